@@ -1,0 +1,97 @@
+"""Built-in stages by name, and the stages of other packages (entry point group `equipoise.stages`)."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+import importlib.metadata
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from policies.contract import Policy, Stage
+
+BUILT_IN: dict[str, str] = {
+    "s1": "policies.s1_dataflow:DataFlow",
+    "s2": "policies.s2_tasks:Tasks",
+    "s3": "policies.s3_sync:Synchronisation",
+    "s4": "policies.s4_allocation:NodeAllocation",
+    "static": "policies.baselines.data:Static",
+    "locality": "policies.baselines.data:Locality",
+    "equal": "policies.baselines.tasks:Equal",
+    "every-step": "policies.baselines.sync:EveryStep",
+    "fixed-h": "policies.baselines.sync:FixedInterval",
+    "fifo": "policies.baselines.allocation:Fifo",
+    "fifo-greedy": "policies.baselines.allocation:FifoGreedy",
+    "sjf": "policies.baselines.allocation:Sjf",
+    "sjf-greedy": "policies.baselines.allocation:SjfGreedy",
+    "easy": "policies.baselines.allocation:Easy",
+    "srtf": "policies.baselines.allocation:Srtf",
+    "las": "policies.baselines.allocation:Las",
+}
+
+
+class PolicyError(ValueError):
+    """A policy names a stage or parameter that does not exist; the message is one clear line."""
+
+
+def available() -> dict[str, str]:
+    """Names of all stages and where they are defined; built-in names cannot be replaced."""
+    plugins = {p.name: p.value for p in importlib.metadata.entry_points(group="equipoise.stages")}
+    return plugins | BUILT_IN
+
+
+def stage_class(name: str) -> type[Stage]:
+    """The stage class of that name. Raises PolicyError with a suggestion when there is none."""
+    found = available()
+    if name not in found:
+        close = difflib.get_close_matches(name, found, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(found))}"
+        raise PolicyError(f"unknown stage {name!r}; {hint}")
+    module, _, attribute = found[name].partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)  # type: ignore[no-any-return]
+    except Exception as error:
+        raise PolicyError(f"stage {name!r} ({found[name]}) cannot be loaded: {error}") from error
+
+
+def make_stage(name: str, parameters: Mapping[str, Any] | None = None) -> Stage:
+    """A stage with parameters. Raises PolicyError for an unknown, ill-typed or refused parameter."""
+    cls, given = stage_class(name), dict(parameters or {})
+    allowed = {f.name: f for f in dataclasses.fields(cls)}
+    for key, value in given.items():
+        if key not in allowed:
+            close = difflib.get_close_matches(key, allowed, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"allowed: {', '.join(allowed) or 'none'}"
+            raise PolicyError(f"{name}: unknown parameter {key!r}; {hint}")
+        default = allowed[key].default
+        if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
+            given[key] = float(value)
+        elif default is not dataclasses.MISSING and default is not None and type(value) is not type(default):
+            raise PolicyError(f"{name}.{key}: {value!r} is not a {type(default).__name__}")
+    try:
+        return cls(**given)
+    except (TypeError, ValueError) as error:
+        raise PolicyError(f"{name}: {error}") from error
+
+
+def make_policy(spec: str | Sequence[Any]) -> Policy:
+    """A policy from YAML (`[s1, {s2: {mode: optimal}}, fifo]`) or text (`s1+s2+fifo`, `none`).
+
+    Without an allocation stage `fifo` is appended, because jobs must be started by something.
+    """
+    from policies.contract import Policy
+
+    if isinstance(spec, str):
+        spec = [] if spec == "none" else spec.split("+")
+    stages, names = [], []
+    for entry in spec:
+        pairs = entry.items() if isinstance(entry, Mapping) else [(str(entry), None)]
+        for name, parameters in pairs:
+            stages.append(make_stage(name.strip(), parameters))
+            shown = ",".join(f"{k}={v}" for k, v in (parameters or {}).items())
+            names.append(f"{name}({shown})" if shown else name.strip())
+    if not any(stage.kind == "allocation" for stage in stages):
+        stages.append(make_stage("fifo"))
+    return Policy("+".join(names) or "none", tuple(stages))

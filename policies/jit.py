@@ -1,0 +1,63 @@
+"""The one jit decorator: fixed flags, and a kernel cache that cannot go stale.
+
+Numba keys its on-disk cache by the source of the kernel alone, so editing a function that a kernel calls
+would leave a stale result. The cache folder is therefore named by a hash over every kernel source file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import numba
+import platformdirs
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def kernel_source_hash() -> str:
+    """First 16 hex digits of a SHA-256 over all source files that define jitted kernels."""
+    root = Path(__file__).resolve().parent.parent
+    digest = hashlib.sha256(numba.__version__.encode())
+    for room in ("policies", "sim"):
+        for path in sorted((root / room).rglob("*.py")):
+            source = path.read_bytes()
+            if b"@jit" in source:
+                digest.update(path.name.encode())
+                digest.update(source)
+    return digest.hexdigest()[:16]
+
+
+def _writable(folder: Path) -> bool:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return os.access(folder, os.W_OK)
+    except OSError:
+        return False
+
+
+def cache_dir() -> Path:
+    """Folder of compiled kernels: `EQUIPOISE_KERNEL_CACHE`, else the user's cache, else a temporary one."""
+    chosen = os.environ.get("EQUIPOISE_KERNEL_CACHE")
+    base = Path(chosen) if chosen else Path(platformdirs.user_cache_dir("equipoise"))
+    for candidate in (base, Path(tempfile.gettempdir()) / f"equipoise-{os.getuid()}"):
+        folder = candidate / "kernels" / kernel_source_hash()
+        if _writable(folder):
+            return folder
+    raise OSError(f"no writable folder for compiled kernels: tried {base} and the temporary folder")
+
+
+numba.config.CACHE_DIR = str(cache_dir())
+
+
+def jit(function: F) -> F:
+    """Compile `function` with the project's fixed flags.
+
+    IEEE arithmetic (no fastmath) and one thread, because equal inputs must give equal bytes on every run;
+    the interpreter lock is released.
+    """
+    return cast(F, numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=False)(function))

@@ -1,0 +1,328 @@
+"""What a policy sees: read-only struct-of-arrays tables, the unit in each column's name.
+
+A world (the simulator or a live training job) owns the tables and updates them in place; a stage reads
+columns as plain NumPy arrays that cannot be written. Columns are valid only while a stage runs: copy what
+is kept. What a world cannot know is NaN (floats) or -1 (indices), never 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, ClassVar, Generic, Self, TypeVar, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+S = TypeVar("S", bound=np.generic)
+
+
+class JobState(IntEnum):
+    """State of a job; stored as an integer in `Jobs.state`."""
+
+    WAITING = 0
+    RUNNING = 1
+    DONE = 2
+
+
+class Column(Generic[S]):
+    """One named column of a `Table`: its dtype, its default, and what it means."""
+
+    def __init__(self, dtype: type[S], default: float, meaning: str) -> None:
+        self.dtype, self.default, self.meaning = dtype, default, meaning
+        self.name = ""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    @overload
+    def __get__(self, table: None, owner: type) -> Column[S]: ...
+    @overload
+    def __get__(self, table: Table, owner: type) -> NDArray[S]: ...
+    def __get__(self, table: Table | None, owner: type) -> Column[S] | NDArray[S]:
+        if table is None:
+            return self
+        view = table._views.get(self.name)
+        if view is None:
+            view = table._arrays[self.name][: table.rows]
+            view.flags.writeable = False
+            table._views[self.name] = view
+        return view
+
+
+def _float(meaning: str, default: float = np.nan) -> Column[np.float64]:
+    return Column(np.float64, default, meaning)
+
+
+def _int(meaning: str, default: int = -1) -> Column[np.int64]:
+    return Column(np.int64, default, meaning)
+
+
+def _bool(meaning: str, default: bool = False) -> Column[np.bool_]:
+    return Column(np.bool_, default, meaning)
+
+
+class Table:
+    """Equal-length columns. Attribute access gives a read-only view of the first `rows` entries."""
+
+    columns: ClassVar[dict[str, Column[Any]]] = {}
+    __slots__ = ("_arrays", "_views", "rows")
+
+    def __init_subclass__(cls) -> None:
+        cls.columns = {k: v for k, v in vars(cls).items() if isinstance(v, Column)}
+
+    def __init__(self, rows: int = 0, capacity: int | None = None) -> None:
+        size = max(rows, capacity or 0)
+        self._arrays = {k: np.full(size, c.default, dtype=c.dtype) for k, c in self.columns.items()}
+        self._views: dict[str, NDArray[Any]] = {}
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return self.rows
+
+    @classmethod
+    def of(cls, **columns: Any) -> Self:
+        """Build a table from given columns (equal lengths); the others take their defaults."""
+        unknown = set(columns) - set(cls.columns)
+        if unknown:
+            raise KeyError(f"{cls.__name__} has no column {sorted(unknown)}")
+        lengths = {len(v) for v in columns.values()}
+        if len(lengths) > 1:
+            raise ValueError(f"{cls.__name__}: columns of unequal length {sorted(lengths)}")
+        table = cls(lengths.pop() if lengths else 0)
+        for name, values in columns.items():
+            table._arrays[name][:] = values
+        return table
+
+    def as_dict(self) -> dict[str, NDArray[Any]]:
+        """Copies of all columns by name."""
+        return {name: self._arrays[name][: self.rows].copy() for name in self.columns}
+
+
+def writable(table: Table, name: str) -> NDArray[Any]:
+    """The whole backing array of a column, for the world that owns the table. Not for stages."""
+    return table._arrays[name]
+
+
+def resize(table: Table, rows: int) -> None:
+    """Set the number of visible rows, growing the backing arrays when needed. Not for stages."""
+    capacity = len(next(iter(table._arrays.values())))
+    if rows > capacity:
+        grown = max(rows, 2 * capacity)
+        for name, column in table.columns.items():
+            array = np.full(grown, column.default, dtype=column.dtype)
+            array[:capacity] = table._arrays[name]
+            table._arrays[name] = array
+    table._views.clear()
+    table.rows = rows
+
+
+class Nodes(Table):
+    """One row per node."""
+
+    gpus = _int("GPUs in the node", 0)
+    first_gpu = _int("row in `gpus` of the node's first GPU; its GPUs are consecutive")
+    gpus_free = _int("GPUs that nothing holds, 0 when the node is down", 0)
+    up = _bool("node is alive", True)
+    rack = _int("rack number", 0)
+    cores = _float("host cores")
+    memory_bytes = _float("host memory")
+    storage_free_bytes = _float("free local storage")
+    nic_bytes_per_s = _float("network interface capacity, one direction")
+    nic_busy_ratio = _float("share of the interface's capacity in use over the window, 0..1")
+    ingest_samples_per_s = _float("samples the host can prepare per second")
+
+
+class Gpus(Table):
+    """One row per GPU, grouped by node."""
+
+    node = _int("row in `nodes`")
+    model = _int("index into `Observation.gpu_models`", 0)
+    job = _int("job row that holds all of it; -1 free; -2 shared (see `workers`)")
+    memory_bytes = _float("device memory")
+    share_free = _float("unallocated fraction, 0..1; 0 when the node is down", 1.0)
+    share_quantum = _float("smallest step of a share the device can do (MPS 0.01)", 0.01)
+    sm_active_ratio = _float("share of time the multiprocessors were busy, 0..1 (DCGM sm_active)")
+    dram_active_ratio = _float("share of time the memory interface was busy, 0..1 (DCGM dram_active)")
+    power_w = _float("electrical power")
+    temperature_c = _float("temperature")
+    clock_ratio = _float("clock over its nominal value", 1.0)
+
+
+class Workers(Table):
+    """One row per data-parallel worker of a running training job, sorted by (job, index)."""
+
+    job = _int("row in `jobs`")
+    index = _int("rank within the job")
+    gpu = _int("row in `gpus` of its (first) GPU")
+    node = _int("row in `nodes`")
+    gpu_share = _float("fraction of the GPU it may use", 1.0)
+    samples_per_step = _int("its share of the global batch, in samples", 0)
+    samples_max = _int("most samples it can take per step (memory bound)", 2**62)
+    samples_owned = _float("samples of the epoch not yet trained on that it owns")
+    capacity_samples_per_s = _float("samples it could train per second while computing")
+    fixed_s = _float("part of its step that does not grow with samples", 0.0)
+    step_s = _float("mean duration of a local step over the window, without waiting")
+    step_cov = _float("coefficient of variation of that")
+    wait_s = _float("mean time per step spent at the barrier")
+    input_stall_s = _float("mean time per step spent waiting for data")
+    response_s_per_sample = _float("busy time per sample")
+    gradient_rate_per_s = _float("gradients (local steps) per busy second")
+    gradient_norm = _float("norm of its local gradient")
+    memory_free_bytes = _float("free device memory")
+
+    @property
+    def id(self) -> Ints:
+        """Stable identity of a worker: job row * 2**20 + rank."""
+        return self.job * (1 << 20) + self.index
+
+
+class Jobs(Table):
+    """One row per job that has arrived, in order of (arrival, id); a row number never changes."""
+
+    id = _int("the job's number in its trace or scenario")
+    arrival_s = _float("submission time")
+    state = Column(np.int8, JobState.WAITING, "see `JobState`")
+    rigid = _bool("known by duration only: fixed GPUs, no steps; data, task and sync stages leave it alone")
+    priority = _float("weight, 1 is normal", 1.0)
+    gpus_requested = _int("GPUs asked for", 1)
+    gpus_held = _int("GPUs held now", 0)
+    gpu_share_requested = _float("fraction asked of each GPU", 1.0)
+    gpus_per_worker = _int("GPUs of one data-parallel replica (tensor x pipeline parallel)", 1)
+    workers_min = _int("fewest workers", 1)
+    workers_max = _int("most workers", 1)
+    global_batch = _int("samples per step over all workers", 0)
+    batch_reference = _int("reference batch M0 of the statistical efficiency; never less is dealt", 0)
+    micro_batch = _int("granularity of samples_per_step", 1)
+    sync_interval = _int("local steps per gradient exchange (H)", 1)
+    work_s = _float("mean over workers of a local step, without waiting")
+    exchange_s = _float("one gradient exchange, as measured under contention")
+    exchange_alone_s = _float("the same without contention")
+    gamma = _float("overlap exponent, 1 none, large full", 1.0)
+    drift = _float("kappa_d, efficiency lost per extra local step", 0.0)
+    noise_scale = _float("gradient noise scale phi, in samples")
+    throughput_samples_per_s = _float("samples trained per second over the window")
+    goodput_samples_per_s = _float("throughput times statistical efficiency")
+    progress = _float("share of the target reached, 0..1", 0.0)
+    remaining_samples = _float("samples still to train at efficiency 1")
+    duration_s = _float("estimated time of the whole job on the GPUs it asks for")
+    service_s = _float("estimated remaining time on the GPUs it asks for")
+    attained_gpu_s = _float("GPU-seconds received so far", 0.0)
+    queued_since_s = _float("when it last began to wait", 0.0)
+    waited_s = _float("time spent waiting before that", 0.0)
+    started_s = _float("last start")
+    data_demand_bytes = _float("bytes of training data it reads per epoch", 0.0)
+    compute_demand_flops = _float("FLOP still to do", 0.0)
+    memory_bytes = _float("device memory it needs per GPU", 0.0)
+    checkpoint_bytes = _float("size of a checkpoint", 0.0)
+    restart_s = _float("cost of a preemption or resize: save, reload, initialise", 0.0)
+
+
+class Speeds(Table):
+    """Estimated throughput of training jobs on GPU models and counts; what is not listed is unknown."""
+
+    job = _int("row in `jobs`")
+    gpu_model = _int("index into `Observation.gpu_models`")
+    gpus = _int("number of GPUs")
+    samples_per_s = _float("estimated throughput")
+
+
+class Shards(Table):
+    """One row per data shard (or unread rest of one) of running training jobs."""
+
+    id = _int("identity, stable while it lasts")
+    job = _int("row in `jobs`")
+    worker = _int("row in `workers` of its owner, -1 none")
+    node = _int("node that stores it, -1 none alive")
+    bytes = _float("size of the unread part")
+    samples = _int("samples of the unread part", 0)
+    started = _bool("its owner has begun to train on it; it cannot move")
+    local = _bool("stored on its owner's node, or already fetched to it")
+    needed_in_s = _float("estimated time until its owner needs it")
+
+
+class Paths(Table):
+    """Measured or estimated transfer speed between nodes that hold data and nodes that need it."""
+
+    source = _int("row in `nodes`")
+    target = _int("row in `nodes`")
+    bytes_per_s = _float("rate a transfer reaches")
+    latency_s = _float("delay before the first byte", 0.0)
+
+
+_NO_ROWS: Ints = np.empty(0, dtype=np.int64)
+_NO_ROWS.flags.writeable = False
+
+
+@dataclass(slots=True)
+class Observation:
+    """Everything a stage may read. `waiting` and `running` are job rows; `waiting` in (arrival, id) order."""
+
+    time_s: float
+    window_s: float
+    nodes: Nodes
+    gpus: Gpus
+    jobs: Jobs
+    workers: Workers
+    shards: Shards
+    paths: Paths
+    speeds: Speeds
+    waiting: Ints
+    running: Ints
+    gpu_models: tuple[str, ...] = ("gpu",)
+
+    @classmethod
+    def of(
+        cls,
+        time_s: float = 0.0,
+        window_s: float = 1.0,
+        *,
+        nodes: Nodes | None = None,
+        gpus: Gpus | None = None,
+        jobs: Jobs | None = None,
+        workers: Workers | None = None,
+        shards: Shards | None = None,
+        paths: Paths | None = None,
+        speeds: Speeds | None = None,
+        gpu_models: tuple[str, ...] = ("gpu",),
+    ) -> Observation:
+        """Build an observation from some tables; `waiting` and `running` follow from `jobs.state`."""
+        jobs = jobs if jobs is not None else Jobs()
+        return cls(
+            time_s=time_s,
+            window_s=window_s,
+            nodes=nodes if nodes is not None else Nodes(),
+            gpus=gpus if gpus is not None else Gpus(),
+            jobs=jobs,
+            workers=workers if workers is not None else Workers(),
+            shards=shards if shards is not None else Shards(),
+            paths=paths if paths is not None else Paths(),
+            speeds=speeds if speeds is not None else Speeds(),
+            waiting=np.flatnonzero(jobs.state == JobState.WAITING).astype(np.int64),
+            running=np.flatnonzero(jobs.state == JobState.RUNNING).astype(np.int64),
+            gpu_models=gpu_models,
+        )
+
+    def tables(self) -> Mapping[str, Table]:
+        """The tables by name, in a fixed order."""
+        return {name: getattr(self, name) for name in TABLES}
+
+    def workers_of(self, job: int) -> slice:
+        """Rows of `workers` that belong to job row `job` (they are consecutive)."""
+        first, last = np.searchsorted(self.workers.job, (job, job + 1))
+        return slice(int(first), int(last))
+
+
+TABLES: dict[str, type[Table]] = {
+    "nodes": Nodes,
+    "gpus": Gpus,
+    "jobs": Jobs,
+    "workers": Workers,
+    "shards": Shards,
+    "paths": Paths,
+    "speeds": Speeds,
+}

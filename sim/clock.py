@@ -1,0 +1,38 @@
+"""SimPy's environment with absolute times: an event scheduled for t happens at t, to the last bit.
+
+`timeout(t - now)` would round twice. Within one instant events run by priority: state changes first, then
+the network's rates, then the one decision that sees them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heappush
+
+import simpy
+from simpy.events import Event, EventPriority
+
+STATE = EventPriority(1)  # arrivals, completions, faults, ends of periods
+RATES = EventPriority(5)  # the network, once all flows of this instant are known
+DECISION = EventPriority(8)  # one decision per instant
+LATE = EventPriority(9)  # what a decision caused at this same instant
+
+
+class Clock(simpy.Environment):
+    """A SimPy environment whose events can be placed at an absolute time."""
+
+    def at(self, time_s: float, callback: Callable[[Event], object], priority: EventPriority = STATE) -> Event:
+        """Call `callback(event)` at `time_s` (s, not before now). Raises ValueError for a past time."""
+        if not time_s >= self._now:
+            raise ValueError(f"cannot schedule for {time_s} s, it is {self._now} s")
+        event = Event(self)
+        event._ok, event._value = True, None
+        event.callbacks.append(callback)  # type: ignore[union-attr]
+        heappush(self._queue, (time_s, priority, next(self._eid), event))
+        return event
+
+    @staticmethod
+    def cancel(event: Event | None) -> None:
+        """Make a scheduled event do nothing; one that has happened, or None, is left alone."""
+        if event is not None and event.callbacks is not None:
+            event.callbacks.clear()
