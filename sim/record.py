@@ -1,0 +1,139 @@
+"""What a run leaves behind: one row per job, the cluster's totals, and the identity of its inputs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+from numpy.typing import NDArray
+
+SCHEMA_VERSION = 1
+
+WASTE = ("idle", "input_stall", "barrier_wait", "exposed_communication", "restart", "lost_to_faults")
+"""GPU-seconds that trained nothing that lasted. With `busy` they sum to GPUs x makespan."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One finished (or stopped) simulation.
+
+    jobs: equal-length columns, in order of (arrival, id): job_id, name, arrival_s, start_s (first start),
+        completion_s (NaN: not completed), gpus, queueing_s, samples, useful_samples, lost_samples, steps,
+        preemptions, restarts, and GPU-seconds by use (busy_gpu_s, input_stall_gpu_s, barrier_wait_gpu_s,
+        exposed_communication_gpu_s, restart_gpu_s, lost_to_faults_gpu_s, useful_gpu_s).
+    totals: cluster-wide numbers (gpus, makespan_s, idle_gpu_s, decisions, events, network_bytes, ...).
+    cpu_s: processor time of the run; not part of its records, because it differs between equal runs.
+    """
+
+    scenario_name: str
+    policy_name: str
+    seed: int
+    identity: str
+    config: str
+    jobs: Mapping[str, NDArray[Any]]
+    totals: Mapping[str, float]
+    notes: tuple[str, ...] = ()
+    stopped: str | None = None
+    cpu_s: float = 0.0
+    inputs: Mapping[str, str] = field(default_factory=dict)
+
+    def summary(self) -> dict[str, float]:
+        """The run in one flat row; a metric without any completed job is NaN."""
+        jobs, totals = self.jobs, self.totals
+        done = ~np.isnan(jobs["completion_s"])
+        span_s = jobs["completion_s"][done] - jobs["arrival_s"][done]
+        gpu_s = max(totals["gpus"] * totals["makespan_s"], math.ulp(0.0))
+        row: dict[str, float] = {
+            "jobs": float(done.size),
+            "completed": float(done.sum()),
+            "makespan_s": totals["makespan_s"],
+            "completion_mean_s": float(span_s.mean()) if done.any() else math.nan,
+        }
+        for q in (50, 95, 99):
+            row[f"completion_p{q}_s"] = float(np.percentile(span_s, q)) if done.any() else math.nan
+        row["queueing_mean_s"] = float(jobs["queueing_s"].mean()) if done.size else math.nan
+        row["goodput_ratio"] = float(jobs["useful_gpu_s"].sum()) / gpu_s
+        row["gpu_busy_ratio"] = float(jobs["busy_gpu_s"].sum()) / gpu_s
+        row["idle_ratio"] = totals["idle_gpu_s"] / gpu_s
+        for use in WASTE[1:]:
+            row[f"{use}_ratio"] = float(jobs[f"{use}_gpu_s"].sum()) / gpu_s
+        return row
+
+    def write(self, folder: Path) -> None:
+        """Write the run directory; `summary.json` comes last, so its presence means the run is complete."""
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "summary.json").unlink(missing_ok=True)
+        (folder / "config.yaml").write_text(self.config, encoding="utf-8")
+        write_parquet(folder / "jobs.parquet", self.jobs)
+        _write_json(folder / "manifest.json", self._manifest())
+        if self.stopped is None:
+            row = {"identity": self.identity, "policy": self.policy_name, "seed": self.seed, **self.summary()}
+            _write_json(folder / "summary.json", row | {"totals": dict(self.totals), "notes": list(self.notes)})
+
+    def _manifest(self) -> dict[str, Any]:
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "identity": self.identity,
+            "scenario": self.scenario_name,
+            "policy": self.policy_name,
+            "seed": self.seed,
+            "inputs": dict(self.inputs),
+            "status": "complete" if self.stopped is None else self.stopped,
+            "cpu_s": self.cpu_s,
+            "python": sys.version.split()[0],
+            "machine": platform.machine(),
+            "versions": {name: metadata.version(name) for name in ("equipoise", "numpy", "numba", "simpy")},
+        }
+
+
+def identity(*, config: str, policy: str, seed: int, trace: bytes, code: str) -> str:
+    """First 16 hex digits of SHA-256 over everything that a run's records depend on."""
+    digest = hashlib.sha256()
+    for part in (config.encode(), policy.encode(), str(seed).encode(), trace, code.encode()):
+        digest.update(len(part).to_bytes(8, "big"))
+        digest.update(part)
+    return digest.hexdigest()[:16]
+
+
+def code_hash() -> str:
+    """Hash over the source files that decide what a run computes (rooms sim and policies)."""
+    root, digest = Path(__file__).resolve().parent.parent, hashlib.sha256()
+    for room in ("policies", "sim"):
+        for path in sorted((root / room).rglob("*.py")):
+            digest.update(path.relative_to(root).as_posix().encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def write_parquet(path: Path, columns: Mapping[str, NDArray[Any]]) -> None:
+    """Write equal-length columns as Parquet, through a temporary file; equal columns give equal bytes."""
+    partial = path.with_name(path.name + ".partial")
+    with duckdb.connect(config={"threads": "1"}) as connection:
+        connection.register("columns_", dict(columns))
+        target = str(partial).replace("'", "''")
+        connection.execute(f"COPY (SELECT * FROM columns_) TO '{target}' (FORMAT parquet, COMPRESSION zstd)")
+    os.replace(partial, path)
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    def plain(value: Any) -> Any:
+        if isinstance(value, float) and not math.isfinite(value):
+            return None
+        if isinstance(value, Mapping):
+            return {k: plain(v) for k, v in value.items()}
+        return [plain(v) for v in value] if isinstance(value, list | tuple) else value
+
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(json.dumps(plain(content), indent=2) + "\n", encoding="utf-8")
+    os.replace(partial, path)
