@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Literal, Protocol
 import numpy as np
 
 from policies.placement import allocation_fault
-from policies.observation import Floats, Ints, JobState, Observation
+from policies.observation import TABLES, Floats, Ints, JobState, Observation
 
 CONTRACT_VERSION = 1
 
@@ -139,6 +139,8 @@ class Stage(ABC):
 
     name: ClassVar[str]
     kind: ClassVar[Kind]
+    needs: ClassVar[frozenset[str]] = frozenset(TABLES)
+    """Tables of the observation that the stage reads; a world may hand out the others empty."""
 
     def initial(self) -> Memory:
         """Memory before the first decision."""
@@ -279,11 +281,14 @@ def _check_samples(samples: Ints, observation: Observation, plan: Plan) -> str |
         worker = int(np.argmax(samples > workers.samples_max))
         return f"worker {worker} gets {samples[worker]} samples, memory holds {workers.samples_max[worker]}"
     dealt = np.bincount(workers.job, weights=samples, minlength=len(jobs))
-    for job in np.unique(workers.job):
-        if dealt[job] != jobs.global_batch[job]:
-            return f"job row {job} deals {int(dealt[job])} of a global batch of {jobs.global_batch[job]}"
-        if dealt[job] < jobs.batch_reference[job]:
-            return f"job row {job} deals {int(dealt[job])}, fewer than its reference batch"
+    touched = np.unique(workers.job[samples != workers.samples_per_step])
+    wrong = touched[dealt[touched] != jobs.global_batch[touched]]
+    if len(wrong):
+        job = int(wrong[0])
+        return f"job row {job} deals {int(dealt[job])} of a global batch of {jobs.global_batch[job]}"
+    few = touched[dealt[touched] < jobs.batch_reference[touched]]
+    if len(few):
+        return f"job row {few[0]} deals {int(dealt[few[0]])}, fewer than its reference batch"
     return None
 
 

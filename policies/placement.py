@@ -1,11 +1,218 @@
-"""Jitted kernels of allocation: feasibility, and the placing of gangs on nodes."""
+"""Jitted kernels of allocation: feasibility, and the placing of gangs on nodes.
+
+Three placements, each a rule of its own:
+
+- `counted`: the GPUs are one pool, nodes are ignored; the lowest-numbered free GPUs are taken.
+- `packed`: whole free nodes (largest first) for the full part of a gang, best fit for the rest, so that it
+  sits on the fewest nodes its size allows; where that is not possible now, it is not placed.
+- `any`: the fewest nodes possible now (emptiest first, the rest by best fit); always placed while enough
+  GPUs are free.
+"""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 
 from policies.jit import jit
 from policies.observation import Bools, Floats, Ints
+
+COUNTED, PACKED, ANY = 0, 1, 2
+PLACEMENTS = {"counted": COUNTED, "packed": PACKED, "any": ANY}
+WHOLE = 1.0 - 1e-9  # a GPU with at least this much room is free
+
+
+class Room(NamedTuple):
+    """What is left of a cluster while one decision hands it out; `free` and `room` are working copies."""
+
+    first_gpu: Ints  # per node: row of its first GPU
+    size: Ints  # per node: GPUs
+    up: Bools  # per node
+    free: Ints  # per node: whole GPUs left
+    room: Floats  # per GPU: share left, 0..1
+    memory_bytes: Floats  # per GPU; NaN unknown, taken as enough
+
+
+@jit
+def gpus_needed(rigid: bool, requested: int, per_worker: int, workers_min: int, workers_max: int) -> int:
+    """GPUs to give a job: a rigid one exactly its request, a training job the nearest whole workers."""
+    if rigid:
+        return requested
+    return min(max(requested // per_worker, workers_min), workers_max) * per_worker
+
+
+@jit
+def _count_usable(c: Room, share: float, memory_bytes: float, usable: Ints, size: Ints) -> None:
+    """Per node: GPUs with room and memory for a job, and GPUs with memory for it."""
+    for n in range(size.size):
+        usable[n] = 0
+        size[n] = 0
+        for g in range(c.first_gpu[n], c.first_gpu[n] + c.size[n]):
+            if c.memory_bytes[g] < memory_bytes:
+                continue
+            size[n] += 1
+            if c.up[n] and c.room[g] >= share - 1e-9:
+                usable[n] += 1
+
+
+@jit
+def _choose_counted(usable: Ints, wanted: int, node: Ints, count: Ints) -> int:
+    """Lowest-numbered nodes first: the GPUs are one pool."""
+    k = 0
+    for n in range(usable.size):
+        if usable[n] > 0 and wanted > 0:
+            node[k], count[k] = n, min(usable[n], wanted)
+            wanted -= count[k]
+            k += 1
+    return k
+
+
+@jit
+def _best_fit(usable: Ints, wanted: int) -> int:
+    """The node with the fewest usable GPUs among those with enough; -1 when there is none."""
+    best = -1
+    for n in range(usable.size):
+        if usable[n] >= wanted and (best < 0 or usable[n] < usable[best]):
+            best = n
+    return best
+
+
+@jit
+def _choose_any(usable: Ints, wanted: int, node: Ints, count: Ints) -> int:
+    """Fewest nodes possible now: the emptiest ones whole, the rest by best fit. Clears what it takes."""
+    k = 0
+    while wanted > 0:
+        best = _best_fit(usable, wanted)
+        if best >= 0:
+            node[k], count[k] = best, wanted
+            return k + 1
+        most = usable.max()
+        for n in range(usable.size):
+            if usable[n] == most and wanted > most:
+                node[k], count[k] = n, most
+                usable[n] = 0
+                wanted -= most
+                k += 1
+    return k
+
+
+@jit
+def _choose_packed(usable: Ints, size: Ints, up: Bools, wanted: int, node: Ints, count: Ints) -> int:
+    """Whole free nodes for the full part, largest nodes first, best fit for the rest; 0 when it must wait."""
+    k, level = 0, np.iinfo(np.int64).max
+    while wanted > 0:
+        below, nodes = 0, 0
+        for n in range(size.size):
+            if up[n] and size[n] < level and size[n] >= below:
+                nodes = nodes + 1 if size[n] == below else 1
+                below = size[n]
+        if below == 0:
+            return 0
+        level = below
+        whole = min(nodes, wanted // level)
+        for n in range(size.size):
+            if whole > 0 and up[n] and size[n] == level and usable[n] == level:
+                node[k], count[k] = n, level
+                usable[n] = 0
+                wanted -= level
+                whole -= 1
+                nodes -= 1
+                k += 1
+        if whole > 0:
+            return 0
+        if 0 < wanted < level and nodes > 0:
+            best = _best_fit(usable, wanted)
+            if best < 0:
+                return 0
+            node[k], count[k] = best, wanted
+            return k + 1
+    return k
+
+
+@jit
+def _choose_tightest(c: Room, share: float, memory_bytes: float) -> tuple[int, int]:
+    """(node, GPU) with the least room that holds `share`, lowest-numbered on ties; (-1, -1) when none."""
+    node, gpu = -1, -1
+    for n in range(c.size.size):
+        for g in range(c.first_gpu[n], c.first_gpu[n] + c.size[n]):
+            fits = c.up[n] and c.room[g] >= share - 1e-9 and not c.memory_bytes[g] < memory_bytes
+            if fits and (gpu < 0 or c.room[g] < c.room[gpu] - 1e-12):
+                node, gpu = n, g
+    return node, gpu
+
+
+@jit
+def _pick(c: Room, n: int, count: int, share: float, memory_bytes: float, out: Ints, at: int) -> int:
+    """Write `count` GPUs of node n to out[at:], lowest-numbered first; returns how many there were."""
+    found = 0
+    for g in range(c.first_gpu[n], c.first_gpu[n] + c.size[n]):
+        if found == count:
+            break
+        if c.room[g] >= share - 1e-9 and not c.memory_bytes[g] < memory_bytes:
+            out[at + found] = g
+            found += 1
+    return found
+
+
+@jit
+def take(c: Room, n: int, gpu: int, share: float) -> None:
+    """Take `share` of a GPU on node n out of the room."""
+    if c.room[gpu] >= WHOLE:
+        c.free[n] -= 1
+    c.room[gpu] = max(c.room[gpu] - share, 0.0)
+
+
+@jit
+def give(c: Room, n: int, gpu: int, share: float) -> None:
+    """Put `share` of a GPU on node n back."""
+    before = c.room[gpu]
+    c.room[gpu] = min(before + share, 1.0)
+    if before < WHOLE <= c.room[gpu]:
+        c.free[n] += 1
+
+
+@jit
+def place(c: Room, wanted: int, share: float, memory_bytes: float, rule: int, out: Ints, at: int) -> bool:
+    """Place a gang of `wanted` GPUs (or the same `share` of each) by `rule`; False when it must wait.
+
+    Writes the GPU rows to out[at : at + wanted] and takes them out of `c`; changes nothing when False.
+    """
+    if wanted <= 0:
+        return False
+    if wanted == 1 and share < WHOLE and rule != COUNTED:
+        n, g = _choose_tightest(c, share, memory_bytes)
+        if g >= 0:
+            out[at] = g
+            take(c, n, g, share)
+        return g >= 0
+    whole = share >= WHOLE and not memory_bytes > 0.0
+    if whole and c.free.sum() < wanted:
+        return False
+    usable, size = c.free.copy(), c.size.copy()
+    if not whole:
+        _count_usable(c, share, memory_bytes, usable, size)
+        if usable.sum() < wanted:
+            return False
+    most = min(wanted, size.size)
+    node, count = np.empty(most, dtype=np.int64), np.empty(most, dtype=np.int64)
+    if rule == COUNTED:
+        chosen = _choose_counted(usable, wanted, node, count)
+    elif rule == ANY:
+        chosen = _choose_any(usable, wanted, node, count)
+    else:
+        chosen = _choose_packed(usable, size, c.up, wanted, node, count)
+    end = at
+    for k in range(chosen):
+        end += _pick(c, node[k], count[k], share, memory_bytes, out, end)
+    if end - at < wanted:
+        return False
+    end = at
+    for k in range(chosen):
+        for _ in range(count[k]):
+            take(c, node[k], out[end], share)
+            end += 1
+    return True
 
 
 @jit

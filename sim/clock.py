@@ -36,3 +36,11 @@ class Clock(simpy.Environment):
         """Make a scheduled event do nothing; one that has happened, or None, is left alone."""
         if event is not None and event.callbacks is not None:
             event.callbacks.clear()
+
+    def until(self, time_s: float, priority: EventPriority = STATE) -> Event:
+        """An event at `time_s`, or now when that has just passed, for a process to wait on."""
+        return self.at(max(time_s, self._now), _nothing, priority)
+
+
+def _nothing(_: Event) -> None:
+    return None

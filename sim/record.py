@@ -10,6 +10,7 @@ import platform
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -79,7 +80,9 @@ class Run:
         _write_json(folder / "manifest.json", self._manifest())
         if self.stopped is None:
             row = {"identity": self.identity, "policy": self.policy_name, "seed": self.seed, **self.summary()}
-            _write_json(folder / "summary.json", row | {"totals": dict(self.totals), "notes": list(self.notes)})
+            _write_json(
+                folder / "summary.json", row | {"totals": dict(self.totals), "notes": list(self.notes)}
+            )
 
     def _manifest(self) -> dict[str, Any]:
         return {
@@ -93,8 +96,19 @@ class Run:
             "cpu_s": self.cpu_s,
             "python": sys.version.split()[0],
             "machine": platform.machine(),
-            "versions": {name: metadata.version(name) for name in ("equipoise", "numpy", "numba", "simpy")},
+            "versions": versions(),
         }
+
+
+def versions() -> dict[str, str]:
+    """Versions of what a result depends on; "from source" for a package that is not installed."""
+    found = {}
+    for name in ("equipoise", "numpy", "numba", "simpy"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "from source"
+    return found
 
 
 def identity(*, config: str, policy: str, seed: int, trace: bytes, code: str) -> str:
@@ -106,6 +120,7 @@ def identity(*, config: str, policy: str, seed: int, trace: bytes, code: str) ->
     return digest.hexdigest()[:16]
 
 
+@cache
 def code_hash() -> str:
     """Hash over the source files that decide what a run computes (rooms sim and policies)."""
     root, digest = Path(__file__).resolve().parent.parent, hashlib.sha256()

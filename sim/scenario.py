@@ -8,12 +8,22 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from sim.units import Bytes, BytesPerS, Celsius, Flop, Rate, Seconds, Share, UsdPerHour, UsdPerJoule, Watts
 
-Positive = Annotated[float, Field(gt=0)]
-Count = Annotated[int, Field(ge=1)]
+
+def _no_bool(value: object) -> object:
+    if isinstance(value, bool):  # pydantic would take true for 1
+        raise ValueError(f"{str(value).lower()} is not a number")
+    return value
+
+
+Float = Annotated[float, BeforeValidator(_no_bool)]
+Int = Annotated[int, BeforeValidator(_no_bool)]
+Positive = Annotated[Float, Field(gt=0)]
+Span = Annotated[Seconds, Field(gt=0)]
+Count = Annotated[Int, Field(ge=1)]
 Precision = Literal["fp64", "fp32", "tf32", "fp16", "bf16", "fp8"]
 
 
@@ -53,7 +63,7 @@ class Tree(Section):
 
     kind: Literal["tree"]
     nodes_per_rack: Count
-    oversubscription: Annotated[float, Field(ge=1)] = 1.0
+    oversubscription: Annotated[Float, Field(ge=1)] = 1.0
     latency: Seconds = 0.0
     core_latency: Seconds = 0.0
 
@@ -106,11 +116,11 @@ class Cluster(Section):
 class Exchange(Section):
     """How gradients are exchanged. alpha and rate default to the hardware profile's fabric."""
 
-    algorithm: Literal["ring", "tree", "hierarchical", "parameter-server", "async-parameter-server"] = "ring"
+    algorithm: Literal["ring", "tree", "hierarchical", "parameter-server"] = "ring"
     alpha: Seconds | None = None  # per message
     rate: BytesPerS | None = None  # highest rate a flow reaches (B)
     servers: Count = 1
-    compression: Annotated[float, Field(gt=0, le=1)] = 1.0  # bytes sent over bytes of gradient
+    compression: Annotated[Float, Field(gt=0, le=1)] = 1.0  # bytes sent over bytes of gradient
     compression_time: Seconds = 0.0  # extra compute per exchange
 
 
@@ -121,14 +131,16 @@ class Parallel(Section):
     pipeline: Count = 1
     pipeline_microbatches: Count = 8
     zero: Literal[0, 1, 2, 3] = 0
+    tensor_bytes_per_sample: Bytes = 0.0  # all-reduced inside a tensor-parallel group, per step
 
 
 class Memory(Section):
     """Device memory of one replica, for the check before the run."""
 
-    optimizer_bytes_per_parameter: Annotated[float, Field(ge=0)] = 12.0
+    optimizer_bytes_per_parameter: Annotated[Float, Field(ge=0)] = 12.0
     activation_per_sample: Bytes = 0.0
     recompute: bool = False
+    layers: Count = 24  # with recomputation, 1 / sqrt(layers) of the activations are kept
 
 
 class Model(Section):
@@ -139,19 +151,18 @@ class Model(Section):
     flop_per_sample: Flop | None = None  # roofline instead of a fit
     bytes_per_sample: Bytes = 0.0
     precision: Precision = "bf16"
-    parameters: Annotated[float, Field(ge=0)] = 0.0
+    parameters: Annotated[Float, Field(ge=0)] = 0.0
     gradient: Bytes | None = None  # bytes exchanged; none: parameters x bytes of the precision
     exchange: Exchange = Exchange()
-    overlap: Annotated[float, Field(ge=1)] = 1.0  # gamma
+    overlap: Annotated[Float, Field(ge=1)] = 1.0  # gamma
     samples_per_pass: Count | None = None  # m_max
     parallel: Parallel = Parallel()
     memory: Memory = Memory()
-    share_kappa: Annotated[float, Field(gt=0)] | None = None  # none: speed proportional to the share
-    interference: Annotated[float, Field(ge=0)] = 0.0  # iota
-    noise_scale: Annotated[float, Field(ge=0)] | None = None  # phi in samples; none: efficiency 1
-    noise_scale_growth: Annotated[float, Field(ge=0)] = 0.0  # phi grows by this factor over the run
-    drift: Annotated[float, Field(ge=0)] = 0.0  # kappa_d
-    staleness: Annotated[float, Field(ge=0)] = 0.0  # efficiency lost per step of staleness
+    share_kappa: Annotated[Float, Field(gt=0)] | None = None  # none: speed proportional to the share
+    interference: Annotated[Float, Field(ge=0)] = 0.0  # iota
+    noise_scale: Annotated[Float, Field(ge=0)] | None = None  # phi in samples; none: efficiency 1
+    noise_scale_growth: Annotated[Float, Field(ge=0)] = 0.0  # phi grows by this factor over the run
+    drift: Annotated[Float, Field(ge=0)] = 0.0  # kappa_d
 
     @model_validator(mode="after")
     def _cost_given(self) -> Self:
@@ -171,7 +182,7 @@ class Skewed(Section):
     """Shards by a Zipf law over the nodes: node k holds a share proportional to 1/(k+1)^exponent."""
 
     kind: Literal["skewed"]
-    exponent: Annotated[float, Field(ge=0)] = 1.0
+    exponent: Annotated[Float, Field(ge=0)] = 1.0
     over: Literal["job", "cluster"] = "job"
 
 
@@ -188,6 +199,7 @@ class Data(Section):
     samples: Count
     sample_size: Bytes = 0.0
     shards: Count = 64
+    replicas: Count = 1  # copies of every shard, on different nodes
     placement: Annotated[Even | Skewed | OnNodes, Field(discriminator="kind")] = Even()
 
 
@@ -195,7 +207,7 @@ class Checkpoint(Section):
     """Saving and restoring."""
 
     size: Bytes | None = None  # none: parameters x (4 + optimiser bytes)
-    interval: Seconds | Literal["young-daly", "never"] = "young-daly"
+    interval: Span | Literal["young-daly", "never"] = "young-daly"
 
 
 class Job(Section):
@@ -246,6 +258,7 @@ class TraceSpec(Section):
     limit: Count | None = None
     clusters: tuple[str, ...] = ()  # keep only these virtual clusters
     time_scale: Positive = 1.0  # multiplies arrivals: below 1 raises the load
+    checkpoint: Checkpoint = Checkpoint()
     training: TrainingJobs | None = None
 
 
@@ -257,6 +270,7 @@ class TrainingJobs(Section):
     global_batch: Count = 64
     micro_batch: Count = 1
     shards: Count = 16
+    sample_size: Bytes = 0.0
     steps_max: Count = 2000  # longer jobs get longer steps, by more samples a step
 
 
@@ -279,47 +293,47 @@ class Workload(Section):
 class Decide(Section):
     """When policies decide. Events: arrivals, completions, faults, repairs."""
 
-    every: Seconds | None = None
+    every: Span | None = None
     every_steps: Count | None = None  # of any one training job
     on_events: bool = True
-    estimate_error: Annotated[float, Field(ge=0)] = 0.0  # log-normal spread of duration estimates
+    estimate_error: Annotated[Float, Field(ge=0)] = 0.0  # log-normal spread of duration estimates
 
 
 class Noise(Section):
     """Randomness of steps."""
 
-    step_cov: Annotated[float, Field(ge=0, le=5)] = 0.0
+    step_cov: Annotated[Float, Field(ge=0, le=5)] = 0.0
 
 
 class Crash(Section):
     """Node crashes: Weibull (shape 1: exponential) time to failure, log-normal repair."""
 
-    mtbf: Seconds  # per node
+    mtbf: Span  # per node
     shape: Positive = 1.0
     repair: Seconds = 3600.0
-    repair_cov: Annotated[float, Field(ge=0)] = 0.5
+    repair_cov: Annotated[Float, Field(ge=0)] = 0.5
 
 
 class FailSlow(Section):
     """Episodes in which a node computes `factor` times slower."""
 
-    mtbf: Seconds
+    mtbf: Span
     duration: Seconds = 1800.0
-    factor: Annotated[float, Field(gt=1)] = 2.0
+    factor: Annotated[Float, Field(gt=1)] = 2.0
 
 
 class LinkDegrade(Section):
     """Episodes in which a node's NIC falls to `factor` of its rate."""
 
-    mtbf: Seconds
+    mtbf: Span
     duration: Seconds = 1800.0
-    factor: Annotated[float, Field(gt=0, lt=1)] = 0.25
+    factor: Annotated[Float, Field(gt=0, lt=1)] = 0.25
 
 
 class RackFailure(Section):
     """A whole rack goes down at once."""
 
-    mtbf: Seconds  # per rack
+    mtbf: Span  # per rack
     repair: Seconds = 7200.0
 
 
@@ -327,7 +341,7 @@ class Spot(Section):
     """Nodes of the named group are reclaimed after `notice`, and come back after `away`."""
 
     group: str
-    mtbf: Seconds
+    mtbf: Span
     notice: Seconds = 120.0
     away: Seconds = 3600.0
 
@@ -365,7 +379,7 @@ class Energy(Section):
     """Power price and heat. Power and thermal constants come from the hardware profile."""
 
     tariff: UsdPerJoule = 0.10 / 3.6e6
-    pue: Annotated[float, Field(ge=1)] = 1.3
+    pue: Annotated[Float, Field(ge=1)] = 1.3
     ambient: Celsius = 25.0
     power_cap: Watts | None = None
 
@@ -385,10 +399,12 @@ class Scenario(Section):
     faults: Faults = Faults()
     restart: Restart = Restart()
     energy: Energy = Energy()
-    seed: Annotated[int, Field(ge=0)] = 0
-    horizon: Seconds | None = None  # stop here; none: run until every job is done
+    seed: Annotated[Int, Field(ge=0)] = 0
+    horizon: Span | None = None  # stop here; none: run until every job is done
 
     @field_validator("policy", mode="before")
     @classmethod
     def _one_stage_is_a_list(cls, value: Any) -> Any:
-        return [value] if isinstance(value, str | dict) else value
+        if isinstance(value, str):
+            return [] if value == "none" else value.split("+")
+        return [value] if isinstance(value, dict) else value

@@ -52,17 +52,21 @@ class Quantity:
             raise ValueError(f"{shown} is too large, {self.noun} must be at most {self.high:g}")
         return result
 
-    def implausible(self, value: float) -> str:
-        """Why `value` (base units) looks like a mistake of units, or "" when it does not."""
-        low, high = self.plausible
+    def implausible(self, value: float, limits: tuple[float, float] | None = None) -> str:
+        """Why `value` (base units) looks like a mistake of units, or "" when it does not.
+
+        `limits` (low, high), base units, replace those of the quantity.
+        """
+        low, high = limits or self.plausible
         if value == 0 or low <= value <= high:
             return ""
         word = "small" if value < low else "large"
-        return f"{value:g} {self.base} is implausibly {word}; a bare number is in {self.base} (e.g. {self.example})"
+        hint = f"a bare number is in {self.base} (e.g. {self.example})"
+        return f"{value:g} {self.base} is implausibly {word}; {hint}"
 
     def _of_text(self, text: str) -> float:
         match = _NUMBER.fullmatch(text)
-        if match is None:
+        if match is None or ":" in match[2]:
             raise ValueError(f"{text!r} is not {self.noun}; {self._wanted()}")
         number, unit = Fraction(match[1].replace("_", "")), match[2]
         if not unit:
@@ -77,7 +81,8 @@ class Quantity:
                 return f"{text!r} is {other.noun}, {self.noun} is needed (e.g. {self.example})"
         close = [known for known in self.factors if known.lower() == unit.lower()]
         if close:
-            return f"{text!r}: unit {unit!r} is not known; upper and lower case matter, did you mean {close[0]!r}?"
+            hint = " or ".join(repr(known) for known in close)
+            return f"{text!r}: unit {unit!r} is not known; upper and lower case matter, did you mean {hint}?"
         return f"{text!r}: unit {unit!r} is not known; {self._wanted()}"
 
     def _wanted(self) -> str:

@@ -1,0 +1,37 @@
+"""Simulate, calibrate and deploy scheduling policies for GPU training clusters.
+
+`run(scenario)` and `compare(scenario, policies)` are the simulator, `load(path)` reads a scenario file,
+`attach(model, optimizer, ...)` puts a policy into a real training job. Nothing is imported before it is used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from live.attach import attach
+
+    from equipoise.api import compare, load, run
+    from sim.scenario import Scenario
+
+__version__ = "0.1.0"
+__all__ = ["Scenario", "attach", "compare", "load", "run"]
+
+_WHERE = {
+    "run": "equipoise.api",
+    "compare": "equipoise.api",
+    "load": "equipoise.api",
+    "attach": "live.attach",
+    "Scenario": "sim.scenario",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'equipoise' has no attribute {name!r}")
+    return getattr(importlib.import_module(_WHERE[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_WHERE])

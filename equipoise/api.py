@@ -1,0 +1,103 @@
+"""The public functions: from a scenario (file, plain data or object) to a run or a comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from policies import make_policy
+from policies.contract import Policy
+from sim.record import Run
+from sim.run import run as simulate
+from sim.scenario import Scenario
+from sim.traces import Trace, read_trace
+from sim.yaml_file import from_mapping, load, read_scenario, to_trace
+from study.compare import Comparison
+from study.compare import compare as compare_policies
+
+__all__ = ["AnyScenario", "compare", "load", "prepare", "run"]
+
+AnyScenario = Scenario | str | Path | Mapping[str, Any]
+"""A scenario, the path of its YAML file, or plain data as in such a file."""
+
+
+def prepare(
+    scenario: AnyScenario, trace: Trace | str | Path | None = None, overrides: Sequence[str] = ()
+) -> tuple[Scenario, Trace | None, tuple[str, ...]]:
+    """(scenario, its trace, one line per doubtful value). Raises InputError, one line per mistake."""
+    if isinstance(scenario, str | Path):
+        named = None if trace is None or isinstance(trace, Trace) else str(trace)
+        file = read_scenario(scenario, overrides, named)
+        return file.scenario, (trace if isinstance(trace, Trace) else file.trace()), file.warnings
+    if overrides:
+        raise ValueError("overrides need a scenario file; change the scenario itself instead")
+    if isinstance(scenario, Mapping):
+        scenario = from_mapping(scenario)
+    if isinstance(trace, str | Path):
+        trace = read_trace(trace)
+    if trace is None and scenario.workload.trace is not None:
+        trace = to_trace(scenario.workload.trace, (Path(),))
+    return scenario, trace, ()
+
+
+def run(
+    scenario: AnyScenario,
+    *,
+    policy: str | Policy | None = None,
+    seed: int | None = None,
+    trace: Trace | str | Path | None = None,
+    overrides: Sequence[str] = (),
+    out: str | Path | None = None,
+    progress: Callable[[float, int, int], None] | None = None,
+) -> Run:
+    """Simulate one scenario under one policy (default: the scenario's) and seed (default: the scenario's).
+
+    policy: a text such as `s1+s2+easy`, or a Policy. trace: a job trace, or the path of one, in place of the
+    scenario's. overrides: `dotted.key=value` texts. out: folder for the run's records. progress: called as
+    progress(simulated seconds, jobs done, jobs in all).
+
+    Raises InputError and PolicyError, one clear line per mistake.
+
+    >>> import equipoise
+    >>> job = {"gpus": 4, "duration": "1 h"}
+    >>> case = {"schema_version": 1, "name": "one job", "cluster": {"gpus": 8}, "workload": {"jobs": [job]}}
+    >>> equipoise.run(case).summary()["makespan_s"]
+    3600.0
+    """
+    ready, jobs, _ = prepare(scenario, trace, overrides)
+    chosen = make_policy(policy) if isinstance(policy, str) else policy
+    done = simulate(ready, policy=chosen, seed=seed, trace=jobs, progress=progress)
+    if out is not None:
+        done.write(Path(out))
+    return done
+
+
+def compare(
+    scenario: AnyScenario,
+    policies: Sequence[str],
+    seeds: int = 5,
+    *,
+    trace: Trace | str | Path | None = None,
+    overrides: Sequence[str] = (),
+    jobs: int = 1,
+    out: str | Path | None = None,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> Comparison:
+    """Simulate every policy on the same seeds; ratios refer to the first policy.
+
+    jobs: processes. out: folder that keeps the runs; a second call with the same inputs reads them. The rest
+    as in `run`; progress is called as progress(runs done, runs in all, "POLICY seed N").
+
+    Raises InputError and PolicyError, one clear line per mistake.
+    """
+    ready, read, _ = prepare(scenario, trace, overrides)
+    return compare_policies(
+        ready,
+        list(policies),
+        seeds,
+        trace=read,
+        jobs_parallel=jobs,
+        out=None if out is None else Path(out),
+        progress=progress,
+    )

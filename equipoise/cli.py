@@ -1,0 +1,134 @@
+"""The command line: `equipoise run | compare | list | validate | schema | doctor | ...`.
+
+Data goes to stdout, progress and messages to stderr. Exit codes: 0 ok, 1 failure, 2 wrong input, 130
+interrupted. Nothing heavy is imported before a command needs it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from equipoise import __version__
+
+OK, FAILURE, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
+
+
+@dataclass
+class State:
+    """What the options that every command has are set to."""
+
+    debug: bool = False
+    quiet: bool = False
+
+
+# name: (module, function, one line for the overview)
+COMMANDS = {
+    "run": ("equipoise.commands", "run", "Simulate a scenario under one policy."),
+    "compare": (
+        "equipoise.commands",
+        "compare",
+        "Simulate several policies on the same seeds and compare them.",
+    ),
+    "validate": ("equipoise.commands", "validate", "Check scenario files and hardware profiles."),
+    "list": ("equipoise.listing", "list_", "List stages, hardware profiles and scenarios."),
+    "schema": ("equipoise.commands", "schema", "Print the JSON schema of scenario files."),
+    "doctor": ("equipoise.doctor", "doctor", "Show versions, kernel cache, processors and GPUs."),
+}
+
+
+class LazyGroup(click.Group):
+    """Imports the module of a command when the command is called, not before."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names in the order of the table."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        """The command of that name, loaded now."""
+        if name not in COMMANDS:
+            return None
+        module, attribute, _ = COMMANDS[name]
+        command = getattr(importlib.import_module(module), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        """As click does, with a suggestion for a name that is none."""
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            import difflib
+
+            close = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(COMMANDS)}"
+            raise click.UsageError(f"unknown command {args[0]!r}; {hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The overview, from the table alone."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, _, text) in COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="equipoise")
+def cli() -> None:
+    """Simulate, calibrate and deploy scheduling policies for GPU training clusters."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line (default: the process's arguments); returns the exit code."""
+    state = State()
+    try:
+        code = cli.main(args=arguments, prog_name="equipoise", standalone_mode=False, obj=state)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else OK
+    except click.exceptions.Exit as stop:
+        return stop.exit_code
+    except click.ClickException as error:
+        _say(error.format_message(), usage=error)
+        return WRONG_INPUT
+    except (KeyboardInterrupt, click.Abort):
+        print("equipoise: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader of stdout has gone (`| head`); Python must not complain once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILURE
+    except Exception as error:
+        if state.debug:
+            raise
+        return _report(error)
+
+
+def _report(error: Exception) -> int:
+    """Print an error without its traceback; wrong input is told from failure by its class."""
+    from policies import PolicyError
+    from sim.yaml_tree import InputError
+
+    if isinstance(error, InputError):
+        print("\n".join(error.lines), file=sys.stderr)
+        return WRONG_INPUT
+    if isinstance(error, PolicyError):
+        _say(str(error))
+        return WRONG_INPUT
+    known = type(error).__module__.split(".")[0] in ("policies", "sim", "study", "live", "calibrate")
+    text = " ".join(str(error).split()) or "no message"
+    _say(text if known else f"{type(error).__name__}: {text} (--debug shows the traceback)")
+    return FAILURE
+
+
+def _say(text: str, usage: click.ClickException | None = None) -> None:
+    context = usage.ctx if isinstance(usage, click.UsageError) else None
+    if context is not None:
+        print(f"{context.get_usage()}\nTry '{context.command_path} --help' for help.", file=sys.stderr)
+    print(f"equipoise: {text}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,173 @@
+"""run, compare, validate, schema."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from equipoise.cli import FAILURE, OK, WRONG_INPUT, State
+from equipoise.options import common, note, output_options, progress, scenario_options
+
+if TYPE_CHECKING:
+    from sim.record import Run
+
+
+@click.command()
+@scenario_options
+@click.option("--policy", metavar="POLICY", help="Stages joined by +, or none. Default: the scenario's.")
+@click.option("--seed", type=click.IntRange(min=0), help="Default: the scenario's.")
+@output_options
+@common
+@click.pass_obj
+def run(
+    state: State,
+    scenario: str,
+    policy: str | None,
+    seed: int | None,
+    trace: str | None,
+    overrides: tuple[str, ...],
+    out: str | None,
+    form: str,
+) -> int:
+    """Simulate SCENARIO under one policy and print what came of it."""
+    from equipoise import api
+
+    ready, jobs, warnings = api.prepare(scenario, trace, overrides)
+    note(False, *warnings)
+    with progress(state.quiet, ready.name) as update:
+
+        def tell(time_s: float, done: int, total: int) -> None:
+            if update is not None:
+                update(done / max(total, 1), f"{done} of {total} jobs, {time_s / 3600:.1f} h simulated")
+
+        made = api.run(ready, policy=policy, seed=seed, trace=jobs, out=out, progress=tell)
+    note(state.quiet, *(f"note: {text}" for text in made.notes))
+    sys.stdout.write(_shown(made, form))
+    if made.stopped:
+        note(False, f"equipoise: stopped: {made.stopped}")
+    return FAILURE if made.stopped else OK
+
+
+def _shown(made: Run, form: str) -> str:
+    head = {"scenario": made.scenario_name, "policy": made.policy_name, "seed": made.seed}
+    row: dict[str, Any] = {**head, "identity": made.identity, "cpu_s": made.cpu_s, **made.summary()}
+    if form == "table":
+        from study.table import LABELS, show
+
+        lines = [(LABELS.get(k, k), show(k, v)) for k, v in made.summary().items()]
+        wide = max(len(name) for name, _ in lines)
+        title = f"{made.scenario_name}: {made.policy_name}, seed {made.seed}, {made.cpu_s:.2f} s of CPU"
+        return "\n".join([title, "", *(f"{name:{wide}}  {value:>12}" for name, value in lines)]) + "\n"
+    row = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
+    if form == "csv":
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows(
+            [row.keys(), ["" if v is None else v for v in row.values()]]
+        )
+        return text.getvalue()
+    more = {"totals": dict(made.totals), "notes": list(made.notes), "stopped": made.stopped}
+    return json.dumps({"schema_version": 1, **row, **more}, indent=2) + "\n"
+
+
+@click.command()
+@scenario_options
+@click.option(
+    "--policy",
+    "policies",
+    metavar="POLICY",
+    multiple=True,
+    help="Stages joined by +, or none; give several, ratios refer to the first. Default: none, the scenario's.",
+)
+@click.option("--seeds", type=click.IntRange(min=1), default=5, show_default=True, help="Seeds per policy.")
+@click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Processes.")
+@output_options
+@common
+@click.pass_obj
+def compare(
+    state: State,
+    scenario: str,
+    policies: tuple[str, ...],
+    seeds: int,
+    jobs: int,
+    trace: str | None,
+    overrides: tuple[str, ...],
+    out: str | None,
+    form: str,
+) -> int:
+    """Simulate SCENARIO under several policies: same arrivals, faults and noise for all of them."""
+    from equipoise import api
+    from policies import make_policy
+
+    ready, read, warnings = api.prepare(scenario, trace, overrides)
+    note(False, *warnings)
+    chosen = policies or tuple(dict.fromkeys(("none", make_policy(ready.policy).name)))
+    with progress(state.quiet, ready.name) as update:
+
+        def tell(done: int, total: int, label: str) -> None:
+            if update is not None:
+                update(done / total, f"{done} of {total} runs, {label}")
+
+        result = api.compare(ready, chosen, seeds, trace=read, jobs=jobs, out=out, progress=tell)
+    if form == "table":
+        width = shutil.get_terminal_size((120, 40)).columns if sys.stdout.isatty() else 120
+        sys.stdout.write(result.as_table(width))
+    else:
+        note(state.quiet, *(f"note: {text}" for text in result.notes))
+        sys.stdout.write(result.as_json() if form == "json" else result.as_csv())
+    stopped = [made for made in result.results if made.stopped]
+    return FAILURE if stopped else OK
+
+
+@click.command()
+@click.argument("files", nargs=-1, required=True, type=click.Path())
+@common
+@click.pass_obj
+def validate(state: State, files: tuple[str, ...]) -> int:
+    """Check scenario FILES and hardware profiles; every mistake is one line on stderr."""
+    from sim.yaml_tree import InputError
+
+    code = OK
+    for name in files:
+        try:
+            kind, warnings = _validate(name)
+            note(False, *warnings)
+            click.echo(f"{name}: {kind} ok")
+        except InputError as error:
+            note(False, *error.lines)
+            code = WRONG_INPUT
+    return code
+
+
+def _validate(name: str) -> tuple[str, tuple[str, ...]]:
+    from sim.hardware import load_profile
+    from sim.yaml_file import read_scenario
+    from sim.yaml_tree import read_text, read_tree
+
+    data = read_tree(read_text(Path(name)), name).data
+    if isinstance(data, dict) and "accelerators" in data:
+        load_profile(Path(name).resolve())
+        return "hardware profile", ()
+    file = read_scenario(name)
+    if file.scenario.workload.trace is not None:
+        file.trace()
+    return "scenario", file.warnings
+
+
+@click.command()
+@common
+def schema() -> None:
+    """Print the JSON schema of scenario files.
+
+    Save it and put `# yaml-language-server: $schema=FILE` on top of a scenario: editors then complete it.
+    """
+    from sim.yaml_file import json_schema
+
+    click.echo(json.dumps(json_schema(), indent=2))

@@ -1,0 +1,83 @@
+"""equipoise doctor: what this installation stands on, one line each; never fails for lack of a GPU."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import time
+from importlib import metadata
+
+import click
+
+from equipoise import __version__
+from equipoise.options import common
+
+PACKAGES = ("numpy", "numba", "scipy", "simpy", "pydantic", "pyyaml", "duckdb", "click", "rich")
+OPTIONAL = ("nvidia-ml-py", "torch")
+
+
+@click.command()
+@common
+def doctor() -> None:
+    """Show versions, the kernel cache, processors and GPUs."""
+    click.echo(f"equipoise     {__version__}, Python {platform.python_version()} ({sys.executable})")
+    click.echo(f"packages      {', '.join(f'{name} {_version(name)}' for name in (*PACKAGES, *OPTIONAL))}")
+    click.echo(f"processors    {_processors()}")
+    click.echo(f"kernel cache  {_kernel_cache()}")
+    click.echo(f"GPUs          {_gpus()}")
+    click.echo(f"scenarios     {_scenarios()}")
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _processors() -> str:
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{usable} usable of {os.cpu_count()}, {platform.machine()}"
+
+
+def _kernel_cache() -> str:
+    """Where compiled kernels are kept, how many there are, and that a kernel really compiles and runs."""
+    try:
+        from policies.jit import cache_dir, jit
+
+        folder = cache_dir()
+        kept = sum(1 for _ in folder.rglob("*.nbc"))
+        begin_s = time.perf_counter()
+        works = jit(_probe)(20) == 210
+        took_s = time.perf_counter() - begin_s
+    except Exception as error:
+        return f"FAILS: {error}"
+    state = f"compiler {'works' if works else 'gives WRONG RESULTS'} ({took_s:.2f} s)"
+    return f"{folder}, {'empty' if not kept else f'{kept} compiled kernels'}, {state}"
+
+
+def _probe(n: int) -> int:
+    total = 0
+    for k in range(n + 1):
+        total += k
+    return total
+
+
+def _gpus() -> str:
+    """What NVML says; its absence is a line, not a failure."""
+    try:
+        from calibrate.nvml import summary
+    except ImportError as error:
+        return f"none seen: {error}"
+    try:
+        return summary()
+    except Exception as error:
+        return f"none seen: {error}"
+
+
+def _scenarios() -> str:
+    from sim.hardware import list_profiles, scenarios_dir
+
+    count = len(list(scenarios_dir().glob("*.yaml")))
+    return f"{scenarios_dir()}, {count} scenarios, hardware profiles: {', '.join(list_profiles())}"

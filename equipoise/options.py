@@ -1,0 +1,96 @@
+"""Options that several commands share, and the progress they show on stderr."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+LINE_EVERY_S = 30.0
+
+Update = Callable[[float, str], None]
+"""Called as update(share done, 0..1, text)."""
+
+
+def _set(name: str, ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
+    if value:
+        setattr(ctx.obj, name, True)
+
+
+def common(command: F) -> F:
+    """Adds --debug and --quiet."""
+    flag = partial(click.option, is_flag=True, expose_value=False)
+    command = flag("--debug", callback=partial(_set, "debug"), help="Show the traceback of a failure.")(
+        command
+    )
+    return flag("--quiet", "-q", callback=partial(_set, "quiet"), help="No progress and notes on stderr.")(
+        command
+    )
+
+
+def scenario_options(command: F) -> F:
+    """Adds the scenario file and what changes it: --trace, --set."""
+    command = click.argument("scenario", type=click.Path(dir_okay=False))(command)
+    trace = click.option(
+        "--trace", metavar="FILE", help="Job trace (CSV, gzip or not) in place of the scenario's."
+    )
+    changes = click.option(
+        "--set",
+        "overrides",
+        metavar="KEY=VALUE",
+        multiple=True,
+        help="Change a value, e.g. cluster.nodes.0.count=4.",
+    )
+    return trace(changes(command))
+
+
+def output_options(command: F) -> F:
+    """Adds --out and --format."""
+    out = click.option(
+        "--out", metavar="DIR", type=click.Path(file_okay=False), help="Keep the records here."
+    )
+    kinds = click.Choice(["table", "json", "csv"])
+    form = click.option("--format", "form", type=kinds, default="table", show_default=True)
+    return out(form(command))
+
+
+@contextmanager
+def progress(quiet: bool, label: str) -> Iterator[Update | None]:
+    """A bar on a terminal, a line every 30 s elsewhere, nothing when quiet; always on stderr."""
+    if quiet:
+        yield None
+    elif not sys.stderr.isatty():
+        yield _lines(label)
+    else:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"))
+        with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task(label, total=1.0, text="")
+            yield lambda share, text: bar.update(task, completed=share, text=text)
+
+
+def _lines(label: str) -> Update:
+    last_s = time.monotonic()
+
+    def update(share: float, text: str) -> None:
+        nonlocal last_s
+        if time.monotonic() - last_s >= LINE_EVERY_S:
+            last_s = time.monotonic()
+            print(f"{label}: {100 * share:.0f} %, {text}", file=sys.stderr, flush=True)
+
+    return update
+
+
+def note(quiet: bool, *lines: str) -> None:
+    """Notes for people, on stderr."""
+    if not quiet:
+        for line in lines:
+            print(line, file=sys.stderr)

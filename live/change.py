@@ -1,0 +1,37 @@
+"""What a decision changes in a live job, as plain data that rank 0 sends to all ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Ranks are positions in the process group; `None` leaves as it is."""
+
+    round: int  # first round dealt under it
+    shares: tuple[int, ...] | None = None  # samples per round and rank
+    moves: tuple[tuple[int, int], ...] = ()  # (piece id, new owner's rank)
+    order: tuple[int, ...] | None = None  # piece ids, first to read first
+    interval: int | None = None  # local steps per exchange
+    gpu_share: tuple[float, ...] | None = None  # per rank
+    members: tuple[int, ...] | None = None  # member ids of the new world
+
+    def is_empty(self) -> bool:
+        """Whether it changes nothing."""
+        return self == Change(self.round)
+
+    def to_json(self) -> str:
+        """One line of JSON."""
+        return json.dumps(dataclasses.asdict(self), separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> Change:
+        """The inverse of `to_json`."""
+        raw = json.loads(text)
+        for key in ("shares", "order", "gpu_share", "members"):
+            raw[key] = None if raw[key] is None else tuple(raw[key])
+        raw["moves"] = tuple((int(piece), int(rank)) for piece, rank in raw["moves"])
+        return cls(**raw)

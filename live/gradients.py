@@ -1,0 +1,218 @@
+"""Uneven shares with exactly weighted gradients, and gradient statistics on chosen steps only.
+
+With n_r of B samples on rank r, the gradient of the mean loss over the whole batch is the sum over ranks of
+(n_r / B) * g_r, where g_r is the gradient of rank r's own mean loss. Data-parallel training averages what
+the ranks contribute, so each must contribute W * n_r / B * g_r. That factor is applied where the gradient
+enters the model's outputs: one multiplication of the outputs' size. A penalty computed from the parameters
+themselves does not pass the outputs, is the same on every rank, and stays right without a factor.
+
+Batch normalisation sees the local batch only: its statistics, and so the result, depend on the shares (as
+they depend on the number of ranks in any data-parallel training). Synchronised batch normalisation counts
+samples and stays exact.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal
+
+import torch
+from torch.utils import _pytree as pytree
+
+Reduction = Literal["mean", "sum"]
+
+_CLONED_UP_TO_BYTES = 1 << 20
+_PLAIN = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, torch.Size)
+
+
+class _ScaleGradient(torch.autograd.Function):
+    """Identity forward, multiplication by a constant backward."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, scale: float) -> torch.Tensor:
+        ctx.scale = scale
+        # A copy may be changed in place by the script (`loss /= 4`); a view would raise there, which is
+        # the price of not copying large outputs.
+        small = tensor.numel() * tensor.element_size() <= _CLONED_UP_TO_BYTES
+        return tensor.clone() if small else tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (gradient,) = gradients
+        # Zero times NaN is NaN: a rank without samples contributes true zeros.
+        return (torch.zeros_like(gradient) if ctx.scale == 0.0 else gradient * ctx.scale), None
+
+
+def contribution_scale(samples: int, total: int, ranks: int, reduction: Reduction) -> float:
+    """Factor on the gradient that enters a rank's outputs: W * n / B for a mean loss, 1 for a summed one.
+
+    A summed loss is already weighted by its samples (averaged over ranks, as plain data-parallel training
+    does), so only a rank that holds no samples is switched off.
+    """
+    if samples == 0:
+        return 0.0
+    return ranks * samples / total if reduction == "mean" else 1.0
+
+
+def scale_outputs(outputs: Any, scale: float) -> Any:
+    """The same structure of outputs, with every gradient that enters it multiplied by `scale`.
+
+    Raises TypeError when the outputs hold no tensor that could be found: their gradient would stay wrong.
+    """
+    if scale == 1.0:
+        return outputs
+    found: list[torch.Tensor] = []
+    unknown: set[str] = set()
+
+    def one(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            if not leaf.requires_grad:
+                return leaf
+            found.append(leaf)
+            return _ScaleGradient.apply(leaf, scale)
+        if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+            fields = {f.name: scaled(getattr(leaf, f.name)) for f in dataclasses.fields(leaf) if f.init}
+            return dataclasses.replace(leaf, **fields)
+        if not isinstance(leaf, _PLAIN):
+            unknown.add(type(leaf).__qualname__)
+        return leaf
+
+    def scaled(tree: Any) -> Any:
+        return pytree.tree_map(one, tree)
+
+    result = scaled(outputs)
+    if unknown and not found:
+        raise TypeError(
+            f"the model returned {', '.join(sorted(unknown))}, in which no tensor was found to weight; "
+            "return tensors, lists, tuples, dicts or dataclasses of them"
+        )
+    if unknown:
+        warnings.warn(f"gradients through {', '.join(sorted(unknown))} are not weighted", stacklevel=3)
+    return result
+
+
+def noise_statistics(
+    local_squares: Sequence[float], mean_square: float, samples: Sequence[int]
+) -> tuple[float, float]:
+    """Trace of the per-sample gradient covariance S and squared norm of the true gradient |G|^2.
+
+    `local_squares[r]` = |g_r|^2 of rank r's mean gradient over `samples[r]`; `mean_square` = |sum_r n_r/B
+    g_r|^2. E|g_r|^2 = |G|^2 + S/n_r holds for any split, so with A = sum_r (n_r/B)|g_r|^2 over the R ranks
+    that hold samples, S = B (A - mean_square) / (R - 1) and |G|^2 = mean_square - S/B are unbiased
+    (generalises McCandlish et al. 2018, appendix A.1, to unequal batches). NaN with fewer than two ranks.
+    """
+    total = sum(samples)
+    some = [(n, square) for n, square in zip(samples, local_squares, strict=True) if n > 0]
+    if len(some) < 2:
+        return math.nan, math.nan
+    weighted = sum(n / total * square for n, square in some)
+    covariance_trace = total * (weighted - mean_square) / (len(some) - 1)
+    return covariance_trace, mean_square - covariance_trace / total
+
+
+class NoiseScale:
+    """Gradient noise scale phi = S / |G|^2 in samples, each part smoothed before the division.
+
+    The ratio of two noisy estimates is biased; smoothing first follows McCandlish et al. 2018, appendix A.1.
+    """
+
+    def __init__(self, keep: float = 0.9) -> None:
+        self.keep = keep
+        self._parts = (math.nan, math.nan)
+
+    def add(self, covariance_trace: float, true_square: float) -> None:
+        """Take one measurement; one that is not finite is ignored."""
+        new = (covariance_trace, true_square)
+        if not all(math.isfinite(v) for v in new):
+            return
+        if math.isnan(self._parts[0]):
+            self._parts = new
+        else:
+            pairs = zip(self._parts, new, strict=True)
+            self._parts = tuple(self.keep * a + (1 - self.keep) * b for a, b in pairs)  # type: ignore[assignment]
+
+    @property
+    def value(self) -> float:
+        """phi in samples, or NaN while it is unknown (no measurement, or no positive parts)."""
+        covariance_trace, true_square = self._parts
+        return covariance_trace / true_square if covariance_trace > 0 and true_square > 0 else math.nan
+
+
+class BackwardProbe:
+    """Tells when the local gradients of a backward pass are complete, when they are exchanged, and their norms.
+
+    Only the parameter whose gradient comes last carries a hook; which one that is, is learnt on measured
+    steps, when every parameter carries one.
+    """
+
+    def __init__(
+        self, parameters: Iterable[torch.Tensor], on_local: Callable[[], None], on_done: Callable[[], None]
+    ) -> None:
+        self._parameters = [p for p in parameters if p.requires_grad]
+        self._on_local, self._on_done = on_local, on_done
+        self._squares: dict[int, torch.Tensor] = {}
+        self._handles: list[Any] = []
+        self._queued = False
+        self._last = 0
+        self._measuring = False
+        self.local_square = math.nan
+        self.mean_square = math.nan
+        self.measure(True)
+
+    def measure(self, wanted: bool) -> None:
+        """Measure squared gradient norms in the next backward passes, or stop."""
+        if wanted == self._measuring:
+            return
+        self.close()
+        self._measuring = wanted
+        watched = range(len(self._parameters)) if wanted else [self._last]
+        for k in watched:
+            if k < len(self._parameters):
+                hook = self._hook(k)
+                self._handles.append(self._parameters[k].register_post_accumulate_grad_hook(hook))
+        self._squares.clear()
+
+    def reset(self) -> None:
+        """Forget a backward pass that was broken off."""
+        self._queued = False
+        self.local_square = self.mean_square = math.nan
+
+    def close(self) -> None:
+        """Remove every hook."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._measuring = False
+
+    def _hook(self, k: int) -> Callable[[torch.Tensor], None]:
+        def ready(parameter: torch.Tensor) -> None:
+            # Runs before the exchange reads the gradient, so this is the local one.
+            if self._measuring and parameter.grad is not None:
+                self._squares[k] = _square(parameter.grad)
+                self._last = k
+            self._on_local()
+            if not self._queued:
+                self._queued = True
+                queue = torch.autograd.Variable._execution_engine.queue_callback
+                # The exchange ends in a callback that is queued later in this pass; ours must follow it.
+                queue(lambda: queue(self._finish))
+
+        return ready
+
+    def _finish(self) -> None:
+        self._queued = False
+        self._on_done()
+        if self._measuring:
+            self.local_square = float(sum(float(s) for s in self._squares.values()))
+            self.mean_square = float(
+                sum(float(_square(p.grad)) for p in self._parameters if p.grad is not None)
+            )
+
+
+def _square(gradient: torch.Tensor) -> torch.Tensor:
+    dense = gradient.coalesce().values() if gradient.is_sparse else gradient
+    wide = torch.float32 if dense.dtype in (torch.float16, torch.bfloat16) else None
+    return torch.linalg.vector_norm(dense.detach(), dtype=wide).square()

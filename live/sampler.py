@@ -1,0 +1,198 @@
+"""A batch sampler whose share of every batch may change between rounds, with every sample once per epoch.
+
+A round is one global batch. A loader may draw rounds ahead of training (worker processes, prefetching);
+a change therefore names the first round it holds for, and is applied by every rank when it draws that round.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from live.change import Change
+from live.deal import Deal
+from policies.observation import Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What was drawn for one round."""
+
+    number: int
+    epoch: int
+    demand: Ints  # samples of every rank
+    indices: Ints  # dataset indices of this rank
+
+    @property
+    def total(self) -> int:
+        """Samples over all ranks."""
+        return int(self.demand.sum())
+
+
+class ShareSampler:
+    """Yields this rank's part of every global batch, as lists of dataset indices, one epoch per iteration.
+
+    Use as `DataLoader(dataset, batch_sampler=sampler)`. A rank whose share is zero draws one index that
+    carries no weight, because every rank must take part in every exchange.
+
+    Raises ValueError when the dataset is empty or the batch is smaller than one micro-batch.
+    """
+
+    def __init__(
+        self,
+        samples: int,
+        *,
+        rank: int,
+        ranks: int,
+        global_batch: int,
+        micro_batch: int = 1,
+        shards: int = 64,
+        shuffle: bool = True,
+        seed: int = 0,
+    ) -> None:
+        if samples < 1:
+            raise ValueError("the dataset is empty")
+        if global_batch < max(1, micro_batch):
+            raise ValueError(f"global_batch {global_batch} is less than one micro-batch of {micro_batch}")
+        self.samples, self.global_batch, self.micro_batch = samples, global_batch, micro_batch
+        self.shards, self.shuffle, self.seed = min(shards, samples), shuffle, seed
+        self.epoch = -1
+        self.drawn = 0  # rounds drawn since the start
+        self.trained = 0  # rounds finished since the start
+        self.refused: list[str] = []  # moves that came too late
+        self._next_id = 0
+        self._pending: list[Change] = []
+        self._rounds: deque[Round] = deque()  # drawn and not yet safe, oldest first
+        self._before: dict[int, tuple[int, Deal]] = {}  # (epoch, deal) before each of those was drawn
+        self._resume = False
+        self.set_world(rank, ranks)
+        self.deal: Deal | None = None
+
+    def set_world(self, rank: int, ranks: int) -> None:
+        """Take a place among `ranks`, with equal shares and shards dealt round robin."""
+        self.rank, self.ranks = rank, ranks
+        equal = np.ones(ranks, dtype=np.int64)
+        self.shares = deal_shares(self.global_batch, equal, self.micro_batch)
+        self.owner: Ints = np.arange(self.shards, dtype=np.int64) % ranks
+        self._pending.clear()
+
+    # -- drawing -------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        left = self.deal.left if self._resume and self.deal is not None else self.samples
+        return -(-left // self.global_batch)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        if self._resume and self.deal is not None:
+            self._resume = False
+        else:
+            self.begin_epoch(self.epoch + 1)
+        deal = self.deal
+        while deal is self.deal and deal is not None and deal.left > 0:
+            drawn = self._draw(deal)
+            yield drawn.indices.tolist() if len(drawn.indices) else [int(deal.order[0])]
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Deal a whole epoch; what an unfinished one left is dropped (a script may break off an epoch)."""
+        self.epoch, self.drawn = epoch, self.trained
+        self._forget_rounds(self.trained)
+        order = np.arange(self.samples, dtype=np.int64)
+        if self.shuffle:
+            order = np.random.default_rng((self.seed, epoch)).permutation(self.samples).astype(np.int64)
+        self.deal = Deal.whole(order, self.shards, self.owner, self.ranks, self._next_id)
+        self._next_id = self.deal.next_id
+
+    def _draw(self, deal: Deal) -> Round:
+        while self._pending and self._pending[0].round <= self.drawn:
+            self._apply(self._pending.pop(0), deal)
+        demand = deal.demand(self.shares, self.micro_batch)
+        self._before[self.drawn] = (self.epoch, deal.copy())
+        new = Round(self.drawn, self.epoch, demand, deal.draw(demand, self.rank))
+        self._next_id = max(self._next_id, deal.next_id)
+        self._rounds.append(new)
+        self.drawn += 1
+        return new
+
+    def _apply(self, change: Change, deal: Deal) -> None:
+        if change.shares is not None:
+            self.shares = np.array(change.shares, dtype=np.int64)
+        shard_of = {p.id: p.shard for queue in deal.queues() for p in queue} if change.moves else {}
+        for piece, rank in change.moves:
+            problem = deal.move(piece, rank)
+            if problem:
+                self.refused.append(f"piece {piece} to rank {rank}: {problem}")
+            else:
+                self.owner[shard_of[piece]] = rank
+        if change.order is not None:
+            deal.reorder({piece: place for place, piece in enumerate(change.order)})
+
+    def schedule(self, change: Change) -> None:
+        """Apply `change` from its round on. It must not have been drawn on any rank."""
+        if change.round < self.drawn:
+            raise ValueError(f"round {change.round} is dealt already (next is {self.drawn})")
+        self._pending.append(change)
+
+    def planned_shares(self) -> Ints:
+        """Shares once every scheduled change holds."""
+        for change in reversed(self._pending):
+            if change.shares is not None:
+                return np.array(change.shares, dtype=np.int64)
+        return self.shares
+
+    # -- training ------------------------------------------------------------------------------------------
+
+    def current(self) -> Round | None:
+        """The round being trained on, or None when nothing was drawn for it."""
+        for drawn in self._rounds:
+            if drawn.number == self.trained:
+                return drawn
+        return None
+
+    def finish(self) -> None:
+        """The current round is trained on."""
+        self.trained += 1
+
+    def commit(self) -> None:
+        """All rounds trained on so far are in the state of every rank, and can no longer be lost."""
+        while self._rounds and self._rounds[0].number < self.trained:
+            self._before.pop(self._rounds.popleft().number, None)
+
+    # -- after a regroup -----------------------------------------------------------------------------------
+
+    def trained_since(self, boundary: int) -> Ints:
+        """Dataset indices that this rank trained on in rounds from `boundary` on."""
+        mine = [r.indices for r in self._rounds if boundary <= r.number < self.trained]
+        return np.concatenate(mine) if mine else np.empty(0, dtype=np.int64)
+
+    def rest_at(self, boundary: int) -> tuple[int, Deal] | None:
+        """Epoch and deal as they were before `boundary` was drawn; None before the first epoch."""
+        if boundary in self._before:
+            epoch, deal = self._before[boundary]
+            return epoch, deal.copy()
+        return (self.epoch, self.deal.copy()) if self.deal is not None else None
+
+    def resume(self, epoch: int, deal: Deal | None, rounds: int) -> None:
+        """Go on with `deal` at round `rounds`; the next iteration continues the epoch."""
+        self._forget_rounds(rounds)
+        self.epoch, self.deal, self.trained, self.drawn = epoch, deal, rounds, rounds
+        self._resume = deal is not None and deal.left > 0
+        self._next_id = max(self._next_id, deal.next_id if deal is not None else 0)
+
+    def _forget_rounds(self, rounds: int) -> None:
+        self._rounds.clear()
+        self._before.clear()
+        late = [change for change in self._pending if change.round > rounds]
+        for change in self._pending:
+            if change.round <= rounds and change.shares is not None:
+                self.shares = np.array(change.shares, dtype=np.int64)
+        self._pending = late
+
+
+def deal_shares(global_batch: int, weights: Ints, micro_batch: int) -> Ints:
+    """Samples per rank in proportion to `weights`, in whole micro-batches."""
+    from live.deal import deal_batch
+
+    return deal_batch(global_batch, weights, micro_batch)

@@ -1,0 +1,242 @@
+"""A queue of waiting jobs in order of a key, kept between decisions at a cost that follows what changed.
+
+Memory is immutable, so nothing is inserted in place. The queue is a long sorted run, rarely rebuilt, and a
+short one that takes newcomers (copied, at most `SHORT` entries); heads advance past jobs that have left.
+An entry counts only while its job waits with that very key, so jobs leave the queue by themselves. The
+length of `Observation.waiting` tells whether a job came back (a crash, a preemption, a refused start);
+it is then found by the time it was queued, or else the queue is rebuilt from what is observed.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from policies.contract import Memory
+from policies.jit import jit
+from policies.observation import Floats, Ints, JobState, Observation
+
+SHORT = 512
+WAITING = int(JobState.WAITING)
+
+
+class Keys(NamedTuple):
+    """Where the key of a job comes from: `value[row]`, or its service level when there are thresholds."""
+
+    state: NDArray[np.int8]
+    value: Floats
+    tie: Ints
+    gpus: Ints
+    queued_since_s: Floats
+    waited_s: Floats
+    thresholds: Floats  # GPU-seconds, ascending; none: the key is the value itself
+    relief: float  # GPU-seconds of service that a second of waiting takes off, per GPU
+    time_s: float
+
+
+Columns = tuple[NDArray[np.int8], Floats, Ints, Ints, Floats, Floats, Floats, float, float]
+Runs = tuple[Floats, Ints, int, Floats, Ints, int]  # (key, row, head) of the long run and of the short one
+
+
+@jit
+def level(attained: float, thresholds: Floats) -> int:
+    """How many thresholds (GPU-seconds) an attained service has reached, with tolerance for rounding."""
+    k = 0
+    while k < thresholds.size and attained >= thresholds[k] * (1.0 - 1e-9) - 1e-6:
+        k += 1
+    return k
+
+
+@jit
+def counted_service(row: int, k: Keys) -> float:
+    """Attained GPU-seconds of a job less what its waiting takes off."""
+    waited = k.waited_s[row]
+    if k.state[row] == WAITING:
+        waited += max(k.time_s - k.queued_since_s[row], 0.0)
+    off = k.relief * k.gpus[row] * waited
+    attained = k.value[row]
+    return (0.0 if np.isnan(attained) else attained) - (off if off > 0.0 else 0.0)
+
+
+@jit
+def key_of(row: int, k: Keys) -> float:
+    """The key of a job now; what is unknown comes last."""
+    if k.thresholds.size > 0:
+        return 1.0 * level(counted_service(row, k), k.thresholds)
+    value = k.value[row]
+    return np.inf if np.isnan(value) else float(value)
+
+
+@jit
+def before(key_a: float, row_a: int, key_b: float, row_b: int, tie: Ints) -> bool:
+    """Whether entry a comes before entry b: by key, then tie, then row."""
+    if key_a != key_b:
+        return key_a < key_b
+    if tie[row_a] != tie[row_b]:
+        return tie[row_a] < tie[row_b]
+    return row_a < row_b
+
+
+@jit
+def _sorted(waiting: Ints, columns: Columns) -> tuple[Floats, Ints]:
+    """(key, row) of all waiting jobs in order of (key, tie)."""
+    keys = Keys(*columns)
+    row = waiting[np.argsort(keys.tie[waiting], kind="mergesort")]
+    key = np.empty(row.size)
+    for i in range(row.size):
+        key[i] = key_of(row[i], keys)
+    order = np.argsort(key, kind="mergesort")
+    return key[order], row[order]
+
+
+@jit
+def _holds(run_key: Floats, run_row: Ints, head: int, key: float, row: int, tie: Ints) -> bool:
+    """Whether a sorted run holds that very entry at or after its head."""
+    low, high = head, run_row.size
+    while low < high:
+        middle = (low + high) // 2
+        if before(run_key[middle], run_row[middle], key, row, tie):
+            low = middle + 1
+        else:
+            high = middle
+    return low < run_row.size and run_row[low] == row and run_key[low] == key
+
+
+@jit
+def _insert(key: Floats, row: Ints, held: int, new_key: float, new_row: int, tie: Ints) -> None:
+    """Insert an entry into the first `held` entries of a sorted run."""
+    at = held
+    while at > 0 and before(new_key, new_row, key[at - 1], row[at - 1], tie):
+        key[at], row[at] = key[at - 1], row[at - 1]
+        at -= 1
+    key[at], row[at] = new_key, new_row
+
+
+@jit
+def _with_newcomers(
+    runs: Runs, seen: int, expected: int, last_s: float, again: Ints, waiting: Ints, columns: Columns
+) -> tuple[Floats, Ints, bool]:
+    """The short run with the jobs that began to wait since, as (key, row, whether all were found).
+
+    Looks at rows from `seen` on and at those in `again`; at all waiting jobs only when these do not explain
+    how many wait.
+    """
+    keys = Keys(*columns)
+    state, tie = keys.state, keys.tie
+    old_key, old_row, old_head, new_key, new_row, new_head = runs
+    held = new_row.size - new_head
+    key = np.empty(held + state.size - seen + again.size)
+    row = np.empty(key.size, dtype=np.int64)
+    key[:held], row[:held] = new_key[new_head:], new_row[new_head:]
+    first = held
+    for j in range(seen, state.size):
+        if state[j] == WAITING:
+            _insert(key, row, held, key_of(j, keys), j, tie)
+            held += 1
+    for i in range(again.size + waiting.size):
+        if i >= again.size and waiting.size <= expected + held - first:
+            break
+        j = again[i] if i < again.size else waiting[i - again.size]
+        late = i < again.size or keys.queued_since_s[j] >= last_s
+        if not (late and 0 <= j < seen and state[j] == WAITING):
+            continue
+        k = key_of(j, keys)
+        if _holds(old_key, old_row, old_head, k, j, tie) or _holds(key[:held], row[:held], 0, k, j, tie):
+            continue
+        if held == row.size:
+            key, row = np.append(key, np.empty(held + 8)), np.append(row, np.empty(held + 8, dtype=np.int64))
+        _insert(key, row, held, k, j, tie)
+        held += 1
+    return key[:held], row[:held], expected + held - first >= waiting.size
+
+
+@jit
+def _first_rows(limit: int, runs: Runs, columns: Columns) -> tuple[Ints, int, int, bool]:
+    """The first `limit` waiting jobs, the advanced heads, and whether an entry turned out to be stale."""
+    keys = Keys(*columns)
+    old_key, old_row, old_head, new_key, new_row, new_head = runs
+    tie = keys.tie
+    rows = np.empty(min(limit, old_row.size + new_row.size - old_head - new_head), dtype=np.int64)
+    n, a, b = 0, old_head, new_head
+    while n < limit and (a < old_row.size or b < new_row.size):
+        old = b == new_row.size or (
+            a < old_row.size and before(old_key[a], old_row[a], new_key[b], new_row[b], tie)
+        )
+        key, row = (old_key[a], old_row[a]) if old else (new_key[b], new_row[b])
+        if old:
+            a += 1
+        else:
+            b += 1
+        waits = keys.state[row] == WAITING
+        now = key_of(row, keys) if waits else key
+        if waits and now == key:
+            if n == 0 or rows[n - 1] != row:
+                rows[n] = row
+                n += 1
+            continue
+        if waits and (keys.thresholds.size == 0 or now > key):
+            return rows[:n], old_head, new_head, True
+        if n == 0:
+            old_head, new_head = a, b
+    return rows[:n], old_head, new_head, False
+
+
+_NO_KEYS: Floats = np.empty(0)
+_NO_ROWS: Ints = np.empty(0, dtype=np.int64)
+
+
+def key_columns(
+    o: Observation, value: Floats, tie: Ints, thresholds: Floats = _NO_KEYS, relief: float = 0.0
+) -> Columns:
+    """The parts of `Keys`, in its order."""
+    jobs = o.jobs
+    return (
+        jobs.state, value, tie, jobs.gpus_requested, jobs.queued_since_s, jobs.waited_s,
+        thresholds, relief, o.time_s,
+    )  # fmt: skip
+
+
+def _runs(memory: Memory) -> Runs:
+    return (
+        memory["key"], memory["row"], memory["head"],
+        memory["new_key"], memory["new_row"], memory["new_head"],
+    )  # fmt: skip
+
+
+def _rebuilt(o: Observation, columns: Columns) -> Memory:
+    key, row = _sorted(o.waiting, columns)
+    return {
+        "key": key, "row": row, "head": 0, "new_key": _NO_KEYS, "new_row": _NO_ROWS, "new_head": 0,
+        "jobs": len(o.jobs), "waiting": len(o.waiting), "time_s": o.time_s,
+    }  # fmt: skip
+
+
+def queue_now(memory: Memory, o: Observation, columns: Columns, again: Ints = _NO_ROWS) -> Memory:
+    """The queue with all jobs that wait now; `again` are rows that may have come back or changed key."""
+    if not memory or memory["jobs"] > len(o.jobs) or memory["time_s"] > o.time_s:
+        return _rebuilt(o, columns)
+    if memory["jobs"] == len(o.jobs) and memory["waiting"] == len(o.waiting) and not len(again):
+        return memory
+    key, row, complete = _with_newcomers(
+        _runs(memory), memory["jobs"], memory["waiting"], memory["time_s"], again, o.waiting, columns
+    )
+    if not complete or len(row) > SHORT:
+        return _rebuilt(o, columns)
+    return {
+        "key": memory["key"], "row": memory["row"], "head": memory["head"],
+        "new_key": key, "new_row": row, "new_head": 0,
+        "jobs": len(o.jobs), "waiting": len(o.waiting), "time_s": o.time_s,
+    }  # fmt: skip
+
+
+def first_rows(memory: Memory, o: Observation, columns: Columns, limit: int) -> tuple[Ints, Memory]:
+    """The first `limit` waiting jobs (fewer only when fewer wait), and the queue with heads advanced."""
+    row, head, new_head, stale = _first_rows(limit, _runs(memory), columns)
+    if stale or len(row) < min(limit, len(o.waiting)):
+        memory = _rebuilt(o, columns)
+        row, head, new_head, stale = _first_rows(limit, _runs(memory), columns)
+    if (head, new_head) != (memory["head"], memory["new_head"]):
+        memory = {**memory, "head": head, "new_head": new_head}
+    return row, memory

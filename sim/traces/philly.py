@@ -1,0 +1,67 @@
+"""Philly-style traces: CSV with `timestamp,duration,num_gpus[,gpu_time][,cluster]` (Jeon et al. 2019).
+
+`timestamp` is a date and time (`2017-10-09 07:01:55`, with `T` or a trailing `Z` too) or seconds; arrivals
+are counted from the earliest. There are no ids, so a job's id is its row (from 0), and rows that are equal in
+every field may be different jobs: they are kept. Jobs without duration or GPUs are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from sim.traces.table import Table, left_out
+from sim.traces.trace import Floats, Trace, make_trace
+
+COLUMNS = ("timestamp", "duration", "num_gpus")
+OPTIONAL = ("cluster",)
+
+
+def read_philly(table: Table, limit: int | None, clusters: Sequence[str], time_scale: float) -> Trace:
+    """The trace in a table of this format. Raises InputError, one line per mistake."""
+    table.need(COLUMNS, OPTIONAL)
+    time_s, shown = _times(table)
+    gpus = table.ints("num_gpus", low=0)
+    duration_s = table.floats("duration", blank=0.0, low=0.0)
+    kept, notes = left_out({"zero duration": duration_s == 0, "no GPUs": gpus == 0})
+    kept &= table.select("cluster", clusters)
+    if kept.any():
+        first = int(np.flatnonzero(kept)[np.argmin(time_s[kept])])
+        notes.append(f"arrivals counted from {shown[first]}")
+        time_s = time_s - time_s[first]
+    if same := table.repeated():
+        notes.append(f"{same} rows that equal an earlier one kept as jobs of their own")
+    return make_trace(
+        np.arange(len(table), dtype=np.int64),
+        time_s,
+        gpus,
+        duration_s,
+        keep=kept,
+        limit=limit,
+        time_scale=time_scale,
+        notes=notes,
+        source=table.file,
+    )
+
+
+def _times(table: Table) -> tuple[Floats, list[str]]:
+    """(seconds since 1970 or as given, text) of every row's timestamp. Raises InputError."""
+    shown = table.text("timestamp")
+    if shown and not any("-" in text.lstrip("-") or ":" in text for text in shown):
+        return table.floats("timestamp"), shown
+    texts = [text.removesuffix("Z") for text in shown]
+    try:
+        stamps = np.array(texts, dtype="datetime64[ms]")
+    except ValueError:
+        stamps = np.array([_stamp(text) for text in texts], dtype="datetime64[ms]")
+    problem = "is not a date and time such as 2017-10-09 07:01:55"
+    table.refuse(np.isnat(stamps), "timestamp", lambda k: f"{shown[k]!r} {problem}")
+    return stamps.astype(np.int64) / 1000.0, shown
+
+
+def _stamp(text: str) -> np.datetime64:
+    try:
+        return np.datetime64(text, "ms")
+    except ValueError:
+        return np.datetime64("NaT", "ms")

@@ -1,0 +1,170 @@
+"""CSV files with a header, gz or not, read into columns; a mistake is one line `file:line:column`."""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import gzip
+import io
+import math
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sim.traces.trace import Bools, Floats, Ints
+from sim.yaml_tree import InputError
+
+MAX_LINES = 20
+"""Mistakes shown of one file; the rest is counted."""
+
+
+class Table:
+    """Columns of text by name. `line[k]` is where row k stands in the file."""
+
+    def __init__(self, path: Path) -> None:
+        """Read the file. Raises InputError when it is not readable, not text, or not a table."""
+        self.name, self.file = str(path), path.name
+        reader = csv.reader(io.StringIO(_text(path), newline=""))
+        self.rows: list[list[str]] = []
+        self.line: list[int] = []
+        try:
+            self.header = [name.strip() for name in next(reader, [])]
+            for row in reader:
+                if row:
+                    self.rows.append(row)
+                    self.line.append(reader.line_num)
+        except csv.Error as error:
+            raise InputError([f"{self.name}:{reader.line_num}:1: not CSV: {error}"]) from error
+        if not any(self.header):
+            raise InputError([f"{self.name}:1:1: empty; the first line must name the columns"])
+        self._check_widths()
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def _check_widths(self) -> None:
+        width = len(self.header)
+        wrong = [k for k, row in enumerate(self.rows) if len(row) != width]
+        self.fail(
+            [
+                f"{self.name}:{self.line[k]}:1: {len(self.rows[k])} fields, the header has {width}"
+                for k in wrong
+            ]
+        )
+        double = sorted({name for name in self.header if self.header.count(name) > 1})
+        self.fail([f"{self.name}:1:1: column {name!r} stands there twice" for name in double])
+
+    def need(self, columns: Sequence[str], optional: Sequence[str] = ()) -> None:
+        """Raises InputError for a missing column, or one that looks like a misspelt optional one."""
+        mistakes, found = [], ", ".join(self.header)
+        for name in columns:
+            if name not in self.header:
+                mistakes.append(f"{self.name}:1:1: column {name!r} is missing; found: {found}")
+        for name in self.header:
+            close = difflib.get_close_matches(name, optional, n=1, cutoff=0.8)
+            if close and name not in optional and name not in columns and close[0] not in self.header:
+                mistakes.append(f"{self.name}:1:1: unknown column {name!r}; did you mean {close[0]!r}?")
+        self.fail(mistakes)
+
+    def text(self, column: str) -> list[str]:
+        """A column as text, without surrounding blanks."""
+        k = self.header.index(column)
+        return [row[k].strip() for row in self.rows]
+
+    def floats(self, column: str, *, blank: float | None = None, low: float = -math.inf) -> Floats:
+        """A column as finite numbers of at least `low`. `blank` stands for an empty field (None: refused)."""
+        texts = self.text(column)
+        if blank is not None:
+            texts = [text or str(blank) for text in texts]
+        try:
+            values = np.array(texts, dtype=np.float64) if texts else np.empty(0)
+        except ValueError:
+            values = np.array([_number(text) for text in texts])
+        bad = ~np.isfinite(values)
+        self.refuse(bad | (values < low), column, lambda k: _problem(texts[k], values[k], low))
+        return values
+
+    def ints(self, column: str, *, low: int) -> Ints:
+        """A column as whole numbers of at least `low`. Raises InputError."""
+        values = self.floats(column, low=low)
+        texts = self.text(column)
+        bad = (values != np.floor(values)) | (np.abs(values) > 2**53)
+        self.refuse(bad, column, lambda k: f"{texts[k]!r} is not a whole number")
+        return values.astype(np.int64)
+
+    def refuse(self, bad: Bools, column: str, problem: Callable[[int], str]) -> None:
+        """Raises InputError with one line per bad row of a column."""
+        rows = np.flatnonzero(bad).tolist()
+        self.fail([f"{self.at(k, column)}: {column}: {problem(k)}" for k in rows[:MAX_LINES]], len(rows))
+
+    def at(self, row: int, column: str) -> str:
+        """`file:line:column` of one field."""
+        before = self.rows[row][: self.header.index(column)]
+        return f"{self.name}:{self.line[row]}:{sum(len(text) + 1 for text in before) + 1}"
+
+    def fail(self, mistakes: Sequence[str], total: int | None = None) -> None:
+        """Raises InputError when there are mistakes."""
+        more = (len(mistakes) if total is None else total) - MAX_LINES
+        if mistakes:
+            rest = [f"{self.name}: and {more} more lines like these"] if more > 0 else []
+            raise InputError([*mistakes[:MAX_LINES], *rest])
+
+    def repeated(self) -> int:
+        """How many rows equal an earlier one in every field."""
+        return len(self.rows) - len(set(map(tuple, self.rows)))
+
+    def select(self, column: str, wanted: Sequence[str]) -> Bools:
+        """Rows whose field is one of `wanted` (all when empty). Raises InputError for a name not there."""
+        if not wanted:
+            return np.ones(len(self), dtype=np.bool_)
+        if column not in self.header:
+            raise InputError([f"{self.name}:1:1: column {column!r} is missing, clusters cannot be chosen"])
+        texts = self.text(column)
+        known = sorted(set(texts))
+        absent = [name for name in wanted if name not in known]
+        self.fail([f"{self.name}: no cluster {name!r}; known: {', '.join(known)}" for name in absent])
+        return np.isin(np.array(texts), list(wanted))
+
+
+def left_out(rows: Mapping[str, Bools]) -> tuple[Bools, list[str]]:
+    """(rows to keep, what was left out and why) from rows to drop by reason; a row counts once."""
+    dropped: Any = None
+    notes = []
+    for reason, which in rows.items():
+        new = which if dropped is None else which & ~dropped
+        dropped = which if dropped is None else dropped | which
+        if new.any():
+            notes.append(f"{int(new.sum())} jobs left out ({reason})")
+    return ~dropped, notes
+
+
+def _text(path: Path) -> str:
+    try:
+        data = path.read_bytes()
+        if data[:2] == b"\x1f\x8b":
+            data = gzip.decompress(data)
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError([f"{path}: not UTF-8 text (byte {error.start})"]) from error
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise InputError([f"{path}: damaged gzip file: {error}"]) from error
+    except OSError as error:
+        raise InputError([f"{path}: cannot be read: {error.strerror or error}"]) from error
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def _problem(text: str, value: float, low: float) -> str:
+    if not text:
+        return "is empty, a number is needed"
+    if not math.isfinite(value):
+        return f"{text[:40]!r} is not a number"
+    return f"{text} is too small, must be at least {low:g}"

@@ -1,0 +1,87 @@
+"""The common form of a job trace, whatever file it came from."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Texts = NDArray[np.str_]
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """Jobs in order of arrival: equal-length columns.
+
+    job_id: the id in the file, or the row (from 0) in a file without ids. arrival_s: s from the start.
+    duration_s: s on full-speed GPUs. priority: 1 where not given. model: a name of the workload's models, ""
+    for a rigid job. notes: what the importer changed, one line at most.
+    """
+
+    job_id: Ints
+    arrival_s: Floats
+    gpus: Ints
+    duration_s: Floats
+    priority: Floats
+    model: Texts
+    notes: tuple[str, ...] = ()
+    source: str = ""
+
+    def __len__(self) -> int:
+        return len(self.job_id)
+
+    def digest(self) -> bytes:
+        """SHA-256 over all columns: equal jobs give equal digests, whatever the file is called."""
+        sha = hashlib.sha256()
+        columns = (self.job_id, self.arrival_s, self.gpus, self.duration_s, self.priority, self.model)
+        for column in columns:
+            data = "\0".join(column.tolist()).encode() if column.dtype.kind == "U" else column.tobytes()
+            sha.update(len(data).to_bytes(8, "little") + data)
+        return sha.digest()
+
+
+def make_trace(
+    job_id: Ints,
+    arrival_s: Floats,
+    gpus: Ints,
+    duration_s: Floats,
+    *,
+    priority: Floats | None = None,
+    model: Sequence[str] | None = None,
+    keep: Bools | None = None,
+    limit: int | None = None,
+    time_scale: float = 1.0,
+    notes: Sequence[str] = (),
+    source: str = "",
+) -> Trace:
+    """A trace from columns in any order: `keep` selects rows, a stable sort puts them in order of arrival.
+
+    `limit` keeps the earliest jobs, `time_scale` multiplies arrivals. What was changed becomes one note.
+    """
+    changes = list(notes)
+    rows = np.arange(len(job_id)) if keep is None else np.flatnonzero(keep)
+    order = rows[np.argsort(arrival_s[rows], kind="stable")]
+    if not np.array_equal(order, rows):
+        changes.append("sorted by arrival")
+    if limit is not None and limit < len(order):
+        changes.append(f"the first {limit} of {len(order)} jobs")
+        order = order[:limit]
+    if time_scale != 1.0:
+        changes.append(f"arrivals multiplied by {time_scale:g}")
+    ones = np.ones(len(job_id))
+    return Trace(
+        job_id=job_id[order],
+        arrival_s=arrival_s[order] * time_scale,
+        gpus=gpus[order],
+        duration_s=duration_s[order],
+        priority=(ones if priority is None else priority)[order],
+        model=np.array(["" if model is None else model[k] for k in order.tolist()], dtype=np.str_),
+        notes=(f"{source}: {'; '.join(changes)}",) if changes else (),
+        source=source,
+    )

@@ -1,0 +1,402 @@
+"""The simulated world: jobs arrive, run and end, faults strike, and policies observe and act.
+
+Handlers change state and ask for a decision; one decision per instant, after all else, sees them together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from simpy.events import Event
+
+from policies.contract import (
+    Allocation,
+    Decision,
+    Memory,
+    Plan,
+    Policy,
+    Refusal,
+    refine,
+)
+from policies.observation import Jobs, JobState, Observation, resize, writable
+from sim.advance import EventByEvent
+from sim.clock import DECISION, Clock
+from sim.cluster import Cluster
+from sim.data import JobData, place_shards
+from sim.demand import Demand
+from sim.job import TrainingJob
+from sim.network import Network
+from sim.observe import Observer
+from sim.queue import RowQueue
+from sim.randomness import stream
+from sim.rigid import RigidJobs
+from sim.scenario import Data, Even, OnNodes, Scenario, Skewed
+from sim.topology import Topology
+from sim.transfer import Transfers
+
+DecisionHook = Callable[[Decision, list[Refusal]], None]
+
+
+class Stalled(RuntimeError):
+    """Jobs wait, and nothing will ever happen that could start them."""
+
+
+class SimWorld:
+    """One side of the seam between policies and worlds: the simulator.
+
+    Args:
+        scenario, demand, cluster, topology: what is simulated.
+        policy: the stages that decide.
+        seed: of noise, faults and estimates.
+        on_decision: called with each decision and what of it was refused.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        demand: Demand,
+        cluster: Cluster,
+        topology: Topology,
+        policy: Policy,
+        seed: int,
+        on_decision: DecisionHook | None = None,
+    ) -> None:
+        self.scenario, self.demand, self.cluster, self.policy = scenario, demand, cluster, policy
+        self.seed, self.on_decision = seed, on_decision
+        self.clock = Clock()
+        self.network = Network(self.clock, topology.capacity_bytes_per_s)
+        self.transfers = Transfers(self.clock, self.network, topology, cluster.up)
+        self.engine = EventByEvent(self.clock, self.network, self._period_ended, self._refused)
+        self.jobs = Jobs(0, len(demand))
+        self.waiting, self.running = RowQueue(), RowQueue()
+        self.training: dict[int, TrainingJob] = {}  # running training jobs, and those that will run again
+        self.rigid = RigidJobs(self.clock, cluster, demand, self._finish, self.mtbf_s)
+        self.start_s = np.full(len(demand), np.nan)
+        self.completion_s = np.full(len(demand), np.nan)
+        self.preemptions = np.zeros(len(demand), dtype=np.int64)
+        self.restarts = np.zeros(len(demand), dtype=np.int64)
+        self.restart_s = np.zeros(len(demand))  # cost that the next start has to pay
+        self.done = Event(self.clock)
+        self.completed = self.decisions = 0
+        self.refusals: list[tuple[float, str, str]] = []
+        self.memory: dict[str, Memory] = policy.initial()
+        self._arrived = 0
+        self._decision: Event | None = None
+        self._revisit: Event | None = None
+        self._tick: Event | None = None
+        self._fill_jobs()
+        self.observer = Observer(self)
+        self._next_arrival()
+        if scenario.decide.every is not None:
+            self._ticks, self._tick = 0, self.clock.at(0.0, self._on_tick)
+
+    # -- jobs ----------------------------------------------------------------------------------------------
+
+    def _fill_jobs(self) -> None:
+        demand, jobs = self.demand, self.jobs
+        resize(jobs, len(demand))
+        rigid = np.array([row not in demand.training for row in range(len(demand))])
+        factor = self._estimate_factor(len(demand))
+        for name, values in (
+            ("id", demand.id), ("arrival_s", demand.arrival_s), ("queued_since_s", demand.arrival_s),
+            ("rigid", rigid), ("priority", demand.priority), ("gpus_requested", demand.gpus),
+            ("gpu_share_requested", demand.gpu_share), ("duration_s", demand.duration_s * factor),
+            ("service_s", demand.duration_s * factor),
+        ):  # fmt: skip
+            writable(jobs, name)[:] = values
+        self.estimate_factor = factor
+        self.state = writable(jobs, "state")
+        self.held = writable(jobs, "gpus_held")
+        resize(jobs, 0)
+
+    def _estimate_factor(self, count: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        spread = self.scenario.decide.estimate_error
+        if spread == 0.0:
+            return np.ones(count)
+        return np.exp(spread * stream(self.seed, "estimates").standard_normal(count))
+
+    def _next_arrival(self) -> None:
+        if self._arrived < len(self.demand):
+            self.clock.at(float(self.demand.arrival_s[self._arrived]), self._on_arrival)
+
+    def _on_arrival(self, _: Event) -> None:
+        now, arrival = self.clock.now, self.demand.arrival_s
+        first = self._arrived
+        while self._arrived < len(arrival) and arrival[self._arrived] == now:
+            self._arrived += 1
+        resize(self.jobs, self._arrived)
+        for row in range(first, self._arrived):
+            if row in self.demand.training:
+                self._make_training(row)
+            self.waiting.add(row)
+        self._event()
+        self._next_arrival()
+
+    def _make_training(self, row: int) -> None:
+        spec = self.demand.training[row]
+        assert spec.model is not None
+        job = TrainingJob(
+            row, self.demand.name[row], spec, self.scenario.workload.models[spec.model], self.cluster,
+            seed=self.seed, step_cov=self.scenario.noise.step_cov, mtbf_s=self.mtbf_s,
+        )  # fmt: skip
+        self.training[row] = job
+        self.observer.arrived(job)
+
+    @property
+    def mtbf_s(self) -> float:
+        """Mean time between crashes of one node, all causes together."""
+        faults = self.scenario.faults
+        rates = [1.0 / f.mtbf for f in (faults.crash, faults.rack, faults.spot) if f is not None]
+        return 1.0 / sum(rates) if rates else math.inf
+
+    def _place_data(self, job: TrainingJob, spec: Data) -> None:
+        place, worker_nodes = spec.placement, list(dict.fromkeys(job.holding.nodes.tolist()))  # type: ignore[union-attr]
+        if isinstance(place, OnNodes):
+            nodes = self.cluster.nodes_named(place.nodes)
+        else:
+            nodes = worker_nodes if place.over == "job" else list(range(len(self.cluster.nodes)))
+        weights = np.ones(len(nodes))
+        if isinstance(place, Skewed):
+            weights = 1.0 / np.arange(1, len(nodes) + 1) ** place.exponent
+        assert isinstance(place, Even | Skewed | OnNodes)
+        shards = min(spec.shards, spec.samples)
+        homes = place_shards(shards, nodes, weights, spec.replicas)
+        sizes = np.full(shards, spec.samples // shards, dtype=np.int64)
+        sizes[: spec.samples % shards] += 1
+        free = writable(self.cluster.nodes, "storage_free_bytes")
+        for shard, home in enumerate(homes):
+            for node in home:
+                free[node] -= sizes[shard] * spec.sample_size
+        job.data = JobData(sizes, spec.sample_size, homes, self.transfers, free)
+
+    # -- decisions -----------------------------------------------------------------------------------------
+
+    def _event(self) -> None:
+        """Something happened: decide at this instant when the scenario decides on events."""
+        if self.scenario.decide.on_events:
+            self.request_decision()
+
+    def request_decision(self) -> None:
+        """Decide once at this instant, after everything else."""
+        if self._decision is None:
+            self._decision = self.clock.at(self.clock.now, self._decide, DECISION)
+
+    def _on_tick(self, _: Event) -> None:
+        every = self.scenario.decide.every
+        assert every is not None
+        self._ticks += 1
+        self._tick = self.clock.at(self._ticks * every, self._on_tick)
+        if self.waiting or self.running:
+            self.request_decision()
+
+    def _on_revisit(self, _: Event) -> None:
+        self._revisit = None
+        self.request_decision()
+
+    def _decide(self, _: Event) -> None:
+        self._decision = None
+        decision = refine(self.policy, self.observe(), self.memory)
+        self.memory, plan = decision.memory, decision.plan
+        self.decisions += 1
+        refused = self.apply(plan)
+        self.clock.cancel(self._revisit)
+        self._revisit = None
+        if plan.revisit_s < math.inf:
+            self._revisit = self.clock.at(plan.revisit_s, self._on_revisit)
+        if self.on_decision is not None:
+            self.on_decision(decision, refused)
+        if self.waiting and not self.running and plan.allocation is None:
+            self._check_not_stalled()
+
+    def _check_not_stalled(self) -> None:
+        """Raise Stalled when no event is left that could ever start a waiting job."""
+        if self._arrived < len(self.demand) or self._revisit is not None or not self.cluster.up.all():
+            return
+        if self._tick is not None and self._idle_ticks < 1000:
+            self._idle_ticks += 1
+            return
+        rows = self.waiting.rows[:3].tolist()
+        names = ", ".join(self.demand.name[row] for row in rows)
+        raise Stalled(
+            f"policy {self.policy.name} leaves {len(self.waiting)} jobs waiting on an idle cluster ({names})"
+        )
+
+    _idle_ticks = 0
+
+    def observe(self) -> Observation:
+        """Everything a policy may see, now."""
+        return self.observer.observe()
+
+    def apply(self, plan: Plan) -> list[Refusal]:
+        """Carry out a feasible plan: stops and starts at once, the rest at the end of each running period."""
+        if plan.changes_nothing():
+            return []
+        replaced: set[int] = set()
+        if plan.allocation is not None:
+            replaced = self._allocate(plan.allocation)
+        self.observer.hand_over(plan, replaced)
+        return []
+
+    def _allocate(self, allocation: Allocation) -> set[int]:
+        listed = allocation.job.tolist()
+        resized = set()
+        for k, row in enumerate(listed):
+            if self.state[row] == JobState.RUNNING:
+                self._stop(row, lost=False)
+                self.preemptions[row] += allocation.offset[k + 1] == allocation.offset[k]
+                resized.add(row)
+        for k, row in enumerate(listed):
+            gpus = allocation.gpus_of(k)
+            if gpus.size:
+                self._start(row, gpus, allocation.share[allocation.offset[k] : allocation.offset[k + 1]])
+        return resized
+
+    def _start(self, row: int, gpus: np.ndarray, share: np.ndarray) -> None:  # type: ignore[type-arg]
+        now = self.clock.now
+        holding = self.cluster.book(row, gpus.copy(), share.copy())
+        self.waiting.remove(row)
+        self.running.add(row)
+        self.state[row], self.held[row] = JobState.RUNNING, gpus.size
+        self.observer.started(row, now)
+        if math.isnan(self.start_s[row]):
+            self.start_s[row] = now
+        delay_s, self.restart_s[row] = float(self.restart_s[row]), 0.0
+        job = self.training.get(row)
+        if job is None:
+            self.rigid.start(row, holding, delay_s)
+            return
+        if job.data is None and job.spec.data is not None:
+            job.holding = holding
+            self._place_data(job, job.spec.data)
+        job.start(holding, now, delay_s)
+        self._neighbours_changed(row)
+        self.engine.begin(job)
+        self.engine.network_changed()
+
+    def _stop(self, row: int, *, lost: bool) -> None:
+        """Take the GPUs from a running job and put it back in the queue."""
+        job = self.training.get(row)
+        restart = self.scenario.restart
+        cost_s = restart.initialisation
+        if lost:
+            cost_s += restart.detection + restart.rescheduling
+            self.restarts[row] += 1
+        if job is None:
+            self.rigid.stop(row, lost=lost)
+        else:
+            self.engine.settle(job)
+            self.engine.halt(job)
+            cost_s += job.save_s * (1 if lost else 2)  # read back; when preempted, written first too
+            job.stop(self.clock.now, lost=lost)
+        self._neighbours_changed(row)
+        self.cluster.release(row)
+        self.running.remove(row)
+        self.waiting.add(row)
+        self.state[row], self.held[row] = JobState.WAITING, 0
+        self.restart_s[row] = cost_s
+        self.observer.stopped(row, self.clock.now)
+
+    def _neighbours_changed(self, row: int) -> None:
+        """Training jobs that share a GPU with this one run at another speed from their next period on."""
+        holding = self.cluster.holding[row]
+        if (holding.share == 1.0).all():
+            return
+        for other, job in self.training.items():
+            if other != row and job.holding is not None and np.isin(job.holding.gpu, holding.gpu).any():
+                self.engine.reconfigure(job)
+
+    # -- ends ----------------------------------------------------------------------------------------------
+
+    def _period_ended(self, job: TrainingJob) -> None:
+        if job.done:
+            self.engine.halt(job)
+            job.generation += 1
+            if job.data is not None:
+                job.data.release()
+            self._neighbours_changed(job.row)
+            self._finish(job.row)
+            return
+        every = self.scenario.decide.every_steps
+        if every is not None and job.steps_since_decision >= every:
+            job.steps_since_decision = 0
+            self.request_decision()
+
+    def _finish(self, row: int) -> None:
+        self.cluster.release(row)
+        self.running.remove(row)
+        self.state[row], self.held[row] = JobState.DONE, 0
+        self.completion_s[row] = self.clock.now
+        self.observer.finished(row, self.clock.now)
+        self.completed += 1
+        if self.completed == len(self.demand):
+            self.done.succeed()
+        self._event()
+
+    def _refused(self, what: str, why: str) -> None:
+        self.refusals.append((self.clock.now, what, why))
+
+    # -- faults (called by sim.faults) ---------------------------------------------------------------------
+
+    def node_down(self, node: int, *, saved: bool = False) -> None:
+        """A node dies; its jobs lose what is not saved, unless they could save first."""
+        if not self.cluster.up[node]:
+            return
+        for row in self.cluster.jobs_on(node):
+            job = self.training.get(row)
+            if job is None or not self._regroups(job, node):
+                self._stop(row, lost=not saved)
+        self.cluster.take_down(node)
+        self.transfers.node_changed(node)
+        self._event()
+
+    def _regroups(self, job: TrainingJob, node: int) -> bool:
+        """Let a job go on with the workers that are left, when it may; returns whether it does."""
+        per, held = job.gpus_per_worker, job.holding
+        assert held is not None
+        alive = np.repeat(~(self.cluster.gpus.node[held.gpu[::per]] == node), per)
+        left, fewest = int(alive.sum()) // per, job.spec.workers_min or 1
+        if job.spec.on_worker_loss != "regroup" or left < fewest:
+            return False
+        self.engine.settle(job)
+        self.engine.halt(job)
+        self.cluster.release(job.row)
+        holding = self.cluster.book(job.row, held.gpu[alive], held.share[alive])
+        restart = self.scenario.restart
+        job.regroup(holding, self.clock.now, restart.detection + restart.initialisation)
+        self.restarts[job.row] += 1
+        self.held[job.row] = holding.gpu.size
+        self.observer.started(job.row, self.clock.now)
+        self.engine.begin(job)
+        return True
+
+    def node_up(self, node: int) -> None:
+        """A node is repaired."""
+        if not self.cluster.up[node]:
+            self.cluster.bring_up(node)
+            self.transfers.node_changed(node)
+            self._event()
+
+    def set_slow(self, node: int, factor: float) -> None:
+        """A node computes `factor` times slower from now on (1: healthy)."""
+        self.cluster.slow[node] = factor
+        for row in self.cluster.jobs_on(node):
+            job = self.training.get(row)
+            if job is None:
+                self.rigid.speed_changed(row)
+            else:
+                self.engine.reconfigure(job)
+        self._event()
+
+    # -- accounts ------------------------------------------------------------------------------------------
+
+    def account(self, row: int) -> tuple[np.ndarray, int, float, int, int]:  # type: ignore[type-arg]
+        """(GPU-seconds by use, samples, useful samples, lost samples, steps) of one job."""
+        job = self.training.get(row)
+        if job is None:
+            return self.rigid.gpu_s[row], 0, 0.0, 0, 0
+        a = job.account
+        return a.gpu_s, a.samples, a.useful_samples, a.lost_samples, a.steps
+
+

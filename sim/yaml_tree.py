@@ -1,0 +1,306 @@
+"""YAML text to plain data that remembers where every value stood, without YAML 1.1's traps.
+
+Scalars follow the YAML 1.2 core schema: `1e9` is a number, `on`, `yes`, `12:30` and dates are text. Duplicate
+keys, custom tags, `.inf`, `.nan`, self-references and texts that unfold beyond `MAX_VALUES` are errors.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+
+MAX_BYTES = 8_000_000
+MAX_VALUES = 300_000
+MAX_DEPTH = 60
+
+Key = str | int
+KeyPath = tuple[Key, ...]
+
+_TAG = "tag:yaml.org,2002:"
+_SCALARS = (
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    ("int", r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", list("-+0123456789")),
+    (
+        "float",
+        r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
+        list("-+.0123456789"),
+    ),
+)
+
+
+class InputError(ValueError):
+    """What the user gave is wrong: one clear line per mistake, in `lines`."""
+
+    def __init__(self, lines: Iterable[str]) -> None:
+        self.lines = list(lines)
+        super().__init__("\n".join(self.lines))
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where something was written: a file with line and column (from 1), or an option of the command line."""
+
+    source: str
+    line: int = 0
+    column: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.source}:{self.line}:{self.column}" if self.line else self.source
+
+
+@dataclass
+class Tree:
+    """Plain data (dict, list, str, int, float, bool, None) and the places of its keys and values by path."""
+
+    data: Any
+    keys: dict[KeyPath, Place] = field(default_factory=dict)
+    values: dict[KeyPath, Place] = field(default_factory=dict)
+
+    def place(self, path: KeyPath, *, key: bool = False) -> Place:
+        """Place of the value (or key) at `path`; of the nearest thing around it when it is not there."""
+        wanted = self.keys if key else self.values
+        while path and path not in wanted:
+            path, wanted = path[:-1], self.keys
+        return wanted.get(path) or self.values[()]
+
+    def error(self, path: KeyPath, problem: str, *, key: bool = False) -> str:
+        """One line `file:line:column: dotted.key: problem`."""
+        name = ".".join(str(part) for part in path)
+        return f"{self.place(path, key=key)}: {name + ': ' if name else ''}{problem}"
+
+    def get(self, path: KeyPath) -> Any:
+        """The value at `path`. Raises KeyError when there is none."""
+        value = self.data
+        for part in path:
+            try:
+                value = value[part]
+            except (TypeError, IndexError, KeyError):
+                raise KeyError(path) from None
+        return value
+
+
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """Composes nodes with the scalar rules of YAML 1.2."""
+
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 - PyYAML's own
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes whatever YAML 1.1 or 1.2 would read as something else than text."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
+
+
+for _name, _pattern, _first in _SCALARS:
+    for _class in (_Loader, _Dumper):
+        _class.add_implicit_resolver(_TAG + _name, re.compile(rf"^(?:{_pattern})$"), _first)
+_Loader.add_implicit_resolver(_TAG + "merge", re.compile("^<<$"), ["<"])
+
+
+def read_text(path: Path) -> str:
+    """Text of a UTF-8 file of at most MAX_BYTES. Raises InputError when it cannot be read."""
+    try:
+        if path.is_file() and path.stat().st_size > MAX_BYTES:
+            raise InputError([f"{path}: larger than {MAX_BYTES} bytes; put job lists into a CSV trace"])
+        return path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError([f"{path}: not UTF-8 text (byte {error.start})"]) from error
+    except OSError as error:
+        raise InputError([f"{path}: cannot be read: {error.strerror}"]) from error
+
+
+def read_tree(text: str, source: str) -> Tree:
+    """Tree of one YAML document; `source` names it in errors. Raises InputError, all mistakes at once."""
+    try:
+        node = yaml.compose(text, Loader=_Loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = Place(source, mark.line + 1, mark.column + 1) if mark else Place(source)
+        problem = (error.problem or error.context or "cannot be parsed").replace("\n", " ")
+        raise InputError([f"{place}: not valid YAML: {problem}"]) from error
+    except yaml.YAMLError as error:
+        raise InputError([f"{source}: not valid YAML: {' '.join(str(error).split())}"]) from error
+    except RecursionError as error:
+        raise InputError([f"{source}: nested too deeply"]) from error
+    if node is None:
+        raise InputError([f"{source}: empty"])
+    builder = _Builder(source)
+    builder.tree.data = builder.build(node, ())
+    if builder.mistakes:
+        raise InputError(builder.mistakes)
+    return builder.tree
+
+
+def write_tree(data: Any) -> str:
+    """YAML text of plain data that `read_tree` reads back equal, whatever the strings look like."""
+    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
+
+
+class _Builder:
+    """Turns nodes into data, noting places and mistakes."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.tree = Tree(None)
+        self.mistakes: list[str] = []
+        self.count = 0
+
+    def build(self, node: Node, path: KeyPath) -> Any:
+        self.count += 1
+        self.tree.values.setdefault(path, self.at(node))
+        if self.count > MAX_VALUES:
+            raise InputError(
+                [f"{self.at(node)}: more than {MAX_VALUES} values; put job lists into a CSV trace"]
+            )
+        if len(path) > MAX_DEPTH:
+            raise InputError([f"{self.at(node)}: nested more than {MAX_DEPTH} deep, or contains itself"])
+        if isinstance(node, MappingNode) and node.tag == _TAG + "map":
+            return self.mapping(node, path)
+        if isinstance(node, SequenceNode) and node.tag == _TAG + "seq":
+            return [self.build(item, (*path, k)) for k, item in enumerate(node.value)]
+        if isinstance(node, ScalarNode):
+            return self.scalar(node, path)
+        return self.mistake(node, path, f"tag {node.tag.removeprefix(_TAG)!r} is not allowed")
+
+    def mapping(self, node: MappingNode, path: KeyPath) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        merged: dict[str, Any] = {}
+        # Merges first, whatever the order in the text: own keys then replace what they brought.
+        for key_node, value_node in sorted(node.value, key=lambda pair: pair[0].tag != _TAG + "merge"):
+            if key_node.tag == _TAG + "merge":
+                merged = self.merge(value_node, path) | merged
+                continue
+            if not isinstance(key_node, ScalarNode):
+                self.mistake(key_node, path, "a key must be text")
+                continue
+            key = key_node.value
+            here = (*path, key)
+            if key in result:
+                first = self.tree.keys[here].line
+                self.mistake(key_node, here, f"duplicate key, already given in line {first}")
+                continue
+            self.forget(here)
+            self.tree.keys[here] = self.at(key_node)
+            result[key] = self.build(value_node, here)
+        return merged | result
+
+    def merge(self, node: Node, path: KeyPath) -> dict[str, Any]:
+        """What `<<: *anchor` or `<<: [*a, *b]` brings in; earlier ones win, own keys win over all."""
+        sources = list(reversed(node.value)) if isinstance(node, SequenceNode) else [node]
+        result: dict[str, Any] = {}
+        for source in sources:
+            if not isinstance(source, MappingNode):
+                self.mistake(node, path, "'<<' needs a section or a list of sections")
+                continue
+            result |= self.mapping(source, path)
+        return result
+
+    def forget(self, path: KeyPath) -> None:
+        """Drop places that a merge left below `path`, so that an own key's places stand alone."""
+        if path in self.tree.values:
+            for places in (self.tree.keys, self.tree.values):
+                for old in [p for p in places if p[: len(path)] == path]:
+                    del places[old]
+
+    def scalar(self, node: ScalarNode, path: KeyPath) -> Any:
+        text, tag = node.value, node.tag.removeprefix(_TAG)
+        if tag == "str":
+            return text
+        if tag == "null":
+            return None
+        if tag == "bool":
+            return text.lower() == "true"
+        try:
+            if tag == "int":
+                return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
+            if tag == "float":
+                value = float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
+                return (
+                    value
+                    if math.isfinite(value)
+                    else self.mistake(node, path, f"{text} is not a finite number")
+                )
+        except ValueError:
+            return self.mistake(node, path, f"{text[:40]!r} is not a number")
+        return self.mistake(node, path, f"tag {tag!r} is not allowed")
+
+    def mistake(self, node: Node, path: KeyPath, problem: str) -> None:
+        name = ".".join(str(part) for part in path)
+        self.mistakes.append(f"{self.at(node)}: {name + ': ' if name else ''}{problem}")
+
+    def at(self, node: Node) -> Place:
+        return Place(self.source, node.start_mark.line + 1, node.start_mark.column + 1)
+
+
+def override(tree: Tree, assignment: str) -> None:
+    """Set one value: `dotted.key=value`, list indices as numbers, value in YAML. Raises InputError.
+
+    Sections that do not exist are made; at each level the longest existing key that matches is taken, so
+    keys with dots in them can be reached.
+    """
+    source = f"--set {assignment}"
+    name, equals, text = assignment.partition("=")
+    if not equals or not name.strip():
+        raise InputError([f"{source}: write dotted.key=value"])
+    value = read_tree(text, source) if text.strip() else Tree("", {}, {(): Place(source)})
+    path = _path_of(tree, name.strip().split("."), source)
+    assign(tree, path, value.data, Place(source))
+
+
+def assign(tree: Tree, path: KeyPath, value: Any, place: Place) -> None:
+    """Set the value at `path`, making the sections around it; everything in it then comes from `place`."""
+    holder = tree.data
+    for key in path[:-1]:
+        if isinstance(holder, dict) and not isinstance(holder.get(key), dict | list):
+            holder[key] = {}
+        holder = holder[key]
+    holder[path[-1]] = value
+    for places in (tree.keys, tree.values):
+        for old in [p for p in places if p[: len(path)] == path]:
+            del places[old]
+    for inner in _paths(value, path):
+        tree.keys[inner] = tree.values[inner] = place
+
+
+def _paths(value: Any, path: KeyPath) -> Iterator[KeyPath]:
+    yield path
+    for key, inner in (
+        value.items() if isinstance(value, dict) else enumerate(value if isinstance(value, list) else ())
+    ):
+        yield from _paths(inner, (*path, key))
+
+
+def _path_of(tree: Tree, parts: Sequence[str], source: str) -> KeyPath:
+    """The key path that dotted parts mean."""
+    path: KeyPath = ()
+    holder: Any = tree.data
+    while parts:
+        key, parts = _next_key(holder, parts, source, path)
+        path = (*path, key)
+        holder = (
+            {} if isinstance(holder, dict) and not isinstance(holder.get(key), dict | list) else holder[key]
+        )
+    return path
+
+
+def _next_key(holder: Any, parts: Sequence[str], source: str, path: KeyPath) -> tuple[Key, list[str]]:
+    if isinstance(holder, dict):
+        for k in range(len(parts), 0, -1):
+            if ".".join(parts[:k]) in holder:
+                return ".".join(parts[:k]), list(parts[k:])
+        return parts[0], list(parts[1:])
+    if isinstance(holder, list):
+        if parts[0].isdecimal() and int(parts[0]) < len(holder):
+            return int(parts[0]), list(parts[1:])
+        allowed = f"0 to {len(holder) - 1}" if holder else "none, the list is empty"
+        raise InputError([f"{source}: {'.'.join(map(str, path))}: no entry {parts[0]!r}; allowed: {allowed}"])
+    raise InputError([f"{source}: {'.'.join(map(str, path)) or 'the file'} is not a section"])

@@ -1,0 +1,111 @@
+"""What no policy can beat: lower bounds on makespan and mean completion time.
+
+With p_j the least GPU-seconds that job j can need, f_j its shortest possible duration, G the cluster's
+GPUs and a_j the arrivals:
+
+    makespan        >= max( max_j (a_j + f_j),  max_a (a + sum of p_j over jobs arriving at or after a, / G) )
+    mean completion >= max( preemptive SRPT of sizes p_j / G on one machine,  mean f_j )
+
+The cluster as one machine that can always give all of itself to any job is a relaxation of every schedule,
+and shortest remaining processing time is optimal on it (Schrage 1968). GPUs are counted in units of the
+best one: a group that no job runs on faster than u times its best rate counts as u per GPU.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from policies.jit import jit
+from sim.cluster import Cluster
+from sim.demand import Demand, make_demand
+from sim.hardware import load_profile
+from sim.scenario import Scenario
+from sim.topology import Topology
+from sim.traces import Trace
+from study.needs import Capacity
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Lower bounds in s (NaN: no jobs). `noise_free`: step noise is on and ignored; luck can beat them."""
+
+    makespan_s: float
+    completion_mean_s: float
+    noise_free: bool
+
+
+@dataclass(frozen=True)
+class Needs:
+    """The least that each job can need; all arrays (jobs,), in order of arrival.
+
+    arrival_s; fastest_s: shortest possible duration; gpu_s: least GPU-seconds on the best GPUs;
+    gpus: the cluster in best-GPU equivalents.
+    """
+
+    arrival_s: Floats
+    fastest_s: Floats
+    gpu_s: Floats
+    gpus: float
+
+    def makespan_s(self) -> float:
+        """Lower bound on the last completion, in O(n)."""
+        later_gpu_s = np.cumsum(self.gpu_s[::-1])[::-1]
+        return float(
+            max((self.arrival_s + self.fastest_s).max(), (self.arrival_s + later_gpu_s / self.gpus).max())
+        )
+
+    def completion_mean_s(self) -> float:
+        """Lower bound on the mean of completion minus arrival, in O(n log n)."""
+        total_s = srpt_total_completion_s(self.arrival_s, self.gpu_s / self.gpus)
+        return max(total_s / self.arrival_s.size, float(self.fastest_s.mean()))
+
+
+def lower_bound(scenario: Scenario, trace: Trace | None = None) -> Bound:
+    """What no policy can beat on this scenario. Raises InputError when it has no jobs."""
+    profile = load_profile(scenario.cluster.hardware)
+    cluster = Cluster(scenario.cluster, profile, Topology(scenario.cluster))
+    needs = needs_of(make_demand(scenario, trace, cluster), scenario, Capacity(scenario.cluster, profile))
+    return Bound(needs.makespan_s(), needs.completion_mean_s(), scenario.noise.step_cov > 0)
+
+
+def needs_of(demand: Demand, scenario: Scenario, capacity: Capacity) -> Needs:
+    """The least that each job of a scenario can need."""
+    fastest_s, gpu_s = capacity.rigid(demand.gpus, demand.gpu_share, demand.duration_s)
+    known: dict[int, tuple[float, Floats]] = {}  # copies of one job share their specification
+    for row, spec in demand.training.items():
+        if id(spec) not in known:
+            assert spec.model is not None  # a training job has one
+            known[id(spec)] = capacity.training(spec, scenario.workload.models[spec.model])
+        fastest_s[row], gpu_s[row] = known[id(spec)]
+    least = gpu_s.min(axis=1)
+    relative = np.divide(least[:, None], gpu_s, out=np.zeros_like(gpu_s), where=gpu_s > 0)
+    gpus = float((relative.max(axis=0) * capacity.gpus).sum())  # 0 when no job needs any time
+    return Needs(demand.arrival_s, fastest_s, least, gpus or float(capacity.gpus.sum()))
+
+
+@jit
+def srpt_total_completion_s(arrival_s: Floats, size_s: Floats) -> float:
+    """Sum of completion minus arrival under preemptive SRPT on one machine; arrivals ascending, all (n,)."""
+    total_s, now_s, k, n = 0.0, 0.0, 0, arrival_s.size
+    remaining = [(0.0, 0.0)]  # (seconds left, arrival)
+    remaining.pop()
+    while k < n or len(remaining) > 0:
+        if len(remaining) == 0:
+            now_s = max(now_s, arrival_s[k])
+        while k < n and arrival_s[k] <= now_s:
+            heapq.heappush(remaining, (size_s[k], arrival_s[k]))
+            k += 1
+        left_s, arrived_s = heapq.heappop(remaining)
+        if k < n and now_s + left_s > arrival_s[k]:
+            heapq.heappush(remaining, (left_s - (arrival_s[k] - now_s), arrived_s))
+            now_s = arrival_s[k]
+        else:
+            now_s += left_s
+            total_s += now_s - arrived_s
+    return total_s

@@ -1,0 +1,165 @@
+"""Runs of one scenario under several policies and seeds: one after the other, or in several processes.
+
+Every run is a pure function of (scenario, policy, seed, trace), so neither the number of processes nor a
+stop and a second start changes a result. With a folder, each run is kept in `POLICY/seed-N/`; one that is
+complete there and has the same identity is read instead of computed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from policies import make_policy
+from sim.record import Run
+from sim.run import run, run_identity
+from sim.scenario import Scenario
+from sim.traces import Trace
+from study.warm import warm
+
+Runner = Callable[..., Run]
+Progress = Callable[[int, int, str], None]
+"""Called as progress(runs done, runs in all, "POLICY seed N") when a run is done."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One run to make."""
+
+    policy: str
+    seed: int
+
+    @property
+    def label(self) -> str:
+        """The run in words."""
+        return f"{self.policy} seed {self.seed}"
+
+    def folder(self, out: Path) -> Path:
+        """Where the run is kept below `out`; names that are no file names get a hash."""
+        name = re.sub(r"[^A-Za-z0-9+._=,()-]", "_", self.policy)
+        if name != self.policy or name.startswith("."):
+            name = f"{name[:60].lstrip('.')}-{hashlib.sha256(self.policy.encode()).hexdigest()[:8]}"
+        return out / name / f"seed-{self.seed}"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a comparison keeps of one run: its metrics, not its tables."""
+
+    policy: str
+    seed: int
+    identity: str
+    metrics: Mapping[str, float]
+    notes: tuple[str, ...] = ()
+    stopped: str | None = None
+    reused: bool = False
+    totals: Mapping[str, float] = field(default_factory=dict)
+
+    def row(self) -> dict[str, Any]:
+        """The result as plain data; whether it was reused is left out, so that it depends on inputs alone."""
+        return {
+            "policy": self.policy,
+            "seed": self.seed,
+            "identity": self.identity,
+            "stopped": self.stopped,
+            "metrics": dict(self.metrics),
+            "totals": dict(self.totals),
+        }
+
+
+@dataclass(frozen=True)
+class Job:
+    """What all runs share; sent to each process once."""
+
+    scenario: Scenario
+    trace: Trace | None
+    out: Path | None
+    runner: Runner = run
+
+    def identity(self, task: Task) -> str:
+        """Hash of everything that the run's records depend on."""
+        return run_identity(self.scenario, make_policy(task.policy), task.seed, self.trace)
+
+    def make(self, task: Task) -> Result:
+        """Read the run when it is there, else make it and keep it."""
+        kept = None if self.out is None else read_result(task.folder(self.out), self.identity(task))
+        if kept is not None:
+            return kept
+        made = self.runner(self.scenario, policy=make_policy(task.policy), seed=task.seed, trace=self.trace)
+        if self.out is not None:
+            made.write(task.folder(self.out))
+        return Result(
+            task.policy,
+            task.seed,
+            made.identity,
+            made.summary(),
+            made.notes,
+            made.stopped,
+            totals=made.totals,
+        )
+
+
+def read_result(folder: Path, identity: str) -> Result | None:
+    """The complete run of that identity in `folder`, or None when there is none."""
+    try:
+        row = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError):
+        return None
+    if row.pop("identity") != identity:
+        return None
+    policy, seed, totals, notes = (row.pop(key) for key in ("policy", "seed", "totals", "notes"))
+    metrics = {name: math.nan if value is None else float(value) for name, value in row.items()}
+    return Result(policy, seed, identity, metrics, tuple(notes), None, True, totals)
+
+
+def execute(
+    job: Job, tasks: Sequence[Task], processes: int = 1, progress: Progress | None = None
+) -> list[Result]:
+    """Results of all tasks, in the order of `tasks` whatever order they end in.
+
+    Raises what a run raises; runs that have ended by then are kept when the job has a folder.
+    """
+    results: dict[Task, Result] = {}
+    source = _serial(job, tasks) if processes == 1 else _parallel(job, tasks, processes)
+    for task, result in source:
+        results[task] = result
+        if progress is not None:
+            progress(len(results), len(tasks), task.label)
+    return [results[task] for task in tasks]
+
+
+def _serial(job: Job, tasks: Sequence[Task]) -> Iterator[tuple[Task, Result]]:
+    for task in tasks:
+        yield task, job.make(task)
+
+
+def _parallel(job: Job, tasks: Sequence[Task], processes: int) -> Iterator[tuple[Task, Result]]:
+    warm([task.policy for task in tasks])
+    pool = ProcessPoolExecutor(
+        min(processes, len(tasks)), mp_context=get_context("spawn"), initializer=_share, initargs=(job,)
+    )
+    try:
+        pending: dict[Future[Result], Task] = {pool.submit(_make, task): task for task in tasks}
+        for done in as_completed(pending):
+            yield pending[done], done.result()
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+_shared: list[Any] = []  # the job of this process, set once when it starts
+
+
+def _share(job: Job) -> None:
+    _shared[:] = [job]
+
+
+def _make(task: Task) -> Result:
+    return _shared[0].make(task)  # type: ignore[no-any-return]

@@ -1,0 +1,120 @@
+"""A comparison as plain text: metrics as rows, policies as columns, human units, no control characters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from sim.units import TIME, format_bytes, format_seconds, format_usd
+
+if TYPE_CHECKING:
+    from study.compare import Cell, Comparison
+
+LABELS = {
+    "jobs": "jobs",
+    "completed": "jobs completed",
+    "makespan_s": "makespan",
+    "completion_mean_s": "completion mean",
+    "completion_p50_s": "completion p50",
+    "completion_p95_s": "completion p95",
+    "completion_p99_s": "completion p99",
+    "queueing_mean_s": "queueing mean",
+    "goodput_ratio": "goodput",
+    "gpu_busy_ratio": "GPU busy",
+    "idle_ratio": "idle",
+    "input_stall_ratio": "input stall",
+    "barrier_wait_ratio": "barrier wait",
+    "exposed_communication_ratio": "exposed comm.",
+    "restart_ratio": "restart",
+    "lost_to_faults_ratio": "lost to faults",
+}
+_UNKNOWN = "-"
+_GAP = 2
+
+
+def digits(value: float, significant: int = 3) -> str:
+    """At least `significant` digits, without an exponent below a million and without idle zeros."""
+    if not math.isfinite(value) or abs(value) >= 1e6:
+        return f"{value:.{significant}g}"
+    whole = math.floor(math.log10(abs(value))) + 1 if value else 1
+    return f"{value:.{min(max(0, significant - whole), 9)}f}"
+
+
+def _scaled(metric: str, mean: float) -> tuple[float, str]:
+    """(divisor, unit) that suit the metric and the size of its mean."""
+    if metric.endswith("_s"):
+        unit = format_seconds(mean).rsplit(" ", 1)[1] if mean else "s"
+        return float(TIME.factors[unit]), unit
+    return (0.01, "%") if metric.endswith("_ratio") else (1.0, "")
+
+
+def show(metric: str, mean: float, half: float = math.nan) -> str:
+    """A mean and its half interval in the unit of the metric: "43.1 ±0.2 s"; "-" when unknown."""
+    if not math.isfinite(mean):
+        return _UNKNOWN
+    other: dict[str, Callable[[float], str]] = {"_bytes": format_bytes, "_usd": format_usd}
+    for suffix, text in other.items():
+        if metric.endswith(suffix):
+            return text(mean) + (f" ±{text(half)}" if half > 0 else "")
+    scale, unit = _scaled(metric, mean)
+    number = digits(mean / scale)
+    if math.isfinite(half) and half > 0:
+        number += f" ±{digits(half / scale, 2)}"
+    return f"{number} {unit}".rstrip()
+
+
+def _ratio(cell: Cell) -> str:
+    if not math.isfinite(cell.ratio.mean):
+        return _UNKNOWN
+    half = cell.ratio.half_width
+    spread = f" ±{digits(half, 2)}" if math.isfinite(half) and half >= 5e-5 else ""
+    return f"{digits(cell.ratio.mean)}{spread}"
+
+
+def _lines(metric: str, cells: Sequence[Cell], noise_free: bool) -> Iterator[list[str]]:
+    """Rows of text of one metric: value, ratio to the first policy, multiple of the bound."""
+    yield [LABELS.get(metric, metric), *(show(metric, c.value.mean, c.value.half_width) for c in cells)]
+    if metric in ("jobs", "completed"):
+        return
+    if len(cells) > 1 and cells[0].value.mean != 0:
+        yield [f"  ratio to {cells[0].policy}", *(_ratio(c) for c in cells)]
+    if any(math.isfinite(c.over_bound) for c in cells):
+        label = "  of noise-free bound" if noise_free else "  of lower bound"
+        yield [label, *(f"{digits(c.over_bound)}x" if c.over_bound > 0 else _UNKNOWN for c in cells)]
+
+
+def _blocks(columns: Sequence[int], room: int) -> Iterator[list[int]]:
+    """Columns (by index) in groups that fit into `room` characters, at least one a group."""
+    block: list[int] = []
+    for k, width in enumerate(columns):
+        if block and sum(columns[i] + _GAP for i in block) + width + _GAP > room:
+            yield block
+            block = []
+        block.append(k)
+    if block:
+        yield block
+
+
+def render(comparison: Comparison, width: int = 100) -> str:
+    """The table; policies that do not fit into `width` characters follow below."""
+    lines: list[list[str]] = []
+    for metric, group in groupby(comparison.cells, key=lambda cell: cell.metric):
+        lines += _lines(metric, list(group), comparison.bound.noise_free)
+    header = ["", *comparison.policies]
+    widths = [max(len(line[k]) for line in [header, *lines]) for k in range(len(header))]
+    text = [_title(comparison)]
+    for block in _blocks(widths[1:], width - widths[0]):
+        text.append("")
+        for line in [header, *lines]:
+            cells = "".join(" " * _GAP + line[k + 1].rjust(widths[k + 1]) for k in block)
+            text.append((line[0].ljust(widths[0]) + cells).rstrip())
+    text += ["", *(f"note: {note}" for note in comparison.notes)] if comparison.notes else []
+    return "\n".join(text) + "\n"
+
+
+def _title(comparison: Comparison) -> str:
+    n = len(comparison.seeds)
+    runs = "one seed" if n == 1 else f"{n} seeds, mean ± 95 % interval, ratios paired by seed"
+    return f"{comparison.scenario_name}: {runs}"
