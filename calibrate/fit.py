@@ -140,10 +140,11 @@ def fit_share_curve(
 ) -> ShareFit:
     """kappa of `speed = (1 + kappa) f / (f + kappa)` from throughput at several shares of one GPU.
 
-    share in (0, 1]; rate in any unit (samples/s, FLOP/s). With f = share the relative time is
-    1 + c (1 / f - 1), c = kappa / (1 + kappa) in [0, 1] (Amdahl 1967), so one number is fitted, robustly and
-    in relative error. Rates are taken relative to `full_rate`, by default the median rate at share 1. Raises
-    ValueError without either, or without a share below 1.
+    share in (0, 1]; rate in any unit (samples/s, FLOP/s). The time of a unit of work is then a + b / f with
+    kappa = b / a (Amdahl 1967), so the fit is a line, robust and in relative error. It passes through
+    `full_rate` at share 1, or through the rate measured there, and has one free number; with three or more
+    rates at share 1 these are samples like the others. Raises ValueError without a rate at share 1, or
+    without a share below 1.
     """
     f, r = checked(share, rate, 2, "share curve")
     if (f <= 0).any() or (f > 1).any():
@@ -153,19 +154,19 @@ def fit_share_curve(
         raise ValueError("share curve: needs a rate at share 1, or full_rate")
     if whole.all():
         raise ValueError("share curve: needs at least one share below 1")
-    full = float(np.median(r[whole])) if full_rate is None else full_rate
-    x = 1.0 / f - 1.0
-    relative = full / r
-    slope = _slope_through_one(x[~whole], relative[~whole])
-    prediction = 1.0 + slope * x
-    noise = noise_cov(prediction, relative)
-    draws = resample(prediction[~whole], relative[~whole], 1, seed)
-    if full_rate is None:  # a median's standard error is 1.2533 sigma / sqrt(n)
-        error = 1.2533 * noise / np.sqrt(whole.sum())
-        draws = draws * np.exp(error * np.random.default_rng(seed + 1).standard_normal((len(draws), 1)))
-    slopes = _slope_through_one(x[~whole], draws)
-    kappa = estimate(_kappa(float(slope)), np.array([_kappa(float(c)) for c in slopes]), len(f))
-    return ShareFit(kappa, full, noise, len(f))
+    if full_rate is None and int(whole.sum()) >= 3:
+        fixed, per_part = affine(1.0 / f, 1.0 / r)
+        draws = affine(1.0 / f, resample(fixed + per_part / f, 1.0 / r, 2, seed))
+        full, c = 1.0 / (fixed + per_part), per_part / (fixed + per_part)
+        spread = draws[:, 1] / draws.sum(axis=1)
+    else:
+        full = float(np.median(r[whole])) if full_rate is None else full_rate
+        x, relative = 1.0 / f[~whole] - 1.0, full / r[~whole]
+        c = float(_slope_through_one(x, relative))
+        spread = _slope_through_one(x, resample(1.0 + c * x, relative, 1, seed))
+    kappa = estimate(_kappa(float(c)), np.array([_kappa(float(v)) for v in spread]), len(f))
+    residual_cov = noise_cov(1.0 + c * (1.0 / f - 1.0), full / r)
+    return ShareFit(kappa, float(full), residual_cov, len(f))
 
 
 def _kappa(c: float) -> float:

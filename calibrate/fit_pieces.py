@@ -19,7 +19,7 @@ RELATIVE_NOISE_FLOOR = 0.01
 """Differences below this are not worth a piece of their own."""
 
 PRICE_PER_PIECE = 5.0
-"""In units of log(sizes): alpha, beta, and a knot, whose free place is worth three (Zhang & Siegmund 2007)."""
+"""In units of log(sizes): alpha, beta, and a knot, whose free place counts three (Zhang & Siegmund 2007)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import Any
 from policies import make_policy
 from policies.contract import Policy
 from sim.record import Run
+from sim.run import RunFailed
 from sim.run import run as simulate
 from sim.scenario import Scenario
 from sim.traces import Trace, read_trace
@@ -57,7 +58,8 @@ def run(
     scenario's. overrides: `dotted.key=value` texts. out: folder for the run's records. progress: called as
     progress(simulated seconds, jobs done, jobs in all).
 
-    Raises InputError and PolicyError, one clear line per mistake.
+    Raises InputError and PolicyError, one clear line per mistake, and RunFailed, with the records up to then,
+    when a stage fails or nothing can go on.
 
     >>> import equipoise
     >>> job = {"gpus": 4, "duration": "1 h"}
@@ -67,7 +69,12 @@ def run(
     """
     ready, jobs, _ = prepare(scenario, trace, overrides)
     chosen = make_policy(policy) if isinstance(policy, str) else policy
-    done = simulate(ready, policy=chosen, seed=seed, trace=jobs, progress=progress)
+    try:
+        done = simulate(ready, policy=chosen, seed=seed, trace=jobs, progress=progress)
+    except RunFailed as error:
+        if out is not None:
+            error.run.write(Path(out))
+        raise
     if out is not None:
         done.write(Path(out))
     return done

@@ -39,6 +39,7 @@ def run(
 ) -> int:
     """Simulate SCENARIO under one policy and print what came of it."""
     from equipoise import api
+    from sim.run import RunFailed
 
     ready, jobs, warnings = api.prepare(scenario, trace, overrides)
     note(False, *warnings)
@@ -48,11 +49,16 @@ def run(
             if update is not None:
                 update(done / max(total, 1), f"{done} of {total} jobs, {time_s / 3600:.1f} h simulated")
 
-        made = api.run(ready, policy=policy, seed=seed, trace=jobs, out=out, progress=tell)
+        try:
+            made = api.run(ready, policy=policy, seed=seed, trace=jobs, out=out, progress=tell)
+        except RunFailed as error:
+            if state.debug:
+                raise
+            made = error.run
     note(state.quiet, *(f"note: {text}" for text in made.notes))
     sys.stdout.write(_shown(made, form))
     if made.stopped:
-        note(False, f"equipoise: stopped: {made.stopped}")
+        note(False, f"equipoise: the run failed, these are its records up to then: {made.stopped}")
     return FAILURE if made.stopped else OK
 
 
@@ -84,7 +90,7 @@ def _shown(made: Run, form: str) -> str:
     "policies",
     metavar="POLICY",
     multiple=True,
-    help="Stages joined by +, or none; give several, ratios refer to the first. Default: none, the scenario's.",
+    help="Stages joined by +, or none; give several, ratios refer to the first. Default: none, scenario's.",
 )
 @click.option("--seeds", type=click.IntRange(min=1), default=5, show_default=True, help="Seeds per policy.")
 @click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Processes.")

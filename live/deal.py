@@ -54,7 +54,11 @@ class Deal:
     """One epoch (or the rest of one): its order of dataset indices, and every worker's queue of pieces."""
 
     def __init__(
-        self, order: Ints, queues: Sequence[Sequence[Piece]], next_id: int, begun: frozenset[int] = frozenset()
+        self,
+        order: Ints,
+        queues: Sequence[Sequence[Piece]],
+        next_id: int,
+        begun: frozenset[int] = frozenset(),
     ) -> None:
         self.order = order
         self._queues: list[tuple[Piece, ...]] = [tuple(queue) for queue in queues]
@@ -64,9 +68,7 @@ class Deal:
         self._recount()
 
     @classmethod
-    def whole(
-        cls, order: Ints, shards: int, owners: Ints | None, workers: int, first_id: int = 0
-    ) -> Deal:
+    def whole(cls, order: Ints, shards: int, owners: Ints | None, workers: int, first_id: int = 0) -> Deal:
         """A fresh epoch: `order` cut into `shards` nearly equal shards, shard k with `owners[k]`.
 
         Without owners, shards are dealt round robin.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from live.change import Change
-from live.deal import Deal
+from live.deal import Deal, deal_batch
 from policies.observation import Ints
 
 
@@ -75,7 +75,7 @@ class ShareSampler:
         """Take a place among `ranks`, with equal shares and shards dealt round robin."""
         self.rank, self.ranks = rank, ranks
         equal = np.ones(ranks, dtype=np.int64)
-        self.shares = deal_shares(self.global_batch, equal, self.micro_batch)
+        self.shares: Ints = deal_batch(self.global_batch, equal, self.micro_batch)
         self.owner: Ints = np.arange(self.shards, dtype=np.int64) % ranks
         self._pending.clear()
 
@@ -176,23 +176,11 @@ class ShareSampler:
 
     def resume(self, epoch: int, deal: Deal | None, rounds: int) -> None:
         """Go on with `deal` at round `rounds`; the next iteration continues the epoch."""
-        self._forget_rounds(rounds)
+        self._forget_rounds(0)
         self.epoch, self.deal, self.trained, self.drawn = epoch, deal, rounds, rounds
         self._resume = deal is not None and deal.left > 0
         self._next_id = max(self._next_id, deal.next_id if deal is not None else 0)
 
-    def _forget_rounds(self, rounds: int) -> None:
-        self._rounds.clear()
-        self._before.clear()
-        late = [change for change in self._pending if change.round > rounds]
-        for change in self._pending:
-            if change.round <= rounds and change.shares is not None:
-                self.shares = np.array(change.shares, dtype=np.int64)
-        self._pending = late
-
-
-def deal_shares(global_batch: int, weights: Ints, micro_batch: int) -> Ints:
-    """Samples per rank in proportion to `weights`, in whole micro-batches."""
-    from live.deal import deal_batch
-
-    return deal_batch(global_batch, weights, micro_batch)
+    def _forget_rounds(self, first: int) -> None:
+        while self._rounds and self._rounds[-1].number >= first:
+            self._before.pop(self._rounds.pop().number, None)

@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import importlib
 import importlib.metadata
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -76,15 +77,41 @@ def make_stage(name: str, parameters: Mapping[str, Any] | None = None) -> Stage:
         raise PolicyError(f"{name}: {error}") from error
 
 
-def make_policy(spec: str | Sequence[Any]) -> Policy:
-    """A policy from YAML (`[s1, {s2: {mode: optimal}}, fifo]`) or text (`s1+s2+fifo`, `none`).
+def _entries(text: str) -> list[Mapping[str, Any]]:
+    """Stages of a text such as `s1+s2(mode=optimal,limit=3)`; values are numbers, true, false or text."""
+    entries: list[Mapping[str, Any]] = []
+    for part in re.split(r"\+(?![^()]*\))", text):
+        match = re.fullmatch(r"\s*([^()\s]+)\s*(?:\((.*)\))?\s*", part)
+        if match is None:
+            raise PolicyError(
+                f"{text!r} is not a policy; write stages joined by +, e.g. s1+s2(mode=optimal)+easy"
+            )
+        pairs = [pair.partition("=") for pair in (match[2] or "").split(",") if pair.strip()]
+        entries.append({match[1]: {key.strip(): _value(value.strip()) for key, _, value in pairs}})
+    return entries
 
+
+def _value(text: str) -> Any:
+    if text in ("true", "True", "false", "False"):
+        return text in ("true", "True")
+    for read in (int, float):
+        try:
+            return read(text)
+        except ValueError:
+            continue
+    return text
+
+
+def make_policy(spec: str | Sequence[Any]) -> Policy:
+    """A policy from YAML (`[s1, {s2: {mode: optimal}}, fifo]`) or text (`s1+s2(mode=optimal)+fifo`, `none`).
+
+    A policy's name is such a text, so `make_policy(policy.name)` gives the same policy again.
     Without an allocation stage `fifo` is appended, because jobs must be started by something.
     """
     from policies.contract import Policy
 
     if isinstance(spec, str):
-        spec = [] if spec == "none" else spec.split("+")
+        spec = [] if spec == "none" else _entries(spec)
     stages, names = [], []
     for entry in spec:
         pairs = entry.items() if isinstance(entry, Mapping) else [(str(entry), None)]

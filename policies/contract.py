@@ -20,8 +20,8 @@ from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 
-from policies.placement import allocation_fault
 from policies.observation import TABLES, Floats, Ints, JobState, Observation
+from policies.placement import allocation_fault
 
 CONTRACT_VERSION = 1
 
@@ -105,7 +105,9 @@ class Plan:
 
     def samples(self, observation: Observation) -> Ints:
         """Planned samples per step and worker: what is planned, else what is."""
-        return observation.workers.samples_per_step if self.samples_per_step is None else self.samples_per_step
+        return (
+            observation.workers.samples_per_step if self.samples_per_step is None else self.samples_per_step
+        )
 
     def intervals(self, observation: Observation) -> Ints:
         """Planned synchronisation interval per job: what is planned, else what is."""
@@ -277,8 +279,9 @@ def _check_samples(samples: Ints, observation: Observation, plan: Plan) -> str |
         return problem
     if (samples < 0).any():
         return f"worker {int(np.argmin(samples))} gets {int(samples.min())} samples"
-    if (samples > workers.samples_max).any():
-        worker = int(np.argmax(samples > workers.samples_max))
+    over = (samples > workers.samples_max) & (samples != workers.samples_per_step)
+    if over.any():
+        worker = int(np.argmax(over))
         return f"worker {worker} gets {samples[worker]} samples, memory holds {workers.samples_max[worker]}"
     dealt = np.bincount(workers.job, weights=samples, minlength=len(jobs))
     touched = np.unique(workers.job[samples != workers.samples_per_step])

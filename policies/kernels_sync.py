@@ -10,7 +10,7 @@ import math
 import numpy as np
 
 from policies.jit import jit
-from policies.kernels import largest_remainder
+from policies.kernels_deal import largest_remainder
 from policies.observation import Bools, Floats, Ints
 
 
@@ -282,7 +282,7 @@ def quantise_shares(
         if not far or units < end - begin:
             continue
         cap = np.full(end - begin, units, dtype=np.int64)
-        whole = largest_remainder(new[begin:end] * (units / held), units, 1, cap)
+        whole = largest_remainder(new[begin:end] * (units / held), units, min(units, 1), cap)
         for i in range(begin, end):
             result[i] = min(whole[i - begin] * quantum[k], 1.0)
             changed[k] = changed[k] or abs(result[i] - share[i]) > 1e-9

@@ -204,6 +204,7 @@ class Jobs(Table):
     exchange_alone_s = _float("the same without contention")
     gamma = _float("overlap exponent, 1 none, large full", 1.0)
     drift = _float("kappa_d, efficiency lost per extra local step", 0.0)
+    share_kappa = _float("kappa of its speed on a share f of a GPU, (1 + kappa) f / (f + kappa); inf: f")
     noise_scale = _float("gradient noise scale phi, in samples")
     throughput_samples_per_s = _float("samples trained per second over the window")
     goodput_samples_per_s = _float("throughput times statistical efficiency")

@@ -66,6 +66,7 @@ class DataFlow(Stage):
 
     name: ClassVar[str] = "s1"
     kind: ClassVar[Kind] = "data"
+    needs: ClassVar[frozenset[str]] = frozenset({"nodes", "jobs", "workers", "shards", "paths"})
 
     mode: str = "formula"
     threshold: float = 0.1  # acts above this imbalance, stops under half of it

@@ -12,16 +12,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from policies.contract import Kind, Memory, Plan, Stage
-from policies.kernels import (
-    Links,
-    deal_batches,
-    distribute_late,
-    fetch_times,
-    lateness_elsewhere,
-    resource_shares,
-    shard_priority,
-    slowest_step,
-)
+from policies.kernels import Links, distribute_late, fetch_times, lateness_elsewhere, shard_priority
+from policies.kernels_deal import deal_by_share, deal_exactly, resource_shares, slowest_step
 from policies.observation import Bools, Floats, Ints, Observation
 from policies.optimal import least_cost_assignment
 from policies.views import Groups, append_moves, carry, free_shards, group_workers, links_of, room_bytes
@@ -43,6 +35,7 @@ class Tasks(Stage):
 
     name: ClassVar[str] = "s2"
     kind: ClassVar[Kind] = "tasks"
+    needs: ClassVar[frozenset[str]] = frozenset({"nodes", "jobs", "workers", "shards", "paths"})
 
     mode: str = "formula"
     priority_alpha: float = 0.7  # weight of urgency; the rest is for small size
@@ -59,32 +52,31 @@ class Tasks(Stage):
             raise ValueError("damping must be in (0, 1], epsilon above 0")
 
     def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
-        """Set fetch_order, add moves of late shards, set samples_per_step; memory holds shares and order."""
+        """Set fetch_order, moves of late shards and samples_per_step; memory holds the smoothed shares."""
         if not len(observation.workers):
             return plan.because("s2", "no training job runs"), memory
         groups = group_workers(observation)
-        plan, order, data = self._place_data(observation, groups, plan, memory)
+        plan, data = self._place_data(observation, groups, plan)
         samples, state, tasks = self._deal(observation, groups, plan, memory)
         done = [what for what, is_done in (
             ("orders fetches", data["s212_reordered"]),
-            ("moves late shards", data.get("s213_moved", 0)),
+            ("moves late shards", data.get("s213_moved")),
             ("deals batches anew", samples is not None),
         ) if is_done]  # fmt: skip
         if samples is not None:
             plan = plan.with_(samples_per_step=samples)
         text = ", ".join(done) or tasks.pop("why", "the deal in force is as good")
         tasks.pop("why", None)
-        return plan.because("s2", text, **data, **tasks), {**state, "order": order}
+        return plan.because("s2", text, **data, **tasks), state
 
     def _place_data(
-        self, observation: Observation, groups: Groups, plan: Plan, memory: Memory
-    ) -> tuple[Plan, Ints, dict[str, Any]]:
-        """S211-S213: (plan, ids of the shards in the order of fetching, values)."""
+        self, observation: Observation, groups: Groups, plan: Plan
+    ) -> tuple[Plan, dict[str, Any]]:
+        """S211-S213: fetch order and moves of late shards, and the values."""
         shards, workers = observation.shards, observation.workers
-        before = memory.get("order", np.empty(0, dtype=np.int64))
         rows = np.flatnonzero(free_shards(observation, plan) & ~shards.local)
         if not len(rows):
-            return plan, before[:0], {"s211_fetch_s": 0.0, "s212_waiting": 0, "s212_reordered": False}
+            return plan, {"s211_fetch_s": 0.0, "s212_waiting": 0, "s212_reordered": False}
         links, owner = links_of(observation), shards.worker[rows]
         fetch_s = fetch_times(rows, shards.bytes, shards.node, workers.node[owner], links)
         needed_s = shards.needed_in_s[rows]
@@ -94,19 +86,17 @@ class Tasks(Stage):
             self.priority_alpha, 1 - self.priority_alpha,
         )  # fmt: skip
         level = np.round(priority / _PRIORITY_STEP)
-        soon = np.nan_to_num(needed_s, nan=np.inf)
-        ranked = np.lexsort((rows, soon, -level))
-        order = rows[ranked]
-        in_force = _order_in_force(shards.id[rows], rows, soon, before)
-        reordered = _differs_on_a_node(order, in_force, workers.node[shards.worker])
-        late = ranked[fetch_s[ranked] > soon[ranked]]
+        ranked = np.lexsort((rows, np.nan_to_num(needed_s, nan=np.inf), -level))
+        order, reordered = _order_by_rank(observation, rows[ranked])
+        late = ranked[fetch_s[ranked] > needed_s[ranked]]
         values: dict[str, Any] = {
             "s211_fetch_s": float(fetch_s.mean()),
             "s212_waiting": len(rows),
-            "s212_critical": int(shards.id[order[0]]),
+            "s212_critical": int(shards.id[rows[ranked[0]]]),
             "s212_priority": float(priority[ranked[0]]),
             "s212_reordered": reordered,
             "s213_late": len(late),
+            "s213_moved": 0,
         }
         if reordered:
             plan = plan.with_(fetch_order=order)
@@ -116,7 +106,7 @@ class Tasks(Stage):
             moved = to >= 0
             values["s213_moved"] = int(moved.sum())
             plan = append_moves(plan, observation, rows[late][moved], to[moved])
-        return plan, shards.id[order], values
+        return plan, values
 
     def _new_owners(
         self, observation: Observation, groups: Groups, plan: Plan, rows: Ints, late_s: Floats, links: Links
@@ -167,12 +157,13 @@ class Tasks(Stage):
         state = self._move_shares(observation, groups, target, memory)
         if not known.any():
             return None, state, {"why": "no job whose workers' speeds are all known", "s221_known_jobs": 0}
-        share = state["share"]
         limits = (measured, workers.samples_max, batch, jobs.micro_batch[groups.rows])
-        dealt, done = deal_batches(
-            groups.first, known, self.mode == "optimal", share, response_s, fixed_s, *limits
-        )
-        now_s = slowest_step(groups.first, response_s, fixed_s, measured, measured)
+        if self.mode == "optimal":
+            dealt, done = deal_exactly(groups.first, known, response_s, fixed_s, *limits)
+        else:
+            dealt, done = deal_by_share(groups.first, known, state["share"], response_s, fixed_s, *limits)
+        # A writable copy, so that one compiled version serves both calls.
+        now_s = slowest_step(groups.first, response_s, fixed_s, measured, measured.copy())
         new_s = slowest_step(groups.first, response_s, fixed_s, measured, dealt)
         with np.errstate(invalid="ignore", divide="ignore"):
             gain = np.where(known & done, 1 - new_s / now_s, 0.0)
@@ -206,17 +197,22 @@ class Tasks(Stage):
         return state
 
 
-def _order_in_force(ids: Ints, rows: Ints, soon_s: Floats, before: Ints) -> Ints:
-    """Rows in the order fetched so far: as last planned, then the others by need."""
-    place = {shard: n for n, shard in enumerate(before.tolist())}
-    rank = np.array([place.get(shard, len(place)) for shard in ids.tolist()])
-    return rows[np.lexsort((rows, soon_s, rank))]
+def _order_by_rank(observation: Observation, ranked: Ints) -> tuple[Ints, bool]:
+    """Order of fetching when each worker's remote shards follow `ranked`, and whether that changes it.
 
-
-def _differs_on_a_node(order: Ints, other: Ints, node: Ints) -> bool:
-    """Whether two orders of the same shards differ for some node that fetches them."""
-    by_node = order[np.argsort(node[order], kind="stable")]
-    return not np.array_equal(by_node, other[np.argsort(node[other], kind="stable")])
+    In each queue (by need) the remote shards trade places with one another only: what is started or stored
+    here keeps its place, so nothing that is ready waits for something that is not.
+    """
+    shards = observation.shards
+    fetches = np.zeros(len(observation.workers) + 1, dtype=np.bool_)
+    fetches[shards.worker[ranked]] = True
+    queued = np.flatnonzero(fetches[shards.worker])  # unowned shards look at the last entry, which is False
+    soon_s = np.nan_to_num(shards.needed_in_s, nan=np.inf)
+    queued = queued[np.lexsort((queued, soon_s[queued], shards.worker[queued]))]
+    trades = np.isin(queued, ranked)
+    order = queued.copy()
+    order[trades] = ranked[np.argsort(shards.worker[ranked], kind="stable")]
+    return order[np.argsort(soon_s[queued], kind="stable")], not np.array_equal(order, queued)
 
 
 def _deal_holds(groups: Groups, samples: Ints, samples_max: Ints, batch: Ints) -> Bools:

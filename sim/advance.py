@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from simpy.events import Event
 
+from policies.observation import Ints
 from sim.clock import LATE, Clock
 from sim.job import Outcome, Period, TrainingJob
 from sim.network import Network
@@ -63,15 +64,22 @@ class EventByEvent:
         if flow is not None:
             self.network.cancel(flow)
 
-    def settle(self, job: TrainingJob) -> None:
+    def settle(self, job: TrainingJob, *, before: bool = False) -> None:
         """Bring a job's accounts up to now: they always are."""
 
     def reconfigure(self, job: TrainingJob) -> None:
         """Speeds or neighbours of a job have changed: acts from its next period on."""
         job.stale = True
 
-    def network_changed(self) -> None:
-        """Traffic has changed: every exchange is a flow anyway."""
+    def plan_changed(self, job: TrainingJob) -> None:
+        """A plan asks the job for changes: they act from its next period on."""
+
+    def links_changed(self, links: Ints, transfers: int) -> None:
+        """Traffic or capacity has changed on some links: every exchange is a flow anyway."""
+
+    def set_capacity(self, link: int, bytes_per_s: float) -> None:
+        """Change the capacity of a link."""
+        self.network.set_capacity(link, bytes_per_s)
 
     def _life(self, job: TrainingJob) -> Life:
         generation = job.generation
@@ -83,48 +91,66 @@ class EventByEvent:
                 return
             for what, why in job.apply_pending():
                 self.refused(what, why)
-            period = job.next_period()
-            outcome = yield from self._period(job, period, generation)
-            if outcome is None:
+            if job.stale:
+                job.configure()
+                self._configured(job)
+            if not (yield from self._periods(job, generation)):
                 return
-            job.end_period(period, outcome)
             self.ended(job)
             if job.generation != generation:
                 return
 
-    def _period(
+    def _configured(self, job: TrainingJob) -> None:
+        """A job's exchange may have changed."""
+
+    def _periods(self, job: TrainingJob, generation: int) -> Generator[Event, Any, bool]:
+        """Advance by one period; returns whether the job goes on."""
+        period = job.next_period()
+        outcome = yield from self._unfold(job, period, generation)
+        if outcome is None:
+            return False
+        job.end_period(period, outcome)
+        return True
+
+    def _unfold(
         self, job: TrainingJob, period: Period, generation: int
     ) -> Generator[Event, Any, Outcome | None]:
-        clock, barrier = self.clock, _Barrier(self.clock, job.workers)
+        """One period, one process per worker; None when the job was stopped meanwhile."""
+        barrier = _Barrier(self.clock, job.workers)
         for worker in range(job.workers):
-            clock.process(self._worker(job, period, worker, barrier, generation))
+            self.clock.process(self._worker(job, period, worker, barrier, generation))
         yield barrier.announced
         if job.generation != generation:
             return None
         arrival_s = float(barrier.finish_s.max())
         last_step_s = float(barrier.last_step_s[int(np.argmax(barrier.finish_s))])
-        exchange = job.exchange
-        begin_s = max(barrier.last_begin_s, arrival_s - hidden_s(last_step_s, exchange.alone_s, job.model.overlap))
-        duration_s = max(arrival_s, begin_s + exchange.alone_s)
-        exchange_s, contended = 0.0, False
-        if exchange.happens:
+        hidden = hidden_s(last_step_s, job.exchange.alone_s, job.model.overlap)
+        begin_s = max(barrier.last_begin_s, arrival_s - hidden)
+        outcome = Outcome(
+            max(arrival_s, begin_s + job.exchange.alone_s), arrival_s, barrier.finish_s, barrier.busy_s,
+            barrier.busy_square, barrier.stall_s, 0.0, None,
+        )  # fmt: skip
+        return (yield from self._end(job, period, outcome, begin_s, barrier.waited, generation))
+
+    def _end(
+        self, job: TrainingJob, period: Period, outcome: Outcome, begin_s: float, waited: bool, generation: int
+    ) -> Generator[Event, Any, Outcome | None]:
+        """The exchange (from offset `begin_s` on) and the end of a period."""
+        clock, alone_s, contended = self.clock, job.exchange.alone_s, False
+        outcome.exchange_s = alone_s
+        if job.exchange.happens:
             yield from self._exchange(job, period.start_s + begin_s)
             if job.generation != generation:
                 return None
             exchange_s = clock.now - (period.start_s + begin_s)
-            contended = abs(exchange_s - exchange.alone_s) > _SAME * max(clock.now, exchange.alone_s)
-        if contended or barrier.waited:
-            end_s = max(period.start_s + arrival_s, clock.now if exchange.happens else 0.0)
-            duration_s = end_s - period.start_s
-        else:
-            end_s, exchange_s = None, exchange.alone_s
-        yield clock.until(period.start_s + duration_s)
-        if job.generation != generation:
-            return None
-        return Outcome(
-            duration_s, arrival_s, barrier.finish_s, barrier.busy_s, barrier.busy_square, barrier.stall_s,
-            exchange_s, end_s,
-        )  # fmt: skip
+            contended = abs(exchange_s - alone_s) > _SAME * max(clock.now, alone_s)
+            if contended:
+                outcome.exchange_s = exchange_s
+        if contended or waited:
+            outcome.end_s = max(period.start_s + outcome.arrival_s, clock.now if job.exchange.happens else 0.0)
+            outcome.duration_s = outcome.end_s - period.start_s
+        yield clock.until(period.start_s + outcome.duration_s)
+        return outcome if job.generation == generation else None
 
     def _worker(
         self, job: TrainingJob, period: Period, worker: int, barrier: _Barrier, generation: int
@@ -136,7 +162,8 @@ class EventByEvent:
             samples = period.last_samples if last else period.samples
             if job.data is not None:
                 for piece in job.data.awaited(worker, read, int(samples[worker])):
-                    assert piece.transfer is not None
+                    if piece.transfer is None:  # arrived while the worker waited for another
+                        continue
                     yield piece.transfer.done
                     if job.generation != generation:
                         return
@@ -169,16 +196,20 @@ class EventByEvent:
             barrier.announced.succeed()
 
     def _exchange(self, job: TrainingJob, begin_s: float) -> Life:
-        """One gradient exchange as one flow, after its delay."""
-        exchange, generation = job.exchange, job.generation
-        yield self.clock.until(begin_s + exchange.delay_s)
-        if job.generation != generation or exchange.volume_bytes == 0.0:
+        """One gradient exchange as one flow, after its delay; what should have flowed by now counts as sent."""
+        exchange, generation, clock = job.exchange, job.generation, self.clock
+        start_s = begin_s + exchange.delay_s
+        yield clock.until(start_s)
+        late_s = clock.now - start_s
+        volume = exchange.volume_bytes
+        if late_s > _SAME * clock.now:
+            volume = max(0.0, volume - late_s * exchange.rate_bytes_per_s)
+        if job.generation != generation or volume == 0.0:
             return
-        done = Event(self.clock)
+        done = Event(clock)
         self._flow[job.row] = self.network.start(
-            exchange.volume_bytes, exchange.links, exchange.usage, exchange.cap_bytes_per_s,
-            lambda _flow: done.succeed(),
-        )  # fmt: skip
+            volume, exchange.links, exchange.usage, exchange.cap_bytes_per_s, lambda _flow: done.succeed()
+        )
         yield done
         if job.generation == generation:
             del self._flow[job.row]

@@ -12,7 +12,8 @@ from heapq import heappush
 import simpy
 from simpy.events import Event, EventPriority
 
-STATE = EventPriority(1)  # arrivals, completions, faults, ends of periods
+FAULTS = EventPriority(0)  # strike before anything else at the same instant
+STATE = EventPriority(1)  # completions, arrivals, ends of periods
 RATES = EventPriority(5)  # the network, once all flows of this instant are known
 DECISION = EventPriority(8)  # one decision per instant
 LATE = EventPriority(9)  # what a decision caused at this same instant

@@ -241,6 +241,23 @@ class JobData:
             total += last
         return total
 
+    def quiet_periods(self, per_period: Ints) -> int:
+        """Whole periods of `per_period` samples before anything happens to the data."""
+        count = self.left // int(per_period.sum())
+        for worker, need in enumerate(per_period.tolist()):
+            if need > 0 and count > 0:
+                count = min(count, self.quiet_samples(worker) // need)
+        return count
+
+    def anyone_waits(self, demand: Ints) -> bool:
+        """Whether some worker's next `demand` samples are not all here."""
+        return any(self.awaited(worker, 0, need) for worker, need in enumerate(demand.tolist()))
+
+    def mark_started(self, demand: Ints) -> None:
+        """The running period reads the next `demand` samples of each worker."""
+        for worker, need in enumerate(demand.tolist()):
+            self._start(worker, need)
+
     def consume(self, amounts: Ints) -> None:
         """Read `amounts[i]` samples from the front of queue i."""
         for worker, amount in enumerate(amounts.tolist()):

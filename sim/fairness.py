@@ -47,7 +47,7 @@ LINK = np.dtype(
     [
         ("capacity", "f8"),
         ("demand", "f8"),  # sum of usage * limit
-        ("load", "f8"),  # sum of usage * rate, but for rounding
+        ("load", "f8"),  # sum of usage * rate while it binds, but for rounding
         ("trial", "f8"),  # the same with the rates of the filling in progress
         ("room", "f8"),  # capacity not yet taken by fixed flows
         ("rising", "f8"),  # usage of the flows that are not fixed yet
@@ -71,7 +71,7 @@ USE = np.dtype([("usage", "f8"), ("flow", "i8"), ("link", "i8"), ("next", "i8"),
 FINISH, BLOCK, KEY = range(3)
 COUNT, DIRTY, FRESH, MEMBER, OPEN, TOUCHED, DUE, HEAP = range(8)
 ROWS = 8
-N_DIRTY, N_FRESH, N_MEMBER, N_OPEN, STAMP, ROUND, HIGH, USES_END, LIVE, FREE_USES = range(10)
+N_DIRTY, N_FRESH, N_MEMBER, N_OPEN, N_TOUCHED, STAMP, ROUND, HIGH, USES_END, LIVE, FREE_USES = range(11)
 COUNTERS = FREE_USES + 64  # FREE_USES + k: head of the list of free stretches of 2**k uses
 BLOCK_SIZE = 64
 STALE = -1.0  # in BLOCK: to be computed anew
@@ -201,7 +201,7 @@ def detach(
         link.demand -= use.usage * flow.limit
         link.load -= use.usage * flow.rate
         if link.flows == 0:
-            link.demand = link.load = 0.0  # no rounding is carried on
+            link.demand = 0.0  # no rounding is carried on
         mark_dirty(links, ints, use.link)
     if flow.bottleneck != OWN_LIMIT:
         links[flow.bottleneck].group -= 1
@@ -284,6 +284,16 @@ def can_bind(flows: Records, links: Records, uses: Records, number: int) -> int:
 
 
 @jit
+def sum_rates(flows: Records, links: Records, uses: Records, number: int) -> float:
+    """Sum of usage * rate on a link."""
+    load, e = 0.0, links[number].head
+    while e >= 0:
+        load += uses[e].usage * flows[uses[e].flow].rate
+        e = uses[e].next
+    return load
+
+
+@jit
 def join(flows: Records, ints: Ints, slot: int) -> None:
     """Let a flow take part in the filling."""
     count = ints[COUNT]
@@ -354,7 +364,9 @@ def take_changes(flows: Records, links: Records, uses: Records, ints: Ints) -> N
     for i in range(count[N_DIRTY]):
         number = ints[DIRTY, i]
         links[number].dirty = 0
-        links[number].binds = can_bind(flows, links, uses, number)
+        did_bind, links[number].binds = links[number].binds, can_bind(flows, links, uses, number)
+        if links[number].binds > did_bind:
+            links[number].load = sum_rates(flows, links, uses, number)
         if links[number].group > 0:
             open_link(links, ints, number)
     count[N_FRESH] = count[N_DIRTY] = 0
@@ -377,7 +389,7 @@ def fix(flow: Any, links: Records, uses: Records, rate: float, bottleneck: int, 
 def empty(flows: Records, links: Records, uses: Records, ints: Ints, number: int) -> None:
     """Prepare an open link for the filling: what it has left for the members, and what they use of it."""
     link, stamp = links[number], ints[COUNT, STAMP]
-    load = fastest = rising = members_load = 0.0
+    load = fastest = rising = 0.0
     members = 0
     e = link.head
     while e >= 0:
@@ -385,12 +397,10 @@ def empty(flows: Records, links: Records, uses: Records, ints: Ints, number: int
         if flow.stamp == stamp:
             rising += usage
             members += 1
-            members_load += usage * flow.rate
         else:
             load += usage * flow.rate
             fastest = max(fastest, flow.rate)
         e = uses[e].next
-    link.load = load + members_load
     link.room, link.rising, link.rising_flows = link.capacity - load, rising, members
     link.share, link.fastest = np.inf, fastest
 
@@ -501,7 +511,8 @@ def widen(flows: Records, links: Records, uses: Records, ints: Ints) -> bool:
     """
     count = ints[COUNT]
     members, n_open = count[N_MEMBER], count[N_OPEN]
-    for i in range(try_rates(flows, links, uses, ints)):
+    count[N_TOUCHED] = try_rates(flows, links, uses, ints)
+    for i in range(count[N_TOUCHED]):
         number = ints[TOUCHED, i]
         if links[number].group > 0 or overfull(flows, links, uses, ints, number):
             open_link(links, ints, number)
@@ -533,17 +544,19 @@ def regroup(flow: Any, links: Records) -> None:
 
 
 @jit
-def apply_rates(flows: Records, links: Records, uses: Records, reals: Floats, ints: Ints, now_s: float) -> None:
+def apply_rates(flows: Records, links: Records, reals: Floats, ints: Ints, now_s: float) -> None:
     """Give members their new rates. An unchanged rate keeps its anchor and its end, to the bit."""
-    for i in range(ints[COUNT, N_MEMBER]):
+    count = ints[COUNT]
+    for i in range(count[N_TOUCHED]):
+        links[ints[TOUCHED, i]].load = links[ints[TOUCHED, i]].trial
+    for i in range(count[N_OPEN]):
+        links[ints[OPEN, i]].load = links[ints[OPEN, i]].capacity - links[ints[OPEN, i]].room
+    for i in range(count[N_MEMBER]):
         slot = ints[MEMBER, i]
         flow = flows[slot]
         regroup(flow, links)
         if flow.next_rate == flow.rate and flow.rate > 0.0:
             continue
-        if flow.next_rate != flow.rate:
-            for e in range(flow.first, flow.first + flow.length):
-                links[uses[e].link].load += uses[e].usage * (flow.next_rate - flow.rate)
         flow.left = left_at(flow, now_s)
         flow.anchor_s = now_s
         flow.rate = flow.next_rate
@@ -552,42 +565,43 @@ def apply_rates(flows: Records, links: Records, uses: Records, reals: Floats, in
 
 
 @jit
-def next_due(reals: Floats, ints: Ints) -> tuple[float, int]:
-    """Earliest end of a flow and how many end then (their slots in `ints[DUE]`); (inf, 0): none."""
+def next_due(reals: Floats, ints: Ints) -> tuple[float, int, int]:
+    """Earliest end of a flow, how many end then (their slots in `ints[DUE]`), the first; none: (inf, 0, -1)."""
     finish, least = reals[FINISH], reals[BLOCK]
     blocks = (ints[COUNT, HIGH] + BLOCK_SIZE - 1) // BLOCK_SIZE
-    first = np.inf
+    end_s = np.inf
     for b in range(blocks):
         if least[b] == STALE:
             earliest = np.inf
             for slot in range(b * BLOCK_SIZE, (b + 1) * BLOCK_SIZE):
                 earliest = min(earliest, finish[slot])
             least[b] = earliest
-        first = min(first, least[b])
+        end_s = min(end_s, least[b])
     due = 0
-    if first < np.inf:
+    if end_s < np.inf:
         for b in range(blocks):
-            if least[b] == first:
+            if least[b] == end_s:
                 for slot in range(b * BLOCK_SIZE, (b + 1) * BLOCK_SIZE):
-                    if finish[slot] == first:
+                    if finish[slot] == end_s:
                         ints[DUE, due] = slot
                         due += 1
-    return first, due
+    return end_s, due, ints[DUE, 0] if due else -1
 
 
 @jit
 def settle(
     flows: Records, links: Records, uses: Records, reals: Floats, ints: Ints, now_s: float
-) -> tuple[float, int]:
+) -> tuple[float, int, int]:
     """Recompute the rates that the changes since the last call touch; returns `next_due`.
 
     Starts from the flows that share a bottleneck with what changed, and widens until all rates are fair.
     """
     take_changes(flows, links, uses, ints)
-    fill(flows, links, uses, reals, ints)
-    while widen(flows, links, uses, ints):
+    if ints[COUNT, N_MEMBER] > 0:
         fill(flows, links, uses, reals, ints)
-    apply_rates(flows, links, uses, reals, ints, now_s)
+        while widen(flows, links, uses, ints):
+            fill(flows, links, uses, reals, ints)
+        apply_rates(flows, links, reals, ints, now_s)
     return next_due(reals, ints)
 
 

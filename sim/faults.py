@@ -7,6 +7,7 @@ import math
 from numpy.random import Generator
 from simpy.events import Event
 
+from sim.clock import FAULTS
 from sim.randomness import lognormal_parameters, stream
 from sim.scenario import Crash, FailSlow, FaultEvent, LinkDegrade, RackFailure, Spot
 from sim.topology import NIC_IN, NIC_OUT
@@ -63,8 +64,7 @@ class Faults:
         topology, factor = self.world.cluster.topology, math.prod(self._weak[node])
         for which in (NIC_OUT, NIC_IN):
             link = topology.link(node, which)
-            self.world.network.set_capacity(link, float(topology.capacity_bytes_per_s[link]) * factor)
-        self.world.engine.network_changed()
+            self.world.engine.set_capacity(link, float(topology.capacity_bytes_per_s[link]) * factor)
 
     def _begin_link(self, node: int, factor: float) -> None:
         self._weak.setdefault(node, []).append(factor)
@@ -84,13 +84,13 @@ class Faults:
 
         def crash(_: Event) -> None:
             self._take_down(node)
-            self.clock.at(self.clock.now + repair_s, repaired)
+            self.clock.at(self.clock.now + repair_s, repaired, FAULTS)
 
         def repaired(_: Event) -> None:
             self._bring_up(node)
             self._next_crash(node, spec, random)
 
-        self.clock.at(at_s, crash)
+        self.clock.at(at_s, crash, FAULTS)
 
     def _next_rack(self, rack: int, spec: RackFailure, random: Generator) -> None:
         nodes = [k for k, r in enumerate(self.world.cluster.nodes.rack.tolist()) if r == rack]
@@ -99,27 +99,27 @@ class Faults:
         def fail(_: Event) -> None:
             for node in nodes:
                 self._take_down(node)
-            self.clock.at(self.clock.now + spec.repair, repaired)
+            self.clock.at(self.clock.now + spec.repair, repaired, FAULTS)
 
         def repaired(_: Event) -> None:
             for node in nodes:
                 self._bring_up(node)
             self._next_rack(rack, spec, random)
 
-        self.clock.at(at_s, fail)
+        self.clock.at(at_s, fail, FAULTS)
 
     def _next_spot(self, node: int, spec: Spot, random: Generator) -> None:
         at_s = self.clock.now + float(random.exponential(spec.mtbf))
 
         def reclaim(_: Event) -> None:
             self._take_down(node, saved=self._can_save(node, spec.notice))
-            self.clock.at(self.clock.now + spec.away, back)
+            self.clock.at(self.clock.now + spec.away, back, FAULTS)
 
         def back(_: Event) -> None:
             self._bring_up(node)
             self._next_spot(node, spec, random)
 
-        self.clock.at(at_s + spec.notice, reclaim)
+        self.clock.at(at_s + spec.notice, reclaim, FAULTS)
 
     def _can_save(self, node: int, notice_s: float) -> bool:
         """Whether every job on the node can write a checkpoint within the notice."""
@@ -132,13 +132,13 @@ class Faults:
 
         def begin(_: Event) -> None:
             self._begin_slow(node, spec.factor)
-            self.clock.at(self.clock.now + length_s, end)
+            self.clock.at(self.clock.now + length_s, end, FAULTS)
 
         def end(_: Event) -> None:
             self._end_slow(node, spec.factor)
             self._next_slow(node, spec, random)
 
-        self.clock.at(at_s, begin)
+        self.clock.at(at_s, begin, FAULTS)
 
     def _next_link(self, node: int, spec: LinkDegrade, random: Generator) -> None:
         at_s = self.clock.now + float(random.exponential(spec.mtbf))
@@ -146,13 +146,13 @@ class Faults:
 
         def begin(_: Event) -> None:
             self._begin_link(node, spec.factor)
-            self.clock.at(self.clock.now + length_s, end)
+            self.clock.at(self.clock.now + length_s, end, FAULTS)
 
         def end(_: Event) -> None:
             self._end_link(node, spec.factor)
             self._next_link(node, spec, random)
 
-        self.clock.at(at_s, begin)
+        self.clock.at(at_s, begin, FAULTS)
 
     def _planned(self, event: FaultEvent) -> None:
         node = self.world.cluster.nodes_named([event.node])[0]
@@ -167,5 +167,5 @@ class Faults:
                 lambda: self._end_link(node, 1.0 / event.factor),
             ),
         }[event.kind]
-        self.clock.at(event.at, lambda _: begin())
-        self.clock.at(event.at + event.duration, lambda _: end())
+        self.clock.at(event.at, lambda _: begin(), FAULTS)
+        self.clock.at(event.at + event.duration, lambda _: end(), FAULTS)

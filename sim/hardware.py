@@ -273,10 +273,15 @@ def load_profile(name_or_path: str | Path, base: Path | None = None) -> Hardware
     return _load(str(path), path.stat().st_mtime_ns)
 
 
+def is_path(name_or_path: str) -> bool:
+    """Whether this means a file, not the name of a profile that comes with the software."""
+    return name_or_path.endswith((".yaml", ".yml")) or os.sep in name_or_path
+
+
 def profile_path(name_or_path: str | Path, base: Path | None = None) -> Path:
     """The file behind a profile's name or path. Raises InputError when there is none."""
     text = str(name_or_path)
-    if not (text.endswith((".yaml", ".yml")) or os.sep in text):
+    if not is_path(text):
         path = scenarios_dir() / "hardware" / f"{text}.yaml"
         if path.is_file():
             return path

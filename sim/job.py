@@ -124,6 +124,13 @@ class Pending:
     order: dict[int, int] | None = None
     share: Floats | None = None
 
+    @property
+    def asked(self) -> bool:
+        """Whether anything is asked for."""
+        return bool(self.moves) or any(
+            value is not None for value in (self.samples, self.interval, self.order, self.share)
+        )
+
 
 class TrainingJob:
     """A data-parallel training job in the simulator."""
@@ -279,8 +286,6 @@ class TrainingJob:
 
     def next_period(self) -> Period:
         """Begin a period: how many steps, and who takes how many samples in each."""
-        if self.stale:
-            self.configure()
         steps, last = min(self.interval, self.steps_to_target()), self.samples
         compute_s, input_s = self.compute_s, self.input_s
         if self.data is not None:

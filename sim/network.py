@@ -166,23 +166,30 @@ class Network:
     def _settle(self, event: Event) -> None:
         """Recompute the rates and place the one event of the earliest end."""
         self._dirty = False
-        end_s, due = fairness.settle(
+        end_s, due, first = fairness.settle(
             self._flows, self._links, self._uses, self._reals, self._ints, self.clock._now
         )
-        self._due = sorted(self._owner[slot][0] for slot in self._ints[DUE, :due].tolist())
+        if due == 1:
+            self._due = [self._owner[first][0]]
+        else:
+            self._due = sorted(self._owner[slot][0] for slot in self._ints[DUE, :due].tolist())
         if end_s != self._end_s:
             Clock.cancel(self._end)
             self._end_s = end_s
             self._end = self.clock.at(end_s, self._finish, STATE) if due else None
 
     def _finish(self, event: Event) -> None:
-        """End the flows that are due, in order of their start; then call back."""
+        """End the flows that are due, in order of their start, call back, and recompute the rates."""
         self._end, self._end_s = None, np.inf
-        done = [flow for flow in self._due if flow in self._slot_of]
-        calls = [self._remove(flow, 0.0) for flow in done]
-        self._changed()
-        for flow, on_done in zip(done, calls, strict=True):
+        done = [(self._remove(flow, 0.0), flow) for flow in self._due if flow in self._slot_of]
+        self._dirty = True
+        for on_done, flow in done:
             on_done(flow)
+        queue, now_s = self.clock._queue, self.clock._now
+        if queue and queue[0][0] == now_s:
+            self.clock.at(now_s, self._settle, RATES)
+        else:  # nothing else happens at this instant
+            self._settle(event)
 
     # --- slots -------------------------------------------------------------------------------------------
 

@@ -294,6 +294,9 @@ class Observer:
                     self.world.training[row].pending.moves.append((piece, target))
         if plan.fetch_order is not None:
             self._order_fetches(plan.fetch_order.tolist())
+        for row, _ in self._members:
+            if self.world.training[row].pending.asked:
+                self.world.engine.plan_changed(self.world.training[row])
 
     def _order_fetches(self, order: list[int]) -> None:
         ranks: dict[int, dict[int, int]] = {}

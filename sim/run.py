@@ -39,6 +39,9 @@ class RunFailed(RuntimeError):
         super().__init__(message)
         self.run = run
 
+    def __reduce__(self) -> tuple[type[RunFailed], tuple[str, Run]]:
+        return RunFailed, (str(self), self.run)  # so that it comes back whole from another process
+
 
 def run(
     scenario: Scenario,
@@ -48,6 +51,7 @@ def run(
     trace: Trace | None = None,
     journal: Path | None = None,
     progress: Progress | None = None,
+    event_by_event: bool = False,
 ) -> Run:
     """Simulate a scenario.
 
@@ -56,6 +60,7 @@ def run(
         policy, seed: instead of the scenario's own.
         trace: jobs, instead of reading `workload.trace.file`.
         journal: file to which every decision is written.
+        event_by_event: use the plain time advance, one event per worker and step (slow; for comparison).
         progress: called about twice a second with (simulated s, jobs done, jobs in all).
 
     Raises InputError for a scenario that cannot be run, RunFailed when a stage fails or nothing can go on.
@@ -74,8 +79,9 @@ def run(
             writer.write(decision, refused)
 
     world = SimWorld(
-        scenario, demand, cluster, topology, policy, seed, record if writer is not None else None
-    )
+        scenario, demand, cluster, topology, policy, seed, record if writer is not None else None,
+        event_by_event=event_by_event,
+    )  # fmt: skip
     Faults(world)
     stopped: str | None = None
     try:

@@ -8,10 +8,13 @@ from dataclasses import dataclass, field
 import numpy as np
 from simpy.events import Event
 
-from policies.observation import Bools
+from policies.observation import Bools, Ints
 from sim.clock import Clock
 from sim.network import Network
 from sim.topology import Topology
+
+
+NO_LINKS: Ints = np.empty(0, dtype=np.int64)
 
 
 @dataclass(slots=True, eq=False)
@@ -25,17 +28,19 @@ class Transfer:
     done: Event
     source: int = -1
     flow: int = -1
+    links: Ints = field(default_factory=lambda: NO_LINKS)
     begin: Event | None = None
 
 
 @dataclass
 class Transfers:
-    """Starts, watches and cancels transfers. `changed` is called when one begins or ends to use links."""
+    """Starts, watches and cancels transfers. `changed(links, +1 or -1)`: one begins or ends to use links."""
 
     clock: Clock
     network: Network
     topology: Topology
     node_up: Bools
+    changed: Callable[[Ints, int], None]
     waiting: list[Transfer] = field(default_factory=list)
     active: dict[int, Transfer] = field(default_factory=dict)
     moved_bytes: float = 0.0
@@ -53,14 +58,16 @@ class Transfers:
         if transfer.source < 0:
             self.waiting.append(transfer)
             return
-        links, latency_s = self.topology.read_route(transfer.source, transfer.target)
+        transfer.links, latency_s = self.topology.read_route(transfer.source, transfer.target)
 
         def go(_: Event) -> None:
             transfer.begin = None
             transfer.flow = self.network.start(
-                transfer.size_bytes, links, np.ones(len(links)), np.inf, lambda _flow: self._end(transfer)
-            )
+                transfer.size_bytes, transfer.links, np.ones(len(transfer.links)), np.inf,
+                lambda _flow: self._end(transfer),
+            )  # fmt: skip
             self.active[transfer.flow] = transfer
+            self.changed(transfer.links, +1)
 
         if latency_s > 0.0:
             transfer.begin = self.clock.at(self.clock.now + latency_s, go)
@@ -70,6 +77,7 @@ class Transfers:
     def _end(self, transfer: Transfer) -> None:
         del self.active[transfer.flow]
         transfer.flow = -1
+        self.changed(transfer.links, -1)
         self.moved_bytes += transfer.size_bytes
         transfer.arrived()
         transfer.done.succeed()
@@ -81,6 +89,7 @@ class Transfers:
             del self.active[transfer.flow]
             self.network.cancel(transfer.flow)
             transfer.flow = -1
+            self.changed(transfer.links, -1)
         elif transfer in self.waiting:
             self.waiting.remove(transfer)
 

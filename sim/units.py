@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Annotated, Any
 
-_NUMBER = re.compile(r"\s*([-+]?(?:\d[\d_]{0,39}(?:\.\d{0,40})?|\.\d{1,40})(?:[eE][-+]?\d{1,3})?)\s*(.*?)\s*")
+_NUMBER = re.compile(
+    r"\s*([-+]?(?:\d[\d_]{0,39}(?:\.\d{0,40})?|\.\d{1,40})(?:[eE][-+]?\d{1,3})?)\s*((?:(?:1/|[^\d\s]).*?)?)\s*"
+)
 _SI = {"": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 _PER = {"s": Fraction(1), "min": Fraction(60), "h": Fraction(3600), "d": Fraction(86400)}
 _KWH = Fraction(3_600_000)  # J
@@ -69,11 +71,12 @@ class Quantity:
         if match is None or ":" in match[2]:
             raise ValueError(f"{text!r} is not {self.noun}; {self._wanted()}")
         number, unit = Fraction(match[1].replace("_", "")), match[2]
-        if not unit:
-            return float(number)
-        if unit not in self.factors:
+        if unit and unit not in self.factors:
             raise ValueError(self._wrong_unit(text, unit))
-        return float(number * self.factors[unit])
+        try:
+            return float(number * self.factors[unit] if unit else number)  # exact until here: rounded once
+        except OverflowError:
+            return math.inf
 
     def _wrong_unit(self, text: str, unit: str) -> str:
         for other in QUANTITIES:

@@ -128,6 +128,11 @@ class Exchange:
     alone_s: float
 
     @property
+    def rate_bytes_per_s(self) -> float:
+        """Rate of the flow when nothing else is on its links."""
+        return self.volume_bytes / (self.alone_s - self.delay_s) if self.volume_bytes else 0.0
+
+    @property
     def happens(self) -> bool:
         """Whether there is anything to exchange."""
         return self.alone_s > 0.0

@@ -26,6 +26,7 @@ from sim.clock import DECISION, Clock
 from sim.cluster import Cluster
 from sim.data import JobData, place_shards
 from sim.demand import Demand
+from sim.fast import Fast
 from sim.job import TrainingJob
 from sim.network import Network
 from sim.observe import Observer
@@ -51,6 +52,7 @@ class SimWorld:
         policy: the stages that decide.
         seed: of noise, faults and estimates.
         on_decision: called with each decision and what of it was refused.
+        event_by_event: use the plain time advance (the oracle) instead of the fast one.
     """
 
     def __init__(
@@ -62,13 +64,15 @@ class SimWorld:
         policy: Policy,
         seed: int,
         on_decision: DecisionHook | None = None,
+        *,
+        event_by_event: bool = False,
     ) -> None:
         self.scenario, self.demand, self.cluster, self.policy = scenario, demand, cluster, policy
         self.seed, self.on_decision = seed, on_decision
         self.clock = Clock()
         self.network = Network(self.clock, topology.capacity_bytes_per_s)
-        self.transfers = Transfers(self.clock, self.network, topology, cluster.up)
-        self.engine = EventByEvent(self.clock, self.network, self._period_ended, self._refused)
+        self.engine = self._make_engine(event_by_event, topology)
+        self.transfers = Transfers(self.clock, self.network, topology, cluster.up, self.engine.links_changed)
         self.jobs = Jobs(0, len(demand))
         self.waiting, self.running = RowQueue(), RowQueue()
         self.training: dict[int, TrainingJob] = {}  # running training jobs, and those that will run again
@@ -91,6 +95,14 @@ class SimWorld:
         self._next_arrival()
         if scenario.decide.every is not None:
             self._ticks, self._tick = 0, self.clock.at(0.0, self._on_tick)
+
+    def _make_engine(self, event_by_event: bool, topology: Topology) -> EventByEvent:
+        if event_by_event:
+            return EventByEvent(self.clock, self.network, self._period_ended, self._refused)
+        return Fast(
+            self.clock, self.network, topology.capacity_bytes_per_s, self._period_ended, self._refused,
+            self._steps_to_decision, self._next_planned_s,
+        )  # fmt: skip
 
     # -- jobs ----------------------------------------------------------------------------------------------
 
@@ -191,8 +203,19 @@ class SimWorld:
         if self.waiting or self.running:
             self.request_decision()
 
+    def _next_planned_s(self) -> float:
+        """Time of the next decision that is planned already."""
+        tick_s, every = math.inf, self.scenario.decide.every
+        if every is not None:
+            tick_s = self._ticks * every
+        return min(tick_s, self._revisit_s)
+
+    def _steps_to_decision(self, job: TrainingJob) -> int:
+        every = self.scenario.decide.every_steps
+        return 2**40 if every is None else max(1, every - job.steps_since_decision)
+
     def _on_revisit(self, _: Event) -> None:
-        self._revisit = None
+        self._revisit, self._revisit_s = None, math.inf
         self.request_decision()
 
     def _decide(self, _: Event) -> None:
@@ -202,7 +225,7 @@ class SimWorld:
         self.decisions += 1
         refused = self.apply(plan)
         self.clock.cancel(self._revisit)
-        self._revisit = None
+        self._revisit, self._revisit_s = None, plan.revisit_s
         if plan.revisit_s < math.inf:
             self._revisit = self.clock.at(plan.revisit_s, self._on_revisit)
         if self.on_decision is not None:
@@ -224,6 +247,7 @@ class SimWorld:
         )
 
     _idle_ticks = 0
+    _revisit_s = math.inf
 
     def observe(self) -> Observation:
         """Everything a policy may see, now."""
@@ -273,7 +297,6 @@ class SimWorld:
         job.start(holding, now, delay_s)
         self._neighbours_changed(row)
         self.engine.begin(job)
-        self.engine.network_changed()
 
     def _stop(self, row: int, *, lost: bool) -> None:
         """Take the GPUs from a running job and put it back in the queue."""
@@ -286,7 +309,7 @@ class SimWorld:
         if job is None:
             self.rigid.stop(row, lost=lost)
         else:
-            self.engine.settle(job)
+            self.engine.settle(job, before=lost)
             self.engine.halt(job)
             cost_s += job.save_s * (1 if lost else 2)  # read back; when preempted, written first too
             job.stop(self.clock.now, lost=lost)
@@ -359,7 +382,7 @@ class SimWorld:
         left, fewest = int(alive.sum()) // per, job.spec.workers_min or 1
         if job.spec.on_worker_loss != "regroup" or left < fewest:
             return False
-        self.engine.settle(job)
+        self.engine.settle(job, before=True)
         self.engine.halt(job)
         self.cluster.release(job.row)
         holding = self.cluster.book(job.row, held.gpu[alive], held.share[alive])

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from sim.checks import doubts, problems, trace_problems
+from sim.hardware import is_path, profile_path
 from sim.scenario import Scenario, TraceSpec
 from sim.traces import Trace, read_trace
 from sim.yaml_errors import describe
@@ -119,6 +120,10 @@ def _scenario(tree: Tree, base: Path | None) -> Scenario:
         raise InputError(describe(error, tree, Scenario)) from error
     if wrong := problems(scenario, base):
         raise InputError(_lines(tree, wrong))
+    hardware = scenario.cluster.hardware
+    if base is not None and is_path(hardware):  # a run knows nothing of the scenario's folder
+        cluster = scenario.cluster.model_copy(update={"hardware": str(profile_path(hardware, base))})
+        scenario = scenario.model_copy(update={"cluster": cluster})
     return scenario
 
 

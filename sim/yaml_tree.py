@@ -100,6 +100,12 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
+def _text_node(dumper: _Dumper, text: str) -> ScalarNode:
+    # Plain and single-quoted text cannot carry line ends of all kinds and control characters.
+    return dumper.represent_scalar(_TAG + "str", text, style=None if text.isprintable() else '"')
+
+
+_Dumper.add_representer(str, _text_node)
 for _name, _pattern, _first in _SCALARS:
     for _class in (_Loader, _Dumper):
         _class.add_implicit_resolver(_TAG + _name, re.compile(rf"^(?:{_pattern})$"), _first)

@@ -23,6 +23,7 @@ from policies.jit import jit
 from sim.cluster import Cluster
 from sim.demand import Demand, make_demand
 from sim.hardware import load_profile
+from sim.run import trace_of
 from sim.scenario import Scenario
 from sim.topology import Topology
 from sim.traces import Trace
@@ -33,7 +34,10 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Bound:
-    """Lower bounds in s (NaN: no jobs). `noise_free`: step noise is on and ignored; luck can beat them."""
+    """Lower bounds in s, the makespan from the first arrival on.
+
+    `noise_free`: the scenario has step noise, which they leave out, so that a lucky run can beat them.
+    """
 
     makespan_s: float
     completion_mean_s: float
@@ -54,11 +58,10 @@ class Needs:
     gpus: float
 
     def makespan_s(self) -> float:
-        """Lower bound on the last completion, in O(n)."""
+        """Lower bound on the last completion less the first arrival, in O(n)."""
         later_gpu_s = np.cumsum(self.gpu_s[::-1])[::-1]
-        return float(
-            max((self.arrival_s + self.fastest_s).max(), (self.arrival_s + later_gpu_s / self.gpus).max())
-        )
+        needed_s = np.maximum(self.fastest_s, later_gpu_s / self.gpus)
+        return float((self.arrival_s + needed_s).max() - self.arrival_s[0])
 
     def completion_mean_s(self) -> float:
         """Lower bound on the mean of completion minus arrival, in O(n log n)."""
@@ -68,6 +71,7 @@ class Needs:
 
 def lower_bound(scenario: Scenario, trace: Trace | None = None) -> Bound:
     """What no policy can beat on this scenario. Raises InputError when it has no jobs."""
+    trace = trace if trace is not None else trace_of(scenario)
     profile = load_profile(scenario.cluster.hardware)
     cluster = Cluster(scenario.cluster, profile, Topology(scenario.cluster))
     needs = needs_of(make_demand(scenario, trace, cluster), scenario, Capacity(scenario.cluster, profile))

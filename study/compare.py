@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from policies import PolicyError, make_policy
-from sim.run import is_random, run
+from sim.run import is_random, run, trace_of
 from sim.scenario import Scenario
 from sim.traces import Trace
 from study.bounds import Bound, lower_bound
@@ -90,7 +90,7 @@ class Comparison:
 
     def _all_done(self, policy: str) -> bool:
         # A run that leaves jobs undone can end before the bound for doing all of them.
-        return all(r.stopped is None and r.metrics["completed"] == r.metrics["jobs"] for r in self.of(policy))
+        return all(r.metrics["completed"] == r.metrics["jobs"] for r in self.of(policy))
 
     def rows(self) -> list[dict[str, Any]]:
         """One flat row per metric and policy."""
@@ -154,14 +154,15 @@ def compare(
     stage, and whatever a run raises.
     """
     _check(policies, seeds, jobs_parallel)
+    trace = trace if trace is not None else trace_of(scenario)
     notes = []
     if seeds > 1 and not is_random(scenario):
         notes.append(f"nothing in this scenario is random, so one seed was run instead of {seeds}")
         seeds = 1
     numbers = tuple(range(scenario.seed, scenario.seed + seeds))
     tasks = [Task(policy, seed) for policy in policies for seed in numbers]
-    results = execute(Job(scenario, trace, out, runner), tasks, jobs_parallel, progress)
     bound = lower_bound(scenario, trace)
+    results = execute(Job(scenario, trace, out, runner), tasks, jobs_parallel, progress)
     comparison = Comparison(
         scenario.name, tuple(policies), numbers, tuple(results), bound, (*notes, *_notes(results, tasks))
     )

@@ -20,7 +20,7 @@ from typing import Any
 
 from policies import make_policy
 from sim.record import Run
-from sim.run import run, run_identity
+from sim.run import RunFailed, run, run_identity
 from sim.scenario import Scenario
 from sim.traces import Trace
 from study.warm import warm
@@ -59,9 +59,8 @@ class Result:
     identity: str
     metrics: Mapping[str, float]
     notes: tuple[str, ...] = ()
-    stopped: str | None = None
-    reused: bool = False
     totals: Mapping[str, float] = field(default_factory=dict)
+    reused: bool = False
 
     def row(self) -> dict[str, Any]:
         """The result as plain data; whether it was reused is left out, so that it depends on inputs alone."""
@@ -69,7 +68,6 @@ class Result:
             "policy": self.policy,
             "seed": self.seed,
             "identity": self.identity,
-            "stopped": self.stopped,
             "metrics": dict(self.metrics),
             "totals": dict(self.totals),
         }
@@ -93,18 +91,19 @@ class Job:
         kept = None if self.out is None else read_result(task.folder(self.out), self.identity(task))
         if kept is not None:
             return kept
-        made = self.runner(self.scenario, policy=make_policy(task.policy), seed=task.seed, trace=self.trace)
+        try:
+            made = self.runner(
+                self.scenario, policy=make_policy(task.policy), seed=task.seed, trace=self.trace
+            )
+        except RunFailed as failed:
+            self._keep(task, failed.run)  # its records up to then, marked incomplete
+            raise
+        self._keep(task, made)
+        return Result(task.policy, task.seed, made.identity, made.summary(), made.notes, dict(made.totals))
+
+    def _keep(self, task: Task, made: Run) -> None:
         if self.out is not None:
             made.write(task.folder(self.out))
-        return Result(
-            task.policy,
-            task.seed,
-            made.identity,
-            made.summary(),
-            made.notes,
-            made.stopped,
-            totals=made.totals,
-        )
 
 
 def read_result(folder: Path, identity: str) -> Result | None:
@@ -117,7 +116,7 @@ def read_result(folder: Path, identity: str) -> Result | None:
         return None
     policy, seed, totals, notes = (row.pop(key) for key in ("policy", "seed", "totals", "notes"))
     metrics = {name: math.nan if value is None else float(value) for name, value in row.items()}
-    return Result(policy, seed, identity, metrics, tuple(notes), None, True, totals)
+    return Result(policy, seed, identity, metrics, tuple(notes), totals, True)
 
 
 def execute(

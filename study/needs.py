@@ -1,12 +1,13 @@
 """The least that each job can need, from the model's own formulas: what the lower bounds are made of.
 
-Everything that can only cost time is left out: waiting for data, exchanges, barriers, restarts, neighbours.
-Everything that a policy may choose is chosen best: accelerator, number of workers, deal of the batch,
+Everything that only costs time is left out: waiting for data, jitter, contention, restarts, neighbours.
+Everything that a policy may choose is chosen best: accelerator, nodes, number of workers, deal of the batch,
 interval, and for GPU-seconds the fraction of a GPU.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -15,9 +16,10 @@ from numpy.typing import NDArray
 
 from sim.hardware import Accelerator, HardwareProfile
 from sim.job import DONE_TOLERANCE
-from sim.scenario import Cluster, Model
+from sim.scenario import Cluster, Explicit, Model
 from sim.scenario import Job as JobSpec
-from sim.workload import efficiency, replica_cost_s
+from sim.topology import Topology
+from sim.workload import efficiency, make_exchange, replica_cost_s
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -35,21 +37,28 @@ class Group:
 
 
 class Capacity:
-    """A cluster's GPUs, and the least that jobs need on them."""
+    """A cluster's GPUs and network, and the least that jobs need on them."""
 
-    def __init__(self, cluster: Cluster, profile: HardwareProfile) -> None:
+    def __init__(self, spec: Cluster, profile: HardwareProfile) -> None:
         self.groups = [
             Group(
                 gpus=group.count * group.gpus,
                 speed=group.speed,
                 accelerator=never_worse_when_larger(profile.accelerator(group.accelerator)),
                 fabric_bytes_per_s=group.fabric,
-                ingest_samples_per_s=np.inf if group.ingest is None else group.ingest,
+                ingest_samples_per_s=math.inf if group.ingest is None else group.ingest,
             )
-            for group in cluster.groups
+            for group in spec.groups
         ]
         self.gpus = np.array([group.gpus for group in self.groups])
         self.speed = np.array([group.speed for group in self.groups])
+        self.profile, self.topology = profile, Topology(spec)
+        self.models = tuple(dict.fromkeys(group.accelerator for group in spec.groups))
+        sizes = np.sort(np.repeat([g.gpus for g in spec.groups], [g.count for g in spec.groups]))
+        self.held_by_largest = np.cumsum(sizes[::-1])
+        nic = np.sort(self.topology.nic_bytes_per_s)[::-1]
+        self.nic_bytes_per_s = np.full_like(nic, np.inf) if isinstance(spec.topology, Explicit) else nic
+        self._exchange_s: dict[tuple[int, int], float] = {}
 
     def rigid(self, gpus: Ints, share: Floats | float, duration_s: Floats) -> tuple[Floats, Floats]:
         """(shortest duration (jobs,), GPU-seconds by group (jobs, groups)) of jobs known by duration.
@@ -67,8 +76,13 @@ class Capacity:
         per = model.parallel.tensor * model.parallel.pipeline
         fixed_s, sample_s, best_s = self._costs(model, spec.global_batch)
         samples = target_samples(spec) * (1.0 - DONE_TOLERANCE) / best_efficiency(spec, model)
-        workers = min(most_workers(spec, model), int(self.gpus.sum()) // per)
-        step_s = self._shortest_step_s(spec.global_batch, workers, fixed_s, sample_s, best_s)
+        fewest, most = worker_range(spec, model)
+        step_s = math.inf
+        for workers in range(fewest, max(fewest, min(most, int(self.gpus.sum()) // per)) + 1):
+            work_s = self._shortest_work_s(spec.global_batch, workers, fixed_s, sample_s, best_s)
+            step_s = min(
+                step_s, best_interval_s(work_s, self._exchange(model, workers), model.overlap, model.drift)
+            )
         gpu_s = samples * best_s * per * _least_gpu_s_per_s(model)
         if per > 1:  # a replica over unequal nodes runs at the pace of its first GPU
             gpu_s = np.full_like(gpu_s, gpu_s.min())
@@ -83,7 +97,7 @@ class Capacity:
         fixed_s, total_s = cost.T / self.speed
         return fixed_s, (total_s - fixed_s) / most, total_s / most
 
-    def _shortest_step_s(
+    def _shortest_work_s(
         self, batch: int, workers: int, fixed_s: Floats, sample_s: Floats, best_s: Floats
     ) -> float:
         """Least duration of one step of `batch` samples on the best `workers` of all GPUs.
@@ -105,6 +119,49 @@ class Capacity:
         """The least `workers` values over all GPUs, ascending."""
         order = np.argsort(by_group, kind="stable")
         return np.repeat(by_group[order], np.minimum(self.gpus[order], workers))[:workers]
+
+    def _exchange(self, model: Model, workers: int) -> float:
+        """Least seconds of one exchange over so many workers, wherever they are."""
+        key = (id(model), workers)
+        if key not in self._exchange_s:
+            self._exchange_s[key] = self._shortest_exchange_s(model, workers)
+        return self._exchange_s[key]
+
+    def _shortest_exchange_s(self, model: Model, workers: int) -> float:
+        """The closed form at the highest rate that the fabric and, for a ring, the network cards allow.
+
+        Hierarchical exchanges depend on the placement in more than that; they count as free.
+        """
+        if workers < 2 or model.exchange.algorithm == "hierarchical":
+            return 0.0
+        fewest_nodes = min(int(np.searchsorted(self.held_by_largest, workers)) + 1, self.topology.nodes)
+        found = []
+        for name in self.models:
+            if fewest_nodes == 1:
+                inside = make_exchange(model, [0] * workers, self.topology, self.profile, name)
+                found.append((inside, math.inf))
+            if self.topology.nodes > 1:
+                apart = make_exchange(model, [0] * (workers - 1) + [1], self.topology, self.profile, name)
+                ring = model.exchange.algorithm == "ring"
+                found.append((apart, self.nic_bytes_per_s[max(fewest_nodes, 2) - 1] if ring else math.inf))
+        return min(x.delay_s + x.volume_bytes / min(x.cap_bytes_per_s, nic) for x, nic in found)
+
+
+def best_interval_s(work_s: float, exchange_s: float, overlap: float, drift: float) -> float:
+    """Least seconds per step at full efficiency, over all intervals H >= 1.
+
+    A period takes H W + (E - W) with E = (W^g + X^g)^(1/g), what is left of work and exchange after overlap;
+    per useful step that is (W + (E - W) / H) (1 + d (H - 1)), least at H^2 = (E - W) (1 - d) / (W d).
+    """
+    longer, shorter = max(work_s, exchange_s), min(work_s, exchange_s)
+    if longer <= 0.0:
+        return 0.0
+    extra_s = longer * (1.0 + (shorter / longer) ** overlap) ** (1.0 / overlap) - work_s
+    if drift == 0.0:
+        return work_s  # as rarely as one likes
+    best = math.sqrt(extra_s * (1.0 - drift) / (work_s * drift)) if work_s > 0.0 and drift < 1.0 else 1.0
+    interval = max(best, 1.0)
+    return (work_s + extra_s / interval) * (1.0 + drift * (interval - 1.0))
 
 
 def never_worse_when_larger(accelerator: Accelerator) -> Accelerator:
@@ -132,10 +189,11 @@ def target_samples(spec: JobSpec) -> float:
     return spec.epochs * spec.data.samples
 
 
-def most_workers(spec: JobSpec, model: Model) -> int:
-    """The most data-parallel workers that a job may have."""
-    asked = spec.gpus // (model.parallel.tensor * model.parallel.pipeline)
-    return max(asked, spec.workers_max or 0, spec.workers_min or 0, 1)
+def worker_range(spec: JobSpec, model: Model) -> tuple[int, int]:
+    """The fewest and the most data-parallel workers that a job may have."""
+    asked = max(1, spec.gpus // (model.parallel.tensor * model.parallel.pipeline))
+    alone = 1 if spec.on_worker_loss == "regroup" else asked  # goes on with those that are left
+    return min(asked, spec.workers_min or alone), max(asked, spec.workers_max or asked)
 
 
 def best_efficiency(spec: JobSpec, model: Model) -> float:

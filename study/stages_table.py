@@ -92,8 +92,8 @@ def heading(command: str, seeds: int) -> list[str]:
         f"Made by `{command}`; do not edit.",
         f"Python {platform.python_version()}, {made_with}, {platform.machine()}.",
         "",
-        f"Every policy meets the same seeds ({seeds}, or one where nothing is random). Times are ratios to the",
-        "first column (below 1 is better), shares of GPU time are means; ± is half a 95 % interval. Every",
+        f"Every policy meets the same seeds ({seeds}, or one where nothing is random). Times are ratios to",
+        "the first column (below 1 is better), shares of GPU time are means, ± half a 95 % interval. Every",
         "metric is defined in [metrics.md](metrics.md). Without S4 jobs start in order of arrival.",
         "",
     ]

@@ -5,10 +5,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.hardware import Accelerator, HardwareProfile
+from sim.hardware import Accelerator, Fabric, HardwareProfile
 from sim.scenario import Cluster, Job, Model
-from sim.workload import replica_cost_s, share_speed
-from study.needs import Capacity, best_efficiency, most_workers, never_worse_when_larger, target_samples
+from sim.workload import hidden_s, replica_cost_s, share_speed
+from study.needs import (
+    Capacity,
+    best_efficiency,
+    best_interval_s,
+    never_worse_when_larger,
+    target_samples,
+    worker_range,
+)
 
 CARD = {
     "flop_per_s": {"bf16": 1e14},
@@ -21,11 +28,13 @@ CARD = {
         {"flop": 1e12, "efficiency": 0.4},
     ],
 }
+INSIDE = {"tier": "intra", "collective": "all_reduce", "alpha_s": 1e-5, "bytes_per_s": 1e11}
 PROFILE = HardwareProfile.model_validate({"name": "made up", "accelerators": {"card": CARD}})
 
 
-def capacity(*nodes):
-    return Capacity(Cluster.model_validate({"nodes": [{"accelerator": "card"} | n for n in nodes]}), PROFILE)
+def capacity(*nodes, **cluster):
+    named = [{"accelerator": "card"} | node for node in nodes]
+    return Capacity(Cluster.model_validate({"nodes": named} | cluster), PROFILE)
 
 
 def fitted(**changes):
@@ -106,10 +115,51 @@ def test_no_fraction_of_a_gpu_beats_the_least_gpu_seconds(share, kappa):
     assert shared[0] <= whole[0] * share / share_speed(share, kappa) * (1 + 1e-12)
 
 
+RING = {"gradient": 100e6, "drift": 0.01, "exchange": {"alpha": 1e-3, "rate": 1e9}}
+
+
+def test_exchange_by_hand():
+    # 8 workers: 14 messages of 1 ms and 175 MB at 1 GB/s, 189 ms; one card at 500 MB/s makes it 364 ms.
+    work_s = 0.012
+    for nic, exchange_s in ((2e9, 0.189), (0.5e9, 0.364)):
+        cluster = capacity({"count": 7, "nic": 2e9}, {"name": "last", "nic": nic})
+        fastest_s, _ = cluster.training(job(), fitted(**RING))
+        assert fastest_s == pytest.approx(100 * best_interval_s(work_s, exchange_s, 1.0, 0.01), rel=1e-8)
+    assert best_interval_s(work_s, 0.189, 1.0, 0.01) < work_s + 0.189 / 10
+
+
+def test_workers_of_one_node_exchange_inside_it():
+    profile = PROFILE.model_copy(update={"fabrics": (Fabric.model_validate(INSIDE),)})
+    spec = {"nodes": [{"accelerator": "card", "count": 2, "gpus": 4, "nic": 1e6}]}
+    cluster = Capacity(Cluster.model_validate(spec), profile)
+    model = fitted(gradient=100e6, drift=1.0)
+    fastest_s, _ = cluster.training(job(gpus=4), model)
+    assert fastest_s == pytest.approx(100 * (0.024 + 6 * 1e-5 + 0.15 / 100), rel=1e-8)
+
+
+@given(
+    st.floats(1e-3, 1.0),
+    st.floats(0.0, 5.0),
+    st.floats(1.0, 8.0),
+    st.sampled_from([0.0, 1e-3, 0.05, 0.7, 1.0, 3.0]),
+    st.integers(1, 400),
+)
+def test_no_interval_beats_the_best(work_s, exchange_s, overlap, drift, interval):
+    last = hidden_s(work_s, exchange_s, overlap)
+    per_step = (interval * work_s + exchange_s - last) / interval * (1 + drift * (interval - 1))
+    assert best_interval_s(work_s, exchange_s, overlap, drift) <= per_step * (1 + 1e-12)
+
+
+def test_best_interval_is_the_continuous_optimum():
+    tried = [(0.1 + 0.4 / h) * (1 + 0.02 * (h - 1)) for h in np.linspace(1, 60, 60001)]
+    assert best_interval_s(0.1, 0.4, 1.0, 0.02) == pytest.approx(min(tried), rel=1e-8)
+
+
 def test_more_workers_than_asked_count_only_when_the_job_is_elastic():
-    assert most_workers(job(), fitted()) == 8
-    assert most_workers(job(workers_min=2, workers_max=20), fitted()) == 20
-    assert most_workers(job(), fitted(parallel={"tensor": 2, "pipeline": 2})) == 2
+    assert worker_range(job(), fitted()) == (8, 8)
+    assert worker_range(job(workers_min=2, workers_max=20), fitted()) == (2, 20)
+    assert worker_range(job(on_worker_loss="regroup"), fitted()) == (1, 8)
+    assert worker_range(job(), fitted(parallel={"tensor": 2, "pipeline": 2})) == (2, 2)
     four, eight = ({"count": n} for n in (4, 8))
     assert capacity(eight).training(job(gpus=4), fitted())[0] == capacity(four).training(job(), fitted())[0]
 

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
+import numpy as np
+
+from policies.baselines.backfill import backfill
+from policies.baselines.preemption import preempt_from_queue, remaining_bars
 from policies.baselines.queueing import (
+    joined,
     planned_already,
     request_columns,
     room_columns,
     some_room,
     start_from_queue,
     start_in_order,
-    with_starts,
+    with_allocation,
 )
-from policies.baselines.sorted_queue import key_columns, queue_now
+from policies.baselines.service_levels import keys_of, next_demotion_s, next_promotion_s, promoted
+from policies.baselines.sorted_queue import NO_ROWS, frozen, key_columns, queue_now
 from policies.contract import Allocation, AllocationStage, Memory, Plan
-from policies.observation import Observation
+from policies.observation import Floats, Observation
 from policies.placement import PLACEMENTS
 
 
@@ -52,16 +60,13 @@ class Fifo(_Placed):
             return plan, memory
         if plan.allocation is not None:
             return planned_already(plan, self.name), memory
-        started, job, offset, gpu, share, _ = start_in_order(
-            waiting,
-            self.strict,
-            PLACEMENTS[self.placement],
-            request_columns(observation),
-            room_columns(observation),
+        rule = PLACEMENTS[self.placement]
+        grants, _ = start_in_order(
+            frozen(waiting), self.strict, rule, request_columns(observation), room_columns(observation)
         )
-        if not started:
+        if not len(grants[0]):
             return plan, memory
-        return with_starts(plan, self.name, len(waiting), Allocation(job, offset, gpu, share)), memory
+        return with_allocation(plan, self.name, len(waiting), Allocation(*grants)), memory
 
 
 @dataclass(frozen=True)
@@ -106,7 +111,7 @@ class Sjf(_Placed):
         )
         if allocation is None:
             return plan, memory
-        return with_starts(plan, self.name, waiting, allocation), memory
+        return with_allocation(plan, self.name, waiting, allocation), memory
 
 
 @dataclass(frozen=True)
@@ -120,3 +125,136 @@ class SjfGreedy(Sjf):
     name: ClassVar[str] = "sjf-greedy"
     blocking: ClassVar[str] = "greedy: passes over what does not fit"
     strict: ClassVar[bool] = False
+
+
+@dataclass(frozen=True)
+class Easy(_Placed):
+    """EASY backfill (Lifka 1995): first in, first out, with one reservation.
+
+    Order: (arrival, id). Blocking: the first job that cannot be placed reserves the earliest time at which
+    the estimated ends of running jobs let it start; a later job starts if it fits now and, by its estimate,
+    ends before that time or leaves the reservation possible. Preemption: never.
+    """
+
+    name: ClassVar[str] = "easy"
+    order: ClassVar[str] = "arrival, then id"
+    blocking: ClassVar[str] = "backfill: passes over what does not fit where that does not delay the first"
+    preemption: ClassVar[str] = "never"
+
+    def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
+        """Start waiting jobs in order of arrival, then backfill behind the first that is blocked."""
+        waiting, rule = frozen(observation.waiting), PLACEMENTS[self.placement]
+        if plan.allocation is not None:
+            return planned_already(plan, self.name), memory
+        if not len(waiting) or not some_room(observation.nodes.gpus_free, observation.gpus.share_free):
+            return plan, memory
+        requests, room = request_columns(observation), room_columns(observation)
+        first, _ = start_in_order(waiting, True, rule, requests, room)
+        n, reserved_s = len(first[0]), math.nan
+        allocation = Allocation(*first)
+        if n < len(waiting) - 1:
+            second, reserved_s = backfill(
+                waiting[n:], rule, observation.time_s, observation.jobs.service_s,
+                frozen(np.sort(observation.running)), first, requests, room,
+                observation.gpus.job, observation.gpus.node,
+            )  # fmt: skip
+            allocation = joined(allocation, Allocation(*second))
+        if not len(allocation.job):
+            return plan, memory
+        return with_allocation(plan, self.name, len(waiting), allocation, reserved_s=reserved_s), memory
+
+
+@dataclass(frozen=True)
+class Srtf(_Placed):
+    """Shortest remaining time first, preemptive.
+
+    Order: (estimated remaining time, id); an unknown time comes last. Blocking: a job that cannot be placed
+    even by preemption is passed over. Preemption: a waiting job stops those running jobs, longest first,
+    whose remaining time less their `restart_s` is still longer than its own; those it does not need for
+    its placement keep running.
+    """
+
+    name: ClassVar[str] = "srtf"
+    order: ClassVar[str] = "estimated remaining time, then id"
+    blocking: ClassVar[str] = "greedy: passes over what does not fit"
+    preemption: ClassVar[str] = "stops longer jobs where that gains more than their restart costs"
+
+    def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
+        """Start waiting jobs, least remaining time first, in place of running ones with more."""
+        jobs = observation.jobs
+        if plan.allocation is not None:
+            return planned_already(plan, self.name), memory
+        if not len(observation.waiting):
+            return plan, memory
+        columns = key_columns(observation, jobs.service_s, jobs.id)
+        queue = queue_now(memory, observation, columns, memory.get("again", NO_ROWS))
+        running = frozen(np.sort(observation.running))
+        bar = frozen(remaining_bars(running, jobs.service_s, jobs.restart_s))
+        allocation, _, queue = preempt_from_queue(
+            observation, queue, columns, PLACEMENTS[self.placement], running, bar
+        )
+        if not len(allocation.job):
+            return plan, queue
+        return with_allocation(plan, self.name, len(observation.waiting), allocation), queue
+
+
+@dataclass(frozen=True)
+class Las(_Placed):
+    """Least attained service in discrete queues (Tiresias, Gu et al. 2019, 2D-LAS).
+
+    Order: (queue, arrival, id); a job's queue is the number of `thresholds_gpu_s` that its attained
+    GPU-seconds have reached. Blocking: a job that cannot be placed even by preemption is passed over.
+    Preemption: a waiting job stops running jobs of later queues, last queue and latest arrival first; never
+    jobs of its own queue.
+
+    No job starves: `promote` seconds of waiting take one second of service per GPU off the account, which
+    brings a job back to the first queue in the end (0: never). The decision at which a job changes queue is
+    asked for by `revisit_s`, so nothing is polled.
+    """
+
+    thresholds_gpu_s: tuple[float, ...] = (3600.0, 36000.0)
+    promote: float = 8.0
+
+    name: ClassVar[str] = "las"
+    order: ClassVar[str] = "queue by attained GPU-seconds, then arrival, then id"
+    blocking: ClassVar[str] = "greedy: passes over what does not fit"
+    preemption: ClassVar[str] = "stops jobs of later queues"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        steps = np.diff((0.0, *self.thresholds_gpu_s))
+        if not len(steps) or not (steps > 0).all():
+            raise ValueError("thresholds_gpu_s must be ascending, above 0")
+        if not self.promote >= 0:
+            raise ValueError("promote must be at least 0")
+
+    @cached_property
+    def _thresholds(self) -> Floats:
+        return frozen(np.array(self.thresholds_gpu_s, dtype=np.float64))
+
+    def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
+        """Start waiting jobs of the first queues in place of running jobs of later ones."""
+        jobs, now_s = observation.jobs, observation.time_s
+        if plan.allocation is not None:
+            return planned_already(plan, self.name), memory
+        if not len(observation.waiting):
+            return plan, memory
+        relief = 1.0 / self.promote if self.promote > 0 else 0.0
+        columns = key_columns(observation, jobs.attained_gpu_s, NO_ROWS, self._thresholds, relief)
+        again, promotion_s = promoted(observation, memory, columns)
+        queue = queue_now(memory, observation, columns, again)
+        running = frozen(np.sort(observation.running))
+        bar = frozen(keys_of(running, columns))
+        allocation, stopped, queue = preempt_from_queue(
+            observation, queue, columns, PLACEMENTS[self.placement], running, bar
+        )
+        promotion_s = min(promotion_s, next_promotion_s(stopped, columns))
+        revisit_s = min(plan.revisit_s, promotion_s)
+        if queue["waiting"] or len(stopped):
+            held = frozen(np.setdiff1d(running, stopped, assume_unique=True))
+            revisit_s = min(revisit_s, next_demotion_s(held, jobs.gpus_held, columns))
+            started = frozen(allocation.job[len(stopped) :])
+            revisit_s = min(revisit_s, next_demotion_s(started, jobs.gpus_requested, columns))
+        if len(allocation.job):
+            plan = with_allocation(plan, self.name, len(observation.waiting), allocation)
+        return plan.with_(revisit_s=revisit_s), {**queue, "promotion_s": promotion_s}

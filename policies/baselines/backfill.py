@@ -8,12 +8,23 @@ from __future__ import annotations
 import numpy as np
 
 from policies.baselines.queueing import (
+    SHARED,
+    Demand,
+    GrantColumns,
+    Grants,
     RequestColumns,
     Requests,
     RoomColumns,
+    copy_of,
+    demand,
+    granted,
+    has_failed,
+    holdings,
+    no_failures,
     no_grants,
     partly_free,
-    requested,
+    remember_failure,
+    trimmed,
     with_space,
     working_room,
 )
@@ -23,128 +34,118 @@ from policies.placement import WHOLE, Room, give, place, take
 
 
 @jit
-def copy_of(c: Room) -> Room:
-    """A room that can be changed without changing `c`."""
-    return Room(c.first_gpu, c.size, c.up, c.free.copy(), c.room.copy(), c.memory_bytes)
-
-
-@jit
-def holdings(job: Ints, gpu_job: Ints) -> tuple[Ints, Ints]:
-    """GPUs that each of `job` (rows, ascending) holds alone, in compressed rows: (offset, gpu)."""
-    offset = np.zeros(job.size + 1, dtype=np.int64)
-    at = np.searchsorted(job, gpu_job)
-    for g in range(gpu_job.size):
-        if at[g] < job.size and job[at[g]] == gpu_job[g]:
-            offset[at[g] + 1] += 1
-    offset = np.cumsum(offset)
-    gpu, fill = np.empty(offset[-1], dtype=np.int64), offset.copy()
-    for g in range(gpu_job.size):
-        if at[g] < job.size and job[at[g]] == gpu_job[g]:
-            gpu[fill[at[g]]] = g
-            fill[at[g]] += 1
-    return offset, gpu
-
-
-@jit
 def _end_s(service_s: float, now_s: float) -> float:
     return np.inf if np.isnan(service_s) else now_s + max(service_s, 0.0)
 
 
 @jit
-def _reserve(
-    head: int, room: Room, later: Room, r: Requests, rule: int, now_s: float, job: Ints, service_s: Floats,
-    offset: Ints, gpu: Ints, gpu_job: Ints, gpu_node: Ints,
-) -> float:  # fmt: skip
-    """Free in `later` what running jobs have given back when the head can start; returns that time.
+def _fits(room: Room, d: Demand, rule: int) -> bool:
+    return place(copy_of(room), d.gpus, d.share, d.memory_bytes, rule, np.empty(d.gpus, dtype=np.int64), 0)
 
-    NaN when it cannot start even after all have ended (larger than what is up). Shared GPUs come free last.
+
+@jit
+def _reserve(
+    head: Demand,
+    later: Room,
+    rule: int,
+    now_s: float,
+    job: Ints,
+    service_s: Floats,
+    holder: Ints,
+    gpu_node: Ints,
+) -> float:
+    """Free in `later` what jobs (rows, ascending) have given back when the head fits; returns that time (s).
+
+    NaN when it does not fit even after all have ended. GPUs shared by several jobs come free last, because
+    who holds what part of them is not always known.
     """
+    offset, gpu = holdings(job, holder)
     end = np.empty(job.size)
     for i in range(job.size):
         end[i] = _end_s(service_s[job[i]], now_s)
-    wanted, share, memory = requested(r, head), min(r.share[head], 1.0), r.memory_bytes[head]
-    out = np.empty(max(wanted, 1), dtype=np.int64)
-    order = np.argsort(end, kind="mergesort")
-    for i in order:
+    last_s = now_s
+    for i in np.argsort(end, kind="mergesort"):
         for e in range(offset[i], offset[i + 1]):
             give(later, gpu_node[gpu[e]], gpu[e], 1.0)
-        if later.free.sum() >= wanted or share < WHOLE:
-            if place(copy_of(later), wanted, share, memory, rule, out, 0):
-                return end[i]
-    for g in range(gpu_job.size):
-        if gpu_job[g] == -2 and later.up[gpu_node[g]]:
+        last_s = end[i]
+        if offset[i + 1] > offset[i] and _fits(later, head, rule):
+            return last_s
+    for g in range(holder.size):
+        if holder[g] == SHARED and later.up[gpu_node[g]]:
             give(later, gpu_node[g], g, 1.0)
-    if place(copy_of(later), wanted, share, memory, rule, out, 0):
-        return end[order[-1]] if order.size else now_s
-    return np.nan
+    return last_s if _fits(later, head, rule) else np.nan
+
+
+@jit
+def _late(end_s: float, reserved_s: float) -> bool:
+    """Whether a job that would end then may run into the reservation; no reservation is never run into."""
+    return not np.isnan(reserved_s) and (end_s > reserved_s or np.isinf(end_s))
+
+
+@jit
+def _harmless(later: Room, head: Demand, rule: int, gpu: Ints, gpu_node: Ints, share: float) -> bool:
+    """Whether the head still fits when these GPUs stay taken; then takes them out of `later`."""
+    trial = copy_of(later)
+    for g in gpu:
+        take(trial, gpu_node[g], g, share)
+    if not _fits(trial, head, rule):
+        return False
+    for g in gpu:
+        take(later, gpu_node[g], g, share)
+    return True
+
+
+@jit
+def _fill(
+    queue: Ints, rule: int, now_s: float, service_s: Floats, r: Requests, room: Room, later: Room,
+    head: Demand, reserved_s: float, gpu_node: Ints,
+) -> tuple[int, Grants]:  # fmt: skip
+    """Start jobs of `queue` that fit and do not delay the head; returns (how many, grants)."""
+    left, shared = room.free.sum(), partly_free(room.room)
+    grants, tried = no_grants(16, 16), no_failures()
+    n = 0
+    for j in queue:
+        if not (left > 0 or shared):
+            break
+        d = demand(r, j)
+        late = _late(_end_s(service_s[j], now_s), reserved_s)
+        if (d.share >= WHOLE and d.gpus > left) or has_failed(tried, d, late):
+            continue
+        at = grants.offset[n]
+        grants = with_space(grants, n + 1, at + d.gpus)
+        trial = copy_of(room)
+        fits = place(trial, d.gpus, d.share, d.memory_bytes, rule, grants.gpu, at)
+        if fits and (
+            not late or _harmless(later, head, rule, grants.gpu[at : at + d.gpus], gpu_node, d.share)
+        ):
+            room = trial
+            n = granted(grants, n, j, d)
+            left, shared = room.free.sum(), shared or d.share < WHOLE
+        else:
+            remember_failure(tried, d, fits)
+    return n, grants
 
 
 @jit
 def backfill(
-    queue: Ints, rule: int, now_s: float, service_s: Floats, running: Ints, started: Ints, started_gpu: Ints,
-    started_share: Floats, started_offset: Ints,
+    queue: Ints, rule: int, now_s: float, service_s: Floats, running: Ints, start: GrantColumns,
     requests: RequestColumns, columns: RoomColumns, gpu_job: Ints, gpu_node: Ints,
-) -> tuple[int, Ints, Ints, Ints, Floats, float]:  # fmt: skip
+) -> tuple[GrantColumns, float]:  # fmt: skip
     """Start jobs of queue[1:] that fit now and do not delay queue[0], which does not fit.
 
-    `running` (rows, ascending) and the jobs `started` in this decision end after `service_s` (s). Returns
-    (jobs, job, offset, gpu, share, time of the head's reservation).
+    `running` (rows, ascending) and those in `start`, which this decision starts, end after `service_s` (s).
+    Returns these further jobs and the time (s) of the head's reservation, NaN when there is none.
     """
-    r, room = Requests(*requests), working_room(columns)
-    for e in range(started_gpu.size):
-        take(room, gpu_node[started_gpu[e]], started_gpu[e], started_share[e])
-    left, shared = room.free.sum(), partly_free(room.room)
-    grants = no_grants(16, 16)
-    if queue.size < 2 or not (left > 0 or shared):
-        return 0, grants.job[:0], grants.offset[:1], grants.gpu[:0], grants.share[:0], np.nan
-    holder = gpu_job.copy()
+    r, room, holder = Requests(*requests), working_room(columns), gpu_job.copy()
+    started, offset, gpu, share = start
     for k in range(started.size):
-        for e in range(started_offset[k], started_offset[k + 1]):
-            holder[started_gpu[e]] = started[k] if started_share[e] >= WHOLE else -2
-    job = np.sort(np.concatenate((running, started)))
-    offset, gpu = holdings(job, holder)
-    later, head = copy_of(room), queue[0]
-    reserved_s = _reserve(
-        head, room, later, r, rule, now_s, job, service_s, offset, gpu, holder, gpu_node
-    )
-    out = np.empty(max(requested(r, head), 1), dtype=np.int64)
-    n, end, failures = 0, 0, 0
-    failed = np.empty((16, 4))  # (GPUs, share, memory, ends too late) that did not fit
-    for k in range(1, queue.size):
-        if not (left > 0 or shared):
-            break
-        j = queue[k]
-        wanted, share, memory = requested(r, j), min(r.share[j], 1.0), r.memory_bytes[j]
-        late = 1.0 if _end_s(service_s[j], now_s) > reserved_s else 0.0
-        hopeless = share >= WHOLE and wanted > left
-        for f in range(failures):
-            same = failed[f, 0] == wanted and failed[f, 1] == share and failed[f, 2] == memory
-            hopeless |= same and late >= failed[f, 3]
-        if hopeless:
-            continue
-        grants = with_space(grants, n + 1, end + wanted)
-        trial = copy_of(room)
-        fits = place(trial, wanted, share, memory, rule, grants.gpu, end)
-        harmless, blocked = True, fits
-        if fits and late > 0.0:
-            after = copy_of(later)
-            for e in range(end, end + wanted):
-                take(after, gpu_node[grants.gpu[e]], grants.gpu[e], share)
-            harmless = place(
-                copy_of(after), requested(r, head), min(r.share[head], 1.0), r.memory_bytes[head], rule, out, 0
-            )
-            if harmless:
-                later = after
-        if fits and harmless:
-            room = trial
-            grants.job[n] = j
-            grants.share[end : end + wanted] = share
-            end += wanted
-            n += 1
-            grants.offset[n] = end
-            left, shared = room.free.sum(), shared or share < WHOLE
-        elif failures < failed.shape[0]:
-            failed[failures, 0], failed[failures, 1], failed[failures, 2] = wanted, share, memory
-            failed[failures, 3] = 1.0 if blocked else 0.0
-            failures += 1
-    return n, grants.job[:n], grants.offset[: n + 1], grants.gpu[:end], grants.share[:end], reserved_s
+        for e in range(offset[k], offset[k + 1]):
+            take(room, gpu_node[gpu[e]], gpu[e], share[e])
+            holder[gpu[e]] = started[k] if share[e] >= WHOLE else SHARED
+    grants, n, reserved_s = no_grants(0, 0), 0, np.nan
+    if queue.size > 1 and (room.free.sum() > 0 or partly_free(room.room)):
+        job = np.sort(np.concatenate((running, started)))
+        head, later = demand(r, queue[0]), copy_of(room)
+        reserved_s = _reserve(head, later, rule, now_s, job, service_s, holder, gpu_node)
+        n, grants = _fill(queue[1:], rule, now_s, service_s, r, room, later, head, reserved_s, gpu_node)
+    return trimmed(grants, n), reserved_s

@@ -5,7 +5,7 @@ Kernels take columns of the observation as plain tuples (cheap to hand over) and
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -37,6 +37,24 @@ class Grants(NamedTuple):
     share: Floats
 
 
+class Demand(NamedTuple):
+    """What one job needs to start."""
+
+    gpus: int
+    share: float  # of each GPU
+    memory_bytes: float  # on each GPU
+
+
+class Failures(NamedTuple):
+    """Demands that did not fit in this decision: (GPUs, share, memory, too late only), and their count."""
+
+    entry: Floats
+    count: Ints
+
+
+FEW = 64  # jobs looked at first
+SHARED = -2  # in `gpus.job`
+GrantColumns = tuple[Ints, Ints, Ints, Floats]
 RequestColumns = tuple[Bools, Ints, Ints, Ints, Ints, Floats, Floats]
 RoomColumns = tuple[Ints, Ints, Bools, Ints, Floats, Floats]
 
@@ -49,9 +67,76 @@ def working_room(columns: RoomColumns) -> Room:
 
 
 @jit
-def requested(r: Requests, j: int) -> int:
-    """GPUs job row j gets when it starts."""
-    return gpus_needed(r.rigid[j], r.gpus[j], r.per_worker[j], r.workers_min[j], r.workers_max[j])
+def copy_of(c: Room) -> Room:
+    """A room that can be changed without changing `c`."""
+    return Room(c.first_gpu, c.size, c.up, c.free.copy(), c.room.copy(), c.memory_bytes)
+
+
+@jit
+def demand(r: Requests, j: int) -> Demand:
+    """What job row j needs to start: a rigid job its request, a training job the nearest whole workers."""
+    gpus = gpus_needed(r.rigid[j], r.gpus[j], r.per_worker[j], r.workers_min[j], r.workers_max[j])
+    return Demand(gpus, min(r.share[j], 1.0), r.memory_bytes[j])
+
+
+@jit
+def no_failures() -> Failures:
+    """Nothing has failed to fit yet."""
+    return Failures(np.empty((16, 4)), np.zeros(1, dtype=np.int64))
+
+
+@jit
+def remember_failure(f: Failures, d: Demand, only_late: bool) -> None:
+    """Note that a demand does not fit; `only_late`: only because it would end too late."""
+    k = f.count[0]
+    if k < f.entry.shape[0]:
+        f.entry[k, 0], f.entry[k, 1], f.entry[k, 2] = d.gpus, d.share, d.memory_bytes
+        f.entry[k, 3] = 1.0 if only_late else 0.0
+        f.count[0] = k + 1
+
+
+@jit
+def has_failed(f: Failures, d: Demand, late: bool) -> bool:
+    """Whether the same demand has failed already. What is left only shrinks, so it would fail again."""
+    for k in range(f.count[0]):
+        e = f.entry[k]
+        if e[0] == d.gpus and e[1] == d.share and e[2] == d.memory_bytes and (late or e[3] == 0.0):
+            return True
+    return False
+
+
+@jit
+def granted(g: Grants, n: int, job: int, d: Demand) -> int:
+    """Book the GPUs written behind the first n grants for `job`; returns n + 1."""
+    at = g.offset[n]
+    g.job[n] = job
+    g.share[at : at + d.gpus] = d.share
+    g.offset[n + 1] = at + d.gpus
+    return n + 1
+
+
+@jit
+def trimmed(g: Grants, n: int) -> GrantColumns:
+    """The first n grants without spare space: (job, offset, gpu, share)."""
+    end = g.offset[n]
+    return g.job[:n], g.offset[: n + 1], g.gpu[:end], g.share[:end]
+
+
+@jit
+def holdings(job: Ints, gpu_job: Ints) -> tuple[Ints, Ints]:
+    """GPUs that each of `job` (rows, ascending) holds alone, in compressed rows: (offset, gpu)."""
+    offset = np.zeros(job.size + 1, dtype=np.int64)
+    at = np.searchsorted(job, gpu_job)
+    for g in range(gpu_job.size):
+        if at[g] < job.size and job[at[g]] == gpu_job[g]:
+            offset[at[g] + 1] += 1
+    offset = np.cumsum(offset)
+    gpu, fill = np.empty(offset[-1], dtype=np.int64), offset.copy()
+    for g in range(gpu_job.size):
+        if at[g] < job.size and job[at[g]] == gpu_job[g]:
+            gpu[fill[at[g]]] = g
+            fill[at[g]] += 1
+    return offset, gpu
 
 
 @jit
@@ -101,53 +186,40 @@ def some_room(node_gpus_free: Ints, share_free: Floats) -> bool:
 @jit
 def start_in_order(
     queue: Ints, strict: bool, rule: int, requests: RequestColumns, columns: RoomColumns
-) -> tuple[int, Ints, Ints, Ints, Floats, bool]:
+) -> tuple[GrantColumns, bool]:
     """Start the jobs of `queue` (rows, first to start first) that can be placed by `rule` now.
 
-    `strict` stops at the first that cannot; else it is passed over. Returns (jobs started, job, offset, gpu,
-    share, whether the queue ended before the room did).
+    `strict` stops at the first that cannot; else it is passed over. Returns the jobs started and whether
+    the queue ended before the room did.
     """
     r = Requests(*requests)
     left = columns[3].sum()
     shared = left == 0 and partly_free(columns[4])
-    k, end = 0, 0
+    k = 0
     while k < queue.size and (left > 0 or shared):
-        if r.share[queue[k]] < WHOLE or requested(r, queue[k]) <= left:
+        d = demand(r, queue[k])
+        if d.share < WHOLE or d.gpus <= left:
             break
         k = queue.size if strict else k + 1
-    grants = no_grants(min(queue.size - k, 16), 16)
-    if k == queue.size or not (left > 0 or shared):
-        return 0, grants.job, grants.offset, grants.gpu, grants.share, not strict and (left > 0 or shared)
-    room = working_room(columns)
-    shared = shared or partly_free(room.room)
-    started, failures = 0, 0
-    failed = np.empty((8, 3))  # (GPUs, share, memory) that did not fit: what is left only shrinks
-    while k < queue.size and (left > 0 or shared):
-        j = queue[k]
-        k += 1
-        wanted, share, memory = requested(r, j), min(r.share[j], 1.0), r.memory_bytes[j]
-        hopeless = share >= WHOLE and wanted > left
-        for f in range(failures):
-            hopeless |= failed[f, 0] == wanted and failed[f, 1] == share and failed[f, 2] == memory
-        if not hopeless:
-            grants = with_space(grants, started + 1, end + wanted)
-            if place(room, wanted, share, memory, rule, grants.gpu, end):
-                grants.job[started] = j
-                grants.share[end : end + wanted] = share
-                end += wanted
-                started += 1
-                grants.offset[started] = end
-                left = room.free.sum()
-                shared |= share < WHOLE
-                continue
-            if failures < failed.shape[0]:
-                failed[failures, 0], failed[failures, 1], failed[failures, 2] = wanted, share, memory
-                failures += 1
-        if strict:
-            break
-    more = k == queue.size and (left > 0 or shared)
-    job, offset = grants.job[:started], grants.offset[: started + 1]
-    return started, job, offset, grants.gpu[:end], grants.share[:end], more
+    grants, n = no_grants(min(queue.size - k, 16), 16), 0
+    if k < queue.size and (left > 0 or shared):
+        room, tried = working_room(columns), no_failures()
+        shared = shared or partly_free(room.room)
+        for j in queue[k:]:
+            d, at = demand(r, j), grants.offset[n]
+            if (d.share < WHOLE or d.gpus <= left) and not has_failed(tried, d, False):
+                grants = with_space(grants, n + 1, at + d.gpus)
+                if place(room, d.gpus, d.share, d.memory_bytes, rule, grants.gpu, at):
+                    n = granted(grants, n, j, d)
+                    left = room.free.sum()
+                    shared |= d.share < WHOLE
+                    if left > 0 or shared:
+                        continue
+                    break
+                remember_failure(tried, d, False)
+            if strict:
+                break
+    return trimmed(grants, n), (left > 0 or shared) and (n == queue.size or not strict)
 
 
 def request_columns(o: Observation) -> RequestColumns:
@@ -169,16 +241,16 @@ def start_from_queue(
     o: Observation, queue: Memory, columns: Columns, strict: bool, rule: int
 ) -> tuple[Allocation | None, Memory]:
     """Start jobs from a sorted queue; looks at its first few, and at more only when these leave room."""
-    requests, room, limit = request_columns(o), room_columns(o), 64
+    requests, room, limit = request_columns(o), room_columns(o), FEW
     while True:
-        rows, queue = first_rows(queue, o, columns, limit)
-        started, job, offset, gpu, share, more = start_in_order(rows, strict, rule, requests, room)
+        rows, _, queue = first_rows(queue, o, columns, limit)
+        grants, more = start_in_order(rows, strict, rule, requests, room)
         if not more or len(rows) < limit:
             break
         limit *= 16
-    if not started:
+    if not len(grants[0]):
         return None, queue
-    return Allocation(job, offset, gpu, share), {**queue, "waiting": len(o.waiting) - started}
+    return Allocation(*grants), {**queue, "waiting": len(o.waiting) - len(grants[0])}
 
 
 def planned_already(plan: Plan, name: str) -> Plan:
@@ -186,10 +258,25 @@ def planned_already(plan: Plan, name: str) -> Plan:
     return plan.because(name, "an earlier stage has allocated GPUs; nothing to do")
 
 
-def with_starts(plan: Plan, name: str, waiting: int, allocation: Allocation) -> Plan:
-    """The plan with jobs started and the reason."""
-    text = f"started {len(allocation.job)} of {waiting} waiting jobs"
+def joined(first: Allocation, second: Allocation) -> Allocation:
+    """Two allocations of different jobs as one, in that order."""
+    if not len(second.job):
+        return first
+    return Allocation(
+        np.concatenate((first.job, second.job)),
+        np.concatenate((first.offset[:-1], second.offset + first.offset[-1])),
+        np.concatenate((first.gpu, second.gpu)),
+        np.concatenate((first.share, second.share)),
+    )
+
+
+def with_allocation(plan: Plan, name: str, waiting: int, allocation: Allocation, **values: Any) -> Plan:
+    """The plan with this allocation and the reason."""
+    held = np.diff(allocation.offset)
+    started, stopped = allocation.job[held > 0], allocation.job[held == 0]
+    text = f"started {len(started)} of {waiting} waiting jobs, stopped {len(stopped)}"
     return Plan(
         plan.moves, plan.samples_per_step, plan.fetch_order, plan.sync_interval, plan.gpu_share,
-        allocation, plan.revisit_s, (*plan.reasons, Reason(name, text, {"started": allocation.job})),
+        allocation, plan.revisit_s,
+        (*plan.reasons, Reason(name, text, {"started": started, "stopped": stopped, **values})),
     )  # fmt: skip

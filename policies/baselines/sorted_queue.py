@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from policies.contract import Memory
 from policies.jit import jit
-from policies.observation import Floats, Ints, JobState, Observation
+from policies.observation import Floats, Ints, JobState, Observation, S
 
 SHORT = 512
 WAITING = int(JobState.WAITING)
@@ -27,7 +27,7 @@ class Keys(NamedTuple):
 
     state: NDArray[np.int8]
     value: Floats
-    tie: Ints
+    tie: Ints  # decides between equal keys; empty: the row does
     gpus: Ints
     queued_since_s: Floats
     waited_s: Floats
@@ -74,8 +74,8 @@ def before(key_a: float, row_a: int, key_b: float, row_b: int, tie: Ints) -> boo
     """Whether entry a comes before entry b: by key, then tie, then row."""
     if key_a != key_b:
         return key_a < key_b
-    if tie[row_a] != tie[row_b]:
-        return tie[row_a] < tie[row_b]
+    if tie.size > 0 and tie[row_a] != tie[row_b]:
+        return bool(tie[row_a] < tie[row_b])
     return row_a < row_b
 
 
@@ -83,7 +83,9 @@ def before(key_a: float, row_a: int, key_b: float, row_b: int, tie: Ints) -> boo
 def _sorted(waiting: Ints, columns: Columns) -> tuple[Floats, Ints]:
     """(key, row) of all waiting jobs in order of (key, tie)."""
     keys = Keys(*columns)
-    row = waiting[np.argsort(keys.tie[waiting], kind="mergesort")]
+    row = waiting.copy()
+    if keys.tie.size > 0:
+        row = waiting[np.argsort(keys.tie[waiting], kind="mergesort")]
     key = np.empty(row.size)
     for i in range(row.size):
         key[i] = key_of(row[i], keys)
@@ -153,12 +155,13 @@ def _with_newcomers(
 
 
 @jit
-def _first_rows(limit: int, runs: Runs, columns: Columns) -> tuple[Ints, int, int, bool]:
-    """The first `limit` waiting jobs, the advanced heads, and whether an entry turned out to be stale."""
+def _first_rows(limit: int, runs: Runs, columns: Columns) -> tuple[Ints, Floats, int, int, bool]:
+    """The first `limit` waiting jobs with their keys, the advanced heads, and whether an entry is stale."""
     keys = Keys(*columns)
     old_key, old_row, old_head, new_key, new_row, new_head = runs
     tie = keys.tie
-    rows = np.empty(min(limit, old_row.size + new_row.size - old_head - new_head), dtype=np.int64)
+    most = min(limit, old_row.size + new_row.size - old_head - new_head)
+    rows, found = np.empty(most, dtype=np.int64), np.empty(most)
     n, a, b = 0, old_head, new_head
     while n < limit and (a < old_row.size or b < new_row.size):
         old = b == new_row.size or (
@@ -173,18 +176,26 @@ def _first_rows(limit: int, runs: Runs, columns: Columns) -> tuple[Ints, int, in
         now = key_of(row, keys) if waits else key
         if waits and now == key:
             if n == 0 or rows[n - 1] != row:
-                rows[n] = row
+                rows[n], found[n] = row, key
                 n += 1
             continue
         if waits and (keys.thresholds.size == 0 or now > key):
-            return rows[:n], old_head, new_head, True
+            return rows[:n], found[:n], old_head, new_head, True
         if n == 0:
             old_head, new_head = a, b
-    return rows[:n], old_head, new_head, False
+    return rows[:n], found[:n], old_head, new_head, False
 
 
-_NO_KEYS: Floats = np.empty(0)
-_NO_ROWS: Ints = np.empty(0, dtype=np.int64)
+def frozen(array: NDArray[S]) -> NDArray[S]:
+    """A read-only view: compiled code then sees one type of array, and memory cannot be changed."""
+    if array.flags.writeable:
+        array = array.view()
+        array.flags.writeable = False
+    return array
+
+
+_NO_KEYS: Floats = frozen(np.empty(0))
+NO_ROWS: Ints = frozen(np.empty(0, dtype=np.int64))
 
 
 def key_columns(
@@ -206,37 +217,37 @@ def _runs(memory: Memory) -> Runs:
 
 
 def _rebuilt(o: Observation, columns: Columns) -> Memory:
-    key, row = _sorted(o.waiting, columns)
+    key, row = _sorted(frozen(o.waiting), columns)
     return {
-        "key": key, "row": row, "head": 0, "new_key": _NO_KEYS, "new_row": _NO_ROWS, "new_head": 0,
+        "key": frozen(key), "row": frozen(row), "head": 0, "new_key": _NO_KEYS, "new_row": NO_ROWS, "new_head": 0,
         "jobs": len(o.jobs), "waiting": len(o.waiting), "time_s": o.time_s,
     }  # fmt: skip
 
 
-def queue_now(memory: Memory, o: Observation, columns: Columns, again: Ints = _NO_ROWS) -> Memory:
+def queue_now(memory: Memory, o: Observation, columns: Columns, again: Ints = NO_ROWS) -> Memory:
     """The queue with all jobs that wait now; `again` are rows that may have come back or changed key."""
     if not memory or memory["jobs"] > len(o.jobs) or memory["time_s"] > o.time_s:
         return _rebuilt(o, columns)
     if memory["jobs"] == len(o.jobs) and memory["waiting"] == len(o.waiting) and not len(again):
         return memory
     key, row, complete = _with_newcomers(
-        _runs(memory), memory["jobs"], memory["waiting"], memory["time_s"], again, o.waiting, columns
+        _runs(memory), memory["jobs"], memory["waiting"], memory["time_s"], again, frozen(o.waiting), columns
     )
     if not complete or len(row) > SHORT:
         return _rebuilt(o, columns)
     return {
         "key": memory["key"], "row": memory["row"], "head": memory["head"],
-        "new_key": key, "new_row": row, "new_head": 0,
+        "new_key": frozen(key), "new_row": frozen(row), "new_head": 0,
         "jobs": len(o.jobs), "waiting": len(o.waiting), "time_s": o.time_s,
     }  # fmt: skip
 
 
-def first_rows(memory: Memory, o: Observation, columns: Columns, limit: int) -> tuple[Ints, Memory]:
-    """The first `limit` waiting jobs (fewer only when fewer wait), and the queue with heads advanced."""
-    row, head, new_head, stale = _first_rows(limit, _runs(memory), columns)
+def first_rows(memory: Memory, o: Observation, columns: Columns, limit: int) -> tuple[Ints, Floats, Memory]:
+    """The first `limit` waiting jobs (fewer only when fewer wait), their keys, and the advanced queue."""
+    row, key, head, new_head, stale = _first_rows(limit, _runs(memory), columns)
     if stale or len(row) < min(limit, len(o.waiting)):
         memory = _rebuilt(o, columns)
-        row, head, new_head, stale = _first_rows(limit, _runs(memory), columns)
+        row, key, head, new_head, stale = _first_rows(limit, _runs(memory), columns)
     if (head, new_head) != (memory["head"], memory["new_head"]):
         memory = {**memory, "head": head, "new_head": new_head}
-    return row, memory
+    return frozen(row), frozen(key), memory

@@ -1,0 +1,109 @@
+"""Device telemetry from NVML in a thread; whatever NVML cannot give is NaN, and it may vanish at any time."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+GPU_COLUMNS = ("sm_active_ratio", "dram_active_ratio", "power_w", "temperature_c", "clock_ratio")
+UNKNOWN: Mapping[str, float] = dict.fromkeys(GPU_COLUMNS, math.nan)
+
+
+class DeviceSampler:
+    """Samples one GPU every `period_s` seconds until closed; `latest` never blocks and never raises.
+
+    `nvml` is the module `pynvml` or one that looks like it. `report` is called once with each new problem.
+    """
+
+    def __init__(
+        self, nvml: Any, device: str | int, report: Callable[[str], None], period_s: float = 1.0
+    ) -> None:
+        self._nvml, self._device, self._report, self._period_s = nvml, device, report, period_s
+        self._latest: Mapping[str, float] = UNKNOWN
+        self._stop = threading.Event()
+        self._told: set[str] = set()
+        self._gpm: list[Any] = []
+        self._thread = threading.Thread(target=self._run, name="equipoise-nvml", daemon=True)
+        self._thread.start()
+
+    def latest(self) -> Mapping[str, float]:
+        """The last sample by column name; NaN for what is not known."""
+        return self._latest
+
+    def close(self) -> None:
+        """Stop sampling."""
+        self._stop.set()
+        self._thread.join(timeout=2 * self._period_s)
+
+    def _run(self) -> None:
+        handle = None
+        while not self._stop.wait(0.0 if handle is None and not self._told else self._period_s):
+            try:
+                if handle is None:
+                    handle = self._open()
+                self._latest = self._sample(handle)
+            except Exception as error:
+                handle, self._latest = None, UNKNOWN
+                self._gpm.clear()
+                self._tell(f"NVML: {type(error).__name__}: {error}")
+
+    def _tell(self, problem: str) -> None:
+        if problem not in self._told:
+            self._told.add(problem)
+            self._report(problem)
+
+    def _open(self) -> Any:
+        self._nvml.nvmlInit()
+        if isinstance(self._device, int):
+            return self._nvml.nvmlDeviceGetHandleByIndex(self._device)
+        return self._nvml.nvmlDeviceGetHandleByUUID(self._device)
+
+    def _sample(self, handle: Any) -> dict[str, float]:
+        nvml = self._nvml
+        clock = self._ask(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM)
+        nominal = self._ask(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM)
+        sm_active, dram_active = self._active(handle)
+        return {
+            "sm_active_ratio": sm_active,
+            "dram_active_ratio": dram_active,
+            "power_w": self._ask(nvml.nvmlDeviceGetPowerUsage, handle) / 1e3,
+            "temperature_c": self._ask(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
+            "clock_ratio": clock / nominal if nominal > 0 else math.nan,
+        }
+
+    def _ask(self, question: Callable[..., Any], *arguments: Any) -> float:
+        try:
+            return float(question(*arguments))
+        except self._nvml.NVMLError as error:
+            if getattr(error, "value", None) == getattr(self._nvml, "NVML_ERROR_GPU_IS_LOST", 15):
+                raise
+            return math.nan  # this device does not have it
+
+    def _active(self, handle: Any) -> tuple[float, float]:
+        """SM and memory activity between this sample and the last one (NVML GPM, Hopper and later)."""
+        nvml = self._nvml
+        try:
+            if not nvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
+                return math.nan, math.nan
+            sample = self._gpm.pop(0) if len(self._gpm) == 2 else nvml.nvmlGpmSampleAlloc()
+            self._gpm.append(sample)
+            nvml.nvmlGpmSampleGet(handle, sample)
+            if len(self._gpm) < 2:
+                return math.nan, math.nan
+            wanted = nvml.c_nvmlGpmMetricsGet_t()
+            wanted.version = nvml.NVML_GPM_METRICS_GET_VERSION
+            wanted.sample1, wanted.sample2 = self._gpm
+            ids = (nvml.NVML_GPM_METRIC_SM_UTIL, nvml.NVML_GPM_METRIC_DRAM_BW_UTIL)
+            wanted.numMetrics = len(ids)
+            for k, metric in enumerate(ids):
+                wanted.metrics[k].metricId = metric
+            nvml.nvmlGpmMetricsGet(wanted)
+            sm, dram = (
+                float(wanted.metrics[k].value) / 100.0 if wanted.metrics[k].nvmlReturn == 0 else math.nan
+                for k in range(len(ids))
+            )
+            return sm, dram
+        except (nvml.NVMLError, AttributeError):
+            return math.nan, math.nan

@@ -1,0 +1,151 @@
+"""Local SGD whose interval changes on the fly: H local steps, then the replicas' weighted mean.
+
+H = 1 is plain data-parallel training: gradients are exchanged in backward. With H > 1 each rank steps on
+its own mean gradient, and after H steps every replica becomes sum_r w_r theta_r, w_r = rank r's part of the
+samples of the period (Stich 2019, for unequal batches). For one step of plain SGD both are the same.
+
+An outer optimiser (Nesterov momentum on the mean movement, Douillard et al. 2023) may follow the mean. Its
+gain lr / (1 - momentum) was tuned for a long interval and diverges at a short one; both parameters
+therefore fall linearly to 1 and 0, plain averaging, at H = 1, and momentum, which is a sum of movements over
+H steps, is rescaled with H.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+from torch.nn.parallel import DistributedDataParallel
+
+_REFERENCE_INTERVAL = 16
+
+
+def average(tensors: Iterable[torch.Tensor], weight: float, group: dist.ProcessGroup | None = None) -> None:
+    """Replace floating-point tensors by the sum over ranks of weight * tensor, one exchange per dtype.
+
+    A rank of weight 0 contributes true zeros, so that its NaN or infinity goes nowhere.
+    """
+    for batch in _by_kind(tensors):
+        flat = _flatten_dense_tensors(batch)
+        flat = flat.mul_(weight) if weight != 0.0 else torch.zeros_like(flat)
+        dist.all_reduce(flat, group=group)
+        for old, new in zip(batch, _unflatten_dense_tensors(flat, batch), strict=True):
+            old.copy_(new)
+
+
+def _by_kind(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
+    kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+    for tensor in tensors:
+        if tensor.is_floating_point() and tensor.numel() > 0:
+            kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor.detach())
+    return list(kinds.values())
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Tensors of an optimiser's state that have a parameter's shape (moments), in a fixed order."""
+    found = []
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            state = optimizer.state.get(parameter, {})
+            for key in sorted(state):
+                value = state[key]
+                if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
+                    found.append(value)
+    return found
+
+
+class LocalSteps:
+    """Counts local steps of one replica and exchanges parameters when the interval is full."""
+
+    def __init__(
+        self,
+        model: DistributedDataParallel,
+        optimizer: torch.optim.Optimizer,
+        *,
+        outer_lr: float = 1.0,
+        outer_momentum: float = 0.0,
+    ) -> None:
+        self.model, self.optimizer = model, optimizer
+        self.outer_lr, self.outer_momentum = outer_lr, outer_momentum
+        self.interval = 1
+        self.done = 0  # local steps of the running period
+        self._planned = 1
+        self._samples: list[float] = []  # by rank, of the running period
+        self._start: list[torch.Tensor] = []
+        self._velocity: list[torch.Tensor] = []
+
+    @property
+    def has_outer(self) -> bool:
+        """Whether an outer optimiser follows the mean."""
+        return self.outer_lr != 1.0 or self.outer_momentum != 0.0
+
+    def plan(self, interval: int) -> None:
+        """Use another interval from the next period on."""
+        self._planned = interval
+
+    def outer_parameters(self) -> tuple[float, float]:
+        """Learning rate and momentum of the outer optimiser at the present interval."""
+        reach = min(1.0, (self.interval - 1) / (_REFERENCE_INTERVAL - 1))
+        return 1.0 + (self.outer_lr - 1.0) * reach, self.outer_momentum * reach
+
+    def will_exchange(self, last: bool) -> bool:
+        """Whether the step being made ends its period; the last of an epoch always does."""
+        return self.interval > 1 and (self.done + 1 >= self.interval or last)
+
+    def count(self, samples: Sequence[float]) -> None:
+        """A round of `samples` (by rank) was trained on."""
+        if len(self._samples) != len(samples):
+            self._samples = [0.0] * len(samples)
+        self._samples = [a + b for a, b in zip(self._samples, samples, strict=True)]
+
+    def weights(self) -> list[float]:
+        """Each rank's part of the samples of the running period."""
+        total = sum(self._samples)
+        ranks = max(1, len(self._samples))
+        return [s / total for s in self._samples] if total > 0 else [1.0 / ranks] * ranks
+
+    def step(self, last: bool) -> bool:
+        """One optimiser step was made; returns whether the period ended, so that all replicas are equal."""
+        exchange = self.will_exchange(last)
+        self.done += 1
+        if exchange:
+            self._exchange()
+        if exchange or self.interval == 1:
+            self.restart()
+            return True
+        return False
+
+    @torch.no_grad()
+    def _exchange(self) -> None:
+        weight = self.weights()[dist.get_rank()]
+        parameters = [p for p in self.model.module.parameters() if p.requires_grad]
+        average([*parameters, *self.model.module.buffers()], weight)
+        if self.has_outer:
+            self._outer_step(parameters)
+        if self._planned == 1:
+            # With H = 1 replicas stay equal only if their optimisers' moments are.
+            average(optimizer_tensors(self.optimizer), weight)
+
+    def _outer_step(self, parameters: list[torch.Tensor]) -> None:
+        lr, momentum = self.outer_parameters()
+        for start, velocity, parameter in zip(self._start, self._velocity, parameters, strict=True):
+            movement = parameter - start
+            velocity.mul_(momentum).add_(movement)
+            parameter.copy_(start + lr * (movement + momentum * velocity))
+
+    @torch.no_grad()
+    def restart(self) -> None:
+        """Begin a period from equal replicas, with the planned interval."""
+        old, self.interval = self.interval, self._planned
+        self.done, self._samples = 0, []
+        self.model.require_backward_grad_sync = self.interval == 1
+        if self.interval > 1 and self.has_outer:
+            parameters = [p for p in self.model.module.parameters() if p.requires_grad]
+            self._start = [p.detach().clone() for p in parameters]
+            if old == 1 or len(self._velocity) != len(parameters):
+                self._velocity = [torch.zeros_like(p) for p in parameters]
+            elif old != self.interval:
+                for velocity in self._velocity:
+                    velocity.mul_(self.interval / old)

@@ -1,0 +1,102 @@
+"""Where the time of a round goes, from five marks: on the host's clock, or on the device's.
+
+begin -> forward    waiting for data (stall_s)
+forward -> local    computing the local gradient (compute_s)
+local -> done       waiting for the others and exchanging (tail_s)
+done -> end         optimiser and whatever else the script does (update_s)
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Protocol
+
+import torch
+
+MARKS = ("begin", "forward", "local", "done", "end")
+Spans = tuple[float, float, float, float]
+
+
+class Timer(Protocol):
+    """Marks moments of the running round."""
+
+    def mark(self, name: str) -> None:
+        """The moment `name` of the running round is now; a later call replaces an earlier one."""
+
+    def next_round(self) -> None:
+        """The running round ends and the next begins, now."""
+
+    def spans(self) -> list[Spans]:
+        """(stall_s, compute_s, tail_s, update_s) of every ended round since the last call.
+
+        NaN where a mark is missing.
+        """
+
+
+class HostTimer:
+    """Marks on the host's clock: right where computing blocks the script (CPU)."""
+
+    def __init__(self) -> None:
+        self._marks = {"begin": time.perf_counter()}
+        self._ended: list[dict[str, float]] = []
+
+    def mark(self, name: str) -> None:
+        """See `Timer`."""
+        if name != "forward" or "forward" not in self._marks:
+            self._marks[name] = time.perf_counter()
+
+    def next_round(self) -> None:
+        """See `Timer`."""
+        self.mark("end")
+        self._ended.append(self._marks)
+        self._marks = {"begin": self._marks["end"]}
+
+    def spans(self) -> list[Spans]:
+        """See `Timer`."""
+        ended, self._ended = self._ended, []
+        return [_spans(marks) for marks in ended]
+
+
+class CudaTimer:
+    """Marks as events on the current CUDA stream, read when they are long past."""
+
+    def __init__(self) -> None:
+        self._marks: dict[str, torch.cuda.Event] = {}
+        self._ended: list[dict[str, torch.cuda.Event]] = []
+        self.mark("begin")
+
+    def mark(self, name: str) -> None:
+        """See `Timer`."""
+        if name != "forward" or "forward" not in self._marks:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            self._marks[name] = event
+
+    def next_round(self) -> None:
+        """See `Timer`."""
+        self.mark("end")
+        self._ended.append(self._marks)
+        self._marks = {"begin": self._marks["end"]}
+
+    def spans(self) -> list[Spans]:
+        """See `Timer`. Waits for the device to reach the end of the last ended round."""
+        ended, self._ended = self._ended, []
+        if ended:
+            ended[-1]["end"].synchronize()
+        since = [
+            {name: marks["begin"].elapsed_time(event) / 1e3 for name, event in marks.items()}
+            for marks in ended
+        ]
+        return [_spans(marks) for marks in since]
+
+
+def make_timer(device: torch.device) -> Timer:
+    """The timer that measures where a model on `device` computes."""
+    return CudaTimer() if device.type == "cuda" else HostTimer()
+
+
+def _spans(marks: dict[str, float]) -> Spans:
+    at = [marks.get(name, math.nan) for name in MARKS]
+    stall, compute, tail, update = (b - a for a, b in zip(at, at[1:], strict=False))
+    return stall, compute, tail, update

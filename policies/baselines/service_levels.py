@@ -1,0 +1,80 @@
+"""When jobs change queue under least attained service: demotion while running, promotion while waiting."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from policies.baselines.sorted_queue import NO_ROWS, Columns, Keys, counted_service, frozen, key_of, level
+from policies.contract import Memory
+from policies.jit import jit
+from policies.observation import Floats, Ints, Observation
+
+
+@jit
+def keys_of(rows: Ints, columns: Columns) -> Floats:
+    """Keys of some jobs now."""
+    keys = Keys(*columns)
+    key = np.empty(rows.size)
+    for i in range(rows.size):
+        key[i] = key_of(rows[i], keys)
+    return key
+
+
+@jit
+def _soonest_s(time_s: float) -> float:
+    """The earliest time worth asking for: rounding must not ask for now again."""
+    return time_s + max(1e-6, 1e-12 * time_s)
+
+
+@jit
+def next_demotion_s(rows: Ints, gpus: Ints, columns: Columns) -> float:
+    """When the first of some running jobs (each with gpus[row] GPUs) reaches its next threshold (s)."""
+    keys, soonest = Keys(*columns), np.inf
+    for j in rows:
+        service = counted_service(j, keys)
+        k = level(service, keys.thresholds)
+        if k < keys.thresholds.size and gpus[j] > 0:
+            soonest = min(soonest, keys.time_s + (keys.thresholds[k] - service) / gpus[j])
+    return max(soonest, _soonest_s(keys.time_s))
+
+
+@jit
+def _promotions(rows: Ints, last_s: float, columns: Columns) -> tuple[Ints, float]:
+    """Waiting jobs that have moved to an earlier queue since `last_s`, and when the next one will (s)."""
+    keys = Keys(*columns)
+    then = Keys(
+        keys.state, keys.value, keys.tie, keys.gpus, keys.queued_since_s, keys.waited_s,
+        keys.thresholds, keys.relief, last_s,
+    )  # fmt: skip
+    due, n, soonest = np.empty(rows.size, dtype=np.int64), 0, np.inf
+    for j in rows:
+        service = counted_service(j, keys)
+        k = level(service, keys.thresholds)
+        if key_of(j, then) > k:
+            due[n] = j
+            n += 1
+        rate = keys.relief * keys.gpus[j]
+        if k > 0 and rate > 0.0:
+            bound = keys.thresholds[k - 1] * (1.0 - 1e-9) - 1e-6
+            soonest = min(soonest, keys.time_s + (service - bound) / rate)
+    return due[:n], max(soonest, _soonest_s(keys.time_s))
+
+
+def next_promotion_s(rows: Ints, columns: Columns) -> float:
+    """When the first of some jobs that wait from now on moves to an earlier queue (s)."""
+    return float(_promotions(frozen(rows), np.inf, columns)[1]) if len(rows) else np.inf
+
+
+def promoted(o: Observation, memory: Memory, columns: Columns) -> tuple[Ints, float]:
+    """Jobs that may have come back or changed queue, and when the next waiting job will change queue (s).
+
+    All waiting jobs are looked at only when such a time has come or jobs have come back.
+    """
+    if not memory:
+        return NO_ROWS, float(_promotions(frozen(o.waiting), o.time_s, columns)[1])
+    again, arrived = memory["again"], len(o.jobs) - memory["jobs"]
+    came_back = len(again) or len(o.waiting) != memory["waiting"] + arrived
+    if o.time_s < memory["promotion_s"] and not came_back:
+        return NO_ROWS, memory["promotion_s"]
+    due, soonest_s = _promotions(frozen(o.waiting), memory["time_s"], columns)
+    return frozen(np.concatenate((again, due))), float(soonest_s)
