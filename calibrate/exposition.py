@@ -94,7 +94,7 @@ class PrometheusServer:
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:  # noqa: N802 - the name http.server calls
+            def do_GET(self) -> None:
                 """Answer /metrics."""
                 found = self.path.split("?")[0] in ("/metrics", "/")
                 body = outer._text.encode() if found else b"only /metrics is here\n"

@@ -121,7 +121,10 @@ def show(
     only: frozenset[int] | None,
     stream: TextIO | None = None,
 ) -> None:
-    """Print readings until `count` is reached or the user interrupts. Raises NvmlUnavailableError, OSError."""
+    """Print readings until `count` is reached or the user interrupts.
+
+    Raises NvmlUnavailableError, and OSError when the address to listen on is taken.
+    """
     out = stream or sys.stdout
     with nvml.session() as versions:
         server = PrometheusServer(*listen) if listen else None

@@ -188,13 +188,12 @@ def _scaled(value: Any, factor: float) -> float | None:
 
 
 def _pcie_rate(generation: int | None, width: int | None) -> float | None:
-    """Bytes/s, one direction: 2.5, 5 GT/s with 8b/10b coding, then 8, 16, ... GT/s with 128b/130b (PCI-SIG)."""
+    """Bytes/s, one direction (PCI-SIG): 2.5 and 5 GT/s coded 8b/10b, then 8, 16, ... GT/s coded 128b/130b."""
     if not generation or not width:
         return None
-    per_lane = (
-        2.5e9 * 2 ** (generation - 1) * 0.8 if generation < 3 else 8e9 * 2 ** (generation - 3) * 128 / 130
-    )
-    return per_lane / 8.0 * width
+    old = generation < 3
+    transfers_per_s = 2.5e9 * 2.0 ** (generation - 1) if old else 8e9 * 2.0 ** (generation - 3)
+    return transfers_per_s * (0.8 if old else 128 / 130) / 8.0 * width
 
 
 def _nvlink_rate(handle: Any) -> float | None:

@@ -56,7 +56,7 @@ class DutyCycle:
 
     def __init__(self) -> None:
         self.share = 1.0
-        self._compute_s = 0.0
+        self._busy_s = self._slept_s = 0.0
 
     def set(self, share: float) -> str | None:
         """See `ShareBackend`."""
@@ -64,15 +64,15 @@ class DutyCycle:
         return None
 
     def begin(self) -> None:
-        """Sleep for the last round's computing."""
-        idle_s = self._compute_s * (1.0 - self.share) / self.share
-        if idle_s > 0:
-            time.sleep(idle_s)
+        """Sleep in proportion to the last round's computing."""
+        self._slept_s = self._busy_s * (1.0 - self.share) / self.share
+        if self._slept_s > 0:
+            time.sleep(self._slept_s)
 
     def end(self, compute_s: float) -> None:
-        """See `ShareBackend`. `compute_s` holds the sleep, which was (1 - share) of it."""
+        """See `ShareBackend`. `compute_s` holds the sleep."""
         if math.isfinite(compute_s):
-            self._compute_s = compute_s * self.share
+            self._busy_s = max(0.0, compute_s - self._slept_s)
 
 
 class MpsAtStart:

@@ -8,13 +8,14 @@ done -> end         optimiser and whatever else the script does (update_s)
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from typing import Protocol
 
 import torch
 
-MARKS = ("begin", "forward", "local", "done", "end")
+MARKS = ("begin", "forward", "local", "done", "end")  # in this order; enter and leave need not be there
 Spans = tuple[float, float, float, float]
 
 
@@ -24,8 +25,11 @@ class Timer(Protocol):
     def mark(self, name: str) -> None:
         """The moment `name` of the running round is now; a later call replaces an earlier one."""
 
-    def next_round(self) -> None:
-        """The running round ends and the next begins, now."""
+    def end_round(self) -> None:
+        """The running round ends now."""
+
+    def begin_round(self) -> None:
+        """The next round begins now."""
 
     def spans(self) -> list[Spans]:
         """(stall_s, compute_s, tail_s, update_s) of every ended round since the last call.
@@ -38,7 +42,7 @@ class HostTimer:
     """Marks on the host's clock: right where computing blocks the script (CPU)."""
 
     def __init__(self) -> None:
-        self._marks = {"begin": time.perf_counter()}
+        self._marks: dict[str, float] = {}
         self._ended: list[dict[str, float]] = []
 
     def mark(self, name: str) -> None:
@@ -46,11 +50,15 @@ class HostTimer:
         if name != "forward" or "forward" not in self._marks:
             self._marks[name] = time.perf_counter()
 
-    def next_round(self) -> None:
+    def end_round(self) -> None:
         """See `Timer`."""
         self.mark("end")
         self._ended.append(self._marks)
-        self._marks = {"begin": self._marks["end"]}
+
+    def begin_round(self) -> None:
+        """See `Timer`."""
+        self._marks = {}
+        self.mark("begin")
 
     def spans(self) -> list[Spans]:
         """See `Timer`."""
@@ -64,7 +72,6 @@ class CudaTimer:
     def __init__(self) -> None:
         self._marks: dict[str, torch.cuda.Event] = {}
         self._ended: list[dict[str, torch.cuda.Event]] = []
-        self.mark("begin")
 
     def mark(self, name: str) -> None:
         """See `Timer`."""
@@ -73,11 +80,15 @@ class CudaTimer:
             event.record()
             self._marks[name] = event
 
-    def next_round(self) -> None:
+    def end_round(self) -> None:
         """See `Timer`."""
         self.mark("end")
         self._ended.append(self._marks)
-        self._marks = {"begin": self._marks["end"]}
+
+    def begin_round(self) -> None:
+        """See `Timer`."""
+        self._marks = {}
+        self.mark("begin")
 
     def spans(self) -> list[Spans]:
         """See `Timer`. Waits for the device to reach the end of the last ended round."""
@@ -98,5 +109,6 @@ def make_timer(device: torch.device) -> Timer:
 
 def _spans(marks: dict[str, float]) -> Spans:
     at = [marks.get(name, math.nan) for name in MARKS]
-    stall, compute, tail, update = (b - a for a, b in zip(at, at[1:], strict=False))
-    return stall, compute, tail, update
+    stall, compute, tail, update = (b - a for a, b in itertools.pairwise(at))
+    exchange = marks["leave"] - marks["enter"] if "leave" in marks else 0.0
+    return stall, compute, tail + exchange, update - exchange

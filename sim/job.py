@@ -169,6 +169,8 @@ class TrainingJob:
         self.fabric_bytes_per_s = float(cluster.topology.fabric_bytes_per_s.min())
         self._cost = lru_cache(maxsize=4096)(self._cost_uncached)
         self.workers = 0
+        self.exchanged_bytes = 0.0
+        self._exchanges_seen = 0
         self.period_start_s = 0.0
 
     def _target_samples(self) -> float:
@@ -362,6 +364,13 @@ class TrainingJob:
             self._run_base += self._run_count * self._run_period
             self._run_period, self._run_count = outcome.duration_s, 1
         self.period_start_s = self.anchor_s + (self._run_base + self._run_count * self._run_period)
+
+    def take_traffic(self) -> float:
+        """Volume of the exchanges since this was last asked (bytes); ask before the exchange changes."""
+        volume = (self.account.exchanges - self._exchanges_seen) * self.exchange.volume_bytes
+        self._exchanges_seen = self.account.exchanges
+        self.exchanged_bytes += volume
+        return volume
 
     # -- checkpoints, stops, changes -----------------------------------------------------------------------
 

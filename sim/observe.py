@@ -22,7 +22,8 @@ from policies.observation import (
 )
 from sim.job import TrainingJob, Window
 from sim.rigid import refresh
-from sim.topology import NIC_OUT, NODE_LINKS
+from sim.topology import NIC_IN, NIC_OUT, NODE_LINKS
+from sim.transfer import Transfer
 from sim.workload import deal, memory_need_bytes
 
 if TYPE_CHECKING:
@@ -42,8 +43,8 @@ class Observer:
         self._measured: dict[int, dict[str, Floats]] = {}
         self._job_columns = {name: writable(world.jobs, name) for name in world.jobs.columns}
         self._last_s = 0.0
-        self._nic = np.arange(len(world.cluster.nodes)) * len(NODE_LINKS) + NIC_OUT
-        self._reading = world.network.reading()
+        self._carried_bytes = np.zeros(len(world.cluster.topology.capacity_bytes_per_s))
+        self._carried_since_s = 0.0
 
     # -- job rows as they change ---------------------------------------------------------------------------
 
@@ -108,6 +109,7 @@ class Observer:
             columns["attained_gpu_s"][row] = rigid.attained_base[row]
             columns["service_s"][row] = rigid.left_s[row] * self.world.estimate_factor[row]
         else:
+            self.traffic(job)
             self._progress(job)
 
     # -- the observation -----------------------------------------------------------------------------------
@@ -146,10 +148,30 @@ class Observer:
             self._fill_paths(jobs)
         if "speeds" in self._needs:
             self._fill_speeds(now)
-        if "nodes" in self._needs and now > self._reading.time_s:
-            busy = world.network.busy_ratio(self._reading)
-            writable(world.cluster.nodes, "nic_busy_ratio")[:] = np.maximum(busy[self._nic], busy[self._nic + 1])
-            self._reading = world.network.reading()
+        if "nodes" in self._needs and now > self._carried_since_s:
+            self._fill_traffic(jobs, now)
+
+    def traffic(self, job: TrainingJob) -> None:
+        """Count the exchanges of a job; asked before its exchange changes."""
+        exchange, volume = job.exchange, job.take_traffic()
+        if volume:
+            np.add.at(self._carried_bytes, exchange.links, volume * exchange.usage)
+
+    def transferred(self, transfer: Transfer) -> None:
+        """Count a transfer that has ended."""
+        self._carried_bytes[transfer.links] += transfer.size_bytes
+
+    def _fill_traffic(self, jobs: list[TrainingJob], now: float) -> None:
+        """Share of each NIC's capacity used by what ended since the last observation."""
+        for job in jobs:
+            self.traffic(job)
+        capacity, nodes = self.world.cluster.topology.capacity_bytes_per_s, self.world.cluster.nodes
+        ratio = self._carried_bytes / (capacity * (now - self._carried_since_s))
+        per_node = ratio[: len(nodes) * len(NODE_LINKS)].reshape(len(nodes), len(NODE_LINKS))
+        busiest = per_node[:, [NIC_OUT, NIC_IN]].max(axis=1)
+        writable(nodes, "nic_busy_ratio")[:] = np.minimum(1.0, busiest)
+        self._carried_bytes[:] = 0.0
+        self._carried_since_s = now
 
     def _progress(self, job: TrainingJob) -> None:
         row, columns = job.row, self._job_columns

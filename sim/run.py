@@ -232,6 +232,6 @@ def _totals(world: SimWorld, jobs: dict[str, Any]) -> dict[str, float]:
         "idle_gpu_s": gpus * (end_s - start_s) - used,
         "decisions": float(world.decisions),
         "refusals": float(len(world.refusals)),
-        "network_bytes": float(world.network.carried_bytes().sum()),
+        "exchanged_bytes": sum(job.exchanged_bytes for _, job in sorted(world.training.items())),
         "transferred_bytes": world.transfers.moved_bytes,
     }

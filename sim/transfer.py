@@ -34,13 +34,17 @@ class Transfer:
 
 @dataclass
 class Transfers:
-    """Starts, watches and cancels transfers. `changed(links, +1 or -1)`: one begins or ends to use links."""
+    """Starts, watches and cancels transfers. `changed(links, +1 or -1)`: one begins or ends to use links.
+
+    `ended(transfer)` is called for each that arrived.
+    """
 
     clock: Clock
     network: Network
     topology: Topology
     node_up: Bools
     changed: Callable[[Ints, int], None]
+    ended: Callable[[Transfer], None]
     waiting: list[Transfer] = field(default_factory=list)
     active: dict[int, Transfer] = field(default_factory=dict)
     moved_bytes: float = 0.0
@@ -79,6 +83,7 @@ class Transfers:
         transfer.flow = -1
         self.changed(transfer.links, -1)
         self.moved_bytes += transfer.size_bytes
+        self.ended(transfer)
         transfer.arrived()
         transfer.done.succeed()
 

@@ -35,7 +35,7 @@ from sim.randomness import stream
 from sim.rigid import RigidJobs
 from sim.scenario import Data, Even, OnNodes, Scenario, Skewed
 from sim.topology import Topology
-from sim.transfer import Transfers
+from sim.transfer import Transfer, Transfers
 
 DecisionHook = Callable[[Decision, list[Refusal]], None]
 
@@ -72,7 +72,9 @@ class SimWorld:
         self.clock = Clock()
         self.network = Network(self.clock, topology.capacity_bytes_per_s)
         self.engine = self._make_engine(event_by_event, topology)
-        self.transfers = Transfers(self.clock, self.network, topology, cluster.up, self.engine.links_changed)
+        self.transfers = Transfers(
+            self.clock, self.network, topology, cluster.up, self.engine.links_changed, self._transferred
+        )
         self.jobs = Jobs(0, len(demand))
         self.waiting, self.running = RowQueue(), RowQueue()
         self.training: dict[int, TrainingJob] = {}  # running training jobs, and those that will run again
@@ -357,6 +359,9 @@ class SimWorld:
             self.done.succeed()
         self._event()
 
+    def _transferred(self, transfer: Transfer) -> None:
+        self.observer.transferred(transfer)
+
     def _refused(self, what: str, why: str) -> None:
         self.refusals.append((self.clock.now, what, why))
 
@@ -387,6 +392,7 @@ class SimWorld:
         self.cluster.release(job.row)
         holding = self.cluster.book(job.row, held.gpu[alive], held.share[alive])
         restart = self.scenario.restart
+        self.observer.traffic(job)
         job.regroup(holding, self.clock.now, restart.detection + restart.initialisation)
         self.restarts[job.row] += 1
         self.held[job.row] = holding.gpu.size

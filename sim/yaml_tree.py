@@ -66,10 +66,16 @@ class Tree:
 
     def place(self, path: KeyPath, *, key: bool = False) -> Place:
         """Place of the value (or key) at `path`; of the nearest thing around it when it is not there."""
-        wanted = self.keys if key else self.values
-        while path and path not in wanted:
-            path, wanted = path[:-1], self.keys
-        return wanted.get(path) or self.values[()]
+        while path and path not in self.values:
+            path = path[:-1]
+        whole = isinstance(self._value(path), dict | list)  # a section is shown by its name
+        return (self.keys if key or whole else self.values).get(path) or self.values[path]
+
+    def _value(self, path: KeyPath) -> Any:
+        try:
+            return self.get(path)
+        except KeyError:
+            return None
 
     def error(self, path: KeyPath, problem: str, *, key: bool = False) -> str:
         """One line `file:line:column: dotted.key: problem`."""
@@ -127,6 +133,7 @@ def read_text(path: Path) -> str:
 def read_tree(text: str, source: str) -> Tree:
     """Tree of one YAML document; `source` names it in errors. Raises InputError, all mistakes at once."""
     try:
+        _check_depth(text, source)
         node = yaml.compose(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -135,8 +142,6 @@ def read_tree(text: str, source: str) -> Tree:
         raise InputError([f"{place}: not valid YAML: {problem}"]) from error
     except yaml.YAMLError as error:
         raise InputError([f"{source}: not valid YAML: {' '.join(str(error).split())}"]) from error
-    except RecursionError as error:
-        raise InputError([f"{source}: nested too deeply"]) from error
     if node is None:
         raise InputError([f"{source}: empty"])
     builder = _Builder(source)
@@ -144,6 +149,19 @@ def read_tree(text: str, source: str) -> Tree:
     if builder.mistakes:
         raise InputError(builder.mistakes)
     return builder.tree
+
+
+def _check_depth(text: str, source: str) -> None:
+    """Raises InputError for deep nesting; composing it would exhaust the C stack and end the process."""
+    depth = 0
+    for event in yaml.parse(text, Loader=_Loader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+            if depth > MAX_DEPTH:
+                place = Place(source, event.start_mark.line + 1, event.start_mark.column + 1)
+                raise InputError([f"{place}: nested more than {MAX_DEPTH} deep"])
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
 
 
 def write_tree(data: Any) -> str:
@@ -168,7 +186,7 @@ class _Builder:
                 [f"{self.at(node)}: more than {MAX_VALUES} values; put job lists into a CSV trace"]
             )
         if len(path) > MAX_DEPTH:
-            raise InputError([f"{self.at(node)}: nested more than {MAX_DEPTH} deep, or contains itself"])
+            raise InputError([f"{self.at(node)}: an alias contains itself"])
         if isinstance(node, MappingNode) and node.tag == _TAG + "map":
             return self.mapping(node, path)
         if isinstance(node, SequenceNode) and node.tag == _TAG + "seq":
@@ -257,9 +275,11 @@ def override(tree: Tree, assignment: str) -> None:
     name, equals, text = assignment.partition("=")
     if not equals or not name.strip():
         raise InputError([f"{source}: write dotted.key=value"])
-    value = read_tree(text, source) if text.strip() else Tree("", {}, {(): Place(source)})
-    path = _path_of(tree, name.strip().split("."), source)
-    assign(tree, path, value.data, Place(source))
+    try:
+        value = read_tree(text, "").data if text.strip() else ""
+    except InputError as error:
+        raise InputError([f"{source}: {line.partition(': ')[2]}" for line in error.lines]) from error
+    assign(tree, _path_of(tree, name.strip().split("."), source), value, Place(source))
 
 
 def assign(tree: Tree, path: KeyPath, value: Any, place: Place) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -135,16 +135,20 @@ class Capacity:
         if workers < 2 or model.exchange.algorithm == "hierarchical":
             return 0.0
         fewest_nodes = min(int(np.searchsorted(self.held_by_largest, workers)) + 1, self.topology.nodes)
+        nic = self.nic_bytes_per_s[max(fewest_nodes, 2) - 1] if self.topology.nodes > 1 else math.inf
+        apart_cap = nic if model.exchange.algorithm == "ring" else math.inf
+        places = [([0] * workers, math.inf)] if fewest_nodes == 1 else []
+        if self.topology.nodes > 1:
+            places.append(([0] * (workers - 1) + [1], apart_cap))
         found = []
-        for name in self.models:
-            if fewest_nodes == 1:
-                inside = make_exchange(model, [0] * workers, self.topology, self.profile, name)
-                found.append((inside, math.inf))
-            if self.topology.nodes > 1:
-                apart = make_exchange(model, [0] * (workers - 1) + [1], self.topology, self.profile, name)
-                ring = model.exchange.algorithm == "ring"
-                found.append((apart, self.nic_bytes_per_s[max(fewest_nodes, 2) - 1] if ring else math.inf))
-        return min(x.delay_s + x.volume_bytes / min(x.cap_bytes_per_s, nic) for x, nic in found)
+        for name, (nodes, cap) in product(self.models, places):
+            try:
+                exchange = make_exchange(model, nodes, self.topology, self.profile, name)
+            except ValueError:  # the hardware profile lacks that fabric, so no run can use it
+                continue
+            rate = min(exchange.cap_bytes_per_s, cap)
+            found.append(exchange.delay_s + exchange.volume_bytes / rate)
+        return min(found, default=0.0)
 
 
 def best_interval_s(work_s: float, exchange_s: float, overlap: float, drift: float) -> float:

@@ -87,17 +87,19 @@ def one_job(
             share_free=np.zeros(n),
         ),
         "jobs": Jobs.of(**{
-            "id": [0], "arrival_s": [0.0], "state": [JobState.RUNNING], "gpus_requested": [n], "gpus_held": [n],
+            "id": [0], "arrival_s": [0.0], "state": [JobState.RUNNING],
+            "gpus_requested": [n], "gpus_held": [n],
             "workers_min": [n], "workers_max": [n], "global_batch": [batch], "batch_reference": [batch],
             "micro_batch": [micro], "work_s": [busy_s.mean()], "exchange_s": [0.01],
             "exchange_alone_s": [0.01], "noise_scale": [1000.0], "memory_bytes": [1e9],
-            "throughput_samples_per_s": [batch / busy_s.max()], "goodput_samples_per_s": [batch / busy_s.max()],
+            "throughput_samples_per_s": [batch / busy_s.max()],
+            "goodput_samples_per_s": [batch / busy_s.max()],
             "remaining_samples": [1e6], "service_s": [1e4], "duration_s": [2e4],
             **{name: [value] for name, value in (job or {}).items()},
         }),
         "workers": Workers.of(
-            job=np.zeros(n), index=np.arange(n), gpu=np.arange(n), node=np.arange(n), samples_per_step=samples,
-            samples_max=np.broadcast_to(samples_max, n),
+            job=np.zeros(n), index=np.arange(n), gpu=np.arange(n), node=np.arange(n),
+            samples_per_step=samples, samples_max=np.broadcast_to(samples_max, n),
             samples_owned=np.bincount(worker, weights=size, minlength=n),
             capacity_samples_per_s=samples / busy_s, fixed_s=fixed, step_s=busy_s,
             step_cov=np.full(n, step_cov), wait_s=busy_s.max() - busy_s,
@@ -121,7 +123,6 @@ def shared_gpu(
     steps_s,
     *,
     others_s=None,
-    jobs=None,
     goodput=None,
     kappa=np.nan,
     stall_s=0.0,
@@ -155,15 +156,16 @@ def shared_gpu(
         jobs=Jobs.of(
             id=np.arange(n), arrival_s=np.arange(n), state=np.full(n, JobState.RUNNING),
             gpus_requested=np.full(n, per_job), gpus_held=np.full(n, per_job),
-            workers_min=np.full(n, per_job), workers_max=np.full(n, per_job), global_batch=np.full(n, 8 * per_job),
-            batch_reference=np.full(n, 8 * per_job), work_s=slowest_s, exchange_s=np.zeros(n),
+            workers_min=np.full(n, per_job), workers_max=np.full(n, per_job),
+            global_batch=np.full(n, 8 * per_job), batch_reference=np.full(n, 8 * per_job), work_s=slowest_s, exchange_s=np.zeros(n),
             share_kappa=np.broadcast_to(kappa, n), goodput_samples_per_s=goodput,
         ),
         workers=Workers.of(
             job=job, index=index, gpu=gpu, node=np.zeros(len(job)), gpu_share=share,
             samples_per_step=np.full(len(job), 8), step_s=step_s, step_cov=np.zeros(len(job)),
             wait_s=slowest_s[job] - step_s, input_stall_s=np.broadcast_to(stall_s, len(job)),
-            capacity_samples_per_s=8 / step_s, response_s_per_sample=step_s / 8, gradient_rate_per_s=1 / step_s,
+            capacity_samples_per_s=8 / step_s, response_s_per_sample=step_s / 8,
+            gradient_rate_per_s=1 / step_s,
         ),
     )  # fmt: skip
 
@@ -198,10 +200,12 @@ class Cluster:
         duration = float(rng.integers(1, 5000))
         job = {
             "id": row, "arrival_s": float(row // 2), "state": state, "rigid": rigid,
-            "priority": float(rng.choice([0.5, 1.0, 2.0])), "gpus_requested": gpus, "gpu_share_requested": share,
+            "priority": float(rng.choice([0.5, 1.0, 2.0])),
+            "gpus_requested": gpus, "gpu_share_requested": share,
             "gpus_per_worker": per_worker, "workers_min": 1 if elastic else workers,
             "workers_max": 2 * workers if elastic else workers, "duration_s": duration,
-            "service_s": duration * float(rng.uniform(0.01, 1)), "attained_gpu_s": float(rng.integers(0, 20000)),
+            "service_s": duration * float(rng.uniform(0.01, 1)),
+            "attained_gpu_s": float(rng.integers(0, 20000)),
             "queued_since_s": float(row // 2), "started_s": 50.0 if state == JobState.RUNNING else np.nan,
             "memory_bytes": float(rng.choice([0.0, 10e9, 60e9])), "checkpoint_bytes": 1e9,
             "restart_s": float(rng.uniform(0, 60)),
@@ -210,7 +214,8 @@ class Cluster:
             job |= {
                 "global_batch": batch, "batch_reference": batch, "micro_batch": micro,
                 "sync_interval": int(rng.integers(1, 4)), "drift": float(rng.choice([0.0, 0.01])),
-                "noise_scale": float(rng.choice([np.nan, 50.0, 5000.0])), "share_kappa": float(rng.uniform(0.1, 5)),
+                "noise_scale": float(rng.choice([np.nan, 50.0, 5000.0])),
+                "share_kappa": float(rng.uniform(0.1, 5)),
                 "remaining_samples": float(rng.integers(1, 10**6)), "data_demand_bytes": 1e9,
                 "compute_demand_flops": float(rng.uniform(1e12, 1e15)), "progress": float(rng.uniform(0, 1)),
             }  # fmt: skip
@@ -240,9 +245,11 @@ class Cluster:
             self.workers.append({
                 "job": row, "index": rank, "gpu": gpu, "node": self.node_of[gpu], "gpu_share": share,
                 "samples_per_step": samples[rank], "samples_max": int(rng.choice([2**40, samples.max() + 2])),
-                "capacity_samples_per_s": samples[rank] / busy[rank], "fixed_s": fixed[rank], "step_s": busy[rank],
+                "capacity_samples_per_s": samples[rank] / busy[rank],
+                "fixed_s": fixed[rank], "step_s": busy[rank],
                 "step_cov": float(rng.choice([0.0, 0.1])), "wait_s": busy.max() - busy[rank],
-                "input_stall_s": float(rng.choice([0.0, 0.02])), "response_s_per_sample": busy[rank] / samples[rank],
+                "input_stall_s": float(rng.choice([0.0, 0.02])),
+                "response_s_per_sample": busy[rank] / samples[rank],
                 "gradient_rate_per_s": 1 / busy[rank], "gradient_norm": float(rng.uniform(0.9, 1.1)),
                 "memory_free_bytes": 1e9, "samples_owned": 0.0,
             })  # fmt: skip
@@ -274,7 +281,8 @@ class Cluster:
                 gpus=self.gpus_of_node, first_gpu=first, up=self.up, rack=np.arange(nodes) // 2,
                 gpus_free=np.bincount(self.node_of, weights=idle, minlength=nodes),
                 cores=np.full(nodes, 16.0), memory_bytes=np.full(nodes, 64e9),
-                storage_free_bytes=rng.choice([1e12, 2e7], nodes), nic_bytes_per_s=rng.choice([1e9, 1e7], nodes),
+                storage_free_bytes=rng.choice([1e12, 2e7], nodes),
+                nic_bytes_per_s=rng.choice([1e9, 1e7], nodes),
                 nic_busy_ratio=rng.uniform(0, 1, nodes), ingest_samples_per_s=np.full(nodes, 1e4),
             ),
             gpus=Gpus.of(
@@ -286,11 +294,15 @@ class Cluster:
             jobs=_table(Jobs, self.jobs), workers=_table(Workers, self.workers),
             shards=_table(Shards, self.shards),
             paths=_table(Paths, [
-                {"source": a, "target": b, "bytes_per_s": float(rng.choice([np.nan, 1e6, 1e8])), "latency_s": 1e-3}
+                {
+                    "source": a, "target": b, "latency_s": 1e-3,
+                    "bytes_per_s": float(rng.choice([np.nan, 1e6, 1e8])),
+                }
                 for a, b in pairs
             ]),
             speeds=_table(Speeds, [
-                dict(zip(("job", "gpu_model", "gpus", "samples_per_s"), row, strict=True)) for row in self.speeds
+                dict(zip(("job", "gpu_model", "gpus", "samples_per_s"), row, strict=True))
+                for row in self.speeds
             ]),
             gpu_models=tuple(f"gpu{k}" for k in range(self.gpu_models)),
         )  # fmt: skip

@@ -53,34 +53,34 @@ def test_a_file_becomes_a_scenario_in_base_units(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "line"),
     [
-        ("count: 4", "cuont: 4", "5:21: cluster.nodes.0.cuont: unknown key; did you mean 'count'?"),
-        ("count: 4", "zzz: 4", "5:21: cluster.nodes.0.zzz: unknown key; allowed: accelerator, cores,"),
-        ("count: 4", "count: 0", "5:28: cluster.nodes.0.count: 0 is not allowed, must be at least 1"),
-        ("count: 4", "count: 2.5", "5:28: cluster.nodes.0.count: 2.5 is not a whole number"),
-        ("count: 4", "count: yes", "5:28: cluster.nodes.0.count: 'yes' is not a whole number"),
-        ("count: 4", "count: true", "5:28: cluster.nodes.0.count: true is not a number"),
-        ("count: 4", "count: 12:30", "5:28: cluster.nodes.0.count: '12:30' is not a whole number"),
-        ("count: 4", "speed: on", "5:28: cluster.nodes.0.speed: 'on' is not a number"),
-        ("count: 4", "speed: false", "5:28: cluster.nodes.0.speed: false is not a number"),
-        ("count: 4", "speed: .inf", "5:28: cluster.nodes.0.speed: .inf is not a finite number"),
-        ("count: 4", "speed: .nan", "5:28: cluster.nodes.0.speed: .nan is not a finite number"),
-        ("count: 4", "speed: 1e999", "5:28: cluster.nodes.0.speed: 1e999 is not a finite number"),
-        ("count: 4", "count: 4, count: 5", "5:31: cluster.nodes.0.count: duplicate key, already given in line 5"),
-        ("count: 4", "nic: 5 GB", "5:26: cluster.nodes.0.nic: '5 GB' is a size, a rate is needed (e.g. 100 Gbit/s)"),
-        ("count: 4", "nic: -1", "5:26: cluster.nodes.0.nic: -1 is too small, a rate must be above 0"),
-        ("count: 4", "storage: -4 TB", "5:30: cluster.nodes.0.storage: '-4 TB' is too small, a size must be"),
-        ("1 h", "12:30", "10:26: workload.jobs.0.duration: '12:30' is not a time; write e.g. 24 h, or a number in s"),
+        ("count: 4", "cuont: 4", "5:20: cluster.nodes.0.cuont: unknown key; did you mean 'count'?"),
+        ("count: 4", "zzz: 4", "5:20: cluster.nodes.0.zzz: unknown key; allowed: accelerator, cores,"),
+        ("count: 4", "count: 0", "5:27: cluster.nodes.0.count: 0 is not allowed, must be at least 1"),
+        ("count: 4", "count: 2.5", "5:27: cluster.nodes.0.count: 2.5 is not a whole number"),
+        ("count: 4", "count: yes", "5:27: cluster.nodes.0.count: 'yes' is not a whole number"),
+        ("count: 4", "count: true", "5:27: cluster.nodes.0.count: true is not a number"),
+        ("count: 4", "count: 12:30", "5:27: cluster.nodes.0.count: '12:30' is not a whole number"),
+        ("count: 4", "speed: on", "5:27: cluster.nodes.0.speed: 'on' is not a number"),
+        ("count: 4", "speed: false", "5:27: cluster.nodes.0.speed: false is not a number"),
+        ("count: 4", "speed: .inf", "5:27: cluster.nodes.0.speed: .inf is not a finite number"),
+        ("count: 4", "speed: .nan", "5:27: cluster.nodes.0.speed: .nan is not a finite number"),
+        ("count: 4", "speed: 1e999", "5:27: cluster.nodes.0.speed: 1e999 is not a finite number"),
+        ("count: 4", "count: 4, count: 5", "5:30: cluster.nodes.0.count: duplicate key, already given in line 5"),
+        ("count: 4", "nic: 5 GB", "5:25: cluster.nodes.0.nic: '5 GB' is a size, a rate is needed (e.g. 100 Gbit/s)"),
+        ("count: 4", "nic: -1", "5:25: cluster.nodes.0.nic: -1 is too small, a rate must be above 0"),
+        ("count: 4", "storage: -4 TB", "5:29: cluster.nodes.0.storage: '-4 TB' is too small, a size must be"),
+        ("1 h", "12:30", "10:27: workload.jobs.0.duration: '12:30' is not a time; write e.g. 24 h, or a number in s"),
         ("1 h", "1 h, model: m", "10:7: workload.jobs.0: needs either 'duration' (a rigid job) or 'model'"),
         ("model: m", "model: n", "11:24: workload.jobs.1.model: unknown model 'n'; known: m"),
         ("name: case", "name: 5", "2:7: name: text is needed, not 5 (put it in quotes)"),
         ("name: case\n", "", "1:1: name: is missing"),
         ("name: case", "name: !!python/object:os.system x", "2:7: name: tag 'python/object:os.system' is not"),
         ("name: case", "name: [a", "not valid YAML: "),
-        ("name: case", "\tname: case", "2:1: not valid YAML: found character '\\t' that cannot start any token"),
+        ("name: case", "\tname: case", "2:1: not valid YAML: found a tab character"),
         ("schema_version: 1", "schema_version: 2", "1:17: schema_version: 2 is not allowed; allowed: 1"),
         ("cluster:\n", "cluster:\n  topology: {kind: tre}\n", "4:20: cluster.topology.kind: 'tre' is not allowed; allowed:"),
         ("cluster:\n", "cluster:\n  topology: {latency: 1 us}\n", "cluster.topology: needs 'kind', one of 'star', 'tree', 'exp"),
-        ("cluster:\n", "cluster:\n  topology: {kind: tree, nodes: 2}\n", "unknown key; did you mean 'nodes_per_rack'?"),
+        ("cluster:\n", "cluster:\n  topology: {kind: tree, latncy: 2}\n", "4:26: cluster.topology.latncy: unknown key; did you mean 'latency'?"),
         ("cluster:\n", "cluster:\n  gpus: 4\n", "3:1: cluster: needs either 'nodes' (at least one group) or 'gpus'"),
         ("cluster:\n  nodes:\n    - {name: node, count: 4, gpus: 2}\n", "cluster: {nodes: []}\n", "3:1: cluster: needs either"),
         ("cluster:\n  nodes:\n    - {name: node, count: 4, gpus: 2}\n", "cluster: 5\n", "3:10: cluster: a section is needed"),
@@ -119,14 +119,14 @@ def test_a_mistake_is_one_line_with_its_place(tmp_path: Path, old: str, new: str
         (
             "name: case",
             "name: case\nfaults: {events: [{kind: crash, node: nod-1, at: 1, duration: 1}]}",
-            "3:38: faults.events.0.node: unknown node 'nod-1'; did you mean 'node-1'?",
+            "3:39: faults.events.0.node: unknown node 'nod-1'; did you mean 'node-1'?",
         ),
         (
             "global_batch: 8",
             "global_batch: 8, data: {samples: 9, placement: {kind: nodes, nodes: [node-0, x]}}",
             "workload.jobs.1.data.placement.nodes.1: unknown node 'x'",
         ),
-        ("count: 4, gpus: 2}", "count: 4, gpus: 2}\n    - {name: node}", "6:13: cluster.nodes.1.name: 'node' is the name of two"),
+        ("count: 4, gpus: 2}", "count: 4, gpus: 2}\n    - {name: node}", "6:14: cluster.nodes.1.name: 'node' is the name of two"),
         ("sample_time: 1 ms", "flop_per_sample: 1e9, precision: fp8", None),
     ],
 )  # fmt: skip
@@ -186,7 +186,7 @@ def test_anchors_and_merge_keys_work_and_own_keys_win(tmp_path: Path) -> None:
     a, b, c = load(write(tmp_path, text)).cluster.nodes
     assert (a.count, b.count, b.gpus, b.name, c.name, c.count) == (4, 1, 2, "b", "c", 4)
     found = mistakes(tmp_path, text.replace("name: b, count: 1", "name: b, count: 0"))
-    assert found == ["6:30: cluster.nodes.1.count: 0 is not allowed, must be at least 1"]
+    assert found == ["6:32: cluster.nodes.1.count: 0 is not allowed, must be at least 1"]
     assert "'<<' needs a section" in mistakes(tmp_path, BASE + "<<: 5\n")[0]
 
 
@@ -194,8 +194,8 @@ def test_anchors_and_merge_keys_work_and_own_keys_win(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("a: &a [x, x]\n" + "".join(f"{k}: &{k} [*{p}, *{p}]\n" for p, k in zip("abcdefghijklmnopqrs", "bcdefghijklmnopqrst", strict=True)), f"more than {MAX_VALUES} values"),
-        ("a: &a [*a]", "nested more than 60 deep, or contains itself"),
-        ("[" * 5000, "nested too deeply"),
+        ("a: &a [*a]", "an alias contains itself"),
+        ("[" * 200_000 + "]" * 200_000, "nested more than 60 deep"),
         ("a: " + "[" * 100 + "]" * 100, "nested more than 60 deep"),
         ("", "empty"),
         ("# nothing\n", "empty"),
@@ -253,7 +253,7 @@ def test_overrides_change_values_and_are_named_in_errors(tmp_path: Path) -> None
         ("cluster.nodes.x.count=7", "no entry 'x'; allowed: 0 to 0"),
         ("seed", "--set seed: write dotted.key=value"),
         ("=5", "--set =5: write dotted.key=value"),
-        ("seed=[1", "--set seed=[1:1:3: not valid YAML"),
+        ("seed=[1", "--set seed=[1: not valid YAML"),
         ("workload.jobs.0.gpus=99", "--set workload.jobs.0.gpus=99: workload.jobs.0.gpus: needs 99 GPUs, the cluster has 8"),
         ("policy=[nope]", "--set policy=[nope]: policy.0: unknown stage 'nope'"),
     ],
@@ -333,7 +333,7 @@ def test_a_trace_must_fit_the_scenario(tmp_path: Path) -> None:
         read_scenario(path).trace()
     assert caught.value.lines == [
         "t.csv: job 5 needs 9 GPUs, the cluster has 8",
-        "t.csv: unknown model 'mm'; known: m",
+        "t.csv: unknown model 'mm'; did you mean 'm'?",
     ]
     with pytest.raises(InputError, match=r"no jobs in it; give a trace \(--trace FILE\)"):
         read_scenario(write(tmp_path, BASE.split("workload")[0] + "workload: {}\n")).trace()

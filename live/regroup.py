@@ -1,0 +1,301 @@
+"""Who is in the training job, and how the group is formed anew inside the running processes.
+
+Members keep their id for life; a rank is a place in the present group. A group is formed anew when a member
+dies (the others notice a broken exchange, or a missing heartbeat) or when the members agree to take in or
+leave out some. Each formation is one numbered attempt, agreed on through a store that outlives every member.
+
+    membership = live.regroup.start()       instead of torch.distributed.init_process_group
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+
+import torch.distributed as dist
+
+from live.sockets import Sockets, open_sockets, shut
+
+HEARTBEAT_S = 0.25
+DEAD_AFTER_S = 3.0
+_FORM_TIMEOUT_S = 20.0
+
+
+class Evicted(RuntimeError):
+    """The others went on without this member, or training ended while it waited."""
+
+
+def is_transport_error(error: BaseException) -> bool:
+    """Whether an exception says that an exchange between ranks broke, rather than the script's own work."""
+    text = str(error).lower()
+    words = ("gloo", "nccl", "connection closed", "connection reset", "broken pipe", "socket", "process group")
+    return isinstance(error, dist.DistError) or (
+        isinstance(error, RuntimeError | OSError) and any(word in text for word in words)
+    )
+
+
+class _Watch(threading.Thread):
+    """Beats for this member, follows the others' beats, and breaks a wait when a new group is asked for."""
+
+    def __init__(self, owner: Membership, store: dist.Store) -> None:
+        super().__init__(name="equipoise-heartbeat", daemon=True)
+        self._owner, self._store = owner, store
+        self._seen: dict[int, tuple[bytes, float]] = {}
+        self._stop = threading.Event()
+
+    def run(self) -> None:
+        """Beat until stopped; the store going away ends it."""
+        count = 0
+        with contextlib.suppress(RuntimeError):
+            while not self._stop.wait(HEARTBEAT_S):
+                count += 1
+                self._store.set(f"beat/{self._owner.member}", str(count))
+                now = time.monotonic()
+                for member in self._owner.followed():
+                    self._follow(member, now)
+                if self._store.check([f"ask/{self._owner.generation + 1}"]):
+                    self._owner.break_exchange()
+
+    def stop(self) -> None:
+        """Stop beating."""
+        self._stop.set()
+
+    def _follow(self, member: int, now: float) -> None:
+        beat = self._store.get(f"beat/{member}") if self._store.check([f"beat/{member}"]) else b""
+        if member not in self._seen or self._seen[member][0] != beat:
+            self._seen[member] = (beat, now)
+
+    def is_dead(self, member: int, store: dist.Store) -> bool:
+        """Whether a member was reported dead, or has not beaten for `DEAD_AFTER_S` while we watched."""
+        if store.check([f"dead/{member}"]):
+            return True
+        seen = self._seen.get(member)
+        return seen is not None and time.monotonic() - seen[1] > DEAD_AFTER_S
+
+
+class Membership:
+    """This process's place in the job. Make one with `start`."""
+
+    def __init__(self, store: dist.Store, watch_store: dist.Store, member: int, backend: str, timeout_s: float):
+        self.member, self.backend, self.timeout_s = member, backend, timeout_s
+        self.generation = -1
+        self.members: list[int] = []  # by rank
+        self._store = store
+        self._sockets: Sockets = frozenset()
+        self._forming = True
+        self._asked_for: set[int] = set()
+        store.set(f"beat/{member}", "0")
+        self._watch = _Watch(self, watch_store)
+        self._watch.start()
+
+    # -- seen by the watch ---------------------------------------------------------------------------------
+
+    def followed(self) -> list[int]:
+        """Members whose beats matter now."""
+        return sorted({*self.members, *self._asked_for} - {self.member})
+
+    def break_exchange(self) -> None:
+        """Make whatever this process waits for in the present group fail."""
+        if not self._forming:
+            shut(self._sockets)
+
+    # -- joining and leaving -------------------------------------------------------------------------------
+
+    def found(self, ranks: int) -> None:
+        """Form the first group of members 0 .. ranks-1."""
+        if self.member == 0:
+            self._store.set("founders", str(ranks))
+        self._form(0, list(range(ranks)))
+
+    def join(self) -> None:
+        """Ask to be taken in, and wait until that happened. Raises Evicted when training ends first."""
+        self._store.set(f"join/{self.member}", "1")
+        self._store.add("joining", 1)
+        self._await_admission()
+
+    def park(self) -> None:
+        """Wait outside the group until taken in again. Raises Evicted when training ends first."""
+        self._await_admission()
+
+    def _await_admission(self) -> None:
+        while True:
+            key = f"admit/{self.member}"
+            if self._store.check([key]):
+                attempt = int(self._store.get(key))
+                if attempt > self.generation and self._store.check([f"members/{attempt}"]):
+                    members = [int(m) for m in json.loads(self._store.get(f"members/{attempt}"))]
+                    if self.member in members:
+                        self._form_or_retry(attempt, members)
+                        return
+            if self._store.check(["done"]):
+                raise Evicted("training ended")
+            time.sleep(0.05)
+
+    def waiting(self) -> list[int]:
+        """Members that asked to join, are not in the group, and are alive."""
+        founders, joined = int(self._store.get("founders")), int(self._store.add("joined", 0))
+        asked = [m for m in range(founders, founders + joined) if self._store.check([f"join/{m}"])]
+        self._asked_for = set(asked) - set(self.members)
+        return [m for m in sorted(self._asked_for) if not self._watch.is_dead(m, self._store)]
+
+    def joins_asked(self) -> int:
+        """How often members asked to join; cheap, to see whether `waiting` is worth a look."""
+        return int(self._store.add("joining", 0))
+
+    def close(self, *, done: bool = True) -> None:
+        """Stop beating; `done`: tell those who wait outside that training ended."""
+        self._watch.stop()
+        with contextlib.suppress(RuntimeError):
+            if done:
+                self._store.set("done", "1")
+
+    # -- forming a group -----------------------------------------------------------------------------------
+
+    def leave_group(self) -> None:
+        """Drop the present group. The caller has let go of everything that uses it."""
+        self._forming = True
+        if dist.is_initialized():
+            with contextlib.suppress(RuntimeError):
+                dist.destroy_process_group()
+        shut(self._sockets)  # what still holds a reference must not keep peers waiting
+        self._sockets = frozenset()
+
+    def regroup(self, boundary: int, target: Sequence[int] | None = None) -> None:
+        """Form the next group, of `target` or (None) of all who are still alive.
+
+        `boundary` is the last round whose result this member shares with all: members that got furthest come
+        first, so rank 0 holds the state to go on with. Collective over the living members; with a target it
+        must be called by all of them at the same round. Raises Evicted when this member is left out.
+        """
+        asked = target is None
+        base, attempt = list(self.members), self.generation
+        while True:
+            attempt += 1
+            if asked:
+                self._store.set(f"ask/{attempt}", str(self.member))
+            self._store.set(f"here/{attempt}/{self.member}", str(boundary))
+            members = self._agree(attempt, base, target)
+            if members is None:
+                asked, target = True, None
+                continue
+            if self.member not in members:
+                self.generation = attempt
+                raise Evicted(f"member {self.member} is not in the group of {members}")
+            if self._try_form(attempt, members):
+                return
+            asked, base, target = True, members, None
+
+    def _agree(self, attempt: int, base: list[int], target: Sequence[int] | None) -> list[int] | None:
+        """The members of an attempt by rank; None when its leader died."""
+        first = self._store.compare_set(f"leader/{attempt}", "", str(self.member)).decode()
+        if int(first) == self.member:
+            return self._lead(attempt, base, target)
+        while not self._store.check([f"members/{attempt}"]):
+            if self._watch.is_dead(int(first), self._store):
+                return None
+            time.sleep(0.01)
+        return [int(m) for m in json.loads(self._store.get(f"members/{attempt}"))]
+
+    def _lead(self, attempt: int, base: list[int], target: Sequence[int] | None) -> list[int]:
+        boundary: dict[int, int] = {}
+        missing = set(base)
+        while missing:
+            for member in sorted(missing):
+                if self._store.check([f"here/{attempt}/{member}"]):
+                    boundary[member] = int(self._store.get(f"here/{attempt}/{member}"))
+                    missing.discard(member)
+                elif self._watch.is_dead(member, self._store):
+                    missing.discard(member)
+            if missing:
+                time.sleep(0.01)
+        wanted = list(boundary) if target is None else list(target)
+        chosen = [m for m in wanted if m in boundary or not self._watch.is_dead(m, self._store)]
+        members = sorted(chosen, key=lambda m: (-boundary.get(m, -1), m))
+        for member in members:
+            if member not in boundary:
+                self._store.set(f"admit/{member}", str(attempt))
+        self._store.set(f"members/{attempt}", json.dumps(members))
+        return members
+
+    def _try_form(self, attempt: int, members: list[int]) -> bool:
+        try:
+            self._form(attempt, members)
+        except RuntimeError:
+            with contextlib.suppress(RuntimeError):
+                dist.destroy_process_group()
+            return False
+        return True
+
+    def _form_or_retry(self, attempt: int, members: list[int]) -> None:
+        if not self._try_form(attempt, members):
+            self.members, self.generation = members, attempt
+            self.regroup(-1)
+
+    def _form(self, attempt: int, members: list[int]) -> None:
+        self._store.set_timeout(datetime.timedelta(seconds=_FORM_TIMEOUT_S))
+        with self.connecting():
+            dist.init_process_group(
+                self.backend,
+                store=dist.PrefixStore(f"group/{attempt}", self._store),
+                rank=members.index(self.member),
+                world_size=len(members),
+                timeout=datetime.timedelta(seconds=self.timeout_s),
+            )
+        self.members, self.generation = members, attempt
+
+    @contextlib.contextmanager
+    def connecting(self) -> Iterator[None]:
+        """Connections made inside belong to the present group, and are broken with it."""
+        before = open_sockets()
+        yield
+        self._sockets |= open_sockets() - before
+        self._forming = False
+
+
+_current: Membership | None = None
+
+
+def current() -> Membership | None:
+    """The membership that `start` made in this process, if any."""
+    return _current
+
+
+def start(backend: str = "gloo", *, timeout_s: float = 1800.0) -> Membership:
+    """Join the training job that the environment names, and form or enter its group.
+
+    `EQUIPOISE_STORE` (host:port) is a store that outlives every member, as `python -m live.launch` provides;
+    without it the store of `MASTER_ADDR`/`MASTER_PORT` serves, hosted by rank 0 unless a launcher hosts it.
+    `RANK` and `WORLD_SIZE` name a founder; `EQUIPOISE_JOIN=1` asks to be taken into a running job, which
+    happens at its next decision. `timeout_s` bounds every exchange. Raises KeyError when a variable is
+    missing, Evicted when training ends before this process is taken in.
+    """
+    global _current
+    joins = os.environ.get("EQUIPOISE_JOIN") == "1"
+    rank, ranks = (-1, -1) if joins else (int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+    store, watch_store = _store(rank), _store(-1)
+    if joins:
+        member = int(store.get("founders")) + int(store.add("joined", 1)) - 1
+    else:
+        member = rank
+    _current = Membership(store, watch_store, member, backend, timeout_s)
+    if joins:
+        _current.join()
+    else:
+        _current.found(ranks)
+    return _current
+
+
+def _store(rank: int) -> dist.Store:
+    """A client of the job's store under its own prefix; rank 0 hosts it where nobody else does."""
+    address = os.environ.get("EQUIPOISE_STORE")
+    hosted = address is not None or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    host, _, port = (address or f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}").rpartition(":")
+    timeout = datetime.timedelta(seconds=60)
+    is_master = rank == 0 and not hosted
+    tcp = dist.TCPStore(host, int(port), is_master=is_master, wait_for_workers=False, timeout=timeout)
+    return dist.PrefixStore("equipoise", tcp)

@@ -1,0 +1,40 @@
+"""Breaks the connections of a process group from outside, so that a blocked exchange fails at once.
+
+Gloo offers no way to interrupt a collective that waits for a peer which waits for a dead one: it waits for its
+time-out. Shutting its sockets makes every such wait fail in milliseconds. Linux only (`/proc/self/fd`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+
+Sockets = frozenset[tuple[int, int]]
+"""(file descriptor, inode): a descriptor alone may have been closed and used again."""
+
+
+def open_sockets() -> Sockets:
+    """Sockets of this process now."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            target = os.readlink(f"/proc/self/fd/{name}")
+            if target.startswith("socket:["):
+                found.add((int(name), int(target[8:-1])))
+    return frozenset(found)
+
+
+def shut(sockets: Sockets) -> int:
+    """Shut connected TCP sockets that are still the same; returns how many. Listening ones are left alone."""
+    count = 0
+    for descriptor, inode in sockets:
+        with contextlib.suppress(OSError):
+            if os.fstat(descriptor).st_ino != inode:
+                continue
+            with socket.socket(fileno=os.dup(descriptor)) as handle:
+                is_tcp = handle.family in (socket.AF_INET, socket.AF_INET6)
+                if is_tcp and not handle.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    handle.shutdown(socket.SHUT_RDWR)
+                    count += 1
+    return count
