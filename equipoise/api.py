@@ -11,7 +11,7 @@ from policies.contract import Policy
 from sim.record import Run
 from sim.run import RunFailed
 from sim.run import run as simulate
-from sim.scenario import Scenario
+from sim.scenario import Scenario, TraceSpec
 from sim.traces import Trace, read_trace
 from sim.yaml_file import from_mapping, load, read_scenario, to_trace
 from study.compare import Comparison
@@ -27,19 +27,24 @@ def prepare(
     scenario: AnyScenario, trace: Trace | str | Path | None = None, overrides: Sequence[str] = ()
 ) -> tuple[Scenario, Trace | None, tuple[str, ...]]:
     """(scenario, its trace, one line per doubtful value). Raises InputError, one line per mistake."""
+    warnings: tuple[str, ...] = ()
     if isinstance(scenario, str | Path):
         named = None if trace is None or isinstance(trace, Trace) else str(trace)
         file = read_scenario(scenario, overrides, named)
-        return file.scenario, (trace if isinstance(trace, Trace) else file.trace()), file.warnings
-    if overrides:
+        scenario, warnings = file.scenario, file.warnings
+        trace = trace if isinstance(trace, Trace) else file.trace()
+    elif overrides:
         raise ValueError("overrides need a scenario file; change the scenario itself instead")
-    if isinstance(scenario, Mapping):
+    elif isinstance(scenario, Mapping):
         scenario = from_mapping(scenario)
     if isinstance(trace, str | Path):
         trace = read_trace(trace)
     if trace is None and scenario.workload.trace is not None:
         trace = to_trace(scenario.workload.trace, (Path(),))
-    return scenario, trace, ()
+    if trace is not None and scenario.workload.trace is None:
+        workload = scenario.workload.model_copy(update={"trace": TraceSpec(file=trace.source)})
+        scenario = scenario.model_copy(update={"workload": workload})
+    return scenario, trace, warnings
 
 
 def run(

@@ -25,7 +25,8 @@ def doctor() -> None:
     click.echo(f"packages      {', '.join(f'{name} {_version(name)}' for name in (*PACKAGES, *OPTIONAL))}")
     click.echo(f"processors    {_processors()}")
     click.echo(f"kernel cache  {_kernel_cache()}")
-    click.echo(f"GPUs          {_gpus()}")
+    first, *others = _gpus()
+    click.echo("\n".join([f"GPUs          {first}", *(f"{'':14}{line}" for line in others)]))
     click.echo(f"scenarios     {_scenarios()}")
 
 
@@ -64,16 +65,23 @@ def _probe(n: int) -> int:
     return total
 
 
-def _gpus() -> str:
-    """What NVML says; its absence is a line, not a failure."""
+def _gpus() -> list[str]:
+    """What NVML says, one line for the driver and one per GPU; its absence is a line, not a failure."""
     try:
-        from calibrate.nvml import summary
-    except ImportError as error:
-        return f"none seen: {error}"
-    try:
-        return summary()
+        from calibrate import nvml
+
+        with nvml.session() as versions:
+            found = nvml.gpus()
     except Exception as error:
-        return f"none seen: {error}"
+        return [f"none: {error}"]
+    first = f"{len(found)}, driver {versions.driver}, CUDA {versions.cuda_driver}"
+    return [first, *(f"  {gpu.label}: {gpu.name}, {_memory(gpu.memory_bytes)}" for gpu in found)]
+
+
+def _memory(size_bytes: float | None) -> str:
+    from sim.units import format_bytes
+
+    return "memory not known" if size_bytes is None else format_bytes(size_bytes)
 
 
 def _scenarios() -> str:

@@ -1,0 +1,1 @@
+"""The same policies in a real training job: sampler, weighted gradients, local steps, regrouping."""

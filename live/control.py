@@ -17,9 +17,13 @@ class Control:
     """A process group of its own on the host network, so that it never waits behind gradients."""
 
     def __init__(self, timeout_s: float) -> None:
-        self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
+        self.rank, self.ranks = int(dist.get_rank()), int(dist.get_world_size())
         timeout = datetime.timedelta(seconds=timeout_s)
-        self._group = dist.new_group(backend="gloo", timeout=timeout)
+        self._group: dist.ProcessGroup | None = dist.new_group(backend="gloo", timeout=timeout)
+
+    def close(self) -> None:
+        """Let go of the group."""
+        self._group = None
 
     def gather(self, values: Floats) -> Floats:
         """Every rank's `values` (same shape on all ranks), stacked by rank."""

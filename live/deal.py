@@ -201,7 +201,7 @@ class Deal:
         return "it has been read meanwhile"
 
     def reorder(self, rank: Mapping[int, int]) -> None:
-        """Sort each queue's unstarted pieces by `rank[piece id]`; those without a rank stay last, in order."""
+        """Sort each queue's unstarted pieces by `rank[piece id]`; those without a rank stay last."""
         self._settle()
         for w, queue in enumerate(self._queues):
             started = [p for p in queue if p.id in self._begun]

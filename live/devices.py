@@ -28,6 +28,19 @@ class DeviceSampler:
         self._thread = threading.Thread(target=self._run, name="equipoise-nvml", daemon=True)
         self._thread.start()
 
+    @classmethod
+    def for_cuda(cls, index: int, report: Callable[[str], None]) -> DeviceSampler | None:
+        """A sampler of this process's CUDA device, or None (reported) without the NVML bindings."""
+        try:
+            import pynvml
+        except ImportError as error:
+            report(f"NVML: {error}")
+            return None
+        import torch
+
+        uuid = getattr(torch.cuda.get_device_properties(index), "uuid", None)
+        return cls(pynvml, index if uuid is None else f"GPU-{uuid}", report)
+
     def latest(self) -> Mapping[str, float]:
         """The last sample by column name; NaN for what is not known."""
         return self._latest

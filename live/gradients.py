@@ -28,7 +28,7 @@ _CLONED_UP_TO_BYTES = 1 << 20
 _PLAIN = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, torch.Size)
 
 
-class _ScaleGradient(torch.autograd.Function):
+class _ScaleGradient(torch.autograd.Function):  # type: ignore[misc]
     """Identity forward, multiplication by a constant backward."""
 
     @staticmethod
@@ -142,7 +142,7 @@ class NoiseScale:
 
 
 class BackwardProbe:
-    """Tells when the local gradients of a backward pass are complete, when they are exchanged, and their norms.
+    """Tells when a backward pass has its local gradients, when they are exchanged, and their norms.
 
     Only the parameter whose gradient comes last carries a hook; which one that is, is learnt on measured
     steps, when every parameter carries one.
@@ -158,8 +158,7 @@ class BackwardProbe:
         self._queued = False
         self._last = 0
         self._measuring = False
-        self.local_square = math.nan
-        self.mean_square = math.nan
+        self.local_square = self.mean_square = math.nan  # of the last pass, where it was measured
         self.measure(True)
 
     def measure(self, wanted: bool) -> None:
@@ -206,10 +205,14 @@ class BackwardProbe:
         self._queued = False
         self._on_done()
         if self._measuring:
-            self.local_square = float(sum(float(s) for s in self._squares.values()))
-            self.mean_square = float(
-                sum(float(_square(p.grad)) for p in self._parameters if p.grad is not None)
-            )
+            self.local_square = _total(self._squares.values())
+            self.mean_square = _total(_square(p.grad) for p in self._parameters if p.grad is not None)
+
+
+def _total(squares: Iterable[torch.Tensor]) -> float:
+    """Sum; infinity when it is not finite, because NaN stands for what was not measured."""
+    total = float(sum(float(square) for square in squares))
+    return total if math.isfinite(total) else math.inf
 
 
 def _square(gradient: torch.Tensor) -> torch.Tensor:

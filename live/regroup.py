@@ -26,14 +26,14 @@ DEAD_AFTER_S = 3.0
 _FORM_TIMEOUT_S = 20.0
 
 
-class Evicted(RuntimeError):
+class EvictedError(RuntimeError):
     """The others went on without this member, or training ended while it waited."""
 
 
 def is_transport_error(error: BaseException) -> bool:
     """Whether an exception says that an exchange between ranks broke, rather than the script's own work."""
     text = str(error).lower()
-    words = ("gloo", "nccl", "connection closed", "connection reset", "broken pipe", "socket", "process group")
+    words = ("gloo", "nccl", "connection closed", "connection reset", "broken pipe", "socket")
     return isinstance(error, dist.DistError) or (
         isinstance(error, RuntimeError | OSError) and any(word in text for word in words)
     )
@@ -81,7 +81,9 @@ class _Watch(threading.Thread):
 class Membership:
     """This process's place in the job. Make one with `start`."""
 
-    def __init__(self, store: dist.Store, watch_store: dist.Store, member: int, backend: str, timeout_s: float):
+    def __init__(
+        self, store: dist.Store, watch_store: dist.Store, member: int, backend: str, timeout_s: float
+    ):
         self.member, self.backend, self.timeout_s = member, backend, timeout_s
         self.generation = -1
         self.members: list[int] = []  # by rank
@@ -113,14 +115,26 @@ class Membership:
         self._form(0, list(range(ranks)))
 
     def join(self) -> None:
-        """Ask to be taken in, and wait until that happened. Raises Evicted when training ends first."""
+        """Ask to be taken in, and wait until that happened. Raises EvictedError when training ends first."""
         self._store.set(f"join/{self.member}", "1")
         self._store.add("joining", 1)
         self._await_admission()
 
     def park(self) -> None:
-        """Wait outside the group until taken in again. Raises Evicted when training ends first."""
+        """Wait outside the group until taken in again. Raises EvictedError when training ends first."""
+        self._store.set(f"parked/{self.member}", "1")
         self._await_admission()
+        self._store.set(f"parked/{self.member}", "0")
+
+    def parked(self) -> list[int]:
+        """Living members that wait outside after having been inside."""
+        everyone = int(self._store.get("founders")) + int(self._store.add("joined", 0))
+        outside = [m for m in range(everyone) if m not in self.members and self._has(f"parked/{m}", b"1")]
+        self._asked_for |= set(outside)
+        return [m for m in outside if not self._watch.is_dead(m, self._store)]
+
+    def _has(self, key: str, value: bytes) -> bool:
+        return bool(self._store.check([key]) and self._store.get(key) == value)
 
     def _await_admission(self) -> None:
         while True:
@@ -133,7 +147,7 @@ class Membership:
                         self._form_or_retry(attempt, members)
                         return
             if self._store.check(["done"]):
-                raise Evicted("training ended")
+                raise EvictedError("training ended")
             time.sleep(0.05)
 
     def waiting(self) -> list[int]:
@@ -170,7 +184,7 @@ class Membership:
 
         `boundary` is the last round whose result this member shares with all: members that got furthest come
         first, so rank 0 holds the state to go on with. Collective over the living members; with a target it
-        must be called by all of them at the same round. Raises Evicted when this member is left out.
+        must be called by all of them at the same round. Raises EvictedError when this member is left out.
         """
         asked = target is None
         base, attempt = list(self.members), self.generation
@@ -185,7 +199,7 @@ class Membership:
                 continue
             if self.member not in members:
                 self.generation = attempt
-                raise Evicted(f"member {self.member} is not in the group of {members}")
+                raise EvictedError(f"member {self.member} is not in the group of {members}")
             if self._try_form(attempt, members):
                 return
             asked, base, target = True, members, None
@@ -272,16 +286,13 @@ def start(backend: str = "gloo", *, timeout_s: float = 1800.0) -> Membership:
     without it the store of `MASTER_ADDR`/`MASTER_PORT` serves, hosted by rank 0 unless a launcher hosts it.
     `RANK` and `WORLD_SIZE` name a founder; `EQUIPOISE_JOIN=1` asks to be taken into a running job, which
     happens at its next decision. `timeout_s` bounds every exchange. Raises KeyError when a variable is
-    missing, Evicted when training ends before this process is taken in.
+    missing, EvictedError when training ends before this process is taken in.
     """
     global _current
     joins = os.environ.get("EQUIPOISE_JOIN") == "1"
     rank, ranks = (-1, -1) if joins else (int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
     store, watch_store = _store(rank), _store(-1)
-    if joins:
-        member = int(store.get("founders")) + int(store.add("joined", 1)) - 1
-    else:
-        member = rank
+    member = int(store.get("founders")) + int(store.add("joined", 1)) - 1 if joins else rank
     _current = Membership(store, watch_store, member, backend, timeout_s)
     if joins:
         _current.join()

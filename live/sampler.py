@@ -25,6 +25,7 @@ class Round:
     epoch: int
     demand: Ints  # samples of every rank
     indices: Ints  # dataset indices of this rank
+    last: bool  # of its epoch
 
     @property
     def total(self) -> int:
@@ -62,6 +63,8 @@ class ShareSampler:
         self.epoch = -1
         self.drawn = 0  # rounds drawn since the start
         self.trained = 0  # rounds finished since the start
+        self.stepped = 0  # of those, the ones that an optimiser step followed
+        self.boundary = 0  # of those, the ones whose result all ranks share
         self.refused: list[str] = []  # moves that came too late
         self._next_id = 0
         self._pending: list[Change] = []
@@ -78,6 +81,15 @@ class ShareSampler:
         self.shares: Ints = deal_batch(self.global_batch, equal, self.micro_batch)
         self.owner: Ints = np.arange(self.shards, dtype=np.int64) % ranks
         self._pending.clear()
+
+    @property
+    def resumes(self) -> bool:
+        """Whether the next iteration goes on with an epoch that was begun."""
+        return self._resume
+
+    def preview(self) -> Deal:
+        """A deal like the first epoch's, for looking at only."""
+        return Deal.whole(np.arange(self.samples, dtype=np.int64), self.shards, self.owner, self.ranks)
 
     # -- drawing -------------------------------------------------------------------------------------------
 
@@ -110,7 +122,8 @@ class ShareSampler:
             self._apply(self._pending.pop(0), deal)
         demand = deal.demand(self.shares, self.micro_batch)
         self._before[self.drawn] = (self.epoch, deal.copy())
-        new = Round(self.drawn, self.epoch, demand, deal.draw(demand, self.rank))
+        indices = deal.draw(demand, self.rank)
+        new = Round(self.drawn, self.epoch, demand, indices, deal.left == 0)
         self._next_id = max(self._next_id, deal.next_id)
         self._rounds.append(new)
         self.drawn += 1
@@ -151,20 +164,23 @@ class ShareSampler:
                 return drawn
         return None
 
-    def finish(self) -> None:
-        """The current round is trained on."""
+    def finish(self, stepped: bool) -> None:
+        """The current round is trained on; `stepped`: the optimiser has made its step."""
         self.trained += 1
+        if stepped:
+            self.stepped = self.trained
 
     def commit(self) -> None:
         """All rounds trained on so far are in the state of every rank, and can no longer be lost."""
+        self.boundary = self.trained
         while self._rounds and self._rounds[0].number < self.trained:
             self._before.pop(self._rounds.popleft().number, None)
 
     # -- after a regroup -----------------------------------------------------------------------------------
 
     def trained_since(self, boundary: int) -> Ints:
-        """Dataset indices that this rank trained on in rounds from `boundary` on."""
-        mine = [r.indices for r in self._rounds if boundary <= r.number < self.trained]
+        """Dataset indices behind this rank's optimiser steps in rounds from `boundary` on."""
+        mine = [r.indices for r in self._rounds if boundary <= r.number < self.stepped]
         return np.concatenate(mine) if mine else np.empty(0, dtype=np.int64)
 
     def rest_at(self, boundary: int) -> tuple[int, Deal] | None:
@@ -177,7 +193,8 @@ class ShareSampler:
     def resume(self, epoch: int, deal: Deal | None, rounds: int) -> None:
         """Go on with `deal` at round `rounds`; the next iteration continues the epoch."""
         self._forget_rounds(0)
-        self.epoch, self.deal, self.trained, self.drawn = epoch, deal, rounds, rounds
+        self.epoch, self.deal, self.drawn = epoch, deal, rounds
+        self.trained = self.stepped = self.boundary = rounds
         self._resume = deal is not None and deal.left > 0
         self._next_id = max(self._next_id, deal.next_id if deal is not None else 0)
 

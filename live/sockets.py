@@ -1,6 +1,6 @@
 """Breaks the connections of a process group from outside, so that a blocked exchange fails at once.
 
-Gloo offers no way to interrupt a collective that waits for a peer which waits for a dead one: it waits for its
+Gloo offers no way to interrupt a collective that waits for a peer which waits for a dead one: it ends at its
 time-out. Shutting its sockets makes every such wait fail in milliseconds. Linux only (`/proc/self/fd`).
 """
 

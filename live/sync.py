@@ -71,8 +71,8 @@ class LocalSteps:
         self.outer_lr, self.outer_momentum = outer_lr, outer_momentum
         self.interval = 1
         self.done = 0  # local steps of the running period
-        self._planned = 1
         self._samples: list[float] = []  # by rank, of the running period
+        self._last_weights: list[float] = []
         self._start: list[torch.Tensor] = []
         self._velocity: list[torch.Tensor] = []
 
@@ -81,18 +81,10 @@ class LocalSteps:
         """Whether an outer optimiser follows the mean."""
         return self.outer_lr != 1.0 or self.outer_momentum != 0.0
 
-    def plan(self, interval: int) -> None:
-        """Use another interval from the next period on."""
-        self._planned = interval
-
     def outer_parameters(self) -> tuple[float, float]:
         """Learning rate and momentum of the outer optimiser at the present interval."""
         reach = min(1.0, (self.interval - 1) / (_REFERENCE_INTERVAL - 1))
         return 1.0 + (self.outer_lr - 1.0) * reach, self.outer_momentum * reach
-
-    def will_exchange(self, last: bool) -> bool:
-        """Whether the step being made ends its period; the last of an epoch always does."""
-        return self.interval > 1 and (self.done + 1 >= self.interval or last)
 
     def count(self, samples: Sequence[float]) -> None:
         """A round of `samples` (by rank) was trained on."""
@@ -103,30 +95,61 @@ class LocalSteps:
     def weights(self) -> list[float]:
         """Each rank's part of the samples of the running period."""
         total = sum(self._samples)
-        ranks = max(1, len(self._samples))
-        return [s / total for s in self._samples] if total > 0 else [1.0 / ranks] * ranks
+        return [s / total for s in self._samples] if total > 0 else []
+
+    def will_exchange(self, last: bool) -> bool:
+        """Whether the next step ends its period with an exchange; the last of an epoch always does."""
+        return self.interval > 1 and (self.done + 1 >= self.interval or last)
 
     def step(self, last: bool) -> bool:
-        """One optimiser step was made; returns whether the period ended, so that all replicas are equal."""
+        """One optimiser step was made; returns whether all replicas are equal now. Collective when they
+        exchange."""
         exchange = self.will_exchange(last)
         self.done += 1
         if exchange:
             self._exchange()
         if exchange or self.interval == 1:
-            self.restart()
+            self._begin_period()
             return True
         return False
 
-    @torch.no_grad()
-    def _exchange(self) -> None:
-        weight = self.weights()[dist.get_rank()]
-        parameters = [p for p in self.model.module.parameters() if p.requires_grad]
-        average([*parameters, *self.model.module.buffers()], weight)
-        if self.has_outer:
-            self._outer_step(parameters)
-        if self._planned == 1:
+    def change(self, interval: int) -> None:
+        """Use another interval. Collective; only where all replicas are equal."""
+        old, self.interval = self.interval, interval
+        if old > 1 and interval == 1 and self._last_weights:
             # With H = 1 replicas stay equal only if their optimisers' moments are.
-            average(optimizer_tensors(self.optimizer), weight)
+            with torch.no_grad():
+                average(optimizer_tensors(self.optimizer), self._last_weights[dist.get_rank()])
+        with torch.no_grad():
+            for velocity in self._velocity if old > 1 else ():
+                velocity.mul_(interval / old)
+        if old == 1:
+            self._velocity = []
+        self._begin_period()
+
+    def reset(self, interval: int) -> None:
+        """Begin anew from equal replicas and equal moments."""
+        self.interval, self._velocity, self._last_weights = interval, [], []
+        self._begin_period()
+
+    def _begin_period(self) -> None:
+        self.done, self._samples = 0, []
+        self.model.require_backward_grad_sync = self.interval == 1
+        if self.interval > 1 and self.has_outer:
+            self._start = [p.detach().clone() for p in self._parameters()]
+            if not self._velocity:
+                self._velocity = [torch.zeros_like(p) for p in self._start]
+
+    def _parameters(self) -> list[torch.Tensor]:
+        return [p for p in self.model.module.parameters() if p.requires_grad]
+
+    def _exchange(self) -> None:
+        self._last_weights = self.weights()
+        with torch.no_grad():
+            parameters = self._parameters()
+            average([*parameters, *self.model.module.buffers()], self._last_weights[dist.get_rank()])
+            if self.has_outer:
+                self._outer_step(parameters)
 
     def _outer_step(self, parameters: list[torch.Tensor]) -> None:
         lr, momentum = self.outer_parameters()
@@ -134,18 +157,3 @@ class LocalSteps:
             movement = parameter - start
             velocity.mul_(momentum).add_(movement)
             parameter.copy_(start + lr * (movement + momentum * velocity))
-
-    @torch.no_grad()
-    def restart(self) -> None:
-        """Begin a period from equal replicas, with the planned interval."""
-        old, self.interval = self.interval, self._planned
-        self.done, self._samples = 0, []
-        self.model.require_backward_grad_sync = self.interval == 1
-        if self.interval > 1 and self.has_outer:
-            parameters = [p for p in self.model.module.parameters() if p.requires_grad]
-            self._start = [p.detach().clone() for p in parameters]
-            if old == 1 or len(self._velocity) != len(parameters):
-                self._velocity = [torch.zeros_like(p) for p in parameters]
-            elif old != self.interval:
-                for velocity in self._velocity:
-                    velocity.mul_(self.interval / old)

@@ -1,4 +1,4 @@
-"""The record of a live run: one JSONL file of rounds and events per member, decisions in the policies' journal.
+"""The record of a live run: rounds and events as JSONL per member, decisions in the policies' journal.
 
     RUN_DIR/manifest.json            what the run was (written by rank 0)
     RUN_DIR/rounds-MEMBER.jsonl      one line per round of that member, and its events
@@ -11,13 +11,30 @@ from __future__ import annotations
 
 import json
 import math
+import queue
 import sys
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from policies.contract import Decision
+from live.window import COLUMNS
+from policies.contract import Decision, Refusal
+from policies.journal import JournalError, append, read
+from policies.observation import Floats
+
+
+@dataclass(frozen=True, slots=True)
+class RoundInfo:
+    """What a rank knows of a finished round, beside its times."""
+
+    number: int
+    samples: int  # of this rank
+    exchanged: bool  # the ranks met at its end
+    local: bool  # ranks stepped on their own gradients
+    window: tuple[int, ...]  # samples of every rank since the last optimiser step
 
 
 def plain(value: Any) -> Any:
@@ -34,68 +51,94 @@ def plain(value: Any) -> Any:
 
 
 class Recorder:
-    """Buffers lines and writes them at decisions. `folder` None: nothing is written."""
+    """Writes in a thread of its own: a slow disk holds nothing up. `folder` None: nothing is written."""
 
     def __init__(self, folder: Path | None, member: int) -> None:
         self.folder, self.member = folder, member
         self.lost = 0  # lines that could not be written
-        self._lines: list[str] = []
         self._told = False
+        self._work: queue.SimpleQueue[tuple[Callable[[], None], int]] = queue.SimpleQueue()
         if folder is not None:
-            self._guarded(lambda: folder.mkdir(parents=True, exist_ok=True), 0)
+            threading.Thread(target=self._run, name="equipoise-record", daemon=True).start()
+            self._work.put((lambda: folder.mkdir(parents=True, exist_ok=True), 0))
 
     def manifest(self, content: Mapping[str, Any]) -> None:
         """Write what the run is, whole or not at all."""
         if self.folder is None:
             return
-        folder, text = self.folder, json.dumps(plain(content), indent=1) + "\n"
+        folder = self.folder
 
         def write() -> None:
             draft = folder / f".manifest-{self.member}.json"
-            draft.write_text(text, encoding="utf-8")
+            draft.write_text(json.dumps(plain(content), indent=1) + "\n", encoding="utf-8")
             draft.replace(folder / "manifest.json")
 
-        self._guarded(write, 1)
+        self._work.put((write, 1))
 
-    def round(self, values: Mapping[str, Any]) -> None:
-        """Note one finished round."""
-        if self.folder is not None:
-            self._lines.append(json.dumps(plain(values), separators=(",", ":")))
+    def rounds(self, rows: Floats, infos: Sequence[RoundInfo]) -> None:
+        """Note finished rounds (this rank's rows, `live.window.COLUMNS`)."""
+        self._append(lambda: [_line(values, info) for values, info in zip(rows.tolist(), infos, strict=True)])
 
-    def event(self, what: str, **values: Any) -> None:
-        """Note something that happened once; written at once."""
-        if self.folder is not None:
-            line = {"event": what, "unix_s": time.time(), **plain(values)}
-            self._lines.append(json.dumps(line, separators=(",", ":")))
-            self.flush()
+    def event(self, kind: str, **values: Any) -> None:
+        """Note something that happened once."""
+        at_s = time.time()
+        self._append(lambda: [{"event": kind, "unix_s": at_s, **values}])
 
-    def decision(self, decision: Decision) -> None:
+    def decision(self, decision: Decision, refused: Sequence[Refusal] = ()) -> None:
         """Append a decision to the journal."""
+        if self.folder is not None:
+            path = self.folder / f"decisions-{self.member}.jsonl"
+            self._work.put((lambda: append(path, decision, refused), 1))
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """Wait until everything is written, or the time is up."""
+        if self.folder is not None:
+            done = threading.Event()
+            self._work.put((done.set, 0))
+            done.wait(timeout_s)
+
+    def _append(self, make: Callable[[], list[dict[str, Any]]]) -> None:
         if self.folder is None:
             return
-        from policies.journal import append
-
-        path = self.folder / f"decisions-{self.member}.jsonl"
-        self._guarded(lambda: append(path, decision), 1)
-
-    def flush(self) -> None:
-        """Write what is buffered."""
-        if self.folder is None or not self._lines:
-            return
-        path, lines = self.folder / f"rounds-{self.member}.jsonl", self._lines
-        self._lines = []
+        path = self.folder / f"rounds-{self.member}.jsonl"
 
         def write() -> None:
+            lines = [json.dumps(plain(line), separators=(",", ":")) for line in make()]
             with path.open("a", encoding="utf-8") as file:
-                file.write("\n".join(lines) + "\n")
+                file.write("".join(f"{line}\n" for line in lines))
 
-        self._guarded(write, len(lines))
+        self._work.put((write, 1))
 
-    def _guarded(self, write: Any, lines: int) -> None:
+    def _run(self) -> None:
+        while True:
+            write, lines = self._work.get()
+            try:
+                write()
+            except (OSError, ValueError, TypeError) as error:
+                self.lost += lines
+                if not self._told:
+                    self._told = True
+                    print(f"equipoise: the run's record is incomplete: {error}", file=sys.stderr)
+
+
+def _line(values: Sequence[float], info: RoundInfo) -> dict[str, Any]:
+    head = {
+        "round": info.number,
+        "exchanged": info.exchanged,
+        "local": info.local,
+        "ranks": len(info.window),
+    }
+    return {**head, **dict(zip(COLUMNS, values, strict=True))}
+
+
+def last_decision(folder: Path) -> Decision | None:
+    """The latest decision in the journals of a run, whoever made it; None when there is none to read."""
+    latest: Decision | None = None
+    for path in sorted(folder.glob("decisions-*.jsonl")):
         try:
-            write()
-        except (OSError, ValueError, TypeError) as error:
-            self.lost += lines
-            if not self._told:
-                self._told = True
-                print(f"equipoise: the run's record is incomplete: {error}", file=sys.stderr)
+            for entry in read(path):
+                if latest is None or entry.decision.observation.time_s > latest.observation.time_s:
+                    latest = entry.decision
+        except (JournalError, OSError):
+            continue  # another member's journal may be damaged or still be written
+    return latest

@@ -1,9 +1,10 @@
-"""Where the time of a round goes, from five marks: on the host's clock, or on the device's.
+"""Where the time of a round goes, from a few marks: on the host's clock, or on the device's.
 
 begin -> forward    waiting for data (stall_s)
 forward -> local    computing the local gradient (compute_s)
-local -> done       waiting for the others and exchanging (tail_s)
-done -> end         optimiser and whatever else the script does (update_s)
+local -> done       waiting for the others and exchanging gradients (tail_s)
+enter -> leave      exchanging parameters instead, where local steps do (added to tail_s)
+done -> end         optimiser and whatever else the script does, but for that (update_s)
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,6 +45,25 @@ class Window:
     def throughput(self) -> float:
         """Samples per second over all ranks."""
         return float(self.samples.sum() / self.span_s) if self.rounds else float("nan")
+
+
+@dataclass
+class Telemetry:
+    """What the ranks reported at a decision; arrays by rank."""
+
+    window: Window
+    gradient_norm: Floats
+    memory_free_bytes: Floats
+    samples_max: Floats
+    noise_scale: float = float("nan")
+    first_free_round: int = 0  # no rank has dealt it yet
+    gpu: Mapping[str, Floats] | None = None  # device columns by name, as in `Gpus`
+
+    @classmethod
+    def unknown(cls, ranks: int) -> Telemetry:
+        """Nothing was reported yet."""
+        nothing = np.full(ranks, np.nan)
+        return cls(Window.unknown(ranks), nothing, nothing, nothing)
 
 
 def measure(rows: NDArray[np.float64], exchanged: list[bool]) -> Window:

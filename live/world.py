@@ -1,11 +1,11 @@
-"""The live side of the seam: `observe` fills the tables from telemetry, `apply` turns a plan into a `Change`."""
+"""The live side of the seam: `observe` fills the tables, `apply` turns a plan into a `Change`."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,38 +13,12 @@ import numpy as np
 from live.change import Change
 from live.deal import Deal
 from live.options import Lever, Options
-from live.window import Window
+from live.places import Place
+from live.window import Telemetry
 from policies.contract import Allocation, Plan, Refusal
 from policies.observation import Floats, Gpus, Ints, Jobs, JobState, Nodes, Observation, Shards, Workers
 
 UNBOUNDED = 2**62
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a member of the job runs; `device` names one accelerator of `host` (or one CPU rank)."""
-
-    member: int
-    host: str
-    device: str
-    model: str = "cpu"
-    memory_bytes: float = math.nan
-    cores: int = 1
-    share: float = 1.0
-    share_quantum: float = 0.01
-
-
-@dataclass
-class Telemetry:
-    """What the ranks reported at a decision; arrays by rank."""
-
-    window: Window
-    gradient_norm: Floats
-    memory_free_bytes: Floats
-    samples_max: Floats
-    noise_scale: float = math.nan
-    first_free_round: int = 0  # no rank has dealt it yet
-    gpu: Mapping[str, Floats] | None = None  # device columns by name, as in `Gpus`
 
 
 class LiveWorld:
@@ -70,15 +44,24 @@ class LiveWorld:
         members = [place.member for place in active]
         self._rank_of_row = np.argsort(np.array(members), kind="stable").astype(np.int64)
         self.shares_of_gpu: Floats = np.array([place.share for place in active], dtype=np.float64)
-        self.telemetry = Telemetry(
-            Window.unknown(len(active)), *(np.full(len(active), math.nan) for _ in range(3))
-        )
+        self.telemetry = Telemetry.unknown(len(active))
         everyone = sorted([*active, *parked], key=lambda place: place.member)
         self._hosts = list(dict.fromkeys(place.host for place in everyone))
         devices = dict.fromkeys((place.host, place.device) for place in everyone)
         self._devices = sorted(devices, key=lambda key: (self._hosts.index(key[0]), list(devices).index(key)))
         self._models = list(dict.fromkeys(place.model for place in everyone))
         self._everyone = everyone
+
+    def forget(self) -> None:
+        """Nothing was measured, and nothing was observed yet."""
+        self.telemetry = Telemetry.unknown(len(self.active))
+        self._exchange_s = self._exchange_alone_s = math.nan
+        self._last_s = self.now_s()
+
+    def continue_from(self, time_s: float) -> None:
+        """The clock shows `time_s` now: another rank's clock goes on here."""
+        self.started_s = time.perf_counter() - time_s
+        self._last_s = time_s
 
     def now_s(self) -> float:
         """Seconds since the start."""

@@ -31,7 +31,6 @@ _COLUMNS: dict[str, tuple[type, float]] = {
     "before": (np.float64, np.nan),  # goodput before it
     "undo": (np.float64, np.nan),  # value to go back to
     "reports": (np.int64, 0),  # measurements since
-    "after_sum": (np.float64, 0.0),  # sum of those
     "last": (np.float64, np.nan),  # latest of those
     "slope": (np.float64, 0.0),  # latest minus the one before
     "failures": (np.int64, 0),  # roll-backs in a row
@@ -104,9 +103,9 @@ def guard_review(
     """Judge the watched changes by the goodput of the known `ids` (sorted), measured over `settle_s`.
 
     A measurement counts once its window began after the change. After `reports` of them a group is kept
-    when the mean ratio after/before is at least 1 - noise, is left to recover for up to twice as many while
-    its trend would bring it there within one more window, and is rolled back otherwise; its ids are then
-    blocked for backoff_s * 2**(failures before). Groups with an id that vanished are forgotten.
+    when the mean ratio after/before of the last two is at least 1 - noise, is left to recover for up to twice
+    as many while its trend would bring it there within one more window, and is rolled back otherwise; its ids
+    are then blocked for backoff_s * 2**(failures before). Groups with an id that vanished are forgotten.
     """
     state = {name: values.copy() for name, values in _full(record).items()}
     at, there = _find(ids, state["id"])
@@ -119,7 +118,7 @@ def guard_review(
     fewest = np.full(len(groups), np.iinfo(np.int64).max)
     np.minimum.at(fewest, member[state["watched"]], state["reports"][state["watched"]])
     with np.errstate(invalid="ignore", divide="ignore"):
-        ratio = _mean_ratio(state, member, size, state["after_sum"] / state["reports"])
+        ratio = _mean_ratio(state, member, size, state["last"] - 0.5 * state["slope"])
         forecast = _mean_ratio(state, member, size, state["last"] + state["slope"])
     due = (size > 0) & ~lost & (fewest >= reports)
     good = due & (ratio >= 1 - noise)
@@ -143,7 +142,6 @@ def _measure(state: dict[str, NDArray[Any]], now: Floats, time_s: float, settle_
     first = counts & (state["reports"] == 0)
     state["slope"][counts] = np.where(first, 0.0, now - state["last"])[counts]
     state["last"][counts] = now[counts]
-    state["after_sum"][counts] += now[counts]
     state["reports"][counts] += 1
 
 

@@ -110,8 +110,8 @@ def _heap(key: Floats) -> Ints:
 def largest_remainder(ideal: Floats, units: int, low: int, cap: Ints) -> Ints:
     """Whole units that sum to `units`, as near to `ideal` as can be, each in low .. cap[i].
 
-    Largest remainders are rounded up, lower indices first among equals. Needs
-    low * n <= units <= sum(cap).
+    Largest remainders are rounded up, among equal ones the larger share (a faster worker needs less time for
+    a unit), then the lower index. Needs low * n <= units <= sum(cap).
     """
     dealt = np.empty(ideal.size, dtype=np.int64)
     left = units
@@ -121,17 +121,26 @@ def largest_remainder(ideal: Floats, units: int, low: int, cap: Ints) -> Ints:
     step = 1 if left > 0 else -1
     key = np.empty(ideal.size)
     for i in range(ideal.size):
-        stuck = dealt[i] >= cap[i] if step > 0 else dealt[i] <= low
-        key[i] = np.inf if stuck else math.floor((dealt[i] - ideal[i]) * step / _NOISE)
+        key[i] = _excess(dealt[i], ideal[i], units, step, low, cap[i])
     heap = _heap(key)
     while left != 0:
         i = heap[0]
         dealt[i] += step
         left -= step
-        stuck = dealt[i] >= cap[i] if step > 0 else dealt[i] <= low
-        key[i] = np.inf if stuck else math.floor((dealt[i] - ideal[i]) * step / _NOISE)
+        key[i] = _excess(dealt[i], ideal[i], units, step, low, cap[i])
         _sift(heap, key, key.size, 0)
     return dealt
+
+
+@jit
+def _excess(dealt: int, ideal: float, units: int, step: int, low: int, cap: int) -> float:
+    """How far a worker is beyond its ideal in the direction of `step`, in whole rounding steps.
+
+    The fraction decides between equals; infinite where another step would leave the bounds.
+    """
+    if (dealt >= cap) if step > 0 else (dealt <= low):
+        return np.inf
+    return math.floor((dealt - ideal) * step / _NOISE) - step * ideal / (units + 1)
 
 
 @jit

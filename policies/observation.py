@@ -84,6 +84,14 @@ class Table:
     def __len__(self) -> int:
         return self.rows
 
+    def __getstate__(self) -> tuple[dict[str, NDArray[Any]], int]:
+        # A copy must not inherit views of the original's arrays.
+        return self._arrays, self.rows
+
+    def __setstate__(self, state: tuple[dict[str, NDArray[Any]], int]) -> None:
+        self._arrays, self.rows = state
+        self._views = {}
+
     @classmethod
     def of(cls, **columns: Any) -> Self:
         """Build a table from given columns (equal lengths); the others take their defaults."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from policies.jit import jit
 from policies.observation import Bools, Floats, Ints
@@ -229,11 +230,12 @@ def _share_held(job: int, gpu: int, worker_job: Ints, worker_gpu: Ints, worker_s
 
 @jit
 def allocation_fault(
-    job, offset, gpu, share,
-    job_state, job_rigid, job_gpus, job_gpus_per_worker, job_workers_min, job_workers_max, job_memory_bytes,
-    gpu_node, gpu_job, gpu_share_free, gpu_memory_bytes, node_up,
-    worker_job, worker_gpu, worker_share, done,
-):  # type: ignore[no-untyped-def]  # fmt: skip
+    job: Ints, offset: Ints, gpu: Ints, share: Floats,
+    job_state: NDArray[np.int8], job_rigid: Bools, job_gpus: Ints, job_gpus_per_worker: Ints,
+    job_workers_min: Ints, job_workers_max: Ints, job_memory_bytes: Floats,
+    gpu_node: Ints, gpu_job: Ints, gpu_share_free: Floats, gpu_memory_bytes: Floats, node_up: Bools,
+    worker_job: Ints, worker_gpu: Ints, worker_share: Floats, done: int,
+) -> tuple[int, int, int]:  # fmt: skip
     """First fault of an allocation as (code, job row, gpu row); code 0 when feasible.
 
     Codes are those of `contract._ALLOCATION_FAULTS`. A GPU's room is its free share plus what the listed

@@ -18,6 +18,7 @@ from policies.observation import Bools, Floats, Ints, Observation
 from policies.optimal import least_cost_assignment
 from policies.views import Groups, append_moves, carry, free_shards, group_workers, links_of, room_bytes
 
+_SHARE_ERROR = 1e-6  # shares of one job that sum to 1 but for this belong together
 _PRIORITY_STEP = 0.01  # priorities are compared in these steps, so that rounding reorders nothing
 
 
@@ -186,14 +187,21 @@ class Tasks(Stage):
     def _move_shares(
         self, observation: Observation, groups: Groups, target: Floats, memory: Memory
     ) -> dict[str, Any]:
-        """S222: shares move towards R by `damping`; a job with a new worker starts from its deal in force."""
+        """S222: shares move towards R by `damping`, and are R once the change is under `epsilon`.
+
+        A job whose workers are not those remembered starts from its deal in force.
+        """
         state = carry(memory, observation, {"share": np.nan})
         samples = observation.workers.samples_per_step
         total = np.add.reduceat(samples, groups.first[:-1])
-        new = np.logical_or.reduceat(np.isnan(state["share"]), groups.first[:-1])
+        remembered = np.add.reduceat(state["share"], groups.first[:-1])
+        new = ~(np.abs(remembered - 1) < _SHARE_ERROR)
         in_force = samples / np.maximum(groups.spread(total), 1)
         share = np.where(groups.spread(new), in_force, state["share"])
-        state["share"] = np.where(np.isnan(target), share, share + self.damping * (target - share))
+        near = np.abs(target - share) < self.epsilon * target
+        all_near = groups.spread(np.logical_and.reduceat(near, groups.first[:-1]))
+        moved = np.where(all_near, target, share + self.damping * (target - share))
+        state["share"] = np.where(np.isnan(target), share, moved)
         return state
 
 

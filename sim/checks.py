@@ -33,8 +33,14 @@ _PLAUSIBLE = {
 }
 
 
+MAX_GPUS, MAX_JOBS = 20_000_000, 20_000_000
+"""More than fits into memory: most likely a number meant for something else."""
+
+
 def problems(scenario: Scenario, base: Path | None = None) -> list[Problem]:
     """Everything that makes the scenario impossible to run; `base` is the folder of its file."""
+    if found := list(_sizes(scenario)):
+        return found
     found = [*_policy(scenario), *_names(scenario)]
     try:
         profile = load_profile(scenario.cluster.hardware, base)
@@ -69,6 +75,18 @@ def trace_problems(scenario: Scenario, trace: Trace) -> list[str]:
 def doubts(scenario: Scenario) -> list[Problem]:
     """Values given in the scenario that are allowed but look like a mistake of units."""
     return list(_doubts(scenario, ()))
+
+
+def _sizes(scenario: Scenario) -> Iterator[Problem]:
+    """Numbers of nodes, GPUs and jobs that no memory holds."""
+    for k, group in enumerate(scenario.cluster.nodes):
+        if group.count * group.gpus > MAX_GPUS:
+            yield ("cluster", "nodes", k), f"{group.count * group.gpus} GPUs; at most {MAX_GPUS} are possible"
+    if (scenario.cluster.gpus or 0) > MAX_GPUS:
+        yield ("cluster", "gpus"), f"{scenario.cluster.gpus} GPUs; at most {MAX_GPUS} are possible"
+    for k, job in enumerate(scenario.workload.jobs):
+        if job.count > MAX_JOBS:
+            yield ("workload", "jobs", k, "count"), f"{job.count} jobs; at most {MAX_JOBS} are possible"
 
 
 def _policy(scenario: Scenario) -> Iterator[Problem]:

@@ -205,8 +205,30 @@ class Fabric(_Part):
         return alpha, rate
 
 
+class StepTime(_Part):
+    """Time of one forward-backward pass of a workload: alpha_s + beta_s * samples."""
+
+    workload: str
+    accelerator: str
+    precision: str
+    source: str = ""
+    kind: Kind | None = None
+    alpha_s: Duration
+    beta_s: Duration
+    residual_cov: Number | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _hand_down(cls, raw: Any) -> Any:
+        return _with_origin(raw, cls, {})
+
+
 class HardwareProfile(_Part):
-    """Accelerators by name and fabrics, with the conditions under which they were measured."""
+    """Accelerators by name and fabrics, with the conditions under which they were measured.
+
+    `steps` are training steps timed on the machine; `figures` are further measured numbers by name, the unit
+    (SI) at the end of the name.
+    """
 
     schema_version: Literal[1] = 1
     name: str
@@ -218,6 +240,8 @@ class HardwareProfile(_Part):
     versions: dict[str, str] = {}
     accelerators: dict[str, Accelerator] = {}
     fabrics: tuple[Fabric, ...] = ()
+    steps: tuple[StepTime, ...] = ()
+    figures: dict[str, Number] = {}
 
     @model_validator(mode="before")
     @classmethod
@@ -232,6 +256,10 @@ class HardwareProfile(_Part):
             }
         if isinstance(raw.get("fabrics"), list | tuple):
             raw["fabrics"] = [_with_origin(v, Fabric, origin) for v in raw["fabrics"]]
+        if isinstance(raw.get("steps"), list | tuple):
+            raw["steps"] = [_with_origin(v, StepTime, origin) for v in raw["steps"]]
+        if isinstance(raw.get("figures"), Mapping):
+            raw["figures"] = {k: _number_origin(v, origin) for k, v in raw["figures"].items()}
         return raw
 
     def accelerator(self, name: str) -> Accelerator:
@@ -318,6 +346,7 @@ def _with_origin(section: Any, model: type[BaseModel], outer: Mapping[str, str])
         return section
     origin = {**outer, **{k: section[k] for k in ("kind", "source") if section.get(k)}}
     plain = {"vendor", "source", "kind", "price_date", "tier", "collective", "accelerator"}
+    plain |= {"workload", "precision"}
     numbers = [k for k in model.model_fields if k in section and k not in plain]
     return {**section, **{k: _number_origin(section[k], origin) for k in numbers}}
 

@@ -19,6 +19,8 @@ import duckdb
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.yaml_tree import write_tree
+
 SCHEMA_VERSION = 1
 
 WASTE = ("idle", "input_stall", "barrier_wait", "exposed_communication", "restart", "lost_to_faults")
@@ -33,6 +35,7 @@ class Run:
         completion_s (NaN: not completed), gpus, queueing_s, samples, useful_samples, lost_samples, steps,
         preemptions, restarts, and GPU-seconds by use (busy_gpu_s, input_stall_gpu_s, barrier_wait_gpu_s,
         exposed_communication_gpu_s, restart_gpu_s, lost_to_faults_gpu_s, useful_gpu_s).
+    config: the scenario with every default, as JSON.
     totals: cluster-wide numbers (gpus, makespan_s, idle_gpu_s, decisions, events, network_bytes, ...).
     cpu_s: processor time of the run; not part of its records, because it differs between equal runs.
     """
@@ -75,7 +78,7 @@ class Run:
         """Write the run directory; `summary.json` comes last, so its presence means the run is complete."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "summary.json").unlink(missing_ok=True)
-        (folder / "config.yaml").write_text(self.config, encoding="utf-8")
+        (folder / "config.yaml").write_text(write_tree(json.loads(self.config)), encoding="utf-8")
         write_parquet(folder / "jobs.parquet", self.jobs)
         _write_json(folder / "manifest.json", self._manifest())
         if self.stopped is None:
@@ -111,10 +114,11 @@ def versions() -> dict[str, str]:
     return found
 
 
-def identity(*, config: str, policy: str, seed: int, trace: bytes, code: str) -> str:
+def identity(*, config: str, profile: str, policy: str, seed: int, trace: bytes, code: str) -> str:
     """First 16 hex digits of SHA-256 over everything that a run's records depend on."""
     digest = hashlib.sha256()
-    for part in (config.encode(), policy.encode(), str(seed).encode(), trace, code.encode()):
+    texts = [part.encode() for part in (config, profile, policy, str(seed), code)]
+    for part in (*texts, trace):
         digest.update(len(part).to_bytes(8, "big"))
         digest.update(part)
     return digest.hexdigest()[:16]

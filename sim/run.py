@@ -21,7 +21,6 @@ from sim.scenario import Scenario
 from sim.topology import Topology
 from sim.traces import Trace, read_trace
 from sim.world import SimWorld, Stalled
-from sim.yaml_file import dump
 
 Progress = Callable[[float, int, int], None]
 _PROGRESS_S = 0.5
@@ -137,7 +136,8 @@ def _advance(world: SimWorld, scenario: Scenario, progress: Progress | None) -> 
 def run_identity(scenario: Scenario, policy: Policy, seed: int, trace: Trace | None) -> str:
     """Identity of the run that these inputs give, known before it is made."""
     return identity(
-        config=dump(scenario),
+        config=scenario.model_dump_json(),
+        profile=load_profile(scenario.cluster.hardware).model_dump_json(),
         policy=policy.name,
         seed=seed,
         trace=trace.digest() if trace is not None else b"",
@@ -156,7 +156,6 @@ def _collect(
 ) -> Run:
     jobs = _job_columns(world)
     totals = _totals(world, jobs)
-    config = dump(scenario)
     inputs = {"code": code_hash(), "trace": trace.digest().hex() if trace is not None else ""}
     notes = list(demand_notes(world, scenario))
     return Run(
@@ -164,7 +163,7 @@ def _collect(
         policy_name=policy.name,
         seed=seed,
         identity=run_identity(scenario, policy, seed, trace),
-        config=config,
+        config=scenario.model_dump_json(),
         jobs=jobs,
         totals=totals,
         notes=tuple(notes),

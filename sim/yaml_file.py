@@ -11,11 +11,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from sim.checks import doubts, problems, trace_problems
-from sim.hardware import is_path, profile_path
+from sim.hardware import is_path, profile_path, scenarios_dir
 from sim.scenario import Scenario, TraceSpec
 from sim.traces import Trace, read_trace
 from sim.yaml_errors import describe
-from sim.yaml_tree import InputError, Place, Tree, assign, override, read_text, read_tree, write_tree
+from sim.yaml_override import assign, override
+from sim.yaml_tree import InputError, Place, Tree, read_text, read_tree, write_tree
 
 __all__ = [
     "InputError",
@@ -57,12 +58,14 @@ class ScenarioFile:
 
 
 def read_scenario(path: str | Path, overrides: Sequence[str] = (), trace: str | None = None) -> ScenarioFile:
-    """Read a scenario file. `overrides` are `dotted.key=value` texts, `trace` sets `workload.trace.file`.
+    """Read a scenario file, or one that comes with the software by its name.
+
+    `overrides` are `dotted.key=value` texts, `trace` sets `workload.trace.file`.
 
     Raises InputError with all mistakes, each `file:line:column: key: what is wrong, what is allowed`.
     """
-    source = Path(path)
-    tree = read_tree(read_text(source), str(path))
+    source = _file(path)
+    tree = read_tree(read_text(source), str(source))
     if not isinstance(tree.data, dict):
         raise InputError([tree.error((), "a scenario is a section with keys such as 'name' and 'cluster'")])
     for text in overrides:
@@ -111,6 +114,12 @@ def to_trace(spec: TraceSpec, folders: Sequence[Path]) -> Trace:
             return read_trace(path, spec.format, spec.limit, spec.clusters, spec.time_scale)
     looked = ", ".join(sorted({str(folder) for folder in folders}))
     raise InputError([f"{spec.file}: no such trace file (looked in: {looked})"])
+
+
+def _file(path: str | Path) -> Path:
+    """The file that is meant: the path itself, or a scenario of that name that comes with the software."""
+    named = scenarios_dir() / f"{path}.yaml"
+    return named if not is_path(str(path)) and not Path(path).exists() and named.is_file() else Path(path)
 
 
 def _scenario(tree: Tree, base: Path | None) -> Scenario:

@@ -28,6 +28,7 @@ from study.statistics import CONFIDENCE, Interval, mean_interval, paired_ratio
 from study.table import render
 
 BOUNDED = ("makespan_s", "completion_mean_s")
+_RESIDUE = 1e-12
 
 
 @dataclass(frozen=True)
@@ -81,12 +82,17 @@ class Comparison:
         )
 
     def _cell(self, metric: str, policy: str) -> Cell:
-        mine = [result.metrics[metric] for result in self.of(policy)]
-        first = [result.metrics[metric] for result in self.of(self.policies[0])]
+        mine, first = self._values(metric, policy), self._values(metric, self.policies[0])
         value = mean_interval(mine)
         bound = getattr(self.bound, metric) if metric in BOUNDED and self._all_done(policy) else math.nan
         over = value.mean / bound if bound > 0 else math.nan
         return Cell(metric, policy, value, paired_ratio(mine, first), bound, over)
+
+    def _values(self, metric: str, policy: str) -> list[float]:
+        values = [result.metrics[metric] for result in self.of(policy)]
+        # A share that is nothing but rounding (total less parts) must not become a ratio.
+        residue = _RESIDUE if metric.endswith("_ratio") else 0.0
+        return [0.0 if abs(value) < residue else value for value in values]
 
     def _all_done(self, policy: str) -> bool:
         # A run that leaves jobs undone can end before the bound for doing all of them.

@@ -160,7 +160,7 @@ def best_interval_s(work_s: float, exchange_s: float, overlap: float, drift: flo
     longer, shorter = max(work_s, exchange_s), min(work_s, exchange_s)
     if longer <= 0.0:
         return 0.0
-    extra_s = longer * (1.0 + (shorter / longer) ** overlap) ** (1.0 / overlap) - work_s
+    extra_s = longer * math.pow(1.0 + math.pow(shorter / longer, overlap), 1.0 / overlap) - work_s
     if drift == 0.0:
         return work_s  # as rarely as one likes
     best = math.sqrt(extra_s * (1.0 - drift) / (work_s * drift)) if work_s > 0.0 and drift < 1.0 else 1.0

@@ -32,20 +32,29 @@ LABELS = {
 }
 _UNKNOWN = "-"
 _GAP = 2
+_DECIMALS = 3
+_PER_JOB = ("completion_p50_s", "completion_p95_s", "completion_p99_s")
 
 
 def digits(value: float, significant: int = 3) -> str:
-    """At least `significant` digits, without an exponent below a million and without idle zeros."""
+    """So many significant digits, at most three decimals, and no exponent below a million."""
     if not math.isfinite(value) or abs(value) >= 1e6:
         return f"{value:.{significant}g}"
-    whole = math.floor(math.log10(abs(value))) + 1 if value else 1
-    return f"{value:.{min(max(0, significant - whole), 9)}f}"
+    if abs(value) < 0.5 * 10.0**-_DECIMALS:
+        return "0"
+    whole = math.floor(math.log10(abs(value))) + 1
+    return f"{value:.{min(max(0, significant - whole), _DECIMALS)}f}"
+
+
+def _plus_minus(half: float) -> str:
+    shown = digits(half, 2) if half > 0 else "0"
+    return "" if shown == "0" else f" ±{shown}"
 
 
 def _scaled(metric: str, mean: float) -> tuple[float, str]:
     """(divisor, unit) that suit the metric and the size of its mean."""
     if metric.endswith("_s"):
-        unit = format_seconds(mean).rsplit(" ", 1)[1] if mean else "s"
+        unit = format_seconds(mean).rsplit(" ", 1)[1]
         return float(TIME.factors[unit]), unit
     return (0.01, "%") if metric.endswith("_ratio") else (1.0, "")
 
@@ -59,26 +68,21 @@ def show(metric: str, mean: float, half: float = math.nan) -> str:
         if metric.endswith(suffix):
             return text(mean) + (f" ±{text(half)}" if half > 0 else "")
     scale, unit = _scaled(metric, mean)
-    number = digits(mean / scale)
-    if math.isfinite(half) and half > 0:
-        number += f" ±{digits(half / scale, 2)}"
-    return f"{number} {unit}".rstrip()
+    number = f"{mean:.0f}" if not unit and mean == round(mean) else digits(mean / scale)
+    return f"{number}{_plus_minus(half / scale)} {unit}".rstrip()
 
 
 def _ratio(cell: Cell) -> str:
     if not math.isfinite(cell.ratio.mean):
         return _UNKNOWN
-    half = cell.ratio.half_width
-    spread = f" ±{digits(half, 2)}" if math.isfinite(half) and half >= 5e-5 else ""
-    return f"{digits(cell.ratio.mean)}{spread}"
+    return digits(cell.ratio.mean) + _plus_minus(cell.ratio.half_width)
 
 
 def _lines(metric: str, cells: Sequence[Cell], noise_free: bool) -> Iterator[list[str]]:
     """Rows of text of one metric: value, ratio to the first policy, multiple of the bound."""
     yield [LABELS.get(metric, metric), *(show(metric, c.value.mean, c.value.half_width) for c in cells)]
-    if metric in ("jobs", "completed"):
-        return
-    if len(cells) > 1 and cells[0].value.mean != 0:
+    compared = metric.endswith("_s") or metric == "goodput_ratio"
+    if compared and len(cells) > 1 and math.isfinite(cells[0].ratio.mean):
         yield [f"  ratio to {cells[0].policy}", *(_ratio(c) for c in cells)]
     if any(math.isfinite(c.over_bound) for c in cells):
         label = "  of noise-free bound" if noise_free else "  of lower bound"
@@ -100,8 +104,10 @@ def _blocks(columns: Sequence[int], room: int) -> Iterator[list[int]]:
 def render(comparison: Comparison, width: int = 100) -> str:
     """The table; policies that do not fit into `width` characters follow below."""
     lines: list[list[str]] = []
+    one_job = comparison.results[0].metrics["jobs"] == 1  # all percentiles are its completion time
     for metric, group in groupby(comparison.cells, key=lambda cell: cell.metric):
-        lines += _lines(metric, list(group), comparison.bound.noise_free)
+        if not (one_job and metric in _PER_JOB):
+            lines += _lines(metric, list(group), comparison.bound.noise_free)
     header = ["", *comparison.policies]
     widths = [max(len(line[k]) for line in [header, *lines]) for k in range(len(header))]
     text = [_title(comparison)]

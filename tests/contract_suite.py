@@ -1,16 +1,23 @@
 """What every stage must hold to, built in or of another package: being registered is being tested.
 
-A package that ships stages can run the same suite: `from contract_suite import *` in a test file.
+A package that ships stages can run the same suite: `from tests.contract_suite import *` in a test file.
 """
 
 import copy
+import tempfile
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from observations import (
+
+from policies import available, make_stage
+from policies.contract import UNCHANGED, AllocationStage, Decision, Moves, Policy, check, refine
+from policies.journal import JournalWriter, encode, replay
+from policies.observation import JobState, Nodes, Observation
+from tests.observations import (
     Cluster,
     change,
     clusters,
@@ -23,20 +30,16 @@ from observations import (
     without_telemetry,
 )
 
-from policies import available, make_stage
-from policies.contract import UNCHANGED, AllocationStage, Moves, check
-from policies.observation import JobState, Nodes, Observation
-
 KINDS = ("data", "tasks", "sync", "allocation")
 EXAMPLES = settings(
-    max_examples=12, deadline=None, derandomize=True,
+    max_examples=20, deadline=None, derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )  # fmt: skip
 
 
 @cache
 def cases():
-    """(label, stage) of every registered stage with default parameters, and in mode `optimal` if it has one."""
+    """(label, stage) of every registered stage by default, and in mode `optimal` if it has one."""
     found = []
     for name in sorted(available()):
         stage = make_stage(name)
@@ -66,26 +69,11 @@ def run(stage, observation, plan=UNCHANGED, memory=None):
     again = stage.refine(twin_observation, twin_plan, twin_memory)
     assert same(again[0], new_plan), "the same input gave another plan"
     assert same(again[1], new_memory), "the same input gave another memory"
-    assert_plain(new_memory)
+    encode(Decision(observation, new_plan, {"stage": memory}, {"stage": new_memory}))  # raises when it cannot
     assert len(new_plan.reasons) > len(plan.reasons), "no reason was given"
     assert new_plan.reasons[: len(plan.reasons)] == plan.reasons
     assert_starts_once(new_plan, observation)
     return new_plan, new_memory
-
-
-def assert_plain(value):
-    """Arrays, numbers, strings, and dicts, lists and tuples of them; nothing that looks into the observation."""
-    if isinstance(value, dict):
-        assert all(isinstance(key, str) for key in value)
-        for item in value.values():
-            assert_plain(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            assert_plain(item)
-    elif isinstance(value, np.ndarray):
-        assert value.dtype.kind in "biufU"
-    else:
-        assert value is None or isinstance(value, bool | int | float | str | np.generic), type(value)
 
 
 def assert_starts_once(plan, observation):
@@ -235,6 +223,21 @@ def test_random_clusters_with_a_death(stage, observation, data):
     _, memory = run(stage, observation)
     dead = data.draw(st.integers(0, len(observation.nodes) - 1))
     run(stage, with_dead_nodes(change_time(observation, observation.time_s + 10), [dead]), memory=memory)
+
+
+@stages()
+@EXAMPLES
+@given(observations=st.lists(clusters(), min_size=2, max_size=3))
+def test_decisions_replay_from_a_journal(stage, observations):
+    """What is read back gives the same decisions: nothing outside (observation, memory) decides."""
+    policy = Policy("replayed", (stage,))
+    memory, time_s = policy.initial(), 60.0
+    with tempfile.TemporaryDirectory() as folder, JournalWriter(Path(folder) / "journal.jsonl") as journal:
+        for observation in observations:
+            decision = refine(policy, change_time(observation, time_s), memory)
+            journal.write(decision)
+            memory, time_s = decision.memory, time_s + 10.0
+        assert replay(policy, Path(folder) / "journal.jsonl") == []
 
 
 @stages()

@@ -157,7 +157,8 @@ def shared_gpu(
             id=np.arange(n), arrival_s=np.arange(n), state=np.full(n, JobState.RUNNING),
             gpus_requested=np.full(n, per_job), gpus_held=np.full(n, per_job),
             workers_min=np.full(n, per_job), workers_max=np.full(n, per_job),
-            global_batch=np.full(n, 8 * per_job), batch_reference=np.full(n, 8 * per_job), work_s=slowest_s, exchange_s=np.zeros(n),
+            global_batch=np.full(n, 8 * per_job), batch_reference=np.full(n, 8 * per_job),
+            work_s=slowest_s, exchange_s=np.zeros(n),
             share_kappa=np.broadcast_to(kappa, n), goodput_samples_per_s=goodput,
         ),
         workers=Workers.of(

@@ -1,4 +1,5 @@
 import csv
+import dataclasses
 import io
 import json
 import math
@@ -13,7 +14,7 @@ from study.compare import compare, is_random
 from study.execute import Task, read_result
 from study.table import show
 
-SPEED = {"fifo": 1.0, "sjf": 0.5, "las": 0.8}
+SPEED = {"fifo": 1.0, "sjf": 0.5, "las": 0.8, "easy": 0.9}
 USES = ("busy", "input_stall", "barrier_wait", "exposed_communication", "restart", "lost_to_faults", "useful")
 
 
@@ -37,7 +38,7 @@ def fake_run(case, *, policy, seed, trace=None):
     idle_gpu_s = float(4 * end.max() - 2 * end.sum())
     totals = {"gpus": 4.0, "makespan_s": float(end.max()), "idle_gpu_s": idle_gpu_s}
     identity = Task(policy.name, seed).label
-    return Run(case.name, policy.name, seed, identity, "config", columns, totals, notes=("a note",))
+    return Run(case.name, policy.name, seed, identity, "{}", columns, totals, notes=("a note",))
 
 
 class Counted:
@@ -155,9 +156,9 @@ def test_table_is_plain_and_fits(comparison):
 
 
 def test_table_folds_policies_that_do_not_fit():
-    seen = compare(scenario(), ["fifo", "sjf", "las"], 2, runner=fake_run)
-    wide, narrow = seen.as_table(width=200), seen.as_table(width=60)
-    assert max(map(len, narrow.splitlines())) <= 60
+    seen = compare(scenario(), ["fifo", "sjf", "las", "easy"], 2, runner=fake_run)
+    wide, narrow = seen.as_table(width=200), seen.as_table(width=64)
+    assert max(map(len, narrow.splitlines())) <= 64
     assert (wide.count("makespan"), narrow.count("makespan")) == (1, 2)
 
 
@@ -165,10 +166,14 @@ def test_table_folds_policies_that_do_not_fit():
     ("metric", "mean", "half", "text"),
     [
         ("makespan_s", 43.12, 0.21, "43.1 ±0.21 s"),
+        ("makespan_s", 43.12, 0.0001, "43.1 s"),
         ("makespan_s", 7200.0, math.nan, "2.00 h"),
         ("idle_ratio", 0.1234, 0.0, "12.3 %"),
-        ("idle_ratio", 0.0, 0.0, "0.00 %"),
+        ("idle_ratio", 0.0, 0.0, "0 %"),
+        ("idle_ratio", 4e-8, 0.0, "0 %"),
+        ("queueing_mean_s", 0.0, 0.0, "0 s"),
         ("jobs", 68063.0, math.nan, "68063"),
+        ("completed", 43.5, 0.2, "43.5 ±0.20"),
         ("completion_mean_s", math.nan, math.nan, "-"),
         ("network_bytes", 8.5e10, math.nan, "85 GB"),
         ("cost_usd", 1234.5, math.nan, "1,234.50 USD"),
@@ -214,3 +219,23 @@ def test_read_result_wants_a_whole_run_of_that_identity(tmp_path):
     assert read_result(tmp_path / "run", "another") is None
     (tmp_path / "run" / "summary.json").write_text('{"identity": "fi')
     assert read_result(tmp_path / "run", run.identity) is None
+
+
+def test_rounding_of_a_share_is_no_ratio():
+    def residue(case, **given):
+        run = fake_run(case, **given)
+        return dataclasses.replace(run, totals=run.totals | {"idle_gpu_s": 1e-13 * (given["seed"] + 1)})
+
+    seen = compare(scenario(), ["fifo", "sjf"], 2, runner=residue)
+    assert math.isnan(cell(seen, "idle_ratio", "sjf").ratio.mean)
+    assert cell(seen, "idle_ratio", "sjf").value.mean == 0.0
+
+
+def test_percentiles_of_a_single_job_are_left_out_of_the_table():
+    def single(case, **given):
+        run = fake_run(case, **given)
+        return dataclasses.replace(run, jobs={name: column[:1] for name, column in run.jobs.items()})
+
+    one = compare(scenario(), ["fifo"], 2, runner=single)
+    assert "p95" not in one.as_table()
+    assert "completion_p95_s" in one.as_csv()

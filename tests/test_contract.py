@@ -3,18 +3,19 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-import contract_suite
 import numpy as np
 import pytest
-from contract_suite import *  # noqa: F403 - collects the suite's tests
-from observations import one_job
 
 from policies import BUILT_IN
 from policies.contract import UNCHANGED, Stage, StageError, check, refine
 from policies.contract import Policy as PolicyOf
 from policies.observation import writable
+from tests import contract_suite
+from tests.contract_suite import *  # noqa: F403 - collects the suite's tests
+from tests.observations import one_job
 
 OBSERVATION = one_job([2.0, 1.0])
+calls = []
 
 
 def test_every_built_in_stage_is_in_the_suite():
@@ -42,7 +43,10 @@ class Bad(Stage):
         if self.how == "writes":
             writable(workers, "wait_s")[0] += 1.0
         if self.how == "unrepeatable":
-            return plan.because("bad", "counts calls", calls=id(object())), {}
+            calls.append(how := len(calls))
+            return plan.because("bad", "counts its calls", calls=how), {}
+        if self.how == "silent":
+            return plan, {}
         if self.how == "remembers objects":
             return plan.because("bad", "keeps the table"), {"table": workers}
         if self.how == "writes memory":
@@ -50,9 +54,9 @@ class Bad(Stage):
         return plan.because("bad", "did it"), memory
 
 
-@pytest.mark.parametrize("how", ["infeasible", "writes", "remembers objects"])
+@pytest.mark.parametrize("how", ["infeasible", "writes", "remembers objects", "unrepeatable", "silent"])
 def test_the_suite_notices(how):
-    with pytest.raises(AssertionError):
+    with pytest.raises((AssertionError, TypeError)):
         contract_suite.run(Bad(how), one_job([2.0, 1.0]))
 
 

@@ -127,6 +127,8 @@ def test_a_mistake_is_one_line_with_its_place(tmp_path: Path, old: str, new: str
             "workload.jobs.1.data.placement.nodes.1: unknown node 'x'",
         ),
         ("count: 4, gpus: 2}", "count: 4, gpus: 2}\n    - {name: node}", "6:14: cluster.nodes.1.name: 'node' is the name of two"),
+        ("count: 4", "count: 1e12", "5:7: cluster.nodes.0: 2000000000000 GPUs; at most 20000000 are possible"),
+        ("1 h}", "1 h, count: 1e9}", "workload.jobs.0.count: 1000000000 jobs; at most 20000000 are possible"),
         ("sample_time: 1 ms", "flop_per_sample: 1e9, precision: fp8", None),
     ],
 )  # fmt: skip
@@ -418,6 +420,44 @@ def test_any_text_is_read_or_refused_in_lines_of_its_own(text: str) -> None:
     except InputError as error:
         assert error.lines  # noqa: PT017 - both ways are fine, nothing else may be raised
         assert all(line.startswith("t.yaml") and "\n" not in line for line in error.lines)  # noqa: PT017
+
+
+def leaves(data: object, path: tuple[object, ...] = ()) -> list[tuple[object, ...]]:
+    """Paths of all keys and entries below `data`."""
+    items = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
+    return [p for key, inner in items for p in ((*path, key), *leaves(inner, (*path, key)))]
+
+
+@settings(max_examples=250, deadline=None)
+@given(st.data())
+def test_a_scenario_with_junk_in_it_loads_or_is_refused_in_lines(data: st.DataObject) -> None:
+    tree = read_tree(BASE, "t").data | {"faults": {"crash": {"mtbf": "1 h"}}, "decide": {"every": 5}}
+    for _ in range(data.draw(st.integers(1, 3))):
+        path = data.draw(st.sampled_from(leaves(tree)))
+        holder = tree
+        for key in path[:-1]:
+            holder = holder[key]
+        junk = data.draw(values)
+        if isinstance(holder, dict) and data.draw(st.booleans()):
+            holder[data.draw(texts)] = junk
+        else:
+            holder[path[-1]] = junk
+    try:
+        from_mapping(tree)
+    except InputError as error:
+        assert error.lines  # noqa: PT017 - both ways are fine, nothing else may be raised
+        assert all(line.startswith("scenario: ") for line in error.lines), error.lines  # noqa: PT017
+
+
+def test_a_scenario_that_comes_along_is_found_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert read_scenario("counted").scenario.name == "counted"
+    (tmp_path / "counted").write_text(BASE, encoding="utf-8")
+    assert read_scenario("counted").scenario.name == "case"
+    with pytest.raises(InputError, match="nothing: cannot be read"):
+        read_scenario("nothing")
 
 
 def test_plain_data_is_checked_like_a_file() -> None:

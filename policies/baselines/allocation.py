@@ -12,13 +12,17 @@ import numpy as np
 from policies.baselines.backfill import backfill
 from policies.baselines.preemption import preempt_from_queue, remaining_bars
 from policies.baselines.queueing import (
+    NONE_FREE,
+    NONE_STARTS,
+    NONE_WAITS,
+    PLANNED,
     joined,
-    planned_already,
     request_columns,
     room_columns,
     some_room,
     start_from_queue,
     start_in_order,
+    unchanged,
     with_allocation,
 )
 from policies.baselines.service_levels import keys_of, next_demotion_s, next_promotion_s, promoted
@@ -33,6 +37,8 @@ class _Placed(AllocationStage):
     """An allocation stage with a placement rule: `counted`, `packed` or `any` (see `policies.placement`)."""
 
     placement: str = "any"
+
+    needs: ClassVar[frozenset[str]] = frozenset({"nodes", "gpus", "jobs"})
 
     def __post_init__(self) -> None:
         if self.placement not in PLACEMENTS:
@@ -57,15 +63,17 @@ class Fifo(_Placed):
         """Start waiting jobs in order of arrival."""
         waiting = observation.waiting
         if not len(waiting):
-            return plan, memory
+            return unchanged(plan, self.name, NONE_WAITS), memory
         if plan.allocation is not None:
-            return planned_already(plan, self.name), memory
+            return unchanged(plan, self.name, PLANNED), memory
+        if not some_room(observation.nodes.gpus_free, observation.gpus.share_free):
+            return unchanged(plan, self.name, NONE_FREE), memory
         rule = PLACEMENTS[self.placement]
         grants, _ = start_in_order(
             frozen(waiting), self.strict, rule, request_columns(observation), room_columns(observation)
         )
         if not len(grants[0]):
-            return plan, memory
+            return unchanged(plan, self.name, NONE_STARTS), memory
         return with_allocation(plan, self.name, len(waiting), Allocation(*grants)), memory
 
 
@@ -99,18 +107,18 @@ class Sjf(_Placed):
         """Start waiting jobs, shortest first."""
         jobs, waiting = observation.jobs, len(observation.waiting)
         if plan.allocation is not None:
-            return planned_already(plan, self.name), memory
+            return unchanged(plan, self.name, PLANNED), memory
         if not waiting:
-            return plan, memory
+            return unchanged(plan, self.name, NONE_WAITS), memory
         columns = key_columns(observation, jobs.duration_s, jobs.id)
         memory = queue_now(memory, observation, columns)
         if not some_room(observation.nodes.gpus_free, observation.gpus.share_free):
-            return plan, memory
+            return unchanged(plan, self.name, NONE_FREE), memory
         allocation, memory = start_from_queue(
             observation, memory, columns, self.strict, PLACEMENTS[self.placement]
         )
         if allocation is None:
-            return plan, memory
+            return unchanged(plan, self.name, NONE_STARTS), memory
         return with_allocation(plan, self.name, waiting, allocation), memory
 
 
@@ -145,9 +153,11 @@ class Easy(_Placed):
         """Start waiting jobs in order of arrival, then backfill behind the first that is blocked."""
         waiting, rule = frozen(observation.waiting), PLACEMENTS[self.placement]
         if plan.allocation is not None:
-            return planned_already(plan, self.name), memory
-        if not len(waiting) or not some_room(observation.nodes.gpus_free, observation.gpus.share_free):
-            return plan, memory
+            return unchanged(plan, self.name, PLANNED), memory
+        if not len(waiting):
+            return unchanged(plan, self.name, NONE_WAITS), memory
+        if not some_room(observation.nodes.gpus_free, observation.gpus.share_free):
+            return unchanged(plan, self.name, NONE_FREE), memory
         requests, room = request_columns(observation), room_columns(observation)
         first, _ = start_in_order(waiting, True, rule, requests, room)
         n, reserved_s = len(first[0]), math.nan
@@ -160,7 +170,7 @@ class Easy(_Placed):
             )  # fmt: skip
             allocation = joined(allocation, Allocation(*second))
         if not len(allocation.job):
-            return plan, memory
+            return unchanged(plan, self.name, NONE_STARTS), memory
         return with_allocation(plan, self.name, len(waiting), allocation, reserved_s=reserved_s), memory
 
 
@@ -175,6 +185,7 @@ class Srtf(_Placed):
     """
 
     name: ClassVar[str] = "srtf"
+    needs: ClassVar[frozenset[str]] = frozenset({"nodes", "gpus", "jobs", "workers"})
     order: ClassVar[str] = "estimated remaining time, then id"
     blocking: ClassVar[str] = "greedy: passes over what does not fit"
     preemption: ClassVar[str] = "stops longer jobs where that gains more than their restart costs"
@@ -183,19 +194,20 @@ class Srtf(_Placed):
         """Start waiting jobs, least remaining time first, in place of running ones with more."""
         jobs = observation.jobs
         if plan.allocation is not None:
-            return planned_already(plan, self.name), memory
+            return unchanged(plan, self.name, PLANNED), memory
         if not len(observation.waiting):
-            return plan, memory
+            return unchanged(plan, self.name, NONE_WAITS), memory
         columns = key_columns(observation, jobs.service_s, jobs.id)
         queue = queue_now(memory, observation, columns, memory.get("again", NO_ROWS))
         running = frozen(np.sort(observation.running))
         bar = frozen(remaining_bars(running, jobs.service_s, jobs.restart_s))
-        allocation, _, queue = preempt_from_queue(
+        allocation, stopped, queue = preempt_from_queue(
             observation, queue, columns, PLACEMENTS[self.placement], running, bar
         )
         if not len(allocation.job):
-            return plan, queue
-        return with_allocation(plan, self.name, len(observation.waiting), allocation), queue
+            return unchanged(plan, self.name, NONE_STARTS), queue
+        waiting, stops = len(observation.waiting), len(stopped)
+        return with_allocation(plan, self.name, waiting, allocation, stops), queue
 
 
 @dataclass(frozen=True)
@@ -207,15 +219,16 @@ class Las(_Placed):
     Preemption: a waiting job stops running jobs of later queues, last queue and latest arrival first; never
     jobs of its own queue.
 
-    No job starves: `promote` seconds of waiting take one second of service per GPU off the account, which
-    brings a job back to the first queue in the end (0: never). The decision at which a job changes queue is
-    asked for by `revisit_s`, so nothing is polled.
+    No job starves: `promote` seconds of waiting take one second of service on all its GPUs off its account,
+    in whole quanta of the first threshold, which brings a job back to the first queue in the end (0: never).
+    The decision at which a job changes queue is asked for by `revisit_s`, so nothing is polled.
     """
 
     thresholds_gpu_s: tuple[float, ...] = (3600.0, 36000.0)
-    promote: float = 8.0
+    promote: float = 1000.0
 
     name: ClassVar[str] = "las"
+    needs: ClassVar[frozenset[str]] = frozenset({"nodes", "gpus", "jobs", "workers"})
     order: ClassVar[str] = "queue by attained GPU-seconds, then arrival, then id"
     blocking: ClassVar[str] = "greedy: passes over what does not fit"
     preemption: ClassVar[str] = "stops jobs of later queues"
@@ -234,11 +247,11 @@ class Las(_Placed):
 
     def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
         """Start waiting jobs of the first queues in place of running jobs of later ones."""
-        jobs, now_s = observation.jobs, observation.time_s
+        jobs = observation.jobs
         if plan.allocation is not None:
-            return planned_already(plan, self.name), memory
+            return unchanged(plan, self.name, PLANNED), memory
         if not len(observation.waiting):
-            return plan, memory
+            return unchanged(plan, self.name, NONE_WAITS), memory
         relief = 1.0 / self.promote if self.promote > 0 else 0.0
         columns = key_columns(observation, jobs.attained_gpu_s, NO_ROWS, self._thresholds, relief)
         again, promotion_s = promoted(observation, memory, columns)
@@ -255,6 +268,9 @@ class Las(_Placed):
             revisit_s = min(revisit_s, next_demotion_s(held, jobs.gpus_held, columns))
             started = frozen(allocation.job[len(stopped) :])
             revisit_s = min(revisit_s, next_demotion_s(started, jobs.gpus_requested, columns))
-        if len(allocation.job):
-            plan = with_allocation(plan, self.name, len(observation.waiting), allocation)
+        if not len(allocation.job):
+            plan = unchanged(plan, self.name, NONE_STARTS)
+        else:
+            waiting, stops = len(observation.waiting), len(stopped)
+            plan = with_allocation(plan, self.name, waiting, allocation, stops)
         return plan.with_(revisit_s=revisit_s), {**queue, "promotion_s": promotion_s}

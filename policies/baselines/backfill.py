@@ -35,7 +35,7 @@ from policies.placement import WHOLE, Room, give, place, take
 
 @jit
 def _end_s(service_s: float, now_s: float) -> float:
-    return np.inf if np.isnan(service_s) else now_s + max(service_s, 0.0)
+    return float(np.inf) if np.isnan(service_s) else now_s + max(service_s, 0.0)
 
 
 @jit
@@ -69,11 +69,11 @@ def _reserve(
             give(later, gpu_node[gpu[e]], gpu[e], 1.0)
         last_s = end[i]
         if offset[i + 1] > offset[i] and _fits(later, head, rule):
-            return last_s
+            return float(last_s)
     for g in range(holder.size):
         if holder[g] == SHARED and later.up[gpu_node[g]]:
             give(later, gpu_node[g], g, 1.0)
-    return last_s if _fits(later, head, rule) else np.nan
+    return float(last_s) if _fits(later, head, rule) else np.nan
 
 
 @jit

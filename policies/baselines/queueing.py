@@ -5,12 +5,13 @@ Kernels take columns of the observation as plain tuples (cheap to hand over) and
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from policies.baselines.sorted_queue import Columns, first_rows
-from policies.contract import Allocation, Memory, Plan, Reason
+from policies.contract import UNCHANGED, Allocation, Memory, Plan, Reason
 from policies.jit import jit
 from policies.observation import Bools, Floats, Ints, Observation
 from policies.placement import WHOLE, Room, gpus_needed, place
@@ -46,10 +47,10 @@ class Demand(NamedTuple):
 
 
 class Failures(NamedTuple):
-    """Demands that did not fit in this decision: (GPUs, share, memory, too late only), and their count."""
+    """Demands that did not fit in this decision: (GPUs, share, memory, too late only), and how many."""
 
     entry: Floats
-    count: Ints
+    used: Ints
 
 
 FEW = 64  # jobs looked at first
@@ -88,17 +89,17 @@ def no_failures() -> Failures:
 @jit
 def remember_failure(f: Failures, d: Demand, only_late: bool) -> None:
     """Note that a demand does not fit; `only_late`: only because it would end too late."""
-    k = f.count[0]
+    k = f.used[0]
     if k < f.entry.shape[0]:
         f.entry[k, 0], f.entry[k, 1], f.entry[k, 2] = d.gpus, d.share, d.memory_bytes
         f.entry[k, 3] = 1.0 if only_late else 0.0
-        f.count[0] = k + 1
+        f.used[0] = k + 1
 
 
 @jit
 def has_failed(f: Failures, d: Demand, late: bool) -> bool:
     """Whether the same demand has failed already. What is left only shrinks, so it would fail again."""
-    for k in range(f.count[0]):
+    for k in range(f.used[0]):
         e = f.entry[k]
         if e[0] == d.gpus and e[1] == d.share and e[2] == d.memory_bytes and (late or e[3] == 0.0):
             return True
@@ -253,9 +254,20 @@ def start_from_queue(
     return Allocation(*grants), {**queue, "waiting": len(o.waiting) - len(grants[0])}
 
 
-def planned_already(plan: Plan, name: str) -> Plan:
-    """The plan of an earlier stage that has allocated GPUs is left alone, with the reason."""
-    return plan.because(name, "an earlier stage has allocated GPUs; nothing to do")
+@lru_cache
+def _only_reason(name: str, why: str) -> Plan:
+    return UNCHANGED.because(name, why)
+
+
+def unchanged(plan: Plan, name: str, why: str) -> Plan:
+    """The plan as it is, with the reason; cheap, because this is what most decisions come to."""
+    return _only_reason(name, why) if plan is UNCHANGED else plan.because(name, why)
+
+
+PLANNED = "an earlier stage has handed out GPUs already"
+NONE_WAITS = "no job waits"
+NONE_FREE = "nothing is free"
+NONE_STARTS = "no waiting job may start now"
 
 
 def joined(first: Allocation, second: Allocation) -> Allocation:
@@ -270,13 +282,15 @@ def joined(first: Allocation, second: Allocation) -> Allocation:
     )
 
 
-def with_allocation(plan: Plan, name: str, waiting: int, allocation: Allocation, **values: Any) -> Plan:
-    """The plan with this allocation and the reason."""
-    held = np.diff(allocation.offset)
-    started, stopped = allocation.job[held > 0], allocation.job[held == 0]
-    text = f"started {len(started)} of {waiting} waiting jobs, stopped {len(stopped)}"
+def with_allocation(
+    plan: Plan, name: str, waiting: int, allocation: Allocation, stops: int = 0, **values: Any
+) -> Plan:
+    """The plan with this allocation, whose first `stops` jobs are stopped, and the reason."""
+    job = allocation.job
+    if stops:
+        values["stopped"] = job[:stops]
+    text = f"started {len(job) - stops} of {waiting} waiting jobs" + (f", stopped {stops}" if stops else "")
     return Plan(
         plan.moves, plan.samples_per_step, plan.fetch_order, plan.sync_interval, plan.gpu_share,
-        allocation, plan.revisit_s,
-        (*plan.reasons, Reason(name, text, {"started": started, "stopped": stopped, **values})),
+        allocation, plan.revisit_s, (*plan.reasons, Reason(name, text, {"started": job[stops:], **values})),
     )  # fmt: skip

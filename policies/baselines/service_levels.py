@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from policies.baselines.sorted_queue import NO_ROWS, Columns, Keys, counted_service, frozen, key_of, level
+from policies.baselines.sorted_queue import (
+    NO_ROWS,
+    Columns,
+    Keys,
+    counted_service,
+    frozen,
+    key_of,
+    level,
+    waited,
+)
 from policies.contract import Memory
 from policies.jit import jit
 from policies.observation import Floats, Ints, Observation
@@ -53,10 +62,11 @@ def _promotions(rows: Ints, last_s: float, columns: Columns) -> tuple[Ints, floa
         if key_of(j, then) > k:
             due[n] = j
             n += 1
-        rate = keys.relief * keys.gpus[j]
+        rate = keys.relief * keys.gpus[j] / keys.thresholds[0]  # quanta per second of waiting
         if k > 0 and rate > 0.0:
             bound = keys.thresholds[k - 1] * (1.0 - 1e-9) - 1e-6
-            soonest = min(soonest, keys.time_s + (service - bound) / rate)
+            quanta = np.floor((keys.value[j] - bound) / keys.thresholds[0]) + 1.0
+            soonest = min(soonest, keys.time_s + quanta / rate - waited(j, keys))
     return due[:n], max(soonest, _soonest_s(keys.time_s))
 
 

@@ -50,14 +50,22 @@ def level(attained: float, thresholds: Floats) -> int:
 
 
 @jit
+def waited(row: int, k: Keys) -> float:
+    """Time (s) a job has spent waiting so far."""
+    now_s = max(k.time_s - k.queued_since_s[row], 0.0) if k.state[row] == WAITING else 0.0
+    return float(k.waited_s[row] + now_s)
+
+
+@jit
 def counted_service(row: int, k: Keys) -> float:
-    """Attained GPU-seconds of a job less what its waiting takes off."""
-    waited = k.waited_s[row]
-    if k.state[row] == WAITING:
-        waited += max(k.time_s - k.queued_since_s[row], 0.0)
-    off = k.relief * k.gpus[row] * waited
+    """Attained GPU-seconds of a job less what its waiting takes off, in whole quanta of the first queue.
+
+    Whole quanta, because a job that comes back to the first queue must not leave it again at once.
+    """
+    quantum = k.thresholds[0]
+    quanta = np.floor(k.relief * k.gpus[row] * waited(row, k) / quantum + 1e-9)
     attained = k.value[row]
-    return (0.0 if np.isnan(attained) else attained) - (off if off > 0.0 else 0.0)
+    return (0.0 if np.isnan(attained) else attained) - (quanta * quantum if quanta > 0.0 else 0.0)
 
 
 @jit
@@ -219,7 +227,8 @@ def _runs(memory: Memory) -> Runs:
 def _rebuilt(o: Observation, columns: Columns) -> Memory:
     key, row = _sorted(frozen(o.waiting), columns)
     return {
-        "key": frozen(key), "row": frozen(row), "head": 0, "new_key": _NO_KEYS, "new_row": NO_ROWS, "new_head": 0,
+        "key": frozen(key), "row": frozen(row), "head": 0,
+        "new_key": _NO_KEYS, "new_row": NO_ROWS, "new_head": 0,
         "jobs": len(o.jobs), "waiting": len(o.waiting), "time_s": o.time_s,
     }  # fmt: skip
 

@@ -1,6 +1,6 @@
 """What this machine does bare: events per CPU second of heapq and of SimPy, to state costs in.
 
-The yardstick is 1,000 timers that are rescheduled 300 times each. A cost divided by it is in "events' worth",
+The yardstick is 1,000 timers of different periods that are rescheduled 300 times each. A cost divided by it is in "events' worth",
 which changes little from one machine to the next, where seconds do.
 """
 
@@ -15,6 +15,7 @@ from heapq import heapify, heappop, heappush
 import simpy
 
 TIMERS, TIMES, REPEATS = 1_000, 300, 5
+PERIODS_S = [0.001 + (k * 618_034 % TIMERS) / TIMERS for k in range(TIMERS)]  # scattered evenly
 
 
 def heapq_events_per_s(repeats: int = REPEATS) -> float:
@@ -34,24 +35,23 @@ def _events_per_s(run: Callable[[], None]) -> float:
 
 
 def _heapq_run() -> None:
-    queue = [(0.001 * timer, timer) for timer in range(TIMERS)]
+    queue = [(period_s, timer) for timer, period_s in enumerate(PERIODS_S)]
     heapify(queue)
     for sequence in range(TIMERS, TIMERS * (TIMES + 1)):
         now_s, _ = heappop(queue)
-        heappush(queue, (now_s + 1.0, sequence))
+        heappush(queue, (now_s + PERIODS_S[sequence % TIMERS], sequence))
 
 
 def _simpy_run() -> None:
     environment = simpy.Environment()
-    for timer in range(TIMERS):
-        environment.process(_timer(environment, 0.001 * timer))
+    for period_s in PERIODS_S:
+        environment.process(_timer(environment, period_s))
     environment.run()
 
 
-def _timer(environment: simpy.Environment, first_s: float) -> Iterator[simpy.Event]:
-    yield environment.timeout(first_s)
-    for _ in range(TIMES - 1):
-        yield environment.timeout(1.0)
+def _timer(environment: simpy.Environment, period_s: float) -> Iterator[simpy.Event]:
+    for _ in range(TIMES):
+        yield environment.timeout(period_s)
 
 
 def main() -> None:

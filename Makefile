@@ -1,0 +1,49 @@
+# make demo   virtual environment, installation, comparison of the quickstart scenario
+# make test   the test suite
+# make check  style, types, import directions
+# make bench  benchmarks, with their yardsticks
+# Options:    PYTHON=python3.12  VENV=.venv  TESTS="tests/test_cli.py -x"
+
+PYTHON ?= python3
+VENV   ?= .venv
+TESTS  ?=
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: demo test check bench clean
+
+demo: $(VENV)/installed
+	$(BIN)/equipoise compare scenarios/quickstart.yaml \
+	  --policy none --policy s1 --policy s1+s2 --policy s1+s2+s3 --policy s1+s2+s3+s4
+
+test: $(VENV)/installed-dev
+	$(BIN)/python -m pytest $(TESTS)
+
+check: $(VENV)/installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)/installed-dev
+	$(BIN)/python -m tests.bench
+
+# Stamps: a second call installs nothing, a changed list of packages installs again.
+$(VENV)/made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Python 3.11 or later is needed, $(PYTHON) is not; try make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	  { echo "this Python cannot make virtual environments: apt install python3-venv" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/installed: $(VENV)/made pyproject.toml constraints.txt
+	$(PIP) -e .
+	@touch $@
+
+$(VENV)/installed-dev: $(VENV)/made pyproject.toml constraints.txt
+	$(PIP) -e '.[dev]'
+	@touch $@ $(VENV)/installed
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,258 @@
+"""Raw measurements as JSON lines: immutable, with the conditions under which they were taken.
+
+The first line holds the conditions; every other line one sample. A file can be read again and refitted
+without the hardware. Samples of different conditions are never mixed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+SCHEMA_VERSION = 1
+MAX_LINE_CHARACTERS = 4_000_000
+
+Scalar = str | int | float | bool | None
+Parameters = Mapping[str, Scalar]
+
+# Conditions that decide how fast a device is: samples that differ in one of these are not comparable.
+DECISIVE = (
+    "device",
+    "architecture",
+    "count",
+    "driver",
+    "cuda_driver",
+    "power_limit_w",
+    "max_sm_clock_hz",
+    "application_sm_clock_hz",
+    "ecc",
+    "mig",
+    "cores",
+    "threads",
+    "blas",
+    "governor",
+)
+
+
+class SamplesError(ValueError):
+    """A sample file is damaged, or samples do not belong together; one clear line."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Repeated measurements of one thing: `values` in `unit`, or a time series in `columns`.
+
+    `parameters` say what was measured (sizes, precision, ...); `round` counts the passes of a session.
+    """
+
+    kind: str
+    parameters: Parameters
+    values: tuple[float, ...]
+    unit: str = "s"
+    round: int = 0
+    at: str = ""
+    columns: Mapping[str, Sequence[float]] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        """What was measured in which round; two samples with one key are the same measurement."""
+        return key_of(self.kind, self.parameters, self.round)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.parameters[name]
+
+
+def key_of(kind: str, parameters: Parameters, round_: int) -> str:
+    """The identity of a measurement, whatever the order of its parameters."""
+    return json.dumps([kind, dict(sorted(parameters.items())), round_])
+
+
+@dataclass(frozen=True)
+class SampleSet:
+    """Samples taken under one set of conditions."""
+
+    conditions: Mapping[str, Scalar]
+    versions: Mapping[str, str]
+    samples: tuple[Sample, ...]
+    notes: tuple[str, ...] = ()
+
+    def of(self, kind: str, **parameters: Scalar) -> list[Sample]:
+        """Samples of a kind whose parameters have these values."""
+        wanted = parameters.items()
+        return [
+            s for s in self.samples if s.kind == kind and all(s.parameters.get(k) == v for k, v in wanted)
+        ]
+
+    def distinct(self, kind: str, parameter: str) -> list[Any]:
+        """The values that a parameter takes among the samples of a kind, in order of appearance."""
+        return list(
+            dict.fromkeys(s.parameters[parameter] for s in self.of(kind) if parameter in s.parameters)
+        )
+
+    @property
+    def date(self) -> str:
+        """Day of the last sample (ISO 8601)."""
+        return max((s.at[:10] for s in self.samples), default="")
+
+
+def differences(a: Mapping[str, Scalar], b: Mapping[str, Scalar]) -> list[str]:
+    """Decisive conditions in which two sets differ, each as "name: this and that"."""
+    return [
+        f"{name}: {a.get(name)!r} and {b.get(name)!r}"
+        for name in DECISIVE
+        if not _same(a.get(name), b.get(name))
+    ]
+
+
+def _same(a: Scalar, b: Scalar) -> bool:
+    if isinstance(a, float) and isinstance(b, float | int):
+        return math.isclose(a, b, rel_tol=1e-6)
+    return a == b
+
+
+def merge(sets: Iterable[SampleSet]) -> SampleSet:
+    """One set from several. Raises SamplesError when their decisive conditions differ or there is none."""
+    all_sets = list(sets)
+    if not all_sets:
+        raise SamplesError("no samples given")
+    first = all_sets[0]
+    for other in all_sets[1:]:
+        found = differences(first.conditions, other.conditions)
+        if found:
+            raise SamplesError(f"samples of different conditions are not mixed: {'; '.join(found)}")
+    # Rounds of different sessions stay apart: they differ in more than samples of one round do.
+    samples, shift = [], 0
+    for one in all_sets:
+        samples += [
+            Sample(s.kind, s.parameters, s.values, s.unit, s.round + shift, s.at, s.columns)
+            for s in one.samples
+        ]
+        shift += 1 + max((s.round for s in one.samples), default=0)
+    notes = tuple(note for one in all_sets for note in one.notes)
+    return SampleSet(first.conditions, first.versions, tuple(samples), notes)
+
+
+def read_samples(path: str | Path) -> SampleSet:
+    """Read a sample file. A last line that was cut off is left out, with a note.
+
+    Raises SamplesError, `file:line: what is wrong`, for anything else that is not a sample file.
+    """
+    lines = _lines(Path(path))
+    if not lines:
+        raise SamplesError(f"{path}:1: empty, a header line with the conditions is needed")
+    header = _parsed(lines[0], path, 1)
+    if not isinstance(header.get("conditions"), dict) or header.get("schema_version") != SCHEMA_VERSION:
+        raise SamplesError(f"{path}:1: no header with conditions and schema_version {SCHEMA_VERSION}")
+    samples, notes = [], []
+    for number, line in enumerate(lines[1:], start=2):
+        try:
+            samples.append(_sample(_parsed(line, path, number), path, number))
+        except SamplesError:
+            if number != len(lines):
+                raise
+            notes.append(f"{path}:{number}: cut off, left out")
+    return SampleSet(header["conditions"], header.get("versions") or {}, tuple(samples), tuple(notes))
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise SamplesError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise SamplesError(f"{path}: not a text file") from None
+    return text.splitlines()
+
+
+def _parsed(line: str, path: str | Path, number: int) -> dict[str, Any]:
+    if len(line) > MAX_LINE_CHARACTERS:
+        raise SamplesError(f"{path}:{number}: longer than {MAX_LINE_CHARACTERS} characters")
+    try:
+        value = json.loads(line)
+    except ValueError as error:
+        raise SamplesError(f"{path}:{number}: not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise SamplesError(f"{path}:{number}: a JSON object is needed")
+    return value
+
+
+def _sample(raw: dict[str, Any], path: str | Path, number: int) -> Sample:
+    where = f"{path}:{number}"
+    kind, parameters, values = raw.get("kind"), raw.get("parameters"), raw.get("values")
+    if not isinstance(kind, str) or not isinstance(parameters, dict) or not isinstance(values, list):
+        raise SamplesError(f"{where}: needs kind, parameters and values")
+    columns = raw.get("columns") or {}
+    numbers = [*values, *(v for column in columns.values() for v in column)]
+    if not all(isinstance(v, int | float) and math.isfinite(v) for v in numbers):
+        raise SamplesError(f"{where}: values must be finite numbers")
+    return Sample(
+        kind,
+        parameters,
+        tuple(float(v) for v in values),
+        str(raw.get("unit", "s")),
+        int(raw.get("round", 0)),
+        str(raw.get("at", "")),
+        columns,
+    )
+
+
+class SampleWriter:
+    """Appends samples to a file, each flushed, so that an interruption loses at most the one under way."""
+
+    def __init__(self, path: Path, conditions: Mapping[str, Scalar], versions: Mapping[str, str]) -> None:
+        """Opens or continues the file. Raises SamplesError when it was begun under other conditions."""
+        self.path = path
+        self.done: dict[str, Sample] = {}
+        if path.exists() and path.stat().st_size:
+            before = read_samples(path)
+            found = differences(before.conditions, conditions)
+            if found:
+                raise SamplesError(f"{path}: begun under other conditions: {'; '.join(found)}")
+            self.done = {s.key: s for s in before.samples}
+            self._drop_cut_line()
+            self._file = path.open("a", encoding="utf-8")
+            return
+        self._file = path.open("w", encoding="utf-8")
+        header = {
+            "schema_version": SCHEMA_VERSION,
+            "conditions": dict(conditions),
+            "versions": dict(versions),
+        }
+        self._line(header)
+
+    def _drop_cut_line(self) -> None:
+        content = self.path.read_bytes()
+        whole = content.rfind(b"\n") + 1
+        if whole != len(content):
+            os.truncate(self.path, whole)
+
+    def _line(self, record: Mapping[str, Any]) -> None:
+        self._file.write(json.dumps(record, allow_nan=False) + "\n")
+        self._file.flush()
+
+    def add(self, sample: Sample) -> None:
+        """Append one sample. Raises OSError when the disk refuses, ValueError for NaN or infinity."""
+        record: dict[str, Any] = {
+            "kind": sample.kind,
+            "parameters": dict(sample.parameters),
+            "unit": sample.unit,
+            "round": sample.round,
+            "at": sample.at,
+            "values": [float(f"{v:.7g}") for v in sample.values],
+        }
+        if sample.columns:
+            record["columns"] = {k: [float(f"{v:.7g}") for v in c] for k, c in sample.columns.items()}
+        self._line(record)
+        self.done[sample.key] = sample
+
+    def __iter__(self) -> Iterator[Sample]:
+        return iter(self.done.values())
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()

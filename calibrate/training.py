@@ -1,0 +1,206 @@
+"""Real training steps over batch sizes and precisions: forward, backward, optimiser.
+
+Through PyTorch where it is installed. Otherwise a multilayer perceptron with its gradients written out in
+NumPy, labelled as that, so that the method can be tried without it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from calibrate.measure import Measure, Outcome
+from calibrate.timing import time_calls
+
+if TYPE_CHECKING:
+    import torch
+
+MLP_WIDTHS = (256, 512, 512, 10)
+
+
+@dataclass(frozen=True)
+class Size:
+    """Dimensions of the workloads on one kind of device."""
+
+    batches: tuple[int, ...]
+    width: int
+    layers: int
+    sequence: int
+    image: int
+    channels: int
+
+
+SIZES = {
+    ("cpu", True): Size((4, 8, 16, 32, 64), 128, 2, 32, 16, 8),
+    ("cpu", False): Size((4, 8, 16, 32, 64, 128), 256, 4, 64, 32, 16),
+    ("cuda", True): Size((4, 8, 16, 32, 64), 768, 6, 512, 128, 64),
+    ("cuda", False): Size((2, 4, 8, 16, 32, 64, 96), 1024, 12, 512, 128, 64),
+}
+VOCABULARY = 8192
+
+
+def training_measures(device: str, quick: bool) -> list[Measure]:
+    """Steps of each workload over batch sizes; on a GPU in fp32, tf32 and bf16."""
+    if importlib.util.find_spec("torch") is None:
+        return [] if device == "cuda" else _numpy_measures(quick)
+    import torch
+
+    if device == "cuda" and not torch.cuda.is_available():
+        return []
+    size = SIZES[device, quick]
+    workloads = ("mlp", "conv") if quick and device == "cpu" else ("mlp", "conv", "transformer")
+    precisions = ("fp32",) if device == "cpu" else ("tf32", "bf16") if quick else ("fp32", "tf32", "bf16")
+    return [
+        Measure(
+            "training",
+            {"workload": workload, "precision": precision, "batch": batch, "framework": "PyTorch"},
+            partial(_torch_step, device, size, workload, precision, batch),
+        )
+        for workload in workloads
+        for precision in precisions
+        for batch in size.batches
+    ]
+
+
+def _torch_step(
+    device: str, size: Size, workload: str, precision: str, batch: int, budget_s: float
+) -> Outcome:
+    import torch
+
+    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    torch.manual_seed(0)
+    model, inputs, targets = _workload(workload, size, batch)
+    model.to(device).train()
+    inputs, targets = inputs.to(device), targets.to(device)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    loss_of = torch.nn.CrossEntropyLoss()
+
+    def step() -> None:
+        optimiser.zero_grad(set_to_none=True)
+        with torch.autocast(device, torch.bfloat16, enabled=precision == "bf16"):
+            loss = loss_of(model(inputs), targets)
+        loss.backward()
+        optimiser.step()
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    for _ in range(3):  # optimiser state, autotuning, clocks
+        step()
+    return time_calls(step, budget_s)
+
+
+def _workload(name: str, size: Size, batch: int) -> tuple[torch.nn.Module, torch.Tensor, torch.Tensor]:
+    import torch
+
+    if name == "mlp":
+        widths = [4 * size.width, 8 * size.width, 8 * size.width, 10]
+        return _mlp(widths), torch.randn(batch, widths[0]), torch.randint(0, 10, (batch,))
+    if name == "conv":
+        images = torch.randn(batch, 3, size.image, size.image)
+        return _conv(size.channels, size.layers), images, torch.randint(0, 10, (batch,))
+    tokens = torch.randint(0, VOCABULARY, (batch, size.sequence))
+    return _transformer(size), tokens, torch.randint(0, VOCABULARY, (batch, size.sequence))
+
+
+def _mlp(widths: list[int]) -> torch.nn.Module:
+    from torch import nn
+
+    layers: list[nn.Module] = []
+    for k, (wide, out) in enumerate(pairwise(widths)):
+        layers += [nn.GELU()] * (k > 0) + [nn.Linear(wide, out)]
+    return nn.Sequential(*layers)
+
+
+def _conv(channels: int, layers: int) -> torch.nn.Module:
+    """Convolution, normalisation and ReLU; twice the channels at half the resolution every second layer."""
+    from torch import nn
+
+    parts: list[nn.Module] = [nn.Conv2d(3, channels, 3, padding=1)]
+    for k in range(layers):
+        stride = 1 + k % 2
+        parts += [nn.Conv2d(channels, channels * stride, 3, stride, 1), nn.BatchNorm2d(channels * stride)]
+        parts.append(nn.ReLU())
+        channels *= stride
+    return nn.Sequential(*parts, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 10))
+
+
+def _transformer(size: Size) -> torch.nn.Module:
+    """A decoder-only transformer in the style of GPT-2 (Radford et al. 2019), pre-norm."""
+    import torch
+    from torch import nn
+
+    class Decoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tokens = nn.Embedding(VOCABULARY, size.width)
+            self.places = nn.Embedding(size.sequence, size.width)
+            heads = max(size.width // 64, 1)
+            layer = nn.TransformerEncoderLayer(
+                size.width, heads, 4 * size.width, 0.0, "gelu", batch_first=True, norm_first=True
+            )
+            self.layers = nn.TransformerEncoder(layer, size.layers, enable_nested_tensor=False)
+            self.head = nn.Linear(size.width, VOCABULARY, bias=False)
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            """Logits, shape (batch, vocabulary, sequence)."""
+            length = tokens.shape[1]
+            mask = nn.Transformer.generate_square_subsequent_mask(length, device=tokens.device)
+            x = self.tokens(tokens) + self.places(torch.arange(length, device=tokens.device))
+            logits: torch.Tensor = self.head(self.layers(x, mask=mask, is_causal=True))
+            return logits.transpose(1, 2)
+
+    return Decoder()
+
+
+def _numpy_measures(quick: bool) -> list[Measure]:
+    batches = SIZES["cpu", quick].batches
+    return [
+        Measure(
+            "training",
+            {"workload": "mlp", "precision": "fp32", "batch": batch, "framework": "NumPy"},
+            partial(_numpy_step, batch),
+        )
+        for batch in batches
+    ]
+
+
+def _numpy_step(batch: int, budget_s: float) -> Outcome:
+    return time_calls(numpy_mlp(batch), budget_s)
+
+
+def numpy_mlp(batch: int, learning_rate: float = 1e-2) -> Callable[[], float]:
+    """A step of a ReLU perceptron with softmax cross-entropy and plain SGD; each call returns the loss."""
+    random = np.random.default_rng(0)
+    weights: list[Any] = [
+        (random.standard_normal((a, b)) * np.sqrt(2.0 / a)).astype(np.float32)
+        for a, b in pairwise(MLP_WIDTHS)
+    ]
+    x = random.standard_normal((batch, MLP_WIDTHS[0])).astype(np.float32)
+    labels = random.integers(0, MLP_WIDTHS[-1], batch)
+
+    def step() -> float:
+        activations = [x]
+        for k, w in enumerate(weights):
+            z = activations[-1] @ w
+            activations.append(np.maximum(z, 0.0) if k < len(weights) - 1 else z)
+        logits = activations[-1] - activations[-1].max(axis=1, keepdims=True)
+        probability = np.exp(logits)
+        probability /= probability.sum(axis=1, keepdims=True)
+        loss = float(-np.log(probability[np.arange(batch), labels] + 1e-12).mean())
+        gradient = probability
+        gradient[np.arange(batch), labels] -= 1.0
+        gradient /= batch
+        for k in range(len(weights) - 1, -1, -1):
+            update = activations[k].T @ gradient
+            gradient = (gradient @ weights[k].T) * (activations[k] > 0)
+            weights[k] -= learning_rate * update
+        return loss
+
+    return step

@@ -1,0 +1,76 @@
+"""Where this rank runs, and how many samples its memory could take."""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+
+_MEMORY_IN_USE = 0.9  # part of the device memory that a larger share may fill
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a member of the job runs; `device` names one accelerator of `host` (or one CPU rank)."""
+
+    member: int
+    host: str
+    device: str
+    model: str = "cpu"
+    memory_bytes: float = math.nan
+    cores: int = 1
+    share: float = 1.0
+    share_quantum: float = 0.01
+
+
+def my_place(member: int, device: torch.device, share_quantum: float) -> dict[str, Any]:
+    """This process's place as plain data. `EQUIPOISE_DEVICE` names the device of a CPU rank, so that several
+    ranks can stand for co-located ones."""
+    place = Place(
+        member,
+        host=socket.gethostname(),
+        device=os.environ.get("EQUIPOISE_DEVICE", f"cpu-{member}"),
+        cores=os.cpu_count() or 1,
+        share_quantum=share_quantum,
+    )
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        place = replace(
+            place,
+            device=str(getattr(properties, "uuid", device.index)),
+            model=properties.name,
+            memory_bytes=float(properties.total_memory),
+        )
+    raw = asdict(place)
+    raw["memory_bytes"] = None if math.isnan(place.memory_bytes) else place.memory_bytes
+    return raw
+
+
+def places_from(raw: Sequence[Mapping[str, Any]]) -> list[Place]:
+    """Places by rank; ranks on one device begin with equal shares of it."""
+    places = [
+        Place(**{**r, "memory_bytes": math.nan if r["memory_bytes"] is None else r["memory_bytes"]})
+        for r in raw
+    ]
+    on = [(p.host, p.device) for p in places]
+    return [replace(p, share=1.0 / on.count((p.host, p.device))) for p in places]
+
+
+def samples_bound(device: torch.device, samples: int) -> tuple[float, float]:
+    """(free device memory in bytes, most samples that memory holds); NaN where it is unknown.
+
+    What the peak exceeds the standing allocation by is taken to grow with the samples.
+    """
+    if device.type != "cuda" or samples < 1:
+        return math.nan, math.nan
+    free, total = torch.cuda.mem_get_info(device)
+    standing = torch.cuda.memory_allocated(device)
+    per_sample = (torch.cuda.max_memory_allocated(device) - standing) / samples
+    cached = torch.cuda.memory_reserved(device) - standing
+    room = free + cached - (1.0 - _MEMORY_IN_USE) * total
+    return float(free), max(1.0, room / per_sample) if per_sample > 0 else math.nan

@@ -1,0 +1,113 @@
+"""Makes a model, its optimiser and the rest of a member's state agree with the others in a new group."""
+
+from __future__ import annotations
+
+import gc
+import io
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from live.sync import average, optimizer_tensors
+
+_HOOKS = (
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_is_full_backward_hook",
+)
+
+
+def release(model: DistributedDataParallel) -> None:
+    """Let go of the process group that `model` holds, so that it can be dropped."""
+    model.reducer = None
+    model.logger = None
+    model.process_group = None
+    gc.collect()
+
+
+def rewrap(model: DistributedDataParallel, settings: Mapping[str, Any]) -> None:
+    """Wrap the same module anew, in place, on the default process group. Collective.
+
+    The script keeps its reference to `model`; hooks on the wrapper and its training mode are kept.
+    """
+    module, training = model.module, model.training
+    hooks = {name: model.__dict__[name] for name in _HOOKS if name in model.__dict__}
+    for parameter in module.parameters():
+        parameter.grad = None
+    DistributedDataParallel.__init__(model, module, **settings)
+    model.__dict__.update(hooks)
+    torch.nn.Module.train(model, training)
+
+
+def wrapping(model: DistributedDataParallel) -> dict[str, Any]:
+    """The arguments with which `model` was wrapped, but for its process group."""
+    # Newer versions of PyTorch renamed `broadcast_buffers`.
+    forward = getattr(model, "forward_sync_buffers", None)
+    buffers = {"broadcast_buffers": model.broadcast_buffers} if forward is None else {}
+    return {
+        **(buffers or {"forward_sync_buffers": forward}),
+        "device_ids": model.device_ids,
+        "output_device": model.output_device,
+        "dim": model.dim,
+        "bucket_cap_mb": model.bucket_bytes_cap / (1 << 20),
+        "find_unused_parameters": model.find_unused_parameters,
+        "gradient_as_bucket_view": model.gradient_as_bucket_view,
+    }
+
+
+def local_state(model: DistributedDataParallel) -> list[torch.Tensor]:
+    """Copies of the parameters and buffers, which wrapping anew overwrites with rank 0's."""
+    return [t.detach().clone() for t in (*model.module.parameters(), *model.module.buffers())]
+
+
+def agree(
+    model: DistributedDataParallel,
+    optimizer: torch.optim.Optimizer,
+    extra: Mapping[str, Any],
+    mine: list[torch.Tensor] | None,
+    weight: float,
+    merge: bool,
+) -> None:
+    """Give every member the same state. Collective on the default group; rank 0 is one to go on from.
+
+    `merge`: some made local steps since they last met; everyone takes the mean, by `weight`, of their
+    parameters `mine` and moments. Otherwise rank 0's state, which wrapping has spread already, is everyone's.
+    """
+    everything = [*model.module.parameters(), *model.module.buffers()]
+    keeps = merge and weight > 0.0
+    _share_states({**({} if keeps else {"optimizer": optimizer}), **extra}, {"optimizer": optimizer, **extra})
+    with torch.no_grad():
+        if merge:
+            sources = mine if mine is not None else [t.detach().clone() for t in everything]
+            average(sources, weight)
+            moments = [t.clone() for t in optimizer_tensors(optimizer)]
+            average(moments, weight)
+            for target, source in zip(optimizer_tensors(optimizer), moments, strict=True):
+                target.copy_(source)
+            for target, source in zip(everything, sources, strict=True):
+                if target.is_floating_point():
+                    target.copy_(source)
+
+
+def _share_states(targets: Mapping[str, Any], owners: Mapping[str, Any]) -> None:
+    """Load rank 0's state dicts of `owners` into the `targets` of the same names on the other ranks."""
+    is_root = dist.get_rank() == 0
+    buffer = io.BytesIO()
+    if is_root:
+        torch.save({name: owner.state_dict() for name, owner in owners.items()}, buffer)
+    content = [buffer.getvalue() if is_root else b""]
+    dist.broadcast_object_list(content, src=0)
+    if not is_root:
+        # Sent by a member of this very job, over its own group.
+        states = torch.load(io.BytesIO(content[0]), weights_only=False)
+        for name, target in targets.items():
+            if name in states:
+                target.load_state_dict(states[name])

@@ -1,0 +1,405 @@
+"""A running attachment: what the script calls each round, and what happens between rounds."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from live import rebuild
+from live.change import Change
+from live.devices import GPU_COLUMNS, UNKNOWN, DeviceSampler
+from live.gradients import BackwardProbe, contribution_scale, scale_outputs
+from live.group import Group
+from live.leader import Leader, pack
+from live.options import Options
+from live.places import samples_bound
+from live.regroup import EvictedError, Membership, is_transport_error
+from live.resync import resync
+from live.sampler import Round, ShareSampler
+from live.shares import make_backend
+from live.sync import LocalSteps
+from live.telemetry import Recorder, RoundInfo
+from live.timing import make_timer
+from live.window import COLUMNS
+from policies.contract import Policy
+from policies.observation import Floats, Ints
+
+T = TypeVar("T")
+
+
+class Runtime:
+    """Made by `attach`; the script calls `sampler` once and `step` after every batch."""
+
+    def __init__(
+        self,
+        model: DistributedDataParallel,
+        optimizer: torch.optim.Optimizer,
+        policy: Policy | None,
+        options: Options,
+        membership: Membership | None,
+    ) -> None:
+        self.options, self._policy = options, policy
+        self._model, self._optimizer = model, optimizer
+        self._wrapping = rebuild.wrapping(model)
+        self.device = next(model.module.parameters()).device
+        self.generation = 0  # regroups so far
+        self.finished = False  # training ended while this member waited outside
+        self._joins = membership is not None and membership.generation > 0
+        self._sampler: ShareSampler | None = None
+        self._round = 0
+        self._computing = False  # in a forward of the running round, or past it
+        self._lost_round = False
+        self._resize_to: int | None = None
+        self._backend = make_backend(options.share_backend, self.device)
+        self._local = LocalSteps(
+            model, optimizer, outer_lr=options.outer_lr, outer_momentum=options.outer_momentum
+        )
+        self._group = Group(
+            membership,
+            self.device,
+            share_quantum=self._backend.quantum,
+            control_timeout_s=options.control_timeout_s,
+        )
+        self._recorder = Recorder(options.run_dir, self._group.member)
+        self._devices: DeviceSampler | None = None
+        if options.nvml and self.device.type == "cuda":
+            report = self._recorder.event
+            self._devices = DeviceSampler.for_cuda(
+                self.device.index or 0, lambda problem: report("nvml", problem=problem)
+            )
+        self._leader: Leader | None = None
+        self._lead()
+        self._timer = make_timer(self.device)
+        self._probe = BackwardProbe(
+            model.module.parameters(), lambda: self._timer.mark("local"), lambda: self._timer.mark("done")
+        )
+        model.register_forward_pre_hook(self._before_forward)
+        model.register_forward_hook(self._after_forward)
+        self._clear()
+
+    def _clear(self) -> None:
+        """Nothing of the running window of rounds is known."""
+        self._in_window = 0  # rounds since the last optimiser step
+        self._window_samples: Ints = np.zeros(self.ranks, dtype=np.int64)
+        self._infos: list[RoundInfo] = []
+        self._squares: list[tuple[float, float]] = []
+
+    # -- what the script sees ------------------------------------------------------------------------------
+
+    @property
+    def rank(self) -> int:
+        """This process's rank in the present group."""
+        return self._group.rank
+
+    @property
+    def ranks(self) -> int:
+        """Ranks in the present group."""
+        return self._group.ranks
+
+    @property
+    def round(self) -> int:
+        """Rounds trained since the start."""
+        return self._round
+
+    @property
+    def interval(self) -> int:
+        """Local steps per exchange now."""
+        return self._local.interval
+
+    @property
+    def shares(self) -> list[int]:
+        """Samples of each rank in the running round; before the first, in the first."""
+        if self._sampler is None:
+            return []
+        current = self._sampler.current()
+        return [int(n) for n in (self._sampler.shares if current is None else current.demand)]
+
+    def sampler(self, dataset: Any) -> ShareSampler:
+        """The batch sampler of the training data (anything with a length, or the length itself).
+
+        Collective: call it on every rank.
+        """
+        if self._sampler is not None:
+            raise RuntimeError("one runtime deals one dataset; attach another model for another one")
+        options = self.options
+        self._sampler = sampler = ShareSampler(
+            dataset if isinstance(dataset, int) else len(dataset),
+            rank=self.rank,
+            ranks=self.ranks,
+            global_batch=options.global_batch,
+            micro_batch=options.micro_batch,
+            shards=options.shards,
+            shuffle=options.shuffle,
+            seed=options.seed,
+        )
+        if self._joins:
+            self._resync(None, -1)
+        elif self._leader is not None:
+            self._leader.warm_up(sampler.shares, sampler.preview())
+        if self._leader is not None:
+            self._leader.write_manifest(sampler, self._model.module.parameters())
+        self._begin_round()
+        return sampler
+
+    def step(self) -> None:
+        """The batch was trained on. Call it once per batch, after the optimiser's step (if it had one)."""
+        if self._lost_round:
+            self._lost_round = False
+        else:
+            with self._surviving():
+                self._finish_round(self._require_round())
+        self._begin_round()
+
+    def batches(self, loader: Iterable[T]) -> Iterator[T]:
+        """Batches of the running epoch from `loader`; goes on with the rest of it after a regroup."""
+        epoch = None
+        while not self.finished and self._sampler is not None:
+            generation = self.generation
+            for batch in loader:
+                epoch = self._sampler.epoch if epoch is None else epoch
+                yield batch
+                if self.generation != generation:
+                    break
+            else:
+                return
+            if self._sampler.epoch != epoch or not self._sampler.resumes:
+                return
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """Epochs still to train up to `count`; a member that joined later begins with the running one."""
+        while not self.finished and self._sampler is not None:
+            epoch = self._sampler.epoch + (0 if self._sampler.resumes else 1)
+            if epoch >= count:
+                break
+            yield epoch
+
+    @contextlib.contextmanager
+    def recover(self) -> Iterator[None]:
+        """Survive the loss of a rank inside the block: the group is formed anew, the round is dealt again.
+
+        Needs `live.regroup.start`. Exceptions that are no broken exchange pass through.
+        """
+        generation = self.generation
+        with self._surviving():
+            yield
+        self._lost_round = self.generation != generation
+
+    def resize(self, ranks: int) -> None:
+        """Go on with this many ranks from the next decision on. Call it on every rank at the same round."""
+        if self._group.membership is None:
+            raise RuntimeError("the group can only change in a job started with live.regroup.start")
+        self._resize_to = ranks
+
+    def close(self) -> None:
+        """Write what is buffered, stop the threads, and let the other ranks finish."""
+        self._flush_rows()
+        if not self.finished:
+            with contextlib.suppress(RuntimeError):
+                self._group.control.gather(np.zeros(1))
+        if self._devices is not None:
+            self._devices.close()
+        if self._leader is not None:
+            self._leader.close()
+        self._probe.close()
+        self._recorder.close()
+        if self._group.membership is not None:
+            self._group.membership.close(done=not self.finished)
+
+    # -- hooks ---------------------------------------------------------------------------------------------
+
+    def _before_forward(self, module: Any, arguments: Any) -> None:
+        if module.training and torch.is_grad_enabled() and not self._computing:
+            self._computing = True
+            self._timer.mark("forward")
+            self._backend.begin()
+
+    def _after_forward(self, module: Any, arguments: Any, outputs: Any) -> Any:
+        if module.training and torch.is_grad_enabled():
+            return scale_outputs(outputs, self._scale())
+        return outputs
+
+    def _scale(self) -> float:
+        current = self._sampler.current() if self._sampler is not None else None
+        if current is None:
+            return 1.0
+        samples, reduction = int(current.demand[self.rank]), self.options.loss_reduction
+        if self._local.interval == 1:
+            return contribution_scale(samples, current.total, self.ranks, reduction)
+        if samples == 0:
+            return 0.0
+        return 1.0 if reduction == "mean" else current.total / (self.ranks * samples)
+
+    # -- a round -------------------------------------------------------------------------------------------
+
+    def _require_round(self) -> Round:
+        current = self._sampler.current() if self._sampler is not None else None
+        if current is None:
+            raise RuntimeError(
+                "runtime.step() without a batch: build the loader with "
+                "batch_sampler=runtime.sampler(dataset) and call step() once for each of its batches"
+            )
+        return current
+
+    def _begin_round(self) -> None:
+        window = self.options.accumulation
+        ends_window = self._in_window == window - 1
+        measured = ends_window and self._round // window % self.options.statistics_every == 0
+        self._probe.reset()
+        self._probe.measure(measured)
+        self._computing = False
+        self._timer.begin_round()
+
+    def _finish_round(self, current: Round) -> None:
+        assert self._sampler is not None
+        self._window_samples = self._window_samples + current.demand
+        self._local.count(current.demand.tolist())
+        self._in_window += 1
+        stepped, local = self._in_window == self.options.accumulation, self._local.interval > 1
+        self._sampler.finish(stepped)
+        exchanged = stepped and (not local or self._local.will_exchange(current.last))
+        if exchanged and local:
+            self._timer.mark("enter")
+        met = stepped and self._local.step(current.last)
+        if exchanged and local:
+            self._timer.mark("leave")
+        self._timer.end_round()
+        self._squares.append((self._probe.local_square, self._probe.mean_square))
+        samples = tuple(self._window_samples.tolist())
+        self._infos.append(RoundInfo(self._round, int(current.demand[self.rank]), exchanged, local, samples))
+        self._round += 1
+        if stepped:
+            self._in_window, self._window_samples = 0, np.zeros(self.ranks, dtype=np.int64)
+        if met:
+            self._sampler.commit()
+            if len(self._infos) >= self.options.decide_every or self._resize_to is not None:
+                self._decide()
+
+    # -- a decision ----------------------------------------------------------------------------------------
+
+    def _take_rows(self) -> tuple[Floats, list[RoundInfo]]:
+        infos, squares = self._infos, self._squares
+        self._infos, self._squares = [], []
+        rows = [
+            (float(info.samples), *span, *square)
+            for info, span, square in zip(infos, self._timer.spans(), squares, strict=True)
+        ]
+        return np.array(rows, dtype=np.float64).reshape(len(rows), len(COLUMNS)), infos
+
+    def _decide(self) -> None:
+        assert self._sampler is not None
+        rows, infos = self._take_rows()
+        self._recorder.rounds(rows, infos)
+        compute_s = rows[:, 2][np.isfinite(rows[:, 2])]
+        self._backend.end(float(compute_s.mean()) if len(compute_s) else math.nan)
+        device = self._devices.latest() if self._devices is not None else UNKNOWN
+        free_bytes, bound = samples_bound(self.device, int(self._sampler.shares[self.rank]))
+        header = (float(self._sampler.drawn), free_bytes, bound, *(device[name] for name in GPU_COLUMNS))
+        gathered = self._group.control.gather(pack(header, rows))
+        payload = None
+        if self._leader is not None:
+            sampler = self._sampler
+            change = self._leader.decide(
+                gathered, infos, sampler.deal, sampler.planned_shares(), self._local.interval
+            )
+            members = self._group.wanted(change.members, self._resize_to)
+            change = Change(change.round, members=members) if members is not None else change
+            payload = b"" if change.is_empty() else change.to_json().encode()
+            self._leader.show(self._round)
+        payload = self._group.control.broadcast(payload)
+        self._resize_to = None
+        if payload:
+            self._carry_out(Change.from_json(payload.decode()))
+
+    def _carry_out(self, change: Change) -> None:
+        assert self._sampler is not None
+        if change.members is not None:
+            self._regroup(change.members)
+            return
+        if change.shares is not None or change.moves or change.order is not None:
+            self._sampler.schedule(change)
+        if change.interval is not None:
+            self._local.change(change.interval)
+        if change.gpu_share is not None:
+            problem = self._backend.set(change.gpu_share[self.rank])
+            if problem:
+                self._recorder.event("refused", lever="share", why=problem)
+            elif self._leader is not None:
+                self._leader.world.shares_of_gpu = np.array(change.gpu_share)
+
+    def _flush_rows(self) -> None:
+        rows, infos = self._take_rows()
+        if infos:
+            self._recorder.rounds(rows, infos)
+
+    # -- the group -----------------------------------------------------------------------------------------
+
+    def _lead(self) -> None:
+        """Become the rank that decides, or stop being it."""
+        if self.rank != 0:
+            if self._leader is not None:
+                self._leader.close()
+            self._leader = None
+        elif self._leader is None:
+            self._leader = Leader(self.options, self._policy, self._recorder, self._group.places)
+            if self.generation > 0:
+                self._leader.restore()
+        if self._leader is not None:
+            self._leader.set_members(self._group.places, self._group.parked)
+
+    @contextlib.contextmanager
+    def _surviving(self) -> Iterator[None]:
+        """Turn a broken exchange inside the block into a regroup of those who are left."""
+        try:
+            yield
+        except Exception as error:
+            if self._group.membership is None or not is_transport_error(error):
+                raise
+            self._recorder.event("exchange-broken", error=str(error).splitlines()[0])
+            self._regroup(None)
+
+    def _regroup(self, target: Sequence[int] | None) -> None:
+        """Form the group anew (of `target`, or of who is left) and agree on one state."""
+        assert self._sampler is not None
+        began_s = time.perf_counter()
+        self._flush_rows()
+        boundary = self._sampler.boundary
+        local_steps = self._local.interval > 1 and self._local.done > 0
+        while True:
+            mine = rebuild.local_state(self._model) if local_steps else None
+            try:
+                self._group.reform(self._model, self._wrapping, boundary, target)
+                self._resync(mine, boundary)
+                break
+            except EvictedError:
+                if target is None:
+                    raise
+                self.finished = True
+                return
+            except Exception as error:
+                if not is_transport_error(error):
+                    raise
+                target = None
+        self.generation += 1
+        self._lead()
+        took_s = time.perf_counter() - began_s
+        if self._leader is not None:
+            self._leader.world.restart_s = took_s
+        self._recorder.event("regrouped", members=self._group.members, took_s=took_s)
+
+    def _resync(self, mine: list[torch.Tensor] | None, boundary: int) -> None:
+        sampler = self._sampler
+        assert sampler is not None
+        extra = self.options.state
+        resync(
+            self._group, sampler, self._model, self._optimizer, self._local, extra, mine, boundary
+        )  # fmt: skip
+        self._round = sampler.trained
+        self._joins = False
+        self._clear()

@@ -1,0 +1,162 @@
+"""Cost and exactness of the flow network: python tests/bench/flows.py TOPOLOGY FLOWS [REFERENCE]
+
+TOPOLOGY is JSON with `links` (id, capacity_Bps) in two tiers (`hosts_per_rack`) or one; FLOWS a CSV, gz or
+not, of id, start, src, dst, bytes and perhaps `after` (ids separated by ;); REFERENCE a CSV of id, finish.
+
+The flows run twice over the same tables and kernels: as one list (`end_times_s`) and one by one on the
+simulator's clock with a callback each (`Network`). Compiling the kernels is not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gzip
+import io
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[2]), str(Path(__file__).resolve().parent)]
+
+from yardstick import heapq_events_per_s
+
+from sim.clock import Clock
+from sim.flows import Floats, Ints
+from sim.network import Network
+from sim.timed_flows import TimedFlows, end_times_s
+
+REPEATS = 5
+
+
+def read_topology(path: Path) -> tuple[Floats, Callable[[int, int], list[int]]]:
+    """Capacities (links,) and the route between two hosts."""
+    topology = json.loads(path.read_text())
+    number = {link["id"]: k for k, link in enumerate(topology["links"])}
+    capacity = np.array([float(link["capacity_Bps"]) for link in topology["links"]])
+    per_rack = topology.get("hosts_per_rack", topology["hosts"])
+
+    def route(source: int, target: int) -> list[int]:
+        up, down = source // per_rack, target // per_rack
+        core = [] if up == down else [f"r{up}_up", f"r{down}_dn"]
+        return [number[name] for name in (f"h{source}_up", *core, f"h{target}_dn")]
+
+    return capacity, route
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """Rows of a CSV file, gz or not, in order of their id."""
+    raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    return sorted(csv.DictReader(io.StringIO(raw.decode())), key=lambda row: int(row["id"]))
+
+
+def read_flows(path: Path, route: Callable[[int, int], list[int]]) -> TimedFlows:
+    """The flow list, with routes."""
+    rows = read_rows(path)
+    return TimedFlows.of(
+        [float(row["start"]) for row in rows],
+        [float(row["bytes"]) for row in rows],
+        [route(int(row["src"]), int(row["dst"])) for row in rows],
+        after=[[int(k) for k in (row.get("after") or "").split(";") if k] for row in rows],
+    )
+
+
+def end_times_on_clock_s(capacity: Floats, flows: TimedFlows) -> Floats:
+    """The same through `Network`, every start and every end an event with a callback."""
+    clock = Clock()
+    network = Network(clock, capacity)
+    end_s = np.full(len(flows), np.nan)
+    waits = np.diff(flows.after_offset).tolist()
+    followers: list[list[int]] = [[] for _ in waits]
+    for k in range(len(flows)):
+        for before in flows.after[flows.after_offset[k] : flows.after_offset[k + 1]].tolist():
+            followers[before].append(k)
+    routes = [flows.link[a:b] for a, b in zip(flows.link_offset, flows.link_offset[1:], strict=False)]
+    usages = [flows.usage[a:b] for a, b in zip(flows.link_offset, flows.link_offset[1:], strict=False)]
+    volumes, caps, starts = flows.volume_bytes.tolist(), flows.cap_bytes_per_s.tolist(), flows.start_s.tolist()
+    flow_of: dict[int, int] = {}
+
+    def start(k: int) -> None:
+        flow_of[network.start(volumes[k], routes[k], usages[k], caps[k], done)] = k
+
+    def done(handle: int) -> None:
+        k = flow_of.pop(handle)
+        end_s[k] = clock.now
+        for follower in followers[k]:
+            waits[follower] -= 1
+            if waits[follower] == 0:
+                start_at(follower)
+
+    def start_at(k: int) -> None:
+        if starts[k] <= clock.now:
+            start(k)
+        else:
+            clock.at(starts[k], lambda _: start(k))
+
+    for k in range(len(flows)):
+        if waits[k] == 0:
+            start_at(k)
+    clock.run()
+    return end_s
+
+
+def best_of(run: Callable[[], Floats], repeats: int = REPEATS) -> tuple[Floats, float]:
+    """Result and least CPU seconds of several runs, the first of which (compiling) does not count."""
+    run()
+    result, least_s = np.empty(0), np.inf
+    for _ in range(repeats):
+        began_s = time.process_time()
+        result = run()
+        least_s = min(least_s, time.process_time() - began_s)
+    return result, least_s
+
+
+def largest_error(end_s: Floats, reference: Path | None) -> float | None:
+    """Largest relative error of an end time against the reference, None without one."""
+    if reference is None:
+        return None
+    expected = np.array([float(row["finish"]) for row in read_rows(reference)])
+    return float(np.max(np.abs(end_s - expected) / expected))
+
+
+def measure(topology: Path, flow_list: Path, reference: Path | None) -> dict[str, float | int | None]:
+    """All figures of one flow list."""
+    capacity, route = read_topology(topology)
+    flows = read_flows(flow_list, route)
+    end_s, cpu_s = best_of(lambda: end_times_s(capacity, flows))
+    clock_end_s, clock_cpu_s = best_of(lambda: end_times_on_clock_s(capacity, flows))
+    yardstick = heapq_events_per_s()
+    return {
+        "flows": len(flows),
+        "largest_relative_error": largest_error(end_s, reference),
+        "cpu_s": cpu_s,
+        "heapq_events_per_cpu_s": yardstick,
+        "heapq_events_worth": cpu_s * yardstick,
+        "clock_largest_relative_error": largest_error(clock_end_s, reference),
+        "clock_cpu_s": clock_cpu_s,
+        "clock_heapq_events_worth": clock_cpu_s * yardstick,
+    }
+
+
+def main() -> None:
+    """Measure one flow list and print the figures."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("topology", type=Path)
+    parser.add_argument("flows", type=Path)
+    parser.add_argument("reference", type=Path, nargs="?")
+    parser.add_argument("--format", choices=("text", "json"), default="text")
+    given = parser.parse_args()
+    figures = measure(given.topology, given.flows, given.reference)
+    if given.format == "json":
+        print(json.dumps(figures))
+        return
+    for name, value in figures.items():
+        print(f"{name:32} {'not known' if value is None else f'{value:.6g}'}")
+
+
+if __name__ == "__main__":
+    main()

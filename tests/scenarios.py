@@ -1,0 +1,144 @@
+"""Random small scenarios that touch every part of the simulator, and helpers to run them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from policies import make_policy
+from sim.record import Run
+from sim.run import run
+from sim.scenario import Scenario
+
+SECONDS = st.floats(0.0, 200.0).map(lambda x: round(x, 3) + 0.000123)
+
+
+def scenario(**sections: Any) -> Scenario:
+    """A scenario from plain dictionaries; two generic nodes and no jobs unless given."""
+    base: dict[str, Any] = {
+        "schema_version": 1,
+        "name": "test",
+        "cluster": {"nodes": [{"count": 2, "gpus": 1, "accelerator": "generic"}]},
+        "workload": {},
+    }
+    return Scenario.model_validate(base | sections)
+
+
+def model(**keys: Any) -> dict[str, Any]:
+    """A fitted model: 10 ms a sample, no exchange cost unless given."""
+    return {"sample_time": 0.01, "exchange": {"alpha": 0.0, "rate": 1e10}} | keys
+
+
+def simulate(case: Scenario, policy: str = "fifo", seed: int = 0, **options: Any) -> Run:
+    """Run a scenario under a policy."""
+    return run(case, policy=make_policy(policy), seed=seed, **options)
+
+
+@st.composite
+def clusters(draw: st.DrawFn) -> dict[str, Any]:
+    groups = [
+        {
+            "name": f"group{k}",
+            "count": draw(st.integers(1, 3)),
+            "gpus": draw(st.integers(1, 3)),
+            "accelerator": "generic",
+            "speed": draw(st.sampled_from([1.0, 0.5, 0.77])),
+            "nic": draw(st.sampled_from([1e9, 2.5e9, 1.25e10])),
+            "storage_rate": 2e9,
+        }
+        for k in range(draw(st.integers(1, 2)))
+    ]
+    topology: dict[str, Any] = {"kind": "star", "latency": draw(st.sampled_from([0.0, 1e-4]))}
+    if draw(st.booleans()):
+        topology = {"kind": "tree", "nodes_per_rack": 2, "oversubscription": draw(st.sampled_from([1.0, 4.0]))}
+    return {"nodes": groups, "topology": topology}
+
+
+@st.composite
+def models(draw: st.DrawFn) -> dict[str, Any]:
+    return {
+        "fixed_time": draw(st.sampled_from([0.0, 0.0071])),
+        "sample_time": draw(st.sampled_from([0.0023, 0.0117])),
+        "parameters": draw(st.sampled_from([0.0, 1.3e7, 2.1e8])),
+        "overlap": draw(st.sampled_from([1.0, 1.7, 8.0])),
+        "noise_scale": draw(st.sampled_from([None, 300.0])),
+        "noise_scale_growth": draw(st.sampled_from([0.0, 2.0])),
+        "drift": draw(st.sampled_from([0.0, 0.03])),
+        "samples_per_pass": draw(st.sampled_from([None, 8])),
+        "share_kappa": 0.6,
+        "interference": draw(st.sampled_from([0.0, 0.2])),
+        "exchange": {
+            "algorithm": draw(st.sampled_from(["ring", "tree", "parameter-server", "hierarchical"])),
+            "alpha": 1.3e-5,
+            "rate": draw(st.sampled_from([5e8, 9e9])),
+        },
+    }
+
+
+@st.composite
+def training_jobs(draw: st.DrawFn, index: int, gpus: int) -> dict[str, Any]:
+    batch = draw(st.integers(8, 60))
+    share = draw(st.sampled_from([1.0, 1.0, 0.5]))
+    job: dict[str, Any] = {
+        "name": f"job{index}",
+        "arrival": draw(SECONDS) if index else 0.0,
+        "gpus": 1 if share < 1.0 else draw(st.integers(1, min(gpus, 6))),
+        "gpu_share": share,
+        "model": "m",
+        "global_batch": batch,
+        "sync_interval": draw(st.integers(1, 4)),
+        "on_worker_loss": draw(st.sampled_from(["restart", "regroup"])),
+        "checkpoint": {"interval": draw(st.sampled_from(["never", "young-daly", 7.77])), "size": 1e9},
+    }
+    if job["gpus"] > 1:
+        job["workers_min"] = 1
+    if draw(st.booleans()):
+        job["data"] = {
+            "samples": draw(st.integers(batch * 3, batch * 40)),
+            "sample_size": draw(st.sampled_from([0.0, 2e5, 4e6])),
+            "shards": draw(st.integers(1, 12)),
+            "replicas": draw(st.integers(1, 2)),
+            "placement": draw(
+                st.sampled_from([{"kind": "even"}, {"kind": "even", "over": "cluster"}, {"kind": "skewed"}])
+            ),
+        }
+        job["epochs"] = draw(st.sampled_from([1, 2, 2.5]))
+    else:
+        job["steps"] = draw(st.integers(1, 120))
+    return job
+
+
+@st.composite
+def faults(draw: st.DrawFn, nodes: list[str]) -> dict[str, Any]:
+    events = [
+        {
+            "kind": draw(st.sampled_from(["crash", "slow", "link"])),
+            "node": draw(st.sampled_from(nodes)),
+            "at": draw(SECONDS),
+            "duration": draw(SECONDS),
+            "factor": 2.5,
+        }
+        for _ in range(draw(st.integers(0, 3)))
+    ]
+    return {"events": events}
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Scenario:
+    """A whole random scenario: uneven, noisy, contended, faulty, co-located, H > 1."""
+    cluster = draw(clusters())
+    gpus = sum(g["count"] * g["gpus"] for g in cluster["nodes"])
+    nodes = [f"{g['name']}-{k}" for g in cluster["nodes"] for k in range(g["count"])]
+    jobs = [draw(training_jobs(index, gpus)) for index in range(draw(st.integers(1, 3)))]
+    if draw(st.booleans()):
+        jobs.append({"name": "rigid", "arrival": draw(SECONDS), "gpus": 1, "duration": draw(SECONDS)})
+    decide = draw(st.sampled_from([{}, {"every_steps": 7}, {"every": 3.3}, {"every": 11.1, "every_steps": 5}]))
+    return scenario(
+        cluster=cluster,
+        workload={"models": {"m": draw(models())}, "jobs": jobs},
+        decide=decide,
+        noise={"step_cov": draw(st.sampled_from([0.0, 0.2]))},
+        faults=draw(faults(nodes)),
+        restart={"detection": 1.1, "initialisation": 2.3},
+    )
