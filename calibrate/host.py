@@ -54,7 +54,7 @@ class HostBench:
         self.folder = folder
         self._pool = ThreadPoolExecutor(self.cores)
         cache = last_level_cache_bytes()
-        self.array_bytes = min(max((2 if quick else 4) * cache, 64 * MIB), LARGEST_ARRAY_BYTES)
+        self.array_bytes = min(max(4 * cache, 64 * MIB), LARGEST_ARRAY_BYTES)
 
     @cached_property
     def arrays(self) -> tuple[Array, Array, Array]:

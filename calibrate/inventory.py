@@ -54,13 +54,14 @@ def cpu_conditions() -> dict[str, Scalar]:
 
 
 def gpu_conditions(
-    gpu: nvml.Gpu | None, versions: nvml.Versions | None, name: str, count: int
+    gpu: nvml.Gpu | None, versions: nvml.Versions | None, name: str, memory_bytes: float, count: int
 ) -> dict[str, Scalar]:
     """Conditions of a GPU; what NVML does not give is None."""
     return {
         "device": name,
         "architecture": gpu.compute_capability if gpu else None,
         "count": count,
+        "memory_bytes": memory_bytes,
         "driver": versions.driver if versions else None,
         "cuda_driver": versions.cuda_driver if versions else None,
         "power_limit_w": gpu.power_limit_w if gpu else None,

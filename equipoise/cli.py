@@ -36,6 +36,12 @@ COMMANDS = {
         "compare",
         "Simulate several policies on the same seeds and compare them.",
     ),
+    "sweep": ("study.commands", "sweep", "Make the runs of a sweep file; resumes by itself."),
+    "merge": ("study.commands", "merge", "Put the shards of a sweep together."),
+    "query": ("study.commands", "query", "Ask the results of a sweep in SQL."),
+    "calibrate": ("calibrate.commands", "calibrate", "Measure this machine and fit a hardware profile."),
+    "monitor": ("calibrate.commands", "monitor", "Watch what the GPUs of this machine really do."),
+    "export": ("equipoise.export_command", "export", "Write a policy as a file for a live training job."),
     "validate": ("equipoise.commands", "validate", "Check scenario files and hardware profiles."),
     "list": ("equipoise.listing", "list_", "List stages, hardware profiles and scenarios."),
     "schema": ("equipoise.commands", "schema", "Print the JSON schema of scenario files."),
@@ -92,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return stop.exit_code
     except click.ClickException as error:
         _say(error.format_message(), usage=error)
-        return WRONG_INPUT
+        return error.exit_code  # 2 for wrong usage
     except (KeyboardInterrupt, click.Abort):
         print("equipoise: interrupted", file=sys.stderr)
         return INTERRUPTED

@@ -72,7 +72,13 @@ def progress(quiet: bool, label: str) -> Iterator[Update | None]:
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"))
-        with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
+        with Progress(
+            *columns,
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            transient=True,
+            refresh_per_second=2,
+        ) as bar:
             task = bar.add_task(label, total=1.0, text="")
             yield lambda share, text: bar.update(task, completed=share, text=text)
 

@@ -45,7 +45,7 @@ class Options:
     accumulation: int = 1
     loss_reduction: Reduction = "mean"
     batch_reference: int | None = None
-    decide_every: int = 5
+    decide_every: int = 10
     statistics_every: int = 10
     decision_budget_s: float = 0.25
     control_timeout_s: float = 1800.0

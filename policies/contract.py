@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 
-from policies.observation import TABLES, Floats, Ints, JobState, Observation
+from policies.observation import DONE, TABLES, Floats, Ints, Observation
 from policies.placement import allocation_fault
 
 CONTRACT_VERSION = 1
@@ -119,16 +119,13 @@ class Plan:
 
     def changes_nothing(self) -> bool:
         """Whether applying this plan would change nothing."""
-        return all(
-            value is None
-            for value in (
-                self.moves,
-                self.samples_per_step,
-                self.fetch_order,
-                self.sync_interval,
-                self.gpu_share,
-                self.allocation,
-            )
+        return (
+            self.allocation is None
+            and self.samples_per_step is None
+            and self.moves is None
+            and self.sync_interval is None
+            and self.gpu_share is None
+            and self.fetch_order is None
         )
 
 
@@ -232,7 +229,7 @@ def refine(policy: Policy, observation: Observation, memory: Mapping[str, Memory
     for key, stage in policy.keyed():
         try:
             refined, after[key] = stage.refine(observation, plan, memory.get(key, {}))
-            problem = check(refined, observation, before=plan)
+            problem = check(refined, observation, before=plan) if refined is not plan else None
         except Exception as error:
             raise StageError(stage.name, f"{type(error).__name__}: {error}", observation.time_s) from error
         if problem:
@@ -378,7 +375,7 @@ def _check_allocation(allocation: Allocation, observation: Observation, plan: Pl
         allocation.job, allocation.offset, allocation.gpu, allocation.share,
         jobs.state, jobs.rigid, jobs.gpus_requested, jobs.gpus_per_worker, jobs.workers_min, jobs.workers_max,
         jobs.memory_bytes, gpus.node, gpus.job, gpus.share_free, gpus.memory_bytes, observation.nodes.up,
-        workers.job, workers.gpu, workers.gpu_share, int(JobState.DONE),
+        workers.job, workers.gpu, workers.gpu_share, DONE,
     )  # fmt: skip
     return _ALLOCATION_FAULTS[code].format(job, gpu) if code else None
 

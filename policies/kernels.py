@@ -14,6 +14,7 @@ from policies.jit import jit
 from policies.observation import Bools, Floats, Ints
 
 _NOISE = 2.0**-30  # a difference below this share of a unit is rounding, not a difference
+_PAIRS_MOST = 1 << 20  # pairs of workers whose rates are written down at once (8 MiB)
 
 
 class Links(NamedTuple):
@@ -126,50 +127,58 @@ def _position(key: Ints, wanted: int) -> int:
 
 
 @jit
-def link_rate(links: Links, source: int, target: int) -> float:
-    """Rate in bytes/s from node to node: infinite within one, else as measured, else the slower interface."""
+def link(links: Links, source: int, target: int) -> tuple[float, float]:
+    """Rate in bytes/s and delay in s from node to node.
+
+    Infinite and none within a node; else as measured, or the slower interface and none.
+    """
     if source == target:
-        return np.inf
-    at = _position(links.key, source * links.nic_bytes_per_s.size + target)
+        return np.inf, 0.0
+    at = -1
+    if links.key.size > 0:
+        at = _position(links.key, source * links.nic_bytes_per_s.size + target)
+    delay_s = float(links.latency_s[at]) if at >= 0 and links.latency_s[at] > 0.0 else 0.0
     if at >= 0 and links.bytes_per_s[at] > 0.0:
-        return float(links.bytes_per_s[at])
-    return float(min(links.nic_bytes_per_s[source], links.nic_bytes_per_s[target]))
+        return float(links.bytes_per_s[at]), delay_s
+    return float(min(links.nic_bytes_per_s[source], links.nic_bytes_per_s[target])), delay_s
 
 
 @jit
 def transfer_time(links: Links, source: int, target: int, size_bytes: float) -> float:
     """Seconds to bring `size_bytes` from node to node, delay included."""
-    if source == target:
-        return 0.0
-    at = _position(links.key, source * links.nic_bytes_per_s.size + target)
-    delay_s = float(links.latency_s[at]) if at >= 0 and links.latency_s[at] > 0.0 else 0.0
-    return delay_s + size_bytes / link_rate(links, source, target)
+    rate, delay_s = link(links, source, target)
+    return delay_s + size_bytes / rate
 
 
 @jit
-def _best_donor(links: Links, left: Floats, node: Ints, begin: int, end: int, receiver: int) -> int:
-    """The worker with surplus left that reaches `receiver` fastest; the lowest of equals; -1 when none."""
-    best, best_rate = -1, -1.0
-    for i in range(begin, end):
-        if left[i] > _NOISE:
-            rate = link_rate(links, node[i], node[receiver])
+def _pair_rates(links: Links, node: Ints, donors: Ints, receivers: Ints) -> Floats:
+    """Rates from each donor to each receiver; empty when there are too many pairs to write down."""
+    if donors.size * receivers.size > _PAIRS_MOST:
+        return np.empty((0, 0))
+    rates = np.empty((donors.size, receivers.size))
+    for d in range(donors.size):
+        for r in range(receivers.size):
+            rates[d, r] = link(links, node[donors[d]], node[receivers[r]])[0]
+    return rates
+
+
+@jit
+def _best_donor(
+    rates: Floats, links: Links, node: Ints, donors: Ints, supply: Floats, receiver: int, r: int
+) -> tuple[int, float, float]:
+    """The donor with something left that reaches a receiver fastest, that rate, and the fastest finite one.
+
+    The lowest of equals; -1 when nothing is left.
+    """
+    best, best_rate, finite = -1, -1.0, 0.0
+    for d in range(donors.size):
+        if supply[d] > _NOISE:
+            rate = rates[d, r] if rates.size > 0 else link(links, node[donors[d]], node[receiver])[0]
             if rate > best_rate:
-                best, best_rate = i, rate
-    return best
-
-
-@jit
-def _fastest_pair(links: Links, surplus: Floats, node: Ints, begin: int, end: int) -> float:
-    """Highest finite rate between a worker with surplus and one with deficit; 1 when there is none."""
-    fastest = 0.0
-    for i in range(begin, end):
-        if surplus[i] > _NOISE:
-            for j in range(begin, end):
-                if surplus[j] < -_NOISE:
-                    rate = link_rate(links, node[i], node[j])
-                    if np.isfinite(rate):
-                        fastest = max(fastest, rate)
-    return fastest if fastest > 0.0 else 1.0
+                best, best_rate = d, rate
+            if np.isfinite(rate):
+                finite = max(finite, rate)
+    return best, best_rate, finite
 
 
 @jit
@@ -183,42 +192,58 @@ def greedy_flow(
     receiver. Weights only fall as donors run dry, so a receiver's last known weight is an upper bound and
     only the heaviest receiver is looked at again.
     """
-    limit = surplus.size
-    donors, receivers = np.empty(limit, dtype=np.int64), np.empty(limit, dtype=np.int64)
-    amount = np.empty(limit)
-    left = surplus.copy()
-    weight, donor = np.zeros(limit), np.full(limit, -1, dtype=np.int64)
+    giver, taker = np.empty(surplus.size, dtype=np.int64), np.empty(surplus.size, dtype=np.int64)
+    amount = np.empty(surplus.size)
     count, value = 0, 0.0
     for k in range(first.size - 1):
         if not acting[k]:
             continue
-        begin, end = first[k], first[k + 1]
-        fastest = _fastest_pair(links, surplus, node, begin, end)
-        for j in range(begin, end):
-            weight[j] = np.inf if left[j] < -_NOISE else 0.0
-        while True:
-            j = begin
-            for other in range(begin + 1, end):
-                if weight[other] > weight[j]:
-                    j = other
-            if not weight[j] > 0.0:
+        donors, supply = _where_positive(surplus, 1.0, first[k], first[k + 1])
+        receivers, demand = _where_positive(surplus, -1.0, first[k], first[k + 1])
+        rates = _pair_rates(links, node, donors, receivers)
+        weight, donor = np.zeros(receivers.size), np.full(receivers.size, -1, dtype=np.int64)
+        fastest = 0.0
+        for r in range(receivers.size):
+            donor[r], weight[r], finite = _best_donor(rates, links, node, donors, supply, receivers[r], r)
+            fastest = max(fastest, finite)
+        if fastest == 0.0:
+            fastest = 1.0
+        for r in range(receivers.size):
+            weight[r] = pull[receivers[r]] * min(weight[r] / fastest, 1.0)
+        while donors.size > 0 and receivers.size > 0:
+            r = 0
+            for other in range(1, receivers.size):
+                if weight[other] > weight[r]:
+                    r = other
+            d = donor[r]
+            if not weight[r] > 0.0:
                 break
-            if donor[j] < 0 or left[donor[j]] <= _NOISE:
-                donor[j] = _best_donor(links, left, node, begin, end, j)
-                if donor[j] < 0:
-                    break  # no surplus is left in this job
-                weight[j] = pull[j] * min(link_rate(links, node[donor[j]], node[j]) / fastest, 1.0)
+            if supply[d] <= _NOISE:
+                donor[r], rate, _ = _best_donor(rates, links, node, donors, supply, receivers[r], r)
+                if donor[r] < 0:
+                    break  # nothing is left to give in this job
+                weight[r] = pull[receivers[r]] * min(rate / fastest, 1.0)
                 continue
-            i = donor[j]
-            part = min(left[i], -left[j])
-            left[i] -= part
-            left[j] += part
-            donors[count], receivers[count], amount[count] = i, j, part
+            part = min(supply[d], demand[r])
+            supply[d] -= part
+            demand[r] -= part
+            giver[count], taker[count], amount[count] = donors[d], receivers[r], part
             count += 1
-            value += part * weight[j]
-            if left[j] >= -_NOISE:
-                weight[j] = 0.0
-    return (donors[:count], receivers[:count], amount[:count]), value
+            value += part * weight[r]
+            if demand[r] <= _NOISE:
+                weight[r] = 0.0
+    return (giver[:count], taker[:count], amount[:count]), value
+
+
+@jit
+def _where_positive(values: Floats, sign: float, begin: int, end: int) -> tuple[Ints, Floats]:
+    """Rows in begin .. end - 1 where sign * value exceeds rounding, and how much it is."""
+    rows, amount, count = np.empty(end - begin, dtype=np.int64), np.empty(end - begin), 0
+    for i in range(begin, end):
+        if sign * values[i] > _NOISE:
+            rows[count], amount[count] = i, sign * values[i]
+            count += 1
+    return rows[:count], amount[:count]
 
 
 @jit
@@ -249,15 +274,14 @@ def pick_shards(
                 source, size, samples = shard_node[row], shard_bytes[row], shard_samples[row]
                 if gone[e] or (source == target) != stored_there or 2.0 * wanted < samples or samples <= 0.0:
                     continue
-                arrival_s = 0.0
-                if not stored_there:
-                    queued = max(sent[source], received[target])
-                    arrival_s = transfer_time(links, source, target, queued + size)
+                rate, delay_s = link(links, source, target)
+                queued = 0.0 if stored_there else max(sent[source], received[target])
+                arrival_s = delay_s + (queued + size) / rate
                 finish_s = max(owned[j] / capacity[j], arrival_s) + samples / capacity[j]
                 if (
                     finish_s >= owned[i] / capacity[i]
                     or (not stored_there and size > room_bytes[target])
-                    or samples / capacity[i] <= transfer_time(links, source, target, size)
+                    or samples / capacity[i] <= delay_s + size / rate
                 ):
                     refused += 1
                     continue

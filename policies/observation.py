@@ -29,6 +29,9 @@ class JobState(IntEnum):
     DONE = 2
 
 
+WAITING, RUNNING, DONE = int(JobState.WAITING), int(JobState.RUNNING), int(JobState.DONE)
+
+
 class Column(Generic[S]):
     """One named column of a `Table`: its dtype, its default, and what it means."""
 
@@ -46,11 +49,11 @@ class Column(Generic[S]):
     def __get__(self, table: Table | None, owner: type) -> Column[S] | NDArray[S]:
         if table is None:
             return self
-        view = table._views.get(self.name)
-        if view is None:
-            view = table._arrays[self.name][: table.rows]
-            view.flags.writeable = False
-            table._views[self.name] = view
+        # Kept in the instance, where Python finds it first next time, until the table changes its length.
+        view: NDArray[S] = table._arrays[self.name][: table.rows]
+        view.flags.writeable = False
+        table.__dict__[self.name] = view
+        table._shown.append(self.name)
         return view
 
 
@@ -70,7 +73,6 @@ class Table:
     """Equal-length columns. Attribute access gives a read-only view of the first `rows` entries."""
 
     columns: ClassVar[dict[str, Column[Any]]] = {}
-    __slots__ = ("_arrays", "_views", "rows")
 
     def __init_subclass__(cls) -> None:
         cls.columns = {k: v for k, v in vars(cls).items() if isinstance(v, Column)}
@@ -78,7 +80,7 @@ class Table:
     def __init__(self, rows: int = 0, capacity: int | None = None) -> None:
         size = max(rows, capacity or 0)
         self._arrays = {k: np.full(size, c.default, dtype=c.dtype) for k, c in self.columns.items()}
-        self._views: dict[str, NDArray[Any]] = {}
+        self._shown: list[str] = []
         self.rows = rows
 
     def __len__(self) -> int:
@@ -90,7 +92,7 @@ class Table:
 
     def __setstate__(self, state: tuple[dict[str, NDArray[Any]], int]) -> None:
         self._arrays, self.rows = state
-        self._views = {}
+        self._shown = []
 
     @classmethod
     def of(cls, **columns: Any) -> Self:
@@ -125,7 +127,9 @@ def resize(table: Table, rows: int) -> None:
             array = np.full(grown, column.default, dtype=column.dtype)
             array[:capacity] = table._arrays[name]
             table._arrays[name] = array
-    table._views.clear()
+    for name in table._shown:
+        del table.__dict__[name]
+    table._shown.clear()
     table.rows = rows
 
 

@@ -19,7 +19,7 @@ from policies.kernels import (
     greedy_flow,
     holt,
     imbalance,
-    link_rate,
+    link,
     pick_shards,
 )
 from policies.observation import Bools, Floats, Ints, Observation
@@ -231,7 +231,7 @@ def _least_time_flow(
         donors, receivers = here[surplus[here] > 0], here[surplus[here] < 0]
         if not (len(donors) and len(receivers)):
             continue
-        rate = np.array([[link_rate(links, node[i], node[j]) for j in receivers] for i in donors])
+        rate = np.array([[link(links, node[i], node[j])[0] for j in receivers] for i in donors])
         finite = rate[np.isfinite(rate)]
         fastest = finite.max() if len(finite) else 1.0
         flow = least_cost_transport(fastest / rate, surplus[donors], -surplus[receivers])

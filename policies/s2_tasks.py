@@ -88,18 +88,18 @@ class Tasks(Stage):
         )  # fmt: skip
         level = np.round(priority / _PRIORITY_STEP)
         ranked = np.lexsort((rows, np.nan_to_num(needed_s, nan=np.inf), -level))
-        order, reordered = _order_by_rank(observation, rows[ranked])
+        order = _order_by_rank(observation, rows[ranked])
         late = ranked[fetch_s[ranked] > needed_s[ranked]]
         values: dict[str, Any] = {
             "s211_fetch_s": float(fetch_s.mean()),
             "s212_waiting": len(rows),
             "s212_critical": int(shards.id[rows[ranked[0]]]),
             "s212_priority": float(priority[ranked[0]]),
-            "s212_reordered": reordered,
+            "s212_reordered": order is not None,
             "s213_late": len(late),
             "s213_moved": 0,
         }
-        if reordered:
+        if order is not None:
             plan = plan.with_(fetch_order=order)
         if len(late):
             late_s = fetch_s - needed_s
@@ -205,22 +205,27 @@ class Tasks(Stage):
         return state
 
 
-def _order_by_rank(observation: Observation, ranked: Ints) -> tuple[Ints, bool]:
-    """Order of fetching when each worker's remote shards follow `ranked`, and whether that changes it.
+def _order_by_rank(observation: Observation, ranked: Ints) -> Ints | None:
+    """Order of fetching when each worker's remote shards follow `ranked`; None when that changes nothing.
 
     In each queue (by need) the remote shards trade places with one another only: what is started or stored
     here keeps its place, so nothing that is ready waits for something that is not.
     """
     shards = observation.shards
+    soon_s = np.nan_to_num(shards.needed_in_s, nan=np.inf)
+    by_rank = ranked[np.argsort(shards.worker[ranked], kind="stable")]
+    by_need = ranked[np.lexsort((ranked, soon_s[ranked], shards.worker[ranked]))]
+    if np.array_equal(by_rank, by_need):
+        return None
     fetches = np.zeros(len(observation.workers) + 1, dtype=np.bool_)
     fetches[shards.worker[ranked]] = True
     queued = np.flatnonzero(fetches[shards.worker])  # unowned shards look at the last entry, which is False
-    soon_s = np.nan_to_num(shards.needed_in_s, nan=np.inf)
     queued = queued[np.lexsort((queued, soon_s[queued], shards.worker[queued]))]
-    trades = np.isin(queued, ranked)
+    trades = np.zeros(len(shards), dtype=np.bool_)
+    trades[ranked] = True
     order = queued.copy()
-    order[trades] = ranked[np.argsort(shards.worker[ranked], kind="stable")]
-    return order[np.argsort(soon_s[queued], kind="stable")], not np.array_equal(order, queued)
+    order[trades[queued]] = by_rank
+    return order[np.argsort(soon_s[queued], kind="stable")]
 
 
 def _deal_holds(groups: Groups, samples: Ints, samples_max: Ints, batch: Ints) -> Bools:

@@ -209,17 +209,14 @@ class Synchronisation(Stage):
 
 def _owned_bytes(observation: Observation, plan: Plan) -> dict[str, float]:
     """Bytes of the worker that owns most, before and after the planned moves."""
-    owner = observation.shards.worker
-    values = {"s311_most_bytes": 0.0, "s311_most_bytes_after": 0.0}
-    for name in values:
-        owned = owner >= 0
-        if owned.any():
-            per_worker = np.bincount(owner[owned], weights=observation.shards.bytes[owned])
-            values[name] = float(per_worker.max())
-        if plan.moves is not None:
-            owner = owner.copy()
-            owner[plan.moves.shard] = plan.moves.worker
-    return values
+    owner, size = observation.shards.worker, observation.shards.bytes
+    before = float(np.bincount(owner + 1, weights=size, minlength=2)[1:].max())  # place 0 is for no owner
+    after = before
+    if plan.moves is not None:
+        owner = owner.copy()
+        owner[plan.moves.shard] = plan.moves.worker
+        after = float(np.bincount(owner + 1, weights=size, minlength=2)[1:].max())
+    return {"s311_most_bytes": before, "s311_most_bytes_after": after}
 
 
 def _slowest_rate(step_s: Floats) -> float:
@@ -283,6 +280,8 @@ def _undo(observation: Observation, share: Floats, verdict: Verdict) -> tuple[Fl
     """Shares with the rolled-back ones restored where their GPU has room for it, and the rows restored."""
     workers, gpus = observation.workers, observation.gpus
     new = share.copy()
+    if not len(verdict.rollback):
+        return new, np.empty(0, dtype=np.int64)
     rows = match_sorted(workers.id, verdict.rollback)
     new[rows] = verdict.undo
     held = np.bincount(workers.gpu, weights=workers.gpu_share, minlength=len(gpus))

@@ -20,12 +20,16 @@ FREE, SHARED = -1, -2
 @jit
 def _book(gpu, share, job, gpu_job, gpu_share_free, gpu_holders, gpu_node, node_free):  # type: ignore[no-untyped-def]
     for k in range(gpu.size):
+        if gpu_share_free[gpu[k]] < share[k] - 1e-9:
+            return False
+    for k in range(gpu.size):
         g = gpu[k]
         if gpu_holders[g] == 0:
             node_free[gpu_node[g]] -= 1
         gpu_holders[g] += 1
         gpu_share_free[g] -= share[k]
         gpu_job[g] = job if share[k] == 1.0 else SHARED
+    return True
 
 
 @jit
@@ -98,9 +102,10 @@ class Cluster:
 
     def book(self, job: int, gpu: Ints, share: Floats) -> Holding:
         """Give GPUs to a job. Raises DoubleBookingError when they are not free (checked plans never do)."""
-        if (self._share_free[gpu] < share - 1e-9).any() or job in self.holding:
+        if job in self.holding or not _book(
+            gpu, share, job, self._job, self._share_free, self._holders, self._node, self._node_free
+        ):
             raise DoubleBookingError(f"job row {job} on GPUs {gpu.tolist()}")
-        _book(gpu, share, job, self._job, self._share_free, self._holders, self._node, self._node_free)
         held = Holding(gpu, share, np.unique(self._node[gpu]) if gpu.size > 1 else self._node[gpu])
         self.holding[job] = held
         return held
@@ -152,6 +157,9 @@ class Cluster:
 
     def rigid_speed(self, nodes: Ints) -> float:
         """Speed of a gang that runs at the pace of its slowest node."""
+        if nodes.size == 1:
+            node = nodes.item()
+            return self.node_speed.item(node) / self.slow.item(node)
         return float((self.node_speed[nodes] / self.slow[nodes]).min())
 
     def nodes_named(self, names: Sequence[str]) -> list[int]:

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from policies.jit import jit
+from policies.jit import jit_in_place
 from sim.flows import (
     BLOCK,
     BLOCK_SIZE,
@@ -56,7 +56,7 @@ SAME_RATE = 1e-13  # relative; a smaller change is rounding: the old rate stays,
 NEAR = 1e-9  # relative; sums kept up to date are trusted that far, and added up anew where it matters
 
 
-@jit
+@jit_in_place
 def same(rate: float, other: float) -> bool:
     """Whether two rates differ by rounding only."""
     return rate == other or abs(rate - other) <= SAME_RATE * other
@@ -65,7 +65,7 @@ def same(rate: float, other: float) -> bool:
 # --- who takes part --------------------------------------------------------------------------------------
 
 
-@jit
+@jit_in_place
 def can_bind(flows: Records, links: Records, uses: Records, number: int) -> int:
     """1 when the flows of a link could fill it together."""
     link = links[number]
@@ -81,7 +81,7 @@ def can_bind(flows: Records, links: Records, uses: Records, number: int) -> int:
     return 1 if demand > link.capacity * (1.0 + SAME_RATE) else 0
 
 
-@jit
+@jit_in_place
 def sum_rates(flows: Records, links: Records, uses: Records, number: int) -> float:
     """Sum of usage * rate on a link."""
     load, e = 0.0, links[number].head
@@ -91,7 +91,7 @@ def sum_rates(flows: Records, links: Records, uses: Records, number: int) -> flo
     return load
 
 
-@jit
+@jit_in_place
 def equal_part(links: Records, uses: Records, number: int) -> float:
     """Rate of the flows of a link if all had the same."""
     usage, e = 0.0, links[number].head
@@ -101,7 +101,7 @@ def equal_part(links: Records, uses: Records, number: int) -> float:
     return float(links[number].capacity / usage)
 
 
-@jit
+@jit_in_place
 def join(flows: Records, ints: Ints, slot: int) -> None:
     """Let a flow take part."""
     count = ints[COUNT]
@@ -111,7 +111,7 @@ def join(flows: Records, ints: Ints, slot: int) -> None:
         count[N_MEMBER] += 1
 
 
-@jit
+@jit_in_place
 def open_link(links: Records, ints: Ints, number: int) -> None:
     """Let a link take part."""
     count = ints[COUNT]
@@ -121,7 +121,7 @@ def open_link(links: Records, ints: Ints, number: int) -> None:
         count[N_OPEN] += 1
 
 
-@jit
+@jit_in_place
 def admit(flows: Records, links: Records, uses: Records, ints: Ints, first: int) -> None:
     """Let the flows held back by open links join, from the `first` link on, and open what they change too.
 
@@ -148,9 +148,9 @@ def admit(flows: Records, links: Records, uses: Records, ints: Ints, first: int)
             e = uses[e].next
 
 
-@jit
+@jit_in_place
 def take_changes(flows: Records, links: Records, uses: Records, ints: Ints) -> None:
-    """Begin with the fresh flows, and with the changed links that are bottlenecks."""
+    """Begin with the fresh flows, and with the changed links that are bottlenecks or are too full by now."""
     count = ints[COUNT]
     count[STAMP] += 1
     count[N_MEMBER] = count[N_OPEN] = 0
@@ -166,7 +166,7 @@ def take_changes(flows: Records, links: Records, uses: Records, ints: Ints) -> N
         did_bind, link.binds = link.binds, can_bind(flows, links, uses, number)
         if link.binds > did_bind:
             link.load = sum_rates(flows, links, uses, number)
-        if link.group > 0:
+        if link.group > 0 or (link.binds and link.load > link.capacity * (1.0 - NEAR)):
             open_link(links, ints, number)
     count[N_FRESH] = count[N_DIRTY] = 0
     admit(flows, links, uses, ints, 0)
@@ -175,7 +175,7 @@ def take_changes(flows: Records, links: Records, uses: Records, ints: Ints) -> N
 # --- filling ---------------------------------------------------------------------------------------------
 
 
-@jit
+@jit_in_place
 def sift_down(keys: Floats, ids: Ints, size: int, hole: int) -> None:
     """Restore the order of a binary heap of (key, id) below position `hole`."""
     key, item = keys[hole], ids[hole]
@@ -192,7 +192,7 @@ def sift_down(keys: Floats, ids: Ints, size: int, hole: int) -> None:
     keys[hole], ids[hole] = key, item
 
 
-@jit
+@jit_in_place
 def pop(keys: Floats, ids: Ints, size: int) -> int:
     """Take the first item off the heap; returns the size that remains."""
     size -= 1
@@ -201,7 +201,7 @@ def pop(keys: Floats, ids: Ints, size: int) -> int:
     return size
 
 
-@jit
+@jit_in_place
 def survey(flows: Records, links: Records, uses: Records, ints: Ints, number: int) -> None:
     """Choose the members of an open link that are not fixed, and add up what they use and what is left."""
     link, stamp, turn = links[number], ints[COUNT, STAMP], ints[COUNT, ROUND]
@@ -224,7 +224,7 @@ def survey(flows: Records, links: Records, uses: Records, ints: Ints, number: in
     link.fastest, ints[COUNT, N_CHOSEN] = fastest, rising_flows
 
 
-@jit
+@jit_in_place
 def choose_limited(flows: Records, ints: Ints, share: float) -> float:
     """Choose the members whose own limit is at most `share`; returns the least limit of the others."""
     count = ints[COUNT]
@@ -242,7 +242,7 @@ def choose_limited(flows: Records, ints: Ints, share: float) -> float:
     return lowest
 
 
-@jit
+@jit_in_place
 def prepare(flows: Records, links: Records, uses: Records, reals: Floats, ints: Ints) -> int:
     """Survey the open links and put those with members into the heap; returns its size."""
     keys, ids, heap = reals[KEY], ints[HEAP], 0
@@ -259,7 +259,7 @@ def prepare(flows: Records, links: Records, uses: Records, reals: Floats, ints: 
     return heap
 
 
-@jit
+@jit_in_place
 def fill(flows: Records, links: Records, uses: Records, reals: Floats, ints: Ints) -> None:
     """Progressive filling of the members over the open links, all other flows as they are.
 
@@ -309,7 +309,7 @@ def fill(flows: Records, links: Records, uses: Records, reals: Floats, ints: Int
 # --- checking and applying -------------------------------------------------------------------------------
 
 
-@jit
+@jit_in_place
 def try_rates(flows: Records, links: Records, uses: Records, ints: Ints) -> None:
     """Add up the load that links which could bind, but are not open, would have; they go to TOUCHED."""
     count = ints[COUNT]
@@ -331,7 +331,7 @@ def try_rates(flows: Records, links: Records, uses: Records, ints: Ints) -> None
     count[N_TOUCHED] = touched
 
 
-@jit
+@jit_in_place
 def overfull(flows: Records, links: Records, uses: Records, ints: Ints, number: int) -> bool:
     """Whether a touched link would carry more than its capacity."""
     link = links[number]
@@ -345,7 +345,7 @@ def overfull(flows: Records, links: Records, uses: Records, ints: Ints, number: 
     return bool(load > link.capacity * (1.0 + SAME_RATE))
 
 
-@jit
+@jit_in_place
 def widen(flows: Records, links: Records, uses: Records, ints: Ints) -> bool:
     """Open and admit what the members' new rates concern; False when nothing is left to do."""
     count = ints[COUNT]
@@ -371,7 +371,7 @@ def widen(flows: Records, links: Records, uses: Records, ints: Ints) -> bool:
     return bool(count[N_MEMBER] > members or count[N_OPEN] > opened)
 
 
-@jit
+@jit_in_place
 def regroup(flow: Any, links: Records) -> None:
     """Make the new bottleneck of a flow its bottleneck."""
     if flow.bottleneck != flow.next_bottleneck:
@@ -382,7 +382,7 @@ def regroup(flow: Any, links: Records) -> None:
         flow.bottleneck = flow.next_bottleneck
 
 
-@jit
+@jit_in_place
 def apply_rates(flows: Records, links: Records, reals: Floats, ints: Ints, now_s: float) -> None:
     """Give members their new rates. An unchanged rate keeps its anchor and its end, to the bit."""
     count = ints[COUNT]
@@ -405,7 +405,7 @@ def apply_rates(flows: Records, links: Records, reals: Floats, ints: Ints, now_s
         reals[BLOCK, slot // BLOCK_SIZE] = STALE
 
 
-@jit
+@jit_in_place
 def settle(
     flows: Records, links: Records, uses: Records, reals: Floats, ints: Ints, now_s: float
 ) -> tuple[float, int, int]:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.jit import jit
+from policies.jit import jit_in_place
 
 Records = NDArray[Any]
 Floats = NDArray[np.float64]
@@ -113,7 +113,7 @@ def grow_uses(state: State, more: int) -> State:
     return state._replace(uses=np.concatenate((state.uses, np.zeros(len(state.uses) + 2 * more, USE))))
 
 
-@jit
+@jit_in_place
 def size_class(length: int) -> int:
     """Least k with 2**k >= length."""
     k = 0
@@ -122,7 +122,7 @@ def size_class(length: int) -> int:
     return k
 
 
-@jit
+@jit_in_place
 def reserve_uses(uses: Records, ints: Ints, length: int) -> int:
     """First of a free stretch of `length` uses; -1 when there is none."""
     count, k = ints[COUNT], size_class(length)
@@ -137,7 +137,7 @@ def reserve_uses(uses: Records, ints: Ints, length: int) -> int:
     return int(first)
 
 
-@jit
+@jit_in_place
 def mark_dirty(links: Records, ints: Ints, number: int) -> None:
     """Put a link on the list of those that changed."""
     if links[number].dirty == 0:
@@ -146,7 +146,7 @@ def mark_dirty(links: Records, ints: Ints, number: int) -> None:
         ints[COUNT, N_DIRTY] += 1
 
 
-@jit
+@jit_in_place
 def mark_fresh(flows: Records, ints: Ints, slot: int) -> None:
     """Put a flow on the list of those whose rate must be found anew."""
     if flows[slot].fresh == 0:
@@ -155,7 +155,7 @@ def mark_fresh(flows: Records, ints: Ints, slot: int) -> None:
         ints[COUNT, N_FRESH] += 1
 
 
-@jit
+@jit_in_place
 def alone(flow: Any, links: Records, uses: Records) -> float:
     """Rate of a flow that has all its links to itself."""
     limit = flow.cap
@@ -164,15 +164,15 @@ def alone(flow: Any, links: Records, uses: Records) -> float:
     return float(limit)
 
 
-@jit
+@jit_in_place
 def left_at(flow: Any, now_s: float) -> float:
     """Bytes left at `now_s`."""
     if now_s <= flow.anchor_s:
         return float(flow.left)
-    return max(flow.left - flow.rate * (now_s - flow.anchor_s), 0.0)
+    return float(max(flow.left - flow.rate * (now_s - flow.anchor_s), 0.0))
 
 
-@jit
+@jit_in_place
 def attach(
     flows: Records,
     links: Records,
@@ -210,7 +210,7 @@ def attach(
     return True
 
 
-@jit
+@jit_in_place
 def detach(
     flows: Records, links: Records, uses: Records, reals: Floats, ints: Ints, slot: int, left: float
 ) -> None:
@@ -241,7 +241,7 @@ def detach(
     reals[BLOCK, slot // BLOCK_SIZE] = STALE
 
 
-@jit
+@jit_in_place
 def change_capacity(
     flows: Records,
     links: Records,
@@ -270,7 +270,7 @@ def change_capacity(
         e = uses[e].next
 
 
-@jit
+@jit_in_place
 def next_due(reals: Floats, ints: Ints) -> tuple[float, int, int]:
     """Earliest end of a flow, how many end then (slots in `ints[DUE]`), the first; none: (inf, 0, -1)."""
     finish, least = reals[FINISH], reals[BLOCK]
@@ -294,13 +294,13 @@ def next_due(reals: Floats, ints: Ints) -> tuple[float, int, int]:
     return end_s, due, ints[DUE, 0] if due else -1
 
 
-@jit
+@jit_in_place
 def left_of(flows: Records, slot: int, now_s: float) -> float:
     """Bytes that the flow in `slot` has left at `now_s`."""
     return left_at(flows[slot], now_s)
 
 
-@jit
+@jit_in_place
 def add_carried(flows: Records, uses: Records, slots: Ints, carried: Floats, now_s: float) -> None:
     """Add what the flows in `slots` have carried so far to `carried` (links,)."""
     for slot in slots:

@@ -86,7 +86,7 @@ class Network:
         return flow
 
     def cancel(self, flow: int) -> float:
-        """Take a flow out without calling back; returns the bytes left. Raises KeyError when it is not live."""
+        """Take a flow out without a call back; returns the bytes left. Raises KeyError: not live."""
         left = self.remaining(flow)
         self._remove(flow, left)
         self._changed()
@@ -136,7 +136,9 @@ class Network:
         """Share of each link's capacity used since that reading, 0..1; NaN where there was none, (links,)."""
         now = self.reading()
         carried, offered = now.carried_bytes - since.carried_bytes, now.offered_bytes - since.offered_bytes
-        return np.divide(carried, offered, out=np.full(len(carried), np.nan), where=offered > 0)
+        ratio = np.full(len(carried), np.nan)
+        np.divide(carried, offered, out=ratio, where=offered > 0)
+        return ratio
 
     # --- events ------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 from simpy.events import Event
@@ -60,21 +61,22 @@ class RigidJobs:
         """Run from `delay_s` from now on."""
         clock = self.clock
         rate = self.cluster.rigid_speed(holding.nodes)
+        weight = float(holding.share.sum()) if holding.gpu.size > 1 else holding.share.item()
         begin_s = clock._now + delay_s
         self.begin_s[row], self.rate[row] = begin_s, rate
-        self._weight[row] = float(holding.share.sum())
-        self._nodes[row] = holding.nodes
-        self.gpu_s[row, RESTART] += delay_s * self._weight[row]
-        self._end[row] = clock.at(begin_s + self.left_s[row] / rate, lambda _: self._ended(row))
+        self._weight[row], self._nodes[row] = weight, holding.nodes
+        if delay_s:
+            self.gpu_s[row, RESTART] += delay_s * weight
+        self._end[row] = clock.at(begin_s + self.left_s.item(row) / rate, partial(self._ended, row))
 
-    def _ended(self, row: int) -> None:
-        self._book(row, self.left_s[row])
+    def _ended(self, row: int, _: Event) -> None:
+        self._book(row, self.left_s.item(row))
         self._forget(row)
         self.finished(row)
 
     def _book(self, row: int, work_s: float) -> None:
         """Count work done at the present rate."""
-        gpu_s = work_s / self.rate[row] * self._weight[row]
+        gpu_s = work_s / self.rate.item(row) * self._weight[row]
         self.gpu_s[row, BUSY] += gpu_s
         self.gpu_s[row, USEFUL] += gpu_s
         self.attained_base[row] += gpu_s
@@ -129,7 +131,7 @@ class RigidJobs:
         begin_s = max(self.clock.now, float(self.begin_s[row]))
         rate = self.cluster.rigid_speed(self._nodes[row])
         self.begin_s[row], self.rate[row] = begin_s, rate
-        self._end[row] = self.clock.at(begin_s + self.left_s[row] / rate, lambda _: self._ended(row))
+        self._end[row] = self.clock.at(begin_s + self.left_s[row] / rate, partial(self._ended, row))
 
     def _forget(self, row: int) -> None:
         self.rate[row] = 0.0

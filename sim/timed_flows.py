@@ -7,20 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from policies.jit import jit
+from policies.jit import jit_in_place
 from sim.fairness import pop, settle
 from sim.flows import DUE, Floats, Ints, Records, attach, detach, make_state
 
 
 @dataclass(frozen=True)
 class TimedFlows:
-    """A list of flows, arrays by flow (n,) and in compressed rows.
+    """A list of flows, in arrays by flow (n,) and in compressed rows.
 
-    Flow k uses links `link[link_offset[k] : link_offset[k + 1]]`, each as much as `usage` says, and starts at
-    `start_s[k]` or when the last of `after[after_offset[k] : after_offset[k + 1]]` has ended, if that is later.
+    Flow k uses links `link[link_offset[k] : link_offset[k + 1]]`, each as much as `usage` says. It starts at
+    `start_s[k]`, or when the last of `after[after_offset[k] : after_offset[k + 1]]` has ended, if later.
     """
 
     start_s: Floats
@@ -61,7 +63,7 @@ class TimedFlows:
 def end_times_s(capacity_bytes_per_s: Floats, flows: TimedFlows) -> Floats:
     """When each flow ends (n,), s. Raises ValueError for values out of range and for flows that never end."""
     _check(len(capacity_bytes_per_s), flows)
-    n, lengths = len(flows), np.diff(flows.link_offset)
+    n = len(flows)
     state = make_state(capacity_bytes_per_s, n, 4 * len(flows.link) + 2 * n, 0.0)
     waits = np.diff(flows.after_offset)
     follower_offset = np.concatenate(([0], np.cumsum(np.bincount(flows.after, minlength=n))))
@@ -78,7 +80,7 @@ def end_times_s(capacity_bytes_per_s: Floats, flows: TimedFlows) -> Floats:
     return end_s
 
 
-@jit
+@jit_in_place
 def push(keys: Floats, ids: Ints, size: int, key: float, item: int) -> int:
     """Put (key, item) into a binary heap; returns its new size."""
     hole = size
@@ -92,7 +94,7 @@ def push(keys: Floats, ids: Ints, size: int, key: float, item: int) -> int:
     return size + 1
 
 
-@jit
+@jit_in_place
 def _run(
     flows: Records, links: Records, uses: Records, reals: Floats, ints: Ints,
     start_s: Floats, volume: Floats, cap: Floats, offset: Ints, link: Ints, usage: Floats,
@@ -130,7 +132,7 @@ def _run(
         next_end_s, due, _ = settle(flows, links, uses, reals, ints, now_s)
 
 
-def _rows(rows: Sequence[Sequence[float] | Floats | Ints], dtype: type) -> tuple[Ints, np.ndarray]:
+def _rows(rows: Sequence[Sequence[float] | Floats | Ints], dtype: type) -> tuple[Ints, NDArray[Any]]:
     lengths = np.array([len(row) for row in rows], dtype=np.int64)
     offset = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(lengths)))
     flat = np.concatenate([np.asarray(row, dtype=dtype) for row in rows]) if len(rows) else np.empty(0, dtype)
@@ -139,16 +141,17 @@ def _rows(rows: Sequence[Sequence[float] | Floats | Ints], dtype: type) -> tuple
 
 def _check(links: int, flows: TimedFlows) -> None:
     n = len(flows)
-    for name, good in (
-        ("start_s must be finite and not negative", np.isfinite(flows.start_s) & (flows.start_s >= 0)),
-        ("volume_bytes must be finite and not negative", np.isfinite(flows.volume_bytes) & (flows.volume_bytes >= 0)),
-        ("cap_bytes_per_s must be above 0", flows.cap_bytes_per_s > 0),
-        (f"links must be 0..{links - 1}", (flows.link >= 0) & (flows.link < links)),
-        ("usage must be finite and above 0", np.isfinite(flows.usage) & (flows.usage > 0)),
-        (f"flows to wait for must be 0..{n - 1}", (flows.after >= 0) & (flows.after < n)),
-    ):  # fmt: skip
-        if not good.all():
-            raise ValueError(f"{name}; entry {int(np.argmin(good))} is not")
-    lengths = {len(flows.volume_bytes), len(flows.cap_bytes_per_s), len(flows.link_offset) - 1, n}
-    if len(lengths) > 1 or len(flows.usage) != len(flows.link) or flows.link_offset[-1] != len(flows.link):
+    lengths = {n, len(flows.volume_bytes), len(flows.cap_bytes_per_s), len(flows.link_offset) - 1}
+    if len(lengths) > 1 or not len(flows.usage) == len(flows.link) == flows.link_offset[-1]:
         raise ValueError("the arrays of the flows do not have matching lengths")
+    start_s, volume, usage = flows.start_s, flows.volume_bytes, flows.usage
+    for must, good in (
+        ("start_s must be finite and not negative", np.isfinite(start_s) & (start_s >= 0)),
+        ("volume_bytes must be finite and not negative", np.isfinite(volume) & (volume >= 0)),
+        ("cap_bytes_per_s must be above 0", flows.cap_bytes_per_s > 0),
+        ("usage must be finite and above 0", np.isfinite(usage) & (usage > 0)),
+        (f"links must be 0..{links - 1}", (flows.link >= 0) & (flows.link < links)),
+        (f"flows to wait for must be 0..{n - 1}", (flows.after >= 0) & (flows.after < n)),
+    ):
+        if not good.all():
+            raise ValueError(f"{must}; entry {int(np.argmin(good))} is not")

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.paths import Graph
-from sim.scenario import Cluster, Explicit, NodeGroup, Star, Tree
+from sim.scenario import Cluster, Explicit, NodeGroup, Star
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -128,12 +128,15 @@ class Topology:
         if self._graph is not None:
             path = self._graph.shortest(source, target)
             if path is None:
-                raise TopologyError(f"no path from {self.node_names[source]} to {self.node_names[target]}")
+                raise TopologyError(self._no_path(source, target))
             return [out, *(self.nodes * len(NODE_LINKS) + k for k in path), into]
         rack, other = int(self.rack[source]), int(self.rack[target])
         if rack == other:
             return [out, into]
         return [out, self._rack_up(rack), self._rack_up(other) + 1, into]
+
+    def _no_path(self, source: int, target: int) -> str:
+        return f"no path from {self.node_names[source]} to {self.node_names[target]}"
 
     def _rack_up(self, rack: int) -> int:
         return self.nodes * len(NODE_LINKS) + 2 * rack
@@ -184,11 +187,9 @@ class Topology:
         n = len(ranks)
         if n < 2:
             return np.zeros(0, dtype=np.int64), np.zeros(0)
-        child = np.arange(1, n)
-        parent = _tree_parents(n)
-        other = (lambda r: n - 1 - r) if n % 2 == 0 else (lambda r: (r + 1) % n)
-        low = ranks[np.concatenate((child, other(child)))]
-        high = ranks[np.concatenate((parent, other(parent)))]
+        child, parent = np.arange(1, n), _tree_parents(n)
+        low = ranks[np.concatenate((child, _other_tree(child, n)))]
+        high = ranks[np.concatenate((parent, _other_tree(parent, n)))]
         source, target = np.concatenate((low, high)), np.concatenate((high, low))
         return self.usage(source, target, np.full(len(source), 0.25))
 
@@ -197,8 +198,9 @@ class Topology:
     ) -> tuple[Ints, Floats]:
         """Usage of one push and pull between `workers` and `servers` (nodes of each, one entry per process).
 
-        A number of servers stands for so many, spread evenly over the workers' nodes. The gradient is cut evenly over the servers. The volume is 2 * max(n / servers, 1) gradients, so that
-        at one rate it takes as long as the busiest end needs for the push and then the pull.
+        A number of servers stands for so many, spread evenly over the workers' nodes. The gradient is cut
+        evenly over the servers. The volume is 2 * max(workers / servers, 1) gradients, so that at one rate
+        it takes as long as the busiest end needs to push and then to pull.
         """
         w = np.asarray(workers, dtype=np.int64)
         s = w[np.arange(servers) * len(w) // servers] if isinstance(servers, int) else np.asarray(servers)
@@ -240,11 +242,9 @@ class Topology:
                 self._shared_names.append(f"{source}->{target}")
         self._graph = Graph(ends, seconds, self.nodes)
         self.rack = self._graph.racks()
-        lost = self._graph.unreachable()
+        lost = self._graph.disconnected()
         if lost is not None:
-            raise TopologyError(
-                f"topology.links: no path from {self.node_names[lost[0]]} to {self.node_names[lost[1]]}"
-            )
+            raise TopologyError(f"topology.links: {self._no_path(*lost)}")
         return np.array(capacity), np.concatenate((latency.ravel(), seconds))
 
 
@@ -281,3 +281,8 @@ def _tree_parents(n: int) -> Ints:
     low = rank & -rank
     up = (rank ^ low) | (low << 1)
     return np.where(up < n, up, rank ^ low)
+
+
+def _other_tree(rank: Ints, n: int) -> Ints:
+    """Ranks that stand in the second tree where `rank` stands in the first: inner workers become leaves."""
+    return n - 1 - rank if n % 2 == 0 else (rank + 1) % n

@@ -20,7 +20,7 @@ from policies.contract import (
     Refusal,
     refine,
 )
-from policies.observation import Jobs, JobState, Observation, resize, writable
+from policies.observation import DONE, RUNNING, WAITING, Jobs, Observation, resize, writable
 from sim.advance import EventByEvent
 from sim.clock import DECISION, Clock
 from sim.cluster import Cluster
@@ -269,7 +269,7 @@ class SimWorld:
         listed = allocation.job.tolist()
         resized = set()
         for k, row in enumerate(listed):
-            if self.state[row] == JobState.RUNNING:
+            if self.state[row] == RUNNING:
                 self._stop(row, lost=False)
                 self.preemptions[row] += allocation.offset[k + 1] == allocation.offset[k]
                 resized.add(row)
@@ -284,7 +284,7 @@ class SimWorld:
         holding = self.cluster.book(row, gpus.copy(), share.copy())
         self.waiting.remove(row)
         self.running.add(row)
-        self.state[row], self.held[row] = JobState.RUNNING, gpus.size
+        self.state[row], self.held[row] = RUNNING, gpus.size
         self.observer.started(row, now)
         if math.isnan(self.start_s[row]):
             self.start_s[row] = now
@@ -319,7 +319,7 @@ class SimWorld:
         self.cluster.release(row)
         self.running.remove(row)
         self.waiting.add(row)
-        self.state[row], self.held[row] = JobState.WAITING, 0
+        self.state[row], self.held[row] = WAITING, 0
         self.restart_s[row] = cost_s
         self.observer.stopped(row, self.clock.now)
 
@@ -351,7 +351,7 @@ class SimWorld:
     def _finish(self, row: int) -> None:
         self.cluster.release(row)
         self.running.remove(row)
-        self.state[row], self.held[row] = JobState.DONE, 0
+        self.state[row], self.held[row] = DONE, 0
         self.completion_s[row] = self.clock.now
         self.observer.finished(row, self.clock.now)
         self.completed += 1

@@ -1,8 +1,8 @@
 """Runs on a Dask cluster, one run a task.
 
 Dask keeps going when a worker is killed, and repeats only what that worker had under way: each result is
-taken and released as it ends, so no finished run is lost with a worker. Runs reach the cluster a few at a time,
-so that neither side's memory grows with the sweep.
+taken and released as it ends, so no finished run is lost with a worker. Runs reach the cluster a few at a
+time, so that neither side's memory grows with the sweep.
 """
 
 from __future__ import annotations

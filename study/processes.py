@@ -14,7 +14,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
+from multiprocessing.context import ForkServerProcess
 
 from study.engines import EngineError
 from study.orders import Order, Row, Shared, failed, perform
@@ -23,7 +23,8 @@ KILLS = 3
 """A run that was under way when so many processes were killed is failed."""
 _AHEAD = 2  # orders in a pipe: the one being made, and the next
 _READY = "ready"
-_CONTEXT = get_context("spawn")
+_CONTEXT = get_context("forkserver")  # a clean process that has everything imported, and forks
+_CONTEXT.set_forkserver_preload(["study.orders"])
 
 
 def _serve(pipe: Connection, shared: Shared) -> None:
@@ -51,7 +52,7 @@ class _Worker:
 
     def __init__(self, shared: Shared) -> None:
         self.pipe, theirs = _CONTEXT.Pipe()
-        self.process: SpawnProcess = _CONTEXT.Process(target=_serve, args=(theirs, shared), daemon=True)
+        self.process: ForkServerProcess = _CONTEXT.Process(target=_serve, args=(theirs, shared), daemon=True)
         self.process.start()
         theirs.close()
         self.ready = False
@@ -117,6 +118,7 @@ class Processes:
                     for row in worker.rows():
                         missing -= 1
                         yield row
+                    self._unborn = 0 if worker.ready else self._unborn
                 except EOFError:
                     for row in self._replace(k, waiting):
                         missing -= 1

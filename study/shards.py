@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from sim.yaml_tree import InputError
 from study.orders import Row
 from study.store import Ledger, StoreError, only_writer
 
@@ -103,7 +104,7 @@ def merge(out: Path, sources: Iterable[Path]) -> tuple[int, int, list[str]]:
     """Put the shards in `sources` (folders) into `out/sweep.db`.
 
     Of a run that two shards have, a done one wins over a failed one. Returns (runs done, runs failed, notes:
-    shards that are missing). Raises StoreError when there are no shards, or they belong to different sweeps.
+    shards that are missing). Raises InputError when there are no shards, or they belong to different sweeps.
     """
     found: dict[str, Row] = {}
     about: dict[str, dict[str, str]] = {}
@@ -121,9 +122,9 @@ def merge(out: Path, sources: Iterable[Path]) -> tuple[int, int, list[str]]:
         if (folder / FOLDER / "about.json").exists():
             about[str(folder)] = json.loads((folder / FOLDER / "about.json").read_text(encoding="utf-8"))
     if not seen:
-        raise StoreError(f"{', '.join(map(str, sources))}: no shards here (no {FOLDER}/shard-I-of-N.jsonl)")
+        raise InputError([f"{', '.join(map(str, sources))}: no {FOLDER}/shard-I-of-N.jsonl here"])
     if len({facts["plan"] for facts in about.values()}) > 1:
-        raise StoreError(f"{', '.join(about)}: shards of different sweeps (other file, or other code)")
+        raise InputError([f"{', '.join(about)}: shards of different sweeps (other file, or other code)"])
     with only_writer(out), Ledger(out) as ledger:
         ledger.put_all(found.values())
         ledger.set_about(**next(iter(about.values()), {}))

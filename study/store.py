@@ -22,6 +22,7 @@ import duckdb
 import numpy as np
 
 from sim.record import write_parquet
+from sim.yaml_tree import InputError
 
 Row = dict[str, Any]
 
@@ -219,11 +220,11 @@ def connect(folder: str | Path) -> duckdb.DuckDBPyConnection:
     """A DuckDB connection with view `runs` (and `jobs`, when run directories were kept).
 
     From its relations come pandas (`.df()`), polars (`.pl()`) and Arrow (`.arrow()`), where installed.
-    Raises StoreError when there is no sweep in the folder.
+    Raises InputError when there is no sweep in the folder.
     """
     folder = Path(folder)
     if not (folder / LEDGER).exists():
-        raise StoreError(f"{folder}: no sweep here (no {LEDGER})")
+        raise InputError([f"{folder}: no sweep here (no {LEDGER})"])
     if not is_current(folder):
         with Ledger(folder) as ledger:
             ledger.export()

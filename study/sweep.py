@@ -118,7 +118,8 @@ def _make(
     """Make the missing runs and put each into the store as soon as it is there."""
     if not missing:
         return
-    warm(order.policy for order in missing)  # here, once, before other processes would all compile at once
+    if options.jobs > 1 and shared.runner is run:
+        warm(order.policy for order in missing)  # once, before several processes would all compile
     done, failed = total - len(missing), 0
     with engine(shared, min(options.jobs, len(missing)), options.dask) as made:
         for row in made.rows(missing):

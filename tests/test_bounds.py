@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from naive_bounds import list_schedule, srpt_total_completion
 
 from study.bounds import Needs, srpt_total_completion_s
+from tests.naive_bounds import list_schedule, srpt_total_completion
 
 TIMES = st.integers(0, 50).map(lambda k: k / 4)
 JOBS = st.lists(

@@ -262,10 +262,12 @@ def test_rounding_moves_nothing(stage):
         assert plan.changes_nothing()
 
 
-def test_a_job_on_a_dead_node_is_left_alone():
-    observation = one_job([2.0, 2.0, 1.0], shards_each=8)
-    assert refine(DataFlow(), observation)[0].moves is not None
-    assert refine(DataFlow(), with_dead_nodes(observation, [2]))[0].changes_nothing()
+@BOTH
+@pytest.mark.parametrize("dead", [0, 3])
+def test_a_job_on_a_dead_node_is_left_alone(stage, dead):
+    observation = one_job([2.0, 2.0, 1.0, 1.0], shards_each=8)
+    assert refine(stage, observation)[0].moves is not None
+    assert refine(stage, with_dead_nodes(observation, [dead]))[0].changes_nothing()
 
 
 def test_memory_follows_the_worker_and_forgets_one_that_moved():

@@ -210,6 +210,7 @@ def test_s212_priority_by_hand():
     plan, _, values = refine(Tasks(), remote(sizes))
     assert values["s212_priority"] == pytest.approx(0.3325)
     assert values["s212_waiting"] == 3
+    assert values["s213_late"] == 0
     assert plan.fetch_order is None
     # With urgency alone the large one, which is closest to being late, goes first.
     plan, _, values = refine(Tasks(priority_alpha=1.0), remote(sizes))

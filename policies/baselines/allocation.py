@@ -110,10 +110,10 @@ class Sjf(_Placed):
             return unchanged(plan, self.name, PLANNED), memory
         if not waiting:
             return unchanged(plan, self.name, NONE_WAITS), memory
+        if not some_room(observation.nodes.gpus_free, observation.gpus.share_free):
+            return unchanged(plan, self.name, NONE_FREE), memory  # newcomers are queued when something is
         columns = key_columns(observation, jobs.duration_s, jobs.id)
         memory = queue_now(memory, observation, columns)
-        if not some_room(observation.nodes.gpus_free, observation.gpus.share_free):
-            return unchanged(plan, self.name, NONE_FREE), memory
         allocation, memory = start_from_queue(
             observation, memory, columns, self.strict, PLACEMENTS[self.placement]
         )
@@ -225,7 +225,7 @@ class Las(_Placed):
     """
 
     thresholds_gpu_s: tuple[float, ...] = (3600.0, 36000.0)
-    promote: float = 1000.0
+    promote: float = 256.0
 
     name: ClassVar[str] = "las"
     needs: ClassVar[frozenset[str]] = frozenset({"nodes", "gpus", "jobs", "workers"})

@@ -53,7 +53,7 @@ class Failures(NamedTuple):
     used: Ints
 
 
-FEW = 64  # jobs looked at first
+FEW = 16  # jobs looked at first
 SHARED = -2  # in `gpus.job`
 GrantColumns = tuple[Ints, Ints, Ints, Floats]
 RequestColumns = tuple[Bools, Ints, Ints, Ints, Ints, Floats, Floats]

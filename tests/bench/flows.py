@@ -21,14 +21,14 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[2]), str(Path(__file__).resolve().parent)]
-
-from yardstick import heapq_events_per_s
+if __package__ in (None, ""):  # run as a script
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from sim.clock import Clock
-from sim.flows import Floats, Ints
+from sim.flows import Floats
 from sim.network import Network
 from sim.timed_flows import TimedFlows, end_times_s
+from tests.bench.yardstick import heapq_events_per_s
 
 REPEATS = 5
 
@@ -77,7 +77,11 @@ def end_times_on_clock_s(capacity: Floats, flows: TimedFlows) -> Floats:
             followers[before].append(k)
     routes = [flows.link[a:b] for a, b in zip(flows.link_offset, flows.link_offset[1:], strict=False)]
     usages = [flows.usage[a:b] for a, b in zip(flows.link_offset, flows.link_offset[1:], strict=False)]
-    volumes, caps, starts = flows.volume_bytes.tolist(), flows.cap_bytes_per_s.tolist(), flows.start_s.tolist()
+    volumes, caps, starts = (
+        flows.volume_bytes.tolist(),
+        flows.cap_bytes_per_s.tolist(),
+        flows.start_s.tolist(),
+    )
     flow_of: dict[int, int] = {}
 
     def start(k: int) -> None:

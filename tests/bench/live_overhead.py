@@ -45,7 +45,10 @@ def measure(
         def __init__(self) -> None:
             super().__init__()
             self.layers = torch.nn.Sequential(
-                torch.nn.Linear(1000, 3000), torch.nn.ReLU(), torch.nn.Linear(3000, 3000), torch.nn.Linear(3000, 100)
+                torch.nn.Linear(1000, 3000),
+                torch.nn.ReLU(),
+                torch.nn.Linear(3000, 3000),
+                torch.nn.Linear(3000, 100),
             )
             self.wait_s = 0.0
 
@@ -60,7 +63,13 @@ def measure(
     plain, attached = (DistributedDataParallel(Net()) for _ in range(2))
     optimizers = [torch.optim.SGD(m.parameters(), lr=1e-3) for m in (plain, attached)]
     runtime = attach(
-        attached, optimizers[1], policy=policy, global_batch=batch, mode=mode, statistics_every=10, run_dir=run_dir
+        attached,
+        optimizers[1],
+        policy=policy,
+        global_batch=batch,
+        mode=mode,
+        statistics_every=10,
+        run_dir=run_dir,
     )
     from torch.utils.data.distributed import DistributedSampler
 
@@ -119,7 +128,14 @@ def main() -> None:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         ranks = live_ranks.Ranks(
-            measure, given.ranks, given.policy, given.mode, given.blocks, given.step_ms / 1e3, given.work, folder
+            measure,
+            given.ranks,
+            given.policy,
+            given.mode,
+            given.blocks,
+            given.step_ms / 1e3,
+            given.work,
+            folder,
         )
         result = ranks.join(timeout_s=600)[0]
     pairs = zip(result["plain"], result["attached"], strict=True)

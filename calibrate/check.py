@@ -1,0 +1,90 @@
+"""Has the machine changed since its profile was made? Three quick numbers, measured again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from calibrate.fit import Estimate
+from calibrate.levels import Report
+from calibrate.profile import figures
+from calibrate.run import DeviceKind, Progress, calibrate, plan_for
+from calibrate.samples import SamplesError, SampleWriter, differences
+from sim.hardware import HardwareProfile, Measured
+
+ROUNDS = 3
+SECONDS = 6.0
+# Kind of device: (kinds to measure, how the names of the figures to compare begin).
+CHECKS: dict[DeviceKind, tuple[tuple[str, str], ...]] = {
+    "cuda": (
+        ("copy", "copy_bytes_per_s"),
+        ("tensor", "tensor_fp16_flop_per_s"),
+        ("launch_pipelined", "launch_pipelined_s"),
+    ),
+    "cpu": (
+        ("copy", "copy_bytes_per_s"),
+        ("gemm", "gemm_numpy_blas_fp32_1024_flop_per_s"),
+        ("preprocess", "preprocess_samples_per_s"),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Drift:
+    """One figure, as the profile has it and as it is now."""
+
+    name: str
+    before: Estimate
+    now: Estimate
+
+    @property
+    def beyond(self) -> bool:
+        """Whether the two 95 % intervals have no point in common."""
+        return not self.before.overlaps(self.now)
+
+    @property
+    def change(self) -> float:
+        """now / before - 1."""
+        return self.now.value / self.before.value - 1.0
+
+
+def device_of(profile: HardwareProfile) -> DeviceKind:
+    """What kind of device a measured profile describes. Raises SamplesError for one that was not measured."""
+    names = [name for _, name in CHECKS["cuda"]]
+    if profile.kind != "measured" or not profile.figures:
+        raise SamplesError(
+            f"profile {profile.name!r} was not measured (kind {profile.kind!r}); nothing to check"
+        )
+    return "cuda" if any(name in profile.figures for name in names[1:]) else "cpu"
+
+
+def as_estimate(number: Measured) -> Estimate:
+    """A profile's number with its interval."""
+    low = number.value if number.low is None else number.low
+    high = number.value if number.high is None else number.high
+    return Estimate(number.value, low, high, number.n)
+
+
+def compare(profile: HardwareProfile, device: DeviceKind, now: dict[str, Measured]) -> list[Drift]:
+    """The check's figures that both have. Raises SamplesError when there is none."""
+    names = [name for _, name in CHECKS[device] if name in profile.figures and name in now]
+    if not names:
+        raise SamplesError(f"profile {profile.name!r} has none of the figures that are checked")
+    return [Drift(name, as_estimate(profile.figures[name]), as_estimate(now[name])) for name in names]
+
+
+def check(profile: HardwareProfile, progress: Progress | None = None) -> tuple[list[Drift], list[str]]:
+    """(figures then and now, conditions that differ). Raises SamplesError on another device."""
+    device = device_of(profile)
+    kinds = frozenset(kind for kind, _ in CHECKS[device])
+    with TemporaryDirectory(prefix="equipoise-") as folder, plan_for(device, True, kinds) as plan:
+        changed = differences(profile.conditions, plan.conditions)
+        if any(line.startswith("device:") for line in changed):
+            raise SamplesError(f"profile {profile.name!r} is of another device: {changed[0]}")
+        writer = SampleWriter(Path(folder) / "samples.jsonl", plan.conditions, plan.versions)
+        try:
+            outcome = calibrate(plan, writer, ROUNDS, SECONDS, progress)
+        finally:
+            writer.close()
+    return compare(profile, device, figures(outcome.samples, Report())), changed

@@ -1,0 +1,361 @@
+"""`equipoise monitor` and `equipoise calibrate`. Nothing heavy is imported before a command runs."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from calibrate.check import Drift
+    from calibrate.levels import Report
+    from calibrate.samples import SampleSet
+
+DRIFTED = 5
+LINE_EVERY_S = 15.0
+
+
+def _common(command: Callable[..., Any]) -> Callable[..., Any]:
+    """--debug and --quiet as every command has them; the caller's state, if any, learns of them."""
+
+    def note(name: str) -> Callable[[click.Context, click.Parameter, bool], bool]:
+        def set_state(context: click.Context, parameter: click.Parameter, value: bool) -> bool:
+            if value and context.obj is not None:
+                setattr(context.obj, name, True)
+            return value
+
+        return set_state
+
+    debug = click.option(
+        "--debug",
+        is_flag=True,
+        expose_value=False,
+        callback=note("debug"),
+        help="Show the traceback of a failure.",
+    )
+    quiet = click.option("--quiet", "-q", is_flag=True, callback=note("quiet"), help="No progress on stderr.")
+    return debug(quiet(command))
+
+
+def _address(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, int] | None:
+    """ "PORT" or "HOST:PORT"; without a host only this machine can read it."""
+    if value is None:
+        return None
+    host, _, port = value.rpartition(":")
+    if not port.isdigit() or int(port) > 65535:
+        raise click.BadParameter(f"{value!r} is neither PORT nor HOST:PORT")
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
+@click.command()
+@click.option(
+    "--interval", "interval_s", default=1.0, show_default=True, type=click.FloatRange(0.1), help="Seconds."
+)
+@click.option("--count", type=click.IntRange(1), help="Stop after so many readings (default: never).")
+@click.option("--format", "form", type=click.Choice(["table", "jsonl"]), default="table", show_default=True)
+@click.option("--listen", metavar="[HOST:]PORT", callback=_address, help="Also serve Prometheus at /metrics.")
+@click.option("--price", type=click.FloatRange(0), help="USD per GPU and hour: what does the idle part cost?")
+@click.option("--gpu", "only", multiple=True, type=click.IntRange(0), help="Only this GPU; may be repeated.")
+@_common
+def monitor(
+    interval_s: float,
+    count: int | None,
+    form: str,
+    listen: tuple[str, int] | None,
+    price: float | None,
+    only: tuple[int, ...],
+    quiet: bool,
+) -> None:
+    """Show what the GPUs' cores really do, and what limits them.
+
+    Per GPU and MIG instance: SM activity, occupancy, tensor, FP64, FP32 and FP16 pipes, memory and link
+    traffic (hardware counters on Hopper and later; column "from" says gpm), power, temperature, clock,
+    memory, processes. A dash means that the device does not give the value.
+    """
+    from calibrate.monitor import show
+
+    show(
+        interval_s=interval_s,
+        count=count,
+        output=form,
+        price_usd_per_h=price,
+        listen=listen,
+        only=frozenset(only) or None,
+    )
+
+
+@click.command()
+@click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True)
+@click.option("--quick", is_flag=True, help="Under a minute instead of under ten.")
+@click.option("--out", metavar="PROFILE.yaml", type=click.Path(dir_okay=False, path_type=Path))
+@click.option(
+    "--samples",
+    "samples_path",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Raw samples; an interrupted session continues from them (default: beside the profile).",
+)
+@click.option(
+    "--from",
+    "origins",
+    metavar="SAMPLES",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Fit these samples again; nothing is measured. May be repeated.",
+)
+@click.option("--check", "checked", metavar="PROFILE", help="Measure three numbers of a profile again.")
+@click.option("--only", metavar="KIND,KIND", help="Measure only these kinds, e.g. copy,gemm.")
+@click.option("--seconds", type=click.FloatRange(0.5, 3600), help="Time for measuring itself.")
+@click.option(
+    "--folder", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Storage to measure."
+)
+@click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@_common
+def calibrate(
+    device: str,
+    quick: bool,
+    out: Path | None,
+    samples_path: Path | None,
+    origins: tuple[Path, ...],
+    checked: str | None,
+    only: str | None,
+    seconds: float | None,
+    folder: Path | None,
+    form: str,
+    quiet: bool,
+) -> int:
+    """Measure this machine, fit a hardware profile, and say how sure.
+
+    Raw samples are kept beside the profile. Exit code 5: --check found a number beyond its interval.
+    """
+    from calibrate.samples import SamplesError
+
+    try:
+        if checked is not None:
+            return _check(checked, form, quiet)
+        if out is None:
+            raise click.UsageError("needs --out PROFILE.yaml (or --check PROFILE)")
+        if origins:
+            return _fit(_read(origins), out, [], form)
+        path = samples_path or out.with_suffix(".samples.jsonl")
+        kinds = frozenset(k.strip() for k in (only or "").split(",") if k.strip())
+        return _measure(device, quick, out, path, kinds, seconds, folder, form, quiet)
+    except SamplesError as error:
+        raise click.ClickException(str(error)) from None
+
+
+def _read(origins: tuple[Path, ...]) -> SampleSet:
+    from calibrate.samples import merge, read_samples
+
+    return merge(read_samples(path) for path in origins)
+
+
+def _measure(
+    device: str,
+    quick: bool,
+    out: Path,
+    path: Path,
+    kinds: frozenset[str],
+    seconds: float | None,
+    folder: Path | None,
+    form: str,
+    quiet: bool,
+) -> int:
+    from calibrate.run import FULL_ROUNDS, FULL_S, QUICK_ROUNDS, QUICK_S, plan_for
+    from calibrate.run import calibrate as run_calibration
+    from calibrate.samples import SampleWriter
+
+    rounds, budget_s = (QUICK_ROUNDS, QUICK_S) if quick else (FULL_ROUNDS, FULL_S)
+    with plan_for("cpu" if device == "cpu" else "cuda", quick, kinds, folder) as plan:
+        writer = SampleWriter(path, plan.conditions, plan.versions)
+        if writer.done and not quiet:
+            print(f"continuing with {len(writer.done)} samples of {path}", file=sys.stderr)
+        try:
+            with _progress(quiet) as progress:
+                outcome = run_calibration(plan, writer, rounds, seconds or budget_s, progress)
+        except KeyboardInterrupt:
+            print(f"{len(writer.done)} samples kept in {path}; the same command continues", file=sys.stderr)
+            raise
+        finally:
+            writer.close()
+    return _fit(outcome.samples, out, outcome.missing, form)
+
+
+def _fit(samples: SampleSet, out: Path, missing: list[str], form: str) -> int:
+    from calibrate.profile import build_profile
+    from sim.hardware import save_profile
+
+    profile, report = build_profile(samples, out.stem)
+    report.missing[:0] = missing
+    save_profile(profile, out)
+    print(json.dumps(_as_json(report, out), indent=2) if form == "json" else _as_text(report, out))
+    return 0
+
+
+def _as_json(report: Report, out: Path) -> dict[str, Any]:
+    return {
+        "profile": str(out),
+        "fits": [
+            {
+                "name": line.name,
+                "value": line.estimate.value if line.estimate else None,
+                "low": line.estimate.low if line.estimate else None,
+                "high": line.estimate.high if line.estimate else None,
+                "n": line.estimate.n if line.estimate else None,
+                "unit": line.unit,
+                "residual_cov": line.residual_cov,
+                "held_out_error": line.held_out_error,
+                "remark": line.remark,
+            }
+            for line in report.lines
+        ],
+        "predictions": [
+            {
+                "workload": p.workload,
+                "precision": p.precision,
+                "framework": p.framework,
+                "batch": p.batch,
+                "predicted_s": p.predicted.value,
+                "predicted_low_s": p.predicted.low,
+                "predicted_high_s": p.predicted.high,
+                "measured_s": p.measured.value,
+                "measured_low_s": p.measured.low,
+                "measured_high_s": p.measured.high,
+                "error": p.error,
+            }
+            for p in report.predictions
+        ],
+        "missing": report.missing,
+        "notes": report.notes,
+    }
+
+
+def _as_text(report: Report, out: Path) -> str:
+    rows = [("fit", "value", "95 % interval", "n", "residual", "held out", "from")]
+    for line in report.lines:
+        e = line.estimate
+        numbers = ("—", "—", "—") if e is None else (_si(e.value), f"{_si(e.low)} .. {_si(e.high)}", str(e.n))
+        unit = "" if line.unit == "1" else f" {line.unit}"
+        rows.append(
+            (
+                line.name,
+                numbers[0] + unit,
+                numbers[1],
+                numbers[2],
+                _percent(line.residual_cov),
+                _percent(line.held_out_error),
+                line.remark,
+            )
+        )
+    text = _columns(rows)
+    if report.predictions:
+        steps = [("training step not used in the fit", "predicted", "measured", "error")]
+        for p in report.predictions:
+            name = f"{p.workload}, {p.precision}, batch {p.batch}, {p.framework}"
+            steps.append((name, _interval_ms(p.predicted), _interval_ms(p.measured), f"{p.error:+.1%}"))
+        text += "\n\n" + _columns(steps)
+    for title, lines in (("not measured", report.missing), ("notes", report.notes)):
+        if lines:
+            text += f"\n\n{title}:\n" + "\n".join(f"  {line}" for line in lines)
+    return f"{text}\n\nprofile: {out}"
+
+
+def _si(value: float) -> str:
+    """Three digits with an SI prefix."""
+    for factor, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, "")):
+        if abs(value) >= factor:
+            return f"{value / factor:.3g}{prefix and ' ' + prefix}"
+    for factor, prefix in ((1e-3, "m"), (1e-6, "µ"), (1e-9, "n")):
+        if abs(value) >= factor:
+            return f"{value / factor:.3g} {prefix}"
+    return f"{value:.3g}"
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{share:.1%}"
+
+
+def _interval_ms(e: Any) -> str:
+    return f"{1e3 * e.value:.3g} ms ({1e3 * e.low:.3g} .. {1e3 * e.high:.3g})"
+
+
+def _columns(rows: Sequence[tuple[str, ...]]) -> str:
+    widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
+def _check(name: str, form: str, quiet: bool) -> int:
+    from calibrate.check import check
+    from sim.hardware import load_profile
+
+    profile = load_profile(name)
+    with _progress(quiet) as progress:
+        drifts, changed = check(profile, progress)
+    drifted = any(drift.beyond for drift in drifts)
+    print(_check_json(drifts, changed) if form == "json" else _check_text(drifts, changed))
+    return DRIFTED if drifted else 0
+
+
+def _check_json(drifts: list[Drift], changed: list[str]) -> str:
+    figures = [
+        {
+            "name": d.name,
+            "before": d.before.value,
+            "before_low": d.before.low,
+            "before_high": d.before.high,
+            "now": d.now.value,
+            "now_low": d.now.low,
+            "now_high": d.now.high,
+            "change": d.change,
+            "beyond": d.beyond,
+        }
+        for d in drifts
+    ]
+    return json.dumps({"figures": figures, "conditions_changed": changed}, indent=2)
+
+
+def _check_text(drifts: list[Drift], changed: list[str]) -> str:
+    rows = [("figure", "profile", "now", "change", "")]
+    for d in drifts:
+        before = f"{_si(d.before.value)} ({_si(d.before.low)} .. {_si(d.before.high)})"
+        now = f"{_si(d.now.value)} ({_si(d.now.low)} .. {_si(d.now.high)})"
+        rows.append((d.name, before, now, f"{d.change:+.1%}", "DRIFTED" if d.beyond else "within"))
+    text = _columns(rows)
+    return text + "".join(f"\ncondition changed: {line}" for line in changed)
+
+
+@contextmanager
+def _progress(quiet: bool) -> Iterator[Callable[[int, int, str], None] | None]:
+    """A bar on a terminal, a line now and then elsewhere, nothing when quiet; all on stderr."""
+    if quiet:
+        yield None
+        return
+    if not sys.stderr.isatty():
+        yield _lines()
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("starting", total=None)
+        yield lambda done, total, text: bar.update(task, completed=done, total=total, description=text)
+
+
+def _lines() -> Callable[[int, int, str], None]:
+    last = [time.monotonic()]
+
+    def update(done: int, total: int, text: str) -> None:
+        if time.monotonic() - last[0] >= LINE_EVERY_S:
+            last[0] = time.monotonic()
+            print(f"{done} of {total} measured, now {text}", file=sys.stderr)
+
+    return update

@@ -1,0 +1,140 @@
+"""The collectives' part of a profile: alpha per message and rate, in pieces by size."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from calibrate.fit import CollectiveFit, Estimate, fit_collective, leave_one_size_out
+from calibrate.levels import LOW_QUANTILE, FitLine, Report, measured
+from calibrate.robust import Floats
+from calibrate.samples import SampleSet
+from sim.hardware import Fabric, Measured, Piece
+
+BRIDGE_STEPS = 4
+
+
+def messages(collective: str, ranks: int) -> tuple[float, float]:
+    """(messages in sequence, share of S that each link carries) of a ring (Thakur et al. 2005)."""
+    n = float(ranks)
+    rounds = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0}[collective]
+    return rounds * (n - 1.0), rounds * (n - 1.0) / n
+
+
+def fabric_part(samples: SampleSet, accelerator: str, report: Report) -> list[Fabric]:
+    """One fabric per collective, from the largest group measured."""
+    found = []
+    for collective in samples.distinct("collective", "collective"):
+        groups = [s["ranks"] for s in samples.of("collective", collective=collective)]
+        chosen = samples.of("collective", collective=collective, ranks=max(groups))
+        sizes = [float(s["bytes"]) for s in chosen for _ in s.values]
+        seconds = [v for s in chosen for v in s.values]
+        backend = chosen[0]["backend"]
+        try:
+            fit = fit_collective(sizes, seconds, LOW_QUANTILE)
+        except ValueError as reason:
+            report.missing.append(f"{collective} over {backend}: {reason}")
+            continue
+        held = leave_one_size_out(sizes, seconds, _at_low_quantile)
+        name = f"{collective}, {max(groups)} ranks, {backend}"
+        first = fit.pieces[0].alpha_s
+        error = _level_error(held.size, held.measured, held.predicted)
+        report.lines.append(
+            FitLine(
+                name, first, "s", fit.residual_cov, error, f"{len(fit.pieces)} pieces, alpha of the first"
+            )
+        )
+        found.append(as_fabric(fit, collective, max(groups), accelerator, f"{backend}, {max(groups)} ranks"))
+    return found
+
+
+def _at_low_quantile(sizes: Floats, seconds: Floats) -> CollectiveFit:
+    return fit_collective(sizes, seconds, LOW_QUANTILE)
+
+
+def _level_error(size: Floats, seconds: Floats, predicted: Floats) -> float:
+    """Median over sizes of the error against the same quantile of what was measured."""
+    errors = [
+        abs(predicted[size == s][0] / np.quantile(seconds[size == s], LOW_QUANTILE) - 1.0)
+        for s in np.unique(size)
+    ]
+    return float(np.median(errors))
+
+
+def as_fabric(fit: CollectiveFit, collective: str, ranks: int, accelerator: str, source: str) -> Fabric:
+    """alpha per message and rate B such that the ring's closed form gives back the fitted times."""
+    sequence, carried = messages(collective, ranks)
+    pieces = [
+        Piece.model_validate(
+            {
+                "from_bytes": Measured(value=start, source=source, kind="fitted"),
+                "alpha_s": measured(alpha.map(lambda a: a / sequence), source, "fitted"),
+                "bytes_per_s": measured(_rate_of(beta, carried, alpha, start), source, "fitted"),
+            }
+        )
+        for start, alpha, beta in _profile_pieces(fit)
+    ]
+    cov = fit.residual_cov
+    return Fabric.model_validate(
+        {
+            "tier": "intra",
+            "collective": collective,
+            "accelerator": accelerator,
+            "alpha_s": pieces[0].alpha_s,
+            "bytes_per_s": pieces[-1].bytes_per_s,
+            "pieces": tuple(pieces),
+            "residual_cov": Measured(value=float(f"{cov:.4g}"), source=source, kind="fitted", n=fit.n),
+        }
+    )
+
+
+def _rate_of(beta: Estimate, carried: float, alpha: Estimate, size: float) -> Estimate:
+    """carried / beta; a flat piece gets a rate so high that it adds a millionth of alpha."""
+    least = 1e-6 * max(alpha.value, 1e-9) / max(size, 1.0)
+    return Estimate(
+        carried / max(beta.value, least),
+        carried / max(beta.high, least),
+        carried / max(beta.low, least),
+        beta.n,
+    )
+
+
+def _profile_pieces(fit: CollectiveFit) -> list[tuple[float, Estimate, Estimate]]:
+    """(from_bytes, alpha, beta) of the fitted pieces and of the bridges between them.
+
+    A bridge steeper than proportional would need a negative alpha; it becomes pieces through the origin.
+    """
+    found: list[tuple[float, Estimate, Estimate]] = []
+    for k, piece in enumerate(fit.pieces):
+        found.append((piece.from_bytes if k else 0.0, piece.alpha_s, piece.beta_s_per_byte))
+        for following in fit.pieces[k + 1 : k + 2]:
+            n = piece.alpha_s.n
+            found += _bridge(
+                piece.to_bytes,
+                piece.at(piece.to_bytes),
+                following.from_bytes,
+                following.at(following.from_bytes),
+                n,
+            )
+    return found
+
+
+def _bridge(
+    left: float, left_s: float, right: float, right_s: float, n: int
+) -> list[tuple[float, Estimate, Estimate]]:
+    slope = (right_s - left_s) / (right - left)
+    alpha = left_s - slope * left
+    just_after = math.nextafter(left, math.inf) if left > 1e15 else left + 1.0
+    if alpha >= 0.0 and slope >= 0.0:
+        return [(just_after, _exactly(alpha, n), _exactly(slope, n))]
+    edges = np.linspace(just_after, right, BRIDGE_STEPS + 1)
+    middles = (edges[:-1] + edges[1:]) / 2.0
+    return [
+        (float(edge), _exactly(0.0, n), _exactly(float((left_s + slope * (middle - left)) / middle), n))
+        for edge, middle in zip(edges[:-1], middles, strict=True)
+    ]
+
+
+def _exactly(value: float, n: int) -> Estimate:
+    return Estimate(value, value, value, n)

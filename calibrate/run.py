@@ -1,0 +1,181 @@
+"""A calibration session: what to measure, in rounds, saved as it goes and continued where it stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+from calibrate import inventory, nvml
+from calibrate.collectives import collective_measures, open_groups
+from calibrate.host import HostBench
+from calibrate.measure import Measure, MissingError, Series
+from calibrate.samples import Sample, SamplesError, SampleSet, SampleWriter, Scalar, differences, key_of
+from calibrate.training import training_measures
+
+DeviceKind = Literal["cuda", "cpu"]
+
+# Seconds of pure measuring; start-up of processes and libraries comes on top.
+QUICK_S, FULL_S = 20.0, 400.0
+QUICK_ROUNDS, FULL_ROUNDS = 3, 5
+LEAST_BUDGET_S, LARGEST_BUDGET_S = 0.01, 3.0
+
+Progress = Callable[[int, int, str], None]
+"""Called as progress(measurements done, of how many, what comes next)."""
+
+
+class ConditionsChangedError(SamplesError):
+    """Clocks, power limit or driver changed while measuring."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All measurements of a device, with the conditions as they are now."""
+
+    measures: list[Measure]
+    conditions: dict[str, Scalar]
+    versions: dict[str, str]
+    conditions_now: Callable[[], dict[str, Scalar]]
+
+
+@dataclass
+class Outcome:
+    """What a session left: its samples, and what could not be measured and why."""
+
+    samples: SampleSet
+    missing: list[str] = field(default_factory=list)
+
+
+@contextmanager
+def plan_for(
+    device: DeviceKind, quick: bool, only: frozenset[str] = frozenset(), folder: Path | None = None
+) -> Iterator[Plan]:
+    """Everything there is to measure, or only the kinds named. Frees processes and memory when left.
+
+    Raises CudaUnavailableError, LibraryMissingError, VerificationError when a GPU is asked for and cannot be
+    used.
+    """
+    with ExitStack() as stack:
+        plan = (_cuda_plan if device == "cuda" else _cpu_plan)(stack, quick, folder)
+        if only:
+            unknown = only - {m.kind for m in plan.measures}
+            if unknown:
+                known = ", ".join(dict.fromkeys(m.kind for m in plan.measures))
+                raise SamplesError(f"nothing is called {', '.join(sorted(unknown))}; known: {known}")
+            kept = [m for m in plan.measures if m.kind in only]
+            plan = Plan(kept, plan.conditions, plan.versions, plan.conditions_now)
+        yield plan
+
+
+def _cpu_plan(stack: ExitStack, quick: bool, folder: Path | None) -> Plan:
+    bench = HostBench(quick, folder)
+    stack.callback(bench.close)
+    groups = stack.enter_context(open_groups("cpu", 0))
+    measures = [*bench.measures(), *training_measures("cpu", quick), *collective_measures(groups, quick)]
+    conditions = inventory.cpu_conditions()
+    return Plan(measures, conditions, inventory.software_versions(), inventory.cpu_conditions)
+
+
+def _cuda_plan(stack: ExitStack, quick: bool, folder: Path | None) -> Plan:
+    from calibrate import cuda, gemm, microbench, nvrtc, shares, sustained, verify
+
+    count = cuda.device_count()
+    device = cuda.Device(0)
+    verify.check_all(device)
+    gpu, versions = _nvml_side(stack, device.name)
+    bench = microbench.Microbench(device, quick)
+    host = HostBench(quick, folder)
+    stack.callback(host.close)
+    groups = stack.enter_context(open_groups("cuda", count))
+    measures = [
+        *bench.measures(),
+        *gemm.gemm_measures(device, bench.timer, quick),
+        *gemm.torch_gemm_measures(quick),
+        *shares.share_measures(device, bench.arena_bytes, quick),
+        *(microbench.peer_measures(device, cuda.Device(1), quick) if count > 1 else []),
+        *host.storage(),
+        host.preprocessing(),
+        *training_measures("cuda", quick),
+        *collective_measures(groups, quick),
+        *sustained.sustained_measures(device, gpu, quick),
+    ]
+    device.use()
+    software = {
+        **inventory.software_versions(),
+        "nvrtc": nvrtc.version(),
+        "cuda_driver": cuda.driver_version(),
+    }
+
+    def now() -> dict[str, Scalar]:
+        current = next((g for g in nvml.gpus() if gpu and g.uuid == gpu.uuid), None) if gpu else None
+        return inventory.gpu_conditions(current, versions, device.name, float(device.memory_bytes), count)
+
+    return Plan(measures, now(), software, now)
+
+
+def _nvml_side(stack: ExitStack, name: str) -> tuple[nvml.Gpu | None, nvml.Versions | None]:
+    """The same GPU in NVML: the first with that name. (None, None) without NVML."""
+    try:
+        versions = stack.enter_context(nvml.session())
+    except nvml.NvmlUnavailableError:
+        return None, None
+    gpu = next((g for g in nvml.gpus() if g.name == name and not g.instance), None)
+    return gpu, versions
+
+
+def calibrate(
+    plan: Plan, writer: SampleWriter, rounds: int, seconds: float, progress: Progress | None = None
+) -> Outcome:
+    """Measure everything in `rounds` rounds of together about `seconds`, skipping what the writer has.
+
+    Going through all of it several times, rather than repeating each thing in place, lets the spread between
+    rounds show what changes with time. Raises ConditionsChangedError; what was measured before stays in the
+    file.
+    """
+    jobs = [(r, m) for r in range(rounds) for m in plan.measures if not (m.once and r)]
+    total = sum(m.weight for _, m in jobs if not m.once)
+    missing: dict[str, str] = {}
+    for done, (round_, measure) in enumerate(jobs):
+        if progress:
+            progress(done, len(jobs), _shown(measure))
+        key = key_of(measure.kind, measure.parameters, round_)
+        if key in writer.done or _shown(measure) in missing:
+            continue
+        budget_s = min(max(seconds * measure.weight / total, LEAST_BUDGET_S), LARGEST_BUDGET_S)
+        reason = _one(measure, round_, budget_s, writer)
+        if reason:
+            missing[_shown(measure)] = reason
+    if progress:
+        progress(len(jobs), len(jobs), "done")
+    changed = differences(plan.conditions, plan.conditions_now())
+    if changed:
+        raise ConditionsChangedError(f"conditions changed while measuring: {'; '.join(changed)}")
+    samples = SampleSet(plan.conditions, plan.versions, tuple(writer))
+    return Outcome(samples, [f"{what}: {why}" for what, why in missing.items()])
+
+
+def _shown(measure: Measure) -> str:
+    parameters = " ".join(str(v) for v in measure.parameters.values())
+    return f"{measure.kind} {parameters}".strip()
+
+
+def _one(measure: Measure, round_: int, budget_s: float, writer: SampleWriter) -> str:
+    """Measure one thing and save it; returns why it is missing, "" when it is not.
+
+    One failure must not cost the rest of a session, so every error but an interruption or a full disk becomes
+    a reason in the report.
+    """
+    try:
+        outcome = measure.run(budget_s)
+    except MissingError as error:
+        return str(error)
+    except Exception as error:
+        return f"{type(error).__name__}: {' '.join(str(error).split()) or 'no message'}"
+    columns = outcome.columns if isinstance(outcome, Series) else {}
+    values = () if isinstance(outcome, Series) else tuple(outcome)
+    at = datetime.now(UTC).isoformat(timespec="seconds")
+    writer.add(Sample(measure.kind, dict(measure.parameters), values, measure.unit, round_, at, columns))
+    return ""

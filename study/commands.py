@@ -1,0 +1,229 @@
+"""The commands of studies: sweep, merge, query, size."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from study.sweep import Outcome
+
+SOME_FAILED = 3
+LINE_EVERY_S = 30.0
+_FAILURES_SHOWN = 10
+
+
+def _shard(ctx: click.Context, parameter: click.Parameter, text: str | None) -> tuple[int, int] | None:
+    """I/N as numbers."""
+    if text is None:
+        return None
+    part, slash, parts = text.partition("/")
+    if not (slash and part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
+        raise click.BadParameter(f"{text!r}: write I/N with I from 1 to N, e.g. 3/16")
+    return int(part), int(parts)
+
+
+@click.command()
+@click.argument("file", metavar="SWEEP.yaml", type=click.Path(dir_okay=False))
+@click.option("--out", required=True, type=click.Path(file_okay=False), help="Where results are kept.")
+@click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, help="Processes here.")
+@click.option("--dask", metavar="ADDRESS", help="Use this Dask scheduler; 'local' starts one here.")
+@click.option("--shard", metavar="I/N", callback=_shard, help="Make the I-th of N parts (then: merge).")
+@click.option("--fresh", is_flag=True, help="Forget what is there; by default it is completed.")
+@click.option("--retry", is_flag=True, help="Make failed runs again.")
+@click.option("--keep", is_flag=True, help="Keep a run directory per run, in OUT/runs/ID/.")
+@click.option("--dry-run", is_flag=True, help="Show how many runs there are, and make none.")
+@click.option("--quiet", "-q", is_flag=True, help="No progress and notes on stderr.")
+@click.option("--debug", is_flag=True, help="Show the traceback of a failure.")
+@click.pass_context
+def sweep(
+    ctx: click.Context,
+    file: str,
+    out: str,
+    jobs: int,
+    dask: str | None,
+    shard: tuple[int, int] | None,
+    fresh: bool,
+    retry: bool,
+    keep: bool,
+    dry_run: bool,
+    quiet: bool,
+    debug: bool,
+) -> int:
+    """Make every run of SWEEP.yaml; a second start makes what is missing.
+
+    Exit code 3 when some runs failed: they are listed, and made again with --retry.
+    """
+    from study.orders import of_shard, orders_of
+    from study.sweep import Options
+    from study.sweep import sweep as make
+    from study.sweep_spec import read_sweep
+
+    _set_flags(ctx, quiet, debug)
+    path = Path(file)
+    if dry_run:
+        orders, _, notes = orders_of(read_sweep(path)[0], path.parent, file)
+        chosen = orders if shard is None else list(of_shard(orders, *shard))
+        click.echo(f"{len(chosen)} runs, {len({order.point for order in chosen})} points")
+        _say(quiet, *(f"note: {note}" for note in notes))
+        return 0
+    options = Options(jobs, dask, shard, fresh, retry, keep)
+    progress = None if quiet else shown_progress(path.stem)
+    try:
+        outcome = make(path, Path(out), options, progress=progress)
+    except KeyboardInterrupt:
+        _say(quiet, "interrupted; what was made is kept, start again to go on")
+        raise
+    _say(quiet, *(f"note: {note}" for note in outcome.notes))
+    click.echo(_summary(outcome, out))
+    return SOME_FAILED if outcome.failed else 0
+
+
+def _set_flags(ctx: click.Context, quiet: bool, debug: bool) -> None:
+    """Hand --quiet and --debug to the program around the command, when there is one."""
+    for name, value in (("quiet", quiet), ("debug", debug)):
+        if value and ctx.obj is not None:
+            setattr(ctx.obj, name, True)
+
+
+def _say(quiet: bool, *lines: str) -> None:
+    if not quiet:
+        for line in lines:
+            print(line, file=sys.stderr)
+
+
+def _summary(outcome: Outcome, out: str) -> str:
+    """How a sweep ended, in words."""
+    lines = [
+        f"{outcome.runs} runs in {out}: {outcome.made} made, {outcome.reused} there already, "
+        f"{len(outcome.failed)} failed"
+    ]
+    for row in outcome.failed[:_FAILURES_SHOWN]:
+        lines.append(
+            f"failed: {row['id']} point {row['point']} {row['policy']} seed {row['seed']}: {row['error']}"
+        )
+    if len(outcome.failed) > _FAILURES_SHOWN:
+        lines.append(
+            f"failed: and {len(outcome.failed) - _FAILURES_SHOWN} more (table runs, status 'failed')"
+        )
+    return "\n".join(lines)
+
+
+def shown_progress(label: str) -> Callable[[int, int, int], None]:
+    """Progress on stderr with the time that is left: one line redrawn on a terminal, else one per 30 s."""
+    terminal = sys.stderr.isatty()
+    last_s = -math.inf if terminal else time.monotonic()
+    first: tuple[float, int] | None = None  # the rate counts from the first run that ends here
+
+    def progress(done: int, total: int, failed: int) -> None:
+        nonlocal last_s, first
+        now_s = time.monotonic()
+        first = first or (now_s, done)
+        if now_s - last_s < (0.2 if terminal else LINE_EVERY_S) and not (terminal and done == total):
+            return
+        last_s = now_s
+        made = done - first[1]
+        left = f", {_clock((now_s - first[0]) / made * (total - done))} left" if made else ""
+        bad = f", {failed} failed" if failed else ""
+        text = f"{label}: {done}/{total} runs{bad}{left}"
+        end = "\n" if not terminal or done == total else ""
+        print(f"\r\x1b[K{text}" if terminal else text, end=end, file=sys.stderr, flush=True)
+
+    return progress
+
+
+def _clock(seconds: float) -> str:
+    whole = round(seconds)
+    hours, rest = divmod(whole, 3600)
+    return f"{hours}:{rest // 60:02}:{rest % 60:02}"
+
+
+@click.command()
+@click.argument("folders", metavar="OUT [DIR]...", nargs=-1, required=True, type=click.Path(file_okay=False))
+@click.option("--quiet", "-q", is_flag=True, help="No notes on stderr.")
+@click.option("--debug", is_flag=True, help="Show the traceback of a failure.")
+@click.pass_context
+def merge(ctx: click.Context, folders: tuple[str, ...], quiet: bool, debug: bool) -> int:
+    """Put the shards in OUT and in each DIR together, into OUT/sweep.db.
+
+    Exit code 3 when runs failed or shards are missing.
+    """
+    from study.shards import merge as join
+
+    _set_flags(ctx, quiet, debug)
+    done, failed, notes = join(Path(folders[0]), [Path(folder) for folder in folders])
+    click.echo(f"{done + failed} runs in {folders[0]}: {failed} failed")
+    _say(quiet, *(f"note: {note}" for note in notes))
+    return SOME_FAILED if failed or notes else 0
+
+
+@click.command()
+@click.argument("sql")
+@click.option("--out", default=".", show_default=True, type=click.Path(file_okay=False), help="The sweep.")
+@click.option(
+    "--format", "form", type=click.Choice(["table", "json", "csv"]), default="table", show_default=True
+)
+@click.option("--debug", is_flag=True, help="Show the traceback of a failure.")
+@click.pass_context
+def query(ctx: click.Context, sql: str, out: str, form: str, debug: bool) -> int:
+    """Ask the results of a sweep in SQL (DuckDB): table `runs`, and `jobs` of kept run directories.
+
+    Varied keys are columns by their dotted name: SELECT policy, "noise.step_cov", avg(makespan_s) FROM runs
+    GROUP BY ALL.
+    """
+    import duckdb
+
+    from study.store import connect
+
+    _set_flags(ctx, False, debug)
+    with connect(Path(out)) as connection:
+        try:
+            cursor = connection.execute(sql)
+            names = [column[0] for column in cursor.description or []]
+            rows = cursor.fetchall()
+        except duckdb.Error as error:
+            if debug:
+                raise
+            raise click.UsageError(f"SQL: {' '.join(str(error).split())}") from error
+    click.echo(render(names, rows, form), nl=False)
+    return 0
+
+
+def render(names: Sequence[str], rows: Sequence[tuple[Any, ...]], form: str) -> str:
+    """Rows of a query as text: an aligned table, a JSON list of objects, or CSV."""
+    if form == "json":
+        return json.dumps([dict(zip(names, map(_plain, row), strict=True)) for row in rows], indent=2) + "\n"
+    if form == "csv":
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerows([names, *(["" if _plain(v) is None else v for v in row] for row in rows)])
+        return text.getvalue()
+    return "".join(f"{line}\n" for line in _aligned(names, rows))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if isinstance(value, str | int | float | bool | None) else str(value)
+
+
+def _aligned(names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> Iterator[str]:
+    def text(value: Any) -> str:
+        return "-" if _plain(value) is None else f"{value:.6g}" if isinstance(value, float) else str(value)
+
+    cells = [[text(value) for value in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(names, *cells, strict=True)]
+    numeric = [all(isinstance(row[k], int | float | None) for row in rows) for k in range(len(names))]
+    for line in (list(names), *cells):
+        padded = [c.rjust(w) if n else c.ljust(w) for c, w, n in zip(line, widths, numeric, strict=True)]
+        yield "  ".join(padded).rstrip()
