@@ -53,7 +53,10 @@ def accelerator_part(samples: SampleSet, report: Report) -> Accelerator:
         "interference": _interference(samples, report),
         **_heat(samples, report),
     }
-    for name in ("link_bytes_per_s", "launch_latency_s", "share_kappa", "interference", "idle_w", "tau_s"):
+    for name, unit in (("launch_latency_s", "s"), ("idle_w", "W"), ("max_w", "W")):
+        if fields.get(name) is not None:
+            report.lines.append(number_line(name[:-2].replace("_", " "), fields[name], unit))
+    for name in ("link_bytes_per_s", "launch_latency_s", "share_kappa", "interference", "idle_w"):
         if fields.get(name) is None:
             report.missing.append(f"{name}: not in the samples")
     return Accelerator.model_validate({k: v for k, v in fields.items() if v is not None})

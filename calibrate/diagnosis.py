@@ -31,23 +31,31 @@ SLOWING = {
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """The limit, one line of evidence, and USD per hour of the idle part (None: no price, or not known)."""
+    """The limit, one line of evidence, and USD per hour of the idle part (None: no price, or not known).
+
+    `at_least`: without hardware counters the idle part is only bounded from below.
+    """
 
     limit: Limit
     evidence: str
     idle_usd_per_h: float | None = None
+    at_least: bool = False
 
     def __str__(self) -> str:
-        cost = "" if self.idle_usd_per_h is None else f"; idle part costs {self.idle_usd_per_h:.2f} USD/h"
-        return f"{self.limit}: {self.evidence}{cost}"
+        if self.idle_usd_per_h is None:
+            return f"{self.limit}: {self.evidence}"
+        bound = "at least " if self.at_least else ""
+        return f"{self.limit}: {self.evidence}; idle part costs {bound}{self.idle_usd_per_h:.2f} USD/h"
 
 
 def diagnose(reading: Reading, price_usd_per_h: float | None = None) -> Diagnosis:
-    """Which resource limits this GPU. The price is that of the whole GPU or instance, per hour."""
+    """Which resource limits this GPU. The price is a whole GPU's per hour, so instances have no cost of theirs."""
     limit, evidence = _limit(reading)
     active = busy_share(reading)
-    cost = None if price_usd_per_h is None or active is None else price_usd_per_h * (1.0 - active)
-    return Diagnosis(limit, evidence, cost)
+    if price_usd_per_h is None or active is None or reading.gpu.instance:
+        return Diagnosis(limit, evidence)
+    counted = reading.get("PROF_SM_ACTIVE") is not None
+    return Diagnosis(limit, evidence, price_usd_per_h * (1.0 - active), at_least=not counted)
 
 
 def busy_share(reading: Reading) -> float | None:

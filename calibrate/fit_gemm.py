@@ -14,7 +14,7 @@ import numpy.typing as npt
 from scipy.optimize import least_squares
 from scipy.spatial import cKDTree
 
-from calibrate.robust import Estimate, Floats, checked, estimate
+from calibrate.robust import MAD_TO_SIGMA, Estimate, Floats, checked, estimate
 
 CORRECTION_REACH_OCTAVES = 2.0
 """At this distance (in octaves of m, n, k) one timed shape's residual counts as much as no correction."""
@@ -42,7 +42,10 @@ class Roofline:
 
 @dataclass(frozen=True)
 class GemmFit:
-    """Predicts matrix products (m, k) x (k, n); see `predict` and `efficiency`."""
+    """Predicts matrix products (m, k) x (k, n); see `predict` and `efficiency`.
+
+    `residual_cov` is the spread of measured times over those predicted from the other shapes.
+    """
 
     roofline: Roofline
     flop_per_s: Estimate
@@ -111,8 +114,8 @@ def fit_gemm_efficiency(
     residual = np.log(levels / roofline.time_s(work, moved))
     shapes = np.log2(distinct)
     rate = _highest_rate(work / levels)
-    own = np.exp(_correction(shapes, residual, shapes))
-    cov = float(1.4826 * np.median(np.abs(levels / (roofline.time_s(work, moved) * own) - 1.0)))
+    others = np.exp(residual - _correction(shapes, residual, shapes, skip_nearest=True))
+    cov = float(MAD_TO_SIGMA * np.median(np.abs(others - 1.0)))
     return GemmFit(roofline, rate, bytes_per_element, peak_flop_per_s, shapes, residual, cov, len(times))
 
 
@@ -137,11 +140,15 @@ def _fit_roofline(work: Floats, moved: Floats, times: Floats) -> Roofline:
     return unpack(least_squares(error, start, loss="soft_l1", f_scale=0.1, max_nfev=200).x)
 
 
-def _correction(shapes: Floats, residual: Floats, wanted: Floats) -> Floats:
-    """Inverse-square-distance mean of the nearest residuals, drawn to 0 far from any timed shape."""
-    count = min(NEIGHBOURS, len(residual))
+def _correction(shapes: Floats, residual: Floats, wanted: Floats, skip_nearest: bool = False) -> Floats:
+    """Inverse-square-distance mean of the nearest residuals, drawn to 0 far from any timed shape.
+
+    `skip_nearest` leaves out the nearest one: the shape itself, where each timed shape is predicted from the
+    others.
+    """
+    count = min(NEIGHBOURS + skip_nearest, len(residual))
     found = cKDTree(shapes).query(wanted, k=count)
-    distance, index = (np.asarray(part).reshape(len(wanted), count) for part in found)
+    distance, index = (np.asarray(part).reshape(len(wanted), count)[:, int(skip_nearest) :] for part in found)
     weight = 1.0 / (distance**2 + 1e-6)
     prior = 1.0 / CORRECTION_REACH_OCTAVES**2
     return np.asarray((weight * residual[index]).sum(1) / (weight.sum(1) + prior))

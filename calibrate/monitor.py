@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 Row = tuple[Reading, Diagnosis]
+PIPE_WIDTH = 240
 
 PERCENT_COLUMNS = (
     ("SM", "PROF_SM_ACTIVE"),
@@ -140,8 +141,7 @@ def show(
                 _show_table(rows, versions, server, out)
                 return
             for batch in rows:
-                if server:
-                    server.update(as_prometheus(batch))
+                _serve(server, batch)
                 for reading, diagnosis in batch:
                     print(as_json_line(reading, diagnosis), file=out, flush=True)
         finally:
@@ -156,10 +156,18 @@ def _show_table(
     from rich.live import Live
 
     console = Console(file=out)
-    if not console.is_terminal:
-        console = Console(file=out, width=240)
+    if not console.is_terminal:  # a file or a pipe gets one table after the other
+        console = Console(file=out, width=PIPE_WIDTH)
+        for batch in rows:
+            _serve(server, batch)
+            console.print(as_table(batch, versions))
+        return
     with Live(console=console, auto_refresh=False, transient=False) as live:
         for batch in rows:
-            if server:
-                server.update(as_prometheus(batch))
+            _serve(server, batch)
             live.update(as_table(batch, versions), refresh=True)
+
+
+def _serve(server: PrometheusServer | None, batch: list[Row]) -> None:
+    if server:
+        server.update(as_prometheus(batch))

@@ -310,7 +310,8 @@ class GpmSampler:
             good = answer.nvmlReturn == pynvml.NVML_SUCCESS and answer.value == answer.value
             values[name] = answer.value * factor if good else None
             if not good:
-                missing[name] = str(pynvml.NVMLError(answer.nvmlReturn))
+                failed = answer.nvmlReturn != pynvml.NVML_SUCCESS
+                missing[name] = str(pynvml.NVMLError(answer.nvmlReturn)) if failed else "not a number"
         return values
 
     def close(self) -> None:

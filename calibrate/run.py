@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
@@ -22,6 +23,7 @@ DeviceKind = Literal["cuda", "cpu"]
 QUICK_S, FULL_S = 20.0, 400.0
 QUICK_ROUNDS, FULL_ROUNDS = 3, 5
 LEAST_BUDGET_S, LARGEST_BUDGET_S = 0.01, 3.0
+OVERRUN = 1.6
 
 Progress = Callable[[int, int, str], None]
 """Called as progress(measurements done, of how many, what comes next)."""
@@ -39,6 +41,7 @@ class Plan:
     conditions: dict[str, Scalar]
     versions: dict[str, str]
     conditions_now: Callable[[], dict[str, Scalar]]
+    missing: tuple[str, ...] = ()
 
 
 @dataclass
@@ -66,7 +69,7 @@ def plan_for(
                 known = ", ".join(dict.fromkeys(m.kind for m in plan.measures))
                 raise SamplesError(f"nothing is called {', '.join(sorted(unknown))}; known: {known}")
             kept = [m for m in plan.measures if m.kind in only]
-            plan = Plan(kept, plan.conditions, plan.versions, plan.conditions_now)
+            plan = replace(plan, measures=kept, missing=())
         yield plan
 
 
@@ -113,7 +116,18 @@ def _cuda_plan(stack: ExitStack, quick: bool, folder: Path | None) -> Plan:
         current = next((g for g in nvml.gpus() if gpu and g.uuid == gpu.uuid), None) if gpu else None
         return inventory.gpu_conditions(current, versions, device.name, float(device.memory_bytes), count)
 
-    return Plan(measures, now(), software, now)
+    return Plan(measures, now(), software, now, tuple(_absent(measures, count)))
+
+
+def _absent(measures: list[Measure], gpus: int) -> Iterator[str]:
+    """What a GPU session leaves out on this machine, and why."""
+    kinds = {m.kind for m in measures}
+    if "training" not in kinds:
+        yield "training: needs PyTorch for CUDA"
+    if gpus < 2:
+        yield "peer, collective: need 2 or more GPUs"
+    elif "collective" not in kinds:
+        yield "collective: needs PyTorch for CUDA"
 
 
 def _nvml_side(stack: ExitStack, name: str) -> tuple[nvml.Gpu | None, nvml.Versions | None]:
@@ -132,9 +146,11 @@ def calibrate(
     """Measure everything in `rounds` rounds of together about `seconds`, skipping what the writer has.
 
     Going through all of it several times, rather than repeating each thing in place, lets the spread between
-    rounds show what changes with time. Raises ConditionsChangedError; what was measured before stays in the
-    file.
+    rounds show what changes with time. On a machine too busy to finish in OVERRUN x `seconds`, later rounds
+    are left out, with a line that says so. Raises ConditionsChangedError; what was measured before stays in
+    the file.
     """
+    deadline = time.monotonic() + OVERRUN * seconds
     jobs = [(r, m) for r in range(rounds) for m in plan.measures if not (m.once and r)]
     total = sum(m.weight for _, m in jobs if not m.once)
     missing: dict[str, str] = {}
@@ -144,8 +160,14 @@ def calibrate(
         key = key_of(measure.kind, measure.parameters, round_)
         if key in writer.done or _shown(measure) in missing:
             continue
+        if round_ and time.monotonic() > deadline:
+            missing[f"rounds from {round_ + 1} on"] = "time is up, the intervals rest on fewer rounds"
+            break
         budget_s = min(max(seconds * measure.weight / total, LEAST_BUDGET_S), LARGEST_BUDGET_S)
+        started = time.monotonic()
         reason = _one(measure, round_, budget_s, writer)
+        if measure.once:  # takes as long as it takes
+            deadline += time.monotonic() - started
         if reason:
             missing[_shown(measure)] = reason
     if progress:
@@ -154,7 +176,7 @@ def calibrate(
     if changed:
         raise ConditionsChangedError(f"conditions changed while measuring: {'; '.join(changed)}")
     samples = SampleSet(plan.conditions, plan.versions, tuple(writer))
-    return Outcome(samples, [f"{what}: {why}" for what, why in missing.items()])
+    return Outcome(samples, [*plan.missing, *(f"{what}: {why}" for what, why in missing.items())])
 
 
 def _shown(measure: Measure) -> str:

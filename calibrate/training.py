@@ -55,11 +55,12 @@ def training_measures(device: str, quick: bool) -> list[Measure]:
         return []
     size = SIZES[device, quick]
     workloads = ("mlp", "conv") if quick and device == "cpu" else ("mlp", "conv", "transformer")
+    framework = "PyTorch" if device == "cuda" else "PyTorch on one core"
     precisions = ("fp32",) if device == "cpu" else ("tf32", "bf16") if quick else ("fp32", "tf32", "bf16")
     return [
         Measure(
             "training",
-            {"workload": workload, "precision": precision, "batch": batch, "framework": "PyTorch"},
+            {"workload": workload, "precision": precision, "batch": batch, "framework": framework},
             partial(_torch_step, device, size, workload, precision, batch),
         )
         for workload in workloads
@@ -76,6 +77,8 @@ def _torch_step(
     torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
     torch.manual_seed(0)
+    if device == "cpu":
+        torch.set_num_threads(1)  # a rank a core, as data-parallel jobs on CPUs run
     model, inputs, targets = _workload(workload, size, batch)
     model.to(device).train()
     inputs, targets = inputs.to(device), targets.to(device)

@@ -1,4 +1,4 @@
-"""A policy in real training on this machine, no GPU needed: `python -m live.demo [--ranks 4] [--format json]`.
+"""A policy in real training on this machine, without a GPU: `python -m live.demo [--ranks 4]`.
 
 Some gloo processes train a small model; half-way, rank 0 becomes twice as slow (it waits longer per sample).
 The same training runs with equal shares and with the policy; then the simulator's twin of the second run, if
@@ -35,7 +35,7 @@ def train(given: argparse.Namespace) -> None:
 
     from live.attach import attach
 
-    class Net(torch.nn.Module):
+    class Net(torch.nn.Module):  # type: ignore[misc]
         """A small model that takes `sample_s` longer per sample."""
 
         def __init__(self) -> None:
@@ -46,6 +46,7 @@ def train(given: argparse.Namespace) -> None:
             self.sample_s = given.sample_ms / 1e3
 
         def forward(self, x: Any) -> Any:
+            """Wait, then compute."""
             time.sleep(self.sample_s * len(x))
             return self.layers(x)
 
@@ -113,7 +114,7 @@ def run(given: argparse.Namespace, mode: str, folder: Path) -> dict[str, Any]:
 def throughput(result: dict[str, Any]) -> float:
     """Samples per second over the last quarter of the rounds, when a policy has had time to react."""
     last = result["times_s"][-(len(result["times_s"]) // 4) :]
-    return float(result["batch"]) * len(last) / sum(last)
+    return float(result["batch"] * len(last) / sum(last))
 
 
 def twin(folder: Path) -> tuple[dict[str, Any] | None, str]:
@@ -179,7 +180,7 @@ def _print(summary: dict[str, Any], policy: dict[str, Any], table: str) -> None:
     print(f"  with equal shares   {summary['throughput_static']:8.1f}")
     print(f"  with the policy     {summary['throughput_policy']:8.1f}   {summary['ratio']:.2f} times as many")
     print(f"  at best                        {summary['bound']:.2f} times as many")
-    print(f"shares at the end: {policy['shares'][-2]}")
+    print(f"shares at the end: {policy['shares'][-1]}")
     print(f"\n{table.rstrip()}")
 
 

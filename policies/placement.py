@@ -1,12 +1,14 @@
 """Jitted kernels of allocation: feasibility, and the placing of gangs on nodes.
 
-Three placements, each a rule of its own:
+Three placements have names, each a rule of its own:
 
 - `counted`: the GPUs are one pool, nodes are ignored; the lowest-numbered free GPUs are taken.
 - `packed`: whole free nodes (largest first) for the full part of a gang, best fit for the rest, so that it
   sits on the fewest nodes its size allows; where that is not possible now, it is not placed.
 - `any`: the fewest nodes possible now (emptiest first, the rest by best fit); always placed while enough
   GPUs are free.
+
+A fourth, `WEIGHTED`, takes nodes by a worth that the caller gives, inside one group of nodes if it can.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from numpy.typing import NDArray
 from policies.jit import jit
 from policies.observation import Bools, Floats, Ints
 
-COUNTED, PACKED, ANY = 0, 1, 2
+COUNTED, PACKED, ANY, WEIGHTED = 0, 1, 2, 3
 PLACEMENTS = {"counted": COUNTED, "packed": PACKED, "any": ANY}
 WHOLE = 1.0 - 1e-9  # a GPU with at least this much room is free
 
@@ -33,6 +35,10 @@ class Room(NamedTuple):
     free: Ints  # per node: whole GPUs left
     room: Floats  # per GPU: share left, 0..1
     memory_bytes: Floats  # per GPU; NaN unknown, taken as enough
+    least_memory_bytes: float  # the smallest of those
+    weight: Floats  # per node, for `WEIGHTED`: worth of a GPU there
+    group: Ints  # per node, for `WEIGHTED`: nodes a gang should not be spread over
+    order: Ints  # nodes by descending weight, for `WEIGHTED`
 
 
 @jit
@@ -89,6 +95,8 @@ def _choose_any(usable: Ints, wanted: int, node: Ints, count: Ints) -> int:
             node[k], count[k] = best, wanted
             return k + 1
         most = usable.max()
+        if most == 0:
+            return k
         for n in range(usable.size):
             if usable[n] == most and wanted > most:
                 node[k], count[k] = n, most
@@ -100,7 +108,10 @@ def _choose_any(usable: Ints, wanted: int, node: Ints, count: Ints) -> int:
 
 @jit
 def _choose_packed(usable: Ints, size: Ints, up: Bools, wanted: int, node: Ints, count: Ints) -> int:
-    """Whole free nodes for the full part, largest nodes first, best fit for the rest; 0 when it must wait."""
+    """Whole free nodes for the full part, largest first, best fit for the rest. Clears what it takes.
+
+    Stops early when the gang must wait.
+    """
     k, level = 0, np.iinfo(np.int64).max
     while wanted > 0:
         below, nodes = 0, 0
@@ -109,7 +120,7 @@ def _choose_packed(usable: Ints, size: Ints, up: Bools, wanted: int, node: Ints,
                 nodes = nodes + 1 if size[n] == below else 1
                 below = size[n]
         if below == 0:
-            return 0
+            return k
         level = below
         whole = min(nodes, wanted // level)
         for n in range(size.size):
@@ -121,13 +132,63 @@ def _choose_packed(usable: Ints, size: Ints, up: Bools, wanted: int, node: Ints,
                 nodes -= 1
                 k += 1
         if whole > 0:
-            return 0
+            return k
         if 0 < wanted < level and nodes > 0:
             best = _best_fit(usable, wanted)
-            if best < 0:
-                return 0
-            node[k], count[k] = best, wanted
-            return k + 1
+            if best >= 0:
+                node[k], count[k] = best, wanted
+                k += 1
+            return k
+    return k
+
+
+@jit
+def _choose_heaviest(c: Room, usable: Ints, group: int, wanted: int, node: Ints, count: Ints) -> float:
+    """Nodes of a group (-1: of any) one by one, each by the worth of what it can give of what is missing.
+
+    Writes and clears what it takes; returns its worth, negative when there is not enough.
+    """
+    k, worth = 0, 0.0
+    while wanted > 0:
+        best, most = -1, 0.0
+        for n in c.order:
+            if c.weight[n] * wanted <= most:
+                break
+            value = min(usable[n], wanted) * c.weight[n]
+            if value > most and (group < 0 or c.group[n] == group):
+                best, most = n, value
+        if best < 0:
+            _give_back(usable, node, count, k)
+            return -1.0
+        node[k], count[k] = best, min(usable[best], wanted)
+        usable[best] -= count[k]
+        wanted -= count[k]
+        worth += most
+        k += 1
+    _give_back(usable, node, count, k)
+    return worth
+
+
+@jit
+def _give_back(usable: Ints, node: Ints, count: Ints, k: int) -> None:
+    for i in range(k):
+        usable[node[i]] += count[i]
+
+
+@jit
+def _choose_weighted(c: Room, usable: Ints, wanted: int, node: Ints, count: Ints) -> int:
+    """The heaviest nodes of the one group that is worth most, or of all groups where none is enough."""
+    best, most, last = -1, -1.0, c.group.max()
+    for group in range(last + 1):
+        worth = _choose_heaviest(c, usable, group, wanted, node, count)
+        if worth > most:
+            best, most = group, worth
+    if best != last:
+        most = _choose_heaviest(c, usable, best, wanted, node, count)
+    k = 0
+    while most >= 0.0 and wanted > 0:
+        wanted -= count[k]
+        k += 1
     return k
 
 
@@ -187,22 +248,25 @@ def place(c: Room, wanted: int, share: float, memory_bytes: float, rule: int, ou
             out[at] = g
             take(c, n, g, share)
         return g >= 0
-    whole = share >= WHOLE and not memory_bytes > 0.0
-    if whole and c.free.sum() < wanted:
-        return False
-    usable, size = c.free.copy(), c.size.copy()
+    usable, size = c.free, c.size
+    whole = share >= WHOLE and not memory_bytes > c.least_memory_bytes
     if not whole:
+        usable, size = c.free.copy(), c.size.copy()
         _count_usable(c, share, memory_bytes, usable, size)
-        if usable.sum() < wanted:
-            return False
     most = min(wanted, size.size)
     node, count = np.empty(most, dtype=np.int64), np.empty(most, dtype=np.int64)
     if rule == COUNTED:
         chosen = _choose_counted(usable, wanted, node, count)
-    elif rule == ANY:
-        chosen = _choose_any(usable, wanted, node, count)
+    elif rule == WEIGHTED:
+        chosen = _choose_weighted(c, usable, wanted, node, count)
     else:
-        chosen = _choose_packed(usable, size, c.up, wanted, node, count)
+        if rule == ANY:
+            chosen = _choose_any(usable, wanted, node, count)
+        else:
+            chosen = _choose_packed(usable, size, c.up, wanted, node, count)
+        for k in range(chosen):
+            if usable[node[k]] == 0:
+                usable[node[k]] = count[k]
     end = at
     for k in range(chosen):
         end += _pick(c, node[k], count[k], share, memory_bytes, out, end)

@@ -89,6 +89,7 @@ class EventByEvent:
             yield self.clock.until(job.period_start_s, LATE)
             if job.generation != generation:
                 return
+            job.written()
             for what, why in job.apply_pending():
                 self.refused(what, why)
             if job.stale:

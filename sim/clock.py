@@ -22,13 +22,13 @@ LATE = EventPriority(9)  # what a decision caused at this same instant
 class Clock(simpy.Environment):
     """A SimPy environment whose events can be placed at an absolute time."""
 
-    def at(self, time_s: float, callback: Callable[[Event], object], priority: EventPriority = STATE) -> Event:
+    def at(
+        self, time_s: float, callback: Callable[[Event], object], priority: EventPriority = STATE
+    ) -> Event:
         """Call `callback(event)` at `time_s` (s, not before now). Raises ValueError for a past time."""
         if not time_s >= self._now:
             raise ValueError(f"cannot schedule for {time_s} s, it is {self._now} s")
-        event = Event(self)
-        event._ok, event._value = True, None
-        event.callbacks.append(callback)  # type: ignore[union-attr]
+        event = _Timed(self, callback)
         heappush(self._queue, (time_s, priority, next(self._eid), event))
         return event
 
@@ -41,6 +41,14 @@ class Clock(simpy.Environment):
     def until(self, time_s: float, priority: EventPriority = STATE) -> Event:
         """An event at `time_s`, or now when that has just passed, for a process to wait on."""
         return self.at(max(time_s, self._now), _nothing, priority)
+
+
+class _Timed(Event):
+    """An event that is bound to happen, made in one step: there are very many of them."""
+
+    def __init__(self, clock: Clock, callback: Callable[[Event], object]) -> None:
+        self.env, self.callbacks = clock, [callback]  # type: ignore[list-item]
+        self._ok, self._value = True, None
 
 
 def _nothing(_: Event) -> None:

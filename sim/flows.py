@@ -33,6 +33,7 @@ FLOW = np.dtype(
         ("limit", "f8"),  # the lower of that and what its narrowest link would give to it alone
         ("first", "i8"),  # its uses are uses[first : first + length]
         ("length", "i8"),
+        ("reserved", "i8"),  # for so many uses there is room from `first` on
         ("bottleneck", "i8"),  # the full link on which no flow is faster; OWN_LIMIT: its own limit
         ("next_bottleneck", "i8"),
         ("stamp", "i8"),  # last recomputation that it took part in; GONE: the slot is free
@@ -73,6 +74,7 @@ COUNTERS = FREE_USES + 64  # FREE_USES + k: first of the free stretches of 2**k 
 BLOCK_SIZE = 64
 STALE = -1.0  # in BLOCK: to be computed anew
 GONE = -1
+ENTERED, FULL, WRONG = range(3)
 OWN_LIMIT = -1
 
 
@@ -185,29 +187,41 @@ def attach(
     now_s: float,
     route: Ints,
     usage: Floats,
-) -> bool:
-    """Enter a flow into free `slot`, with rate 0 until rates are recomputed; False when `uses` is full."""
+) -> int:
+    """Enter a flow into free `slot`, with rate 0 until rates are recomputed. A link named twice counts twice.
+
+    Returns ENTERED, or without a change FULL when `uses` is full or WRONG for a bad link or usage.
+    """
+    for k in range(route.size):
+        if not (0 <= route[k] < links.size and 0.0 < usage[k] < np.inf):
+            return WRONG
     first = reserve_uses(uses, ints, route.size)
     if first < 0:
-        return False
-    flow = flows[slot]
-    flow.rate, flow.left, flow.volume, flow.anchor_s, flow.cap = 0.0, volume, volume, now_s, cap
-    flow.first, flow.length, flow.stamp, flow.bottleneck = first, route.size, 0, OWN_LIMIT
+        return FULL
+    end = first
     for k in range(route.size):
-        use, link = uses[first + k], links[route[k]]
-        use.usage, use.flow, use.link = usage[k], slot, route[k]
-        use.next, use.previous = link.head, -1
+        link = links[route[k]]
+        if first <= link.head < end:
+            uses[link.head].usage += usage[k]
+            continue
+        use = uses[end]
+        use.usage, use.flow, use.link, use.next, use.previous = usage[k], slot, route[k], link.head, -1
         if link.head >= 0:
-            uses[link.head].previous = first + k
-        link.head = first + k
+            uses[link.head].previous = end
+        link.head = end
         link.flows += 1
         mark_dirty(links, ints, route[k])
+        end += 1
+    flow = flows[slot]
+    flow.rate, flow.left, flow.volume, flow.anchor_s, flow.cap = 0.0, volume, volume, now_s, cap
+    flow.first, flow.length, flow.stamp, flow.bottleneck = first, end - first, 0, OWN_LIMIT
+    flow.reserved = route.size
     flow.limit = alone(flow, links, uses)
-    for k in range(route.size):
-        links[route[k]].demand += usage[k] * flow.limit
+    for e in range(first, end):
+        links[uses[e].link].demand += uses[e].usage * flow.limit
     mark_fresh(flows, ints, slot)
     ints[COUNT, HIGH] = max(ints[COUNT, HIGH], slot + 1)
-    return True
+    return ENTERED
 
 
 @jit_in_place
@@ -233,7 +247,7 @@ def detach(
         mark_dirty(links, ints, use.link)
     if flow.bottleneck != OWN_LIMIT:
         links[flow.bottleneck].group -= 1
-    k = FREE_USES + size_class(flow.length)
+    k = FREE_USES + size_class(flow.reserved)
     uses[flow.first].next = ints[COUNT, k]
     ints[COUNT, k] = flow.first
     flow.stamp = GONE
@@ -308,3 +322,14 @@ def add_carried(flows: Records, uses: Records, slots: Ints, carried: Floats, now
         through = flow.volume - left_at(flow, now_s)
         for e in range(flow.first, flow.first + flow.length):
             carried[uses[e].link] += uses[e].usage * through
+
+
+@jit_in_place
+def list_flows(links: Records, uses: Records, ints: Ints, number: int) -> int:
+    """Put the slots of the flows that use a link into `ints[CHOSEN]`; returns how many."""
+    n, e = 0, links[number].head
+    while e >= 0:
+        ints[CHOSEN, n] = uses[e].flow
+        n += 1
+        e = uses[e].next
+    return n

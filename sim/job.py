@@ -157,6 +157,7 @@ class TrainingJob:
         self.target = self._target_samples()
         self.account, self.saved_account = Account(), Account()
         self.saved_data: Snapshot | None = None
+        self._unwritten: tuple[Account, Snapshot | None] | None = None
         self.steps_ever = 0  # local steps begun, never rewound: the noise counter
         self.steps_since_decision = 0
         self.mtbf_s = mtbf_s
@@ -401,17 +402,21 @@ class TrainingJob:
         return self.period_start_s - self.last_checkpoint_s >= self.checkpoint_interval_s()
 
     def checkpoint(self) -> None:
-        """Write a checkpoint: what has been trained can no longer be lost."""
+        """Begin to write a checkpoint; it counts once it is written, see `written`."""
         save_s = self.save_s
         self.charge(RESTART, save_s)
-        self.remember()
+        self._unwritten = self._state()
         self.resume_at(self.period_start_s + save_s)
         self.last_checkpoint_s = self.period_start_s
 
-    def remember(self) -> None:
-        """Make the present state the one that a restart goes back to."""
-        self.saved_account = self.account.copy()
-        self.saved_data = self.data.snapshot() if self.data is not None else None
+    def written(self) -> None:
+        """A checkpoint that was being written is complete: what it holds can no longer be lost."""
+        if self._unwritten is not None:
+            self.saved_account, self.saved_data = self._unwritten
+            self._unwritten = None
+
+    def _state(self) -> tuple[Account, Snapshot | None]:
+        return self.account.copy(), self.data.snapshot() if self.data is not None else None
 
     def charge(self, use: int, seconds: float) -> None:
         """Book `seconds` of all held GPUs."""
@@ -431,7 +436,8 @@ class TrainingJob:
         if lost:
             self._roll_back()
         else:
-            self.remember()
+            self.saved_account, self.saved_data = self._state()
+        self._unwritten = None
         if self.data is not None:
             self.data.release()
         self.pending = Pending()
@@ -450,6 +456,7 @@ class TrainingJob:
     def regroup(self, holding: Holding, now_s: float, delay_s: float) -> None:
         """Go on with the workers that are left; only the running period is lost."""
         self.generation += 1
+        self._unwritten = None
         self.charge(LOST, max(0.0, now_s - self.period_start_s))
         self.holding = holding
         self._set_workers(holding)

@@ -15,7 +15,7 @@ from simpy.events import Event
 
 from sim import fairness, flows
 from sim.clock import RATES, STATE, Clock
-from sim.flows import DUE, Floats, Ints
+from sim.flows import CHOSEN, DUE, Floats, Ints
 
 OnDone = Callable[[int], object]
 
@@ -62,9 +62,9 @@ class Network:
     ) -> int:
         """Start a flow now and return its handle; `on_done(handle)` is called when its last byte is through.
 
-        `links` (n,) int64 are links, each once; `usage` (n,) float64, above 0, the bytes on each per byte of
-        volume; `cap_bytes_per_s`, above 0 or inf, the highest rate it reaches by itself. A volume of 0 is
-        done at this instant. Raises ValueError for a volume, cap or lengths that make no sense.
+        `links` (n,) int64 are links; `usage` (n,) float64, above 0, the bytes on each per byte of volume;
+        `cap_bytes_per_s`, above 0 or inf, the highest rate it reaches by itself. A volume of 0 is done at
+        this instant. Raises ValueError for what makes no sense, and changes nothing then.
         """
         if not (0 <= volume_bytes < np.inf and cap_bytes_per_s > 0 and len(links) == len(usage)):
             raise ValueError(
@@ -74,9 +74,12 @@ class Network:
         if not self._free_slots:
             self._grow()
         slot = self._free_slots.pop()
-        while not flows.attach(
+        while result := flows.attach(
             *self._state, slot, volume_bytes, cap_bytes_per_s, self.clock._now, links, usage
         ):
+            if result == flows.WRONG:
+                self._free_slots.append(slot)
+                raise ValueError(f"flow on links {links} with usages {usage}: no such link, or usage not > 0")
             self._state = flows.grow_uses(self._state, len(links))
         flow = self._started
         self._started = flow + 1
@@ -111,11 +114,13 @@ class Network:
 
     def flows_on(self, link: int) -> list[int]:
         """Handles of the live flows that use a link, in order of their start."""
-        uses, found, e = self._state.uses, set(), int(self._state.links[link]["head"])
-        while e >= 0:
-            found.add(self._owner[int(uses[e]["flow"])][0])
-            e = int(uses[e]["next"])
-        return sorted(found)
+        _, links, uses, _, ints = self._state
+        n = flows.list_flows(links, uses, ints, link)
+        return sorted(self._owner[slot][0] for slot in ints[CHOSEN, :n].tolist())
+
+    def count_on(self, link: int) -> int:
+        """Number of live flows that use a link."""
+        return int(self._state.links[link]["flows"])
 
     # --- links -------------------------------------------------------------------------------------------
 

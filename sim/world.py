@@ -375,6 +375,7 @@ class SimWorld:
             job = self.training.get(row)
             if job is None or not self._regroups(job, node):
                 self._stop(row, lost=not saved)
+                self.preemptions[row] += saved
         self.cluster.take_down(node)
         self.transfers.node_changed(node)
         self._event()

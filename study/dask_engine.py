@@ -21,7 +21,12 @@ from study.orders import Order, Row, Shared, failed, perform
 
 AHEAD = 3
 """Orders handed out per worker beyond the one it works on, so that no worker waits for the coordinator."""
+CONNECT_S = 10.0
 _COUNT_WORKERS_EVERY = 64
+_LOCAL = {
+    "distributed.comm.timeouts.connect": "60s",
+    "distributed.scheduler.allowed-failures": 0,  # who stood at a killed worker is tried alone, at once
+}
 
 _on_worker: dict[str, Shared] = {}
 
@@ -107,11 +112,11 @@ class OnDask:
 def local(processes: int, shared: Shared) -> Iterator[OnDask]:
     """A Dask cluster of this machine, for as long as the context lasts."""
     with (
-        dask.config.set({"distributed.comm.timeouts.connect": "60s"}),
+        dask.config.set(_LOCAL),
         LocalCluster(
             n_workers=processes,
             threads_per_worker=1,
-            dashboard_address=None,
+            dashboard_address="127.0.0.1:0",
             silence_logs=logging.CRITICAL,
             memory_limit=0,
         ) as cluster,
@@ -124,7 +129,7 @@ def local(processes: int, shared: Shared) -> Iterator[OnDask]:
 def remote(address: str, shared: Shared) -> Iterator[OnDask]:
     """A Dask cluster that is there already. Raises EngineError when it does not answer."""
     try:
-        client = Client(address, timeout=10)
+        client = Client(address, timeout=CONNECT_S)
     except (OSError, TimeoutError) as error:
         raise EngineError(f"{address}: no Dask scheduler answers: {error}") from error
     with client:

@@ -105,22 +105,31 @@ class Ledger:
     def __exit__(self, *_: object) -> None:
         self._db.close()
 
-    def put(self, row: Mapping[str, Any]) -> None:
-        """Insert or replace one run, durably. Raises StoreError when it cannot be written (disk full)."""
-        self.put_all([row])
-
-    def put_all(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Insert or replace runs in one transaction. Raises StoreError when they cannot be written."""
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """All or nothing. Raises StoreError when it cannot be written (disk full)."""
         try:
             self._db.execute("BEGIN IMMEDIATE")
-            for row in rows:
-                self._put(row)
+            yield self._db
             self._db.execute("COMMIT")
         except sqlite3.Error as error:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
-            self.columns = [row[1] for row in self._db.execute("PRAGMA table_info(runs)")]
+            self.columns = self._read_columns()
             raise StoreError(f"{self.path}: cannot be written: {error}") from error
+
+    def _read_columns(self) -> list[str]:
+        return [row[1] for row in self._db.execute("PRAGMA table_info(runs)")]
+
+    def put(self, row: Mapping[str, Any]) -> None:
+        """Insert or replace one run, durably. Raises StoreError when it cannot be written."""
+        self.put_all([row])
+
+    def put_all(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Insert or replace runs, all or none. Raises StoreError when they cannot be written."""
+        with self._transaction():
+            for row in rows:
+                self._put(row)
 
     def _put(self, row: Mapping[str, Any]) -> None:
         for name in row:
@@ -140,14 +149,13 @@ class Ledger:
         wanted = set(planned)
         away = [row for row in self.rows() if row["id"] not in wanted]
         back = [json.loads(text) for key, text in self._former() if key in wanted]
-        self.put_all(back)
-        self._db.execute("BEGIN IMMEDIATE")
-        self._db.executemany("DELETE FROM former_runs WHERE id = ?", [(row["id"],) for row in back])
-        self._db.executemany(
-            "INSERT OR REPLACE INTO former_runs VALUES (?, ?)", [(r["id"], json.dumps(r)) for r in away]
-        )
-        self._db.executemany("DELETE FROM runs WHERE id = ?", [(row["id"],) for row in away])
-        self._db.execute("COMMIT")
+        with self._transaction() as db:
+            for row in back:
+                self._put(row)
+                db.execute("DELETE FROM former_runs WHERE id = ?", (row["id"],))
+            for row in away:
+                db.execute("INSERT OR REPLACE INTO former_runs VALUES (?, ?)", (row["id"], json.dumps(row)))
+                db.execute("DELETE FROM runs WHERE id = ?", (row["id"],))
         return len(away)
 
     def _former(self) -> list[tuple[str, str]]:
@@ -172,21 +180,28 @@ class Ledger:
 
     def set_about(self, **texts: str) -> None:
         """Keep facts about the sweep (its file, versions)."""
-        self._db.executemany("INSERT OR REPLACE INTO about VALUES (?, ?)", list(texts.items()))
+        with self._transaction() as db:
+            db.executemany("INSERT OR REPLACE INTO about VALUES (?, ?)", list(texts.items()))
 
     def about(self) -> dict[str, str]:
         """Facts about the sweep."""
         return dict(self._db.execute("SELECT key, value FROM about ORDER BY key"))
 
     def export(self) -> Path:
-        """Copy the table to `runs.parquet` beside the ledger, through a temporary file."""
+        """Copy the table to `runs.parquet` beside the ledger, through a temporary file.
+
+        Raises StoreError when it cannot be written.
+        """
         cursor = self._db.execute(
             f"SELECT {', '.join(map(quoted, self.columns))} FROM runs ORDER BY number, id"
         )
         rows = cursor.fetchall()
         columns = zip(*rows, strict=True) if rows else [()] * len(self.columns)
         target = self.path.with_name(PARQUET)
-        write_parquet(target, {n: to_array(v) for n, v in zip(self.columns, columns, strict=True)})
+        try:
+            write_parquet(target, {n: to_array(v) for n, v in zip(self.columns, columns, strict=True)})
+        except (duckdb.Error, OSError) as error:
+            raise StoreError(f"{target}: cannot be written: {' '.join(str(error).split())}") from error
         return target
 
 

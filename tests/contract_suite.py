@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from policies import available, make_stage
 from policies.contract import UNCHANGED, AllocationStage, Decision, Moves, Policy, check, refine
 from policies.journal import JournalWriter, encode, replay
-from policies.observation import JobState, Nodes, Observation
+from policies.observation import Gpus, Jobs, JobState, Nodes, Observation
 from tests.observations import (
     Cluster,
     change,
@@ -272,6 +272,77 @@ def test_refines_what_is_planned(stage, observation):
         assert plan.moves.shard[0] == planned.moves.shard[0]
     if stage.kind != "sync":
         assert plan.sync_interval is planned.sync_interval
+
+
+@stages("allocation")
+@settings(EXAMPLES, max_examples=8)
+@given(
+    sizes=st.lists(
+        st.tuples(st.integers(1, 6), st.integers(1, 50), st.integers(0, 60)), min_size=1, max_size=10
+    )
+)
+def test_every_job_is_served(stage, sizes):
+    """A pool of 6 GPUs, rigid jobs of (GPUs, duration, arrival): all of them end."""
+    pool = Pool(sorted(sizes, key=lambda job: job[2]))
+    memory = stage.initial()
+    for _ in range(60 * len(sizes)):
+        plan, memory = run(stage, pool.observe(), memory=memory)
+        pool.apply(plan)
+        if not pool.forward(plan.revisit_s):
+            break
+    assert (pool.left_s <= 0).all(), f"jobs left over: {np.flatnonzero(pool.left_s > 0)}"
+
+
+class Pool:
+    """Six GPUs, counted; rigid jobs that lose nothing when they are stopped."""
+
+    def __init__(self, jobs):
+        self.gpus, self.left_s, self.arrival_s = np.array(jobs, dtype=float).T.copy()
+        self.duration_s, self.attained = self.left_s.copy(), np.zeros(len(jobs))
+        self.held, self.now = np.full(6, -1), 0.0
+
+    @property
+    def running(self):
+        return np.unique(self.held[self.held >= 0])
+
+    def observe(self):
+        n = int((self.arrival_s <= self.now).sum())
+        state = np.where(self.left_s > 0, JobState.WAITING, JobState.DONE)
+        state[self.running] = JobState.RUNNING
+        free = self.held < 0
+        columns = {
+            "id": np.arange(n), "arrival_s": self.arrival_s[:n], "state": state[:n], "rigid": np.ones(n),
+            "gpus_requested": self.gpus[:n], "gpus_held": self.gpus[:n] * (state[:n] == JobState.RUNNING),
+            "workers_min": self.gpus[:n], "workers_max": self.gpus[:n], "duration_s": self.duration_s[:n],
+            "service_s": self.left_s[:n], "attained_gpu_s": self.attained[:n], "memory_bytes": np.zeros(n),
+            "restart_s": np.zeros(n), "queued_since_s": self.arrival_s[:n], "checkpoint_bytes": np.zeros(n),
+        }  # fmt: skip
+        return Observation.of(
+            self.now, 10.0, jobs=Jobs.of(**columns),
+            nodes=Nodes.of(gpus=[6], first_gpu=[0], gpus_free=[free.sum()], up=[True]),
+            gpus=Gpus.of(node=np.zeros(6), job=self.held, share_free=free, memory_bytes=np.full(6, np.inf)),
+        )  # fmt: skip
+
+    def apply(self, plan):
+        if plan.allocation is not None:
+            self.held[np.isin(self.held, plan.allocation.job)] = -1
+            for k, job in enumerate(plan.allocation.job):
+                self.held[plan.allocation.gpus_of(k)] = job
+
+    def forward(self, revisit_s):
+        """To the next completion, arrival or revisit; False when there is none."""
+        running = self.running
+        ends = self.now + self.left_s[running]
+        later = self.arrival_s[self.arrival_s > self.now]
+        then = min([*ends, *later, revisit_s])
+        if not np.isfinite(then):
+            return False
+        self.left_s[running] -= then - self.now
+        self.left_s[self.left_s < 1e-9] = 0.0
+        self.attained[running] += (then - self.now) * self.gpus[running]
+        self.held[np.isin(self.held, np.flatnonzero(self.left_s == 0))] = -1
+        self.now = then
+        return True
 
 
 def change_time(observation, time_s):

@@ -22,10 +22,10 @@ SCENARIO = {
 }
 
 
-def write_sweep(folder: Path, seeds: int = 5, covs=(0.1, 0.2), scenario=None, **changes) -> Path:
+def write_sweep(folder: Path, seeds: int = 5, covs=(0.1, 0.2), case=None, **changes) -> Path:
     """A sweep file and its scenario in `folder`: 2 policies x len(covs) points x seeds runs."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "tiny.yaml").write_text(yaml.safe_dump(scenario or SCENARIO))
+    (folder / "tiny.yaml").write_text(yaml.safe_dump(case or SCENARIO))
     spec = {
         "schema_version": 1, "name": "tiny sweep", "scenario": "tiny.yaml", "policies": ["fifo", "sjf"],
         "seeds": seeds, "parameters": {"noise.step_cov": list(covs)},

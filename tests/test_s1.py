@@ -195,6 +195,8 @@ def test_s113_a_full_node_receives_nothing(stage):
     plan, _, _ = refine(stage, observation)
     assert (plan.moves.worker == 1).sum() == 1
     assert (plan.moves.worker == 0).sum() > 1
+    more, _, _ = refine(stage, observation, plan=Plan(moves=plan.moves))
+    assert (more.moves.worker == 1).sum() == 1, "what was planned before takes its room"
 
 
 def test_s113_formula_prefers_idle_receivers_on_fast_links():

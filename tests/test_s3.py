@@ -278,6 +278,16 @@ def test_s323_a_change_that_lowers_goodput_is_rolled_back_and_backed_off():
     assert history[8] == (0.65, 0.35)
 
 
+def test_s323_a_roll_back_that_no_longer_fits_is_not_made():
+    stage = Synchronisation()
+    _, memory, _ = windows(stage, [(10.0, 5.0), (1.0, 1.0)])
+    tight = two_jobs((0.65, 0.2), goodput=[1.0, 1.0], time_s=120.0)
+    tight = change(tight, "gpus", share_free=[0.0, 0.0, 0.0])  # somebody else holds 0.15 by now
+    plan, _, values = refine(stage, tight, memory)
+    assert values["s323_rolled_back"] == 2
+    assert plan.gpu_share is None
+
+
 def test_s323_a_change_that_pays_is_kept_and_followed_by_the_next():
     history, _, _ = windows(Synchronisation(), [(10.0, 5.0), (12.0, 5.0), (12.0, 5.0), (12.0, 5.0)])
     assert history[0] == history[1] == (0.65, 0.35)

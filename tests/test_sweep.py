@@ -1,12 +1,9 @@
-import os
-import subprocess
-import sys
+import json
 from collections import Counter
-from pathlib import Path
 
-import numpy as np
 import pytest
 
+from equipoise.cli import main
 from policies import PolicyError
 from sim.yaml_tree import InputError
 from study.orders import orders_of
@@ -116,7 +113,7 @@ def test_a_poisonous_run_takes_no_other_with_it(tmp_path, log):
 
 
 def test_real_runs_are_the_same_in_one_process_and_in_two(tmp_path):
-    file = write_sweep(tmp_path, seeds=2, covs=(0.05, 0.2), scenario=_SMALL)
+    file = write_sweep(tmp_path, seeds=2, covs=(0.05, 0.2), case=_SMALL)
     sweep(file, tmp_path / "one")
     sweep(file, tmp_path / "two", Options(jobs=2, keep=True))
     assert results(tmp_path / "one") == results(tmp_path / "two")
@@ -155,7 +152,7 @@ def test_ids_are_those_of_plain_runs(tmp_path):
     from sim.run import run
     from sim.yaml_file import read_scenario
 
-    file = write_sweep(tmp_path, scenario=_SMALL, seeds=1, covs=(0.2,), policies=["fifo"])
+    file = write_sweep(tmp_path, case=_SMALL, seeds=1, covs=(0.2,), policies=["fifo"])
     orders, _, _ = orders_of(read_sweep(file)[0], tmp_path, str(file))
     scenario = read_scenario(tmp_path / "tiny.yaml", ["noise.step_cov=0.2"]).scenario
     assert orders[0].id == run(scenario, policy=make_policy("fifo"), seed=0).identity
@@ -182,49 +179,61 @@ def test_wrong_sweeps_are_refused_before_anything_runs(tmp_path, changes, error,
     assert not (tmp_path / "out").exists()
 
 
-def command(*arguments, cwd):
-    root = Path(__file__).resolve().parents[1]
-    environment = os.environ | {"PYTHONPATH": str(root)}
-    return subprocess.run(
-        [sys.executable, "-m", "equipoise.cli", *arguments],
-        cwd=cwd,
-        env=environment,
-        text=True,
-        capture_output=True,
-    )
+@pytest.fixture
+def command(tmp_path, monkeypatch, capsys):
+    """Runs a command in the temporary folder; gives (exit code, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments):
+        code = main(list(arguments))
+        return code, *capsys.readouterr()
+
+    return call
 
 
-def test_command_line(tmp_path):
-    training = {**SCENARIO, "noise": {"step_cov": 0.0}}
-    write_sweep(tmp_path, scenario=training, covs=(0.1, 0.2), seeds=2)
-    dry = command("sweep", "sweep.yaml", "--out", "out", "--dry-run", cwd=tmp_path)
-    assert (dry.returncode, dry.stdout) == (0, "8 runs, 2 points\n")
-    made = command("sweep", "sweep.yaml", "--out", "out", cwd=tmp_path)
-    assert (made.returncode, made.stderr) == (0, "")
-    assert made.stdout == "8 runs in out: 8 made, 0 there already, 0 failed\n"
+def test_sweep_and_query_on_the_command_line(tmp_path, command):
+    write_sweep(tmp_path, seeds=2)
+    assert command("sweep", "sweep.yaml", "--out", "out", "--dry-run") == (0, "8 runs, 2 points\n", "")
+    made = "8 runs in out: 8 made, 0 there already, 0 failed\n"
+    assert command("sweep", "sweep.yaml", "--out", "out") == (0, made, "")
     sql = "SELECT policy, count(*) AS n, avg(makespan_s) AS makespan_s FROM runs GROUP BY ALL ORDER BY ALL"
-    asked = command("query", sql, "--out", "out", "--format", "csv", cwd=tmp_path)
-    assert asked.stdout.splitlines() == ["policy,n,makespan_s", "fifo,4,200.0", "sjf,4,200.0"]
-    wrong = command("query", "SELECT nope FROM runs", "--out", "out", cwd=tmp_path)
-    assert wrong.returncode == 2
-    assert "nope" in wrong.stderr
-    assert command("query", "SELECT 1", "--out", "nowhere", cwd=tmp_path).returncode == 2
-    for part in ("1/2", "2/2"):
-        assert command("sweep", "sweep.yaml", "--out", "parts", "--shard", part, cwd=tmp_path).returncode == 0
-    merged = command("merge", "parts", cwd=tmp_path)
-    assert (merged.returncode, merged.stdout) == (0, "8 runs in parts: 0 failed\n")
+    csv = "policy,n,makespan_s\nfifo,4,200.0\nsjf,4,200.0\n"
+    assert command("query", sql, "--out", "out", "--format", "csv") == (0, csv, "")
+    assert json.loads(command("query", sql, "--out", "out", "--format", "json")[1])[1]["policy"] == "sjf"
+    table = "policy  n  makespan_s\nfifo    4         200\nsjf     4         200\n"
+    assert command("query", sql, "--out", "out")[1] == table
+    code, _, said = command("query", "SELECT nope FROM runs", "--out", "out")
+    assert (code, "nope" in said) == (2, True)
+    assert command("query", "SELECT 1", "--out", "nowhere")[0] == 2
+
+
+def test_shards_and_merge_on_the_command_line(tmp_path, command):
+    write_sweep(tmp_path, seeds=2)
+    command("sweep", "sweep.yaml", "--out", "out")
+    assert command("sweep", "sweep.yaml", "--out", "parts", "--shard", "1/2")[0] == 0
+    code, text, said = command("merge", "parts")
+    assert (code, text, said) == (3, "4 runs in parts: 0 failed\n", "note: shards missing of 2: 2\n")
+    assert command("sweep", "sweep.yaml", "--out", "parts", "--shard", "2/2")[0] == 0
+    assert command("merge", "parts") == (0, "8 runs in parts: 0 failed\n", "")
     assert results(tmp_path / "parts") == results(tmp_path / "out")
-    assert command("sweep", "sweep.yaml", "--out", "out", "--shard", "3/2", cwd=tmp_path).returncode == 2
-    assert np.isfinite([row["makespan_s"] for row in results(tmp_path / "out")]).all()
+    assert command("sweep", "sweep.yaml", "--out", "out", "--shard", "3/2")[0] == 2
 
 
-def test_failed_runs_give_exit_code_3(tmp_path):
-    write_sweep(tmp_path, seeds=1, covs=(0.1,), scenario=SCENARIO | {"faults": never_again()})
-    made = command("sweep", "sweep.yaml", "--out", "out", cwd=tmp_path)
-    assert made.returncode == 3
-    assert made.stdout.splitlines()[1].startswith("failed: ")
+def test_failed_runs_are_listed_with_exit_code_3(tmp_path, command, monkeypatch):
+    def unlucky(scenario, **given):
+        raise ValueError("no such luck")
+
+    write_sweep(tmp_path, seeds=1, covs=(0.1,))
+    monkeypatch.setitem(sweep.__kwdefaults__, "runner", unlucky)
+    code, text, _ = command("sweep", "sweep.yaml", "--out", "out")
+    assert code == 3
+    assert text.splitlines()[0] == "2 runs in out: 2 made, 0 there already, 2 failed"
+    assert text.splitlines()[1].startswith("failed: ")
+    assert text.splitlines()[1].endswith(" point 0 fifo seed 0: ValueError: no such luck")
 
 
-def never_again():
-    """The only node crashes at once and is not back before the jobs starve."""
-    return {"events": [{"kind": "crash", "node": "pool-0", "at": 1, "duration": 1e9}]}
+def test_a_trace_that_does_not_fit_is_refused_before_anything_runs(tmp_path):
+    (tmp_path / "jobs.csv").write_text("job_id,arrival_s,gpus,duration_s\n7,0,8,10\n")
+    file = write_sweep(tmp_path, case=SCENARIO | {"workload": {"trace": {"file": "jobs.csv"}}})
+    with pytest.raises(InputError, match="point 0"):
+        quick_sweep(file, tmp_path / "out")

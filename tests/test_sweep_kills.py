@@ -167,13 +167,13 @@ def test_a_killed_coordinator_leaves_no_workers(clean):
 
 def test_three_full_disks(clean, undisturbed):
     folder, zygote = clean
-    dice, size = random.Random(4), 0
+    dice, kept = random.Random(4), 0
     for _ in range(3):
-        size += 30_000 + dice.randrange(30_000)
-        zygote.start(folder / "out", file_bytes=size)
+        zygote.start(folder / "out", file_bytes=150_000 + dice.randrange(80_000))
         assert zygote.wait() == 1
         with Ledger(folder / "out") as ledger:
-            assert 0 < len(ledger.rows()) < RUNS
+            assert kept < len(ledger.rows()) < RUNS
+            kept = len(ledger.rows())
     zygote.start(folder / "out")
     assert zygote.wait() == 0
     assert results(folder / "out") == undisturbed

@@ -9,27 +9,32 @@ from typing import ClassVar
 
 import numpy as np
 
-from policies.baselines.backfill import backfill
-from policies.baselines.preemption import preempt_from_queue, remaining_bars
+from policies.backfill import backfill
 from policies.baselines.queueing import (
     NONE_FREE,
     NONE_STARTS,
     NONE_WAITS,
     PLANNED,
-    joined,
-    request_columns,
-    room_columns,
-    some_room,
+    preempt_from_queue,
     start_from_queue,
-    start_in_order,
     unchanged,
     with_allocation,
 )
 from policies.baselines.service_levels import keys_of, next_demotion_s, next_promotion_s, promoted
-from policies.baselines.sorted_queue import NO_ROWS, frozen, key_columns, queue_now
+from policies.baselines.sorted_queue import key_columns, queue_now
 from policies.contract import Allocation, AllocationStage, Memory, Plan
+from policies.gangs import (
+    NO_ROWS,
+    frozen,
+    joined,
+    request_columns,
+    room_columns,
+    some_room,
+    start_in_order,
+)
 from policies.observation import Floats, Observation
 from policies.placement import PLACEMENTS
+from policies.preemption import remaining_bars
 
 
 @dataclass(frozen=True)

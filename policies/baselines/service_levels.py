@@ -5,16 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from policies.baselines.sorted_queue import (
-    NO_ROWS,
     Columns,
     Keys,
     counted_service,
-    frozen,
     key_of,
     level,
     waited,
 )
 from policies.contract import Memory
+from policies.gangs import NO_ROWS, frozen
 from policies.jit import jit
 from policies.observation import Floats, Ints, Observation
 

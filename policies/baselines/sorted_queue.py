@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.contract import Memory
+from policies.gangs import NO_ROWS, NO_VALUES, frozen
 from policies.jit import jit
-from policies.observation import Floats, Ints, JobState, Observation, S
+from policies.observation import Floats, Ints, JobState, Observation
 
 SHORT = 512
 WAITING = int(JobState.WAITING)
@@ -194,20 +195,8 @@ def _first_rows(limit: int, runs: Runs, columns: Columns) -> tuple[Ints, Floats,
     return rows[:n], found[:n], old_head, new_head, False
 
 
-def frozen(array: NDArray[S]) -> NDArray[S]:
-    """A read-only view: compiled code then sees one type of array, and memory cannot be changed."""
-    if array.flags.writeable:
-        array = array.view()
-        array.flags.writeable = False
-    return array
-
-
-_NO_KEYS: Floats = frozen(np.empty(0))
-NO_ROWS: Ints = frozen(np.empty(0, dtype=np.int64))
-
-
 def key_columns(
-    o: Observation, value: Floats, tie: Ints, thresholds: Floats = _NO_KEYS, relief: float = 0.0
+    o: Observation, value: Floats, tie: Ints, thresholds: Floats = NO_VALUES, relief: float = 0.0
 ) -> Columns:
     """The parts of `Keys`, in its order."""
     jobs = o.jobs
@@ -228,7 +217,7 @@ def _rebuilt(o: Observation, columns: Columns) -> Memory:
     key, row = _sorted(frozen(o.waiting), columns)
     return {
         "key": frozen(key), "row": frozen(row), "head": 0,
-        "new_key": _NO_KEYS, "new_row": NO_ROWS, "new_head": 0,
+        "new_key": NO_VALUES, "new_row": NO_ROWS, "new_head": 0,
         "jobs": len(o.jobs), "waiting": len(o.waiting), "time_s": o.time_s,
     }  # fmt: skip
 

@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import argparse
 import csv
+import gc
 import gzip
 import io
+import itertools
 import json
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -65,57 +68,63 @@ def read_flows(path: Path, route: Callable[[int, int], list[int]]) -> TimedFlows
     )
 
 
-def end_times_on_clock_s(capacity: Floats, flows: TimedFlows) -> Floats:
-    """The same through `Network`, every start and every end an event with a callback."""
-    clock = Clock()
-    network = Network(clock, capacity)
-    end_s = np.full(len(flows), np.nan)
-    waits = np.diff(flows.after_offset).tolist()
-    followers: list[list[int]] = [[] for _ in waits]
-    for k in range(len(flows)):
-        for before in flows.after[flows.after_offset[k] : flows.after_offset[k + 1]].tolist():
-            followers[before].append(k)
-    routes = [flows.link[a:b] for a, b in zip(flows.link_offset, flows.link_offset[1:], strict=False)]
-    usages = [flows.usage[a:b] for a, b in zip(flows.link_offset, flows.link_offset[1:], strict=False)]
-    volumes, caps, starts = (
-        flows.volume_bytes.tolist(),
-        flows.cap_bytes_per_s.tolist(),
-        flows.start_s.tolist(),
-    )
-    flow_of: dict[int, int] = {}
+class OnClock:
+    """The same through `Network`: every start and every end an event with a callback."""
 
-    def start(k: int) -> None:
-        flow_of[network.start(volumes[k], routes[k], usages[k], caps[k], done)] = k
+    def __init__(self, capacity: Floats, flows: TimedFlows) -> None:
+        self.capacity, rows = capacity, list(itertools.pairwise(flows.link_offset.tolist()))
+        self.routes = [(flows.link[a:b], flows.usage[a:b]) for a, b in rows]
+        self.volumes, self.caps = flows.volume_bytes.tolist(), flows.cap_bytes_per_s.tolist()
+        self.starts = flows.start_s.tolist()
+        self.waits = np.diff(flows.after_offset).tolist()
+        self.followers: list[list[int]] = [[] for _ in self.waits]
+        for k, (a, b) in enumerate(itertools.pairwise(flows.after_offset.tolist())):
+            for before in flows.after[a:b].tolist():
+                self.followers[before].append(k)
 
-    def done(handle: int) -> None:
-        k = flow_of.pop(handle)
-        end_s[k] = clock.now
-        for follower in followers[k]:
-            waits[follower] -= 1
-            if waits[follower] == 0:
-                start_at(follower)
+    def end_times_s(self) -> Floats:
+        """When each flow ends (n,), s."""
+        clock = Clock()
+        network, waits, end_s = Network(clock, self.capacity), list(self.waits), [math.nan] * len(self.waits)
+        flow_of: dict[int, int] = {}
 
-    def start_at(k: int) -> None:
-        if starts[k] <= clock.now:
-            start(k)
-        else:
-            clock.at(starts[k], lambda _: start(k))
+        def begin(k: int) -> None:
+            if self.starts[k] > clock.now:
+                clock.at(self.starts[k], lambda _: start(k))
+            else:
+                start(k)
 
-    for k in range(len(flows)):
-        if waits[k] == 0:
-            start_at(k)
-    clock.run()
-    return end_s
+        def start(k: int) -> None:
+            flow_of[network.start(self.volumes[k], *self.routes[k], self.caps[k], done)] = k
+
+        def done(handle: int) -> None:
+            k = flow_of.pop(handle)
+            end_s[k] = clock.now
+            for follower in self.followers[k]:
+                waits[follower] -= 1
+                if waits[follower] == 0:
+                    begin(follower)
+
+        for k, wait in enumerate(self.waits):
+            if wait == 0:
+                begin(k)
+        clock.run()
+        return np.array(end_s)
 
 
 def best_of(run: Callable[[], Floats], repeats: int = REPEATS) -> tuple[Floats, float]:
-    """Result and least CPU seconds of several runs, the first of which (compiling) does not count."""
+    """Result and least CPU seconds of several runs after one that compiles; no garbage collection."""
     run()
     result, least_s = np.empty(0), np.inf
-    for _ in range(repeats):
-        began_s = time.process_time()
-        result = run()
-        least_s = min(least_s, time.process_time() - began_s)
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(repeats):
+            began_s = time.process_time()
+            result = run()
+            least_s = min(least_s, time.process_time() - began_s)
+    finally:
+        gc.enable()
     return result, least_s
 
 
@@ -132,7 +141,7 @@ def measure(topology: Path, flow_list: Path, reference: Path | None) -> dict[str
     capacity, route = read_topology(topology)
     flows = read_flows(flow_list, route)
     end_s, cpu_s = best_of(lambda: end_times_s(capacity, flows))
-    clock_end_s, clock_cpu_s = best_of(lambda: end_times_on_clock_s(capacity, flows))
+    clock_end_s, clock_cpu_s = best_of(OnClock(capacity, flows).end_times_s)
     yardstick = heapq_events_per_s()
     return {
         "flows": len(flows),

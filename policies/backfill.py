@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from policies.baselines.queueing import (
+from policies.gangs import (
     SHARED,
     Demand,
     GrantColumns,

@@ -6,8 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from policies.baselines.queueing import (
-    FEW,
+from policies.gangs import (
     SHARED,
     Demand,
     GrantColumns,
@@ -18,21 +17,16 @@ from policies.baselines.queueing import (
     granted,
     has_failed,
     holdings,
-    joined,
     no_failures,
     no_grants,
     partly_free,
     remember_failure,
-    request_columns,
-    room_columns,
     trimmed,
     with_space,
     working_room,
 )
-from policies.baselines.sorted_queue import Columns, first_rows, frozen
-from policies.contract import Allocation, Memory
 from policies.jit import jit
-from policies.observation import Bools, Floats, Ints, Observation
+from policies.observation import Bools, Floats, Ints
 from policies.placement import WHOLE, Room, give, place, take
 
 
@@ -166,22 +160,3 @@ def remaining_bars(running: Ints, service_s: Floats, restart_s: Floats) -> Float
         left = service_s[running[i]]
         bar[i] = np.inf if np.isnan(left) else left - restart_s[running[i]]
     return bar
-
-
-def preempt_from_queue(
-    o: Observation, queue: Memory, columns: Columns, rule: int, running: Ints, bar: Floats
-) -> tuple[Allocation, Ints, Memory]:
-    """Start jobs from a sorted queue, if need be in place of `running` ones; returns also those stopped."""
-    requests, room, limit = request_columns(o), room_columns(o), FEW
-    while True:
-        rows, key, queue = first_rows(queue, o, columns, limit)
-        stopped, grants, more = start_with_preemption(
-            rows, key, rule, running, bar, requests, room, o.gpus.job, o.gpus.node,
-            o.workers.job, o.workers.gpu, o.workers.gpu_share,
-        )  # fmt: skip
-        if not more or len(rows) < limit:
-            break
-        limit *= 16
-    stop = Allocation(stopped, np.zeros(len(stopped) + 1, dtype=np.int64), grants[2][:0], grants[3][:0])
-    queue = {**queue, "waiting": len(o.waiting) - len(grants[0]), "again": frozen(stopped)}
-    return joined(stop, Allocation(*grants)), stopped, queue
