@@ -202,6 +202,15 @@ class Device:
         call("cuDeviceGetName", text, c_int(256), self._device)
         return text.value.decode()
 
+    @cached_property
+    def uuid(self) -> str:
+        """As NVML writes it: "GPU-" and 32 hexadecimal digits in five groups."""
+        raw = (ctypes.c_uint8 * 16)()
+        call("cuDeviceGetUuid_v2", raw, self._device)
+        digits = bytes(raw).hex()
+        groups = (digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:])
+        return f"GPU-{'-'.join(groups)}"
+
     @property
     def architecture(self) -> str:
         """For the compiler, e.g. "sm_90"."""

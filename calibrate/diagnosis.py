@@ -49,7 +49,7 @@ class Diagnosis:
 
 
 def diagnose(reading: Reading, price_usd_per_h: float | None = None) -> Diagnosis:
-    """Which resource limits this GPU. The price is a whole GPU's per hour, so instances have no cost of theirs."""
+    """Which resource limits this GPU. The price is a whole GPU's, so instances have no cost of their own."""
     limit, evidence = _limit(reading)
     active = busy_share(reading)
     if price_usd_per_h is None or active is None or reading.gpu.instance:

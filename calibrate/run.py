@@ -20,7 +20,7 @@ from calibrate.training import training_measures
 DeviceKind = Literal["cuda", "cpu"]
 
 # Seconds of pure measuring; start-up of processes and libraries comes on top.
-QUICK_S, FULL_S = 20.0, 400.0
+QUICK_S, FULL_S = 20.0, 300.0
 QUICK_ROUNDS, FULL_ROUNDS = 3, 5
 LEAST_BUDGET_S, LARGEST_BUDGET_S = 0.01, 3.0
 OVERRUN = 1.6
@@ -88,7 +88,7 @@ def _cuda_plan(stack: ExitStack, quick: bool, folder: Path | None) -> Plan:
     count = cuda.device_count()
     device = cuda.Device(0)
     verify.check_all(device)
-    gpu, versions = _nvml_side(stack, device.name)
+    gpu, versions = _nvml_side(stack, device.uuid)
     bench = microbench.Microbench(device, quick)
     host = HostBench(quick, folder)
     stack.callback(host.close)
@@ -130,14 +130,13 @@ def _absent(measures: list[Measure], gpus: int) -> Iterator[str]:
         yield "collective: needs PyTorch for CUDA"
 
 
-def _nvml_side(stack: ExitStack, name: str) -> tuple[nvml.Gpu | None, nvml.Versions | None]:
-    """The same GPU in NVML: the first with that name. (None, None) without NVML."""
+def _nvml_side(stack: ExitStack, uuid: str) -> tuple[nvml.Gpu | None, nvml.Versions | None]:
+    """The same GPU in NVML. (None, None) without NVML."""
     try:
         versions = stack.enter_context(nvml.session())
     except nvml.NvmlUnavailableError:
         return None, None
-    gpu = next((g for g in nvml.gpus() if g.name == name and not g.instance), None)
-    return gpu, versions
+    return next((g for g in nvml.gpus() if g.uuid == uuid), None), versions
 
 
 def calibrate(
@@ -176,7 +175,14 @@ def calibrate(
     if changed:
         raise ConditionsChangedError(f"conditions changed while measuring: {'; '.join(changed)}")
     samples = SampleSet(plan.conditions, plan.versions, tuple(writer))
-    return Outcome(samples, [*plan.missing, *(f"{what}: {why}" for what, why in missing.items())])
+    return Outcome(samples, [*plan.missing, *_grouped(missing)])
+
+
+def _grouped(missing: dict[str, str]) -> Iterator[str]:
+    """One line per reason, however many things it keeps from being measured."""
+    for why in dict.fromkeys(missing.values()):
+        first, *others = [what for what, reason in missing.items() if reason == why]
+        yield f"{first}{f' and {len(others)} more' if others else ''}: {why}"
 
 
 def _shown(measure: Measure) -> str:

@@ -56,7 +56,8 @@ class Allocation:
     @classmethod
     def of(cls, entries: Iterable[tuple[int, Iterable[int]]], share: float = 1.0) -> Allocation:
         """Build from (job row, GPU rows) pairs, all with the same share of each GPU."""
-        jobs, offsets, gpus = [], [0], []
+        jobs: list[int] = []
+        offsets, gpus = [0], list[int]()
         for job, rows in entries:
             jobs.append(job)
             gpus.extend(rows)

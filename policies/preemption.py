@@ -33,7 +33,8 @@ from policies.placement import WHOLE, Room, give, place, take
 class Victims(NamedTuple):
     """Running jobs in the order in which they give way, with what they hold in compressed rows."""
 
-    bar: Floats  # a waiting job with a smaller key may take the place of this one
+    bar: Floats  # a waiting job with a smaller key may take the place of this one...
+    standing: Floats  # ... if its own standing is higher; empty: whatever its standing
     offset: Ints
     gpu: Ints
     share: Floats
@@ -42,8 +43,9 @@ class Victims(NamedTuple):
 
 @jit
 def _victims(
-    running: Ints, bar: Floats, gpu_job: Ints, worker_job: Ints, worker_gpu: Ints, worker_share: Floats
-) -> tuple[Ints, Victims]:
+    running: Ints, bar: Floats, standing: Floats, gpu_job: Ints,
+    worker_job: Ints, worker_gpu: Ints, worker_share: Floats,
+) -> tuple[Ints, Victims]:  # fmt: skip
     """Running jobs (rows, ascending) by descending bar, later rows first, and what each would give up.
 
     Of shared GPUs only what stands in the workers table is known.
@@ -67,7 +69,8 @@ def _victims(
                 n += 1
         held_offset[k + 1] = n
     stopped = np.zeros(running.size, dtype=np.bool_)
-    return running[order], Victims(bar[order], held_offset, held_gpu[:n], held_share[:n], stopped)
+    ordered = standing[order] if standing.size > 0 else standing
+    return running[order], Victims(bar[order], ordered, held_offset, held_gpu[:n], held_share[:n], stopped)
 
 
 @jit
@@ -93,15 +96,27 @@ def _restore(room: Room, v: Victims, i: int, gpu_node: Ints) -> bool:
 
 @jit
 def _make_way(
-    room: Room, v: Victims, d: Demand, key: float, rule: int, out: Ints, at: int, gpu_node: Ints
+    room: Room,
+    v: Victims,
+    d: Demand,
+    key: float,
+    standing: float,
+    rule: int,
+    out: Ints,
+    at: int,
+    gpu_node: Ints,
 ) -> bool:
-    """Place a gang after stopping victims with a bar above `key`; those it did not need keep running."""
+    """Place a gang after stopping victims with a bar above `key` and a standing below `standing`.
+
+    Those whose place it did not need keep running.
+    """
     last, placed = 0, False
     tentative = np.empty(v.bar.size, dtype=np.int64)
     for i in range(v.bar.size):
         if v.bar[i] <= key or placed:
             break
-        if v.stopped[i] or v.offset[i] == v.offset[i + 1]:
+        lower = v.standing.size == 0 or v.standing[i] < standing
+        if not lower or v.stopped[i] or v.offset[i] == v.offset[i + 1]:
             continue
         _release(room, v, i, gpu_node)
         tentative[last] = i
@@ -115,40 +130,41 @@ def _make_way(
 
 @jit
 def start_with_preemption(
-    queue: Ints, key: Floats, rule: int, running: Ints, bar: Floats,
+    queue: Ints, key: Floats, standing: Floats, rule: int, running: Ints, bar: Floats, running_standing: Floats,
     requests: RequestColumns, columns: RoomColumns, gpu_job: Ints, gpu_node: Ints,
     worker_job: Ints, worker_gpu: Ints, worker_share: Floats,
 ) -> tuple[Ints, GrantColumns, bool]:  # fmt: skip
-    """Start jobs of `queue` (rows by ascending `key`); those that fit nowhere are passed over.
+    """Start jobs of `queue` (rows) in order; those that fit nowhere are passed over.
 
-    A job that does not fit may stop running jobs (rows, ascending) whose `bar` is above its key, highest
-    bar first. Returns the jobs stopped, the jobs started, and whether jobs beyond the queue might start too.
+    A job that does not fit may stop running jobs (rows, ascending) whose `bar` is above its key and whose
+    standing, where given, is below its own; highest bar first. Returns the jobs stopped, the jobs started,
+    and whether jobs beyond the queue with no smaller keys might start too.
     """
     left, shared = columns[3].sum(), partly_free(columns[4])
     highest = bar.max() if bar.size else -np.inf
     grants, n = no_grants(min(queue.size, 16), 16), 0
-    if queue.size == 0 or (left == 0 and not shared and highest <= key[0]):
+    if queue.size == 0 or (left == 0 and not shared and highest <= key.min()):
         return np.empty(0, dtype=np.int64), trimmed(grants, 0), False
     r, room, tried = Requests(*requests), working_room(columns), no_failures()
-    order, v = _victims(running, bar, gpu_job, worker_job, worker_gpu, worker_share)
-    more = True
+    order, v = _victims(running, bar, running_standing, gpu_job, worker_job, worker_gpu, worker_share)
     for k in range(queue.size):
         if left == 0 and not shared and highest <= key[k]:
-            more = False
-            break
+            continue
         d, at = demand(r, queue[k]), grants.offset[n]
         if has_failed(tried, d, False) or (d.share >= WHOLE and d.gpus > left and highest <= key[k]):
             continue
         grants = with_space(grants, n + 1, at + d.gpus)
         fits = place(room, d.gpus, d.share, d.memory_bytes, rule, grants.gpu, at)
         if not fits and highest > key[k]:
-            fits = _make_way(room, v, d, key[k], rule, grants.gpu, at, gpu_node)
+            mine = standing[k] if standing.size > 0 else 0.0
+            fits = _make_way(room, v, d, key[k], mine, rule, grants.gpu, at, gpu_node)
             tried = no_failures() if fits else tried
         if fits:
             n = granted(grants, n, queue[k], d)
             left, shared = room.free.sum(), shared or d.share < WHOLE
-        else:
+        elif standing.size == 0:  # else a job of higher standing may still fit
             remember_failure(tried, d, False)
+    more = left > 0 or shared or highest > key[-1]
     return np.sort(order[v.stopped]), trimmed(grants, n), more
 
 

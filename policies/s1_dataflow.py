@@ -91,6 +91,7 @@ class DataFlow(Stage):
         after: dict[str, Any] = state
         values: dict[str, Any] = {
             "s111_unhealthy": int((~healthy).sum()),
+            "s111_forecast_gradients_per_s": float(np.nansum(forecast)),
             "s111_rate_cov": float(np.sqrt(state["rate_variance"].max())),
         }
         # A job on a node that is down, or with a worker that was not seen, is left alone: NaN goes through.
@@ -99,9 +100,10 @@ class DataFlow(Stage):
         owned = observation.workers.samples_owned
         index, surplus = imbalance(groups.first, capacity, owned, healthy)
         after["acting"], acting = self._acting(groups, index, memory)
-        values |= self._imbalance_values(observation, groups, index, surplus)
+        values |= _imbalance_values(observation, groups, index, surplus)
+        values["s112_acting"] = int(acting.sum())
         if not acting.any():
-            return plan.because("s1", _why_not(index), **values), after
+            return plan.because("s1", _why_not(index), **values, s113_moves=0), after
         links = links_of(observation)
         load = np.nan_to_num(observation.nodes.nic_busy_ratio, nan=0.0)[observation.workers.node]
         solve = _least_time_flow if self.mode == "optimal" else _weighted_flow
@@ -161,21 +163,23 @@ class DataFlow(Stage):
         acting = (index > self.threshold) | (before & (index >= 0.5 * self.threshold))
         return groups.rows[acting | (before & np.isnan(index))], acting
 
-    def _imbalance_values(
-        self, observation: Observation, groups: Groups, index: Floats, surplus: Floats
-    ) -> dict[str, Any]:
-        known = ~np.isnan(index)
-        if not known.any():
-            return {"s112_imbalance": math.nan}
-        worst = int(np.argmax(np.where(known, index, -1.0)))
-        shards = observation.shards
-        samples = float(shards.samples.sum())
-        per_sample = float(shards.bytes.sum()) / samples if samples else 0.0
-        return {
-            "s112_imbalance": float(index[worst]),
-            "s112_job": int(groups.rows[worst]),
-            "s112_demand_bytes": float(-surplus[surplus < 0].sum() * per_sample),
-        }
+
+def _imbalance_values(
+    observation: Observation, groups: Groups, index: Floats, surplus: Floats
+) -> dict[str, Any]:
+    """The largest imbalance, whose it is, and all deficits in bytes (at the mean size of a sample)."""
+    known = ~np.isnan(index)
+    if not known.any():
+        return {"s112_imbalance": math.nan}
+    worst = int(np.argmax(np.where(known, index, -1.0)))
+    shards = observation.shards
+    samples = float(shards.samples.sum())
+    per_sample = float(shards.bytes.sum()) / samples if samples else 0.0
+    return {
+        "s112_imbalance": float(index[worst]),
+        "s112_job": int(groups.rows[worst]),
+        "s112_demand_bytes": float(-surplus[surplus < 0].sum() * per_sample),
+    }
 
 
 def _norm_deviation(

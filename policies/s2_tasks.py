@@ -31,7 +31,8 @@ class Tasks(Stage):
     / sum(1/T) with `damping` and are dealt by largest remainder. `optimal`: late shards by linear assignment,
     and the integers that minimise max_i(fixed_i + b_i * t_i). A new deal is adopted only if it shortens the
     predicted step by more than `epsilon` and by more than the noise of the measurement, so equal workers keep
-    theirs. The source's formula images are lost: the forms are ours, with its variables and directions.
+    theirs; so does a job of which some worker's speed is not known. The source's formula images are lost: the
+    forms are ours, with its variables and directions.
     """
 
     name: ClassVar[str] = "s2"
@@ -61,14 +62,13 @@ class Tasks(Stage):
         samples, state, tasks = self._deal(observation, groups, plan, memory)
         done = [what for what, is_done in (
             ("orders fetches", data["s212_reordered"]),
-            ("moves late shards", data.get("s213_moved")),
+            ("moves late shards", data["s213_moved"]),
             ("deals batches anew", samples is not None),
         ) if is_done]  # fmt: skip
         if samples is not None:
             plan = plan.with_(samples_per_step=samples)
-        text = ", ".join(done) or tasks.pop("why", "the deal in force is as good")
-        tasks.pop("why", None)
-        return plan.because("s2", text, **data, **tasks), state
+        idle = "the deal in force is as good" if tasks["s221_known_jobs"] else "no job's speeds are all known"
+        return plan.because("s2", ", ".join(done) or idle, **data, **tasks), state
 
     def _place_data(
         self, observation: Observation, groups: Groups, plan: Plan
@@ -77,7 +77,8 @@ class Tasks(Stage):
         shards, workers = observation.shards, observation.workers
         rows = np.flatnonzero(free_shards(observation, plan) & ~shards.local)
         if not len(rows):
-            return plan, {"s211_fetch_s": 0.0, "s212_waiting": 0, "s212_reordered": False}
+            nothing = {"s212_waiting": 0, "s212_reordered": False, "s213_late": 0, "s213_moved": 0}
+            return plan, {"s211_fetch_s": 0.0, **nothing}
         links, owner = links_of(observation), shards.worker[rows]
         fetch_s = fetch_times(rows, shards.bytes, shards.node, workers.node[owner], links)
         needed_s = shards.needed_in_s[rows]
@@ -157,7 +158,7 @@ class Tasks(Stage):
         known = groups.sound & ~np.isnan(target[groups.first[:-1]]) & (batch > 0)
         state = self._move_shares(observation, groups, target, memory)
         if not known.any():
-            return None, state, {"why": "no job whose workers' speeds are all known", "s221_known_jobs": 0}
+            return None, state, {"s221_known_jobs": 0, "s222_largest_share": np.nan, "s223_jobs": 0}
         limits = (measured, workers.samples_max, batch, jobs.micro_batch[groups.rows])
         if self.mode == "optimal":
             dealt, done = deal_exactly(groups.first, known, response_s, fixed_s, *limits)

@@ -163,6 +163,7 @@ class Synchronisation(Stage):
         rows, first = _virtual_gpus(observation, groups)
         values: dict[str, Any] = {
             "s321_virtual_gpus": len(rows),
+            "s322_changed_gpus": 0,
             "s323_kept": len(verdict.keep),
             "s323_rolled_back": len(verdict.rollback),
         }

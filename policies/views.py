@@ -65,10 +65,11 @@ def links_of(observation: Observation) -> Links:
     free = 1.0 - np.clip(np.nan_to_num(nodes.nic_busy_ratio, nan=0.0), 0.0, 0.99)
     nic = np.where(nodes.nic_bytes_per_s > 0, nodes.nic_bytes_per_s * free, np.inf)
     key = paths.source * len(nodes) + paths.target
-    if (key[1:] > key[:-1]).all():
-        return Links(key, paths.bytes_per_s, paths.latency_s, nic)
-    order = np.argsort(key, kind="stable")
-    return Links(key[order], paths.bytes_per_s[order], paths.latency_s[order], nic)
+    order: slice | Ints = slice(None)
+    if not (key[1:] > key[:-1]).all():
+        order = np.argsort(key, kind="stable")
+    # Copies, writable like all else here: one compiled version of each kernel serves both cases.
+    return Links(key[order], np.array(paths.bytes_per_s[order]), np.array(paths.latency_s[order]), nic)
 
 
 def room_bytes(observation: Observation, plan: Plan) -> Floats:

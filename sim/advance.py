@@ -56,7 +56,7 @@ class EventByEvent:
 
     def begin(self, job: TrainingJob) -> None:
         """Let a job run that has been started or regrouped."""
-        self.clock.process(self._life(job))
+        self.clock.process(self._life(job, job.generation))
 
     def halt(self, job: TrainingJob) -> None:
         """Take a job's exchange off the network; its processes end when they find a new generation."""
@@ -81,9 +81,8 @@ class EventByEvent:
         """Change the capacity of a link."""
         self.network.set_capacity(link, bytes_per_s)
 
-    def _life(self, job: TrainingJob) -> Life:
-        generation = job.generation
-        while not job.done:
+    def _life(self, job: TrainingJob, generation: int) -> Life:
+        while job.generation == generation and not job.done:
             if job.checkpoint_due:
                 job.checkpoint()
             yield self.clock.until(job.period_start_s, LATE)

@@ -428,11 +428,7 @@ class TrainingJob:
         The running period, or the part of a restart that was under way, goes to the account of what caused it.
         """
         self.generation += 1
-        partial_s = now_s - self.period_start_s  # negative while a restart is under way
-        if partial_s < 0.0:
-            self.charge(RESTART, partial_s)
-        else:
-            self.charge(LOST if lost else RESTART, partial_s)
+        self._end_partial(now_s, LOST if lost else RESTART)
         if lost:
             self._roll_back()
         else:
@@ -442,6 +438,11 @@ class TrainingJob:
             self.data.release()
         self.pending = Pending()
         self.holding = None
+
+    def _end_partial(self, now_s: float, use: int) -> None:
+        """Book the running period's time, or take back what a restart or checkpoint has not used."""
+        partial_s = now_s - self.period_start_s
+        self.charge(RESTART if partial_s < 0.0 else use, partial_s)
 
     def _roll_back(self) -> None:
         now, saved = self.account, self.saved_account
@@ -457,7 +458,7 @@ class TrainingJob:
         """Go on with the workers that are left; only the running period is lost."""
         self.generation += 1
         self._unwritten = None
-        self.charge(LOST, max(0.0, now_s - self.period_start_s))
+        self._end_partial(now_s, LOST)
         self.holding = holding
         self._set_workers(holding)
         self.samples = deal(self.global_batch, np.ones(self.workers, np.int64), self.spec.micro_batch)

@@ -69,7 +69,7 @@ def sweep(
     from study.sweep import sweep as make
     from study.sweep_spec import read_sweep
 
-    _set_flags(ctx, quiet, debug)
+    set_flags(ctx, quiet, debug)
     path = Path(file)
     if dry_run:
         orders, _, notes = orders_of(read_sweep(path)[0], path.parent, file)
@@ -89,7 +89,7 @@ def sweep(
     return SOME_FAILED if outcome.failed else 0
 
 
-def _set_flags(ctx: click.Context, quiet: bool, debug: bool) -> None:
+def set_flags(ctx: click.Context, quiet: bool, debug: bool) -> None:
     """Hand --quiet and --debug to the program around the command, when there is one."""
     for name, value in (("quiet", quiet), ("debug", debug)):
         if value and ctx.obj is not None:
@@ -160,7 +160,7 @@ def merge(ctx: click.Context, folders: tuple[str, ...], quiet: bool, debug: bool
     """
     from study.shards import merge as join
 
-    _set_flags(ctx, quiet, debug)
+    set_flags(ctx, quiet, debug)
     done, failed, notes = join(Path(folders[0]), [Path(folder) for folder in folders])
     click.echo(f"{done + failed} runs in {folders[0]}: {failed} failed")
     _say(quiet, *(f"note: {note}" for note in notes))
@@ -185,7 +185,7 @@ def query(ctx: click.Context, sql: str, out: str, form: str, debug: bool) -> int
 
     from study.store import connect
 
-    _set_flags(ctx, False, debug)
+    set_flags(ctx, False, debug)
     with connect(Path(out)) as connection:
         try:
             cursor = connection.execute(sql)

@@ -26,14 +26,14 @@
 namespace {
 
 constexpr double COPY = 400e9, READ = 420e9, TRIAD = 390e9, DTOD = 398e9;  // bytes/s
-constexpr double LAUNCH = 3e-6, LOAD = 5e-7;                              // s
+constexpr double LAUNCH = 1e-6, LOAD = 5e-7;                              // s
 constexpr double TO_DEVICE = 20e9, TO_HOST = 18e9, PEER = 90e9;           // bytes/s
 constexpr double KAPPA_COMPUTE = 5.0, KAPPA_MEMORY = 0.3;
 constexpr int SMS = 16, SM_STEP = 4;
 const std::map<std::string, double> FLOP_RATE = {
-    {"fma_fp32", 4e12},    {"fma_fp64", 2e12},    {"fma_fp16", 8e12},  {"tensor_fp16", 30e12},
-    {"tensor_bf16", 30e12}, {"tensor_tf32", 15e12}, {"tensor_fp8", 60e12}, {"tensor_fp64", 3e12}};
-constexpr double GEMM_RATE = 35e12, GEMM_BYTES = 380e9, GEMM_LAUNCH = 4e-6;
+    {"fma_fp32", 40e12},     {"fma_fp64", 20e12},     {"fma_fp16", 80e12},    {"tensor_fp16", 300e12},
+    {"tensor_bf16", 300e12}, {"tensor_tf32", 150e12}, {"tensor_fp8", 600e12}, {"tensor_fp64", 30e12}};
+constexpr double GEMM_RATE = 700e12, GEMM_BYTES = 380e9, GEMM_LAUNCH = 2e-6;
 
 enum { OK = 0, INVALID = 1, NO_MEMORY = 2, TIMEOUT = 702, NO_DEVICE = 100, NO_IMAGE = 200, NOT_FOUND = 500, UNSUPPORTED = 801 };
 
@@ -208,6 +208,10 @@ int cuDriverGetVersion(int* v) { return *v = 13000, OK; }
 int cuDeviceGetCount(int* n) { return *n = has("two") ? 2 : 1, OK; }
 int cuDeviceGet(int* device, int index) { return *device = index, index < 2 ? OK : INVALID; }
 int cuDeviceGetName(char* text, int n, int) { return snprintf(text, n, "NVIDIA H100 80GB HBM3"), OK; }
+int cuDeviceGetUuid_v2(unsigned char* bytes, int device) {
+    memset(bytes, 0, 16);
+    return bytes[14] = (unsigned char)device, OK;  // as fake_nvml.c writes it
+}
 int cuDeviceTotalMem_v2(size_t* size, int) { return *size = 512u << 20, OK; }
 int cuMemGetInfo_v2(size_t* left, size_t* total) { return *left = 256u << 20, *total = 512u << 20, OK; }
 int cuDeviceGetAttribute(int* value, int attribute, int) {

@@ -88,7 +88,8 @@ int nvmlDeviceGetName(Device *d, char *text, unsigned n) {
 }
 
 int nvmlDeviceGetUUID(Device *d, char *text, unsigned n) {
-    snprintf(text, n, "%s-%d-%d", d->slot < 0 ? "GPU" : "MIG", d->index, d->slot + 1);
+    const char *kind = d->slot < 0 ? "GPU" : "MIG";
+    snprintf(text, n, "%s-00000000-0000-0000-0000-%010d%02d", kind, d->index, d->slot + 1);
     return gone(d) ? LOST : OK;
 }
 

@@ -96,6 +96,27 @@ def assert_fair(capacity, drawn, rates):
         assert at_cap or held_back or rate == INF
 
 
+def assert_sums(network, live):
+    """What the links' sums say is what their flows add up to."""
+    table, links = network._state.flows, network._state.links
+    load, demand, group = (np.zeros(len(links)) for _ in range(3))
+    for handle, flow in live.items():
+        row = table[network._slot_of[handle]]
+        for link, usage in flow.usage.items():
+            load[link] += usage * row["rate"]
+            demand[link] += usage * row["limit"]
+        if row["bottleneck"] != flows.OWN_LIMIT:
+            group[row["bottleneck"]] += 1
+    np.testing.assert_array_equal(links["group"], group)
+    np.testing.assert_allclose(links["demand"], demand, rtol=1e-12, atol=1e-12)
+    binds = links["binds"] == 1
+    np.testing.assert_allclose(links["load"][binds], load[binds], rtol=1e-12, atol=1e-12)
+    certain = np.abs(demand - links["capacity"]) > 1e-9 * links["capacity"]
+    np.testing.assert_array_equal(
+        binds[certain], ((demand > links["capacity"]) & (links["flows"] > 1))[certain]
+    )
+
+
 # --- rates -----------------------------------------------------------------------------------------------
 
 
@@ -146,6 +167,7 @@ def test_small_changes_give_what_a_full_computation_gives(rng):
             flows_now, rates = list(live.values()), [network.rate(handle) for handle in live]
             np.testing.assert_allclose(rates, fair_rates(capacity, flows_now), rtol=1e-12, atol=1e-300)
             assert_fair(capacity, flows_now, rates)
+            assert_sums(network, live)
             for link in range(len(capacity)):
                 on_link = [handle for handle, flow in live.items() if link in flow.usage]
                 assert network.flows_on(link) == on_link

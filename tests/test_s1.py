@@ -117,15 +117,15 @@ def test_s112_hysteresis():
     # Equal speeds, shares x and 1 - x: I = 2x - 1.
     high, low, lower = ({"shard_samples": [50 + x, 50 - x], "shards_each": 20} for x in (6, 4, 2))
     _, memory, values = refine(stage, one_job([1.0, 1.0], **low))
-    assert "s113_moves" not in values, "0.08 does not start it"
+    assert values["s112_acting"] == values["s113_moves"] == 0, "0.08 does not start it"
     _, memory, values = refine(stage, one_job([1.0, 1.0], **high), memory)
     assert values["s113_moves"] > 0, "0.12 does"
     _, memory, values = refine(stage, one_job([1.0, 1.0], **low), memory)
-    assert "s113_moves" in values, "it goes on at 0.08"
+    assert values["s112_acting"] == 1, "it goes on at 0.08"
     _, memory, values = refine(stage, one_job([1.0, 1.0], **lower), memory)
-    assert "s113_moves" not in values, "it stops at 0.04"
+    assert values["s112_acting"] == 0, "it stops at 0.04"
     _, memory, values = refine(stage, one_job([1.0, 1.0], **low), memory)
-    assert "s113_moves" not in values
+    assert values["s112_acting"] == 0
 
 
 @pytest.mark.parametrize("column", ["gradient_rate_per_s", "samples_owned"])

@@ -74,3 +74,21 @@ def test_jobs_that_do_not_train_keep_their_interval():
     observation = one_job([1.0])
     rows = len(observation.jobs)
     assert np.array_equal(refine(FixedInterval(interval=9), observation).sync_interval, np.full(rows, 9))
+
+
+@pytest.mark.parametrize(
+    ("name", "steps"),
+    [
+        ("s1", ["s111", "s112", "s113"]),
+        ("s2", ["s211", "s212", "s213", "s221", "s222", "s223"]),
+        ("s3", ["s311", "s312", "s313", "s321", "s322", "s323"]),
+    ],
+)
+@pytest.mark.parametrize("mode", ["formula", "optimal"])
+def test_every_sub_step_says_what_it_computed(name, steps, mode):
+    stage = make_stage(name, {"mode": mode})
+    for observation in (one_job([2.0, 1.0]), one_job([2.0, 1.0], stored_on=1), one_job([1.0], rates=False)):
+        reason = refine(stage, observation).reasons[-1]
+        assert reason.stage == name
+        assert reason.text
+        assert {key.split("_")[0] for key in reason.values} == set(steps)

@@ -9,7 +9,7 @@ import numpy as np
 
 from policies.baselines.sorted_queue import Columns, first_rows
 from policies.contract import UNCHANGED, Allocation, Memory, Plan, Reason
-from policies.gangs import frozen, joined, request_columns, room_columns, start_in_order
+from policies.gangs import NO_VALUES, frozen, joined, request_columns, room_columns, start_in_order
 from policies.observation import Floats, Ints, Observation
 from policies.preemption import start_with_preemption
 
@@ -40,7 +40,7 @@ def preempt_from_queue(
     while True:
         rows, key, queue = first_rows(queue, o, columns, limit)
         stopped, grants, more = start_with_preemption(
-            rows, key, rule, running, bar, requests, room, o.gpus.job, o.gpus.node,
+            rows, key, NO_VALUES, rule, running, bar, NO_VALUES, requests, room, o.gpus.job, o.gpus.node,
             o.workers.job, o.workers.gpu, o.workers.gpu_share,
         )  # fmt: skip
         if not more or len(rows) < limit:

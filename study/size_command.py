@@ -1,0 +1,152 @@
+"""The command `size`."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from study.size import Answer, Candidate, Trial
+    from study.targets import Target
+
+IMPOSSIBLE = 4
+
+
+@click.command()
+@click.argument("scenario", type=click.Path(dir_okay=False))
+@click.option("--vary", required=True, multiple=True, metavar="KEY=LOW:HIGH", help="Sizes to choose from.")
+@click.option("--target", required=True, multiple=True, metavar="NAME<=VALUE", help="E.g. makespan<=24h.")
+@click.option(
+    "--objective", type=click.Choice(["nodes", "price", "cost"]), default="nodes", show_default=True
+)
+@click.option("--policy", default="s1+s2+s3+s4", show_default=True, help="Stages joined by +, or none.")
+@click.option("--seeds", type=click.IntRange(1), default=5, show_default=True, help="Runs per size.")
+@click.option("--confidence", type=click.FloatRange(0.0, 1.0, min_open=True), default=0.95, show_default=True,
+              help="Share of the runs that must meet the targets.")  # fmt: skip
+@click.option(
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a value of the scenario."
+)
+@click.option("--trace", metavar="FILE", help="Job trace in place of the scenario's.")
+@click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, help="Processes.")
+@click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@click.option("--quiet", "-q", is_flag=True, help="No progress on stderr.")
+@click.option("--debug", is_flag=True, help="Show the traceback of a failure.")
+@click.pass_context
+def size(
+    ctx: click.Context,
+    scenario: str,
+    vary: tuple[str, ...],
+    target: tuple[str, ...],
+    objective: Any,
+    policy: str,
+    seeds: int,
+    confidence: float,
+    overrides: tuple[str, ...],
+    trace: str | None,
+    jobs: int,
+    form: str,
+    quiet: bool,
+    debug: bool,
+) -> int:
+    """Find the fewest or cheapest nodes with which SCENARIO meets every target.
+
+    Targets: makespan, completion_mean, completion_p50, completion_p95, completion_p99, queueing_mean (times),
+    goodput, gpu_busy (shares), cost (of the run), price (per hour), power. Exit code 4 when no size meets them.
+    """
+    from study.commands import set_flags
+    from study.size import Question, read_vary
+    from study.size import size as find
+    from study.targets import read_target
+
+    set_flags(ctx, quiet, debug)
+    question = Question(
+        Path(scenario), dict(map(read_vary, vary)), tuple(map(read_target, target)), policy,
+        seeds, confidence, objective, overrides, trace, jobs,
+    )  # fmt: skip
+
+    def progress(done: int, total: int, values: str) -> None:
+        print(f"{done}/{total} {values}", file=sys.stderr, flush=True)
+
+    answer = find(question, None if quiet else progress)
+    shown = as_json(answer) if form == "json" else "\n".join(as_text(answer, question.targets))
+    click.echo(shown)
+    return 0 if answer.best is not None else IMPOSSIBLE
+
+
+def as_text(answer: Answer, targets: Sequence[Target]) -> Iterator[str]:
+    """The answer in words, a line at a time."""
+    wanted = ", ".join(target.text for target in targets)
+    if answer.best is not None:
+        yield f"{answer.best.candidate.nodes} nodes meet {wanted}: {_values(answer.best.candidate)}"
+        yield f"  {_results(answer.best, targets)}"
+        yield f"  {_sure(answer.best, answer.deterministic)}"
+        if answer.spares:
+            few = answer.best.candidate.nodes - answer.spares
+            yield f"  {answer.spares} of the nodes are spares: {few} would do without faults"
+    elif answer.closest is None:
+        yield f"no size meets {wanted}"
+    else:
+        trial = answer.closest
+        candidate = trial if _is_candidate(trial) else trial.candidate
+        yield f"no size meets {wanted}; closest is {_values(candidate)}"
+        yield f"  {_results(trial, targets)}"
+    yield f"  {answer.tried} sizes were run, {answer.excluded} excluded by bounds, price or power"
+
+
+def _is_candidate(found: Any) -> bool:
+    return hasattr(found, "known")
+
+
+def _values(candidate: Any) -> str:
+    return ", ".join(f"{key}={value}" for key, value in candidate.values.items())
+
+
+def _results(found: Trial | Candidate | Any, targets: Sequence[Target]) -> str:
+    """Each target's result beside its limit: the mean of the runs, or what bounds say without any."""
+    texts = []
+    for target in targets:
+        measure = target.measure
+        if _is_candidate(found):
+            value = found.known.get(measure.key, math.nan)
+            text = f"at best {measure.show(value)}" if not math.isnan(value) else "not run"
+        else:
+            text = measure.show(found.mean(measure.key))
+        name = target.text.partition("<" if target.at_most else ">")[0]
+        texts.append(f"{name} {text} (limit {measure.show(target.limit)})")
+    return ", ".join(texts)
+
+
+def _sure(trial: Trial, deterministic: bool) -> str:
+    if deterministic:
+        return "nothing in the scenario is random: every run is this one"
+    chance = 100 * trial.chance_at_least()
+    return f"{trial.met} of {trial.runs} runs meet the targets: with 95 % confidence, {chance:.0f} % of runs or more"
+
+
+def as_json(answer: Answer) -> str:
+    """The answer for programs."""
+    found = answer.best or answer.closest
+    candidate = found if _is_candidate(found) or found is None else found.candidate  # type: ignore[union-attr]
+    content: dict[str, Any] = {
+        "met": answer.best is not None,
+        "values": dict(candidate.values) if candidate is not None else None,  # type: ignore[union-attr]
+        "nodes": candidate.nodes if candidate is not None else None,  # type: ignore[union-attr]
+        "spares": answer.spares,
+        "sizes_run": answer.tried,
+        "sizes_excluded": answer.excluded,
+    }
+    if answer.best is not None:
+        best = answer.best
+        content |= {"runs": best.runs, "runs_met": best.met, "chance_at_least": best.chance_at_least()}
+    if found is not None and not _is_candidate(found):
+        keys = [k for k, v in found.results[0].items() if isinstance(v, float)]  # type: ignore[union-attr]
+        means = {key: found.mean(key) for key in keys}  # type: ignore[union-attr]
+        content["means"] = {key: value if math.isfinite(value) else None for key, value in means.items()}
+    return json.dumps(content, indent=2)

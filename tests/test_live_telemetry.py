@@ -1,0 +1,309 @@
+"""The record of a run, metrics, device telemetry, shares of a device: none of them may stop training."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from live.devices import GPU_COLUMNS, DeviceSampler  # noqa: E402
+from live.metrics import METRICS, PrometheusServer, exposition  # noqa: E402
+from live.shares import DutyCycle, GreenContexts, MpsAtStart, make_backend  # noqa: E402
+from live.telemetry import Recorder, RoundInfo, last_decision, plain  # noqa: E402
+from live.timing import HostTimer  # noqa: E402
+from policies import make_policy  # noqa: E402
+from policies.contract import refine  # noqa: E402
+from policies.journal import replay  # noqa: E402
+from tests.test_live_decider import observation  # noqa: E402
+
+INFO = RoundInfo(3, 8, True, False, (8, 8))
+ROW = np.array([[8.0, 0.1, 0.2, 0.3, 0.4, math.nan, math.nan]])
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+# -- records -------------------------------------------------------------------------------------------------
+
+
+def test_rounds_events_and_decisions_are_written(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "new" / "run", 5)
+    recorder.manifest({"samples": 10, "drift": math.nan, "path": tmp_path, "shares": np.array([1, 2])})
+    recorder.rounds(ROW, [INFO])
+    recorder.event("regrouped", members=(0, 2), took_s=0.5)
+    policy = make_policy("s2")
+    decision = refine(policy, observation(), {})
+    recorder.decision(decision)
+    recorder.close()
+    folder = tmp_path / "new" / "run"
+    first, second = lines(folder / "rounds-5.jsonl")
+    assert (first["round"], first["samples"], first["tail_s"], first["local_square"]) == (3, 8.0, 0.3, None)
+    assert (second["event"], second["members"]) == ("regrouped", [0, 2])
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest == {"samples": 10, "drift": None, "path": str(tmp_path), "shares": [1, 2]}
+    assert replay(policy, folder / "decisions-5.jsonl") == []
+    assert recorder.lost == 0
+
+
+def test_the_latest_decision_of_a_run_is_found_whoever_made_it(tmp_path: Path) -> None:
+    assert last_decision(tmp_path) is None
+    policy = make_policy("s2")
+    for member, time_s in ((0, 1.0), (2, 9.0), (3, 4.0)):
+        recorder = Recorder(tmp_path, member)
+        seen = observation()
+        seen.time_s = time_s
+        recorder.decision(refine(policy, seen, {}))
+        recorder.close()
+    (tmp_path / "decisions-7.jsonl").write_text("damaged\nmore\n")
+    found = last_decision(tmp_path)
+    assert found is not None
+    assert found.observation.time_s == 9.0
+
+
+def test_a_full_disk_costs_lines_and_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("needs /dev/full")
+    for name in ("rounds-0.jsonl", "decisions-0.jsonl"):
+        (tmp_path / name).symlink_to("/dev/full")
+    recorder = Recorder(tmp_path, 0)
+    for _ in range(3):
+        recorder.rounds(ROW, [INFO])
+        recorder.decision(refine(make_policy("s2"), observation(), {}))
+    recorder.close()
+    assert recorder.lost == 6
+    err = capsys.readouterr().err
+    assert err.count("record is incomplete") == 1
+    assert "No space left" in err
+
+
+def test_a_folder_that_cannot_be_made_costs_lines_and_nothing_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    recorder = Recorder(tmp_path / "file" / "run", 0)
+    recorder.event("x")
+    recorder.close()
+    assert recorder.lost == 1
+    assert "incomplete" in capsys.readouterr().err
+
+
+def test_without_a_folder_nothing_is_written() -> None:
+    recorder = Recorder(None, 0)
+    recorder.rounds(ROW, [INFO])
+    recorder.event("x")
+    recorder.close()
+    assert recorder.lost == 0
+    assert plain(float("inf")) is None
+
+
+# -- time ----------------------------------------------------------------------------------------------------
+
+
+def test_spans_lie_between_their_marks() -> None:
+    timer = HostTimer()
+    timer.begin_round()
+    for name, pause in (("forward", 0.01), ("local", 0.02), ("done", 0.03), ("enter", 0.01), ("leave", 0.02)):
+        time.sleep(pause)
+        timer.mark(name)
+    timer.mark("forward")  # a second forward of the round does not count
+    timer.end_round()
+    timer.begin_round()
+    timer.end_round()
+    (stall, compute, tail, update), missing = timer.spans()
+    assert 0.01 <= stall < 0.02 <= compute < 0.05 <= tail
+    assert 0.01 <= update < 0.03
+    assert all(math.isnan(v) for v in missing)
+    assert timer.spans() == []
+
+
+# -- metrics -------------------------------------------------------------------------------------------------
+
+
+def test_metrics_are_served_in_prometheus_format() -> None:
+    server = PrometheusServer(0, host="127.0.0.1")
+    try:
+        server.update({"equipoise_samples_total": 12.0, "equipoise_step_seconds": [0.25, math.nan, 0.5]})
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=5) as answer:
+            text = answer.read().decode()
+    finally:
+        server.close()
+    assert "# TYPE equipoise_samples_total counter\nequipoise_samples_total 12.0\n" in text
+    assert 'equipoise_step_seconds{rank="0"} 0.25\nequipoise_step_seconds{rank="2"} 0.5\n' in text
+    assert 'rank="1"' not in text
+
+
+def test_metric_names_follow_the_conventions() -> None:
+    for name, (kind, text) in METRICS.items():
+        assert name.startswith("equipoise_")
+        assert name.endswith("_total") == (kind == "counter")
+        assert text.endswith(".")
+    assert exposition({}) == "\n"
+
+
+# -- devices -------------------------------------------------------------------------------------------------
+
+
+class FakeNvml:
+    """Looks like pynvml; `broken` makes every call fail, as when the driver goes away."""
+
+    NVML_CLOCK_SM, NVML_TEMPERATURE_GPU = 1, 0
+    NVML_GPM_METRICS_GET_VERSION, NVML_GPM_METRIC_SM_UTIL, NVML_GPM_METRIC_DRAM_BW_UTIL = 1, 2, 10
+
+    class NVMLError(Exception):
+        value = 999
+
+    class c_nvmlGpmMetricsGet_t:  # noqa: N801 (named so in the binding)
+        def __init__(self) -> None:
+            cell = type("Metric", (), {"metricId": 0, "nvmlReturn": 0, "value": 0.0})
+            self.metrics = [cell() for _ in range(2)]
+
+    def __init__(self, gpm: bool = True) -> None:
+        self.broken, self.gpm, self.samples = False, gpm, 0
+
+    def _alive(self) -> None:
+        if self.broken:
+            raise OSError("the library has gone")
+
+    def nvmlInit(self) -> None:
+        self._alive()
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> str:
+        return f"gpu {index}"
+
+    def nvmlDeviceGetClockInfo(self, handle: str, kind: int) -> int:
+        self._alive()
+        return 1000
+
+    def nvmlDeviceGetMaxClockInfo(self, handle: str, kind: int) -> int:
+        return 2000
+
+    def nvmlDeviceGetPowerUsage(self, handle: str) -> int:
+        raise self.NVMLError("not supported")
+
+    def nvmlDeviceGetTemperature(self, handle: str, kind: int) -> int:
+        return 55
+
+    def nvmlGpmQueryDeviceSupport(self, handle: str) -> Any:
+        return type("Support", (), {"isSupportedDevice": self.gpm})
+
+    def nvmlGpmSampleAlloc(self) -> int:
+        self.samples += 1
+        return self.samples
+
+    def nvmlGpmSampleGet(self, handle: str, sample: int) -> None:
+        pass
+
+    def nvmlGpmMetricsGet(self, wanted: Any) -> None:
+        wanted.metrics[0].value, wanted.metrics[1].value = 80.0, 30.0
+
+
+def until(condition: Any, timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_device_samples_and_a_vanished_library() -> None:
+    nvml, problems = FakeNvml(), []  # type: ignore[var-annotated]
+    sampler = DeviceSampler(nvml, 0, problems.append, period_s=0.02)
+    until(lambda: sampler.latest()["sm_active_ratio"] == 0.8)
+    latest = sampler.latest()
+    assert (latest["dram_active_ratio"], latest["clock_ratio"], latest["temperature_c"]) == (0.3, 0.5, 55.0)
+    assert math.isnan(latest["power_w"])  # this device does not have it
+    assert nvml.samples == 2
+    nvml.broken = True
+    until(lambda: math.isnan(sampler.latest()["temperature_c"]))
+    time.sleep(0.1)
+    assert problems == ["NVML: OSError: the library has gone"]  # told once
+    nvml.broken = False
+    until(lambda: sampler.latest()["temperature_c"] == 55.0)
+    sampler.close()
+    assert set(latest) == set(GPU_COLUMNS)
+
+
+def test_a_device_without_activity_counters() -> None:
+    sampler = DeviceSampler(FakeNvml(gpm=False), 0, pytest.fail, period_s=0.02)
+    until(lambda: sampler.latest()["temperature_c"] == 55.0)
+    assert math.isnan(sampler.latest()["sm_active_ratio"])
+    sampler.close()
+
+
+# -- shares --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5, 0.25])
+def test_a_duty_cycle_computes_that_share_of_the_time(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    backend = DutyCycle()
+    assert backend.set(share) is None
+    for _ in range(5):
+        slept.clear()
+        backend.begin()
+        idle_s = sum(slept)
+        backend.end(0.1 + idle_s)
+    assert 0.1 / (0.1 + idle_s) == pytest.approx(share)
+
+
+def test_an_mps_share_is_what_the_process_was_started_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", raising=False)
+    with pytest.raises(ValueError, match="is not set"):
+        MpsAtStart()
+    monkeypatch.setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "40")
+    backend = make_backend("mps", torch.device("cpu"))
+    assert backend.set(0.4) is None
+    assert "restart with CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=60%" in str(backend.set(0.6))
+
+
+def test_whole_devices_only_take_the_whole_share() -> None:
+    backend = make_backend("none", torch.device("cpu"))
+    assert backend.set(1.0) is None
+    assert backend.set(0.5) is not None
+
+
+class FakeContext:
+    made: list[int] = []  # noqa: RUF012 (shared on purpose)
+    stack: list[int] = []  # noqa: RUF012
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    @classmethod
+    def create(cls, num_sms: int, device_id: int) -> FakeContext:
+        if num_sms < 8:
+            raise RuntimeError("too few")
+        cls.made.append(num_sms)
+        return cls(num_sms)
+
+    def set_context(self) -> None:
+        self.stack.append(self.count)
+
+    def pop_context(self) -> None:
+        assert self.stack.pop() == self.count
+
+
+def test_green_contexts_are_made_once_per_share_and_switched_between_rounds() -> None:
+    backend = GreenContexts(torch.device("cpu"), api=FakeContext, processors=132)
+    for share, inside in ((0.5, [66]), (0.25, [33]), (0.5, [66]), (1.0, [])):
+        assert backend.set(share) is None
+        backend.begin()
+        backend.begin()
+        assert FakeContext.stack == inside
+    assert FakeContext.made == [66, 33]
+    assert "too few" in str(backend.set(0.01))
+    assert backend.quantum == pytest.approx(1 / 132)
+
+
+def test_no_thread_is_left_that_keeps_a_process_alive() -> None:
+    assert all(t.daemon for t in threading.enumerate() if t.name.startswith("equipoise"))
