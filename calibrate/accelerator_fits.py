@@ -28,7 +28,7 @@ from calibrate.levels import (
     number_line,
     rate,
 )
-from calibrate.robust import Floats
+from calibrate.robust import Floats, low_quantile
 from calibrate.samples import SamplesError, SampleSet
 from sim.hardware import Accelerator, EfficiencyPoint, Measured
 
@@ -127,7 +127,10 @@ def _gemm_arrays(samples: SampleSet, precision: str) -> tuple[Floats, Floats, Fl
     main = max(dict.fromkeys(libraries), key=libraries.count, default=None)
     chosen = [s for s in found if str(s.parameters.get("library")) == main]
     columns = [[float(s[name]) for s in chosen] for name in ("m", "n", "k")]
-    return (*(np.array(c) for c in columns), np.array([np.quantile(s.values, LOW_QUANTILE) for s in chosen]))  # type: ignore[return-value]
+    return (
+        *(np.array(c) for c in columns),
+        np.array([low_quantile(np.asarray(s.values), LOW_QUANTILE) for s in chosen]),
+    )  # type: ignore[return-value]
 
 
 def _efficiency(samples: SampleSet, peaks: dict[str, Measured], report: Report) -> list[EfficiencyPoint]:

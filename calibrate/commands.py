@@ -17,8 +17,14 @@ if TYPE_CHECKING:
     from calibrate.levels import Report
     from calibrate.samples import SampleSet
 
-DRIFTED = 5
+WRONG_INPUT, DRIFTED = 2, 5
 LINE_EVERY_S = 15.0
+
+
+class WrongInputError(click.ClickException):
+    """Samples or options that cannot be used; one line, without the command's usage."""
+
+    exit_code = WRONG_INPUT
 
 
 def _common(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -147,7 +153,7 @@ def calibrate(
         kinds = frozenset(k.strip() for k in (only or "").split(",") if k.strip())
         return _measure(device, quick, out, path, kinds, seconds, folder, form, quiet)
     except SamplesError as error:
-        raise click.ClickException(str(error)) from None
+        raise WrongInputError(str(error)) from None
 
 
 def _read(origins: tuple[Path, ...]) -> SampleSet:

@@ -256,13 +256,6 @@ def _operands(device: Device, form: Format, m: int, n: int, k: int) -> list[tupl
     block = to_bits(random.integers(-3, 4, 2**16) / 2.0, form.encoding)
     made = []
     for _ in range(sets):
-        a, b = (_filled(rows * k * form.input_bytes, block) for rows in (m, n))
+        a, b = (device.tile(Buffer(rows * k * form.input_bytes), block) for rows in (m, n))
         made.append((a, b, Buffer(m * n * form.output_bytes)))
     return made
-
-
-def _filled(size_bytes: int, block: np.ndarray[tuple[int], np.dtype[np.generic]]) -> Buffer:
-    buffer = Buffer(size_bytes)
-    for offset in range(0, size_bytes, block.nbytes):
-        buffer.write(block[: (size_bytes - offset) // block.itemsize], offset)
-    return buffer

@@ -277,6 +277,17 @@ class Device:
         """Queue a copy within the device."""
         call("cuMemcpyDtoDAsync_v2", target, origin, c_size_t(size_bytes), stream or self.stream)
 
+    def tile(self, buffer: Buffer, block: npt.NDArray[Any]) -> Buffer:
+        """Fill a buffer with copies of a block, doubling what is there, and wait for it."""
+        done = min(block.nbytes, buffer.size_bytes)
+        buffer.write(block.view(np.uint8)[:done])
+        while done < buffer.size_bytes:
+            more = min(done, buffer.size_bytes - done)
+            self.copy(buffer.at(done), buffer.pointer, more)
+            done += more
+        self.wait(self.stream)
+        return buffer
+
     def to_device(self, target: c_uint64, host_address: int, size_bytes: int) -> None:
         """Queue a copy from host memory; from pageable memory the call returns when it is staged."""
         call("cuMemcpyHtoDAsync_v2", target, c_void_p(host_address), c_size_t(size_bytes), self.stream)

@@ -8,7 +8,7 @@ import numpy as np
 
 from calibrate.fit import CollectiveFit, Estimate, fit_collective, leave_one_size_out
 from calibrate.levels import LOW_QUANTILE, FitLine, Report, measured
-from calibrate.robust import Floats
+from calibrate.robust import Floats, low_quantile
 from calibrate.samples import SampleSet
 from sim.hardware import Fabric, Measured, Piece
 
@@ -56,7 +56,7 @@ def _at_low_quantile(sizes: Floats, seconds: Floats) -> CollectiveFit:
 def _level_error(size: Floats, seconds: Floats, predicted: Floats) -> float:
     """Median over sizes of the error against the same quantile of what was measured."""
     errors = [
-        abs(predicted[size == s][0] / np.quantile(seconds[size == s], LOW_QUANTILE) - 1.0)
+        abs(predicted[size == s][0] / float(low_quantile(seconds[size == s], LOW_QUANTILE)) - 1.0)
         for s in np.unique(size)
     ]
     return float(np.median(errors))

@@ -244,11 +244,11 @@ def fit_overlap(
     step, together = checked(step_s, together_s, 3, "overlap fit")
     exchange, _ = checked(exchange_s, together_s, 3, "overlap fit")
 
-    grid = np.concatenate([[1.0], 1.0 + np.geomspace(1e-3, 9.0, 300)])
+    grid = np.concatenate([[1.0], 1.0 + np.geomspace(1e-2, 9.0, 150)])
     log_predictions = np.log([_overlapped(step, exchange, g) for g in grid])
     gamma = float(grid[_least_robust_error(log_predictions, together[None, :])[0]])
     prediction = _overlapped(step, exchange, gamma)
-    draws = grid[_least_robust_error(log_predictions, resample(prediction, together, 1, seed))]
+    draws = grid[_least_robust_error(log_predictions, resample(prediction, together, 1, seed)[:200])]
     return OverlapFit(estimate(gamma, draws, len(step)), noise_cov(prediction, together), len(step))
 
 

@@ -13,7 +13,16 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from calibrate.robust import MAD_TO_SIGMA, REPLICATES, Estimate, Floats, checked, estimate, noise_cov
+from calibrate.robust import (
+    MAD_TO_SIGMA,
+    REPLICATES,
+    Estimate,
+    Floats,
+    checked,
+    estimate,
+    low_quantile,
+    noise_cov,
+)
 
 RELATIVE_NOISE_FLOOR = 0.01
 """Differences below this are not worth a piece of their own."""
@@ -65,7 +74,7 @@ class CollectiveFit:
 def by_size(sizes: Floats, times: Floats, quantile: float) -> tuple[Floats, Floats, npt.NDArray[np.intp]]:
     """(distinct sizes ascending, their `quantile` time, index of each sample's size)."""
     distinct, index = np.unique(sizes, return_inverse=True)
-    levels = [np.quantile(times[index == k], quantile) for k in range(len(distinct))]
+    levels = [low_quantile(times[index == k], quantile) for k in range(len(distinct))]
     return distinct, np.array(levels), index
 
 
@@ -191,6 +200,6 @@ def _bootstrap(
         inflated = centre + (ratio - centre) * math.sqrt(len(ratio) / max(len(ratio) - 2, 1))
         drawn = np.maximum(inflated[random.integers(0, len(ratio), size=(REPLICATES, len(rows)))], 1e-6)
         samples = fitted[index[rows]] * drawn
-        levels = [np.quantile(samples[:, index[rows] == k], quantile, axis=1) for k in range(i, j)]
+        levels = [low_quantile(samples[:, index[rows] == k], quantile) for k in range(i, j)]
         results.append(_line(distinct[i:j], np.stack(levels, axis=1)))
     return results

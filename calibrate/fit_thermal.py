@@ -13,7 +13,7 @@ import numpy.typing as npt
 from calibrate.robust import Estimate, Floats, bisquare_weights, checked, estimate
 
 THERMAL_REPLICATES = 200
-TAU_GRID = 100
+TAU_GRID = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,16 +93,16 @@ def _solve(grid: Floats, designs: list[Floats], series: Floats, weights: Floats)
     The squared error over the grid is refined by a parabola through its least three values.
     """
     root = np.sqrt(weights)[:, None]
-    solutions = [np.linalg.lstsq(d * root, series * root, rcond=None)[0] for d in designs]
-    errors = np.array(
-        [((root * (series - d @ s)) ** 2).sum(0) for d, s in zip(designs, solutions, strict=True)]
-    )
+    factors = [np.linalg.qr(design * root) for design in designs]
+    explained = [q.T @ (series * root) for q, _ in factors]
+    errors = ((root * series) ** 2).sum(0) - np.array([(part**2).sum(0) for part in explained])
     best = np.clip(errors.argmin(0), 1, len(grid) - 2)
     column = np.arange(series.shape[1])
     left, middle, right = errors[best - 1, column], errors[best, column], errors[best + 1, column]
     bend = left - 2.0 * middle + right
     shift = np.clip(np.where(bend > 0, 0.5 * (left - right) / np.where(bend > 0, bend, 1.0), 0.0), -1.0, 1.0)
     step = np.log(grid[1] / grid[0])
+    solutions = [np.linalg.solve(r, part) for (_, r), part in zip(factors, explained, strict=True)]
     stacked = np.array(solutions).transpose(0, 2, 1)  # (grid, columns, 3)
     side = np.where(shift < 0, best - 1, best + 1)
     part = np.abs(shift)[:, None]

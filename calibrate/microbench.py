@@ -49,8 +49,7 @@ class Microbench:
         values = np.random.default_rng(0).standard_normal(MIB // 4).astype(np.float32)
         buffers = (Buffer(self.arena_bytes), Buffer(self.arena_bytes), Buffer(self.arena_bytes))
         for buffer in buffers:
-            for offset in range(0, self.arena_bytes, values.nbytes):
-                buffer.write(values[: (self.arena_bytes - offset) // 4], offset)
+            self.device.tile(buffer, values)
         return buffers
 
     def measures(self) -> list[Measure]:
@@ -193,7 +192,7 @@ class Microbench:
     def transfers(self) -> list[Measure]:
         """Host to device and back, from page-locked and from ordinary memory."""
         sizes = [64 * MIB] if self.quick else [64 * 1024, MIB, 16 * MIB, 256 * MIB]
-        sizes = [s for s in sizes if s <= self.arena_bytes]
+        sizes = sorted({min(s, self.arena_bytes) for s in sizes})
         return [
             Measure(
                 "transfer",

@@ -103,7 +103,7 @@ def affine(x: Floats, y: Floats, iterations: int = 40) -> Floats:
         prediction = np.maximum(constants[..., :1] + constants[..., 1:] * xs, 1e-300)
         weights = bisquare_weights(y / prediction - 1.0) / prediction**2
         new = _solve_nonnegative(xs, y, weights)
-        done = bool(np.all(np.abs(new - constants) <= 1e-10 * np.abs(constants)))
+        done = bool(np.all(np.abs(new - constants) <= 1e-8 * np.abs(constants)))
         constants = new
         if done:
             break
@@ -142,6 +142,11 @@ def noise_cov(prediction: Floats, y: Floats) -> float:
     return float(MAD_TO_SIGMA * np.median(np.abs(ratio - np.median(ratio))))
 
 
+def low_quantile(values: Floats, quantile: float) -> Floats:
+    """Quantile along the last axis, Weibull's plotting position: the expected one even of few samples."""
+    return np.asarray(np.quantile(values, quantile, axis=-1, method="weibull"))
+
+
 def fit_level(
     values: npt.ArrayLike, rounds: npt.ArrayLike | None = None, quantile: float | None = None
 ) -> Estimate:
@@ -157,7 +162,7 @@ def fit_level(
     labels = np.zeros(len(data)) if rounds is None else np.asarray(rounds)
 
     def centre(of: Floats) -> Floats:
-        return location(of) if quantile is None else np.asarray(np.quantile(of, quantile, axis=-1))
+        return location(of) if quantile is None else low_quantile(of, quantile)
 
     centres = np.array([float(centre(data[labels == label])) for label in np.unique(labels)])
     if len(centres) < 2:

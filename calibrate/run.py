@@ -25,11 +25,35 @@ QUICK_ROUNDS, FULL_ROUNDS = 3, 5
 LEAST_BUDGET_S, LARGEST_BUDGET_S = 0.01, 3.0
 OVERRUN = 1.6
 
+_HOST = ("storage_write", "storage_read", "preprocess", "training", "collective")
+KINDS: dict[DeviceKind, tuple[str, ...]] = {
+    "cuda": (
+        "copy",
+        "read",
+        "triad",
+        "library_copy",
+        "fma",
+        "tensor",
+        "launch_pipelined",
+        "launch_round_trip",
+        "load_latency",
+        "transfer",
+        "gemm",
+        "share",
+        "interference",
+        "peer",
+        "sustained",
+        *_HOST,
+    ),
+    "cpu": ("copy", "read", "add", "gemm", "share", "interference", *_HOST),
+}
+"""What can be measured on each kind of device."""
+
 Progress = Callable[[int, int, str], None]
 """Called as progress(measurements done, of how many, what comes next)."""
 
 
-class ConditionsChangedError(SamplesError):
+class ConditionsChangedError(RuntimeError):
     """Clocks, power limit or driver changed while measuring."""
 
 
@@ -58,31 +82,35 @@ def plan_for(
 ) -> Iterator[Plan]:
     """Everything there is to measure, or only the kinds named. Frees processes and memory when left.
 
-    Raises CudaUnavailableError, LibraryMissingError, VerificationError when a GPU is asked for and cannot be
-    used.
+    Raises SamplesError for an unknown kind; CudaUnavailableError, LibraryMissingError, VerificationError when
+    a GPU is asked for and cannot be used.
     """
+    unknown = only - set(KINDS[device])
+    if unknown:
+        raise SamplesError(
+            f"nothing is called {', '.join(sorted(unknown))}; known: {', '.join(KINDS[device])}"
+        )
     with ExitStack() as stack:
-        plan = (_cuda_plan if device == "cuda" else _cpu_plan)(stack, quick, folder)
-        if only:
-            unknown = only - {m.kind for m in plan.measures}
-            if unknown:
-                known = ", ".join(dict.fromkeys(m.kind for m in plan.measures))
-                raise SamplesError(f"nothing is called {', '.join(sorted(unknown))}; known: {known}")
-            kept = [m for m in plan.measures if m.kind in only]
-            plan = replace(plan, measures=kept, missing=())
-        yield plan
+        plan = (_cuda_plan if device == "cuda" else _cpu_plan)(stack, quick, folder, only)
+        kept = [m for m in plan.measures if not only or m.kind in only]
+        yield replace(plan, measures=kept, missing=() if only else plan.missing)
 
 
-def _cpu_plan(stack: ExitStack, quick: bool, folder: Path | None) -> Plan:
+def _training(device: DeviceKind, quick: bool, only: frozenset[str]) -> list[Measure]:
+    """Training steps, if wanted: only then is PyTorch imported."""
+    return training_measures(device, quick) if not only or "training" in only else []
+
+
+def _cpu_plan(stack: ExitStack, quick: bool, folder: Path | None, only: frozenset[str]) -> Plan:
     bench = HostBench(quick, folder)
     stack.callback(bench.close)
     groups = stack.enter_context(open_groups("cpu", 0))
-    measures = [*bench.measures(), *training_measures("cpu", quick), *collective_measures(groups, quick)]
+    measures = [*bench.measures(), *_training("cpu", quick, only), *collective_measures(groups, quick)]
     conditions = inventory.cpu_conditions()
     return Plan(measures, conditions, inventory.software_versions(), inventory.cpu_conditions)
 
 
-def _cuda_plan(stack: ExitStack, quick: bool, folder: Path | None) -> Plan:
+def _cuda_plan(stack: ExitStack, quick: bool, folder: Path | None, only: frozenset[str]) -> Plan:
     from calibrate import cuda, gemm, microbench, nvrtc, shares, sustained, verify
 
     count = cuda.device_count()
@@ -96,21 +124,18 @@ def _cuda_plan(stack: ExitStack, quick: bool, folder: Path | None) -> Plan:
     measures = [
         *bench.measures(),
         *gemm.gemm_measures(device, bench.timer, quick),
-        *gemm.torch_gemm_measures(quick),
-        *shares.share_measures(device, bench.arena_bytes, quick),
+        *(gemm.torch_gemm_measures(quick) if not only or "gemm" in only else []),
+        *(shares.share_measures(device, bench.arena_bytes, quick)),
         *(microbench.peer_measures(device, cuda.Device(1), quick) if count > 1 else []),
         *host.storage(),
         host.preprocessing(),
-        *training_measures("cuda", quick),
+        *_training("cuda", quick, only),
         *collective_measures(groups, quick),
         *sustained.sustained_measures(device, gpu, quick),
     ]
     device.use()
-    software = {
-        **inventory.software_versions(),
-        "nvrtc": nvrtc.version(),
-        "cuda_driver": cuda.driver_version(),
-    }
+    software = inventory.software_versions()
+    software |= {"nvrtc": nvrtc.version(), "cuda_driver": cuda.driver_version()}
 
     def now() -> dict[str, Scalar]:
         current = next((g for g in nvml.gpus() if gpu and g.uuid == gpu.uuid), None) if gpu else None

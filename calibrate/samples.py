@@ -10,12 +10,13 @@ import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 SCHEMA_VERSION = 1
 MAX_LINE_CHARACTERS = 4_000_000
+DIGITS = 7  # far below any timer's resolution; what is fitted is what the file holds
 
 Scalar = str | int | float | bool | None
 Parameters = Mapping[str, Scalar]
@@ -128,10 +129,7 @@ def merge(sets: Iterable[SampleSet]) -> SampleSet:
     # Rounds of different sessions stay apart: they differ in more than samples of one round do.
     samples, shift = [], 0
     for one in all_sets:
-        samples += [
-            Sample(s.kind, s.parameters, s.values, s.unit, s.round + shift, s.at, s.columns)
-            for s in one.samples
-        ]
+        samples += [replace(s, round=s.round + shift) for s in one.samples]
         shift += 1 + max((s.round for s in one.samples), default=0)
     notes = tuple(note for one in all_sets for note in one.notes)
     return SampleSet(first.conditions, first.versions, tuple(samples), notes)
@@ -201,6 +199,10 @@ def _sample(raw: dict[str, Any], path: str | Path, number: int) -> Sample:
     )
 
 
+def _rounded(value: float) -> float:
+    return float(f"{value:.{DIGITS}g}")
+
+
 class SampleWriter:
     """Appends samples to a file, each flushed, so that an interruption loses at most the one under way."""
 
@@ -236,19 +238,20 @@ class SampleWriter:
         self._file.flush()
 
     def add(self, sample: Sample) -> None:
-        """Append one sample. Raises OSError when the disk refuses, ValueError for NaN or infinity."""
+        """Append one sample, rounded to DIGITS. Raises OSError when the disk refuses, ValueError for NaN."""
+        values = tuple(_rounded(v) for v in sample.values)
+        columns = {name: [_rounded(v) for v in column] for name, column in sample.columns.items()}
+        kept = replace(sample, values=values, columns=columns)
         record: dict[str, Any] = {
-            "kind": sample.kind,
-            "parameters": dict(sample.parameters),
-            "unit": sample.unit,
-            "round": sample.round,
-            "at": sample.at,
-            "values": [float(f"{v:.7g}") for v in sample.values],
+            "kind": kept.kind,
+            "parameters": dict(kept.parameters),
+            "unit": kept.unit,
+            "round": kept.round,
+            "at": kept.at,
+            "values": list(values),
         }
-        if sample.columns:
-            record["columns"] = {k: [float(f"{v:.7g}") for v in c] for k, c in sample.columns.items()}
-        self._line(record)
-        self.done[sample.key] = sample
+        self._line(record | ({"columns": columns} if columns else {}))
+        self.done[kept.key] = kept
 
     def __iter__(self) -> Iterator[Sample]:
         return iter(self.done.values())

@@ -6,7 +6,7 @@ import numpy as np
 
 from calibrate.fit import fit_step_time, leave_one_size_out
 from calibrate.levels import LOW_QUANTILE, FitLine, Prediction, Report, level, measured
-from calibrate.robust import Floats, noise_cov
+from calibrate.robust import Floats, low_quantile, noise_cov
 from calibrate.samples import Sample, SampleSet
 from sim.hardware import Measured, StepTime
 
@@ -53,7 +53,7 @@ def _step(chosen: list[Sample], accelerator: str, report: Report) -> StepTime | 
 def step_arrays(chosen: list[Sample]) -> tuple[Floats, Floats]:
     """(batch, seconds) of each round: the low quantile of its steps, which nothing interrupted."""
     batches = np.array([float(s["batch"]) for s in chosen])
-    return batches, np.array([np.quantile(s.values, LOW_QUANTILE) for s in chosen])
+    return batches, np.array([low_quantile(np.asarray(s.values), LOW_QUANTILE) for s in chosen])
 
 
 def predict_largest(chosen: list[Sample]) -> Prediction:

@@ -139,7 +139,7 @@ def compare(
 @common
 @click.pass_obj
 def validate(state: State, files: tuple[str, ...]) -> int:
-    """Check scenario FILES and hardware profiles; every mistake is one line on stderr."""
+    """Check FILES: scenarios, sweeps, hardware profiles; every mistake is one line on stderr."""
     from sim.yaml_tree import InputError
 
     code = OK
@@ -163,6 +163,11 @@ def _validate(name: str) -> tuple[str, tuple[str, ...]]:
     if isinstance(data, dict) and "accelerators" in data:
         load_profile(Path(name).resolve())
         return "hardware profile", ()
+    if isinstance(data, dict) and "scenario" in data:
+        from study.sweep_spec import read_sweep
+
+        read_sweep(name)
+        return "sweep", ()
     file = read_scenario(name)
     if file.scenario.workload.trace is not None:
         file.trace()

@@ -47,7 +47,8 @@ def attach(
                         normalised over all ranks by the script
     decide_every        rounds between decisions; statistics_every: optimiser steps between measurements of
                         gradient norms and noise scale
-    decision_budget_s   what a decision may hold up training; a later one is ignored
+    decision_budget_s   what a decision may hold up training; a later one is ignored. warm_up_budget_s: what
+                        the policy may take to compile before the first round
     allow, bounds       levers a policy may use ("samples", "moves", "order", "interval", "share", "resize"),
                         and hard bounds (`live.options.Bounds`)
     drift               efficiency lost per extra local step (kappa_d); unknown: the interval is left alone

@@ -80,7 +80,7 @@ class Decider:
         except Exception as error:
             raise ValueError(f"policy {policy.name}: initial memory: {error}") from error
 
-    def warm_up(self, observations: list[Observation], budget_s: float = 60.0) -> str | None:
+    def warm_up(self, observations: list[Observation], budget_s: float) -> str | None:
         """Let the policy compile its kernels on made-up observations; nothing is remembered.
 
         Returns what went wrong, or None.

@@ -96,7 +96,7 @@ class Leader:
         rows[:, :, 2] = np.linspace(0.1, 0.2, ranks)[:, None]
         telemetry = Telemetry(measure(rows, [True] * 8), np.ones(ranks), *(np.full(ranks, math.nan),) * 2)
         self.world.telemetry = telemetry
-        problem = self.decider.warm_up([blank, self.world.observe()])
+        problem = self.decider.warm_up([blank, self.world.observe()], self.options.warm_up_budget_s)
         self.world.forget()
         if problem:
             self.recorder.event("policy-warm-up-failed", problem=problem)

@@ -48,6 +48,7 @@ class Options:
     decide_every: int = 10
     statistics_every: int = 10
     decision_budget_s: float = 0.25
+    warm_up_budget_s: float = 30.0
     control_timeout_s: float = 1800.0
     allow: frozenset[Lever] = frozenset(("samples", "moves", "order", "interval", "share"))
     bounds: Bounds = Bounds()
@@ -84,8 +85,9 @@ class Options:
         unknown = set(self.allow) - set(LEVERS)
         if unknown:
             raise ValueError(f"allow: {sorted(unknown)} unknown; allowed: {', '.join(LEVERS)}")
-        if not self.decision_budget_s > 0:
-            raise ValueError("decision_budget_s: must be above 0")
+        for name in ("decision_budget_s", "warm_up_budget_s", "control_timeout_s"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name}: must be above 0")
         if self.micro_batch > self.global_batch:
             raise ValueError(f"micro_batch {self.micro_batch} is more than global_batch {self.global_batch}")
         if self.batch_reference is not None and self.batch_reference > self.global_batch:

@@ -103,8 +103,12 @@ class Membership:
 
     def break_exchange(self) -> None:
         """Make whatever this process waits for in the present group fail."""
-        if not self._forming:
-            shut(self._sockets)
+        if self._forming:
+            return
+        shut(self._sockets)
+        if "nccl" in self.backend:
+            with contextlib.suppress(RuntimeError, ValueError):
+                dist.distributed_c10d._get_default_group().abort()
 
     # -- joining and leaving -------------------------------------------------------------------------------
 

@@ -296,6 +296,7 @@ class Runtime:
         assert self._sampler is not None
         rows, infos = self._take_rows()
         self._recorder.rounds(rows, infos)
+        self._report_refused_moves()
         compute_s = rows[:, 2][np.isfinite(rows[:, 2])]
         self._backend.end(float(compute_s.mean()) if len(compute_s) else math.nan)
         device = self._devices.latest() if self._devices is not None else UNKNOWN
@@ -316,6 +317,12 @@ class Runtime:
         self._resize_to = None
         if payload:
             self._carry_out(Change.from_json(payload.decode()))
+
+    def _report_refused_moves(self) -> None:
+        assert self._sampler is not None
+        if self._sampler.refused and self._leader is not None:
+            self._recorder.event("refused", lever="moves", why=list(self._sampler.refused))
+        self._sampler.refused.clear()
 
     def _carry_out(self, change: Change) -> None:
         assert self._sampler is not None

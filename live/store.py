@@ -24,10 +24,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RuntimeError as error:
         print(f"equipoise: no store on {given.host}:{given.port}: {error}", file=sys.stderr)
         return 1
-    print(f"equipoise: store on port {store.port}", flush=True)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
+    print(f"equipoise: store on port {store.port}", flush=True)
     stop.wait()
     return 0
 

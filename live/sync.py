@@ -25,12 +25,16 @@ _REFERENCE_INTERVAL = 16
 def average(tensors: Iterable[torch.Tensor], weight: float, group: dist.ProcessGroup | None = None) -> None:
     """Replace floating-point tensors by the sum over ranks of weight * tensor, one exchange per dtype.
 
-    A rank of weight 0 contributes true zeros, so that its NaN or infinity goes nowhere.
+    A rank of weight 0 contributes true zeros, so that its NaN or infinity goes nowhere. When the exchange
+    breaks, no tensor is changed.
     """
-    for batch in _by_kind(tensors):
+    batches, means = _by_kind(tensors), []
+    for batch in batches:
         flat = _flatten_dense_tensors(batch)
         flat = flat.mul_(weight) if weight != 0.0 else torch.zeros_like(flat)
         dist.all_reduce(flat, group=group)
+        means.append(flat)
+    for batch, flat in zip(batches, means, strict=True):
         for old, new in zip(batch, _unflatten_dense_tensors(flat, batch), strict=True):
             old.copy_(new)
 

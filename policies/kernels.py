@@ -211,10 +211,7 @@ def greedy_flow(
         for r in range(receivers.size):
             weight[r] = pull[receivers[r]] * min(weight[r] / fastest, 1.0)
         while donors.size > 0 and receivers.size > 0:
-            r = 0
-            for other in range(1, receivers.size):
-                if weight[other] > weight[r]:
-                    r = other
+            r = _heaviest(weight)
             d = donor[r]
             if not weight[r] > 0.0:
                 break
@@ -233,6 +230,16 @@ def greedy_flow(
             if demand[r] <= _NOISE:
                 weight[r] = 0.0
     return (giver[:count], taker[:count], amount[:count]), value
+
+
+@jit
+def _heaviest(weight: Floats) -> int:
+    """Index of the largest, the lowest of equals."""
+    best = 0
+    for r in range(1, weight.size):
+        if weight[r] > weight[best]:
+            best = r
+    return best
 
 
 @jit

@@ -100,7 +100,9 @@ def _sift(heap: Ints, key: Floats, size: int, at: int) -> None:
 
 @jit
 def _heap(key: Floats) -> Ints:
-    heap = np.arange(key.size)
+    heap = np.empty(key.size, dtype=np.int64)
+    for at in range(key.size):
+        heap[at] = at
     for at in range(key.size // 2 - 1, -1, -1):
         _sift(heap, key, key.size, at)
     return heap

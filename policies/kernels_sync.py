@@ -281,11 +281,14 @@ def quantise_shares(
         units = math.floor(held / quantum[k] + 1e-9)
         if not far or units < end - begin:
             continue
-        cap = np.full(end - begin, units, dtype=np.int64)
-        whole = largest_remainder(new[begin:end] * (units / held), units, min(units, 1), cap)
+        ideal, cap = np.empty(end - begin), np.empty(end - begin, dtype=np.int64)
+        for i in range(begin, end):
+            ideal[i - begin], cap[i - begin] = new[i] * (units / held), units
+        whole = largest_remainder(ideal, units, min(units, 1), cap)
         for i in range(begin, end):
             result[i] = min(whole[i - begin] * quantum[k], 1.0)
             changed[k] = changed[k] or abs(result[i] - share[i]) > 1e-9
-        if not changed[k]:
-            result[begin:end] = share[begin:end]
+        for i in range(begin, end):
+            if not changed[k]:
+                result[i] = share[i]
     return result, changed

@@ -96,16 +96,9 @@ def _restore(room: Room, v: Victims, i: int, gpu_node: Ints) -> bool:
 
 @jit
 def _make_way(
-    room: Room,
-    v: Victims,
-    d: Demand,
-    key: float,
-    standing: float,
-    rule: int,
-    out: Ints,
-    at: int,
-    gpu_node: Ints,
-) -> bool:
+    room: Room, v: Victims, d: Demand, key: float, standing: float, rule: int,
+    out: Ints, at: int, gpu_node: Ints,
+) -> bool:  # fmt: skip
     """Place a gang after stopping victims with a bar above `key` and a standing below `standing`.
 
     Those whose place it did not need keep running.
@@ -130,7 +123,8 @@ def _make_way(
 
 @jit
 def start_with_preemption(
-    queue: Ints, key: Floats, standing: Floats, rule: int, running: Ints, bar: Floats, running_standing: Floats,
+    queue: Ints, key: Floats, standing: Floats, rule: int,
+    running: Ints, bar: Floats, running_standing: Floats,
     requests: RequestColumns, columns: RoomColumns, gpu_job: Ints, gpu_node: Ints,
     worker_job: Ints, worker_gpu: Ints, worker_share: Floats,
 ) -> tuple[Ints, GrantColumns, bool]:  # fmt: skip

@@ -22,6 +22,9 @@ LATE = EventPriority(9)  # what a decision caused at this same instant
 class Clock(simpy.Environment):
     """A SimPy environment whose events can be placed at an absolute time."""
 
+    def __init__(self, initial_time_s: float = 0.0) -> None:
+        super().__init__(float(initial_time_s))  # an int would have kernels compiled for it, too
+
     def at(
         self, time_s: float, callback: Callable[[Event], object], priority: EventPriority = STATE
     ) -> Event:

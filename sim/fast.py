@@ -206,7 +206,7 @@ class Fast(EventByEvent):
         horizon_s = self.next_tick_s()
         done = p.advance(
             count, horizon_s, job.last_checkpoint_s + job.checkpoint_interval_s(),
-            *after, p.scratch_for(job.workers), end_s,
+            *after, *p.scratch_for(job.workers), end_s,
         )  # fmt: skip
         if done == 0:
             return None
@@ -237,7 +237,7 @@ class Fast(EventByEvent):
             _refresh_window(job, stretch.state)
             after = stretch.state
             p.advance(
-                count, np.inf, np.inf, *after, p.scratch_for(job.workers), np.empty(count)
+                count, np.inf, np.inf, *after, *p.scratch_for(job.workers), np.empty(count)
             )  # the same periods again, in the same order: the same bits
         stretch.credited, stretch.after = upto, None
         _restore(job, after)
@@ -263,16 +263,18 @@ class Fast(EventByEvent):
         """One period: in closed form up to the exchange when no worker has to wait for data."""
         if job.data is not None and job.data.anyone_waits(period.demand):
             return (yield from super()._unfold(job, period, generation))
-        n, scratch = job.workers, p.scratch_for(job.workers)
+        n, (scratch, space) = job.workers, p.scratch_for(job.workers)
         p.unfold(
             period.steps, period.first_step, job.noise_key, job.noise_mu, job.noise_sigma,
-            period.compute_s, period.input_s, period.last_compute_s, period.last_input_s, scratch,
+            period.compute_s, period.input_s, period.last_compute_s, period.last_input_s, *scratch[:7], space,
         )  # fmt: skip
         exchange = job.exchange
-        arrival_s, begin_s, duration_s = p.meet(n, scratch, exchange.alone_s, job.model.overlap)
+        finish_s, last_s, begins_s, busy_s, square, stall_s, _, _ = scratch
+        arrival_s, begin_s, duration_s = p.meet(
+            n, finish_s, begins_s, last_s, exchange.alone_s, job.model.overlap
+        )
         outcome = Outcome(
-            duration_s, arrival_s, scratch[p.FINISH], scratch[p.P_BUSY], scratch[p.P_SQUARE],
-            scratch[p.P_STALL], 0.0, None,
+            duration_s, arrival_s, finish_s[:n], busy_s[:n], square[:n], stall_s[:n], 0.0, None,
         )  # fmt: skip
         return (yield from self._end(job, period, outcome, begin_s, False, generation))
 

@@ -7,6 +7,7 @@ that link per byte of volume. A collective is one flow that uses every link of i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ from sim.clock import RATES, STATE, Clock
 from sim.flows import CHOSEN, DUE, Floats, Ints
 
 OnDone = Callable[[int], object]
+INFINITY = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ class Network:
         self._started = 0
         self._settling = False  # the rates will be recomputed at this instant
         self._due: list[int] = []  # flows that end first, at `_end_s`
-        self._end_s = np.inf
+        self._end_s = INFINITY
         self._end: Event | None = None
 
     # --- flows -------------------------------------------------------------------------------------------
@@ -66,7 +68,7 @@ class Network:
         `cap_bytes_per_s`, above 0 or inf, the highest rate it reaches by itself. A volume of 0 is done at
         this instant. Raises ValueError for what makes no sense, and changes nothing then.
         """
-        if not (0 <= volume_bytes < np.inf and cap_bytes_per_s > 0 and len(links) == len(usage)):
+        if not (0 <= volume_bytes < INFINITY and cap_bytes_per_s > 0 and len(links) == len(usage)):
             raise ValueError(
                 f"flow of {volume_bytes} bytes at up to {cap_bytes_per_s} bytes/s on {len(links)} links with "
                 f"{len(usage)} usages: needs a finite volume >= 0, a cap > 0 and equal lengths"
@@ -75,7 +77,7 @@ class Network:
             self._grow()
         slot = self._free_slots.pop()
         while result := flows.attach(
-            *self._state, slot, volume_bytes, cap_bytes_per_s, self.clock._now, links, usage
+            *self._state, slot, float(volume_bytes), float(cap_bytes_per_s), self.clock._now, links, usage
         ):
             if result == flows.WRONG:
                 self._free_slots.append(slot)
@@ -97,11 +99,11 @@ class Network:
 
     def set_capacity(self, link: int, bytes_per_s: float) -> None:
         """Change a link's capacity from now on; 0 stops its flows. Raises ValueError for inf, nan or < 0."""
-        if not (0 <= bytes_per_s < np.inf):
+        if not (0 <= bytes_per_s < INFINITY):
             raise ValueError(f"capacity of link {link} must be finite and not negative, not {bytes_per_s}")
         if not 0 <= link < len(self._state.links):
             raise ValueError(f"no link {link}, there are {len(self._state.links)}")
-        flows.change_capacity(*self._state, link, bytes_per_s, self.clock._now)
+        flows.change_capacity(*self._state, int(link), float(bytes_per_s), self.clock._now)
         self._changed()
 
     def rate(self, flow: int) -> float:
@@ -167,10 +169,8 @@ class Network:
 
     def _finish(self, event: Event) -> None:
         """Take out the flows that are due, call back in order of their start, and recompute the rates."""
-        self._end, self._end_s = None, np.inf
-        done = [(self._remove(flow, 0.0), flow) for flow in self._due if flow in self._slot_of]
-        self._settling = True
-        for on_done, flow in done:
+        self._end, self._end_s, self._settling = None, INFINITY, True
+        for on_done, flow in [(self._remove(flow, 0.0), flow) for flow in self._due if flow in self._slot_of]:
             on_done(flow)
         queue, now_s = self.clock._queue, self.clock._now
         if queue and queue[0][0] == now_s:

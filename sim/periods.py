@@ -9,8 +9,9 @@ import math
 
 import numpy as np
 
-from policies.jit import jit
-from sim.randomness import noise_pair
+from policies.jit import jit_in_place
+from policies.observation import Floats
+from sim.randomness import Space, noise_row, noise_space
 from sim.workload import efficiency, hidden_s
 
 # Integers of a stretch, by position in `whole` (see `sim.fast.Stretch`).
@@ -22,61 +23,95 @@ INTERVAL, BATCH, FIRST_STEP, SAMPLES, STEPS, EXCHANGES, RUN_COUNT, KEY, DONE = r
 ) = range(17)  # fmt: skip
 # Rows of `worker` (one column per worker).
 COMPUTE_S, INPUT_S, SHARE_WEIGHT, BUSY_S, BUSY_SQUARE, STALL_S, WAIT_S, W_SAMPLES, SAMPLES_EACH = range(9)
-# Rows of `scratch`.
-FINISH, LAST, BEGIN, P_BUSY, P_SQUARE, P_STALL = range(6)
+Scratch = tuple[Floats, Floats, Floats, Floats, Floats, Floats, Floats, Floats]
+"""Arrays that `unfold` fills: finish, last_s, begin, busy_s, square, stall_s, factor; the last is for `advance`."""
 
 _TOLERANCE = 1e-9
 
 
-@jit
-def one_step(compute_s, input_s, factor, w, last, scratch):  # type: ignore[no-untyped-def]
-    """Add one local step of worker `w` to the scratch rows."""
-    busy = compute_s * factor
-    work = max(busy, input_s)
-    if last:
-        scratch[BEGIN, w] = scratch[FINISH, w]
-        scratch[LAST, w] = work
-    scratch[FINISH, w] += work
-    scratch[P_BUSY, w] += busy
-    scratch[P_SQUARE, w] += work * work
-    scratch[P_STALL, w] += work - busy
+@jit_in_place
+def unfold(
+    steps, first_step, key, mu, sigma, compute_s, input_s, last_compute_s, last_input_s,
+    finish, last_s, begin, busy_s, square, stall_s, factor, space,
+):  # type: ignore[no-untyped-def]  # fmt: skip
+    """Local steps of one period for all workers, without waits.
 
-
-@jit
-def unfold(steps, first_step, key, mu, sigma, compute_s, input_s, last_compute_s, last_input_s, scratch):  # type: ignore[no-untyped-def]
-    """Local steps of one period for all workers, without waits: fills the scratch rows (offsets and sums, s)."""
+    Fills, per worker: finish and begin of the last step (offsets), last_s its length, sums over all steps of
+    busy_s, square (of the work) and stall_s; factor is the last noise, `space` belongs to `noise_row`.
+    """
     n = compute_s.size
-    scratch[:, :n] = 0.0
+    if sigma == 0.0:
+        factor[:] = 1.0
     for k in range(steps):
-        last = k == steps - 1
-        c, i = (last_compute_s, last_input_s) if last else (compute_s, input_s)
-        if sigma == 0.0:
+        c = last_compute_s if k == steps - 1 else compute_s
+        i = last_input_s if k == steps - 1 else input_s
+        if sigma != 0.0:
+            noise_row(key, first_step + k, 0, mu, sigma, space, factor)
+        if k == 0:
             for w in range(n):
-                one_step(c[w], i[w], 1.0, w, last, scratch)
+                busy_s[w] = c[w] * factor[w]
+            for w in range(n):
+                last_s[w] = max(busy_s[w], i[w])
+            for w in range(n):
+                begin[w] = 0.0
+                finish[w] = last_s[w]
+                stall_s[w] = last_s[w] - busy_s[w]
+                square[w] = last_s[w] * last_s[w]
         else:
-            for pair in range((n + 1) // 2):
-                even, odd = noise_pair(key, pair, first_step + k, mu, sigma)
-                w = 2 * pair
-                one_step(c[w], i[w], even, w, last, scratch)
-                if w + 1 < n:
-                    one_step(c[w + 1], i[w + 1], odd, w + 1, last, scratch)
+            for w in range(n):
+                busy = c[w] * factor[w]
+                work = max(busy, i[w])
+                last_s[w] = work
+                begin[w] = finish[w]
+                finish[w] += work
+                busy_s[w] += busy
+                square[w] += work * work
+                stall_s[w] += work - busy
 
 
-@jit
-def meet(n, scratch, alone_s, gamma):  # type: ignore[no-untyped-def]
+@jit_in_place
+def add(total, values):  # type: ignore[no-untyped-def]
+    """total += values, elementwise over `total`."""
+    for w in range(total.size):
+        total[w] += values[w]
+
+
+@jit_in_place
+def dot(values, weight):  # type: ignore[no-untyped-def]
+    """Sum of values * weight in eight interleaved partial sums, which need not wait for each other."""
+    n = weight.size
+    a = b = c = d = e = f = g = h = 0.0
+    whole = n - n % 8
+    for w in range(0, whole, 8):
+        a += values[w] * weight[w]
+        b += values[w + 1] * weight[w + 1]
+        c += values[w + 2] * weight[w + 2]
+        d += values[w + 3] * weight[w + 3]
+        e += values[w + 4] * weight[w + 4]
+        f += values[w + 5] * weight[w + 5]
+        g += values[w + 6] * weight[w + 6]
+        h += values[w + 7] * weight[w + 7]
+    for w in range(whole, n):
+        a += values[w] * weight[w]
+    return ((a + b) + (c + d)) + ((e + f) + (g + h))
+
+
+@jit_in_place
+def meet(n, finish, begins, last_s, alone_s, gamma):  # type: ignore[no-untyped-def]
     """(arrival of the last worker, begin of the exchange, duration) of an uncontended period, as offsets (s)."""
-    slowest, begin = 0, 0.0
+    slowest, arrival, begin = 0, finish[0], 0.0
     for w in range(n):
-        if scratch[FINISH, w] > scratch[FINISH, slowest]:
-            slowest = w
-        begin = max(begin, scratch[BEGIN, w])
-    arrival = scratch[FINISH, slowest]
-    begin = max(begin, arrival - hidden_s(scratch[LAST, slowest], alone_s, gamma))
+        if finish[w] > arrival:
+            slowest, arrival = w, finish[w]
+    for w in range(n):
+        if begins[w] > begin:
+            begin = begins[w]
+    begin = max(begin, arrival - hidden_s(last_s[slowest], alone_s, gamma))
     return arrival, begin, max(arrival, begin + alone_s)
 
 
-@jit
-def advance(periods, horizon_s, checkpoint_s, whole, real, worker, gpu_s, scratch, end_s):  # type: ignore[no-untyped-def]
+@jit_in_place
+def advance(periods, horizon_s, checkpoint_s, whole, real, worker, gpu_s, scratch, space, end_s):  # type: ignore[no-untyped-def]
     """Advance up to `periods` whole, uncontended periods without waits; returns how many.
 
     Stops before a period that ends after `horizon_s` (but does at least one), after the first that ends at or
@@ -85,6 +120,11 @@ def advance(periods, horizon_s, checkpoint_s, whole, real, worker, gpu_s, scratc
     """
     n, steps, batch = worker.shape[1], whole[INTERVAL], whole[BATCH]
     sigma, alone_s = real[SIGMA], real[ALONE_S]
+    finish, last_s, begins, p_busy, p_square, p_stall, factor, waited = scratch
+    compute_s, input_s = worker[COMPUTE_S], worker[INPUT_S]
+    busy_s, busy_square, stall_s, wait_s = worker[BUSY_S], worker[BUSY_SQUARE], worker[STALL_S], worker[WAIT_S]
+    samples, weight = worker[W_SAMPLES], worker[SHARE_WEIGHT]
+    per_step = worker[SAMPLES_EACH]
     arrival = duration = 0.0
     done = 0
     while done < periods:
@@ -98,9 +138,10 @@ def advance(periods, horizon_s, checkpoint_s, whole, real, worker, gpu_s, scratc
         if sigma != 0.0 or done == 0:
             unfold(
                 steps, whole[FIRST_STEP], whole[KEY], real[MU], sigma,
-                worker[COMPUTE_S], worker[INPUT_S], worker[COMPUTE_S], worker[INPUT_S], scratch,
+                compute_s, input_s, compute_s, input_s,
+                finish, last_s, begins, p_busy, p_square, p_stall, factor, space,
             )  # fmt: skip
-            arrival, _, duration = meet(n, scratch, alone_s, real[GAMMA])
+            arrival, _, duration = meet(n, finish, begins, last_s, alone_s, real[GAMMA])
         if duration == real[RUN_PERIOD_S]:
             base, count = real[RUN_BASE_S], whole[RUN_COUNT] + 1
         else:
@@ -109,24 +150,22 @@ def advance(periods, horizon_s, checkpoint_s, whole, real, worker, gpu_s, scratc
         if end > horizon_s and done > 0:
             break
         real[RUN_BASE_S], real[RUN_PERIOD_S], whole[RUN_COUNT] = base, duration, count
-        busy = stall = wait = 0.0
         for w in range(n):
-            weight, waited = worker[SHARE_WEIGHT, w], arrival - scratch[FINISH, w]
-            busy += scratch[P_BUSY, w] * weight
-            stall += scratch[P_STALL, w] * weight
-            wait += waited * weight
-            worker[BUSY_S, w] += scratch[P_BUSY, w]
-            worker[BUSY_SQUARE, w] += scratch[P_SQUARE, w]
-            worker[STALL_S, w] += scratch[P_STALL, w]
-            worker[WAIT_S, w] += waited
-            worker[W_SAMPLES, w] += worker[SAMPLES_EACH, w] * steps
+            waited[w] = arrival - finish[w]
+        add(busy_s, p_busy)
+        add(busy_square, p_square)
+        add(stall_s, p_stall)
+        add(wait_s, waited)
+        for w in range(n):
+            samples[w] += per_step[w] * steps
+        busy = dot(p_busy, weight)
         useful = 0.0
         if steps > 1:
             useful += (steps - 1) * batch * gain
         useful += batch * gain
         gpu_s[0] += busy
-        gpu_s[1] += stall
-        gpu_s[2] += wait
+        gpu_s[1] += dot(p_stall, weight)
+        gpu_s[2] += dot(waited, weight)
         gpu_s[3] += (duration - arrival) * real[WEIGHT]
         gpu_s[6] += busy * useful / (steps * batch)
         real[USEFUL] += useful
@@ -147,6 +186,7 @@ def advance(periods, horizon_s, checkpoint_s, whole, real, worker, gpu_s, scratc
     return done
 
 
-def scratch_for(workers: int) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-    """Working space of `unfold` and `advance` for that many workers."""
-    return np.zeros((6, workers))
+def scratch_for(workers: int) -> tuple[Scratch, Space]:
+    """Working space of `unfold` and `advance` for that many workers: (scratch, space)."""
+    finish, last_s, begin, busy_s, square, stall_s, factor, waited = np.zeros((8, workers + workers % 2))
+    return (finish, last_s, begin, busy_s, square, stall_s, factor, waited), noise_space(workers)

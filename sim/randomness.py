@@ -8,51 +8,180 @@ from __future__ import annotations
 
 import hashlib
 import math
+from fractions import Fraction
 
 import numpy as np
+from numpy.typing import NDArray
 
-from policies.jit import jit
+from policies.jit import jit_in_place
+from policies.observation import Floats
+
+Words = NDArray[np.uint64]
+Space = tuple[Words, Words, Words, Words, Floats, Floats]
 
 _M0, _M1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _W0, _W1 = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
 _LOW, _32 = np.uint64(0xFFFFFFFF), np.uint64(32)
-_TWO_PI = 2.0 * math.pi
+_ONE = np.uint64(0x3FF0000000000000)  # bits of 1.0; with 52 random bits below: a number in [1, 2)
+_12, _20 = np.uint64(12), np.uint64(20)
+_MANTISSA = 0xFFFFFFFFFFFFF
+_LOG2_E, _LN2 = 1.0 / math.log(2.0), math.log(2.0)
+_LN2_HIGH = math.ldexp(math.floor(math.ldexp(_LN2, 32)), -32)  # exact when multiplied by a small integer
+_LN2_LOW = float(Fraction("0.693147180559945309417232121458176568") - Fraction(_LN2_HIGH))
+_TWO_52 = float(2**52)
 
 
-@jit
-def philox4x32(c0: int, c1: int, c2: int, c3: int, k0: int, k1: int) -> tuple[int, int, int, int]:
-    """Philox 4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3", section 3.3).
+@jit_in_place
+def philox4x32(c0: Words, c1: Words, c2: Words, c3: Words, key0: int, key1: int) -> None:
+    """Philox 4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3", section 3.3), in place.
 
-    Counter and key words are given and returned as uint64 below 2**32.
+    Counters are four (n,) arrays of words, key words and counters are uint64 below 2**32.
     """
-    for _ in range(10):
-        p0, p1 = _M0 * c0, _M1 * c2
-        c0, c1, c2, c3 = (p1 >> _32) ^ c1 ^ k0, p1 & _LOW, (p0 >> _32) ^ c3 ^ k1, p0 & _LOW
-        k0, k1 = (k0 + _W0) & _LOW, (k1 + _W1) & _LOW
-    return c0, c1, c2, c3
+    for p in range(c0.size):
+        a, b, c, d, k0, k1 = c0[p], c1[p], c2[p], c3[p], key0, key1
+        for _ in range(10):
+            p0 = _M0 * (a & _LOW)
+            p1 = _M1 * (c & _LOW)
+            a = (p1 >> _32) ^ b ^ k0
+            b = p1 & _LOW
+            c = (p0 >> _32) ^ d ^ k1
+            d = p0 & _LOW
+            k0 = (k0 + _W0) & _LOW
+            k1 = (k1 + _W1) & _LOW
+        c0[p], c1[p], c2[p], c3[p] = a, b, c, d
 
 
-@jit
-def noise_pair(key: int, pair: int, step: int, mu: float, sigma: float) -> tuple[float, float]:
-    """Log-normal noise exp(mu + sigma*z) of workers 2*pair and 2*pair+1 at local step `step`.
+# The functions below are written without branches and calls to the C library, so that the compiler works on
+# several workers at once, and so that every machine gives the same bits.
 
-    One Philox block gives two 53-bit uniforms and by Box and Muller (1958) two normals.
+
+@jit_in_place
+def _log_mantissa(m: float) -> float:
+    """ln(m) for m in [1/sqrt(2), sqrt(2)]: 2 artanh((m - 1) / (m + 1)) by its series, error below 1e-16."""
+    f = (m - 1.0) / (m + 1.0)
+    s = f * f
+    t = 1.0 / 21.0
+    t = t * s + 1.0 / 19.0
+    t = t * s + 1.0 / 17.0
+    t = t * s + 1.0 / 15.0
+    t = t * s + 1.0 / 13.0
+    t = t * s + 1.0 / 11.0
+    t = t * s + 1.0 / 9.0
+    t = t * s + 1.0 / 7.0
+    t = t * s + 1.0 / 5.0
+    t = t * s + 1.0 / 3.0
+    return 2.0 * f * (t * s + 1.0)
+
+
+@jit_in_place
+def _cos_sin_turn(v: float) -> tuple[float, float]:
+    """(cos, sin) of v turns, v in [0, 1), by Taylor series within an eighth of a turn."""
+    quarter = math.floor(4.0 * v + 0.5)
+    a = (v - 0.25 * quarter) * (2.0 * math.pi)
+    s = a * a
+    sine = -1.0 / 1307674368000.0
+    sine = sine * s + 1.0 / 6227020800.0
+    sine = sine * s - 1.0 / 39916800.0
+    sine = sine * s + 1.0 / 362880.0
+    sine = sine * s - 1.0 / 5040.0
+    sine = sine * s + 1.0 / 120.0
+    sine = sine * s - 1.0 / 6.0
+    sine = a + a * s * sine
+    cosine = 1.0 / 20922789888000.0
+    cosine = cosine * s - 1.0 / 87178291200.0
+    cosine = cosine * s + 1.0 / 479001600.0
+    cosine = cosine * s - 1.0 / 3628800.0
+    cosine = cosine * s + 1.0 / 40320.0
+    cosine = cosine * s - 1.0 / 720.0
+    cosine = cosine * s + 1.0 / 24.0
+    cosine = 1.0 + s * (cosine * s - 0.5)
+    odd = (quarter == 1.0) or (quarter == 3.0)
+    x = sine if odd else cosine
+    y = cosine if odd else sine
+    x = -x if (quarter == 1.0) or (quarter == 2.0) else x
+    y = -y if (quarter == 2.0) or (quarter == 3.0) else y
+    return x, y
+
+
+@jit_in_place
+def _exp_mantissa(x: float) -> tuple[float, float]:
+    """exp(x) as (p, k) with p * 2**k, p in [1/sqrt(2), sqrt(2)], by Taylor series, for |x| < 700."""
+    k = math.floor(x * _LOG2_E + 0.5)
+    r = (x - k * _LN2_HIGH) - k * _LN2_LOW
+    t = 1.0 / 6227020800.0
+    t = t * r + 1.0 / 479001600.0
+    t = t * r + 1.0 / 39916800.0
+    t = t * r + 1.0 / 3628800.0
+    t = t * r + 1.0 / 362880.0
+    t = t * r + 1.0 / 40320.0
+    t = t * r + 1.0 / 5040.0
+    t = t * r + 1.0 / 720.0
+    t = t * r + 1.0 / 120.0
+    t = t * r + 1.0 / 24.0
+    t = t * r + 1.0 / 6.0
+    t = t * r + 0.5
+    t = t * r + 1.0
+    return t * r + 1.0, k
+
+
+def noise_space(workers: int) -> Space:
+    """Working space of `noise_row`: four words and a radius a pair, an exponent a worker."""
+    pairs = (workers + 1) // 2
+    a, b, c, d = np.zeros((4, pairs), np.uint64)
+    return a, b, c, d, np.zeros(pairs), np.zeros(2 * pairs)
+
+
+@jit_in_place
+def noise_row(key: int, step: int, first: int, mu: float, sigma: float, space: Space, factor: Floats) -> None:
+    """Log-normal noise exp(mu + sigma*z) of workers 2*first, 2*first + 1, ... at local step `step`.
+
+    Fills `factor` (2 * pairs,). One Philox block gives two 52-bit uniforms and by Box and Muller (1958) two
+    normals, one for each worker of a pair.
     """
+    a, b, c, d, radius, shifted = space
+    pairs = radius.size
     k, s = np.uint64(key), np.uint64(step)
-    a, b, c, d = philox4x32(s & _LOW, s >> _32, np.uint64(pair), np.uint64(0), k & _LOW, k >> _32)
-    u = ((a >> np.uint64(5)) * 67108864.0 + (b >> np.uint64(6)) + 1.0) * (1.0 / 9007199254740992.0)
-    v = ((c >> np.uint64(5)) * 67108864.0 + (d >> np.uint64(6))) * (1.0 / 9007199254740992.0)
-    radius, angle = sigma * math.sqrt(-2.0 * math.log(u)), _TWO_PI * v
-    return math.exp(mu + radius * math.cos(angle)), math.exp(mu + radius * math.sin(angle))
+    for p in range(pairs):
+        a[p], b[p], c[p], d[p] = s & _LOW, s >> _32, np.uint64(np.uint32(first + p)), np.uint64(0)
+    philox4x32(a, b, c, d, k & _LOW, k >> _32)
+    for p in range(pairs):
+        a[p] = (a[p] << _20) | (b[p] >> _12) | _ONE
+        c[p] = (c[p] << _20) | (d[p] >> _12) | _ONE
+    u, v = a.view(np.float64), c.view(np.float64)
+    for p in range(pairs):
+        radius[p] = 2.0 - u[p]  # in (0, 1]
+    bits = radius.view(np.int64)
+    for p in range(pairs):
+        word = bits[p]
+        factor[p] = np.float64(np.int32(word >> 52)) - 1023.0
+        bits[p] = (word & _MANTISSA) | 0x3FF0000000000000
+    for p in range(pairs):
+        m, e = radius[p], factor[p]
+        large = m > 1.4142135623730951
+        m = m * 0.5 if large else m
+        e = e + 1.0 if large else e
+        radius[p] = sigma * math.sqrt(-2.0 * (e * _LN2 + _log_mantissa(m)))
+    for p in range(pairs):
+        x, y = _cos_sin_turn(v[p] - 1.0)
+        shifted[2 * p] = mu + radius[p] * x
+        shifted[2 * p + 1] = mu + radius[p] * y
+    for w in range(2 * pairs):
+        factor[w], exponent = _exp_mantissa(shifted[w])
+        shifted[w] = exponent + 1023.0 + _TWO_52  # the exponent field, in the low bits
+    scale = shifted.view(np.int64)
+    for w in range(2 * pairs):
+        scale[w] <<= 52
+    for w in range(2 * pairs):
+        factor[w] *= shifted[w]
 
 
-@jit
 def noise(key: int, worker: int, step: int, mu: float, sigma: float) -> float:
     """Noise of one worker at one local step; 1 when sigma is 0."""
     if sigma == 0.0:
         return 1.0
-    even, odd = noise_pair(key, worker // 2, step, mu, sigma)
-    return odd if worker % 2 else even
+    factor = np.empty(2)
+    noise_row(key, step, worker // 2, mu, sigma, noise_space(2), factor)
+    return float(factor[worker % 2])
 
 
 def lognormal_parameters(cov: float) -> tuple[float, float]:

@@ -14,7 +14,7 @@ Routes and usages are computed when asked for, so that building costs one pass o
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -105,11 +105,14 @@ class Topology:
     # --- routes ------------------------------------------------------------------------------------------
 
     def route(self, source: int, target: int) -> tuple[Ints, float]:
-        """Links (n,) from one node's memory to another's, and their latency (s); one node: its fabric."""
+        """Links (n,) from one node's memory to another's, and their latency (s); one node: its fabric.
+
+        The array is kept for the next call: do not write to it.
+        """
         key = (source, target)
         found = self._routes.get(key)
         if found is None:
-            links = _frozen(self._find(source, target))
+            links = np.array(self._find(source, target), dtype=np.int64)
             found = self._routes[key] = (links, float(self.latency_s[links].sum()))
         return found
 
@@ -148,23 +151,27 @@ class Topology:
 
         `weight` (edges,) is the bytes that an edge carries per byte of volume.
         """
-        total = np.zeros(self.links)
         inside = source == target
-        width = len(NODE_LINKS)
-        np.add.at(total, source[inside] * width + FABRIC, weight[inside])
-        source, target, weight = source[~inside], target[~inside], weight[~inside]
+        out = source[~inside], target[~inside], weight[~inside]
+        crossed = [(source[inside] * len(NODE_LINKS) + FABRIC, weight[inside]), *self._crossed(*out)]
+        links, place = np.unique(np.concatenate([link for link, _ in crossed]), return_inverse=True)
+        usage = np.zeros(len(links))
+        np.add.at(usage, place, np.concatenate([w for _, w in crossed]))
+        return links, usage
+
+    def _crossed(self, source: Ints, target: Ints, weight: Floats) -> Iterator[tuple[Ints, Floats]]:
+        """Links that transfers between nodes cross, with their weights, in any order."""
         if self._graph is not None:
             for s, t, w in zip(source.tolist(), target.tolist(), weight.tolist(), strict=True):
-                total[self.route(s, t)[0]] += w
-        else:
-            np.add.at(total, source * width + NIC_OUT, weight)
-            np.add.at(total, target * width + NIC_IN, weight)
-            rack, other = self.rack[source], self.rack[target]
-            apart = rack != other
-            np.add.at(total, self.nodes * width + 2 * rack[apart], weight[apart])
-            np.add.at(total, self.nodes * width + 2 * other[apart] + 1, weight[apart])
-        links = np.flatnonzero(total)
-        return links, total[links]
+                links = self.route(s, t)[0]
+                yield links, np.full(len(links), w)
+            return
+        yield source * len(NODE_LINKS) + NIC_OUT, weight
+        yield target * len(NODE_LINKS) + NIC_IN, weight
+        apart = self.rack[source] != self.rack[target]
+        core = self.nodes * len(NODE_LINKS)
+        yield core + 2 * self.rack[source[apart]], weight[apart]
+        yield core + 2 * self.rack[target[apart]] + 1, weight[apart]
 
     def ring_usage(self, nodes: Sequence[int] | Ints) -> tuple[Ints, Floats]:
         """Usage of a ring all-reduce over workers on `nodes` (workers,) in ring order.
@@ -267,12 +274,6 @@ def _add_bare_names(node: dict[str, int], groups: Iterable[NodeGroup]) -> None:
 
 def _per_node(groups: Sequence[NodeGroup], count: Ints, key: str) -> Floats:
     return np.repeat(np.array([float(getattr(group, key)) for group in groups]), count)
-
-
-def _frozen(links: list[int]) -> Ints:
-    array = np.array(links, dtype=np.int64)
-    array.flags.writeable = False
-    return array
 
 
 def _tree_parents(n: int) -> Ints:

@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from policies.jit import jit
+from policies.jit import jit_in_place
 from policies.observation import Floats, Ints
 from sim.hardware import Accelerator, HardwareProfile
 from sim.scenario import Model
@@ -94,7 +94,7 @@ def checkpoint_bytes(model: Model) -> float:
     return model.parameters * (4.0 + model.memory.optimizer_bytes_per_parameter)
 
 
-@jit
+@jit_in_place
 def efficiency(batch: float, interval: int, noise_scale: float, reference: float, drift: float) -> float:
     """Statistical efficiency of one sample: (phi + M0) / (phi + M) / (1 + kappa_d (H - 1)), at most 1.
 
@@ -107,7 +107,7 @@ def efficiency(batch: float, interval: int, noise_scale: float, reference: float
     return min(value, 1.0)
 
 
-@jit
+@jit_in_place
 def hidden_s(last_step_s: float, exchange_s: float, gamma: float) -> float:
     """Part of the exchange that the last step's backward pass hides: L + X - (L^g + X^g)^(1/g) (Pollux)."""
     if gamma == 1.0 or last_step_s <= 0.0 or exchange_s <= 0.0:

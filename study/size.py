@@ -88,10 +88,13 @@ class Trial:
 
 @dataclass(frozen=True)
 class Answer:
-    """What was found. `best` is None when no candidate meets the targets; then `closest` misses least."""
+    """What was found. `best` is None when no candidate meets the targets; then `closest` misses least.
+
+    `closest` has no runs when every candidate was excluded without one.
+    """
 
     best: Trial | None
-    closest: Trial | Candidate | None
+    closest: Trial | None
     tried: int
     excluded: int
     deterministic: bool
@@ -109,7 +112,7 @@ class Question:
     file: Path
     vary: Mapping[str, Sequence[Any]]
     targets: Sequence[Target]
-    policy: str
+    policy: str | None = None  # None: the scenario's own
     seeds: int = 5
     confidence: float = 0.95
     objective: Objective = "nodes"
@@ -150,7 +153,7 @@ def _search(question: Question, progress: Progress | None, *, faults: bool) -> A
     excluded: list[Candidate] = []
     shared = Shared(folders, code_hash(), runner=question.runner)
     if question.jobs > 1 and question.runner is run:
-        warm([question.policy])
+        warm([_policy_of(question, candidates[0].scenario)])
     with engine(shared, question.jobs) as made:
         for number, candidate in enumerate(candidates):
             if best is not None and not _can_beat(candidate, best, question.objective):
@@ -196,14 +199,25 @@ def _cannot(candidate: Candidate, targets: Sequence[Target], random: bool) -> bo
     return False
 
 
+def _policy_of(question: Question, scenario: Scenario) -> str:
+    """The policy asked for, else the scenario's. Raises InputError when that has parameters."""
+    if question.policy is not None:
+        return question.policy
+    stages = [stage for stage in scenario.policy if isinstance(stage, str)]
+    if len(stages) < len(scenario.policy):
+        raise InputError([f"{question.file}: policy: has stages with parameters; name one with --policy"])
+    return "+".join(stages) or "none"
+
+
 def try_out(
     candidate: Candidate, question: Question, made: Engine, trace: Trace | None, random: bool
 ) -> Trial:
     """Run a candidate on its seeds, no further than until it is clear that it misses."""
     seeds = range(candidate.scenario.seed, candidate.scenario.seed + (question.seeds if random else 1))
-    policy, text = make_policy(question.policy), candidate.scenario.model_dump_json()
+    name, text = _policy_of(question, candidate.scenario), candidate.scenario.model_dump_json()
+    policy = make_policy(name)
     orders = [
-        Order(run_identity(candidate.scenario, policy, seed, trace), k, 0, question.policy, seed, text, {})
+        Order(run_identity(candidate.scenario, policy, seed, trace), k, 0, name, seed, text, {})
         for k, seed in enumerate(seeds)
     ]
     allowed = len(orders) - _needed(question.confidence, len(orders))
@@ -229,12 +243,13 @@ def _meets_all(result: Mapping[str, float], targets: Sequence[Target]) -> bool:
 
 def _closest(
     missed: Sequence[Trial], excluded: Sequence[Candidate], targets: Sequence[Target]
-) -> Trial | Candidate | None:
+) -> Trial | None:
     """What misses its worst target by the least; runs first, since bounds flatter."""
     if missed:
         return min(missed, key=lambda trial: sum(_worst(r, targets) for r in trial.results) / trial.runs)
     known = [target for target in targets if target.measure.key in excluded[0].known] if excluded else []
-    return min(excluded, key=lambda candidate: _worst(candidate.known, known), default=None)
+    nearest = min(excluded, key=lambda candidate: _worst(candidate.known, known), default=None)
+    return None if nearest is None else Trial(nearest, (), 0)
 
 
 def _worst(result: Mapping[str, float], targets: Sequence[Target]) -> float:

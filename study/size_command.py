@@ -26,7 +26,7 @@ IMPOSSIBLE = 4
 @click.option(
     "--objective", type=click.Choice(["nodes", "price", "cost"]), default="nodes", show_default=True
 )
-@click.option("--policy", default="s1+s2+s3+s4", show_default=True, help="Stages joined by +, or none.")
+@click.option("--policy", help="Stages joined by +, or none. Default: the scenario's.")
 @click.option("--seeds", type=click.IntRange(1), default=5, show_default=True, help="Runs per size.")
 @click.option("--confidence", type=click.FloatRange(0.0, 1.0, min_open=True), default=0.95, show_default=True,
               help="Share of the runs that must meet the targets.")  # fmt: skip
@@ -45,7 +45,7 @@ def size(
     vary: tuple[str, ...],
     target: tuple[str, ...],
     objective: Any,
-    policy: str,
+    policy: str | None,
     seeds: int,
     confidence: float,
     overrides: tuple[str, ...],
@@ -58,7 +58,7 @@ def size(
     """Find the fewest or cheapest nodes with which SCENARIO meets every target.
 
     Targets: makespan, completion_mean, completion_p50, completion_p95, completion_p99, queueing_mean (times),
-    goodput, gpu_busy (shares), cost (of the run), price (per hour), power. Exit code 4 when no size meets them.
+    goodput, gpu_busy (shares), cost (of the run), price (per hour), power. Exit code 4 when none will do.
     """
     from study.commands import set_flags
     from study.size import Question, read_vary
@@ -93,31 +93,25 @@ def as_text(answer: Answer, targets: Sequence[Target]) -> Iterator[str]:
     elif answer.closest is None:
         yield f"no size meets {wanted}"
     else:
-        trial = answer.closest
-        candidate = trial if _is_candidate(trial) else trial.candidate
-        yield f"no size meets {wanted}; closest is {_values(candidate)}"
-        yield f"  {_results(trial, targets)}"
+        yield f"no size meets {wanted}; closest is {_values(answer.closest.candidate)}"
+        yield f"  {_results(answer.closest, targets)}"
     yield f"  {answer.tried} sizes were run, {answer.excluded} excluded by bounds, price or power"
 
 
-def _is_candidate(found: Any) -> bool:
-    return hasattr(found, "known")
-
-
-def _values(candidate: Any) -> str:
+def _values(candidate: Candidate) -> str:
     return ", ".join(f"{key}={value}" for key, value in candidate.values.items())
 
 
-def _results(found: Trial | Candidate | Any, targets: Sequence[Target]) -> str:
+def _results(found: Trial, targets: Sequence[Target]) -> str:
     """Each target's result beside its limit: the mean of the runs, or what bounds say without any."""
     texts = []
     for target in targets:
         measure = target.measure
-        if _is_candidate(found):
-            value = found.known.get(measure.key, math.nan)
-            text = f"at best {measure.show(value)}" if not math.isnan(value) else "not run"
-        else:
+        if found.runs:
             text = measure.show(found.mean(measure.key))
+        else:
+            value = found.candidate.known.get(measure.key, math.nan)
+            text = f"at best {measure.show(value)}" if not math.isnan(value) else "not run"
         name = target.text.partition("<" if target.at_most else ">")[0]
         texts.append(f"{name} {text} (limit {measure.show(target.limit)})")
     return ", ".join(texts)
@@ -127,17 +121,17 @@ def _sure(trial: Trial, deterministic: bool) -> str:
     if deterministic:
         return "nothing in the scenario is random: every run is this one"
     chance = 100 * trial.chance_at_least()
-    return f"{trial.met} of {trial.runs} runs meet the targets: with 95 % confidence, {chance:.0f} % of runs or more"
+    met = f"{trial.met} of {trial.runs} runs meet the targets"
+    return f"{met}: with 95 % confidence, {chance:.0f} % of runs or more do"
 
 
 def as_json(answer: Answer) -> str:
     """The answer for programs."""
     found = answer.best or answer.closest
-    candidate = found if _is_candidate(found) or found is None else found.candidate  # type: ignore[union-attr]
     content: dict[str, Any] = {
         "met": answer.best is not None,
-        "values": dict(candidate.values) if candidate is not None else None,  # type: ignore[union-attr]
-        "nodes": candidate.nodes if candidate is not None else None,  # type: ignore[union-attr]
+        "values": dict(found.candidate.values) if found is not None else None,
+        "nodes": found.candidate.nodes if found is not None else None,
         "spares": answer.spares,
         "sizes_run": answer.tried,
         "sizes_excluded": answer.excluded,
@@ -145,8 +139,8 @@ def as_json(answer: Answer) -> str:
     if answer.best is not None:
         best = answer.best
         content |= {"runs": best.runs, "runs_met": best.met, "chance_at_least": best.chance_at_least()}
-    if found is not None and not _is_candidate(found):
-        keys = [k for k, v in found.results[0].items() if isinstance(v, float)]  # type: ignore[union-attr]
-        means = {key: found.mean(key) for key in keys}  # type: ignore[union-attr]
+    if found is not None and found.runs:
+        keys = [key for key, value in found.results[0].items() if isinstance(value, float)]
+        means = {key: found.mean(key) for key in keys}
         content["means"] = {key: value if math.isfinite(value) else None for key, value in means.items()}
     return json.dumps(content, indent=2)

@@ -64,8 +64,6 @@ static int gone(Device *d) {
     return d->index == 1 && (has("gone") || (has("lost") && d->energy_reads >= 3));
 }
 
-static int gpm(void) { return !has("ampere"); }
-
 int nvmlInitWithFlags(unsigned flags) { (void)flags; return has("nodriver") ? NO_DRIVER : OK; }
 int nvmlShutdown(void) { return OK; }
 const char *nvmlErrorString(int code) { (void)code; return "fake error"; }
@@ -215,6 +213,8 @@ int nvmlDeviceGetProcessUtilization(Device *d, ProcessUse *list, unsigned *count
 }
 
 #ifndef OLD_DRIVER
+static int gpm(void) { return !has("ampere"); }
+
 int nvmlGpmQueryDeviceSupport(Device *d, Support *s) { s->supported = gpm(); return gone(d) ? LOST : OK; }
 int nvmlGpmSampleAlloc(Sample **sample) { *sample = calloc(1, sizeof(Sample)); return OK; }
 int nvmlGpmSampleFree(Sample *sample) { free(sample); return OK; }

@@ -6,8 +6,8 @@ import datetime
 import multiprocessing
 import os
 import pickle
-import signal
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -43,7 +43,7 @@ def _main(
 
 
 class Ranks:
-    """Processes of one job. Results come from `join`; `kill` ends one as a crash would."""
+    """Processes of one job. Results come from `join`."""
 
     def __init__(self, target: Callable[..., Any], ranks: int, *arguments: Any, **environment: str) -> None:
         self._target, self._arguments = target, arguments
@@ -69,14 +69,18 @@ class Ranks:
         process = _context().Process(
             target=_main,
             args=(self._target, rank, self._environment | environment, self._arguments, out),
-            daemon=True,
         )
         process.start()
         self.processes.append(process)
 
-    def kill(self, rank: int) -> None:
-        """SIGKILL."""
-        os.kill(self.processes[rank].pid, signal.SIGKILL)
+    def report_death(self, rank: int) -> None:
+        """Tell the others when a process ends, as a launcher does."""
+
+        def watch() -> None:
+            self.processes[rank].join()
+            dist.PrefixStore("equipoise", self._server).set(f"dead/{rank}", "1")
+
+        threading.Thread(target=watch, daemon=True).start()
 
     def join(self, timeout_s: float = 60.0, killed: Sequence[int] = ()) -> list[Any]:
         """Results by order of starting; None for the killed. Raises when one failed or did not end."""

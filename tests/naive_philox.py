@@ -22,7 +22,7 @@ def noise(key: int, worker: int, step: int, mu: float, sigma: float) -> float:
     if sigma == 0:
         return 1.0
     a, b, c, d = philox([step & MASK, step >> 32, worker // 2, 0], [key & MASK, key >> 32])
-    u = ((a >> 5) * 2**26 + (b >> 6) + 1) / 2**53
-    v = ((c >> 5) * 2**26 + (d >> 6)) / 2**53
+    u = 1 - ((a << 20) | (b >> 12)) / 2**52
+    v = ((c << 20) | (d >> 12)) / 2**52
     radius, angle = math.sqrt(-2 * math.log(u)), 2 * math.pi * v
     return math.exp(mu + sigma * radius * (math.sin(angle) if worker % 2 else math.cos(angle)))

@@ -109,12 +109,12 @@ MODELS = st.builds(
 )  # fmt: skip
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(st.one_of(RIGID, TRAINING), min_size=1, max_size=6),
     MODELS,
     st.lists(SPEEDS, min_size=2, max_size=3),
-    st.sampled_from(["fifo", "sjf-greedy", "fifo-greedy"]),
+    st.sampled_from(["fifo", "sjf-greedy", "srtf", "las", "easy", "s1+s2+s3+s4", "s2+s3+fifo-greedy"]),
 )
 def test_no_policy_beats_the_bound(jobs, model, speeds, policy):
     nodes = [{"name": f"n{k}", "count": 1, "gpus": 2, "speed": s} for k, s in enumerate(speeds)]

@@ -105,9 +105,9 @@ def test_a_late_answer_is_discarded_and_a_busy_policy_not_asked_again() -> None:
 
 def test_warming_up_leaves_no_memory_and_reports_failures() -> None:
     decider = Decider(Policy("x", (Counting(),)), budget_s=5.0)
-    assert decider.warm_up([observation(), observation()]) is None
+    assert decider.warm_up([observation(), observation()], 5.0) is None
     assert decider.memory == {"0:counting": {}}
-    assert "on purpose" in str(Decider(faulty("raises"), budget_s=5.0).warm_up([observation()]))
+    assert "on purpose" in str(Decider(faulty("raises"), budget_s=5.0).warm_up([observation()], 5.0))
 
 
 def test_a_policy_whose_memory_cannot_begin_is_refused_at_once() -> None:

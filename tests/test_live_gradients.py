@@ -202,6 +202,7 @@ CASES: dict[str, tuple[str, str, int, float]] = {
     "penalised": ("float64", "penalty", 1, 1e-14),
     "summed": ("float32", "sum", 1, 1e-6),
     "autocast": ("float32", "autocast", 1, 1e-2),
+    "prefetched": ("float64", "plain", 1, 1e-14),
 }
 SPLITS = {
     2: [(12, 12), (20, 4), (0, 24), (7, 17)],
@@ -234,13 +235,16 @@ def train_case(name: str, ranks: int) -> tuple[list[list[int]], list[Any]]:
     )
     dataset = TensorDataset(x, y)
     sampler = runtime.sampler(dataset)
-    loader = DataLoader(dataset, batch_sampler=sampler)
+    workers = 2 if name == "prefetched" else 0
+    loader = DataLoader(dataset, batch_sampler=sampler, num_workers=workers)
     trained, count = [], 0
     while count < STEPS * accumulation:
         for inputs, labels in loader:
             current = sampler.current()
             assert current is not None
             trained.append(current.indices.tolist())
+            if current.demand[runtime.rank]:
+                assert torch.equal(inputs, x[current.indices])
             (loss_of(kind, model, inputs, labels, ranks) / accumulation).backward()
             count += 1
             if count % accumulation == 0:
@@ -248,7 +252,7 @@ def train_case(name: str, ranks: int) -> tuple[list[list[int]], list[Any]]:
                     torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
                 optimizer.step()
                 optimizer.zero_grad()
-            if count % 3 == 0:
+            if count % 3 == 0:  # ranks draw ahead equally far here; a decision gathers how far
                 split = SPLITS[ranks][count // 3 % len(SPLITS[ranks])]
                 sampler.schedule(Change(sampler.drawn, shares=split))
             runtime.step()

@@ -17,7 +17,7 @@ from sim.timed_flows import TimedFlows, end_times_s, push
 from tests.bench.flows import OnClock, largest_error, read_flows, read_topology
 from tests.naive_network import Flow, end_times, fair_rates
 
-MANY = settings(max_examples=150, deadline=None)
+MANY = settings(max_examples=80, deadline=None)
 SETS = Path(__file__).resolve().parents[2] / "shared" / "data" / "network"
 INF = math.inf
 ONE = np.ones(1)
@@ -141,7 +141,7 @@ def random_flow(rng, links):
     return Flow(1e9, usage, rng.choice(caps) if used else rng.uniform(0.5, 3.0))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.randoms(use_true_random=False))
 def test_small_changes_give_what_a_full_computation_gives(rng):
     """Starts, cancellations and capacity changes, one or several an instant; nothing ends by itself."""
@@ -377,6 +377,15 @@ def test_ends_of_one_instant_are_told_in_order_of_start_and_rates_follow_once():
     assert told == [0, 1, 2]
     assert clock.now == 2.0
     assert network._state.ints[flows.COUNT, flows.STAMP] == 2  # one computation per instant
+
+
+def test_rates_wait_for_all_that_happens_at_an_instant():
+    clock, network = network_of(1.0)
+    network.start(2.0, A, ONE, INF, lambda flow: None)
+    clock.run(until=1.0)
+    clock.at(2.0, lambda _: network.start(1.0, A, ONE, INF, print))  # comes after the end at this instant
+    clock.run(until=2.5)
+    assert network._state.ints[flows.COUNT, flows.STAMP] == 2
 
 
 def test_a_flow_may_start_the_next_one_when_it_ends():

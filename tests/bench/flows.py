@@ -51,20 +51,22 @@ def read_topology(path: Path) -> tuple[Floats, Callable[[int, int], list[int]]]:
     return capacity, route
 
 
-def read_rows(path: Path) -> list[dict[str, str]]:
-    """Rows of a CSV file, gz or not, in order of their id."""
+def read_rows(path: Path) -> dict[int, dict[str, str]]:
+    """Rows of a CSV file, gz or not, by their id and in order of it."""
     raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    return sorted(csv.DictReader(io.StringIO(raw.decode())), key=lambda row: int(row["id"]))
+    rows = {int(row["id"]): row for row in csv.DictReader(io.StringIO(raw.decode()))}
+    return dict(sorted(rows.items()))
 
 
 def read_flows(path: Path, route: Callable[[int, int], list[int]]) -> TimedFlows:
     """The flow list, with routes."""
-    rows = read_rows(path)
+    by_id = read_rows(path)
+    place, rows = {k: n for n, k in enumerate(by_id)}, list(by_id.values())
     return TimedFlows.of(
         [float(row["start"]) for row in rows],
         [float(row["bytes"]) for row in rows],
         [route(int(row["src"]), int(row["dst"])) for row in rows],
-        after=[[int(k) for k in (row.get("after") or "").split(";") if k] for row in rows],
+        after=[[place[int(k)] for k in (row.get("after") or "").split(";") if k] for row in rows],
     )
 
 
@@ -132,7 +134,7 @@ def largest_error(end_s: Floats, reference: Path | None) -> float | None:
     """Largest relative error of an end time against the reference, None without one."""
     if reference is None:
         return None
-    expected = np.array([float(row["finish"]) for row in read_rows(reference)])
+    expected = np.array([float(row["finish"]) for row in read_rows(reference).values()])
     return float(np.max(np.abs(end_s - expected) / expected))
 
 

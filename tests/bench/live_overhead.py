@@ -19,8 +19,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[2])]
-import live_ranks
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests import live_ranks
 
 STEPS = 10
 

@@ -1,0 +1,200 @@
+"""Training jobs that can change size: what they hold, and how their step times follow their workers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from policies.gangs import NO_ROWS, NO_VALUES, frozen, holdings
+from policies.hand import Hand
+from policies.jit import jit
+from policies.kernels_scaling import (
+    ElasticColumns,
+    ScalingColumns,
+    grow,
+    parallel_efficiency,
+    shrink_for,
+)
+from policies.observation import Bools, Floats, Ints, Observation
+from policies.placement import WHOLE
+from policies.ranking import NodeState, Ranking
+
+
+def elastic_rows(o: Observation, rows: Ints) -> Ints:
+    """Those of some job rows that train on whole GPUs and may have more or fewer workers."""
+    jobs = o.jobs
+    able = ~jobs.rigid[rows] & (jobs.workers_max[rows] > jobs.workers_min[rows])
+    return rows[able & (jobs.gpu_share_requested[rows] >= WHOLE)]
+
+
+def scaling_columns(o: Observation, nodes: NodeState) -> ScalingColumns:
+    """The parts of `Scaling`, in its order."""
+    jobs, speeds = o.jobs, o.speeds
+    table = (speeds.job, speeds.gpu_model, speeds.gpus, speeds.samples_per_s)
+    if (np.diff(speeds.job) < 0).any():
+        order = np.argsort(speeds.job, kind="stable")
+        table = tuple(frozen(column[order]) for column in table)  # type: ignore[assignment]
+    return (
+        jobs.global_batch, jobs.micro_batch, jobs.gpus_per_worker, jobs.workers_min, jobs.workers_max,
+        jobs.sync_interval, jobs.work_s, jobs.exchange_s, jobs.exchange_alone_s, jobs.gamma,
+        jobs.service_s, jobs.restart_s, *table, frozen(nodes.model_speed),
+    )  # fmt: skip
+
+
+@jit
+def _best_first(offset: Ints, gpu: Ints, gpu_node: Ints, speed: Floats) -> None:
+    """Order each job's GPUs: fastest nodes first, among them those with most of its GPUs, then by row."""
+    on_node = np.zeros(speed.size, dtype=np.int64)
+    for i in range(offset.size - 1):
+        held = gpu[offset[i] : offset[i + 1]]
+        for g in held:
+            on_node[gpu_node[g]] += 1
+        for k in range(1, held.size):
+            g, at = held[k], k
+            while at > 0:
+                a, b = gpu_node[g], gpu_node[held[at - 1]]
+                if (-speed[a], -on_node[a], a, g) >= (-speed[b], -on_node[b], b, held[at - 1]):
+                    break
+                held[at] = held[at - 1]
+                at -= 1
+            held[at] = g
+        for g in held:
+            on_node[gpu_node[g]] = 0
+
+
+@jit
+def _slowest_model(offset: Ints, gpu: Ints, gpu_model: Ints, model_speed: Floats) -> Ints:
+    """GPU model of each job's slowest GPU."""
+    model = np.zeros(offset.size - 1, dtype=np.int64)
+    for i in range(model.size):
+        for e in range(offset[i], offset[i + 1]):
+            m = gpu_model[gpu[e]]
+            if e == offset[i] or model_speed[m] < model_speed[model[i]]:
+                model[i] = m
+    return model
+
+
+def elastic_columns(hand: Hand, nodes: NodeState, rows: Ints) -> ElasticColumns:
+    """The parts of `Elastic`, in its order, for elastic jobs (rows) that hold GPUs now."""
+    o = hand.observation
+    ascending = np.sort(rows)
+    offset, gpu = holdings(frozen(ascending), hand.holder)
+    at = np.searchsorted(ascending, rows)
+    parts = [gpu[offset[k] : offset[k + 1]] for k in at.tolist()]
+    offset = np.cumsum([0, *(len(part) for part in parts)]).astype(np.int64)
+    gpu = np.concatenate([*parts, np.empty(0, dtype=np.int64)])
+    _best_first(offset, gpu, o.gpus.node, frozen(nodes.speed))
+    model = _slowest_model(offset, gpu, o.gpus.model, frozen(nodes.model_speed))
+    waiting = o.jobs.gpus_held[rows] == 0
+    cost_s = np.where(waiting, 0.0, np.nan_to_num(o.jobs.restart_s[rows]))
+    per = np.maximum(o.jobs.gpus_per_worker[rows], 1)
+    requested = np.clip(
+        o.jobs.gpus_requested[rows] // per, o.jobs.workers_min[rows], o.jobs.workers_max[rows]
+    )
+    return rows, offset, gpu, model, cost_s, requested.astype(np.int64)
+
+
+def on_living_nodes(o: Observation, columns: ElasticColumns) -> Bools:
+    """Whether each elastic job holds whole workers, all on nodes that are up."""
+    job, offset, gpu = columns[:3]
+    up = o.nodes.up[o.gpus.node[gpu]]
+    dead = np.bincount(np.repeat(np.arange(len(job)), np.diff(offset)), weights=~up, minlength=len(job))
+    held = np.diff(offset)
+    whole: Bools = held % np.maximum(o.jobs.gpus_per_worker[job], 1) == 0
+    living: Bools = (dead == 0) & (held > 0) & whole
+    return living
+
+
+def shrink_jobs(
+    hand: Hand, nodes: NodeState, ranking: Ranking, scaling: ScalingColumns, rows: Ints, waits: Ints,
+    horizon_s: float,
+) -> Ints:  # fmt: skip
+    """Start waiting jobs (positions in the ranking) on GPUs that elastic jobs give up, where that pays.
+
+    What a job loses counts by its priority and by how busy its GPUs are. Returns the rows of those that gave.
+    """
+    o, shrunk = hand.observation, []
+    rows = rows[on_living_nodes(o, elastic_columns(hand, nodes, rows))]
+    for k in waits.tolist():
+        if not len(rows):
+            break
+        row, columns = int(ranking.waiting[k]), elastic_columns(hand, nodes, rows)
+        _, offset, held = columns[:3]
+        claim = ranking.running_a[np.searchsorted(ranking.running, rows)]
+        claim = claim * _busy(offset, nodes.efficiency[o.gpus.node[held]])
+        service_s = float(np.nan_to_num(o.jobs.service_s[row], nan=horizon_s))
+        worth_s = float(ranking.waiting_a[k]) * min(service_s, horizon_s)
+        share = min(float(o.jobs.gpu_share_requested[row]), 1.0)
+        kept, gpu = shrink_for(
+            int(ranking.wanted[k]), share, float(o.jobs.memory_bytes[row]), worth_s, columns, claim,
+            horizon_s, hand.columns, o.gpus.node, scaling,
+        )  # fmt: skip
+        if not len(gpu):
+            continue
+        gpus = kept * o.jobs.gpus_per_worker[rows]
+        given = gpus < np.diff(offset)
+        for i in np.flatnonzero(given).tolist():
+            hand.resize(int(rows[i]), held[offset[i] : offset[i] + gpus[i]])
+            shrunk.append(int(rows[i]))
+        rows = rows[~given]
+        hand.start((np.array([row]), np.array([0, len(gpu)]), gpu, np.full(len(gpu), share)))
+    return np.array(shrunk, dtype=np.int64)
+
+
+def _busy(offset: Ints, efficiency: Floats) -> Floats:
+    """Mean efficiency over each job's GPUs, at least 0.1; 1 where it is unknown."""
+    known = np.nan_to_num(efficiency, nan=1.0)
+    total = np.add.reduceat(np.append(known, 0.0), offset[:-1])
+    mean: Floats = np.maximum(total / np.maximum(np.diff(offset), 1), 0.1)
+    return mean
+
+
+def grow_jobs(
+    hand: Hand, nodes: NodeState, ranking: Ranking, scaling: ScalingColumns, rows: Ints, horizon_s: float,
+    margin: float,
+) -> tuple[Ints, Floats]:  # fmt: skip
+    """Give free GPUs to elastic jobs that gain by them; returns their rows and the seconds each gains.
+
+    First those that hold less than they ask for, then by descending sum_j R_ij per GPU held.
+    """
+    o = hand.observation
+    if not len(rows) or not hand.free:
+        return NO_ROWS, NO_VALUES
+    columns = elastic_columns(hand, nodes, rows)
+    _, offset, gpu, _, _, requested = columns
+    held = np.maximum(np.diff(offset), 1)
+    job_of = np.repeat(np.arange(len(rows)), np.diff(offset))
+    worth = np.bincount(job_of, weights=ranking.weight[o.gpus.node[gpu]], minlength=len(rows)) / held
+    enough = held >= requested * o.jobs.gpus_per_worker[rows]
+    order = np.lexsort((rows, -worth, enough))
+    order = order[on_living_nodes(o, columns)[order]]
+    grants, gain_s = grow(
+        elastic_columns(hand, nodes, rows[order]), horizon_s, margin, o.jobs.memory_bytes, hand.columns,
+        frozen(nodes.model), o.gpus.node, scaling,
+    )  # fmt: skip
+    job, offset, gpu, _ = grants
+    for k, row in enumerate(job.tolist()):
+        hand.resize(row, gpu[offset[k] : offset[k + 1]])
+    return job, gain_s
+
+
+def parallel_work(hand: Hand, nodes: NodeState, scaling: ScalingColumns) -> dict[str, Any]:
+    """S423: estimated efficiency of parallel work before and after."""
+    o = hand.observation
+    before = np.sort(o.running)
+    before = before[~o.jobs.rigid[before]]
+    started = hand.started()
+    stays = before[~np.isin(before, np.array(hand.stopped, dtype=np.int64))]
+    after = np.concatenate((stays, started[~o.jobs.rigid[started]]))
+    values: dict[str, Any] = {}
+    for name, state, rows in (("before", Hand.observed(o), before), ("after", hand, after)):
+        efficiency = math.nan
+        if len(rows):
+            columns = elastic_columns(state, nodes, rows)
+            per = np.maximum(o.jobs.gpus_per_worker[rows], 1)
+            workers, now = np.diff(columns[1]) // per, o.jobs.gpus_held[rows] // per
+            efficiency = parallel_efficiency(rows, workers, now, columns[3], scaling)
+        values[f"s423_efficiency_{name}"] = efficiency
+    return values

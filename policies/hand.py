@@ -1,0 +1,142 @@
+"""The working state of one decision that hands out GPUs in several steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from policies.contract import Allocation
+from policies.gangs import NO_ROWS, NO_VALUES, SHARED, GrantColumns, RoomColumns, frozen
+from policies.jit import jit
+from policies.observation import Bools, Floats, Ints, JobState, Observation
+from policies.placement import WHOLE
+
+
+@jit
+def _book(free: Ints, room: Floats, holder: Ints, gpu_node: Ints, job: int, gpu: Ints, share: Floats) -> None:
+    for e in range(gpu.size):
+        g = gpu[e]
+        if room[g] >= WHOLE:
+            free[gpu_node[g]] -= 1
+        room[g] = max(room[g] - share[e], 0.0)
+        holder[g] = job if share[e] >= WHOLE else SHARED
+
+
+@jit
+def _unbook(
+    free: Ints, room: Floats, holder: Ints, gpu_node: Ints, up: Bools, gpu: Ints, share: Floats
+) -> None:
+    for e in range(gpu.size):
+        g = gpu[e]
+        if not up[gpu_node[g]]:
+            continue
+        before = room[g]
+        room[g] = min(before + share[e], 1.0)
+        if room[g] >= WHOLE:
+            holder[g] = -1
+            if before < WHOLE:
+                free[gpu_node[g]] += 1
+
+
+class Hand:
+    """What is free, who holds what, and what has been decided so far; starts as observed."""
+
+    def __init__(self, observation: Observation, weight: Floats, group: Ints, order: Ints) -> None:
+        o = observation
+        self.observation = o
+        self._free, self._room = o.nodes.gpus_free.copy(), o.gpus.share_free.copy()
+        self._holder = o.gpus.job.copy()
+        self.columns: RoomColumns = (
+            o.nodes.first_gpu, o.nodes.gpus, o.nodes.up, frozen(self._free), frozen(self._room),
+            o.gpus.memory_bytes, frozen(weight), frozen(group), frozen(order),
+        )  # fmt: skip
+        self.holder: Ints = frozen(self._holder)
+        self.stopped: list[int] = []
+        self.given: dict[int, tuple[Ints, Floats]] = {}
+
+    @classmethod
+    def observed(cls, observation: Observation) -> Hand:
+        """The state as observed, only to be looked at."""
+        return cls(observation, NO_VALUES, NO_ROWS, NO_ROWS)
+
+    @property
+    def free(self) -> int:
+        """Whole GPUs that are free now."""
+        return int(self._free.sum())
+
+    def without_free(self) -> RoomColumns:
+        """The room in which nothing is free: only what running jobs give up can be handed out."""
+        return (
+            *self.columns[:3], frozen(np.zeros_like(self._free)), frozen(np.zeros_like(self._room)),
+            *self.columns[5:],
+        )  # fmt: skip
+
+    def gpus_of(self, job: int) -> tuple[Ints, Floats]:
+        """GPUs that a job row holds now, and its share of each; a rigid job's shared GPUs are not known."""
+        if job in self.given:
+            return self.given[job]
+        o = self.observation
+        gpu = np.flatnonzero(self._holder == job)
+        workers = o.workers_of(job)
+        partly = o.gpus.job[o.workers.gpu[workers]] == SHARED
+        gpu = np.concatenate((gpu, o.workers.gpu[workers][partly])).astype(np.int64)
+        return gpu, np.concatenate((np.ones(len(gpu) - partly.sum()), o.workers.gpu_share[workers][partly]))
+
+    def start(self, grants: GrantColumns) -> Ints:
+        """Book the GPUs of jobs that hold none; returns their rows."""
+        job, offset, gpu, share = grants
+        for k, row in enumerate(job.tolist()):
+            part = slice(offset[k], offset[k + 1])
+            self._give(row, gpu[part], share[part])
+        return job
+
+    def stop(self, rows: Iterable[int]) -> None:
+        """Take all GPUs from running jobs."""
+        for row in rows:
+            self._take(row)
+            self.given.pop(row, None)
+            self.stopped.append(row)
+
+    def resize(self, row: int, gpu: Ints) -> None:
+        """Let a job hold these whole GPUs instead of what it holds now."""
+        self._take(row)
+        self._give(row, gpu, np.ones(len(gpu)))
+
+    def _take(self, row: int) -> None:
+        gpu, share = self.gpus_of(row)
+        o = self.observation
+        _unbook(self._free, self._room, self._holder, o.gpus.node, o.nodes.up, gpu, share)
+
+    def _give(self, row: int, gpu: Ints, share: Floats) -> None:
+        _book(self._free, self._room, self._holder, self.observation.gpus.node, row, gpu, share)
+        self.given[row] = (gpu, share)
+
+    def allocation(self) -> Allocation | None:
+        """All that has been decided; None when that is nothing."""
+        if not self.stopped and not self.given:
+            return None
+        entries = [(row, np.empty(0, dtype=np.int64), np.empty(0)) for row in self.stopped]
+        entries += [(row, gpu, share) for row, (gpu, share) in self.given.items()]
+        return Allocation(
+            np.array([row for row, _, _ in entries], dtype=np.int64),
+            np.cumsum([0, *(len(gpu) for _, gpu, _ in entries)]).astype(np.int64),
+            np.concatenate([gpu for _, gpu, _ in entries]).astype(np.int64),
+            np.concatenate([share for _, _, share in entries]),
+        )
+
+    def started(self) -> Ints:
+        """Rows of the waiting jobs that start."""
+        state = self.observation.jobs.state
+        rows = [row for row in self.given if state[row] == JobState.WAITING]
+        return np.array(rows, dtype=np.int64)
+
+    def resized(self) -> Ints:
+        """Rows of the running jobs that get other GPUs."""
+        state = self.observation.jobs.state
+        rows = [row for row in self.given if state[row] == JobState.RUNNING]
+        return np.array(rows, dtype=np.int64)
+
+    def touched(self, rows: Ints) -> Bools:
+        """Whether each job row has been started, resized or stopped."""
+        return np.isin(rows, np.array([*self.stopped, *self.given], dtype=np.int64))

@@ -1,0 +1,168 @@
+"""S4's view of nodes and jobs: S411 state of nodes, S412 priority of jobs, and the ratios R_ij of S422."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from policies.contract import Memory
+from policies.gangs import frozen
+from policies.kernels_allocation import (
+    contention,
+    demand_by_size,
+    entitlements,
+    gpus_with_memory,
+    least_by,
+    mean_by,
+    model_speeds,
+    priorities,
+    worker_speeds,
+)
+from policies.observation import Floats, Ints, Observation
+from policies.placement import WHOLE
+
+RANKED = 2048
+"""Waiting jobs that are put in order; the others come behind them."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """S411, per node."""
+
+    model: Ints
+    efficiency: Floats  # share of time its GPUs were busy; NaN unknown
+    memory_free_bytes: Floats  # least over its workers; NaN unknown
+    speed: Floats  # relative to the fastest GPU model
+    model_speed: Floats  # per GPU model
+
+    def values(self) -> dict[str, Any]:
+        """What goes to the reasons."""
+        finite = self.efficiency[np.isfinite(self.efficiency)]
+        free = self.memory_free_bytes[np.isfinite(self.memory_free_bytes)]
+        return {
+            "s411_efficiency": float(finite.mean()) if len(finite) else np.nan,
+            "s411_memory_free_bytes": float(free.min()) if len(free) else np.nan,
+            "s411_slowest_node": int(self.speed.argmin()) if len(self.speed) else -1,
+            "s411_slowest_speed": float(self.speed.min()) if len(self.speed) else np.nan,
+        }
+
+
+def node_state(o: Observation, memory: Memory, half_life_s: float) -> NodeState:
+    """Efficiency, memory and speed of each node; without workers its last speed fades to its model's."""
+    nodes, gpus, workers, speeds = o.nodes, o.gpus, o.workers, o.speeds
+    first = np.clip(nodes.first_gpu, 0, max(len(gpus) - 1, 0))
+    model = gpus.model[first] if len(gpus) else np.zeros(len(nodes), dtype=np.int64)
+    models = max(len(o.gpu_models), 1)
+    model = np.clip(model, 0, models - 1)
+    model_speed = np.full(models, np.nan)
+    if len(speeds):
+        model_speed = model_speeds(
+            speeds.job, speeds.gpu_model, speeds.gpus, speeds.samples_per_s, len(o.jobs), models
+        )
+    speed: Floats = np.where(np.isnan(model_speed), 1.0, model_speed)[model]
+    old = memory.get("node_speed")
+    if old is not None and len(old) == len(nodes):
+        fading = 0.5 ** (max(o.time_s - memory["time_s"], 0.0) / half_life_s)
+        speed = speed + (old - speed) * fading
+    if len(workers):
+        own = worker_speeds(
+            workers.job, workers.node, workers.response_s_per_sample, frozen(model), model_speed
+        )
+        measured = mean_by(workers.node, own, len(nodes))
+        speed = np.where(np.isnan(measured), speed, measured)
+    known = len(gpus) and np.isfinite(gpus.sm_active_ratio).any()
+    return NodeState(
+        model=model,
+        efficiency=mean_by(gpus.node, gpus.sm_active_ratio, len(nodes))
+        if known
+        else np.full(len(nodes), np.nan),
+        memory_free_bytes=least_by(workers.node, workers.memory_free_bytes, len(nodes)),
+        speed=speed,
+        model_speed=model_speed,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """S412 and S422: the first waiting jobs in order, running jobs ascending, and the worth of nodes."""
+
+    waiting: Ints
+    waiting_a: Floats
+    ratio: Floats  # sum_j R_ij over the GPUs asked for, of `waiting`
+    wanted: Ints  # GPUs asked for, of `waiting`
+    running: Ints
+    running_a: Floats
+    weight: Floats  # per node: speed over contention, so that R_ij = A_i * min(wanted_i, free_j) * weight_j
+
+
+def gpus_wanted(o: Observation, rows: Ints) -> Ints:
+    """GPUs that jobs get when they start: a rigid one its request, others the nearest whole workers."""
+    jobs = o.jobs
+    per = np.maximum(jobs.gpus_per_worker[rows], 1)
+    asked = jobs.gpus_requested[rows]
+    workers = np.clip(asked // per, jobs.workers_min[rows], jobs.workers_max[rows])
+    return np.where(jobs.rigid[rows], asked, workers * per).astype(np.int64)
+
+
+def _delays(o: Observation) -> Floats:
+    """d per worker: the share of the bytes it owns that is stored elsewhere."""
+    shards, rows = o.shards, len(o.workers)
+    owned = shards.worker >= 0
+    total = np.bincount(shards.worker[owned], weights=shards.bytes[owned], minlength=rows)
+    away = owned & ~shards.local
+    remote = np.bincount(shards.worker[away], weights=shards.bytes[away], minlength=rows)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        share = remote / total
+    return np.where(np.isfinite(share), share, 0.0).astype(np.float64)
+
+
+def rank(o: Observation, nodes: NodeState, ageing: float, unknown_s: float) -> Ranking:
+    """Priorities of all jobs, the contention on each node, and the waiting jobs by their ratio."""
+    jobs = o.jobs
+    running = np.sort(o.running)
+    rows = np.concatenate((o.waiting, running)).astype(np.int64)
+    wanted = gpus_wanted(o, rows)
+    fewest = np.where(jobs.rigid[rows], wanted, jobs.workers_min[rows] * jobs.gpus_per_worker[rows])
+    fit = gpus_with_memory(jobs.memory_bytes[rows], o.gpus.memory_bytes, o.gpus.node, o.nodes.up) >= fewest
+    fit[len(o.waiting) :] = True
+    claims = (
+        jobs.state, jobs.priority, jobs.data_demand_bytes, jobs.compute_demand_flops, jobs.service_s,
+        jobs.queued_since_s, jobs.waited_s,
+    )  # fmt: skip
+    a = priorities(rows, fit, claims, o.time_s, ageing, unknown_s)
+    n, free = len(o.waiting), o.nodes.gpus_free
+    wanted, waiting_a, running_a = wanted[:n], a[:n], a[n:]
+    by_size = demand_by_size(wanted, waiting_a, int(max(free.max(initial=0), 0)))
+    weight = nodes.speed / np.maximum(_contention(o, by_size, running, running_a), 1e-300)
+    weight = np.where(o.nodes.up, np.minimum(weight, 1e300), 0.0)
+    ratio = entitlements(wanted, waiting_a, free, weight) / np.maximum(wanted, 1)
+    order = _first(ratio, waiting_a, o.waiting)
+    return Ranking(
+        o.waiting[order], waiting_a[order], ratio[order], wanted[order], running, running_a, weight
+    )
+
+
+def _contention(o: Observation, by_size: Floats, running: Ints, running_a: Floats) -> Floats:
+    workers, jobs = o.workers, o.jobs
+    job_a = np.zeros(len(jobs))
+    job_a[running] = running_a
+    held: Floats = jobs.gpus_per_worker[workers.job] * np.where(
+        workers.gpu_share >= WHOLE, 1.0, workers.gpu_share
+    )
+    trains = np.zeros(len(jobs), dtype=np.bool_)
+    trains[workers.job] = True
+    return contention(
+        o.nodes.gpus, o.nodes.gpus_free, by_size, o.gpus.node, o.gpus.job, job_a,
+        workers.job, workers.node, held, _delays(o), trains,
+    )  # fmt: skip
+
+
+def _first(ratio: Floats, a: Floats, row: Ints) -> Ints:
+    """Positions of the first jobs by descending ratio, then A, then ascending row; without A: not at all."""
+    able = np.flatnonzero(a > 0.0)
+    if len(able) > RANKED:
+        key = ratio[able] if (ratio > 0.0).any() else a[able]
+        able = able[np.argpartition(-key, RANKED)[:RANKED]]
+    return able[np.lexsort((row[able], -a[able], -ratio[able]))]

@@ -1,0 +1,276 @@
+"""S4, nodes and scheduling.
+
+S411 efficiency, memory and speed of nodes, S412 priority of jobs, S413 guard over past changes; S421 use,
+S422 allocation, S423 its effect on the efficiency of parallel work.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from policies.backfill import backfill
+from policies.contract import AllocationStage, Memory, Plan
+from policies.elastic import (
+    elastic_columns,
+    elastic_rows,
+    grow_jobs,
+    on_living_nodes,
+    parallel_work,
+    scaling_columns,
+    shrink_jobs,
+)
+from policies.gangs import (
+    NO_ROWS,
+    NO_VALUES,
+    GrantColumns,
+    frozen,
+    request_columns,
+    some_room,
+    start_in_order,
+)
+from policies.guard import Record, Verdict, guard_blocked, guard_empty, guard_review, guard_watch
+from policies.hand import Hand
+from policies.kernels_scaling import ScalingColumns
+from policies.observation import Floats, Ints, Observation
+from policies.placement import WEIGHTED
+from policies.preemption import start_with_preemption
+from policies.ranking import NodeState, Ranking, gpus_wanted, node_state, rank
+
+_NO_GRANTS: GrantColumns = (NO_ROWS, frozen(np.zeros(1, dtype=np.int64)), NO_ROWS, NO_VALUES)
+_SMALLER = 16  # waiting elastic jobs, from the first, that may start with fewer workers
+_PREEMPTING = 128  # waiting jobs, from the first, for which running jobs may give way
+_SHRINKING = 4  # waiting jobs, from the first, for which elastic jobs may give up workers
+
+
+@dataclass(frozen=True)
+class NodeAllocation(AllocationStage):
+    """Gives GPUs to jobs by priority and ratio, resizes elastic jobs, and undoes what did harm.
+
+    S412: A_i = p_i * (D_i/D_max + C_i/C_max + ageing * (1 + waited_i/service_i)) * fit_i with data and
+    compute demand D and C. S422: R_ij = R_j * (u_ij*A_i/(1+d_ij)) / sum_k(u_kj*A_k/(1+d_kj)), with u the
+    share of node j's GPUs that the job uses, or could use while it waits, and d the share of its worker's
+    data that is stored elsewhere; a node counts by its measured speed. `formula`: jobs in order of
+    sum_j R_ij per GPU asked for, whole gangs, nodes by descending R_ij, within one GPU model if possible.
+    `optimal`: the sizes that maximise goodput by an integer programme (Sia, Jayaram Subramanya et al.
+    2023). The source's formula images are lost: the forms are ours, with its variables and directions.
+
+    Order: as above; a job's claim grows without bound as it waits. Blocking: what does not fit is passed
+    over, until the first job has waited `reserve_after_s`: then nothing may delay it. Placement: by R_ij.
+    Preemption: a waiting job stops running jobs of lower A that still need longer by more than `reluctance`
+    times their restart; elastic jobs are resized where that gains more than their restart costs.
+    """
+
+    name: ClassVar[str] = "s4"
+    needs: ClassVar[frozenset[str]] = frozenset({"nodes", "gpus", "jobs", "workers", "shards", "speeds"})
+    order: ClassVar[str] = "sum of R_ij per GPU asked for: priority, demand and waiting time over contention"
+    blocking: ClassVar[str] = "greedy, with a reservation for the first job once it is overdue"
+    preemption: ClassVar[str] = "stops or resizes running jobs where that gains more than their restart costs"
+
+    mode: str = "formula"
+    ageing: float = 4.0  # weight of the response ratio in A
+    reserve_after_s: float = 3600.0  # waiting time after which the first job gets a reservation
+    preempt_ratio: float = 0.5  # a job gives way to one that needs less than this share of its time left
+    reluctance: float = 2.0  # restarts that a preemption must gain
+    horizon_s: float = 1800.0  # over which the gain of a resize counts at most
+    margin: float = 0.05  # least relative gain in step time for which a job is resized
+    unknown_s: float = 3600.0  # service time of a job that has no estimate
+    speed_memory_s: float = 600.0  # half-life of a node's measured speed once nothing runs there
+    noise: float = 0.05  # a loss of goodput under this is noise
+    backoff_s: float = 600.0  # first back-off after a roll-back; doubles each time
+    time_limit_s: float = 2.0  # of the integer programme; past it the formula decides
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("formula", "optimal"):
+            raise ValueError(f"mode: {self.mode!r} is not one of formula, optimal")
+        for name in ("ageing", "horizon_s", "unknown_s", "speed_memory_s", "time_limit_s"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be above 0")
+        for name in ("reserve_after_s", "reluctance", "margin", "noise", "backoff_s"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must not be negative")
+
+    def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
+        """Set the allocation; memory holds node speeds, the last goodputs and the guard's record."""
+        o = observation
+        if plan.allocation is not None:
+            return plan.because("s4", "an earlier stage has handed out GPUs already"), memory
+        if not len(o.waiting) and not len(o.running):
+            return plan.because("s4", "no job waits or runs"), memory
+        verdict, memory = self._review(o, memory)
+        if not len(verdict.rollback) and self._nothing_to_do(o):
+            return plan.because("s4", "nothing is free, and no change would pay"), memory
+        nodes = node_state(o, memory, self.speed_memory_s)
+        memory = {**memory, "node_speed": nodes.speed, "time_s": o.time_s}
+        ranking = rank(o, nodes, self.ageing, self.unknown_s)
+        scaling = scaling_columns(o, nodes)
+        hand = Hand(o, ranking.weight, nodes.model, _heaviest_first(ranking.weight, o.nodes.gpus_free))
+        values = nodes.values() | _use(o) | self._undo(hand, nodes, verdict, memory["guard"])
+        values |= self._start(hand, ranking)
+        values |= self._preempt(hand, ranking, values["s422_overdue"] >= 0)
+        values |= self._resize(hand, nodes, ranking, scaling, memory["guard"])
+        allocation = hand.allocation()
+        values |= parallel_work(hand, nodes, scaling)
+        if allocation is None:
+            return plan.because("s4", "all stays as it is", **values), memory
+        memory = {**memory, "guard": self._watch(hand, memory["guard"])}
+        text = f"starts {len(hand.started())}, stops {len(hand.stopped)}, resizes {len(hand.resized())}"
+        return plan.with_(allocation=allocation).because("s4", text, **values), memory
+
+    def _review(self, o: Observation, memory: Memory) -> tuple[Verdict, dict[str, Any]]:
+        """S413: judge watched resizes by fresh measurements of goodput."""
+        rows = np.sort(o.running)
+        rows = rows[~o.jobs.rigid[rows]]
+        goodput = o.jobs.goodput_samples_per_s[rows]
+        seen = np.full(len(rows), np.nan)
+        if "goodput_id" in memory:
+            known = np.isin(rows, memory["goodput_id"])
+            seen[known] = memory["goodput"][np.searchsorted(memory["goodput_id"], rows[known])]
+        fresh = np.where(goodput == seen, np.nan, goodput)  # no step has ended since: nothing was measured
+        verdict, record = guard_review(
+            memory.get("guard", guard_empty()), rows, fresh, o.time_s,
+            noise=self.noise, settle_s=o.window_s, backoff_s=self.backoff_s,
+        )  # fmt: skip
+        return verdict, {**memory, "guard": record, "goodput_id": rows, "goodput": goodput}
+
+    def _watch(self, hand: Hand, record: Record) -> Record:
+        """S413: watch the jobs that grew or moved; the measured goodput must not fall."""
+        rows = np.sort(hand.resized())
+        held = hand.observation.jobs.gpus_held[rows]
+        now = np.array([len(hand.given[row][0]) for row in rows.tolist()], dtype=np.int64)
+        rows, held = rows[now >= held], held[now >= held]
+        before = hand.observation.jobs.goodput_samples_per_s[rows]
+        return guard_watch(record, rows, before, hand.observation.time_s, held.astype(np.float64))
+
+    def _nothing_to_do(self, o: Observation) -> bool:
+        """Whether nobody waits who could start, if need be by preemption, and nobody can change size."""
+        if len(elastic_rows(o, o.running)):
+            return False
+        if not len(o.waiting) or some_room(o.nodes.gpus_free, o.gpus.share_free):
+            return not len(o.waiting)
+        return not o.jobs.service_s[o.waiting].min() < self._bars(o, o.running).max(initial=-math.inf)
+
+    def _bars(self, o: Observation, running: Ints) -> Floats:
+        """A waiting job that needs less than this (s) may stop the running one."""
+        left_s = self.preempt_ratio * o.jobs.service_s[running]
+        left_s = left_s - self.reluctance * np.nan_to_num(o.jobs.restart_s[running])
+        return np.where(np.isnan(left_s), math.inf, left_s).astype(np.float64)
+
+    def _undo(self, hand: Hand, nodes: NodeState, verdict: Verdict, record: Record) -> dict[str, Any]:
+        """S413: give back the workers of resizes that lowered the goodput; the guard has blocked the jobs."""
+        undone = []
+        if len(verdict.rollback):
+            columns = elastic_columns(hand, nodes, verdict.rollback)
+            job, offset, gpu = columns[:3]
+            alive = on_living_nodes(hand.observation, columns)
+            for k in np.flatnonzero(alive & (verdict.undo < np.diff(offset))).tolist():
+                hand.resize(int(job[k]), gpu[offset[k] : offset[k] + int(verdict.undo[k])])
+                undone.append(int(job[k]))
+        return {
+            "s413_kept": verdict.keep,
+            "s413_undone": np.array(undone, dtype=np.int64),
+            "s413_watched": int(record["watched"].sum()),
+        }
+
+    def _start(self, hand: Hand, ranking: Ranking) -> dict[str, Any]:
+        """S422: start jobs in order; behind an overdue one only those that do not delay it."""
+        o, queue = hand.observation, frozen(ranking.waiting)
+        requests, overdue = request_columns(o), -1
+        first, _ = start_in_order(queue, True, WEIGHTED, requests, hand.columns)
+        rest = queue[len(hand.start(first)) :]
+        rest = rest[self._start_smaller(hand, rest[:1]) :]
+        if len(rest) and _waited_s(o, int(rest[0])) > self.reserve_after_s:
+            overdue = int(rest[0])
+            running = frozen(np.sort(np.concatenate((ranking.running, hand.started()))))
+            more, _ = backfill(
+                rest, WEIGHTED, o.time_s, o.jobs.service_s, running, _NO_GRANTS, requests,
+                hand.columns, hand.holder, o.gpus.node,
+            )  # fmt: skip
+            hand.start(more)
+        elif len(rest):
+            more, _ = start_in_order(rest, False, WEIGHTED, requests, hand.columns)
+            hand.start(more)
+            self._start_smaller(hand, rest[~np.isin(rest, more[0])][:_SMALLER])
+        return {
+            "s412_priority": ranking.waiting_a[:5],
+            "s422_order": ranking.waiting[:5],
+            "s422_ratio": ranking.ratio[:5],
+            "s422_overdue": overdue,
+        }
+
+    def _start_smaller(self, hand: Hand, rows: Ints) -> int:
+        """Start elastic jobs with a half, a quarter, ... of the workers they ask for; returns how many."""
+        o, started = hand.observation, 0
+        for row in elastic_rows(o, rows).tolist():
+            per, fewest = int(o.jobs.gpus_per_worker[row]), int(o.jobs.workers_min[row])
+            workers = int(gpus_wanted(o, np.array([row]))[0]) // per // 2
+            while workers >= fewest and hand.free >= fewest * per:
+                asked = o.jobs.gpus_requested.copy()
+                asked[row] = workers * per
+                requests = request_columns(o)
+                requests = (requests[0], frozen(asked), *requests[2:])
+                one, _ = start_in_order(frozen(np.array([row])), True, WEIGHTED, requests, hand.columns)
+                if len(hand.start(one)):
+                    started += 1
+                    break
+                workers //= 2
+        return started
+
+    def _preempt(self, hand: Hand, ranking: Ranking, overdue: bool) -> dict[str, Any]:
+        """S422: stop running jobs for waiting ones of higher priority that need much less time."""
+        o = hand.observation
+        left = ~hand.touched(ranking.waiting)
+        queue, standing = ranking.waiting[left][:_PREEMPTING], ranking.waiting_a[left][:_PREEMPTING]
+        able = ~hand.touched(ranking.running)
+        running = ranking.running[able]
+        if not len(queue) or not len(running):
+            return {"s422_stopped": NO_ROWS}
+        key = np.nan_to_num(o.jobs.service_s[queue], nan=math.inf)
+        stopped, grants, _ = start_with_preemption(
+            frozen(queue), frozen(key), frozen(standing), WEIGHTED,
+            frozen(running), frozen(self._bars(o, running)), frozen(ranking.running_a[able]),
+            request_columns(o), hand.without_free() if overdue else hand.columns, hand.holder, o.gpus.node,
+            o.workers.job, o.workers.gpu, o.workers.gpu_share,
+        )  # fmt: skip
+        hand.stop(stopped.tolist())
+        hand.start(grants)
+        return {"s422_stopped": stopped}
+
+    def _resize(
+        self, hand: Hand, nodes: NodeState, ranking: Ranking, scaling: ScalingColumns, record: Record
+    ) -> dict[str, Any]:
+        """S422: elastic jobs give up workers for waiting ones, or take GPUs that nobody waits for."""
+        o = hand.observation
+        rows = elastic_rows(o, ranking.running)
+        rows = rows[~guard_blocked(record, rows, o.time_s) & ~hand.touched(rows)]
+        waits = np.flatnonzero(~hand.touched(ranking.waiting))
+        if len(waits):
+            shrunk = shrink_jobs(hand, nodes, ranking, scaling, rows, waits[:_SHRINKING], self.horizon_s)
+            return {"s422_shrunk": shrunk}
+        rows = np.concatenate((rows, elastic_rows(o, hand.started())))
+        grown, gain_s = grow_jobs(hand, nodes, ranking, scaling, rows, self.horizon_s, self.margin)
+        return {"s422_grown": grown, "s422_gain_s": gain_s}
+
+
+def _heaviest_first(weight: Floats, free: Ints) -> Ints:
+    """Nodes by descending weight; among equals those with least free first."""
+    return np.lexsort((free, -weight)).astype(np.int64)
+
+
+def _waited_s(o: Observation, row: int) -> float:
+    return float(np.nan_to_num(o.jobs.waited_s[row]) + max(o.time_s - o.jobs.queued_since_s[row], 0.0))
+
+
+def _use(o: Observation) -> dict[str, Any]:
+    """S421: use of the cluster now."""
+    up = int(o.nodes.gpus[o.nodes.up].sum())
+    free = int(o.nodes.gpus_free.sum())
+    return {
+        "s421_used_ratio": 1.0 - free / up if up else np.nan,
+        "s421_free": free,
+        "s421_largest_block": int(o.nodes.gpus_free.max(initial=0)),
+        "s421_waiting": len(o.waiting),
+    }

@@ -1,0 +1,102 @@
+"""Whatever goes wrong beside it, training ends with the weights that it would have had anyway."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from policies import make_policy  # noqa: E402
+from policies.export import ExportedPolicy, write_policy  # noqa: E402
+from tests import live_ranks  # noqa: E402
+from tests.faulty_policies import KINDS, faulty  # noqa: E402
+
+BATCH, ROUNDS = 8, 12
+
+
+def train(policy: Any, folder: str | None = None, *, plain: bool = False, **options: Any) -> dict[str, Any]:
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.utils.data import DataLoader, TensorDataset
+
+    from live.attach import attach
+
+    torch.manual_seed(0)
+    x = torch.randn(BATCH * ROUNDS, 5)
+    net = torch.nn.Linear(5, 1)
+    model = DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    settings = {"global_batch": BATCH, "decide_every": 2, "decision_budget_s": 0.05, "warm_up_budget_s": 0.2}
+    dataset = TensorDataset(x, x[:, :1])
+    runtime = None
+    if plain:  # the same batches without the adapter
+        from live.sampler import ShareSampler
+
+        rank = torch.distributed.get_rank()
+        sampler = ShareSampler(len(x), rank=rank, ranks=2, global_batch=BATCH)
+    else:
+        runtime = attach(model, optimizer, policy, run_dir=folder, **{**settings, **options})
+        sampler = runtime.sampler(dataset)
+    began = time.monotonic()
+    for inputs, labels in DataLoader(dataset, batch_sampler=sampler):
+        torch.nn.functional.mse_loss(model(inputs), labels).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if runtime is None:
+            sampler.finish(stepped=True)
+        else:
+            runtime.step()
+    took_s = time.monotonic() - began
+    failures = 0
+    if runtime is not None:
+        failures = runtime._leader.failures if runtime._leader is not None else 0
+        runtime.close()
+    return {"weights": [p.detach().clone() for p in net.parameters()], "took_s": took_s, "failures": failures}
+
+
+def all_faults(rank: int, damaged: str, full: str, records: str) -> dict[str, dict[str, Any]]:
+    torch.distributed.init_process_group("gloo")
+    results = {"plain": train(None, plain=True), "none": train("none")}
+    for what in KINDS:
+        results[what] = train(faulty(what), f"{records}/{what}")
+    results["damaged"] = train(damaged)
+    results["missing"] = train("/nowhere/policy.yaml")
+    results["full disk"] = train("none", full)
+    return results
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, Any]]]:
+    folder = tmp_path_factory.mktemp("faults")
+    damaged, full = folder / "damaged.yaml", folder / "full"
+    write_policy(ExportedPolicy(make_policy("s2")), damaged)
+    damaged.write_text(damaged.read_text().replace("0.5", "0.9"))
+    full.mkdir()
+    for name in ("rounds-0.jsonl", "rounds-1.jsonl", "decisions-0.jsonl"):
+        (full / name).symlink_to("/dev/full")
+    return live_ranks.run(all_faults, 2, str(damaged), str(full), str(folder))
+
+
+@pytest.mark.parametrize("what", ["none", *KINDS, "damaged", "missing", "full disk"])
+def test_the_weights_are_those_of_training_without_it(results: Any, what: str) -> None:
+    for rank in results:
+        for found, expected in zip(rank[what]["weights"], rank["plain"]["weights"], strict=True):
+            assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("what", [k for k in KINDS if k not in ("interval", "unjournaled")])
+def test_the_failure_was_met_and_cost_little(results: Any, what: str) -> None:
+    assert results[0][what]["failures"] >= 1
+    assert results[0][what]["took_s"] < 10.0
+
+
+def test_failures_are_on_record(results: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = next(Path(tmp_path_factory.getbasetemp()).glob("faults*"))
+    assert "on purpose" in (folder / "raises" / "rounds-0.jsonl").read_text()
+    assert (
+        "interval: 1000000000 is above the bound of 64"
+        in (folder / "interval" / "rounds-0.jsonl").read_text()
+    )

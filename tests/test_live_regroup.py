@@ -1,0 +1,232 @@
+"""The group changes while training goes on: every sample once, the result as if nothing had happened."""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from live.regroup import is_transport_error  # noqa: E402
+from live.sockets import open_sockets, shut  # noqa: E402
+from tests import live_ranks  # noqa: E402
+
+SAMPLES, BATCH, FEATURES, EPOCHS = 480, 24, 6, 2
+
+
+def make_net() -> Any:
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(FEATURES, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)]
+    return torch.nn.Sequential(*layers).double()
+
+
+def make_data() -> tuple[Any, Any]:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(SAMPLES, FEATURES, generator=generator, dtype=torch.float64)
+    return x, x[:, :1] * 2 - x[:, 1:2]
+
+
+def train(
+    rank: int, folder: str, resizes: dict[int, int], interval: int, victim: int, at: int, slow_s: float = 0.0
+) -> dict[str, Any]:
+    """A script as a user writes it; `victim` kills itself in round `at`."""
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.utils.data import DataLoader, TensorDataset
+
+    from live import regroup
+    from live.attach import attach
+    from live.change import Change
+
+    x, y = make_data()
+    net = make_net()
+    membership = regroup.start()
+    model = DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 10)
+    runtime = attach(
+        model,
+        optimizer,
+        policy="s2",
+        global_batch=BATCH,
+        mode="advise",
+        decide_every=2,
+        run_dir=folder,
+        state={"schedule": schedule},
+    )
+    dataset = TensorDataset(x, y)
+    sampler = runtime.sampler(dataset)
+    loader = DataLoader(dataset, batch_sampler=sampler, num_workers=0)
+    if interval > 1 and membership.generation == 0:
+        runtime._local.change(interval)
+    log: list[tuple[Any, ...]] = []
+    with open(Path(folder) / f"log-{membership.member}.jsonl", "w") as file:
+        for epoch in runtime.epochs(EPOCHS):
+            for inputs, labels in runtime.batches(loader):
+                current, number, began = sampler.current(), runtime.round, time.monotonic()
+                assert current is not None
+                if rank == victim and number == at:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                if number in resizes:
+                    runtime.resize(resizes[number])
+                if number % 3 == 1 and runtime.ranks == 4:
+                    sampler.schedule(Change(sampler.drawn, shares=(3, 9, 4, 8)))
+                loss, generation = None, runtime.generation
+                with runtime.recover():
+                    loss = torch.nn.functional.mse_loss(model(inputs), labels)
+                    loss.backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+                whole = runtime.generation == generation
+                runtime.step()
+                entry = (number, epoch, current.epoch, whole, current.indices.tolist(), runtime.ranks)
+                file.write(json.dumps(entry) + "\n")
+                file.flush()
+                took_s = time.monotonic() - began
+                log.append((*entry, float(loss.detach()) if whole and loss is not None else None, took_s))
+                time.sleep(slow_s)
+    runtime.close()
+    return {
+        "log": log,
+        "weights": [p.detach().clone() for p in net.parameters()],
+        "members": list(membership.members),
+        "finished": runtime.finished,
+    }
+
+
+def seen_per_epoch(logs: list[list[Any]]) -> dict[int, collections.Counter[int]]:
+    counts: dict[int, collections.Counter[int]] = collections.defaultdict(collections.Counter)
+    for log in logs:
+        for _, _, epoch, whole, indices, *_ in log:
+            if whole:
+                counts[epoch].update(indices)
+    return counts
+
+
+def loss_curve(logs: list[list[Any]]) -> list[float]:
+    """Mean loss over the ranks, by round."""
+    by_round: dict[int, list[float]] = collections.defaultdict(list)
+    for log in logs:
+        for number, *_, loss, _ in log:
+            if loss is not None:
+                by_round[number].append(loss)
+    return [sum(by_round[k]) / len(by_round[k]) for k in sorted(by_round)]
+
+
+def exactly_once(logs: list[list[Any]]) -> None:
+    counts = seen_per_epoch(logs)
+    assert sorted(counts) == list(range(EPOCHS))
+    for count in counts.values():
+        assert count == collections.Counter(range(SAMPLES))
+
+
+def single_process(logs: list[list[Any]]) -> list[Any]:
+    """The same rounds, each on its whole batch, in one process."""
+    batches: dict[int, list[int]] = collections.defaultdict(list)
+    for log in logs:
+        for number, _, _, whole, indices, *_ in log:
+            if whole:
+                batches[number] += indices
+    x, y = make_data()
+    net = make_net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    for number in sorted(batches):
+        batch = batches[number]
+        torch.nn.functional.mse_loss(net(x[batch]), y[batch]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [p.detach() for p in net.parameters()]
+
+
+def equal_weights(found: list[Any], expected: list[Any]) -> None:
+    for a, b in zip(found, expected, strict=True):
+        assert float((a - b).norm() / b.norm()) < 1e-12
+
+
+def test_four_two_three_four_and_a_newcomer(tmp_path: Path) -> None:
+    """4 -> 2 -> 3 -> 4, then a fifth process joins; as if one process had trained throughout."""
+    ranks = live_ranks.Ranks(train, 4, str(tmp_path), {6: 2, 12: 3, 18: 4}, 1, -1, -1, 0.02)
+    deadline = time.monotonic() + 60
+    while '"members":[0,1,2,3]' not in events(tmp_path, "regrouped") and time.monotonic() < deadline:
+        time.sleep(0.02)
+    ranks.start(4, EQUIPOISE_JOIN="1")
+    results = ranks.join(timeout_s=60)
+    logs = [result["log"] for result in results]
+    assert {entry[5] for entry in logs[0]} == {2, 3, 4, 5}
+    assert results[4]["members"] == [0, 1, 2, 3, 4]
+    assert 0 < len(logs[4]) < len(logs[0])
+    exactly_once(logs)
+    expected = single_process(logs)
+    for result in results:
+        equal_weights(result["weights"], expected)
+
+
+def events(folder: Path, kind: str) -> str:
+    found = [line for path in folder.glob("rounds-*.jsonl") for line in path.read_text().splitlines()]
+    return "\n".join(line for line in found if f'"event":"{kind}"' in line)
+
+
+@pytest.mark.parametrize(("interval", "victim", "reported"), [(1, 2, False), (4, 0, True)])
+def test_a_killed_rank(tmp_path: Path, interval: int, victim: int, reported: bool) -> None:
+    """SIGKILL in the middle of training; with `reported` the launcher says so, else the heartbeat does."""
+    ranks = live_ranks.Ranks(train, 4, str(tmp_path), {}, interval, victim, 14)
+    if reported:
+        ranks.report_death(victim)
+    results = ranks.join(timeout_s=60, killed=[victim])
+    living = [result for result in results if result is not None]
+    logs = [result["log"] for result in living]
+    assert all(result["members"] == [m for m in range(4) if m != victim] for result in living)
+    assert max(entry[-1] for log in logs for entry in log) < 10.0  # from the kill to the next round
+    resumed = next(e[0] for k, e in enumerate(logs[0]) if k and e[5] == 3 and logs[0][k - 1][5] != 3)
+    resumed = min(resumed, min(e[0] for e in logs[0][14:]))
+    dead = [json.loads(line) for line in (tmp_path / f"log-{victim}.jsonl").read_text().splitlines()]
+    kept = [entry for entry in dead if entry[0] < resumed]  # rounds whose result the others share
+    exactly_once([*logs, kept])
+    for other in living[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(living[0]["weights"], other["weights"], strict=True))
+    losses = loss_curve(logs)
+    assert sum(losses[14:22]) < 1.5 * sum(losses[6:14])  # no step up where a rank was lost
+    if interval == 1:
+        equal_weights(living[0]["weights"], single_process([*logs, kept]))
+        assert resumed == 14
+    if victim == 0:
+        assert "policy-memory-restored" in events(tmp_path, "policy-memory-restored")
+
+
+def test_an_error_of_the_script_is_not_taken_for_a_lost_rank() -> None:
+    assert not is_transport_error(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    assert not is_transport_error(ValueError("connection"))
+    assert is_transport_error(RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer"))
+    assert is_transport_error(torch.distributed.DistNetworkError("x"))
+
+
+def test_only_the_named_connections_are_broken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        other = socket.create_connection(server.getsockname())
+        server.accept()
+        before = open_sockets()
+        mine = socket.create_connection(server.getsockname())
+        peer, _ = server.accept()
+        made = open_sockets() - before
+        assert len(made) == 2
+        descriptor = mine.fileno()
+        assert shut(made) == 2
+        assert peer.recv(1) == b""
+        mine.close()
+        again = socket.socket()  # the kernel gives the same number to another socket
+        assert again.fileno() == descriptor
+        again.connect(server.getsockname())
+        third, _ = server.accept()
+        assert shut(frozenset(entry for entry in made if entry[0] == descriptor)) == 0
+        third.sendall(b"x")
+        assert again.recv(1) == b"x"
+        other.sendall(b"y")
+        for handle in (again, third, other, peer):
+            handle.close()
