@@ -246,9 +246,16 @@ class TrainingJob:
 
     def step_s(self, samples: Ints) -> tuple[Floats, Floats]:
         """(compute, input) seconds per worker of one local step, before noise."""
-        model = self.cluster.node_model[self.nodes]
-        cost = [self._cost(int(m), int(b))[1] for m, b in zip(model, samples, strict=True)]
-        return np.array(cost) * self.scale, samples / self.ingest
+        return self._costs(samples, 1) * self.scale, samples / self.ingest
+
+    def _costs(self, samples: Ints, which: int) -> Floats:
+        """Fixed (0) or total (1) cost per worker at speed 1; most workers are alike."""
+        kinds, inverse = np.unique(
+            np.stack((self.cluster.node_model[self.nodes], samples)), axis=1, return_inverse=True
+        )
+        costs = np.array([self._cost(int(m), int(b))[which] for m, b in kinds.T])
+        per_worker: Floats = costs[inverse]
+        return per_worker
 
     def _cost_uncached(self, model: int, samples: int) -> tuple[float, float]:
         return replica_cost_s(self.model, self.cluster.accelerators[model], samples, self.fabric_bytes_per_s)
@@ -260,9 +267,7 @@ class TrainingJob:
 
     def fixed_s(self) -> Floats:
         """The part of each worker's step that does not grow with its samples (s)."""
-        model = self.cluster.node_model[self.nodes]
-        fixed = [self._cost(int(m), int(b))[0] for m, b in zip(model, self.samples, strict=True)]
-        return np.array(fixed) * self.scale
+        return self._costs(self.samples, 0) * self.scale
 
     # -- periods -------------------------------------------------------------------------------------------
 
