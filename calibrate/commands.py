@@ -147,6 +147,8 @@ def calibrate(
             return _check(checked, form, quiet)
         if out is None:
             raise click.UsageError("needs --out PROFILE.yaml (or --check PROFILE)")
+        if not out.resolve().parent.is_dir():
+            raise WrongInputError(f"--out {out}: there is no folder {out.resolve().parent}")
         if origins:
             return _fit(_read(origins), out, [], form)
         path = samples_path or out.with_suffix(".samples.jsonl")
@@ -180,8 +182,9 @@ def _measure(
     rounds, budget_s = (QUICK_ROUNDS, QUICK_S) if quick else (FULL_ROUNDS, FULL_S)
     with plan_for("cpu" if device == "cpu" else "cuda", quick, kinds, folder) as plan:
         writer = SampleWriter(path, plan.conditions, plan.versions)
-        if writer.done and not quiet:
-            print(f"continuing with {len(writer.done)} samples of {path}", file=sys.stderr)
+        before = len(writer.done)
+        if before and not quiet:
+            print(f"continuing with {before} samples of {path}", file=sys.stderr)
         try:
             with _progress(quiet) as progress:
                 outcome = run_calibration(plan, writer, rounds, seconds or budget_s, progress)
@@ -190,6 +193,8 @@ def _measure(
             raise
         finally:
             writer.close()
+    if before and len(writer.done) == before:
+        outcome.missing.append(f"nothing new: {path} has it all; remove it to measure again")
     return _fit(outcome.samples, out, outcome.missing, form)
 
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import numpy as np
 
-from calibrate.fit import CollectiveFit, Estimate, fit_collective, leave_one_size_out
+from calibrate.fit import AlphaBeta, CollectiveFit, Estimate, fit_collective, leave_one_size_out
 from calibrate.levels import LOW_QUANTILE, FitLine, Report, measured
 from calibrate.robust import Floats, low_quantile
 from calibrate.samples import SampleSet
 from sim.hardware import Fabric, Measured, Piece
 
-BRIDGE_STEPS = 4
+BRIDGE_STEPS = 8
 
 
 def messages(collective: str, ranks: int) -> tuple[float, float]:
@@ -50,7 +51,7 @@ def fabric_part(samples: SampleSet, accelerator: str, report: Report) -> list[Fa
 
 
 def _at_low_quantile(sizes: Floats, seconds: Floats) -> CollectiveFit:
-    return fit_collective(sizes, seconds, LOW_QUANTILE)
+    return fit_collective(sizes, seconds, LOW_QUANTILE, intervals=False)
 
 
 def _level_error(size: Floats, seconds: Floats, predicted: Floats) -> float:
@@ -70,10 +71,10 @@ def as_fabric(fit: CollectiveFit, collective: str, ranks: int, accelerator: str,
             {
                 "from_bytes": Measured(value=start, source=source, kind="fitted"),
                 "alpha_s": measured(alpha.map(lambda a: a / sequence), source, "fitted"),
-                "bytes_per_s": measured(_rate_of(beta, carried, alpha, start), source, "fitted"),
+                "bytes_per_s": measured(_rate_of(beta, carried, alpha, end), source, "fitted"),
             }
         )
-        for start, alpha, beta in _profile_pieces(fit)
+        for start, end, alpha, beta in _profile_pieces(fit)
     ]
     cov = fit.residual_cov
     return Fabric.model_validate(
@@ -89,51 +90,46 @@ def as_fabric(fit: CollectiveFit, collective: str, ranks: int, accelerator: str,
     )
 
 
-def _rate_of(beta: Estimate, carried: float, alpha: Estimate, size: float) -> Estimate:
-    """carried / beta; a flat piece gets a rate so high that it adds a millionth of alpha."""
-    least = 1e-6 * max(alpha.value, 1e-9) / max(size, 1.0)
-    return Estimate(
-        carried / max(beta.value, least),
-        carried / max(beta.high, least),
-        carried / max(beta.low, least),
-        beta.n,
-    )
+def _rate_of(beta: Estimate, carried: float, alpha: Estimate, end: float) -> Estimate:
+    """carried / beta; a flat piece gets a rate so high that it adds at most a millionth of alpha."""
+    least = 1e-6 * max(alpha.value, 1e-12) / end
+    low, value, high = (carried / max(b, least) for b in (beta.high, beta.value, beta.low))
+    return Estimate(value, low, high, beta.n)
 
 
-def _profile_pieces(fit: CollectiveFit) -> list[tuple[float, Estimate, Estimate]]:
-    """(from_bytes, alpha, beta) of the fitted pieces and of the bridges between them.
+Row = tuple[float, float, Estimate, Estimate]  # from_bytes, to_bytes, alpha, beta
 
-    A bridge steeper than proportional would need a negative alpha; it becomes pieces through the origin.
-    """
-    found: list[tuple[float, Estimate, Estimate]] = []
+
+def _profile_pieces(fit: CollectiveFit) -> list[Row]:
+    """The fitted pieces and the bridges between them."""
+    found: list[Row] = []
     for k, piece in enumerate(fit.pieces):
-        found.append((piece.from_bytes if k else 0.0, piece.alpha_s, piece.beta_s_per_byte))
-        for following in fit.pieces[k + 1 : k + 2]:
-            n = piece.alpha_s.n
-            found += _bridge(
-                piece.to_bytes,
-                piece.at(piece.to_bytes),
-                following.from_bytes,
-                following.at(following.from_bytes),
-                n,
-            )
+        start = piece.from_bytes if k else 0.0
+        found.append((start, piece.to_bytes, piece.alpha_s, piece.beta_s_per_byte))
+        found += [row for following in fit.pieces[k + 1 : k + 2] for row in _bridge(piece, following)]
     return found
 
 
-def _bridge(
-    left: float, left_s: float, right: float, right_s: float, n: int
-) -> list[tuple[float, Estimate, Estimate]]:
+def _bridge(piece: AlphaBeta, following: AlphaBeta) -> list[Row]:
+    """The straight line between two pieces, as pieces with alpha, beta >= 0.
+
+    One that falls, or that rises more than in proportion to the size, has no such constants and becomes
+    steps: flat ones, or ones proportional to the size.
+    """
+    left, right, n = piece.to_bytes, following.from_bytes, piece.alpha_s.n
+    left_s, right_s = piece.at(left), following.at(right)
     slope = (right_s - left_s) / (right - left)
     alpha = left_s - slope * left
-    just_after = math.nextafter(left, math.inf) if left > 1e15 else left + 1.0
     if alpha >= 0.0 and slope >= 0.0:
-        return [(just_after, _exactly(alpha, n), _exactly(slope, n))]
-    edges = np.linspace(just_after, right, BRIDGE_STEPS + 1)
-    middles = (edges[:-1] + edges[1:]) / 2.0
-    return [
-        (float(edge), _exactly(0.0, n), _exactly(float((left_s + slope * (middle - left)) / middle), n))
-        for edge, middle in zip(edges[:-1], middles, strict=True)
-    ]
+        return [(left + 1.0, right, _exactly(alpha, n), _exactly(slope, n))]
+    edges = np.geomspace(left + 1.0, right, BRIDGE_STEPS + 1).tolist()
+    rows = []
+    for start, end in pairwise(edges):
+        middle = math.sqrt(start * end)
+        seconds = left_s + slope * (middle - left)
+        constants = (seconds, 0.0) if slope < 0 else (0.0, seconds / middle)
+        rows.append((start, end, _exactly(constants[0], n), _exactly(constants[1], n)))
+    return rows
 
 
 def _exactly(value: float, n: int) -> Estimate:

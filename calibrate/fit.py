@@ -43,6 +43,7 @@ __all__ = [
     "SlopeFit",
     "ThermalFit",
     "ThrottleFit",
+    "collective_predictor",
     "fit_bandwidth",
     "fit_collective",
     "fit_gemm_efficiency",
@@ -285,10 +286,15 @@ class HeldOut:
         return float(np.median(self.relative_error[self.size >= from_size]))
 
 
+def collective_predictor(sizes_bytes: Floats, times_s: Floats) -> CollectiveFit:
+    """`fit_collective` for predictions alone."""
+    return fit_collective(sizes_bytes, times_s, intervals=False)
+
+
 def leave_one_size_out(
     sizes: npt.ArrayLike,
     times_s: npt.ArrayLike,
-    fit: Callable[[Floats, Floats], Predictor] = fit_collective,
+    fit: Callable[[Floats, Floats], Predictor] = collective_predictor,
 ) -> HeldOut:
     """Predict every size from a fit to all other sizes.
 

@@ -79,12 +79,17 @@ def by_size(sizes: Floats, times: Floats, quantile: float) -> tuple[Floats, Floa
 
 
 def fit_collective(
-    sizes_bytes: npt.ArrayLike, times_s: npt.ArrayLike, quantile: float = 0.5, seed: int = 0
+    sizes_bytes: npt.ArrayLike,
+    times_s: npt.ArrayLike,
+    quantile: float = 0.5,
+    seed: int = 0,
+    intervals: bool = True,
 ) -> CollectiveFit:
     """Fit alpha-beta pieces to measured message times (s) by size (bytes).
 
     `quantile` picks what repeated measurements of a size stand for: 0.5 their typical time, 0.1 the link
-    without its neighbours' interruptions. Raises ValueError for fewer than 3 distinct sizes.
+    without its neighbours' interruptions. Without `intervals`, which cost most of the time, each constant's
+    interval is its value. Raises ValueError for fewer than 3 distinct sizes.
     """
     sizes, times = checked(sizes_bytes, times_s, 3, "collective fit")
     distinct, levels, index = by_size(sizes, times, quantile)
@@ -93,7 +98,11 @@ def fit_collective(
     cuts = _segments(distinct, levels, _level_noise(distinct, levels, times, index))
     lines = [_line(distinct[i:j], levels[i:j]) for i, j in cuts]
     fitted = np.concatenate([_values(lines[k], distinct[i:j]) for k, (i, j) in enumerate(cuts)])
-    spread = _bootstrap(distinct, times, index, fitted, cuts, quantile, seed)
+    spread = (
+        _bootstrap(distinct, times, index, fitted, cuts, quantile, seed)
+        if intervals
+        else [np.empty((0, 2)) for _ in cuts]
+    )
     counts = np.bincount(index)
     pieces = []
     for (i, j), line, draws in zip(cuts, lines, spread, strict=True):

@@ -36,8 +36,16 @@ def readings(
     price_usd_per_h: float | None = None,
     only: frozenset[int] | None = None,
 ) -> Iterator[list[Row]]:
-    """All GPUs and instances every `interval_s`, `count` times or for ever. Needs an open NVML session."""
-    samplers = [Sampler(gpu) for gpu in nvml.gpus() if only is None or gpu.index in only]
+    """All GPUs and instances every `interval_s`, `count` times or for ever. Needs an open NVML session.
+
+    Raises NvmlUnavailableError when there is no such GPU.
+    """
+    found = nvml.gpus()
+    absent = (only or frozenset()) - {gpu.index for gpu in found}
+    if not found or absent:
+        wanted = f"GPU {min(absent)}" if absent else "GPU"
+        raise nvml.NvmlUnavailableError(f"the driver shows no {wanted}; it shows {len(found)}")
+    samplers = [Sampler(gpu) for gpu in found if only is None or gpu.index in only]
     try:
         for sampler in samplers:
             sampler.read()  # GPM and energy need a first sample

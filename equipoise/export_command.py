@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from equipoise.cli import OK, State
+from equipoise.cli import OK, WRONG_INPUT, State
 from equipoise.options import common, note, progress
 
 if TYPE_CHECKING:
@@ -19,6 +19,12 @@ if TYPE_CHECKING:
     from sim.scenario import Scenario
 
 _PROMISED = ("makespan_s", "completion_mean_s", "goodput_ratio", "gpu_busy_ratio")
+
+
+class _WrongInputError(click.ClickException):
+    """One line about a file that was named, exit code 2."""
+
+    exit_code = WRONG_INPUT
 
 
 @click.command()
@@ -93,9 +99,9 @@ def _key(key_file: str | None) -> bytes | None:
     try:
         key = Path(key_file).read_bytes().strip()
     except OSError as error:
-        raise click.ClickException(f"{key_file}: {error.strerror}") from error
+        raise _WrongInputError(f"{key_file}: {error.strerror}") from error
     if len(key) < 16:
-        raise click.ClickException(f"{key_file}: a key of at least 16 bytes is needed")
+        raise _WrongInputError(f"{key_file}: a key of at least 16 bytes is needed")
     return key
 
 
@@ -106,9 +112,9 @@ def _tried(action: Any) -> Any:
     try:
         return action()
     except ExportError as error:
-        raise click.ClickException(str(error)) from error
+        raise _WrongInputError(str(error)) from error
     except OSError as error:
-        raise click.ClickException(f"{error.filename}: {error.strerror}") from error
+        raise _WrongInputError(f"{error.filename}: {error.strerror}") from error
 
 
 def _check(path: str, key: bytes | None, plugins: bool) -> None:

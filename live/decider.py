@@ -81,14 +81,16 @@ class Decider:
             raise ValueError(f"policy {policy.name}: initial memory: {error}") from error
 
     def warm_up(self, observations: list[Observation], budget_s: float) -> str | None:
-        """Let the policy compile its kernels on made-up observations; nothing is remembered.
+        """Let the policy compile its kernels on made-up observations in a row; nothing is remembered.
 
         Returns what went wrong, or None.
         """
+        memory: Mapping[str, Memory] = self.memory
         for observation in observations:
-            answer = self._worker.ask(observation, self.memory, budget_s)
-            if answer.problem:
+            answer = self._worker.ask(observation, memory, budget_s)
+            if answer.decision is None:
                 return answer.problem
+            memory = answer.decision.memory
         return None
 
     def decide(self, observation: Observation) -> Answer:

@@ -23,7 +23,7 @@ from live.options import Options
 from live.places import Place
 from live.sampler import ShareSampler
 from live.telemetry import Recorder, RoundInfo, last_decision
-from live.window import COLUMNS, LOCAL_SQUARE, MEAN_SQUARE, SAMPLES, Telemetry, measure
+from live.window import COLUMNS, COMPUTE, LOCAL_SQUARE, MEAN_SQUARE, SAMPLES, Telemetry, measure
 from live.world import LiveWorld
 from policies.contract import Decision, Policy
 from policies.observation import Floats, Ints
@@ -89,14 +89,17 @@ class Leader:
         if self.decider is None or self.options.mode == "observe":
             return
         self.world.shares, self.world.deal = shares, deal
-        blank = self.world.observe()
+        made_up = [self.world.observe()]
         ranks = len(self.world.active)
-        rows = np.full((ranks, 8, len(COLUMNS)), 0.001)
-        rows[:, :, SAMPLES] = shares[:, None]
-        rows[:, :, 2] = np.linspace(0.1, 0.2, ranks)[:, None]
-        telemetry = Telemetry(measure(rows, [True] * 8), np.ones(ranks), *(np.full(ranks, math.nan),) * 2)
-        self.world.telemetry = telemetry
-        problem = self.decider.warm_up([blank, self.world.observe()], self.options.warm_up_budget_s)
+        for slowest in (1.0, 2.0, 4.0):
+            rows = np.full((ranks, 8, len(COLUMNS)), 0.01)
+            rows[:, :, SAMPLES] = shares[:, None]
+            rows[:, :, COMPUTE] = np.linspace(0.1, 0.1 * slowest, ranks)[:, None]
+            nothing = np.full(ranks, math.nan)
+            window = measure(rows, [True] * 8)
+            self.world.telemetry = Telemetry(window, np.ones(ranks), nothing, nothing, noise_scale=100.0)
+            made_up.append(self.world.observe())
+        problem = self.decider.warm_up(made_up, self.options.warm_up_budget_s)
         self.world.forget()
         if problem:
             self.recorder.event("policy-warm-up-failed", problem=problem)

@@ -374,6 +374,7 @@ def _check_allocation(allocation: Allocation, observation: Observation, plan: Pl
     jobs, gpus, workers = observation.jobs, observation.gpus, observation.workers
     code, job, gpu = allocation_fault(
         allocation.job, allocation.offset, allocation.gpu, allocation.share,
+        np.sort(allocation.job), np.argsort(allocation.gpu),
         jobs.state, jobs.rigid, jobs.gpus_requested, jobs.gpus_per_worker, jobs.workers_min, jobs.workers_max,
         jobs.memory_bytes, gpus.node, gpus.job, gpus.share_free, gpus.memory_bytes, observation.nodes.up,
         workers.job, workers.gpu, workers.gpu_share, DONE,

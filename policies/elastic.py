@@ -19,7 +19,7 @@ from policies.kernels_scaling import (
 )
 from policies.observation import Bools, Floats, Ints, Observation
 from policies.placement import WHOLE
-from policies.ranking import NodeState, Ranking
+from policies.ranking import NodeState, Ranking, gpus_wanted
 
 
 def elastic_rows(o: Observation, rows: Ints) -> Ints:
@@ -76,24 +76,42 @@ def _slowest_model(offset: Ints, gpu: Ints, gpu_model: Ints, model_speed: Floats
     return model
 
 
+def held_gpus(holder: Ints, rows: Ints) -> tuple[Ints, Ints]:
+    """GPUs that each job row holds alone by `holder` (job row per GPU), in compressed rows: (offset, gpu)."""
+    ascending = np.sort(rows)
+    offset, gpu = holdings(frozen(ascending), holder)
+    return _reordered(offset, gpu, np.searchsorted(ascending, rows).astype(np.int64))
+
+
+@jit
+def _reordered(offset: Ints, value: Ints, order: Ints) -> tuple[Ints, Ints]:
+    """Compressed rows in another order."""
+    new_offset = np.zeros(order.size + 1, dtype=np.int64)
+    for i in range(order.size):
+        new_offset[i + 1] = new_offset[i] + offset[order[i] + 1] - offset[order[i]]
+    new = np.empty(new_offset[-1], dtype=np.int64)
+    for i in range(order.size):
+        new[new_offset[i] : new_offset[i + 1]] = value[offset[order[i]] : offset[order[i] + 1]]
+    return new_offset, new
+
+
 def elastic_columns(hand: Hand, nodes: NodeState, rows: Ints) -> ElasticColumns:
     """The parts of `Elastic`, in its order, for elastic jobs (rows) that hold GPUs now."""
     o = hand.observation
-    ascending = np.sort(rows)
-    offset, gpu = holdings(frozen(ascending), hand.holder)
-    at = np.searchsorted(ascending, rows)
-    parts = [gpu[offset[k] : offset[k + 1]] for k in at.tolist()]
-    offset = np.cumsum([0, *(len(part) for part in parts)]).astype(np.int64)
-    gpu = np.concatenate([*parts, np.empty(0, dtype=np.int64)])
+    offset, gpu = held_gpus(hand.holder, rows)
     _best_first(offset, gpu, o.gpus.node, frozen(nodes.speed))
     model = _slowest_model(offset, gpu, o.gpus.model, frozen(nodes.model_speed))
     waiting = o.jobs.gpus_held[rows] == 0
     cost_s = np.where(waiting, 0.0, np.nan_to_num(o.jobs.restart_s[rows]))
-    per = np.maximum(o.jobs.gpus_per_worker[rows], 1)
-    requested = np.clip(
-        o.jobs.gpus_requested[rows] // per, o.jobs.workers_min[rows], o.jobs.workers_max[rows]
-    )
-    return rows, offset, gpu, model, cost_s, requested.astype(np.int64)
+    requested = gpus_wanted(o, rows) // np.maximum(o.jobs.gpus_per_worker[rows], 1)
+    return rows, offset, gpu, model, cost_s, requested
+
+
+def chosen(columns: ElasticColumns, order: Ints) -> ElasticColumns:
+    """Some of the elastic jobs (positions), in that order."""
+    rows, offset, gpu, model, cost_s, requested = columns
+    offset, gpu = _reordered(offset, gpu, order)
+    return rows[order], offset, gpu, model[order], cost_s[order], requested[order]
 
 
 def on_living_nodes(o: Observation, columns: ElasticColumns) -> Bools:
@@ -116,12 +134,13 @@ def shrink_jobs(
     What a job loses counts by its priority and by how busy its GPUs are. Returns the rows of those that gave.
     """
     o, shrunk = hand.observation, []
-    rows = rows[on_living_nodes(o, elastic_columns(hand, nodes, rows))]
+    columns = elastic_columns(hand, nodes, rows)
+    columns = chosen(columns, np.flatnonzero(on_living_nodes(o, columns)))
     for k in waits.tolist():
+        rows, offset, held = columns[:3]
         if not len(rows):
             break
-        row, columns = int(ranking.waiting[k]), elastic_columns(hand, nodes, rows)
-        _, offset, held = columns[:3]
+        row = int(ranking.waiting[k])
         claim = ranking.running_a[np.searchsorted(ranking.running, rows)]
         claim = claim * _busy(offset, nodes.efficiency[o.gpus.node[held]])
         service_s = float(np.nan_to_num(o.jobs.service_s[row], nan=horizon_s))
@@ -136,9 +155,10 @@ def shrink_jobs(
         gpus = kept * o.jobs.gpus_per_worker[rows]
         given = gpus < np.diff(offset)
         for i in np.flatnonzero(given).tolist():
-            hand.resize(int(rows[i]), held[offset[i] : offset[i] + gpus[i]])
+            now = held[offset[i] : offset[i + 1]]
+            hand.resize(int(rows[i]), now, now[: gpus[i]])
             shrunk.append(int(rows[i]))
-        rows = rows[~given]
+        columns = chosen(columns, np.flatnonzero(~given))
         hand.start((np.array([row]), np.array([0, len(gpu)]), gpu, np.full(len(gpu), share)))
     return np.array(shrunk, dtype=np.int64)
 
@@ -170,13 +190,17 @@ def grow_jobs(
     enough = held >= requested * o.jobs.gpus_per_worker[rows]
     order = np.lexsort((rows, -worth, enough))
     order = order[on_living_nodes(o, columns)[order]]
+    columns = chosen(columns, order)
     grants, gain_s = grow(
-        elastic_columns(hand, nodes, rows[order]), horizon_s, margin, o.jobs.memory_bytes, hand.columns,
+        columns, horizon_s, margin, o.jobs.memory_bytes, hand.columns,
         frozen(nodes.model), o.gpus.node, scaling,
     )  # fmt: skip
-    job, offset, gpu, _ = grants
+    job, new_offset, new_gpu, _ = grants
+    rows, offset, gpu, *_ = columns
+    at = {row: k for k, row in enumerate(rows.tolist())}
     for k, row in enumerate(job.tolist()):
-        hand.resize(row, gpu[offset[k] : offset[k + 1]])
+        held = gpu[offset[at[row]] : offset[at[row] + 1]]
+        hand.resize(row, held, new_gpu[new_offset[k] : new_offset[k + 1]])
     return job, gain_s
 
 
@@ -189,12 +213,13 @@ def parallel_work(hand: Hand, nodes: NodeState, scaling: ScalingColumns) -> dict
     stays = before[~np.isin(before, np.array(hand.stopped, dtype=np.int64))]
     after = np.concatenate((stays, started[~o.jobs.rigid[started]]))
     values: dict[str, Any] = {}
-    for name, state, rows in (("before", Hand.observed(o), before), ("after", hand, after)):
+    for name, holder, rows in (("before", o.gpus.job, before), ("after", hand.holder, after)):
         efficiency = math.nan
         if len(rows):
-            columns = elastic_columns(state, nodes, rows)
+            offset, gpu = held_gpus(holder, rows)
+            model = _slowest_model(offset, gpu, o.gpus.model, frozen(nodes.model_speed))
             per = np.maximum(o.jobs.gpus_per_worker[rows], 1)
-            workers, now = np.diff(columns[1]) // per, o.jobs.gpus_held[rows] // per
-            efficiency = parallel_efficiency(rows, workers, now, columns[3], scaling)
+            workers, now = np.diff(offset) // per, o.jobs.gpus_held[rows] // per
+            efficiency = parallel_efficiency(rows, workers, now, model, scaling)
         values[f"s423_efficiency_{name}"] = efficiency
     return values

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.contract import Allocation
-from policies.jit import jit
+from policies.jit import jit, jit_in_place
 from policies.observation import Bools, Floats, Ints, Observation, S
 from policies.placement import WHOLE, Room, gpus_needed, place
 
@@ -78,9 +78,11 @@ def working_room(columns: RoomColumns) -> Room:
     for memory in memory_bytes:
         if memory < least:
             least = memory
+    groups = group.max() + 1 if group.size > 0 else 0
     return Room(
-        first_gpu, size.copy(), up, free.copy(), room.copy(), memory_bytes, least, weight, group, order
-    )
+        first_gpu, size.copy(), up, free.copy(), room.copy(), memory_bytes, least,
+        weight, group, groups, order, np.zeros(1, dtype=np.int64),
+    )  # fmt: skip
 
 
 @jit
@@ -88,11 +90,11 @@ def copy_of(c: Room) -> Room:
     """A room that can be changed without changing `c`."""
     return Room(
         c.first_gpu, c.size, c.up, c.free.copy(), c.room.copy(), c.memory_bytes, c.least_memory_bytes,
-        c.weight, c.group, c.order,
+        c.weight, c.group, c.groups, c.order, c.skip.copy(),
     )  # fmt: skip
 
 
-@jit
+@jit_in_place
 def demand(r: Requests, j: int) -> Demand:
     """What job row j needs to start: a rigid job its request, a training job the nearest whole workers."""
     gpus = gpus_needed(r.rigid[j], r.gpus[j], r.per_worker[j], r.workers_min[j], r.workers_max[j])
@@ -105,7 +107,7 @@ def no_failures() -> Failures:
     return Failures(np.empty((16, 4)), np.zeros(1, dtype=np.int64))
 
 
-@jit
+@jit_in_place
 def remember_failure(f: Failures, d: Demand, only_late: bool) -> None:
     """Note that a demand does not fit; `only_late`: only because it would end too late."""
     k = f.used[0]
@@ -115,7 +117,7 @@ def remember_failure(f: Failures, d: Demand, only_late: bool) -> None:
         f.used[0] = k + 1
 
 
-@jit
+@jit_in_place
 def has_failed(f: Failures, d: Demand, late: bool) -> bool:
     """Whether the same demand has failed already. What is left only shrinks, so it would fail again."""
     for k in range(f.used[0]):
@@ -125,7 +127,7 @@ def has_failed(f: Failures, d: Demand, late: bool) -> bool:
     return False
 
 
-@jit
+@jit_in_place
 def granted(g: Grants, n: int, job: int, d: Demand) -> int:
     """Book the GPUs written behind the first n grants for `job`; returns n + 1."""
     at = g.offset[n]
@@ -185,7 +187,7 @@ def no_grants(jobs: int, gpus: int) -> Grants:
     )
 
 
-@jit
+@jit_in_place
 def partly_free(share_free: Floats) -> bool:
     """Whether some GPU is shared and has room left."""
     for room in share_free:  # noqa: SIM110 (the compiler knows no generators)
@@ -194,7 +196,7 @@ def partly_free(share_free: Floats) -> bool:
     return False
 
 
-@jit
+@jit_in_place
 def some_room(node_gpus_free: Ints, share_free: Floats) -> bool:
     """Whether anything at all is free."""
     for n in range(node_gpus_free.size):
@@ -231,7 +233,7 @@ def start_in_order(
                 grants = with_space(grants, n + 1, at + d.gpus)
                 if place(room, d.gpus, d.share, d.memory_bytes, rule, grants.gpu, at):
                     n = granted(grants, n, j, d)
-                    left = room.free.sum()
+                    left = left - d.gpus if d.share >= WHOLE else room.free.sum()
                     shared |= d.share < WHOLE
                     if left > 0 or shared:
                         continue

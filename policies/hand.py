@@ -94,17 +94,16 @@ class Hand:
     def stop(self, rows: Iterable[int]) -> None:
         """Take all GPUs from running jobs."""
         for row in rows:
-            self._take(row)
+            self._take(*self.gpus_of(row))
             self.given.pop(row, None)
             self.stopped.append(row)
 
-    def resize(self, row: int, gpu: Ints) -> None:
-        """Let a job hold these whole GPUs instead of what it holds now."""
-        self._take(row)
+    def resize(self, row: int, held: Ints, gpu: Ints) -> None:
+        """Let a job hold the whole GPUs `gpu` instead of those it holds now."""
+        self._take(held, np.ones(len(held)))
         self._give(row, gpu, np.ones(len(gpu)))
 
-    def _take(self, row: int) -> None:
-        gpu, share = self.gpus_of(row)
+    def _take(self, gpu: Ints, share: Floats) -> None:
         o = self.observation
         _unbook(self._free, self._room, self._holder, o.gpus.node, o.nodes.up, gpu, share)
 
@@ -127,16 +126,20 @@ class Hand:
 
     def started(self) -> Ints:
         """Rows of the waiting jobs that start."""
-        state = self.observation.jobs.state
-        rows = [row for row in self.given if state[row] == JobState.WAITING]
-        return np.array(rows, dtype=np.int64)
+        return self._given(JobState.WAITING)
 
     def resized(self) -> Ints:
         """Rows of the running jobs that get other GPUs."""
-        state = self.observation.jobs.state
-        rows = [row for row in self.given if state[row] == JobState.RUNNING]
-        return np.array(rows, dtype=np.int64)
+        return self._given(JobState.RUNNING)
+
+    def _given(self, state: JobState) -> Ints:
+        rows = np.fromiter(self.given, dtype=np.int64, count=len(self.given))
+        found: Ints = rows[self.observation.jobs.state[rows] == state]
+        return found
 
     def touched(self, rows: Ints) -> Bools:
         """Whether each job row has been started, resized or stopped."""
-        return np.isin(rows, np.array([*self.stopped, *self.given], dtype=np.int64))
+        done = {*self.stopped, *self.given}
+        if not done:
+            return np.zeros(len(rows), dtype=np.bool_)
+        return np.fromiter((row in done for row in rows.tolist()), dtype=np.bool_, count=len(rows))

@@ -85,20 +85,19 @@ def worker_speeds(job: Ints, node: Ints, response_s: Floats, node_model: Ints, m
 @jit
 def gpus_with_memory(need_bytes: Floats, memory_bytes: Floats, gpu_node: Ints, up: Bools) -> Ints:
     """For each need (bytes), how many GPUs that are up have that much memory; unknown memory is enough."""
-    kinds, count, n = np.empty(64), np.zeros(64, dtype=np.int64), 0
+    kinds, count = np.empty(gpu_node.size + 1), np.empty(gpu_node.size + 1, dtype=np.int64)
+    n, k = 0, 0
     for g in range(gpu_node.size):
         if not up[gpu_node[g]]:
             continue
         memory = np.inf if np.isnan(memory_bytes[g]) else memory_bytes[g]
-        k = 0
-        while k < n and kinds[k] != memory:
-            k += 1
-        if k == kinds.size:
-            kinds = np.append(kinds, np.empty(64))
-            count = np.append(count, np.zeros(64, dtype=np.int64))
-        if k == n:
-            kinds[k] = memory
-            n += 1
+        if k >= n or kinds[k] != memory:
+            k = 0
+            while k < n and kinds[k] != memory:
+                k += 1
+            if k == n:
+                kinds[n], count[n] = memory, 0
+                n += 1
         count[k] += 1
     enough = np.zeros(need_bytes.size, dtype=np.int64)
     for i in range(need_bytes.size):
@@ -206,3 +205,15 @@ def entitlements(wanted: Ints, a: Floats, free: Ints, weight: Floats) -> Floats:
     for i in range(wanted.size):
         result[i] = a[i] * gives[min(max(wanted[i], 0), most)]
     return result
+
+
+@jit
+def remote_share(worker: Ints, size_bytes: Floats, local: Bools, workers: int) -> Floats:
+    """d per worker: the share of the bytes it owns that is stored elsewhere; 0 where it owns none."""
+    total, remote = np.zeros(workers), np.zeros(workers)
+    for k in range(worker.size):
+        if worker[k] >= 0 and size_bytes[k] > 0.0:
+            total[worker[k]] += size_bytes[k]
+            if not local[k]:
+                remote[worker[k]] += size_bytes[k]
+    return remote / np.maximum(total, 1e-300)

@@ -25,7 +25,7 @@ from policies.gangs import (
     with_space,
     working_room,
 )
-from policies.jit import jit
+from policies.jit import jit, jit_in_place
 from policies.observation import Floats, Ints
 from policies.placement import WEIGHTED, Room, give, place
 
@@ -58,7 +58,7 @@ ScalingColumns = tuple[
 ]  # fmt: skip
 
 
-@jit
+@jit_in_place
 def listed_work_s(j: int, gpus: int, model: int, s: Scaling) -> float:
     """Local work of a step (s) by the table; between listed counts linear in 1/GPUs, outside proportional.
 
@@ -87,15 +87,17 @@ def listed_work_s(j: int, gpus: int, model: int, s: Scaling) -> float:
     return float(high_s + (low_s - high_s) * (1.0 / gpus - 1.0 / s.table_gpus[above]) / span)
 
 
-@jit
+@jit_in_place
 def _work_s(j: int, workers: int, model: int, now: int, now_model: int, s: Scaling) -> float:
     """Local work (s) with so many workers on a GPU model, given what is measured with `now` workers now.
 
     Without table and measurement: relative to one worker on the fastest model.
     """
     per = s.per_worker[j]
-    listed = listed_work_s(j, workers * per, model, s)
     measured = s.work_s[j] if now > 0 else np.nan
+    if measured > 0.0 and workers == now and model == now_model:
+        return float(measured)
+    listed = listed_work_s(j, workers * per, model, s)
     speed, now_speed = s.model_speed[model], s.model_speed[now_model]
     if np.isnan(listed):
         ratio = now_speed / speed if speed > 0.0 and now_speed > 0.0 else 1.0
@@ -109,7 +111,7 @@ def _work_s(j: int, workers: int, model: int, now: int, now_model: int, s: Scali
     return listed
 
 
-@jit
+@jit_in_place
 def _exchange_s(j: int, workers: int, now: int, s: Scaling) -> float:
     if workers <= 1:
         return 0.0
@@ -118,7 +120,7 @@ def _exchange_s(j: int, workers: int, now: int, s: Scaling) -> float:
     return float(s.exchange_alone_s[j]) if s.exchange_alone_s[j] > 0.0 else 0.0
 
 
-@jit
+@jit_in_place
 def step_s(j: int, workers: int, model: int, now: int, now_model: int, s: Scaling) -> float:
     """Estimated time (s) of a step of job j with `workers` on a GPU model, running with `now` workers now.
 
@@ -135,7 +137,7 @@ def step_s(j: int, workers: int, model: int, now: int, now_model: int, s: Scalin
     return float(((h - 1) * work_s + both_s) / h)
 
 
-@jit
+@jit_in_place
 def parallel_efficiency(job: Ints, workers: Ints, now: Ints, model: Ints, scaling: ScalingColumns) -> float:
     """Mean over workers of each job's speed-up over one worker per worker, 0..1; NaN without workers.
 
@@ -151,7 +153,7 @@ def parallel_efficiency(job: Ints, workers: Ints, now: Ints, model: Ints, scalin
     return total / count if count > 0 else np.nan
 
 
-@jit
+@jit_in_place
 def remaining_s(j: int, now: int, model: int, requested: int, s: Scaling) -> float:
     """Estimated time (s) left with `now` workers; `service_s` is that with the `requested` ones."""
     here, there = step_s(j, now, model, now, model, s), step_s(j, requested, model, now, model, s)
@@ -172,13 +174,13 @@ class Elastic(NamedTuple):
 ElasticColumns = tuple[Ints, Ints, Ints, Ints, Floats, Ints]
 
 
-@jit
+@jit_in_place
 def _time_s(e: Elastic, i: int, workers: int, horizon_s: float, s: Scaling) -> float:
     left_s = remaining_s(e.job[i], workers, e.model[i], e.requested[i], s)
     return horizon_s if np.isnan(left_s) else min(left_s, horizon_s)
 
 
-@jit
+@jit_in_place
 def _best_size(
     e: Elastic, i: int, workers: int, free: Ints, horizon_s: float, margin: float, s: Scaling
 ) -> tuple[int, int, float]:
@@ -216,12 +218,11 @@ def _free_by_model(room: Room, node_model: Ints, models: int) -> Ints:
 
 
 @jit
-def _only(room: Room, node_model: Ints, model: int) -> Room:
-    """The same room (not a copy) with nodes of one GPU model only to choose from."""
-    order = room.order[node_model[room.order] == model]
+def _only(room: Room, order: Ints, skip: Ints) -> Room:
+    """The same room (not a copy) with some nodes only to choose from, as one group."""
     return Room(
         room.first_gpu, room.size, room.up, room.free, room.room, room.memory_bytes,
-        room.least_memory_bytes, room.weight, np.zeros_like(room.group), order,
+        room.least_memory_bytes, room.weight, room.group, 1, order, skip,
     )  # fmt: skip
 
 
@@ -234,6 +235,10 @@ def grow(
     e, s, room = Elastic(*elastic), Scaling(*scaling), working_room(columns)
     grants, n, gains = no_grants(e.job.size, 16), 0, np.empty(e.job.size)
     free = _free_by_model(room, node_model, s.model_speed.size)
+    model_of = node_model[room.order]
+    order = room.order[np.argsort(model_of, kind="mergesort")]
+    first = np.searchsorted(np.sort(model_of), np.arange(free.size + 1))
+    skip = np.zeros(free.size, dtype=np.int64)
     for i in range(e.job.size):
         if free.sum() == 0:
             break
@@ -246,19 +251,20 @@ def grow(
         kept, gpus = 0 if moves else held.size, workers * per
         grants = with_space(grants, n + 1, at + gpus)
         grants.gpu[at : at + kept] = held[:kept]
-        if not place(
-            _only(room, node_model, model), gpus - kept, 1.0, memory_bytes[j], WEIGHTED, grants.gpu, at + kept
-        ):
+        only = _only(room, order[first[model] : first[model + 1]], skip[model : model + 1])
+        if not place(only, gpus - kept, 1.0, memory_bytes[j], WEIGHTED, grants.gpu, at + kept):
             continue
+        free[model] -= gpus - kept
         for g in held[kept:]:
             give(room, gpu_node[g], g, 1.0)
-        free = _free_by_model(room, node_model, s.model_speed.size)
+            free[node_model[gpu_node[g]]] += 1
+            skip[node_model[gpu_node[g]]] = 0
         gains[n] = gain
         n = granted(grants, n, j, Demand(gpus, 1.0, memory_bytes[j]))
     return trimmed(grants, n), gains[:n]
 
 
-@jit
+@jit_in_place
 def _cheapest(
     e: Elastic, workers: Ints, claim: Floats, missing: int, horizon_s: float, s: Scaling
 ) -> tuple[int, int, float]:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.jit import jit
+from policies.jit import jit, jit_in_place
 from policies.observation import Bools, Floats, Ints
 
 COUNTED, PACKED, ANY, WEIGHTED = 0, 1, 2, 3
@@ -37,11 +37,13 @@ class Room(NamedTuple):
     memory_bytes: Floats  # per GPU; NaN unknown, taken as enough
     least_memory_bytes: float  # the smallest of those
     weight: Floats  # per node, for `WEIGHTED`: worth of a GPU there
-    group: Ints  # per node, for `WEIGHTED`: nodes a gang should not be spread over
+    group: Ints  # per node, for `WEIGHTED`: a gang stays inside one group if it can
+    groups: int
     order: Ints  # nodes by descending weight, for `WEIGHTED`
+    skip: Ints  # one number: how many nodes at the head of `order` have no free GPU
 
 
-@jit
+@jit_in_place
 def gpus_needed(rigid: bool, requested: int, per_worker: int, workers_min: int, workers_max: int) -> int:
     """GPUs to give a job: a rigid one exactly its request, a training job the nearest whole workers."""
     if rigid:
@@ -49,7 +51,7 @@ def gpus_needed(rigid: bool, requested: int, per_worker: int, workers_min: int, 
     return min(max(requested // per_worker, workers_min), workers_max) * per_worker
 
 
-@jit
+@jit_in_place
 def _count_usable(c: Room, share: float, memory_bytes: float, usable: Ints, size: Ints) -> None:
     """Per node: GPUs with room and memory for a job, and GPUs with memory for it."""
     for n in range(size.size):
@@ -63,7 +65,7 @@ def _count_usable(c: Room, share: float, memory_bytes: float, usable: Ints, size
                 usable[n] += 1
 
 
-@jit
+@jit_in_place
 def _choose_counted(usable: Ints, wanted: int, node: Ints, count: Ints) -> int:
     """Lowest-numbered nodes first: the GPUs are one pool."""
     k = 0
@@ -75,7 +77,7 @@ def _choose_counted(usable: Ints, wanted: int, node: Ints, count: Ints) -> int:
     return k
 
 
-@jit
+@jit_in_place
 def _best_fit(usable: Ints, wanted: int) -> int:
     """The node with the fewest usable GPUs among those with enough; -1 when there is none."""
     best = -1
@@ -85,7 +87,7 @@ def _best_fit(usable: Ints, wanted: int) -> int:
     return best
 
 
-@jit
+@jit_in_place
 def _choose_any(usable: Ints, wanted: int, node: Ints, count: Ints) -> int:
     """Fewest nodes possible now: the emptiest ones whole, the rest by best fit. Clears what it takes."""
     k = 0
@@ -106,7 +108,7 @@ def _choose_any(usable: Ints, wanted: int, node: Ints, count: Ints) -> int:
     return k
 
 
-@jit
+@jit_in_place
 def _choose_packed(usable: Ints, size: Ints, up: Bools, wanted: int, node: Ints, count: Ints) -> int:
     """Whole free nodes for the full part, largest first, best fit for the rest. Clears what it takes.
 
@@ -142,16 +144,19 @@ def _choose_packed(usable: Ints, size: Ints, up: Bools, wanted: int, node: Ints,
     return k
 
 
-@jit
-def _choose_heaviest(c: Room, usable: Ints, group: int, wanted: int, node: Ints, count: Ints) -> float:
+@jit_in_place
+def _choose_heaviest(
+    c: Room, usable: Ints, first: int, group: int, wanted: int, node: Ints, count: Ints
+) -> float:
     """Nodes of a group (-1: of any) one by one, each by the worth of what it can give of what is missing.
 
-    Writes and clears what it takes; returns its worth, negative when there is not enough.
+    Looks at `order` from `first` on. Writes what it takes; returns its worth, negative when it is not enough.
     """
     k, worth = 0, 0.0
     while wanted > 0:
         best, most = -1, 0.0
-        for n in c.order:
+        for i in range(first, c.order.size):
+            n = c.order[i]
             if c.weight[n] * wanted <= most:
                 break
             value = min(usable[n], wanted) * c.weight[n]
@@ -169,22 +174,26 @@ def _choose_heaviest(c: Room, usable: Ints, group: int, wanted: int, node: Ints,
     return worth
 
 
-@jit
+@jit_in_place
 def _give_back(usable: Ints, node: Ints, count: Ints, k: int) -> None:
     for i in range(k):
         usable[node[i]] += count[i]
 
 
-@jit
-def _choose_weighted(c: Room, usable: Ints, wanted: int, node: Ints, count: Ints) -> int:
+@jit_in_place
+def _choose_weighted(c: Room, usable: Ints, whole: bool, wanted: int, node: Ints, count: Ints) -> int:
     """The heaviest nodes of the one group that is worth most, or of all groups where none is enough."""
-    best, most, last = -1, -1.0, c.group.max()
-    for group in range(last + 1):
-        worth = _choose_heaviest(c, usable, group, wanted, node, count)
+    while whole and c.skip[0] < c.order.size and c.free[c.order[c.skip[0]]] == 0:
+        c.skip[0] += 1
+    first = c.skip[0] if whole else 0
+    low, last = (0, c.groups - 1) if c.groups > 1 else (-1, -1)
+    best, most = -1, -1.0
+    for group in range(low, last + 1):
+        worth = _choose_heaviest(c, usable, first, group, wanted, node, count)
         if worth > most:
             best, most = group, worth
     if best != last:
-        most = _choose_heaviest(c, usable, best, wanted, node, count)
+        most = _choose_heaviest(c, usable, first, best, wanted, node, count)
     k = 0
     while most >= 0.0 and wanted > 0:
         wanted -= count[k]
@@ -192,7 +201,7 @@ def _choose_weighted(c: Room, usable: Ints, wanted: int, node: Ints, count: Ints
     return k
 
 
-@jit
+@jit_in_place
 def _choose_tightest(c: Room, share: float, memory_bytes: float) -> tuple[int, int]:
     """(node, GPU) with the least room that holds `share`, lowest-numbered on ties; (-1, -1) when none."""
     node, gpu = -1, -1
@@ -204,7 +213,7 @@ def _choose_tightest(c: Room, share: float, memory_bytes: float) -> tuple[int, i
     return node, gpu
 
 
-@jit
+@jit_in_place
 def _pick(c: Room, n: int, count: int, share: float, memory_bytes: float, out: Ints, at: int) -> int:
     """Write `count` GPUs of node n to out[at:], lowest-numbered first; returns how many there were."""
     found = 0
@@ -217,7 +226,7 @@ def _pick(c: Room, n: int, count: int, share: float, memory_bytes: float, out: I
     return found
 
 
-@jit
+@jit_in_place
 def take(c: Room, n: int, gpu: int, share: float) -> None:
     """Take `share` of a GPU on node n out of the room."""
     if c.room[gpu] >= WHOLE:
@@ -225,13 +234,14 @@ def take(c: Room, n: int, gpu: int, share: float) -> None:
     c.room[gpu] = max(c.room[gpu] - share, 0.0)
 
 
-@jit
+@jit_in_place
 def give(c: Room, n: int, gpu: int, share: float) -> None:
     """Put `share` of a GPU on node n back."""
     before = c.room[gpu]
     c.room[gpu] = min(before + share, 1.0)
     if before < WHOLE <= c.room[gpu]:
         c.free[n] += 1
+        c.skip[0] = 0
 
 
 @jit
@@ -258,7 +268,7 @@ def place(c: Room, wanted: int, share: float, memory_bytes: float, rule: int, ou
     if rule == COUNTED:
         chosen = _choose_counted(usable, wanted, node, count)
     elif rule == WEIGHTED:
-        chosen = _choose_weighted(c, usable, wanted, node, count)
+        chosen = _choose_weighted(c, usable, whole, wanted, node, count)
     else:
         if rule == ANY:
             chosen = _choose_any(usable, wanted, node, count)
@@ -280,11 +290,30 @@ def place(c: Room, wanted: int, share: float, memory_bytes: float, rule: int, ou
     return True
 
 
-@jit
+@jit_in_place
+def _position(ascending: Ints, value: int) -> int:
+    """Where `value` is, or belongs, in an ascending array."""
+    low, high = 0, ascending.size
+    while low < high:
+        middle = (low + high) // 2
+        if ascending[middle] < value:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@jit_in_place
+def _owner(offset: Ints, entry: int) -> int:
+    """Which listed job an entry of the GPU list belongs to."""
+    return _position(offset, entry + 1) - 1
+
+
+@jit_in_place
 def _share_held(job: int, gpu: int, worker_job: Ints, worker_gpu: Ints, worker_share: Floats) -> float:
     """Share of `gpu` that `job` holds through its rows of the workers table (sorted by job)."""
     held = 0.0
-    for w in range(np.searchsorted(worker_job, job), worker_job.size):
+    for w in range(_position(worker_job, job), worker_job.size):
         if worker_job[w] != job:
             break
         if worker_gpu[w] == gpu:
@@ -292,9 +321,9 @@ def _share_held(job: int, gpu: int, worker_job: Ints, worker_gpu: Ints, worker_s
     return held
 
 
-@jit
+@jit_in_place
 def allocation_fault(
-    job: Ints, offset: Ints, gpu: Ints, share: Floats,
+    job: Ints, offset: Ints, gpu: Ints, share: Floats, listed: Ints, order: Ints,
     job_state: NDArray[np.int8], job_rigid: Bools, job_gpus: Ints, job_gpus_per_worker: Ints,
     job_workers_min: Ints, job_workers_max: Ints, job_memory_bytes: Floats,
     gpu_node: Ints, gpu_job: Ints, gpu_share_free: Floats, gpu_memory_bytes: Floats, node_up: Bools,
@@ -303,11 +332,11 @@ def allocation_fault(
     """First fault of an allocation as (code, job row, gpu row); code 0 when feasible.
 
     Codes are those of `contract._ALLOCATION_FAULTS`. A GPU's room is its free share plus what the listed
-    jobs give up. Cost O(k log k) in the listed jobs and GPUs, independent of the cluster's size.
+    jobs give up. `listed` are the jobs, ascending; `order` sorts `gpu`. Cost O(k log k) in the listed jobs
+    and GPUs, independent of the cluster's size.
     """
     if offset.size != job.size + 1 or offset[0] != 0 or offset[-1] != gpu.size or share.size != gpu.size:
         return 11, -1, -1
-    listed = np.sort(job)
     for k in range(listed.size):
         if listed[k] < 0 or listed[k] >= job_state.size or (k > 0 and listed[k] == listed[k - 1]):
             return 1, listed[k], -1
@@ -338,10 +367,6 @@ def allocation_fault(
                 return 8, j, g
     if gpu.size == 0:
         return 0, -1, -1
-    owner = np.empty(gpu.size, dtype=np.int64)
-    for k in range(job.size):
-        owner[offset[k] : offset[k + 1]] = job[k]
-    order = np.argsort(gpu)
     e = 0
     while e < order.size:
         g = gpu[order[e]]
@@ -349,19 +374,19 @@ def allocation_fault(
         first = e
         while e < order.size and gpu[order[e]] == g:
             for other in range(first, e):
-                if owner[order[other]] == owner[order[e]]:
-                    return 9, owner[order[e]], g
+                if _owner(offset, order[other]) == _owner(offset, order[e]):
+                    return 9, job[_owner(offset, order[e])], g
             wanted += share[order[e]]
             e += 1
         room = gpu_share_free[g]
         holder = gpu_job[g]
         if holder >= 0:
-            at = np.searchsorted(listed, holder)
+            at = _position(listed, holder)
             if at < listed.size and listed[at] == holder:
                 room = 1.0
         elif holder == -2:
             for k in range(job.size):
                 room += _share_held(job[k], g, worker_job, worker_gpu, worker_share)
         if wanted > room + 1e-9:
-            return 5, owner[order[first]], g
+            return 5, job[_owner(offset, order[first])], g
     return 0, -1, -1

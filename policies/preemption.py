@@ -25,7 +25,7 @@ from policies.gangs import (
     with_space,
     working_room,
 )
-from policies.jit import jit
+from policies.jit import jit, jit_in_place
 from policies.observation import Bools, Floats, Ints
 from policies.placement import WHOLE, Room, give, place, take
 
@@ -73,7 +73,7 @@ def _victims(
     return running[order], Victims(bar[order], ordered, held_offset, held_gpu[:n], held_share[:n], stopped)
 
 
-@jit
+@jit_in_place
 def _release(room: Room, v: Victims, i: int, gpu_node: Ints) -> None:
     for e in range(v.offset[i], v.offset[i + 1]):
         if room.up[gpu_node[v.gpu[e]]]:
@@ -81,7 +81,7 @@ def _release(room: Room, v: Victims, i: int, gpu_node: Ints) -> None:
     v.stopped[i] = True
 
 
-@jit
+@jit_in_place
 def _restore(room: Room, v: Victims, i: int, gpu_node: Ints) -> bool:
     """Give a victim back what it held, unless some of that has been taken; returns whether it could."""
     for e in range(v.offset[i], v.offset[i + 1]):

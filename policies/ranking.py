@@ -18,6 +18,7 @@ from policies.kernels_allocation import (
     mean_by,
     model_speeds,
     priorities,
+    remote_share,
     worker_speeds,
 )
 from policies.observation import Floats, Ints, Observation
@@ -106,18 +107,6 @@ def gpus_wanted(o: Observation, rows: Ints) -> Ints:
     return np.where(jobs.rigid[rows], asked, workers * per).astype(np.int64)
 
 
-def _delays(o: Observation) -> Floats:
-    """d per worker: the share of the bytes it owns that is stored elsewhere."""
-    shards, rows = o.shards, len(o.workers)
-    owned = shards.worker >= 0
-    total = np.bincount(shards.worker[owned], weights=shards.bytes[owned], minlength=rows)
-    away = owned & ~shards.local
-    remote = np.bincount(shards.worker[away], weights=shards.bytes[away], minlength=rows)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        share = remote / total
-    return np.where(np.isfinite(share), share, 0.0).astype(np.float64)
-
-
 def rank(o: Observation, nodes: NodeState, ageing: float, unknown_s: float) -> Ranking:
     """Priorities of all jobs, the contention on each node, and the waiting jobs by their ratio."""
     jobs = o.jobs
@@ -148,14 +137,14 @@ def _contention(o: Observation, by_size: Floats, running: Ints, running_a: Float
     workers, jobs = o.workers, o.jobs
     job_a = np.zeros(len(jobs))
     job_a[running] = running_a
-    held: Floats = jobs.gpus_per_worker[workers.job] * np.where(
-        workers.gpu_share >= WHOLE, 1.0, workers.gpu_share
-    )
+    share = np.where(workers.gpu_share >= WHOLE, 1.0, workers.gpu_share)
+    held = share * jobs.gpus_per_worker[workers.job].astype(np.float64)
+    delay = remote_share(o.shards.worker, o.shards.bytes, o.shards.local, len(workers))
     trains = np.zeros(len(jobs), dtype=np.bool_)
     trains[workers.job] = True
     return contention(
         o.nodes.gpus, o.nodes.gpus_free, by_size, o.gpus.node, o.gpus.job, job_a,
-        workers.job, workers.node, held, _delays(o), trains,
+        workers.job, workers.node, held, delay, trains,
     )  # fmt: skip
 
 

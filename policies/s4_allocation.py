@@ -41,6 +41,7 @@ from policies.preemption import start_with_preemption
 from policies.ranking import NodeState, Ranking, gpus_wanted, node_state, rank
 
 _NO_GRANTS: GrantColumns = (NO_ROWS, frozen(np.zeros(1, dtype=np.int64)), NO_ROWS, NO_VALUES)
+_NO_VERDICT = Verdict(NO_ROWS, NO_ROWS, NO_VALUES)
 _SMALLER = 16  # waiting elastic jobs, from the first, that may start with fewer workers
 _PREEMPTING = 128  # waiting jobs, from the first, for which running jobs may give way
 _SHRINKING = 4  # waiting jobs, from the first, for which elastic jobs may give up workers
@@ -124,6 +125,8 @@ class NodeAllocation(AllocationStage):
         """S413: judge watched resizes by fresh measurements of goodput."""
         rows = np.sort(o.running)
         rows = rows[~o.jobs.rigid[rows]]
+        if not len(rows) and "goodput_id" not in memory:
+            return _NO_VERDICT, {"guard": guard_empty(), **memory}
         goodput = o.jobs.goodput_samples_per_s[rows]
         seen = np.full(len(rows), np.nan)
         if "goodput_id" in memory:
@@ -139,6 +142,8 @@ class NodeAllocation(AllocationStage):
     def _watch(self, hand: Hand, record: Record) -> Record:
         """S413: watch the jobs that grew or moved; the measured goodput must not fall."""
         rows = np.sort(hand.resized())
+        if not len(rows):
+            return record
         held = hand.observation.jobs.gpus_held[rows]
         now = np.array([len(hand.given[row][0]) for row in rows.tolist()], dtype=np.int64)
         rows, held = rows[now >= held], held[now >= held]
@@ -167,7 +172,8 @@ class NodeAllocation(AllocationStage):
             job, offset, gpu = columns[:3]
             alive = on_living_nodes(hand.observation, columns)
             for k in np.flatnonzero(alive & (verdict.undo < np.diff(offset))).tolist():
-                hand.resize(int(job[k]), gpu[offset[k] : offset[k] + int(verdict.undo[k])])
+                held = gpu[offset[k] : offset[k + 1]]
+                hand.resize(int(job[k]), held, held[: int(verdict.undo[k])])
                 undone.append(int(job[k]))
         return {
             "s413_kept": verdict.keep,
@@ -226,12 +232,12 @@ class NodeAllocation(AllocationStage):
         queue, standing = ranking.waiting[left][:_PREEMPTING], ranking.waiting_a[left][:_PREEMPTING]
         able = ~hand.touched(ranking.running)
         running = ranking.running[able]
-        if not len(queue) or not len(running):
+        key, bar = np.nan_to_num(o.jobs.service_s[queue], nan=math.inf), self._bars(o, running)
+        if not key.min(initial=math.inf) < bar.max(initial=-math.inf):
             return {"s422_stopped": NO_ROWS}
-        key = np.nan_to_num(o.jobs.service_s[queue], nan=math.inf)
         stopped, grants, _ = start_with_preemption(
             frozen(queue), frozen(key), frozen(standing), WEIGHTED,
-            frozen(running), frozen(self._bars(o, running)), frozen(ranking.running_a[able]),
+            frozen(running), frozen(bar), frozen(ranking.running_a[able]),
             request_columns(o), hand.without_free() if overdue else hand.columns, hand.holder, o.gpus.node,
             o.workers.job, o.workers.gpu, o.workers.gpu_share,
         )  # fmt: skip
@@ -245,6 +251,8 @@ class NodeAllocation(AllocationStage):
         """S422: elastic jobs give up workers for waiting ones, or take GPUs that nobody waits for."""
         o = hand.observation
         rows = elastic_rows(o, ranking.running)
+        if not len(rows) and o.jobs.rigid[o.waiting].all():
+            return {"s422_grown": NO_ROWS, "s422_shrunk": NO_ROWS}
         rows = rows[~guard_blocked(record, rows, o.time_s) & ~hand.touched(rows)]
         waits = np.flatnonzero(~hand.touched(ranking.waiting))
         if len(waits):

@@ -133,7 +133,13 @@ class EventByEvent:
         return (yield from self._end(job, period, outcome, begin_s, barrier.waited, generation))
 
     def _end(
-        self, job: TrainingJob, period: Period, outcome: Outcome, begin_s: float, waited: bool, generation: int
+        self,
+        job: TrainingJob,
+        period: Period,
+        outcome: Outcome,
+        begin_s: float,
+        waited: bool,
+        generation: int,
     ) -> Generator[Event, Any, Outcome | None]:
         """The exchange (from offset `begin_s` on) and the end of a period."""
         clock, alone_s, contended = self.clock, job.exchange.alone_s, False
@@ -147,7 +153,9 @@ class EventByEvent:
             if contended:
                 outcome.exchange_s = exchange_s
         if contended or waited:
-            outcome.end_s = max(period.start_s + outcome.arrival_s, clock.now if job.exchange.happens else 0.0)
+            outcome.end_s = max(
+                period.start_s + outcome.arrival_s, clock.now if job.exchange.happens else 0.0
+            )
             outcome.duration_s = outcome.end_s - period.start_s
         yield clock.until(period.start_s + outcome.duration_s)
         return outcome if job.generation == generation else None

@@ -159,7 +159,7 @@ class Cluster:
         """Speed of a gang that runs at the pace of its slowest node."""
         if nodes.size == 1:
             node = nodes.item()
-            return self.node_speed.item(node) / self.slow.item(node)
+            return float(self.node_speed[node] / self.slow[node])
         return float((self.node_speed[nodes] / self.slow[nodes]).min())
 
     def nodes_named(self, names: Sequence[str]) -> list[int]:

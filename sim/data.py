@@ -78,7 +78,9 @@ class JobData:
 
     # -- ownership -----------------------------------------------------------------------------------------
 
-    def assign(self, worker_nodes: Sequence[int], unread: Iterable[tuple[int, int, int]] | None = None) -> None:
+    def assign(
+        self, worker_nodes: Sequence[int], unread: Iterable[tuple[int, int, int]] | None = None
+    ) -> None:
         """Give every unread piece an owner: a worker on a node that stores it, else the one that owns least.
 
         `unread` are (shard, cursor, end); None takes what is unread now, or a whole epoch before the first.
@@ -286,7 +288,9 @@ class JobData:
         for shard, begin, end in sorted(self.ledger):
             at = at if shard == at[0] else (shard, 0)
             if begin != at[1]:
-                raise ConservationError(f"epoch {self.epoch}: shard {shard} continues at {begin}, not {at[1]}")
+                raise ConservationError(
+                    f"epoch {self.epoch}: shard {shard} continues at {begin}, not {at[1]}"
+                )
             at = (shard, end)
             expected[shard] -= end - begin
         if any(expected.values()):
@@ -369,6 +373,4 @@ def place_shards(count: int, nodes: Sequence[int], weights: Floats, replicas: in
     held[order[: count - int(held.sum())]] += 1
     first = np.repeat(np.arange(len(nodes)), held)
     copies = min(replicas, len(nodes))
-    return [[int(nodes[(k + r) % len(nodes)]) for r in range(copies)] for k in first]
-
-
+    return [[int(nodes[(k + r) % len(nodes)]) for r in range(copies)] for k in first.tolist()]

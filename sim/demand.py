@@ -9,7 +9,7 @@ import numpy as np
 
 from policies.observation import Floats, Ints
 from sim.cluster import Cluster
-from sim.scenario import Checkpoint, Data, Job, Model, Scenario, TraceSpec
+from sim.scenario import Checkpoint, Data, Job, Model, Scenario, TraceSpec, TrainingJobs
 from sim.traces import Trace
 from sim.workload import replica_cost_s
 from sim.yaml_tree import InputError
@@ -46,7 +46,9 @@ def make_demand(scenario: Scenario, trace: Trace | None, cluster: Cluster) -> De
     listed = [entry for job in scenario.workload.jobs for entry in expand(job)]
     traced = 0 if trace is None else len(trace.job_id)
     if not listed and not traced:
-        raise InputError([f"{scenario.name}: workload: no jobs; give workload.jobs, or a trace with --trace FILE"])
+        raise InputError(
+            [f"{scenario.name}: workload: no jobs; give workload.jobs, or a trace with --trace FILE"]
+        )
     ids = np.arange(len(listed), dtype=np.int64)
     arrival = np.array([a for _, a, _ in listed], dtype=np.float64)
     gpus = np.array([j.gpus for _, _, j in listed], dtype=np.int64)
@@ -58,8 +60,7 @@ def make_demand(scenario: Scenario, trace: Trace | None, cluster: Cluster) -> De
     checkpoints = [j.checkpoint for _, _, j in listed]
     notes: tuple[str, ...] = ()
     if trace is not None:
-        spec = scenario.workload.trace
-        assert spec is not None
+        spec = scenario.workload.trace or TraceSpec(file=trace.source or "trace")
         offset, notes = len(listed), trace.notes
         ids = np.concatenate((ids, trace.job_id + (int(ids.max()) + 1 if offset else 0)))
         arrival = np.concatenate((arrival, trace.arrival_s))
@@ -103,41 +104,54 @@ def _check_fits(scenario: Scenario, demand: Demand, cluster: Cluster) -> None:
         )
 
 
-def _trained(scenario: Scenario, spec: TraceSpec, trace: Trace, cluster: Cluster) -> dict[int, Job]:
-    """Some jobs of a trace with a workload, evenly spread, so that their ideal duration is the trace's."""
-    wanted = spec.training
-    if wanted is None:
-        return {}
-    rows = np.unique(np.linspace(0, len(trace.job_id) - 1, min(wanted.count, len(trace.job_id))).astype(int))
-    jobs = {}
-    for k, row in enumerate(rows.tolist()):
-        name = wanted.models[k % len(wanted.models)]
-        model = scenario.workload.models.get(name)
-        if model is None:
-            raise InputError([f"{scenario.name}: workload.trace.training.models: unknown model {name!r}"])
-        gpus, duration_s = int(trace.gpus[row]), float(trace.duration_s[row])
-        per_worker = model.parallel.tensor * model.parallel.pipeline
-        gpus -= gpus % per_worker
-        if gpus == 0:
-            continue
-        batch = wanted.global_batch
-        step_s = _step_s(model, cluster, batch * per_worker // gpus)
-        if duration_s > step_s * wanted.steps_max:
-            batch = wanted.micro_batch * math.ceil(
-                batch * duration_s / (step_s * wanted.steps_max) / wanted.micro_batch
+def _models_of(scenario: Scenario, wanted: TrainingJobs, trace: Trace) -> dict[int, str]:
+    """Which rows of a trace train, and what: those that name a model, and `count` more evenly spread."""
+    named = {int(row): str(trace.model[row]) for row in np.flatnonzero(trace.model != "")}
+    count = min(wanted.count, len(trace))
+    for k, row in enumerate(np.unique(np.linspace(0, len(trace) - 1, count).astype(int)).tolist()):
+        named.setdefault(row, wanted.models[k % len(wanted.models)])
+    for row, name in named.items():
+        if name not in scenario.workload.models:
+            known = ", ".join(sorted(scenario.workload.models)) or "none are defined"
+            raise InputError(
+                [
+                    f"{scenario.name}: job {trace.job_id[row]} of the trace: unknown model {name!r}; known: {known}"
+                ]
             )
-            step_s = _step_s(model, cluster, batch * per_worker // gpus)
+    return dict(sorted(named.items()))
+
+
+def _trained(scenario: Scenario, spec: TraceSpec, trace: Trace, cluster: Cluster) -> dict[int, Job]:
+    """Training jobs of a trace, by row: elastic, with as many steps as make their ideal duration the trace's."""
+    wanted, jobs = spec.training, {}
+    for row, name in _models_of(scenario, wanted, trace).items():
+        model, duration_s = scenario.workload.models[name], float(trace.duration_s[row])
+        per_worker = model.parallel.tensor * model.parallel.pipeline
+        workers = int(trace.gpus[row]) // per_worker
+        if workers == 0:
+            raise InputError(
+                [
+                    f"{scenario.name}: job {trace.job_id[row]} of the trace asks for {trace.gpus[row]} GPUs, "
+                    f"one replica of model {name!r} needs {per_worker}"
+                ]
+            )
+        batch = max(wanted.global_batch, workers * wanted.micro_batch)
+        step_s = _step_s(model, cluster, batch // workers)
+        if duration_s > step_s * wanted.steps_max:
+            longer = duration_s / (step_s * wanted.steps_max)
+            batch = wanted.micro_batch * math.ceil(batch * longer / wanted.micro_batch)
+            step_s = _step_s(model, cluster, batch // workers)
         steps = max(1, round(duration_s / step_s))
         jobs[row] = Job(
             name=str(int(trace.job_id[row])),
             arrival=float(trace.arrival_s[row]),
-            gpus=gpus,
+            gpus=workers * per_worker,
             model=name,
             steps=steps,
             global_batch=batch,
             micro_batch=wanted.micro_batch,
             workers_min=1,
-            workers_max=2 * gpus // per_worker,
+            workers_max=2 * workers,
             data=Data(samples=steps * batch, sample_size=wanted.sample_size, shards=wanted.shards),
             checkpoint=spec.checkpoint,
         )

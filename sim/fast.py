@@ -21,6 +21,8 @@ from sim.job import Outcome, Period, TrainingJob, Window
 from sim.network import Network
 
 MAX_PERIODS = 1 << 14
+State = tuple[Ints, Floats, Floats, Floats]
+"""Arrays of `sim.periods.advance`: whole, real, worker, gpu_s."""
 
 
 @dataclass(slots=True, eq=False)
@@ -30,8 +32,8 @@ class Stretch:
     count: int  # periods that will be credited, unless cut
     credited: int
     end_s: Floats
-    state: tuple[Ints, Floats, Floats, Floats]  # before the first period not credited
-    after: tuple[Ints, Floats, Floats, Floats] | None  # after the last, when nothing was credited or cut
+    state: State  # before the first period not credited
+    after: State | None  # after the last, when nothing was credited or cut
     window: Window  # the job's window when the state was taken
     wake: Event
     timer: Event | None = None
@@ -120,8 +122,8 @@ class Fast(EventByEvent):
         stretch = self._stretch.get(job.row)
         if stretch is None:
             return
-        side = "left" if before else "right"
-        ended = int(np.searchsorted(stretch.end_s[: stretch.count], self.clock.now, side=side))
+        ends_s = stretch.end_s[: stretch.count]
+        ended = int(np.searchsorted(ends_s, self.clock.now, side="left" if before else "right"))
         self._credit(job, stretch, ended)
         if job.data is not None and not before:
             job.data.mark_started(job.samples * job.interval)
@@ -201,16 +203,12 @@ class Fast(EventByEvent):
 
     def _work_out(self, job: TrainingJob, count: int) -> Stretch | None:
         state = _state_of(job)
-        after = tuple(part.copy() for part in state)
-        end_s = np.empty(count)
-        horizon_s = self.next_tick_s()
-        done = p.advance(
-            count, horizon_s, job.last_checkpoint_s + job.checkpoint_interval_s(),
-            *after, *p.scratch_for(job.workers), end_s,
-        )  # fmt: skip
+        after, end_s = _copied(state), np.empty(count)
+        checkpoint_s = job.last_checkpoint_s + job.checkpoint_interval_s()
+        done = p.advance(count, self.next_tick_s(), checkpoint_s, *after, *p.scratch_for(job.workers), end_s)
         if done == 0:
             return None
-        stretch = Stretch(done, 0, end_s[:done], state, after, job.window, Event(self.clock))  # type: ignore[arg-type]
+        stretch = Stretch(done, 0, end_s[:done], state, after, job.window, Event(self.clock))
         self._set_timer(stretch)
         self._stretch[job.row] = stretch
         return stretch
@@ -218,7 +216,9 @@ class Fast(EventByEvent):
     def _set_timer(self, stretch: Stretch) -> None:
         self.clock.cancel(stretch.timer)
         at_s = max(self.clock.now, float(stretch.end_s[stretch.count - 1]))
-        stretch.timer = self.clock.at(at_s, lambda _: None if stretch.wake.triggered else stretch.wake.succeed())
+        stretch.timer = self.clock.at(
+            at_s, lambda _: None if stretch.wake.triggered else stretch.wake.succeed()
+        )
 
     def _cut(self, stretch: Stretch) -> None:
         running = int(np.searchsorted(stretch.end_s[: stretch.count], self.clock.now, side="right"))
@@ -279,7 +279,7 @@ class Fast(EventByEvent):
         return (yield from self._end(job, period, outcome, begin_s, False, generation))
 
 
-def _state_of(job: TrainingJob) -> tuple[Ints, Floats, Floats, Floats]:
+def _state_of(job: TrainingJob) -> State:
     """Everything the jitted advance reads and updates, copied out of a job."""
     account, window, model = job.account, job.window, job.model
     whole = np.zeros(9, dtype=np.int64)
@@ -300,7 +300,12 @@ def _state_of(job: TrainingJob) -> tuple[Ints, Floats, Floats, Floats]:
     return whole, real, worker, account.gpu_s.copy()
 
 
-def _refresh_window(job: TrainingJob, state: tuple[Ints, Floats, Floats, Floats]) -> None:
+def _copied(state: State) -> State:
+    whole, real, worker, gpu_s = state
+    return whole.copy(), real.copy(), worker.copy(), gpu_s.copy()
+
+
+def _refresh_window(job: TrainingJob, state: State) -> None:
     """An observation may have emptied the window since the state was taken."""
     _, real, worker, _ = state
     window = job.window
@@ -312,7 +317,7 @@ def _refresh_window(job: TrainingJob, state: tuple[Ints, Floats, Floats, Floats]
         worker[row] = values
 
 
-def _restore(job: TrainingJob, state: tuple[Ints, Floats, Floats, Floats]) -> None:
+def _restore(job: TrainingJob, state: State) -> None:
     """Put an advanced state back into the job."""
     whole, real, worker, gpu_s = state
     account, window = job.account, job.window
@@ -331,4 +336,3 @@ def _restore(job: TrainingJob, state: tuple[Ints, Floats, Floats, Floats]) -> No
     window.busy_s, window.busy_square = worker[p.BUSY_S].copy(), worker[p.BUSY_SQUARE].copy()
     window.stall_s, window.wait_s = worker[p.STALL_S].copy(), worker[p.WAIT_S].copy()
     window.samples = worker[p.W_SAMPLES].copy()
-

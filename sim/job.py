@@ -49,7 +49,12 @@ class Account:
     def copy(self) -> Account:
         """An independent copy."""
         return Account(
-            self.gpu_s.copy(), self.samples, self.useful_samples, self.lost_samples, self.steps, self.exchanges
+            self.gpu_s.copy(),
+            self.samples,
+            self.useful_samples,
+            self.lost_samples,
+            self.steps,
+            self.exchanges,
         )
 
 
@@ -71,7 +76,8 @@ class Window:
     @classmethod
     def empty(cls, workers: int, since_s: float) -> Window:
         """A window that begins now."""
-        return cls(*(np.zeros(workers) for _ in range(5)), since_s=since_s)
+        a, b, c, d, e = np.zeros((5, workers))
+        return cls(a, b, c, d, e, since_s=since_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +172,9 @@ class TrainingJob:
         self.generation = 0  # raised by every stop: what was under way before is void
         self.holding: Holding | None = None
         self.pending = Pending()
-        self.size_bytes = spec.checkpoint.size if spec.checkpoint.size is not None else checkpoint_bytes(model)
+        self.size_bytes = (
+            spec.checkpoint.size if spec.checkpoint.size is not None else checkpoint_bytes(model)
+        )
         self.fabric_bytes_per_s = float(cluster.topology.fabric_bytes_per_s.min())
         self._cost = lru_cache(maxsize=4096)(self._cost_uncached)
         self.workers = 0
@@ -317,7 +325,9 @@ class TrainingJob:
     def seconds_per_sample(self) -> Floats:
         """Work per sample and worker at the present shares; infinite for a worker without samples."""
         work = np.maximum(self.compute_s, self.input_s)
-        return np.divide(work, self.samples, out=np.full(self.workers, np.inf), where=self.samples > 0)
+        infinite: Floats = np.full(self.workers, np.inf)
+        np.divide(work, self.samples, out=infinite, where=self.samples > 0)
+        return infinite
 
     def end_period(self, period: Period, outcome: Outcome) -> None:
         """Book one finished period and find out when the next may begin."""

@@ -67,6 +67,7 @@ class Observer:
             ("sync_interval", spec.sync_interval),
             ("gamma", model.overlap),
             ("drift", model.drift),
+            ("share_kappa", math.nan if model.share_kappa is None else model.share_kappa),
             ("noise_scale", math.nan if model.noise_scale is None else model.noise_scale),
             ("remaining_samples", job.target),
             ("duration_s", duration_s),
@@ -209,7 +210,9 @@ class Observer:
         if members != self._members:
             self._members = members
             resize(self.workers, sum(job.workers for job in jobs))
-            self._first_row = dict(zip((job.row for job in jobs), _starts([j.workers for j in jobs]), strict=True))
+            self._first_row = dict(
+                zip((job.row for job in jobs), _starts([j.workers for j in jobs]), strict=True)
+            )
         first = 0
         memory = self.world.cluster.gpus.memory_bytes
         need = self._job_columns["memory_bytes"]
@@ -258,7 +261,7 @@ class Observer:
                 homes = {home for shard in job.data.homes for home in shard}
                 pairs |= {(home, node) for home in homes for node in job.nodes.tolist() if home != node}
         rows: dict[str, list[float]] = {name: [] for name in Paths.columns}
-        users = {link: max(1, len(network.flows_on(link))) for link in self._links_of(pairs)}
+        users = {link: max(1, network.count_on(link)) for link in self._links_of(pairs)}
         for source, target in sorted(pairs):
             links, latency_s = topology.read_route(source, target)
             rate = min(topology.capacity_bytes_per_s[link] / users[link] for link in links.tolist())

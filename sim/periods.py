@@ -10,7 +10,7 @@ import math
 import numpy as np
 
 from policies.jit import jit_in_place
-from policies.observation import Floats
+from policies.observation import Floats, Ints
 from sim.randomness import Space, noise_row, noise_space
 from sim.workload import efficiency, hidden_s
 
@@ -31,9 +31,11 @@ _TOLERANCE = 1e-9
 
 @jit_in_place
 def unfold(
-    steps, first_step, key, mu, sigma, compute_s, input_s, last_compute_s, last_input_s,
-    finish, last_s, begin, busy_s, square, stall_s, factor, space,
-):  # type: ignore[no-untyped-def]  # fmt: skip
+    steps: int, first_step: int, key: int, mu: float, sigma: float,
+    compute_s: Floats, input_s: Floats, last_compute_s: Floats, last_input_s: Floats,
+    finish: Floats, last_s: Floats, begin: Floats, busy_s: Floats, square: Floats, stall_s: Floats,
+    factor: Floats, space: Space,
+) -> None:  # fmt: skip
     """Local steps of one period for all workers, without waits.
 
     Fills, per worker: finish and begin of the last step (offsets), last_s its length, sums over all steps of
@@ -70,14 +72,14 @@ def unfold(
 
 
 @jit_in_place
-def add(total, values):  # type: ignore[no-untyped-def]
+def add(total: Floats, values: Floats) -> None:
     """total += values, elementwise over `total`."""
     for w in range(total.size):
         total[w] += values[w]
 
 
 @jit_in_place
-def dot(values, weight):  # type: ignore[no-untyped-def]
+def dot(values: Floats, weight: Floats) -> float:
     """Sum of values * weight in eight interleaved partial sums, which need not wait for each other."""
     n = weight.size
     a = b = c = d = e = f = g = h = 0.0
@@ -97,21 +99,26 @@ def dot(values, weight):  # type: ignore[no-untyped-def]
 
 
 @jit_in_place
-def meet(n, finish, begins, last_s, alone_s, gamma):  # type: ignore[no-untyped-def]
+def meet(
+    n: int, finish: Floats, begins: Floats, last_s: Floats, alone_s: float, gamma: float
+) -> tuple[float, float, float]:
     """(arrival of the last worker, begin of the exchange, duration) of an uncontended period, as offsets (s)."""
-    slowest, arrival, begin = 0, finish[0], 0.0
+    slowest, arrival, begin = 0, float(finish[0]), 0.0
     for w in range(n):
         if finish[w] > arrival:
-            slowest, arrival = w, finish[w]
+            slowest, arrival = w, float(finish[w])
     for w in range(n):
         if begins[w] > begin:
-            begin = begins[w]
+            begin = float(begins[w])
     begin = max(begin, arrival - hidden_s(last_s[slowest], alone_s, gamma))
     return arrival, begin, max(arrival, begin + alone_s)
 
 
 @jit_in_place
-def advance(periods, horizon_s, checkpoint_s, whole, real, worker, gpu_s, scratch, space, end_s):  # type: ignore[no-untyped-def]
+def advance(
+    periods: int, horizon_s: float, checkpoint_s: float,
+    whole: Ints, real: Floats, worker: Floats, gpu_s: Floats, scratch: Scratch, space: Space, end_s: Floats,
+) -> int:  # fmt: skip
     """Advance up to `periods` whole, uncontended periods without waits; returns how many.
 
     Stops before a period that ends after `horizon_s` (but does at least one), after the first that ends at or
@@ -122,7 +129,12 @@ def advance(periods, horizon_s, checkpoint_s, whole, real, worker, gpu_s, scratc
     sigma, alone_s = real[SIGMA], real[ALONE_S]
     finish, last_s, begins, p_busy, p_square, p_stall, factor, waited = scratch
     compute_s, input_s = worker[COMPUTE_S], worker[INPUT_S]
-    busy_s, busy_square, stall_s, wait_s = worker[BUSY_S], worker[BUSY_SQUARE], worker[STALL_S], worker[WAIT_S]
+    busy_s, busy_square, stall_s, wait_s = (
+        worker[BUSY_S],
+        worker[BUSY_SQUARE],
+        worker[STALL_S],
+        worker[WAIT_S],
+    )
     samples, weight = worker[W_SAMPLES], worker[SHARE_WEIGHT]
     per_step = worker[SAMPLES_EACH]
     arrival = duration = 0.0

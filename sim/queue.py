@@ -47,7 +47,11 @@ class RowQueue:
     def remove(self, row: int) -> None:
         """Take out a row. Raises KeyError when it is not there."""
         buffer, head, tail = self._buffer, self._head, self._tail
-        at = head if head < tail and buffer[head] == row else head + int(np.searchsorted(buffer[head:tail], row))
+        at = (
+            head
+            if head < tail and buffer[head] == row
+            else head + int(np.searchsorted(buffer[head:tail], row))
+        )
         if at >= tail or buffer[at] != row:
             raise KeyError(row)
         if at - head < tail - at:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from policies.jit import jit_in_place
 from policies.observation import Floats
 
+Word = np.uint64
 Words = NDArray[np.uint64]
 Space = tuple[Words, Words, Words, Words, Floats, Floats]
 
@@ -32,7 +33,7 @@ _TWO_52 = float(2**52)
 
 
 @jit_in_place
-def philox4x32(c0: Words, c1: Words, c2: Words, c3: Words, key0: int, key1: int) -> None:
+def philox4x32(c0: Words, c1: Words, c2: Words, c3: Words, key0: Word, key1: Word) -> None:
     """Philox 4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3", section 3.3), in place.
 
     Counters are four (n,) arrays of words, key words and counters are uint64 below 2**32.

@@ -180,7 +180,9 @@ def demand_notes(world: SimWorld, scenario: Scenario) -> list[str]:
         notes.append("no noise, faults or estimate error: every seed gives the same run")
     if world.refusals:
         time_s, what, why = world.refusals[0]
-        notes.append(f"{len(world.refusals)} parts of plans were refused; first at {time_s:.6g} s: {what}: {why}")
+        notes.append(
+            f"{len(world.refusals)} parts of plans were refused; first at {time_s:.6g} s: {what}: {why}"
+        )
     return notes
 
 

@@ -259,19 +259,28 @@ class TraceSpec(Section):
     clusters: tuple[str, ...] = ()  # keep only these virtual clusters
     time_scale: Positive = 1.0  # multiplies arrivals: below 1 raises the load
     checkpoint: Checkpoint = Checkpoint()
-    training: TrainingJobs | None = None
+    training: TrainingJobs = Field(default_factory=lambda: TrainingJobs())
 
 
 class TrainingJobs(Section):
-    """Gives some jobs of a trace a workload, so that their ideal duration equals the trace's."""
+    """Gives some jobs of a trace a workload, so that their ideal duration equals the trace's.
 
-    count: Count
-    models: Annotated[tuple[str, ...], Field(min_length=1)]
+    `count` jobs, evenly spread over the trace, take `models` in turn; a job whose trace names a model has that.
+    """
+
+    count: Annotated[Int, Field(ge=0)] = 0
+    models: tuple[str, ...] = ()
     global_batch: Count = 64
     micro_batch: Count = 1
     shards: Count = 16
     sample_size: Bytes = 0.0
     steps_max: Count = 2000  # longer jobs get longer steps, by more samples a step
+
+    @model_validator(mode="after")
+    def _models_named(self) -> Self:
+        if self.count and not self.models:
+            raise ValueError("'count' needs 'models', the names of some of the workload's models")
+        return self
 
 
 class Workload(Section):

@@ -20,7 +20,17 @@ from policies.contract import (
     Refusal,
     refine,
 )
-from policies.observation import DONE, RUNNING, WAITING, Jobs, Observation, resize, writable
+from policies.observation import (
+    DONE,
+    RUNNING,
+    WAITING,
+    Floats,
+    Ints,
+    Jobs,
+    Observation,
+    resize,
+    writable,
+)
 from sim.advance import EventByEvent
 from sim.clock import DECISION, Clock
 from sim.cluster import Cluster
@@ -33,7 +43,7 @@ from sim.observe import Observer
 from sim.queue import RowQueue
 from sim.randomness import stream
 from sim.rigid import RigidJobs
-from sim.scenario import Data, Even, OnNodes, Scenario, Skewed
+from sim.scenario import Data, OnNodes, Scenario, Skewed
 from sim.topology import Topology
 from sim.transfer import Transfer, Transfers
 
@@ -125,11 +135,12 @@ class SimWorld:
         self.held = writable(jobs, "gpus_held")
         resize(jobs, 0)
 
-    def _estimate_factor(self, count: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    def _estimate_factor(self, count: int) -> Floats:
         spread = self.scenario.decide.estimate_error
         if spread == 0.0:
             return np.ones(count)
-        return np.exp(spread * stream(self.seed, "estimates").standard_normal(count))
+        factor: Floats = np.exp(spread * stream(self.seed, "estimates").standard_normal(count))
+        return factor
 
     def _next_arrival(self) -> None:
         if self._arrived < len(self.demand):
@@ -171,10 +182,8 @@ class SimWorld:
             nodes = self.cluster.nodes_named(place.nodes)
         else:
             nodes = worker_nodes if place.over == "job" else list(range(len(self.cluster.nodes)))
-        weights = np.ones(len(nodes))
-        if isinstance(place, Skewed):
-            weights = 1.0 / np.arange(1, len(nodes) + 1) ** place.exponent
-        assert isinstance(place, Even | Skewed | OnNodes)
+        exponent = place.exponent if isinstance(place, Skewed) else 0.0
+        weights = np.arange(1.0, len(nodes) + 1.0) ** -exponent
         shards = min(spec.shards, spec.samples)
         homes = place_shards(shards, nodes, weights, spec.replicas)
         sizes = np.full(shards, spec.samples // shards, dtype=np.int64)
@@ -279,7 +288,7 @@ class SimWorld:
                 self._start(row, gpus, allocation.share[allocation.offset[k] : allocation.offset[k + 1]])
         return resized
 
-    def _start(self, row: int, gpus: np.ndarray, share: np.ndarray) -> None:  # type: ignore[type-arg]
+    def _start(self, row: int, gpus: Ints, share: Floats) -> None:
         now = self.clock.now
         holding = self.cluster.book(row, gpus.copy(), share.copy())
         self.waiting.remove(row)
@@ -421,12 +430,10 @@ class SimWorld:
 
     # -- accounts ------------------------------------------------------------------------------------------
 
-    def account(self, row: int) -> tuple[np.ndarray, int, float, int, int]:  # type: ignore[type-arg]
+    def account(self, row: int) -> tuple[Floats, int, float, int, int]:
         """(GPU-seconds by use, samples, useful samples, lost samples, steps) of one job."""
         job = self.training.get(row)
         if job is None:
             return self.rigid.gpu_s[row], 0, 0.0, 0, 0
         a = job.account
         return a.gpu_s, a.samples, a.useful_samples, a.lost_samples, a.steps
-
-

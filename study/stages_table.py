@@ -5,10 +5,11 @@ Four scenarios, each with no stage, then with S1, S2, S3 and S4 added one after 
 
 from __future__ import annotations
 
+import math
 import platform
 import sys
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 
 import click
@@ -16,10 +17,10 @@ import click
 from sim.hardware import scenarios_dir
 from sim.record import versions
 from sim.yaml_file import read_scenario
-from study.compare import Comparison, compare
+from study.compare import Cell, Comparison, compare
 from study.execute import Progress
 from study.statistics import Interval, paired_ratio
-from study.table import LABELS, digits, show
+from study.table import LABELS, PER_JOB, digits, show
 
 SCENARIOS = ("quickstart", "skewed-data", "congested", "many-jobs-faults")
 POLICIES = ("none", "s1", "s1+s2", "s1+s2+s3", "s1+s2+s3+s4")
@@ -49,21 +50,30 @@ def added_by_stage(comparison: Comparison) -> list[tuple[str, Interval]]:
 
 
 def ratio_table(comparison: Comparison) -> list[str]:
-    """Markdown lines: each metric as its mean without stages and as a ratio (shares: a mean) with them."""
+    """Markdown lines: times as a mean without stages and as ratios to it with them, shares as means."""
     lines = [
         "| metric | " + " | ".join(f"`{policy}`" for policy in comparison.policies) + " |",
         "|---" * (1 + len(comparison.policies)) + "|",
     ]
-    cells = iter(comparison.cells)
-    for row in zip(*[cells] * len(comparison.policies), strict=True):
-        metric = row[0].metric
-        if metric in ("jobs", "completed") or metric.endswith("_ratio"):
-            shown = [show(metric, c.value.mean, c.value.half_width) for c in row]
-        else:
-            shown = [show(metric, row[0].value.mean, row[0].value.half_width)]
-            shown += [f"x{digits(c.ratio.mean)}" for c in row[1:]]
-        lines.append(f"| {LABELS.get(metric, metric)} | " + " | ".join(shown) + " |")
+    one_job = comparison.results[0].metrics["jobs"] == 1
+    for metric, group in groupby(comparison.cells, key=lambda cell: cell.metric):
+        row = list(group)
+        if (one_job and metric in PER_JOB) or not any(cell.value.mean for cell in row):
+            continue  # percentiles of one job say nothing new, and a row of zeros nothing at all
+        lines.append(_row(LABELS.get(metric, metric), [_cell(cell, k == 0) for k, cell in enumerate(row)]))
+        if math.isfinite(row[0].over_bound):
+            lines.append(_row(f"{LABELS[metric]} over its lower bound", [digits(c.over_bound) for c in row]))
     return lines
+
+
+def _row(label: str, cells: Sequence[str]) -> str:
+    return f"| {label} | " + " | ".join(cells) + " |"
+
+
+def _cell(cell: Cell, first: bool) -> str:
+    if cell.metric.endswith("_s") and not first and math.isfinite(cell.ratio.mean):
+        return f"x{digits(cell.ratio.mean)}"
+    return show(cell.metric, cell.value.mean, cell.value.half_width)
 
 
 def section(comparison: Comparison, why: str) -> list[str]:

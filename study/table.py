@@ -33,7 +33,7 @@ LABELS = {
 _UNKNOWN = "-"
 _GAP = 2
 _DECIMALS = 3
-_PER_JOB = ("completion_p50_s", "completion_p95_s", "completion_p99_s")
+PER_JOB = ("completion_p50_s", "completion_p95_s", "completion_p99_s")
 
 
 def digits(value: float, significant: int = 3) -> str:
@@ -106,7 +106,7 @@ def render(comparison: Comparison, width: int = 100) -> str:
     lines: list[list[str]] = []
     one_job = comparison.results[0].metrics["jobs"] == 1  # all percentiles are its completion time
     for metric, group in groupby(comparison.cells, key=lambda cell: cell.metric):
-        if not (one_job and metric in _PER_JOB):
+        if not (one_job and metric in PER_JOB):
             lines += _lines(metric, list(group), comparison.bound.noise_free)
     header = ["", *comparison.policies]
     widths = [max(len(line[k]) for line in [header, *lines]) for k in range(len(header))]

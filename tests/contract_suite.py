@@ -32,7 +32,7 @@ from tests.observations import (
 
 KINDS = ("data", "tasks", "sync", "allocation")
 EXAMPLES = settings(
-    max_examples=15, deadline=None, derandomize=True,
+    max_examples=10, deadline=None, derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )  # fmt: skip
 

@@ -51,7 +51,11 @@ def clusters(draw: st.DrawFn) -> dict[str, Any]:
     ]
     topology: dict[str, Any] = {"kind": "star", "latency": draw(st.sampled_from([0.0, 1e-4]))}
     if draw(st.booleans()):
-        topology = {"kind": "tree", "nodes_per_rack": 2, "oversubscription": draw(st.sampled_from([1.0, 4.0]))}
+        topology = {
+            "kind": "tree",
+            "nodes_per_rack": 2,
+            "oversubscription": draw(st.sampled_from([1.0, 4.0])),
+        }
     return {"nodes": groups, "topology": topology}
 
 
@@ -133,7 +137,9 @@ def cases(draw: st.DrawFn) -> Scenario:
     jobs = [draw(training_jobs(index, gpus)) for index in range(draw(st.integers(1, 3)))]
     if draw(st.booleans()):
         jobs.append({"name": "rigid", "arrival": draw(SECONDS), "gpus": 1, "duration": draw(SECONDS)})
-    decide = draw(st.sampled_from([{}, {"every_steps": 7}, {"every": 3.3}, {"every": 11.1, "every_steps": 5}]))
+    decide = draw(
+        st.sampled_from([{}, {"every_steps": 7}, {"every": 3.3}, {"every": 11.1, "every_steps": 5}])
+    )
     return scenario(
         cluster=cluster,
         workload={"models": {"m": draw(models())}, "jobs": jobs},

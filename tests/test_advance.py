@@ -30,7 +30,14 @@ def assert_conserved(run: Run) -> None:
     jobs, totals = run.jobs, run.totals
     used = sum(
         jobs[f"{use}_gpu_s"].sum()
-        for use in ("busy", "input_stall", "barrier_wait", "exposed_communication", "restart", "lost_to_faults")
+        for use in (
+            "busy",
+            "input_stall",
+            "barrier_wait",
+            "exposed_communication",
+            "restart",
+            "lost_to_faults",
+        )
     )
     capacity = totals["gpus"] * totals["makespan_s"]
     assert used + totals["idle_gpu_s"] == pytest.approx(capacity)
@@ -99,9 +106,7 @@ def test_equal_nodes_leave_the_plan_unchanged_to_the_bit(policy: str) -> None:
         cluster={"nodes": [{"count": 8, "gpus": 1, "accelerator": "generic"}]},
         workload={
             "models": {"m": model()},
-            "jobs": [
-                {"gpus": 8, "model": "m", "epochs": 1, "global_batch": 96, "data": {"samples": 19200}}
-            ],
+            "jobs": [{"gpus": 8, "model": "m", "epochs": 1, "global_batch": 96, "data": {"samples": 19200}}],
         },
         decide={"every_steps": 10},
     )

@@ -126,6 +126,11 @@ def test_only_the_gpus_asked_for() -> None:
     assert [row["gpu"] for row in monitor("two", "gemm", "--gpu", "1")] == [1]
 
 
+def test_a_gpu_that_is_not_there_is_one_line() -> None:
+    done = calibrate_fakes.run(["monitor", "--gpu", "5"], calibrate_fakes.nvml(), FAKE_NVML="two")
+    assert (done.returncode, done.stderr) == (1, "equipoise: the driver shows no GPU 5; it shows 2\n")
+
+
 def test_no_library_and_no_driver_are_one_line() -> None:
     nothing = calibrate_fakes.folder() / "empty"
     nothing.mkdir(exist_ok=True)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from calibrate.commands import calibrate as command
 from calibrate.measure import Measure, MissingError, Series
 from calibrate.run import ConditionsChangedError, Plan, calibrate
 from calibrate.samples import SampleWriter, read_samples
@@ -111,3 +114,31 @@ def test_progress_counts_every_measurement(tmp_path: Path) -> None:
     seen: list[tuple[int, int, str]] = []
     calibrate(plan([counted("a", [])]), writer(tmp_path), 2, 0.1, lambda *step: seen.append(step))
     assert seen == [(0, 2, "a"), (1, 2, "a"), (2, 2, "done")]
+
+
+def test_a_session_that_is_complete_measures_nothing_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+
+    def fixed(kind: str, seconds: float, **parameters: float | str) -> Measure:
+        def run(budget_s: float) -> list[float]:
+            calls.append(kind)
+            return [seconds] * 5
+
+        return Measure(kind, parameters, run)
+
+    @contextmanager
+    def fake_plan(*arguments: object) -> Iterator[Plan]:
+        copy = fixed("copy", 1e-3, bytes=1e9, array_bytes=1e9)
+        conditions = {**CONDITIONS, "memory_bytes": 1e9}
+        yield Plan([copy, fixed("fma", 1e-3, precision="fp32", flop=1e9)], conditions, {}, lambda: conditions)
+
+    monkeypatch.setattr("calibrate.run.plan_for", fake_plan)
+    arguments = ["--device", "cpu", "--quick", "--out", str(tmp_path / "p.yaml")]
+    first, second = (CliRunner().invoke(command, arguments) for _ in range(2))
+    assert (first.exit_code, second.exit_code) == (0, 0), first.output + second.output
+    assert len(calls) == 6
+    assert "nothing new" not in first.stdout
+    assert f"nothing new: {tmp_path / 'p.samples.jsonl'} has it all" in second.stdout
+    assert "memory bandwidth  1 T bytes/s" in second.stdout

@@ -131,13 +131,17 @@ def test_every_sample_exactly_once_whatever_happens(draw: st.DataObject) -> None
     data.assign([draw.draw(st.integers(0, nodes - 1)) for _ in range(draw.draw(st.integers(1, 4)))])
     saved = data.snapshot()
     for _ in range(draw.draw(st.integers(1, 30))):
-        action = draw.draw(st.sampled_from(["read"] * 6 + ["move", "save", "crash", "regroup", "time", "order"]))
+        action = draw.draw(
+            st.sampled_from(["read"] * 6 + ["move", "save", "crash", "regroup", "time", "order"])
+        )
         workers = len(data.queues)
         if action == "read":
             if data.left == 0:
                 data.next_epoch()  # raises unless the ledger covers the epoch exactly once
             batch = min(data.left, draw.draw(st.integers(1, 30)))
-            cuts = sorted(draw.draw(st.lists(st.integers(0, batch), min_size=workers - 1, max_size=workers - 1)))
+            cuts = sorted(
+                draw.draw(st.lists(st.integers(0, batch), min_size=workers - 1, max_size=workers - 1))
+            )
             demand = np.diff([0, *cuts, batch])
             data.prepare(demand, np.array([draw.draw(st.floats(0.1, 9)) for _ in range(workers)]))
             for worker, need in enumerate(demand.tolist()):
@@ -152,7 +156,9 @@ def test_every_sample_exactly_once_whatever_happens(draw: st.DataObject) -> None
             saved = data.snapshot()
         elif action == "crash":
             data.release()
-            data.restore(saved, [draw.draw(st.integers(0, nodes - 1)) for _ in range(draw.draw(st.integers(1, 4)))])
+            data.restore(
+                saved, [draw.draw(st.integers(0, nodes - 1)) for _ in range(draw.draw(st.integers(1, 4)))]
+            )
         elif action == "regroup":
             data.assign([draw.draw(st.integers(0, nodes - 1)) for _ in range(draw.draw(st.integers(1, 4)))])
         elif action == "order":

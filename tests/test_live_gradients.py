@@ -235,8 +235,8 @@ def train_case(name: str, ranks: int) -> tuple[list[list[int]], list[Any]]:
     )
     dataset = TensorDataset(x, y)
     sampler = runtime.sampler(dataset)
-    ahead = {"num_workers": 1, "prefetch_factor": 3, "persistent_workers": True} if name == "prefetched" else {}
-    loader = DataLoader(dataset, batch_sampler=sampler, **ahead)
+    ahead: dict[str, Any] = {"num_workers": 1, "prefetch_factor": 3, "persistent_workers": True}
+    loader = DataLoader(dataset, batch_sampler=sampler, **(ahead if name == "prefetched" else {}))
     trained, count = [], 0
     while count < STEPS * accumulation:
         for inputs, labels in loader:

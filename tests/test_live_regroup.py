@@ -35,9 +35,9 @@ def make_data() -> tuple[Any, Any]:
 
 
 def train(
-    rank: int, folder: str, resizes: dict[int, int], interval: int, victim: int, at: int, slow_s: float = 0.0
+    rank: int, folder: str, resizes: dict[int, int], interval: int, victim: int, at: int
 ) -> dict[str, Any]:
-    """A script as a user writes it; `victim` kills itself in round `at`."""
+    """A script as a user writes it; `victim` kills itself in round `at`, -1 waits there for a newcomer."""
     from torch.nn.parallel import DistributedDataParallel
     from torch.utils.data import DataLoader, TensorDataset
 
@@ -74,6 +74,8 @@ def train(
                 assert current is not None
                 if rank == victim and number == at:
                     os.kill(os.getpid(), signal.SIGKILL)
+                while victim < 0 and number == at and not membership.joins_asked():
+                    time.sleep(0.01)
                 if number in resizes:
                     runtime.resize(resizes[number])
                 if number % 3 == 1 and runtime.ranks == 4:
@@ -91,7 +93,6 @@ def train(
                 file.flush()
                 took_s = time.monotonic() - began
                 log.append((*entry, float(loss.detach()) if whole and loss is not None else None, took_s))
-                time.sleep(slow_s)
     runtime.close()
     return {
         "log": log,
@@ -152,7 +153,7 @@ def equal_weights(found: list[Any], expected: list[Any]) -> None:
 
 def test_four_two_three_four_and_a_newcomer(tmp_path: Path) -> None:
     """4 -> 2 -> 3 -> 4, then a fifth process joins; as if one process had trained throughout."""
-    ranks = live_ranks.Ranks(train, 4, str(tmp_path), {6: 2, 12: 3, 18: 4}, 1, -1, -1, 0.02)
+    ranks = live_ranks.Ranks(train, 4, str(tmp_path), {6: 2, 12: 3, 18: 4}, 1, -1, 24)
     deadline = time.monotonic() + 60
     while '"members":[0,1,2,3]' not in events(tmp_path, "regrouped") and time.monotonic() < deadline:
         time.sleep(0.02)

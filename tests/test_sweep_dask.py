@@ -40,11 +40,13 @@ def cluster(tmp_path_factory):
     common = ("--no-dashboard", "--scheduler-file", str(contact))
     scheduler = start("scheduler", "--host", "127.0.0.1", "--port", "0", *common)
     workers = [start("worker", *common, "--nthreads", "1", "--no-nanny") for _ in range(2)]
-    wait_until(lambda: contact.exists() and contact.read_text().rstrip().endswith("}"))
-    yield json.loads(contact.read_text())["address"], workers, log
-    for process in [*workers, scheduler]:
-        process.kill()
-        process.wait()
+    try:
+        wait_until(lambda: contact.exists() and contact.read_text().rstrip().endswith("}"))
+        yield json.loads(contact.read_text())["address"], workers, log
+    finally:
+        for process in [*workers, scheduler]:
+            process.kill()
+            process.wait()
 
 
 def wait_until(true):

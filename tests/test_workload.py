@@ -46,7 +46,9 @@ def exchange(algorithm: str, nodes: list[int], size: float = 1e8, **keys: object
 @pytest.mark.parametrize("n", [2, 3, 8, 17])
 def test_uncontended_exchange_times(n: int) -> None:
     nodes, size = list(range(n)), 1e8
-    assert exchange("ring", nodes).alone_s == pytest.approx(2 * (n - 1) * ALPHA + 2 * (n - 1) / n * size / RATE)
+    assert exchange("ring", nodes).alone_s == pytest.approx(
+        2 * (n - 1) * ALPHA + 2 * (n - 1) / n * size / RATE
+    )
     rounds = math.ceil(math.log2(n))
     assert exchange("tree", nodes).alone_s == pytest.approx(2 * rounds * ALPHA + 2 * size / RATE)
     for servers in (1, 2):
@@ -100,7 +102,9 @@ def test_roofline_takes_the_slower_of_compute_and_memory() -> None:
 
 
 def test_model_parallel_replicas_pay_bubble_and_reductions() -> None:
-    case = model(parallel={"tensor": 2, "pipeline": 4, "pipeline_microbatches": 12, "tensor_bytes_per_sample": 1e6})
+    case = model(
+        parallel={"tensor": 2, "pipeline": 4, "pipeline_microbatches": 12, "tensor_bytes_per_sample": 1e6}
+    )
     _, total = replica_cost_s(case, GENERIC, 16, 1e9)
     assert total == pytest.approx(16 * 0.002 / 8 * (1 + 3 / 12) + 2 * 0.5 * 1e6 * 16 / 1e9)
 

@@ -51,9 +51,7 @@ def crash(at: float, duration: float, node: str = "node-0") -> dict[str, object]
     return {"events": [{"kind": "crash", "node": node, "at": at, "duration": duration}]}
 
 
-@pytest.mark.parametrize(
-    ("interval", "done_before"), [("never", 0.0), (10.0, 20.0), (4.0, 24.0)]
-)
+@pytest.mark.parametrize(("interval", "done_before"), [("never", 0.0), (10.0, 20.0), (4.0, 24.0)])
 def test_a_crash_throws_a_rigid_job_back_to_its_checkpoint(interval: object, done_before: float) -> None:
     job = rigid("a", 0, 1, 40) | {"checkpoint": {"interval": interval}}
     case = scenario(

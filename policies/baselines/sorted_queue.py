@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from policies.contract import Memory
 from policies.gangs import NO_ROWS, NO_VALUES, frozen
-from policies.jit import jit
+from policies.jit import jit, jit_in_place
 from policies.observation import Floats, Ints, JobState, Observation
 
 SHORT = 512
@@ -41,7 +41,7 @@ Columns = tuple[NDArray[np.int8], Floats, Ints, Ints, Floats, Floats, Floats, fl
 Runs = tuple[Floats, Ints, int, Floats, Ints, int]  # (key, row, head) of the long run and of the short one
 
 
-@jit
+@jit_in_place
 def level(attained: float, thresholds: Floats) -> int:
     """How many thresholds (GPU-seconds) an attained service has reached, with tolerance for rounding."""
     k = 0
@@ -50,14 +50,14 @@ def level(attained: float, thresholds: Floats) -> int:
     return k
 
 
-@jit
+@jit_in_place
 def waited(row: int, k: Keys) -> float:
     """Time (s) a job has spent waiting so far."""
     now_s = max(k.time_s - k.queued_since_s[row], 0.0) if k.state[row] == WAITING else 0.0
     return float(k.waited_s[row] + now_s)
 
 
-@jit
+@jit_in_place
 def counted_service(row: int, k: Keys) -> float:
     """Attained GPU-seconds of a job less what its waiting takes off, in whole quanta of the first queue.
 
@@ -69,7 +69,7 @@ def counted_service(row: int, k: Keys) -> float:
     return (0.0 if np.isnan(attained) else attained) - (quanta * quantum if quanta > 0.0 else 0.0)
 
 
-@jit
+@jit_in_place
 def key_of(row: int, k: Keys) -> float:
     """The key of a job now; what is unknown comes last."""
     if k.thresholds.size > 0:
@@ -78,7 +78,7 @@ def key_of(row: int, k: Keys) -> float:
     return np.inf if np.isnan(value) else float(value)
 
 
-@jit
+@jit_in_place
 def before(key_a: float, row_a: int, key_b: float, row_b: int, tie: Ints) -> bool:
     """Whether entry a comes before entry b: by key, then tie, then row."""
     if key_a != key_b:
@@ -102,7 +102,7 @@ def _sorted(waiting: Ints, columns: Columns) -> tuple[Floats, Ints]:
     return key[order], row[order]
 
 
-@jit
+@jit_in_place
 def _holds(run_key: Floats, run_row: Ints, head: int, key: float, row: int, tie: Ints) -> bool:
     """Whether a sorted run holds that very entry at or after its head."""
     low, high = head, run_row.size
@@ -115,7 +115,7 @@ def _holds(run_key: Floats, run_row: Ints, head: int, key: float, row: int, tie:
     return low < run_row.size and run_row[low] == row and run_key[low] == key
 
 
-@jit
+@jit_in_place
 def _insert(key: Floats, row: Ints, held: int, new_key: float, new_row: int, tie: Ints) -> None:
     """Insert an entry into the first `held` entries of a sorted run."""
     at = held
