@@ -9,6 +9,7 @@ loader = DataLoader(dataset, batch_sampler=runtime.sampler(dataset))
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,7 +29,7 @@ from policies.export import ExportError, load_policy
 def attach(
     model: DistributedDataParallel,
     optimizer: torch.optim.Optimizer,
-    policy: Policy | str | Path | Sequence[Any] = "policy.yaml",
+    policy: Policy | str | Path | Sequence[Any] | None = None,
     *,
     global_batch: int,
     key: bytes | None = None,
@@ -36,8 +37,9 @@ def attach(
 ) -> Runtime:
     """Attach `policy` to a model wrapped in DistributedDataParallel. Collective.
 
-    `policy`: an exported file, a policy, or stages as in a scenario ("s1+s2"). A file that is damaged, or not
-    signed with `key`, is reported and ignored: training runs as without a policy. Options, all by name:
+    `policy`: an exported file, a policy, or stages as in a scenario ("s1+s2"); none: the file that
+    `EQUIPOISE_POLICY` names, else policy.yaml. A file that is damaged, or not signed with `key`, is reported
+    and ignored: training runs as without a policy. Options, all by name:
 
     global_batch        samples per round over all ranks; a round is one batch of the loader
     mode                "observe" (nothing is decided), "advise" (decisions are logged), "act"
@@ -75,7 +77,8 @@ def attach(
     if options.get("run_dir") is not None:
         options["run_dir"] = Path(options["run_dir"])
     settings = Options(global_batch=global_batch, **options)
-    return Runtime(model, optimizer, _policy(policy, key), settings, regroup.current())
+    chosen = os.environ.get("EQUIPOISE_POLICY", "policy.yaml") if policy is None else policy
+    return Runtime(model, optimizer, _policy(chosen, key), settings, regroup.current())
 
 
 def _policy(policy: Policy | str | Path | Sequence[Any], key: bytes | None) -> Policy | None:

@@ -49,7 +49,7 @@ class DeferredSampler:
             self.runtime.close()
 
 
-def policy_for_trainer(trainer: Any, policy: Any = "policy.yaml", **options: Any) -> DeferredSampler:
+def policy_for_trainer(trainer: Any, policy: Any = None, **options: Any) -> DeferredSampler:
     """Let a policy deal the batches of a `transformers.Trainer`; call it before `trainer.train()`.
 
     The global batch is what the arguments say: per-device batch times processes. Trainer's own sharding of
@@ -108,7 +108,7 @@ def _normalises_itself(trainer: Any) -> bool:
     return bool(by_items and getattr(trainer.args, "average_tokens_across_devices", False))
 
 
-def lightning_callback(policy: Any = "policy.yaml", *, global_batch: int, **options: Any) -> Any:
+def lightning_callback(policy: Any = None, *, global_batch: int, **options: Any) -> Any:
     """A Lightning callback with a method `sampler(dataset)`; use it with `use_distributed_sampler=False`."""
     from lightning.pytorch import Callback
 

@@ -38,8 +38,9 @@ class DeviceSampler:
             return None
         import torch
 
+        # CUDA counts the devices that this process may see, NVML all of them: the identity tells them apart.
         uuid = getattr(torch.cuda.get_device_properties(index), "uuid", None)
-        return cls(pynvml, index if uuid is None else f"GPU-{uuid}", report)
+        return cls(pynvml, index if uuid is None else f"GPU-{str(uuid).removeprefix('GPU-')}", report)
 
     def latest(self) -> Mapping[str, float]:
         """The last sample by column name; NaN for what is not known."""

@@ -14,6 +14,7 @@ from live import rebuild
 from live.control import Control
 from live.places import Place, my_place, places_from
 from live.regroup import EvictedError, Membership, is_transport_error
+from live.shares import ShareBackend
 
 
 class Group:
@@ -24,11 +25,11 @@ class Group:
         membership: Membership | None,
         device: torch.device,
         *,
-        share_quantum: float,
+        backend: ShareBackend,
         control_timeout_s: float,
     ) -> None:
         self.membership = membership
-        self._device, self._quantum, self._timeout_s = device, share_quantum, control_timeout_s
+        self._device, self._backend, self._timeout_s = device, backend, control_timeout_s
         self.member = membership.member if membership is not None else dist.get_rank()
         self.places: list[Place] = []  # by rank
         self.parked: list[Place] = []
@@ -55,9 +56,11 @@ class Group:
         linking = self.membership.connecting() if self.membership is not None else contextlib.nullcontext()
         with linking:
             self.control = Control(self._timeout_s)
-            raw = self.control.gather_text(my_place(self.member, self._device, self._quantum))
+            mine = my_place(self.member, self._device, self._backend.quantum, self._backend.fixed)
+            raw = self.control.gather_text(mine)
         known = {p.member: p for p in [*self.places, *self.parked]}
         self.places = places_from(raw)
+        self._backend.set(self.places[self.rank].share)
         inside = set(self.members)
         outside = self.membership.parked() if self.membership is not None else []
         self.parked = [known[m] for m in outside if m in known and m not in inside]
@@ -88,8 +91,8 @@ class Group:
     ) -> None:
         """Form the next group, of `target` or of all who are alive, and wrap `model` on it. Collective.
 
-        A member that the target leaves out waits here until it is taken in again. Raises EvictedError when
-        training ends meanwhile, or when the others went on without this member.
+        A member that the target leaves out waits here until it is taken in again. Raises EvictedError,
+        `planned` when training ends meanwhile, else when the others went on without this member.
         """
         assert self.membership is not None
         while True:
@@ -98,8 +101,8 @@ class Group:
             self.membership.leave_group()
             try:
                 self.membership.regroup(boundary, target)
-            except EvictedError:
-                if target is None:
+            except EvictedError as left_out:
+                if not left_out.planned:
                     raise
                 self.membership.park()
                 boundary = -1

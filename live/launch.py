@@ -1,8 +1,8 @@
 """Starts a job on this machine whose ranks may die and join: `python -m live.launch --ranks 4 train.py`.
 
 The store lives here, so that any rank can die; the others go on, and are told at once who died. A further
-member joins a running job with `python -m live.launch --join HOST:PORT train.py`. Jobs that never change
-their ranks can use torchrun as well.
+member joins a running job with `python -m live.launch --join HOST:PORT train.py`. Jobs whose ranks never change can
+use torchrun as well, which ends all of them when one dies.
 """
 
 from __future__ import annotations

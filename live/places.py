@@ -24,13 +24,15 @@ class Place:
     model: str = "cpu"
     memory_bytes: float = math.nan
     cores: int = 1
-    share: float = 1.0
+    share: float = 1.0  # of the device
     share_quantum: float = 0.01
 
 
-def my_place(member: int, device: torch.device, share_quantum: float) -> dict[str, Any]:
-    """This process's place as plain data. `EQUIPOISE_DEVICE` names the device of a CPU rank, so that several
-    ranks can stand for co-located ones."""
+def my_place(member: int, device: torch.device, share_quantum: float, share: float | None) -> dict[str, Any]:
+    """This process's place as plain data; `share` None: what is left by equal parts.
+
+    `EQUIPOISE_DEVICE` names the device of a CPU rank, so that several ranks can stand for co-located ones.
+    """
     place = Place(
         member,
         host=socket.gethostname(),
@@ -48,17 +50,19 @@ def my_place(member: int, device: torch.device, share_quantum: float) -> dict[st
         )
     raw = asdict(place)
     raw["memory_bytes"] = None if math.isnan(place.memory_bytes) else place.memory_bytes
+    raw["share"] = share
     return raw
 
 
 def places_from(raw: Sequence[Mapping[str, Any]]) -> list[Place]:
-    """Places by rank; ranks on one device begin with equal shares of it."""
-    places = [
-        Place(**{**r, "memory_bytes": math.nan if r["memory_bytes"] is None else r["memory_bytes"]})
-        for r in raw
-    ]
-    on = [(p.host, p.device) for p in places]
-    return [replace(p, share=1.0 / on.count((p.host, p.device))) for p in places]
+    """Places by rank; ranks on one device begin with equal shares of it, unless theirs are fixed."""
+    on = [(r["host"], r["device"]) for r in raw]
+    places = []
+    for r, where in zip(raw, on, strict=True):
+        memory = math.nan if r["memory_bytes"] is None else r["memory_bytes"]
+        share = 1.0 / on.count(where) if r["share"] is None else r["share"]
+        places.append(Place(**{**r, "memory_bytes": memory, "share": share}))
+    return places
 
 
 def samples_bound(device: torch.device, samples: int) -> tuple[float, float]:

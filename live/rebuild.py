@@ -40,11 +40,14 @@ def rewrap(model: DistributedDataParallel, settings: Mapping[str, Any]) -> None:
     """
     module, training = model.module, model.training
     hooks = {name: model.__dict__[name] for name in _HOOKS if name in model.__dict__}
+    exchanges = list(getattr(model, "_comm_hooks", ()))
     for parameter in module.parameters():
         parameter.grad = None
     DistributedDataParallel.__init__(model, module, **settings)
     model.__dict__.update(hooks)
     torch.nn.Module.train(model, training)
+    for hook, state in exchanges:
+        model.register_comm_hook(state, hook)
 
 
 def wrapping(model: DistributedDataParallel) -> dict[str, Any]:

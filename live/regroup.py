@@ -22,12 +22,20 @@ import torch.distributed as dist
 from live.sockets import Sockets, open_sockets, shut
 
 HEARTBEAT_S = 0.25
-DEAD_AFTER_S = 3.0
+DEAD_AFTER_S = 3.0  # without a heartbeat, when a group is being formed
+LOST_AFTER_S = 30.0  # without a heartbeat, when nothing else tells (a host without power, a frozen process)
 _FORM_TIMEOUT_S = 20.0
 
 
 class EvictedError(RuntimeError):
-    """The others went on without this member, or training ended while it waited."""
+    """The others went on without this member, or training ended while it waited.
+
+    `planned`: they agreed to, and it may wait to be taken in again.
+    """
+
+    def __init__(self, text: str, planned: bool = False) -> None:
+        super().__init__(text)
+        self.planned = planned
 
 
 def is_transport_error(error: BaseException) -> bool:
@@ -58,7 +66,8 @@ class _Watch(threading.Thread):
                 now = time.monotonic()
                 for member in self._owner.followed():
                     self._follow(member, now)
-                if self._store.check([f"ask/{self._owner.generation + 1}"]):
+                lost = any(self._silent_s(m, now) > LOST_AFTER_S for m in self._owner.members)
+                if lost or self._store.check([f"ask/{self._owner.generation + 1}"]):
                     self._owner.break_exchange()
 
     def stop(self) -> None:
@@ -70,12 +79,14 @@ class _Watch(threading.Thread):
         if member not in self._seen or self._seen[member][0] != beat:
             self._seen[member] = (beat, now)
 
+    def _silent_s(self, member: int, now: float) -> float:
+        return now - self._seen[member][1] if member in self._seen else 0.0
+
     def is_dead(self, member: int, store: dist.Store) -> bool:
         """Whether a member was reported dead, or has not beaten for `DEAD_AFTER_S` while we watched."""
         if store.check([f"dead/{member}"]):
             return True
-        seen = self._seen.get(member)
-        return seen is not None and time.monotonic() - seen[1] > DEAD_AFTER_S
+        return self._silent_s(member, time.monotonic()) > DEAD_AFTER_S
 
 
 class Membership:
@@ -151,7 +162,7 @@ class Membership:
                         self._form_or_retry(attempt, members)
                         return
             if self._store.check(["done"]):
-                raise EvictedError("training ended")
+                raise EvictedError("training ended", planned=True)
             time.sleep(0.05)
 
     def waiting(self) -> list[int]:
@@ -203,7 +214,8 @@ class Membership:
                 continue
             if self.member not in members:
                 self.generation = attempt
-                raise EvictedError(f"member {self.member} is not in the group of {members}")
+                planned = self._has(f"planned/{attempt}", b"1")
+                raise EvictedError(f"member {self.member} is not in the group of {members}", planned)
             if self._try_form(attempt, members):
                 return
             asked, base, target = True, members, None
@@ -234,6 +246,8 @@ class Membership:
         wanted = list(boundary) if target is None else list(target)
         chosen = [m for m in wanted if m in boundary or not self._watch.is_dead(m, self._store)]
         members = sorted(chosen, key=lambda m: (-boundary.get(m, -1), m))
+        if target is not None:
+            self._store.set(f"planned/{attempt}", "1")
         for member in members:
             if member not in boundary:
                 self._store.set(f"admit/{member}", str(attempt))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -62,10 +62,7 @@ class Runtime:
             model, optimizer, outer_lr=options.outer_lr, outer_momentum=options.outer_momentum
         )
         self._group = Group(
-            membership,
-            self.device,
-            share_quantum=self._backend.quantum,
-            control_timeout_s=options.control_timeout_s,
+            membership, self.device, backend=self._backend, control_timeout_s=options.control_timeout_s
         )
         self._recorder = Recorder(options.run_dir, self._group.member)
         self._devices: DeviceSampler | None = None
@@ -78,7 +75,7 @@ class Runtime:
         self._lead()
         self._timer = make_timer(self.device)
         self._probe = BackwardProbe(
-            model.module.parameters(), lambda: self._timer.mark("local"), lambda: self._timer.mark("done")
+            model.module.parameters(), self._gradient_ready, lambda: self._timer.mark("done")
         )
         model.register_forward_pre_hook(self._before_forward)
         model.register_forward_hook(self._after_forward)
@@ -220,6 +217,10 @@ class Runtime:
             self._timer.mark("forward")
             self._backend.begin()
 
+    def _gradient_ready(self) -> None:
+        self._timer.mark("local")
+        self._backend.end()
+
     def _after_forward(self, module: Any, arguments: Any, outputs: Any) -> Any:
         if module.training and torch.is_grad_enabled():
             return scale_outputs(outputs, self._scale())
@@ -297,8 +298,6 @@ class Runtime:
         rows, infos = self._take_rows()
         self._recorder.rounds(rows, infos)
         self._report_refused_moves()
-        compute_s = rows[:, 2][np.isfinite(rows[:, 2])]
-        self._backend.end(float(compute_s.mean()) if len(compute_s) else math.nan)
         device = self._devices.latest() if self._devices is not None else UNKNOWN
         free_bytes, bound = samples_bound(self.device, int(self._sampler.shares[self.rank]))
         header = (float(self._sampler.drawn), free_bytes, bound, *(device[name] for name in GPU_COLUMNS))
@@ -310,7 +309,11 @@ class Runtime:
                 gathered, infos, sampler.deal, sampler.planned_shares(), self._local.interval
             )
             members = self._group.wanted(change.members, self._resize_to)
-            change = Change(change.round, members=members) if members is not None else change
+            if members is not None:
+                change = Change(change.round, members=members)
+            elif change.members is not None:
+                self._recorder.event("refused", lever="resize", why="the job was not started to be resized")
+                change = replace(change, members=None)
             payload = b"" if change.is_empty() else change.to_json().encode()
             self._leader.show(self._round)
         payload = self._group.control.broadcast(payload)
@@ -384,10 +387,11 @@ class Runtime:
                 self._group.reform(self._model, self._wrapping, boundary, target)
                 self._resync(mine, boundary)
                 break
-            except EvictedError:
-                if target is None:
+            except EvictedError as left_out:
+                if not left_out.planned:
                     raise
                 self.finished = True
+                self.generation += 1
                 return
             except Exception as error:
                 if not is_transport_error(error):

@@ -8,7 +8,6 @@ mps            the percentage that the process was started with; it cannot chang
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from typing import Any, Protocol
@@ -22,6 +21,8 @@ class ShareBackend(Protocol):
     """Holds one rank to a fraction of its device."""
 
     quantum: float
+    fixed: float | None
+    """The share that cannot change, where that is so."""
 
     def set(self, share: float) -> str | None:
         """Use `share` from the next round on; returns why that is not possible, or None."""
@@ -29,14 +30,15 @@ class ShareBackend(Protocol):
     def begin(self) -> None:
         """The first forward of a round begins."""
 
-    def end(self, compute_s: float) -> None:
-        """A round ended, in which this rank computed for `compute_s` (NaN: unknown)."""
+    def end(self) -> None:
+        """The local gradient is computed; may be called several times, the last counts."""
 
 
 class WholeDevice:
     """No sharing."""
 
     quantum = 1.0
+    fixed: float | None = None
 
     def set(self, share: float) -> str | None:
         """See `ShareBackend`."""
@@ -45,7 +47,7 @@ class WholeDevice:
     def begin(self) -> None:
         """Nothing to do."""
 
-    def end(self, compute_s: float) -> None:
+    def end(self) -> None:
         """Nothing to do."""
 
 
@@ -53,10 +55,11 @@ class DutyCycle:
     """Sleeps before each round for what the last one computed, times (1 - share) / share."""
 
     quantum = 0.01
+    fixed: float | None = None
 
     def __init__(self) -> None:
         self.share = 1.0
-        self._busy_s = self._slept_s = 0.0
+        self._busy_s = self._began_s = 0.0
 
     def set(self, share: float) -> str | None:
         """See `ShareBackend`."""
@@ -65,14 +68,14 @@ class DutyCycle:
 
     def begin(self) -> None:
         """Sleep in proportion to the last round's computing."""
-        self._slept_s = self._busy_s * (1.0 - self.share) / self.share
-        if self._slept_s > 0:
-            time.sleep(self._slept_s)
+        idle_s = self._busy_s * (1.0 - self.share) / self.share
+        if idle_s > 0:
+            time.sleep(idle_s)
+        self._began_s = time.perf_counter()
 
-    def end(self, compute_s: float) -> None:
-        """See `ShareBackend`. `compute_s` holds the sleep."""
-        if math.isfinite(compute_s):
-            self._busy_s = max(0.0, compute_s - self._slept_s)
+    def end(self) -> None:
+        """See `ShareBackend`."""
+        self._busy_s = time.perf_counter() - self._began_s
 
 
 class MpsAtStart:
@@ -84,23 +87,25 @@ class MpsAtStart:
         text = os.environ.get(MPS_VARIABLE)
         if text is None:
             raise ValueError(f"share_backend mps: {MPS_VARIABLE} is not set")
-        self.share = float(text) / 100.0
+        self.fixed: float | None = float(text) / 100.0
 
     def set(self, share: float) -> str | None:
         """See `ShareBackend`."""
-        if abs(share - self.share) < 0.5 * self.quantum:
+        if self.fixed is not None and abs(share - self.fixed) < 0.5 * self.quantum:
             return None
         return f"an MPS percentage is fixed when the process starts; restart with {MPS_VARIABLE}={share:.0%}"
 
     def begin(self) -> None:
         """Nothing to do."""
 
-    def end(self, compute_s: float) -> None:
+    def end(self) -> None:
         """Nothing to do."""
 
 
 class GreenContexts:
     """One green context per share, made when first asked for and kept. `api` is torch's class."""
+
+    fixed: float | None = None
 
     def __init__(self, device: torch.device, api: Any = None, processors: int | None = None) -> None:
         if api is None:
@@ -139,7 +144,7 @@ class GreenContexts:
                 self._wanted.set_context()
             self._current = self._wanted
 
-    def end(self, compute_s: float) -> None:
+    def end(self) -> None:
         """Nothing to do: the context stays until another share is asked for."""
 
 

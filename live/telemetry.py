@@ -9,6 +9,7 @@ A disk that is full or gone costs lines, never training.
 
 from __future__ import annotations
 
+import atexit
 import json
 import math
 import queue
@@ -60,6 +61,7 @@ class Recorder:
         self._work: queue.SimpleQueue[tuple[Callable[[], None], int]] = queue.SimpleQueue()
         if folder is not None:
             threading.Thread(target=self._run, name="equipoise-record", daemon=True).start()
+            atexit.register(self.close)
             self._work.put((lambda: folder.mkdir(parents=True, exist_ok=True), 0))
 
     def manifest(self, content: Mapping[str, Any]) -> None:

@@ -16,6 +16,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
@@ -162,6 +163,8 @@ class AllocationStage(Stage):
     order: ClassVar[str]  # which job is considered first
     blocking: ClassVar[str]  # what happens when the first does not fit
     preemption: ClassVar[str]  # whether and when a running job is stopped
+    starts_only: ClassVar[bool] = False
+    """It only ever starts waiting jobs on free GPUs: a world need not ask when none waits or nothing is free."""
 
 
 @dataclass(frozen=True)
@@ -173,11 +176,12 @@ class Policy:
 
     def initial(self) -> dict[str, Memory]:
         """Memory of every stage before the first decision, keyed by position and name."""
-        return {key: stage.initial() for key, stage in self.keyed()}
+        return {key: stage.initial() for key, stage in self.keyed}
 
-    def keyed(self) -> list[tuple[str, Stage]]:
+    @cached_property
+    def keyed(self) -> tuple[tuple[str, Stage], ...]:
         """Stages with the key of their memory."""
-        return [(f"{i}:{stage.name}", stage) for i, stage in enumerate(self.stages)]
+        return tuple((f"{i}:{stage.name}", stage) for i, stage in enumerate(self.stages))
 
     @property
     def allocates(self) -> bool:
@@ -227,7 +231,7 @@ def refine(policy: Policy, observation: Observation, memory: Mapping[str, Memory
     Raises StageError when a stage raises or its plan is not feasible.
     """
     plan, after = UNCHANGED, dict(memory)
-    for key, stage in policy.keyed():
+    for key, stage in policy.keyed:
         try:
             refined, after[key] = stage.refine(observation, plan, memory.get(key, {}))
             problem = check(refined, observation, before=plan) if refined is not plan else None

@@ -78,7 +78,9 @@ def working_room(columns: RoomColumns) -> Room:
     for memory in memory_bytes:
         if memory < least:
             least = memory
-    groups = group.max() + 1 if group.size > 0 else 0
+    groups = 0
+    for g in group:
+        groups = max(groups, g + 1)
     return Room(
         first_gpu, size.copy(), up, free.copy(), room.copy(), memory_bytes, least,
         weight, group, groups, order, np.zeros(1, dtype=np.int64),
@@ -132,7 +134,8 @@ def granted(g: Grants, n: int, job: int, d: Demand) -> int:
     """Book the GPUs written behind the first n grants for `job`; returns n + 1."""
     at = g.offset[n]
     g.job[n] = job
-    g.share[at : at + d.gpus] = d.share
+    for e in range(at, at + d.gpus):
+        g.share[e] = d.share
     g.offset[n + 1] = at + d.gpus
     return n + 1
 
@@ -162,18 +165,39 @@ def holdings(job: Ints, gpu_job: Ints) -> tuple[Ints, Ints]:
 
 
 @jit
+def _longer_ints(a: Ints, size: int) -> Ints:
+    longer = np.empty(size, dtype=np.int64)  # loops compile several times faster than copies of slices
+    for i in range(a.size):
+        longer[i] = a[i]
+    return longer
+
+
+@jit
+def _longer_floats(a: Floats, size: int) -> Floats:
+    longer = np.empty(size)
+    for i in range(a.size):
+        longer[i] = a[i]
+    return longer
+
+
+@jit
 def with_space(g: Grants, jobs: int, gpus: int) -> Grants:
     """The same grants with space for `jobs` jobs and `gpus` GPUs in all."""
     job, offset, gpu, share = g.job, g.offset, g.gpu, g.share
     if jobs > job.size:
-        job, offset = np.empty(2 * jobs, dtype=np.int64), np.zeros(2 * jobs + 1, dtype=np.int64)
-        job[: g.job.size] = g.job
-        offset[: g.offset.size] = g.offset
+        job, offset = _longer_ints(job, 2 * jobs), _longer_ints(offset, 2 * jobs + 1)
     if gpus > gpu.size:
-        gpu, share = np.empty(2 * gpus, dtype=np.int64), np.empty(2 * gpus)
-        gpu[: g.gpu.size] = g.gpu
-        share[: g.share.size] = g.share
+        gpu, share = _longer_ints(gpu, 2 * gpus), _longer_floats(share, 2 * gpus)
     return Grants(job, offset, gpu, share)
+
+
+@jit_in_place
+def total(counts: Ints) -> int:
+    """Sum of counts."""
+    result = 0
+    for count in counts:
+        result += count
+    return result
 
 
 @jit
@@ -215,7 +239,7 @@ def start_in_order(
     the queue ended before the room did.
     """
     r = Requests(*requests)
-    left = columns[3].sum()
+    left = total(columns[3])
     shared = left == 0 and partly_free(columns[4])
     k = 0
     while k < queue.size and (left > 0 or shared):
@@ -227,13 +251,15 @@ def start_in_order(
     if k < queue.size and (left > 0 or shared):
         room, tried = working_room(columns), no_failures()
         shared = shared or partly_free(room.room)
-        for j in queue[k:]:
+        while k < queue.size:
+            j = queue[k]
+            k += 1
             d, at = demand(r, j), grants.offset[n]
             if (d.share < WHOLE or d.gpus <= left) and not has_failed(tried, d, False):
                 grants = with_space(grants, n + 1, at + d.gpus)
                 if place(room, d.gpus, d.share, d.memory_bytes, rule, grants.gpu, at):
                     n = granted(grants, n, j, d)
-                    left = left - d.gpus if d.share >= WHOLE else room.free.sum()
+                    left = left - d.gpus if d.share >= WHOLE else total(room.free)
                     shared |= d.share < WHOLE
                     if left > 0 or shared:
                         continue

@@ -96,7 +96,9 @@ def _choose_any(usable: Ints, wanted: int, node: Ints, count: Ints) -> int:
         if best >= 0:
             node[k], count[k] = best, wanted
             return k + 1
-        most = usable.max()
+        most = 0
+        for n in range(usable.size):
+            most = max(most, usable[n])
         if most == 0:
             return k
         for n in range(usable.size):

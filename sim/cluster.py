@@ -21,27 +21,32 @@ FREE, SHARED = -1, -2
 def _book(gpu, share, job, gpu_job, gpu_share_free, gpu_holders, gpu_node, node_free):  # type: ignore[no-untyped-def]
     for k in range(gpu.size):
         if gpu_share_free[gpu[k]] < share[k] - 1e-9:
-            return False
+            return -1
+    taken = 0
     for k in range(gpu.size):
         g = gpu[k]
         if gpu_holders[g] == 0:
             node_free[gpu_node[g]] -= 1
+            taken += 1
         gpu_holders[g] += 1
         gpu_share_free[g] -= share[k]
         gpu_job[g] = job if share[k] == 1.0 else SHARED
-    return True
+    return taken
 
 
 @jit
 def _release(gpu, share, gpu_job, gpu_share_free, gpu_holders, gpu_node, node_free):  # type: ignore[no-untyped-def]
+    freed = 0
     for k in range(gpu.size):
         g = gpu[k]
         gpu_holders[g] -= 1
         if gpu_holders[g] == 0:  # exact, so that shares do not drift by rounding
             gpu_share_free[g], gpu_job[g] = 1.0, FREE
             node_free[gpu_node[g]] += 1
+            freed += 1
         else:
             gpu_share_free[g] += share[k]
+    return freed
 
 
 @dataclass(slots=True)
@@ -94,6 +99,7 @@ class Cluster:
         self._node_free = writable(self.nodes, "gpus_free")
         self._job, self._share_free = writable(self.gpus, "job"), writable(self.gpus, "share_free")
         self._holders = np.zeros(len(self.gpus), dtype=np.int64)
+        self.free_gpus = len(self.gpus)  # GPUs that nothing holds, on nodes that are up
         self._node = writable(self.gpus, "node")
 
     def group(self, node: int) -> NodeGroup:
@@ -102,18 +108,22 @@ class Cluster:
 
     def book(self, job: int, gpu: Ints, share: Floats) -> Holding:
         """Give GPUs to a job. Raises DoubleBookingError when they are not free (checked plans never do)."""
-        if job in self.holding or not _book(
-            gpu, share, job, self._job, self._share_free, self._holders, self._node, self._node_free
-        ):
+        taken = -1
+        if job not in self.holding:
+            taken = _book(
+                gpu, share, job, self._job, self._share_free, self._holders, self._node, self._node_free
+            )
+        if taken < 0:
             raise DoubleBookingError(f"job row {job} on GPUs {gpu.tolist()}")
         held = Holding(gpu, share, np.unique(self._node[gpu]) if gpu.size > 1 else self._node[gpu])
         self.holding[job] = held
+        self.free_gpus -= taken
         return held
 
     def release(self, job: int) -> Holding:
         """Take all GPUs from a job."""
         held = self.holding.pop(job)
-        _release(
+        self.free_gpus += _release(
             held.gpu, held.share, self._job, self._share_free, self._holders, self._node, self._node_free
         )
         return held
@@ -142,6 +152,7 @@ class Cluster:
     def take_down(self, node: int) -> None:
         """A node dies; its jobs must have been released before."""
         self.up[node] = False
+        self.free_gpus -= int(self._node_free[node])
         self._node_free[node] = 0
         self._share_free[self._gpus_of(node)] = 0.0
 
@@ -149,6 +160,7 @@ class Cluster:
         """A node comes back, empty."""
         self.up[node] = True
         self._node_free[node] = self.nodes.gpus[node]
+        self.free_gpus += int(self.nodes.gpus[node])
         self._share_free[self._gpus_of(node)] = 1.0
 
     def _gpus_of(self, node: int) -> slice:

@@ -188,7 +188,8 @@ class TrainingJob:
             return float(spec.steps * spec.global_batch)
         if spec.samples is not None:
             return float(spec.samples)
-        assert spec.epochs is not None and spec.data is not None
+        assert spec.epochs is not None
+        assert spec.data is not None
         return spec.epochs * spec.data.samples
 
     # -- configuration -------------------------------------------------------------------------------------

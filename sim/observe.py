@@ -194,7 +194,7 @@ class Observer:
         if window.periods == 0:
             if row not in self._measured or len(self._measured[row]["step_s"]) != job.workers:
                 nothing = np.full(job.workers, np.nan)
-                self._measured[row] = {name: nothing for name in _MEASURED}
+                self._measured[row] = dict.fromkeys(_MEASURED, nothing)
             return
         self._measured[row] = _worker_columns(job, window)
         work_s = float(self._measured[row]["step_s"].mean())

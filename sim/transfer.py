@@ -13,7 +13,6 @@ from sim.clock import Clock
 from sim.network import Network
 from sim.topology import Topology
 
-
 NO_LINKS: Ints = np.empty(0, dtype=np.int64)
 
 

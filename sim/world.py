@@ -13,6 +13,7 @@ from simpy.events import Event
 
 from policies.contract import (
     Allocation,
+    AllocationStage,
     Decision,
     Memory,
     Plan,
@@ -98,6 +99,10 @@ class SimWorld:
         self.completed = self.decisions = 0
         self.refusals: list[tuple[float, str, str]] = []
         self.memory: dict[str, Memory] = policy.initial()
+        self._starts_only = all(
+            isinstance(stage, AllocationStage) and stage.starts_only for stage in policy.stages
+        )
+        self._fractions = bool((demand.gpu_share < 1.0).any())
         self._arrived = 0
         self._decision: Event | None = None
         self._revisit: Event | None = None
@@ -204,7 +209,7 @@ class SimWorld:
     def request_decision(self) -> None:
         """Decide once at this instant, after everything else."""
         if self._decision is None:
-            self._decision = self.clock.at(self.clock.now, self._decide, DECISION)
+            self._decision = self.clock.at(self.clock._now, self._decide, DECISION)
 
     def _on_tick(self, _: Event) -> None:
         every = self.scenario.decide.every
@@ -229,8 +234,16 @@ class SimWorld:
         self._revisit, self._revisit_s = None, math.inf
         self.request_decision()
 
+    def _nothing_to_start(self) -> bool:
+        """Whether the policy can only start jobs, and none can be: nothing waits, or nothing is free."""
+        return self._starts_only and not (
+            self.waiting and (self.cluster.free_gpus > 0 or self._fractions or not self.running)
+        )
+
     def _decide(self, _: Event) -> None:
         self._decision = None
+        if self._nothing_to_start():
+            return
         decision = refine(self.policy, self.observe(), self.memory)
         self.memory, plan = decision.memory, decision.plan
         self.decisions += 1

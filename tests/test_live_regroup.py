@@ -169,6 +169,15 @@ def test_four_two_three_four_and_a_newcomer(tmp_path: Path) -> None:
         equal_weights(result["weights"], expected)
 
 
+def test_a_member_that_is_left_out_ends_with_the_others(tmp_path: Path) -> None:
+    results = live_ranks.Ranks(train, 3, str(tmp_path), {4: 1}, 1, -2, -1).join(timeout_s=60)
+    logs = [result["log"] for result in results]
+    exactly_once(logs)
+    equal_weights(results[0]["weights"], single_process(logs))
+    assert [result["finished"] for result in results] == [False, True, True]
+    assert len(logs[1]) < len(logs[0])
+
+
 def events(folder: Path, kind: str) -> str:
     found = [line for path in folder.glob("rounds-*.jsonl") for line in path.read_text().splitlines()]
     return "\n".join(line for line in found if f'"event":"{kind}"' in line)

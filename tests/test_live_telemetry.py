@@ -7,8 +7,9 @@ import math
 import threading
 import time
 import urllib.request
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -21,8 +22,10 @@ from live.shares import DutyCycle, GreenContexts, MpsAtStart, make_backend  # no
 from live.telemetry import Recorder, RoundInfo, last_decision, plain  # noqa: E402
 from live.timing import HostTimer  # noqa: E402
 from policies import make_policy  # noqa: E402
-from policies.contract import refine  # noqa: E402
-from policies.journal import replay  # noqa: E402
+from policies.contract import Kind, Memory, Plan, Policy, Stage, refine  # noqa: E402
+from policies.journal import read, replay  # noqa: E402
+from policies.observation import Observation  # noqa: E402
+from tests import live_ranks  # noqa: E402
 from tests.test_live_decider import observation  # noqa: E402
 
 INFO = RoundInfo(3, 8, True, False, (8, 8))
@@ -261,16 +264,23 @@ def test_a_device_without_activity_counters() -> None:
 
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.25])
 def test_a_duty_cycle_computes_that_share_of_the_time(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    slept: list[float] = []
-    monkeypatch.setattr(time, "sleep", slept.append)
+    now_s = 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now_s
+        now_s += seconds
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    monkeypatch.setattr(time, "perf_counter", lambda: now_s)
     backend = DutyCycle()
     assert backend.set(share) is None
     for _ in range(5):
-        slept.clear()
+        began_s = now_s
         backend.begin()
-        idle_s = sum(slept)
-        backend.end(0.1 + idle_s)
-    assert 0.1 / (0.1 + idle_s) == pytest.approx(share)
+        for _ in range(3):  # one call per gradient
+            now_s += 0.1
+            backend.end()
+    assert 0.3 / (now_s - began_s) == pytest.approx(share)
 
 
 def test_an_mps_share_is_what_the_process_was_started_with(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,6 +297,63 @@ def test_whole_devices_only_take_the_whole_share() -> None:
     backend = make_backend("none", torch.device("cpu"))
     assert backend.set(1.0) is None
     assert backend.set(0.5) is not None
+
+
+@dataclass(frozen=True)
+class Unequal(Stage):
+    """Gives the first worker three quarters of the device."""
+
+    name: ClassVar[str] = "unequal"
+    kind: ClassVar[Kind] = "sync"
+
+    def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
+        return plan.with_(gpu_share=np.array([0.75, 0.25])), memory
+
+
+def share_a_device(rank: int, folder: str) -> None:
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.utils.data import DataLoader, TensorDataset
+
+    from live.attach import attach
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(2, 1)
+
+        def forward(self, x: Any) -> Any:
+            time.sleep(0.01)
+            return self.layer(x)
+
+    torch.distributed.init_process_group("gloo")
+    model = DistributedDataParallel(Net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    policy = Policy("unequal", (Unequal(),))
+    runtime = attach(
+        model, optimizer, policy, global_batch=4, decide_every=5, share_backend="duty-cycle", run_dir=folder
+    )
+    data = TensorDataset(torch.randn(80, 2), torch.randn(80, 1))
+    for x, y in DataLoader(data, batch_sampler=runtime.sampler(data)):
+        torch.nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        runtime.step()
+    runtime.close()
+
+
+def test_ranks_on_one_device_are_held_to_their_shares(tmp_path: Path) -> None:
+    live_ranks.run(share_a_device, 2, str(tmp_path), EQUIPOISE_DEVICE="gpu")
+    rows = [[r for r in lines(tmp_path / f"rounds-{k}.jsonl") if "round" in r] for k in (0, 1)]
+    computed = [
+        [float(np.median([r["compute_s"] for r in rank[a:b]])) for a, b in ((2, 5), (12, 20))]
+        for rank in rows
+    ]
+    first, second = (entry.decision.observation for entry in list(read(tmp_path / "decisions-0.jsonl"))[:2])
+    assert (first.workers.gpu_share.tolist(), second.workers.gpu_share.tolist()) == ([0.5, 0.5], [0.75, 0.25])
+    assert first.gpus.job.tolist() == [-2]
+    assert computed[0][1] == pytest.approx(0.01 / 0.75, rel=0.5)
+    assert computed[1][1] == pytest.approx(0.01 / 0.25, rel=0.5)
+    assert computed[1][1] > 2 * computed[0][1]
 
 
 class FakeContext:

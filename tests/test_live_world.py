@@ -102,7 +102,7 @@ def test_what_a_stored_gradient_is_a_multiple_of(local: bool, reduction: Any, ex
 
 def places(*members: int, hosts: str = "aaaa", devices: Sequence[str] = ()) -> list[Place]:
     raw = [
-        {**vars(Place(m, hosts[k], devices[k] if devices else f"d{m}")), "memory_bytes": None}
+        {**vars(Place(m, hosts[k], devices[k] if devices else f"d{m}")), "memory_bytes": None, "share": None}
         for k, m in enumerate(members)
     ]
     return places_from(raw)

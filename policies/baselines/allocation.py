@@ -62,6 +62,7 @@ class Fifo(_Placed):
     order: ClassVar[str] = "arrival, then id"
     blocking: ClassVar[str] = "strict: stops at the first that does not fit"
     preemption: ClassVar[str] = "never"
+    starts_only: ClassVar[bool] = True
     strict: ClassVar[bool] = True
 
     def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
@@ -106,6 +107,7 @@ class Sjf(_Placed):
     order: ClassVar[str] = "duration estimate, then id"
     blocking: ClassVar[str] = "strict: stops at the first that does not fit"
     preemption: ClassVar[str] = "never"
+    starts_only: ClassVar[bool] = True
     strict: ClassVar[bool] = True
 
     def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
@@ -153,6 +155,7 @@ class Easy(_Placed):
     order: ClassVar[str] = "arrival, then id"
     blocking: ClassVar[str] = "backfill: passes over what does not fit where that does not delay the first"
     preemption: ClassVar[str] = "never"
+    starts_only: ClassVar[bool] = True
 
     def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
         """Start waiting jobs in order of arrival, then backfill behind the first that is blocked."""
