@@ -18,7 +18,7 @@ from scipy import stats
 
 Floats = npt.NDArray[np.float64]
 
-REPLICATES = 400
+REPLICATES = 300
 TUKEY = 4.685
 MAD_TO_SIGMA = 1.4826
 TAIL = 0.01

@@ -44,10 +44,11 @@ class RigidJobs:
         demand: Demand,
         finished: Callable[[int], None],
         mtbf_s: float,
+        write_s: float,
     ) -> None:
         n = len(demand)
         self.clock, self.cluster, self.demand, self.finished = clock, cluster, demand, finished
-        self.mtbf_s = mtbf_s
+        self.mtbf_s, self.write_s = mtbf_s, write_s
         self.left_s = np.where(np.isnan(demand.duration_s), 0.0, demand.duration_s)
         self.begin_s, self.rate = np.zeros(n), np.zeros(n)
         self.saved_s = np.zeros(n)  # work done that a crash cannot take back
@@ -112,15 +113,18 @@ class RigidJobs:
         self.left_s[row] = duration_s - kept_s
 
     def checkpoint_interval_s(self, row: int) -> float:
-        """Work between checkpoints: as given; Young/Daly needs a size, without one nothing is ever saved."""
-        spec = self.demand.checkpoint[row]
-        if spec.interval == "never" or (spec.interval == "young-daly" and spec.size is None):
+        """Work between checkpoints: as given, or Young/Daly, sqrt(2 * write time * mean time to failure)."""
+        spec, nodes = self.demand.checkpoint[row], self._nodes[row]
+        if spec.interval == "never":
             return math.inf
         if spec.interval != "young-daly":
             return float(spec.interval)
-        nodes = self._nodes[row]
-        storage = sum(self.cluster.group(int(node)).storage_rate for node in nodes)
-        return math.sqrt(2.0 * (spec.size or 0.0) / storage * self.mtbf_s / len(nodes))
+        if self.mtbf_s == math.inf:
+            return math.inf
+        write_s = self.write_s
+        if spec.size is not None:
+            write_s = spec.size / sum(self.cluster.group(int(node)).storage_rate for node in nodes)
+        return math.sqrt(2.0 * write_s * self.mtbf_s / len(nodes))
 
     def speed_changed(self, row: int) -> None:
         """Its nodes run at another speed from now on."""

@@ -371,6 +371,7 @@ class Restart(Section):
     detection: Seconds = 30.0
     rescheduling: Seconds = 0.0
     initialisation: Seconds = 30.0
+    checkpoint_write: Seconds = 60.0  # of a job whose checkpoint size is not known (rigid jobs)
 
 
 class Faults(Section):

@@ -89,7 +89,9 @@ class SimWorld:
         self.jobs = Jobs(0, len(demand))
         self.waiting, self.running = RowQueue(), RowQueue()
         self.training: dict[int, TrainingJob] = {}  # running training jobs, and those that will run again
-        self.rigid = RigidJobs(self.clock, cluster, demand, self._finish, self.mtbf_s)
+        self.rigid = RigidJobs(
+            self.clock, cluster, demand, self._finish, self.mtbf_s, scenario.restart.checkpoint_write
+        )
         self.start_s = np.full(len(demand), np.nan)
         self.completion_s = np.full(len(demand), np.nan)
         self.preemptions = np.zeros(len(demand), dtype=np.int64)

@@ -17,12 +17,20 @@ from typing import Any
 
 import torch.distributed as dist
 
-_PRELOAD = ["torch", "torch.nn.parallel", "torch.utils.data", "live.attach", "policies.s2_tasks"]
+_PRELOAD = [  # imported once, not once a rank
+    "torch.nn.parallel",
+    "torch.utils.data",
+    "live.attach",
+    "policies.s1_dataflow",
+    "policies.s2_tasks",
+    "policies.s3_sync",
+    "policies.baselines.allocation",
+]
 
 
 def _context() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOAD)  # torch is imported once, not once a rank
+    context.set_forkserver_preload(_PRELOAD)
     return context
 
 

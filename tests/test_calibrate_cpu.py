@@ -13,14 +13,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from calibrate import training
+from calibrate.check import Drift
 from calibrate.collective_worker import SharedMemoryRank
 from calibrate.collective_worker import measure as measure_collective
 from calibrate.collectives import Group
+from calibrate.commands import calibrate as command
+from calibrate.fit import Estimate
 from calibrate.host import HostBench, cores, last_level_cache_bytes
 from calibrate.measure import MissingError
-from sim.hardware import HardwareProfile, load_profile, save_profile
+from calibrate.samples import read_samples
+from sim.hardware import HardwareProfile, Measured, load_profile, save_profile
 from tests import calibrate_fakes
 
 
@@ -92,31 +97,33 @@ def test_samples_of_another_machine_are_not_mixed_in(session: Any) -> None:
     assert not (folder / "x.yaml").exists()
 
 
-def scaled(profile: HardwareProfile, factor: float, spread: float) -> HardwareProfile:
-    figures = {
-        name: number.model_copy(
-            update={
-                "value": number.value * factor,
-                "low": number.value * factor / spread,
-                "high": number.value * factor * spread,
-            }
-        )
-        for name, number in profile.figures.items()
-    }
-    return profile.model_copy(update={"figures": figures})
+def changed(number: Measured, factor: float, spread: float) -> Measured:
+    value = number.value * factor
+    return number.model_copy(update={"value": value, "low": value / spread, "high": value * spread})
 
 
-@pytest.mark.parametrize(("factor", "spread", "code"), [(1e6, 1.01, 5), (1.0, 1e3, 0)])
-def test_check_measures_three_numbers_again(session: Any, factor: float, spread: float, code: int) -> None:
+def test_check_measures_three_numbers_again_and_reports_drift(session: Any) -> None:
+    """A million times the bandwidth has drifted; within a factor of a thousand nothing has."""
     profile, _, folder = session
-    save_profile(scaled(profile, factor, spread), folder / "changed.yaml")
+    figures = {name: changed(number, 1.0, 1e3) for name, number in profile.figures.items()}
+    figures["copy_bytes_per_s"] = changed(profile.figures["copy_bytes_per_s"], 1e6, 1.01)
+    save_profile(profile.model_copy(update={"figures": figures}), folder / "changed.yaml")
     done = calibrate_fakes.run(["calibrate", "--check", "changed.yaml", "--format", "json"], cwd=folder)
-    assert done.returncode == code, done.stderr
-    figures = json.loads(done.stdout)["figures"]
-    assert len(figures) == 3
-    assert [f["beyond"] for f in figures] == [code == 5] * 3
-    for f in figures:
+    assert done.returncode == 5, done.stderr
+    found = json.loads(done.stdout)["figures"]
+    assert [f["name"].split("_")[0] for f in found] == ["copy", "gemm", "preprocess"]
+    assert [f["beyond"] for f in found] == [True, False, False]
+    for f in found:
         assert f["now_low"] <= f["now"] <= f["now_high"]
+
+
+def test_check_without_drift_is_code_0(session: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    within = Drift("copy_bytes_per_s", Estimate(2.0, 1.0, 3.0, 9), Estimate(2.2, 2.1, 2.3, 9))
+    monkeypatch.setattr("calibrate.check.check", lambda profile, progress: ([within], ["driver: 1 and 2"]))
+    done = CliRunner().invoke(command, ["--check", str(session[2] / "cpu.yaml")])
+    assert done.exit_code == 0
+    assert "+10.0%" in done.stdout
+    assert "condition changed: driver: 1 and 2" in done.stdout
 
 
 def test_check_refuses_a_profile_of_another_machine(session: Any) -> None:
@@ -128,33 +135,21 @@ def test_check_refuses_a_profile_of_another_machine(session: Any) -> None:
     assert "is of another device: device: 'another' and" in done.stderr
 
 
-def test_an_interrupted_session_keeps_its_samples_and_goes_on(tmp_path: Path) -> None:
-    arguments = [
-        "calibrate",
-        "--device",
-        "cpu",
-        "--quick",
-        "--out",
-        "p.yaml",
-        "--only",
-        "copy,preprocess,gemm",
-    ]
-    command = [sys.executable, "-c", calibrate_fakes.COMMAND_LINE, *arguments, "--seconds", "60"]
+def test_an_interrupted_session_keeps_its_samples(tmp_path: Path) -> None:
+    arguments = ["calibrate", "--device", "cpu", "--quick", "--out", "p.yaml", "--only", "gemm"]
+    whole = [sys.executable, "-c", calibrate_fakes.COMMAND_LINE, *arguments, "--seconds", "60"]
     env = calibrate_fakes.environment()
-    process = subprocess.Popen(command, env=env, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(whole, env=env, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     samples = tmp_path / "p.samples.jsonl"
     deadline = time.monotonic() + 60
-    while not (samples.exists() and samples.read_text().count("\n") > 3) and time.monotonic() < deadline:
+    while not (samples.exists() and samples.read_text().count("\n") > 2) and time.monotonic() < deadline:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     _, message = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "samples kept in p.samples.jsonl; the same command continues" in message
-    kept = samples.read_text()
-    done = calibrate_fakes.run([*arguments, "--seconds", "0.5"], cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert f"continuing with {kept.count(chr(10)) - 1} samples" in done.stderr
-    assert samples.read_text().startswith(kept)
+    kept = len(read_samples(samples).samples)
+    assert kept >= 2
+    assert f"{kept} samples kept in p.samples.jsonl; the same command continues" in message
 
 
 def test_a_folder_that_is_not_there_is_wrong_input(tmp_path: Path) -> None:
@@ -220,14 +215,14 @@ def test_a_worker_that_dies_is_a_reason_not_a_crash() -> None:
 
 def test_the_numpy_step_s_gradients_are_those_of_its_loss() -> None:
     """Plain SGD moves the loss down by learning rate x squared gradient norm, to first order."""
-    small = training.numpy_mlp(16, learning_rate=1e-4)
-    half = training.numpy_mlp(16, learning_rate=5e-5)
+    small = training.numpy_mlp(4, learning_rate=1e-4)
+    half = training.numpy_mlp(4, learning_rate=5e-5)
     start = small()
     assert start == half()
     drop, half_drop = start - small(), start - half()
     assert drop > 0
     assert drop == pytest.approx(2 * half_drop, rel=0.05)
-    losses = [small() for _ in range(20)]
+    losses = [small() for _ in range(8)]
     assert losses == sorted(losses, reverse=True)
 
 

@@ -48,7 +48,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> tuple[HardwareProfile, 
     """One calibration of the fake; its profile, report and folder."""
     folder = tmp_path_factory.mktemp("cuda")
     out = folder / "fake.yaml"
-    done = calibrate("--seconds", "3", "--only", f"{KINDS},peer", machine="two", out=out)
+    done = calibrate("--seconds", "2", "--only", f"{KINDS},peer", machine="two", out=out)
     assert done.returncode == 0, done.stderr
     return load_profile(str(out)), json.loads(done.stdout), folder
 

@@ -99,6 +99,24 @@ def test_a_counter_that_is_not_there_or_not_a_number_is_null_with_its_reason() -
     assert row["missing"]["DCGM_FI_PROF_NVLINK_RX_BYTES"] == "not a number"
 
 
+HURRIED = """
+from calibrate import nvml
+from calibrate.readings import Sampler
+with nvml.session():
+    samplers = [Sampler(gpu) for gpu in nvml.gpus()]
+    readings = [[s.read() for s in samplers] for _ in range(3)]
+    for s in samplers:
+        s.close()
+print([r.get("PROF_SM_ACTIVE") for batch in readings for r in batch])
+"""
+
+
+def test_readings_in_a_hurry_wait_for_the_counters_least_interval() -> None:
+    """The driver refuses samples less than 100 ms apart."""
+    done = calibrate_fakes.python(HURRIED, calibrate_fakes.nvml(), FAKE_NVML="two")
+    assert (done.returncode, done.stdout) == (0, "[None, None, 0.96, 0.96, 0.96, 0.96]\n"), done.stderr
+
+
 def test_mig_instances_have_rows_of_their_own() -> None:
     whole, first, second = monitor("mig", "gemm", "--price", "2")
     assert [r["instance"] for r in (whole, first, second)] == [None, "1/0", "2/0"]
