@@ -14,7 +14,14 @@ class LibraryMissingError(RuntimeError):
     """A shared library is not here; the message is one line that says what to install."""
 
 
+FOLDER_VARIABLE = "EQUIPOISE_CUDA_LIBRARIES"
+"""A folder to look in before all others."""
+
+
 def _candidates(stem: str) -> Iterator[Path]:
+    chosen = os.environ.get(FOLDER_VARIABLE)
+    if chosen:
+        yield from sorted(Path(chosen).glob(f"lib{stem}.so.*"), key=_version, reverse=True)
     wheels = [Path(entry) / "nvidia" for entry in sys.path if entry]
     toolkits = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
     folders = [(wheel, "*/lib") for wheel in wheels] + [(Path(t), "lib*") for t in toolkits if t]
@@ -27,7 +34,7 @@ def _version(path: Path) -> tuple[int, ...]:
 
 
 def load_library(stem: str, loader_names: tuple[str, ...], install: str) -> ctypes.CDLL:
-    """Load lib`stem`: first the newest in a pip wheel or toolkit, then what the dynamic loader finds.
+    """Load lib`stem`: from FOLDER_VARIABLE, else the newest wheel's or toolkit's, else the dynamic loader's.
 
     Raises LibraryMissingError, one line that ends in `install`.
     """

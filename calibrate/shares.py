@@ -74,10 +74,10 @@ def share_measures(device: Device, arena_bytes: int, quick: bool) -> list[Measur
     curve = [
         Measure(
             "share",
-            {"kernel": kernel, "share": part.sm_count / device.sm_count, "method": "green context"},
-            partial(bench.times, kernel, part.stream),
+            {"kernel": kernel, "share": share, "method": "green context"},
+            partial(bench.times, kernel, stream),
         )
-        for part in parts
+        for share, stream in parts
         for kernel in ("compute", "memory")
     ]
     pairs = [
@@ -93,16 +93,19 @@ def share_measures(device: Device, arena_bytes: int, quick: bool) -> list[Measur
     return curve + pairs
 
 
-def _partitions(device: Device, shares: tuple[float, ...]) -> list[Partition]:
-    """One green context per distinct number of SMs granted."""
-    found: dict[int, Partition] = {}
+def _partitions(device: Device, shares: tuple[float, ...]) -> list[tuple[float, c_void_p]]:
+    """(share granted, stream) for each distinct number of SMs granted; the whole device needs no partition."""
+    found: dict[int, c_void_p] = {}
     for share in shares:
+        if share == 1.0:
+            found[device.sm_count] = device.stream
+            continue
         part = device.partition(max(round(share * device.sm_count), 1))
         if part.sm_count in found:
             part.free()
         else:
-            found[part.sm_count] = part
-    return list(found.values())
+            found[part.sm_count] = part.stream
+    return [(count / device.sm_count, stream) for count, stream in found.items()]
 
 
 def _together(

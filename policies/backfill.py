@@ -8,144 +8,172 @@ from __future__ import annotations
 import numpy as np
 
 from policies.gangs import (
+    NO_GRANTS,
     SHARED,
     Demand,
+    Failures,
     GrantColumns,
     Grants,
     RequestColumns,
     Requests,
     RoomColumns,
-    copy_of,
+    WorkingColumns,
     demand,
+    frozen,
     granted,
     has_failed,
     holdings,
-    no_failures,
-    no_grants,
+    joined,
+    new_failures,
+    new_grants,
     partly_free,
     remember_failure,
+    reordered,
+    room_of,
+    some_room,
+    total,
     trimmed,
-    with_space,
-    working_room,
+    working,
 )
-from policies.jit import jit
-from policies.observation import Floats, Ints
+from policies.jit import jit_in_place
+from policies.observation import Floats, Ints, Observation
 from policies.placement import WHOLE, Room, give, place, take
 
-
-@jit
-def _end_s(service_s: float, now_s: float) -> float:
-    return float(np.inf) if np.isnan(service_s) else now_s + max(service_s, 0.0)
-
-
-@jit
-def _fits(room: Room, d: Demand, rule: int) -> bool:
-    return place(copy_of(room), d.gpus, d.share, d.memory_bytes, rule, np.empty(d.gpus, dtype=np.int64), 0)
+Running = tuple[Ints, Ints, Floats, Ints, Ints]
+"""Running jobs by ascending end: (offset, gpu) of what each holds alone, its end (s), who holds each GPU, and
+the node of each GPU."""
 
 
-@jit
-def _reserve(
-    head: Demand,
-    later: Room,
-    rule: int,
-    now_s: float,
-    job: Ints,
-    service_s: Floats,
-    holder: Ints,
-    gpu_node: Ints,
-) -> float:
-    """Free in `later` what jobs (rows, ascending) have given back when the head fits; returns that time (s).
+@jit_in_place
+def _undo(c: Room, gpu: Ints, first: int, end: int, gpu_node: Ints, share: float) -> None:
+    for e in range(first, end):
+        give(c.free, c.room, gpu_node[gpu[e]], gpu[e], share)
+
+
+@jit_in_place
+def _fits(c: Room, d: Demand, rule: int, gpu_node: Ints, spare: Ints) -> bool:
+    """Whether a gang could be placed; `c` stays as it is."""
+    fits = place(c, d.gpus, d.share, d.memory_bytes, rule, spare, np.int64(0))
+    if fits:
+        _undo(c, spare, np.int64(0), d.gpus, gpu_node, d.share)
+    return fits
+
+
+@jit_in_place
+def _reserve(head: Demand, later: Room, rule: int, now_s: float, running: Running, spare: Ints) -> float:
+    """Free in `later` what running jobs have given back when the head fits; returns that time (s).
 
     NaN when it does not fit even after all have ended. GPUs shared by several jobs come free last, because
     who holds what part of them is not always known.
     """
-    offset, gpu = holdings(job, holder)
-    end = np.empty(job.size)
-    for i in range(job.size):
-        end[i] = _end_s(service_s[job[i]], now_s)
+    offset, gpu, end_s, holder, gpu_node = running
     last_s = now_s
-    for i in np.argsort(end, kind="mergesort"):
-        for e in range(offset[i], offset[i + 1]):
-            give(later, gpu_node[gpu[e]], gpu[e], 1.0)
-        last_s = end[i]
-        if offset[i + 1] > offset[i] and _fits(later, head, rule):
+    for i in range(end_s.size):
+        _undo(later, gpu, offset[i], offset[i + 1], gpu_node, 1.0)
+        last_s = end_s[i]
+        enough = head.share < WHOLE or total(later.free) >= head.gpus
+        if enough and offset[i + 1] > offset[i] and _fits(later, head, rule, gpu_node, spare):
             return float(last_s)
     for g in range(holder.size):
         if holder[g] == SHARED and later.up[gpu_node[g]]:
-            give(later, gpu_node[g], g, 1.0)
-    return float(last_s) if _fits(later, head, rule) else np.nan
+            give(later.free, later.room, gpu_node[g], g, 1.0)
+    return float(last_s) if _fits(later, head, rule, gpu_node, spare) else np.nan
 
 
-@jit
-def _late(end_s: float, reserved_s: float) -> bool:
-    """Whether a job that would end then may run into the reservation; no reservation is never run into."""
-    return not np.isnan(reserved_s) and (end_s > reserved_s or np.isinf(end_s))
-
-
-@jit
-def _harmless(later: Room, head: Demand, rule: int, gpu: Ints, gpu_node: Ints, share: float) -> bool:
-    """Whether the head still fits when these GPUs stay taken; then takes them out of `later`."""
-    trial = copy_of(later)
-    for g in gpu:
-        take(trial, gpu_node[g], g, share)
-    if not _fits(trial, head, rule):
+@jit_in_place
+def _late(service_s: float, now_s: float, reserved_s: float) -> bool:
+    """Whether a job may still run at the reserved time; no reservation (NaN) is never run into."""
+    if np.isnan(reserved_s):
         return False
-    for g in gpu:
-        take(later, gpu_node[g], g, share)
-    return True
+    return np.isnan(service_s) or not now_s + max(service_s, 0.0) <= reserved_s
 
 
-@jit
+@jit_in_place
+def _harmless(
+    later: Room, head: Demand, rule: int, gpu: Ints, first: int, end: int, share: float, gpu_node: Ints,
+    spare: Ints,
+) -> bool:  # fmt: skip
+    """Whether the head still fits when gpu[first:end] stay taken; then takes them out of `later`."""
+    for e in range(first, end):
+        take(later.free, later.room, gpu_node[gpu[e]], gpu[e], share)
+    if _fits(later, head, rule, gpu_node, spare):
+        return True
+    _undo(later, gpu, first, end, gpu_node, share)
+    return False
+
+
+@jit_in_place
 def _fill(
-    queue: Ints, rule: int, now_s: float, service_s: Floats, r: Requests, room: Room, later: Room,
-    head: Demand, reserved_s: float, gpu_node: Ints,
-) -> tuple[int, Grants]:  # fmt: skip
-    """Start jobs of `queue` that fit and do not delay the head; returns (how many, grants)."""
-    left, shared = room.free.sum(), partly_free(room.room)
-    grants, tried = no_grants(16, 16), no_failures()
-    n = 0
-    for j in queue:
-        if not (left > 0 or shared):
+    queue: Ints, first: int, reserved_s: float, rule: int, now_s: float, service_s: Floats,
+    requests: RequestColumns, columns: WorkingColumns, later_columns: WorkingColumns, running: Running,
+    spare: Ints, grants: GrantColumns, failures: tuple[Floats, Ints],
+) -> tuple[int, int, float]:  # fmt: skip
+    """Start jobs of queue[first:] that fit now and do not delay queue[0].
+
+    Returns (how many, where space for grants ran out or -1, the time reserved for queue[0] or NaN). With
+    `first` 0 the reservation is made; `later_columns` are what will be free then.
+    """
+    r, room, later = Requests(*requests), room_of(columns), room_of(later_columns)
+    out, tried, gpu_node = Grants(*grants), Failures(*failures), running[4]
+    head = demand(r, queue[0])
+    if first == 0:
+        reserved_s = _reserve(head, later, rule, now_s, running, spare)
+    left, shared, n = total(room.free), partly_free(room.room), np.int64(0)
+    for k in range(max(first, 1), queue.size):
+        if left == 0 and not shared:
             break
-        d = demand(r, j)
-        late = _late(_end_s(service_s[j], now_s), reserved_s)
+        d, at = demand(r, queue[k]), out.offset[n]
+        late = _late(service_s[queue[k]], now_s, reserved_s)
         if (d.share >= WHOLE and d.gpus > left) or has_failed(tried, d, late):
             continue
-        at = grants.offset[n]
-        grants = with_space(grants, n + 1, at + d.gpus)
-        trial = copy_of(room)
-        fits = place(trial, d.gpus, d.share, d.memory_bytes, rule, grants.gpu, at)
-        if fits and (
-            not late or _harmless(later, head, rule, grants.gpu[at : at + d.gpus], gpu_node, d.share)
+        if n == out.job.size or at + d.gpus > out.gpu.size:
+            return n, k, reserved_s
+        fits = place(room, d.gpus, d.share, d.memory_bytes, rule, out.gpu, at)
+        if (
+            fits
+            and late
+            and not _harmless(later, head, rule, out.gpu, at, at + d.gpus, d.share, gpu_node, spare)
         ):
-            room = trial
-            n = granted(grants, n, j, d)
-            left, shared = room.free.sum(), shared or d.share < WHOLE
+            _undo(room, out.gpu, at, at + d.gpus, gpu_node, d.share)
+            remember_failure(tried, d, True)
+        elif fits:
+            n = granted(out, n, queue[k], d)
+            left, shared = total(room.free), shared or d.share < WHOLE
         else:
-            remember_failure(tried, d, fits)
-    return n, grants
+            remember_failure(tried, d, False)
+    return n, -1, reserved_s
 
 
-@jit
+def _by_end(o: Observation, job: Ints, holder: Ints) -> Running:
+    """Jobs (rows, ascending) as `Running`; an unknown end comes last, one that is overdue is now."""
+    service_s = o.jobs.service_s[job]
+    end_s = np.where(np.isnan(service_s), np.inf, o.time_s + np.maximum(service_s, 0.0))
+    order = np.argsort(end_s, kind="stable").astype(np.int64)
+    offset, gpu = reordered(*holdings(job, holder), order)
+    return offset, gpu, end_s[order], frozen(holder), o.gpus.node
+
+
 def backfill(
-    queue: Ints, rule: int, now_s: float, service_s: Floats, running: Ints, start: GrantColumns,
-    requests: RequestColumns, columns: RoomColumns, gpu_job: Ints, gpu_node: Ints,
+    o: Observation, queue: Ints, rule: int, job: Ints, holder: Ints, requests: RequestColumns,
+    columns: RoomColumns,
 ) -> tuple[GrantColumns, float]:  # fmt: skip
     """Start jobs of queue[1:] that fit now and do not delay queue[0], which does not fit.
 
-    `running` (rows, ascending) and those in `start`, which this decision starts, end after `service_s` (s).
-    Returns these further jobs and the time (s) of the head's reservation, NaN when there is none.
+    `job` are the rows (ascending) of all that run, those that this decision has started included; `holder`
+    is the row that holds each GPU; all end after their `service_s`. Returns the jobs started, and the time (s)
+    reserved for queue[0], NaN when there is none.
     """
-    r, room, holder = Requests(*requests), working_room(columns), gpu_job.copy()
-    started, offset, gpu, share = start
-    for k in range(started.size):
-        for e in range(offset[k], offset[k + 1]):
-            take(room, gpu_node[gpu[e]], gpu[e], share[e])
-            holder[gpu[e]] = started[k] if share[e] >= WHOLE else SHARED
-    grants, n, reserved_s = no_grants(0, 0), 0, np.nan
-    if queue.size > 1 and (room.free.sum() > 0 or partly_free(room.room)):
-        job = np.sort(np.concatenate((running, started)))
-        head, later = demand(r, queue[0]), copy_of(room)
-        reserved_s = _reserve(head, later, rule, now_s, job, service_s, holder, gpu_node)
-        n, grants = _fill(queue[1:], rule, now_s, service_s, r, room, later, head, reserved_s, gpu_node)
-    return trimmed(grants, n), reserved_s
+    if len(queue) < 2 or not some_room(columns[3], columns[4]):
+        return NO_GRANTS, np.nan
+    room, later, running = working(columns), working(columns), _by_end(o, job, holder)
+    spare, failures = np.empty(max(len(holder), 1), dtype=np.int64), new_failures()
+    parts, at, reserved_s, space = [], 0, np.nan, int(columns[3].sum()) + 8
+    while at >= 0:
+        grants = new_grants(min(len(queue), space), space)
+        n, at, reserved_s = _fill(
+            queue, at, reserved_s, rule, o.time_s, o.jobs.service_s, requests, room, later, running, spare,
+            grants, failures,
+        )  # fmt: skip
+        parts.append(trimmed(grants, n))
+        space *= 4
+    return joined(parts), reserved_s

@@ -7,12 +7,22 @@ from typing import Any
 
 import numpy as np
 
-from policies.gangs import NO_ROWS, NO_VALUES, frozen, holdings
+from policies.gangs import (
+    NO_ROWS,
+    NO_VALUES,
+    frozen,
+    holdings,
+    new_grants,
+    reordered,
+    trimmed,
+    working,
+)
 from policies.hand import Hand
-from policies.jit import jit
+from policies.jit import jit_in_place
 from policies.kernels_scaling import (
     ElasticColumns,
     ScalingColumns,
+    TableColumns,
     grow,
     parallel_efficiency,
     shrink_for,
@@ -29,78 +39,86 @@ def elastic_rows(o: Observation, rows: Ints) -> Ints:
     return rows[able & (jobs.gpu_share_requested[rows] >= WHOLE)]
 
 
-def scaling_columns(o: Observation, nodes: NodeState) -> ScalingColumns:
+def scaling_columns(o: Observation) -> ScalingColumns:
     """The parts of `Scaling`, in its order."""
-    jobs, speeds = o.jobs, o.speeds
-    table = (speeds.job, speeds.gpu_model, speeds.gpus, speeds.samples_per_s)
-    if (np.diff(speeds.job) < 0).any():
-        order = np.argsort(speeds.job, kind="stable")
-        table = tuple(frozen(column[order]) for column in table)  # type: ignore[assignment]
+    jobs = o.jobs
     return (
         jobs.global_batch, jobs.micro_batch, jobs.gpus_per_worker, jobs.workers_min, jobs.workers_max,
-        jobs.sync_interval, jobs.work_s, jobs.exchange_s, jobs.exchange_alone_s, jobs.gamma,
-        jobs.service_s, jobs.restart_s, *table, frozen(nodes.model_speed),
+        jobs.sync_interval, jobs.work_s, jobs.exchange_s, jobs.exchange_alone_s, jobs.gamma, jobs.service_s,
     )  # fmt: skip
 
 
-@jit
-def _best_first(offset: Ints, gpu: Ints, gpu_node: Ints, speed: Floats) -> None:
-    """Order each job's GPUs: fastest nodes first, among them those with most of its GPUs, then by row."""
-    on_node = np.zeros(speed.size, dtype=np.int64)
+def table_columns(o: Observation, nodes: NodeState) -> TableColumns:
+    """The parts of `Table`, in its order."""
+    speeds = o.speeds
+    job, model, gpus, rate = speeds.job, speeds.gpu_model, speeds.gpus, speeds.samples_per_s
+    if (np.diff(job) < 0).any():
+        order = np.argsort(job, kind="stable")
+        job, model, gpus, rate = (
+            frozen(job[order]), frozen(model[order]), frozen(gpus[order]), frozen(rate[order])
+        )  # fmt: skip
+    return job, model, gpus, rate, frozen(nodes.model_speed)
+
+
+@jit_in_place
+def _best_first(offset: Ints, gpu: Ints, gpu_node: Ints, speed: Floats, on_node: Ints) -> None:
+    """Order each job's GPUs: fastest nodes first, among them those with most of its GPUs, then by row.
+
+    on_node is scratch: zero per node.
+    """
     for i in range(offset.size - 1):
-        held = gpu[offset[i] : offset[i + 1]]
-        for g in held:
-            on_node[gpu_node[g]] += 1
-        for k in range(1, held.size):
-            g, at = held[k], k
-            while at > 0:
-                a, b = gpu_node[g], gpu_node[held[at - 1]]
-                if (-speed[a], -on_node[a], a, g) >= (-speed[b], -on_node[b], b, held[at - 1]):
+        first, end = offset[i], offset[i + 1]
+        for e in range(first, end):
+            on_node[gpu_node[gpu[e]]] += 1
+        for e in range(first + 1, end):
+            g, at = gpu[e], e
+            while at > first:
+                a, b = gpu_node[g], gpu_node[gpu[at - 1]]
+                if speed[a] != speed[b]:
+                    sooner = speed[a] > speed[b]
+                elif on_node[a] != on_node[b]:
+                    sooner = on_node[a] > on_node[b]
+                else:
+                    sooner = g < gpu[at - 1]
+                if not sooner:
                     break
-                held[at] = held[at - 1]
+                gpu[at] = gpu[at - 1]
                 at -= 1
-            held[at] = g
-        for g in held:
-            on_node[gpu_node[g]] = 0
+            gpu[at] = g
+        for e in range(first, end):
+            on_node[gpu_node[gpu[e]]] = 0
 
 
-@jit
-def _slowest_model(offset: Ints, gpu: Ints, gpu_model: Ints, model_speed: Floats) -> Ints:
-    """GPU model of each job's slowest GPU."""
-    model = np.zeros(offset.size - 1, dtype=np.int64)
+@jit_in_place
+def _slowest(offset: Ints, gpu: Ints, gpu_model: Ints, model_speed: Floats, model: Ints) -> None:
     for i in range(model.size):
+        model[i] = 0
         for e in range(offset[i], offset[i + 1]):
             m = gpu_model[gpu[e]]
             if e == offset[i] or model_speed[m] < model_speed[model[i]]:
                 model[i] = m
+
+
+def slowest_models(o: Observation, nodes: NodeState, offset: Ints, gpu: Ints) -> Ints:
+    """GPU model of the slowest GPU in each compressed row."""
+    model = np.empty(len(offset) - 1, dtype=np.int64)
+    _slowest(offset, gpu, o.gpus.model, frozen(nodes.model_speed), model)
     return model
 
 
 def held_gpus(holder: Ints, rows: Ints) -> tuple[Ints, Ints]:
     """GPUs that each job row holds alone by `holder` (job row per GPU), in compressed rows: (offset, gpu)."""
     ascending = np.sort(rows)
-    offset, gpu = holdings(frozen(ascending), holder)
-    return _reordered(offset, gpu, np.searchsorted(ascending, rows).astype(np.int64))
-
-
-@jit
-def _reordered(offset: Ints, value: Ints, order: Ints) -> tuple[Ints, Ints]:
-    """Compressed rows in another order."""
-    new_offset = np.zeros(order.size + 1, dtype=np.int64)
-    for i in range(order.size):
-        new_offset[i + 1] = new_offset[i] + offset[order[i] + 1] - offset[order[i]]
-    new = np.empty(new_offset[-1], dtype=np.int64)
-    for i in range(order.size):
-        new[new_offset[i] : new_offset[i + 1]] = value[offset[order[i]] : offset[order[i] + 1]]
-    return new_offset, new
+    offset, gpu = holdings(ascending, holder)
+    return reordered(offset, gpu, np.searchsorted(ascending, rows).astype(np.int64))
 
 
 def elastic_columns(hand: Hand, nodes: NodeState, rows: Ints) -> ElasticColumns:
     """The parts of `Elastic`, in its order, for elastic jobs (rows) that hold GPUs now."""
     o = hand.observation
     offset, gpu = held_gpus(hand.holder, rows)
-    _best_first(offset, gpu, o.gpus.node, frozen(nodes.speed))
-    model = _slowest_model(offset, gpu, o.gpus.model, frozen(nodes.model_speed))
+    _best_first(offset, gpu, o.gpus.node, frozen(nodes.speed), np.zeros(len(o.nodes), dtype=np.int64))
+    model = slowest_models(o, nodes, offset, gpu)
     waiting = o.jobs.gpus_held[rows] == 0
     cost_s = np.where(waiting, 0.0, np.nan_to_num(o.jobs.restart_s[rows]))
     requested = gpus_wanted(o, rows) // np.maximum(o.jobs.gpus_per_worker[rows], 1)
@@ -110,7 +128,7 @@ def elastic_columns(hand: Hand, nodes: NodeState, rows: Ints) -> ElasticColumns:
 def chosen(columns: ElasticColumns, order: Ints) -> ElasticColumns:
     """Some of the elastic jobs (positions), in that order."""
     rows, offset, gpu, model, cost_s, requested = columns
-    offset, gpu = _reordered(offset, gpu, order)
+    offset, gpu = reordered(offset, gpu, order)
     return rows[order], offset, gpu, model[order], cost_s[order], requested[order]
 
 
@@ -126,8 +144,8 @@ def on_living_nodes(o: Observation, columns: ElasticColumns) -> Bools:
 
 
 def shrink_jobs(
-    hand: Hand, nodes: NodeState, ranking: Ranking, scaling: ScalingColumns, rows: Ints, waits: Ints,
-    horizon_s: float,
+    hand: Hand, nodes: NodeState, ranking: Ranking, scaling: ScalingColumns, table: TableColumns, rows: Ints,
+    waits: Ints, horizon_s: float,
 ) -> Ints:  # fmt: skip
     """Start waiting jobs (positions in the ranking) on GPUs that elastic jobs give up, where that pays.
 
@@ -146,11 +164,11 @@ def shrink_jobs(
         service_s = float(np.nan_to_num(o.jobs.service_s[row], nan=horizon_s))
         worth_s = float(ranking.waiting_a[k]) * min(service_s, horizon_s)
         share = min(float(o.jobs.gpu_share_requested[row]), 1.0)
-        kept, gpu = shrink_for(
-            int(ranking.wanted[k]), share, float(o.jobs.memory_bytes[row]), worth_s, columns, claim,
-            horizon_s, hand.columns, o.gpus.node, scaling,
-        )  # fmt: skip
-        if not len(gpu):
+        kept, gpu = np.empty(len(rows), dtype=np.int64), np.empty(int(ranking.wanted[k]), dtype=np.int64)
+        if not shrink_for(
+            len(gpu), share, float(o.jobs.memory_bytes[row]), worth_s, columns, claim, horizon_s,
+            working(hand.columns), o.gpus.node, scaling, table, kept, gpu,
+        ):  # fmt: skip
             continue
         gpus = kept * o.jobs.gpus_per_worker[rows]
         given = gpus < np.diff(offset)
@@ -172,8 +190,8 @@ def _busy(offset: Ints, efficiency: Floats) -> Floats:
 
 
 def grow_jobs(
-    hand: Hand, nodes: NodeState, ranking: Ranking, scaling: ScalingColumns, rows: Ints, horizon_s: float,
-    margin: float,
+    hand: Hand, nodes: NodeState, ranking: Ranking, scaling: ScalingColumns, table: TableColumns, rows: Ints,
+    horizon_s: float, margin: float,
 ) -> tuple[Ints, Floats]:  # fmt: skip
     """Give free GPUs to elastic jobs that gain by them; returns their rows and the seconds each gains.
 
@@ -191,20 +209,27 @@ def grow_jobs(
     order = np.lexsort((rows, -worth, enough))
     order = order[on_living_nodes(o, columns)[order]]
     columns = chosen(columns, order)
-    grants, gain_s = grow(
-        columns, horizon_s, margin, o.jobs.memory_bytes, hand.columns,
-        frozen(nodes.model), o.gpus.node, scaling,
+    models = len(nodes.model_speed)
+    by_model = hand.columns[8][np.argsort(nodes.model[hand.columns[8]], kind="stable")]
+    first = np.searchsorted(nodes.model[by_model], np.arange(models + 1)).astype(np.int64)
+    free = np.bincount(nodes.model, weights=hand.columns[3], minlength=models).astype(np.int64)
+    grants, gain_s = new_grants(len(order), 2 * len(o.gpus) + 1), np.empty(len(order))
+    n = grow(
+        columns, horizon_s, margin, o.jobs.memory_bytes, working(hand.columns), nodes.model, o.gpus.node,
+        frozen(by_model), first, free, scaling, table, grants, gain_s,
     )  # fmt: skip
-    job, new_offset, new_gpu, _ = grants
+    job, new_offset, new_gpu, _ = trimmed(grants, n)
     rows, offset, gpu, *_ = columns
     at = {row: k for k, row in enumerate(rows.tolist())}
     for k, row in enumerate(job.tolist()):
         held = gpu[offset[at[row]] : offset[at[row] + 1]]
         hand.resize(row, held, new_gpu[new_offset[k] : new_offset[k + 1]])
-    return job, gain_s
+    return job, gain_s[:n]
 
 
-def parallel_work(hand: Hand, nodes: NodeState, scaling: ScalingColumns) -> dict[str, Any]:
+def parallel_work(
+    hand: Hand, nodes: NodeState, scaling: ScalingColumns, table: TableColumns
+) -> dict[str, Any]:
     """S423: estimated efficiency of parallel work before and after."""
     o = hand.observation
     before = np.sort(o.running)
@@ -217,9 +242,9 @@ def parallel_work(hand: Hand, nodes: NodeState, scaling: ScalingColumns) -> dict
         efficiency = math.nan
         if len(rows):
             offset, gpu = held_gpus(holder, rows)
-            model = _slowest_model(offset, gpu, o.gpus.model, frozen(nodes.model_speed))
+            model = slowest_models(o, nodes, offset, gpu)
             per = np.maximum(o.jobs.gpus_per_worker[rows], 1)
             workers, now = np.diff(offset) // per, o.jobs.gpus_held[rows] // per
-            efficiency = parallel_efficiency(rows, workers, now, model, scaling)
+            efficiency = parallel_efficiency(rows, workers, now, model, scaling, table)
         values[f"s423_efficiency_{name}"] = efficiency
     return values

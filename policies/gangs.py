@@ -1,6 +1,7 @@
 """Handing out GPUs to whole gangs: what a job needs, what is left, what has been granted.
 
-Kernels take columns of the observation as plain tuples (cheap to hand over) and name them inside.
+Kernels take columns as plain tuples, which are cheap to hand over, and name them inside. Those that run at
+every decision work in place on arrays made here, because they compile and run faster so.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.contract import Allocation
-from policies.jit import jit, jit_in_place
+from policies.jit import jit_in_place
 from policies.observation import Bools, Floats, Ints, Observation, S
-from policies.placement import WHOLE, Room, gpus_needed, place
+from policies.placement import WHOLE, Room, gpus_needed, place, position
+
+SHARED = -2  # in `gpus.job`
 
 
 class Requests(NamedTuple):
@@ -28,6 +31,14 @@ class Requests(NamedTuple):
     memory_bytes: Floats
 
 
+class Demand(NamedTuple):
+    """What one job needs to start."""
+
+    gpus: int
+    share: float  # of each GPU
+    memory_bytes: float  # on each GPU
+
+
 class Grants(NamedTuple):
     """Jobs given GPUs so far: job[:jobs], offset[: jobs + 1], gpu[:gpus], share[:gpus]."""
 
@@ -37,14 +48,6 @@ class Grants(NamedTuple):
     share: Floats
 
 
-class Demand(NamedTuple):
-    """What one job needs to start."""
-
-    gpus: int
-    share: float  # of each GPU
-    memory_bytes: float  # on each GPU
-
-
 class Failures(NamedTuple):
     """Demands that did not fit in this decision: (GPUs, share, memory, too late only), and how many."""
 
@@ -52,10 +55,10 @@ class Failures(NamedTuple):
     used: Ints
 
 
-SHARED = -2  # in `gpus.job`
 GrantColumns = tuple[Ints, Ints, Ints, Floats]
 RequestColumns = tuple[Bools, Ints, Ints, Ints, Ints, Floats, Floats]
 RoomColumns = tuple[Ints, Ints, Bools, Ints, Floats, Floats, Floats, Ints, Ints]
+WorkingColumns = tuple[Ints, Ints, Bools, Ints, Floats, Floats, Floats, Ints, Ints, Ints]
 
 
 def frozen(array: NDArray[S]) -> NDArray[S]:
@@ -68,32 +71,45 @@ def frozen(array: NDArray[S]) -> NDArray[S]:
 
 NO_ROWS: Ints = frozen(np.empty(0, dtype=np.int64))
 NO_VALUES: Floats = frozen(np.empty(0))
+NO_GRANTS: GrantColumns = (NO_ROWS, frozen(np.zeros(1, dtype=np.int64)), NO_ROWS, NO_VALUES)
 
 
-@jit
-def working_room(columns: RoomColumns) -> Room:
-    """The room to hand out, with working copies of what is free."""
+def request_columns(o: Observation) -> RequestColumns:
+    """Columns of the jobs table that make up `Requests`, in its order."""
+    jobs = o.jobs
+    return (
+        jobs.rigid, jobs.gpus_requested, jobs.gpus_per_worker, jobs.workers_min, jobs.workers_max,
+        jobs.gpu_share_requested, jobs.memory_bytes,
+    )  # fmt: skip
+
+
+def room_columns(o: Observation) -> RoomColumns:
+    """Columns of the nodes and GPUs tables that make up `Room`, as observed and without weights of nodes."""
+    nodes, gpus = o.nodes, o.gpus
+    return (
+        nodes.first_gpu, nodes.gpus, nodes.up, nodes.gpus_free, gpus.share_free, gpus.memory_bytes,
+        NO_VALUES, NO_ROWS, NO_ROWS,
+    )  # fmt: skip
+
+
+def working(columns: RoomColumns) -> WorkingColumns:
+    """The parts of `Room` that kernels may change: copies, and scratch space."""
     first_gpu, size, up, free, room, memory_bytes, weight, group, order = columns
-    least = np.inf
+    scratch = np.empty((4, len(size)), dtype=np.int64)
+    return first_gpu, size.copy(), up, free.copy(), room.copy(), memory_bytes, weight, group, order, scratch
+
+
+@jit_in_place
+def room_of(columns: WorkingColumns) -> Room:
+    """The room to hand out."""
+    first_gpu, size, up, free, room, memory_bytes, weight, group, order, scratch = columns
+    least, groups = np.inf, 0
     for memory in memory_bytes:
         if memory < least:
             least = memory
-    groups = 0
     for g in group:
         groups = max(groups, g + 1)
-    return Room(
-        first_gpu, size.copy(), up, free.copy(), room.copy(), memory_bytes, least,
-        weight, group, groups, order, np.zeros(1, dtype=np.int64),
-    )  # fmt: skip
-
-
-@jit
-def copy_of(c: Room) -> Room:
-    """A room that can be changed without changing `c`."""
-    return Room(
-        c.first_gpu, c.size, c.up, c.free.copy(), c.room.copy(), c.memory_bytes, c.least_memory_bytes,
-        c.weight, c.group, c.groups, c.order, c.skip.copy(),
-    )  # fmt: skip
+    return Room(first_gpu, size, up, free, room, memory_bytes, weight, group, order, scratch, least, groups)
 
 
 @jit_in_place
@@ -103,10 +119,28 @@ def demand(r: Requests, j: int) -> Demand:
     return Demand(gpus, min(r.share[j], 1.0), r.memory_bytes[j])
 
 
-@jit
-def no_failures() -> Failures:
-    """Nothing has failed to fit yet."""
-    return Failures(np.empty((16, 4)), np.zeros(1, dtype=np.int64))
+@jit_in_place
+def total(counts: Ints) -> int:
+    """Sum of counts."""
+    result = 0
+    for count in counts:
+        result += count
+    return result
+
+
+@jit_in_place
+def partly_free(share_free: Floats) -> bool:
+    """Whether some GPU is shared and has room left."""
+    for room in share_free:  # noqa: SIM110 (the compiler knows no generators)
+        if 1e-9 < room < WHOLE:
+            return True
+    return False
+
+
+@jit_in_place
+def some_room(node_gpus_free: Ints, share_free: Floats) -> bool:
+    """Whether anything at all is free."""
+    return total(node_gpus_free) > 0 or partly_free(share_free)
 
 
 @jit_in_place
@@ -123,10 +157,15 @@ def remember_failure(f: Failures, d: Demand, only_late: bool) -> None:
 def has_failed(f: Failures, d: Demand, late: bool) -> bool:
     """Whether the same demand has failed already. What is left only shrinks, so it would fail again."""
     for k in range(f.used[0]):
-        e = f.entry[k]
-        if e[0] == d.gpus and e[1] == d.share and e[2] == d.memory_bytes and (late or e[3] == 0.0):
+        same = f.entry[k, 0] == d.gpus and f.entry[k, 1] == d.share and f.entry[k, 2] == d.memory_bytes
+        if same and (late or f.entry[k, 3] == 0.0):
             return True
     return False
+
+
+def new_failures() -> tuple[Floats, Ints]:
+    """The parts of `Failures`: nothing has failed yet."""
+    return np.empty((16, 4)), np.zeros(1, dtype=np.int64)
 
 
 @jit_in_place
@@ -140,96 +179,73 @@ def granted(g: Grants, n: int, job: int, d: Demand) -> int:
     return n + 1
 
 
-@jit
-def trimmed(g: Grants, n: int) -> GrantColumns:
-    """The first n grants without spare space: (job, offset, gpu, share)."""
-    end = g.offset[n]
-    return g.job[:n], g.offset[: n + 1], g.gpu[:end], g.share[:end]
+def new_grants(jobs: int, gpus: int) -> GrantColumns:
+    """The parts of `Grants`, with space for so many jobs and GPUs."""
+    offset = np.zeros(jobs + 1, dtype=np.int64)
+    return np.empty(jobs, dtype=np.int64), offset, np.empty(gpus, dtype=np.int64), np.empty(gpus)
 
 
-@jit
-def holdings(job: Ints, gpu_job: Ints) -> tuple[Ints, Ints]:
-    """GPUs that each of `job` (rows, ascending) holds alone, in compressed rows: (offset, gpu)."""
-    offset = np.zeros(job.size + 1, dtype=np.int64)
-    at = np.searchsorted(job, gpu_job)
-    for g in range(gpu_job.size):
-        if at[g] < job.size and job[at[g]] == gpu_job[g]:
-            offset[at[g] + 1] += 1
-    offset = np.cumsum(offset)
-    gpu, fill = np.empty(offset[-1], dtype=np.int64), offset.copy()
-    for g in range(gpu_job.size):
-        if at[g] < job.size and job[at[g]] == gpu_job[g]:
-            gpu[fill[at[g]]] = g
-            fill[at[g]] += 1
-    return offset, gpu
+def trimmed(g: GrantColumns, n: int) -> GrantColumns:
+    """The first n grants without spare space."""
+    job, offset, gpu, share = g
+    end = int(offset[n])
+    return job[:n], offset[: n + 1], gpu[:end], share[:end]
 
 
-@jit
-def _longer_ints(a: Ints, size: int) -> Ints:
-    longer = np.empty(size, dtype=np.int64)  # loops compile several times faster than copies of slices
-    for i in range(a.size):
-        longer[i] = a[i]
-    return longer
-
-
-@jit
-def _longer_floats(a: Floats, size: int) -> Floats:
-    longer = np.empty(size)
-    for i in range(a.size):
-        longer[i] = a[i]
-    return longer
-
-
-@jit
-def with_space(g: Grants, jobs: int, gpus: int) -> Grants:
-    """The same grants with space for `jobs` jobs and `gpus` GPUs in all."""
-    job, offset, gpu, share = g.job, g.offset, g.gpu, g.share
-    if jobs > job.size:
-        job, offset = _longer_ints(job, 2 * jobs), _longer_ints(offset, 2 * jobs + 1)
-    if gpus > gpu.size:
-        gpu, share = _longer_ints(gpu, 2 * gpus), _longer_floats(share, 2 * gpus)
-    return Grants(job, offset, gpu, share)
+def joined(parts: list[GrantColumns]) -> GrantColumns:
+    """Grants of different jobs as one, in that order."""
+    if len(parts) == 1:
+        return parts[0]
+    jobs, offsets, gpus, shares = zip(*parts, strict=True)
+    count = np.concatenate([np.diff(offset) for offset in offsets])
+    offset = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(count)))
+    return np.concatenate(jobs), offset, np.concatenate(gpus), np.concatenate(shares)
 
 
 @jit_in_place
-def total(counts: Ints) -> int:
-    """Sum of counts."""
-    result = 0
-    for count in counts:
-        result += count
-    return result
-
-
-@jit
-def no_grants(jobs: int, gpus: int) -> Grants:
-    """Empty grants with space for so many jobs and GPUs."""
-    return Grants(
-        np.empty(jobs, dtype=np.int64),
-        np.zeros(jobs + 1, dtype=np.int64),
-        np.empty(gpus, dtype=np.int64),
-        np.empty(gpus),
-    )
-
-
-@jit_in_place
-def partly_free(share_free: Floats) -> bool:
-    """Whether some GPU is shared and has room left."""
-    for room in share_free:  # noqa: SIM110 (the compiler knows no generators)
-        if 1e-9 < room < WHOLE:
-            return True
-    return False
+def _first_that_may(
+    queue: Ints, strict: bool, requests: RequestColumns, free: Ints, share_free: Floats
+) -> tuple[int, int]:
+    """(position of the first job that may fit, whole GPUs free); -1: nothing is free, -2: none may."""
+    left = total(free)
+    if left == 0 and not partly_free(share_free):
+        return -1, left
+    r = Requests(*requests)
+    for k in range(queue.size):
+        d = demand(r, queue[k])
+        if d.share < WHOLE or d.gpus <= left:
+            return k, left
+        if strict:
+            break
+    return -2, left
 
 
 @jit_in_place
-def some_room(node_gpus_free: Ints, share_free: Floats) -> bool:
-    """Whether anything at all is free."""
-    for n in range(node_gpus_free.size):
-        if node_gpus_free[n] > 0:
-            return True
-    return partly_free(share_free)
+def _start(
+    queue: Ints, first: int, strict: bool, rule: int, requests: RequestColumns, columns: WorkingColumns,
+    grants: GrantColumns, failures: tuple[Floats, Ints],
+) -> tuple[int, int, bool]:  # fmt: skip
+    """Start jobs of queue[first:]; returns (how many, where space for grants ran out or -1, room is left)."""
+    r, room, out, tried = Requests(*requests), room_of(columns), Grants(*grants), Failures(*failures)
+    left, shared, n = total(room.free), partly_free(room.room), np.int64(0)
+    for k in range(first, queue.size):
+        if left == 0 and not shared:
+            break
+        d, at = demand(r, queue[k]), out.offset[n]
+        if (d.share < WHOLE or d.gpus <= left) and not has_failed(tried, d, False):
+            if n == out.job.size or at + d.gpus > out.gpu.size:
+                return n, k, True
+            if place(room, d.gpus, d.share, d.memory_bytes, rule, out.gpu, at):
+                n = granted(out, n, queue[k], d)
+                left = left - d.gpus if d.share >= WHOLE else total(room.free)
+                shared |= d.share < WHOLE
+                continue
+            remember_failure(tried, d, False)
+        if strict:
+            break
+    return n, -1, left > 0 or shared
 
 
-@jit
 def start_in_order(
     queue: Ints, strict: bool, rule: int, requests: RequestColumns, columns: RoomColumns
 ) -> tuple[GrantColumns, bool]:
@@ -238,63 +254,61 @@ def start_in_order(
     `strict` stops at the first that cannot; else it is passed over. Returns the jobs started and whether
     the queue ended before the room did.
     """
-    r = Requests(*requests)
-    left = total(columns[3])
-    shared = left == 0 and partly_free(columns[4])
-    k = 0
-    while k < queue.size and (left > 0 or shared):
-        d = demand(r, queue[k])
-        if d.share < WHOLE or d.gpus <= left:
-            break
-        k = queue.size if strict else k + 1
-    grants, n = no_grants(min(queue.size - k, 16), 16), 0
-    if k < queue.size and (left > 0 or shared):
-        room, tried = working_room(columns), no_failures()
-        shared = shared or partly_free(room.room)
-        while k < queue.size:
-            j = queue[k]
-            k += 1
-            d, at = demand(r, j), grants.offset[n]
-            if (d.share < WHOLE or d.gpus <= left) and not has_failed(tried, d, False):
-                grants = with_space(grants, n + 1, at + d.gpus)
-                if place(room, d.gpus, d.share, d.memory_bytes, rule, grants.gpu, at):
-                    n = granted(grants, n, j, d)
-                    left = left - d.gpus if d.share >= WHOLE else total(room.free)
-                    shared |= d.share < WHOLE
-                    if left > 0 or shared:
-                        continue
-                    break
-                remember_failure(tried, d, False)
-            if strict:
-                break
-    return trimmed(grants, n), (left > 0 or shared) and (n == queue.size or not strict)
+    at, left = _first_that_may(queue, strict, requests, columns[3], columns[4])
+    if at < 0:
+        return NO_GRANTS, at == -2 and (not strict or not len(queue))
+    room, failures, space = working(columns), new_failures(), left + 8
+    parts, started = [], 0
+    while at >= 0:
+        grants = new_grants(min(len(queue) - at, space), space)
+        n, at, more = _start(queue, at, strict, rule, requests, room, grants, failures)
+        parts.append(trimmed(grants, n))
+        started += n
+        space *= 4
+    return joined(parts), more and (not strict or started == len(queue))
 
 
-def request_columns(o: Observation) -> RequestColumns:
-    """Columns of the jobs table that make up `Requests`, in its order."""
-    jobs = o.jobs
-    return (
-        jobs.rigid, jobs.gpus_requested, jobs.gpus_per_worker, jobs.workers_min, jobs.workers_max,
-        jobs.gpu_share_requested, jobs.memory_bytes,
-    )  # fmt: skip
+@jit_in_place
+def _holdings(job: Ints, gpu_job: Ints, slot: Ints, offset: Ints, fill: Ints, gpu: Ints) -> None:
+    for g in range(gpu_job.size):
+        at = position(job, gpu_job[g])
+        slot[g] = at if at < job.size and job[at] == gpu_job[g] else -1
+        if slot[g] >= 0:
+            offset[at + 1] += 1
+    for i in range(job.size):
+        offset[i + 1] += offset[i]
+        fill[i] = offset[i]
+    for g in range(gpu_job.size):
+        if slot[g] >= 0:
+            gpu[fill[slot[g]]] = g
+            fill[slot[g]] += 1
 
 
-def room_columns(o: Observation) -> RoomColumns:
-    """Columns of the nodes and GPUs tables that make up `Room`, without weights of nodes."""
-    nodes, gpus = o.nodes, o.gpus
-    return (
-        nodes.first_gpu, nodes.gpus, nodes.up, nodes.gpus_free, gpus.share_free, gpus.memory_bytes,
-        NO_VALUES, NO_ROWS, NO_ROWS,
-    )  # fmt: skip
+def holdings(job: Ints, gpu_job: Ints) -> tuple[Ints, Ints]:
+    """GPUs that each of `job` (rows, ascending) holds alone, in compressed rows: (offset, gpu)."""
+    offset, slot = np.zeros(len(job) + 1, dtype=np.int64), np.empty((2, len(gpu_job)), dtype=np.int64)
+    _holdings(frozen(job), frozen(gpu_job), slot[0], offset, np.empty(len(job), dtype=np.int64), slot[1])
+    return offset, slot[1, : offset[-1]]
 
 
-def joined(first: Allocation, second: Allocation) -> Allocation:
-    """Two allocations of different jobs as one, in that order."""
-    if not len(second.job):
-        return first
-    return Allocation(
-        np.concatenate((first.job, second.job)),
-        np.concatenate((first.offset[:-1], second.offset + first.offset[-1])),
-        np.concatenate((first.gpu, second.gpu)),
-        np.concatenate((first.share, second.share)),
-    )
+@jit_in_place
+def _reorder(offset: Ints, value: Ints, order: Ints, new_offset: Ints, new: Ints) -> None:
+    end = 0
+    for i in range(order.size):
+        new_offset[i] = end
+        for e in range(offset[order[i]], offset[order[i] + 1]):
+            new[end] = value[e]
+            end += 1
+    new_offset[order.size] = end
+
+
+def reordered(offset: Ints, value: Ints, order: Ints) -> tuple[Ints, Ints]:
+    """Some compressed rows (positions) in another order."""
+    new_offset, new = np.empty(len(order) + 1, dtype=np.int64), np.empty(len(value), dtype=np.int64)
+    _reorder(offset, value, order, new_offset, new)
+    return new_offset, new[: new_offset[-1]]
+
+
+def allocation_of(grants: GrantColumns) -> Allocation | None:
+    """Grants as an allocation; None when there are none."""
+    return Allocation(*grants) if len(grants[0]) else None

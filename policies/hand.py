@@ -8,12 +8,12 @@ import numpy as np
 
 from policies.contract import Allocation
 from policies.gangs import NO_ROWS, NO_VALUES, SHARED, GrantColumns, RoomColumns, frozen
-from policies.jit import jit
+from policies.jit import jit_in_place
 from policies.observation import Bools, Floats, Ints, JobState, Observation
 from policies.placement import WHOLE
 
 
-@jit
+@jit_in_place
 def _book(free: Ints, room: Floats, holder: Ints, gpu_node: Ints, job: int, gpu: Ints, share: Floats) -> None:
     for e in range(gpu.size):
         g = gpu[e]
@@ -23,7 +23,7 @@ def _book(free: Ints, room: Floats, holder: Ints, gpu_node: Ints, job: int, gpu:
         holder[g] = job if share[e] >= WHOLE else SHARED
 
 
-@jit
+@jit_in_place
 def _unbook(
     free: Ints, room: Floats, holder: Ints, gpu_node: Ints, up: Bools, gpu: Ints, share: Floats
 ) -> None:
@@ -42,7 +42,13 @@ def _unbook(
 class Hand:
     """What is free, who holds what, and what has been decided so far; starts as observed."""
 
-    def __init__(self, observation: Observation, weight: Floats, group: Ints, order: Ints) -> None:
+    def __init__(
+        self,
+        observation: Observation,
+        weight: Floats = NO_VALUES,
+        group: Ints = NO_ROWS,
+        order: Ints = NO_ROWS,
+    ) -> None:
         o = observation
         self.observation = o
         self._free, self._room = o.nodes.gpus_free.copy(), o.gpus.share_free.copy()
@@ -54,11 +60,6 @@ class Hand:
         self.holder: Ints = frozen(self._holder)
         self.stopped: list[int] = []
         self.given: dict[int, tuple[Ints, Floats]] = {}
-
-    @classmethod
-    def observed(cls, observation: Observation) -> Hand:
-        """The state as observed, only to be looked at."""
-        return cls(observation, NO_VALUES, NO_ROWS, NO_ROWS)
 
     @property
     def free(self) -> int:

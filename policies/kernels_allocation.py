@@ -11,65 +11,72 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.jit import jit
+from policies.jit import jit_in_place
 from policies.observation import Bools, Floats, Ints, JobState
 
 WAITING = int(JobState.WAITING)
 
 
-@jit
-def mean_by(index: Ints, value: Floats, size: int) -> Floats:
-    """Mean of the finite values per index in 0..size-1; NaN where there is none."""
-    total, count = np.zeros(size), np.zeros(size)
+@jit_in_place
+def mean_by(index: Ints, value: Floats, mean: Floats, count: Ints) -> None:
+    """Write the mean of the finite values per index (0 .. len(mean) - 1); NaN where there is none."""
+    for i in range(mean.size):
+        mean[i], count[i] = 0.0, 0
     for k in range(index.size):
-        if 0 <= index[k] < size and np.isfinite(value[k]):
-            total[index[k]] += value[k]
-            count[index[k]] += 1.0
-    return total / count
+        if np.isfinite(value[k]):
+            mean[index[k]] += value[k]
+            count[index[k]] += 1
+    for i in range(mean.size):
+        mean[i] = mean[i] / count[i] if count[i] > 0 else np.nan
 
 
-@jit
-def least_by(index: Ints, value: Floats, size: int) -> Floats:
-    """Least finite value per index in 0..size-1; NaN where there is none."""
-    least = np.full(size, np.nan)
-    for k in range(index.size):
-        if 0 <= index[k] < size and np.isfinite(value[k]) and not value[k] >= least[index[k]]:
-            least[index[k]] = value[k]
-    return least
+@jit_in_place
+def model_speeds(
+    job: Ints,
+    model: Ints,
+    gpus: Ints,
+    samples_per_s: Floats,
+    first: Ints,
+    best: Floats,
+    speed: Floats,
+    count: Ints,
+) -> None:
+    """Write the speed of each GPU model relative to the fastest, 0..1; NaN unknown.
 
-
-@jit
-def model_speeds(job: Ints, model: Ints, gpus: Ints, samples_per_s: Floats, jobs: int, models: int) -> Floats:
-    """Speed of each GPU model relative to the fastest, 0..1, from estimated throughputs; NaN unknown.
-
-    Geometric mean over jobs of the throughput at the job's first listed GPU count, relative to its best.
+    Geometric mean over jobs of the estimated throughput at the job's first listed GPU count, relative to its
+    best. first (-1) and best (0) are scratch by job row, speed and count (0) by model.
     """
-    first, best = np.full(jobs, -1, dtype=np.int64), np.zeros(jobs)
     for k in range(job.size):
         if first[job[k]] < 0:
             first[job[k]] = gpus[k]
         if gpus[k] == first[job[k]] and samples_per_s[k] > best[job[k]]:
             best[job[k]] = samples_per_s[k]
-    total, count = np.zeros(models), np.zeros(models)
     for k in range(job.size):
-        if gpus[k] == first[job[k]] and samples_per_s[k] > 0.0 and 0 <= model[k] < models:
-            total[model[k]] += np.log(samples_per_s[k] / best[job[k]])
-            count[model[k]] += 1.0
-    speed = np.exp(total / count)
-    return speed / max(np.nanmax(speed), 1e-300) if count.sum() > 0.0 else speed
+        if gpus[k] == first[job[k]] and samples_per_s[k] > 0.0:
+            speed[model[k]] += np.log(samples_per_s[k] / best[job[k]])
+            count[model[k]] += 1
+    fastest = 0.0
+    for m in range(speed.size):
+        speed[m] = np.exp(speed[m] / count[m]) if count[m] > 0 else np.nan
+        if speed[m] > fastest:
+            fastest = speed[m]
+    for m in range(speed.size):
+        speed[m] /= fastest
 
 
-@jit
-def worker_speeds(job: Ints, node: Ints, response_s: Floats, node_model: Ints, model_speed: Floats) -> Floats:
-    """Speed of each worker (sorted by job) relative to the fastest GPU model; NaN unmeasured.
+@jit_in_place
+def worker_speeds(
+    job: Ints, node: Ints, response_s: Floats, node_model: Ints, model_speed: Floats, speed: Floats
+) -> None:
+    """Write the speed of each worker (sorted by job) relative to the fastest GPU model; NaN unmeasured.
 
     A job's fastest worker counts as its GPU model does, the others by their time per sample (s).
     """
-    speed = np.full(job.size, np.nan)
     first = 0
     while first < job.size:
         end, best = first, -1
         while end < job.size and job[end] == job[first]:
+            speed[end] = np.nan
             if response_s[end] > 0.0 and (best < 0 or response_s[end] < response_s[best]):
                 best = end
             end += 1
@@ -79,32 +86,38 @@ def worker_speeds(job: Ints, node: Ints, response_s: Floats, node_model: Ints, m
                 if response_s[w] > 0.0:
                     speed[w] = response_s[best] / response_s[w] * (1.0 if np.isnan(top) else top)
         first = end
-    return speed
 
 
-@jit
-def gpus_with_memory(need_bytes: Floats, memory_bytes: Floats, gpu_node: Ints, up: Bools) -> Ints:
-    """For each need (bytes), how many GPUs that are up have that much memory; unknown memory is enough."""
-    kinds, count = np.empty(gpu_node.size + 1), np.empty(gpu_node.size + 1, dtype=np.int64)
+@jit_in_place
+def gpus_by_memory(memory_bytes: Floats, gpu_node: Ints, up: Bools, kind: Floats, count: Ints) -> int:
+    """Write the distinct memory sizes of GPUs that are up, and how many there are of each; unknown: infinite.
+
+    Returns how many distinct sizes there are; kind and count have space for all GPUs.
+    """
     n, k = 0, 0
     for g in range(gpu_node.size):
         if not up[gpu_node[g]]:
             continue
         memory = np.inf if np.isnan(memory_bytes[g]) else memory_bytes[g]
-        if k >= n or kinds[k] != memory:
+        if k >= n or kind[k] != memory:
             k = 0
-            while k < n and kinds[k] != memory:
+            while k < n and kind[k] != memory:
                 k += 1
             if k == n:
-                kinds[n], count[n] = memory, 0
+                kind[n], count[n] = memory, 0
                 n += 1
         count[k] += 1
-    enough = np.zeros(need_bytes.size, dtype=np.int64)
+    return n
+
+
+@jit_in_place
+def count_enough(need_bytes: Floats, kind: Floats, count: Ints, enough: Ints) -> None:
+    """Write for each need (bytes) how many GPUs have that much memory."""
     for i in range(need_bytes.size):
-        for k in range(n):
-            if not kinds[k] < need_bytes[i]:
+        enough[i] = 0
+        for k in range(kind.size):
+            if not kind[k] < need_bytes[i]:
                 enough[i] += count[k]
-    return enough
 
 
 class Claims(NamedTuple):
@@ -122,16 +135,16 @@ class Claims(NamedTuple):
 ClaimColumns = tuple[NDArray[np.int8], Floats, Floats, Floats, Floats, Floats, Floats]
 
 
-@jit
+@jit_in_place
 def _known(value: float) -> float:
     return value if value > 0.0 else 0.0
 
 
-@jit
+@jit_in_place
 def priorities(
-    rows: Ints, fit: Bools, claims: ClaimColumns, now_s: float, ageing: float, unknown_s: float
-) -> Floats:
-    """A_i = p_i * (D_i/D_max + C_i/C_max + ageing * (1 + waited_i/service_i)) * fit_i, one per row.
+    rows: Ints, fit: Bools, claims: ClaimColumns, now_s: float, ageing: float, unknown_s: float, a: Floats
+) -> None:
+    """Write A_i = p_i * (D_i/D_max + C_i/C_max + ageing * (1 + waited_i/service_i)) * fit_i, one per row.
 
     D, C: data (bytes) and compute (FLOP) demand, p: priority. The last term is the response ratio of Brinch
     Hansen (1971): a job's claim grows without bound as it waits, faster the shorter it is. An unknown
@@ -141,7 +154,6 @@ def priorities(
     d_max, c_max = 0.0, 0.0
     for j in rows:
         d_max, c_max = max(d_max, _known(c.data_bytes[j])), max(c_max, _known(c.compute_flops[j]))
-    result = np.empty(rows.size)
     for i in range(rows.size):
         j = rows[i]
         demand = _known(c.data_bytes[j]) / d_max if d_max > 0.0 else 0.0
@@ -151,69 +163,80 @@ def priorities(
             waited_s += _known(now_s - c.queued_since_s[j])
         service_s = unknown_s if np.isnan(c.service_s[j]) else max(c.service_s[j], 1.0)
         p = 1.0 if np.isnan(c.priority[j]) else c.priority[j]
-        result[i] = p * (demand + ageing * (1.0 + waited_s / service_s)) * (1.0 if fit[i] else 0.0)
-    return result
+        a[i] = p * (demand + ageing * (1.0 + waited_s / service_s)) * (1.0 if fit[i] else 0.0)
 
 
-@jit
-def demand_by_size(wanted: Ints, a: Floats, most: int) -> Floats:
-    """S(f) = sum_k min(wanted_k, f) * A_k, f = 0..most: what waiting jobs ask of a node with f free GPUs."""
-    asks = np.zeros(most + 2)
+@jit_in_place
+def _sum_of_least(at_least: Floats) -> None:
+    """Turn x[f] = sum of values at f into S(f) = sum over g of min(g, f) * x[g], in place."""
+    above = 0.0
+    for f in range(at_least.size - 1, 0, -1):
+        above += at_least[f]
+        at_least[f] = above
+    at_least[0] = 0.0
+    for f in range(1, at_least.size):
+        at_least[f] += at_least[f - 1]
+
+
+@jit_in_place
+def demand_by_size(wanted: Ints, a: Floats, s: Floats) -> None:
+    """Write S(f) = sum_k min(wanted_k, f) * A_k: what waiting jobs ask of a node with f free GPUs."""
+    for f in range(s.size):
+        s[f] = 0.0
     for k in range(wanted.size):
-        asks[min(max(wanted[k], 0), most)] += a[k]
-    above, s = 0.0, np.zeros(most + 1)
-    for f in range(most, 0, -1):
-        above += asks[f]
-        s[f] = above
-    return np.cumsum(s)
+        s[min(max(wanted[k], 0), s.size - 1)] += a[k]
+    _sum_of_least(s)
 
 
-@jit
+@jit_in_place
 def contention(
-    size: Ints, free: Ints, by_size: Floats, gpu_node: Ints, gpu_job: Ints, job_a: Floats,
-    worker_job: Ints, worker_node: Ints, worker_gpus: Floats, worker_delay: Floats, job_trains: Bools,
-) -> Floats:  # fmt: skip
-    """Denominator of R_ij per node: sum over jobs k of u_kj * A_k / (1 + d_kj).
+    size: Ints, free: Ints, by_size: Floats, gpu_node: Ints, gpu_job: Ints, job_a: Floats, job_trains: Bools,
+    worker_job: Ints, worker_node: Ints, worker_gpus: Floats, worker_delay: Floats, sums: Floats,
+) -> None:  # fmt: skip
+    """Write the denominator of R_ij per node: sum over jobs k of u_kj * A_k / (1 + d_kj).
 
     Running training jobs count by their workers with the delay d of each, rigid ones by the GPUs they hold,
     waiting ones by `by_size` of the free GPUs. `job_a` is A by job row.
     """
-    total = np.zeros(size.size)
+    for n in range(size.size):
+        sums[n] = 0.0
     for g in range(gpu_node.size):
         if gpu_job[g] >= 0 and not job_trains[gpu_job[g]]:
-            total[gpu_node[g]] += job_a[gpu_job[g]]
+            sums[gpu_node[g]] += job_a[gpu_job[g]]
     for w in range(worker_job.size):
-        total[worker_node[w]] += worker_gpus[w] * job_a[worker_job[w]] / (1.0 + worker_delay[w])
+        sums[worker_node[w]] += worker_gpus[w] * job_a[worker_job[w]] / (1.0 + worker_delay[w])
     for n in range(size.size):
-        total[n] = (total[n] + by_size[max(free[n], 0)]) / size[n] if size[n] > 0 else 0.0
-    return total
+        sums[n] = (sums[n] + by_size[max(free[n], 0)]) / size[n] if size[n] > 0 else 0.0
 
 
-@jit
-def entitlements(wanted: Ints, a: Floats, free: Ints, weight: Floats) -> Floats:
-    """sum_j R_ij of waiting jobs: A_i * sum_j min(wanted_i, free_j) * weight_j (speed over contention)."""
-    most = max(free.max(), 0) if free.size else 0
-    level = np.zeros(most + 2)
+@jit_in_place
+def entitlements(wanted: Ints, a: Floats, free: Ints, weight: Floats, gives: Floats, ratio: Floats) -> None:
+    """Write sum_j R_ij of waiting jobs: A_i * sum_j min(wanted_i, free_j) * weight_j (speed over contention).
+
+    `gives` is scratch with space for 0 .. most free GPUs of a node.
+    """
+    for f in range(gives.size):
+        gives[f] = 0.0
     for n in range(free.size):
-        level[max(free[n], 0)] += weight[n]
-    above, gives = 0.0, np.zeros(most + 1)
-    for f in range(most, 0, -1):
-        above += level[f]
-        gives[f] = above
-    gives = np.cumsum(gives)
-    result = np.empty(wanted.size)
+        gives[max(free[n], 0)] += weight[n]
+    _sum_of_least(gives)
     for i in range(wanted.size):
-        result[i] = a[i] * gives[min(max(wanted[i], 0), most)]
-    return result
+        ratio[i] = a[i] * gives[min(max(wanted[i], 0), gives.size - 1)]
 
 
-@jit
-def remote_share(worker: Ints, size_bytes: Floats, local: Bools, workers: int) -> Floats:
-    """d per worker: the share of the bytes it owns that is stored elsewhere; 0 where it owns none."""
-    total, remote = np.zeros(workers), np.zeros(workers)
+@jit_in_place
+def remote_share(worker: Ints, size_bytes: Floats, local: Bools, total: Floats, remote: Floats) -> None:
+    """Write d per worker to `remote`: the share of the bytes it owns that is stored elsewhere; 0: it owns none.
+
+    `total` is scratch.
+    """
+    for w in range(total.size):
+        total[w], remote[w] = 0.0, 0.0
     for k in range(worker.size):
         if worker[k] >= 0 and size_bytes[k] > 0.0:
             total[worker[k]] += size_bytes[k]
             if not local[k]:
                 remote[worker[k]] += size_bytes[k]
-    return remote / np.maximum(total, 1e-300)
+    for w in range(total.size):
+        if total[w] > 0.0:
+            remote[w] /= total[w]

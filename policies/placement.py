@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.jit import jit, jit_in_place
+from policies.jit import jit_in_place
 from policies.observation import Bools, Floats, Ints
 
 COUNTED, PACKED, ANY, WEIGHTED = 0, 1, 2, 3
@@ -27,7 +27,10 @@ WHOLE = 1.0 - 1e-9  # a GPU with at least this much room is free
 
 
 class Room(NamedTuple):
-    """What is left of a cluster while one decision hands it out; `free` and `room` are working copies."""
+    """What is left of a cluster while one decision hands it out: working copies and scratch space.
+
+    Kernels take single fields of it where they can: each array handed on costs compile time.
+    """
 
     first_gpu: Ints  # per node: row of its first GPU
     size: Ints  # per node: GPUs
@@ -35,12 +38,25 @@ class Room(NamedTuple):
     free: Ints  # per node: whole GPUs left
     room: Floats  # per GPU: share left, 0..1
     memory_bytes: Floats  # per GPU; NaN unknown, taken as enough
-    least_memory_bytes: float  # the smallest of those
     weight: Floats  # per node, for `WEIGHTED`: worth of a GPU there
     group: Ints  # per node, for `WEIGHTED`: a gang stays inside one group if it can
-    groups: int
     order: Ints  # nodes by descending weight, for `WEIGHTED`
-    skip: Ints  # one number: how many nodes at the head of `order` have no free GPU
+    scratch: Ints  # 4 rows of one number per node
+    least_memory_bytes: float  # over all GPUs
+    groups: int
+
+
+@jit_in_place
+def position(ascending: Ints, value: int) -> int:
+    """Where `value` is, or belongs, in an ascending array."""
+    low, high = 0, ascending.size
+    while low < high:
+        middle = (low + high) // 2
+        if ascending[middle] < value:
+            low = middle + 1
+        else:
+            high = middle
+    return low
 
 
 @jit_in_place
@@ -52,16 +68,24 @@ def gpus_needed(rigid: bool, requested: int, per_worker: int, workers_min: int, 
 
 
 @jit_in_place
-def _count_usable(c: Room, share: float, memory_bytes: float, usable: Ints, size: Ints) -> None:
-    """Per node: GPUs with room and memory for a job, and GPUs with memory for it."""
+def _count_usable(
+    first_gpu: Ints,
+    up: Bools,
+    room: Floats,
+    memory: Floats,
+    share: float,
+    need: float,
+    usable: Ints,
+    size: Ints,
+) -> None:
+    """Per node: GPUs with room and memory for a job, and (in place of all its GPUs) those with memory."""
     for n in range(size.size):
         usable[n] = 0
-        size[n] = 0
-        for g in range(c.first_gpu[n], c.first_gpu[n] + c.size[n]):
-            if c.memory_bytes[g] < memory_bytes:
-                continue
-            size[n] += 1
-            if c.up[n] and c.room[g] >= share - 1e-9:
+        gpus = size[n]
+        for g in range(first_gpu[n], first_gpu[n] + gpus):
+            if memory[g] < need:
+                size[n] -= 1
+            elif up[n] and room[g] >= share - 1e-9:
                 usable[n] += 1
 
 
@@ -89,34 +113,30 @@ def _best_fit(usable: Ints, wanted: int) -> int:
 
 @jit_in_place
 def _choose_any(usable: Ints, wanted: int, node: Ints, count: Ints) -> int:
-    """Fewest nodes possible now: the emptiest ones whole, the rest by best fit. Clears what it takes."""
+    """Fewest nodes possible now: the emptiest ones whole, the rest by best fit. Takes them out of `usable`."""
     k = 0
     while wanted > 0:
-        best = _best_fit(usable, wanted)
-        if best >= 0:
-            node[k], count[k] = best, wanted
-            return k + 1
-        most = 0
+        most, best = 0, _best_fit(usable, wanted)
         for n in range(usable.size):
             most = max(most, usable[n])
         if most == 0:
             return k
         for n in range(usable.size):
-            if usable[n] == most and wanted > most:
-                node[k], count[k] = n, most
-                usable[n] = 0
-                wanted -= most
+            if wanted > 0 and (n == best or (best < 0 and usable[n] == most and wanted > most)):
+                node[k], count[k] = n, min(usable[n], wanted)
+                usable[n] -= count[k]
+                wanted -= count[k]
                 k += 1
     return k
 
 
 @jit_in_place
 def _choose_packed(usable: Ints, size: Ints, up: Bools, wanted: int, node: Ints, count: Ints) -> int:
-    """Whole free nodes for the full part, largest first, best fit for the rest. Clears what it takes.
+    """Whole free nodes for the full part, largest first, best fit for the rest. Takes them out of `usable`.
 
     Stops early when the gang must wait.
     """
-    k, level = 0, np.iinfo(np.int64).max
+    k, level = 0, 2**62
     while wanted > 0:
         below, nodes = 0, 0
         for n in range(size.size):
@@ -141,6 +161,7 @@ def _choose_packed(usable: Ints, size: Ints, up: Bools, wanted: int, node: Ints,
             best = _best_fit(usable, wanted)
             if best >= 0:
                 node[k], count[k] = best, wanted
+                usable[best] -= wanted
                 k += 1
             return k
     return k
@@ -148,174 +169,148 @@ def _choose_packed(usable: Ints, size: Ints, up: Bools, wanted: int, node: Ints,
 
 @jit_in_place
 def _choose_heaviest(
-    c: Room, usable: Ints, first: int, group: int, wanted: int, node: Ints, count: Ints
-) -> float:
-    """Nodes of a group (-1: of any) one by one, each by the worth of what it can give of what is missing.
+    usable: Ints, weight: Floats, group: Ints, order: Ints, first: int, only: int, wanted: int,
+    node: Ints, count: Ints,
+) -> tuple[int, float]:  # fmt: skip
+    """Nodes of group `only` (-1: of any) one by one, each by the worth of what it can give of what is missing.
 
-    Looks at `order` from `first` on. Writes what it takes; returns its worth, negative when it is not enough.
+    Looks at `order` from `first` on, takes nodes out of `usable`; returns (nodes, worth), with a negative
+    worth when that is not enough.
     """
     k, worth = 0, 0.0
     while wanted > 0:
         best, most = -1, 0.0
-        for i in range(first, c.order.size):
-            n = c.order[i]
-            if c.weight[n] * wanted <= most:
+        for i in range(first, order.size):
+            n = order[i]
+            if weight[n] * wanted <= most:
                 break
-            value = min(usable[n], wanted) * c.weight[n]
-            if value > most and (group < 0 or c.group[n] == group):
+            value = min(usable[n], wanted) * weight[n]
+            if value > most and (only < 0 or group[n] == only):
                 best, most = n, value
         if best < 0:
-            _give_back(usable, node, count, k)
-            return -1.0
+            return k, -1.0
         node[k], count[k] = best, min(usable[best], wanted)
         usable[best] -= count[k]
         wanted -= count[k]
         worth += most
         k += 1
-    _give_back(usable, node, count, k)
-    return worth
+    return k, worth
 
 
 @jit_in_place
-def _give_back(usable: Ints, node: Ints, count: Ints, k: int) -> None:
+def _put_back(usable: Ints, node: Ints, count: Ints, k: int) -> None:
     for i in range(k):
         usable[node[i]] += count[i]
 
 
 @jit_in_place
-def _choose_weighted(c: Room, usable: Ints, whole: bool, wanted: int, node: Ints, count: Ints) -> int:
+def _choose_weighted(
+    usable: Ints, weight: Floats, group: Ints, groups: int, order: Ints, wanted: int, node: Ints, count: Ints
+) -> int:
     """The heaviest nodes of the one group that is worth most, or of all groups where none is enough."""
-    while whole and c.skip[0] < c.order.size and c.free[c.order[c.skip[0]]] == 0:
-        c.skip[0] += 1
-    first = c.skip[0] if whole else 0
-    low, last = (0, c.groups - 1) if c.groups > 1 else (-1, -1)
-    best, most = -1, -1.0
-    for group in range(low, last + 1):
-        worth = _choose_heaviest(c, usable, first, group, wanted, node, count)
+    first = 0
+    while first < order.size and usable[order[first]] == 0:
+        first += 1
+    best, most = np.int64(-1), -1.0
+    for only in range(groups if groups > 1 else 0):
+        k, worth = _choose_heaviest(usable, weight, group, order, first, only, wanted, node, count)
+        _put_back(usable, node, count, k)
         if worth > most:
-            best, most = group, worth
-    if best != last:
-        most = _choose_heaviest(c, usable, first, best, wanted, node, count)
-    k = 0
-    while most >= 0.0 and wanted > 0:
-        wanted -= count[k]
-        k += 1
-    return k
+            best, most = only, worth
+    return _choose_heaviest(usable, weight, group, order, first, best, wanted, node, count)[0]
 
 
 @jit_in_place
-def _choose_tightest(c: Room, share: float, memory_bytes: float) -> tuple[int, int]:
+def _choose_tightest(
+    first_gpu: Ints, size: Ints, up: Bools, room: Floats, memory: Floats, share: float, need: float
+) -> tuple[int, int]:
     """(node, GPU) with the least room that holds `share`, lowest-numbered on ties; (-1, -1) when none."""
     node, gpu = -1, -1
-    for n in range(c.size.size):
-        for g in range(c.first_gpu[n], c.first_gpu[n] + c.size[n]):
-            fits = c.up[n] and c.room[g] >= share - 1e-9 and not c.memory_bytes[g] < memory_bytes
-            if fits and (gpu < 0 or c.room[g] < c.room[gpu] - 1e-12):
+    for n in range(size.size):
+        for g in range(first_gpu[n], first_gpu[n] + size[n]):
+            fits = up[n] and room[g] >= share - 1e-9 and not memory[g] < need
+            if fits and (gpu < 0 or room[g] < room[gpu] - 1e-12):
                 node, gpu = n, g
     return node, gpu
 
 
 @jit_in_place
-def _pick(c: Room, n: int, count: int, share: float, memory_bytes: float, out: Ints, at: int) -> int:
-    """Write `count` GPUs of node n to out[at:], lowest-numbered first; returns how many there were."""
-    found = 0
-    for g in range(c.first_gpu[n], c.first_gpu[n] + c.size[n]):
-        if found == count:
-            break
-        if c.room[g] >= share - 1e-9 and not c.memory_bytes[g] < memory_bytes:
-            out[at + found] = g
-            found += 1
-    return found
-
-
-@jit_in_place
-def take(c: Room, n: int, gpu: int, share: float) -> None:
+def take(free: Ints, room: Floats, n: int, gpu: int, share: float) -> None:
     """Take `share` of a GPU on node n out of the room."""
-    if c.room[gpu] >= WHOLE:
-        c.free[n] -= 1
-    c.room[gpu] = max(c.room[gpu] - share, 0.0)
+    if room[gpu] >= WHOLE:
+        free[n] -= 1
+    room[gpu] = max(room[gpu] - share, 0.0)
 
 
 @jit_in_place
-def give(c: Room, n: int, gpu: int, share: float) -> None:
+def give(free: Ints, room: Floats, n: int, gpu: int, share: float) -> None:
     """Put `share` of a GPU on node n back."""
-    before = c.room[gpu]
-    c.room[gpu] = min(before + share, 1.0)
-    if before < WHOLE <= c.room[gpu]:
-        c.free[n] += 1
-        c.skip[0] = 0
+    before = room[gpu]
+    room[gpu] = min(before + share, 1.0)
+    if before < WHOLE <= room[gpu]:
+        free[n] += 1
 
 
-@jit
-def place(c: Room, wanted: int, share: float, memory_bytes: float, rule: int, out: Ints, at: int) -> bool:
+@jit_in_place
+def place(c: Room, wanted: int, share: float, need: float, rule: int, out: Ints, at: int) -> bool:
     """Place a gang of `wanted` GPUs (or the same `share` of each) by `rule`; False when it must wait.
 
-    Writes the GPU rows to out[at : at + wanted] and takes them out of `c`; changes nothing when False.
+    `need` is memory per GPU (bytes). Writes the GPU rows to out[at : at + wanted] and takes them out of `c`;
+    changes nothing when False.
     """
     if wanted <= 0:
         return False
+    first_gpu, room, memory = c.first_gpu, c.room, c.memory_bytes
     if wanted == 1 and share < WHOLE and rule != COUNTED:
-        n, g = _choose_tightest(c, share, memory_bytes)
+        n, g = _choose_tightest(first_gpu, c.size, c.up, room, memory, share, need)
         if g >= 0:
             out[at] = g
-            take(c, n, g, share)
+            take(c.free, room, n, g, share)
         return g >= 0
-    usable, size = c.free, c.size
-    whole = share >= WHOLE and not memory_bytes > c.least_memory_bytes
-    if not whole:
-        usable, size = c.free.copy(), c.size.copy()
-        _count_usable(c, share, memory_bytes, usable, size)
-    most = min(wanted, size.size)
-    node, count = np.empty(most, dtype=np.int64), np.empty(most, dtype=np.int64)
+    node, count, usable, size = c.scratch[0], c.scratch[1], c.free, c.size
+    if share < WHOLE or need > c.least_memory_bytes:
+        usable, size = c.scratch[2], c.scratch[3]
+        for n in range(size.size):
+            size[n] = c.size[n]
+        _count_usable(first_gpu, c.up, room, memory, share, need, usable, size)
     if rule == COUNTED:
         chosen = _choose_counted(usable, wanted, node, count)
-    elif rule == WEIGHTED:
-        chosen = _choose_weighted(c, usable, whole, wanted, node, count)
+    elif rule == ANY:
+        chosen = _choose_any(usable, wanted, node, count)
+    elif rule == PACKED:
+        chosen = _choose_packed(usable, size, c.up, wanted, node, count)
     else:
-        if rule == ANY:
-            chosen = _choose_any(usable, wanted, node, count)
-        else:
-            chosen = _choose_packed(usable, size, c.up, wanted, node, count)
-        for k in range(chosen):
-            if usable[node[k]] == 0:
-                usable[node[k]] = count[k]
+        chosen = _choose_weighted(usable, c.weight, c.group, c.groups, c.order, wanted, node, count)
+    _put_back(usable, node, count, chosen)
     end = at
     for k in range(chosen):
-        end += _pick(c, node[k], count[k], share, memory_bytes, out, end)
+        first, missing = first_gpu[node[k]], count[k]
+        for g in range(first, first + c.size[node[k]]):
+            if missing > 0 and room[g] >= share - 1e-9 and not memory[g] < need:
+                out[end] = g
+                end += 1
+                missing -= 1
     if end - at < wanted:
         return False
     end = at
     for k in range(chosen):
         for _ in range(count[k]):
-            take(c, node[k], out[end], share)
+            take(c.free, room, node[k], out[end], share)
             end += 1
     return True
 
 
 @jit_in_place
-def _position(ascending: Ints, value: int) -> int:
-    """Where `value` is, or belongs, in an ascending array."""
-    low, high = 0, ascending.size
-    while low < high:
-        middle = (low + high) // 2
-        if ascending[middle] < value:
-            low = middle + 1
-        else:
-            high = middle
-    return low
-
-
-@jit_in_place
 def _owner(offset: Ints, entry: int) -> int:
     """Which listed job an entry of the GPU list belongs to."""
-    return _position(offset, entry + 1) - 1
+    return position(offset, entry + 1) - 1
 
 
 @jit_in_place
 def _share_held(job: int, gpu: int, worker_job: Ints, worker_gpu: Ints, worker_share: Floats) -> float:
     """Share of `gpu` that `job` holds through its rows of the workers table (sorted by job)."""
     held = 0.0
-    for w in range(_position(worker_job, job), worker_job.size):
+    for w in range(position(worker_job, job), worker_job.size):
         if worker_job[w] != job:
             break
         if worker_gpu[w] == gpu:
@@ -383,7 +378,7 @@ def allocation_fault(
         room = gpu_share_free[g]
         holder = gpu_job[g]
         if holder >= 0:
-            at = _position(listed, holder)
+            at = position(listed, holder)
             if at < listed.size and listed[at] == holder:
                 room = 1.0
         elif holder == -2:

@@ -11,10 +11,10 @@ from policies.contract import Memory
 from policies.gangs import frozen
 from policies.kernels_allocation import (
     contention,
+    count_enough,
     demand_by_size,
     entitlements,
-    gpus_with_memory,
-    least_by,
+    gpus_by_memory,
     mean_by,
     model_speeds,
     priorities,
@@ -59,8 +59,10 @@ def node_state(o: Observation, memory: Memory, half_life_s: float) -> NodeState:
     model = np.clip(model, 0, models - 1)
     model_speed = np.full(models, np.nan)
     if len(speeds):
-        model_speed = model_speeds(
-            speeds.job, speeds.gpu_model, speeds.gpus, speeds.samples_per_s, len(o.jobs), models
+        model_speed, count = np.zeros(models), np.zeros(models, dtype=np.int64)
+        first, best = np.full(len(o.jobs), -1, dtype=np.int64), np.zeros(len(o.jobs))
+        model_speeds(
+            speeds.job, speeds.gpu_model, speeds.gpus, speeds.samples_per_s, first, best, model_speed, count
         )
     speed: Floats = np.where(np.isnan(model_speed), 1.0, model_speed)[model]
     old = memory.get("node_speed")
@@ -68,21 +70,25 @@ def node_state(o: Observation, memory: Memory, half_life_s: float) -> NodeState:
         fading = 0.5 ** (max(o.time_s - memory["time_s"], 0.0) / half_life_s)
         speed = speed + (old - speed) * fading
     if len(workers):
-        own = worker_speeds(
-            workers.job, workers.node, workers.response_s_per_sample, frozen(model), model_speed
+        own = np.empty(len(workers))
+        worker_speeds(
+            workers.job, workers.node, workers.response_s_per_sample, model, frozen(model_speed), own
         )
-        measured = mean_by(workers.node, own, len(nodes))
+        measured = _mean_by(workers.node, own, len(nodes))
         speed = np.where(np.isnan(measured), speed, measured)
-    known = len(gpus) and np.isfinite(gpus.sm_active_ratio).any()
-    return NodeState(
-        model=model,
-        efficiency=mean_by(gpus.node, gpus.sm_active_ratio, len(nodes))
-        if known
-        else np.full(len(nodes), np.nan),
-        memory_free_bytes=least_by(workers.node, workers.memory_free_bytes, len(nodes)),
-        speed=speed,
-        model_speed=model_speed,
-    )
+    efficiency = np.full(len(nodes), np.nan)
+    if len(gpus) and np.isfinite(gpus.sm_active_ratio).any():
+        efficiency = _mean_by(gpus.node, gpus.sm_active_ratio, len(nodes))
+    memory_free = np.full(len(nodes), np.inf)
+    np.minimum.at(memory_free, workers.node, np.nan_to_num(workers.memory_free_bytes, nan=np.inf))
+    memory_free[np.isinf(memory_free)] = np.nan
+    return NodeState(model, efficiency, memory_free, speed, model_speed)
+
+
+def _mean_by(index: Ints, value: Floats, size: int) -> Floats:
+    mean = np.empty(size)
+    mean_by(index, frozen(value), mean, np.empty(size, dtype=np.int64))
+    return mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,19 +120,22 @@ def rank(o: Observation, nodes: NodeState, ageing: float, unknown_s: float) -> R
     rows = np.concatenate((o.waiting, running)).astype(np.int64)
     wanted = gpus_wanted(o, rows)
     fewest = np.where(jobs.rigid[rows], wanted, jobs.workers_min[rows] * jobs.gpus_per_worker[rows])
-    fit = gpus_with_memory(jobs.memory_bytes[rows], o.gpus.memory_bytes, o.gpus.node, o.nodes.up) >= fewest
+    fit = _gpus_enough(o, jobs.memory_bytes[rows]) >= fewest
     fit[len(o.waiting) :] = True
     claims = (
         jobs.state, jobs.priority, jobs.data_demand_bytes, jobs.compute_demand_flops, jobs.service_s,
         jobs.queued_since_s, jobs.waited_s,
     )  # fmt: skip
-    a = priorities(rows, fit, claims, o.time_s, ageing, unknown_s)
+    a = np.empty(len(rows))
+    priorities(rows, fit, claims, o.time_s, ageing, unknown_s, a)
     n, free = len(o.waiting), o.nodes.gpus_free
     wanted, waiting_a, running_a = wanted[:n], a[:n], a[n:]
-    by_size = demand_by_size(wanted, waiting_a, int(max(free.max(initial=0), 0)))
+    by_size, ratio = np.empty(int(max(free.max(initial=0), 0)) + 1), np.empty(n)
+    demand_by_size(wanted, waiting_a, by_size)
     weight = nodes.speed / np.maximum(_contention(o, by_size, running, running_a), 1e-300)
     weight = np.where(o.nodes.up, np.minimum(weight, 1e300), 0.0)
-    ratio = entitlements(wanted, waiting_a, free, weight) / np.maximum(wanted, 1)
+    entitlements(wanted, waiting_a, free, weight, np.empty(len(by_size)), ratio)
+    ratio = ratio / np.maximum(wanted, 1)
     order = _first(ratio, waiting_a, o.waiting)
     return Ranking(
         o.waiting[order], waiting_a[order], ratio[order], wanted[order], running, running_a, weight
@@ -139,13 +148,24 @@ def _contention(o: Observation, by_size: Floats, running: Ints, running_a: Float
     job_a[running] = running_a
     share = np.where(workers.gpu_share >= WHOLE, 1.0, workers.gpu_share)
     held = share * jobs.gpus_per_worker[workers.job].astype(np.float64)
-    delay = remote_share(o.shards.worker, o.shards.bytes, o.shards.local, len(workers))
+    delay, sums = np.empty(len(workers)), np.empty(len(o.nodes))
+    remote_share(o.shards.worker, o.shards.bytes, o.shards.local, np.empty(len(workers)), delay)
     trains = np.zeros(len(jobs), dtype=np.bool_)
     trains[workers.job] = True
-    return contention(
-        o.nodes.gpus, o.nodes.gpus_free, by_size, o.gpus.node, o.gpus.job, job_a,
-        workers.job, workers.node, held, delay, trains,
+    contention(
+        o.nodes.gpus, o.nodes.gpus_free, by_size, o.gpus.node, o.gpus.job, job_a, trains,
+        workers.job, workers.node, held, delay, sums,
     )  # fmt: skip
+    return sums
+
+
+def _gpus_enough(o: Observation, need_bytes: Floats) -> Ints:
+    """For each need, how many GPUs that are up have that much memory; unknown memory is enough."""
+    kind, count = np.empty(len(o.gpus)), np.empty(len(o.gpus), dtype=np.int64)
+    n = gpus_by_memory(o.gpus.memory_bytes, o.gpus.node, o.nodes.up, kind, count)
+    enough = np.empty(len(need_bytes), dtype=np.int64)
+    count_enough(need_bytes, kind[:n], count[:n], enough)
+    return enough
 
 
 def _first(ratio: Floats, a: Floats, row: Ints) -> Ints:

@@ -22,11 +22,11 @@ from policies.elastic import (
     parallel_work,
     scaling_columns,
     shrink_jobs,
+    table_columns,
 )
 from policies.gangs import (
     NO_ROWS,
     NO_VALUES,
-    GrantColumns,
     frozen,
     request_columns,
     some_room,
@@ -34,13 +34,12 @@ from policies.gangs import (
 )
 from policies.guard import Record, Verdict, guard_blocked, guard_empty, guard_review, guard_watch
 from policies.hand import Hand
-from policies.kernels_scaling import ScalingColumns
+from policies.kernels_scaling import ScalingColumns, TableColumns
 from policies.observation import Floats, Ints, Observation
 from policies.placement import WEIGHTED
 from policies.preemption import start_with_preemption
 from policies.ranking import NodeState, Ranking, gpus_wanted, node_state, rank
 
-_NO_GRANTS: GrantColumns = (NO_ROWS, frozen(np.zeros(1, dtype=np.int64)), NO_ROWS, NO_VALUES)
 _NO_VERDICT = Verdict(NO_ROWS, NO_ROWS, NO_VALUES)
 _SMALLER = 16  # waiting elastic jobs, from the first, that may start with fewer workers
 _PREEMPTING = 128  # waiting jobs, from the first, for which running jobs may give way
@@ -107,14 +106,14 @@ class NodeAllocation(AllocationStage):
         nodes = node_state(o, memory, self.speed_memory_s)
         memory = {**memory, "node_speed": nodes.speed, "time_s": o.time_s}
         ranking = rank(o, nodes, self.ageing, self.unknown_s)
-        scaling = scaling_columns(o, nodes)
+        scaling, table = scaling_columns(o), table_columns(o, nodes)
         hand = Hand(o, ranking.weight, nodes.model, _heaviest_first(ranking.weight, o.nodes.gpus_free))
         values = nodes.values() | _use(o) | self._undo(hand, nodes, verdict, memory["guard"])
         values |= self._start(hand, ranking)
         values |= self._preempt(hand, ranking, values["s422_overdue"] >= 0)
-        values |= self._resize(hand, nodes, ranking, scaling, memory["guard"])
+        values |= self._resize(hand, nodes, ranking, scaling, table, memory["guard"])
         allocation = hand.allocation()
-        values |= parallel_work(hand, nodes, scaling)
+        values |= parallel_work(hand, nodes, scaling, table)
         if allocation is None:
             return plan.because("s4", "all stays as it is", **values), memory
         memory = {**memory, "guard": self._watch(hand, memory["guard"])}
@@ -190,11 +189,8 @@ class NodeAllocation(AllocationStage):
         rest = rest[self._start_smaller(hand, rest[:1]) :]
         if len(rest) and _waited_s(o, int(rest[0])) > self.reserve_after_s:
             overdue = int(rest[0])
-            running = frozen(np.sort(np.concatenate((ranking.running, hand.started()))))
-            more, _ = backfill(
-                rest, WEIGHTED, o.time_s, o.jobs.service_s, running, _NO_GRANTS, requests,
-                hand.columns, hand.holder, o.gpus.node,
-            )  # fmt: skip
+            running = np.sort(np.concatenate((ranking.running, hand.started())))
+            more, _ = backfill(o, rest, WEIGHTED, running, hand.holder, requests, hand.columns)
             hand.start(more)
         elif len(rest):
             more, _ = start_in_order(rest, False, WEIGHTED, requests, hand.columns)
@@ -235,19 +231,19 @@ class NodeAllocation(AllocationStage):
         key, bar = np.nan_to_num(o.jobs.service_s[queue], nan=math.inf), self._bars(o, running)
         if not key.min(initial=math.inf) < bar.max(initial=-math.inf):
             return {"s422_stopped": NO_ROWS}
+        room = hand.without_free() if overdue else hand.columns
         stopped, grants, _ = start_with_preemption(
-            frozen(queue), frozen(key), frozen(standing), WEIGHTED,
-            frozen(running), frozen(bar), frozen(ranking.running_a[able]),
-            request_columns(o), hand.without_free() if overdue else hand.columns, hand.holder, o.gpus.node,
-            o.workers.job, o.workers.gpu, o.workers.gpu_share,
+            o, frozen(queue), frozen(key), frozen(standing), WEIGHTED, running, bar,
+            ranking.running_a[able], hand.holder, request_columns(o), room,
         )  # fmt: skip
         hand.stop(stopped.tolist())
         hand.start(grants)
         return {"s422_stopped": stopped}
 
     def _resize(
-        self, hand: Hand, nodes: NodeState, ranking: Ranking, scaling: ScalingColumns, record: Record
-    ) -> dict[str, Any]:
+        self, hand: Hand, nodes: NodeState, ranking: Ranking, scaling: ScalingColumns, table: TableColumns,
+        record: Record,
+    ) -> dict[str, Any]:  # fmt: skip
         """S422: elastic jobs give up workers for waiting ones, or take GPUs that nobody waits for."""
         o = hand.observation
         rows = elastic_rows(o, ranking.running)
@@ -256,10 +252,12 @@ class NodeAllocation(AllocationStage):
         rows = rows[~guard_blocked(record, rows, o.time_s) & ~hand.touched(rows)]
         waits = np.flatnonzero(~hand.touched(ranking.waiting))
         if len(waits):
-            shrunk = shrink_jobs(hand, nodes, ranking, scaling, rows, waits[:_SHRINKING], self.horizon_s)
+            shrunk = shrink_jobs(
+                hand, nodes, ranking, scaling, table, rows, waits[:_SHRINKING], self.horizon_s
+            )
             return {"s422_shrunk": shrunk}
         rows = np.concatenate((rows, elastic_rows(o, hand.started())))
-        grown, gain_s = grow_jobs(hand, nodes, ranking, scaling, rows, self.horizon_s, self.margin)
+        grown, gain_s = grow_jobs(hand, nodes, ranking, scaling, table, rows, self.horizon_s, self.margin)
         return {"s422_grown": grown, "s422_gain_s": gain_s}
 
 

@@ -23,7 +23,7 @@ from sim.record import Run
 from sim.run import RunFailed, run, run_identity
 from sim.scenario import Scenario
 from sim.traces import Trace
-from study.warm import warm
+from study.warm import compiling_ahead, warm
 
 Runner = Callable[..., Run]
 Progress = Callable[[int, int, str], None]
@@ -136,8 +136,9 @@ def execute(
 
 
 def _serial(job: Job, tasks: Sequence[Task]) -> Iterator[tuple[Task, Result]]:
-    for task in tasks:
-        yield task, job.make(task)
+    with compiling_ahead(task.policy for task in tasks):
+        for task in tasks:
+            yield task, job.make(task)
 
 
 def _parallel(job: Job, tasks: Sequence[Task], processes: int) -> Iterator[tuple[Task, Result]]:

@@ -1,11 +1,25 @@
-"""Compile the kernels once, here, before other processes start and would each compile them at once."""
+"""Compiling the kernels: once before other processes start, or by a second process while the first one works.
+
+Compiled kernels stay in a cache on disk, so all this happens once per version of the software.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from os import cpu_count
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
 
 from policies import make_policy
+from policies.contract import Allocation, AllocationStage, Memory, Plan, Policy
+from policies.jit import cache_dir
+from policies.observation import Observation
 from sim.run import run
 from sim.scenario import Scenario
 
@@ -48,3 +62,54 @@ def warm(policies: Iterable[str]) -> None:
     scenario = Scenario.model_validate(_SMALL)
     for policy in dict.fromkeys(policies):
         run(scenario, policy=make_policy(policy), seed=0)
+
+
+@contextmanager
+def compiling_ahead(policies: Iterable[str]) -> Iterator[None]:
+    """While the first run compiles the simulator's kernels, let a second process compile the stages'.
+
+    Does nothing when kernels have been compiled before, or on a machine with one processor.
+    """
+    names = list(dict.fromkeys(policies))
+    if (cpu_count() or 1) < 2 or any(cache_dir().rglob("*.nbi")):
+        yield
+        return
+    print("compiling kernels, this once", file=sys.stderr)
+    root = Path(__file__).resolve().parent.parent
+    command = [sys.executable, "-m", "study.warm", *names]
+    helper = subprocess.Popen(command, cwd=root, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        yield
+    finally:
+        helper.kill()  # what it has not compiled by now is not needed
+        helper.wait()
+
+
+@dataclass(frozen=True)
+class _Plainly(AllocationStage):
+    """Starts what fits, without kernels."""
+
+    name: ClassVar[str] = "plainly"
+    order: ClassVar[str] = "arrival, then id"
+    blocking: ClassVar[str] = "strict"
+    preemption: ClassVar[str] = "never"
+
+    def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
+        free = np.flatnonzero(observation.gpus.share_free == 1.0)
+        if not len(observation.waiting) or observation.jobs.gpus_requested[observation.waiting[0]] > len(free):
+            return plan, memory
+        row = int(observation.waiting[0])
+        gpus = free[: int(observation.jobs.gpus_requested[row])]
+        return plan.with_(allocation=Allocation.of([(row, gpus.tolist())])), memory
+
+
+def compile_stages(policies: Iterable[str]) -> None:
+    """Compile the kernels of all stages of these policies, and as few others as possible."""
+    stages = {stage.name: stage for name in policies for stage in make_policy(name).stages}
+    scenario = Scenario.model_validate(_SMALL)
+    last_first = tuple(reversed([stage for stage in stages.values() if stage.name != "fifo"]))
+    run(scenario, policy=Policy("compile", (_Plainly(), *last_first)), seed=0, event_by_event=True)
+
+
+if __name__ == "__main__":
+    compile_stages(sys.argv[1:])

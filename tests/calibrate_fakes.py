@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import ctypes
 import os
 import shutil
 import subprocess
@@ -12,14 +14,27 @@ from tempfile import mkdtemp
 
 import pytest
 
+from calibrate.libraries import FOLDER_VARIABLE
+
 TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent
 
 
 @lru_cache(maxsize=1)
 def folder() -> Path:
-    """Where the compiled libraries of this test run are."""
-    return Path(mkdtemp(prefix="equipoise-fakes-"))
+    """Where the compiled libraries of this test run are, until it ends."""
+    made = Path(mkdtemp(prefix="equipoise-fakes-"))
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    return made
+
+
+def needs_no(library: str) -> None:
+    """Skip a test about a missing driver where there is one."""
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return
+    pytest.skip(f"{library} is installed here")
 
 
 def _compile(compiler: str, source: str, name: str, *flags: str) -> Path:
@@ -71,6 +86,7 @@ def environment(*libraries: Path, **variables: str) -> dict[str, str]:
         **os.environ,
         "PYTHONPATH": str(ROOT),
         "LD_LIBRARY_PATH": os.pathsep.join(paths),
+        FOLDER_VARIABLE: paths[0] if paths else "",
         "EQUIPOISE_KERNEL_CACHE": str(folder() / "kernels"),
         **variables,
     }

@@ -18,6 +18,7 @@ from typing import Any
 import torch.distributed as dist
 
 _PRELOAD = [  # imported once, not once a rank
+    "torch._dynamo",  # the first wrapping of a model imports it
     "torch.nn.parallel",
     "torch.utils.data",
     "live.attach",

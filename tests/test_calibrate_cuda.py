@@ -134,6 +134,7 @@ def test_without_a_device_or_a_driver_one_line_says_so(tmp_path: Path) -> None:
     done = calibrate(machine="nodevice", out=tmp_path / "p.yaml")
     expected = "equipoise: the CUDA driver found no usable device (CUDA_ERROR_NO_DEVICE)\n"
     assert (done.returncode, done.stderr) == (1, expected)
+    calibrate_fakes.needs_no("libcuda.so.1")
     done = calibrate_fakes.run(["calibrate", "--out", str(tmp_path / "p.yaml")], calibrate_fakes.nvml())
     assert (done.returncode, done.stderr) == (
         1,

@@ -150,6 +150,7 @@ def test_a_gpu_that_is_not_there_is_one_line() -> None:
 
 
 def test_no_library_and_no_driver_are_one_line() -> None:
+    calibrate_fakes.needs_no("libnvidia-ml.so.1")
     nothing = calibrate_fakes.folder() / "empty"
     nothing.mkdir(exist_ok=True)
     done = calibrate_fakes.run(["monitor", "--count", "1"], nothing)

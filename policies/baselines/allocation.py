@@ -20,8 +20,8 @@ from policies.baselines.queueing import (
     unchanged,
     with_allocation,
 )
-from policies.baselines.service_levels import keys_of, next_demotion_s, next_promotion_s, promoted
-from policies.baselines.sorted_queue import key_columns, queue_now
+from policies.baselines.service_levels import next_demotion_s, next_promotion_s, promoted
+from policies.baselines.sorted_queue import key_columns, keys_of, queue_now
 from policies.contract import Allocation, AllocationStage, Memory, Plan
 from policies.gangs import (
     NO_ROWS,
@@ -32,6 +32,7 @@ from policies.gangs import (
     some_room,
     start_in_order,
 )
+from policies.hand import Hand
 from policies.observation import Floats, Observation
 from policies.placement import PLACEMENTS
 from policies.preemption import remaining_bars
@@ -168,17 +169,19 @@ class Easy(_Placed):
             return unchanged(plan, self.name, NONE_FREE), memory
         requests, room = request_columns(observation), room_columns(observation)
         first, _ = start_in_order(waiting, True, rule, requests, room)
-        n, reserved_s = len(first[0]), math.nan
-        allocation = Allocation(*first)
-        if n < len(waiting) - 1:
+        parts, reserved_s, rest = [first], math.nan, waiting[len(first[0]) :]
+        if len(rest) > 1:
+            hand = Hand(observation)
+            hand.start(first)
+            running = np.sort(np.concatenate((observation.running, first[0])))
             second, reserved_s = backfill(
-                waiting[n:], rule, observation.time_s, observation.jobs.service_s,
-                frozen(np.sort(observation.running)), first, requests, room,
-                observation.gpus.job, observation.gpus.node,
-            )  # fmt: skip
-            allocation = joined(allocation, Allocation(*second))
-        if not len(allocation.job):
+                observation, rest, rule, running, hand.holder, requests, hand.columns
+            )
+            parts.append(second)
+        grants = joined(parts)
+        if not len(grants[0]):
             return unchanged(plan, self.name, NONE_STARTS), memory
+        allocation = Allocation(*grants)
         return with_allocation(plan, self.name, len(waiting), allocation, reserved_s=reserved_s), memory
 
 
@@ -208,7 +211,7 @@ class Srtf(_Placed):
         columns = key_columns(observation, jobs.service_s, jobs.id)
         queue = queue_now(memory, observation, columns, memory.get("again", NO_ROWS))
         running = frozen(np.sort(observation.running))
-        bar = frozen(remaining_bars(running, jobs.service_s, jobs.restart_s))
+        bar = remaining_bars(running, jobs.service_s, jobs.restart_s)
         allocation, stopped, queue = preempt_from_queue(
             observation, queue, columns, PLACEMENTS[self.placement], running, bar
         )
@@ -265,7 +268,7 @@ class Las(_Placed):
         again, promotion_s = promoted(observation, memory, columns)
         queue = queue_now(memory, observation, columns, again)
         running = frozen(np.sort(observation.running))
-        bar = frozen(keys_of(running, columns))
+        bar = keys_of(running, columns)
         allocation, stopped, queue = preempt_from_queue(
             observation, queue, columns, PLACEMENTS[self.placement], running, bar
         )

@@ -9,7 +9,15 @@ import numpy as np
 
 from policies.baselines.sorted_queue import Columns, first_rows
 from policies.contract import UNCHANGED, Allocation, Memory, Plan, Reason
-from policies.gangs import NO_VALUES, frozen, joined, request_columns, room_columns, start_in_order
+from policies.gangs import (
+    NO_ROWS,
+    NO_VALUES,
+    frozen,
+    joined,
+    request_columns,
+    room_columns,
+    start_in_order,
+)
 from policies.observation import Floats, Ints, Observation
 from policies.preemption import start_with_preemption
 
@@ -40,15 +48,14 @@ def preempt_from_queue(
     while True:
         rows, key, queue = first_rows(queue, o, columns, limit)
         stopped, grants, more = start_with_preemption(
-            rows, key, NO_VALUES, rule, running, bar, NO_VALUES, requests, room, o.gpus.job, o.gpus.node,
-            o.workers.job, o.workers.gpu, o.workers.gpu_share,
-        )  # fmt: skip
+            o, rows, key, NO_VALUES, rule, running, bar, NO_VALUES, o.gpus.job, requests, room
+        )
         if not more or len(rows) < limit:
             break
         limit *= 16
-    stop = Allocation(stopped, np.zeros(len(stopped) + 1, dtype=np.int64), grants[2][:0], grants[3][:0])
+    stops = (stopped, np.zeros(len(stopped) + 1, dtype=np.int64), NO_ROWS, NO_VALUES)
     queue = {**queue, "waiting": len(o.waiting) - len(grants[0]), "again": frozen(stopped)}
-    return joined(stop, Allocation(*grants)), stopped, queue
+    return Allocation(*joined([stops, grants])), stopped, queue
 
 
 @lru_cache

@@ -14,27 +14,17 @@ from policies.baselines.sorted_queue import (
 )
 from policies.contract import Memory
 from policies.gangs import NO_ROWS, frozen
-from policies.jit import jit
-from policies.observation import Floats, Ints, Observation
+from policies.jit import jit_in_place
+from policies.observation import Ints, Observation
 
 
-@jit
-def keys_of(rows: Ints, columns: Columns) -> Floats:
-    """Keys of some jobs now."""
-    keys = Keys(*columns)
-    key = np.empty(rows.size)
-    for i in range(rows.size):
-        key[i] = key_of(rows[i], keys)
-    return key
-
-
-@jit
+@jit_in_place
 def _soonest_s(time_s: float) -> float:
     """The earliest time worth asking for: rounding must not ask for now again."""
     return time_s + max(1e-6, 1e-12 * time_s)
 
 
-@jit
+@jit_in_place
 def next_demotion_s(rows: Ints, gpus: Ints, columns: Columns) -> float:
     """When the first of some running jobs (each with gpus[row] GPUs) reaches its next threshold (s)."""
     keys, soonest = Keys(*columns), np.inf
@@ -46,15 +36,18 @@ def next_demotion_s(rows: Ints, gpus: Ints, columns: Columns) -> float:
     return max(soonest, _soonest_s(keys.time_s))
 
 
-@jit
-def _promotions(rows: Ints, last_s: float, columns: Columns) -> tuple[Ints, float]:
-    """Waiting jobs that have moved to an earlier queue since `last_s`, and when the next one will (s)."""
+@jit_in_place
+def _promotions(rows: Ints, last_s: float, columns: Columns, due: Ints) -> tuple[int, float]:
+    """Write the waiting jobs that have moved to an earlier queue since `last_s`.
+
+    Returns how many, and when the next one will (s).
+    """
     keys = Keys(*columns)
     then = Keys(
         keys.state, keys.value, keys.tie, keys.gpus, keys.queued_since_s, keys.waited_s,
         keys.thresholds, keys.relief, last_s,
     )  # fmt: skip
-    due, n, soonest = np.empty(rows.size, dtype=np.int64), 0, np.inf
+    n, soonest = 0, np.inf
     for j in rows:
         service = counted_service(j, keys)
         k = level(service, keys.thresholds)
@@ -66,12 +59,18 @@ def _promotions(rows: Ints, last_s: float, columns: Columns) -> tuple[Ints, floa
             bound = keys.thresholds[k - 1] * (1.0 - 1e-9) - 1e-6
             quanta = np.floor((keys.value[j] - bound) / keys.thresholds[0]) + 1.0
             soonest = min(soonest, keys.time_s + quanta / rate - waited(j, keys))
-    return due[:n], max(soonest, _soonest_s(keys.time_s))
+    return n, max(soonest, _soonest_s(keys.time_s))
 
 
 def next_promotion_s(rows: Ints, columns: Columns) -> float:
     """When the first of some jobs that wait from now on moves to an earlier queue (s)."""
-    return float(_promotions(frozen(rows), np.inf, columns)[1]) if len(rows) else np.inf
+    return _due(rows, np.inf, columns)[1] if len(rows) else np.inf
+
+
+def _due(rows: Ints, last_s: float, columns: Columns) -> tuple[Ints, float]:
+    due = np.empty(len(rows), dtype=np.int64)
+    n, soonest_s = _promotions(frozen(rows), last_s, columns, due)
+    return due[:n], soonest_s
 
 
 def promoted(o: Observation, memory: Memory, columns: Columns) -> tuple[Ints, float]:
@@ -80,10 +79,10 @@ def promoted(o: Observation, memory: Memory, columns: Columns) -> tuple[Ints, fl
     All waiting jobs are looked at only when such a time has come or jobs have come back.
     """
     if not memory:
-        return NO_ROWS, float(_promotions(frozen(o.waiting), o.time_s, columns)[1])
+        return NO_ROWS, _due(o.waiting, o.time_s, columns)[1]
     again, arrived = memory["again"], len(o.jobs) - memory["jobs"]
     came_back = len(again) or len(o.waiting) != memory["waiting"] + arrived
     if o.time_s < memory["promotion_s"] and not came_back:
         return NO_ROWS, memory["promotion_s"]
-    due, soonest_s = _promotions(frozen(o.waiting), memory["time_s"], columns)
-    return frozen(np.concatenate((again, due))), float(soonest_s)
+    due, soonest_s = _due(o.waiting, memory["time_s"], columns)
+    return frozen(np.concatenate((again, due))), soonest_s

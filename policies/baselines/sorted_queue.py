@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from policies.contract import Memory
 from policies.gangs import NO_ROWS, NO_VALUES, frozen
-from policies.jit import jit, jit_in_place
+from policies.jit import jit_in_place
 from policies.observation import Floats, Ints, JobState, Observation
 
 SHORT = 512
@@ -88,31 +88,31 @@ def before(key_a: float, row_a: int, key_b: float, row_b: int, tie: Ints) -> boo
     return row_a < row_b
 
 
-@jit
-def _sorted(waiting: Ints, columns: Columns) -> tuple[Floats, Ints]:
-    """(key, row) of all waiting jobs in order of (key, tie)."""
+@jit_in_place
+def _fill_keys(rows: Ints, columns: Columns, key: Floats) -> None:
     keys = Keys(*columns)
-    row = waiting.copy()
-    if keys.tie.size > 0:
-        row = waiting[np.argsort(keys.tie[waiting], kind="mergesort")]
-    key = np.empty(row.size)
-    for i in range(row.size):
-        key[i] = key_of(row[i], keys)
-    order = np.argsort(key, kind="mergesort")
-    return key[order], row[order]
+    for i in range(rows.size):
+        key[i] = key_of(rows[i], keys)
+
+
+def keys_of(rows: Ints, columns: Columns) -> Floats:
+    """Keys of some jobs now."""
+    key = np.empty(len(rows))
+    _fill_keys(frozen(rows), columns, key)
+    return key
 
 
 @jit_in_place
-def _holds(run_key: Floats, run_row: Ints, head: int, key: float, row: int, tie: Ints) -> bool:
-    """Whether a sorted run holds that very entry at or after its head."""
-    low, high = head, run_row.size
+def _holds(run_key: Floats, run_row: Ints, head: int, end: int, key: float, row: int, tie: Ints) -> bool:
+    """Whether a sorted run holds that very entry in head..end-1."""
+    low, high = head, end
     while low < high:
         middle = (low + high) // 2
         if before(run_key[middle], run_row[middle], key, row, tie):
             low = middle + 1
         else:
             high = middle
-    return low < run_row.size and run_row[low] == row and run_key[low] == key
+    return bool(low < end and run_row[low] == row and run_key[low] == key)
 
 
 @jit_in_place
@@ -125,22 +125,22 @@ def _insert(key: Floats, row: Ints, held: int, new_key: float, new_row: int, tie
     key[at], row[at] = new_key, new_row
 
 
-@jit
-def _with_newcomers(
-    runs: Runs, seen: int, expected: int, last_s: float, again: Ints, waiting: Ints, columns: Columns
-) -> tuple[Floats, Ints, bool]:
-    """The short run with the jobs that began to wait since, as (key, row, whether all were found).
+@jit_in_place
+def _add_newcomers(
+    runs: Runs, seen: int, expected: int, last_s: float, again: Ints, waiting: Ints, columns: Columns,
+    key: Floats, row: Ints,
+) -> int:  # fmt: skip
+    """Write the short run with the jobs that began to wait since to (key, row); returns its length.
 
     Looks at rows from `seen` on and at those in `again`; at all waiting jobs only when these do not explain
-    how many wait.
+    how many wait. Returns -1 when even that does not, or space runs out.
     """
     keys = Keys(*columns)
     state, tie = keys.state, keys.tie
     old_key, old_row, old_head, new_key, new_row, new_head = runs
     held = new_row.size - new_head
-    key = np.empty(held + state.size - seen + again.size)
-    row = np.empty(key.size, dtype=np.int64)
-    key[:held], row[:held] = new_key[new_head:], new_row[new_head:]
+    for i in range(held):
+        key[i], row[i] = new_key[new_head + i], new_row[new_head + i]
     first = held
     for j in range(seen, state.size):
         if state[j] == WAITING:
@@ -154,25 +154,24 @@ def _with_newcomers(
         if not (late and 0 <= j < seen and state[j] == WAITING):
             continue
         k = key_of(j, keys)
-        if _holds(old_key, old_row, old_head, k, j, tie) or _holds(key[:held], row[:held], 0, k, j, tie):
+        if _holds(old_key, old_row, old_head, old_row.size, k, j, tie) or _holds(
+            key, row, 0, held, k, j, tie
+        ):
             continue
         if held == row.size:
-            key, row = np.append(key, np.empty(held + 8)), np.append(row, np.empty(held + 8, dtype=np.int64))
+            return -1
         _insert(key, row, held, k, j, tie)
         held += 1
-    return key[:held], row[:held], expected + held - first >= waiting.size
+    return held if expected + held - first >= waiting.size else -1
 
 
-@jit
-def _first_rows(limit: int, runs: Runs, columns: Columns) -> tuple[Ints, Floats, int, int, bool]:
-    """The first `limit` waiting jobs with their keys, the advanced heads, and whether an entry is stale."""
+@jit_in_place
+def _first_rows(runs: Runs, columns: Columns, rows: Ints, found: Floats) -> tuple[int, int, int, bool]:
+    """Write the first waiting jobs and their keys; returns (how many, the advanced heads, an entry is stale)."""
     keys = Keys(*columns)
     old_key, old_row, old_head, new_key, new_row, new_head = runs
-    tie = keys.tie
-    most = min(limit, old_row.size + new_row.size - old_head - new_head)
-    rows, found = np.empty(most, dtype=np.int64), np.empty(most)
-    n, a, b = 0, old_head, new_head
-    while n < limit and (a < old_row.size or b < new_row.size):
+    tie, n, a, b = keys.tie, 0, old_head, new_head
+    while n < rows.size and (a < old_row.size or b < new_row.size):
         old = b == new_row.size or (
             a < old_row.size and before(old_key[a], old_row[a], new_key[b], new_row[b], tie)
         )
@@ -189,10 +188,10 @@ def _first_rows(limit: int, runs: Runs, columns: Columns) -> tuple[Ints, Floats,
                 n += 1
             continue
         if waits and (keys.thresholds.size == 0 or now > key):
-            return rows[:n], found[:n], old_head, new_head, True
+            return n, old_head, new_head, True
         if n == 0:
             old_head, new_head = a, b
-    return rows[:n], found[:n], old_head, new_head, False
+    return n, old_head, new_head, False
 
 
 def key_columns(
@@ -214,9 +213,11 @@ def _runs(memory: Memory) -> Runs:
 
 
 def _rebuilt(o: Observation, columns: Columns) -> Memory:
-    key, row = _sorted(frozen(o.waiting), columns)
+    row, tie = o.waiting, columns[2]
+    key = keys_of(row, columns)
+    order = np.lexsort((row, tie[row] if len(tie) else row, key))
     return {
-        "key": frozen(key), "row": frozen(row), "head": 0,
+        "key": frozen(key[order]), "row": frozen(row[order]), "head": 0,
         "new_key": NO_VALUES, "new_row": NO_ROWS, "new_head": 0,
         "jobs": len(o.jobs), "waiting": len(o.waiting), "time_s": o.time_s,
     }  # fmt: skip
@@ -228,24 +229,31 @@ def queue_now(memory: Memory, o: Observation, columns: Columns, again: Ints = NO
         return _rebuilt(o, columns)
     if memory["jobs"] == len(o.jobs) and memory["waiting"] == len(o.waiting) and not len(again):
         return memory
-    key, row, complete = _with_newcomers(
-        _runs(memory), memory["jobs"], memory["waiting"], memory["time_s"], again, frozen(o.waiting), columns
-    )
-    if not complete or len(row) > SHORT:
+    held, new = len(memory["new_row"]) - memory["new_head"], len(o.jobs) - memory["jobs"] + len(again)
+    key, row = np.empty(held + new + 16), np.empty(held + new + 16, dtype=np.int64)
+    held = -1
+    if new <= SHORT:
+        held = _add_newcomers(
+            _runs(memory), memory["jobs"], memory["waiting"], memory["time_s"], again, frozen(o.waiting),
+            columns, key, row,
+        )  # fmt: skip
+    if held < 0 or held > SHORT:
         return _rebuilt(o, columns)
     return {
         "key": memory["key"], "row": memory["row"], "head": memory["head"],
-        "new_key": frozen(key), "new_row": frozen(row), "new_head": 0,
+        "new_key": frozen(key[:held]), "new_row": frozen(row[:held]), "new_head": 0,
         "jobs": len(o.jobs), "waiting": len(o.waiting), "time_s": o.time_s,
     }  # fmt: skip
 
 
 def first_rows(memory: Memory, o: Observation, columns: Columns, limit: int) -> tuple[Ints, Floats, Memory]:
     """The first `limit` waiting jobs (fewer only when fewer wait), their keys, and the advanced queue."""
-    row, key, head, new_head, stale = _first_rows(limit, _runs(memory), columns)
-    if stale or len(row) < min(limit, len(o.waiting)):
+    limit = min(limit, len(o.waiting))
+    row, key = np.empty(limit, dtype=np.int64), np.empty(limit)
+    n, head, new_head, stale = _first_rows(_runs(memory), columns, row, key)
+    if stale or n < limit:
         memory = _rebuilt(o, columns)
-        row, key, head, new_head, stale = _first_rows(limit, _runs(memory), columns)
+        n, head, new_head, stale = _first_rows(_runs(memory), columns, row, key)
     if (head, new_head) != (memory["head"], memory["new_head"]):
         memory = {**memory, "head": head, "new_head": new_head}
-    return frozen(row), frozen(key), memory
+    return frozen(row[:n]), frozen(key[:n]), memory
