@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from equipoise.cli import FAILURE, OK, WRONG_INPUT, State
-from equipoise.options import common, note, output_options, progress, scenario_options
+from equipoise.options import common, note, output_options, progress, scenario_options, writable
 
 if TYPE_CHECKING:
     from sim.record import Run
@@ -39,10 +39,13 @@ def run(
 ) -> int:
     """Simulate SCENARIO under one policy and print what came of it."""
     from equipoise import api
+    from policies import make_policy
     from sim.run import RunFailed
 
     ready, jobs, warnings = api.prepare(scenario, trace, overrides)
     note(False, *warnings)
+    chosen = None if policy is None else make_policy(policy)
+    writable(out)
     with progress(state.quiet, ready.name) as update:
 
         def tell(time_s: float, done: int, total: int) -> None:
@@ -50,7 +53,7 @@ def run(
                 update(done / max(total, 1), f"{done} of {total} jobs, {time_s / 3600:.1f} h simulated")
 
         try:
-            made = api.run(ready, policy=policy, seed=seed, trace=jobs, out=out, progress=tell)
+            made = api.run(ready, policy=chosen, seed=seed, trace=jobs, out=out, progress=tell)
         except RunFailed as error:
             if state.debug:
                 raise
@@ -58,7 +61,8 @@ def run(
     note(state.quiet, *(f"note: {text}" for text in made.notes))
     sys.stdout.write(_shown(made, form))
     if made.stopped:
-        note(False, f"equipoise: the run failed, these are its records up to then: {made.stopped}")
+        why = " ".join(made.stopped.split())
+        note(False, f"equipoise: the run failed, these are its records up to then: {why}")
     return FAILURE if made.stopped else OK
 
 
@@ -118,6 +122,9 @@ def compare(
     ready, read, warnings = api.prepare(scenario, trace, overrides)
     note(False, *warnings)
     chosen = policies or tuple(dict.fromkeys(("none", make_policy(ready.policy).name)))
+    for policy in chosen:
+        make_policy(policy)
+    writable(out)
     with progress(state.quiet, ready.name) as update:
 
         def tell(done: int, total: int, label: str) -> None:

@@ -44,7 +44,10 @@ def stages() -> list[dict[str, Any]]:
     rows = []
     for name, where in sorted(available().items(), key=lambda item: (item[0] not in BUILT_IN, item[0])):
         try:
-            rows.append(_stage(name, stage_class(name), "built in" if name in BUILT_IN else where))
+            cls = stage_class(name)
+            if not (dataclasses.is_dataclass(cls) and hasattr(cls, "kind")):
+                raise PolicyError(f"{where} is not a stage")
+            rows.append(_stage(name, cls, "built in" if name in BUILT_IN else where))
         except PolicyError as error:
             rows.append({"name": name, "what": f"cannot be used: {error}"})
     return rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -58,6 +59,20 @@ def output_options(command: F) -> F:
     kinds = click.Choice(["table", "json", "csv"])
     form = click.option("--format", "form", type=kinds, default="table", show_default=True)
     return out(form(command))
+
+
+def writable(out: str | None) -> None:
+    """Make the folder of --out now, so that no finished run is lost to it. Raises click.BadParameter."""
+    if out is None:
+        return
+    try:
+        os.makedirs(out, exist_ok=True)
+        allowed = os.access(out, os.W_OK | os.X_OK)
+        problem = "" if allowed else "no permission to write there"
+    except OSError as error:
+        problem = error.strerror or str(error)
+    if problem:
+        raise click.BadParameter(f"{out!r}: {problem}", param_hint="'--out'")
 
 
 @contextmanager

@@ -37,7 +37,7 @@ from policies.gangs import (
 )
 from policies.jit import jit_in_place
 from policies.observation import Floats, Ints, Observation
-from policies.placement import WHOLE, Room, give, place, take
+from policies.placement import WHOLE, ZERO, Room, give, place, take
 
 Running = tuple[Ints, Ints, Floats, Ints, Ints]
 """Running jobs by ascending end: (offset, gpu) of what each holds alone, its end (s), who holds each GPU, and
@@ -53,9 +53,9 @@ def _undo(c: Room, gpu: Ints, first: int, end: int, gpu_node: Ints, share: float
 @jit_in_place
 def _fits(c: Room, d: Demand, rule: int, gpu_node: Ints, spare: Ints) -> bool:
     """Whether a gang could be placed; `c` stays as it is."""
-    fits = place(c, d.gpus, d.share, d.memory_bytes, rule, spare, np.int64(0))
+    fits = place(c, d.gpus, d.share, d.memory_bytes, rule, spare, ZERO)
     if fits:
-        _undo(c, spare, np.int64(0), d.gpus, gpu_node, d.share)
+        _undo(c, spare, ZERO, d.gpus, gpu_node, d.share)
     return fits
 
 
@@ -118,7 +118,7 @@ def _fill(
     head = demand(r, queue[0])
     if first == 0:
         reserved_s = _reserve(head, later, rule, now_s, running, spare)
-    left, shared, n = total(room.free), partly_free(room.room), np.int64(0)
+    left, shared, n = total(room.free), partly_free(room.room), ZERO
     for k in range(max(first, 1), queue.size):
         if left == 0 and not shared:
             break

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from policies.contract import Allocation
 from policies.jit import jit_in_place
 from policies.observation import Bools, Floats, Ints, Observation, S
-from policies.placement import WHOLE, Room, gpus_needed, place, position
+from policies.placement import WHOLE, ZERO, Room, gpus_needed, place, position
 
 SHARED = -2  # in `gpus.job`
 
@@ -227,7 +227,7 @@ def _start(
 ) -> tuple[int, int, bool]:  # fmt: skip
     """Start jobs of queue[first:]; returns (how many, where space for grants ran out or -1, room is left)."""
     r, room, out, tried = Requests(*requests), room_of(columns), Grants(*grants), Failures(*failures)
-    left, shared, n = total(room.free), partly_free(room.room), np.int64(0)
+    left, shared, n = total(room.free), partly_free(room.room), ZERO
     for k in range(first, queue.size):
         if left == 0 and not shared:
             break
@@ -312,3 +312,11 @@ def reordered(offset: Ints, value: Ints, order: Ints) -> tuple[Ints, Ints]:
 def allocation_of(grants: GrantColumns) -> Allocation | None:
     """Grants as an allocation; None when there are none."""
     return Allocation(*grants) if len(grants[0]) else None
+
+
+@jit_in_place
+def place_gang(
+    columns: WorkingColumns, wanted: int, share: float, memory_bytes: float, rule: int, out: Ints
+) -> bool:
+    """Place one gang (see `placement.place`); writes its GPUs to `out` and takes them out of the columns."""
+    return place(room_of(columns), wanted, share, memory_bytes, rule, out, ZERO)

@@ -18,7 +18,7 @@ import numpy as np
 from policies.gangs import Demand, GrantColumns, Grants, WorkingColumns, granted, room_of, total
 from policies.jit import jit_in_place
 from policies.observation import Floats, Ints
-from policies.placement import WEIGHTED, Room, give, place, position
+from policies.placement import ONE, WEIGHTED, ZERO, Room, give, place, position
 
 
 class Table(NamedTuple):
@@ -170,9 +170,21 @@ def parallel_efficiency(
         job = job_of(rows[i], now[i], model[i], scaling)
         many_s = step_s(job, workers[i], model[i], t)
         if many_s > 0.0:
-            speedups += step_s(job, np.int64(1), model[i], t) / many_s
+            speedups += step_s(job, ONE, model[i], t) / many_s
             count += workers[i]
     return speedups / count if count > 0 else np.nan
+
+
+@jit_in_place
+def times_of(
+    rows: Ints, now: Ints, now_model: Ints, index: Ints, workers: Ints, model: Ints,
+    scaling: ScalingColumns, table: TableColumns, result_s: Floats,
+) -> None:  # fmt: skip
+    """Write the step time (s) of job rows[index[k]] with workers[k] on model[k], for every k."""
+    t = Table(*table)
+    for k in range(index.size):
+        job = job_of(rows[index[k]], now[index[k]], now_model[index[k]], scaling)
+        result_s[k] = step_s(job, workers[k], model[k], t)
 
 
 class Elastic(NamedTuple):
@@ -244,7 +256,7 @@ def grow(
     order[first[m] : first[m + 1]] are the nodes with GPU model m by descending weight, free[m] its free GPUs.
     Returns how many jobs grow or move.
     """
-    e, room, t, out, n = Elastic(*elastic), room_of(columns), Table(*table), Grants(*grants), np.int64(0)
+    e, room, t, out, n = Elastic(*elastic), room_of(columns), Table(*table), Grants(*grants), ZERO
     for i in range(e.row.size):
         if total(free) == 0:
             break
@@ -260,7 +272,7 @@ def grow(
         for k in range(kept):
             out.gpu[at + k] = e.gpu[e.offset[i] + k]
         only, need = _only(room, order[first[model] : first[model + 1]]), memory_bytes[e.row[i]]
-        if not place(only, gpus - kept, 1.0, need, np.int64(WEIGHTED), out.gpu, at + kept):
+        if not place(only, gpus - kept, 1.0, need, WEIGHTED, out.gpu, at + kept):
             continue
         free[model] -= gpus - kept
         for k in range(e.offset[i] + kept, e.offset[i + 1]):
@@ -324,7 +336,5 @@ def shrink_for(
             g = e.gpu[e.offset[i] + k]
             give(room.free, room.room, gpu_node[g], g, 1.0)
         workers[i] -= fewer
-        if total(room.free) >= wanted and place(
-            room, wanted, share, memory_bytes, np.int64(WEIGHTED), out, np.int64(0)
-        ):
+        if total(room.free) >= wanted and place(room, wanted, share, memory_bytes, WEIGHTED, out, ZERO):
             return True

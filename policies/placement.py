@@ -13,7 +13,7 @@ A fourth, `WEIGHTED`, takes nodes by a worth that the caller gives, inside one g
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +21,12 @@ from numpy.typing import NDArray
 from policies.jit import jit_in_place
 from policies.observation import Bools, Floats, Ints
 
-COUNTED, PACKED, ANY, WEIGHTED = 0, 1, 2, 3
+COUNTED, PACKED, ANY = 0, 1, 2
 PLACEMENTS = {"counted": COUNTED, "packed": PACKED, "any": ANY}
 WHOLE = 1.0 - 1e-9  # a GPU with at least this much room is free
+
+# NumPy's integers where kernels hand on a constant: for a plain one a kernel is compiled once more.
+NOTHING, ZERO, ONE, WEIGHTED = (cast(int, np.int64(value)) for value in (-1, 0, 1, 3))
 
 
 class Room(NamedTuple):
@@ -211,7 +214,7 @@ def _choose_weighted(
     first = 0
     while first < order.size and usable[order[first]] == 0:
         first += 1
-    best, most = np.int64(-1), -1.0
+    best, most = NOTHING, -1.0
     for only in range(groups if groups > 1 else 0):
         k, worth = _choose_heaviest(usable, weight, group, order, first, only, wanted, node, count)
         _put_back(usable, node, count, k)

@@ -35,7 +35,7 @@ from policies.gangs import (
 )
 from policies.jit import jit_in_place
 from policies.observation import Bools, Floats, Ints, Observation
-from policies.placement import WHOLE, Room, give, place, take
+from policies.placement import WHOLE, ZERO, Room, give, place, take
 
 
 class Victims(NamedTuple):
@@ -63,10 +63,6 @@ def _release(c: Room, v: Victims, i: int, gpu_node: Ints) -> None:
 
 @jit_in_place
 def _restore(c: Room, v: Victims, i: int, gpu_node: Ints) -> None:
-    """Give a victim back what it held, unless some of that has been taken."""
-    for e in range(v.offset[i], v.offset[i + 1]):
-        if c.up[gpu_node[v.gpu[e]]] and c.room[v.gpu[e]] < v.share[e] - 1e-9:
-            return
     for e in range(v.offset[i], v.offset[i + 1]):
         if c.up[gpu_node[v.gpu[e]]]:
             take(c.free, c.room, gpu_node[v.gpu[e]], v.gpu[e], v.share[e])
@@ -79,11 +75,11 @@ def _make_way(
 ) -> bool:
     """Place a gang after stopping victims with a bar above `key` and a standing below `standing`.
 
-    Those whose place it did not need keep running.
+    Those that it does not need keep running, lowest bar first.
     """
     last, placed = 0, False
     for i in range(v.bar.size):
-        if v.bar[i] <= key or placed:
+        if v.bar[i] < key or placed:
             break
         lower = v.standing.size == 0 or v.standing[i] < standing
         if not lower or v.stopped[i] or v.offset[i] == v.offset[i + 1]:
@@ -93,8 +89,14 @@ def _make_way(
         last += 1
         if d.share < WHOLE or total(c.free) >= d.gpus:
             placed = place(c, d.gpus, d.share, d.memory_bytes, rule, out, at)
-    for k in range(last - 1, -1, -1):
+    for k in range(last - 2 if placed else last - 1, -1, -1):
+        if placed:
+            for e in range(at, at + d.gpus):
+                give(c.free, c.room, gpu_node[out[e]], out[e], d.share)
         _restore(c, v, v.tentative[k], gpu_node)
+        if placed and not place(c, d.gpus, d.share, d.memory_bytes, rule, out, at):
+            _release(c, v, v.tentative[k], gpu_node)
+            place(c, d.gpus, d.share, d.memory_bytes, rule, out, at)
     return placed
 
 
@@ -107,7 +109,7 @@ def _start_with_victims(
     """Start jobs of queue[first:]; returns (how many, where space for grants ran out or -1, more might start)."""
     r, room, v = Requests(*requests), room_of(columns), Victims(*victims)
     out, tried = Grants(*grants), Failures(*failures)
-    left, shared, n = total(room.free), partly_free(room.room), np.int64(0)
+    left, shared, n = total(room.free), partly_free(room.room), ZERO
     highest = v.bar[0] if v.bar.size else -np.inf
     for k in range(first, queue.size):
         if left == 0 and not shared and highest <= key[k]:

@@ -36,6 +36,7 @@ from policies.guard import Record, Verdict, guard_blocked, guard_empty, guard_re
 from policies.hand import Hand
 from policies.kernels_scaling import ScalingColumns, TableColumns
 from policies.observation import Floats, Ints, Observation
+from policies.optimal_allocation import resize_optimally
 from policies.placement import WEIGHTED
 from policies.preemption import start_with_preemption
 from policies.ranking import NodeState, Ranking, gpus_wanted, node_state, rank
@@ -109,9 +110,13 @@ class NodeAllocation(AllocationStage):
         scaling, table = scaling_columns(o), table_columns(o, nodes)
         hand = Hand(o, ranking.weight, nodes.model, _heaviest_first(ranking.weight, o.nodes.gpus_free))
         values = nodes.values() | _use(o) | self._undo(hand, nodes, verdict, memory["guard"])
-        values |= self._start(hand, ranking)
-        values |= self._preempt(hand, ranking, values["s422_overdue"] >= 0)
-        values |= self._resize(hand, nodes, ranking, scaling, table, memory["guard"])
+        solved = {}
+        if self.mode == "optimal":
+            solved = self._solve(hand, nodes, ranking, scaling, table, memory["guard"])
+        values |= solved | self._start(hand, ranking)
+        if "s422_fallback" in solved or self.mode == "formula":
+            values |= self._preempt(hand, ranking, values["s422_overdue"] >= 0)
+            values |= self._resize(hand, nodes, ranking, scaling, table, memory["guard"])
         allocation = hand.allocation()
         values |= parallel_work(hand, nodes, scaling, table)
         if allocation is None:
@@ -180,9 +185,28 @@ class NodeAllocation(AllocationStage):
             "s413_watched": int(record["watched"].sum()),
         }
 
+    def _solve(
+        self, hand: Hand, nodes: NodeState, ranking: Ranking, scaling: ScalingColumns, table: TableColumns,
+        record: Record,
+    ) -> dict[str, Any]:  # fmt: skip
+        """S422, optimal: sizes by an integer programme; says why where the formula has to decide instead.
+
+        Waiting jobs are left to the formula while the first of them is overdue and so has a reservation.
+        """
+        o = hand.observation
+        overdue = len(ranking.waiting) and _waited_s(o, int(ranking.waiting[0])) > self.reserve_after_s
+        blocked = guard_blocked(record, ranking.running, o.time_s)
+        try:
+            configurations = resize_optimally(
+                hand, nodes, ranking, scaling, table, blocked, not overdue, self.horizon_s, self.time_limit_s
+            )
+        except (TimeoutError, ValueError) as error:
+            return {"s422_fallback": str(error)}
+        return {"s422_configurations": configurations}
+
     def _start(self, hand: Hand, ranking: Ranking) -> dict[str, Any]:
         """S422: start jobs in order; behind an overdue one only those that do not delay it."""
-        o, queue = hand.observation, frozen(ranking.waiting)
+        o, queue = hand.observation, frozen(ranking.waiting[~hand.touched(ranking.waiting)])
         requests, overdue = request_columns(o), -1
         first, _ = start_in_order(queue, True, WEIGHTED, requests, hand.columns)
         rest = queue[len(hand.start(first)) :]

@@ -5,6 +5,7 @@ Compiled kernels stay in a cache on disk, so all this happens once per version o
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
@@ -71,7 +72,7 @@ def compiling_ahead(policies: Iterable[str]) -> Iterator[None]:
     Does nothing when kernels have been compiled before, or on a machine with one processor.
     """
     names = list(dict.fromkeys(policies))
-    if (cpu_count() or 1) < 2 or any(cache_dir().rglob("*.nbi")):
+    if (cpu_count() or 1) < 2 or any(cache_dir().rglob("periods.advance-*.nbi")):
         yield
         return
     print("compiling kernels, this once", file=sys.stderr)
@@ -96,7 +97,9 @@ class _Plainly(AllocationStage):
 
     def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
         free = np.flatnonzero(observation.gpus.share_free == 1.0)
-        if not len(observation.waiting) or observation.jobs.gpus_requested[observation.waiting[0]] > len(free):
+        if not len(observation.waiting) or observation.jobs.gpus_requested[observation.waiting[0]] > len(
+            free
+        ):
             return plan, memory
         row = int(observation.waiting[0])
         gpus = free[: int(observation.jobs.gpus_requested[row])]
@@ -106,7 +109,11 @@ class _Plainly(AllocationStage):
 def compile_stages(policies: Iterable[str]) -> None:
     """Compile the kernels of all stages of these policies, and as few others as possible."""
     stages = {stage.name: stage for name in policies for stage in make_policy(name).stages}
-    scenario = Scenario.model_validate(_SMALL)
+    raw = copy.deepcopy(_SMALL)
+    del raw["noise"]  # no noise, and nothing on the network: those kernels are the first process's
+    raw["workload"]["models"]["model"]["parameters"] = 0
+    raw["workload"]["jobs"][0]["data"]["replicas"] = 4
+    scenario = Scenario.model_validate(raw)
     last_first = tuple(reversed([stage for stage in stages.values() if stage.name != "fifo"]))
     run(scenario, policy=Policy("compile", (_Plainly(), *last_first)), seed=0, event_by_event=True)
 

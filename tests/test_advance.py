@@ -12,7 +12,14 @@ from sim.scenario import Scenario
 from tests.scenarios import cases, model, scenario, simulate
 
 COUNTS = ("samples", "lost_samples", "steps", "preemptions", "restarts", "gpus", "job_id")
-POLICIES = ("fifo", "s1+s2+fifo", "s1+s2+s3+fifo", "srtf")
+POLICIES = (
+    "fifo",
+    "s1+s2+fifo",
+    "s1+s2+s3+easy",
+    "locality+equal+fixed-h+las",
+    "srtf",
+    "s1+s2+s3+s4",
+)
 CHECKS = settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
 
 

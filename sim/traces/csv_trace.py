@@ -42,6 +42,7 @@ def read_csv(table: Table, limit: int | None, clusters: Sequence[str], time_scal
         time_scale=time_scale,
         notes=[*notes, *dropped],
         source=table.file,
+        line=table.line,
     )
 
 

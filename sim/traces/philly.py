@@ -42,6 +42,7 @@ def read_philly(table: Table, limit: int | None, clusters: Sequence[str], time_s
         time_scale=time_scale,
         notes=notes,
         source=table.file,
+        line=table.line,
     )
 
 

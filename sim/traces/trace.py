@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,8 @@ class Trace:
 
     job_id: the id in the file, or the row (from 0) in a file without ids. arrival_s: s from the start.
     duration_s: s on full-speed GPUs. priority: 1 where not given. model: a name of the workload's models, ""
-    for a rigid job. notes: what the importer changed, one line at most.
+    for a rigid job. notes: what the importer changed, one line at most. line: where each job stands in its file,
+    empty when it came from elsewhere.
     """
 
     job_id: Ints
@@ -32,6 +33,7 @@ class Trace:
     model: Texts
     notes: tuple[str, ...] = ()
     source: str = ""
+    line: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
     def __len__(self) -> int:
         return len(self.job_id)
@@ -59,6 +61,7 @@ def make_trace(
     time_scale: float = 1.0,
     notes: Sequence[str] = (),
     source: str = "",
+    line: Sequence[int] | None = None,
 ) -> Trace:
     """A trace from columns in any order: `keep` selects rows, a stable sort puts them in order of arrival.
 
@@ -84,4 +87,5 @@ def make_trace(
         model=np.array(["" if model is None else model[k] for k in order.tolist()], dtype=np.str_),
         notes=(f"{source}: {'; '.join(changes)}",) if changes else (),
         source=source,
+        line=np.array([] if line is None else line, dtype=np.int64)[order if line is not None else []],
     )

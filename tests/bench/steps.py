@@ -34,7 +34,8 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--format", choices=["table", "json"], default="table")
     arguments = parser.parse_args()
-    measure(64, 10, 1)
+    measure(64, 10, 1)  # compiles
+    measure(64, 2, 1, event_by_event=True)
     rate, rows = heapq_events_per_s(), []
     for workers, steps in SIZES:
         fast = measure(workers, steps, 5)
