@@ -94,11 +94,12 @@ def _count_usable(
 
 @jit_in_place
 def _choose_counted(usable: Ints, wanted: int, node: Ints, count: Ints) -> int:
-    """Lowest-numbered nodes first: the GPUs are one pool."""
+    """Lowest-numbered nodes first: the GPUs are one pool. Takes them out of `usable`."""
     k = 0
     for n in range(usable.size):
         if usable[n] > 0 and wanted > 0:
             node[k], count[k] = n, min(usable[n], wanted)
+            usable[n] -= count[k]
             wanted -= count[k]
             k += 1
     return k

@@ -79,7 +79,7 @@ def _make_way(
     """
     last, placed = 0, False
     for i in range(v.bar.size):
-        if v.bar[i] < key or placed:
+        if v.bar[i] <= key or placed:
             break
         lower = v.standing.size == 0 or v.standing[i] < standing
         if not lower or v.stopped[i] or v.offset[i] == v.offset[i + 1]:

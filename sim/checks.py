@@ -60,16 +60,23 @@ def problems(scenario: Scenario, base: Path | None = None) -> list[Problem]:
     return found
 
 
-def trace_problems(scenario: Scenario, trace: Trace) -> list[str]:
-    """Jobs of a trace that this scenario can never run, at most ten."""
+def trace_problems(scenario: Scenario, trace: Trace, file: str) -> list[str]:
+    """Lines about jobs of a trace in `file` that this scenario can never run, at most ten."""
     total = sum(group.count * group.gpus for group in scenario.cluster.groups)
+
+    def line(k: int, problem: str) -> str:
+        place = f"{file}:{trace.line[k]}:1" if trace.line.size else file
+        return f"{place}: job {trace.job_id[k]} {problem}"
+
     found = [
-        f"job {trace.job_id[k]} needs {trace.gpus[k]} GPUs, the cluster has {total}"
-        for k in np.flatnonzero(trace.gpus > total)[:10]
+        line(k, f"needs {trace.gpus[k]} GPUs, the cluster has {total}")
+        for k in np.flatnonzero(trace.gpus > total)[:10].tolist()
     ]
     models = sorted(scenario.workload.models)
-    unknown = sorted(set(trace.model.tolist()) - {"", *models})
-    return [*found, *(_unknown("model", name, models) for name in unknown)][:10]
+    for name in sorted(set(trace.model.tolist()) - {"", *models}):
+        first = int(np.flatnonzero(trace.model == name)[0])
+        found.append(line(first, f"names an {_unknown('model', name, models)}"))
+    return found[:10]
 
 
 def doubts(scenario: Scenario) -> list[Problem]:

@@ -52,8 +52,8 @@ class ScenarioFile:
                 raise InputError([f"{self.path}: workload: no jobs in it; give a trace (--trace FILE)"])
             return None
         trace = to_trace(workload.trace, self.folders)
-        if wrong := trace_problems(self.scenario, trace):
-            raise InputError([f"{workload.trace.file}: {problem}" for problem in wrong])
+        if wrong := trace_problems(self.scenario, trace, workload.trace.file):
+            raise InputError(wrong)
         return trace
 
 

@@ -84,8 +84,8 @@ def orders_of(spec: SweepSpec, base: Path, source: str) -> tuple[list[Order], Sh
     for number, point in enumerate(spec.points()):
         file = _at_point(spec, base, point, f"{source}: {_named(number, point)}")
         trace = _cached_trace(file.scenario.workload.trace, file.folders)
-        if trace is not None and (wrong := trace_problems(file.scenario, trace)):
-            raise InputError(f"{source}: {_named(number, point)}: {trace.source}: {line}" for line in wrong)
+        if trace is not None and (wrong := trace_problems(file.scenario, trace, trace.source)):
+            raise InputError(f"{source}: {_named(number, point)}: {line}" for line in wrong)
         seeds = spec.seeds if is_random(file.scenario) else 1
         sure, folders = sure + (seeds < spec.seeds), file.folders
         text = file.scenario.model_dump_json()

@@ -161,12 +161,12 @@ def test_placement_is_one_rule_for_all(name, placement):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_packed_waits_where_any_does_not(name):
-    """From 5 on one GPU of each node is free; whole nodes are from 20 on."""
-    jobs = [(0.0, 1, 5.0), (0.0, 1, 20.0), (0.0, 1, 5.0), (0.0, 1, 20.0), (6.0, 2, 30.0)]
+    """From 5 on one GPU of each node is free; a whole node is from 20 on."""
+    jobs = [(0.0, 1, 5.0), (0.0, 1, 20.0), (0.0, 1, 21.0), (6.0, 2, 30.0)]
     for placement, start_s in (("packed", 20.0), ("any", 6.0), ("counted", 6.0)):
         tiny = TinyWorld(jobs, [2, 2])
         tiny.run(make_stage(name, {"placement": placement}))
-        assert tiny.first_start[4] == start_s, placement
+        assert tiny.first_start[3] == start_s, placement
 
 
 # -- against plain schedulers --------------------------------------------------------------------------------

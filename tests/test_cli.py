@@ -220,7 +220,43 @@ def test_a_bad_trace_is_named_with_line_and_column(
     assert capsys.readouterr().err == f"{path}:3:5: gpus: 'two' is not a number\n"
     path.write_text(TRACE.replace("8,5,2,60", "8,5,6,60"), encoding="utf-8")
     assert cli.main(["run", scenario, "--trace", str(path)]) == 2
-    assert capsys.readouterr().err == f"{path}: job 8 needs 6 GPUs, the cluster has 4\n"
+    assert capsys.readouterr().err == f"{path}:3:1: job 8 needs 6 GPUs, the cluster has 4\n"
+
+
+def test_a_model_that_a_trace_names_is_told_with_its_line(
+    scenario: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "models.csv"
+    path.write_text("job_id,arrival_s,gpus,duration_s,model\n1,9,2,60,m\n2,0,2,60,mm\n", encoding="utf-8")
+    assert cli.main(["run", scenario, "--trace", str(path)]) == 2
+    assert capsys.readouterr().err == f"{path}:3:1: job 2 names an unknown model 'mm'; did you mean 'm'?\n"
+
+
+@pytest.mark.parametrize("command", ["run", "compare"])
+def test_an_out_that_cannot_be_is_told_before_anything_runs(
+    command: str, scenario: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("it ran")
+
+    monkeypatch.setattr(f"equipoise.api.{command}", never)
+    assert cli.main([command, scenario, "--policy", "fifo", "--out", f"{scenario}/below"]) == 2
+    assert f"'{scenario}/below': Not a directory" in capsys.readouterr().err
+
+
+def test_a_mistake_in_the_input_leaves_no_folder(scenario: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert cli.main(["run", scenario, "--policy", "fifoo", "--out", str(out)]) == 2
+    assert cli.main(["compare", scenario, "--policy", "fifoo", "--out", str(out)]) == 2
+    assert not out.exists()
+
+
+def test_no_command_shows_the_help_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("Usage: equipoise")
+    assert shown.err.count("Usage") == 1
 
 
 def test_a_scenario_without_jobs_asks_for_a_trace(capsys: pytest.CaptureFixture[str]) -> None:
@@ -245,7 +281,7 @@ class Raises(Stage):
     def refine(self, observation, plan, memory):
         if observation.time_s < 60:
             return plan, memory
-        raise RuntimeError("out of ideas")
+        raise RuntimeError("out\\nof ideas")
 
 @dataclass(frozen=True)
 class Doubles(Stage):
@@ -392,6 +428,15 @@ def test_list_shows_a_stage_that_cannot_be_loaded(
     monkeypatch.setitem(policies.BUILT_IN, "gone", "no_such_module:Gone")
     assert cli.main(["list", "stages"]) == 0
     assert "cannot be used: stage 'gone' (no_such_module:Gone) cannot be loaded" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("wrong", ["json:JSONDecoder", "json:dumps", "sim.scenario:Scenario"])
+def test_list_shows_what_is_no_stage(
+    wrong: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(policies.BUILT_IN, "wrong", wrong)
+    assert cli.main(["list", "stages"]) == 0
+    assert f"cannot be used: {wrong} is not a stage" in capsys.readouterr().out
 
 
 def test_schema_is_json(capsys: pytest.CaptureFixture[str]) -> None:

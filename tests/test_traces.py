@@ -118,6 +118,8 @@ HEAD = "job_id,arrival_s,gpus,duration_s\n"
         ),
         (HEAD + "1,0,2,-5\n", ["2:7: duration_s: -5 is too small, must be at least 0"]),
         (HEAD + "1,-1,2,5\n", ["2:3: arrival_s: -1 is too small, must be at least 0"]),
+        (HEAD + "1,1e308,2,5\n", ["2:3: arrival_s: 1e308 is too large, must be at most 1e+12"]),
+        (HEAD + "1,0,2,2e12\n", ["2:7: duration_s: 2e12 is too large, must be at most 1e+12"]),
         (HEAD + "1,0,1.5,5\n", ["2:5: gpus: '1.5' is not a whole number"]),
         (HEAD + "1,0,,5\n", ["2:5: gpus: is empty, a number is needed"]),
         (HEAD + "1,0,2\n", ["2:1: 3 fields, the header has 4"]),

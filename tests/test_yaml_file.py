@@ -334,8 +334,8 @@ def test_a_trace_must_fit_the_scenario(tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
         read_scenario(path).trace()
     assert caught.value.lines == [
-        "t.csv: job 5 needs 9 GPUs, the cluster has 8",
-        "t.csv: unknown model 'mm'; did you mean 'm'?",
+        "t.csv:2:1: job 5 needs 9 GPUs, the cluster has 8",
+        "t.csv:3:1: job 6 names an unknown model 'mm'; did you mean 'm'?",
     ]
     with pytest.raises(InputError, match=r"no jobs in it; give a trace \(--trace FILE\)"):
         read_scenario(write(tmp_path, BASE.split("workload")[0] + "workload: {}\n")).trace()

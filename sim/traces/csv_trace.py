@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sim.traces.table import Table, left_out
+from sim.traces.table import MAX_TIME_S, Table, left_out
 from sim.traces.trace import Bools, Ints, Trace, make_trace
 
 COLUMNS = ("job_id", "arrival_s", "gpus", "duration_s")
@@ -20,9 +20,9 @@ OPTIONAL = ("priority", "model", "cluster")
 def read_csv(table: Table, limit: int | None, clusters: Sequence[str], time_scale: float) -> Trace:
     """The trace in a table of this format. Raises InputError, one line per mistake."""
     table.need(COLUMNS, OPTIONAL)
-    arrival_s = table.floats("arrival_s", low=0.0)
+    arrival_s = table.floats("arrival_s", low=0.0, high=MAX_TIME_S)
     gpus = table.ints("gpus", low=0)
-    duration_s = table.floats("duration_s", low=0.0)
+    duration_s = table.floats("duration_s", low=0.0, high=MAX_TIME_S)
     priority = table.floats("priority", blank=1.0) if "priority" in table.header else None
     if priority is not None:
         table.refuse(priority <= 0, "priority", lambda k: f"{priority[k]:g} is not allowed, must be above 0")

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sim.traces.table import Table, left_out
+from sim.traces.table import MAX_TIME_S, Table, left_out
 from sim.traces.trace import Floats, Trace, make_trace
 
 COLUMNS = ("timestamp", "duration", "num_gpus")
@@ -23,7 +23,7 @@ def read_philly(table: Table, limit: int | None, clusters: Sequence[str], time_s
     table.need(COLUMNS, OPTIONAL)
     time_s, shown = _times(table)
     gpus = table.ints("num_gpus", low=0)
-    duration_s = table.floats("duration", blank=0.0, low=0.0)
+    duration_s = table.floats("duration", blank=0.0, low=0.0, high=MAX_TIME_S)
     kept, notes = left_out({"zero duration": duration_s == 0, "no GPUs": gpus == 0})
     kept &= table.select("cluster", clusters)
     if kept.any():

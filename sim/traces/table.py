@@ -20,6 +20,9 @@ from sim.yaml_tree import InputError
 MAX_LINES = 20
 """Mistakes shown of one file; the rest is counted."""
 
+MAX_TIME_S = 1e12
+"""Beyond it (30,000 years) a float64 no longer tells milliseconds apart."""
+
 
 class Table:
     """Columns of text by name. `line[k]` is where row k stands in the file."""
@@ -74,8 +77,10 @@ class Table:
         k = self.header.index(column)
         return [row[k].strip() for row in self.rows]
 
-    def floats(self, column: str, *, blank: float | None = None, low: float = -math.inf) -> Floats:
-        """A column as finite numbers of at least `low`. `blank` stands for an empty field (None: refused)."""
+    def floats(
+        self, column: str, *, blank: float | None = None, low: float = -math.inf, high: float = math.inf
+    ) -> Floats:
+        """A column as finite numbers of `low` to `high`. `blank` stands for an empty field (None: refused)."""
         texts = self.text(column)
         if blank is not None:
             texts = [text or str(blank) for text in texts]
@@ -84,7 +89,8 @@ class Table:
         except ValueError:
             values = np.array([_number(text) for text in texts])
         bad = ~np.isfinite(values)
-        self.refuse(bad | (values < low), column, lambda k: _problem(texts[k], values[k], low))
+        bad |= (values < low) | (values > high)
+        self.refuse(bad, column, lambda k: _problem(texts[k], values[k], low, high))
         return values
 
     def ints(self, column: str, *, low: int) -> Ints:
@@ -162,9 +168,11 @@ def _number(text: str) -> float:
         return math.nan
 
 
-def _problem(text: str, value: float, low: float) -> str:
+def _problem(text: str, value: float, low: float, high: float) -> str:
     if not text:
         return "is empty, a number is needed"
     if not math.isfinite(value):
         return f"{text[:40]!r} is not a number"
-    return f"{text} is too small, must be at least {low:g}"
+    if value > high:
+        return f"{text[:40]} is too large, must be at most {high:g}"
+    return f"{text[:40]} is too small, must be at least {low:g}"

@@ -27,7 +27,7 @@ STEPS = 10
 
 
 def measure(
-    rank: int, policy: str, mode: str, blocks: int, target_s: float, work: str, run_dir: str
+    rank: int, policy: str, mode: str, blocks: int, target_s: float, work: str, width: int, run_dir: str
 ) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
@@ -46,10 +46,10 @@ def measure(
         def __init__(self) -> None:
             super().__init__()
             self.layers = torch.nn.Sequential(
-                torch.nn.Linear(1000, 3000),
+                torch.nn.Linear(1000, width),
                 torch.nn.ReLU(),
-                torch.nn.Linear(3000, 3000),
-                torch.nn.Linear(3000, 100),
+                torch.nn.Linear(width, width),
+                torch.nn.Linear(width, 100),
             )
             self.wait_s = 0.0
 
@@ -122,6 +122,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--blocks", type=int, default=12)
     parser.add_argument("--step-ms", type=float, default=100.0)
+    parser.add_argument("--width", type=int, default=3000, help="of the hidden layers; 3000: 12 M parameters")
     parser.add_argument("--policy", default="s1+s2")
     parser.add_argument("--mode", choices=["observe", "advise", "act"], default="act")
     parser.add_argument("--work", choices=["wait", "compute"], default="wait")
@@ -136,6 +137,7 @@ def main() -> None:
             given.blocks,
             given.step_ms / 1e3,
             given.work,
+            given.width,
             folder,
         )
         result = ranks.join(timeout_s=600)[0]
