@@ -29,7 +29,7 @@ from live.telemetry import Recorder, RoundInfo
 from live.timing import make_timer
 from live.window import COLUMNS
 from policies.contract import Policy
-from policies.observation import Floats, Ints
+from policies.observation import Floats
 
 T = TypeVar("T")
 
@@ -84,7 +84,7 @@ class Runtime:
     def _clear(self) -> None:
         """Nothing of the running window of rounds is known."""
         self._in_window = 0  # rounds since the last optimiser step
-        self._window_samples: Ints = np.zeros(self.ranks, dtype=np.int64)
+        self._window_samples: tuple[int, ...] = ()
         self._infos: list[RoundInfo] = []
         self._squares: list[tuple[float, float]] = []
 
@@ -116,7 +116,7 @@ class Runtime:
         if self._sampler is None:
             return []
         current = self._sampler.current()
-        return [int(n) for n in (self._sampler.shares if current is None else current.demand)]
+        return [int(n) for n in (self._sampler.shares if current is None else current.samples)]
 
     def sampler(self, dataset: Any) -> ShareSampler:
         """The batch sampler of the training data (anything with a length, or the length itself).
@@ -230,7 +230,7 @@ class Runtime:
         current = self._sampler.current() if self._sampler is not None else None
         if current is None:
             return 1.0
-        samples, reduction = int(current.demand[self.rank]), self.options.loss_reduction
+        samples, reduction = current.samples[self.rank], self.options.loss_reduction
         if self._local.interval == 1:
             return contribution_scale(samples, current.total, self.ranks, reduction)
         if samples == 0:
@@ -259,8 +259,12 @@ class Runtime:
 
     def _finish_round(self, current: Round) -> None:
         assert self._sampler is not None
-        self._window_samples = self._window_samples + current.demand
-        self._local.count(current.demand.tolist())
+        if self._in_window == 0:
+            self._window_samples = current.samples
+        else:
+            pairs = zip(self._window_samples, current.samples, strict=True)
+            self._window_samples = tuple(a + b for a, b in pairs)
+        self._local.count(current.samples)
         self._in_window += 1
         stepped, local = self._in_window == self.options.accumulation, self._local.interval > 1
         self._sampler.finish(stepped)
@@ -272,11 +276,11 @@ class Runtime:
             self._timer.mark("leave")
         self._timer.end_round()
         self._squares.append((self._probe.local_square, self._probe.mean_square))
-        samples = tuple(self._window_samples.tolist())
-        self._infos.append(RoundInfo(self._round, int(current.demand[self.rank]), exchanged, local, samples))
+        mine = current.samples[self.rank]
+        self._infos.append(RoundInfo(self._round, mine, exchanged, local, self._window_samples))
         self._round += 1
         if stepped:
-            self._in_window, self._window_samples = 0, np.zeros(self.ranks, dtype=np.int64)
+            self._in_window = 0
         if met:
             self._sampler.commit()
             if len(self._infos) >= self.options.decide_every or self._resize_to is not None:

@@ -23,14 +23,10 @@ class Round:
 
     number: int
     epoch: int
-    demand: Ints  # samples of every rank
+    samples: tuple[int, ...]  # of every rank
+    total: int  # over all ranks
     indices: Ints  # dataset indices of this rank
     last: bool  # of its epoch
-
-    @property
-    def total(self) -> int:
-        """Samples over all ranks."""
-        return int(self.demand.sum())
 
 
 class ShareSampler:
@@ -122,8 +118,8 @@ class ShareSampler:
             self._apply(self._pending.pop(0), deal)
         demand = deal.demand(self.shares, self.micro_batch)
         self._before[self.drawn] = (self.epoch, deal.copy())
-        indices = deal.draw(demand, self.rank)
-        new = Round(self.drawn, self.epoch, demand, indices, deal.left == 0)
+        indices, samples = deal.draw(demand, self.rank), tuple(demand.tolist())
+        new = Round(self.drawn, self.epoch, samples, sum(samples), indices, deal.left == 0)
         self._next_id = max(self._next_id, deal.next_id)
         self._rounds.append(new)
         self.drawn += 1

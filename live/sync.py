@@ -93,6 +93,8 @@ class LocalSteps:
 
     def count(self, samples: Sequence[float]) -> None:
         """A round of `samples` (by rank) was trained on."""
+        if self.interval == 1:
+            return  # gradients are weighted one by one
         if len(self._samples) != len(samples):
             self._samples = [0.0] * len(samples)
         self._samples = [a + b for a, b in zip(self._samples, samples, strict=True)]
@@ -139,7 +141,8 @@ class LocalSteps:
 
     def _begin_period(self) -> None:
         self.done, self._samples = 0, []
-        self.model.require_backward_grad_sync = self.interval == 1
+        if self.model.require_backward_grad_sync != (self.interval == 1):
+            self.model.require_backward_grad_sync = self.interval == 1
         if self.interval > 1 and self.has_outer:
             self._start = [p.detach().clone() for p in self._parameters()]
             if not self._velocity:

@@ -197,21 +197,23 @@ class LiveWorld:
         if self.deal is None:
             return Shards()
         response = self.telemetry.window.response_s_per_sample
-        rows: dict[str, list[Any]] = {name: [] for name in Shards.columns}
         queues = self.deal.queues()
+        ids, samples, workers, needed_s, started = [], [], [], [], []
         for row, rank in enumerate(self._rank_of_row.tolist()):
-            ahead, node = 0, self._hosts.index(self.active[rank].host)
+            ahead, pace = 0, float(response[rank])
             for piece in queues[rank]:
-                values = {
-                    "id": piece.id, "job": 0, "worker": row, "node": node,
-                    "bytes": piece.left * self.options.sample_bytes, "samples": piece.left,
-                    "started": self.deal.begun(piece), "local": True,
-                    "needed_in_s": ahead * response[rank] if ahead else 0.0,
-                }  # fmt: skip
-                for name, value in values.items():
-                    rows[name].append(value)
+                ids.append(piece.id)
+                samples.append(piece.left)
+                workers.append(row)
+                needed_s.append(ahead * pace if ahead else 0.0)
+                started.append(self.deal.begun(piece))
                 ahead += piece.left
-        return Shards.of(**rows)
+        left, owner = np.array(samples, dtype=np.float64), np.array(workers, dtype=np.int64)
+        host = [self._hosts.index(self.active[rank].host) for rank in self._rank_of_row.tolist()]
+        return Shards.of(
+            id=ids, job=np.zeros(len(ids)), worker=owner, node=np.array(host)[owner], samples=left,
+            bytes=left * self.options.sample_bytes, started=started, local=np.ones(len(ids)), needed_in_s=needed_s,
+        )  # fmt: skip
 
     # -- apply ---------------------------------------------------------------------------------------------
 

@@ -160,7 +160,8 @@ class NodeAllocation(AllocationStage):
             return False
         if not len(o.waiting) or some_room(o.nodes.gpus_free, o.gpus.share_free):
             return not len(o.waiting)
-        return not o.jobs.service_s[o.waiting].min() < self._bars(o, o.running).max(initial=-math.inf)
+        shortest_s = np.nan_to_num(o.jobs.service_s[o.waiting], nan=math.inf).min()
+        return bool(shortest_s >= self._bars(o, o.running).max(initial=-math.inf))
 
     def _bars(self, o: Observation, running: Ints) -> Floats:
         """A waiting job that needs less than this (s) may stop the running one."""

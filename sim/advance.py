@@ -12,6 +12,7 @@ import numpy as np
 from simpy.events import Event
 
 from policies.observation import Ints
+from sim.asynchronous import Asynchronous
 from sim.clock import LATE, Clock
 from sim.job import Outcome, Period, TrainingJob
 from sim.network import Network
@@ -53,6 +54,7 @@ class EventByEvent:
     ) -> None:
         self.clock, self.network, self.ended, self.refused = clock, network, ended, refused
         self._flow: dict[int, int] = {}  # job row -> exchange in the network
+        self._asynchronous = Asynchronous(clock, network)
 
     def begin(self, job: TrainingJob) -> None:
         """Let a job run that has been started or regrouped."""
@@ -63,6 +65,7 @@ class EventByEvent:
         flow = self._flow.pop(job.row, None)
         if flow is not None:
             self.network.cancel(flow)
+        self._asynchronous.halt(job.row)
 
     def settle(self, job: TrainingJob, *, before: bool = False) -> None:
         """Bring a job's accounts up to now: they always are."""
@@ -106,7 +109,10 @@ class EventByEvent:
     def _periods(self, job: TrainingJob, generation: int) -> Generator[Event, Any, bool]:
         """Advance by one period; returns whether the job goes on."""
         period = job.next_period()
-        outcome = yield from self._unfold(job, period, generation)
+        if job.asynchronous:
+            outcome = yield from self._asynchronous.unfold(job, period, generation)
+        else:
+            outcome = yield from self._unfold(job, period, generation)
         if outcome is None:
             return False
         job.end_period(period, outcome)

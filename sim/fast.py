@@ -191,7 +191,7 @@ class Fast(EventByEvent):
 
     def _undisturbed(self, job: TrainingJob) -> int:
         """Whole periods that can pass before anything has to happen."""
-        if self.links.disturbed(job):
+        if job.asynchronous or self.links.disturbed(job):
             return 0
         per_period = job.samples * job.interval
         count = min(MAX_PERIODS, -(-self.steps_to_decision(job) // job.interval))

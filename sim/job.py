@@ -25,6 +25,7 @@ from sim.workload import (
     deal,
     efficiency,
     make_exchange,
+    make_push,
     replica_cost_s,
     share_speed,
 )
@@ -118,6 +119,9 @@ class Outcome:
     stall_s: Floats
     exchange_s: float
     end_s: float | None  # absolute end, when it is not start + duration (a wait or contention)
+    samples: Ints | None = None  # of an asynchronous round: what each worker really took,
+    exposed_s: Floats | None = None  # its time on the network,
+    staleness: float = 0.0  # and the mean staleness of a sample
 
 
 @dataclass
@@ -165,6 +169,8 @@ class TrainingJob:
         self.saved_data: Snapshot | None = None
         self._unwritten: tuple[Account, Snapshot | None] | None = None
         self.steps_ever = 0  # local steps begun, never rewound: the noise counter
+        self._steps_of: dict[int, int] = {}
+        self._round: Snapshot | None = None  # data as an asynchronous round began
         self.steps_since_decision = 0
         self.mtbf_s = mtbf_s
         self.done = False
@@ -241,7 +247,31 @@ class TrainingJob:
         self.ingest = cluster.nodes.ingest_samples_per_s[self.nodes] / per_node[self.nodes]
         self.exchange = self.exchange_over(self.nodes)
         self.compute_s, self.input_s = self.step_s(self.samples)
+        self.pushes = self._pushes() if self.asynchronous else []
         self.stale = False
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether workers go on without a barrier."""
+        return self.model.exchange.algorithm == "async-parameter-server"
+
+    def _pushes(self) -> list[Exchange]:
+        """Push and pull of each worker."""
+        nodes = self.nodes.tolist()
+        name = self.cluster.gpu_models[int(self.cluster.node_model[nodes[0]])]
+        servers = [
+            nodes[k * len(nodes) // self.model.exchange.servers] for k in range(self.model.exchange.servers)
+        ]
+        return [
+            make_push(self.model, node, servers, self.cluster.topology, self.cluster.profile, name)
+            for node in nodes
+        ]
+
+    def count_step(self, worker: int) -> int:
+        """Number of the worker's next local step of an asynchronous job; never rewound."""
+        step = self._steps_of.get(worker, 0)
+        self._steps_of[worker] = step + 1
+        return step
 
     def exchange_over(self, nodes: Ints) -> Exchange:
         """The gradient exchange of workers on these nodes."""
@@ -292,7 +322,8 @@ class TrainingJob:
         return min(1.0, self.account.useful_samples / self.target)
 
     def efficiency(self, batch: float, interval: int) -> float:
-        """Statistical efficiency of a batch at an interval, now."""
+        """Statistical efficiency of a batch at an interval, now; asynchronous workers have no interval."""
+        interval = 1 if self.asynchronous else interval
         return efficiency(float(batch), interval, self.noise_scale, float(self.reference), self.model.drift)
 
     def steps_to_target(self) -> int:
@@ -319,7 +350,9 @@ class TrainingJob:
             self.account.exchanges, self.period_start_s, steps, first_step, self.samples, last,
             self.compute_s, self.input_s, compute_s, input_s,
         )  # fmt: skip
-        if self.data is not None:
+        if self.data is not None and self.asynchronous:
+            self._round = self.data.snapshot()
+        elif self.data is not None:
             self.data.prepare(period.demand, self.seconds_per_sample())
         return period
 
@@ -333,9 +366,10 @@ class TrainingJob:
     def end_period(self, period: Period, outcome: Outcome) -> None:
         """Book one finished period and find out when the next may begin."""
         self._advance_clock(outcome)
-        demand = period.demand
-        if self.data is not None:
+        demand = period.demand if outcome.samples is None else outcome.samples
+        if self.data is not None and outcome.samples is None:
             self.data.consume(demand)
+        self._round = None
         waiting = outcome.arrival_s - outcome.finish_s
         window, gpu_s, weight = self.window, self.account.gpu_s, self.weight
         busy_gpu_s = float(outcome.busy_s @ weight)
@@ -343,7 +377,9 @@ class TrainingJob:
         gpu_s[STALL] += float(outcome.stall_s @ weight)
         gpu_s[WAIT] += float(waiting @ weight)
         gpu_s[EXPOSED] += (outcome.duration_s - outcome.arrival_s) * float(weight.sum())
-        self.credit(period, busy_gpu_s)
+        if outcome.exposed_s is not None:
+            gpu_s[EXPOSED] += float(outcome.exposed_s @ weight)
+        self.credit(period, busy_gpu_s, 1.0 / (1.0 + self.model.staleness * outcome.staleness))
         window.busy_s += outcome.busy_s
         window.busy_square += outcome.busy_square
         window.stall_s += outcome.stall_s
@@ -353,14 +389,15 @@ class TrainingJob:
         window.periods += 1
         window.exchange_s += outcome.exchange_s
 
-    def credit(self, period: Period, busy_gpu_s: float) -> None:
-        """Count the samples of one period, each at the efficiency of its batch."""
+    def credit(self, period: Period, busy_gpu_s: float, fresh: float) -> None:
+        """Count the samples of one period, each at the efficiency of its batch times `fresh`."""
         account, useful = self.account, 0.0
         whole = int(period.samples.sum()) if period.steps > 1 else 0
         last = int(period.last_samples.sum())
         if whole:
             useful += (period.steps - 1) * whole * self.efficiency(whole, self.interval)
         useful += last * self.efficiency(max(last, self.reference), self.interval)
+        useful *= fresh
         account.samples += period.batch
         account.useful_samples += useful
         account.steps += period.steps
@@ -455,8 +492,15 @@ class TrainingJob:
         self.pending = Pending()
         self.holding = None
 
+    def _undo_round(self) -> None:
+        """Give back what an unfinished asynchronous round has read."""
+        if self._round is not None and self.data is not None:
+            self.data.restore(self._round, self.nodes.tolist())
+        self._round = None
+
     def _end_partial(self, now_s: float, use: int) -> None:
         """Book the running period's time, or take back what a restart or checkpoint has not used."""
+        self._undo_round()
         partial_s = now_s - self.period_start_s
         self.charge(RESTART if partial_s < 0.0 else use, partial_s)
 

@@ -116,7 +116,7 @@ class Cluster(Section):
 class Exchange(Section):
     """How gradients are exchanged. alpha and rate default to the hardware profile's fabric."""
 
-    algorithm: Literal["ring", "tree", "hierarchical", "parameter-server"] = "ring"
+    algorithm: Literal["ring", "tree", "hierarchical", "parameter-server", "async-parameter-server"] = "ring"
     alpha: Seconds | None = None  # per message
     rate: BytesPerS | None = None  # highest rate a flow reaches (B)
     servers: Count = 1
@@ -163,6 +163,7 @@ class Model(Section):
     noise_scale: Annotated[Float, Field(ge=0)] | None = None  # phi in samples; none: efficiency 1
     noise_scale_growth: Annotated[Float, Field(ge=0)] = 0.0  # phi grows by this factor over the run
     drift: Annotated[Float, Field(ge=0)] = 0.0  # kappa_d
+    staleness: Annotated[Float, Field(ge=0)] = 0.0  # penalty per update missed, asynchronous only
 
     @model_validator(mode="after")
     def _cost_given(self) -> Self:

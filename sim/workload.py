@@ -158,7 +158,7 @@ def make_exchange(
     if spec.algorithm == "tree":
         rounds, volume = 2 * math.ceil(math.log2(n)), 2.0 * size
         links, usage = topology.tree_usage(nodes)
-    elif spec.algorithm == "parameter-server":
+    elif spec.algorithm in ("parameter-server", "async-parameter-server"):
         rounds, volume = 2, 2.0 * size * max(n / spec.servers, 1.0)
         links, usage = topology.parameter_server_usage(nodes, spec.servers)
     elif spec.algorithm == "hierarchical":
@@ -167,6 +167,24 @@ def make_exchange(
         rounds, volume = 2 * (n - 1), 2.0 * (n - 1) / n * size
         links, usage = topology.ring_usage(nodes)
     return _exchange(rounds * alpha_s + spec.compression_time, volume, cap, links, usage, topology)
+
+
+def make_push(
+    model: Model,
+    node: int,
+    servers: Sequence[int],
+    topology: Topology,
+    profile: HardwareProfile,
+    accelerator: str,
+) -> Exchange:
+    """Push of one asynchronous worker's gradient to the servers and pull of the parameters: 2 (alpha + S / B)."""
+    size = gradient_bytes(model)
+    if size == 0.0 and not model.exchange.alpha:
+        return _NO_EXCHANGE
+    tier: Literal["intra", "inter"] = "intra" if set(servers) == {node} else "inter"
+    alpha_s, cap = _constants(model, profile, tier, accelerator, size)
+    links, usage = topology.parameter_server_usage([node], list(servers))
+    return _exchange(2.0 * alpha_s + model.exchange.compression_time, 2.0 * size, cap, links, usage, topology)
 
 
 def _constants(

@@ -13,6 +13,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
@@ -142,7 +143,9 @@ def _serial(job: Job, tasks: Sequence[Task]) -> Iterator[tuple[Task, Result]]:
 
 
 def _parallel(job: Job, tasks: Sequence[Task], processes: int) -> Iterator[tuple[Task, Result]]:
-    warm([task.policy for task in tasks])
+    for policy in dict.fromkeys(task.policy for task in tasks):
+        with suppress(RunFailed):  # in a case that is not the user's; if it fails in theirs, its run says so
+            warm([policy])
     pool = ProcessPoolExecutor(
         min(processes, len(tasks)), mp_context=get_context("spawn"), initializer=_share, initargs=(job,)
     )

@@ -132,7 +132,7 @@ class Capacity:
 
         Hierarchical exchanges depend on the placement in more than that; they count as free.
         """
-        if workers < 2 or model.exchange.algorithm == "hierarchical":
+        if workers < 2 or model.exchange.algorithm in ("hierarchical", "async-parameter-server"):
             return 0.0
         fewest_nodes = min(int(np.searchsorted(self.held_by_largest, workers)) + 1, self.topology.nodes)
         nic = self.nic_bytes_per_s[max(fewest_nodes, 2) - 1] if self.topology.nodes > 1 else math.inf

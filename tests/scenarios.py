@@ -68,12 +68,17 @@ def models(draw: st.DrawFn) -> dict[str, Any]:
         "overlap": draw(st.sampled_from([1.0, 1.7, 8.0])),
         "noise_scale": draw(st.sampled_from([None, 300.0])),
         "noise_scale_growth": draw(st.sampled_from([0.0, 2.0])),
+        "staleness": 0.01,
         "drift": draw(st.sampled_from([0.0, 0.03])),
         "samples_per_pass": draw(st.sampled_from([None, 8])),
         "share_kappa": 0.6,
         "interference": draw(st.sampled_from([0.0, 0.2])),
         "exchange": {
-            "algorithm": draw(st.sampled_from(["ring", "tree", "parameter-server", "hierarchical"])),
+            "algorithm": draw(
+                st.sampled_from(
+                    ["ring", "tree", "parameter-server", "hierarchical", "async-parameter-server"]
+                )
+            ),
             "alpha": 1.3e-5,
             "rate": draw(st.sampled_from([5e8, 9e9])),
         },

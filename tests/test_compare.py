@@ -7,8 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from policies import PolicyError
+from policies import PolicyError, make_policy
 from sim.record import Run
+from sim.run import RunFailed
 from sim.scenario import Scenario
 from study.compare import compare, is_random
 from study.execute import Task, read_result
@@ -239,3 +240,12 @@ def test_percentiles_of_a_single_job_are_left_out_of_the_table():
     one = compare(scenario(), ["fifo"], 2, runner=single)
     assert "p95" not in one.as_table()
     assert "completion_p95_s" in one.as_csv()
+
+
+def test_a_failure_while_compiling_does_not_stop_processes(monkeypatch):
+    def fails(names):
+        raise RunFailed("not made for that case", fake_run(scenario(), policy=make_policy("fifo"), seed=0))
+
+    alone = compare(scenario(), ["fifo", "sjf"], 1)
+    monkeypatch.setattr("study.execute.warm", fails)
+    assert compare(scenario(), ["fifo", "sjf"], 1, jobs_parallel=2).as_json() == alone.as_json()

@@ -128,10 +128,10 @@ def test_every_sample_once_with_prefetching_and_changing_shares(data: st.DataObj
             if not any(ahead):
                 break
             rounds = [s.current() for s in some]
-            demand = rounds[0].demand  # type: ignore[union-attr]
+            demand = np.array(rounds[0].samples)  # type: ignore[union-attr]
             for sampler, waiting, current in zip(some, ahead, rounds, strict=True):
                 assert current is not None
-                assert (current.demand == demand).all()
+                assert current.samples == tuple(demand.tolist())
                 batch_here = waiting.pop(0)
                 assert len(current.indices) == demand[sampler.rank]
                 assert batch_here == current.indices.tolist() or (

@@ -243,7 +243,7 @@ def train_case(name: str, ranks: int) -> tuple[list[list[int]], list[Any]]:
             current = sampler.current()
             assert current is not None
             trained.append(current.indices.tolist())
-            if current.demand[runtime.rank]:
+            if current.samples[runtime.rank]:
                 assert torch.equal(inputs, x[current.indices])
             (loss_of(kind, model, inputs, labels, ranks) / accumulation).backward()
             count += 1

@@ -251,3 +251,40 @@ def test_no_gpu_is_held_twice_at_any_time() -> None:
     for t in times:
         held = (result["start_s"] <= t) & (t < result["completion_s"])
         assert result["gpus"][held].sum() <= 6
+
+
+def asynchronous(penalty: float = 0.0, **job: object):
+    spec = {"alpha": 0.0, "rate": 1e9, "algorithm": "async-parameter-server"}
+    return scenario(
+        cluster={
+            "nodes": [{"name": "fast", "count": 2, "gpus": 1}, {"name": "slow", "gpus": 1, "speed": 0.5}]
+        },
+        workload={
+            "models": {"m": model(exchange=spec, staleness=penalty)},
+            "jobs": [training(gpus=3, global_batch=30, sync_interval=50, **job)],
+        },
+    )
+
+
+def test_asynchronous_workers_do_not_wait_for_the_slow_one() -> None:
+    synchronous = 100 * 0.2  # the slow node needs 0.2 s for its ten samples
+    result = simulate(asynchronous())
+    # Together the workers train 100 + 100 + 50 samples a second; rounds of 1,500 end with at most a step's wait.
+    assert 3000 / 250 - 1e-9 <= result.jobs["completion_s"][0] <= 3000 / 250 + 2 * 0.2 < synchronous
+    assert result.jobs["samples"][0] == 3000
+
+
+def test_staleness_costs_efficiency() -> None:
+    fresh, stale = simulate(asynchronous()), simulate(asynchronous(penalty=0.1))
+    assert stale.jobs["samples"][0] > 1.1 * fresh.jobs["samples"][0]
+    assert stale.jobs["useful_samples"][0] >= 3000 * (1 - 1e-9)
+
+
+def test_an_asynchronous_job_survives_a_crash_with_every_sample_once() -> None:
+    job = {"steps": None, "epochs": 2, "data": {"samples": 3000, "sample_size": 1e5, "shards": 7},
+           "workers_min": 1, "on_worker_loss": "regroup"}  # fmt: skip
+    case = asynchronous(**job)
+    faults = case.faults.model_validate(crash(5.0, 1000.0, "fast-1"))
+    result = simulate(case.model_copy(update={"faults": faults}))
+    assert result.jobs["samples"][0] == 6000
+    assert result.jobs["restarts"][0] == 1

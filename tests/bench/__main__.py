@@ -27,8 +27,8 @@ def main() -> None:
     page = [
         "# Performance",
         "",
-        "Written by `make bench`. Times are CPU seconds, the best of several runs; a heapq event is one heappop and",
-        "heappush of a tuple in the same run, the yardstick to compare machines by.",
+        "Written by `make bench`. Times are CPU seconds, the best of several runs; a heapq event is one heappop",
+        "and heappush of a tuple in the same run, the yardstick to compare machines by.",
         "",
         f"- date: {datetime.now(UTC):%Y-%m-%d}, Python {platform.python_version()}, numpy {numpy.__version__}, "
         f"numba {numba.__version__}, {platform.machine()}",
