@@ -106,9 +106,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except click.ClickException as error:
         _say(error.format_message(), usage=error)
         return error.exit_code  # 2 for wrong usage
-    except SystemExit as stop:  # nothing here ends the program this way, so a stage of another package did
-        _say(f"a stage ended the program: exit({stop.code!r})")
-        return FAILURE
     except (KeyboardInterrupt, click.Abort):
         print("equipoise: interrupted", file=sys.stderr)
         return INTERRUPTED

@@ -69,6 +69,8 @@ def make_stage(name: str, parameters: Mapping[str, Any] | None = None) -> Stage:
         default = allowed[key].default
         if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
             given[key] = float(value)
+        elif isinstance(default, tuple) and isinstance(value, list):
+            given[key] = tuple(value)
         elif default is not dataclasses.MISSING and default is not None and type(value) is not type(default):
             raise PolicyError(f"{name}.{key}: {value!r} is not a {type(default).__name__}")
     try:

@@ -159,7 +159,7 @@ def shrink_jobs(
         if not len(rows):
             break
         row = int(ranking.waiting[k])
-        claim = ranking.running_a[np.searchsorted(ranking.running, rows)]
+        claim = ranking.priority(rows)
         claim = claim * _busy(offset, nodes.efficiency[o.gpus.node[held]])
         service_s = float(np.nan_to_num(o.jobs.service_s[row], nan=horizon_s))
         worth_s = float(ranking.waiting_a[k]) * min(service_s, horizon_s)
@@ -205,6 +205,7 @@ def grow_jobs(
     held = np.maximum(np.diff(offset), 1)
     job_of = np.repeat(np.arange(len(rows)), np.diff(offset))
     worth = np.bincount(job_of, weights=ranking.weight[o.gpus.node[gpu]], minlength=len(rows)) / held
+    worth = worth * ranking.priority(rows)
     enough = held >= requested * o.jobs.gpus_per_worker[rows]
     order = np.lexsort((rows, -worth, enough))
     order = order[on_living_nodes(o, columns)[order]]

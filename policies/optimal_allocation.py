@@ -69,9 +69,9 @@ def best_sizes(
 
 
 def _sizes(fewest: int, most: int, asked: int, now: int) -> list[int]:
-    """Sizes to choose from: powers of two, the fewest, the most, what is asked for and what is held."""
-    powers = [1 << k for k in range(fewest.bit_length() - 1, most.bit_length())]
-    found = {fewest, most, asked, *powers, now}
+    """Sizes to choose from: all up to 8, then 1 and 1.5 times powers of two, and the notable ones."""
+    steps = {size << k for k in range(most.bit_length()) for size in (2, 3)}
+    found = {fewest, most, asked, now, *range(1, 9), *steps}
     return sorted(size for size in found if fewest <= size <= most)
 
 
@@ -106,9 +106,7 @@ def choices(
     speed = _relative_speed(
         row, held // per, here, index, workers, model, asked, jobs.rigid[row], scaling, table, nodes
     )
-    a = np.concatenate(
-        (ranking.running_a[np.searchsorted(ranking.running, running)], ranking.waiting_a[waits])
-    )
+    a = ranking.priority(row)
     cost = np.concatenate((cost_s, np.zeros(len(waiting))))[index]
     left = np.maximum(1.0 - np.where(stays, 0.0, cost) / horizon_s, 0.0)
     return Choices(row, index, workers, gpus, model, stays, a[index] * speed * left)

@@ -103,6 +103,15 @@ class Ranking:
     running_a: Floats
     weight: Floats  # per node: speed over contention, so that R_ij = A_i * min(wanted_i, free_j) * weight_j
 
+    def priority(self, rows: Ints) -> Floats:
+        """A of ranked jobs, by row."""
+        known, a = (
+            np.concatenate((self.running, self.waiting)),
+            np.concatenate((self.running_a, self.waiting_a)),
+        )
+        order = np.argsort(known, kind="stable")
+        return np.asarray(a[order[np.searchsorted(known[order], rows)]])
+
 
 def gpus_wanted(o: Observation, rows: Ints) -> Ints:
     """GPUs that jobs get when they start: a rigid one its request, others the nearest whole workers."""

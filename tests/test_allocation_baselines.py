@@ -122,6 +122,12 @@ def test_las_starves_nobody():
     assert ends[4.0] < 2000.0
 
 
+def test_las_takes_thresholds_as_a_list():
+    stage = make_stage("las", {"thresholds_gpu_s": [60.0, 600.0]})
+    assert stage.thresholds_gpu_s == (60.0, 600.0)
+    assert hash(stage) == hash(make_stage("las", {"thresholds_gpu_s": (60.0, 600.0)}))
+
+
 def test_las_rejects_bad_thresholds():
     for bad in ((), (0.0,), (5.0, 5.0), (7.0, 3.0)):
         with pytest.raises(ValueError, match="thresholds_gpu_s"):

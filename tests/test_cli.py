@@ -284,14 +284,6 @@ class Raises(Stage):
         raise RuntimeError("out\\nof ideas")
 
 @dataclass(frozen=True)
-class Leaves(Stage):
-    """Ends the program."""
-    name: ClassVar[str] = "leaves"
-    kind: ClassVar[str] = "tasks"
-    def refine(self, observation, plan, memory):
-        raise SystemExit(0)
-
-@dataclass(frozen=True)
 class Doubles(Stage):
     """Gives every GPU to every job."""
     name: ClassVar[str] = "doubles"
@@ -307,7 +299,6 @@ def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "broken_stages.py").write_text(BROKEN, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(policies.BUILT_IN, "raises", "broken_stages:Raises")
-    monkeypatch.setitem(policies.BUILT_IN, "leaves", "broken_stages:Leaves")
     monkeypatch.setitem(policies.BUILT_IN, "doubles", "broken_stages:Doubles")
 
 
@@ -328,14 +319,6 @@ def test_a_failing_stage_is_named_and_the_records_are_kept(
     assert policy.split("+")[0] in json.loads((out / "manifest.json").read_text(encoding="utf-8"))["status"]
     assert cli.main(["compare", scenario, "--policy", policy, "--seeds", "1"]) == 1
     assert "Traceback" not in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("broken")
-def test_a_stage_that_ends_the_program_is_a_failure(
-    scenario: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.main(["run", scenario, "--policy", "leaves+fifo"]) == 1
-    assert capsys.readouterr().err == "equipoise: a stage ended the program: exit(0)\n"
 
 
 def test_an_unexpected_error_shows_its_traceback_only_with_debug(

@@ -248,4 +248,4 @@ def test_a_failure_while_compiling_does_not_stop_processes(monkeypatch):
 
     alone = compare(scenario(), ["fifo", "sjf"], 1)
     monkeypatch.setattr("study.execute.warm", fails)
-    assert compare(scenario(), ["fifo", "sjf"], 1, jobs_parallel=2).as_json() == alone.as_json()
+    assert compare(scenario(), ["fifo", "sjf"], 1, jobs_parallel=2).as_csv() == alone.as_csv()
