@@ -10,9 +10,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from live.attach import attach
-
     from equipoise.api import compare, load, run
+    from live.attach import attach
     from sim.scenario import Scenario
 
 __version__ = "0.1.0"

@@ -45,8 +45,6 @@ def stages() -> list[dict[str, Any]]:
     for name, where in sorted(available().items(), key=lambda item: (item[0] not in BUILT_IN, item[0])):
         try:
             cls = stage_class(name)
-            if not (dataclasses.is_dataclass(cls) and hasattr(cls, "kind")):
-                raise PolicyError(f"{where} is not a stage")
             rows.append(_stage(name, cls, "built in" if name in BUILT_IN else where))
         except PolicyError as error:
             rows.append({"name": name, "what": f"cannot be used: {error}"})
@@ -61,7 +59,7 @@ def _stage(name: str, cls: Any, origin: str) -> dict[str, Any]:
     row = {"name": name, "what": " ".join(doc.split()), "kind": cls.kind, "from": origin}
     for promise in ("order", "blocking", "preemption"):
         row[promise] = getattr(cls, promise, "")
-    row["placement"] = ", ".join(PLACEMENTS) if "placement" in parameters else ""
+    row["placement"] = ", ".join(PLACEMENTS) if "placement" in parameters else getattr(cls, "places", "")
     row["parameters"] = ", ".join(f"{k}={v!r}" for k, v in parameters.items())
     return row
 

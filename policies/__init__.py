@@ -51,10 +51,17 @@ def stage_class(name: str) -> type[Stage]:
         hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(found))}"
         raise PolicyError(f"unknown stage {name!r}; {hint}")
     module, _, attribute = found[name].partition(":")
+    from policies.contract import Stage
+
     try:
-        return getattr(importlib.import_module(module), attribute)  # type: ignore[no-any-return]
+        cls = getattr(importlib.import_module(module), attribute)
     except Exception as error:
         raise PolicyError(f"stage {name!r} ({found[name]}) cannot be loaded: {error}") from error
+    if not (isinstance(cls, type) and issubclass(cls, Stage) and dataclasses.is_dataclass(cls)):
+        raise PolicyError(
+            f"stage {name!r} ({found[name]}) is no dataclass derived from policies.contract.Stage"
+        )
+    return cls
 
 
 def make_stage(name: str, parameters: Mapping[str, Any] | None = None) -> Stage:

@@ -163,6 +163,7 @@ class AllocationStage(Stage):
     order: ClassVar[str]  # which job is considered first
     blocking: ClassVar[str]  # what happens when the first does not fit
     preemption: ClassVar[str]  # whether and when a running job is stopped
+    places: ClassVar[str] = ""  # where gangs go, when there is no `placement` parameter that says it
     starts_only: ClassVar[bool] = False
     """It only ever starts waiting jobs on free GPUs: a world need not ask when none waits or nothing is free."""
 
@@ -235,7 +236,7 @@ def refine(policy: Policy, observation: Observation, memory: Mapping[str, Memory
         try:
             refined, after[key] = stage.refine(observation, plan, memory.get(key, {}))
             problem = check(refined, observation, before=plan) if refined is not plan else None
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a stage must not end the program either
             raise StageError(stage.name, f"{type(error).__name__}: {error}", observation.time_s) from error
         if problem:
             raise StageError(stage.name, f"infeasible plan: {problem}", observation.time_s)

@@ -70,6 +70,7 @@ class NodeAllocation(AllocationStage):
     order: ClassVar[str] = "sum of R_ij per GPU asked for: priority, demand and waiting time over contention"
     blocking: ClassVar[str] = "greedy, with a reservation for the first job once it is overdue"
     preemption: ClassVar[str] = "stops or resizes running jobs where that gains more than their restart costs"
+    places: ClassVar[str] = "whole gangs, nodes by descending R_ij"
 
     mode: str = "formula"
     ageing: float = 4.0  # weight of the response ratio in A

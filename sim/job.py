@@ -504,6 +504,10 @@ class TrainingJob:
         partial_s = now_s - self.period_start_s
         self.charge(RESTART if partial_s < 0.0 else use, partial_s)
 
+    def book_unfinished(self, now_s: float) -> None:
+        """The run ends within a period (or a restart): its time counts as training that has come to nothing yet."""
+        self._end_partial(now_s, BUSY)
+
     def _roll_back(self) -> None:
         now, saved = self.account, self.saved_account
         wasted = float((now.gpu_s[BUSY : EXPOSED + 1] - saved.gpu_s[BUSY : EXPOSED + 1]).sum())

@@ -83,6 +83,12 @@ class RigidJobs:
         self.attained_base[row] += gpu_s
         self.left_s[row] -= work_s
 
+    def book_until_now(self, row: int) -> None:
+        """Count what a job has done when the run ends before it does."""
+        unspent_s = max(0.0, float(self.begin_s[row]) - self.clock.now)
+        self.gpu_s[row, RESTART] -= unspent_s * self._weight[row]
+        self._book(row, self._progress(row))
+
     def _progress(self, row: int) -> float:
         ran_s = max(0.0, self.clock.now - float(self.begin_s[row]))
         return min(float(self.left_s[row]), ran_s * float(self.rate[row]))

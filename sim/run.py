@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -121,6 +123,7 @@ def _advance(world: SimWorld, scenario: Scenario, progress: Progress | None) -> 
         if not clock._queue:
             raise Stalled(f"{total - world.completed} jobs are not done and nothing is left to happen")
         if clock._queue[0][0] > horizon_s:
+            world.close(horizon_s)
             break
         clock.step()
         countdown -= 1
@@ -141,8 +144,23 @@ def run_identity(scenario: Scenario, policy: Policy, seed: int, trace: Trace | N
         policy=policy.name,
         seed=seed,
         trace=trace.digest() if trace is not None else b"",
-        code=code_hash(),
+        code=code_hash() + _plugin_hash(policy),
     )
+
+
+def _plugin_hash(policy: Policy) -> str:
+    """Hash of the source files of stages that come from elsewhere; "" when there are none."""
+    files = {
+        module.__file__
+        for stage in policy.stages
+        if (module := sys.modules.get(type(stage).__module__)) is not None
+        and not module.__name__.startswith("policies.")
+        and getattr(module, "__file__", None)
+    }
+    digest = hashlib.sha256()
+    for name in sorted(str(file) for file in files):
+        digest.update(Path(name).read_bytes())
+    return digest.hexdigest()[:16] if files else ""
 
 
 def _collect(

@@ -443,6 +443,17 @@ class SimWorld:
                 self.engine.reconfigure(job)
         self._event()
 
+    def close(self, time_s: float) -> None:
+        """The run ends at `time_s` with jobs still running: book what they have done by then."""
+        self.clock._now = time_s
+        for row in self.running.rows.tolist():
+            job = self.training.get(row)
+            if job is None:
+                self.rigid.book_until_now(row)
+            else:
+                self.engine.settle(job)
+                job.book_unfinished(time_s)
+
     # -- accounts ------------------------------------------------------------------------------------------
 
     def account(self, row: int) -> tuple[Floats, int, float, int, int]:

@@ -50,10 +50,11 @@ class Range(_Section):
     def at(self, share: float) -> Any:
         """The value at `share` (0 to 1) of the range; an integer range is cut into equal cells."""
         low, high = (self.low, self.high + 1.0) if self.integer else (self.low, self.high)
-        if self.scale == "log":
-            value = low * math.exp(share * math.log(high / low))
-        else:
-            value = low + share * (high - low)
+        value = (
+            low * math.exp(share * math.log(high / low))
+            if self.scale == "log"
+            else low + share * (high - low)
+        )
         if self.integer:
             whole = min(math.floor(value), int(self.high))
             return f"{whole} {self.unit}" if self.unit else whole

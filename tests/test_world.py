@@ -200,6 +200,22 @@ def test_a_horizon_stops_the_run_with_what_is_done() -> None:
     assert result.jobs["completion_s"][0] == 5
     assert math.isnan(result.jobs["completion_s"][1])
     assert result.summary()["completed"] == 1
+    assert result.totals["makespan_s"] == 20
+    assert result.jobs["busy_gpu_s"].tolist() == [5, 20]
+    assert result.totals["idle_gpu_s"] == 4 * 20 - 25
+
+
+@pytest.mark.parametrize("event_by_event", [False, True])
+def test_at_the_horizon_running_jobs_are_booked(event_by_event: bool) -> None:
+    case = scenario(
+        cluster={"gpus": 2},
+        workload={"models": {"m": model()}, "jobs": [training(steps=1000, sync_interval=3)]},
+        horizon=10.04,
+    )
+    result = simulate(case, event_by_event=event_by_event)
+    assert result.jobs["steps"][0] == 99  # 33 whole periods of 0.3 s
+    assert result.jobs["busy_gpu_s"][0] == pytest.approx(2 * 10.04)
+    assert result.totals["idle_gpu_s"] == pytest.approx(0.0, abs=1e-9)
 
 
 def test_co_located_jobs_slow_each_other_down() -> None:
