@@ -17,7 +17,7 @@ demo: $(VENV)/installed
 	  --policy none --policy s1 --policy s1+s2 --policy s1+s2+s3 --policy s1+s2+s3+s4
 
 test: $(VENV)/installed-dev
-	$(BIN)/python -m pytest $(TESTS)
+	$(BIN)/python -m pytest -n auto --dist loadfile $(TESTS)
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff check .

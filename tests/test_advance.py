@@ -20,7 +20,7 @@ POLICIES = (
     "srtf",
     "s1+s2+s3+s4",
 )
-CHECKS = settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
+CHECKS = settings(deadline=None, max_examples=40, suppress_health_check=list(HealthCheck))
 
 
 def assert_equal(fast: Run, oracle: Run) -> None:
