@@ -58,9 +58,7 @@ def stage_class(name: str) -> type[Stage]:
     except Exception as error:
         raise PolicyError(f"stage {name!r} ({found[name]}) cannot be loaded: {error}") from error
     if not (isinstance(cls, type) and issubclass(cls, Stage) and dataclasses.is_dataclass(cls)):
-        raise PolicyError(
-            f"stage {name!r} ({found[name]}) is no dataclass derived from policies.contract.Stage"
-        )
+        raise PolicyError(f"{found[name]} is not a stage")
     return cls
 
 
