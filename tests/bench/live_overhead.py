@@ -5,7 +5,7 @@
 Both models (12 M parameters, steps of about 100 ms) live in the same processes and take turns in blocks of
 ten steps, statistics, decisions and the record of the run included; the figure is the median ratio of paired
 blocks. On a busy machine ranks are not equal, and a policy rightly reacts: `--mode advise` then shows the
-cost of the adapter alone.
+cost of the adapter alone, and `--mode control` (nothing attached) what noise alone makes of the figure.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ def measure(
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
     from torch.utils.data import DataLoader, TensorDataset
+    from torch.utils.data.distributed import DistributedSampler
 
     from live.attach import attach
 
@@ -63,21 +64,19 @@ def measure(
     data = TensorDataset(inputs, labels)
     plain, attached = (DistributedDataParallel(Net()) for _ in range(2))
     optimizers = [torch.optim.SGD(m.parameters(), lr=1e-3) for m in (plain, attached)]
-    runtime = attach(
-        attached,
-        optimizers[1],
-        policy=policy,
-        global_batch=batch,
-        mode=mode,
-        statistics_every=10,
-        run_dir=run_dir,
-    )
-    from torch.utils.data.distributed import DistributedSampler
-
-    loaders = [
-        DataLoader(data, batch_size=16, sampler=DistributedSampler(data)),
-        DataLoader(data, batch_sampler=runtime.sampler(data)),
-    ]
+    loaders = [DataLoader(data, batch_size=16, sampler=DistributedSampler(data)) for _ in range(2)]
+    runtime = None
+    if mode != "control":
+        runtime = attach(
+            attached,
+            optimizers[1],
+            policy=policy,
+            global_batch=batch,
+            mode=mode,
+            statistics_every=10,
+            run_dir=run_dir,
+        )
+        loaders[1] = DataLoader(data, batch_sampler=runtime.sampler(data))
 
     def forever(loader: Any) -> Any:
         while True:
@@ -94,7 +93,7 @@ def measure(
             torch.nn.functional.cross_entropy(model(x), y).backward()
             optimizer.step()
             optimizer.zero_grad()
-            if k:
+            if k and runtime is not None:
                 runtime.step()
         return time.perf_counter() - began, time.process_time() - began_cpu
 
@@ -112,8 +111,10 @@ def measure(
             wall_s, cpu_s = block(k)
             times[k].append(wall_s / STEPS)
             cpu[k].append(cpu_s / STEPS)
-    shares = runtime.shares
-    runtime.close()
+    shares = None
+    if runtime is not None:
+        shares = runtime.shares
+        runtime.close()
     return {"plain": times[0], "attached": times[1], "cpu": cpu, "shares": shares}
 
 
@@ -124,7 +125,7 @@ def main() -> None:
     parser.add_argument("--step-ms", type=float, default=100.0)
     parser.add_argument("--width", type=int, default=3000, help="of the hidden layers; 3000: 12 M parameters")
     parser.add_argument("--policy", default="s1+s2")
-    parser.add_argument("--mode", choices=["observe", "advise", "act"], default="act")
+    parser.add_argument("--mode", choices=["observe", "advise", "act", "control"], default="act")
     parser.add_argument("--work", choices=["wait", "compute"], default="wait")
     parser.add_argument("--format", choices=["text", "json"], default="text")
     given = parser.parse_args()
