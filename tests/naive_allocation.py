@@ -85,7 +85,7 @@ def listed_work(table, batch, gpus, model):
 
 
 def step(job, workers, model):
-    """Seconds of a step of a job: a dict as `tests.test_s4.drawn_jobs` makes it."""
+    """Seconds of a step of a job: a dict as `drawn_job` in tests/test_kernels_allocation.py makes it."""
     table, measured = job["table"], job["work"] if job["now"] > 0 and job["work"] > 0 else math.nan
     listed = listed_work(table, job["batch"], workers * job["per"], model)
     if measured > 0 and (workers, model) == (job["now"], job["model"]):

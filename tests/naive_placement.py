@@ -1,4 +1,4 @@
-"""Plain twins of the kernels in policies/placement.py, gangs.py and kernels_allocation.py, written to be read."""
+"""Plain twins of the kernels that place gangs, check allocations and order the baselines, written to be read."""
 
 from __future__ import annotations
 

@@ -56,6 +56,11 @@ def test_easy_uses_what_the_first_leaves_over():
     assert starts("easy", jobs, 4) == [0.0, 10.0, 2.0]
 
 
+def test_easy_keeps_nothing_for_a_job_that_is_larger_than_what_is_up():
+    plan, _ = counted("easy").refine(pool([(1, 9.0)], [(9, 1.0), (2, 1e6)], 4), UNCHANGED, {})
+    assert plan.allocation.job.tolist() == [2]
+
+
 def test_easy_with_an_unknown_end_reserves_nothing_before_it():
     observation = pool([(3, 99.0)], [(4, 1.0), (1, 1.0), (1, math.nan)], 4, running_service_s=math.nan)
     plan, _ = counted("easy").refine(observation, UNCHANGED, {})
@@ -309,6 +314,17 @@ def test_changed_estimates_lose_nobody(name):
     if name != "las":
         shortest = min(range(7), key=lambda k: (service[k][1], k))
         assert started(plan) == [shortest]
+
+
+def test_a_changed_estimate_at_the_head_of_a_long_queue():
+    stage = counted("sjf")
+    before = [(1, 1.0 + k) for k in range(40)]
+    _, memory = stage.refine(pool([(1, 9.0)], before, 2, ids=range(41)), UNCHANGED, {})
+    after = [(1, 500.0), *before[1:]]  # job 1 has not started: its start was refused
+    for first in (2, 3):
+        plan, memory = stage.refine(pool([(1, 9.0)], after, 2), UNCHANGED, memory)
+        assert started(plan) == [first]
+        after[first - 1] = (1, 600.0)
 
 
 def test_a_long_queue_is_looked_into_as_far_as_needed():
