@@ -1,20 +1,25 @@
 # make demo   virtual environment, installation, comparison of the quickstart scenario
+# make live-demo   policies in real PyTorch training on this machine, without a GPU
 # make test   the test suite
 # make check  style, types, import directions
 # make bench  benchmarks, with their yardsticks
-# Options:    PYTHON=python3.12  VENV=.venv  TESTS="tests/test_cli.py -x"
+# Options:    PYTHON=python3.12  VENV=.venv  TESTS="tests/test_cli.py -x"  ARGS="--ranks 4"
 
 PYTHON ?= python3
 VENV   ?= .venv
 TESTS  ?=
+ARGS   ?=
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test check bench clean
+.PHONY: demo live-demo test check bench clean
 
 demo: $(VENV)/installed
 	$(BIN)/equipoise compare scenarios/quickstart.yaml \
 	  --policy none --policy s1 --policy s1+s2 --policy s1+s2+s3 --policy s1+s2+s3+s4
+
+live-demo: $(VENV)/installed-live
+	$(BIN)/python -m live.demo $(ARGS)
 
 test: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -n auto --dist loadfile $(TESTS)
@@ -40,6 +45,10 @@ $(VENV)/made:
 $(VENV)/installed: $(VENV)/made pyproject.toml constraints.txt
 	$(PIP) -e .
 	@touch $@
+
+$(VENV)/installed-live: $(VENV)/made pyproject.toml constraints.txt
+	$(PIP) -e '.[live]'
+	@touch $@ $(VENV)/installed
 
 $(VENV)/installed-dev: $(VENV)/made pyproject.toml constraints.txt
 	$(PIP) -e '.[dev]'

@@ -29,7 +29,7 @@ from calibrate.levels import (
     rate,
 )
 from calibrate.robust import Floats, low_quantile
-from calibrate.samples import SamplesError, SampleSet
+from calibrate.samples import CPU_TIME, SamplesError, SampleSet
 from sim.hardware import Accelerator, EfficiencyPoint, Measured
 
 BYTES = {"fp64": 8.0, "fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0}
@@ -80,7 +80,10 @@ def _peaks(samples: SampleSet, report: Report) -> dict[str, Measured]:
     peaks: dict[str, Measured] = {}
     for kind, convert in sources:
         for precision in samples.distinct(kind, "precision"):
-            found = best(samples.of(kind, precision=precision), convert, kind)
+            whole = [
+                s for s in samples.of(kind, precision=precision) if s.parameters.get("clock") != CPU_TIME
+            ]
+            found = best(whole, convert, kind)
             if found and (precision not in peaks or found.value > peaks[precision].value):
                 peaks[precision] = found
     for precision, peak in peaks.items():
@@ -111,7 +114,7 @@ def main_precision(samples: SampleSet) -> str | None:
 
 def gemm_fit(samples: SampleSet, precision: str, peak: float) -> tuple[GemmFit, float | None]:
     """The fit of one precision's matrix products and its held-out error. Raises ValueError for too few."""
-    m, n, k, seconds = _gemm_arrays(samples, precision)
+    m, n, k, seconds = gemm_samples(samples, precision)
     fit = fit_gemm_efficiency(m, n, k, seconds, peak, BYTES[precision])
     shapes = len(np.unique(np.stack([m, n, k]), axis=1).T)
     if shapes < 8:
@@ -120,17 +123,23 @@ def gemm_fit(samples: SampleSet, precision: str, peak: float) -> tuple[GemmFit, 
     return fit, float(np.median(errors))
 
 
-def _gemm_arrays(samples: SampleSet, precision: str) -> tuple[Floats, Floats, Floats, Floats]:
-    """Shapes and the low quantile of each round's times, of the library measured on most shapes."""
+def gemm_samples(
+    samples: SampleSet, precision: str, library: str | None = None
+) -> tuple[Floats, Floats, Floats, Floats]:
+    """m, n, k and seconds of products, the low quantile of each round's times.
+
+    Of that library where it was measured, else of the one measured on most shapes.
+    """
     found = samples.of("gemm", precision=precision)
+    if library is None:
+        found = [s for s in found if s.parameters.get("clock") != CPU_TIME]
     libraries = [str(s.parameters.get("library")) for s in found]
-    main = max(dict.fromkeys(libraries), key=libraries.count, default=None)
-    chosen = [s for s in found if str(s.parameters.get("library")) == main]
-    columns = [[float(s[name]) for s in chosen] for name in ("m", "n", "k")]
-    return (
-        *(np.array(c) for c in columns),
-        np.array([low_quantile(np.asarray(s.values), LOW_QUANTILE) for s in chosen]),
-    )  # type: ignore[return-value]
+    wanted = (
+        library if library in libraries else max(dict.fromkeys(libraries), key=libraries.count, default=None)
+    )
+    chosen = [s for s in found if str(s.parameters.get("library")) == wanted]
+    m, n, k = (np.array([float(s[name]) for s in chosen]) for name in ("m", "n", "k"))
+    return m, n, k, np.array([float(low_quantile(np.asarray(s.values), LOW_QUANTILE)) for s in chosen])
 
 
 def _efficiency(samples: SampleSet, peaks: dict[str, Measured], report: Report) -> list[EfficiencyPoint]:

@@ -48,6 +48,7 @@ class TorchRank:
         part = torch.ones(count, device=self._device)
 
         def once() -> None:
+            """One collective, waited for."""
             if collective == "all_reduce":
                 dist.all_reduce(whole)
             elif collective == "all_gather":
@@ -123,6 +124,7 @@ class SharedMemoryRank:
         mine[: count * self._ranks] = 1.0
 
         def once() -> None:
+            """One all-reduce around the ring."""
             for step in range(self._ranks - 1):
                 self.barrier()
                 chunk = chunks[(self._rank - 1 - step) % self._ranks]

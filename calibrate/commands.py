@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,8 @@ import click
 
 if TYPE_CHECKING:
     from calibrate.check import Drift
-    from calibrate.levels import Report
+    from calibrate.levels import Prediction, Report
+    from calibrate.run import Outcome
     from calibrate.samples import SampleSet
 
 WRONG_INPUT, DRIFTED = 2, 5
@@ -31,7 +33,10 @@ def _common(command: Callable[..., Any]) -> Callable[..., Any]:
     """--debug and --quiet as every command has them; the caller's state, if any, learns of them."""
 
     def note(name: str) -> Callable[[click.Context, click.Parameter, bool], bool]:
+        """A callback that notes the option in the caller's state."""
+
         def set_state(context: click.Context, parameter: click.Parameter, value: bool) -> bool:
+            """Note it, if it is set and there is a caller."""
             if value and context.obj is not None:
                 setattr(context.obj, name, True)
             return value
@@ -116,6 +121,13 @@ def monitor(
     help="Fit these samples again; nothing is measured. May be repeated.",
 )
 @click.option("--check", "checked", metavar="PROFILE", help="Measure three numbers of a profile again.")
+@click.option(
+    "--compose",
+    "composed",
+    metavar="NAME=FILE.py:FUNCTION",
+    multiple=True,
+    help="Add the step of a model that was not timed; FUNCTION(batch) gives a function that does one step.",
+)
 @click.option("--only", metavar="KIND,KIND", help="Measure only these kinds, e.g. copy,gemm.")
 @click.option("--seconds", type=click.FloatRange(0.5, 3600), help="Time for measuring itself.")
 @click.option(
@@ -130,6 +142,7 @@ def calibrate(
     samples_path: Path | None,
     origins: tuple[Path, ...],
     checked: str | None,
+    composed: tuple[str, ...],
     only: str | None,
     seconds: float | None,
     folder: Path | None,
@@ -142,20 +155,35 @@ def calibrate(
     """
     from calibrate.samples import SamplesError
 
+    measuring = {"--quick": quick, "--samples": samples_path, "--only": only, "--seconds": seconds}
+    given = [name for name, value in (measuring | {"--folder": folder}).items() if value]
+    if given and (checked is not None or origins):
+        raise click.UsageError(f"{given[0]} is for measuring; it does nothing with --from or --check")
     try:
         if checked is not None:
             return _check(checked, form, quiet)
         if out is None:
             raise click.UsageError("needs --out PROFILE.yaml (or --check PROFILE)")
-        if not out.resolve().parent.is_dir():
-            raise WrongInputError(f"--out {out}: there is no folder {out.resolve().parent}")
+        for name, path in (("--out", out), ("--samples", samples_path or out)):
+            _check_writable(name, path)
         if origins:
-            return _fit(_read(origins), out, [], form)
+            return _fit(_read(origins), out, [], form, composed)
         path = samples_path or out.with_suffix(".samples.jsonl")
         kinds = frozenset(k.strip() for k in (only or "").split(",") if k.strip())
-        return _measure(device, quick, out, path, kinds, seconds, folder, form, quiet)
+        _check_composed(composed)
+        outcome = _measure(device, quick, path, kinds, seconds, folder, quiet)
+        return _fit(outcome.samples, out, outcome.missing, form, composed)
     except SamplesError as error:
         raise WrongInputError(str(error)) from None
+
+
+def _check_writable(option: str, path: Path) -> None:
+    """Before anything is measured: what cannot be written must not show after ten minutes."""
+    folder = path.resolve().parent
+    if not folder.is_dir():
+        raise WrongInputError(f"{option} {path}: there is no folder {folder}")
+    if not os.access(path if path.exists() else folder, os.W_OK):
+        raise WrongInputError(f"{option} {path}: may not be written")
 
 
 def _read(origins: tuple[Path, ...]) -> SampleSet:
@@ -164,17 +192,23 @@ def _read(origins: tuple[Path, ...]) -> SampleSet:
     return merge(read_samples(path) for path in origins)
 
 
+def _check_composed(composed: tuple[str, ...]) -> None:
+    """Mistakes in --compose show before the measuring, not after."""
+    from calibrate.compose_step import load_make
+
+    for text in composed:
+        load_make(text)
+
+
 def _measure(
     device: str,
     quick: bool,
-    out: Path,
     path: Path,
     kinds: frozenset[str],
     seconds: float | None,
     folder: Path | None,
-    form: str,
     quiet: bool,
-) -> int:
+) -> Outcome:
     from calibrate.run import FULL_ROUNDS, FULL_S, QUICK_ROUNDS, QUICK_S, plan_for
     from calibrate.run import calibrate as run_calibration
     from calibrate.samples import SampleWriter
@@ -195,16 +229,29 @@ def _measure(
             writer.close()
     if before and len(writer.done) == before:
         outcome.missing.append(f"nothing new: {path} has it all; remove it to measure again")
-    return _fit(outcome.samples, out, outcome.missing, form)
+    return outcome
 
 
-def _fit(samples: SampleSet, out: Path, missing: list[str], form: str) -> int:
+def _fit(samples: SampleSet, out: Path, missing: list[str], form: str, composed: tuple[str, ...]) -> int:
+    from calibrate.compose_step import composed_steps, load_make
     from calibrate.profile import build_profile
+    from calibrate.samples import SamplesError
     from sim.hardware import save_profile
 
-    profile, report = build_profile(samples, out.stem)
+    makes = [load_make(text) for text in composed]
+    try:
+        profile, report = build_profile(samples, out.stem)
+    except ValueError as error:  # SamplesError is one; fits raise it for samples that they cannot use
+        raise SamplesError(str(error)) from None
+    (accelerator,) = profile.accelerators
+    added = [
+        step for name, make in makes for step in composed_steps(samples, name, make, accelerator, report)
+    ]
     report.missing[:0] = missing
-    save_profile(profile, out)
+    try:
+        save_profile(profile.model_copy(update={"steps": (*profile.steps, *added)}), out)
+    except OSError as error:
+        raise WrongInputError(f"--out {out}: {error.strerror or error}") from None
     print(json.dumps(_as_json(report, out), indent=2) if form == "json" else _as_text(report, out))
     return 0
 
@@ -239,6 +286,7 @@ def _as_json(report: Report, out: Path) -> dict[str, Any]:
                 "measured_low_s": p.measured.low,
                 "measured_high_s": p.measured.high,
                 "error": p.error,
+                "fitted_on": p.fitted_on,
             }
             for p in report.predictions
         ],
@@ -252,7 +300,7 @@ def _as_text(report: Report, out: Path) -> str:
     for line in report.lines:
         e = line.estimate
         numbers = ("—", "—", "—") if e is None else (_si(e.value), f"{_si(e.low)} .. {_si(e.high)}", str(e.n))
-        unit = "" if line.unit == "1" else f" {line.unit}"
+        unit = "" if line.unit == "1" or e is None else f" {line.unit}"
         rows.append(
             (
                 line.name,
@@ -266,15 +314,26 @@ def _as_text(report: Report, out: Path) -> str:
         )
     text = _columns(rows)
     if report.predictions:
-        steps = [("training step not used in the fit", "predicted", "measured", "error")]
-        for p in report.predictions:
+        steps = [("training step not used in the fit", "fitted on", "predicted", "measured", "error")]
+        for p in _largest(report.predictions):
             name = f"{p.workload}, {p.precision}, batch {p.batch}, {p.framework}"
-            steps.append((name, _interval_ms(p.predicted), _interval_ms(p.measured), f"{p.error:+.1%}"))
+            numbers = (_interval_ms(p.predicted), _interval_ms(p.measured), f"{p.error:+.1%}")
+            steps.append((name, p.fitted_on, *numbers))
         text += "\n\n" + _columns(steps)
     for title, lines in (("not measured", report.missing), ("notes", report.notes)):
         if lines:
             text += f"\n\n{title}:\n" + "\n".join(f"  {line}" for line in lines)
     return f"{text}\n\nprofile: {out}"
+
+
+def _largest(predictions: Iterable[Prediction]) -> list[Prediction]:
+    """Of each model the largest batch; the others are in the JSON report and in the held-out error."""
+    found: dict[tuple[str, ...], Prediction] = {}
+    for p in predictions:
+        kind = (p.workload, p.precision, p.framework, p.fitted_on)
+        if kind not in found or p.batch > found[kind].batch:
+            found[kind] = p
+    return list(found.values())
 
 
 def _si(value: float) -> str:
@@ -365,6 +424,7 @@ def _lines() -> Callable[[int, int, str], None]:
     last = [time.monotonic()]
 
     def update(done: int, total: int, text: str) -> None:
+        """A line when the last one is long enough ago."""
         if time.monotonic() - last[0] >= LINE_EVERY_S:
             last[0] = time.monotonic()
             print(f"{done} of {total} measured, now {text}", file=sys.stderr)

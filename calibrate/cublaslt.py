@@ -234,10 +234,12 @@ def time_gemm(
         rotating = _operands(device, gemm.format, m, n, k)
 
         def queue(algorithm: _Result, index: int) -> None:
+            """One product on the next set of operands."""
             a, b, out = rotating[index % len(rotating)]
             gemm.queue(algorithm, a.pointer, b.pointer, out.pointer)
 
         def rough(algorithm: _Result) -> float:
+            """The best of three short timings (s)."""
             queue(algorithm, 0)
             device.wait(device.stream)
             return min(timer.once(lambda i: queue(algorithm, i), 3) for _ in range(3))

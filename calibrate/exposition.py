@@ -94,6 +94,8 @@ class PrometheusServer:
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
+            """Answers one request with the current text."""
+
             def do_GET(self) -> None:
                 """Answer /metrics."""
                 found = self.path.split("?")[0] in ("/metrics", "/")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from calibrate.robust import Floats, low_quantile
 from calibrate.samples import SampleSet
 from sim.hardware import Fabric, Measured, Piece
 
-BRIDGE_STEPS = 8
+BRIDGE_STEP = 1.2
 
 
 def messages(collective: str, ranks: int) -> tuple[float, float]:
@@ -37,10 +36,12 @@ def fabric_part(samples: SampleSet, accelerator: str, report: Report) -> list[Fa
         except ValueError as reason:
             report.missing.append(f"{collective} over {backend}: {reason}")
             continue
-        held = leave_one_size_out(sizes, seconds, _at_low_quantile)
+        error = None
+        if len(set(sizes)) > 3:  # a fit needs 3 sizes, and one is left out
+            held = leave_one_size_out(sizes, seconds, _at_low_quantile)
+            error = _level_error(held.size, held.measured, held.predicted)
         name = f"{collective}, {max(groups)} ranks, {backend}"
         first = fit.pieces[0].alpha_s
-        error = _level_error(held.size, held.measured, held.predicted)
         report.lines.append(
             FitLine(
                 name, first, "s", fit.residual_cov, error, f"{len(fit.pieces)} pieces, alpha of the first"
@@ -101,12 +102,17 @@ Row = tuple[float, float, Estimate, Estimate]  # from_bytes, to_bytes, alpha, be
 
 
 def _profile_pieces(fit: CollectiveFit) -> list[Row]:
-    """The fitted pieces and the bridges between them."""
+    """The fitted pieces, the bridges between them, and what lies beyond the last."""
     found: list[Row] = []
     for k, piece in enumerate(fit.pieces):
         start = piece.from_bytes if k else 0.0
         found.append((start, piece.to_bytes, piece.alpha_s, piece.beta_s_per_byte))
         found += [row for following in fit.pieces[k + 1 : k + 2] for row in _bridge(piece, following)]
+    last, slope = fit.pieces[-1], fit.beyond_s_per_byte
+    if slope > last.beta_s_per_byte.value:
+        alpha = last.at(last.to_bytes) - slope * last.to_bytes
+        n = last.alpha_s.n
+        found.append((last.to_bytes + 1.0, math.inf, _exactly(max(alpha, 0.0), n), _exactly(slope, n)))
     return found
 
 
@@ -114,7 +120,7 @@ def _bridge(piece: AlphaBeta, following: AlphaBeta) -> list[Row]:
     """The straight line between two pieces, as pieces with alpha, beta >= 0.
 
     One that falls, or that rises more than in proportion to the size, has no such constants and becomes
-    steps: flat ones, or ones proportional to the size.
+    steps: flat ones, or ones proportional to the size, each of which spans a factor of at most BRIDGE_STEP.
     """
     left, right, n = piece.to_bytes, following.from_bytes, piece.alpha_s.n
     left_s, right_s = piece.at(left), following.at(right)
@@ -122,13 +128,17 @@ def _bridge(piece: AlphaBeta, following: AlphaBeta) -> list[Row]:
     alpha = left_s - slope * left
     if alpha >= 0.0 and slope >= 0.0:
         return [(left + 1.0, right, _exactly(alpha, n), _exactly(slope, n))]
-    edges = np.geomspace(left + 1.0, right, BRIDGE_STEPS + 1).tolist()
-    rows = []
-    for start, end in pairwise(edges):
-        middle = math.sqrt(start * end)
-        seconds = left_s + slope * (middle - left)
-        constants = (seconds, 0.0) if slope < 0 else (0.0, seconds / middle)
-        rows.append((start, end, _exactly(constants[0], n), _exactly(constants[1], n)))
+    falls = slope < 0.0
+    ends = (left_s, right_s) if falls else (left_s / left, right_s / right)
+    count = max(math.ceil(abs(math.log(ends[1] / ends[0])) / math.log(BRIDGE_STEP)), 1)
+    levels = np.geomspace(ends[0], ends[1], 2 * count + 1)  # edges and, between them, what a step stands for
+    edges = left + (levels[::2] - left_s) / slope if falls else alpha / (levels[::2] - slope)
+    edges[0], edges[-1] = left + 1.0, right
+    nothing, rows = _exactly(0.0, n), []
+    for start, end, level in zip(edges, edges[1:], levels[1::2].tolist(), strict=False):
+        if start < end:
+            step = _exactly(level, n)
+            rows.append((float(start), float(end), *((step, nothing) if falls else (nothing, step))))
     return rows
 
 

@@ -131,10 +131,12 @@ def _fit_roofline(work: Floats, moved: Floats, times: Floats) -> Roofline:
     start = np.log([times.min() / 2, (work / times).max(), (moved / times).max(), 1.0])
 
     def unpack(theta: Floats) -> Roofline:
+        """The roofline of logarithms of its constants."""
         launch, rate, bandwidth, above_one = np.exp(np.clip(theta, -80.0, 80.0))
         return Roofline(float(launch), float(rate), float(bandwidth), float(1.0 + min(above_one, 20.0)))
 
     def error(theta: Floats) -> Floats:
+        """Log of predicted over measured times."""
         return np.asarray(np.log(unpack(theta).time_s(work, moved) / times))
 
     return unpack(least_squares(error, start, loss="soft_l1", f_scale=0.1, max_nfev=200).x)

@@ -30,6 +30,9 @@ RELATIVE_NOISE_FLOOR = 0.01
 PRICE_PER_PIECE = 5.0
 """In units of log(sizes): alpha, beta, and a knot, whose free place counts three (Zhang & Siegmund 2007)."""
 
+BEYOND_WEIGHT = {2: 0.5, 3: 0.25}
+"""By how many sizes the last piece rests on: the weight of the mean slope in extrapolating."""
+
 
 @dataclass(frozen=True, slots=True)
 class AlphaBeta:
@@ -58,16 +61,29 @@ class CollectiveFit:
     typical: float
     residual_cov: float
     n: int
+    last_sizes: int = 4  # distinct sizes in the last piece
+
+    @property
+    def beyond_s_per_byte(self) -> float:
+        """Slope above the largest size that was measured.
+
+        The last piece's, but where that rests on two or three sizes it is drawn towards the mean slope from
+        the origin: right after a change of protocol, two sizes show a rate that larger ones do not keep.
+        """
+        last = self.pieces[-1]
+        mean = last.at(last.to_bytes) / last.to_bytes
+        slope, weight = last.beta_s_per_byte.value, BEYOND_WEIGHT.get(self.last_sizes, 0.0)
+        return float(slope ** (1.0 - weight) * mean**weight)
 
     def predict(self, sizes_bytes: npt.ArrayLike) -> Floats:
-        """Seconds at the fit's quantile for each size; outermost pieces extrapolate."""
+        """Seconds at the fit's quantile for each size; below the smallest the first piece extrapolates."""
         sizes = np.asarray(sizes_bytes, dtype=np.float64)
         knots = [x for p in self.pieces for x in (p.from_bytes, p.to_bytes)]
         values = [p.at(x) for p in self.pieces for x in (p.from_bytes, p.to_bytes)]
         inside = np.interp(sizes, knots, values)
         first, last = self.pieces[0], self.pieces[-1]
         below = first.alpha_s.value + first.beta_s_per_byte.value * sizes
-        above = last.alpha_s.value + last.beta_s_per_byte.value * sizes
+        above = last.at(last.to_bytes) + self.beyond_s_per_byte * (sizes - last.to_bytes)
         return np.where(sizes < knots[0], below, np.where(sizes > knots[-1], above, inside))
 
 
@@ -109,7 +125,8 @@ def fit_collective(
         constants = (estimate(float(line[c]), draws[:, c], int(counts[i:j].sum())) for c in (0, 1))
         pieces.append(AlphaBeta(float(distinct[i]), float(distinct[j - 1]), *constants))
     typical = float(np.median(times / fitted[index]))
-    return CollectiveFit(tuple(pieces), quantile, typical, noise_cov(fitted[index], times), len(times))
+    cov, last_sizes = noise_cov(fitted[index], times), cuts[-1][1] - cuts[-1][0]
+    return CollectiveFit(tuple(pieces), quantile, typical, cov, len(times), last_sizes)
 
 
 def _values(line: Floats, sizes: Floats) -> Floats:

@@ -105,6 +105,7 @@ def _torch_gemm(precision: str, size: int, budget_s: float) -> Outcome:
     turn = 0
 
     def ten() -> None:
+        """Ten products, then wait."""
         nonlocal turn
         for _ in range(10):
             a, b = sets[turn % len(sets)]

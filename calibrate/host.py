@@ -19,11 +19,12 @@ import numpy as np
 import numpy.typing as npt
 
 from calibrate.measure import Measure, Outcome
+from calibrate.samples import CPU_TIME
 from calibrate.timing import time_calls, time_calls_batched
 
 MIB = 2**20
 QUICK_GEMM = (64, 128, 256, 384, 512, 768, 1024)
-FULL_GEMM = (32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072)
+FULL_GEMM = (32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 THIN = ((16, 1024, 1024), (1, 2048, 2048), (256, 1024, 64))
 BLOCK = 4096  # elements of the compute-bound loop: 32 KiB, within the first-level cache
 LARGEST_ARRAY_BYTES = 512 * MIB
@@ -85,6 +86,7 @@ class HostBench:
         a, b, out = self.arrays
 
         def part(index: int, parts: int) -> object:
+            """One core's rows of the arrays."""
             rows = slice(index * len(a) // parts, (index + 1) * len(a) // parts)
             if kind == "copy":
                 return np.positive(a[rows], out=out[rows])
@@ -148,6 +150,7 @@ class HostBench:
         block = np.linspace(0.0, 1.0, BLOCK)
 
         def part(index: int, parts: int) -> object:
+            """One core's share of the passes over a block."""
             out = np.empty_like(block)
             for _ in range(400 * (index + 1) // parts - 400 * index // parts):
                 np.sin(block, out=out)
@@ -165,6 +168,7 @@ class HostBench:
         stop = False
 
         def disturb(index: int) -> None:
+            """Run the neighbour's work until told to stop."""
             while not stop:
                 other(index, self.cores)
 
@@ -203,12 +207,14 @@ class HostBench:
         with tempfile.NamedTemporaryFile(dir=self.folder, prefix="equipoise-") as file:
 
             def write() -> None:
+                """Write all of the file, to the device."""
                 file.seek(0)
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
 
             def read() -> None:
+                """Read all of the file, past the page cache."""
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
                 file.seek(0)
                 while file.read(4 * MIB):
@@ -222,7 +228,7 @@ class HostBench:
         samples = 32
         return Measure(
             "preprocess",
-            {"samples": samples, "work": "crop, flip, normalise", "clock": "CPU time"},
+            {"samples": samples, "work": "crop, flip, normalise", "clock": CPU_TIME},
             partial(_prepare, samples),
         )
 
@@ -244,6 +250,7 @@ def _prepare(samples: int, budget_s: float) -> Outcome:
     mean, scale = np.float32(118.0), np.float32(1.0 / 58.0)
 
     def once() -> None:
+        """Prepare every sample."""
         for k, image in enumerate(images):
             crop = image[k % 32 : k % 32 + 224, k % 32 : k % 32 + 224]
             flipped = crop[:, ::-1] if k % 2 else crop

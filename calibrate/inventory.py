@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import re
 from pathlib import Path
 
 import numpy as np
@@ -77,7 +78,10 @@ def gpu_conditions(
 
 def software_versions() -> dict[str, str]:
     """Versions of what is measured through, as installed."""
-    found = {"python": platform.python_version(), "kernel": platform.release()}
+    kernel = re.match(
+        r"[\d.]*\d", platform.release()
+    )  # what follows names the machine's maker, not its speed
+    found = {"python": platform.python_version(), "kernel": kernel[0] if kernel else "unknown"}
     for package in ("equipoise", "numpy", "torch"):
         try:
             found[package] = importlib.metadata.version(package)

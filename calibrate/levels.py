@@ -47,7 +47,10 @@ class Report:
 
 @dataclass(frozen=True)
 class Prediction:
-    """A training step that was not used in the fit, predicted and measured."""
+    """A training step that was not used in the fit, predicted and measured.
+
+    `fitted_on` says what the prediction rests on: the model's own smaller batches, or other models.
+    """
 
     workload: str
     precision: str
@@ -55,6 +58,7 @@ class Prediction:
     framework: str
     predicted: Estimate
     measured: Estimate
+    fitted_on: str = "smaller batches"
 
     @property
     def error(self) -> float:

@@ -64,9 +64,8 @@ class Microbench:
 
     def bandwidth(self) -> list[Measure]:
         """copy, read and triad over sizes, and the driver's own copy as a second method."""
-        sizes = [self.arena_bytes]
-        if not self.quick:
-            sizes = [s for s in (MIB, 4 * MIB, 16 * MIB, 64 * MIB) if s < self.arena_bytes] + sizes
+        smaller = (MIB // 16, 4 * MIB) if self.quick else tuple(MIB // 16 * 4**k for k in range(6))
+        sizes = [*(s for s in smaller if s < self.arena_bytes), self.arena_bytes]
         found = [
             Measure(kind, {"bytes": size * factor, "array_bytes": size}, partial(self._bandwidth, kind, size))
             for size in sizes
@@ -82,6 +81,7 @@ class Microbench:
         sums = self._sums if kind == "read" else None
 
         def queue(k: int) -> None:
+            """One launch on the next slot of the arena."""
             at = k % slots * size
             arguments: list[Any] = [a.at(at)]
             if kind == "triad":
@@ -120,6 +120,7 @@ class Microbench:
         }
 
         def run(budget_s: float) -> Outcome:
+            """Time the multiply-adds."""
             out = Buffer(threads * {"fp32": 4, "fp64": 8, "fp16": 4 * CHAINS}[precision])
             kernel = self.device.kernel("arithmetic", f"fma_{precision}")
             values = [out, *constants[precision], c_int(iterations)]
@@ -141,6 +142,7 @@ class Microbench:
         iterations = max(int(rate * self.device.sm_count * KERNEL_S / per_iteration), 8)
 
         def run(budget_s: float) -> Outcome:
+            """Time the tensor cores."""
             a, b, _ = tensor_buffers(precision)
             out = Buffer(warps * tile * (8 if precision == "fp64" else 4))
             kernel = self.device.kernel("tensor", f"tensor_{precision}")
@@ -164,6 +166,7 @@ class Microbench:
         kernel = self.device.kernel("latency", "nothing")
 
         def burst() -> None:
+            """200 launches, then wait."""
             for _ in range(200):
                 self.device.launch(kernel, 1, 32, [])
             self.device.wait(self.device.stream)
@@ -174,6 +177,7 @@ class Microbench:
         kernel = self.device.kernel("latency", "nothing")
 
         def one() -> None:
+            """One launch, waited for."""
             self.device.launch(kernel, 1, 32, [])
             self.device.wait(self.device.stream)
 
@@ -211,6 +215,7 @@ class Microbench:
         address = host.ctypes.data
 
         def one() -> None:
+            """One transfer, waited for."""
             if direction == "to_device":
                 device.to_device(buffer.pointer, address, size)
             else:
@@ -239,6 +244,7 @@ def _peer(first: Device, second: Device, size: int, budget_s: float) -> Outcome:
     origin = Buffer(size)
 
     def one() -> None:
+        """One copy between devices, waited for."""
         first.to_peer(target.pointer, second, origin.pointer, size)
         first.wait(first.stream)
 

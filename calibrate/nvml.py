@@ -154,6 +154,7 @@ def _gpu(index: int, handle: Any) -> Gpu:
     why: dict[str, str] = {}
 
     def get(name: str, *arguments: Any) -> Any:
+        """The function's value for this device, None where it has none."""
         return ask(why, name, getattr(pynvml, name), handle, *arguments)
 
     memory = get("nvmlDeviceGetMemoryInfo")
@@ -384,6 +385,7 @@ def counters(gpu: Gpu, missing: dict[str, str], traffic: bool = False) -> Counte
     """
 
     def get(what: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        """The function's value for this device, None where it has none."""
         return ask(missing, what, function, gpu.handle, *arguments)
 
     memory = get("DCGM_FI_DEV_FB_USED", pynvml.nvmlDeviceGetMemoryInfo)

@@ -7,6 +7,7 @@ left out of the profile and named in the report.
 from __future__ import annotations
 
 from calibrate.accelerator_fits import accelerator_part, share_kappa
+from calibrate.compose_fits import composed_part
 from calibrate.fabric_fits import fabric_part
 from calibrate.levels import (
     Convert,
@@ -46,6 +47,7 @@ def build_profile(samples: SampleSet, name: str) -> tuple[HardwareProfile, Repor
         steps=tuple(step_part(samples, accelerator, report)),
         figures=figures(samples, report),
     )
+    composed_part(samples, report)
     return profile, report
 
 

@@ -12,9 +12,19 @@ from typing import Literal
 
 from calibrate import inventory, nvml
 from calibrate.collectives import collective_measures, open_groups
+from calibrate.framework import convolution_measures, framework_measures
 from calibrate.host import HostBench
 from calibrate.measure import Measure, MissingError, Series
-from calibrate.samples import Sample, SamplesError, SampleSet, SampleWriter, Scalar, differences, key_of
+from calibrate.samples import (
+    SMALLEST,
+    Sample,
+    SamplesError,
+    SampleSet,
+    SampleWriter,
+    Scalar,
+    differences,
+    key_of,
+)
 from calibrate.training import training_measures
 
 DeviceKind = Literal["cuda", "cpu"]
@@ -25,7 +35,7 @@ QUICK_ROUNDS, FULL_ROUNDS = 3, 5
 LEAST_BUDGET_S, LARGEST_BUDGET_S = 0.01, 3.0
 OVERRUN = 1.6
 
-_HOST = ("storage_write", "storage_read", "preprocess", "training", "collective")
+_HOST = ("storage_write", "storage_read", "preprocess", "convolution", "training", "operations", "collective")
 KINDS: dict[DeviceKind, tuple[str, ...]] = {
     "cuda": (
         "copy",
@@ -45,7 +55,7 @@ KINDS: dict[DeviceKind, tuple[str, ...]] = {
         "sustained",
         *_HOST,
     ),
-    "cpu": ("copy", "read", "add", "gemm", "share", "interference", *_HOST),
+    "cpu": ("copy", "read", "add", "gemm", "elementwise", "share", "interference", *_HOST),
 }
 """What can be measured on each kind of device."""
 
@@ -98,14 +108,20 @@ def plan_for(
 
 def _training(device: DeviceKind, quick: bool, only: frozenset[str]) -> list[Measure]:
     """Training steps, if wanted: only then is PyTorch imported."""
-    return training_measures(device, quick) if not only or "training" in only else []
+    wanted = {"training", "operations"}
+    return training_measures(device, quick) if not only or wanted & only else []
 
 
 def _cpu_plan(stack: ExitStack, quick: bool, folder: Path | None, only: frozenset[str]) -> Plan:
     bench = HostBench(quick, folder)
     stack.callback(bench.close)
     groups = stack.enter_context(open_groups("cpu", 0))
-    measures = [*bench.measures(), *_training("cpu", quick, only), *collective_measures(groups, quick)]
+    measures = [
+        *bench.measures(),
+        *(framework_measures(quick) if not only or {"gemm", "elementwise", "convolution"} & only else []),
+        *_training("cpu", quick, only),
+        *collective_measures(groups, quick),
+    ]
     conditions = inventory.cpu_conditions()
     return Plan(measures, conditions, inventory.software_versions(), inventory.cpu_conditions)
 
@@ -129,6 +145,7 @@ def _cuda_plan(stack: ExitStack, quick: bool, folder: Path | None, only: frozens
         *(microbench.peer_measures(device, cuda.Device(1), quick) if count > 1 else []),
         *host.storage(),
         host.preprocessing(),
+        *(convolution_measures("cuda", quick) if not only or "convolution" in only else []),
         *_training("cuda", quick, only),
         *collective_measures(groups, quick),
         *sustained.sustained_measures(device, gpu, quick),
@@ -138,6 +155,7 @@ def _cuda_plan(stack: ExitStack, quick: bool, folder: Path | None, only: frozens
     software |= {"nvrtc": nvrtc.version(), "cuda_driver": cuda.driver_version()}
 
     def now() -> dict[str, Scalar]:
+        """The conditions at this moment."""
         current = next((g for g in nvml.gpus() if gpu and g.uuid == gpu.uuid), None) if gpu else None
         return inventory.gpu_conditions(current, versions, device.name, float(device.memory_bytes), count)
 
@@ -229,6 +247,8 @@ def _one(measure: Measure, round_: int, budget_s: float, writer: SampleWriter) -
         return f"{type(error).__name__}: {' '.join(str(error).split()) or 'no message'}"
     columns = outcome.columns if isinstance(outcome, Series) else {}
     values = () if isinstance(outcome, Series) else tuple(outcome)
+    if not columns and (not values or min(values) < SMALLEST):
+        return "took no time that the clock could tell"
     at = datetime.now(UTC).isoformat(timespec="seconds")
     writer.add(Sample(measure.kind, dict(measure.parameters), values, measure.unit, round_, at, columns))
     return ""

@@ -6,9 +6,11 @@ without the hardware. Samples of different conditions are never mixed.
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import os
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,7 +18,11 @@ from typing import Any
 
 SCHEMA_VERSION = 1
 MAX_LINE_CHARACTERS = 4_000_000
+MAX_FILE_BYTES = 500_000_000
 DIGITS = 7  # far below any timer's resolution; what is fitted is what the file holds
+
+CPU_TIME = "CPU time"
+"""As the parameter `clock`: what other processes took is left out; never a rate of the whole machine."""
 
 Scalar = str | int | float | bool | None
 Parameters = Mapping[str, Scalar]
@@ -136,7 +142,9 @@ def merge(sets: Iterable[SampleSet]) -> SampleSet:
 
 
 def read_samples(path: str | Path) -> SampleSet:
-    """Read a sample file. A last line that was cut off is left out, with a note.
+    """Read a sample file, gzip-compressed when its name ends in .gz.
+
+    A last line that was cut off is left out, with a note.
 
     Raises SamplesError, `file:line: what is wrong`, for anything else that is not a sample file.
     """
@@ -144,8 +152,7 @@ def read_samples(path: str | Path) -> SampleSet:
     if not lines:
         raise SamplesError(f"{path}:1: empty, a header line with the conditions is needed")
     header = _parsed(lines[0], path, 1)
-    if not isinstance(header.get("conditions"), dict) or header.get("schema_version") != SCHEMA_VERSION:
-        raise SamplesError(f"{path}:1: no header with conditions and schema_version {SCHEMA_VERSION}")
+    _checked_header(header, path)
     samples, notes = [], []
     for number, line in enumerate(lines[1:], start=2):
         try:
@@ -159,11 +166,17 @@ def read_samples(path: str | Path) -> SampleSet:
 
 def _lines(path: Path) -> list[str]:
     try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise SamplesError(f"{path}: {error.strerror}") from None
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+        text = content.decode("utf-8")
     except UnicodeDecodeError:
         raise SamplesError(f"{path}: not a text file") from None
+    except (EOFError, zlib.error):
+        raise SamplesError(f"{path}: the compressed file is damaged") from None
+    except OSError as error:
+        raise SamplesError(f"{path}: {error.strerror or error}") from None
+    if len(content) > MAX_FILE_BYTES:
+        raise SamplesError(f"{path}: larger than {MAX_FILE_BYTES} bytes")
     return text.splitlines()
 
 
@@ -179,24 +192,83 @@ def _parsed(line: str, path: str | Path, number: int) -> dict[str, Any]:
     return value
 
 
+# What each kind of measurement must state: numbers above 0, and texts. Other kinds are read and left alone.
+NEEDED: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    **dict.fromkeys(("copy", "read", "triad", "add", "library_copy"), (("bytes", "array_bytes"), ())),
+    **dict.fromkeys(("fma", "tensor"), (("flop",), ("precision",))),
+    "gemm": (("m", "n", "k"), ("precision", "library")),
+    "convolution": (("m", "n", "k"), ("precision", "framework")),
+    "elementwise": (("bytes", "array_bytes"), ("operation", "framework")),
+    "load_latency": (("bytes",), ()),
+    "transfer": (("bytes",), ("direction", "memory")),
+    "peer": (("bytes",), ()),
+    "share": (("share",), ("kernel",)),
+    "interference": (("others_utilisation",), ("kernel", "neighbour")),
+    "collective": (("bytes", "ranks"), ("collective", "backend")),
+    "training": (("batch",), ("workload", "precision", "framework")),
+    "operations": (("batch",), ("workload", "precision", "framework")),
+    "storage_write": (("bytes",), ()),
+    "storage_read": (("bytes",), ()),
+    "preprocess": (("samples",), ()),
+}
+SMALLEST, LARGEST = 1e-15, 1e30  # so that no rate overflows
+
+
 def _sample(raw: dict[str, Any], path: str | Path, number: int) -> Sample:
     where = f"{path}:{number}"
     kind, parameters, values = raw.get("kind"), raw.get("parameters"), raw.get("values")
     if not isinstance(kind, str) or not isinstance(parameters, dict) or not isinstance(values, list):
         raise SamplesError(f"{where}: needs kind, parameters and values")
-    columns = raw.get("columns") or {}
-    numbers = [*values, *(v for column in columns.values() for v in column)]
-    if not all(isinstance(v, int | float) and math.isfinite(v) for v in numbers):
-        raise SamplesError(f"{where}: values must be finite numbers")
-    return Sample(
-        kind,
-        parameters,
-        tuple(float(v) for v in values),
-        str(raw.get("unit", "s")),
-        int(raw.get("round", 0)),
-        str(raw.get("at", "")),
-        columns,
+    columns, round_ = raw.get("columns") or {}, raw.get("round", 0)
+    if not _are_columns(columns) or not all(_is_number(v) and v >= SMALLEST for v in values):
+        raise SamplesError(
+            f"{where}: values must be finite numbers above 0, columns equally long lists of them"
+        )
+    if not columns and not values:
+        raise SamplesError(f"{where}: holds no value")
+    if type(round_) is not int or round_ < 0:
+        raise SamplesError(f"{where}: round must be a whole number, at least 0")
+    _check_parameters(kind, parameters, where)
+    unit, at = str(raw.get("unit", "s")), str(raw.get("at", ""))
+    return Sample(kind, parameters, tuple(float(v) for v in values), unit, round_, at, columns)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
+
+
+def _are_columns(columns: object) -> bool:
+    """Equally long lists of finite numbers by name."""
+    if not isinstance(columns, dict) or not all(isinstance(c, list) for c in columns.values()):
+        return False
+    return len({len(c) for c in columns.values()}) <= 1 and all(
+        _is_number(v) for c in columns.values() for v in c
     )
+
+
+def _check_parameters(kind: str, parameters: Mapping[str, object], where: str) -> None:
+    for name, value in parameters.items():
+        if not (value is None or isinstance(value, str | bool) or _is_number(value)):
+            raise SamplesError(f"{where}: parameter {name}: a text or a finite number is needed")
+    numbers, texts = NEEDED.get(kind, ((), ()))
+    for name in numbers:
+        value = parameters.get(name)
+        if not _is_number(value) or not value >= SMALLEST:  # type: ignore[operator] # it is a number
+            raise SamplesError(f"{where}: {kind} needs the parameter {name}, a number above 0")
+    for name in texts:
+        if not isinstance(parameters.get(name), str):
+            raise SamplesError(f"{where}: {kind} needs the parameter {name}, a text")
+
+
+def _checked_header(header: dict[str, Any], path: str | Path) -> None:
+    conditions, versions = header.get("conditions"), header.get("versions") or {}
+    if not isinstance(conditions, dict) or header.get("schema_version") != SCHEMA_VERSION:
+        raise SamplesError(f"{path}:1: no header with conditions and schema_version {SCHEMA_VERSION}")
+    for name, value in conditions.items():
+        if not (value is None or isinstance(value, str | bool) or _is_number(value)):
+            raise SamplesError(f"{path}:1: condition {name}: a text or a finite number is needed")
+    if not isinstance(versions, dict) or not all(isinstance(v, str) for v in versions.values()):
+        raise SamplesError(f"{path}:1: versions must be texts by name")
 
 
 def _rounded(value: float) -> float:

@@ -10,6 +10,9 @@ from calibrate.robust import Floats, low_quantile, noise_cov
 from calibrate.samples import Sample, SampleSet
 from sim.hardware import Measured, StepTime
 
+LEAST_STEPS = 3
+"""Timed steps that must remain when one batch size is left out."""
+
 
 def step_part(samples: SampleSet, accelerator: str, report: Report) -> list[StepTime]:
     """alpha_c and beta_c of every workload, precision and framework that was timed over batch sizes."""
@@ -31,7 +34,8 @@ def _step(chosen: list[Sample], accelerator: str, report: Report) -> StepTime | 
         report.missing.append(f"{name}: {reason}")
         return None
     error = None
-    if len(np.unique(batches)) >= 3:
+    counts = np.unique(batches, return_counts=True)[1]
+    if len(counts) >= 3 and len(batches) - counts.max() >= LEAST_STEPS:
         error = leave_one_size_out(batches, seconds, fit_step_time).median_error()
         report.predictions.append(predict_largest(chosen))
     every = [(float(s["batch"]), v) for s in chosen for v in s.values]

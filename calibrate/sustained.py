@@ -25,6 +25,7 @@ def sustained_measures(device: Device, gpu: nvml.Gpu | None, quick: bool) -> lis
     parameters = {"idle_s": phases[0], "load_s": phases[1], "cool_s": phases[2]}
 
     def run(budget_s: float) -> Outcome:
+        """Record idle, load and idle. Raises MissingError without NVML."""
         if gpu is None:
             raise MissingError("NVML does not show this device: no power, temperature or clock")
         return record(device, gpu, phases)

@@ -49,6 +49,7 @@ def time_calls_batched(
     inner = max(1, int(np.ceil(batch_s / once)))
 
     def batch() -> None:
+        """As many calls as make a stretch long enough for the clock."""
         for _ in range(inner):
             function()
 

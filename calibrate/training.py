@@ -16,13 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from calibrate.measure import Measure, Outcome
+from calibrate.measure import Measure, Outcome, Series
+from calibrate.operations import as_columns, trace
+from calibrate.samples import Scalar
 from calibrate.timing import time_calls
 
 if TYPE_CHECKING:
     import torch
 
 MLP_WIDTHS = (256, 512, 512, 10)
+WORKLOADS = ("mlp", "conv", "transformer")
 
 
 @dataclass(frozen=True)
@@ -42,13 +45,14 @@ SIZES = {
     ("cpu", True): Size((4, 8, 16, 32, 64), 128, 2, 32, 16, 8, 512),
     ("cpu", False): Size((4, 8, 16, 32, 48, 64), 128, 2, 32, 32, 16, 512),
     ("cuda", True): Size((4, 8, 16, 32, 64), 768, 6, 512, 128, 64, 8192),
-    ("cuda", False): Size((2, 4, 8, 16, 32, 64, 96), 1024, 12, 512, 128, 64, 8192),
+    ("cuda", False): Size((4, 8, 16, 32, 64, 96), 1024, 8, 512, 128, 64, 8192),
 }
 LEAST_STEPS = 4
+FRAMEWORK, ONE_CORE = "PyTorch", "PyTorch on one core, CPU time"
 
 
 def training_measures(device: str, quick: bool) -> list[Measure]:
-    """Steps of each workload over batch sizes; on a GPU in fp32, tf32 and bf16."""
+    """Steps of each workload over batch sizes, and what each consists of; on a GPU in fp32, tf32 and bf16."""
     if importlib.util.find_spec("torch") is None:
         return [] if device == "cuda" else _numpy_measures(quick)
     import torch
@@ -56,38 +60,53 @@ def training_measures(device: str, quick: bool) -> list[Measure]:
     if device == "cuda" and not torch.cuda.is_available():
         return []
     size = SIZES[device, quick]
-    workloads = ("mlp", "conv") if quick and device == "cpu" else ("mlp", "conv", "transformer")
-    framework = "PyTorch" if device == "cuda" else "PyTorch on one core, CPU time"
+    framework = FRAMEWORK if device == "cuda" else ONE_CORE
     precisions = ("fp32",) if device == "cpu" else ("tf32", "bf16") if quick else ("fp32", "tf32", "bf16")
-    return [
-        Measure(
-            "training",
-            {"workload": workload, "precision": precision, "batch": batch, "framework": framework},
-            partial(_torch_step, device, size, workload, precision, batch),
-        )
-        for workload in workloads
-        for precision in precisions
-        for batch in size.batches
-    ]
+    found = []
+    for workload in WORKLOADS:
+        for precision in precisions:
+            for batch in size.batches:
+                what: dict[str, Scalar] = {"workload": workload, "precision": precision, "batch": batch}
+                what["framework"] = framework
+                make = partial(_prepared_step, device, size, workload, precision, batch)
+                found.append(Measure("operations", what, partial(_operations, make), once=True))
+                found.append(Measure("training", what, partial(_timed, make, device)))
+    return found
 
 
-def _torch_step(
-    device: str, size: Size, workload: str, precision: str, batch: int, budget_s: float
-) -> Outcome:
+def _operations(make: Callable[[], Callable[[], None]], budget_s: float) -> Outcome:
+    step = make()
+    step()  # what is only done once (the optimiser's state) is no part of a step
+    return Series(as_columns(trace(step)))
+
+
+def _timed(make: Callable[[], Callable[[], None]], device: str, budget_s: float) -> Outcome:
+    step = make()
+    for _ in range(3):  # optimiser state, autotuning, clocks
+        step()
+    clock = time.perf_counter if device == "cuda" else time.process_time
+    times = time_calls(step, budget_s, LEAST_STEPS, clock=clock)
+    if device == "cuda":
+        import torch
+
+        torch.cuda.empty_cache()  # measurements past PyTorch need the memory too
+    return times
+
+
+def _prepared_step(device: str, size: Size, workload: str, precision: str, batch: int) -> Callable[[], None]:
+    """A function that does one training step and waits for its end."""
     import torch
 
-    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
-    torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    use_precision(device, precision)
     torch.manual_seed(0)
-    if device == "cpu":
-        torch.set_num_threads(1)  # a rank a core, as data-parallel jobs on CPUs run
-    model, inputs, targets = _workload(workload, size, batch)
-    model.to(device).train()
-    inputs, targets = inputs.to(device), targets.to(device)
+    with torch.device(device):  # a GPU draws the first weights far faster than its host
+        model, inputs, targets = _workload(workload, size, batch)
+    model.train()
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4)
     loss_of = torch.nn.CrossEntropyLoss()
 
     def step() -> None:
+        """Forward, backward, optimiser."""
         optimiser.zero_grad(set_to_none=True)
         with torch.autocast(device, torch.bfloat16, enabled=precision == "bf16"):
             loss = loss_of(model(inputs), targets)
@@ -96,10 +115,17 @@ def _torch_step(
         if device == "cuda":
             torch.cuda.synchronize()
 
-    for _ in range(3):  # optimiser state, autotuning, clocks
-        step()
-    clock = time.perf_counter if device == "cuda" else time.process_time
-    return time_calls(step, budget_s, LEAST_STEPS, clock=clock)
+    return step
+
+
+def use_precision(device: str, precision: str) -> None:
+    """Let PyTorch use TF32 in products where that is the precision; on a CPU, one thread."""
+    import torch
+
+    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    if device == "cpu":
+        torch.set_num_threads(1)  # a rank a core, as data-parallel jobs on CPUs run
 
 
 def _workload(name: str, size: Size, batch: int) -> tuple[torch.nn.Module, torch.Tensor, torch.Tensor]:
@@ -143,6 +169,8 @@ def _transformer(size: Size) -> torch.nn.Module:
     from torch import nn
 
     class Decoder(nn.Module):  # type: ignore[misc] # PyTorch's types are not read
+        """Tokens and places to logits."""
+
         def __init__(self) -> None:
             super().__init__()
             self.tokens = nn.Embedding(size.vocabulary, size.width)
@@ -192,6 +220,7 @@ def numpy_mlp(batch: int, learning_rate: float = 1e-2) -> Callable[[], float]:
     labels = random.integers(0, MLP_WIDTHS[-1], batch)
 
     def step() -> float:
+        """Forward, backward, plain SGD; returns the loss."""
         activations = [x]
         for k, w in enumerate(weights):
             z = activations[-1] @ w

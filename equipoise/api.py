@@ -16,6 +16,8 @@ from sim.traces import Trace, read_trace
 from sim.yaml_file import from_mapping, load, read_scenario, to_trace
 from study.compare import Comparison
 from study.compare import compare as compare_policies
+from study.until import read_until
+from study.warm import warm
 
 __all__ = ["AnyScenario", "compare", "load", "prepare", "run"]
 
@@ -56,15 +58,20 @@ def run(
     overrides: Sequence[str] = (),
     out: str | Path | None = None,
     progress: Callable[[float, int, int], None] | None = None,
+    timeline: bool = False,
+    journal: bool = False,
+    stop: Callable[[], bool] | None = None,
 ) -> Run:
     """Simulate one scenario under one policy (default: the scenario's) and seed (default: the scenario's).
 
     policy: a text such as `s1+s2+easy`, or a Policy. trace: a job trace, or the path of one, in place of the
     scenario's. overrides: `dotted.key=value` texts. out: folder for the run's records. progress: called as
-    progress(simulated seconds, jobs done, jobs in all).
+    progress(simulated seconds, jobs done, jobs in all). timeline: record what happens when (`Run.timeline`).
+    journal: write every decision to `out/journal.jsonl`. stop: asked before each event; true ends the run there.
 
     Raises InputError and PolicyError, one clear line per mistake, and RunFailed, with the records up to then,
-    when a stage fails or nothing can go on.
+    when a stage fails or nothing can go on (RunInterrupted when `stop` said so); ValueError for a journal
+    without `out`.
 
     >>> import equipoise
     >>> job = {"gpus": 4, "duration": "1 h"}
@@ -74,8 +81,18 @@ def run(
     """
     ready, jobs, _ = prepare(scenario, trace, overrides)
     chosen = make_policy(policy) if isinstance(policy, str) else policy
+    if journal and out is None:
+        raise ValueError("a journal needs out, the folder to keep it in")
+    warm([chosen if chosen is not None else make_policy(list(ready.policy))], ready)
+    written = None
+    if journal and out is not None:
+        written = Path(out) / "journal.jsonl"
+        written.parent.mkdir(parents=True, exist_ok=True)
     try:
-        done = simulate(ready, policy=chosen, seed=seed, trace=jobs, progress=progress)
+        done = simulate(
+            ready, policy=chosen, seed=seed, trace=jobs, progress=progress, journal=written, timeline=timeline,
+            stop=stop,
+        )  # fmt: skip
     except RunFailed as error:
         if out is not None:
             error.run.write(Path(out))
@@ -95,11 +112,18 @@ def compare(
     jobs: int = 1,
     out: str | Path | None = None,
     progress: Callable[[int, int, str], None] | None = None,
+    until: str | None = None,
+    max_seeds: int = 100,
+    timeline: bool = False,
+    journal: bool = False,
 ) -> Comparison:
     """Simulate every policy on the same seeds; ratios refer to the first policy.
 
     jobs: processes. out: folder that keeps the runs; a second call with the same inputs reads them. The rest
-    as in `run`; progress is called as progress(runs done, runs in all, "POLICY seed N").
+    as in `run`; progress is called as progress(runs done, runs in all, "POLICY seed N"). until:
+    `ci:SHARE[:METRIC[:ratio]]` adds seeds, from `seeds` up to `max_seeds`, until the 95 % interval of the metric
+    under every policy (or of the ratios to the first) is within that share of its middle. timeline, journal: keep
+    them, too, with each run in `out`. A policy with a run that fails is left out and named in `failures`.
 
     Raises InputError and PolicyError, one clear line per mistake.
     """
@@ -112,4 +136,7 @@ def compare(
         jobs_parallel=jobs,
         out=None if out is None else Path(out),
         progress=progress,
+        until=None if until is None else read_until(until, seeds, max_seeds),
+        timeline=timeline,
+        journal=journal,
     )

@@ -17,7 +17,7 @@ import click
 
 from equipoise import __version__
 
-OK, FAILURE, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
+OK, FAILURE, WRONG_INPUT, SOME_FAILED, OUTSIDE, INTERRUPTED = 0, 1, 2, 3, 5, 130
 
 
 @dataclass
@@ -42,7 +42,20 @@ COMMANDS = {
     "calibrate": ("calibrate.commands", "calibrate", "Measure this machine and fit a hardware profile."),
     "monitor": ("calibrate.commands", "monitor", "Watch what the GPUs of this machine really do."),
     "export": ("equipoise.export_command", "export", "Write a policy as a file for a live training job."),
+    "twin": ("equipoise.twin_command", "twin", "Compare a live run with its simulation, by decision."),
     "size": ("study.size_command", "size", "Find the fewest or cheapest nodes that meet a target."),
+    "limits": ("study.limits_command", "limits", "Name what limits each job, and what would help most."),
+    "sensitivity": (
+        "study.sensitivity_command",
+        "sensitivity",
+        "Which values of a scenario decide the result.",
+    ),
+    "report": (
+        "equipoise.report_command",
+        "report",
+        "Write results as one HTML file, or as figures for papers.",
+    ),
+    "timeline": ("equipoise.report_command", "timeline", "Write a run's timeline for Perfetto."),
     "validate": ("equipoise.commands", "validate", "Check scenarios, sweeps and hardware profiles."),
     "list": ("equipoise.listing", "list_", "List stages, hardware profiles and scenarios."),
     "schema": ("equipoise.commands", "schema", "Print the JSON schema of scenario files."),
@@ -97,6 +110,7 @@ def cli(ctx: click.Context) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line (default: the process's arguments); returns the exit code."""
     state = State()
+    _open_closed_streams()
     try:
         code = cli.main(args=arguments, prog_name="equipoise", standalone_mode=False, obj=state)
         sys.stdout.flush()
@@ -117,6 +131,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if state.debug:
             raise
         return _report(error)
+
+
+def _open_closed_streams() -> None:
+    """A stream that was closed before the start (`>&-`) is None, and its number free for any file: fill both."""
+    closed = [name for name in ("stdout", "stderr") if getattr(sys, name) is None]
+    for name in closed:
+        setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 (open until the end)
+    if "stdout" in closed:
+        _say("stdout is closed, so results are not printed")
 
 
 def _report(error: Exception) -> int:

@@ -13,8 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from equipoise.cli import FAILURE, OK, WRONG_INPUT, State
-from equipoise.options import common, note, output_options, progress, scenario_options, writable
+from equipoise.cli import FAILURE, INTERRUPTED, OK, OUTSIDE, SOME_FAILED, WRONG_INPUT, State
+from equipoise.options import (
+    common,
+    interruptible,
+    need_out,
+    note,
+    output_options,
+    progress,
+    record_options,
+    scenario_options,
+    writable,
+)
 
 if TYPE_CHECKING:
     from sim.record import Run
@@ -25,6 +35,7 @@ if TYPE_CHECKING:
 @click.option("--policy", metavar="POLICY", help="Stages joined by +, or none. Default: the scenario's.")
 @click.option("--seed", type=click.IntRange(min=0), help="Default: the scenario's.")
 @output_options
+@record_options
 @common
 @click.pass_obj
 def run(
@@ -36,34 +47,44 @@ def run(
     overrides: tuple[str, ...],
     out: str | None,
     form: str,
+    timeline: bool,
+    journal: bool,
 ) -> int:
     """Simulate SCENARIO under one policy and print what came of it."""
     from equipoise import api
     from policies import make_policy
-    from sim.run import RunFailed
+    from sim.run import RunFailed, RunInterrupted
 
+    need_out(out, timeline=timeline, journal=journal)
     ready, jobs, warnings = api.prepare(scenario, trace, overrides)
     note(False, *warnings)
     chosen = None if policy is None else make_policy(policy)
     writable(out)
-    with progress(state.quiet, ready.name) as update:
+    code = OK
+    with progress(state.quiet, ready.name) as update, interruptible() as stop:
 
         def tell(time_s: float, done: int, total: int) -> None:
             if update is not None:
                 update(done / max(total, 1), f"{done} of {total} jobs, {time_s / 3600:.1f} h simulated")
 
         try:
-            made = api.run(ready, policy=chosen, seed=seed, trace=jobs, out=out, progress=tell)
+            made = api.run(
+                ready, policy=chosen, seed=seed, trace=jobs, out=out, progress=tell, timeline=timeline,
+                journal=journal, stop=stop,
+            )  # fmt: skip
         except RunFailed as error:
-            if state.debug:
+            code = INTERRUPTED if isinstance(error, RunInterrupted) else FAILURE
+            if state.debug and code == FAILURE:
                 raise
             made = error.run
     note(state.quiet, *(f"note: {text}" for text in made.notes))
     sys.stdout.write(_shown(made, form))
     if made.stopped:
         why = " ".join(made.stopped.split())
-        note(False, f"equipoise: the run failed, these are its records up to then: {why}")
-    return FAILURE if made.stopped else OK
+        what = "interrupted" if code == INTERRUPTED else f"the run failed: {why}"
+        kept = "" if out is None else f"; its records up to then are in {out}"
+        note(False, f"equipoise: {what} at {made.totals['end_s']:.6g} s simulated{kept}")
+    return code
 
 
 def _shown(made: Run, form: str) -> str:
@@ -72,7 +93,8 @@ def _shown(made: Run, form: str) -> str:
     if form == "table":
         from study.table import LABELS, show
 
-        lines = [(LABELS.get(k, k), show(k, v)) for k, v in made.summary().items()]
+        row = {k: v for k, v in made.summary().items() if math.isfinite(v) or not k.endswith(("_usd", "_j"))}
+        lines = [(LABELS.get(k, k), show(k, v)) for k, v in row.items()]
         wide = max(len(name) for name, _ in lines)
         title = f"{made.scenario_name}: {made.policy_name}, seed {made.seed}, {made.cpu_s:.2f} s of CPU"
         return "\n".join([title, "", *(f"{name:{wide}}  {value:>12}" for name, value in lines)]) + "\n"
@@ -97,8 +119,15 @@ def _shown(made: Run, form: str) -> str:
     help="Stages joined by +, or none; give several, ratios refer to the first. Default: none, scenario's.",
 )
 @click.option("--seeds", type=click.IntRange(min=1), default=5, show_default=True, help="Seeds per policy.")
+@click.option(
+    "--until",
+    metavar="ci:SHARE[:METRIC[:ratio]]",
+    help="Add seeds until the 95 % interval is within ±SHARE, e.g. ci:2%:makespan_s; exit code 5 if it is not.",
+)
+@click.option("--max-seeds", type=click.IntRange(min=1), default=100, show_default=True, help="With --until.")
 @click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Processes.")
 @output_options
+@record_options
 @common
 @click.pass_obj
 def compare(
@@ -106,16 +135,21 @@ def compare(
     scenario: str,
     policies: tuple[str, ...],
     seeds: int,
+    until: str | None,
+    max_seeds: int,
     jobs: int,
     trace: str | None,
     overrides: tuple[str, ...],
     out: str | None,
     form: str,
+    timeline: bool,
+    journal: bool,
 ) -> int:
     """Simulate SCENARIO under several policies: same arrivals, faults and noise for all of them."""
     from equipoise import api
     from policies import make_policy
 
+    need_out(out, timeline=timeline, journal=journal)
     double = [policy for k, policy in enumerate(policies) if policy in policies[:k]]
     if double:
         raise click.UsageError(f"policy {double[0]!r} is named twice")
@@ -131,14 +165,20 @@ def compare(
             if update is not None:
                 update(done / total, f"{done} of {total} runs, {label}")
 
-        result = api.compare(ready, chosen, seeds, trace=read, jobs=jobs, out=out, progress=tell)
+        result = api.compare(
+            ready, chosen, seeds, trace=read, jobs=jobs, out=out, progress=tell, until=until, max_seeds=max_seeds,
+            timeline=timeline, journal=journal,
+        )  # fmt: skip
     if form == "table":
         width = shutil.get_terminal_size((120, 40)).columns if sys.stdout.isatty() else 120
         sys.stdout.write(result.as_table(width))
     else:
         note(state.quiet, *(f"note: {text}" for text in result.notes))
         sys.stdout.write(result.as_json() if form == "json" else result.as_csv())
-    return OK
+    note(False, *(f"equipoise: {text}" for text in result.failures))
+    if result.failures:
+        return SOME_FAILED
+    return OUTSIDE if result.precision is not None and not result.precision.met else OK
 
 
 @click.command()
@@ -146,7 +186,7 @@ def compare(
 @common
 @click.pass_obj
 def validate(state: State, files: tuple[str, ...]) -> int:
-    """Check FILES: scenarios, sweeps, hardware profiles; every mistake is one line on stderr."""
+    """Check FILES: scenarios, sweeps, hardware profiles, price books; every mistake is one line on stderr."""
     from sim.yaml_tree import InputError
 
     code = OK
@@ -175,6 +215,11 @@ def _validate(name: str) -> tuple[str, tuple[str, ...]]:
 
         read_sweep(name)
         return "sweep", ()
+    if isinstance(data, dict) and "cluster" not in data and {"gpu_hour", "tariff", "storage"} & set(data):
+        from sim.cost import load_book
+
+        load_book(str(Path(name).resolve()))
+        return "price book", ()
     file = read_scenario(name)
     if file.scenario.workload.trace is not None:
         file.trace()

@@ -57,7 +57,7 @@ def _stage(name: str, cls: Any, origin: str) -> dict[str, Any]:
     parameters = {f.name: f.default for f in dataclasses.fields(cls)}
     doc = (cls.__doc__ or "").strip().split("\n\n")[0]
     row = {"name": name, "what": " ".join(doc.split()), "kind": cls.kind, "from": origin}
-    for promise in ("order", "blocking", "preemption"):
+    for promise in ("order", "blocking", "preemption", "starvation"):
         row[promise] = getattr(cls, promise, "")
     row["placement"] = ", ".join(PLACEMENTS) if "placement" in parameters else getattr(cls, "places", "")
     row["parameters"] = ", ".join(f"{k}={v!r}" for k, v in parameters.items())

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -61,6 +63,21 @@ def output_options(command: F) -> F:
     return out(form(command))
 
 
+def record_options(command: F) -> F:
+    """Adds --timeline and --journal: what else to keep of each run; `need_out` checks them."""
+    flag = partial(click.option, is_flag=True)
+    timeline = flag("--timeline", help="Keep what happened when, too (DIR/timeline/).")
+    journal = flag("--journal", help="Keep every decision and its reasons, too (DIR/journal.jsonl).")
+    return timeline(journal(command))
+
+
+def need_out(out: str | None, **asked: bool) -> None:
+    """Raise click.UsageError when something is to be kept and --out does not say where."""
+    for name, value in asked.items():
+        if value and out is None:
+            raise click.UsageError(f"--{name} needs --out DIR, the folder to keep it in")
+
+
 def writable(out: str | None) -> None:
     """Make the folder of --out now, so that no finished run is lost to it. Raises click.BadParameter."""
     if out is None:
@@ -73,6 +90,27 @@ def writable(out: str | None) -> None:
         problem = error.strerror or str(error)
     if problem:
         raise click.BadParameter(f"{out!r}: {problem}", param_hint="'--out'")
+
+
+@contextmanager
+def interruptible() -> Iterator[Callable[[], bool]]:
+    """Turns Ctrl-C into the answer of the function it gives: whether to stop. A second Ctrl-C stops at once."""
+    asked = False
+
+    def on_signal(number: int, frame: object) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False  # only the main thread hears of signals
+        return
+    before = signal.signal(signal.SIGINT, on_signal)
+    try:
+        yield lambda: asked
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager

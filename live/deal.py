@@ -50,6 +50,12 @@ def deal_batch(batch: int, weights: Ints, unit: int = 1) -> Ints:
     return dealt
 
 
+def block_owners(shards: int, workers: int) -> Ints:
+    """Owner of every shard when each worker gets a block of them, as equal as can be."""
+    per_worker = deal_batch(shards, np.ones(workers, dtype=np.int64))
+    return np.repeat(np.arange(workers, dtype=np.int64), per_worker)
+
+
 class Deal:
     """One epoch (or the rest of one): its order of dataset indices, and every worker's queue of pieces."""
 
@@ -71,15 +77,16 @@ class Deal:
     def whole(cls, order: Ints, shards: int, owners: Ints | None, workers: int, first_id: int = 0) -> Deal:
         """A fresh epoch: `order` cut into `shards` nearly equal shards, shard k with `owners[k]`.
 
-        Without owners, shards are dealt round robin.
+        The first shards are the larger ones. Without owners, workers get equal blocks of shards.
         """
         shards = max(1, min(shards, len(order)))
-        cuts = np.linspace(0, len(order), shards + 1).astype(np.int64)
+        sizes = deal_batch(len(order), np.ones(shards, dtype=np.int64))
+        cuts = np.concatenate(([0], np.cumsum(sizes)))
+        if owners is None or len(owners) != shards:
+            owners = block_owners(shards, workers)
         queues: list[list[Piece]] = [[] for _ in range(workers)]
-        for k in range(shards):
-            owner = k % workers if owners is None or len(owners) != shards else int(owners[k])
-            if cuts[k + 1] > cuts[k]:
-                queues[owner].append(Piece(first_id + k, k, int(cuts[k]), int(cuts[k + 1])))
+        for k in np.flatnonzero(sizes).tolist():
+            queues[owners[k]].append(Piece(first_id + k, k, int(cuts[k]), int(cuts[k + 1])))
         return cls(order, queues, first_id + shards)
 
     @property
@@ -210,14 +217,6 @@ class Deal:
             )
             self._queues[w] = (*started, *waiting)
         self._recount()
-
-    def owners(self, shards: int) -> Ints:
-        """Worker that owns (or read the end of) each shard; -1 where no piece of it is left."""
-        owner = np.full(shards, -1, dtype=np.int64)
-        for w, queue in enumerate(self.queues()):
-            for piece in queue:
-                owner[piece.shard] = w
-        return owner
 
     # -- after a regroup -----------------------------------------------------------------------------------
 

@@ -1,24 +1,29 @@
 """A policy in real training on this machine, without a GPU: `python -m live.demo [--ranks 4]`.
 
-Some gloo processes train a small model; half-way, rank 0 becomes twice as slow (it waits longer per sample).
-The same training runs with equal shares and with the policy; then the simulator's twin of the second run, if
-the package has one, tells how well the simulation predicts it.
+Some gloo processes train a small model; half-way, rank 0 becomes twice as slow (it waits longer per sample,
+so that a busy machine changes little). The same training runs with equal shares and with the policy; then the
+simulated twin of the second run tells how well the simulation predicts it.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 _FEATURES = 64
+REACTION = 20  # rounds after the slowdown that do not count: a policy must have adapted by then
+INTERRUPTED = 130
 
 
 def bound(ranks: int, slowdown: float) -> float:
@@ -66,6 +71,7 @@ def train(given: argparse.Namespace) -> None:
         mode=given.mode,
         decide_every=4,
         drift=0.02,
+        warm_up_budget_s=600.0,  # the first run on a machine compiles the policy's kernels
         samples_target=len(inputs),
         run_dir=given.run_dir,
     )
@@ -95,67 +101,115 @@ def run(given: argparse.Namespace, mode: str, folder: Path) -> dict[str, Any]:
     from live.launch import Launcher
 
     folder.mkdir(parents=True, exist_ok=True)
-    launcher = Launcher()
     command = [sys.executable, "-m", "live.demo", "--worker", "--mode", mode, "--run-dir", str(folder)]
+    command += ["--parent", str(os.getpid())]
     for name in ("policy", "rounds", "batch", "sample_ms", "slowdown"):
         command += [f"--{name.replace('_', '-')}", str(getattr(given, name))]
-    root = str(Path(__file__).resolve().parents[1])
-    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-    launcher.start(command, given.ranks, PYTHONPATH=os.pathsep.join(paths), PYTHONWARNINGS="ignore")
+    launcher = Launcher()
     try:
+        launcher.start(command, given.ranks, PYTHONPATH=_search_path(), PYTHONWARNINGS="ignore")
         code = launcher.wait()
     finally:
         launcher.stop()
-    if code != 0:
+    result = folder / "result.json"
+    if code != 0 or not result.exists():
         raise RuntimeError(f"the {mode} run failed with exit code {code}")
-    return dict(json.loads((folder / "result.json").read_text(encoding="utf-8")))
+    return dict(json.loads(result.read_text(encoding="utf-8")))
+
+
+def _search_path() -> str:
+    """Where Python finds this package, wherever it was started."""
+    root = str(Path(__file__).resolve().parents[1])
+    return os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+def _end_with(parent: int) -> None:
+    """Let this rank end, soon, when the process `parent` that started it is gone."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the parent ends its ranks
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def throughput(result: dict[str, Any]) -> float:
-    """Samples per second over the last quarter of the rounds, when a policy has had time to react."""
-    last = result["times_s"][-(len(result["times_s"]) // 4) :]
-    return float(result["batch"] * len(last) / sum(last))
+    """Samples per second from `REACTION` rounds after the slowdown on."""
+    times_s = result["times_s"]
+    counted = times_s[len(times_s) // 2 + REACTION :]
+    return float(result["batch"] * len(counted) / sum(counted))
 
 
-def twin(folder: Path) -> tuple[dict[str, Any] | None, str]:
-    """What `equipoise twin` says about a run: (its data, its table or why there is none)."""
-    command = [sys.executable, "-m", "equipoise.cli", "twin", str(folder)]
-    done = [
-        subprocess.run([*command, "--format", form], capture_output=True, text=True, check=False)
-        for form in ("json", "table")
-    ]
-    if any(d.returncode != 0 for d in done):
-        lines = done[0].stderr.strip().splitlines() or ["no message"]
-        return None, f"no twin: {lines[-1]}"
-    return dict(json.loads(done[0].stdout)), done[1].stdout
+def twin(folder: Path, form: str) -> str | None:
+    """What `equipoise twin` says about a run, as `table` or `json`; None, and why on stderr, when it fails."""
+    command = [sys.executable, "-m", "equipoise.cli", "twin", str(folder), "--format", form]
+    environment = {**os.environ, "PYTHONPATH": _search_path()}
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, env=environment)
+    return done.stdout if done.returncode == 0 else None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
+    given = _arguments(arguments)
+    if given.worker:
+        if given.parent is not None:
+            _end_with(given.parent)
+        train(given)
+        return 0
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the ranks as Ctrl-C does
+    try:
+        return _demonstrate(given)
+    except KeyboardInterrupt:
+        print("equipoise: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except RuntimeError as error:
+        print(f"equipoise: {error}", file=sys.stderr)
+        return 1
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m live.demo", description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, default=2, choices=(2, 3, 4))
     parser.add_argument("--policy", default="s1+s2+s3+s4", help="stages joined by +, or an exported file")
-    parser.add_argument("--rounds", type=int, default=120)
-    parser.add_argument("--batch", type=int, default=32, help="samples per rank and round")
-    parser.add_argument("--sample-ms", type=float, default=2.0, help="time per sample")
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--batch", type=int, default=28, help="samples per rank and round")
+    parser.add_argument("--sample-ms", type=float, default=3.0, help="time per sample")
     parser.add_argument("--slowdown", type=float, default=2.0, help="of rank 0, half-way")
     parser.add_argument("--run-dir", help="keep the records here")
     parser.add_argument("--format", choices=("text", "json"), default="text")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--mode", default="act", help=argparse.SUPPRESS)
+    parser.add_argument("--parent", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
-    if given.worker:
-        train(given)
-        return 0
-    if given.rounds < 40 or given.batch < 1 or given.slowdown < 1:
-        parser.error("--rounds must be at least 40, --batch and --slowdown at least 1")
+    least = 2 * (REACTION + 1)
+    if given.rounds < least or given.batch < 1 or given.sample_ms <= 0 or given.slowdown < 1:
+        parser.error(
+            f"--rounds must be at least {least}, --batch and --slowdown at least 1, --sample-ms above 0"
+        )
+    if (
+        not given.worker
+        and given.run_dir
+        and any(Path(given.run_dir, k).exists() for k in ("static", "policy"))
+    ):
+        parser.error(f"--run-dir {given.run_dir} holds a run already")
+    if importlib.util.find_spec("torch") is None:
+        parser.error("PyTorch is needed: pip install 'equipoise[live]', or make live-demo")
+    return given
+
+
+def _demonstrate(given: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="equipoise-demo-") as scratch:
         folder = Path(given.run_dir) if given.run_dir else Path(scratch)
         print(f"equipoise: {given.ranks} ranks, equal shares ...", file=sys.stderr)
         static = run(given, "observe", folder / "static")
         print(f"equipoise: {given.ranks} ranks, {given.policy} ...", file=sys.stderr)
         policy = run(given, "act", folder / "policy")
-        found, table = twin(folder / "policy")
+        print("equipoise: the twin ...", file=sys.stderr)
+        told = twin(folder / "policy", "json" if given.format == "json" else "table")
     rates = throughput(static), throughput(policy)
     summary = {
         "ranks": given.ranks,
@@ -163,25 +217,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "throughput_policy": rates[1],
         "ratio": rates[1] / rates[0],
         "bound": bound(given.ranks, given.slowdown),
-        "twin_step_error_median": None if found is None else found.get("step_error_median"),
-        "decisions_identical": None if found is None else found.get("decisions_identical"),
     }
     if given.format == "json":
+        found = {} if told is None else json.loads(told)
+        summary["twin_step_error_median"] = found.get("step_error_median")
+        summary["decisions_identical"] = found.get("decisions_identical")
         print(json.dumps(summary))
-        if found is None:
-            print(f"equipoise: {table}", file=sys.stderr)
     else:
-        _print(summary, policy, table)
-    return 0
+        _print(summary, policy["shares"][-1])
+        print("" if told is None else f"\n{told.rstrip()}")
+    return 0 if told is not None else 1
 
 
-def _print(summary: dict[str, Any], policy: dict[str, Any], table: str) -> None:
+def _print(summary: dict[str, Any], shares: Sequence[int]) -> None:
     print(f"after rank 0 slowed down, {summary['ranks']} ranks trained, in samples per second,")
     print(f"  with equal shares   {summary['throughput_static']:8.1f}")
     print(f"  with the policy     {summary['throughput_policy']:8.1f}   {summary['ratio']:.2f} times as many")
     print(f"  at best                        {summary['bound']:.2f} times as many")
-    print(f"shares at the end: {policy['shares'][-1]}")
-    print(f"\n{table.rstrip()}")
+    print(f"shares at the end: {list(shares)}")
 
 
 if __name__ == "__main__":

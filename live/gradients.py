@@ -144,6 +144,9 @@ class NoiseScale:
 class BackwardProbe:
     """Tells when a backward pass has its local gradients, when they are exchanged, and their norms.
 
+    `local_square` is |g|^2 of this rank's gradient, `mean_square` this rank's part (see `part`) of that of the
+    exchanged one.
+
     Only the parameter whose gradient comes last carries a hook; which one that is, is learnt on measured
     steps, when every parameter carries one.
     """
@@ -158,6 +161,7 @@ class BackwardProbe:
         self._queued = False
         self._last = 0
         self._measuring = False
+        self.part = (0, 1)  # this rank and the ranks in all
         self.local_square = self.mean_square = math.nan  # of the last pass, where it was measured
         self.measure(True)
 
@@ -206,7 +210,17 @@ class BackwardProbe:
         self._on_done()
         if self._measuring:
             self.local_square = _total(self._squares.values())
-            self.mean_square = _total(_square(p.grad) for p in self._parameters if p.grad is not None)
+            # After the exchange all ranks hold the same, so each takes a part of it; the parts are summed.
+            gradients = (p.grad for p in self._parameters if p.grad is not None)
+            self.mean_square = _total(_square(_part(gradient, *self.part)) for gradient in gradients)
+
+
+def _part(gradient: torch.Tensor, rank: int, ranks: int) -> torch.Tensor:
+    """A part of the elements, so that all ranks' parts are all of them; the first takes what cannot be cut."""
+    if gradient.is_sparse or not gradient.is_contiguous():
+        return gradient if rank == 0 else gradient.new_zeros(1).to_dense()
+    flat = gradient.detach().view(-1)
+    return flat[rank * len(flat) // ranks : (rank + 1) * len(flat) // ranks]
 
 
 def _total(squares: Iterable[torch.Tensor]) -> float:

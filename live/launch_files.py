@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import textwrap
@@ -29,8 +30,9 @@ class Launch:
 
     @property
     def label(self) -> str:
-        """The name as Kubernetes and Slurm accept it: lower case letters, digits and dashes."""
-        return re.sub(r"[^a-z0-9-]+", "-", self.name.lower()).strip("-")[:50] or "equipoise"
+        """The name as Kubernetes and Slurm accept it (RFC 1035): a letter, then letters, digits and dashes."""
+        text = re.sub(r"[^a-z0-9-]+", "-", self.name.lower()).strip("-")
+        return (text if text[:1].isalpha() else f"equipoise-{text}")[:50].strip("-")
 
 
 def slurm(launch: Launch) -> str:
@@ -66,14 +68,15 @@ srun --kill-on-bad-exit=0 --overlap bash -c \\
 
 
 def kubernetes(launch: Launch) -> str:
-    """A headless service, a pod for the store, and an indexed job with one pod per node under torchrun."""
+    """A headless service, the policy, and an indexed job with one pod per node under torchrun."""
+    label = _quoted(launch.label)
     return f"""apiVersion: v1
 kind: Service
 metadata:
-  name: {launch.label}
+  name: {label}
 spec:
   clusterIP: None
-  selector: {{app: {launch.label}}}
+  selector: {{app: {label}}}
 ---
 apiVersion: v1
 kind: ConfigMap
@@ -86,7 +89,7 @@ data:
 apiVersion: batch/v1
 kind: Job
 metadata:
-  name: {launch.label}
+  name: {label}
 spec:
   completions: {launch.nodes}
   parallelism: {launch.nodes}
@@ -94,13 +97,13 @@ spec:
   backoffLimit: 0
   template:
     metadata:
-      labels: {{app: {launch.label}}}
+      labels: {{app: {label}}}
     spec:
-      subdomain: {launch.label}
+      subdomain: {label}
       restartPolicy: Never
       containers:
         - name: train
-          image: {launch.image}
+          image: {_quoted(launch.image)}
           command: [torchrun]
           args:
             - --nnodes={launch.nodes}
@@ -125,5 +128,5 @@ spec:
 
 
 def _quoted(text: str) -> str:
-    """A YAML double-quoted scalar."""
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    """A YAML double-quoted scalar; a JSON string is one."""
+    return json.dumps(text)

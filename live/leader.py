@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,6 +27,7 @@ from live.telemetry import Recorder, RoundInfo, last_decision
 from live.window import COLUMNS, COMPUTE, LOCAL_SQUARE, MEAN_SQUARE, SAMPLES, Telemetry, measure
 from live.world import LiveWorld
 from policies.contract import Decision, Policy
+from policies.export import stage_entries
 from policies.observation import Floats, Ints
 
 HEADER = ("drawn", "memory_free_bytes", "samples_max", *GPU_COLUMNS)
@@ -51,6 +53,14 @@ def gradient_scale(samples: int, total: int, ranks: int, reduction: Reduction, l
     return ranks * samples / total if reduction == "mean" else float(samples)
 
 
+def _stages(policy: Policy) -> list[dict[str, dict[str, Any]]] | None:
+    """The stages with their parameters; None for ones that a script made up in a way of its own."""
+    try:
+        return stage_entries(policy)
+    except (TypeError, AttributeError):
+        return None
+
+
 class Leader:
     """Owns the live world, the policy and its journal. Exists on rank 0 only."""
 
@@ -60,6 +70,7 @@ class Leader:
         self.options, self.recorder = options, recorder
         self.world = LiveWorld(options, places)
         self.decisions = self.failures = 0
+        self.points = 0  # moments at which the policy was due to decide
         self._noise = NoiseScale()
         self._prometheus: PrometheusServer | None = None
         self._mlflow: MlflowCopy | None = None
@@ -131,29 +142,33 @@ class Leader:
         world.gpu_s += (window.span_s if window.rounds else 0.0) * len(world.active)
         world.change = Change(world.telemetry.first_free_round)
         if self.options.mode != "observe" and self.decider is not None:
-            self._ask()
+            self._ask(rounds[-1].number + 1)
         return world.change
 
-    def _ask(self) -> None:
+    def _ask(self, trained: int) -> None:
+        """Ask the policy after `trained` rounds."""
         assert self.decider is not None
+        self.points += 1
         answer = self.decider.decide(self.world.observe())
         if answer.problem is not None:
             self.failures += 1
             self.recorder.event("decision-failed", problem=answer.problem, failures=self.decider.failures)
         elif answer.decision is not None:
-            self._carry(answer.decision)
+            self._carry(answer.decision, trained)
 
-    def _carry(self, decision: Decision) -> None:
+    def _carry(self, decision: Decision, trained: int) -> None:
         self.decisions += 1
         refused = self.world.apply(decision.plan)
         self.recorder.decision(decision, refused)
-        if refused or not self.world.change.is_empty():
-            self.recorder.event(
-                "decision",
-                number=self.decisions,
-                change=self.world.change.to_json(),
-                refused=[f"{r.what}: {r.why}" for r in refused],
-            )
+        change = self.world.change
+        self.recorder.event(
+            "decision",
+            number=self.decisions,
+            point=self.points,
+            rounds=trained,
+            change=None if change.is_empty() else change.to_json(),
+            refused=[f"{r.what}: {r.why}" for r in refused],
+        )
 
     def _gradients(self, rows: NDArray[np.float64], rounds: Sequence[RoundInfo]) -> None:
         """Gradient norms and noise scale from the rounds on which they were measured."""
@@ -174,7 +189,7 @@ class Leader:
             self._norm = np.sqrt(np.where(np.isinf(squares), np.nan, squares))
             if info.local or not info.exchanged:
                 continue
-            mean_square = float(rows[0, k, MEAN_SQUARE])
+            mean_square = float(rows[:, k, MEAN_SQUARE].sum())
             if self.options.loss_reduction == "sum":
                 mean_square *= (ranks / total) ** 2
             self._noise.add(*noise_statistics(squares.tolist(), mean_square, list(info.window)))
@@ -187,9 +202,11 @@ class Leader:
         sizes = [(p.numel(), p.element_size(), p.requires_grad) for p in parameters]
         self.recorder.manifest(
             {
-                "format": 1,
+                "format": 2,
                 "policy": None if decider is None else decider.policy.name,
+                "stages": None if decider is None else _stages(decider.policy),
                 "mode": options.mode,
+                "allow": sorted(options.allow),
                 "global_batch": options.global_batch,
                 "micro_batch": options.micro_batch,
                 "accumulation": options.accumulation,

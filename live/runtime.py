@@ -253,6 +253,7 @@ class Runtime:
         ends_window = self._in_window == window - 1
         measured = ends_window and self._round // window % self.options.statistics_every == 0
         self._probe.reset()
+        self._probe.part = (self.rank, self.ranks)
         self._probe.measure(measured)
         self._computing = False
         self._timer.begin_round()

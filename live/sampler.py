@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from live.change import Change
-from live.deal import Deal, deal_batch
+from live.deal import Deal, block_owners, deal_batch
 from policies.observation import Ints
 
 
@@ -71,11 +71,11 @@ class ShareSampler:
         self.deal: Deal | None = None
 
     def set_world(self, rank: int, ranks: int) -> None:
-        """Take a place among `ranks`, with equal shares and shards dealt round robin."""
+        """Take a place among `ranks`, with equal shares and blocks of shards."""
         self.rank, self.ranks = rank, ranks
         equal = np.ones(ranks, dtype=np.int64)
         self.shares: Ints = deal_batch(self.global_batch, equal, self.micro_batch)
-        self.owner: Ints = np.arange(self.shards, dtype=np.int64) % ranks
+        self.owner = block_owners(self.shards, ranks)
         self._pending.clear()
 
     @property

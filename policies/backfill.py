@@ -81,11 +81,11 @@ def _reserve(head: Demand, later: Room, rule: int, now_s: float, running: Runnin
 
 
 @jit_in_place
-def _late(service_s: float, now_s: float, reserved_s: float) -> bool:
+def _late(takes_s: float, now_s: float, reserved_s: float) -> bool:
     """Whether a job may still run at the reserved time; no reservation (NaN) is never run into."""
     if np.isnan(reserved_s):
         return False
-    return np.isnan(service_s) or not now_s + max(service_s, 0.0) <= reserved_s
+    return np.isnan(takes_s) or not now_s + max(takes_s, 0.0) <= reserved_s
 
 
 @jit_in_place
@@ -104,7 +104,7 @@ def _harmless(
 
 @jit_in_place
 def _fill(
-    queue: Ints, first: int, reserved_s: float, rule: int, now_s: float, service_s: Floats,
+    queue: Ints, first: int, reserved_s: float, rule: int, now_s: float, takes_s: Floats,
     requests: RequestColumns, columns: WorkingColumns, later_columns: WorkingColumns, running: Running,
     spare: Ints, grants: GrantColumns, failures: tuple[Floats, Ints],
 ) -> tuple[int, int, float]:  # fmt: skip
@@ -123,7 +123,7 @@ def _fill(
         if left == 0 and not shared:
             break
         d, at = demand(r, queue[k]), out.offset[n]
-        late = _late(service_s[queue[k]], now_s, reserved_s)
+        late = _late(takes_s[queue[k]], now_s, reserved_s)
         if (d.share >= WHOLE and d.gpus > left) or has_failed(tried, d, late):
             continue
         if n == out.job.size or at + d.gpus > out.gpu.size:
@@ -154,14 +154,14 @@ def _by_end(o: Observation, job: Ints, holder: Ints) -> Running:
 
 
 def backfill(
-    o: Observation, queue: Ints, rule: int, job: Ints, holder: Ints, requests: RequestColumns,
-    columns: RoomColumns,
+    o: Observation, queue: Ints, takes_s: Floats, rule: int, job: Ints, holder: Ints,
+    requests: RequestColumns, columns: RoomColumns,
 ) -> tuple[GrantColumns, float]:  # fmt: skip
     """Start jobs of queue[1:] that fit now and do not delay queue[0], which does not fit.
 
-    `job` are the rows (ascending) of all that run, those that this decision has started included; `holder`
-    is the row that holds each GPU; all end after their `service_s`. Returns the jobs started, and the time (s)
-    reserved for queue[0], NaN when there is none.
+    `takes_s` is by row how long a job will run. `job` are the rows (ascending) of all that run, those that
+    this decision has started included, which end after their `service_s`; `holder` is the row that holds each
+    GPU. Returns the jobs started, and the time (s) reserved for queue[0], NaN when there is none.
     """
     if len(queue) < 2 or not some_room(columns[3], columns[4]):
         return NO_GRANTS, np.nan
@@ -171,7 +171,7 @@ def backfill(
     while at >= 0:
         grants = new_grants(min(len(queue), space), space)
         n, at, reserved_s = _fill(
-            queue, at, reserved_s, rule, o.time_s, o.jobs.service_s, requests, room, later, running, spare,
+            queue, at, reserved_s, rule, o.time_s, takes_s, requests, room, later, running, spare,
             grants, failures,
         )  # fmt: skip
         parts.append(trimmed(grants, n))

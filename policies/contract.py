@@ -164,6 +164,7 @@ class AllocationStage(Stage):
     blocking: ClassVar[str]  # what happens when the first does not fit
     preemption: ClassVar[str]  # whether and when a running job is stopped
     places: ClassVar[str] = ""  # where gangs go, when there is no `placement` parameter that says it
+    starvation: ClassVar[str] = ""  # whether a job may wait for as long as others arrive
     starts_only: ClassVar[bool] = False
     """It only ever starts waiting jobs on free GPUs: a world need not ask when none waits or nothing is free."""
 

@@ -33,7 +33,7 @@ from policies.contract import CONTRACT_VERSION, Policy
 
 FORMAT_VERSION = 1
 MAX_BYTES = 64 * 1024
-_MAX_DEPTH, _MAX_ITEMS, _MAX_TEXT = 8, 4096, 4096
+_MAX_DEPTH, _MAX_ITEMS, _MAX_TEXT, _MAX_INTEGER = 8, 4096, 4096, 2**63
 _KEYS = ("format", "contract", "policy", "profile", "scenario", "promise")
 _IDENTITY_KEYS = frozenset(("name", "digest"))
 
@@ -57,15 +57,19 @@ class ExportedPolicy:
         return {
             "format": FORMAT_VERSION,
             "contract": CONTRACT_VERSION,
-            "policy": [{stage.name: _parameters(stage)} for stage in self.policy.stages],
+            "policy": stage_entries(self.policy),
             "profile": dict(self.profile),
             "scenario": dict(self.scenario),
             "promise": dict(self.promise),
         }
 
 
-def _parameters(stage: Any) -> dict[str, Any]:
-    return {f.name: getattr(stage, f.name) for f in dataclasses.fields(stage)}
+def stage_entries(policy: Policy) -> list[dict[str, dict[str, Any]]]:
+    """The stages with every parameter, as `make_policy` takes them."""
+    return [
+        {stage.name: {f.name: getattr(stage, f.name) for f in dataclasses.fields(stage)}}
+        for stage in policy.stages
+    ]
 
 
 def digest_of(content: Mapping[str, Any]) -> str:
@@ -134,12 +138,19 @@ class _FaultError(Exception):
 
 
 class _PlainLoader(yaml.SafeLoader):
-    """Safe YAML without aliases, which can blow a small file up to any size."""
+    """Safe YAML, to a depth, without aliases, which can blow a small file up to any size."""
+
+    _depth = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.events.AliasEvent):
             raise _FaultError("aliases are not allowed in a policy file")
-        return super().compose_node(parent, index)
+        self._depth += 1
+        if self._depth > _MAX_DEPTH + 1:
+            raise _FaultError("nested too deeply")
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
 
 
 def _read(raw: bytes) -> dict[str, Any]:
@@ -147,10 +158,10 @@ def _read(raw: bytes) -> dict[str, Any]:
         data = yaml.load(raw.decode("utf-8"), Loader=_PlainLoader)
     except UnicodeDecodeError as error:
         raise _FaultError("not a text file") from error
-    except yaml.YAMLError as error:
+    except _FaultError:
+        raise
+    except Exception as error:  # on a malformed number, date or escape PyYAML raises whatever Python does
         raise _FaultError(f"not YAML: {' '.join(str(error).split())}") from error
-    except RecursionError as error:
-        raise _FaultError("nested too deeply") from error
     if not isinstance(data, dict):
         raise _FaultError("not a policy file: a mapping is needed")
     _bounded(data, 0, [0])
@@ -177,7 +188,10 @@ def _bounded(value: Any, depth: int, count: list[int]) -> None:
     elif isinstance(value, float):
         if not math.isfinite(value):
             raise _FaultError(f"{value} is not a finite number")
-    elif not isinstance(value, int | bool | None):
+    elif isinstance(value, int):
+        if abs(value) > _MAX_INTEGER:
+            raise _FaultError("an integer of more than 64 bits")
+    elif value is not None:
         raise _FaultError(f"{value!r} is not plain data")
 
 

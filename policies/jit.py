@@ -14,9 +14,13 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
+import numpy as np
 import platformdirs
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+ZERO = cast(int, np.int64(0))
+"""For kernels that hand a zero on: for a literal one, the callee would be compiled once more."""
 
 
 def kernel_source_hash() -> str:

@@ -128,11 +128,12 @@ class Claims(NamedTuple):
     data_bytes: Floats
     compute_flops: Floats
     service_s: Floats
+    duration_s: Floats
     queued_since_s: Floats
     waited_s: Floats
 
 
-ClaimColumns = tuple[NDArray[np.int8], Floats, Floats, Floats, Floats, Floats, Floats]
+ClaimColumns = tuple[NDArray[np.int8], Floats, Floats, Floats, Floats, Floats, Floats, Floats]
 
 
 @jit_in_place
@@ -141,14 +142,25 @@ def _known(value: float) -> float:
 
 
 @jit_in_place
-def priorities(
-    rows: Ints, fit: Bools, claims: ClaimColumns, now_s: float, ageing: float, unknown_s: float, a: Floats
-) -> None:
-    """Write A_i = p_i * (D_i/D_max + C_i/C_max + ageing * (1 + waited_i/service_i)) * fit_i, one per row.
+def _waited_s(c: Claims, j: int, now_s: float) -> float:
+    """Time (s) that job row j has waited in all."""
+    waited_s = _known(c.waited_s[j])
+    if c.state[j] == WAITING:
+        waited_s += _known(now_s - c.queued_since_s[j])
+    return waited_s
 
-    D, C: data (bytes) and compute (FLOP) demand, p: priority. The last term is the response ratio of Brinch
-    Hansen (1971): a job's claim grows without bound as it waits, faster the shorter it is. An unknown
-    service time counts as `unknown_s`.
+
+@jit_in_place
+def priorities(
+    rows: Ints, fit: Bools, claims: ClaimColumns, now_s: float, ageing: float, lead_s: float, patience_s: float,
+    unknown_s: float, a: Floats,
+) -> None:  # fmt: skip
+    """Write A_i = p_i * (D_i/D_max + C_i/C_max + ageing * (1 + (lead_s + w_i)/s_i) + w_i/patience_s) * fit_i.
+
+    D, C: data (bytes) and compute (FLOP) demand, p: priority, w: time waited in all, s: service time left; an
+    unknown one counts as `unknown_s`. 1 + w/s is the response ratio of Brinch Hansen (1971), which favours
+    short jobs as they wait, and `lead_s` does from the start. The last term lets all claims grow without
+    bound at the same pace. One A per row.
     """
     c = Claims(*claims)
     d_max, c_max = 0.0, 0.0
@@ -158,12 +170,27 @@ def priorities(
         j = rows[i]
         demand = _known(c.data_bytes[j]) / d_max if d_max > 0.0 else 0.0
         demand += _known(c.compute_flops[j]) / c_max if c_max > 0.0 else 0.0
-        waited_s = _known(c.waited_s[j])
-        if c.state[j] == WAITING:
-            waited_s += _known(now_s - c.queued_since_s[j])
+        waited_s = _waited_s(c, j, now_s)
         service_s = unknown_s if np.isnan(c.service_s[j]) else max(c.service_s[j], 1.0)
         p = 1.0 if np.isnan(c.priority[j]) else c.priority[j]
-        a[i] = p * (demand + ageing * (1.0 + waited_s / service_s)) * (1.0 if fit[i] else 0.0)
+        waiting = ageing * (1.0 + (lead_s + waited_s) / service_s) + waited_s / patience_s
+        a[i] = p * (demand + waiting) * (1.0 if fit[i] else 0.0)
+
+
+@jit_in_place
+def lateness(
+    rows: Ints, claims: ClaimColumns, now_s: float, after_s: float, slowdown: float, most_s: float,
+    unknown_s: float, late_s: Floats,
+) -> None:  # fmt: skip
+    """Write how long (s) each job has waited beyond what it may: min(after_s + slowdown * duration, most_s).
+
+    An unknown duration counts as `unknown_s`. Between two waiting jobs the difference never changes.
+    """
+    c = Claims(*claims)
+    for i in range(rows.size):
+        j = rows[i]
+        duration_s = unknown_s if np.isnan(c.duration_s[j]) else c.duration_s[j]
+        late_s[i] = _waited_s(c, j, now_s) - min(after_s + slowdown * duration_s, most_s)
 
 
 @jit_in_place

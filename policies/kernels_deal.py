@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from policies.jit import jit
+from policies.jit import ZERO, jit
 from policies.observation import Bools, Floats, Ints
 
 _NOISE = 2.0**-30  # a difference below this share of a unit is rounding, not a difference
@@ -130,7 +130,7 @@ def largest_remainder(ideal: Floats, units: int, low: int, cap: Ints) -> Ints:
         dealt[i] += step
         left -= step
         key[i] = _excess(dealt[i], ideal[i], units, step, low, cap[i])
-        _sift(heap, key, key.size, 0)
+        _sift(heap, key, key.size, ZERO)
     return dealt
 
 
@@ -171,7 +171,7 @@ def exact_deal(fixed_s: Floats, unit_s: Floats, units: int, low: int, cap: Ints)
         i = heap[0]
         dealt[i] += 1
         key[i] = fixed_s[i] + (dealt[i] + 1) * unit_s[i] if dealt[i] < cap[i] else np.inf
-        _sift(heap, key, key.size, 0)
+        _sift(heap, key, key.size, ZERO)
     return dealt
 
 

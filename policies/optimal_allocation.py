@@ -181,7 +181,8 @@ def resize_optimally(
 ) -> int:  # fmt: skip
     """Give each job the size and GPU model that the integer programme chooses; returns how many it chose among.
 
-    `blocked` (per ranked running job) keep what they have; without `waits` waiting jobs are left out.
+    `blocked` (per ranked running job) keep what they have; without `waits`, waiting jobs are left out and what
+    is free is kept for one of them.
     Raises TimeoutError or ValueError, with nothing changed, as `best_sizes` does.
     """
     o = hand.observation
@@ -194,7 +195,8 @@ def resize_optimally(
     if not len(elastic[0]) and not len(first):
         return 0
     c = choices(hand, nodes, ranking, scaling, table, elastic, first, horizon_s)
-    room = np.bincount(nodes.model, weights=hand.columns[3], minlength=len(nodes.model_speed))
+    free = hand.columns[3] if waits else np.zeros(len(nodes.model), dtype=np.int64)  # else it is reserved
+    room = np.bincount(nodes.model, weights=free, minlength=len(nodes.model_speed))
     room += np.bincount(o.gpus.model[elastic[2]], minlength=len(room))
     must = np.arange(len(c.row)) < len(elastic[0])
     picked = np.flatnonzero(best_sizes(c.gpus, c.model, c.worth, c.index, must, room, limit_s))

@@ -19,6 +19,7 @@ from policies.gangs import (
     RoomColumns,
     WorkingColumns,
     demand,
+    frozen,
     granted,
     has_failed,
     holdings,
@@ -192,3 +193,39 @@ def remaining_bars(running: Ints, service_s: Floats, restart_s: Floats) -> Float
     """Bar of running jobs under shortest remaining time: what remains (s) less the cost of a restart (s)."""
     left_s = service_s[running] - restart_s[running]
     return np.where(np.isnan(left_s), np.inf, left_s).astype(np.float64)
+
+
+@jit_in_place
+def _bars(
+    rows: Ints, service_s: Floats, restart_s: Floats, started_s: Floats, attained_gpu_s: Floats, gpus: Ints,
+    share: Floats, now_s: float, ratio: float, reluctance: float, run_s: float,
+    growth: float, bar: Floats,
+) -> None:  # fmt: skip
+    for i in range(rows.size):
+        j = rows[i]
+        cost_s = restart_s[j] if restart_s[j] > 0.0 else 0.0
+        width = gpus[j] * min(share[j], 1.0)
+        began_s = -np.inf if np.isnan(started_s[j]) else started_s[j] + cost_s
+        ran_gpu_s = max(now_s - began_s, 0.0) * width
+        before_gpu_s = attained_gpu_s[j] - ran_gpu_s
+        left_s = ratio * service_s[j] - reluctance * cost_s
+        bar[i] = np.inf if np.isnan(left_s) else left_s
+        if ran_gpu_s < max(run_s * width, growth * before_gpu_s):
+            bar[i] = -np.inf
+
+
+def patient_bars(
+    o: Observation, running: Ints, ratio: float, reluctance: float, run_s: float, growth: float
+) -> Floats:
+    """Bar of running jobs, so that none is stopped too often: `ratio` of what remains less `reluctance` restarts.
+
+    A job gives way to none (-inf) that since its last start has worked for less than `run_s`, or for less
+    than `growth` times its work before. So a job of s seconds is stopped at most
+    1 + log(s / run_s) / log(1 + growth) times.
+    """
+    jobs, bar = o.jobs, np.empty(len(running))
+    _bars(
+        frozen(running), jobs.service_s, jobs.restart_s, jobs.started_s, jobs.attained_gpu_s, jobs.gpus_held,
+        jobs.gpu_share_requested, o.time_s, ratio, reluctance, run_s, growth, bar,
+    )  # fmt: skip
+    return bar

@@ -10,11 +10,13 @@ import numpy as np
 from policies.contract import Memory
 from policies.gangs import frozen
 from policies.kernels_allocation import (
+    ClaimColumns,
     contention,
     count_enough,
     demand_by_size,
     entitlements,
     gpus_by_memory,
+    lateness,
     mean_by,
     model_speeds,
     priorities,
@@ -92,6 +94,22 @@ def _mean_by(index: Ints, value: Floats, size: int) -> Floats:
 
 
 @dataclass(frozen=True, slots=True)
+class Ageing:
+    """How a job's claim grows with its waiting, and how long it may wait.
+
+    A job is overdue when it has waited, in all, longer than min(after_s + slowdown * duration, longest_s).
+    """
+
+    response: float  # weight of the response ratio
+    lead_s: float  # waiting that every job starts with, for the response ratio
+    patience_s: float  # waiting that adds 1 to a claim
+    after_s: float
+    slowdown: float
+    longest_s: float
+    unknown_s: float  # time of a job that has no estimate
+
+
+@dataclass(frozen=True, slots=True)
 class Ranking:
     """S412 and S422: the first waiting jobs in order, running jobs ascending, and the worth of nodes."""
 
@@ -101,6 +119,7 @@ class Ranking:
     wanted: Ints  # GPUs asked for, of `waiting`
     running: Ints
     running_a: Floats
+    overdue: Ints  # waiting jobs that are overdue, the longest first; not only of `waiting`
     weight: Floats  # per node: speed over contention, so that R_ij = A_i * min(wanted_i, free_j) * weight_j
 
     def priority(self, rows: Ints) -> Floats:
@@ -122,7 +141,7 @@ def gpus_wanted(o: Observation, rows: Ints) -> Ints:
     return np.where(jobs.rigid[rows], asked, workers * per).astype(np.int64)
 
 
-def rank(o: Observation, nodes: NodeState, ageing: float, unknown_s: float) -> Ranking:
+def rank(o: Observation, nodes: NodeState, ageing: Ageing) -> Ranking:
     """Priorities of all jobs, the contention on each node, and the waiting jobs by their ratio."""
     jobs = o.jobs
     running = np.sort(o.running)
@@ -133,11 +152,14 @@ def rank(o: Observation, nodes: NodeState, ageing: float, unknown_s: float) -> R
     fit[len(o.waiting) :] = True
     claims = (
         jobs.state, jobs.priority, jobs.data_demand_bytes, jobs.compute_demand_flops, jobs.service_s,
-        jobs.queued_since_s, jobs.waited_s,
+        jobs.duration_s, jobs.queued_since_s, jobs.waited_s,
     )  # fmt: skip
-    a = np.empty(len(rows))
-    priorities(rows, fit, claims, o.time_s, ageing, unknown_s, a)
-    n, free = len(o.waiting), o.nodes.gpus_free
+    a, n = np.empty(len(rows)), len(o.waiting)
+    priorities(
+        rows, fit, claims, o.time_s, ageing.response, ageing.lead_s, ageing.patience_s, ageing.unknown_s, a
+    )
+    overdue = _overdue(rows[:n][fit[:n]], claims, o.time_s, ageing)
+    free = o.nodes.gpus_free
     wanted, waiting_a, running_a = wanted[:n], a[:n], a[n:]
     by_size, ratio = np.empty(int(max(free.max(initial=0), 0)) + 1), np.empty(n)
     demand_by_size(wanted, waiting_a, by_size)
@@ -147,8 +169,16 @@ def rank(o: Observation, nodes: NodeState, ageing: float, unknown_s: float) -> R
     ratio = ratio / np.maximum(wanted, 1)
     order = _first(ratio, waiting_a, o.waiting)
     return Ranking(
-        o.waiting[order], waiting_a[order], ratio[order], wanted[order], running, running_a, weight
+        o.waiting[order], waiting_a[order], ratio[order], wanted[order], running, running_a, overdue, weight
     )
+
+
+def _overdue(rows: Ints, claims: ClaimColumns, now_s: float, ageing: Ageing) -> Ints:
+    """Those of some waiting jobs that are overdue, the longest first, then ascending."""
+    late_s = np.empty(len(rows))
+    lateness(rows, claims, now_s, ageing.after_s, ageing.slowdown, ageing.longest_s, ageing.unknown_s, late_s)
+    late = np.flatnonzero(late_s > 0.0)
+    return frozen(rows[late[np.lexsort((rows[late], -late_s[late]))]])
 
 
 def _contention(o: Observation, by_size: Floats, running: Ints, running_a: Floats) -> Floats:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -38,8 +39,8 @@ from policies.kernels_scaling import ScalingColumns, TableColumns
 from policies.observation import Floats, Ints, Observation
 from policies.optimal_allocation import resize_optimally
 from policies.placement import WEIGHTED
-from policies.preemption import start_with_preemption
-from policies.ranking import NodeState, Ranking, gpus_wanted, node_state, rank
+from policies.preemption import patient_bars, start_with_preemption
+from policies.ranking import Ageing, NodeState, Ranking, gpus_wanted, node_state, rank
 
 _NO_VERDICT = Verdict(NO_ROWS, NO_ROWS, NO_VALUES)
 _SMALLER = 16  # waiting elastic jobs, from the first, that may start with fewer workers
@@ -51,30 +52,47 @@ _SHRINKING = 4  # waiting jobs, from the first, for which elastic jobs may give 
 class NodeAllocation(AllocationStage):
     """Gives GPUs to jobs by priority and ratio, resizes elastic jobs, and undoes what did harm.
 
-    S412: A_i = p_i * (D_i/D_max + C_i/C_max + ageing * (1 + waited_i/service_i)) * fit_i with data and
-    compute demand D and C. S422: R_ij = R_j * (u_ij*A_i/(1+d_ij)) / sum_k(u_kj*A_k/(1+d_kj)), with u the
-    share of node j's GPUs that the job uses, or could use while it waits, and d the share of its worker's
-    data that is stored elsewhere; a node counts by its measured speed. `formula`: jobs in order of
-    sum_j R_ij per GPU asked for, whole gangs, nodes by descending R_ij, within one GPU model if possible.
-    `optimal`: the sizes that maximise goodput by an integer programme (Sia, Jayaram Subramanya et al.
-    2023). The source's formula images are lost: the forms are ours, with its variables and directions.
+    S412: A_i = p_i * (D_i/D_max + C_i/C_max + ageing * (1 + (lead_s + w_i)/s_i) + w_i/patience_s) * fit_i
+    with data and compute demand D and C, waiting time w and service time s. S422: R_ij = R_j *
+    (u_ij*A_i/(1+d_ij)) / sum_k(u_kj*A_k/(1+d_kj)), with u the share of node j's GPUs that the job uses, or
+    could use while it waits, and d the share of its worker's data that is stored elsewhere; a node counts by
+    its measured speed. `formula`: jobs in order of sum_j R_ij per GPU asked for, whole gangs, nodes by descending R_ij, within one
+    GPU model if possible. `optimal`: the sizes that maximise goodput by an integer programme (Sia, Jayaram
+    Subramanya et al. 2023). The source's formula images are lost: the forms are ours, with its variables and
+    directions.
 
-    Order: as above; a job's claim grows without bound as it waits. Blocking: what does not fit is passed
-    over, until the first job has waited `reserve_after_s`: then nothing may delay it. Placement: by R_ij.
-    Preemption: a waiting job stops running jobs of lower A that still need longer by more than `reluctance`
-    times their restart; elastic jobs are resized where that gains more than their restart costs.
+    Order: as above. Blocking: what does not fit is passed over until the first has waited `reserve_after_s`:
+    then nothing may delay it. A job that has waited longer than min(reserve_after_s + slowdown * duration,
+    longest_wait_s) in all is overdue: it comes first, the longest overdue before the others, and nothing may
+    delay the first of them that does not fit. Placement: by R_ij. Preemption: a waiting job stops running jobs
+    of lower A that still need longer by more than `reluctance` times their restart, but none that since its
+    last start has worked less than `run_s`, or than `growth` times its work before. Elastic jobs are resized
+    where that gains more than their restart costs.
+
+    Nobody starves. With exact estimates and without faults a job starts at most (k + 1) * T after it is
+    overdue: k are the starts of jobs that fell due before it, T is the longest job with its restart. A job of
+    s seconds is stopped at most 1 + log(s / run_s) / log(1 + growth) times.
     """
 
     name: ClassVar[str] = "s4"
     needs: ClassVar[frozenset[str]] = frozenset({"nodes", "gpus", "jobs", "workers", "shards", "speeds"})
     order: ClassVar[str] = "sum of R_ij per GPU asked for: priority, demand and waiting time over contention"
-    blocking: ClassVar[str] = "greedy, with a reservation for the first job once it is overdue"
-    preemption: ClassVar[str] = "stops or resizes running jobs where that gains more than their restart costs"
+    blocking: ClassVar[str] = "greedy, with a reservation for the longest overdue job, or else for the first"
+    preemption: ClassVar[str] = (
+        "stops or resizes running jobs where that gains more than their restart costs, each a few times at most"
+    )
+    starvation: ClassVar[str] = "never: overdue jobs come first, the longest overdue before the others"
     places: ClassVar[str] = "whole gangs, nodes by descending R_ij"
 
     mode: str = "formula"
     ageing: float = 4.0  # weight of the response ratio in A
-    reserve_after_s: float = 3600.0  # waiting time after which the first job gets a reservation
+    lead_s: float = 360000.0  # waiting that every job starts with: the larger, the more short ones come first
+    patience_s: float = 86400.0  # waiting time that adds 1 to A
+    reserve_after_s: float = 3600.0  # a job is overdue after this...
+    slowdown: float = 10.0  # ... and so many times its duration,
+    longest_wait_s: float = 1209600.0  # but at the latest after this
+    run_s: float = 600.0  # least work between two preemptions of a job...
+    growth: float = 0.1  # ... and least relative to its work before
     preempt_ratio: float = 0.5  # a job gives way to one that needs less than this share of its time left
     reluctance: float = 2.0  # restarts that a preemption must gain
     horizon_s: float = 1800.0  # over which the gain of a resize counts at most
@@ -88,10 +106,28 @@ class NodeAllocation(AllocationStage):
     def __post_init__(self) -> None:
         if self.mode not in ("formula", "optimal"):
             raise ValueError(f"mode: {self.mode!r} is not one of formula, optimal")
-        for name in ("ageing", "horizon_s", "unknown_s", "speed_memory_s", "time_limit_s"):
+        for name in (
+            "ageing",
+            "patience_s",
+            "run_s",
+            "growth",
+            "horizon_s",
+            "unknown_s",
+            "speed_memory_s",
+            "time_limit_s",
+        ):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0")
-        for name in ("reserve_after_s", "reluctance", "margin", "noise", "backoff_s"):
+        for name in (
+            "lead_s",
+            "reserve_after_s",
+            "slowdown",
+            "longest_wait_s",
+            "reluctance",
+            "margin",
+            "noise",
+            "backoff_s",
+        ):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must not be negative")
 
@@ -107,7 +143,7 @@ class NodeAllocation(AllocationStage):
             return plan.because("s4", "nothing is free, and no change would pay"), memory
         nodes = node_state(o, memory, self.speed_memory_s)
         memory = {**memory, "node_speed": nodes.speed, "time_s": o.time_s}
-        ranking = rank(o, nodes, self.ageing, self.unknown_s)
+        ranking = rank(o, nodes, self._ageing)
         scaling, table = scaling_columns(o), table_columns(o, nodes)
         hand = Hand(o, ranking.weight, nodes.model, _heaviest_first(ranking.weight, o.nodes.gpus_free))
         values = nodes.values() | _use(o) | self._undo(hand, nodes, verdict, memory["guard"])
@@ -117,7 +153,9 @@ class NodeAllocation(AllocationStage):
         values |= solved | self._start(hand, ranking)
         if "s422_fallback" in solved or self.mode == "formula":
             values |= self._preempt(hand, ranking, values["s422_overdue"] >= 0)
-            values |= self._resize(hand, nodes, ranking, scaling, table, memory["guard"])
+            values |= self._resize(
+                hand, nodes, ranking, scaling, table, memory["guard"], values["s422_overdue"]
+            )
         allocation = hand.allocation()
         values |= parallel_work(hand, nodes, scaling, table)
         if allocation is None:
@@ -166,9 +204,19 @@ class NodeAllocation(AllocationStage):
 
     def _bars(self, o: Observation, running: Ints) -> Floats:
         """A waiting job that needs less than this (s) may stop the running one."""
-        left_s = self.preempt_ratio * o.jobs.service_s[running]
-        left_s = left_s - self.reluctance * np.nan_to_num(o.jobs.restart_s[running])
-        return np.where(np.isnan(left_s), math.inf, left_s).astype(np.float64)
+        return patient_bars(o, running, self.preempt_ratio, self.reluctance, self.run_s, self.growth)
+
+    @cached_property
+    def _ageing(self) -> Ageing:
+        return Ageing(
+            self.ageing,
+            self.lead_s,
+            self.patience_s,
+            self.reserve_after_s,
+            self.slowdown,
+            self.longest_wait_s,
+            self.unknown_s,
+        )
 
     def _undo(self, hand: Hand, nodes: NodeState, verdict: Verdict, record: Record) -> dict[str, Any]:
         """S413: give back the workers of resizes that lowered the goodput; the guard has blocked the jobs."""
@@ -193,10 +241,10 @@ class NodeAllocation(AllocationStage):
     ) -> dict[str, Any]:  # fmt: skip
         """S422, optimal: sizes by an integer programme; says why where the formula has to decide instead.
 
-        Waiting jobs are left to the formula while the first of them is overdue and so has a reservation.
+        Waiting jobs are left to the formula while one of them is overdue and so may have a reservation.
         """
         o = hand.observation
-        overdue = len(ranking.waiting) and _waited_s(o, int(ranking.waiting[0])) > self.reserve_after_s
+        overdue = len(ranking.overdue) > 0
         blocked = guard_blocked(record, ranking.running, o.time_s)
         try:
             configurations = resize_optimally(
@@ -207,27 +255,45 @@ class NodeAllocation(AllocationStage):
         return {"s422_configurations": configurations}
 
     def _start(self, hand: Hand, ranking: Ranking) -> dict[str, Any]:
-        """S422: start jobs in order; behind an overdue one only those that do not delay it."""
-        o, queue = hand.observation, frozen(ranking.waiting[~hand.touched(ranking.waiting)])
-        requests, overdue = request_columns(o), -1
-        first, _ = start_in_order(queue, True, WEIGHTED, requests, hand.columns)
-        rest = queue[len(hand.start(first)) :]
-        rest = rest[self._start_smaller(hand, rest[:1]) :]
-        if len(rest) and _waited_s(o, int(rest[0])) > self.reserve_after_s:
-            overdue = int(rest[0])
+        """S422: start overdue jobs, then the others in order; those only where they delay no overdue one."""
+        o, requests = hand.observation, request_columns(hand.observation)
+        overdue = self._start_first(hand, ranking.overdue[~hand.touched(ranking.overdue)])
+        queue, first = ranking.waiting[~hand.touched(ranking.waiting)], -1
+        if overdue < 0:
+            first = self._start_first(hand, queue)
+            if first >= 0 and _waited_s(o, first) > self.reserve_after_s:
+                overdue = first
+            queue = queue[~hand.touched(queue)]
+        if overdue >= 0:
+            queue = frozen(np.concatenate(([overdue], queue[queue != overdue])))
             running = np.sort(np.concatenate((ranking.running, hand.started())))
-            more, _ = backfill(o, rest, WEIGHTED, running, hand.holder, requests, hand.columns)
+            more, _ = backfill(
+                o, queue, _takes_s(o, queue), WEIGHTED, running, hand.holder, requests, hand.columns
+            )
             hand.start(more)
-        elif len(rest):
-            more, _ = start_in_order(rest, False, WEIGHTED, requests, hand.columns)
+        elif first >= 0:
+            queue = frozen(queue[1:])
+            more, _ = start_in_order(queue, False, WEIGHTED, requests, hand.columns)
             hand.start(more)
-            self._start_smaller(hand, rest[~np.isin(rest, more[0])][:_SMALLER])
+            self._start_smaller(hand, queue[~hand.touched(queue)][:_SMALLER])
         return {
             "s412_priority": ranking.waiting_a[:5],
             "s422_order": ranking.waiting[:5],
             "s422_ratio": ranking.ratio[:5],
             "s422_overdue": overdue,
         }
+
+    def _start_first(self, hand: Hand, queue: Ints) -> int:
+        """Start jobs in order up to the first that cannot start, in a smaller size either; returns it, or -1."""
+        while len(queue):
+            first, _ = start_in_order(
+                frozen(queue), True, WEIGHTED, request_columns(hand.observation), hand.columns
+            )
+            queue = queue[len(hand.start(first)) :]
+            if len(queue) and not self._start_smaller(hand, queue[:1]):
+                return int(queue[0])
+            queue = queue[1:]
+        return -1
 
     def _start_smaller(self, hand: Hand, rows: Ints) -> int:
         """Start elastic jobs with a half, a quarter, ... of the workers they ask for; returns how many."""
@@ -268,7 +334,7 @@ class NodeAllocation(AllocationStage):
 
     def _resize(
         self, hand: Hand, nodes: NodeState, ranking: Ranking, scaling: ScalingColumns, table: TableColumns,
-        record: Record,
+        record: Record, overdue: int,
     ) -> dict[str, Any]:  # fmt: skip
         """S422: elastic jobs give up workers for waiting ones, or take GPUs that nobody waits for."""
         o = hand.observation
@@ -277,7 +343,9 @@ class NodeAllocation(AllocationStage):
             return {"s422_grown": NO_ROWS, "s422_shrunk": NO_ROWS}
         rows = rows[~guard_blocked(record, rows, o.time_s) & ~hand.touched(rows)]
         waits = np.flatnonzero(~hand.touched(ranking.waiting))
-        if len(waits):
+        if overdue >= 0:
+            waits = waits[ranking.waiting[waits] == overdue]  # what is free is reserved for it
+        if len(waits) or overdue >= 0:
             shrunk = shrink_jobs(
                 hand, nodes, ranking, scaling, table, rows, waits[:_SHRINKING], self.horizon_s
             )
@@ -294,6 +362,13 @@ def _heaviest_first(weight: Floats, free: Ints) -> Ints:
 
 def _waited_s(o: Observation, row: int) -> float:
     return float(np.nan_to_num(o.jobs.waited_s[row]) + max(o.time_s - o.jobs.queued_since_s[row], 0.0))
+
+
+def _takes_s(o: Observation, rows: Ints) -> Floats:
+    """How long (s) jobs will run, by row of the jobs table: those that have run before restart first."""
+    jobs, takes_s = o.jobs, o.jobs.service_s.copy()
+    takes_s[rows] += np.where(jobs.attained_gpu_s[rows] > 0.0, np.nan_to_num(jobs.restart_s[rows]), 0.0)
+    return frozen(takes_s)
 
 
 def _use(o: Observation) -> dict[str, Any]:

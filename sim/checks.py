@@ -14,6 +14,7 @@ import numpy as np
 from pydantic import BaseModel
 
 from policies import PolicyError, make_policy, make_stage
+from sim.checks_energy import energy_problems
 from sim.hardware import Accelerator, HardwareProfile, load_profile
 from sim.scenario import Job, Model, NodeGroup, OnNodes, Scenario
 from sim.topology import Topology, TopologyError
@@ -47,6 +48,8 @@ def problems(scenario: Scenario, base: Path | None = None) -> list[Problem]:
     except InputError as error:
         return [*found, *((("cluster", "hardware"), line) for line in error.lines)]
     found += _accelerators(scenario, profile)
+    if not found:
+        found += energy_problems(scenario, profile, base)
     if found:
         return found
     try:
@@ -224,9 +227,15 @@ def _model(scenario: Scenario, profile: HardwareProfile, model: Model, path: Key
             if model.precision not in accelerator.flop_per_s:
                 known = ", ".join(accelerator.flop_per_s)
                 yield (*path, "precision"), f"{name} has no rate for {model.precision!r}; it has {known}"
+    if model.step is not None:
+        for name, accelerator in used.items():
+            try:
+                accelerator.step(model.step, model.precision)
+            except ValueError as error:
+                yield (*path, "step"), f"{name}: {error}"
     if model.exchange.alpha is None or model.exchange.rate is None:
         absent = [
-            n
+            f"{n} {'between' if tier == 'inter' else 'inside'} nodes"
             for n in used
             for tier in _tiers(scenario.cluster.groups)
             if profile.fabric(tier, accelerator=n) is None

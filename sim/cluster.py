@@ -135,6 +135,10 @@ class Cluster:
         held.share = share
         self._job[held.gpu] = np.where((share == 1.0) & (self._holders[held.gpu] == 1), job, SHARED)
 
+    def held_gpus(self) -> Floats:
+        """GPUs of each node that some job holds, (nodes,)."""
+        return np.bincount(self._node, self._holders > 0, len(self.nodes)).astype(np.float64)
+
     def jobs_on(self, node: int) -> list[int]:
         """Jobs that hold a GPU of the node, ascending."""
         return sorted(job for job, held in self.holding.items() if node in held.nodes)

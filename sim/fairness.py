@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from policies.jit import jit_in_place
+from policies.jit import ZERO, jit_in_place
 from sim.flows import (
     BLOCK,
     BLOCK_SIZE,
@@ -169,7 +169,7 @@ def take_changes(flows: Records, links: Records, uses: Records, ints: Ints) -> N
         if link.group > 0 or (link.binds and link.load > link.capacity * (1.0 - NEAR)):
             open_link(links, ints, number)
     count[N_FRESH] = count[N_DIRTY] = 0
-    admit(flows, links, uses, ints, 0)
+    admit(flows, links, uses, ints, ZERO)
 
 
 # --- filling ---------------------------------------------------------------------------------------------
@@ -197,7 +197,7 @@ def pop(keys: Floats, ids: Ints, size: int) -> int:
     """Take the first item off the heap; returns the size that remains."""
     size -= 1
     keys[0], ids[0] = keys[size], ids[size]
-    sift_down(keys, ids, size, 0)
+    sift_down(keys, ids, size, ZERO)
     return size
 
 
@@ -245,7 +245,7 @@ def choose_limited(flows: Records, ints: Ints, share: float) -> float:
 @jit_in_place
 def prepare(flows: Records, links: Records, uses: Records, reals: Floats, ints: Ints) -> int:
     """Survey the open links and put those with members into the heap; returns its size."""
-    keys, ids, heap = reals[KEY], ints[HEAP], 0
+    keys, ids, heap = reals[KEY], ints[HEAP], ZERO
     for i in range(ints[COUNT, N_OPEN]):
         number = ints[OPEN, i]
         link = links[number]
@@ -284,7 +284,7 @@ def fill(flows: Records, links: Records, uses: Records, reals: Floats, ints: Int
                 share = link.room / link.rising
                 break
             keys[0] = share
-            sift_down(keys, ids, heap, 0)
+            sift_down(keys, ids, heap, ZERO)
             share = np.inf
         bottleneck = ids[0]
         if lowest <= share:  # some are held back by their own limits first

@@ -221,9 +221,11 @@ class Fast(EventByEvent):
         )
 
     def _cut(self, stretch: Stretch) -> None:
-        running = int(np.searchsorted(stretch.end_s[: stretch.count], self.clock.now, side="right"))
-        if running + 1 < stretch.count:
-            stretch.count, stretch.after = running + 1, None
+        ends_s = stretch.end_s[: stretch.count]
+        # The running period is the last, or one that ends right now: the next has not begun (`clock.LATE`).
+        count = int(np.searchsorted(ends_s, self.clock.now, side="left")) + 1
+        if count < stretch.count:
+            stretch.count, stretch.after = count, None
             self._set_timer(stretch)
 
     def _credit(self, job: TrainingJob, stretch: Stretch, upto: int) -> None:

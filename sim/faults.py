@@ -45,19 +45,24 @@ class Faults:
 
     def _take_down(self, node: int, *, saved: bool = False) -> None:
         self._down[node] = self._down.get(node, 0) + 1
+        if self._down[node] == 1:
+            self.world.happened("reclaim" if saved else "crash", node, 0.0)
         self.world.node_down(node, saved=saved)
 
     def _bring_up(self, node: int) -> None:
         self._down[node] -= 1
         if self._down[node] == 0:
+            self.world.happened("repair", node, 0.0)
             self.world.node_up(node)
 
     def _begin_slow(self, node: int, factor: float) -> None:
         self._slow.setdefault(node, []).append(factor)
+        self.world.happened("fail_slow", node, factor)
         self.world.set_slow(node, math.prod(self._slow[node]))
 
     def _end_slow(self, node: int, factor: float) -> None:
         self._slow[node].remove(factor)
+        self.world.happened("fail_slow_end", node, factor)
         self.world.set_slow(node, math.prod(self._slow[node]))
 
     def _set_link(self, node: int) -> None:
@@ -68,10 +73,12 @@ class Faults:
 
     def _begin_link(self, node: int, factor: float) -> None:
         self._weak.setdefault(node, []).append(factor)
+        self.world.happened("link_degraded", node, factor)
         self._set_link(node)
 
     def _end_link(self, node: int, factor: float) -> None:
         self._weak[node].remove(factor)
+        self.world.happened("link_restored", node, factor)
         self._set_link(node)
 
     # -- when it happens -----------------------------------------------------------------------------------

@@ -15,7 +15,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    model_validator,
+)
 
 from sim.units import DATA_RATE, POWER, PRICE, SIZE, TEMPERATURE, TIME, WORK, WORK_RATE, Quantity
 from sim.yaml_errors import describe
@@ -80,7 +88,8 @@ FlopRate = Annotated[Measured, _read_by(WORK_RATE)]
 FlopCount = Annotated[Measured, _read_by(WORK)]
 Power = Annotated[Measured, _read_by(POWER)]
 Temperature = Annotated[Measured, _read_by(TEMPERATURE)]
-Price = Annotated[Measured, _read_by(PRICE)]
+price_of = _read_by(PRICE)
+Price = Annotated[Measured, price_of]
 Number = Annotated[Measured, _read_by(NUMBER)]
 ThermalResistance = Annotated[Measured, _read_by(THERMAL_RESISTANCE)]
 
@@ -120,6 +129,7 @@ class Accelerator(_Part):
     throttle_slope: Number | None = None  # share of the clock lost per degree above throttle_c
     price_usd_per_gpu_h: Price | None = None
     price_date: str | None = None
+    _steps: tuple[StepTime, ...] = PrivateAttr(())  # the profile's, of this accelerator
 
     @model_validator(mode="before")
     @classmethod
@@ -140,6 +150,14 @@ class Accelerator(_Part):
         if precision not in self.flop_per_s:
             raise ValueError(f"no rate for precision {precision!r}; known: {', '.join(self.flop_per_s)}")
         return self.flop_per_s[precision].value
+
+    def step(self, workload: str, precision: str) -> StepTime:
+        """The profile's step time of a workload on this accelerator. Raises ValueError, one line, for none."""
+        for step in self._steps:
+            if (step.workload, step.precision) == (workload, precision):
+                return step
+        known = ", ".join(f"{s.workload} in {s.precision}" for s in self._steps) or "none"
+        raise ValueError(f"no step of {workload!r} in {precision} was measured; known: {known}")
 
     def efficiency_at(self, flop: float) -> float:
         """Share of the peak that a pass of `flop` FLOP reaches; 1 without a table.
@@ -242,6 +260,7 @@ class HardwareProfile(_Part):
     fabrics: tuple[Fabric, ...] = ()
     steps: tuple[StepTime, ...] = ()
     figures: dict[str, Number] = {}
+    node_base_w: Power | None = None  # a node without its accelerators
 
     @model_validator(mode="before")
     @classmethod
@@ -258,9 +277,17 @@ class HardwareProfile(_Part):
             raw["fabrics"] = [_with_origin(v, Fabric, origin) for v in raw["fabrics"]]
         if isinstance(raw.get("steps"), list | tuple):
             raw["steps"] = [_with_origin(v, StepTime, origin) for v in raw["steps"]]
+        if raw.get("node_base_w") is not None:
+            raw["node_base_w"] = _number_origin(raw["node_base_w"], origin)
         if isinstance(raw.get("figures"), Mapping):
             raw["figures"] = {k: _number_origin(v, origin) for k, v in raw["figures"].items()}
         return raw
+
+    @model_validator(mode="after")
+    def _share_steps(self) -> Self:
+        for name, accelerator in self.accelerators.items():
+            accelerator._steps = tuple(step for step in self.steps if step.accelerator == name)
+        return self
 
     def accelerator(self, name: str) -> Accelerator:
         """The accelerator of that name. Raises ValueError with the known names."""

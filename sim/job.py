@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -29,6 +30,10 @@ from sim.workload import (
     replica_cost_s,
     share_speed,
 )
+
+if TYPE_CHECKING:
+    from sim.energy import Meter
+    from sim.timeline import Timeline
 
 BUSY, STALL, WAIT, EXPOSED, RESTART, LOST, USEFUL = range(7)
 """Rows of `Account.gpu_s`."""
@@ -184,9 +189,13 @@ class TrainingJob:
         self.fabric_bytes_per_s = float(cluster.topology.fabric_bytes_per_s.min())
         self._cost = lru_cache(maxsize=4096)(self._cost_uncached)
         self.workers = 0
+        self.nodes: Ints = np.zeros(1, dtype=np.int64)  # until it is placed, node 0 stands for any
         self.exchanged_bytes = 0.0
+        self.undone_gpu_s = 0.0  # computing that counts as lost or as restart
+        self.meter: Meter | None = None
+        self.timeline: Timeline | None = None
         self._exchanges_seen = 0
-        self.period_start_s = 0.0
+        self.period_start_s = self.begun_s = 0.0
 
     def _target_samples(self) -> float:
         spec = self.spec
@@ -210,8 +219,9 @@ class TrainingJob:
                 self.data.restore(self.saved_data, self.nodes.tolist())
             else:
                 self.data.assign(self.nodes.tolist())
-        self.resume_at(now_s + delay_s)
-        self.window = Window.empty(self.workers, now_s)
+        self.begun_s = now_s + delay_s
+        self.resume_at(self.begun_s)
+        self.open_window(now_s)
         self.last_checkpoint_s = self.period_start_s
         self.charge(RESTART, delay_s)
         self.configure()
@@ -225,6 +235,24 @@ class TrainingJob:
         self.nodes = self.cluster.gpus.node[self.gpu]
         self.fabric_bytes_per_s = float(self.cluster.topology.fabric_bytes_per_s[self.nodes].min())
         self._cost.cache_clear()
+        self.busy_total_s = np.zeros(self.workers)
+
+    def open_window(self, since_s: float) -> None:
+        """Measure anew from here on."""
+        self.window = Window.empty(self.workers, since_s)
+        self._busy_taken_s = np.zeros(self.workers)
+
+    def fresh_busy_s(self) -> Floats:
+        """Computing time of each worker (workers,) since `take_busy_s` was last asked."""
+        fresh: Floats = self.window.busy_s - self._busy_taken_s
+        return fresh
+
+    def take_busy_s(self) -> Floats:
+        """Computing time of each worker since this was last asked; ask before the window changes."""
+        fresh = self.fresh_busy_s()
+        self._busy_taken_s = self.window.busy_s.copy()
+        self.busy_total_s += fresh
+        return fresh
 
     def resume_at(self, time_s: float) -> None:
         """Anchor the next period at an absolute time."""
@@ -456,6 +484,8 @@ class TrainingJob:
 
     def checkpoint(self) -> None:
         """Begin to write a checkpoint; it counts once it is written, see `written`."""
+        if self.timeline is not None:
+            self.timeline.checkpointing(self)
         save_s = self.save_s
         self.charge(RESTART, save_s)
         self._unwritten = self._state()
@@ -467,6 +497,8 @@ class TrainingJob:
         if self._unwritten is not None:
             self.saved_account, self.saved_data = self._unwritten
             self._unwritten = None
+            if self.timeline is not None:
+                self.timeline.checkpointed(self)
 
     def _state(self) -> tuple[Account, Snapshot | None]:
         return self.account.copy(), self.data.snapshot() if self.data is not None else None
@@ -503,6 +535,8 @@ class TrainingJob:
         self._undo_round()
         partial_s = now_s - self.period_start_s
         self.charge(RESTART if partial_s < 0.0 else use, partial_s)
+        if partial_s > 0.0 and use != BUSY:
+            self.undone_gpu_s += partial_s * float(self.weight.sum())
 
     def book_unfinished(self, now_s: float) -> None:
         """The run ends within a period (or a restart): its time counts as training that has come to nothing yet."""
@@ -511,6 +545,7 @@ class TrainingJob:
     def _roll_back(self) -> None:
         now, saved = self.account, self.saved_account
         wasted = float((now.gpu_s[BUSY : EXPOSED + 1] - saved.gpu_s[BUSY : EXPOSED + 1]).sum())
+        self.undone_gpu_s += float(now.gpu_s[BUSY] - saved.gpu_s[BUSY])
         restored = saved.copy()
         restored.gpu_s[RESTART] = now.gpu_s[RESTART]
         restored.gpu_s[LOST] = now.gpu_s[LOST] + wasted
@@ -518,19 +553,23 @@ class TrainingJob:
         restored.exchanges = now.exchanges
         self.account = restored
 
-    def regroup(self, holding: Holding, now_s: float, delay_s: float) -> None:
-        """Go on with the workers that are left; only the running period is lost."""
+    def cut(self, now_s: float) -> None:
+        """Some workers are gone: the running period is lost; `regroup` follows."""
         self.generation += 1
         self._unwritten = None
         self._end_partial(now_s, LOST)
+
+    def regroup(self, holding: Holding, now_s: float, delay_s: float) -> None:
+        """Go on with the workers that are left."""
         self.holding = holding
         self._set_workers(holding)
         self.samples = deal(self.global_batch, np.ones(self.workers, np.int64), self.spec.micro_batch)
         if self.data is not None:
             self.data.assign(self.nodes.tolist())
         self.pending = Pending()
-        self.window = Window.empty(self.workers, now_s)
-        self.resume_at(now_s + delay_s)
+        self.open_window(now_s)
+        self.begun_s = now_s + delay_s
+        self.resume_at(self.begun_s)
         self.charge(RESTART, delay_s)
         self.configure()
 
@@ -550,6 +589,8 @@ class TrainingJob:
             if pending.order:
                 self.data.reorder(pending.order)
         if pending.share is not None:
+            if self.meter is not None:
+                self.meter.training(self)  # at the share it had
             self.share, self.stale = pending.share, True
             self.weight = self.share * self.gpus_per_worker
             self.cluster.set_share(self.row, np.repeat(self.share, self.gpus_per_worker))

@@ -76,6 +76,7 @@ class Observer:
             ("compute_demand_flops", (model.flop_per_sample or 0.0) * job.target),
             ("memory_bytes", memory_need_bytes(model, int(parts.max()), workers)),
             ("checkpoint_bytes", job.size_bytes),
+            ("restart_s", self.world.scenario.restart.initialisation + 2.0 * job.save_s),
         ):
             columns[name][row] = value
 
@@ -85,6 +86,13 @@ class Observer:
         columns["waited_s"][row] += now_s - columns["queued_since_s"][row]
         columns["queued_since_s"][row] = now_s
         columns["started_s"][row] = now_s
+        if row not in self.world.training:  # what a crash has cost it more is paid now
+            columns["restart_s"][row] = self.world.scenario.restart.initialisation
+
+    def regrouped(self, row: int, now_s: float) -> None:
+        """A job goes on with fewer GPUs; it has not been in the queue."""
+        self._job_columns["queued_since_s"][row] = now_s
+        self._job_columns["started_s"][row] = now_s
 
     def stopped(self, row: int, now_s: float) -> None:
         """A job is back in the queue."""
@@ -121,8 +129,8 @@ class Observer:
         now, waiting, running = world.clock._now, world.waiting.rows, world.running.rows
         columns, rigid = self._job_columns, world.rigid
         refresh(
-            now, running, rigid.begin_s, rigid.rate, world.demand.duration_s, world.held, rigid.attained_base,
-            rigid.left_s, world.estimate_factor, columns["attained_gpu_s"], columns["service_s"],
+            now, running, rigid.begin_s, rigid.rate, rigid.weight, rigid.attained_base, rigid.left_s,
+            world.estimate_factor, columns["attained_gpu_s"], columns["service_s"],
         )  # fmt: skip
         if world.training:
             self._observe_training(now)
@@ -161,6 +169,8 @@ class Observer:
     def transferred(self, transfer: Transfer) -> None:
         """Count a transfer that has ended."""
         self._carried_bytes[transfer.links] += transfer.size_bytes
+        if self.world.timeline is not None:
+            self.world.timeline.transferred(transfer)
 
     def _fill_traffic(self, jobs: list[TrainingJob], now: float) -> None:
         """Share of each NIC's capacity used by what ended since the last observation."""
@@ -203,7 +213,10 @@ class Observer:
         columns["exchange_s"][row] = window.exchange_s / window.periods
         columns["throughput_samples_per_s"][row] = float(window.samples.sum()) / span_s
         columns["goodput_samples_per_s"][row] = window.useful_samples / span_s
-        job.window = Window.empty(job.workers, job.period_start_s)
+        self.world.meter.training(job)
+        if self.world.timeline is not None:
+            self.world.timeline.looked_at(job)
+        job.open_window(job.period_start_s)
 
     def _fill_workers(self, jobs: list[TrainingJob]) -> None:
         members = tuple((job.row, job.generation) for job in jobs)

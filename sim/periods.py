@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from policies.jit import jit_in_place
+from policies.jit import ZERO, jit_in_place
 from policies.observation import Floats, Ints
 from sim.randomness import Space, noise_row, noise_space
 from sim.workload import efficiency, hidden_s
@@ -48,7 +48,7 @@ def unfold(
         c = last_compute_s if k == steps - 1 else compute_s
         i = last_input_s if k == steps - 1 else input_s
         if sigma != 0.0:
-            noise_row(key, first_step + k, 0, mu, sigma, space, factor)
+            noise_row(key, first_step + k, ZERO, mu, sigma, space, factor)
         if k == 0:
             for w in range(n):
                 busy_s[w] = c[w] * factor[w]

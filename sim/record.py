@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from html import escape
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,8 @@ class Run:
     jobs: equal-length columns, in order of (arrival, id): job_id, name, arrival_s, start_s (first start),
         completion_s (NaN: not completed), gpus, queueing_s, samples, useful_samples, lost_samples, steps,
         preemptions, restarts, and GPU-seconds by use (busy_gpu_s, input_stall_gpu_s, barrier_wait_gpu_s,
-        exposed_communication_gpu_s, restart_gpu_s, lost_to_faults_gpu_s, useful_gpu_s).
+        exposed_communication_gpu_s, restart_gpu_s, lost_to_faults_gpu_s, useful_gpu_s), energy_j and
+        cost_usd (NaN: not known).
     config: the scenario with every default, as JSON.
     totals: cluster-wide numbers (gpus, makespan_s, idle_gpu_s, decisions, events, network_bytes, ...).
     cpu_s: processor time of the run; not part of its records, because it differs between equal runs.
@@ -51,6 +53,7 @@ class Run:
     stopped: str | None = None
     cpu_s: float = 0.0
     inputs: Mapping[str, str] = field(default_factory=dict)
+    timeline: Mapping[str, Mapping[str, NDArray[Any]]] | None = None
 
     def summary(self) -> dict[str, float]:
         """The run in one flat row; a metric without any completed job is NaN."""
@@ -72,7 +75,31 @@ class Run:
         row["idle_ratio"] = totals["idle_gpu_s"] / gpu_s
         for use in WASTE[1:]:
             row[f"{use}_ratio"] = float(jobs[f"{use}_gpu_s"].sum()) / gpu_s
-        return row
+        return row | self._energy_and_money()
+
+    def _energy_and_money(self) -> dict[str, float]:
+        """What the totals say of both; a number that is not there is not known."""
+        useful = float(self.jobs["useful_samples"].sum()) if "useful_samples" in self.jobs else 0.0
+        of = {name: self.totals.get(name, math.nan) for name in ("energy_j", "cost_usd")}
+        waste = {f"{use}_usd": self.totals.get(f"{use}_usd", math.nan) for use in WASTE}
+        return {
+            **of,
+            "waste_usd": sum(waste.values()),
+            **waste,
+            "energy_per_useful_sample_j": of["energy_j"] / useful if useful > 0.0 else math.nan,
+            "cost_per_useful_sample_usd": of["cost_usd"] / useful if useful > 0.0 else math.nan,
+        }
+
+    def _repr_html_(self) -> str:
+        """The summary as a table, for notebooks."""
+        rows = "".join(
+            f'<tr><th scope="row" style="text-align:left">{escape(name)}</th><td>{value:.6g}</td></tr>'
+            for name, value in self.summary().items()
+            if not math.isnan(value)
+        )
+        end = "" if self.stopped is None else f"; stopped: {escape(self.stopped)}"
+        title = f"{escape(self.scenario_name)}: {escape(self.policy_name)}, seed {self.seed}{end}"
+        return f"<table><caption>{title}</caption><tbody>{rows}</tbody></table>"
 
     def write(self, folder: Path) -> None:
         """Write the run directory; `summary.json` comes last, so its presence means the run is complete."""
@@ -80,12 +107,18 @@ class Run:
         (folder / "summary.json").unlink(missing_ok=True)
         (folder / "config.yaml").write_text(write_tree(json.loads(self.config)), encoding="utf-8")
         write_parquet(folder / "jobs.parquet", self.jobs)
+        self._write_timeline(folder / "timeline")
         _write_json(folder / "manifest.json", self._manifest())
         if self.stopped is None:
             row = {"identity": self.identity, "policy": self.policy_name, "seed": self.seed, **self.summary()}
             _write_json(
                 folder / "summary.json", row | {"totals": dict(self.totals), "notes": list(self.notes)}
             )
+
+    def _write_timeline(self, folder: Path) -> None:
+        for name, columns in (self.timeline or {}).items():
+            folder.mkdir(exist_ok=True)
+            write_parquet(folder / f"{name}.parquet", columns)
 
     def _manifest(self) -> dict[str, Any]:
         return {
@@ -114,10 +147,12 @@ def versions() -> dict[str, str]:
     return found
 
 
-def identity(*, config: str, profile: str, policy: str, seed: int, trace: bytes, code: str) -> str:
+def identity(
+    *, config: str, profile: str, prices: str, policy: str, seed: int, trace: bytes, code: str
+) -> str:
     """First 16 hex digits of SHA-256 over everything that a run's records depend on."""
     digest = hashlib.sha256()
-    texts = [part.encode() for part in (config, profile, policy, str(seed), code)]
+    texts = [part.encode() for part in (config, profile, prices, policy, str(seed), code)]
     for part in (*texts, trace):
         digest.update(len(part).to_bytes(8, "big"))
         digest.update(part)

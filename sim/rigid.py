@@ -18,10 +18,11 @@ from sim.job import BUSY, LOST, RESTART, USEFUL
 
 
 @jit
-def refresh(now, rows, begin_s, rate, work_s, gpus, attained_base, left_s, factor, attained, service):  # type: ignore[no-untyped-def]
+def refresh(now, rows, begin_s, rate, gpus, attained_base, left_s, factor, attained, service):  # type: ignore[no-untyped-def]
     """Write attained GPU-seconds and remaining service (s) of running rigid jobs at `now`.
 
-    begin_s is when work (re)started; rows whose rate is 0 are not rigid jobs under way.
+    begin_s is when work (re)started, gpus the sum of the shares held; rows whose rate is 0 are not rigid jobs
+    under way.
     """
     for k in range(rows.size):
         row = rows[k]
@@ -55,7 +56,7 @@ class RigidJobs:
         self.gpu_s = np.zeros((n, 7))
         self.attained_base = np.zeros(n)
         self._end: dict[int, Event] = {}
-        self._weight: dict[int, float] = {}
+        self.weight = np.zeros(n)  # sum of the GPU shares it holds
         self._nodes: dict[int, Ints] = {}
 
     def start(self, row: int, holding: Holding, delay_s: float) -> None:
@@ -65,7 +66,7 @@ class RigidJobs:
         weight = float(holding.share.sum()) if holding.gpu.size > 1 else holding.share.item()
         begin_s = clock._now + delay_s
         self.begin_s[row], self.rate[row] = begin_s, rate
-        self._weight[row], self._nodes[row] = weight, holding.nodes
+        self.weight[row], self._nodes[row] = weight, holding.nodes
         if delay_s:
             self.gpu_s[row, RESTART] += delay_s * weight
         self._end[row] = clock.at(begin_s + self.left_s.item(row) / rate, partial(self._ended, row))
@@ -77,7 +78,7 @@ class RigidJobs:
 
     def _book(self, row: int, work_s: float) -> None:
         """Count work done at the present rate."""
-        gpu_s = work_s / self.rate.item(row) * self._weight[row]
+        gpu_s = work_s / self.rate.item(row) * self.weight.item(row)
         self.gpu_s[row, BUSY] += gpu_s
         self.gpu_s[row, USEFUL] += gpu_s
         self.attained_base[row] += gpu_s
@@ -86,7 +87,7 @@ class RigidJobs:
     def book_until_now(self, row: int) -> None:
         """Count what a job has done when the run ends before it does."""
         unspent_s = max(0.0, float(self.begin_s[row]) - self.clock.now)
-        self.gpu_s[row, RESTART] -= unspent_s * self._weight[row]
+        self.gpu_s[row, RESTART] -= unspent_s * self.weight.item(row)
         self._book(row, self._progress(row))
 
     def _progress(self, row: int) -> float:
@@ -97,7 +98,7 @@ class RigidJobs:
         """Stop now. `lost`: what was done since the last checkpoint is gone."""
         self.clock.cancel(self._end[row])
         unspent_s = max(0.0, float(self.begin_s[row]) - self.clock.now)
-        self.gpu_s[row, RESTART] -= unspent_s * self._weight[row]
+        self.gpu_s[row, RESTART] -= unspent_s * self.weight.item(row)
         self._book(row, self._progress(row))
         if lost:
             self._lose(row)
@@ -112,7 +113,7 @@ class RigidJobs:
         if every_s < math.inf:
             since = done_s - kept_s
             kept_s += since if every_s == 0.0 else math.floor(since / every_s) * every_s
-        lost_gpu_s = (done_s - kept_s) / self.rate[row] * self._weight[row]
+        lost_gpu_s = (done_s - kept_s) / self.rate[row] * self.weight.item(row)
         self.gpu_s[row, BUSY] -= lost_gpu_s
         self.gpu_s[row, USEFUL] -= lost_gpu_s
         self.gpu_s[row, LOST] += lost_gpu_s
@@ -134,15 +135,21 @@ class RigidJobs:
 
     def speed_changed(self, row: int) -> None:
         """Its nodes run at another speed from now on."""
-        if self.cluster.rigid_speed(self._nodes[row]) == self.rate[row]:
+        rate = self.cluster.rigid_speed(self._nodes[row])
+        if rate == self.rate[row]:
             return
         self.clock.cancel(self._end[row])
+        begin_s = self.book_running(row)
+        self.rate[row] = rate
+        self._end[row] = self.clock.at(begin_s + self.left_s[row] / rate, partial(self._ended, row))
+
+    def book_running(self, row: int) -> float:
+        """Book what a job has done by now; returns when it does, or will, go on (s)."""
         self._book(row, self._progress(row))
         begin_s = max(self.clock.now, float(self.begin_s[row]))
-        rate = self.cluster.rigid_speed(self._nodes[row])
-        self.begin_s[row], self.rate[row] = begin_s, rate
-        self._end[row] = self.clock.at(begin_s + self.left_s[row] / rate, partial(self._ended, row))
+        self.begin_s[row] = begin_s
+        return begin_s
 
     def _forget(self, row: int) -> None:
         self.rate[row] = 0.0
-        del self._end[row], self._weight[row], self._nodes[row]
+        del self._end[row], self._nodes[row]

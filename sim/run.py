@@ -13,18 +13,23 @@ import numpy as np
 
 from policies import make_policy
 from policies.contract import Decision, Policy, Refusal, StageError
+from sim.bill import bill
+from sim.books import USES
 from sim.cluster import Cluster
+from sim.cost import load_book, make_prices
 from sim.demand import make_demand
 from sim.faults import Faults
+from sim.futility import Stalled
 from sim.hardware import load_profile
 from sim.job import BUSY, EXPOSED, LOST, RESTART, STALL, USEFUL, WAIT
 from sim.record import Run, code_hash, identity
 from sim.scenario import Scenario
 from sim.topology import Topology
 from sim.traces import Trace, read_trace
-from sim.world import SimWorld, Stalled
+from sim.world import SimWorld
 
 Progress = Callable[[float, int, int], None]
+INTERRUPTED = "interrupted"
 _PROGRESS_S = 0.5
 
 _USES = (
@@ -41,7 +46,11 @@ class RunFailed(RuntimeError):
         self.run = run
 
     def __reduce__(self) -> tuple[type[RunFailed], tuple[str, Run]]:
-        return RunFailed, (str(self), self.run)  # so that it comes back whole from another process
+        return type(self), (str(self), self.run)  # so that it comes back whole from another process
+
+
+class RunInterrupted(RunFailed):
+    """A run that was stopped from outside; `.run` holds its records up to then."""
 
 
 def run(
@@ -53,6 +62,8 @@ def run(
     journal: Path | None = None,
     progress: Progress | None = None,
     event_by_event: bool = False,
+    timeline: bool = False,
+    stop: Callable[[], bool] | None = None,
 ) -> Run:
     """Simulate a scenario.
 
@@ -63,14 +74,18 @@ def run(
         journal: file to which every decision is written.
         event_by_event: use the plain time advance, one event per worker and step (slow; for comparison).
         progress: called about twice a second with (simulated s, jobs done, jobs in all).
+        timeline: record what happens when, too (`Run.timeline`).
+        stop: asked before each event; true ends the run there.
 
-    Raises InputError for a scenario that cannot be run, RunFailed when a stage fails or nothing can go on.
+    Raises InputError for a scenario that cannot be run, RunFailed when a stage fails or nothing can go on,
+    RunInterrupted when `stop` said so.
     """
     policy = policy if policy is not None else make_policy(list(scenario.policy))
     seed = scenario.seed if seed is None else seed
     trace = trace if trace is not None else trace_of(scenario)
     topology = Topology(scenario.cluster)
-    cluster = Cluster(scenario.cluster, load_profile(scenario.cluster.hardware), topology)
+    profile = load_profile(scenario.cluster.hardware)
+    cluster = Cluster(scenario.cluster, profile, topology)
     demand = make_demand(scenario, trace, cluster)
     writer = _journal(journal)
     began = time.process_time()
@@ -81,20 +96,23 @@ def run(
 
     world = SimWorld(
         scenario, demand, cluster, topology, policy, seed, record if writer is not None else None,
-        event_by_event=event_by_event,
+        event_by_event=event_by_event, prices=make_prices(scenario, profile), timeline=timeline,
     )  # fmt: skip
     Faults(world)
     stopped: str | None = None
     try:
-        _advance(world, scenario, progress)
+        if not _advance(world, scenario, progress, stop):
+            stopped = INTERRUPTED
     except (StageError, Stalled) as error:
         stopped = str(error)
     finally:
         if writer is not None:
             writer.close()
+    if stopped is not None:
+        world.close(world.clock.now)
     result = _collect(world, scenario, policy, seed, trace, stopped, time.process_time() - began)
     if stopped is not None:
-        raise RunFailed(stopped, result)
+        raise (RunInterrupted if stopped == INTERRUPTED else RunFailed)(stopped, result)
     return result
 
 
@@ -114,8 +132,10 @@ def trace_of(scenario: Scenario) -> Trace | None:
     return read_trace(spec.file, spec.format, spec.limit, spec.clusters, spec.time_scale)
 
 
-def _advance(world: SimWorld, scenario: Scenario, progress: Progress | None) -> None:
-    """Step until all jobs are done or the horizon is reached."""
+def _advance(
+    world: SimWorld, scenario: Scenario, progress: Progress | None, stop: Callable[[], bool] | None
+) -> bool:
+    """Step until all jobs are done or the horizon is reached; False when `stop` said so before."""
     clock, done, total = world.clock, world.done, len(world.demand)
     horizon_s = scenario.horizon if scenario.horizon is not None else np.inf
     next_report, countdown = time.monotonic() + _PROGRESS_S, 1000
@@ -125,6 +145,8 @@ def _advance(world: SimWorld, scenario: Scenario, progress: Progress | None) -> 
         if clock._queue[0][0] > horizon_s:
             world.close(horizon_s)
             break
+        if stop is not None and stop():
+            return False
         clock.step()
         countdown -= 1
         if countdown == 0:
@@ -134,6 +156,7 @@ def _advance(world: SimWorld, scenario: Scenario, progress: Progress | None) -> 
                 next_report = time.monotonic() + _PROGRESS_S
     if progress is not None:
         progress(clock.now, world.completed, total)
+    return True
 
 
 def run_identity(scenario: Scenario, policy: Policy, seed: int, trace: Trace | None) -> str:
@@ -141,6 +164,7 @@ def run_identity(scenario: Scenario, policy: Policy, seed: int, trace: Trace | N
     return identity(
         config=scenario.model_dump_json(),
         profile=load_profile(scenario.cluster.hardware).model_dump_json(),
+        prices=load_book(scenario.cost.book).model_dump_json(),
         policy=policy.name,
         seed=seed,
         trace=trace.digest() if trace is not None else b"",
@@ -174,6 +198,9 @@ def _collect(
 ) -> Run:
     jobs = _job_columns(world)
     totals = _totals(world, jobs)
+    uses = np.stack([jobs[f"{name}_gpu_s"] for name, _ in _USES[:USES]], axis=1)
+    billed, bills = bill(world, uses, totals["makespan_s"])
+    jobs, totals = jobs | billed, totals | bills
     inputs = {"code": code_hash(), "trace": trace.digest().hex() if trace is not None else ""}
     notes = list(demand_notes(world, scenario))
     return Run(
@@ -188,6 +215,7 @@ def _collect(
         stopped=stopped,
         cpu_s=cpu_s,
         inputs=inputs,
+        timeline=None if world.timeline is None else world.timeline.tables(_end_s(world, jobs)),
     )
 
 
@@ -196,6 +224,8 @@ def demand_notes(world: SimWorld, scenario: Scenario) -> list[str]:
     notes = list(world.demand.notes)
     if not is_random(scenario):
         notes.append("no noise, faults or estimate error: every seed gives the same run")
+    if world.prices.note:
+        notes.append(f"money at {world.prices.note}; give your own under 'cost'")
     if world.refusals:
         time_s, what, why = world.refusals[0]
         notes.append(
@@ -238,15 +268,21 @@ def _job_columns(world: SimWorld) -> dict[str, Any]:
     return jobs | {f"{name}_gpu_s": gpu_s[:, row].copy() for name, row in _USES}
 
 
-def _totals(world: SimWorld, jobs: dict[str, Any]) -> dict[str, float]:
+def _end_s(world: SimWorld, jobs: dict[str, Any]) -> float:
+    """When the run ended: with its last job, or when it was stopped."""
     done = ~np.isnan(jobs["completion_s"])
-    end_s = float(jobs["completion_s"][done].max()) if done.all() and done.size else world.clock.now
+    return float(jobs["completion_s"][done].max()) if done.all() and done.size else world.clock.now
+
+
+def _totals(world: SimWorld, jobs: dict[str, Any]) -> dict[str, float]:
+    end_s = _end_s(world, jobs)
     start_s = float(world.demand.arrival_s[0])
     gpus = float(len(world.cluster.gpus))
     used = sum(float(jobs[f"{name}_gpu_s"].sum()) for name, _ in _USES if name != "useful")
     return {
         "gpus": gpus,
         "nodes": float(len(world.cluster.nodes)),
+        "end_s": end_s,
         "makespan_s": end_s - start_s,
         "idle_gpu_s": gpus * (end_s - start_s) - used,
         "decisions": float(world.decisions),

@@ -10,7 +10,20 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-from sim.units import Bytes, BytesPerS, Celsius, Flop, Rate, Seconds, Share, UsdPerHour, UsdPerJoule, Watts
+from sim.units import (
+    Bytes,
+    BytesPerS,
+    Celsius,
+    Flop,
+    Rate,
+    Seconds,
+    Share,
+    Usd,
+    UsdPerByteSecond,
+    UsdPerHour,
+    UsdPerJoule,
+    Watts,
+)
 
 
 def _no_bool(value: object) -> object:
@@ -43,12 +56,13 @@ class NodeGroup(Section):
     speed: Positive = 1.0  # relative to the accelerator's profile
     cores: Count = 32
     host_memory: Bytes = 256 * 2.0**30
+    host_power: Watts | None = None  # a node without its GPUs; none: the profile's, else 0
     storage: Bytes = 4e12
     storage_rate: BytesPerS = 3e9
     nic: BytesPerS = 12.5e9
     fabric: BytesPerS = 300e9  # between the GPUs of one node, one direction
     ingest: Rate | None = None  # samples/s the host can prepare; none: never the limit
-    price: UsdPerHour | None = None  # per node; none: the accelerator's catalogue price
+    price: UsdPerHour | None = None  # per node; none: by GPU, from `cost` or the price book
 
 
 class Star(Section):
@@ -149,6 +163,7 @@ class Model(Section):
     fixed_time: Seconds | None = None  # alpha_c: per pass, on the reference accelerator
     sample_time: Seconds | None = None  # beta_c: per sample
     flop_per_sample: Flop | None = None  # roofline instead of a fit
+    step: str | None = None  # a step that the hardware profile has, in the precision below
     bytes_per_sample: Bytes = 0.0
     precision: Precision = "bf16"
     parameters: Annotated[Float, Field(ge=0)] = 0.0
@@ -167,8 +182,12 @@ class Model(Section):
 
     @model_validator(mode="after")
     def _cost_given(self) -> Self:
-        if (self.sample_time is None) == (self.flop_per_sample is None):
-            raise ValueError("needs either 'sample_time' (a fit) or 'flop_per_sample' (a roofline)")
+        costs = (self.sample_time, self.flop_per_sample, self.step)
+        if sum(cost is not None for cost in costs) != 1:
+            names = "'sample_time' (a fit), 'flop_per_sample' (a roofline), 'step' (of the hardware profile)"
+            raise ValueError(f"needs exactly one of {names}")
+        if self.step is not None and self.fixed_time is not None:
+            raise ValueError("'fixed_time' is part of the 'step' of the hardware profile; leave it out")
         return self
 
 
@@ -387,12 +406,45 @@ class Faults(Section):
 
 
 class Energy(Section):
-    """Power price and heat. Power and thermal constants come from the hardware profile."""
+    """Power: its price, and caps that slow computing. What GPUs draw comes from the hardware profile."""
 
-    tariff: UsdPerJoule = 0.10 / 3.6e6
-    pue: Annotated[Float, Field(ge=1)] = 1.3
+    tariff: UsdPerJoule | None = None  # none: the price book's
+    pue: Annotated[Float, Field(ge=1)] = 1.3  # power of the site over that of its nodes
     ambient: Celsius = 25.0
-    power_cap: Watts | None = None
+    power_cap: Watts | None = None  # of each GPU
+    cluster_power_cap: Watts | None = None  # of all nodes together, shared by the GPUs that are held
+
+
+class Thermal(Section):
+    """Heat acts: GPUs warm up, and slow down above the throttle temperature of their profile."""
+
+    every: Span = 10.0  # between two looks at the temperatures
+    clock_min: Annotated[Share, Field(gt=0, le=1)] = 0.3  # throttling goes no further
+
+
+class Capex(Section):
+    """GPUs that are owned, each with its share of node and network."""
+
+    price: Usd
+    life: Span = 4 * 365 * 86400.0
+    utilisation: Annotated[Share, Field(gt=0, le=1)] = 1.0  # share of its life in which it is in use
+
+
+class Cost(Section):
+    """Prices in place of those of the price book. Keys of `gpu_hour` and `capex` are accelerators."""
+
+    book: str = "prices"
+    gpu_hour: dict[str, UsdPerHour] = {}
+    capex: dict[str, Capex] = {}
+    storage: UsdPerByteSecond | None = None
+    network: UsdPerHour | None = None  # per node, beyond what GPU prices include
+    energy: Literal["auto", "included", "separate"] = "auto"  # auto: separate when some GPUs are owned
+
+    @model_validator(mode="after")
+    def _one_price(self) -> Self:
+        if both := sorted(set(self.gpu_hour) & set(self.capex)):
+            raise ValueError(f"{both[0]!r} has both a 'gpu_hour' and a 'capex' price; give one")
+        return self
 
 
 class Scenario(Section):
@@ -410,6 +462,8 @@ class Scenario(Section):
     faults: Faults = Faults()
     restart: Restart = Restart()
     energy: Energy = Energy()
+    thermal: Thermal | None = None
+    cost: Cost = Cost()
     seed: Annotated[Int, Field(ge=0)] = 0
     horizon: Span | None = None  # stop here; none: run until every job is done
 

@@ -29,6 +29,7 @@ class Transfer:
     flow: int = -1
     links: Ints = field(default_factory=lambda: NO_LINKS)
     begin: Event | None = None
+    begin_s: float = 0.0  # when it began to flow
 
 
 @dataclass
@@ -64,7 +65,7 @@ class Transfers:
         transfer.links, latency_s = self.topology.read_route(transfer.source, transfer.target)
 
         def go(_: Event) -> None:
-            transfer.begin = None
+            transfer.begin, transfer.begin_s = None, self.clock.now
             transfer.flow = self.network.start(
                 transfer.size_bytes, transfer.links, np.ones(len(transfer.links)), np.inf,
                 lambda _flow: self._end(transfer),

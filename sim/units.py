@@ -20,6 +20,7 @@ _NUMBER = re.compile(
 _SI = {"": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 _PER = {"s": Fraction(1), "min": Fraction(60), "h": Fraction(3600), "d": Fraction(86400)}
 _KWH = Fraction(3_600_000)  # J
+_MONTH_S = Fraction(365 * 86400, 12)
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,6 +185,14 @@ TARIFF = Quantity(
     _money_units({"J": Fraction(1), "kWh": _KWH, "MWh": _KWH * 1000}),
     plausible=(1e-10, 1e-6),
 )
+MONEY = Quantity("an amount of money", "USD", "30 kUSD", _prefixed("USD", "$"), plausible=(1e-2, 1e12))
+STORAGE_PRICE = Quantity(
+    "a storage price",
+    "USD/(byte s)",
+    "0.02 USD/GB-month",
+    {f"USD/{unit}-month": 1 / (factor * _MONTH_S) for unit, factor in _size_units().items() if "B" in unit},
+    plausible=(1e-19, 1e-14),
+)
 POWER = Quantity(
     "a power", "W", "700 W", {"mW": Fraction(1, 1000)} | _prefixed("W"), above=True, plausible=(1.0, 1e6)
 )
@@ -192,7 +201,10 @@ TEMPERATURE = Quantity(
     plausible=(-60.0, 150.0),
 )  # fmt: skip
 
-QUANTITIES = (SIZE, DATA_RATE, TIME, WORK, WORK_RATE, SAMPLE_RATE, SHARE, PRICE, TARIFF, POWER, TEMPERATURE)
+QUANTITIES = (
+    SIZE, DATA_RATE, TIME, WORK, WORK_RATE, SAMPLE_RATE, SHARE, PRICE, TARIFF, MONEY, STORAGE_PRICE, POWER,
+    TEMPERATURE,
+)  # fmt: skip
 
 Bytes = Annotated[float, SIZE]
 BytesPerS = Annotated[float, DATA_RATE]
@@ -203,6 +215,8 @@ Rate = Annotated[float, SAMPLE_RATE]  # samples/s
 Share = Annotated[float, SHARE]
 UsdPerHour = Annotated[float, PRICE]
 UsdPerJoule = Annotated[float, TARIFF]
+Usd = Annotated[float, MONEY]
+UsdPerByteSecond = Annotated[float, STORAGE_PRICE]
 Watts = Annotated[float, POWER]
 Celsius = Annotated[float, TEMPERATURE]
 
@@ -246,6 +260,11 @@ def format_share(value: float) -> str:
 def format_usd(value: float) -> str:
     """US dollars: 1234.5 -> "1,234.50 USD"; below one dollar three digits."""
     return f"{value:,.2f} USD" if abs(value) >= 1 or value == 0 else f"{value:.3g} USD"
+
+
+def format_joules(value: float) -> str:
+    """Energy for people: joules when little, else watt-hours: 500 -> "500 J", 7.2e9 -> "2 MWh"."""
+    return f"{_digits(value)} J" if abs(value) < 1e5 else format_scaled(value / 3600.0, "Wh")
 
 
 def _digits(value: float, digits: int = 3) -> str:

@@ -31,12 +31,17 @@ def passes(samples: int, samples_per_pass: int | None) -> int:
 def single_gpu_cost_s(model: Model, accelerator: Accelerator, samples: int) -> tuple[float, float]:
     """(fixed, total) seconds of one step of `samples` samples on one whole GPU at speed 1.
 
-    Fitted: a * alpha_c + beta_c * b. Roofline (Williams et al. 2009) with size-dependent efficiency (Isaev et
-    al. 2023): per pass, launch latency + max(flop / (peak * efficiency), bytes / memory bandwidth).
+    Fitted, by the scenario or in the hardware profile: a * alpha_c + beta_c * b. Roofline (Williams et al.
+    2009) with size-dependent efficiency (Isaev et al. 2023): per pass, launch latency + max(flop / (peak *
+    efficiency), bytes / memory bandwidth).
     """
     count = passes(samples, model.samples_per_pass)
     if count == 0:
         return 0.0, 0.0
+    if model.step is not None:
+        step = accelerator.step(model.step, model.precision)
+        fixed_s = count * step.alpha_s.value
+        return fixed_s, fixed_s + step.beta_s.value * samples
     if model.sample_time is not None:
         fixed_s = count * (model.fixed_time or 0.0)
         return fixed_s, fixed_s + model.sample_time * samples

@@ -33,11 +33,15 @@ from policies.observation import (
     writable,
 )
 from sim.advance import EventByEvent
+from sim.books import Books
 from sim.clock import DECISION, Clock
 from sim.cluster import Cluster
+from sim.cost import Prices
 from sim.data import JobData, place_shards
 from sim.demand import Demand
+from sim.energy import Meter, node_power
 from sim.fast import Fast
+from sim.futility import Futility, Stalled
 from sim.job import TrainingJob
 from sim.network import Network
 from sim.observe import Observer
@@ -45,14 +49,12 @@ from sim.queue import RowQueue
 from sim.randomness import stream
 from sim.rigid import RigidJobs
 from sim.scenario import Data, OnNodes, Scenario, Skewed
+from sim.throttle import Throttle
+from sim.timeline import Timeline
 from sim.topology import Topology
 from sim.transfer import Transfer, Transfers
 
 DecisionHook = Callable[[Decision, list[Refusal]], None]
-
-
-class Stalled(RuntimeError):
-    """Jobs wait, and nothing will ever happen that could start them."""
 
 
 class SimWorld:
@@ -64,6 +66,8 @@ class SimWorld:
         seed: of noise, faults and estimates.
         on_decision: called with each decision and what of it was refused.
         event_by_event: use the plain time advance (the oracle) instead of the fast one.
+        prices: of the cluster.
+        timeline: record what happens when.
     """
 
     def __init__(
@@ -77,6 +81,8 @@ class SimWorld:
         on_decision: DecisionHook | None = None,
         *,
         event_by_event: bool = False,
+        prices: Prices,
+        timeline: bool = False,
     ) -> None:
         self.scenario, self.demand, self.cluster, self.policy = scenario, demand, cluster, policy
         self.seed, self.on_decision = seed, on_decision
@@ -97,6 +103,9 @@ class SimWorld:
         self.preemptions = np.zeros(len(demand), dtype=np.int64)
         self.restarts = np.zeros(len(demand), dtype=np.int64)
         self.restart_s = np.zeros(len(demand))  # cost that the next start has to pay
+        self._down_s = np.zeros(len(cluster.nodes))
+        self._down_since_s: dict[int, float] = {}
+        self.futility = Futility(self)
         self.done = Event(self.clock)
         self.completed = self.decisions = 0
         self.refusals: list[tuple[float, str, str]] = []
@@ -110,6 +119,16 @@ class SimWorld:
         self._revisit: Event | None = None
         self._tick: Event | None = None
         self._fill_jobs()
+        self.fault_slow = np.ones(len(cluster.nodes))
+        self.prices, self.meter = prices, Meter(node_power(cluster), cluster.gpus.node, len(demand))
+        self.throttle = Throttle(self)
+        self._clocks_vary = self.throttle.varies
+        self.books: Books | None = None
+        if not (prices.uniform and self.meter.power.uniform) or self._clocks_vary:
+            self.meter.varies = True
+            self.books = Books(self, self.meter, prices.usd_per_gpu_s)
+        self.timeline = Timeline(self) if timeline else None
+        self._listeners: list[Books | Timeline] = [x for x in (self.books, self.timeline) if x is not None]
         self.observer = Observer(self)
         self._next_arrival()
         if scenario.decide.every is not None:
@@ -134,7 +153,7 @@ class SimWorld:
             ("id", demand.id), ("arrival_s", demand.arrival_s), ("queued_since_s", demand.arrival_s),
             ("rigid", rigid), ("priority", demand.priority), ("gpus_requested", demand.gpus),
             ("gpu_share_requested", demand.gpu_share), ("duration_s", demand.duration_s * factor),
-            ("service_s", demand.duration_s * factor),
+            ("service_s", demand.duration_s * factor), ("restart_s", self.scenario.restart.initialisation),
         ):  # fmt: skip
             writable(jobs, name)[:] = values
         self.estimate_factor = factor
@@ -173,6 +192,7 @@ class SimWorld:
             row, self.demand.name[row], spec, self.scenario.workload.models[spec.model], self.cluster,
             seed=self.seed, step_cov=self.scenario.noise.step_cov, mtbf_s=self.mtbf_s,
         )  # fmt: skip
+        job.meter, job.timeline = self.meter, self.timeline
         self.training[row] = job
         self.observer.arrived(job)
 
@@ -226,7 +246,7 @@ class SimWorld:
         tick_s, every = math.inf, self.scenario.decide.every
         if every is not None:
             tick_s = self._ticks * every
-        return min(tick_s, self._revisit_s)
+        return min(tick_s, self._revisit_s, self.throttle.next_look_s)
 
     def _steps_to_decision(self, job: TrainingJob) -> int:
         every = self.scenario.decide.every_steps
@@ -294,8 +314,9 @@ class SimWorld:
         resized = set()
         for k, row in enumerate(listed):
             if self.state[row] == RUNNING:
-                self._stop(row, lost=False)
-                self.preemptions[row] += allocation.offset[k + 1] == allocation.offset[k]
+                ousted = bool(allocation.offset[k + 1] == allocation.offset[k])
+                self._stop(row, "preempted" if ousted else "resized")
+                self.preemptions[row] += ousted
                 resized.add(row)
         for k, row in enumerate(listed):
             gpus = allocation.gpus_of(k)
@@ -306,6 +327,8 @@ class SimWorld:
     def _start(self, row: int, gpus: Ints, share: Floats) -> None:
         now = self.clock.now
         holding = self.cluster.book(row, gpus.copy(), share.copy())
+        for listener in self._listeners:
+            listener.begins(row, holding)
         self.waiting.remove(row)
         self.running.add(row)
         self.state[row], self.held[row] = RUNNING, gpus.size
@@ -316,6 +339,8 @@ class SimWorld:
         job = self.training.get(row)
         if job is None:
             self.rigid.start(row, holding, delay_s)
+            if self._clocks_vary:
+                self.throttle.changed()
             return
         if job.data is None and job.spec.data is not None:
             job.holding = holding
@@ -323,10 +348,12 @@ class SimWorld:
         job.start(holding, now, delay_s)
         self._neighbours_changed(row)
         self.engine.begin(job)
+        if self._clocks_vary:
+            self.throttle.changed()
 
-    def _stop(self, row: int, *, lost: bool) -> None:
-        """Take the GPUs from a running job and put it back in the queue."""
-        job = self.training.get(row)
+    def _stop(self, row: int, reason: str) -> None:
+        """Take the GPUs from a running job and put it back in the queue; for `fault` it loses what is not saved."""
+        job, lost = self.training.get(row), reason == "fault"
         restart = self.scenario.restart
         cost_s = restart.initialisation
         if lost:
@@ -338,7 +365,10 @@ class SimWorld:
             self.engine.settle(job, before=lost)
             self.engine.halt(job)
             cost_s += job.save_s * (1 if lost else 2)  # read back; when preempted, written first too
+            self.meter.cut_off(job, self.clock.now)
             job.stop(self.clock.now, lost=lost)
+        for listener in self._listeners:
+            listener.ends(row, reason)
         self._neighbours_changed(row)
         self.cluster.release(row)
         self.running.remove(row)
@@ -346,6 +376,10 @@ class SimWorld:
         self.state[row], self.held[row] = WAITING, 0
         self.restart_s[row] = cost_s
         self.observer.stopped(row, self.clock.now)
+        if self._clocks_vary:
+            self.throttle.changed()
+        if lost:
+            self.futility.restarted(row)
 
     def _neighbours_changed(self, row: int) -> None:
         """Training jobs that share a GPU with this one run at another speed from their next period on."""
@@ -364,6 +398,7 @@ class SimWorld:
             job.generation += 1
             if job.data is not None:
                 job.data.release()
+            self.meter.training(job)
             self._neighbours_changed(job.row)
             self._finish(job.row)
             return
@@ -373,6 +408,8 @@ class SimWorld:
             self.request_decision()
 
     def _finish(self, row: int) -> None:
+        for listener in self._listeners:
+            listener.ends(row, "completed")
         self.cluster.release(row)
         self.running.remove(row)
         self.state[row], self.held[row] = DONE, 0
@@ -381,6 +418,8 @@ class SimWorld:
         self.completed += 1
         if self.completed == len(self.demand):
             self.done.succeed()
+        if self._clocks_vary:
+            self.throttle.changed()
         self._event()
 
     def _transferred(self, transfer: Transfer) -> None:
@@ -398,10 +437,16 @@ class SimWorld:
         for row in self.cluster.jobs_on(node):
             job = self.training.get(row)
             if job is None or not self._regroups(job, node):
-                self._stop(row, lost=not saved)
+                self._stop(row, "preempted" if saved else "fault")
                 self.preemptions[row] += saved
         self.cluster.take_down(node)
         self.transfers.node_changed(node)
+        self._down_since_s[node] = max(self.clock.now, float(self.demand.arrival_s[0]))
+        if self.timeline is not None:
+            self.timeline.node_down(node)
+        if self._clocks_vary:
+            self.throttle.changed()
+        self.futility.node_failed()
         self._event()
 
     def _regroups(self, job: TrainingJob, node: int) -> bool:
@@ -414,15 +459,24 @@ class SimWorld:
             return False
         self.engine.settle(job, before=True)
         self.engine.halt(job)
+        self.meter.cut_off(job, self.clock.now)
+        self.observer.traffic(job)
+        job.cut(self.clock.now)
+        for listener in self._listeners:
+            listener.ends(job.row, "fault")
         self.cluster.release(job.row)
         holding = self.cluster.book(job.row, held.gpu[alive], held.share[alive])
+        for listener in self._listeners:
+            listener.begins(job.row, holding)
         restart = self.scenario.restart
-        self.observer.traffic(job)
         job.regroup(holding, self.clock.now, restart.detection + restart.initialisation)
         self.restarts[job.row] += 1
         self.held[job.row] = holding.gpu.size
-        self.observer.started(job.row, self.clock.now)
+        self.observer.regrouped(job.row, self.clock.now)
         self.engine.begin(job)
+        if self._clocks_vary:
+            self.throttle.changed()
+        self.futility.restarted(job.row)
         return True
 
     def node_up(self, node: int) -> None:
@@ -430,11 +484,24 @@ class SimWorld:
         if not self.cluster.up[node]:
             self.cluster.bring_up(node)
             self.transfers.node_changed(node)
+            self._down_s[node] += max(0.0, self.clock.now - self._down_since_s.pop(node))
+            if self.timeline is not None:
+                self.timeline.node_up(node)
+            if self._clocks_vary:
+                self.throttle.changed()
             self._event()
+
+    def down_s(self) -> Floats:
+        """Time that each node has been down since the first arrival, (nodes,)."""
+        down_s = self._down_s.copy()
+        for node, since_s in self._down_since_s.items():
+            down_s[node] += max(0.0, self.clock.now - since_s)
+        return down_s
 
     def set_slow(self, node: int, factor: float) -> None:
         """A node computes `factor` times slower from now on (1: healthy)."""
-        self.cluster.slow[node] = factor
+        self.fault_slow[node] = factor
+        self.cluster.slow[node] = factor / self.meter.clock[node]
         for row in self.cluster.jobs_on(node):
             job = self.training.get(row)
             if job is None:
@@ -442,6 +509,50 @@ class SimWorld:
             else:
                 self.engine.reconfigure(job)
         self._event()
+
+    def set_clocks(self, clock: Floats) -> None:
+        """Nodes compute at these clocks, relative to their highest, from now on; (nodes,)."""
+        changed = np.flatnonzero(clock != self.meter.clock)
+        if not changed.size:
+            return
+        slower = clock != self.meter.clock
+        rows = sorted(row for row, held in self.cluster.holding.items() if slower[held.nodes].any())
+        for row in rows:
+            job = self.training.get(row)
+            if job is not None:
+                self.engine.settle(job)
+                self.meter.training(job)
+            else:
+                self.rigid.book_running(row)
+                if self.books is not None:
+                    self.books.meter_rigid(row)
+        self.meter.set_clock(clock)
+        self.cluster.slow[changed] = self.fault_slow[changed] / clock[changed]
+        for row in rows:
+            job = self.training.get(row)
+            if job is None:
+                self.rigid.speed_changed(row)
+            else:
+                self.engine.reconfigure(job)
+
+    def happened(self, kind: str, node: int, value: float) -> None:
+        """Note an event on a node in the timeline."""
+        if self.timeline is not None:
+            self.timeline.happened(kind, self.cluster.topology.node_names[node], value)
+
+    def noticed(self) -> None:
+        """Something happened that policies should see."""
+        self._event()
+
+    def idle_w(self, node: int) -> float:
+        """What a node draws while nobody computes on it (W)."""
+        power = self.meter.power
+        return float(self.cluster.nodes.gpus[node] * power.idle_w[node] + power.base_w[node])
+
+    def total_idle_w(self) -> float:
+        """What all nodes draw while nobody computes (W)."""
+        power = self.meter.power
+        return float((self.cluster.nodes.gpus * power.idle_w + power.base_w).sum())
 
     def close(self, time_s: float) -> None:
         """The run ends at `time_s` with jobs still running: book what they have done by then."""
@@ -452,7 +563,10 @@ class SimWorld:
                 self.rigid.book_until_now(row)
             else:
                 self.engine.settle(job)
+                self.meter.cut_off(job, time_s)
                 job.book_unfinished(time_s)
+            for listener in self._listeners:
+                listener.ends(row, "open")
 
     # -- accounts ------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from sim.checks import doubts, problems, trace_problems
+from sim.cost import book_path
 from sim.hardware import is_path, profile_path, scenarios_dir
 from sim.scenario import Scenario, TraceSpec
 from sim.traces import Trace, read_trace
@@ -133,6 +134,10 @@ def _scenario(tree: Tree, base: Path | None) -> Scenario:
     if base is not None and is_path(hardware):  # a run knows nothing of the scenario's folder
         cluster = scenario.cluster.model_copy(update={"hardware": str(profile_path(hardware, base))})
         scenario = scenario.model_copy(update={"cluster": cluster})
+    book = scenario.cost.book
+    if base is not None and is_path(book):
+        cost = scenario.cost.model_copy(update={"book": str(book_path(book, base))})
+        scenario = scenario.model_copy(update={"cost": cost})
     return scenario
 
 

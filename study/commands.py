@@ -42,6 +42,17 @@ def _shard(ctx: click.Context, parameter: click.Parameter, text: str | None) -> 
 @click.option("--fresh", is_flag=True, help="Forget what is there; by default it is completed.")
 @click.option("--retry", is_flag=True, help="Make failed runs again.")
 @click.option("--keep", is_flag=True, help="Keep a run directory per run, in OUT/runs/ID/.")
+@click.option("--timeline", is_flag=True, help="With --keep: keep timelines, too.")
+@click.option(
+    "--until",
+    metavar="ci:SHARE[:METRIC[:ratio]]",
+    help="Add seeds at each point until its 95 % interval is within ±SHARE, e.g. ci:2%:makespan_s.",
+)
+@click.option("--max-seeds", type=click.IntRange(1), default=100, show_default=True, help="With --until.")
+@click.option("--launch", type=click.Choice(["slurm", "k8s"]), help="Print a launch file for --shards parts.")
+@click.option("--shards", type=click.IntRange(1), default=16, show_default=True, help="With --launch.")
+@click.option("--image", default="IMAGE", show_default=True, help="With --launch k8s: container image.")
+@click.option("--claim", default="CLAIM", show_default=True, help="With --launch k8s: volume claim.")
 @click.option("--dry-run", is_flag=True, help="Show how many runs there are, and make none.")
 @click.option("--quiet", "-q", is_flag=True, help="No progress and notes on stderr.")
 @click.option("--debug", is_flag=True, help="Show the traceback of a failure.")
@@ -56,6 +67,13 @@ def sweep(
     fresh: bool,
     retry: bool,
     keep: bool,
+    timeline: bool,
+    until: str | None,
+    max_seeds: int,
+    launch: str | None,
+    shards: int,
+    image: str,
+    claim: str,
     dry_run: bool,
     quiet: bool,
     debug: bool,
@@ -64,20 +82,26 @@ def sweep(
 
     Exit code 3 when some runs failed: they are listed, and made again with --retry.
     """
-    from study.orders import of_shard, orders_of
-    from study.sweep import Options
+    from study.launch_sweep import FORMS, Launch
+    from study.sweep import Options, planned
     from study.sweep import sweep as make
-    from study.sweep_spec import read_sweep
 
     set_flags(ctx, quiet, debug)
     path = Path(file)
+    if timeline and not keep:
+        raise click.UsageError("--timeline needs --keep")
+    options = Options(jobs, dask, shard, fresh, retry, keep, timeline, until, max_seeds)
+    if launch is not None:
+        planned(path, options)  # what is wrong with the sweep is said here, not by sixteen machines
+        given = _kept_options(keep, timeline, retry, until, max_seeds)
+        click.echo(FORMS[launch](Launch(file, out, shards, jobs, given, image, claim)), nl=False)
+        return 0
     if dry_run:
-        orders, _, notes = orders_of(read_sweep(path)[0], path.parent, file)
-        chosen = orders if shard is None else list(of_shard(orders, *shard))
-        click.echo(f"{len(chosen)} runs, {len({order.point for order in chosen})} points")
+        orders, _, notes, _ = planned(path, options)
+        most = "" if until is None else "at most "
+        click.echo(f"{most}{len(orders)} runs, {len({order.point for order in orders})} points")
         _say(quiet, *(f"note: {note}" for note in notes))
         return 0
-    options = Options(jobs, dask, shard, fresh, retry, keep)
     progress = None if quiet else shown_progress(path.stem)
     try:
         outcome = make(path, Path(out), options, progress=progress)
@@ -87,6 +111,15 @@ def sweep(
     _say(quiet, *(f"note: {note}" for note in outcome.notes))
     click.echo(_summary(outcome, out))
     return SOME_FAILED if outcome.failed else 0
+
+
+def _kept_options(
+    keep: bool, timeline: bool, retry: bool, until: str | None, max_seeds: int
+) -> tuple[str, ...]:
+    """Options of the sweep that every shard must have, too."""
+    flags = {"--keep": keep, "--timeline": timeline, "--retry": retry}
+    chosen = [name for name, value in flags.items() if value]
+    return (*chosen, *(("--until", until, "--max-seeds", str(max_seeds)) if until is not None else ()))
 
 
 def set_flags(ctx: click.Context, quiet: bool, debug: bool) -> None:
@@ -169,25 +202,35 @@ def merge(ctx: click.Context, folders: tuple[str, ...], quiet: bool, debug: bool
 
 @click.command()
 @click.argument("sql")
-@click.option("--out", default=".", show_default=True, type=click.Path(file_okay=False), help="The sweep.")
+@click.option(
+    "--out", default=".", show_default=True, type=click.Path(file_okay=False),
+    help="Folder of a sweep, a comparison or a run.",
+)  # fmt: skip
 @click.option(
     "--format", "form", type=click.Choice(["table", "json", "csv"]), default="table", show_default=True
 )
+@click.option("--to", metavar="FILE", type=click.Path(dir_okay=False),
+              help="Write a file instead: .csv, .json, .parquet or .xlsx (Excel).")  # fmt: skip
 @click.option("--debug", is_flag=True, help="Show the traceback of a failure.")
 @click.pass_context
-def query(ctx: click.Context, sql: str, out: str, form: str, debug: bool) -> int:
-    """Ask the results of a sweep in SQL (DuckDB): table `runs`, and `jobs` of kept run directories.
+def query(ctx: click.Context, sql: str, out: str, form: str, to: str | None, debug: bool) -> int:
+    """Ask results in SQL (DuckDB): table `runs`; of kept run directories `jobs`, of kept timelines `segments`,
+    `usage`, `links`, `events`, `holdings` and `gpus`.
 
     Varied keys are columns by their dotted name: SELECT policy, "noise.step_cov", avg(makespan_s) FROM runs
     GROUP BY ALL.
     """
     import duckdb
 
+    from study.export import export
     from study.store import connect
 
     set_flags(ctx, False, debug)
     with connect(Path(out)) as connection:
         try:
+            if to is not None:
+                export(connection, sql, Path(to))
+                return 0
             cursor = connection.execute(sql)
             names = [column[0] for column in cursor.description or []]
             rows = cursor.fetchall()

@@ -23,9 +23,10 @@ from sim.run import is_random, run, trace_of
 from sim.scenario import Scenario
 from sim.traces import Trace
 from study.bounds import Bound, lower_bound
-from study.execute import Job, Progress, Result, Runner, Task, execute
+from study.execute import Failure, Job, Progress, Result, Runner, Task, execute
 from study.statistics import CONFIDENCE, Interval, mean_interval, paired_ratio
 from study.table import render
+from study.until import Until, check_metric
 
 BOUNDED = ("makespan_s", "completion_mean_s")
 _RESIDUE = 1e-12
@@ -60,8 +61,28 @@ class Cell:
 
 
 @dataclass(frozen=True)
+class Precision:
+    """How `compare(..., until=...)` ended: the relative half width asked for and that reached."""
+
+    metric: str
+    of_ratio: bool
+    wanted: float
+    reached: float
+
+    @property
+    def met(self) -> bool:
+        """Whether it is as narrow as was asked for."""
+        return self.reached <= self.wanted
+
+
+@dataclass(frozen=True)
 class Comparison:
-    """Results of all policies on all seeds (`results`: policy by policy, seeds ascending)."""
+    """Results of all policies on all seeds (`results`: policy by policy, seeds ascending).
+
+    level: of each interval; above 95 % where seeds were added until one was narrow enough (study.until).
+    precision: the condition and how it ended, when there was one.
+    failures: one line per run that failed; policies with such a run are left out of all the rest.
+    """
 
     scenario_name: str
     policies: tuple[str, ...]
@@ -69,6 +90,9 @@ class Comparison:
     results: tuple[Result, ...]
     bound: Bound
     notes: tuple[str, ...]
+    level: float = CONFIDENCE
+    precision: Precision | None = None
+    failures: tuple[str, ...] = ()
 
     def of(self, policy: str) -> tuple[Result, ...]:
         """Results of one policy, seeds ascending."""
@@ -83,10 +107,10 @@ class Comparison:
 
     def _cell(self, metric: str, policy: str) -> Cell:
         mine, first = self._values(metric, policy), self._values(metric, self.policies[0])
-        value = mean_interval(mine)
+        value = mean_interval(mine, self.level)
         bound = getattr(self.bound, metric) if metric in BOUNDED and self._all_done(policy) else math.nan
         over = value.mean / bound if bound > 0 else math.nan
-        return Cell(metric, policy, value, paired_ratio(mine, first), bound, over)
+        return Cell(metric, policy, value, paired_ratio(mine, first, self.level), bound, over)
 
     def _values(self, metric: str, policy: str) -> list[float]:
         values = [result.metrics[metric] for result in self.of(policy)]
@@ -106,6 +130,11 @@ class Comparison:
         """Plain text: metrics as rows, policies as columns, human units."""
         return render(self, width)
 
+    def _repr_html_(self) -> str:
+        from study.notebook import comparison_html
+
+        return comparison_html(self)
+
     def as_json(self) -> str:
         """Everything, for programs; what is unknown is null."""
         content = {
@@ -118,7 +147,10 @@ class Comparison:
             "notes": self.notes,
             "rows": self.rows(),
             "runs": [result.row() for result in self.results],
+            "failures": self.failures,
         }
+        if self.precision is not None:
+            content["until"] = {**asdict(self.precision), "level": self.level}
         return json.dumps(_plain(content), indent=2, allow_nan=False) + "\n"
 
     def as_csv(self) -> str:
@@ -148,6 +180,9 @@ def compare(
     out: Path | None = None,
     progress: Progress | None = None,
     runner: Runner = run,
+    until: Until | None = None,
+    timeline: bool = False,
+    journal: bool = False,
 ) -> Comparison:
     """Run every policy on the same `seeds` seeds (the scenario's and the next ones) and compare.
 
@@ -155,26 +190,73 @@ def compare(
     jobs_parallel: processes; results do not depend on it.
     out: keeps each run in `out/POLICY/seed-N/` and the result in `out/comparison.json`; runs that are
         complete there and have the same identity are read instead of computed.
+    until: seeds are added until its interval is narrow enough, in place of `seeds`.
+    timeline, journal: keep them, too, with each run.
 
-    Raises ValueError for an empty or double list of policies or counts below 1, PolicyError for an unknown
-    stage, and whatever a run raises.
+    Raises InputError for an unknown metric in `until`, ValueError for an empty or double list of policies or
+    counts below 1, PolicyError for an unknown stage, and whatever a run raises.
     """
     _check(policies, seeds, jobs_parallel)
     trace = trace if trace is not None else trace_of(scenario)
     notes = []
     if seeds > 1 and not is_random(scenario):
         notes.append(f"nothing in this scenario is random, so one seed was run instead of {seeds}")
-        seeds = 1
-    numbers = tuple(range(scenario.seed, scenario.seed + seeds))
-    tasks = [Task(policy, seed) for policy in policies for seed in numbers]
+        seeds, until = 1, None
     bound = lower_bound(scenario, trace)
-    results = execute(Job(scenario, trace, out, runner), tasks, jobs_parallel, progress)
+    job = Job(scenario, trace, out, runner, timeline, journal)
+    looks = (seeds,) if until is None else until.looks
+    made: dict[Task, Result] = {}
+    failed: list[Failure] = []
+    for count in looks:
+        numbers = tuple(range(scenario.seed, scenario.seed + count))
+        tasks = [Task(policy, seed) for policy in policies for seed in numbers]
+        failed += _add(made, job, tasks, jobs_parallel, progress)
+        policies, tasks = _whole(policies, tasks, failed)
+        precision = None if until is None else _precision(until, policies, made)
+        if precision is None or precision.met:
+            break
+    results = [made[task] for task in tasks]
     comparison = Comparison(
-        scenario.name, tuple(policies), numbers, tuple(results), bound, (*notes, *_notes(results, tasks))
-    )
+        scenario.name, tuple(policies), numbers, tuple(results), bound, (*notes, *_notes(results, tasks)),
+        CONFIDENCE if until is None else until.level, precision, tuple(failure.line for failure in failed),
+    )  # fmt: skip
     if out is not None:
         _write(out / "comparison.json", comparison.as_json())
     return comparison
+
+
+def _add(
+    made: dict[Task, Result], job: Job, tasks: Sequence[Task], processes: int, progress: Progress | None
+) -> list[Failure]:
+    """Make the tasks that are not made yet; returns those that failed."""
+    before, missing = len(made), [task for task in tasks if task not in made]
+
+    def tell(done: int, total: int, label: str) -> None:
+        if progress is not None:
+            progress(before + done, before + total, label)
+
+    results, failures = execute(job, missing, processes, tell)
+    made.update(results)
+    return failures
+
+
+def _whole(
+    policies: Sequence[str], tasks: Sequence[Task], failed: Sequence[Failure]
+) -> tuple[list[str], list[Task]]:
+    """Policies of which no run failed, and their tasks. Raises RunFailed when there is none left."""
+    out = {failure.task.policy for failure in failed}
+    if out and out >= set(policies):
+        raise failed[0].error
+    return [p for p in policies if p not in out], [task for task in tasks if task.policy not in out]
+
+
+def _precision(until: Until, policies: Sequence[str], made: dict[Task, Result]) -> Precision:
+    check_metric(until, next(iter(made.values())).metrics)
+    values = {
+        policy: [result.metrics[until.metric] for task, result in made.items() if task.policy == policy]
+        for policy in policies
+    }
+    return Precision(until.metric, until.of_ratio, until.share, until.reached(values))
 
 
 def _check(policies: Sequence[str], seeds: int, jobs_parallel: int) -> None:

@@ -24,7 +24,7 @@ from sim.record import Run
 from sim.run import RunFailed, run, run_identity
 from sim.scenario import Scenario
 from sim.traces import Trace
-from study.warm import compiling_ahead, warm
+from study.warm import warm
 
 Runner = Callable[..., Run]
 Progress = Callable[[int, int, str], None]
@@ -82,6 +82,8 @@ class Job:
     trace: Trace | None
     out: Path | None
     runner: Runner = run
+    timeline: bool = False
+    journal: bool = False
 
     def identity(self, task: Task) -> str:
         """Hash of everything that the run's records depend on."""
@@ -89,18 +91,37 @@ class Job:
 
     def make(self, task: Task) -> Result:
         """Read the run when it is there, else make it and keep it."""
-        kept = None if self.out is None else read_result(task.folder(self.out), self.identity(task))
+        kept = None if self.out is None else self._read(task.folder(self.out), task)
         if kept is not None:
             return kept
         try:
             made = self.runner(
-                self.scenario, policy=make_policy(task.policy), seed=task.seed, trace=self.trace
+                self.scenario,
+                policy=make_policy(task.policy),
+                seed=task.seed,
+                trace=self.trace,
+                **self._more(task),
             )
         except RunFailed as failed:
             self._keep(task, failed.run)  # its records up to then, marked incomplete
             raise
         self._keep(task, made)
         return Result(task.policy, task.seed, made.identity, made.summary(), made.notes, dict(made.totals))
+
+    def _read(self, folder: Path, task: Task) -> Result | None:
+        """The run in `folder` when it is complete, with all that is to be kept."""
+        missing = self.timeline and not (folder / "timeline" / "usage.parquet").is_file()
+        missing |= self.journal and not (folder / "journal.jsonl").is_file()
+        return None if missing else read_result(folder, self.identity(task))
+
+    def _more(self, task: Task) -> dict[str, Any]:
+        """Arguments for what else is to be kept."""
+        more: dict[str, Any] = {"timeline": True} if self.timeline else {}
+        if self.journal and self.out is not None:
+            folder = task.folder(self.out)
+            folder.mkdir(parents=True, exist_ok=True)
+            more["journal"] = folder / "journal.jsonl"
+        return more
 
     def _keep(self, task: Task, made: Run) -> None:
         if self.out is not None:
@@ -120,39 +141,61 @@ def read_result(folder: Path, identity: str) -> Result | None:
     return Result(policy, seed, identity, metrics, tuple(notes), totals, True)
 
 
+@dataclass(frozen=True)
+class Failure:
+    """A run that failed; its records up to then are kept when the job has a folder."""
+
+    task: Task
+    error: RunFailed
+
+    @property
+    def line(self) -> str:
+        """What failed and why, in one line."""
+        return f"{self.task.label} failed: {' '.join(str(self.error).split())}"
+
+
 def execute(
     job: Job, tasks: Sequence[Task], processes: int = 1, progress: Progress | None = None
-) -> list[Result]:
-    """Results of all tasks, in the order of `tasks` whatever order they end in.
+) -> tuple[dict[Task, Result], list[Failure]]:
+    """(results, failures) of all tasks, in the order of `tasks` whatever order they end in.
 
-    Raises what a run raises; runs that have ended by then are kept when the job has a folder.
+    A run that fails (RunFailed) does not keep the others from running; anything else is raised at once.
     """
     results: dict[Task, Result] = {}
+    failures: dict[Task, Failure] = {}
+    with suppress(RunFailed):  # in a case that is not the user's; if it fails in theirs, its run says so
+        warm((task.policy for task in tasks), job.scenario)
     source = _serial(job, tasks) if processes == 1 else _parallel(job, tasks, processes)
-    for task, result in source:
-        results[task] = result
+    for task, made in source:
+        if isinstance(made, RunFailed):
+            failures[task] = Failure(task, made)
+        else:
+            results[task] = made
         if progress is not None:
-            progress(len(results), len(tasks), task.label)
-    return [results[task] for task in tasks]
+            progress(len(results) + len(failures), len(tasks), task.label)
+    return (
+        {task: results[task] for task in tasks if task in results},
+        [failures[task] for task in tasks if task in failures],
+    )
 
 
-def _serial(job: Job, tasks: Sequence[Task]) -> Iterator[tuple[Task, Result]]:
-    with compiling_ahead(task.policy for task in tasks):
-        for task in tasks:
+def _serial(job: Job, tasks: Sequence[Task]) -> Iterator[tuple[Task, Result | RunFailed]]:
+    for task in tasks:
+        try:
             yield task, job.make(task)
+        except RunFailed as failed:
+            yield task, failed
 
 
-def _parallel(job: Job, tasks: Sequence[Task], processes: int) -> Iterator[tuple[Task, Result]]:
-    for policy in dict.fromkeys(task.policy for task in tasks):
-        with suppress(RunFailed):  # in a case that is not the user's; if it fails in theirs, its run says so
-            warm([policy])
+def _parallel(job: Job, tasks: Sequence[Task], processes: int) -> Iterator[tuple[Task, Result | RunFailed]]:
     pool = ProcessPoolExecutor(
         min(processes, len(tasks)), mp_context=get_context("spawn"), initializer=_share, initargs=(job,)
     )
     try:
         pending: dict[Future[Result], Task] = {pool.submit(_make, task): task for task in tasks}
         for done in as_completed(pending):
-            yield pending[done], done.result()
+            error = done.exception()
+            yield pending[done], error if isinstance(error, RunFailed) else done.result()
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 

@@ -18,7 +18,7 @@ from typing import Any
 from policies import make_policy
 from sim.checks import trace_problems
 from sim.record import Run, code_hash
-from sim.run import is_random, run, run_identity
+from sim.run import RunFailed, is_random, run, run_identity
 from sim.scenario import Scenario, TraceSpec
 from sim.traces import Trace
 from sim.yaml_file import ScenarioFile, read_scenario, to_trace
@@ -51,18 +51,20 @@ class Shared:
     """What all runs of a sweep share.
 
     folders: where traces are looked up. keep: folder of run directories, None for none. code: hash of the
-    sources, against workers of another version. runner: what makes a run.
+    sources, against workers of another version. runner: what makes a run. timeline: keep it, too.
     """
 
     folders: tuple[Path, ...]
     code: str
     keep: Path | None = None
     runner: Callable[..., Run] = run
+    timeline: bool = False
 
     @property
     def token(self) -> str:
         """Differs for sweeps that must not be mixed up on one worker."""
-        text = f"{self.folders} {self.code} {self.keep} {self.runner.__module__}.{self.runner.__qualname__}"
+        text = f"{self.folders} {self.code} {self.keep} {self.timeline} "
+        text += f"{self.runner.__module__}.{self.runner.__qualname__}"
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def check(self) -> None:
@@ -135,10 +137,15 @@ def perform(order: Order, shared: Shared) -> Row:
     try:
         scenario = _scenario(order.scenario)
         trace = _cached_trace(scenario.workload.trace, shared.folders)
-        made = shared.runner(scenario, policy=make_policy(order.policy), seed=order.seed, trace=trace)
+        more = {"timeline": True} if shared.timeline else {}
+        made = shared.runner(scenario, policy=make_policy(order.policy), seed=order.seed, trace=trace, **more)
         if shared.keep is not None:
             made.write(shared.keep / order.id)
         outcome = {"status": "done", **metrics_of(made)}
+    except RunFailed as error:
+        if shared.keep is not None:
+            error.run.write(shared.keep / order.id)  # its records up to then, marked incomplete
+        outcome = failed(f"{type(error).__name__}: {error}")
     except Exception as error:
         outcome = failed(f"{type(error).__name__}: {error}")
     spent = {"cpu_s": time.process_time() - began_cpu_s, "wall_s": time.perf_counter() - began_wall_s}

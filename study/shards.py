@@ -47,21 +47,42 @@ class ShardFile:
 
     def put(self, row: Mapping[str, Any]) -> None:
         """Append one run. Raises StoreError when it cannot be written (disk full)."""
-        line = json.dumps({k: None if v != v else v for k, v in row.items()}).encode() + b"\n"
         try:
-            self._file.write(line)
+            self._file.write(_line(row))
             self._file.flush()
         except OSError as error:
             raise StoreError(f"{self.path}: cannot be written: {error}") from error
         self._rows[row["id"]] = dict(row)
 
     def keep_only(self, planned: Iterable[str]) -> int:
-        """Leave runs that are not planned in the file but out of account; returns how many they are."""
+        """Move runs that are not planned to a file beside this one, and bring planned ones back from there.
+
+        Returns how many were moved away. Raises StoreError when the files cannot be written.
+        """
         wanted = set(planned)
-        away = [key for key in self._rows if key not in wanted]
-        for key in away:
-            del self._rows[key]
+        former = {row["id"]: row for row in read_lines(self._former)[0]}
+        back = {key: row for key, row in former.items() if key in wanted and key not in self._rows}
+        away = {key: row for key, row in self._rows.items() if key not in wanted}
+        if back or away:
+            kept = {key: row for key, row in self._rows.items() if key in wanted} | back
+            try:
+                _write_lines(self._former, former | away)  # first: a kill in between loses nothing
+                _write_lines(self.path, kept)
+                self._file.close()
+                self._file = open(self.path, "ab")  # noqa: SIM115 - closed by __exit__
+            except OSError as error:
+                raise StoreError(f"{self.path}: cannot be written: {error}") from error
+            self._rows = kept
         return len(away)
+
+    @property
+    def _former(self) -> Path:
+        return self.path.with_suffix(".former")
+
+    def results(self, metric: str) -> dict[str, float]:
+        """A metric of every run that has it, by id."""
+        values = ((key, row.get(metric)) for key, row in self._rows.items() if row["status"] == "done")
+        return {key: value for key, value in values if value is not None and value == value}
 
     def status(self) -> dict[str, tuple[str, int]]:
         """(status, attempts) of every run by id."""
@@ -78,6 +99,17 @@ class ShardFile:
         partial = target.with_name(f".about-{os.getpid()}")
         partial.write_text(json.dumps(texts, indent=2) + "\n", encoding="utf-8")
         os.replace(partial, target)
+
+
+def _line(row: Mapping[str, Any]) -> bytes:
+    return json.dumps({k: None if v != v else v for k, v in row.items()}).encode() + b"\n"
+
+
+def _write_lines(path: Path, rows: Mapping[str, Row]) -> None:
+    """Write a whole file of rows, through a temporary one."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_bytes(b"".join(map(_line, rows.values())))
+    os.replace(partial, path)
 
 
 def read_lines(path: Path) -> tuple[list[Row], int]:

@@ -27,7 +27,7 @@ from sim.yaml_tree import InputError
 from study.bounds import lower_bound
 from study.engines import Engine, engine
 from study.orders import Order, Shared
-from study.targets import Target, power_w, price_usd_per_h, with_cost
+from study.targets import Target, power_w, price_usd_per_h, with_rent
 from study.warm import warm
 
 Objective = Literal["nodes", "price", "cost"]
@@ -51,7 +51,7 @@ class Candidate:
     def known(self) -> dict[str, float]:
         """What is known without a run; of times and cost, what no policy can beat."""
         values = {**self.bound_s, "price_usd_per_h": self.price_usd_per_h, "power_w": self.power_w}
-        return with_cost(values, self.price_usd_per_h)
+        return with_rent(values, self.price_usd_per_h)
 
     def score(self, objective: Objective) -> tuple[float, float, int]:
         """Least first; for cost, from the lower bound."""
@@ -228,8 +228,8 @@ def try_out(
         for row in made.rows(orders[first : first + step]):
             if row["status"] != "done":
                 raise RuntimeError(f"{_named(candidate.values)}, seed {row['seed']}: {row['error']}")
-            values = {**row, "price_usd_per_h": candidate.price_usd_per_h, "power_w": candidate.power_w}
-            results[row["seed"]] = with_cost(values, candidate.price_usd_per_h)
+            known = {"price_usd_per_h": candidate.price_usd_per_h, "power_w": candidate.power_w}
+            results[row["seed"]] = {**row, **known}
         met = sum(_meets_all(result, question.targets) for result in results.values())
         if len(results) - met > allowed:
             break
@@ -295,7 +295,7 @@ def _candidate(
     nodes = sum(group.count for group in scenario.cluster.groups)
     priced = question.asks_for("price_usd_per_h", "cost_usd")
     price = price_usd_per_h(scenario, profile) if priced else math.nan
-    power = power_w(scenario, profile) if question.asks_for("power_w") else math.nan
+    power = power_w(scenario, profile) if question.asks_for("power_w", "energy_j") else math.nan
     return Candidate(values, scenario, nodes, price, power, bound_s)
 
 

@@ -58,7 +58,8 @@ def size(
     """Find the fewest or cheapest nodes with which SCENARIO meets every target.
 
     Targets: makespan, completion_mean, completion_p50, completion_p95, completion_p99, queueing_mean (times),
-    goodput, gpu_busy (shares), cost (of the run), price (per hour), power. Exit code 4 when none will do.
+    goodput, gpu_busy (shares), cost and energy (of the run), price (per hour), power (highest, of the site). Exit
+    code 4 when none will do.
     """
     from study.commands import set_flags
     from study.size import Question, read_vary

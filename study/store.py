@@ -23,6 +23,7 @@ import numpy as np
 
 from sim.record import write_parquet
 from sim.yaml_tree import InputError
+from study.views import COMPARISON, OF_SWEEP, SUMMARY, add_comparison, add_kept, add_run, text
 
 Row = dict[str, Any]
 
@@ -165,6 +166,15 @@ class Ledger:
         """(status, attempts) of every run by id."""
         return {key: (s, n) for key, s, n in self._db.execute("SELECT id, status, attempts FROM runs")}
 
+    def results(self, metric: str) -> dict[str, float]:
+        """A metric of every run that has it, by id."""
+        if metric not in self.columns:
+            return {}
+        cursor = self._db.execute(
+            f"SELECT id, {quoted(metric)} FROM runs WHERE status = 'done' AND {quoted(metric)} IS NOT NULL"
+        )
+        return dict(cursor.fetchall())
+
     def failures(self) -> list[Row]:
         """Failed runs, in the order of the sweep."""
         return [row for row in self.rows() if row["status"] == "failed"]
@@ -232,28 +242,27 @@ def is_current(folder: Path) -> bool:
 
 
 def connect(folder: str | Path) -> duckdb.DuckDBPyConnection:
-    """A DuckDB connection with view `runs` (and `jobs`, when run directories were kept).
+    """A DuckDB connection with the views of study.views: `runs`, and `jobs`, `segments`, ... where kept.
 
-    From its relations come pandas (`.df()`), polars (`.pl()`) and Arrow (`.arrow()`), where installed.
-    Raises InputError when there is no sweep in the folder.
+    `folder` is that of a sweep, of a comparison or of a run. From the connection's relations come pandas
+    (`.df()`), polars (`.pl()`) and Arrow (`.arrow()`), where installed. Raises InputError when there is
+    nothing of the kind in the folder.
     """
     folder = Path(folder)
-    if not (folder / LEDGER).exists():
-        raise InputError([f"{folder}: no sweep here (no {LEDGER})"])
-    if not is_current(folder):
-        with Ledger(folder) as ledger:
-            ledger.export()
-        os.utime(folder / PARQUET)
     connection = duckdb.connect(config={"threads": "2"})
-    connection.execute(f"CREATE VIEW runs AS SELECT * FROM read_parquet({_text(folder / PARQUET)})")
-    if any(folder.glob("runs/*/jobs.parquet")):
-        pattern = _text(folder / "runs" / "*" / "jobs.parquet")
-        connection.execute(
-            "CREATE VIEW jobs AS SELECT parse_path(filename)[-2] AS id, * EXCLUDE (filename) "
-            f"FROM read_parquet({pattern}, filename = true, union_by_name = true)"
+    if (folder / LEDGER).exists():
+        if not is_current(folder):
+            with Ledger(folder) as ledger:
+                ledger.export()
+            os.utime(folder / PARQUET)
+        connection.execute(f"CREATE VIEW runs AS SELECT * FROM read_parquet({text(folder / PARQUET)})")
+        add_kept(connection, folder / "runs" / "*", OF_SWEEP)
+    elif (folder / COMPARISON).exists():
+        add_comparison(connection, folder)
+    elif (folder / SUMMARY).exists():
+        add_run(connection, folder)
+    else:
+        raise InputError(
+            [f"{folder}: no sweep, comparison or run here (no {LEDGER}, {COMPARISON} or {SUMMARY})"]
         )
     return connection
-
-
-def _text(path: Path) -> str:
-    return "'" + str(path).replace("'", "''") + "'"

@@ -9,18 +9,20 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from policies.contract import CONTRACT_VERSION
 from sim.record import Run, code_hash, versions
 from sim.run import run
-from study.engines import engine
+from study.engines import Engine, engine
 from study.orders import Order, Row, Shared, of_shard, orders_of
 from study.shards import FOLDER, ShardFile
 from study.store import LEDGER, PARQUET, Ledger, only_writer
 from study.sweep_spec import read_sweep
+from study.sweep_until import how_it_ended, looks, whole_points
+from study.until import MOST, Until, read_until
 from study.warm import warm
 
 Progress = Callable[[int, int, int], None]
@@ -45,6 +47,8 @@ class Options:
 
     jobs: processes here. dask: address of a scheduler instead. shard: (i, n), make the i-th of n parts.
     fresh: forget what is there. retry: make failed runs again. keep: write a run directory per run.
+    timeline: keep that, too, in each run directory. until: a condition as in study.until; each point gets
+    seeds, from the file's `seeds` up to `max_seeds`, until it holds there.
     """
 
     jobs: int = 1
@@ -53,6 +57,9 @@ class Options:
     fresh: bool = False
     retry: bool = False
     keep: bool = False
+    timeline: bool = False
+    until: str | None = None
+    max_seeds: int = MOST
 
 
 def sweep(
@@ -69,26 +76,42 @@ def sweep(
     cannot be used or written, EngineError when the workers cannot be started or have gone away. A run that
     fails does not raise: it is kept with its error.
     """
-    spec, _ = read_sweep(file)
-    orders, shared, notes = orders_of(spec, file.parent, str(file))
-    if options.shard is not None:
-        orders = list(of_shard(orders, *options.shard))
-    shared = replace(shared, runner=runner, keep=(out / RUNS).resolve() if options.keep else None)
+    orders, shared, notes, until = planned(file, options)
+    keep = (out / RUNS).resolve() if options.keep else None
+    shared = replace(shared, runner=runner, keep=keep, timeline=options.timeline)
     lock = "sweep.lock" if options.shard is None else f"shard-{options.shard[0]}-of-{options.shard[1]}.lock"
     with only_writer(out, lock):
         if options.fresh:
             forget(out, options.shard)
         with _store(out, options.shard) as store:
-            away = store.keep_only(order.id for order in orders)
-            if away:
+            if away := store.keep_only(order.id for order in orders):
                 notes.append(f"{away} runs of an earlier file or earlier code were put aside")
-            store.set_about(**_about(file))
-            missing, attempts = _missing(store, orders, options)
-            _make(store, missing, attempts, shared, options, len(orders), progress)
+            store.set_about(**_about(file, until))
+            chosen, made = _make(store, orders, until, shared, options, progress)
+            if until is not None:
+                store.keep_only(order.id for order in chosen)
+                notes += how_it_ended(store, chosen, until)
             failed = tuple(store.failures())
             if isinstance(store, Ledger):
                 store.export()
-    return Outcome(len(orders), len(missing), len(orders) - len(missing), failed, tuple(notes))
+    return Outcome(len(chosen), made, len(chosen) - made, failed, tuple(notes))
+
+
+def planned(file: Path, options: Options) -> tuple[list[Order], Shared, list[str], Until | None]:
+    """All runs that the sweep (or its shard) may make, what they share, notes, and when to stop adding seeds.
+
+    Raises InputError and PolicyError as `orders_of` does.
+    """
+    spec, _ = read_sweep(file)
+    until = None
+    if options.until is not None:
+        until = read_until(options.until, spec.seeds, options.max_seeds)
+        spec = spec.model_copy(update={"seeds": until.most})
+    orders, shared, notes = orders_of(spec, file.parent, str(file))
+    if options.shard is not None:
+        part = of_shard if until is None else whole_points  # a point's seeds are looked at together
+        orders = list(part(orders, *options.shard))
+    return orders, shared, notes, until
 
 
 Store = Ledger | ShardFile
@@ -98,49 +121,86 @@ def _store(out: Path, shard: tuple[int, int] | None) -> AbstractContextManager[S
     return Ledger(out) if shard is None else ShardFile(out, *shard)
 
 
-def _missing(store: Store, orders: Sequence[Order], options: Options) -> tuple[list[Order], dict[str, int]]:
-    """Orders to make, and how often each has been tried before."""
+def _missing(
+    store: Store, orders: Sequence[Order], shared: Shared, options: Options
+) -> tuple[list[Order], dict[str, int]]:
+    """Orders to make, and how often each has been tried before; also those without what is to be kept."""
     status = store.status()
     ready = {"done"} if options.retry else {"done", "failed"}
-    missing = [order for order in orders if status.get(order.id, ("", 0))[0] not in ready]
+    missing = [
+        order
+        for order in orders
+        if (state := status.get(order.id, ("", 0))[0]) not in ready
+        or (state == "done" and not _is_kept(order, shared))
+    ]
     return missing, {order.id: status.get(order.id, ("", 0))[1] for order in missing}
+
+
+def _is_kept(order: Order, shared: Shared) -> bool:
+    """Whether the run directory is there and complete, if it is to be kept at all."""
+    if shared.keep is None:
+        return True
+    folder = shared.keep / order.id
+    timeline = not shared.timeline or (folder / "timeline" / "segments.parquet").is_file()
+    return (folder / "summary.json").is_file() and timeline
 
 
 def _make(
     store: Store,
-    missing: Sequence[Order],
-    attempts: dict[str, int],
+    orders: Sequence[Order],
+    until: Until | None,
     shared: Shared,
     options: Options,
-    total: int,
     progress: Progress | None,
-) -> None:
-    """Make the missing runs and put each into the store as soon as it is there."""
-    if not missing:
-        return
+) -> tuple[Sequence[Order], int]:
+    """Make what is missing, look after look; each run is put into the store as soon as it is there.
+
+    Returns the runs that belong to the sweep as it ended, and how many of them were made now.
+    """
+    chosen: Sequence[Order] = orders
+    tried: set[str] = set()
+    with ExitStack() as stack:
+        workers: Engine | None = None
+        for chosen in looks(store, orders, until):
+            missing, attempts = _missing(store, chosen, shared, options)
+            missing = [order for order in missing if order.id not in tried]
+            if missing and workers is None:
+                workers = stack.enter_context(_engine(missing, shared, options, many=until is not None))
+            done, failed = len(chosen) - len(missing), 0
+            for row in workers.rows(missing) if workers is not None and missing else ():
+                store.put({**row, "attempts": attempts[row["id"]] + 1})
+                done, failed = done + 1, failed + (row["status"] == "failed")
+                if progress is not None:
+                    progress(done, len(chosen), failed)
+            tried.update(order.id for order in missing)
+    return chosen, len(tried)
+
+
+def _engine(
+    missing: Sequence[Order], shared: Shared, options: Options, *, many: bool
+) -> AbstractContextManager[Engine]:
+    """Who makes the runs; `many`: more will come than these."""
     if options.jobs > 1 and shared.runner is run:
         warm(order.policy for order in missing)  # once, before several processes would all compile
-    done, failed = total - len(missing), 0
-    with engine(shared, min(options.jobs, len(missing)), options.dask) as made:
-        for row in made.rows(missing):
-            store.put({**row, "attempts": attempts[row["id"]] + 1})
-            done, failed = done + 1, failed + (row["status"] == "failed")
-            if progress is not None:
-                progress(done, total, failed)
+    return engine(shared, options.jobs if many else min(options.jobs, len(missing)), options.dask)
 
 
 def forget(out: Path, shard: tuple[int, int] | None) -> None:
     """Delete what an earlier sweep (or this shard of it) left in `out`."""
     if shard is not None:
-        (out / FOLDER / f"shard-{shard[0]}-of-{shard[1]}.jsonl").unlink(missing_ok=True)
+        for kind in ("jsonl", "former"):
+            (out / FOLDER / f"shard-{shard[0]}-of-{shard[1]}.{kind}").unlink(missing_ok=True)
         return
     for name in (LEDGER, f"{LEDGER}-wal", f"{LEDGER}-shm", PARQUET):
         (out / name).unlink(missing_ok=True)
     shutil.rmtree(out / RUNS, ignore_errors=True)
 
 
-def _about(file: Path) -> dict[str, str]:
+def _about(file: Path, until: Until | None) -> dict[str, str]:
     text = file.read_text(encoding="utf-8")
-    plan = hashlib.sha256(f"{text}\0{code_hash()}".encode()).hexdigest()[:16]
+    stop = "" if until is None else f"\0{until}"
+    plan = hashlib.sha256(f"{text}\0{code_hash()}{stop}".encode()).hexdigest()[:16]
     facts = {"sweep": text, "plan": plan, "code": code_hash(), "contract": str(CONTRACT_VERSION)}
+    if until is not None:
+        facts |= {"until": until.text, "level of intervals": repr(until.level)}
     return facts | {f"version of {name}": text for name, text in versions().items()}

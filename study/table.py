@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from sim.units import TIME, format_bytes, format_seconds, format_usd
+from sim.units import TIME, format_bytes, format_joules, format_seconds, format_share, format_usd
 
 if TYPE_CHECKING:
     from study.compare import Cell, Comparison
@@ -29,7 +29,23 @@ LABELS = {
     "exposed_communication_ratio": "exposed comm.",
     "restart_ratio": "restart",
     "lost_to_faults_ratio": "lost to faults",
+    "energy_j": "energy",
+    "cost_usd": "cost",
+    "waste_usd": "  wasted",
+    "idle_usd": "    idle",
+    "input_stall_usd": "    input stall",
+    "barrier_wait_usd": "    barrier wait",
+    "exposed_communication_usd": "    exposed comm.",
+    "restart_usd": "    restart",
+    "lost_to_faults_usd": "    lost to faults",
+    "energy_per_useful_sample_j": "energy a sample",
+    "cost_per_useful_sample_usd": "cost a sample",
 }
+IN_DETAIL = (
+    "idle_usd", "input_stall_usd", "barrier_wait_usd", "exposed_communication_usd", "restart_usd",
+    "lost_to_faults_usd", "energy_per_useful_sample_j",
+)  # fmt: skip
+"""Metrics that a comparison leaves to its other formats: their shares of the time stand in the table already."""
 _UNKNOWN = "-"
 _GAP = 2
 _DECIMALS = 3
@@ -63,7 +79,9 @@ def show(metric: str, mean: float, half: float = math.nan) -> str:
     """A mean and its half interval in the unit of the metric: "43.1 ±0.2 s"; "-" when unknown."""
     if not math.isfinite(mean):
         return _UNKNOWN
-    other: dict[str, Callable[[float], str]] = {"_bytes": format_bytes, "_usd": format_usd}
+    other: dict[str, Callable[[float], str]] = {
+        "_bytes": format_bytes, "_usd": format_usd, "_j": format_joules,
+    }  # fmt: skip
     for suffix, text in other.items():
         if metric.endswith(suffix):
             return text(mean) + (f" ±{text(half)}" if half > 0 else "")
@@ -81,7 +99,7 @@ def _ratio(cell: Cell) -> str:
 def _lines(metric: str, cells: Sequence[Cell], noise_free: bool) -> Iterator[list[str]]:
     """Rows of text of one metric: value, ratio to the first policy, multiple of the bound."""
     yield [LABELS.get(metric, metric), *(show(metric, c.value.mean, c.value.half_width) for c in cells)]
-    compared = metric.endswith("_s") or metric == "goodput_ratio"
+    compared = metric.endswith("_s") or metric in ("goodput_ratio", "cost_usd")
     if compared and len(cells) > 1 and math.isfinite(cells[0].ratio.mean):
         yield [f"  ratio to {cells[0].policy}", *(_ratio(c) for c in cells)]
     if any(math.isfinite(c.over_bound) for c in cells):
@@ -106,8 +124,11 @@ def render(comparison: Comparison, width: int = 100) -> str:
     lines: list[list[str]] = []
     one_job = comparison.results[0].metrics["jobs"] == 1  # all percentiles are its completion time
     for metric, group in groupby(comparison.cells, key=lambda cell: cell.metric):
-        if not (one_job and metric in PER_JOB):
-            lines += _lines(metric, list(group), comparison.bound.noise_free)
+        found = list(group)
+        billed = metric.endswith(("_usd", "_j"))
+        unknown = billed and not any(math.isfinite(cell.value.mean) for cell in found)
+        if not ((one_job and metric in PER_JOB) or metric in IN_DETAIL or unknown):
+            lines += _lines(metric, found, comparison.bound.noise_free)
     header = ["", *comparison.policies]
     widths = [max(len(line[k]) for line in [header, *lines]) for k in range(len(header))]
     text = [_title(comparison)]
@@ -123,4 +144,15 @@ def render(comparison: Comparison, width: int = 100) -> str:
 def _title(comparison: Comparison) -> str:
     n = len(comparison.seeds)
     runs = "one seed" if n == 1 else f"{n} seeds, mean ± 95 % interval, ratios paired by seed"
-    return f"{comparison.scenario_name}: {runs}"
+    return f"{comparison.scenario_name}: {runs}" + _looked(comparison)
+
+
+def _looked(comparison: Comparison) -> str:
+    """How narrow the interval became for which seeds were added."""
+    found = comparison.precision
+    if found is None:
+        return ""
+    ratio = f" ratio to {comparison.policies[0]}" if found.of_ratio else ""
+    end = "reached" if found.met else f"not reached, {format_share(found.wanted)} was asked for"
+    half = format_share(found.reached) if math.isfinite(found.reached) else "unknown"
+    return f"\n{LABELS.get(found.metric, found.metric)}{ratio} within ±{half}: {end}"

@@ -8,14 +8,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
+import numpy as np
+
+from sim.cluster import Cluster
+from sim.cost import make_prices
+from sim.energy import node_power
 from sim.hardware import HardwareProfile
-from sim.scenario import Scenario
+from sim.scenario import NodeGroup, Scenario
+from sim.topology import Topology
 from sim.units import (
     POWER,
     PRICE,
     SHARE,
     TIME,
     Quantity,
+    format_joules,
     format_scaled,
     format_seconds,
     format_share,
@@ -25,6 +32,9 @@ from sim.yaml_tree import InputError
 
 _MONEY = {"USD": Fraction(1), "$": Fraction(1), "kUSD": Fraction(1000), "MUSD": Fraction(10**6)}
 USD = Quantity("an amount of money", "USD", "5000 USD", _MONEY)
+_JOULES = {f"{prefix}J": Fraction(10**power) for prefix, power in (("", 0), ("k", 3), ("M", 6), ("G", 9))}
+_WATT_HOURS = {f"{p}Wh": Fraction(3600 * 10**power) for p, power in (("", 0), ("k", 3), ("M", 6), ("G", 9))}
+ENERGY = Quantity("an amount of energy", "J", "500 kWh", _JOULES | _WATT_HOURS)
 
 
 @dataclass(frozen=True)
@@ -50,6 +60,7 @@ MEASURES: dict[str, Measure] = {
     "goodput": Measure("goodput_ratio", SHARE, format_share),
     "gpu_busy": Measure("gpu_busy_ratio", SHARE, format_share),
     "cost": Measure("cost_usd", USD, format_usd),
+    "energy": Measure("energy_j", ENERGY, format_joules),
     "price": Measure("price_usd_per_h", PRICE, lambda value: f"{format_usd(value)}/h", of_cluster=True),
     "power": Measure("power_w", POWER, lambda value: format_scaled(value, "W"), of_cluster=True),
 }
@@ -93,38 +104,42 @@ def read_target(text: str) -> Target:
 
 
 def price_usd_per_h(scenario: Scenario, profile: HardwareProfile) -> float:
-    """Price of the whole cluster: of its nodes, else of their accelerators.
+    """Price of the whole cluster, as `sim.cost` finds it: of its nodes, else of their accelerators.
 
-    Raises InputError when one has none.
+    Raises InputError when one has none, or the price book cannot be read.
     """
-    total = 0.0
+    prices = make_prices(scenario, profile)
+    if not prices.known:
+        node = int(np.flatnonzero(np.isnan(prices.usd_per_h))[0])
+        group = _group_of(node, scenario)
+        wanted = f"give node group {group.name!r} a 'price', or cost.gpu_hour one for the accelerator"
+        raise InputError([f"no price known for accelerator {group.accelerator!r}: {wanted}"])
+    return float(prices.usd_per_h.sum())
+
+
+def _group_of(node: int, scenario: Scenario) -> NodeGroup:
     for group in scenario.cluster.groups:
-        price = group.price
-        if price is None:
-            per_gpu = profile.accelerator(group.accelerator).price_usd_per_gpu_h
-            if per_gpu is None:
-                wanted = f"give node group {group.name!r} a 'price'"
-                raise InputError([f"no price known for accelerator {group.accelerator!r}: {wanted}"])
-            price = group.gpus * per_gpu.value
-        total += group.count * price
-    return total
+        if node < group.count:
+            return group
+        node -= group.count
+    raise IndexError(f"node {node} is beyond the cluster")
 
 
 def power_w(scenario: Scenario, profile: HardwareProfile) -> float:
-    """Highest power of the cluster's accelerators, capped if the scenario caps it, times PUE.
+    """Highest power of the site: GPUs at full load and nodes' base power, capped as the scenario says, times PUE.
 
     Raises InputError when it is not known.
     """
-    total = 0.0
     for group in scenario.cluster.groups:
-        highest = profile.accelerator(group.accelerator).max_w
-        if highest is None:
+        if profile.accelerator(group.accelerator).max_w is None:
             raise InputError([f"no highest power known for accelerator {group.accelerator!r}"])
-        each = min(highest.value, scenario.energy.power_cap or math.inf)
-        total += group.count * group.gpus * each
-    return total * scenario.energy.pue
+    cluster = Cluster(scenario.cluster, profile, Topology(scenario.cluster))
+    power = node_power(cluster)
+    each_w = np.minimum(power.max_w, scenario.energy.power_cap or math.inf)
+    total_w = float((cluster.nodes.gpus * each_w + power.base_w).sum())
+    return min(total_w, scenario.energy.cluster_power_cap or math.inf) * scenario.energy.pue
 
 
-def with_cost(values: Mapping[str, float], price: float) -> dict[str, float]:
-    """Results with `cost_usd`: the whole cluster rented for the makespan."""
+def with_rent(values: Mapping[str, float], price: float) -> dict[str, float]:
+    """What is known without a run, with the least that `cost_usd` can be: rent for the least makespan."""
     return {**values, "cost_usd": price * values["makespan_s"] / 3600.0}

@@ -1,33 +1,42 @@
-"""Compiling the kernels: once before other processes start, or by a second process while the first one works.
+"""Compiling the kernels before they are needed, in as many processes as there are processors.
 
-Compiled kernels stay in a cache on disk, so all this happens once per version of the software.
+Compiled kernels stay in a cache on disk, so this happens once per version of the software. What there is to
+compile falls into portions: the simulator's own kernels, and those of each stage. A portion is compiled by a
+small run that reaches its kernels and as few others as possible.
 """
 
 from __future__ import annotations
 
-import copy
+import gc
+import os
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from os import cpu_count
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
-from policies import make_policy
-from policies.contract import Allocation, AllocationStage, Memory, Plan, Policy
+from policies import BUILT_IN, make_policy
+from policies.contract import Allocation, AllocationStage, Memory, Plan, Policy, Stage
 from policies.jit import cache_dir
 from policies.observation import Observation
-from sim.run import run
+from sim.run import RunFailed, run
 from sim.scenario import Scenario
+
+_WORLD, _QUEUE = "the simulator", " with a queue"
+_COST = {_WORLD: 9.0, "s1": 3.5, "s2": 3.0, "s3": 0.7}  # CPU s, about; only to share the work out
+_COST_OF_ALLOCATION, _COST_OF_OTHERS = 4.0, 1.0
 
 _SMALL: dict[str, Any] = {
     "schema_version": 1,
     "name": "warm-up",
-    "cluster": {"nodes": [{"count": 2, "gpus": 2}, {"name": "slow", "count": 2, "gpus": 2, "speed": 0.5}]},
+    "cluster": {
+        "nodes": [{"count": 2, "gpus": 2}, {"name": "slow", "count": 2, "gpus": 2, "speed": 0.5}],
+        "slow_links": [{"node": "slow-1", "rate": "1 Gbit/s"}],
+    },
     "workload": {
         "models": {
             "model": {
@@ -45,9 +54,14 @@ _SMALL: dict[str, Any] = {
                 "count": 2,
                 "model": "model",
                 "gpus": 4,
-                "steps": 40,
+                "steps": 60,
                 "global_batch": 32,
-                "data": {"samples": 640, "sample_size": 1000, "shards": 16},
+                "data": {
+                    "samples": 640,
+                    "sample_size": 1000,
+                    "shards": 32,
+                    "placement": {"kind": "skewed", "exponent": 1.0},
+                },
             },
             {"name": "rigid", "count": 3, "spacing": 1.0, "gpus": 2, "duration": 5.0},
         ],
@@ -58,32 +72,113 @@ _SMALL: dict[str, Any] = {
 }
 
 
-def warm(policies: Iterable[str]) -> None:
-    """Make one small run under each policy, which leaves its kernels compiled in the cache on disk."""
-    scenario = Scenario.model_validate(_SMALL)
-    for policy in dict.fromkeys(policies):
-        run(scenario, policy=make_policy(policy), seed=0)
+def warm(policies: Iterable[str | Policy], scenario: Scenario | None = None) -> None:
+    """Compile the kernels that the built-in stages of these policies need and that are not in the cache yet.
+
+    scenario: with a single job, what only a queue of jobs needs is left out.
+    """
+    missing = [portion for portion in _portions(policies, scenario) if not _mark(portion).exists()]
+    if not missing:
+        return
+    print("compiling kernels, this once", file=sys.stderr)
+    groups = _share_out(missing, min(_processors(), len(missing)))
+    command = [sys.executable, "-m", "study.warm"]
+    root = Path(__file__).resolve().parent.parent
+    others = [
+        subprocess.Popen([*command, *group], cwd=root, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for group in groups[1:]
+    ]
+    try:
+        compile_portions(groups[0])
+        for other in others:  # what fails there is compiled when it is needed, and says why
+            other.wait()
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+
+
+def compile_portions(portions: Iterable[str]) -> None:
+    """Compile these portions, one after the other, and leave a mark beside the cache for each."""
+    with _no_collection():
+        for portion in portions:
+            with suppress(RunFailed):  # if it fails in the user's case too, the run there says so
+                _compile(*portion.partition(_QUEUE)[:2])
+                _mark(portion).touch()
+
+
+def _compile(name: str, queue: str) -> None:
+    scenario = _case(alone=not queue, noise=name == _WORLD)
+    if name == _WORLD:
+        run(scenario, policy=Policy("compile", (_Plainly(),)), seed=0)
+    else:  # on the plain time advance, without noise: none of the simulator's kernels
+        run(scenario, policy=_only(name), seed=0, event_by_event=True)
+
+
+def _case(*, alone: bool, noise: bool) -> Scenario:
+    """The small case, with one training job or with all its jobs."""
+    workload = _SMALL["workload"]
+    listed = [{**workload["jobs"][0], "count": 1}] if alone else workload["jobs"]
+    raw = {**_SMALL, "workload": {**workload, "jobs": listed}}
+    if not noise:
+        del raw["noise"]
+    return Scenario.model_validate(raw)
+
+
+def _only(name: str) -> Policy:
+    """The named stage and none else, with a way to start jobs."""
+    stages: tuple[Stage, ...] = make_policy(name).stages
+    return Policy("compile", stages if stages[0].kind == "allocation" else (stages[0], _Plainly()))
+
+
+def _portions(policies: Iterable[str | Policy], scenario: Scenario | None) -> list[str]:
+    """What there is to compile: by stage and, where jobs train, of the simulator; all of it without a scenario."""
+    made = (policy if isinstance(policy, Policy) else make_policy(policy) for policy in policies)
+    names = list({stage.name: None for policy in made for stage in policy.stages if stage.name in BUILT_IN})
+    if scenario is None:
+        return [name + _QUEUE for name in (_WORLD, *names)]
+    if scenario.workload.models:
+        names.insert(0, _WORLD)
+    alone = scenario.workload.trace is None and sum(job.count for job in scenario.workload.jobs) == 1
+    return names if alone else [name + _QUEUE for name in names]
+
+
+def _share_out(portions: Sequence[str], groups: int) -> list[list[str]]:
+    """Longest first, each to the group with least to do; the first group is this process's."""
+    shared: list[list[str]] = [[] for _ in range(groups)]
+    load = [0.0] * groups
+    for portion in sorted(portions, key=_cost, reverse=True):
+        least = load.index(min(load))
+        shared[least].append(portion)
+        load[least] += _cost(portion)
+    return shared
+
+
+def _cost(portion: str) -> float:
+    name = portion.removesuffix(_QUEUE)
+    if name in _COST:
+        return _COST[name]
+    return _COST_OF_ALLOCATION if make_policy(name).stages[0].kind == "allocation" else _COST_OF_OTHERS
+
+
+def _mark(portion: str) -> Path:
+    return cache_dir() / f"compiled-{portion.replace(' ', '-')}"
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextmanager
-def compiling_ahead(policies: Iterable[str]) -> Iterator[None]:
-    """While the first run compiles the simulator's kernels, let a second process compile the stages'.
-
-    Does nothing when kernels have been compiled before, or on a machine with one processor.
-    """
-    names = list(dict.fromkeys(policies))
-    if (cpu_count() or 1) < 2 or any(cache_dir().rglob("periods.advance-*.nbi")):
-        yield
-        return
-    print("compiling kernels, this once", file=sys.stderr)
-    root = Path(__file__).resolve().parent.parent
-    command = [sys.executable, "-m", "study.warm", *names]
-    helper = subprocess.Popen(command, cwd=root, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+def _no_collection() -> Iterator[None]:
+    """No garbage collection: a compiler makes many objects and little garbage (a tenth of the time)."""
+    was = gc.isenabled()
+    gc.disable()
     try:
         yield
     finally:
-        helper.kill()  # what it has not compiled by now is not needed
-        helper.wait()
+        if was:
+            gc.enable()
 
 
 @dataclass(frozen=True)
@@ -106,17 +201,5 @@ class _Plainly(AllocationStage):
         return plan.with_(allocation=Allocation.of([(row, gpus.tolist())])), memory
 
 
-def compile_stages(policies: Iterable[str]) -> None:
-    """Compile the kernels of all stages of these policies, and as few others as possible."""
-    stages = {stage.name: stage for name in policies for stage in make_policy(name).stages}
-    raw = copy.deepcopy(_SMALL)
-    del raw["noise"]  # no noise, and nothing on the network: those kernels are the first process's
-    raw["workload"]["models"]["model"]["parameters"] = 0
-    raw["workload"]["jobs"][0]["data"]["replicas"] = 4
-    scenario = Scenario.model_validate(raw)
-    last_first = tuple(reversed([stage for stage in stages.values() if stage.name != "fifo"]))
-    run(scenario, policy=Policy("compile", (_Plainly(), *last_first)), seed=0, event_by_event=True)
-
-
 if __name__ == "__main__":
-    compile_stages(sys.argv[1:])
+    compile_portions(sys.argv[1:])

@@ -38,16 +38,38 @@ def worker_speeds(workers, node_model, model_speed):
     return result
 
 
-def priority(job, jobs, now, ageing, unknown):
+def known(value):
+    return value if value > 0 else 0.0
+
+
+def waited(job, now):
+    """Seconds a job has waited in all."""
+    return known(job["waited"]) + (known(now - job["queued"]) if job["waits"] else 0.0)
+
+
+def priority(job, jobs, now, ageing, lead, patience, unknown):
     """A of one job; jobs are dicts with p, data, flops, service, waited, queued, waits, fit."""
-    known = lambda v: v if v > 0 else 0.0  # noqa: E731
     demand = 0.0
     for key in ("data", "flops"):
         most = max(known(j[key]) for j in jobs)
         demand += known(job[key]) / most if most else 0.0
-    waited = known(job["waited"]) + (known(now - job["queued"]) if job["waits"] else 0.0)
-    service = unknown if math.isnan(job["service"]) else max(job["service"], 1.0)
-    return job["p"] * (demand + ageing * (1 + waited / service)) * job["fit"]
+    service, w = unknown if math.isnan(job["service"]) else max(job["service"], 1.0), waited(job, now)
+    return job["p"] * (demand + ageing * (1 + (lead + w) / service) + w / patience) * job["fit"]
+
+
+def lateness(job, now, after, slowdown, longest, unknown):
+    """Seconds a job has waited beyond what it may."""
+    duration = unknown if math.isnan(job["duration"]) else job["duration"]
+    return waited(job, now) - min(after + slowdown * duration, longest)
+
+
+def bar(job, now, ratio, reluctance, run, growth):
+    """A waiting job that needs less may stop this one: a dict with service, restart, started, attained, ..."""
+    cost, width = known(job["restart"]), job["gpus"] * min(job["share"], 1.0)
+    ran = math.inf if math.isnan(job["started"]) else known(now - job["started"] - cost) * width
+    if ran < run * width or ran < growth * (job["attained"] - ran):
+        return -math.inf
+    return math.inf if math.isnan(job["service"]) else ratio * job["service"] - reluctance * cost
 
 
 def ratios(nodes, running, waiting):

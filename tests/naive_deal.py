@@ -6,14 +6,18 @@ from collections.abc import Sequence
 
 
 class NaiveDeal:
-    """Queues of [piece id, indices, begun]."""
+    """Queues of [piece id, indices, begun]. Every worker gets a block of shards, the first ones one more."""
 
-    def __init__(self, order: Sequence[int], cuts: Sequence[int], workers: int) -> None:
+    def __init__(self, order: Sequence[int], shards: int, workers: int) -> None:
         self.queues: list[list[list]] = [[] for _ in range(workers)]
-        for k in range(len(cuts) - 1):
-            if cuts[k + 1] > cuts[k]:
-                self.queues[k % workers].append([k, list(order[cuts[k] : cuts[k + 1]]), False])
-        self.next_id = len(cuts) - 1
+        left, at = list(order), 0
+        for worker in range(workers):
+            for _ in range(shards // workers + (worker < shards % workers)):
+                size = len(order) // shards + (at < len(order) % shards)
+                self.queues[worker].append([at, left[:size], False])
+                del left[:size]
+                at += 1
+        self.next_id = shards
 
     def owned(self, worker: int) -> int:
         return sum(len(piece[1]) for piece in self.queues[worker])

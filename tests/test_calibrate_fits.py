@@ -187,6 +187,20 @@ def test_throttling_is_none_when_the_threshold_was_never_reached() -> None:
     assert fit.slope_per_c.value == pytest.approx(0.02)
 
 
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_intervals_over_few_rounds_hold_the_truth_and_stay_of_use(count: int) -> None:
+    held, widths = 0, []
+    for seed in range(200):
+        random = np.random.default_rng(seed)
+        rounds = np.repeat(np.arange(count), 20)
+        level = 1e-3 * random.normal(1.0, 0.02, count)[rounds]
+        found = fit_level(level * random.normal(1.0, 0.01, len(rounds)), rounds)
+        held += found.contains(1e-3)
+        widths.append(found.high / found.low - 1.0)
+    assert held >= 0.93 * 200
+    assert max(widths) < 0.35, "two rounds that happen to differ do not make an interval of decades"
+
+
 def test_a_level_with_rounds_widens_for_what_changes_between_rounds() -> None:
     random = np.random.default_rng(0)
     drift = np.repeat([1.0, 1.1, 0.9, 1.05], 50)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from calibrate.check import as_estimate, compare, device_of
@@ -190,6 +190,7 @@ def test_what_is_missing_is_named_and_left_out() -> None:
     st.integers(2, 64),
 )
 @settings(max_examples=25, deadline=None)
+@example([1.0, 1.0, 1.0, 2.0, 0.75, 0.4375, 0.40625, 2.5, 1.0, 1.0], "all_reduce", 2)
 def test_any_fit_is_the_same_function_in_the_profile(
     wobble: list[float], collective: str, ranks: int
 ) -> None:
@@ -201,10 +202,10 @@ def test_any_fit_is_the_same_function_in_the_profile(
         for size in np.linspace(piece.from_bytes, piece.to_bytes, 4):
             alpha, rate = fabric.constants_at(float(size))
             assert sequence * alpha + carried * size / rate == pytest.approx(fit.predict([size])[0], rel=1e-4)
-    between = np.geomspace(sizes[0], sizes[-1], 200)
+    between = np.geomspace(sizes[0] / 8, sizes[-1] * 8, 300)
     constants = [fabric.constants_at(float(size)) for size in between]
     seconds = np.array([sequence * a + carried * s / r for (a, r), s in zip(constants, between, strict=True)])
-    assert (np.abs(seconds / fit.predict(between) - 1.0) < 0.35).all(), "bridges are followed in steps"
+    assert (np.abs(seconds / fit.predict(between) - 1.0) < 0.12).all(), "bridges are followed in steps"
 
 
 def profile_with(copy: Measured, **figures: Measured) -> HardwareProfile:

@@ -25,6 +25,13 @@ def test_all_reduce_times_of_sizes_not_seen() -> None:
     assert np.median(naive) > 0.5, "peak bandwidth alone is far off"
 
 
+@pytest.mark.parametrize("ranks", ["2", "4", "8"])
+def test_all_reduce_times_beyond_both_ends(ranks: str) -> None:
+    below, above = public.beyond_the_ends(DATA / "comm" / "nccl_aiconfigurator.csv.gz", ranks)
+    assert np.median(below) <= 0.05
+    assert np.median(above) <= 0.06
+
+
 def test_matrix_products_of_shapes_not_seen() -> None:
     found = public.gemm_errors(DATA / "kernels" / "gemm_aiconfigurator.csv.gz", parts=3)
     assert len(found) >= 5

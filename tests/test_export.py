@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shlex
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -116,6 +121,32 @@ def test_arbitrary_bytes_are_refused_in_one_line(
     refused(path)
 
 
+_PIECES = (
+    "2020-13-45", "9" * 5000, "1:99:99", ".inf", "!!int x", "!!binary '**'", '"\\UFFFFFFFF"', "<<: [1]",
+    "? [a]\n: b", "&a", "*a", "|9\n x", "\t", "\x00", "\ufeff", "---\na: 1", "[" * 500, "{a: " * 50, "=",
+)  # fmt: skip
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_a_file_with_hostile_pieces_in_it_loads_equal_or_is_refused(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "pieces.yaml"
+    write_policy(exported(), path)
+    before, text = load_policy(path).content(), path.read_text()
+    for _ in range(data.draw(st.integers(1, 3))):
+        at, left_out = data.draw(st.integers(0, len(text))), data.draw(st.integers(0, 30))
+        text = text[:at] + data.draw(st.sampled_from(_PIECES)) + text[at + left_out :]
+    path.write_bytes(text.encode())
+    try:
+        found = load_policy(path)
+    except ExportError:
+        refused(path)
+    else:
+        assert found.content() == before
+
+
 def test_a_wrong_or_missing_signature_is_refused(written: Path) -> None:
     assert "does not match the key" in refused(written, b"another key here")
     changed(written, promise={"makespan_s": 1.0})
@@ -156,6 +187,18 @@ def test_wrong_content_is_refused(written: Path, values: dict[str, object], said
         ("format: 2020-01-01", "not plain data"),
         ("- 1", "a mapping is needed"),
         ("x" * (MAX_BYTES + 1), "larger than"),
+        ("{a: " * 9 + "1" + "}" * 9, "nested too deeply"),
+        ("format: 2020-13-45", "not YAML"),
+        ("format: !!int x", "not YAML"),
+        ("format: !!bool x", "not YAML"),
+        ("format: !!timestamp x", "not YAML"),
+        ("format: " + "9" * 5000, "not YAML"),
+        ('format: "\\UFFFFFFFF"', "not YAML"),
+        ("format: =", "not YAML"),
+        ("format: 0x1" + "f" * 20_000, "more than 64 bits"),
+        ("? [a]\n: 1", "not YAML"),
+        ("<<: 1", "not YAML"),
+        ("format: !!set {a}", "not plain data"),
     ],
 )
 def test_hostile_files_are_refused(tmp_path: Path, text: str, said: str) -> None:
@@ -216,19 +259,57 @@ def test_kubernetes_file_is_yaml_with_the_policy_in_it(written: Path) -> None:
     assert load_policy(written.parent / "again.yaml", KEY).policy.stages == exported().policy.stages
 
 
+names = st.text(st.characters(min_codepoint=32, max_codepoint=0xFFFF, exclude_categories=["Cs", "Cc"]))
+
+
+@settings(max_examples=60, deadline=None)
+@given(name=names, script=names, image=names)
+def test_launch_files_hold_any_name(name: str, script: str, image: str) -> None:
+    launch = Launch(name, 2, 4, script, "policy.yaml", "format: 1\n", image)
+    assert re.fullmatch(r"[a-z]([a-z0-9-]*[a-z0-9])?", launch.label)
+    assert len(launch.label) <= 50
+    service, config, job = yaml.safe_load_all(kubernetes(launch))
+    pod = job["spec"]["template"]
+    assert service["spec"]["selector"] == pod["metadata"]["labels"] == {"app": launch.label}
+    assert pod["spec"]["containers"][0]["image"] == image
+    assert pod["spec"]["containers"][0]["args"][-1] == script
+    assert config["data"]["policy.yaml"] == "format: 1\n"
+    last = slurm(launch).rstrip("\n").split('exec python "$0"\' ', 1)[1]
+    assert shlex.split(last) == [script]
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash here")
+def test_the_slurm_file_is_a_script_that_starts_every_rank(tmp_path: Path) -> None:
+    """With stand-ins for the programs of Slurm: the store first, then one process per task."""
+    text = slurm(Launch("it's", 2, 3, "my script.py", "it's.yaml"))
+    checked = subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True, check=False)
+    assert (checked.returncode, checked.stderr) == (0, "")
+    programs = {
+        "scontrol": "echo host-a; echo host-b",
+        "srun": 'echo "srun $* | $EQUIPOISE_STORE $EQUIPOISE_POLICY $WORLD_SIZE" >> "$CALLS"',
+    }
+    for name, body in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    environment = {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}", "CALLS": str(tmp_path / "calls"),
+        "SLURM_JOB_NODELIST": "host-[a-b]", "SLURM_NTASKS": "6",
+    }  # fmt: skip
+    done = subprocess.run(["bash"], input=text, text=True, env=environment, capture_output=True, check=False)
+    assert "Traceback" not in done.stderr
+    calls = sorted((tmp_path / "calls").read_text().splitlines())
+    assert len(calls) == 2
+    assert all(call.endswith("| host-a:29500 it's.yaml 6") for call in calls)
+    assert any("python -m live.store" in call for call in calls)
+    assert any("my script.py" in call and "--kill-on-bad-exit=0" in call for call in calls)
+
+
 def test_a_launch_needs_nodes_and_gpus() -> None:
     with pytest.raises(ValueError, match="at least 1"):
         Launch("x", 0, 8, "train.py", "policy.yaml")
 
 
-@pytest.fixture(autouse=True)
-def export_is_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(cli.COMMANDS, "export", ("equipoise.export_command", "export", "Export."))
-
-
 def test_nothing_heavy_is_imported_to_check_a_file(written: Path) -> None:
-    import subprocess
-
     code = (
         "import sys; from pathlib import Path; from policies.export import load_policy;"
         f"load_policy(Path({str(written)!r})); print([m for m in ('torch', 'simpy') if m in sys.modules])"

@@ -84,7 +84,7 @@ def test_unknown_names_say_what_is_known() -> None:
         profile.accelerator("h100")
     with pytest.raises(ValueError, match="no rate for precision 'bf16'; known: fp32, fp16"):
         profile.accelerator("t4").peak_flop_per_s("bf16")
-    with pytest.raises(InputError, match="unknown hardware profile 'catalog'; known: catalogue"):
+    with pytest.raises(InputError, match=r"unknown hardware profile 'catalog'; known: .*catalogue"):
         load_profile("catalog")
     with pytest.raises(InputError, match="no such file"):
         load_profile("nowhere/at-all.yaml")

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from policies import kernels_allocation as kernels
 from policies import kernels_scaling as scaling
-from policies.observation import JobState
+from policies.observation import Jobs, JobState, Observation
 from policies.optimal_allocation import best_sizes
+from policies.preemption import patient_bars
 from tests import naive_allocation as naive
 
 MANY = settings(max_examples=60, deadline=None)
@@ -75,17 +76,43 @@ def test_priorities(seed):
             "flops": float(rng.choice([0.0, 1e15, np.nan])), "service": float(rng.choice([0.1, 60.0, np.nan])),
             "waited": float(rng.choice([0.0, 30.0, np.nan])), "queued": float(rng.integers(0, 120)),
             "waits": bool(rng.random() < 0.6), "fit": bool(rng.random() < 0.8),
+            "duration": float(rng.choice([1.0, 600.0, np.nan])),
         }
         for _ in range(n)
     ]  # fmt: skip
     column = lambda key: np.array([job[key] for job in jobs])  # noqa: E731
     claims = (
         np.where(column("waits"), W, R).astype(np.int8), column("p"), column("data"), column("flops"),
-        column("service"), column("queued"), column("waited"),
+        column("service"), column("duration"), column("queued"), column("waited"),
     )  # fmt: skip
-    a = np.empty(n)
-    kernels.priorities(np.arange(n), column("fit"), claims, 100.0, 4.0, 3600.0, a)
-    assert a == pytest.approx([naive.priority(job, jobs, 100.0, 4.0, 3600.0) for job in jobs])
+    a, late_s = np.empty(n), np.empty(n)
+    kernels.priorities(np.arange(n), column("fit"), claims, 100.0, 4.0, 500.0, 86400.0, 3600.0, a)
+    assert a == pytest.approx([naive.priority(j, jobs, 100.0, 4.0, 500.0, 86400.0, 3600.0) for j in jobs])
+    kernels.lateness(np.arange(n), claims, 100.0, 20.0, 3.0, 900.0, 3600.0, late_s)
+    assert late_s == pytest.approx([naive.lateness(j, 100.0, 20.0, 3.0, 900.0, 3600.0) for j in jobs])
+
+
+@MANY
+@given(seed=SEEDS)
+def test_bars_of_running_jobs(seed):
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(1, 7))
+    values = {
+        "service": [50.0, 1e4, np.nan], "restart": [0.0, 30.0, np.nan], "started": [0.0, 500.0, 990.0, np.nan],
+        "attained": [0.0, 500.0, 4000.0, 9000.0], "gpus": [1, 4], "share": [0.5, 1.0],
+    }  # fmt: skip
+    jobs = [{key: rng.choice(choice).item() for key, choice in values.items()} for _ in range(n)]
+    column = lambda key: np.array([job[key] for job in jobs])  # noqa: E731
+    o = Observation.of(
+        1000.0, 10.0,
+        jobs=Jobs.of(
+            id=range(n), state=np.full(n, R), service_s=column("service"), restart_s=column("restart"),
+            started_s=column("started"), attained_gpu_s=column("attained"), gpus_held=column("gpus"),
+            gpu_share_requested=column("share"),
+        ),
+    )  # fmt: skip
+    found = patient_bars(o, np.arange(n), 0.5, 2.0, 300.0, 0.25)
+    assert found == pytest.approx([naive.bar(job, 1000.0, 0.5, 2.0, 300.0, 0.25) for job in jobs])
 
 
 @MANY

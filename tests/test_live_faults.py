@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from live.devices import DeviceSampler  # noqa: E402
 from policies import make_policy  # noqa: E402
 from policies.export import ExportedPolicy, write_policy  # noqa: E402
 from tests import live_ranks  # noqa: E402
 from tests.faulty_policies import KINDS, faulty  # noqa: E402
+from tests.test_live_telemetry import FakeNvml, until  # noqa: E402
 
 BATCH, ROUNDS = 8, 12
 
@@ -31,17 +34,25 @@ def train(policy: Any, folder: str | None = None, *, plain: bool = False, **opti
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     settings = {"global_batch": BATCH, "decide_every": 2, "decision_budget_s": 0.05, "warm_up_budget_s": 0.2}
     dataset = TensorDataset(x, x[:, :1])
-    runtime = None
+    runtime = nvml = None
     if plain:  # the same batches without the adapter
         from live.sampler import ShareSampler
 
         rank = torch.distributed.get_rank()
         sampler = ShareSampler(len(x), rank=rank, ranks=2, global_batch=BATCH)
     else:
+        nvml = options.pop("nvml_module", None)
         runtime = attach(model, optimizer, policy, run_dir=folder, **{**settings, **options})
+        if nvml is not None:
+            report = runtime._recorder.event
+            runtime._devices = DeviceSampler(nvml, 0, lambda problem: report("nvml", problem=problem), 0.005)
         sampler = runtime.sampler(dataset)
     began = time.monotonic()
-    for inputs, labels in DataLoader(dataset, batch_sampler=sampler):
+    for number, (inputs, labels) in enumerate(DataLoader(dataset, batch_sampler=sampler)):
+        if nvml is not None:  # there for some rounds, then gone
+            seen_s = 55.0 if number < ROUNDS // 2 else math.nan
+            nvml.broken = number >= ROUNDS // 2
+            until(lambda wanted=seen_s: _same(runtime._devices.latest()["temperature_c"], wanted))
         torch.nn.functional.mse_loss(model(inputs), labels).backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -57,7 +68,11 @@ def train(policy: Any, folder: str | None = None, *, plain: bool = False, **opti
     return {"weights": [p.detach().clone() for p in net.parameters()], "took_s": took_s, "failures": failures}
 
 
-def all_faults(rank: int, damaged: str, full: str, records: str) -> dict[str, dict[str, Any]]:
+def _same(a: float, b: float) -> bool:
+    return a == b or (math.isnan(a) and math.isnan(b))
+
+
+def all_faults(rank: int, damaged: str, signed: str, full: str, records: str) -> dict[str, dict[str, Any]]:
     torch.distributed.init_process_group("gloo")
     results = {"plain": train(None, plain=True), "none": train("none")}
     for what in KINDS:
@@ -65,6 +80,8 @@ def all_faults(rank: int, damaged: str, full: str, records: str) -> dict[str, di
     results["damaged"] = train(damaged)
     results["missing"] = train("/nowhere/policy.yaml")
     results["full disk"] = train("none", full)
+    results["another key"] = train(signed, key=b"not the right one")
+    results["vanished NVML"] = train("none", f"{records}/nvml", nvml_module=FakeNvml())
     return results
 
 
@@ -74,13 +91,17 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str
     damaged, full = folder / "damaged.yaml", folder / "full"
     write_policy(ExportedPolicy(make_policy("s2")), damaged)
     damaged.write_text(damaged.read_text().replace("0.5", "0.9"))
+    signed = folder / "signed.yaml"
+    write_policy(ExportedPolicy(make_policy("s2")), signed, b"the key of somebody")
     full.mkdir()
     for name in ("rounds-0.jsonl", "rounds-1.jsonl", "decisions-0.jsonl"):
         (full / name).symlink_to("/dev/full")
-    return live_ranks.run(all_faults, 2, str(damaged), str(full), str(folder))
+    return live_ranks.run(all_faults, 2, str(damaged), str(signed), str(full), str(folder))
 
 
-@pytest.mark.parametrize("what", ["none", *KINDS, "damaged", "missing", "full disk"])
+@pytest.mark.parametrize(
+    "what", ["none", *KINDS, "damaged", "missing", "full disk", "another key", "vanished NVML"]
+)
 def test_the_weights_are_those_of_training_without_it(results: Any, what: str) -> None:
     for rank in results:
         for found, expected in zip(rank[what]["weights"], rank["plain"]["weights"], strict=True):
@@ -95,6 +116,7 @@ def test_the_failure_was_met_and_cost_little(results: Any, what: str) -> None:
 
 def test_failures_are_on_record(results: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = next(Path(tmp_path_factory.getbasetemp()).glob("faults*"))
+    assert "the library has gone" in (folder / "nvml" / "rounds-0.jsonl").read_text()
     assert "on purpose" in (folder / "raises" / "rounds-0.jsonl").read_text()
     assert (
         "interval: 1000000000 is above the bound of 64"

@@ -17,6 +17,8 @@ torch = pytest.importorskip("torch")
 from live.gradients import (  # noqa: E402
     BackwardProbe,
     NoiseScale,
+    _part,
+    _square,
     contribution_scale,
     noise_statistics,
     scale_outputs,
@@ -139,6 +141,14 @@ def test_the_noise_scale_smooths_its_parts_and_ignores_what_is_not_finite() -> N
     assert math.isnan(scale.value)
 
 
+@pytest.mark.parametrize("kind", ["dense", "transposed", "sparse"])
+def test_parts_of_a_gradient_are_all_of_it(kind: str) -> None:
+    gradient = torch.arange(20.0).reshape(4, 5)
+    gradient = {"dense": gradient, "transposed": gradient.T, "sparse": gradient.to_sparse()}[kind]
+    found = [float(_square(_part(gradient, rank, 3))) for rank in range(3)]
+    assert sum(found) == pytest.approx(float(torch.arange(20.0).square().sum()))
+
+
 def test_the_probe_measures_when_asked_and_marks_every_pass() -> None:
     net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
     marks: list[str] = []
@@ -148,6 +158,15 @@ def test_the_probe_measures_when_asked_and_marks_every_pass() -> None:
     assert probe.local_square == pytest.approx(exact)
     assert probe.mean_square == pytest.approx(exact)
     assert marks == ["local"] * 4 + ["done"]
+    parts = []
+    for rank in range(3):
+        net.zero_grad()
+        probe.part = (rank, 3)
+        net(torch.ones(3, 4)).sum().backward()
+        parts.append(probe.mean_square)
+    exact = sum(float(p.grad.square().sum()) for p in net.parameters())
+    assert all(0 < part < exact for part in parts)
+    assert sum(parts) == pytest.approx(exact)
     probe.measure(False)
     marks.clear()
     probe.reset()
@@ -285,7 +304,7 @@ def single_process(name: str, batches: list[list[int]]) -> list[Any]:
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_uneven_shares_equal_the_single_process(ranks: int) -> None:
     """40 steps with shares changed every third; within 1e-6 (float32) and 1e-14 (float64)."""
-    names = list(CASES) if ranks == 2 else ["float32", "float64"]
+    names = list(CASES) if ranks == 2 else ["float32", "float64", "accumulated", "clipped", "autocast"]
     results = live_ranks.run(all_cases, ranks, names, ranks)
     for name in names:
         parts = [result[name] for result in results]
@@ -310,6 +329,25 @@ def test_the_weights_matter() -> None:
             (torch.nn.functional.mse_loss(net(x[part]), y[part]) / len(parts)).backward()
         gradients.append(torch.cat([p.grad.flatten() for p in net.parameters()]))
     assert float((gradients[0] - gradients[1]).norm() / gradients[0].norm()) > 0.01
+
+
+@pytest.mark.parametrize(("norm", "exact"), [("batch", False), ("layer", True)])
+def test_only_what_looks_at_the_whole_batch_depends_on_the_shares(norm: str, exact: bool) -> None:
+    """Batch normalisation sees the rank's own samples: no weighting of gradients can make its result exact."""
+    torch.manual_seed(0)
+    middle = torch.nn.BatchNorm1d(16) if norm == "batch" else torch.nn.LayerNorm(16)
+    layers = torch.nn.Linear(FEATURES, 16), middle, torch.nn.Tanh(), torch.nn.Linear(16, 3)
+    net = torch.nn.Sequential(*layers).double()
+    x, y = make_data(torch.float64)
+    found = []
+    for parts in ([list(range(24))], [list(range(18)), list(range(18, 24))]):
+        net.zero_grad()
+        for part in parts:
+            outputs = scale_outputs(net(x[part]), len(part) / 24)
+            torch.nn.functional.mse_loss(outputs, y[part]).backward()
+        found.append(torch.cat([p.grad.flatten() for p in net.parameters()]))
+    error = float((found[1] - found[0]).norm() / found[0].norm())
+    assert (error < 1e-14) if exact else (error > 0.01)
 
 
 def noise_on_ranks(rank: int) -> dict[str, Any]:

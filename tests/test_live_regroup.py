@@ -17,6 +17,8 @@ torch = pytest.importorskip("torch")
 
 from live.regroup import is_transport_error  # noqa: E402
 from live.sockets import open_sockets, shut  # noqa: E402
+from study.twin import replayed  # noqa: E402
+from study.twin_record import read_run  # noqa: E402
 from tests import live_ranks  # noqa: E402
 
 SAMPLES, BATCH, FEATURES, EPOCHS = 480, 24, 6, 2
@@ -208,6 +210,11 @@ def test_a_killed_rank(tmp_path: Path, interval: int, victim: int, reported: boo
         assert resumed == 14
     if victim == 0:
         assert "policy-memory-restored" in events(tmp_path, "policy-memory-restored")
+    run = read_run(tmp_path)  # what the twin is made of: the rounds before the group changed
+    assert run.rounds <= 14
+    assert "the group changed" in run.notes[0]
+    assert run.points
+    assert replayed(tmp_path, run.policy) == ()  # also what another rank decided later
 
 
 def test_an_error_of_the_script_is_not_taken_for_a_lost_rank() -> None:

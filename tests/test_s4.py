@@ -31,6 +31,7 @@ def cluster(sizes, jobs, *, models=None, time_s=1000.0, window_s=10.0, gpu=None,
         "queued_since_s": time_s, "workers_min": 1, "workers_max": 1, "global_batch": 64, "restart_s": 30.0,
         "work_s": math.nan, "exchange_s": math.nan, "goodput_samples_per_s": math.nan, "gpus_held": 0,
         "memory_bytes": 0.0, "data_demand_bytes": 0.0, "compute_demand_flops": 0.0, "waited_s": 0.0,
+        "started_s": math.nan, "attained_gpu_s": 0.0,
     }  # fmt: skip
     rows = []
     for k, job in enumerate(jobs):
@@ -213,16 +214,16 @@ def test_s422_a_gang_stays_on_one_model_and_takes_the_fast_one():
 
 
 def test_s422_the_overdue_first_is_not_delayed():
-    """A gang of 4 has waited for 2 hours; what would still run when it can start must wait."""
+    """A gang of 4 has waited for 3 hours; what would still run when it can start must wait."""
     jobs = [
         {"holds": [0, 1], "gpus_requested": 2, "service_s": 100.0},
-        {"gpus_requested": 4, "queued_since_s": -6200.0, "service_s": 1000.0},
+        {"gpus_requested": 4, "queued_since_s": -9800.0, "service_s": 1000.0},
         {"service_s": 90.0}, {"service_s": 300.0, "queued_since_s": 990.0},
     ]  # fmt: skip
     given, values, _ = decide(cluster([4], jobs))
     assert values["s422_overdue"] == 1
     assert list(given) == [2]
-    given, values, _ = decide(cluster([4], jobs), reserve_after_s=1e5)
+    given, values, _ = decide(cluster([4], jobs), reserve_after_s=1e5, slowdown=100.0)
     assert values["s422_overdue"] == -1
     assert sorted(given) == [2, 3]
 
@@ -233,12 +234,29 @@ def test_s422_preemption_must_gain_more_than_restarts():
     given, values, _ = decide(cluster([1], [running, short]))
     assert given == {0: [], 1: [0]}
     assert values["s422_stopped"].tolist() == [0]
-    for change in ({"service_s": 350.0}, {"queued_since_s": 1000.0}):  # 1000/2 - 200 is less; no higher claim
+    for change in ({"service_s": 350.0}, {"priority": 0.1}):  # 1000/2 - 200 is less; no higher claim
         assert decide(cluster([1], [running, {**short, **change}]))[0] == {}
     assert decide(cluster([1], [running, {**short, "service_s": 350.0}]), reluctance=1.0)[0] == {
         0: [],
         1: [0],
     }
+
+
+def test_s422_a_job_that_was_stopped_works_on_for_longer():
+    """It gives way once it has worked `run_s`, and a tenth of its work before, since its last start."""
+    short = {"service_s": 60.0, "queued_since_s": 500.0}
+    for started_s, attained_gpu_s, stops in (
+        (700.0, 270.0, False),  # 270 s of work since its first start: too short
+        (370.0, 600.0, True),
+        (370.0, 600.0 + 6000.0, True),
+        (370.0, 600.0 + 6001.0, False),  # 600 s of work are less than a tenth of 6001 s
+    ):
+        running = {
+            "holds": [0], "service_s": 1e4, "restart_s": 30.0, "started_s": started_s,
+            "attained_gpu_s": attained_gpu_s,
+        }  # fmt: skip
+        given, _, _ = decide(cluster([1], [running, short]))
+        assert (given == {0: [], 1: [0]}) == stops, (started_s, attained_gpu_s)
 
 
 def test_s422_elastic_jobs_take_what_nobody_waits_for():

@@ -14,7 +14,7 @@ from sim.run import run
 from sim.yaml_file import read_scenario
 from sim.yaml_tree import InputError
 from study.size import Candidate, Question, Trial, read_vary, size
-from study.targets import price_usd_per_h, read_target
+from study.targets import power_w, price_usd_per_h, read_target
 
 CASE = {
     "schema_version": 1,
@@ -102,6 +102,72 @@ def test_equals_an_exhaustive_search(case, calm, objective, limit_s):
         assert found[objective] == pytest.approx(wanted, rel=1e-12)
 
 
+SIZES = [(a, b) for a in VARY["cluster.nodes.0.count"] for b in VARY["cluster.nodes.1.count"]]
+
+
+def cheapest(path, feasible):
+    """Nodes of the smallest size whose runs all pass, each run with what is known of the size."""
+    generic_w = 400.0  # per GPU of the profile's generic accelerator, at full load
+    found = []
+    for chosen, runs in every_run(path.read_text()):
+        known = {
+            "power_w": 1.3 * 2 * generic_w * sum(chosen),
+            "price_usd_per_h": 6.0 * chosen[0] + 2.0 * chosen[1],
+        }
+        if all(r["completed"] == r["jobs"] and feasible({**r, **known}) for r in runs):
+            found.append(sum(chosen))
+    return min(found, default=None)
+
+
+@pytest.mark.parametrize(
+    ("targets", "feasible"),
+    [
+        (["cost<=1.2USD", "makespan<=300s"], lambda r: r["cost_usd"] <= 1.2 and r["makespan_s"] <= 300),
+        (["energy<=0.12kWh"], lambda r: r["energy_j"] <= 0.432e6),
+        (["power<=4.2kW", "makespan<=265s"], lambda r: r["power_w"] <= 4200 and r["makespan_s"] <= 265),
+        (["completion_p95<=225s"], lambda r: r["completion_p95_s"] <= 225),
+        (
+            ["cost<=1.2USD", "completion_p95<=260s", "power<=6kW"],
+            lambda r: r["cost_usd"] <= 1.2 and r["completion_p95_s"] <= 260 and r["power_w"] <= 6000,
+        ),
+    ],
+)
+def test_budget_power_energy_and_p95_equal_an_exhaustive_search(case, targets, feasible):
+    wanted = cheapest(case, feasible)
+    assert min(map(sum, SIZES)) < wanted < max(map(sum, SIZES)), "or the targets say nothing"
+    answer = size(question(case, *targets))
+    assert answer.best is not None
+    assert answer.best.candidate.nodes == wanted
+
+
+def test_a_budget_that_is_too_small_is_impossible(case):
+    answer = size(question(case, "cost<=0.01USD"))
+    assert answer.best is None
+    assert answer.closest is not None
+    assert answer.excluded + answer.tried == len(SIZES)
+
+
+def test_cost_is_what_the_run_says(case):
+    answer = size(question(case, "cost<=1USD"))
+    for result in answer.best.results:
+        rent = answer.best.candidate.price_usd_per_h if answer.best.candidate.price_usd_per_h > 0 else 0.0
+        assert result["cost_usd"] == pytest.approx(rent * result["makespan_s"] / 3600)
+
+
+def test_power_is_of_the_site_and_capped(calm):
+    from sim.hardware import load_profile
+
+    profile = load_profile("catalogue")
+
+    def power(*changes):
+        return power_w(read_scenario(calm, changes).scenario, profile)
+
+    assert power() == pytest.approx(1.3 * 4 * 400)  # two nodes of two GPUs, 400 W each, PUE 1.3
+    assert power("energy.pue=1.1", "cluster.nodes.1.count=3") == pytest.approx(1.1 * 8 * 400)
+    assert power("energy.power_cap=300 W") == pytest.approx(1.3 * 4 * 300)
+    assert power("energy.cluster_power_cap=1 kW") == pytest.approx(1.3 * 1000)
+
+
 def test_bounds_exclude_without_a_run(calm):
     calls = []
 
@@ -160,6 +226,7 @@ def test_chance_of_a_trial():
         ("cost<=5kUSD", 5000.0, True),
         ("price<=12.5 USD/h", 12.5, True),
         ("power<=1.5MW", 1.5e6, True),
+        ("energy<=2 kWh", 7.2e6, True),
     ],
 )
 def test_targets(text, limit, at_most):

@@ -114,7 +114,7 @@ def test_query_sees_the_ledger_as_it_is_now(tmp_path):
 
 
 def test_no_sweep_to_query(tmp_path):
-    with pytest.raises(InputError, match="no sweep here"):
+    with pytest.raises(InputError, match="no sweep, comparison or run here"):
         connect(tmp_path)
 
 

@@ -62,6 +62,7 @@ class Fifo(_Placed):
     name: ClassVar[str] = "fifo"
     order: ClassVar[str] = "arrival, then id"
     blocking: ClassVar[str] = "strict: stops at the first that does not fit"
+    starvation: ClassVar[str] = "never: a job waits for those before it only"
     preemption: ClassVar[str] = "never"
     starts_only: ClassVar[bool] = True
     strict: ClassVar[bool] = True
@@ -93,6 +94,7 @@ class FifoGreedy(Fifo):
 
     name: ClassVar[str] = "fifo-greedy"
     blocking: ClassVar[str] = "greedy: passes over what does not fit"
+    starvation: ClassVar[str] = "a gang may wait for as long as smaller jobs arrive"
     strict: ClassVar[bool] = False
 
 
@@ -107,6 +109,7 @@ class Sjf(_Placed):
     name: ClassVar[str] = "sjf"
     order: ClassVar[str] = "duration estimate, then id"
     blocking: ClassVar[str] = "strict: stops at the first that does not fit"
+    starvation: ClassVar[str] = "a long job may wait for as long as shorter ones arrive"
     preemption: ClassVar[str] = "never"
     starts_only: ClassVar[bool] = True
     strict: ClassVar[bool] = True
@@ -140,6 +143,7 @@ class SjfGreedy(Sjf):
 
     name: ClassVar[str] = "sjf-greedy"
     blocking: ClassVar[str] = "greedy: passes over what does not fit"
+    starvation: ClassVar[str] = "a long job or a gang may wait for as long as shorter or smaller ones arrive"
     strict: ClassVar[bool] = False
 
 
@@ -155,6 +159,7 @@ class Easy(_Placed):
     name: ClassVar[str] = "easy"
     order: ClassVar[str] = "arrival, then id"
     blocking: ClassVar[str] = "backfill: passes over what does not fit where that does not delay the first"
+    starvation: ClassVar[str] = "never: the first has a reservation"
     preemption: ClassVar[str] = "never"
     starts_only: ClassVar[bool] = True
 
@@ -175,7 +180,14 @@ class Easy(_Placed):
             hand.start(first)
             running = np.sort(np.concatenate((observation.running, first[0])))
             second, reserved_s = backfill(
-                observation, rest, rule, running, hand.holder, requests, hand.columns
+                observation,
+                rest,
+                observation.jobs.service_s,
+                rule,
+                running,
+                hand.holder,
+                requests,
+                hand.columns,
             )
             parts.append(second)
         grants = joined(parts)
@@ -192,13 +204,14 @@ class Srtf(_Placed):
     Order: (estimated remaining time, id); an unknown time comes last. Blocking: a job that cannot be placed
     even by preemption is passed over. Preemption: a waiting job stops those running jobs, longest first,
     whose remaining time less their `restart_s` is still longer than its own; those it does not need for
-    its placement keep running.
+    its placement keep running. By definition long jobs may wait for as long as shorter ones arrive.
     """
 
     name: ClassVar[str] = "srtf"
     needs: ClassVar[frozenset[str]] = frozenset({"nodes", "gpus", "jobs", "workers"})
     order: ClassVar[str] = "estimated remaining time, then id"
     blocking: ClassVar[str] = "greedy: passes over what does not fit"
+    starvation: ClassVar[str] = "a long job or a gang may wait for as long as shorter or smaller ones arrive"
     preemption: ClassVar[str] = "stops longer jobs where that gains more than their restart costs"
 
     def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
@@ -230,9 +243,9 @@ class Las(_Placed):
     Preemption: a waiting job stops running jobs of later queues, last queue and latest arrival first; never
     jobs of its own queue.
 
-    No job starves: `promote` seconds of waiting take one second of service on all its GPUs off its account,
-    in whole quanta of the first threshold, which brings a job back to the first queue in the end (0: never).
-    The decision at which a job changes queue is asked for by `revisit_s`, so nothing is polled.
+    No job starves for what it has attained: `promote` seconds of waiting take one second of service on all
+    its GPUs off its account, in whole quanta of the first threshold, which brings a job back to the first queue
+    in the end (0: never). A gang may wait there for as long as smaller jobs of that queue arrive. The decision at which a job changes queue is asked for by `revisit_s`, so nothing is polled.
     """
 
     thresholds_gpu_s: tuple[float, ...] = (3600.0, 36000.0)
@@ -242,6 +255,7 @@ class Las(_Placed):
     needs: ClassVar[frozenset[str]] = frozenset({"nodes", "gpus", "jobs", "workers"})
     order: ClassVar[str] = "queue by attained GPU-seconds, then arrival, then id"
     blocking: ClassVar[str] = "greedy: passes over what does not fit"
+    starvation: ClassVar[str] = "a gang may wait for as long as smaller jobs of its queue arrive"
     preemption: ClassVar[str] = "stops jobs of later queues"
 
     def __post_init__(self) -> None:
@@ -276,9 +290,10 @@ class Las(_Placed):
         revisit_s = min(plan.revisit_s, promotion_s)
         if queue["waiting"] or len(stopped):
             held = frozen(np.setdiff1d(running, stopped, assume_unique=True))
-            revisit_s = min(revisit_s, next_demotion_s(held, jobs.gpus_held, columns))
+            share = jobs.gpu_share_requested
+            revisit_s = min(revisit_s, next_demotion_s(held, jobs.gpus_held, share, columns))
             started = frozen(allocation.job[len(stopped) :])
-            revisit_s = min(revisit_s, next_demotion_s(started, jobs.gpus_requested, columns))
+            revisit_s = min(revisit_s, next_demotion_s(started, jobs.gpus_requested, share, columns))
         if not len(allocation.job):
             plan = unchanged(plan, self.name, NONE_STARTS)
         else:

@@ -15,7 +15,7 @@ from policies.baselines.sorted_queue import (
 from policies.contract import Memory
 from policies.gangs import NO_ROWS, frozen
 from policies.jit import jit_in_place
-from policies.observation import Ints, Observation
+from policies.observation import Floats, Ints, Observation
 
 
 @jit_in_place
@@ -25,14 +25,15 @@ def _soonest_s(time_s: float) -> float:
 
 
 @jit_in_place
-def next_demotion_s(rows: Ints, gpus: Ints, columns: Columns) -> float:
-    """When the first of some running jobs (each with gpus[row] GPUs) reaches its next threshold (s)."""
+def next_demotion_s(rows: Ints, gpus: Ints, share: Floats, columns: Columns) -> float:
+    """When the first of some running jobs (each with share[row] of gpus[row] GPUs) reaches its next threshold (s)."""
     keys, soonest = Keys(*columns), np.inf
     for j in rows:
         service = counted_service(j, keys)
         k = level(service, keys.thresholds)
-        if k < keys.thresholds.size and gpus[j] > 0:
-            soonest = min(soonest, keys.time_s + (keys.thresholds[k] - service) / gpus[j])
+        rate = gpus[j] * min(share[j], 1.0)
+        if k < keys.thresholds.size and rate > 0.0:
+            soonest = min(soonest, keys.time_s + (keys.thresholds[k] - service) / rate)
     return max(soonest, _soonest_s(keys.time_s))
 
 

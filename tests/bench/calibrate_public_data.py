@@ -24,7 +24,13 @@ import numpy.typing as npt
 if __package__ in (None, ""):  # run as a script
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from calibrate.fit import fit_gemm_efficiency, fit_share_curve, leave_one_size_out, leave_shapes_out
+from calibrate.fit import (
+    collective_predictor,
+    fit_gemm_efficiency,
+    fit_share_curve,
+    leave_one_size_out,
+    leave_shapes_out,
+)
 
 Floats = npt.NDArray[np.float64]
 
@@ -60,16 +66,31 @@ def rows_of(path: Path) -> Iterable[dict[str, str]]:
         yield from csv.DictReader(file)
 
 
-def all_reduce_errors(path: Path, ranks: str = "8") -> tuple[Floats, Floats, Floats]:
-    """(size, held-out error, error of peak bandwidth alone) per row; libraries and types are kept apart."""
+def all_reduces(path: Path, ranks: str = "8") -> list[tuple[Floats, Floats]]:
+    """(bytes, seconds) of each device, library version and type."""
     groups: dict[tuple[str, ...], list[tuple[float, float]]] = {}
     for r in rows_of(path):
         if r["op"] == "all_reduce" and r["num_gpus"] == ranks:
             key = (r["system"], r["nccl_version"], r["dtype"])
             groups.setdefault(key, []).append((float(r["bytes"]), float(r["time_us"]) * 1e-6))
+    return [tuple(np.array(group).T) for group in groups.values()]  # type: ignore[misc]
+
+
+def beyond_the_ends(path: Path, ranks: str = "8", count: int = 2) -> tuple[Floats, Floats]:
+    """Errors of the `count` smallest and of the `count` largest sizes, each from all other sizes."""
+    below, above = [], []
+    for size, seconds in all_reduces(path, ranks):
+        distinct = np.unique(size)
+        for held, errors in ((size < distinct[count], below), (size > distinct[-count - 1], above)):
+            fit = collective_predictor(size[~held], seconds[~held])
+            errors.append(np.abs(fit.predict(size[held]) / seconds[held] - 1.0))
+    return np.concatenate(below), np.concatenate(above)
+
+
+def all_reduce_errors(path: Path, ranks: str = "8") -> tuple[Floats, Floats, Floats]:
+    """(size, held-out error, error of peak bandwidth alone) per row; libraries and types are kept apart."""
     parts = []
-    for group in groups.values():
-        size, seconds = np.array(group).T
+    for size, seconds in all_reduces(path, ranks):
         held = leave_one_size_out(size, seconds)
         naive = np.abs(size / (size / seconds).max() / seconds - 1.0)
         parts.append((held.size, held.relative_error, naive))
@@ -128,6 +149,9 @@ def table(data: Path) -> list[Row]:
         _row("all-reduce, 8 GPUs, from 64 KiB", error[large], naive[large]),
         _row("all-reduce, 8 GPUs, all sizes", error, naive),
     ]
+    ends = beyond_the_ends(data / "comm" / "nccl_aiconfigurator.csv.gz")
+    for name, part in zip(("smallest", "largest"), ends, strict=True):
+        found.append(_row(f"  two {name} sizes from the others", part, np.array([np.nan])))
     for key, (folds, few, peak) in sorted(
         gemm_errors(data / "kernels" / "gemm_aiconfigurator.csv.gz").items()
     ):

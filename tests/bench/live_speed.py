@@ -18,8 +18,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from live import demo
 
-AFTER = 20
-
 
 def main() -> None:
     """Run the pairs and print the ratios."""
@@ -38,8 +36,8 @@ def main() -> None:
         step_s = {}
         for mode in ("observe", "act") if pair % 2 == 0 else ("act", "observe"):
             with tempfile.TemporaryDirectory() as folder:
-                times = demo.run(given, mode, Path(folder))["times_s"][given.rounds // 2 + AFTER :]
-            step_s[mode] = sum(times) / len(times)
+                result = demo.run(given, mode, Path(folder))
+            step_s[mode] = result["batch"] / demo.throughput(result)
         ratios.append(step_s["observe"] / step_s["act"])
         steps.append(step_s)
     found = {

@@ -1,0 +1,143 @@
+"""The columns of a run's timeline, as they are written to `timeline/*.parquet`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from policies.observation import Floats, Ints
+from sim.buckets import Buckets
+
+if TYPE_CHECKING:
+    from sim.world import SimWorld
+
+USES = 6
+USE_NAMES = (
+    "busy_gpu_s", "input_stall_gpu_s", "barrier_wait_gpu_s", "exposed_communication_gpu_s", "restart_gpu_s",
+    "lost_to_faults_gpu_s",
+)  # fmt: skip
+"""Uses of held GPU time, in the order of an account (`sim.job`)."""
+
+RUNNING, QUEUED, DOWN_GPU_S, DOWN_J, DYNAMIC_J, NETWORK_BYTES = range(USES, USES + 6)
+USAGE_COLUMNS = (*USE_NAMES, "running_s", "queued_s", "down_gpu_s", "down_j", "dynamic_j", "network_bytes")
+"""Columns of the usage buckets; the uses come first."""
+
+STATES = ("queued", "running")
+REASONS = ("started", "completed", "preempted", "resized", "fault", "open")
+_FIRST = ("job_id", "segment", "state", "start_s", "end_s", "gpus", "nodes", "first_gpu", "end_reason")
+ROW_FIELDS = len(_FIRST) + USES
+"""Numbers per segment, in the order of the columns."""
+
+Columns = dict[str, NDArray[Any]]
+
+
+def build(
+    world: SimWorld,
+    segments: Floats,
+    holdings: Sequence[tuple[int, int, Ints, Floats]],
+    usage: Buckets,
+    network: Buckets,
+    link_column: Mapping[int, int],
+    events: Sequence[tuple[float, str, str, float]],
+    end_s: float,
+) -> dict[str, Columns]:
+    """Tables by file name; segments (n, ROW_FIELDS) name jobs by row."""
+    return {
+        "segments": _segments(world, segments),
+        "holdings": _holdings(world, holdings),
+        "usage": _usage(world, usage, end_s),
+        "links": _links(world, network, link_column, end_s),
+        "events": _events(events),
+        "gpus": _gpus(world),
+    }
+
+
+def _segments(world: SimWorld, segments: Floats) -> Columns:
+    segments = segments[np.lexsort((segments[:, 1], segments[:, 0]))]
+    columns: Columns = {}
+    for k, name in enumerate((*_FIRST, *USE_NAMES)):
+        columns[name] = segments[:, k].copy()
+    for name in ("segment", "gpus", "nodes", "first_gpu"):
+        columns[name] = columns[name].astype(np.int32)
+    columns["job_id"] = world.demand.id[columns["job_id"].astype(np.int64)]
+    columns["state"] = _named(columns["state"], STATES)
+    columns["end_reason"] = _named(columns["end_reason"], REASONS)
+    return columns
+
+
+def _named(codes: Floats, names: Sequence[str]) -> NDArray[Any]:
+    return np.array(names, dtype=object)[codes.astype(np.int64)]
+
+
+def _holdings(world: SimWorld, holdings: Sequence[tuple[int, int, Ints, Floats]]) -> Columns:
+    ordered = sorted(holdings, key=lambda held: held[:2])
+    count = np.array([held[2].size for held in ordered], dtype=np.int64)
+    rows = np.array([held[0] for held in ordered], dtype=np.int64)
+    gpu = np.concatenate([held[2] for held in ordered]) if ordered else np.empty(0, np.int64)
+    return {
+        "job_id": np.repeat(world.demand.id[rows], count),
+        "segment": np.repeat(np.array([held[1] for held in ordered], dtype=np.int32), count),
+        "gpu": gpu.astype(np.int32),
+        "node": world.cluster.gpus.node[gpu].astype(np.int32),
+        "share": np.concatenate([held[3] for held in ordered]) if ordered else np.empty(0),
+    }
+
+
+def _usage(world: SimWorld, usage: Buckets, end_s: float) -> Columns:
+    start_s, stop_s = usage.edges_s(end_s)
+    length_s = stop_s - start_s
+    totals = usage.totals[: len(start_s)]
+    of = {name: totals[:, k].copy() for k, name in enumerate(USAGE_COLUMNS)}
+    held = totals[:, :USES].sum(axis=1)
+    safe_s = np.where(length_s > 0.0, length_s, 1.0)
+    idle_w = world.total_idle_w()
+    return {
+        "start_s": start_s,
+        "end_s": stop_s,
+        **{name: of[name] for name in USE_NAMES},
+        "idle_gpu_s": len(world.cluster.gpus) * length_s - held - of["down_gpu_s"],
+        "down_gpu_s": of["down_gpu_s"],
+        "jobs_waiting": of["queued_s"] / safe_s,
+        "jobs_running": of["running_s"] / safe_s,
+        "network_bytes": of["network_bytes"],
+        "energy_j": world.scenario.energy.pue * (idle_w * length_s - of["down_j"] + of["dynamic_j"]),
+    }
+
+
+def _links(world: SimWorld, network: Buckets, link_column: Mapping[int, int], end_s: float) -> Columns:
+    topology = world.cluster.topology
+    start_s, stop_s = network.edges_s(end_s)
+    links = sorted(link_column)
+    names = np.array([topology.link_name(link) for link in links], dtype=object)
+    amounts = network.totals[: len(start_s), [link_column[link] for link in links]].T
+    which, bucket = np.nonzero(amounts)
+    return {
+        "link": names[which],
+        "capacity_bytes_per_s": topology.capacity_bytes_per_s[np.array(links, dtype=np.int64)[which]],
+        "start_s": start_s[bucket],
+        "end_s": stop_s[bucket],
+        "bytes": amounts[which, bucket],
+    }
+
+
+def _events(events: Sequence[tuple[float, str, str, float]]) -> Columns:
+    return {
+        "time_s": np.array([event[0] for event in events], dtype=np.float64),
+        "kind": np.array([event[1] for event in events], dtype=object),
+        "subject": np.array([event[2] for event in events], dtype=object),
+        "value": np.array([event[3] for event in events], dtype=np.float64),
+    }
+
+
+def _gpus(world: SimWorld) -> Columns:
+    cluster = world.cluster
+    node, names = cluster.gpus.node, np.array(cluster.topology.node_names, dtype=object)
+    return {
+        "gpu": np.arange(len(node), dtype=np.int32),
+        "node": node.astype(np.int32),
+        "node_name": names[node],
+        "model": np.array(cluster.gpu_models, dtype=object)[cluster.gpus.model],
+    }

@@ -1,0 +1,84 @@
+"""Compiling ahead: what is compiled, by whom, and that it is done once."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies import make_policy
+from sim.yaml_file import from_mapping
+from study import warm
+
+ROOT = Path(__file__).resolve().parents[1]
+RIGID = {"gpus": 1, "duration": 1.0}
+TRAINING = {"gpus": 1, "model": "m", "steps": 1}
+
+
+def case(*jobs, models=True):
+    model = {"m": {"fixed_time": 1e-3, "sample_time": 1e-3, "parameters": 1e6}}
+    workload = {"models": model if models else {}, "jobs": list(jobs)}
+    return from_mapping({"schema_version": 1, "name": "c", "cluster": {"gpus": 2}, "workload": workload})
+
+
+def test_portions_are_what_the_scenario_and_the_policies_need():
+    portions = warm._portions
+    assert portions(["none"], case(RIGID, models=False)) == ["fifo"]
+    assert portions(["none"], case(RIGID, RIGID, models=False)) == ["fifo with a queue"]
+    assert portions(["none", "s1"], case(TRAINING)) == ["the simulator", "fifo", "s1"]
+    both = portions(["s1+las", "s1+s2"], None)
+    assert sorted(both) == sorted(
+        name + " with a queue" for name in ("the simulator", "s1", "las", "s2", "fifo")
+    )
+    assert portions([make_policy("las")], case(RIGID, models=False)) == ["las"]
+
+
+def test_stages_from_elsewhere_are_not_run_ahead():
+    class Own:
+        name = "own"
+
+    policy = make_policy("fifo")
+    own = type(policy)("own", (*policy.stages, Own()))
+    assert warm._portions([own], case(RIGID, models=False)) == ["fifo"]
+
+
+@given(
+    st.sets(st.sampled_from(["the simulator", "s1", "s2", "s3", "s4", "fifo", "equal"])), st.integers(1, 8)
+)
+def test_portions_are_shared_out_once_each_and_evenly(portions, processes):
+    groups = warm._share_out(sorted(portions), processes)
+    assert sorted(name for group in groups for name in group) == sorted(portions)
+    loads = [sum(map(warm._cost, group)) for group in groups]
+    largest = max(map(warm._cost, portions), default=0.0)
+    assert max(loads) <= sum(loads) / processes + largest
+
+
+def test_garbage_collection_comes_back():
+    import gc
+
+    with warm._no_collection():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+
+
+def test_kernels_are_compiled_once(tmp_path):
+    """In a cache of its own: the first call compiles and marks, the second finds all done."""
+    code = (
+        "import sys; from study.warm import warm; from sim.yaml_file import from_mapping\n"
+        "scenario = from_mapping({'schema_version': 1, 'name': 'c', 'cluster': {'gpus': 2},"
+        " 'workload': {'jobs': [{'gpus': 1, 'duration': 1.0}]}})\n"
+        "warm(['static'], scenario)\n"
+    )
+    environment = {**os.environ, "EQUIPOISE_KERNEL_CACHE": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+        ).stderr
+        for _ in range(2)
+    ]
+    marks = {path.name for path in tmp_path.rglob("compiled-*")}
+    assert marks == {"compiled-static", "compiled-fifo"}
+    assert any(tmp_path.rglob("*.nbc"))
+    assert said == ["compiling kernels, this once\n", ""]
