@@ -150,6 +150,7 @@ def fit_throttle(
     drawn = np.random.default_rng(seed).integers(0, len(excess), size=(200, len(excess)))
 
     def slope(x: Floats, y: Floats) -> Floats:
+        """Share of the clock lost per degree, along the last axis; at least 0."""
         return np.asarray(np.maximum((x * y).sum(-1) / (x * x).sum(-1), 0.0))
 
     value = float(slope(excess, lost))

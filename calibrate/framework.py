@@ -94,10 +94,11 @@ def convolution_measures(device: Literal["cpu", "cuda"], quick: bool) -> list[Me
     """
     if importlib.util.find_spec("torch") is None:
         return []
-    import torch
+    if device == "cuda":
+        import torch
 
-    if device == "cuda" and not torch.cuda.is_available():
-        return []
+        if not torch.cuda.is_available():
+            return []
     precisions = ("fp32",) if device == "cpu" else ("tf32", "bf16") if quick else ("fp32", "tf32", "bf16")
     return [
         Measure(

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import TYPE_CHECKING
 
 from calibrate import cublaslt
 from calibrate.cuda import Device
 from calibrate.measure import Measure, Outcome
 from calibrate.timing import DeviceTimer, time_calls_batched
+
+if TYPE_CHECKING:
+    import torch
 
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8")
 # Shapes (m, n, k): squares for the efficiency by size, thin ones that traffic limits, those of transformers.
@@ -101,7 +105,14 @@ def _torch_gemm(precision: str, size: int, budget_s: float) -> Outcome:
 
     torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
     dtype = {"tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[precision]
-    sets = [tuple(torch.randn(size, size, device="cuda", dtype=dtype) for _ in range(2)) for _ in range(3)]
+    low, high = cublaslt.MAGNITUDES
+
+    def operand() -> torch.Tensor:
+        """Values as the other method has them: the rate depends on them."""
+        magnitude = torch.rand(size, size, device="cuda") * (high - low) + low
+        return (magnitude * (torch.randint(0, 2, (size, size), device="cuda") * 2 - 1)).to(dtype)
+
+    sets = [(operand(), operand()) for _ in range(3)]
     turn = 0
 
     def ten() -> None:

@@ -82,7 +82,7 @@ def trace(step: Callable[[], object]) -> list[Operation]:
 def _operations(function: Any, args: Any, kwargs: Any, result: Any) -> list[Operation]:
     """The operations, each of count 1, that one dispatched call amounts to."""
     name = function.name().removeprefix("aten::").split(".")[0]
-    ins, outs = _tensors((args, kwargs)), _tensors(result)
+    ins, outs = _tensors((args, kwargs)), _tensors(result) or _written(function, args)
     if name.startswith(("empty", "new_empty")) or not outs or _is_view(function, ins, outs):
         return []
     rule = _RULES.get(name.rstrip("_"))
@@ -103,6 +103,12 @@ def _tensors(value: Any) -> list[Any]:
     if isinstance(value, dict):
         value = list(value.values())
     return [t for item in value for t in _tensors(item)] if isinstance(value, list | tuple) else []
+
+
+def _written(function: Any, args: Any) -> list[Any]:
+    """What a call without a result writes in place (optimisers on lists of tensors)."""
+    pairs = zip(function._schema.arguments, args, strict=False)
+    return _tensors([value for a, value in pairs if a.alias_info is not None and a.alias_info.is_write])
 
 
 def _bytes(tensors: Iterable[Any]) -> int:
@@ -159,10 +165,10 @@ def _convolution_backward(args: Any, ins: list[Any], outs: list[Any]) -> list[Op
 
 def _attention(ins: list[Any], backward: bool) -> list[Operation]:
     """Scores and their use: two products forward, five backward (Dao et al. 2022, algorithm 4)."""
-    query, key = [t for t in ins if t.dim() == 4][-3:-1] if not backward else ins[1:3]
+    query, key = ins[1:3] if backward else ins[:2]  # the backward's first is the gradient
     batch, heads, length, depth = query.shape
     rows, others = batch * heads * length, key.shape[2]
-    scores, use = _product(rows, others, depth, query, "attention"), None
+    scores = _product(rows, others, depth, query, "attention")
     use = _product(rows, depth, others, query, "attention")
     return [scores, use, scores, use, use] if backward else [scores, use]
 

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 import sys
 import time
 from importlib import metadata
+from typing import TYPE_CHECKING
 
 import click
 
 from equipoise import __version__
 from equipoise.options import common
+
+if TYPE_CHECKING:
+    from calibrate.nvml import Gpu
 
 PACKAGES = ("numpy", "numba", "scipy", "simpy", "pydantic", "pyyaml", "duckdb", "click", "rich")
 OPTIONAL = ("nvidia-ml-py", "torch")
@@ -27,6 +32,7 @@ def doctor() -> None:
     click.echo(f"kernel cache  {_kernel_cache()}")
     first, *others = _gpus()
     click.echo("\n".join([f"GPUs          {first}", *(f"{'':14}{line}" for line in others)]))
+    click.echo(f"calibration   {', '.join(_calibration())}")
     click.echo(f"scenarios     {_scenarios()}")
 
 
@@ -71,11 +77,42 @@ def _gpus() -> list[str]:
         from calibrate import nvml
 
         with nvml.session() as versions:
-            found = nvml.gpus()
+            found = [(gpu, _counters(gpu)) for gpu in nvml.gpus()]
     except Exception as error:
         return [f"none: {error}"]
     first = f"{len(found)}, driver {versions.driver}, CUDA {versions.cuda_driver}"
-    return [first, *(f"  {gpu.label}: {gpu.name}, {_memory(gpu.memory_bytes)}" for gpu in found)]
+    return [first, *(f"  {gpu.label}: {gpu.name}, {_memory(gpu.memory_bytes)}, {why}" for gpu, why in found)]
+
+
+def _counters(gpu: Gpu) -> str:
+    """Whether the hardware counters answer, or why they do not."""
+    from calibrate.nvml import GpmSampler, GpuLostError
+
+    if gpu.handle is None:
+        return "lost"
+    try:
+        sampler = GpmSampler(gpu)
+        missing: dict[str, str] = {}
+        sampler.read(missing)  # permissions show at the first sample
+        sampler.close()
+    except GpuLostError as error:
+        return str(error)
+    return "hardware counters answer" if sampler.supported else f"no hardware counters ({sampler.reason})"
+
+
+def _calibration() -> list[str]:
+    """What `equipoise calibrate` and its validation on a GPU would use, or what is missing."""
+    from calibrate import cublaslt, nvrtc
+    from calibrate.libraries import LibraryMissingError
+
+    found = []
+    for name, version in (("NVRTC", nvrtc.version), ("cuBLASLt", cublaslt.version)):
+        try:
+            found.append(f"{name} {version()}")
+        except (LibraryMissingError, RuntimeError) as error:
+            found.append(f"no {name} ({error})")
+    mps = shutil.which("nvidia-cuda-mps-control")
+    return [*found, f"PyTorch {_version('torch')}", "MPS control" if mps else "no MPS control"]
 
 
 def _memory(size_bytes: float | None) -> str:

@@ -164,6 +164,7 @@ class Leader:
         self.recorder.event(
             "decision",
             number=self.decisions,
+            time_s=decision.observation.time_s,
             point=self.points,
             rounds=trained,
             change=None if change.is_empty() else change.to_json(),

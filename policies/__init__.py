@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import importlib
 import importlib.metadata
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -78,6 +79,9 @@ def make_stage(name: str, parameters: Mapping[str, Any] | None = None) -> Stage:
             given[key] = tuple(value)
         elif default is not dataclasses.MISSING and default is not None and type(value) is not type(default):
             raise PolicyError(f"{name}.{key}: {value!r} is not a {type(default).__name__}")
+        numbers = given[key] if isinstance(given[key], tuple) else (given[key],)
+        if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
+            raise PolicyError(f"{name}.{key}: {value!r} is not a finite number")
     try:
         return cls(**given)
     except (TypeError, ValueError) as error:
@@ -124,6 +128,8 @@ def make_policy(spec: str | Sequence[Any]) -> Policy:
         pairs = entry.items() if isinstance(entry, Mapping) else [(str(entry), None)]
         for name, parameters in pairs:
             stages.append(make_stage(name.strip(), parameters))
+            if any(type(stage) is type(stages[-1]) for stage in stages[:-1]):
+                raise PolicyError(f"stage {name.strip()!r} is listed twice; give each stage once")
             shown = ",".join(f"{k}={v}" for k, v in (parameters or {}).items())
             names.append(f"{name}({shown})" if shown else name.strip())
     if not any(stage.kind == "allocation" for stage in stages):

@@ -19,25 +19,23 @@ from policies.gangs import (
     RoomColumns,
     WorkingColumns,
     demand,
+    fill_in_parts,
     frozen,
     granted,
     has_failed,
     holdings,
-    joined,
     new_failures,
-    new_grants,
     partly_free,
     remember_failure,
     reordered,
     room_of,
     some_room,
     total,
-    trimmed,
     working,
 )
 from policies.jit import jit_in_place
 from policies.observation import Floats, Ints, Observation
-from policies.placement import WHOLE, ZERO, Room, give, place, take
+from policies.placement import NOTHING, WHOLE, ZERO, Room, give, give_all, place, take_all, tighten
 
 Running = tuple[Ints, Ints, Floats, Ints, Ints]
 """Running jobs by ascending end: (offset, gpu) of what each holds alone, its end (s), who holds each GPU, and
@@ -45,17 +43,11 @@ the node of each GPU."""
 
 
 @jit_in_place
-def _undo(c: Room, gpu: Ints, first: int, end: int, gpu_node: Ints, share: float) -> None:
-    for e in range(first, end):
-        give(c.free, c.room, gpu_node[gpu[e]], gpu[e], share)
-
-
-@jit_in_place
 def _fits(c: Room, d: Demand, rule: int, gpu_node: Ints, spare: Ints) -> bool:
     """Whether a gang could be placed; `c` stays as it is."""
     fits = place(c, d.gpus, d.share, d.memory_bytes, rule, spare, ZERO)
     if fits:
-        _undo(c, spare, ZERO, d.gpus, gpu_node, d.share)
+        give_all(c, spare, ZERO, d.gpus, gpu_node, d.share)
     return fits
 
 
@@ -69,7 +61,7 @@ def _reserve(head: Demand, later: Room, rule: int, now_s: float, running: Runnin
     offset, gpu, end_s, holder, gpu_node = running
     last_s = now_s
     for i in range(end_s.size):
-        _undo(later, gpu, offset[i], offset[i + 1], gpu_node, 1.0)
+        give_all(later, gpu, offset[i], offset[i + 1], gpu_node, 1.0)
         last_s = end_s[i]
         enough = head.share < WHOLE or total(later.free) >= head.gpus
         if enough and offset[i + 1] > offset[i] and _fits(later, head, rule, gpu_node, spare):
@@ -94,11 +86,10 @@ def _harmless(
     spare: Ints,
 ) -> bool:  # fmt: skip
     """Whether the head still fits when gpu[first:end] stay taken; then takes them out of `later`."""
-    for e in range(first, end):
-        take(later.free, later.room, gpu_node[gpu[e]], gpu[e], share)
+    take_all(later, gpu, first, end, gpu_node, share)
     if _fits(later, head, rule, gpu_node, spare):
         return True
-    _undo(later, gpu, first, end, gpu_node, share)
+    give_all(later, gpu, first, end, gpu_node, share)
     return False
 
 
@@ -118,7 +109,7 @@ def _fill(
     head = demand(r, queue[0])
     if first == 0:
         reserved_s = _reserve(head, later, rule, now_s, running, spare)
-    left, shared, n = total(room.free), partly_free(room.room), ZERO
+    left, shared, n, tight = total(room.free), partly_free(room.room), ZERO, NOTHING
     for k in range(max(first, 1), queue.size):
         if left == 0 and not shared:
             break
@@ -128,13 +119,16 @@ def _fill(
             continue
         if n == out.job.size or at + d.gpus > out.gpu.size:
             return n, k, reserved_s
+        if n % 16 == 0 and n != tight:
+            tighten(room)
+            tight = n
         fits = place(room, d.gpus, d.share, d.memory_bytes, rule, out.gpu, at)
         if (
             fits
             and late
             and not _harmless(later, head, rule, out.gpu, at, at + d.gpus, d.share, gpu_node, spare)
         ):
-            _undo(room, out.gpu, at, at + d.gpus, gpu_node, d.share)
+            give_all(room, out.gpu, at, at + d.gpus, gpu_node, d.share)
             remember_failure(tried, d, True)
         elif fits:
             n = granted(out, n, queue[k], d)
@@ -167,13 +161,11 @@ def backfill(
         return NO_GRANTS, np.nan
     room, later, running = working(columns), working(columns), _by_end(o, job, holder)
     spare, failures = np.empty(max(len(holder), 1), dtype=np.int64), new_failures()
-    parts, at, reserved_s, space = [], 0, np.nan, int(columns[3].sum()) + 8
-    while at >= 0:
-        grants = new_grants(min(len(queue), space), space)
-        n, at, reserved_s = _fill(
-            queue, at, reserved_s, rule, o.time_s, takes_s, requests, room, later, running, spare,
-            grants, failures,
+
+    def fill(at: int, reserved_s: float, grants: GrantColumns) -> tuple[int, int, float]:
+        return _fill(
+            queue, at, reserved_s, rule, o.time_s, takes_s, requests, room, later, running, spare, grants,
+            failures,
         )  # fmt: skip
-        parts.append(trimmed(grants, n))
-        space *= 4
-    return joined(parts), reserved_s
+
+    return fill_in_parts(fill, float("nan"), len(queue), int(columns[3].sum()) + 8)

@@ -326,6 +326,13 @@ def _check_share(share: Floats, observation: Observation, plan: Plan) -> str | N
     return None
 
 
+def _all_different(rows: Ints, count: int) -> bool:
+    """Whether no row (0 .. count - 1) is listed twice."""
+    listed = np.zeros(count, dtype=np.bool_)
+    listed[rows] = True
+    return int(np.count_nonzero(listed)) == len(rows)
+
+
 def _check_moves(moves: Moves, observation: Observation, plan: Plan) -> str | None:
     shards, workers, nodes = observation.shards, observation.workers, observation.nodes
     for name, rows, size in (
@@ -335,7 +342,7 @@ def _check_moves(moves: Moves, observation: Observation, plan: Plan) -> str | No
     ):
         if len(rows) != len(moves.shard) or ((rows < 0) | (rows >= size)).any():
             return f"{name} rows must be {len(moves.shard)} values in 0..{size - 1}"
-    if len(np.unique(moves.shard)) != len(moves.shard):
+    if not _all_different(moves.shard, len(shards)):
         return "a shard is moved twice"
     if shards.started[moves.shard].any():
         return f"shard row {int(moves.shard[np.argmax(shards.started[moves.shard])])} has been started"
@@ -356,7 +363,8 @@ def _check_moves(moves: Moves, observation: Observation, plan: Plan) -> str | No
 
 
 def _check_fetch_order(order: Ints, observation: Observation, plan: Plan) -> str | None:
-    if ((order < 0) | (order >= len(observation.shards))).any() or len(np.unique(order)) != len(order):
+    rows = len(observation.shards)
+    if ((order < 0) | (order >= rows)).any() or not _all_different(order, rows):
         return f"needs different rows of shards (0..{len(observation.shards) - 1})"
     return None
 

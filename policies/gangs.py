@@ -6,7 +6,8 @@ every decision work in place on arrays made here, because they compile and run f
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +15,10 @@ from numpy.typing import NDArray
 from policies.contract import Allocation
 from policies.jit import jit_in_place
 from policies.observation import Bools, Floats, Ints, Observation, S
-from policies.placement import WHOLE, ZERO, Room, gpus_needed, place, position
+from policies.placement import NOTHING, WHOLE, ZERO, Room, gpus_needed, place, position, tighten
 
 SHARED = -2  # in `gpus.job`
+T = TypeVar("T")
 
 
 class Requests(NamedTuple):
@@ -58,7 +60,7 @@ class Failures(NamedTuple):
 GrantColumns = tuple[Ints, Ints, Ints, Floats]
 RequestColumns = tuple[Bools, Ints, Ints, Ints, Ints, Floats, Floats]
 RoomColumns = tuple[Ints, Ints, Bools, Ints, Floats, Floats, Floats, Ints, Ints]
-WorkingColumns = tuple[Ints, Ints, Bools, Ints, Floats, Floats, Floats, Ints, Ints, Ints]
+WorkingColumns = tuple[Ints, Ints, Bools, Ints, Floats, Floats, Floats, Ints, Ints, Ints, Ints]
 
 
 def frozen(array: NDArray[S]) -> NDArray[S]:
@@ -95,21 +97,27 @@ def room_columns(o: Observation) -> RoomColumns:
 def working(columns: RoomColumns) -> WorkingColumns:
     """The parts of `Room` that kernels may change: copies, and scratch space."""
     first_gpu, size, up, free, room, memory_bytes, weight, group, order = columns
-    scratch = np.empty((4, len(size)), dtype=np.int64)
-    return first_gpu, size.copy(), up, free.copy(), room.copy(), memory_bytes, weight, group, order, scratch
+    scratch, most = np.empty((4, len(size)), dtype=np.int64), np.array([size.max(initial=0)])
+    return (
+        first_gpu, size.copy(), up, free.copy(), room.copy(), memory_bytes, weight, group, order, scratch, most
+    )  # fmt: skip
 
 
 @jit_in_place
 def room_of(columns: WorkingColumns) -> Room:
     """The room to hand out."""
-    first_gpu, size, up, free, room, memory_bytes, weight, group, order, scratch = columns
-    least, groups = np.inf, 0
+    first_gpu, size, up, free, room, memory_bytes, weight, group, order, scratch, most = columns
+    least, largest, groups = np.inf, 0, 0
     for memory in memory_bytes:
         if memory < least:
             least = memory
     for g in group:
         groups = max(groups, g + 1)
-    return Room(first_gpu, size, up, free, room, memory_bytes, weight, group, order, scratch, least, groups)
+    for gpus in size:
+        largest = max(largest, gpus)
+    return Room(
+        first_gpu, size, up, free, room, memory_bytes, weight, group, order, scratch, most, least, largest, groups
+    )  # fmt: skip
 
 
 @jit_in_place
@@ -202,6 +210,24 @@ def joined(parts: list[GrantColumns]) -> GrantColumns:
     return np.concatenate(jobs), offset, np.concatenate(gpus), np.concatenate(shares)
 
 
+Fill = Callable[[int, T, GrantColumns], tuple[int, int, T]]
+
+
+def fill_in_parts(fill: Fill[T], last: T, jobs: int, space: int) -> tuple[GrantColumns, T]:
+    """Grants that `fill` makes, which is called with ever more space (GPUs) until it is enough.
+
+    fill(at, last, grants) goes on at position `at` of at most `jobs` with what the call before it returned
+    last; it returns how many grants it made, where space ran out (-1: nowhere), and its new `last`.
+    """
+    parts, at = [], 0
+    while at >= 0:
+        grants = new_grants(min(jobs - at, space), space)
+        n, at, last = fill(at, last, grants)
+        parts.append(trimmed(grants, n))
+        space *= 4
+    return joined(parts), last
+
+
 @jit_in_place
 def _first_that_may(
     queue: Ints, strict: bool, requests: RequestColumns, free: Ints, share_free: Floats
@@ -227,7 +253,7 @@ def _start(
 ) -> tuple[int, int, bool]:  # fmt: skip
     """Start jobs of queue[first:]; returns (how many, where space for grants ran out or -1, room is left)."""
     r, room, out, tried = Requests(*requests), room_of(columns), Grants(*grants), Failures(*failures)
-    left, shared, n = total(room.free), partly_free(room.room), ZERO
+    left, shared, n, tight = total(room.free), partly_free(room.room), ZERO, NOTHING
     for k in range(first, queue.size):
         if left == 0 and not shared:
             break
@@ -235,6 +261,9 @@ def _start(
         if (d.share < WHOLE or d.gpus <= left) and not has_failed(tried, d, False):
             if n == out.job.size or at + d.gpus > out.gpu.size:
                 return n, k, True
+            if n % 16 == 0 and n != tight:  # often enough: it looks at all nodes
+                tighten(room)
+                tight = n
             if place(room, d.gpus, d.share, d.memory_bytes, rule, out.gpu, at):
                 n = granted(out, n, queue[k], d)
                 left = left - d.gpus if d.share >= WHOLE else total(room.free)
@@ -257,24 +286,28 @@ def start_in_order(
     at, left = _first_that_may(queue, strict, requests, columns[3], columns[4])
     if at < 0:
         return NO_GRANTS, at == -2 and (not strict or not len(queue))
-    room, failures, space = working(columns), new_failures(), left + 8
-    parts, started = [], 0
-    while at >= 0:
-        grants = new_grants(min(len(queue) - at, space), space)
-        n, at, more = _start(queue, at, strict, rule, requests, room, grants, failures)
-        parts.append(trimmed(grants, n))
-        started += n
-        space *= 4
-    return joined(parts), more and (not strict or started == len(queue))
+    room, failures = working(columns), new_failures()
+
+    def fill(at: int, _: bool, grants: GrantColumns) -> tuple[int, int, bool]:
+        return _start(queue, at, strict, rule, requests, room, grants, failures)
+
+    grants, more = fill_in_parts(fill, False, len(queue), left + 8)
+    return grants, more and (not strict or len(grants[0]) == len(queue))
 
 
 @jit_in_place
 def _holdings(job: Ints, gpu_job: Ints, slot: Ints, offset: Ints, fill: Ints, gpu: Ints) -> None:
     for g in range(gpu_job.size):
-        at = position(job, gpu_job[g])
-        slot[g] = at if at < job.size and job[at] == gpu_job[g] else -1
+        if gpu_job[g] < 0:
+            slot[g] = -1
+            continue
+        if g > 0 and gpu_job[g] == gpu_job[g - 1]:  # as most are
+            slot[g] = slot[g - 1]
+        else:
+            at = position(job, gpu_job[g])
+            slot[g] = at if at < job.size and job[at] == gpu_job[g] else -1
         if slot[g] >= 0:
-            offset[at + 1] += 1
+            offset[slot[g] + 1] += 1
     for i in range(job.size):
         offset[i + 1] += offset[i]
         fill[i] = offset[i]

@@ -14,13 +14,16 @@ from policies.placement import WHOLE
 
 
 @jit_in_place
-def _book(free: Ints, room: Floats, holder: Ints, gpu_node: Ints, job: int, gpu: Ints, share: Floats) -> None:
-    for e in range(gpu.size):
-        g = gpu[e]
-        if room[g] >= WHOLE:
-            free[gpu_node[g]] -= 1
-        room[g] = max(room[g] - share[e], 0.0)
-        holder[g] = job if share[e] >= WHOLE else SHARED
+def _book(
+    free: Ints, room: Floats, holder: Ints, gpu_node: Ints, job: Ints, offset: Ints, gpu: Ints, share: Floats
+) -> None:  # fmt: skip
+    for k in range(job.size):
+        for e in range(offset[k], offset[k + 1]):
+            g = gpu[e]
+            if room[g] >= WHOLE:
+                free[gpu_node[g]] -= 1
+            room[g] = max(room[g] - share[e], 0.0)
+            holder[g] = job[k] if share[e] >= WHOLE else SHARED
 
 
 @jit_in_place
@@ -58,6 +61,7 @@ class Hand:
             o.gpus.memory_bytes, frozen(weight), frozen(group), frozen(order),
         )  # fmt: skip
         self.holder: Ints = frozen(self._holder)
+        self._touched = np.zeros(len(o.jobs), dtype=np.bool_)
         self.stopped: list[int] = []
         self.given: dict[int, tuple[Ints, Floats]] = {}
 
@@ -87,9 +91,10 @@ class Hand:
     def start(self, grants: GrantColumns) -> Ints:
         """Book the GPUs of jobs that hold none; returns their rows."""
         job, offset, gpu, share = grants
-        for k, row in enumerate(job.tolist()):
-            part = slice(offset[k], offset[k + 1])
-            self._give(row, gpu[part], share[part])
+        self._book(job, offset, gpu, share)
+        ends = offset.tolist()
+        for row, first, end in zip(job.tolist(), ends, ends[1:], strict=False):
+            self.given[row] = (gpu[first:end], share[first:end])
         return job
 
     def stop(self, rows: Iterable[int]) -> None:
@@ -98,31 +103,36 @@ class Hand:
             self._take(*self.gpus_of(row))
             self.given.pop(row, None)
             self.stopped.append(row)
+            self._touched[row] = True
 
     def resize(self, row: int, held: Ints, gpu: Ints) -> None:
         """Let a job hold the whole GPUs `gpu` instead of those it holds now."""
         self._take(held, np.ones(len(held)))
-        self._give(row, gpu, np.ones(len(gpu)))
+        share = np.ones(len(gpu))
+        self._book(np.array([row]), np.array([0, len(gpu)]), gpu, share)
+        self.given[row] = (gpu, share)
 
     def _take(self, gpu: Ints, share: Floats) -> None:
         o = self.observation
         _unbook(self._free, self._room, self._holder, o.gpus.node, o.nodes.up, gpu, share)
 
-    def _give(self, row: int, gpu: Ints, share: Floats) -> None:
-        _book(self._free, self._room, self._holder, self.observation.gpus.node, row, gpu, share)
-        self.given[row] = (gpu, share)
+    def _book(self, job: Ints, offset: Ints, gpu: Ints, share: Floats) -> None:
+        o = self.observation
+        _book(self._free, self._room, self._holder, o.gpus.node, job, offset, gpu, share)
+        self._touched[job] = True
 
     def allocation(self) -> Allocation | None:
         """All that has been decided; None when that is nothing."""
         if not self.stopped and not self.given:
             return None
-        entries = [(row, np.empty(0, dtype=np.int64), np.empty(0)) for row in self.stopped]
-        entries += [(row, gpu, share) for row, (gpu, share) in self.given.items()]
+        gpus, shares = zip(*self.given.values(), strict=True) if self.given else ((), ())
+        count = np.zeros(1 + len(self.stopped) + len(gpus), dtype=np.int64)
+        count[1 + len(self.stopped) :] = [len(gpu) for gpu in gpus]
         return Allocation(
-            np.array([row for row, _, _ in entries], dtype=np.int64),
-            np.cumsum([0, *(len(gpu) for _, gpu, _ in entries)]).astype(np.int64),
-            np.concatenate([gpu for _, gpu, _ in entries]).astype(np.int64),
-            np.concatenate([share for _, _, share in entries]),
+            np.array([*self.stopped, *self.given], dtype=np.int64),
+            np.cumsum(count),
+            np.concatenate((NO_ROWS, *gpus)).astype(np.int64),
+            np.concatenate((NO_VALUES, *shares)),
         )
 
     def started(self) -> Ints:
@@ -140,7 +150,4 @@ class Hand:
 
     def touched(self, rows: Ints) -> Bools:
         """Whether each job row has been started, resized or stopped."""
-        done = {*self.stopped, *self.given}
-        if not done:
-            return np.zeros(len(rows), dtype=np.bool_)
-        return np.fromiter((row in done for row in rows.tolist()), dtype=np.bool_, count=len(rows))
+        return np.asarray(self._touched[rows])

@@ -254,6 +254,34 @@ def _where_positive(values: Floats, sign: float, begin: int, end: int) -> tuple[
 
 
 @jit
+def last_needed_first(rows: Ints, worker: Ints, needed_s: Floats, workers: int) -> tuple[Ints, Ints]:
+    """Shard rows (ascending) by worker, last needed first, then last row: (offset per worker, rows).
+
+    `worker` and `needed_s` are by shard row; an unknown need comes first. Linear when the needs of each worker's
+    rows ascend, as they do in a queue.
+    """
+    first, order = np.zeros(workers + 1, dtype=np.int64), np.empty(rows.size, dtype=np.int64)
+    for row in rows:
+        first[worker[row] + 1] += 1
+    for i in range(workers):
+        first[i + 1] += first[i]
+    end = first[:-1].copy()
+    for k in range(rows.size - 1, -1, -1):
+        i = worker[rows[k]]
+        need = np.inf if np.isnan(needed_s[rows[k]]) else needed_s[rows[k]]
+        at = end[i]
+        while at > first[i]:
+            before = needed_s[order[at - 1]]
+            if np.isnan(before) or before >= need:
+                break
+            order[at] = order[at - 1]
+            at -= 1
+        order[at] = rows[k]
+        end[i] += 1
+    return first, order
+
+
+@jit
 def pick_shards(
     donors: Ints, receivers: Ints, amount: Floats,
     shard_first: Ints, shard_row: Ints, shard_samples: Floats, shard_bytes: Floats, shard_node: Ints,

@@ -240,8 +240,8 @@ def _best_size(
 def _only(c: Room, order: Ints) -> Room:
     """The same room (not a copy) with some nodes only to choose from, as one group."""
     return Room(
-        c.first_gpu, c.size, c.up, c.free, c.room, c.memory_bytes, c.weight, c.group, order, c.scratch,
-        c.least_memory_bytes, 1,
+        c.first_gpu, c.size, c.up, c.free, c.room, c.memory_bytes, c.weight, c.group, order, c.scratch, c.most,
+        c.least_memory_bytes, c.largest, 1,
     )  # fmt: skip
 
 

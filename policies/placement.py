@@ -45,7 +45,9 @@ class Room(NamedTuple):
     group: Ints  # per node, for `WEIGHTED`: a gang stays inside one group if it can
     order: Ints  # nodes by descending weight, for `WEIGHTED`
     scratch: Ints  # 4 rows of one number per node
+    most: Ints  # one number: no node has more whole GPUs left (see `tighten`)
     least_memory_bytes: float  # over all GPUs
+    largest: int  # GPUs of the largest node
     groups: int
 
 
@@ -172,21 +174,30 @@ def _choose_packed(usable: Ints, size: Ints, up: Bools, wanted: int, node: Ints,
 
 
 @jit_in_place
+def tighten(c: Room) -> None:
+    """Find what `c.most` is now, so that fewer nodes are looked at; must be done again once GPUs come back."""
+    most = 0
+    for n in range(c.free.size):
+        most = max(most, c.free[n])
+    c.most[0] = most
+
+
+@jit_in_place
 def _choose_heaviest(
-    usable: Ints, weight: Floats, group: Ints, order: Ints, first: int, only: int, wanted: int,
+    usable: Ints, most_usable: int, weight: Floats, group: Ints, order: Ints, first: int, only: int, wanted: int,
     node: Ints, count: Ints,
 ) -> tuple[int, float]:  # fmt: skip
     """Nodes of group `only` (-1: of any) one by one, each by the worth of what it can give of what is missing.
 
-    Looks at `order` from `first` on, takes nodes out of `usable`; returns (nodes, worth), with a negative
-    worth when that is not enough.
+    Looks at `order` from `first` on, until no node can be worth more; takes nodes out of `usable`. Returns
+    (nodes, worth), with a negative worth when that is not enough.
     """
     k, worth = 0, 0.0
     while wanted > 0:
         best, most = -1, 0.0
         for i in range(first, order.size):
             n = order[i]
-            if weight[n] * wanted <= most:
+            if weight[n] * min(wanted, most_usable) <= most:
                 break
             value = min(usable[n], wanted) * weight[n]
             if value > most and (only < 0 or group[n] == only):
@@ -209,19 +220,22 @@ def _put_back(usable: Ints, node: Ints, count: Ints, k: int) -> None:
 
 @jit_in_place
 def _choose_weighted(
-    usable: Ints, weight: Floats, group: Ints, groups: int, order: Ints, wanted: int, node: Ints, count: Ints
-) -> int:
+    usable: Ints, most_usable: int, weight: Floats, group: Ints, groups: int, order: Ints, wanted: int,
+    node: Ints, count: Ints,
+) -> int:  # fmt: skip
     """The heaviest nodes of the one group that is worth most, or of all groups where none is enough."""
     first = 0
     while first < order.size and usable[order[first]] == 0:
         first += 1
     best, most = NOTHING, -1.0
     for only in range(groups if groups > 1 else 0):
-        k, worth = _choose_heaviest(usable, weight, group, order, first, only, wanted, node, count)
+        k, worth = _choose_heaviest(
+            usable, most_usable, weight, group, order, first, only, wanted, node, count
+        )
         _put_back(usable, node, count, k)
         if worth > most:
             best, most = only, worth
-    return _choose_heaviest(usable, weight, group, order, first, best, wanted, node, count)[0]
+    return _choose_heaviest(usable, most_usable, weight, group, order, first, best, wanted, node, count)[0]
 
 
 @jit_in_place
@@ -256,6 +270,20 @@ def give(free: Ints, room: Floats, n: int, gpu: int, share: float) -> None:
 
 
 @jit_in_place
+def take_all(c: Room, gpu: Ints, first: int, end: int, gpu_node: Ints, share: float) -> None:
+    """Take the same share of gpu[first:end] out of the room."""
+    for e in range(first, end):
+        take(c.free, c.room, gpu_node[gpu[e]], gpu[e], share)
+
+
+@jit_in_place
+def give_all(c: Room, gpu: Ints, first: int, end: int, gpu_node: Ints, share: float) -> None:
+    """Put the same share of gpu[first:end] back."""
+    for e in range(first, end):
+        give(c.free, c.room, gpu_node[gpu[e]], gpu[e], share)
+
+
+@jit_in_place
 def place(c: Room, wanted: int, share: float, need: float, rule: int, out: Ints, at: int) -> bool:
     """Place a gang of `wanted` GPUs (or the same `share` of each) by `rule`; False when it must wait.
 
@@ -271,9 +299,9 @@ def place(c: Room, wanted: int, share: float, need: float, rule: int, out: Ints,
             out[at] = g
             take(c.free, room, n, g, share)
         return g >= 0
-    node, count, usable, size = c.scratch[0], c.scratch[1], c.free, c.size
+    node, count, usable, size, most = c.scratch[0], c.scratch[1], c.free, c.size, c.most[0]
     if share < WHOLE or need > c.least_memory_bytes:
-        usable, size = c.scratch[2], c.scratch[3]
+        usable, size, most = c.scratch[2], c.scratch[3], c.largest
         for n in range(size.size):
             size[n] = c.size[n]
         _count_usable(first_gpu, c.up, room, memory, share, need, usable, size)
@@ -284,7 +312,7 @@ def place(c: Room, wanted: int, share: float, need: float, rule: int, out: Ints,
     elif rule == PACKED:
         chosen = _choose_packed(usable, size, c.up, wanted, node, count)
     else:
-        chosen = _choose_weighted(usable, c.weight, c.group, c.groups, c.order, wanted, node, count)
+        chosen = _choose_weighted(usable, most, c.weight, c.group, c.groups, c.order, wanted, node, count)
     _put_back(usable, node, count, chosen)
     end = at
     for k in range(chosen):

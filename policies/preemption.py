@@ -19,24 +19,22 @@ from policies.gangs import (
     RoomColumns,
     WorkingColumns,
     demand,
+    fill_in_parts,
     frozen,
     granted,
     has_failed,
     holdings,
-    joined,
     new_failures,
-    new_grants,
     partly_free,
     remember_failure,
     reordered,
     room_of,
     total,
-    trimmed,
     working,
 )
 from policies.jit import jit_in_place
 from policies.observation import Bools, Floats, Ints, Observation
-from policies.placement import WHOLE, ZERO, Room, give, place, take
+from policies.placement import WHOLE, ZERO, Room, give, give_all, place, take
 
 
 class Victims(NamedTuple):
@@ -92,8 +90,7 @@ def _make_way(
             placed = place(c, d.gpus, d.share, d.memory_bytes, rule, out, at)
     for k in range(last - 2 if placed else last - 1, -1, -1):
         if placed:
-            for e in range(at, at + d.gpus):
-                give(c.free, c.room, gpu_node[out[e]], out[e], d.share)
+            give_all(c, out, at, at + d.gpus, gpu_node, d.share)
         _restore(c, v, v.tentative[k], gpu_node)
         if placed and not place(c, d.gpus, d.share, d.memory_bytes, rule, out, at):
             _release(c, v, v.tentative[k], gpu_node)
@@ -178,15 +175,14 @@ def start_with_preemption(
         return NO_ROWS, NO_GRANTS, False
     room, failures = working(columns), new_failures()
     order, victims = _victims(o, running, bar, standing=running_standing, holder=holder)
-    parts, at, more, space = [], 0, False, 64 + free
-    while at >= 0:
-        grants = new_grants(min(len(queue), space), space)
-        n, at, more = _start_with_victims(
+
+    def fill(at: int, _: bool, grants: GrantColumns) -> tuple[int, int, bool]:
+        return _start_with_victims(
             queue, at, key, standing, rule, requests, room, victims, o.gpus.node, grants, failures
         )
-        parts.append(trimmed(grants, n))
-        space *= 4
-    return np.sort(order[victims[5]]), joined(parts), more
+
+    grants, more = fill_in_parts(fill, False, len(queue), 64 + free)
+    return np.sort(order[victims[5]]), grants, more
 
 
 def remaining_bars(running: Ints, service_s: Floats, restart_s: Floats) -> Floats:

@@ -200,6 +200,8 @@ def _contention(o: Observation, by_size: Floats, running: Ints, running_a: Float
 
 def _gpus_enough(o: Observation, need_bytes: Floats) -> Ints:
     """For each need, how many GPUs that are up have that much memory; unknown memory is enough."""
+    if not need_bytes.max(initial=0.0) > np.fmin.reduce(o.gpus.memory_bytes, initial=np.inf):
+        return np.full(len(need_bytes), o.nodes.gpus[o.nodes.up].sum(), dtype=np.int64)  # all have it
     kind, count = np.empty(len(o.gpus)), np.empty(len(o.gpus), dtype=np.int64)
     n = gpus_by_memory(o.gpus.memory_bytes, o.gpus.node, o.nodes.up, kind, count)
     enough = np.empty(len(need_bytes), dtype=np.int64)

@@ -19,6 +19,7 @@ from policies.kernels import (
     greedy_flow,
     holt,
     imbalance,
+    last_needed_first,
     link,
     pick_shards,
 )
@@ -256,9 +257,7 @@ def _carry_out(
     movable = free_shards(observation, plan)
     movable[movable] = gives[shards.worker[movable]]
     rows = np.flatnonzero(movable)
-    needed = np.nan_to_num(shards.needed_in_s[rows], nan=np.inf)
-    rows = rows[np.lexsort((-rows, -needed, shards.worker[rows]))]
-    shard_first = np.searchsorted(shards.worker[rows], np.arange(len(workers) + 1))
+    shard_first, rows = last_needed_first(rows, shards.worker, shards.needed_in_s, len(workers))
     return pick_shards(
         *flow,
         shard_first, rows, shards.samples.astype(np.float64), shards.bytes, shards.node,

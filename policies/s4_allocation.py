@@ -47,6 +47,13 @@ _SMALLER = 16  # waiting elastic jobs, from the first, that may start with fewer
 _PREEMPTING = 128  # waiting jobs, from the first, for which running jobs may give way
 _SHRINKING = 4  # waiting jobs, from the first, for which elastic jobs may give up workers
 
+_ABOVE_ZERO = (
+    "ageing", "patience_s", "run_s", "growth", "horizon_s", "unknown_s", "speed_memory_s", "time_limit_s",
+)  # fmt: skip
+_NOT_NEGATIVE = (
+    "lead_s", "reserve_after_s", "slowdown", "longest_wait_s", "reluctance", "margin", "noise", "backoff_s",
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class NodeAllocation(AllocationStage):
@@ -56,10 +63,10 @@ class NodeAllocation(AllocationStage):
     with data and compute demand D and C, waiting time w and service time s. S422: R_ij = R_j *
     (u_ij*A_i/(1+d_ij)) / sum_k(u_kj*A_k/(1+d_kj)), with u the share of node j's GPUs that the job uses, or
     could use while it waits, and d the share of its worker's data that is stored elsewhere; a node counts by
-    its measured speed. `formula`: jobs in order of sum_j R_ij per GPU asked for, whole gangs, nodes by descending R_ij, within one
-    GPU model if possible. `optimal`: the sizes that maximise goodput by an integer programme (Sia, Jayaram
-    Subramanya et al. 2023). The source's formula images are lost: the forms are ours, with its variables and
-    directions.
+    its measured speed. `formula`: jobs in order of sum_j R_ij per GPU asked for, whole gangs, nodes by
+    descending R_ij, within one GPU model if possible. `optimal`: the sizes that maximise goodput by an integer
+    programme (Sia, Jayaram Subramanya et al. 2023). The source's formula images are lost: the forms are ours,
+    with its variables and directions.
 
     Order: as above. Blocking: what does not fit is passed over until the first has waited `reserve_after_s`:
     then nothing may delay it. A job that has waited longer than min(reserve_after_s + slowdown * duration,
@@ -90,7 +97,7 @@ class NodeAllocation(AllocationStage):
     patience_s: float = 86400.0  # waiting time that adds 1 to A
     reserve_after_s: float = 3600.0  # a job is overdue after this...
     slowdown: float = 10.0  # ... and so many times its duration,
-    longest_wait_s: float = 1209600.0  # but at the latest after this
+    longest_wait_s: float = 1814400.0  # but at the latest after this
     run_s: float = 600.0  # least work between two preemptions of a job...
     growth: float = 0.1  # ... and least relative to its work before
     preempt_ratio: float = 0.5  # a job gives way to one that needs less than this share of its time left
@@ -106,28 +113,10 @@ class NodeAllocation(AllocationStage):
     def __post_init__(self) -> None:
         if self.mode not in ("formula", "optimal"):
             raise ValueError(f"mode: {self.mode!r} is not one of formula, optimal")
-        for name in (
-            "ageing",
-            "patience_s",
-            "run_s",
-            "growth",
-            "horizon_s",
-            "unknown_s",
-            "speed_memory_s",
-            "time_limit_s",
-        ):
+        for name in _ABOVE_ZERO:
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0")
-        for name in (
-            "lead_s",
-            "reserve_after_s",
-            "slowdown",
-            "longest_wait_s",
-            "reluctance",
-            "margin",
-            "noise",
-            "backoff_s",
-        ):
+        for name in _NOT_NEGATIVE:
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must not be negative")
 
@@ -209,14 +198,9 @@ class NodeAllocation(AllocationStage):
     @cached_property
     def _ageing(self) -> Ageing:
         return Ageing(
-            self.ageing,
-            self.lead_s,
-            self.patience_s,
-            self.reserve_after_s,
-            self.slowdown,
-            self.longest_wait_s,
+            self.ageing, self.lead_s, self.patience_s, self.reserve_after_s, self.slowdown, self.longest_wait_s,
             self.unknown_s,
-        )
+        )  # fmt: skip
 
     def _undo(self, hand: Hand, nodes: NodeState, verdict: Verdict, record: Record) -> dict[str, Any]:
         """S413: give back the workers of resizes that lowered the goodput; the guard has blocked the jobs."""

@@ -173,10 +173,16 @@ def code_hash() -> str:
 def write_parquet(path: Path, columns: Mapping[str, NDArray[Any]]) -> None:
     """Write equal-length columns as Parquet, through a temporary file; equal columns give equal bytes."""
     partial = path.with_name(path.name + ".partial")
+    # An empty column of texts has no type of its own.
+    listed = [
+        f'"{k}"' if v.dtype != object else f'CAST("{k}" AS VARCHAR) AS "{k}"' for k, v in columns.items()
+    ]
     with duckdb.connect(config={"threads": "1"}) as connection:
         connection.register("columns_", dict(columns))
         target = str(partial).replace("'", "''")
-        connection.execute(f"COPY (SELECT * FROM columns_) TO '{target}' (FORMAT parquet, COMPRESSION zstd)")
+        connection.execute(
+            f"COPY (SELECT {', '.join(listed)} FROM columns_) TO '{target}' (FORMAT parquet, COMPRESSION zstd)"
+        )
     os.replace(partial, path)
 
 

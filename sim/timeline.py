@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.observation import Floats, Ints
+from policies.observation import Floats
 from sim.buckets import Buckets
 from sim.cluster import Holding
 from sim.job import BUSY, EXPOSED, LOST, RESTART
@@ -30,6 +30,7 @@ from sim.timeline_tables import (
     RUNNING,
     USAGE_COLUMNS,
     USES,
+    Holdings,
     build,
 )
 from sim.transfer import Transfer
@@ -81,7 +82,7 @@ class Timeline:
         self.network = Buckets(8, self.origin_s)
         self._link_column: dict[int, int] = {}
         self._segments = array("d")
-        self._holdings: list[tuple[int, int, Ints, Floats]] = []
+        self._holdings = Holdings()
         self._count = [0] * len(world.demand)  # segments of each job
         self._queued_s: list[float] = world.demand.arrival_s.tolist()
         self._open: dict[int, _Open] = {}
@@ -145,7 +146,7 @@ class Timeline:
             row, opened.segment, 1, opened.start_s, end_s, gpus, held.nodes.size,
             held.gpu.item() if gpus == 1 else int(held.gpu.min()), _REASON[reason], *used,
         ))  # fmt: skip
-        self._holdings.append((row, opened.segment, held.gpu, held.share))
+        self._holdings.add(row, opened.segment, held.gpu, held.share)
 
     def _taken_back(self, earlier: list[int], used: list[float]) -> list[float]:
         """A fault has taken back more than this segment did: that is lost in the segments before it."""

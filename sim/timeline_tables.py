@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -34,10 +35,35 @@ ROW_FIELDS = len(_FIRST) + USES
 Columns = dict[str, NDArray[Any]]
 
 
+class Holdings:
+    """Which GPUs jobs held in their segments; flat, because there are very many."""
+
+    def __init__(self) -> None:
+        self._of = array("q")
+        self._gpu: list[Ints] = []
+        self._share: list[Floats] = []
+
+    def add(self, row: int, segment: int, gpu: Ints, share: Floats) -> None:
+        """A job (by row) held GPUs (n,) with shares (n,) in one of its segments."""
+        self._of.extend((row, segment))
+        self._gpu.append(gpu)
+        self._share.append(share)
+
+    def columns(self) -> tuple[Ints, Ints, Ints, Floats]:
+        """(row, segment, gpu, share) of every GPU held, in order of row and segment."""
+        of = np.array(self._of, dtype=np.int64).reshape(-1, 2)
+        order = np.lexsort((of[:, 1], of[:, 0])).tolist()
+        count = np.array([self._gpu[k].size for k in order], dtype=np.int64)
+        which = np.repeat(of[order].reshape(-1, 2), count, axis=0)
+        gpu = np.concatenate([self._gpu[k] for k in order]) if order else np.empty(0, np.int64)
+        share = np.concatenate([self._share[k] for k in order]) if order else np.empty(0)
+        return which[:, 0], which[:, 1], gpu, share
+
+
 def build(
     world: SimWorld,
     segments: Floats,
-    holdings: Sequence[tuple[int, int, Ints, Floats]],
+    holdings: Holdings,
     usage: Buckets,
     network: Buckets,
     link_column: Mapping[int, int],
@@ -72,17 +98,14 @@ def _named(codes: Floats, names: Sequence[str]) -> NDArray[Any]:
     return np.array(names, dtype=object)[codes.astype(np.int64)]
 
 
-def _holdings(world: SimWorld, holdings: Sequence[tuple[int, int, Ints, Floats]]) -> Columns:
-    ordered = sorted(holdings, key=lambda held: held[:2])
-    count = np.array([held[2].size for held in ordered], dtype=np.int64)
-    rows = np.array([held[0] for held in ordered], dtype=np.int64)
-    gpu = np.concatenate([held[2] for held in ordered]) if ordered else np.empty(0, np.int64)
+def _holdings(world: SimWorld, holdings: Holdings) -> Columns:
+    row, segment, gpu, share = holdings.columns()
     return {
-        "job_id": np.repeat(world.demand.id[rows], count),
-        "segment": np.repeat(np.array([held[1] for held in ordered], dtype=np.int32), count),
+        "job_id": world.demand.id[row],
+        "segment": segment.astype(np.int32),
         "gpu": gpu.astype(np.int32),
         "node": world.cluster.gpus.node[gpu].astype(np.int32),
-        "share": np.concatenate([held[3] for held in ordered]) if ordered else np.empty(0),
+        "share": share,
     }
 
 

@@ -24,7 +24,7 @@ from sim.scenario import Scenario
 from sim.traces import Trace
 from study.bounds import Bound, lower_bound
 from study.execute import Failure, Job, Progress, Result, Runner, Task, execute
-from study.statistics import CONFIDENCE, Interval, mean_interval, paired_ratio
+from study.statistics import CONFIDENCE, Interval, mean_interval, paired_difference, paired_ratio
 from study.table import render
 from study.until import Until, check_metric
 
@@ -42,6 +42,7 @@ class Cell:
     ratio: Interval
     bound: float  # NaN: there is none for this metric
     over_bound: float
+    difference: Interval  # to the first policy, paired by seed
 
     def row(self) -> dict[str, Any]:
         """The cell as one flat row; what is unknown is NaN."""
@@ -55,6 +56,9 @@ class Cell:
             "ratio": self.ratio.mean,
             "ratio_low": self.ratio.low,
             "ratio_high": self.ratio.high,
+            "difference": self.difference.mean,
+            "difference_low": self.difference.low,
+            "difference_high": self.difference.high,
             "bound": self.bound,
             "over_bound": self.over_bound,
         }
@@ -110,7 +114,8 @@ class Comparison:
         value = mean_interval(mine, self.level)
         bound = getattr(self.bound, metric) if metric in BOUNDED and self._all_done(policy) else math.nan
         over = value.mean / bound if bound > 0 else math.nan
-        return Cell(metric, policy, value, paired_ratio(mine, first, self.level), bound, over)
+        ratio, difference = paired_ratio(mine, first, self.level), paired_difference(mine, first, self.level)
+        return Cell(metric, policy, value, ratio, bound, over, difference)
 
     def _values(self, metric: str, policy: str) -> list[float]:
         values = [result.metrics[metric] for result in self.of(policy)]

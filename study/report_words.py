@@ -31,6 +31,8 @@ class Sentence:
 
 def headline(study: Study) -> list[Sentence]:
     """The answer first, then what it rests on."""
+    if study.kind == "run" and study.failures:
+        return [Sentence(f"The run did not end: {study.failures[0].error}.", True)]
     if not study.rows:
         return [Sentence("No run ended with a result.", True), *_trouble(study)]
     told = [Sentence(_alone(study), True)] if len(study.policies) == 1 else _compared(study)

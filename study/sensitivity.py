@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from sim.yaml_file import ScenarioFile, read_scenario
 from sim.yaml_tree import InputError
 from study.sensitivity_keys import Range, default_ranges, read_range
 from study.statistics import CONFIDENCE, Interval, mean_interval, paired_ratio
+from study.table import LABELS
 from study.variants import DEFAULT, Means, Outcome, Variant, policy_text, run_all
 
 FILE = "sensitivity.json"
@@ -131,7 +132,10 @@ def sensitivity(
     if not chosen:
         raise InputError([f"{path}: nothing to vary; give --vary KEY=LOW..HIGH"])
     variants, ends, notes = _variants(file, chosen, overrides, trace, name)
-    outcomes = run_all(variants, _with(means, file, read))
+    settings = _with(means, file, read)
+    if metric not in LABELS:  # nothing else is run for a metric that does not exist
+        _values(run_all(variants[:1], replace(settings, seeds=1))[0], metric)
+    outcomes = run_all(variants, settings)
     return _result(file.scenario, name, metric, chosen, outcomes, ends, notes)
 
 
@@ -177,6 +181,22 @@ def _changed(
     return changed.scenario
 
 
+def _values(base: Outcome, metric: str) -> list[float]:
+    """The metric of the base. Raises RuntimeError when it fails, InputError when it has no such number."""
+    if base.failed is not None:
+        raise RuntimeError(f"{base.variant.scenario.name}: {base.failed}")
+    row = base.rows[0]
+    if metric not in row:
+        numbers = [name for name, value in row.items() if isinstance(value, float) and name in LABELS]
+        raise InputError([f"--metric: this scenario gives no {metric!r}; it gives {', '.join(numbers)}"])
+    values = base.values(metric)
+    if all(math.isnan(value) for value in values):
+        raise InputError(
+            [f"--metric: {metric!r} is not known in this scenario (no price, or no job completed)"]
+        )
+    return values
+
+
 def _result(
     scenario: Scenario,
     policy: str,
@@ -186,12 +206,7 @@ def _result(
     ends: Ends,
     notes: list[str],
 ) -> Sensitivity:
-    base = outcomes[0]
-    if base.failed is not None:
-        raise RuntimeError(f"{scenario.name}: {base.failed}")
-    if metric not in base.rows[0]:
-        raise InputError([f"--metric: this scenario gives no {metric!r}"])
-    reference = base.values(metric)
+    reference = _values(outcomes[0], metric)
 
     def end(k: int, side: str) -> End:
         shown = getattr(chosen[k], f"{side}_shown")

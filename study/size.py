@@ -79,18 +79,22 @@ class Trial:
         """Mean of a result over the runs."""
         return sum(result[key] for result in self.results) / self.runs
 
-    def chance_at_least(self, confidence: float = 0.95) -> float:
-        """Lower limit of the chance that a run meets the targets (Clopper and Pearson 1934, one-sided)."""
+    def chance_at_least(self, confidence: float = 0.95, sizes: int = 1) -> float:
+        """Lower limit of the chance that a run meets the targets (Clopper and Pearson 1934, one-sided).
+
+        sizes: how many were to choose from. The limits of all of them hold together (Bonferroni), so that of
+        the one that was chosen for its results does.
+        """
         if self.met == 0:
             return 0.0
-        return float(beta.ppf(1.0 - confidence, self.met, self.runs - self.met + 1))
+        return float(beta.ppf((1.0 - confidence) / sizes, self.met, self.runs - self.met + 1))
 
 
 @dataclass(frozen=True)
 class Answer:
     """What was found. `best` is None when no candidate meets the targets; then `closest` misses least.
 
-    `closest` has no runs when every candidate was excluded without one.
+    `closest` has no runs when every candidate was excluded without one. `sizes`: candidates in all.
     """
 
     best: Trial | None
@@ -98,7 +102,13 @@ class Answer:
     tried: int
     excluded: int
     deterministic: bool
+    sizes: int
     spares: int | None = None
+
+    @property
+    def chance_at_least(self) -> float:
+        """Share of runs that meet the targets with `best`, at least, with 95 % confidence; 0 without one."""
+        return 0.0 if self.best is None else self.best.chance_at_least(sizes=self.sizes)
 
 
 @dataclass(frozen=True)
@@ -139,7 +149,7 @@ def size(question: Question, progress: Progress | None = None) -> Answer:
     calm = _search(question, None, faults=False)
     nodes = calm.best.candidate.nodes if calm.best is not None else answer.best.candidate.nodes
     return Answer(
-        answer.best, None, answer.tried, answer.excluded, answer.deterministic,
+        answer.best, None, answer.tried, answer.excluded, answer.deterministic, answer.sizes,
         answer.best.candidate.nodes - nodes,
     )  # fmt: skip
 
@@ -169,7 +179,8 @@ def _search(question: Question, progress: Progress | None, *, faults: bool) -> A
             elif best is None or trial.mean("cost_usd") < best.mean("cost_usd"):
                 best = trial
     closest = None if best is not None else _closest(missed, excluded, question.targets)
-    return Answer(best, closest, len(missed) + (best is not None), len(excluded), not random)
+    tried = len(missed) + (best is not None)
+    return Answer(best, closest, tried, len(excluded), not random, len(candidates))
 
 
 def _named(values: Mapping[str, Any]) -> str:

@@ -87,7 +87,7 @@ def as_text(answer: Answer, targets: Sequence[Target]) -> Iterator[str]:
     if answer.best is not None:
         yield f"{answer.best.candidate.nodes} nodes meet {wanted}: {_values(answer.best.candidate)}"
         yield f"  {_results(answer.best, targets)}"
-        yield f"  {_sure(answer.best, answer.deterministic)}"
+        yield f"  {_sure(answer)}"
         if answer.spares:
             few = answer.best.candidate.nodes - answer.spares
             yield f"  {answer.spares} of the nodes are spares: {few} would do without faults"
@@ -118,12 +118,14 @@ def _results(found: Trial, targets: Sequence[Target]) -> str:
     return ", ".join(texts)
 
 
-def _sure(trial: Trial, deterministic: bool) -> str:
-    if deterministic:
+def _sure(answer: Answer) -> str:
+    assert answer.best is not None
+    if answer.deterministic:
         return "nothing in the scenario is random: every run is this one"
-    chance = 100 * trial.chance_at_least()
-    met = f"{trial.met} of {trial.runs} runs meet the targets"
-    return f"{met}: with 95 % confidence, {chance:.0f} % of runs or more do"
+    met = f"{answer.best.met} of {answer.best.runs} runs meet the targets"
+    choice = f", chosen from {answer.sizes} sizes" if answer.sizes > 1 else ""
+    share = 100 * answer.chance_at_least
+    return f"{met}: with 95 % confidence{choice}, {share:.0f} % of runs or more do"
 
 
 def as_json(answer: Answer) -> str:
@@ -139,7 +141,7 @@ def as_json(answer: Answer) -> str:
     }
     if answer.best is not None:
         best = answer.best
-        content |= {"runs": best.runs, "runs_met": best.met, "chance_at_least": best.chance_at_least()}
+        content |= {"runs": best.runs, "runs_met": best.met, "chance_at_least": answer.chance_at_least}
     if found is not None and found.runs:
         keys = [key for key, value in found.results[0].items() if isinstance(value, float)]
         means = {key: found.mean(key) for key in keys}

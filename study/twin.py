@@ -116,7 +116,7 @@ def twin(run: LiveRun, seed: int = 0) -> Twin:
         run,
         measured,
         scenario,
-        tuple(_windows(run, pairs)),
+        tuple(_windows(run, pairs, simulated)),
         same,
         parting(run.policy, live, other),
         replayed(run.folder, run.policy),
@@ -211,10 +211,13 @@ def _step_s(decision: Decision, batch: float) -> float:
 # -- the comparison ------------------------------------------------------------------------------------------
 
 
-def _windows(run: LiveRun, pairs: Sequence[tuple[Point, Decision]]) -> Iterator[Window]:
+def _windows(
+    run: LiveRun, pairs: Sequence[tuple[Point, Decision]], simulated: Sequence[Decision]
+) -> Iterator[Window]:
     """The rounds before each decision, where all of them were timed."""
-    batch, round_s, first = float(run.manifest["global_batch"]), run.round_s, 0
+    batch, round_s, first, before = float(run.manifest["global_batch"]), run.round_s, 0, 0
     for point, decision in pairs:
+        same = simulated[before : point.point]  # more than one where a decision failed live
         part, live = slice(first, point.rounds), point.entry.decision
         trained = float(run.samples[:, part].sum())
         if trained > 0 and np.isfinite(round_s[part]).all():
@@ -225,7 +228,7 @@ def _windows(run: LiveRun, pairs: Sequence[tuple[Point, Decision]]) -> Iterator[
                 samples=tuple(run.samples[:, point.rounds - 1].tolist()),
                 interval=int(live.observation.jobs.sync_interval[0]),
                 measured_s=float(round_s[part].sum()) * batch / trained,
-                predicted_s=_step_s(decision, batch),
+                predicted_s=sum(d.observation.window_s for d in same) * batch / sum(map(_trained, same)),
                 equal=first_difference(actions(live), actions(decision)) is None,
             )
-        first = point.rounds
+        first, before = point.rounds, point.point

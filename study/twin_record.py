@@ -216,13 +216,14 @@ def _number(value: Any) -> float:
 
 def _points(folder: Path, leader: int, lines: Sequence[Mapping[str, Any]], rounds: int) -> Iterator[Point]:
     """The decisions of the rank that led at first, while the group was the first one."""
-    told = [line for line in lines if line.get("event") == "decision"]
     path = folder / f"decisions-{leader}.jsonl"
     try:
-        entries = list(read(path)) if path.exists() else []
+        entries = {e.decision.observation.time_s: e for e in read(path)} if path.exists() else {}
     except JournalError as error:
         raise InputError([str(error)]) from error
-    for line, entry in zip(told, entries, strict=False):  # the last of either may not have been written
-        if line["rounds"] > rounds:
-            return
-        yield Point(int(line["point"]), int(line["rounds"]), entry)
+    for line in lines:
+        if line.get("event") == "decision":
+            if line["rounds"] > rounds:
+                return
+            if line["time_s"] in entries:  # a full disk may have cost one or the other
+                yield Point(int(line["point"]), int(line["rounds"]), entries[line["time_s"]])

@@ -91,7 +91,7 @@ class Ranks:
 
         threading.Thread(target=watch, daemon=True).start()
 
-    def join(self, timeout_s: float = 60.0, killed: Sequence[int] = ()) -> list[Any]:
+    def join(self, timeout_s: float = 180.0, killed: Sequence[int] = ()) -> list[Any]:
         """Results by order of starting; None for the killed. Raises when one failed or did not end."""
         deadline = time.monotonic() + timeout_s
         results = []

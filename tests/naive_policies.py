@@ -101,6 +101,12 @@ def greedy_flow(first, acting, surplus, pull, node, links):
     return flow, value
 
 
+def last_needed_first(rows, worker, needed, workers):
+    """Shard rows of each worker, last needed first, unknown needs before all, then later rows first."""
+    key = lambda row: (math.inf if math.isnan(needed[row]) else needed[row], row)  # noqa: E731
+    return [sorted((r for r in rows if worker[r] == i), key=key, reverse=True) for i in range(workers)]
+
+
 def pick_shards(flow, queue, samples, size, stored, node, capacity, owned, room, links):
     """`queue[i]` are the shards that worker i may give, in order."""
     owned, room, queue = list(owned), list(room), {i: list(rows) for i, rows in queue.items()}

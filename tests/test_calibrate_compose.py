@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -108,13 +109,22 @@ def test_traffic_is_what_each_operation_reads_and_writes_and_views_are_free() ->
     }
 
 
-def test_attention_and_lookups_are_seen_as_such() -> None:
+def test_updates_in_place_without_a_result_are_counted() -> None:
+    torch = pytest.importorskip("torch")
+    weights, gradients = ([torch.randn(n) for n in (100, 50)] for _ in range(2))
+    (update,) = trace(lambda: torch._foreach_add_(weights, gradients, alpha=-0.1))
+    assert (update.kind, update.moved_bytes) == ("memory", 3 * 4 * 150), "both read, the weights written"
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_attention_and_lookups_are_seen_as_such(masked: bool) -> None:
     torch = pytest.importorskip("torch")
     q, k, v = (torch.randn(2, 3, 16, 8, requires_grad=True) for _ in range(3))
+    mask = torch.zeros(2, 3, 16, 16) if masked else None
     table, index = torch.randn(5000, 4), torch.tensor([1, 2, 3])
 
     def step() -> None:
-        torch.nn.functional.scaled_dot_product_attention(q, k, v).sum().backward()
+        torch.nn.functional.scaled_dot_product_attention(q, k, v, mask).sum().backward()
         torch.nn.functional.embedding(index, table)
 
     found = trace(step)
@@ -352,6 +362,46 @@ def test_without_noted_operations_nothing_is_composed() -> None:
     report = Report()
     composed_part(samples("operations"), report)
     assert (report.missing, report.predictions, report.lines) == ([], [], [])
+
+
+def gpu_samples() -> SampleSet:
+    """As a GPU session leaves them: products by the library, copies by size, launches; host and device overlap."""
+    found = []
+
+    def add(kind: str, seconds: float, **parameters: Any) -> None:
+        found.append(Sample(kind, parameters, (seconds, 1.1 * seconds), "s", 0, "2030-01-02"))
+
+    for precision in ("bf16", "tf32"):
+        for m, n, k in SHAPES:
+            add("gemm", product_s(m, n, k), precision=precision, m=m, n=n, k=k, library="cublasLt")
+        add("gemm", 1.0, precision=precision, m=512, n=512, k=512, library="torch")
+    for size in SIZES:
+        add("copy", traffic_s(size), bytes=size, array_bytes=size / 2)
+    add("launch_pipelined", 4e-6)
+    for workload, make in MODELS.items():
+        for batch in (4, 16, 64, 256):
+            what = {"workload": workload, "precision": "bf16", "batch": batch, "framework": "PyTorch"}
+            noted = [replace(o, element_bytes=2) for o in make(batch)]
+            totals = np.array(naive_totals(noted))
+            device = float(totals[:5] @ [1.05, 0.7, 1.0, 1.1, 1.1])
+            host = 2.5 * 4e-6 * sum(o.count for o in noted)
+            add("training", max(device, host), **what)
+            found.append(Sample("operations", what, (), "s", 0, "2030-01-02", as_columns(noted)))
+    return SampleSet({"device": "test"}, {}, tuple(found))
+
+
+def test_on_a_gpu_a_step_takes_the_longer_of_host_and_device() -> None:
+    found = gpu_samples()
+    costs = unit_costs(found, "bf16", "PyTorch")
+    assert costs.overlapped
+    assert costs.overhead_s == pytest.approx(4e-6)
+    assert set(costs.products) == {2, 4}, "what autocast leaves in single precision is costed in TF32"
+    report = Report()
+    composed_part(found, report)
+    assert report.missing == []
+    errors = {w: [abs(p.error) for p in report.predictions if p.workload == w] for w in MODELS}
+    assert np.median(errors["wide"] + errors["deep"]) < 0.05
+    assert np.median(errors["image"]) < 0.5, "no convolution was seen, neither in a step nor by itself"
 
 
 # -- a model of one's own ---------------------------------------------------------------------------------

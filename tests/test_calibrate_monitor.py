@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from calibrate.libraries import LibraryMissingError, load_library
 from tests import calibrate_fakes
 
 GPM = ("SM_ACTIVE", "SM_OCCUPANCY", "PIPE_TENSOR_ACTIVE", "PIPE_FP32_ACTIVE", "DRAM_ACTIVE")
@@ -210,3 +211,38 @@ def _scrape(url: str) -> str:
             return text
         time.sleep(0.1)
     raise AssertionError("no reading appeared")
+
+
+# -- doctor -----------------------------------------------------------------------------------------------
+
+DOCTOR = (
+    "import json; from equipoise import doctor; print(json.dumps([doctor._gpus(), doctor._calibration()]))"
+)
+
+
+@pytest.mark.parametrize(
+    ("machine", "line"),
+    [
+        ("hopper", "  0: NVIDIA H100 80GB HBM3, 85.9 GB, hardware counters answer"),
+        ("ampere", "  0: NVIDIA A100-SXM4-80GB, 85.9 GB, no hardware counters (GPM needs Hopper or later)"),
+        ("noperm", "  0: NVIDIA H100 80GB HBM3, 85.9 GB, no hardware counters (Insufficient Permissions)"),
+        ("gone", "  1: unknown, memory not known, lost"),
+        ("mig", "  0 MIG 2/0: NVIDIA H100 80GB HBM3 MIG 1g.10gb, 10.7 GB, hardware counters answer"),
+    ],
+)
+def test_doctor_says_which_counters_answer(machine: str, line: str) -> None:
+    done = calibrate_fakes.python(DOCTOR, calibrate_fakes.nvml(), FAKE_NVML=machine)
+    assert done.returncode == 0, done.stderr
+    gpus, _ = json.loads(done.stdout)
+    assert line in gpus
+
+
+def test_doctor_says_what_calibration_would_use() -> None:
+    with_fake = json.loads(calibrate_fakes.python(DOCTOR, calibrate_fakes.cuda()).stdout)[1]
+    assert "cuBLASLt 130000" in with_fake
+    assert with_fake[2].startswith("PyTorch ")
+    try:
+        load_library("cublasLt", ("libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"), "")
+    except LibraryMissingError:
+        without = json.loads(calibrate_fakes.python(DOCTOR).stdout)[1]
+        assert without[1].startswith("no cuBLASLt (libcublasLt was not found: install PyTorch for CUDA")

@@ -448,7 +448,8 @@ def test_doctor_never_fails_and_says_one_line_each() -> None:
     done = process("doctor", CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 0, done.stderr
     names = [line.split("  ")[0] for line in done.stdout.splitlines()]
-    assert names == ["equipoise", "packages", "processors", "kernel cache", "GPUs", "scenarios"]
+    wanted = ["equipoise", "packages", "processors", "kernel cache", "GPUs", "calibration", "scenarios"]
+    assert names == wanted
     assert "compiler works" in done.stdout
 
 

@@ -72,6 +72,11 @@ def test_mean_interval_and_paired_ratio(comparison):
     assert sjf.ratio.mean == pytest.approx(0.5)
     assert sjf.ratio.half_width < 1e-12  # seeds differ by 20 %, the pairs not at all
     assert fifo.ratio.mean == 1.0
+    # Differences -100 * (1, 1.1, 1.2): mean -110, standard deviation 10.
+    assert sjf.difference.mean == pytest.approx(-110.0)
+    assert sjf.difference.half_width == pytest.approx(4.302653 * 10 / math.sqrt(3), rel=1e-6)
+    assert sjf.row()["difference_low"] == pytest.approx(sjf.difference.low)
+    assert fifo.difference.mean == 0.0
 
 
 def test_seeds_are_common_and_start_at_the_scenarios(comparison):

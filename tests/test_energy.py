@@ -203,6 +203,18 @@ def test_the_cluster_cap_is_shared_by_the_gpus_that_are_held() -> None:
     assert made.totals["energy_j"] == pytest.approx((2 * GENERIC_IDLE_W + 90.0) * made.totals["makespan_s"])
 
 
+def test_both_time_advances_agree_when_a_clock_changes_just_as_a_period_ends() -> None:
+    def job(steps: int, arrival: float = 0.0) -> dict[str, Any]:
+        return training(gpus=1, global_batch=10, steps=steps, arrival=arrival)
+
+    ready = case(
+        cluster={"nodes": [{"count": 3}]},
+        workload={"models": {"m": model()}, "jobs": [job(100), job(250), job(100, 3.0)]},
+        energy={"cluster_power_cap": 600.0},
+    )
+    assert_equal(simulate(ready), simulate(ready, event_by_event=True))
+
+
 # -- heat ------------------------------------------------------------------------------------------------------
 
 

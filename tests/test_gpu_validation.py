@@ -168,9 +168,11 @@ def test_a_second_method_that_disagrees_fails() -> None:
         library_copy_bytes_per_s=3.7e12,
         gemm_cublaslt_bf16_8192_flop_per_s=7.0e14,
         gemm_torch_bf16_8192_flop_per_s=6.8e14,
+        gemm_cublaslt_bf16_1024_flop_per_s=7.0e14,
+        gemm_torch_bf16_1024_flop_per_s=2.0e14,
     )
     rows = gpu_rows.second_method_rows(found)
-    assert [row.verdict for row in rows] == ["FAILS", "holds"]
+    assert [row.verdict for row in rows] == ["FAILS", "holds", "stated"]
     assert rows[0].found.startswith("+8.1%")
     assert [row.verdict for row in gpu_rows.second_method_rows(profile())] == ["not run", "not run"]
 

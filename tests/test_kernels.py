@@ -1,6 +1,7 @@
 """Every kernel of the data, task and sync stages against its plain twin, and against what it promises."""
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -133,6 +134,18 @@ def test_greedy_flow(seed):
     assert list(zip(donor.tolist(), receiver.tolist(), strict=True)) == [(i, j) for i, j, _ in flow]
     assert amount == close([part for *_, part in flow])
     assert value == close(expected_value)
+
+
+@MANY
+@given(seed=SEEDS)
+def test_last_needed_first(seed):
+    d = Drawn(seed)
+    shards = int(d.rng.integers(0, 20))
+    worker, needed = d.ints(0, d.n - 1, shards), d.floats(0, 9, shards, unknown=0.2, grid=3)
+    rows = np.flatnonzero(d.bools(shards))
+    first, order = kernels.last_needed_first(rows, worker, needed, d.n)
+    expected = naive.last_needed_first(rows.tolist(), worker.tolist(), needed.tolist(), d.n)
+    assert [order[a:b].tolist() for a, b in pairwise(first)] == expected
 
 
 @MANY

@@ -5,15 +5,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from equipoise.cli import main
 from policies import make_policy
+from sim.checks import problems
 from sim.run import run
 from sim.yaml_file import from_mapping, load, read_scenario
 from study import levers as levers_module
 from study.levers import LIMITS, levers
 from study.limits import ALL, PerJob, key, limits, memory_share, times_by_limit
 from study.variants import Means
+from tests.scenarios import cases
 
 
 def case(model=None, job=None, cluster=None, **sections):
@@ -214,6 +218,24 @@ def test_every_lever_changes_the_scenario_and_leaves_it_valid():
             assert (lever.scenario != scenario) or lever.policy != "fifo"
             again = type(scenario).model_validate_json(lever.scenario.model_dump_json())
             assert again == lever.scenario, lever.name
+
+
+@settings(max_examples=40)
+@given(cases())
+def test_every_lever_of_any_scenario_can_be_run(scenario):
+    for lever in levers(scenario, "fifo"):
+        assert problems(lever.scenario) == [], lever.name
+
+
+@settings(max_examples=6)
+@given(cases(), st.integers(0, 99))
+def test_time_by_limit_is_all_of_a_jobs_time(scenario, seed):
+    made = run(scenario, policy=make_policy("fifo-greedy"), seed=seed)
+    times = times_by_limit(made)
+    span = made.jobs["completion_s"] - made.jobs["arrival_s"]
+    total = np.sum(list(times.values()), axis=0)
+    np.testing.assert_allclose(total, span, rtol=1e-9, atol=1e-6)
+    assert all((values >= 0).all() for values in times.values())
 
 
 def test_levers_that_change_nothing_are_none():

@@ -21,7 +21,7 @@ from study import report_detail
 from study.bounds import Bound
 from study.compare import Comparison
 from study.execute import Result, Task
-from study.report import embedded, make_report
+from study.report import TEMPLATES, embedded, make_report
 from study.report_metrics import PLACES, definitions, page_html
 from tests.report_data import make_run
 from tests.report_reader import Page
@@ -30,12 +30,16 @@ HOSTILE = """</script><script>alert("1")</script><img src=x onerror='alert(2)'>&
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def make_comparison(out: Path, policies: list[str], seeds: int, **more: Any) -> Comparison:
+def make_comparison(
+    out: Path, policies: list[str], seeds: int, *, timeline: bool = True, **more: Any
+) -> Comparison:
     """A comparison directory; run directories, with timelines for the first seed."""
     results = []
     for policy in policies:
         for seed in range(seeds):
-            run = make_run(Task(policy, seed).folder(out), policy, seed, timeline=seed == 0, **more)
+            run = make_run(
+                Task(policy, seed).folder(out), policy, seed, timeline=timeline and seed == 0, **more
+            )
             results.append(Result(policy, seed, run.identity, run.summary(), (), dict(run.totals)))
     name = str(more.get("name", "made"))
     made = Comparison(
@@ -206,9 +210,9 @@ def test_of_very_many_decisions_the_first_are_listed(tmp_path: Path, monkeypatch
 def test_a_failed_run_says_why(tmp_path: Path) -> None:
     make_run(tmp_path, jobs=3, stopped="stage s9 at 1 s: out of <luck>")
     page = page_of(tmp_path)
-    assert "No run ended with a result." in page.text
-    assert "stage s9 at 1 s: out of <luck>" in page.text
-    assert "1 run failed and is not in these numbers." in page.text
+    assert "The run did not end: stage s9 at 1 s: out of <luck>." in page.text
+    assert "There are no results." in page.text
+    assert page.data["runs"][0]["bars"]["count"] == 12  # what was recorded up to then is shown
 
 
 def test_failures_that_a_comparison_lists(tmp_path: Path) -> None:
@@ -290,13 +294,14 @@ def test_a_hundred_runs_stay_below_5_mb(tmp_path: Path) -> None:
     policies = [f"policy-{k}" for k in range(10)]
     small, large = tmp_path / "small", tmp_path / "large"
     run = make_run(small, jobs=12, timeline=False)
-    make_run(large, jobs=8000, each=10, buckets=1024)  # eight of these are too many
+    make_run(large, jobs=6000, each=10, buckets=1024)  # eight of these are too many
     results = []
     for policy in policies:
         for seed in range(10):
             folder = Task(policy, seed).folder(tmp_path)
-            shutil.copytree(small if seed else large, folder)
+            shutil.copytree(small if seed else large, folder, copy_function=os.link)
             manifest = json.loads((folder / "manifest.json").read_text()) | {"policy": policy, "seed": seed}
+            (folder / "manifest.json").unlink()
             (folder / "manifest.json").write_text(json.dumps(manifest))
             results.append(Result(policy, seed, run.identity, run.summary(), (), dict(run.totals)))
     made_of = Comparison(
@@ -345,3 +350,50 @@ def test_the_metrics_page_is_one_source() -> None:
         assert word in shown
     assert not any(mark in shown for mark in ("`", "| ", "**"))
     assert definitions()["completion_p95_s"] == definitions()["completion_p50_s"]
+
+
+def test_the_commands_of_the_page_about_reports_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (ROOT / "docs" / "report.md").read_text(encoding="utf-8")
+    lines = re.findall(r"^    equipoise (.+)$", text, re.M)
+    assert len(lines) >= 5
+    for line in lines:
+        command, *rest = line.split()
+        assert cli.main([command, "--help"]) == 0
+        told = capsys.readouterr().out
+        assert all(word in told for word in rest if word.startswith("--")), line
+    for file in re.findall(r"scenarios/\S+\.yaml", text):
+        assert (ROOT / file).is_file()
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance of #rrggbb (WCAG 2.2)."""
+    parts = [int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: str, two: str) -> float:
+    """Contrast ratio of two colours, 1 to 21 (WCAG 2.2)."""
+    light, dark = sorted((luminance(one), luminance(two)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+def themes() -> dict[str, dict[str, str]]:
+    """Colours by name of the light theme and of both places that state the dark one."""
+    style = (TEMPLATES / "report.css").read_text(encoding="utf-8")
+    blocks = re.findall(r":root[^{]*\{([^}]*)\}", style)
+    light, *dark = (dict(re.findall(r"--([\w-]+):\s*(#[0-9a-f]{6})", block)) for block in blocks)
+    assert len(dark) == 2
+    assert dark[0] == dark[1]
+    return {"light": light, "dark": light | dark[0]}
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_colours_can_be_read(theme: str) -> None:
+    colour = themes()[theme]
+    for name in ("text", "soft", "accent"):
+        assert contrast(colour[name], colour["page"]) >= 4.5, name
+    for name in (key.removeprefix("on-") for key in colour if key.startswith("on-")):
+        assert contrast(colour[f"on-{name}"], colour[f"u-{name}"]) >= 4.5, name
+    for k in range(8):  # lines and marks
+        assert contrast(colour[f"p{k}"], colour["page"]) >= 3.0, k

@@ -78,6 +78,17 @@ def test_every_chart_draws_its_numbers(opened: Browser, chart: str) -> None:
     assert "undefined" not in text
 
 
+def test_charts_are_drawn_as_wide_as_their_place(browser: Browser, page: Path) -> None:
+    wrong = "return Charts.views.filter((v) => Math.abs(v.width - v.stage.clientWidth) > 1).map((v) => v.chart.id)"
+    for width in (1280, 700, 390):
+        browser.open(page, width=width)
+        assert browser.js(wrong) == []
+    browser.cdp(
+        "Emulation.setDeviceMetricsOverride", width=1000, height=900, deviceScaleFactor=1, mobile=False
+    )
+    browser.until(wrong.replace("return", "return !") + ".length")  # after a change of size they follow
+
+
 def test_hover_reads_every_curve(opened: Browser) -> None:
     box = opened.place("#chart-completion svg.drawing")
     opened.mouse("mouseMoved", box["x"] + box["width"] * 0.98, box["y"] + box["height"] / 2)

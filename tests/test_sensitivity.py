@@ -176,8 +176,21 @@ def test_wrong_ranges(found, text, says):
 
 
 def test_wrong_metric_policy_and_nothing_to_vary(found):
-    with pytest.raises(InputError, match="this scenario gives no 'span'"):
-        found(metric="span", vary=["noise.step_cov=0..0.1"], defaults=False)
+    calls = []
+
+    def counted(scenario, **given):
+        from sim.run import run
+
+        calls.append(given["seed"])
+        return run(scenario, **given)
+
+    means = Means(runner=counted)
+    with pytest.raises(InputError, match="this scenario gives no 'span'; it gives .*makespan_s"):
+        found(metric="span", vary=["noise.step_cov=0..0.1"], defaults=False, means=means)
+    assert calls == [0]  # not every variant on every seed
+    short = CASE | {"horizon": 1.0}
+    with pytest.raises(InputError, match="'completion_mean_s' is not known"):
+        found(short, vary=["noise.step_cov=0..0.1"], defaults=False)
     with pytest.raises(PolicyError):
         found(policy="s9")
     with pytest.raises(InputError, match="nothing to vary"):

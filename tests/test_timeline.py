@@ -232,6 +232,9 @@ def test_it_is_written_whole_and_the_same_every_time(tmp_path) -> None:
         .project("column_name, column_type")
         .fetchall()
     )
+    for name in ("links", "events"):
+        described = duckdb.sql(f"DESCRIBE FROM '{tmp_path}/a/timeline/{name}.parquet'").fetchall()
+        assert {row[1] for row in described} == {"VARCHAR", "DOUBLE"}
     assert (types["job_id"], types["segment"], types["first_gpu"], types["end_reason"]) == (
         "BIGINT", "INTEGER", "INTEGER", "VARCHAR",
     )  # fmt: skip

@@ -290,6 +290,18 @@ def test_a_run_that_was_killed_has_a_twin(record: Path, tmp_path: Path) -> None:
     assert found.step_error_median < 1e-6
 
 
+def test_a_lost_line_of_the_journal_costs_that_decision_only(tmp_path: Path) -> None:
+    folder, slow_round = write_run(Truth(rounds=40, slow_at_s=1.6), tmp_path / "run")
+    assert 12 < slow_round < 20
+    lines = (folder / "decisions-0.jsonl").read_text().splitlines(keepends=True)
+    (folder / "decisions-0.jsonl").write_text("".join(lines[:4] + lines[5:]))
+    found = twin(read_run(folder))
+    assert [window.decision for window in found.windows] == [1, 2, 3, 5, 6, 7, 8, 9]
+    assert found.windows[3].first_round == 12
+    assert found.parted is None
+    assert found.step_error_median < 1e-6
+
+
 def test_what_follows_a_change_of_the_group_is_left_out(record: Path, tmp_path: Path) -> None:
     folder = copied(record, tmp_path / "run")
     for rank in range(2):

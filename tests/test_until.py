@@ -214,6 +214,16 @@ def test_each_point_of_a_sweep_gets_the_seeds_it_needs(tmp_path):
     assert again.calls == []
 
 
+def test_processes_make_the_same_sweep(tmp_path):
+    file = write_sweep(tmp_path, seeds=3, covs=(0.05, 0.5), case=_SMALL)
+    asked = {"until": "ci:0.3%:completion_mean_s", "max_seeds": 8}
+    one = sweep(file, tmp_path / "one", Options(**asked))
+    two = sweep(file, tmp_path / "two", Options(jobs=2, **asked))
+    assert seeds_by_point(tmp_path / "one") == seeds_by_point(tmp_path / "two")
+    assert (one.runs, one.made) == (two.runs, two.made)
+    assert one.runs > 12
+
+
 def test_what_is_there_already_does_not_change_when_it_stops(tmp_path):
     file = write_sweep(tmp_path, seeds=3, covs=(0.3,))
     until_sweep(file, tmp_path / "new", Drawn())

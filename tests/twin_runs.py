@@ -89,7 +89,14 @@ def write_run(truth: Truth, folder: Path, seed: int = 0) -> tuple[Path, int]:
             first_slow = number if slow and first_slow < 0 else first_slow
             at_s += _period(truth, lines, samples, interval, slow, number, random)
             number += interval
-        told = {"number": point, "point": point, "rounds": number, "change": None, "refused": []}
+        told = {
+            "number": point,
+            "time_s": o.time_s,
+            "point": point,
+            "rounds": number,
+            "change": None,
+            "refused": [],
+        }
         lines[0].append({"event": "decision", "unix_s": at_s, **told})
         append(folder / "decisions-0.jsonl", decision)
     for rank, found in enumerate(lines):

@@ -245,7 +245,8 @@ class Las(_Placed):
 
     No job starves for what it has attained: `promote` seconds of waiting take one second of service on all
     its GPUs off its account, in whole quanta of the first threshold, which brings a job back to the first queue
-    in the end (0: never). A gang may wait there for as long as smaller jobs of that queue arrive. The decision at which a job changes queue is asked for by `revisit_s`, so nothing is polled.
+    in the end (0: never). A gang may wait there for as long as smaller jobs of that queue arrive. The decision
+    at which a job changes queue is asked for by `revisit_s`, so nothing is polled.
     """
 
     thresholds_gpu_s: tuple[float, ...] = (3600.0, 36000.0)

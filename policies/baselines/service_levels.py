@@ -26,7 +26,7 @@ def _soonest_s(time_s: float) -> float:
 
 @jit_in_place
 def next_demotion_s(rows: Ints, gpus: Ints, share: Floats, columns: Columns) -> float:
-    """When the first of some running jobs (each with share[row] of gpus[row] GPUs) reaches its next threshold (s)."""
+    """When the first of some running jobs, with share[row] of gpus[row] GPUs, reaches its next threshold (s)."""
     keys, soonest = Keys(*columns), np.inf
     for j in rows:
         service = counted_service(j, keys)

@@ -116,7 +116,7 @@ const Charts = (() => {
         y = [-0.5, chart.series.length - 0.5];
       } else {
         x = extent(xs, chart.kind !== "area" && chart.x.zero && !chart.x.ticks);
-        y = extent(ys, chart.y.zero);
+        y = extent(chart.kind === "area" ? [this.stacked().map((band) => Math.max(0, ...band.above))] : ys, chart.y.zero);
         if (chart.kind === "scatter") x[1] += (x[1] - x[0]) * 0.04;
         if (chart.x.ticks) x = [x[0] - 0.2, x[1] + 0.2];
         y[1] = chart.y.high !== undefined ? chart.y.high : y[1] * 1.05;

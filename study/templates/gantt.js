@@ -54,7 +54,7 @@ const Gantt = (() => {
     constructor(box, header, bars, names) {
       Object.assign(this, { box, header, bars, names });
       this.mode = "kind";
-      this.lanes = oneEach(Int32Array.from({ length: bars.rows }, (_, k) => k));
+      this.sort("arrival");
       this.canvas = box.querySelector("canvas");
       this.tip = box.querySelector(".tip");
       this.live = box.querySelector("[aria-live]");
@@ -387,12 +387,15 @@ const Gantt = (() => {
       this.packed = by === "packed";
       for (let r = 0; r < bars.rows; r++) {
         const [a, b] = [bars.offset[r], bars.offset[r + 1]];
-        key[r] = a === b ? 0 : by === "packed" ? bars.start[a] : by === "arrival" ? r : 0;
+        if (a === b) continue;
+        key[r] = by === "packed" ? bars.start[a] : by === "arrival" ? r : 0;
         if (by === "waiting") for (let k = a; k < b; k++) if (!bars.kind[k]) key[r] -= bars.length[k];
-        if (by === "long" && b > a) key[r] = -(bars.start[b - 1] + bars.length[b - 1] - bars.start[a]);
+        if (by === "long") key[r] = -(bars.start[b - 1] + bars.length[b - 1] - bars.start[a]);
       }
-      const order = Int32Array.from({ length: bars.rows }, (_, k) => k).sort((a, b) => key[a] - key[b] || a - b);
-      this.lanes = this.packed ? pack(bars, order) : oneEach(order);
+      // A job that has not arrived by the end has no bar and no row.
+      const there = Int32Array.from({ length: bars.rows }, (_, k) => k).filter((r) => bars.offset[r] < bars.offset[r + 1]);
+      const order = there.sort((a, b) => key[a] - key[b] || a - b);
+      this.lanes = this.packed ? pack(bars, order) : oneEach(order, bars.rows);
       this.cursor = undefined;
       this.reset();
     }
@@ -446,8 +449,8 @@ const Gantt = (() => {
     }
   }
 
-  function oneEach(order) {
-    const of = new Int32Array(order.length);
+  function oneEach(order, rows) {
+    const of = new Int32Array(rows);
     order.forEach((r, at) => { of[r] = at; });
     return { count: order.length, first: Int32Array.from({ length: order.length + 1 }, (_, k) => k), jobs: order, of };
   }
@@ -460,18 +463,16 @@ const Gantt = (() => {
     const [begin, end] = [(r) => bars.start[bars.offset[r]], (r) => bars.start[bars.offset[r + 1] - 1] + bars.length[bars.offset[r + 1] - 1]];
     let count = 0;
     for (const r of order) {
-      if (bars.offset[r] === bars.offset[r + 1]) continue;
       while (busy.size && busy.least <= begin(r)) { const at = busy.pop(); free.push(at, at); }
       of[r] = free.size ? free.pop() : count++;
       busy.push(end(r), of[r]);
     }
     const first = new Int32Array(count + 1);
-    const there = order.filter((r) => bars.offset[r] < bars.offset[r + 1]);
-    for (const r of there) first[of[r] + 1]++;
+    for (const r of order) first[of[r] + 1]++;
     for (let k = 0; k < count; k++) first[k + 1] += first[k];
     const at = first.slice();
-    const jobs = new Int32Array(there.length);
-    for (const r of there) jobs[at[of[r]]++] = r;
+    const jobs = new Int32Array(order.length);
+    for (const r of order) jobs[at[of[r]]++] = r;
     return { count, first, jobs, of };
   }
 

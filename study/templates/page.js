@@ -154,11 +154,13 @@
     let gantt = null;
     const jump = (time) => { if (gantt) gantt.goTo(time); };
     let pair = null; // small charts stand side by side
-    for (const chart of content.charts) {
+    const places = content.charts.map((chart) => {
       const small = /^(jobs|power)-/.test(chart.id);
       if (small && !pair) pair = html("div", "pair", charts);
-      Charts.draw(figure(small ? pair : charts, chart), chart).onpick = jump;
-    }
+      return figure(small ? pair : charts, chart);
+    });
+    // All places first: how wide one is depends on its neighbours.
+    places.forEach((place, k) => { Charts.draw(place, content.charts[k]).onpick = jump; });
     const part = closely.querySelector(".gantt-part");
     part.hidden = !run.bars;
     if (run.bars) gantt = await openGantt(part, run);

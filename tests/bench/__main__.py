@@ -18,6 +18,7 @@ TITLES = {
     "schedules": "Rigid jobs: CPU per job",
     "decisions": "One decision, 10,000 nodes and 1,000 jobs",
     "scale": "100,000 GPUs, 200,000 jobs, 30 days, faults, S4 every 300 s",
+    "store": "Stored results: a group-by, and one job's slice of a timeline",
     "startup": "The command line",
 }
 

@@ -1,4 +1,4 @@
-"""CPU time per rigid job: python -m tests.bench.schedules [--jobs N ...] [--policy NAME ...] [--format json]"""
+"""CPU time per rigid job: python -m tests.bench.schedules [--jobs N ...] [--policy NAME ...] [--timeline]"""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from tests.bench.yardstick import heapq_events_per_s
 POLICIES = ("fifo", "sjf", "fifo(placement=packed)", "srtf", "las")
 
 
-def measure(policy: str, jobs: int, repeats: int) -> float:
+def measure(policy: str, jobs: int, repeats: int, *, timeline: bool = False) -> float:
     """Best run-only CPU seconds of a queueing trace on 48 GPUs (on 8-GPU nodes when packed)."""
     packed = "packed" in policy
     cluster = {"nodes": [{"count": 6, "gpus": 8}]} if packed else {"gpus": 48}
     case, trace = scenario(cluster=cluster), queueing_trace(jobs)
-    return min(run(case, policy=make_policy(policy), trace=trace).cpu_s for _ in range(repeats))
+    runs = (run(case, policy=make_policy(policy), trace=trace, timeline=timeline) for _ in range(repeats))
+    return min(made.cpu_s for made in runs)
 
 
 def main() -> None:
@@ -27,13 +28,15 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, nargs="+", default=[10_000, 100_000])
     parser.add_argument("--policy", nargs="+", default=list(POLICIES))
     parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--timeline", action="store_true", help="record what happens when, too")
     parser.add_argument("--format", choices=["table", "json"], default="table")
     arguments = parser.parse_args()
     rate, rows = heapq_events_per_s(), []
     for policy in arguments.policy:
         measure(policy, 1000, 1)  # compiles
         for jobs in arguments.jobs:
-            cpu_s = measure(policy, jobs, arguments.repeats if jobs < 50_000 else 1)
+            repeats = arguments.repeats if jobs < 50_000 else 1
+            cpu_s = measure(policy, jobs, repeats, timeline=arguments.timeline)
             rows.append(
                 {
                     "policy": policy,
