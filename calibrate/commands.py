@@ -209,12 +209,13 @@ def _measure(
     folder: Path | None,
     quiet: bool,
 ) -> Outcome:
-    from calibrate.run import FULL_ROUNDS, FULL_S, QUICK_ROUNDS, QUICK_S, plan_for
+    from calibrate.run import BUDGET_S, FULL_ROUNDS, QUICK_ROUNDS, DeviceKind, plan_for
     from calibrate.run import calibrate as run_calibration
     from calibrate.samples import SampleWriter
 
-    rounds, budget_s = (QUICK_ROUNDS, QUICK_S) if quick else (FULL_ROUNDS, FULL_S)
-    with plan_for("cpu" if device == "cpu" else "cuda", quick, kinds, folder) as plan:
+    kind: DeviceKind = "cpu" if device == "cpu" else "cuda"
+    rounds, budget_s = QUICK_ROUNDS if quick else FULL_ROUNDS, BUDGET_S[kind, quick]
+    with plan_for(kind, quick, kinds, folder) as plan:
         writer = SampleWriter(path, plan.conditions, plan.versions)
         before = len(writer.done)
         if before and not quiet:

@@ -30,7 +30,14 @@ from calibrate.training import training_measures
 DeviceKind = Literal["cuda", "cpu"]
 
 # Seconds of pure measuring; start-up of processes and libraries comes on top.
-QUICK_S, FULL_S = 20.0, 300.0
+BUDGET_S: dict[tuple[DeviceKind, bool], float] = {
+    ("cpu", True): 20.0,
+    ("cpu", False): 300.0,
+    ("cuda", True): 16.0,
+    ("cuda", False): 270.0,
+}
+"""By device and whether it is to be quick: under one minute and under ten in all."""
+
 QUICK_ROUNDS, FULL_ROUNDS = 3, 5
 LEAST_BUDGET_S, LARGEST_BUDGET_S = 0.01, 3.0
 OVERRUN = 1.6

@@ -164,11 +164,12 @@ class NodeAllocation(AllocationStage):
         if "goodput_id" in memory:
             known = np.isin(rows, memory["goodput_id"])
             seen[known] = memory["goodput"][np.searchsorted(memory["goodput_id"], rows[known])]
+        record, verdict = memory.get("guard", guard_empty()), _NO_VERDICT
         fresh = np.where(goodput == seen, np.nan, goodput)  # no step has ended since: nothing was measured
-        verdict, record = guard_review(
-            memory.get("guard", guard_empty()), rows, fresh, o.time_s,
-            noise=self.noise, settle_s=o.window_s, backoff_s=self.backoff_s,
-        )  # fmt: skip
+        if len(record["id"]):
+            verdict, record = guard_review(
+                record, rows, fresh, o.time_s, noise=self.noise, settle_s=o.window_s, backoff_s=self.backoff_s
+            )
         return verdict, {**memory, "guard": record, "goodput_id": rows, "goodput": goodput}
 
     def _watch(self, hand: Hand, record: Record) -> Record:

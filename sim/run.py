@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -161,15 +161,30 @@ def _advance(
 
 def run_identity(scenario: Scenario, policy: Policy, seed: int, trace: Trace | None) -> str:
     """Identity of the run that these inputs give, known before it is made."""
-    return identity(
-        config=scenario.model_dump_json(),
-        profile=load_profile(scenario.cluster.hardware).model_dump_json(),
-        prices=load_book(scenario.cost.book).model_dump_json(),
-        policy=policy.name,
-        seed=seed,
-        trace=trace.digest() if trace is not None else b"",
-        code=code_hash() + _plugin_hash(policy),
-    )
+    return run_identities(scenario, policy, [seed], trace)[0]
+
+
+def run_identities(
+    scenario: Scenario, policy: Policy, seeds: Iterable[int], trace: Trace | None
+) -> list[str]:
+    """Identities of runs that differ in their seeds alone: what they share is written out once."""
+    config = scenario.model_dump_json()
+    profile = load_profile(scenario.cluster.hardware).model_dump_json()
+    prices = load_book(scenario.cost.book).model_dump_json()
+    traced = trace.digest() if trace is not None else b""
+    code = code_hash() + _plugin_hash(policy)
+    return [
+        identity(
+            config=config,
+            profile=profile,
+            prices=prices,
+            policy=policy.name,
+            seed=seed,
+            trace=traced,
+            code=code,
+        )
+        for seed in seeds
+    ]
 
 
 def _plugin_hash(policy: Policy) -> str:

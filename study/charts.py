@@ -32,27 +32,26 @@ class Axis:
 class Series:
     """Equal-length x and y; for `area` and `heat` x has the edges, one more than y.
 
-    low, high: interval of y. colour: number of the colour, or the name of a use of GPU time. labels: what a
-    point is called. faint: drawn behind the others.
+    colour: number of the colour, or the name of a use of GPU time. labels: what a point is called.
     """
 
     name: str
     x: Numbers
     y: Numbers
-    low: Numbers = ()
-    high: Numbers = ()
     colour: int | str = 0
     labels: Sequence[str] = ()
-    faint: bool = False
 
     def plain(self) -> dict[str, Any]:
-        """The series as JSON: five significant digits, unknown numbers as null, empty parts left out."""
-        numbers = {key: rounded(getattr(self, key)) for key in ("x", "y", "low", "high")}
-        row: dict[str, Any] = {"name": self.name, "colour": self.colour}
-        row |= {key: values for key, values in numbers.items() if values or key in "xy"}
+        """The series as JSON: five significant digits, unknown numbers as null."""
+        row: dict[str, Any] = {
+            "name": self.name,
+            "colour": self.colour,
+            "x": rounded(self.x),
+            "y": rounded(self.y),
+        }
         if len(self.labels):
             row["labels"] = list(self.labels)
-        return row | ({"faint": True} if self.faint else {})
+        return row
 
 
 @dataclass(frozen=True)

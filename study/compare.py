@@ -26,7 +26,7 @@ from study.bounds import Bound, lower_bound
 from study.execute import Failure, Job, Progress, Result, Runner, Task, execute
 from study.statistics import CONFIDENCE, Interval, mean_interval, paired_difference, paired_ratio
 from study.table import render
-from study.until import Until, check_metric
+from study.until import Until, check_metric, check_policies
 
 BOUNDED = ("makespan_s", "completion_mean_s")
 _RESIDUE = 1e-12
@@ -202,6 +202,8 @@ def compare(
     counts below 1, PolicyError for an unknown stage, and whatever a run raises.
     """
     _check(policies, seeds, jobs_parallel)
+    if until is not None:
+        check_policies(until, policies)
     trace = trace if trace is not None else trace_of(scenario)
     notes = []
     if seeds > 1 and not is_random(scenario):

@@ -18,7 +18,7 @@ from typing import Any
 from policies import make_policy
 from sim.checks import trace_problems
 from sim.record import Run, code_hash
-from sim.run import RunFailed, is_random, run, run_identity
+from sim.run import RunFailed, is_random, run, run_identities
 from sim.scenario import Scenario, TraceSpec
 from sim.traces import Trace
 from sim.yaml_file import ScenarioFile, read_scenario, to_trace
@@ -92,8 +92,9 @@ def orders_of(spec: SweepSpec, base: Path, source: str) -> tuple[list[Order], Sh
         sure, folders = sure + (seeds < spec.seeds), file.folders
         text = file.scenario.model_dump_json()
         for name, policy in zip(spec.policies, policies, strict=True):
-            for seed in range(file.scenario.seed, file.scenario.seed + seeds):
-                key = run_identity(file.scenario, policy, seed, trace)
+            numbers = range(file.scenario.seed, file.scenario.seed + seeds)
+            keys = run_identities(file.scenario, policy, numbers, trace)
+            for seed, key in zip(numbers, keys, strict=True):
                 orders.append(Order(key, len(orders), number, name, seed, text, point))
     notes = [f"{sure} points have nothing random in them and are run on one seed"] if sure else []
     return _distinct(orders), Shared(folders, code_hash()), notes

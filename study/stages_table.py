@@ -26,6 +26,13 @@ SCENARIOS = ("quickstart", "skewed-data", "congested", "many-jobs-faults")
 POLICIES = ("none", "s1", "s1+s2", "s1+s2+s3", "s1+s2+s3+s4")
 ADDED = ("S1", "S2", "S3", "S4")
 JUDGED = "completion_mean_s"
+TARGET = {
+    "S1": "input_stall_ratio",
+    "S2": "barrier_wait_ratio",
+    "S3": "exposed_communication_ratio",
+    "S4": "queueing_mean_s",
+}
+"""What each stage can win most from: where it does not help, the table says how much of it there was."""
 TOLERANCE = 1e-3
 """A change of the mean completion time that is smaller counts as none."""
 
@@ -47,6 +54,19 @@ def added_by_stage(comparison: Comparison) -> list[tuple[str, Interval]]:
     """For each stage the mean completion time with it over that without it, paired by seed."""
     times = [[r.metrics[JUDGED] for r in comparison.of(policy)] for policy in comparison.policies]
     return [(stage, paired_ratio(new, old)) for stage, (old, new) in zip(ADDED, pairwise(times), strict=True)]
+
+
+def left_to_win(comparison: Comparison, stage: str) -> str:
+    """How much there was of what a stage can win from, in the runs without it: "input stall was 0 %"."""
+    before = POLICIES[ADDED.index(stage)]
+    values = [r.metrics[TARGET[stage]] for r in comparison.of(before)]
+    return f"{LABELS[TARGET[stage]]} was {show(TARGET[stage], sum(values) / len(values))} without it"
+
+
+def verdict(comparison: Comparison, stage: str, ratio: Interval) -> str:
+    """One line: what a stage added, and where it did not help how much there was to win."""
+    said = judge(ratio)
+    return said if "helps" in said else f"{said}; {left_to_win(comparison, stage)}"
 
 
 def ratio_table(comparison: Comparison) -> list[str]:
@@ -78,7 +98,9 @@ def _cell(cell: Cell, first: bool) -> str:
 
 def section(comparison: Comparison, why: str) -> list[str]:
     """Markdown lines of one scenario."""
-    verdicts = [f"- {stage} {judge(ratio)}" for stage, ratio in added_by_stage(comparison)]
+    verdicts = [
+        f"- {stage} {verdict(comparison, stage, ratio)}" for stage, ratio in added_by_stage(comparison)
+    ]
     seeds = f"{len(comparison.seeds)} seeds" if len(comparison.seeds) > 1 else "one seed"
     return [
         f"## {comparison.scenario_name}",

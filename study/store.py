@@ -148,7 +148,8 @@ class Ledger:
         Returns how many were moved away. A changed sweep file or code gives its runs other ids.
         """
         wanted = set(planned)
-        away = [row for row in self.rows() if row["id"] not in wanted]
+        some_away = any(key not in wanted for (key,) in self._db.execute("SELECT id FROM runs"))
+        away = [row for row in self.rows() if row["id"] not in wanted] if some_away else []
         back = [json.loads(text) for key, text in self._former() if key in wanted]
         with self._transaction() as db:
             for row in back:
@@ -177,11 +178,14 @@ class Ledger:
 
     def failures(self) -> list[Row]:
         """Failed runs, in the order of the sweep."""
-        return [row for row in self.rows() if row["status"] == "failed"]
+        return self._rows("WHERE status = 'failed'")
 
     def rows(self) -> list[Row]:
         """All runs in the order of the sweep; a column that a run does not have is left out."""
-        cursor = self._db.execute("SELECT * FROM runs ORDER BY number, id")
+        return self._rows("")
+
+    def _rows(self, where: str) -> list[Row]:
+        cursor = self._db.execute(f"SELECT * FROM runs {where} ORDER BY number, id")
         names = [column[0] for column in cursor.description]
         return [
             {name: value for name, value in zip(names, values, strict=True) if value is not None}

@@ -22,7 +22,7 @@ from study.shards import FOLDER, ShardFile
 from study.store import LEDGER, PARQUET, Ledger, only_writer
 from study.sweep_spec import read_sweep
 from study.sweep_until import how_it_ended, looks, whole_points
-from study.until import MOST, Until, read_until
+from study.until import MOST, Until, check_policies, read_until
 from study.warm import warm
 
 Progress = Callable[[int, int, int], None]
@@ -106,6 +106,7 @@ def planned(file: Path, options: Options) -> tuple[list[Order], Shared, list[str
     until = None
     if options.until is not None:
         until = read_until(options.until, spec.seeds, options.max_seeds)
+        check_policies(until, spec.policies)
         spec = spec.model_copy(update={"seeds": until.most})
     orders, shared, notes = orders_of(spec, file.parent, str(file))
     if options.shard is not None:

@@ -39,7 +39,7 @@ LABELS = {
     "restart_usd": "    restart",
     "lost_to_faults_usd": "    lost to faults",
     "energy_per_useful_sample_j": "energy a sample",
-    "cost_per_useful_sample_usd": "cost a sample",
+    "cost_per_useful_sample_usd": "cost per 1e6 samples",
 }
 IN_DETAIL = (
     "idle_usd", "input_stall_usd", "barrier_wait_usd", "exposed_communication_usd", "restart_usd",
@@ -82,9 +82,13 @@ def show(metric: str, mean: float, half: float = math.nan) -> str:
     other: dict[str, Callable[[float], str]] = {
         "_bytes": format_bytes, "_usd": format_usd, "_j": format_joules,
     }  # fmt: skip
+    if metric == "cost_per_useful_sample_usd":
+        mean, half = 1e6 * mean, 1e6 * half
     for suffix, text in other.items():
         if metric.endswith(suffix):
-            return text(mean) + (f" ±{text(half)}" if half > 0 else "")
+            number, unit = text(mean).rsplit(" ", 1)
+            relative = half / abs(mean) if mean else math.nan
+            return f"{number}{_plus_minus(relative * abs(float(number.replace(',', ''))))} {unit}"
     scale, unit = _scaled(metric, mean)
     number = f"{mean:.0f}" if not unit and mean == round(mean) else digits(mean / scale)
     return f"{number}{_plus_minus(half / scale)} {unit}".rstrip()

@@ -52,7 +52,6 @@ class Bars:
         """What the reader of `packed` has to know."""
         return {
             "count": self.count,
-            "total": self.total,
             "rows": self.rows,
             "start": self.start_s,
             "tick": self.tick_s,

@@ -143,19 +143,17 @@ def _slices(source: Path) -> Iterator[str]:
     )
     last, told = None, ""
     for node, gpu, share, name, job, segment, start_s, end_s, gpus, reason, *used in _rows(query):
-        if (job, segment) != last:  # the arguments of all GPUs of a stretch are the same
-            last = (job, segment)
+        if (job, segment) != last:  # what all GPUs of a stretch have in common is written once
+            last, ts, dur = (job, segment), _us(start_s), _us(end_s - start_s)
             args = {"gpus": gpus, "ended": reason}
             args |= {f"{use}_gpu_s": round(amount or 0.0, 6) for use, amount in zip(USES, used, strict=True)}
-            told = _event(job=job, **args)
-        where = f'"pid":{node + 1},"tid":{gpu}'
-        if share < 1.0:
-            both = f'"cat":"shared","id":"{job}.{segment}.{gpu}",{where},"name":{name}'
-            yield f'{{"ph":"b",{both},"ts":{_us(start_s)},"args":{told}}}'
-            yield f'{{"ph":"e",{both},"ts":{_us(end_s)}}}'
-        else:
-            ts, dur = _us(start_s), _us(end_s - start_s)
-            yield f'{{"ph":"X","cat":"job",{where},"name":{name},"ts":{ts},"dur":{dur},"args":{told}}}'
+            told = f'"name":{name},"ts":{ts},"dur":{dur},"args":{_event(job=job, **args)}'
+        if share == 1.0:
+            yield f'{{"ph":"X","cat":"job","pid":{node + 1},"tid":{gpu},{told}}}'
+            continue
+        both = f'"cat":"shared","id":"{job}.{segment}.{gpu}","pid":{node + 1},"tid":{gpu},"name":{name}'
+        yield f'{{"ph":"b",{both},"ts":{ts},"args":{_event(job=job, **args)}}}'
+        yield f'{{"ph":"e",{both},"ts":{_us(end_s)}}}'
 
 
 def _counters(source: Path) -> Iterator[str]:

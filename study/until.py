@@ -112,6 +112,12 @@ def read_until(text: str, first: int, most: int = MOST) -> Until:
     return until
 
 
+def check_policies(until: Until, policies: Sequence[str]) -> None:
+    """Raises InputError when a ratio is asked for and there is nothing to compare with."""
+    if until.of_ratio and len(policies) < 2:
+        raise InputError(["--until: a ratio needs a second policy; leave out ':ratio', or name one more"])
+
+
 def check_metric(until: Until, known: Iterable[str]) -> None:
     """Raises InputError when the metric is not one of `known`."""
     names = list(known)

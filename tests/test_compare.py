@@ -183,6 +183,9 @@ def test_table_folds_policies_that_do_not_fit():
         ("completion_mean_s", math.nan, math.nan, "-"),
         ("network_bytes", 8.5e10, math.nan, "85 GB"),
         ("cost_usd", 1234.5, math.nan, "1,234.50 USD"),
+        ("cost_usd", 1234.5, 6.0, "1,234.50 ±6.0 USD"),
+        ("energy_j", 2.2752e6, 1.0915e4, "632 ±3.0 Wh"),
+        ("cost_per_useful_sample_usd", 2.38e-6, 2.55e-8, "2.38 ±0.025 USD"),
     ],
 )
 def test_human_units(metric, mean, half, text):

@@ -201,8 +201,8 @@ def test_a_comparison_shows_money_in_a_few_lines() -> None:
     )
     table = compare(case, ["fifo", "sjf"], 1).as_table()
     shown = [line.split("  ")[0].strip() for line in table.splitlines()]
-    assert [name for name in shown if name in ("energy", "cost", "wasted", "cost a sample")] == [
-        "energy", "cost", "cost a sample",
+    assert [name for name in shown if name in ("energy", "cost", "wasted", "cost per 1e6 samples")] == [
+        "energy", "cost", "cost per 1e6 samples",
     ]  # fmt: skip
     assert "  wasted" in table
 

@@ -1,3 +1,4 @@
+import dataclasses
 import importlib.util
 import json
 import re
@@ -8,7 +9,7 @@ import duckdb
 import pytest
 
 from equipoise.cli import main
-from sim.run import run
+from sim.run import RunFailed, run
 from sim.scenario import Scenario
 from study import export as export_module
 from study.compare import compare
@@ -165,6 +166,25 @@ def test_kept_directories_are_made_on_a_second_start(tmp_path):
     assert sweep(file, out, Options(keep=True, timeline=True)).made == 0
     with Ledger(out) as ledger:
         assert [row["status"] for row in ledger.rows()] == ["done"]
+
+
+def test_a_failed_run_keeps_its_records_up_to_then(tmp_path):
+    def unlucky(scenario, **given):
+        made = run(scenario, **given)
+        if given["seed"] == 1:
+            raise RunFailed("stage s9 at 1 s: out of luck", dataclasses.replace(made, stopped="out of luck"))
+        return made
+
+    file = write_sweep(tmp_path, seeds=2, covs=(0.1,), case=_SMALL, policies=["fifo"])
+    out = tmp_path / "out"
+    (bad,) = sweep(file, out, Options(keep=True), runner=unlucky).failed
+    folder = out / "runs" / bad["id"]
+    assert (folder / "jobs.parquet").is_file()
+    assert not (folder / "summary.json").exists()
+    assert json.loads((folder / "manifest.json").read_text())["status"] == "out of luck"
+    assert sweep(file, out, Options(keep=True)).made == 0  # not made again without --retry
+    assert sweep(file, out, Options(keep=True, retry=True)).failed == ()
+    assert (folder / "summary.json").is_file()
 
 
 def test_command_line(kept, tmp_path, capsys):

@@ -24,7 +24,7 @@ from policies.contract import (
     Stage,
     refine,
 )
-from policies.journal import Entry, JournalError, JournalWriter, append, read, replay
+from policies.journal import Entry, JournalError, JournalWriter, append, read, read_plans, replay
 from policies.observation import TABLES, Observation
 from tests.observations import clusters, one_job
 
@@ -156,6 +156,18 @@ def some_decision(time_s=1.0):
     policy = make_policy("s2+fifo")
     observation = one_job([2.0, 1.0], time_s=time_s)
     return refine(policy, observation, policy.initial())
+
+
+def test_plans_can_be_read_without_what_was_observed(tmp_path):
+    path = tmp_path / "j"
+    for k in range(3):
+        append(path, some_decision(), [Refusal("allocation", f"GPU {k} is down")])
+    whole = [(e.decision.observation.time_s, e.decision.plan.reasons, e.refused) for e in read(path)]
+    assert [(time_s, plan.reasons, refused) for time_s, plan, refused in read_plans(path)] == whole
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([lines[0], lines[1], '{"time_s": 1}', lines[3]]) + "\n")
+    with pytest.raises(JournalError, match=":3: is damaged"):
+        list(read_plans(path))
 
 
 def test_a_torn_last_line_is_left_out_and_overwritten(tmp_path):

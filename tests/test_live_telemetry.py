@@ -227,7 +227,7 @@ class FakeNvml:
         wanted.metrics[0].value, wanted.metrics[1].value = 80.0, 30.0
 
 
-def until(condition: Any, timeout_s: float = 10.0) -> None:
+def until(condition: Any, timeout_s: float = 60.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -11,11 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sim.record import write_parquet
 from study.execute import Task
 from study.report import make_report
 from study.timeline import bars
 from tests.browser import Browser, chromium
-from tests.report_data import make_run, write_journal
+from tests.report_data import make_run, write_journal, write_timeline
+from tests.report_data import segments as made_segments
 from tests.test_report import HOSTILE, make_comparison
 from tests.test_timeline_bars import unpack
 
@@ -96,7 +99,7 @@ def test_hover_reads_every_curve(opened: Browser) -> None:
         "const t = document.querySelector('#chart-completion .tip'); return t.hidden ? '' : t.innerText"
     )
     where, fifo, easy = text.splitlines()
-    assert "time from arrival to completion" in where
+    assert re.fullmatch(r"time from arrival to completion [\d.]+ min", where)
     assert fifo.startswith("fifo: 9")
     assert easy.startswith("easy: 9")
     opened.mouse("mouseMoved", box["x"] + box["width"] / 2, box["y"] - 60)
@@ -253,6 +256,18 @@ def test_packed_rows_never_overlap_and_are_as_few_as_can_be(opened: Browser) -> 
     assert opened.js(GANTT + "return g.lanes.count") == at_once == len(spans)
 
 
+def test_labels_of_bars_stand_inside_them_however_often_it_is_drawn(opened: Browser) -> None:
+    places = opened.js(
+        GANTT + "g.zoom(0.5, 0.2); g.paint(); const c = g.canvas.getContext('2d'); const said = [];"
+        "const real = c.fillText.bind(c); c.fillText = (t, x, y) => { if (t.includes('GPU'))"
+        "said.push([x, y, c.textAlign, c.measureText(t).width]); real(t, x, y); }; g.paint(); delete c.fillText;"
+        "return said.map(([x, y, align, w]) => { const [, k] = g.barAt(x, y);"
+        "return [align, x - g.px(g.bars.start[k]), g.px(g.bars.start[k] + g.bars.length[k]) - x - w]; })"
+    )
+    assert places
+    assert all(align == "left" and before >= 4 and after >= 0 for align, before, after in places)
+
+
 def test_far_and_near_drawing_show_the_same_picture(opened: Browser) -> None:
     """Mean colour of every 16 x 16 pixels, drawn as densities and bar by bar."""
     code = (
@@ -277,6 +292,40 @@ def test_far_and_near_drawing_show_the_same_picture(opened: Browser) -> None:
 
 
 # --- decisions, themes, print, small screens, names -------------------------------------------------
+
+
+def test_a_job_that_never_came_has_no_row(browser: Browser, tmp_path: Path) -> None:
+    make_run(tmp_path, jobs=5, each=2)
+    rows = made_segments(5, 2, 64)
+    write_timeline(tmp_path, {key: values[rows["job_id"] != 3] for key, values in rows.items()}, 64, 8)
+    browser.open(make_report(tmp_path).path)
+    assert browser.js(GANTT + "return Array.from(g.lanes.jobs)") == [0, 1, 2, 4]
+    browser.js(GANTT + "g.select(3, 6)")
+    assert browser.js("return document.querySelector('.gantt .tip .first').textContent") == "job-4"
+    browser.js("const s = document.querySelector('[data-choose=order]'); s.value = 'long'; s.onchange()")
+    assert sorted(browser.js(GANTT + "return Array.from(g.lanes.jobs)")) == [0, 1, 2, 4]
+    assert browser.complaints() == []
+
+
+def test_a_timeline_without_any_bar(browser: Browser, tmp_path: Path) -> None:
+    make_run(tmp_path, jobs=2, each=2)
+    rows = made_segments(2, 2, 64)
+    empty = {key: values[:0] for key, values in rows.items()}
+    write_parquet(tmp_path / "timeline" / "segments.parquet", empty)
+    browser.open(make_report(tmp_path).path)
+    browser.js("document.querySelector('.gantt canvas').focus()")
+    for key in ("+", "*", "ArrowDown", "n", "p", "0"):
+        browser.key(key)
+    assert browser.js(GANTT + "return [g.bars.n, g.lanes.count]") == [0, 0]
+    assert browser.complaints() == []
+
+
+def test_stacked_charts_reach_their_highest_sum(opened: Browser) -> None:
+    high = opened.js(
+        "const v = Charts.views.find((v) => v.chart.id === 'jobs-0');"
+        "return [v.view.y1, Math.max(...v.stacked().at(-1).above)]"
+    )
+    assert high[0] == pytest.approx(1.05 * high[1])
 
 
 def test_decisions_are_searched_and_only_those_in_view_exist(opened: Browser) -> None:

@@ -185,7 +185,7 @@ def test_wrong_metric_policy_and_nothing_to_vary(found):
         return run(scenario, **given)
 
     means = Means(runner=counted)
-    with pytest.raises(InputError, match="this scenario gives no 'span'; it gives .*makespan_s"):
+    with pytest.raises(InputError, match=r"this scenario gives no 'span'; it gives .*makespan_s"):
         found(metric="span", vary=["noise.step_cov=0..0.1"], defaults=False, means=means)
     assert calls == [0]  # not every variant on every seed
     short = CASE | {"horizon": 1.0}

@@ -33,6 +33,12 @@ def test_page_of_a_small_scenario(tmp_path):
     assert "## warm-up\n\na small case\n\n2 seeds." in page
     verdicts = [line for line in page.splitlines() if line.startswith("- S")]
     assert [line.split()[1] for line in verdicts] == list(ADDED)
+    for line, target in zip(
+        verdicts, ("input stall", "barrier wait", "exposed comm.", "queueing mean"), strict=True
+    ):
+        assert ("**helps**" in line) != line.endswith(" without it")
+        assert "**helps**" in line or f"; {target} was " in line
+    assert any(line.endswith(" without it") for line in verdicts)
     header = next(line for line in page.splitlines() if line.startswith("| metric"))
     rows = [line for line in page.splitlines() if line.startswith("| ")]
     assert all(f"`{policy}`" in header for policy in POLICIES)

@@ -171,6 +171,15 @@ def test_compare_adds_seeds_and_makes_no_run_twice():
     assert len(by_ratio.seeds) == 3
 
 
+def test_a_ratio_needs_a_second_policy(tmp_path):
+    until = read_until("ci:1%:makespan_s:ratio", 3)
+    with pytest.raises(InputError, match="a ratio needs a second policy"):
+        compare(Scenario.model_validate(_SMALL), ["fifo"], 3, until=until, runner=None)
+    file = write_sweep(tmp_path, seeds=3, policies=["fifo"])
+    with pytest.raises(InputError, match="a ratio needs a second policy"):
+        until_sweep(file, tmp_path / "out", None, until="ci:1%:makespan_s:ratio")
+
+
 def test_compare_stops_at_the_most_and_says_so():
     case = Scenario.model_validate(_SMALL)
     result = compare(case, ["fifo"], 3, until=read_until("ci:0.1%:makespan_s", 3, 6), runner=Drawn(1.0))

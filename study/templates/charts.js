@@ -101,7 +101,7 @@ const Charts = (() => {
     bounds() {
       const { chart } = this;
       const xs = chart.series.map((s) => s.x);
-      const ys = chart.series.flatMap((s) => [s.y, s.low || [], s.high || []]);
+      const ys = chart.series.map((s) => s.y);
       let x, y;
       if (chart.kind === "bars") {
         x = [0, chart.x.high || 100];
@@ -504,7 +504,8 @@ const Charts = (() => {
         return [name, ...told];
       }
       svg("line", { x1: x, x2: x, y1: this.top, y2: this.top + this.inner, class: "cross" }, this.marks);
-      const where = `${digits(value)} (${chart.x.label})`;
+      const [, name, unit] = chart.x.label.match(/^(.*?)(?: \(([^()]*)\))?$/);
+      const where = `${name} ${digits(value)} ${unit || ""}`;
       if (chart.kind === "heat") {
         const series = chart.series[row];
         const k = lastAtMost(chart.series[0].x, value);

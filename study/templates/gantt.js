@@ -54,22 +54,21 @@ const Gantt = (() => {
     constructor(box, header, bars, names) {
       Object.assign(this, { box, header, bars, names });
       this.mode = "kind";
-      this.sort("arrival");
+      this.lanes = oneEach(new Int32Array(0), bars.rows); // until `sort` says how
       this.canvas = box.querySelector("canvas");
       this.tip = box.querySelector(".tip");
       this.live = box.querySelector("[aria-live]");
       this.end = 1;
       for (let k = 0; k < bars.n; k++) this.end = Math.max(this.end, bars.start[k] + bars.length[k]);
-      this.reset(false);
       this.listen();
     }
 
-    reset(draw = true) {
+    reset() {
       this.x0 = 0;
       this.x1 = this.end;
       this.y0 = 0;
       this.y1 = Math.max(1, this.lanes.count);
-      if (draw) this.schedule();
+      this.schedule();
     }
 
     theme() {
@@ -206,6 +205,7 @@ const Gantt = (() => {
       const gap = rowH > 6 ? Math.min(3, rowH * 0.18) : 0;
       context.font = "11px system-ui, sans-serif";
       context.textBaseline = "middle";
+      context.textAlign = "left";
       for (const [at, k] of found) {
         const x = this.px(bars.start[k]);
         const width = Math.max(0.6, this.px(bars.start[k] + bars.length[k]) - x);
@@ -215,9 +215,11 @@ const Gantt = (() => {
         context.fillStyle = palette[this.code(k)];
         if (queued && rowH > 6) context.fillRect(x, y + height * 0.35, width, height * 0.3);
         else context.fillRect(x, y, width, height);
-        if (!queued && rowH >= 14 && width > 46) {
+        const from = Math.max(x, this.left) + 5;
+        const text = `${bars.gpus[k]} GPU${bars.gpus[k] === 1 ? "" : "s"}`;
+        if (!queued && rowH >= 14 && x + width - from > 7 * text.length) {
           context.fillStyle = contrast(palette[this.code(k)]);
-          context.fillText(`${bars.gpus[k]} GPU${bars.gpus[k] === 1 ? "" : "s"}`, Math.max(x, this.left) + 5, y + height / 2 + 0.5);
+          context.fillText(text, from, y + height / 2 + 0.5);
         }
       }
       context.restore();
@@ -245,10 +247,12 @@ const Gantt = (() => {
       const unit = span >= 172800 ? ["d", 86400] : span >= 7200 ? ["h", 3600] : span >= 120 ? ["min", 60] : ["s", 1];
       for (const at of Charts.ticks(time(this.x0) / unit[1], time(this.x1) / unit[1], this.plotW / 110)) {
         const x = this.px((at * unit[1] - header.start) / header.tick);
+        context.globalAlpha = 0.4;
         context.beginPath();
         context.moveTo(x, TOP - 4);
         context.lineTo(x, TOP + this.plotH);
         context.stroke();
+        context.globalAlpha = 1;
         context.fillText(`${at} ${unit[0]}`, Math.min(x, this.width - 24), TOP - 9);
       }
       context.textAlign = "right";

@@ -20,11 +20,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-WIDTH, LAYERS, BATCH = {"cuda": 2048, "cpu": 64}, 6, {"cuda": 256, "cpu": 16}
-BLOCK_STEPS = {"cuda": 20, "cpu": 4}
+LAYERS = 6
+# (width, batch): on a GPU a step must be far longer than the host takes to queue it.
+SIZES = {
+    ("step", "cuda"): (2048, 4096),
+    ("adapter", "cuda"): (8192, 1024),
+    ("step", "cpu"): (64, 16),
+    ("adapter", "cpu"): (64, 16),
+}
+BLOCK_STEPS = {"cuda": 10, "cpu": 4}
+BATCHES_HELD = 8
 
 
-def network(device: str) -> Any:
+def network(device: str, wide: int) -> Any:
     """A perceptron whose step is long enough to be timed."""
     import torch
     from torch import nn
@@ -32,7 +40,6 @@ def network(device: str) -> Any:
     torch.manual_seed(0)
     if device == "cpu":
         torch.set_num_threads(1)
-    wide = WIDTH[device]
     layers = [layer for _ in range(LAYERS) for layer in (nn.Linear(wide, wide), nn.GELU())]
     return nn.Sequential(*layers, nn.Linear(wide, 10)).to(device)
 
@@ -57,23 +64,21 @@ def stepper(model: Any, optimizer: Any, device: str) -> Callable[[Any, Any], Non
     return step
 
 
-def batch_of(device: str) -> tuple[Any, Any]:
+def batch_of(device: str, wide: int, batch: int) -> tuple[Any, Any]:
     """Inputs and labels."""
     import torch
 
-    return (
-        torch.randn(BATCH[device], WIDTH[device], device=device),
-        torch.randint(0, 10, (BATCH[device],), device=device),
-    )
+    return torch.randn(batch, wide, device=device), torch.randint(0, 10, (batch,), device=device)
 
 
 def time_steps(device: str, seconds: float, wait_for: str | None) -> dict[str, Any]:
     """Seconds of every step for about `seconds`, after warm-up and, if asked, after a file appeared."""
     import torch
 
-    model = network(device)
+    wide, batch = SIZES["step", device]
+    model = network(device, wide)
     step = stepper(model, torch.optim.AdamW(model.parameters()), device)
-    x, y = batch_of(device)
+    x, y = batch_of(device, wide, batch)
     for _ in range(5):
         step(x, y)
     _wait(device)
@@ -113,21 +118,22 @@ def _adapter(device: str, seconds: float, folder: str) -> dict[str, Any]:
 
     from live.attach import attach
 
-    models = [DistributedDataParallel(network(device)) for _ in range(2)]
+    wide, batch = SIZES["adapter", device]
+    models = [DistributedDataParallel(network(device, wide)) for _ in range(2)]
     optimizers = [torch.optim.SGD(m.parameters(), lr=1e-3) for m in models]
     steps = [stepper(m, o, device) for m, o in zip(models, optimizers, strict=True)]
     runtime = attach(
         models[1],
         optimizers[1],
         policy="s1+s2",
-        global_batch=BATCH[device],
+        global_batch=batch,
         statistics_every=10,
         run_dir=folder,
     )
-    x, y = (t.cpu() for t in batch_of(device))
-    data = torch.utils.data.TensorDataset(x.repeat(64, 1), y.repeat(64))
+    x, y = batch_of("cpu", wide, BATCHES_HELD * batch)
+    data = torch.utils.data.TensorDataset(x, y)
     loaders = (
-        torch.utils.data.DataLoader(data, batch_size=BATCH[device]),
+        torch.utils.data.DataLoader(data, batch_size=batch),
         torch.utils.data.DataLoader(data, batch_sampler=runtime.sampler(data)),
     )
     streams = [_forever(loader) for loader in loaders]

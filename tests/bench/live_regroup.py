@@ -29,10 +29,11 @@ def forming_s(folder: Path) -> list[float]:
 def measure(resizes: dict[int, int], victim: int, reported: bool) -> dict[str, Any]:
     """One job; victim -2: nobody is killed."""
     with tempfile.TemporaryDirectory() as folder:
-        ranks = live_ranks.Ranks(train, 4, folder, resizes, 1, victim, 14)
+        at = 14 if victim >= 0 else -1  # round in which the victim dies
+        ranks = live_ranks.Ranks(train, 4, folder, resizes, 1, victim, at)
         if reported:
             ranks.report_death(victim)
-        results = ranks.join(timeout_s=300, killed=[victim] if victim >= 0 else [])
+        results = ranks.join(timeout_s=120, killed=[victim] if victim >= 0 else [])
         rounds = [entry[-1] for result in results if result is not None for entry in result["log"]]
         formed = sorted(forming_s(Path(folder)))
     return {"forming_median_s": formed[len(formed) // 2], "standstill_s": max(rounds)}
