@@ -66,6 +66,7 @@ class Launcher:
                 process.wait(timeout=5)
             except subprocess.TimeoutExpired:
                 process.kill()
+                process.wait()
 
 
 def _cause(code: int) -> str:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from study.sweep import Outcome
 
-SOME_FAILED = 3
+SOME_FAILED, OUTSIDE = 3, 5
 LINE_EVERY_S = 30.0
 _FAILURES_SHOWN = 10
 
@@ -80,7 +80,8 @@ def sweep(
 ) -> int:
     """Make every run of SWEEP.yaml; a second start makes what is missing.
 
-    Exit code 3 when some runs failed: they are listed, and made again with --retry.
+    Exit code 3 when some runs failed: they are listed, and made again with --retry. Exit code 5 when --until
+    does not hold everywhere.
     """
     from study.launch_sweep import FORMS, Launch
     from study.sweep import Options, planned
@@ -110,7 +111,9 @@ def sweep(
         raise
     _say(quiet, *(f"note: {note}" for note in outcome.notes))
     click.echo(_summary(outcome, out))
-    return SOME_FAILED if outcome.failed else 0
+    if outcome.failed:
+        return SOME_FAILED
+    return OUTSIDE if outcome.unsure else 0
 
 
 def _kept_options(

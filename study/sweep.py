@@ -32,13 +32,14 @@ RUNS = "runs"
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a sweep ended: numbers of runs, and the failed ones."""
+    """How a sweep ended: numbers of runs, the failed ones, and points that are less sure than was asked for."""
 
     runs: int
     made: int
     reused: int
     failed: tuple[Row, ...]
     notes: tuple[str, ...]
+    unsure: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,7 @@ def sweep(
     fails does not raise: it is kept with its error.
     """
     orders, shared, notes, until = planned(file, options)
+    unsure: tuple[int, ...] = ()
     keep = (out / RUNS).resolve() if options.keep else None
     shared = replace(shared, runner=runner, keep=keep, timeline=options.timeline)
     lock = "sweep.lock" if options.shard is None else f"shard-{options.shard[0]}-of-{options.shard[1]}.lock"
@@ -90,11 +92,12 @@ def sweep(
             chosen, made = _make(store, orders, until, shared, options, progress)
             if until is not None:
                 store.keep_only(order.id for order in chosen)
-                notes += how_it_ended(store, chosen, until)
+                more, unsure = how_it_ended(store, chosen, until)
+                notes += more
             failed = tuple(store.failures())
             if isinstance(store, Ledger):
                 store.export()
-    return Outcome(len(chosen), made, len(chosen) - made, failed, tuple(notes))
+    return Outcome(len(chosen), made, len(chosen) - made, failed, tuple(notes), unsure)
 
 
 def planned(file: Path, options: Options) -> tuple[list[Order], Shared, list[str], Until | None]:

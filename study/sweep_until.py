@@ -80,8 +80,8 @@ def values_by_point(orders: Iterable[Order], results: Mapping[str, float]) -> di
     return found
 
 
-def how_it_ended(store: Results, chosen: Sequence[Order], until: Until) -> list[str]:
-    """Notes for people: where the condition does not hold, and at which level intervals must be taken."""
+def how_it_ended(store: Results, chosen: Sequence[Order], until: Until) -> tuple[list[str], tuple[int, ...]]:
+    """(notes for people, points where the condition does not hold)."""
     single = one_seed(chosen, ranks(chosen))
     found = values_by_point(chosen, store.results(until.metric))
     found = {point: values for point, values in found.items() if point not in single}
@@ -91,7 +91,7 @@ def how_it_ended(store: Results, chosen: Sequence[Order], until: Until) -> list[
         shown = ", ".join(map(str, missed[:10])) + (", ..." if len(missed) > 10 else "")
         notes.append(f"not reached with {until.most} seeds at point {shown}")
     notes.append(f"for 95 % intervals after {len(until.looks)} looks use level {until.level:.5g}")
-    return notes
+    return notes, tuple(missed)
 
 
 def whole_points(orders: Sequence[Order], shard: int, shards: int) -> Iterator[Order]:

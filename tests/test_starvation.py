@@ -82,7 +82,7 @@ def test_every_job_starts_within_the_stated_bound(seed, load, nodes, after, slow
 @pytest.mark.parametrize("load", [1.02, 1.3])
 def test_a_gang_as_large_as_the_cluster_does_not_wait_for_the_end_of_arrivals(load):
     """4 nodes of 4 GPUs, jobs of 1 to 4 GPUs for days, and one of 16 after an hour."""
-    jobs = overload(np.random.default_rng(0), load, 2500, [1, 2, 3, 4], (300.0, 1800.0), 16)
+    jobs = overload(np.random.default_rng(0), load, 800, [1, 2, 3, 4], (300.0, 1800.0), 16)
     gang = (3600.0, 16, 1800.0)
     jobs = sorted([*jobs, gang])
     row = jobs.index(gang)

@@ -253,6 +253,7 @@ def test_points_without_noise_and_points_that_fail_do_not_hold_up_a_sweep(tmp_pa
     outcome = until_sweep(file, tmp_path / "out", unlucky)
     assert seeds_by_point(tmp_path / "out") == {0: 1, 1: 3, 2: 3}
     assert len(outcome.failed) == 6
+    assert outcome.unsure == (2,)
     assert "not reached with 40 seeds at point 2" in outcome.notes
     calls = []
 
@@ -295,6 +296,10 @@ def test_command_line(tmp_path, capsys):
     assert main(["sweep", file, "--out", out, "--until", "ci:1%"]) == 0
     assert "6 runs in" in capsys.readouterr().out  # rigid jobs without anything to disturb them
     assert main(["sweep", file, "--out", out, "--until", "1%"]) == 2
+    noisy = str(write_sweep(tmp_path / "noisy", seeds=3, covs=(0.5,), case=_SMALL, policies=["fifo"]))
+    asked = ["sweep", noisy, "--out", out, "--until", "ci:0.01%", "--max-seeds", "3"]
+    assert main(asked) == 5
+    assert "not reached with 3 seeds at point 0" in capsys.readouterr().err
     scenario = tmp_path / "small.yaml"
     scenario.write_text(json.dumps(_SMALL))
     asked = ["compare", str(scenario), "-q", "--seeds", "3", "--max-seeds", "5", "--format", "json"]
