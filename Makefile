@@ -12,11 +12,13 @@ ARGS   ?=
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo live-demo test check bench clean
+.PHONY: demo installed-live live-demo test check bench clean
 
 demo: $(VENV)/installed
 	$(BIN)/equipoise compare scenarios/quickstart.yaml \
 	  --policy none --policy s1 --policy s1+s2 --policy s1+s2+s3 --policy s1+s2+s3+s4
+
+installed-live: $(VENV)/installed-live
 
 live-demo: $(VENV)/installed-live
 	$(BIN)/python -m live.demo $(ARGS)

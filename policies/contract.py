@@ -288,7 +288,8 @@ def _check_samples(samples: Ints, observation: Observation, plan: Plan) -> str |
         worker = int(np.argmax(over))
         return f"worker {worker} gets {samples[worker]} samples, memory holds {workers.samples_max[worker]}"
     dealt = np.bincount(workers.job, weights=samples, minlength=len(jobs))
-    touched = np.unique(workers.job[samples != workers.samples_per_step])
+    changed = workers.job[samples != workers.samples_per_step]
+    touched = np.flatnonzero(np.bincount(changed, minlength=len(jobs)))
     wrong = touched[dealt[touched] != jobs.global_batch[touched]]
     if len(wrong):
         job = int(wrong[0])

@@ -14,6 +14,7 @@ from policies.jit import jit
 from policies.observation import Bools, Floats, Ints
 
 _NOISE = 2.0**-30  # a difference below this share of a unit is rounding, not a difference
+_FEW = 32  # numbers that are sorted by insertion
 _PAIRS_MOST = 1 << 20  # pairs of workers whose rates are written down at once (8 MiB)
 
 
@@ -83,6 +84,26 @@ def gradient_health(
             sound = np.isfinite(norm[i]) and norm[i] > 0.0
             healthy[i] = sound and not (warm[i] and abs(deviation[i]) > sigmas * sigma[i])
     return healthy
+
+
+@jit
+def common_ratio(first: Ints, ratio: Floats) -> Floats:
+    """Lower median of the known ratios of each job's workers; 1 where fewer than three are known."""
+    common, known = np.ones(first.size - 1), np.empty(ratio.size)
+    for k in range(first.size - 1):
+        n = 0
+        for i in range(first[k], first[k + 1]):
+            if not np.isnan(ratio[i]):
+                at, n = n, n + 1
+                while n <= _FEW and at > 0 and known[at - 1] > ratio[i]:  # in place while they are few
+                    known[at] = known[at - 1]
+                    at -= 1
+                known[at] = ratio[i]
+        if n > _FEW:
+            known[:n] = np.sort(known[:n])
+        if n >= 3:
+            common[k] = known[(n - 1) // 2]
+    return common
 
 
 @jit

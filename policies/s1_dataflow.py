@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from policies.contract import Kind, Memory, Plan, Stage
 from policies.kernels import (
     Links,
+    common_ratio,
     gradient_health,
     greedy_flow,
     holt,
@@ -194,12 +195,7 @@ def _norm_deviation(
     with np.errstate(invalid="ignore", divide="ignore"):
         ratio = norm / np.maximum(state["norm_level"] + state["norm_trend"], 0.5 * state["norm_level"])
     ratio[~np.isfinite(ratio)] = np.nan
-    group = groups.spread(np.arange(len(groups.rows)))
-    order = np.lexsort((ratio, group))  # unknown ratios come last within their job
-    known = np.add.reduceat((~np.isnan(ratio)).astype(np.int64), groups.first[:-1])
-    middle = ratio[order[groups.first[:-1] + np.maximum(known - 1, 0) // 2]]
-    common = np.where(known >= 3, middle, 1.0)
-    deviation: Floats = ratio / groups.spread(common) - 1
+    deviation: Floats = ratio / groups.spread(common_ratio(groups.first, ratio)) - 1
     sigma: Floats = np.maximum(np.sqrt(state["norm_variance"]), _SIGMA_LEAST)
     return deviation, sigma, state["norm_windows"] >= _WARM_WINDOWS
 

@@ -1,6 +1,7 @@
 """Plain twins of the kernels of the data, task and sync stages: slow, obvious, without NumPy tricks."""
 
 import heapq
+import itertools
 import math
 from fractions import Fraction
 
@@ -99,6 +100,15 @@ def greedy_flow(first, acting, surplus, pull, node, links):
             flow.append((i, j, part))
             value += part * weight[i, j]
     return flow, value
+
+
+def common_ratio(first, ratio):
+    """Lower median of what is known, per job; 1 for fewer than three."""
+    result = []
+    for a, b in itertools.pairwise(first):
+        known = sorted(r for r in ratio[a:b] if not math.isnan(r))
+        result.append(known[(len(known) - 1) // 2] if len(known) >= 3 else 1.0)
+    return result
 
 
 def last_needed_first(rows, worker, needed, workers):

@@ -286,7 +286,8 @@ def test_the_slurm_file_is_a_script_that_starts_every_rank(tmp_path: Path) -> No
     assert (checked.returncode, checked.stderr) == (0, "")
     programs = {
         "scontrol": "echo host-a; echo host-b",
-        "srun": 'echo "srun $* | $EQUIPOISE_STORE $EQUIPOISE_POLICY $WORLD_SIZE" >> "$CALLS"',
+        "srun": 'case "$*" in *SLURM_PROCID*) until grep -qs live.store "$CALLS"; do sleep 0.05; done; esac\n'
+        'echo "srun $* | $EQUIPOISE_STORE $EQUIPOISE_POLICY $WORLD_SIZE" >> "$CALLS"',
     }
     for name, body in programs.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")

@@ -137,6 +137,15 @@ def test_greedy_flow(seed):
 
 
 @MANY
+@given(seed=SEEDS, workers=st.sampled_from([5, 80]))
+def test_common_ratio(seed, workers):
+    d = Drawn(seed, workers=workers)
+    ratio = d.floats(0.5, 2.0, unknown=0.3, grid=0.25)
+    found = kernels.common_ratio(d.first, ratio)
+    assert found.tolist() == naive.common_ratio(d.first.tolist(), ratio.tolist())
+
+
+@MANY
 @given(seed=SEEDS)
 def test_last_needed_first(seed):
     d = Drawn(seed)
