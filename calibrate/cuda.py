@@ -80,6 +80,15 @@ def driver_version() -> str:
     return f"{version.value // 1000}.{version.value % 1000 // 10}"
 
 
+def _settle() -> None:
+    """Until the default stream is done.
+
+    A memset, and a copy from pageable memory, may return before the device has carried them out (cuda.h, API
+    synchronization behaviour), and streams made with STREAM_NON_BLOCKING do not wait for the default one.
+    """
+    call("cuStreamSynchronize", c_void_p())
+
+
 class Buffer:
     """Device memory, freed by `free` or with the object."""
 
@@ -94,11 +103,12 @@ class Buffer:
         return c_uint64(self.pointer.value + offset_bytes)
 
     def write(self, values: npt.NDArray[Any], offset_bytes: int = 0) -> Buffer:
-        """Copy a contiguous array in."""
+        """Copy a contiguous array in, and wait until it is there."""
         data = np.ascontiguousarray(values)
         if offset_bytes + data.nbytes > self.size_bytes:
             raise ValueError(f"{data.nbytes} bytes do not fit into a buffer of {self.size_bytes}")
         call("cuMemcpyHtoD_v2", self.at(offset_bytes), data.ctypes.data_as(c_void_p), c_size_t(data.nbytes))
+        _settle()
         return self
 
     def read(self, dtype: npt.DTypeLike, count: int, offset_bytes: int = 0) -> npt.NDArray[Any]:
@@ -110,8 +120,9 @@ class Buffer:
         return result
 
     def fill(self, word: int) -> Buffer:
-        """Set every 32-bit word."""
+        """Set every 32-bit word, and wait until it is done."""
         call("cuMemsetD32_v2", self.pointer, c_uint(word), c_size_t(self.size_bytes // 4))
+        _settle()
         return self
 
     def free(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from ctypes import c_double, c_float, c_int, c_longlong, c_uint
 from functools import cached_property, partial
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,15 @@ import numpy as np
 from calibrate.cuda import Buffer, Device, PinnedBuffer
 from calibrate.measure import Measure, Outcome
 from calibrate.timing import DeviceTimer, time_calls, time_calls_batched
-from calibrate.verify import CHAINS, TENSOR_K, TENSOR_TILES, chain, tensor_buffers, tensor_precisions
+from calibrate.verify import (
+    CHAINS,
+    TENSOR_K,
+    TENSOR_TILES,
+    chain,
+    stations,
+    tensor_buffers,
+    tensor_precisions,
+)
 
 MIB = 2**20
 BLOCKS_PER_SM = 4
@@ -24,6 +33,7 @@ ARENA_L2_MULTIPLE = 8
 ARENA_LEAST_BYTES = 256 * MIB
 # Bytes moved per byte of one array: read + write, read, two reads + write.
 TRAFFIC = {"copy": 2, "read": 1, "triad": 3}
+CHASE_STEPS = 4096  # loads in one launch of the pointer chase
 KERNEL_S = 5e-4  # about how long one launch of an arithmetic kernel should take
 
 
@@ -76,7 +86,9 @@ class Microbench:
 
     def _bandwidth(self, kind: str, size: int, budget_s: float) -> Outcome:
         a, b, out = self.arenas
-        slots, count = max(self.arena_bytes // size, 1), c_longlong(size // 16)
+        slots, elements = max(self.arena_bytes // size, 1), size // 16
+        # No more threads than elements: each thread of `read` also writes its sum, which would not be counted.
+        blocks = min(self.blocks, -(-elements // THREADS))
         kernel = self.device.kernel("bandwidth", kind)
         sums = self._sums if kind == "read" else None
 
@@ -88,7 +100,7 @@ class Microbench:
                 arguments += [b.at(at), out.at(at), c_float(0.5)]
             else:
                 arguments.append(sums if sums is not None else out.at(at))
-            self.device.launch(kernel, self.blocks, THREADS, [*arguments, count])
+            self.device.launch(kernel, blocks, THREADS, [*arguments, c_longlong(elements)])
 
         return self.timer.times(queue, budget_s)
 
@@ -184,13 +196,17 @@ class Microbench:
         return time_calls_batched(one, budget_s)
 
     def _chase(self, size: int, budget_s: float) -> Outcome:
-        line_words = 32
-        following = chain(max(size // (4 * line_words), 2), line_words)
-        table, end = Buffer(following.nbytes).write(following), Buffer(4)
-        steps = 4096
-        arguments = [table, end, c_uint(0), c_int(steps)]
+        line_words, steps = 32, CHASE_STEPS
+        lines = max(size // (4 * line_words), 2)
+        table, end = Buffer(4 * lines * line_words).write(chain(lines, line_words)), Buffer(4)
         kernel = self.device.kernel("latency", "chase")
-        times = self.timer.times(lambda k: self.device.launch(kernel, 1, 1, arguments), budget_s)
+        starts = cycle(stations(lines, line_words, steps))
+
+        def queue(k: int) -> None:
+            """Go on where the launch before ended: its lines would be in the L2 by now."""
+            self.device.launch(kernel, 1, 1, [table, end, c_uint(next(starts)), c_int(steps)])
+
+        times = self.timer.times(queue, budget_s)
         return tuple(t / steps for t in times)
 
     def transfers(self) -> list[Measure]:

@@ -1,7 +1,9 @@
 """Throughput on a part of a GPU, and how two kernels on its two halves slow each other.
 
 Green contexts (driver 12.4 and later) cut the SMs exactly; otherwise MPS limits a process to a percentage of
-its threads. Both kernels are sized for the whole GPU, so on a part they take longer, not smaller pieces.
+its threads. Both kernels are sized for the whole GPU, so on a part they take longer, not smaller pieces. They
+have many more blocks than fit at once: with one wave of blocks on all SMs, a third of them would need four
+waves for three waves' work, and the curve would show that rounding.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ QUICK_SHARES = (0.25, 0.5, 1.0)
 MPS_PERCENTAGES = (25, 50, 75, 100)
 LAUNCHES = 20
 THREADS = 512
-FMA_ITERATIONS = 4096
+BLOCKS_PER_SM = 4  # that run at once
+WAVES = 16  # of blocks on the whole GPU
+FMA_ITERATIONS = 256  # of one block; 0.3 ms in all on a H100
 
 
 class ShareBench:
@@ -33,19 +37,21 @@ class ShareBench:
 
     def __init__(self, device: Device, arena_bytes: int) -> None:
         self.device = device
-        self.blocks = device.sm_count * 4
+        self.blocks = device.sm_count * BLOCKS_PER_SM * WAVES
         self.count = arena_bytes // 16
-        self._source, self._target = Buffer(arena_bytes).fill(0x3F800000), Buffer(arena_bytes)
+        # Two of each: two copies of one array would find each other's lines in the L2.
+        self._sources = [Buffer(arena_bytes).fill(0x3F800000) for _ in range(2)]
+        self._targets = [Buffer(arena_bytes) for _ in range(2)]
         self._out = Buffer(4 * self.blocks * THREADS)
 
-    def queue(self, kernel: str, stream: c_void_p, launches: int = LAUNCHES) -> None:
-        """Queue a burst of one of the two kernels."""
+    def queue(self, kernel: str, stream: c_void_p, launches: int = LAUNCHES, arrays: int = 0) -> None:
+        """Queue a burst of one of the two kernels, on the first or second pair of arrays."""
         if kernel == "compute":
             function = self.device.kernel("arithmetic", "fma_fp32")
             arguments: list[Any] = [self._out, c_float(0.5), c_float(1.25), c_int(FMA_ITERATIONS)]
         else:
             function = self.device.kernel("bandwidth", "copy")
-            arguments = [self._source, self._target, c_longlong(self.count)]
+            arguments = [self._sources[arrays], self._targets[arrays], c_longlong(self.count)]
         for _ in range(launches):
             self.device.launch(function, self.blocks, THREADS, arguments, stream)
 
@@ -122,7 +128,7 @@ def _together(
         start = time.perf_counter()
         bench.burst(kernel, mine)
         by_itself = time.perf_counter() - start
-        bench.queue(neighbour, other, min(enough, 500))
+        bench.queue(neighbour, other, min(enough, 500), arrays=1)
         start = time.perf_counter()
         bench.burst(kernel, mine)
         together = time.perf_counter() - start

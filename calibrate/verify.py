@@ -132,10 +132,22 @@ def check_tensor(device: Device) -> None:
 
 def chain(lines: int, line_words: int, seed: int = 3) -> Array:
     """`next` for a pointer chase that visits `lines` cache lines in one random cycle."""
-    order = np.random.default_rng(seed).permutation(lines).astype(np.uint32) * np.uint32(line_words)
+    order = _tour(lines, line_words, seed)
     following = np.zeros(lines * line_words, np.uint32)
     following[order] = np.roll(order, -1)
     return following
+
+
+def stations(lines: int, line_words: int, steps: int, seed: int = 3) -> list[int]:
+    """Where chases of `steps` loads through that chain begin so that each goes on where the last one ended.
+
+    They go round once, then begin again; a chain shorter than `steps` has one station.
+    """
+    return [int(at) for at in _tour(lines, line_words, seed)[::steps]]
+
+
+def _tour(lines: int, line_words: int, seed: int) -> Array:
+    return np.random.default_rng(seed).permutation(lines).astype(np.uint32) * np.uint32(line_words)
 
 
 def check_latency(device: Device) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from live import regroup
@@ -90,5 +91,7 @@ def _policy(policy: Policy | str | Path | Sequence[Any], key: bytes | None) -> P
     except (ExportError, PolicyError, OSError) as error:
         if not is_file:
             raise
-        print(f"equipoise: {error}; training goes on without a policy", file=sys.stderr)
+        if dist.get_rank() == 0:  # the rank that decides; all the others would say the same
+            why = f"{policy}: {error.strerror}" if isinstance(error, OSError) else error
+            print(f"equipoise: {why}; training goes on without a policy", file=sys.stderr)
         return None

@@ -176,17 +176,34 @@ def _pair_rates(links: Links, node: Ints, donors: Ints, receivers: Ints) -> Floa
     """Rates from each donor to each receiver; empty when there are too many pairs to write down."""
     if donors.size * receivers.size > _PAIRS_MOST:
         return np.empty((0, 0))
-    rates = np.empty((donors.size, receivers.size))
+    rates, measured, nic = np.empty((donors.size, receivers.size)), links.key.size > 0, links.nic_bytes_per_s
     for d in range(donors.size):
         for r in range(receivers.size):
-            rates[d, r] = link(links, node[donors[d]], node[receivers[r]])[0]
+            source, target = node[donors[d]], node[receivers[r]]
+            if measured:
+                rates[d, r] = link(links, source, target)[0]
+            else:
+                rates[d, r] = np.inf if source == target else min(nic[source], nic[target])
     return rates
 
 
 @jit
+def _best_listed(rates: Floats, supply: Floats, r: int) -> tuple[int, float, float]:
+    """As `_best_donor`, where all rates are written down."""
+    best, best_rate, finite = -1, -1.0, 0.0
+    for d in range(supply.size):
+        if supply[d] > _NOISE:
+            if rates[d, r] > best_rate:
+                best, best_rate = d, rates[d, r]
+            if np.isfinite(rates[d, r]):
+                finite = max(finite, rates[d, r])
+    return best, best_rate, finite
+
+
+@jit
 def _best_donor(
-    rates: Floats, links: Links, node: Ints, donors: Ints, supply: Floats, receiver: int, r: int
-) -> tuple[int, float, float]:
+    links: Links, node: Ints, donors: Ints, supply: Floats, receiver: int
+) -> tuple[int, float, float]:  # fmt: skip
     """The donor with something left that reaches a receiver fastest, that rate, and the fastest finite one.
 
     The lowest of equals; -1 when nothing is left.
@@ -194,7 +211,7 @@ def _best_donor(
     best, best_rate, finite = -1, -1.0, 0.0
     for d in range(donors.size):
         if supply[d] > _NOISE:
-            rate = rates[d, r] if rates.size > 0 else link(links, node[donors[d]], node[receiver])[0]
+            rate = link(links, node[donors[d]], node[receiver])[0]
             if rate > best_rate:
                 best, best_rate = d, rate
             if np.isfinite(rate):
@@ -225,7 +242,10 @@ def greedy_flow(
         weight, donor = np.zeros(receivers.size), np.full(receivers.size, -1, dtype=np.int64)
         fastest = 0.0
         for r in range(receivers.size):
-            donor[r], weight[r], finite = _best_donor(rates, links, node, donors, supply, receivers[r], r)
+            if rates.size > 0:  # few arguments: each array handed on costs as much as a pair
+                donor[r], weight[r], finite = _best_listed(rates, supply, r)
+            else:
+                donor[r], weight[r], finite = _best_donor(links, node, donors, supply, receivers[r])
             fastest = max(fastest, finite)
         if fastest == 0.0:
             fastest = 1.0
@@ -237,7 +257,10 @@ def greedy_flow(
             if not weight[r] > 0.0:
                 break
             if supply[d] <= _NOISE:
-                donor[r], rate, _ = _best_donor(rates, links, node, donors, supply, receivers[r], r)
+                if rates.size > 0:
+                    donor[r], rate, _ = _best_listed(rates, supply, r)
+                else:
+                    donor[r], rate, _ = _best_donor(links, node, donors, supply, receivers[r])
                 if donor[r] < 0:
                     break  # nothing is left to give in this job
                 weight[r] = pull[receivers[r]] * min(rate / fastest, 1.0)
@@ -320,7 +343,7 @@ def pick_shards(
     rows, owners = np.empty(limit, dtype=np.int64), np.empty(limit, dtype=np.int64)
     gone = np.zeros(limit, dtype=np.bool_)
     sent, received = np.zeros(room_bytes.size), np.zeros(room_bytes.size)
-    count, refused = 0, 0
+    count, refused, linked, rate, delay_s = 0, 0, (-1, -1), np.inf, 0.0
     for pair in range(donors.size):
         i, j, wanted = donors[pair], receivers[pair], amount[pair]
         target = node[j]
@@ -330,7 +353,9 @@ def pick_shards(
                 source, size, samples = shard_node[row], shard_bytes[row], shard_samples[row]
                 if gone[e] or (source == target) != stored_there or 2.0 * wanted < samples or samples <= 0.0:
                     continue
-                rate, delay_s = link(links, source, target)
+                if source != linked[0] or target != linked[1]:  # mostly as for the shard before
+                    rate, delay_s = link(links, source, target)
+                    linked = (source, target)
                 queued = 0.0 if stored_there else max(sent[source], received[target])
                 arrival_s = delay_s + (queued + size) / rate
                 finish_s = max(owned[j] / capacity[j], arrival_s) + samples / capacity[j]

@@ -228,6 +228,55 @@ def test_s422_the_overdue_first_is_not_delayed():
     assert sorted(given) == [2, 3]
 
 
+def test_s422_the_longest_overdue_comes_before_better_ranks():
+    """Overdue: an hour and ten durations, at most 20,000 s here; `late` is what each has waited beyond that."""
+    jobs = [
+        {"service_s": 1.0, "duration_s": 1.0, "queued_since_s": 99_000.0, "priority": 9.0},  # first in rank
+        {"service_s": 1e4, "duration_s": 1e4, "queued_since_s": 79_000.0},  # late by 1,000 s
+        {"service_s": 600.0, "duration_s": 600.0, "queued_since_s": 88_000.0},  # late by 2,400 s
+    ]
+    for gpus, order in ((1, [2]), (2, [1, 2]), (3, [0, 1, 2])):
+        given, values, _ = decide(cluster([gpus], jobs, time_s=100_000.0), longest_wait_s=20_000.0)
+        assert sorted(given) == order
+    assert values["s422_order"][0] == 0
+    given, _, _ = decide(cluster([1], jobs, time_s=100_000.0), reserve_after_s=1e6, longest_wait_s=1e6)
+    assert list(given) == [0]
+
+
+@pytest.mark.parametrize("mode", ["formula", "optimal"])
+def test_s422_nothing_is_resized_into_what_an_overdue_job_waits_for(mode):
+    """A gang of 4 has waited for long, 3 GPUs are free: neither growing nor starting by shrinking takes them."""
+    elastic = {
+        **ELASTIC,
+        "holds": [0, 1],
+        "gpus_requested": 2,
+        "workers_min": 2,
+        "restart_s": 0.0,
+        "service_s": 1e6,
+    }
+    gang = {"gpus_requested": 4, "service_s": 100.0, "duration_s": 100.0, "queued_since_s": -9e4}
+    small = {"gpus_requested": 2, "service_s": 2e6, "duration_s": 2e6}
+    given, values, _ = decide(cluster([5], [elastic, gang, small]), mode=mode)
+    assert values["s422_overdue"] == 1
+    assert given == {}
+    patient = {**gang, "queued_since_s": 990.0}
+    given, values, _ = decide(cluster([5], [elastic, patient, small]), mode=mode)
+    assert values["s422_overdue"] == -1
+    assert 2 in given or len(given[0]) > 2
+
+
+def test_s422_a_job_that_starts_again_counts_with_its_restart():
+    """Behind a reservation in 100 s a job of 80 s may start, but not with a restart of 30 s before it."""
+    jobs = [
+        {"holds": [0, 1, 2], "gpus_requested": 3, "service_s": 100.0},
+        {"gpus_requested": 4, "queued_since_s": -9e4},
+        {"service_s": 80.0, "duration_s": 80.0, "restart_s": 30.0},
+    ]
+    assert list(decide(cluster([4], jobs))[0]) == [2]
+    jobs[2]["attained_gpu_s"] = 50.0
+    assert decide(cluster([4], jobs))[0] == {}
+
+
 def test_s422_preemption_must_gain_more_than_restarts():
     running = {"holds": [0], "service_s": 1000.0, "restart_s": 100.0}
     short = {"service_s": 250.0, "queued_since_s": 500.0}

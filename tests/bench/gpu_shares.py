@@ -35,9 +35,13 @@ def mps() -> Iterator[dict[str, str]]:
     with tempfile.TemporaryDirectory(prefix="equipoise-mps-") as folder:
         own = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
         environment = {**os.environ, **own}
-        begun = subprocess.run([program, "-d"], env=environment, capture_output=True, text=True, timeout=20)
+        # Into a file: the daemon keeps what it inherits, so a pipe would stay open as long as it runs.
+        with tempfile.TemporaryFile("w+") as said:
+            begun = subprocess.run([program, "-d"], env=environment, stdout=said, stderr=said, timeout=20)
+            said.seek(0)
+            message = said.read()
         if begun.returncode != 0:
-            raise MissingError(f"{CONTROL} does not start: {_last_line(begun.stderr or begun.stdout)}")
+            raise MissingError(f"{CONTROL} does not start: {_last_line(message)}")
         try:
             yield environment
         finally:
