@@ -67,7 +67,8 @@ def _samples(name: str, pairs: Sequence[tuple[Reading, Diagnosis]]) -> Iterator[
         value = reading.values.get(name)
         if value is not None and math.isfinite(value):
             source = reading.sources.get(name, "nvml")
-            yield f"{name}{_labels(reading, source=source)} {value:.9g}"
+            # All digits: the energy counter is in mJ since the driver was loaded, and rates are its differences.
+            yield f"{name}{_labels(reading, source=source)} {value:.15g}"
 
 
 def _metric(name: str, kind: str, text: str, lines: list[str]) -> str:

@@ -123,7 +123,11 @@ def _same(a: Scalar, b: Scalar) -> bool:
 
 
 def merge(sets: Iterable[SampleSet]) -> SampleSet:
-    """One set from several. Raises SamplesError when their decisive conditions differ or there is none."""
+    """One set from several.
+
+    Raises SamplesError when their decisive conditions differ, when one measurement is in two of them (it would
+    count twice, and make the intervals too narrow), or when there is none.
+    """
     all_sets = list(sets)
     if not all_sets:
         raise SamplesError("no samples given")
@@ -134,7 +138,13 @@ def merge(sets: Iterable[SampleSet]) -> SampleSet:
             raise SamplesError(f"samples of different conditions are not mixed: {'; '.join(found)}")
     # Rounds of different sessions stay apart: they differ in more than samples of one round do.
     samples, shift = [], 0
+    known: set[tuple[str, str, tuple[float, ...]]] = set()
     for one in all_sets:
+        mine = {(s.key, s.at, s.values) for s in one.samples if s.at}
+        twice = sorted(known & mine)
+        if twice:
+            raise SamplesError(f"samples are given twice, {len(twice)} of them, such as {twice[0][0]}")
+        known |= mine
         samples += [replace(s, round=s.round + shift) for s in one.samples]
         shift += 1 + max((s.round for s in one.samples), default=0)
     notes = tuple(note for one in all_sets for note in one.notes)

@@ -153,6 +153,9 @@ def _report(error: Exception) -> int:
     if isinstance(error, PolicyError):
         _say(str(error))
         return WRONG_INPUT
+    if isinstance(error, OSError) and error.strerror:  # disk full, no permission: not our mistake
+        _say(f"{error.filename or 'a file or stdout'}: {error.strerror}")
+        return FAILURE
     known = type(error).__module__.split(".")[0] in ("policies", "sim", "study", "live", "calibrate")
     text = " ".join(str(error).split()) or "no message"
     _say(text if known else f"{type(error).__name__}: {text} (--debug shows the traceback)")

@@ -59,7 +59,7 @@ def run(
     ready, jobs, warnings = api.prepare(scenario, trace, overrides)
     note(False, *warnings)
     chosen = None if policy is None else make_policy(policy)
-    writable(out)
+    writable(out, "run")
     code = OK
     with progress(state.quiet, ready.name) as update, interruptible() as stop:
 
@@ -158,7 +158,7 @@ def compare(
     chosen = policies or tuple(dict.fromkeys(("none", make_policy(ready.policy).name)))
     for policy in chosen:
         make_policy(policy)
-    writable(out)
+    writable(out, "comparison")
     with progress(state.quiet, ready.name) as update:
 
         def tell(done: int, total: int, label: str) -> None:

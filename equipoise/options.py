@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import click
 
@@ -78,10 +78,16 @@ def need_out(out: str | None, **asked: bool) -> None:
             raise click.UsageError(f"--{name} needs --out DIR, the folder to keep it in")
 
 
-def writable(out: str | None) -> None:
-    """Make the folder of --out now, so that no finished run is lost to it. Raises click.BadParameter."""
+def writable(out: str | None, kind: Literal["run", "comparison"]) -> None:
+    """Make the folder of --out now, so that no finished run is lost to it.
+
+    Raises click.BadParameter when it cannot be written, InputError when it holds a study of another kind.
+    """
     if out is None:
         return
+    from study.folders import check_free
+
+    check_free(out, kind)
     try:
         os.makedirs(out, exist_ok=True)
         allowed = os.access(out, os.W_OK | os.X_OK)

@@ -65,6 +65,17 @@ class Group:
         outside = self.membership.parked() if self.membership is not None else []
         self.parked = [known[m] for m in outside if m in known and m not in inside]
 
+    def same_on_all_ranks(self, values: Mapping[str, Any]) -> None:
+        """Raises ValueError, on every rank, when ranks hold different `values` under one name. Collective."""
+        reports = self.control.gather_text(dict(values))
+        for name, first in reports[0].items():
+            for rank, report in enumerate(reports):
+                if report[name] != first:
+                    raise ValueError(
+                        f"the ranks disagree on {name}: rank 0 has {first}, rank {rank} has {report[name]}; "
+                        "give every rank the whole dataset and the same options"
+                    )
+
     def wanted(self, planned: Sequence[int] | None, resize_to: int | None) -> tuple[int, ...] | None:
         """Members of the next group, or None to stay: as planned, with those who ask to join, resized.
 

@@ -35,6 +35,21 @@ class Bounds:
             raise ValueError("bounds: interval_max must be at least 1, share_min in (0, 1]")
 
 
+_COMMON = (
+    "global_batch",
+    "micro_batch",
+    "accumulation",
+    "loss_reduction",
+    "decide_every",
+    "statistics_every",
+    "shards",
+    "shuffle",
+    "seed",
+    "outer_lr",
+    "outer_momentum",
+)
+
+
 @dataclass(frozen=True)
 class Options:
     """Settings of one attachment; see `live.attach.attach` for their meaning."""
@@ -92,3 +107,7 @@ class Options:
             raise ValueError(f"micro_batch {self.micro_batch} is more than global_batch {self.global_batch}")
         if self.batch_reference is not None and self.batch_reference > self.global_batch:
             raise ValueError("batch_reference must not exceed global_batch")
+
+    def common(self) -> dict[str, Any]:
+        """What must be the same on every rank, because each deals and counts for itself."""
+        return {name: getattr(self, name) for name in _COMMON}

@@ -54,13 +54,13 @@ class _Watch(threading.Thread):
         super().__init__(name="equipoise-heartbeat", daemon=True)
         self._owner, self._store = owner, store
         self._seen: dict[int, tuple[bytes, float]] = {}
-        self._stop = threading.Event()
+        self._ending = threading.Event()  # `_stop` is a method of Thread, called in every forked child
 
     def run(self) -> None:
         """Beat until stopped; the store going away ends it."""
         count = 0
         with contextlib.suppress(RuntimeError):
-            while not self._stop.wait(HEARTBEAT_S):
+            while not self._ending.wait(HEARTBEAT_S):
                 count += 1
                 self._store.set(f"beat/{self._owner.member}", str(count))
                 now = time.monotonic()
@@ -72,7 +72,7 @@ class _Watch(threading.Thread):
 
     def stop(self) -> None:
         """Stop beating."""
-        self._stop.set()
+        self._ending.set()
 
     def _follow(self, member: int, now: float) -> None:
         beat = self._store.get(f"beat/{member}") if self._store.check([f"beat/{member}"]) else b""

@@ -121,7 +121,8 @@ class Runtime:
     def sampler(self, dataset: Any) -> ShareSampler:
         """The batch sampler of the training data (anything with a length, or the length itself).
 
-        Collective: call it on every rank.
+        Collective: call it on every rank. Raises ValueError when ranks were given different data or options,
+        which would deal some samples twice and leave ranks waiting for each other.
         """
         if self._sampler is not None:
             raise RuntimeError("one runtime deals one dataset; attach another model for another one")
@@ -138,8 +139,11 @@ class Runtime:
         )
         if self._joins:
             self._resync(None, -1)
-        elif self._leader is not None:
-            self._leader.warm_up(sampler.shares, sampler.preview())
+        else:
+            with self._surviving():
+                self._group.same_on_all_ranks({"samples in the dataset": sampler.samples, **options.common()})
+            if self._leader is not None:
+                self._leader.warm_up(sampler.shares, sampler.preview())
         if self._leader is not None:
             self._leader.write_manifest(sampler, self._model.module.parameters())
         self._begin_round()
@@ -206,6 +210,7 @@ class Runtime:
             self._leader.close()
         self._probe.close()
         self._recorder.close()
+        self._group.control.close()  # so that destroy_process_group can end its threads
         if self._group.membership is not None:
             self._group.membership.close(done=not self.finished)
 

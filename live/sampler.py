@@ -6,6 +6,7 @@ a change therefore names the first round it holds for, and is applied by every r
 
 from __future__ import annotations
 
+import warnings
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -63,6 +64,7 @@ class ShareSampler:
         self.boundary = 0  # of those, the ones whose result all ranks share
         self.refused: list[str] = []  # moves that came too late
         self._next_id = 0
+        self._begun_at = 0  # rounds trained when the running epoch began
         self._pending: list[Change] = []
         self._rounds: deque[Round] = deque()  # drawn and not yet safe, oldest first
         self._before: dict[int, tuple[int, Deal]] = {}  # (epoch, deal) before each of those was drawn
@@ -103,9 +105,22 @@ class ShareSampler:
             drawn = self._draw(deal)
             yield drawn.indices.tolist() if len(drawn.indices) else [int(deal.order[0])]
 
+    def set_epoch(self, epoch: int) -> None:
+        """The next iteration is this epoch, as after a checkpoint; call it on every rank.
+
+        Without it epochs count up from 0. An epoch that was begun before a regroup is finished first.
+        """
+        if not self._resume:
+            self.epoch = epoch - 1
+
     def begin_epoch(self, epoch: int) -> None:
         """Deal a whole epoch; what an unfinished one left is dropped (a script may break off an epoch)."""
-        self.epoch, self.drawn = epoch, self.trained
+        if self.deal is not None and self.deal.left == 0 and self.trained == self._begun_at:
+            warnings.warn(
+                "a whole epoch was read without runtime.step(): if it was trained on, the adapter does not know",
+                stacklevel=3,
+            )
+        self.epoch, self.drawn, self._begun_at = epoch, self.trained, self.trained
         self._forget_rounds(self.trained)
         order = np.arange(self.samples, dtype=np.int64)
         if self.shuffle:

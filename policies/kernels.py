@@ -10,11 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from policies.jit import jit
+from policies.jit import ZERO, jit, jit_in_place
 from policies.observation import Bools, Floats, Ints
 
 _NOISE = 2.0**-30  # a difference below this share of a unit is rounding, not a difference
-_FEW = 32  # numbers that are sorted by insertion
 _PAIRS_MOST = 1 << 20  # pairs of workers whose rates are written down at once (8 MiB)
 
 
@@ -86,23 +85,42 @@ def gradient_health(
     return healthy
 
 
+@jit_in_place
+def _of_rank(values: Floats, size: int, rank: int) -> float:
+    """The value of that rank (0: the least) among the first `size`, which it reorders (Hoare 1961, "Find")."""
+    low, high = 0, size - 1
+    while low < high:
+        pivot, i, j = values[(low + high) // 2], low, high
+        while i <= j:
+            while values[i] < pivot:
+                i += 1
+            while values[j] > pivot:
+                j -= 1
+            if i <= j:
+                values[i], values[j] = values[j], values[i]
+                i += 1
+                j -= 1
+        if rank <= j:
+            high = j
+        elif rank >= i:
+            low = i
+        else:
+            break
+    return float(values[rank])
+
+
 @jit
 def common_ratio(first: Ints, ratio: Floats) -> Floats:
     """Lower median of the known ratios of each job's workers; 1 where fewer than three are known."""
     common, known = np.ones(first.size - 1), np.empty(ratio.size)
     for k in range(first.size - 1):
-        n = 0
+        n = ZERO
         for i in range(first[k], first[k + 1]):
             if not np.isnan(ratio[i]):
-                at, n = n, n + 1
-                while n <= _FEW and at > 0 and known[at - 1] > ratio[i]:  # in place while they are few
-                    known[at] = known[at - 1]
-                    at -= 1
-                known[at] = ratio[i]
-        if n > _FEW:
-            known[:n] = np.sort(known[:n])
+                known[n] = ratio[i]
+                n += 1
         if n >= 3:
-            common[k] = known[(n - 1) // 2]
+            common[k] = _of_rank(known, n, (n - 1) // 2)
     return common
 
 

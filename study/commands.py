@@ -231,6 +231,8 @@ def query(ctx: click.Context, sql: str, out: str, form: str, to: str | None, deb
     set_flags(ctx, False, debug)
     with connect(Path(out)) as connection:
         try:
+            if not connection.extract_statements(sql):
+                raise click.UsageError("SQL: nothing is asked; write e.g. SELECT * FROM runs")
             if to is not None:
                 export(connection, sql, Path(to))
                 return 0

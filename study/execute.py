@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass, field
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from sim.record import Run
 from sim.run import RunFailed, run, run_identity
 from sim.scenario import Scenario
 from sim.traces import Trace
+from study.signals import uninterrupted
 from study.warm import warm
 
 Runner = Callable[..., Run]
@@ -132,13 +133,13 @@ def read_result(folder: Path, identity: str) -> Result | None:
     """The complete run of that identity in `folder`, or None when there is none."""
     try:
         row = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError):
-        return None
-    if row.pop("identity") != identity:
-        return None
-    policy, seed, totals, notes = (row.pop(key) for key in ("policy", "seed", "totals", "notes"))
-    metrics = {name: math.nan if value is None else float(value) for name, value in row.items()}
-    return Result(policy, seed, identity, metrics, tuple(notes), totals, True)
+        if row.pop("identity") != identity:
+            return None
+        policy, seed, totals, notes = (row.pop(key) for key in ("policy", "seed", "totals", "notes"))
+        metrics = {name: math.nan if value is None else float(value) for name, value in row.items()}
+        return Result(policy, seed, identity, metrics, tuple(notes), dict(totals), True)
+    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, AttributeError):
+        return None  # not there, or damaged: it is made again
 
 
 @dataclass(frozen=True)
@@ -188,15 +189,21 @@ def _serial(job: Job, tasks: Sequence[Task]) -> Iterator[tuple[Task, Result | Ru
 
 
 def _parallel(job: Job, tasks: Sequence[Task], processes: int) -> Iterator[tuple[Task, Result | RunFailed]]:
+    others, completed = set(active_children()), False
     pool = ProcessPoolExecutor(
         min(processes, len(tasks)), mp_context=get_context("spawn"), initializer=_share, initargs=(job,)
     )
     try:
-        pending: dict[Future[Result], Task] = {pool.submit(_make, task): task for task in tasks}
+        with uninterrupted():
+            pending: dict[Future[Result], Task] = {pool.submit(_make, task): task for task in tasks}
         for done in as_completed(pending):
             error = done.exception()
             yield pending[done], error if isinstance(error, RunFailed) else done.result()
+        completed = True
     finally:
+        if not completed:  # nobody waits for the runs that are under way
+            for process in set(active_children()) - others:
+                process.kill()
         pool.shutdown(wait=True, cancel_futures=True)
 
 

@@ -18,6 +18,7 @@ from multiprocessing.context import ForkServerProcess
 
 from study.engines import EngineError
 from study.orders import Order, Row, Shared, failed, perform
+from study.signals import uninterrupted
 
 KILLS = 3
 """A run that was under way when so many processes were killed is failed."""
@@ -53,7 +54,8 @@ class _Worker:
     def __init__(self, shared: Shared) -> None:
         self.pipe, theirs = _CONTEXT.Pipe()
         self.process: ForkServerProcess = _CONTEXT.Process(target=_serve, args=(theirs, shared), daemon=True)
-        self.process.start()
+        with uninterrupted():
+            self.process.start()
         theirs.close()
         self.ready = False
         self.orders: deque[Order] = deque()

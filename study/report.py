@@ -58,8 +58,11 @@ def make_report(folder: str | Path, out: str | Path | None = None) -> Made:
     content = page.encode("utf-8")
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(target.name + ".partial")
-    partial.write_bytes(content)
-    os.replace(partial, target)
+    try:
+        partial.write_bytes(content)
+        os.replace(partial, target)
+    finally:
+        partial.unlink(missing_ok=True)
     return Made(target, len(content), notes)
 
 

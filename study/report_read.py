@@ -154,13 +154,16 @@ def read_study(folder: str | Path) -> Study:
 
 
 def read_json(path: Path) -> Any:
-    """The content of a JSON file. Raises InputError when it cannot be read."""
+    """The content of a JSON file, a section. Raises InputError when it cannot be read or is something else."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError([f"{path}: cannot be read: {error.strerror}"]) from error
     except ValueError as error:
         raise InputError([f"{path}: is damaged: {error}"]) from error
+    if not isinstance(content, dict):
+        raise InputError([f"{path}: is damaged: a section is needed, not {type(content).__name__}"])
+    return content
 
 
 def read_run_folder(path: Path, label: str = "") -> RunFolder | None:

@@ -43,6 +43,9 @@ _SHOWN = {
 }
 
 
+_FIXED = ("seed", "policy", "schema_version")  # every change meets the same seeds under the same policy
+
+
 def read_range(text: str, scenario: Scenario) -> Range:
     """`KEY=LOW..HIGH`; LOW and HIGH are values, or `xF` for F times what the scenario has.
 
@@ -55,6 +58,8 @@ def read_range(text: str, scenario: Scenario) -> Range:
         raise InputError(
             [f"--vary {text!r}: write KEY=LOW..HIGH, e.g. noise.step_cov=0..0.3 or nic=x0.5..x2"]
         )
+    if key.partition(".")[0] in _FIXED:
+        raise InputError([f"--vary {text!r}: {key!r} is the same in all runs of a study; vary another key"])
     ends = [_times(end, key, scenario, text) for end in (low, high)]
     shown = [end if isinstance(end, str) else _shown(key, end) for end in ends]
     given = [end if isinstance(end, str) else _number(end) for end in ends]

@@ -132,6 +132,16 @@ def read_lines(path: Path) -> tuple[list[Row], int]:
     return rows, len(whole)
 
 
+def _facts(path: Path) -> dict[str, str]:
+    try:
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(facts["plan"], str):
+            raise TypeError("plan is no text")
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError([f"{path}: is damaged: {error}; start one of its shards again"]) from error
+    return {str(key): str(value) for key, value in facts.items()}
+
+
 def merge(out: Path, sources: Iterable[Path]) -> tuple[int, int, list[str]]:
     """Put the shards in `sources` (folders) into `out/sweep.db`.
 
@@ -152,7 +162,7 @@ def merge(out: Path, sources: Iterable[Path]) -> tuple[int, int, list[str]]:
                 if old is None or (old["status"], row["status"]) == ("failed", "done"):
                     found[row["id"]] = row
         if (folder / FOLDER / "about.json").exists():
-            about[str(folder)] = json.loads((folder / FOLDER / "about.json").read_text(encoding="utf-8"))
+            about[str(folder)] = _facts(folder / FOLDER / "about.json")
     if not seen:
         raise InputError([f"{', '.join(map(str, sources))}: no {FOLDER}/shard-I-of-N.jsonl here"])
     if len({facts["plan"] for facts in about.values()}) > 1:

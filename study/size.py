@@ -34,6 +34,8 @@ Objective = Literal["nodes", "price", "cost"]
 Progress = Callable[[int, int, str], None]
 """Called as progress(candidates looked at, candidates in all, "values of the candidate")."""
 _ROOM = 1e-9
+SIZES_MOST = 10_000
+"""Sizes to choose from; each is read and checked before the first is run."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,7 @@ class Answer:
     """What was found. `best` is None when no candidate meets the targets; then `closest` misses least.
 
     `closest` has no runs when every candidate was excluded without one. `sizes`: candidates in all.
+    `impossible`: what was wrong with each size that could not be one, such as a job larger than the cluster.
     """
 
     best: Trial | None
@@ -104,6 +107,7 @@ class Answer:
     deterministic: bool
     sizes: int
     spares: int | None = None
+    impossible: tuple[str, ...] = ()
 
     @property
     def chance_at_least(self) -> float:
@@ -150,12 +154,13 @@ def size(question: Question, progress: Progress | None = None) -> Answer:
     nodes = calm.best.candidate.nodes if calm.best is not None else answer.best.candidate.nodes
     return Answer(
         answer.best, None, answer.tried, answer.excluded, answer.deterministic, answer.sizes,
-        answer.best.candidate.nodes - nodes,
+        answer.best.candidate.nodes - nodes, answer.impossible,
     )  # fmt: skip
 
 
 def _search(question: Question, progress: Progress | None, *, faults: bool) -> Answer:
-    candidates, trace, folders = read_candidates(question, faults=faults)
+    impossible: list[str] = []
+    candidates, trace, folders = read_candidates(question, faults=faults, impossible=impossible)
     candidates.sort(key=lambda c: c.score(question.objective))
     random = is_random(candidates[0].scenario)
     best: Trial | None = None
@@ -180,7 +185,9 @@ def _search(question: Question, progress: Progress | None, *, faults: bool) -> A
                 best = trial
     closest = None if best is not None else _closest(missed, excluded, question.targets)
     tried = len(missed) + (best is not None)
-    return Answer(best, closest, tried, len(excluded), not random, len(candidates))
+    return Answer(
+        best, closest, tried, len(excluded), not random, len(candidates), impossible=tuple(impossible)
+    )
 
 
 def _named(values: Mapping[str, Any]) -> str:
@@ -268,12 +275,15 @@ def _worst(result: Mapping[str, float], targets: Sequence[Target]) -> float:
 
 
 def read_candidates(
-    question: Question, *, faults: bool = True
+    question: Question, *, faults: bool = True, impossible: list[str] | None = None
 ) -> tuple[list[Candidate], Trace | None, tuple[Path, ...]]:
     """All combinations of the varied values that are valid, their trace and the folders of files.
 
+    impossible: takes what is wrong with each of the others.
     Raises InputError when none is valid, with what is wrong with the first.
     """
+    if (many := math.prod(map(len, question.vary.values()))) > SIZES_MOST:
+        raise InputError([f"--vary: {many:,} sizes; at most {SIZES_MOST:,} are possible"])
     found: list[Candidate] = []
     problem: InputError | None = None
     trace: Trace | None = None
@@ -287,6 +297,8 @@ def read_candidates(
             found.append(_candidate(file, values, trace, faults, question))
         except InputError as error:
             problem = problem or error  # e.g. a job that is larger than this few nodes
+            if impossible is not None:
+                impossible.append(error.lines[0])
             continue
         folders = file.folders
     if not found:
@@ -317,6 +329,8 @@ def read_vary(text: str) -> tuple[str, list[Any]]:
     if equals and key and len(parts) in (2, 3) and all(part.strip().isdecimal() for part in parts):
         low, high, step = [int(part) for part in parts] + ([1] if len(parts) == 2 else [])
         if low <= high and step >= 1:
+            if (many := (high - low) // step + 1) > SIZES_MOST:
+                raise InputError([f"--vary {text!r}: {many:,} sizes; at most {SIZES_MOST:,} are possible"])
             return key.strip(), list(range(low, high + 1, step))
     elif equals and key and values.strip():
         return key.strip(), [value.strip() for value in values.split(",")]

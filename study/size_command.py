@@ -67,8 +67,11 @@ def size(
     from study.targets import read_target
 
     set_flags(ctx, quiet, debug)
+    varied = list(map(read_vary, vary))
+    if double := {key for key, _ in varied if [k for k, _ in varied].count(key) > 1}:
+        raise click.UsageError(f"--vary: {min(double)!r} is varied twice; give all its values at once")
     question = Question(
-        Path(scenario), dict(map(read_vary, vary)), tuple(map(read_target, target)), policy,
+        Path(scenario), dict(varied), tuple(map(read_target, target)), policy,
         seeds, confidence, objective, overrides, trace, jobs,
     )  # fmt: skip
 
@@ -97,6 +100,8 @@ def as_text(answer: Answer, targets: Sequence[Target]) -> Iterator[str]:
         yield f"no size meets {wanted}; closest is {_values(answer.closest.candidate)}"
         yield f"  {_results(answer.closest, targets)}"
     yield f"  {answer.tried} sizes were run, {answer.excluded} excluded by bounds, price or power"
+    if answer.impossible:
+        yield f"  {len(answer.impossible)} more were not possible: {answer.impossible[0]}"
 
 
 def _values(candidate: Candidate) -> str:
@@ -138,6 +143,7 @@ def as_json(answer: Answer) -> str:
         "spares": answer.spares,
         "sizes_run": answer.tried,
         "sizes_excluded": answer.excluded,
+        "not_possible": list(answer.impossible),
     }
     if answer.best is not None:
         best = answer.best

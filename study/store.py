@@ -212,10 +212,15 @@ class Ledger:
         rows = cursor.fetchall()
         columns = zip(*rows, strict=True) if rows else [()] * len(self.columns)
         target = self.path.with_name(PARQUET)
+        own = target.with_name(f".{os.getpid()}.{PARQUET}")  # several may ask at once while a sweep runs
         try:
-            write_parquet(target, {n: to_array(v) for n, v in zip(self.columns, columns, strict=True)})
+            write_parquet(own, {n: to_array(v) for n, v in zip(self.columns, columns, strict=True)})
+            os.replace(own, target)
         except (duckdb.Error, OSError) as error:
             raise StoreError(f"{target}: cannot be written: {' '.join(str(error).split())}") from error
+        finally:
+            for left in (own, own.with_name(f"{own.name}.partial")):
+                left.unlink(missing_ok=True)
         return target
 
 
@@ -250,10 +255,18 @@ def connect(folder: str | Path) -> duckdb.DuckDBPyConnection:
 
     `folder` is that of a sweep, of a comparison or of a run. From the connection's relations come pandas
     (`.df()`), polars (`.pl()`) and Arrow (`.arrow()`), where installed. Raises InputError when there is
-    nothing of the kind in the folder.
+    nothing of the kind in the folder, or it is damaged.
     """
     folder = Path(folder)
     connection = duckdb.connect(config={"threads": "2"})
+    try:
+        _add_views(connection, folder)
+    except (duckdb.Error, OSError) as error:
+        raise InputError([f"{folder}: cannot be read: {' '.join(str(error).split())}"]) from error
+    return connection
+
+
+def _add_views(connection: duckdb.DuckDBPyConnection, folder: Path) -> None:
     if (folder / LEDGER).exists():
         if not is_current(folder):
             with Ledger(folder) as ledger:
@@ -269,4 +282,3 @@ def connect(folder: str | Path) -> duckdb.DuckDBPyConnection:
         raise InputError(
             [f"{folder}: no sweep, comparison or run here (no {LEDGER}, {COMPARISON} or {SUMMARY})"]
         )
-    return connection

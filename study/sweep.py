@@ -7,6 +7,8 @@ file or changed code makes other runs, and what no longer belongs is put aside, 
 from __future__ import annotations
 
 import hashlib
+import os
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -16,11 +18,13 @@ from pathlib import Path
 from policies.contract import CONTRACT_VERSION
 from sim.record import Run, code_hash, versions
 from sim.run import run
+from sim.yaml_tree import InputError
 from study.engines import Engine, engine
+from study.folders import check_free
 from study.orders import Order, Row, Shared, of_shard, orders_of
 from study.shards import FOLDER, ShardFile
 from study.store import LEDGER, PARQUET, Ledger, only_writer
-from study.sweep_spec import read_sweep
+from study.sweep_spec import RUNS_MOST, read_sweep
 from study.sweep_until import how_it_ended, looks, whole_points
 from study.until import MOST, Until, check_policies, read_until
 from study.warm import warm
@@ -28,6 +32,7 @@ from study.warm import warm
 Progress = Callable[[int, int, int], None]
 """Called as progress(runs done, runs in all, runs failed)."""
 RUNS = "runs"
+_RUN_ID = re.compile("[0-9a-f]{16}")
 
 
 @dataclass(frozen=True)
@@ -73,10 +78,12 @@ def sweep(
 ) -> Outcome:
     """Make the runs of the sweep in `file` that `out` does not have yet.
 
-    Raises InputError or PolicyError before anything is run when the sweep is wrong, StoreError when `out`
+    Raises InputError or PolicyError before anything is run when the sweep is wrong or `out` holds another kind of
+    study, StoreError when `out`
     cannot be used or written, EngineError when the workers cannot be started or have gone away. A run that
     fails does not raise: it is kept with its error.
     """
+    check_free(out, "sweep")
     orders, shared, notes, until = planned(file, options)
     unsure: tuple[int, ...] = ()
     keep = (out / RUNS).resolve() if options.keep else None
@@ -95,8 +102,9 @@ def sweep(
                 more, unsure = how_it_ended(store, chosen, until)
                 notes += more
             failed = tuple(store.failures())
-            if isinstance(store, Ledger):
-                store.export()
+            copied = store.export() if isinstance(store, Ledger) else None
+        if copied is not None:
+            os.utime(copied)  # closing the ledger has written it once more
     return Outcome(len(chosen), made, len(chosen) - made, failed, tuple(notes), unsure)
 
 
@@ -111,6 +119,8 @@ def planned(file: Path, options: Options) -> tuple[list[Order], Shared, list[str
         until = read_until(options.until, spec.seeds, options.max_seeds)
         check_policies(until, spec.policies)
         spec = spec.model_copy(update={"seeds": until.most})
+        if spec.runs_most > RUNS_MOST:
+            raise InputError([f"{file}: {spec.runs_most:,} runs; at most {RUNS_MOST:,} are possible"])
     orders, shared, notes = orders_of(spec, file.parent, str(file))
     if options.shard is not None:
         part = of_shard if until is None else whole_points  # a point's seeds are looked at together
@@ -197,7 +207,9 @@ def forget(out: Path, shard: tuple[int, int] | None) -> None:
         return
     for name in (LEDGER, f"{LEDGER}-wal", f"{LEDGER}-shm", PARQUET):
         (out / name).unlink(missing_ok=True)
-    shutil.rmtree(out / RUNS, ignore_errors=True)
+    for folder in (out / RUNS).glob("*"):
+        if _RUN_ID.fullmatch(folder.name):  # whatever else lies there is not ours
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _about(file: Path, until: Until | None) -> dict[str, str]:

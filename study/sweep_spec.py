@@ -23,6 +23,8 @@ Point = dict[str, Any]
 
 RESERVED = {"policy": "'policies'", "seed": "'seeds'", "schema_version": "nothing: it is fixed"}
 Count = Annotated[int, Field(ge=1)]
+RUNS_MOST = 2_000_000
+"""Runs of one sweep; each is planned before the first is made."""
 
 
 class _Section(BaseModel):
@@ -38,6 +40,16 @@ class Range(_Section):
     integer: bool = False
     unit: str = ""
     steps: Annotated[int, Field(ge=2)] | None = None
+
+    @field_validator("low", "high", mode="before")
+    @classmethod
+    def _bare(cls, value: Any) -> Any:
+        number, space, unit = str(value).strip().partition(" ")
+        if isinstance(value, str) and space:
+            raise ValueError(
+                f"{value!r} is not a number; write {number} here, and 'unit: {unit.strip()}' beside it"
+            )
+        return value
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -142,6 +154,24 @@ class SweepSpec(_Section):
                 raise ValueError(f"parameters: {key}: a range in a grid needs 'steps'")
         return self
 
+    @property
+    def runs_most(self) -> int:
+        """Runs that this makes at most: points, policies and seeds, nothing left out."""
+        sampling = self.sampling
+        if isinstance(sampling, List):
+            points = len(sampling.points)
+        elif isinstance(sampling, Grid):
+            points = math.prod(_count(values) for values in self.parameters.values())
+        else:
+            points = sampling.points
+        return points * len(self.policies) * self.seeds
+
+    @model_validator(mode="after")
+    def _not_too_many(self) -> Self:
+        if self.runs_most > RUNS_MOST:
+            raise ValueError(f"{self.runs_most:,} runs; at most {RUNS_MOST:,} are possible")
+        return self
+
     def points(self) -> list[Point]:
         """All points, in a fixed order."""
         sampling = self.sampling
@@ -158,6 +188,11 @@ class SweepSpec(_Section):
             {key: _value(values, row[k]) for k, (key, values) in enumerate(self.parameters.items())}
             for row in shares.tolist()
         ]
+
+
+def _count(values: Range | Sequence[Any]) -> int:
+    """Values of a key in a grid, at most."""
+    return (values.steps or 1) if isinstance(values, Range) else len(values)
 
 
 def _grid(parameters: Mapping[str, Range | Sequence[Any]]) -> Iterator[Point]:

@@ -34,15 +34,22 @@ def add_kept(connection: duckdb.DuckDBPyConnection, pattern: Path, identity: str
 def _view(connection: duckdb.DuckDBPyConnection, name: str, files: Path, identity: str, depth: int) -> None:
     if not connection.execute(f"SELECT 1 FROM glob({text(files)}) LIMIT 1").fetchall():
         return
-    parts = f"parse_path(filename)[:-{depth + 1}]"  # of the run directory
+    run_id = identity.format(parts=f"parse_path(filename)[:-{depth + 1}]")  # of the run directory
+    found = f"SELECT {run_id} AS id FROM (SELECT file AS filename FROM glob({text(files)}))"
+    former = f"SELECT 1 FROM ({found}) WHERE id NOT IN (SELECT id FROM runs) LIMIT 1"
+    strange = identity != OF_RUN and bool(connection.execute(former).fetchall())
     connection.execute(
-        f"CREATE VIEW {name} AS SELECT {identity.format(parts=parts)} AS id, * EXCLUDE (filename) "
+        f"CREATE VIEW {name} AS SELECT {run_id} AS id, * EXCLUDE (filename) "
         f"FROM read_parquet({text(files)}, filename = true, union_by_name = true)"
+        + (
+            f" WHERE {run_id} IN (SELECT id FROM runs)" if strange else ""
+        )  # of an earlier study in this folder
     )
 
 
 OF_SWEEP = "{parts}[-1]"  # OUT/runs/ID
 OF_COMPARISON = "{parts}[-2] || '/' || {parts}[-1]"  # OUT/POLICY/seed-N
+OF_RUN = "({parts})[-1]"  # any folder
 
 
 def add_comparison(connection: duckdb.DuckDBPyConnection, folder: Path) -> None:
@@ -72,4 +79,4 @@ def add_run(connection: duckdb.DuckDBPyConnection, folder: Path) -> None:
     connection.execute(
         f"CREATE VIEW runs AS SELECT * EXCLUDE (totals, notes) FROM read_json({text(folder / SUMMARY)})"
     )
-    add_kept(connection, folder, "{parts}[-1]")
+    add_kept(connection, folder, OF_RUN)

@@ -2,11 +2,12 @@
 
 Compiled kernels stay in a cache on disk, so this happens once per version of the software. What there is to
 compile falls into portions: the simulator's own kernels, and those of each stage. A portion is compiled by a
-small run that reaches its kernels and as few others as possible.
+small run that reaches its kernels and as few others as possible; stages that move data reach the network's.
 """
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
 import subprocess
@@ -26,8 +27,9 @@ from policies.observation import Observation
 from sim.run import RunFailed, run
 from sim.scenario import Scenario
 
-_WORLD, _QUEUE = "the simulator", " with a queue"
-_COST = {_WORLD: 9.0, "s1": 3.5, "s2": 3.0, "s3": 0.7}  # CPU s, about; only to share the work out
+_NETWORK, _ADVANCE = "network", "time-advance"
+_QUEUE = " with a queue"
+_COST = {_NETWORK: 5.0, _ADVANCE: 4.0, "s1": 4.0, "s2": 2.0, "s3": 0.5}  # CPU s, about, to share the work out
 _COST_OF_ALLOCATION, _COST_OF_OTHERS = 4.0, 1.0
 
 _SMALL: dict[str, Any] = {
@@ -108,27 +110,35 @@ def compile_portions(portions: Iterable[str]) -> None:
 
 
 def _compile(name: str, queue: str) -> None:
-    scenario = _case(alone=not queue, noise=name == _WORLD)
-    if name == _WORLD:
-        run(scenario, policy=Policy("compile", (_Plainly(),)), seed=0)
-    else:  # on the plain time advance, without noise: none of the simulator's kernels
-        run(scenario, policy=_only(name), seed=0, event_by_event=True)
+    if name == _ADVANCE:
+        run(_case(alone=not queue, moves=False, noise=True), policy=Policy("compile", (_Plainly(),)), seed=0)
+    else:
+        scenario = _case(alone=not queue, moves=name == _NETWORK or _kind(name) == "data", noise=False)
+        policy = Policy("compile", (_Plainly(),)) if name == _NETWORK else _only(name)
+        run(scenario, policy=policy, seed=0, event_by_event=True)
 
 
-def _case(*, alone: bool, noise: bool) -> Scenario:
-    """The small case, with one training job or with all its jobs."""
-    workload = _SMALL["workload"]
-    listed = [{**workload["jobs"][0], "count": 1}] if alone else workload["jobs"]
-    raw = {**_SMALL, "workload": {**workload, "jobs": listed}}
+def _case(*, alone: bool, moves: bool, noise: bool) -> Scenario:
+    """The small case: with one training job or with all its jobs, with or without anything on the network."""
+    raw = copy.deepcopy(_SMALL)
+    if alone:
+        raw["workload"]["jobs"] = [{**raw["workload"]["jobs"][0], "count": 1}]
+    if not moves:
+        raw["workload"]["models"]["model"]["parameters"] = 0
+        raw["workload"]["jobs"][0]["data"]["replicas"] = 4
     if not noise:
         del raw["noise"]
     return Scenario.model_validate(raw)
 
 
+def _kind(name: str) -> str:
+    return make_policy(name).stages[0].kind
+
+
 def _only(name: str) -> Policy:
     """The named stage and none else, with a way to start jobs."""
     stages: tuple[Stage, ...] = make_policy(name).stages
-    return Policy("compile", stages if stages[0].kind == "allocation" else (stages[0], _Plainly()))
+    return Policy("compile", stages if _kind(name) == "allocation" else (stages[0], _Plainly()))
 
 
 def _portions(policies: Iterable[str | Policy], scenario: Scenario | None) -> list[str]:
@@ -136,29 +146,38 @@ def _portions(policies: Iterable[str | Policy], scenario: Scenario | None) -> li
     made = (policy if isinstance(policy, Policy) else make_policy(policy) for policy in policies)
     names = list({stage.name: None for policy in made for stage in policy.stages if stage.name in BUILT_IN})
     if scenario is None:
-        return [name + _QUEUE for name in (_WORLD, *names)]
+        return [name + _QUEUE for name in (_NETWORK, _ADVANCE, *names)]
     if scenario.workload.models:
-        names.insert(0, _WORLD)
+        names[:0] = [_NETWORK, _ADVANCE]
     alone = scenario.workload.trace is None and sum(job.count for job in scenario.workload.jobs) == 1
     return names if alone else [name + _QUEUE for name in names]
 
 
 def _share_out(portions: Sequence[str], groups: int) -> list[list[str]]:
     """Longest first, each to the group with least to do; the first group is this process's."""
+    movers = [name for name in portions if _plain(name) == _NETWORK or _kind_of(name) == "data"]
+    units = [movers, *([name] for name in portions if name not in movers)]  # one process compiles the network
     shared: list[list[str]] = [[] for _ in range(groups)]
     load = [0.0] * groups
-    for portion in sorted(portions, key=_cost, reverse=True):
+    for unit in sorted(units, key=_cost, reverse=True):
         least = load.index(min(load))
-        shared[least].append(portion)
-        load[least] += _cost(portion)
-    return shared
+        shared[least] += unit
+        load[least] += _cost(unit)
+    return [group for group in shared if group]
 
 
-def _cost(portion: str) -> float:
-    name = portion.removesuffix(_QUEUE)
-    if name in _COST:
-        return _COST[name]
-    return _COST_OF_ALLOCATION if make_policy(name).stages[0].kind == "allocation" else _COST_OF_OTHERS
+def _plain(portion: str) -> str:
+    return portion.removesuffix(_QUEUE)
+
+
+def _kind_of(portion: str) -> str:
+    return "" if _plain(portion) in (_NETWORK, _ADVANCE) else _kind(_plain(portion))
+
+
+def _cost(unit: Sequence[str]) -> float:
+    allocation = sum(_COST_OF_ALLOCATION for name in unit if _kind_of(name) == "allocation")
+    others = (name for name in map(_plain, unit) if _kind_of(name) != "allocation")
+    return allocation + sum(_COST.get(name, _COST_OF_OTHERS) for name in others)
 
 
 def _mark(portion: str) -> Path:

@@ -2,7 +2,8 @@
 //
 // Small launches run the real kernel sources on the CPU (cuda_on_host.h); large ones only take their time on
 // the stream. Time is real: a stream is busy until a moment, waiting for it sleeps. What a program measures
-// must therefore come out as the constants below. Pointers and sizes of copies are checked.
+// must therefore come out as the constants below. Pointers and sizes of copies are checked. What the default
+// stream was asked for is done no sooner than somebody waits for it, as a driver may do.
 //
 // FAKE_CUDA, words separated by commas: two (GPUs), nodevice, nogreen (a driver without green contexts),
 // wrong (the tensor kernels compute something else).
@@ -20,8 +21,11 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
 #include <map>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace {
 
@@ -62,6 +66,12 @@ static_assert(sizeof(Resource) == 144, "CUdevResource");
 
 std::map<uintptr_t, size_t> allocated;
 Stream null_stream;
+std::vector<std::function<void()>> on_default_stream;
+
+void finish_default_stream() {
+    for (auto& work : on_default_stream) work();
+    on_default_stream.clear();
+}
 int contexts[2];
 
 bool has(const char* word) {
@@ -232,6 +242,7 @@ int cuMemAlloc_v2(uint64_t* pointer, size_t size) {
     return OK;
 }
 int cuMemFree_v2(uint64_t pointer) {
+    finish_default_stream();
     if (!allocated.erase(pointer)) return INVALID;
     free((void*)pointer);
     return OK;
@@ -242,15 +253,19 @@ int cuMemHostGetDevicePointer_v2(uint64_t* device, void* host, unsigned) { retur
 
 int cuMemcpyHtoD_v2(uint64_t to, const void* from, size_t n) {
     if (!inside(to, n)) return INVALID;
-    return memcpy((void*)to, from, n), OK;
+    std::vector<char> staged((const char*)from, (const char*)from + n);
+    on_default_stream.push_back([to, staged = std::move(staged)] { memcpy((void*)to, staged.data(), staged.size()); });
+    return OK;
 }
 int cuMemcpyDtoH_v2(void* to, uint64_t from, size_t n) {
     if (!inside(from, n)) return INVALID;
+    finish_default_stream();
     return memcpy(to, (void*)from, n), OK;
 }
 int cuMemsetD32_v2(uint64_t to, unsigned word, size_t n) {
     if (!inside(to, 4 * n)) return INVALID;
-    return std::fill_n((unsigned*)to, n, word), OK;
+    on_default_stream.push_back([=] { std::fill_n((unsigned*)to, n, word); });
+    return OK;
 }
 int cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t n, void* stream) {
     if (!inside(to, n)) return INVALID;
@@ -274,6 +289,7 @@ int cuMemcpyPeerAsync(uint64_t to, void*, uint64_t from, void*, size_t n, void* 
 int cuStreamCreate(void** stream, unsigned) { return *stream = new Stream, OK; }
 int cuStreamDestroy_v2(void* stream) { return delete (Stream*)stream, OK; }
 int cuStreamSynchronize(void* stream) {
+    if (!stream) finish_default_stream();
     if (!resolve(stream_of(stream))) return TIMEOUT;
     return sleep_until(stream_of(stream).busy_until), OK;
 }

@@ -205,7 +205,12 @@ def test_a_script_may_break_off_an_epoch() -> None:
 
 def test_epochs_differ_and_repeat_with_the_seed() -> None:
     a, b = samplers(1, seed=3), samplers(1, seed=3)
-    epochs = [[i for part in a[0] for i in part] for _ in range(2)]
+    epochs = []
+    for _ in range(2):
+        epochs.append([])
+        for part in a[0]:
+            epochs[-1] += part
+            a[0].finish(stepped=True)
     assert epochs[0] != epochs[1]
     assert [i for part in b[0] for i in part] == epochs[0]
     (plain,) = samplers(1, shuffle=False)

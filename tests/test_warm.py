@@ -27,10 +27,10 @@ def test_portions_are_what_the_scenario_and_the_policies_need():
     portions = warm._portions
     assert portions(["none"], case(RIGID, models=False)) == ["fifo"]
     assert portions(["none"], case(RIGID, RIGID, models=False)) == ["fifo with a queue"]
-    assert portions(["none", "s1"], case(TRAINING)) == ["the simulator", "fifo", "s1"]
+    assert portions(["none", "s1"], case(TRAINING)) == ["network", "time-advance", "fifo", "s1"]
     both = portions(["s1+las", "s1+s2"], None)
     assert sorted(both) == sorted(
-        name + " with a queue" for name in ("the simulator", "s1", "las", "s2", "fifo")
+        name + " with a queue" for name in ("network", "time-advance", "s1", "las", "s2", "fifo")
     )
     assert portions([make_policy("las")], case(RIGID, models=False)) == ["las"]
 
@@ -44,15 +44,24 @@ def test_stages_from_elsewhere_are_not_run_ahead():
     assert warm._portions([own], case(RIGID, models=False)) == ["fifo"]
 
 
-@given(
-    st.sets(st.sampled_from(["the simulator", "s1", "s2", "s3", "s4", "fifo", "equal"])), st.integers(1, 8)
-)
-def test_portions_are_shared_out_once_each_and_evenly(portions, processes):
-    groups = warm._share_out(sorted(portions), processes)
-    assert sorted(name for group in groups for name in group) == sorted(portions)
-    loads = [sum(map(warm._cost, group)) for group in groups]
-    largest = max(map(warm._cost, portions), default=0.0)
-    assert max(loads) <= sum(loads) / processes + largest
+NAMES = ["network", "time-advance", "s1", "locality", "s2", "s3", "s4", "fifo", "equal"]
+
+
+@given(st.sets(st.sampled_from(NAMES)), st.integers(1, 8), st.booleans())
+def test_portions_are_shared_out_once_each_and_evenly(names, processes, queue):
+    portions = sorted(name + " with a queue" * queue for name in names)
+    groups = warm._share_out(portions, processes)
+    assert sorted(name for group in groups for name in group) == portions
+    assert len(groups) <= processes
+    loads = [warm._cost(group) for group in groups]
+    assert max(loads, default=0) <= sum(loads) / processes + 14.0  # the largest that one process must do
+
+
+@given(st.sets(st.sampled_from(NAMES)), st.integers(1, 8))
+def test_one_process_compiles_the_network(names, processes):
+    movers = names & {"network", "s1", "locality"}
+    groups = warm._share_out(sorted(names), processes)
+    assert sum(bool(movers & set(group)) for group in groups) == bool(movers)
 
 
 def test_garbage_collection_comes_back():

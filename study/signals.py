@@ -1,0 +1,24 @@
+"""Ctrl-C reaches every process of the terminal; workers leave it to the process that started them."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Processes that are started inside never see SIGINT; this one sees it afterwards.
+
+    They inherit the mask before they import anything, so none of them dies of it half-way with a traceback.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # the mask belongs to the thread that hears of signals
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,0 +1,167 @@
+"""What a script can get wrong when it takes the adapter in: each is one clear line, and nothing waits for ever."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import time
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from live.sampler import ShareSampler  # noqa: E402
+from tests import live_ranks  # noqa: E402
+
+
+def attached(samples: int, **options: Any) -> Any:
+    from torch.nn.parallel import DistributedDataParallel
+
+    from live.attach import attach
+
+    model = DistributedDataParallel(torch.nn.Linear(2, 1))
+    runtime = attach(model, torch.optim.SGD(model.parameters(), lr=0.1), **{"policy": "s2", **options})
+    runtime.sampler(samples)
+    return runtime
+
+
+def disagreeing(rank: int) -> dict[str, tuple[str, float]]:
+    """What each rank is told, and after how long, when rank 1 is given something else than rank 0."""
+    torch.distributed.init_process_group("gloo")
+    found = {}
+    for what, (samples, options) in {
+        "data": (200 - 50 * rank, {"global_batch": 20}),
+        "batch": (200, {"global_batch": 20 - 10 * rank}),
+        "decisions": (200, {"global_batch": 20, "decide_every": 10 - 7 * rank}),
+        "order": (200, {"global_batch": 20, "seed": rank}),
+    }.items():
+        began = time.monotonic()
+        try:
+            attached(samples, **options)
+            found[what] = ("", 0.0)
+        except ValueError as error:
+            found[what] = (str(error), time.monotonic() - began)
+    attached(200, global_batch=20)  # the channel between the ranks is still in order
+    return found
+
+
+def test_ranks_that_were_given_different_things_say_so_before_the_first_round() -> None:
+    """Each deals for itself: with other data or options they would train samples twice, then hang."""
+    first, second = live_ranks.run(disagreeing, 2)
+    assert {what: text for what, (text, _) in first.items()} == {what: t for what, (t, _) in second.items()}
+    advice = "; give every rank the whole dataset and the same options"
+    assert first["data"][0] == (
+        f"the ranks disagree on samples in the dataset: rank 0 has 200, rank 1 has 150{advice}"
+    )
+    assert first["batch"][0].startswith("the ranks disagree on global_batch: rank 0 has 20, rank 1 has 10;")
+    assert first["decisions"][0].startswith(
+        "the ranks disagree on decide_every: rank 0 has 10, rank 1 has 3;"
+    )
+    assert first["order"][0].startswith("the ranks disagree on seed: rank 0 has 0, rank 1 has 1;")
+
+
+def without_a_file(rank: int) -> str:
+    torch.distributed.init_process_group("gloo")
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said):
+        attached(200, global_batch=20, policy="nowhere.yaml")
+    return said.getvalue()
+
+
+def test_a_policy_file_that_is_not_there_is_told_once_and_not_by_every_rank() -> None:
+    first, second = live_ranks.run(without_a_file, 2)
+    assert first == (
+        "equipoise: nowhere.yaml: No such file or directory; training goes on without a policy\n"
+    )
+    assert second == ""
+
+
+def sampler(**options: Any) -> ShareSampler:
+    return ShareSampler(50, rank=0, ranks=1, global_batch=10, **options)
+
+
+def epoch(dealt: ShareSampler, *, trained: bool = True) -> list[int]:
+    read = []
+    for batch in dealt:
+        read += batch
+        if trained:
+            dealt.finish(stepped=True)
+            dealt.commit()
+    return read
+
+
+def test_a_script_that_forgets_step_is_told_at_the_next_epoch() -> None:
+    dealt = sampler()
+    epoch(dealt, trained=False)
+    with pytest.warns(UserWarning, match=r"a whole epoch was read without runtime\.step\(\)"):
+        epoch(dealt)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        epoch(dealt)  # that one was preceded by steps
+        next(iter(dealt))  # an epoch that is broken off
+        epoch(dealt)
+
+
+def test_a_job_that_resumes_names_its_epoch_and_gets_the_order_that_it_would_have_had() -> None:
+    whole, resumed = sampler(seed=3), sampler(seed=3)
+    orders = [epoch(whole) for _ in range(4)]
+    resumed.set_epoch(2)
+    assert [epoch(resumed), epoch(resumed)] == orders[2:]
+    assert (whole.epoch, resumed.epoch) == (3, 3)
+    assert orders[2] != orders[3]
+    whole.set_epoch(4)  # what a script that always sets it says: nothing changes
+    untouched = sampler(seed=3)
+    untouched.set_epoch(4)
+    assert epoch(whole) == epoch(untouched)
+
+
+def test_an_epoch_that_a_regroup_interrupted_is_finished_whatever_the_script_sets() -> None:
+    dealt = sampler()
+    batches = iter(dealt)
+    first = [next(batches) for _ in range(2)]
+    for _ in first:
+        dealt.finish(stepped=True)
+    dealt.commit()
+    rest = dealt.rest_at(dealt.boundary)
+    assert rest is not None
+    dealt.set_world(0, 1)
+    dealt.resume(rest[0], rest[1].without(np.empty(0, dtype=np.int64), 1), 2)
+    dealt.set_epoch(7)
+    assert sorted([k for batch in first for k in batch] + epoch(dealt)) == list(range(50))
+    assert dealt.epoch == 0
+
+
+def test_the_heartbeat_can_be_joined_and_survives_a_fork() -> None:
+    """Loaders fork their workers; a child ends its copies of all threads by `Thread._stop`."""
+    import threading
+
+    from live.regroup import _Watch
+
+    class Store:
+        """Takes every beat."""
+
+        def set(self, key: str, value: str) -> None:
+            """Nothing to keep."""
+
+        def check(self, keys: list[str]) -> bool:
+            """Nothing is there."""
+            return False
+
+    class Owner:
+        """Alone."""
+
+        member, members, generation = 0, (0,), 0
+
+        def followed(self) -> list[int]:
+            """Nobody."""
+            return []
+
+    watch = _Watch(Owner(), Store())  # type: ignore[arg-type]
+    assert watch._stop.__func__ is threading.Thread._stop  # type: ignore[attr-defined]
+    watch.start()
+    watch.stop()
+    watch.join(timeout=5.0)
+    assert not watch.is_alive()
