@@ -33,9 +33,9 @@ from policies.gangs import (
     total,
     working,
 )
-from policies.jit import jit_in_place
+from policies.jit import ZERO, jit_in_place
 from policies.observation import Floats, Ints, Observation
-from policies.placement import NOTHING, WHOLE, ZERO, Room, give, give_all, place, take_all, tighten
+from policies.placement import NOTHING, WHOLE, Room, give, give_all, place, take_all, tighten
 
 Running = tuple[Ints, Ints, Floats, Ints, Ints]
 """Running jobs by ascending end: (offset, gpu) of what each holds alone, its end (s), who holds each GPU, and

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.contract import Allocation
-from policies.jit import jit_in_place
+from policies.jit import ZERO, jit_in_place
 from policies.observation import Bools, Floats, Ints, Observation, S
-from policies.placement import NOTHING, WHOLE, ZERO, Room, gpus_needed, place, position, tighten
+from policies.placement import NOTHING, WHOLE, Room, gpus_needed, place, position, tighten
 
 SHARED = -2  # in `gpus.job`
 T = TypeVar("T")

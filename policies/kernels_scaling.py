@@ -16,9 +16,9 @@ from typing import NamedTuple
 import numpy as np
 
 from policies.gangs import Demand, GrantColumns, Grants, WorkingColumns, granted, room_of, total
-from policies.jit import jit_in_place
+from policies.jit import ZERO, jit_in_place
 from policies.observation import Floats, Ints
-from policies.placement import ONE, WEIGHTED, ZERO, Room, give, place, position
+from policies.placement import ONE, WEIGHTED, Room, give, place, position
 
 
 class Table(NamedTuple):

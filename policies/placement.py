@@ -25,8 +25,8 @@ COUNTED, PACKED, ANY = 0, 1, 2
 PLACEMENTS = {"counted": COUNTED, "packed": PACKED, "any": ANY}
 WHOLE = 1.0 - 1e-9  # a GPU with at least this much room is free
 
-# NumPy's integers where kernels hand on a constant: for a plain one a kernel is compiled once more.
-NOTHING, ZERO, ONE, WEIGHTED = (cast(int, np.int64(value)) for value in (-1, 0, 1, 3))
+# Handed on by kernels; see `policies.jit.ZERO`.
+NOTHING, ONE, WEIGHTED = (cast(int, np.int64(value)) for value in (-1, 1, 3))
 
 
 class Room(NamedTuple):

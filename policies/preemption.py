@@ -32,9 +32,9 @@ from policies.gangs import (
     total,
     working,
 )
-from policies.jit import jit_in_place
+from policies.jit import ZERO, jit_in_place
 from policies.observation import Bools, Floats, Ints, Observation
-from policies.placement import WHOLE, ZERO, Room, give, give_all, place, take
+from policies.placement import WHOLE, Room, give, give_all, place, take
 
 
 class Victims(NamedTuple):
