@@ -89,16 +89,20 @@ def monitor(
     traffic (hardware counters on Hopper and later; column "from" says gpm), power, temperature, clock,
     memory, processes. A dash means that the device does not give the value.
     """
+    from calibrate.exposition import ListenError
     from calibrate.monitor import show
 
-    show(
-        interval_s=interval_s,
-        count=count,
-        output=form,
-        price_usd_per_h=price,
-        listen=listen,
-        only=frozenset(only) or None,
-    )
+    try:
+        show(
+            interval_s=interval_s,
+            count=count,
+            output=form,
+            price_usd_per_h=price,
+            listen=listen,
+            only=frozenset(only) or None,
+        )
+    except ListenError as error:
+        raise WrongInputError(f"--listen {error}") from None
 
 
 @click.command()

@@ -86,11 +86,15 @@ def _escaped(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
+class ListenError(RuntimeError):
+    """The address to listen on cannot be had; one line that names it."""
+
+
 class PrometheusServer:
     """Serves the last text given to `update` at /metrics, from a daemon thread."""
 
     def __init__(self, host: str, port: int) -> None:
-        """Raises OSError when the address cannot be bound. Port 0 picks a free one, see `port`."""
+        """Raises ListenError when the address cannot be bound. Port 0 picks a free one, see `port`."""
         self._text = ""
         outer = self
 
@@ -110,7 +114,10 @@ class PrometheusServer:
             def log_message(self, format: str, *arguments: object) -> None:
                 """Scrapes are not worth a line each."""
 
-        self._server = ThreadingHTTPServer((host, port), Handler)
+        try:
+            self._server = ThreadingHTTPServer((host, port), Handler)
+        except OSError as error:
+            raise ListenError(f"{host}:{port}: {error.strerror or error}") from None
         self._server.daemon_threads = True
         self.port: int = self._server.server_address[1]
         threading.Thread(target=self._server.serve_forever, daemon=True).start()

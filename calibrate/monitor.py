@@ -132,7 +132,7 @@ def show(
 ) -> None:
     """Print readings until `count` is reached or the user interrupts.
 
-    Raises NvmlUnavailableError, and OSError when the address to listen on is taken.
+    Raises NvmlUnavailableError, and ListenError when the address to listen on is taken.
     """
     out = stream or sys.stdout
     with nvml.session() as versions:

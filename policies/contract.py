@@ -387,9 +387,11 @@ _ALLOCATION_FAULTS = {
 
 def _check_allocation(allocation: Allocation, observation: Observation, plan: Plan) -> str | None:
     jobs, gpus, workers = observation.jobs, observation.gpus, observation.workers
+    listed = allocation.job
+    if listed.size > 1:
+        listed = np.sort(listed)
     code, job, gpu = allocation_fault(
-        allocation.job, allocation.offset, allocation.gpu, allocation.share,
-        np.sort(allocation.job), np.argsort(allocation.gpu),
+        allocation.job, allocation.offset, allocation.gpu, allocation.share, listed, allocation.gpu.argsort(),
         jobs.state, jobs.rigid, jobs.gpus_requested, jobs.gpus_per_worker, jobs.workers_min, jobs.workers_max,
         jobs.memory_bytes, gpus.node, gpus.job, gpus.share_free, gpus.memory_bytes, observation.nodes.up,
         workers.job, workers.gpu, workers.gpu_share, DONE,

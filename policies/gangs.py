@@ -18,6 +18,7 @@ from policies.observation import Bools, Floats, Ints, Observation, S
 from policies.placement import NOTHING, WHOLE, Room, gpus_needed, place, position, tighten
 
 SHARED = -2  # in `gpus.job`
+_NO_BOUND = 2**62
 T = TypeVar("T")
 
 
@@ -97,7 +98,7 @@ def room_columns(o: Observation) -> RoomColumns:
 def working(columns: RoomColumns) -> WorkingColumns:
     """The parts of `Room` that kernels may change: copies, and scratch space."""
     first_gpu, size, up, free, room, memory_bytes, weight, group, order = columns
-    scratch, most = np.empty((4, len(size)), dtype=np.int64), np.array([size.max(initial=0)])
+    scratch, most = np.empty((4, len(size)), dtype=np.int64), np.array([_NO_BOUND])
     return (
         first_gpu, size.copy(), up, free.copy(), room.copy(), memory_bytes, weight, group, order, scratch, most
     )  # fmt: skip

@@ -37,16 +37,22 @@ def bill(world: SimWorld, gpu_s: Floats, span_s: float) -> tuple[dict[str, Float
     nodes, power = world.cluster.nodes, world.meter.power
     down_s = world.down_s()
     up_s = np.maximum(0.0, span_s - down_s)
-    site_j = pue * (float(((nodes.gpus * power.idle_w + power.base_w) * up_s).sum()) + float(dynamic_j.sum()))
+    standing_j = (nodes.gpus * power.idle_w + power.base_w) * up_s
+    site_j = pue * (float(standing_j.sum()) + float(dynamic_j.sum()))
+    paid_j, paid_site_j = energy_j, site_j
+    if prices.pays_energy is not None and world.books is not None:
+        paid_j = pue * (world.meter.paid_j + world.books.paid_idle_j)
+        paid_standing_j = float(standing_j[prices.pays_energy].sum())
+        paid_site_j = pue * (paid_standing_j + float(world.meter.paid_j.sum()))
     per_j = prices.usd_per_j
-    cost_usd = used_usd.sum(axis=1) + (0.0 if per_j is None else per_j * energy_j)
+    cost_usd = used_usd.sum(axis=1) + (0.0 if per_j is None else per_j * paid_j)
     gpu_usd = float(prices.usd_per_h.sum()) * span_s / HOUR_S
     idle_usd = gpu_usd - float(used_usd.sum())
     totals = {
         "energy_j": site_j,
         "down_gpu_s": float(nodes.gpus @ down_s),
         "gpu_usd": gpu_usd,
-        "energy_usd": 0.0 if per_j is None else per_j * site_j,
+        "energy_usd": 0.0 if per_j is None else per_j * paid_site_j,
         "storage_usd": _storage_usd(world, span_s),
         "idle_usd": 0.0 if abs(idle_usd) < _RESIDUE * gpu_usd else idle_usd,
     }

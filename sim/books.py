@@ -33,14 +33,15 @@ class _Open:
 class Books:
     """Books running jobs as they stop or change.
 
-    idle_j (jobs,): what the GPUs that a job held draw idling; used_usd (jobs, USES): money by use.
+    idle_j (jobs,): what the GPUs that a job held draw idling; paid_idle_j (jobs,): the part of it on nodes whose
+    electricity is charged, where not all are (`Prices.pays_energy`); used_usd (jobs, USES): money by use.
     usd_per_gpu_s (nodes,): NaN where not known.
     """
 
     def __init__(self, world: SimWorld, meter: Meter, usd_per_gpu_s: Floats) -> None:
         self.world, self.meter, self.usd_per_gpu_s = world, meter, usd_per_gpu_s
         jobs = len(world.demand)
-        self.idle_j, self.used_usd = np.zeros(jobs), np.zeros((jobs, USES))
+        self.idle_j, self.paid_idle_j, self.used_usd = np.zeros(jobs), np.zeros(jobs), np.zeros((jobs, USES))
         self._open: dict[int, _Open] = {}
 
     def begins(self, row: int, holding: Holding) -> None:
@@ -55,6 +56,9 @@ class Books:
         held = self.world.account(row)[0][:USES] - opened.account
         node_of_gpu, power = self.meter.node_of_gpu, self.meter.power
         self.idle_j[row] += float(held.sum()) * mean_over(power.idle_w, opened.holding, node_of_gpu)
+        if self.meter.pays is not None:
+            paid_w = power.idle_w * self.meter.pays
+            self.paid_idle_j[row] += float(held.sum()) * mean_over(paid_w, opened.holding, node_of_gpu)
         self.used_usd[row] += held * mean_over(self.usd_per_gpu_s, opened.holding, node_of_gpu)
 
     def meter_rigid(self, row: int) -> None:

@@ -1,8 +1,8 @@
 """Money: a dated price book, what a scenario changes of it, and what a run costs.
 
 A GPU is rented by the hour or owned: capex / (life * utilisation) per hour, the utilisation being the share of
-its life in which it is in use. Rents of GPUs include their electricity, so energy is charged where GPUs are
-owned, or when the scenario says so. An unknown price is None or NaN, never 0.
+its life in which it is in use. Rents of GPUs include their electricity, so energy is charged on the nodes whose
+GPUs are owned, or on all when the scenario says so. An unknown price is None or NaN, never 0.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, Self
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
 
-from policies.observation import Floats
+from policies.observation import Bools, Floats
 from sim.hardware import HardwareProfile, Kind, Measured, is_path, price_of, scenarios_dir
 from sim.scenario import Cost, NodeGroup, Scenario
 from sim.units import STORAGE_PRICE, TARIFF, Quantity
@@ -117,6 +117,9 @@ class Prices:
     usd_per_j: float | None  # None: not known, or part of the nodes' prices
     usd_per_byte_s: float | None
     note: str = ""
+    pays_energy: Bools | None = (
+        None  # (nodes,), whether electricity is charged there; None: alike on all nodes
+    )
 
     @property
     def usd_per_gpu_s(self) -> Floats:
@@ -131,8 +134,8 @@ class Prices:
 
     @property
     def uniform(self) -> bool:
-        """Whether a GPU-second costs the same everywhere."""
-        return self.known and bool(np.ptp(self.usd_per_gpu_s) == 0.0)
+        """Whether a GPU-second costs the same everywhere, electricity included."""
+        return self.known and self.pays_energy is None and bool(np.ptp(self.usd_per_gpu_s) == 0.0)
 
 
 def group_usd_per_h(
@@ -168,6 +171,8 @@ def make_prices(scenario: Scenario, profile: HardwareProfile) -> Prices:
     if tariff is None:
         tariff = book.tariff.value if book.tariff is not None else None
     charged = "owned" in origins if cost.energy == "auto" else cost.energy == "separate"
+    owned = [origin == "owned" for _, origin in priced]
+    some = cost.energy == "auto" and any(owned) and not all(owned)
     storage = cost.storage
     if storage is None and book.storage is not None:
         storage = book.storage.value
@@ -177,4 +182,5 @@ def make_prices(scenario: Scenario, profile: HardwareProfile) -> Prices:
         (math.nan if tariff is None else tariff) if charged else None,
         storage,
         f"prices of {book.date} ({book.kind}, {book.name})" if "book" in origins else "",
+        np.repeat(owned, count) if some else None,
     )

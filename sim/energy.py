@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from policies.observation import Floats
+from policies.observation import Bools, Floats
 from sim.cluster import Cluster, Holding
 from sim.job import BUSY
 
@@ -71,12 +71,14 @@ class Meter:
     """Counts the energy that each job's computing draws beyond idling (J).
 
     dynamic_j (jobs,) holds what has been metered. With one kind of GPU and one clock nothing is: the accounts
-    tell (`of_account_j`), to the same bits however often anybody has looked.
+    tell (`of_account_j`), to the same bits however often anybody has looked. paid_j (jobs,) is the part of it on
+    the nodes `pays` (nodes,), where only some nodes' electricity is charged.
     """
 
-    def __init__(self, power: NodePower, node_of_gpu: object, jobs: int) -> None:
+    def __init__(self, power: NodePower, node_of_gpu: object, jobs: int, pays: Bools | None = None) -> None:
         self.power, self.node_of_gpu = power, np.asarray(node_of_gpu)
-        self.dynamic_j = np.zeros(jobs)
+        self.pays = pays
+        self.dynamic_j, self.paid_j = np.zeros(jobs), np.zeros(jobs)
         self.clock = np.ones(len(power.idle_w))
         self.varies = not power.uniform  # over nodes or time
         self._set(self.clock)
@@ -94,8 +96,13 @@ class Meter:
         """Meter what a training job has computed since it was last metered."""
         if not self.varies:
             return
-        per_worker = job.take_busy_s() * job.weight
-        self.dynamic_j[job.row] += float(per_worker @ self.busy_w[job.nodes])
+        self._workers(job, job.take_busy_s() * job.weight)
+
+    def _workers(self, job: TrainingJob, busy_gpu_s: Floats) -> None:
+        drawn_w = self.busy_w[job.nodes]
+        self.dynamic_j[job.row] += float(busy_gpu_s @ drawn_w)
+        if self.pays is not None:
+            self.paid_j[job.row] += float(busy_gpu_s @ (drawn_w * self.pays[job.nodes]))
 
     def booked_j(self, job: TrainingJob) -> float:
         """What a training job's computing has drawn, up to when it was last metered."""
@@ -117,7 +124,7 @@ class Meter:
         self.training(job)
         partial_s = now_s - job.period_start_s
         if partial_s > 0.0:
-            self.dynamic_j[job.row] += partial_s * float(job.weight @ self.busy_w[job.nodes])
+            self._workers(job, partial_s * job.weight)
 
     def of_account_j(self, computed_gpu_s: float) -> float:
         """Energy of so much computing, where it is the same everywhere."""
@@ -126,6 +133,9 @@ class Meter:
     def rigid(self, row: int, holding: Holding, computed_gpu_s: float) -> None:
         """Meter what a rigid job has computed, at the present clock."""
         self.dynamic_j[row] += computed_gpu_s * mean_over(self.busy_w, holding, self.node_of_gpu)
+        if self.pays is not None:
+            paid_w = self.busy_w * self.pays
+            self.paid_j[row] += computed_gpu_s * mean_over(paid_w, holding, self.node_of_gpu)
 
 
 def mean_over(per_node: Floats, holding: Holding, node_of_gpu: Floats) -> float:

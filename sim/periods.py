@@ -129,14 +129,9 @@ def advance(
     sigma, alone_s = real[SIGMA], real[ALONE_S]
     finish, last_s, begins, p_busy, p_square, p_stall, factor, waited = scratch
     compute_s, input_s = worker[COMPUTE_S], worker[INPUT_S]
-    busy_s, busy_square, stall_s, wait_s = (
-        worker[BUSY_S],
-        worker[BUSY_SQUARE],
-        worker[STALL_S],
-        worker[WAIT_S],
-    )
-    samples, weight = worker[W_SAMPLES], worker[SHARE_WEIGHT]
-    per_step = worker[SAMPLES_EACH]
+    busy_s, busy_square = worker[BUSY_S], worker[BUSY_SQUARE]
+    stall_s, wait_s = worker[STALL_S], worker[WAIT_S]
+    samples, weight, per_step = worker[W_SAMPLES], worker[SHARE_WEIGHT], worker[SAMPLES_EACH]
     arrival = duration = 0.0
     done = 0
     while done < periods:

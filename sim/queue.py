@@ -34,7 +34,7 @@ class RowQueue:
             buffer[tail] = row
             self._tail = tail + 1
             return
-        at = head + int(np.searchsorted(buffer[head:tail], row))
+        at = head + int(buffer[head:tail].searchsorted(row))
         if at - head < tail - at:
             buffer[head - 1 : at - 1] = buffer[head:at]
             buffer[at - 1] = row
@@ -47,11 +47,9 @@ class RowQueue:
     def remove(self, row: int) -> None:
         """Take out a row. Raises KeyError when it is not there."""
         buffer, head, tail = self._buffer, self._head, self._tail
-        at = (
-            head
-            if head < tail and buffer[head] == row
-            else head + int(np.searchsorted(buffer[head:tail], row))
-        )
+        at = head
+        if head < tail and buffer[head] != row:
+            at += int(buffer[head:tail].searchsorted(row))
         if at >= tail or buffer[at] != row:
             raise KeyError(row)
         if at - head < tail - at:

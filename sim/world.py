@@ -96,7 +96,7 @@ class SimWorld:
         self.waiting, self.running = RowQueue(), RowQueue()
         self.training: dict[int, TrainingJob] = {}  # running training jobs, and those that will run again
         self.rigid = RigidJobs(
-            self.clock, cluster, demand, self._finish, self.mtbf_s, scenario.restart.checkpoint_write
+            self.clock, cluster, demand, self._rigid_ended, self.mtbf_s, scenario.restart.checkpoint_write
         )
         self.start_s = np.full(len(demand), np.nan)
         self.completion_s = np.full(len(demand), np.nan)
@@ -120,7 +120,8 @@ class SimWorld:
         self._tick: Event | None = None
         self._fill_jobs()
         self.fault_slow = np.ones(len(cluster.nodes))
-        self.prices, self.meter = prices, Meter(node_power(cluster), cluster.gpus.node, len(demand))
+        self.prices = prices
+        self.meter = Meter(node_power(cluster), cluster.gpus.node, len(demand), prices.pays_energy)
         self.throttle = Throttle(self)
         self._clocks_vary = self.throttle.varies
         self.books: Books | None = None
@@ -182,8 +183,8 @@ class SimWorld:
             if row in self.demand.training:
                 self._make_training(row)
             self.waiting.add(row)
-        self._event()
         self._next_arrival()
+        self._last_event()
 
     def _make_training(self, row: int) -> None:
         spec = self.demand.training[row]
@@ -228,6 +229,14 @@ class SimWorld:
         if self.scenario.decide.on_events:
             self.request_decision()
 
+    def _last_event(self) -> None:
+        """As `_event`, for what a handler does last: with nothing else at this instant, decide right away."""
+        if self._decision is None and self.clock.peek() > self.clock._now:
+            if self.scenario.decide.on_events:
+                self._decide(None)
+        else:
+            self._event()
+
     def request_decision(self) -> None:
         """Decide once at this instant, after everything else."""
         if self._decision is None:
@@ -262,7 +271,7 @@ class SimWorld:
             self.waiting and (self.cluster.free_gpus > 0 or self._fractions or not self.running)
         )
 
-    def _decide(self, _: Event) -> None:
+    def _decide(self, _: Event | None) -> None:
         self._decision = None
         if self._nothing_to_start():
             return
@@ -401,6 +410,7 @@ class SimWorld:
             self.meter.training(job)
             self._neighbours_changed(job.row)
             self._finish(job.row)
+            self._event()
             return
         every = self.scenario.decide.every_steps
         if every is not None and job.steps_since_decision >= every:
@@ -420,7 +430,10 @@ class SimWorld:
             self.done.succeed()
         if self._clocks_vary:
             self.throttle.changed()
-        self._event()
+
+    def _rigid_ended(self, row: int) -> None:
+        self._finish(row)
+        self._last_event()
 
     def _transferred(self, transfer: Transfer) -> None:
         self.observer.transferred(transfer)

@@ -99,6 +99,10 @@ def as_text(answer: Answer, targets: Sequence[Target]) -> Iterator[str]:
     else:
         yield f"no size meets {wanted}; closest is {_values(answer.closest.candidate)}"
         yield f"  {_results(answer.closest, targets)}"
+        if answer.closest.runs and all(
+            target.met({target.measure.key: answer.closest.mean(target.measure.key)}) for target in targets
+        ):
+            yield f"  on average; {answer.closest.met} of {answer.closest.runs} runs meet the targets"
     yield f"  {answer.tried} sizes were run, {answer.excluded} excluded by bounds, price or power"
     if answer.impossible:
         yield f"  {len(answer.impossible)} more were not possible: {answer.impossible[0]}"
@@ -110,11 +114,16 @@ def _values(candidate: Candidate) -> str:
 
 def _results(found: Trial, targets: Sequence[Target]) -> str:
     """Each target's result beside its limit: the mean of the runs, or what bounds say without any."""
+    from sim.units import format_share
+
     texts = []
     for target in targets:
         measure = target.measure
         if found.runs:
-            text = measure.show(found.mean(measure.key))
+            mean = found.mean(measure.key)
+            text = measure.show(mean)
+            if text == measure.show(target.limit) and (beyond := target.excess({measure.key: mean})):
+                text += f" and {format_share(beyond)} beyond"  # rounded, it looks as if it met the limit
         else:
             value = found.candidate.known.get(measure.key, math.nan)
             text = f"at best {measure.show(value)}" if not math.isnan(value) else "not run"

@@ -261,3 +261,13 @@ def test_no_damage_to_a_sample_is_more_than_one_line(tmp_path_factory: Any, data
         return
     save_profile(profile, folder / "p.yaml")
     assert load_profile(str(folder / "p.yaml")) == profile
+
+
+def test_a_measurement_given_twice_is_not_counted_twice() -> None:
+    """The second copy would look like further rounds that agree, and make every interval too narrow."""
+    sample = Sample("copy", {"bytes": 2, "array_bytes": 1}, (1.0, 1.1), "s", 0, "2026-01-01T00:00:00+00:00")
+    one = SampleSet({"device": "d"}, {}, (sample,))
+    with pytest.raises(SamplesError, match="samples are given twice, 1 of them, such as"):
+        merge([one, one])
+    later = SampleSet({"device": "d"}, {}, (replace(sample, at="2026-01-02T00:00:00+00:00"),))
+    assert [s.round for s in merge([one, later]).samples] == [0, 1]

@@ -123,6 +123,61 @@ def test_rents_include_electricity_and_owned_gpus_do_not() -> None:
         assert rented.summary()["cost_usd"] == pytest.approx(8.0 + extra)
 
 
+def _split(owned: str, energy: str = "auto", **more: Any) -> Any:
+    """Training and rigid jobs on two kinds of GPUs at 1 USD/h, of which one is owned."""
+    prices: dict[str, Any] = {"energy": energy}
+    for name in ("h100_sxm", "a100_sxm_80gb"):
+        if name == owned:
+            prices["capex"] = {name: {"price": "87600 USD", "life": "10 years"}}
+        else:
+            prices["gpu_hour"] = {name: "1 USD/h"}
+    nodes = [
+        {"name": "a", "count": 2, "gpus": 4, "accelerator": "h100_sxm", "host_power": "1 kW"},
+        {"name": "b", "count": 2, "gpus": 4, "accelerator": "a100_sxm_80gb", "host_power": "500 W"},
+    ]
+    jobs = [
+        {"name": "trains", "gpus": 8, "count": 2, "model": "m", "steps": 200, "global_batch": 640},
+        {"name": "rigid", "gpus": 4, "count": 3, "spacing": 40.0, "duration": 300.0},
+    ]
+    workload = {"models": {"m": model(sample_time=0.02, parameters=1e8)}, "jobs": jobs}
+    return simulate(
+        priced(prices, nodes, workload=workload, energy={"tariff": "0.2 USD/kWh"} | more.pop("energy_is", {}),
+               noise={"step_cov": 0.1}, faults={"crash": {"mtbf": 900.0, "repair": 60.0}}, **more),
+        "easy",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("more", [{}, {"energy_is": {"power_cap": "250 W"}}, {"thermal": {}}])
+def test_electricity_is_charged_on_owned_nodes_only(more: dict[str, Any]) -> None:
+    first, second = _split("h100_sxm", **more), _split("a100_sxm_80gb", **more)
+    both = _split("h100_sxm", "separate", **more)
+    usd = [made.totals["energy_usd"] for made in (first, second, both)]
+    assert min(usd) > 0.0
+    assert usd[0] + usd[1] == pytest.approx(usd[2], rel=1e-12)
+    assert both.totals["energy_j"] == first.totals["energy_j"] == second.totals["energy_j"]
+    free = _split("h100_sxm", "included", **more).jobs["cost_usd"]
+    extra = [made.jobs["cost_usd"] - free for made in (first, second, both)]
+    np.testing.assert_allclose(extra[0] + extra[1], extra[2], rtol=1e-9)
+    assert (extra[0] > 0.0).any()
+
+
+def test_a_rented_node_beside_an_owned_one_pays_no_electricity() -> None:
+    nodes = [{"name": name, "gpus": 4, "accelerator": "h100_sxm"} for name in ("own", "rent")]
+    nodes[1]["price"] = "4 USD/h"  # the same per GPU-second
+    capex = {"h100_sxm": {"price": "87600 USD", "life": "10 years"}}
+    job = {"gpus": 4, "duration": 3600.0}
+    made = simulate(
+        priced({"capex": capex}, nodes, workload={"jobs": [job]}, energy={"tariff": "0.2 USD/kWh"})
+    )
+    accelerator = load_profile("catalogue").accelerator("h100_sxm")
+    assert accelerator.idle_w is not None
+    assert accelerator.max_w is not None
+    kwh = 1.3 * 4 * accelerator.max_w.value / 1000.0  # the job is on the first node
+    assert made.totals["energy_usd"] == pytest.approx(0.2 * kwh)
+    assert made.jobs["cost_usd"][0] == pytest.approx(4.0 + 0.2 * kwh)
+    assert made.totals["energy_j"] > kwh * 3.6e6
+
+
 def test_data_is_stored_with_its_copies() -> None:
     data = {"samples": 1000, "sample_size": "1 GB", "replicas": 2}
     job = {"gpus": 2, "model": "m", "steps": 100, "global_batch": 10, "data": data}

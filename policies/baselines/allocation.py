@@ -51,6 +51,10 @@ class _Placed(AllocationStage):
             raise ValueError(f"placement {self.placement!r} is none of {', '.join(PLACEMENTS)}")
 
 
+def _why_none(observation: Observation) -> str:
+    return NONE_STARTS if some_room(observation.nodes.gpus_free, observation.gpus.share_free) else NONE_FREE
+
+
 @dataclass(frozen=True)
 class Fifo(_Placed):
     """First in, first out.
@@ -74,14 +78,12 @@ class Fifo(_Placed):
             return unchanged(plan, self.name, NONE_WAITS), memory
         if plan.allocation is not None:
             return unchanged(plan, self.name, PLANNED), memory
-        if not some_room(observation.nodes.gpus_free, observation.gpus.share_free):
-            return unchanged(plan, self.name, NONE_FREE), memory
         rule = PLACEMENTS[self.placement]
         grants, _ = start_in_order(
             frozen(waiting), self.strict, rule, request_columns(observation), room_columns(observation)
         )
         if not len(grants[0]):
-            return unchanged(plan, self.name, NONE_STARTS), memory
+            return unchanged(plan, self.name, _why_none(observation)), memory
         return with_allocation(plan, self.name, len(waiting), Allocation(*grants)), memory
 
 
@@ -121,15 +123,13 @@ class Sjf(_Placed):
             return unchanged(plan, self.name, PLANNED), memory
         if not waiting:
             return unchanged(plan, self.name, NONE_WAITS), memory
-        if not some_room(observation.nodes.gpus_free, observation.gpus.share_free):
-            return unchanged(plan, self.name, NONE_FREE), memory  # newcomers are queued when something is
         columns = key_columns(observation, jobs.duration_s, jobs.id)
         memory = queue_now(memory, observation, columns)
         allocation, memory = start_from_queue(
             observation, memory, columns, self.strict, PLACEMENTS[self.placement]
         )
         if allocation is None:
-            return unchanged(plan, self.name, NONE_STARTS), memory
+            return unchanged(plan, self.name, _why_none(observation)), memory
         return with_allocation(plan, self.name, waiting, allocation), memory
 
 
