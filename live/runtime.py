@@ -220,7 +220,11 @@ class Runtime:
         if module.training and torch.is_grad_enabled() and not self._computing:
             self._computing = True
             self._timer.mark("forward")
-            self._backend.begin()
+            try:
+                self._backend.begin()
+            except RuntimeError as error:  # a share that the driver refuses must not end training
+                self._recorder.event("refused", lever="share", why=str(error))
+                self._backend.set(1.0)
 
     def _gradient_ready(self) -> None:
         self._timer.mark("local")

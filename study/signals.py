@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Processes that are started inside never see SIGINT; this one sees it afterwards.
+    """Processes that are started inside never see SIGINT; this one sees it afterwards (if it has one thread).
 
     They inherit the mask before they import anything, so none of them dies of it half-way with a traceback.
     """

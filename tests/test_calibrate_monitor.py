@@ -246,3 +246,15 @@ def test_doctor_says_what_calibration_would_use() -> None:
     except LibraryMissingError:
         without = json.loads(calibrate_fakes.python(DOCTOR).stdout)[1]
         assert without[1].startswith("no cuBLASLt (libcublasLt was not found: install PyTorch for CUDA")
+
+
+def test_an_address_that_is_taken_is_wrong_input_and_named() -> None:
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        done = calibrate_fakes.run(["monitor", "--count", "1", "--listen", address], calibrate_fakes.nvml())
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"equipoise: --listen {address}: Address already in use\n"

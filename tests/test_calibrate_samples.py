@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,8 @@ def test_conditions_that_do_not_decide_may_differ() -> None:
 
 def test_sessions_are_merged_with_their_rounds_apart() -> None:
     one = SampleSet(HERE, {}, (COPY, Sample("copy", {"bytes": 8, "array_bytes": 4}, (1.0,), "s", 1)))
-    merged = merge([one, one])
+    other = replace(one, samples=tuple(replace(s, at="2026-01-02") for s in one.samples))
+    merged = merge([one, other])
     assert [s.round for s in merged.samples] == [0, 1, 2, 3]
     assert merged.date == "2030-01-02"
     with pytest.raises(SamplesError, match="no samples"):

@@ -365,6 +365,22 @@ def test_without_an_mps_daemon_one_line_says_so(tmp_path: Path, monkeypatch: pyt
         pass
 
 
+def test_an_mps_daemon_that_keeps_what_it_inherits_does_not_hold_the_validation_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A daemon holds its standard output open for as long as it runs; through a pipe that would never end."""
+    control = tmp_path / gpu_shares.CONTROL
+    control.write_text(
+        '#!/bin/sh\nif [ "$1" = -d ]; then sleep 60 & echo $! >"$CUDA_MPS_LOG_DIRECTORY/pid"; exit 0; fi\n'
+        'kill "$(cat "$CUDA_MPS_LOG_DIRECTORY/pid")"\n'
+    )
+    control.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    with gpu_shares.mps() as environment:
+        began = (Path(environment["CUDA_MPS_PIPE_DIRECTORY"]) / "pid").read_text()
+    assert int(began) > 0
+
+
 def test_a_section_has_no_more_time_than_is_left(tmp_path: Path) -> None:
     late = gpu_validation.Session(tmp_path, time.monotonic() - 1.0, "cuda", 1.0, None, True)
     gpu_validation.validate(late)

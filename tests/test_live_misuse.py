@@ -6,6 +6,7 @@ import contextlib
 import io
 import time
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -165,3 +166,44 @@ def test_the_heartbeat_can_be_joined_and_survives_a_fork() -> None:
     watch.stop()
     watch.join(timeout=5.0)
     assert not watch.is_alive()
+
+
+def refused_share(rank: int, folder: str) -> tuple[int, list[float]]:
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.utils.data import DataLoader, TensorDataset
+
+    from live.attach import attach
+
+    torch.distributed.init_process_group("gloo")
+    model = DistributedDataParallel(torch.nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    runtime = attach(model, optimizer, "none", global_batch=10, run_dir=folder, share_backend="duty-cycle")
+    asked: list[float] = []
+
+    class Refusing(type(runtime._backend)):  # type: ignore[misc]
+        """Its context cannot be entered, as a driver may decide."""
+
+        def begin(self) -> None:
+            """Fails until the whole device is asked for."""
+            if not asked:
+                raise RuntimeError("the driver says no")
+
+        def set(self, share: float) -> None:
+            """Notes what is asked for."""
+            asked.append(share)
+
+    runtime._backend = Refusing()
+    data = TensorDataset(torch.randn(40, 2), torch.randn(40, 1))
+    for x, y in DataLoader(data, batch_sampler=runtime.sampler(data)):
+        torch.nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        runtime.step()
+    runtime.close()
+    return runtime.round, asked
+
+
+def test_a_share_that_the_driver_refuses_does_not_end_training(tmp_path: Path) -> None:
+    ((rounds, asked),) = live_ranks.run(refused_share, 1, str(tmp_path))
+    assert (rounds, asked) == (4, [1.0])
+    assert "the driver says no" in (tmp_path / "rounds-0.jsonl").read_text()

@@ -128,6 +128,7 @@ def _adapter(device: str, seconds: float, folder: str) -> dict[str, Any]:
         policy="s1+s2",
         global_batch=batch,
         statistics_every=10,
+        shuffle=False,  # as the plain one reads, so that only the adapter differs
         run_dir=folder,
     )
     x, y = batch_of("cpu", wide, BATCHES_HELD * batch)
