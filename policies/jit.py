@@ -10,6 +10,7 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -75,3 +76,14 @@ def jit_in_place(function: F) -> F:
     """
     compiled = numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=False, _nrt=False)(function)
     return cast(F, compiled)
+
+
+@jit
+def _nothing() -> None:
+    return None
+
+
+@cache
+def initialise() -> None:
+    """Have Numba load what it needs before its first kernel (0.2 s), for those who time what comes then."""
+    _nothing()

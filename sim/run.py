@@ -13,6 +13,7 @@ import numpy as np
 
 from policies import make_policy
 from policies.contract import Decision, Policy, Refusal, StageError
+from policies.jit import initialise
 from sim.bill import bill
 from sim.books import USES
 from sim.cluster import Cluster
@@ -88,6 +89,7 @@ def run(
     cluster = Cluster(scenario.cluster, profile, topology)
     demand = make_demand(scenario, trace, cluster)
     writer = _journal(journal)
+    initialise()
     began = time.process_time()
 
     def record(decision: Decision, refused: list[Refusal]) -> None:

@@ -13,7 +13,6 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing import active_children, get_context
 from pathlib import Path
@@ -25,7 +24,7 @@ from sim.run import RunFailed, run, run_identity
 from sim.scenario import Scenario
 from sim.traces import Trace
 from study.signals import uninterrupted
-from study.warm import warm
+from study.warm import warm, warming
 
 Runner = Callable[..., Run]
 Progress = Callable[[int, int, str], None]
@@ -164,10 +163,7 @@ def execute(
     """
     results: dict[Task, Result] = {}
     failures: dict[Task, Failure] = {}
-    with suppress(RunFailed):  # in a case that is not the user's; if it fails in theirs, its run says so
-        warm((task.policy for task in tasks), job.scenario)
-    source = _serial(job, tasks) if processes == 1 else _parallel(job, tasks, processes)
-    for task, made in source:
+    for task, made in _serial(job, tasks) if processes == 1 else _parallel(job, tasks, processes):
         if isinstance(made, RunFailed):
             failures[task] = Failure(task, made)
         else:
@@ -181,14 +177,16 @@ def execute(
 
 
 def _serial(job: Job, tasks: Sequence[Task]) -> Iterator[tuple[Task, Result | RunFailed]]:
-    for task in tasks:
-        try:
-            yield task, job.make(task)
-        except RunFailed as failed:
-            yield task, failed
+    with warming((task.policy for task in tasks), job.scenario):
+        for task in tasks:
+            try:
+                yield task, job.make(task)
+            except RunFailed as failed:
+                yield task, failed
 
 
 def _parallel(job: Job, tasks: Sequence[Task], processes: int) -> Iterator[tuple[Task, Result | RunFailed]]:
+    warm((task.policy for task in tasks), job.scenario)
     others, completed = set(active_children()), False
     pool = ProcessPoolExecutor(
         min(processes, len(tasks)), mp_context=get_context("spawn"), initializer=_share, initargs=(job,)

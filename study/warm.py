@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import math
 import os
 import subprocess
 import sys
@@ -24,13 +25,15 @@ from policies import BUILT_IN, make_policy
 from policies.contract import Allocation, AllocationStage, Memory, Plan, Policy, Stage
 from policies.jit import cache_dir
 from policies.observation import Observation
+from sim.clock import Clock
+from sim.network import Network
 from sim.run import RunFailed, run
 from sim.scenario import Scenario
 
 _NETWORK, _ADVANCE = "network", "time-advance"
 _QUEUE = " with a queue"
 _COST = {_NETWORK: 5.0, _ADVANCE: 4.0, "s1": 4.0, "s2": 2.0, "s3": 0.5}  # CPU s, about, to share the work out
-_COST_OF_ALLOCATION, _COST_OF_OTHERS = 4.0, 1.0
+_COST_OF_ALLOCATION, _COST_OF_OTHERS, _COST_OF_RUNS = 3.7, 1.0, 1.5
 
 _SMALL: dict[str, Any] = {
     "schema_version": 1,
@@ -79,11 +82,20 @@ def warm(policies: Iterable[str | Policy], scenario: Scenario | None = None) -> 
 
     scenario: with a single job, what only a queue of jobs needs is left out.
     """
+    with warming(policies, scenario):
+        pass
+
+
+@contextmanager
+def warming(policies: Iterable[str | Policy], scenario: Scenario | None = None) -> Iterator[None]:
+    """As `warm`, but goes on when this process has done its part, while others may still be at theirs.
+
+    What they have not compiled when it is needed is compiled again here; at the end they are waited for.
+    """
     missing = [portion for portion in _portions(policies, scenario) if not _mark(portion).exists()]
-    if not missing:
-        return
-    print("compiling kernels, this once", file=sys.stderr)
     groups = _share_out(missing, min(_processors(), len(missing)))
+    if groups:
+        print("compiling kernels, this once", file=sys.stderr)
     command = [sys.executable, "-m", "study.warm"]
     root = Path(__file__).resolve().parent.parent
     others = [
@@ -91,7 +103,8 @@ def warm(policies: Iterable[str | Policy], scenario: Scenario | None = None) -> 
         for group in groups[1:]
     ]
     try:
-        compile_portions(groups[0])
+        compile_portions(*groups[:1])
+        yield
         for other in others:  # what fails there is compiled when it is needed, and says why
             other.wait()
     finally:
@@ -100,7 +113,7 @@ def warm(policies: Iterable[str | Policy], scenario: Scenario | None = None) -> 
             other.wait()
 
 
-def compile_portions(portions: Iterable[str]) -> None:
+def compile_portions(portions: Iterable[str] = ()) -> None:
     """Compile these portions, one after the other, and leave a mark beside the cache for each."""
     with _no_collection():
         for portion in portions:
@@ -110,12 +123,22 @@ def compile_portions(portions: Iterable[str]) -> None:
 
 
 def _compile(name: str, queue: str) -> None:
-    if name == _ADVANCE:
+    if name == _NETWORK:
+        _compile_network()
+    elif name == _ADVANCE:
         run(_case(alone=not queue, moves=False, noise=True), policy=Policy("compile", (_Plainly(),)), seed=0)
     else:
-        scenario = _case(alone=not queue, moves=name == _NETWORK or _kind(name) == "data", noise=False)
-        policy = Policy("compile", (_Plainly(),)) if name == _NETWORK else _only(name)
-        run(scenario, policy=policy, seed=0, event_by_event=True)
+        scenario = _case(alone=not queue, moves=_kind(name) == "data", noise=False)
+        run(scenario, policy=_only(name), seed=0, event_by_event=True)
+
+
+def _compile_network() -> None:
+    """Two flows that share a link."""
+    clock = Clock()
+    network, link = Network(clock, np.ones(1)), np.zeros(1, dtype=np.int64)
+    for volume_bytes in (1.0, 2.0):
+        network.start(volume_bytes, link, np.ones(1), math.inf, lambda _flow: None)
+    clock.run()
 
 
 def _case(*, alone: bool, moves: bool, noise: bool) -> Scenario:
@@ -154,16 +177,19 @@ def _portions(policies: Iterable[str | Policy], scenario: Scenario | None) -> li
 
 
 def _share_out(portions: Sequence[str], groups: int) -> list[list[str]]:
-    """Longest first, each to the group with least to do; the first group is this process's."""
+    """Longest first, each to the group with least to do; within a group in the given order.
+
+    The first group is that of this process, which goes on with the runs when it is done.
+    """
     movers = [name for name in portions if _plain(name) == _NETWORK or _kind_of(name) == "data"]
     units = [movers, *([name] for name in portions if name not in movers)]  # one process compiles the network
     shared: list[list[str]] = [[] for _ in range(groups)]
-    load = [0.0] * groups
-    for unit in sorted(units, key=_cost, reverse=True):
+    load = [_COST_OF_RUNS, *[0.0] * (groups - 1)]
+    for unit in sorted(filter(None, units), key=_cost, reverse=True):
         least = load.index(min(load))
         shared[least] += unit
         load[least] += _cost(unit)
-    return [group for group in shared if group]
+    return [sorted(group, key=portions.index) for group in shared]
 
 
 def _plain(portion: str) -> str:
