@@ -138,13 +138,13 @@ def _advance(
     world: SimWorld, scenario: Scenario, progress: Progress | None, stop: Callable[[], bool] | None
 ) -> bool:
     """Step until all jobs are done or the horizon is reached; False when `stop` said so before."""
-    clock, done, total = world.clock, world.done, len(world.demand)
+    clock, queue, done, total = world.clock, world.clock._queue, world.done, len(world.demand)
     horizon_s = scenario.horizon if scenario.horizon is not None else np.inf
     next_report, countdown = time.monotonic() + _PROGRESS_S, 1000
     while not done.triggered:
-        if not clock._queue:
+        if not queue:
             raise Stalled(f"{total - world.completed} jobs are not done and nothing is left to happen")
-        if clock._queue[0][0] > horizon_s:
+        if queue[0][0] > horizon_s:
             world.close(horizon_s)
             break
         if stop is not None and stop():

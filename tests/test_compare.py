@@ -250,10 +250,15 @@ def test_percentiles_of_a_single_job_are_left_out_of_the_table():
     assert "completion_p95_s" in one.as_csv()
 
 
-def test_a_failure_while_compiling_does_not_stop_processes(monkeypatch):
-    def fails(names, case=None):
+def test_a_failure_while_compiling_does_not_stop_the_runs(monkeypatch, tmp_path):
+    def fails(name, queue):
         raise RunFailed("not made for that case", fake_run(scenario(), policy=make_policy("fifo"), seed=0))
 
     alone = compare(scenario(), ["fifo", "sjf"], 1)
-    monkeypatch.setattr("study.execute.warm", fails)
-    assert compare(scenario(), ["fifo", "sjf"], 1, jobs_parallel=2).as_csv() == alone.as_csv()
+    monkeypatch.setattr("study.warm._mark", lambda portion: tmp_path / portion)  # nothing is compiled yet
+    monkeypatch.setattr("study.warm._processors", lambda: 1)
+    monkeypatch.setattr("study.warm._compile", fails)
+    for processes in (1, 2):
+        found = compare(scenario(), ["fifo", "sjf"], 1, jobs_parallel=processes)
+        assert found.as_csv() == alone.as_csv()
+    assert not list(tmp_path.iterdir())
