@@ -184,8 +184,8 @@ class JobData:
         wanted = min(wanted, last.left)
         if wanted == last.left:  # nothing of it is needed by its owner any more
             self.queues[victim].pop()
-            self._record(last)
             self._forget_transfer(last)
+            self._record(last)
             return last
         rest = Piece(self._next_id, last.shard, last.end - wanted, last.end - wanted, last.end)
         self._next_id += 1
@@ -193,7 +193,8 @@ class JobData:
         return rest
 
     def _forget_transfer(self, piece: Piece) -> None:
-        if piece.transfer is not None:
+        # Who has taken samples of it while it is on its way still waits for them: then it goes on.
+        if piece.transfer is not None and piece.cursor == piece.begin:
             self.transfers.cancel(piece.transfer)
         piece.transfer, piece.fetched = None, False
 
@@ -215,9 +216,10 @@ class JobData:
             return
 
         def arrived() -> None:
-            piece.transfer, piece.fetched = None, True
+            if piece.transfer is transfer:  # it has not been given to another worker meanwhile
+                piece.transfer, piece.fetched = None, True
 
-        piece.transfer = self.transfers.start(
+        transfer = piece.transfer = self.transfers.start(
             self.homes[piece.shard], self.worker_node[worker], piece.left * self.bytes_per_sample, arrived
         )
 

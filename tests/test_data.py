@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 from sim.clock import Clock
 from sim.data import ConservationError, JobData, place_shards
 from sim.network import Network
+from sim.run import run
 from sim.scenario import Cluster
 from sim.topology import Topology
 from sim.transfer import Transfer, Transfers
+from sim.yaml_file import from_mapping
 
 
 class Site:
@@ -179,3 +181,23 @@ def test_placement_follows_the_weights() -> None:
     assert counts == [12, 6, 4, 3]
     assert all(len(set(home)) == 2 for home in homes)
     assert place_shards(3, [5], np.ones(1), replicas=3) == [[5]] * 3
+
+
+def test_who_waits_for_taken_samples_gets_them_though_the_rest_goes_to_another() -> None:
+    """Asynchronous workers take samples before these are there; giving the rest away must not stop the transfer."""
+    model = {
+        "fixed_time": 0.0071, "sample_time": 0.0117, "parameters": 2.1e8,
+        "exchange": {"algorithm": "async-parameter-server", "alpha": 1.3e-5, "rate": 9e9},
+    }  # fmt: skip
+    data = {"samples": 52, "sample_size": 4e6, "shards": 10, "placement": {"kind": "even", "over": "cluster"}}
+    training = {"gpus": 2, "model": "m", "epochs": 1, "global_batch": 11, "data": data}
+    case = from_mapping(
+        {
+            "schema_version": 1,
+            "name": "two workers",
+            "cluster": {"nodes": [{"count": 2, "gpus": 1, "nic": 2e8}]},
+            "workload": {"models": {"m": model}, "jobs": [training]},
+        }
+    )
+    for event_by_event in (False, True):
+        assert run(case, event_by_event=event_by_event).jobs["samples"].tolist() == [52]
