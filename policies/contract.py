@@ -17,6 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import attrgetter
 from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
@@ -256,11 +257,10 @@ def check(plan: Plan, observation: Observation, before: Plan = UNCHANGED) -> str
 
     Fields that are the same objects as in `before` have been checked already and are skipped.
     """
-    for name, rule in _RULES.items():
-        value = getattr(plan, name)
-        if value is None or value is getattr(before, name):
+    for name, value, checked in zip(_RULES, _parts(plan), _parts(before), strict=True):
+        if value is None or value is checked:
             continue
-        problem = rule(value, observation, plan)
+        problem = _RULES[name](value, observation, plan)
         if problem:
             return f"{name}: {problem}"
     if math.isnan(plan.revisit_s) or plan.revisit_s <= observation.time_s:
@@ -385,13 +385,18 @@ _ALLOCATION_FAULTS = {
 }
 
 
+_FIRST = np.zeros(1, dtype=np.int64)
+
+
 def _check_allocation(allocation: Allocation, observation: Observation, plan: Plan) -> str | None:
     jobs, gpus, workers = observation.jobs, observation.gpus, observation.workers
-    listed = allocation.job
+    listed, order = allocation.job, _FIRST
     if listed.size > 1:
         listed = np.sort(listed)
+    if allocation.gpu.size != 1:
+        order = allocation.gpu.argsort()
     code, job, gpu = allocation_fault(
-        allocation.job, allocation.offset, allocation.gpu, allocation.share, listed, allocation.gpu.argsort(),
+        allocation.job, allocation.offset, allocation.gpu, allocation.share, listed, order,
         jobs.state, jobs.rigid, jobs.gpus_requested, jobs.gpus_per_worker, jobs.workers_min, jobs.workers_max,
         jobs.memory_bytes, gpus.node, gpus.job, gpus.share_free, gpus.memory_bytes, observation.nodes.up,
         workers.job, workers.gpu, workers.gpu_share, DONE,
@@ -407,3 +412,4 @@ _RULES: dict[str, Any] = {
     "gpu_share": _check_share,
     "allocation": _check_allocation,
 }
+_parts = attrgetter(*_RULES)

@@ -61,7 +61,7 @@ class Failures(NamedTuple):
 GrantColumns = tuple[Ints, Ints, Ints, Floats]
 RequestColumns = tuple[Bools, Ints, Ints, Ints, Ints, Floats, Floats]
 RoomColumns = tuple[Ints, Ints, Bools, Ints, Floats, Floats, Floats, Ints, Ints]
-WorkingColumns = tuple[Ints, Ints, Bools, Ints, Floats, Floats, Floats, Ints, Ints, Ints, Ints]
+WorkingColumns = tuple[Ints, Bools, Floats, Floats, Ints, Ints, Floats, Ints]
 
 
 def frozen(array: NDArray[S]) -> NDArray[S]:
@@ -96,18 +96,18 @@ def room_columns(o: Observation) -> RoomColumns:
 
 
 def working(columns: RoomColumns) -> WorkingColumns:
-    """The parts of `Room` that kernels may change: copies, and scratch space."""
+    """The same with copies of what kernels may change, and scratch space: all numbers by node as one block."""
     first_gpu, size, up, free, room, memory_bytes, weight, group, order = columns
-    scratch, most = np.empty((4, len(size)), dtype=np.int64), np.array([_NO_BOUND])
-    return (
-        first_gpu, size.copy(), up, free.copy(), room.copy(), memory_bytes, weight, group, order, scratch, most
-    )  # fmt: skip
+    by_node = np.empty((7, len(size)), dtype=np.int64)
+    by_node[0], by_node[1], by_node[2] = size, free, _NO_BOUND
+    return first_gpu, up, memory_bytes, weight, group, order, room.copy(), by_node
 
 
 @jit_in_place
 def room_of(columns: WorkingColumns) -> Room:
     """The room to hand out."""
-    first_gpu, size, up, free, room, memory_bytes, weight, group, order, scratch, most = columns
+    first_gpu, up, memory_bytes, weight, group, order, room, by_node = columns
+    size, free, most, scratch = by_node[0], by_node[1], by_node[2], by_node[3:]
     least, largest, groups = np.inf, 0, 0
     for memory in memory_bytes:
         if memory < least:
@@ -287,12 +287,13 @@ def start_in_order(
     at, left = _first_that_may(queue, strict, requests, columns[3], columns[4])
     if at < 0:
         return NO_GRANTS, at == -2 and (not strict or not len(queue))
-    room, failures = working(columns), new_failures()
-
-    def fill(at: int, _: bool, grants: GrantColumns) -> tuple[int, int, bool]:
-        return _start(queue, at, strict, rule, requests, room, grants, failures)
-
-    grants, more = fill_in_parts(fill, False, len(queue), left + 8)
+    room, failures, space, parts = working(columns), new_failures(), left + 8, []
+    while at >= 0:  # as `fill_in_parts`; written out, because this is called for nearly every job
+        out = new_grants(min(len(queue), space), space)
+        n, at, more = _start(queue, at, strict, rule, requests, room, out, failures)
+        parts.append(trimmed(out, n))
+        space *= 4
+    grants = joined(parts)
     return grants, more and (not strict or len(grants[0]) == len(queue))
 
 

@@ -45,7 +45,7 @@ class Room(NamedTuple):
     group: Ints  # per node, for `WEIGHTED`: a gang stays inside one group if it can
     order: Ints  # nodes by descending weight, for `WEIGHTED`
     scratch: Ints  # 4 rows of one number per node
-    most: Ints  # one number: no node has more whole GPUs left (see `tighten`)
+    most: Ints  # its first number: no node has more whole GPUs left (see `tighten`)
     least_memory_bytes: float  # over all GPUs
     largest: int  # GPUs of the largest node
     groups: int

@@ -18,20 +18,30 @@ FREE, SHARED = -1, -2
 
 
 @jit
-def _book(gpu, share, job, gpu_job, gpu_share_free, gpu_holders, gpu_node, node_free):  # type: ignore[no-untyped-def]
+def _book(gpu, share, job, gpu_job, gpu_share_free, gpu_holders, gpu_node, node_free, nodes):  # type: ignore[no-untyped-def]
+    """(GPUs that nobody held, sum of shares, distinct nodes), the nodes ascending in `nodes`; -1: not free."""
     for k in range(gpu.size):
         if gpu_share_free[gpu[k]] < share[k] - 1e-9:
-            return -1
-    taken = 0
+            return -1, 0.0, 0
+    taken, weight, count = 0, 0.0, 0
     for k in range(gpu.size):
         g = gpu[k]
+        weight += share[k]
+        at = count
+        while at > 0 and nodes[at - 1] > gpu_node[g]:
+            at -= 1
+        if at == 0 or nodes[at - 1] != gpu_node[g]:
+            for i in range(count, at, -1):
+                nodes[i] = nodes[i - 1]
+            nodes[at] = gpu_node[g]
+            count += 1
         if gpu_holders[g] == 0:
             node_free[gpu_node[g]] -= 1
             taken += 1
         gpu_holders[g] += 1
         gpu_share_free[g] -= share[k]
         gpu_job[g] = job if share[k] == 1.0 else SHARED
-    return taken
+    return taken, weight, count
 
 
 @jit
@@ -56,6 +66,7 @@ class Holding:
     gpu: Ints
     share: Floats
     nodes: Ints  # distinct, ascending
+    weight: float  # sum of the shares when it was booked
 
 
 class DoubleBookingError(AssertionError):
@@ -108,14 +119,22 @@ class Cluster:
 
     def book(self, job: int, gpu: Ints, share: Floats) -> Holding:
         """Give GPUs to a job. Raises DoubleBookingError when they are not free (checked plans never do)."""
-        taken = -1
+        taken, weight, count, nodes = -1, 0.0, 0, np.empty_like(gpu)
         if job not in self.holding:
-            taken = _book(
-                gpu, share, job, self._job, self._share_free, self._holders, self._node, self._node_free
+            taken, weight, count = _book(
+                gpu,
+                share,
+                job,
+                self._job,
+                self._share_free,
+                self._holders,
+                self._node,
+                self._node_free,
+                nodes,
             )
         if taken < 0:
             raise DoubleBookingError(f"job row {job} on GPUs {gpu.tolist()}")
-        held = Holding(gpu, share, np.unique(self._node[gpu]) if gpu.size > 1 else self._node[gpu])
+        held = Holding(gpu, share, nodes[:count], weight)
         self.holding[job] = held
         self.free_gpus -= taken
         return held

@@ -308,6 +308,8 @@ class Observer:
 
     def hand_over(self, plan: Plan, replaced: set[int]) -> None:
         """Note what a plan asks of each running training job, for when its period ends."""
+        if not self.world.training:
+            return
         first = 0
         for row, _ in self._members:
             job = self.world.training[row]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 import numpy as np
 
 from policies.observation import Ints
@@ -11,8 +13,12 @@ class RowQueue:
     """Rows in ascending order; `rows` is a read-only view that is valid until the next change."""
 
     def __init__(self) -> None:
-        self._buffer = np.empty(64, dtype=np.int64)
+        self._hold(np.empty(64, dtype=np.int64))
         self._head = self._tail = 32
+
+    def _hold(self, buffer: Ints) -> None:
+        # Python reads and moves single numbers several times faster through a memory view than through NumPy.
+        self._buffer, self._entries = buffer, memoryview(buffer)  # type: ignore[arg-type]
 
     def __len__(self) -> int:
         return self._tail - self._head
@@ -26,43 +32,41 @@ class RowQueue:
 
     def add(self, row: int) -> None:
         """Insert a row that is not there."""
-        buffer, head, tail = self._buffer, self._head, self._tail
-        if tail == len(buffer) or head == 0:
+        entries, head, tail = self._entries, self._head, self._tail
+        if tail == len(entries) or head == 0:
             self._make_room()
-            buffer, head, tail = self._buffer, self._head, self._tail
-        if head == tail or row > buffer[tail - 1]:
-            buffer[tail] = row
+            entries, head, tail = self._entries, self._head, self._tail
+        if head == tail or row > entries[tail - 1]:
+            entries[tail] = row
             self._tail = tail + 1
             return
-        at = head + int(buffer[head:tail].searchsorted(row))
+        at = bisect_left(entries, row, head, tail)
         if at - head < tail - at:
-            buffer[head - 1 : at - 1] = buffer[head:at]
-            buffer[at - 1] = row
+            entries[head - 1 : at - 1] = entries[head:at]
+            entries[at - 1] = row
             self._head = head - 1
         else:
-            buffer[at + 1 : tail + 1] = buffer[at:tail]
-            buffer[at] = row
+            entries[at + 1 : tail + 1] = entries[at:tail]
+            entries[at] = row
             self._tail = tail + 1
 
     def remove(self, row: int) -> None:
         """Take out a row. Raises KeyError when it is not there."""
-        buffer, head, tail = self._buffer, self._head, self._tail
-        at = head
-        if head < tail and buffer[head] != row:
-            at += int(buffer[head:tail].searchsorted(row))
-        if at >= tail or buffer[at] != row:
+        entries, head, tail = self._entries, self._head, self._tail
+        at = bisect_left(entries, row, head, tail)
+        if at >= tail or entries[at] != row:
             raise KeyError(row)
         if at - head < tail - at:
-            buffer[head + 1 : at + 1] = buffer[head:at]
+            entries[head + 1 : at + 1] = entries[head:at]
             self._head = head + 1
         else:
-            buffer[at : tail - 1] = buffer[at + 1 : tail]
+            entries[at : tail - 1] = entries[at + 1 : tail]
             self._tail = tail - 1
 
     def _make_room(self) -> None:
         rows = self._buffer[self._head : self._tail].copy()
         size = max(64, 2 * len(rows))
-        self._buffer = np.empty(len(rows) + size, dtype=np.int64)
+        self._hold(np.empty(len(rows) + size, dtype=np.int64))
         self._head = size // 2 if self._head == 0 else min(32, size // 2)
         self._tail = self._head + len(rows)
         self._buffer[self._head : self._tail] = rows

@@ -63,7 +63,7 @@ class RigidJobs:
         """Run from `delay_s` from now on."""
         clock = self.clock
         rate = self.cluster.rigid_speed(holding.nodes)
-        weight = float(holding.share.sum()) if holding.gpu.size > 1 else holding.share.item()
+        weight = holding.weight
         begin_s = clock._now + delay_s
         self.begin_s[row], self.rate[row] = begin_s, rate
         self.weight[row], self._nodes[row] = weight, holding.nodes

@@ -174,7 +174,7 @@ class SimWorld:
             self.clock.at(float(self.demand.arrival_s[self._arrived]), self._on_arrival)
 
     def _on_arrival(self, _: Event) -> None:
-        now, arrival = self.clock.now, self.demand.arrival_s
+        now, arrival = self.clock._now, self.demand.arrival_s
         first = self._arrived
         while self._arrived < len(arrival) and arrival[self._arrived] == now:
             self._arrived += 1
@@ -334,7 +334,7 @@ class SimWorld:
         return resized
 
     def _start(self, row: int, gpus: Ints, share: Floats) -> None:
-        now = self.clock.now
+        now = self.clock._now
         holding = self.cluster.book(row, gpus.copy(), share.copy())
         for listener in self._listeners:
             listener.begins(row, holding)
@@ -418,13 +418,14 @@ class SimWorld:
             self.request_decision()
 
     def _finish(self, row: int) -> None:
+        now = self.clock._now
         for listener in self._listeners:
             listener.ends(row, "completed")
         self.cluster.release(row)
         self.running.remove(row)
         self.state[row], self.held[row] = DONE, 0
-        self.completion_s[row] = self.clock.now
-        self.observer.finished(row, self.clock.now)
+        self.completion_s[row] = now
+        self.observer.finished(row, now)
         self.completed += 1
         if self.completed == len(self.demand):
             self.done.succeed()

@@ -31,7 +31,7 @@ def start_from_queue(
     requests, room, limit = request_columns(o), room_columns(o), FEW
     while True:
         rows, _, queue = first_rows(queue, o, columns, limit)
-        grants, more = start_in_order(rows, strict, rule, requests, room)
+        grants, more = start_in_order(frozen(rows), strict, rule, requests, room)
         if not more or len(rows) < limit:
             break
         limit *= 16
@@ -48,7 +48,7 @@ def preempt_from_queue(
     while True:
         rows, key, queue = first_rows(queue, o, columns, limit)
         stopped, grants, more = start_with_preemption(
-            o, rows, key, NO_VALUES, rule, running, bar, NO_VALUES, o.gpus.job, requests, room
+            o, frozen(rows), frozen(key), NO_VALUES, rule, running, bar, NO_VALUES, o.gpus.job, requests, room
         )
         if not more or len(rows) < limit:
             break

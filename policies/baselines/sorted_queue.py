@@ -255,6 +255,6 @@ def first_rows(memory: Memory, o: Observation, columns: Columns, limit: int) -> 
     if stale or n < limit:
         memory = _rebuilt(o, columns)
         n, head, new_head, stale = _first_rows(_runs(memory), columns, row, key)
-    if (head, new_head) != (memory["head"], memory["new_head"]):
+    if head != memory["head"] or new_head != memory["new_head"]:
         memory = {**memory, "head": head, "new_head": new_head}
-    return frozen(row[:n]), frozen(key[:n]), memory
+    return (row if n == limit else row[:n]), (key if n == limit else key[:n]), memory
