@@ -57,6 +57,13 @@ from sim.transfer import Transfer, Transfers
 DecisionHook = Callable[[Decision, list[Refusal]], None]
 
 
+def _first_after(time_s: float, arrival_s: memoryview, first: int) -> int:
+    """The first row from `first` on that arrives after `time_s`."""
+    while first < len(arrival_s) and arrival_s[first] <= time_s:
+        first += 1
+    return first
+
+
 class SimWorld:
     """One side of the seam between policies and worlds: the simulator.
 
@@ -114,6 +121,9 @@ class SimWorld:
             isinstance(stage, AllocationStage) and stage.starts_only for stage in policy.stages
         )
         self._fractions = bool((demand.gpu_share < 1.0).any())
+        self._fixed_gangs = self._starts_only and not self._fractions and not demand.training
+        self._horizon_s = math.inf if scenario.horizon is None else scenario.horizon
+        self._arrival_s = memoryview(demand.arrival_s)  # type: ignore[arg-type]  # (single numbers, fast)
         self._arrived = 0
         self._decision: Event | None = None
         self._revisit: Event | None = None
@@ -170,16 +180,19 @@ class SimWorld:
         return factor
 
     def _next_arrival(self) -> None:
-        if self._arrived < len(self.demand):
-            self.clock.at(float(self.demand.arrival_s[self._arrived]), self._on_arrival)
+        if self._arrived < len(self._arrival_s):
+            self.clock.at(self._arrival_s[self._arrived], self._on_arrival)
 
     def _on_arrival(self, _: Event) -> None:
-        now, arrival = self.clock._now, self.demand.arrival_s
-        first = self._arrived
-        while self._arrived < len(arrival) and arrival[self._arrived] == now:
-            self._arrived += 1
-        resize(self.jobs, self._arrived)
-        for row in range(first, self._arrived):
+        arrival_s, first = self._arrival_s, self._arrived
+        end = _first_after(self.clock._now, arrival_s, first)
+        if self._fixed_gangs and not self.cluster.free_gpus and self.running:
+            # Nobody looks at the queue before the next event: those who join it until then do so now.
+            until_s = min(self.clock.peek(), self._horizon_s)
+            end = max(end, _first_after(math.nextafter(until_s, -math.inf), arrival_s, end))
+        self._arrived = end
+        resize(self.jobs, end)
+        for row in range(first, end):
             if row in self.demand.training:
                 self._make_training(row)
             self.waiting.add(row)
