@@ -37,6 +37,7 @@ def train(given: argparse.Namespace) -> None:
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
     from torch.utils.data import DataLoader, TensorDataset
+    from torch.utils.data.distributed import DistributedSampler
 
     from live.attach import attach
 
@@ -63,36 +64,43 @@ def train(given: argparse.Namespace) -> None:
     dataset = TensorDataset(inputs, inputs[:, :8].sum(dim=1, keepdim=True))
     model = DistributedDataParallel(Net())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    runtime = attach(
-        model,
-        optimizer,
-        policy=given.policy,
-        global_batch=batch,
-        mode=given.mode,
-        decide_every=4,
-        drift=0.02,
-        warm_up_budget_s=600.0,  # the first run on a machine compiles the policy's kernels
-        samples_target=len(inputs),
-        run_dir=given.run_dir,
-    )
-    loader = DataLoader(dataset, batch_sampler=runtime.sampler(dataset))
+    runtime = None
+    if given.mode == "plain":
+        sampler = DistributedSampler(dataset, shuffle=False)
+        loader = DataLoader(dataset, given.batch, sampler=sampler)
+    else:
+        runtime = attach(
+            model,
+            optimizer,
+            policy=given.policy,
+            global_batch=batch,
+            mode=given.mode,
+            decide_every=given.decide_every,
+            drift=0.02,
+            warm_up_budget_s=600.0,  # the first run on a machine compiles the policy's kernels
+            samples_target=len(inputs),
+            run_dir=given.run_dir,
+        )
+        loader = DataLoader(dataset, batch_sampler=runtime.sampler(dataset))
     times_s, losses, shares = [], [], []
     for number, (x, y) in enumerate(loader):
         if number == given.rounds // 2 and dist.get_rank() == 0:
             model.module.sample_s *= given.slowdown
         began = time.perf_counter()
-        shares.append(runtime.shares)
+        shares.append([given.batch] * dist.get_world_size() if runtime is None else runtime.shares)
         loss = torch.nn.functional.mse_loss(model(x), y)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        runtime.step()
+        if runtime is not None:
+            runtime.step()
         times_s.append(time.perf_counter() - began)
         losses.append(float(loss.detach()))
     if dist.get_rank() == 0:
         result = {"times_s": times_s, "losses": losses, "shares": shares, "batch": batch}
         (Path(given.run_dir) / "result.json").write_text(json.dumps(result), encoding="utf-8")
-    runtime.close()
+    if runtime is not None:
+        runtime.close()
     dist.destroy_process_group()
 
 
@@ -103,7 +111,7 @@ def run(given: argparse.Namespace, mode: str, folder: Path) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "live.demo", "--worker", "--mode", mode, "--run-dir", str(folder)]
     command += ["--parent", str(os.getpid())]
-    for name in ("policy", "rounds", "batch", "sample_ms", "slowdown"):
+    for name in ("policy", "rounds", "batch", "sample_ms", "slowdown", "decide_every"):
         command += [f"--{name.replace('_', '-')}", str(getattr(given, name))]
     launcher = Launcher()
     try:
@@ -178,6 +186,7 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--batch", type=int, default=28, help="samples per rank and round")
     parser.add_argument("--sample-ms", type=float, default=3.0, help="time per sample")
+    parser.add_argument("--decide-every", type=int, default=6, help="rounds between decisions")
     parser.add_argument("--slowdown", type=float, default=2.0, help="of rank 0, half-way")
     parser.add_argument("--run-dir", help="keep the records here")
     parser.add_argument("--format", choices=("text", "json"), default="text")
@@ -204,8 +213,8 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 def _demonstrate(given: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="equipoise-demo-") as scratch:
         folder = Path(given.run_dir) if given.run_dir else Path(scratch)
-        print(f"equipoise: {given.ranks} ranks, equal shares ...", file=sys.stderr)
-        static = run(given, "observe", folder / "static")
+        print(f"equipoise: {given.ranks} ranks, plain data-parallel training ...", file=sys.stderr)
+        static = run(given, "plain", folder / "static")
         print(f"equipoise: {given.ranks} ranks, {given.policy} ...", file=sys.stderr)
         policy = run(given, "act", folder / "policy")
         print("equipoise: the twin ...", file=sys.stderr)
@@ -231,7 +240,7 @@ def _demonstrate(given: argparse.Namespace) -> int:
 
 def _print(summary: dict[str, Any], shares: Sequence[int]) -> None:
     print(f"after rank 0 slowed down, {summary['ranks']} ranks trained, in samples per second,")
-    print(f"  with equal shares   {summary['throughput_static']:8.1f}")
+    print(f"  with plain DDP      {summary['throughput_static']:8.1f}")
     print(f"  with the policy     {summary['throughput_policy']:8.1f}   {summary['ratio']:.2f} times as many")
     print(f"  at best                        {summary['bound']:.2f} times as many")
     print(f"shares at the end: {list(shares)}")

@@ -60,7 +60,7 @@ class Options:
     accumulation: int = 1
     loss_reduction: Reduction = "mean"
     batch_reference: int | None = None
-    decide_every: int = 10
+    decide_every: int = 6
     statistics_every: int = 10
     decision_budget_s: float = 0.25
     warm_up_budget_s: float = 30.0

@@ -294,7 +294,8 @@ class Runtime:
         if met:
             self._sampler.commit()
             if len(self._infos) >= self.options.decide_every or self._resize_to is not None:
-                self._decide()
+                with self._recorder.holding():
+                    self._decide()
 
     # -- a decision ----------------------------------------------------------------------------------------
 

@@ -10,13 +10,14 @@ A disk that is full or gone costs lines, never training.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import math
 import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from live.window import COLUMNS
 from policies.contract import Decision, Refusal
 from policies.journal import JournalError, append, read
 from policies.observation import Floats
+
+_Work = tuple[Callable[[], object], int]  # what to do, and the lines lost when it fails
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +61,12 @@ class Recorder:
         self.folder, self.member = folder, member
         self.lost = 0  # lines that could not be written
         self._told = False
-        self._work: queue.SimpleQueue[tuple[Callable[[], None], int]] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[_Work] = queue.SimpleQueue()
+        self._held: list[_Work] | None = None
         if folder is not None:
             threading.Thread(target=self._run, name="equipoise-record", daemon=True).start()
             atexit.register(self.close)
-            self._work.put((lambda: folder.mkdir(parents=True, exist_ok=True), 0))
+            self._put(lambda: folder.mkdir(parents=True, exist_ok=True), 0)
 
     def manifest(self, content: Mapping[str, Any]) -> None:
         """Write what the run is, whole or not at all."""
@@ -75,7 +79,24 @@ class Recorder:
             draft.write_text(json.dumps(plain(content), indent=1) + "\n", encoding="utf-8")
             draft.replace(folder / "manifest.json")
 
-        self._work.put((write, 1))
+        self._put(write, 1)
+
+    @contextlib.contextmanager
+    def holding(self) -> Iterator[None]:
+        """Write what is noted inside the block only after it: writing would slow down what all ranks wait for."""
+        self._held = []
+        try:
+            yield
+        finally:
+            held, self._held = self._held, None
+            for work in held:
+                self._work.put(work)
+
+    def _put(self, write: Callable[[], object], lines: int) -> None:
+        if self._held is None:
+            self._work.put((write, lines))
+        else:
+            self._held.append((write, lines))
 
     def rounds(self, rows: Floats, infos: Sequence[RoundInfo]) -> None:
         """Note finished rounds (this rank's rows, `live.window.COLUMNS`)."""
@@ -90,13 +111,13 @@ class Recorder:
         """Append a decision to the journal."""
         if self.folder is not None:
             path = self.folder / f"decisions-{self.member}.jsonl"
-            self._work.put((lambda: append(path, decision, refused), 1))
+            self._put(lambda: append(path, decision, refused), 1)
 
     def close(self, timeout_s: float = 10.0) -> None:
         """Wait until everything is written, or the time is up."""
         if self.folder is not None:
             done = threading.Event()
-            self._work.put((done.set, 0))
+            self._put(done.set, 0)
             done.wait(timeout_s)
 
     def _append(self, make: Callable[[], list[dict[str, Any]]]) -> None:
@@ -109,7 +130,7 @@ class Recorder:
             with path.open("a", encoding="utf-8") as file:
                 file.write("".join(f"{line}\n" for line in lines))
 
-        self._work.put((write, 1))
+        self._put(write, 1)
 
     def _run(self) -> None:
         while True:

@@ -17,6 +17,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
@@ -48,8 +49,14 @@ def _number(value: float) -> Any:
     return value if math.isfinite(value) else {"$float": repr(value)}
 
 
+@cache
+def _dtype_name(dtype: np.dtype[Any]) -> str:
+    """What NumPy finds a dtype again by; cached, because it is slow to spell."""
+    return dtype.str if dtype.kind == "U" else dtype.name
+
+
 def _encode_array(array: NDArray[Any]) -> dict[str, Any]:
-    head: dict[str, Any] = {"$array": array.dtype.name if array.dtype.kind != "U" else array.dtype.str}
+    head: dict[str, Any] = {"$array": _dtype_name(array.dtype)}
     flat = array.ravel()
     if array.ndim == 1 and len(flat) > 1 and flat.dtype.kind in "biuf" and _same_bits(flat):
         return {**head, "rows": len(flat), "all": _encode(flat[0].item())}

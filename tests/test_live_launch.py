@@ -167,7 +167,8 @@ def test_the_demonstration_says_how_to_get_pytorch(
 
 def demonstrate(rank: int, folder: str) -> None:
     arguments = ["--worker", "--mode", "act", "--policy", "s1+s2", "--rounds", "48", "--batch", "14"]
-    assert demo.main([*arguments, "--sample-ms", "2", "--run-dir", folder]) == 0
+    arguments += ["--decide-every", "4", "--sample-ms", "2"]
+    assert demo.main([*arguments, "--run-dir", folder]) == 0
 
 
 def test_the_demonstrations_ranks_adapt_to_the_slow_one_and_have_a_twin(
@@ -194,7 +195,7 @@ def test_the_demonstrations_ranks_adapt_to_the_slow_one_and_have_a_twin(
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> None:
     """A demonstration that does not train: the policy's rounds take two thirds of the time."""
-    times = {"observe": 0.3, "act": 0.2}
+    times = {"plain": 0.3, "act": 0.2}
 
     def run(given: object, mode: str, folder: Path) -> dict[str, object]:
         return {"times_s": [9.0] * 40 + [times[mode]] * 10, "batch": 6, "shares": [[3, 3], [2, 4]]}

@@ -37,6 +37,7 @@ def measure(
 
     from live.attach import attach
 
+    torch.set_num_threads(1)  # as torchrun does: more would compete for the cores
     dist.init_process_group("gloo")
     ranks = dist.get_world_size()
     torch.manual_seed(0)
