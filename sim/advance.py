@@ -222,8 +222,9 @@ class EventByEvent:
             return
         done = Event(clock)
         self._flow[job.row] = self.network.start(
-            volume, exchange.links, exchange.usage, exchange.cap_bytes_per_s, lambda _flow: done.succeed()
-        )
+            volume, exchange.links, exchange.usage, exchange.cap_bytes_per_s, lambda _flow: done.succeed(),
+            last=True,
+        )  # fmt: skip
         yield done
         if job.generation == generation:
             del self._flow[job.row]

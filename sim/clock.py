@@ -49,9 +49,10 @@ class Clock(simpy.Environment):
 class _Timed(Event):
     """An event that is bound to happen, made in one step: there are very many of them."""
 
+    _ok, _value = True, None
+
     def __init__(self, clock: Clock, callback: Callable[[Event], object]) -> None:
         self.env, self.callbacks = clock, [callback]  # type: ignore[list-item]
-        self._ok, self._value = True, None
 
 
 def _nothing(_: Event) -> None:

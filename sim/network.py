@@ -60,13 +60,21 @@ class Network:
     # --- flows -------------------------------------------------------------------------------------------
 
     def start(
-        self, volume_bytes: float, links: Ints, usage: Floats, cap_bytes_per_s: float, on_done: OnDone
+        self,
+        volume_bytes: float,
+        links: Ints,
+        usage: Floats,
+        cap_bytes_per_s: float,
+        on_done: OnDone,
+        *,
+        last: bool = False,
     ) -> int:
         """Start a flow now and return its handle; `on_done(handle)` is called when its last byte is through.
 
         `links` (n,) int64 are links; `usage` (n,) float64, above 0, the bytes on each per byte of volume;
         `cap_bytes_per_s`, above 0 or inf, the highest rate it reaches by itself. A volume of 0 is done at
-        this instant. Raises ValueError for what makes no sense, and changes nothing then.
+        this instant. `last`: the caller does nothing else to the network at this instant, which saves an
+        event. Raises ValueError for what makes no sense, and changes nothing then.
         """
         if not (0 <= volume_bytes < INFINITY and cap_bytes_per_s > 0 and len(links) == len(usage)):
             raise ValueError(
@@ -87,7 +95,10 @@ class Network:
         self._started = flow + 1
         self._slot_of[flow] = slot
         self._owner[slot] = (flow, on_done)
-        self._changed()
+        if last and not self._settling:
+            self._settle_unless_more_happens()
+        else:
+            self._changed()
         return flow
 
     def cancel(self, flow: int) -> float:
@@ -154,7 +165,7 @@ class Network:
             self._settling = True
             self.clock.at(self.clock._now, self._settle, RATES)
 
-    def _settle(self, event: Event) -> None:
+    def _settle(self, _: Event | None) -> None:
         """Recompute the rates and place the one event of the earliest end."""
         self._settling = False
         end_s, due, first = fairness.settle(*self._state, self.clock._now)
@@ -167,16 +178,27 @@ class Network:
             self._end_s = end_s
             self._end = self.clock.at(end_s, self._finish, STATE) if due else None
 
-    def _finish(self, event: Event) -> None:
+    def _finish(self, _: Event) -> None:
         """Take out the flows that are due, call back in order of their start, and recompute the rates."""
         self._end, self._end_s, self._settling = None, INFINITY, True
-        for on_done, flow in [(self._remove(flow, 0.0), flow) for flow in self._due if flow in self._slot_of]:
-            on_done(flow)
+        if len(self._due) == 1:
+            flow = self._due[0]
+            if flow in self._slot_of:
+                self._remove(flow, 0.0)(flow)
+        else:
+            live = [flow for flow in self._due if flow in self._slot_of]
+            for on_done, flow in [(self._remove(flow, 0.0), flow) for flow in live]:
+                on_done(flow)
+        self._settle_unless_more_happens()
+
+    def _settle_unless_more_happens(self) -> None:
+        """Recompute the rates: now when nothing else happens at this instant, else after it."""
         queue, now_s = self.clock._queue, self.clock._now
         if queue and queue[0][0] == now_s:
+            self._settling = True
             self.clock.at(now_s, self._settle, RATES)
-        else:  # nothing else happens at this instant
-            self._settle(event)
+        else:
+            self._settle(None)
 
     # --- slots -------------------------------------------------------------------------------------------
 

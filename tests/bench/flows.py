@@ -92,12 +92,12 @@ class OnClock:
 
         def begin(k: int) -> None:
             if self.starts[k] > clock.now:
-                clock.at(self.starts[k], lambda _: start(k))
+                clock.at(self.starts[k], lambda _: start(k, last=True))
             else:
                 start(k)
 
-        def start(k: int) -> None:
-            flow_of[network.start(self.volumes[k], *self.routes[k], self.caps[k], done)] = k
+        def start(k: int, last: bool = False) -> None:
+            flow_of[network.start(self.volumes[k], *self.routes[k], self.caps[k], done, last=last)] = k
 
         def done(handle: int) -> None:
             k = flow_of.pop(handle)
