@@ -19,7 +19,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.jit import jit
 from sim.cluster import Cluster
 from sim.demand import Demand, make_demand
 from sim.hardware import load_profile
@@ -93,22 +92,21 @@ def needs_of(demand: Demand, scenario: Scenario, capacity: Capacity) -> Needs:
     return Needs(demand.arrival_s, fastest_s, least, gpus or float(capacity.gpus.sum()))
 
 
-@jit
 def srpt_total_completion_s(arrival_s: Floats, size_s: Floats) -> float:
     """Sum of completion minus arrival under preemptive SRPT on one machine; arrivals ascending, all (n,)."""
-    total_s, now_s, k, n = 0.0, 0.0, 0, arrival_s.size
-    remaining = [(0.0, 0.0)]  # (seconds left, arrival)
-    remaining.pop()
-    while k < n or len(remaining) > 0:
-        if len(remaining) == 0:
-            now_s = max(now_s, arrival_s[k])
-        while k < n and arrival_s[k] <= now_s:
-            heapq.heappush(remaining, (size_s[k], arrival_s[k]))
+    arrivals, sizes = arrival_s.tolist(), size_s.tolist()
+    total_s, now_s, k, n = 0.0, 0.0, 0, len(arrivals)
+    remaining: list[tuple[float, float]] = []  # (seconds left, arrival)
+    while k < n or remaining:
+        if not remaining:
+            now_s = max(now_s, arrivals[k])
+        while k < n and arrivals[k] <= now_s:
+            heapq.heappush(remaining, (sizes[k], arrivals[k]))
             k += 1
         left_s, arrived_s = heapq.heappop(remaining)
-        if k < n and now_s + left_s > arrival_s[k]:
-            heapq.heappush(remaining, (left_s - (arrival_s[k] - now_s), arrived_s))
-            now_s = arrival_s[k]
+        if k < n and now_s + left_s > arrivals[k]:
+            heapq.heappush(remaining, (left_s - (arrivals[k] - now_s), arrived_s))
+            now_s = arrivals[k]
         else:
             now_s += left_s
             total_s += now_s - arrived_s
