@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 
 from policies.observation import Bools, Floats
 from sim.hardware import HardwareProfile, Kind, Measured, is_path, price_of, scenarios_dir
 from sim.scenario import Cost, NodeGroup, Scenario
 from sim.units import STORAGE_PRICE, TARIFF, Quantity
-from sim.yaml_errors import describe
-from sim.yaml_tree import InputError, read_text, read_tree
+from sim.yaml_errors import read_model
+from sim.yaml_tree import InputError
 
 HOUR_S = 3600.0
 
@@ -101,11 +101,7 @@ def book_path(name_or_path: str, base: Path | None = None) -> Path:
 
 @lru_cache(maxsize=16)
 def _load(path: str, mtime_ns: int) -> PriceBook:
-    tree = read_tree(read_text(Path(path)), path)
-    try:
-        return PriceBook.model_validate(tree.data)
-    except ValidationError as error:
-        raise InputError(describe(error, tree, PriceBook)) from error
+    return read_model(Path(path), PriceBook)
 
 
 @dataclass(frozen=True)

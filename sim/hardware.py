@@ -21,13 +21,12 @@ from pydantic import (
     ConfigDict,
     Field,
     PrivateAttr,
-    ValidationError,
     model_validator,
 )
 
 from sim.units import DATA_RATE, POWER, PRICE, SIZE, TEMPERATURE, TIME, WORK, WORK_RATE, Quantity
-from sim.yaml_errors import describe
-from sim.yaml_tree import InputError, read_text, read_tree, write_tree
+from sim.yaml_errors import read_model
+from sim.yaml_tree import InputError, write_tree
 
 Kind = Literal["measured", "fitted", "catalogue", "assumed"]
 Tier = Literal["intra", "inter"]
@@ -350,11 +349,7 @@ def profile_path(name_or_path: str | Path, base: Path | None = None) -> Path:
 
 @lru_cache(maxsize=16)
 def _load(path: str, mtime_ns: int) -> HardwareProfile:
-    tree = read_tree(read_text(Path(path)), path)
-    try:
-        return HardwareProfile.model_validate(tree.data)
-    except ValidationError as error:
-        raise InputError(describe(error, tree, HardwareProfile)) from error
+    return read_model(Path(path), HardwareProfile)
 
 
 def save_profile(profile: HardwareProfile, path: str | Path) -> None:

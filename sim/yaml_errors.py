@@ -5,11 +5,23 @@ from __future__ import annotations
 import difflib
 import types
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from sim.yaml_tree import Key, KeyPath, Tree
+from sim.yaml_tree import InputError, Key, KeyPath, Tree, read_text, read_tree
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def read_model(path: Path, model: type[M]) -> M:
+    """A YAML file as that model. Raises InputError, one line per mistake."""
+    tree = read_tree(read_text(path), str(path))
+    try:
+        return model.model_validate(tree.data)
+    except ValidationError as error:
+        raise InputError(describe(error, tree, model)) from error
 
 
 def describe(error: ValidationError, tree: Tree, model: type[BaseModel]) -> list[str]:
