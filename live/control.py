@@ -32,6 +32,16 @@ class Control:
         dist.all_gather(parts, mine, group=self._group)
         return np.stack([part.numpy() for part in parts])
 
+    def collect(self, values: Floats) -> Floats | None:
+        """Every rank's `values` (same shape on all ranks), stacked by rank; on rank 0 only, others go on."""
+        mine = torch.from_numpy(np.ascontiguousarray(values, dtype=np.float64))
+        if self.rank != 0:
+            dist.gather(mine, dst=0, group=self._group)
+            return None
+        parts = [torch.empty_like(mine) for _ in range(self.ranks)]
+        dist.gather(mine, parts, dst=0, group=self._group)
+        return np.stack([part.numpy() for part in parts])
+
     def broadcast(self, payload: bytes | None) -> bytes:
         """Rank 0's payload, on every rank."""
         content = payload if payload is not None else b""

@@ -316,9 +316,9 @@ class Runtime:
         device = self._devices.latest() if self._devices is not None else UNKNOWN
         free_bytes, bound = samples_bound(self.device, int(self._sampler.shares[self.rank]))
         header = (float(self._sampler.drawn), free_bytes, bound, *(device[name] for name in GPU_COLUMNS))
-        gathered = self._group.control.gather(pack(header, rows))
+        gathered = self._group.control.collect(pack(header, rows))
         payload = None
-        if self._leader is not None:
+        if self._leader is not None and gathered is not None:
             sampler = self._sampler
             change = self._leader.decide(
                 gathered, infos, sampler.deal, sampler.planned_shares(), self._local.interval

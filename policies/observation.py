@@ -42,6 +42,12 @@ class Column(Generic[S]):
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
 
+    def filled(self, size: int) -> NDArray[S]:
+        """So many times the default; without `np.full`, which takes four times as long for a few values."""
+        values: NDArray[S] = np.empty(size, dtype=self.dtype)
+        values.fill(self.default)
+        return values
+
     @overload
     def __get__(self, table: None, owner: type) -> Column[S]: ...
     @overload
@@ -79,7 +85,7 @@ class Table:
 
     def __init__(self, rows: int = 0, capacity: int | None = None) -> None:
         size = max(rows, capacity or 0)
-        self._arrays = {k: np.full(size, c.default, dtype=c.dtype) for k, c in self.columns.items()}
+        self._arrays = {k: c.filled(size) for k, c in self.columns.items()}
         self._shown: list[str] = []
         self.rows = rows
 
@@ -124,7 +130,7 @@ def resize(table: Table, rows: int) -> None:
     if rows > capacity:
         grown = max(rows, 2 * capacity)
         for name, column in table.columns.items():
-            array = np.full(grown, column.default, dtype=column.dtype)
+            array = column.filled(grown)
             array[:capacity] = table._arrays[name]
             table._arrays[name] = array
     for name in table._shown:
