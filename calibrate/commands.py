@@ -215,7 +215,7 @@ def _measure(
 ) -> Outcome:
     from calibrate.run import BUDGET_S, FULL_ROUNDS, QUICK_ROUNDS, DeviceKind, plan_for
     from calibrate.run import calibrate as run_calibration
-    from calibrate.samples import SampleWriter
+    from calibrate.samples import SampleWriter, read_samples
 
     kind: DeviceKind = "cpu" if device == "cpu" else "cuda"
     rounds, budget_s = QUICK_ROUNDS if quick else FULL_ROUNDS, BUDGET_S[kind, quick]
@@ -228,7 +228,9 @@ def _measure(
             with _progress(quiet) as progress:
                 outcome = run_calibration(plan, writer, rounds, seconds or budget_s, progress)
         except KeyboardInterrupt:
-            print(f"{len(writer.done)} samples kept in {path}; the same command continues", file=sys.stderr)
+            writer.close()
+            kept = len(read_samples(path).samples)  # the one under way may have been written just before
+            print(f"{kept} samples kept in {path}; the same command continues", file=sys.stderr)
             raise
         finally:
             writer.close()
