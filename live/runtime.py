@@ -294,8 +294,7 @@ class Runtime:
         if met:
             self._sampler.commit()
             if len(self._infos) >= self.options.decide_every or self._resize_to is not None:
-                with self._recorder.holding():
-                    self._decide()
+                self._decide()
 
     # -- a decision ----------------------------------------------------------------------------------------
 
@@ -309,6 +308,14 @@ class Runtime:
         return np.array(rows, dtype=np.float64).reshape(len(rows), len(COLUMNS)), infos
 
     def _decide(self) -> None:
+        with self._recorder.holding():  # not beyond: who leads the next group reads the last decision
+            payload = self._agree()
+        self._resize_to = None
+        if payload:
+            self._carry_out(Change.from_json(payload.decode()))
+
+    def _agree(self) -> bytes:
+        """What changes, as rank 0 says; empty for nothing. Collective."""
         assert self._sampler is not None
         rows, infos = self._take_rows()
         self._recorder.rounds(rows, infos)
@@ -331,10 +338,7 @@ class Runtime:
                 change = replace(change, members=None)
             payload = b"" if change.is_empty() else change.to_json().encode()
             self._leader.show(self._round)
-        payload = self._group.control.broadcast(payload)
-        self._resize_to = None
-        if payload:
-            self._carry_out(Change.from_json(payload.decode()))
+        return self._group.control.broadcast(payload)
 
     def _report_refused_moves(self) -> None:
         assert self._sampler is not None

@@ -63,6 +63,7 @@ class Recorder:
         self._told = False
         self._work: queue.SimpleQueue[_Work] = queue.SimpleQueue()
         self._held: list[_Work] | None = None
+        self._lock = threading.Lock()  # other threads note things, too
         if folder is not None:
             threading.Thread(target=self._run, name="equipoise-record", daemon=True).start()
             atexit.register(self.close)
@@ -84,19 +85,22 @@ class Recorder:
     @contextlib.contextmanager
     def holding(self) -> Iterator[None]:
         """Write what is noted inside the block only after it: writing would slow down what all ranks wait for."""
-        self._held = []
+        with self._lock:
+            self._held = []
         try:
             yield
         finally:
-            held, self._held = self._held, None
-            for work in held:
-                self._work.put(work)
+            with self._lock:
+                held, self._held = self._held, None
+                for work in held:
+                    self._work.put(work)
 
     def _put(self, write: Callable[[], object], lines: int) -> None:
-        if self._held is None:
-            self._work.put((write, lines))
-        else:
-            self._held.append((write, lines))
+        with self._lock:
+            if self._held is None:
+                self._work.put((write, lines))
+            else:
+                self._held.append((write, lines))
 
     def rounds(self, rows: Floats, infos: Sequence[RoundInfo]) -> None:
         """Note finished rounds (this rank's rows, `live.window.COLUMNS`)."""

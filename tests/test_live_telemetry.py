@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import threading
@@ -98,6 +99,25 @@ def test_a_folder_that_cannot_be_made_costs_lines_and_nothing_else(
     recorder.close()
     assert recorder.lost == 1
     assert "incomplete" in capsys.readouterr().err
+
+
+def test_what_is_noted_while_all_ranks_wait_is_written_afterwards(tmp_path: Path) -> None:
+    recorder, written = Recorder(tmp_path, 0), tmp_path / "rounds-0.jsonl"
+    with contextlib.suppress(ConnectionError), recorder.holding():
+        recorder.event("first")
+        other = threading.Thread(target=recorder.event, args=("second",))
+        other.start()
+        other.join()
+        time.sleep(0.2)
+        assert not written.exists()
+        raise ConnectionError
+    recorder.event("third")
+    recorder.close()
+    assert [json.loads(line)["event"] for line in written.read_text().splitlines()] == [
+        "first",
+        "second",
+        "third",
+    ]
 
 
 def test_without_a_folder_nothing_is_written() -> None:
