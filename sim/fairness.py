@@ -27,6 +27,7 @@ from sim.flows import (
     CHOSEN,
     COUNT,
     DIRTY,
+    ENTERED,
     FINISH,
     FRESH,
     GONE,
@@ -48,6 +49,8 @@ from sim.flows import (
     Floats,
     Ints,
     Records,
+    attach,
+    detach,
     left_at,
     next_due,
 )
@@ -270,7 +273,9 @@ def fill(flows: Records, links: Records, uses: Records, reals: Floats, ints: Int
     ints[COUNT, ROUND] += 1
     heap = prepare(flows, links, uses, reals, ints)
     count, keys, ids, chosen = ints[COUNT], reals[KEY], ints[HEAP], ints[CHOSEN]
-    turn, rising, lowest = count[ROUND], count[N_MEMBER], 0.0
+    turn, rising, lowest = count[ROUND], count[N_MEMBER], np.inf
+    for i in range(rising):
+        lowest = min(lowest, flows[ints[MEMBER, i]].limit)
     while rising > 0:
         share = np.inf
         while heap > 0:
@@ -417,3 +422,34 @@ def settle(
             fill(flows, links, uses, reals, ints)
         apply_rates(flows, links, reals, ints, now_s)
     return next_due(reals, ints)
+
+
+@jit_in_place
+def end_and_settle(
+    flows: Records, links: Records, uses: Records, reals: Floats, ints: Ints, slot: int, now_s: float
+) -> tuple[float, int, int]:
+    """Take out the flow in `slot`, which has ended (-1: none), and settle."""
+    if slot >= 0:
+        detach(flows, links, uses, reals, ints, slot, 0.0)
+    return settle(flows, links, uses, reals, ints, now_s)
+
+
+@jit_in_place
+def start_and_settle(
+    flows: Records,
+    links: Records,
+    uses: Records,
+    reals: Floats,
+    ints: Ints,
+    slot: int,
+    volume: float,
+    cap: float,
+    now_s: float,
+    route: Ints,
+    usage: Floats,
+) -> tuple[float, int, int]:
+    """Enter a flow and settle. Where `attach` changes nothing, and answers why: (inf, -why, -1)."""
+    answer = attach(flows, links, uses, reals, ints, slot, volume, cap, now_s, route, usage)
+    if answer != ENTERED:
+        return np.inf, -answer, -1
+    return settle(flows, links, uses, reals, ints, now_s)

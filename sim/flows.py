@@ -292,10 +292,12 @@ def next_due(reals: Floats, ints: Ints) -> tuple[float, int, int]:
     end_s = np.inf
     for b in range(blocks):
         if least[b] == STALE:
-            earliest = np.inf
-            for slot in range(b * BLOCK_SIZE, (b + 1) * BLOCK_SIZE):
-                earliest = min(earliest, finish[slot])
-            least[b] = earliest
+            first = b * BLOCK_SIZE
+            w = x = y = z = np.inf  # four, because each comparison waits for the one before it
+            for slot in range(first, first + BLOCK_SIZE, 4):
+                w, x = min(w, finish[slot]), min(x, finish[slot + 1])
+                y, z = min(y, finish[slot + 2]), min(z, finish[slot + 3])
+            least[b] = min(w, x, y, z)
         end_s = min(end_s, least[b])
     due = 0
     if end_s < np.inf:

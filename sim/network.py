@@ -16,7 +16,7 @@ from simpy.events import Event
 
 from sim import fairness, flows
 from sim.clock import RATES, STATE, Clock
-from sim.flows import CHOSEN, DUE, Floats, Ints
+from sim.flows import CHOSEN, DUE, Floats, Ints, State
 
 OnDone = Callable[[int], object]
 INFINITY = math.inf
@@ -47,7 +47,8 @@ class Network:
         if not (np.isfinite(capacity) & (capacity >= 0)).all():
             raise ValueError("link capacities must be finite and not negative")
         self.clock = clock
-        self._state = flows.make_state(capacity, flows=64, uses=256, now_s=clock.now)
+        self._tables = flows.make_state(capacity, flows=64, uses=256, now_s=clock.now)
+        self._leaving = -1  # slot of a flow that has ended; the next kernel takes it out of the tables
         self._slot_of: dict[int, int] = {}  # live flows by handle, in order of their start
         self._owner: list[tuple[int, OnDone]] = [_NOBODY] * 64  # handle and callback by slot
         self._free_slots = list(range(63, -1, -1))
@@ -81,22 +82,30 @@ class Network:
                 f"flow of {volume_bytes} bytes at up to {cap_bytes_per_s} bytes/s on {len(links)} links with "
                 f"{len(usage)} usages: needs a finite volume >= 0, a cap > 0 and equal lengths"
             )
+        if self._leaving >= 0:
+            self._take_out()
         if not self._free_slots:
             self._grow()
-        slot = self._free_slots.pop()
-        while result := flows.attach(
-            *self._state, slot, float(volume_bytes), float(cap_bytes_per_s), self.clock._now, links, usage
-        ):
-            if result == flows.WRONG:
-                self._free_slots.append(slot)
+        slot, flow, now_s = self._free_slots[-1], self._started, self.clock._now
+        new = (slot, float(volume_bytes), float(cap_bytes_per_s), now_s, links, usage)
+        now = last and not self._settling and not self._more_happens()
+        while True:
+            if now:
+                next_end = fairness.start_and_settle(*self._tables, *new)
+                answer = -next_end[1]
+            else:
+                answer = flows.attach(*self._tables, *new)
+            if answer <= 0:
+                break
+            if answer == flows.WRONG:
                 raise ValueError(f"flow on links {links} with usages {usage}: no such link, or usage not > 0")
-            self._state = flows.grow_uses(self._state, len(links))
-        flow = self._started
+            self._tables = flows.grow_uses(self._tables, len(links))
+        self._free_slots.pop()
         self._started = flow + 1
         self._slot_of[flow] = slot
         self._owner[slot] = (flow, on_done)
-        if last and not self._settling:
-            self._settle_unless_more_happens()
+        if now:
+            self._place_end(*next_end)
         else:
             self._changed()
         return flow
@@ -165,42 +174,59 @@ class Network:
             self._settling = True
             self.clock.at(self.clock._now, self._settle, RATES)
 
-    def _settle(self, _: Event | None) -> None:
+    def _settle(self, _: Event | None = None) -> None:
         """Recompute the rates and place the one event of the earliest end."""
         self._settling = False
-        end_s, due, first = fairness.settle(*self._state, self.clock._now)
+        leaving, self._leaving = self._leaving, -1
+        if leaving >= 0:
+            self._free_slots.append(leaving)
+        self._place_end(*fairness.end_and_settle(*self._tables, leaving, self.clock._now))
+
+    def _place_end(self, end_s: float, due: int, first: int) -> None:
         if due == 1:
             self._due = [self._owner[first][0]]
         else:
-            self._due = sorted(self._owner[slot][0] for slot in self._state.ints[DUE, :due].tolist())
+            self._due = sorted(self._owner[slot][0] for slot in self._tables.ints[DUE, :due].tolist())
         if end_s != self._end_s:
             Clock.cancel(self._end)
             self._end_s = end_s
             self._end = self.clock.at(end_s, self._finish, STATE) if due else None
 
     def _finish(self, _: Event) -> None:
-        """Take out the flows that are due, call back in order of their start, and recompute the rates."""
+        """Call back the flows that are due in order of their start, and recompute the rates."""
         self._end, self._end_s, self._settling = None, INFINITY, True
         if len(self._due) == 1:
             flow = self._due[0]
             if flow in self._slot_of:
-                self._remove(flow, 0.0)(flow)
+                self._leaving = self._slot_of.pop(flow)
+                self._owner[self._leaving][1](flow)
         else:
             live = [flow for flow in self._due if flow in self._slot_of]
             for on_done, flow in [(self._remove(flow, 0.0), flow) for flow in live]:
                 on_done(flow)
-        self._settle_unless_more_happens()
-
-    def _settle_unless_more_happens(self) -> None:
-        """Recompute the rates: now when nothing else happens at this instant, else after it."""
-        queue, now_s = self.clock._queue, self.clock._now
-        if queue and queue[0][0] == now_s:
-            self._settling = True
-            self.clock.at(now_s, self._settle, RATES)
+        if self._more_happens():
+            self.clock.at(self.clock._now, self._settle, RATES)
         else:
-            self._settle(None)
+            self._settle()
+
+    def _more_happens(self) -> bool:
+        """Whether anything else happens at this instant."""
+        queue = self.clock._queue
+        return bool(queue) and queue[0][0] == self.clock._now
 
     # --- slots -------------------------------------------------------------------------------------------
+
+    @property
+    def _state(self) -> State:
+        """The tables, without a flow that has ended."""
+        if self._leaving >= 0:
+            self._take_out()
+        return self._tables
+
+    def _take_out(self) -> None:
+        slot, self._leaving = self._leaving, -1
+        flows.detach(*self._tables, slot, 0.0)
+        self._free_slots.append(slot)
 
     def _remove(self, flow: int, left_bytes: float) -> OnDone:
         slot = self._slot_of.pop(flow)
@@ -210,7 +236,7 @@ class Network:
 
     def _grow(self) -> None:
         old = len(self._owner)
-        self._state = flows.grow_flows(self._state, 2 * old)
+        self._tables = flows.grow_flows(self._tables, 2 * old)
         self._owner.extend([_NOBODY] * old)
         self._free_slots.extend(range(2 * old - 1, old - 1, -1))
 

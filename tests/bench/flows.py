@@ -111,11 +111,15 @@ class OnClock:
         network, waits, end_s = Network(clock, self.capacity), list(self.waits), [math.nan] * len(self.waits)
         flow_of: dict[int, int] = {}
 
-        def begin(k: int) -> None:
-            if self.starts[k] > clock.now:
-                clock.at(self.starts[k], lambda _: start(k, last=True))
-            else:
-                start(k)
+        upcoming = iter(sorted((s, k) for k, s in enumerate(self.starts) if waits[k] == 0))
+
+        def arrange(k: int) -> None:
+            clock.at(self.starts[k], lambda _: start(k, last=True))
+
+        def arrange_next() -> None:
+            for start_s, k in upcoming:
+                clock.at(start_s, lambda _: (arrange_next(), start(k, last=True)))
+                break
 
         def start(k: int, last: bool = False) -> None:
             flow_of[network.start(self.volumes[k], *self.routes[k], self.caps[k], done, last=last)] = k
@@ -125,12 +129,14 @@ class OnClock:
             end_s[k] = clock.now
             for follower in self.followers[k]:
                 waits[follower] -= 1
-                if waits[follower] == 0:
-                    begin(follower)
+                if waits[follower] > 0:
+                    continue
+                if self.starts[follower] > clock.now:
+                    arrange(follower)
+                else:
+                    start(follower)
 
-        for k, wait in enumerate(self.waits):
-            if wait == 0:
-                begin(k)
+        arrange_next()
         clock.run()
         return np.array(end_s)
 
