@@ -26,45 +26,45 @@ FLOW = np.dtype(
     [
         ("rate", "f8"),  # since `anchor_s`
         ("next_rate", "f8"),  # what the filling in progress gives it
+        ("limit", "f8"),  # the lower of `cap` and what its narrowest link would give to it alone
+        ("stamp", "i8"),  # last recomputation that it took part in; GONE: the slot is free
+        ("fixed", "i8"),  # last filling that has fixed its rate
+        ("first", "i4"),  # its uses are uses[first : first + length]
+        ("length", "i4"),
+        ("bottleneck", "i4"),  # the full link on which no flow is faster; OWN_LIMIT: its own limit
+        ("next_bottleneck", "i4"),
         ("left", "f8"),  # bytes left at `anchor_s`
         ("anchor_s", "f8"),  # when the rate last changed
         ("volume", "f8"),
         ("cap", "f8"),  # the highest rate it reaches by itself
-        ("limit", "f8"),  # the lower of that and what its narrowest link would give to it alone
-        ("first", "i8"),  # its uses are uses[first : first + length]
-        ("length", "i8"),
-        ("reserved", "i8"),  # for so many uses there is room from `first` on
-        ("bottleneck", "i8"),  # the full link on which no flow is faster; OWN_LIMIT: its own limit
-        ("next_bottleneck", "i8"),
-        ("stamp", "i8"),  # last recomputation that it took part in; GONE: the slot is free
-        ("fixed", "i8"),  # last filling that has fixed its rate
-        ("fresh", "i8"),  # 1: in the list FRESH
+        ("reserved", "i4"),  # for so many uses there is room from `first` on
+        ("fresh", "i4"),  # 1: in the list FRESH
     ]
 )
 LINK = np.dtype(
     [
-        ("capacity", "f8"),
-        ("demand", "f8"),  # sum of usage * limit, but for rounding
         ("load", "f8"),  # sum of usage * rate while it binds, but for rounding
         ("trial", "f8"),  # the same with the rates of the filling in progress
         ("room", "f8"),  # capacity that no flow fixed so far takes
         ("rising", "f8"),  # usage of the flows not fixed so far
-        ("rising_flows", "i8"),
-        ("share", "f8"),  # rate at which it became full in the filling in progress, inf: it did not
-        ("fastest", "f8"),  # rate of its fastest flow that takes no part
-        ("head", "i8"),  # first of its uses, -1: none
-        ("flows", "i8"),
-        ("group", "i8"),  # flows whose bottleneck it is
-        ("binds", "i8"),  # 1: its flows could fill it together
-        ("dirty", "i8"),  # 1: in the list DIRTY
         ("stamp", "i8"),  # last recomputation that it took part in
         ("touched", "i8"),  # last filling that changed its load though it took no part
+        ("rising_flows", "i4"),
+        ("binds", "i4"),  # 1: its flows could fill it together
+        ("group", "i4"),  # flows whose bottleneck it is
+        ("head", "i4"),  # first of its uses, -1: none
+        ("capacity", "f8"),
+        ("share", "f8"),  # rate at which it became full in the filling in progress, inf: it did not
+        ("fastest", "f8"),  # rate of its fastest flow that takes no part
+        ("demand", "f8"),  # sum of usage * limit, but for rounding
+        ("flows", "i4"),
+        ("dirty", "i4"),  # 1: in the list DIRTY
         ("carried", "f8"),  # bytes of flows that have left
         ("offered", "f8"),  # integral of the capacity up to `offered_s`
         ("offered_s", "f8"),
     ]
 )
-USE = np.dtype([("usage", "f8"), ("flow", "i8"), ("link", "i8"), ("next", "i8"), ("previous", "i8")])
+USE = np.dtype([("usage", "f8"), ("flow", "i4"), ("link", "i4"), ("next", "i4"), ("previous", "i4")])
 
 FINISH, BLOCK, KEY = range(3)
 ROWS = 9
