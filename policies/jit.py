@@ -78,6 +78,15 @@ def jit_in_place(function: F) -> F:
     return cast(F, compiled)
 
 
+def compiled_for(kernel: F, *arguments: Any) -> F:
+    """The machine code of `kernel` for arguments of the types of these, called without a look at types.
+
+    That look costs two thirds of a call with arrays of records (0.3 us). Arguments of any other type would be
+    misread: only for arrays that the caller makes itself.
+    """
+    return cast(F, cast(Any, kernel).compile(tuple(numba.typeof(argument) for argument in arguments)))
+
+
 @jit
 def _nothing() -> None:
     return None

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from simpy.events import Event
 
+from policies.jit import compiled_for
 from sim import fairness, flows
 from sim.clock import RATES, STATE, Clock
 from sim.flows import CHOSEN, DUE, Floats, Ints, State
@@ -48,6 +49,7 @@ class Network:
             raise ValueError("link capacities must be finite and not negative")
         self.clock = clock
         self._tables = flows.make_state(capacity, flows=64, uses=256, now_s=clock.now)
+        self._end_and_settle: Callable[..., tuple[float, int, int]] | None = None  # compiled when first needed
         self._leaving = -1  # slot of a flow that has ended; the next kernel takes it out of the tables
         self._slot_of: dict[int, int] = {}  # live flows by handle, in order of their start
         self._owner: list[tuple[int, OnDone]] = [_NOBODY] * 64  # handle and callback by slot
@@ -180,7 +182,12 @@ class Network:
         leaving, self._leaving = self._leaving, -1
         if leaving >= 0:
             self._free_slots.append(leaving)
-        self._place_end(*fairness.end_and_settle(*self._tables, leaving, self.clock._now))
+        kernel = self._end_and_settle or self._compile()
+        self._place_end(*kernel(*self._tables, leaving, self.clock._now))
+
+    def _compile(self) -> Callable[..., tuple[float, int, int]]:
+        self._end_and_settle = compiled_for(fairness.end_and_settle, *self._tables, -1, 0.0)
+        return self._end_and_settle
 
     def _place_end(self, end_s: float, due: int, first: int) -> None:
         if due == 1:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sim import fairness, flows
 from sim.clock import STATE, Clock
-from sim.network import Network
+from sim.network import Network, Reading
 from sim.timed_flows import TimedFlows, end_times_s, push
 from tests.bench.flows import OnClock, largest_error, read_flows, read_topology
 from tests.naive_network import Flow, end_times, fair_rates
@@ -400,6 +400,41 @@ def test_a_flow_may_start_the_next_one_when_it_ends():
     network.start(1.0, A, ONE, INF, done)
     clock.run()
     assert ends == [1.0, 2.0, 3.0, 4.0]
+
+
+@pytest.mark.parametrize("together", [1, 2])
+@pytest.mark.parametrize(
+    ("look", "sees"),
+    [
+        (lambda network: network.flows_on(0), lambda done, other: [other]),
+        (lambda network: network.count_on(0), lambda done, other: 1),
+        (lambda network: network.carried_bytes().tolist(), lambda done, other: [6.0]),
+        (lambda network: network.reading().carried_bytes.tolist(), lambda done, other: [6.0]),
+        (lambda network: network.busy_ratio(Reading(0.0, *np.zeros((2, 1)))).tolist(), lambda *_: [1.0]),
+        (lambda network: network.start(4.0, A, ONE, INF, print, last=True), lambda done, other: other + 1),
+        (lambda network: network.start(4.0, A, ONE, INF, print), lambda done, other: other + 1),
+        (lambda network: network.set_capacity(0, 1.0), lambda done, other: None),
+    ],
+)
+def test_a_flow_that_has_ended_is_gone_when_its_end_is_told(look, sees, together):
+    """Of flows that share 3 bytes/s some end after 2 s; asked in the call back, and once more after it."""
+    clock, network = network_of(3.0)
+    seen = []
+
+    def done(flow):
+        with pytest.raises(KeyError):
+            network.remaining(flow)
+        if len(ended) == flow + 1:  # the last of those that end now
+            assert network.rate(together) == 3.0 / (together + 1)  # new rates come after all call backs
+            seen.append(look(network))
+            network.cancel(together)
+            assert network.carried_bytes().tolist() == [6.0]
+
+    ended = [network.start(6.0 / (together + 1), A, ONE, INF, done) for _ in range(together)]
+    other = network.start(100.0, A, ONE, INF, print)
+    clock.run(until=2.5)
+    assert seen == [sees(ended, other)]
+    assert_sums(network, {other + 1: Flow(4.0, {0: 1.0})} if network.flows_on(0) else {})
 
 
 @pytest.mark.parametrize("route", [A, np.empty(0, dtype=np.int64)], ids=["with a link", "without links"])
