@@ -412,35 +412,12 @@ def apply_rates(flows: Records, links: Records, reals: Floats, ints: Ints, now_s
 
 @jit_in_place
 def settle(
-    flows: Records, links: Records, uses: Records, reals: Floats, ints: Ints, now_s: float
-) -> tuple[float, int, int]:
-    """Make all rates max-min fair again after the changes since the last call; returns `next_due`."""
-    take_changes(flows, links, uses, ints)
-    if ints[COUNT, N_MEMBER] > 0:
-        fill(flows, links, uses, reals, ints)
-        while widen(flows, links, uses, ints):
-            fill(flows, links, uses, reals, ints)
-        apply_rates(flows, links, reals, ints, now_s)
-    return next_due(reals, ints)
-
-
-@jit_in_place
-def end_and_settle(
-    flows: Records, links: Records, uses: Records, reals: Floats, ints: Ints, slot: int, now_s: float
-) -> tuple[float, int, int]:
-    """Take out the flow in `slot`, which has ended (-1: none), and settle."""
-    if slot >= 0:
-        detach(flows, links, uses, reals, ints, slot, 0.0)
-    return settle(flows, links, uses, reals, ints, now_s)
-
-
-@jit_in_place
-def start_and_settle(
     flows: Records,
     links: Records,
     uses: Records,
     reals: Floats,
     ints: Ints,
+    ended: int,
     slot: int,
     volume: float,
     cap: float,
@@ -448,8 +425,22 @@ def start_and_settle(
     route: Ints,
     usage: Floats,
 ) -> tuple[float, int, int]:
-    """Enter a flow and settle. Where `attach` changes nothing, and answers why: (inf, -why, -1)."""
-    answer = attach(flows, links, uses, reals, ints, slot, volume, cap, now_s, route, usage)
-    if answer != ENTERED:
-        return np.inf, -answer, -1
-    return settle(flows, links, uses, reals, ints, now_s)
+    """Make all rates max-min fair again after the changes since the last call; returns `next_due`.
+
+    First takes out the flow in slot `ended` and enters one into `slot`; -1 for none. Most changes come one
+    at a time, and calling a kernel costs as much as entering a flow does. Where `attach` changes nothing,
+    and answers why: (inf, -why, -1).
+    """
+    if ended >= 0:
+        detach(flows, links, uses, reals, ints, ended, 0.0)
+    if slot >= 0:
+        answer = attach(flows, links, uses, reals, ints, slot, volume, cap, now_s, route, usage)
+        if answer != ENTERED:
+            return np.inf, -answer, -1
+    take_changes(flows, links, uses, ints)
+    if ints[COUNT, N_MEMBER] > 0:
+        fill(flows, links, uses, reals, ints)
+        while widen(flows, links, uses, ints):
+            fill(flows, links, uses, reals, ints)
+        apply_rates(flows, links, reals, ints, now_s)
+    return next_due(reals, ints)

@@ -20,7 +20,9 @@ from sim.clock import RATES, STATE, Clock
 from sim.flows import CHOSEN, DUE, Floats, Ints, State
 
 OnDone = Callable[[int], object]
+Kernel = Callable[..., tuple[float, int, int]]
 INFINITY = math.inf
+_NO_LINKS: tuple[Ints, Floats] = (np.empty(0, dtype=np.int64), np.empty(0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ class Network:
             raise ValueError("link capacities must be finite and not negative")
         self.clock = clock
         self._tables = flows.make_state(capacity, flows=64, uses=256, now_s=clock.now)
-        self._end_and_settle: Callable[..., tuple[float, int, int]] | None = None  # compiled when first needed
+        self._kernel: Kernel | None = None  # compiled when first needed
         self._leaving = -1  # slot of a flow that has ended; the next kernel takes it out of the tables
         self._slot_of: dict[int, int] = {}  # live flows by handle, in order of their start
         self._owner: list[tuple[int, OnDone]] = [_NOBODY] * 64  # handle and callback by slot
@@ -93,7 +95,7 @@ class Network:
         now = last and not self._settling and not self._more_happens()
         while True:
             if now:
-                next_end = fairness.start_and_settle(*self._tables, *new)
+                next_end = fairness.settle(*self._tables, -1, *new)
                 answer = -next_end[1]
             else:
                 answer = flows.attach(*self._tables, *new)
@@ -182,12 +184,13 @@ class Network:
         leaving, self._leaving = self._leaving, -1
         if leaving >= 0:
             self._free_slots.append(leaving)
-        kernel = self._end_and_settle or self._compile()
-        self._place_end(*kernel(*self._tables, leaving, self.clock._now))
+        kernel = self._kernel or self._compile()
+        self._place_end(*kernel(*self._tables, leaving, -1, 0.0, 0.0, self.clock._now, *_NO_LINKS))
 
-    def _compile(self) -> Callable[..., tuple[float, int, int]]:
-        self._end_and_settle = compiled_for(fairness.end_and_settle, *self._tables, -1, 0.0)
-        return self._end_and_settle
+    def _compile(self) -> Kernel:
+        like = (*self._tables, -1, -1, 0.0, 0.0, 0.0, *_NO_LINKS)
+        self._kernel = compiled_for(fairness.settle, *like)
+        return self._kernel
 
     def _place_end(self, end_s: float, due: int, first: int) -> None:
         if due == 1:

@@ -129,7 +129,10 @@ def _run(
             owner[slot] = k
             route = slice(offset[k], offset[k + 1])
             attach(flows, links, uses, reals, ints, slot, volume[k], cap[k], now_s, link[route], usage[route])
-        next_end_s, due, _ = settle(flows, links, uses, reals, ints, now_s)
+        none = slice(0, 0)
+        next_end_s, due, _ = settle(
+            flows, links, uses, reals, ints, -1, -1, 0.0, 0.0, now_s, link[none], usage[none]
+        )
 
 
 def _rows(rows: Sequence[Sequence[float] | Floats | Ints], dtype: type) -> tuple[Ints, NDArray[Any]]:

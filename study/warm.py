@@ -133,11 +133,11 @@ def _compile(name: str, queue: str) -> None:
 
 
 def _compile_network() -> None:
-    """Two flows that share a link."""
+    """Two flows that share a link, and a look at it when one has ended."""
     clock = Clock()
     network, link = Network(clock, np.ones(1)), np.zeros(1, dtype=np.int64)
     for volume_bytes in (1.0, 2.0):
-        network.start(volume_bytes, link, np.ones(1), math.inf, lambda _flow: None)
+        network.start(volume_bytes, link, np.ones(1), math.inf, lambda _flow: network.count_on(0))
     clock.run()
 
 
