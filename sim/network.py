@@ -91,14 +91,14 @@ class Network:
         if not self._free_slots:
             self._grow()
         slot, flow, now_s = self._free_slots[-1], self._started, self.clock._now
-        new = (slot, float(volume_bytes), float(cap_bytes_per_s), now_s, links, usage)
-        now = last and not self._settling and not self._more_happens()
+        volume, cap = float(volume_bytes), float(cap_bytes_per_s)
+        settled = last and not self._settling and not self._more_happens()
         while True:
-            if now:
-                next_end = fairness.settle(*self._tables, -1, *new)
+            if settled:
+                next_end = fairness.settle(*self._tables, -1, slot, volume, cap, now_s, links, usage)
                 answer = -next_end[1]
             else:
-                answer = flows.attach(*self._tables, *new)
+                answer = flows.attach(*self._tables, slot, volume, cap, now_s, links, usage)
             if answer <= 0:
                 break
             if answer == flows.WRONG:
@@ -108,7 +108,7 @@ class Network:
         self._started = flow + 1
         self._slot_of[flow] = slot
         self._owner[slot] = (flow, on_done)
-        if now:
+        if settled:
             self._place_end(*next_end)
         else:
             self._changed()

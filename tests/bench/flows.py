@@ -24,6 +24,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
+from simpy.events import Event
 
 if __package__ in (None, ""):  # run as a script
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -111,15 +112,19 @@ class OnClock:
         network, waits, end_s = Network(clock, self.capacity), list(self.waits), [math.nan] * len(self.waits)
         flow_of: dict[int, int] = {}
 
-        upcoming = iter(sorted((s, k) for k, s in enumerate(self.starts) if waits[k] == 0))
+        upcoming = iter(sorted((k for k, wait in enumerate(waits) if wait == 0), key=self.starts.__getitem__))
 
-        def arrange(k: int) -> None:
-            clock.at(self.starts[k], lambda _: start(k, last=True))
+        def arrange(k: int, source: bool = False) -> None:
+            def arrive(_: Event) -> None:
+                if source:
+                    arrange_next()
+                start(k, last=True)
+
+            clock.at(self.starts[k], arrive)
 
         def arrange_next() -> None:
-            for start_s, k in upcoming:
-                clock.at(start_s, lambda _: (arrange_next(), start(k, last=True)))
-                break
+            if (k := next(upcoming, None)) is not None:
+                arrange(k, source=True)
 
         def start(k: int, last: bool = False) -> None:
             flow_of[network.start(self.volumes[k], *self.routes[k], self.caps[k], done, last=last)] = k
