@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from policies import make_stage, stage_class
@@ -260,7 +260,16 @@ WORKLOADS = st.lists(
 CRASHES = st.lists(st.tuples(st.integers(0, 150), st.integers(0, 29)), max_size=6)
 
 
+# Two jobs are promoted at 93 s, which one sum of the times that they waited puts a rounding later.
+LATE_BY_ROUNDING = [
+    (0, 1, 8), (0, 1, 21), (0, 1, 22), (0, 3, 7), (0, 5, 1), (7, 1, 16), (15, 1, 18), (15, 1, 20), (16, 1, 20),
+    (22, 1, 20), (28, 2, 12), (28, 3, 1), (31, 2, 11), (36, 1, 14), (42, 1, 12), (44, 1, 12), (44, 3, 8),
+    (45, 1, 12), (49, 1, 10), (51, 1, 12), (51, 1, 14), (52, 1, 12), (52, 1, 12),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize("name", NAMES)
+@example(jobs=LATE_BY_ROUNDING, crashes=[], restart=3.0, short=2)
 @settings(max_examples=40, deadline=None)
 @given(
     jobs=WORKLOADS, crashes=CRASHES, restart=st.sampled_from([0.0, 0.0, 3.0]), short=st.sampled_from([2, 512])

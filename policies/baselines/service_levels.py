@@ -74,6 +74,11 @@ def _due(rows: Ints, last_s: float, columns: Columns) -> tuple[Ints, float]:
     return due[:n], soonest_s
 
 
+def _slack_s(time_s: float, keys: Keys) -> float:
+    """How much earlier than foreseen a waiting job may change queue: `counted_service` rounds quanta up."""
+    return 2e-9 * float(keys.thresholds[0]) / keys.relief + 1e-12 * time_s if keys.relief > 0.0 else 0.0
+
+
 def promoted(o: Observation, memory: Memory, columns: Columns) -> tuple[Ints, float]:
     """Jobs that may have come back or changed queue, and when the next waiting job will change queue (s).
 
@@ -83,7 +88,7 @@ def promoted(o: Observation, memory: Memory, columns: Columns) -> tuple[Ints, fl
         return NO_ROWS, _due(o.waiting, o.time_s, columns)[1]
     again, arrived = memory["again"], len(o.jobs) - memory["jobs"]
     came_back = len(again) or len(o.waiting) != memory["waiting"] + arrived
-    if o.time_s < memory["promotion_s"] and not came_back:
+    if o.time_s < memory["promotion_s"] - _slack_s(o.time_s, Keys(*columns)) and not came_back:
         return NO_ROWS, memory["promotion_s"]
     due, soonest_s = _due(o.waiting, memory["time_s"], columns)
     return frozen(np.concatenate((again, due))), soonest_s
