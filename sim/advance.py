@@ -162,7 +162,7 @@ class EventByEvent:
             outcome.end_s = max(
                 period.start_s + outcome.arrival_s, clock.now if job.exchange.happens else 0.0
             )
-            outcome.duration_s = outcome.end_s - period.start_s
+            outcome.duration_s = max(outcome.end_s - period.start_s, outcome.arrival_s)  # but for rounding
         yield clock.until(period.start_s + outcome.duration_s)
         return outcome if job.generation == generation else None
 

@@ -187,7 +187,9 @@ def times_by_limit(made: Run) -> dict[str, NDArray[np.float64]]:
     The time held is divided as its GPU-seconds are. A job that is not completed counts until the end of the run.
     """
     jobs = made.jobs
-    used = {limit: np.sum([jobs[use] for use in uses], axis=0) for limit, uses in _USES.items()}
+    used = {  # what was booked and taken back may leave a rounding below zero
+        limit: np.maximum(np.sum([jobs[use] for use in uses], axis=0), 0.0) for limit, uses in _USES.items()
+    }
     total = np.sum(list(used.values()), axis=0)
     done = ~np.isnan(jobs["completion_s"])
     held_s = np.where(

@@ -122,6 +122,34 @@ def test_equal_nodes_leave_the_plan_unchanged_to_the_bit(policy: str) -> None:
         assert values.tolist() == staged.jobs[name].tolist(), name
 
 
+@pytest.mark.parametrize("at_s", [0.05, 0.1, 0.2])
+def test_a_period_that_waited_for_data_is_not_shorter_than_its_last_worker(at_s: float) -> None:
+    """Its end is a time and its parts are lengths of time, which differ by rounding: 4.5664 s - 0 s < sum."""
+    crash = {"kind": "crash", "node": "a-0", "at": at_s, "duration": at_s}
+    case = scenario(
+        cluster={"nodes": [{"name": name, "gpus": 1, "nic": 1e9, "storage_rate": 2e9} for name in "ab"]},
+        workload={
+            "models": {"model": model(sample_time=0.0117, fixed_time=0.0, parameters=0)},
+            "jobs": [
+                {
+                    "name": "job", "gpus": 1, "gpu_share": 0.5, "model": "model", "epochs": 1, "global_batch": 8,
+                    "data": {
+                        "samples": 24, "sample_size": 200_000, "shards": 1,
+                        "placement": {"kind": "even", "over": "job"},
+                    },
+                    "checkpoint": {"size": 1e9, "interval": "never"},
+                }
+            ],
+        },
+        faults={"events": [crash]},
+        restart={"detection": 1.1, "rescheduling": 0.0, "initialisation": 2.3},
+    )  # fmt: skip
+    run = simulate(case, "fifo-greedy")
+    assert run.jobs["restarts"].tolist() == [1]
+    assert run.jobs["input_stall_gpu_s"] > 0.0
+    assert run.jobs["exposed_communication_gpu_s"].tolist() == [0.0]
+
+
 def test_an_interruption_that_changes_nothing_changes_nothing() -> None:
     case = two_speeds(96, noise={"step_cov": 0.3})
     plain = simulate(case, "none")
