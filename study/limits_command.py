@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from study.sensitivity_command import writable, write
-from study.variant_options import shown_progress, variant_options
+from study.variant_options import Given, variant_options
 
 if TYPE_CHECKING:
     from study.limits import Effect, Limited, Limits
@@ -29,48 +26,22 @@ _SMALL_SHARE = 0.005
     "--most", type=click.IntRange(1), default=10, show_default=True, help="Groups of jobs to look at."
 )
 @click.option("--all", "every", is_flag=True, help="Show every lever, also those that do not help.")
-@click.pass_context
-def limits(
-    ctx: click.Context,
-    scenario: str,
-    policy: str | None,
-    seeds: int,
-    overrides: tuple[str, ...],
-    trace: str | None,
-    jobs: int,
-    out: str | None,
-    form: str,
-    quiet: bool,
-    debug: bool,
-    tried: tuple[str, ...],
-    most: int,
-    every: bool,
-) -> int:
+def limits(given: Given, tried: tuple[str, ...], most: int, every: bool) -> int:
     """Name what limits the jobs of SCENARIO, and what would help most.
 
     The limit (compute, memory, input, barrier, network, queue or faults) is where most of a job's time goes; the
     levers are found by running the scenario with each of them on the same seeds: resources doubled, disturbances
     taken away, other policies.
     """
-    from study.commands import set_flags
     from study.levers import POLICIES
     from study.limits import FILE
     from study.limits import limits as find
-    from study.variants import Means
 
-    set_flags(ctx, quiet, debug)
-    writable(out)
     found = find(
-        Path(scenario), policy=policy, policies=tried or POLICIES, overrides=overrides, trace=trace, most=most,
-        means=Means(seeds, jobs=jobs, progress=shown_progress(quiet)),
+        Path(given.scenario), policy=given.policy, policies=tried or POLICIES, overrides=given.overrides,
+        trace=given.trace, most=most, means=given.means(),
     )  # fmt: skip
-    text = json.dumps(found.as_dict(), indent=2) + "\n"
-    if out is not None:
-        write(Path(out) / FILE, text)
-    click.echo(text if form == "json" else "".join(f"{line}\n" for line in as_text(found, every)), nl=False)
-    if not quiet:
-        for note in found.notes:
-            print(f"note: {note}", file=sys.stderr)
+    given.tell(found.as_dict(), FILE, as_text(found, every), found.notes)
     return 0
 
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from study.variant_options import shown_progress, variant_options
+from study.variant_options import Given, variant_options
 
 if TYPE_CHECKING:
     from study.sensitivity import Bar, End, Sensitivity
@@ -27,68 +24,21 @@ _HALF = 14  # characters of the bar on each side of the base
     "--default-set", is_flag=True, help="Vary the default set as well (it is taken without --vary)."
 )
 @click.option("--metric", default="completion_mean_s", show_default=True, help="Result to look at.")
-@click.pass_context
-def sensitivity(
-    ctx: click.Context,
-    scenario: str,
-    policy: str | None,
-    seeds: int,
-    overrides: tuple[str, ...],
-    trace: str | None,
-    jobs: int,
-    out: str | None,
-    form: str,
-    quiet: bool,
-    debug: bool,
-    vary: tuple[str, ...],
-    default_set: bool,
-    metric: str,
-) -> int:
+def sensitivity(given: Given, vary: tuple[str, ...], default_set: bool, metric: str) -> int:
     """Change one value of SCENARIO at a time, low and high, and rank them by what they do to the result.
 
     All runs meet the same arrivals, faults and noise. Longest bars first (a tornado chart); ratios are to the
     unchanged scenario, with 95 % intervals.
     """
-    from study.commands import set_flags
     from study.sensitivity import FILE
     from study.sensitivity import sensitivity as find
-    from study.variants import Means
 
-    set_flags(ctx, quiet, debug)
-    writable(out)
     found = find(
-        Path(scenario), metric, vary=vary, defaults=default_set or not vary, policy=policy,
-        overrides=overrides, trace=trace, means=Means(seeds, jobs=jobs, progress=shown_progress(quiet)),
+        Path(given.scenario), metric, vary=vary, defaults=default_set or not vary, policy=given.policy,
+        overrides=given.overrides, trace=given.trace, means=given.means(),
     )  # fmt: skip
-    text = json.dumps(found.as_dict(), indent=2) + "\n"
-    if out is not None:
-        write(Path(out) / FILE, text)
-    click.echo(text if form == "json" else "".join(f"{line}\n" for line in as_text(found)), nl=False)
-    if not quiet:
-        print(
-            *(f"note: {note}" for note in found.notes),
-            sep="\n",
-            end="\n" * bool(found.notes),
-            file=sys.stderr,
-        )
+    given.tell(found.as_dict(), FILE, as_text(found), found.notes)
     return 0
-
-
-def writable(out: str | None) -> None:
-    """Make the folder of --out now, so that nothing is lost to it later. Raises click.BadParameter."""
-    if out is None:
-        return
-    try:
-        os.makedirs(out, exist_ok=True)
-    except OSError as error:
-        raise click.BadParameter(f"{out!r}: {error.strerror or error}", param_hint="'--out'") from error
-
-
-def write(path: Path, text: str) -> None:
-    """Write a file whole, through a temporary one."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
 
 
 def as_text(found: Sensitivity) -> Iterator[str]:

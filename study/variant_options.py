@@ -1,19 +1,76 @@
-"""Options of the commands that run changed copies of one scenario."""
+"""What the commands that run changed copies of one scenario have in common: options, progress, result."""
 
 from __future__ import annotations
 
+import functools
+import json
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
 from functools import partial
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-F = TypeVar("F", bound=Callable[..., Any])
+if TYPE_CHECKING:
+    from study.variants import Means
 
 
-def variant_options(command: F) -> F:
-    """Adds SCENARIO, --policy, --seeds, --set, --trace, --jobs, --out, --format, --quiet and --debug."""
+@dataclass(frozen=True)
+class Given:
+    """The common options of one call."""
+
+    scenario: str
+    policy: str | None
+    seeds: int
+    overrides: tuple[str, ...]
+    trace: str | None
+    jobs: int
+    out: str | None
+    form: str
+    quiet: bool
+    debug: bool
+
+    def means(self) -> Means:
+        """How the runs are made."""
+        from study.variants import Means
+
+        return Means(self.seeds, jobs=self.jobs, progress=None if self.quiet else _progress)
+
+    def tell(self, result: Mapping[str, Any], file: str, lines: Iterable[str], notes: Iterable[str]) -> None:
+        """Print a result, as text or as JSON, keep it as `file` in the folder of --out, print notes to stderr."""
+        text = json.dumps(result, indent=2) + "\n"
+        if self.out is not None:
+            _write(Path(self.out) / file, text)
+        click.echo(text if self.form == "json" else "".join(f"{line}\n" for line in lines), nl=False)
+        if not self.quiet:
+            for note in notes:
+                print(f"note: {note}", file=sys.stderr)
+
+
+def variant_options(command: Callable[..., int]) -> Callable[..., int]:
+    """Gives a command SCENARIO, --policy, --seeds, --set, --trace, --jobs, --out, --format, --quiet and --debug.
+
+    They reach it as its first argument, `Given`; before that the folder of --out is made, so that nothing is
+    lost to it later. Raises click.BadParameter where it cannot be made.
+    """
+
+    @functools.wraps(command)
+    def with_options(**options: Any) -> int:
+        from study.commands import set_flags
+
+        given = Given(**{field.name: options.pop(field.name) for field in fields(Given)})
+        set_flags(click.get_current_context(), given.quiet, given.debug)
+        if given.out is not None:
+            try:
+                os.makedirs(given.out, exist_ok=True)
+            except OSError as error:
+                why = f"{given.out!r}: {error.strerror or error}"
+                raise click.BadParameter(why, param_hint="'--out'") from error
+        return command(given, **options)
+
     flag = partial(click.option, is_flag=True)
     options = (
         click.argument("scenario", type=click.Path(dir_okay=False)),
@@ -35,18 +92,20 @@ def variant_options(command: F) -> F:
         flag("--quiet", "-q", help="No progress and notes on stderr."),
         flag("--debug", help="Show the traceback of a failure."),
     )
+    wrapped: Callable[..., int] = with_options
     for option in reversed(options):
-        command = option(command)
-    return command
+        wrapped = option(wrapped)
+    return wrapped
 
 
-def shown_progress(quiet: bool) -> Callable[[int, int, str], None] | None:
+def _write(path: Path, text: str) -> None:
+    """Write a file whole, through a temporary one."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, path)
+
+
+def _progress(done: int, total: int, name: str) -> None:
     """A line on stderr for each tenth of the runs."""
-    if quiet:
-        return None
-
-    def progress(done: int, total: int, name: str) -> None:
-        if done * 10 // total > (done - 1) * 10 // total:
-            print(f"{done}/{total} runs, {name}", file=sys.stderr, flush=True)
-
-    return progress
+    if done * 10 // total > (done - 1) * 10 // total:
+        print(f"{done}/{total} runs, {name}", file=sys.stderr, flush=True)
