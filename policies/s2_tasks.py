@@ -75,7 +75,8 @@ class Tasks(Stage):
     ) -> tuple[Plan, dict[str, Any]]:
         """S211-S213: fetch order and moves of late shards, and the values."""
         shards, workers = observation.shards, observation.workers
-        rows = np.flatnonzero(free_shards(observation, plan) & ~shards.local)
+        known = ~np.isnan(shards.needed_in_s)  # one whose need is not known keeps its place
+        rows = np.flatnonzero(free_shards(observation, plan) & ~shards.local & known)
         if not len(rows):
             nothing = {"s212_waiting": 0, "s212_reordered": False, "s213_late": 0, "s213_moved": 0}
             return plan, {"s211_fetch_s": 0.0, **nothing}
@@ -88,7 +89,7 @@ class Tasks(Stage):
             self.priority_alpha, 1 - self.priority_alpha,
         )  # fmt: skip
         level = np.round(priority / _PRIORITY_STEP)
-        ranked = np.lexsort((rows, np.nan_to_num(needed_s, nan=np.inf), -level))
+        ranked = np.lexsort((rows, needed_s, -level))
         order = _order_by_rank(observation, rows[ranked])
         late = ranked[fetch_s[ranked] > needed_s[ranked]]
         values: dict[str, Any] = {

@@ -1,5 +1,7 @@
 """S2: which data is fetched first and by whom, and who does how much of a step."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -226,6 +228,20 @@ def test_s212_only_remote_shards_trade_places():
     observation = change(observation, "shards", node=stored, local=stored == np.repeat([0, 1, 2], 4))
     plan, _, _ = refine(Tasks(priority_alpha=1.0), observation)
     assert plan.fetch_order.tolist() == [0, 3, 2, 1]
+
+
+@BOTH
+def test_s212_a_shard_whose_need_is_not_known_keeps_its_place(stage):
+    stage = replace(stage, priority_alpha=0.0)  # small ones come first where the need is known
+    sizes = np.array([1e6, 8e6, 1e6, 4e6] + [1e6] * 8)
+    assert refine(stage, remote(sizes))[0].fetch_order.tolist() == [0, 2, 3, 1]
+    needed = remote(sizes).shards.needed_in_s.copy()
+    needed[1] = np.nan  # it stands last: what is not known sorts behind what is
+    assert refine(stage, change(remote(sizes), "shards", needed_in_s=needed))[0].fetch_order is None
+    needed[:] = np.nan
+    plan, _, values = refine(stage, change(remote(sizes), "shards", needed_in_s=needed))
+    assert plan.fetch_order is None
+    assert values["s212_waiting"] == 0
 
 
 def test_s213_a_late_shard_goes_to_a_node_that_has_it():
