@@ -163,7 +163,7 @@ class EventByEvent:
                 period.start_s + outcome.arrival_s, clock.now if job.exchange.happens else 0.0
             )
             outcome.duration_s = max(outcome.end_s - period.start_s, outcome.arrival_s)  # but for rounding
-        yield clock.until(period.start_s + outcome.duration_s)
+        yield clock.until(job.period_end_s(outcome))
         return outcome if job.generation == generation else None
 
     def _worker(

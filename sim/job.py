@@ -435,17 +435,26 @@ class TrainingJob:
         self.steps_since_decision += period.steps
         self.done = account.useful_samples >= self.target * (1.0 - DONE_TOLERANCE)
 
-    def _advance_clock(self, outcome: Outcome) -> None:
-        """Move to the end of a period: anchor + count * period, or anchor + running sum, never drifting."""
+    def period_end_s(self, outcome: Outcome) -> float:
+        """When the running period ends: anchor + count * period, or anchor + running sum, never drifting."""
         if outcome.end_s is not None:
-            self.resume_at(outcome.end_s)
+            return outcome.end_s
+        base_s, count = self._run_with(outcome.duration_s)
+        return self.anchor_s + (base_s + count * outcome.duration_s)
+
+    def _run_with(self, duration_s: float) -> tuple[float, int]:
+        """What precedes the run of equally long periods that one of this length ends (s), and their number."""
+        if duration_s == self._run_period:
+            return self._run_base, self._run_count + 1
+        return self._run_base + self._run_count * self._run_period, 1
+
+    def _advance_clock(self, outcome: Outcome) -> None:
+        end_s = self.period_end_s(outcome)
+        if outcome.end_s is not None:
+            self.resume_at(end_s)
             return
-        if outcome.duration_s == self._run_period:
-            self._run_count += 1
-        else:
-            self._run_base += self._run_count * self._run_period
-            self._run_period, self._run_count = outcome.duration_s, 1
-        self.period_start_s = self.anchor_s + (self._run_base + self._run_count * self._run_period)
+        self._run_base, self._run_count = self._run_with(outcome.duration_s)
+        self._run_period, self.period_start_s = outcome.duration_s, end_s
 
     def take_traffic(self) -> float:
         """Volume of the exchanges since this was last asked (bytes); ask before the exchange changes."""

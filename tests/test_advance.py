@@ -122,6 +122,21 @@ def test_equal_nodes_leave_the_plan_unchanged_to_the_bit(policy: str) -> None:
         assert values.tolist() == staged.jobs[name].tolist(), name
 
 
+@pytest.mark.parametrize("sample_s", [0.0023, 0.0031, 0.0047, 0.0053])
+def test_jobs_of_equal_length_end_at_one_instant(sample_s: float) -> None:
+    """Exchanging every step or every second: 17 steps are over at the same bit."""
+    job = {"model": "model", "arrival": 1.000123, "steps": 17, "global_batch": 8}
+    case = scenario(
+        workload={
+            "models": {"model": model(sample_time=sample_s, parameters=0)},
+            "jobs": [{"name": f"job{h}", "sync_interval": h, **job} for h in (1, 2)],
+        },
+    )
+    fast, oracle = simulate(case), simulate(case, event_by_event=True)
+    assert len(set(fast.jobs["completion_s"].tolist() + oracle.jobs["completion_s"].tolist())) == 1
+    assert fast.totals["decisions"] == oracle.totals["decisions"]
+
+
 @pytest.mark.parametrize("at_s", [0.05, 0.1, 0.2])
 def test_a_period_that_waited_for_data_is_not_shorter_than_its_last_worker(at_s: float) -> None:
     """Its end is a time and its parts are lengths of time, which differ by rounding: 4.5664 s - 0 s < sum."""
