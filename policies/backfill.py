@@ -37,6 +37,8 @@ from policies.jit import ZERO, jit_in_place
 from policies.observation import Floats, Ints, Observation
 from policies.placement import NOTHING, WHOLE, Room, give, give_all, place, take_all, tighten
 
+_SAME_TIME = 1e-12  # relative; two ends that are closer differ by rounding
+
 Running = tuple[Ints, Ints, Floats, Ints, Ints]
 """Running jobs by ascending end: (offset, gpu) of what each holds alone, its end (s), who holds each GPU, and
 the node of each GPU."""
@@ -55,17 +57,22 @@ def _fits(c: Room, d: Demand, rule: int, gpu_node: Ints, spare: Ints) -> bool:
 def _reserve(head: Demand, later: Room, rule: int, now_s: float, running: Running, spare: Ints) -> float:
     """Free in `later` what running jobs have given back when the head fits; returns that time (s).
 
-    NaN when it does not fit even after all have ended. GPUs shared by several jobs come free last, because
-    who holds what part of them is not always known.
+    All that end at that time count, whatever their order. NaN when the head does not fit even after all have
+    ended. GPUs shared by several jobs come free last, because who holds what part of them is not always known.
     """
     offset, gpu, end_s, holder, gpu_node = running
-    last_s = now_s
+    last_s, reserved_s = now_s, np.nan
     for i in range(end_s.size):
+        if end_s[i] > reserved_s * (1.0 + _SAME_TIME):  # never while there is none
+            return float(reserved_s)
         give_all(later, gpu, offset[i], offset[i + 1], gpu_node, 1.0)
         last_s = end_s[i]
         enough = head.share < WHOLE or total(later.free) >= head.gpus
-        if enough and offset[i + 1] > offset[i] and _fits(later, head, rule, gpu_node, spare):
-            return float(last_s)
+        if np.isnan(reserved_s) and enough and offset[i + 1] > offset[i]:
+            if _fits(later, head, rule, gpu_node, spare):
+                reserved_s = last_s
+    if not np.isnan(reserved_s):
+        return float(reserved_s)
     for g in range(holder.size):
         if holder[g] == SHARED and later.up[gpu_node[g]]:
             give(later.free, later.room, gpu_node[g], g, 1.0)

@@ -223,10 +223,11 @@ def easy(queue, free, running, now):
         return started
     head, shadow, later = queue[0][1], math.nan, free
     for end, gpus in sorted(running):
-        later += gpus
-        if later >= head:
-            shadow = end
+        if end > shadow * (1 + 1e-12):  # all that end at that time count
             break
+        later += gpus
+        if math.isnan(shadow) and later >= head:
+            shadow = end
     extra = later - head
     for row, gpus, service in queue[1:]:
         late = not math.isnan(shadow) and now + service > shadow

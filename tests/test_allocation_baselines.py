@@ -270,6 +270,7 @@ LATE_BY_ROUNDING = [
 
 @pytest.mark.parametrize("name", NAMES)
 @example(jobs=LATE_BY_ROUNDING, crashes=[], restart=3.0, short=2)
+@example(jobs=[(0, 3, 1), (0, 3, 2), (1, 1, 2), (1, 2, 1), (2, 1, 2)], crashes=[], restart=0.0, short=2)
 @settings(max_examples=40, deadline=None)
 @given(
     jobs=WORKLOADS, crashes=CRASHES, restart=st.sampled_from([0.0, 0.0, 3.0]), short=st.sampled_from([2, 512])
