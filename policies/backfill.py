@@ -68,9 +68,9 @@ def _reserve(head: Demand, later: Room, rule: int, now_s: float, running: Runnin
         give_all(later, gpu, offset[i], offset[i + 1], gpu_node, 1.0)
         last_s = end_s[i]
         enough = head.share < WHOLE or total(later.free) >= head.gpus
-        if np.isnan(reserved_s) and enough and offset[i + 1] > offset[i]:
-            if _fits(later, head, rule, gpu_node, spare):
-                reserved_s = last_s
+        enough = enough and np.isnan(reserved_s) and offset[i + 1] > offset[i]
+        if enough and _fits(later, head, rule, gpu_node, spare):
+            reserved_s = last_s
     if not np.isnan(reserved_s):
         return float(reserved_s)
     for g in range(holder.size):
