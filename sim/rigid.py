@@ -58,6 +58,8 @@ class RigidJobs:
         self._end: dict[int, Event] = {}
         self.weight = np.zeros(n)  # sum of the GPU shares it holds
         self._nodes: dict[int, Ints] = {}
+        # Where the rate has changed since the job's start: work done until then (s), and the rate before.
+        self._earlier: dict[int, list[tuple[float, float]]] = {}
 
     def start(self, row: int, holding: Holding, delay_s: float) -> None:
         """Run from `delay_s` from now on."""
@@ -113,11 +115,21 @@ class RigidJobs:
         if every_s < math.inf:
             since = done_s - kept_s
             kept_s += since if every_s == 0.0 else math.floor(since / every_s) * every_s
-        lost_gpu_s = (done_s - kept_s) / self.rate[row] * self.weight.item(row)
+        lost_gpu_s = self._took_s(row, kept_s, done_s) * self.weight.item(row)
         self.gpu_s[row, BUSY] -= lost_gpu_s
         self.gpu_s[row, USEFUL] -= lost_gpu_s
         self.gpu_s[row, LOST] += lost_gpu_s
         self.left_s[row] = duration_s - kept_s
+
+    def _took_s(self, row: int, kept_s: float, done_s: float) -> float:
+        """Time that the work from `kept_s` to `done_s` took, at the rates at which it was done."""
+        took_s, rate = 0.0, self.rate.item(row)
+        for until_s, before in reversed(self._earlier.get(row, ())):
+            if until_s <= kept_s:
+                break
+            took_s += (done_s - until_s) / rate
+            done_s, rate = until_s, before
+        return took_s + (done_s - kept_s) / rate
 
     def checkpoint_interval_s(self, row: int) -> float:
         """Work between checkpoints: as given, or Young/Daly, sqrt(2 * write time * mean time to failure)."""
@@ -140,6 +152,8 @@ class RigidJobs:
             return
         self.clock.cancel(self._end[row])
         begin_s = self.book_running(row)
+        done_s = self.demand.duration_s.item(row) - self.left_s.item(row)
+        self._earlier.setdefault(row, []).append((done_s, self.rate.item(row)))
         self.rate[row] = rate
         self._end[row] = self.clock.at(begin_s + self.left_s[row] / rate, partial(self._ended, row))
 
@@ -152,4 +166,5 @@ class RigidJobs:
 
     def _forget(self, row: int) -> None:
         self.rate[row] = 0.0
+        self._earlier.pop(row, None)
         del self._end[row], self._nodes[row]

@@ -11,6 +11,8 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from policies.contract import Allocation, AllocationStage, Kind, Memory, Plan, Policy, Stage
 from policies.observation import Observation
@@ -69,6 +71,50 @@ def test_a_crash_throws_a_rigid_job_back_to_its_checkpoint(interval: object, don
 
 def training(**keys: object) -> dict[str, object]:
     return {"name": "t", "gpus": 2, "model": "m", "steps": 100, "global_batch": 20} | keys
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    pieces=st.lists(
+        st.tuples(st.sampled_from([0.5, 1.0, 2.3]), st.sampled_from([1.0, 2.0, 3.7])), min_size=1, max_size=5
+    ),
+    part=st.floats(0.05, 0.95),
+    every_s=st.sampled_from(["never", 0.7, 2.0]),
+    event_by_event=st.booleans(),
+)
+def test_what_a_crash_takes_from_a_rigid_job_is_the_time_that_it_took(
+    pieces, part, every_s, event_by_event
+) -> None:
+    """The node runs each (time, slowness) of the list, and crashes during it; then it is healthy."""
+    events, now_s, total_s = [], 0.0, sum(length for length, _ in pieces)
+    crash_s = part * total_s
+    ends = []  # (time, work done) where the speed changes
+    work = 0.0
+    for length, slowness in pieces:
+        if slowness > 1.0:
+            events.append(
+                {"kind": "slow", "node": "node-0", "at": now_s, "duration": length, "factor": slowness}
+            )
+        ends.append((now_s, work))
+        now_s, work = now_s + length, work + length / slowness
+    ends.append((now_s, work))
+    at_s, done = np.array(ends).T
+    done_at_crash = float(np.interp(crash_s, at_s, done))
+    kept = 0.0 if every_s == "never" else math.floor(done_at_crash / every_s) * every_s
+    kept_s = float(np.interp(kept, done, at_s))
+    events.append({"kind": "crash", "node": "node-0", "at": crash_s, "duration": total_s})
+    case = scenario(
+        cluster={"nodes": [{"count": 1, "gpus": 2, "name": "node"}]},
+        workload={"jobs": [rigid("a", 0, 2, 20.0) | {"checkpoint": {"interval": every_s}}]},
+        faults={"events": events},
+        restart={"detection": 0.0, "initialisation": 0.0},
+    )
+    jobs = simulate(case, event_by_event=event_by_event).jobs
+    # After the crash, until `total_s` later, nothing runs; all episodes are over by then.
+    assert jobs["lost_to_faults_gpu_s"][0] == pytest.approx(2 * (crash_s - kept_s), abs=1e-9)
+    assert jobs["busy_gpu_s"][0] == pytest.approx(2 * (kept_s + 20.0 - kept), abs=1e-9)
+    assert jobs["useful_gpu_s"][0] == jobs["busy_gpu_s"][0]
+    assert jobs["completion_s"][0] == pytest.approx(crash_s + total_s + 20.0 - kept)
 
 
 def test_a_crash_throws_a_training_job_back_to_its_checkpoint() -> None:
