@@ -139,7 +139,9 @@ class Network:
         return flows.left_of(self._state.flows, self._slot_of[flow], self.clock._now)
 
     def flows_on(self, link: int) -> list[int]:
-        """Handles of the live flows that use a link, in order of their start."""
+        """Handles of the live flows that use a link, in order of their start. Raises IndexError: no such link."""
+        if not 0 <= link < len(self._tables.links):
+            raise IndexError(f"no link {link}, there are {len(self._tables.links)}")
         _, links, uses, _, ints = self._state
         n = flows.list_flows(links, uses, ints, link)
         return sorted(self._owner[slot][0] for slot in ints[CHOSEN, :n].tolist())

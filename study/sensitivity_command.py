@@ -19,7 +19,9 @@ _HALF = 14  # characters of the bar on each side of the base
 
 @click.command()
 @variant_options
-@click.option("--vary", multiple=True, metavar="KEY=LOW..HIGH", help="Values, or factors: nic=x0.5..x2.")
+@click.option(
+    "--vary", multiple=True, metavar="KEY=LOW..HIGH", help="Values, or factors: cluster.nodes.0.nic=x0.5..x2."
+)
 @click.option(
     "--default-set", is_flag=True, help="Vary the default set as well (it is taken without --vary)."
 )

@@ -7,6 +7,7 @@ times between faults.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -43,6 +44,7 @@ _SHOWN = {
 }
 
 
+_EXAMPLE = "cluster.nodes.0.nic"
 _FIXED = ("seed", "policy", "schema_version")  # every change meets the same seeds under the same policy
 
 
@@ -56,7 +58,7 @@ def read_range(text: str, scenario: Scenario) -> Range:
     key, low, high = key.strip(), low.strip(), high.strip()
     if not (equals and dots and key and low and high):
         raise InputError(
-            [f"--vary {text!r}: write KEY=LOW..HIGH, e.g. noise.step_cov=0..0.3 or nic=x0.5..x2"]
+            [f"--vary {text!r}: write KEY=LOW..HIGH, e.g. noise.step_cov=0..0.3 or {_EXAMPLE}=x0.5..x2"]
         )
     if key.partition(".")[0] in _FIXED:
         raise InputError([f"--vary {text!r}: {key!r} is the same in all runs of a study; vary another key"])
@@ -78,10 +80,13 @@ def _times(end: str, key: str, scenario: Scenario, text: str) -> str | float:
     try:
         factor = float(end[1:])
     except ValueError:
-        raise InputError([f"--vary {text!r}: {end!r} is not a factor such as x0.5"]) from None
+        factor = math.nan
+    if not 0.0 <= factor < math.inf:
+        raise InputError([f"--vary {text!r}: {end!r} is not a factor such as x0.5"])
     value = value_at(scenario, key)
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InputError([f"--vary {text!r}: {key} is {value!r} here, so {end!r} times that is nothing"])
+        why = f"{key} is no number here that {end!r} could multiply; a key is written out, as {_EXAMPLE} is"
+        raise InputError([f"--vary {text!r}: {why}"])
     return _whole_like(value, factor * value)
 
 

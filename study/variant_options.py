@@ -42,12 +42,12 @@ class Given:
     def tell(self, result: Mapping[str, Any], file: str, lines: Iterable[str], notes: Iterable[str]) -> None:
         """Print a result, as text or as JSON, keep it as `file` in the folder of --out, print notes to stderr."""
         text = json.dumps(result, indent=2) + "\n"
-        if self.out is not None:
-            _write(Path(self.out) / file, text)
         click.echo(text if self.form == "json" else "".join(f"{line}\n" for line in lines), nl=False)
         if not self.quiet:
             for note in notes:
                 print(f"note: {note}", file=sys.stderr)
+        if self.out is not None:
+            _write(Path(self.out) / file, text)
 
 
 def variant_options(command: Callable[..., int]) -> Callable[..., int]:
@@ -101,8 +101,12 @@ def variant_options(command: Callable[..., int]) -> Callable[..., int]:
 def _write(path: Path, text: str) -> None:
     """Write a file whole, through a temporary one."""
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
+    try:
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def _progress(done: int, total: int, name: str) -> None:

@@ -299,6 +299,14 @@ def test_command_line(tmp_path, capsys):
     assert main(["limits", str(path), "-q", "--format", "json", "--try", "s3", "--seeds", "1"]) == 0
     assert json.loads(capsys.readouterr().out) == written
     assert main(["limits", str(path), "-q", "--try", "s9"]) == 2
+    (tmp_path / "taken" / "limits.json").mkdir(parents=True)
+    capsys.readouterr()
+    asked = ["limits", str(path), "-q", "--format", "json", "--try", "s3", "--seeds", "1"]
+    assert main([*asked, "--out", str(tmp_path / "taken")]) == 1
+    shown = capsys.readouterr()
+    assert json.loads(shown.out) == written, "what was found is not lost"
+    assert "limits.json: Is a directory" in shown.err
+    assert [p.name for p in (tmp_path / "taken").iterdir()] == ["limits.json"]
     assert main(["limits", str(tmp_path / "none.yaml"), "-q"]) == 2
     every = main(["limits", str(path), "-q", "--try", "s3", "--all"])
     assert every == 0
