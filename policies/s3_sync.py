@@ -211,13 +211,21 @@ class Synchronisation(Stage):
 def _owned_bytes(observation: Observation, plan: Plan) -> dict[str, float]:
     """Bytes of the worker that owns most, before and after the planned moves."""
     owner, size = observation.shards.worker, observation.shards.bytes
-    before = float(np.bincount(owner + 1, weights=size, minlength=2)[1:].max())  # place 0 is for no owner
-    after = before
+
+    def owned(worker: Ints, size: Floats) -> Floats:  # place 0 is for no owner
+        count = len(observation.workers) + 1
+        return np.bincount(worker + 1, weights=size, minlength=count).astype(np.float64, copy=False)
+
+    bytes_of = owned(owner, size)
+    values = {
+        "s311_most_bytes": float(bytes_of[1:].max()),
+        "s311_most_bytes_after": float(bytes_of[1:].max()),
+    }
     if plan.moves is not None:
-        owner = owner.copy()
-        owner[plan.moves.shard] = plan.moves.worker
-        after = float(np.bincount(owner + 1, weights=size, minlength=2)[1:].max())
-    return {"s311_most_bytes": before, "s311_most_bytes_after": after}
+        moved = plan.moves.shard
+        bytes_of += owned(plan.moves.worker, size[moved]) - owned(owner[moved], size[moved])
+        values["s311_most_bytes_after"] = float(bytes_of[1:].max())
+    return values
 
 
 def _slowest_rate(step_s: Floats) -> float:

@@ -44,6 +44,10 @@ def carry(memory: Memory, observation: Observation, defaults: Mapping[str, float
     """
     ids, gpu = observation.workers.id, observation.workers.gpu
     columns: dict[str, NDArray[Any]] = {"id": ids, "gpu": gpu.copy()}
+    if "id" in memory and np.array_equal(memory["id"], ids) and np.array_equal(memory["gpu"], gpu):
+        for name, default in defaults.items():  # as nearly always
+            columns[name] = memory[name].copy() if name in memory else np.full(len(ids), default)
+        return columns
     at = match_sorted(memory["id"], ids) if "id" in memory else np.full(len(ids), -1, dtype=np.int64)
     if "id" in memory and len(memory["id"]):
         at[memory["gpu"][at] != gpu] = -1
@@ -93,7 +97,8 @@ def free_shards(observation: Observation, plan: Plan) -> Bools:
     """Shards that a plan may still move: owned, not started, stored on a living node, not moved already."""
     shards, up = observation.shards, observation.nodes.up
     free: Bools = (shards.worker >= 0) & (shards.node >= 0) & ~shards.started
-    free[free] = up[shards.node[free]]
+    if len(up):
+        free &= up[shards.node]  # -1 looks at the last, and is not free anyway
     if plan.moves is not None:
         free[plan.moves.shard] = False
     return free

@@ -9,6 +9,7 @@ from policies import PolicyError, make_stage
 from policies.contract import UNCHANGED, Plan, check
 from policies.observation import Paths
 from policies.s2_tasks import Tasks
+from policies.views import carry
 from tests.naive_policies import exact_deal
 from tests.observations import change, even_deal, one_job
 
@@ -296,3 +297,22 @@ def test_s213_optimal_makes_room_for_the_shard_that_has_no_choice():
 def test_wrong_parameters_are_refused(wrong):
     with pytest.raises(PolicyError, match=r"^s2"):
         make_stage("s2", wrong)
+
+
+def test_what_is_remembered_follows_its_worker():
+    observation = one_job([1.0, 1.0, 1.0])
+    workers = observation.workers
+    fresh = carry({}, observation, {"share": 0.5, "rate": np.nan})
+    assert fresh["share"].tolist() == [0.5] * 3
+    memory = {**fresh, "share": np.array([0.1, 0.2, 0.7])}
+    same = carry(memory, observation, {"share": 0.5, "new": 2.0})
+    assert same["share"].tolist() == [0.1, 0.2, 0.7]
+    assert same["new"].tolist() == [2.0] * 3
+    same["share"][0] = 9.0  # a fresh array: what was remembered stays
+    assert memory["share"][0] == 0.1
+    for changed, expected in (
+        ({"gpu": [workers.gpu[0], workers.gpu[1] + 7, workers.gpu[2]]}, [0.1, 0.5, 0.7]),
+        ({"index": [0, 71, 72]}, [0.1, 0.5, 0.5]),
+    ):
+        now = change(observation, "workers", **changed)
+        assert carry(memory, now, {"share": 0.5})["share"].tolist() == expected

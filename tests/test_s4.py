@@ -11,7 +11,7 @@ from policies import make_stage, optimal_allocation
 from policies.contract import UNCHANGED, check
 from policies.observation import Gpus, Jobs, JobState, Nodes, Observation, Shards, Speeds, Workers
 from policies.optimal_allocation import best_sizes
-from policies.s4_allocation import NodeAllocation
+from policies.s4_allocation import NodeAllocation, _heaviest_first
 from tests.tiny_world import TinyWorld
 
 W, R = JobState.WAITING, JobState.RUNNING
@@ -492,3 +492,14 @@ def test_short_jobs_do_not_wait_for_long_ones():
         mean[name] = tiny.mean_completion_s()
     assert mean["s4"] < 1.5 * mean["srtf"]
     assert mean["s4"] < 0.6 * mean["fifo"]
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([0.0, 0.5, 1.0, 1.0 + 1e-15, 3.0, 1e300]), st.integers(0, 9)), max_size=60
+    )
+)
+def test_heavy_nodes_come_first_and_among_equals_those_with_least_free(nodes):
+    weight, free = (np.array(column) for column in zip(*nodes, strict=True)) if nodes else np.empty((2, 0))
+    free = free.astype(np.int64)
+    assert _heaviest_first(weight, free).tolist() == np.lexsort((free, -weight)).tolist()
