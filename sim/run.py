@@ -293,7 +293,7 @@ def _end_s(world: SimWorld, jobs: dict[str, Any]) -> float:
 
 def _totals(world: SimWorld, jobs: dict[str, Any]) -> dict[str, float]:
     end_s = _end_s(world, jobs)
-    start_s = float(world.demand.arrival_s[0])
+    start_s = min(float(world.demand.arrival_s[0]), end_s)  # a horizon may end it before
     gpus = float(len(world.cluster.gpus))
     used = sum(float(jobs[f"{name}_gpu_s"].sum()) for name, _ in _USES if name != "useful")
     return {

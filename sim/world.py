@@ -480,7 +480,8 @@ class SimWorld:
         """Let a job go on with the workers that are left, when it may; returns whether it does."""
         per, held = job.gpus_per_worker, job.holding
         assert held is not None
-        alive = np.repeat(~(self.cluster.gpus.node[held.gpu[::per]] == node), per)
+        lost = (self.cluster.gpus.node[held.gpu] == node).reshape(-1, per).any(axis=1)
+        alive = np.repeat(~lost, per)  # a worker over several nodes needs them all
         left, fewest = int(alive.sum()) // per, job.spec.workers_min or 1
         if job.spec.on_worker_loss != "regroup" or left < fewest:
             return False
@@ -590,6 +591,7 @@ class SimWorld:
                 self.rigid.book_until_now(row)
             else:
                 self.engine.settle(job)
+                self.observer.traffic(job)
                 self.meter.cut_off(job, time_s)
                 job.book_unfinished(time_s)
             for listener in self._listeners:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import subprocess
@@ -350,3 +351,66 @@ def test_an_asynchronous_job_survives_a_crash_with_every_sample_once() -> None:
     result = simulate(case.model_copy(update={"faults": faults}))
     assert result.jobs["samples"][0] == 6000
     assert result.jobs["restarts"][0] == 1
+
+
+@pytest.mark.parametrize("event_by_event", [False, True])
+@pytest.mark.parametrize("policy", ["fifo", "easy", "las"])
+def test_a_worker_over_two_nodes_is_lost_with_either(policy: str, event_by_event: bool) -> None:
+    """Three workers of two GPUs on nodes of three: a crash leaves one worker, and a GPU that nobody holds."""
+    train = {
+        "name": "t", "gpus": 6, "model": "m", "global_batch": 12, "steps": 1000, "workers_min": 1,
+        "on_worker_loss": "regroup",
+    }  # fmt: skip
+    case = scenario(
+        cluster={"nodes": [{"count": 2, "gpus": 3, "name": "node", "accelerator": "h100_sxm"}]},
+        workload={
+            "models": {"m": model(parallel={"tensor": 2})},
+            "jobs": [train, rigid("one", 6, 1, 500), rigid("three", 6, 3, 500)],
+        },
+        faults=crash(5.0, 10.0, "node-1"),
+    )
+    made = simulate(case, policy, event_by_event=event_by_event, timeline=True)
+    held = made.timeline["holdings"]
+    later = (held["job_id"] == 0) & (held["segment"] > 0)
+    assert held["gpu"][later].tolist() == [0, 1]
+    assert (made.timeline["usage"]["idle_gpu_s"] >= -1e-9).all()
+    segments = made.timeline["segments"]
+    spans = {
+        (job, part): (start_s, end_s)
+        for job, part, start_s, end_s in zip(
+            *(segments[name].tolist() for name in ("job_id", "segment", "start_s", "end_s")), strict=True
+        )
+    }
+    by_gpu: dict[int, list[tuple[float, float]]] = {}
+    for job, part, gpu in zip(*(held[name].tolist() for name in ("job_id", "segment", "gpu")), strict=True):
+        by_gpu.setdefault(gpu, []).append(spans[job, part])
+    for spans_of_gpu in by_gpu.values():
+        spans_of_gpu.sort()
+        assert all(a[1] <= b[0] for a, b in itertools.pairwise(spans_of_gpu)), (
+            "a GPU is held by one at a time"
+        )
+    assert made.jobs["energy_j"].sum() <= made.totals["energy_j"]
+
+
+def test_a_horizon_before_the_first_arrival_makes_nothing_negative() -> None:
+    case = scenario(
+        cluster={"nodes": [{"gpus": 2, "accelerator": "h100_sxm"}]},
+        workload={"jobs": [rigid("late", 100, 1, 10)]},
+        horizon=50.0,
+    )
+    made = simulate(case, timeline=True)
+    assert made.totals["makespan_s"] == made.totals["idle_gpu_s"] == 0.0
+    assert all(not value < 0.0 for value in made.summary().values())
+
+
+@pytest.mark.parametrize("horizon", [None, 3.0])
+def test_exchanged_bytes_are_those_of_the_steps_that_were_made(horizon: float | None) -> None:
+    job = training(global_batch=8)
+    case = scenario(
+        cluster={"nodes": [{"gpus": 2}]},
+        workload={"models": {"m": model(parameters=1e8)}, "jobs": [job]},
+        horizon=horizon,
+    )
+    made = simulate(case)
+    assert made.jobs["steps"][0] == 100 if horizon is None else 10 < made.jobs["steps"][0] < 100
+    assert made.totals["exchanged_bytes"] == pytest.approx(2e8 * made.jobs["steps"][0])
