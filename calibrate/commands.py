@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -92,6 +94,8 @@ def monitor(
     from calibrate.exposition import ListenError
     from calibrate.monitor import show
 
+    if not math.isfinite(interval_s) or math.isnan(price or 0.0):
+        raise click.UsageError("--interval must be finite, and --price a number")
     try:
         show(
             interval_s=interval_s,
@@ -161,6 +165,8 @@ def calibrate(
 
     measuring = {"--quick": quick, "--samples": samples_path, "--only": only, "--seconds": seconds}
     given = [name for name, value in (measuring | {"--folder": folder}).items() if value]
+    if seconds is not None and math.isnan(seconds):
+        raise click.UsageError("--seconds: nan is not in the range 0.5<=x<=3600")
     if given and (checked is not None or origins):
         raise click.UsageError(f"{given[0]} is for measuring; it does nothing with --from or --check")
     try:
@@ -181,13 +187,22 @@ def calibrate(
         raise WrongInputError(str(error)) from None
 
 
+_OTHER_FILES = re.compile(r"^(cluster|workload|scenario|policy|policies)\s*:", re.MULTILINE)  # not profiles
+
+
 def _check_writable(option: str, path: Path) -> None:
     """Before anything is measured: what cannot be written must not show after ten minutes."""
+    if not path.name:
+        raise WrongInputError(f"{option}: a file name is needed")
     folder = path.resolve().parent
     if not folder.is_dir():
         raise WrongInputError(f"{option} {path}: there is no folder {folder}")
     if not os.access(path if path.exists() else folder, os.W_OK):
         raise WrongInputError(f"{option} {path}: may not be written")
+    if option == "--out" and path.is_file():
+        found = _OTHER_FILES.search(path.read_text(encoding="utf-8", errors="replace"))
+        if found:
+            raise WrongInputError(f"{option} {path}: is no profile (it has {found[1]!r}), and would be lost")
 
 
 def _read(origins: tuple[Path, ...]) -> SampleSet:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -69,6 +71,9 @@ def run(
     progress(simulated seconds, jobs done, jobs in all). timeline: record what happens when (`Run.timeline`).
     journal: write every decision to `out/journal.jsonl`. stop: asked before each event; true ends the run there.
 
+    A finished run in `out` is replaced when this one is finished, too; until then this one's records are in
+    `out/unfinished`.
+
     Raises InputError and PolicyError, one clear line per mistake, and RunFailed, with the records up to then,
     when a stage fails or nothing can go on (RunInterrupted when `stop` said so); ValueError for a journal
     without `out`.
@@ -84,9 +89,9 @@ def run(
     if journal and out is None:
         raise ValueError("a journal needs out, the folder to keep it in")
     warm([chosen if chosen is not None else make_policy(list(ready.policy))], ready)
-    written = None
-    if journal and out is not None:
-        written = Path(out) / "journal.jsonl"
+    written, place = None, None if out is None else unfinished(Path(out))
+    if journal and place is not None:
+        written = place / "journal.jsonl"
         written.parent.mkdir(parents=True, exist_ok=True)
     try:
         done = simulate(
@@ -94,12 +99,21 @@ def run(
             stop=stop,
         )  # fmt: skip
     except RunFailed as error:
-        if out is not None:
-            error.run.write(Path(out))
+        if place is not None:
+            error.run.write(place, journal=journal)
         raise
-    if out is not None:
-        done.write(Path(out))
+    if out is not None and place is not None:
+        if written is not None:
+            os.replace(written, Path(out) / "journal.jsonl")
+        done.write(Path(out), journal=journal)
+        if place != Path(out):
+            shutil.rmtree(place, ignore_errors=True)
     return done
+
+
+def unfinished(out: Path) -> Path:
+    """Where a run that is to go to `out` leaves its records until it is finished: not over a finished one."""
+    return out / "unfinished" if (out / "summary.json").is_file() else out
 
 
 def compare(

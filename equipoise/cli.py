@@ -153,6 +153,9 @@ def _report(error: Exception) -> int:
     if isinstance(error, PolicyError):
         _say(str(error))
         return WRONG_INPUT
+    if type(error).__module__ in ("duckdb", "_duckdb"):  # a file of the results is damaged
+        _say(" ".join(str(error).partition("LINE 1:")[0].split()))
+        return WRONG_INPUT
     if isinstance(error, OSError) and error.strerror:  # disk full, no permission: not our mistake
         _say(f"{error.filename or 'a file or stdout'}: {error.strerror}")
         return FAILURE

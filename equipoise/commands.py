@@ -82,7 +82,7 @@ def run(
     if made.stopped:
         why = " ".join(made.stopped.split())
         what = "interrupted" if code == INTERRUPTED else f"the run failed: {why}"
-        kept = "" if out is None else f"; its records up to then are in {out}"
+        kept = "" if out is None else f"; its records up to then are in {api.unfinished(Path(out))}"
         note(False, f"equipoise: {what} at {made.totals['end_s']:.6g} s simulated{kept}")
     return code
 

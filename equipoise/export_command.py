@@ -73,6 +73,7 @@ def export(
         return OK
     if scenario is None:
         raise click.UsageError("name a SCENARIO to export from, or --check a FILE")
+    _check_target(Path(out))
     from equipoise import api
     from policies.export import write_policy
 
@@ -91,6 +92,16 @@ def export(
     if launch is not None:
         click.echo(_launch_file(launch, ready, out, script, image), nl=False)
     return OK
+
+
+def _check_target(path: Path) -> None:
+    """A file that is no policy, such as the scenario itself, is not to be lost."""
+    if not path.name:
+        raise click.UsageError("--out: a file name is needed")
+    if path.is_file():
+        with path.open("rb") as file:
+            if file.read(7) not in (b"format:", b""):
+                raise _WrongInputError(f"{path}: is there and is no policy file; choose another name")
 
 
 def _key(key_file: str | None) -> bytes | None:

@@ -54,8 +54,11 @@ def report(state: State, folder: str, out: str | None, figures: str | None, form
                 click.echo(str(path))
         if out is None:
             return
+    from study.folders import check_target
     from study.report import make_report
 
+    if out is not None:
+        check_target(out, (".html", ".htm"))
     with _written("--out"):
         made = make_report(folder, out)
     note(state.quiet, *(f"note: {text}" for text in made.notes))
@@ -74,8 +77,11 @@ def timeline(state: State, folder: str, out: str | None) -> None:
 
     A process is a node, a thread is a GPU, a slice is a job's stretch. The run has to be made with --timeline.
     """
+    from study.folders import check_target
     from study.timeline_trace import MANY, write_trace
 
+    if out is not None:
+        check_target(out, (".json", ".json.gz"))
     with _written("--out"):
         written = write_trace(folder, Path(folder) / "trace.json.gz" if out is None else out)
     if written.slices > MANY:

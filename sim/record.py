@@ -24,6 +24,7 @@ from sim.yaml_tree import write_tree
 
 SCHEMA_VERSION = 1
 
+TIMELINE_TABLES = ("segments", "holdings", "usage", "links", "events", "gpus")  # files of the folder timeline
 WASTE = ("idle", "input_stall", "barrier_wait", "exposed_communication", "restart", "lost_to_faults")
 """GPU-seconds that trained nothing that lasted. With `busy` they sum to GPUs x makespan."""
 
@@ -101,10 +102,15 @@ class Run:
         title = f"{escape(self.scenario_name)}: {escape(self.policy_name)}, seed {self.seed}{end}"
         return f"<table><caption>{title}</caption><tbody>{rows}</tbody></table>"
 
-    def write(self, folder: Path) -> None:
-        """Write the run directory; `summary.json` comes last, so its presence means the run is complete."""
+    def write(self, folder: Path, *, journal: bool = True) -> None:
+        """Write the run directory; `summary.json` comes last, so its presence means the run is complete.
+
+        A timeline of another run that was here is removed; so is a journal, unless it is this run's (`journal`).
+        """
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "summary.json").unlink(missing_ok=True)
+        if not journal:
+            (folder / "journal.jsonl").unlink(missing_ok=True)
         (folder / "config.yaml").write_text(write_tree(json.loads(self.config)), encoding="utf-8")
         write_parquet(folder / "jobs.parquet", self.jobs)
         self._write_timeline(folder / "timeline")
@@ -116,6 +122,11 @@ class Run:
             )
 
     def _write_timeline(self, folder: Path) -> None:
+        for name in TIMELINE_TABLES:
+            if name not in (self.timeline or {}):
+                (folder / f"{name}.parquet").unlink(missing_ok=True)
+        if self.timeline is None and folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
         for name, columns in (self.timeline or {}).items():
             folder.mkdir(exist_ok=True)
             write_parquet(folder / f"{name}.parquet", columns)

@@ -203,6 +203,9 @@ def merge(ctx: click.Context, folders: tuple[str, ...], quiet: bool, debug: bool
     return SOME_FAILED if failed or notes else 0
 
 
+_ROWS_AT_ONCE = 10_000
+
+
 @click.command()
 @click.argument("sql")
 @click.option(
@@ -226,9 +229,12 @@ def query(ctx: click.Context, sql: str, out: str, form: str, to: str | None, deb
     import duckdb
 
     from study.export import export
+    from study.folders import check_target
     from study.store import connect
 
     set_flags(ctx, False, debug)
+    if to is not None:
+        check_target(to, (".csv", ".json", ".parquet", ".xlsx"))
     with connect(Path(out)) as connection:
         try:
             if not connection.extract_statements(sql):
@@ -238,7 +244,13 @@ def query(ctx: click.Context, sql: str, out: str, form: str, to: str | None, deb
                 return 0
             cursor = connection.execute(sql)
             names = [column[0] for column in cursor.description or []]
-            rows = cursor.fetchall()
+            rows: list[tuple[Any, ...]] = []
+            while part := cursor.fetchmany(_ROWS_AT_ONCE):  # in parts, so that Ctrl-C comes through
+                rows += part
+        except RuntimeError as error:
+            if "interrupted" in str(error).lower():
+                raise KeyboardInterrupt from None
+            raise
         except duckdb.Error as error:
             if debug:
                 raise

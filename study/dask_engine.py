@@ -16,6 +16,7 @@ from typing import Any
 import dask
 from distributed import Client, Future, KilledWorker, LocalCluster, WorkerPlugin, as_completed
 
+from sim.yaml_tree import InputError
 from study.engines import EngineError
 from study.orders import Order, Row, Shared, failed, perform
 
@@ -127,9 +128,11 @@ def local(processes: int, shared: Shared) -> Iterator[OnDask]:
 
 @contextmanager
 def remote(address: str, shared: Shared) -> Iterator[OnDask]:
-    """A Dask cluster that is there already. Raises EngineError when it does not answer."""
+    """A Dask cluster that is there already. Raises EngineError when it does not answer, InputError."""
     try:
         client = Client(address, timeout=CONNECT_S)
+    except ValueError as error:
+        raise InputError([f"--dask {address}: is no address such as tcp://host:8786: {error}"]) from error
     except (OSError, TimeoutError) as error:
         raise EngineError(f"{address}: no Dask scheduler answers: {error}") from error
     with client:

@@ -125,7 +125,7 @@ class Job:
 
     def _keep(self, task: Task, made: Run) -> None:
         if self.out is not None:
-            made.write(task.folder(self.out))
+            made.write(task.folder(self.out), journal=self.journal)
 
 
 def read_result(folder: Path, identity: str) -> Result | None:

@@ -11,6 +11,24 @@ Kind = Literal["run", "comparison", "sweep"]
 _MARKS: dict[Kind, str] = {"sweep": "sweep.db", "comparison": "comparison.json", "run": "manifest.json"}
 
 
+_OWN = (*_MARKS.values(), "summary.json", "config.yaml", "jobs.parquet", "runs.parquet", "journal.jsonl")
+
+
+def check_target(path: str | Path, suffixes: tuple[str, ...]) -> None:
+    """Raises InputError when writing `path` would destroy something else than an earlier output of the kind.
+
+    suffixes: those that such an output has; a file that is there and has none of them is left alone.
+    """
+    target = Path(path)
+    if not str(path).strip():
+        raise InputError(["--out: a file name is needed"])
+    own = target.name in _OWN or target.parent.name == "timeline"
+    if target.is_file() and (own or not target.name.endswith(suffixes)):
+        kind = " or ".join(suffixes)
+        why = "is a part of a result" if own else f"is there and is no {kind} file"
+        raise InputError([f"{target}: {why}, which would be lost; choose another name"])
+
+
 def check_free(folder: str | Path, kind: Kind) -> None:
     """Raises InputError when the folder holds a study of another kind than the one that is to go there."""
     for other, mark in _MARKS.items():

@@ -67,6 +67,8 @@ def size(
     from study.targets import read_target
 
     set_flags(ctx, quiet, debug)
+    if math.isnan(confidence):
+        raise click.UsageError("--confidence: nan is not in the range 0<x<=1")
     varied = list(map(read_vary, vary))
     if double := {key for key, _ in varied if [k for k, _ in varied].count(key) > 1}:
         raise click.UsageError(f"--vary: {min(double)!r} is varied twice; give all its values at once")

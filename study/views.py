@@ -12,8 +12,9 @@ from pathlib import Path
 
 import duckdb
 
+from sim.record import TIMELINE_TABLES
+
 COMPARISON, SUMMARY = "comparison.json", "summary.json"
-TIMELINE = ("segments", "holdings", "usage", "links", "events", "gpus")
 
 
 def text(path: Path) -> str:
@@ -27,7 +28,7 @@ def add_kept(connection: duckdb.DuckDBPyConnection, pattern: Path, identity: str
     identity: SQL for the run's id from the column `folder`, the run directory's path.
     """
     _view(connection, "jobs", pattern / "jobs.parquet", identity, depth=1)
-    for name in TIMELINE:
+    for name in TIMELINE_TABLES:
         _view(connection, name, pattern / "timeline" / f"{name}.parquet", identity, depth=2)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -15,7 +16,10 @@ from typing import Any, ClassVar
 
 import duckdb
 import pytest
+import yaml
 
+import equipoise
+from equipoise.cli import main
 from policies.contract import Kind, Memory, Plan, Stage
 from policies.observation import Observation
 from sim.futility import FRUITLESS_RESTARTS, IDLE_FAILURES
@@ -86,6 +90,24 @@ def test_stop_is_asked_between_events_and_the_records_add_up() -> None:
     assert made.stopped == INTERRUPTED
     used = sum(made.jobs[f"{use}_gpu_s"].sum() for use in ("busy", "restart", "lost_to_faults"))
     assert used + made.totals["idle_gpu_s"] == pytest.approx(2 * made.totals["makespan_s"])
+
+
+def test_a_run_that_is_stopped_does_not_take_a_finished_one_with_it(tmp_path: Path) -> None:
+    jobs = [{"gpus": 1, "duration": 10.0, "count": 5, "spacing": 1.0}]
+    case = scenario(workload={"jobs": jobs})
+    first = equipoise.run(case, out=tmp_path, timeline=True, journal=True)
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    asked = iter([False] * 4 + [True])
+    with pytest.raises(RunInterrupted):
+        equipoise.run(case, policy="easy", out=tmp_path, journal=True, stop=lambda: next(asked))
+    assert {p: p.read_bytes() for p in before} == before
+    assert (tmp_path / "unfinished" / "journal.jsonl").is_file()
+    assert json.loads((tmp_path / "unfinished" / "manifest.json").read_text())["status"] == INTERRUPTED
+    # One that ends well takes its place whole: nothing of the first is left.
+    second = equipoise.run(case, policy="easy", out=tmp_path)
+    assert first.identity != second.identity
+    kept = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()}
+    assert kept == {"config.yaml", "jobs.parquet", "manifest.json", "summary.json"}
 
 
 # -- faults that let nothing end ---------------------------------------------------------------------------------
@@ -251,3 +273,57 @@ def test_what_is_to_be_kept_needs_a_folder(
 
     assert main(["run", short_case, f"--{what}"]) == 2
     assert f"--{what} needs --out DIR" in capsys.readouterr().err
+
+
+# -- what is there already -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("report run --out run/summary.json", "run/summary.json: is a part of a result"),
+        ("report run --out case.yaml", "case.yaml: is there and is no .html or .htm file"),
+        ("report run --out ''", "--out: a file name is needed"),
+        ("timeline run --out run/jobs.parquet", "run/jobs.parquet: is a part of a result"),
+        ("timeline run --out run/timeline/usage.parquet", "usage.parquet: is a part of a result"),
+        ("query --out run 'select 1' --to run/jobs.parquet", "run/jobs.parquet: is a part of a result"),
+        ("export case.yaml --out case.yaml", "case.yaml: is there and is no policy file"),
+        ("export case.yaml --out ''", "--out: a file name is needed"),
+        ("calibrate --device cpu --quick --out case.yaml", "case.yaml: is no profile (it has 'cluster')"),
+        ("calibrate --device cpu --quick --out ''", "--out: a file name is needed"),
+        ("calibrate --device cpu --quick --out p.yaml --seconds nan", "nan is not in the range"),
+        (
+            "size case.yaml --vary cluster.nodes.0.count=2:3 --target makespan<=2h --confidence nan",
+            "nan is not in",
+        ),
+        ("sweep sweep.yaml --out swept --dask nope", "nope: is no address such as tcp://host:8786"),
+        ("report damaged", "too small to be a Parquet file"),
+    ],
+)
+def test_nothing_that_is_there_is_destroyed(
+    line: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    case = scenario(workload={"jobs": [{"gpus": 1, "duration": 10.0}]})
+    Path("case.yaml").write_text(yaml.safe_dump(json.loads(case.model_dump_json(exclude_defaults=True))))
+    Path("sweep.yaml").write_text(
+        "{schema_version: 1, name: s, scenario: case.yaml, policies: [fifo], seeds: 1, "
+        "parameters: {workload.jobs.0.gpus: [1]}}"
+    )
+    for folder in ("run", "damaged"):
+        equipoise.run("case.yaml", out=folder, timeline=True)
+    Path("damaged/timeline/events.parquet").write_bytes(b"")
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    assert main(shlex.split(line)) == 2
+    assert says in capsys.readouterr().err
+    assert {p: p.read_bytes() for p in before} == before
+
+
+def test_ctrl_c_ends_a_long_query(short_case: str, tmp_path: Path) -> None:
+    equipoise.run(short_case, out=tmp_path / "run")
+    asked = command("query", "--out", str(tmp_path / "run"), "select unnest(range(100000000))")
+    time.sleep(2.5)
+    asked.send_signal(signal.SIGINT)
+    _, said = asked.communicate(timeout=30)
+    assert asked.returncode == 130
+    assert said.splitlines()[-1] == "equipoise: interrupted"
