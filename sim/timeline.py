@@ -190,8 +190,8 @@ class Timeline:
     def checkpointing(self, job: TrainingJob) -> None:
         """A checkpoint begins to be written."""
         opened = self._open[job.row]
-        if opened.looked_s < job.period_start_s:
-            self._look(job, opened, min(job.period_start_s, self.world.clock.now))
+        if opened.looked_s < job.period_start_s <= self.world.clock.now:  # else it has not restarted yet
+            self._look(job, opened, job.period_start_s)
         opened.to_be_written += opened.unsaved
         opened.unsaved = []
 

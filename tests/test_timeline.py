@@ -281,3 +281,25 @@ def test_the_public_function_gives_tables_and_needs_a_folder_for_the_journal(tmp
     assert (tmp_path / "journal.jsonl").stat().st_size > 0
     with pytest.raises(ValueError, match="a journal needs out"):
         equipoise.run(case, journal=True)
+
+
+@pytest.mark.parametrize("horizon", [100.0, 400.0])
+def test_a_restart_is_charged_where_it_happens_though_a_checkpoint_follows_it(horizon: float) -> None:
+    """Checkpoints that cost nothing are written before the first step after a restart."""
+    case = scenario(
+        cluster={"nodes": [{"gpus": 1}]},
+        workload={
+            "models": {"m": {"sample_time": 0.01}},
+            "jobs": [{"gpus": 1, "model": "m", "global_batch": 1, "steps": 2000}],
+        },
+        faults={"spot": {"group": "node", "mtbf": 10.0, "notice": 0.0, "away": 20.0}},
+        horizon=horizon,
+    )
+    made = simulate(case, timeline=True)
+    usage = made.timeline["usage"]
+    assert made.jobs["restart_gpu_s"][0] > 10.0
+    assert usage["restart_gpu_s"].sum() == pytest.approx(made.jobs["restart_gpu_s"][0])
+    length_s = usage["end_s"] - usage["start_s"]
+    for use in ("restart_gpu_s", "idle_gpu_s", "busy_gpu_s"):
+        assert (usage[use] >= -1e-9).all()
+        assert (usage[use] <= length_s + 1e-9).all()
