@@ -224,7 +224,7 @@ def test_damaged_facts_of_shards(content: str, tmp_path: Path) -> None:
 def test_a_full_disk_is_one_line(
     small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(self: Run, folder: Path) -> None:
+    def full(self: Run, folder: Path, **_: object) -> None:
         raise OSError(28, os.strerror(28), str(folder / "config.yaml"))
 
     monkeypatch.setattr(Run, "write", full)
