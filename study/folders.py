@@ -22,7 +22,9 @@ def check_target(path: str | Path, suffixes: tuple[str, ...]) -> None:
     target = Path(path)
     if not str(path).strip():
         raise InputError(["--out: a file name is needed"])
-    own = target.name in _OWN or target.parent.name == "timeline"
+    inside = target.parent.name == "timeline"
+    study = target.parent.parent if inside else target.parent
+    own = (inside or target.name in _OWN) and any((study / mark).is_file() for mark in _MARKS.values())
     if target.is_file() and (own or not target.name.endswith(suffixes)):
         kind = " or ".join(suffixes)
         why = "is a part of a result" if own else f"is there and is no {kind} file"

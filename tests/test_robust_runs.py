@@ -319,6 +319,18 @@ def test_nothing_that_is_there_is_destroyed(
     assert {p: p.read_bytes() for p in before} == before
 
 
+def test_an_earlier_output_is_written_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    equipoise.run(scenario(workload={"jobs": [{"gpus": 1, "duration": 10.0}]}), out="run", timeline=True)
+    Path("timeline").mkdir()  # names like those of a result, where there is none
+    for line in (
+        "report run --out page.html",
+        "timeline run --out timeline/trace.json.gz",
+        "query --out run 'select 1' --to jobs.parquet",
+    ):
+        assert main(shlex.split(line)) == main(shlex.split(line)) == 0, line
+
+
 def test_ctrl_c_ends_a_long_query(short_case: str, tmp_path: Path) -> None:
     equipoise.run(short_case, out=tmp_path / "run")
     asked = command("query", "--out", str(tmp_path / "run"), "select unnest(range(100000000))")
