@@ -3,7 +3,7 @@
 # make test   the test suite
 # make check  style, types, import directions
 # make bench  benchmarks, with their yardsticks
-# Options:    PYTHON=python3.12  VENV=.venv  TESTS="tests/test_cli.py -x"  ARGS="--ranks 4"
+# Options:    PYTHON=python3.12  VENV=.venv  TESTS="tests/front/test_cli.py -x"  ARGS="--ranks 4"
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -21,7 +21,7 @@ demo: $(VENV)/installed
 installed-live: $(VENV)/installed-live
 
 live-demo: $(VENV)/installed-live
-	$(BIN)/python -m live.demo $(ARGS)
+	$(BIN)/python -m equipoise.live.demo $(ARGS)
 
 test: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -n auto --dist loadfile $(TESTS)

@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from calibrate.fit import Estimate
-from calibrate.levels import Report
-from calibrate.measure import Measure
-from calibrate.profile import figures
-from calibrate.run import DeviceKind, Progress, calibrate, plan_for
-from calibrate.samples import SamplesError, SampleWriter, Scalar, differences
-from sim.hardware import HardwareProfile, Measured
+from equipoise.calibrate.fit.fits import Estimate
+from equipoise.calibrate.fit.levels import Report
+from equipoise.calibrate.measure.measure import Measure
+from equipoise.calibrate.profile import figures
+from equipoise.calibrate.run import DeviceKind, Progress, calibrate, plan_for
+from equipoise.calibrate.samples import SamplesError, SampleWriter, Scalar, differences
+from equipoise.sim.hardware.profile import HardwareProfile, Measured
 
 ROUNDS = 3
 SECONDS = 3.0

@@ -6,10 +6,10 @@ left out of the profile and named in the report.
 
 from __future__ import annotations
 
-from calibrate.accelerator_fits import accelerator_part, share_kappa
-from calibrate.compose_fits import composed_part
-from calibrate.fabric_fits import fabric_part
-from calibrate.levels import (
+from equipoise.calibrate.fit.accelerator import accelerator_part, share_kappa
+from equipoise.calibrate.fit.compose_fits import composed_part
+from equipoise.calibrate.fit.fabric import fabric_part
+from equipoise.calibrate.fit.levels import (
     Convert,
     Report,
     best,
@@ -21,9 +21,9 @@ from calibrate.levels import (
     rate,
     slug,
 )
-from calibrate.samples import SampleSet
-from calibrate.step_fits import step_part
-from sim.hardware import HardwareProfile, Measured
+from equipoise.calibrate.fit.steps import step_part
+from equipoise.calibrate.samples import SampleSet
+from equipoise.sim.hardware.profile import HardwareProfile, Measured
 
 
 def build_profile(samples: SampleSet, name: str) -> tuple[HardwareProfile, Report]:

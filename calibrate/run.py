@@ -10,12 +10,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
-from calibrate import inventory, nvml
-from calibrate.collectives import collective_measures, open_groups
-from calibrate.framework import convolution_measures, framework_measures
-from calibrate.host import HostBench
-from calibrate.measure import Measure, MissingError, Series
-from calibrate.samples import (
+from equipoise.calibrate.device import nvml
+from equipoise.calibrate.measure import inventory
+from equipoise.calibrate.measure.collectives import collective_measures, open_groups
+from equipoise.calibrate.measure.framework import convolution_measures, framework_measures
+from equipoise.calibrate.measure.host import HostBench
+from equipoise.calibrate.measure.measure import Measure, MissingError, Series
+from equipoise.calibrate.measure.training import training_measures
+from equipoise.calibrate.samples import (
     SMALLEST,
     Sample,
     SamplesError,
@@ -25,7 +27,6 @@ from calibrate.samples import (
     differences,
     key_of,
 )
-from calibrate.training import training_measures
 
 DeviceKind = Literal["cuda", "cpu"]
 
@@ -134,7 +135,8 @@ def _cpu_plan(stack: ExitStack, quick: bool, folder: Path | None, only: frozense
 
 
 def _cuda_plan(stack: ExitStack, quick: bool, folder: Path | None, only: frozenset[str]) -> Plan:
-    from calibrate import cuda, gemm, microbench, nvrtc, shares, sustained, verify
+    from equipoise.calibrate.device import cuda, nvrtc
+    from equipoise.calibrate.measure import gemm, microbench, shares, sustained, verify
 
     count = cuda.device_count()
     device = cuda.Device(0)

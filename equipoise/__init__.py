@@ -7,12 +7,19 @@
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from equipoise.api import compare, load, run
-    from live.attach import attach
-    from sim.scenario import Scenario
+    from equipoise.live.attach import attach
+    from equipoise.sim.scenario.model import Scenario
+
+if not (Path(__file__).parent / "sim").is_dir():
+    raise ImportError(
+        f"{Path(__file__).parent} has no folder 'sim': this copy of the checkout lost its symbolic links; "
+        "clone again with git's core.symlinks on"
+    )
 
 __version__ = "0.1.0"
 __all__ = ["Scenario", "attach", "compare", "load", "run"]
@@ -21,8 +28,8 @@ _WHERE = {
     "run": "equipoise.api",
     "compare": "equipoise.api",
     "load": "equipoise.api",
-    "attach": "live.attach",
-    "Scenario": "sim.scenario",
+    "attach": "equipoise.live.attach",
+    "Scenario": "equipoise.sim.scenario.model",
 }
 
 

@@ -8,18 +8,18 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from policies import make_policy
-from policies.contract import Policy
-from sim.record import Run
-from sim.run import RunFailed
-from sim.run import run as simulate
-from sim.scenario import Scenario, TraceSpec
-from sim.traces import Trace, read_trace
-from sim.yaml_file import from_mapping, load, read_scenario, to_trace
-from study.compare import Comparison
-from study.compare import compare as compare_policies
-from study.until import read_until
-from study.warm import warm
+from equipoise.policies.contract import Policy
+from equipoise.policies.registry import make_policy
+from equipoise.sim.loading.file import from_mapping, load, read_scenario, to_trace
+from equipoise.sim.record import Run
+from equipoise.sim.run import RunFailed
+from equipoise.sim.run import run as simulate
+from equipoise.sim.scenario.model import Scenario, TraceSpec
+from equipoise.sim.traces.read import Trace, read_trace
+from equipoise.study.runs.compare import Comparison
+from equipoise.study.runs.compare import compare as compare_policies
+from equipoise.study.runs.until import read_until
+from equipoise.study.runs.warm import warm
 
 __all__ = ["AnyScenario", "compare", "load", "prepare", "run"]
 

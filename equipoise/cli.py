@@ -30,36 +30,40 @@ class State:
 
 # name: (module, function, one line for the overview)
 COMMANDS = {
-    "run": ("equipoise.commands", "run", "Simulate a scenario under one policy."),
+    "run": ("equipoise.commands.runs", "run", "Simulate a scenario under one policy."),
     "compare": (
-        "equipoise.commands",
+        "equipoise.commands.runs",
         "compare",
         "Simulate several policies on the same seeds and compare them.",
     ),
-    "sweep": ("study.commands", "sweep", "Make the runs of a sweep file; resumes by itself."),
-    "merge": ("study.commands", "merge", "Put the shards of a sweep together."),
-    "query": ("study.commands", "query", "Ask the results of a sweep in SQL."),
-    "calibrate": ("calibrate.commands", "calibrate", "Measure this machine and fit a hardware profile."),
-    "monitor": ("calibrate.commands", "monitor", "Watch what the GPUs of this machine really do."),
-    "export": ("equipoise.export_command", "export", "Write a policy as a file for a live training job."),
-    "twin": ("equipoise.twin_command", "twin", "Compare a live run with its simulation, by decision."),
-    "size": ("study.size_command", "size", "Find the fewest or cheapest nodes that meet a target."),
-    "limits": ("study.limits_command", "limits", "Name what limits each job, and what would help most."),
+    "sweep": ("equipoise.commands.studies", "sweep", "Make the runs of a sweep file; resumes by itself."),
+    "merge": ("equipoise.commands.studies", "merge", "Put the shards of a sweep together."),
+    "query": ("equipoise.commands.studies", "query", "Ask the results of a sweep in SQL."),
+    "calibrate": (
+        "equipoise.commands.calibrate",
+        "calibrate",
+        "Measure this machine and fit a hardware profile.",
+    ),
+    "monitor": ("equipoise.commands.calibrate", "monitor", "Watch what the GPUs of this machine really do."),
+    "export": ("equipoise.commands.export", "export", "Write a policy as a file for a live training job."),
+    "twin": ("equipoise.commands.twin", "twin", "Compare a live run with its simulation, by decision."),
+    "size": ("equipoise.commands.size", "size", "Find the fewest or cheapest nodes that meet a target."),
+    "limits": ("equipoise.commands.limits", "limits", "Name what limits each job, and what would help most."),
     "sensitivity": (
-        "study.sensitivity_command",
+        "equipoise.commands.sensitivity",
         "sensitivity",
         "Which values of a scenario decide the result.",
     ),
     "report": (
-        "equipoise.report_command",
+        "equipoise.commands.report",
         "report",
         "Write results as one HTML file, or as figures for papers.",
     ),
-    "timeline": ("equipoise.report_command", "timeline", "Write a run's timeline for Perfetto."),
-    "validate": ("equipoise.commands", "validate", "Check scenarios, sweeps and hardware profiles."),
-    "list": ("equipoise.listing", "list_", "List stages, hardware profiles and scenarios."),
-    "schema": ("equipoise.commands", "schema", "Print the JSON schema of scenario files."),
-    "doctor": ("equipoise.doctor", "doctor", "Show versions, kernel cache, processors and GPUs."),
+    "timeline": ("equipoise.commands.report", "timeline", "Write a run's timeline for Perfetto."),
+    "validate": ("equipoise.commands.runs", "validate", "Check scenarios, sweeps and hardware profiles."),
+    "list": ("equipoise.commands.listing", "list_", "List stages, hardware profiles and scenarios."),
+    "schema": ("equipoise.commands.runs", "schema", "Print the JSON schema of scenario files."),
+    "doctor": ("equipoise.commands.doctor", "doctor", "Show versions, kernel cache, processors and GPUs."),
 }
 
 
@@ -144,11 +148,12 @@ def _open_closed_streams() -> None:
 
 def _report(error: Exception) -> int:
     """Print an error without its traceback; wrong input is told from failure by its class."""
-    from policies import PolicyError
-    from sim.yaml_tree import InputError
+    from equipoise.policies.registry import PolicyError
+    from equipoise.sim.scenario.tree import InputError
+    from equipoise.study.terminal import printable
 
     if isinstance(error, InputError):
-        print("\n".join(error.lines), file=sys.stderr)
+        print(printable("\n".join(error.lines)), file=sys.stderr)
         return WRONG_INPUT
     if isinstance(error, PolicyError):
         _say(str(error))
@@ -159,7 +164,7 @@ def _report(error: Exception) -> int:
     if isinstance(error, OSError) and error.strerror:  # disk full, no permission: not our mistake
         _say(f"{error.filename or 'a file or stdout'}: {error.strerror}")
         return FAILURE
-    known = type(error).__module__.split(".")[0] in ("policies", "sim", "study", "live", "calibrate")
+    known = type(error).__module__.split(".")[0] == "equipoise"
     text = " ".join(str(error).split()) or "no message"
     _say(text if known else f"{type(error).__name__}: {text} (--debug shows the traceback)")
     return FAILURE
@@ -169,7 +174,9 @@ def _say(text: str, usage: click.ClickException | None = None) -> None:
     context = usage.ctx if isinstance(usage, click.UsageError) else None
     if context is not None:
         print(f"{context.get_usage()}\nTry '{context.command_path} --help' for help.", file=sys.stderr)
-    print(f"equipoise: {text}", file=sys.stderr)
+    from equipoise.study.terminal import printable
+
+    print(f"equipoise: {printable(text)}", file=sys.stderr)
 
 
 if __name__ == "__main__":

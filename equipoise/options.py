@@ -14,6 +14,8 @@ from typing import Any, Literal, TypeVar
 
 import click
 
+from equipoise.study.terminal import printable
+
 F = TypeVar("F", bound=Callable[..., Any])
 LINE_EVERY_S = 30.0
 
@@ -85,7 +87,7 @@ def writable(out: str | None, kind: Literal["run", "comparison"]) -> None:
     """
     if out is None:
         return
-    from study.folders import check_free
+    from equipoise.study.folders import check_free
 
     check_free(out, kind)
     try:
@@ -158,4 +160,4 @@ def note(quiet: bool, *lines: str) -> None:
     """Notes for people, on stderr."""
     if not quiet:
         for line in lines:
-            print(line, file=sys.stderr)
+            print(printable(line), file=sys.stderr)

@@ -1,1 +1,0 @@
-"""The same policies in a real training job: sampler, weighted gradients, local steps, regrouping."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,16 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from live import regroup
-from live.options import Options
-from live.runtime import Runtime
-from policies import PolicyError, make_policy
-from policies.contract import Policy
-from policies.export import ExportError, load_policy
+from equipoise.live.group import regroup
+from equipoise.live.group.packing import pack
+from equipoise.live.options import Options
+from equipoise.live.runtime import Runtime
+from equipoise.live.train.optimizers import check_optimizer
+from equipoise.live.train.weighting import is_weighted
+from equipoise.live.unsupported import check_model
+from equipoise.policies.contract import Policy
+from equipoise.policies.record.export import ExportError, load_policy
+from equipoise.policies.registry import make_policy
 
 
 def attach(
@@ -39,15 +43,18 @@ def attach(
     """Attach `policy` to a model wrapped in DistributedDataParallel. Collective.
 
     `policy`: an exported file, a policy, or stages as in a scenario ("s1+s2"); none: the file that
-    `EQUIPOISE_POLICY` names, else policy.yaml. A file that is damaged, or not signed with `key`, is reported
-    and ignored: training runs as without a policy. Options, all by name:
+    `EQUIPOISE_POLICY` names, else policy.yaml. A file that is missing, damaged, or not signed with `key`, is
+    reported and ignored: training runs as without a policy, unless `strict`. Options, all by name:
 
     global_batch        samples per round over all ranks; a round is one batch of the loader
+    plugins             also take from a file stages of installed packages, whose code then runs
+    strict              a policy file that cannot be used on some rank is an error on every rank
     mode                "observe" (nothing is decided), "advise" (decisions are logged), "act"
     micro_batch         granularity of shares, in samples
     accumulation        batches per optimiser step; call `step()` after each batch
     loss_reduction      "mean": the loss is the mean over the rank's batch; "sum": it is their sum, or is
-                        normalised over all ranks by the script
+                        normalised over all ranks by the script (what it holds beside that must then come
+                        through the model's outputs, or a rank without samples raises ValueError)
     decide_every        rounds between decisions; statistics_every: optimiser steps between measurements of
                         gradient norms and noise scale
     decision_budget_s   what a decision may hold up training; a later one is ignored. warm_up_budget_s: what
@@ -59,39 +66,65 @@ def attach(
     outer_lr, outer_momentum   outer optimiser on the mean of local steps (1 and 0: plain averaging)
     samples_target      samples to train in all, for progress; sample_bytes: size of one
     shards, shuffle, seed      how an epoch is cut, and its order
-    run_dir             folder for the record of the run; none: nothing is written
-    prometheus_port, mlflow, nvml   further telemetry
+    run_dir             folder for the records of runs, each in a folder of its own (named `runtime.run`);
+                        none: nothing is written
+    prometheus_port     rank 0 serves metrics there, on the interface prometheus_host (127.0.0.1)
+    mlflow, nvml        further telemetry
     share_backend       "none", "duty-cycle", "green-context", "mps"
-    state               further objects with state_dict, given to members that join (schedulers, scalers)
+    state               further objects with state_dict, given to members that join (schedulers, scalers); their
+                        state dicts hold tensors, numbers, text, lists and mappings
     control_timeout_s   longest wait for the other ranks at a decision
 
-    Raises TypeError for a model that is not wrapped, ValueError for an option that is not allowed.
+    Raises TypeError for a model that is not wrapped and an optimizer that is none, ValueError for an option or
+    an optimizer that is not allowed, and for a model that is attached already; ExportError, a ValueError, for
+    a file that cannot be used if `strict`.
     """
-    if not isinstance(model, DistributedDataParallel):
-        raise TypeError("attach needs a model wrapped in torch.nn.parallel.DistributedDataParallel")
+    check_model(model)
     if model.static_graph:
         raise ValueError("static_graph=True cannot change the synchronisation interval; wrap without it")
+    if is_weighted(model.module):
+        raise ValueError(
+            "model: one that is attached already is not allowed, its gradients would be weighted twice; "
+            "close() its runtime first"
+        )
+    if key is not None and not isinstance(key, bytes):
+        raise ValueError(f"key: a {type(key).__name__} is not allowed, needed are bytes")
     known = {f.name for f in dataclasses.fields(Options)}
     unknown = sorted(set(options) - known)
     if unknown:
         raise ValueError(f"attach: unknown option {unknown[0]!r}; allowed: {', '.join(sorted(known))}")
-    if options.get("run_dir") is not None:
-        options["run_dir"] = Path(options["run_dir"])
     settings = Options(global_batch=global_batch, **options)
+    membership = regroup.current()
+    check_optimizer(model, optimizer, settings, regroups=membership is not None)
+    if membership is not None:
+        _check_state(settings.state)
     chosen = os.environ.get("EQUIPOISE_POLICY", "policy.yaml") if policy is None else policy
-    return Runtime(model, optimizer, _policy(chosen, key), settings, regroup.current())
+    found, problem = _policy(chosen, key, settings.plugins)
+    if problem is not None and not settings.strict and dist.get_rank() == 0:  # the rank that decides
+        print(f"equipoise: {problem}; training goes on without a policy", file=sys.stderr)
+    return Runtime(model, optimizer, found, settings, membership, problem if settings.strict else None)
 
 
-def _policy(policy: Policy | str | Path | Sequence[Any], key: bytes | None) -> Policy | None:
-    if isinstance(policy, Policy):
-        return policy
-    is_file = isinstance(policy, Path) or (isinstance(policy, str) and policy.endswith((".yaml", ".yml")))
+def _check_state(state: Mapping[str, Any]) -> None:
+    """Raises ValueError for a state that could not be given to a member that joins."""
     try:
-        return load_policy(Path(str(policy)), key=key).policy if is_file else make_policy(policy)  # type: ignore[arg-type]
-    except (ExportError, PolicyError, OSError) as error:
-        if not is_file:
-            raise
-        if dist.get_rank() == 0:  # the rank that decides; all the others would say the same
-            why = f"{policy}: {error.strerror}" if isinstance(error, OSError) else error
-            print(f"equipoise: {why}; training goes on without a policy", file=sys.stderr)
-        return None
+        pack({name: owner.state_dict() for name, owner in state.items()})
+    except TypeError as error:
+        raise ValueError(f"state: {error}") from error
+
+
+def _policy(
+    policy: Policy | str | Path | Sequence[Any], key: bytes | None, plugins: bool
+) -> tuple[Policy | None, str | None]:
+    """The policy, or None and what is wrong with its file. Raises PolicyError for stages that do not exist."""
+    if isinstance(policy, Policy):
+        return policy, None
+    is_file = isinstance(policy, Path) or (isinstance(policy, str) and policy.endswith((".yaml", ".yml")))
+    if not is_file:
+        return make_policy(policy), None  # type: ignore[arg-type]  # no path is left
+    try:
+        return load_policy(Path(str(policy)), key=key, plugins=plugins).policy, None
+    except OSError as error:
+        return None, f"{policy}: {error.strerror}"
+    except ExportError as error:
+        return None, str(error)

@@ -16,9 +16,10 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from live.attach import attach
-from live.runtime import Runtime
-from live.sampler import ShareSampler
+from equipoise.live.attach import attach
+from equipoise.live.runtime import Runtime
+from equipoise.live.train.sampler import ShareSampler
+from equipoise.live.unsupported import samples_of
 
 
 class DeferredSampler:
@@ -71,7 +72,7 @@ def policy_for_trainer(trainer: Any, policy: Any = None, **options: Any) -> Defe
         }
         return attach(trainer.model_wrapped, optimizer, policy, global_batch=batch, **settings)
 
-    sampler = DeferredSampler(len(dataset), batch, make)
+    sampler = DeferredSampler(samples_of(dataset), batch, make)
 
     def loader() -> DataLoader[Any]:
         return DataLoader(
@@ -120,7 +121,7 @@ def lightning_callback(policy: Any = None, *, global_batch: int, **options: Any)
 
         def sampler(self, dataset: Any) -> DeferredSampler:
             """The batch sampler of the training data."""
-            self._sampler = DeferredSampler(len(dataset), global_batch, self._attach)
+            self._sampler = DeferredSampler(samples_of(dataset), global_batch, self._attach)
             return self._sampler
 
         def _attach(self) -> Runtime:

@@ -1,4 +1,4 @@
-"""A policy in real training on this machine, without a GPU: `python -m live.demo [--ranks 4]`.
+"""A policy in real training on this machine, without a GPU: `python -m equipoise.live.demo [--ranks 4]`.
 
 Some gloo processes train a small model; half-way, rank 0 becomes twice as slow (it waits longer per sample,
 so that a busy machine changes little). The same training runs with equal shares and with the policy; then the
@@ -21,6 +21,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from equipoise.policies.numerals import plain_numbers
+from equipoise.policies.sources import search_path
+
 _FEATURES = 64
 REACTION = 20  # rounds after the slowdown that do not count: a policy must have adapted by then
 INTERRUPTED = 130
@@ -39,7 +42,7 @@ def train(given: argparse.Namespace) -> None:
     from torch.utils.data import DataLoader, TensorDataset
     from torch.utils.data.distributed import DistributedSampler
 
-    from live.attach import attach
+    from equipoise.live.attach import attach
 
     class Net(torch.nn.Module):  # type: ignore[misc]
         """A small model that takes `sample_s` longer per sample."""
@@ -106,10 +109,19 @@ def train(given: argparse.Namespace) -> None:
 
 def run(given: argparse.Namespace, mode: str, folder: Path) -> dict[str, Any]:
     """One training run in processes of its own; returns what rank 0 wrote. Raises RuntimeError."""
-    from live.launch import Launcher
+    from equipoise.live.group.launch import Launcher
 
     folder.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "live.demo", "--worker", "--mode", mode, "--run-dir", str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "equipoise.live.demo",
+        "--worker",
+        "--mode",
+        mode,
+        "--run-dir",
+        str(folder),
+    ]
     command += ["--parent", str(os.getpid())]
     for name in ("policy", "rounds", "batch", "sample_ms", "slowdown", "decide_every"):
         command += [f"--{name.replace('_', '-')}", str(getattr(given, name))]
@@ -127,8 +139,7 @@ def run(given: argparse.Namespace, mode: str, folder: Path) -> dict[str, Any]:
 
 def _search_path() -> str:
     """Where Python finds this package, wherever it was started."""
-    root = str(Path(__file__).resolve().parents[1])
-    return os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+    return os.pathsep.join([str(search_path()), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def _end_with(parent: int) -> None:
@@ -180,7 +191,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m live.demo", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m equipoise.live.demo", description=__doc__.splitlines()[0]
+    )
+    plain_numbers(parser)
     parser.add_argument("--ranks", type=int, default=2, choices=(2, 3, 4))
     parser.add_argument("--policy", default="s1+s2+s3+s4", help="stages joined by +, or an exported file")
     parser.add_argument("--rounds", type=int, default=100)

@@ -3,21 +3,96 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from live.gradients import Reduction
+from equipoise.live.rules import Rule, follow, one_of, optional, real, whole
+from equipoise.live.train.weighting import Reduction
 
 Mode = Literal["observe", "advise", "act"]
 Lever = Literal["samples", "moves", "order", "interval", "share", "resize"]
-LEVERS: tuple[Lever, ...] = ("samples", "moves", "order", "interval", "share", "resize")
+Backend = Literal["none", "duty-cycle", "green-context", "mps"]
+LEVERS: tuple[Lever, ...] = get_args(Lever)
+
+
+def _levers(value: Any) -> frozenset[Any]:
+    if isinstance(value, str) or not set(value) <= set(LEVERS):
+        raise ValueError
+    return frozenset(value)
+
+
+def _states(value: Any) -> Mapping[str, Any]:
+    if not all(hasattr(v, "state_dict") and hasattr(v, "load_state_dict") for v in value.values()):
+        raise ValueError
+    return dict(value)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError
+    return value
+
+
+def _bounds(value: Any) -> Bounds:
+    if not isinstance(value, Bounds):
+        raise TypeError
+    return value
+
+
+_POSITIVE = real(lambda v: 0 < v < math.inf, "a finite number above 0")
+_BOUNDS_RULES: dict[str, Rule] = {
+    "samples_min": whole(0),
+    "samples_max": optional(whole(1)),
+    "interval_max": whole(1),
+    "share_min": real(lambda v: 0 < v <= 1, "a number above 0 and at most 1"),
+    "workers_min": optional(whole(1)),
+    "workers_max": optional(whole(1)),
+}
+_RULES: dict[str, Rule] = {
+    "global_batch": whole(1),
+    "mode": one_of(*get_args(Mode)),
+    "micro_batch": whole(1),
+    "accumulation": whole(1),
+    "loss_reduction": one_of(*get_args(Reduction)),
+    "batch_reference": optional(whole(1)),
+    "decide_every": whole(1),
+    "statistics_every": whole(1),
+    "decision_budget_s": _POSITIVE,
+    "warm_up_budget_s": _POSITIVE,
+    "control_timeout_s": _POSITIVE,
+    "allow": (_levers, f"a set of {', '.join(LEVERS)}"),
+    "bounds": (_bounds, "a equipoise.live.options.Bounds"),
+    "drift": real(
+        lambda v: math.isnan(v) or 0 <= v < math.inf, "a finite number of at least 0 (NaN: unknown)"
+    ),
+    "samples_target": optional(whole(1)),
+    "sample_bytes": real(lambda v: 0 <= v < math.inf, "a finite number of at least 0"),
+    "shards": whole(1),
+    "shuffle": one_of(True, False),
+    "seed": whole(0),
+    "outer_lr": _POSITIVE,
+    "outer_momentum": real(lambda v: 0 <= v < 1, "a number of at least 0 and under 1"),
+    "run_dir": optional((lambda value: Path(os.fspath(value)), "a path")),
+    "prometheus_port": optional(whole(0, 65535)),
+    "prometheus_host": (_text, "the name or address of a network interface"),
+    "mlflow": one_of(True, False),
+    "nvml": one_of(True, False),
+    "plugins": one_of(True, False),
+    "strict": one_of(True, False),
+    "share_backend": one_of(*get_args(Backend)),
+    "state": (_states, "a mapping from names to objects with state_dict and load_state_dict"),
+}
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """Hard bounds: the part of a plan that goes beyond them is refused, whatever the policy says."""
+    """Hard bounds: the part of a plan that goes beyond them is refused, whatever the policy says.
+
+    Raises ValueError for a bound that is not allowed.
+    """
 
     samples_min: int = 0  # per rank and round
     samples_max: int | None = None  # per rank and round; none: what memory holds, where that is measured
@@ -27,12 +102,10 @@ class Bounds:
     workers_max: int | None = None
 
     def __post_init__(self) -> None:
-        if self.samples_min < 0 or (
-            self.samples_max is not None and self.samples_max < max(1, self.samples_min)
-        ):
-            raise ValueError("bounds: 0 <= samples_min <= samples_max is needed")
-        if self.interval_max < 1 or not 0 < self.share_min <= 1:
-            raise ValueError("bounds: interval_max must be at least 1, share_min in (0, 1]")
+        follow(_BOUNDS_RULES, self, "bounds: ")
+        for low, high in ((self.samples_min, self.samples_max), (self.workers_min, self.workers_max)):
+            if low is not None and high is not None and low > high:
+                raise ValueError(f"bounds: a least of {low} is not allowed above a most of {high}")
 
 
 _COMMON = (
@@ -52,7 +125,10 @@ _COMMON = (
 
 @dataclass(frozen=True)
 class Options:
-    """Settings of one attachment; see `live.attach.attach` for their meaning."""
+    """Settings of one attachment; see `live.attach.attach` for their meaning.
+
+    Raises ValueError for the first that is not allowed, in one line that names it, its value and what is.
+    """
 
     global_batch: int
     mode: Mode = "act"
@@ -77,36 +153,26 @@ class Options:
     outer_momentum: float = 0.0
     run_dir: Path | None = None
     prometheus_port: int | None = None
+    prometheus_host: str = "127.0.0.1"
     mlflow: bool = False
     nvml: bool = True
-    share_backend: Literal["none", "duty-cycle", "green-context", "mps"] = "none"
+    plugins: bool = False
+    strict: bool = False
+    share_backend: Backend = "none"
     state: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in (
-            "global_batch",
-            "micro_batch",
-            "accumulation",
-            "decide_every",
-            "statistics_every",
-            "shards",
-        ):
-            if int(getattr(self, name)) < 1:
-                raise ValueError(f"{name}: {getattr(self, name)} is not allowed, at least 1 is needed")
-        if self.mode not in ("observe", "advise", "act"):
-            raise ValueError(f"mode: {self.mode!r} is not one of observe, advise, act")
-        if self.loss_reduction not in ("mean", "sum"):
-            raise ValueError(f"loss_reduction: {self.loss_reduction!r} is not one of mean, sum")
-        unknown = set(self.allow) - set(LEVERS)
-        if unknown:
-            raise ValueError(f"allow: {sorted(unknown)} unknown; allowed: {', '.join(LEVERS)}")
-        for name in ("decision_budget_s", "warm_up_budget_s", "control_timeout_s"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name}: must be above 0")
+        follow(_RULES, self)
         if self.micro_batch > self.global_batch:
-            raise ValueError(f"micro_batch {self.micro_batch} is more than global_batch {self.global_batch}")
+            raise ValueError(
+                f"micro_batch: {self.micro_batch} is not allowed, at most the global_batch of "
+                f"{self.global_batch} is"
+            )
         if self.batch_reference is not None and self.batch_reference > self.global_batch:
-            raise ValueError("batch_reference must not exceed global_batch")
+            raise ValueError(
+                f"batch_reference: {self.batch_reference} is not allowed, at most the global_batch of "
+                f"{self.global_batch} is"
+            )
 
     def common(self) -> dict[str, Any]:
         """What must be the same on every rank, because each deals and counts for itself."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -12,24 +13,26 @@ import numpy as np
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from live import rebuild
-from live.change import Change
-from live.devices import GPU_COLUMNS, UNKNOWN, DeviceSampler
-from live.gradients import BackwardProbe, contribution_scale, scale_outputs
-from live.group import Group
-from live.leader import Leader, pack
-from live.options import Options
-from live.places import samples_bound
-from live.regroup import EvictedError, Membership, is_transport_error
-from live.resync import resync
-from live.sampler import Round, ShareSampler
-from live.shares import make_backend
-from live.sync import LocalSteps
-from live.telemetry import Recorder, RoundInfo
-from live.timing import make_timer
-from live.window import COLUMNS
-from policies.contract import Policy
-from policies.observation import Floats
+from equipoise.live.decide.change import Change
+from equipoise.live.decide.leader import Leader, pack
+from equipoise.live.decide.telemetry import Recorder, RoundInfo
+from equipoise.live.decide.window import COLUMNS
+from equipoise.live.group import rebuild
+from equipoise.live.group.group import Group
+from equipoise.live.group.places import samples_bound
+from equipoise.live.group.regroup import EvictedError, Membership, RegroupError, is_transport_error
+from equipoise.live.group.resync import resync
+from equipoise.live.options import Options
+from equipoise.live.train.devices import GPU_COLUMNS, UNKNOWN, DeviceSampler
+from equipoise.live.train.gradients import BackwardProbe
+from equipoise.live.train.sampler import Round, ShareSampler
+from equipoise.live.train.shares import make_backend
+from equipoise.live.train.sync import LocalSteps
+from equipoise.live.train.timing import make_timer
+from equipoise.live.train.weighting import WeightedGradients, contribution_scale
+from equipoise.live.unsupported import samples_of
+from equipoise.policies.contract import Policy
+from equipoise.policies.observation import Floats
 
 T = TypeVar("T")
 
@@ -44,6 +47,7 @@ class Runtime:
         policy: Policy | None,
         options: Options,
         membership: Membership | None,
+        problem: str | None = None,
     ) -> None:
         self.options, self._policy = options, policy
         self._model, self._optimizer = model, optimizer
@@ -62,9 +66,14 @@ class Runtime:
             model, optimizer, outer_lr=options.outer_lr, outer_momentum=options.outer_momentum
         )
         self._group = Group(
-            membership, self.device, backend=self._backend, control_timeout_s=options.control_timeout_s
+            membership,
+            self.device,
+            backend=self._backend,
+            control_timeout_s=options.control_timeout_s,
+            problem=problem,
         )
-        self._recorder = Recorder(options.run_dir, self._group.member)
+        folder = None if options.run_dir is None else options.run_dir / self.run
+        self._recorder = Recorder(folder, self._group.member)
         self._devices: DeviceSampler | None = None
         if options.nvml and self.device.type == "cuda":
             report = self._recorder.event
@@ -77,8 +86,9 @@ class Runtime:
         self._probe = BackwardProbe(
             model.module.parameters(), self._gradient_ready, lambda: self._timer.mark("done")
         )
-        model.register_forward_pre_hook(self._before_forward)
-        model.register_forward_hook(self._after_forward)
+        self._forward = model.register_forward_pre_hook(self._before_forward)
+        own_weights = options.loss_reduction == "sum"
+        self._weighting = WeightedGradients(model, self._scale, own_weights=own_weights)
         self._clear()
 
     def _clear(self) -> None:
@@ -99,6 +109,11 @@ class Runtime:
     def ranks(self) -> int:
         """Ranks in the present group."""
         return self._group.ranks
+
+    @property
+    def run(self) -> str:
+        """The id of this run; its record is the folder of that name in `run_dir`."""
+        return self._group.run
 
     @property
     def round(self) -> int:
@@ -122,13 +137,14 @@ class Runtime:
         """The batch sampler of the training data (anything with a length, or the length itself).
 
         Collective: call it on every rank. Raises ValueError when ranks were given different data or options,
-        which would deal some samples twice and leave ranks waiting for each other.
+        which would deal some samples twice and leave ranks waiting for each other. Raises TypeError for a dataset
+        whose samples have no numbers.
         """
         if self._sampler is not None:
             raise RuntimeError("one runtime deals one dataset; attach another model for another one")
         options = self.options
         self._sampler = sampler = ShareSampler(
-            dataset if isinstance(dataset, int) else len(dataset),
+            samples_of(dataset),
             rank=self.rank,
             ranks=self.ranks,
             global_batch=options.global_batch,
@@ -145,7 +161,7 @@ class Runtime:
             if self._leader is not None:
                 self._leader.warm_up(sampler.shares, sampler.preview())
         if self._leader is not None:
-            self._leader.write_manifest(sampler, self._model.module.parameters())
+            self._leader.write_manifest(self.run, sampler, self._model.module.parameters())
         self._begin_round()
         return sampler
 
@@ -185,7 +201,7 @@ class Runtime:
     def recover(self) -> Iterator[None]:
         """Survive the loss of a rank inside the block: the group is formed anew, the round is dealt again.
 
-        Needs `live.regroup.start`. Exceptions that are no broken exchange pass through.
+        Needs `live.group.regroup.start`. Exceptions that are no broken exchange pass through.
         """
         generation = self.generation
         with self._surviving():
@@ -195,7 +211,9 @@ class Runtime:
     def resize(self, ranks: int) -> None:
         """Go on with this many ranks from the next decision on. Call it on every rank at the same round."""
         if self._group.membership is None:
-            raise RuntimeError("the group can only change in a job started with live.regroup.start")
+            raise RuntimeError(
+                "the group can only change in a job started with equipoise.live.group.regroup.start"
+            )
         self._resize_to = ranks
 
     def close(self) -> None:
@@ -209,6 +227,9 @@ class Runtime:
         if self._leader is not None:
             self._leader.close()
         self._probe.close()
+        self._forward.remove()
+        self._weighting.close()
+        self._local.close()
         self._recorder.close()
         self._group.control.close()  # so that destroy_process_group can end its threads
         if self._group.membership is not None:
@@ -225,15 +246,11 @@ class Runtime:
             except RuntimeError as error:  # a share that the driver refuses must not end training
                 self._recorder.event("refused", lever="share", why=str(error))
                 self._backend.set(1.0)
+                self._gpu_share = 1.0
 
     def _gradient_ready(self) -> None:
         self._timer.mark("local")
         self._backend.end()
-
-    def _after_forward(self, module: Any, arguments: Any, outputs: Any) -> Any:
-        if module.training and torch.is_grad_enabled():
-            return scale_outputs(outputs, self._scale())
-        return outputs
 
     def _scale(self) -> float:
         current = self._sampler.current() if self._sampler is not None else None
@@ -322,7 +339,8 @@ class Runtime:
         self._report_refused_moves()
         device = self._devices.latest() if self._devices is not None else UNKNOWN
         free_bytes, bound = samples_bound(self.device, int(self._sampler.shares[self.rank]))
-        header = (float(self._sampler.drawn), free_bytes, bound, *(device[name] for name in GPU_COLUMNS))
+        own = (float(self._sampler.drawn), free_bytes, bound, self._gpu_share)
+        header = (*own, *(device[name] for name in GPU_COLUMNS))
         gathered = self._group.control.collect(pack(header, rows))
         payload = None
         if self._leader is not None and gathered is not None:
@@ -359,8 +377,8 @@ class Runtime:
             problem = self._backend.set(change.gpu_share[self.rank])
             if problem:
                 self._recorder.event("refused", lever="share", why=problem)
-            elif self._leader is not None:
-                self._leader.world.shares_of_gpu = np.array(change.gpu_share)
+            else:
+                self._gpu_share = change.gpu_share[self.rank]
 
     def _flush_rows(self) -> None:
         rows, infos = self._take_rows()
@@ -371,6 +389,7 @@ class Runtime:
 
     def _lead(self) -> None:
         """Become the rank that decides, or stop being it."""
+        self._gpu_share = self._group.places[self.rank].share
         if self.rank != 0:
             if self._leader is not None:
                 self._leader.close()
@@ -390,18 +409,23 @@ class Runtime:
         except Exception as error:
             if self._group.membership is None or not is_transport_error(error):
                 raise
-            self._recorder.event("exchange-broken", error=str(error).splitlines()[0])
-            self._regroup(None)
+            why = str(error).partition("\n")[0]
+            self._recorder.event("exchange-broken", error=why)
+            try:
+                self._regroup(None, why)
+            except RegroupError as problem:
+                error.add_note(f"equipoise: {problem}")
+                raise error from problem
 
-    def _regroup(self, target: Sequence[int] | None) -> None:
+    def _regroup(self, target: Sequence[int] | None, why: str = "as planned") -> None:
         """Form the group anew (of `target`, or of who is left) and agree on one state."""
         assert self._sampler is not None
-        began_s = time.perf_counter()
+        began_s, before = time.perf_counter(), self._group.members
         self._flush_rows()
         boundary = self._sampler.boundary
         local_steps = self._local.interval > 1 and self._local.done > 0
+        mine = rebuild.local_state(self._model) if local_steps else None
         while True:
-            mine = rebuild.local_state(self._model) if local_steps else None
             try:
                 self._group.reform(self._model, self._wrapping, boundary, target)
                 self._resync(mine, boundary)
@@ -421,6 +445,7 @@ class Runtime:
         took_s = time.perf_counter() - began_s
         if self._leader is not None:
             self._leader.world.restart_s = took_s
+            print(f"equipoise: {self._group.what_changed(before, why)}", file=sys.stderr)
         self._recorder.event("regrouped", members=self._group.members, took_s=took_s)
 
     def _resync(self, mine: list[torch.Tensor] | None, boundary: int) -> None:

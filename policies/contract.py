@@ -22,8 +22,9 @@ from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 
-from policies.observation import DONE, TABLES, Floats, Ints, Observation
-from policies.placement import allocation_fault
+from equipoise.policies.kernels.placement import allocation_fault
+from equipoise.policies.observation import DONE, TABLES, Floats, Ints, Observation
+from equipoise.policies.observation import Refusal as Refusal  # it is a part of this contract, too
 
 CONTRACT_VERSION = 1
 
@@ -200,14 +201,6 @@ class StageError(Exception):
         self.stage, self.problem, self.time_s = stage, problem, time_s
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """One part of a plan that a world could not carry out, and why."""
-
-    what: str
-    why: str
-
-
 class World(Protocol):
     """The two sides of the seam: the simulator and a live training job."""
 
@@ -215,7 +208,7 @@ class World(Protocol):
         """The state now."""
 
     def apply(self, plan: Plan) -> list[Refusal]:
-        """Carry out a feasible plan; returns what was refused."""
+        """Carry out a feasible plan; returns what is refused at once, the rest the next observation tells."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -277,9 +277,20 @@ _NO_ROWS: Ints = np.empty(0, dtype=np.int64)
 _NO_ROWS.flags.writeable = False
 
 
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """One part of a plan that a world could not carry out, and why."""
+
+    what: str
+    why: str
+
+
 @dataclass(slots=True)
 class Observation:
-    """Everything a stage may read. `waiting` and `running` are job rows; `waiting` in (arrival, id) order."""
+    """Everything a stage may read. `waiting` and `running` are job rows; `waiting` in (arrival, id) order.
+
+    `refused` are parts of earlier plans that turned out impossible since the last observation.
+    """
 
     time_s: float
     window_s: float
@@ -293,6 +304,7 @@ class Observation:
     waiting: Ints
     running: Ints
     gpu_models: tuple[str, ...] = ("gpu",)
+    refused: tuple[Refusal, ...] = ()
 
     @classmethod
     def of(

@@ -13,8 +13,8 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.jit import jit_in_place
-from policies.observation import Floats
+from equipoise.policies.kernels.jit import jit_in_place
+from equipoise.policies.observation import Floats
 
 Word = np.uint64
 Words = NDArray[np.uint64]

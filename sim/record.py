@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -10,7 +9,6 @@ import platform
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from html import escape
 from importlib import metadata
 from pathlib import Path
@@ -20,12 +18,13 @@ import duckdb
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.yaml_tree import write_tree
+from equipoise.sim.job.account import WASTED_USES
+from equipoise.sim.scenario.tree import write_tree
 
 SCHEMA_VERSION = 1
 
 TIMELINE_TABLES = ("segments", "holdings", "usage", "links", "events", "gpus")  # files of the folder timeline
-WASTE = ("idle", "input_stall", "barrier_wait", "exposed_communication", "restart", "lost_to_faults")
+WASTE = ("idle", *(use.label for use in WASTED_USES))
 """GPU-seconds that trained nothing that lasted. With `busy` they sum to GPUs x makespan."""
 
 
@@ -39,7 +38,11 @@ class Run:
         exposed_communication_gpu_s, restart_gpu_s, lost_to_faults_gpu_s, useful_gpu_s), energy_j and
         cost_usd (NaN: not known).
     config: the scenario with every default, as JSON.
-    totals: cluster-wide numbers (gpus, makespan_s, idle_gpu_s, decisions, events, network_bytes, ...).
+    totals: numbers of the whole cluster: gpus, nodes, end_s, makespan_s, idle_gpu_s, down_gpu_s, decisions,
+        refusals, exchanged_bytes (by gradients), transferred_bytes (of data), energy_j, cost_usd and its parts
+        gpu_usd, energy_usd and storage_usd, and what of gpu_usd went to each use of GPU time that trains nothing
+        (idle_usd, input_stall_usd, ...).
+    inputs: hash or version by file or package of all that the records depend on; `identity` is the hash of these.
     cpu_s: processor time of the run; not part of its records, because it differs between equal runs.
     """
 
@@ -156,29 +159,6 @@ def versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             found[name] = "from source"
     return found
-
-
-def identity(
-    *, config: str, profile: str, prices: str, policy: str, seed: int, trace: bytes, code: str
-) -> str:
-    """First 16 hex digits of SHA-256 over everything that a run's records depend on."""
-    digest = hashlib.sha256()
-    texts = [part.encode() for part in (config, profile, prices, policy, str(seed), code)]
-    for part in (*texts, trace):
-        digest.update(len(part).to_bytes(8, "big"))
-        digest.update(part)
-    return digest.hexdigest()[:16]
-
-
-@cache
-def code_hash() -> str:
-    """Hash over the source files that decide what a run computes (rooms sim and policies)."""
-    root, digest = Path(__file__).resolve().parent.parent, hashlib.sha256()
-    for room in ("policies", "sim"):
-        for path in sorted((root / room).rglob("*.py")):
-            digest.update(path.relative_to(root).as_posix().encode())
-            digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
 
 
 def write_parquet(path: Path, columns: Mapping[str, NDArray[Any]]) -> None:

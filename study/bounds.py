@@ -19,14 +19,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.cluster import Cluster
-from sim.demand import Demand, make_demand
-from sim.hardware import load_profile
-from sim.run import trace_of
-from sim.scenario import Scenario
-from sim.topology import Topology
-from sim.traces import Trace
-from study.needs import Capacity
+from equipoise.sim.cluster.cluster import Cluster
+from equipoise.sim.hardware.profile import load_profile
+from equipoise.sim.job.demand import Demand, make_demand
+from equipoise.sim.network.topology import Topology
+from equipoise.sim.run import trace_of
+from equipoise.sim.scenario.model import Scenario
+from equipoise.sim.traces.read import Trace
+from equipoise.study.needs import Capacity
 
 Floats = NDArray[np.float64]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from sim.yaml_tree import InputError
+from equipoise.sim.scenario.tree import InputError
 
 Kind = Literal["run", "comparison", "sweep"]
 _MARKS: dict[Kind, str] = {"sweep": "sweep.db", "comparison": "comparison.json", "run": "manifest.json"}

@@ -14,12 +14,13 @@ from itertools import accumulate, product
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.hardware import Accelerator, HardwareProfile
-from sim.job import DONE_TOLERANCE
-from sim.scenario import Cluster, Explicit, Model
-from sim.scenario import Job as JobSpec
-from sim.topology import Topology
-from sim.workload import efficiency, make_exchange, replica_cost_s
+from equipoise.policies.physics import efficiency, overlapped_s
+from equipoise.sim.hardware.profile import Accelerator, HardwareProfile
+from equipoise.sim.job.cost import make_exchange, replica_cost_s
+from equipoise.sim.job.progress import DONE_TOLERANCE
+from equipoise.sim.network.topology import Topology
+from equipoise.sim.scenario.model import Cluster, Explicit, Model
+from equipoise.sim.scenario.model import Job as JobSpec
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -154,13 +155,10 @@ class Capacity:
 def best_interval_s(work_s: float, exchange_s: float, overlap: float, drift: float) -> float:
     """Least seconds per step at full efficiency, over all intervals H >= 1.
 
-    A period takes H W + (E - W) with E = (W^g + X^g)^(1/g), what is left of work and exchange after overlap;
+    A period takes H W + (E - W), with E the last step and its exchange overlapped (`policies.physics`);
     per useful step that is (W + (E - W) / H) (1 + d (H - 1)), least at H^2 = (E - W) (1 - d) / (W d).
     """
-    longer, shorter = max(work_s, exchange_s), min(work_s, exchange_s)
-    if longer <= 0.0:
-        return 0.0
-    extra_s = longer * math.pow(1.0 + math.pow(shorter / longer, overlap), 1.0 / overlap) - work_s
+    extra_s = overlapped_s(work_s, exchange_s, overlap) - work_s
     if drift == 0.0:
         return work_s  # as rarely as one likes
     best = math.sqrt(extra_s * (1.0 - drift) / (work_s * drift)) if work_s > 0.0 and drift < 1.0 else 1.0

@@ -6,10 +6,10 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from policies import make_policy
-from sim.record import Run
-from sim.run import run
-from sim.scenario import Scenario
+from equipoise.policies.registry import make_policy
+from equipoise.sim.record import Run
+from equipoise.sim.run import run
+from equipoise.sim.scenario.model import Scenario
 
 SECONDS = st.floats(0.0, 200.0).map(lambda x: round(x, 3) + 0.000123)
 

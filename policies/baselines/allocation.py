@@ -9,8 +9,19 @@ from typing import ClassVar
 
 import numpy as np
 
-from policies.backfill import backfill
-from policies.baselines.queueing import (
+from equipoise.policies.allocation.backfill import backfill
+from equipoise.policies.allocation.draft import Hand
+from equipoise.policies.allocation.gangs import (
+    NO_ROWS,
+    frozen,
+    joined,
+    request_columns,
+    room_columns,
+    some_room,
+    start_in_order,
+)
+from equipoise.policies.allocation.preemption import remaining_bars
+from equipoise.policies.baselines.queueing import (
     NONE_FREE,
     NONE_STARTS,
     NONE_WAITS,
@@ -20,27 +31,16 @@ from policies.baselines.queueing import (
     unchanged,
     with_allocation,
 )
-from policies.baselines.service_levels import next_demotion_s, next_promotion_s, promoted
-from policies.baselines.sorted_queue import key_columns, keys_of, queue_now
-from policies.contract import Allocation, AllocationStage, Memory, Plan
-from policies.gangs import (
-    NO_ROWS,
-    frozen,
-    joined,
-    request_columns,
-    room_columns,
-    some_room,
-    start_in_order,
-)
-from policies.hand import Hand
-from policies.observation import Floats, Observation
-from policies.placement import PLACEMENTS
-from policies.preemption import remaining_bars
+from equipoise.policies.baselines.service_levels import next_demotion_s, next_promotion_s, promoted
+from equipoise.policies.baselines.sorted_queue import key_columns, keys_of, queue_now
+from equipoise.policies.contract import Allocation, AllocationStage, Memory, Plan
+from equipoise.policies.kernels.placement import PLACEMENTS
+from equipoise.policies.observation import Floats, Observation
 
 
 @dataclass(frozen=True)
 class _Placed(AllocationStage):
-    """An allocation stage with a placement rule: `counted`, `packed` or `any` (see `policies.placement`)."""
+    """An allocation stage with a placement rule: `counted`, `packed` or `any` (`policies.kernels.placement`)."""
 
     placement: str = "any"
 

@@ -7,9 +7,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from policies.contract import Kind, Memory, Plan, Stage
-from policies.observation import Ints, Observation
-from policies.views import Groups, append_moves, free_shards, group_workers
+from equipoise.policies.contract import Kind, Memory, Plan, Stage
+from equipoise.policies.observation import Ints, Observation
+from equipoise.policies.stages.groups import Groups, append_moves, free_shards, group_workers
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from policies.baselines.sorted_queue import Columns, first_rows
-from policies.contract import UNCHANGED, Allocation, Memory, Plan, Reason
-from policies.gangs import (
+from equipoise.policies.allocation.gangs import (
     NO_ROWS,
     NO_VALUES,
     frozen,
@@ -18,8 +16,10 @@ from policies.gangs import (
     room_columns,
     start_in_order,
 )
-from policies.observation import Floats, Ints, Observation
-from policies.preemption import start_with_preemption
+from equipoise.policies.allocation.preemption import start_with_preemption
+from equipoise.policies.baselines.sorted_queue import Columns, first_rows
+from equipoise.policies.contract import UNCHANGED, Allocation, Memory, Plan, Reason
+from equipoise.policies.observation import Floats, Ints, Observation
 
 FEW = 16  # jobs looked at first
 

@@ -4,18 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from policies.baselines.sorted_queue import (
-    Columns,
-    Keys,
-    counted_service,
-    key_of,
-    level,
-    waited,
-)
-from policies.contract import Memory
-from policies.gangs import NO_ROWS, frozen
-from policies.jit import jit_in_place
-from policies.observation import Floats, Ints, Observation
+from equipoise.policies.allocation.gangs import NO_ROWS, frozen
+from equipoise.policies.baselines.sorted_queue import Columns, Keys, counted_service, key_of, level, waited
+from equipoise.policies.contract import Memory
+from equipoise.policies.kernels.jit import jit_in_place
+from equipoise.policies.observation import Floats, Ints, Observation
 
 
 @jit_in_place

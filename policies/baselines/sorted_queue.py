@@ -15,10 +15,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.contract import Memory
-from policies.gangs import NO_ROWS, NO_VALUES, frozen
-from policies.jit import jit_in_place
-from policies.observation import Floats, Ints, JobState, Observation
+from equipoise.policies.allocation.gangs import NO_ROWS, NO_VALUES, frozen
+from equipoise.policies.contract import Memory
+from equipoise.policies.kernels.jit import jit_in_place
+from equipoise.policies.observation import Floats, Ints, JobState, Observation
 
 SHORT = 512
 WAITING = int(JobState.WAITING)

@@ -7,9 +7,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from policies.contract import Kind, Memory, Plan, Stage
-from policies.observation import Observation
-from policies.views import group_workers
+from equipoise.policies.contract import Kind, Memory, Plan, Stage
+from equipoise.policies.observation import Observation
+from equipoise.policies.stages.groups import group_workers
 
 
 def _set_interval(observation: Observation, plan: Plan, name: str, interval: int) -> Plan:

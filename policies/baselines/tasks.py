@@ -7,10 +7,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from policies.contract import Kind, Memory, Plan, Stage
-from policies.kernels_deal import deal_by_share
-from policies.observation import Observation
-from policies.views import group_workers
+from equipoise.policies.contract import Kind, Memory, Plan, Stage
+from equipoise.policies.kernels.deal import deal_by_share
+from equipoise.policies.observation import Observation
+from equipoise.policies.stages.groups import group_workers
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sim.traces.table import MAX_TIME_S, Table, left_out
-from sim.traces.trace import Bools, Ints, Trace, make_trace
+from equipoise.policies.numerals import is_index
+from equipoise.sim.traces.table import MAX_TIME_S, Table, left_out
+from equipoise.sim.traces.trace import Bools, Ints, Trace, make_trace
 
 COLUMNS = ("job_id", "arrival_s", "gpus", "duration_s")
 OPTIONAL = ("priority", "model", "cluster")
@@ -60,8 +61,15 @@ def _ids(table: Table) -> tuple[Ints, Bools, list[str]]:
     table.refuse(
         double, "job_id", lambda k: f"{texts[k]!r} already stands in line {table.line[first[texts[k]]]}"
     )
-    try:
-        return np.array([int(text) for text in texts], dtype=np.int64), again, []
-    except (ValueError, OverflowError):
-        rows = np.arange(len(table), dtype=np.int64)
-        return rows, again, ["job_id is not a whole number everywhere, rows (from 0) are the ids"]
+    plain = np.array([is_index(text) for text in texts], dtype=np.bool_)
+    names = np.array([any(map(str.isalpha, text)) for text in texts], dtype=np.bool_)
+    wanted = "is not a whole number such as 0, 1, 2, nor a name"
+    table.refuse(~plain & ~names, "job_id", lambda k: f"{texts[k][:40]!r} {wanted}")
+    if not names.any():
+        whole = [int(text) for text in texts]
+        large = np.array([number >= 2**63 for number in whole], dtype=np.bool_)
+        table.refuse(large, "job_id", lambda k: f"{texts[k][:40]} is too large, must be below 2^63")
+        return np.array(whole, dtype=np.int64), again, []
+    k = int(np.argmax(names))
+    note = f"job_id {texts[k][:40]!r} in line {table.line[k]} is no number: rows (from 0) are the ids of all jobs"
+    return np.arange(len(table), dtype=np.int64), again, [note]

@@ -7,15 +7,17 @@ every field may be different jobs: they are kept. Jobs without duration or GPUs 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
 
-from sim.traces.table import MAX_TIME_S, Table, left_out
-from sim.traces.trace import Floats, Trace, make_trace
+from equipoise.sim.traces.table import MAX_TIME_S, Table, left_out
+from equipoise.sim.traces.trace import Floats, Trace, make_trace
 
 COLUMNS = ("timestamp", "duration", "num_gpus")
 OPTIONAL = ("cluster",)
+_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9:.]+)?(Z|[-+][0-9:]+)?")
 
 
 def read_philly(table: Table, limit: int | None, clusters: Sequence[str], time_scale: float) -> Trace:
@@ -51,7 +53,8 @@ def _times(table: Table) -> tuple[Floats, list[str]]:
     shown = table.text("timestamp")
     if shown and not any("-" in text.lstrip("-") or ":" in text for text in shown):
         return table.floats("timestamp"), shown
-    texts = [text.removesuffix("Z") for text in shown]
+    # NumPy also takes a year alone, and the words now and today.
+    texts = [text.removesuffix("Z") if _DATE.fullmatch(text) else "NaT" for text in shown]
     try:
         stamps = np.array(texts, dtype="datetime64[ms]")
     except ValueError:

@@ -24,7 +24,7 @@ import numpy.typing as npt
 if __package__ in (None, ""):  # run as a script
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from calibrate.fit import (
+from equipoise.calibrate.fit.fits import (
     collective_predictor,
     fit_gemm_efficiency,
     fit_share_curve,

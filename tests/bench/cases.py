@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from sim.scenario import Scenario
-from sim.traces.trace import Trace, make_trace
+from equipoise.sim.scenario.model import Scenario
+from equipoise.sim.traces.trace import Trace, make_trace
 
 
 def scenario(**sections: Any) -> Scenario:

@@ -13,9 +13,9 @@ import time
 
 import numpy as np
 
-from policies import make_policy
-from policies.contract import Policy, refine
-from policies.observation import Gpus, Jobs, JobState, Nodes, Observation, Shards, Workers
+from equipoise.policies.contract import Policy, refine
+from equipoise.policies.observation import Gpus, Jobs, JobState, Nodes, Observation, Shards, Workers
+from equipoise.policies.registry import make_policy
 
 NODES, JOBS, WORKERS_EACH = 10_000, 1_000, 10
 

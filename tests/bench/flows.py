@@ -29,10 +29,10 @@ from simpy.events import Event
 if __package__ in (None, ""):  # run as a script
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from sim.clock import Clock
-from sim.flows import Floats
-from sim.network import Network
-from sim.timed_flows import TimedFlows, end_times_s
+from equipoise.sim.clock import Clock
+from equipoise.sim.network.network import Network
+from equipoise.sim.network.tables import Floats
+from equipoise.sim.network.timed_flows import TimedFlows, end_times_s
 from tests.bench.yardstick import heapq_events_per_s
 
 REPEATS = 5

@@ -24,12 +24,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from calibrate.measure import MissingError
-from calibrate.profile import build_profile
-from calibrate.samples import SampleSet, SampleWriter, read_samples
-from sim.hardware import HardwareProfile, load_profile, save_profile
-from tests.bench import gpu_activity, gpu_rows, gpu_shares
-from tests.bench.gpu_rows import Row, not_run
+from equipoise.calibrate.measure.measure import MissingError
+from equipoise.calibrate.profile import build_profile
+from equipoise.calibrate.samples import SampleSet, SampleWriter, read_samples
+from equipoise.sim.hardware.profile import HardwareProfile, load_profile, save_profile
+from tests.bench.gpu import activity as gpu_activity
+from tests.bench.gpu import rows as gpu_rows
+from tests.bench.gpu import shares as gpu_shares
+from tests.bench.gpu.rows import Row, not_run
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs" / "validation.md"
@@ -150,7 +152,7 @@ def training_shares(session: Session) -> list[Row]:
 
 def adapter(session: Session) -> list[Row]:
     """What a policy attached to a training costs."""
-    whole = [sys.executable, "-m", "tests.bench.gpu_training", "adapter", "--device", session.device]
+    whole = [sys.executable, "-m", "tests.bench.gpu.training", "adapter", "--device", session.device]
     done = _run([*whole, "--seconds", str(ADAPTER_S * session.scale)], session.left_s())
     found = json.loads(done.stdout.splitlines()[-1])
     session.results["adapter"] = found

@@ -21,7 +21,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests import live_ranks
+from tests.live import ranks as live_ranks
 
 STEPS = 10
 
@@ -35,7 +35,7 @@ def measure(
     from torch.utils.data import DataLoader, TensorDataset
     from torch.utils.data.distributed import DistributedSampler
 
-    from live.attach import attach
+    from equipoise.live.attach import attach
 
     torch.set_num_threads(1)  # as torchrun does: more would compete for the cores
     dist.init_process_group("gloo")

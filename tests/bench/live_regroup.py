@@ -1,7 +1,7 @@
 """How long training stands still when ranks leave, join or die: python tests/bench/live_regroup.py
 
 Four gloo ranks on this machine train a small model. Planned: 4 -> 2 -> 3 -> 4. Killed: SIGKILL of one rank, told by
-the launcher or found out by the missing heartbeat (`live.regroup.DEAD_AFTER_S`). Forming is what `regrouped`
+the launcher or found out by the missing heartbeat (`live.group.regroup.DEAD_AFTER_S`). Forming is what `regrouped`
 events say; standstill is the longest round of any living rank, the broken one included.
 """
 
@@ -16,13 +16,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests import live_ranks
-from tests.test_live_regroup import train
+from tests.live import ranks as live_ranks
+from tests.live.test_regroup import train
 
 
 def forming_s(folder: Path) -> list[float]:
     """Durations of all regroups that the ranks wrote down."""
-    lines = [line for path in folder.glob("rounds-*.jsonl") for line in path.read_text().splitlines()]
+    lines = [line for path in folder.rglob("rounds-*.jsonl") for line in path.read_text().splitlines()]
     return [json.loads(line)["took_s"] for line in lines if '"event":"regrouped"' in line]
 
 

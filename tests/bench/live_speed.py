@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from live import demo
+from equipoise.live import demo
 
 
 def main() -> None:

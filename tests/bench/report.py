@@ -12,11 +12,11 @@ from typing import TypeVar
 import numpy as np
 import pytest
 
-from study.report import make_report
-from study.store import Ledger
-from study.timeline_trace import write_trace
-from tests.browser import Browser, chromium
-from tests.report_data import make_run
+from equipoise.study.report.page import make_report
+from equipoise.study.report.perfetto import write_trace
+from equipoise.study.runs.store import Ledger
+from tests.study.report.browser import Browser, chromium
+from tests.study.report.report_data import make_run
 
 BARS = {"100,000 bars": (20_000, 5), "1,000,000 bars": (100_000, 10)}
 RUNS = 100_000

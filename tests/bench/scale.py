@@ -6,8 +6,8 @@ import argparse
 import json
 import resource
 
-from policies import make_policy
-from sim.run import run
+from equipoise.policies.registry import make_policy
+from equipoise.sim.run import run
 from tests.bench.cases import large_trace, scenario
 from tests.bench.yardstick import heapq_events_per_s
 

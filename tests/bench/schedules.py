@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 
-from policies import make_policy
-from sim.run import run
+from equipoise.policies.registry import make_policy
+from equipoise.sim.run import run
 from tests.bench.cases import queueing_trace, scenario
 from tests.bench.yardstick import heapq_events_per_s
 

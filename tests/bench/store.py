@@ -1,7 +1,7 @@
 """How fast stored results can be asked: python -m tests.bench.store [--runs 100000] [--rows 10000000]
 
 A group-by over the runs of a sweep, and one job's slice of a timeline, both as `equipoise query` and
-`study.store.connect` ask them; what is measured is the statement, on an open connection, the worst of several.
+`study.runs.store.connect` ask them; what is measured is the statement, on an open connection, the worst of several.
 Rows are drawn here, written by the ledger's own export and to the timeline's own schema.
 """
 
@@ -20,8 +20,8 @@ import numpy as np
 if __package__ in (None, ""):  # run as a script
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from study.store import Ledger, connect
-from study.views import text
+from equipoise.study.runs.store import Ledger, connect
+from equipoise.study.runs.views import text
 
 GROUP_BY = (
     'SELECT policy, "noise.step_cov", avg(makespan_s), quantile_cont(completion_p95_s, 0.9) '

@@ -23,10 +23,10 @@ import numpy as np
 if __package__ in (None, ""):  # run as a script
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from sim.record import Run
-from study.store import connect
-from study.sweep import Options, sweep
-from tests.sweep_helpers import write_sweep
+from equipoise.sim.record import Run
+from equipoise.study.runs.store import connect
+from equipoise.study.runs.sweep import Options, sweep
+from tests.study.runs.sweep_helpers import write_sweep
 
 _ZERO = np.zeros(1)
 _USES = (

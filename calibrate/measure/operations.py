@@ -1,0 +1,188 @@
+"""What a training step does, operation by operation: matrix products, convolutions, attention, memory traffic.
+
+PyTorch runs a step once and every operation is noted as it is dispatched (forward, backward and optimiser), so
+any module can be described, whether or not it was ever timed. The description is plain numbers: it is kept
+among the samples and costed without PyTorch (`calibrate.fit.compose`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Kind = Literal["memory", "product", "convolution", "attention", "function"]
+KINDS: tuple[Kind, ...] = ("memory", "product", "convolution", "attention", "function")
+FUNCTIONS = ("softmax", "gelu", "silu", "tanh", "sigmoid", "exp", "erf", "log", "pow", "norm")
+COLUMNS = ("kind", "m", "n", "k", "element_bytes", "moved_bytes", "count")
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One operation, done `count` times in a step.
+
+    Products have the shape (m, k) x (k, n) and elements of `element_bytes`; convolutions and attention are
+    given as the products that they amount to. Other operations read and write `moved_bytes`; those of kind
+    "function" compute an exponential or the like for each element, which a CPU needs longer for.
+    """
+
+    kind: Kind
+    m: int = 0
+    n: int = 0
+    k: int = 0
+    element_bytes: int = 4
+    moved_bytes: int = 0
+    count: int = 1
+
+
+def as_columns(operations: Iterable[Operation]) -> dict[str, list[float]]:
+    """The operations as parallel columns of numbers, as samples keep them."""
+    rows = [(KINDS.index(o.kind), o.m, o.n, o.k, o.element_bytes, o.moved_bytes, o.count) for o in operations]
+    return {name: [float(row[c]) for row in rows] for c, name in enumerate(COLUMNS)}
+
+
+def from_columns(columns: Mapping[str, Sequence[float]]) -> list[Operation]:
+    """The operations back from `as_columns`. Raises ValueError for columns that are none."""
+    if set(columns) != set(COLUMNS) or len({len(column) for column in columns.values()}) != 1:
+        raise ValueError(f"operations need equally long columns {', '.join(COLUMNS)}")
+    found = []
+    for kind, *numbers in zip(*(columns[name] for name in COLUMNS), strict=True):
+        if not 0 <= int(kind) < len(KINDS):
+            raise ValueError(f"operations: there is no kind {kind:g}")
+        found.append(Operation(KINDS[int(kind)], *(int(v) for v in numbers)))
+    return found
+
+
+def trace(step: Callable[[], object]) -> list[Operation]:
+    """Run `step` once and note what PyTorch dispatches in it; equal operations are counted together.
+
+    Views, and tensors that are only allocated, cost nothing and are left out.
+    """
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    found: Counter[Operation] = Counter()
+
+    class Noting(TorchDispatchMode):  # type: ignore[misc] # PyTorch's types are not read
+        """Notes every operation that moves data."""
+
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = function(*args, **(kwargs or {}))
+            found.update(_operations(function, args, kwargs or {}, result))
+            return result
+
+    with Noting():
+        step()
+    return [
+        Operation(o.kind, o.m, o.n, o.k, o.element_bytes, o.moved_bytes, count) for o, count in found.items()
+    ]
+
+
+def _operations(function: Any, args: Any, kwargs: Any, result: Any) -> list[Operation]:
+    """The operations, each of count 1, that one dispatched call amounts to."""
+    name = function.name().removeprefix("aten::").split(".")[0]
+    ins, outs = _tensors((args, kwargs)), _tensors(result) or _written(function, args)
+    if name.startswith(("empty", "new_empty")) or not outs or _is_view(function, ins, outs):
+        return []
+    rule = _RULES.get(name.rstrip("_"))
+    if rule is not None:
+        return rule(args, ins, outs)
+    if "scaled_dot_product" in name or "efficient_attention" in name or "flash_attention" in name:
+        return _attention(ins, backward="backward" in name)
+    kind: Kind = "function" if any(part in name for part in FUNCTIONS) else "memory"
+    return [Operation(kind, moved_bytes=_bytes(ins) + _bytes(outs))]
+
+
+def _tensors(value: Any) -> list[Any]:
+    """All tensors in nested arguments."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
+    return [t for item in value for t in _tensors(item)] if isinstance(value, list | tuple) else []
+
+
+def _written(function: Any, args: Any) -> list[Any]:
+    """What a call without a result writes in place (optimisers on lists of tensors)."""
+    pairs = zip(function._schema.arguments, args, strict=False)
+    return _tensors([value for a, value in pairs if a.alias_info is not None and a.alias_info.is_write])
+
+
+def _bytes(tensors: Iterable[Any]) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+def _memory(moved_bytes: int) -> Operation:
+    return Operation("memory", moved_bytes=moved_bytes)
+
+
+def _is_view(function: Any, ins: list[Any], outs: list[Any]) -> bool:
+    """Whether the results only look at the arguments' memory, which the call does not write."""
+    if function._schema.is_mutable or not ins:
+        return False
+    held = {t.untyped_storage()._cdata for t in ins}
+    return all(t.untyped_storage()._cdata in held for t in outs)
+
+
+def _product(m: int, n: int, k: int, like: Any, kind: Kind = "product") -> Operation:
+    return Operation(kind, m, n, k, like.element_size())
+
+
+def _mm(args: Any, ins: list[Any], outs: list[Any]) -> list[Operation]:
+    left, right = ins[-2], ins[-1]
+    return [_product(left.shape[0], right.shape[1], left.shape[1], left)]
+
+
+def _bmm(args: Any, ins: list[Any], outs: list[Any]) -> list[Operation]:
+    left, right = ins[-2], ins[-1]
+    rows = left.shape[0] * left.shape[1]  # as one product with the batch in the rows
+    return [_product(rows, right.shape[2], left.shape[2], left)]
+
+
+def _convolution(args: Any, ins: list[Any], outs: list[Any]) -> list[Operation]:
+    out, weight = outs[0], ins[1]
+    return [_implicit_product(out, weight)]
+
+
+def _implicit_product(out: Any, weight: Any) -> Operation:
+    """The product that a convolution amounts to: pixels x channels out, summed over channels in x kernel."""
+    pixels = out.numel() // out.shape[1]
+    return _product(pixels, weight.shape[0], math.prod(weight.shape[1:]), weight, "convolution")
+
+
+def _convolution_backward(args: Any, ins: list[Any], outs: list[Any]) -> list[Operation]:
+    """Gradients of the input (unless not asked for) and of the weight, each as much work as the forward."""
+    grad_out, weight = ins[0], ins[2]
+    forward = _implicit_product(grad_out, weight)
+    m, n, k, size = forward.m, forward.n, forward.k, forward.element_bytes
+    wanted = args[-1]
+    found = [Operation("convolution", m, k, n, size)] if wanted[0] else []
+    return [*found, Operation("convolution", n, k, m, size)] if wanted[1] else found
+
+
+def _attention(ins: list[Any], backward: bool) -> list[Operation]:
+    """Scores and their use: two products forward, five backward (Dao et al. 2022, algorithm 4)."""
+    query, key = ins[1:3] if backward else ins[:2]  # the backward's first is the gradient
+    batch, heads, length, depth = query.shape
+    rows, others = batch * heads * length, key.shape[2]
+    scores = _product(rows, others, depth, query, "attention")
+    use = _product(rows, depth, others, query, "attention")
+    return [scores, use, scores, use, use] if backward else [scores, use]
+
+
+def _embedding(args: Any, ins: list[Any], outs: list[Any]) -> list[Operation]:
+    return [_memory(2 * _bytes(outs))]  # only the rows that are looked up are read
+
+
+_RULES: dict[str, Callable[[Any, list[Any], list[Any]], list[Operation]]] = {
+    "mm": _mm,
+    "addmm": _mm,
+    "bmm": _bmm,
+    "baddbmm": _bmm,
+    "convolution": _convolution,
+    "convolution_backward": _convolution_backward,
+    "embedding": _embedding,
+}

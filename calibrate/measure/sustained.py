@@ -1,0 +1,103 @@
+"""Idle, load, idle again: power, temperature and clock of a GPU over time, for heat and power constants."""
+
+from __future__ import annotations
+
+import time
+from ctypes import c_int
+from itertools import pairwise
+
+from equipoise.calibrate.device import nvml
+from equipoise.calibrate.device.cuda import Buffer, Device
+from equipoise.calibrate.measure.measure import Measure, MissingError, Outcome, Series
+from equipoise.calibrate.measure.verify import tensor_buffers
+
+# Seconds of idle, load, idle.
+FULL_PHASES_S = (5.0, 60.0, 25.0)
+QUICK_PHASES_S = (1.5, 5.0, 2.0)
+SAMPLE_S = 0.25
+THREADS = 512
+ITERATIONS = 20_000
+
+
+def sustained_measures(device: Device, gpu: nvml.Gpu | None, quick: bool) -> list[Measure]:
+    """One series of idle, full tensor load and idle. `gpu` is the same device in NVML, which must be open."""
+    phases = QUICK_PHASES_S if quick else FULL_PHASES_S
+    parameters = {"idle_s": phases[0], "load_s": phases[1], "cool_s": phases[2]}
+
+    def run(budget_s: float) -> Outcome:
+        """Record idle, load and idle. Raises MissingError without NVML."""
+        if gpu is None:
+            raise MissingError("NVML does not show this device: no power, temperature or clock")
+        return record(device, gpu, phases)
+
+    return [Measure("sustained", parameters, run, once=True)]
+
+
+class _Load:
+    """Keeps the tensor cores of all SMs busy for about SAMPLE_S per call of `top_up`."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._blocks = device.sm_count * 4
+        a, b, _ = tensor_buffers("fp16")
+        out = Buffer(self._blocks * THREADS // 32 * 128 * 4)
+        self._arguments = [a, b, out, c_int(ITERATIONS)]
+        self._kernel = device.kernel("tensor", "tensor_fp16")
+        self._one_s = self._time()
+
+    def _time(self) -> float:
+        self._launch()
+        self._device.wait(self._device.stream)
+        start = time.perf_counter()
+        self._launch()
+        self._device.wait(self._device.stream)
+        return max(time.perf_counter() - start, 1e-5)
+
+    def _launch(self) -> None:
+        self._device.launch(self._kernel, self._blocks, THREADS, self._arguments)
+
+    def top_up(self) -> None:
+        """Wait for what is queued but the last launch's worth, then queue about SAMPLE_S more."""
+        self._device.wait(self._device.stream)
+        for _ in range(min(max(int(SAMPLE_S / self._one_s), 1), 500)):
+            self._launch()
+
+
+def record(device: Device, gpu: nvml.Gpu, phases_s: tuple[float, float, float]) -> Series:
+    """Columns time_s, loaded (0 or 1) and, where the device gives them, power, temperature and clock."""
+    load = _Load(device)
+    readings: list[tuple[float, float, nvml.Counters]] = []
+    start = time.monotonic()
+    edges = (phases_s[0], phases_s[0] + phases_s[1], sum(phases_s))
+    while (now := time.monotonic() - start) < edges[2]:
+        loaded = edges[0] <= now < edges[1]
+        if loaded:
+            load.top_up()
+        time.sleep(SAMPLE_S / 2 if loaded else SAMPLE_S)
+        readings.append((time.monotonic() - start, float(loaded), nvml.counters(gpu, {})))
+    device.wait(device.stream)
+    return Series(_columns(readings))
+
+
+def _columns(readings: list[tuple[float, float, nvml.Counters]]) -> dict[str, list[float]]:
+    """Power is the energy counter's difference to the reading before, so the first reading is left out."""
+    columns: dict[str, list[float]] = {
+        "time_s": [t for t, _, _ in readings[1:]],
+        "loaded": [flag for _, flag, _ in readings[1:]],
+    }
+    power = [
+        (b.energy_j - a.energy_j) / (b.time_s - a.time_s)
+        if a.energy_j is not None and b.energy_j is not None
+        else b.power_w
+        for (_, _, a), (_, _, b) in pairwise(readings)
+    ]
+    given = {
+        "power_w": power,
+        "temperature_c": [c.temperature_c for _, _, c in readings[1:]],
+        "sm_clock_hz": [c.sm_clock_hz for _, _, c in readings[1:]],
+    }
+    for name, values in given.items():
+        known = [v for v in values if v is not None]
+        if len(known) == len(values):
+            columns[name] = known
+    return columns

@@ -1,0 +1,129 @@
+"""equipoise doctor: what this installation stands on, one line each; never fails for lack of a GPU."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+import time
+from importlib import metadata
+from typing import TYPE_CHECKING
+
+import click
+
+from equipoise import __version__
+from equipoise.options import common
+
+if TYPE_CHECKING:
+    from equipoise.calibrate.device.nvml import Gpu
+
+PACKAGES = ("numpy", "numba", "scipy", "simpy", "pydantic", "pyyaml", "duckdb", "click", "rich")
+OPTIONAL = ("nvidia-ml-py", "torch")
+
+
+@click.command()
+@common
+def doctor() -> None:
+    """Show versions, the kernel cache, processors and GPUs."""
+    click.echo(f"equipoise     {__version__}, Python {platform.python_version()} ({sys.executable})")
+    click.echo(f"packages      {', '.join(f'{name} {_version(name)}' for name in (*PACKAGES, *OPTIONAL))}")
+    click.echo(f"processors    {_processors()}")
+    click.echo(f"kernel cache  {_kernel_cache()}")
+    first, *others = _gpus()
+    click.echo("\n".join([f"GPUs          {first}", *(f"{'':14}{line}" for line in others)]))
+    click.echo(f"calibration   {', '.join(_calibration())}")
+    click.echo(f"scenarios     {_scenarios()}")
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _processors() -> str:
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{usable} usable of {os.cpu_count()}, {platform.machine()}"
+
+
+def _kernel_cache() -> str:
+    """Where compiled kernels are kept, how many there are, and that a kernel really compiles and runs."""
+    try:
+        from equipoise.policies.kernels.jit import cache_dir, jit
+
+        folder = cache_dir()
+        kept = sum(1 for _ in folder.rglob("*.nbc"))
+        begin_s = time.perf_counter()
+        works = jit(_probe)(20) == 210
+        took_s = time.perf_counter() - begin_s
+    except Exception as error:
+        return f"FAILS: {error}"
+    state = f"compiler {'works' if works else 'gives WRONG RESULTS'} ({took_s:.2f} s)"
+    return f"{folder}, {'empty' if not kept else f'{kept} compiled kernels'}, {state}"
+
+
+def _probe(n: int) -> int:
+    total = 0
+    for k in range(n + 1):
+        total += k
+    return total
+
+
+def _gpus() -> list[str]:
+    """What NVML says, one line for the driver and one per GPU; its absence is a line, not a failure."""
+    try:
+        from equipoise.calibrate.device import nvml
+
+        with nvml.session() as versions:
+            found = [(gpu, _counters(gpu)) for gpu in nvml.gpus()]
+    except Exception as error:
+        return [f"none: {error}"]
+    first = f"{len(found)}, driver {versions.driver}, CUDA {versions.cuda_driver}"
+    return [first, *(f"  {gpu.label}: {gpu.name}, {_memory(gpu.memory_bytes)}, {why}" for gpu, why in found)]
+
+
+def _counters(gpu: Gpu) -> str:
+    """Whether the hardware counters answer, or why they do not."""
+    from equipoise.calibrate.device.nvml import GpmSampler, GpuLostError
+
+    if gpu.handle is None:
+        return "lost"
+    try:
+        sampler = GpmSampler(gpu)
+        missing: dict[str, str] = {}
+        sampler.read(missing)  # permissions show at the first sample
+        sampler.close()
+    except GpuLostError as error:
+        return str(error)
+    return "hardware counters answer" if sampler.supported else f"no hardware counters ({sampler.reason})"
+
+
+def _calibration() -> list[str]:
+    """What `equipoise calibrate` and its validation on a GPU would use, or what is missing."""
+    from equipoise.calibrate.device import nvrtc
+    from equipoise.calibrate.device.libraries import LibraryMissingError
+    from equipoise.calibrate.measure import cublaslt
+
+    found = []
+    for name, version in (("NVRTC", nvrtc.version), ("cuBLASLt", cublaslt.version)):
+        try:
+            found.append(f"{name} {version()}")
+        except (LibraryMissingError, RuntimeError) as error:
+            found.append(f"no {name} ({error})")
+    mps = shutil.which("nvidia-cuda-mps-control")
+    return [*found, f"PyTorch {_version('torch')}", "MPS control" if mps else "no MPS control"]
+
+
+def _memory(size_bytes: float | None) -> str:
+    from equipoise.sim.scenario.units import format_bytes
+
+    return "memory not known" if size_bytes is None else format_bytes(size_bytes)
+
+
+def _scenarios() -> str:
+    from equipoise.sim.hardware.profile import list_profiles, scenarios_dir
+
+    count = len(list(scenarios_dir().glob("*.yaml")))
+    return f"{scenarios_dir()}, {count} scenarios, hardware profiles: {', '.join(list_profiles())}"

@@ -1,0 +1,174 @@
+"""export: a policy as a file for a real training job, and launch files for clusters."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from equipoise.cli import OK, WRONG_INPUT, State
+from equipoise.commands.types import IntRange
+from equipoise.options import common, note, progress
+
+if TYPE_CHECKING:
+    from equipoise.policies.record.export import ExportedPolicy
+    from equipoise.sim.record import Run
+    from equipoise.sim.scenario.model import Scenario
+
+_PROMISED = ("makespan_s", "completion_mean_s", "goodput_ratio", "gpu_busy_ratio")
+
+
+class _WrongInputError(click.ClickException):
+    """One line about a file that was named, exit code 2."""
+
+    exit_code = WRONG_INPUT
+
+
+@click.command()
+@click.argument("scenario", required=False, type=click.Path(dir_okay=False))
+@click.option("--policy", metavar="POLICY", help="Stages joined by +. Default: the scenario's.")
+@click.option("--out", metavar="FILE", default="policy.yaml", show_default=True, help="File to write.")
+@click.option("--trace", metavar="FILE", help="Job trace in place of the scenario's.")
+@click.option(
+    "--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Change a value of the scenario."
+)
+@click.option("--seed", type=IntRange(min=0), help="Of the run behind the promise. Default: the scenario's.")
+@click.option("--key-file", metavar="FILE", help="Sign (or check the signature) with the key in this file.")
+@click.option("--check", metavar="FILE", help="Check a policy file and show it, write nothing.")
+@click.option("--plugins", is_flag=True, help="With --check: accept stages of installed packages.")
+@click.option(
+    "--launch", type=click.Choice(["slurm", "k8s"]), help="Print a launch file for the policy as well."
+)
+@click.option("--script", metavar="FILE", default="train.py", show_default=True, help="With --launch.")
+@click.option("--image", default="IMAGE", show_default=True, help="With --launch k8s: container image.")
+@common
+@click.pass_obj
+def export(
+    state: State,
+    scenario: str | None,
+    policy: str | None,
+    out: str,
+    trace: str | None,
+    overrides: tuple[str, ...],
+    seed: int | None,
+    key_file: str | None,
+    check: str | None,
+    plugins: bool,
+    launch: str | None,
+    script: str,
+    image: str,
+) -> int:
+    """Write the policy of SCENARIO with every parameter, and with the result that it had there.
+
+    A training script loads it with `equipoise.attach(model, optimizer, policy="policy.yaml", ...)`.
+    """
+    key = _key(key_file)
+    if check is not None:
+        _check(check, key, plugins)
+        return OK
+    if scenario is None:
+        raise click.UsageError("name a SCENARIO to export from, or --check a FILE")
+    _check_target(Path(out))
+    from equipoise import api
+    from equipoise.policies.record.export import write_policy
+
+    ready, jobs, warnings = api.prepare(scenario, trace, overrides)
+    note(False, *warnings)
+    with progress(state.quiet, ready.name) as update:
+
+        def tell(time_s: float, done: int, total: int) -> None:
+            if update is not None:
+                update(done / max(total, 1), f"{done} of {total} jobs")
+
+        made = api.run(ready, policy=policy, seed=seed, trace=jobs, progress=tell)
+    exported = _exported(ready, made, policy)
+    digest = _tried(lambda: write_policy(exported, Path(out), key))
+    note(state.quiet, f"{out}: {made.policy_name}, digest {digest[:16]}, {_promised(exported)}")
+    if launch is not None:
+        click.echo(_launch_file(launch, ready, out, script, image), nl=False)
+    return OK
+
+
+def _check_target(path: Path) -> None:
+    """A file that is no policy, such as the scenario itself, is not to be lost."""
+    if not path.name:
+        raise click.UsageError("--out: a file name is needed")
+    if path.is_file():
+        with path.open("rb") as file:
+            if file.read(7) not in (b"format:", b""):
+                raise _WrongInputError(f"{path}: is there and is no policy file; choose another name")
+
+
+def _key(key_file: str | None) -> bytes | None:
+    if key_file is None:
+        return None
+    try:
+        key = Path(key_file).read_bytes().strip()
+    except OSError as error:
+        raise _WrongInputError(f"{key_file}: {error.strerror}") from error
+    if len(key) < 16:
+        raise _WrongInputError(f"{key_file}: a key of at least 16 bytes is needed")
+    return key
+
+
+def _tried(action: Any) -> Any:
+    """Run an action on a policy file; what is wrong with the file becomes one line."""
+    from equipoise.policies.record.export import ExportError
+
+    try:
+        return action()
+    except ExportError as error:
+        raise _WrongInputError(str(error)) from error
+    except OSError as error:
+        raise _WrongInputError(f"{error.filename}: {error.strerror}") from error
+
+
+def _check(path: str, key: bytes | None, plugins: bool) -> None:
+    from equipoise.policies.record.export import load_policy
+
+    found: ExportedPolicy = _tried(lambda: load_policy(Path(path), key, plugins=plugins))
+    click.echo(f"{path}: ok, {'signature checked' if found.signed else 'signature not checked'}")
+    click.echo(json.dumps(found.content(), indent=2))
+
+
+def _exported(scenario: Scenario, made: Run, policy: str | None) -> ExportedPolicy:
+    from equipoise.policies.record.export import ExportedPolicy
+    from equipoise.policies.registry import make_policy
+    from equipoise.sim.hardware.profile import load_profile, profile_path
+
+    hardware = scenario.cluster.hardware
+    profile = hashlib.sha256(profile_path(hardware).read_bytes()).hexdigest()
+    row = made.summary()
+    promise: dict[str, float | int | str] = {"seed": made.seed, "run": made.identity}
+    promise |= {name: row[name] for name in _PROMISED if name in row and math.isfinite(row[name])}
+    return ExportedPolicy(
+        make_policy(policy if policy is not None else scenario.policy),
+        profile={"name": load_profile(hardware).name, "digest": profile},
+        scenario={"name": scenario.name, "digest": hashlib.sha256(made.config.encode()).hexdigest()},
+        promise=promise,
+    )
+
+
+def _promised(exported: ExportedPolicy) -> str:
+    shown = [f"{name} {value:.4g}" for name, value in exported.promise.items() if isinstance(value, float)]
+    return "promises " + ", ".join(shown) if shown else "promises nothing: no job completed"
+
+
+def _launch_file(kind: str, scenario: Scenario, out: str, script: str, image: str) -> str:
+    from equipoise.live.group.launch_files import Launch, kubernetes, slurm
+
+    groups = scenario.cluster.groups
+    launch = Launch(
+        name=scenario.name,
+        nodes=sum(group.count for group in groups),
+        gpus_per_node=max(group.gpus for group in groups),
+        script=script,
+        policy_file=out,
+        policy_text=Path(out).read_text(encoding="utf-8"),
+        image=image,
+    )
+    return slurm(launch) if kind == "slurm" else kubernetes(launch)

@@ -1,0 +1,90 @@
+"""The command `limits`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from equipoise.commands.types import IntRange
+from equipoise.commands.variants import Given, variant_options
+
+if TYPE_CHECKING:
+    from equipoise.study.questions.limits import Effect, Limited, Limits
+
+_SMALL_SHARE = 0.005
+
+
+@click.command()
+@variant_options
+@click.option(
+    "--try", "tried", multiple=True, metavar="POLICY",
+    help="Another policy to try as a lever. Default: s1+s2+s3, s1+s2+s3+s4.",
+)  # fmt: skip
+@click.option("--most", type=IntRange(1), default=10, show_default=True, help="Groups of jobs to look at.")
+@click.option("--all", "every", is_flag=True, help="Show every lever, also those that do not help.")
+def limits(given: Given, tried: tuple[str, ...], most: int, every: bool) -> int:
+    """Name what limits the jobs of SCENARIO, and what would help most.
+
+    The limit (compute, memory, input, barrier, network, queue or faults) is where most of a job's time goes; the
+    levers are found by running the scenario with each of them on the same seeds: resources doubled, disturbances
+    taken away, other policies.
+    """
+    from equipoise.study.questions.levers import POLICIES
+    from equipoise.study.questions.limits import FILE
+    from equipoise.study.questions.limits import limits as find
+
+    found = find(
+        Path(given.scenario), policy=given.policy, policies=tried or POLICIES, overrides=given.overrides,
+        trace=given.trace, most=most, means=given.means(),
+    )  # fmt: skip
+    given.tell(found.as_dict(), FILE, as_text(found, every), found.notes)
+    return 0
+
+
+def as_text(found: Limits, every: bool = False) -> Iterator[str]:
+    """Each group in words: where its time goes, and the levers that help, the best first."""
+    seeds = "one seed" if found.seeds == 1 else f"{found.seeds} seeds"
+    yield f"{found.scenario}: what limits its jobs under {found.policy}, {seeds}"
+    for group in found.groups:
+        yield ""
+        yield from _group(group, every)
+
+
+def _group(group: Limited, every: bool) -> Iterator[str]:
+    from equipoise.study.report.text import show
+
+    jobs = "1 job" if group.jobs == 1 else f"{group.jobs} jobs"
+    time = show("time_s", group.time_s.mean, group.time_s.half_width)
+    yield f"{group.name} ({jobs}, {time} from arrival to completion): limited by {group.limit}" + (
+        "" if group.limit == group.account else f", which makes workers wait for others ({group.account})"
+    )
+    shares = sorted(group.shares.items(), key=lambda item: -item[1])
+    yield "  time: " + ", ".join(f"{limit} {100 * s:.1f} %" for limit, s in shares if s >= _SMALL_SHARE)
+    if group.best is None:
+        yield "  no lever helps"
+    for effect in group.effects if every else _worth_showing(group):
+        yield f"  {_mark(effect, group)} {effect.lever.name}: {_effect(effect)}"
+
+
+def _worth_showing(group: Limited) -> list[Effect]:
+    """The three best levers, and the best against the limit that was named."""
+    best = [e for e in group.effects if e.helps][:3]
+    against = group.best_against(group.limit)
+    return best if against is None or against in best else [*best, against]
+
+
+def _mark(effect: Effect, group: Limited) -> str:
+    return "*" if effect is group.best else "-"
+
+
+def _effect(effect: Effect) -> str:
+    from equipoise.study.report.text import digits
+
+    if effect.problem is not None:
+        return effect.problem
+    half = effect.ratio.half_width
+    sure = f" ±{digits(half, 2)}" if half >= 5e-4 else ""
+    return f"time x{digits(effect.ratio.mean)}{sure}"

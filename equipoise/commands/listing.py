@@ -1,0 +1,88 @@
+"""equipoise list: what there is, by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from equipoise.options import common
+
+WHAT = ("stages", "hardware", "scenarios")
+
+
+@click.command("list")
+@click.argument("what", required=False, type=click.Choice(WHAT))
+@click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@common
+def list_(what: str | None, form: str) -> None:
+    """List stages (with what their names mean), hardware profiles and scenarios."""
+    makers = {"stages": stages, "hardware": hardware, "scenarios": scenarios}
+    found = {name: makers[name]() for name in ([what] if what else WHAT)}
+    if form == "json":
+        click.echo(json.dumps(found, indent=2))
+        return
+    for name, rows in found.items():
+        click.echo(f"{name}:")
+        for row in rows:
+            click.echo(f"  {row['name']:14}{_line(row)}")
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    """The row's first text, and its other facts one per line below."""
+    facts = [(k, v) for k, v in row.items() if k not in ("name", "what") and v not in ("", None)]
+    return "\n".join([str(row["what"]), *(f"{'':16}{k}: {v}" for k, v in facts)])
+
+
+def stages() -> list[dict[str, Any]]:
+    """Every stage: kind, parameters with defaults; of allocation stages what they promise."""
+    from equipoise.policies.registry import BUILT_IN, PolicyError, available, stage_class
+
+    rows = []
+    for name, where in sorted(available().items(), key=lambda item: (item[0] not in BUILT_IN, item[0])):
+        try:
+            cls = stage_class(name)
+            rows.append(_stage(name, cls, "built in" if name in BUILT_IN else where))
+        except PolicyError as error:
+            rows.append({"name": name, "what": f"cannot be used: {error}"})
+    return rows
+
+
+def _stage(name: str, cls: Any, origin: str) -> dict[str, Any]:
+    from equipoise.policies.kernels.placement import PLACEMENTS
+
+    parameters = {f.name: f.default for f in dataclasses.fields(cls)}
+    doc = (cls.__doc__ or "").strip().split("\n\n")[0]
+    row = {"name": name, "what": " ".join(doc.split()), "kind": cls.kind, "from": origin}
+    for promise in ("order", "blocking", "preemption", "starvation"):
+        row[promise] = getattr(cls, promise, "")
+    row["placement"] = ", ".join(PLACEMENTS) if "placement" in parameters else getattr(cls, "places", "")
+    row["parameters"] = ", ".join(f"{k}={v!r}" for k, v in parameters.items())
+    return row
+
+
+def hardware() -> list[dict[str, Any]]:
+    """Every hardware profile that comes with the software, with its accelerators."""
+    from equipoise.sim.hardware.profile import list_profiles, load_profile
+
+    profiles = [(name, load_profile(name)) for name in list_profiles()]
+    return [
+        {"name": n, "what": p.why, "kind": p.kind, "accelerators": ", ".join(p.accelerators)}
+        for n, p in profiles
+    ]
+
+
+def scenarios() -> list[dict[str, Any]]:
+    """Every scenario that comes with the software."""
+    from equipoise.sim.hardware.profile import scenarios_dir
+    from equipoise.sim.scenario.tree import read_text, read_tree
+
+    rows = []
+    for path in sorted(scenarios_dir().glob("*.yaml")):
+        data = read_tree(read_text(path), path.name).data
+        row = {"name": path.stem, "what": " ".join(data.get("why", "").split()), "file": str(path)}
+        rows.append(row)
+    return rows

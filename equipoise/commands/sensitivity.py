@@ -1,0 +1,88 @@
+"""The command `sensitivity`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from equipoise.commands.variants import Given, variant_options
+
+if TYPE_CHECKING:
+    from equipoise.study.questions.sensitivity import Bar, End, Sensitivity
+
+_HALF = 14  # characters of the bar on each side of the base
+
+
+@click.command()
+@variant_options
+@click.option(
+    "--vary", multiple=True, metavar="KEY=LOW..HIGH", help="Values, or factors: cluster.nodes.0.nic=x0.5..x2."
+)
+@click.option(
+    "--default-set", is_flag=True, help="Vary the default set as well (it is taken without --vary)."
+)
+@click.option("--metric", default="completion_mean_s", show_default=True, help="Result to look at.")
+def sensitivity(given: Given, vary: tuple[str, ...], default_set: bool, metric: str) -> int:
+    """Change one value of SCENARIO at a time, low and high, and rank them by what they do to the result.
+
+    All runs meet the same arrivals, faults and noise. Longest bars first (a tornado chart); ratios are to the
+    unchanged scenario, with 95 % intervals.
+    """
+    from equipoise.study.questions.sensitivity import FILE
+    from equipoise.study.questions.sensitivity import sensitivity as find
+
+    found = find(
+        Path(given.scenario), metric, vary=vary, defaults=default_set or not vary, policy=given.policy,
+        overrides=given.overrides, trace=given.trace, means=given.means(),
+    )  # fmt: skip
+    given.tell(found.as_dict(), FILE, as_text(found), found.notes)
+    return 0
+
+
+def as_text(found: Sensitivity) -> Iterator[str]:
+    """The tornado as text: key, ends, ratios, and a bar around the base."""
+    from equipoise.study.report.text import LABELS, show
+
+    seeds = "one seed" if found.seeds == 1 else f"{found.seeds} seeds"
+    base = show(found.metric, found.base.mean, found.base.half_width)
+    yield f"{found.scenario}: {LABELS.get(found.metric, found.metric)} under {found.policy}, {seeds}, base {base}"
+    yield ""
+    reach = max((abs(_log(end)) for bar in found.bars for end in (bar.low, bar.high)), default=0.0)
+    rows = [("", "low", "high", "at low", "at high", f"{'less':>{_HALF}} | more")]
+    rows += [
+        (bar.key, bar.low.shown, bar.high.shown, _ratio(bar.low), _ratio(bar.high), _drawn(bar, reach))
+        for bar in found.bars
+    ]
+    widths = [max(len(row[k]) for row in rows) for k in range(5)]
+    for row in rows:
+        cells = [row[0].ljust(widths[0]), *(row[k].rjust(widths[k]) for k in range(1, 5))]
+        yield "  ".join([*cells, row[5]]).rstrip()
+
+
+def _ratio(end: End) -> str:
+    from equipoise.study.report.text import digits
+
+    if not math.isfinite(end.ratio.mean):
+        return "-"
+    half = end.ratio.half_width
+    return f"x{digits(end.ratio.mean)}" + (f" ±{digits(half, 2)}" if half >= 5e-4 else "")
+
+
+def _log(end: Any) -> float:
+    return math.log(end.ratio.mean) if end.ratio.mean > 0 else 0.0
+
+
+def _drawn(bar: Bar, reach: float) -> str:
+    """`L` cells reach to the result at the low value, `H` cells to that at the high one, on a log scale."""
+    cells = [" "] * (2 * _HALF + 1)
+    cells[_HALF] = "|"
+    ends = sorted((("L", _log(bar.low)), ("H", _log(bar.high))), key=lambda end: -abs(end[1]))
+    for letter, log in ends:  # the shorter one last, so that both can be seen on one side
+        length = round(_HALF * abs(log) / reach) if reach > 0 else 0
+        for k in range(1, length + 1):
+            cells[_HALF + (k if log > 0 else -k)] = letter
+    return "".join(cells)

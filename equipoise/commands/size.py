@@ -1,0 +1,168 @@
+"""The command `size`."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from equipoise.commands.types import FloatRange, IntRange
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from equipoise.study.questions.size import Answer, Candidate, Trial
+    from equipoise.study.questions.targets import Target
+
+IMPOSSIBLE = 4
+
+
+@click.command()
+@click.argument("scenario", type=click.Path(dir_okay=False))
+@click.option("--vary", required=True, multiple=True, metavar="KEY=LOW:HIGH", help="Sizes to choose from.")
+@click.option("--target", required=True, multiple=True, metavar="NAME<=VALUE", help="E.g. makespan<=24h.")
+@click.option(
+    "--objective", type=click.Choice(["nodes", "price", "cost"]), default="nodes", show_default=True
+)
+@click.option("--policy", help="Stages joined by +, or none. Default: the scenario's.")
+@click.option("--seeds", type=IntRange(1), default=5, show_default=True, help="Runs per size.")
+@click.option("--confidence", type=FloatRange(0.0, 1.0, min_open=True), default=0.95, show_default=True,
+              help="Share of the runs that must meet the targets.")  # fmt: skip
+@click.option(
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a value of the scenario."
+)
+@click.option("--trace", metavar="FILE", help="Job trace in place of the scenario's.")
+@click.option("--jobs", type=IntRange(1), default=1, show_default=True, help="Processes.")
+@click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@click.option("--quiet", "-q", is_flag=True, help="No progress on stderr.")
+@click.option("--debug", is_flag=True, help="Show the traceback of a failure.")
+@click.pass_context
+def size(
+    ctx: click.Context,
+    scenario: str,
+    vary: tuple[str, ...],
+    target: tuple[str, ...],
+    objective: Any,
+    policy: str | None,
+    seeds: int,
+    confidence: float,
+    overrides: tuple[str, ...],
+    trace: str | None,
+    jobs: int,
+    form: str,
+    quiet: bool,
+    debug: bool,
+) -> int:
+    """Find the fewest or cheapest nodes with which SCENARIO meets every target.
+
+    Targets: makespan, completion_mean, completion_p50, completion_p95, completion_p99, queueing_mean (times),
+    goodput, gpu_busy (shares), cost and energy (of the run), price (per hour), power (highest, of the site). Exit
+    code 4 when none will do.
+    """
+    from equipoise.commands.studies import set_flags
+    from equipoise.study.questions.size import Question, read_vary
+    from equipoise.study.questions.size import size as find
+    from equipoise.study.questions.targets import read_target
+
+    set_flags(ctx, quiet, debug)
+    if math.isnan(confidence):
+        raise click.UsageError("--confidence: nan is not in the range 0<x<=1")
+    varied = list(map(read_vary, vary))
+    if double := {key for key, _ in varied if [k for k, _ in varied].count(key) > 1}:
+        raise click.UsageError(f"--vary: {min(double)!r} is varied twice; give all its values at once")
+    question = Question(
+        Path(scenario), dict(varied), tuple(map(read_target, target)), policy,
+        seeds, confidence, objective, overrides, trace, jobs,
+    )  # fmt: skip
+
+    def progress(done: int, total: int, values: str) -> None:
+        print(f"{done}/{total} {values}", file=sys.stderr, flush=True)
+
+    answer = find(question, None if quiet else progress)
+    shown = as_json(answer) if form == "json" else "\n".join(as_text(answer, question.targets))
+    click.echo(shown)
+    return 0 if answer.best is not None else IMPOSSIBLE
+
+
+def as_text(answer: Answer, targets: Sequence[Target]) -> Iterator[str]:
+    """The answer in words, a line at a time."""
+    wanted = ", ".join(target.text for target in targets)
+    if answer.best is not None:
+        yield f"{answer.best.candidate.nodes} nodes meet {wanted}: {_values(answer.best.candidate)}"
+        yield f"  {_results(answer.best, targets)}"
+        yield f"  {_sure(answer)}"
+        if answer.spares:
+            few = answer.best.candidate.nodes - answer.spares
+            yield f"  {answer.spares} of the nodes are spares: {few} would do without faults"
+    elif answer.closest is None:
+        yield f"no size meets {wanted}"
+    else:
+        yield f"no size meets {wanted}; closest is {_values(answer.closest.candidate)}"
+        yield f"  {_results(answer.closest, targets)}"
+        if answer.closest.runs and all(
+            target.met({target.measure.key: answer.closest.mean(target.measure.key)}) for target in targets
+        ):
+            yield f"  on average; {answer.closest.met} of {answer.closest.runs} runs meet the targets"
+    yield f"  {answer.tried} sizes were run, {answer.excluded} excluded by bounds, price or power"
+    if answer.impossible:
+        yield f"  {len(answer.impossible)} more were not possible: {answer.impossible[0]}"
+
+
+def _values(candidate: Candidate) -> str:
+    return ", ".join(f"{key}={value}" for key, value in candidate.values.items())
+
+
+def _results(found: Trial, targets: Sequence[Target]) -> str:
+    """Each target's result beside its limit: the mean of the runs, or what bounds say without any."""
+    from equipoise.sim.scenario.units import format_share
+
+    texts = []
+    for target in targets:
+        measure = target.measure
+        if found.runs:
+            mean = found.mean(measure.key)
+            text = measure.show(mean)
+            if text == measure.show(target.limit) and (beyond := target.excess({measure.key: mean})):
+                text += f" and {format_share(beyond)} beyond"  # rounded, it looks as if it met the limit
+        else:
+            value = found.candidate.known.get(measure.key, math.nan)
+            text = f"at best {measure.show(value)}" if not math.isnan(value) else "not run"
+        name = target.text.partition("<" if target.at_most else ">")[0]
+        texts.append(f"{name} {text} (limit {measure.show(target.limit)})")
+    return ", ".join(texts)
+
+
+def _sure(answer: Answer) -> str:
+    assert answer.best is not None
+    if answer.deterministic:
+        return "nothing in the scenario is random: every run is this one"
+    met = f"{answer.best.met} of {answer.best.runs} runs meet the targets"
+    choice = f", chosen from {answer.sizes} sizes" if answer.sizes > 1 else ""
+    share = 100 * answer.chance_at_least
+    return f"{met}: with 95 % confidence{choice}, {share:.0f} % of runs or more do"
+
+
+def as_json(answer: Answer) -> str:
+    """The answer for programs."""
+    found = answer.best or answer.closest
+    content: dict[str, Any] = {
+        "met": answer.best is not None,
+        "values": dict(found.candidate.values) if found is not None else None,
+        "nodes": found.candidate.nodes if found is not None else None,
+        "spares": answer.spares,
+        "sizes_run": answer.tried,
+        "sizes_excluded": answer.excluded,
+        "not_possible": list(answer.impossible),
+    }
+    if answer.best is not None:
+        best = answer.best
+        content |= {"runs": best.runs, "runs_met": best.met, "chance_at_least": answer.chance_at_least}
+    if found is not None and found.runs:
+        keys = [key for key, value in found.results[0].items() if isinstance(value, float)]
+        means = {key: found.mean(key) for key in keys}
+        content["means"] = {key: value if math.isfinite(value) else None for key, value in means.items()}
+    return json.dumps(content, indent=2)

@@ -1,0 +1,84 @@
+"""twin: a live run beside its simulation, decision by decision."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from equipoise.cli import OK, OUTSIDE, WRONG_INPUT, State
+from equipoise.commands.types import FloatRange, IntRange
+from equipoise.options import common
+
+if TYPE_CHECKING:
+    from equipoise.policies.contract import Policy
+
+
+@click.command()
+@click.argument("run_dir", metavar="RUN_DIR", type=click.Path(file_okay=False))
+@click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@click.option("--policy", metavar="POLICY", help="Exported file or stages, where the record does not say it.")
+@click.option("--seed", type=IntRange(min=0), default=0, show_default=True, help="Of the simulated noise.")
+@click.option("--scenario", metavar="FILE", help="Also write the scenario made from the record.")
+@click.option(
+    "--tolerance",
+    type=FloatRange(min=0.0, min_open=True),
+    metavar="RATIO",
+    help="Exit with 5 when the median error of step times is larger, or a recorded decision does not replay.",
+)
+@common
+@click.pass_obj
+def twin(
+    state: State,
+    run_dir: str,
+    form: str,
+    policy: str | None,
+    seed: int,
+    scenario: str | None,
+    tolerance: float | None,
+) -> int:
+    """Simulate the live run recorded in RUN_DIR under its own policy and compare, decision by decision.
+
+    RUN_DIR is the folder of one run, or what `run_dir` named when the policy was attached, if it holds a single
+    run. Shows predicted and measured step times, the first decision that came out otherwise and the observed
+    column that made it so, and whether every recorded decision follows again from what was observed.
+    """
+    from equipoise.study.twin.record import read_run
+    from equipoise.study.twin.text import as_data
+    from equipoise.study.twin.twin import twin as compare
+
+    found = compare(read_run(Path(run_dir), None if policy is None else _policy(policy)), seed)
+    if scenario is not None:
+        from equipoise.sim.loading.file import dump
+
+        try:
+            Path(scenario).write_text(dump(found.scenario), encoding="utf-8")
+        except OSError as error:
+            raise _WrongInputError(f"{scenario}: {error.strerror}") from error
+    click.echo(json.dumps(as_data(found)) if form == "json" else found.as_table(), nl=form == "json")
+    if tolerance is None:
+        return OK
+    return OK if found.step_error_median <= tolerance and not found.replay_differences else OUTSIDE
+
+
+class _WrongInputError(click.ClickException):
+    """One line about a file that was named, exit code 2."""
+
+    exit_code = WRONG_INPUT
+
+
+def _policy(text: str) -> Policy:
+    """An exported file, or stages joined by +."""
+    from equipoise.policies.record.export import ExportError, load_policy
+    from equipoise.policies.registry import make_policy
+
+    if not text.endswith((".yaml", ".yml")):
+        return make_policy(text)
+    try:
+        return load_policy(Path(text)).policy
+    except ExportError as error:
+        raise _WrongInputError(str(error)) from error
+    except OSError as error:
+        raise _WrongInputError(f"{text}: {error.strerror}") from error

@@ -1,0 +1,170 @@
+"""What Kueue's objects, and the jobs and pods it queues, say."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from equipoise.formats.kueue.values import gpus_of
+from equipoise.formats.text.tally import Change
+
+
+@dataclass(frozen=True)
+class Quota:
+    """What a queue may use of one resource of one flavor; None for no limit. Units as Kubernetes counts them."""
+
+    flavor: str
+    resource: str
+    nominal: float
+    borrowing_limit: float | None
+    lending_limit: float | None
+
+
+@dataclass(frozen=True)
+class ClusterQueue:
+    """A queue with quota. strategy: BestEffortFIFO or StrictFIFO; the preemption policies are Never by default."""
+
+    name: str
+    cohort: str
+    strategy: str
+    quotas: tuple[Quota, ...]
+    within_cluster_queue: str
+    reclaim_within_cohort: str
+    borrow_within_cohort: str
+    fungibility: Mapping[str, str]
+    weight: float
+    admission_mode: str
+    stop_policy: str
+
+
+@dataclass(frozen=True)
+class LocalQueue:
+    """A namespace's door to a cluster queue."""
+
+    namespace: str
+    name: str
+    cluster_queue: str
+    weight: float
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """A group of queues that lend to each other, itself in a parent ("" for none)."""
+
+    name: str
+    parent: str
+    quotas: tuple[Quota, ...]
+    weight: float
+
+
+@dataclass(frozen=True)
+class ResourceFlavor:
+    """Nodes of one kind, by their labels."""
+
+    name: str
+    node_labels: Mapping[str, str]
+    topology: str
+
+
+@dataclass(frozen=True)
+class KubeTopology:
+    """Node labels of the levels, coarse to fine."""
+
+    name: str
+    levels: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class PodSet:
+    """Equal pods. requests: of one pod. topology: `required`, `preferred`, `unconstrained` or ""; level: its label.
+
+    slice_size: pods that must stay within one `slice_level`, 0 for none.
+    """
+
+    name: str
+    count: int
+    min_count: int
+    requests: Mapping[str, float]
+    topology: str = ""
+    level: str = ""
+    slice_size: int = 0
+    slice_level: str = ""
+
+    @property
+    def gpus(self) -> float:
+        """GPUs of all its pods."""
+        return self.count * gpus_of(self.requests)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A job in a queue. Times are UTC seconds, NaN where there is none; evictions: how often it lost its place.
+
+    kind: `Workload`, or the kind of the job (`Job`, `JobSet`, `PyTorchJob` ...). priority None: not given.
+    """
+
+    kind: str
+    namespace: str
+    name: str
+    queue: str
+    priority: int | None
+    priority_class: str
+    pod_sets: tuple[PodSet, ...]
+    created_s: float = math.nan
+    reserved_s: float = math.nan
+    admitted_s: float = math.nan
+    ready_s: float = math.nan
+    finished_s: float = math.nan
+    finished_reason: str = ""
+    evictions: int = 0
+    cluster_queue: str = ""
+
+    @property
+    def gpus(self) -> float:
+        """GPUs of all its pods."""
+        return sum(pod_set.gpus for pod_set in self.pod_sets)
+
+
+@dataclass(frozen=True)
+class Pod:
+    """One pod. Times are UTC seconds, NaN where there is none. owner: `Kind/name` of what made it."""
+
+    namespace: str
+    name: str
+    owner: str
+    node: str
+    phase: str
+    requests: Mapping[str, float]
+    gpus: float
+    labels: Mapping[str, str]
+    created_s: float
+    scheduled_s: float
+    started_s: float
+    finished_s: float
+
+
+@dataclass(frozen=True)
+class KubeNode:
+    """One node with what can be allocated on it."""
+
+    name: str
+    allocatable: Mapping[str, float]
+    gpus: float
+    labels: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class KueueObjects:
+    """Every object of a file by kind, in its order. priority_classes: value of each class by name."""
+
+    cluster_queues: tuple[ClusterQueue, ...] = ()
+    local_queues: tuple[LocalQueue, ...] = ()
+    cohorts: tuple[Cohort, ...] = ()
+    flavors: tuple[ResourceFlavor, ...] = ()
+    topologies: tuple[KubeTopology, ...] = ()
+    workloads: tuple[Workload, ...] = ()
+    pods: tuple[Pod, ...] = ()
+    nodes: tuple[KubeNode, ...] = ()
+    priority_classes: Mapping[str, int] = field(default_factory=dict)
+    changes: tuple[Change, ...] = ()

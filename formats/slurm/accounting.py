@@ -1,0 +1,232 @@
+"""`sacct` output as text: any `--format`, any delimiter or fixed widths, with or without a header."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice, pairwise
+from pathlib import Path
+
+from equipoise.formats.slurm.builder import JobTableBuilder
+from equipoise.formats.slurm.columns import DEFAULT, HEADERLESS, canonical, kinds, known_names
+from equipoise.formats.slurm.jobs import JobTable
+from equipoise.formats.text.csvfile import numbered_rows
+from equipoise.formats.text.delimited import Batch, Records, batch_of, header_delimiter
+from equipoise.formats.text.errors import FormatError, shown
+from equipoise.formats.text.tally import Tally
+from equipoise.formats.text.textfile import TextFile
+
+_QUOTED_ROWS = 4096
+_PREVIEW = 60
+"""Lines looked at to find the header."""
+
+_DELIMITERS = ("|#", "|", "\t", ";", ",", "^", "~", "::", "#")
+_DASHES = re.compile(r"-{2,}(?: +-{2,})* *")
+_DEFAULT_WIDTHS = (12, 10, 10, 10, 10, 10, 8)
+_KNOWN = known_names()
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the rows of a file are cut: by `delimiter`, or at `spans` (begin, end) when that is empty.
+
+    first: how many lines come before the first row. header: whether the names stand in the file. quoted: whether
+    texts stand in quotes, as other programs write tables.
+    """
+
+    names: tuple[str, ...]
+    delimiter: str
+    spans: tuple[tuple[int, int], ...] = ()
+    first: int = 0
+    header: bool = True
+    quoted: bool = False
+
+
+def read_accounting(
+    source: str | Path | bytes,
+    *,
+    columns: Sequence[str] = (),
+    delimiter: str = "",
+    zone: str = "UTC",
+    name: str = "",
+    keep_other: bool = True,
+) -> JobTable:
+    """Jobs of a `sacct` text.
+
+    columns: the names of a file without a header, as given to `--format`. delimiter: where it cannot be seen
+    from the file. zone: of the clock that wrote the times (`UTC` when sacct ran with TZ=UTC). keep_other: keep
+    columns that no field of the table needs, as text.
+
+    Raises FormatError, one line, when the file is not readable or no `sacct` output.
+    """
+    tally, file = Tally(), TextFile(source, name)
+    chunks = file.chunks(tally)
+    first, lines = next(chunks, (1, []))
+    layout = find_layout(lines[:_PREVIEW], columns, delimiter)
+    if layout is None:
+        raise file.error(0, not_accounting(lines))
+    _count_before(lines, layout, tally)
+    rest = chain([(first + layout.first, lines[layout.first :])], chunks)
+    builder = JobTableBuilder(layout.names, zone, tally, keep_other=keep_other)
+    for batch in _batches(file, layout, rest, tally):
+        builder.add(batch)
+    return builder.finish()
+
+
+def _count_before(lines: list[str], layout: Layout, tally: Tally) -> None:
+    own = int(layout.header) + int(bool(layout.spans and layout.header))
+    before = [k + 1 for k, line in enumerate(lines[: layout.first - own]) if line.strip()]
+    if before:
+        tally.add("left out", "text before the header", before[0], len(before))
+
+
+def _batches(
+    file: TextFile, layout: Layout, chunks: Iterator[tuple[int, list[str]]], tally: Tally
+) -> Iterator[Batch]:
+    if layout.quoted:
+        return _quoted(file, layout, chunks, tally)
+    if layout.delimiter:
+        named = kinds(layout.names)
+        return Records(layout.delimiter, named, tally, layout.names).of_chunks(chunks)
+    return _fixed(layout, chunks, tally)
+
+
+def _quoted(
+    file: TextFile, layout: Layout, chunks: Iterator[tuple[int, list[str]]], tally: Tally
+) -> Iterator[Batch]:
+    """Rows of a table that another program has written out again, with quotes around texts."""
+    lines = (f"{line}\n" for _, part in chunks for line in part)
+    rows = numbered_rows(file, csv.reader(lines, delimiter=layout.delimiter), layout.first)
+    while part := list(islice(rows, _QUOTED_ROWS)):
+        whole = [(line, row) for line, row in part if len(row) == len(layout.names)]
+        for line, row in part:
+            if len(row) != len(layout.names):
+                tally.add("left out", f"not as many fields as the {len(layout.names)} columns", line)
+        if whole:
+            yield batch_of([row for _, row in whole], [line for line, _ in whole])
+
+
+def _fixed(layout: Layout, chunks: Iterator[tuple[int, list[str]]], tally: Tally) -> Iterator[Batch]:
+    """Rows cut at the columns' places. A row with text between the columns is left out."""
+    spans = layout.spans
+    gaps = [(a[1], b[0]) for a, b in pairwise(spans)]
+    for first, lines in chunks:
+        rows, numbers = [], []
+        for number, line in enumerate(lines, first):
+            if not line.strip():
+                continue
+            if any(line[a:b].strip() for a, b in gaps) or line[spans[-1][1] :].strip():
+                tally.add("left out", "text between the columns", number)
+                continue
+            rows.append([line[a:b].strip() for a, b in spans])
+            numbers.append(number)
+        yield batch_of(rows, numbers)
+
+
+def find_layout(
+    lines: Sequence[str],
+    columns: Sequence[str] = (),
+    delimiter: str = "",
+    published: Sequence[tuple[str, ...]] = HEADERLESS,
+) -> Layout | None:
+    """How the rows are cut, from a file's first lines; None when this is no output of Slurm's tools.
+
+    published: column lists that a file without a header may have.
+    """
+    for k, line in enumerate(lines):
+        if k + 1 < len(lines) and _DASHES.fullmatch(lines[k + 1]) and (layout := _by_dashes(lines, k)):
+            return layout
+        mark = delimiter if delimiter and delimiter in line else header_delimiter(line, _is_known)
+        if mark and not columns and _is_header(line.split(mark)):
+            return Layout(_names(line.split(mark)), mark, first=k + 1, quoted=_is_quoted(lines, mark))
+        if canonical(line) in ("jobid", "jobidraw"):
+            return Layout((line.strip(),), "|", first=k + 1)
+    return _headerless(lines, (tuple(columns),) if columns else published, delimiter)
+
+
+def _is_quoted(lines: Sequence[str], mark: str) -> bool:
+    return mark in ",;\t" and any(line.startswith('"') or f'{mark}"' in line for line in lines)
+
+
+def _is_known(name: str) -> bool:
+    return canonical(name) in _KNOWN
+
+
+def _is_header(names: Sequence[str]) -> bool:
+    """Two known names, and they are half of what stands there; `ALL` prints many that are not of FIELDS."""
+    known = sum(map(_is_known, names))
+    plain = all(re.fullmatch(r"[A-Za-z][A-Za-z0-9_:/()\- ]*|", name) for name in _names(names))
+    return plain and known >= 2 and (known * 2 >= len(names) or "jobid" in map(canonical, names))
+
+
+def _names(parts: Sequence[str]) -> tuple[str, ...]:
+    return tuple(part.strip().strip('"') for part in parts)
+
+
+def _by_dashes(lines: Sequence[str], k: int) -> Layout | None:
+    spans = tuple(match.span() for match in re.finditer("-+", lines[k + 1]))
+    names = tuple(lines[k][a:b].strip() for a, b in spans)
+    if sum(map(_is_known, names)) < min(2, len(names)):
+        return None
+    return Layout(names, "", spans, first=k + 2)
+
+
+def _headerless(lines: Sequence[str], lists: Sequence[tuple[str, ...]], delimiter: str) -> Layout | None:
+    """The column list and delimiter that fit the first lines best."""
+    sample = [line for line in lines if line.strip()]
+    best, found = 0.0, None
+    for mark in (delimiter,) if delimiter else _DELIMITERS:
+        rows = [line.split(mark) for line in sample]
+        for names in lists:
+            for trailing in ((), ("",)):
+                fit = _fit(rows, (*names, *trailing), mark)
+                if fit > best:
+                    best, found = fit, Layout((*names, *trailing), mark, header=False)
+    if found is None and DEFAULT in lists:
+        return _default_widths(sample)
+    return found if best >= 0.5 else None
+
+
+def _fit(rows: Sequence[list[str]], names: Sequence[str], mark: str) -> float:
+    """Share of rows that hold what these columns may; one with the delimiter in a text counts for less."""
+    records = Records(mark, kinds(names), Tally(), names)
+    good = 0.0
+    for row in rows:
+        trailing = names[-1] == "" and row[-1] != ""
+        if len(row) >= len(names) > 1 and not trailing and records.is_record(row):
+            good += 1.0 if len(row) == len(names) else 0.9
+    return good / len(rows) if rows else 0.0
+
+
+def _default_widths(sample: Sequence[str]) -> Layout | None:
+    """`sacct --noheader` with neither format nor delimiter: the default columns at their default widths."""
+    spans, begin = [], 0
+    for width in _DEFAULT_WIDTHS:
+        spans.append((begin, begin + width))
+        begin += width + 1
+    state = re.compile(r"[A-Z_]{2,10}\+?")
+    exit_code = re.compile(r"[0-9]+:[0-9]+")
+    fit = [
+        bool(
+            state.fullmatch(line[slice(*spans[5])].strip())
+            and exit_code.fullmatch(line[slice(*spans[6])].strip())
+        )
+        for line in sample
+    ]
+    return Layout(DEFAULT, "", tuple(spans), header=False) if fit and sum(fit) * 2 >= len(fit) else None
+
+
+def not_accounting(lines: Sequence[str]) -> str:
+    """One line on what a file looks like that is no `sacct` output."""
+    sample = next((line for line in lines if line.strip()), "")
+    if not sample:
+        return "empty: sacct output with a header, or --noheader with columns=, is needed"
+    return (
+        f"not sacct output that can be read without help: its first line is {shown(sample)}; "
+        "needed: the header line, or the columns= given to --format"
+    )
+
+
+__all__ = ["FormatError", "JobTable", "Layout", "find_layout", "not_accounting", "read_accounting"]

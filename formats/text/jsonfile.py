@@ -1,0 +1,45 @@
+"""JSON files, strictly: no NaN, no repeated surprises, one line when it is none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from equipoise.formats.text.tally import Tally
+from equipoise.formats.text.textfile import TextFile
+
+
+def load_json(file: TextFile, tally: Tally) -> Any:
+    """The value in a file. Raises FormatError."""
+    return parse_json(file, file.text(tally))
+
+
+def parse_json(file: TextFile, text: str) -> Any:
+    """The value in a file's text. Raises FormatError, at the line of the mistake."""
+    try:
+        return json.loads(text, parse_constant=_refuse)
+    except json.JSONDecodeError as error:
+        raise file.error(error.lineno, f"not JSON: {error.msg}") from error
+    except (ValueError, RecursionError) as error:
+        raise file.error(0, f"not JSON that can be read: {error}") from error
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON number")
+
+
+def path(value: Any, *keys: str) -> Any:
+    """`value[a][b]...`, None where a mapping or a key is missing."""
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def first_of(value: Any, keys: Iterable[str]) -> Any:
+    """The first of these keys (dots go deeper) that is there and not None."""
+    for key in keys:
+        found = path(value, *key.split("."))
+        if found is not None:
+            return found
+    return None

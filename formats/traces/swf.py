@@ -1,0 +1,96 @@
+"""The Standard Workload Format 2.2 of the Parallel Workloads Archive (Feitelson et al.): 18 numbers a line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from equipoise.formats.text.columns import Floats, Ints
+from equipoise.formats.text.numbers import decimal
+from equipoise.formats.text.tally import Change, Tally
+from equipoise.formats.text.textfile import TextFile
+
+FIELDS = (
+    "job_id", "submit_s", "wait_s", "run_s", "processors", "cpu_s", "memory_kib", "processors_requested",
+    "time_requested_s", "memory_requested_kib", "status", "user", "group", "executable", "queue", "partition",
+    "preceding_job", "think_s",
+)  # fmt: skip
+_WHOLE = frozenset(FIELDS) - {"submit_s", "wait_s", "run_s", "cpu_s", "time_requested_s", "think_s"}
+_WHOLE -= {"memory_kib", "memory_requested_kib"}
+
+
+@dataclass(frozen=True, eq=False)
+class SwfTable:
+    """Jobs as equal-length columns; -1 stands for unknown, as in the file. submit_s: from the start of the log.
+
+    memory_kib: per processor. status: 1 completed, 0 failed, 5 cancelled, 2 to 4 parts of a job. header: what the
+    comment lines `; Name: value` say, the first of each name. line: where each row stands.
+    """
+
+    job_id: Ints
+    submit_s: Floats
+    wait_s: Floats
+    run_s: Floats
+    processors: Ints
+    cpu_s: Floats
+    memory_kib: Floats
+    processors_requested: Ints
+    time_requested_s: Floats
+    memory_requested_kib: Floats
+    status: Ints
+    user: Ints
+    group: Ints
+    executable: Ints
+    queue: Ints
+    partition: Ints
+    preceding_job: Ints
+    think_s: Floats
+    line: Ints
+    header: dict[str, str]
+    changes: tuple[Change, ...]
+
+    def __len__(self) -> int:
+        return len(self.job_id)
+
+
+def read_swf(source: str | Path | bytes, *, name: str = "") -> SwfTable:
+    """Jobs of an SWF file. Raises FormatError when no line of it has 18 numbers."""
+    tally, file = Tally(), TextFile(source, name)
+    rows: list[Sequence[float]] = []
+    lines: list[int] = []
+    header: dict[str, str] = {}
+    for first, texts in file.chunks(tally):
+        for number, line in enumerate(texts, first):
+            if line.lstrip().startswith((";", "#")):
+                key, colon, value = line.lstrip("; \t#").partition(":")
+                header.setdefault(key.strip(), value.strip()) if colon else None
+            elif line.strip():
+                _add(line, number, rows, lines, tally)
+    if not rows:
+        raise file.error(0, f"no line of {len(FIELDS)} numbers, which SWF has")
+    table = np.array(rows, dtype=np.float64)
+    columns: dict[str, Any] = {field: _column(field, table[:, k]) for k, field in enumerate(FIELDS)}
+    return SwfTable(**columns, line=np.array(lines, dtype=np.int64), header=header, changes=tally.changes())
+
+
+def _add(line: str, number: int, rows: list[Sequence[float]], lines: list[int], tally: Tally) -> None:
+    values = [decimal(part) for part in line.split()]
+    if len(values) != len(FIELDS):
+        tally.add("left out", f"not {len(FIELDS)} fields", number)
+        return
+    numbers = [value for value in values if value is not None]
+    whole = (value for value, field in zip(numbers, FIELDS, strict=False) if field in _WHOLE)
+    if len(numbers) != len(values) or any(value != int(value) or abs(value) > 2**53 for value in whole):
+        tally.add("left out", "a field that is not a number, or a broken number of what is counted", number)
+        return
+    rows.append(numbers)
+    lines.append(number)
+
+
+def _column(field: str, values: NDArray[np.float64]) -> Floats | Ints:
+    return values.astype(np.int64) if field in _WHOLE else values

@@ -1,0 +1,289 @@
+"""Rank 0's part of a decision: from what all ranks reported to what changes."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+
+from equipoise.live.decide.change import Change
+from equipoise.live.decide.decider import Decider
+from equipoise.live.decide.metrics import MlflowCopy, PrometheusServer
+from equipoise.live.decide.telemetry import Recorder, RoundInfo, last_decision
+from equipoise.live.decide.window import (
+    COLUMNS,
+    COMPUTE,
+    LOCAL_SQUARE,
+    MEAN_SQUARE,
+    SAMPLES,
+    Telemetry,
+    measure,
+)
+from equipoise.live.decide.world import LiveWorld
+from equipoise.live.group.places import Place
+from equipoise.live.options import Options
+from equipoise.live.train.deal import Deal
+from equipoise.live.train.devices import GPU_COLUMNS
+from equipoise.live.train.gradients import NoiseScale, noise_statistics
+from equipoise.live.train.sampler import ShareSampler
+from equipoise.live.train.weighting import Reduction
+from equipoise.policies.contract import Decision, Policy
+from equipoise.policies.observation import Floats, Ints
+from equipoise.policies.record.export import stage_entries
+
+HEADER = ("drawn", "memory_free_bytes", "samples_max", "gpu_share", *GPU_COLUMNS)
+
+
+def pack(header: Sequence[float], rows: NDArray[np.float64]) -> Floats:
+    """One vector for the gather."""
+    return np.concatenate([np.array(header, dtype=np.float64), rows.ravel()])
+
+
+def unpack(gathered: Floats) -> tuple[dict[str, Floats], NDArray[np.float64]]:
+    """(header columns by rank, rows as (ranks, rounds, columns)) of what `pack` made on every rank."""
+    header = {name: gathered[:, k].copy() for k, name in enumerate(HEADER)}
+    return header, gathered[:, len(HEADER) :].reshape(gathered.shape[0], -1, len(COLUMNS))
+
+
+def gradient_scale(samples: int, total: int, ranks: int, reduction: Reduction, local: bool) -> float:
+    """What a rank's stored gradient is a multiple of its mean gradient by (0: it holds none)."""
+    if samples == 0:
+        return 0.0
+    if local:
+        return 1.0 if reduction == "mean" else total / ranks
+    return ranks * samples / total if reduction == "mean" else float(samples)
+
+
+def _stages(policy: Policy) -> list[dict[str, dict[str, Any]]] | None:
+    """The stages with their parameters; None for ones that a script made up in a way of its own."""
+    try:
+        return stage_entries(policy)
+    except (TypeError, AttributeError):
+        return None
+
+
+class Leader:
+    """Owns the live world, the policy and its journal. Exists on rank 0 only."""
+
+    def __init__(
+        self, options: Options, policy: Policy | None, recorder: Recorder, places: Sequence[Place]
+    ) -> None:
+        self.options, self.recorder = options, recorder
+        self.world = LiveWorld(options, places)
+        self.decisions = self.failures = 0
+        self.points = 0  # moments at which the policy was due to decide
+        self._noise = NoiseScale()
+        self._prometheus: PrometheusServer | None = None
+        self._mlflow: MlflowCopy | None = None
+        self._open_sinks()
+        self._norm: Floats = np.full(len(places), math.nan)
+        self.decider = Decider(policy, options.decision_budget_s) if policy is not None else None
+
+    def restore(self) -> None:
+        """Take over the memory of a policy that another rank of this run asked, if its journal can be read."""
+        folder = self.recorder.folder
+        last = last_decision(folder) if folder is not None and self.decider is not None else None
+        if last is None:
+            self.recorder.event("policy-memory-lost")
+            return
+        assert self.decider is not None
+        self.decider.memory = last.memory
+        self.world.continue_from(last.observation.time_s)
+        self.recorder.event("policy-memory-restored", time_s=last.observation.time_s)
+
+    def set_members(self, active: Sequence[Place], parked: Sequence[Place]) -> None:
+        """The group was formed anew."""
+        self.world.set_members(active, parked)
+        self._norm = np.full(len(active), math.nan)
+
+    def warm_up(self, shares: Ints, deal: Deal | None) -> None:
+        """Let the policy compile on made-up measurements, before the first round."""
+        if self.decider is None or self.options.mode == "observe":
+            return
+        self.world.shares, self.world.deal = shares, deal
+        made_up = [self.world.observe()]
+        ranks = len(self.world.active)
+        for slowest in (1.0, 2.0, 4.0):
+            rows = np.full((ranks, 8, len(COLUMNS)), 0.01)
+            rows[:, :, SAMPLES] = shares[:, None]
+            rows[:, :, COMPUTE] = np.linspace(0.1, 0.1 * slowest, ranks)[:, None]
+            nothing = np.full(ranks, math.nan)
+            window = measure(rows, [True] * 8)
+            self.world.telemetry = Telemetry(window, np.ones(ranks), nothing, nothing, noise_scale=100.0)
+            made_up.append(self.world.observe())
+        problem = self.decider.warm_up(made_up, self.options.warm_up_budget_s)
+        self.world.forget()
+        if problem:
+            self.recorder.event("policy-warm-up-failed", problem=problem)
+
+    def decide(
+        self,
+        gathered: Floats,
+        rounds: Sequence[RoundInfo],
+        deal: Deal | None,
+        shares: Ints,
+        interval: int,
+    ) -> Change:
+        """The change that the policy wants now; an empty one when it wants none or failed."""
+        header, rows = unpack(gathered)
+        world = self.world
+        world.interval, world.deal, world.shares = interval, deal, shares
+        world.samples_done += int(np.nansum(rows[:, :, SAMPLES]))
+        window = measure(rows, [r.exchanged for r in rounds])
+        self._gradients(rows, rounds)
+        world.shares_of_gpu = header["gpu_share"]
+        world.telemetry = Telemetry(
+            window,
+            self._norm,
+            header["memory_free_bytes"],
+            header["samples_max"],
+            self._noise.value,
+            int(header["drawn"].max()),
+            {name: header[name] for name in GPU_COLUMNS},
+        )
+        world.gpu_s += (window.span_s if window.rounds else 0.0) * len(world.active)
+        world.change = Change(world.telemetry.first_free_round)
+        if self.options.mode != "observe" and self.decider is not None:
+            self._ask(rounds[-1].number + 1)
+        return world.change
+
+    def _ask(self, trained: int) -> None:
+        """Ask the policy after `trained` rounds."""
+        assert self.decider is not None
+        self.points += 1
+        answer = self.decider.decide(self.world.observe())
+        if answer.problem is not None:
+            self.failures += 1
+            self.recorder.event("decision-failed", problem=answer.problem, failures=self.decider.failures)
+        elif answer.decision is not None:
+            self._carry(answer.decision, trained)
+
+    def _carry(self, decision: Decision, trained: int) -> None:
+        self.decisions += 1
+        refused = self.world.apply(decision.plan)
+        self.recorder.decision(decision, refused)
+        change = self.world.change
+        self.recorder.event(
+            "decision",
+            number=self.decisions,
+            time_s=decision.observation.time_s,
+            point=self.points,
+            rounds=trained,
+            change=None if change.is_empty() else change.to_json(),
+            refused=[f"{r.what}: {r.why}" for r in refused],
+        )
+
+    def _gradients(self, rows: NDArray[np.float64], rounds: Sequence[RoundInfo]) -> None:
+        """Gradient norms and noise scale from the rounds on which they were measured."""
+        for k, info in enumerate(rounds):
+            stored = rows[:, k, LOCAL_SQUARE]
+            if np.isnan(stored).all():
+                continue
+            total, ranks = sum(info.window), len(info.window)
+            scale = np.array(
+                [
+                    gradient_scale(n, total, ranks, self.options.loss_reduction, info.local)
+                    for n in info.window
+                ]
+            )
+            with np.errstate(divide="ignore", invalid="ignore"):
+                squares = np.where(scale > 0, stored / scale**2, np.nan)
+            # Infinity stands for a gradient that was measured and is not finite.
+            self._norm = np.sqrt(np.where(np.isinf(squares), np.nan, squares))
+            if info.local or not info.exchanged:
+                continue
+            mean_square = float(rows[:, k, MEAN_SQUARE].sum())
+            if self.options.loss_reduction == "sum":
+                mean_square *= (ranks / total) ** 2
+            self._noise.add(*noise_statistics(squares.tolist(), mean_square, list(info.window)))
+
+    # -- records -------------------------------------------------------------------------------------------
+
+    def write_manifest(self, run: str, sampler: ShareSampler, parameters: Iterable[torch.Tensor]) -> None:
+        """Write down what the run is."""
+        options, decider = self.options, self.decider
+        sizes = [(p.numel(), p.element_size(), p.requires_grad) for p in parameters]
+        self.recorder.manifest(
+            {
+                "format": 2,
+                "run": run,
+                "policy": None if decider is None else decider.policy.name,
+                "stages": None if decider is None else _stages(decider.policy),
+                "mode": options.mode,
+                "allow": sorted(options.allow),
+                "global_batch": options.global_batch,
+                "micro_batch": options.micro_batch,
+                "accumulation": options.accumulation,
+                "decide_every": options.decide_every,
+                "drift": options.drift,
+                "samples": sampler.samples,
+                "sample_bytes": options.sample_bytes,
+                "shards": sampler.shards,
+                "samples_target": options.samples_target,
+                "parameters": sum(n for n, _, _ in sizes),
+                "gradient_bytes": sum(n * size for n, size, trained in sizes if trained),
+                "backend": dist.get_backend(),
+                "torch": str(torch.__version__),
+                "members": [asdict(place) for place in self.world.active],
+                "unix_s": time.time(),
+            }
+        )
+
+    def _open_sinks(self) -> None:
+        options = self.options
+        if options.prometheus_port is not None:
+            try:
+                self._prometheus = PrometheusServer(options.prometheus_port, options.prometheus_host)
+            except OSError as error:
+                self._warn(f"no metrics on port {options.prometheus_port}: {error}")
+        if options.mlflow:
+            try:
+                self._mlflow = MlflowCopy()
+            except ImportError as error:
+                self._warn(f"no copy to MLflow: {error}")
+
+    def _warn(self, text: str) -> None:
+        print(f"equipoise: {text}", file=sys.stderr)
+        self.recorder.event("warning", text=text)
+
+    def show(self, round_number: int) -> None:
+        """Hand the latest metrics to those who asked for them."""
+        if self._prometheus is not None:
+            self._prometheus.update(self.metrics())
+        if self._mlflow is not None:
+            try:
+                self._mlflow.update(self.metrics(), round_number)
+            except Exception as error:  # a tracking server must not stop training
+                self._warn(f"MLflow: {error}; no more is sent")
+                self._mlflow = None
+
+    def close(self) -> None:
+        """Stop serving metrics."""
+        if self._prometheus is not None:
+            self._prometheus.close()
+
+    def metrics(self) -> dict[str, float | Sequence[float]]:
+        """The job's state by Prometheus name."""
+        seen = self.world.telemetry
+        return {
+            "equipoise_step_seconds": seen.window.step_s.tolist(),
+            "equipoise_wait_seconds": seen.window.wait_s.tolist(),
+            "equipoise_input_stall_seconds": seen.window.stall_s.tolist(),
+            "equipoise_share_samples": self.world.shares.astype(float).tolist(),
+            "equipoise_samples_total": float(self.world.samples_done),
+            "equipoise_exchange_seconds": seen.window.exchange_s,
+            "equipoise_throughput_samples_per_second": seen.window.throughput(),
+            "equipoise_sync_interval": float(self.world.interval),
+            "equipoise_noise_scale_samples": seen.noise_scale,
+            "equipoise_decisions_total": float(self.decisions),
+            "equipoise_decision_failures_total": float(self.failures),
+            "equipoise_ranks": float(len(self.world.active)),
+        }

@@ -1,0 +1,196 @@
+"""The record of a live run: rounds and events as JSONL per member, decisions in the policies' journal.
+
+    RUN_DIR/RUN/manifest.json            what the run was (written by rank 0)
+    RUN_DIR/RUN/rounds-MEMBER.jsonl      one line per round of that member, and its events
+    RUN_DIR/RUN/decisions-MEMBER.jsonl   the decisions made while that member was rank 0; they replay
+
+RUN is the id of the run: a folder may be given to any number of runs, at the same time too.
+
+A disk that is full or gone costs lines, never training.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import errno
+import json
+import math
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from equipoise.live.decide.window import COLUMNS
+from equipoise.policies.contract import Decision, Refusal
+from equipoise.policies.observation import Floats
+from equipoise.policies.record.journal import JournalError, append, read
+
+_Work = tuple[Callable[[], object], int]  # what to do, and the lines lost when it fails
+
+
+@dataclass(frozen=True, slots=True)
+class RoundInfo:
+    """What a rank knows of a finished round, beside its times."""
+
+    number: int
+    samples: int  # of this rank
+    exchanged: bool  # the ranks met at its end
+    local: bool  # ranks stepped on their own gradients
+    window: tuple[int, ...]  # samples of every rank since the last optimiser step
+
+
+def plain(value: Any) -> Any:
+    """A JSON-able copy: arrays become lists, NaN and infinity become null."""
+    if isinstance(value, Mapping):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(v) for v in value]
+    if hasattr(value, "tolist"):
+        return plain(value.tolist())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if isinstance(value, str | int | bool | type(None)) else str(value)
+
+
+class Recorder:
+    """Writes in a thread of its own: a slow disk holds nothing up. `folder` None: nothing is written."""
+
+    def __init__(self, folder: Path | None, member: int) -> None:
+        self.folder, self.member = folder, member
+        self.lost = 0  # lines that could not be written
+        self._told = False
+        self._work: queue.SimpleQueue[_Work] = queue.SimpleQueue()
+        self._held: list[_Work] | None = None
+        self._lock = threading.Lock()  # other threads note things, too
+        if folder is not None:
+            threading.Thread(target=self._run, name="equipoise-record", daemon=True).start()
+            atexit.register(self.close)
+            self._put(lambda: folder.mkdir(parents=True, exist_ok=True), 0)
+
+    def manifest(self, content: Mapping[str, Any]) -> None:
+        """Write what the run is, whole or not at all."""
+        if self.folder is None:
+            return
+        folder = self.folder
+
+        def write() -> None:
+            draft = folder / f".manifest-{self.member}.json"
+            draft.write_text(json.dumps(plain(content), indent=1) + "\n", encoding="utf-8")
+            draft.replace(folder / "manifest.json")
+
+        self._put(write, 1)
+
+    @contextlib.contextmanager
+    def holding(self) -> Iterator[None]:
+        """Write what is noted inside the block only after it: writing would slow down what all ranks wait for."""
+        with self._lock:
+            self._held = []
+        try:
+            yield
+        finally:
+            with self._lock:
+                held, self._held = self._held, None
+                for work in held:
+                    self._work.put(work)
+
+    def _put(self, write: Callable[[], object], lines: int) -> None:
+        with self._lock:
+            if self._held is None:
+                self._work.put((write, lines))
+            else:
+                self._held.append((write, lines))
+
+    def rounds(self, rows: Floats, infos: Sequence[RoundInfo]) -> None:
+        """Note finished rounds (this rank's rows, `live.decide.window.COLUMNS`)."""
+        self._append(lambda: [_line(values, info) for values, info in zip(rows.tolist(), infos, strict=True)])
+
+    def event(self, kind: str, **values: Any) -> None:
+        """Note something that happened once."""
+        at_s = time.time()
+        self._append(lambda: [{"event": kind, "unix_s": at_s, **values}])
+
+    def decision(self, decision: Decision, refused: Sequence[Refusal] = ()) -> None:
+        """Append a decision to the journal."""
+        if self.folder is not None:
+            path = self.folder / f"decisions-{self.member}.jsonl"
+            self._put(lambda: append(path, decision, refused), 1)
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """Wait until everything is written, or the time is up."""
+        if self.folder is not None:
+            done = threading.Event()
+            self._put(done.set, 0)
+            done.wait(timeout_s)
+
+    def _append(self, make: Callable[[], list[dict[str, Any]]]) -> None:
+        if self.folder is None:
+            return
+        path = self.folder / f"rounds-{self.member}.jsonl"
+
+        def write() -> None:
+            lines = [json.dumps(plain(line), separators=(",", ":")) for line in make()]
+            _append_whole(path, "".join(f"{line}\n" for line in lines).encode())
+
+        self._put(write, 1)
+
+    def _run(self) -> None:
+        while True:
+            write, lines = self._work.get()
+            try:
+                write()
+            except (OSError, ValueError, TypeError) as error:
+                self.lost += lines
+                if not self._told:
+                    self._told = True
+                    print(f"equipoise: {self._incomplete(error)}", file=sys.stderr)
+
+    def _incomplete(self, error: Exception) -> str:
+        why = error.strerror if isinstance(error, OSError) else error
+        advice = "; free some space, what follows is written again" if _is_full(error) else ""
+        return f"{self.folder}: the run's record is incomplete: {why}; training goes on{advice}"
+
+
+def _append_whole(path: Path, content: bytes) -> None:
+    """Append `content`, or nothing: a disk that fills up midway leaves no half of a line for the next to follow."""
+    with path.open("ab", buffering=0) as file:
+        before = file.tell()
+        try:
+            written = file.write(content)
+            while written < len(content):
+                written += file.write(content[written:])
+        except OSError:
+            with contextlib.suppress(OSError):
+                file.truncate(before)
+            raise
+
+
+def _is_full(error: Exception) -> bool:
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def _line(values: Sequence[float], info: RoundInfo) -> dict[str, Any]:
+    head = {
+        "round": info.number,
+        "exchanged": info.exchanged,
+        "local": info.local,
+        "ranks": len(info.window),
+    }
+    return {**head, **dict(zip(COLUMNS, values, strict=True))}
+
+
+def last_decision(folder: Path) -> Decision | None:
+    """The latest decision in the journals of a run, whoever made it; None when there is none to read."""
+    latest: Decision | None = None
+    for path in sorted(folder.glob("decisions-*.jsonl")):
+        try:
+            for entry in read(path):
+                if latest is None or entry.decision.observation.time_s > latest.observation.time_s:
+                    latest = entry.decision
+        except (JournalError, OSError):
+            continue  # another member's journal may be damaged or still be written
+    return latest

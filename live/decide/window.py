@@ -1,0 +1,102 @@
+"""What the ranks' step times say about a window of rounds: pure functions on the gathered rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from equipoise.policies.observation import Floats
+
+# One row per rank and round. Seconds; squared norms are NaN on rounds that were not measured.
+COLUMNS = ("samples", "stall_s", "compute_s", "tail_s", "update_s", "local_square", "mean_square")
+SAMPLES, STALL, COMPUTE, TAIL, UPDATE, LOCAL_SQUARE, MEAN_SQUARE = range(len(COLUMNS))
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Means over the rounds of a window; arrays by rank, NaN where nothing is known."""
+
+    rounds: int
+    span_s: float
+    samples: Floats  # in all
+    step_s: Floats
+    step_cov: Floats
+    wait_s: Floats
+    stall_s: Floats
+    fixed_s: Floats
+    response_s_per_sample: Floats
+    exchange_s: float  # per exchange, beyond what backward hides
+    exchanges: int
+
+    @classmethod
+    def unknown(cls, ranks: int) -> Window:
+        """A window in which nothing was measured."""
+        nothing = np.full(ranks, np.nan)
+        return cls(0, np.nan, nothing, nothing, nothing, nothing, nothing, nothing, nothing, np.nan, 0)
+
+    def capacity(self) -> Floats:
+        """Samples per busy second."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return 1.0 / self.response_s_per_sample
+
+    def throughput(self) -> float:
+        """Samples per second over all ranks."""
+        return float(self.samples.sum() / self.span_s) if self.rounds else float("nan")
+
+
+@dataclass
+class Telemetry:
+    """What the ranks reported at a decision; arrays by rank."""
+
+    window: Window
+    gradient_norm: Floats
+    memory_free_bytes: Floats
+    samples_max: Floats
+    noise_scale: float = float("nan")
+    first_free_round: int = 0  # no rank has dealt it yet
+    gpu: Mapping[str, Floats] | None = None  # device columns by name, as in `Gpus`
+
+    @classmethod
+    def unknown(cls, ranks: int) -> Telemetry:
+        """Nothing was reported yet."""
+        nothing = np.full(ranks, np.nan)
+        return cls(Window.unknown(ranks), nothing, nothing, nothing)
+
+
+def measure(rows: NDArray[np.float64], exchanged: list[bool]) -> Window:
+    """Summarise `rows` (ranks, rounds, len(COLUMNS)); `exchanged[k]`: round k ended in an exchange.
+
+    The last rank to arrive at an exchange does not wait: the shortest tail is the exchange, what a rank's
+    own tail exceeds it by is waiting. Clocks of different ranks are never compared. Rounds in which some
+    rank lacks a time are left out.
+    """
+    ranks = rows.shape[0]
+    whole = np.isfinite(rows[:, :, SAMPLES : UPDATE + 1]).all(axis=(0, 2))
+    rows, ends = rows[:, whole], np.array(exchanged, dtype=bool)[whole]
+    rounds = rows.shape[1]
+    if rounds == 0:
+        return Window.unknown(ranks)
+    samples, tail = rows[:, :, SAMPLES].sum(axis=1), rows[:, :, TAIL]
+    busy = rows[:, :, STALL] + rows[:, :, COMPUTE] + rows[:, :, UPDATE]
+    shortest = tail.min(axis=0)
+    idle = samples == 0
+    step_s = np.where(idle, np.nan, busy.mean(axis=1))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        response = np.where(idle, np.nan, busy.sum(axis=1) / samples)
+        cov = busy.std(axis=1) / step_s
+    return Window(
+        rounds=rounds,
+        span_s=float((busy + tail).sum(axis=1).max()),
+        samples=samples,
+        step_s=step_s,
+        step_cov=cov,
+        wait_s=(tail - shortest).mean(axis=1),
+        stall_s=rows[:, :, STALL].mean(axis=1),
+        fixed_s=rows[:, :, UPDATE].mean(axis=1),
+        response_s_per_sample=response,
+        exchange_s=float(shortest[ends].mean()) if ends.any() else float("nan"),
+        exchanges=int(ends.sum()),
+    )

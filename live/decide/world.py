@@ -1,0 +1,301 @@
+"""The live side of the seam: `observe` fills the tables, `apply` turns a plan into a `Change`."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from equipoise.live.decide.change import Change
+from equipoise.live.decide.window import Telemetry
+from equipoise.live.group.places import Place
+from equipoise.live.options import Lever, Options
+from equipoise.live.train.deal import Deal
+from equipoise.policies.contract import Allocation, Plan, Refusal
+from equipoise.policies.observation import (
+    Floats,
+    Gpus,
+    Ints,
+    Jobs,
+    JobState,
+    Nodes,
+    Observation,
+    Shards,
+    Workers,
+)
+
+UNBOUNDED = 2**62
+
+
+class LiveWorld:
+    """Rank 0's view of the job. Rows of workers are in the order of member ids, which never change."""
+
+    def __init__(self, options: Options, active: Sequence[Place], parked: Sequence[Place] = ()) -> None:
+        self.options = options
+        self.started_s = time.perf_counter()
+        self.samples_done = 0
+        self.gpu_s = 0.0
+        self.interval = 1
+        self.restart_s = math.nan
+        self.deal: Deal | None = None
+        self.shares: Ints = np.empty(0, dtype=np.int64)
+        self.change = Change(0)
+        self._last_s = 0.0
+        self._exchange_s = self._exchange_alone_s = math.nan
+        self.set_members(active, parked)
+
+    def set_members(self, active: Sequence[Place], parked: Sequence[Place] = ()) -> None:
+        """Members by rank, and members that wait outside the group."""
+        self.active, self.parked = list(active), list(parked)
+        members = [place.member for place in active]
+        self._rank_of_row = np.argsort(np.array(members), kind="stable").astype(np.int64)
+        self.shares_of_gpu: Floats = np.array([place.share for place in active], dtype=np.float64)
+        self.telemetry = Telemetry.unknown(len(active))
+        everyone = sorted([*active, *parked], key=lambda place: place.member)
+        self._hosts = list(dict.fromkeys(place.host for place in everyone))
+        devices = dict.fromkeys((place.host, place.device) for place in everyone)
+        self._devices = sorted(devices, key=lambda key: (self._hosts.index(key[0]), list(devices).index(key)))
+        self._models = list(dict.fromkeys(place.model for place in everyone))
+        self._everyone = everyone
+
+    def forget(self) -> None:
+        """Nothing was measured, and nothing was observed yet."""
+        self.telemetry = Telemetry.unknown(len(self.active))
+        self._exchange_s = self._exchange_alone_s = math.nan
+        self._last_s = self.now_s()
+
+    def continue_from(self, time_s: float) -> None:
+        """The clock shows `time_s` now: another rank's clock goes on here."""
+        self.started_s = time.perf_counter() - time_s
+        self._last_s = time_s
+
+    def now_s(self) -> float:
+        """Seconds since the start."""
+        return time.perf_counter() - self.started_s
+
+    # -- observe -------------------------------------------------------------------------------------------
+
+    def observe(self) -> Observation:
+        """All tables, as of now."""
+        now = self.now_s()
+        window_s = now - self._last_s
+        self._last_s = now
+        seen = self.telemetry.window
+        if seen.exchanges:
+            self._exchange_s = seen.exchange_s
+            self._exchange_alone_s = np.fmin(self._exchange_alone_s, seen.exchange_s)
+        gpus = self._gpus()
+        return Observation.of(
+            now, window_s, nodes=self._nodes(gpus), gpus=gpus, jobs=self._jobs(now),
+            workers=self._workers(), shards=self._shards(), gpu_models=tuple(self._models),
+        )  # fmt: skip
+
+    def _device_row(self, place: Place) -> int:
+        return self._devices.index((place.host, place.device))
+
+    def _gpus(self) -> Gpus:
+        held: dict[int, list[float]] = {}
+        for rank, place in enumerate(self.active):
+            held.setdefault(self._device_row(place), []).append(float(self.shares_of_gpu[rank]))
+        first = {row: place for place in reversed(self._everyone) for row in [self._device_row(place)]}
+        rows = range(len(self._devices))
+        shared = {row: len(parts) > 1 or parts[0] < 1.0 for row, parts in held.items()}
+        columns: dict[str, Any] = {
+            "node": [self._hosts.index(host) for host, _ in self._devices],
+            "model": [self._models.index(first[row].model) for row in rows],
+            "job": [(-2 if shared[row] else 0) if row in held else -1 for row in rows],
+            "memory_bytes": [first[row].memory_bytes for row in rows],
+            "share_free": [max(0.0, 1.0 - sum(held.get(row, ()))) for row in rows],
+            "share_quantum": [first[row].share_quantum for row in rows],
+        }
+        for name, by_rank in (self.telemetry.gpu or {}).items():
+            values = np.full(len(self._devices), math.nan)
+            for rank, place in enumerate(self.active):
+                values[self._device_row(place)] = by_rank[rank]
+            columns[name] = values
+        return Gpus.of(**columns)
+
+    def _nodes(self, gpus: Gpus) -> Nodes:
+        count = np.bincount(gpus.node, minlength=len(self._hosts))
+        free = np.bincount(gpus.node[gpus.job == -1], minlength=len(self._hosts))
+        cores = [max(p.cores for p in self._everyone if p.host == host) for host in self._hosts]
+        return Nodes.of(gpus=count, first_gpu=np.cumsum(count) - count, gpus_free=free, cores=cores)
+
+    def _workers(self) -> Workers:
+        seen, by = self.telemetry, self._rank_of_row
+        window = seen.window
+        owned = self.deal.owned.astype(np.float64) if self.deal is not None else np.full(len(by), math.nan)
+        limit = np.where(np.isfinite(seen.samples_max), seen.samples_max, UNBOUNDED)
+        if self.options.bounds.samples_max is not None:
+            limit = np.minimum(limit, self.options.bounds.samples_max)
+        places = [self.active[rank] for rank in by]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            rate = 1.0 / window.step_s
+        return Workers.of(
+            job=np.zeros(len(by), dtype=np.int64),
+            index=[place.member for place in places],
+            gpu=[self._device_row(place) for place in places],
+            node=[self._hosts.index(place.host) for place in places],
+            gpu_share=self.shares_of_gpu[by],
+            samples_per_step=self.shares[by],
+            samples_max=np.minimum(limit, UNBOUNDED).astype(np.int64)[by],
+            samples_owned=owned[by],
+            capacity_samples_per_s=window.capacity()[by],
+            fixed_s=np.nan_to_num(window.fixed_s)[by],
+            step_s=window.step_s[by],
+            step_cov=window.step_cov[by],
+            wait_s=window.wait_s[by],
+            input_stall_s=window.stall_s[by],
+            response_s_per_sample=window.response_s_per_sample[by],
+            gradient_rate_per_s=rate[by],
+            gradient_norm=seen.gradient_norm[by],
+            memory_free_bytes=seen.memory_free_bytes[by],
+        )
+
+    def _jobs(self, now: float) -> Jobs:
+        options, window = self.options, self.telemetry.window
+        members, bounds = len(self.active), options.bounds
+        reference = options.batch_reference or options.global_batch
+        target = options.samples_target or 0
+        left = max(0, target - self.samples_done) if target else self._left_of_epoch()
+        throughput = window.throughput()
+        work_s = float(np.nanmean(window.step_s)) if np.isfinite(window.step_s).any() else math.nan
+        return Jobs.of(
+            id=[0],
+            arrival_s=[0.0],
+            state=[int(JobState.RUNNING)],
+            gpus_requested=[members],
+            gpus_held=[members],
+            workers_min=[bounds.workers_min or members],
+            workers_max=[max(bounds.workers_max or members, members)],
+            global_batch=[options.global_batch],
+            batch_reference=[reference],
+            micro_batch=[options.micro_batch],
+            sync_interval=[self.interval],
+            work_s=[work_s],
+            exchange_s=[self._exchange_s],
+            exchange_alone_s=[self._exchange_alone_s],
+            drift=[options.drift],
+            noise_scale=[self.telemetry.noise_scale],
+            throughput_samples_per_s=[throughput],
+            goodput_samples_per_s=[throughput * self._efficiency(reference)],
+            progress=[min(1.0, self.samples_done / target) if target else 0.0],
+            remaining_samples=[float(left)],
+            duration_s=[(self.samples_done + left) / throughput if throughput > 0 else math.nan],
+            service_s=[left / throughput if throughput > 0 else math.nan],
+            attained_gpu_s=[self.gpu_s],
+            queued_since_s=[0.0],
+            started_s=[0.0],
+            restart_s=[0.0 if math.isnan(self.restart_s) else self.restart_s],
+        )
+
+    def _efficiency(self, reference: int) -> float:
+        """Statistical efficiency of the batch and the interval; what is not known costs nothing."""
+        phi, batch = self.telemetry.noise_scale, self.options.global_batch
+        of_batch = (phi + reference) / (phi + batch) if phi >= 0 else 1.0
+        drift = self.options.drift if self.options.drift >= 0 else 0.0
+        return of_batch / (1.0 + drift * (self.interval - 1))
+
+    def _left_of_epoch(self) -> int:
+        return self.deal.left if self.deal is not None else 0
+
+    def _shards(self) -> Shards:
+        if self.deal is None:
+            return Shards()
+        response = self.telemetry.window.response_s_per_sample
+        queues = self.deal.queues()
+        ids, samples, workers, needed_s, started = [], [], [], [], []
+        for row, rank in enumerate(self._rank_of_row.tolist()):
+            ahead, pace = 0, float(response[rank])
+            for piece in queues[rank]:
+                ids.append(piece.id)
+                samples.append(piece.left)
+                workers.append(row)
+                needed_s.append(ahead * pace if ahead else 0.0)
+                started.append(self.deal.begun(piece))
+                ahead += piece.left
+        left, owner = np.array(samples, dtype=np.float64), np.array(workers, dtype=np.int64)
+        host = [self._hosts.index(self.active[rank].host) for rank in self._rank_of_row.tolist()]
+        return Shards.of(
+            id=ids, job=np.zeros(len(ids)), worker=owner, node=np.array(host)[owner], samples=left,
+            bytes=left * self.options.sample_bytes, started=started, local=np.ones(len(ids)), needed_in_s=needed_s,
+        )  # fmt: skip
+
+    # -- apply ---------------------------------------------------------------------------------------------
+
+    def apply(self, plan: Plan) -> list[Refusal]:
+        """Turn a feasible plan for the tables last observed into `self.change`; returns what is refused."""
+        self.change = Change(self.telemetry.first_free_round)
+        refused: list[Refusal] = []
+        if plan.samples_per_step is not None:
+            self._apply_samples(plan.samples_per_step, refused)
+        if plan.moves is not None and self._allowed("moves", refused):
+            pieces = self._piece_ids()
+            pairs = zip(plan.moves.shard.tolist(), plan.moves.worker.tolist(), strict=True)
+            moves = tuple((pieces[shard], int(self._rank_of_row[worker])) for shard, worker in pairs)
+            self.change = replace(self.change, moves=moves)
+        if plan.fetch_order is not None and self._allowed("order", refused):
+            pieces = self._piece_ids()
+            self.change = replace(self.change, order=tuple(pieces[k] for k in plan.fetch_order.tolist()))
+        if plan.sync_interval is not None:
+            self._apply_interval(int(plan.sync_interval[0]), refused)
+        if plan.gpu_share is not None:
+            self._apply_share(plan.gpu_share, refused)
+        if plan.allocation is not None:
+            self._apply_allocation(plan.allocation, refused)
+        return refused
+
+    def _allowed(self, lever: Lever, refused: list[Refusal]) -> bool:
+        if self.options.mode != "act":
+            refused.append(Refusal(lever, f"advice only: mode is {self.options.mode}"))
+        elif lever not in self.options.allow:
+            refused.append(Refusal(lever, "advice only: not allowed when the policy was attached"))
+        else:
+            return True
+        return False
+
+    def _piece_ids(self) -> list[int]:
+        queues = self.deal.queues() if self.deal is not None else []
+        return [piece.id for rank in self._rank_of_row.tolist() for piece in queues[rank]]
+
+    def _by_rank(self, by_row: Sequence[Any]) -> list[Any]:
+        values: list[Any] = [None] * len(self._rank_of_row)
+        for row, rank in enumerate(self._rank_of_row.tolist()):
+            values[rank] = by_row[row]
+        return values
+
+    def _apply_samples(self, samples: Ints, refused: list[Refusal]) -> None:
+        least = self.options.bounds.samples_min
+        if (samples < least).any():
+            refused.append(Refusal("samples", f"{int(samples.min())} is under the bound of {least}"))
+        elif self._allowed("samples", refused):
+            self.change = replace(self.change, shares=tuple(self._by_rank(samples.tolist())))
+
+    def _apply_interval(self, interval: int, refused: list[Refusal]) -> None:
+        most = self.options.bounds.interval_max
+        if interval > most:
+            refused.append(Refusal("interval", f"{interval} is above the bound of {most}"))
+        elif interval != self.interval and self._allowed("interval", refused):
+            self.change = replace(self.change, interval=interval)
+
+    def _apply_share(self, share: Floats, refused: list[Refusal]) -> None:
+        least = self.options.bounds.share_min
+        if (share < least).any():
+            refused.append(Refusal("share", f"{float(share.min()):.4g} is under the bound of {least}"))
+        elif self._allowed("share", refused):
+            self.change = replace(self.change, gpu_share=tuple(self._by_rank(share.tolist())))
+
+    def _apply_allocation(self, allocation: Allocation, refused: list[Refusal]) -> None:
+        held = sorted({self._device_row(place) for place in self.active})
+        wanted = sorted(allocation.gpus_of(0).tolist()) if len(allocation.job) else held
+        if wanted == held or not self._allowed("resize", refused):
+            return
+        members = tuple(p.member for p in self._everyone if self._device_row(p) in wanted)
+        if not members:
+            refused.append(Refusal("resize", "a training job cannot be stopped from inside"))
+        else:
+            self.change = replace(self.change, members=members)

@@ -1,0 +1,68 @@
+"""Small messages between the ranks, beside the gradients: one gather and one broadcast a decision."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from equipoise.live.group.regroup import set_timeout
+from equipoise.policies.observation import Floats
+
+
+class Control:
+    """A process group of its own on the host network, so that it never waits behind gradients."""
+
+    def __init__(self, timeout_s: float, connect_timeout: datetime.timedelta | None = None) -> None:
+        self.rank, self.ranks = int(dist.get_rank()), int(dist.get_world_size())
+        timeout = connect_timeout or datetime.timedelta(seconds=timeout_s)
+        self._group: dist.ProcessGroup | None = dist.new_group(backend="gloo", timeout=timeout)
+        set_timeout(timeout_s, self._group)
+
+    def close(self) -> None:
+        """Let go of the group."""
+        self._group = None
+
+    def gather(self, values: Floats) -> Floats:
+        """Every rank's `values` (same shape on all ranks), stacked by rank."""
+        mine = torch.from_numpy(np.ascontiguousarray(values, dtype=np.float64))
+        parts = [torch.empty_like(mine) for _ in range(self.ranks)]
+        dist.all_gather(parts, mine, group=self._group)
+        return np.stack([part.numpy() for part in parts])
+
+    def collect(self, values: Floats) -> Floats | None:
+        """Every rank's `values` (same shape on all ranks), stacked by rank; on rank 0 only, others go on."""
+        mine = torch.from_numpy(np.ascontiguousarray(values, dtype=np.float64))
+        if self.rank != 0:
+            dist.gather(mine, dst=0, group=self._group)
+            return None
+        parts = [torch.empty_like(mine) for _ in range(self.ranks)]
+        dist.gather(mine, parts, dst=0, group=self._group)
+        return np.stack([part.numpy() for part in parts])
+
+    def broadcast(self, payload: bytes | None) -> bytes:
+        """Rank 0's payload, on every rank."""
+        content = payload if payload is not None else b""
+        size = torch.tensor([len(content)], dtype=torch.int64)
+        dist.broadcast(size, src=0, group=self._group)
+        if int(size) == 0:
+            return b""
+        data = torch.empty(int(size), dtype=torch.uint8)
+        if self.rank == 0:
+            data.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
+        dist.broadcast(data, src=0, group=self._group)
+        return bytes(data.numpy())
+
+    def gather_text(self, item: Any) -> list[Any]:
+        """Every rank's JSON-able `item`, by rank."""
+        mine = np.frombuffer(json.dumps(item).encode(), dtype=np.uint8)
+        longest = int(self.gather(np.array([len(mine)], dtype=np.float64)).max())
+        padded = torch.full((longest,), ord(" "), dtype=torch.uint8)
+        padded[: len(mine)] = torch.from_numpy(mine.copy())
+        parts = [torch.empty_like(padded) for _ in range(self.ranks)]
+        dist.all_gather(parts, padded, group=self._group)
+        return [json.loads(bytes(part.numpy()).decode()) for part in parts]

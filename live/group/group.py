@@ -1,0 +1,162 @@
+"""The present group of ranks: its control channel, who is in it and where, and how it is formed anew."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from equipoise.live.group import rebuild
+from equipoise.live.group.control import Control
+from equipoise.live.group.places import Place, my_place, places_from
+from equipoise.live.group.regroup import EvictedError, Membership, is_transport_error
+from equipoise.live.train.shares import ShareBackend
+from equipoise.policies.record.export import ExportError
+
+
+class Group:
+    """Ranks that train together. Without a membership it never changes."""
+
+    def __init__(
+        self,
+        membership: Membership | None,
+        device: torch.device,
+        *,
+        backend: ShareBackend,
+        control_timeout_s: float,
+        problem: str | None = None,
+    ) -> None:
+        """`problem`: why this rank cannot begin, told to all. Raises ExportError when some rank has one."""
+        self.membership = membership
+        self._device, self._backend, self._timeout_s = device, backend, control_timeout_s
+        self.member = membership.member if membership is not None else dist.get_rank()
+        self.places: list[Place] = []  # by rank
+        self.parked: list[Place] = []
+        self.joins_seen = 0
+        self.run = ""  # the id of this run, the same on every rank and in every later group
+        self._begin(self.connect(problem))
+
+    def _begin(self, reports: Sequence[Mapping[str, Any]]) -> None:
+        for rank, report in enumerate(reports):
+            if report["problem"] is not None:
+                self.control.close()
+                raise ExportError(f"rank {rank}: {report['problem']}")
+
+    @property
+    def rank(self) -> int:
+        """This process's rank."""
+        return self.control.rank
+
+    @property
+    def ranks(self) -> int:
+        """Ranks in the group."""
+        return self.control.ranks
+
+    @property
+    def members(self) -> list[int]:
+        """Member ids by rank."""
+        return [place.member for place in self.places]
+
+    def connect(self, problem: str | None = None) -> Sequence[Mapping[str, Any]]:
+        """Open the control channel of the group just formed and learn who is where; reports by rank. Collective."""
+        linking = self.membership.connecting() if self.membership is not None else contextlib.nullcontext()
+        with linking as connect_timeout:
+            self.control = Control(self._timeout_s, connect_timeout)
+            mine = my_place(self.member, self._device, self._backend.quantum, self._backend.fixed)
+            reports = self.control.gather_text(
+                {"run": self.run or _new_run(), "place": mine, "problem": problem}
+            )
+        self.run = reports[0]["run"]  # rank 0 has been in the run before, if anyone has
+        known = {p.member: p for p in [*self.places, *self.parked]}
+        self.places = places_from([report["place"] for report in reports])
+        self._backend.set(self.places[self.rank].share)
+        inside = set(self.members)
+        outside = self.membership.parked() if self.membership is not None else []
+        self.parked = [known[m] for m in outside if m in known and m not in inside]
+        return reports
+
+    def same_on_all_ranks(self, values: Mapping[str, Any]) -> None:
+        """Raises ValueError, on every rank, when ranks hold different `values` under one name. Collective."""
+        reports = self.control.gather_text(dict(values))
+        for name, first in reports[0].items():
+            for rank, report in enumerate(reports):
+                if report[name] != first:
+                    raise ValueError(
+                        f"the ranks disagree on {name}: rank 0 has {first}, rank {rank} has {report[name]}; "
+                        "give every rank the whole dataset and the same options"
+                    )
+
+    def wanted(self, planned: Sequence[int] | None, resize_to: int | None) -> tuple[int, ...] | None:
+        """Members of the next group, or None to stay: as planned, with those who ask to join, resized.
+
+        On rank 0 only.
+        """
+        if self.membership is None:
+            return None
+        members = list(planned if planned is not None else self.members)
+        asked = self.membership.joins_asked()
+        if asked > self.joins_seen:
+            self.joins_seen = asked
+            members += [m for m in self.membership.waiting() if m not in members]
+        if resize_to is not None:
+            members = sorted(members) + [p.member for p in self.parked if p.member not in members]
+            members = members[:resize_to]
+        return None if sorted(members) == sorted(self.members) else tuple(members)
+
+    def what_changed(self, before: Sequence[int], why: str) -> str:
+        """Who left and who came since the members were those `before`; `why` the group broke if nobody did."""
+        left = [str(m) for m in sorted(before) if m not in self.members]
+        came = [str(m) for m in sorted(self.members) if m not in before]
+        parts = [f"{_members(left)} left"] * bool(left) + [f"{_members(came)} came"] * bool(came)
+        count = f"{len(self.members)} member{'s' * (len(self.members) != 1)}"
+        if not parts:
+            return f"nobody left, the group of {count} was formed anew: {why}"
+        return f"{', '.join(parts)}; the group is {count} now"
+
+    def reform(
+        self,
+        model: DistributedDataParallel,
+        wrapping: Mapping[str, Any],
+        boundary: int,
+        target: Sequence[int] | None,
+    ) -> None:
+        """Form the next group, of `target` or of all who are alive, and wrap `model` on it. Collective.
+
+        A member that the target leaves out waits here until it is taken in again. Raises EvictedError,
+        `planned` when training ends meanwhile, else when the others went on without this member.
+        """
+        assert self.membership is not None
+        while True:
+            self.control.close()
+            rebuild.release(model)
+            self.membership.leave_group()
+            try:
+                self.membership.regroup(boundary, target)
+            except EvictedError as left_out:
+                if not left_out.planned:
+                    raise
+                self.membership.park()
+                boundary = -1
+            try:
+                rebuild.rewrap(model, wrapping)
+                self.connect()
+                return
+            except Exception as error:
+                if not is_transport_error(error):
+                    raise
+                target = None
+
+
+def _new_run() -> str:
+    """An id that no other run has, in the order of their beginnings."""
+    return f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{secrets.token_hex(4)}"
+
+
+def _members(names: Sequence[str]) -> str:
+    return f"member{'s' * (len(names) != 1)} {', '.join(names)}"

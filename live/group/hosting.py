@@ -1,0 +1,45 @@
+"""The store of a job: where it listens, and the token under which the members of the job find each other."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import secrets
+import socket
+
+import torch.distributed as dist
+
+TOKEN = "EQUIPOISE_TOKEN"  # the environment variable that holds it
+_TIMEOUT = datetime.timedelta(seconds=60)
+
+
+def host_store(host: str, port: int = 0) -> dist.TCPStore:
+    """A store that listens on `host` only (PyTorch's own listens on every interface); port 0: a free one.
+
+    Raises OSError when the host is not this machine's, or the port is taken.
+    """
+    family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    listening = socket.create_server(address[:2], family=family)
+    return dist.TCPStore(
+        host,
+        listening.getsockname()[1],
+        is_master=True,
+        wait_for_workers=False,
+        timeout=_TIMEOUT,
+        master_listen_fd=listening.detach(),
+    )
+
+
+def reach_store(host: str, port: int) -> dist.TCPStore:
+    """A client of the store there. Raises torch.distributed.DistError when none answers."""
+    return dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_TIMEOUT)
+
+
+def of_job(store: dist.Store, token: str) -> dist.Store:
+    """The part of a store that belongs to the job with that token; empty: to jobs without one."""
+    return dist.PrefixStore(f"equipoise/{token}" if token else "equipoise", store)
+
+
+def own_token() -> str:
+    """The token that the environment gives to this job, else a new one."""
+    return os.environ.get(TOKEN) or secrets.token_hex(16)

@@ -1,0 +1,424 @@
+"""Who is in the training job, and how the group is formed anew inside the running processes.
+
+Members keep their id for life; a rank is a place in the present group. A group is formed anew when a member
+dies (the others notice a broken exchange, or a missing heartbeat) or when the members agree to take in or
+leave out some. Each formation is one numbered attempt, agreed on through a store that outlives every member.
+
+    membership = live.group.regroup.start()       instead of torch.distributed.init_process_group
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+import re
+import threading
+import time
+from collections.abc import Iterator, Sequence
+
+import torch.distributed as dist
+
+from equipoise.live.group.hosting import TOKEN, host_store, of_job, reach_store
+from equipoise.live.group.sockets import Sockets, open_sockets, shut
+from equipoise.policies.numerals import strict_int
+
+HEARTBEAT_S = 0.25
+DEAD_AFTER_S = 3.0  # without a heartbeat, when a group is being formed
+LOST_AFTER_S = 30.0  # without a heartbeat, when nothing else tells (a host without power, a frozen process)
+_CONNECT_TIMEOUT_S = 1.0  # to peers that are all there; gloo tries 5 times; doubled when nobody had left
+_REPEATS_MAX = 2  # groups of the same members formed anew without a round between them
+_GLOO_PLACE = re.compile(r"\bgloo/\S+\.(cc|h):\d+\]")  # its errors are plain RuntimeErrors; each says where
+
+
+class EvictedError(RuntimeError):
+    """The others went on without this member, or training ended while it waited.
+
+    `planned`: they agreed to, and it may wait to be taken in again.
+    """
+
+    def __init__(self, text: str, planned: bool = False) -> None:
+        super().__init__(text)
+        self.planned = planned
+
+
+class RegroupError(RuntimeError):
+    """A group cannot be formed, or is formed again and again though nobody left."""
+
+
+class _FormingError(RuntimeError):
+    """A member died, or gave up, while the group was being formed."""
+
+
+def is_transport_error(error: BaseException) -> bool:
+    """Whether PyTorch's communication raised this: its own types, or gloo's errors, which name their source."""
+    if isinstance(error, dist.DistError | _FormingError):
+        return True
+    return isinstance(error, RuntimeError) and _GLOO_PLACE.search(str(error)) is not None
+
+
+class _Watch(threading.Thread):
+    """Beats for this member, follows the others' beats, and breaks a wait when a new group is asked for."""
+
+    def __init__(self, owner: Membership, store: dist.Store) -> None:
+        super().__init__(name="equipoise-heartbeat", daemon=True)
+        self._owner, self._store = owner, store
+        self._seen: dict[int, tuple[bytes, float]] = {}
+        self._ending = threading.Event()  # `_stop` is a method of Thread, called in every forked child
+
+    def run(self) -> None:
+        """Beat until stopped; the store going away ends it."""
+        count = 0
+        with contextlib.suppress(RuntimeError):
+            while not self._ending.wait(HEARTBEAT_S):
+                count += 1
+                self._store.set(f"beat/{self._owner.member}", str(count))
+                now = time.monotonic()
+                followed = self._owner.followed()
+                self._seen = {member: seen for member, seen in self._seen.items() if member in followed}
+                for member in followed:
+                    self._follow(member, now)
+                if self._is_broken(now):
+                    self._owner.break_exchange()
+
+    def stop(self) -> None:
+        """Stop beating."""
+        self._ending.set()
+
+    def _is_broken(self, now: float) -> bool:
+        owner = self._owner
+        if owner.is_connecting and any(self.is_dead(m, self._store) for m in owner.expected):
+            return True
+        lost = any(self._silent_s(m, now) > LOST_AFTER_S for m in owner.expected)
+        return lost or self._store.check([f"ask/{owner.attempt + 1}"])
+
+    def _follow(self, member: int, now: float) -> None:
+        if not self._store.check([f"beat/{member}"]):
+            return  # not started yet
+        beat = self._store.get(f"beat/{member}")
+        if member not in self._seen or self._seen[member][0] != beat:
+            self._seen[member] = (beat, now)
+
+    def _silent_s(self, member: int, now: float) -> float:
+        return now - self._seen[member][1] if member in self._seen else 0.0
+
+    def is_dead(self, member: int, store: dist.Store) -> bool:
+        """Whether a member was reported dead, or has not beaten for `DEAD_AFTER_S` while we watched."""
+        if store.check([f"dead/{member}"]):
+            return True
+        return self._silent_s(member, time.monotonic()) > DEAD_AFTER_S
+
+
+class Membership:
+    """This process's place in the job. Make one with `start`."""
+
+    def __init__(
+        self, store: dist.Store, watch_store: dist.Store, member: int, backend: str, timeout_s: float
+    ):
+        self.member, self.backend, self.timeout_s = member, backend, timeout_s
+        self.generation = self.attempt = -1  # of the present group; of the one being formed
+        self.members: list[int] = []  # by rank
+        self._store = store
+        self._sockets: Sockets = frozenset()
+        self._before: Sockets | None = None  # open before the present group began to connect
+        self._links = 0  # of the present group
+        self.expected: list[int] = []  # members of the group that is being formed, or is formed
+        self._agreed: tuple[frozenset[int], int] = (frozenset(), -1)  # on whom, and on which round
+        self._repeats = 0
+        self._asked_for: set[int] = set()
+        store.set(f"beat/{member}", "0")
+        self._watch = _Watch(self, watch_store)
+        self._watch.start()
+
+    # -- seen by the watch ---------------------------------------------------------------------------------
+
+    def followed(self) -> list[int]:
+        """Members whose beats matter now."""
+        return sorted({*self.members, *self.expected, *self._asked_for} - {self.member})
+
+    @property
+    def is_connecting(self) -> bool:
+        """Whether this process is making connections of the present group."""
+        return self._before is not None
+
+    def break_exchange(self) -> None:
+        """Make whatever this process waits for in the present group fail, also while it connects."""
+        before = self._before
+        shut(self._sockets if before is None else self._sockets | (open_sockets() - before))
+        if "nccl" in self.backend:
+            with contextlib.suppress(RuntimeError, ValueError):
+                dist.distributed_c10d._get_default_group().abort()
+
+    # -- joining and leaving -------------------------------------------------------------------------------
+
+    def found(self, ranks: int) -> None:
+        """Form the first group of members 0 .. ranks-1."""
+        if self.member == 0:
+            self._store.set("founders", str(ranks))
+        self._form_or_retry(0, list(range(ranks)))
+
+    def join(self) -> None:
+        """Ask to be taken in, and wait until that happened. Raises EvictedError when training ends first."""
+        self._store.set(f"join/{self.member}", "1")
+        self._store.add("joining", 1)
+        self._await_admission()
+
+    def park(self) -> None:
+        """Wait outside the group until taken in again. Raises EvictedError when training ends first."""
+        self._store.set(f"parked/{self.member}", "1")
+        self._await_admission()
+        self._store.set(f"parked/{self.member}", "0")
+
+    def parked(self) -> list[int]:
+        """Living members that wait outside after having been inside."""
+        everyone = int(self._store.get("founders")) + int(self._store.add("joined", 0))
+        outside = [m for m in range(everyone) if m not in self.members and self._has(f"parked/{m}", b"1")]
+        self._asked_for |= set(outside)
+        return [m for m in outside if not self._watch.is_dead(m, self._store)]
+
+    def _has(self, key: str, value: bytes) -> bool:
+        return bool(self._store.check([key]) and self._store.get(key) == value)
+
+    def _await_admission(self) -> None:
+        while True:
+            key = f"admit/{self.member}"
+            if self._store.check([key]):
+                attempt = int(self._store.get(key))
+                if attempt > self.generation and self._store.check([f"members/{attempt}"]):
+                    members = [int(m) for m in json.loads(self._store.get(f"members/{attempt}"))]
+                    if self.member in members:
+                        self._form_or_retry(attempt, members)
+                        return
+            if self._store.check(["done"]):
+                raise EvictedError("training ended", planned=True)
+            time.sleep(0.05)
+
+    def waiting(self) -> list[int]:
+        """Members that asked to join, are not in the group, and are alive."""
+        founders, joined = int(self._store.get("founders")), int(self._store.add("joined", 0))
+        asked = [m for m in range(founders, founders + joined) if self._store.check([f"join/{m}"])]
+        self._asked_for = set(asked) - set(self.members)
+        return [m for m in sorted(self._asked_for) if not self._watch.is_dead(m, self._store)]
+
+    def joins_asked(self) -> int:
+        """How often members asked to join; cheap, to see whether `waiting` is worth a look."""
+        return int(self._store.add("joining", 0))
+
+    def close(self, *, done: bool = True) -> None:
+        """Stop beating; `done`: tell those who wait outside that training ended."""
+        self._watch.stop()
+        with contextlib.suppress(RuntimeError):
+            if done:
+                self._store.set("done", "1")
+
+    # -- forming a group -----------------------------------------------------------------------------------
+
+    def leave_group(self) -> None:
+        """Drop the present group, also a half-formed one. The caller has let go of everything that uses it."""
+        if not dist.is_initialized():
+            # What a failed start leaves behind (PyTorch counts the groups, and names them so) goes with a group.
+            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        with contextlib.suppress(RuntimeError):
+            dist.destroy_process_group()
+        shut(self._sockets)  # what still holds a reference must not keep peers waiting
+        self._sockets = frozenset()
+
+    def regroup(self, boundary: int, target: Sequence[int] | None = None) -> None:
+        """Form the next group, of `target` or (None) of all who are still alive.
+
+        `boundary` is the last round whose result this member shares with all: members that got furthest come
+        first, so rank 0 holds the state to go on with. Collective over the living members; with a target it
+        must be called by all of them at the same round. Raises EvictedError when this member is left out,
+        RegroupError when the same members came this far several times, or the store is gone.
+        """
+        try:
+            self._regroup(boundary, target)
+        except dist.DistError as problem:
+            raise RegroupError("the job's store cannot be reached") from problem
+
+    def _regroup(self, boundary: int, target: Sequence[int] | None) -> None:
+        base, self.attempt = list(self.members), self.generation
+        while True:
+            self.attempt += 1
+            attempt = self.attempt
+            if target is None:
+                self._store.set(f"ask/{attempt}", str(self.member))
+            self._store.set(f"here/{attempt}/{self.member}", str(boundary))
+            members = self._agree(attempt, base, target)
+            target = None
+            if members is None:
+                continue
+            if self.member not in members:
+                self.generation = attempt
+                planned = self._has(f"planned/{attempt}", b"1")
+                raise EvictedError(_why_left_out(self.member, members, planned), planned)
+            self._count_repeats(attempt, members)
+            if self._try_form(attempt, members):
+                return
+            base = members
+
+    def _agree(self, attempt: int, base: list[int], target: Sequence[int] | None) -> list[int] | None:
+        """The members of an attempt by rank; None when its leader died."""
+        first = int(self._store.compare_set(f"leader/{attempt}", "", str(self.member)))
+        if first == self.member:
+            return self._lead(attempt, base, target)
+        key, dead = f"members/{attempt}", False
+        while not self._store.check([key]):
+            if dead:  # before it was looked for: it will not come any more
+                return None
+            dead = self._watch.is_dead(first, self._store)
+            time.sleep(0.01)
+        return [int(m) for m in json.loads(self._store.get(key))]
+
+    def _lead(self, attempt: int, base: list[int], target: Sequence[int] | None) -> list[int]:
+        boundary: dict[int, int] = {}
+        missing = set(base)
+        while missing:
+            for member in sorted(missing):
+                if self._store.check([f"here/{attempt}/{member}"]):
+                    boundary[member] = int(self._store.get(f"here/{attempt}/{member}"))
+                    missing.discard(member)
+                elif self._watch.is_dead(member, self._store):
+                    missing.discard(member)
+            if missing:
+                time.sleep(0.01)
+        wanted = list(boundary) if target is None else list(target)
+        chosen = [m for m in wanted if m in boundary or not self._watch.is_dead(m, self._store)]
+        members = sorted(chosen, key=lambda m: (-boundary.get(m, -1), m))
+        if target is not None:
+            self._store.set(f"planned/{attempt}", "1")
+        for member in members:
+            if member not in boundary:
+                self._store.set(f"admit/{member}", str(attempt))
+        self._store.set(f"members/{attempt}", json.dumps(members))
+        return members
+
+    def _count_repeats(self, attempt: int, members: list[int]) -> None:
+        """Raises RegroupError when the same members agree on the same round once too often."""
+        first = f"here/{attempt}/{members[0]}"
+        furthest = int(self._store.get(first)) if self._store.check([first]) else -1
+        who, (before, reached) = frozenset(members), self._agreed
+        is_new = who != before or furthest > reached or self._has(f"planned/{attempt}", b"1")
+        self._agreed = who, furthest
+        self._repeats = 0 if is_new else self._repeats + 1
+        if self._repeats > _REPEATS_MAX:
+            self._store.set(f"dead/{self.member}", "gave up")
+            raise RegroupError(
+                f"the group of {len(members)} was formed anew {_REPEATS_MAX + 1} times, nobody had left it, "
+                "and no round was finished"
+            )
+
+    def _try_form(self, attempt: int, members: list[int]) -> bool:
+        try:
+            self._form(attempt, members)
+        except RegroupError:
+            raise
+        except RuntimeError:
+            self.leave_group()
+            return False
+        return True
+
+    def _form_or_retry(self, attempt: int, members: list[int]) -> None:
+        if not self._try_form(attempt, members):
+            self.members, self.generation = members, attempt
+            self.regroup(-1)
+
+    def _form(self, attempt: int, members: list[int]) -> None:
+        self.attempt, self.expected, self._links = attempt, members, 0
+        with self.connecting() as timeout:
+            dist.init_process_group(
+                self.backend,
+                store=dist.PrefixStore(f"group/{attempt}", _store(-1)),  # its own, which can be broken
+                rank=members.index(self.member),
+                world_size=len(members),
+                timeout=timeout,
+            )
+            set_timeout(self.timeout_s)
+        self.members, self.generation = members, attempt
+
+    @contextlib.contextmanager
+    def connecting(self) -> Iterator[datetime.timedelta]:
+        """Connections made inside belong to the present group, and are broken with it.
+
+        Waits until all its members are here, so that a short time-out, the value, is enough for connecting.
+        Raises RuntimeError when one of them died or gave up, RegroupError when they do not come.
+        """
+        self._call_roll()
+        before = self._before = open_sockets()
+        try:
+            yield datetime.timedelta(seconds=_CONNECT_TIMEOUT_S * 2**self._repeats)
+        finally:
+            self._sockets |= open_sockets() - before
+            self._before = None
+
+    def _call_roll(self) -> None:
+        self._links += 1
+        here = f"ready/{self.attempt}/{self._links}"
+        self._store.set(f"{here}/{self.member}", "1")
+        deadline = time.monotonic() + self.timeout_s
+        while not self._store.check([f"{here}/{member}" for member in self.expected]):
+            dead = [m for m in self.expected if m != self.member and self._watch.is_dead(m, self._store)]
+            if dead or self._store.check([f"ask/{self.attempt + 1}"]):
+                raise _FormingError(f"members {dead} died" if dead else "another member gave up")
+            if time.monotonic() > deadline:
+                raise RegroupError(f"the members {self.expected} did not come within {self.timeout_s:g} s")
+            time.sleep(0.01)
+
+
+def _why_left_out(member: int, members: Sequence[int], planned: bool) -> str:
+    if planned:
+        return f"member {member} is not in the group of {list(members)}"
+    return (
+        f"the others went on without member {member}, as the group of members {list(members)}: it was silent for "
+        f"{DEAD_AFTER_S:g} s, or reported dead. What it trained on since is dealt again; let this process end, "
+        "and start a new one with --join"
+    )
+
+
+def set_timeout(timeout_s: float, group: dist.ProcessGroup | None = None) -> None:
+    """Bound every further exchange in `group` (None: the default one)."""
+    dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=timeout_s), group)
+
+
+_current: Membership | None = None
+
+
+def current() -> Membership | None:
+    """The membership that `start` made in this process, if any."""
+    return _current
+
+
+def start(backend: str = "gloo", *, timeout_s: float = 1800.0) -> Membership:
+    """Join the training job that the environment names, and form or enter its group.
+
+    `EQUIPOISE_STORE` (host:port) is a store that outlives every member, as `live.group.launch` provides, and
+    `EQUIPOISE_TOKEN` the job's token; without it the store of `MASTER_ADDR`/`MASTER_PORT` serves, hosted by
+    rank 0 unless a launcher hosts it, and a token is used if there is one.
+    `RANK` and `WORLD_SIZE` name a founder; `EQUIPOISE_JOIN=1` asks to be taken into a running job, which
+    happens at its next decision. `timeout_s` bounds every exchange. Raises KeyError when a variable is
+    missing, EvictedError when training ends before this process is taken in.
+    """
+    global _current
+    joins = os.environ.get("EQUIPOISE_JOIN") == "1"
+    rank, ranks = (
+        (-1, -1) if joins else (strict_int(os.environ["RANK"]), strict_int(os.environ["WORLD_SIZE"]))
+    )
+    store, watch_store = _store(rank), _store(-1)
+    member = int(store.get("founders")) + int(store.add("joined", 1)) - 1 if joins else rank
+    _current = Membership(store, watch_store, member, backend, timeout_s)
+    if joins:
+        _current.join()
+    else:
+        _current.found(ranks)
+    return _current
+
+
+def _store(rank: int) -> dist.Store:
+    """A client of the job's part of the store; rank 0 hosts it where nobody else does."""
+    address = os.environ.get("EQUIPOISE_STORE")
+    hosted = address is not None or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    host, _, port = (address or f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}").rpartition(":")
+    connect = host_store if rank == 0 and not hosted else reach_store
+    token = os.environ.get(TOKEN, "") if address is None else os.environ[TOKEN]
+    return of_job(connect(host, strict_int(port)), token)

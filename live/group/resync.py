@@ -1,0 +1,79 @@
+"""Gives all members of a new group one state: parameters, optimiser, epoch, remaining samples, interval."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from equipoise.live.group import rebuild
+from equipoise.live.group.group import Group
+from equipoise.live.train.deal import Deal, Piece
+from equipoise.live.train.sampler import ShareSampler
+from equipoise.live.train.sync import LocalSteps
+from equipoise.policies.observation import Ints
+
+
+def resync(
+    group: Group,
+    sampler: ShareSampler,
+    model: DistributedDataParallel,
+    optimizer: torch.optim.Optimizer,
+    local: LocalSteps,
+    extra: Mapping[str, Any],
+    mine: list[torch.Tensor] | None,
+    boundary: int,
+) -> None:
+    """Agree on where to go on from. Collective.
+
+    Members whose last common round (`boundary`, -1: none) is the latest carry the lineage. If they made
+    local steps since, their replicas `mine` are averaged by the samples behind them; what a dead member
+    trained on since is dealt again, as is a round that broke off.
+    """
+    trained = sampler.trained_since(boundary) if boundary >= 0 else np.empty(0, dtype=np.int64)
+    reports = group.control.gather_text({"boundary": boundary, "trained": trained.tolist()})
+    furthest = max(r["boundary"] for r in reports)
+    work = [len(r["trained"]) if r["boundary"] == furthest else 0 for r in reports]
+    merge = sum(work) > 0
+    weight = work[group.rank] / sum(work) if merge else 0.0
+    rebuild.agree(model, optimizer, extra, mine if weight > 0 else None, weight, merge)
+    content = None
+    if group.rank == 0:
+        done = {i for r, n in zip(reports, work, strict=True) if n for i in r["trained"]}
+        gone = np.array(sorted(done), dtype=np.int64)
+        content = json.dumps(_progress(group, sampler, local, furthest, gone)).encode()
+    state = json.loads(group.control.broadcast(content))
+    sampler.set_world(group.rank, group.ranks)
+    sampler.resume(state["epoch"], _deal_from(state["deal"]), state["round"])
+    group.joins_seen = state["joins_seen"]
+    local.reset(state["interval"])
+
+
+def _progress(
+    group: Group, sampler: ShareSampler, local: LocalSteps, boundary: int, trained: Ints
+) -> dict[str, Any]:
+    rest = sampler.rest_at(boundary)
+    epoch, deal = rest if rest is not None else (-1, None)
+    return {
+        "epoch": epoch,
+        "round": max(boundary, 0),
+        "interval": local.interval,
+        "joins_seen": group.joins_seen,
+        "deal": None if deal is None else _deal_to(deal.without(trained, group.ranks)),
+    }
+
+
+def _deal_to(deal: Deal) -> dict[str, Any]:
+    queues = [[(p.id, p.shard, p.begin, p.end) for p in queue] for queue in deal.queues()]
+    return {"order": deal.order.tolist(), "queues": queues, "next_id": deal.next_id}
+
+
+def _deal_from(raw: Mapping[str, Any] | None) -> Deal | None:
+    if raw is None:
+        return None
+    queues = [[Piece(*piece) for piece in queue] for queue in raw["queues"]]
+    return Deal(np.array(raw["order"], dtype=np.int64), queues, raw["next_id"])

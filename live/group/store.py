@@ -1,0 +1,38 @@
+"""Hosts the store of a job until it is told to stop: `python -m equipoise.live.group.store --port 29500`."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+
+from equipoise.live.group.hosting import host_store
+from equipoise.policies.numerals import plain_numbers
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m equipoise.live.group.store", description=__doc__.splitlines()[0]
+    )
+    plain_numbers(parser)
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on, and no other")
+    parser.add_argument("--port", type=int, default=29500, help="0 takes a free one")
+    given = parser.parse_args(arguments)
+    try:
+        store = host_store(given.host, given.port)
+    except (OSError, RuntimeError) as error:
+        print(f"equipoise: no store on {given.host}:{given.port}: {error}", file=sys.stderr)
+        return 1
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    print(f"equipoise: store on {given.host}:{store.port}", flush=True)
+    stop.wait()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,209 @@
+"""Who trains on which samples of an epoch: queues of shards, exactly once whatever the shares do.
+
+Every rank keeps the whole deal and draws for all ranks, so no message is needed to know who has what: equal
+inputs, applied at equal rounds, give equal deals. The rules are those of `policies.shards`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from equipoise.policies.observation import Ints
+from equipoise.policies.physics import deal
+from equipoise.policies.shards import next_batch, reordered, take_from, why_not_moved
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Positions [begin, end) of the epoch's order; the unread rest of shard `shard`."""
+
+    id: int
+    shard: int
+    begin: int
+    end: int
+
+    @property
+    def left(self) -> int:
+        """Unread samples."""
+        return self.end - self.begin
+
+
+def block_owners(shards: int, workers: int) -> Ints:
+    """Owner of every shard when each worker gets a block of them, as equal as can be."""
+    per_worker = deal(shards, np.ones(workers, dtype=np.int64))
+    return np.repeat(np.arange(workers, dtype=np.int64), per_worker)
+
+
+class Deal:
+    """One epoch (or the rest of one): its order of dataset indices, and every worker's queue of pieces."""
+
+    def __init__(
+        self,
+        order: Ints,
+        queues: Sequence[Sequence[Piece]],
+        next_id: int,
+        begun: frozenset[int] = frozenset(),
+    ) -> None:
+        self.order = order
+        self._queues: list[tuple[Piece, ...]] = [tuple(queue) for queue in queues]
+        self._begun = begun  # ids of pieces that were read in part, beside those whose cursor shows it
+        self.next_id = next_id
+        self.owned: Ints = np.array([sum(p.left for p in queue) for queue in self._queues], dtype=np.int64)
+        self._recount()
+
+    @classmethod
+    def whole(cls, order: Ints, shards: int, owners: Ints | None, workers: int, first_id: int = 0) -> Deal:
+        """A fresh epoch: `order` cut into `shards` nearly equal shards, shard k with `owners[k]`.
+
+        The first shards are the larger ones. Without owners, workers get equal blocks of shards.
+        """
+        shards = max(1, min(shards, len(order)))
+        sizes = deal(len(order), np.ones(shards, dtype=np.int64))
+        cuts = np.concatenate(([0], np.cumsum(sizes)))
+        if owners is None or len(owners) != shards:
+            owners = block_owners(shards, workers)
+        queues: list[list[Piece]] = [[] for _ in range(workers)]
+        for k in np.flatnonzero(sizes).tolist():
+            queues[owners[k]].append(Piece(first_id + k, k, int(cuts[k]), int(cuts[k + 1])))
+        return cls(order, queues, first_id + shards)
+
+    @property
+    def left(self) -> int:
+        """Samples that nobody has drawn."""
+        return int(self.owned.sum())
+
+    def copy(self) -> Deal:
+        """An independent copy; the pieces and the order, which never change, are shared."""
+        other = object.__new__(Deal)
+        other.order, other.next_id, other._begun = self.order, self.next_id, self._begun
+        other._queues, other.owned = list(self._queues), self.owned.copy()
+        other._behind = self._behind.copy()
+        return other
+
+    def queues(self) -> list[tuple[Piece, ...]]:
+        """Unread pieces of every worker, first to be read first."""
+        self._settle()
+        return list(self._queues)
+
+    def begun(self, piece: Piece) -> bool:
+        """Whether some of the piece's shard was read from it: it may be cut, but not moved."""
+        return piece.id in self._begun
+
+    # -- drawing -------------------------------------------------------------------------------------------
+
+    def demand(self, shares: Ints, unit: int) -> Ints:
+        """What each worker takes next: its share, or its part of the rest when less than a batch is left."""
+        return next_batch(self.left, shares, unit)
+
+    def draw(self, demand: Ints, worker: int) -> Ints:
+        """Take `demand` for all workers; returns the dataset indices of `worker`."""
+        ahead = self.owned - self._behind  # left in the piece at the head of each queue
+        if (ahead > demand).all():
+            begin = self._queues[worker][0].end - int(ahead[worker]) if demand[worker] else 0
+            self.owned -= demand
+            return self.order[begin : begin + int(demand[worker])]
+        return self._draw_across(demand, worker)
+
+    def _draw_across(self, demand: Ints, worker: int) -> Ints:
+        self._settle()
+        for thief, need in enumerate(demand.tolist()):
+            while self.owned[thief] < need:
+                self._take_from_another(thief, need - int(self.owned[thief]), demand)
+        taken = [self.order[:0]]
+        for w, need in enumerate(demand.tolist()):
+            queue = list(self._queues[w])
+            while need > 0:
+                head = queue.pop(0)
+                some = min(need, head.left)
+                if w == worker:
+                    taken.append(self.order[head.begin : head.begin + some])
+                need -= some
+                if some < head.left:
+                    queue.insert(0, Piece(head.id, head.shard, head.begin + some, head.end))
+                    self._begun |= {head.id}
+            self._queues[w] = tuple(queue)
+        self.owned = self.owned - demand
+        self._recount()
+        return np.concatenate(taken)
+
+    def _recount(self) -> None:
+        """Samples of each queue behind its head: the head's cursor follows from `owned`."""
+        self._behind = np.array([sum(p.left for p in queue[1:]) for queue in self._queues], dtype=np.int64)
+
+    def _settle(self) -> None:
+        """Write the cursors that `owned` implies into the heads."""
+        for w, queue in enumerate(self._queues):
+            if queue:
+                head, left = queue[0], int(self.owned[w] - self._behind[w])
+                if left != head.left:
+                    self._begun |= {head.id}
+                    self._queues[w] = (Piece(head.id, head.shard, head.end - left, head.end), *queue[1:])
+
+    def _take_from_another(self, taker: int, short: int, demand: Ints) -> None:
+        # A round stands for a second: shares follow speed, and are known to every rank.
+        pace = 1.0 / np.maximum(demand, 1)
+        last = [queue[-1].left if queue else 0 for queue in self._queues]
+        started = [bool(queue) and queue[-1].id in self._begun for queue in self._queues]
+        taken = take_from(taker, short, self.owned.tolist(), demand.tolist(), pace, last, started)
+        piece = self._queues[taken.source][-1]
+        part = piece
+        if taken.samples < piece.left:
+            part = Piece(self.next_id, piece.shard, piece.end - taken.samples, piece.end)
+            self.next_id += 1
+        self._hand_over(taken.source, taker, piece, part)
+
+    def _hand_over(self, source: int, target: int, piece: Piece, part: Piece) -> None:
+        rest = Piece(piece.id, piece.shard, piece.begin, part.begin)
+        kept = tuple(p for p in self._queues[source] if p.id != piece.id)
+        at = [p.id for p in self._queues[source]].index(piece.id)
+        if rest.left > 0 and part.id != piece.id:
+            kept = (*self._queues[source][:at], rest, *self._queues[source][at + 1 :])
+        self._queues[source] = kept
+        self._queues[target] = (*self._queues[target], part)
+        self.owned[source] -= part.left
+        self.owned[target] += part.left
+        self._recount()
+
+    # -- plans ---------------------------------------------------------------------------------------------
+
+    def move(self, piece_id: int, target: int) -> str | None:
+        """Give an unstarted piece to another worker; returns why not, or None."""
+        self._settle()
+        found = next(((w, p) for w, q in enumerate(self._queues) for p in q if p.id == piece_id), None)
+        source, piece = found or (-1, None)
+        refused = why_not_moved(piece, piece_id in self._begun)
+        if piece is not None and refused is None and source != target:
+            self._hand_over(source, target, piece, piece)
+        return refused
+
+    def reorder(self, rank: Mapping[int, int]) -> None:
+        """Sort each queue's unstarted pieces by `rank[piece id]`; those without a rank stay last."""
+        self._settle()
+        self._queues = [tuple(reordered(queue, self.begun, rank)) for queue in self._queues]
+        self._recount()
+
+    # -- after a regroup -----------------------------------------------------------------------------------
+
+    def without(self, trained: Ints, workers: int) -> Deal:
+        """The rest of the epoch for `workers` new workers: what is unread here, less what was `trained`.
+
+        `trained` are dataset indices. Unstarted pieces stay whole.
+        """
+        gone = np.zeros(int(self.order.max(initial=-1)) + 1, dtype=bool)
+        gone[trained[trained < len(gone)]] = True
+        orders, queues = [self.order[:0]], [[] for _ in range(workers)]  # type: ignore[var-annotated]
+        held, at, next_id = np.zeros(workers, dtype=np.int64), 0, self.next_id
+        pieces = sorted((p for queue in self.queues() for p in queue), key=lambda p: p.begin)
+        for piece in pieces:
+            indices = self.order[piece.begin : piece.end]
+            rest = indices[~gone[indices]]
+            if len(rest):
+                owner = int(np.argmin(held))
+                queues[owner].append(Piece(next_id, piece.shard, at, at + len(rest)))
+                orders.append(rest)
+                held[owner] += len(rest)
+                at, next_id = at + len(rest), next_id + 1
+        return Deal(np.concatenate(orders), queues, next_id)

@@ -1,0 +1,150 @@
+"""Gradient statistics on chosen steps only: norms, and the noise scale."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+
+def noise_statistics(
+    local_squares: Sequence[float], mean_square: float, samples: Sequence[int]
+) -> tuple[float, float]:
+    """Trace of the per-sample gradient covariance S and squared norm of the true gradient |G|^2.
+
+    `local_squares[r]` = |g_r|^2 of rank r's mean gradient over `samples[r]`; `mean_square` = |sum_r n_r/B
+    g_r|^2. E|g_r|^2 = |G|^2 + S/n_r holds for any split, so with A = sum_r (n_r/B)|g_r|^2 over the R ranks
+    that hold samples, S = B (A - mean_square) / (R - 1) and |G|^2 = mean_square - S/B are unbiased
+    (generalises McCandlish et al. 2018, appendix A.1, to unequal batches). NaN with fewer than two ranks.
+    """
+    total = sum(samples)
+    some = [(n, square) for n, square in zip(samples, local_squares, strict=True) if n > 0]
+    if len(some) < 2:
+        return math.nan, math.nan
+    weighted = sum(n / total * square for n, square in some)
+    covariance_trace = total * (weighted - mean_square) / (len(some) - 1)
+    return covariance_trace, mean_square - covariance_trace / total
+
+
+class NoiseScale:
+    """Gradient noise scale phi = S / |G|^2 in samples, each part smoothed before the division.
+
+    The ratio of two noisy estimates is biased; smoothing first follows McCandlish et al. 2018, appendix A.1.
+    """
+
+    def __init__(self, keep: float = 0.9) -> None:
+        self.keep = keep
+        self._parts = (math.nan, math.nan)
+
+    def add(self, covariance_trace: float, true_square: float) -> None:
+        """Take one measurement; one that is not finite is ignored."""
+        new = (covariance_trace, true_square)
+        if not all(math.isfinite(v) for v in new):
+            return
+        if math.isnan(self._parts[0]):
+            self._parts = new
+        else:
+            pairs = zip(self._parts, new, strict=True)
+            self._parts = tuple(self.keep * a + (1 - self.keep) * b for a, b in pairs)  # type: ignore[assignment]
+
+    @property
+    def value(self) -> float:
+        """phi in samples, or NaN while it is unknown (no measurement, or no positive parts)."""
+        covariance_trace, true_square = self._parts
+        return covariance_trace / true_square if covariance_trace > 0 and true_square > 0 else math.nan
+
+
+class BackwardProbe:
+    """Tells when a backward pass has its local gradients, when they are exchanged, and their norms.
+
+    `local_square` is |g|^2 of this rank's gradient, `mean_square` this rank's part (see `part`) of that of the
+    exchanged one.
+
+    Only the parameter whose gradient comes last carries a hook; which one that is, is learnt on measured
+    steps, when every parameter carries one.
+    """
+
+    def __init__(
+        self, parameters: Iterable[torch.Tensor], on_local: Callable[[], None], on_done: Callable[[], None]
+    ) -> None:
+        self._parameters = [p for p in parameters if p.requires_grad]
+        self._on_local, self._on_done = on_local, on_done
+        self._squares: dict[int, torch.Tensor] = {}
+        self._handles: list[Any] = []
+        self._queued = False
+        self._last = 0
+        self._measuring = False
+        self.part = (0, 1)  # this rank and the ranks in all
+        self.local_square = self.mean_square = math.nan  # of the last pass, where it was measured
+        self.measure(True)
+
+    def measure(self, wanted: bool) -> None:
+        """Measure squared gradient norms in the next backward passes, or stop."""
+        if wanted == self._measuring:
+            return
+        self.close()
+        self._measuring = wanted
+        watched = range(len(self._parameters)) if wanted else [self._last]
+        for k in watched:
+            if k < len(self._parameters):
+                hook = self._hook(k)
+                self._handles.append(self._parameters[k].register_post_accumulate_grad_hook(hook))
+        self._squares.clear()
+
+    def reset(self) -> None:
+        """Forget a backward pass that was broken off."""
+        self._queued = False
+        self.local_square = self.mean_square = math.nan
+
+    def close(self) -> None:
+        """Remove every hook."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._measuring = False
+
+    def _hook(self, k: int) -> Callable[[torch.Tensor], None]:
+        def ready(parameter: torch.Tensor) -> None:
+            # Runs before the exchange reads the gradient, so this is the local one.
+            if self._measuring and parameter.grad is not None:
+                self._squares[k] = _square(parameter.grad)
+                self._last = k
+            self._on_local()
+            if not self._queued:
+                self._queued = True
+                queue = torch.autograd.Variable._execution_engine.queue_callback
+                # The exchange ends in a callback that is queued later in this pass; ours must follow it.
+                queue(lambda: queue(self._finish))
+
+        return ready
+
+    def _finish(self) -> None:
+        self._queued = False
+        self._on_done()
+        if self._measuring:
+            self.local_square = _total(self._squares.values())
+            # After the exchange all ranks hold the same, so each takes a part of it; the parts are summed.
+            gradients = (p.grad for p in self._parameters if p.grad is not None)
+            self.mean_square = _total(_square(_part(gradient, *self.part)) for gradient in gradients)
+
+
+def _part(gradient: torch.Tensor, rank: int, ranks: int) -> torch.Tensor:
+    """A part of the elements, so that all ranks' parts are all of them; the first takes what cannot be cut."""
+    if gradient.is_sparse or not gradient.is_contiguous():
+        return gradient if rank == 0 else gradient.new_zeros(1).to_dense()
+    flat = gradient.detach().view(-1)
+    return flat[rank * len(flat) // ranks : (rank + 1) * len(flat) // ranks]
+
+
+def _total(squares: Iterable[torch.Tensor]) -> float:
+    """Sum; infinity when it is not finite, because NaN stands for what was not measured."""
+    total = float(sum(float(square) for square in squares))
+    return total if math.isfinite(total) else math.inf
+
+
+def _square(gradient: torch.Tensor) -> torch.Tensor:
+    dense = gradient.coalesce().values() if gradient.is_sparse else gradient
+    wide = torch.float32 if dense.dtype in (torch.float16, torch.bfloat16) else None
+    return torch.linalg.vector_norm(dense.detach(), dtype=wide).square()

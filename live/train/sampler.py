@@ -1,0 +1,215 @@
+"""A batch sampler whose share of every batch may change between rounds, with every sample once per epoch.
+
+A round is one global batch. A loader may draw rounds ahead of training (worker processes, prefetching);
+a change therefore names the first round it holds for, and is applied by every rank when it draws that round.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from equipoise.live.decide.change import Change
+from equipoise.live.train.deal import Deal, block_owners
+from equipoise.policies.observation import Ints
+from equipoise.policies.physics import deal
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What was drawn for one round."""
+
+    number: int
+    epoch: int
+    samples: tuple[int, ...]  # of every rank
+    total: int  # over all ranks
+    indices: Ints  # dataset indices of this rank
+    last: bool  # of its epoch
+
+
+class ShareSampler:
+    """Yields this rank's part of every global batch, as lists of dataset indices, one epoch per iteration.
+
+    Use as `DataLoader(dataset, batch_sampler=sampler)`. A rank whose share is zero draws one index that
+    carries no weight, because every rank must take part in every exchange.
+
+    Raises ValueError when the dataset is empty or the batch is smaller than one micro-batch.
+    """
+
+    def __init__(
+        self,
+        samples: int,
+        *,
+        rank: int,
+        ranks: int,
+        global_batch: int,
+        micro_batch: int = 1,
+        shards: int = 64,
+        shuffle: bool = True,
+        seed: int = 0,
+    ) -> None:
+        if samples < 1:
+            raise ValueError("the dataset is empty")
+        if global_batch < max(1, micro_batch):
+            raise ValueError(f"global_batch {global_batch} is less than one micro-batch of {micro_batch}")
+        self.samples, self.global_batch, self.micro_batch = samples, global_batch, micro_batch
+        self.shards, self.shuffle, self.seed = min(shards, samples), shuffle, seed
+        self.epoch = -1
+        self.drawn = 0  # rounds drawn since the start
+        self.trained = 0  # rounds finished since the start
+        self.stepped = 0  # of those, the ones that an optimiser step followed
+        self.boundary = 0  # of those, the ones whose result all ranks share
+        self.refused: list[str] = []  # moves that came too late
+        self._next_id = 0
+        self._begun_at = 0  # rounds trained when the running epoch began
+        self._pending: list[Change] = []
+        self._rounds: deque[Round] = deque()  # drawn and not yet safe, oldest first
+        self._before: dict[int, tuple[int, Deal]] = {}  # (epoch, deal) before each of those was drawn
+        self._resume = False
+        self.set_world(rank, ranks)
+        self.deal: Deal | None = None
+
+    def set_world(self, rank: int, ranks: int) -> None:
+        """Take a place among `ranks`, with equal shares and blocks of shards."""
+        self.rank, self.ranks = rank, ranks
+        equal = np.ones(ranks, dtype=np.int64)
+        self.shares: Ints = deal(self.global_batch, equal, self.micro_batch)
+        self.owner = block_owners(self.shards, ranks)
+        self._pending.clear()
+
+    @property
+    def resumes(self) -> bool:
+        """Whether the next iteration goes on with an epoch that was begun."""
+        return self._resume
+
+    def preview(self) -> Deal:
+        """A deal like the first epoch's, for looking at only."""
+        return Deal.whole(np.arange(self.samples, dtype=np.int64), self.shards, self.owner, self.ranks)
+
+    # -- drawing -------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        left = self.deal.left if self._resume and self.deal is not None else self.samples
+        return -(-left // self.global_batch)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        if self._resume and self.deal is not None:
+            self._resume = False
+        else:
+            self.begin_epoch(self.epoch + 1)
+        deal = self.deal
+        while deal is self.deal and deal is not None and deal.left > 0:
+            drawn = self._draw(deal)
+            yield drawn.indices.tolist() if len(drawn.indices) else [int(deal.order[0])]
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next iteration is this epoch, as after a checkpoint; call it on every rank.
+
+        Without it epochs count up from 0. An epoch that was begun before a regroup is finished first.
+        """
+        if not self._resume:
+            self.epoch = epoch - 1
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Deal a whole epoch; what an unfinished one left is dropped (a script may break off an epoch)."""
+        if self.deal is not None and self.deal.left == 0 and self.trained == self._begun_at:
+            warnings.warn(
+                "a whole epoch was read without runtime.step(): if it was trained on, the adapter does not know",
+                stacklevel=3,
+            )
+        self.epoch, self.drawn, self._begun_at = epoch, self.trained, self.trained
+        self._forget_rounds(self.trained)
+        order = np.arange(self.samples, dtype=np.int64)
+        if self.shuffle:
+            order = np.random.default_rng((self.seed, epoch)).permutation(self.samples).astype(np.int64)
+        self.deal = Deal.whole(order, self.shards, self.owner, self.ranks, self._next_id)
+        self._next_id = self.deal.next_id
+
+    def _draw(self, deal: Deal) -> Round:
+        while self._pending and self._pending[0].round <= self.drawn:
+            self._apply(self._pending.pop(0), deal)
+        demand = deal.demand(self.shares, self.micro_batch)
+        self._before[self.drawn] = (self.epoch, deal.copy())
+        indices, samples = deal.draw(demand, self.rank), tuple(demand.tolist())
+        new = Round(self.drawn, self.epoch, samples, sum(samples), indices, deal.left == 0)
+        self._next_id = max(self._next_id, deal.next_id)
+        self._rounds.append(new)
+        self.drawn += 1
+        return new
+
+    def _apply(self, change: Change, deal: Deal) -> None:
+        if change.shares is not None:
+            self.shares = np.array(change.shares, dtype=np.int64)
+        shard_of = {p.id: p.shard for queue in deal.queues() for p in queue} if change.moves else {}
+        for piece, rank in change.moves:
+            problem = deal.move(piece, rank)
+            if problem:
+                self.refused.append(f"piece {piece} to rank {rank}: {problem}")
+            else:
+                self.owner[shard_of[piece]] = rank
+        if change.order is not None:
+            deal.reorder({piece: place for place, piece in enumerate(change.order)})
+
+    def schedule(self, change: Change) -> None:
+        """Apply `change` from its round on. It must not have been drawn on any rank."""
+        if change.round < self.drawn:
+            raise ValueError(f"round {change.round} is dealt already (next is {self.drawn})")
+        self._pending.append(change)
+
+    def planned_shares(self) -> Ints:
+        """Shares once every scheduled change holds."""
+        for change in reversed(self._pending):
+            if change.shares is not None:
+                return np.array(change.shares, dtype=np.int64)
+        return self.shares
+
+    # -- training ------------------------------------------------------------------------------------------
+
+    def current(self) -> Round | None:
+        """The round being trained on, or None when nothing was drawn for it."""
+        for drawn in self._rounds:
+            if drawn.number == self.trained:
+                return drawn
+        return None
+
+    def finish(self, stepped: bool) -> None:
+        """The current round is trained on; `stepped`: the optimiser has made its step."""
+        self.trained += 1
+        if stepped:
+            self.stepped = self.trained
+
+    def commit(self) -> None:
+        """All rounds trained on so far are in the state of every rank, and can no longer be lost."""
+        self.boundary = self.trained
+        while self._rounds and self._rounds[0].number < self.trained:
+            self._before.pop(self._rounds.popleft().number, None)
+
+    # -- after a regroup -----------------------------------------------------------------------------------
+
+    def trained_since(self, boundary: int) -> Ints:
+        """Dataset indices behind this rank's optimiser steps in rounds from `boundary` on."""
+        mine = [r.indices for r in self._rounds if boundary <= r.number < self.stepped]
+        return np.concatenate(mine) if mine else np.empty(0, dtype=np.int64)
+
+    def rest_at(self, boundary: int) -> tuple[int, Deal] | None:
+        """Epoch and deal as they were before `boundary` was drawn; None before the first epoch."""
+        if boundary in self._before:
+            epoch, deal = self._before[boundary]
+            return epoch, deal.copy()
+        return (self.epoch, self.deal.copy()) if self.deal is not None else None
+
+    def resume(self, epoch: int, deal: Deal | None, rounds: int) -> None:
+        """Go on with `deal` at round `rounds`; the next iteration continues the epoch."""
+        self._forget_rounds(0)
+        self.epoch, self.deal, self.drawn = epoch, deal, rounds
+        self.trained = self.stepped = self.boundary = rounds
+        self._resume = deal is not None and deal.left > 0
+        self._next_id = max(self._next_id, deal.next_id if deal is not None else 0)
+
+    def _forget_rounds(self, first: int) -> None:
+        while self._rounds and self._rounds[-1].number >= first:
+            self._before.pop(self._rounds.pop().number, None)

@@ -1,0 +1,164 @@
+"""A rank's fraction of its accelerator, through one class with back ends.
+
+duty-cycle     a CPU rank sleeps so that it computes `share` of the time; for tests and demonstrations
+green-context  a pool of CUDA green contexts, one per share asked for, chosen round by round (beta in PyTorch;
+               it partitions one process's own kernels, and against other processes only under MPS)
+mps            the percentage that the process was started with; it cannot change while it runs
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any, Protocol
+
+import torch
+
+from equipoise.policies.numerals import strict_float
+
+MPS_VARIABLE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+
+
+class ShareBackend(Protocol):
+    """Holds one rank to a fraction of its device."""
+
+    quantum: float
+    fixed: float | None
+    """The share that cannot change, where that is so."""
+
+    def set(self, share: float) -> str | None:
+        """Use `share` from the next round on; returns why that is not possible, or None."""
+
+    def begin(self) -> None:
+        """The first forward of a round begins."""
+
+    def end(self) -> None:
+        """The local gradient is computed; may be called several times, the last counts."""
+
+
+class WholeDevice:
+    """No sharing."""
+
+    quantum = 1.0
+    fixed: float | None = None
+
+    def set(self, share: float) -> str | None:
+        """See `ShareBackend`."""
+        return None if share == 1.0 else "this run was attached without a back end for shares"
+
+    def begin(self) -> None:
+        """Nothing to do."""
+
+    def end(self) -> None:
+        """Nothing to do."""
+
+
+class DutyCycle:
+    """Sleeps before each round for what the last one computed, times (1 - share) / share."""
+
+    quantum = 0.01
+    fixed: float | None = None
+
+    def __init__(self) -> None:
+        self.share = 1.0
+        self._busy_s = self._began_s = 0.0
+
+    def set(self, share: float) -> str | None:
+        """See `ShareBackend`."""
+        self.share = share
+        return None
+
+    def begin(self) -> None:
+        """Sleep in proportion to the last round's computing."""
+        idle_s = self._busy_s * (1.0 - self.share) / self.share
+        if idle_s > 0:
+            time.sleep(idle_s)
+        self._began_s = time.perf_counter()
+
+    def end(self) -> None:
+        """See `ShareBackend`."""
+        self._busy_s = time.perf_counter() - self._began_s
+
+
+class MpsAtStart:
+    """The share that `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE` gave this process."""
+
+    quantum = 0.01
+
+    def __init__(self) -> None:
+        text = os.environ.get(MPS_VARIABLE)
+        if text is None:
+            raise ValueError(f"share_backend mps: {MPS_VARIABLE} is not set")
+        try:
+            self.fixed: float | None = strict_float(text) / 100.0
+        except ValueError as error:
+            raise ValueError(f"share_backend mps: {MPS_VARIABLE}: {error}") from None
+
+    def set(self, share: float) -> str | None:
+        """See `ShareBackend`."""
+        if self.fixed is not None and abs(share - self.fixed) < 0.5 * self.quantum:
+            return None
+        return f"an MPS percentage is fixed when the process starts; restart with {MPS_VARIABLE}={share:.0%}"
+
+    def begin(self) -> None:
+        """Nothing to do."""
+
+    def end(self) -> None:
+        """Nothing to do."""
+
+
+class GreenContexts:
+    """One green context per share, made when first asked for and kept. `api` is torch's class."""
+
+    fixed: float | None = None
+
+    def __init__(self, device: torch.device, api: Any = None, processors: int | None = None) -> None:
+        if api is None:
+            from torch.cuda.green_contexts import SUPPORTED, GreenContext
+
+            if not SUPPORTED:
+                raise ValueError("share_backend green-context: this PyTorch has no green contexts")
+            api = GreenContext
+        self._api, self._index = api, device.index or 0
+        self._processors = processors or torch.cuda.get_device_properties(device).multi_processor_count
+        self.quantum = 1.0 / self._processors
+        self._pool: dict[int, Any] = {}
+        self._wanted: Any = None
+        self._current: Any = None
+
+    def set(self, share: float) -> str | None:
+        """See `ShareBackend`."""
+        count = max(1, round(share * self._processors))
+        if count == self._processors:
+            self._wanted = None
+            return None
+        if count not in self._pool:
+            try:
+                self._pool[count] = self._api.create(num_sms=count, device_id=self._index)
+            except RuntimeError as error:
+                return f"no green context of {count} of {self._processors} multiprocessors: {error}"
+        self._wanted = self._pool[count]
+        return None
+
+    def begin(self) -> None:
+        """Enter the context of the share in force."""
+        if self._wanted is not self._current:
+            if self._current is not None:
+                self._current.pop_context()
+            if self._wanted is not None:
+                self._wanted.set_context()
+            self._current = self._wanted
+
+    def end(self) -> None:
+        """Nothing to do: the context stays until another share is asked for."""
+
+
+def make_backend(name: str, device: torch.device) -> ShareBackend:
+    """The back end called `name`. Raises ValueError when it is not possible here."""
+    if name == "duty-cycle":
+        return DutyCycle()
+    if name == "mps":
+        return MpsAtStart()
+    if name == "green-context":
+        return GreenContexts(device)
+    return WholeDevice()

@@ -1,0 +1,171 @@
+"""Local SGD whose interval changes on the fly: H local steps, then the replicas' weighted mean.
+
+H = 1 is plain data-parallel training: gradients are exchanged in backward. With H > 1 each rank steps on
+its own mean gradient, and after H steps every replica becomes sum_r w_r theta_r, w_r = rank r's part of the
+samples of the period (Stich 2019, for unequal batches). For one step of plain SGD both are the same.
+
+An outer optimiser (Nesterov momentum on the mean movement, Douillard et al. 2023) may follow the mean. Its
+gain lr / (1 - momentum) was tuned for a long interval and diverges at a short one; both parameters
+therefore fall linearly to 1 and 0, plain averaging, at H = 1, and momentum, which is a sum of movements over
+H steps, is rescaled with H.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+from torch.nn.parallel import DistributedDataParallel
+
+_REFERENCE_INTERVAL = 16
+
+
+def average(tensors: Iterable[torch.Tensor], weight: float, group: dist.ProcessGroup | None = None) -> None:
+    """Replace floating-point tensors by the sum over ranks of weight * tensor, one exchange per dtype.
+
+    A rank of weight 0 contributes true zeros, so that its NaN or infinity goes nowhere. When the exchange
+    breaks, no tensor is changed.
+    """
+    batches, means = _by_kind(tensors), []
+    for batch in batches:
+        flat = _flatten_dense_tensors(batch)
+        flat = flat.float() if flat.dtype in (torch.float16, torch.bfloat16) else flat
+        flat = flat.mul_(weight) if weight != 0.0 else torch.zeros_like(flat)
+        dist.all_reduce(flat, group=group)
+        means.append(flat)
+    for batch, flat in zip(batches, means, strict=True):
+        for old, new in zip(batch, _unflatten_dense_tensors(flat, batch), strict=True):
+            old.copy_(new)
+
+
+def _by_kind(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
+    kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+    for tensor in tensors:
+        if tensor.is_floating_point() and tensor.numel() > 0:
+            kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor.detach())
+    return list(kinds.values())
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Tensors of an optimiser's state that have a parameter's shape (moments), in a fixed order."""
+    found = []
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            state = optimizer.state.get(parameter, {})
+            for key in sorted(state):
+                value = state[key]
+                if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
+                    found.append(value)
+    return found
+
+
+class LocalSteps:
+    """Counts local steps of one replica and exchanges parameters when the interval is full."""
+
+    def __init__(
+        self,
+        model: DistributedDataParallel,
+        optimizer: torch.optim.Optimizer,
+        *,
+        outer_lr: float = 1.0,
+        outer_momentum: float = 0.0,
+    ) -> None:
+        self.model, self.optimizer = model, optimizer
+        self.outer_lr, self.outer_momentum = outer_lr, outer_momentum
+        self.interval = 1
+        self.done = 0  # local steps of the running period
+        self._samples: list[float] = []  # by rank, of the running period
+        self._last_weights: list[float] = []
+        self._start: list[torch.Tensor] = []
+        self._velocity: list[torch.Tensor] = []
+
+    @property
+    def has_outer(self) -> bool:
+        """Whether an outer optimiser follows the mean."""
+        return self.outer_lr != 1.0 or self.outer_momentum != 0.0
+
+    def outer_parameters(self) -> tuple[float, float]:
+        """Learning rate and momentum of the outer optimiser at the present interval."""
+        reach = min(1.0, (self.interval - 1) / (_REFERENCE_INTERVAL - 1))
+        return 1.0 + (self.outer_lr - 1.0) * reach, self.outer_momentum * reach
+
+    def count(self, samples: Sequence[float]) -> None:
+        """A round of `samples` (by rank) was trained on."""
+        if self.interval == 1:
+            return  # gradients are weighted one by one
+        if len(self._samples) != len(samples):
+            self._samples = [0.0] * len(samples)
+        self._samples = [a + b for a, b in zip(self._samples, samples, strict=True)]
+
+    def weights(self) -> list[float]:
+        """Each rank's part of the samples of the running period."""
+        total = sum(self._samples)
+        return [s / total for s in self._samples] if total > 0 else []
+
+    def will_exchange(self, last: bool) -> bool:
+        """Whether the next step ends its period with an exchange; the last of an epoch always does."""
+        return self.interval > 1 and (self.done + 1 >= self.interval or last)
+
+    def step(self, last: bool) -> bool:
+        """One optimiser step was made; returns whether all replicas are equal now. Collective when they
+        exchange."""
+        exchange = self.will_exchange(last)
+        self.done += 1
+        if exchange:
+            self._exchange()
+        if exchange or self.interval == 1:
+            self._begin_period()
+            return True
+        return False
+
+    def change(self, interval: int) -> None:
+        """Use another interval. Collective; only where all replicas are equal."""
+        old, self.interval = self.interval, interval
+        if old > 1 and interval == 1 and self._last_weights:
+            # With H = 1 replicas stay equal only if their optimisers' moments are.
+            with torch.no_grad():
+                average(optimizer_tensors(self.optimizer), self._last_weights[dist.get_rank()])
+        with torch.no_grad():
+            for velocity in self._velocity if old > 1 else ():
+                velocity.mul_(interval / old)
+        if old == 1:
+            self._velocity = []
+        self._begin_period()
+
+    def reset(self, interval: int) -> None:
+        """Begin anew from equal replicas and equal moments."""
+        self.interval, self._velocity, self._last_weights = interval, [], []
+        self._begin_period()
+
+    def close(self) -> None:
+        """From here on the wrapper exchanges gradients, as it did before."""
+        self.model.require_backward_grad_sync = True
+
+    def _begin_period(self) -> None:
+        self.done, self._samples = 0, []
+        if self.model.require_backward_grad_sync != (self.interval == 1):
+            self.model.require_backward_grad_sync = self.interval == 1
+        if self.interval > 1 and self.has_outer:
+            self._start = [p.detach().clone() for p in self._parameters()]
+            if not self._velocity:
+                self._velocity = [torch.zeros_like(p) for p in self._start]
+
+    def _parameters(self) -> list[torch.Tensor]:
+        return [p for p in self.model.module.parameters() if p.requires_grad]
+
+    def _exchange(self) -> None:
+        self._last_weights = self.weights()
+        with torch.no_grad():
+            parameters = self._parameters()
+            average([*parameters, *self.model.module.buffers()], self._last_weights[dist.get_rank()])
+            if self.has_outer:
+                self._outer_step(parameters)
+
+    def _outer_step(self, parameters: list[torch.Tensor]) -> None:
+        lr, momentum = self.outer_parameters()
+        for start, velocity, parameter in zip(self._start, self._velocity, parameters, strict=True):
+            movement = parameter - start
+            velocity.mul_(momentum).add_(movement)
+            parameter.copy_(start + lr * (movement + momentum * velocity))

@@ -1,0 +1,187 @@
+"""EASY backfill: jobs behind a blocked head start where they do not delay it.
+
+Lifka, "The ANL/IBM SP scheduling system" (1995): only the head of the queue holds a reservation.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from equipoise.policies.allocation.gangs import (
+    NO_GRANTS,
+    SHARED,
+    Demand,
+    Failures,
+    GrantColumns,
+    Grants,
+    RequestColumns,
+    Requests,
+    RoomColumns,
+    WorkingColumns,
+    demand,
+    fill_in_parts,
+    frozen,
+    granted,
+    has_failed,
+    holdings,
+    new_failures,
+    partly_free,
+    remember_failure,
+    reordered,
+    room_of,
+    some_room,
+    total,
+    working,
+)
+from equipoise.policies.kernels.jit import ZERO, jit_in_place
+from equipoise.policies.kernels.placement import (
+    NOTHING,
+    WHOLE,
+    Room,
+    give,
+    give_all,
+    place,
+    take_all,
+    tighten,
+)
+from equipoise.policies.observation import Floats, Ints, Observation
+
+_SAME_TIME = 1e-12  # relative; two ends that are closer differ by rounding
+
+Running = tuple[Ints, Ints, Floats, Ints, Ints]
+"""Running jobs by ascending end: (offset, gpu) of what each holds alone, its end (s), who holds each GPU, and
+the node of each GPU."""
+
+
+@jit_in_place
+def _fits(c: Room, d: Demand, rule: int, gpu_node: Ints, spare: Ints) -> bool:
+    """Whether a gang could be placed; `c` stays as it is."""
+    fits = place(c, d.gpus, d.share, d.memory_bytes, rule, spare, ZERO)
+    if fits:
+        give_all(c, spare, ZERO, d.gpus, gpu_node, d.share)
+    return fits
+
+
+@jit_in_place
+def _reserve(head: Demand, later: Room, rule: int, now_s: float, running: Running, spare: Ints) -> float:
+    """Free in `later` what running jobs have given back when the head fits; returns that time (s).
+
+    All that end at that time count, whatever their order. NaN when the head does not fit even after all have
+    ended. GPUs shared by several jobs come free last, because who holds what part of them is not always known.
+    """
+    offset, gpu, end_s, holder, gpu_node = running
+    last_s, reserved_s = now_s, np.nan
+    for i in range(end_s.size):
+        if end_s[i] > reserved_s * (1.0 + _SAME_TIME):  # never while there is none
+            return float(reserved_s)
+        give_all(later, gpu, offset[i], offset[i + 1], gpu_node, 1.0)
+        last_s = end_s[i]
+        enough = head.share < WHOLE or total(later.free) >= head.gpus
+        enough = enough and np.isnan(reserved_s) and offset[i + 1] > offset[i]
+        if enough and _fits(later, head, rule, gpu_node, spare):
+            reserved_s = last_s
+    if not np.isnan(reserved_s):
+        return float(reserved_s)
+    for g in range(holder.size):
+        if holder[g] == SHARED and later.up[gpu_node[g]]:
+            give(later.free, later.room, gpu_node[g], g, 1.0)
+    return float(last_s) if _fits(later, head, rule, gpu_node, spare) else np.nan
+
+
+@jit_in_place
+def _late(takes_s: float, now_s: float, reserved_s: float) -> bool:
+    """Whether a job may still run at the reserved time; no reservation (NaN) is never run into."""
+    if np.isnan(reserved_s):
+        return False
+    return np.isnan(takes_s) or not now_s + max(takes_s, 0.0) <= reserved_s
+
+
+@jit_in_place
+def _harmless(
+    later: Room, head: Demand, rule: int, gpu: Ints, first: int, end: int, share: float, gpu_node: Ints,
+    spare: Ints,
+) -> bool:  # fmt: skip
+    """Whether the head still fits when gpu[first:end] stay taken; then takes them out of `later`."""
+    take_all(later, gpu, first, end, gpu_node, share)
+    if _fits(later, head, rule, gpu_node, spare):
+        return True
+    give_all(later, gpu, first, end, gpu_node, share)
+    return False
+
+
+@jit_in_place
+def _fill(
+    queue: Ints, first: int, reserved_s: float, rule: int, now_s: float, takes_s: Floats,
+    requests: RequestColumns, columns: WorkingColumns, later_columns: WorkingColumns, running: Running,
+    spare: Ints, grants: GrantColumns, failures: tuple[Floats, Ints],
+) -> tuple[int, int, float]:  # fmt: skip
+    """Start jobs of queue[first:] that fit now and do not delay queue[0].
+
+    Returns (how many, where space for grants ran out or -1, the time reserved for queue[0] or NaN). With
+    `first` 0 the reservation is made; `later_columns` are what will be free then.
+    """
+    r, room, later = Requests(*requests), room_of(columns), room_of(later_columns)
+    out, tried, gpu_node = Grants(*grants), Failures(*failures), running[4]
+    head = demand(r, queue[0])
+    if first == 0:
+        reserved_s = _reserve(head, later, rule, now_s, running, spare)
+    left, shared, n, tight = total(room.free), partly_free(room.room), ZERO, NOTHING
+    for k in range(max(first, 1), queue.size):
+        if left == 0 and not shared:
+            break
+        d, at = demand(r, queue[k]), out.offset[n]
+        late = _late(takes_s[queue[k]], now_s, reserved_s)
+        if (d.share >= WHOLE and d.gpus > left) or has_failed(tried, d, late):
+            continue
+        if n == out.job.size or at + d.gpus > out.gpu.size:
+            return n, k, reserved_s
+        if n % 16 == 0 and n != tight:
+            tighten(room)
+            tight = n
+        fits = place(room, d.gpus, d.share, d.memory_bytes, rule, out.gpu, at)
+        if (
+            fits
+            and late
+            and not _harmless(later, head, rule, out.gpu, at, at + d.gpus, d.share, gpu_node, spare)
+        ):
+            give_all(room, out.gpu, at, at + d.gpus, gpu_node, d.share)
+            remember_failure(tried, d, True)
+        elif fits:
+            n = granted(out, n, queue[k], d)
+            left, shared = total(room.free), shared or d.share < WHOLE
+        else:
+            remember_failure(tried, d, False)
+    return n, -1, reserved_s
+
+
+def _by_end(o: Observation, job: Ints, holder: Ints) -> Running:
+    """Jobs (rows, ascending) as `Running`; an unknown end comes last, one that is overdue is now."""
+    service_s = o.jobs.service_s[job]
+    end_s = np.where(np.isnan(service_s), np.inf, o.time_s + np.maximum(service_s, 0.0))
+    order = np.argsort(end_s, kind="stable").astype(np.int64)
+    offset, gpu = reordered(*holdings(job, holder), order)
+    return offset, gpu, end_s[order], frozen(holder), o.gpus.node
+
+
+def backfill(
+    o: Observation, queue: Ints, takes_s: Floats, rule: int, job: Ints, holder: Ints,
+    requests: RequestColumns, columns: RoomColumns,
+) -> tuple[GrantColumns, float]:  # fmt: skip
+    """Start jobs of queue[1:] that fit now and do not delay queue[0], which does not fit.
+
+    `takes_s` is by row how long a job will run. `job` are the rows (ascending) of all that run, those that
+    this decision has started included, which end after their `service_s`; `holder` is the row that holds each
+    GPU. Returns the jobs started, and the time (s) reserved for queue[0], NaN when there is none.
+    """
+    if len(queue) < 2 or not some_room(columns[3], columns[4]):
+        return NO_GRANTS, np.nan
+    room, later, running = working(columns), working(columns), _by_end(o, job, holder)
+    spare, failures = np.empty(max(len(holder), 1), dtype=np.int64), new_failures()
+
+    def fill(at: int, reserved_s: float, grants: GrantColumns) -> tuple[int, int, float]:
+        return _fill(
+            queue, at, reserved_s, rule, o.time_s, takes_s, requests, room, later, running, spare, grants,
+            failures,
+        )  # fmt: skip
+
+    return fill_in_parts(fill, float("nan"), len(queue), int(columns[3].sum()) + 8)

@@ -1,0 +1,148 @@
+"""The working state of one decision that hands out GPUs in several steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from equipoise.policies.allocation.gangs import NO_ROWS, NO_VALUES, SHARED, GrantColumns, RoomColumns, frozen
+from equipoise.policies.contract import Allocation
+from equipoise.policies.kernels.jit import jit_in_place
+from equipoise.policies.kernels.placement import WHOLE, give, take
+from equipoise.policies.observation import Bools, Floats, Ints, JobState, Observation
+
+
+@jit_in_place
+def _book(
+    free: Ints, room: Floats, holder: Ints, gpu_node: Ints, job: Ints, offset: Ints, gpu: Ints, share: Floats
+) -> None:  # fmt: skip
+    for k in range(job.size):
+        for e in range(offset[k], offset[k + 1]):
+            g = gpu[e]
+            take(free, room, gpu_node[g], g, share[e])
+            holder[g] = job[k] if share[e] >= WHOLE else SHARED
+
+
+@jit_in_place
+def _unbook(
+    free: Ints, room: Floats, holder: Ints, gpu_node: Ints, up: Bools, gpu: Ints, share: Floats
+) -> None:
+    for e in range(gpu.size):
+        g = gpu[e]
+        if not up[gpu_node[g]]:
+            continue
+        give(free, room, gpu_node[g], g, share[e])
+        if room[g] >= WHOLE:
+            holder[g] = -1
+
+
+class Hand:
+    """What is free, who holds what, and what has been decided so far; starts as observed."""
+
+    def __init__(
+        self,
+        observation: Observation,
+        weight: Floats = NO_VALUES,
+        group: Ints = NO_ROWS,
+        order: Ints = NO_ROWS,
+    ) -> None:
+        o = observation
+        self.observation = o
+        self._free, self._room = o.nodes.gpus_free.copy(), o.gpus.share_free.copy()
+        self._holder = o.gpus.job.copy()
+        self.columns: RoomColumns = (
+            o.nodes.first_gpu, o.nodes.gpus, o.nodes.up, frozen(self._free), frozen(self._room),
+            o.gpus.memory_bytes, frozen(weight), frozen(group), frozen(order),
+        )  # fmt: skip
+        self.holder: Ints = frozen(self._holder)
+        self._touched = np.zeros(len(o.jobs), dtype=np.bool_)
+        self.stopped: list[int] = []
+        self.given: dict[int, tuple[Ints, Floats]] = {}
+
+    @property
+    def free(self) -> int:
+        """Whole GPUs that are free now."""
+        return int(self._free.sum())
+
+    def without_free(self) -> RoomColumns:
+        """The room in which nothing is free: only what running jobs give up can be handed out."""
+        return (
+            *self.columns[:3], frozen(np.zeros_like(self._free)), frozen(np.zeros_like(self._room)),
+            *self.columns[5:],
+        )  # fmt: skip
+
+    def gpus_of(self, job: int) -> tuple[Ints, Floats]:
+        """GPUs that a job row holds now, and its share of each; a rigid job's shared GPUs are not known."""
+        if job in self.given:
+            return self.given[job]
+        o = self.observation
+        gpu = np.flatnonzero(self._holder == job)
+        workers = o.workers_of(job)
+        partly = o.gpus.job[o.workers.gpu[workers]] == SHARED
+        gpu = np.concatenate((gpu, o.workers.gpu[workers][partly])).astype(np.int64)
+        return gpu, np.concatenate((np.ones(len(gpu) - partly.sum()), o.workers.gpu_share[workers][partly]))
+
+    def start(self, grants: GrantColumns) -> Ints:
+        """Book the GPUs of jobs that hold none; returns their rows."""
+        job, offset, gpu, share = grants
+        self._book(job, offset, gpu, share)
+        ends = offset.tolist()
+        for row, first, end in zip(job.tolist(), ends, ends[1:], strict=False):
+            self.given[row] = (gpu[first:end], share[first:end])
+        return job
+
+    def stop(self, rows: Iterable[int]) -> None:
+        """Take all GPUs from running jobs."""
+        for row in rows:
+            self._take(*self.gpus_of(row))
+            self.given.pop(row, None)
+            self.stopped.append(row)
+            self._touched[row] = True
+
+    def resize(self, row: int, held: Ints, gpu: Ints) -> None:
+        """Let a job hold the whole GPUs `gpu` instead of those it holds now."""
+        self._take(held, np.ones(len(held)))
+        share = np.ones(len(gpu))
+        self._book(np.array([row]), np.array([0, len(gpu)]), gpu, share)
+        self.given[row] = (gpu, share)
+
+    def _take(self, gpu: Ints, share: Floats) -> None:
+        o = self.observation
+        _unbook(self._free, self._room, self._holder, o.gpus.node, o.nodes.up, gpu, share)
+
+    def _book(self, job: Ints, offset: Ints, gpu: Ints, share: Floats) -> None:
+        o = self.observation
+        _book(self._free, self._room, self._holder, o.gpus.node, job, offset, gpu, share)
+        self._touched[job] = True
+
+    def allocation(self) -> Allocation | None:
+        """All that has been decided; None when that is nothing."""
+        if not self.stopped and not self.given:
+            return None
+        gpus, shares = zip(*self.given.values(), strict=True) if self.given else ((), ())
+        count = np.zeros(1 + len(self.stopped) + len(gpus), dtype=np.int64)
+        count[1 + len(self.stopped) :] = [len(gpu) for gpu in gpus]
+        return Allocation(
+            np.array([*self.stopped, *self.given], dtype=np.int64),
+            np.cumsum(count),
+            np.concatenate((NO_ROWS, *gpus)).astype(np.int64),
+            np.concatenate((NO_VALUES, *shares)),
+        )
+
+    def started(self) -> Ints:
+        """Rows of the waiting jobs that start."""
+        return self._given(JobState.WAITING)
+
+    def resized(self) -> Ints:
+        """Rows of the running jobs that get other GPUs."""
+        return self._given(JobState.RUNNING)
+
+    def _given(self, state: JobState) -> Ints:
+        rows = np.fromiter(self.given, dtype=np.int64, count=len(self.given))
+        found: Ints = rows[self.observation.jobs.state[rows] == state]
+        return found
+
+    def touched(self, rows: Ints) -> Bools:
+        """Whether each job row has been started, resized or stopped."""
+        return np.asarray(self._touched[rows])

@@ -1,0 +1,251 @@
+"""Training jobs that can change size: what they hold, and how their step times follow their workers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from equipoise.policies.allocation.draft import Hand
+from equipoise.policies.allocation.gangs import (
+    NO_ROWS,
+    NO_VALUES,
+    frozen,
+    holdings,
+    new_grants,
+    reordered,
+    trimmed,
+    working,
+)
+from equipoise.policies.allocation.ranking import NodeState, Ranking, gpus_wanted
+from equipoise.policies.kernels.jit import jit_in_place
+from equipoise.policies.kernels.placement import WHOLE
+from equipoise.policies.kernels.scaling import (
+    ElasticColumns,
+    ScalingColumns,
+    TableColumns,
+    grow,
+    parallel_efficiency,
+    shrink_for,
+)
+from equipoise.policies.observation import Bools, Floats, Ints, Observation
+
+
+def elastic_rows(o: Observation, rows: Ints) -> Ints:
+    """Those of some job rows that train on whole GPUs and may have more or fewer workers."""
+    jobs = o.jobs
+    able = ~jobs.rigid[rows] & (jobs.workers_max[rows] > jobs.workers_min[rows])
+    return rows[able & (jobs.gpu_share_requested[rows] >= WHOLE)]
+
+
+def scaling_columns(o: Observation) -> ScalingColumns:
+    """The parts of `Scaling`, in its order."""
+    jobs = o.jobs
+    return (
+        jobs.global_batch, jobs.micro_batch, jobs.gpus_per_worker, jobs.workers_min, jobs.workers_max,
+        jobs.sync_interval, jobs.work_s, jobs.exchange_s, jobs.exchange_alone_s, jobs.gamma, jobs.service_s,
+    )  # fmt: skip
+
+
+def table_columns(o: Observation, nodes: NodeState) -> TableColumns:
+    """The parts of `Table`, in its order."""
+    speeds = o.speeds
+    job, model, gpus, rate = speeds.job, speeds.gpu_model, speeds.gpus, speeds.samples_per_s
+    if (np.diff(job) < 0).any():
+        order = np.argsort(job, kind="stable")
+        job, model, gpus, rate = (
+            frozen(job[order]), frozen(model[order]), frozen(gpus[order]), frozen(rate[order])
+        )  # fmt: skip
+    return job, model, gpus, rate, frozen(nodes.model_speed)
+
+
+@jit_in_place
+def _best_first(offset: Ints, gpu: Ints, gpu_node: Ints, speed: Floats, on_node: Ints) -> None:
+    """Order each job's GPUs: fastest nodes first, among them those with most of its GPUs, then by row.
+
+    on_node is scratch: zero per node.
+    """
+    for i in range(offset.size - 1):
+        first, end = offset[i], offset[i + 1]
+        for e in range(first, end):
+            on_node[gpu_node[gpu[e]]] += 1
+        for e in range(first + 1, end):
+            g, at = gpu[e], e
+            while at > first:
+                a, b = gpu_node[g], gpu_node[gpu[at - 1]]
+                if speed[a] != speed[b]:
+                    sooner = speed[a] > speed[b]
+                elif on_node[a] != on_node[b]:
+                    sooner = on_node[a] > on_node[b]
+                else:
+                    sooner = g < gpu[at - 1]
+                if not sooner:
+                    break
+                gpu[at] = gpu[at - 1]
+                at -= 1
+            gpu[at] = g
+        for e in range(first, end):
+            on_node[gpu_node[gpu[e]]] = 0
+
+
+@jit_in_place
+def _slowest(offset: Ints, gpu: Ints, gpu_model: Ints, model_speed: Floats, model: Ints) -> None:
+    for i in range(model.size):
+        model[i] = 0
+        for e in range(offset[i], offset[i + 1]):
+            m = gpu_model[gpu[e]]
+            if e == offset[i] or model_speed[m] < model_speed[model[i]]:
+                model[i] = m
+
+
+def slowest_models(o: Observation, nodes: NodeState, offset: Ints, gpu: Ints) -> Ints:
+    """GPU model of the slowest GPU in each compressed row."""
+    model = np.empty(len(offset) - 1, dtype=np.int64)
+    _slowest(offset, gpu, o.gpus.model, frozen(nodes.model_speed), model)
+    return model
+
+
+def held_gpus(holder: Ints, rows: Ints) -> tuple[Ints, Ints]:
+    """GPUs that each job row holds alone by `holder` (job row per GPU), in compressed rows: (offset, gpu)."""
+    ascending = np.sort(rows)
+    offset, gpu = holdings(ascending, holder)
+    return reordered(offset, gpu, np.searchsorted(ascending, rows).astype(np.int64))
+
+
+def elastic_columns(hand: Hand, nodes: NodeState, rows: Ints) -> ElasticColumns:
+    """The parts of `Elastic`, in its order, for elastic jobs (rows) that hold GPUs now."""
+    o = hand.observation
+    offset, gpu = held_gpus(hand.holder, rows)
+    _best_first(offset, gpu, o.gpus.node, frozen(nodes.speed), np.zeros(len(o.nodes), dtype=np.int64))
+    model = slowest_models(o, nodes, offset, gpu)
+    waiting = o.jobs.gpus_held[rows] == 0
+    cost_s = np.where(waiting, 0.0, np.nan_to_num(o.jobs.restart_s[rows]))
+    requested = gpus_wanted(o, rows) // np.maximum(o.jobs.gpus_per_worker[rows], 1)
+    return rows, offset, gpu, model, cost_s, requested
+
+
+def chosen(columns: ElasticColumns, order: Ints) -> ElasticColumns:
+    """Some of the elastic jobs (positions), in that order."""
+    rows, offset, gpu, model, cost_s, requested = columns
+    offset, gpu = reordered(offset, gpu, order)
+    return rows[order], offset, gpu, model[order], cost_s[order], requested[order]
+
+
+def on_living_nodes(o: Observation, columns: ElasticColumns) -> Bools:
+    """Whether each elastic job holds whole workers, all on nodes that are up."""
+    job, offset, gpu = columns[:3]
+    up = o.nodes.up[o.gpus.node[gpu]]
+    dead = np.bincount(np.repeat(np.arange(len(job)), np.diff(offset)), weights=~up, minlength=len(job))
+    held = np.diff(offset)
+    whole: Bools = held % np.maximum(o.jobs.gpus_per_worker[job], 1) == 0
+    living: Bools = (dead == 0) & (held > 0) & whole
+    return living
+
+
+def shrink_jobs(
+    hand: Hand, nodes: NodeState, ranking: Ranking, scaling: ScalingColumns, table: TableColumns, rows: Ints,
+    waits: Ints, horizon_s: float,
+) -> Ints:  # fmt: skip
+    """Start waiting jobs (positions in the ranking) on GPUs that elastic jobs give up, where that pays.
+
+    What a job loses counts by its priority and by how busy its GPUs are. Returns the rows of those that gave.
+    """
+    o, shrunk = hand.observation, []
+    columns = elastic_columns(hand, nodes, rows)
+    columns = chosen(columns, np.flatnonzero(on_living_nodes(o, columns)))
+    for k in waits.tolist():
+        rows, offset, held = columns[:3]
+        if not len(rows):
+            break
+        row = int(ranking.waiting[k])
+        claim = ranking.priority(rows)
+        claim = claim * _busy(offset, nodes.efficiency[o.gpus.node[held]])
+        service_s = float(np.nan_to_num(o.jobs.service_s[row], nan=horizon_s))
+        worth_s = float(ranking.waiting_a[k]) * min(service_s, horizon_s)
+        share = min(float(o.jobs.gpu_share_requested[row]), 1.0)
+        kept, gpu = np.empty(len(rows), dtype=np.int64), np.empty(int(ranking.wanted[k]), dtype=np.int64)
+        if not shrink_for(
+            len(gpu), share, float(o.jobs.memory_bytes[row]), worth_s, columns, claim, horizon_s,
+            working(hand.columns), o.gpus.node, scaling, table, kept, gpu,
+        ):  # fmt: skip
+            continue
+        gpus = kept * o.jobs.gpus_per_worker[rows]
+        given = gpus < np.diff(offset)
+        for i in np.flatnonzero(given).tolist():
+            now = held[offset[i] : offset[i + 1]]
+            hand.resize(int(rows[i]), now, now[: gpus[i]])
+            shrunk.append(int(rows[i]))
+        columns = chosen(columns, np.flatnonzero(~given))
+        hand.start((np.array([row]), np.array([0, len(gpu)]), gpu, np.full(len(gpu), share)))
+    return np.array(shrunk, dtype=np.int64)
+
+
+def _busy(offset: Ints, efficiency: Floats) -> Floats:
+    """Mean efficiency over each job's GPUs, at least 0.1; 1 where it is unknown."""
+    known = np.nan_to_num(efficiency, nan=1.0)
+    total = np.add.reduceat(np.append(known, 0.0), offset[:-1])
+    mean: Floats = np.maximum(total / np.maximum(np.diff(offset), 1), 0.1)
+    return mean
+
+
+def grow_jobs(
+    hand: Hand, nodes: NodeState, ranking: Ranking, scaling: ScalingColumns, table: TableColumns, rows: Ints,
+    horizon_s: float, margin: float,
+) -> tuple[Ints, Floats]:  # fmt: skip
+    """Give free GPUs to elastic jobs that gain by them; returns their rows and the seconds each gains.
+
+    First those that hold less than they ask for, then by descending sum_j R_ij per GPU held.
+    """
+    o = hand.observation
+    if not len(rows) or not hand.free:
+        return NO_ROWS, NO_VALUES
+    columns = elastic_columns(hand, nodes, rows)
+    _, offset, gpu, _, _, requested = columns
+    held = np.maximum(np.diff(offset), 1)
+    job_of = np.repeat(np.arange(len(rows)), np.diff(offset))
+    worth = np.bincount(job_of, weights=ranking.weight[o.gpus.node[gpu]], minlength=len(rows)) / held
+    worth = worth * ranking.priority(rows)
+    enough = held >= requested * o.jobs.gpus_per_worker[rows]
+    order = np.lexsort((rows, -worth, enough))
+    order = order[on_living_nodes(o, columns)[order]]
+    columns = chosen(columns, order)
+    models = len(nodes.model_speed)
+    by_model = hand.columns[8][np.argsort(nodes.model[hand.columns[8]], kind="stable")]
+    first = np.searchsorted(nodes.model[by_model], np.arange(models + 1)).astype(np.int64)
+    free = np.bincount(nodes.model, weights=hand.columns[3], minlength=models).astype(np.int64)
+    grants, gain_s = new_grants(len(order), 2 * len(o.gpus) + 1), np.empty(len(order))
+    n = grow(
+        columns, horizon_s, margin, o.jobs.memory_bytes, working(hand.columns), nodes.model, o.gpus.node,
+        frozen(by_model), first, free, scaling, table, grants, gain_s,
+    )  # fmt: skip
+    job, new_offset, new_gpu, _ = trimmed(grants, n)
+    rows, offset, gpu, *_ = columns
+    at = {row: k for k, row in enumerate(rows.tolist())}
+    for k, row in enumerate(job.tolist()):
+        held = gpu[offset[at[row]] : offset[at[row] + 1]]
+        hand.resize(row, held, new_gpu[new_offset[k] : new_offset[k + 1]])
+    return job, gain_s[:n]
+
+
+def parallel_work(
+    hand: Hand, nodes: NodeState, scaling: ScalingColumns, table: TableColumns
+) -> dict[str, Any]:
+    """S423: estimated efficiency of parallel work before and after."""
+    o = hand.observation
+    before = np.sort(o.running)
+    before = before[~o.jobs.rigid[before]]
+    started = hand.started()
+    stays = before[~np.isin(before, np.array(hand.stopped, dtype=np.int64))]
+    after = np.concatenate((stays, started[~o.jobs.rigid[started]]))
+    values: dict[str, Any] = {}
+    for name, holder, rows in (("before", o.gpus.job, before), ("after", hand.holder, after)):
+        efficiency = math.nan
+        if len(rows):
+            offset, gpu = held_gpus(holder, rows)
+            model = slowest_models(o, nodes, offset, gpu)
+            per = np.maximum(o.jobs.gpus_per_worker[rows], 1)
+            workers, now = np.diff(offset) // per, o.jobs.gpus_held[rows] // per
+            efficiency = parallel_efficiency(rows, workers, now, model, scaling, table)
+        values[f"s423_efficiency_{name}"] = efficiency
+    return values

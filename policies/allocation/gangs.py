@@ -1,0 +1,358 @@
+"""Handing out GPUs to whole gangs: what a job needs, what is left, what has been granted.
+
+Kernels take columns as plain tuples, which are cheap to hand over, and name them inside. Those that run at
+every decision work in place on arrays made here, because they compile and run faster so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from equipoise.policies.contract import Allocation
+from equipoise.policies.kernels.arrays import position
+from equipoise.policies.kernels.jit import ZERO, jit_in_place
+from equipoise.policies.kernels.placement import NOTHING, WHOLE, Room, gpus_needed, place, tighten
+from equipoise.policies.observation import Bools, Floats, Ints, Observation, S
+
+SHARED = -2  # in `gpus.job`
+_NO_BOUND = 2**62
+T = TypeVar("T")
+
+
+class Requests(NamedTuple):
+    """What jobs ask for, per row of the jobs table."""
+
+    rigid: Bools
+    gpus: Ints
+    per_worker: Ints
+    workers_min: Ints
+    workers_max: Ints
+    share: Floats
+    memory_bytes: Floats
+
+
+class Demand(NamedTuple):
+    """What one job needs to start."""
+
+    gpus: int
+    share: float  # of each GPU
+    memory_bytes: float  # on each GPU
+
+
+class Grants(NamedTuple):
+    """Jobs given GPUs so far: job[:jobs], offset[: jobs + 1], gpu[:gpus], share[:gpus]."""
+
+    job: Ints
+    offset: Ints
+    gpu: Ints
+    share: Floats
+
+
+class Failures(NamedTuple):
+    """Demands that did not fit in this decision: (GPUs, share, memory, too late only), and how many."""
+
+    entry: Floats
+    used: Ints
+
+
+GrantColumns = tuple[Ints, Ints, Ints, Floats]
+RequestColumns = tuple[Bools, Ints, Ints, Ints, Ints, Floats, Floats]
+RoomColumns = tuple[Ints, Ints, Bools, Ints, Floats, Floats, Floats, Ints, Ints]
+WorkingColumns = tuple[Ints, Bools, Floats, Floats, Ints, Ints, Floats, Ints]
+
+
+def frozen(array: NDArray[S]) -> NDArray[S]:
+    """A read-only view: compiled code then sees one type of array, and memory cannot be changed."""
+    if array.flags.writeable:
+        array = array.view()
+        array.flags.writeable = False
+    return array
+
+
+NO_ROWS: Ints = frozen(np.empty(0, dtype=np.int64))
+NO_VALUES: Floats = frozen(np.empty(0))
+NO_GRANTS: GrantColumns = (NO_ROWS, frozen(np.zeros(1, dtype=np.int64)), NO_ROWS, NO_VALUES)
+
+
+def request_columns(o: Observation) -> RequestColumns:
+    """Columns of the jobs table that make up `Requests`, in its order."""
+    jobs = o.jobs
+    return (
+        jobs.rigid, jobs.gpus_requested, jobs.gpus_per_worker, jobs.workers_min, jobs.workers_max,
+        jobs.gpu_share_requested, jobs.memory_bytes,
+    )  # fmt: skip
+
+
+def room_columns(o: Observation) -> RoomColumns:
+    """Columns of the nodes and GPUs tables that make up `Room`, as observed and without weights of nodes."""
+    nodes, gpus = o.nodes, o.gpus
+    return (
+        nodes.first_gpu, nodes.gpus, nodes.up, nodes.gpus_free, gpus.share_free, gpus.memory_bytes,
+        NO_VALUES, NO_ROWS, NO_ROWS,
+    )  # fmt: skip
+
+
+def working(columns: RoomColumns) -> WorkingColumns:
+    """The same with copies of what kernels may change, and scratch space: all numbers by node as one block."""
+    first_gpu, size, up, free, room, memory_bytes, weight, group, order = columns
+    by_node = np.empty((7, len(size)), dtype=np.int64)
+    by_node[0], by_node[1], by_node[2] = size, free, _NO_BOUND
+    return first_gpu, up, memory_bytes, weight, group, order, room.copy(), by_node
+
+
+@jit_in_place
+def room_of(columns: WorkingColumns) -> Room:
+    """The room to hand out."""
+    first_gpu, up, memory_bytes, weight, group, order, room, by_node = columns
+    size, free, most, scratch = by_node[0], by_node[1], by_node[2], by_node[3:]
+    least, largest, groups = np.inf, 0, 0
+    for memory in memory_bytes:
+        if memory < least:
+            least = memory
+    for g in group:
+        groups = max(groups, g + 1)
+    for gpus in size:
+        largest = max(largest, gpus)
+    return Room(
+        first_gpu, size, up, free, room, memory_bytes, weight, group, order, scratch, most, least, largest, groups
+    )  # fmt: skip
+
+
+@jit_in_place
+def demand(r: Requests, j: int) -> Demand:
+    """What job row j needs to start: a rigid job its request, a training job the nearest whole workers."""
+    gpus = gpus_needed(r.rigid[j], r.gpus[j], r.per_worker[j], r.workers_min[j], r.workers_max[j])
+    return Demand(gpus, min(r.share[j], 1.0), r.memory_bytes[j])
+
+
+@jit_in_place
+def total(counts: Ints) -> int:
+    """Sum of counts."""
+    result = 0
+    for count in counts:
+        result += count
+    return result
+
+
+@jit_in_place
+def partly_free(share_free: Floats) -> bool:
+    """Whether some GPU is shared and has room left."""
+    for room in share_free:  # noqa: SIM110 (the compiler knows no generators)
+        if 1e-9 < room < WHOLE:
+            return True
+    return False
+
+
+@jit_in_place
+def some_room(node_gpus_free: Ints, share_free: Floats) -> bool:
+    """Whether anything at all is free."""
+    return total(node_gpus_free) > 0 or partly_free(share_free)
+
+
+@jit_in_place
+def remember_failure(f: Failures, d: Demand, only_late: bool) -> None:
+    """Note that a demand does not fit; `only_late`: only because it would end too late."""
+    k = f.used[0]
+    if k < f.entry.shape[0]:
+        f.entry[k, 0], f.entry[k, 1], f.entry[k, 2] = d.gpus, d.share, d.memory_bytes
+        f.entry[k, 3] = 1.0 if only_late else 0.0
+        f.used[0] = k + 1
+
+
+@jit_in_place
+def has_failed(f: Failures, d: Demand, late: bool) -> bool:
+    """Whether the same demand has failed already. What is left only shrinks, so it would fail again."""
+    for k in range(f.used[0]):
+        same = f.entry[k, 0] == d.gpus and f.entry[k, 1] == d.share and f.entry[k, 2] == d.memory_bytes
+        if same and (late or f.entry[k, 3] == 0.0):
+            return True
+    return False
+
+
+def new_failures() -> tuple[Floats, Ints]:
+    """The parts of `Failures`: nothing has failed yet."""
+    return np.empty((16, 4)), np.zeros(1, dtype=np.int64)
+
+
+@jit_in_place
+def granted(g: Grants, n: int, job: int, d: Demand) -> int:
+    """Book the GPUs written behind the first n grants for `job`; returns n + 1."""
+    at = g.offset[n]
+    g.job[n] = job
+    for e in range(at, at + d.gpus):
+        g.share[e] = d.share
+    g.offset[n + 1] = at + d.gpus
+    return n + 1
+
+
+def new_grants(jobs: int, gpus: int) -> GrantColumns:
+    """The parts of `Grants`, with space for so many jobs and GPUs."""
+    offset = np.zeros(jobs + 1, dtype=np.int64)
+    return np.empty(jobs, dtype=np.int64), offset, np.empty(gpus, dtype=np.int64), np.empty(gpus)
+
+
+def trimmed(g: GrantColumns, n: int) -> GrantColumns:
+    """The first n grants without spare space."""
+    job, offset, gpu, share = g
+    end = int(offset[n])
+    return job[:n], offset[: n + 1], gpu[:end], share[:end]
+
+
+def joined(parts: list[GrantColumns]) -> GrantColumns:
+    """Grants of different jobs as one, in that order."""
+    if len(parts) == 1:
+        return parts[0]
+    jobs, offsets, gpus, shares = zip(*parts, strict=True)
+    count = np.concatenate([np.diff(offset) for offset in offsets])
+    offset = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(count)))
+    return np.concatenate(jobs), offset, np.concatenate(gpus), np.concatenate(shares)
+
+
+Fill = Callable[[int, T, GrantColumns], tuple[int, int, T]]
+
+
+def fill_in_parts(fill: Fill[T], last: T, jobs: int, space: int) -> tuple[GrantColumns, T]:
+    """Grants that `fill` makes, which is called with ever more space (GPUs) until it is enough.
+
+    fill(at, last, grants) goes on at position `at` of at most `jobs` with what the call before it returned
+    last; it returns how many grants it made, where space ran out (-1: nowhere), and its new `last`.
+    """
+    parts, at = [], 0
+    while at >= 0:
+        grants = new_grants(min(jobs - at, space), space)
+        n, at, last = fill(at, last, grants)
+        parts.append(trimmed(grants, n))
+        space *= 4
+    return joined(parts), last
+
+
+@jit_in_place
+def _first_that_may(
+    queue: Ints, strict: bool, requests: RequestColumns, free: Ints, share_free: Floats
+) -> tuple[int, int]:
+    """(position of the first job that may fit, whole GPUs free); -1: nothing is free, -2: none may."""
+    left = total(free)
+    if left == 0 and not partly_free(share_free):
+        return -1, left
+    r = Requests(*requests)
+    for k in range(queue.size):
+        d = demand(r, queue[k])
+        if d.share < WHOLE or d.gpus <= left:
+            return k, left
+        if strict:
+            break
+    return -2, left
+
+
+@jit_in_place
+def _start(
+    queue: Ints, first: int, strict: bool, rule: int, requests: RequestColumns, columns: WorkingColumns,
+    grants: GrantColumns, failures: tuple[Floats, Ints],
+) -> tuple[int, int, bool]:  # fmt: skip
+    """Start jobs of queue[first:]; returns (how many, where space for grants ran out or -1, room is left)."""
+    r, room, out, tried = Requests(*requests), room_of(columns), Grants(*grants), Failures(*failures)
+    left, shared, n, tight = total(room.free), partly_free(room.room), ZERO, NOTHING
+    for k in range(first, queue.size):
+        if left == 0 and not shared:
+            break
+        d, at = demand(r, queue[k]), out.offset[n]
+        if (d.share < WHOLE or d.gpus <= left) and not has_failed(tried, d, False):
+            if n == out.job.size or at + d.gpus > out.gpu.size:
+                return n, k, True
+            if n % 16 == 0 and n != tight:  # often enough: it looks at all nodes
+                tighten(room)
+                tight = n
+            if place(room, d.gpus, d.share, d.memory_bytes, rule, out.gpu, at):
+                n = granted(out, n, queue[k], d)
+                left = left - d.gpus if d.share >= WHOLE else total(room.free)
+                shared |= d.share < WHOLE
+                continue
+            remember_failure(tried, d, False)
+        if strict:
+            break
+    return n, -1, left > 0 or shared
+
+
+def start_in_order(
+    queue: Ints, strict: bool, rule: int, requests: RequestColumns, columns: RoomColumns
+) -> tuple[GrantColumns, bool]:
+    """Start the jobs of `queue` (rows, first to start first) that can be placed by `rule` now.
+
+    `strict` stops at the first that cannot; else it is passed over. Returns the jobs started and whether
+    the queue ended before the room did.
+    """
+    at, left = _first_that_may(queue, strict, requests, columns[3], columns[4])
+    if at < 0:
+        return NO_GRANTS, at == -2 and (not strict or not len(queue))
+    room, failures, space, parts = working(columns), new_failures(), left + 8, []
+    while at >= 0:  # as `fill_in_parts`; written out, because this is called for nearly every job
+        out = new_grants(min(len(queue), space), space)
+        n, at, more = _start(queue, at, strict, rule, requests, room, out, failures)
+        parts.append(trimmed(out, n))
+        space *= 4
+    grants = joined(parts)
+    return grants, more and (not strict or len(grants[0]) == len(queue))
+
+
+@jit_in_place
+def _holdings(job: Ints, gpu_job: Ints, slot: Ints, offset: Ints, fill: Ints, gpu: Ints) -> None:
+    for g in range(gpu_job.size):
+        if gpu_job[g] < 0:
+            slot[g] = -1
+            continue
+        if g > 0 and gpu_job[g] == gpu_job[g - 1]:  # as most are
+            slot[g] = slot[g - 1]
+        else:
+            at = position(job, gpu_job[g])
+            slot[g] = at if at < job.size and job[at] == gpu_job[g] else -1
+        if slot[g] >= 0:
+            offset[slot[g] + 1] += 1
+    for i in range(job.size):
+        offset[i + 1] += offset[i]
+        fill[i] = offset[i]
+    for g in range(gpu_job.size):
+        if slot[g] >= 0:
+            gpu[fill[slot[g]]] = g
+            fill[slot[g]] += 1
+
+
+def holdings(job: Ints, gpu_job: Ints) -> tuple[Ints, Ints]:
+    """GPUs that each of `job` (rows, ascending) holds alone, in compressed rows: (offset, gpu)."""
+    offset, slot = np.zeros(len(job) + 1, dtype=np.int64), np.empty((2, len(gpu_job)), dtype=np.int64)
+    _holdings(frozen(job), frozen(gpu_job), slot[0], offset, np.empty(len(job), dtype=np.int64), slot[1])
+    return offset, slot[1, : offset[-1]]
+
+
+@jit_in_place
+def _reorder(offset: Ints, value: Ints, order: Ints, new_offset: Ints, new: Ints) -> None:
+    end = 0
+    for i in range(order.size):
+        new_offset[i] = end
+        for e in range(offset[order[i]], offset[order[i] + 1]):
+            new[end] = value[e]
+            end += 1
+    new_offset[order.size] = end
+
+
+def reordered(offset: Ints, value: Ints, order: Ints) -> tuple[Ints, Ints]:
+    """Some compressed rows (positions) in another order."""
+    new_offset, new = np.empty(len(order) + 1, dtype=np.int64), np.empty(len(value), dtype=np.int64)
+    _reorder(offset, value, order, new_offset, new)
+    return new_offset, new[: new_offset[-1]]
+
+
+def allocation_of(grants: GrantColumns) -> Allocation | None:
+    """Grants as an allocation; None when there are none."""
+    return Allocation(*grants) if len(grants[0]) else None
+
+
+@jit_in_place
+def place_gang(
+    columns: WorkingColumns, wanted: int, share: float, memory_bytes: float, rule: int, out: Ints
+) -> bool:
+    """Place one gang (see `placement.place`); writes its GPUs to `out` and takes them out of the columns."""
+    return place(room_of(columns), wanted, share, memory_bytes, rule, out, ZERO)

@@ -1,0 +1,227 @@
+"""Starting jobs in order of priority, at the cost of running jobs of lower priority."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from equipoise.policies.allocation.gangs import (
+    NO_GRANTS,
+    NO_ROWS,
+    SHARED,
+    Demand,
+    Failures,
+    GrantColumns,
+    Grants,
+    RequestColumns,
+    Requests,
+    RoomColumns,
+    WorkingColumns,
+    demand,
+    fill_in_parts,
+    frozen,
+    granted,
+    has_failed,
+    holdings,
+    new_failures,
+    partly_free,
+    remember_failure,
+    reordered,
+    room_of,
+    total,
+    working,
+)
+from equipoise.policies.kernels.jit import ZERO, jit_in_place
+from equipoise.policies.kernels.placement import WHOLE, Room, give, give_all, place, take
+from equipoise.policies.observation import Bools, Floats, Ints, Observation
+
+
+class Victims(NamedTuple):
+    """Running jobs in the order in which they give way, with what they hold in compressed rows."""
+
+    bar: Floats  # a waiting job with a smaller key may take the place of this one...
+    standing: Floats  # ... if its own standing is higher; empty: whatever its standing
+    offset: Ints
+    gpu: Ints
+    share: Floats
+    stopped: Bools
+    tentative: Ints  # scratch
+
+
+VictimColumns = tuple[Floats, Floats, Ints, Ints, Floats, Bools, Ints]
+
+
+@jit_in_place
+def _release(c: Room, v: Victims, i: int, gpu_node: Ints) -> None:
+    for e in range(v.offset[i], v.offset[i + 1]):
+        if c.up[gpu_node[v.gpu[e]]]:
+            give(c.free, c.room, gpu_node[v.gpu[e]], v.gpu[e], v.share[e])
+    v.stopped[i] = True
+
+
+@jit_in_place
+def _restore(c: Room, v: Victims, i: int, gpu_node: Ints) -> None:
+    for e in range(v.offset[i], v.offset[i + 1]):
+        if c.up[gpu_node[v.gpu[e]]]:
+            take(c.free, c.room, gpu_node[v.gpu[e]], v.gpu[e], v.share[e])
+    v.stopped[i] = False
+
+
+@jit_in_place
+def _make_way(
+    c: Room, v: Victims, d: Demand, key: float, standing: float, rule: int, out: Ints, at: int, gpu_node: Ints
+) -> bool:
+    """Place a gang after stopping victims with a bar above `key` and a standing below `standing`.
+
+    Those that it does not need keep running, lowest bar first.
+    """
+    last, placed = 0, False
+    for i in range(v.bar.size):
+        if v.bar[i] <= key or placed:
+            break
+        lower = v.standing.size == 0 or v.standing[i] < standing
+        if not lower or v.stopped[i] or v.offset[i] == v.offset[i + 1]:
+            continue
+        _release(c, v, i, gpu_node)
+        v.tentative[last] = i
+        last += 1
+        if d.share < WHOLE or total(c.free) >= d.gpus:
+            placed = place(c, d.gpus, d.share, d.memory_bytes, rule, out, at)
+    for k in range(last - 2 if placed else last - 1, -1, -1):
+        if placed:
+            give_all(c, out, at, at + d.gpus, gpu_node, d.share)
+        _restore(c, v, v.tentative[k], gpu_node)
+        if placed and not place(c, d.gpus, d.share, d.memory_bytes, rule, out, at):
+            _release(c, v, v.tentative[k], gpu_node)
+            place(c, d.gpus, d.share, d.memory_bytes, rule, out, at)
+    return placed
+
+
+@jit_in_place
+def _start_with_victims(
+    queue: Ints, first: int, key: Floats, standing: Floats, rule: int, requests: RequestColumns,
+    columns: WorkingColumns, victims: VictimColumns, gpu_node: Ints,
+    grants: GrantColumns, failures: tuple[Floats, Ints],
+) -> tuple[int, int, bool]:  # fmt: skip
+    """Start jobs of queue[first:]; returns (how many, where space for grants ran out or -1, more might start)."""
+    r, room, v = Requests(*requests), room_of(columns), Victims(*victims)
+    out, tried = Grants(*grants), Failures(*failures)
+    left, shared, n = total(room.free), partly_free(room.room), ZERO
+    highest = v.bar[0] if v.bar.size else -np.inf
+    for k in range(first, queue.size):
+        if left == 0 and not shared and highest <= key[k]:
+            continue
+        d, at = demand(r, queue[k]), out.offset[n]
+        if has_failed(tried, d, False) or (d.share >= WHOLE and d.gpus > left and highest <= key[k]):
+            continue
+        if n == out.job.size or at + d.gpus > out.gpu.size:
+            return n, k, True
+        fits = place(room, d.gpus, d.share, d.memory_bytes, rule, out.gpu, at)
+        if not fits and highest > key[k]:
+            mine = standing[k] if standing.size > 0 else 0.0
+            fits = _make_way(room, v, d, key[k], mine, rule, out.gpu, at, gpu_node)
+            if fits:
+                tried.used[0] = 0
+        if fits:
+            n = granted(out, n, queue[k], d)
+            left, shared = total(room.free), shared or d.share < WHOLE
+        elif standing.size == 0:  # else a job of higher standing may still fit
+            remember_failure(tried, d, False)
+    return n, -1, left > 0 or shared or highest > key[-1]
+
+
+def _victims(
+    o: Observation, running: Ints, bar: Floats, standing: Floats, holder: Ints
+) -> tuple[Ints, VictimColumns]:
+    """Running jobs (rows, ascending) by descending bar, later rows first, and what each would give up.
+
+    Of shared GPUs only what stands in the workers table is known.
+    """
+    order = np.lexsort((-running, -bar)).astype(np.int64)
+    offset, gpu = holdings(running, holder)
+    share = np.ones(len(gpu))
+    workers = o.workers
+    if len(workers) and (o.gpus.job[workers.gpu] == SHARED).any():
+        partly = np.flatnonzero(np.isin(workers.job, running) & (o.gpus.job[workers.gpu] == SHARED))
+        job = np.concatenate((np.repeat(running, np.diff(offset)), workers.job[partly]))
+        by_job = np.argsort(job, kind="stable")
+        gpu = np.concatenate((gpu, workers.gpu[partly]))[by_job]
+        share = np.concatenate((share, workers.gpu_share[partly]))[by_job]
+        offset = np.searchsorted(job[by_job], np.append(running, np.iinfo(np.int64).max)).astype(np.int64)
+    new_offset, entry = reordered(offset, np.arange(len(gpu)), order)
+    columns = (
+        bar[order], standing[order] if len(standing) else standing.copy(), new_offset, gpu[entry], share[entry],
+        np.zeros(len(order), dtype=np.bool_), np.empty(len(order), dtype=np.int64),
+    )  # fmt: skip
+    return running[order], columns
+
+
+def start_with_preemption(
+    o: Observation, queue: Ints, key: Floats, standing: Floats, rule: int, running: Ints, bar: Floats,
+    running_standing: Floats, holder: Ints, requests: RequestColumns, columns: RoomColumns,
+) -> tuple[Ints, GrantColumns, bool]:  # fmt: skip
+    """Start jobs of `queue` (rows) in order; those that fit nowhere are passed over.
+
+    A job that does not fit may stop running jobs (rows, ascending) whose `bar` is above its key and whose
+    standing, where given, is below its own; highest bar first. `holder` is the row that holds each GPU.
+    Returns the jobs stopped, the jobs started, and whether jobs beyond the queue with no smaller keys might
+    start too.
+    """
+    if not len(queue):
+        return NO_ROWS, NO_GRANTS, False
+    free = int(columns[3].sum())
+    if free == 0 and not bar.max(initial=-np.inf) > key.min() and not partly_free(columns[4]):
+        return NO_ROWS, NO_GRANTS, False
+    room, failures = working(columns), new_failures()
+    order, victims = _victims(o, running, bar, standing=running_standing, holder=holder)
+
+    def fill(at: int, _: bool, grants: GrantColumns) -> tuple[int, int, bool]:
+        return _start_with_victims(
+            queue, at, key, standing, rule, requests, room, victims, o.gpus.node, grants, failures
+        )
+
+    grants, more = fill_in_parts(fill, False, len(queue), 64 + free)
+    return np.sort(order[victims[5]]), grants, more
+
+
+def remaining_bars(running: Ints, service_s: Floats, restart_s: Floats) -> Floats:
+    """Bar of running jobs under shortest remaining time: what remains (s) less the cost of a restart (s)."""
+    left_s = service_s[running] - restart_s[running]
+    return np.where(np.isnan(left_s), np.inf, left_s).astype(np.float64)
+
+
+@jit_in_place
+def _bars(
+    rows: Ints, service_s: Floats, restart_s: Floats, started_s: Floats, attained_gpu_s: Floats, gpus: Ints,
+    share: Floats, now_s: float, ratio: float, reluctance: float, run_s: float,
+    growth: float, bar: Floats,
+) -> None:  # fmt: skip
+    for i in range(rows.size):
+        j = rows[i]
+        cost_s = restart_s[j] if restart_s[j] > 0.0 else 0.0
+        width = gpus[j] * min(share[j], 1.0)
+        began_s = -np.inf if np.isnan(started_s[j]) else started_s[j] + cost_s
+        ran_gpu_s = max(now_s - began_s, 0.0) * width
+        before_gpu_s = attained_gpu_s[j] - ran_gpu_s
+        left_s = ratio * service_s[j] - reluctance * cost_s
+        bar[i] = np.inf if np.isnan(left_s) else left_s
+        if ran_gpu_s < max(run_s * width, growth * before_gpu_s):
+            bar[i] = -np.inf
+
+
+def patient_bars(
+    o: Observation, running: Ints, ratio: float, reluctance: float, run_s: float, growth: float
+) -> Floats:
+    """Bar of running jobs, so that none is stopped too often: `ratio` of what remains less `reluctance` restarts.
+
+    A job gives way to none (-inf) that since its last start has worked for less than `run_s`, or for less
+    than `growth` times its work before. So a job of s seconds is stopped at most
+    1 + log(s / run_s) / log(1 + growth) times.
+    """
+    jobs, bar = o.jobs, np.empty(len(running))
+    _bars(
+        frozen(running), jobs.service_s, jobs.restart_s, jobs.started_s, jobs.attained_gpu_s, jobs.gpus_held,
+        jobs.gpu_share_requested, o.time_s, ratio, reluctance, run_s, growth, bar,
+    )  # fmt: skip
+    return bar

@@ -1,0 +1,218 @@
+"""S4's view of nodes and jobs: S411 state of nodes, S412 priority of jobs, and the ratios R_ij of S422."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from equipoise.policies.allocation.gangs import frozen
+from equipoise.policies.contract import Memory
+from equipoise.policies.kernels.allocation import (
+    ClaimColumns,
+    contention,
+    count_enough,
+    demand_by_size,
+    entitlements,
+    gpus_by_memory,
+    lateness,
+    mean_by,
+    model_speeds,
+    priorities,
+    remote_share,
+    worker_speeds,
+)
+from equipoise.policies.kernels.placement import WHOLE
+from equipoise.policies.observation import Floats, Ints, Observation
+
+RANKED = 2048
+"""Waiting jobs that are put in order; the others come behind them."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """S411, per node."""
+
+    model: Ints
+    efficiency: Floats  # share of time its GPUs were busy; NaN unknown
+    memory_free_bytes: Floats  # least over its workers; NaN unknown
+    speed: Floats  # relative to the fastest GPU model
+    model_speed: Floats  # per GPU model
+
+    def values(self) -> dict[str, Any]:
+        """What goes to the reasons."""
+        finite = self.efficiency[np.isfinite(self.efficiency)]
+        free = self.memory_free_bytes[np.isfinite(self.memory_free_bytes)]
+        return {
+            "s411_efficiency": float(finite.mean()) if len(finite) else np.nan,
+            "s411_memory_free_bytes": float(free.min()) if len(free) else np.nan,
+            "s411_slowest_node": int(self.speed.argmin()) if len(self.speed) else -1,
+            "s411_slowest_speed": float(self.speed.min()) if len(self.speed) else np.nan,
+        }
+
+
+def node_state(o: Observation, memory: Memory, half_life_s: float) -> NodeState:
+    """Efficiency, memory and speed of each node; without workers its last speed fades to its model's."""
+    nodes, gpus, workers, speeds = o.nodes, o.gpus, o.workers, o.speeds
+    first = np.clip(nodes.first_gpu, 0, max(len(gpus) - 1, 0))
+    model = gpus.model[first] if len(gpus) else np.zeros(len(nodes), dtype=np.int64)
+    models = max(len(o.gpu_models), 1)
+    model = np.clip(model, 0, models - 1)
+    model_speed = np.full(models, np.nan)
+    if len(speeds):
+        model_speed, count = np.zeros(models), np.zeros(models, dtype=np.int64)
+        first, best = np.full(len(o.jobs), -1, dtype=np.int64), np.zeros(len(o.jobs))
+        model_speeds(
+            speeds.job, speeds.gpu_model, speeds.gpus, speeds.samples_per_s, first, best, model_speed, count
+        )
+    speed: Floats = np.where(np.isnan(model_speed), 1.0, model_speed)[model]
+    old = memory.get("node_speed")
+    if old is not None and len(old) == len(nodes):
+        fading = 0.5 ** (max(o.time_s - memory["time_s"], 0.0) / half_life_s)
+        speed = speed + (old - speed) * fading
+    if len(workers):
+        own = np.empty(len(workers))
+        worker_speeds(
+            workers.job, workers.node, workers.response_s_per_sample, model, frozen(model_speed), own
+        )
+        measured = _mean_by(workers.node, own, len(nodes))
+        speed = np.where(np.isnan(measured), speed, measured)
+    efficiency = np.full(len(nodes), np.nan)
+    if len(gpus) and np.isfinite(gpus.sm_active_ratio).any():
+        efficiency = _mean_by(gpus.node, gpus.sm_active_ratio, len(nodes))
+    memory_free = np.full(len(nodes), np.inf)
+    np.minimum.at(memory_free, workers.node, np.nan_to_num(workers.memory_free_bytes, nan=np.inf))
+    memory_free[np.isinf(memory_free)] = np.nan
+    return NodeState(model, efficiency, memory_free, speed, model_speed)
+
+
+def _mean_by(index: Ints, value: Floats, size: int) -> Floats:
+    mean = np.empty(size)
+    mean_by(index, frozen(value), mean, np.empty(size, dtype=np.int64))
+    return mean
+
+
+@dataclass(frozen=True, slots=True)
+class Ageing:
+    """How a job's claim grows with its waiting, and how long it may wait.
+
+    A job is overdue when it has waited, in all, longer than min(after_s + slowdown * duration, longest_s).
+    """
+
+    response: float  # weight of the response ratio
+    lead_s: float  # waiting that every job starts with, for the response ratio
+    patience_s: float  # waiting that adds 1 to a claim
+    after_s: float
+    slowdown: float
+    longest_s: float
+    unknown_s: float  # time of a job that has no estimate
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """S412 and S422: the first waiting jobs in order, running jobs ascending, and the worth of nodes."""
+
+    waiting: Ints
+    waiting_a: Floats
+    ratio: Floats  # sum_j R_ij over the GPUs asked for, of `waiting`
+    wanted: Ints  # GPUs asked for, of `waiting`
+    running: Ints
+    running_a: Floats
+    overdue: Ints  # waiting jobs that are overdue, the longest first; not only of `waiting`
+    weight: Floats  # per node: speed over contention, so that R_ij = A_i * min(wanted_i, free_j) * weight_j
+
+    def priority(self, rows: Ints) -> Floats:
+        """A of ranked jobs, by row."""
+        known, a = (
+            np.concatenate((self.running, self.waiting)),
+            np.concatenate((self.running_a, self.waiting_a)),
+        )
+        order = np.argsort(known, kind="stable")
+        return np.asarray(a[order[np.searchsorted(known[order], rows)]])
+
+
+def gpus_wanted(o: Observation, rows: Ints) -> Ints:
+    """GPUs that jobs get when they start: a rigid one its request, others the nearest whole workers."""
+    jobs = o.jobs
+    per = np.maximum(jobs.gpus_per_worker[rows], 1)
+    asked = jobs.gpus_requested[rows]
+    workers = np.clip(asked // per, jobs.workers_min[rows], jobs.workers_max[rows])
+    return np.where(jobs.rigid[rows], asked, workers * per).astype(np.int64)
+
+
+def rank(o: Observation, nodes: NodeState, ageing: Ageing) -> Ranking:
+    """Priorities of all jobs, the contention on each node, and the waiting jobs by their ratio."""
+    jobs = o.jobs
+    running = np.sort(o.running)
+    rows = np.concatenate((o.waiting, running)).astype(np.int64)
+    wanted = gpus_wanted(o, rows)
+    fewest = np.where(jobs.rigid[rows], wanted, jobs.workers_min[rows] * jobs.gpus_per_worker[rows])
+    fit = _gpus_enough(o, jobs.memory_bytes[rows]) >= fewest
+    fit[len(o.waiting) :] = True
+    claims = (
+        jobs.state, jobs.priority, jobs.data_demand_bytes, jobs.compute_demand_flops, jobs.service_s,
+        jobs.duration_s, jobs.queued_since_s, jobs.waited_s,
+    )  # fmt: skip
+    a, n = np.empty(len(rows)), len(o.waiting)
+    priorities(
+        rows, fit, claims, o.time_s, ageing.response, ageing.lead_s, ageing.patience_s, ageing.unknown_s, a
+    )
+    overdue = _overdue(rows[:n][fit[:n]], claims, o.time_s, ageing)
+    free = o.nodes.gpus_free
+    wanted, waiting_a, running_a = wanted[:n], a[:n], a[n:]
+    by_size, ratio = np.empty(int(max(free.max(initial=0), 0)) + 1), np.empty(n)
+    demand_by_size(wanted, waiting_a, by_size)
+    weight = nodes.speed / np.maximum(_contention(o, by_size, running, running_a), 1e-300)
+    weight = np.where(o.nodes.up, np.minimum(weight, 1e300), 0.0)
+    entitlements(wanted, waiting_a, free, weight, np.empty(len(by_size)), ratio)
+    ratio = ratio / np.maximum(wanted, 1)
+    order = _first(ratio, waiting_a, o.waiting)
+    return Ranking(
+        o.waiting[order], waiting_a[order], ratio[order], wanted[order], running, running_a, overdue, weight
+    )
+
+
+def _overdue(rows: Ints, claims: ClaimColumns, now_s: float, ageing: Ageing) -> Ints:
+    """Those of some waiting jobs that are overdue, the longest first, then ascending."""
+    late_s = np.empty(len(rows))
+    lateness(rows, claims, now_s, ageing.after_s, ageing.slowdown, ageing.longest_s, ageing.unknown_s, late_s)
+    late = np.flatnonzero(late_s > 0.0)
+    return frozen(rows[late[np.lexsort((rows[late], -late_s[late]))]])
+
+
+def _contention(o: Observation, by_size: Floats, running: Ints, running_a: Floats) -> Floats:
+    workers, jobs = o.workers, o.jobs
+    job_a = np.zeros(len(jobs))
+    job_a[running] = running_a
+    share = np.where(workers.gpu_share >= WHOLE, 1.0, workers.gpu_share)
+    held = share * jobs.gpus_per_worker[workers.job].astype(np.float64)
+    delay, sums = np.empty(len(workers)), np.empty(len(o.nodes))
+    remote_share(o.shards.worker, o.shards.bytes, o.shards.local, np.empty(len(workers)), delay)
+    trains = np.zeros(len(jobs), dtype=np.bool_)
+    trains[workers.job] = True
+    contention(
+        o.nodes.gpus, o.nodes.gpus_free, by_size, o.gpus.node, o.gpus.job, job_a, trains,
+        workers.job, workers.node, held, delay, sums,
+    )  # fmt: skip
+    return sums
+
+
+def _gpus_enough(o: Observation, need_bytes: Floats) -> Ints:
+    """For each need, how many GPUs that are up have that much memory; unknown memory is enough."""
+    if not need_bytes.max(initial=0.0) > np.fmin.reduce(o.gpus.memory_bytes, initial=np.inf):
+        return np.full(len(need_bytes), o.nodes.gpus[o.nodes.up].sum(), dtype=np.int64)  # all have it
+    kind, count = np.empty(len(o.gpus)), np.empty(len(o.gpus), dtype=np.int64)
+    n = gpus_by_memory(o.gpus.memory_bytes, o.gpus.node, o.nodes.up, kind, count)
+    enough = np.empty(len(need_bytes), dtype=np.int64)
+    count_enough(need_bytes, kind[:n], count[:n], enough)
+    return enough
+
+
+def _first(ratio: Floats, a: Floats, row: Ints) -> Ints:
+    """Positions of the first jobs by descending ratio, then A, then ascending row; without A: not at all."""
+    able = np.flatnonzero(a > 0.0)
+    if len(able) > RANKED:
+        key = ratio[able] if (ratio > 0.0).any() else a[able]
+        able = able[np.argpartition(-key, RANKED)[:RANKED]]
+    return able[np.lexsort((row[able], -a[able], -ratio[able]))]

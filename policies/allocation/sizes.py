@@ -1,0 +1,204 @@
+"""S4's `optimal` mode: sizes and GPU models of jobs that maximise goodput, by an integer programme.
+
+After Sia (Jayaram Subramanya et al. 2023, section 3): each job has configurations (workers, GPU model) of
+which at most one is chosen, the GPUs of each model bound all choices, and the worth of a configuration is
+its goodput relative to the job's own request. Here worth is weighted by the job's priority, which grows while
+it waits, and a change costs its restart. SciPy is loaded when first used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from equipoise.policies.allocation.draft import Hand
+from equipoise.policies.allocation.elastic import chosen, elastic_columns, elastic_rows, on_living_nodes
+from equipoise.policies.allocation.gangs import NO_ROWS, frozen, place_gang, working
+from equipoise.policies.allocation.ranking import NodeState, Ranking
+from equipoise.policies.kernels.placement import WEIGHTED, WHOLE
+from equipoise.policies.kernels.scaling import ElasticColumns, ScalingColumns, TableColumns, times_of
+from equipoise.policies.observation import Bools, Floats, Ints
+
+_WAITING = 200
+"""Waiting jobs, from the first, that the programme looks at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """Configurations of jobs: parallel arrays, one entry per configuration."""
+
+    row: Ints  # of the jobs table, per job
+    index: Ints  # position in `row`
+    workers: Ints
+    gpus: Ints
+    model: Ints
+    stays: Bools  # what the job holds now
+    worth: Floats
+
+
+def best_sizes(
+    gpus: Ints, model: Ints, worth: Floats, index: Ints, must: Bools, room: Ints, limit_s: float
+) -> Bools:
+    """Configurations (one entry each) of most total worth: at most one per job `index`, exactly one if `must`.
+
+    Those on GPU model m take at most room[m] GPUs in all. Raises TimeoutError when HiGHS has not proved an
+    optimum within `limit_s`, ValueError when there is no solution.
+    """
+    from scipy.optimize import Bounds, LinearConstraint, milp
+    from scipy.sparse import csr_array
+
+    n, jobs = len(gpus), len(must)
+    one = csr_array((np.ones(n), (index, np.arange(n))), shape=(jobs, n))
+    held = csr_array((gpus.astype(np.float64), (model, np.arange(n))), shape=(len(room), n))
+    solved = milp(
+        -worth,
+        integrality=np.ones(n, dtype=np.int64),
+        bounds=Bounds(0.0, 1.0),
+        constraints=[
+            LinearConstraint(one, lb=must.astype(np.float64), ub=1.0),
+            LinearConstraint(held, ub=room),
+        ],
+        options={"time_limit": limit_s},
+    )
+    if solved.status == 1:
+        raise TimeoutError(f"no optimum within {limit_s} s")
+    if solved.x is None:
+        raise ValueError(str(solved.message))
+    return np.asarray(solved.x > 0.5)
+
+
+def _sizes(fewest: int, most: int, asked: int, now: int) -> list[int]:
+    """Sizes to choose from: all up to 8, then 1 and 1.5 times powers of two, and the notable ones."""
+    steps = {size << k for k in range(most.bit_length()) for size in (2, 3)}
+    found = {fewest, most, asked, now, *range(1, 9), *steps}
+    return sorted(size for size in found if fewest <= size <= most)
+
+
+def choices(
+    hand: Hand, nodes: NodeState, ranking: Ranking, scaling: ScalingColumns, table: TableColumns,
+    elastic: ElasticColumns, waits: Ints, horizon_s: float,
+) -> Choices:  # fmt: skip
+    """Configurations of running elastic jobs and of waiting jobs (positions in the ranking)."""
+    jobs, models = hand.observation.jobs, len(nodes.model_speed)
+    running, offset, _, now_model, cost_s, requested = elastic
+    waiting = ranking.waiting[waits]
+    row = np.concatenate((running, waiting))
+    per = np.maximum(jobs.gpus_per_worker[row], 1)
+    held = np.concatenate((np.diff(offset), np.zeros(len(waiting), dtype=np.int64)))
+    requested = np.concatenate((requested, ranking.wanted[waits] // per[len(running) :]))
+    entries: list[tuple[int, int, int, int]] = []
+    for k, j in enumerate(row.tolist()):
+        request = int(requested[k])
+        if jobs.rigid[j]:
+            request = int(jobs.gpus_requested[j])
+            sizes = [request]
+        else:
+            useful = max(int(jobs.global_batch[j]) // max(int(jobs.micro_batch[j]), 1), 1)
+            most = max(min(int(jobs.workers_max[j]), useful), int(jobs.workers_min[j]))
+            sizes = _sizes(int(jobs.workers_min[j]), most, request, int(held[k] // per[k]))
+        entries += [(k, size, model, request) for size in sizes for model in range(models)]
+    index, workers, model, _ = (np.array(part, dtype=np.int64) for part in zip(*entries, strict=True))
+    gpus = workers * np.where(jobs.rigid[row], 1, per)[index]
+    here = np.concatenate((now_model, np.zeros(len(waiting), dtype=np.int64)))
+    stays = (held[index] > 0) & (gpus == held[index]) & (model == here[index])
+    asked = np.array([size == request for _, size, _, request in entries])
+    speed = _relative_speed(
+        row, held // per, here, index, workers, model, asked, jobs.rigid[row], scaling, table, nodes
+    )
+    a = ranking.priority(row)
+    cost = np.concatenate((cost_s, np.zeros(len(waiting))))[index]
+    left = np.maximum(1.0 - np.where(stays, 0.0, cost) / horizon_s, 0.0)
+    return Choices(row, index, workers, gpus, model, stays, a[index] * speed * left)
+
+
+def _relative_speed(
+    row: Ints, held: Ints, here: Ints, index: Ints, workers: Ints, model: Ints, asked: Bools, rigid: Bools,
+    scaling: ScalingColumns, table: TableColumns, nodes: NodeState,
+) -> Floats:  # fmt: skip
+    """Speed of each configuration relative to the size that the job asks for, on the best GPU model."""
+    time_s = np.empty(len(index))
+    times_of(
+        frozen(row), frozen(held), frozen(here), frozen(index), frozen(workers), frozen(model),
+        scaling, table, time_s,
+    )  # fmt: skip
+    known = np.where(np.isnan(nodes.model_speed), 1.0, nodes.model_speed)
+    time_s = np.where(rigid[index], 1.0 / known[model], time_s)
+    reference = np.full(len(row), np.inf)
+    np.minimum.at(reference, index[asked], time_s[asked])
+    return np.asarray(reference[index] / time_s)
+
+
+def _carry_out(hand: Hand, nodes: NodeState, elastic: ElasticColumns, c: Choices, picked: Ints) -> None:
+    """Book the picked configurations: first those that give GPUs back, then the others, in order.
+
+    What cannot be placed, for the GPUs that are missing are on their way to another job, stays as it is.
+    """
+    _, offset, gpu, *_ = elastic
+    running = len(elastic[0])
+    fewer = [k for k in picked.tolist() if not c.stays[k] and c.index[k] < running]
+    later = [k for k in picked.tolist() if c.index[k] >= running]
+    for k in [*fewer, *fewer, *later]:
+        row, wanted, model = int(c.row[c.index[k]]), int(c.gpus[k]), int(c.model[k])
+        if row in hand.given:
+            continue
+        held = gpu[offset[c.index[k]] : offset[c.index[k] + 1]] if c.index[k] < running else NO_ROWS
+        same = len(held) and model == elastic[3][c.index[k]]
+        if same and wanted <= len(held):
+            hand.resize(row, held, held[:wanted])
+            continue
+        extra = wanted - (len(held) if same else 0)
+        new = _placed(hand, nodes, row, extra, model)
+        if not len(new):
+            continue
+        if len(held):
+            hand.resize(row, held, np.concatenate((held, new)) if same else new)
+        else:
+            hand.start((np.array([row]), np.array([0, len(new)]), new, np.ones(len(new))))
+
+
+def _placed(hand: Hand, nodes: NodeState, row: int, gpus: int, model: int) -> Ints:
+    """So many free GPUs of one model, on the heaviest nodes; none where there are fewer."""
+    order = hand.columns[8]
+    only = frozen(order[nodes.model[order] == model])
+    out = np.empty(gpus, dtype=np.int64)
+    need = float(hand.observation.jobs.memory_bytes[row])
+    placed = place_gang(working((*hand.columns[:7], NO_ROWS, only)), gpus, 1.0, need, WEIGHTED, out)
+    return out if placed else NO_ROWS
+
+
+def _one_model(hand: Hand, elastic: ElasticColumns) -> Bools:
+    """Whether each job's GPUs are all of one model; others keep what they have."""
+    _, offset, gpu, model, *_ = elastic
+    job = np.repeat(np.arange(len(model)), np.diff(offset))
+    other = hand.observation.gpus.model[gpu] != model[job]
+    return np.asarray(np.bincount(job, weights=other, minlength=len(model)) == 0)
+
+
+def resize_optimally(
+    hand: Hand, nodes: NodeState, ranking: Ranking, scaling: ScalingColumns, table: TableColumns,
+    blocked: Bools, waits: bool, horizon_s: float, limit_s: float,
+) -> int:  # fmt: skip
+    """Give each job the size and GPU model that the integer programme chooses; returns how many it chose among.
+
+    `blocked` (per ranked running job) keep what they have; without `waits`, waiting jobs are left out and what
+    is free is kept for one of them.
+    Raises TimeoutError or ValueError, with nothing changed, as `best_sizes` does.
+    """
+    o = hand.observation
+    elastic = elastic_columns(
+        hand, nodes, elastic_rows(o, ranking.running[~blocked & ~hand.touched(ranking.running)])
+    )
+    elastic = chosen(elastic, np.flatnonzero(on_living_nodes(o, elastic) & _one_model(hand, elastic)))
+    whole = o.jobs.gpu_share_requested[ranking.waiting] >= WHOLE
+    first = np.flatnonzero(whole)[:_WAITING] if waits else NO_ROWS
+    if not len(elastic[0]) and not len(first):
+        return 0
+    c = choices(hand, nodes, ranking, scaling, table, elastic, first, horizon_s)
+    free = hand.columns[3] if waits else np.zeros(len(nodes.model), dtype=np.int64)  # else it is reserved
+    room = np.bincount(nodes.model, weights=free, minlength=len(nodes.model_speed))
+    room += np.bincount(o.gpus.model[elastic[2]], minlength=len(room))
+    must = np.arange(len(c.row)) < len(elastic[0])
+    picked = np.flatnonzero(best_sizes(c.gpus, c.model, c.worth, c.index, must, room, limit_s))
+    _carry_out(hand, nodes, elastic, c, picked)
+    return len(c.index)

@@ -1,0 +1,470 @@
+"""Jitted kernels of where data goes: arrays in, arrays out, over all training jobs at once.
+
+Workers are sorted by job, so job k of a table's running jobs owns the rows first[k] .. first[k + 1] - 1.
+Rates are samples/s or bytes/s, times s. A value that is not known is NaN.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from equipoise.policies.kernels.arrays import position
+from equipoise.policies.kernels.jit import ZERO, jit, jit_in_place
+from equipoise.policies.observation import Bools, Floats, Ints
+
+_NOISE = 2.0**-30  # a difference below this share of a unit is rounding, not a difference
+_PAIRS_MOST = 1 << 20  # pairs of workers whose rates are written down at once (8 MiB)
+
+
+class Links(NamedTuple):
+    """What is known about the way between nodes: measured pairs, and each node's free interface rate."""
+
+    key: Ints  # source * nodes + target of the measured pairs, ascending
+    bytes_per_s: Floats  # of those pairs
+    latency_s: Floats
+    nic_bytes_per_s: Floats  # per node; used where a pair was not measured
+
+
+@jit
+def match_sorted(old: Ints, new: Ints) -> Ints:
+    """Position in `old` of each id of `new` (both ascending and distinct), -1 where it is missing."""
+    found = np.full(new.size, -1, dtype=np.int64)
+    at = 0
+    for k in range(new.size):
+        while at < old.size and old[at] < new[k]:
+            at += 1
+        if at < old.size and old[at] == new[k]:
+            found[k] = at
+    return found
+
+
+@jit
+def holt(level: Floats, trend: Floats, windows: Ints, value: Floats, alpha: float, beta: float) -> Floats:
+    """Advance Holt's linear smoothing by one window, in place; returns the one-window forecasts.
+
+    Holt (1957), level and trend with gains `alpha` and `beta`. Windows without a finite value leave the
+    state alone; a forecast never falls below half the level, so that a steep fall cannot turn it negative.
+    """
+    forecast = np.full(level.size, np.nan)
+    for i in range(level.size):
+        if np.isfinite(value[i]):
+            if windows[i] == 0:
+                level[i], trend[i] = value[i], 0.0
+            else:
+                error = value[i] - (level[i] + trend[i])
+                level[i] += trend[i] + alpha * error
+                trend[i] += alpha * beta * error
+            windows[i] += 1
+        if windows[i] > 0:
+            forecast[i] = max(level[i] + trend[i], 0.5 * level[i])
+    return forecast
+
+
+@jit
+def gradient_health(
+    first: Ints, norm: Floats, rate: Floats, deviation: Floats, sigma: Floats, warm: Bools, sigmas: float
+) -> Bools:
+    """Which workers send sound gradients.
+
+    A norm that is missing (while the worker does compute and a peer's norm is known), infinite or zero is
+    not sound, nor is one whose relative deviation exceeds `sigmas` times its usual one once that is `warm`.
+    """
+    healthy = np.ones(norm.size, dtype=np.bool_)
+    for k in range(first.size - 1):
+        known = False
+        for i in range(first[k], first[k + 1]):
+            known = known or np.isfinite(norm[i])
+        if not known:
+            continue
+        for i in range(first[k], first[k + 1]):
+            if not np.isfinite(rate[i]):
+                continue
+            sound = np.isfinite(norm[i]) and norm[i] > 0.0
+            healthy[i] = sound and not (warm[i] and abs(deviation[i]) > sigmas * sigma[i])
+    return healthy
+
+
+@jit_in_place
+def _of_rank(values: Floats, size: int, rank: int) -> float:
+    """The value of that rank (0: the least) among the first `size`, which it reorders (Hoare 1961, "Find")."""
+    low, high = 0, size - 1
+    while low < high:
+        pivot, i, j = values[(low + high) // 2], low, high
+        while i <= j:
+            while values[i] < pivot:
+                i += 1
+            while values[j] > pivot:
+                j -= 1
+            if i <= j:
+                values[i], values[j] = values[j], values[i]
+                i += 1
+                j -= 1
+        if rank <= j:
+            high = j
+        elif rank >= i:
+            low = i
+        else:
+            break
+    return float(values[rank])
+
+
+@jit
+def common_ratio(first: Ints, ratio: Floats) -> Floats:
+    """Lower median of the known ratios of each job's workers; 1 where fewer than three are known."""
+    common, known = np.ones(first.size - 1), np.empty(ratio.size)
+    for k in range(first.size - 1):
+        n = ZERO
+        for i in range(first[k], first[k + 1]):
+            if not np.isnan(ratio[i]):
+                known[n] = ratio[i]
+                n += 1
+        if n >= 3:
+            common[k] = _of_rank(known, n, (n - 1) // 2)
+    return common
+
+
+@jit
+def imbalance(first: Ints, capacity: Floats, owned: Floats, receives: Bools) -> tuple[Floats, Floats]:
+    """Imbalance index per job and surplus per worker (samples, negative: deficit).
+
+    tau_i = share of the data / capacity_i; I = max(tau) / mean(tau) - 1; the surplus is what a worker owns
+    beyond its share of the capacity. Jobs with an unknown capacity or no data left get I = NaN. Workers
+    that receive nothing have no deficit.
+    """
+    index = np.full(first.size - 1, np.nan)
+    surplus = np.zeros(capacity.size)
+    for k in range(first.size - 1):
+        total_capacity, total_owned = 0.0, 0.0
+        for i in range(first[k], first[k + 1]):
+            total_capacity += capacity[i]
+            total_owned += owned[i]
+        if not (total_owned > 0.0 and total_capacity > 0.0 and np.isfinite(total_owned + total_capacity)):
+            continue
+        largest, total = 0.0, 0.0
+        for i in range(first[k], first[k + 1]):
+            tau = owned[i] / total_owned / capacity[i]
+            largest = max(largest, tau)
+            total += tau
+            extra = owned[i] - total_owned * capacity[i] / total_capacity
+            surplus[i] = extra if receives[i] or extra > 0.0 else 0.0
+        index[k] = largest * (first[k + 1] - first[k]) / total - 1.0
+    return index, surplus
+
+
+@jit
+def link(links: Links, source: int, target: int) -> tuple[float, float]:
+    """Rate in bytes/s and delay in s from node to node.
+
+    Infinite and none within a node; else as measured, or the slower interface and none.
+    """
+    if source == target:
+        return np.inf, 0.0
+    pair = source * links.nic_bytes_per_s.size + target
+    at = position(links.key, pair)
+    measured = at < links.key.size and links.key[at] == pair
+    delay_s = float(links.latency_s[at]) if measured and links.latency_s[at] > 0.0 else 0.0
+    if measured and links.bytes_per_s[at] > 0.0:
+        return float(links.bytes_per_s[at]), delay_s
+    return float(min(links.nic_bytes_per_s[source], links.nic_bytes_per_s[target])), delay_s
+
+
+@jit
+def transfer_time(links: Links, source: int, target: int, size_bytes: float) -> float:
+    """Seconds to bring `size_bytes` from node to node, delay included."""
+    rate, delay_s = link(links, source, target)
+    return delay_s + size_bytes / rate
+
+
+@jit
+def _pair_rates(links: Links, node: Ints, donors: Ints, receivers: Ints) -> Floats:
+    """Rates from each donor to each receiver; empty when there are too many pairs to write down."""
+    if donors.size * receivers.size > _PAIRS_MOST:
+        return np.empty((0, 0))
+    rates, measured, nic = np.empty((donors.size, receivers.size)), links.key.size > 0, links.nic_bytes_per_s
+    for d in range(donors.size):
+        for r in range(receivers.size):
+            source, target = node[donors[d]], node[receivers[r]]
+            if measured:
+                rates[d, r] = link(links, source, target)[0]
+            else:
+                rates[d, r] = np.inf if source == target else min(nic[source], nic[target])
+    return rates
+
+
+@jit
+def _best_listed(rates: Floats, supply: Floats, r: int) -> tuple[int, float, float]:
+    """As `_best_donor`, where all rates are written down."""
+    best, best_rate, finite = -1, -1.0, 0.0
+    for d in range(supply.size):
+        if supply[d] > _NOISE:
+            if rates[d, r] > best_rate:
+                best, best_rate = d, rates[d, r]
+            if np.isfinite(rates[d, r]):
+                finite = max(finite, rates[d, r])
+    return best, best_rate, finite
+
+
+@jit
+def _best_donor(
+    links: Links, node: Ints, donors: Ints, supply: Floats, receiver: int
+) -> tuple[int, float, float]:  # fmt: skip
+    """The donor with something left that reaches a receiver fastest, that rate, and the fastest finite one.
+
+    The lowest of equals; -1 when nothing is left.
+    """
+    best, best_rate, finite = -1, -1.0, 0.0
+    for d in range(donors.size):
+        if supply[d] > _NOISE:
+            rate = link(links, node[donors[d]], node[receiver])[0]
+            if rate > best_rate:
+                best, best_rate = d, rate
+            if np.isfinite(rate):
+                finite = max(finite, rate)
+    return best, best_rate, finite
+
+
+@jit
+def greedy_flow(
+    first: Ints, acting: Bools, surplus: Floats, pull: Floats, node: Ints, links: Links
+) -> tuple[tuple[Ints, Ints, Floats], float]:
+    """Flow T from surplus to deficit, heaviest pairs first: ((donors, receivers, samples), F(T)).
+
+    Weight of a pair: pull_j * b_ij / b_max, where pull_j = C_j / (1 + L_j) and b_max is the fastest link in
+    use within the job (a pair on one node counts as that fast). Each step empties a donor or fills a
+    receiver. Weights only fall as donors run dry, so a receiver's last known weight is an upper bound and
+    only the heaviest receiver is looked at again.
+    """
+    giver, taker = np.empty(surplus.size, dtype=np.int64), np.empty(surplus.size, dtype=np.int64)
+    amount = np.empty(surplus.size)
+    count, value = 0, 0.0
+    for k in range(first.size - 1):
+        if not acting[k]:
+            continue
+        donors, supply = _where_positive(surplus, 1.0, first[k], first[k + 1])
+        receivers, demand = _where_positive(surplus, -1.0, first[k], first[k + 1])
+        rates = _pair_rates(links, node, donors, receivers)
+        weight, donor = np.zeros(receivers.size), np.full(receivers.size, -1, dtype=np.int64)
+        fastest = 0.0
+        for r in range(receivers.size):
+            if rates.size > 0:  # few arguments: each array handed on costs as much as a pair
+                donor[r], weight[r], finite = _best_listed(rates, supply, r)
+            else:
+                donor[r], weight[r], finite = _best_donor(links, node, donors, supply, receivers[r])
+            fastest = max(fastest, finite)
+        if fastest == 0.0:
+            fastest = 1.0
+        for r in range(receivers.size):
+            weight[r] = pull[receivers[r]] * min(weight[r] / fastest, 1.0)
+        while donors.size > 0 and receivers.size > 0:
+            r = _heaviest(weight)
+            d = donor[r]
+            if not weight[r] > 0.0:
+                break
+            if supply[d] <= _NOISE:
+                if rates.size > 0:
+                    donor[r], rate, _ = _best_listed(rates, supply, r)
+                else:
+                    donor[r], rate, _ = _best_donor(links, node, donors, supply, receivers[r])
+                if donor[r] < 0:
+                    break  # nothing is left to give in this job
+                weight[r] = pull[receivers[r]] * min(rate / fastest, 1.0)
+                continue
+            part = min(supply[d], demand[r])
+            supply[d] -= part
+            demand[r] -= part
+            giver[count], taker[count], amount[count] = donors[d], receivers[r], part
+            count += 1
+            value += part * weight[r]
+            if demand[r] <= _NOISE:
+                weight[r] = 0.0
+    return (giver[:count], taker[:count], amount[:count]), value
+
+
+@jit
+def _heaviest(weight: Floats) -> int:
+    """Index of the largest, the lowest of equals."""
+    best = 0
+    for r in range(1, weight.size):
+        if weight[r] > weight[best]:
+            best = r
+    return best
+
+
+@jit
+def _where_positive(values: Floats, sign: float, begin: int, end: int) -> tuple[Ints, Floats]:
+    """Rows in begin .. end - 1 where sign * value exceeds rounding, and how much it is."""
+    rows, amount, count = np.empty(end - begin, dtype=np.int64), np.empty(end - begin), 0
+    for i in range(begin, end):
+        if sign * values[i] > _NOISE:
+            rows[count], amount[count] = i, sign * values[i]
+            count += 1
+    return rows[:count], amount[:count]
+
+
+@jit
+def last_needed_first(rows: Ints, worker: Ints, needed_s: Floats, workers: int) -> tuple[Ints, Ints]:
+    """Shard rows (ascending) by worker, last needed first, then last row: (offset per worker, rows).
+
+    `worker` and `needed_s` are by shard row; an unknown need comes first. Linear when the needs of each worker's
+    rows ascend, as they do in a queue.
+    """
+    first, order = np.zeros(workers + 1, dtype=np.int64), np.empty(rows.size, dtype=np.int64)
+    for row in rows:
+        first[worker[row] + 1] += 1
+    for i in range(workers):
+        first[i + 1] += first[i]
+    end = first[:-1].copy()
+    for k in range(rows.size - 1, -1, -1):
+        i = worker[rows[k]]
+        need = np.inf if np.isnan(needed_s[rows[k]]) else needed_s[rows[k]]
+        at = end[i]
+        while at > first[i]:
+            before = needed_s[order[at - 1]]
+            if np.isnan(before) or before >= need:
+                break
+            order[at] = order[at - 1]
+            at -= 1
+        order[at] = rows[k]
+        end[i] += 1
+    return first, order
+
+
+@jit
+def pick_shards(
+    donors: Ints, receivers: Ints, amount: Floats,
+    shard_first: Ints, shard_row: Ints, shard_samples: Floats, shard_bytes: Floats, shard_node: Ints,
+    node: Ints, capacity: Floats, owned: Floats, room_bytes: Floats, links: Links,
+) -> tuple[Ints, Ints, int]:  # fmt: skip
+    """Whole shards that carry a flow of `amount` samples per pair: (shard rows, new owners, refused).
+
+    Worker i may give the shards shard_row[shard_first[i]:shard_first[i + 1]] (last needed first); those the
+    receiver's node already stores go first. A shard goes when at least half of it is wanted, there is room
+    for it, the work that it takes off its donor lasts longer than its transfer (gain_s_per_step * steps_left
+    > transfer_s), and the receiver, counting what is already on the way over both interfaces, finishes it
+    before the donor would have finished its queue. `owned` and `room_bytes` are updated in place.
+    """
+    limit = shard_row.size
+    rows, owners = np.empty(limit, dtype=np.int64), np.empty(limit, dtype=np.int64)
+    gone = np.zeros(limit, dtype=np.bool_)
+    sent, received = np.zeros(room_bytes.size), np.zeros(room_bytes.size)
+    count, refused, linked, rate, delay_s = 0, 0, (-1, -1), np.inf, 0.0
+    for pair in range(donors.size):
+        i, j, wanted = donors[pair], receivers[pair], amount[pair]
+        target = node[j]
+        for stored_there in (True, False):
+            for e in range(shard_first[i], shard_first[i + 1]):
+                row = shard_row[e]
+                source, size, samples = shard_node[row], shard_bytes[row], shard_samples[row]
+                if gone[e] or (source == target) != stored_there or 2.0 * wanted < samples or samples <= 0.0:
+                    continue
+                if source != linked[0] or target != linked[1]:  # mostly as for the shard before
+                    rate, delay_s = link(links, source, target)
+                    linked = (source, target)
+                queued = 0.0 if stored_there else max(sent[source], received[target])
+                arrival_s = delay_s + (queued + size) / rate
+                finish_s = max(owned[j] / capacity[j], arrival_s) + samples / capacity[j]
+                if (
+                    finish_s >= owned[i] / capacity[i]
+                    or (not stored_there and size > room_bytes[target])
+                    or samples / capacity[i] <= delay_s + size / rate
+                ):
+                    refused += 1
+                    continue
+                gone[e] = True
+                rows[count], owners[count] = row, j
+                count += 1
+                wanted -= samples
+                owned[i] -= samples
+                owned[j] += samples
+                if not stored_there:
+                    sent[source] += size
+                    received[target] += size
+                    room_bytes[target] -= size
+    return rows[:count], owners[:count], refused
+
+
+@jit
+def fetch_times(rows: Ints, size_bytes: Floats, source: Ints, target: Ints, links: Links) -> Floats:
+    """Seconds to fetch each of the shards `rows` from its node to `target` (aligned with `rows`)."""
+    fetch_s = np.empty(rows.size)
+    for k in range(rows.size):
+        fetch_s[k] = transfer_time(links, source[rows[k]], target[k], size_bytes[rows[k]])
+    return fetch_s
+
+
+@jit
+def shard_priority(
+    fetch_s: Floats, needed_s: Floats, size_bytes: Floats, job: Ints, jobs: int, alpha: float, beta: float
+) -> Floats:
+    """P = alpha * U + beta * S. `job` numbers 0 .. jobs - 1.
+
+    U = fetch / (fetch + max(needed - fetch, 0)), the inverse critical ratio: 1 when there is no slack left;
+    S = 1 - size / largest size of the job. An unknown need has U = 0.
+    """
+    largest = np.zeros(jobs)
+    for k in range(job.size):
+        largest[job[k]] = max(largest[job[k]], size_bytes[k])
+    priority = np.empty(job.size)
+    for k in range(job.size):
+        urgency = 0.0
+        if needed_s[k] <= fetch_s[k]:
+            urgency = 1.0
+        elif fetch_s[k] > 0.0 and np.isfinite(needed_s[k]):
+            urgency = fetch_s[k] / needed_s[k]
+        smallness = 1.0 - size_bytes[k] / largest[job[k]] if largest[job[k]] > 0.0 else 0.0
+        priority[k] = alpha * urgency + beta * smallness
+    return priority
+
+
+@jit
+def lateness_elsewhere(
+    size_bytes: float, samples: float, source: int, needed_s: float, late_s: float, owner: int, worker: int,
+    node: Ints, capacity: Floats, owned: Floats, room_bytes: Floats, links: Links,
+) -> float:  # fmt: skip
+    """Lateness in s of a late shard if `worker` had it instead of `owner`; infinite where it may not go.
+
+    It may go to a node that has room and can have it by the time it is needed, to a worker that would then
+    still finish before the owner does, the owner's wait for this shard included.
+    """
+    fetch_s = transfer_time(links, source, node[worker], size_bytes)
+    if worker == owner or fetch_s > needed_s or (fetch_s > 0.0 and size_bytes > room_bytes[node[worker]]):
+        return np.inf
+    tail_s = float(owned[worker] / capacity[worker])
+    finish_s = max(tail_s, fetch_s) + samples / capacity[worker]
+    if not finish_s < owned[owner] / capacity[owner] + late_s:
+        return np.inf
+    return max(fetch_s - tail_s, 0.0)
+
+
+@jit
+def distribute_late(
+    rows: Ints, size_bytes: Floats, samples: Floats, source: Ints, needed_s: Floats, late_s: Floats,
+    owner: Ints, begin: Ints, end: Ints,
+    node: Ints, capacity: Floats, owned: Floats, room_bytes: Floats, links: Links,
+) -> Ints:  # fmt: skip
+    """New owner of each late shard, most critical first, or -1: the least late of its job's workers
+    begin .. end - 1, then the one with least work left. A worker takes at most one shard per decision.
+
+    Columns are aligned with `rows`. `room_bytes` is updated in place.
+    """
+    chosen = np.full(rows.size, -1, dtype=np.int64)
+    taken = np.zeros(node.size, dtype=np.bool_)
+    for k in range(rows.size):
+        best_late, best_tail = np.inf, np.inf
+        for w in range(begin[k], end[k]):
+            if taken[w]:
+                continue
+            late = lateness_elsewhere(
+                size_bytes[k], samples[k], source[k], needed_s[k], late_s[k], owner[k], w,
+                node, capacity, owned, room_bytes, links,
+            )  # fmt: skip
+            tail = owned[w] / capacity[w]
+            if late < best_late or (late == best_late and late < np.inf and tail < best_tail):
+                best_late, best_tail, chosen[k] = late, tail, w
+        if chosen[k] >= 0:
+            taken[chosen[k]] = True
+            if source[k] != node[chosen[k]]:
+                room_bytes[node[chosen[k]]] -= size_bytes[k]
+    return chosen

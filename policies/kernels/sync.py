@@ -1,0 +1,275 @@
+"""Jitted kernels of the synchronisation stage: intervals between gradient exchanges, shares of GPUs.
+
+Workers are sorted by job; job k owns the rows first[k] .. first[k + 1] - 1. Times in s, shares 0..1.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from equipoise.policies.kernels.jit import jit
+from equipoise.policies.observation import Bools, Floats, Ints
+from equipoise.policies.physics import largest_remainder, overlapped_s, share_for, speed_at
+
+
+@jit
+def step_spread(first: Ints, step_s: Floats) -> Floats:
+    """max / mean - 1 of the workers' step times per job; NaN where one is unknown."""
+    spread = np.full(first.size - 1, np.nan)
+    for k in range(first.size - 1):
+        largest, total = 0.0, 0.0
+        for i in range(first[k], first[k + 1]):
+            largest = max(largest, step_s[i])
+            total += step_s[i]
+        if total > 0.0:
+            spread[k] = largest * (first[k + 1] - first[k]) / total - 1.0
+    return spread
+
+
+@jit
+def busiest_node(first: Ints, node: Ints, busy_s: Floats) -> Floats:
+    """Per job the largest `busy_s` among the nodes of its workers."""
+    largest = np.zeros(first.size - 1)
+    for k in range(first.size - 1):
+        for i in range(first[k], first[k + 1]):
+            largest[k] = max(largest[k], busy_s[node[i]])
+    return largest
+
+
+@jit
+def sync_coefficient(
+    interval: Floats, exchange_s: Floats, work_s: Floats, alpha: float, beta: float
+) -> Floats:
+    """K = alpha * V/V_ref - beta * d/d_ref per job, clipped to -1..1.
+
+    With r = exchange / (h * work): the update speed is V/V_ref = 1 / (1 + r) of what it would be without
+    delay, and the delay is d/d_ref = r of the computation between two exchanges.
+    """
+    coefficient = np.full(interval.size, np.nan)
+    for k in range(interval.size):
+        if work_s[k] > 0.0 and exchange_s[k] >= 0.0:
+            r = exchange_s[k] / (interval[k] * work_s[k])
+            coefficient[k] = min(max(alpha / (1.0 + r) - beta * r, -1.0), 1.0)
+    return coefficient
+
+
+@jit
+def next_interval(
+    interval: Floats, current: Ints, coefficient: Floats, drift: Floats, eta: float, longest: float
+) -> tuple[Floats, Ints]:
+    """h <- clip(h * exp(-eta * K), 1, 1 + 0.1 / drift) and the whole interval: (h, H).
+
+    The bound keeps the efficiency lost to drift under 10 %. H follows h only once they are 0.75 apart.
+    Where the coefficient or the drift is unknown both stay.
+    """
+    h, whole = interval.copy(), current.copy()
+    for k in range(h.size):
+        if np.isnan(coefficient[k]) or not drift[k] >= 0.0:
+            continue
+        bound = min(1.0 + 0.1 / drift[k], longest) if drift[k] > 0.0 else longest
+        h[k] = min(max(h[k] * math.exp(-eta * coefficient[k]), 1.0), bound)
+        if abs(h[k] - current[k]) >= 0.75:
+            whole[k] = math.floor(h[k] + 0.5)
+    return h, whole
+
+
+@jit
+def expected_maximum(mean: Floats, std: Floats) -> float:
+    """E[max_i X_i] of independent normal X_i: lo + the integral of 1 - prod_i F_i over 6 sigma.
+
+    Simpson's rule on 64 intervals; exact where nothing varies.
+    """
+    low, high = -np.inf, -np.inf
+    for i in range(mean.size):
+        low = max(low, mean[i] - 6.0 * std[i])
+        high = max(high, mean[i] + 6.0 * std[i])
+    if not high > low:
+        return low
+    width, total = (high - low) / 64.0, 0.0
+    for n in range(65):
+        x, below = low + n * width, 1.0
+        for i in range(mean.size):
+            if std[i] > 0.0:
+                below *= 0.5 * math.erfc((mean[i] - x) / (std[i] * math.sqrt(2.0)))
+            elif x < mean[i]:
+                below = 0.0
+        weight = 1.0 if n == 0 or n == 64 else (4.0 if n % 2 == 1 else 2.0)
+        total += weight * (1.0 - below)
+    return low + total * width / 3.0
+
+
+@jit
+def sync_period(interval: float, mean: Floats, std: Floats, exchange_s: float, gamma: float) -> float:
+    """Expected duration of `interval` local steps and one exchange.
+
+    The barrier waits for the maximum of sums, approximated as normal; the exchange hides behind the last
+    step L of the slowest worker: period = W - L + `overlapped_s(L, X)`.
+    """
+    barrier_s = expected_maximum(interval * mean, math.sqrt(interval) * std)
+    last_s = float(mean.max())
+    return barrier_s - last_s + overlapped_s(last_s, exchange_s, gamma)
+
+
+@jit
+def best_interval(
+    first: Ints, step_s: Floats, std_s: Floats, exchange_s: Floats, gamma: Floats, drift: Floats,
+    current: Ints, longest: int,
+) -> tuple[Ints, Floats]:  # fmt: skip
+    """The H in 1..longest with the least expected period per useful step, and its gain over the current H.
+
+    Cost of H: E[period(H)] * (1 + drift * (H - 1)) / H. The gain is 1 - cost(best) / cost(current), NaN
+    (and H as it is) where something is unknown.
+    """
+    best, gain = current.copy(), np.full(current.size, np.nan)
+    for k in range(current.size):
+        mean, std = step_s[first[k] : first[k + 1]], std_s[first[k] : first[k + 1]]
+        known = exchange_s[k] >= 0.0 and drift[k] >= 0.0 and gamma[k] >= 1.0
+        for i in range(mean.size):
+            known = known and mean[i] > 0.0 and std[i] >= 0.0
+        if not known:
+            continue
+        least = np.inf
+        for h in range(1, longest + 1):
+            cost = sync_period(float(h), mean, std, exchange_s[k], gamma[k]) * (1.0 + drift[k] * (h - 1)) / h
+            if cost < least:
+                least, best[k] = cost, h
+        now = sync_period(float(current[k]), mean, std, exchange_s[k], gamma[k])
+        gain[k] = 1.0 - least / (now * (1.0 + drift[k] * (current[k] - 1)) / current[k])
+    return best, gain
+
+
+@jit
+def slowest_other(first: Ints, step_s: Floats) -> Floats:
+    """Per worker the longest step among the other workers of its job; 0 when it is alone."""
+    longest = np.zeros(step_s.size)
+    for k in range(first.size - 1):
+        largest, second, where = 0.0, 0.0, -1
+        for i in range(first[k], first[k + 1]):
+            if step_s[i] > largest:
+                largest, second, where = step_s[i], largest, i
+            else:
+                second = max(second, step_s[i])
+        for i in range(first[k], first[k + 1]):
+            longest[i] = second if i == where else largest
+    return longest
+
+
+@jit
+def weighted_shares(
+    first: Ints, share: Floats, efficiency: Floats, load: Floats, delay: Floats, damping: float, floor: float
+) -> Floats:
+    """R'_i = R_i * (E_i / P_i) * lambda_i / (1 + delta_i); GPU k has the rows first[k] .. first[k + 1] - 1.
+
+    Normalised to what the workers of the GPU hold together, moved there by `damping` only, and never under
+    `floor` (or what a worker holds, if that is less). Unknown inputs leave a GPU's shares alone.
+    """
+    new = share.copy()
+    for k in range(first.size - 1):
+        begin, end = first[k], first[k + 1]
+        held, total = 0.0, 0.0
+        for i in range(begin, end):
+            held += share[i]
+            total += share[i] * efficiency[i] * load[i] / (1.0 + delay[i])
+        if not (total > 0.0 and np.isfinite(total)):
+            continue
+        for i in range(begin, end):
+            target = held * share[i] * efficiency[i] * load[i] / (1.0 + delay[i]) / total
+            new[i] = share[i] + damping * (target - share[i])
+        _lift(new, share, begin, end, held, floor)
+    return new
+
+
+@jit
+def _lift(new: Floats, share: Floats, begin: int, end: int, held: float, floor: float) -> None:
+    """Lift shares to the floor; the others give in proportion to what they have above it. In place."""
+    missing, above = 0.0, 0.0
+    for i in range(begin, end):
+        least = min(floor, share[i])
+        missing += max(least - new[i], 0.0)
+        above += max(new[i] - least, 0.0)
+    for i in range(begin, end):
+        least = min(floor, share[i])
+        new[i] = least if new[i] <= least else new[i] - missing * (new[i] - least) / above
+
+
+@jit
+def _share_at(slowdown: float, alone_s: float, others_s: float, kappa: float, floor: float) -> float:
+    """Least share, at least `floor`, with max(own step, others') <= slowdown * max(own alone, others')."""
+    allowed_s = slowdown * max(alone_s, others_s)
+    return max(share_for(min(alone_s / allowed_s, 1.0), kappa), floor)
+
+
+@jit
+def fair_shares(
+    first: Ints, share: Floats, step_s: Floats, others_s: Floats, kappa: Floats, floor: float
+) -> Floats:
+    """Shares per GPU that minimise the slowest co-located job's slowdown under the fitted share curves.
+
+    A worker alone on the GPU would take step * speed_at(share); its job's step is the longer of its own and
+    `others_s`, its peers'. The least common slowdown whose shares fit into what the GPU's workers hold is
+    found by bisection, and what is left over is dealt in proportion. Unknown inputs leave a GPU alone.
+    """
+    new = share.copy()
+    for k in range(first.size - 1):
+        begin, end = first[k], first[k + 1]
+        held, known = 0.0, True
+        for i in range(begin, end):
+            held += share[i]
+            known = known and step_s[i] > 0.0 and np.isfinite(step_s[i]) and np.isfinite(others_s[i])
+        least = min(floor, held / (end - begin))
+        if not known:
+            continue
+        fast, slow = 1.0, 1.0
+        for i in range(begin, end):  # at the floor everywhere, nothing is slower than this
+            slow = max(slow, 1.0 / speed_at(least, kappa[i]))
+        for _ in range(64):
+            middle, wanted = 0.5 * (fast + slow), 0.0
+            for i in range(begin, end):
+                alone_s = step_s[i] * speed_at(share[i], kappa[i])
+                wanted += _share_at(middle, alone_s, others_s[i], kappa[i], least)
+            if wanted <= held:
+                slow = middle
+            else:
+                fast = middle
+        wanted = 0.0
+        for i in range(begin, end):
+            alone_s = step_s[i] * speed_at(share[i], kappa[i])
+            new[i] = _share_at(slow, alone_s, others_s[i], kappa[i], least)
+            wanted += new[i]
+        for i in range(begin, end):
+            new[i] = min(new[i] * max(held / wanted, 1.0), 1.0)
+    return new
+
+
+@jit
+def quantise_shares(
+    first: Ints, share: Floats, new: Floats, quantum: Floats, band: float
+) -> tuple[Floats, Bools]:
+    """Shares in whole quanta of the GPU, and whether each GPU's shares change.
+
+    A GPU whose shares would all stay within `band` of what they are keeps them, as does one whose workers
+    hold less than one quantum each.
+    """
+    result, changed = share.copy(), np.zeros(first.size - 1, dtype=np.bool_)
+    for k in range(first.size - 1):
+        begin, end = first[k], first[k + 1]
+        held, far = 0.0, False
+        for i in range(begin, end):
+            held += share[i]
+            far = far or abs(new[i] - share[i]) > band * share[i]
+        units = math.floor(held / quantum[k] + 1e-9)
+        if not far or units < end - begin:
+            continue
+        ideal, cap = np.empty(end - begin), np.empty(end - begin, dtype=np.int64)
+        for i in range(begin, end):
+            ideal[i - begin], cap[i - begin] = new[i] * (units / held), units
+        whole = largest_remainder(ideal, units, min(units, 1), cap)
+        for i in range(begin, end):
+            result[i] = min(whole[i - begin] * quantum[k], 1.0)
+            changed[k] = changed[k] or abs(result[i] - share[i]) > 1e-9
+        for i in range(begin, end):
+            if not changed[k]:
+                result[i] = share[i]
+    return result, changed

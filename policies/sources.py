@@ -1,0 +1,129 @@
+"""Where source files lie, and which of them decide what a stage computes.
+
+The one place that knows how the package is laid out on disk.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import sysconfig
+from collections.abc import Iterable
+from functools import cache, lru_cache
+from pathlib import Path
+
+PACKAGE = "equipoise"
+COMPUTING = ("policies", "sim")
+"""Rooms that decide what a run computes."""
+BY_HAND = "__main__"
+
+Part = tuple[str, str]
+"""(file or package, hash or version)."""
+
+
+class NoSourcesError(RuntimeError):
+    """There is nothing to hash, so what a run computes cannot be told from what another one does."""
+
+
+def root() -> Path:
+    """The folder of the package `equipoise`; in a checkout its rooms are links to the folders beside it."""
+    return Path(__file__).absolute().parent.parent
+
+
+def search_path() -> Path:
+    """The folder from which Python imports the package, for processes that are started elsewhere."""
+    return root().parent
+
+
+def source_files(rooms: Iterable[str] = COMPUTING) -> list[tuple[str, Path]]:
+    """(name below `root`, path) of every Python file of these rooms, sorted. Raises NoSourcesError for none."""
+    found = []
+    for room in rooms:
+        files = sorted((root() / room).rglob("*.py"))
+        if not files:
+            raise NoSourcesError(f"no source files of {room!r} in {root()}; runs cannot be identified")
+        found += [(path.relative_to(root()).as_posix(), path) for path in files]
+    return found
+
+
+@cache
+def code_hash() -> str:
+    """First 16 hex digits of a SHA-256 over the source files that decide what a run computes."""
+    return combined((name, digest_of(path)) for name, path in source_files())
+
+
+def combined(parts: Iterable[Part]) -> str:
+    """First 16 hex digits of a SHA-256 over these, in that order. Raises NoSourcesError when there are none."""
+    digest, nothing = hashlib.sha256(), True
+    for name, value in parts:
+        nothing = False
+        for text in (name.encode(), value.encode()):
+            digest.update(len(text).to_bytes(8, "big") + text)
+    if nothing:
+        raise NoSourcesError("no source files to hash; runs cannot be identified")
+    return digest.hexdigest()[:16]
+
+
+def digest_of(path: Path) -> str:
+    """First 16 hex digits of the SHA-256 of a file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+
+
+def file_parts(file: Path, module: str) -> list[Part]:
+    """(name below the folder that Python imports it from, hash) of `files_with`."""
+    folder = _folder(file, module)
+    return [
+        (path.relative_to(folder).as_posix(), _digest(path, path.stat().st_mtime_ns, path.stat().st_size))
+        for path in files_with(file, module)
+    ]
+
+
+def _folder(file: Path, module: str) -> Path:
+    """The folder from which Python imports the top-level package of `module`."""
+    above = 0 if module == BY_HAND else module.count(".") + (file.name == "__init__.py")
+    return file.resolve().parents[above]
+
+
+def files_with(file: Path, module: str) -> list[Path]:
+    """Python files of the top-level package (or the module) that `file` is `module` of, and of what these import
+    from the folder beside it; not from a folder of installed packages. Sorted.
+    """
+    folder = _folder(file, module)
+    waiting = [file.stem if module == BY_HAND else module.partition(".")[0]]
+    seen, found = {*waiting, PACKAGE}, {file.resolve()}
+    while waiting:
+        files = _files_of(folder, waiting.pop())
+        found.update(files)
+        names = {name for path in files for name in _imports(path, path.stat().st_mtime_ns)}
+        fresh = set() if folder in _installed() else {n for n in names - seen if _files_of(folder, n)}
+        seen |= fresh
+        waiting += sorted(fresh)
+    return sorted(found)
+
+
+def _files_of(folder: Path, top: str) -> list[Path]:
+    package, module = folder / top, folder / f"{top}.py"
+    return [*package.rglob("*.py")] if package.is_dir() else [module] if module.is_file() else []
+
+
+@lru_cache(maxsize=4096)
+def _digest(path: Path, mtime_ns: int, size_bytes: int) -> str:
+    return digest_of(path)
+
+
+@lru_cache(maxsize=4096)
+def _imports(path: Path, mtime_ns: int) -> frozenset[str]:
+    """Top-level names that a file imports, wherever in it; none of a file that is not Python of this version."""
+    try:
+        nodes = list(ast.walk(ast.parse(path.read_bytes())))
+    except (SyntaxError, ValueError):
+        return frozenset()
+    plain = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    of = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and node.level == 0]
+    return frozenset(name.partition(".")[0] for name in (*plain, *of) if name)
+
+
+@cache
+def _installed() -> frozenset[Path]:
+    names = ("purelib", "platlib", "stdlib", "platstdlib")
+    return frozenset(Path(sysconfig.get_path(name)).resolve() for name in names)

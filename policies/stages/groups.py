@@ -1,0 +1,118 @@
+"""What the data, task and sync stages share: workers grouped by job, memory by worker, links, moves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from equipoise.policies.contract import Memory, Moves, Plan
+from equipoise.policies.kernels.dataflow import Links, match_sorted
+from equipoise.policies.observation import Bools, Floats, Ints, Observation
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """Running training jobs: job row rows[k] has the worker rows first[k] .. first[k + 1] - 1."""
+
+    rows: Ints
+    first: Ints
+    sound: Bools  # a training job whose workers' nodes are all up
+
+    def spread(self, per_job: NDArray[Any]) -> NDArray[Any]:
+        """One value per job, repeated for each of its workers."""
+        return np.repeat(per_job, np.diff(self.first))
+
+
+def group_workers(observation: Observation) -> Groups:
+    """Group the workers table, which is sorted by job."""
+    job = observation.workers.job
+    start = np.flatnonzero(np.diff(job, prepend=-1)).astype(np.int64)
+    rows = job[start]
+    up = observation.nodes.up[observation.workers.node] if len(job) else np.empty(0, dtype=np.bool_)
+    all_up = np.logical_and.reduceat(up, start) if len(start) else up
+    return Groups(rows, np.append(start, len(job)), all_up & ~observation.jobs.rigid[rows])
+
+
+def carry(memory: Memory, observation: Observation, defaults: Mapping[str, float]) -> dict[str, NDArray[Any]]:
+    """Columns of `memory` realigned to today's workers; a new or moved worker starts from `defaults`.
+
+    The result holds fresh arrays, with the keys `id` and `gpu` that the next call needs.
+    """
+    ids, gpu = observation.workers.id, observation.workers.gpu
+    columns: dict[str, NDArray[Any]] = {"id": ids, "gpu": gpu.copy()}
+    if "id" in memory and np.array_equal(memory["id"], ids) and np.array_equal(memory["gpu"], gpu):
+        for name, default in defaults.items():  # as nearly always
+            columns[name] = memory[name].copy() if name in memory else np.full(len(ids), default)
+        return columns
+    at = match_sorted(memory["id"], ids) if "id" in memory else np.full(len(ids), -1, dtype=np.int64)
+    if "id" in memory and len(memory["id"]):
+        at[memory["gpu"][at] != gpu] = -1
+    known = at >= 0
+    for name, default in defaults.items():
+        values = np.full(len(ids), default)
+        if name in memory:
+            values[known] = memory[name][at[known]]
+        columns[name] = values
+    return columns
+
+
+def links_of(observation: Observation) -> Links:
+    """Transfer rates between nodes: what `paths` measured, else the free part of the slower interface.
+
+    An interface counts as at least 1 % free; one of unknown rate is no limit.
+    """
+    nodes, paths = observation.nodes, observation.paths
+    free = 1.0 - np.clip(np.nan_to_num(nodes.nic_busy_ratio, nan=0.0), 0.0, 0.99)
+    nic = np.where(nodes.nic_bytes_per_s > 0, nodes.nic_bytes_per_s * free, np.inf)
+    key = paths.source * len(nodes) + paths.target
+    order: slice | Ints = slice(None)
+    if not (key[1:] > key[:-1]).all():
+        order = np.argsort(key, kind="stable")
+    # Copies, writable like all else here: one compiled version of each kernel serves both cases.
+    return Links(key[order], np.array(paths.bytes_per_s[order]), np.array(paths.latency_s[order]), nic)
+
+
+def room_bytes(observation: Observation, plan: Plan) -> Floats:
+    """Free storage per node once the planned moves have arrived; infinite where it is unknown."""
+    free = observation.nodes.storage_free_bytes
+    room: Floats = np.where(np.isnan(free), np.inf, free)
+    if plan.moves is not None:
+        room -= moved_bytes(observation, plan.moves, incoming=True)
+    return room
+
+
+def moved_bytes(observation: Observation, moves: Moves, *, incoming: bool) -> Floats:
+    """Bytes per node that `moves` bring in, or take out, over the network."""
+    away = (moves.source != moves.target) & (moves.source >= 0)
+    end = moves.target if incoming else moves.source
+    size = observation.shards.bytes[moves.shard[away]]
+    return np.bincount(end[away], weights=size, minlength=len(observation.nodes)).astype(np.float64)
+
+
+def free_shards(observation: Observation, plan: Plan) -> Bools:
+    """Shards that a plan may still move: owned, not started, stored on a living node, not moved already."""
+    shards, up = observation.shards, observation.nodes.up
+    free: Bools = (shards.worker >= 0) & (shards.node >= 0) & ~shards.started
+    if len(up):
+        free &= up[shards.node]  # -1 looks at the last, and is not free anyway
+    if plan.moves is not None:
+        free[plan.moves.shard] = False
+    return free
+
+
+def append_moves(plan: Plan, observation: Observation, rows: Ints, owners: Ints) -> Plan:
+    """`plan` with the shards `rows` moved to the workers `owners`, after the moves it has."""
+    if not len(rows):
+        return plan
+    parts = (rows, observation.shards.node[rows], observation.workers.node[owners], owners)
+    if plan.moves is not None:
+        before = plan.moves
+        parts = tuple(  # type: ignore[assignment]
+            np.concatenate(pair)
+            for pair in zip((before.shard, before.source, before.target, before.worker), parts, strict=True)
+        )
+    return plan.with_(moves=Moves(*parts))

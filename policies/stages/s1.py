@@ -1,0 +1,261 @@
+"""S1, data flow: watch gradients, measure the imbalance between data and speed, redirect data.
+
+S111 gradient monitoring, S112 imbalance index and demands, S113 flow and moves.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from equipoise.policies.contract import Kind, Memory, Plan, Stage
+from equipoise.policies.kernels.dataflow import (
+    Links,
+    common_ratio,
+    gradient_health,
+    greedy_flow,
+    holt,
+    imbalance,
+    last_needed_first,
+    link,
+    pick_shards,
+)
+from equipoise.policies.observation import Bools, Floats, Ints, Observation
+from equipoise.policies.stages.groups import (
+    Groups,
+    append_moves,
+    carry,
+    free_shards,
+    group_workers,
+    links_of,
+    room_bytes,
+)
+from equipoise.policies.stages.optimal import least_cost_transport
+
+_STATE = {
+    "samples": 0,  # last positive samples per step
+    "rate_level": np.nan,
+    "rate_trend": 0.0,
+    "rate_variance": 0.0,  # of the relative forecast error
+    "rate_windows": 0,
+    "norm_level": np.nan,
+    "norm_trend": 0.0,
+    "norm_variance": 0.0,
+    "norm_windows": 0,
+}
+_WARM_WINDOWS = 5  # before that a norm's usual deviation is not known
+_SIGMA_LEAST = 0.05  # relative; a norm this far off is never suspicious, however steady it was
+_MEMORY_GAIN = 0.2  # of the exponential variance
+_FLOW_LEAST = 1e-9  # samples; a smaller flow is rounding
+
+Flow = tuple[Ints, Ints, Floats]  # donors, receivers, samples
+
+
+@dataclass(frozen=True)
+class DataFlow(Stage):
+    """Moves unstarted shards from workers that own too much for their speed to those that own too little.
+
+    `formula` follows the source method; its formula images are lost, so the forms are ours, with each
+    variable acting in the direction that the text gives: capacity = forecast gradient rate x samples per
+    gradient; tau = data share / capacity; I = max(tau) / mean(tau) - 1; F(T) = sum of T_ij * C_j / (1 + L_j)
+    * b_ij / b_max, filled greedily by weight. `optimal` solves the transportation problem that meets all
+    deficits with the least transfer time. Equal workers with equal data change nothing.
+    """
+
+    name: ClassVar[str] = "s1"
+    kind: ClassVar[Kind] = "data"
+    needs: ClassVar[frozenset[str]] = frozenset({"nodes", "jobs", "workers", "shards", "paths"})
+
+    mode: str = "formula"
+    threshold: float = 0.1  # acts above this imbalance, stops under half of it
+    smoothing: float = 0.5  # Holt's gain of the level
+    trend_smoothing: float = 0.2  # Holt's gain of the trend
+    sigmas: float = 5.0  # a gradient norm this far off is not sound
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("formula", "optimal"):
+            raise ValueError(f"mode: {self.mode!r} is not one of formula, optimal")
+        if not (self.threshold > 0 and self.sigmas > 0):
+            raise ValueError("threshold and sigmas must be above 0")
+        if not (0 < self.smoothing <= 1 and 0 <= self.trend_smoothing <= 1):
+            raise ValueError("smoothing must be in (0, 1], trend_smoothing in [0, 1]")
+
+    def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
+        """Add moves of shards to `plan`; memory holds the smoothed gradients and the jobs being evened."""
+        if not len(observation.workers):
+            return plan.because("s1", "no training job runs"), memory
+        groups = group_workers(observation)
+        forecast, healthy, state = self._watch_gradients(observation, groups, memory)
+        after: dict[str, Any] = state
+        values: dict[str, Any] = {
+            "s111_unhealthy": int((~healthy).sum()),
+            "s111_forecast_gradients_per_s": float(np.nansum(forecast)),
+            "s111_rate_cov": float(np.sqrt(state["rate_variance"].max())),
+        }
+        # A job on a node that is down, or with a worker that was not seen, is left alone: NaN goes through.
+        seen = (observation.workers.gradient_rate_per_s > 0) | (observation.workers.samples_per_step == 0)
+        capacity = np.where(groups.spread(groups.sound) & seen, forecast * state["samples"], np.nan)
+        owned = observation.workers.samples_owned
+        index, surplus = imbalance(groups.first, capacity, owned, healthy)
+        after["acting"], acting = self._acting(groups, index, memory)
+        values |= _imbalance_values(observation, groups, index, surplus)
+        values["s112_acting"] = int(acting.sum())
+        if not acting.any():
+            return plan.because("s1", _why_not(index), **values, s113_moves=0), after
+        links = links_of(observation)
+        load = np.nan_to_num(observation.nodes.nic_busy_ratio, nan=0.0)[observation.workers.node]
+        solve = _least_time_flow if self.mode == "optimal" else _weighted_flow
+        flow, value = solve(groups, acting, surplus, capacity / (1 + load), observation.workers.node, links)
+        rows, owners, refused = _carry_out(observation, plan, flow, capacity, links)
+        values |= {
+            "s113_flow_samples": float(flow[2].sum()),
+            "s113_flow_value": float(value),
+            "s113_moves": len(rows),
+            "s113_bytes": float(observation.shards.bytes[rows].sum()),
+            "s113_not_worth_it": int(refused),
+        }
+        text = f"moves {len(rows)} shards" if len(rows) else "no whole shard is worth moving"
+        return append_moves(plan, observation, rows, owners).because("s1", text, **values), after
+
+    def _watch_gradients(
+        self, observation: Observation, groups: Groups, memory: Memory
+    ) -> tuple[Floats, Bools, dict[str, NDArray[Any]]]:
+        """S111: forecast gradient rates, sound workers, and the smoothed state by worker."""
+        workers = observation.workers
+        state = carry(memory, observation, _STATE)
+        trained = workers.samples_per_step > 0
+        batch = np.where(trained, workers.samples_per_step, state["samples"])
+        redealt = (state["samples"] > 0) & (batch != state["samples"])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            # More samples per gradient make fewer gradients at the same speed.
+            scale = np.where(redealt, state["samples"] / batch, 1.0)
+            phi = observation.jobs.noise_scale[workers.job]
+            norm = workers.gradient_norm / np.where(phi >= 0, np.sqrt(1 + phi / batch), 1.0)
+        state["samples"] = batch
+        for column in ("rate_level", "rate_trend"):
+            state[column] *= scale
+        state["norm_windows"][redealt & np.isnan(phi)] = 0  # its usual level is not known at this size
+        rate = np.where(trained & (workers.gradient_rate_per_s > 0), workers.gradient_rate_per_s, np.nan)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            _remember_variance(state, "rate", rate / (state["rate_level"] + state["rate_trend"]) - 1)
+        forecast = self._smooth(state, "rate", rate)
+        deviation, sigma, warm = _norm_deviation(groups, state, norm)
+        seen = np.where(trained, workers.gradient_norm, np.nan)
+        healthy = gradient_health(groups.first, seen, rate, deviation, sigma, warm, self.sigmas)
+        bound = np.where(warm, self.sigmas * sigma, np.inf)
+        with np.errstate(invalid="ignore"):
+            usual = norm * (1 + np.clip(deviation, -bound, bound)) / (1 + deviation)
+            usual = np.where(np.isnan(deviation), norm, usual)  # an outlier moves the level a little only
+        _remember_variance(state, "norm", np.clip(deviation, -bound, bound))
+        self._smooth(state, "norm", np.where(trained & (usual > 0), usual, np.nan))
+        return forecast, healthy, state
+
+    def _smooth(self, state: dict[str, NDArray[Any]], what: str, value: Floats) -> Floats:
+        level, trend, windows = (state[f"{what}_{part}"] for part in ("level", "trend", "windows"))
+        forecast: Floats = holt(level, trend, windows, value, self.smoothing, self.trend_smoothing)
+        return forecast
+
+    def _acting(self, groups: Groups, index: Floats, memory: Memory) -> tuple[Ints, Bools]:
+        """S112's hysteresis: (job rows to remember, jobs to even out now)."""
+        before = np.isin(groups.rows, memory.get("acting", np.empty(0, dtype=np.int64)))
+        acting = (index > self.threshold) | (before & (index >= 0.5 * self.threshold))
+        return groups.rows[acting | (before & np.isnan(index))], acting
+
+
+def _imbalance_values(
+    observation: Observation, groups: Groups, index: Floats, surplus: Floats
+) -> dict[str, Any]:
+    """The largest imbalance, whose it is, and all deficits in bytes (at the mean size of a sample)."""
+    known = ~np.isnan(index)
+    if not known.any():
+        return {"s112_imbalance": math.nan}
+    worst = int(np.argmax(np.where(known, index, -1.0)))
+    shards = observation.shards
+    samples = float(shards.samples.sum())
+    per_sample = float(shards.bytes.sum()) / samples if samples else 0.0
+    return {
+        "s112_imbalance": float(index[worst]),
+        "s112_job": int(groups.rows[worst]),
+        "s112_demand_bytes": float(-surplus[surplus < 0].sum() * per_sample),
+    }
+
+
+def _norm_deviation(
+    groups: Groups, state: dict[str, NDArray[Any]], norm: Floats
+) -> tuple[Floats, Floats, Bools]:
+    """Relative deviation of each norm from its forecast, its usual size, and whether that is known.
+
+    What the workers of a job have in common (the loss falls, the learning rate changes) is taken out by the
+    median of their ratios; with fewer than three norms there is no telling.
+    """
+    with np.errstate(invalid="ignore", divide="ignore"):
+        ratio = norm / np.maximum(state["norm_level"] + state["norm_trend"], 0.5 * state["norm_level"])
+    ratio[~np.isfinite(ratio)] = np.nan
+    deviation: Floats = ratio / groups.spread(common_ratio(groups.first, ratio)) - 1
+    sigma: Floats = np.maximum(np.sqrt(state["norm_variance"]), _SIGMA_LEAST)
+    return deviation, sigma, state["norm_windows"] >= _WARM_WINDOWS
+
+
+def _remember_variance(state: dict[str, NDArray[Any]], what: str, error: Floats) -> None:
+    """Exponential variance of the relative forecast errors; a plain mean of the first few."""
+    variance = state[f"{what}_variance"]
+    known = np.isfinite(error)
+    gain = np.maximum(_MEMORY_GAIN, 1.0 / np.maximum(state[f"{what}_windows"], 1))
+    variance[known] += (gain * (error**2 - variance))[known]
+
+
+def _why_not(index: Floats) -> str:
+    if np.isnan(index).all():
+        return "capacity or data of every job is unknown or gone"
+    return "data and speed are in balance"
+
+
+def _weighted_flow(
+    groups: Groups, acting: Bools, surplus: Floats, pull: Floats, node: Ints, links: Links
+) -> tuple[Flow, float]:
+    """S113 formula: the flow filled greedily by weight, and F(T)."""
+    return greedy_flow(groups.first, acting, surplus, pull, node, links)
+
+
+def _least_time_flow(
+    groups: Groups, acting: Bools, surplus: Floats, pull: Floats, node: Ints, links: Links
+) -> tuple[Flow, float]:
+    """S113 optimal: meet every deficit with the least transfer time, job by job; also F(T) of that flow."""
+    parts: list[Flow] = [(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64), np.empty(0))]
+    value = 0.0
+    for k in np.flatnonzero(acting):
+        here = np.arange(groups.first[k], groups.first[k + 1])
+        donors, receivers = here[surplus[here] > 0], here[surplus[here] < 0]
+        if not (len(donors) and len(receivers)):
+            continue
+        rate = np.array([[link(links, node[i], node[j])[0] for j in receivers] for i in donors])
+        finite = rate[np.isfinite(rate)]
+        fastest = finite.max() if len(finite) else 1.0
+        flow = least_cost_transport(fastest / rate, surplus[donors], -surplus[receivers])
+        value += float((flow * pull[receivers] * np.minimum(rate / fastest, 1.0)).sum())
+        i, j = np.nonzero(flow > _FLOW_LEAST)
+        parts.append((donors[i], receivers[j], flow[i, j]))
+    donor, receiver, amount = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+    return (donor, receiver, amount), value
+
+
+def _carry_out(
+    observation: Observation, plan: Plan, flow: Flow, capacity: Floats, links: Links
+) -> tuple[Ints, Ints, int]:
+    """S113: whole shards that carry the flow, those needed last first."""
+    shards, workers = observation.shards, observation.workers
+    gives = np.zeros(len(workers), dtype=np.bool_)
+    gives[flow[0]] = True
+    movable = free_shards(observation, plan)
+    movable[movable] = gives[shards.worker[movable]]
+    rows = np.flatnonzero(movable)
+    shard_first, rows = last_needed_first(rows, shards.worker, shards.needed_in_s, len(workers))
+    return pick_shards(
+        *flow,
+        shard_first, rows, shards.samples.astype(np.float64), shards.bytes, shards.node,
+        workers.node, capacity, workers.samples_owned.copy(), room_bytes(observation, plan), links,
+    )  # fmt: skip

@@ -1,0 +1,260 @@
+"""S2, data priority and task reassignment.
+
+S211 transfer speed and delay, S212 priority of shards, S213 distribution of critical shards; S221 speed of
+workers, S222 their share of the work, S223 the deal in whole micro-batches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from equipoise.policies.contract import Kind, Memory, Plan, Stage
+from equipoise.policies.kernels.dataflow import (
+    Links,
+    distribute_late,
+    fetch_times,
+    lateness_elsewhere,
+    shard_priority,
+)
+from equipoise.policies.kernels.deal import deal_by_share, deal_exactly, resource_shares, slowest_step
+from equipoise.policies.observation import Bools, Floats, Ints, Observation
+from equipoise.policies.stages.groups import (
+    Groups,
+    append_moves,
+    carry,
+    free_shards,
+    group_workers,
+    links_of,
+    room_bytes,
+)
+from equipoise.policies.stages.optimal import least_cost_assignment
+
+_SHARE_ERROR = 1e-6  # shares of one job that sum to 1 but for this belong together
+_PRIORITY_STEP = 0.01  # priorities are compared in these steps, so that rounding reorders nothing
+
+
+@dataclass(frozen=True)
+class Tasks(Stage):
+    """Fetches critical shards first, brings late ones to nodes that can have them, deals work by speed.
+
+    `formula`: P = priority_alpha * U + (1 - priority_alpha) * S orders the fetches; late shards go one by one
+    to the least late worker; shares move towards R_i = rate_alpha * C_i / sum(C) + (1 - rate_alpha) * (1/T_i)
+    / sum(1/T) with `damping` and are dealt by largest remainder. `optimal`: late shards by linear assignment,
+    and the integers that minimise max_i(fixed_i + b_i * t_i). A new deal is adopted only if it shortens the
+    predicted step by more than `epsilon` and by more than the noise of the measurement, so equal workers keep
+    theirs; so does a job of which some worker's speed is not known. The source's formula images are lost: the
+    forms are ours, with its variables and directions.
+    """
+
+    name: ClassVar[str] = "s2"
+    kind: ClassVar[Kind] = "tasks"
+    needs: ClassVar[frozenset[str]] = frozenset({"nodes", "jobs", "workers", "shards", "paths"})
+
+    mode: str = "formula"
+    priority_alpha: float = 0.7  # weight of urgency; the rest is for small size
+    rate_alpha: float = 0.5  # weight of the processing rate; the rest is for the response time
+    damping: float = 0.5  # part of the way to R per decision
+    epsilon: float = 0.005  # relative gain below which a deal stays
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("formula", "optimal"):
+            raise ValueError(f"mode: {self.mode!r} is not one of formula, optimal")
+        if not (0 <= self.priority_alpha <= 1 and 0 <= self.rate_alpha <= 1):
+            raise ValueError("priority_alpha and rate_alpha must be in [0, 1]")
+        if not (0 < self.damping <= 1 and self.epsilon > 0):
+            raise ValueError("damping must be in (0, 1], epsilon above 0")
+
+    def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
+        """Set fetch_order, moves of late shards and samples_per_step; memory holds the smoothed shares."""
+        if not len(observation.workers):
+            return plan.because("s2", "no training job runs"), memory
+        groups = group_workers(observation)
+        plan, data = self._place_data(observation, groups, plan)
+        samples, state, tasks = self._deal(observation, groups, plan, memory)
+        done = [what for what, is_done in (
+            ("orders fetches", data["s212_reordered"]),
+            ("moves late shards", data["s213_moved"]),
+            ("deals batches anew", samples is not None),
+        ) if is_done]  # fmt: skip
+        if samples is not None:
+            plan = plan.with_(samples_per_step=samples)
+        idle = "the deal in force is as good" if tasks["s221_known_jobs"] else "no job's speeds are all known"
+        return plan.because("s2", ", ".join(done) or idle, **data, **tasks), state
+
+    def _place_data(
+        self, observation: Observation, groups: Groups, plan: Plan
+    ) -> tuple[Plan, dict[str, Any]]:
+        """S211-S213: fetch order and moves of late shards, and the values."""
+        shards, workers = observation.shards, observation.workers
+        known = ~np.isnan(shards.needed_in_s)  # one whose need is not known keeps its place
+        rows = np.flatnonzero(free_shards(observation, plan) & ~shards.local & known)
+        if not len(rows):
+            nothing = {"s212_waiting": 0, "s212_reordered": False, "s213_late": 0, "s213_moved": 0}
+            return plan, {"s211_fetch_s": 0.0, **nothing}
+        links, owner = links_of(observation), shards.worker[rows]
+        fetch_s = fetch_times(rows, shards.bytes, shards.node, workers.node[owner], links)
+        needed_s = shards.needed_in_s[rows]
+        job = groups.spread(np.arange(len(groups.rows)))[owner]
+        priority = shard_priority(
+            fetch_s, needed_s, shards.bytes[rows], job, len(groups.rows),
+            self.priority_alpha, 1 - self.priority_alpha,
+        )  # fmt: skip
+        level = np.round(priority / _PRIORITY_STEP)
+        ranked = np.lexsort((rows, needed_s, -level))
+        order = _order_by_rank(observation, rows[ranked])
+        late = ranked[fetch_s[ranked] > needed_s[ranked]]
+        values: dict[str, Any] = {
+            "s211_fetch_s": float(fetch_s.mean()),
+            "s212_waiting": len(rows),
+            "s212_critical": int(shards.id[rows[ranked[0]]]),
+            "s212_priority": float(priority[ranked[0]]),
+            "s212_reordered": order is not None,
+            "s213_late": len(late),
+            "s213_moved": 0,
+        }
+        if order is not None:
+            plan = plan.with_(fetch_order=order)
+        if len(late):
+            late_s = fetch_s - needed_s
+            to = self._new_owners(observation, groups, plan, rows[late], late_s[late], links)
+            moved = to >= 0
+            values["s213_moved"] = int(moved.sum())
+            plan = append_moves(plan, observation, rows[late][moved], to[moved])
+        return plan, values
+
+    def _new_owners(
+        self, observation: Observation, groups: Groups, plan: Plan, rows: Ints, late_s: Floats, links: Links
+    ) -> Ints:
+        """S213: new owner of each late shard, most critical first, or -1."""
+        shards, workers = observation.shards, observation.workers
+        owner = shards.worker[rows]
+        k = groups.spread(np.arange(len(groups.rows)))[owner]
+        # An unknown capacity makes every comparison false, so nothing moves to or from such a worker.
+        capacity = np.where(groups.spread(groups.sound), workers.capacity_samples_per_s, np.nan)
+        room = room_bytes(observation, plan)
+        size, samples = shards.bytes[rows], shards.samples[rows].astype(np.float64)
+        needed_s, source = shards.needed_in_s[rows], shards.node[rows]
+        if self.mode == "formula":
+            return distribute_late(
+                rows, size, samples, source, needed_s, late_s, owner, groups.first[k], groups.first[k + 1],
+                workers.node, capacity, workers.samples_owned, room, links,
+            )  # fmt: skip
+        chosen = np.full(len(rows), -1, dtype=np.int64)
+        for job in np.unique(k):
+            mine = np.flatnonzero(k == job)
+            here = range(groups.first[job], groups.first[job + 1])
+            saved = np.array([[late_s[n] - lateness_elsewhere(
+                size[n], samples[n], source[n], needed_s[n], late_s[n], owner[n], w,
+                workers.node, capacity, workers.samples_owned, room, links,
+            ) for w in here] for n in mine])  # fmt: skip
+            worker = least_cost_assignment(np.where(saved > 0, -saved, np.inf))
+            for n, w in zip(mine[worker >= 0], worker[worker >= 0] + groups.first[job], strict=True):
+                if source[n] == workers.node[w] or size[n] <= room[workers.node[w]]:
+                    room[workers.node[w]] -= size[n] if source[n] != workers.node[w] else 0.0
+                    chosen[n] = w
+        return chosen
+
+    def _deal(
+        self, observation: Observation, groups: Groups, plan: Plan, memory: Memory
+    ) -> tuple[Ints | None, dict[str, Any], dict[str, Any]]:
+        """S221-S223: (new samples per step or None, smoothed shares by worker, values)."""
+        workers, jobs = observation.workers, observation.jobs
+        measured = workers.samples_per_step
+        response_s = workers.response_s_per_sample
+        fixed_s = np.nan_to_num(workers.fixed_s, nan=0.0)
+        rate = np.where(workers.capacity_samples_per_s > 0, workers.capacity_samples_per_s, 1 / response_s)
+        target = resource_shares(
+            groups.first, rate, response_s, fixed_s, measured, self.rate_alpha, 1 - self.rate_alpha
+        )
+        batch = jobs.global_batch[groups.rows]
+        known = groups.sound & ~np.isnan(target[groups.first[:-1]]) & (batch > 0)
+        state = self._move_shares(observation, groups, target, memory)
+        if not known.any():
+            return None, state, {"s221_known_jobs": 0, "s222_largest_share": np.nan, "s223_jobs": 0}
+        limits = (measured, workers.samples_max, batch, jobs.micro_batch[groups.rows])
+        if self.mode == "optimal":
+            dealt, done = deal_exactly(groups.first, known, response_s, fixed_s, *limits)
+        else:
+            dealt, done = deal_by_share(groups.first, known, state["share"], response_s, fixed_s, *limits)
+        # A writable copy, so that one compiled version serves both calls.
+        now_s = slowest_step(groups.first, response_s, fixed_s, measured, measured.copy())
+        new_s = slowest_step(groups.first, response_s, fixed_s, measured, dealt)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            gain = np.where(known & done, 1 - new_s / now_s, 0.0)
+        broken = known & done & ~_deal_holds(groups, measured, workers.samples_max, batch)
+        adopt = broken | (gain > np.maximum(self.epsilon, _measurement_noise(observation, groups)))
+        best = int(np.argmax(gain))
+        values = {
+            "s221_known_jobs": int(known.sum()),
+            "s221_fastest_samples_per_s": float(np.nanmax(rate)),
+            "s222_job": int(groups.rows[best]),
+            "s222_largest_share": float(target[groups.first[best] : groups.first[best + 1]].max()),
+            "s223_gain": float(gain[best]),
+            "s223_step_s": float(new_s[best]),
+            "s223_jobs": int(adopt.sum()),
+        }
+        if not adopt.any():
+            return None, state, values
+        return np.where(groups.spread(adopt), dealt, plan.samples(observation)), state, values
+
+    def _move_shares(
+        self, observation: Observation, groups: Groups, target: Floats, memory: Memory
+    ) -> dict[str, Any]:
+        """S222: shares move towards R by `damping`, and are R once the change is under `epsilon`.
+
+        A job whose workers are not those remembered starts from its deal in force.
+        """
+        state = carry(memory, observation, {"share": np.nan})
+        samples = observation.workers.samples_per_step
+        total = np.add.reduceat(samples, groups.first[:-1])
+        remembered = np.add.reduceat(state["share"], groups.first[:-1])
+        new = ~(np.abs(remembered - 1) < _SHARE_ERROR)
+        in_force = samples / np.maximum(groups.spread(total), 1)
+        share = np.where(groups.spread(new), in_force, state["share"])
+        near = np.abs(target - share) < self.epsilon * target
+        all_near = groups.spread(np.logical_and.reduceat(near, groups.first[:-1]))
+        moved = np.where(all_near, target, share + self.damping * (target - share))
+        state["share"] = np.where(np.isnan(target), share, moved)
+        return state
+
+
+def _order_by_rank(observation: Observation, ranked: Ints) -> Ints | None:
+    """Order of fetching when each worker's remote shards follow `ranked`; None when that changes nothing.
+
+    In each queue (by need) the remote shards trade places with one another only: what is started or stored
+    here keeps its place, so nothing that is ready waits for something that is not.
+    """
+    shards = observation.shards
+    soon_s = np.nan_to_num(shards.needed_in_s, nan=np.inf)
+    by_rank = ranked[np.argsort(shards.worker[ranked], kind="stable")]
+    by_need = ranked[np.lexsort((ranked, soon_s[ranked], shards.worker[ranked]))]
+    if np.array_equal(by_rank, by_need):
+        return None
+    fetches = np.zeros(len(observation.workers) + 1, dtype=np.bool_)
+    fetches[shards.worker[ranked]] = True
+    queued = np.flatnonzero(fetches[shards.worker])  # unowned shards look at the last entry, which is False
+    queued = queued[np.lexsort((queued, soon_s[queued], shards.worker[queued]))]
+    trades = np.zeros(len(shards), dtype=np.bool_)
+    trades[ranked] = True
+    order = queued.copy()
+    order[trades[queued]] = by_rank
+    return order[np.argsort(soon_s[queued], kind="stable")]
+
+
+def _deal_holds(groups: Groups, samples: Ints, samples_max: Ints, batch: Ints) -> Bools:
+    """Whether each job's deal sums to its batch within the memory bounds."""
+    over = np.logical_or.reduceat(samples > samples_max, groups.first[:-1])
+    holds: Bools = (np.add.reduceat(samples, groups.first[:-1]) == batch) & ~over
+    return holds
+
+
+def _measurement_noise(observation: Observation, groups: Groups) -> Floats:
+    """Relative standard error of the step times over the window, the largest of each job; 0 if unknown."""
+    workers = observation.workers
+    with np.errstate(invalid="ignore", divide="ignore"):
+        steps = np.maximum(observation.window_s / (workers.step_s + np.nan_to_num(workers.wait_s)), 1.0)
+        error = np.nan_to_num(workers.step_cov / np.sqrt(steps), nan=0.0, posinf=0.0)
+    return np.maximum.reduceat(error, groups.first[:-1])

@@ -1,0 +1,309 @@
+"""S3, synchronisation frequency and virtual GPUs.
+
+S311 update speed and data before and after the reassignment, S312 synchronisation coefficient, S313 interval;
+S321 capability and use per virtual GPU, S322 shares, S323 quantised, applied under a guard.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from equipoise.policies.contract import Kind, Memory, Plan, Stage
+from equipoise.policies.kernels.dataflow import match_sorted
+from equipoise.policies.kernels.sync import (
+    best_interval,
+    busiest_node,
+    fair_shares,
+    next_interval,
+    quantise_shares,
+    slowest_other,
+    step_spread,
+    sync_coefficient,
+    weighted_shares,
+)
+from equipoise.policies.observation import Bools, Floats, Ints, Observation
+from equipoise.policies.stages.groups import Groups, group_workers, moved_bytes
+from equipoise.policies.stages.guard import (
+    Record,
+    Verdict,
+    guard_blocked,
+    guard_empty,
+    guard_review,
+    guard_watch,
+)
+
+_INTERVAL_MOST = 1000.0  # formula mode, where no drift bounds the interval
+
+
+@dataclass(frozen=True)
+class Synchronisation(Stage):
+    """Adapts how often gradients are exchanged, and how co-located workers share a GPU.
+
+    `formula`: K = alpha / (1 + r) - beta * r with r = exchange / (h * work); h <- h * exp(-eta * K) within
+    1 .. 1 + 0.1 / drift, so that fast updates with little delay synchronise more often; it settles near
+    r = 0.09. Shares follow R' = R * (E / P) * lambda / (1 + delta). `optimal`: the H of least expected period
+    per useful step, and the shares that minimise the slowest co-located job's slowdown. While a job's step
+    times are spread wider than `spread` and its work is being dealt anew, its interval is kept: tasks first.
+    Share changes that lower goodput are rolled back. The source's formula images are lost: the forms are
+    ours, with its variables and directions.
+    """
+
+    name: ClassVar[str] = "s3"
+    kind: ClassVar[Kind] = "sync"
+    needs: ClassVar[frozenset[str]] = frozenset({"nodes", "gpus", "jobs", "workers", "shards"})
+
+    mode: str = "formula"
+    alpha: float = 1.0  # weight of update speed
+    beta: float = 10.0  # weight of delay
+    eta: float = 0.5  # gain of the interval
+    spread: float = 0.1  # of step times, above which a new deal goes first
+    interval_max: int = 64  # longest interval that `optimal` looks at
+    hysteresis: float = 0.02  # least gain for which `optimal` changes the interval
+    share_damping: float = 0.5
+    share_floor: float = 0.1
+    share_band: float = 0.02  # relative change of a share that is not worth making
+    noise: float = 0.05  # a loss of goodput under this is noise
+    backoff_windows: int = 8  # first back-off after a roll-back, in windows; doubles each time
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("formula", "optimal"):
+            raise ValueError(f"mode: {self.mode!r} is not one of formula, optimal")
+        if not (self.alpha > 0 and self.beta > 0 and self.eta > 0 and self.interval_max >= 1):
+            raise ValueError("alpha, beta and eta must be above 0, interval_max at least 1")
+        if not (0 < self.share_damping <= 1 and 0 < self.share_floor <= 0.5):
+            raise ValueError("share_damping must be in (0, 1], share_floor in (0, 0.5]")
+        if min(self.spread, self.hysteresis, self.share_band, self.noise, self.backoff_windows) < 0:
+            raise ValueError("spread, hysteresis, share_band, noise and backoff_windows must not be negative")
+
+    def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
+        """Set sync_interval and gpu_share; memory holds the real intervals and the guard's record."""
+        if not len(observation.workers):
+            return plan.because("s3", "no training job runs"), memory
+        groups = group_workers(observation)
+        intervals, state, sync = self._intervals(observation, groups, plan, memory)
+        shares, record, virtual = self._shares(observation, groups, plan, memory.get("guard", guard_empty()))
+        done = [what for what, value in (
+            ("changes intervals", intervals), ("changes shares", shares),
+        ) if value is not None]  # fmt: skip
+        if intervals is not None:
+            plan = plan.with_(sync_interval=intervals)
+        if shares is not None:
+            plan = plan.with_(gpu_share=shares)
+        text = ", ".join(done) or "intervals and shares stay"
+        return plan.because("s3", text, **sync, **virtual), {**state, "guard": record}
+
+    def _intervals(
+        self, observation: Observation, groups: Groups, plan: Plan, memory: Memory
+    ) -> tuple[Ints | None, dict[str, Any], dict[str, Any]]:
+        """S311-S313: (new intervals or None, state by job, values)."""
+        jobs, rows = observation.jobs, groups.rows
+        held, values = self._tasks_first(observation, groups, plan)
+        exchange_s = jobs.exchange_s[rows] * (1 + _planned_traffic(observation, groups, plan))
+        planned = plan.intervals(observation)
+        current, drift = planned[rows], jobs.drift[rows]
+        h = _carry_intervals(memory, rows, current)
+        k = sync_coefficient(h, exchange_s, jobs.work_s[rows], self.alpha, self.beta)
+        acts = groups.sound & ~held
+        if self.mode == "formula":
+            h, whole = next_interval(h, current, np.where(acts, k, np.nan), drift, self.eta, _INTERVAL_MOST)
+        else:
+            std_s, gamma = _step_deviation(observation), np.nan_to_num(jobs.gamma[rows], nan=1.0)
+            whole, gain = best_interval(
+                groups.first, observation.workers.step_s, std_s, exchange_s, gamma,
+                np.where(acts, drift, np.nan), current, self.interval_max,
+            )  # fmt: skip
+            whole = np.where(gain > self.hysteresis, whole, current)
+            values["s313_gain"] = float(np.nanmax(gain)) if np.isfinite(gain).any() else 0.0
+            h = np.where(acts, whole, h)
+        changed = whole != current
+        finite = k[np.isfinite(k)]
+        values |= {
+            "s312_coefficient_min": float(finite.min()) if len(finite) else np.nan,
+            "s312_coefficient_max": float(finite.max()) if len(finite) else np.nan,
+            "s313_interval_max": int(whole.max()),
+            "s313_changed": int(changed.sum()),
+        }
+        state = {"job": rows, "interval": h}
+        if not changed.any():
+            return None, state, values
+        intervals = planned.copy()
+        intervals[rows] = whole
+        return intervals, state, values
+
+    def _tasks_first(
+        self, observation: Observation, groups: Groups, plan: Plan
+    ) -> tuple[Bools, dict[str, Any]]:
+        """S311: jobs whose interval waits for the new deal, with update speeds and data before and after."""
+        workers = observation.workers
+        dealt = plan.samples(observation)
+        grows = workers.step_s - np.nan_to_num(workers.fixed_s)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            after_s = workers.step_s + grows * (dealt / workers.samples_per_step - 1)
+        # A writable copy, so that one compiled version serves both calls.
+        before = step_spread(groups.first, workers.step_s.copy())
+        after = step_spread(groups.first, after_s)
+        redealt = np.logical_or.reduceat(dealt != workers.samples_per_step, groups.first[:-1])
+        values: dict[str, Any] = {
+            "s311_speed_per_s": _slowest_rate(workers.step_s),
+            "s311_speed_after_per_s": _slowest_rate(after_s),
+            "s311_spread": float(np.nanmax(before)) if np.isfinite(before).any() else np.nan,
+            "s311_spread_after": float(np.nanmax(after)) if np.isfinite(after).any() else np.nan,
+            **_owned_bytes(observation, plan),
+        }
+        held = redealt & (before > self.spread)
+        return held, values | {"s311_held": int(held.sum())}
+
+    def _shares(
+        self, observation: Observation, groups: Groups, plan: Plan, record: Record
+    ) -> tuple[Floats | None, Record, dict[str, Any]]:
+        """S321-S323: (new shares or None, the guard's record, values)."""
+        workers, now = observation.workers, observation.time_s
+        goodput = _goodput(observation)
+        share = plan.shares(observation)
+        verdict, record = guard_review(
+            record, workers.id, goodput, now, noise=self.noise, settle_s=observation.window_s,
+            backoff_s=self.backoff_windows * observation.window_s,
+        )  # fmt: skip
+        rows, first = _virtual_gpus(observation, groups)
+        values: dict[str, Any] = {
+            "s321_virtual_gpus": len(rows),
+            "s322_changed_gpus": 0,
+            "s323_kept": len(verdict.keep),
+            "s323_rolled_back": len(verdict.rollback),
+        }
+        new, undone = _undo(observation, share, verdict)
+        if len(rows):
+            proposal, used = self._propose(observation, groups, share, rows, first)
+            values["s321_use_min"] = used
+            quantum = observation.gpus.share_quantum[workers.gpu[rows[first[:-1]]]]
+            quantised, changed = quantise_shares(first, share[rows], proposal, quantum, self.share_band)
+            busy = guard_blocked(record, workers.id[rows], now) | np.isin(rows, undone)
+            changed &= ~np.logical_or.reduceat(busy, first[:-1])
+            moved = np.repeat(changed, np.diff(first))
+            values["s322_changed_gpus"] = int(changed.sum())
+            at = rows[moved]
+            new[at] = quantised[moved]
+            ids = workers.id[at]
+            record = guard_watch(record, ids, goodput[at], now, share[at], group=workers.gpu[at])
+        if np.array_equal(new, share):
+            return None, record, values
+        return new, record, values
+
+    def _propose(
+        self, observation: Observation, groups: Groups, share: Floats, rows: Ints, first: Ints
+    ) -> tuple[Floats, float]:
+        """S321 and S322: (shares of the virtual GPUs `rows`, the least used one's use)."""
+        workers = observation.workers
+        step_s, others_s = workers.step_s, slowest_other(groups.first, workers.step_s)
+        period_s = step_s + np.nan_to_num(workers.wait_s) + np.nan_to_num(workers.input_stall_s)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            # E: what it trains per unit of share; P: what it could while computing.
+            used = workers.samples_per_step / period_s / workers.capacity_samples_per_s
+            load = step_s / np.maximum(step_s, others_s)  # 1 for the worker that its job waits for
+            delay = np.nan_to_num(workers.input_stall_s) / step_s
+        least = float(np.nanmin(used[rows])) if np.isfinite(used[rows]).any() else np.nan
+        if self.mode == "optimal":
+            kappa = observation.jobs.share_kappa[workers.job]
+            new = fair_shares(first, share[rows], step_s[rows], others_s[rows], kappa[rows], self.share_floor)
+        else:
+            new = weighted_shares(
+                first, share[rows], used[rows], load[rows], delay[rows], self.share_damping, self.share_floor
+            )
+        return new, least
+
+
+def _owned_bytes(observation: Observation, plan: Plan) -> dict[str, float]:
+    """Bytes of the worker that owns most, before and after the planned moves."""
+    owner, size = observation.shards.worker, observation.shards.bytes
+
+    def owned(worker: Ints, size: Floats) -> Floats:  # place 0 is for no owner
+        count = len(observation.workers) + 1
+        return np.bincount(worker + 1, weights=size, minlength=count).astype(np.float64, copy=False)
+
+    bytes_of = owned(owner, size)
+    values = {
+        "s311_most_bytes": float(bytes_of[1:].max()),
+        "s311_most_bytes_after": float(bytes_of[1:].max()),
+    }
+    if plan.moves is not None:
+        moved = plan.moves.shard
+        bytes_of += owned(plan.moves.worker, size[moved]) - owned(owner[moved], size[moved])
+        values["s311_most_bytes_after"] = float(bytes_of[1:].max())
+    return values
+
+
+def _slowest_rate(step_s: Floats) -> float:
+    """Local steps per second of the slowest worker; NaN when none is known."""
+    return float(1 / np.nanmax(step_s)) if np.isfinite(step_s).any() else np.nan
+
+
+def _planned_traffic(observation: Observation, groups: Groups, plan: Plan) -> Floats:
+    """Share of the window in which planned moves use the busiest interface of each job's nodes.
+
+    A transfer leaves an exchange on the same link half of the rate, so the exchange takes that much longer.
+    """
+    if plan.moves is None:
+        return np.zeros(len(groups.rows))
+    out = moved_bytes(observation, plan.moves, incoming=False)
+    into = moved_bytes(observation, plan.moves, incoming=True)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        busy_s = np.nan_to_num(np.maximum(out, into) / observation.nodes.nic_bytes_per_s, nan=0.0)
+    longest = busiest_node(groups.first, observation.workers.node, busy_s)
+    return np.minimum(longest / max(observation.window_s, np.finfo(np.float64).tiny), 1.0)
+
+
+def _carry_intervals(memory: Memory, rows: Ints, current: Ints) -> Floats:
+    """The real interval of each job: as remembered, or the whole one where that was changed from outside."""
+    h = current.astype(np.float64)
+    if "job" not in memory:
+        return h
+    at = match_sorted(memory["job"], rows)
+    known = at >= 0
+    remembered = memory["interval"][at[known]]
+    h[known] = np.where(np.abs(remembered - current[known]) < 1.0, remembered, h[known])
+    return h
+
+
+def _step_deviation(observation: Observation) -> Floats:
+    """Standard deviation of each worker's local step; 0 where it is unknown."""
+    return np.nan_to_num(observation.workers.step_cov) * observation.workers.step_s
+
+
+def _goodput(observation: Observation) -> Floats:
+    """Goodput of each worker's job, throughput where the efficiency is unknown."""
+    jobs = observation.jobs
+    known = np.isfinite(jobs.goodput_samples_per_s)
+    per_job = np.where(known, jobs.goodput_samples_per_s, jobs.throughput_samples_per_s)
+    return np.asarray(per_job[observation.workers.job], dtype=np.float64)
+
+
+def _virtual_gpus(observation: Observation, groups: Groups) -> tuple[Ints, Ints]:
+    """Worker rows on GPUs that several single-GPU workers share, by GPU, and where each GPU's begin."""
+    workers = observation.workers
+    single = groups.spread(groups.sound & (observation.jobs.gpus_per_worker[groups.rows] == 1))
+    residents = np.bincount(workers.gpu, minlength=len(observation.gpus))
+    alone = np.bincount(workers.gpu, weights=~single, minlength=len(observation.gpus)) == 0
+    rows = np.flatnonzero((residents >= 2)[workers.gpu] & alone[workers.gpu])
+    rows = rows[np.argsort(workers.gpu[rows], kind="stable")]
+    start = np.flatnonzero(np.diff(workers.gpu[rows], prepend=-1))
+    return rows, np.append(start, len(rows)).astype(np.int64)
+
+
+def _undo(observation: Observation, share: Floats, verdict: Verdict) -> tuple[Floats, Ints]:
+    """Shares with the rolled-back ones restored where their GPU has room for it, and the rows restored."""
+    workers, gpus = observation.workers, observation.gpus
+    new = share.copy()
+    if not len(verdict.rollback):
+        return new, np.empty(0, dtype=np.int64)
+    rows = match_sorted(workers.id, verdict.rollback)
+    new[rows] = verdict.undo
+    held = np.bincount(workers.gpu, weights=workers.gpu_share, minlength=len(gpus))
+    wanted = np.bincount(workers.gpu, weights=new, minlength=len(gpus))
+    full = wanted > held + gpus.share_free + 1e-9
+    rows = rows[~full[workers.gpu[rows]]]
+    restored = share.copy()
+    restored[rows] = new[rows]
+    return restored, rows

@@ -1,0 +1,202 @@
+"""Nodes and GPUs: who holds what, what is up, and how fast each node is now."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from equipoise.policies.kernels.jit import jit
+from equipoise.policies.observation import Floats, Gpus, Ints, Nodes, writable
+from equipoise.sim.hardware.profile import Accelerator, HardwareProfile
+from equipoise.sim.network.topology import Topology
+from equipoise.sim.scenario.model import Cluster as ClusterSpec
+from equipoise.sim.scenario.model import NodeGroup
+
+FREE, SHARED = -1, -2
+
+
+@jit
+def _book(gpu, share, job, gpu_job, gpu_share_free, gpu_holders, gpu_node, node_free, nodes):  # type: ignore[no-untyped-def]
+    """(GPUs that nobody held, sum of shares, distinct nodes), the nodes ascending in `nodes`; -1: not free."""
+    for k in range(gpu.size):
+        if gpu_share_free[gpu[k]] < share[k] - 1e-9:
+            return -1, 0.0, 0
+    taken, weight, count = 0, 0.0, 0
+    for k in range(gpu.size):
+        g = gpu[k]
+        weight += share[k]
+        at = count
+        while at > 0 and nodes[at - 1] > gpu_node[g]:
+            at -= 1
+        if at == 0 or nodes[at - 1] != gpu_node[g]:
+            for i in range(count, at, -1):
+                nodes[i] = nodes[i - 1]
+            nodes[at] = gpu_node[g]
+            count += 1
+        if gpu_holders[g] == 0:
+            node_free[gpu_node[g]] -= 1
+            taken += 1
+        gpu_holders[g] += 1
+        gpu_share_free[g] -= share[k]
+        gpu_job[g] = job if share[k] == 1.0 else SHARED
+    return taken, weight, count
+
+
+@jit
+def _release(gpu, share, gpu_job, gpu_share_free, gpu_holders, gpu_node, node_free):  # type: ignore[no-untyped-def]
+    freed = 0
+    for k in range(gpu.size):
+        g = gpu[k]
+        gpu_holders[g] -= 1
+        if gpu_holders[g] == 0:  # exact, so that shares do not drift by rounding
+            gpu_share_free[g], gpu_job[g] = 1.0, FREE
+            node_free[gpu_node[g]] += 1
+            freed += 1
+        else:
+            gpu_share_free[g] += share[k]
+    return freed
+
+
+@dataclass(slots=True)
+class Holding:
+    """The GPUs of one running job."""
+
+    gpu: Ints
+    share: Floats
+    nodes: Ints  # distinct, ascending
+    weight: float  # sum of the shares
+
+
+class DoubleBookingError(AssertionError):
+    """A GPU was handed out beyond what is free: a defect of the simulator, never of a scenario."""
+
+
+class Cluster:
+    """State of all nodes and GPUs, kept in the tables that policies observe."""
+
+    def __init__(self, spec: ClusterSpec, profile: HardwareProfile, topology: Topology) -> None:
+        groups = [group for group in spec.groups for _ in range(group.count)]
+        self.profile, self.topology, self.groups = profile, topology, groups
+        self.gpu_models = tuple(dict.fromkeys(group.accelerator for group in spec.groups))
+        self.accelerators: list[Accelerator] = [profile.accelerator(name) for name in self.gpu_models]
+        counts = np.array([group.gpus for group in groups], dtype=np.int64)
+        first = np.concatenate(([0], np.cumsum(counts)[:-1]))
+        self.nodes = Nodes.of(
+            gpus=counts,
+            first_gpu=first,
+            gpus_free=counts,
+            rack=topology.rack,
+            cores=[g.cores for g in groups],
+            memory_bytes=[g.host_memory for g in groups],
+            storage_free_bytes=[g.storage for g in groups],
+            nic_bytes_per_s=topology.nic_bytes_per_s,
+            nic_busy_ratio=np.zeros(len(groups)),
+            ingest_samples_per_s=[np.inf if g.ingest is None else g.ingest for g in groups],
+        )
+        model = np.array([self.gpu_models.index(g.accelerator) for g in groups], dtype=np.int64)
+        memory = np.array([a.memory_bytes.value for a in self.accelerators])
+        self.gpus = Gpus.of(
+            node=np.repeat(np.arange(len(groups)), counts),
+            model=np.repeat(model, counts),
+            memory_bytes=np.repeat(memory[model], counts),
+        )
+        self.node_model = model
+        self.node_speed = np.array([g.speed for g in groups])
+        self.slow = np.ones(len(groups))  # fail-slow factor, 1 is healthy
+        self.up = writable(self.nodes, "up")
+        self.holding: dict[int, Holding] = {}
+        self._node_free = writable(self.nodes, "gpus_free")
+        self._job, self._share_free = writable(self.gpus, "job"), writable(self.gpus, "share_free")
+        self._holders = np.zeros(len(self.gpus), dtype=np.int64)
+        self.free_gpus = len(self.gpus)  # GPUs that nothing holds, on nodes that are up
+        self._node = writable(self.gpus, "node")
+
+    def group(self, node: int) -> NodeGroup:
+        """The group that a node belongs to."""
+        return self.groups[node]
+
+    def book(self, job: int, gpu: Ints, share: Floats) -> Holding:
+        """Give GPUs to a job. Raises DoubleBookingError when they are not free (checked plans never do)."""
+        taken, weight, count, nodes = -1, 0.0, 0, np.empty_like(gpu)
+        if job not in self.holding:
+            taken, weight, count = _book(
+                gpu,
+                share,
+                job,
+                self._job,
+                self._share_free,
+                self._holders,
+                self._node,
+                self._node_free,
+                nodes,
+            )
+        if taken < 0:
+            raise DoubleBookingError(f"job row {job} on GPUs {gpu.tolist()}")
+        held = Holding(gpu, share, nodes[:count], weight)
+        self.holding[job] = held
+        self.free_gpus -= taken
+        return held
+
+    def release(self, job: int) -> Holding:
+        """Take all GPUs from a job."""
+        held = self.holding.pop(job)
+        self.free_gpus += _release(
+            held.gpu, held.share, self._job, self._share_free, self._holders, self._node, self._node_free
+        )
+        return held
+
+    def set_share(self, job: int, share: Floats) -> None:
+        """Change the shares of a job's GPUs (same GPUs)."""
+        held = self.holding[job]
+        np.add.at(self._share_free, held.gpu, held.share - share)
+        held.share, held.weight = share, float(share.sum())
+        self._job[held.gpu] = np.where((share == 1.0) & (self._holders[held.gpu] == 1), job, SHARED)
+
+    def held_gpus(self) -> Floats:
+        """GPUs of each node that some job holds, (nodes,)."""
+        return np.bincount(self._node, self._holders > 0, len(self.nodes)).astype(np.float64)
+
+    def jobs_on(self, node: int) -> list[int]:
+        """Jobs that hold a GPU of the node, ascending."""
+        return sorted(job for job, held in self.holding.items() if node in held.nodes)
+
+    def co_located(self, gpu: int, job: int) -> float:
+        """Sum of the shares that other jobs hold on a GPU."""
+        if self._job[gpu] != SHARED:
+            return 0.0
+        shared = 0.0
+        for other, held in self.holding.items():
+            if other != job:
+                shared += float(held.share[held.gpu == gpu].sum())
+        return shared
+
+    def take_down(self, node: int) -> None:
+        """A node dies; its jobs must have been released before."""
+        self.up[node] = False
+        self.free_gpus -= int(self._node_free[node])
+        self._node_free[node] = 0
+        self._share_free[self._gpus_of(node)] = 0.0
+
+    def bring_up(self, node: int) -> None:
+        """A node comes back, empty."""
+        self.up[node] = True
+        self._node_free[node] = self.nodes.gpus[node]
+        self.free_gpus += int(self.nodes.gpus[node])
+        self._share_free[self._gpus_of(node)] = 1.0
+
+    def _gpus_of(self, node: int) -> slice:
+        first = int(self.nodes.first_gpu[node])
+        return slice(first, first + int(self.nodes.gpus[node]))
+
+    def rigid_speed(self, nodes: Ints) -> float:
+        """Speed of a gang that runs at the pace of its slowest node."""
+        if nodes.size == 1:
+            node = nodes.item()
+            return float(self.node_speed[node] / self.slow[node])
+        return float((self.node_speed[nodes] / self.slow[nodes]).min())
+
+    def nodes_named(self, names: Sequence[str]) -> list[int]:
+        """Node numbers by name. Raises ValueError for an unknown one."""
+        return [self.topology.node_index(name) for name in names]

@@ -1,0 +1,196 @@
+"""Everything that goes wrong, from named random streams keyed by node: the same for every policy."""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+from numpy.random import Generator
+from simpy.events import Event
+
+from equipoise.sim.clock import FAULTS, Clock
+from equipoise.sim.cluster.cluster import Cluster
+from equipoise.sim.network.topology import NIC_IN, NIC_OUT
+from equipoise.sim.randomness import lognormal_parameters, stream
+from equipoise.sim.scenario.model import Crash, FailSlow, FaultEvent, LinkDegrade, RackFailure, Spot
+from equipoise.sim.scenario.model import Faults as FaultsSpec
+
+
+class Victim(Protocol):
+    """What faults happen to."""
+
+    def node_down(self, node: int, *, saved: bool) -> None:
+        """A node dies; its jobs lose what is not saved, unless they could save first."""
+
+    def node_up(self, node: int) -> None:
+        """A node is repaired."""
+
+    def set_slow(self, node: int, factor: float) -> None:
+        """A node computes `factor` times slower from now on (1: healthy)."""
+
+    def set_link(self, link: int, bytes_per_s: float) -> None:
+        """A link has this capacity from now on."""
+
+    def can_save(self, node: int, notice_s: float) -> bool:
+        """Whether every job on the node can write a checkpoint within the notice."""
+
+    def happened(self, kind: str, node: int, value: float) -> None:
+        """Something that a reader of the run should see."""
+
+
+class Faults:
+    """Schedules the faults of a scenario on a clock."""
+
+    def __init__(self, faults: FaultsSpec, clock: Clock, cluster: Cluster, victim: Victim, seed: int) -> None:
+        self.clock, self.cluster, self.victim, self.seed = clock, cluster, victim, seed
+        self._slow: dict[int, list[float]] = {}  # factors of the episodes under way, by node
+        self._weak: dict[int, list[float]] = {}
+        self._down: dict[int, int] = {}  # causes that keep a node down
+        for node in range(len(cluster.nodes)):
+            if faults.crash:
+                self._next_crash(node, faults.crash, self._stream("crash", node))
+            if faults.fail_slow:
+                self._next_slow(node, faults.fail_slow, self._stream("slow", node))
+            if faults.link:
+                self._next_link(node, faults.link, self._stream("link", node))
+            if faults.spot and cluster.group(node).name == faults.spot.group:
+                self._next_spot(node, faults.spot, self._stream("spot", node))
+        if faults.rack:
+            for rack in sorted(set(cluster.nodes.rack.tolist())):
+                self._next_rack(rack, faults.rack, self._stream("rack", rack))
+        for event in faults.events:
+            self._planned(event)
+
+    def _stream(self, kind: str, key: int) -> Generator:
+        return stream(self.seed, f"fault:{kind}:{key}")
+
+    # -- what a fault does ---------------------------------------------------------------------------------
+
+    def _take_down(self, node: int, *, saved: bool = False) -> None:
+        self._down[node] = self._down.get(node, 0) + 1
+        if self._down[node] == 1:
+            self.victim.happened("reclaim" if saved else "crash", node, 0.0)
+        self.victim.node_down(node, saved=saved)
+
+    def _bring_up(self, node: int) -> None:
+        self._down[node] -= 1
+        if self._down[node] == 0:
+            self.victim.happened("repair", node, 0.0)
+            self.victim.node_up(node)
+
+    def _begin_slow(self, node: int, factor: float) -> None:
+        self._slow.setdefault(node, []).append(factor)
+        self.victim.happened("fail_slow", node, factor)
+        self.victim.set_slow(node, math.prod(self._slow[node]))
+
+    def _end_slow(self, node: int, factor: float) -> None:
+        self._slow[node].remove(factor)
+        self.victim.happened("fail_slow_end", node, factor)
+        self.victim.set_slow(node, math.prod(self._slow[node]))
+
+    def _set_link(self, node: int) -> None:
+        topology, factor = self.cluster.topology, math.prod(self._weak[node])
+        for which in (NIC_OUT, NIC_IN):
+            link = topology.link(node, which)
+            self.victim.set_link(link, float(topology.capacity_bytes_per_s[link]) * factor)
+
+    def _begin_link(self, node: int, factor: float) -> None:
+        self._weak.setdefault(node, []).append(factor)
+        self.victim.happened("link_degraded", node, factor)
+        self._set_link(node)
+
+    def _end_link(self, node: int, factor: float) -> None:
+        self._weak[node].remove(factor)
+        self.victim.happened("link_restored", node, factor)
+        self._set_link(node)
+
+    # -- when it happens -----------------------------------------------------------------------------------
+
+    def _next_crash(self, node: int, spec: Crash, random: Generator) -> None:
+        scale_s = spec.mtbf / math.gamma(1.0 + 1.0 / spec.shape)
+        mu, sigma = lognormal_parameters(spec.repair_cov)
+        at_s = self.clock.now + scale_s * float(random.weibull(spec.shape))
+        repair_s = spec.repair * math.exp(mu + sigma * float(random.standard_normal()))
+
+        def crash(_: Event) -> None:
+            self._take_down(node)
+            self.clock.at(self.clock.now + repair_s, repaired, FAULTS)
+
+        def repaired(_: Event) -> None:
+            self._bring_up(node)
+            self._next_crash(node, spec, random)
+
+        self.clock.at(at_s, crash, FAULTS)
+
+    def _next_rack(self, rack: int, spec: RackFailure, random: Generator) -> None:
+        nodes = [k for k, r in enumerate(self.cluster.nodes.rack.tolist()) if r == rack]
+        at_s = self.clock.now + float(random.exponential(spec.mtbf))
+
+        def fail(_: Event) -> None:
+            for node in nodes:
+                self._take_down(node)
+            self.clock.at(self.clock.now + spec.repair, repaired, FAULTS)
+
+        def repaired(_: Event) -> None:
+            for node in nodes:
+                self._bring_up(node)
+            self._next_rack(rack, spec, random)
+
+        self.clock.at(at_s, fail, FAULTS)
+
+    def _next_spot(self, node: int, spec: Spot, random: Generator) -> None:
+        at_s = self.clock.now + float(random.exponential(spec.mtbf))
+
+        def reclaim(_: Event) -> None:
+            self._take_down(node, saved=self.victim.can_save(node, spec.notice))
+            self.clock.at(self.clock.now + spec.away, back, FAULTS)
+
+        def back(_: Event) -> None:
+            self._bring_up(node)
+            self._next_spot(node, spec, random)
+
+        self.clock.at(at_s + spec.notice, reclaim, FAULTS)
+
+    def _next_slow(self, node: int, spec: FailSlow, random: Generator) -> None:
+        at_s = self.clock.now + float(random.exponential(spec.mtbf))
+        length_s = float(random.exponential(spec.duration))
+
+        def begin(_: Event) -> None:
+            self._begin_slow(node, spec.factor)
+            self.clock.at(self.clock.now + length_s, end, FAULTS)
+
+        def end(_: Event) -> None:
+            self._end_slow(node, spec.factor)
+            self._next_slow(node, spec, random)
+
+        self.clock.at(at_s, begin, FAULTS)
+
+    def _next_link(self, node: int, spec: LinkDegrade, random: Generator) -> None:
+        at_s = self.clock.now + float(random.exponential(spec.mtbf))
+        length_s = float(random.exponential(spec.duration))
+
+        def begin(_: Event) -> None:
+            self._begin_link(node, spec.factor)
+            self.clock.at(self.clock.now + length_s, end, FAULTS)
+
+        def end(_: Event) -> None:
+            self._end_link(node, spec.factor)
+            self._next_link(node, spec, random)
+
+        self.clock.at(at_s, begin, FAULTS)
+
+    def _planned(self, event: FaultEvent) -> None:
+        node = self.cluster.nodes_named([event.node])[0]
+        begin, end = {
+            "crash": (lambda: self._take_down(node), lambda: self._bring_up(node)),
+            "slow": (
+                lambda: self._begin_slow(node, event.factor),
+                lambda: self._end_slow(node, event.factor),
+            ),
+            "link": (
+                lambda: self._begin_link(node, 1.0 / event.factor),
+                lambda: self._end_link(node, 1.0 / event.factor),
+            ),
+        }[event.kind]
+        self.clock.at(event.at, lambda _: begin(), FAULTS)
+        self.clock.at(event.at + event.duration, lambda _: end(), FAULTS)

@@ -1,0 +1,67 @@
+"""Power of GPUs, idling and computing, and what a lower clock does to it.
+
+    power_w = idle + (max - idle) * utilisation * clock^3
+
+Utilisation is the busy share of the GPU: computing, not waiting for data, other workers or the network. The
+clock is relative to the highest. Dynamic power is proportional to frequency and voltage squared and the voltage
+follows the frequency (Chandrakasan et al., IEEE JSSC 27(4), 1992), hence the cube; compute is taken to be as fast
+as the clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from equipoise.policies.observation import Floats, Ints
+from equipoise.sim.cluster.cluster import Cluster
+
+EXPONENT = 3.0
+"""Dynamic power goes with this power of the clock."""
+
+
+@dataclass(frozen=True)
+class NodePower:
+    """What one GPU of each node draws, and the rest of the node, in W; NaN: not known. All arrays (nodes,)."""
+
+    idle_w: Floats
+    max_w: Floats
+    base_w: Floats
+
+    @property
+    def known(self) -> bool:
+        """Whether the profile states the power of every accelerator of the cluster."""
+        return not bool(np.isnan(self.idle_w + self.max_w).any())
+
+    @property
+    def uniform(self) -> bool:
+        """Whether all nodes have the same GPUs, as far as power goes."""
+        return self.known and bool(np.ptp(self.idle_w) == 0.0 and np.ptp(self.max_w) == 0.0)
+
+    def idling_w(self, gpus: Ints) -> Floats:
+        """What each node with so many GPUs (nodes,) draws while nobody computes on it (nodes,)."""
+        drawn_w: Floats = gpus * self.idle_w + self.base_w
+        return drawn_w
+
+
+def node_power(cluster: Cluster) -> NodePower:
+    """Power of a cluster's nodes, from its hardware profile; the base from the node group, else the profile."""
+    accelerators, base = cluster.accelerators, cluster.profile.node_base_w
+    idle = np.array([np.nan if a.idle_w is None else a.idle_w.value for a in accelerators])
+    highest = np.array([np.nan if a.max_w is None else a.max_w.value for a in accelerators])
+    default_w = 0.0 if base is None else base.value
+    base_w = np.array([default_w if g.host_power is None else g.host_power for g in cluster.groups])
+    return NodePower(idle[cluster.node_model], highest[cluster.node_model], base_w)
+
+
+def clock_under_cap(idle_w: Floats, max_w: Floats, cap_w: float) -> Floats:
+    """Highest relative clock at which a busy GPU draws at most `cap_w`; not above 1.
+
+    Raises ValueError for a cap that is not above the idle power.
+    """
+    if not bool((cap_w > idle_w).all()):
+        raise ValueError(f"a power cap of {cap_w:g} W is not above the idle power of {idle_w.max():g} W")
+    share = (cap_w - idle_w) / np.maximum(max_w - idle_w, 1e-12)
+    clock: Floats = np.minimum(1.0, share) ** (1.0 / EXPONENT)
+    return clock

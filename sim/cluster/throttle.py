@@ -1,0 +1,190 @@
+"""Clocks below the highest: power caps of GPUs and of the cluster, and GPUs that get too hot.
+
+    dT/dt = (power * R - (T - T_ambient)) / tau          clock = 1 - slope * (T - T_throttle) above T_throttle
+
+Between two looks the power is constant, so the temperature is exact there. A node computes at the clock of its
+hottest GPU, held or not; a lower clock acts as a fail-slow factor does, from the running period's end on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sized
+from typing import Protocol
+
+import numpy as np
+from simpy.events import Event
+
+from equipoise.policies.observation import Floats
+from equipoise.sim.clock import DECISION, Clock
+from equipoise.sim.cluster.cluster import Cluster
+from equipoise.sim.cluster.power import EXPONENT, NodePower, clock_under_cap
+from equipoise.sim.scenario.model import Scenario
+
+_SAME_CLOCK = 1e-3
+"""Clocks that differ by less are left as they are."""
+
+
+def shared_clock(
+    power: NodePower, up: Floats, held: Floats, gpus: Floats, limit: Floats, cap_w: float
+) -> Floats:
+    """Clocks (nodes,) at which the cluster draws at most `cap_w` when every held GPU computes all the time.
+
+    All clocks are the same but where `limit` (nodes,) is lower. up, held, gpus (nodes,): whether the node is up,
+    its GPUs that jobs hold, and all it has. The idle draw must be below the cap.
+    """
+    idle_w = float((up * (gpus * power.idle_w + power.base_w)).sum())
+    span_w = up * held * (power.max_w - power.idle_w)
+    clock = limit.copy()
+    free = span_w > 0.0
+    while free.any():
+        fixed_w = float((span_w * clock**EXPONENT)[~free].sum())
+        left = max(0.0, cap_w - idle_w - fixed_w) / float(span_w[free].sum())
+        common = min(1.0, left) ** (1.0 / EXPONENT)
+        below = free & (limit < common)
+        if not below.any():
+            clock[free] = common
+            break
+        free &= ~below
+    return clock
+
+
+def warmed(temperature_c: Floats, settles_c: Floats, tau_s: Floats, seconds: float) -> Floats:
+    """Temperatures after so many seconds at constant power; `settles_c` is where they would end."""
+    after: Floats = settles_c + (temperature_c - settles_c) * np.exp(-seconds / tau_s)
+    return after
+
+
+class BusyPower(Protocol):
+    """The power of computing, at the present clocks."""
+
+    @property
+    def busy_w(self) -> Floats:
+        """What a busy GPU of each node draws beyond idling (W), (nodes,)."""
+
+
+class Computing(Protocol):
+    """The nodes at work, for who sets their clocks."""
+
+    def set_clocks(self, clock: Floats) -> None:
+        """Nodes compute at these clocks, relative to their highest, from now on; (nodes,)."""
+
+    def utilisation(self, now_s: float) -> Floats:
+        """Busy share of each GPU since this was last asked, (gpus,)."""
+
+    def happened(self, kind: str, node: int, value: float) -> None:
+        """Something that a reader of the run should see."""
+
+    def event(self) -> None:
+        """Something happened that policies should see."""
+
+
+def clocks_vary(scenario: Scenario) -> bool:
+    """Whether clocks change as the run goes on."""
+    return scenario.energy.cluster_power_cap is not None or scenario.thermal is not None
+
+
+class Throttle:
+    """Sets the clocks of nodes. Does nothing, at no cost, unless the scenario asks for it.
+
+    running: the jobs that run; power: what GPUs can draw; meter: what they do draw.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        clock: Clock,
+        cluster: Cluster,
+        running: Sized,
+        power: NodePower,
+        meter: BusyPower,
+        computing: Computing,
+    ) -> None:
+        self.energy, self.thermal = scenario.energy, scenario.thermal
+        self.clock, self.cluster, self.running = clock, cluster, running
+        self.power, self.meter, self.computing = power, meter, computing
+        self.limit = np.ones(len(power.idle_w))  # by the cap of each GPU
+        if self.energy.power_cap is not None:
+            self.limit = clock_under_cap(power.idle_w, power.max_w, self.energy.power_cap)
+        self.cap_w = self.energy.cluster_power_cap
+        self.hot = np.ones(len(self.limit))  # clocks that heat allows
+        self._pending: Event | None = None
+        self._ticking = False
+        self.next_look_s = math.inf
+        if self.thermal is not None:
+            self._prepare_heat()
+        computing.set_clocks(self.limit)
+
+    def changed(self) -> None:
+        """Jobs have taken or given back GPUs, or nodes have come or gone."""
+        if self.cap_w is not None and self._pending is None:
+            self._pending = self.clock.at(self.clock.now, self._share_out, DECISION)
+        if self.thermal is not None and not self._ticking and self.running:
+            self._ticking = True
+            self._warm(utilised=False)  # it has been cooling since
+            self._next_look()
+
+    def _share_out(self, _: Event | None) -> None:
+        self._pending = None
+        clock = np.minimum(self.limit, self.hot)
+        if self.cap_w is not None:
+            cluster = self.cluster
+            clock = shared_clock(
+                self.power, cluster.up.astype(float), cluster.held_gpus(), cluster.nodes.gpus.astype(float),
+                clock, self.cap_w,
+            )  # fmt: skip
+        self.computing.set_clocks(clock)
+
+    # -- heat ------------------------------------------------------------------------------------------------
+
+    def _prepare_heat(self) -> None:
+        cluster, ambient_c = self.cluster, self.energy.ambient
+        rows = []
+        for a in cluster.accelerators:
+            parts = (a.thermal_c_per_w, a.tau_s, a.throttle_c, a.throttle_slope)
+            rows.append([np.nan if part is None else part.value for part in parts])
+        per_gpu = np.array(rows)[cluster.gpus.model].T
+        self.c_per_w, self.tau_s, self.throttle_c, self.slope = per_gpu
+        self.node = cluster.gpus.node
+        self.temperature_c = np.full(len(self.node), ambient_c)
+        self._looked_s = self.clock.now
+
+    def _next_look(self) -> None:
+        assert self.thermal is not None
+        self.next_look_s = self.clock.now + self.thermal.every
+        self.clock.at(self.next_look_s, self._look, DECISION)
+
+    def _look(self, _: Event) -> None:
+        self.next_look_s = math.inf
+        self._warm(utilised=True)
+        assert self.thermal is not None
+        over_c = np.maximum(0.0, self.temperature_c - self.throttle_c)
+        clock = np.maximum(self.thermal.clock_min, 1.0 - self.slope * over_c)
+        self._set_hot(np.minimum.reduceat(clock, self.cluster.nodes.first_gpu))
+        self._ticking = bool(self.running)
+        if self._ticking:
+            self._next_look()
+
+    def _set_hot(self, hot: Floats) -> None:
+        moved = np.abs(hot - self.hot) > _SAME_CLOCK
+        moved |= (hot == 1.0) & (self.hot < 1.0)
+        if not moved.any():
+            return
+        began, ended = moved & (self.hot == 1.0), moved & (hot == 1.0)
+        self.hot[moved] = hot[moved]
+        self._share_out(None)
+        for kind, nodes in (("throttle", began), ("throttle_end", ended)):
+            for node in np.flatnonzero(nodes).tolist():
+                self.computing.happened(kind, node, float(self.hot[node]))
+        if began.any() or ended.any():
+            self.computing.event()
+
+    def _warm(self, *, utilised: bool) -> None:
+        """Bring temperatures up to now."""
+        now_s = self.clock.now
+        seconds, self._looked_s = now_s - self._looked_s, now_s
+        busy = self.computing.utilisation(now_s) if utilised else np.zeros(len(self.node))
+        drawn_w = self.power.idle_w[self.node] + self.meter.busy_w[self.node] * np.minimum(1.0, busy)
+        drawn_w *= self.cluster.up[self.node]
+        settles_c = self.energy.ambient + self.c_per_w * drawn_w
+        self.temperature_c = warmed(self.temperature_c, settles_c, self.tau_s, seconds)

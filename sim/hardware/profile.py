@@ -1,0 +1,396 @@
+"""Hardware profiles: what accelerators and fabrics can do, every number with its origin.
+
+A profile is a YAML file (`scenarios/hardware/*.yaml`, or what calibration writes). Each number is a
+`Measured`; in the file it may be bare (`80 GB`), and then takes the `kind` and `source` of its section.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from fractions import Fraction
+from functools import lru_cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    model_validator,
+)
+
+from equipoise.policies.sources import root
+from equipoise.sim.scenario.errors import read_model
+from equipoise.sim.scenario.tree import InputError, write_tree
+from equipoise.sim.scenario.units import (
+    DATA_RATE,
+    POWER,
+    PRICE,
+    SIZE,
+    TEMPERATURE,
+    TIME,
+    WORK,
+    WORK_RATE,
+    Float,
+    Int,
+    Quantity,
+)
+
+Kind = Literal["measured", "fitted", "catalogue", "assumed"]
+Tier = Literal["intra", "inter"]
+Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv"]
+
+NUMBER = Quantity("a number", "1", "0.5", {})
+THERMAL_RESISTANCE = Quantity(
+    "a thermal resistance", "C/W", "0.07 C/W", {"C/W": Fraction(1), "K/W": Fraction(1)}, above=True
+)
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Measured(_Part):
+    """A number and where it comes from.
+
+    `low` and `high` bound it (95 % interval of n samples for measured and fitted numbers; None: not known).
+    `kind`: measured or fitted on a machine, `catalogue` (a vendor's published figure) or `assumed`.
+    """
+
+    value: Float
+    low: Float | None = None
+    high: Float | None = None
+    n: Annotated[Int, Field(ge=0)] = 0
+    source: str = ""
+    kind: Kind = "catalogue"
+
+    def __float__(self) -> float:
+        return self.value
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        low = self.value if self.low is None else self.low
+        high = self.value if self.high is None else self.high
+        if not low <= self.value <= high:
+            raise ValueError(f"value {self.value:g} is not between low {low:g} and high {high:g}")
+        return self
+
+
+def _read_by(quantity: Quantity) -> BeforeValidator:
+    """Reads value, low and high in the human units of one quantity."""
+
+    def read(raw: object) -> object:
+        if isinstance(raw, Mapping):
+            bounds = {k: quantity.parse(raw[k]) for k in ("value", "low", "high") if raw.get(k) is not None}
+            return {**raw, **bounds}
+        return raw if isinstance(raw, Measured) else {"value": quantity.parse(raw)}
+
+    return BeforeValidator(read)
+
+
+ByteCount = Annotated[Measured, _read_by(SIZE)]
+ByteRate = Annotated[Measured, _read_by(DATA_RATE)]
+Duration = Annotated[Measured, _read_by(TIME)]
+FlopRate = Annotated[Measured, _read_by(WORK_RATE)]
+FlopCount = Annotated[Measured, _read_by(WORK)]
+Power = Annotated[Measured, _read_by(POWER)]
+Temperature = Annotated[Measured, _read_by(TEMPERATURE)]
+price_of = _read_by(PRICE)
+Price = Annotated[Measured, price_of]
+Number = Annotated[Measured, _read_by(NUMBER)]
+ThermalResistance = Annotated[Measured, _read_by(THERMAL_RESISTANCE)]
+
+
+class EfficiencyPoint(_Part):
+    """Share of the peak rate reached by one pass of `flop` FLOP."""
+
+    flop: FlopCount
+    efficiency: Number
+
+
+class Accelerator(_Part):
+    """One accelerator. None: not known, and never taken for 0.
+
+    `flop_per_s` holds dense peak rates by precision; `efficiency` is the share of them reached by size of
+    pass; `link_bytes_per_s` is the rate to the other accelerators of a node, one direction, all links.
+    Speed on a fraction f of it is (1 + share_kappa) * f / (f + share_kappa); co-located workers slow each
+    other by 1 + interference * sum of the others' utilisation.
+    """
+
+    vendor: str = ""
+    source: str = ""
+    kind: Kind | None = None
+    flop_per_s: Annotated[dict[str, FlopRate], Field(min_length=1)]
+    hbm_bytes_per_s: ByteRate
+    memory_bytes: ByteCount
+    link_bytes_per_s: ByteRate | None = None
+    launch_latency_s: Duration | None = None
+    efficiency: tuple[EfficiencyPoint, ...] = ()
+    share_kappa: Number | None = None
+    interference: Number | None = None
+    idle_w: Power | None = None
+    max_w: Power | None = None
+    thermal_c_per_w: ThermalResistance | None = None
+    tau_s: Duration | None = None
+    throttle_c: Temperature | None = None
+    throttle_slope: Number | None = None  # share of the clock lost per degree above throttle_c
+    price_usd_per_gpu_h: Price | None = None
+    price_date: str | None = None
+    _steps: tuple[StepTime, ...] = PrivateAttr(())  # the profile's, of this accelerator
+
+    @model_validator(mode="before")
+    @classmethod
+    def _hand_down(cls, raw: Any) -> Any:
+        return _with_origin(raw, cls, {})
+
+    @model_validator(mode="after")
+    def _checked(self) -> Self:
+        sizes = [point.flop.value for point in self.efficiency]
+        if any(a >= b for a, b in pairwise(sizes)):
+            raise ValueError("efficiency: sizes must increase")
+        if self.price_usd_per_gpu_h is not None and not self.price_date:
+            raise ValueError("price_usd_per_gpu_h: needs price_date, prices change")
+        return self
+
+    def peak_flop_per_s(self, precision: str) -> float:
+        """Dense peak rate (FLOP/s). Raises ValueError when the data sheet states none for `precision`."""
+        if precision not in self.flop_per_s:
+            raise ValueError(f"no rate for precision {precision!r}; known: {', '.join(self.flop_per_s)}")
+        return self.flop_per_s[precision].value
+
+    def step(self, workload: str, precision: str) -> StepTime:
+        """The profile's step time of a workload on this accelerator. Raises ValueError, one line, for none."""
+        for step in self._steps:
+            if (step.workload, step.precision) == (workload, precision):
+                return step
+        known = ", ".join(f"{s.workload} in {s.precision}" for s in self._steps) or "none"
+        raise ValueError(f"no step of {workload!r} in {precision} was measured; known: {known}")
+
+    def efficiency_at(self, flop: float) -> float:
+        """Share of the peak that a pass of `flop` FLOP reaches; 1 without a table.
+
+        Linear in log(flop) between the points, flat beyond them (size-dependent efficiency as in Calculon,
+        Isaev et al. 2023).
+        """
+        points = self.efficiency
+        if not points:
+            return 1.0
+        if flop <= points[0].flop.value:
+            return points[0].efficiency.value
+        for left, right in pairwise(points):
+            if flop <= right.flop.value:
+                span = math.log(right.flop.value / left.flop.value)
+                part = math.log(flop / left.flop.value) / span
+                return left.efficiency.value + part * (right.efficiency.value - left.efficiency.value)
+        return points[-1].efficiency.value
+
+
+class Piece(_Part):
+    """alpha-beta constants that hold from `from_bytes` on."""
+
+    from_bytes: ByteCount
+    alpha_s: Duration
+    bytes_per_s: ByteRate
+
+
+class Fabric(_Part):
+    """One collective on one tier: `alpha_s` per message and the highest rate B that a flow reaches.
+
+    `pieces` refine them by message size. `accelerator` "" means any. `residual_cov` is the coefficient of
+    variation of measured over fitted times.
+    """
+
+    tier: Tier
+    collective: Collective
+    accelerator: str = ""
+    source: str = ""
+    kind: Kind | None = None
+    alpha_s: Duration
+    bytes_per_s: ByteRate
+    pieces: tuple[Piece, ...] = ()
+    residual_cov: Number | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _hand_down(cls, raw: Any) -> Any:
+        return _with_origin(raw, cls, {})
+
+    @model_validator(mode="after")
+    def _sorted(self) -> Self:
+        if any(a.from_bytes.value >= b.from_bytes.value for a, b in pairwise(self.pieces)):
+            raise ValueError("pieces: from_bytes must increase")
+        return self
+
+    def constants_at(self, size_bytes: float) -> tuple[float, float]:
+        """(alpha in s, rate in bytes/s) that hold for messages of `size_bytes`."""
+        alpha, rate = self.alpha_s.value, self.bytes_per_s.value
+        for piece in self.pieces:
+            if size_bytes >= piece.from_bytes.value:
+                alpha, rate = piece.alpha_s.value, piece.bytes_per_s.value
+        return alpha, rate
+
+
+class StepTime(_Part):
+    """Time of one forward-backward pass of a workload: alpha_s + beta_s * samples."""
+
+    workload: str
+    accelerator: str
+    precision: str
+    source: str = ""
+    kind: Kind | None = None
+    alpha_s: Duration
+    beta_s: Duration
+    residual_cov: Number | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _hand_down(cls, raw: Any) -> Any:
+        return _with_origin(raw, cls, {})
+
+
+class HardwareProfile(_Part):
+    """Accelerators by name and fabrics, with the conditions under which they were measured.
+
+    `steps` are training steps timed on the machine; `figures` are further measured numbers by name, the unit
+    (SI) at the end of the name.
+    """
+
+    schema_version: Literal[1] = 1
+    name: str
+    why: str = ""
+    kind: Kind = "catalogue"
+    source: str = ""
+    date: str = ""
+    conditions: dict[str, str | int | float | bool | None] = {}
+    versions: dict[str, str] = {}
+    accelerators: dict[str, Accelerator] = {}
+    fabrics: tuple[Fabric, ...] = ()
+    steps: tuple[StepTime, ...] = ()
+    figures: dict[str, Number] = {}
+    node_base_w: Power | None = None  # a node without its accelerators
+
+    @model_validator(mode="before")
+    @classmethod
+    def _hand_down(cls, raw: Any) -> Any:
+        if not isinstance(raw, Mapping):
+            return raw
+        origin = {k: raw[k] for k in ("kind", "source") if isinstance(raw.get(k), str)}
+        raw = dict(raw)
+        if isinstance(raw.get("accelerators"), Mapping):
+            raw["accelerators"] = {
+                k: _with_origin(v, Accelerator, origin) for k, v in raw["accelerators"].items()
+            }
+        if isinstance(raw.get("fabrics"), list | tuple):
+            raw["fabrics"] = [_with_origin(v, Fabric, origin) for v in raw["fabrics"]]
+        if isinstance(raw.get("steps"), list | tuple):
+            raw["steps"] = [_with_origin(v, StepTime, origin) for v in raw["steps"]]
+        if raw.get("node_base_w") is not None:
+            raw["node_base_w"] = _number_origin(raw["node_base_w"], origin)
+        if isinstance(raw.get("figures"), Mapping):
+            raw["figures"] = {k: _number_origin(v, origin) for k, v in raw["figures"].items()}
+        return raw
+
+    @model_validator(mode="after")
+    def _share_steps(self) -> Self:
+        for name, accelerator in self.accelerators.items():
+            accelerator._steps = tuple(step for step in self.steps if step.accelerator == name)
+        return self
+
+    def accelerator(self, name: str) -> Accelerator:
+        """The accelerator of that name. Raises ValueError with the known names."""
+        if name not in self.accelerators:
+            known = ", ".join(self.accelerators) or "none"
+            raise ValueError(f"no accelerator {name!r} in hardware profile {self.name!r}; known: {known}")
+        return self.accelerators[name]
+
+    def fabric(
+        self, tier: Tier, collective: Collective = "all_reduce", accelerator: str = ""
+    ) -> Fabric | None:
+        """Constants of a collective on a tier: of that accelerator, else of any; None when not known."""
+        for wanted in (accelerator, ""):
+            for fabric in self.fabrics:
+                if (fabric.tier, fabric.collective, fabric.accelerator) == (tier, collective, wanted):
+                    return fabric
+        return None
+
+
+def scenarios_dir() -> Path:
+    """Folder of the scenarios and hardware profiles that come with the software."""
+    return root() / "scenarios"
+
+
+def list_profiles() -> list[str]:
+    """Names of the hardware profiles that come with the software."""
+    return sorted(path.stem for path in (scenarios_dir() / "hardware").glob("*.yaml"))
+
+
+def load_profile(name_or_path: str | Path, base: Path | None = None) -> HardwareProfile:
+    """A profile by name, or from a YAML file (looked up beside `base`, then in the working folder).
+
+    Raises InputError, one line per mistake.
+    """
+    path = profile_path(name_or_path, base)
+    return _load(str(path), path.stat().st_mtime_ns)
+
+
+def is_path(name_or_path: str) -> bool:
+    """Whether this means a file, not the name of a profile that comes with the software."""
+    return name_or_path.endswith((".yaml", ".yml")) or os.sep in name_or_path
+
+
+def profile_path(name_or_path: str | Path, base: Path | None = None) -> Path:
+    """The file behind a profile's name or path. Raises InputError when there is none."""
+    text = str(name_or_path)
+    if not is_path(text):
+        path = scenarios_dir() / "hardware" / f"{text}.yaml"
+        if path.is_file():
+            return path
+        known = ", ".join(list_profiles()) or "none"
+        raise InputError([f"unknown hardware profile {text!r}; known: {known}, or the path of a YAML file"])
+    for candidate in ((base / text) if base else Path(text), Path(text)):
+        if candidate.is_file():
+            return candidate
+    raise InputError([f"hardware profile {text!r}: no such file"])
+
+
+@lru_cache(maxsize=16)
+def _load(path: str, mtime_ns: int) -> HardwareProfile:
+    return read_model(Path(path), HardwareProfile)
+
+
+def save_profile(profile: HardwareProfile, path: str | Path) -> None:
+    """Write a profile as YAML that `load_profile` reads back equal; the file appears whole or not at all."""
+    target = Path(path)
+    # Kind and source of every number are written out: left out, they would be taken from their section.
+    data = profile.model_dump(mode="json", exclude_none=True)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    temporary.write_text(write_tree(data), encoding="utf-8")
+    temporary.replace(target)
+
+
+def _with_origin(section: Any, model: type[BaseModel], outer: Mapping[str, str]) -> Any:
+    """Hands the section's kind and source (else those around it) down to its numbers that state none."""
+    if not isinstance(section, Mapping):
+        return section
+    origin = {**outer, **{k: section[k] for k in ("kind", "source") if section.get(k)}}
+    plain = {"vendor", "source", "kind", "price_date", "tier", "collective", "accelerator"}
+    plain |= {"workload", "precision"}
+    numbers = [k for k in model.model_fields if k in section and k not in plain]
+    return {**section, **{k: _number_origin(section[k], origin) for k in numbers}}
+
+
+def _number_origin(raw: Any, origin: Mapping[str, str]) -> Any:
+    if isinstance(raw, Mapping):
+        if "value" in raw:
+            return {**origin, **raw}
+        return {k: _number_origin(v, origin) for k, v in raw.items()}
+    if isinstance(raw, list | tuple):
+        return [_number_origin(item, origin) for item in raw]
+    return (
+        {"value": raw, **origin} if isinstance(raw, int | float | str) and not isinstance(raw, bool) else raw
+    )

@@ -1,0 +1,75 @@
+"""What the GPU time that a job holds goes to, and the account of one job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import numpy as np
+
+from equipoise.policies.observation import Floats
+
+
+class Use(IntEnum):
+    """What held GPU time goes to: the row of an account that counts it."""
+
+    BUSY = 0
+    INPUT_STALL = 1
+    BARRIER_WAIT = 2
+    EXPOSED_COMMUNICATION = 3
+    RESTART = 4
+    LOST_TO_FAULTS = 5
+    USEFUL = 6
+    """A part of the others: what of BUSY brought the job nearer to its target."""
+
+    @property
+    def label(self) -> str:
+        """Its name in files."""
+        return self.name.lower()
+
+    @property
+    def column(self) -> str:
+        """The column of GPU-seconds that counts it."""
+        return f"{self.label}_gpu_s"
+
+
+# As plain integers: NumPy takes them as an index in half the time, and kernels know them as constants.
+BUSY, INPUT_STALL, BARRIER_WAIT, EXPOSED_COMMUNICATION = (int(use) for use in tuple(Use)[:4])
+RESTART, LOST_TO_FAULTS, USEFUL = (int(use) for use in tuple(Use)[4:])
+
+HELD_USES = tuple(Use)[:USEFUL]
+"""Uses that sum to the GPU time held."""
+HELD = len(HELD_USES)
+"""Their number; in an account they come first."""
+WASTED_USES = HELD_USES[1:]
+"""Uses that train nothing that lasts."""
+WORK = EXPOSED_COMMUNICATION + 1
+"""Number of uses, the first ones, that a fault turns into lost time."""
+
+
+@dataclass(slots=True)
+class Account:
+    """Where a job's GPU-seconds (by `Use`) and samples went."""
+
+    gpu_s: Floats = field(default_factory=lambda: np.zeros(len(Use)))
+    samples: int = 0
+    useful_samples: float = 0.0
+    lost_samples: int = 0
+    steps: int = 0
+    exchanges: int = 0
+
+    def copy(self) -> Account:
+        """An independent copy."""
+        return Account(
+            self.gpu_s.copy(), self.samples, self.useful_samples, self.lost_samples, self.steps, self.exchanges
+        )  # fmt: skip
+
+    def back_to(self, saved: Account) -> Account:
+        """The account after a crash: what was done since `saved` is lost; what restarts took stays booked."""
+        wasted = float((self.gpu_s[:WORK] - saved.gpu_s[:WORK]).sum())
+        back = saved.copy()
+        back.gpu_s[RESTART] = self.gpu_s[RESTART]
+        back.gpu_s[LOST_TO_FAULTS] = self.gpu_s[LOST_TO_FAULTS] + wasted
+        back.lost_samples = self.lost_samples + self.samples - saved.samples
+        back.exchanges = self.exchanges
+        return back

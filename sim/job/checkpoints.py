@@ -1,0 +1,66 @@
+"""Checkpoints of a training job: when one is due, how long it takes, and what the last one holds."""
+
+from __future__ import annotations
+
+import math
+
+from equipoise.policies.observation import Ints
+from equipoise.sim.cluster.cluster import Cluster
+from equipoise.sim.job.account import Account
+from equipoise.sim.job.cost import checkpoint_bytes
+from equipoise.sim.job.dataset import Snapshot
+from equipoise.sim.scenario.model import Checkpoint, Model
+
+State = tuple[Account, Snapshot | None]
+"""What a checkpoint holds: the account, and which samples have been read."""
+
+
+def young_daly_s(write_s: float, mtbf_s: float) -> float:
+    """Best time between checkpoints: sqrt(2 * write time * mean time between failures); inf without failures.
+
+    Young, Communications of the ACM 17(9), 1974; Daly, Future Generation Computer Systems 22(3), 2006.
+    """
+    return math.sqrt(2.0 * write_s * mtbf_s) if mtbf_s < math.inf else math.inf
+
+
+class Checkpoints:
+    """What is written, what is being written, and when the next is due; `mtbf_s` is that of one node."""
+
+    def __init__(self, spec: Checkpoint, model: Model, cluster: Cluster, mtbf_s: float) -> None:
+        self.interval, self.cluster, self.mtbf_s = spec.interval, cluster, mtbf_s
+        self.size_bytes = spec.size if spec.size is not None else checkpoint_bytes(model)
+        self.account, self.data = Account(), None  # type: Account, Snapshot | None
+        self._unwritten: State | None = None
+        self.last_s = 0.0
+
+    def save_s(self, nodes: Ints) -> float:
+        """Time in which the workers' nodes (workers,) write a checkpoint together, or read one back."""
+        rates = {int(node): self.cluster.group(int(node)).storage_rate for node in nodes}
+        return self.size_bytes / float(sum(rates.values()))
+
+    def interval_s(self, nodes: Ints) -> float:
+        """Time between checkpoints: as given, or Young/Daly."""
+        if self.interval == "never":
+            return math.inf
+        if self.interval == "young-daly":
+            return young_daly_s(self.save_s(nodes), self.mtbf_s / len(set(nodes.tolist())))
+        return float(self.interval)
+
+    def begin(self, state: State, end_s: float) -> None:
+        """Begin to write a checkpoint, until `end_s`; it counts once it is written."""
+        self._unwritten, self.last_s = state, end_s
+
+    def complete(self) -> bool:
+        """What was being written can no longer be lost; returns whether anything was."""
+        if self._unwritten is None:
+            return False
+        self.save(self._unwritten)
+        return True
+
+    def save(self, state: State) -> None:
+        """This state is what a crash leads back to."""
+        (self.account, self.data), self._unwritten = state, None
+
+    def drop(self) -> None:
+        """What was being written is void."""
+        self._unwritten = None

@@ -1,0 +1,123 @@
+"""What a step of a training job costs on the workers that it has now: compute, input and exchange."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import numpy as np
+
+from equipoise.policies.observation import Floats, Ints
+from equipoise.policies.physics import deal, speed_at
+from equipoise.sim.cluster.cluster import Cluster, Holding
+from equipoise.sim.job.cost import Exchange, make_exchange, make_push, replica_cost_s
+from equipoise.sim.scenario.model import Job as JobSpec
+from equipoise.sim.scenario.model import Model
+
+
+class Configuration:
+    """Workers of a job, what each has to do in a step, and what that costs since it was last worked out.
+
+    gpu, nodes, share, weight, samples, compute_s, input_s (workers,): a worker's first GPU, its node, its share of
+    each of its GPUs, the GPU-seconds it holds per second, its samples in a step, and their time in s before noise.
+    """
+
+    def __init__(self, row: int, spec: JobSpec, model: Model, cluster: Cluster) -> None:
+        self.row, self.spec, self.model, self.cluster = row, spec, model, cluster
+        self.gpus_per_worker = model.parallel.tensor * model.parallel.pipeline
+        self.asynchronous = (
+            model.exchange.algorithm == "async-parameter-server"
+        )  # workers go on without a barrier
+        self.workers = 0
+        self.nodes: Ints = np.zeros(1, dtype=np.int64)  # until it is placed, node 0 stands for any
+        self.fabric_bytes_per_s = float(cluster.topology.fabric_bytes_per_s.min())
+        self._cost = lru_cache(maxsize=4096)(self._cost_uncached)
+        self.stale = True  # to be worked out before the next period
+
+    def place(self, holding: Holding) -> None:
+        """Work on these GPUs, with equal parts of the batch."""
+        per, topology = self.gpus_per_worker, self.cluster.topology
+        self.workers = len(holding.gpu) // per
+        self.gpu = holding.gpu[::per]
+        self.set_share(holding.share[::per].copy())
+        self.nodes = self.cluster.gpus.node[self.gpu]
+        self.fabric_bytes_per_s = float(topology.fabric_bytes_per_s[self.nodes].min())
+        self._cost.cache_clear()
+        self.set_samples(deal(self.spec.global_batch, np.ones(self.workers, np.int64), self.spec.micro_batch))
+
+    def set_samples(self, samples: Ints) -> None:
+        """Deal the batch anew (workers,)."""
+        self.samples, self.stale = samples, True
+
+    def set_share(self, share: Floats) -> None:
+        """Work with other shares of the GPUs (workers,)."""
+        self.share, self.stale = share, True
+        self.weight = share * self.gpus_per_worker
+
+    def work_out(self) -> None:
+        """Work out what a step costs now: speeds, shares, neighbours, exchange."""
+        cluster, model = self.cluster, self.model
+        kappa = math.nan if model.share_kappa is None else model.share_kappa
+        speed = cluster.node_speed[self.nodes] / cluster.slow[self.nodes]
+        for i in range(self.workers):
+            if self.share[i] < 1.0:
+                speed[i] *= speed_at(float(self.share[i]), kappa)
+            if model.interference:
+                speed[i] /= 1.0 + model.interference * cluster.co_located(int(self.gpu[i]), self.row)
+        self.scale = 1.0 / speed
+        per_node = np.bincount(self.nodes)
+        self.ingest = cluster.nodes.ingest_samples_per_s[self.nodes] / per_node[self.nodes]
+        self.exchange = make_exchange(
+            model, self.nodes.tolist(), cluster.topology, cluster.profile, self._accelerator
+        )
+        self.compute_s, self.input_s = self.step_s(self.samples)
+        self.pushes = self._pushes() if self.asynchronous else []
+        self.stale = False
+
+    @property
+    def _accelerator(self) -> str:
+        """The GPU model of the first worker."""
+        return self.cluster.gpu_models[int(self.cluster.node_model[self.nodes[0]])]
+
+    def _pushes(self) -> list[Exchange]:
+        """Push and pull of each worker."""
+        nodes, topology = self.nodes.tolist(), self.cluster.topology
+        servers = [
+            nodes[k * len(nodes) // self.model.exchange.servers] for k in range(self.model.exchange.servers)
+        ]
+        return [
+            make_push(self.model, node, servers, topology, self.cluster.profile, self._accelerator)
+            for node in nodes
+        ]
+
+    def step_s(self, samples: Ints) -> tuple[Floats, Floats]:
+        """(compute, input) seconds per worker of one local step, before noise."""
+        return self._costs(samples, 1) * self.scale, samples / self.ingest
+
+    def fixed_s(self) -> Floats:
+        """The part of each worker's step that does not grow with its samples (s)."""
+        return self._costs(self.samples, 0) * self.scale
+
+    def seconds_per_sample(self) -> Floats:
+        """Work per sample and worker at the present shares; infinite for a worker without samples."""
+        work = np.maximum(self.compute_s, self.input_s)
+        infinite: Floats = np.full(self.workers, np.inf)
+        np.divide(work, self.samples, out=infinite, where=self.samples > 0)
+        return infinite
+
+    def cost_s(self, gpu_model: int, samples: int) -> tuple[float, float]:
+        """(fixed, total) seconds of one step of one worker on a GPU model at speed 1."""
+        fixed_s, total_s = self._cost(gpu_model, samples)
+        return fixed_s, total_s
+
+    def _costs(self, samples: Ints, which: int) -> Floats:
+        """Fixed (0) or total (1) cost per worker at speed 1; most workers are alike."""
+        kinds, inverse = np.unique(
+            np.stack((self.cluster.node_model[self.nodes], samples)), axis=1, return_inverse=True
+        )
+        costs = np.array([self._cost(int(m), int(b))[which] for m, b in kinds.T])
+        per_worker: Floats = costs[inverse]
+        return per_worker
+
+    def _cost_uncached(self, model: int, samples: int) -> tuple[float, float]:
+        return replica_cost_s(self.model, self.cluster.accelerators[model], samples, self.fabric_bytes_per_s)

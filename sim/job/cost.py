@@ -1,0 +1,211 @@
+"""What a training step costs: pure functions of the model and the hardware."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from equipoise.policies.observation import Floats, Ints
+from equipoise.sim.hardware.profile import Accelerator, HardwareProfile
+from equipoise.sim.network.topology import Topology
+from equipoise.sim.scenario.model import Model
+
+PRECISION_BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
+
+
+def passes(samples: int, samples_per_pass: int | None) -> int:
+    """Forward-backward passes for `samples` samples: ceil(b / m_max)."""
+    return 0 if samples == 0 else -(-samples // (samples_per_pass or samples))
+
+
+def single_gpu_cost_s(model: Model, accelerator: Accelerator, samples: int) -> tuple[float, float]:
+    """(fixed, total) seconds of one step of `samples` samples on one whole GPU at speed 1.
+
+    Fitted, by the scenario or in the hardware profile: a * alpha_c + beta_c * b. Roofline (Williams et al.
+    2009) with size-dependent efficiency (Isaev et al. 2023): per pass, launch latency + max(flop / (peak *
+    efficiency), bytes / memory bandwidth).
+    """
+    count = passes(samples, model.samples_per_pass)
+    if count == 0:
+        return 0.0, 0.0
+    if model.step is not None:
+        step = accelerator.step(model.step, model.precision)
+        fixed_s = count * step.alpha_s.value
+        return fixed_s, fixed_s + step.beta_s.value * samples
+    if model.sample_time is not None:
+        fixed_s = count * (model.fixed_time or 0.0)
+        return fixed_s, fixed_s + model.sample_time * samples
+    flop_per_sample = model.flop_per_sample or 0.0
+    if model.memory.recompute:
+        flop_per_sample *= 4.0 / 3.0  # the forward pass is a third of the work and runs twice
+    per_pass = samples / count
+    flop = flop_per_sample * per_pass
+    rate = accelerator.peak_flop_per_s(model.precision) * accelerator.efficiency_at(flop)
+    memory_s = model.bytes_per_sample * per_pass / accelerator.hbm_bytes_per_s.value
+    launch = accelerator.launch_latency_s
+    launch_s = model.fixed_time if model.fixed_time is not None else (launch.value if launch else 0.0)
+    fixed_s = count * launch_s
+    return fixed_s, fixed_s + count * max(flop / rate, memory_s)
+
+
+def replica_cost_s(
+    model: Model, accelerator: Accelerator, samples: int, fabric_bytes_per_s: float
+) -> tuple[float, float]:
+    """(fixed, total) seconds of one step of one replica of tensor x pipeline GPUs at speed 1.
+
+    The work is divided; the pipeline adds its bubble (p - 1) / microbatches (Narayanan et al. 2021, section
+    2.2.1); tensor parallelism adds ring all-reduces of `tensor_bytes_per_sample`.
+    """
+    fixed_s, total_s = single_gpu_cost_s(model, accelerator, samples)
+    p = model.parallel
+    stretch = (1.0 + (p.pipeline - 1) / p.pipeline_microbatches) / (p.tensor * p.pipeline)
+    reduce_bytes = 2.0 * (p.tensor - 1) / p.tensor * p.tensor_bytes_per_sample * samples
+    return fixed_s * stretch, total_s * stretch + reduce_bytes / fabric_bytes_per_s
+
+
+def memory_need_bytes(model: Model, samples: int, workers: int) -> float:
+    """Device memory per GPU: weights, gradients, optimiser state, activations of one pass.
+
+    ZeRO stages 1, 2, 3 divide optimiser state, then gradients, then weights by the workers (Rajbhandari et al.
+    2020, section 3.1). Recomputation keeps 1 / sqrt(layers) of the activations (Chen et al. 2016).
+    """
+    p, size = model.parallel, PRECISION_BYTES[model.precision]
+    parameters = model.parameters / (p.tensor * p.pipeline)
+    state = [parameters * model.memory.optimizer_bytes_per_parameter, parameters * size, parameters * size]
+    held = sum(part / workers if p.zero > k else part for k, part in enumerate(state))
+    per_pass = min(samples, model.samples_per_pass or samples)
+    activations = model.memory.activation_per_sample * per_pass / (p.tensor * p.pipeline)
+    return held + activations / (math.sqrt(model.memory.layers) if model.memory.recompute else 1.0)
+
+
+def gradient_bytes(model: Model) -> float:
+    """Bytes of gradient that one exchange carries, after compression."""
+    size = model.parameters * PRECISION_BYTES[model.precision]
+    return (model.gradient if model.gradient is not None else size) * model.exchange.compression
+
+
+def checkpoint_bytes(model: Model) -> float:
+    """Bytes of a checkpoint: weights in fp32 and optimiser state."""
+    return model.parameters * (4.0 + model.memory.optimizer_bytes_per_parameter)
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One gradient exchange as one flow: a delay, then `volume_bytes` over `links` at most at `cap`."""
+
+    delay_s: float
+    volume_bytes: float
+    cap_bytes_per_s: float
+    links: Ints
+    usage: Floats
+    alone_s: float
+
+    @property
+    def rate_bytes_per_s(self) -> float:
+        """Rate of the flow when nothing else is on its links."""
+        return self.volume_bytes / (self.alone_s - self.delay_s) if self.volume_bytes else 0.0
+
+    @property
+    def happens(self) -> bool:
+        """Whether there is anything to exchange."""
+        return self.alone_s > 0.0
+
+
+_NO_EXCHANGE = Exchange(0.0, 0.0, math.inf, np.empty(0, np.int64), np.empty(0), 0.0)
+
+
+def make_exchange(
+    model: Model, nodes: Sequence[int], topology: Topology, profile: HardwareProfile, accelerator: str
+) -> Exchange:
+    """The gradient exchange of workers on `nodes` (one entry per worker, in ring order).
+
+    Ring and tree all-reduce: Thakur et al. 2005, Patarasuk and Yuan 2009. Nothing happens for one worker.
+    """
+    n, size = len(nodes), gradient_bytes(model)
+    if n < 2 or (size == 0.0 and not model.exchange.alpha):
+        return _NO_EXCHANGE
+    if model.parallel.zero == 3:
+        size *= 1.5  # parameters are gathered twice: Rajbhandari et al. 2020, section 7.2.2
+    spec = model.exchange
+    alpha_s, cap = _constants(model, profile, "inter" if len(set(nodes)) > 1 else "intra", accelerator, size)
+    if spec.algorithm == "tree":
+        rounds, volume = 2 * math.ceil(math.log2(n)), 2.0 * size
+        links, usage = topology.tree_usage(nodes)
+    elif spec.algorithm in ("parameter-server", "async-parameter-server"):
+        rounds, volume = 2, 2.0 * size * max(n / spec.servers, 1.0)
+        links, usage = topology.parameter_server_usage(nodes, spec.servers)
+    elif spec.algorithm == "hierarchical":
+        return _hierarchical(model, nodes, topology, profile, accelerator, size)
+    else:
+        rounds, volume = 2 * (n - 1), 2.0 * (n - 1) / n * size
+        links, usage = topology.ring_usage(nodes)
+    return _exchange(rounds * alpha_s + spec.compression_time, volume, cap, links, usage, topology)
+
+
+def make_push(
+    model: Model,
+    node: int,
+    servers: Sequence[int],
+    topology: Topology,
+    profile: HardwareProfile,
+    accelerator: str,
+) -> Exchange:
+    """Push of one asynchronous worker's gradient to the servers and pull of the parameters: 2 (alpha + S / B)."""
+    size = gradient_bytes(model)
+    if size == 0.0 and not model.exchange.alpha:
+        return _NO_EXCHANGE
+    tier: Literal["intra", "inter"] = "intra" if set(servers) == {node} else "inter"
+    alpha_s, cap = _constants(model, profile, tier, accelerator, size)
+    links, usage = topology.parameter_server_usage([node], list(servers))
+    return _exchange(2.0 * alpha_s + model.exchange.compression_time, 2.0 * size, cap, links, usage, topology)
+
+
+def _constants(
+    model: Model, profile: HardwareProfile, tier: Literal["intra", "inter"], accelerator: str, size: float
+) -> tuple[float, float]:
+    """(alpha in s, rate in bytes/s) of the exchange: the scenario's, else the hardware profile's."""
+    spec = model.exchange
+    if spec.alpha is not None and spec.rate is not None:
+        return spec.alpha, spec.rate
+    fabric = profile.fabric(tier, "all_reduce", accelerator)
+    if fabric is None:
+        raise ValueError(f"hardware profile {profile.name!r} has no {tier}-node all_reduce fabric")
+    alpha_s, rate = fabric.constants_at(size)
+    return (alpha_s if spec.alpha is None else spec.alpha), (rate if spec.rate is None else spec.rate)
+
+
+def _exchange(
+    delay_s: float, volume: float, cap: float, links: Ints, usage: Floats, topology: Topology
+) -> Exchange:
+    capacity = topology.capacity_bytes_per_s[links]
+    rate = min(cap, float((capacity / usage).min()) if len(links) else math.inf)
+    return Exchange(delay_s, volume, cap, links, usage, delay_s + (volume / rate if volume else 0.0))
+
+
+def _hierarchical(
+    model: Model,
+    nodes: Sequence[int],
+    topology: Topology,
+    profile: HardwareProfile,
+    accelerator: str,
+    size: float,
+) -> Exchange:
+    """Reduce-scatter inside each node, g rings over the nodes on 1/g of the data each, all-gather inside."""
+    places = list(dict.fromkeys(nodes))
+    g, m = max(nodes.count(place) for place in places), len(places)
+    if m == 1 or g == 1:
+        flat = model.model_copy(update={"exchange": model.exchange.model_copy(update={"algorithm": "ring"})})
+        return make_exchange(flat, nodes, topology, profile, accelerator)
+    alpha_s, cap = _constants(model, profile, "inter", accelerator, size / g)
+    inside = profile.fabric("intra", "all_reduce", accelerator)
+    if inside is None:
+        raise ValueError(f"hardware profile {profile.name!r} has no intra-node all_reduce fabric")
+    inside_alpha_s, inside_rate = inside.constants_at(size)
+    inside_s = 2.0 * (g - 1) * (inside_alpha_s + size / g / inside_rate)
+    links, usage = topology.ring_usage(places)
+    delay_s = inside_s + 2.0 * (m - 1) * alpha_s + model.exchange.compression_time
+    return _exchange(delay_s, 2.0 * (m - 1) / m * size / g, cap, links, usage * g, topology)

@@ -1,0 +1,163 @@
+"""The jobs of a scenario in order of (arrival, id): from its list, from a trace, or from both."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from equipoise.policies.observation import Floats, Ints
+from equipoise.sim.cluster.cluster import Cluster
+from equipoise.sim.job.cost import replica_cost_s
+from equipoise.sim.scenario.model import Checkpoint, Data, Job, Model, Scenario, TraceSpec, TrainingJobs
+from equipoise.sim.scenario.tree import InputError
+from equipoise.sim.traces.read import Trace
+
+
+@dataclass(frozen=True)
+class Demand:
+    """Parallel columns over jobs; `training[row]` is the specification of a training job, else it is rigid."""
+
+    id: Ints
+    name: list[str]
+    arrival_s: Floats
+    gpus: Ints
+    gpu_share: Floats
+    priority: Floats
+    duration_s: Floats
+    checkpoint: list[Checkpoint]
+    training: dict[int, Job]
+    notes: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.id)
+
+
+def expand(job: Job) -> list[tuple[str, float, Job]]:
+    """(name, arrival, specification) of `count` copies of a job."""
+    if job.count == 1:
+        return [(job.name, job.arrival, job)]
+    return [(f"{job.name}-{k}", job.arrival + k * job.spacing, job) for k in range(job.count)]
+
+
+def make_demand(scenario: Scenario, trace: Trace | None, cluster: Cluster) -> Demand:
+    """All jobs of a scenario. Raises InputError when there are none, or one is larger than the cluster."""
+    listed = [entry for job in scenario.workload.jobs for entry in expand(job)]
+    traced = 0 if trace is None else len(trace.job_id)
+    if not listed and not traced:
+        raise InputError(
+            [f"{scenario.name}: workload: no jobs; give workload.jobs, or a trace with --trace FILE"]
+        )
+    ids = np.arange(len(listed), dtype=np.int64)
+    arrival = np.array([a for _, a, _ in listed], dtype=np.float64)
+    gpus = np.array([j.gpus for _, _, j in listed], dtype=np.int64)
+    share = np.array([j.gpu_share for _, _, j in listed], dtype=np.float64)
+    priority = np.array([j.priority for _, _, j in listed], dtype=np.float64)
+    duration = np.array([math.nan if j.duration is None else j.duration for _, _, j in listed])
+    specs: dict[int, Job] = {k: j for k, (_, _, j) in enumerate(listed) if j.model is not None}
+    names = [name for name, _, _ in listed]
+    checkpoints = [j.checkpoint for _, _, j in listed]
+    notes: tuple[str, ...] = ()
+    if trace is not None:
+        spec = scenario.workload.trace or TraceSpec(file=trace.source or "trace")
+        offset, notes = len(listed), trace.notes
+        ids = np.concatenate((ids, trace.job_id + (int(ids.max()) + 1 if offset else 0)))
+        arrival = np.concatenate((arrival, trace.arrival_s))
+        gpus, duration = np.concatenate((gpus, trace.gpus)), np.concatenate((duration, trace.duration_s))
+        share = np.concatenate((share, np.ones(traced)))
+        priority = np.concatenate((priority, trace.priority))
+        names += [str(k) for k in trace.job_id.tolist()]
+        checkpoints += [spec.checkpoint] * traced
+        for row, job in _trained(scenario, spec, trace, cluster).items():
+            specs[offset + row] = job
+            duration[offset + row] = math.nan
+    order = np.lexsort((ids, arrival))
+    back = {int(old): new for new, old in enumerate(order.tolist())}
+    demand = Demand(
+        ids[order],
+        [names[k] for k in order],
+        arrival[order],
+        gpus[order],
+        share[order],
+        priority[order],
+        duration[order],
+        [checkpoints[k] for k in order],
+        {back[k]: job for k, job in sorted(specs.items(), key=lambda item: back[item[0]])},
+        notes,
+    )
+    _check_fits(scenario, demand, cluster)
+    return demand
+
+
+def _check_fits(scenario: Scenario, demand: Demand, cluster: Cluster) -> None:
+    total = len(cluster.gpus)
+    too_large = np.flatnonzero(demand.gpus > total)
+    if too_large.size:
+        row = int(too_large[0])
+        more = f" (and {too_large.size - 1} more such jobs)" if too_large.size > 1 else ""
+        raise InputError(
+            [
+                f"{scenario.name}: job {demand.name[row]} asks for {demand.gpus[row]} GPUs, "
+                f"the cluster has {total}{more}"
+            ]
+        )
+
+
+def _models_of(scenario: Scenario, wanted: TrainingJobs, trace: Trace) -> dict[int, str]:
+    """Which rows of a trace train, and what: those that name a model, and `count` more evenly spread."""
+    named = {int(row): str(trace.model[row]) for row in np.flatnonzero(trace.model != "")}
+    count = min(wanted.count, len(trace))
+    for k, row in enumerate(np.unique(np.linspace(0, len(trace) - 1, count).astype(int)).tolist()):
+        named.setdefault(row, wanted.models[k % len(wanted.models)])
+    for row, name in named.items():
+        if name not in scenario.workload.models:
+            known = ", ".join(sorted(scenario.workload.models)) or "none are defined"
+            raise InputError(
+                [
+                    f"{scenario.name}: job {trace.job_id[row]} of the trace: unknown model {name!r}; known: {known}"
+                ]
+            )
+    return dict(sorted(named.items()))
+
+
+def _trained(scenario: Scenario, spec: TraceSpec, trace: Trace, cluster: Cluster) -> dict[int, Job]:
+    """Training jobs of a trace, by row: elastic, with as many steps as make their ideal duration the trace's."""
+    wanted, jobs = spec.training, {}
+    for row, name in _models_of(scenario, wanted, trace).items():
+        model, duration_s = scenario.workload.models[name], float(trace.duration_s[row])
+        per_worker = model.parallel.tensor * model.parallel.pipeline
+        workers = int(trace.gpus[row]) // per_worker
+        if workers == 0:
+            raise InputError(
+                [
+                    f"{scenario.name}: job {trace.job_id[row]} of the trace asks for {trace.gpus[row]} GPUs, "
+                    f"one replica of model {name!r} needs {per_worker}"
+                ]
+            )
+        batch = max(wanted.global_batch, workers * wanted.micro_batch)
+        step_s = _step_s(model, cluster, batch // workers)
+        if duration_s > step_s * wanted.steps_max:
+            longer = duration_s / (step_s * wanted.steps_max)
+            batch = wanted.micro_batch * math.ceil(batch * longer / wanted.micro_batch)
+            step_s = _step_s(model, cluster, batch // workers)
+        steps = max(1, round(duration_s / step_s))
+        jobs[row] = Job(
+            name=str(int(trace.job_id[row])),
+            arrival=float(trace.arrival_s[row]),
+            gpus=workers * per_worker,
+            model=name,
+            steps=steps,
+            global_batch=batch,
+            micro_batch=wanted.micro_batch,
+            workers_min=1,
+            workers_max=2 * workers,
+            data=Data(samples=steps * batch, sample_size=wanted.sample_size, shards=wanted.shards),
+            checkpoint=spec.checkpoint,
+        )
+    return jobs
+
+
+def _step_s(model: Model, cluster: Cluster, samples: int) -> float:
+    fabric = float(cluster.topology.fabric_bytes_per_s[0])
+    return replica_cost_s(model, cluster.accelerators[0], max(1, samples), fabric)[1]

@@ -1,0 +1,224 @@
+"""The fast time advance: stretches of undisturbed periods in one jitted call, the rest period by period.
+
+A job is undisturbed while nothing else can use its exchange's links to the full and none of its workers waits
+for data. It gives the results of `sim.job.event_by_event.EventByEvent`, which stays as its oracle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import Any
+
+import numpy as np
+from simpy.events import Event
+
+from equipoise.policies.observation import Floats, Ints
+from equipoise.sim.clock import Clock
+from equipoise.sim.job import periods as p
+from equipoise.sim.job.event_by_event import EventByEvent
+from equipoise.sim.job.links import Links
+from equipoise.sim.job.period import Outcome, Period
+from equipoise.sim.job.stretch import Stretch, copied, refresh_window, restore, state_of
+from equipoise.sim.job.training import TrainingJob
+from equipoise.sim.network.network import Network
+
+MAX_PERIODS = 1 << 14
+
+
+class Fast(EventByEvent):
+    """Advances training jobs by stretches of periods; the same interface and results as `EventByEvent`."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        network: Network,
+        capacity_bytes_per_s: Floats,
+        ended: Callable[[TrainingJob], None],
+        refused: Callable[[str, str], None],
+        steps_to_decision: Callable[[TrainingJob], int],
+        next_tick_s: Callable[[], float],
+    ) -> None:
+        super().__init__(clock, network, ended, refused)
+        self.links = Links(capacity_bytes_per_s)
+        self.steps_to_decision, self.next_tick_s = steps_to_decision, next_tick_s
+        self._stretch: dict[int, Stretch] = {}
+        self._jobs: dict[int, TrainingJob] = {}
+
+    # -- what the world tells ------------------------------------------------------------------------------
+
+    def begin(self, job: TrainingJob) -> None:
+        """Let a job run that has been started or regrouped."""
+        self._jobs[job.row] = job
+        self._exchange_changed(job)
+        super().begin(job)
+
+    def halt(self, job: TrainingJob) -> None:
+        """The job stops at once: drop what was worked out ahead."""
+        super().halt(job)
+        stretch = self._stretch.pop(job.row, None)
+        if stretch is not None:
+            self.clock.cancel(stretch.timer)
+            if stretch.credited < stretch.count:
+                job.steps_ever += job.progress.interval  # the running period's steps have been drawn
+        self._jobs.pop(job.row, None)
+        for row in self.links.set_job(None, job.row):
+            self._check(row)
+
+    def settle(self, job: TrainingJob, *, before: bool = False) -> None:
+        """Credit all periods that have ended by now (`before`: strictly before now)."""
+        stretch = self._stretch.get(job.row)
+        if stretch is None:
+            return
+        ends_s = stretch.end_s[: stretch.count]
+        ended = int(np.searchsorted(ends_s, self.clock.now, side="left" if before else "right"))
+        self._credit(job, stretch, ended)
+        if job.data is not None and not before:
+            job.data.mark_started(job.config.samples * job.progress.interval)
+
+    def reconfigure(self, job: TrainingJob) -> None:
+        """Something about the job changes when its running period ends."""
+        job.config.stale = True
+        self.plan_changed(job)
+
+    def plan_changed(self, job: TrainingJob) -> None:
+        """A plan asks for changes: the stretch ends with the running period."""
+        stretch = self._stretch.get(job.row)
+        if stretch is not None:
+            self._cut(stretch)
+
+    def links_changed(self, links: Ints, transfers: int) -> None:
+        """Transfers begin (+1) or end (-1) to use links, or the links' capacity changed (0)."""
+        self.links.transfers[links] += transfers
+        if transfers >= 0:
+            rows: dict[int, None] = {}
+            for link in links.tolist():
+                rows.update(self.links.users.get(link, {}))
+            for row in sorted(rows):
+                self._check(row)
+
+    def set_capacity(self, link: int, bytes_per_s: float) -> None:
+        """Change the capacity of a link."""
+        super().set_capacity(link, bytes_per_s)
+        self.links.capacity_bytes_per_s[link] = bytes_per_s
+        self.links_changed(np.array([link]), 0)
+
+    def _configured(self, job: TrainingJob) -> None:
+        self._exchange_changed(job)
+
+    def _exchange_changed(self, job: TrainingJob) -> None:
+        for row in self.links.set_job(job, job.row):
+            self._check(row)
+
+    def _check(self, row: int) -> None:
+        """Wake a job whose exchange can be disturbed from now on, so that its flow enters the network."""
+        stretch, job = self._stretch.get(row), self._jobs.get(row)
+        if stretch is not None and job is not None and self.links.disturbed(job):
+            self.clock.cancel(stretch.timer)
+            if not stretch.wake.triggered:
+                stretch.wake.succeed()
+
+    # -- a job's life --------------------------------------------------------------------------------------
+
+    def _periods(self, job: TrainingJob, generation: int) -> Generator[Event, Any, bool]:
+        """Advance by a stretch, or by one period; returns whether the job goes on."""
+        count = self._undisturbed(job)
+        if count == 0:
+            return (yield from super()._periods(job, generation))
+        stretch = self._work_out(job, count)
+        if stretch is None:
+            return (yield from super()._periods(job, generation))
+        yield stretch.wake
+        if job.generation != generation:
+            return False
+        del self._stretch[job.row]
+        if stretch.timer is not None and not stretch.timer.processed:
+            return (yield from self._finish_disturbed(job, stretch, generation))
+        self._credit(job, stretch, stretch.count)
+        return True
+
+    def _undisturbed(self, job: TrainingJob) -> int:
+        """Whole periods that can pass before anything has to happen."""
+        if job.config.asynchronous or self.links.disturbed(job):
+            return 0
+        per_period = job.config.samples * job.progress.interval
+        count = min(MAX_PERIODS, -(-self.steps_to_decision(job) // job.progress.interval))
+        if job.data is not None:
+            if job.data.left == 0:
+                job.data.next_epoch()
+            count = min(count, job.data.quiet_periods(per_period))
+        return count
+
+    def _work_out(self, job: TrainingJob, count: int) -> Stretch | None:
+        state, end_s = state_of(job), np.empty(count)
+        after, space = copied(state), p.scratch_for(job.config.workers)
+        done, moving = p.advance(count, self.next_tick_s(), job.checkpoint_due_s(), *after, *space, end_s)
+        if done == 0:
+            return None
+        after = after._replace(moving=moving)
+        stretch = Stretch(done, 0, end_s[:done], state, after, job.measured.window, Event(self.clock))
+        self._set_timer(stretch)
+        self._stretch[job.row] = stretch
+        return stretch
+
+    def _set_timer(self, stretch: Stretch) -> None:
+        self.clock.cancel(stretch.timer)
+        at_s = max(self.clock.now, float(stretch.end_s[stretch.count - 1]))
+        stretch.timer = self.clock.at(
+            at_s, lambda _: None if stretch.wake.triggered else stretch.wake.succeed()
+        )
+
+    def _cut(self, stretch: Stretch) -> None:
+        ends_s = stretch.end_s[: stretch.count]
+        # The running period is the last, or one that ends right now: the next has not begun (`clock.LATE`).
+        count = int(np.searchsorted(ends_s, self.clock.now, side="left")) + 1
+        if count < stretch.count:
+            stretch.count, stretch.after = count, None
+            self._set_timer(stretch)
+
+    def _credit(self, job: TrainingJob, stretch: Stretch, upto: int) -> None:
+        """Book periods of a stretch up to `upto`."""
+        count = upto - stretch.credited
+        if count <= 0:
+            return
+        if stretch.after is not None and upto == stretch.count and stretch.window is job.measured.window:
+            after = stretch.after
+        else:  # the same periods again, in the same order: the same bits
+            before, space = refresh_window(job, stretch.state), p.scratch_for(job.config.workers)
+            _, moving = p.advance(count, np.inf, np.inf, *before, *space, np.empty(count))
+            after = stretch.state = before._replace(moving=moving)
+        stretch.credited, stretch.after = upto, None
+        restore(job, after)
+        if job.data is not None:
+            job.data.consume(job.config.samples * (job.progress.interval * count))
+
+    # -- periods with contention ---------------------------------------------------------------------------
+
+    def _finish_disturbed(
+        self, job: TrainingJob, stretch: Stretch, generation: int
+    ) -> Generator[Event, Any, bool]:
+        """The running period's exchange may be disturbed from now on: let it end as a flow."""
+        now = self.clock.now
+        ended = int(np.searchsorted(stretch.end_s[: stretch.count], now, side="right"))
+        self._credit(job, stretch, ended)
+        if ended == stretch.count:
+            return True
+        return (yield from super()._periods(job, generation))
+
+    def _unfold(
+        self, job: TrainingJob, period: Period, generation: int
+    ) -> Generator[Event, Any, Outcome | None]:
+        """One period: in closed form up to the exchange when no worker has to wait for data."""
+        if job.data is not None and job.data.anyone_waits(period.demand):
+            return (yield from super()._unfold(job, period, generation))
+        n = job.config.workers
+        scratch, space = p.scratch_for(n)
+        p.unfold(
+            period.steps, period.first_step, job.noise_key, job.noise_mu, job.noise_sigma,
+            period.compute_s, period.input_s, period.last_compute_s, period.last_input_s, scratch, space,
+        )  # fmt: skip
+        arrival_s, begin_s, duration_s = p.meet(n, scratch, job.config.exchange.alone_s, job.model.overlap)
+        outcome = Outcome(
+            duration_s, arrival_s, scratch.finish[:n], scratch.busy_s[:n], scratch.square[:n],
+            scratch.stall_s[:n], 0.0, None,
+        )  # fmt: skip
+        return (yield from self._end(job, period, outcome, begin_s, False, generation))

@@ -1,0 +1,80 @@
+"""Who wants to know what happened: told with values, at the instant when it happens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from equipoise.policies.observation import Floats, Ints
+from equipoise.sim.cluster.cluster import Holding
+from equipoise.sim.job.job import Job
+from equipoise.sim.network.transfers import Transfer
+
+
+class Listener:
+    """What a listener may be told; each implements what it wants to know. Times in s."""
+
+    def began(self, job: Job, holding: Holding, now_s: float) -> None:
+        """A job has taken GPUs; it does not count them as held yet."""
+
+    def ended(self, job: Job, reason: str, now_s: float) -> None:
+        """A job has given back its GPUs: completed, preempted, resized, fault; `open`: the run ends."""
+
+    def regrouped(self, job: Job, holding: Holding, now_s: float) -> None:
+        """A job goes on with the GPUs that a fault has left it."""
+
+    def thrown_back(self, job: Job) -> None:
+        """A fault has stopped a job, or made it regroup, and that is all done."""
+
+    def looked_at(self, job: Job, now_s: float) -> None:
+        """The account of a running job is as complete as it can be now."""
+
+    def checkpointing(self, job: Job, now_s: float) -> None:
+        """A checkpoint of all that is booked begins to be written."""
+
+    def checkpointed(self, job: Job, now_s: float) -> None:
+        """A checkpoint is written: what it holds lasts."""
+
+    def carried(self, links: Ints, amounts: Floats) -> None:
+        """Exchanges have carried so many bytes over each of these links."""
+
+    def transferred(self, transfer: Transfer, now_s: float) -> None:
+        """A transfer of data has arrived."""
+
+    def node_down(self, node: int, now_s: float) -> None:
+        """A node has gone down, its jobs have been stopped."""
+
+    def node_up(self, node: int, now_s: float) -> None:
+        """A node is back."""
+
+    def happened(self, kind: str, subject: str, value: float, now_s: float) -> None:
+        """Something that a reader of the run should see."""
+
+
+_EVENTS = [name for name in vars(Listener) if not name.startswith("_")]
+
+
+class Listeners:
+    """Calls for each event, of the listeners that want to know of it; in their order.
+
+    `for tell in listeners.began: tell(job, holding, now_s)`: nothing is called when nobody listens.
+    """
+
+    began: tuple[Any, ...]
+    ended: tuple[Any, ...]
+    regrouped: tuple[Any, ...]
+    thrown_back: tuple[Any, ...]
+    looked_at: tuple[Any, ...]
+    checkpointing: tuple[Any, ...]
+    checkpointed: tuple[Any, ...]
+    carried: tuple[Any, ...]
+    transferred: tuple[Any, ...]
+    node_down: tuple[Any, ...]
+    node_up: tuple[Any, ...]
+    happened: tuple[Any, ...]
+
+    def __init__(self, listeners: Iterable[Listener]) -> None:
+        listeners = list(listeners)
+        for name in _EVENTS:
+            wanted = [x for x in listeners if getattr(type(x), name) is not getattr(Listener, name)]
+            setattr(self, name, tuple(getattr(listener, name) for listener in wanted))

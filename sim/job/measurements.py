@@ -1,0 +1,99 @@
+"""What is measured of a training job's workers: since the last observation, look at the heat, and metering."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from equipoise.policies.observation import Floats, Ints
+from equipoise.sim.job.period import Outcome, Period
+
+
+@dataclass(slots=True)
+class Window:
+    """What was measured since the last observation, per worker."""
+
+    busy_s: Floats
+    busy_square: Floats
+    stall_s: Floats
+    wait_s: Floats
+    samples: Floats
+    steps: int = 0
+    periods: int = 0
+    exchange_s: float = 0.0
+    useful_samples: float = 0.0
+    since_s: float = 0.0
+
+    @classmethod
+    def empty(cls, workers: int, since_s: float) -> Window:
+        """A window that begins now."""
+        a, b, c, d, e = np.zeros((5, workers))
+        return cls(a, b, c, d, e, since_s=since_s)
+
+    def add(self, period: Period, outcome: Outcome, samples: Ints, wait_s: Floats, useful: float) -> None:
+        """Add one period; samples and wait_s (workers,) of it, and its useful samples."""
+        self.busy_s += outcome.busy_s
+        self.busy_square += outcome.busy_square
+        self.stall_s += outcome.stall_s
+        self.wait_s += wait_s
+        self.samples += samples
+        self.steps += period.steps
+        self.periods += 1
+        self.exchange_s += outcome.exchange_s
+        self.useful_samples += useful
+
+
+MEASURED = (
+    "capacity_samples_per_s", "step_s", "step_cov", "wait_s", "input_stall_s", "response_s_per_sample",
+    "gradient_rate_per_s", "gradient_norm",
+)  # fmt: skip
+"""Columns of the table of workers that are measured."""
+
+
+class Measurements:
+    """The window of the observation, the computing that was metered, and how busy workers were lately."""
+
+    def __init__(self) -> None:
+        self.columns: dict[str, Floats] = dict.fromkeys(MEASURED, np.empty(0))  # as last observed
+        self.place(0, 0.0, 0.0)
+
+    def place(self, workers: int, now_s: float, begun_s: float) -> None:
+        """The job has taken GPUs and trains from `begun_s` on."""
+        self.workers, self.begun_s = workers, begun_s
+        self.busy_total_s = np.zeros(workers)  # that was metered
+        self._looked_s, self._looked_busy_s = begun_s, np.zeros(workers)
+        self._utilisation = np.ones(workers)
+        self.open_window(now_s)
+
+    def open_window(self, since_s: float) -> None:
+        """Measure anew from here on."""
+        self.window = Window.empty(self.workers, since_s)
+        self._busy_taken_s = np.zeros(self.workers)
+
+    def fit_columns(self) -> None:
+        """Nothing new was measured: what was observed before stays, unless it was of another number of workers."""
+        if len(self.columns["step_s"]) != self.workers:
+            self.columns = dict.fromkeys(MEASURED, np.full(self.workers, np.nan))
+
+    def fresh_busy_s(self) -> Floats:
+        """Computing time of each worker (workers,) since `take_busy_s` was last asked."""
+        fresh: Floats = self.window.busy_s - self._busy_taken_s
+        return fresh
+
+    def take_busy_s(self) -> Floats:
+        """Computing time of each worker since this was last asked; ask before the window changes."""
+        fresh = self.fresh_busy_s()
+        self._busy_taken_s = self.window.busy_s.copy()
+        self.busy_total_s += fresh
+        return fresh
+
+    def utilisation(self, now_s: float, period_start_s: float) -> Floats:
+        """Busy share of each worker over the whole periods since this was last asked, else as before."""
+        if self.begun_s >= now_s:  # it is starting
+            return np.zeros(self.workers)
+        passed_s = min(now_s, period_start_s) - self._looked_s
+        if passed_s > 0.0:
+            self._utilisation = (self.busy_total_s - self._looked_busy_s) / passed_s
+            self._looked_s, self._looked_busy_s = self._looked_s + passed_s, self.busy_total_s.copy()
+        return self._utilisation

@@ -1,0 +1,274 @@
+"""The jitted time advance: many synchronisation periods of one job in one call.
+
+Every sum is built in the order of the periods, so cutting a stretch of periods anywhere gives the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from equipoise.policies.kernels.jit import ZERO, jit_in_place
+from equipoise.policies.observation import Floats
+from equipoise.policies.physics import efficiency, hidden_s
+from equipoise.sim.job.account import BARRIER_WAIT, BUSY, EXPOSED_COMMUNICATION, INPUT_STALL, USEFUL
+from equipoise.sim.job.progress import DONE_TOLERANCE
+from equipoise.sim.randomness import Space, noise_row, noise_space
+
+
+class Fixed(NamedTuple):
+    """What does not change during a stretch of periods. See `job.progress` and `job.cost` for the model."""
+
+    interval: int
+    batch: int
+    noise_key: int
+    noise_mu: float
+    noise_sigma: float
+    alone_s: float  # of the exchange, uncontended
+    gamma: float
+    noise_scale: float  # at the start of training; negative: none
+    noise_scale_growth: float
+    reference: float
+    drift: float
+    target: float
+    weight: float  # GPU-seconds held per second
+    anchor_s: float  # see `job.period.Ends`
+
+
+class Moving(NamedTuple):
+    """What each period adds to."""
+
+    first_step: int
+    samples: int
+    steps: int
+    exchanges: int
+    run_count: int  # see `job.period.Ends`, as the next two
+    run_base_s: float
+    run_period_s: float
+    useful: float
+    window_useful: float
+    window_exchange_s: float
+    start_s: float
+    done: bool
+
+
+class PerWorker(NamedTuple):
+    """Arrays (workers,): what a step takes and weighs, and sums of the window."""
+
+    compute_s: Floats
+    input_s: Floats
+    weight: Floats
+    samples_each: Floats
+    busy_s: Floats
+    busy_square: Floats
+    stall_s: Floats
+    wait_s: Floats
+    samples: Floats
+
+
+class Scratch(NamedTuple):
+    """Arrays (workers, rounded up to even) for one period: see `unfold`; `wait_s` is for `advance`."""
+
+    finish: Floats
+    last_s: Floats
+    begin: Floats
+    busy_s: Floats
+    square: Floats
+    stall_s: Floats
+    factor: Floats
+    wait_s: Floats
+
+
+@jit_in_place
+def unfold(
+    steps: int, first_step: int, key: int, mu: float, sigma: float,
+    compute_s: Floats, input_s: Floats, last_compute_s: Floats, last_input_s: Floats,
+    scratch: Scratch, space: Space,
+) -> None:  # fmt: skip
+    """Local steps of one period for all workers, without waits.
+
+    Fills, per worker: finish and begin of the last step (offsets), last_s its length, sums over all steps of
+    busy_s, square (of busy_s) and stall_s; factor is the last noise, `space` belongs to `noise_row`.
+    """
+    finish, last_s, begin, busy_s = scratch.finish, scratch.last_s, scratch.begin, scratch.busy_s
+    square, stall_s, factor = scratch.square, scratch.stall_s, scratch.factor
+    n = compute_s.size
+    if sigma == 0.0:
+        factor[:] = 1.0
+    for k in range(steps):
+        c = last_compute_s if k == steps - 1 else compute_s
+        i = last_input_s if k == steps - 1 else input_s
+        if sigma != 0.0:
+            noise_row(key, first_step + k, ZERO, mu, sigma, space, factor)
+        if k == 0:
+            for w in range(n):
+                busy_s[w] = c[w] * factor[w]
+            for w in range(n):
+                last_s[w] = max(busy_s[w], i[w])
+            for w in range(n):
+                begin[w] = 0.0
+                finish[w] = last_s[w]
+                stall_s[w] = last_s[w] - busy_s[w]
+                square[w] = busy_s[w] * busy_s[w]
+        else:
+            for w in range(n):
+                busy = c[w] * factor[w]
+                work = max(busy, i[w])
+                last_s[w] = work
+                begin[w] = finish[w]
+                finish[w] += work
+                busy_s[w] += busy
+                square[w] += busy * busy
+                stall_s[w] += work - busy
+
+
+@jit_in_place
+def add(total: Floats, values: Floats) -> None:
+    """total += values, elementwise over `total`."""
+    for w in range(total.size):
+        total[w] += values[w]
+
+
+@jit_in_place
+def dot(values: Floats, weight: Floats) -> float:
+    """Sum of values * weight in eight interleaved partial sums, which need not wait for each other."""
+    n = weight.size
+    a = b = c = d = e = f = g = h = 0.0
+    whole = n - n % 8
+    for w in range(0, whole, 8):
+        a += values[w] * weight[w]
+        b += values[w + 1] * weight[w + 1]
+        c += values[w + 2] * weight[w + 2]
+        d += values[w + 3] * weight[w + 3]
+        e += values[w + 4] * weight[w + 4]
+        f += values[w + 5] * weight[w + 5]
+        g += values[w + 6] * weight[w + 6]
+        h += values[w + 7] * weight[w + 7]
+    for w in range(whole, n):
+        a += values[w] * weight[w]
+    return ((a + b) + (c + d)) + ((e + f) + (g + h))
+
+
+@jit_in_place
+def meet(n: int, scratch: Scratch, alone_s: float, gamma: float) -> tuple[float, float, float]:
+    """(arrival of the last worker, begin of the exchange, duration) of an uncontended period, as offsets (s)."""
+    finish, begins, last_s = scratch.finish, scratch.begin, scratch.last_s
+    slowest, arrival, begin = 0, float(finish[0]), 0.0
+    for w in range(n):
+        if finish[w] > arrival:
+            slowest, arrival = w, float(finish[w])
+    for w in range(n):
+        if begins[w] > begin:
+            begin = float(begins[w])
+    begin = max(begin, arrival - hidden_s(last_s[slowest], alone_s, gamma))
+    return arrival, begin, max(arrival, begin + alone_s)
+
+
+@jit_in_place
+def gain(fixed: Fixed, useful: float) -> float:
+    """Statistical efficiency after so many useful samples."""
+    phi = fixed.noise_scale
+    if phi >= 0.0:
+        phi *= 1.0 + fixed.noise_scale_growth * min(1.0, useful / fixed.target)
+    return efficiency(float(fixed.batch), fixed.interval, phi, fixed.reference, fixed.drift)
+
+
+@jit_in_place
+def book(
+    fixed: Fixed,
+    worker: PerWorker,
+    scratch: Scratch,
+    arrival: float,
+    duration: float,
+    each: float,
+    gpu_s: Floats,
+) -> float:
+    """Add one period to the window of each worker and to the account; returns its useful samples.
+
+    `each` is the efficiency of a sample.
+    """
+    n, steps, batch = worker.compute_s.size, fixed.interval, fixed.batch
+    for w in range(n):
+        scratch.wait_s[w] = arrival - scratch.finish[w]
+    add(worker.busy_s, scratch.busy_s)
+    add(worker.busy_square, scratch.square)
+    add(worker.stall_s, scratch.stall_s)
+    add(worker.wait_s, scratch.wait_s)
+    for w in range(n):
+        worker.samples[w] += worker.samples_each[w] * steps
+    busy = dot(scratch.busy_s, worker.weight)
+    useful = 0.0
+    if steps > 1:
+        useful += (steps - 1) * batch * each
+    useful += batch * each
+    gpu_s[BUSY] += busy
+    gpu_s[INPUT_STALL] += dot(scratch.stall_s, worker.weight)
+    gpu_s[BARRIER_WAIT] += dot(scratch.wait_s, worker.weight)
+    gpu_s[EXPOSED_COMMUNICATION] += (duration - arrival) * fixed.weight
+    gpu_s[USEFUL] += busy * useful / (steps * batch)
+    return useful
+
+
+@jit_in_place
+def advance(
+    periods: int, horizon_s: float, checkpoint_s: float, fixed: Fixed, moving: Moving,
+    worker: PerWorker, gpu_s: Floats, scratch: Scratch, space: Space, end_s: Floats,
+) -> tuple[int, Moving]:  # fmt: skip
+    """Advance up to `periods` whole, uncontended periods without waits; returns how many, and what has moved.
+
+    Stops before a period that ends after `horizon_s` (but does at least one), after the first that ends at or
+    after `checkpoint_s`, when the job is done, and before one that would be shorter than the interval. Updates
+    `worker` and gpu_s (by `Use`) in place and writes the end of each period to `end_s` (s).
+    """
+    n, steps = worker.compute_s.size, fixed.interval
+    goal = fixed.target * (1.0 - DONE_TOLERANCE)
+    first_step, run_count, run_base, run_period = (
+        moving.first_step, moving.run_count, moving.run_base_s, moving.run_period_s,
+    )  # fmt: skip
+    useful, window_useful, window_exchange = moving.useful, moving.window_useful, moving.window_exchange_s
+    start, finished = moving.start_s, moving.done
+    arrival = duration = 0.0
+    done = 0
+    while done < periods:
+        each = gain(fixed, useful)
+        if math.ceil((goal - useful) / (fixed.batch * each)) < steps:
+            break
+        if fixed.noise_sigma != 0.0 or done == 0:
+            unfold(
+                steps, first_step, fixed.noise_key, fixed.noise_mu, fixed.noise_sigma, worker.compute_s,
+                worker.input_s, worker.compute_s, worker.input_s, scratch, space,
+            )  # fmt: skip
+            arrival, _, duration = meet(n, scratch, fixed.alone_s, fixed.gamma)
+        if duration == run_period:
+            base, count = run_base, run_count + 1
+        else:
+            base, count = run_base + run_count * run_period, 1
+        end = fixed.anchor_s + (base + count * duration)
+        if end > horizon_s and done > 0:
+            break
+        run_base, run_period, run_count = base, duration, count
+        fresh = book(fixed, worker, scratch, arrival, duration, each, gpu_s)
+        useful += fresh
+        window_useful += fresh
+        window_exchange += fixed.alone_s
+        first_step += steps
+        start = end
+        end_s[done] = end
+        done += 1
+        if useful >= goal:
+            finished = True
+            break
+        if end >= checkpoint_s:
+            break
+    return done, Moving(
+        first_step, moving.samples + done * steps * fixed.batch, moving.steps + done * steps,
+        moving.exchanges + done, run_count, run_base, run_period, useful, window_useful, window_exchange,
+        start, finished,
+    )  # fmt: skip
+
+
+def scratch_for(workers: int) -> tuple[Scratch, Space]:
+    """Working space of `unfold` and `advance` for that many workers: (scratch, space)."""
+    return Scratch(*np.zeros((8, workers + workers % 2))), noise_space(workers)

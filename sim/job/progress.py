@@ -1,0 +1,81 @@
+"""How far a training job has come: its account, its target, and what one more sample is worth."""
+
+from __future__ import annotations
+
+import math
+
+from equipoise.policies.physics import efficiency
+from equipoise.sim.job.account import BUSY, USEFUL, Account
+from equipoise.sim.job.period import Period
+from equipoise.sim.scenario.model import Job as JobSpec
+from equipoise.sim.scenario.model import Model
+
+DONE_TOLERANCE = 1e-9
+
+
+def target_of(spec: JobSpec) -> float:
+    """Useful samples after which a job is done."""
+    if spec.steps is not None:
+        return float(spec.steps * spec.global_batch)
+    if spec.samples is not None:
+        return float(spec.samples)
+    assert spec.epochs is not None
+    assert spec.data is not None
+    return spec.epochs * spec.data.samples
+
+
+class Progress:
+    """The account of a job, and what is left until its target."""
+
+    def __init__(self, spec: JobSpec, model: Model, *, asynchronous: bool) -> None:
+        self.model, self.asynchronous, self.global_batch = model, asynchronous, spec.global_batch
+        self.reference = spec.batch_reference or spec.global_batch
+        self.target = target_of(spec)
+        self.account = Account()
+        self.interval = spec.sync_interval
+        self.steps_since_decision = 0
+        self.done = False
+
+    @property
+    def ratio(self) -> float:
+        """Share of the target reached."""
+        return min(1.0, self.account.useful_samples / self.target)
+
+    @property
+    def noise_scale(self) -> float:
+        """Gradient noise scale now (samples); -1 when the job has none."""
+        phi = self.model.noise_scale
+        return -1.0 if phi is None else phi * (1.0 + self.model.noise_scale_growth * self.ratio)
+
+    def efficiency(self, batch: float) -> float:
+        """Statistical efficiency of a batch, now; asynchronous workers have no interval."""
+        interval = 1 if self.asynchronous else self.interval
+        return efficiency(float(batch), interval, self.noise_scale, float(self.reference), self.model.drift)
+
+    def steps_to_target(self) -> int:
+        """Steps until the job ends, at the present efficiency."""
+        missing = self.target * (1.0 - DONE_TOLERANCE) - self.account.useful_samples
+        per_step = self.global_batch * self.efficiency(self.global_batch)
+        return max(1, math.ceil(missing / per_step))
+
+    def credit(self, period: Period, busy_gpu_s: float, staleness: float) -> float:
+        """Count the samples of one period, each at the efficiency of its batch; returns how many were useful.
+
+        Each counts 1 / (1 + penalty * staleness) of an asynchronous round (see `job.asynchronous`).
+        """
+        account, useful = self.account, 0.0
+        whole = int(period.samples.sum()) if period.steps > 1 else 0
+        last = int(period.last_samples.sum())
+        if whole:
+            useful += (period.steps - 1) * whole * self.efficiency(whole)
+        useful += last * self.efficiency(max(last, self.reference))
+        useful *= 1.0 / (1.0 + self.model.staleness * staleness)
+        account.samples += period.batch
+        account.useful_samples += useful
+        account.steps += period.steps
+        account.exchanges += 1
+        account.gpu_s[BUSY] += busy_gpu_s
+        account.gpu_s[USEFUL] += busy_gpu_s * useful / max(1, period.batch)
+        self.steps_since_decision += period.steps
+        self.done = account.useful_samples >= self.target * (1.0 - DONE_TOLERANCE)
+        return useful

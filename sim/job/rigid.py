@@ -1,0 +1,275 @@
+"""Rigid jobs: known by a duration only, they run at the pace of their slowest node, one event each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from simpy.events import Event
+
+from equipoise.policies.kernels.jit import jit
+from equipoise.policies.observation import Floats, Ints
+from equipoise.sim.clock import Clock
+from equipoise.sim.cluster.cluster import Cluster, Holding
+from equipoise.sim.job.account import BUSY, LOST_TO_FAULTS, RESTART, USEFUL, Use
+from equipoise.sim.job.demand import Demand
+
+_NO_NODES: Ints = np.empty(0, dtype=np.int64)
+_NOTHING: Floats = np.empty(0)
+
+
+@jit
+def refresh(now, rows, begin_s, rate, gpus, attained_base, left_s, factor, attained, service):  # type: ignore[no-untyped-def]
+    """Write attained GPU-seconds and remaining service (s) of running rigid jobs at `now`.
+
+    begin_s is when work (re)started, gpus the sum of the shares held; rows whose rate is 0 are not rigid jobs
+    under way.
+    """
+    for k in range(rows.size):
+        row = rows[k]
+        if rate[row] > 0.0:
+            ran = max(0.0, now - begin_s[row])
+            attained[row] = attained_base[row] + ran * gpus[row]
+            service[row] = max(0.0, left_s[row] - ran * rate[row]) * factor[row]
+
+
+class RigidJobs:
+    """State of all rigid jobs, by job row: arrays, because there are very many.
+
+    left_s is work left (seconds at speed 1) at begin_s; gpu_s (jobs, uses) follows `Use`; weight is the sum of the
+    GPU shares a job holds. `ended(job)` is called for each that is done. `metered(row, holding, GPU-seconds)` is
+    told what jobs have computed, None: nobody wants to know.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        cluster: Cluster,
+        demand: Demand,
+        ended: Callable[[RigidJob], None],
+        metered: Callable[[int, Holding, float], None] | None,
+        mtbf_s: float,
+        write_s: float,
+    ) -> None:
+        n = len(demand)
+        self.clock, self.cluster, self.demand, self.ended = clock, cluster, demand, ended
+        self.metered, self.mtbf_s, self.write_s = metered, mtbf_s, write_s
+        self.left_s = np.where(np.isnan(demand.duration_s), 0.0, demand.duration_s)
+        self.begin_s, self.rate, self.weight = np.zeros(n), np.zeros(n), np.zeros(n)
+        self.saved_s = np.zeros(n)  # work done that a crash cannot take back
+        self.gpu_s = np.zeros((n, len(Use)))
+        self.attained_base = np.zeros(n)
+
+    def refresh(self, now_s: float, running: Ints, factor: Floats, attained: Floats, service: Floats) -> None:
+        """Write attained GPU-seconds and estimated remaining service (s) of the running rigid jobs, by row."""
+        refresh(
+            now_s, running, self.begin_s, self.rate, self.weight, self.attained_base, self.left_s, factor,
+            attained, service,
+        )  # fmt: skip
+
+
+class RigidJob:
+    """A rigid job while it runs, one kind of `Job`: what is not needed of all jobs at once."""
+
+    __slots__ = ("_earlier", "_end", "_metered_gpu_s", "all", "holding", "row")
+
+    rigid = True
+    elastic = None
+    save_s = 0.0  # what it needs to save is not known
+    exchanges = 0
+
+    def __init__(self, jobs: RigidJobs, row: int) -> None:
+        self.all, self.row = jobs, row
+
+    # -- what the world does with it -----------------------------------------------------------------------
+
+    def start(self, holding: Holding, now_s: float, delay_s: float) -> None:
+        """Run from `delay_s` from now on."""
+        jobs, row, weight = self.all, self.row, holding.weight
+        rate = jobs.cluster.rigid_speed(holding.nodes)
+        begin_s = now_s + delay_s
+        jobs.begin_s[row], jobs.rate[row], jobs.weight[row] = begin_s, rate, weight
+        if delay_s:
+            jobs.gpu_s[row, RESTART] += delay_s * weight
+        # Where the rate changes while it runs: work done until then (s), and the rate before.
+        self._earlier: list[tuple[float, float]] | None = None
+        self.holding: Holding | None = holding
+        if jobs.metered is not None:
+            self._metered_gpu_s = self.computed_gpu_s
+        self._end = jobs.clock.at(begin_s + jobs.left_s.item(row) / rate, self._ended)
+
+    def _ended(self, _: Event) -> None:
+        jobs, row = self.all, self.row
+        self._book(jobs.left_s.item(row))
+        jobs.rate[row] = 0.0
+        if jobs.metered is not None:
+            self._meter()
+        jobs.ended(self)
+
+    def stop(self, now_s: float, *, lost: bool) -> float:
+        """Stop now. `lost`: what was done since the last checkpoint is gone. Saving takes no time."""
+        jobs, row = self.all, self.row
+        jobs.clock.cancel(self._end)
+        self._settle(now_s)
+        if lost:
+            self._lose()
+        jobs.rate[row] = 0.0
+        jobs.saved_s[row] = float(jobs.demand.duration_s[row]) - jobs.left_s[row]
+        self._meter()
+        self.holding = None
+        return 0.0
+
+    def close(self, now_s: float) -> None:
+        """The run ends: count what it has done by now."""
+        self._settle(now_s)
+        self._meter()
+
+    def _settle(self, now_s: float) -> None:
+        """Count what it has done by now, and take back what a restart has not used."""
+        jobs, row = self.all, self.row
+        unspent_s = max(0.0, float(jobs.begin_s[row]) - now_s)
+        jobs.gpu_s[row, RESTART] -= unspent_s * jobs.weight.item(row)
+        self._book(self._progress(now_s))
+
+    def meter_until_now(self) -> None:
+        """Book what it has done by now and have its energy metered."""
+        self._book_running()
+        self._meter()
+
+    def speed_changed(self) -> None:
+        """Its nodes run at another speed from now on."""
+        jobs, row = self.all, self.row
+        assert self.holding is not None
+        rate = jobs.cluster.rigid_speed(self.holding.nodes)
+        if rate == jobs.rate[row]:
+            return
+        jobs.clock.cancel(self._end)
+        begin_s = self._book_running()
+        done_s = jobs.demand.duration_s.item(row) - jobs.left_s.item(row)
+        self._earlier = [*(self._earlier or ()), (done_s, jobs.rate.item(row))]
+        jobs.rate[row] = rate
+        self._end = jobs.clock.at(begin_s + jobs.left_s[row] / rate, self._ended)
+
+    # -- accounts ------------------------------------------------------------------------------------------
+
+    def _book(self, work_s: float) -> None:
+        """Count work done at the present rate."""
+        jobs, row = self.all, self.row
+        gpu_s = work_s / jobs.rate.item(row) * jobs.weight.item(row)
+        jobs.gpu_s[row, BUSY] += gpu_s
+        jobs.gpu_s[row, USEFUL] += gpu_s
+        jobs.attained_base[row] += gpu_s
+        jobs.left_s[row] -= work_s
+
+    def _book_running(self) -> float:
+        """Book what it has done by now; returns when it does, or will, go on (s)."""
+        jobs, row, now_s = self.all, self.row, self.all.clock.now
+        self._book(self._progress(now_s))
+        begin_s = max(now_s, float(jobs.begin_s[row]))
+        jobs.begin_s[row] = begin_s
+        return begin_s
+
+    def _progress(self, now_s: float) -> float:
+        jobs, row = self.all, self.row
+        ran_s = max(0.0, now_s - float(jobs.begin_s[row]))
+        return min(float(jobs.left_s[row]), ran_s * float(jobs.rate[row]))
+
+    def _lose(self) -> None:
+        jobs, row = self.all, self.row
+        duration_s = float(jobs.demand.duration_s[row])
+        done_s = duration_s - float(jobs.left_s[row])
+        every_s = self._checkpoint_interval_s()
+        kept_s = float(jobs.saved_s[row])
+        if every_s < math.inf:
+            since = done_s - kept_s
+            kept_s += since if every_s == 0.0 else math.floor(since / every_s) * every_s
+        lost_gpu_s = self._took_s(kept_s, done_s) * jobs.weight.item(row)
+        jobs.gpu_s[row, BUSY] -= lost_gpu_s
+        jobs.gpu_s[row, USEFUL] -= lost_gpu_s
+        jobs.gpu_s[row, LOST_TO_FAULTS] += lost_gpu_s
+        jobs.left_s[row] = duration_s - kept_s
+
+    def _took_s(self, kept_s: float, done_s: float) -> float:
+        """Time that the work from `kept_s` to `done_s` took, at the rates at which it was done."""
+        took_s, rate = 0.0, self.all.rate.item(self.row)
+        for until_s, before in reversed(self._earlier or ()):
+            if until_s <= kept_s:
+                break
+            took_s += (done_s - until_s) / rate
+            done_s, rate = until_s, before
+        return took_s + (done_s - kept_s) / rate
+
+    def _checkpoint_interval_s(self) -> float:
+        """Work between checkpoints: as given, or Young/Daly (see `job.checkpoints`)."""
+        jobs, spec = self.all, self.all.demand.checkpoint[self.row]
+        assert self.holding is not None
+        nodes = self.holding.nodes
+        if spec.interval == "never":
+            return math.inf
+        if spec.interval != "young-daly":
+            return float(spec.interval)
+        write_s = jobs.write_s
+        if spec.size is not None:
+            write_s = spec.size / sum(jobs.cluster.group(int(node)).storage_rate for node in nodes)
+        if jobs.mtbf_s == math.inf:
+            return math.inf
+        return math.sqrt(2.0 * write_s * jobs.mtbf_s / len(nodes))
+
+    def _meter(self) -> None:
+        """Tell what it has computed up to the time its account is booked to."""
+        jobs, computed_gpu_s = self.all, self.computed_gpu_s
+        if jobs.metered is not None and self.holding is not None:
+            jobs.metered(self.row, self.holding, computed_gpu_s - self._metered_gpu_s)
+            self._metered_gpu_s = computed_gpu_s
+
+    # -- what others ask -----------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """As in the demand."""
+        return self.all.demand.name[self.row]
+
+    @property
+    def gpu_s(self) -> Floats:
+        """GPU-seconds by `Use`, up to when they were last booked."""
+        account: Floats = self.all.gpu_s[self.row]
+        return account
+
+    @property
+    def computed_gpu_s(self) -> float:
+        """All its computing so far, whether it came to something or not."""
+        gpu_s = self.all.gpu_s[self.row]
+        return float(gpu_s[BUSY] + gpu_s[LOST_TO_FAULTS])
+
+    @property
+    def kept(self) -> float:
+        """Work done that a crash cannot take back (s)."""
+        return float(self.all.saved_s[self.row])
+
+    @property
+    def booked_until_s(self) -> float:
+        """It is booked when it changes: until it began, or went on."""
+        return float(self.all.begin_s[self.row])
+
+    def fill_row(self, columns: Mapping[str, NDArray[Any]], factor: float) -> None:
+        """Write what has been booked to its row of the jobs table; factor: estimated over real duration."""
+        row = self.row
+        columns["attained_gpu_s"][row] = self.all.attained_base[row]
+        columns["service_s"][row] = self.all.left_s[row] * factor
+
+    def utilisation(self, now_s: float) -> Floats:
+        """Busy share of each GPU it holds (GPUs held,): all it holds, once it has restarted."""
+        assert self.holding is not None
+        busy: Floats = self.holding.share * (self.all.begin_s[self.row] < now_s)
+        return busy
+
+    def on_links(self, exchanges: int) -> tuple[float, Ints, Floats]:
+        """It exchanges nothing."""
+        return 0.0, _NO_NODES, _NOTHING
+
+    def not_metered(self) -> tuple[Ints, Floats]:
+        """It is metered whenever it is booked."""
+        return _NO_NODES, _NOTHING

@@ -1,0 +1,113 @@
+"""Undisturbed periods of one job worked out in advance, and how the job's state goes into them and back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from simpy.events import Event
+
+from equipoise.policies.observation import Floats
+from equipoise.sim.job.measurements import Window
+from equipoise.sim.job.periods import Fixed, Moving, PerWorker
+from equipoise.sim.job.training import TrainingJob
+
+
+class State(NamedTuple):
+    """What `sim.job.periods.advance` reads and adds to; it writes to the arrays of `worker` and to gpu_s."""
+
+    fixed: Fixed
+    moving: Moving
+    worker: PerWorker
+    gpu_s: Floats
+
+
+@dataclass(slots=True, eq=False)
+class Stretch:
+    """Undisturbed periods of one job that have been worked out and not all been credited."""
+
+    count: int  # periods that will be credited, unless cut
+    credited: int
+    end_s: Floats
+    state: State  # before the first period not credited
+    after: State | None  # after the last, when nothing was credited or cut
+    window: Window  # the job's window when the state was taken
+    wake: Event
+    timer: Event | None = None
+
+
+def state_of(job: TrainingJob) -> State:
+    """Everything that the jitted advance reads and updates, copied out of a job."""
+    config, progress, ends, window = job.config, job.progress, job.ends, job.measured.window
+    model, account = job.model, job.progress.account
+    fixed = Fixed(
+        interval=progress.interval,
+        batch=progress.global_batch,
+        noise_key=job.noise_key,
+        noise_mu=job.noise_mu,
+        noise_sigma=job.noise_sigma,
+        alone_s=config.exchange.alone_s,
+        gamma=model.overlap,
+        noise_scale=-1.0 if model.noise_scale is None else model.noise_scale,
+        noise_scale_growth=model.noise_scale_growth,
+        reference=float(progress.reference),
+        drift=model.drift,
+        target=progress.target,
+        weight=float(config.weight.sum()),
+        anchor_s=ends.anchor_s,
+    )
+    moving = Moving(
+        first_step=job.steps_ever,
+        samples=account.samples,
+        steps=account.steps,
+        exchanges=account.exchanges,
+        run_count=ends.count,
+        run_base_s=ends.base_s,
+        run_period_s=ends.period_s,
+        useful=account.useful_samples,
+        window_useful=window.useful_samples,
+        window_exchange_s=window.exchange_s,
+        start_s=ends.start_s,
+        done=False,
+    )
+    worker = PerWorker(*np.stack((
+        config.compute_s, config.input_s, config.weight, config.samples.astype(np.float64), window.busy_s,
+        window.busy_square, window.stall_s, window.wait_s, window.samples,
+    )))  # fmt: skip
+    return State(fixed, moving, worker, account.gpu_s.copy())
+
+
+def copied(state: State) -> State:
+    """A state that can be advanced while this one stays."""
+    worker = PerWorker(*np.stack(state.worker))
+    return state._replace(worker=worker, gpu_s=state.gpu_s.copy())
+
+
+def refresh_window(job: TrainingJob, state: State) -> State:
+    """The state with the sums of the job's window, which an observation may have emptied since it was taken."""
+    window, worker = job.measured.window, state.worker
+    worker.busy_s[:], worker.busy_square[:] = window.busy_s, window.busy_square
+    worker.stall_s[:], worker.wait_s[:], worker.samples[:] = window.stall_s, window.wait_s, window.samples
+    moving = state.moving._replace(window_useful=window.useful_samples, window_exchange_s=window.exchange_s)
+    return state._replace(moving=moving)
+
+
+def restore(job: TrainingJob, state: State) -> None:
+    """Put an advanced state back into the job."""
+    moving, worker = state.moving, state.worker
+    account, window, ends = job.progress.account, job.measured.window, job.ends
+    steps = moving.steps - account.steps
+    window.steps += steps
+    window.periods += moving.exchanges - account.exchanges
+    job.progress.steps_since_decision += steps
+    account.samples, account.steps, account.exchanges = moving.samples, moving.steps, moving.exchanges
+    account.useful_samples, account.gpu_s = moving.useful, state.gpu_s.copy()
+    job.steps_ever = moving.first_step
+    ends.count, ends.base_s = moving.run_count, moving.run_base_s
+    ends.period_s, ends.start_s = moving.run_period_s, moving.start_s
+    job.progress.done = moving.done
+    window.useful_samples, window.exchange_s = moving.window_useful, moving.window_exchange_s
+    window.busy_s, window.busy_square = worker.busy_s.copy(), worker.busy_square.copy()
+    window.stall_s, window.wait_s = worker.stall_s.copy(), worker.wait_s.copy()
+    window.samples = worker.samples.copy()

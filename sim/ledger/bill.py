@@ -1,0 +1,86 @@
+"""What a run drew and cost, from its accounts: per job, in all, and where the money went."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from equipoise.policies.observation import Floats
+from equipoise.sim.cluster.cluster import Cluster
+from equipoise.sim.hardware.prices import HOUR_S, Prices
+from equipoise.sim.job.account import WASTED_USES
+from equipoise.sim.job.demand import Demand
+from equipoise.sim.ledger.costs import CostAccounts
+from equipoise.sim.ledger.meter import Meter
+
+_RESIDUE = 1e-9
+"""Rounding of a difference of sums, relative to them."""
+
+
+@dataclass(frozen=True)
+class Biller:
+    """Works out the bill of a run. `accounts`: None where all GPUs are equal, at one clock and one price.
+
+    pue: energy at the meter of the site per energy at the nodes.
+    """
+
+    cluster: Cluster
+    demand: Demand
+    prices: Prices
+    meter: Meter
+    accounts: CostAccounts | None
+    pue: float
+
+    def bill(
+        self, gpu_s: Floats, computed_gpu_s: Floats, down_s: Floats, span_s: float
+    ) -> tuple[dict[str, Floats], dict[str, float]]:
+        """(columns per job, totals of the run); span_s is the time that is paid for.
+
+        gpu_s (jobs, uses) and computed_gpu_s (jobs,): GPU time by use, and all computing; down_s (nodes,).
+        Everything that is not known is NaN. Energy is at the meter of the site, with its PUE.
+        """
+        dynamic_j, idle_j, used_usd = self._per_job(gpu_s, computed_gpu_s)
+        pue, prices, nodes = self.pue, self.prices, self.cluster.nodes
+        energy_j = pue * (dynamic_j + idle_j)
+        standing_j = self.meter.power.idling_w(nodes.gpus) * np.maximum(0.0, span_s - down_s)
+        site_j = pue * (float(standing_j.sum()) + float(dynamic_j.sum()))
+        paid_j, paid_site_j = energy_j, site_j
+        if prices.pays_energy is not None and self.accounts is not None:
+            paid_j = pue * (self.meter.paid_j + self.accounts.paid_idle_j)
+            paid_standing_j = float(standing_j[prices.pays_energy].sum())
+            paid_site_j = pue * (paid_standing_j + float(self.meter.paid_j.sum()))
+        per_j = prices.usd_per_j
+        cost_usd = used_usd.sum(axis=1) + (0.0 if per_j is None else per_j * paid_j)
+        gpu_usd = float(prices.usd_per_h.sum()) * span_s / HOUR_S
+        idle_usd = gpu_usd - float(used_usd.sum())
+        totals = {
+            "energy_j": site_j,
+            "down_gpu_s": float(nodes.gpus @ down_s),
+            "gpu_usd": gpu_usd,
+            "energy_usd": 0.0 if per_j is None else per_j * paid_site_j,
+            "storage_usd": self._storage_usd(span_s),
+            "idle_usd": 0.0 if abs(idle_usd) < _RESIDUE * gpu_usd else idle_usd,
+        }
+        totals |= {f"{use.label}_usd": float(used_usd[:, use].sum()) for use in WASTED_USES}
+        totals["cost_usd"] = gpu_usd + totals["energy_usd"] + totals["storage_usd"]
+        return {"energy_j": energy_j, "cost_usd": cost_usd}, totals
+
+    def _per_job(self, gpu_s: Floats, computed_gpu_s: Floats) -> tuple[Floats, Floats, Floats]:
+        """(energy of computing, energy of held GPUs idling, money by use) of each job."""
+        meter, accounts = self.meter, self.accounts
+        if accounts is not None:
+            return meter.dynamic_j, accounts.idle_j, accounts.used_usd
+        idle_j = gpu_s.sum(axis=1) * meter.power.idle_w[0]
+        return computed_gpu_s * meter.busy_w[0], idle_j, gpu_s * self.prices.usd_per_gpu_s[0]
+
+    def _storage_usd(self, span_s: float) -> float:
+        """Datasets and their copies, for as long as the run takes."""
+        held = 0.0
+        for _, spec in sorted(self.demand.training.items()):
+            if spec.data is not None:
+                held += spec.data.samples * spec.data.sample_size * spec.data.replicas
+        price = self.prices.usd_per_byte_s
+        if held == 0.0:
+            return 0.0
+        return float("nan") if price is None else held * price * span_s

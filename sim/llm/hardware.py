@@ -1,0 +1,54 @@
+"""What a training step needs to know of accelerators and networks: a few data-sheet numbers.
+
+Sources: NVIDIA data sheets of V100, A100, H100, H200, GH200, B200, GB200; rates are dense (no sparsity), bytes/s of
+links are one direction. They are here so that a shape can be predicted without a profile; a profile overrides them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Accelerator:
+    """One accelerator: dense peak FLOP/s in 16 bits and in fp8 (0: has none), memory bytes and bytes/s, link
+    bytes/s.
+
+    `link_bytes_per_s` is one direction to the other accelerators of its node, all links together;
+    `processors` counts streaming multiprocessors.
+    """
+
+    name: str
+    flop_per_s: float
+    fp8_flop_per_s: float
+    memory_bytes: float
+    memory_bytes_per_s: float
+    link_bytes_per_s: float
+    processors: int
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """Nodes of `node_gpus` accelerators with `node_bytes_per_s` of network each, one direction, all NICs
+    together."""
+
+    node_gpus: int
+    node_bytes_per_s: float
+
+
+_GB = 1e9
+_TF = 1e12
+
+ACCELERATORS = {
+    a.name: a
+    for a in (
+        Accelerator("V100-32GB", 125 * _TF, 0, 32 * 2**30, 897 * _GB, 150 * _GB, 80),
+        Accelerator("A100-40GB", 312 * _TF, 0, 40 * 2**30, 1555 * _GB, 300 * _GB, 108),
+        Accelerator("A100-80GB", 312 * _TF, 0, 80 * 2**30, 2039 * _GB, 300 * _GB, 108),
+        Accelerator("H100", 989 * _TF, 1979 * _TF, 80 * 2**30, 3350 * _GB, 450 * _GB, 132),
+        Accelerator("H200", 989 * _TF, 1979 * _TF, 141e9, 4800 * _GB, 450 * _GB, 132),
+        Accelerator("GH200", 989 * _TF, 1979 * _TF, 96e9, 4000 * _GB, 450 * _GB, 132),
+        Accelerator("B200", 2250 * _TF, 4500 * _TF, 180e9, 7700 * _GB, 900 * _GB, 148),
+        Accelerator("GB200", 2500 * _TF, 5000 * _TF, 186e9, 8000 * _GB, 900 * _GB, 148),
+    )
+}

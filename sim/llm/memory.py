@@ -1,0 +1,193 @@
+"""Peak memory of one rank by pipeline stage, whether a plan fits, and the smallest change that makes it fit.
+
+States per parameter: weights 2 bytes, gradients, Adam's two moments and a 32-bit copy of the weights, divided by
+the ranks of a ZeRO group as its stage says (Rajbhandari et al. 2020, section 3). Activations per layer and
+token: those of width `hidden` are divided by the tensor group only with sequence parallelism, the inner ones
+always; scores only where attention keeps them; recomputation keeps a layer's input alone (Korthikanti et al.
+2022, section 4). A stage of a 1F1B schedule holds the activations of as many micro-batches as stages follow it,
+itself counted (Narayanan et al. 2021, section 2.2), an interleaved one 1 + (p - 1) / (p v) times that of the
+first (Korthikanti et al., appendix C).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+
+from equipoise.sim.llm.layout import Layout
+from equipoise.sim.llm.quantities import Plan, stage_parameters
+from equipoise.sim.llm.stack import Floats
+
+USABLE = 0.97
+"""Share of an accelerator's memory that its driver and context leave to a process."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryStack:
+    """Bytes a software stack keeps, per element of each kind; fields are floats.
+
+    `gradient_bytes` and `optimizer_bytes` are per parameter, `plain_bytes` per activation of width hidden,
+    `gathered_bytes` per such activation of one layer that is gathered from the tensor group, `inner_bytes` per
+    other activation, `score_bytes` per attention score, `logit_bytes` per logit, `base_bytes` per process
+    (buffers of collectives, workspaces, fragments).
+    """
+
+    gradient_bytes: float = 4.0
+    optimizer_bytes: float = 12.0
+    plain_bytes: float = 10.0
+    gathered_bytes: float = 4.0
+    inner_bytes: float = 2.0
+    score_bytes: float = 0.01
+    logit_bytes: float = 8.0
+    base_bytes: float = 2e9
+
+    def vector(self) -> Floats:
+        """The constants, in the order of the columns of `counts`."""
+        return np.array([getattr(self, f.name) for f in fields(self)])
+
+
+@dataclass(frozen=True, slots=True)
+class StageMemory:
+    """Peak bytes of one rank of a stage, by what holds them."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+    activations: float
+    logits: float
+    base: float
+
+    @property
+    def total(self) -> float:
+        """All of it [bytes]."""
+        return self.weights + self.gradients + self.optimizer + self.activations + self.logits + self.base
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryEstimate:
+    """Peak memory by stage, with the interval of the largest: `low` and `high` bytes hold it with 90 %."""
+
+    stages: tuple[StageMemory, ...]
+    low: float
+    high: float
+    capacity: float
+
+    @property
+    def peak(self) -> float:
+        """Bytes of the stage that holds most."""
+        return max(stage.total for stage in self.stages)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the expected peak is within the accelerator's usable memory."""
+        return self.peak <= self.capacity
+
+
+def memory(plan: Plan, stack: MemoryStack, spread: tuple[float, float] = (0.9, 1.1)) -> MemoryEstimate:
+    """The estimate of a plan. `spread` is measured / predicted at 5 % and 95 %, as a fit's residuals give it."""
+    weights, columns = counts(plan)
+    by = columns * stack.vector()
+    stages = tuple(
+        StageMemory(float(w), float(b[0]), float(b[1]), float(b[2:6].sum()), float(b[6]), float(b[7]))
+        for w, b in zip(weights, by, strict=True)
+    )
+    peak = max(stage.total for stage in stages)
+    return MemoryEstimate(stages, peak * spread[0], peak * spread[1], USABLE * plan.accelerator.memory_bytes)
+
+
+def counts(plan: Plan) -> tuple[Floats, Floats]:
+    """Bytes of weights, shape (stages,), and counts of what `MemoryStack` weighs, shape (stages, 8)."""
+    la = plan.layout
+    layers = plan.stage_layers()
+    head = plan.head_stage % la.pipeline
+    weights, rows = [], []
+    for stage, held in enumerate(stage_parameters(plan)):
+        over = [la.shard_ranks if la.zero >= level else 1 for level in (3, 2, 1)]
+        width = 4.0 if la.precision == "fp32" else 2.0
+        gathered = held / max(1, layers[stage]) if la.zero == 3 else 0.0
+        weights.append(width * (held / over[0] + gathered))
+        kept = _activations(plan, layers[stage], _in_flight(la, stage))
+        logits = _logits(plan) if stage in (head, plan.loss_stage % la.pipeline) else 0.0
+        optimizer = 0.0 if la.offload else held / over[2]
+        rows.append([held / over[1] + gathered, optimizer, *kept, logits, 1.0])
+    return np.array(weights), np.array(rows)
+
+
+def _in_flight(la: Layout, stage: int) -> float:
+    """Micro-batches whose activations a stage holds at its peak."""
+    held = float(min(la.micro_batches, la.pipeline - stage))
+    if la.virtual > 1:
+        held *= 1 + (la.pipeline - 1) / (la.pipeline * la.virtual)
+    return held
+
+
+def _activations(plan: Plan, layers: int, in_flight: float) -> tuple[float, float, float, float]:
+    """Elements of width hidden, such elements kept whole, inner elements and scores that a stage keeps."""
+    s, la = plan.shape, plan.layout
+    tokens = la.micro_batch * s.sequence / la.context
+    moe = s.moe_layers / s.layers
+    width = moe * (s.top_k + s.shared_experts) * s.expert_ffn + (1 - moe) * s.ffn
+    plain = tokens * s.hidden / (la.tensor if la.sequence_parallel else 1)
+    whole = tokens * s.hidden if la.sequence_parallel else 0.0
+    inner = tokens * (2 * s.query_width + 2 * s.key_value_width + width * (3 if s.gated else 2)) / la.tensor
+    scores = tokens * s.sequence * s.heads / la.tensor
+    kept = layers * in_flight
+    if la.recompute == "full":
+        # A layer's input is one of the tensors of width hidden that `plain_bytes` weighs together.
+        return plain * (kept / 5 + 1), whole, inner, scores
+    return plain * kept, whole, inner * kept, scores * (1 if la.recompute == "selective" else kept)
+
+
+def _logits(plan: Plan) -> float:
+    s, la = plan.shape, plan.layout
+    return la.micro_batch * s.sequence / la.context * s.vocab / la.tensor
+
+
+def peaks(counted: Iterable[tuple[Floats, Floats]], stack: MemoryStack, stage: int | None = None) -> Floats:
+    """Peak bytes of many plans from their `counts`, shape (rows,): of one stage, or (None) of the fullest."""
+    vector = stack.vector()
+    totals = [weights + columns @ vector for weights, columns in counted]
+    return np.array([total.max() if stage is None else total[stage] for total in totals])
+
+
+def smallest_change(plan: Plan, stack: MemoryStack) -> Plan | None:
+    """The plan itself if it fits, else with the first change of one kind that makes it fit; None where none does.
+
+    Tried in the order of what they cost: sequence parallelism, a sharded optimiser, a smaller micro-batch,
+    selective recomputation, full recomputation, sharded parameters, twice the tensor or pipeline ranks, offloading.
+    """
+    for changed in (plan.layout, *_changes(plan.layout)):
+        candidate = replace(
+            plan, layout=changed, stages=plan.stages if changed.pipeline == plan.layout.pipeline else ()
+        )
+        try:
+            changed.check(plan.shape)
+            fits = memory(candidate, stack).fits
+        except ValueError:
+            continue
+        if fits:
+            return candidate
+    return None
+
+
+def _changes(la: Layout) -> Iterator[Layout]:
+    if la.tensor > 1 and not la.sequence_parallel:
+        yield replace(la, sequence_parallel=True)
+    if la.zero == 0 and la.data * la.context > 1:
+        yield replace(la, zero=1)
+    for micro in range(la.micro_batch - 1, 0, -1):
+        if la.micro_batch % micro == 0:
+            yield replace(la, micro_batch=micro)
+    if la.recompute == "none":
+        yield replace(la, recompute="selective")
+    if la.recompute != "full":
+        yield replace(la, recompute="full")
+    if la.zero < 3 and la.data * la.context > 1:
+        yield replace(la, zero=3)
+    if la.data % 2 == 0:
+        for name in ("tensor", "pipeline"):
+            yield replace(la, data=la.data // 2, shard=0, **{name: 2 * getattr(la, name)})
+    if not la.offload:
+        yield replace(la, offload=True)

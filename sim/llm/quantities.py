@@ -1,0 +1,277 @@
+"""What shape, layout, accelerator and network determine of a step: FLOP, bytes, counts. No fitted constant enters.
+
+A `Quantities` holds one number per row in every array, so that many plans are timed at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from equipoise.sim.llm.hardware import Accelerator, Network
+from equipoise.sim.llm.layout import Layout
+from equipoise.sim.llm.shape import Transformer
+from equipoise.sim.llm.stack import Floats
+
+PRODUCTS = 8
+"""Most products of one layer: four of a dense one, up to five of latent attention and two of experts beside."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One row: a shape, a layout, and the machines. `stages` holds the layers of each pipeline stage, head
+    excluded.
+
+    Empty `stages`: layers are dealt evenly, the first stages take the remainder. `head_stage` and `loss_stage` are
+    where the logits and the loss are computed, counted from the end (-1: the last).
+    """
+
+    shape: Transformer
+    layout: Layout
+    accelerator: Accelerator
+    network: Network
+    stages: tuple[int, ...] = ()
+    head_stage: int = -1
+    loss_stage: int = -1
+
+    def stage_layers(self) -> tuple[int, ...]:
+        """Layers of every pipeline stage. Raises ValueError where a chunk would have none."""
+        p, chunks = self.layout.pipeline, self.layout.pipeline * self.layout.virtual
+        if self.stages:
+            return self.stages
+        if chunks > self.shape.layers:
+            raise ValueError(f"pipeline: {chunks} chunks are more than the {self.shape.layers} layers")
+        each, rest = divmod(self.shape.layers, p)
+        return tuple(each + (i < rest) for i in range(p))
+
+
+@dataclass(frozen=True, slots=True)
+class Quantities:
+    """Numbers of rows, every array of shape (rows,) but `product_*`, (rows, PRODUCTS).
+
+    Per layer, rank and micro-batch, forward: `product_flop`, `product_bytes`, `attention_flop`, `score_elements`,
+    `elementwise_elements`, `tensor_bytes` (one all-reduce), `expert_bytes` (one all-to-all). Rates are in units per
+    second; `link_*` are bytes per second of the link that a group spans.
+    """
+
+    peak: Floats
+    fp8: Floats
+    fp8_peak: Floats
+    memory_rate: Floats
+    product_flop: Floats
+    product_bytes: Floats
+    product_count: Floats
+    attention_flop: Floats
+    score_elements: Floats
+    elementwise_elements: Floats
+    layer_parameters: Floats
+    head_parameters: Floats
+    recompute_full: Floats
+    recompute_selective: Floats
+    tensor_ranks: Floats
+    tensor_bytes: Floats
+    tensor_steps: Floats
+    pipelined_ranks: Floats
+    link_tensor: Floats
+    context_bytes: Floats
+    link_context: Floats
+    expert_bytes: Floats
+    link_expert: Floats
+    moe_share: Floats
+    head_flop: Floats
+    head_elements: Floats
+    stages: Floats
+    virtual: Floats
+    bubble_share: Floats
+    layers: Floats
+    plain_layers: Floats
+    head_layers: Floats
+    loss_layers: Floats
+    loss_apart: Floats
+    micro_batches: Floats
+    send_bytes: Floats
+    link_send: Floats
+    stage_parameters: Floats
+    exchange_share: Floats
+    exchange_hops: Floats
+    link_exchange: Floats
+    gradient_bytes: Floats
+    sharded_passes: Floats
+    optimizer_parameters: Floats
+    offload_bytes: Floats
+    tokens_per_step: Floats
+    gpus: Floats
+
+    def take(self, rows: Sequence[int]) -> Quantities:
+        """The rows of these indices."""
+        index = np.asarray(rows)
+        return Quantities(*(getattr(self, f.name)[index] for f in fields(self)))
+
+
+def quantities(plans: Iterable[Plan]) -> Quantities:
+    """The quantities of these plans, in their order. Raises ValueError on a layout that cannot hold its shape."""
+    rows = [_row(plan) for plan in plans]
+    names = [f.name for f in fields(Quantities)]
+    return Quantities(*(np.array([row[name] for row in rows], dtype=np.float64) for name in names))
+
+
+def _row(plan: Plan) -> dict[str, object]:
+    plan.layout.check(plan.shape)
+    return {
+        **_rates(plan),
+        **_layer(plan),
+        **_groups(plan),
+        **_pipeline(plan),
+        **_exchange(plan),
+        "tokens_per_step": plan.layout.global_batch * plan.shape.sequence,
+        "gpus": plan.layout.gpus,
+    }
+
+
+def _rates(plan: Plan) -> dict[str, object]:
+    a, fp8 = plan.accelerator, plan.layout.precision == "fp8"
+    if fp8 and not a.fp8_flop_per_s:
+        raise ValueError(f"precision: {a.name} has no fp8")
+    peak = a.flop_per_s / 2 if plan.layout.precision == "fp32" else a.flop_per_s
+    return {"peak": peak, "fp8": fp8, "fp8_peak": a.fp8_flop_per_s, "memory_rate": a.memory_bytes_per_s}
+
+
+def _layer(plan: Plan) -> dict[str, object]:
+    s, la = plan.shape, plan.layout
+    tokens = la.micro_batch * s.sequence / la.context
+    products = [(tokens, n, k) for n, k in s.attention_products()]
+    moe = s.moe_layers / s.layers
+    for n, k in s.feed_forward_products(s.expert_ffn if moe else s.ffn):
+        products.append((tokens * (s.top_k + s.shared_experts if moe else 1), n, k))
+    width = (s.top_k + s.shared_experts) * s.expert_ffn if moe else s.ffn
+    plain = s.hidden / (la.tensor if la.sequence_parallel else 1)
+    inner = (width * (3 if s.gated else 1) + s.query_width) / la.tensor
+    flop = [2.0 * m * n * k / la.tensor for m, n, k in products]
+    moved = [2.0 * (m * n / la.tensor + m * k / la.tensor + n * k / la.tensor) for m, n, k in products]
+    pad = [0.0] * (PRODUCTS - len(products))
+    return {
+        "product_flop": flop + pad,
+        "product_bytes": moved + pad,
+        "product_count": len(products),
+        "attention_flop": 2.0 * tokens * s.sequence * s.score_width / la.tensor,
+        "score_elements": tokens * s.sequence * s.heads / la.tensor,
+        "elementwise_elements": tokens * (plain + inner / 2),
+        "layer_parameters": _layer_parameters(plan),
+        "head_parameters": s.vocab * s.hidden / la.tensor,
+        "recompute_full": la.recompute == "full",
+        "recompute_selective": la.recompute == "selective",
+        "head_flop": 2.0 * tokens * s.hidden * s.vocab / la.tensor,
+        "head_elements": tokens * s.vocab / la.tensor,
+    }
+
+
+def _link(plan: Plan, ranks: int, stride: int) -> tuple[float, int]:
+    """Bytes/s of one rank in a ring of `ranks` ranks `stride` apart, and how many nodes it spans.
+
+    Within a node: the accelerator's own link. Across nodes: the node's NICs, shared by the `stride` rings that run
+    side by side (all of them when a node holds one ring only).
+    """
+    g = plan.network.node_gpus
+    if ranks * stride <= g or ranks == 1:
+        return plan.accelerator.link_bytes_per_s, 1
+    beside = min(stride, g)
+    nodes = math.ceil(ranks * stride / g)
+    return min(plan.network.node_bytes_per_s / beside, plan.accelerator.link_bytes_per_s), nodes
+
+
+def _groups(plan: Plan) -> dict[str, object]:
+    s, la = plan.shape, plan.layout
+    tokens = la.micro_batch * s.sequence / la.context
+    link_tensor, nodes = _link(plan, la.tensor, 1)
+    link_context, _ = _link(plan, la.context, la.tensor)
+    link_expert, _ = _link(plan, la.expert, 1)
+    moe = s.moe_layers / s.layers
+    around = 2.0 * tokens * 2 * s.key_value_width / la.tensor * (la.context - 1)
+    routed = 2.0 * tokens * s.hidden * s.top_k / (la.tensor if la.sequence_parallel else 1)
+    return {
+        "tensor_ranks": la.tensor,
+        "tensor_bytes": 2.0 * (la.tensor - 1) / la.tensor * 2.0 * tokens * s.hidden,
+        "tensor_steps": 2 * (la.tensor - 1) if nodes > 1 else 0,
+        "pipelined_ranks": la.tensor - 1 if la.pipeline > 1 and la.gpus > plan.network.node_gpus else 0,
+        "link_tensor": link_tensor,
+        "context_bytes": around,
+        "link_context": link_context,
+        "expert_bytes": moe * routed * (la.expert - 1) / la.expert,
+        "link_expert": link_expert,
+        "moe_share": moe,
+    }
+
+
+def _pipeline(plan: Plan) -> dict[str, object]:
+    """Layers of the longest stage without head and loss, and of the stages with them.
+
+    Every tensor rank sends its own part of the activations (scatter and gather: Narayanan et al. 2021, section
+    4.1).
+    """
+    s, la = plan.shape, plan.layout
+    layers = plan.stage_layers()
+    head, loss = plan.head_stage % la.pipeline, plan.loss_stage % la.pipeline
+    plain = [n for i, n in enumerate(layers) if i not in (head, loss)]
+    stride = la.tensor * la.context * la.data
+    crosses = stride * la.pipeline > plan.network.node_gpus
+    nic = plan.network.node_bytes_per_s / plan.network.node_gpus
+    tokens = la.micro_batch * s.sequence / la.context
+    share = {"1f1b": 1.0, "interleaved": 1.0 / la.virtual, "zero-bubble": 1.0 / 3.0}[la.schedule]
+    return {
+        "stages": la.pipeline,
+        "virtual": la.virtual,
+        "bubble_share": share,
+        "layers": sum(layers),
+        "plain_layers": max(plain, default=0),
+        "head_layers": layers[head],
+        "loss_layers": layers[loss],
+        "loss_apart": head != loss,
+        "micro_batches": la.micro_batches,
+        "send_bytes": 2.0 * tokens * s.hidden / la.tensor,
+        "link_send": nic if crosses else plan.accelerator.link_bytes_per_s,
+    }
+
+
+def _layer_parameters(plan: Plan) -> float:
+    """Parameters of one layer on one rank; of a model with experts, of a layer with them."""
+    s, la = plan.shape, plan.layout
+    expert = s.experts * s.feed_forward_parameters(s.expert_ffn) if s.experts else 0
+    dense = s.moe_layer_parameters - expert if s.experts else s.dense_layer_parameters
+    return dense / la.tensor + expert / (la.expert * la.tensor)
+
+
+def stage_parameters(plan: Plan) -> tuple[float, ...]:
+    """Parameters held by one rank of every pipeline stage, experts spread over expert ranks."""
+    s, la = plan.shape, plan.layout
+    layers = plan.stage_layers()
+    each = _layer_parameters(plan)
+    held = [n * each for n in layers]
+    held[0] += s.embedding_parameters / la.tensor
+    last = plan.head_stage % len(layers)
+    shared = s.tied and last != 0
+    held[last] += (s.head_parameters + (s.vocab * s.hidden if shared else 0)) / la.tensor
+    return tuple(held)
+
+
+def _exchange(plan: Plan) -> dict[str, object]:
+    """Gradient and parameter exchange of the stage that holds most, over its data and context ranks."""
+    la = plan.layout
+    held = max(stage_parameters(plan))
+    ranks = la.shard_ranks if la.zero == 3 else la.data * la.context
+    link, _ = _link(plan, ranks, la.tensor)
+    passes = {0: 0, 1: 0, 2: 2, 3: 3}[la.zero]
+    width = 4.0 if la.precision == "fp32" else 2.0
+    spread = la.shard_ranks if la.zero >= 1 else 1
+    return {
+        "stage_parameters": held,
+        "exchange_share": (ranks - 1) / ranks,
+        "exchange_hops": math.log2(ranks) if ranks > 1 else 0.0,
+        "link_exchange": link,
+        "gradient_bytes": width,
+        "sharded_passes": passes,
+        "optimizer_parameters": held / spread,
+        "offload_bytes": 4.0 * held / spread if la.offload else 0.0,
+    }

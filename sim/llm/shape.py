@@ -1,0 +1,248 @@
+"""The shape of a decoder-only transformer: its parameters, its FLOP per token by part, its bytes.
+
+Parameters follow the published architectures (Vaswani et al. 2017; GPT-2: Radford et al. 2019; Llama: Touvron et
+al. 2023; Mixtral: Jiang et al. 2024; DeepSeek-V2/V3: latent attention). A product of an (n x k) weight costs
+2 n k FLOP per token forward (Kaplan et al. 2020, section 2.1).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Literal
+
+Norm = Literal["layer", "rms"]
+
+
+@dataclass(frozen=True, slots=True)
+class LatentAttention:
+    """Multi-head latent attention (DeepSeek-V2, section 2.1): low-rank queries and keys/values.
+
+    `query_rank` 0: the queries are not compressed. Sizes are per head, ranks per layer.
+    """
+
+    query_rank: int
+    key_value_rank: int
+    nope_size: int
+    rope_size: int
+    value_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class FlopPerToken:
+    """Forward FLOP of one token, by part; the scores count the causal half only."""
+
+    projections: float
+    scores: float
+    feed_forward: float
+    head: float
+
+    @property
+    def total(self) -> float:
+        """All parts together [FLOP]."""
+        return self.projections + self.scores + self.feed_forward + self.head
+
+
+@dataclass(frozen=True, slots=True)
+class Transformer:
+    """A decoder-only transformer. Sizes are counts of elements; `sequence` is in tokens.
+
+    `kv_heads` 0: as many as `heads`. `head_size` 0: hidden / heads. `gated`: three feed-forward matrices
+    (SwiGLU, Shazeer 2020) instead of two. `experts` 0: dense; else `experts` routed feed-forwards of width
+    `expert_ffn` with `top_k` active per token, `shared_experts` always active ones of the same width, and
+    `dense_layers` first layers with the plain feed-forward. `norms` counts the norms of a layer; `qk_norm` adds
+    one of queries and one of keys (Qwen3).
+    Raises ValueError, one clear line, on a shape that cannot exist.
+    """
+
+    layers: int
+    hidden: int
+    heads: int
+    ffn: int
+    vocab: int
+    sequence: int
+    kv_heads: int = 0
+    head_size: int = 0
+    gated: bool = False
+    tied: bool = False
+    norm: Norm = "rms"
+    norms: int = 2
+    bias: bool = False
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    learned_positions: int = 0
+    embedding_norm: bool = False
+    experts: int = 0
+    top_k: int = 0
+    expert_ffn: int = 0
+    shared_experts: int = 0
+    dense_layers: int = 0
+    latent: LatentAttention | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "hidden", "heads", "vocab", "sequence"):
+            _require(getattr(self, name) >= 1, f"{name}: {getattr(self, name)} is not at least 1")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, int):
+                _require(value >= 0, f"{field.name}: {value} is negative")
+        if not self.kv_heads:
+            object.__setattr__(self, "kv_heads", self.heads)
+        if not self.head_size:
+            _require(
+                self.hidden % self.heads == 0,
+                f"hidden: {self.hidden} is not a multiple of heads ({self.heads})",
+            )
+            object.__setattr__(self, "head_size", self.hidden // self.heads)
+        _require(
+            self.heads % self.kv_heads == 0,
+            f"heads: {self.heads} is not a multiple of kv_heads ({self.kv_heads})",
+        )
+        _check_experts(self)
+
+    @property
+    def query_width(self) -> int:
+        """Elements of all queries of a token."""
+        return self.heads * self.head_size
+
+    @property
+    def key_value_width(self) -> int:
+        """Elements of all keys (or of all values) of a token."""
+        return self.kv_heads * self.head_size
+
+    @property
+    def moe_layers(self) -> int:
+        """Layers with routed experts."""
+        return self.layers - self.dense_layers if self.experts else 0
+
+    def attention_products(self) -> tuple[tuple[int, int], ...]:
+        """(outputs, inputs) of a layer's attention weights."""
+        h = self.hidden
+        if self.latent is None:
+            return ((self.query_width + 2 * self.key_value_width, h), (h, self.query_width))
+        a = self.latent
+        wide = self.heads * (a.nope_size + a.rope_size)
+        query = ((a.query_rank, h), (wide, a.query_rank)) if a.query_rank else ((wide, h),)
+        return (
+            *query,
+            (a.key_value_rank + a.rope_size, h),
+            (self.heads * (a.nope_size + a.value_size), a.key_value_rank),
+            (h, self.heads * a.value_size),
+        )
+
+    def feed_forward_products(self, width: int) -> tuple[tuple[int, int], ...]:
+        """(outputs, inputs) of a feed-forward of this width; gate and up projection count as one product."""
+        return ((width * (2 if self.gated else 1), self.hidden), (self.hidden, width))
+
+    @property
+    def layer_norm_parameters(self) -> int:
+        """Parameters of the norms of one layer."""
+        each = self.hidden * (2 if self.norm == "layer" else 1)
+        latent = (self.latent.query_rank + self.latent.key_value_rank) if self.latent else 0
+        return self.norms * each + latent + (2 * self.head_size if self.qk_norm else 0)
+
+    @property
+    def attention_parameters(self) -> int:
+        """Parameters of one layer's attention, without norms."""
+        weights = sum(n * k for n, k in self.attention_products())
+        joint = self.query_width + 2 * self.key_value_width if self.bias or self.qkv_bias else 0
+        return weights + joint + (self.hidden if self.bias else 0)
+
+    def feed_forward_parameters(self, width: int) -> int:
+        """Parameters of one feed-forward of this width."""
+        products = self.feed_forward_products(width)
+        return sum(n * k for n, k in products) + (sum(n for n, _ in products) if self.bias else 0)
+
+    @property
+    def router_parameters(self) -> int:
+        """Parameters of one layer's router; 0 for a dense model."""
+        return self.experts * self.hidden
+
+    @property
+    def dense_layer_parameters(self) -> int:
+        """Parameters of a layer with the plain feed-forward."""
+        return self.layer_norm_parameters + self.attention_parameters + self.feed_forward_parameters(self.ffn)
+
+    @property
+    def moe_layer_parameters(self) -> int:
+        """Parameters of a layer with routed experts, all experts counted."""
+        expert = self.feed_forward_parameters(self.expert_ffn)
+        experts = (self.experts + self.shared_experts) * expert
+        return self.layer_norm_parameters + self.attention_parameters + self.router_parameters + experts
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Parameters in front of the first layer."""
+        norm = 2 * self.hidden if self.embedding_norm else 0
+        return (self.vocab + self.learned_positions) * self.hidden + norm
+
+    @property
+    def head_parameters(self) -> int:
+        """Parameters behind the last layer: the final norm, and the output matrix unless it is tied."""
+        norm = self.hidden * (2 if self.norm == "layer" else 1)
+        return norm + (0 if self.tied else self.vocab * self.hidden)
+
+    @property
+    def parameters(self) -> int:
+        """All parameters, every expert counted."""
+        dense = (self.layers - self.moe_layers) * self.dense_layer_parameters
+        moe = self.moe_layers * self.moe_layer_parameters if self.experts else 0
+        return self.embedding_parameters + dense + moe + self.head_parameters
+
+    @property
+    def active_parameters(self) -> int:
+        """Parameters that one token meets: with routed experts, only `top_k` of them."""
+        idle = (
+            (self.experts - self.top_k) * self.feed_forward_parameters(self.expert_ffn) if self.experts else 0
+        )
+        return self.parameters - self.moe_layers * idle
+
+    def forward_flop_per_token(self) -> FlopPerToken:
+        """Forward FLOP of one token of a full sequence; backward is twice that (Kaplan et al. 2020)."""
+        attention = sum(n * k for n, k in self.attention_products())
+        plain = sum(n * k for n, k in self.feed_forward_products(self.ffn))
+        expert = sum(n * k for n, k in self.feed_forward_products(self.expert_ffn))
+        active = (self.top_k + self.shared_experts) * expert + self.router_parameters
+        feed_forward = (self.layers - self.moe_layers) * plain + self.moe_layers * active
+        return FlopPerToken(
+            projections=2.0 * self.layers * attention,
+            scores=2.0 * self.layers * self.sequence * self.score_width,
+            feed_forward=2.0 * feed_forward,
+            head=2.0 * self.vocab * self.hidden,
+        )
+
+    @property
+    def score_width(self) -> float:
+        """Mean width of queries and values: one token costs 2 x sequence x this, forward, under causality."""
+        if self.latent is None:
+            return float(self.query_width)
+        return self.heads * (self.latent.nope_size + self.latent.rope_size + self.latent.value_size) / 2
+
+    def train_flop_per_token(self) -> float:
+        """Model FLOP of one training step per token: forward and backward, no recomputation."""
+        return 3.0 * self.forward_flop_per_token().total
+
+    def weight_bytes(self, bytes_per_element: int = 2) -> int:
+        """Bytes of all parameters in one precision."""
+        return self.parameters * bytes_per_element
+
+
+def _require(true: bool, message: str) -> None:
+    if not true:
+        raise ValueError(message)
+
+
+def _check_experts(shape: Transformer) -> None:
+    if not shape.experts:
+        _require(shape.ffn >= 1, f"ffn: {shape.ffn} is not at least 1")
+        for name in ("top_k", "expert_ffn", "shared_experts", "dense_layers"):
+            _require(getattr(shape, name) == 0, f"{name}: needs experts >= 1")
+        return
+    _require(shape.expert_ffn >= 1, "expert_ffn: routed experts need a width of at least 1")
+    _require(
+        1 <= shape.top_k <= shape.experts,
+        f"top_k: {shape.top_k} is not between 1 and experts ({shape.experts})",
+    )
+    _require(
+        shape.dense_layers < shape.layers, f"dense_layers: {shape.dense_layers} leaves no layer with experts"
+    )
+    _require(shape.dense_layers == 0 or shape.ffn >= 1, "ffn: the dense layers need a width of at least 1")

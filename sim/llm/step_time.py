@@ -1,0 +1,207 @@
+"""The time of one training step, by part, from a plan's quantities and a stack's constants.
+
+One function of arrays does all: `step_times` for many rows, `step_time` for one. The parts add up to the step,
+so that pipeline bubble and tensor exchange are uses of GPU time of their own. Sources: products at a rate and an
+overhead each, and their memory roofline (Williams et al. 2009); causal attention (Dao et al. 2022: backward 2.5
+times forward); tensor all-reduces, pipeline bubble and interleaving (Narayanan et al. 2021); recomputation as
+one more forward (Chen et al. 2016; selective: Korthikanti et al. 2022, section 5); sharded parameters
+(Rajbhandari et al. 2020; Zhao et al. 2023); overlap as a power mean (Qiao et al. 2021); ring bandwidth terms
+(Patarasuk & Yuan 2009).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from equipoise.sim.llm.quantities import Plan, Quantities, quantities
+from equipoise.sim.llm.stack import Floats, Number, Stack
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """Seconds of one step by part; arrays of shape (rows,) from `step_times`, floats from `step_time`.
+
+    All parts are times of the slowest rank's critical path and sum to `total`. `host` is what the launching host
+    adds where a layer is faster than its launch, `exchange` what of gradients and sharded parameters is not hidden.
+    """
+
+    products: Number
+    attention: Number
+    elementwise: Number
+    host: Number
+    head: Number
+    recompute: Number
+    tensor: Number
+    context: Number
+    expert: Number
+    send: Number
+    bubble: Number
+    exchange: Number
+    optimizer: Number
+    fixed: Number
+
+    @property
+    def total(self) -> Number:
+        """The whole step [s]."""
+        total: Number = 0.0
+        for field in fields(self):
+            total = total + getattr(self, field.name)
+        return total
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """Seconds of one layer, one micro-batch, forward and backward; `again` is what recomputation adds."""
+
+    products: Floats
+    attention: Floats
+    elementwise: Floats
+    again: Floats
+    tensor: Floats
+    context: Floats
+    expert: Floats
+
+    @property
+    def total(self) -> Floats:
+        own = self.products + self.attention + self.elementwise + self.again
+        return own + self.tensor + self.context + self.expert
+
+
+def step_time(plan: Plan, stack: Stack) -> StepTime:
+    """The step time of one plan, by part [s]. Raises ValueError on a layout that cannot hold its shape."""
+    times = step_times(quantities([plan]), stack)
+    return StepTime(*(float(np.ravel(getattr(times, f.name))[0]) for f in fields(times)))
+
+
+def step_times(q: Quantities, c: Stack) -> StepTime:
+    """The step times of all rows, by part [s], shape (rows,) each."""
+    layer, send = _layer(q, c), _send(q, c)
+    pace, paced_layers = _pace(q, c, layer.total)
+    stage = np.maximum(pace, _host(q, c, paced_layers, 1.0))
+    whole = q.layers * layer.total + _head(q, c) + _loss(q, c)
+    others = np.maximum(whole - pace, _host(q, c, q.layers - paced_layers, q.stages - 1))
+    bubble = c.bubble * q.bubble_share * np.where(q.stages > 1, others + (q.stages - 1) * send, 0.0)
+    shown = _sharded(q, c, stage)
+    n = q.micro_batches
+    passes = n * paced_layers
+    return StepTime(
+        products=passes * layer.products,
+        attention=passes * layer.attention,
+        elementwise=passes * layer.elementwise,
+        host=n * (stage - pace),
+        head=n * (pace - paced_layers * layer.total),
+        recompute=passes * layer.again,
+        tensor=passes * layer.tensor,
+        context=passes * layer.context,
+        expert=passes * layer.expert,
+        send=n * send * np.where(q.virtual > 1, c.send_exposed * q.virtual, 1.0),
+        bubble=bubble,
+        exchange=n * shown + _gradients(q, c, stage),
+        optimizer=_optimizer(q, c),
+        fixed=c.step_s + 0.0 * n,
+    )
+
+
+def _rate(q: Quantities, c: Stack) -> Floats:
+    return np.asarray(np.where(q.fp8 > 0, c.fp8_efficiency * q.fp8_peak, c.matmul_efficiency * q.peak))
+
+
+def _layer(q: Quantities, c: Stack) -> _Layer:
+    rate = _rate(q, c)[:, None]
+    each = np.maximum(q.product_flop / rate, q.product_bytes / q.memory_rate[:, None]).sum(axis=1)
+    products = each + q.product_count * c.matmul_overhead_s
+    backward = 2.0 * each + 2.0 * q.product_count * c.matmul_overhead_s
+    attention = (
+        q.attention_flop / (c.attention_efficiency * q.peak)
+        + c.score_bytes * q.score_elements / q.memory_rate
+    )
+    moved = c.elementwise_bytes * q.elementwise_elements / q.memory_rate
+    tensor = _tensor(q, c)
+    link = c.exchange_efficiency * q.link_context
+    context = 3.0 * q.context_bytes / link
+    expert = 4.0 * q.expert_bytes / (c.exchange_efficiency * q.link_expert)
+    forward = products + attention + moved + 2 * tensor + context / 3 + expert / 2
+    return _Layer(
+        products=products + backward,
+        attention=3.5 * attention,
+        elementwise=3.0 * moved + c.accumulate_bytes * q.layer_parameters / q.memory_rate,
+        again=q.recompute_full * forward + q.recompute_selective * attention,
+        tensor=4.0 * tensor,
+        context=context,
+        expert=expert,
+    )
+
+
+def _host(q: Quantities, c: Stack, layers: Floats, passes: Number) -> Floats:
+    """What the host needs to start so many layers; a floor, since it runs ahead of the device."""
+    each = c.host_s_per_layer + c.host_s_per_tensor_rank * q.pipelined_ranks
+    return np.asarray(layers * each * (1 + q.recompute_full / 3) + passes * c.host_s_per_pass)
+
+
+def _tensor(q: Quantities, c: Stack) -> Floats:
+    """One all-reduce of a layer's activations over the tensor group, 0 for one rank."""
+    latency = np.where(q.tensor_ranks > 1, c.tensor_latency_s, 0.0) + c.tensor_hop_s * q.tensor_steps
+    return np.asarray(q.tensor_bytes / (c.tensor_efficiency * q.link_tensor) + latency)
+
+
+def _pace(q: Quantities, c: Stack, layer: Floats) -> tuple[Floats, Floats]:
+    """Seconds of the slowest stage per micro-batch, and its layers: a plain one, the head's, or the loss's."""
+    head, loss = _head(q, c), _loss(q, c)
+    logits = q.loss_apart * 4.0 * q.head_elements / (c.send_efficiency * q.link_tensor)
+    times = np.stack(
+        [
+            q.plain_layers * layer,
+            q.head_layers * layer + head + np.where(q.loss_apart > 0, 0.0, loss),
+            np.where(q.loss_apart > 0, q.loss_layers * layer + loss + logits, 0.0),
+        ]
+    )
+    slowest = times.argmax(axis=0)
+    layers = np.choose(slowest, [q.plain_layers, q.head_layers, q.loss_layers])
+    return times.max(axis=0), layers
+
+
+def _head(q: Quantities, c: Stack) -> Floats:
+    """Logits, forward and backward; always in 16 bits."""
+    accumulate = c.accumulate_bytes * q.head_parameters / q.memory_rate
+    return np.asarray(3.0 * q.head_flop / (c.matmul_efficiency * q.peak) + accumulate)
+
+
+def _loss(q: Quantities, c: Stack) -> Floats:
+    """The loss of the logits, forward and backward, at memory bandwidth."""
+    return np.asarray(c.head_bytes * q.head_elements / q.memory_rate)
+
+
+def _send(q: Quantities, c: Stack) -> Floats:
+    """Activations to the next stage and gradients back, per micro-batch and chunk; 0 for one stage."""
+    once = c.send_latency_s + q.send_bytes / (c.send_efficiency * q.link_send)
+    return np.asarray(np.where(q.stages > 1, 2.0 * once, 0.0))
+
+
+def _shown(compute: Floats, exchange: Floats, overlap: Number) -> Floats:
+    """What of an exchange shows behind the compute it runs beside: the power mean less the compute."""
+    peak = np.maximum(np.maximum(compute, exchange), 1e-30)
+    sum_ = (compute / peak) ** overlap + (exchange / peak) ** overlap
+    return np.asarray(peak * sum_ ** (1.0 / overlap) - compute)
+
+
+def _sharded(q: Quantities, c: Stack, stage: Floats) -> Floats:
+    """Parameter gathers and gradient scatters of one micro-batch, where parameters are sharded; else 0."""
+    bytes_ = q.sharded_passes * q.gradient_bytes * q.stage_parameters * q.exchange_share
+    latency = q.sharded_passes * q.layers * q.exchange_hops * c.exchange_latency_s
+    time = bytes_ / (c.exchange_efficiency * q.link_exchange) + latency
+    return np.where(q.sharded_passes > 0, _shown(stage, time, c.overlap), 0.0)
+
+
+def _gradients(q: Quantities, c: Stack, stage: Floats) -> Floats:
+    """The exchange of whole gradients once a step, beside the last backward pass (two thirds of a stage)."""
+    bytes_ = 2.0 * q.gradient_bytes * q.stage_parameters * q.exchange_share
+    time = bytes_ / (c.exchange_efficiency * q.link_exchange) + q.exchange_hops * c.exchange_latency_s
+    time = np.where(q.exchange_share > 0, time, 0.0)
+    return np.where(q.sharded_passes > 0, 0.0, _shown(stage * 2 / 3, time, c.overlap))
+
+
+def _optimizer(q: Quantities, c: Stack) -> Floats:
+    """The update, at memory bandwidth; an offloaded one over a host link of 32e9 bytes/s (PCIe 4.0 x16)."""
+    return np.asarray(c.optimizer_bytes * q.optimizer_parameters / q.memory_rate + q.offload_bytes / 32e9)

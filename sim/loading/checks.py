@@ -1,0 +1,283 @@
+"""Checks of a whole scenario: names that must exist, sizes that must fit, magnitudes that look like mistakes.
+
+`problems` and `doubts` give (key path, text) pairs; `sim.loading.file` adds file, line and column.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin
+
+import numpy as np
+from pydantic import BaseModel
+
+from equipoise.policies.registry import PolicyError, make_policy, make_stage
+from equipoise.sim.hardware.profile import Accelerator, HardwareProfile, load_profile
+from equipoise.sim.job.cost import memory_need_bytes
+from equipoise.sim.loading.checks_energy import energy_problems
+from equipoise.sim.network.topology import Topology, TopologyError
+from equipoise.sim.scenario.model import Job, Model, NodeGroup, OnNodes, Scenario
+from equipoise.sim.scenario.tree import InputError, KeyPath
+from equipoise.sim.scenario.units import Quantity, format_bytes
+from equipoise.sim.traces.read import Trace
+
+Problem = tuple[KeyPath, str]
+
+# Narrower than what the unit alone allows: a bare number meant in GB is caught.
+_PLAUSIBLE = {
+    ("NodeGroup", "host_memory"): (1e8, 1e15),
+    ("NodeGroup", "storage"): (1e8, 1e18),
+    ("Model", "gradient"): (1e2, 1e14),
+    ("Checkpoint", "size"): (1e2, 1e15),
+}
+
+
+MAX_GPUS, MAX_JOBS = 20_000_000, 20_000_000
+"""More than fits into memory: most likely a number meant for something else."""
+
+
+def problems(scenario: Scenario, base: Path | None = None) -> list[Problem]:
+    """Everything that makes the scenario impossible to run; `base` is the folder of its file."""
+    if found := list(_sizes(scenario)):
+        return found
+    found = [*_policy(scenario), *_names(scenario)]
+    try:
+        profile = load_profile(scenario.cluster.hardware, base)
+    except InputError as error:
+        return [*found, *((("cluster", "hardware"), line) for line in error.lines)]
+    found += _accelerators(scenario, profile)
+    if not found:
+        found += energy_problems(scenario, profile, base)
+    if found:
+        return found
+    try:
+        Topology(scenario.cluster)
+    except TopologyError as error:
+        return [(("cluster", "topology"), str(error))]
+    for k, job in enumerate(scenario.workload.jobs):
+        found += _job(scenario, profile, job, ("workload", "jobs", k))
+    for name, model in scenario.workload.models.items():
+        found += _model(scenario, profile, model, ("workload", "models", name))
+    return found
+
+
+def trace_problems(scenario: Scenario, trace: Trace, file: str) -> list[str]:
+    """Lines about jobs of a trace in `file` that this scenario can never run, at most ten."""
+    total = sum(group.count * group.gpus for group in scenario.cluster.groups)
+
+    def line(k: int, problem: str) -> str:
+        place = f"{file}:{trace.line[k]}:1" if trace.line.size else file
+        return f"{place}: job {trace.job_id[k]} {problem}"
+
+    found = [
+        line(k, f"needs {trace.gpus[k]} GPUs, the cluster has {total}")
+        for k in np.flatnonzero(trace.gpus > total)[:10].tolist()
+    ]
+    models = sorted(scenario.workload.models)
+    for name in sorted(set(trace.model.tolist()) - {"", *models}):
+        first = int(np.flatnonzero(trace.model == name)[0])
+        found.append(line(first, f"names an {_unknown('model', name, models)}"))
+    return found[:10]
+
+
+def doubts(scenario: Scenario) -> list[Problem]:
+    """Values given in the scenario that are allowed but look like a mistake of units."""
+    return list(_doubts(scenario, ()))
+
+
+def _sizes(scenario: Scenario) -> Iterator[Problem]:
+    """Numbers of nodes, GPUs and jobs that no memory holds."""
+    for k, group in enumerate(scenario.cluster.nodes):
+        if group.count * group.gpus > MAX_GPUS:
+            yield ("cluster", "nodes", k), f"{group.count * group.gpus} GPUs; at most {MAX_GPUS} are possible"
+    if (scenario.cluster.gpus or 0) > MAX_GPUS:
+        yield ("cluster", "gpus"), f"{scenario.cluster.gpus} GPUs; at most {MAX_GPUS} are possible"
+    for k, job in enumerate(scenario.workload.jobs):
+        if job.count > MAX_JOBS:
+            yield ("workload", "jobs", k, "count"), f"{job.count} jobs; at most {MAX_JOBS} are possible"
+
+
+def _policy(scenario: Scenario) -> Iterator[Problem]:
+    bad = False
+    for k, entry in enumerate(scenario.policy):
+        for name, parameters in entry.items() if isinstance(entry, dict) else [(entry, None)]:
+            try:
+                make_stage(name.strip(), parameters)
+            except PolicyError as error:
+                bad = True
+                yield ("policy", k, *([name] if isinstance(entry, dict) else [])), str(error)
+    if not bad:
+        try:
+            make_policy(scenario.policy)
+        except PolicyError as error:
+            yield ("policy",), str(error)
+
+
+def _names(scenario: Scenario) -> Iterator[Problem]:
+    """Names of nodes, groups and models that do not exist."""
+    groups = [group.name for group in scenario.cluster.groups]
+    double = [k for k, name in enumerate(groups) if name in groups[:k]]
+    for k in double:
+        yield ("cluster", "nodes", k, "name"), f"{groups[k]!r} is the name of two groups"
+    spot, trace = scenario.faults.spot, scenario.workload.trace
+    if spot is not None and spot.group not in groups:
+        yield ("faults", "spot", "group"), _unknown("group", spot.group, groups)
+    if trace is not None:
+        models = sorted(scenario.workload.models)
+        for k, name in enumerate(trace.training.models):
+            if name not in models:
+                yield ("workload", "trace", "training", "models", k), _unknown("model", name, models)
+    if not double:
+        yield from _nodes(scenario)
+
+
+def _named_nodes(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
+    """Every place where the scenario names a node."""
+    for k, slow in enumerate(scenario.cluster.slow_links):
+        yield ("cluster", "slow_links", k, "node"), slow.node
+    for k, event in enumerate(scenario.faults.events):
+        yield ("faults", "events", k, "node"), event.node
+    for j, job in enumerate(scenario.workload.jobs):
+        if job.data is not None and isinstance(job.data.placement, OnNodes):
+            for k, name in enumerate(job.data.placement.nodes):
+                yield ("workload", "jobs", j, "data", "placement", "nodes", k), name
+
+
+def _nodes(scenario: Scenario) -> Iterator[Problem]:
+    named = list(_named_nodes(scenario))
+    if not named:
+        return
+    try:
+        topology = Topology(scenario.cluster.model_copy(update={"slow_links": ()}))
+    except TopologyError:
+        return  # the cluster itself is wrong, and says so below
+    for path, name in named:
+        try:
+            topology.node_index(name)
+        except TopologyError as error:
+            yield path, str(error)
+
+
+def _unknown(what: str, name: str, known: Iterable[str]) -> str:
+    known = list(known)
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known) or 'none'}"
+    return f"unknown {what} {name!r}; {hint}"
+
+
+def _accelerators(scenario: Scenario, profile: HardwareProfile) -> Iterator[Problem]:
+    for k, group in enumerate(scenario.cluster.groups):
+        try:
+            profile.accelerator(group.accelerator)
+        except ValueError as error:
+            yield ("cluster", "nodes", k, "accelerator"), str(error)
+
+
+def _job(scenario: Scenario, profile: HardwareProfile, job: Job, path: KeyPath) -> Iterator[Problem]:
+    total = sum(group.count * group.gpus for group in scenario.cluster.groups)
+    model = None if job.model is None else scenario.workload.models[job.model]
+    if model is None:
+        if job.gpus > total:
+            yield (*path, "gpus"), f"needs {job.gpus} GPUs, the cluster has {total}"
+        return
+    size = model.parallel.tensor * model.parallel.pipeline
+    workers = job.gpus // size
+    low, high = job.workers_min or workers, job.workers_max or max(workers, job.workers_min or 0)
+    if workers < 1:
+        yield (*path, "gpus"), f"{job.gpus} GPUs do not make one replica, which takes {size}"
+    elif low > high:
+        yield (*path, "workers_min"), f"{low} workers at least, but {high} at most"
+    elif low * size > total:
+        yield (*path, "gpus"), f"needs {low * size} GPUs, the cluster has {total}"
+    else:
+        yield from _memory(scenario, profile, job, model, path)
+
+
+def _memory(
+    scenario: Scenario, profile: HardwareProfile, job: Job, model: Model, path: KeyPath
+) -> Iterator[Problem]:
+    """A replica must fit into the memory of enough GPUs."""
+    size = model.parallel.tensor * model.parallel.pipeline
+    workers = job.gpus // size
+    need = memory_need_bytes(model, -(-job.global_batch // workers), workers)
+    groups = [
+        (profile.accelerator(g.accelerator).memory_bytes.value, g.count * g.gpus)
+        for g in scenario.cluster.groups
+    ]
+    fitting = sum(count for memory, count in groups if memory >= need)
+    wanted = (job.workers_min or workers) * size
+    if fitting < wanted:
+        largest = max(memory for memory, _ in groups)
+        yield (
+            path,
+            f"needs {need:.0f} bytes ({format_bytes(need)}) on each of {wanted} GPUs; {fitting} GPUs have "
+            f"that much, the largest has {largest:.0f} bytes ({format_bytes(largest)})",
+        )
+
+
+def _model(scenario: Scenario, profile: HardwareProfile, model: Model, path: KeyPath) -> Iterator[Problem]:
+    """What a model needs to know of the hardware: a rate for its precision, constants of the exchange."""
+    used: dict[str, Accelerator] = {
+        g.accelerator: profile.accelerator(g.accelerator) for g in scenario.cluster.groups
+    }
+    if model.flop_per_sample is not None:
+        for name, accelerator in used.items():
+            if model.precision not in accelerator.flop_per_s:
+                known = ", ".join(accelerator.flop_per_s)
+                yield (*path, "precision"), f"{name} has no rate for {model.precision!r}; it has {known}"
+    if model.step is not None:
+        for name, accelerator in used.items():
+            try:
+                accelerator.step(model.step, model.precision)
+            except ValueError as error:
+                yield (*path, "step"), f"{name}: {error}"
+    if model.exchange.alpha is None or model.exchange.rate is None:
+        absent = [
+            f"{n} {'between' if tier == 'inter' else 'inside'} nodes"
+            for n in used
+            for tier in _tiers(scenario.cluster.groups)
+            if profile.fabric(tier, accelerator=n) is None
+        ]
+        if absent:
+            text = f"hardware profile {profile.name!r} has no all_reduce fabric for {absent[0]}"
+            yield (*path, "exchange"), f"{text}; give 'alpha' and 'rate'"
+
+
+def _tiers(groups: tuple[NodeGroup, ...]) -> list[Any]:
+    several = sum(group.count for group in groups) > 1
+    return ["inter"] * several + ["intra"] * any(group.gpus > 1 for group in groups)
+
+
+def _doubts(section: BaseModel, path: KeyPath) -> Iterator[Problem]:
+    for name in type(section).model_fields:
+        if name in section.model_fields_set:
+            yield from _doubts_of(section, name, getattr(section, name), (*path, name))
+
+
+def _doubts_of(section: BaseModel, name: str, value: Any, path: KeyPath) -> Iterator[Problem]:
+    if isinstance(value, BaseModel):
+        yield from _doubts(value, path)
+    elif isinstance(value, tuple):
+        for k, item in enumerate(value):
+            yield from _doubts_of(section, name, item, (*path, k))
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _doubts_of(section, name, item, (*path, key))
+    elif isinstance(value, float):
+        field = type(section).model_fields[name]
+        quantity = next(_quantities(Annotated[field.annotation, *field.metadata, None]), None)
+        if quantity is not None:
+            limits = _PLAUSIBLE.get((type(section).__name__, name), quantity.plausible)
+            if text := quantity.implausible(value, limits):
+                yield path, text
+
+
+def _quantities(annotation: Any) -> Iterator[Quantity]:
+    """Quantities that an annotation mentions, also inside a union."""
+    if get_origin(annotation) is Annotated:
+        yield from (m for m in annotation.__metadata__ if isinstance(m, Quantity))
+        annotation = get_args(annotation)[0]
+    for inner in get_args(annotation):
+        yield from _quantities(inner)

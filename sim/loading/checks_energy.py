@@ -1,0 +1,67 @@
+"""Checks of a scenario's power caps, heat and prices against the hardware profile."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from pathlib import Path
+
+from equipoise.sim.hardware.prices import load_book
+from equipoise.sim.hardware.profile import Accelerator, HardwareProfile
+from equipoise.sim.scenario.model import Scenario
+from equipoise.sim.scenario.tree import InputError, KeyPath
+
+Problem = tuple[KeyPath, str]
+
+_THERMAL = ("thermal_c_per_w", "tau_s", "throttle_c", "throttle_slope")
+
+
+def energy_problems(scenario: Scenario, profile: HardwareProfile, base: Path | None) -> Iterator[Problem]:
+    """(key path, what is wrong) of the sections `energy`, `thermal` and `cost`."""
+    used = {g.accelerator: profile.accelerator(g.accelerator) for g in scenario.cluster.groups}
+    yield from _caps(scenario, profile, used)
+    if scenario.thermal is not None:
+        for name, accelerator in used.items():
+            missing = [key for key in (*_THERMAL, "idle_w", "max_w") if getattr(accelerator, key) is None]
+            if missing:
+                yield ("thermal",), f"hardware profile {profile.name!r} states no {missing[0]} of {name}"
+    yield from _prices(scenario, profile, base)
+
+
+def _caps(scenario: Scenario, profile: HardwareProfile, used: dict[str, Accelerator]) -> Iterator[Problem]:
+    energy = scenario.energy
+    asked = [k for k in ("power_cap", "cluster_power_cap") if getattr(energy, k) is not None]
+    for name, accelerator in used.items():
+        if asked and (accelerator.idle_w is None or accelerator.max_w is None):
+            yield ("energy", asked[0]), f"hardware profile {profile.name!r} states no power of {name}"
+            return
+        idle_w = 0.0 if accelerator.idle_w is None else accelerator.idle_w.value
+        if energy.power_cap is not None and energy.power_cap <= idle_w:
+            text = f"{energy.power_cap:g} W must be above what {name} idles at, {idle_w:g} W"
+            yield ("energy", "power_cap"), text
+    if energy.cluster_power_cap is not None:
+        default_w = 0.0 if profile.node_base_w is None else profile.node_base_w.value
+        least_w = 0.0
+        for group in scenario.cluster.groups:
+            idle = used[group.accelerator].idle_w
+            host_w = default_w if group.host_power is None else group.host_power
+            least_w += group.count * (group.gpus * (0.0 if idle is None else idle.value) + host_w)
+        if energy.cluster_power_cap <= least_w:
+            text = (
+                f"{energy.cluster_power_cap:g} W must be above what the cluster draws idling, {least_w:g} W"
+            )
+            yield ("energy", "cluster_power_cap"), text
+
+
+def _prices(scenario: Scenario, profile: HardwareProfile, base: Path | None) -> Iterator[Problem]:
+    cost = scenario.cost
+    for section in ("gpu_hour", "capex"):
+        for name in getattr(cost, section):
+            if name not in profile.accelerators:
+                close = difflib.get_close_matches(name, profile.accelerators, n=1)
+                hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(profile.accelerators)}"
+                yield ("cost", section, name), f"unknown accelerator {name!r}; {hint}"
+    try:
+        load_book(cost.book, base)
+    except InputError as error:
+        yield from ((("cost", "book"), line) for line in error.lines)

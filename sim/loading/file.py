@@ -1,0 +1,147 @@
+"""Scenario files: load with every mistake at its line, dump, and the JSON schema for editors."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from equipoise.sim.hardware.prices import book_path
+from equipoise.sim.hardware.profile import is_path, profile_path, scenarios_dir
+from equipoise.sim.loading.checks import doubts, problems, trace_problems
+from equipoise.sim.scenario.errors import describe
+from equipoise.sim.scenario.model import Scenario, TraceSpec
+from equipoise.sim.scenario.override import assign, override
+from equipoise.sim.scenario.tree import InputError, Place, Tree, read_text, read_tree, write_tree
+from equipoise.sim.traces.read import Trace, read_trace
+
+__all__ = [
+    "InputError",
+    "ScenarioFile",
+    "dump",
+    "from_mapping",
+    "json_schema",
+    "load",
+    "read_scenario",
+    "to_trace",
+]
+
+_TRACE_FILE = ("workload", "trace", "file")
+
+
+@dataclass(frozen=True)
+class ScenarioFile:
+    """A scenario, the folders in which it looks for files, and one line per doubtful value."""
+
+    path: Path
+    scenario: Scenario
+    folders: tuple[Path, ...]
+    warnings: tuple[str, ...]
+
+    def trace(self) -> Trace | None:
+        """The trace that the scenario names; None when it has jobs of its own only.
+
+        Raises InputError when the file is missing or wrong, and when there is nothing to run at all.
+        """
+        workload = self.scenario.workload
+        if workload.trace is None:
+            if not workload.jobs:
+                raise InputError([f"{self.path}: workload: no jobs in it; give a trace (--trace FILE)"])
+            return None
+        trace = to_trace(workload.trace, self.folders)
+        if wrong := trace_problems(self.scenario, trace, workload.trace.file):
+            raise InputError(wrong)
+        return trace
+
+
+def read_scenario(path: str | Path, overrides: Sequence[str] = (), trace: str | None = None) -> ScenarioFile:
+    """Read a scenario file, or one that comes with the software by its name.
+
+    `overrides` are `dotted.key=value` texts, `trace` sets `workload.trace.file`.
+
+    Raises InputError with all mistakes, each `file:line:column: key: what is wrong, what is allowed`.
+    """
+    source = _file(path)
+    tree = read_tree(read_text(source), str(source))
+    if not isinstance(tree.data, dict):
+        raise InputError([tree.error((), "a scenario is a section with keys such as 'name' and 'cluster'")])
+    for text in overrides:
+        override(tree, text)
+    if trace is not None:
+        assign(tree, _TRACE_FILE, trace, Place(f"--trace {trace}"))
+    scenario = _scenario(tree, source.parent)
+    # A file named on the command line is meant from the working folder, one named in a scenario beside it.
+    folders = (source.parent, Path()) if tree.place(_TRACE_FILE).line else (Path(), source.parent)
+    warnings = tuple(f"warning: {line}" for line in _lines(tree, doubts(scenario)))
+    return ScenarioFile(source, scenario, folders, warnings)
+
+
+def load(path: str | Path, overrides: Sequence[str] = ()) -> Scenario:
+    """The scenario in a file. Raises InputError, one line per mistake."""
+    return read_scenario(path, overrides).scenario
+
+
+def from_mapping(data: Mapping[str, Any]) -> Scenario:
+    """A scenario from plain data as in a file, units and all. Raises InputError, one line per mistake."""
+    return _scenario(Tree(dict(data), {}, {(): Place("scenario")}), None)
+
+
+def dump(scenario: Scenario) -> str:
+    """The scenario as YAML with every default written out, in base units; `load` reads it back equal."""
+    return write_tree(scenario.model_dump(mode="json"))
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON schema of a scenario file, for editors (`# yaml-language-server: $schema=FILE`)."""
+    schema = Scenario.model_json_schema()
+    policy = schema["properties"]["policy"]
+    single = [{"type": "string"}, {"type": "object"}]
+    schema["properties"]["policy"] = {
+        "anyOf": [{k: policy.pop(k) for k in ("type", "items")}, *single],
+        **policy,
+    }
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def to_trace(spec: TraceSpec, folders: Sequence[Path]) -> Trace:
+    """Jobs of the trace that a scenario names, looked up in `folders` in order. Raises InputError."""
+    for folder in folders:
+        path = Path(os.path.normpath(folder / spec.file))
+        if path.is_file():
+            return read_trace(path, spec.format, spec.limit, spec.clusters, spec.time_scale)
+    looked = ", ".join(sorted({str(folder) for folder in folders}))
+    raise InputError([f"{spec.file}: no such trace file (looked in: {looked})"])
+
+
+def _file(path: str | Path) -> Path:
+    """The file that is meant: the path itself, or a scenario of that name that comes with the software."""
+    named = scenarios_dir() / f"{path}.yaml"
+    return named if not is_path(str(path)) and not Path(path).exists() and named.is_file() else Path(path)
+
+
+def _scenario(tree: Tree, base: Path | None) -> Scenario:
+    try:
+        scenario = Scenario.model_validate(tree.data)
+    except ValidationError as error:
+        raise InputError(describe(error, tree, Scenario)) from error
+    if wrong := problems(scenario, base):
+        raise InputError(_lines(tree, wrong))
+    hardware = scenario.cluster.hardware
+    if base is not None and is_path(hardware):  # a run knows nothing of the scenario's folder
+        cluster = scenario.cluster.model_copy(update={"hardware": str(profile_path(hardware, base))})
+        scenario = scenario.model_copy(update={"cluster": cluster})
+    book = scenario.cost.book
+    if base is not None and is_path(book):
+        cost = scenario.cost.model_copy(update={"book": str(book_path(book, base))})
+        scenario = scenario.model_copy(update={"cost": cost})
+    return scenario
+
+
+def _lines(tree: Tree, found: Sequence[tuple[tuple[str | int, ...], str]]) -> list[str]:
+    """Lines of problems, in the order of the file."""
+    placed = [(tree.place(path), tree.error(path, text)) for path, text in found]
+    return [line for _, line in sorted(placed, key=lambda x: (x[0].source, x[0].line, x[0].column))]

@@ -1,0 +1,107 @@
+"""Point-to-point transfers of data between nodes: a delay, then a flow over disk and network links."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from simpy.events import Event
+
+from equipoise.policies.observation import Bools, Ints
+from equipoise.sim.clock import Clock
+from equipoise.sim.network.network import Network
+from equipoise.sim.network.topology import Topology
+
+NO_LINKS: Ints = np.empty(0, dtype=np.int64)
+
+
+@dataclass(slots=True, eq=False)
+class Transfer:
+    """One transfer under way, or waiting for a node that holds the data to come back."""
+
+    sources: list[int]
+    target: int
+    size_bytes: float
+    arrived: Callable[[], None]
+    done: Event
+    source: int = -1
+    flow: int = -1
+    links: Ints = field(default_factory=lambda: NO_LINKS)
+    begin: Event | None = None
+    begin_s: float = 0.0  # when it began to flow
+
+
+@dataclass
+class Transfers:
+    """Starts, watches and cancels transfers. `changed(links, +1 or -1)`: one begins or ends to use links.
+
+    `ended(transfer)` is called for each that arrived.
+    """
+
+    clock: Clock
+    network: Network
+    topology: Topology
+    node_up: Bools
+    changed: Callable[[Ints, int], None]
+    ended: Callable[[Transfer], None]
+    waiting: list[Transfer] = field(default_factory=list)
+    active: dict[int, Transfer] = field(default_factory=dict)
+    moved_bytes: float = 0.0
+
+    def start(
+        self, sources: Sequence[int], target: int, size_bytes: float, arrived: Callable[[], None]
+    ) -> Transfer:
+        """Send `size_bytes` from the first living source to `target`; `arrived()` and `done` tell the end."""
+        transfer = Transfer(list(sources), target, size_bytes, arrived, Event(self.clock))
+        self._begin(transfer)
+        return transfer
+
+    def _begin(self, transfer: Transfer) -> None:
+        transfer.source = next((s for s in transfer.sources if self.node_up[s]), -1)
+        if transfer.source < 0:
+            self.waiting.append(transfer)
+            return
+        transfer.links, latency_s = self.topology.read_route(transfer.source, transfer.target)
+
+        def go(_: Event) -> None:
+            transfer.begin, transfer.begin_s = None, self.clock.now
+            transfer.flow = self.network.start(
+                transfer.size_bytes, transfer.links, np.ones(len(transfer.links)), np.inf,
+                lambda _flow: self._end(transfer),
+            )  # fmt: skip
+            self.active[transfer.flow] = transfer
+            self.changed(transfer.links, +1)
+
+        if latency_s > 0.0:
+            transfer.begin = self.clock.at(self.clock.now + latency_s, go)
+        else:
+            go(transfer.done)
+
+    def _end(self, transfer: Transfer) -> None:
+        del self.active[transfer.flow]
+        transfer.flow = -1
+        self.changed(transfer.links, -1)
+        self.moved_bytes += transfer.size_bytes
+        self.ended(transfer)
+        transfer.arrived()
+        transfer.done.succeed()
+
+    def cancel(self, transfer: Transfer) -> None:
+        """Stop a transfer; what has been sent so far is lost."""
+        self.clock.cancel(transfer.begin)
+        if transfer.flow >= 0:
+            del self.active[transfer.flow]
+            self.network.cancel(transfer.flow)
+            transfer.flow = -1
+            self.changed(transfer.links, -1)
+        elif transfer in self.waiting:
+            self.waiting.remove(transfer)
+
+    def node_changed(self, node: int) -> None:
+        """A node went down or came back: transfers from it start again elsewhere, waiting ones may begin."""
+        affected = [t for t in self.active.values() if t.source == node and not self.node_up[node]]
+        affected += [t for t in self.waiting if self.node_up[node] and node in t.sources]
+        for transfer in affected:
+            self.cancel(transfer)
+            self._begin(transfer)

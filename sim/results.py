@@ -1,0 +1,104 @@
+"""What a world leaves behind when its run ends: columns of jobs, totals, notes and the timeline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from equipoise.sim.job.account import BUSY, HELD, HELD_USES, LOST_TO_FAULTS, Use
+from equipoise.sim.ledger.bill import Biller
+from equipoise.sim.world.world import SimWorld
+
+Columns = dict[str, NDArray[Any]]
+
+
+class Results:
+    """Reads a world whose run has ended."""
+
+    def __init__(self, world: SimWorld) -> None:
+        self.world = world
+        rigid = world.rigid.gpu_s
+        self.gpu_s, self.computed_gpu_s = rigid.copy(), rigid[:, BUSY] + rigid[:, LOST_TO_FAULTS]
+        for row, job in world.roster.training.items():
+            self.gpu_s[row], self.computed_gpu_s[row] = job.gpu_s, job.computed_gpu_s
+        done_s = world.roster.completion_s
+        all_done = not bool(np.isnan(done_s).any()) and done_s.size > 0
+        self.end_s = (
+            float(done_s.max()) if all_done else world.clock.now
+        )  # with its last job, or when stopped
+        self.start_s = min(float(world.demand.arrival_s[0]), self.end_s)  # a horizon may end it before
+
+    def billed(self) -> tuple[Columns, dict[str, float]]:
+        """(columns of jobs, totals), with energy and money."""
+        world, totals = self.world, self._totals()
+        biller = Biller(
+            world.cluster, world.demand, world.prices, world.meter, world.costs, world.scenario.energy.pue
+        )
+        billed, bills = biller.bill(
+            self.gpu_s[:, :HELD], self.computed_gpu_s, world.nodes.down_s(), totals["makespan_s"]
+        )
+        return self._jobs() | billed, totals | bills
+
+    def _jobs(self) -> Columns:
+        demand, roster = self.world.demand, self.world.roster
+        columns: Columns = {
+            "job_id": demand.id,
+            "name": np.array(demand.name, dtype=object),
+            "arrival_s": demand.arrival_s,
+            "start_s": roster.start_s,
+            "completion_s": roster.completion_s,
+            "gpus": demand.gpus,
+            "queueing_s": roster.queueing_s(self.world.clock.now),
+            "samples": np.zeros(len(demand), dtype=np.int64),
+            "useful_samples": np.zeros(len(demand)),
+            "lost_samples": np.zeros(len(demand), dtype=np.int64),
+            "steps": np.zeros(len(demand), dtype=np.int64),
+            "preemptions": roster.preemptions,
+            "restarts": roster.restarts,
+        }
+        for row, job in roster.training.items():
+            for name in ("samples", "useful_samples", "lost_samples", "steps"):
+                columns[name][row] = getattr(job.progress.account, name)
+        return columns | {use.column: self.gpu_s[:, use].copy() for use in Use}
+
+    def _totals(self) -> dict[str, float]:
+        world, gpus = self.world, float(len(self.world.cluster.gpus))
+        used = sum(float(self.gpu_s[:, use].sum()) for use in HELD_USES)
+        return {
+            "gpus": gpus,
+            "nodes": float(len(world.cluster.nodes)),
+            "end_s": self.end_s,
+            "makespan_s": self.end_s - self.start_s,
+            "idle_gpu_s": gpus * (self.end_s - self.start_s) - used,
+            "decisions": float(world.decided),
+            "refusals": float(len(world.refusals)),
+            "exchanged_bytes": sum(job.exchanged_bytes for _, job in sorted(world.roster.training.items())),
+            "transferred_bytes": world.transfers.moved_bytes,
+        }
+
+    def notes(self, *, is_random: bool) -> list[str]:
+        """What a reader of the results should know about their input; is_random: whether seeds matter."""
+        world = self.world
+        notes = list(world.demand.notes)
+        if not is_random:
+            notes.append("no noise, faults or estimate error: every seed gives the same run")
+        if world.prices.note:
+            notes.append(f"money at {world.prices.note}; give your own under 'cost'")
+        if world.refusals:
+            time_s, first = world.refusals[0]
+            notes.append(
+                f"{len(world.refusals)} parts of plans were refused; first at {time_s:.6g} s: "
+                f"{first.what}: {first.why}"
+            )
+        return notes
+
+    def timeline(self) -> Mapping[str, Mapping[str, NDArray[Any]]] | None:
+        """The tables of the timeline, when there is one; ask once."""
+        world = self.world
+        if world.timeline is None:
+            return None
+        waiting, pue = world.roster.waiting.rows, world.scenario.energy.pue
+        return world.timeline.tables(self.end_s, world.clock.now, waiting, pue)

@@ -1,0 +1,54 @@
+"""Files that a user names: read only when they are files, and only up to a limit."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import stat
+from pathlib import Path
+
+YAML_BYTES = 8_000_000
+"""Most of a scenario, sweep, profile or price book."""
+
+TABLE_BYTES = 256_000_000
+"""Most of a job trace, unpacked: about eight million jobs."""
+
+_GZIP = b"\x1f\x8b"
+
+
+class RefusedError(ValueError):
+    """The file is not one, or too large; the message says which, without the file's name."""
+
+
+def read_file(path: Path, most_bytes: int) -> bytes:
+    """Content of a regular file of at most so many bytes.
+
+    Raises RefusedError for a device, a pipe or a larger file, OSError when it cannot be read.
+    """
+    with open(path, "rb", opener=_without_waiting) as file:
+        mode = os.fstat(file.fileno()).st_mode
+        if not stat.S_ISREG(mode):
+            raise RefusedError("not a regular file (a device or a pipe); write what it gives into a file")
+        data = file.read(most_bytes + 1)
+    if len(data) > most_bytes:
+        raise RefusedError(f"larger than {most_bytes} bytes")
+    return data
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # for somebody to write into a pipe
+
+
+def read_unpacked(path: Path, most_bytes: int) -> bytes:
+    """As `read_file`, of a gzip file what is packed in it, of at most so many bytes.
+
+    Raises also gzip.BadGzipFile, EOFError or zlib.error for a damaged gzip file.
+    """
+    data = read_file(path, most_bytes)
+    if data[:2] != _GZIP:
+        return data
+    with gzip.open(path) as packed:
+        data = packed.read(most_bytes + 1)
+    if len(data) > most_bytes:
+        raise RefusedError(f"larger than {most_bytes} bytes when unpacked")
+    return data

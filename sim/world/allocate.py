@@ -1,0 +1,136 @@
+"""Jobs take GPUs and give them back: starts, stops, ends, and going on with what a fault has left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from equipoise.policies.contract import Allocation
+from equipoise.policies.observation import RUNNING, Floats, Ints
+from equipoise.sim.clock import Clock
+from equipoise.sim.cluster.cluster import Cluster, Holding
+from equipoise.sim.job.job import Job
+from equipoise.sim.job.listener import Listeners
+from equipoise.sim.job.rigid import RigidJob, RigidJobs
+from equipoise.sim.scenario.model import Restart
+from equipoise.sim.world.roster import Roster
+
+
+class Allocator:
+    """Hands GPUs to jobs and takes them back. `changed()` is called after each change, None: nobody asks."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        cluster: Cluster,
+        roster: Roster,
+        rigid: RigidJobs,
+        restart: Restart,
+        listeners: Listeners,
+        changed: Callable[[], None] | None,
+    ) -> None:
+        self.clock, self.cluster, self.roster, self.rigid, self.restart = (
+            clock,
+            cluster,
+            roster,
+            rigid,
+            restart,
+        )
+        self.listeners, self.changed = listeners, changed
+
+    def apply(self, allocation: Allocation) -> set[int]:
+        """Carry out an allocation, all stops before all starts; returns the rows of running jobs it replaced."""
+        listed, roster = allocation.job.tolist(), self.roster
+        replaced = set()
+        for k, row in enumerate(listed):
+            if roster.state[row] == RUNNING:
+                ousted = bool(allocation.offset[k + 1] == allocation.offset[k])
+                self.stop(roster.running_jobs[row], "preempted" if ousted else "resized")
+                roster.preemptions[row] += ousted
+                replaced.add(row)
+        for k, row in enumerate(listed):
+            gpus = allocation.gpus_of(k)
+            if gpus.size:
+                self._start(row, gpus, allocation.share[allocation.offset[k] : allocation.offset[k + 1]])
+        return replaced
+
+    def _start(self, row: int, gpus: Ints, share: Floats) -> None:
+        now_s, roster = self.clock._now, self.roster
+        job: Job = roster.training[row] if row in roster.training else RigidJob(self.rigid, row)
+        holding = self.cluster.book(row, gpus.copy(), share.copy())
+        for tell in self.listeners.began:
+            tell(job, holding, now_s)
+        roster.started(job, holding, now_s)
+        if holding.weight != holding.gpu.size:
+            self._neighbours_changed(job, holding)
+        job.start(holding, now_s, roster.take_restart_s(row))
+        if job.rigid:  # what a crash has cost it more is paid now; a training job's cost is measured
+            roster.columns["restart_s"][row] = self.restart.initialisation
+        if self.changed is not None:
+            self.changed()
+
+    def stop(self, job: Job, reason: str) -> None:
+        """Take the GPUs from a running job and put it back in the queue; for `fault` it loses what is not saved."""
+        now_s, lost, restart = self.clock._now, reason == "fault", self.restart
+        cost_s = restart.initialisation
+        if lost:
+            cost_s += restart.detection + restart.rescheduling
+            self.roster.restarts[job.row] += 1
+        cost_s += job.stop(now_s, lost=lost)
+        self._release(job, reason, now_s)
+        self.roster.stopped(job, now_s, cost_s)
+        if self.changed is not None:
+            self.changed()
+        if lost:
+            for tell in self.listeners.thrown_back:
+                tell(job)
+
+    def finish(self, job: Job) -> None:
+        """A job is done."""
+        now_s = self.clock._now
+        self._release(job, "completed", now_s)
+        self.roster.finished(job, now_s)
+        if self.changed is not None:
+            self.changed()
+
+    def _release(self, job: Job, reason: str, now_s: float) -> None:
+        for tell in self.listeners.ended:
+            tell(job, reason, now_s)
+        holding = self.cluster.release(job.row)
+        if holding.weight != holding.gpu.size:
+            self._neighbours_changed(job, holding)
+
+    def regroup(self, job: Job, node: int) -> bool:
+        """Let a job go on with what it has left on other nodes, when it may; returns whether it does."""
+        held, elastic = self.cluster.holding[job.row], job.elastic
+        alive = elastic.survivors(self.cluster.gpus.node[held.gpu] == node) if elastic is not None else None
+        if elastic is None or alive is None:
+            return False
+        now_s = self.clock._now
+        elastic.cut(now_s)
+        self.cluster.release(job.row)
+        holding = self.cluster.book(job.row, held.gpu[alive], held.share[alive])
+        for tell in self.listeners.regrouped:
+            tell(job, holding, now_s)
+        elastic.regroup(holding, now_s, self.restart.detection + self.restart.initialisation)
+        self.roster.regrouped(job, holding, now_s)
+        if self.changed is not None:
+            self.changed()
+        for tell in self.listeners.thrown_back:
+            tell(job)
+        return True
+
+    def close(self, time_s: float) -> None:
+        """The run ends at `time_s` with jobs still running: book what they have done by then."""
+        for row in self.roster.running.rows.tolist():
+            job = self.roster.running_jobs[row]
+            job.close(time_s)
+            for tell in self.listeners.ended:
+                tell(job, "open", time_s)
+
+    def _neighbours_changed(self, job: Job, holding: Holding) -> None:
+        """Training jobs that share a GPU with this one run at another speed from their next period on."""
+        for row, other in self.roster.training.items():
+            if row != job.row and other.holding is not None and np.isin(other.holding.gpu, holding.gpu).any():
+                other.speed_changed()

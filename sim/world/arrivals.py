@@ -1,0 +1,125 @@
+"""Jobs arrive in the order of their rows; training jobs are made, and their data placed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from simpy.events import Event
+
+from equipoise.policies.observation import resize, writable
+from equipoise.policies.physics import deal
+from equipoise.sim.clock import Clock
+from equipoise.sim.cluster.cluster import Cluster
+from equipoise.sim.job.cost import memory_need_bytes
+from equipoise.sim.job.dataset import JobData, place_shards
+from equipoise.sim.job.training import TrainingJob
+from equipoise.sim.network.transfers import Transfers
+from equipoise.sim.scenario.model import Data, OnNodes, Skewed
+from equipoise.sim.world.roster import Roster
+
+
+class Arrivals:
+    """Puts jobs into the queue at their time. make(row): a training job; arrived(): called after each instant.
+
+    unasked_until_s(): nobody looks at the queue before this time, so that who arrives until then joins it now.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        roster: Roster,
+        make: Callable[[int], TrainingJob],
+        arrived: Callable[[], None],
+        unasked_until_s: Callable[[], float],
+    ) -> None:
+        self.clock, self.roster, self.make = clock, roster, make
+        self.arrived, self.unasked_until_s = arrived, unasked_until_s
+        self._arrival_s = memoryview(roster.demand.arrival_s)  # type: ignore[arg-type]  # (single numbers, fast)
+        self._next = 0
+
+    @property
+    def all_here(self) -> bool:
+        """Whether every job has arrived."""
+        return self._next == len(self._arrival_s)
+
+    def plan_next(self) -> None:
+        """Plan the next arrival, when there is one."""
+        if self._next < len(self._arrival_s):
+            self.clock.at(self._arrival_s[self._next], self._on_arrival)
+
+    def _on_arrival(self, _: Event) -> None:
+        roster, arrival_s, first = self.roster, self._arrival_s, self._next
+        end = _first_after(self.clock._now, arrival_s, first)
+        until_s = self.unasked_until_s()
+        if until_s > self.clock._now:
+            end = max(end, _first_after(math.nextafter(until_s, -math.inf), arrival_s, end))
+        self._next = end
+        resize(roster.table, end)
+        for row in range(first, end):
+            if row in roster.demand.training:
+                job = roster.training[row] = self.make(row)
+                _fill_row(job, roster)
+            roster.waiting.add(row)
+        self.plan_next()
+        self.arrived()
+
+
+def _first_after(time_s: float, arrival_s: memoryview, first: int) -> int:
+    """The first row from `first` on that arrives after `time_s`."""
+    while first < len(arrival_s) and arrival_s[first] <= time_s:
+        first += 1
+    return first
+
+
+def _fill_row(job: TrainingJob, roster: Roster) -> None:
+    """Fill a training job's row in the jobs table."""
+    row, spec, model, config = job.row, job.spec, job.model, job.config
+    per, progress = config.gpus_per_worker, job.progress
+    workers = max(1, spec.gpus // per)
+    part = int(deal(spec.global_batch, np.ones(workers, np.int64), spec.micro_batch).max())
+    duration_s = progress.steps_to_target() * config.cost_s(0, part)[1] * float(roster.factor[row])
+    size = spec.data.sample_size * spec.data.samples if spec.data else 0.0
+    for name, value in (
+        ("gpus_per_worker", per),
+        ("workers_min", spec.workers_min or workers),
+        ("workers_max", spec.workers_max or workers),
+        ("global_batch", spec.global_batch),
+        ("batch_reference", progress.reference),
+        ("micro_batch", spec.micro_batch),
+        ("sync_interval", spec.sync_interval),
+        ("gamma", model.overlap),
+        ("drift", model.drift),
+        ("share_kappa", math.nan if model.share_kappa is None else model.share_kappa),
+        ("noise_scale", math.nan if model.noise_scale is None else model.noise_scale),
+        ("remaining_samples", progress.target),
+        ("duration_s", duration_s),
+        ("service_s", duration_s),
+        ("data_demand_bytes", size),
+        ("compute_demand_flops", (model.flop_per_sample or 0.0) * progress.target),
+        ("memory_bytes", memory_need_bytes(model, part, workers)),
+        ("checkpoint_bytes", job.checkpoints.size_bytes),
+        ("restart_s", roster.initialisation_s + 2.0 * job.save_s),
+    ):
+        roster.columns[name][row] = value
+
+
+def place_data(spec: Data, worker_nodes: list[int], cluster: Cluster, transfers: Transfers) -> JobData:
+    """The dataset of a job, stored as its placement says; worker_nodes: distinct nodes of the job."""
+    place = spec.placement
+    if isinstance(place, OnNodes):
+        nodes = cluster.nodes_named(place.nodes)
+    else:
+        nodes = worker_nodes if place.over == "job" else list(range(len(cluster.nodes)))
+    exponent = place.exponent if isinstance(place, Skewed) else 0.0
+    weights = np.arange(1.0, len(nodes) + 1.0) ** -exponent
+    shards = min(spec.shards, spec.samples)
+    homes = place_shards(shards, nodes, weights, spec.replicas)
+    sizes = np.full(shards, spec.samples // shards, dtype=np.int64)
+    sizes[: spec.samples % shards] += 1
+    free = writable(cluster.nodes, "storage_free_bytes")
+    for shard, home in enumerate(homes):
+        for node in home:
+            free[node] -= sizes[shard] * spec.sample_size
+    return JobData(sizes, spec.sample_size, homes, transfers, free)

@@ -1,0 +1,129 @@
+"""What happens to nodes: they go down and come back, slow down, and change their clocks and links."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from equipoise.policies.observation import Floats
+from equipoise.sim.clock import Clock
+from equipoise.sim.cluster.cluster import Cluster
+from equipoise.sim.job.job import Job
+from equipoise.sim.job.listener import Listeners
+from equipoise.sim.ledger.meter import Meter
+from equipoise.sim.network.transfers import Transfers
+from equipoise.sim.world.allocate import Allocator
+from equipoise.sim.world.roster import Roster
+
+
+class NodeEvents:
+    """Changes nodes, and tells their jobs and listeners; what `sim.cluster.faults` and `.throttle` act on.
+
+    set_capacity(link, bytes/s) changes a link, event() tells that policies should look.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        cluster: Cluster,
+        roster: Roster,
+        allocator: Allocator,
+        meter: Meter,
+        transfers: Transfers,
+        listeners: Listeners,
+        set_capacity: Callable[[int, float], None],
+        event: Callable[[], None],
+    ) -> None:
+        self.clock, self.cluster, self.roster, self.allocator = clock, cluster, roster, allocator
+        self.meter, self.transfers, self.listeners = meter, transfers, listeners
+        self._set_capacity, self.event = set_capacity, event
+        self._fault_slow = np.ones(len(cluster.nodes))
+        self._down_s = np.zeros(len(cluster.nodes))
+        self._down_since_s: dict[int, float] = {}
+        self._first_s = float(roster.demand.arrival_s[0])
+
+    def _jobs_on(self, node: int) -> list[Job]:
+        return [self.roster.running_jobs[row] for row in self.cluster.jobs_on(node)]
+
+    def node_down(self, node: int, *, saved: bool = False) -> None:
+        """A node dies; its jobs lose what is not saved, unless they could save first."""
+        if not self.cluster.up[node]:
+            return
+        for job in self._jobs_on(node):
+            if not self.allocator.regroup(job, node):
+                self.allocator.stop(job, "preempted" if saved else "fault")
+                self.roster.preemptions[job.row] += saved
+        self.cluster.take_down(node)
+        self.transfers.node_changed(node)
+        self._down_since_s[node] = max(self.clock.now, self._first_s)
+        self._changed()
+        for tell in self.listeners.node_down:
+            tell(node, self.clock.now)
+        self.event()
+
+    def node_up(self, node: int) -> None:
+        """A node is repaired."""
+        if self.cluster.up[node]:
+            return
+        self.cluster.bring_up(node)
+        self.transfers.node_changed(node)
+        self._down_s[node] += max(0.0, self.clock.now - self._down_since_s.pop(node))
+        for tell in self.listeners.node_up:
+            tell(node, self.clock.now)
+        self._changed()
+        self.event()
+
+    def _changed(self) -> None:
+        if self.allocator.changed is not None:
+            self.allocator.changed()
+
+    def down_s(self) -> Floats:
+        """Time that each node has been down since the first arrival, (nodes,)."""
+        down_s = self._down_s.copy()
+        for node, since_s in self._down_since_s.items():
+            down_s[node] += max(0.0, self.clock.now - since_s)
+        return down_s
+
+    def can_save(self, node: int, notice_s: float) -> bool:
+        """Whether every job on the node can write a checkpoint within the notice."""
+        return all(job.save_s <= notice_s for job in self._jobs_on(node))
+
+    def set_slow(self, node: int, factor: float) -> None:
+        """A node computes `factor` times slower from now on (1: healthy)."""
+        self._fault_slow[node] = factor
+        self.cluster.slow[node] = factor / self.meter.clock[node]
+        for job in self._jobs_on(node):
+            job.speed_changed()
+        self.event()
+
+    def set_link(self, link: int, bytes_per_s: float) -> None:
+        """A link has this capacity from now on."""
+        self._set_capacity(link, bytes_per_s)
+
+    def set_clocks(self, clock: Floats) -> None:
+        """Nodes compute at these clocks, relative to their highest, from now on; (nodes,)."""
+        slower = clock != self.meter.clock
+        changed = np.flatnonzero(slower)
+        if not changed.size:
+            return
+        rows = sorted(row for row, held in self.cluster.holding.items() if slower[held.nodes].any())
+        jobs = [self.roster.running_jobs[row] for row in rows]
+        for job in jobs:
+            job.meter_until_now()
+        self.meter.set_clock(clock)
+        self.cluster.slow[changed] = self._fault_slow[changed] / clock[changed]
+        for job in jobs:
+            job.speed_changed()
+
+    def utilisation(self, now_s: float) -> Floats:
+        """Busy share of each GPU since this was last asked, (gpus,)."""
+        busy = np.zeros(len(self.cluster.gpus))
+        for row in self.roster.running.rows.tolist():
+            np.add.at(busy, self.cluster.holding[row].gpu, self.roster.running_jobs[row].utilisation(now_s))
+        return busy
+
+    def happened(self, kind: str, node: int, value: float) -> None:
+        """Something happened on a node that a reader of the run should see."""
+        for tell in self.listeners.happened:
+            tell(kind, self.cluster.topology.node_names[node], value, self.clock.now)

@@ -1,0 +1,178 @@
+"""What policies see: every table as of now, each only when some stage of the policy reads it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from equipoise.policies.contract import Policy
+from equipoise.policies.observation import (
+    Floats,
+    Ints,
+    Observation,
+    Paths,
+    Refusal,
+    Shards,
+    Speeds,
+    Workers,
+    writable,
+)
+from equipoise.sim.clock import Clock
+from equipoise.sim.cluster.cluster import Cluster
+from equipoise.sim.job.listener import Listener, Listeners
+from equipoise.sim.job.measurements import Window
+from equipoise.sim.job.rigid import RigidJobs
+from equipoise.sim.job.training import TrainingJob
+from equipoise.sim.network.network import Network
+from equipoise.sim.network.topology import NIC_IN, NIC_OUT, NODE_LINKS
+from equipoise.sim.network.transfers import Transfer
+from equipoise.sim.world.roster import Roster
+from equipoise.sim.world.tables import Member, fill_paths, fill_shards, fill_speeds, fill_workers
+
+
+class Traffic(Listener):
+    """What the links have carried since the nodes' table last said so."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self._carried_bytes = np.zeros(len(cluster.topology.capacity_bytes_per_s))
+        self._since_s = 0.0
+
+    def carried(self, links: Ints, amounts: Floats) -> None:
+        """Exchanges have carried so many bytes over each of these links."""
+        np.add.at(self._carried_bytes, links, amounts)
+
+    def transferred(self, transfer: Transfer, now_s: float) -> None:
+        """A transfer of data has arrived."""
+        self._carried_bytes[transfer.links] += transfer.size_bytes
+
+    def fill(self, now_s: float) -> None:
+        """Write which share of each NIC's capacity was used, and count anew."""
+        capacity, nodes = self.cluster.topology.capacity_bytes_per_s, self.cluster.nodes
+        ratio = self._carried_bytes / (capacity * (now_s - self._since_s))
+        per_node = ratio[: len(nodes) * len(NODE_LINKS)].reshape(len(nodes), len(NODE_LINKS))
+        busiest = per_node[:, [NIC_OUT, NIC_IN]].max(axis=1)
+        writable(nodes, "nic_busy_ratio")[:] = np.minimum(1.0, busiest)
+        self._carried_bytes[:] = 0.0
+        self._since_s = now_s
+
+    def due(self, now_s: float) -> bool:
+        """Whether time has passed since it was last written."""
+        return now_s > self._since_s
+
+
+class Observer:
+    """Keeps the observation's tables up to date."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        cluster: Cluster,
+        network: Network,
+        roster: Roster,
+        rigid: RigidJobs,
+        policy: Policy,
+        listeners: Listeners,
+        traffic: Traffic,
+    ) -> None:
+        self.clock, self.cluster, self.network, self.roster, self.rigid = (
+            clock,
+            cluster,
+            network,
+            roster,
+            rigid,
+        )
+        self.listeners, self.traffic = listeners, traffic
+        self.workers, self.shards, self.paths, self.speeds = Workers(), Shards(), Paths(), Speeds()
+        self.members: list[Member] = []  # the jobs behind the table of workers
+        self.refused: list[Refusal] = []  # since the last observation
+        self._needs = frozenset().union(*(stage.needs for stage in policy.stages))
+        self._last_s = 0.0
+
+    def observe(self) -> Observation:
+        """All tables, as of now."""
+        now_s, roster, columns = self.clock._now, self.roster, self.roster.columns
+        self.rigid.refresh(
+            now_s, roster.running.rows, roster.factor, columns["attained_gpu_s"], columns["service_s"]
+        )
+        if roster.training:
+            self._observe_training(now_s)
+        window_s, self._last_s = now_s - self._last_s, now_s
+        refused = tuple(self.refused)
+        self.refused.clear()
+        return Observation(
+            now_s, window_s, self.cluster.nodes, self.cluster.gpus, roster.table, self.workers, self.shards,
+            self.paths, self.speeds, roster.waiting.rows, roster.running.rows, self.cluster.gpu_models, refused,
+        )  # fmt: skip
+
+    def _observe_training(self, now_s: float) -> None:
+        roster, needs, cluster = self.roster, self._needs, self.cluster
+        jobs = [job for _, job in sorted(roster.training.items()) if job.runs]
+        for job in jobs:
+            job.advance.settle(job)
+            job.fill_row(roster.columns, roster.factor.item(job.row))
+            self._measure(job, now_s)
+        if "workers" in needs:
+            need_bytes = roster.columns["memory_bytes"]
+            self.members = fill_workers(self.workers, jobs, cluster.gpus.memory_bytes, need_bytes)
+        if "shards" in needs:
+            fill_shards(self.shards, jobs, cluster.up)
+        if "paths" in needs:
+            fill_paths(self.paths, jobs, cluster.topology, self.network)
+        if "speeds" in needs:
+            open_jobs = [
+                job
+                for row, job in sorted(roster.training.items())
+                if not job.progress.done and roster.demand.arrival_s[row] <= now_s
+            ]
+            fill_speeds(self.speeds, open_jobs, roster.columns, len(cluster.gpu_models))
+        if "nodes" in needs and self.traffic.due(now_s):
+            for job in jobs:
+                job.report_traffic()
+            self.traffic.fill(now_s)
+
+    def _measure(self, job: TrainingJob, now_s: float) -> None:
+        """Turn the window of a job into its measured columns; without a new period the last ones stay."""
+        window, row, columns = job.measured.window, job.row, self.roster.columns
+        columns["exchange_alone_s"][row] = job.config.exchange.alone_s
+        columns["restart_s"][row] = self.roster.initialisation_s + 2.0 * job.save_s
+        if window.periods == 0:
+            job.measured.fit_columns()
+            return
+        measured = job.measured.columns = worker_columns(job, window)
+        start_s = job.ends.start_s
+        span_s = max(start_s - window.since_s, math.ulp(start_s))
+        columns["work_s"][row] = float(measured["step_s"].mean())
+        columns["exchange_s"][row] = window.exchange_s / window.periods
+        columns["throughput_samples_per_s"][row] = float(window.samples.sum()) / span_s
+        columns["goodput_samples_per_s"][row] = window.useful_samples / span_s
+        job.meter_booked()
+        for tell in self.listeners.looked_at:
+            tell(job, now_s)
+        job.measured.open_window(start_s)
+
+
+def worker_columns(job: TrainingJob, window: Window) -> dict[str, Floats]:
+    """Measured columns of a job's workers; NaN for a worker that did nothing.
+
+    The gradient norm is G * sqrt(1 + phi / b) with G = exp(-progress): it falls as training goes on and its
+    noise falls with the samples (McCandlish et al. 2018, section 2.2).
+    """
+    steps, samples = window.steps, window.samples
+    idle = samples == 0
+    busy_s = np.where(idle, np.nan, window.busy_s)
+    step_s = busy_s / steps
+    variance = np.maximum(0.0, window.busy_square / steps - step_s**2)
+    phi = max(0.0, job.progress.noise_scale)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return {
+            "capacity_samples_per_s": samples / busy_s,
+            "step_s": step_s,
+            "step_cov": np.sqrt(variance) / step_s,
+            "wait_s": window.wait_s / steps,
+            "input_stall_s": window.stall_s / steps,
+            "response_s_per_sample": busy_s / samples,
+            "gradient_rate_per_s": steps / busy_s,
+            "gradient_norm": math.exp(-job.progress.ratio) * np.sqrt(1.0 + phi * steps / samples),
+        }

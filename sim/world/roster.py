@@ -1,0 +1,103 @@
+"""All jobs of a run by row: who waits and who runs, what policies see of each, and what the run reports."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from equipoise.policies.observation import DONE, RUNNING, WAITING, Floats, Jobs, resize, writable
+from equipoise.sim.cluster.cluster import Holding
+from equipoise.sim.job.demand import Demand
+from equipoise.sim.job.job import Job
+from equipoise.sim.job.training import TrainingJob
+from equipoise.sim.world.queue import RowQueue
+
+
+class Roster:
+    """State of each job that has arrived, and of those still to come.
+
+    running_jobs: by row, those that hold GPUs; training: those that have arrived, whether they run or not.
+    factor (jobs,): estimated over real duration. initialisation_s: least cost of a start.
+    """
+
+    def __init__(self, demand: Demand, factor: Floats, initialisation_s: float) -> None:
+        self.demand, self.factor, self.initialisation_s = demand, factor, initialisation_s
+        self.table = Jobs(0, len(demand))
+        self.columns = {name: writable(self.table, name) for name in Jobs.columns}
+        self.waiting, self.running = RowQueue(), RowQueue()
+        self.running_jobs: dict[int, Job] = {}
+        self.training: dict[int, TrainingJob] = {}
+        self.start_s = np.full(len(demand), np.nan)
+        self.completion_s = np.full(len(demand), np.nan)
+        self.preemptions = np.zeros(len(demand), dtype=np.int64)
+        self.restarts = np.zeros(len(demand), dtype=np.int64)
+        self.restart_s = np.zeros(len(demand))  # cost that the next start has to pay
+        self.completed = 0
+        resize(self.table, len(demand))
+        rigid = np.array([row not in demand.training for row in range(len(demand))])
+        for name, values in (
+            ("id", demand.id), ("arrival_s", demand.arrival_s), ("queued_since_s", demand.arrival_s),
+            ("rigid", rigid), ("priority", demand.priority), ("gpus_requested", demand.gpus),
+            ("gpu_share_requested", demand.gpu_share), ("duration_s", demand.duration_s * factor),
+            ("service_s", demand.duration_s * factor), ("restart_s", initialisation_s),
+        ):  # fmt: skip
+            self.columns[name][:] = values
+        resize(self.table, 0)
+        columns = self.columns
+        self.state, self._held, self._waited_s = columns["state"], columns["gpus_held"], columns["waited_s"]
+        self._since_s, self._started_s = columns["queued_since_s"], columns["started_s"]
+        self._restart_s, self._progress = columns["restart_s"], columns["progress"]
+
+    def started(self, job: Job, holding: Holding, now_s: float) -> None:
+        """A job has left the queue."""
+        row = job.row
+        self.waiting.remove(row)
+        self.running.add(row)
+        self.running_jobs[row] = job
+        self.state[row], self._held[row] = RUNNING, holding.gpu.size
+        self._waited_s[row] += now_s - self._since_s[row]
+        self._since_s[row] = self._started_s[row] = now_s
+        if math.isnan(self.start_s[row]):
+            self.start_s[row] = now_s
+
+    def regrouped(self, job: Job, holding: Holding, now_s: float) -> None:
+        """A job goes on with fewer GPUs; it has not been in the queue."""
+        row = job.row
+        self.restarts[row] += 1
+        self._held[row] = holding.gpu.size
+        self._since_s[row] = self._started_s[row] = now_s
+
+    def stopped(self, job: Job, now_s: float, cost_s: float) -> None:
+        """A job is back in the queue; its next start costs `cost_s`."""
+        row = job.row
+        del self.running_jobs[row]
+        self.running.remove(row)
+        self.waiting.add(row)
+        self.state[row], self._held[row] = WAITING, 0
+        self.restart_s[row] = self._restart_s[row] = cost_s
+        self._since_s[row] = now_s
+        job.fill_row(self.columns, self.factor.item(row))
+
+    def finished(self, job: Job, now_s: float) -> None:
+        """A job is done."""
+        row = job.row
+        del self.running_jobs[row]
+        self.running.remove(row)
+        self.state[row], self._held[row] = DONE, 0
+        self.completion_s[row] = now_s
+        job.fill_row(self.columns, self.factor.item(row))
+        self._progress[row] = 1.0
+        self.completed += 1
+
+    def take_restart_s(self, row: int) -> float:
+        """What a job's start costs now; paid with it."""
+        cost_s, self.restart_s[row] = self.restart_s.item(row), 0.0
+        return cost_s
+
+    def queueing_s(self, now_s: float) -> Floats:
+        """Time in the queue up to now, (jobs,)."""
+        queueing_s: Floats = self._waited_s.copy()
+        rows = self.waiting.rows
+        queueing_s[rows] += now_s - self._since_s[rows]
+        return queueing_s

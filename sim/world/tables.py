@@ -1,0 +1,138 @@
+"""Fills the tables of an observation that are about running training jobs; jobs come in order of their rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from equipoise.policies.observation import (
+    Bools,
+    Floats,
+    Paths,
+    Shards,
+    Speeds,
+    Table,
+    Workers,
+    resize,
+    writable,
+)
+from equipoise.sim.job.training import TrainingJob
+from equipoise.sim.network.network import Network
+from equipoise.sim.network.topology import Topology
+
+Member = tuple[TrainingJob, slice]
+"""A job and its rows in the table of workers."""
+
+UNBOUNDED = 2**62
+PIECE_BITS = 32
+"""A shard's identity is its job's row shifted by this, and its number in the job."""
+
+
+def fill_workers(
+    table: Workers, jobs: Sequence[TrainingJob], memory_bytes: Floats, need_bytes: Floats
+) -> list[Member]:
+    """One row per worker; memory_bytes (gpus,), need_bytes (jobs,) on each of a job's GPUs.
+
+    Returns whose rows are which.
+    """
+    rows = sum(job.config.workers for job in jobs)
+    if rows != len(table):
+        resize(table, rows)
+    members, first = [], 0
+    for job in jobs:
+        config = job.config
+        part = slice(first, first + config.workers)
+        first = part.stop
+        members.append((job, part))
+        owned = job.data.owned if job.data is not None else np.nan
+        for name, values in (
+            ("job", job.row), ("index", np.arange(config.workers)), ("gpu", config.gpu), ("node", config.nodes),
+            ("gpu_share", config.share), ("samples_per_step", config.samples), ("samples_owned", owned),
+            ("samples_max", UNBOUNDED), ("memory_free_bytes", memory_bytes[config.gpu] - need_bytes[job.row]),
+            ("fixed_s", config.fixed_s()), *job.measured.columns.items(),
+        ):  # fmt: skip
+            writable(table, name)[part] = values
+    return members
+
+
+def fill_shards(table: Shards, jobs: Sequence[TrainingJob], up: Bools) -> None:
+    """One row per shard, or unread rest of one; up (nodes,)."""
+    rows: dict[str, list[float]] = {name: [] for name in Shards.columns}
+    first = 0
+    for job in jobs:
+        if job.data is not None:
+            seconds = job.config.seconds_per_sample()
+            for worker, queue in enumerate(job.data.queues):
+                ahead = 0
+                for piece in queue:
+                    homes = job.data.homes[piece.shard]
+                    for name, value in (
+                        ("id", (job.row << PIECE_BITS) + piece.id),
+                        ("job", job.row),
+                        ("worker", first + worker),
+                        ("node", next((h for h in homes if up[h]), -1)),
+                        ("bytes", piece.left * job.data.bytes_per_sample),
+                        ("samples", piece.left),
+                        ("started", piece.started or piece.transfer is not None),
+                        ("local", job.data.is_ready(worker, piece)),
+                        ("needed_in_s", ahead * seconds[worker] if ahead else 0.0),
+                    ):
+                        rows[name].append(value)
+                    ahead += piece.left
+        first += job.config.workers
+    _refill(table, rows)
+
+
+def fill_paths(table: Paths, jobs: Sequence[TrainingJob], topology: Topology, network: Network) -> None:
+    """One row per pair of a node that stores data and another one that reads it."""
+    pairs = set()
+    for job in jobs:
+        if job.data is not None and job.data.bytes_per_sample > 0.0:
+            homes = {home for shard in job.data.homes for home in shard}
+            nodes = job.config.nodes.tolist()
+            pairs |= {(home, node) for home in homes for node in nodes if home != node}
+    rows: dict[str, list[float]] = {name: [] for name in Paths.columns}
+    used = {link for pair in pairs for link in topology.read_route(*pair)[0].tolist()}
+    users = {link: max(1, network.count_on(link)) for link in used}
+    for source, target in sorted(pairs):
+        links, latency_s = topology.read_route(source, target)
+        rate = min(topology.capacity_bytes_per_s[link] / users[link] for link in links.tolist())
+        for name, value in (
+            ("source", source), ("target", target), ("bytes_per_s", rate), ("latency_s", latency_s),
+        ):  # fmt: skip
+            rows[name].append(value)
+    _refill(table, rows)
+
+
+def fill_speeds(
+    table: Speeds, jobs: Sequence[TrainingJob], columns: Mapping[str, NDArray[Any]], gpu_models: int
+) -> None:
+    """One row per job, number of workers it may have, and GPU model; columns of the jobs table."""
+    rows: dict[str, list[float]] = {name: [] for name in Speeds.columns}
+    for job in jobs:
+        row, batch, config = job.row, job.spec.global_batch, job.config
+        for workers in _counts(int(columns["workers_min"][row]), int(columns["workers_max"][row])):
+            for model in range(gpu_models):
+                rows["job"].append(row)
+                rows["gpu_model"].append(model)
+                rows["gpus"].append(workers * config.gpus_per_worker)
+                step_s = config.cost_s(model, -(-batch // workers))[1]
+                rows["samples_per_s"].append(batch / max(step_s, 1e-12))
+    _refill(table, rows)
+
+
+def _counts(fewest: int, most: int) -> list[int]:
+    """Worker counts worth estimating: all when few, else powers of two and both ends."""
+    if most - fewest < 16:
+        return list(range(fewest, most + 1))
+    powers = [2**k for k in range(most.bit_length()) if fewest < 2**k < most]
+    return [fewest, *powers, most]
+
+
+def _refill(table: Table, rows: dict[str, list[float]]) -> None:
+    resize(table, len(next(iter(rows.values()))))
+    for name, values in rows.items():
+        writable(table, name)[: len(values)] = values

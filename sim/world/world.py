@@ -1,0 +1,273 @@
+"""The simulated world: jobs arrive, run and end, faults strike, and policies observe and act.
+
+Handlers change state and ask for a decision; one decision per instant, after all else, sees them together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from simpy.events import Event
+
+from equipoise.policies.contract import AllocationStage, Decision, Memory, Plan, Policy, Refusal, decide
+from equipoise.policies.observation import Floats, Observation
+from equipoise.sim.clock import Clock
+from equipoise.sim.cluster.cluster import Cluster
+from equipoise.sim.cluster.faults import Faults
+from equipoise.sim.cluster.power import node_power
+from equipoise.sim.cluster.throttle import Throttle, clocks_vary
+from equipoise.sim.hardware.prices import Prices
+from equipoise.sim.job.demand import Demand
+from equipoise.sim.job.event_by_event import EventByEvent
+from equipoise.sim.job.fast import Fast
+from equipoise.sim.job.listener import Listener, Listeners
+from equipoise.sim.job.rigid import RigidJob, RigidJobs
+from equipoise.sim.job.training import TrainingJob
+from equipoise.sim.ledger.costs import CostAccounts
+from equipoise.sim.ledger.meter import Meter
+from equipoise.sim.ledger.timeline import Timeline
+from equipoise.sim.network.network import Network
+from equipoise.sim.network.topology import Topology
+from equipoise.sim.network.transfers import Transfer, Transfers
+from equipoise.sim.randomness import stream
+from equipoise.sim.scenario.model import Faults as FaultsSpec
+from equipoise.sim.scenario.model import Scenario
+from equipoise.sim.world.allocate import Allocator
+from equipoise.sim.world.apply import hand_over
+from equipoise.sim.world.arrivals import Arrivals, place_data
+from equipoise.sim.world.decisions import Decisions
+from equipoise.sim.world.nodes import NodeEvents
+from equipoise.sim.world.observe import Observer, Traffic
+from equipoise.sim.world.roster import Roster
+from equipoise.sim.world.stall import StallDetection, Stalled
+
+DecisionHook = Callable[[Decision, list[Refusal]], None]
+
+IDLE_TICKS = 1000
+"""A policy that starts nothing on an idle cluster at so many regular decisions in a row never will."""
+
+
+def mtbf_s(faults: FaultsSpec) -> float:
+    """Mean time between crashes of one node, all causes together."""
+    rates = [1.0 / f.mtbf for f in (faults.crash, faults.rack, faults.spot) if f is not None]
+    return 1.0 / sum(rates) if rates else math.inf
+
+
+def _estimate_factor(scenario: Scenario, seed: int, jobs: int) -> Floats:
+    """Estimated over real duration of each job, (jobs,)."""
+    spread = scenario.decide.estimate_error
+    if spread == 0.0:
+        return np.ones(jobs)
+    factor: Floats = np.exp(spread * stream(seed, "estimates").standard_normal(jobs))
+    return factor
+
+
+class SimWorld:
+    """One side of the seam between policies and worlds: the simulator, composed of what each knows one thing.
+
+    Args:
+        scenario, demand, cluster, topology: what is simulated.
+        policy: the stages that decide.
+        seed: of noise, faults and estimates.
+        on_decision: called with each decision and what of it was refused at once.
+        event_by_event: use the plain time advance (the oracle) instead of the fast one.
+        prices: of the cluster.
+        timeline: record what happens when.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        demand: Demand,
+        cluster: Cluster,
+        topology: Topology,
+        policy: Policy,
+        seed: int,
+        on_decision: DecisionHook | None = None,
+        *,
+        event_by_event: bool = False,
+        prices: Prices,
+        timeline: bool = False,
+    ) -> None:
+        self.scenario, self.demand, self.cluster, self.policy = scenario, demand, cluster, policy
+        self.seed, self.on_decision, self.prices = seed, on_decision, prices
+        self.clock = Clock()
+        self.done = Event(self.clock)
+        self.memory: dict[str, Memory] = policy.initial()
+        self.decided = 0  # decisions made
+        self.refusals: list[tuple[float, Refusal]] = []
+        self._idle_ticks = 0
+        factor = _estimate_factor(scenario, seed, len(demand))
+        self.roster = Roster(demand, factor, scenario.restart.initialisation)
+        self.decisions = Decisions(
+            scenario.decide, self.clock, self.roster, self._decide, lambda: self.throttle.next_look_s
+        )
+        self._starts_only = all(
+            isinstance(stage, AllocationStage) and stage.starts_only for stage in policy.stages
+        )
+        self._fractions = bool((demand.gpu_share < 1.0).any())
+        self._fixed_gangs = self._starts_only and not self._fractions and not demand.training
+        self._horizon_s = math.inf if scenario.horizon is None else scenario.horizon
+        self.network = Network(self.clock, topology.capacity_bytes_per_s)
+        self.engine = self._make_engine(event_by_event, topology)
+        self.transfers = Transfers(
+            self.clock, self.network, topology, cluster.up, self.engine.links_changed, self._transferred
+        )
+        self._connect(timeline)
+        self.arrivals.plan_next()
+        self.decisions.begin()
+        Faults(scenario.faults, self.clock, cluster, self.nodes, seed)
+
+    def _make_engine(self, event_by_event: bool, topology: Topology) -> EventByEvent:
+        if event_by_event:
+            return EventByEvent(self.clock, self.network, self._period_ended, self._refused)
+        return Fast(
+            self.clock, self.network, topology.capacity_bytes_per_s, self._period_ended, self._refused,
+            self.decisions.steps_left, self.decisions.next_planned_s,
+        )  # fmt: skip
+
+    def _connect(self, timeline: bool) -> None:
+        """Make the parts that act on jobs and nodes, and those who listen."""
+        clock, cluster, scenario, demand, roster = (
+            self.clock, self.cluster, self.scenario, self.demand, self.roster,
+        )  # fmt: skip
+        power, varying = node_power(cluster), clocks_vary(scenario)
+        uneven = varying or not (self.prices.uniform and power.uniform)
+        self.meter = meter = Meter(
+            power, cluster.gpus.node, len(demand), self.prices.pays_energy, varies=uneven
+        )
+        self.costs = CostAccounts(len(demand), meter, self.prices.usd_per_gpu_s) if uneven else None
+        can_lose = scenario.faults != FaultsSpec()
+        self.timeline = Timeline(demand, cluster, meter, can_lose=can_lose) if timeline else None
+        traffic = Traffic(cluster)
+        self.mtbf_s = mtbf_s(scenario.faults)
+        stall = StallDetection(demand, roster.waiting, roster.running, self.mtbf_s)
+        listening: list[Listener | None] = [self.costs, traffic, self.timeline, stall]
+        self.listeners = Listeners(listener for listener in listening if listener is not None)
+        self.rigid = RigidJobs(
+            clock, cluster, demand, self._rigid_ended, meter.computed_evenly if uneven else None, self.mtbf_s,
+            scenario.restart.checkpoint_write,
+        )  # fmt: skip
+        self.allocator = Allocator(
+            clock, cluster, roster, self.rigid, scenario.restart, self.listeners,
+            (lambda: self.throttle.changed()) if varying else None,
+        )  # fmt: skip
+        self.nodes = NodeEvents(
+            clock, cluster, roster, self.allocator, meter, self.transfers, self.listeners,
+            self.engine.set_capacity, self.decisions.event,
+        )  # fmt: skip
+        self.throttle = Throttle(scenario, clock, cluster, roster.running, power, meter, self.nodes)
+        self.observer = Observer(
+            clock, cluster, self.network, roster, self.rigid, self.policy, self.listeners, traffic
+        )
+        self.arrivals = Arrivals(
+            clock, roster, self._make_training, self.decisions.last_event, self._unasked_until_s
+        )
+
+    # -- jobs ----------------------------------------------------------------------------------------------
+
+    def _make_training(self, row: int) -> TrainingJob:
+        spec, scenario = self.demand.training[row], self.scenario
+        assert spec.model is not None
+        return TrainingJob(
+            row, self.demand.name[row], spec, scenario.workload.models[spec.model], self.cluster, self.engine,
+            self.meter, self.listeners, lambda data, nodes: place_data(data, nodes, self.cluster, self.transfers),
+            seed=self.seed, step_cov=scenario.noise.step_cov, mtbf_s=self.mtbf_s,
+        )  # fmt: skip
+
+    def _unasked_until_s(self) -> float:
+        """When the queue is looked at again, at the earliest: with everything taken, not before the next event."""
+        if self._fixed_gangs and not self.cluster.free_gpus and self.roster.running:
+            return min(self.clock.peek(), self._horizon_s)
+        return -math.inf
+
+    def _period_ended(self, job: TrainingJob) -> None:
+        if job.progress.done:
+            job.finish()
+            self._finish(job)
+            self.decisions.event()
+        else:
+            self.decisions.stepped(job)
+
+    def _rigid_ended(self, job: RigidJob) -> None:
+        self._finish(job)
+        self.decisions.last_event()
+
+    def _finish(self, job: TrainingJob | RigidJob) -> None:
+        self.allocator.finish(job)
+        if self.roster.completed == len(self.demand):
+            self.done.succeed()
+
+    def _transferred(self, transfer: Transfer) -> None:
+        for tell in self.listeners.transferred:
+            tell(transfer, self.clock.now)
+
+    def _refused(self, what: str, why: str) -> None:
+        refusal = Refusal(what, why)
+        self.refusals.append((self.clock.now, refusal))
+        self.observer.refused.append(refusal)
+
+    # -- decisions -----------------------------------------------------------------------------------------
+
+    def observe(self) -> Observation:
+        """Everything a policy may see, now."""
+        return self.observer.observe()
+
+    def apply(self, plan: Plan) -> list[Refusal]:
+        """Carry out a feasible plan: stops and starts at once, the rest at the end of each running period.
+
+        What turns out impossible then, the next observation tells.
+        """
+        if plan.changes_nothing():
+            return []
+        replaced: set[int] = set()
+        if plan.allocation is not None:
+            replaced = self.allocator.apply(plan.allocation)
+        if self.roster.training:
+            seen = self.observer
+            hand_over(
+                plan, replaced, self.roster.training, seen.members, seen.shards, seen.workers,
+                self.engine.plan_changed,
+            )  # fmt: skip
+        return []
+
+    def _decide(self) -> None:
+        if self._nothing_to_start():
+            return
+        decision, refused = decide(self.policy, self, self.memory)
+        self.memory, plan = decision.memory, decision.plan
+        self.decided += 1
+        self.decisions.revisit_at(plan.revisit_s)
+        if self.on_decision is not None:
+            self.on_decision(decision, refused)
+        if self.roster.waiting and not self.roster.running and plan.allocation is None:
+            self._check_not_stalled()
+        else:
+            self._idle_ticks = 0
+
+    def _nothing_to_start(self) -> bool:
+        """Whether the policy can only start jobs, and none can be: nothing waits, or nothing is free."""
+        roster = self.roster
+        return self._starts_only and not (
+            roster.waiting and (self.cluster.free_gpus > 0 or self._fractions or not roster.running)
+        )
+
+    def _check_not_stalled(self) -> None:
+        """Raise Stalled when no event is left that could ever start a waiting job."""
+        if not self.arrivals.all_here or self.decisions.revisits or not self.cluster.up.all():
+            return
+        if self.decisions.ticks and self._idle_ticks < IDLE_TICKS:
+            self._idle_ticks += 1
+            return
+        waiting = self.roster.waiting
+        names = ", ".join(self.demand.name[row] for row in waiting.rows[:3].tolist())
+        raise Stalled(
+            f"policy {self.policy.name} leaves {len(waiting)} jobs waiting on an idle cluster ({names})"
+        )
+
+    def close(self, time_s: float) -> None:
+        """The run ends at `time_s` with jobs still running: book what they have done by then."""
+        self.clock._now = time_s
+        self.allocator.close(time_s)

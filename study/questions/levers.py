@@ -1,0 +1,193 @@
+"""What could be done about each limit: changes of a scenario that take one away, or make one half as tight.
+
+Resources are doubled, disturbances are removed. A lever that changes nothing in a scenario is none there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from equipoise.sim.scenario.model import Cluster, Even, Explicit, Faults, Model, NodeGroup, Noise, Scenario
+
+LIMITS = ("compute", "memory", "input", "barrier", "network", "queue", "faults")
+POLICIES = ("s1+s2+s3", "s1+s2+s3+s4")
+"""Policies that are tried beside the one in use."""
+
+Change = Callable[[Scenario], Scenario]
+
+
+@dataclass(frozen=True)
+class Lever:
+    """One thing to do. `against`: the limit that it is meant for, or "any" for another policy."""
+
+    name: str
+    against: str
+    scenario: Scenario
+    policy: str
+
+
+def levers(scenario: Scenario, policy: str, policies: Sequence[str] = POLICIES) -> list[Lever]:
+    """Every lever that changes this scenario or its policy."""
+    changes: tuple[tuple[str, str, Change], ...] = (
+        ("GPUs twice as fast", "compute", faster_gpus),
+        ("twice the GPUs per training job", "compute", larger_jobs),
+        ("twice the GPU memory and its bandwidth", "memory", more_memory),
+        ("storage and host input twice as fast", "input", faster_input),
+        ("data spread evenly over each job's nodes", "input", data_at_hand),
+        ("no jitter", "barrier", no_jitter),
+        ("equal nodes, as fast in all", "barrier", equal_nodes),
+        ("network twice as fast", "network", faster_network),
+        ("half the bytes exchanged", "network", fewer_bytes),
+        ("twice the nodes", "queue", more_nodes),
+        ("no faults", "faults", no_faults),
+    )
+    found = [Lever(name, against, change(scenario), policy) for name, against, change in changes]
+    found = [lever for lever in found if lever.scenario != scenario]
+    return found + [Lever(f"policy {name}", "any", scenario, name) for name in policies if name != policy]
+
+
+def _with(section: Any, **changes: Any) -> Any:
+    return section.model_copy(update=changes)
+
+
+def _groups(scenario: Scenario, change: Callable[[NodeGroup], NodeGroup]) -> Scenario:
+    """The scenario with every group of nodes changed; a counted pool becomes the one node that it is."""
+    groups = tuple(change(group) for group in scenario.cluster.groups)
+    if groups == scenario.cluster.groups:
+        return scenario
+    cluster: Cluster = _with(scenario.cluster, nodes=groups, gpus=None)
+    return _with(scenario, cluster=cluster)  # type: ignore[no-any-return]
+
+
+def _models(scenario: Scenario, change: Callable[[Model], Model]) -> Scenario:
+    models = {name: change(model) for name, model in scenario.workload.models.items()}
+    return _with(scenario, workload=_with(scenario.workload, models=models))  # type: ignore[no-any-return]
+
+
+def _jobs(scenario: Scenario, change: Callable[[Any], Any]) -> Scenario:
+    jobs = tuple(change(job) for job in scenario.workload.jobs)
+    return _with(scenario, workload=_with(scenario.workload, jobs=jobs))  # type: ignore[no-any-return]
+
+
+def faster_gpus(scenario: Scenario) -> Scenario:
+    """Every GPU computes twice as fast."""
+    return _groups(scenario, lambda group: _with(group, speed=2.0 * group.speed))
+
+
+def larger_jobs(scenario: Scenario) -> Scenario:
+    """Training jobs ask for twice their GPUs, where the cluster has as many."""
+    total = sum(group.count * group.gpus for group in scenario.cluster.groups)
+
+    def change(job: Any) -> Any:
+        if job.model is None or 2 * job.gpus > total or 2 * job.gpus > job.global_batch:
+            return job
+        ends = {name: getattr(job, name) for name in ("workers_min", "workers_max")}
+        return _with(job, gpus=2 * job.gpus, **{k: 2 * v for k, v in ends.items() if v is not None})
+
+    return _jobs(scenario, change)
+
+
+def more_memory(scenario: Scenario) -> Scenario:
+    """Passes may hold twice the samples, bytes move twice as fast, nothing is computed again to save room."""
+
+    def change(model: Model) -> Model:
+        room = model.samples_per_pass
+        changed: Model = _with(
+            model,
+            samples_per_pass=None if room is None else 2 * room,
+            bytes_per_sample=0.5 * model.bytes_per_sample,
+            memory=_with(model.memory, recompute=False),
+        )
+        return changed
+
+    return _models(scenario, change)
+
+
+def faster_input(scenario: Scenario) -> Scenario:
+    """Storage and the hosts' input pipelines deliver twice as much."""
+    reads = any(job.data is not None and job.data.sample_size > 0 for job in scenario.workload.jobs)
+    if not reads and all(group.ingest is None for group in scenario.cluster.groups):
+        return scenario
+    return _groups(
+        scenario,
+        lambda group: _with(
+            group,
+            storage_rate=2.0 * group.storage_rate,
+            ingest=None if group.ingest is None else 2.0 * group.ingest,
+        ),
+    )
+
+
+def data_at_hand(scenario: Scenario) -> Scenario:
+    """Every job's data lie in equal parts on the nodes that it runs on."""
+
+    def change(job: Any) -> Any:
+        if job.data is None or job.data.sample_size == 0.0:
+            return job
+        return _with(job, data=_with(job.data, placement=Even()))
+
+    return _jobs(scenario, change)
+
+
+def no_jitter(scenario: Scenario) -> Scenario:
+    """Steps take as long as they should."""
+    return _with(scenario, noise=Noise())  # type: ignore[no-any-return]
+
+
+def equal_nodes(scenario: Scenario) -> Scenario:
+    """All GPUs of one accelerator compute at their mean speed, so that the total stays."""
+    speeds: dict[str, list[float]] = {}
+    for group in scenario.cluster.groups:
+        speeds.setdefault(group.accelerator, []).extend([group.speed] * (group.count * group.gpus))
+    mean = {name: sum(values) / len(values) for name, values in speeds.items()}
+    if all(abs(group.speed - mean[group.accelerator]) <= 1e-12 for group in scenario.cluster.groups):
+        return scenario
+    return _groups(scenario, lambda group: _with(group, speed=mean[group.accelerator]))
+
+
+def faster_network(scenario: Scenario) -> Scenario:
+    """Links between and inside nodes, and what an exchange can draw from them, carry twice as much."""
+    if not any(job.model is not None for job in scenario.workload.jobs) and scenario.workload.trace is None:
+        return scenario
+    changed = _groups(scenario, lambda group: _with(group, nic=2.0 * group.nic, fabric=2.0 * group.fabric))
+    cluster = changed.cluster
+    slow = tuple(_with(link, rate=2.0 * link.rate) for link in cluster.slow_links)
+    topology = cluster.topology
+    if isinstance(topology, Explicit):
+        topology = _with(topology, links=tuple(_with(link, rate=2.0 * link.rate) for link in topology.links))
+    changed = _with(changed, cluster=_with(cluster, slow_links=slow, topology=topology))
+
+    def change(model: Model) -> Model:
+        rate = model.exchange.rate
+        exchange = _with(model.exchange, rate=None if rate is None else 2.0 * rate)
+        return _with(model, exchange=exchange)  # type: ignore[no-any-return]
+
+    return _models(changed, change)
+
+
+def fewer_bytes(scenario: Scenario) -> Scenario:
+    """Gradients are compressed to half their bytes, without any cost."""
+
+    def change(model: Model) -> Model:
+        if model.gradient == 0.0 or (model.gradient is None and model.parameters == 0.0):
+            return model
+        exchange = _with(model.exchange, compression=0.5 * model.exchange.compression)
+        return _with(model, exchange=exchange)  # type: ignore[no-any-return]
+
+    return _models(scenario, change)
+
+
+def more_nodes(scenario: Scenario) -> Scenario:
+    """Twice the nodes of every kind; not where every link is given by name."""
+    if isinstance(scenario.cluster.topology, Explicit):
+        return scenario
+    if scenario.cluster.gpus is not None:
+        return _with(scenario, cluster=_with(scenario.cluster, gpus=2 * scenario.cluster.gpus))  # type: ignore[no-any-return]
+    return _groups(scenario, lambda group: _with(group, count=2 * group.count))
+
+
+def no_faults(scenario: Scenario) -> Scenario:
+    """Nothing breaks."""
+    return _with(scenario, faults=Faults())  # type: ignore[no-any-return]

@@ -1,0 +1,326 @@
+"""What limits each job, from its accounts, and which lever would help most, by running with that lever.
+
+The time of a job from arrival to completion is the time that it waited for GPUs, and the time that it held
+them, which its accounts divide: computing, waiting for data, for other workers, for the exchange, and what
+faults and restarts took. Computing is divided once more into what memory costs (its bandwidth, and passes that
+its size makes necessary) and the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from equipoise.policies.contract import Policy
+from equipoise.policies.registry import make_policy
+from equipoise.sim.hardware.profile import load_profile
+from equipoise.sim.job.cost import replica_cost_s
+from equipoise.sim.loading.file import read_scenario
+from equipoise.sim.record import Run
+from equipoise.sim.run import run
+from equipoise.sim.scenario.model import Job, Model, Scenario
+from equipoise.sim.traces.read import Trace
+from equipoise.study.questions.levers import LIMITS, POLICIES, Lever, levers
+from equipoise.study.runs.variants import DEFAULT, Means, Outcome, Variant, policy_text, run_all
+from equipoise.study.statistics import CONFIDENCE, Interval, mean_interval, paired_ratio
+
+FILE = "limits.json"
+ALL = "all jobs"
+_USES = {
+    "compute": ("busy_gpu_s",),
+    "input": ("input_stall_gpu_s",),
+    "barrier": ("barrier_wait_gpu_s",),
+    "network": ("exposed_communication_gpu_s",),
+    "faults": ("restart_gpu_s", "lost_to_faults_gpu_s"),
+}
+
+
+@dataclass(frozen=True)
+class Effect:
+    """A lever and what it does: the ratio of the mean time with it to that without, paired by seed.
+
+    `problem` says why there is no ratio.
+    """
+
+    lever: Lever
+    ratio: Interval
+    problem: str | None = None
+
+    @property
+    def helps(self) -> bool:
+        """Whether the time is shorter with it, beyond doubt where there is any."""
+        high = self.ratio.high if math.isfinite(self.ratio.high) else self.ratio.mean
+        return high < 1.0
+
+
+@dataclass(frozen=True)
+class Limited:
+    """A group of alike jobs: mean time from arrival to completion, shares of it by limit, effects of levers.
+
+    `effects`: the best first.
+    """
+
+    name: str
+    jobs: int
+    time_s: Interval
+    shares: Mapping[str, float]
+    effects: tuple[Effect, ...]
+
+    @property
+    def account(self) -> str:
+        """What takes the most time in the accounts."""
+        return max(self.shares, key=lambda limit: self.shares[limit])
+
+    @property
+    def limit(self) -> str:
+        """What limits the group: where its time goes; of waiting for others, what makes those late.
+
+        Workers wait for one whose data is late or whose node has failed as they do for a slow one; the accounts
+        cannot tell, the lever that shortens the time most does.
+        """
+        if self.account != "barrier":
+            return self.account
+        causes = [e for e in self.effects if e.helps and e.lever.against in ("barrier", "input", "faults")]
+        return causes[0].lever.against if causes else "barrier"
+
+    @property
+    def best(self) -> Effect | None:
+        """The lever that helps most; None when none helps."""
+        return next((effect for effect in self.effects if effect.helps), None)
+
+    def best_against(self, limit: str) -> Effect | None:
+        """The lever against one limit that helps most; None when none helps."""
+        return next((e for e in self.effects if e.helps and e.lever.against == limit), None)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The groups whose jobs take the most time first; the first of all is every job together."""
+
+    scenario: str
+    policy: str
+    seeds: int
+    groups: tuple[Limited, ...]
+    notes: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, as in `limits.json`; what is unknown is None."""
+        return {
+            "schema_version": 1,
+            "scenario": self.scenario,
+            "policy": self.policy,
+            "seeds": self.seeds,
+            "confidence": CONFIDENCE,
+            "groups": [_group_dict(group) for group in self.groups],
+            "notes": list(self.notes),
+        }
+
+
+def _group_dict(group: Limited) -> dict[str, Any]:
+    def known(value: float) -> float | None:
+        return value if math.isfinite(value) else None
+
+    return {
+        "name": group.name,
+        "jobs": group.jobs,
+        "time_s": known(group.time_s.mean),
+        "limit": group.limit,
+        "account": group.account,
+        "shares": dict(group.shares),
+        "best_lever": None if group.best is None else group.best.lever.name,
+        "levers": [
+            {
+                "lever": effect.lever.name,
+                "against": effect.lever.against,
+                "ratio": known(effect.ratio.mean),
+                "low": known(effect.ratio.low),
+                "high": known(effect.ratio.high),
+                "problem": effect.problem,
+            }
+            for effect in group.effects
+        ],
+    }
+
+
+@dataclass(frozen=True)
+class PerJob:
+    """Makes a run whose totals also hold, per group of jobs, the mean time by limit: `limit:GROUP:LIMIT`.
+
+    groups: group by name of job; other jobs count only among all. memory: share of computing by group.
+    """
+
+    groups: Mapping[str, str]
+    memory: Mapping[str, float]
+
+    def __call__(self, scenario: Scenario, *, policy: Policy, seed: int, trace: Trace | None) -> Run:
+        """The run, as `sim.run.run` makes it."""
+        made = run(scenario, policy=policy, seed=seed, trace=trace)
+        times = times_by_limit(made)
+        names = np.array([self.groups.get(str(name), "") for name in made.jobs["name"]], dtype=object)
+        more: dict[str, float] = {}
+        for group in dict.fromkeys([ALL, *self.groups.values()]):
+            rows = np.ones(names.size, dtype=bool) if group == ALL else names == group
+            if not rows.any():
+                continue
+            mean = {limit: float(values[rows].mean()) for limit, values in times.items()}
+            mean["memory"] = mean["compute"] * self.memory.get(group, 0.0)
+            mean["compute"] -= mean["memory"]
+            more |= {key(group, limit): value for limit, value in mean.items()}
+            more[key(group, "jobs")] = float(rows.sum())
+        return replace(made, totals={**made.totals, **more})
+
+
+def key(group: str, limit: str) -> str:
+    """Name of a group's number in a run's totals."""
+    return f"limit:{group}:{limit}"
+
+
+def times_by_limit(made: Run) -> dict[str, NDArray[np.float64]]:
+    """Seconds of each job (jobs,) by limit, memory not yet apart from compute; they sum to its time.
+
+    The time held is divided as its GPU-seconds are. A job that is not completed counts until the end of the run.
+    """
+    jobs = made.jobs
+    used = {  # what was booked and taken back may leave a rounding below zero
+        limit: np.maximum(np.sum([jobs[use] for use in uses], axis=0), 0.0) for limit, uses in _USES.items()
+    }
+    total = np.sum(list(used.values()), axis=0)
+    done = ~np.isnan(jobs["completion_s"])
+    held_s = np.where(
+        done,
+        jobs["completion_s"] - jobs["arrival_s"] - jobs["queueing_s"],
+        total / np.maximum(jobs["gpus"], 1),
+    )
+    held_s = np.maximum(held_s, 0.0)
+    share = {
+        limit: np.divide(u, total, out=np.zeros_like(total), where=total > 0) for limit, u in used.items()
+    }
+    share["compute"] = np.where(total > 0, share["compute"], 1.0)
+    return {**{limit: held_s * s for limit, s in share.items()}, "queue": jobs["queueing_s"].astype(float)}
+
+
+def memory_share(scenario: Scenario, job: Job, model: Model) -> float:
+    """Share (0 to 1) of a job's computing that memory costs, on the mean GPU of the cluster.
+
+    What would be saved if bytes moved at once, one pass held all samples and nothing were computed twice.
+    """
+    free = model.model_copy(
+        update={
+            "bytes_per_sample": 0.0,
+            "samples_per_pass": None,
+            "memory": model.memory.model_copy(update={"recompute": False}),
+        }
+    )
+    per = model.parallel.tensor * model.parallel.pipeline
+    samples = max(1, job.global_batch // max(1, job.gpus // per))
+    profile = load_profile(scenario.cluster.hardware)
+    saved = total = 0.0
+    for group in scenario.cluster.groups:
+        accelerator, gpus = profile.accelerator(group.accelerator), group.count * group.gpus
+        now_s, then_s = (replica_cost_s(m, accelerator, samples, group.fabric)[1] for m in (model, free))
+        saved, total = saved + gpus * (now_s - then_s), total + gpus * now_s
+    return max(0.0, saved / total) if total > 0 else 0.0
+
+
+def limits(
+    path: Path,
+    *,
+    policy: str | None = None,
+    policies: Sequence[str] = POLICIES,
+    overrides: Sequence[str] = (),
+    trace: str | None = None,
+    most: int = 10,
+    means: Means = DEFAULT,
+) -> Limits:
+    """Name the limit of each job of the scenario in `path`, and run with every lever.
+
+    policies: other policies to try. most: groups of jobs to look at, those that take the most time. Copies of one
+    job are one group; jobs of a trace stand alone.
+
+    Raises InputError for a wrong scenario, PolicyError for an unknown stage, RuntimeError when the base fails.
+    """
+    file = read_scenario(path, overrides, trace)
+    read = file.trace()
+    scenario, name = file.scenario, policy_text(file.scenario, policy)
+    for other in policies:
+        make_policy(other)
+    groups = chosen_groups(scenario, read, name, most)
+    memory = _memory_by_group(scenario)
+    runner = PerJob(groups, memory)
+    found = levers(scenario, name, policies)
+    variants = [Variant("base", scenario, name)]
+    variants += [Variant(lever.name, lever.scenario, lever.policy) for lever in found]
+    outcomes = run_all(variants, replace(means, trace=read, folders=file.folders, runner=runner))
+    if outcomes[0].failed is not None:
+        raise RuntimeError(f"{scenario.name}: {outcomes[0].failed}")
+    names = [ALL, *dict.fromkeys(groups.values())]
+    limited = [
+        _limited(group, found, outcomes) for group in names if key(group, "jobs") in outcomes[0].rows[0]
+    ]
+    notes = [f"{lever.name}: {o.failed}" for lever, o in zip(found, outcomes[1:], strict=True) if o.failed]
+    undone = sum(row["jobs"] - row["completed"] for row in outcomes[0].rows)
+    if undone:
+        notes.append(f"{undone:.0f} jobs are not completed and count until the end of their run")
+    ordered = [limited[0], *sorted(limited[1:], key=lambda g: -g.jobs * g.time_s.mean)][: most + 1]
+    if len(ordered) == 2 and ordered[0].jobs == ordered[1].jobs:
+        ordered = ordered[1:]  # one group is all jobs
+    return Limits(scenario.name, name, len(outcomes[0].rows), tuple(ordered), tuple(notes))
+
+
+def chosen_groups(scenario: Scenario, trace: Trace | None, policy: str, most: int) -> dict[str, str]:
+    """Group by name of job: copies of a listed job are one; of a trace, the `most` jobs that take longest.
+
+    Which those are is found by one run.
+    """
+    groups: dict[str, str] = {}
+    for job in scenario.workload.jobs:
+        copies = [job.name] if job.count == 1 else [f"{job.name}-{k}" for k in range(job.count)]
+        groups |= dict.fromkeys(copies, job.name)
+    if trace is not None:
+        made = run(scenario, policy=make_policy(policy), trace=trace)
+        seconds = np.sum(list(times_by_limit(made).values()), axis=0)
+        longest = np.argsort(-seconds, kind="stable")[:most]
+        groups |= {n: n for n in (str(made.jobs["name"][row]) for row in longest) if n not in groups}
+    return groups
+
+
+def _memory_by_group(scenario: Scenario) -> dict[str, float]:
+    """Share of computing that memory costs, by group; for all jobs, the mean weighted by their GPUs."""
+    found: dict[str, float] = {}
+    weighted = total = 0.0
+    for job in scenario.workload.jobs:
+        share = 0.0
+        if job.model is not None:
+            share = memory_share(scenario, job, scenario.workload.models[job.model])
+            found[job.name] = share
+        weighted, total = weighted + job.count * job.gpus * share, total + job.count * job.gpus
+    return found | ({ALL: weighted / total} if total and scenario.workload.trace is None else {})
+
+
+def _limited(group: str, found: Sequence[Lever], outcomes: Sequence[Outcome]) -> Limited:
+    base = outcomes[0]
+    by_limit = {limit: float(np.mean(base.values(key(group, limit)))) for limit in LIMITS}
+    total = sum(by_limit.values())
+    times = _times(group, base)
+    unknown = Interval(math.nan, math.nan, math.nan, 0)
+    effects = [
+        Effect(lever, unknown, outcome.failed)
+        if outcome.failed is not None
+        else Effect(lever, paired_ratio(_times(group, outcome), times))
+        for lever, outcome in zip(found, outcomes[1:], strict=True)
+    ]
+    effects.sort(key=lambda e: e.ratio.mean if math.isfinite(e.ratio.mean) else math.inf)
+    shares = {limit: value / total if total > 0 else 0.0 for limit, value in by_limit.items()}
+    jobs = int(base.rows[0][key(group, "jobs")])
+    return Limited(group, jobs, mean_interval(times), shares, tuple(effects))
+
+
+def _times(group: str, outcome: Outcome) -> list[float]:
+    """Mean time of the group's jobs by seed."""
+    return np.sum([outcome.values(key(group, limit)) for limit in LIMITS], axis=0).tolist()  # type: ignore[no-any-return]

@@ -1,0 +1,232 @@
+"""Which of a scenario's values decides the result: one key at a time, low and high, on the same seeds.
+
+The tornado of decision analysis (Howard 1988, Management Science 34(6)): bars from the result at the low value
+to that at the high value, the longest first. Common random numbers make the ratios to the base far surer than
+the values.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from equipoise.sim.loading.file import ScenarioFile, read_scenario
+from equipoise.sim.scenario.model import Scenario
+from equipoise.sim.scenario.tree import InputError
+from equipoise.study.questions.sensitivity_keys import Range, default_ranges, read_range
+from equipoise.study.report.text import LABELS
+from equipoise.study.runs.variants import DEFAULT, Means, Outcome, Variant, policy_text, run_all
+from equipoise.study.statistics import CONFIDENCE, Interval, mean_interval, paired_ratio
+
+FILE = "sensitivity.json"
+
+
+@dataclass(frozen=True)
+class End:
+    """One end of a bar: the value of the key, the metric there, and its paired ratio to the base.
+
+    `problem` says why there is no result; the intervals are then NaN.
+    """
+
+    shown: str
+    value: Interval
+    ratio: Interval
+    problem: str | None = None
+
+    @property
+    def away(self) -> float:
+        """How far the result is from the base, as |log ratio|; 0 when unknown."""
+        mean = self.ratio.mean
+        return abs(math.log(mean)) if mean > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One key with both ends."""
+
+    key: str
+    low: End
+    high: End
+
+    @property
+    def length(self) -> float:
+        """Distance of the two results, in multiples of the base's (1 where an end is unknown)."""
+        low, high = (end.ratio.mean if end.ratio.mean > 0 else 1.0 for end in (self.low, self.high))
+        return abs(high - low)
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """All bars, the longest first, around the result of the base."""
+
+    scenario: str
+    policy: str
+    metric: str
+    seeds: int
+    base: Interval
+    bars: tuple[Bar, ...]
+    notes: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, as in `sensitivity.json`; what is unknown is None."""
+        return {
+            "schema_version": 1,
+            "scenario": self.scenario,
+            "policy": self.policy,
+            "metric": self.metric,
+            "seeds": self.seeds,
+            "confidence": CONFIDENCE,
+            "base": _known(self.base.mean),
+            "base_low": _known(self.base.low),
+            "base_high": _known(self.base.high),
+            "rows": [_row(bar) for bar in self.bars],
+            "notes": list(self.notes),
+        }
+
+
+def _known(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _row(bar: Bar) -> dict[str, Any]:
+    row: dict[str, Any] = {"key": bar.key, "low_value": bar.low.shown, "high_value": bar.high.shown}
+    row |= {"low": _known(bar.low.value.mean), "high": _known(bar.high.value.mean)}
+    for name, end in (("low", bar.low), ("high", bar.high)):
+        ratio = end.ratio
+        row |= {f"{name}_ratio": _known(ratio.mean)}
+        row |= {f"{name}_ratio_low": _known(ratio.low), f"{name}_ratio_high": _known(ratio.high)}
+    return row
+
+
+def sensitivity(
+    path: Path,
+    metric: str,
+    *,
+    vary: Sequence[str] = (),
+    defaults: bool = True,
+    policy: str | None = None,
+    overrides: Sequence[str] = (),
+    trace: str | None = None,
+    means: Means = DEFAULT,
+) -> Sensitivity:
+    """Run the scenario in `path` with one key changed at a time.
+
+    metric: a name of `Run.summary`. vary: `KEY=LOW..HIGH` texts. defaults: vary the default set as well.
+    `means` says with how many seeds and processes; its trace and folders are found here.
+
+    Raises InputError for a wrong scenario, key, value or metric, PolicyError for an unknown stage, RuntimeError
+    when the base itself fails.
+    """
+    file = read_scenario(path, overrides, trace)
+    read = file.trace()
+    name = policy_text(file.scenario, policy)
+    asked = [read_range(text, file.scenario) for text in vary]
+    chosen = asked + [
+        found
+        for found in (default_ranges(file.scenario) if defaults else [])
+        if found.key not in _keys(asked)
+    ]
+    if not chosen:
+        raise InputError([f"{path}: nothing to vary; give --vary KEY=LOW..HIGH"])
+    variants, ends, notes = _variants(file, chosen, overrides, trace, name)
+    settings = _with(means, file, read)
+    if metric not in LABELS:  # nothing else is run for a metric that does not exist
+        _values(run_all(variants[:1], replace(settings, seeds=1))[0], metric)
+    outcomes = run_all(variants, settings)
+    return _result(file.scenario, name, metric, chosen, outcomes, ends, notes)
+
+
+def _keys(ranges: Sequence[Range]) -> set[str]:
+    return {found.key for found in ranges}
+
+
+def _with(means: Means, file: ScenarioFile, trace: Any) -> Means:
+    return Means(means.seeds, trace, file.folders, means.jobs, means.runner, means.progress)
+
+
+Ends = dict[tuple[int, str], int | str]
+"""By (number of the range, low or high): the number of the variant, or why there is none."""
+
+
+def _variants(
+    file: ScenarioFile, chosen: Sequence[Range], overrides: Sequence[str], trace: str | None, policy: str
+) -> tuple[list[Variant], Ends, list[str]]:
+    """The base and every end that is allowed. Raises InputError for one that the user asked for."""
+    variants, notes = [Variant("base", file.scenario, policy)], []
+    ends: Ends = {}
+    for k, found in enumerate(chosen):
+        for side in ("low", "high"):
+            changes, shown = getattr(found, side), getattr(found, f"{side}_shown")
+            try:
+                scenario = _changed(file, overrides, changes, trace)
+            except InputError as error:
+                if found.asked:
+                    raise InputError(line.replace("--set ", "--vary ", 1) for line in error.lines) from error
+                ends[k, side] = error.lines[0].partition(": ")[2]
+                notes.append(f"{found.key}={shown} is not possible: {ends[k, side]}")
+                continue
+            ends[k, side] = len(variants)
+            variants.append(Variant(f"{found.key}={shown}", scenario, policy))
+    return variants, ends, notes
+
+
+def _changed(
+    file: ScenarioFile, overrides: Sequence[str], changes: Sequence[str], trace: str | None
+) -> Scenario:
+    changed = read_scenario(file.path, [*overrides, *changes], trace)
+    changed.trace()
+    return changed.scenario
+
+
+def _values(base: Outcome, metric: str) -> list[float]:
+    """The metric of the base. Raises RuntimeError when it fails, InputError when it has no such number."""
+    if base.failed is not None:
+        raise RuntimeError(f"{base.variant.scenario.name}: {base.failed}")
+    row = base.rows[0]
+    if metric not in row:
+        numbers = [name for name, value in row.items() if isinstance(value, float) and name in LABELS]
+        raise InputError([f"--metric: this scenario gives no {metric!r}; it gives {', '.join(numbers)}"])
+    values = base.values(metric)
+    if all(math.isnan(value) for value in values):
+        raise InputError(
+            [f"--metric: {metric!r} is not known in this scenario (no price, or no job completed)"]
+        )
+    return values
+
+
+def _result(
+    scenario: Scenario,
+    policy: str,
+    metric: str,
+    chosen: Sequence[Range],
+    outcomes: Sequence[Outcome],
+    ends: Ends,
+    notes: list[str],
+) -> Sensitivity:
+    reference = _values(outcomes[0], metric)
+
+    def end(k: int, side: str) -> End:
+        shown = getattr(chosen[k], f"{side}_shown")
+        number = ends[k, side]
+        problem = number if isinstance(number, str) else outcomes[number].failed
+        if problem is not None:
+            unknown = Interval(math.nan, math.nan, math.nan, 0)
+            return End(shown, unknown, unknown, problem)
+        assert isinstance(number, int)
+        values = outcomes[number].values(metric)
+        return End(shown, mean_interval(values), paired_ratio(values, reference))
+
+    bars = [Bar(found.key, end(k, "low"), end(k, "high")) for k, found in enumerate(chosen)]
+    for bar in bars:
+        notes += [
+            f"{bar.key}={side.shown}: {side.problem}"
+            for side in (bar.low, bar.high)
+            if side.problem is not None and not any(side.problem in note for note in notes)
+        ]
+    bars.sort(key=lambda bar: -bar.length)  # stable: equal bars stay in the order of the keys
+    return Sensitivity(
+        scenario.name, policy, metric, len(reference), mean_interval(reference), tuple(bars), tuple(notes)
+    )

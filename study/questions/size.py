@@ -1,0 +1,330 @@
+"""The fewest or cheapest nodes that meet a planner's targets, and how sure that is.
+
+Candidates are taken from the best on; the first that meets every target is the answer, so nothing is assumed
+about how results change with size (more nodes can be slower). What cannot meet a target by the lower bounds,
+by its price or by its power is not run at all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal
+
+from scipy.stats import beta
+
+from equipoise.policies.numerals import is_index
+from equipoise.policies.registry import make_policy
+from equipoise.policies.sources import code_hash
+from equipoise.sim.hardware.profile import load_profile
+from equipoise.sim.loading.file import ScenarioFile, read_scenario
+from equipoise.sim.record import Run
+from equipoise.sim.run import is_random, run, run_identity
+from equipoise.sim.scenario.model import Faults, Scenario
+from equipoise.sim.scenario.tree import InputError
+from equipoise.sim.traces.read import Trace
+from equipoise.study.bounds import lower_bound
+from equipoise.study.questions.targets import Target, power_w, price_usd_per_h, with_rent
+from equipoise.study.runs.engines import Engine, engine
+from equipoise.study.runs.orders import Order, Shared
+from equipoise.study.runs.variants import policy_text
+from equipoise.study.runs.warm import warm
+
+Objective = Literal["nodes", "price", "cost"]
+Progress = Callable[[int, int, str], None]
+"""Called as progress(candidates looked at, candidates in all, "values of the candidate")."""
+_ROOM = 1e-9
+SIZES_MOST = 10_000
+"""Sizes to choose from; each is read and checked before the first is run."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One choice of values, before anything is run."""
+
+    values: Mapping[str, Any]
+    scenario: Scenario
+    nodes: int
+    price_usd_per_h: float
+    power_w: float
+    bound_s: Mapping[str, float]
+
+    @property
+    def known(self) -> dict[str, float]:
+        """What is known without a run; of times and cost, what no policy can beat."""
+        values = {**self.bound_s, "price_usd_per_h": self.price_usd_per_h, "power_w": self.power_w}
+        return with_rent(values, self.price_usd_per_h)
+
+    def score(self, objective: Objective) -> tuple[float, float, int]:
+        """Least first; for cost, from the lower bound."""
+        first = {"nodes": self.nodes, "price": self.price_usd_per_h, "cost": self.known["cost_usd"]}[
+            objective
+        ]
+        price = 0.0 if math.isnan(self.price_usd_per_h) else self.price_usd_per_h
+        return float(first), price, self.nodes
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A candidate with its runs (seeds ascending)."""
+
+    candidate: Candidate
+    results: tuple[Mapping[str, float], ...]
+    met: int
+
+    @property
+    def runs(self) -> int:
+        """Runs made."""
+        return len(self.results)
+
+    def mean(self, key: str) -> float:
+        """Mean of a result over the runs."""
+        return sum(result[key] for result in self.results) / self.runs
+
+    def chance_at_least(self, confidence: float = 0.95, sizes: int = 1) -> float:
+        """Lower limit of the chance that a run meets the targets (Clopper and Pearson 1934, one-sided).
+
+        sizes: how many were to choose from. The limits of all of them hold together (Bonferroni), so that of
+        the one that was chosen for its results does.
+        """
+        if self.met == 0:
+            return 0.0
+        return float(beta.ppf((1.0 - confidence) / sizes, self.met, self.runs - self.met + 1))
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What was found. `best` is None when no candidate meets the targets; then `closest` misses least.
+
+    `closest` has no runs when every candidate was excluded without one. `sizes`: candidates in all.
+    `impossible`: what was wrong with each size that could not be one, such as a job larger than the cluster.
+    """
+
+    best: Trial | None
+    closest: Trial | None
+    tried: int
+    excluded: int
+    deterministic: bool
+    sizes: int
+    spares: int | None = None
+    impossible: tuple[str, ...] = ()
+
+    @property
+    def chance_at_least(self) -> float:
+        """Share of runs that meet the targets with `best`, at least, with 95 % confidence; 0 without one."""
+        return 0.0 if self.best is None else self.best.chance_at_least(sizes=self.sizes)
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked for.
+
+    vary: values by dotted key. targets: all must be met, in a share `confidence` of the runs at least.
+    objective: fewest nodes, lowest price per hour, or lowest cost until all is done.
+    """
+
+    file: Path
+    vary: Mapping[str, Sequence[Any]]
+    targets: Sequence[Target]
+    policy: str | None = None  # None: the scenario's own
+    seeds: int = 5
+    confidence: float = 0.95
+    objective: Objective = "nodes"
+    overrides: Sequence[str] = ()
+    trace: str | None = None
+    jobs: int = 1
+    runner: Callable[..., Run] = field(default=run, compare=False)
+
+    def asks_for(self, *keys: str) -> bool:
+        """Whether a target or the objective needs one of these results."""
+        wanted = {target.measure.key for target in self.targets}
+        wanted |= {"price": {"price_usd_per_h"}, "cost": {"cost_usd"}, "nodes": set()}[self.objective]
+        return not wanted.isdisjoint(keys)
+
+
+def size(question: Question, progress: Progress | None = None) -> Answer:
+    """Answer a question; with faults, also how many of the nodes are spares (see `Answer.spares`).
+
+    Raises InputError for a wrong scenario, key or target, PolicyError for an unknown stage.
+    """
+    answer = _search(question, progress, faults=True)
+    if answer.best is None or answer.best.candidate.scenario.faults == Faults():
+        return answer
+    calm = _search(question, None, faults=False)
+    nodes = calm.best.candidate.nodes if calm.best is not None else answer.best.candidate.nodes
+    return Answer(
+        answer.best, None, answer.tried, answer.excluded, answer.deterministic, answer.sizes,
+        answer.best.candidate.nodes - nodes, answer.impossible,
+    )  # fmt: skip
+
+
+def _search(question: Question, progress: Progress | None, *, faults: bool) -> Answer:
+    impossible: list[str] = []
+    candidates, trace, folders = read_candidates(question, faults=faults, impossible=impossible)
+    candidates.sort(key=lambda c: c.score(question.objective))
+    random = is_random(candidates[0].scenario)
+    best: Trial | None = None
+    missed: list[Trial] = []
+    excluded: list[Candidate] = []
+    shared = Shared(folders, code_hash(), runner=question.runner)
+    if question.jobs > 1 and question.runner is run:
+        warm([policy_text(candidates[0].scenario, question.policy)])
+    with engine(shared, question.jobs) as made:
+        for number, candidate in enumerate(candidates):
+            if best is not None and not _can_beat(candidate, best, question.objective):
+                break
+            if progress is not None:
+                progress(number, len(candidates), _named(candidate.values))
+            if _cannot(candidate, question.targets, random):
+                excluded.append(candidate)
+                continue
+            trial = try_out(candidate, question, made, trace, random)
+            if trial.met < _needed(question.confidence, trial.runs):
+                missed.append(trial)
+            elif best is None or trial.mean("cost_usd") < best.mean("cost_usd"):
+                best = trial
+    closest = None if best is not None else _closest(missed, excluded, question.targets)
+    tried = len(missed) + (best is not None)
+    return Answer(
+        best, closest, tried, len(excluded), not random, len(candidates), impossible=tuple(impossible)
+    )
+
+
+def _named(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in values.items())
+
+
+def _can_beat(candidate: Candidate, best: Trial, objective: Objective) -> bool:
+    """Whether a candidate that comes later can be better than the best so far."""
+    return objective == "cost" and candidate.known["cost_usd"] < best.mean("cost_usd")
+
+
+def _needed(confidence: float, runs: int) -> int:
+    """Runs that must meet the targets."""
+    return math.ceil(confidence * runs - _ROOM)
+
+
+def _cannot(candidate: Candidate, targets: Sequence[Target], random: bool) -> bool:
+    """Whether some target is out of reach whatever is run; the bounds hold for runs without noise."""
+    for target in targets:
+        key = target.measure.key
+        known = target.measure.of_cluster or (not random and key in candidate.known)
+        beyond = known and candidate.known[key] > target.limit * (1.0 + _ROOM)
+        if known and target.at_most and beyond:
+            return True
+        if known and not target.at_most and target.measure.of_cluster and not target.met(candidate.known):
+            return True
+    return False
+
+
+def try_out(
+    candidate: Candidate, question: Question, made: Engine, trace: Trace | None, random: bool
+) -> Trial:
+    """Run a candidate on its seeds, no further than until it is clear that it misses."""
+    seeds = range(candidate.scenario.seed, candidate.scenario.seed + (question.seeds if random else 1))
+    name, text = policy_text(candidate.scenario, question.policy), candidate.scenario.model_dump_json()
+    policy = make_policy(name)
+    orders = [
+        Order(run_identity(candidate.scenario, policy, seed, trace), k, 0, name, seed, text, {})
+        for k, seed in enumerate(seeds)
+    ]
+    allowed = len(orders) - _needed(question.confidence, len(orders))
+    results: dict[int, dict[str, float]] = {}
+    met = 0
+    step = max(1, question.jobs)
+    for first in range(0, len(orders), step):
+        for row in made.rows(orders[first : first + step]):
+            if row["status"] != "done":
+                raise RuntimeError(f"{_named(candidate.values)}, seed {row['seed']}: {row['error']}")
+            known = {"price_usd_per_h": candidate.price_usd_per_h, "power_w": candidate.power_w}
+            results[row["seed"]] = {**row, **known}
+        met = sum(_meets_all(result, question.targets) for result in results.values())
+        if len(results) - met > allowed:
+            break
+    return Trial(candidate, tuple(results[seed] for seed in sorted(results)), met)
+
+
+def _meets_all(result: Mapping[str, float], targets: Sequence[Target]) -> bool:
+    """All targets, with every job done: a run that leaves jobs undone is early for the wrong reason."""
+    return result["completed"] == result["jobs"] and all(target.met(result) for target in targets)
+
+
+def _closest(
+    missed: Sequence[Trial], excluded: Sequence[Candidate], targets: Sequence[Target]
+) -> Trial | None:
+    """What misses its worst target by the least; runs first, since bounds flatter."""
+    if missed:
+        return min(missed, key=lambda trial: sum(_worst(r, targets) for r in trial.results) / trial.runs)
+    known = [target for target in targets if target.measure.key in excluded[0].known] if excluded else []
+    nearest = min(excluded, key=lambda candidate: _worst(candidate.known, known), default=None)
+    return None if nearest is None else Trial(nearest, (), 0)
+
+
+def _worst(result: Mapping[str, float], targets: Sequence[Target]) -> float:
+    return max(target.excess(result) for target in targets)
+
+
+def read_candidates(
+    question: Question, *, faults: bool = True, impossible: list[str] | None = None
+) -> tuple[list[Candidate], Trace | None, tuple[Path, ...]]:
+    """All combinations of the varied values that are valid, their trace and the folders of files.
+
+    impossible: takes what is wrong with each of the others.
+    Raises InputError when none is valid, with what is wrong with the first.
+    """
+    if (many := math.prod(map(len, question.vary.values()))) > SIZES_MOST:
+        raise InputError([f"--vary: {many:,} sizes; at most {SIZES_MOST:,} are possible"])
+    found: list[Candidate] = []
+    problem: InputError | None = None
+    trace: Trace | None = None
+    folders: tuple[Path, ...] = ()
+    for chosen in product(*question.vary.values()):
+        values = dict(zip(question.vary, chosen, strict=True))
+        changes = [*question.overrides, *(f"{key}={value}" for key, value in values.items())]
+        try:
+            file = read_scenario(question.file, changes, question.trace)
+            trace = trace if trace is not None else file.trace()
+            found.append(_candidate(file, values, trace, faults, question))
+        except InputError as error:
+            problem = problem or error  # e.g. a job that is larger than this few nodes
+            if impossible is not None:
+                impossible.append(error.lines[0])
+            continue
+        folders = file.folders
+    if not found:
+        raise problem or InputError(["nothing to vary: give --vary KEY=LOW:HIGH"])
+    return found, trace, folders
+
+
+def _candidate(
+    file: ScenarioFile, values: dict[str, Any], trace: Trace | None, faults: bool, question: Question
+) -> Candidate:
+    scenario = file.scenario
+    if not faults:
+        scenario = scenario.model_copy(update={"faults": Faults()})
+    profile = load_profile(scenario.cluster.hardware)
+    bound = lower_bound(scenario, trace)
+    bound_s = {"makespan_s": bound.makespan_s, "completion_mean_s": bound.completion_mean_s}
+    nodes = sum(group.count for group in scenario.cluster.groups)
+    priced = question.asks_for("price_usd_per_h", "cost_usd")
+    price = price_usd_per_h(scenario, profile) if priced else math.nan
+    power = power_w(scenario, profile) if question.asks_for("power_w", "energy_j") else math.nan
+    return Candidate(values, scenario, nodes, price, power, bound_s)
+
+
+def read_vary(text: str) -> tuple[str, list[Any]]:
+    """`KEY=LOW:HIGH`, `KEY=LOW:HIGH:STEP` (whole numbers) or `KEY=A,B,C` as (key, values)."""
+    key, equals, values = text.partition("=")
+    parts = values.split(":")
+    if equals and key and len(parts) in (2, 3) and all(is_index(part.strip()) for part in parts):
+        low, high, step = [int(part) for part in parts] + ([1] if len(parts) == 2 else [])
+        if low <= high and step >= 1:
+            if (many := (high - low) // step + 1) > SIZES_MOST:
+                raise InputError([f"--vary {text!r}: {many:,} sizes; at most {SIZES_MOST:,} are possible"])
+            return key.strip(), list(range(low, high + 1, step))
+    elif equals and key and values.strip():
+        return key.strip(), [value.strip() for value in values.split(",")]
+    raise InputError([f"--vary {text!r}: write KEY=LOW:HIGH, KEY=LOW:HIGH:STEP or KEY=A,B,C"])

@@ -1,0 +1,145 @@
+"""What a cluster must achieve, in a planner's words: `makespan<=24h`, `cost<=5000 USD`, `goodput>=50 %`."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+
+from equipoise.sim.cluster.cluster import Cluster
+from equipoise.sim.cluster.power import node_power
+from equipoise.sim.hardware.prices import make_prices
+from equipoise.sim.hardware.profile import HardwareProfile
+from equipoise.sim.network.topology import Topology
+from equipoise.sim.scenario.model import NodeGroup, Scenario
+from equipoise.sim.scenario.tree import InputError
+from equipoise.sim.scenario.units import (
+    POWER,
+    PRICE,
+    SHARE,
+    TIME,
+    Quantity,
+    format_joules,
+    format_scaled,
+    format_seconds,
+    format_share,
+    format_usd,
+)
+
+_MONEY = {"USD": Fraction(1), "$": Fraction(1), "kUSD": Fraction(1000), "MUSD": Fraction(10**6)}
+USD = Quantity("an amount of money", "USD", "5000 USD", _MONEY)
+_JOULES = {f"{prefix}J": Fraction(10**power) for prefix, power in (("", 0), ("k", 3), ("M", 6), ("G", 9))}
+_WATT_HOURS = {f"{p}Wh": Fraction(3600 * 10**power) for p, power in (("", 0), ("k", 3), ("M", 6), ("G", 9))}
+ENERGY = Quantity("an amount of energy", "J", "500 kWh", _JOULES | _WATT_HOURS)
+
+
+@dataclass(frozen=True)
+class Measure:
+    """Something that a target can be set for; `key` is its name in results."""
+
+    key: str
+    quantity: Quantity
+    show: Callable[[float], str]
+    of_cluster: bool = False  # known before anything is run
+
+
+_TIMES = (
+    "makespan",
+    "completion_mean",
+    "completion_p50",
+    "completion_p95",
+    "completion_p99",
+    "queueing_mean",
+)
+MEASURES: dict[str, Measure] = {
+    **{name: Measure(f"{name}_s", TIME, format_seconds) for name in _TIMES},
+    "goodput": Measure("goodput_ratio", SHARE, format_share),
+    "gpu_busy": Measure("gpu_busy_ratio", SHARE, format_share),
+    "cost": Measure("cost_usd", USD, format_usd),
+    "energy": Measure("energy_j", ENERGY, format_joules),
+    "price": Measure("price_usd_per_h", PRICE, lambda value: f"{format_usd(value)}/h", of_cluster=True),
+    "power": Measure("power_w", POWER, lambda value: format_scaled(value, "W"), of_cluster=True),
+}
+
+
+@dataclass(frozen=True)
+class Target:
+    """One condition. `limit` is in SI units."""
+
+    measure: Measure
+    at_most: bool
+    limit: float
+    text: str
+
+    def met(self, values: Mapping[str, float]) -> bool:
+        """Whether results meet it; what is unknown (no job completed) does not."""
+        value = values[self.measure.key]
+        return value <= self.limit if self.at_most else value >= self.limit
+
+    def excess(self, values: Mapping[str, float]) -> float:
+        """How far results are from it: 0 when met, 0.5 when half as much again as allowed."""
+        value = values[self.measure.key]
+        if self.met(values):
+            return 0.0
+        if math.isnan(value) or self.limit == 0.0 or value == 0.0:
+            return math.inf
+        return value / self.limit - 1.0 if self.at_most else self.limit / value - 1.0
+
+
+def read_target(text: str) -> Target:
+    """A target such as `completion_p95<=2h`. Raises InputError with what is allowed."""
+    match = re.fullmatch(r"\s*([a-z0-9_]+)\s*(<=|>=)\s*(.+?)\s*", text)
+    if match is None or match[1] not in MEASURES:
+        raise InputError([f"target {text!r}: write NAME<=VALUE or NAME>=VALUE; names: {', '.join(MEASURES)}"])
+    measure = MEASURES[match[1]]
+    try:
+        limit = measure.quantity.parse(match[3])
+    except ValueError as error:
+        raise InputError([f"target {text!r}: {error}"]) from error
+    return Target(measure, match[2] == "<=", limit, text.replace(" ", ""))
+
+
+def price_usd_per_h(scenario: Scenario, profile: HardwareProfile) -> float:
+    """Price of the whole cluster, as `sim.hardware.prices` finds it: of its nodes, else of their accelerators.
+
+    Raises InputError when one has none, or the price book cannot be read.
+    """
+    prices = make_prices(scenario, profile)
+    if not prices.known:
+        node = int(np.flatnonzero(np.isnan(prices.usd_per_h))[0])
+        group = _group_of(node, scenario)
+        wanted = f"give node group {group.name!r} a 'price', or cost.gpu_hour one for the accelerator"
+        raise InputError([f"no price known for accelerator {group.accelerator!r}: {wanted}"])
+    return float(prices.usd_per_h.sum())
+
+
+def _group_of(node: int, scenario: Scenario) -> NodeGroup:
+    for group in scenario.cluster.groups:
+        if node < group.count:
+            return group
+        node -= group.count
+    raise IndexError(f"node {node} is beyond the cluster")
+
+
+def power_w(scenario: Scenario, profile: HardwareProfile) -> float:
+    """Highest power of the site: GPUs at full load and nodes' base power, capped as the scenario says, times PUE.
+
+    Raises InputError when it is not known.
+    """
+    for group in scenario.cluster.groups:
+        if profile.accelerator(group.accelerator).max_w is None:
+            raise InputError([f"no highest power known for accelerator {group.accelerator!r}"])
+    cluster = Cluster(scenario.cluster, profile, Topology(scenario.cluster))
+    power = node_power(cluster)
+    each_w = np.minimum(power.max_w, scenario.energy.power_cap or math.inf)
+    total_w = float((cluster.nodes.gpus * each_w + power.base_w).sum())
+    return min(total_w, scenario.energy.cluster_power_cap or math.inf) * scenario.energy.pue
+
+
+def with_rent(values: Mapping[str, float], price: float) -> dict[str, float]:
+    """What is known without a run, with the least that `cost_usd` can be: rent for the least makespan."""
+    return {**values, "cost_usd": price * values["makespan_s"] / 3600.0}

@@ -1,0 +1,440 @@
+"""The charts of a study: which numbers they show, in which unit, and what they say in words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import duckdb
+import numpy as np
+from numpy.typing import NDArray
+
+from equipoise.study.report.charts import Axis, Chart, Series, time_unit
+from equipoise.study.report.read import Point, RunFolder, Study, Trend
+from equipoise.study.report.text import LABELS, digits, show
+from equipoise.study.report.timeline import SHARES, link_load, literal, read, usage_shares
+
+QUANTILES = 400
+POLICIES_DRAWN = 8
+DOTS = 1500
+USE_LABELS = {
+    "busy": "computing",
+    "input_stall": "input stall",
+    "barrier_wait": "barrier wait",
+    "exposed_communication": "exposed communication",
+    "restart": "restart",
+    "lost_to_faults": "lost to faults",
+    "idle": "idle",
+    "down": "node down",
+}
+_USE_METRICS = {"gpu_busy_ratio": "busy"} | {
+    f"{use}_ratio": use
+    for use in ("input_stall", "barrier_wait", "exposed_communication", "restart", "lost_to_faults", "idle")
+}
+
+
+def study_charts(study: Study) -> list[Chart]:
+    """Every chart that the study has numbers for."""
+    made = [where_time_goes(study), completion_times(study), trade_off(study), tornado(study)]
+    return [
+        chart for chart in (*made, *(trend(t, k) for k, t in enumerate(study.trends))) if chart is not None
+    ]
+
+
+def where_time_goes(study: Study) -> Chart | None:
+    """Shares of GPU time by use, one bar per policy."""
+    shares = {use: [study.mean(metric, p) for p in study.policies] for metric, use in _USE_METRICS.items()}
+    if not any(value > 0 for values in shares.values() for value in values):
+        return None
+    at = list(range(len(study.policies)))
+    series = tuple(
+        Series(USE_LABELS[use], at, [100 * max(v, 0.0) for v in values], colour=use)
+        for use, values in shares.items()
+        if any(v > 5e-4 for v in values)
+    )
+    header = ("policy", *(s.name for s in series))
+    rows = tuple(
+        (p, *(f"{digits(s.y[k])} %" if math.isfinite(s.y[k]) else "-" for s in series))
+        for k, p in enumerate(study.policies)
+    )
+    text = "; ".join(
+        f"{row[0]}: " + ", ".join(f"{n} {v}" for n, v in zip(header[1:], row[1:], strict=True))
+        for row in rows[:4]
+    )
+    ticks = tuple((float(k), p) for k, p in enumerate(study.policies))
+    return Chart(
+        "uses",
+        "bars",
+        "Shares of GPU time",
+        text,
+        Axis("share of GPU time (%)", high=100.0),
+        Axis("", ticks=ticks),
+        series,
+        header,
+        rows,
+        "Means over runs. All GPU time from the first arrival to the last completion is 100 %.",
+    )
+
+
+def completion_times(study: Study) -> Chart | None:
+    """Share of all jobs completed within a time, one curve per policy, pooled over its runs."""
+    found = {p: _completions(study, p) for p in study.policies[:POLICIES_DRAWN]}
+    curves = {p: c for p, c in found.items() if c is not None and len(c[0])}
+    if not curves:
+        return None
+    unit = time_unit(max(float(np.percentile(times, 95)) for times, _ in curves.values()))
+    series = tuple(
+        Series(p, times / unit.seconds, 100 * share, colour=study.policies.index(p))
+        for p, (times, share) in curves.items()
+    )
+    rows = tuple((p, *_reached(*curve)) for p, curve in curves.items())
+    text = "; ".join(f"{row[0]}: half of the jobs within {row[2]}, 95 % within {row[4]}" for row in rows)
+    runs = "one run" if len(study.folders) == 1 else f"{len(study.folders)} runs, pooled"
+    note = f"Jobs of {runs}. A job that was not completed never reaches its step."
+    if len(study.policies) > POLICIES_DRAWN:
+        note += f" The first {POLICIES_DRAWN} of {len(study.policies)} policies."
+    return Chart(
+        "completion",
+        "step",
+        "Completion times",
+        text,
+        Axis(f"time from arrival to completion ({unit.name})"),
+        Axis("jobs completed (%)", high=100.0),
+        series,
+        ("policy", "25 %", "50 %", "75 %", "95 %", "all"),
+        rows,
+        note,
+    )
+
+
+def _reached(times: NDArray[np.float64], share: NDArray[np.float64]) -> list[str]:
+    """When so many of the jobs were completed; "never" when fewer ever were."""
+    told = []
+    for level in (0.25, 0.5, 0.75, 0.95, 1.0):
+        k = int(np.searchsorted(share, level - 1e-12))
+        told.append(show("x_s", float(times[k])) if k < len(times) else "never")
+    return told
+
+
+def _completions(study: Study, policy: str) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
+    """(completion times ascending in s, share of all jobs completed by then), at most `QUANTILES` steps."""
+    paths = [folder.path / "jobs.parquet" for folder in study.folders if _is_of(folder, policy)]
+    if not paths:
+        return None
+    source = f"read_parquet([{', '.join(map(literal, paths))}])"
+    span = "completion_s - arrival_s"
+    with duckdb.connect(config={"threads": "2"}) as db:
+        total, done = db.execute(
+            f"SELECT count(*), count(*) FILTER (WHERE NOT isnan(completion_s)) FROM {source}"
+        ).fetchall()[0]
+        if not done:
+            return None
+        if done <= QUANTILES:
+            ordered = f"SELECT {span} AS t FROM {source} WHERE NOT isnan(completion_s) ORDER BY t"
+            times = np.asarray(db.execute(ordered).fetchnumpy()["t"], dtype=np.float64)
+            return times, np.arange(1, done + 1) / total
+        levels = [k / QUANTILES for k in range(1, QUANTILES + 1)]
+        query = f"SELECT quantile_disc({span}, {levels}) FROM {source} WHERE NOT isnan(completion_s)"
+        times = np.array(db.execute(query).fetchall()[0][0], dtype=np.float64)
+    return times, np.array(levels) * done / total
+
+
+def _is_of(folder: RunFolder, policy: str) -> bool:
+    return policy in (folder.policy, folder.label.split(", point ")[0].rsplit(", seed", 1)[0])
+
+
+def front(cost: Sequence[float], result: Sequence[float]) -> list[int]:
+    """Which points no other point beats in both numbers (less is better), in order of cost."""
+    order = sorted(range(len(cost)), key=lambda k: (cost[k], result[k]))
+    kept: list[int] = []
+    for k in order:
+        if math.isfinite(cost[k]) and math.isfinite(result[k]) and (not kept or result[k] < result[kept[-1]]):
+            kept.append(k)
+    return kept
+
+
+def trade_off(study: Study) -> Chart | None:
+    """Makespan against what it takes: money where prices are known, else GPUs or GPU time held."""
+    points = _trade_points(study)
+    if len(points) < 2:
+        return None
+    label, costs = _cost_axis(points)
+    results = [p.means.get("makespan_s", math.nan) for p in points]
+    if not any(math.isfinite(c) and math.isfinite(r) for c, r in zip(costs, results, strict=True)):
+        return None
+    unit = time_unit(float(np.nanmax(results)))
+    y = [value / unit.seconds for value in results]
+    best = front(costs, results)
+    drawn = _thinned(len(points), best)
+    series = [
+        Series(
+            policy, [costs[k] for k in of], [y[k] for k in of], colour=study.policies.index(policy),
+            labels=[_point_text(points[k]) for k in of],
+        )
+        for policy in study.policies
+        if (of := [k for k in drawn if points[k].policy == policy])
+    ]  # fmt: skip
+    series.append(Series("front", [costs[k] for k in best], [y[k] for k in best], colour="front"))
+    rows = tuple(
+        (points[k].policy, _point_text(points[k]), digits(costs[k], 4), show("makespan_s", results[k]))
+        for k in best[:20]
+    )
+    text = "Not beaten in both: " + "; ".join(
+        f"{r[0]} {r[1]}: {r[2]} {label}, {r[3]}".replace("  ", " ") for r in rows[:5]
+    )
+    return Chart(
+        "pareto",
+        "scatter",
+        f"Makespan against {label.partition(' (')[0]}",
+        text,
+        Axis(label),
+        Axis(f"makespan ({unit.name})"),
+        tuple(series),
+        ("policy", "point", label, "makespan"),
+        rows,
+        "The line joins what nothing else beats in both. Means over seeds."
+        + (f" {len(drawn):,} of {len(points):,} points are drawn." if len(drawn) < len(points) else ""),
+    )
+
+
+def _thinned(n: int, kept: Sequence[int]) -> list[int]:
+    """All of `kept`, and of the others evenly so many that about `DOTS` are left."""
+    step = max(1, math.ceil(n / DOTS))
+    return sorted({*range(0, n, step), *kept})
+
+
+def _trade_points(study: Study) -> list[Point]:
+    if study.points:
+        return list(study.points)
+    names = ("makespan_s", "cost_usd", "idle_ratio", "energy_j")
+    return [
+        Point(0, p, {}, {n: study.mean(n, p) for n in names} | {"gpus": study.gpus}) for p in study.policies
+    ]
+
+
+def _point_text(point: Point) -> str:
+    return ", ".join(f"{key.rpartition('.')[2]}={value}" for key, value in point.values.items())
+
+
+def _cost_axis(points: Sequence[Point]) -> tuple[str, list[float]]:
+    """What the points cost: USD when known, GPUs when they differ, else the share of GPU time held."""
+    usd = [p.means.get("cost_usd", math.nan) for p in points]
+    if any(math.isfinite(v) for v in usd):
+        return "cost (USD)", usd
+    gpus = [p.means.get("gpus", math.nan) for p in points]
+    if len({g for g in gpus if math.isfinite(g)}) > 1:
+        return "GPUs in the cluster", gpus
+    held = [
+        (1 - p.means.get("idle_ratio", math.nan)) * p.means.get("makespan_s", math.nan) / 3600 for p in points
+    ]
+    if all(math.isfinite(g) for g in gpus):
+        return "GPU hours held (h)", [h * g for h, g in zip(held, gpus, strict=True)]
+    return "hours held per GPU (h)", held
+
+
+def tornado(study: Study) -> Chart | None:
+    """How far the metric moves when one key goes from low to high, the largest swing on top."""
+    content = study.tornado
+    if content is None or not content["rows"]:
+        return None
+    metric, base = str(content.get("metric", "")), float(content.get("base") or math.nan)
+    unit = time_unit(abs(base)) if metric.endswith("_s") else None
+    scale = unit.seconds if unit is not None else 0.01 if metric.endswith("_ratio") else 1.0
+    name = unit.name if unit is not None else "%" if metric.endswith("_ratio") else metric.rpartition("_")[2]
+    ordered = sorted(content["rows"], key=lambda row: -_swing(row))[:30]
+    at = list(range(len(ordered)))
+    series = tuple(
+        Series(
+            end,
+            at,
+            [_finite(row[end]) / scale for row in ordered],
+            colour=colour,
+            labels=[str(row[f"{end}_value"]) for row in ordered],
+        )
+        for end, colour in (("low", 0), ("high", 1))
+    )
+    rows = tuple(
+        (
+            str(row["key"]),
+            *(
+                part
+                for end in ("low", "high")
+                for part in (str(row[f"{end}_value"]), show(metric, _finite(row[end])))
+            ),
+        )
+        for row in ordered
+    )
+    text = f"{LABELS.get(metric, metric)} is {show(metric, base)}; " + "; ".join(
+        f"{row[0]} from {row[1]} to {row[3]}: {row[2]} to {row[4]}" for row in rows[:5]
+    )
+    label = f"{LABELS.get(metric, metric)} ({name})"
+    return Chart(
+        "tornado",
+        "tornado",
+        f"What {LABELS.get(metric, metric)} depends on",
+        text,
+        Axis(label, zero=False),
+        Axis("", ticks=tuple((float(k), str(row["key"])) for k, row in enumerate(ordered))),
+        (*series, Series("base", [0.0], [base / scale], colour="front")),
+        ("key", "low value", "result", "high value", "result"),
+        rows,
+        "One key at a time, on the same seeds; the line is the base case.",
+    )
+
+
+def _finite(value: object) -> float:
+    return float(value) if isinstance(value, int | float) else math.nan
+
+
+def _swing(row: Mapping[str, object]) -> float:
+    swing = abs(_finite(row["high"]) - _finite(row["low"]))
+    return swing if math.isfinite(swing) else -1.0
+
+
+def trend(found: Trend, number: int) -> Chart:
+    """The main metric over one varied key, one line per policy."""
+    everything = [v for means in found.means.values() for v in means if math.isfinite(v)]
+    unit = time_unit(max(everything, default=1.0))
+    at = list(range(len(found.values)))
+    series = tuple(
+        Series(p, at, [v / unit.seconds for v in means], colour=k)
+        for k, (p, means) in enumerate(found.means.items())
+    )
+    rows = tuple((p, *(show(found.metric, v) for v in means)) for p, means in found.means.items())
+    name = LABELS.get(found.metric, found.metric)
+    text = "; ".join(
+        f"{row[0]}: from {row[1]} at {found.values[0]} to {row[-1]} at {found.values[-1]}" for row in rows[:6]
+    )
+    return Chart(
+        f"trend-{number}",
+        "line",
+        f"{name} over {found.key}",
+        text,
+        Axis(found.key, zero=False, ticks=tuple((float(k), v) for k, v in enumerate(found.values))),
+        Axis(f"{name} ({unit.name})"),
+        series,
+        ("policy", *found.values),
+        rows,
+        "Means over all other varied keys and seeds.",
+    )
+
+
+def usage_over_time(folder: RunFolder, identifier: str) -> Chart:
+    """What the GPUs did over time, stacked. Raises InputError when the run holds no timeline."""
+    edges, shares = usage_shares(folder.path)
+    unit = time_unit(float(edges[-1] - edges[0]) if len(edges) > 1 else 0.0)
+    width = np.diff(edges)
+    mean = {use: float(values @ width / max(width.sum(), 1e-300)) for use, values in shares.items()}
+    series = tuple(
+        Series(USE_LABELS[use], edges / unit.seconds, 100 * shares[use], colour=use)
+        for use in SHARES
+        if mean[use] > 0
+    )
+    rows = tuple(
+        (USE_LABELS[use], show("x_ratio", mean[use]), show("x_ratio", float(shares[use].max(initial=0.0))))
+        for use in SHARES
+        if mean[use] > 0
+    )
+    text = ", ".join(f"{row[0]} {row[1]}" for row in rows) + " of all GPU time on average"
+    return Chart(
+        identifier,
+        "area",
+        "What the GPUs did",
+        text,
+        Axis(f"simulated time ({unit.name})"),
+        Axis("GPUs (%)", high=100.0),
+        series,
+        ("use", "mean", "highest"),
+        rows,
+        "",
+        unit.seconds,
+    )
+
+
+def jobs_over_time(folder: RunFolder, identifier: str) -> Chart:
+    """Jobs that run and that wait over time, stacked. Raises InputError when the run holds no timeline."""
+    usage = read(folder.path, "usage", "start_s, end_s, jobs_running, jobs_waiting", "ORDER BY start_s")
+    edges = np.append(usage["start_s"], usage["end_s"][-1:])
+    unit = time_unit(float(edges[-1] - edges[0]) if len(edges) > 1 else 0.0)
+    width = np.diff(edges)
+    series, rows = [], []
+    for name, colour in (("running", "busy"), ("waiting", "idle")):
+        count = np.asarray(usage[f"jobs_{name}"], dtype=np.float64)
+        series.append(Series(name, edges / unit.seconds, count, colour=colour))
+        mean = float(count @ width / max(width.sum(), 1e-300))
+        rows.append((name, digits(mean), digits(float(count.max(initial=0.0)))))
+    text = "; ".join(f"{row[0]}: mean {row[1]}, highest {row[2]}" for row in rows)
+    return Chart(
+        identifier,
+        "area",
+        "Jobs in the system",
+        text,
+        Axis(f"simulated time ({unit.name})"),
+        Axis("jobs"),
+        tuple(series),
+        ("jobs", "mean", "highest"),
+        tuple(rows),
+        "",
+        unit.seconds,
+    )
+
+
+def power_over_time(folder: RunFolder, identifier: str) -> Chart | None:
+    """Power of the cluster over time; None when the profile has no power numbers.
+
+    Raises InputError when the run holds no timeline.
+    """
+    usage = read(folder.path, "usage", "start_s, end_s, energy_j", "WHERE end_s > start_s ORDER BY start_s")
+    edges = np.append(usage["start_s"], usage["end_s"][-1:])
+    power_w = np.asarray(usage["energy_j"], dtype=np.float64) / np.diff(edges)
+    if not np.isfinite(power_w).any():
+        return None
+    unit = time_unit(float(edges[-1] - edges[0]))
+    mean_w = float(np.nansum(usage["energy_j"]) / (edges[-1] - edges[0]))
+    row = ("power", *(f"{digits(value / 1e3)} kW" for value in (mean_w, float(np.nanmax(power_w)))))
+    return Chart(
+        identifier,
+        "area",
+        "Power of the cluster",
+        f"mean {row[1]}, highest {row[2]}",
+        Axis(f"simulated time ({unit.name})"),
+        Axis("power (kW)"),
+        (Series("power", edges / unit.seconds, power_w / 1e3, colour=5),),
+        ("", "mean", "highest"),
+        (row,),
+        "",
+        unit.seconds,
+    )
+
+
+def load_of_links(folder: RunFolder, identifier: str) -> Chart | None:
+    """Share of each link's capacity used over time; None when no link carried anything."""
+    load = link_load(folder.path)
+    if load is None:
+        return None
+    unit = time_unit(float(load.edges_s[-1] - load.edges_s[0]))
+    series = tuple(
+        Series(name, load.edges_s / unit.seconds if k == 0 else (), 100 * load.load[k], colour=0)
+        for k, name in enumerate(load.names)
+    )
+    rows = tuple(
+        (name, show("x_ratio", float(load.mean[k])), show("x_ratio", float(load.peak[k])))
+        for k, name in enumerate(load.names)
+    )
+    text = "Busiest: " + "; ".join(f"{row[0]}: mean {row[1]}, highest {row[2]}" for row in rows[:5])
+    left = load.total - len(load.names)
+    note = f"The {len(load.names)} links that carried most of {load.total}." if left else ""
+    ticks = tuple((float(k), name) for k, name in enumerate(load.names))
+    return Chart(
+        identifier,
+        "heat",
+        "Load of the links",
+        text,
+        Axis(f"simulated time ({unit.name})"),
+        Axis("load (% of capacity)", ticks=ticks, high=100.0),
+        series,
+        ("link", "mean", "highest"),
+        rows,
+        note,
+        unit.seconds,
+    )

@@ -1,0 +1,154 @@
+"""One run looked at closely: its charts, its bars, its decisions, as compressed parts of the page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from equipoise.policies.contract import Plan, Refusal
+from equipoise.policies.record.journal import JournalError, read_plans
+from equipoise.sim.scenario.tree import InputError
+from equipoise.study.report.charts import Chart
+from equipoise.study.report.charts_study import (
+    jobs_over_time,
+    load_of_links,
+    power_over_time,
+    usage_over_time,
+)
+from equipoise.study.report.read import RunFolder
+from equipoise.study.report.text import digits, show
+from equipoise.study.report.timeline import FOLDER, Bars, bars, events, squeeze
+
+ENTRIES = 50_000
+"""Entries of the list of decisions; more make no list that anyone reads."""
+DETAIL_CHARS = 2000
+EVENTS_SHOWN = 2000
+
+
+@dataclass(frozen=True)
+class Detail:
+    """Compressed parts of one run. blobs: (identifier, bytes). header: what the page has to know."""
+
+    header: dict[str, Any]
+    blobs: tuple[tuple[str, bytes], ...]
+    charts: tuple[Chart, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes that it takes in the page."""
+        return sum(len(content) * 4 // 3 for _, content in self.blobs)
+
+
+def read_detail(folder: RunFolder, key: str, most_bars: int | None) -> Detail | None:
+    """Everything to show of one run; None when it holds neither timeline nor journal.
+
+    Raises InputError when its files are damaged.
+    """
+    decisions = None if folder.journal is None else read_decisions(folder.journal)
+    if not folder.timeline:
+        if decisions is None:
+            return None
+        content: dict[str, Any] = {"charts": [], "decisions": decisions, "events": None}
+        return Detail(
+            {"key": key, "label": folder.label, "bars": None}, ((f"run-{key}", _json(content)),), ()
+        )
+    charts = [
+        usage_over_time(folder, f"usage-{key}"),
+        jobs_over_time(folder, f"jobs-{key}"),
+        power_over_time(folder, f"power-{key}"),
+        load_of_links(folder, f"links-{key}"),
+    ]
+    drawn = tuple(chart for chart in charts if chart is not None)
+    content = {"charts": [_whole(c) for c in drawn], "decisions": decisions, "events": _events(folder)}
+    packed = bars(folder.path, most_bars)
+    header = {"key": key, "label": folder.label, "bars": packed.header(), "note": _bars_note(packed)}
+    blobs = ((f"run-{key}", _json(content)), (f"bars-{key}", packed.packed), (f"names-{key}", packed.names))
+    return Detail(header, blobs, drawn)
+
+
+def _whole(chart: Chart) -> dict[str, Any]:
+    return chart.plain() | {"header": chart.header, "rows": chart.rows, "note": chart.note}
+
+
+def _json(content: Any) -> bytes:
+    return squeeze(json.dumps(content, separators=(",", ":"), allow_nan=False).encode())
+
+
+def _bars_note(found: Bars) -> str:
+    note = f"{found.rows:,} jobs, {found.total:,} bars: a bar is a stretch of waiting or running."
+    if found.count < found.total:
+        note += f" Only the {found.count:,} longest bars are drawn."
+    return note
+
+
+def _events(folder: RunFolder) -> dict[str, Any] | None:
+    if not (folder.path / FOLDER / "events.parquet").is_file():
+        return None
+    found = events(folder.path, EVENTS_SHOWN + 1)
+    more = len(found) > EVENTS_SHOWN
+    rows = [
+        (show("x_s", t), kind.replace("_", " "), subject, digits(value)) for t, kind, subject, value in found
+    ]
+    note = f"The first {EVENTS_SHOWN:,}." if more else f"{len(rows):,} in this run."
+    return {"header": ("time", "what", "where", "value"), "rows": rows[:EVENTS_SHOWN], "note": note}
+
+
+def read_decisions(path: Path) -> dict[str, Any]:
+    """The decisions of a journal as columns, texts by number: time, stage, text, detail.
+
+    A reason is one entry, and so is what the world refused. Raises InputError when the journal is damaged.
+    """
+    table = _Table()
+    note = ""
+    try:
+        for time_s, plan, refused in read_plans(path):
+            if len(table.time) >= ENTRIES:
+                note = f"The first {len(table.time):,} entries; later ones are in {path.name}."
+                break
+            for stage, text, detail in _entries(plan, refused):
+                table.add(time_s, stage, text, detail)
+    except JournalError as error:
+        raise InputError([str(error)]) from error
+    return table.plain() | {"note": note}
+
+
+def _entries(plan: Plan, refused: Iterable[Refusal]) -> Iterable[tuple[str, str, str]]:
+    for reason in plan.reasons:
+        values = json.dumps({k: _shown(v) for k, v in reason.values.items()}) if reason.values else ""
+        yield reason.stage, reason.text, values[:DETAIL_CHARS]
+    for refusal in refused:
+        yield "refused", f"{refusal.what}: {refusal.why}", ""
+
+
+def _shown(value: Any) -> Any:
+    """A value of a reason in JSON: arrays as lists, what JSON does not know as text."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        return [_shown(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): _shown(item) for key, item in value.items()}
+    return value if isinstance(value, str | int | float | bool | None) else str(value)
+
+
+class _Table:
+    """Columns of decisions; equal texts are kept once."""
+
+    def __init__(self) -> None:
+        self.time: list[float] = []
+        self.columns: dict[str, list[int]] = {"stage": [], "text": [], "detail": []}
+        self.known: dict[str, dict[str, int]] = {name: {} for name in self.columns}
+
+    def add(self, time_s: float, *texts: str) -> None:
+        """One entry: stage, text, detail."""
+        self.time.append(float(f"{time_s:.9g}"))
+        for (name, column), text in zip(self.columns.items(), texts, strict=True):
+            column.append(self.known[name].setdefault(text, len(self.known[name])))
+
+    def plain(self) -> dict[str, Any]:
+        """The columns, and the texts that their numbers stand for."""
+        texts = {f"{name}s": list(known) for name, known in self.known.items()}
+        return {"time": self.time, **self.columns, **texts}

@@ -1,0 +1,208 @@
+"""Figures for papers: the charts of a report through matplotlib, as SVG or PDF with stable bytes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from equipoise.sim.scenario.tree import InputError
+from equipoise.study.report.charts import PALETTE, Chart, Series
+from equipoise.study.report.charts_study import (
+    jobs_over_time,
+    load_of_links,
+    power_over_time,
+    study_charts,
+    usage_over_time,
+)
+from equipoise.study.report.read import Study, read_study
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+FORMATS = ("svg", "pdf")
+DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (2, 2)), (0, (7, 2, 2, 2)), "--", ":", "-.", (0, (1, 1)))
+MARKERS = "os^Dv<>p"
+SIZE_IN = (5.5, 3.2)
+
+
+class FiguresUnavailable(RuntimeError):
+    """matplotlib is not installed; the message says what to do."""
+
+
+def write_figures(folder: str | Path, out: str | Path, form: str = "svg") -> list[Path]:
+    """Draw every chart of a folder's report into `out`, a file each; returns them.
+
+    Raises InputError when the folder holds no results or the format is none of FORMATS, FiguresUnavailable
+    without matplotlib, OSError when a file cannot be written.
+    """
+    if form not in FORMATS:
+        raise InputError([f"format {form!r}: allowed are {', '.join(FORMATS)}"])
+    matplotlib = _matplotlib()
+    study = read_study(folder)
+    target = Path(out)
+    target.mkdir(parents=True, exist_ok=True)
+    made = []
+    with matplotlib.rc_context(_style()):
+        for chart in figure_charts(study):
+            path = target / f"{chart.id}.{form}"
+            _write(chart, path, form)
+            made.append(path)
+    return made
+
+
+def _matplotlib() -> Any:
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise FiguresUnavailable("figures need matplotlib: pip install 'equipoise[report]'") from error
+    matplotlib.use("agg")
+    return matplotlib
+
+
+def _style() -> dict[str, Any]:
+    return {
+        "svg.hashsalt": "equipoise",  # identifiers in the file do not depend on the process
+        "svg.fonttype": "none",
+        "pdf.fonttype": 42,
+        "font.size": 9,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.grid": True,
+        "grid.alpha": 0.3,
+        "legend.frameon": False,
+        "figure.constrained_layout.use": True,
+    }
+
+
+def figure_charts(study: Study) -> list[Chart]:
+    """The charts of the study, and those of the first run that holds a timeline."""
+    charts = study_charts(study)
+    folder = next((folder for folder in study.detail if folder.timeline), None)
+    if folder is not None:
+        found = (
+            usage_over_time(folder, "usage"),
+            jobs_over_time(folder, "jobs"),
+            power_over_time(folder, "power"),
+            load_of_links(folder, "links"),
+        )
+        charts += [chart for chart in found if chart is not None]
+    return charts
+
+
+def _write(chart: Chart, path: Path, form: str) -> None:
+    from matplotlib.figure import Figure
+
+    rows = len(chart.y.ticks)
+    height = max(1.6, 0.5 + 0.3 * rows) if rows else SIZE_IN[1]
+    figure = Figure(figsize=(SIZE_IN[0], height))
+    axes = figure.add_subplot()
+    _DRAW[chart.kind](chart, axes)
+    axes.set_xlabel(chart.x.label)
+    axes.set_ylabel("" if chart.kind in ("bars", "tornado", "heat") else chart.y.label)
+    if chart.kind not in ("heat", "tornado") and len(chart.series) > 1:
+        axes.legend(fontsize=7, ncols=2 if len(chart.series) > 4 else 1)
+    dates = {"Date": None} if form == "svg" else {"CreationDate": None, "ModDate": None}
+    partial = path.with_name(path.name + ".partial")
+    figure.savefig(partial, format=form, metadata=dates)
+    partial.replace(path)
+
+
+def _colour(series: Series) -> str:
+    if isinstance(series.colour, int):
+        return PALETTE.policies[series.colour % len(PALETTE.policies)]
+    return PALETTE.uses.get(series.colour, "#222222")
+
+
+def _curves(chart: Chart, axes: Axes) -> None:
+    for k, series in enumerate(chart.series):
+        x, y = np.asarray(series.x, dtype=float), np.asarray(series.y, dtype=float)
+        if chart.kind == "step":
+            x, y = np.concatenate([[0.0], x]), np.concatenate([[0.0], y])
+        how = (
+            {"drawstyle": "steps-post"}
+            if chart.kind == "step"
+            else {"marker": MARKERS[k % 8], "markersize": 4}
+        )
+        axes.plot(x, y, color=_colour(series), linestyle=DASHES[k % 8], label=series.name, **how)
+    if chart.x.ticks:
+        axes.set_xticks([at for at, _ in chart.x.ticks], [text for _, text in chart.x.ticks])
+    _from_zero(chart, axes)
+
+
+def _from_zero(chart: Chart, axes: Axes) -> None:
+    if chart.y.zero:
+        axes.set_ylim(0, chart.y.high)
+    if chart.x.zero and not chart.x.ticks:
+        axes.set_xlim(0, None)
+
+
+def _area(chart: Chart, axes: Axes) -> None:
+    below = np.zeros(len(chart.series[0].y))
+    for series in chart.series:
+        above = below + np.asarray(series.y, dtype=float)
+        axes.stairs(
+            above, np.asarray(series.x), baseline=below, fill=True, color=_colour(series), label=series.name
+        )
+        below = above
+    edges = np.asarray(chart.series[0].x)
+    axes.set_xlim(edges[0], edges[-1])
+    axes.set_ylim(0, chart.y.high)
+
+
+def _scatter(chart: Chart, axes: Axes) -> None:
+    for k, series in enumerate(chart.series):
+        if series.colour == "front":
+            axes.plot(series.x, series.y, color="#222222", linewidth=1, label=series.name, zorder=1)
+        else:
+            axes.scatter(
+                series.x, series.y, s=24, color=_colour(series), marker=MARKERS[k % 8], label=series.name
+            )
+    _from_zero(chart, axes)
+
+
+def _rows(chart: Chart, axes: Axes) -> None:
+    axes.set_yticks([at for at, _ in chart.y.ticks], [text for _, text in chart.y.ticks])
+    axes.invert_yaxis()
+    axes.grid(False, axis="y")
+
+
+def _bars(chart: Chart, axes: Axes) -> None:
+    left = np.zeros(len(chart.y.ticks))
+    for series in chart.series:
+        width = np.nan_to_num(np.asarray(series.y, dtype=float))
+        axes.barh(
+            np.asarray(series.x), width, left=left, height=0.66, color=_colour(series), label=series.name
+        )
+        left += width
+    axes.set_xlim(0, chart.x.high)
+    _rows(chart, axes)
+
+
+def _tornado(chart: Chart, axes: Axes) -> None:
+    base = float(chart.series[-1].y[0])
+    for series in chart.series[:-1]:
+        value = np.asarray(series.y, dtype=float)
+        axes.barh(np.asarray(series.x), value - base, left=base, height=0.6, color=_colour(series))
+        for at, end, label in zip(series.x, value, series.labels, strict=True):
+            axes.text(end, at, f" {label} ", va="center", ha="left" if end >= base else "right", fontsize=7)
+    axes.axvline(base, color="#222222", linewidth=1)
+    axes.margins(x=0.15)
+    _rows(chart, axes)
+
+
+def _heat(chart: Chart, axes: Axes) -> None:
+    edges = np.asarray(chart.series[0].x)
+    load = np.array([series.y for series in chart.series], dtype=float)
+    rows = np.arange(len(chart.series) + 1) - 0.5
+    mesh = axes.pcolormesh(edges, rows, load, cmap="cividis", vmin=0, vmax=100, rasterized=True)
+    axes.figure.colorbar(mesh, ax=axes, label=chart.y.label)
+    axes.grid(False)
+    _rows(chart, axes)
+
+
+_DRAW = {
+    "line": _curves, "step": _curves, "area": _area, "scatter": _scatter, "bars": _bars, "tornado": _tornado,
+    "heat": _heat,
+}  # fmt: skip

@@ -1,0 +1,251 @@
+"""A report: one HTML file that opens anywhere, asks nothing from any network, and holds all it shows.
+
+The same folder gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from equipoise.study.report.charts import Chart
+from equipoise.study.report.charts_study import USE_LABELS, study_charts
+from equipoise.study.report.detail import Detail, read_detail
+from equipoise.study.report.metrics import page_html
+from equipoise.study.report.read import Study, read_study
+from equipoise.study.report.tables import failures, folded, origins, points, provenance, results, table
+from equipoise.study.report.words import headline
+
+TEMPLATES = Path(__file__).resolve().parent / "templates"
+DETAIL_BYTES = 3_000_000
+"""What the runs that are shown closely may take together when there are several: the file stays below 5 MB."""
+BARS_EACH = 100_000
+KIND_LABELS = {
+    "queued": "waiting",
+    "completed": "ran to completion",
+    "preempted": "ran until preempted",
+    "resized": "ran until resized",
+    "fault": "ran until a fault",
+    "open": "still running at the end",
+}
+CONFIG_CHARS = 200_000
+
+
+@dataclass(frozen=True)
+class Made:
+    """A report that was written, and what it could not show."""
+
+    path: Path
+    size_bytes: int
+    notes: tuple[str, ...]
+
+
+def make_report(folder: str | Path, out: str | Path | None = None) -> Made:
+    """Write the report of a run, a comparison or a sweep; default: `report.html` in the folder.
+
+    Raises InputError when the folder holds no results or damaged ones, OSError when it cannot be written.
+    """
+    study = read_study(folder)
+    target = Path(out) if out is not None else Path(folder) / "report.html"
+    page, notes = render_report(study)
+    content = page.encode("utf-8")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(target.name + ".partial")
+    try:
+        partial.write_bytes(content)
+        os.replace(partial, target)
+    finally:
+        partial.unlink(missing_ok=True)
+    return Made(target, len(content), notes)
+
+
+def render_report(study: Study) -> tuple[str, tuple[str, ...]]:
+    """(the page, what it could not show). Raises InputError when files of the study are damaged."""
+    details, notes = _details(study)
+    charts = study_charts(study)
+    for detail in details:
+        if detail.header["bars"] is not None:
+            detail.header["bars"]["words"] = {**KIND_LABELS, **USE_LABELS}
+    data = {"charts": [chart.plain() for chart in charts], "runs": [d.header for d in details]}
+    sections = _sections(study, charts, details, notes)
+    page = _template("report.html").substitute(
+        title=escape(f"{study.title}: Equipoise report"),
+        style=_text("report.css"),
+        nav="".join(f'<a href="#{key}">{escape(name)}</a>' for key, name, _ in sections if name),
+        main="\n".join(content for _, _, content in sections),
+        foot=escape(_foot(study)),
+        data=embedded(data),
+        blobs="\n".join(_blob(key, content) for detail in details for key, content in detail.blobs),
+        script="\n".join(_text(name) for name in ("charts.js", "gantt.js", "page.js")),
+    )
+    return page, notes
+
+
+def _text(name: str) -> str:
+    return (TEMPLATES / name).read_text(encoding="utf-8").strip()
+
+
+def _template(name: str) -> Template:
+    return Template(_text(name) + "\n")
+
+
+def embedded(data: Any) -> str:
+    """JSON that cannot end the script element around it, whatever texts are in it."""
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    for mark in "<>&":
+        text = text.replace(mark, f"\\u{ord(mark):04x}")
+    return text
+
+
+def _blob(key: str, content: bytes) -> str:
+    return f'<script type="text/plain" id="{escape(key)}">{base64.b64encode(content).decode()}</script>'
+
+
+def _details(study: Study) -> tuple[list[Detail], tuple[str, ...]]:
+    """The runs that are shown closely, as many as fit, and a note for each that is not."""
+    alone = len(study.detail) == 1
+    details: list[Detail] = []
+    left: list[str] = []
+    bare = 0
+    room = DETAIL_BYTES
+    for number, folder in enumerate(study.detail):
+        found = read_detail(folder, str(number), None if alone else BARS_EACH)
+        if found is None:
+            bare += 1
+        elif alone or found.size_bytes <= room:
+            details.append(found)
+            room -= found.size_bytes
+        else:
+            left.append(folder.label)
+    notes = (
+        [f"not shown closely, to keep the file small: {', '.join(left)}; report its run directory"]
+        if left
+        else []
+    )
+    if not details and not left:
+        why = "no run directory was kept" if not study.detail else "no timeline was kept"
+        notes.append(
+            f"{why}, so there is no Gantt chart; make the runs with --timeline (and --journal for decisions)"
+        )
+    return details, tuple(notes)
+
+
+def _sections(
+    study: Study, charts: Sequence[Chart], details: Sequence[Detail], notes: Sequence[str]
+) -> list[tuple[str, str, str]]:
+    """(identifier, name in the navigation, HTML) of each part of the page."""
+    by = {chart.id: chart for chart in charts}
+    trends = [chart for chart in charts if chart.id.startswith("trend-")]
+    return [
+        ("answer", "", _answer(study)),
+        ("results", "Results", section("results", "Results", results(study) + failures(study))),
+        *_charts("use", "GPU time", "Where the GPU time goes", [by.get("uses")]),
+        *_charts("completion", "Completion", "When jobs are done", [by.get("completion")], _no_jobs(study)),
+        *_charts("tradeoff", "Trade-off", "What it takes", [by.get("pareto")]),
+        *_charts(
+            "depends",
+            "Sensitivity",
+            "What the result depends on",
+            [*trends, by.get("tornado")],
+            points(study),
+        ),
+        *([("closely", "One run", _closely(details, notes))] if details else []),
+        (
+            "provenance",
+            "Provenance",
+            section("provenance", "Where these numbers come from", _provenance(study, notes)),
+        ),
+        ("definitions", "Definitions", section("definitions", "What each metric means", page_html())),
+    ]
+
+
+def section(key: str, title: str, content: str) -> str:
+    """A landmark of the page with its heading."""
+    head = f'<h2 id="{key}-title">{escape(title)}</h2>'
+    return f'<section id="{key}" aria-labelledby="{key}-title">{head}{content}</section>'
+
+
+def _charts(
+    key: str, name: str, title: str, charts: Sequence[Chart | None], more: str = ""
+) -> list[tuple[str, str, str]]:
+    """A section of charts; none when there is nothing in it."""
+    found = [chart for chart in charts if chart is not None]
+    if not found and not more:
+        return []
+    inner = "".join(figure(chart) for chart in found)
+    return [
+        (
+            key,
+            name,
+            section(key, title, (f'<div class="pair">{inner}</div>' if len(found) > 1 else inner) + more),
+        )
+    ]
+
+
+def figure(chart: Chart) -> str:
+    """A place for a chart, with its numbers as a table for those who cannot see it."""
+    note = f'<span class="note">{escape(chart.note)}</span>' if chart.note else ""
+    numbers = table(chart.title, chart.header, chart.rows) if chart.rows else ""
+    return (
+        f'<figure class="chart" id="chart-{escape(chart.id)}"><figcaption><strong>{escape(chart.title)}</strong>'
+        f'<span class="tag">simulated</span>{note}</figcaption>'
+        f'<div class="plot"><p class="note">{escape(chart.text)}</p></div>'
+        f'<details class="numbers"><summary>The numbers as a table</summary>{numbers}</details></figure>'
+    )
+
+
+def _answer(study: Study) -> str:
+    kinds = {"run": "One run", "comparison": f"{len(study.policies)} policies compared", "sweep": "Sweep"}
+    told = headline(study)
+    body = "".join(f'<p class="{"answer" if s.strong else "because"}">{escape(s.text)}</p>' for s in told)
+    what = f"{kinds[study.kind]}: {study.title}"
+    notes = "".join(f"<li>{escape(note)}</li>" for note in study.notes)
+    listed = f'<ul class="note">{notes}</ul>' if notes else ""
+    return f'<section id="answer" aria-label="The answer"><h1>{escape(what)}</h1>{body}{listed}</section>'
+
+
+def _no_jobs(study: Study) -> str:
+    if study.folders:
+        return ""
+    how = "--keep" if study.kind == "sweep" else "--out"
+    return f'<p class="note">No run directory was kept, so there are no curves; make the runs with {how}.</p>'
+
+
+def _closely(details: Sequence[Detail], notes: Sequence[str]) -> str:
+    options = "".join(f"<option>{escape(d.header['label'])}</option>" for d in details)
+    return _template("closely.html").substitute(options=options, note=escape(" ".join(notes)))
+
+
+def _provenance(study: Study, notes: Sequence[str]) -> str:
+    legend = (
+        "<p>All results are <strong>simulated</strong>. They rest on numbers of the hardware, marked measured "
+        "or fitted (on a machine, by calibration), catalogue (a vendor's published figure) or assumed; everything "
+        "else is what the scenario says.</p>"
+    )
+    missing = "".join(f'<p class="note">{escape(note)}</p>' for note in notes)
+    return legend + origins(study) + provenance(study) + _config(study) + missing
+
+
+def _config(study: Study) -> str:
+    parts = []
+    if study.about.get("sweep"):
+        parts.append(folded("The sweep file", f"<pre>{escape(study.about['sweep'][:CONFIG_CHARS])}</pre>"))
+    path = study.folders[0].path / "config.yaml" if study.folders else None
+    if path is not None and path.is_file():
+        text = path.read_text(encoding="utf-8")
+        cut = f"\n(cut; the rest is in {path.name})" if len(text) > CONFIG_CHARS else ""
+        parts.append(
+            folded("The scenario with every default", f"<pre>{escape(text[:CONFIG_CHARS] + cut)}</pre>")
+        )
+    return "".join(parts)
+
+
+def _foot(study: Study) -> str:
+    return f"Equipoise report of the {study.kind} {study.title}. This file asks nothing from any network."

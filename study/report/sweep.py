@@ -1,0 +1,284 @@
+"""A sweep as a study: everything is aggregated by SQL, so that 100,000 runs cost no more than their columns.
+
+Points are fixed strata (Cochran 1977, Sampling Techniques, section 5): a mean is the mean over points of the
+means over seeds, its variance the sum of the points' variances over the square of their number, its degrees of
+freedom those of Satterthwaite. With one seed per point there is no interval.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sqlite3
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+from equipoise.policies.numerals import strict_float
+from equipoise.sim.scenario.tree import InputError, read_tree
+from equipoise.study.report.read import (
+    UNKNOWN,
+    Failure,
+    Point,
+    Row,
+    RunFolder,
+    Study,
+    Trend,
+    number,
+    read_config,
+    read_run_folder,
+    read_tornado,
+)
+from equipoise.study.runs.store import FIXED, LEDGER, connect, quoted
+from equipoise.study.statistics import CONFIDENCE, Interval, t_quantile
+
+POINTS_READ = 20_000
+FOLDERS_READ = 1000
+FAILURES_SHOWN = 100
+TREND_VALUES = 60
+_NUMERIC = ("DOUBLE", "BIGINT", "INTEGER", "FLOAT", "HUGEINT")
+
+
+def read_sweep_study(path: Path) -> Study:
+    """The sweep in a folder. Raises InputError when it cannot be read."""
+    try:
+        about, failed, failures = _ledger(path)
+        with connect(path) as connection:
+            return _study(path, connection, about, failed, failures)
+    except (duckdb.Error, sqlite3.Error) as error:
+        raise InputError([f"{path / LEDGER}: cannot be read: {' '.join(str(error).split())}"]) from error
+
+
+def _ledger(path: Path) -> tuple[dict[str, str], int, tuple[Failure, ...]]:
+    """Facts about the sweep, the number of failed runs, and the first of them."""
+    with closing(sqlite3.connect(path / LEDGER)) as db:
+        about = dict(db.execute("SELECT key, value FROM about ORDER BY key").fetchall())
+        failed = int(db.execute("SELECT count(*) FROM runs WHERE status = 'failed'").fetchone()[0])
+        rows = db.execute(
+            "SELECT id, point, policy, seed, error FROM runs WHERE status = 'failed' ORDER BY number LIMIT ?",
+            (FAILURES_SHOWN,),
+        ).fetchall()
+    told = [Failure(f"point {p}, {policy}, seed {s} ({key})", str(why)) for key, p, policy, s, why in rows]
+    return about, failed, tuple(told)
+
+
+def _study(
+    path: Path,
+    db: duckdb.DuckDBPyConnection,
+    about: Mapping[str, str],
+    failed: int,
+    failures: tuple[Failure, ...],
+) -> Study:
+    spec = read_tree(about.get("sweep", "{}"), "the sweep").data
+    spec = spec if isinstance(spec, dict) else {}
+    columns = {row[0]: str(row[1]) for row in db.execute("DESCRIBE runs").fetchall()}
+    varied = [key for key in _varied(spec) if key in columns]
+    known = (*FIXED, *varied)
+    metrics = [name for name, kind in columns.items() if name not in known and kind in _NUMERIC]
+    there = [
+        row[0]
+        for row in db.execute("SELECT policy FROM runs GROUP BY policy ORDER BY min(number)").fetchall()
+    ]
+    policies = tuple(there)
+    runs, seeds = db.execute("SELECT count(*), count(DISTINCT seed) FROM runs").fetchall()[0]
+    rows = _rows(db, metrics, policies)
+    jobs = max((row.value.mean for row in rows if row.metric == "jobs"), default=math.nan)
+    judged = "completion_mean_s" if jobs > 1 else "makespan_s"
+    folders = _folders(path, db)
+    points = _points(db, varied, metrics)
+    ratios = _pair_ratios(db, policies, [m for m in ("makespan_s", "completion_mean_s") if m in metrics])
+    notes = [f"{runs} runs of {_count(db, 'point')} points"]
+    if len(points) == POINTS_READ:
+        notes.append(f"trade-off and list of points: the first {POINTS_READ} pairs of point and policy")
+    return Study(
+        "sweep", path, str(spec.get("name", path.name)), policies, int(seeds), rows, folders,
+        _close(folders), lambda a, b, m: ratios.get((a, b, m), UNKNOWN), failures, failed, tuple(notes),
+        points=points, trends=_trends(db, varied, judged if judged in metrics else None, policies),
+        tornado=read_tornado(path), about=about, config=read_config(folders),
+    )  # fmt: skip
+
+
+def _varied(spec: Mapping[str, Any]) -> list[str]:
+    """The keys that a sweep varies."""
+    keys = list(spec.get("parameters") or {})
+    sampling = spec.get("sampling")
+    for point in (sampling.get("points") or []) if isinstance(sampling, dict) else []:
+        keys += list(point) if isinstance(point, dict) else []
+    return list(dict.fromkeys(str(key) for key in keys))
+
+
+def _count(db: duckdb.DuckDBPyConnection, column: str) -> int:
+    return int(db.execute(f"SELECT count(DISTINCT {quoted(column)}) FROM runs").fetchall()[0][0])
+
+
+def _stratified(mean: float, variance: float, degrees: float, n: float) -> Interval:
+    """Interval of a stratified mean; none without degrees of freedom."""
+    if not (math.isfinite(variance) and math.isfinite(degrees) and degrees >= 1):
+        flat = variance == 0.0
+        return Interval(mean, mean if flat else math.nan, mean if flat else math.nan, int(n))
+    half = t_quantile(CONFIDENCE, int(degrees)) * math.sqrt(variance)
+    return Interval(mean, mean - half, mean + half, int(n))
+
+
+_STRATA = """
+SELECT policy, avg(m), sum(v) / pow(count(*), 2),
+       pow(sum(v), 2) / nullif(sum(v * v / nullif(n - 1, 0)), 0), sum(n)
+FROM (SELECT policy, point, avg(value) AS m, count(*) AS n,
+             CASE WHEN count(*) > 1 THEN var_samp(value) / count(*) END AS v
+      FROM ({source}) GROUP BY ALL)
+GROUP BY policy
+"""
+# A point with one seed has no variance of its own: then the sum over points is not known either.
+_WHOLE = "CASE WHEN count(v) = count(*) THEN sum(v) END"
+
+
+def _intervals(db: duckdb.DuckDBPyConnection, source: str) -> dict[str, Interval]:
+    """Stratified mean by policy of `source`, a query with columns policy, point, value."""
+    query = _STRATA.replace("sum(v) / pow", f"{_WHOLE} / pow").format(source=source)
+    return {
+        policy: _stratified(number(mean), number(variance), number(degrees), n)
+        for policy, mean, variance, degrees, n in db.execute(query).fetchall()
+    }
+
+
+def _good(metric: str) -> str:
+    """The condition that a run has that metric."""
+    return f"status = 'done' AND isfinite({quoted(metric)})"
+
+
+def _rows(db: duckdb.DuckDBPyConnection, metrics: Sequence[str], policies: Sequence[str]) -> tuple[Row, ...]:
+    found: list[Row] = []
+    for metric in metrics:
+        column = quoted(metric)
+        values = _intervals(db, f"SELECT policy, point, {column} AS value FROM runs WHERE {_good(metric)}")
+        ratios = _ratios(db, metric, policies[0]) if len(policies) > 1 else {}
+        found += [
+            Row(metric, policy, values[policy], ratios.get(policy, UNKNOWN))
+            for policy in policies
+            if policy in values
+        ]
+    return tuple(found)
+
+
+def _ratios(db: duckdb.DuckDBPyConnection, metric: str, first: str) -> dict[str, Interval]:
+    """Ratio to the policy `first`, paired by point and seed: geometric mean, where all values are positive."""
+    column, quote = quoted(metric), first.replace("'", "''")
+    source = (
+        f"SELECT a.policy, a.point, ln(a.{column} / b.{column}) AS value FROM runs a JOIN runs b "
+        f"ON a.point = b.point AND a.seed = b.seed AND b.policy = '{quote}' "
+        f"WHERE a.status = 'done' AND b.status = 'done' AND a.{column} > 0 AND b.{column} > 0 "
+        f"AND isfinite(a.{column}) AND isfinite(b.{column})"
+    )
+    least = db.execute(f"SELECT min({column}) FROM runs WHERE {_good(metric)}").fetchall()[0][0]
+    if least is None or not least > 0:
+        return {}
+    return {
+        policy: Interval(math.exp(i.mean), math.exp(i.low), math.exp(i.high), i.n)
+        for policy, i in _intervals(db, source).items()
+    }
+
+
+def _pair_ratios(
+    db: duckdb.DuckDBPyConnection, policies: Sequence[str], metrics: Sequence[str]
+) -> dict[tuple[str, str, str], Interval]:
+    """Paired ratios of every policy to every other."""
+    found = {}
+    for metric in metrics:
+        for other in policies if len(policies) <= 12 else policies[:1]:
+            for policy, interval in _ratios(db, metric, other).items():
+                found[policy, other, metric] = interval
+    return found
+
+
+def _points(
+    db: duckdb.DuckDBPyConnection, varied: Sequence[str], metrics: Sequence[str]
+) -> tuple[Point, ...]:
+    """Means of the metrics of each point under each policy, the first `POINTS_READ`."""
+    wanted = [m for m in metrics if m in ("makespan_s", "completion_mean_s", "cost_usd", "gpus", "goodput_ratio",
+                                          "idle_ratio", "energy_j", "completed", "jobs")]  # fmt: skip
+    means = "".join(f", avg(CASE WHEN isfinite({quoted(m)}) THEN {quoted(m)} END)" for m in wanted)
+    values = "".join(f", any_value({quoted(key)})" for key in varied)
+    found = db.execute(
+        f"SELECT point, policy{values}{means} FROM runs WHERE status = 'done' GROUP BY point, policy "
+        f"ORDER BY point, min(number) LIMIT {POINTS_READ}"
+    ).fetchall()
+    split = 2 + len(varied)
+    return tuple(
+        Point(
+            int(row[0]),
+            str(row[1]),
+            {key: _text(value) for key, value in zip(varied, row[2:split], strict=True)},
+            {m: number(value) for m, value in zip(wanted, row[split:], strict=True)},
+        )
+        for row in found
+    )
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return "-" if value is None else str(value)
+
+
+def _trends(
+    db: duckdb.DuckDBPyConnection, varied: Sequence[str], metric: str | None, policies: Sequence[str]
+) -> tuple[Trend, ...]:
+    """Mean of the metric over each varied key that takes 2 to 60 values."""
+    if metric is None:
+        return ()
+    trends = []
+    for key in varied:
+        if _count(db, key) > TREND_VALUES:
+            continue
+        found = db.execute(
+            f"SELECT {quoted(key)}, policy, avg({quoted(metric)}) FROM runs WHERE {_good(metric)} "
+            f"AND {quoted(key)} IS NOT NULL GROUP BY ALL"
+        ).fetchall()
+        means = {(_text(value), policy): number(mean) for value, policy, mean in found}
+        values = sorted({value for value, _ in means}, key=_order)
+        if len(values) < 2:
+            continue
+        trends.append(
+            Trend(
+                key,
+                metric,
+                tuple(values),
+                {p: [means.get((v, p), math.nan) for v in values] for p in policies},
+            )
+        )
+    return tuple(trends)
+
+
+def _order(text: str) -> tuple[float, str]:
+    """Numbers, with or without a unit, before other text, in their order."""
+    found = re.match(r"[-+]?[0-9.]+(e[-+]?[0-9]+)?", text)
+    try:
+        return (strict_float(found.group()) if found else math.inf), text
+    except ValueError:
+        return math.inf, text
+
+
+def _folders(path: Path, db: duckdb.DuckDBPyConnection) -> tuple[RunFolder, ...]:
+    """Run directories that were kept, in the order of the sweep, at most `FOLDERS_READ`."""
+    if not (path / "runs").is_dir():
+        return ()
+    order = db.execute(
+        f"SELECT id, policy, seed, point FROM runs ORDER BY point, seed, number LIMIT {FOLDERS_READ}"
+    ).fetchall()
+    found = []
+    for key, policy, seed, point in order:
+        folder = read_run_folder(path / "runs" / str(key), f"{policy}, point {point}, seed {seed}")
+        if folder is not None:
+            found.append(folder)
+    return tuple(found)
+
+
+def _close(folders: Sequence[RunFolder], most: int = 8) -> tuple[RunFolder, ...]:
+    """The first run of each policy."""
+    first: dict[str, RunFolder] = {}
+    for folder in folders:
+        first.setdefault(folder.policy, folder)
+    return tuple(first.values())[:most]

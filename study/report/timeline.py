@@ -1,0 +1,261 @@
+"""The timeline of a run directory (`timeline/*.parquet`), read for pictures.
+
+Rows stay in DuckDB and numpy: a million bars become a few megabytes of packed bytes without a Python object per
+row. All times are simulated seconds.
+"""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+from numpy.typing import NDArray
+
+from equipoise.sim.scenario.tree import InputError
+
+FOLDER = "timeline"
+USES = ("busy", "input_stall", "barrier_wait", "exposed_communication", "restart", "lost_to_faults")
+"""Uses of GPU-seconds that a job is charged for."""
+SHARES = (*USES, "idle", "down")
+"""Uses of all GPU-seconds of the cluster: they sum to GPUs x time."""
+KINDS = ("queued", "completed", "preempted", "resized", "fault", "open")
+"""What a bar is: time in the queue, or a stretch of running by how it ended."""
+
+TICKS = 2**26
+"""Steps into which the span of a chart is cut: 30 days in steps of 0.04 s."""
+
+Columns = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Bars of a Gantt chart, packed.
+
+    count: bars kept. total: bars there were. rows: jobs. start_s: time of tick 0. tick_s: seconds a tick.
+    packed: gzip of the columns of `pack`. names: gzip of the jobs' names, a JSON list in row order.
+    """
+
+    count: int
+    total: int
+    rows: int
+    start_s: float
+    tick_s: float
+    packed: bytes
+    names: bytes
+
+    def header(self) -> dict[str, Any]:
+        """What the reader of `packed` has to know."""
+        return {
+            "count": self.count,
+            "rows": self.rows,
+            "start": self.start_s,
+            "tick": self.tick_s,
+            "kinds": list(KINDS),
+            "uses": list(USES),
+        }
+
+
+def has_timeline(folder: Path) -> bool:
+    """Whether the run directory holds a timeline."""
+    return (folder / FOLDER / "segments.parquet").is_file()
+
+
+def literal(path: Path) -> str:
+    """A path as an SQL string."""
+    return "'" + str(path).replace("'", "''") + "'"
+
+
+def table(folder: Path, name: str) -> str:
+    """The SQL that reads one table of a timeline. Raises InputError when it is not there."""
+    path = folder / FOLDER / f"{name}.parquet"
+    if not path.is_file():
+        raise InputError(
+            [f"{folder}: no timeline here ({FOLDER}/{name}.parquet); make the run with --timeline"]
+        )
+    return f"read_parquet({literal(path)})"
+
+
+def database() -> duckdb.DuckDBPyConnection:
+    """A DuckDB connection whose answers come in the order of the files."""
+    return duckdb.connect(config={"threads": "2"})
+
+
+def read(folder: Path, name: str, columns: str = "*", rest: str = "") -> Columns:
+    """Columns of one table of a timeline as numpy arrays; `rest` is SQL behind FROM.
+
+    Raises InputError when the table is not there or cannot be read.
+    """
+    source = table(folder, name)
+    with database() as connection:
+        try:
+            found = connection.execute(f"SELECT {columns} FROM {source} {rest}").fetchnumpy()
+        except duckdb.Error as error:
+            where = folder / FOLDER / f"{name}.parquet"
+            raise InputError([f"{where}: cannot be read: {' '.join(str(error).split())}"]) from error
+    return {key: plain(values) for key, values in found.items()}
+
+
+def plain(values: NDArray[Any]) -> NDArray[Any]:
+    """A column without a mask: missing floats are NaN (numpy's own filling would be 1e20)."""
+    if not np.ma.isMaskedArray(values):
+        return values
+    return np.ma.filled(values, np.nan) if values.dtype.kind == "f" else np.ma.filled(values)
+
+
+def usage_shares(folder: Path) -> tuple[NDArray[np.float64], dict[str, NDArray[np.float64]]]:
+    """(edges in s (n + 1,), share of the cluster by use (n,)) over the buckets of `usage`.
+
+    Shares of one bucket sum to 1. Raises InputError when the table is not there.
+    """
+    usage = read(folder, "usage", rest="ORDER BY start_s")
+    edges = np.append(usage["start_s"], usage["end_s"][-1:])
+    used = {name: np.maximum(np.asarray(usage[f"{name}_gpu_s"], dtype=np.float64), 0.0) for name in SHARES}
+    total = np.sum(list(used.values()), axis=0)
+    safe = np.where(total > 0, total, 1.0)
+    return edges, {name: values / safe for name, values in used.items()}
+
+
+@dataclass(frozen=True)
+class LinkLoad:
+    """Load of links over buckets.
+
+    edges_s (n + 1,); names in order of bytes carried, most first; load (links, n): share of the capacity;
+    total: links that carried anything, of which these are the most loaded.
+    """
+
+    edges_s: NDArray[np.float64]
+    names: tuple[str, ...]
+    load: NDArray[np.float64]
+    mean: NDArray[np.float64]
+    peak: NDArray[np.float64]
+    total: int
+
+
+def link_load(folder: Path, most: int = 40) -> LinkLoad | None:
+    """The `most` links that carried most, or None when none carried anything.
+
+    Raises InputError when the table is not there.
+    """
+    source = table(folder, "links")
+    buckets = read(folder, "usage", "start_s, end_s", "ORDER BY start_s")
+    edges = np.append(buckets["start_s"], buckets["end_s"][-1:])
+    with database() as connection:
+        ranked = connection.execute(
+            f"SELECT link, sum(bytes) b FROM {source} GROUP BY link ORDER BY b DESC, link"
+        )
+        rows = ranked.fetchall()
+        if not rows:
+            return None
+        names = [name for name, _ in rows[:most]]
+        chosen = connection.execute(
+            f"SELECT link, start_s, bytes / greatest(capacity_bytes_per_s * (end_s - start_s), 1e-300) AS load "
+            f"FROM {source} WHERE link IN (SELECT unnest(?)) ORDER BY link, start_s",
+            [names],
+        ).fetchnumpy()
+    load = np.zeros((len(names), len(edges) - 1))
+    row_of = {name: k for k, name in enumerate(names)}
+    row = np.array([row_of[name] for name in chosen["link"]], dtype=np.int64)
+    column = np.searchsorted(edges, np.asarray(chosen["start_s"]), side="right") - 1
+    np.add.at(load, (row, np.clip(column, 0, load.shape[1] - 1)), np.asarray(chosen["load"]))
+    width = np.diff(edges)
+    mean = load @ width / max(float(width.sum()), 1e-300)
+    return LinkLoad(edges, tuple(names), load, mean, load.max(axis=1), len(rows))
+
+
+def bars(folder: Path, most: int | None = None) -> Bars:
+    """The jobs' segments as packed bars; of more than `most`, the longest.
+
+    Raises InputError when the run directory holds no timeline.
+    """
+    source, jobs = (
+        table(folder, "segments"),
+        f"read_parquet({literal(folder / 'jobs.parquet')}, file_row_number = true)",
+    )
+    use = ", ".join(f"coalesce(s.{name}_gpu_s, 0) AS {name}" for name in USES)
+    kinds = ", ".join(f"'{kind}'" for kind in KINDS)
+    query = (
+        f"SELECT j.file_row_number AS row, s.start_s, s.end_s, s.gpus, {use}, "
+        f"CASE WHEN s.state = 'queued' THEN 0 ELSE list_position([{kinds}], s.end_reason) - 1 END AS kind "
+        f"FROM {source} s JOIN {jobs} j USING (job_id) "
+    )
+    with database() as connection:
+        total = int(connection.execute(f"SELECT count(*) FROM {source}").fetchall()[0][0])
+        if most is not None and total > most:
+            longest = "ORDER BY s.end_s - s.start_s DESC, s.job_id, s.segment"
+            query += f"QUALIFY row_number() OVER ({longest}) <= {most:d} "
+        found = connection.execute(f"{query} ORDER BY j.file_row_number, s.segment").fetchnumpy()
+        names = connection.execute(
+            f"SELECT to_json(list(name ORDER BY file_row_number)), count(*) FROM {jobs}"
+        )
+        text, rows = names.fetchall()[0]
+    columns = {key: np.ma.getdata(values) for key, values in found.items()}
+    start_s = float(columns["start_s"].min()) if len(columns["row"]) else 0.0
+    span_s = float(columns["end_s"].max()) - start_s if len(columns["row"]) else 0.0
+    tick_s = span_s / TICKS if span_s > 0 else 1.0
+    packed = pack(columns, start_s, tick_s)
+    return Bars(
+        len(columns["row"]), total, int(rows), start_s, tick_s, packed, squeeze((text or "[]").encode())
+    )
+
+
+def pack(columns: Columns, start_s: float, tick_s: float) -> bytes:
+    """Bars as gzip of byte planes, in this order for n bars.
+
+    row (uint32), gap (int32), length (uint32), gpus (uint32), then bytes: kind, use, busy. `gap` is the start in
+    ticks less the end of the bar before it when that is of the same row, else less the start of the first bar
+    of the row before; nearly all gaps are small, which is what makes the bytes small. `row` is the
+    difference to the bar before. `use` is the use that took most of the bar's GPU time, `busy` its busy
+    share in 255ths. Each 32-bit column is stored as four planes, lowest bytes first.
+    """
+    row = np.asarray(columns["row"], dtype=np.int64)
+    start = np.rint((np.asarray(columns["start_s"]) - start_s) / tick_s).astype(np.int64)
+    end = np.rint((np.asarray(columns["end_s"]) - start_s) / tick_s).astype(np.int64)
+    used = np.stack([np.asarray(columns[name], dtype=np.float64) for name in USES])
+    all_used = used.sum(axis=0)
+    busy = np.rint(255 * used[0] / np.where(all_used > 0, all_used, 1.0))
+    words = (np.diff(row, prepend=0), start - _expected(row, start, end), end - start, columns["gpus"])
+    parts = [_planes(np.asarray(word)) for word in words]
+    for small in (columns["kind"], used.argmax(axis=0), busy):
+        parts.append(np.asarray(small).astype(np.uint8).tobytes())
+    return squeeze(b"".join(parts))
+
+
+def _expected(row: NDArray[np.int64], start: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Where a bar would start if it followed the bar before it in its row, or began as the row before did."""
+    n = len(row)
+    expected = np.zeros(n, dtype=np.int64)
+    if n == 0:
+        return expected
+    first = np.flatnonzero(np.diff(row, prepend=-1))
+    expected[1:] = end[:-1]
+    expected[first] = np.concatenate([[0], start[first[:-1]]])
+    return expected
+
+
+def _planes(values: NDArray[Any]) -> bytes:
+    """32-bit words as four planes of bytes: equal high bytes lie side by side."""
+    words = values.astype(np.int64).astype(np.uint32).astype("<u4")
+    return words.view(np.uint8).reshape(-1, 4).T.tobytes() if len(words) else b""
+
+
+def squeeze(content: bytes) -> bytes:
+    """gzip without a time stamp: equal content gives equal bytes."""
+    return gzip.compress(content, 6, mtime=0)
+
+
+def events(folder: Path, most: int = 5000) -> list[tuple[float, str, str, float]]:
+    """(time in s, kind, subject, value) of faults and other events, earliest first, at most `most`.
+
+    Raises InputError when the table is not there.
+    """
+    source = table(folder, "events")
+    with database() as connection:
+        found: Sequence[tuple[float, str, str, float]] = connection.execute(
+            f"SELECT time_s, kind, subject, value FROM {source} ORDER BY time_s, kind, subject LIMIT {int(most)}"
+        ).fetchall()
+    return list(found)

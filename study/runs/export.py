@@ -1,0 +1,114 @@
+"""Results of a query as a file: CSV, JSON, Parquet, or a workbook for Excel."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+from equipoise.sim.scenario.tree import InputError
+from equipoise.study.runs.views import text
+
+ROWS_MOST = 1_048_576
+"""Rows of one Excel sheet, the header included."""
+COLUMNS_MOST = 16_384
+_BATCH = 10_000
+_MADE = datetime(2000, 1, 1)  # equal results give equal files
+
+
+class ExportError(RuntimeError):
+    """A file cannot be written; the message is one line."""
+
+
+def export(connection: duckdb.DuckDBPyConnection, sql: str, target: Path) -> None:
+    """Write what `sql` gives to `target`, through a temporary file; its suffix says the format.
+
+    Raises InputError for a suffix that is none of those, ExportError when the result does not fit into the
+    format or the file cannot be written, duckdb.Error for wrong SQL.
+    """
+    writers: dict[str, Callable[[duckdb.DuckDBPyConnection, str, Path], None]] = {
+        ".csv": _copied("FORMAT csv, HEADER"),
+        ".json": _copied("FORMAT json, ARRAY"),
+        ".parquet": _copied("FORMAT parquet, COMPRESSION zstd"),
+        ".xlsx": _workbook,
+    }
+    if target.suffix.lower() not in writers:
+        raise InputError([f"--to {target}: the name must end in {', '.join(writers)}"])
+    partial = partial_of(target)
+    try:
+        writers[target.suffix.lower()](connection, sql, partial)
+        os.replace(partial, target)
+    except OSError as error:
+        raise ExportError(f"{target}: cannot be written: {error.strerror or error}") from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def partial_of(target: Path) -> Path:
+    """The temporary file, by its full name."""
+    return target.absolute().with_name(f"{target.name}.partial")
+
+
+def _copied(options: str) -> Callable[[duckdb.DuckDBPyConnection, str, Path], None]:
+    def write(connection: duckdb.DuckDBPyConnection, sql: str, partial: Path) -> None:
+        relation = connection.sql(sql)
+        if relation is None:
+            raise InputError(["SQL: nothing comes out of this statement; write SELECT ..."])
+        try:
+            connection.execute(f"COPY ({relation.sql_query()}) TO {text(partial)} ({options})")
+        except duckdb.IOException as error:
+            raise ExportError(f"{partial.name}: cannot be written: {' '.join(str(error).split())}") from error
+
+    return write
+
+
+def _workbook(connection: duckdb.DuckDBPyConnection, sql: str, partial: Path) -> None:
+    """One sheet, header frozen and filterable. Text stays text, also where it looks like a formula."""
+    try:
+        import xlsxwriter
+        from xlsxwriter.exceptions import FileCreateError
+    except ImportError as error:
+        raise ExportError("Excel files need XlsxWriter: pip install 'equipoise[report]'") from error
+    cursor = connection.execute(sql)
+    names = [column[0] for column in cursor.description or []]
+    if len(names) > COLUMNS_MOST:
+        raise ExportError(f"{len(names)} columns; a sheet holds {COLUMNS_MOST}")
+    book = xlsxwriter.Workbook(str(partial), {"constant_memory": True, "nan_inf_to_errors": False})
+    book.set_properties({"created": _MADE})
+    sheet = book.add_worksheet("results")
+    bold = book.add_format({"bold": True})
+    for k, name in enumerate(names):
+        sheet.write_string(0, k, name, bold)
+    row = 0
+    while batch := cursor.fetchmany(_BATCH):
+        for values in batch:
+            row += 1
+            if row >= ROWS_MOST:
+                raise ExportError(
+                    f"more than {ROWS_MOST - 1:,} rows, which is all that a sheet holds; write .csv or .parquet"
+                )
+            _write_row(sheet, row, values)
+    sheet.freeze_panes(1, 0)
+    if names:
+        sheet.autofilter(0, 0, max(row, 1), len(names) - 1)
+    try:
+        book.close()
+    except FileCreateError as error:
+        raise ExportError(f"{partial.name}: cannot be written: {error}") from error
+
+
+def _write_row(sheet: Any, row: int, values: Sequence[Any]) -> None:
+    for k, value in enumerate(values):
+        if value is None or (isinstance(value, float) and not math.isfinite(value)):
+            continue  # unknown is an empty cell
+        if isinstance(value, bool):
+            sheet.write_boolean(row, k, value)
+        elif isinstance(value, int | float):
+            sheet.write_number(row, k, value)
+        else:
+            sheet.write_string(row, k, str(value))

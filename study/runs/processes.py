@@ -1,0 +1,144 @@
+"""Runs in several processes of this machine, each with a pipe of its own.
+
+Whatever kills a process, its pipe tells which run it was at: that run alone is made again, and one that kills
+its process every time fails alone. A shared queue cannot tell, which is how the pools of the standard library
+come to lose runs or to fail innocent ones.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerProcess
+
+from equipoise.study.runs.engines import EngineError
+from equipoise.study.runs.orders import Order, Row, Shared, failed, perform
+from equipoise.study.signals import uninterrupted
+
+KILLS = 3
+"""A run that was under way when so many processes were killed is failed."""
+_AHEAD = 2  # orders in a pipe: the one being made, and the next
+_READY = "ready"
+_CONTEXT = get_context("forkserver")  # a clean process that has everything imported, and forks
+_CONTEXT.set_forkserver_preload(["equipoise.study.runs.orders"])
+
+
+def _serve(pipe: Connection, shared: Shared) -> None:
+    """The process: make what comes through the pipe until it closes, or until the parent is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then closes the pipe
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+    pipe.send(_READY)
+    while True:
+        try:
+            order = pipe.recv()
+        except EOFError:
+            return
+        pipe.send(perform(order, shared))
+
+
+def _die_with_parent() -> None:
+    parent = parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os._exit(1)
+
+
+class _Worker:
+    """One process and the orders in its pipe."""
+
+    def __init__(self, shared: Shared) -> None:
+        self.pipe, theirs = _CONTEXT.Pipe()
+        self.process: ForkServerProcess = _CONTEXT.Process(target=_serve, args=(theirs, shared), daemon=True)
+        with uninterrupted():
+            self.process.start()
+        theirs.close()
+        self.ready = False
+        self.orders: deque[Order] = deque()
+
+    def give(self, order: Order) -> None:
+        """Put an order into the pipe; when the process has just died, that is found out when it is read."""
+        self.orders.append(order)
+        try:
+            self.pipe.send(order)
+        except (BrokenPipeError, ConnectionResetError):
+            return
+
+    def rows(self) -> Iterator[Row]:
+        """Rows that have come, without waiting. Raises EOFError when the process is gone."""
+        while self.pipe.poll():
+            try:
+                message = self.pipe.recv()
+            except (ConnectionResetError, OSError):
+                raise EOFError from None
+            if message == _READY:
+                self.ready = True
+            else:
+                self.orders.popleft()
+                yield message
+
+    def stop(self) -> None:
+        """End the process, whatever it does."""
+        self.pipe.close()
+        self.process.kill()
+        self.process.join()
+
+
+class Processes:
+    """Makes runs in `count` processes; use as a context manager."""
+
+    def __init__(self, shared: Shared, count: int) -> None:
+        self.shared = shared
+        self.workers = [_Worker(shared) for _ in range(count)]
+        self.kills: Counter[str] = Counter()
+        self._unborn = 0
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self.workers:
+            worker.stop()
+
+    def rows(self, orders: Sequence[Order]) -> Iterator[Row]:
+        """Rows as they come. Raises EngineError when processes keep dying before they can begin."""
+        waiting = deque(orders)
+        missing = len(waiting)
+        while missing:
+            for worker in self.workers:
+                while waiting and len(worker.orders) < _AHEAD:
+                    worker.give(waiting.popleft())
+            ready = wait([worker.pipe for worker in self.workers])
+            for k, worker in enumerate(self.workers):
+                if worker.pipe not in ready:
+                    continue
+                try:
+                    for row in worker.rows():
+                        missing -= 1
+                        yield row
+                    self._unborn = 0 if worker.ready else self._unborn
+                except EOFError:
+                    for row in self._replace(k, waiting):
+                        missing -= 1
+                        yield row
+
+    def _replace(self, k: int, waiting: deque[Order]) -> Iterator[Row]:
+        """A new process for a dead one, whose orders go back; the run that killed too many becomes a row."""
+        dead = self.workers[k]
+        dead.stop()
+        if not dead.ready:
+            self._unborn += 1
+            if self._unborn >= KILLS:
+                raise EngineError(f"processes cannot start (exit code {dead.process.exitcode})")
+        elif dead.orders:
+            self.kills[dead.orders[0].id] += 1
+        back = list(dead.orders)
+        if back and self.kills[back[0].id] >= KILLS:
+            order = back.pop(0)
+            yield {**order.row(), **failed(f"the process that made this run was killed {KILLS} times")}
+        waiting.extendleft(reversed(back))
+        self.workers[k] = _Worker(self.shared)

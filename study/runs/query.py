@@ -1,0 +1,140 @@
+"""SQL over results: one SELECT, nothing but the results, and an end when it is asked for.
+
+DuckDB folds constant parts of a query before it looks at anything, for minutes and gigabytes where a list is long.
+So the query has a thread of its own, and an interruption does not wait for it.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import duckdb
+
+from equipoise.sim.scenario.tree import InputError
+from equipoise.study.runs.export import export, partial_of
+from equipoise.study.runs.store import connect
+from equipoise.study.runs.views import text
+
+T = TypeVar("T")
+
+MEMORY_BYTES = 4 * 2**30
+"""What a query may take; DuckDB itself writes to disk what it needs beyond half of it."""
+INTERRUPTED = 130
+_ROWS_AT_ONCE = 10_000
+
+Rows = tuple[list[str], list[tuple[Any, ...]]]
+
+
+def ask(folder: Path, sql: str, to: Path | None = None, *, allow_files: bool = False) -> Rows:
+    """(names, rows) of a query over a sweep, a comparison or a run; nothing when written to the file `to`.
+
+    allow_files: any SQL, also what reads and writes other files. Raises InputError for a statement that is not
+    allowed or nothing, duckdb.Error for wrong SQL or too little memory, ExportError when `to` cannot be written.
+    Ctrl-C ends the process.
+    """
+    folder = folder.resolve() if folder.is_dir() else folder
+    with connect(folder) as connection, memory_at_most(MEMORY_BYTES):
+        connection.execute(f"SET memory_limit = '{MEMORY_BYTES // 2} B'")
+        if not allow_files:
+            _lock(connection, folder, to)
+        _check(connection, sql, allow_files)
+        left_over = None if to is None else partial_of(to)
+        try:
+            return interruptible(lambda: _made(connection, sql, to), left_over)
+        except (MemoryError, duckdb.OutOfMemoryException):
+            most = f"{MEMORY_BYTES / 2**30:g} GiB"
+            raise InputError(
+                [f"SQL: this needs more than {most} of memory; ask for less, or use --to"]
+            ) from None
+
+
+def _lock(connection: duckdb.DuckDBPyConnection, folder: Path, to: Path | None) -> None:
+    """From here on only files below `folder` can be read, and only `to` written; that cannot be changed again."""
+    connection.execute(f"SET allowed_directories = [{text(folder / '_')[:-2]}']")  # it must end in a slash
+    if to is not None:
+        connection.execute(f"SET allowed_paths = [{text(partial_of(to))}]")
+    connection.execute("SET enable_external_access = false")
+    connection.execute("SET python_enable_replacements = false")  # variables of this program are no tables
+    connection.execute("SET lock_configuration = true")
+
+
+def _check(connection: duckdb.DuckDBPyConnection, sql: str, allow_files: bool) -> None:
+    statements = connection.extract_statements(sql)
+    if not statements:
+        raise InputError(["SQL: nothing is asked; write e.g. SELECT * FROM runs"])
+    if allow_files:
+        return
+    if len(statements) > 1 or statements[0].type != duckdb.StatementType.SELECT:
+        kind = str(statements[0].type).rpartition(".")[2]
+        what = f"{len(statements)} statements" if len(statements) > 1 else f"a {kind} statement"
+        raise InputError([f"SQL: {what}; allowed is one SELECT over the results (--allow-files allows any)"])
+
+
+def _made(connection: duckdb.DuckDBPyConnection, sql: str, to: Path | None) -> Rows:
+    if to is not None:
+        export(connection, sql, to)
+        return [], []
+    cursor = connection.execute(sql)
+    rows: list[tuple[Any, ...]] = []
+    while part := cursor.fetchmany(_ROWS_AT_ONCE):
+        rows += part
+    return [column[0] for column in cursor.description or []], rows
+
+
+def interruptible(work: Callable[[], T], left_over: Path | None = None) -> T:
+    """What `work` gives, from a thread of its own.
+
+    On Ctrl-C the whole process ends at once, with exit code 130 and without the file `left_over`: DuckDB listens
+    to nobody while it folds constants, and its connection refuses any other thread.
+    """
+    given: list[T] = []
+    failed: list[BaseException] = []
+    done = threading.Event()
+
+    def run() -> None:
+        try:
+            given.append(work())
+        except BaseException as error:
+            failed.append(error)
+        finally:
+            done.set()
+
+    try:
+        threading.Thread(target=run, daemon=True).start()
+        done.wait()
+    except KeyboardInterrupt:
+        _end(left_over)
+    if failed:
+        raise failed[0]
+    return given[0]
+
+
+def _end(left_over: Path | None) -> NoReturn:
+    if left_over is not None:
+        left_over.unlink(missing_ok=True)
+    print("equipoise: interrupted", file=sys.stderr, flush=True)
+    os._exit(INTERRUPTED)
+
+
+@contextmanager
+def memory_at_most(more_bytes: int) -> Iterator[None]:
+    """This process gets at most that much more memory; what asks for more fails. Where the system can tell."""
+    statm = Path("/proc/self/statm")
+    if not statm.is_file():
+        yield
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    now_bytes = int(statm.read_text().split()[0]) * resource.getpagesize()
+    allowed = [limit for limit in (now_bytes + more_bytes, soft, hard) if limit != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_AS, (min(allowed), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))

@@ -1,0 +1,180 @@
+"""Parts of a sweep made on machines that share nothing, and putting them together.
+
+A shard appends one JSON line per run to `shards/shard-I-of-N.jsonl`. `merge` reads such files from any number
+of folders into one ledger, as if one sweep had made all runs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from equipoise.sim.scenario.tree import InputError
+from equipoise.study.runs.orders import Row
+from equipoise.study.runs.store import Ledger, StoreError, only_writer
+
+FOLDER = "shards"
+_NAME = re.compile(r"shard-([0-9]+)-of-([0-9]+)\.jsonl")
+
+
+class ShardFile:
+    """The rows of one shard: the same to a sweep as the ledger; use as a context manager."""
+
+    def __init__(self, folder: Path, shard: int, shards: int) -> None:
+        self.path = folder / FOLDER / f"shard-{shard}-of-{shards}.jsonl"
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        whole, size = read_lines(self.path)
+        self._rows = {row["id"]: row for row in whole}
+        self._file = open(self.path, "ab")  # noqa: SIM115 - closed by __exit__
+        self._file.truncate(size)  # a killed process can leave half a line
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._file.close()
+        except OSError as failure:
+            if error is None:
+                raise StoreError(f"{self.path}: cannot be written: {failure}") from failure
+
+    def put(self, row: Mapping[str, Any]) -> None:
+        """Append one run. Raises StoreError when it cannot be written (disk full)."""
+        try:
+            self._file.write(_line(row))
+            self._file.flush()
+        except OSError as error:
+            raise StoreError(f"{self.path}: cannot be written: {error}") from error
+        self._rows[row["id"]] = dict(row)
+
+    def keep_only(self, planned: Iterable[str]) -> int:
+        """Move runs that are not planned to a file beside this one, and bring planned ones back from there.
+
+        Returns how many were moved away. Raises StoreError when the files cannot be written.
+        """
+        wanted = set(planned)
+        former = {row["id"]: row for row in read_lines(self._former)[0]}
+        back = {key: row for key, row in former.items() if key in wanted and key not in self._rows}
+        away = {key: row for key, row in self._rows.items() if key not in wanted}
+        if back or away:
+            kept = {key: row for key, row in self._rows.items() if key in wanted} | back
+            try:
+                _write_lines(self._former, former | away)  # first: a kill in between loses nothing
+                _write_lines(self.path, kept)
+                self._file.close()
+                self._file = open(self.path, "ab")  # noqa: SIM115 - closed by __exit__
+            except OSError as error:
+                raise StoreError(f"{self.path}: cannot be written: {error}") from error
+            self._rows = kept
+        return len(away)
+
+    @property
+    def _former(self) -> Path:
+        return self.path.with_suffix(".former")
+
+    def results(self, metric: str) -> dict[str, float]:
+        """A metric of every run that has it, by id."""
+        values = ((key, row.get(metric)) for key, row in self._rows.items() if row["status"] == "done")
+        return {key: value for key, value in values if value is not None and value == value}
+
+    def status(self) -> dict[str, tuple[str, int]]:
+        """(status, attempts) of every run by id."""
+        return {key: (row["status"], row["attempts"]) for key, row in self._rows.items()}
+
+    def failures(self) -> list[Row]:
+        """Failed runs, in the order of the sweep."""
+        failed = [row for row in self._rows.values() if row["status"] == "failed"]
+        return sorted(failed, key=lambda row: int(row["number"]))
+
+    def set_about(self, **texts: str) -> None:
+        """Keep facts about the sweep beside the shards."""
+        target = self.path.with_name("about.json")
+        partial = target.with_name(f".about-{os.getpid()}")
+        partial.write_text(json.dumps(texts, indent=2) + "\n", encoding="utf-8")
+        os.replace(partial, target)
+
+
+def _line(row: Mapping[str, Any]) -> bytes:
+    return json.dumps({k: None if v != v else v for k, v in row.items()}).encode() + b"\n"
+
+
+def _write_lines(path: Path, rows: Mapping[str, Row]) -> None:
+    """Write a whole file of rows, through a temporary one."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_bytes(b"".join(map(_line, rows.values())))
+    os.replace(partial, path)
+
+
+def read_lines(path: Path) -> tuple[list[Row], int]:
+    """Whole lines of a shard file and how many bytes they are; what a kill left behind is not counted.
+
+    Raises StoreError for a line in the middle that is no row: the file was written by something else.
+    """
+    if not path.exists():
+        return [], 0
+    data = path.read_bytes()
+    whole = data[: data.rfind(b"\n") + 1]
+    rows = []
+    for number, line in enumerate(whole.splitlines(), start=1):
+        try:
+            row = json.loads(line)
+            row["id"], row["number"], row["status"], row["attempts"]
+        except (ValueError, KeyError, TypeError):
+            raise StoreError(f"{path}:{number}:1: not a run of a sweep") from None
+        rows.append(row)
+    return rows, len(whole)
+
+
+def _facts(path: Path) -> dict[str, str]:
+    try:
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(facts["plan"], str):
+            raise TypeError("plan is no text")
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError([f"{path}: is damaged: {error}; start one of its shards again"]) from error
+    return {str(key): str(value) for key, value in facts.items()}
+
+
+def merge(out: Path, sources: Iterable[Path]) -> tuple[int, int, list[str]]:
+    """Put the shards in `sources` (folders) into `out/sweep.db`.
+
+    Of a run that two shards have, a done one wins over a failed one. Returns (runs done, runs failed, notes:
+    shards that are missing). Raises InputError when there are no shards, or they belong to different sweeps.
+    """
+    found: dict[str, Row] = {}
+    about: dict[str, dict[str, str]] = {}
+    seen: dict[int, set[int]] = {}
+    for folder in sources:
+        for path in sorted((folder / FOLDER).glob("shard-*-of-*.jsonl")):
+            match = _NAME.fullmatch(path.name)
+            if match is None:
+                continue
+            seen.setdefault(int(match[2]), set()).add(int(match[1]))
+            for row in read_lines(path)[0]:
+                old = found.get(row["id"])
+                if old is None or (old["status"], row["status"]) == ("failed", "done"):
+                    found[row["id"]] = row
+        if (folder / FOLDER / "about.json").exists():
+            about[str(folder)] = _facts(folder / FOLDER / "about.json")
+    if not seen:
+        raise InputError([f"{', '.join(map(str, sources))}: no {FOLDER}/shard-I-of-N.jsonl here"])
+    if len({facts["plan"] for facts in about.values()}) > 1:
+        raise InputError([f"{', '.join(about)}: shards of different sweeps (other file, or other code)"])
+    with only_writer(out), Ledger(out) as ledger:
+        ledger.put_all(found.values())
+        ledger.set_about(**next(iter(about.values()), {}))
+        ledger.export()
+    notes = [
+        f"shards missing of {n}: {', '.join(str(k) for k in range(1, n + 1) if k not in parts)}"
+        for n, parts in sorted(seen.items())
+        if len(parts) < n
+    ]
+    done = sum(row["status"] == "done" for row in found.values())
+    return done, len(found) - done, notes

@@ -1,0 +1,284 @@
+"""Where a sweep keeps its results: one SQLite ledger, one row per run, one writer.
+
+Every row is committed on its own in write-ahead mode: what was reported done survives a kill of any process.
+Rows carry the values of the varied keys and the metrics as columns; columns are added as they appear. For
+reading, the ledger is copied into `runs.parquet`, and DuckDB queries that.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import math
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+
+from equipoise.sim.record import write_parquet
+from equipoise.sim.scenario.tree import InputError
+from equipoise.study.runs.views import COMPARISON, OF_SWEEP, SUMMARY, add_comparison, add_kept, add_run, text
+
+Row = dict[str, Any]
+
+LEDGER = "sweep.db"
+PARQUET = "runs.parquet"
+SCHEMA = 1
+FIXED = {
+    "id": "TEXT PRIMARY KEY",
+    "number": "INTEGER NOT NULL",
+    "point": "INTEGER NOT NULL",
+    "policy": "TEXT NOT NULL",
+    "seed": "INTEGER NOT NULL",
+    "status": "TEXT NOT NULL CHECK (status IN ('done', 'failed'))",
+    "error": "TEXT",
+    "attempts": "INTEGER NOT NULL",
+    "cpu_s": "REAL",
+    "wall_s": "REAL",
+}
+TIMINGS = ("attempts", "cpu_s", "wall_s")
+"""Columns that differ between equal sweeps."""
+
+
+class StoreError(RuntimeError):
+    """The store cannot be used or written; the message is one line."""
+
+
+def quoted(name: str) -> str:
+    """An SQL identifier."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+@contextmanager
+def only_writer(folder: Path, name: str = "sweep.lock") -> Iterator[None]:
+    """Hold the folder for one writer; a killed process lets go. Raises StoreError when another holds it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / name, "a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EAGAIN):
+                raise
+            raise StoreError(
+                f"{folder}: another sweep is writing here; wait for it, or choose another folder"
+            ) from None
+        yield
+
+
+class Ledger:
+    """Table `runs` of `sweep.db`; use as a context manager, inside `only_writer`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / LEDGER
+        try:
+            self._db = sqlite3.connect(self.path, isolation_level=None)
+            self._prepare()
+        except sqlite3.Error as error:
+            raise StoreError(f"{self.path}: cannot be opened: {error}") from error
+
+    def _prepare(self) -> None:
+        self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute("PRAGMA synchronous = NORMAL")
+        version = self._db.execute("PRAGMA user_version").fetchone()[0]
+        if version not in (0, SCHEMA):
+            raise StoreError(f"{self.path}: written by another version of this software (schema {version})")
+        if version == 0:
+            columns = ", ".join(f"{name} {kind}" for name, kind in FIXED.items())
+            self._db.execute("BEGIN IMMEDIATE")
+            self._db.execute(f"CREATE TABLE IF NOT EXISTS runs ({columns})")
+            self._db.execute(
+                "CREATE TABLE IF NOT EXISTS former_runs (id TEXT PRIMARY KEY, row TEXT NOT NULL)"
+            )
+            self._db.execute("CREATE TABLE IF NOT EXISTS about (key TEXT PRIMARY KEY, value TEXT NOT NULL)")
+            self._db.execute(f"PRAGMA user_version = {SCHEMA}")
+            self._db.execute("COMMIT")
+        self.columns = [row[1] for row in self._db.execute("PRAGMA table_info(runs)")]
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._db.close()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """All or nothing. Raises StoreError when it cannot be written (disk full)."""
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            yield self._db
+            self._db.execute("COMMIT")
+        except sqlite3.Error as error:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            self.columns = self._read_columns()
+            raise StoreError(f"{self.path}: cannot be written: {error}") from error
+
+    def _read_columns(self) -> list[str]:
+        return [row[1] for row in self._db.execute("PRAGMA table_info(runs)")]
+
+    def put(self, row: Mapping[str, Any]) -> None:
+        """Insert or replace one run, durably. Raises StoreError when it cannot be written."""
+        self.put_all([row])
+
+    def put_all(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Insert or replace runs, all or none. Raises StoreError when they cannot be written."""
+        with self._transaction():
+            for row in rows:
+                self._put(row)
+
+    def _put(self, row: Mapping[str, Any]) -> None:
+        for name in row:
+            if name not in self.columns:
+                self._db.execute(f"ALTER TABLE runs ADD COLUMN {quoted(name)}")
+                self.columns.append(name)
+        names = ", ".join(quoted(name) for name in row)
+        marks = ", ".join("?" * len(row))
+        values = [to_cell(value) for value in row.values()]
+        self._db.execute(f"INSERT OR REPLACE INTO runs ({names}) VALUES ({marks})", values)
+
+    def keep_only(self, planned: Iterable[str]) -> int:
+        """Move runs that are not planned to `former_runs`, and bring planned ones back from there.
+
+        Returns how many were moved away. A changed sweep file or code gives its runs other ids.
+        """
+        wanted = set(planned)
+        some_away = any(key not in wanted for (key,) in self._db.execute("SELECT id FROM runs"))
+        away = [row for row in self.rows() if row["id"] not in wanted] if some_away else []
+        back = [json.loads(text) for key, text in self._former() if key in wanted]
+        with self._transaction() as db:
+            for row in back:
+                self._put(row)
+                db.execute("DELETE FROM former_runs WHERE id = ?", (row["id"],))
+            for row in away:
+                db.execute("INSERT OR REPLACE INTO former_runs VALUES (?, ?)", (row["id"], json.dumps(row)))
+                db.execute("DELETE FROM runs WHERE id = ?", (row["id"],))
+        return len(away)
+
+    def _former(self) -> list[tuple[str, str]]:
+        return self._db.execute("SELECT id, row FROM former_runs").fetchall()
+
+    def status(self) -> dict[str, tuple[str, int]]:
+        """(status, attempts) of every run by id."""
+        return {key: (s, n) for key, s, n in self._db.execute("SELECT id, status, attempts FROM runs")}
+
+    def results(self, metric: str) -> dict[str, float]:
+        """A metric of every run that has it, by id."""
+        if metric not in self.columns:
+            return {}
+        cursor = self._db.execute(
+            f"SELECT id, {quoted(metric)} FROM runs WHERE status = 'done' AND {quoted(metric)} IS NOT NULL"
+        )
+        return dict(cursor.fetchall())
+
+    def failures(self) -> list[Row]:
+        """Failed runs, in the order of the sweep."""
+        return self._rows("WHERE status = 'failed'")
+
+    def rows(self) -> list[Row]:
+        """All runs in the order of the sweep; a column that a run does not have is left out."""
+        return self._rows("")
+
+    def _rows(self, where: str) -> list[Row]:
+        cursor = self._db.execute(f"SELECT * FROM runs {where} ORDER BY number, id")
+        names = [column[0] for column in cursor.description]
+        return [
+            {name: value for name, value in zip(names, values, strict=True) if value is not None}
+            for values in cursor
+        ]
+
+    def set_about(self, **texts: str) -> None:
+        """Keep facts about the sweep (its file, versions)."""
+        with self._transaction() as db:
+            db.executemany("INSERT OR REPLACE INTO about VALUES (?, ?)", list(texts.items()))
+
+    def about(self) -> dict[str, str]:
+        """Facts about the sweep."""
+        return dict(self._db.execute("SELECT key, value FROM about ORDER BY key"))
+
+    def export(self) -> Path:
+        """Copy the table to `runs.parquet` beside the ledger, through a temporary file.
+
+        Raises StoreError when it cannot be written.
+        """
+        cursor = self._db.execute(
+            f"SELECT {', '.join(map(quoted, self.columns))} FROM runs ORDER BY number, id"
+        )
+        rows = cursor.fetchall()
+        columns = zip(*rows, strict=True) if rows else [()] * len(self.columns)
+        target = self.path.with_name(PARQUET)
+        own = target.with_name(f".{os.getpid()}.{PARQUET}")  # several may ask at once while a sweep runs
+        try:
+            write_parquet(own, {n: to_array(v) for n, v in zip(self.columns, columns, strict=True)})
+            os.replace(own, target)
+        except (duckdb.Error, OSError) as error:
+            raise StoreError(f"{target}: cannot be written: {' '.join(str(error).split())}") from error
+        finally:
+            for left in (own, own.with_name(f"{own.name}.partial")):
+                left.unlink(missing_ok=True)
+        return target
+
+
+def to_cell(value: Any) -> Any:
+    """A value as SQLite can hold it: NaN as NULL, lists and sections as JSON."""
+    if isinstance(value, bool):
+        return int(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return json.dumps(value) if isinstance(value, list | dict) else value
+
+
+def to_array(values: Sequence[Any]) -> np.ndarray[Any, Any]:
+    """A column for Parquet: whole numbers if all are, numbers if all are (NULL as NaN), else text."""
+    present = [value for value in values if value is not None]
+    if present and all(isinstance(value, int) for value in present) and len(present) == len(values):
+        return np.array(values, dtype=np.int64)
+    if all(isinstance(value, int | float) for value in present):
+        return np.array([math.nan if value is None else value for value in values], dtype=np.float64)
+    return np.array([None if value is None else str(value) for value in values], dtype=object)
+
+
+def is_current(folder: Path) -> bool:
+    """Whether `runs.parquet` is at least as new as the ledger."""
+    parquet = folder / PARQUET
+    sources = [path for path in (folder / LEDGER, folder / f"{LEDGER}-wal") if path.exists()]
+    return parquet.exists() and all(p.stat().st_mtime_ns <= parquet.stat().st_mtime_ns for p in sources)
+
+
+def connect(folder: str | Path) -> duckdb.DuckDBPyConnection:
+    """A DuckDB connection with the views of study.runs.views: `runs`, and `jobs`, `segments`, ... where kept.
+
+    `folder` is that of a sweep, of a comparison or of a run. From the connection's relations come pandas
+    (`.df()`), polars (`.pl()`) and Arrow (`.arrow()`), where installed. Raises InputError when there is
+    nothing of the kind in the folder, or it is damaged.
+    """
+    folder = Path(folder)
+    connection = duckdb.connect(config={"threads": "2"})
+    try:
+        _add_views(connection, folder)
+    except (duckdb.Error, OSError) as error:
+        raise InputError([f"{folder}: cannot be read: {' '.join(str(error).split())}"]) from error
+    return connection
+
+
+def _add_views(connection: duckdb.DuckDBPyConnection, folder: Path) -> None:
+    if (folder / LEDGER).exists():
+        if not is_current(folder):
+            with Ledger(folder) as ledger:
+                ledger.export()
+            os.utime(folder / PARQUET)
+        connection.execute(f"CREATE VIEW runs AS SELECT * FROM read_parquet({text(folder / PARQUET)})")
+        add_kept(connection, folder / "runs" / "*", OF_SWEEP)
+    elif (folder / COMPARISON).exists():
+        add_comparison(connection, folder)
+    elif (folder / SUMMARY).exists():
+        add_run(connection, folder)
+    else:
+        raise InputError(
+            [f"{folder}: no sweep, comparison or run here (no {LEDGER}, {COMPARISON} or {SUMMARY})"]
+        )

@@ -1,0 +1,175 @@
+"""Where simulated and live decisions part, and which observed column made them part.
+
+A policy is a pure function of what it observes and remembers, so the cause can be tried out: the live
+observations are decided on again, with one column taken from the simulation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from equipoise.policies.contract import Decision, Memory, Plan, Policy, StageError, refine
+from equipoise.policies.observation import Observation, Table, writable
+
+PARTED = 0.01  # relative difference from which on a column counts as parted
+_SCALARS = ("time_s", "window_s")
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column whose simulated values alone make the policy decide otherwise than it did live."""
+
+    name: str  # table.column
+    since: int  # first decision at which it differed by more than `PARTED` (0: it never did)
+    live: list[float]  # at the decision that differs
+    simulated: list[float]
+
+
+@dataclass(frozen=True)
+class Parting:
+    """The first decision that differs."""
+
+    decision: int
+    what: str  # field of the plan
+    live: str
+    simulated: str
+    columns: tuple[Column, ...]  # the one that parted first comes first; none: several act together
+
+
+def actions(decision: Decision) -> dict[str, Any]:
+    """What a decision changes, as plain data: shards by their ids, what equals the present left out."""
+    o, plan = decision.observation, decision.plan
+    found: dict[str, Any] = {}
+    now = (
+        ("samples_per_step", plan.samples_per_step, o.workers.samples_per_step),
+        ("sync_interval", plan.sync_interval, o.jobs.sync_interval),
+        ("gpu_share", plan.gpu_share, o.workers.gpu_share),
+    )
+    for name, planned, present in now:
+        if planned is not None and not np.array_equal(planned, present):
+            found[name] = planned.tolist()
+    if plan.moves is not None and len(plan.moves.shard):
+        pairs = zip(o.shards.id[plan.moves.shard].tolist(), plan.moves.worker.tolist(), strict=True)
+        found["moves"] = sorted(pairs)
+    if plan.fetch_order is not None:
+        found["fetch_order"] = o.shards.id[plan.fetch_order].tolist()
+    if plan.allocation is not None:
+        counts = np.diff(plan.allocation.offset).tolist()
+        found["allocation"] = list(zip(plan.allocation.job.tolist(), counts, strict=True))
+    return found
+
+
+def first_difference(live: Mapping[str, Any], simulated: Mapping[str, Any]) -> str | None:
+    """Name of the first field in which two decisions' actions differ, or None."""
+    for name in sorted({*live, *simulated}):
+        if live.get(name) != simulated.get(name):
+            return name
+    return None
+
+
+def identical(live: Sequence[Decision], simulated: Sequence[Decision]) -> int:
+    """How many decisions, from the first on, are equal in what they change."""
+    for k, (a, b) in enumerate(zip(live, simulated, strict=False)):
+        if first_difference(actions(a), actions(b)) is not None:
+            return k
+    return min(len(live), len(simulated))
+
+
+def parting(policy: Policy, live: Sequence[Decision], simulated: Sequence[Decision]) -> Parting | None:
+    """The first decision that differs and the columns behind it; None when all are equal."""
+    k = identical(live, simulated)
+    if k == min(len(live), len(simulated)):
+        return None
+    mine, other = actions(live[k]), actions(simulated[k])
+    what = first_difference(mine, other)
+    assert what is not None
+    columns = [
+        _column(name, live[: k + 1], simulated[: k + 1])
+        for name in _candidates(live[k].observation, simulated[k].observation)
+        if _flips(policy, live[: k + 1], simulated[: k + 1], name)
+    ]
+    columns.sort(key=lambda c: (c.since if c.since else len(live), c.name))
+    return Parting(k + 1, what, str(mine.get(what)), str(other.get(what)), tuple(columns))
+
+
+def _candidates(live: Observation, simulated: Observation) -> Iterator[str]:
+    """Measured columns that can be exchanged: of tables with equal rows, and not equal to the bit."""
+    for name in _SCALARS:
+        if getattr(live, name) != getattr(simulated, name):
+            yield name
+    others = simulated.tables()
+    for table_name, table in live.tables().items():
+        other = others[table_name]
+        if len(table) != len(other):
+            continue
+        for column, spec in table.columns.items():
+            if spec.dtype is np.float64 and not _equal(table, other, column):
+                yield f"{table_name}.{column}"
+
+
+def _equal(table: Table, other: Table, column: str) -> bool:
+    return np.array_equal(getattr(table, column), getattr(other, column), equal_nan=True)
+
+
+def _flips(policy: Policy, live: Sequence[Decision], simulated: Sequence[Decision], name: str) -> bool:
+    """Whether the policy, shown the live run with this column simulated throughout, decides otherwise."""
+    memory: Mapping[str, Memory] = live[0].memory_before
+    decided = None
+    for a, b in zip(live, simulated, strict=True):
+        try:
+            decided = refine(policy, _with_column(a.observation, b.observation, name), memory)
+        except StageError:
+            return True
+        memory = decided.memory
+    assert decided is not None
+    return first_difference(actions(decided), actions(live[-1])) is not None
+
+
+def _with_column(live: Observation, simulated: Observation, name: str) -> Observation:
+    """The live observation with one value or column of the simulated one, where rows are equal in number."""
+    table_name, _, column = name.partition(".")
+    if not column:
+        return replace(live, **{name: getattr(simulated, name)})
+    table, other = live.tables()[table_name], simulated.tables()[table_name]
+    if len(table) != len(other):
+        return live
+    changed = type(table).of(**table.as_dict())
+    writable(changed, column)[:] = getattr(other, column)
+    new: Any = {table_name: changed}
+    return replace(live, **new)
+
+
+def _column(name: str, live: Sequence[Decision], simulated: Sequence[Decision]) -> Column:
+    pairs = [
+        (_values(a.observation, name), _values(b.observation, name))
+        for a, b in zip(live, simulated, strict=True)
+    ]
+    since = next((k for k, pair in enumerate(pairs, start=1) if _apart(*pair) > PARTED), 0)
+    return Column(name, since, pairs[-1][0].tolist(), pairs[-1][1].tolist())
+
+
+def _values(observation: Observation, name: str) -> NDArray[Any]:
+    table, _, column = name.partition(".")
+    return np.atleast_1d(
+        getattr(getattr(observation, table), column) if column else getattr(observation, name)
+    )
+
+
+def _apart(live: NDArray[Any], simulated: NDArray[Any]) -> float:
+    """Largest relative difference; infinite where only one side knows a value, or the rows differ."""
+    if live.shape != simulated.shape or (np.isfinite(live) != np.isfinite(simulated)).any():
+        return float("inf")
+    known = np.isfinite(live)
+    largest = np.maximum(np.abs(live[known]), np.abs(simulated[known]))
+    difference = np.abs(live[known] - simulated[known])
+    return float(np.max(np.where(largest > 0, difference / np.maximum(largest, 1e-300), 0.0), initial=0.0))
+
+
+def without(plan: Plan, fields: Sequence[str]) -> Plan:
+    """The plan with some fields left as they are."""
+    return plan.with_(**dict.fromkeys(fields))

@@ -1,0 +1,252 @@
+"""From a live record to what the simulator needs: speeds with their changes, fixed cost, exchange, noise.
+
+The simulator's step law is compute = (alpha + beta * samples) * slowness (see `sim.job.cost`). With
+c = alpha / beta, a rank's busy time divided by (c + samples) is its time per sample, which is constant but for
+changes of its speed and for noise. Levels are means in which a hiccup of the machine counts for no more than
+twice, and a first exchange that sets up its connections for no more than five times, what is usual. Noise is the
+middle half's, because hiccups are no log-normal noise: they come alone.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.ndimage import median_filter
+from scipy.optimize import minimize_scalar
+
+from equipoise.policies.observation import Floats
+from equipoise.sim.scenario.tree import InputError
+from equipoise.study.twin.record import LiveRun
+
+LEAST_ROUNDS = 4  # a change of speed lasts at least as long
+LEAST_JUMP = 0.1  # relative; a smaller change of speed is noise
+_HICCUP = 2.0  # times the median; what is above counts as that
+_LONG_EXCHANGE = 5.0  # likewise; exchanges vary more
+_SMOOTHED = 5  # rounds; shorter hiccups are no change of speed
+_DEEPEST = 4  # halvings of a record: at most 2**4 speeds of a rank
+_WORTH = 0.01  # mean relative error; a fixed cost that explains less than this more is not believed
+_MAD_TO_SIGMA = 1.4826  # of a normal distribution
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """Times per sample (s) of one rank: `per_sample_s[k]` from round `begin[k]` on."""
+
+    begin: tuple[int, ...]
+    per_sample_s: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured: seconds per sample by rank and round, and what all ranks have in common."""
+
+    speeds: tuple[Speeds, ...]
+    fixed_samples: float  # fixed part of a step, as so many samples
+    exchange_s: float  # one exchange, beyond what backward hides
+    step_cov: float  # coefficient of variation of a local step
+
+    @property
+    def reference_s(self) -> float:
+        """Seconds per sample of the fastest rank at the start."""
+        return min(rank.per_sample_s[0] for rank in self.speeds)
+
+    def changes(self) -> list[tuple[int, int, float]]:
+        """(round, rank, times slower than at the start) of every change of speed, by round."""
+        found = [
+            (begin, rank, now_s / speeds.per_sample_s[0])
+            for rank, speeds in enumerate(self.speeds)
+            for begin, now_s in zip(speeds.begin[1:], speeds.per_sample_s[1:], strict=True)
+        ]
+        return sorted(found)
+
+
+def change_points(values: Floats) -> list[int]:
+    """Where the level of `values` (logarithms) changes by more than `LEAST_JUMP` and than noise explains.
+
+    Binary segmentation by least squares (Vostrikova 1981) on running medians, which keep the place of a jump;
+    then the smallest jumps are given up until all that are left are large enough. NaN is skipped over.
+    """
+    where = np.flatnonzero(np.isfinite(values))
+    if len(where) < 2 * LEAST_ROUNDS:
+        return []
+    known = values[where]
+    # Differences of neighbours tell the noise whatever the levels do.
+    spread = _MAD_TO_SIGMA * np.median(np.abs(np.diff(known))) / math.sqrt(2.0)
+    least = max(math.log1p(LEAST_JUMP), 3.0 * float(spread))
+    cuts = _splits(median_filter(known, size=_SMOOTHED, mode="nearest"), _DEEPEST)
+    while cuts:
+        parts = np.split(known, cuts)
+        jumps = np.abs(np.diff([np.median(part) for part in parts]))
+        if jumps.min() > least:
+            break
+        del cuts[int(np.argmin(jumps))]
+    return [int(where[cut]) for cut in cuts]
+
+
+def _splits(x: Floats, depth: int) -> list[int]:
+    """Every place at which binary segmentation would split, to a depth."""
+    if depth == 0 or len(x) < 2 * LEAST_ROUNDS:
+        return []
+    at = _best_split(x)
+    return [*_splits(x[:at], depth - 1), at, *(at + k for k in _splits(x[at:], depth - 1))]
+
+
+def _best_split(x: Floats) -> int:
+    """The split into two parts, each at least `LEAST_ROUNDS` long, of least squared deviation."""
+    total = np.cumsum(x)
+    count = np.arange(LEAST_ROUNDS, len(x) - LEAST_ROUNDS + 1)
+    first, rest = total[count - 1], total[-1] - total[count - 1]
+    # The squares themselves are the same for every split; what is left is the means' part.
+    explained = first**2 / count + rest**2 / (len(x) - count)
+    return int(count[int(np.argmax(explained))])
+
+
+def measure(run: LiveRun) -> Measured:
+    """Fit a run. Raises InputError when too little was recorded."""
+    busy_s = run.stall_s + run.compute_s + run.update_s
+    works = (run.samples > 0) & np.isfinite(busy_s) & (busy_s > 0)
+    if (works.sum(axis=1) < LEAST_ROUNDS).any():
+        raise InputError([f"{run.folder}: every rank must have trained {LEAST_ROUNDS} rounds, for a twin"])
+    busy_s = np.where(works, busy_s, np.nan)
+    samples = np.where(works, run.samples, np.nan)
+    grows_s = np.maximum(busy_s - run.update_s, np.finfo(np.float64).tiny)
+    fixed = float(np.nanmedian(run.update_s * samples / grows_s))
+    fixed, begins = _fixed_samples(busy_s, samples, fixed)
+    per_sample_s = busy_s / (fixed + samples)
+    levels = [_levels(row, begin) for row, begin in zip(per_sample_s, begins, strict=True)]
+    spread = [_spread(level, begin, run.rounds) for level, begin in zip(levels, begins, strict=True)]
+    ratio = per_sample_s / np.stack(spread)
+    return Measured(
+        tuple(Speeds(tuple(b), tuple(v.tolist())) for b, v in zip(begins, levels, strict=True)),
+        fixed,
+        _exchange_s(run),
+        float(_MAD_TO_SIGMA * np.nanmedian(np.abs(ratio - np.nanmedian(ratio)))),
+    )
+
+
+def _levels(per_sample_s: Floats, begins: list[int]) -> Floats:
+    """Level of each stretch; one without any value takes the level before it."""
+    levels: list[float] = []
+    for begin, end in zip(begins, [*begins[1:], len(per_sample_s)], strict=True):
+        part = per_sample_s[begin:end]
+        levels.append(_usual(part, _HICCUP) if np.isfinite(part).any() else levels[-1])
+    return np.array(levels)
+
+
+def _usual(values: Floats, most: float) -> float:
+    """Mean of values that are at most `most` times their median; what is above counts as that."""
+    return float(np.nanmean(np.minimum(values, most * np.nanmedian(values))))
+
+
+def _spread(levels: Floats, begins: list[int], rounds: int) -> Floats:
+    """The level of every round."""
+    return np.repeat(levels, np.diff([*begins, rounds]))
+
+
+def _fixed_samples(busy_s: Floats, samples: Floats, guess: float) -> tuple[float, list[list[int]]]:
+    """c = alpha / beta and the changes of speed: of least deviation and fewest changes.
+
+    `guess`, the part of a step that is measured as fixed, stays unless another c is clearly better: with
+    equal shares throughout, nothing can be told apart.
+    """
+    largest = float(np.nanmax(samples))
+    candidates = [guess, *(largest * 2.0**k for k in range(-4, 3))]
+    changes = [_changes(busy_s, samples, fixed) for fixed in candidates]
+    costs = [
+        _deviation(busy_s, samples, begins, fixed) + _WORTH * sum(len(b) - 1 for b in begins)
+        for fixed, begins in zip(candidates, changes, strict=True)
+    ]
+    best = int(np.argmin(costs))
+    if costs[best] > min(costs[0] - _WORTH, 0.5 * costs[0]):  # in noise, some c is always a little better
+        return guess, changes[0]
+    near = minimize_scalar(
+        lambda fixed: _deviation(busy_s, samples, changes[best], fixed),
+        bounds=(candidates[best] / 2.0, candidates[best] * 2.0),
+        method="bounded",
+    )
+    return float(near.x), _changes(busy_s, samples, float(near.x))
+
+
+def _changes(busy_s: Floats, samples: Floats, fixed: float) -> list[list[int]]:
+    """Rounds at which each rank's speeds begin."""
+    return [[0, *change_points(row)] for row in np.log(busy_s / (fixed + samples))]
+
+
+def _deviation(busy_s: Floats, samples: Floats, begins: list[list[int]], fixed: float) -> float:
+    """Mean relative deviation of all rounds from the levels."""
+    rows = busy_s / (fixed + samples)
+    levels = [_spread(_levels(row, begin), begin, len(row)) for row, begin in zip(rows, begins, strict=True)]
+    return float(np.nanmean(np.abs(np.log(rows / np.stack(levels)))))
+
+
+def _exchange_s(run: LiveRun) -> float:
+    """The usual exchange: the last rank to arrive does not wait, so the shortest tail is the exchange."""
+    if run.ranks == 1 or not run.exchanged.any():
+        return 0.0
+    shortest = run.tail_s[:, run.exchanged].min(axis=0)
+    return _usual(shortest, _LONG_EXCHANGE) if np.isfinite(shortest).any() else 0.0
+
+
+def scenario_data(
+    run: LiveRun, measured: Measured, events: list[dict[str, Any]], policy: list[Any]
+) -> dict[str, Any]:
+    """The run as a scenario, as plain data in SI units. `events`: planned changes of speed.
+
+    One node per rank; the exchange is pure latency, because one size on one number of ranks cannot tell
+    latency from bandwidth. A drift that was not known live is put so high that no interval above 1 pays, which
+    is how a policy acts that does not know it.
+    """
+    manifest, n = run.manifest, run.ranks
+    beta_s = measured.reference_s
+    drift, target = manifest.get("drift"), manifest.get("samples_target")
+    nodes = [
+        {"name": f"rank-{member}", "speed": beta_s / speeds.per_sample_s[0]}
+        for member, speeds in zip(run.members, measured.speeds, strict=True)
+    ]
+    exchange = {"alpha": measured.exchange_s / max(1, 2 * (n - 1)), "rate": 1e12}
+    phi = _last_noise_scale(run)
+    model = {
+        "fixed_time": measured.fixed_samples * beta_s,
+        "sample_time": beta_s,
+        "gradient": 0.0,
+        "exchange": exchange,
+        "drift": 1.0 if drift is None else drift,
+        **({"noise_scale": phi} if phi > 0 else {}),
+    }
+    trained = int(run.samples.sum())
+    job = {
+        "name": "training",
+        "gpus": n,
+        "model": "live",
+        "samples": max(trained, int(target or 0)),
+        "global_batch": manifest["global_batch"],
+        "micro_batch": manifest["micro_batch"],
+        "data": {
+            "samples": manifest["samples"],
+            "sample_size": float(manifest.get("sample_bytes") or 0.0),
+            "shards": manifest["shards"],
+        },
+        "checkpoint": {"interval": "never"},
+    }
+    longest_s = 1e3 * float(np.nansum(run.round_s)) + 1e6
+    return {
+        "schema_version": 1,
+        "name": f"twin of {run.folder.name}",
+        "why": f"A live run of {n} ranks and {run.rounds} rounds, from its own record.",
+        "cluster": {"nodes": nodes},
+        "workload": {"models": {"live": model}, "jobs": [job]},
+        "policy": policy,
+        "decide": {"every_steps": manifest["decide_every"], "every": longest_s, "on_events": False},
+        "noise": {"step_cov": measured.step_cov},
+        "faults": {"events": events},
+    }
+
+
+def _last_noise_scale(run: LiveRun) -> float:
+    """The latest gradient noise scale that the policy saw (samples); -1 when none was known."""
+    seen = [float(p.entry.decision.observation.jobs.noise_scale[0]) for p in run.points]
+    known = [value for value in seen if np.isfinite(value)]
+    return known[-1] if known else -1.0

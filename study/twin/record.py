@@ -1,0 +1,241 @@
+"""What a live run left behind, read for its twin: who took part, every round's times, every decision."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from equipoise.policies.contract import Policy
+from equipoise.policies.observation import Bools, Floats, Ints
+from equipoise.policies.record.journal import Entry, JournalError, read
+from equipoise.policies.registry import PolicyError, make_policy
+from equipoise.sim.scenario.tree import InputError
+
+FORMAT = 2
+_TIMES = ("stall_s", "compute_s", "tail_s", "update_s")
+_GROUP_CHANGES = ("regrouped", "exchange-broken")
+
+
+@dataclass(frozen=True)
+class Point:
+    """One decision that was made live."""
+
+    point: int  # how many times the policy was due to decide by then, this one included
+    rounds: int  # rounds trained by then
+    entry: Entry
+
+
+@dataclass(frozen=True)
+class LiveRun:
+    """A live run up to the first change of its group. Arrays are (ranks, rounds); ranks by member id."""
+
+    folder: Path
+    manifest: Mapping[str, Any]
+    policy: Policy
+    members: tuple[int, ...]
+    samples: Ints
+    stall_s: Floats
+    compute_s: Floats
+    tail_s: Floats
+    update_s: Floats
+    exchanged: Bools  # (rounds,)
+    points: tuple[Point, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def ranks(self) -> int:
+        """Ranks that trained."""
+        return len(self.members)
+
+    @property
+    def rounds(self) -> int:
+        """Rounds on record for every rank."""
+        return int(self.samples.shape[1])
+
+    @property
+    def round_s(self) -> Floats:
+        """Duration of each round, as the rank that decides saw it (s)."""
+        total: Floats = (self.stall_s + self.compute_s + self.tail_s + self.update_s)[self._leading]
+        return total
+
+    @property
+    def _leading(self) -> int:
+        return self.members.index(int(self.manifest["members"][0]["member"]))
+
+
+def read_run(folder: Path, policy: Policy | None = None) -> LiveRun:
+    """Read the record of a run; `policy` in place of the one that its manifest names.
+
+    `folder` is that record, or a `run_dir` with a single one in it. Raises InputError, one line, for a folder
+    that holds no live run, or several, or one that has no twin.
+    """
+    folder = _the_run_in(folder)
+    manifest = _manifest(folder)
+    members = tuple(sorted(int(place["member"]) for place in manifest["members"]))
+    lines = {member: list(_lines(folder / f"rounds-{member}.jsonl")) for member in members}
+    rows, changed = _rounds_of(lines)
+    columns, exchanged = _columns(rows, members)
+    leader = int(manifest["members"][0]["member"])
+    notes = []
+    if changed:
+        notes.append(f"the group changed after round {len(exchanged) - 1}: what followed is not simulated")
+    failed = sum(line.get("event") == "decision-failed" for line in lines[leader])
+    if failed:
+        notes.append(f"{failed} decisions failed or came late live; the twin makes them in time")
+    samples, stall_s, compute_s, tail_s, update_s = columns
+    return LiveRun(
+        folder=folder,
+        manifest=manifest,
+        policy=policy if policy is not None else _policy(folder, manifest),
+        members=members,
+        samples=samples.astype(np.int64),
+        stall_s=stall_s,
+        compute_s=compute_s,
+        tail_s=tail_s,
+        update_s=update_s,
+        exchanged=exchanged,
+        points=tuple(_points(folder, leader, lines[leader], len(exchanged))),
+        notes=tuple(notes),
+    )
+
+
+def journals(folder: Path) -> list[Path]:
+    """The decision journals of a run, by member."""
+    return sorted(folder.glob("decisions-*.jsonl"))
+
+
+def _the_run_in(folder: Path) -> Path:
+    """The record that is meant by `folder`; itself where it holds none."""
+    found = sorted(path.parent for path in (*folder.glob("manifest.json"), *folder.glob("*/manifest.json")))
+    if len(found) > 1:
+        raise InputError(
+            [f"{folder}: holds the records of {len(found)} runs; name one, the latest of them is {found[-1]}"]
+        )
+    return found[0] if found else folder
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    path = folder / "manifest.json"
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(
+            [f"{path}: {error.strerror}; a folder given to attach as run_dir is needed"]
+        ) from error
+    except ValueError as error:
+        raise InputError([f"{path}: is not JSON: {error}"]) from error
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        found = manifest.get("format") if isinstance(manifest, dict) else None
+        raise InputError([f"{path}: format: {found!r}; this version reads the record of live runs {FORMAT}"])
+    needed = ("members", "policy", "global_batch", "micro_batch", "decide_every", "samples", "shards", "mode")
+    missing = [name for name in needed if name not in manifest]
+    if missing:
+        raise InputError([f"{path}: {missing[0]}: is missing"])
+    _check(path, manifest)
+    return manifest
+
+
+def _check(path: Path, manifest: Mapping[str, Any]) -> None:
+    """What the simulator cannot say of a live run."""
+    if manifest["policy"] is None or manifest["mode"] == "observe":
+        raise InputError([f"{path}: the run decided nothing (no policy, or mode observe), it has no twin"])
+    if manifest.get("accumulation", 1) != 1:
+        raise InputError(
+            [f"{path}: accumulation: a twin of {manifest['accumulation']} is not possible, only of 1"]
+        )
+    devices = [(place["host"], place["device"]) for place in manifest["members"]]
+    if len(set(devices)) < len(devices):
+        raise InputError([f"{path}: members: ranks that share a device have no twin"])
+
+
+def _policy(folder: Path, manifest: Mapping[str, Any]) -> Policy:
+    stages = manifest.get("stages")
+    path = folder / "manifest.json"
+    if stages is None:
+        raise InputError([f"{path}: stages: not on record; name the policy with --policy"])
+    try:
+        policy = make_policy(stages)
+    except PolicyError as error:
+        raise InputError([f"{path}: stages: {error}; name the policy with --policy"]) from error
+    return Policy(str(manifest["policy"]), policy.stages)
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Lines of a member's record; one that was not written to its end is left out."""
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise InputError([f"{path}: {error.strerror}"]) from error
+    for number, line in enumerate(raw.splitlines(keepends=True), start=1):
+        if not line.endswith(b"\n"):
+            return
+        try:
+            value = json.loads(line)
+        except ValueError as error:
+            raise InputError([f"{path}:{number}: is not JSON: {error}"]) from error
+        if not isinstance(value, dict) or not ("round" in value or "event" in value):
+            raise InputError([f"{path}:{number}: is neither a round nor an event"])
+        yield value
+
+
+def _rounds_of(
+    lines: Mapping[int, Sequence[Mapping[str, Any]]],
+) -> tuple[dict[int, list[Mapping[str, Any]]], bool]:
+    """Rounds of every member up to the first change of the group, and whether there was one."""
+    rows: dict[int, list[Mapping[str, Any]]] = {}
+    changed = False
+    for member, found in lines.items():
+        kept: list[Mapping[str, Any]] = []
+        for line in found:
+            if line.get("event") in _GROUP_CHANGES:
+                changed = True
+                break
+            if "round" in line:
+                kept.append(line)
+        numbers = [line["round"] for line in kept]
+        if numbers != list(range(len(numbers))):
+            raise InputError(
+                [f"rounds-{member}.jsonl: rounds are not 0, 1, 2, ...: several runs in one folder?"]
+            )
+        rows[member] = kept
+    return rows, changed
+
+
+def _columns(
+    rows: Mapping[int, Sequence[Mapping[str, Any]]], members: Sequence[int]
+) -> tuple[list[Floats], Bools]:
+    """(samples and times as (ranks, rounds), exchanged) of the rounds that every rank has on record."""
+    count = min(len(rows[member]) for member in members)
+    try:
+        columns = [
+            np.array([[_number(line[name]) for line in rows[m][:count]] for m in members], dtype=np.float64)
+            for name in ("samples", *_TIMES)
+        ]
+        exchanged = np.array([bool(line["exchanged"]) for line in rows[members[0]][:count]], dtype=np.bool_)
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError([f"rounds of members {list(members)}: {type(error).__name__}: {error}"]) from error
+    return columns, exchanged
+
+
+def _number(value: Any) -> float:
+    return np.nan if value is None else float(value)
+
+
+def _points(folder: Path, leader: int, lines: Sequence[Mapping[str, Any]], rounds: int) -> Iterator[Point]:
+    """The decisions of the rank that led at first, while the group was the first one."""
+    path = folder / f"decisions-{leader}.jsonl"
+    try:
+        entries = {e.decision.observation.time_s: e for e in read(path)} if path.exists() else {}
+    except JournalError as error:
+        raise InputError([str(error)]) from error
+    for line in lines:
+        if line.get("event") == "decision":
+            if line["rounds"] > rounds:
+                return
+            if line["time_s"] in entries:  # a full disk may have cost one or the other
+                yield Point(int(line["point"]), int(line["rounds"]), entries[line["time_s"]])

@@ -1,0 +1,135 @@
+"""A twin as text for people and as plain data for machines."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from equipoise.sim.scenario.units import format_seconds, format_share
+
+if TYPE_CHECKING:
+    from equipoise.study.twin.compare import Parting
+    from equipoise.study.twin.twin import Twin, Window
+
+_HEADER = ("decision", "rounds", "samples", "H", "measured", "predicted", "error", "decides")
+_SHOWN = 40  # windows; of a longer run the first half and the last
+_COLUMNS_SHOWN = 5
+
+
+def as_data(twin: Twin) -> dict[str, Any]:
+    """Plain data: SI units, `null` for what is unknown."""
+    return {
+        "run": str(twin.run.folder),
+        "policy": twin.run.policy.name,
+        "ranks": twin.run.ranks,
+        "rounds": twin.run.rounds,
+        "step_error_median": _finite(twin.step_error_median),
+        "step_error_max": _finite(max((w.error for w in twin.windows), default=math.nan)),
+        "decisions": len(twin.windows),
+        "decisions_identical": twin.decisions_identical,
+        "replay_equal": not twin.replay_differences,
+        "replay_differences": list(twin.replay_differences),
+        "parted": None if twin.parted is None else _parted(twin.parted),
+        "measured": {
+            "speeds": [asdict(speeds) for speeds in twin.measured.speeds],
+            "fixed_s": twin.measured.fixed_samples * twin.measured.reference_s,
+            "exchange_s": twin.measured.exchange_s,
+            "step_cov": twin.measured.step_cov,
+        },
+        "windows": [asdict(w) | {"error": _finite(w.error)} for w in twin.windows],
+        "notes": list(twin.run.notes),
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _parted(parting: Parting) -> dict[str, Any]:
+    data = asdict(parting)
+    for column in data["columns"]:
+        for side in ("live", "simulated"):
+            column[side] = [_finite(float(v)) for v in column[side]]
+    return data
+
+
+def render(twin: Twin) -> str:
+    """The table."""
+    lines = [
+        f"twin of {twin.run.folder}: {twin.run.policy.name}, {twin.run.ranks} ranks, {twin.run.rounds} rounds",
+        *_measured(twin),
+        "",
+        *_table(twin.windows),
+        "",
+        *_conclusion(twin),
+    ]
+    return "\n".join([*lines, *(f"note: {note}" for note in twin.run.notes)]) + "\n"
+
+
+def _measured(twin: Twin) -> Iterator[str]:
+    found = twin.measured
+    for member, speeds in zip(twin.run.members, found.speeds, strict=True):
+        parts = [
+            f"{format_seconds(per_sample_s)} per sample" + (f" from round {begin} on" if begin else "")
+            for begin, per_sample_s in zip(speeds.begin, speeds.per_sample_s, strict=True)
+        ]
+        yield f"  rank {member}: {', '.join(parts)}"
+    fixed_s = found.fixed_samples * found.reference_s
+    yield (
+        f"  per step {format_seconds(fixed_s)}, per exchange {format_seconds(found.exchange_s)}, "
+        f"steps vary by {format_share(found.step_cov)}"
+    )
+
+
+def _table(windows: Sequence[Window]) -> Iterator[str]:
+    rows: list[tuple[str, ...]] = [
+        (
+            str(w.decision),
+            f"{w.first_round}-{w.last_round}",
+            " ".join(str(n) for n in w.samples),
+            str(w.interval),
+            format_seconds(w.measured_s),
+            format_seconds(w.predicted_s),
+            format_share(w.error),
+            "alike" if w.equal else "otherwise",
+        )
+        for w in windows
+    ]
+    if len(rows) > _SHOWN:
+        left_out = ("...",) * len(_HEADER)
+        rows = [*rows[: _SHOWN // 2], left_out, *rows[-(_SHOWN // 2) :]]
+    widths = [max(len(row[k]) for row in [_HEADER, *rows]) for k in range(len(_HEADER))]
+    for row in [_HEADER, *rows]:
+        yield "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+
+
+def _conclusion(twin: Twin) -> Iterator[str]:
+    compared = len(twin.windows)
+    yield f"step time: median error {format_share(twin.step_error_median)} over {compared} decisions"
+    if twin.parted is None:
+        yield f"decisions: all {twin.decisions_identical} alike"
+    else:
+        yield from _parting(twin.parted, twin.decisions_identical)
+    if twin.replay_differences:
+        yield f"replay: {len(twin.replay_differences)} differences, the first: {twin.replay_differences[0]}"
+    else:
+        yield "replay: every recorded decision comes out again"
+
+
+def _parting(parting: Parting, alike: int) -> Iterator[str]:
+    yield (
+        f"decisions: the first {alike} alike, at {parting.decision} {parting.what} parts: "
+        f"live {parting.live}, simulated {parting.simulated}"
+    )
+    if not parting.columns:
+        yield "  no single observed column makes the difference; several act together"
+    for column in parting.columns[:_COLUMNS_SHOWN]:
+        since = f"apart since decision {column.since}" if column.since else "never apart by more than 1 %"
+        yield f"  because of {column.name}: live {_few(column.live)}, simulated {_few(column.simulated)}; {since}"
+
+
+def _few(values: Sequence[float]) -> str:
+    shown = " ".join(f"{v:.5g}" for v in values[:8])
+    return shown if len(values) <= 8 else f"{shown} ..."

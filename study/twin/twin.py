@@ -1,0 +1,234 @@
+"""The simulated twin of a live run: the same policy on a scenario made from the run's own record.
+
+    found = twin(read_run(Path("runs/night")))
+    print(found.as_table())
+
+The scenario says how fast each rank was (with the rounds at which that changed), what an exchange and the fixed
+part of a step took, and how much steps vary. Everything else follows from the policy, which decides anew. So
+what is compared are the decisions, and the step times that they lead to.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from equipoise.policies.contract import Decision, Kind, Memory, Plan, Policy, Stage, refine
+from equipoise.policies.observation import Observation
+from equipoise.policies.record.journal import JournalError, read, replay
+from equipoise.sim.loading.file import from_mapping
+from equipoise.sim.run import run as simulate
+from equipoise.sim.scenario.model import Scenario
+from equipoise.sim.scenario.tree import InputError
+from equipoise.study.twin.compare import Parting, actions, first_difference, identical, parting, without
+from equipoise.study.twin.fit import Measured, measure, scenario_data
+from equipoise.study.twin.record import LiveRun, Point, journals
+from equipoise.study.twin.text import render
+
+_FIELDS = {
+    "samples": "samples_per_step",
+    "moves": "moves",
+    "order": "fetch_order",
+    "interval": "sync_interval",
+    "share": "gpu_share",
+    "resize": "allocation",
+}
+"""Levers of a live run and the fields of a plan that use them."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """The rounds up to one decision, live and simulated. Step times are per global batch, in seconds."""
+
+    decision: int
+    first_round: int
+    last_round: int
+    samples: tuple[int, ...]  # per rank, live
+    interval: int  # live
+    measured_s: float
+    predicted_s: float
+    equal: bool  # the decision at its end is the same on both sides
+
+    @property
+    def error(self) -> float:
+        """Relative error of the prediction."""
+        return abs(self.predicted_s - self.measured_s) / self.measured_s
+
+
+@dataclass(frozen=True)
+class Twin:
+    """A live run beside its simulated twin."""
+
+    run: LiveRun
+    measured: Measured
+    scenario: Scenario
+    windows: tuple[Window, ...]
+    decisions_identical: int  # from the first on
+    parted: Parting | None
+    replay_differences: tuple[str, ...]  # of the journals, decided on again; none: they replay
+
+    @property
+    def step_error_median(self) -> float:
+        """Median relative error of the predicted step times; NaN without any decision."""
+        return float(np.median([w.error for w in self.windows])) if self.windows else math.nan
+
+    def as_table(self) -> str:
+        """Text for people."""
+        return render(self)
+
+
+@dataclass(frozen=True)
+class Held(Stage):
+    """The last stage of a twin whose live run only advised: takes back what was not carried out there."""
+
+    name: ClassVar[str] = "held"
+    kind: ClassVar[Kind] = "tasks"
+    needs: ClassVar[frozenset[str]] = frozenset()
+
+    fields: tuple[str, ...] = ()
+
+    def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
+        """The plan without `fields`; the start of the job is let through."""
+        kept = [f for f in self.fields if not (f == "allocation" and len(observation.waiting))]
+        return without(plan, kept), memory
+
+
+def twin(run: LiveRun, seed: int = 0) -> Twin:
+    """Build the twin of a live run, simulate it, and compare.
+
+    Raises InputError when the record is too short, damaged, or of a run that cannot be simulated.
+    """
+    if not run.points:
+        raise InputError([f"{run.folder}: no decision is on record, there is nothing to compare"])
+    measured = measure(run)
+    scenario, simulated = _simulated(run, measured, seed)
+    pairs = [(p, simulated[p.point - 1]) for p in run.points if p.point <= len(simulated)]
+    live = [point.entry.decision for point, _ in pairs]
+    other = [decision for _, decision in pairs]
+    same = identical(live, other)
+    return Twin(
+        run,
+        measured,
+        scenario,
+        tuple(_windows(run, pairs, simulated)),
+        same,
+        parting(run.policy, live, other),
+        replayed(run.folder, run.policy),
+    )
+
+
+def replayed(folder: Path, policy: Policy) -> tuple[str, ...]:
+    """Differences when the policy decides again on every journal of a run. Raises InputError."""
+    try:
+        return tuple(line for path in journals(folder) for line in replay(policy, path))
+    except JournalError as error:
+        raise InputError([str(error)]) from error
+
+
+# -- the simulation ------------------------------------------------------------------------------------------
+
+
+def _simulated(run: LiveRun, measured: Measured, seed: int) -> tuple[Scenario, list[Decision]]:
+    """The scenario, and what the policy decides in it, in order, without the start of the job.
+
+    A change of speed came at a round; its time in the simulation depends on all that came before it. So the
+    scenario is built change by change: simulate, see when that round begins, add the change.
+    """
+    changes = measured.changes()
+    events: list[dict[str, Any]] = []
+    for begin in sorted({begin for begin, _, _ in changes}):
+        at_s = _begin_of_round(begin, run, _decisions(run, measured, events, seed)[1])
+        for event in events:
+            if event["node"] in {_node(run, rank) for k, rank, _ in changes if k == begin}:
+                event["duration"] = min(event["duration"], at_s - event["at"])
+        events += [
+            _event(run, rank, at_s, factor) for k, rank, factor in changes if k == begin and factor != 1.0
+        ]
+    return _decisions(run, measured, events, seed)
+
+
+def _node(run: LiveRun, rank: int) -> str:
+    return f"rank-{run.members[rank]}-0"
+
+
+def _event(run: LiveRun, rank: int, at_s: float, factor: float) -> dict[str, Any]:
+    return {"kind": "slow", "node": _node(run, rank), "at": at_s, "duration": 1e9, "factor": factor}
+
+
+def _decisions(
+    run: LiveRun, measured: Measured, events: list[dict[str, Any]], seed: int
+) -> tuple[Scenario, list[Decision]]:
+    stages = run.manifest.get("stages") or ["fifo"]
+    scenario = from_mapping(scenario_data(run, measured, events, stages))
+    held = _held(run)
+    policy = Policy(run.policy.name, (*run.policy.stages, Held(held))) if held else run.policy
+    with tempfile.TemporaryDirectory(prefix="equipoise-twin-") as folder:
+        path = Path(folder) / "decisions.jsonl"
+        simulate(scenario, policy=policy, seed=seed, journal=path)
+        found = [entry.decision for entry in read(path)]
+    started = [d for d in found if len(d.observation.workers)]
+    if held:  # what the policy wanted, before it was taken back
+        started = [refine(run.policy, d.observation, d.memory_before) for d in started]
+    return scenario, started
+
+
+def _held(run: LiveRun) -> tuple[str, ...]:
+    """Fields of plans that the live run did not carry out, whatever they said."""
+    allowed = run.manifest.get("allow", ()) if run.manifest["mode"] == "act" else ()
+    return tuple(field for lever, field in _FIELDS.items() if lever not in allowed)
+
+
+def _begin_of_round(begin: int, run: LiveRun, simulated: Sequence[Decision]) -> float:
+    """When round `begin` begins in the simulation, less half a round: a period keeps the speed it began with."""
+    at_s = trained = 0.0
+    batch = float(run.manifest["global_batch"])
+    for decision in simulated:
+        rounds = _trained(decision) / batch
+        if trained + rounds > begin:
+            return at_s + (begin - trained - 0.5) * (decision.observation.time_s - at_s) / rounds
+        at_s, trained = decision.observation.time_s, trained + rounds
+    last_s = _step_s(simulated[-1], batch) if simulated else 0.0
+    return at_s + max(0.5, begin - trained - 0.5) * last_s
+
+
+def _trained(decision: Decision) -> float:
+    """Samples of the window before a decision."""
+    o = decision.observation
+    return float(o.jobs.throughput_samples_per_s[0]) * o.window_s
+
+
+def _step_s(decision: Decision, batch: float) -> float:
+    """Time per global batch in the window before a decision."""
+    return batch / float(decision.observation.jobs.throughput_samples_per_s[0])
+
+
+# -- the comparison ------------------------------------------------------------------------------------------
+
+
+def _windows(
+    run: LiveRun, pairs: Sequence[tuple[Point, Decision]], simulated: Sequence[Decision]
+) -> Iterator[Window]:
+    """The rounds before each decision, where all of them were timed."""
+    batch, round_s, first, before = float(run.manifest["global_batch"]), run.round_s, 0, 0
+    for point, decision in pairs:
+        same = simulated[before : point.point]  # more than one where a decision failed live
+        part, live = slice(first, point.rounds), point.entry.decision
+        trained = float(run.samples[:, part].sum())
+        if trained > 0 and np.isfinite(round_s[part]).all():
+            yield Window(
+                decision=point.point,
+                first_round=first,
+                last_round=point.rounds - 1,
+                samples=tuple(run.samples[:, point.rounds - 1].tolist()),
+                interval=int(live.observation.jobs.sync_interval[0]),
+                measured_s=float(round_s[part].sum()) * batch / trained,
+                predicted_s=sum(d.observation.window_s for d in same) * batch / sum(map(_trained, same)),
+                equal=first_difference(actions(live), actions(decision)) is None,
+            )
+        first, before = point.rounds, point.point

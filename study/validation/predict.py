@@ -1,0 +1,73 @@
+"""Fits on some rows, predicts others, beside the plainest model: a constant rate of model FLOP."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from equipoise.sim.llm.fit import PRIORS, FittedStack, Prior, fit, predict
+from equipoise.sim.llm.interval import left_out_residuals, spread
+from equipoise.sim.llm.stack import Floats
+from equipoise.study.validation.rows import Row, labels, left_out_groups, seconds, stacked
+from equipoise.study.validation.score import Score, covered, rank_correlation, regret, relative_error
+
+KEEPS_SCORES = {**PRIORS, "score_bytes": Prior(8.0, 1.0, 40.0, "stack")}
+"""Of a stack without fused attention, which writes and reads its scores."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A fit to rows, and the interval that its families left out in turn give."""
+
+    fitted: FittedStack
+    spread: tuple[float, float]
+
+
+def learn(rows: Sequence[Row], priors: Mapping[str, Prior] = PRIORS) -> Prediction:
+    """Fits two rows or more. Raises ValueError with fewer."""
+    q, measured, marks = stacked(rows), seconds(rows), labels(rows)
+    groups = left_out_groups(rows)
+    fitted = fit(q, measured, marks, priors)
+    left = left_out_residuals(q, measured, marks, groups, fitted, priors)
+    return Prediction(fitted, spread(left, groups))
+
+
+def predicted(fitted: FittedStack, rows: Sequence[Row]) -> Floats:
+    """Predicted steps of rows [s]."""
+    return predict(fitted, stacked(rows), labels(rows))
+
+
+def constant_rate(known: Sequence[Row], asked: Sequence[Row]) -> Floats:
+    """Steps [s] at the median model FLOP/s per accelerator of the known rows of one accelerator and precision."""
+    rates: dict[object, list[float]] = defaultdict(list)
+    for row in known:
+        rate = _flop(row) / row.seconds
+        for kind in (_kind(row), None):
+            rates[kind].append(rate)
+    return np.array([_flop(row) / np.median(rates.get(_kind(row), rates[None])) for row in asked])
+
+
+def _kind(row: Row) -> tuple[str, bool]:
+    return row.plan.accelerator.name, row.plan.layout.precision == "fp8"
+
+
+def _flop(row: Row) -> float:
+    la = row.plan.layout
+    return row.plan.shape.train_flop_per_token() * la.global_batch * row.plan.shape.sequence / la.gpus
+
+
+def score(known: Sequence[Row], asked: Sequence[Row], priors: Mapping[str, Prior] = PRIORS) -> Score:
+    """The score of predicting `asked` from `known`."""
+    learned = learn(known, priors)
+    guess, measured = predicted(learned.fitted, asked), seconds(asked)
+    return Score(
+        len(asked),
+        relative_error(guess, measured),
+        relative_error(constant_rate(known, asked), measured),
+        covered(guess, measured, learned.spread),
+        rank_correlation(asked, guess, measured),
+        regret(asked, guess, measured),
+    )

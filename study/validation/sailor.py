@@ -1,0 +1,82 @@
+"""OPT-350M and GPT-Neo-2.7B on GH200 nodes of four, Megatron-DeepSpeed, with measured step and peak memory.
+
+`layers_per_stage` counts the embedding and the head as one layer each; a node has four 200 Gb/s NICs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from equipoise.sim.llm.hardware import ACCELERATORS, Network
+from equipoise.sim.llm.layout import Layout
+from equipoise.sim.llm.memory import MemoryStack
+from equipoise.sim.llm.quantities import Plan
+from equipoise.sim.llm.shape import Transformer
+from equipoise.study.validation.predict import KEEPS_SCORES, score
+from equipoise.study.validation.predict_memory import memory_score
+from equipoise.study.validation.published_models import GPT_NEO_2_7B, OPT_350M
+from equipoise.study.validation.rows import Row, divided, read_csv
+from equipoise.study.validation.score import Line, line
+from equipoise.study.validation.splits import SPLITS, fitted_half
+
+FILE = "throughput/sailor_plans_gh200.csv.gz"
+NETWORK = Network(4, 4 * 25e9)
+MEMORY = MemoryStack(score_bytes=5.0, base_bytes=4e9)
+"""Where the memory fit starts: attention keeps its scores (Korthikanti et al. 2022: 5 bytes each)."""
+
+
+def read(data: Path) -> list[Row]:
+    """All rows. Raises FileNotFoundError, and ValueError on a model whose shape is not known."""
+    return [_row(text) for text in read_csv(data / FILE)]
+
+
+def _shape(model: str) -> Transformer:
+    for start, shape in (("OPT-350", OPT_350M), ("GPT-Neo", GPT_NEO_2_7B)):
+        if model.startswith(start):
+            return shape
+    raise ValueError(f"model: {model} is not known; allowed: OPT-350M, GPT-Neo-2.7B")
+
+
+def _row(text: dict[str, str]) -> Row:
+    shape = _shape(text["model"])
+    layout = Layout(
+        data=int(text["dp"].split("/")[0]),
+        tensor=int(text["tp"].split("/")[0]),
+        pipeline=int(text["pp"]),
+        precision="fp16",
+        micro_batch=int(text["micro_batch"]),
+        global_batch=int(text["global_batch"]),
+    )
+    plan = Plan(shape, layout, ACCELERATORS["GH200"], NETWORK, _stages(text, shape.layers))
+    key = " ".join(value for name, value in text.items() if not name.startswith("measured"))
+    return Row(
+        plan,
+        float(text["measured_step_s"]),
+        text["model"],
+        key,
+        "megatron-deepspeed",
+        text["model"],
+        float(text["measured_peak_bytes"]),
+    )
+
+
+def _stages(text: dict[str, str], layers: int) -> tuple[int, ...]:
+    """Transformer layers of every stage, without the embedding in front and the head behind."""
+    counts = [int(n) for n in text["layers_per_stage"].split("/")]
+    counts[0] -= 1
+    counts[-1] -= 1
+    if sum(counts) != layers:
+        raise ValueError(
+            f"layers_per_stage: {text['layers_per_stage']} is not {layers} layers, embedding and head"
+        )
+    return tuple(counts)
+
+
+def run(data: Path) -> list[Line]:
+    """Half of the plans predict the other half: step, and peak memory."""
+    rows = read(data)
+    halves = [divided(rows, split, fitted_half, "key") for split in SPLITS]
+    return [
+        line("Sailor plans: half -> half, step", 0.05, [score(a, b, KEEPS_SCORES) for a, b in halves]),
+        line("Sailor plans: half -> half, memory", 0.05, [memory_score(a, b, MEMORY) for a, b in halves]),
+    ]

@@ -1,0 +1,113 @@
+"""How far predictions are from measurements, and how well they order plans."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.stats import spearmanr
+
+from equipoise.sim.llm.stack import Floats
+from equipoise.study.validation.rows import Row
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """One split: absolute relative errors' median, the naive model's, share within the interval, ordering of plans.
+
+    `spearman` is the median rank correlation over families of five or more held-out rows; `picked` the median of
+    how much slower the plan picked among held-out plans of one model, batch and number of accelerators is than
+    the best. NaN where no family or group is large enough.
+    """
+
+    rows: int
+    error: float
+    naive: float
+    covered: float
+    spearman: float = np.nan
+    picked: float = np.nan
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of a validation table: medians over the splits, and the worst split's error."""
+
+    what: str
+    target: float
+    rows: int
+    median: float
+    worst: float
+    naive: float
+    covered: float
+    spearman: float
+    picked: float
+
+
+def line(what: str, target: float, scores: Sequence[Score]) -> Line:
+    """The line of several splits; `target` is the median error asked for."""
+
+    def middle(name: str) -> float:
+        values = [getattr(s, name) for s in scores]
+        kept = [v for v in values if np.isfinite(v)]
+        return float(np.median(kept)) if kept else float("nan")
+
+    errors = [s.error for s in scores]
+    return Line(
+        what,
+        target,
+        round(middle("rows")),
+        middle("error"),
+        max(errors),
+        middle("naive"),
+        middle("covered"),
+        middle("spearman"),
+        middle("picked"),
+    )
+
+
+def relative_error(predicted: Floats, measured: Floats) -> float:
+    """Median of |predicted / measured - 1|."""
+    return float(np.median(np.abs(predicted / measured - 1)))
+
+
+def covered(predicted: Floats, measured: Floats, spread: tuple[float, float]) -> float:
+    """Share of measurements within [low, high] times the prediction."""
+    ratio = measured / predicted
+    return float(np.mean((ratio >= spread[0]) & (ratio <= spread[1])))
+
+
+def rank_correlation(rows: Sequence[Row], predicted: Floats, measured: Floats, least: int = 5) -> float:
+    """Median over families of Spearman's correlation of predicted and measured time per token."""
+    groups: dict[str, list[int]] = defaultdict(list)
+    for index, row in enumerate(rows):
+        groups[row.family].append(index)
+    found = []
+    for members in groups.values():
+        times = np.array([measured[i] / _tokens(rows[i]) for i in members])
+        guesses = np.array([predicted[i] / _tokens(rows[i]) for i in members])
+        if len(members) >= least and np.ptp(times) > 0 and np.ptp(guesses) > 0:
+            found.append(float(spearmanr(times, guesses).statistic))
+    return float(np.median(found)) if found else float("nan")
+
+
+def regret(rows: Sequence[Row], predicted: Floats, measured: Floats, least: int = 3) -> float:
+    """Median over (model, batch, accelerators) of measured time of the plan predicted fastest / best, less 1."""
+    groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    for index, row in enumerate(rows):
+        la = row.plan.layout
+        groups[(row.plan.shape, row.plan.accelerator.name, la.precision, la.global_batch, la.gpus)].append(
+            index
+        )
+    found = []
+    for members in groups.values():
+        if len({rows[i].plan.layout for i in members}) >= least:
+            pick = min(members, key=lambda i: predicted[i])
+            found.append(measured[pick] / min(measured[i] for i in members) - 1)
+    return float(np.median(found)) if found else float("nan")
+
+
+def _tokens(row: Row) -> float:
+    la = row.plan.layout
+    return la.global_batch * row.plan.shape.sequence / la.gpus

@@ -1,0 +1,223 @@
+"""What the GPU validation found, as rows of a table: what was wanted, what was measured, whether it holds."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from equipoise.calibrate.check import as_estimate
+from equipoise.calibrate.samples import SampleSet
+from equipoise.sim.hardware.profile import Accelerator, HardwareProfile, Measured, load_profile
+from tests.bench.gpu.activity import EXPECTED
+from tests.bench.gpu.shares import HELD_OUT, held_out_shares
+
+Verdict = Literal["holds", "FAILS", "stated", "not run"]
+SECOND_METHOD, STEP_ERROR, OVERHEAD = 0.05, 0.05, 0.01
+INTERVALS_LEAST = 0.9
+LARGE_PRODUCT = 4096
+
+# Part of the device's name: the data sheet in the catalogue. The first that matches counts.
+DATA_SHEETS = (
+    ("H100 PCIe", "h100_pcie"),
+    ("H200", "h200_sxm"),
+    ("H100", "h100_sxm"),
+    ("B200", "b200"),
+    ("A100-SXM4-80GB", "a100_sxm_80gb"),
+    ("A100-SXM4-40GB", "a100_sxm_40gb"),
+    ("V100-SXM2-32GB", "v100_sxm2_32gb"),
+    ("L40S", "l40s"),
+    ("A10", "a10"),
+    ("T4", "t4"),
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table."""
+
+    what: str
+    wanted: str
+    found: str
+    verdict: Verdict
+
+
+def not_run(what: str, why: object) -> Row:
+    """A line for what could not be run, with the reason."""
+    return Row(what, "-", " ".join(str(why).split()), "not run")
+
+
+def _judged(what: str, wanted: str, found: str, good: bool) -> Row:
+    return Row(what, wanted, found, "holds" if good else "FAILS")
+
+
+def activity_rows(found: Mapping[str, Any]) -> list[Row]:
+    """Counters under known loads, and how many counters answer."""
+    rows = []
+    for e in EXPECTED:
+        value = found["readings"][e.load].get(f"DCGM_FI_{e.counter}")
+        what = f"{e.counter} during {'nothing' if e.load == 'idle' else 'a ' + e.load}"
+        if value is None:
+            why = found["missing"].get(f"DCGM_FI_{e.counter}", "no value")
+            rows.append(not_run(what, why))
+        else:
+            rows.append(_judged(what, e.text, f"{value:.3f}", e.holds(value)))
+    answers, missing = found["answers"], found["missing"]
+    absent = f"; not: {', '.join(sorted(missing))}" if missing else ""
+    rows.append(
+        Row("counters that answer", "-", f"{len(answers)} of {len(answers) + len(missing)}{absent}", "stated")
+    )
+    return rows
+
+
+def _ratio_row(what: str, one: Measured, other: Measured) -> Row:
+    ratio = one.value / other.value
+    good = abs(ratio - 1.0) <= SECOND_METHOD
+    return _judged(
+        what, f"within {SECOND_METHOD:.0%}", f"{ratio - 1.0:+.1%} ({one.value:.4g} / {other.value:.4g})", good
+    )
+
+
+def second_method_rows(profile: HardwareProfile) -> list[Row]:
+    """Our copy against the driver's, the library's products against PyTorch's."""
+    figures, rows = profile.figures, []
+    if {"copy_bytes_per_s", "library_copy_bytes_per_s"} <= figures.keys():
+        one, other = figures["copy_bytes_per_s"], figures["library_copy_bytes_per_s"]
+        rows.append(_ratio_row("copy kernel against the driver's copy, bytes/s", one, other))
+    else:
+        rows.append(not_run("copy kernel against the driver's copy", "not in the samples"))
+    pairs = [
+        (n, n.replace("gemm_cublaslt_", "gemm_torch_")) for n in figures if n.startswith("gemm_cublaslt_")
+    ]
+    both = [(name, second) for name, second in pairs if second in figures]
+    for name, second in both:
+        row = _ratio_row(f"{name} against PyTorch's", figures[name], figures[second])
+        if int(name.split("_")[3]) < LARGE_PRODUCT:  # PyTorch's figure is then that of its launches
+            row = replace(row, wanted="-", verdict="stated")
+        rows.append(row)
+    if not both:
+        rows.append(not_run("products of cuBLASLt against PyTorch's", "needs PyTorch for CUDA"))
+    return rows
+
+
+def data_sheet(device: str) -> Accelerator | None:
+    """The catalogue's entry for a device's name, None when there is none."""
+    name = next((entry for part, entry in DATA_SHEETS if part.lower() in device.lower()), None)
+    return None if name is None else load_profile("catalogue").accelerators.get(name)
+
+
+def physical_rows(profile: HardwareProfile) -> list[Row]:
+    """Share of the data sheet's rate that each kernel reaches."""
+    device = str(profile.conditions.get("device") or "")
+    sheet = data_sheet(device)
+    if sheet is None:
+        return [not_run("share of the data sheet", f"the catalogue has no {device or 'unnamed device'}")]
+    rows = []
+    for kind in ("copy", "read", "triad", "library_copy"):
+        number = profile.figures.get(f"{kind}_bytes_per_s")
+        if number is not None:
+            rows.append(_share(f"{kind}, memory", number.value, sheet.hbm_bytes_per_s.value))
+    for name, number in profile.figures.items():
+        kind, _, rest = name.partition("_")
+        precision = rest.removesuffix("_flop_per_s")
+        if kind in ("fma", "tensor") and precision in sheet.flop_per_s:
+            if kind == "fma" and precision == "fp16":
+                continue  # the data sheet's rate is that of the tensor cores
+            rows.append(_share(f"{kind} {precision}", number.value, sheet.flop_per_s[precision].value))
+    (accelerator,) = profile.accelerators.values()
+    for precision, peak in accelerator.flop_per_s.items():
+        if precision in sheet.flop_per_s:
+            rows.append(_share(f"best product {precision}", peak.value, sheet.flop_per_s[precision].value))
+    return rows
+
+
+def _share(what: str, value: float, limit: float) -> Row:
+    return _judged(
+        f"{what}, share of the data sheet", "at most 1.02", f"{value / limit:.1%}", value <= 1.02 * limit
+    )
+
+
+def _numbers(profile: HardwareProfile) -> dict[str, Measured]:
+    """Figures, and the constants of training steps."""
+    found = dict(profile.figures)
+    for step in profile.steps:
+        found[f"{step.workload} {step.precision} per sample"] = step.beta_s
+    return found
+
+
+def agreement_row(first: HardwareProfile, second: HardwareProfile) -> Row:
+    """Whether the intervals of two calibrations have a point in common, number by number."""
+    what = "two calibrations agree within their intervals"
+    one, other = _numbers(first), _numbers(second)
+    names = [name for name in one if name in other]
+    if not names:
+        return not_run(what, "no number in common")
+    apart = [n for n in names if not as_estimate(one[n]).overlaps(as_estimate(other[n]))]
+    shown = f"; apart: {', '.join(apart)}" if apart else ""
+    share = 1.0 - len(apart) / len(names)
+    found = f"{len(names) - len(apart)} of {len(names)} numbers{shown}"
+    return _judged(what, f"{INTERVALS_LEAST:.0%} of them", found, share >= INTERVALS_LEAST)
+
+
+def step_rows(predictions: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """Training steps not used in the fit: larger batches of a model, and models that were not fitted."""
+    if not predictions:
+        return [not_run("training steps not used in the fit", "no steps were timed (needs PyTorch for CUDA)")]
+    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for p in predictions:
+        other = p["fitted_on"] != "smaller batches"
+        what = f"{p['workload']} from {p['fitted_on']}" if other else "largest batch from smaller batches"
+        groups.setdefault((what, p["precision"]), []).append(p)
+    return [_step_row(f"{what}, {precision}", chosen) for (what, precision), chosen in groups.items()]
+
+
+def _step_row(what: str, chosen: Sequence[Mapping[str, Any]]) -> Row:
+    error = statistics.median(abs(p["error"]) for p in chosen)
+    within = sum(
+        p["predicted_low_s"] <= p["measured_high_s"] and p["measured_low_s"] <= p["predicted_high_s"]
+        for p in chosen
+    )
+    found = f"{error:.1%} median of {len(chosen)}, intervals meet in {within}"
+    return _judged(f"step of {what}", f"median at most {STEP_ERROR:.0%}", found, error <= STEP_ERROR)
+
+
+def share_rows(samples: SampleSet) -> list[Row]:
+    """Throughput on a share of the SMs, each share from the others."""
+    found = held_out_shares(samples)
+    rows = []
+    for kernel, points in found.items():
+        for p in points:
+            error = p["predicted_s"] / p["measured_s"] - 1.0
+            what = f"{kernel}-bound kernel on {p['share']:.1%} of the SMs, from the other shares"
+            rows.append(Row(what, "-", f"{error:+.1%}", "stated"))
+    return rows or [not_run("throughput by share of the SMs", "no shares in the samples")]
+
+
+def training_share_rows(found: Mapping[str, Any], interference: float) -> list[Row]:
+    """A training on half of the GPU, and two beside each other."""
+    half = found["step_s"][str(HELD_OUT)]
+    one = found["predicted_half_s"] / half - 1.0
+    wanted = half * (1.0 + interference)
+    both = [wanted / seconds - 1.0 for seconds in found["together_s"]]
+    return [
+        Row("training step on 50 % of the SMs (MPS), from 25, 75 and 100 %", "-", f"{one:+.1%}", "stated"),
+        Row("two trainings on 50 % each, from one alone and the interference", "-", _list(both), "stated"),
+    ]
+
+
+def _list(errors: Iterable[float]) -> str:
+    return " and ".join(f"{e:+.1%}" for e in errors)
+
+
+def adapter_row(found: Mapping[str, Any]) -> Row:
+    """What a policy attached to a training costs."""
+    overhead, pairs = float(found["overhead"]), len(found["pairs_s"])
+    text = f"{overhead:+.2%} median of {pairs} pairs of blocks"
+    return _judged("adapter on one rank", f"at most {OVERHEAD:.0%}", text, overhead <= OVERHEAD)
+
+
+def as_markdown(rows: Iterable[Row], heading: str) -> str:
+    """The table, under a line that says where and when."""
+    lines = [heading, "", "| what | wanted | found | verdict |", "|---|---|---|---|"]
+    return "\n".join([*lines, *(f"| {r.what} | {r.wanted} | {r.found} | {r.verdict} |" for r in rows)]) + "\n"

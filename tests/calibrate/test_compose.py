@@ -1,0 +1,458 @@
+"""Steps composed from operations: what is noted, what it costs, and models that no fit has seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from equipoise.calibrate.fit.compose import DEFAULT_PRIOR, FACTORS, PRIOR_CENTRE, UnitCosts, fit_step_model
+from equipoise.calibrate.fit.compose_fits import composed_part, prior_of, unit_costs
+from equipoise.calibrate.fit.fits import fit_collective, fit_gemm_efficiency
+from equipoise.calibrate.fit.levels import Report
+from equipoise.calibrate.measure.operations import COLUMNS, KINDS, Operation, as_columns, from_columns, trace
+from equipoise.calibrate.samples import Sample, SampleSet
+from equipoise.commands.calibrate import calibrate as command
+from equipoise.sim.hardware.profile import load_profile
+
+RATE, BANDWIDTH, CALL_S = 50e9, 10e9, 1e-6
+
+
+def product_s(m: float, n: float, k: float) -> float:
+    return CALL_S + 2.0 * m * n * k / RATE
+
+
+def traffic_s(moved_bytes: float) -> float:
+    return CALL_S + moved_bytes / BANDWIDTH
+
+
+SHAPES = [(m, n, k) for m in (8, 64, 512) for n in (64, 512) for k in (64, 512)]
+SIZES = [3.0 * 4**e for e in range(4, 13)]
+
+
+def costs(overlapped: bool = False) -> UnitCosts:
+    m, n, k = np.array(SHAPES, dtype=float).T
+    fit = fit_gemm_efficiency(m, n, k, [product_s(*s) for s in SHAPES], RATE, 4.0)
+    moved = fit_collective(SIZES, [traffic_s(s) for s in SIZES], intervals=False)
+    return UnitCosts({4: fit}, moved, moved, CALL_S, overlapped)
+
+
+# -- what is noted ----------------------------------------------------------------------------------------
+
+
+def linear_step(batch: int) -> Callable[[], Any]:
+    import torch
+
+    model = torch.nn.Sequential(torch.nn.Linear(24, 32), torch.nn.GELU(), torch.nn.Linear(32, 10))
+    x, y = torch.randn(batch, 24), torch.randint(0, 10, (batch,))
+
+    def step() -> None:
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+
+    return step
+
+
+def conv_step(batch: int) -> Callable[[], Any]:
+    import torch
+
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 3, padding=1),
+        torch.nn.ReLU(),
+        torch.nn.Conv2d(8, 6, 3, stride=2, padding=1),
+    )
+    x = torch.randn(batch, 3, 12, 12)
+    return lambda: model(x).sum().backward()
+
+
+@pytest.mark.parametrize("make", [linear_step, conv_step])
+@pytest.mark.parametrize("batch", [2, 7])
+def test_products_are_those_that_pytorch_s_own_counter_finds(make: Any, batch: int) -> None:
+    counter = pytest.importorskip("torch.utils.flop_counter")
+    step = make(batch)
+    found = trace(step)
+    with counter.FlopCounterMode(display=False) as counted:
+        step()
+    work = sum(2 * o.m * o.n * o.k * o.count for o in found)
+    assert work == counted.get_total_flops()
+    assert {o.kind for o in found} >= {"memory", "product" if make is linear_step else "convolution"}
+
+
+def test_traffic_is_what_each_operation_reads_and_writes_and_views_are_free() -> None:
+    torch = pytest.importorskip("torch")
+    a, b = torch.randn(10, 20), torch.randn(10, 20)
+
+    def step() -> None:
+        c = (a + b).t().reshape(-1)[3:]  # the transpose makes reshape copy
+        torch.exp(c)
+        torch.empty(1000)
+        c.mul_(2.0)
+
+    found = trace(step)
+    assert {(o.kind, o.moved_bytes, o.count) for o in found} == {
+        ("memory", 3 * 800, 1),
+        ("memory", 2 * 800, 1),
+        ("function", 2 * 788, 1),
+        ("memory", 2 * 788, 1),
+    }
+
+
+def test_updates_in_place_without_a_result_are_counted() -> None:
+    torch = pytest.importorskip("torch")
+    weights, gradients = ([torch.randn(n) for n in (100, 50)] for _ in range(2))
+    (update,) = trace(lambda: torch._foreach_add_(weights, gradients, alpha=-0.1))
+    assert (update.kind, update.moved_bytes) == ("memory", 3 * 4 * 150), "both read, the weights written"
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_attention_and_lookups_are_seen_as_such(masked: bool) -> None:
+    torch = pytest.importorskip("torch")
+    q, k, v = (torch.randn(2, 3, 16, 8, requires_grad=True) for _ in range(3))
+    mask = torch.zeros(2, 3, 16, 16) if masked else None
+    table, index = torch.randn(5000, 4), torch.tensor([1, 2, 3])
+
+    def step() -> None:
+        torch.nn.functional.scaled_dot_product_attention(q, k, v, mask).sum().backward()
+        torch.nn.functional.embedding(index, table)
+
+    found = trace(step)
+    rows = 2 * 3 * 16
+    attention = {(o.m, o.n, o.k): o.count for o in found if o.kind == "attention"}
+    assert attention == {(rows, 16, 8): 3, (rows, 8, 16): 4}, "two products forward, five backward"
+    assert ("memory", 2 * 3 * 4 * 4) in {(o.kind, o.moved_bytes) for o in found}, "the rows, not the table"
+
+
+whole = st.integers(0, 10**6)
+operations = st.builds(
+    Operation,
+    st.sampled_from(KINDS),
+    whole,
+    whole,
+    whole,
+    st.sampled_from([1, 2, 4, 8]),
+    whole,
+    st.integers(1, 99),
+)
+
+
+@given(st.lists(operations, max_size=8))
+@settings(max_examples=50, deadline=None)
+def test_columns_hold_everything(found: list[Operation]) -> None:
+    assert from_columns(as_columns(found)) == found
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {},
+        {name: [1.0] for name in COLUMNS[1:]},
+        {name: [1.0] * (2 if name == "m" else 1) for name in COLUMNS},
+        {name: [99.0] for name in COLUMNS},
+    ],
+)
+def test_columns_that_are_no_operations_are_refused(columns: dict[str, list[float]]) -> None:
+    with pytest.raises(ValueError, match="operations"):
+        from_columns(columns)
+
+
+# -- what it costs ----------------------------------------------------------------------------------------
+
+
+def naive_totals(found: list[Operation]) -> list[float]:
+    """Plain sum over operations, one after the other, from the constants that the samples were made of."""
+    totals = [0.0] * len(FACTORS)
+    for o in found:
+        for _ in range(o.count):
+            if o.kind in ("memory", "function"):
+                totals[FACTORS.index(o.kind)] += traffic_s(o.moved_bytes)
+            else:
+                totals[FACTORS.index(o.kind)] += product_s(o.m, o.n, o.k)
+            totals[-1] += CALL_S
+    return totals
+
+
+products = st.builds(
+    Operation,
+    st.sampled_from(["product", "convolution", "attention"]),
+    *(st.integers(8, 512) for _ in range(3)),
+    count=st.integers(1, 5),
+)
+moves = st.builds(
+    Operation,
+    st.sampled_from(["memory", "function"]),
+    moved_bytes=st.integers(0, 10**7),
+    count=st.integers(1, 5),
+)
+
+
+@given(st.lists(products | moves, max_size=10))
+@settings(max_examples=40, deadline=None)
+def test_totals_equal_the_plain_sum(found: list[Operation]) -> None:
+    assert costs().totals(found) == pytest.approx(naive_totals(found), rel=0.1, abs=1e-12)
+
+
+def test_an_element_size_that_was_not_measured_is_an_error() -> None:
+    with pytest.raises(ValueError, match="no products of 2-byte elements were measured; known: 4"):
+        costs().totals([Operation("product", 8, 8, 8, 2)])
+
+
+# -- the factors ------------------------------------------------------------------------------------------
+
+TRUE = np.array([1.15, 0.7, 1.0, 1.2, 1.1, 5.0])
+
+
+def synthetic_totals(random: np.random.Generator, mix: list[float], count: int) -> np.ndarray:
+    scale = np.geomspace(1.0, 16.0, count)[:, None] * np.array(mix) * random.uniform(0.9, 1.1, (count, 6))
+    scale[:, 3:] = np.array(mix[3:]) * np.linspace(1.0, 2.0, count)[:, None]
+    return np.asarray(scale * 1e-3)
+
+
+def combine(totals: np.ndarray, factors: np.ndarray, overlapped: bool) -> np.ndarray:
+    device, host = totals[:, :5] @ factors[:5], totals[:, 5] * factors[5]
+    return np.asarray(np.maximum(device, host) if overlapped else device + host)
+
+
+MIXES = {"a": [0.1, 2.0, 0.0, 0.3, 0.3, 0.1], "b": [3.0, 0.0, 0.3, 0.8, 0.4, 0.3]}
+THIRD = [1.5, 0.0, 0.0, 2.5, 0.1, 0.07]
+
+
+@pytest.mark.parametrize("overlapped", [False, True])
+def test_a_model_that_was_not_fitted_is_predicted_within_its_interval(overlapped: bool) -> None:
+    """Three per cent noise: far closer than the sum of isolated kernels, and the intervals hold the truth."""
+    errors, plain, held = [], [], 0
+    for seed in range(6):
+        random = np.random.default_rng(seed)
+        totals = np.concatenate([synthetic_totals(random, mix, 6) for mix in MIXES.values()])
+        steps = combine(totals, TRUE, overlapped) * random.normal(1.0, 0.03, len(totals))
+        model = fit_step_model(totals, steps, overlapped)
+        third = synthetic_totals(random, THIRD, 5)
+        truth = combine(third, TRUE, overlapped)
+        errors += np.abs(model.predict(third) / truth - 1.0).tolist()
+        plain += np.abs(combine(third, np.ones(6), overlapped) / truth - 1.0).tolist()
+        held += sum(model.predict_interval(t).contains(s) for t, s in zip(third, truth, strict=True))
+    assert np.median(errors) < 0.07
+    assert np.median(errors) < 0.5 * np.median(plain)
+    assert held >= 0.9 * len(errors)
+
+
+def test_what_the_steps_say_nothing_of_stays_as_it_was_known() -> None:
+    totals = synthetic_totals(np.random.default_rng(1), MIXES["b"], 6)
+    model = fit_step_model(totals, combine(totals, TRUE, False), False)
+    assert model.factors[1] == pytest.approx(np.exp(PRIOR_CENTRE[1]))
+    assert model.residual_cov < 0.02
+    told = DEFAULT_PRIOR.with_convolutions([0.6, 0.62, 0.65])
+    again = fit_step_model(totals, combine(totals, TRUE, False), False, told)
+    assert again.factors[1] == pytest.approx(0.62)
+    assert np.ptp(np.log(again.replicates[:, 1])) < np.ptp(np.log(model.replicates[:, 1]))
+    assert DEFAULT_PRIOR.with_convolutions([]) is DEFAULT_PRIOR
+
+
+def test_an_interrupted_step_moves_the_factors_little() -> None:
+    totals = np.concatenate([synthetic_totals(np.random.default_rng(2), mix, 6) for mix in MIXES.values()])
+    steps = combine(totals, TRUE, False)
+    slow = steps.copy()
+    slow[4] *= 3.0
+    clean, disturbed = (fit_step_model(totals, s, False) for s in (steps, slow))
+    assert disturbed.predict(totals) == pytest.approx(clean.predict(totals), rel=0.05)
+
+
+def test_steps_that_cannot_be_fitted_are_refused() -> None:
+    good = synthetic_totals(np.random.default_rng(0), MIXES["a"], 4)
+    for totals, steps in (
+        (good[:2], np.ones(2)),
+        (good[:, :4], np.ones(4)),
+        (good, np.zeros(4)),
+        (np.full_like(good, np.nan), np.ones(4)),
+    ):
+        with pytest.raises(ValueError, match="step model: "):
+            fit_step_model(totals, steps, False)
+
+
+# -- from samples -----------------------------------------------------------------------------------------
+
+FRAMEWORK = "test, one core"
+MODELS: dict[str, Callable[[int], list[Operation]]] = {
+    "wide": lambda b: [
+        Operation("product", b, 512, 512, count=6),
+        Operation("memory", moved_bytes=3_000_000),
+    ],
+    "deep": lambda b: [Operation("product", b, 64, 64, count=40), Operation("function", moved_bytes=900 * b)],
+    "image": lambda b: [
+        Operation("convolution", 64 * b, 64, 72, count=4),
+        Operation("memory", moved_bytes=10**5),
+    ],
+}
+
+
+def samples(without: str = "") -> SampleSet:
+    found = []
+
+    def add(kind: str, seconds: float, **parameters: Any) -> None:
+        found.append(Sample(kind, parameters, (seconds, seconds, 1.3 * seconds), "s", 0, "2030-01-02"))
+
+    for m, n, k in SHAPES:
+        add("gemm", product_s(m, n, k), precision="fp32", m=m, n=n, k=k, library=FRAMEWORK)
+    for size in SIZES:
+        for operation in ("add", "exp"):
+            add(
+                "elementwise",
+                traffic_s(size),
+                operation=operation,
+                bytes=size,
+                array_bytes=size / 3,
+                framework=FRAMEWORK,
+            )
+    three = product_s(512, 64, 64) + product_s(512, 64, 64) + product_s(64, 64, 512)
+    add("convolution", 0.7 * three, precision="fp32", m=512, n=64, k=64, framework=FRAMEWORK)
+    for workload, make in MODELS.items():
+        for batch in (4, 8, 16, 32):
+            what = {"workload": workload, "precision": "fp32", "batch": batch, "framework": FRAMEWORK}
+            row = np.array(naive_totals(make(batch)))
+            add("training", float(row @ [1.05, 0.7, 1.0, 1.1, 1.1, 4.0]), **what)
+            found.append(Sample("operations", what, (), "s", 0, "2030-01-02", as_columns(make(batch))))
+    return SampleSet({"device": "test"}, {}, tuple(s for s in found if s.kind != without))
+
+
+def test_every_model_is_predicted_from_the_others() -> None:
+    report = Report()
+    composed_part(samples(), report)
+    assert report.missing == []
+    assert {p.workload for p in report.predictions} == set(MODELS)
+    assert len(report.predictions) == 12
+    assert np.median([abs(p.error) for p in report.predictions]) < 0.05
+    (line,) = [line for line in report.lines if line.name.startswith("image step")]
+    assert line.remark == "steps of wide and deep"
+    assert line.held_out_error == pytest.approx(
+        np.median([abs(p.error) for p in report.predictions if p.workload == "image"])
+    )
+
+
+def test_single_convolutions_say_what_convolutions_cost() -> None:
+    found = samples()
+    prior = prior_of(found, unit_costs(found, "fp32", FRAMEWORK), "fp32", FRAMEWORK)
+    assert np.exp(prior.centre[1]) == pytest.approx(0.7, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("without", "line"),
+    [
+        ("gemm", "composed steps, fp32: fewer than 6 shapes of products were measured"),
+        ("elementwise", "composed steps: fewer than 3 sizes of memory traffic were measured"),
+    ],
+)
+def test_what_is_missing_for_composing_is_said(without: str, line: str) -> None:
+    report = Report()
+    composed_part(samples(without), report)
+    assert (report.missing, report.predictions) == ([line], [])
+
+
+def test_without_noted_operations_nothing_is_composed() -> None:
+    report = Report()
+    composed_part(samples("operations"), report)
+    assert (report.missing, report.predictions, report.lines) == ([], [], [])
+
+
+def gpu_samples() -> SampleSet:
+    """As a GPU session leaves them: products by the library, copies by size, launches; host and device overlap."""
+    found = []
+
+    def add(kind: str, seconds: float, **parameters: Any) -> None:
+        found.append(Sample(kind, parameters, (seconds, 1.1 * seconds), "s", 0, "2030-01-02"))
+
+    for precision in ("bf16", "tf32"):
+        for m, n, k in SHAPES:
+            add("gemm", product_s(m, n, k), precision=precision, m=m, n=n, k=k, library="cublasLt")
+        add("gemm", 1.0, precision=precision, m=512, n=512, k=512, library="torch")
+    for size in SIZES:
+        add("copy", traffic_s(size), bytes=size, array_bytes=size / 2)
+    add("launch_pipelined", 4e-6)
+    for workload, make in MODELS.items():
+        for batch in (4, 16, 64, 256):
+            what = {"workload": workload, "precision": "bf16", "batch": batch, "framework": "PyTorch"}
+            noted = [replace(o, element_bytes=2) for o in make(batch)]
+            totals = np.array(naive_totals(noted))
+            device = float(totals[:5] @ [1.05, 0.7, 1.0, 1.1, 1.1])
+            host = 2.5 * 4e-6 * sum(o.count for o in noted)
+            add("training", max(device, host), **what)
+            found.append(Sample("operations", what, (), "s", 0, "2030-01-02", as_columns(noted)))
+    return SampleSet({"device": "test"}, {}, tuple(found))
+
+
+def test_on_a_gpu_a_step_takes_the_longer_of_host_and_device() -> None:
+    found = gpu_samples()
+    costs = unit_costs(found, "bf16", "PyTorch")
+    assert costs.overlapped
+    assert costs.overhead_s == pytest.approx(4e-6)
+    assert set(costs.products) == {2, 4}, "what autocast leaves in single precision is costed in TF32"
+    report = Report()
+    composed_part(found, report)
+    assert report.missing == []
+    errors = {w: [abs(p.error) for p in report.predictions if p.workload == w] for w in MODELS}
+    assert np.median(errors["wide"] + errors["deep"]) < 0.05
+    assert np.median(errors["image"]) < 0.5, "no convolution was seen, neither in a step nor by itself"
+
+
+# -- a model of one's own ---------------------------------------------------------------------------------
+
+OWN = """
+import torch
+
+def make(batch):
+    model = torch.nn.Sequential(torch.nn.Linear(512, 1024), torch.nn.GELU(), torch.nn.Linear(1024, 1024))
+    x = torch.randn(batch, 512)
+    return lambda: model(x).square().mean().backward()
+
+def double(batch):
+    model = torch.nn.Linear(8, 8).double()
+    return lambda: model(torch.randn(batch, 8).double()).sum().backward()
+
+def fails(batch):
+    raise RuntimeError("two\\nlines")
+"""
+SAMPLES = Path(__file__).resolve().parents[1] / "data" / "amd_epyc_2_cores.samples.jsonl.gz"
+
+
+def composed(folder: Path, place: str) -> Any:
+    (folder / "own.py").write_text(OWN)
+    out = folder / "p.yaml"
+    arguments = ["--from", str(SAMPLES), "--out", str(out), "--compose", place.format(folder=folder)]
+    return CliRunner().invoke(command, arguments), out
+
+
+def test_a_model_of_one_s_own_becomes_a_step_that_a_scenario_can_name(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    done, out = composed(tmp_path, "mine={folder}/own.py:make")
+    assert done.exit_code == 0, done.output
+    assert "mine step, composed, fp32" in done.stdout
+    step = load_profile(str(out)).accelerator("amd_epyc").step("mine", "fp32")
+    assert step.alpha_s.kind == "fitted"
+    assert step.alpha_s.source.startswith("composed from its operations; factors from 18 timed steps")
+    products = 6.0 * (512 * 1024 + 1024 * 1024) / 100e9  # s per sample at 100 GFLOP/s, forward and backward
+    assert 0.5 * products < step.beta_s.value < 4.0 * products
+    assert step.beta_s.low is not None
+    assert step.beta_s.low < step.beta_s.value < step.beta_s.high
+
+
+@pytest.mark.parametrize(
+    ("place", "line"),
+    [
+        ("mine", "--compose mine: must be NAME=FILE.py:FUNCTION"),
+        ("mine={folder}/none.py:make", "there is no file"),
+        ("mine={folder}/own.py:nothing", "own.py has no function nothing"),
+        ("mine={folder}/own.py:fails", "composing mine, batch 4: RuntimeError: two lines"),
+        ("mine={folder}/own.py:double", "elements of 8 bytes, in which no steps were timed"),
+    ],
+)
+def test_what_cannot_be_composed_is_one_line(tmp_path: Path, place: str, line: str) -> None:
+    pytest.importorskip("torch")
+    done, out = composed(tmp_path, place)
+    assert done.exit_code == 2
+    assert line in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not out.exists()

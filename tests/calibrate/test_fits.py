@@ -1,0 +1,346 @@
+"""The fits: exact on clean data, right within their intervals on noisy data, clear about unusable data."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import nnls
+
+from equipoise.calibrate.fit import pieces as fit_pieces
+from equipoise.calibrate.fit.fits import (
+    Estimate,
+    fit_bandwidth,
+    fit_collective,
+    fit_gemm_efficiency,
+    fit_interference,
+    fit_level,
+    fit_overlap,
+    fit_share_curve,
+    fit_step_time,
+    fit_thermal,
+    fit_throttle,
+    leave_one_size_out,
+    leave_shapes_out,
+)
+from equipoise.calibrate.fit.robust import affine
+
+Floats = npt.NDArray[np.float64]
+DRAWS = 100
+
+
+def noisy(random: np.random.Generator, truth: Floats, noise: float = 0.1, outliers: float = 0.05) -> Floats:
+    """10 % normal noise; 5 % of the samples 2 to 10 times too slow."""
+    values = np.maximum(truth * (1.0 + noise * random.standard_normal(truth.shape)), 0.05 * truth)
+    slow = random.random(truth.shape) < outliers
+    return np.where(slow, truth * random.uniform(2.0, 10.0, truth.shape), values)
+
+
+# -- intervals hold the truth ------------------------------------------------------------------------------
+
+
+def step(random: np.random.Generator) -> list[bool]:
+    batch = np.repeat([1, 2, 4, 8, 16, 32], 8)
+    fit = fit_step_time(batch, noisy(random, 0.012 + 0.003 * batch))
+    return [fit.fixed_s.contains(0.012), fit.per_unit_s.contains(0.003)]
+
+
+def bandwidth(random: np.random.Generator) -> list[bool]:
+    size = np.repeat(2.0 ** np.arange(12, 30, 2), 8)
+    fit = fit_bandwidth(size, noisy(random, 5e-6 + size / 3e12))
+    return [fit.fixed_s.contains(5e-6), fit.per_unit_s.contains(1 / 3e12)]
+
+
+def share(random: np.random.Generator) -> list[bool]:
+    f, kappa = np.repeat([0.125, 0.25, 0.5, 0.75, 1.0], 8), 0.4
+    seconds = noisy(random, 1.0 / (100.0 * (1 + kappa) * f / (f + kappa)))
+    return [fit_share_curve(f, 1.0 / seconds).kappa.contains(kappa)]
+
+
+def interference(random: np.random.Generator) -> list[bool]:
+    utilisation = np.repeat([0, 0.5, 1.0, 2.0], 8)
+    return [fit_interference(utilisation, noisy(random, 1 + 0.3 * utilisation)).slope.contains(0.3)]
+
+
+def one_piece(random: np.random.Generator) -> list[bool]:
+    size = np.repeat(2.0 ** np.arange(10, 30), 8)
+    pieces = fit_collective(size, noisy(random, 2e-5 + size / 1e11)).pieces
+    return [pieces[0].alpha_s.contains(2e-5), pieces[-1].beta_s_per_byte.contains(1e-11), len(pieces) == 1]
+
+
+def two_pieces(random: np.random.Generator) -> list[bool]:
+    size = np.repeat(2.0 ** np.arange(10, 30), 8)
+    truth = np.where(size < 1e6, 1e-5 + size / 2e10, 6e-5 + size / 2e11)
+    pieces = fit_collective(size, noisy(random, truth)).pieces
+    return [pieces[0].alpha_s.contains(1e-5), pieces[-1].beta_s_per_byte.contains(5e-12), len(pieces) == 2]
+
+
+def link_floor(random: np.random.Generator) -> list[bool]:
+    """One-sided noise at the 10 % quantile, which is the 10 / 95 one of the 95 % that are no outliers."""
+    size = np.repeat(2.0 ** np.arange(10, 30), 20)
+    seconds = (2e-5 + size / 1e11) * (1 + 0.1 * random.exponential(size=size.shape))
+    seconds = np.where(random.random(size.shape) < 0.05, 4 * seconds, seconds)
+    first = fit_collective(size, seconds, quantile=0.1).pieces[0]
+    floor = 1 - 0.1 * np.log(1 - 0.1 / 0.95)
+    return [first.alpha_s.contains(2e-5 * floor), first.beta_s_per_byte.contains(1e-11 * floor)]
+
+
+def overlap(random: np.random.Generator) -> list[bool]:
+    compute, exchange = np.repeat([0.05, 0.1, 0.2], 10), np.tile([0.02, 0.05, 0.1, 0.2, 0.3], 6)
+    together = (compute**2.5 + exchange**2.5) ** 0.4
+    return [fit_overlap(compute, exchange, noisy(random, together)).gamma.contains(2.5)]
+
+
+def level(random: np.random.Generator) -> list[bool]:
+    seconds, rounds = noisy(random, np.full(100, 1e-3)), np.repeat(np.arange(5), 20)
+    return [fit_level(seconds, rounds).contains(1e-3), fit_level(seconds).contains(1e-3)]
+
+
+@pytest.mark.parametrize(
+    "one_draw",
+    [step, bandwidth, share, interference, one_piece, two_pieces, link_floor, overlap, level],
+    ids=lambda f: f.__name__,
+)
+def test_intervals_hold_the_truth_in_90_of_100_noisy_draws(
+    one_draw: Callable[[np.random.Generator], list[bool]],
+) -> None:
+    hits = np.sum([one_draw(np.random.default_rng(seed)) for seed in range(DRAWS)], axis=0)
+    assert (hits >= 90).all(), f"{one_draw.__name__}: {hits.tolist()} of {DRAWS}"
+
+
+def heat(resistance: float, tau: float, ambient: float) -> tuple[Floats, Floats, Floats]:
+    time = np.arange(0.0, 180.0)
+    power = np.where((time > 20) & (time < 120), 600.0, 90.0)
+    temperature = [35.0]
+    for watts in power[:-1]:
+        decay = np.exp(-1.0 / tau)
+        temperature.append(temperature[-1] * decay + (1 - decay) * (ambient + resistance * watts))
+    return time, power, np.array(temperature)
+
+
+def test_thermal_intervals_hold_the_truth_in_90_of_100_noisy_draws() -> None:
+    time, power, clean = heat(0.07, 15.0, 28.0)
+    hits = np.zeros(3)
+    for seed in range(DRAWS):
+        random = np.random.default_rng(seed)
+        readings = clean + 0.1 * (clean - 28.0).mean() * random.standard_normal(len(time))
+        readings = np.where(random.random(len(time)) < 0.05, readings + 20.0, readings)
+        fit = fit_thermal(time, power, readings, seed)
+        hits += [
+            fit.resistance_c_per_w.contains(0.07),
+            fit.tau_s.contains(15.0),
+            fit.ambient_c.contains(28.0),
+        ]
+    assert (hits >= 90).all(), hits
+
+
+# -- clean data --------------------------------------------------------------------------------------------
+
+
+@given(st.floats(1e-6, 1.0), st.floats(1e-9, 1e-2))
+@settings(max_examples=30, deadline=None)
+def test_clean_steps_are_fitted_exactly(alpha: float, beta: float) -> None:
+    batch = np.array([1.0, 2, 4, 8, 16])
+    fit = fit_step_time(batch, alpha + beta * batch)
+    assert fit.predict(batch) == pytest.approx(alpha + beta * batch, rel=1e-9)
+    assert fit.predict_interval(32.0).value == pytest.approx(alpha + beta * 32.0, rel=1e-9)
+    assert fit.residual_cov < 1e-9
+
+
+@given(st.floats(0.02, 50.0), st.floats(0.1, 1e6))
+@settings(max_examples=30, deadline=None)
+def test_clean_share_curves_are_fitted_exactly(kappa: float, full: float) -> None:
+    share = np.array([0.2, 0.5, 0.8, 1.0])
+    rate = full * (1 + kappa) * share / (share + kappa)
+    for fit in (fit_share_curve(share, rate), fit_share_curve(share[:-1], rate[:-1], full_rate=full)):
+        assert fit.kappa.value == pytest.approx(kappa, rel=1e-6)
+        assert fit.full_rate * fit.predict(share) == pytest.approx(rate, rel=1e-6)
+
+
+def test_clean_heat_is_fitted_and_predicted() -> None:
+    time, power, temperature = heat(0.05, 22.0, 30.0)
+    fit = fit_thermal(time, power, temperature)
+    assert fit.resistance_c_per_w.value == pytest.approx(0.05, rel=0.01)
+    assert fit.tau_s.value == pytest.approx(22.0, rel=0.02)
+    assert fit.predict(time, power) == pytest.approx(temperature, abs=0.3)
+
+
+def test_speed_at_full_share_is_one_and_limits_are_met() -> None:
+    shares = np.array([0.25, 0.5, 1.0])
+    saturated = fit_share_curve(shares, np.ones(3))
+    assert saturated.kappa.value == 0.0
+    proportional = fit_share_curve(shares, shares)
+    assert proportional.predict(shares) == pytest.approx(shares, rel=2e-3)
+    assert proportional.predict([1.0])[0] == 1.0
+
+
+def test_throttling_is_none_when_the_threshold_was_never_reached() -> None:
+    assert fit_throttle([60.0, 70.0, 80.0], [1.0, 1.0, 1.0], 87.0) is None
+    temperature = np.array([80.0, 88, 89, 90, 91, 92])
+    fit = fit_throttle(temperature, 1.0 - 0.02 * np.maximum(temperature - 87.0, 0.0), 87.0)
+    assert fit is not None
+    assert fit.slope_per_c.value == pytest.approx(0.02)
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_intervals_over_few_rounds_hold_the_truth_and_stay_of_use(count: int) -> None:
+    held, widths = 0, []
+    for seed in range(200):
+        random = np.random.default_rng(seed)
+        rounds = np.repeat(np.arange(count), 20)
+        level = 1e-3 * random.normal(1.0, 0.02, count)[rounds]
+        found = fit_level(level * random.normal(1.0, 0.01, len(rounds)), rounds)
+        held += found.contains(1e-3)
+        widths.append(found.high / found.low - 1.0)
+    assert held >= 0.93 * 200
+    assert max(widths) < 0.35, "two rounds that happen to differ do not make an interval of decades"
+
+
+def test_a_level_with_rounds_widens_for_what_changes_between_rounds() -> None:
+    random = np.random.default_rng(0)
+    drift = np.repeat([1.0, 1.1, 0.9, 1.05], 50)
+    values = drift * (1 + 0.001 * random.standard_normal(200))
+    rounds = np.repeat(np.arange(4), 50)
+    with_rounds, without = fit_level(values, rounds), fit_level(values)
+    assert with_rounds.high - with_rounds.low > 3 * (without.high - without.low)
+    assert with_rounds.contains(1.0)
+
+
+def test_the_low_quantile_of_a_level_ignores_interruptions() -> None:
+    values = np.concatenate([np.full(30, 1.0), np.full(30, 5.0)])
+    assert fit_level(values, quantile=0.1).value == 1.0
+
+
+def test_estimates_overlap_and_map() -> None:
+    a, b, c = Estimate(2.0, 1.0, 3.0, 5), Estimate(4.0, 3.0, 5.0, 5), Estimate(9.0, 8.0, 9.5, 5)
+    assert a.overlaps(b)
+    assert not a.overlaps(c)
+    assert a.map(lambda v: 6.0 / v) == Estimate(3.0, 2.0, 6.0, 5)
+
+
+# -- plain twins -------------------------------------------------------------------------------------------
+
+
+def naive_squared_error(size: Floats, level: Floats) -> float:
+    """Least squared relative error of alpha + beta * size, alpha and beta >= 0, by a general solver."""
+    return float(nnls(np.stack([1.0 / level, size / level], axis=1), np.ones(len(size)))[1] ** 2)
+
+
+def naive_segments(size: Floats, level: Floats, sigma: float) -> tuple[float, list[tuple[int, int]]]:
+    """Every way to cut the sizes into pieces of at least two, the cheapest."""
+    n, price = len(size), fit_pieces.PRICE_PER_PIECE * np.log(len(size))
+    best: tuple[float, list[tuple[int, int]]] = (np.inf, [])
+    for inner in itertools.chain.from_iterable(itertools.combinations(range(1, n), k) for k in range(n)):
+        edges = [0, *inner, n]
+        pieces = list(itertools.pairwise(edges))
+        if any(j - i < 2 for i, j in pieces):
+            continue
+        cost = sum(naive_squared_error(size[i:j], level[i:j]) / sigma**2 + price for i, j in pieces)
+        best = min(best, (cost, pieces))
+    return best
+
+
+@given(st.lists(st.floats(1e-6, 1e-2), min_size=4, max_size=6), st.floats(0.02, 0.3))
+@settings(max_examples=15, deadline=None)
+def test_the_cut_into_pieces_is_the_cheapest_of_all(times: list[float], sigma: float) -> None:
+    size, level = 2.0 ** np.arange(10, 10 + len(times)), np.array(times)
+    price = fit_pieces.PRICE_PER_PIECE * np.log(len(size))
+    cuts = fit_pieces._segments(size, level, sigma)
+    cost = sum(naive_squared_error(size[i:j], level[i:j]) / sigma**2 + price for i, j in cuts)
+    assert cost <= naive_segments(size, level, sigma)[0] * (1 + 1e-6) + 1e-3
+
+
+@given(st.integers(0, 10_000))
+@settings(max_examples=20, deadline=None)
+def test_batched_regression_equals_one_at_a_time(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    x = random.uniform(0, 100, 20)
+    y = noisy(random, np.tile(1.0 + 0.1 * x, (3, 1)))
+    together = affine(x, y, iterations=200)
+    for row, constants in zip(y, together, strict=True):
+        assert affine(x, row, iterations=200) == pytest.approx(constants, rel=1e-6, abs=1e-9)
+
+
+def test_negative_constants_are_not_fitted() -> None:
+    falling = affine(np.array([1.0, 2.0, 3.0]), np.array([3.0, 2.0, 1.0]))
+    assert falling[1] == 0.0
+    steep = affine(np.array([1.0, 2.0, 3.0]), np.array([1.0, 4.0, 9.0]))
+    assert steep[0] == 0.0
+
+
+# -- held-out predictions ----------------------------------------------------------------------------------
+
+
+def test_leave_one_size_out_never_sees_the_size() -> None:
+    seen: list[Floats] = []
+
+    class Recorder:
+        def __init__(self, sizes: Floats) -> None:
+            seen.append(np.unique(sizes))
+
+        def predict(self, sizes: npt.ArrayLike, /) -> Floats:
+            return np.ones(np.shape(sizes))
+
+    held = leave_one_size_out([1.0, 2, 2, 4], [2.0, 1, 1, 1], lambda x, _: Recorder(x))
+    assert [s.tolist() for s in seen] == [[2, 4], [1, 4], [1, 2]]
+    assert held.relative_error.tolist() == [0.5, 0, 0, 0]
+    assert held.median_error(from_size=2.0) == 0.0
+
+
+def gemm_times(random: np.random.Generator, count: int, noise: float = 0.0) -> tuple[Floats, Floats]:
+    """Shapes and times of a device of 400 TFLOP/s, 2 TB/s and 5 us."""
+    shape = 2.0 ** random.integers(4, 14, (count, 3))
+    m, n, k = shape.T
+    roofline = np.maximum(2 * m * n * k / 400e12, 2 * (m * k + k * n + m * n) / 2e12)
+    return shape, (5e-6 + roofline) * (1 + noise * random.standard_normal(count))
+
+
+def test_gemm_fit_predicts_shapes_that_it_has_not_seen() -> None:
+    random = np.random.default_rng(3)
+    shape, seconds = gemm_times(random, 80, noise=0.02)
+    fit = fit_gemm_efficiency(*shape.T, seconds, peak_flop_per_s=400e12)
+    fresh, truth = gemm_times(np.random.default_rng(4), 200)
+    assert np.median(np.abs(fit.predict(*fresh.T) / truth - 1)) < 0.06
+    assert 0.0 < fit.efficiency(8192, 8192, 8192)[0] <= 1.05
+    assert np.median(leave_shapes_out(*shape.T, seconds, 400e12)) < 0.06
+    far = fit.predict(65536, 65536, 65536)[0] / (2 * 65536.0**3 / 400e12)
+    assert far == pytest.approx(1.0, rel=0.15)
+
+
+def test_gemm_residual_is_that_of_shapes_predicted_from_others() -> None:
+    shape, seconds = gemm_times(np.random.default_rng(5), 60, noise=0.1)
+    assert fit_gemm_efficiency(*shape.T, seconds, 400e12).residual_cov > 0.03
+
+
+# -- unusable data -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("attempt", "message"),
+    [
+        (lambda: fit_collective([1, 2], [1, 2]), "at least 3 samples"),
+        (lambda: fit_collective([1, 1, 2], [1, 1, 2]), "at least 3 distinct sizes"),
+        (lambda: fit_step_time([4, 4, 4], [1, 1, 1]), "at least 2 distinct batch sizes"),
+        (lambda: fit_step_time([1, 2, 3], [1, -1, 1]), "finite"),
+        (lambda: fit_step_time([1, 2, 3], [1, np.nan, 1]), "finite"),
+        (lambda: fit_step_time([1, 2], [1, 2, 3]), "equal length"),
+        (lambda: fit_share_curve([0.5, 0.25], [1, 0.5]), "share 1"),
+        (lambda: fit_share_curve([1.0, 1.0], [1, 1]), "below 1"),
+        (lambda: fit_share_curve([0.5, 1.5], [1, 2]), "at most 1"),
+        (lambda: fit_interference([0, 0], [1, 1]), "neighbour"),
+        (lambda: fit_thermal(np.arange(9), np.full(9, 5.0), np.arange(9) + 30), "different power"),
+        (lambda: fit_thermal(np.zeros(9), np.arange(9.0), np.arange(9) + 30), "increase"),
+        (lambda: fit_gemm_efficiency([2] * 8, [2] * 8, [2] * 8, [1] * 8, 1e12), "6 distinct shapes"),
+        (lambda: fit_gemm_efficiency([0], [1], [1], [1], 1e12), "at least 1"),
+        (lambda: fit_level([]), "at least 1"),
+    ],
+)
+def test_unusable_samples_are_one_clear_line(attempt: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as error:
+        attempt()
+    assert "\n" not in str(error.value)

@@ -1,0 +1,394 @@
+"""The validation that a GPU machine runs: driven from end to end on fake libraries, its judgements checked.
+
+Whatever these tests show says nothing of a real GPU: the fakes answer as written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from equipoise.calibrate.device import nvrtc
+from equipoise.calibrate.device.libraries import LibraryMissingError
+from equipoise.calibrate.measure.measure import MissingError
+from equipoise.calibrate.profile import build_profile
+from equipoise.calibrate.samples import Sample, SampleSet, read_samples
+from equipoise.sim.hardware.profile import Accelerator, HardwareProfile, Measured, StepTime, load_profile
+from tests.bench import gpu_validation
+from tests.bench.gpu import activity as gpu_activity
+from tests.bench.gpu import rows as gpu_rows
+from tests.bench.gpu import shares as gpu_shares
+from tests.bench.gpu import training as gpu_training
+from tests.bench.gpu.rows import Row
+from tests.calibrate import fakes as calibrate_fakes
+
+# The fake's counters follow this variable; a real GPU needs nobody to tell it what it is doing.
+WITH_LOADS = """
+import os, sys
+from contextlib import contextmanager
+from tests.bench import gpu_validation
+from tests.bench.gpu import activity as gpu_activity
+
+def telling(load, text):
+    @contextmanager
+    def around(device):
+        with load(device) as queue:
+            os.environ["FAKE_NVML_LOAD"] = text
+            try:
+                yield queue
+            finally:
+                os.environ["FAKE_NVML_LOAD"] = "idle"
+    return around
+
+os.environ["FAKE_NVML_LOAD"] = "idle"
+gpu_activity.product_load = telling(gpu_activity.product_load, "gemm")
+gpu_activity.copy_load = telling(gpu_activity.copy_load, "copy")
+sys.exit(gpu_validation.main(sys.argv[1:]))
+"""
+KINDS = "copy,library_copy,fma,tensor,share,interference"
+
+
+def validate(
+    out: Path, *libraries: Path, sections: str = "", **variables: str
+) -> subprocess.CompletedProcess[str]:
+    arguments = ["--out", str(out), "--quick", "--scale", "0.01", "--only", KINDS, "--sections", sections]
+    env = calibrate_fakes.environment(*libraries, **variables)
+    command = [sys.executable, "-c", WITH_LOADS, *arguments]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=240)
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Row], Path, Any]:
+    """The whole command on the fakes, with an MPS daemon that is one in name only."""
+    try:
+        nvrtc.version()
+    except LibraryMissingError as error:
+        pytest.skip(str(error))
+    folder = tmp_path_factory.mktemp("validation")
+    control = folder / gpu_shares.CONTROL
+    control.write_text("#!/bin/sh\nexit 0\n")
+    control.chmod(control.stat().st_mode | stat.S_IXUSR)
+    path = f"{folder}{os.pathsep}{os.environ['PATH']}"
+    out = folder / "out"
+    done = validate(
+        out, calibrate_fakes.cuda(), calibrate_fakes.nvml(), FAKE_NVML="hopper", FAKE_CUDA="", PATH=path
+    )
+    assert (out / "results.json").exists(), done.stderr
+    rows = [Row(**row) for row in json.loads((out / "results.json").read_text())["rows"]]
+    return {row.what: row for row in rows}, out, done
+
+
+def test_every_section_runs_and_each_gap_is_one_line(session: Any) -> None:
+    rows, _, done = session
+    assert done.returncode == 3, done.stderr
+    assert rows["doctor"].found.startswith("1, driver 580.65.06")
+    assert rows["counters that answer"].found == "21 of 21"
+    missing = {row.what: row.found for row in rows.values() if row.verdict == "not run"}
+    assert missing["adapter"] in ("PyTorch shows no CUDA device", "No module named 'torch'") or missing[
+        "adapter"
+    ].startswith("ModuleNotFoundError")
+    assert missing["training on shares of the GPU"].startswith("a training process ended: ")
+    assert missing["products of cuBLASLt against PyTorch's"] == "needs PyTorch for CUDA"
+    assert not any("\n" in row.found or "Traceback" in row.found for row in rows.values())
+    for name, _ in gpu_validation.SECTIONS:
+        assert f"{name} (" in done.stderr
+
+
+def test_counters_are_held_against_what_each_load_must_do(session: Any) -> None:
+    rows = session[0]
+    for load, counter in (("a product", "PROF_PIPE_TENSOR_ACTIVE"), ("a copy", "PROF_DRAM_ACTIVE")):
+        assert rows[f"{counter} during {load}"].verdict == "holds"
+    assert rows["PROF_SM_ACTIVE during nothing"].found == "0.000"
+
+
+def test_two_calibrations_are_compared_and_second_methods_too(session: Any) -> None:
+    rows = session[0]
+    copy = rows["copy kernel against the driver's copy, bytes/s"]
+    assert copy.verdict == "holds"
+    assert copy.found.startswith("+0.")
+    agreement = rows["two calibrations agree within their intervals"]
+    assert " numbers" in agreement.found
+    assert rows["copy, memory, share of the data sheet"].wanted == "at most 1.02"
+    assert any(what.startswith("compute-bound kernel on 50.0% of the SMs") for what in rows)
+
+
+def test_what_is_kept_is_small_and_gives_the_same_profile(session: Any) -> None:
+    out = session[1]
+    names = sorted(path.name for path in out.iterdir())
+    assert len(names) <= 8, "some ways home take eight files"
+    samples = read_samples(out / "samples.jsonl.gz")
+    assert max(len(s.values) for s in samples.samples) <= gpu_validation.KEPT_VALUES
+    assert (out / "samples.jsonl.gz").stat().st_size < 200_000
+    assert build_profile(samples, "profile")[0] == load_profile(str(out / "profile.yaml"))
+    assert "| what | wanted | found | verdict |" in (out / "rows.md").read_text()
+
+
+def test_without_a_gpu_every_line_says_what_is_missing(tmp_path: Path) -> None:
+    calibrate_fakes.needs_no("libcuda.so.1")
+    done = validate(tmp_path, sections="activity,first_calibration,second_calibration")
+    assert done.returncode == 3
+    rows = [Row(**row) for row in json.loads((tmp_path / "results.json").read_text())["rows"]]
+    reasons = {row.what: row.found for row in rows}
+    assert reasons["counters under known loads"] == "no NVIDIA driver here: libcuda.so.1 was not found"
+    assert "libcuda.so.1 was not found" in reasons["first calibration"]
+    assert reasons["second calibration"] == "there is no first calibration to compare with"
+    assert "no calibration;" in done.stdout
+
+
+# -- judgements -------------------------------------------------------------------------------------------
+
+
+def number(value: float, spread: float = 1.01) -> Measured:
+    return Measured(value=value, low=value / spread, high=value * spread, n=9, kind="measured")
+
+
+def profile(device: str = "NVIDIA H200", beta: float = 1e-3, **figures: float) -> HardwareProfile:
+    gpu = Accelerator(
+        flop_per_s={"bf16": number(7e14)}, hbm_bytes_per_s=number(4e12), memory_bytes=number(1.4e11)
+    )
+    step = StepTime(
+        workload="mlp", accelerator="g", precision="bf16", alpha_s=number(1e-3), beta_s=number(beta)
+    )
+    return HardwareProfile(
+        name="p",
+        kind="measured",
+        conditions={"device": device, "driver": "1"},
+        accelerators={"g": gpu},
+        steps=(step,),
+        figures={name: number(value) for name, value in figures.items()},
+    )
+
+
+def test_a_second_method_that_disagrees_fails() -> None:
+    found = profile(
+        copy_bytes_per_s=4e12,
+        library_copy_bytes_per_s=3.7e12,
+        gemm_cublaslt_bf16_8192_flop_per_s=7.0e14,
+        gemm_torch_bf16_8192_flop_per_s=6.8e14,
+        gemm_cublaslt_bf16_1024_flop_per_s=7.0e14,
+        gemm_torch_bf16_1024_flop_per_s=2.0e14,
+    )
+    rows = gpu_rows.second_method_rows(found)
+    assert [row.verdict for row in rows] == ["FAILS", "holds", "stated"]
+    assert rows[0].found.startswith("+8.1%")
+    assert [row.verdict for row in gpu_rows.second_method_rows(profile())] == ["not run", "not run"]
+
+
+def test_more_than_the_data_sheet_allows_fails() -> None:
+    rows = {
+        r.what: r for r in gpu_rows.physical_rows(profile(copy_bytes_per_s=6e12, tensor_bf16_flop_per_s=6e14))
+    }
+    assert rows["copy, memory, share of the data sheet"].verdict == "FAILS"
+    assert rows["copy, memory, share of the data sheet"].found == "125.0%"
+    assert rows["tensor bf16, share of the data sheet"].found == "60.6%"
+    assert rows["best product bf16, share of the data sheet"].found == "70.7%"
+    (unknown,) = gpu_rows.physical_rows(profile("NVIDIA Unheard 9"))
+    assert unknown.found == "the catalogue has no NVIDIA Unheard 9"
+
+
+@pytest.mark.parametrize(
+    ("device", "entry"),
+    [
+        ("NVIDIA H200", "h200_sxm"),
+        ("NVIDIA H100 80GB HBM3", "h100_sxm"),
+        ("NVIDIA H100 PCIe", "h100_pcie"),
+        ("NVIDIA A100-SXM4-80GB", "a100_sxm_80gb"),
+        ("NVIDIA A10", "a10"),
+        ("Tesla T4", "t4"),
+    ],
+)
+def test_devices_are_found_in_the_catalogue(device: str, entry: str) -> None:
+    assert gpu_rows.data_sheet(device) == load_profile("catalogue").accelerators[entry]
+
+
+def test_calibrations_whose_intervals_do_not_meet_fail_and_are_named() -> None:
+    figures = {f"x{k}_s": 1.0 for k in range(4)}
+    good = gpu_rows.agreement_row(profile(**figures), profile(**figures))
+    assert (good.verdict, good.found) == ("holds", "5 of 5 numbers")
+    other = profile(beta=2e-3, **(figures | {"x3_s": 1.2}))
+    bad = gpu_rows.agreement_row(profile(**figures), other)
+    assert (bad.verdict, bad.found) == ("FAILS", "3 of 5 numbers; apart: x3_s, mlp bf16 per sample")
+
+
+def prediction(workload: str, fitted_on: str, error: float) -> dict[str, Any]:
+    return {
+        "workload": workload,
+        "precision": "bf16",
+        "fitted_on": fitted_on,
+        "error": error,
+        "predicted_low_s": 1.0 + error - 0.02,
+        "predicted_high_s": 1.0 + error + 0.02,
+        "measured_low_s": 0.99,
+        "measured_high_s": 1.01,
+    }
+
+
+def test_steps_are_judged_by_how_they_were_predicted() -> None:
+    found = [prediction(w, "smaller batches", 0.01) for w in ("mlp", "conv")]
+    found += [prediction("mlp", "steps of conv and gpt", e) for e in (0.02, -0.2, 0.3)]
+    larger, other = gpu_rows.step_rows(found)
+    assert (larger.verdict, larger.found) == ("holds", "1.0% median of 2, intervals meet in 2")
+    assert other.what == "step of mlp from steps of conv and gpt, bf16"
+    assert (other.verdict, other.found) == ("FAILS", "20.0% median of 3, intervals meet in 1")
+    assert gpu_rows.step_rows([])[0].verdict == "not run"
+
+
+def test_a_counter_that_does_not_answer_is_no_failure() -> None:
+    names = {f"DCGM_FI_{e.counter}": 0.5 for e in gpu_activity.EXPECTED}
+    readings = {load: dict(names) for load in ("product", "copy", "idle")}
+    readings["copy"]["DCGM_FI_PROF_DRAM_ACTIVE"] = None  # type: ignore[assignment]
+    found = {
+        "readings": readings,
+        "answers": {},
+        "missing": {"DCGM_FI_PROF_DRAM_ACTIVE": "Insufficient Permissions"},
+    }
+    rows = {row.what: row for row in gpu_rows.activity_rows(found)}
+    absent = rows["PROF_DRAM_ACTIVE during a copy"]
+    assert (absent.verdict, absent.found) == ("not run", "Insufficient Permissions")
+    assert rows["PROF_PIPE_TENSOR_ACTIVE during a product"].verdict == "FAILS"
+    assert rows["counters that answer"].found == "0 of 1; not: DCGM_FI_PROF_DRAM_ACTIVE"
+
+
+def test_each_share_is_predicted_from_the_others() -> None:
+    shares = (0.25, 0.5, 0.75, 1.0)
+    samples = SampleSet(
+        {},
+        {},
+        tuple(
+            Sample("share", {"kernel": "compute", "share": f}, ((f + 2.0) / (3.0 * f),) * 3, "s", 0)
+            for f in shares
+        ),
+    )
+    found = gpu_shares.held_out_shares(samples)["compute"]
+    assert [row["share"] for row in found] == [0.5, 0.75]
+    for row in found:
+        assert row["predicted_s"] == pytest.approx(row["measured_s"], rel=1e-6)
+    assert [row.found for row in gpu_rows.share_rows(samples)] == ["+0.0%", "+0.0%"] or all(
+        row.found in ("+0.0%", "-0.0%") for row in gpu_rows.share_rows(samples)
+    )
+    assert gpu_rows.share_rows(SampleSet({}, {}, ()))[0].verdict == "not run"
+
+
+def test_exit_codes_and_the_page() -> None:
+    rows = [Row("a", "-", "1", "holds"), Row("b", "-", "1", "stated")]
+    assert gpu_validation.exit_code(rows) == 0
+    assert gpu_validation.exit_code([*rows, gpu_rows.not_run("c", "no\nway")]) == 3
+    assert gpu_validation.exit_code([*rows, Row("d", "-", "1", "FAILS"), gpu_rows.not_run("c", "x")]) == 5
+    assert gpu_rows.not_run("c", "no\n way").found == "no way"
+
+
+def test_the_table_goes_between_the_marks_of_the_page(tmp_path: Path) -> None:
+    text = gpu_validation.DOCS.read_text()
+    assert text.count(gpu_validation.BEGIN) == text.count(gpu_validation.END) == 1
+    page = tmp_path / "page.md"
+    page.write_text(text)
+    table = gpu_rows.as_markdown([Row("what", "-", "found", "stated")], "heading")
+    gpu_validation.put_into_docs(table, page)
+    gpu_validation.put_into_docs(table, page)
+    new = page.read_text()
+    assert new.count("| what | - | found | stated |") == 1
+    assert new.partition(gpu_validation.BEGIN)[0] == text.partition(gpu_validation.BEGIN)[0]
+    assert new.partition(gpu_validation.END)[2] == text.partition(gpu_validation.END)[2]
+    page.write_text("nothing")
+    with pytest.raises(ValueError, match="has no marks"):
+        gpu_validation.put_into_docs(table, page)
+
+
+# -- the parts that need PyTorch, on a CPU ---------------------------------------------------------------
+
+
+def test_training_steps_are_timed_after_the_signal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch")
+    go = tmp_path / "go"
+    go.touch()
+    gpu_training.main(["step", "--device", "cpu", "--seconds", "0.05", "--wait-for", str(go)])
+    ready, result = capsys.readouterr().out.splitlines()
+    assert ready == "ready"
+    assert len(json.loads(result)["steps_s"]) >= 5
+
+
+def test_the_adapter_is_compared_with_plain_training(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+    gpu_training.main(["adapter", "--device", "cpu", "--seconds", "0.05"])
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert len(found["pairs_s"]) >= 4
+    assert all(len(pair) == 2 and min(pair) > 0 for pair in found["pairs_s"])
+    row = gpu_rows.adapter_row(found | {"overhead": 0.004})
+    assert (row.verdict, row.wanted) == ("holds", "at most 1%")
+    assert gpu_rows.adapter_row(found | {"overhead": 0.02}).verdict == "FAILS"
+
+
+WORKER = """
+import json, os, pathlib, sys, time
+f = int(os.environ["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"]) / 100
+if "--wait-for" in sys.argv:
+    print("ready", flush=True)
+    go = pathlib.Path(sys.argv[sys.argv.index("--wait-for") + 1])
+    while not go.exists():
+        time.sleep(0.001)
+print(json.dumps({"steps_s": [(f + 0.5) / (1.5 * f)] * 3}))
+"""
+
+
+def test_training_on_shares_is_predicted_from_the_other_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(environment: dict[str, str], percentage: int, device: str, seconds: float, *more: str) -> Any:
+        own = {**environment, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(percentage)}
+        command = [sys.executable, "-c", WORKER, *more]
+        return subprocess.Popen(command, env=own, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    monkeypatch.setattr(gpu_shares, "_start", start)
+    found = gpu_shares.measure_training(dict(os.environ), "cpu", 0.1)
+    assert found["kappa"] == pytest.approx(0.5, rel=1e-6)
+    assert found["predicted_half_s"] == pytest.approx(found["step_s"]["50"], rel=1e-6)
+    assert found["together_s"] == [found["step_s"]["50"]] * 2
+    one, two = gpu_rows.training_share_rows(found, interference=0.1)
+    assert one.found in ("+0.0%", "-0.0%")
+    assert two.found == "+10.0% and +10.0%"
+
+
+def test_without_an_mps_daemon_one_line_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with (
+        pytest.raises(MissingError, match="nvidia-cuda-mps-control is not on this machine"),
+        gpu_shares.mps(),
+    ):
+        pass
+    control = tmp_path / gpu_shares.CONTROL
+    control.write_text("#!/bin/sh\necho 'no rights' >&2\nexit 1\n")
+    control.chmod(0o755)
+    with pytest.raises(MissingError, match="does not start: no rights"), gpu_shares.mps():
+        pass
+
+
+def test_an_mps_daemon_that_keeps_what_it_inherits_does_not_hold_the_validation_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A daemon holds its standard output open for as long as it runs; through a pipe that would never end."""
+    control = tmp_path / gpu_shares.CONTROL
+    control.write_text(
+        '#!/bin/sh\nif [ "$1" = -d ]; then sleep 60 & echo $! >"$CUDA_MPS_LOG_DIRECTORY/pid"; exit 0; fi\n'
+        'kill "$(cat "$CUDA_MPS_LOG_DIRECTORY/pid")"\n'
+    )
+    control.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    with gpu_shares.mps() as environment:
+        began = (Path(environment["CUDA_MPS_PIPE_DIRECTORY"]) / "pid").read_text()
+    assert int(began) > 0
+
+
+def test_a_section_has_no_more_time_than_is_left(tmp_path: Path) -> None:
+    late = gpu_validation.Session(tmp_path, time.monotonic() - 1.0, "cuda", 1.0, None, True)
+    gpu_validation.validate(late)
+    reasons = [row.found for row in late.rows if row.what in ("doctor", "first calibration", "adapter")]
+    assert len(reasons) == 3
+    assert all(reason.startswith("no time is left for ") for reason in reasons)

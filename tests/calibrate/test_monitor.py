@@ -1,0 +1,258 @@
+"""The monitor through the unmodified NVML binding, against a fake driver library."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from equipoise.calibrate.device.libraries import LibraryMissingError, load_library
+from tests.calibrate import fakes as calibrate_fakes
+
+GPM = ("SM_ACTIVE", "SM_OCCUPANCY", "PIPE_TENSOR_ACTIVE", "PIPE_FP32_ACTIVE", "DRAM_ACTIVE")
+
+
+def monitor(machine: str, load: str = "gemm", *options: str, old: bool = False) -> list[dict[str, Any]]:
+    arguments = ["monitor", "--count", "1", "--interval", "0.15", "--format", "jsonl", *options]
+    library = calibrate_fakes.nvml(old)
+    done = calibrate_fakes.run(arguments, library, FAKE_NVML=machine, FAKE_NVML_LOAD=load)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_hopper_gives_hardware_counters_under_dcgm_names_and_units() -> None:
+    (row,) = monitor("hopper", "gemm", "--price", "2")
+    assert row["DCGM_FI_PROF_SM_ACTIVE"] == pytest.approx(0.96)
+    assert row["DCGM_FI_PROF_PIPE_TENSOR_ACTIVE"] == pytest.approx(0.88)
+    assert row["DCGM_FI_PROF_PCIE_RX_BYTES"] == pytest.approx(200 * 2**20)
+    assert row["DCGM_FI_DEV_FB_TOTAL"] == 80 * 1024
+    assert row["DCGM_FI_DEV_SM_CLOCK"] == 1935
+    assert {row["sources"][f"DCGM_FI_PROF_{name}"] for name in GPM} == {"gpm"}
+    assert row["limit"] == "compute"
+    assert row["idle_usd_per_h"] == pytest.approx(2 * 0.04)
+    assert row["processes"] == [
+        {"pid": 1, "memory_bytes": 15 * 2**30, "time_share": 0.95, "gpu_instance": None}
+    ]
+    assert row["missing"] == {}
+
+
+def test_power_comes_from_the_energy_counter_not_from_the_power_reading() -> None:
+    (row,) = monitor("hopper", "gemm", "--interval", "0.6")
+    assert row["DCGM_FI_DEV_POWER_USAGE"] == pytest.approx(500.0, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("load", "limit"),
+    [
+        ("copy", "memory"),
+        ("idle", "idle"),
+        ("input", "input"),
+        ("comm", "communication"),
+        ("latency", "unknown"),
+    ],
+)
+def test_the_limit_is_named(load: str, limit: str) -> None:
+    (row,) = monitor("hopper", load)
+    assert row["limit"] == limit
+    assert "%" in row["evidence"]
+
+
+def test_a_hot_gpu_is_limited_by_its_clock() -> None:
+    (row,) = monitor("hot")
+    assert (row["limit"], row["clock_reasons"]) == ("clock", ["software thermal slowdown"])
+
+
+@pytest.mark.parametrize(("machine", "old"), [("ampere", False), ("hopper", True)])
+def test_without_gpm_activity_is_null_never_zero_and_the_rest_says_nvml(machine: str, old: bool) -> None:
+    (row,) = monitor(machine, "gemm", "--price", "2", old=old)
+    for name in GPM:
+        assert row[f"DCGM_FI_PROF_{name}"] is None
+        assert row["missing"][f"DCGM_FI_PROF_{name}"]
+    assert row["DCGM_FI_DEV_GPU_UTIL"] == 97
+    assert row["DCGM_FI_PROF_NVLINK_TX_BYTES"] == pytest.approx(1.024e9, rel=0.02)
+    assert row["DCGM_FI_PROF_PCIE_TX_BYTES"] == 2048 * 1024
+    assert row["sources"]["DCGM_FI_PROF_PCIE_TX_BYTES"] == "nvml"
+    assert row["limit"] == "unknown"
+    assert row["idle_usd_per_h"] == pytest.approx(2 * 0.03)
+
+
+def test_missing_permissions_are_named_and_cost_only_their_own_values() -> None:
+    (row,) = monitor("noperm")
+    assert row["DCGM_FI_PROF_SM_ACTIVE"] is None
+    assert "Permission" in row["missing"]["DCGM_FI_PROF_SM_ACTIVE"]
+    assert row["DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"] is None
+    assert row["DCGM_FI_DEV_POWER_USAGE"] == 111.0
+    assert row["DCGM_FI_DEV_GPU_TEMP"] == 61
+
+
+def test_a_counter_that_is_not_there_or_not_a_number_is_null_with_its_reason() -> None:
+    (row,) = monitor("partial")
+    assert row["DCGM_FI_PROF_SM_ACTIVE"] == pytest.approx(0.96)
+    assert row["DCGM_FI_PROF_PIPE_FP64_ACTIVE"] is None
+    assert row["missing"]["DCGM_FI_PROF_PIPE_FP64_ACTIVE"] == "Not Supported"
+    assert row["missing"]["DCGM_FI_PROF_NVLINK_RX_BYTES"] == "not a number"
+
+
+HURRIED = """
+from equipoise.calibrate.device import nvml
+from equipoise.calibrate.monitor.readings import Sampler
+with nvml.session():
+    samplers = [Sampler(gpu) for gpu in nvml.gpus()]
+    readings = [[s.read() for s in samplers] for _ in range(3)]
+    for s in samplers:
+        s.close()
+print([r.get("PROF_SM_ACTIVE") for batch in readings for r in batch])
+"""
+
+
+def test_readings_in_a_hurry_wait_for_the_counters_least_interval() -> None:
+    """The driver refuses samples less than 100 ms apart."""
+    done = calibrate_fakes.python(HURRIED, calibrate_fakes.nvml(), FAKE_NVML="two")
+    assert (done.returncode, done.stdout) == (0, "[None, None, 0.96, 0.96, 0.96, 0.96]\n"), done.stderr
+
+
+def test_mig_instances_have_rows_of_their_own() -> None:
+    whole, first, second = monitor("mig", "gemm", "--price", "2")
+    assert [r["instance"] for r in (whole, first, second)] == [None, "1/0", "2/0"]
+    assert first["DCGM_FI_PROF_SM_ACTIVE"] == pytest.approx(0.96)
+    assert second["DCGM_FI_PROF_SM_ACTIVE"] == pytest.approx(0.50)
+    assert second["DCGM_FI_DEV_FB_TOTAL"] == 10 * 1024
+    assert second["DCGM_FI_DEV_POWER_USAGE"] is None
+    assert whole["processes"][0]["gpu_instance"] == 1
+    assert whole["processes"][0]["time_share"] is None
+    assert first["idle_usd_per_h"] is None, "the price is that of the whole GPU"
+
+
+@pytest.mark.parametrize("machine", ["gone", "lost"])
+def test_a_lost_gpu_is_reported_and_the_other_one_goes_on(machine: str) -> None:
+    rows = monitor(machine, "gemm", "--count", "4")
+    other, last = rows[-2:]
+    assert other["DCGM_FI_PROF_SM_ACTIVE"] == pytest.approx(0.96)
+    assert last["gpu"] == 1
+    assert last["limit"] == "lost"
+    assert "lost" in last["lost"]
+    assert last["DCGM_FI_DEV_GPU_TEMP"] is None
+
+
+def test_only_the_gpus_asked_for() -> None:
+    assert [row["gpu"] for row in monitor("two", "gemm", "--gpu", "1")] == [1]
+
+
+def test_a_gpu_that_is_not_there_is_one_line() -> None:
+    done = calibrate_fakes.run(["monitor", "--gpu", "5"], calibrate_fakes.nvml(), FAKE_NVML="two")
+    assert (done.returncode, done.stderr) == (1, "equipoise: the driver shows no GPU 5; it shows 2\n")
+
+
+def test_no_library_and_no_driver_are_one_line() -> None:
+    calibrate_fakes.needs_no("libnvidia-ml.so.1")
+    nothing = calibrate_fakes.folder() / "empty"
+    nothing.mkdir(exist_ok=True)
+    done = calibrate_fakes.run(["monitor", "--count", "1"], nothing)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "equipoise: no NVIDIA driver here: libnvidia-ml.so.1 was not found\n"
+    done = calibrate_fakes.run(["monitor", "--count", "1"], calibrate_fakes.nvml(), FAKE_NVML="nodriver")
+    assert done.returncode == 1
+    assert re.fullmatch(r"equipoise: .*kernel driver is not loaded\n", done.stderr)
+
+
+def test_the_table_shows_a_dash_for_what_is_missing() -> None:
+    arguments = ["monitor", "--count", "1", "--interval", "0.15"]
+    done = calibrate_fakes.run(arguments, calibrate_fakes.nvml(), FAKE_NVML="ampere")
+    assert done.returncode == 0, done.stderr
+    line = next(line for line in done.stdout.splitlines() if "A100" in line)
+    cells = [cell.strip() for cell in line.split("│")]
+    assert cells[2] == "nvml"
+    assert set(cells[3:10]) == {"—"}
+    assert cells[10] == "97%"
+
+
+@pytest.mark.parametrize("value", ["seventy", "127.0.0.1:", "127.0.0.1:99999"])
+def test_a_bad_address_is_wrong_input(value: str) -> None:
+    done = calibrate_fakes.run(["monitor", "--listen", value], calibrate_fakes.nvml())
+    assert done.returncode == 2
+    assert "HOST:PORT" in done.stderr
+
+
+def test_prometheus_serves_the_same_values(tmp_path: Path) -> None:
+    arguments = ["monitor", "--listen", "127.0.0.1:0", "--interval", "0.2", "--format", "jsonl"]
+    arguments += ["--price", "3"]
+    command = [sys.executable, "-c", calibrate_fakes.COMMAND_LINE, *arguments]
+    env = calibrate_fakes.environment(calibrate_fakes.nvml(), FAKE_NVML="two", FAKE_NVML_LOAD="gemm")
+    with (tmp_path / "out").open("w") as out:
+        process = subprocess.Popen(command, env=env, stdout=out, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        address = process.stderr.readline().split()[-1]
+        text = _scrape(f"http://{address}")
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)
+    found = re.findall(r'^DCGM_FI_PROF_SM_ACTIVE\{gpu="(\d)",.*source="gpm"\} 0\.96$', text, re.MULTILINE)
+    assert found == ["0", "1"]
+    assert len(re.findall(r"^equipoise_gpu_lost\{.*\} 0$", text, re.MULTILINE)) == 2
+    assert "# TYPE DCGM_FI_DEV_POWER_USAGE gauge" in text
+    assert re.search(r"^equipoise_gpu_idle_usd_per_hour\{.*\} 0\.12$", text, re.MULTILINE)
+
+
+def _scrape(url: str) -> str:
+    """The metrics, once the first reading is there."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            text = str(answer.read().decode())
+        if "DCGM" in text:
+            return text
+        time.sleep(0.1)
+    raise AssertionError("no reading appeared")
+
+
+# -- doctor -----------------------------------------------------------------------------------------------
+
+DOCTOR = "import json; from equipoise.commands import doctor; print(json.dumps([doctor._gpus(), doctor._calibration()]))"
+
+
+@pytest.mark.parametrize(
+    ("machine", "line"),
+    [
+        ("hopper", "  0: NVIDIA H100 80GB HBM3, 85.9 GB, hardware counters answer"),
+        ("ampere", "  0: NVIDIA A100-SXM4-80GB, 85.9 GB, no hardware counters (GPM needs Hopper or later)"),
+        ("noperm", "  0: NVIDIA H100 80GB HBM3, 85.9 GB, no hardware counters (Insufficient Permissions)"),
+        ("gone", "  1: unknown, memory not known, lost"),
+        ("mig", "  0 MIG 2/0: NVIDIA H100 80GB HBM3 MIG 1g.10gb, 10.7 GB, hardware counters answer"),
+    ],
+)
+def test_doctor_says_which_counters_answer(machine: str, line: str) -> None:
+    done = calibrate_fakes.python(DOCTOR, calibrate_fakes.nvml(), FAKE_NVML=machine)
+    assert done.returncode == 0, done.stderr
+    gpus, _ = json.loads(done.stdout)
+    assert line in gpus
+
+
+def test_doctor_says_what_calibration_would_use() -> None:
+    with_fake = json.loads(calibrate_fakes.python(DOCTOR, calibrate_fakes.cuda()).stdout)[1]
+    assert "cuBLASLt 130000" in with_fake
+    assert with_fake[2].startswith("PyTorch ")
+    try:
+        load_library("cublasLt", ("libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"), "")
+    except LibraryMissingError:
+        without = json.loads(calibrate_fakes.python(DOCTOR).stdout)[1]
+        assert without[1].startswith("no cuBLASLt (libcublasLt was not found: install PyTorch for CUDA")
+
+
+def test_an_address_that_is_taken_is_wrong_input_and_named() -> None:
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        done = calibrate_fakes.run(["monitor", "--count", "1", "--listen", address], calibrate_fakes.nvml())
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"equipoise: --listen {address}: Address already in use\n"

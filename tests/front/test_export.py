@@ -1,0 +1,331 @@
+"""A policy as a file: exact round trip, and everything that must be refused."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from equipoise import cli
+from equipoise.live.group.launch_files import Launch, kubernetes, slurm
+from equipoise.policies.contract import Policy
+from equipoise.policies.record.export import (
+    MAX_BYTES,
+    ExportedPolicy,
+    ExportError,
+    digest_of,
+    load_policy,
+    write_policy,
+)
+from equipoise.policies.registry import make_policy
+
+KEY = b"sixteen byte key"
+SCENARIO = """
+schema_version: 1
+name: four equal nodes
+cluster: {nodes: [{count: 4}]}
+workload:
+  models: {small: {sample_time: 1 ms, parameters: 1e6}}
+  jobs: [{gpus: 4, model: small, steps: 50, global_batch: 32}]
+policy: [s2]
+"""
+
+
+def exported(spec: str = "s1(threshold=0.2)+s2(mode=optimal)+s3+easy") -> ExportedPolicy:
+    return ExportedPolicy(
+        make_policy(spec),
+        {"name": "generic", "digest": "ab" * 32},
+        {"name": "a case", "digest": "cd" * 32},
+        {"makespan_s": 12.5, "goodput_ratio": 1e-7, "seed": 3, "run": "x"},
+    )
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    path = tmp_path / "policy.yaml"
+    write_policy(exported(), path, KEY)
+    return path
+
+
+def changed(path: Path, **values: object) -> None:
+    """Change keys of the file and make its digest right again."""
+    data = yaml.safe_load(path.read_text())
+    data |= values
+    content = {k: v for k, v in data.items() if k not in ("digest", "signature")}
+    path.write_text(yaml.safe_dump({**content, "digest": digest_of(content)}))
+
+
+def refused(path: Path, key: bytes | None = None) -> str:
+    with pytest.raises(ExportError) as caught:
+        load_policy(path, key)
+    text = str(caught.value)
+    assert text.startswith(f"{path}: ")
+    assert "\n" not in text
+    return text
+
+
+def test_loads_back_equal(written: Path) -> None:
+    for key in (None, KEY):
+        found = load_policy(written, key)
+        assert found.policy.stages == exported().policy.stages
+        assert (found.profile, found.scenario, found.promise) == (
+            exported().profile,
+            exported().scenario,
+            exported().promise,
+        )
+        assert found.signed == (key is not None)
+
+
+def test_every_parameter_is_written(written: Path) -> None:
+    stage = yaml.safe_load(written.read_text())["policy"][1]["s2"]
+    assert stage["mode"] == "optimal"
+    assert stage["damping"] == 0.5
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_any_changed_byte_is_found(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    path = tmp_path_factory.getbasetemp() / "damaged.yaml"
+    write_policy(exported(), path)
+    raw = bytearray(path.read_bytes())
+    before = load_policy(path).content()
+    at = data.draw(st.integers(0, len(raw) - 1))
+    raw[at] ^= data.draw(st.integers(1, 255))
+    path.write_bytes(raw)
+    try:
+        found = load_policy(path)
+    except ExportError:
+        return
+    assert found.content() == before  # a change of layout only, such as a blank
+
+
+@settings(max_examples=60, deadline=None)
+@given(cut=st.integers(0, 600))
+def test_a_torn_file_is_found(tmp_path_factory: pytest.TempPathFactory, cut: int) -> None:
+    path = tmp_path_factory.getbasetemp() / "torn.yaml"
+    write_policy(exported(), path)
+    raw = path.read_bytes()
+    path.write_bytes(raw[: min(cut, len(raw) - 2)])
+    refused(path)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.binary(max_size=300))
+def test_arbitrary_bytes_are_refused_in_one_line(
+    tmp_path_factory: pytest.TempPathFactory, raw: bytes
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "noise.yaml"
+    path.write_bytes(raw)
+    refused(path)
+
+
+_PIECES = (
+    "2020-13-45", "9" * 5000, "1:99:99", ".inf", "!!int x", "!!binary '**'", '"\\UFFFFFFFF"', "<<: [1]",
+    "? [a]\n: b", "&a", "*a", "|9\n x", "\t", "\x00", "\ufeff", "---\na: 1", "[" * 500, "{a: " * 50, "=",
+)  # fmt: skip
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_a_file_with_hostile_pieces_in_it_loads_equal_or_is_refused(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "pieces.yaml"
+    write_policy(exported(), path)
+    before, text = load_policy(path).content(), path.read_text()
+    for _ in range(data.draw(st.integers(1, 3))):
+        at, left_out = data.draw(st.integers(0, len(text))), data.draw(st.integers(0, 30))
+        text = text[:at] + data.draw(st.sampled_from(_PIECES)) + text[at + left_out :]
+    path.write_bytes(text.encode())
+    try:
+        found = load_policy(path)
+    except ExportError:
+        refused(path)
+    else:
+        assert found.content() == before
+
+
+def test_a_wrong_or_missing_signature_is_refused(written: Path) -> None:
+    assert "does not match the key" in refused(written, b"another key here")
+    changed(written, promise={"makespan_s": 1.0})
+    assert "not signed" in refused(written, KEY)
+    assert load_policy(written).promise == {"makespan_s": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"format": 2}, "format 2"),
+        ({"contract": 99}, "contract 99"),
+        ({"surprise": 1}, "unknown key 'surprise'"),
+        ({"policy": [{"os.system": {}}]}, "not built in"),
+        ({"policy": [{"s2": {"mode": "fast"}}]}, "not one of formula, optimal"),
+        ({"policy": [{"s2": {"speed": 1}}]}, "unknown parameter 'speed'"),
+        ({"policy": [{"s2": [1]}]}, "parameters must be a mapping"),
+        ({"policy": "s1"}, "needs a list of stages"),
+        ({"profile": {"name": 3}}, "must be text"),
+        ({"profile": {"path": "x"}}, "name and digest only"),
+        ({"promise": {"x": [1]}}, "numbers and texts"),
+        ({"promise": {"x": "y" * 5000}}, "5000 characters"),
+        ({"promise": {str(k): k for k in range(2500)}}, "too many"),
+    ],
+)
+def test_wrong_content_is_refused(written: Path, values: dict[str, object], said: str) -> None:
+    changed(written, **values)
+    assert said in refused(written)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("!!python/object/apply:os.system ['true']", "not YAML"),
+        ("a: &x [1]\nb: *x", "aliases are not allowed"),
+        ("[" * 3000 + "]" * 3000, "deep"),
+        ("format: .nan", "'.nan' is not a number"),
+        ("format: 1.0e+999", "not a finite number"),
+        ("format: 1_0", "'1_0' is not a whole number"),
+        ("format: 1:30", "'1:30' is not a whole number"),
+        ("format: 1_0.5", "'1_0.5' is not a number"),
+        ("format: 2020-01-01", "not plain data"),
+        ("- 1", "a mapping is needed"),
+        ("x" * (MAX_BYTES + 1), "larger than"),
+        ("{a: " * 9 + "1" + "}" * 9, "nested too deeply"),
+        ("format: 2020-13-45", "not YAML"),
+        ("format: !!int x", "not YAML"),
+        ("format: !!bool x", "not YAML"),
+        ("format: !!timestamp x", "not YAML"),
+        ("format: " + "9" * 5000, "not YAML"),
+        ('format: "\\UFFFFFFFF"', "not YAML"),
+        ("format: =", "not YAML"),
+        ("format: 0x1" + "f" * 20_000, "is not a whole number"),
+        ("format: " + "9" * 30, "more than 64 bits"),
+        ("? [a]\n: 1", "not YAML"),
+        ("<<: 1", "not YAML"),
+        ("format: !!set {a}", "not plain data"),
+    ],
+)
+def test_hostile_files_are_refused(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "hostile.yaml"
+    path.write_text(text)
+    assert said in refused(path)
+
+
+def test_what_would_not_load_is_not_written(tmp_path: Path) -> None:
+    path = tmp_path / "policy.yaml"
+    with pytest.raises(ExportError, match="plain data"):
+        write_policy(ExportedPolicy(Policy("x", ()), promise={"x": float("nan")}), path)
+    assert not any(tmp_path.iterdir())
+
+
+def test_command_exports_and_checks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    scenario, out, key = tmp_path / "s.yaml", tmp_path / "p.yaml", tmp_path / "key"
+    scenario.write_text(SCENARIO)
+    key.write_bytes(KEY)
+    arguments = ["export", str(scenario), "--out", str(out), "--key-file", str(key), "--quiet"]
+    assert cli.main(arguments) == cli.OK
+    assert cli.main(["export", "--check", str(out), "--key-file", str(key)]) == cli.OK
+    assert "signature checked" in capsys.readouterr().out
+    found = load_policy(out, KEY)
+    assert [stage.name for stage in found.policy.stages] == ["s2", "fifo"]
+    assert found.promise["makespan_s"] > 0
+    out.write_text(out.read_text().replace("0.5", "0.6", 1))
+    assert cli.main(["export", "--check", str(out)]) == cli.WRONG_INPUT
+    assert "damaged" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["--check", "/nowhere/p.yaml"], ["--key-file", "/nowhere/key", "--check", "x"]]
+)
+def test_command_says_in_one_line_what_is_wrong(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["export", *arguments]) == cli.WRONG_INPUT
+    assert capsys.readouterr().err.strip().splitlines()[-1].startswith("equipoise: ")
+
+
+def test_slurm_file_names_what_is_started() -> None:
+    text = slurm(Launch("Big Run!", 4, 8, "train me.py", "policy.yaml"))
+    assert "#SBATCH --job-name=big-run\n" in text
+    assert "#SBATCH --nodes=4\n" in text
+    assert "#SBATCH --ntasks-per-node=8\n" in text
+    assert "'train me.py'" in text
+
+
+def test_kubernetes_file_is_yaml_with_the_policy_in_it(written: Path) -> None:
+    text = kubernetes(Launch("Big Run", 4, 8, "train.py", "policy.yaml", written.read_text()))
+    service, config, job = yaml.safe_load_all(text)
+    assert service["kind"] == "Service"
+    assert job["spec"]["completions"] == 4
+    container = job["spec"]["template"]["spec"]["containers"][0]
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": 8}
+    (written.parent / "again.yaml").write_text(config["data"]["policy.yaml"])
+    assert load_policy(written.parent / "again.yaml", KEY).policy.stages == exported().policy.stages
+
+
+names = st.text(st.characters(min_codepoint=32, max_codepoint=0xFFFF, exclude_categories=["Cs", "Cc"]))
+
+
+@settings(max_examples=60, deadline=None)
+@given(name=names, script=names, image=names)
+def test_launch_files_hold_any_name(name: str, script: str, image: str) -> None:
+    launch = Launch(name, 2, 4, script, "policy.yaml", "format: 1\n", image)
+    assert re.fullmatch(r"[a-z]([a-z0-9-]*[a-z0-9])?", launch.label)
+    assert len(launch.label) <= 50
+    service, config, job = yaml.safe_load_all(kubernetes(launch))
+    pod = job["spec"]["template"]
+    assert service["spec"]["selector"] == pod["metadata"]["labels"] == {"app": launch.label}
+    assert pod["spec"]["containers"][0]["image"] == image
+    assert pod["spec"]["containers"][0]["args"][-1] == script
+    assert config["data"]["policy.yaml"] == "format: 1\n"
+    last = slurm(launch).rstrip("\n").split('exec python "$0"\' ', 1)[1]
+    assert shlex.split(last) == [script]
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash here")
+def test_the_slurm_file_is_a_script_that_starts_every_rank(tmp_path: Path) -> None:
+    """With stand-ins for the programs of Slurm: the store first, then one process per task."""
+    text = slurm(Launch("it's", 2, 3, "my script.py", "it's.yaml"))
+    checked = subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True, check=False)
+    assert (checked.returncode, checked.stderr) == (0, "")
+    programs = {
+        "scontrol": "echo host-a; echo host-b",
+        "srun": 'case "$*" in *SLURM_PROCID*) until grep -qs live.group.store "$CALLS"; do sleep 0.05; done; esac\n'
+        'echo "srun $* | $EQUIPOISE_STORE $EQUIPOISE_POLICY $WORLD_SIZE ${#EQUIPOISE_TOKEN}" >> "$CALLS"',
+    }
+    for name, body in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    environment = {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}", "CALLS": str(tmp_path / "calls"),
+        "SLURM_JOB_NODELIST": "host-[a-b]", "SLURM_NTASKS": "6",
+    }  # fmt: skip
+    done = subprocess.run(["bash"], input=text, text=True, env=environment, capture_output=True, check=False)
+    assert "Traceback" not in done.stderr
+    calls = sorted((tmp_path / "calls").read_text().splitlines())
+    assert len(calls) == 2
+    assert all(call.endswith("| host-a:29500 it's.yaml 6 32") for call in calls)
+    assert any("python -m equipoise.live.group.store --host host-a --port 29500" in call for call in calls)
+    assert any("my script.py" in call and "--kill-on-bad-exit=0" in call for call in calls)
+
+
+def test_a_launch_needs_nodes_and_gpus() -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        Launch("x", 0, 8, "train.py", "policy.yaml")
+
+
+def test_nothing_heavy_is_imported_to_check_a_file(written: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from equipoise.policies.record.export import load_policy;"
+        f"load_policy(Path({str(written)!r})); print([m for m in ('torch', 'simpy') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

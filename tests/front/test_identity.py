@@ -1,0 +1,190 @@
+"""The identity of a run: whatever it depends on changes it, nothing else does, and one can look what it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from equipoise import cli
+from equipoise.policies import sources
+from equipoise.policies.record.foreign import foreign_sources
+from equipoise.policies.registry import make_policy
+from equipoise.policies.sources import NoSourcesError, code_hash, combined, file_parts, root, source_files
+from tests.study.runs.test_study_folders import ROOT
+
+ROOMS = ("policies", "sim", "study", "calibrate", "live")
+SCENARIO = """
+schema_version: 1
+name: s
+cluster: {gpus: 4}
+workload: {jobs: [{gpus: 1, duration: 10 s, count: 3}]}
+"""
+STAGE = '''
+from dataclasses import dataclass
+from typing import ClassVar
+from equipoise.policies.baselines.allocation import Fifo
+
+@dataclass(frozen=True)
+class Mine(Fifo):
+    """Asks its helper, late."""
+    name: ClassVar[str] = "mine"
+    def refine(self, observation, plan, memory):
+        {use}
+        assert rule.LIMIT
+        return super().refine(observation, plan, memory)
+'''
+
+
+def plugin(site: Path, *, package: bool) -> Path:
+    """An installed-for-editing distribution with one stage and a helper; returns the helper's file."""
+    info = site / "mine_plugin-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: mine-plugin\nVersion: 1.0\nRequires-Dist: numpy>=1\n"
+        "Requires-Dist: nowhere-to-be-found\nRequires-Dist: pytest; extra == 'dev'\n"
+    )
+    module = "mine.stages.first" if package else "mine_module"
+    (info / "entry_points.txt").write_text(f"[equipoise.stages]\nmine = {module}:Mine\n")
+    if not package:
+        (site / "mine_module.py").write_text(STAGE.format(use="import mine_rule as rule"))
+        (site / "mine_rule.py").write_text("LIMIT = 1\n")
+        return site / "mine_rule.py"
+    (site / "mine" / "stages").mkdir(parents=True)
+    for folder in ("mine", "mine/stages"):
+        (site / folder / "__init__.py").touch()
+    (site / "mine/stages/first.py").write_text(STAGE.format(use="from .. import rule"))
+    (site / "mine" / "rule.py").write_text("LIMIT = 1\n")
+    return site / "mine" / "rule.py"
+
+
+def equipoise(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": f"{site}{os.pathsep}{ROOT}", "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-m", "equipoise.cli", *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, env=environment, cwd=site, timeout=120, check=True
+    )
+
+
+@pytest.mark.parametrize("package", [True, False])
+def test_a_changed_helper_of_a_plugin_makes_other_runs(tmp_path: Path, package: bool) -> None:
+    site, out = tmp_path / "site", tmp_path / "out"
+    helper = plugin(site, package=package)
+    (site / "s.yaml").write_text(SCENARIO)
+    run = out / "mine" / "seed-0"
+    compare = ("compare", "s.yaml", "--policy", "mine", "--seeds", "1", "--out", str(out), "--quiet")
+
+    def made() -> tuple[str, int]:
+        equipoise(site, *compare)
+        return json.loads((run / "manifest.json").read_text())["identity"], (
+            run / "jobs.parquet"
+        ).stat().st_mtime_ns
+
+    first = made()
+    assert made() == first  # read, not made again
+    helper.write_text("LIMIT = 2\n")
+    second = made()
+    assert second[0] != first[0]
+    assert second[1] > first[1]
+    table = equipoise(site, "query", "--identity", "mine/seed-0", "--out", str(out)).stdout
+    rows = dict(line.rsplit(maxsplit=1) for line in table.splitlines())
+    assert rows["identity"] == second[0]
+    assert len(rows[f"stage: {helper.relative_to(site)}"]) == 16
+    assert rows["stage: mine-plugin (package)"] == "1.0"
+    assert "stage: numpy (package)" in rows
+    assert "nowhere-to-be-found" in table
+    assert "pytest" not in table
+    info = site / "mine_plugin-1.0.dist-info" / "METADATA"
+    info.write_text(info.read_text().replace("Version: 1.0", "Version: 1.1"))
+    assert made()[0] != second[0]
+
+
+def test_built_in_stages_have_no_foreign_sources() -> None:
+    assert foreign_sources(make_policy("s1+s2+s3+s4")) == []
+
+
+def test_the_identity_of_nothing_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(NoSourcesError):
+        combined([])
+    monkeypatch.setattr(sources, "root", lambda: tmp_path)
+    code_hash.cache_clear()
+    try:
+        with pytest.raises(NoSourcesError, match="no source files of 'policies'"):
+            source_files()
+        with pytest.raises(NoSourcesError):
+            code_hash()
+    finally:
+        code_hash.cache_clear()
+
+
+def test_every_package_is_below_the_root() -> None:
+    names = {name.partition("/")[0] for name, _ in source_files(ROOMS)}
+    assert names == set(ROOMS)
+    assert all(path == root() / name for name, path in source_files())
+
+
+def test_a_script_counts_with_what_it_imports_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("import helper\n")
+    (tmp_path / "helper.py").write_text("def f():\n    from deep.inner import g\n")
+    (tmp_path / "unused.py").touch()
+    (tmp_path / "deep").mkdir()
+    for name in ("__init__", "inner", "other"):
+        (tmp_path / "deep" / f"{name}.py").touch()
+    found = [name for name, _ in file_parts(tmp_path / "script.py", "__main__")]
+    assert found == ["deep/__init__.py", "deep/inner.py", "deep/other.py", "helper.py", "script.py"]
+
+
+INPUT = """
+LIMIT = {limit}
+WORDS = ("a", 1.5)
+def rule(x):
+    return x in {{"a", "b", "c", "d"}} or LIMIT
+""" + STAGE.replace("{use}", "rule(1)").replace("assert rule.LIMIT", "WORDS") + """
+from equipoise.policies.contract import Policy
+from equipoise.api import run
+print(run("s.yaml", policy=Policy("mine", (Mine(),))).identity)
+"""  # fmt: skip
+
+
+def from_stdin(folder: Path, limit: int) -> str:
+    (folder / "s.yaml").write_text(SCENARIO)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    text = INPUT.format(limit=limit)
+    done = subprocess.run(
+        [sys.executable, "-"], input=text, capture_output=True, text=True, env=environment, cwd=folder,
+        timeout=120, check=True,
+    )  # fmt: skip
+    return done.stdout.strip()
+
+
+def test_a_stage_on_standard_input_has_an_identity(tmp_path: Path) -> None:
+    first = from_stdin(tmp_path, 1)
+    assert len(first) == 16
+    assert from_stdin(tmp_path, 1) == first
+    assert from_stdin(tmp_path, 2) != first  # what the stage uses from there counts
+
+
+def test_a_kernel_from_elsewhere_is_compiled_anew_when_its_helper_changes(tmp_path: Path) -> None:
+    kernel = "from equipoise.policies.kernels.jit import jit\n\n@jit\ndef {name}(x):\n    return {value}\n"
+    (tmp_path / "outer.py").write_text("from inner import f\n" + kernel.format(name="g", value="f(x)"))
+    found = []
+    for factor in (2, 2, 3):
+        (tmp_path / "inner.py").write_text(kernel.format(name="f", value=f"{factor} * x"))
+        done = subprocess.run(
+            [sys.executable, "-c", "import outer; print(outer.g(1), sum(outer.g.stats.cache_hits.values()))"],
+            env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
+            capture_output=True, text=True, cwd=tmp_path, timeout=120, check=True,
+        )  # fmt: skip
+        found.append(done.stdout.split())
+    assert found == [["2", "0"], ["2", "1"], ["3", "0"]]
+
+
+def test_what_is_no_run_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["query", "--identity", str(tmp_path)]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    assert cli.main(["query"]) == 2
+    assert "either SQL or --identity" in capsys.readouterr().err

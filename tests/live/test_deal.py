@@ -1,0 +1,252 @@
+"""Exactly once per epoch, whatever happens to the shares; the deal against its plain twin."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from equipoise.live.decide.change import Change
+from equipoise.live.train.deal import Deal
+from equipoise.live.train.sampler import ShareSampler
+from equipoise.policies.physics import deal
+from tests.oracles.deal import NaiveDeal
+
+
+def _same(deal: Deal, naive: NaiveDeal) -> None:
+    ours = [[(p.id, deal.order[p.begin : p.end].tolist()) for p in queue] for queue in deal.queues()]
+    assert ours == [[(p[0], p[1]) for p in queue] for queue in naive.queues]
+    assert deal.owned.tolist() == [naive.owned(w) for w in range(len(naive.queues))]
+    assert [[deal.begun(p) for p in queue] for queue in deal.queues()] == [
+        [p[2] for p in queue] for queue in naive.queues
+    ]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_deal_equals_its_plain_twin(data: st.DataObject) -> None:
+    workers = data.draw(st.integers(1, 4))
+    samples = data.draw(st.integers(1, 80))
+    shards = data.draw(st.integers(1, 12))
+    order = np.random.default_rng(data.draw(st.integers(0, 9))).permutation(samples)
+    deal = Deal.whole(order, shards, None, workers)
+    naive = NaiveDeal(order.tolist(), min(shards, samples), workers)
+    while deal.left:
+        match data.draw(st.sampled_from(["draw", "draw", "draw", "move", "reorder", "copy"])):
+            case "draw":
+                shares = np.array(data.draw(st.lists(st.integers(0, 6), min_size=workers, max_size=workers)))
+                shares = shares if shares.any() else np.ones(workers, dtype=np.int64)
+                demand = deal.demand(shares, 1)
+                taken = naive.draw(demand.tolist())
+                watched = data.draw(st.integers(0, workers - 1))
+                assert deal.draw(demand, watched).tolist() == taken[watched]
+            case "move":
+                piece = data.draw(st.integers(0, naive.next_id))
+                target = data.draw(st.integers(0, workers - 1))
+                assert (deal.move(piece, target) is None) == naive.move(piece, target)
+            case "reorder":
+                some = data.draw(st.lists(st.integers(0, naive.next_id), unique=True))
+                deal.reorder({piece: place for place, piece in enumerate(some)})
+                naive.reorder(some)
+            case "copy":
+                deal = deal.copy()
+        if data.draw(st.booleans()):
+            _same(deal, naive)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_the_rest_without_what_was_trained(data: st.DataObject) -> None:
+    samples, workers = data.draw(st.integers(1, 60)), data.draw(st.integers(1, 4))
+    deal = Deal.whole(np.random.default_rng(1).permutation(samples), 7, None, workers)
+    first = deal.demand(np.full(workers, 3), 1)
+    drawn = deal.copy().draw(first, 0)
+    for worker in range(1, workers):
+        other = deal.copy()
+        drawn = np.concatenate([drawn, other.draw(first, worker)])
+    deal.draw(first, 0)
+    unread = np.concatenate([deal.order[p.begin : p.end] for q in deal.queues() for p in q] or [[]])
+    assert sorted([*drawn.tolist(), *unread.tolist()]) == list(range(samples))
+    gone = data.draw(st.lists(st.sampled_from(range(samples)), unique=True))
+    new = data.draw(st.integers(1, 5))
+    rest = deal.without(np.array(gone, dtype=np.int64), new)
+    left = [int(i) for q in rest.queues() for p in q for i in rest.order[p.begin : p.end]]
+    assert sorted(left) == sorted(set(unread.tolist()) - set(gone))
+    assert len(rest.queues()) == new
+
+
+# -- samplers ------------------------------------------------------------------------------------------------
+
+
+def samplers(ranks: int, samples: int = 100, batch: int = 12, **settings: object) -> list[ShareSampler]:
+    return [
+        ShareSampler(samples, rank=r, ranks=ranks, global_batch=batch, **settings)  # type: ignore[arg-type]
+        for r in range(ranks)
+    ]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_every_sample_once_with_prefetching_and_changing_shares(data: st.DataObject) -> None:
+    """Each rank draws ahead by a depth of its own; changes name the first round no rank has drawn."""
+    ranks = data.draw(st.integers(1, 4))
+    samples, batch = data.draw(st.integers(1, 150)), data.draw(st.integers(4, 30))
+    unit = data.draw(st.integers(1, 3))
+    depth = [data.draw(st.integers(1, 5)) for _ in range(ranks)]
+    some = samplers(ranks, samples, batch, shards=9, micro_batch=unit, seed=data.draw(st.integers(0, 5)))
+    for _ in range(2):
+        streams = [iter(s) for s in some]
+        ahead: list[list[list[int]]] = [[] for _ in some]
+        seen: list[int] = []
+        while True:
+            for stream, waiting, deep in zip(streams, ahead, depth, strict=True):
+                while len(waiting) < deep and (drawn := next(stream, None)) is not None:
+                    waiting.append(drawn)
+            if not any(ahead):
+                break
+            rounds = [s.current() for s in some]
+            demand = np.array(rounds[0].samples)  # type: ignore[union-attr]
+            for sampler, waiting, current in zip(some, ahead, rounds, strict=True):
+                assert current is not None
+                assert current.samples == tuple(demand.tolist())
+                batch_here = waiting.pop(0)
+                assert len(current.indices) == demand[sampler.rank]
+                assert batch_here == current.indices.tolist() or (
+                    len(batch_here) == 1 and not len(current.indices)
+                )
+                seen += current.indices.tolist()
+                sampler.finish(stepped=True)
+                sampler.commit()
+            assert demand.sum() == min(batch, samples - len(seen) + demand.sum())
+            if data.draw(st.booleans()):
+                weights = np.array(data.draw(st.lists(st.integers(0, 9), min_size=ranks, max_size=ranks)))
+                change = Change(max(s.drawn for s in some), tuple(deal(batch, weights, unit).tolist()))
+                for sampler in some:
+                    sampler.schedule(change)
+        assert sorted(seen) == list(range(samples))
+
+
+def test_a_change_holds_from_its_round_on() -> None:
+    (sampler,) = samplers(1)
+    first, second = samplers(2)
+    stream = iter(first)
+    for _ in range(3):
+        next(stream)
+    with pytest.raises(ValueError, match="round 2 is dealt already"):
+        first.schedule(Change(2, (6, 6)))
+    first.schedule(Change(4, (2, 10)))
+    assert first.planned_shares().tolist() == [2, 10]
+    sizes = []
+    for _ in range(3):
+        sizes.append(len(next(stream)))
+    assert sizes == [6, 2, 2]
+    assert len(sampler) == len(second) == 9
+
+
+def test_owners_are_kept_for_the_next_epoch() -> None:
+    (first, _) = samplers(2, 96, shards=4)
+    stream = iter(first)
+    next(stream)
+    assert first.deal is not None
+    piece = first.deal.queues()[1][-1]
+    first.schedule(Change(first.drawn, moves=((piece.id, 0),)))
+    for _ in stream:
+        first.finish(stepped=True)
+        first.commit()
+    assert first.owner[piece.shard] == 0
+    next(iter(first))
+    assert first.deal.owned[0] > first.deal.owned[1]
+
+
+def test_a_move_that_comes_too_late_is_reported() -> None:
+    (first, _) = samplers(2, 96, shards=4)
+    stream = iter(first)
+    next(stream)
+    assert first.deal is not None
+    started = first.deal.queues()[0][0]
+    first.schedule(Change(1, moves=((started.id, 1),)))
+    next(stream)
+    assert first.refused == [f"piece {started.id} to rank 1: its owner has started it meanwhile"]
+
+
+def test_a_script_may_break_off_an_epoch() -> None:
+    some = samplers(2)
+    for sampler in some:
+        stream = iter(sampler)
+        for _ in range(4):
+            next(stream)
+        sampler.finish(stepped=True)
+        sampler.commit()
+    seen = [i for sampler in some for part in sampler for i in part]
+    assert sorted(seen) == list(range(100))
+
+
+def test_epochs_differ_and_repeat_with_the_seed() -> None:
+    a, b = samplers(1, seed=3), samplers(1, seed=3)
+    epochs = []
+    for _ in range(2):
+        epochs.append([])
+        for part in a[0]:
+            epochs[-1] += part
+            a[0].finish(stepped=True)
+    assert epochs[0] != epochs[1]
+    assert [i for part in b[0] for i in part] == epochs[0]
+    (plain,) = samplers(1, shuffle=False)
+    assert [i for part in plain for i in part] == list(range(100))
+
+
+@pytest.mark.parametrize(("samples", "batch", "unit"), [(0, 4, 1), (10, 0, 1), (10, 2, 4)])
+def test_impossible_samplers_are_refused(samples: int, batch: int, unit: int) -> None:
+    with pytest.raises(ValueError, match=r"empty|micro-batch"):
+        ShareSampler(samples, rank=0, ranks=1, global_batch=batch, micro_batch=unit)
+
+
+def test_a_change_survives_the_wire() -> None:
+    change = Change(7, (3, 5), ((4, 1), (5, 0)), (9, 8), 3, (0.5, 0.25), (0, 2))
+    assert Change.from_json(change.to_json()) == change
+    assert Change(7).is_empty()
+    assert not change.is_empty()
+
+
+# -- a group that changes ------------------------------------------------------------------------------------
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_every_sample_once_through_losses_and_regroups(data: st.DataObject) -> None:
+    """Rounds are committed or lost, members come and go: survivors' and committed samples make the epoch."""
+    samples, batch = data.draw(st.integers(1, 120)), data.draw(st.integers(4, 24))
+    ranks = data.draw(st.integers(1, 4))
+    some = samplers(ranks, samples, batch, shards=7)
+    streams = [iter(s) for s in some]
+    counted: list[int] = []
+    while True:
+        drawn = [next(stream, None) for stream in streams]
+        if drawn[0] is None:
+            break
+        for sampler in some:
+            sampler.finish(stepped=True)
+        if data.draw(st.booleans()):  # all ranks met: what was trained since is safe
+            boundary = some[0].boundary
+            counted += [i for s in some for i in s.trained_since(boundary).tolist()]
+            for sampler in some:
+                sampler.commit()
+        if data.draw(st.integers(0, 3)) == 0:  # some die, others come
+            boundary = some[0].boundary
+            survivors = data.draw(st.lists(st.sampled_from(range(len(some))), min_size=1, unique=True))
+            kept = [i for k in survivors for i in some[k].trained_since(boundary).tolist()]
+            epoch_rest = some[survivors[0]].rest_at(boundary)
+            assert epoch_rest is not None
+            counted += kept
+            ranks = data.draw(st.integers(1, 4))
+            rest = epoch_rest[1].without(np.array(kept, dtype=np.int64), ranks)
+            some = samplers(ranks, samples, batch, shards=7)
+            for sampler in some:
+                sampler.resume(epoch_rest[0], rest.copy(), boundary)
+            if not rest.left:
+                break
+            streams = [iter(s) for s in some]
+    boundary = some[0].boundary
+    counted += [i for s in some for i in s.trained_since(boundary).tolist()]
+    assert sorted(counted) == list(range(samples))

@@ -1,0 +1,125 @@
+"""A policy that raises, is late or returns nonsense is ignored, backed off from, and never waited for."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+from equipoise.live.decide.decider import Decider
+from equipoise.policies.contract import Kind, Memory, Plan, Policy, Stage
+from equipoise.policies.observation import Gpus, Jobs, Nodes, Observation, Workers
+from tests.live.faulty_policies import KINDS, faulty
+
+
+def observation() -> Observation:
+    return Observation.of(
+        1.0,
+        nodes=Nodes.of(gpus=[2]),
+        gpus=Gpus.of(node=[0, 0], job=[0, 0]),
+        jobs=Jobs.of(state=[1], global_batch=[8], sync_interval=[1]),
+        workers=Workers.of(job=[0, 0], index=[0, 1], gpu=[0, 1], node=[0, 0], samples_per_step=[4, 4]),
+    )
+
+
+@dataclass(frozen=True)
+class Counting(Stage):
+    """Counts its decisions in memory; raises while `broken` is set."""
+
+    name: ClassVar[str] = "counting"
+    kind: ClassVar[Kind] = "tasks"
+    broken: threading.Event = field(default_factory=threading.Event)
+
+    def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
+        if self.broken.is_set():
+            raise RuntimeError("broken")
+        return plan.because("counting", "one more"), {"count": memory.get("count", 0) + 1}
+
+
+@pytest.mark.parametrize("what", KINDS)
+def test_no_faulty_policy_gets_through(what: str) -> None:
+    decider = Decider(faulty(what), budget_s=0.1)
+    began = time.monotonic()
+    answer = decider.decide(observation())
+    assert time.monotonic() - began < 5.0
+    if what in ("interval", "unjournaled"):  # feasible by the contract; bounds and journal deal with them
+        assert answer.decision is not None
+        return
+    assert answer.decision is None
+    assert answer.problem
+    assert decider.memory == {"0:faulty": {}}
+
+
+def test_memory_goes_on_after_a_failure_from_where_it_was() -> None:
+    broken = threading.Event()
+    decider = Decider(Policy("x", (Counting(broken),)), budget_s=5.0)
+    for _ in range(3):
+        decider.decide(observation())
+    broken.set()
+    assert decider.decide(observation()).problem is not None
+    broken.clear()
+    assert decider.decide(observation()).decision is None  # one is skipped
+    answer = decider.decide(observation())
+    assert answer.decision is not None
+    assert decider.memory["0:counting"] == {"count": 4}
+    assert decider.failures == 0
+
+
+def test_failures_are_backed_off_from() -> None:
+    decider = Decider(faulty("raises"), budget_s=5.0)
+    asked = [decider.decide(observation()).problem is not None for _ in range(40)]
+    assert [k for k, was in enumerate(asked) if was] == [0, 2, 6, 14, 30]
+
+
+def test_a_late_answer_is_discarded_and_a_busy_policy_not_asked_again() -> None:
+    release = threading.Event()
+
+    @dataclass(frozen=True)
+    class Slow(Stage):
+        name: ClassVar[str] = "slow"
+        kind: ClassVar[Kind] = "tasks"
+
+        def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
+            release.wait(10.0)
+            return plan, {"count": memory.get("count", 0) + 1}
+
+    decider = Decider(Policy("x", (Slow(),)), budget_s=0.02)
+    assert "within" in str(decider.decide(observation()).problem)
+    decider._skip = 0
+    assert "busy" in str(decider.decide(observation()).problem)
+    release.set()
+    deadline = time.monotonic() + 60.0
+    answer = decider.decide(observation())
+    while answer.decision is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+        decider._skip = 0
+        answer = decider.decide(observation())
+    assert decider.memory["0:slow"] == {"count": 1}  # the late one left no trace
+
+
+def test_warming_up_leaves_no_memory_and_reports_failures() -> None:
+    decider = Decider(Policy("x", (Counting(),)), budget_s=5.0)
+    assert decider.warm_up([observation(), observation()], 5.0) is None
+    assert decider.memory == {"0:counting": {}}
+    assert "on purpose" in str(Decider(faulty("raises"), budget_s=5.0).warm_up([observation()], 5.0))
+
+
+def test_a_policy_whose_memory_cannot_begin_is_refused_at_once() -> None:
+    class Broken(Counting):
+        def initial(self) -> Any:
+            raise RuntimeError("no memory")
+
+    with pytest.raises(ValueError, match="no memory"):
+        Decider(Policy("x", (Broken(),)), budget_s=1.0)
+
+
+def test_observations_are_not_shared_with_the_policy() -> None:
+    """The arrays that a stage sees cannot be written."""
+    with pytest.raises(ValueError, match="read-only"):
+        observation().workers.samples_per_step[0] = np.int64(3)

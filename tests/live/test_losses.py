@@ -1,0 +1,421 @@
+"""Every way in which a loss reaches the parameters is weighted exactly: as one process on the whole batch."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from equipoise.live.train.weighting import WeightedGradients, is_weighted  # noqa: E402
+from tests.live import ranks as live_ranks  # noqa: E402
+
+BATCH, FEATURES, WIDTH, CLASSES, ROUNDS = 24, 6, 8, 5, 18
+SPLITS = [(20, 4), (0, 24), (7, 17), (12, 12), (24, 0)]
+WITH_SAMPLES = [(20, 4), (1, 23), (7, 17), (12, 12), (23, 1)]
+
+
+class Net(torch.nn.Module):  # type: ignore[misc]
+    """Returns hidden features; the head is used by the loss, outside of forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = torch.nn.Linear(FEATURES, WIDTH)
+        self.head = torch.nn.Linear(WIDTH, CLASSES, bias=False)
+        self.aux: Any = None
+
+    def forward(self, x: Any) -> Any:
+        hidden = torch.tanh(self.trunk(x))
+        self.aux = (hidden**2).mean()
+        return hidden
+
+
+class Tied(Net):
+    """The trunk's weight is the head's as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = torch.nn.Linear(FEATURES, WIDTH, bias=False)
+        self.head.weight = self.trunk.weight
+
+
+class Routed(Net):
+    """Some samples pass another layer, so that it is not used where a rank has none of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.expert = torch.nn.Linear(FEATURES, WIDTH)
+
+    def forward(self, x: Any) -> Any:
+        hidden = super().forward(x)
+        rows = (x[:, 0] > 0.8).nonzero()[:, 0]
+        return hidden.index_add(0, rows, self.expert(x[rows])) if len(rows) else hidden
+
+
+class Synchronised(torch.nn.SyncBatchNorm):  # type: ignore[misc]
+    """Batch normalisation over all ranks' samples, forward and backward, on the CPU."""
+
+    def forward(self, x: Any) -> Any:
+        import torch.distributed as dist
+        from torch.distributed.nn.functional import all_reduce
+
+        sums = torch.cat([x.sum(0), (x**2).sum(0), x.new_tensor([float(len(x))])])
+        sums = all_reduce(sums) if dist.is_initialized() else sums
+        mean, square = sums[:WIDTH] / sums[-1], sums[WIDTH:-1] / sums[-1]
+        return (x - mean) / (square - mean**2 + self.eps).sqrt() * self.weight + self.bias
+
+
+class Normalised(Net):
+    """Its samples are seen together by all ranks, and changed in place behind that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = Synchronised(WIDTH)
+
+    def forward(self, x: Any) -> Any:
+        return torch.nn.functional.relu(self.norm(super().forward(x)), inplace=True)
+
+
+class FusedHead(torch.autograd.Function):  # type: ignore[misc]
+    """Cross-entropy that computes its gradients in forward, as fused kernels do."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Any, weight: Any, labels: Any) -> Any:
+        with torch.enable_grad():
+            inputs = [hidden.detach().requires_grad_(), weight.detach().requires_grad_()]
+            loss = torch.nn.functional.cross_entropy(inputs[0] @ inputs[1].T, labels)
+            ctx.save_for_backward(*torch.autograd.grad(loss, inputs))
+        return loss.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return *(saved * gradients[0] for saved in ctx.saved_tensors), None
+
+
+def plain(model: Any, net: Any, x: Any, y: Any) -> Any:
+    return torch.nn.functional.cross_entropy(net.head(model(x)), y)
+
+
+def fused(model: Any, net: Any, x: Any, y: Any) -> Any:
+    return FusedHead.apply(model(x), net.head.weight, y)
+
+
+def chunked(model: Any, net: Any, x: Any, y: Any) -> Any:
+    from torch.utils.checkpoint import checkpoint
+
+    def part(hidden: Any, labels: Any) -> Any:
+        return torch.nn.functional.cross_entropy(hidden @ net.head.weight.T, labels, reduction="sum")
+
+    pieces = zip(model(x).split(5), y.split(5), strict=True)
+    return sum(checkpoint(part, *piece, use_reentrant=False) for piece in pieces) / len(x)
+
+
+def auxiliary(model: Any, net: Any, x: Any, y: Any) -> Any:
+    loss = torch.nn.functional.cross_entropy(model(x)[:, :CLASSES], y)
+    return loss + 0.1 * net.aux + 0.0 * net.head.weight.sum()
+
+
+def routed(model: Any, net: Any, x: Any, y: Any) -> Any:
+    return torch.nn.functional.cross_entropy(model(x)[:, :CLASSES], y)
+
+
+def penalised(model: Any, net: Any, x: Any, y: Any) -> Any:
+    return plain(model, net, x, y) + 0.01 * sum(p.square().sum() for p in net.parameters())
+
+
+def tied(model: Any, net: Any, x: Any, y: Any) -> Any:
+    return torch.nn.functional.mse_loss(net.head.weight.T @ model(x).T, x.T)
+
+
+def summed(model: Any, net: Any, x: Any, y: Any) -> Any:
+    """Normalised over all ranks by the script; the mean over two ranks gives the sum back."""
+    import torch.distributed as dist
+
+    ranks = dist.get_world_size() if dist.is_initialized() else 1
+    return torch.nn.functional.cross_entropy(net.head(model(x)), y, reduction="sum") * ranks / BATCH
+
+
+def halves(model: Any, net: Any, x: Any, y: Any) -> list[tuple[Any, Any, float]]:
+    """A rank's batch in two parts, the first without an exchange."""
+    cut = (len(x) + 1) // 2
+    parts = [(x[:cut], y[:cut]), (x[cut:], y[cut:])]
+    return [(a, b, len(a) / len(x)) for a, b in parts if len(a)]
+
+
+def one_optimizer(net: Any) -> list[Any]:
+    return [torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)]
+
+
+def two_groups(net: Any) -> list[Any]:
+    groups = [{"params": net.trunk.parameters(), "lr": 0.1}, {"params": net.head.parameters()}]
+    return [torch.optim.AdamW(groups, lr=0.01, weight_decay=0.1, eps=1e-3)]
+
+
+def two_optimizers(net: Any) -> list[Any]:
+    trunk = torch.optim.SGD(net.trunk.parameters(), lr=0.1, momentum=0.9)
+    return [trunk, torch.optim.SGD(net.head.parameters(), lr=0.02, nesterov=True, momentum=0.5)]
+
+
+def hooked(net: Any) -> None:
+    net.trunk.weight.register_hook(lambda gradient: 2 * gradient)
+
+    def halve(parameter: Any) -> None:
+        parameter.grad.mul_(0.5)
+
+    net.head.weight.register_post_accumulate_grad_hook(halve)
+
+
+def compiled(net: Any) -> None:
+    net.compile(backend="aot_eager")  # traces forward and backward; generates no code
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way to train."""
+
+    loss: Callable[..., Any] = plain
+    net: Callable[[], Any] = Net
+    dtype: str = "float64"
+    error: float = 1e-12
+    optimizers: Callable[[Any], list[Any]] = one_optimizer
+    accumulation: int = 1
+    no_sync: str = ""  # "rounds": all but the last of a window; "parts": the first half of each batch
+    reduction: str = "mean"
+    scaler: bool = False
+    evaluating: bool = False  # the model is in its evaluation mode, as when layers are frozen
+    prepare: Callable[[Any], None] = lambda net: None
+    communication: bool = False  # a communication hook of the script
+    splits: list[tuple[int, int]] = field(default_factory=lambda: SPLITS)
+    wrapping: dict[str, Any] = field(default_factory=dict)
+
+
+CASES = {
+    "head outside forward": Case(),
+    "fused head": Case(fused),
+    "chunked head": Case(chunked),
+    "auxiliary loss kept in the module": Case(auxiliary),
+    "penalty": Case(penalised),
+    "tied weights": Case(tied, Tied),
+    "unused on some ranks": Case(routed, Routed, wrapping={"find_unused_parameters": True}),
+    "no_sync over rounds": Case(accumulation=3, no_sync="rounds"),
+    "accumulated, exchanged each time": Case(accumulation=2),
+    "no_sync within a round": Case(no_sync="parts"),
+    "gradients in the buckets": Case(wrapping={"gradient_as_bucket_view": True}),
+    "two groups of parameters": Case(optimizers=two_groups),
+    "two optimisers": Case(optimizers=two_optimizers),
+    "hooks of the script": Case(prepare=hooked),
+    "communication hook": Case(communication=True),
+    "compiled": Case(prepare=compiled),
+    "evaluation mode": Case(evaluating=True),
+    "summed": Case(summed, reduction="sum", splits=WITH_SAMPLES),
+    "synchronised batch norm": Case(net=Normalised, splits=WITH_SAMPLES),
+    "gradient scaler": Case(dtype="float32", scaler=True, error=1e-5),
+    "bf16 parameters": Case(dtype="bfloat16", error=0.02),
+}
+
+
+def make_net(case: Case) -> Any:
+    torch.manual_seed(0)
+    net = case.net().to(getattr(torch, case.dtype))
+    case.prepare(net)
+    return net.eval() if case.evaluating else net
+
+
+def make_data(case: Case) -> tuple[Any, Any]:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(BATCH * 6, FEATURES, generator=generator, dtype=torch.float64)
+    return x.to(getattr(torch, case.dtype)), (x[:, :CLASSES] ** 2).argmax(dim=1)
+
+
+class Script:
+    """The script's part of training, the same on one rank and on several."""
+
+    def __init__(self, case: Case, model: Any, net: Any) -> None:
+        self.case, self.model, self.net = case, model, net
+        self.optimizers = case.optimizers(net)
+        self.scaler = torch.amp.GradScaler("cpu", enabled=case.scaler, growth_interval=5)
+        self.rounds = 0
+
+    def train(self, x: Any, y: Any) -> None:
+        """One round: backward, and the optimisers' step where it is due."""
+        case, skip = self.case, contextlib.nullcontext
+        self.rounds += 1
+        steps = self.rounds % case.accumulation == 0
+        quiet = getattr(self.model, "no_sync", skip)
+        parts = halves(self.model, self.net, x, y) if case.no_sync == "parts" else [(x, y, 1.0)]
+        for k, (inputs, labels, weight) in enumerate(parts, start=1):
+            alone = (case.no_sync == "rounds" and not steps) or k < len(parts)
+            with quiet() if alone else skip():
+                loss = case.loss(self.model, self.net, inputs, labels) * weight / case.accumulation
+                self.scaler.scale(loss).backward()
+        if steps:
+            for optimizer in self.optimizers:
+                self.scaler.step(optimizer)
+                optimizer.zero_grad()
+            self.scaler.update()
+
+
+def on_a_rank(case: Case) -> tuple[list[list[int]], list[Any]]:
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.utils.data import DataLoader, TensorDataset
+
+    from equipoise.live.attach import attach
+    from equipoise.live.decide.change import Change
+
+    net = make_net(case)
+    # The CPU is refused there because PyTorch's own synchronised layer has no kernel for it; this one needs none.
+    with mock.patch.object(DistributedDataParallel, "_passing_sync_batchnorm_handle"):
+        model = DistributedDataParallel(net, **case.wrapping)
+    if case.communication:
+        model.register_comm_hook(None, allreduce_hook)
+    script = Script(case, model, net)
+    options = {"accumulation": case.accumulation, "loss_reduction": case.reduction, "statistics_every": 2}
+    runtime = attach(
+        model, script.optimizers[0], "none", global_batch=BATCH, mode="observe", nvml=False, **options
+    )
+    dataset = TensorDataset(*make_data(case))
+    sampler = runtime.sampler(dataset)
+    loader, trained = DataLoader(dataset, batch_sampler=sampler), []
+    while len(trained) < ROUNDS:
+        for x, y in loader:
+            trained.append(sampler.current().indices.tolist())
+            script.train(x, y)
+            sampler.schedule(Change(sampler.drawn, shares=case.splits[len(trained) % len(case.splits)]))
+            runtime.step()
+    runtime.close()
+    return trained, [p.detach().clone() for p in net.parameters()]
+
+
+def all_cases(rank: int) -> dict[str, Any]:
+    torch.distributed.init_process_group("gloo")
+    return {name: on_a_rank(case) for name, case in CASES.items()}
+
+
+@pytest.fixture(scope="module")
+def results() -> list[dict[str, Any]]:
+    return live_ranks.run(all_cases, 2)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_uneven_shares_equal_the_single_process(name: str, results: list[dict[str, Any]]) -> None:
+    case, parts = CASES[name], [result[name] for result in results]
+    assert {len(batch) for batch in parts[0][0]} == {first for first, _ in (*case.splits, (12, 12))}
+    net = make_net(case)
+    script, (x, y) = Script(case, net, net), make_data(case)
+    for rounds in zip(*(part[0] for part in parts), strict=True):
+        whole = [k for batch in rounds for k in batch]
+        script.train(x[whole], y[whole])
+    for found, same, exact in zip(parts[0][1], parts[1][1], net.parameters(), strict=True):
+        assert torch.equal(found, same), "the replicas differ"
+        error = float((found - exact).detach().double().norm() / exact.detach().double().norm())
+        assert error <= case.error, f"relative error {error}"
+
+
+# -- where the factor is applied -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def wrap() -> Iterator[Callable[[Any], Any]]:
+    from torch.nn.parallel import DistributedDataParallel
+
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield DistributedDataParallel
+    torch.distributed.destroy_process_group()
+
+
+def test_gradients_that_are_stored_are_weighted_and_those_that_are_returned_are_not(wrap: Any) -> None:
+    net = torch.nn.Linear(2, 1, bias=False)
+    weighting = WeightedGradients(wrap(net), lambda: 3.0)
+    assert is_weighted(net)
+    (returned,) = torch.autograd.grad(net.weight.sum(), [net.weight])
+    net.weight.sum().backward()
+    assert torch.equal(returned, torch.ones(1, 2))
+    assert torch.equal(net.weight.grad, torch.full((1, 2), 3.0))
+    weighting.close()
+    assert not is_weighted(net)
+    net.weight.sum().backward()
+    assert torch.equal(net.weight.grad, torch.full((1, 2), 4.0))
+
+
+def test_a_rank_without_samples_contributes_zeros_even_for_nan(wrap: Any) -> None:
+    net = torch.nn.ModuleList([torch.nn.Embedding(5, 2, sparse=True), torch.nn.Linear(2, 1)])
+    weighting = WeightedGradients(wrap(net), lambda: 0.0)
+    (net[1](net[0](torch.tensor([1, 3]))).sum() * float("nan")).backward()
+    assert torch.equal(net[0].weight.grad.to_dense(), torch.zeros(5, 2))
+    assert torch.equal(net[1].weight.grad, torch.zeros(1, 2))
+    weighting.close()
+
+
+def test_a_frozen_parameter_is_weighted_once_it_is_trained(wrap: Any) -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
+    net[0].requires_grad_(False)
+    net.register_parameter("kept", torch.nn.Parameter(torch.ones(2, dtype=torch.uint8), requires_grad=False))
+    weighting = WeightedGradients(wrap(net), lambda: 2.0)
+    assert not net[0].weight.requires_grad
+    net[0].requires_grad_(True)
+    net[0].weight.sum().backward()
+    assert torch.equal(net[0].weight.grad, torch.full((2, 2), 2.0))
+    weighting.close()
+
+
+def test_gradients_stay_weighted_when_the_model_is_wrapped_anew(wrap: Any) -> None:
+    from equipoise.live.group.rebuild import release, rewrap, wrapping
+
+    net = torch.nn.Linear(2, 1, bias=False)
+    model = wrap(net)
+    weighting, settings = WeightedGradients(model, lambda: 3.0), wrapping(model)
+    for _ in range(2):
+        release(model)
+        rewrap(model, settings)
+        model(torch.ones(1, 2)).sum().backward()
+        assert torch.equal(net.weight.grad, torch.full((1, 2), 3.0))
+    weighting.close()
+
+
+def test_what_the_wrapper_leaves_out_of_the_exchange_is_not_weighted(wrap: Any) -> None:
+    net, own = torch.nn.Linear(2, 1), torch.nn.Parameter(torch.ones(2))
+    net._ddp_params_and_buffers_to_ignore = ["bias"]  # type: ignore[assignment]
+    weighting = WeightedGradients(wrap(net), lambda: 2.0)
+    (net.weight.sum() + net.bias.sum() + own.sum()).backward()
+    assert (net.weight.grad.tolist(), net.bias.grad.tolist()) == ([[2.0, 2.0]], [1.0])
+    assert own.grad.tolist() == [1.0, 1.0]
+    weighting.close()
+
+
+@dataclass
+class Outputs:
+    """As models of libraries return them."""
+
+    logits: Any
+    more: Any = None
+
+
+class Structured(torch.nn.Linear):  # type: ignore[misc]
+    """Returns its tensor in a dict of dataclasses."""
+
+    def forward(self, x: Any) -> Any:
+        logits = super().forward(x)
+        return {"count": 7, "all": [Outputs(logits, Outputs(logits.tanh()))]}
+
+
+def test_a_summed_loss_on_a_rank_without_samples_may_only_come_from_the_outputs(wrap: Any) -> None:
+    """A penalty would count in full there, the stand-in sample not at all, and nobody can tell which it is."""
+    net = Structured(2, 1)
+    model = wrap(net)
+    weighting = WeightedGradients(model, lambda: 0.0, own_weights=True)
+    found = model(torch.ones(3, 2))["all"][0]
+    (found.logits.sum() + found.more.logits.sum() * float("inf")).backward()
+    assert torch.equal(net.weight.grad, torch.zeros(1, 2))
+    outputs = model(torch.ones(3, 2))["all"][0].logits
+    with pytest.raises(
+        ValueError, match=r"loss_reduction: 'sum' is not allowed .* reaches weight past"
+    ) as said:
+        (outputs.sum() + 0.01 * net.weight.square().sum()).backward()
+    assert "\n" not in str(said.value)
+    weighting.close()

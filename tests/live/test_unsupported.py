@@ -1,0 +1,174 @@
+"""What cannot be attached or written, and who was left out: one line that says what to do instead."""
+
+from __future__ import annotations
+
+import json
+import resource
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from equipoise.live.decide.telemetry import Recorder  # noqa: E402
+from tests.live import ranks as live_ranks  # noqa: E402
+
+
+class Stream(torch.utils.data.IterableDataset):  # type: ignore[misc]
+    """Samples without numbers, though it says how many there are."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(40))
+
+
+def attached(model: Any, parameters: Any, dataset: Any) -> str:
+    """What `attach` says, or the sampler, or how many rounds were trained."""
+    from torch.utils.data import DataLoader
+
+    from equipoise.live.attach import attach
+
+    optimizer = torch.optim.SGD(parameters, lr=0.1)
+    try:
+        runtime = attach(model, optimizer, "none", global_batch=10)
+    except TypeError as error:
+        return str(error)
+    try:
+        for x, y in DataLoader(dataset, batch_sampler=runtime.sampler(dataset)):
+            torch.nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            runtime.step()
+    except TypeError as error:
+        return str(error)
+    finally:
+        runtime.close()
+    return f"{runtime.round} rounds"
+
+
+def refused(rank: int) -> dict[str, str]:
+    from torch.distributed.fsdp import fully_shard
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.utils.data import TensorDataset
+
+    torch.distributed.init_process_group("gloo")
+    sharded = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
+    fully_shard(sharded[0])
+    ddp = DistributedDataParallel(torch.nn.Linear(2, 1))
+    inside = DistributedDataParallel(torch.compile(torch.nn.Linear(2, 1), backend="eager"))
+    data = TensorDataset(torch.randn(40, 2), torch.randn(40, 1))
+    tries = {
+        "sharded": (sharded, data),
+        "compiled": (torch.compile(ddp, backend="eager"), data),
+        "compiled inside": (inside, data),
+        "not wrapped": (torch.nn.Linear(2, 1), data),
+        "stream": (ddp, Stream()),
+        "generator": (ddp, (x for x in range(40))),
+    }
+    return {what: attached(model, list(model.parameters()), data) for what, (model, data) in tries.items()}
+
+
+@pytest.fixture(scope="module")
+def told() -> dict[str, str]:
+    return live_ranks.run(refused, 1)[0]
+
+
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        (
+            "sharded",
+            "model: one that is sharded (fully_shard, FullyShardedDataParallel) is not supported, every rank must "
+            "hold the whole model; wrap it in DistributedDataParallel instead, or train without equipoise",
+        ),
+        (
+            "compiled",
+            "model: torch.compile(ddp) is not allowed, attach ddp itself, or compile inside of it: "
+            "DistributedDataParallel(torch.compile(module))",
+        ),
+        ("compiled inside", "4 rounds"),
+        ("not wrapped", "attach needs a model wrapped in torch.nn.parallel.DistributedDataParallel"),
+        (
+            "stream",
+            "dataset: Stream is not supported, ranks are dealt samples by number; give one with __len__ and "
+            "__getitem__, as one over the files or records of the stream",
+        ),
+        (
+            "generator",
+            "dataset: generator is not supported, ranks are dealt samples by number; give one with __len__ "
+            "and __getitem__, as one over the files or records of the stream",
+        ),
+    ],
+)
+def test_what_is_not_supported_is_told_with_what_to_do_instead(
+    told: dict[str, str], what: str, says: str
+) -> None:
+    assert told[what] == says
+
+
+def fill(rank: int, folder: str) -> int:
+    """Files may grow to 1000 bytes, as if the disk were full then, and later without bound."""
+    recorder = Recorder(Path(folder), 0)
+    recorder.event("first")
+    recorder.close()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    recorder.event("long", text="x" * 2000)
+    recorder.close()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    recorder.event("last")
+    recorder.close()
+    return recorder.lost
+
+
+def test_a_disk_that_fills_up_leaves_whole_lines(tmp_path: Path) -> None:
+    """A part of the long line fits: it must not stand before what is written when there is room again."""
+    assert live_ranks.run(fill, 1, str(tmp_path)) == [1]
+    lines = (tmp_path / "rounds-0.jsonl").read_text().splitlines()
+    assert [json.loads(line)["event"] for line in lines] == ["first", "last"]
+
+
+def test_a_full_disk_is_told_with_its_folder_and_what_helps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("needs /dev/full")
+    (tmp_path / "rounds-0.jsonl").symlink_to("/dev/full")
+    recorder = Recorder(tmp_path, 0)
+    recorder.event("x")
+    recorder.close()
+    assert capsys.readouterr().err == (
+        f"equipoise: {tmp_path}: the run's record is incomplete: No space left on device; training goes on; "
+        "free some space, what follows is written again\n"
+    )
+
+
+def left_out(rank: int) -> str:
+    """Rank 1 is reported dead, though it lives, when the group forms anew."""
+    from equipoise.live.group import regroup
+
+    membership = regroup.start()
+    if rank == 1:
+        membership._store.set("dead/1", "1")
+        while not membership._store.check(["members/1"]):
+            time.sleep(0.01)
+    membership.leave_group()
+    try:
+        membership.regroup(0)
+    except regroup.EvictedError as error:
+        return f"{error.planned} {error}"
+    return f"{membership.members}"
+
+
+def test_a_rank_that_was_left_out_is_told_why_and_how_to_come_back() -> None:
+    assert live_ranks.run(left_out, 2) == [
+        "[0]",
+        "False the others went on without member 1, as the group of members [0]: it was silent for 3 s, or "
+        "reported dead. What it trained on since is dealt again; let this process end, and start a new one with "
+        "--join",
+    ]

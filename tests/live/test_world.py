@@ -1,0 +1,287 @@
+"""The live side of the seam: tables from telemetry, changes from plans, hard bounds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("torch")
+
+from equipoise.live.decide.leader import HEADER, gradient_scale, pack, unpack
+from equipoise.live.decide.window import COLUMNS, SAMPLES, STALL, TAIL, UPDATE, Telemetry, measure
+from equipoise.live.decide.world import UNBOUNDED, LiveWorld
+from equipoise.live.group.places import Place, places_from
+from equipoise.live.options import Bounds, Options
+from equipoise.live.train.deal import Deal
+from equipoise.policies.contract import Allocation, Moves, Plan, check, refine
+from equipoise.policies.registry import make_policy
+
+NAN = math.nan
+
+
+def rows_of(*ranks: Sequence[tuple[float, float, float, float, float]]) -> Any:
+    return np.array([[[*row, NAN, NAN] for row in rank] for rank in ranks])
+
+
+# -- the window ----------------------------------------------------------------------------------------------
+
+
+def naive_measure(rows: list[list[list[float]]], exchanged: list[bool]) -> dict[str, Any]:
+    """The plain twin of `live.decide.window.measure`."""
+    good = [k for k in range(len(exchanged)) if all(math.isfinite(v) for rank in rows for v in rank[k][:5])]
+    shortest = {k: min(rank[k][3] for rank in rows) for k in good}
+    found: dict[str, Any] = {"step_s": [], "wait_s": [], "response": []}
+    for rank in rows:
+        busy = [rank[k][1] + rank[k][2] + rank[k][4] for k in good]
+        samples = sum(rank[k][0] for k in good)
+        found["step_s"].append(sum(busy) / len(busy) if samples else NAN)
+        found["wait_s"].append(sum(rank[k][3] - shortest[k] for k in good) / len(good))
+        found["response"].append(sum(busy) / samples if samples else NAN)
+    ends = [shortest[k] for k in good if exchanged[k]]
+    found["exchange_s"] = sum(ends) / len(ends) if ends else NAN
+    found["span_s"] = max(sum(sum(rank[k][1:5]) for k in good) for rank in rows)
+    return found
+
+
+times = st.floats(0, 10) | st.just(NAN)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_a_window_equals_its_plain_twin(data: st.DataObject) -> None:
+    ranks, rounds = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 6))
+    row = st.tuples(st.integers(0, 20), st.floats(0, 10), st.floats(0, 10), times, st.floats(0, 10))
+    rows = rows_of(*[[data.draw(row) for _ in range(rounds)] for _ in range(ranks)])
+    exchanged = [data.draw(st.booleans()) for _ in range(rounds)]
+    window = measure(rows, exchanged)
+    if not np.isfinite(rows[:, :, SAMPLES : UPDATE + 1]).all(axis=(0, 2)).any():
+        assert window.rounds == 0
+        assert np.isnan(window.step_s).all()
+        return
+    naive = naive_measure(rows.tolist(), exchanged)
+    np.testing.assert_allclose(window.step_s, naive["step_s"])
+    np.testing.assert_allclose(window.wait_s, naive["wait_s"], atol=1e-12)
+    np.testing.assert_allclose(window.response_s_per_sample, naive["response"])
+    np.testing.assert_allclose([window.exchange_s, window.span_s], [naive["exchange_s"], naive["span_s"]])
+
+
+def test_the_last_to_arrive_does_not_wait() -> None:
+    window = measure(rows_of([(8, 0.0, 2.0, 0.5, 0.1)], [(8, 0.0, 1.0, 1.5, 0.1)]), [True])
+    assert window.wait_s.tolist() == [0.0, 1.0]
+    assert window.exchange_s == 0.5
+    assert window.span_s == pytest.approx(2.6)
+    assert window.throughput() == pytest.approx(16 / 2.6)
+    assert window.fixed_s.tolist() == [0.1, 0.1]
+
+
+def test_what_ranks_report_survives_the_gather() -> None:
+    rows = rows_of([(8, 0.1, 2.0, 0.5, 0.1), (8, 0.2, 2.0, 0.5, 0.1)])[0]
+    header = [float(k) for k in range(len(HEADER))]
+    columns, back = unpack(np.stack([pack(header, rows), pack(header, rows + 1)]))
+    assert [columns[name][0] for name in columns] == header
+    np.testing.assert_array_equal(back, np.stack([rows, rows + 1]))
+
+
+@pytest.mark.parametrize(
+    ("local", "reduction", "expected"),
+    [(False, "mean", 2 * 3 / 12), (False, "sum", 3.0), (True, "mean", 1.0), (True, "sum", 6.0)],
+)
+def test_what_a_stored_gradient_is_a_multiple_of(local: bool, reduction: Any, expected: float) -> None:
+    assert gradient_scale(3, 12, 2, reduction, local) == expected
+    assert gradient_scale(0, 12, 2, reduction, local) == 0.0
+
+
+# -- observing -----------------------------------------------------------------------------------------------
+
+
+def places(*members: int, hosts: str = "aaaa", devices: Sequence[str] = ()) -> list[Place]:
+    raw = [
+        {**vars(Place(m, hosts[k], devices[k] if devices else f"d{m}")), "memory_bytes": None, "share": None}
+        for k, m in enumerate(members)
+    ]
+    return places_from(raw)
+
+
+def world(active: Sequence[Place], parked: Sequence[Place] = (), **options: Any) -> LiveWorld:
+    made = LiveWorld(Options(global_batch=12, drift=0.01, **options), active, parked)
+    ranks = len(active)
+    made.shares = np.full(ranks, 12 // ranks)
+    made.deal = Deal.whole(np.arange(96), 8, None, ranks)
+    rows = rows_of(*[[(12 // ranks, 0.01, 0.1 * (k + 1), 0.02, 0.001)] * 5 for k in range(ranks)])
+    made.telemetry = Telemetry(
+        measure(rows, [True] * 5), np.arange(1.0, ranks + 1), *(np.full(ranks, NAN),) * 2, 50.0, 7
+    )
+    return made
+
+
+def test_rows_follow_member_ids_and_not_ranks() -> None:
+    seen = world(places(4, 0, 2)).observe()
+    assert seen.workers.index.tolist() == [0, 2, 4]
+    assert seen.workers.gradient_norm.tolist() == [2.0, 3.0, 1.0]
+    assert seen.workers.step_s[0] == pytest.approx(0.211)
+    assert (np.diff(seen.workers.id) > 0).all()
+    owners = {int(s): int(w) for s, w in zip(seen.shards.id, seen.shards.worker, strict=True)}
+    assert owners[0] == 2  # piece 0 belongs to rank 0, which is member 4
+
+
+def test_the_job_row_says_what_is_measured() -> None:
+    seen = world(places(0, 1), samples_target=1000).observe()
+    assert seen.jobs.work_s[0] == pytest.approx((0.111 + 0.211) / 2)
+    assert seen.jobs.exchange_s[0] == pytest.approx(0.02)
+    assert seen.jobs.noise_scale[0] == 50.0
+    assert seen.jobs.throughput_samples_per_s[0] == pytest.approx(12 / 0.231)
+    assert seen.jobs.goodput_samples_per_s[0] == seen.jobs.throughput_samples_per_s[0]
+    assert seen.jobs.remaining_samples[0] == 1000
+    assert (seen.running.tolist(), seen.waiting.tolist()) == ([0], [])
+    assert (seen.workers.samples_max == UNBOUNDED).all()
+    assert seen.workers.samples_owned.tolist() == [48.0, 48.0]
+
+
+def test_ranks_on_one_device_share_it_and_parked_members_leave_theirs_free() -> None:
+    active = places(0, 1, 2, hosts="aab", devices=["x", "x", "y"])
+    seen = world(active, places(3, hosts="b", devices=["z"])).observe()
+    assert seen.workers.gpu_share.tolist() == [0.5, 0.5, 1.0]
+    assert seen.gpus.job.tolist() == [-2, 0, -1]
+    assert seen.gpus.share_free.tolist() == [0.0, 0.0, 1.0]
+    assert seen.nodes.gpus.tolist() == [1, 2]
+    assert seen.nodes.gpus_free.tolist() == [0, 1]
+    assert seen.nodes.first_gpu.tolist() == [0, 1]
+
+
+def test_the_last_exchange_is_remembered_through_a_window_without_one() -> None:
+    made = world(places(0, 1))
+    made.observe()
+    rows = rows_of([(6, 0.0, 0.1, 0.0, 0.0)], [(6, 0.0, 0.1, 0.0, 0.0)])
+    made.telemetry = Telemetry(measure(rows, [False]), *(np.full(2, NAN),) * 3)
+    assert made.observe().jobs.exchange_s[0] == pytest.approx(0.02)
+
+
+@pytest.mark.parametrize("policy", ["s1+s2+s3", "s1(mode=optimal)+s2(mode=optimal)+s3(mode=optimal)", "none"])
+@pytest.mark.parametrize("blank", [True, False])
+def test_policies_decide_on_what_a_live_job_shows(policy: str, blank: bool) -> None:
+    made = world(places(3, 0, 2, 1))
+    if blank:
+        made.forget()
+    decision = refine(make_policy(policy), made.observe(), {})
+    assert check(decision.plan, decision.observation) is None
+    made.apply(decision.plan)
+    if policy != "none" and not blank:
+        assert made.change.shares is not None
+        assert sum(made.change.shares) == 12
+        assert made.change.shares[0] == max(made.change.shares)  # rank 0 is the fastest
+        assert made.change.round == 7
+
+
+# -- applying ------------------------------------------------------------------------------------------------
+
+
+def applied(made: LiveWorld, plan: Plan) -> tuple[Any, list[str]]:
+    seen = made.observe()
+    assert check(plan, seen) is None
+    refused = made.apply(plan)
+    return made.change, [f"{r.what}: {r.why}" for r in refused]
+
+
+def test_plans_by_row_become_changes_by_rank() -> None:
+    made = world(places(4, 0, 2))
+    seen = made.observe()
+    shard = int(np.flatnonzero((seen.shards.worker == 0) & ~seen.shards.started)[-1])
+    plan = Plan(
+        samples_per_step=np.array([2, 4, 6]),
+        sync_interval=np.array([3]),
+        gpu_share=np.array([0.5, 0.6, 0.7]),
+        fetch_order=np.array([shard]),
+        moves=Moves(*(np.array([v]) for v in (shard, 0, 0, 2))),
+    )
+    change, refused = applied(made, plan)
+    assert not refused
+    assert change.shares == (6, 2, 4)
+    assert change.interval == 3
+    assert change.gpu_share == (0.7, 0.5, 0.6)
+    assert change.moves == ((int(seen.shards.id[shard]), 0),)
+    assert change.order == (int(seen.shards.id[shard]),)
+
+
+FULL = Plan(
+    samples_per_step=np.array([5, 7]),
+    sync_interval=np.array([8]),
+    gpu_share=np.array([0.5, 0.5]),
+    fetch_order=np.array([0]),
+)
+
+
+@pytest.mark.parametrize("mode", ["advise", "observe"])
+def test_only_act_acts(mode: Any) -> None:
+    change, refused = applied(world(places(0, 1), mode=mode), FULL)
+    assert change.is_empty()
+    assert len(refused) == 4
+    assert all("advice only" in line for line in refused)
+
+
+def test_levers_that_are_not_allowed_are_advice() -> None:
+    change, refused = applied(world(places(0, 1), allow=frozenset(["samples"])), FULL)
+    assert change.shares == (5, 7)
+    assert (change.interval, change.gpu_share, change.order) == (None, None, None)
+    assert [line.split(":")[0] for line in refused] == ["order", "interval", "share"]
+
+
+def test_hard_bounds_hold_whatever_the_policy_says() -> None:
+    bounds = Bounds(samples_min=6, interval_max=4, share_min=0.6)
+    change, refused = applied(world(places(0, 1), bounds=bounds), FULL)
+    assert [line.split(":")[0] for line in refused] == ["samples", "interval", "share"]
+    assert (change.shares, change.interval, change.gpu_share) == (None, None, None)
+
+
+def test_the_upper_bound_is_shown_to_the_policy() -> None:
+    made = world(places(0, 1), bounds=Bounds(samples_max=7))
+    assert made.observe().workers.samples_max.tolist() == [7, 7]
+    problem = check(Plan(samples_per_step=np.array([4, 8])), made.observe())
+    assert problem is not None
+    assert "memory holds 7" in problem
+
+
+def test_an_allocation_becomes_a_new_set_of_members() -> None:
+    bounds = Bounds(workers_min=1, workers_max=4)
+    parked = places(3)
+    made = world(places(0, 1, 2), parked, bounds=bounds, allow=frozenset(["resize"]))
+    change, refused = applied(made, Plan(allocation=Allocation.of([(0, [0, 3])])))
+    assert (change.members, refused) == ((0, 3), [])
+    assert made.observe().jobs.workers_max[0] == 4
+    made = world(places(0, 1, 2), parked, bounds=bounds)
+    change, refused = applied(made, Plan(allocation=Allocation.of([(0, [0, 3])])))
+    assert change.is_empty()
+    assert refused == ["resize: advice only: not allowed when the policy was attached"]
+    made = world(places(0, 1, 2), parked, bounds=bounds, allow=frozenset(["resize"]))
+    change, refused = applied(made, Plan(allocation=Allocation.of([(0, [])])))
+    assert change.is_empty()
+    assert "cannot be stopped from inside" in refused[0]
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"global_batch": 0}, "global_batch"),
+        ({"mode": "dream"}, "observe, advise, act"),
+        ({"loss_reduction": "max"}, "mean, sum"),
+        ({"allow": frozenset(["power"])}, "power"),
+        ({"decision_budget_s": 0.0}, "decision_budget_s"),
+        ({"micro_batch": 20}, "micro_batch: 20"),
+        ({"batch_reference": 13}, "batch_reference"),
+    ],
+)
+def test_impossible_options_are_refused(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Options(**{"global_batch": 12, **values})
+    with pytest.raises(ValueError, match="bounds"):
+        Bounds(share_min=0.0)
+
+
+def test_columns_are_named_once() -> None:
+    assert len(set(COLUMNS)) == len(COLUMNS)
+    assert (COLUMNS[STALL], COLUMNS[TAIL]) == ("stall_s", "tail_s")

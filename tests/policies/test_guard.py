@@ -1,0 +1,145 @@
+"""The before/after guard: keep, let recover, roll back, back off, forget."""
+
+import numpy as np
+import pytest
+
+from equipoise.policies.stages.guard import (
+    guard_blocked,
+    guard_empty,
+    guard_forget,
+    guard_review,
+    guard_watch,
+)
+
+IDS = np.array([3, 7, 9], dtype=np.int64)
+RULES = {"noise": 0.05, "settle_s": 10.0, "backoff_s": 100.0}
+
+
+def watched(before=(10.0, 20.0), ids=(3, 7), time_s=0.0, record=None, group=None):
+    return guard_watch(
+        guard_empty() if record is None else record,
+        np.array(ids, dtype=np.int64),
+        np.array(before),
+        time_s,
+        np.arange(1.0, 1.0 + len(ids)),
+        group=None if group is None else np.array(group, dtype=np.int64),
+    )
+
+
+def review(record, time_s, goodput, ids=IDS):
+    return guard_review(record, ids, np.array(goodput), time_s, **RULES)
+
+
+def after(record, *goodputs, start_s=20.0):
+    """Reviews one window apart; returns the last verdict and the record."""
+    for n, goodput in enumerate(goodputs):
+        verdict, record = review(record, start_s + 10 * n, goodput)
+    return verdict, record
+
+
+def test_a_gain_is_kept_and_a_loss_rolled_back():
+    verdict, record = after(watched(), [11.0, 15.0, 1.0], [11.0, 15.0, 1.0])
+    assert verdict.keep.tolist() == [3]
+    assert verdict.rollback.tolist() == [7]
+    assert verdict.undo.tolist() == [2.0]
+    assert guard_blocked(record, IDS, 35.0).tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize(("goodput", "kept"), [(9.51, True), (9.49, False)])
+def test_noise_is_not_a_loss(goodput, kept):
+    verdict, _ = after(watched((10.0,), (3,)), [goodput, 1, 1], [goodput, 1, 1])
+    assert bool(len(verdict.keep)) == kept
+    assert bool(len(verdict.rollback)) != kept
+
+
+def test_nothing_is_judged_before_two_windows_that_began_after_the_change():
+    record = watched((10.0,), (3,))
+    for time_s in (5.0, 9.0, 15.0):  # the first two windows began before the change
+        verdict, record = review(record, time_s, [1.0, 1.0, 1.0])
+        assert len(verdict.keep) + len(verdict.rollback) == 0
+        assert guard_blocked(record, IDS, time_s)[0], "what is watched is left alone"
+    verdict, _ = review(record, 25.0, [1.0, 1.0, 1.0])
+    assert verdict.rollback.tolist() == [3]
+
+
+def test_a_rising_trend_may_recover():
+    rising = ([6.0, 1, 1], [8.0, 1, 1])
+    verdict, record = after(watched((10.0,), (3,)), *rising)
+    assert len(verdict.keep) + len(verdict.rollback) == 0
+    verdict, record = after(record, [14.0, 1, 1], start_s=40.0)
+    assert verdict.keep.tolist() == [3], "the last two are what counts"
+
+
+def test_a_trend_that_comes_to_nothing_is_rolled_back_in_the_end():
+    verdict, _ = after(watched((10.0,), (3,)), [4.0, 1, 1], [7.0, 1, 1], [8.0, 1, 1])
+    assert verdict.rollback.tolist() == [3], "8 and one more step of 1 is not enough"
+    slow = ([4.0, 1, 1], [7.0, 1, 1], [8.4, 1, 1])
+    verdict, record = after(watched((10.0,), (3,)), *slow)
+    assert len(verdict.rollback) == 0
+    verdict, _ = after(record, [9.0, 1, 1], start_s=50.0)
+    assert verdict.rollback.tolist() == [3], "four measurements are all it gets"
+
+
+def test_a_group_is_judged_by_its_mean_ratio():
+    paid, _ = after(watched(group=(5, 5)), [14.0, 16.0, 1], [14.0, 16.0, 1])
+    assert paid.keep.tolist() == [3, 7]
+    lost, _ = after(watched(group=(5, 5)), [11.0, 10.0, 1], [11.0, 10.0, 1])
+    assert lost.rollback.tolist() == [3, 7]
+    assert lost.undo.tolist() == [1.0, 2.0]
+
+
+def test_backoff_doubles_until_a_change_is_kept():
+    record, time_s = guard_empty(), 0.0
+    for failures in range(3):
+        record = watched((10.0,), (3,), time_s, record)
+        verdict, record = after(record, [1.0, 1, 1], [1.0, 1, 1], start_s=time_s + 20)
+        judged_s = time_s + 30
+        assert verdict.rollback.tolist() == [3]
+        end_s = judged_s + 100.0 * 2**failures
+        assert guard_blocked(record, IDS, end_s - 1)[0]
+        assert not guard_blocked(record, IDS, end_s)[0]
+        time_s = end_s
+    record = watched((10.0,), (3,), time_s, record)
+    verdict, record = after(record, [10.0, 1, 1], [10.0, 1, 1], start_s=time_s + 20)
+    assert verdict.keep.tolist() == [3]
+    assert len(record["id"]) == 0, "a kept change clears the record"
+
+
+def test_what_vanished_or_cannot_be_judged_is_forgotten():
+    record = watched(group=(5, 5))
+    verdict, record = review(record, 20.0, [10.0], ids=np.array([7], dtype=np.int64))
+    assert len(verdict.keep) + len(verdict.rollback) == 0
+    assert not guard_blocked(record, IDS, 20.0).any()
+    unknown = watched((np.nan, 0.0))
+    assert not guard_blocked(unknown, IDS, 0.0).any()
+
+
+def test_missing_measurements_postpone_the_verdict():
+    verdict, record = after(watched((10.0,), (3,)), [np.nan, 1, 1], [np.nan, 1, 1], [np.nan, 1, 1])
+    assert len(verdict.keep) + len(verdict.rollback) == 0
+    assert guard_blocked(record, IDS, 50.0)[0]
+
+
+def test_forgetting_frees_the_whole_group_and_keeps_backoff():
+    _, record = after(watched((10.0,), (9,)), [1, 1, 1.0], [1, 1, 1.0])
+    record = guard_forget(watched(group=(5, 5), time_s=30.0, record=record), np.array([3]))
+    assert guard_blocked(record, IDS, 40.0).tolist() == [False, False, True]
+
+
+def test_records_are_never_changed_in_place():
+    record = watched()
+    before = {name: values.copy() for name, values in record.items()}
+    for values in record.values():
+        values.flags.writeable = False
+    review(record, 30.0, [1.0, 1.0, 1.0])
+    guard_watch(record, np.array([7]), np.array([5.0]), 1.0, np.array([0.5]))
+    guard_forget(record, np.array([3]))
+    assert all(np.array_equal(record[name], before[name], equal_nan=True) for name in before)
+
+
+def test_an_empty_memory_is_a_record():
+    verdict, record = guard_review({}, IDS, np.ones(3), 0.0, **RULES)
+    assert len(verdict.keep) == 0
+    assert not guard_blocked({}, IDS, 0.0).any()
+    assert len(guard_forget({}, IDS)["id"]) == 0
+    assert len(record["id"]) == 0

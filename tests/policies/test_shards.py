@@ -1,0 +1,96 @@
+"""The rules of shard queues by hand, and the simulated and the live queues against each other, move for move."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from equipoise.live.train.deal import Deal
+from equipoise.policies.shards import Taken, next_batch, take_from
+from equipoise.sim.job.dataset import JobData
+
+PACE = np.ones(3)
+
+
+def test_a_dry_worker_takes_the_last_piece_of_whoever_has_most_seconds_left() -> None:
+    owned, demand, last, none = [0, 40, 30], [5, 5, 5], [0, 10, 10], [False] * 3
+    assert take_from(0, 5, owned, demand, PACE, last, none) == Taken(1, 10)
+    assert take_from(0, 5, owned, demand, np.array([1.0, 1.0, 2.0]), last, none) == Taken(2, 10)
+    assert take_from(0, 5, [0, 30, 30], demand, PACE, last, none) == Taken(1, 10)
+
+
+def test_a_piece_that_is_started_or_needed_stays_with_its_owner() -> None:
+    owned, demand = [0, 40, 30], [5, 5, 5]
+    assert take_from(0, 5, owned, demand, PACE, [0, 10, 10], [False, True, False]) == Taken(2, 10)
+    assert take_from(0, 5, owned, demand, PACE, [0, 38, 10], [False] * 3) == Taken(2, 10)
+
+
+def test_where_no_piece_is_whole_one_is_cut() -> None:
+    started = [False, True, True]
+    assert take_from(0, 5, [0, 40, 30], [5, 5, 5], PACE, [0, 20, 10], started) == Taken(1, 5)
+    assert take_from(0, 5, [0, 8, 6], [5, 5, 5], PACE, [0, 8, 6], started) == Taken(1, 3)
+    assert take_from(0, 5, [0, 40, 30], [5, 5, 5], PACE, [0, 2, 10], started) == Taken(1, 2)
+
+
+def test_a_worker_without_a_share_gives_first_and_nobody_gives_what_it_needs() -> None:
+    pace = np.array([1.0, np.inf, np.inf])
+    assert take_from(0, 5, [0, 0, 9], [5, 0, 0], pace, [0, 0, 9], [False] * 3) == Taken(2, 9)
+    with pytest.raises(ValueError, match="worker 0 lacks 5 samples"):
+        take_from(0, 5, [0, 5, 5], [5, 5, 5], PACE, [0, 5, 5], [False] * 3)
+
+
+def test_the_last_batch_deals_what_is_left_in_whole_micro_batches() -> None:
+    shares = np.array([8, 4, 4])
+    assert next_batch(16, shares, 2) is shares
+    assert next_batch(6, shares, 2).tolist() == [2, 2, 2]
+    assert next_batch(1, shares, 2).tolist() == [1, 0, 0]
+
+
+def simulated(sizes: list[int], owners: list[int], workers: int) -> JobData:
+    """A dataset without bytes, so that nothing is ever on its way: no transfers are needed."""
+    homes = [[owner] for owner in owners]
+    data = JobData(np.array(sizes), 0.0, homes, cast(Any, None), np.zeros(workers))
+    data.assign(list(range(workers)))
+    return data
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_simulated_and_live_queues_are_the_same_move_for_move(draw: st.DataObject) -> None:
+    workers, samples = draw.draw(st.integers(1, 4)), draw.draw(st.integers(1, 80))
+    shards, unit = draw.draw(st.integers(1, min(10, samples))), draw.draw(st.integers(1, 3))
+    owners = draw.draw(st.lists(st.integers(0, workers - 1), min_size=shards, max_size=shards))
+    live = Deal.whole(np.arange(samples), shards, np.array(owners), workers)
+    starts = {p.shard: p.begin for queue in live.queues() for p in queue}
+    sizes = {p.shard: p.left for queue in live.queues() for p in queue}
+    data = simulated([sizes[k] for k in range(shards)], owners, workers)
+    while live.left:
+        match draw.draw(st.sampled_from(["read", "read", "read", "move", "reorder"])):
+            case "read":
+                weights = draw.draw(st.lists(st.integers(0, 9), min_size=workers, max_size=workers))
+                shares = np.array(weights if any(weights) else [1] * workers) * unit
+                demand = next_batch(data.left, shares, unit)
+                assert live.demand(shares, unit).tolist() == demand.tolist()
+                live.draw(demand, 0)
+                data.prepare(demand, 1.0 / np.maximum(demand, 1))
+                data.consume(demand)
+            case "move":
+                piece, target = draw.draw(st.integers(0, 30)), draw.draw(st.integers(0, workers - 1))
+                assert live.move(piece, target) == data.move(piece, target)
+            case "reorder":
+                order = draw.draw(st.lists(st.integers(0, 30), unique=True))
+                rank = {piece: place for place, piece in enumerate(order)}
+                live.reorder(rank)
+                data.reorder(rank)
+        assert [
+            [
+                (p.id, p.shard, p.begin - starts[p.shard], p.end - starts[p.shard], live.begun(p))
+                for p in queue
+            ]
+            for queue in live.queues()
+        ] == [[(p.id, p.shard, p.cursor, p.end, p.started) for p in queue] for queue in data.queues]
+    data.next_epoch()  # every sample exactly once

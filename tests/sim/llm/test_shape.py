@@ -1,0 +1,168 @@
+"""Shapes of published models: their parameters to the digit, and the FLOP that follow."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from equipoise.sim.llm.hf_config import from_config
+from equipoise.sim.llm.layout import Layout
+from equipoise.sim.llm.shape import Transformer
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14_336,
+    "vocab_size": 128_256,
+    "max_position_embeddings": 8192,
+}
+LARGE = {"hidden_size": 8192, "num_hidden_layers": 80, "num_attention_heads": 64, "intermediate_size": 28_672}
+DEEPSEEK = {
+    "model_type": "deepseek_v3",
+    "hidden_size": 7168,
+    "num_hidden_layers": 61,
+    "num_attention_heads": 128,
+    "intermediate_size": 18_432,
+    "vocab_size": 129_280,
+    "max_position_embeddings": 4096,
+    "n_routed_experts": 256,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 2048,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 3,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+}
+QWEN3_MOE = {
+    **LLAMA,
+    "model_type": "qwen3_moe",
+    "hidden_size": 2048,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "moe_intermediate_size": 768,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "vocab_size": 151_936,
+}
+OPT = {"model_type": "opt", "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12}
+BLOOM = {"model_type": "bloom", "hidden_size": 14_336, "n_layer": 70, "n_head": 112, "seq_length": 2048}
+FALCON = {"model_type": "falcon", "hidden_size": 4544, "num_hidden_layers": 32, "num_attention_heads": 71}
+NEOX = {"model_type": "gpt_neox", "hidden_size": 6144, "num_hidden_layers": 44, "num_attention_heads": 64}
+PUBLISHED = {
+    "gpt2": (
+        {
+            "model_type": "gpt2",
+            "n_embd": 768,
+            "n_layer": 12,
+            "n_head": 12,
+            "n_positions": 1024,
+            "vocab_size": 50_257,
+        },
+        124_439_808,
+    ),
+    "llama-2-7b": (
+        {**LLAMA, "num_key_value_heads": 32, "intermediate_size": 11_008, "vocab_size": 32_000},
+        6_738_415_616,
+    ),
+    "llama-2-70b": ({**LLAMA, **LARGE, "vocab_size": 32_000}, 68_976_648_192),
+    "llama-3-8b": (LLAMA, 8_030_261_248),
+    "llama-3-70b": ({**LLAMA, **LARGE}, 70_553_706_496),
+    "mixtral-8x7b": (
+        {
+            **LLAMA,
+            "model_type": "mixtral",
+            "vocab_size": 32_000,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+        },
+        46_702_792_704,
+    ),
+    "qwen3-30b-a3b": (QWEN3_MOE, 30_532_122_624),
+    "deepseek-v3": (DEEPSEEK, 671_026_404_352),
+    "opt-125m": (
+        {**OPT, "ffn_dim": 3072, "vocab_size": 50_272, "max_position_embeddings": 2048},
+        125_239_296,
+    ),
+    "bloom-176b": ({**BLOOM, "vocab_size": 250_880}, 176_247_271_424),
+    "falcon-7b": ({**FALCON, "vocab_size": 65_024, "multi_query": True}, 6_921_720_704),
+    "gpt-neox-20b": (
+        {**NEOX, "intermediate_size": 24_576, "vocab_size": 50_432, "max_position_embeddings": 2048},
+        20_554_567_680,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", sorted(PUBLISHED))
+def test_parameters_of_published_models_to_the_digit(name: str) -> None:
+    config, parameters = PUBLISHED[name]
+    assert from_config(json.dumps(config)).parameters == parameters
+
+
+def test_gpt3_has_its_175_billion() -> None:
+    shape = Transformer(
+        96, 12_288, 96, 49_152, 50_257, 2048, tied=True, norm="layer", bias=True, learned_positions=2048
+    )
+    assert shape.parameters == 174_604_259_328
+
+
+def test_a_token_of_mixtral_meets_two_experts_of_eight() -> None:
+    shape = from_config(json.dumps(PUBLISHED["mixtral-8x7b"][0]))
+    assert shape.active_parameters == 12_879_925_248
+
+
+@given(
+    layers=st.integers(1, 40),
+    heads=st.sampled_from([4, 8, 16]),
+    size=st.sampled_from([64, 128]),
+    sequence=st.sampled_from([512, 2048, 8192]),
+    gated=st.booleans(),
+)
+def test_training_flop_are_six_per_parameter_and_the_attention_term(
+    layers: int, heads: int, size: int, sequence: int, gated: bool
+) -> None:
+    hidden = heads * size
+    shape = Transformer(layers, hidden, heads, 4 * hidden, 1000, sequence, gated=gated, tied=True)
+    attention = 6.0 * layers * sequence * hidden
+    norms = 6.0 * (layers * 2 * hidden + hidden)
+    assert shape.train_flop_per_token() == pytest.approx(6.0 * shape.parameters - norms + attention)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden_size": None}, "hidden_size: missing"),
+        ({"hidden_size": 4095}, "hidden: 4095 is not a multiple of heads"),
+        ({"num_key_value_heads": 7}, "heads: 32 is not a multiple of kv_heads"),
+        ({"num_hidden_layers": "32"}, "num_hidden_layers: '32' is not a whole number"),
+        ({"model_type": "mamba"}, "model_type: 'mamba' is not known; allowed: bloom"),
+        ({"tie_word_embeddings": 1}, "tie_word_embeddings: 1 is not true or false"),
+    ],
+)
+def test_a_wrong_config_is_named(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message.replace("(", r"\(")):
+        from_config(json.dumps({**LLAMA, **change}))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"data": 3, "global_batch": 8}, "global_batch: 8 is not a multiple"),
+        ({"zero": 4}, "zero: 4 is not"),
+        ({"virtual": 2, "pipeline": 2}, "virtual: 2 does not go with"),
+        ({"recompute": "half"}, "recompute: 'half' is not known; allowed: none, selective, full"),
+        ({"tensor": 0}, "tensor: 0 is not at least 1"),
+    ],
+)
+def test_a_wrong_layout_is_named(wrong: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Layout(**wrong)  # type: ignore[arg-type]  # wrong on purpose

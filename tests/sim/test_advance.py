@@ -1,0 +1,173 @@
+"""The fast time advance against its oracle, and the conservation laws of both."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from equipoise.sim.record import Run
+from equipoise.sim.scenario.model import Scenario
+from tests.scenarios import cases, model, scenario, simulate
+
+COUNTS = ("samples", "lost_samples", "steps", "preemptions", "restarts", "gpus", "job_id")
+POLICIES = (
+    "fifo",
+    "s1+s2+fifo",
+    "s1+s2+s3+easy",
+    "locality+equal+fixed-h+las",
+    "srtf",
+    "s1+s2+s3+s4",
+)
+CHECKS = settings(deadline=None, max_examples=40, suppress_health_check=list(HealthCheck))
+
+
+def assert_equal(fast: Run, oracle: Run) -> None:
+    for name in COUNTS:
+        assert fast.jobs[name].tolist() == oracle.jobs[name].tolist(), name
+    for name, values in oracle.jobs.items():
+        if name not in COUNTS and name != "name":
+            np.testing.assert_allclose(fast.jobs[name], values, rtol=1e-9, atol=1e-9, err_msg=name)
+    for name, value in oracle.totals.items():
+        assert fast.totals[name] == pytest.approx(value, rel=1e-9, abs=1e-6), name
+
+
+def assert_conserved(run: Run) -> None:
+    jobs, totals = run.jobs, run.totals
+    used = sum(
+        jobs[f"{use}_gpu_s"].sum()
+        for use in (
+            "busy",
+            "input_stall",
+            "barrier_wait",
+            "exposed_communication",
+            "restart",
+            "lost_to_faults",
+        )
+    )
+    capacity = totals["gpus"] * totals["makespan_s"]
+    assert used + totals["idle_gpu_s"] == pytest.approx(capacity)
+    assert totals["idle_gpu_s"] >= -1e-6 * capacity
+    for use in ("busy", "input_stall", "barrier_wait", "exposed_communication", "restart", "lost_to_faults"):
+        assert (jobs[f"{use}_gpu_s"] >= -1e-6).all(), use
+    assert (jobs["start_s"] >= jobs["arrival_s"]).all()
+    assert (jobs["completion_s"] >= jobs["start_s"]).all()
+    assert (jobs["queueing_s"] >= 0).all()
+
+
+@CHECKS
+@given(cases(), st.sampled_from(POLICIES), st.integers(0, 3))
+def test_fast_advance_equals_event_by_event(case: Scenario, policy: str, seed: int) -> None:
+    fast = simulate(case, policy, seed)
+    oracle = simulate(case, policy, seed, event_by_event=True)
+    assert_equal(fast, oracle)
+    assert_conserved(fast)
+
+
+def two_speeds(batch: int, **changes: object) -> Scenario:
+    return scenario(
+        cluster={
+            "nodes": [
+                {"name": "fast", "count": 4, "gpus": 1, "accelerator": "generic"},
+                {"name": "slow", "count": 4, "gpus": 1, "accelerator": "generic", "speed": 0.5},
+            ]
+        },
+        workload={
+            "models": {"m": model()},
+            "jobs": [
+                {
+                    "gpus": 8,
+                    "model": "m",
+                    "epochs": 1,
+                    "global_batch": batch,
+                    "data": {"samples": 2000 * batch, "shards": 64},
+                }
+            ],
+        },
+        decide={"every_steps": 10},
+        **changes,
+    )
+
+
+def test_equal_shares_wait_for_the_slow_half() -> None:
+    run = simulate(two_speeds(96), "none")
+    # 12 samples of 20 ms on the slow nodes, 2,000 steps; the fast ones idle half of the time.
+    assert run.jobs["completion_s"][0] == pytest.approx(2000 * 12 * 0.02)
+    assert run.summary()["gpu_busy_ratio"] == pytest.approx(0.75)
+
+
+@pytest.mark.parametrize(("batch", "slowest_ms"), [(96, 16 * 10), (100, 17 * 10)])
+def test_s1_and_s2_reach_the_best_integer_deal(batch: int, slowest_ms: int) -> None:
+    run = simulate(two_speeds(batch), "s1+s2")
+    best_s = 2000 * slowest_ms / 1000
+    assert run.jobs["completion_s"][0] <= best_s / 0.98
+    equal = simulate(two_speeds(96), "none")
+    if batch == 96:
+        assert equal.jobs["completion_s"][0] / run.jobs["completion_s"][0] >= 1.47
+
+
+@pytest.mark.parametrize("policy", ["s1", "s2", "s1+s2"])
+def test_equal_nodes_leave_the_plan_unchanged_to_the_bit(policy: str) -> None:
+    case = scenario(
+        cluster={"nodes": [{"count": 8, "gpus": 1, "accelerator": "generic"}]},
+        workload={
+            "models": {"m": model()},
+            "jobs": [{"gpus": 8, "model": "m", "epochs": 1, "global_batch": 96, "data": {"samples": 19200}}],
+        },
+        decide={"every_steps": 10},
+    )
+    plain, staged = simulate(case, "none"), simulate(case, policy)
+    for name, values in plain.jobs.items():
+        assert values.tolist() == staged.jobs[name].tolist(), name
+
+
+@pytest.mark.parametrize("sample_s", [0.0023, 0.0031, 0.0047, 0.0053])
+def test_jobs_of_equal_length_end_at_one_instant(sample_s: float) -> None:
+    """Exchanging every step or every second: 17 steps are over at the same bit."""
+    job = {"model": "model", "arrival": 1.000123, "steps": 17, "global_batch": 8}
+    case = scenario(
+        workload={
+            "models": {"model": model(sample_time=sample_s, parameters=0)},
+            "jobs": [{"name": f"job{h}", "sync_interval": h, **job} for h in (1, 2)],
+        },
+    )
+    fast, oracle = simulate(case), simulate(case, event_by_event=True)
+    assert len(set(fast.jobs["completion_s"].tolist() + oracle.jobs["completion_s"].tolist())) == 1
+    assert fast.totals["decisions"] == oracle.totals["decisions"]
+
+
+@pytest.mark.parametrize("at_s", [0.05, 0.1, 0.2])
+def test_a_period_that_waited_for_data_is_not_shorter_than_its_last_worker(at_s: float) -> None:
+    """Its end is a time and its parts are lengths of time, which differ by rounding: 4.5664 s - 0 s < sum."""
+    crash = {"kind": "crash", "node": "a-0", "at": at_s, "duration": at_s}
+    case = scenario(
+        cluster={"nodes": [{"name": name, "gpus": 1, "nic": 1e9, "storage_rate": 2e9} for name in "ab"]},
+        workload={
+            "models": {"model": model(sample_time=0.0117, fixed_time=0.0, parameters=0)},
+            "jobs": [
+                {
+                    "name": "job", "gpus": 1, "gpu_share": 0.5, "model": "model", "epochs": 1, "global_batch": 8,
+                    "data": {
+                        "samples": 24, "sample_size": 200_000, "shards": 1,
+                        "placement": {"kind": "even", "over": "job"},
+                    },
+                    "checkpoint": {"size": 1e9, "interval": "never"},
+                }
+            ],
+        },
+        faults={"events": [crash]},
+        restart={"detection": 1.1, "rescheduling": 0.0, "initialisation": 2.3},
+    )  # fmt: skip
+    run = simulate(case, "fifo-greedy")
+    assert run.jobs["restarts"].tolist() == [1]
+    assert run.jobs["input_stall_gpu_s"] > 0.0
+    assert run.jobs["exposed_communication_gpu_s"].tolist() == [0.0]
+
+
+def test_an_interruption_that_changes_nothing_changes_nothing() -> None:
+    case = two_speeds(96, noise={"step_cov": 0.3})
+    plain = simulate(case, "none")
+    observed = simulate(case.model_copy(update={"decide": case.decide.model_copy(update={"every": 0.777})}))
+    assert plain.jobs["completion_s"].tolist() == observed.jobs["completion_s"].tolist()
+    assert plain.jobs["busy_gpu_s"].tolist() == observed.jobs["busy_gpu_s"].tolist()

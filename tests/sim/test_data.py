@@ -1,0 +1,203 @@
+"""Shards: ownership, the rule for a dry queue, transfers, and every sample exactly once per epoch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from equipoise.sim.clock import Clock
+from equipoise.sim.job.dataset import ConservationError, JobData, place_shards
+from equipoise.sim.loading.file import from_mapping
+from equipoise.sim.network.network import Network
+from equipoise.sim.network.topology import Topology
+from equipoise.sim.network.transfers import Transfer, Transfers
+from equipoise.sim.run import run
+from equipoise.sim.scenario.model import Cluster
+
+
+class Site:
+    """A few nodes with a network, and a dataset on them."""
+
+    def __init__(self, nodes: int, samples: list[int], homes: list[list[int]], size: float = 1e6) -> None:
+        self.topology = Topology(Cluster.model_validate({"nodes": [{"count": nodes, "nic": 1e9}]}))
+        self.clock = Clock()
+        self.network = Network(self.clock, self.topology.capacity_bytes_per_s)
+        self.up = np.ones(nodes, dtype=bool)
+        self.arrived: list[Transfer] = []
+        transfers = Transfers(
+            self.clock, self.network, self.topology, self.up, lambda _links, _delta: None, self.arrived.append
+        )
+        self.free = np.full(nodes, 1e12)
+        self.data = JobData(np.array(samples), size, homes, transfers, self.free)
+
+    def queues(self) -> list[list[tuple[int, int, int]]]:
+        return [[(p.shard, p.cursor, p.end) for p in queue] for queue in self.data.queues]
+
+
+def even(workers: int) -> np.ndarray:
+    return np.ones(workers)
+
+
+def test_shards_belong_to_workers_where_they_are_stored() -> None:
+    site = Site(3, [10, 10, 10, 10], [[0], [1], [0], [2]])
+    site.data.assign([0, 1])
+    assert site.queues() == [[(0, 0, 10), (2, 0, 10)], [(1, 0, 10), (3, 0, 10)]]
+
+
+def test_a_dry_worker_takes_the_last_unstarted_shard_of_whoever_has_most_work_left() -> None:
+    site = Site(3, [10] * 5, [[0], [0], [1], [1], [1]])
+    site.data.assign([0, 1, 2])  # worker 2 stores nothing: it owns what others own more of
+    site = Site(3, [10] * 6, [[0], [0], [0], [1], [1], [2]])
+    site.data.assign([0, 1, 2])
+    site.data.consume(np.array([0, 0, 10]))
+    # Worker 1 has less left than worker 0 in samples, but is ten times as slow.
+    site.data.prepare(np.array([5, 5, 5]), np.array([1.0, 10.0, 1.0]))
+    assert site.queues() == [[(0, 0, 10), (1, 0, 10), (2, 0, 10)], [(3, 0, 10)], [(4, 0, 10)]]
+    piece = site.data.queues[2][0]
+    assert piece.transfer is not None
+    assert not site.data.is_ready(2, piece)
+    site.clock.run(until=1.0)
+    assert site.data.is_ready(2, piece)
+    assert site.arrived[0].size_bytes == 10e6
+
+
+def test_a_started_shard_is_cut_at_the_end_never_at_what_its_owner_needs() -> None:
+    site = Site(2, [100], [[0]])
+    site.data.assign([0, 1])
+    site.data.prepare(np.array([30, 20]), even(2))
+    assert site.queues() == [[(0, 0, 80)], [(0, 80, 100)]]
+    site.data.consume(np.array([30, 20]))
+    assert site.data.left == 50
+    with pytest.raises(ValueError, match="60 samples are asked for, 50 are left"):
+        site.data.prepare(np.array([30, 30]), even(2))
+
+
+def test_moves_relocate_a_whole_shard_and_respect_the_storage() -> None:
+    site = Site(2, [10, 10], [[0], [0]])
+    site.data.assign([0, 0, 1])
+    first, second = site.data.queues[0][0], site.data.queues[1][0]
+    site.free[1] = 5e6
+    assert site.data.move(second.id, 2) == "node 1 has no room for it"
+    site.free[1] = 1e9
+    assert site.data.move(second.id, 2) is None
+    first.started = True
+    assert site.data.move(first.id, 2) == "its owner has started it meanwhile"
+    assert site.data.move(999, 2) == "it has been read meanwhile"
+    site.clock.run(until=1.0)
+    assert site.data.homes[1] == [1]
+    assert site.free.tolist() == [1e12 + 10e6, 1e9 - 10e6]
+
+
+def test_a_transfer_from_a_dead_node_waits_or_goes_elsewhere() -> None:
+    site = Site(3, [10], [[0, 1]])
+    site.data.assign([2])
+    site.data.prepare(np.array([10]), even(1))
+    transfer = site.data.queues[0][0].transfer
+    assert transfer is not None
+    assert transfer.source == 0
+    site.up[0] = False
+    site.data.transfers.node_changed(0)
+    assert transfer.source == 1
+    site.up[1] = False
+    site.data.transfers.node_changed(1)
+    site.clock.run(until=1.0)
+    assert not site.data.is_ready(0, site.data.queues[0][0])
+    site.up[0] = True
+    site.data.transfers.node_changed(0)
+    site.clock.run(until=2.0)
+    assert site.data.is_ready(0, site.data.queues[0][0])
+
+
+def test_a_sample_read_twice_or_never_is_found_out() -> None:
+    site = Site(1, [10, 10], [[0], [0]])
+    site.data.assign([0])
+    site.data.consume(np.array([20]))
+    site.data.ledger[0] = (0, 0, 9)
+    with pytest.raises(ConservationError, match="samples are missing"):
+        site.data.next_epoch()
+    site.data.ledger[0] = (0, 1, 11)
+    with pytest.raises(ConservationError, match="continues at 1"):
+        site.data.next_epoch()
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.data())
+def test_every_sample_exactly_once_whatever_happens(draw: st.DataObject) -> None:
+    nodes = draw.draw(st.integers(1, 4))
+    sizes = draw.draw(st.lists(st.integers(1, 40), min_size=1, max_size=8))
+    homes = [[draw.draw(st.integers(0, nodes - 1))] for _ in sizes]
+    site = Site(nodes, sizes, homes)
+    data, total = site.data, sum(sizes)
+    data.assign([draw.draw(st.integers(0, nodes - 1)) for _ in range(draw.draw(st.integers(1, 4)))])
+    saved = data.snapshot()
+    for _ in range(draw.draw(st.integers(1, 30))):
+        action = draw.draw(
+            st.sampled_from(["read"] * 6 + ["move", "save", "crash", "regroup", "time", "order"])
+        )
+        workers = len(data.queues)
+        if action == "read":
+            if data.left == 0:
+                data.next_epoch()  # raises unless the ledger covers the epoch exactly once
+            batch = min(data.left, draw.draw(st.integers(1, 30)))
+            cuts = sorted(
+                draw.draw(st.lists(st.integers(0, batch), min_size=workers - 1, max_size=workers - 1))
+            )
+            demand = np.diff([0, *cuts, batch])
+            data.prepare(demand, np.array([draw.draw(st.floats(0.1, 9)) for _ in range(workers)]))
+            for worker, need in enumerate(demand.tolist()):
+                for piece in data.awaited(worker, 0, need):
+                    assert piece.transfer is not None
+            data.consume(demand)
+        elif action == "move":
+            pieces = [p for queue in data.queues for p in queue]
+            if pieces:
+                data.move(draw.draw(st.sampled_from(pieces)).id, draw.draw(st.integers(0, workers - 1)))
+        elif action == "save":
+            saved = data.snapshot()
+        elif action == "crash":
+            data.release()
+            data.restore(
+                saved, [draw.draw(st.integers(0, nodes - 1)) for _ in range(draw.draw(st.integers(1, 4)))]
+            )
+        elif action == "regroup":
+            data.assign([draw.draw(st.integers(0, nodes - 1)) for _ in range(draw.draw(st.integers(1, 4)))])
+        elif action == "order":
+            data.reorder({p.id: -p.id for queue in data.queues for p in queue})
+        else:
+            site.clock.run(until=site.clock.now + 0.01)
+        read = sum(end - begin for _, begin, end in data.ledger)
+        unrecorded = sum(p.cursor - p.begin for queue in data.queues for p in queue)
+        assert data.left + read + unrecorded == total
+        assert data.left == sum(p.left for queue in data.queues for p in queue)
+    assert (site.free >= 0).all()
+
+
+def test_placement_follows_the_weights() -> None:
+    weights = 1 / np.arange(1, 5)
+    homes = place_shards(25, [3, 1, 0, 2], weights, replicas=2)
+    counts = [sum(home[0] == node for home in homes) for node in (3, 1, 0, 2)]
+    assert counts == [12, 6, 4, 3]
+    assert all(len(set(home)) == 2 for home in homes)
+    assert place_shards(3, [5], np.ones(1), replicas=3) == [[5]] * 3
+
+
+def test_who_waits_for_taken_samples_gets_them_though_the_rest_goes_to_another() -> None:
+    """Asynchronous workers take samples before these are there; giving the rest away must not stop the transfer."""
+    model = {
+        "fixed_time": 0.0071, "sample_time": 0.0117, "parameters": 2.1e8,
+        "exchange": {"algorithm": "async-parameter-server", "alpha": 1.3e-5, "rate": 9e9},
+    }  # fmt: skip
+    data = {"samples": 52, "sample_size": 4e6, "shards": 10, "placement": {"kind": "even", "over": "cluster"}}
+    training = {"gpus": 2, "model": "m", "epochs": 1, "global_batch": 11, "data": data}
+    case = from_mapping(
+        {
+            "schema_version": 1,
+            "name": "two workers",
+            "cluster": {"nodes": [{"count": 2, "gpus": 1, "nic": 2e8}]},
+            "workload": {"models": {"m": model}, "jobs": [training]},
+        }
+    )
+    for event_by_event in (False, True):
+        assert run(case, event_by_event=event_by_event).jobs["samples"].tolist() == [52]

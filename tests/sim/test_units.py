@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, ValidationError
+
+from equipoise.sim.scenario import units
+from equipoise.sim.scenario.units import QUANTITIES, Bytes, BytesPerS, Celsius, Quantity, Seconds, Share
+
+GOOD = [
+    (units.DATA_RATE, "400 Gbit/s", 5e10),
+    (units.DATA_RATE, "50 Gb/s", 6.25e9),
+    (units.DATA_RATE, "100 Gbps", 1.25e10),
+    (units.DATA_RATE, "3 GB/s", 3e9),
+    (units.DATA_RATE, "1 GiB/min", 2**30 / 60),
+    (units.SIZE, "80 GiB", 80 * 2.0**30),
+    (units.SIZE, "141 GB", 1.41e11),
+    (units.SIZE, "150kB", 1.5e5),
+    (units.SIZE, "5 KB", 5e3),
+    (units.SIZE, "8 Mbit", 1e6),
+    (units.SIZE, "1e9", 1e9),
+    (units.SIZE, 7, 7.0),
+    (units.TIME, "24 h", 86400.0),
+    (units.TIME, "1.5 us", 1.5e-6),
+    (units.TIME, "2 days", 172800.0),
+    (units.TIME, ".5 min", 30.0),
+    (units.WORK, "6 TFLOP", 6e12),
+    (units.WORK_RATE, "989.5 TFLOP/s", 9.895e14),
+    (units.SAMPLE_RATE, "2000 samples/s", 2000.0),
+    (units.SAMPLE_RATE, "120 /min", 2.0),
+    (units.SHARE, "12.5 %", 0.125),
+    (units.PRICE, "2.1 USD/h", 2.1),
+    (units.PRICE, "48 USD/d", 2.0),
+    (units.TARIFF, "0.36 USD/kWh", 1e-7),
+    (units.TARIFF, "100 $/MWh", 100 / 3.6e9),
+    (units.POWER, "0.7 kW", 700.0),
+    (units.TEMPERATURE, "-5 C", -5.0),
+    (units.TEMPERATURE, 25, 25.0),
+]
+
+
+@pytest.mark.parametrize(("quantity", "text", "value"), GOOD)
+def test_text_becomes_base_units(quantity: Quantity, text: object, value: float) -> None:
+    assert quantity.parse(text) == pytest.approx(value, rel=1e-15)
+
+
+BAD = [
+    (units.DATA_RATE, "5 GB", "'5 GB' is a size, a rate is needed (e.g. 100 Gbit/s)"),
+    (units.SIZE, "5 GB/s", "'5 GB/s' is a rate, a size is needed (e.g. 80 GiB)"),
+    (units.TIME, "3 W", "'3 W' is a power, a time is needed (e.g. 24 h)"),
+    (units.DATA_RATE, "5 gb/s", "upper and lower case matter, did you mean 'GB/s' or 'Gb/s'?"),
+    (units.TIME, "5 parsec", "unit 'parsec' is not known; write e.g. 24 h, or a number in s"),
+    (units.SIZE, "1_000", "'1_000' is not a size"),
+    (units.SIZE, "１２ GB", "'１２ GB' is not a size"),
+    (units.TIME, "12:30", "'12:30' is not a time; write e.g. 24 h, or a number in s"),
+    (units.TIME, "", "'' is not a time"),
+    (units.TIME, "h", "'h' is not a time"),
+    (units.TIME, "1 2 h", "'1 2 h' is not a time"),
+    (units.SIZE, "-5 GB", "'-5 GB' is too small, a size must be at least 0"),
+    (units.DATA_RATE, 0, "0 is too small, a rate must be above 0"),
+    (units.SHARE, "150 %", "'150 %' is too large, a share must be at most 1"),
+    (units.TEMPERATURE, "-300 C", "must be at least -273.15"),
+    (units.SIZE, math.nan, "nan is not a finite number"),
+    (units.SIZE, math.inf, "inf is not a finite number"),
+    (units.SIZE, "nan", "'nan' is not a size"),
+    (units.SIZE, "9e999", "is not a finite number"),
+    (units.SIZE, "1e99999999", "unit 'e99999999' is not known"),
+    (units.TIME, True, "true is not a time"),
+    (units.TIME, None, "nothing is not a time"),
+    (units.TIME, [1], "a list is not a time"),
+    (units.TIME, {"h": 1}, "a section is not a time"),
+]
+
+
+@pytest.mark.parametrize(("quantity", "value", "message"), BAD)
+def test_what_is_no_such_quantity_is_refused_in_one_line(
+    quantity: Quantity, value: object, message: str
+) -> None:
+    with pytest.raises(ValueError, match=r".") as caught:
+        quantity.parse(value)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@given(st.sampled_from(QUANTITIES), st.data())
+def test_text_is_rounded_once(quantity: Quantity, data: st.DataObject) -> None:
+    unit = data.draw(st.sampled_from(sorted(quantity.factors)))
+    number = data.draw(st.decimals(0, 10**6, allow_nan=False, places=3))
+    exact = Fraction(number) * quantity.factors[unit]
+    if exact == 0 or exact > Fraction(quantity.high if quantity.high < 1e300 else 10**300):
+        return
+    assert quantity.parse(f"{number} {unit}") == float(exact)
+
+
+@given(st.sampled_from(QUANTITIES), st.text(max_size=30))
+def test_any_text_gives_a_number_or_one_line(quantity: Quantity, text: str) -> None:
+    try:
+        assert math.isfinite(quantity.parse(text))
+    except ValueError as error:
+        assert str(error)  # noqa: PT017 - both ways are fine, nothing else may be raised
+
+
+def test_every_example_is_readable_and_no_unit_is_a_trap() -> None:
+    for quantity in QUANTITIES:
+        quantity.parse(quantity.example)
+    assert units.SIZE.parse("1 Gb") == 1.25e8  # gigabit, not gilbert
+    assert "m" not in units.TIME.factors  # minutes or metres: refused
+
+
+class Box(BaseModel):
+    size: Bytes = 1.0
+    rate: BytesPerS = 1.0
+    time: Seconds | None = None
+    share: Share = 1.0
+    ambient: Celsius = 25.0
+
+
+def test_annotated_types_read_units_in_models() -> None:
+    box = Box.model_validate({"size": "2 GB", "rate": "8 Gbit/s", "time": "2 min", "share": "50 %"})
+    assert (box.size, box.rate, box.time, box.share) == (2e9, 1e9, 120.0, 0.5)
+    assert Box(time=None).time is None
+    with pytest.raises(ValidationError, match="is a size, a time is needed"):
+        Box.model_validate({"time": "2 GB"})
+
+
+def test_json_schema_allows_numbers_and_text_and_states_limits() -> None:
+    properties = Box.model_json_schema()["properties"]
+    number, text = properties["rate"]["anyOf"]
+    assert number == {"type": "number", "exclusiveMinimum": 0.0}
+    assert text == {"type": "string", "examples": ["100 Gbit/s"]}
+    assert properties["share"]["anyOf"][0]["maximum"] == 1.0
+    assert "minimum" in properties["ambient"]["anyOf"][0]
+
+
+def test_implausible_values_are_named() -> None:
+    assert "implausibly small" in units.DATA_RATE.implausible(400.0)
+    assert "implausibly large" in units.TARIFF.implausible(0.1)
+    assert units.SIZE.implausible(0.0) == ""
+    assert units.SIZE.implausible(8e10) == ""
+    assert units.SIZE.implausible(8e10, (1.0, 2.0)) != ""
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (units.format_bytes(8.5e10), "85 GB"),
+        (units.format_bytes(0), "0 B"),
+        (units.format_bytes(999.9), "1 kB"),
+        (units.format_scaled(80 * 2.0**30, "B", 1024), "80 GiB"),
+        (units.format_bytes_per_s(5e10), "400 Gbit/s"),
+        (units.format_seconds(0), "0 s"),
+        (units.format_seconds(2.5e-7), "250 ns"),
+        (units.format_seconds(0.0123), "12.3 ms"),
+        (units.format_seconds(45), "45 s"),
+        (units.format_seconds(5400), "90 min"),
+        (units.format_seconds(9000), "2.5 h"),
+        (units.format_seconds(-276480), "-3.2 d"),
+        (units.format_seconds(math.nan), "nan s"),
+        (units.format_share(0.1234), "12.3 %"),
+        (units.format_usd(1234.5), "1,234.50 USD"),
+        (units.format_usd(0.00123), "0.00123 USD"),
+    ],
+)
+def test_values_are_shown_for_people(text: str, expected: str) -> None:
+    assert text == expected
+
+
+@given(st.floats(1e-9, 1e17))
+def test_shown_bytes_read_back_close(value: float) -> None:
+    assert units.SIZE.parse(units.format_bytes(value)) == pytest.approx(value, rel=6e-3, abs=6e-3)

@@ -1,0 +1,317 @@
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from equipoise.cli import main
+from equipoise.policies.registry import make_policy
+from equipoise.sim.loading.checks import problems
+from equipoise.sim.loading.file import from_mapping, load, read_scenario
+from equipoise.sim.run import run
+from equipoise.study.questions import levers as levers_module
+from equipoise.study.questions.levers import LIMITS, levers
+from equipoise.study.questions.limits import ALL, PerJob, key, limits, memory_share, times_by_limit
+from equipoise.study.runs.variants import Means
+from tests.scenarios import cases
+
+
+def case(model=None, job=None, cluster=None, **sections):
+    """One training job on four equal GPUs that does nothing but compute, with changes."""
+    trained = {"sample_time": "10 ms", "parameters": 0} | (model or {})
+    if "flop_per_sample" in trained:
+        del trained["sample_time"]
+    work = {"name": "train", "gpus": 4, "model": "m", "steps": 200, "global_batch": 32} | (job or {})
+    base = {
+        "schema_version": 1,
+        "name": "limited",
+        "cluster": {"nodes": [{"count": 4, "gpus": 1}]} | (cluster or {}),
+        "workload": {"models": {"m": trained}, "jobs": [work]},
+        "policy": "fifo",
+    }
+    return base | sections
+
+
+LYING = {"kind": "nodes", "nodes": ["node-0"]}
+READS = {"data": {"samples": 6400, "sample_size": "10 MB", "shards": 32, "placement": LYING}}
+UNEVEN = [{"name": "a", "count": 3, "speed": 2.0}, {"name": "b", "count": 1, "speed": 0.4}]
+CRASHES = [{"kind": "crash", "node": f"node-{k}", "at": 15 * (k + 1), "duration": 1} for k in range(4)]
+MANY = {
+    "models": {"m": {"sample_time": "10 ms"}},
+    "jobs": [{"name": "short", "count": 12, "gpus": 4, "duration": 60}],
+}
+CASES = {
+    "compute": case(),
+    "memory": case({"flop_per_sample": "1 GFLOP", "bytes_per_sample": "10 GB"}),
+    "input": case({"sample_time": "1 ms"}, READS, {"nodes": [{"count": 4, "storage_rate": "50 MB/s"}]}),
+    "barrier": case(cluster={"nodes": UNEVEN}),
+    "network": case({"gradient": "400 MB", "exchange": {"alpha": 0, "rate": "1 GB/s"}}),
+    "queue": case(workload=MANY),
+    "faults": case(
+        job={"checkpoint": {"interval": "never"}, "on_worker_loss": "restart"},
+        faults={"events": CRASHES},
+        restart={"detection": 20, "initialisation": 20},
+    ),
+}
+STRONGEST = {
+    "compute": "GPUs twice as fast",
+    "memory": "twice the GPU memory and its bandwidth",
+    "input": "storage and host input twice as fast",
+    "barrier": "equal nodes, as fast in all",
+    "network": "network twice as fast",
+    "queue": "twice the nodes",
+    "faults": "no faults",
+}
+
+
+@pytest.fixture
+def found(tmp_path):
+    def find(content, **given):
+        path = tmp_path / "case.yaml"
+        path.write_text(yaml.safe_dump(content))
+        return limits(path, **({"policies": ()} | given))
+
+    return find
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_the_true_limit_is_named_and_its_lever_helps(found, limit):
+    result = found(CASES[limit])
+    group = result.groups[0]
+    assert group.limit == group.account == limit, group.shares
+    assert group.shares[limit] > 0.4
+    assert sum(group.shares.values()) == pytest.approx(1.0)
+    lever = group.best_against(limit)
+    assert lever is not None
+    assert lever.ratio.mean < 0.75
+    assert STRONGEST[limit] in [e.lever.name for e in group.effects if e.helps]
+
+
+@pytest.mark.parametrize("limit", ["compute", "input", "barrier", "network", "faults"])
+def test_levers_against_other_limits_help_less(found, limit):
+    content = CASES[limit]
+    if "name" not in content["cluster"]["nodes"][0]:  # a second disturbance, small, so that it has a lever
+        content = content | {"noise": {"step_cov": 0.02}}
+    group = found(content, means=Means(2)).groups[0]
+    best = group.best_against(limit).ratio.mean
+    others = [e.ratio.mean for e in group.effects if e.lever.against not in (limit, "compute", "queue")]
+    assert others, "some other lever must apply"
+    assert all(ratio > best for ratio in others)
+
+
+def test_waiting_for_others_is_blamed_on_what_makes_them_late(found):
+    skewed = {"data": READS["data"] | {"placement": {"kind": "skewed"}}}
+    late_data = case({"sample_time": "1 ms"}, skewed, {"nodes": [{"count": 4, "storage_rate": "50 MB/s"}]})
+    slow = [{"kind": "slow", "node": "node-0", "at": 0, "duration": "1 h", "factor": 5}]
+    for content, limit in ((late_data, "input"), (case(faults={"events": slow}), "faults")):
+        group = found(content).groups[0]
+        assert (group.account, group.limit) == ("barrier", limit), (group.shares, group.effects)
+
+
+def test_a_resource_doubled_halves_what_only_it_limits(found):
+    effects = {e.lever.name: e.ratio.mean for e in found(CASES["compute"]).groups[0].effects}
+    assert effects["GPUs twice as fast"] == pytest.approx(0.5, rel=1e-6)
+    roomy = case(cluster={"nodes": [{"count": 8}]})
+    effects = {e.lever.name: e.ratio.mean for e in found(roomy).groups[0].effects}
+    assert effects["twice the GPUs per training job"] == pytest.approx(0.5, rel=1e-6)
+    memory = {e.lever.name: e.ratio.mean for e in found(CASES["memory"]).groups[0].effects}
+    assert memory["twice the GPU memory and its bandwidth"] == pytest.approx(0.5, rel=1e-2)
+    queue = {e.lever.name: e.ratio.mean for e in found(CASES["queue"]).groups[0].effects}
+    # 12 jobs of 60 s one after the other: mean 390 s; two at a time: 210 s; twice as fast: half.
+    assert queue["twice the nodes"] == pytest.approx(210 / 390)
+    assert queue["GPUs twice as fast"] == pytest.approx(0.5)
+
+
+def test_shares_are_the_accounts(found):
+    content = CASES["network"]
+    made = run(from_mapping(content), policy=make_policy("fifo"))
+    times = times_by_limit(made)
+    span = made.jobs["completion_s"] - made.jobs["arrival_s"]
+    np.testing.assert_allclose(np.sum(list(times.values()), axis=0), span)
+    exposed = made.jobs["exposed_communication_gpu_s"][0] / 4  # four GPUs, held from start to end
+    assert times["network"][0] == pytest.approx(exposed)
+    group = found(content).groups[0]
+    assert group.shares["network"] == pytest.approx(exposed / span[0])
+    assert group.time_s.mean == pytest.approx(span[0])
+
+
+def test_memory_share_by_hand():
+    # 8 samples of 1 ms, at most 2 a pass, 2 ms a pass: 4 * 2 + 8 = 16 ms; with room for all, 2 + 8 = 10 ms.
+    scenario = from_mapping(case({"sample_time": "1 ms", "fixed_time": "2 ms", "samples_per_pass": 2}))
+    job, model = scenario.workload.jobs[0], scenario.workload.models["m"]
+    assert memory_share(scenario, job, model) == pytest.approx(6 / 16)
+    roomy = model.model_copy(update={"samples_per_pass": None})
+    assert memory_share(scenario, job, roomy) == 0.0
+    # Computing the forward pass again takes a quarter of the time of four thirds.
+    heavy = {"flop_per_sample": "1 TFLOP", "memory": {"recompute": True}}
+    again = from_mapping(case(heavy))
+    share = memory_share(again, again.workload.jobs[0], again.workload.models["m"])
+    assert share == pytest.approx(0.25, abs=0.02)
+
+
+def test_groups_and_all_jobs(found):
+    content = case()
+    content["workload"] = {
+        "models": content["workload"]["models"],
+        "jobs": [
+            {**content["workload"]["jobs"][0], "name": "first"},
+            {"name": "tail", "count": 3, "gpus": 1, "duration": 5, "arrival": 1},
+        ],
+    }
+    result = found(content)
+    assert [(g.name, g.jobs) for g in result.groups] == [(ALL, 4), ("tail", 3), ("first", 1)] or [
+        (g.name, g.jobs) for g in result.groups
+    ] == [(ALL, 4), ("first", 1), ("tail", 3)]
+    by_name = {g.name: g for g in result.groups}
+    assert by_name["tail"].limit == "queue"
+    assert by_name["first"].limit == "compute"
+    mean = (by_name["first"].time_s.mean + 3 * by_name["tail"].time_s.mean) / 4
+    assert by_name[ALL].time_s.mean == pytest.approx(mean)
+    assert len(found(content, most=1).groups) == 2
+
+
+def test_jobs_of_a_trace_stand_alone(tmp_path, found):
+    trace = tmp_path / "jobs.csv"
+    trace.write_text("job_id,arrival_s,gpus,duration_s\n7,0,4,100\n8,1,4,10\n9,2,4,10\n")
+    content = case()
+    del content["workload"]["jobs"]
+    result = found(content | {"workload": {}}, trace=str(trace), most=2)
+    assert result.groups[0].jobs == 3
+    assert [g.name for g in result.groups[1:]] == ["9", "8"]
+    assert [g.limit for g in result.groups] == ["queue", "queue", "queue"]
+
+
+def test_gains_are_paired_by_seed(found):
+    result = found(case(noise={"step_cov": 0.3}), means=Means(seeds=4))
+    group = result.groups[0]
+    assert result.seeds == 4
+    assert group.limit in ("compute", "barrier")
+    no_jitter = next(e for e in group.effects if e.lever.name == "no jitter")
+    assert no_jitter.helps
+    assert no_jitter.ratio.n == 4
+    faster = next(e for e in group.effects if e.lever.name == "GPUs twice as fast")
+    assert faster.ratio.mean == pytest.approx(0.5, rel=1e-6)
+    assert faster.ratio.half_width < 1e-6  # the same noise, whatever its size
+    assert math.isnan(found(CASES["compute"]).groups[0].effects[0].ratio.half_width)
+
+
+def test_processes_do_not_change_a_result(found):
+    content = case(noise={"step_cov": 0.1})
+    assert found(content, means=Means(2, jobs=2)).as_dict() == found(content, means=Means(2)).as_dict()
+
+
+def test_every_lever_changes_the_scenario_and_leaves_it_valid():
+    for path in sorted((Path(__file__).resolve().parents[3] / "scenarios").glob("*.yaml")):
+        try:
+            scenario = load(path)
+        except Exception:  # a sweep or a price book
+            continue
+        if not scenario.workload.jobs:
+            continue
+        found = levers(scenario, "fifo")
+        assert {lever.against for lever in found} >= {"compute", "queue", "any"}
+        for lever in found:
+            assert (lever.scenario != scenario) or lever.policy != "fifo"
+            again = type(scenario).model_validate_json(lever.scenario.model_dump_json())
+            assert again == lever.scenario, lever.name
+
+
+@settings(max_examples=40)
+@given(cases())
+def test_every_lever_of_any_scenario_can_be_run(scenario):
+    for lever in levers(scenario, "fifo"):
+        assert problems(lever.scenario) == [], lever.name
+
+
+@settings(max_examples=6)
+@given(cases(), st.integers(0, 99))
+def test_time_by_limit_is_all_of_a_jobs_time(scenario, seed):
+    made = run(scenario, policy=make_policy("fifo-greedy"), seed=seed)
+    times = times_by_limit(made)
+    span = made.jobs["completion_s"] - made.jobs["arrival_s"]
+    total = np.sum(list(times.values()), axis=0)
+    np.testing.assert_allclose(total, span, rtol=1e-9, atol=1e-6)
+    assert all((values >= 0).all() for values in times.values())
+
+
+def test_levers_that_change_nothing_are_none():
+    names = {lever.name for lever in levers(from_mapping(CASES["queue"]), "s1+s2+s3")}
+    assert names == {"GPUs twice as fast", "twice the nodes", "policy s1+s2+s3+s4"}
+    explicit = {
+        "nodes": [{"count": 2}],
+        "topology": {
+            "kind": "explicit",
+            "links": [{"source": f"node-{k}", "target": "switch", "rate": "1 GB/s"} for k in range(2)],
+        },
+    }
+    scenario = from_mapping(case(job={"gpus": 2}, cluster=explicit))
+    assert levers_module.more_nodes(scenario) == scenario
+    faster = levers_module.faster_network(scenario)
+    assert faster.cluster.topology.links[0].rate == 2e9
+
+
+def test_equal_nodes_keep_the_total_speed():
+    scenario = from_mapping(CASES["barrier"])
+    changed = levers_module.equal_nodes(scenario)
+
+    def total(s):
+        return sum(g.count * g.gpus * g.speed for g in s.cluster.groups)
+
+    assert total(changed) == pytest.approx(total(scenario))
+    assert len({g.speed for g in changed.cluster.groups}) == 1
+
+
+def test_undone_jobs_count_and_are_noted(found):
+    result = found(case(horizon=5.0))
+    assert "1 jobs are not completed" in result.notes[0]
+    assert result.groups[0].time_s.mean == pytest.approx(5.0, rel=0.05)
+
+
+def test_totals_of_a_group():
+    scenario = from_mapping(CASES["queue"])
+    made = PerJob({f"short-{k}": "short" for k in range(12)}, {})(
+        scenario, policy=make_policy("fifo"), seed=0, trace=None
+    )
+    assert made.totals[key("short", "jobs")] == 12
+    assert made.totals[key("short", "queue")] == pytest.approx(60 * 11 / 2)
+    assert made.totals[key(ALL, "compute")] == pytest.approx(60.0)
+
+
+def test_command_line(tmp_path, capsys):
+    path = tmp_path / "case.yaml"
+    path.write_text(yaml.safe_dump(CASES["network"]))
+    out = tmp_path / "out"
+    assert main(["limits", str(path), "-q", "--try", "s3", "--out", str(out)]) == 0
+    text = capsys.readouterr().out
+    assert "train (1 job," in text
+    assert "limited by network" in text
+    assert "network twice as fast: time x0." in text
+    written = json.loads((out / "limits.json").read_text())
+    assert written["groups"][0]["limit"] == "network"
+    assert {lever["lever"] for lever in written["groups"][0]["levers"]} >= {
+        "policy s3",
+        "network twice as fast",
+    }
+    assert main(["limits", str(path), "-q", "--format", "json", "--try", "s3", "--seeds", "1"]) == 0
+    assert json.loads(capsys.readouterr().out) == written
+    assert main(["limits", str(path), "-q", "--try", "s9"]) == 2
+    (tmp_path / "taken" / "limits.json").mkdir(parents=True)
+    capsys.readouterr()
+    asked = ["limits", str(path), "-q", "--format", "json", "--try", "s3", "--seeds", "1"]
+    assert main([*asked, "--out", str(tmp_path / "taken")]) == 1
+    shown = capsys.readouterr()
+    assert json.loads(shown.out) == written, "what was found is not lost"
+    assert "limits.json: Is a directory" in shown.err
+    assert [p.name for p in (tmp_path / "taken").iterdir()] == ["limits.json"]
+    assert main(["limits", str(tmp_path / "none.yaml"), "-q"]) == 2
+    every = main(["limits", str(path), "-q", "--try", "s3", "--all"])
+    assert every == 0
+    assert "twice the nodes: time x1.00" in capsys.readouterr().out
+
+
+def test_names_of_shipped_scenarios_work():
+    assert read_scenario("quickstart").scenario.name == "quickstart"

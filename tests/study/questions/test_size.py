@@ -1,0 +1,292 @@
+import itertools
+import json
+import math
+from functools import lru_cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+import yaml
+
+from equipoise.cli import main
+from equipoise.policies.registry import make_policy
+from equipoise.sim.loading.file import read_scenario
+from equipoise.sim.run import run
+from equipoise.sim.scenario.tree import InputError
+from equipoise.study.questions.size import Candidate, Question, Trial, read_vary, size
+from equipoise.study.questions.targets import power_w, price_usd_per_h, read_target
+
+CASE = {
+    "schema_version": 1,
+    "name": "to be sized",
+    "cluster": {
+        "nodes": [
+            {"name": "fast", "count": 1, "gpus": 2, "price": "6 USD/h"},
+            {"name": "slow", "count": 1, "gpus": 2, "speed": 0.5, "price": "2 USD/h"},
+        ]
+    },
+    "workload": {
+        "models": {"m": {"sample_time": "10 ms", "parameters": 1e6}},
+        "jobs": [
+            {"name": "train", "count": 2, "gpus": 2, "model": "m", "steps": 600, "global_batch": 16},
+            {"name": "rigid", "count": 5, "spacing": "10 s", "gpus": 1, "duration": "60 s"},
+        ],
+    },
+    "faults": {"crash": {"mtbf": "5 min", "repair": "60 s"}},
+    "restart": {"detection": "5 s", "initialisation": "5 s"},
+}
+VARY = {"cluster.nodes.0.count": [1, 2, 3], "cluster.nodes.1.count": [1, 2, 3, 4]}
+SEEDS = 3
+POLICY = "fifo-greedy"
+
+
+@pytest.fixture
+def case(tmp_path):
+    path = tmp_path / "case.yaml"
+    path.write_text(yaml.safe_dump(CASE))
+    return path
+
+
+@pytest.fixture
+def calm(tmp_path):
+    path = tmp_path / "calm.yaml"
+    path.write_text(yaml.safe_dump({k: v for k, v in CASE.items() if k != "faults"}))
+    return path
+
+
+def question(path, *targets, **changes):
+    given = {"vary": VARY, "policy": POLICY, "seeds": SEEDS} | changes
+    return Question(path, targets=tuple(map(read_target, targets)), **given)
+
+
+@lru_cache(maxsize=2)
+def every_run(text):
+    """(sizes, summaries of all seeds) of every size of the case with that text."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "case.yaml"
+        path.write_text(text)
+        found = []
+        for chosen in itertools.product(*VARY.values()):
+            changes = [f"{key}={value}" for key, value in zip(VARY, chosen, strict=True)]
+            scenario = read_scenario(path, changes).scenario
+            seeds = range(SEEDS) if scenario.faults.crash else [0]
+            found.append(
+                (chosen, [run(scenario, policy=make_policy(POLICY), seed=s).summary() for s in seeds])
+            )
+        return found
+
+
+def exhaustive(path, limit_s, objective):
+    """Best value of the objective over every size, all seeds run, none left out."""
+    feasible = []
+    for chosen, runs in every_run(path.read_text()):
+        if all(r["makespan_s"] <= limit_s and r["completed"] == r["jobs"] for r in runs):
+            price = 6.0 * chosen[0] + 2.0 * chosen[1]
+            cost = sum(r["makespan_s"] for r in runs) / len(runs) / 3600 * price
+            feasible.append({"nodes": sum(chosen), "price": price, "cost": cost})
+    return min((f[objective] for f in feasible), default=None)
+
+
+@pytest.mark.parametrize("objective", ["nodes", "price", "cost"])
+@pytest.mark.parametrize("limit_s", [90, 180])
+def test_equals_an_exhaustive_search(case, calm, objective, limit_s):
+    for path in (case, calm):
+        answer = size(question(path, f"makespan<={limit_s}s", "cost<=100USD", objective=objective))
+        wanted = exhaustive(path, limit_s, objective)
+        if wanted is None:
+            assert answer.best is None
+            continue
+        best = answer.best
+        found = {"nodes": best.candidate.nodes, "price": best.candidate.price_usd_per_h}
+        found["cost"] = best.mean("cost_usd")
+        assert found[objective] == pytest.approx(wanted, rel=1e-12)
+
+
+SIZES = [(a, b) for a in VARY["cluster.nodes.0.count"] for b in VARY["cluster.nodes.1.count"]]
+
+
+def cheapest(path, feasible):
+    """Nodes of the smallest size whose runs all pass, each run with what is known of the size."""
+    generic_w = 400.0  # per GPU of the profile's generic accelerator, at full load
+    found = []
+    for chosen, runs in every_run(path.read_text()):
+        known = {
+            "power_w": 1.3 * 2 * generic_w * sum(chosen),
+            "price_usd_per_h": 6.0 * chosen[0] + 2.0 * chosen[1],
+        }
+        if all(r["completed"] == r["jobs"] and feasible({**r, **known}) for r in runs):
+            found.append(sum(chosen))
+    return min(found, default=None)
+
+
+@pytest.mark.parametrize(
+    ("targets", "feasible"),
+    [
+        (["cost<=1.2USD", "makespan<=300s"], lambda r: r["cost_usd"] <= 1.2 and r["makespan_s"] <= 300),
+        (["energy<=0.12kWh"], lambda r: r["energy_j"] <= 0.432e6),
+        (["power<=4.2kW", "makespan<=265s"], lambda r: r["power_w"] <= 4200 and r["makespan_s"] <= 265),
+        (["completion_p95<=225s"], lambda r: r["completion_p95_s"] <= 225),
+        (
+            ["cost<=1.2USD", "completion_p95<=260s", "power<=6kW"],
+            lambda r: r["cost_usd"] <= 1.2 and r["completion_p95_s"] <= 260 and r["power_w"] <= 6000,
+        ),
+    ],
+)
+def test_budget_power_energy_and_p95_equal_an_exhaustive_search(case, targets, feasible):
+    wanted = cheapest(case, feasible)
+    assert min(map(sum, SIZES)) < wanted < max(map(sum, SIZES)), "or the targets say nothing"
+    answer = size(question(case, *targets))
+    assert answer.best is not None
+    assert answer.best.candidate.nodes == wanted
+
+
+def test_a_budget_that_is_too_small_is_impossible(case):
+    answer = size(question(case, "cost<=0.01USD"))
+    assert answer.best is None
+    assert answer.closest is not None
+    assert answer.excluded + answer.tried == len(SIZES)
+
+
+def test_cost_is_what_the_run_says(case):
+    answer = size(question(case, "cost<=1USD"))
+    for result in answer.best.results:
+        rent = answer.best.candidate.price_usd_per_h if answer.best.candidate.price_usd_per_h > 0 else 0.0
+        assert result["cost_usd"] == pytest.approx(rent * result["makespan_s"] / 3600)
+
+
+def test_power_is_of_the_site_and_capped(calm):
+    from equipoise.sim.hardware.profile import load_profile
+
+    profile = load_profile("catalogue")
+
+    def power(*changes):
+        return power_w(read_scenario(calm, changes).scenario, profile)
+
+    assert power() == pytest.approx(1.3 * 4 * 400)  # two nodes of two GPUs, 400 W each, PUE 1.3
+    assert power("energy.pue=1.1", "cluster.nodes.1.count=3") == pytest.approx(1.1 * 8 * 400)
+    assert power("energy.power_cap=300 W") == pytest.approx(1.3 * 4 * 300)
+    assert power("energy.cluster_power_cap=1 kW") == pytest.approx(1.3 * 1000)
+
+
+def test_bounds_exclude_without_a_run(calm):
+    calls = []
+
+    def counted(scenario, **given):
+        calls.append(scenario)
+        return run(scenario, **given)
+
+    answer = size(question(calm, "makespan<=90s", runner=counted))
+    assert answer.excluded > 0
+    assert answer.tried == len(calls)
+    assert answer.tried + answer.excluded <= 12
+
+
+def test_impossible_names_the_closest(case):
+    answer = size(question(case, "makespan<=70s"))
+    assert answer.best is None
+    means = {
+        chosen: (runs[0]["makespan_s"], sum(r["makespan_s"] for r in runs) / SEEDS)
+        for chosen, runs in every_run(case.read_text())
+    }
+    closest = tuple(answer.closest.candidate.values.values())
+    assert answer.closest.results[0]["makespan_s"] == means[closest][0]
+    assert means[closest][1] <= 1.2 * min(mean for _, mean in means.values())
+
+
+def test_price_alone_can_make_it_impossible(calm):
+    answer = size(question(calm, "price<=5USD/h", "makespan<=300s"))
+    assert (answer.best, answer.tried, answer.excluded) == (None, 0, 12)
+    assert answer.closest.candidate.values == {"cluster.nodes.0.count": 1, "cluster.nodes.1.count": 1}
+
+
+def test_spares_are_what_faults_cost(case, calm):
+    answer = size(question(case, "makespan<=250s", vary={"cluster.nodes.0.count": list(range(1, 9))}))
+    without = size(question(calm, "makespan<=250s", vary={"cluster.nodes.0.count": list(range(1, 9))}))
+    assert answer.spares == answer.best.candidate.nodes - without.best.candidate.nodes
+    assert without.spares is None
+
+
+def test_chance_of_a_trial():
+    def trial(met, runs):
+        return Trial(Candidate({}, None, 1, 1.0, 1.0, {}), ({},) * runs, met)
+
+    assert trial(5, 5).chance_at_least() == pytest.approx(0.05 ** (1 / 5))  # p^5 = 0.05
+    assert trial(0, 5).chance_at_least() == 0.0
+    # 7 of 10: the p at which 7 or more of 10 happen with chance 5 %.
+    p = trial(7, 10).chance_at_least()
+    assert sum(math.comb(10, k) * p**k * (1 - p) ** (10 - k) for k in range(7, 11)) == pytest.approx(0.05)
+
+
+def test_the_chance_holds_for_a_size_that_was_chosen_for_its_results():
+    # Twenty sizes that all meet the target in half of their runs: the first with 5 of 5 is taken for the answer.
+    rng, wrong, naive, answers = np.random.Generator(np.random.Philox(3)), 0, 0, 2000
+    for _ in range(answers):
+        if not (rng.binomial(5, 0.5, size=20) == 5).any():
+            continue
+        found = Trial(Candidate({}, None, 1, 1.0, 1.0, {}), ({},) * 5, 5)
+        wrong += found.chance_at_least(sizes=20) > 0.5
+        naive += found.chance_at_least() > 0.5
+    assert wrong / answers <= 0.05
+    assert naive / answers > 0.4  # as if that size had been the only one
+
+
+@pytest.mark.parametrize(
+    ("text", "limit", "at_most"),
+    [
+        ("makespan<=24h", 86400.0, True),
+        (" completion_p95 <= 90 min ", 5400.0, True),
+        ("goodput>=50 %", 0.5, False),
+        ("cost<=5kUSD", 5000.0, True),
+        ("price<=12.5 USD/h", 12.5, True),
+        ("power<=1.5MW", 1.5e6, True),
+        ("energy<=2 kWh", 7.2e6, True),
+    ],
+)
+def test_targets(text, limit, at_most):
+    target = read_target(text)
+    assert target.limit == pytest.approx(limit)
+    assert target.at_most == at_most
+
+
+@pytest.mark.parametrize(
+    "text", ["makespan=3h", "span<=3h", "makespan<=3 GB", "cost<=many USD", "makespan<="]
+)
+def test_wrong_targets(text):
+    with pytest.raises(InputError, match="target"):
+        read_target(text)
+
+
+def test_vary():
+    assert read_vary("a.b=2:4") == ("a.b", [2, 3, 4])
+    assert read_vary("a=1:9:4") == ("a", [1, 5, 9])
+    assert read_vary("a=10 GB,20 GB") == ("a", ["10 GB", "20 GB"])
+    for wrong in ("a", "a=", "=3", "a=4:2", "a=1:2:0"):
+        with pytest.raises(InputError, match="--vary"):
+            read_vary(wrong)
+
+
+def test_prices_come_from_nodes_or_accelerators(calm):
+    from equipoise.sim.hardware.profile import load_profile
+
+    scenario = read_scenario(calm, ["cluster.nodes.0.price=null", "cluster.nodes.1.count=3"]).scenario
+    generic = load_profile("catalogue").accelerator("generic").price_usd_per_gpu_h.value
+    assert price_usd_per_h(scenario, load_profile("catalogue")) == pytest.approx(2 * generic + 3 * 2.0)
+
+
+def test_command_line(case, capsys):
+    arguments = ["size", str(case), "--vary", "cluster.nodes.0.count=1:6", "--policy", "fifo-greedy", "-q"]
+    assert main([*arguments, "--target", "makespan<=180s", "--seeds", "3"]) == 0
+    text = capsys.readouterr().out
+    assert " nodes meet makespan<=180s: cluster.nodes.0.count=" in text
+    # (0.05 / 6) ** (1 / 3): three of three, the best of six sizes.
+    assert (
+        "3 of 3 runs meet the targets: with 95 % confidence, chosen from 6 sizes, 20 % of runs or more do"
+        in text
+    )
+    assert main([*arguments, "--target", "makespan<=10s", "--format", "json", "--seeds", "2"]) == 4
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["met"] is False
+    assert answer["values"] is not None
+    assert main([*arguments, "--target", "makespan=10s"]) == 2
+    assert main([*arguments[:2], "--vary", "cluster.nodes.0.cuont=1:2", "--target", "makespan<=1h"]) == 2

@@ -1,0 +1,398 @@
+"""The report as a file: structure, safety, size, and what it says when things are missing."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from equipoise import cli
+from equipoise.sim.scenario.tree import InputError
+from equipoise.study.bounds import Bound
+from equipoise.study.report import detail as report_detail
+from equipoise.study.report.metrics import PAGE, definitions, page_html
+from equipoise.study.report.page import TEMPLATES, embedded, make_report
+from equipoise.study.runs.compare import Comparison
+from equipoise.study.runs.execute import Result, Task
+from tests.study.report.report_data import make_run
+from tests.study.report.report_reader import Page
+
+HOSTILE = """</script><script>alert("1")</script><img src=x onerror='alert(2)'>&amp;\u2028${title}"""
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def make_comparison(
+    out: Path, policies: list[str], seeds: int, *, timeline: bool = True, **more: Any
+) -> Comparison:
+    """A comparison directory; run directories, with timelines for the first seed."""
+    results = []
+    for policy in policies:
+        for seed in range(seeds):
+            run = make_run(
+                Task(policy, seed).folder(out), policy, seed, timeline=timeline and seed == 0, **more
+            )
+            results.append(Result(policy, seed, run.identity, run.summary(), (), dict(run.totals)))
+    name = str(more.get("name", "made"))
+    made = Comparison(
+        name, tuple(policies), tuple(range(seeds)), tuple(results), Bound(60.0, 30.0, False), ("a note",)
+    )
+    (out / "comparison.json").write_text(made.as_json(), encoding="utf-8")
+    return made
+
+
+def page_of(folder: Path) -> Page:
+    return Page(make_report(folder).path.read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("compared")
+    make_comparison(out, ["fifo", "easy"], 3, jobs=12, decisions=4)
+    return out
+
+
+# --- structure ------------------------------------------------------------------------------------
+
+
+def test_landmarks_headings_and_names(compared: Path) -> None:
+    page = page_of(compared)
+    assert len(page.ids) == len(set(page.ids))
+    for tag in ("header", "main", "footer", "nav", "h1"):
+        assert len(page.named(tag)) == 1
+    assert page.named("html")[0]["lang"] == "en"
+    links = [str(a["href"])[1:] for a in page.named("a")]
+    assert links[0] == "main"  # the skip link comes first
+    assert set(links) <= set(page.ids)
+    assert {"results", "completion", "tradeoff", "closely", "provenance", "definitions"} <= set(page.ids)
+    for section in page.named("section"):
+        assert section.get("aria-labelledby") in page.ids or section.get("aria-label")
+    depths = [int(tag[1]) for tag, _ in page.tags if re.fullmatch(r"h[1-6]", tag)]
+    assert all(after <= before + 1 for before, after in pairwise(depths))
+
+
+def test_every_table_has_a_caption_and_headings(compared: Path) -> None:
+    page = page_of(compared)
+    tables = len(page.named("table")) - page_html().count("<table")
+    assert tables == len(page.named("caption")) >= 5
+    assert all(th.get("scope") in ("row", "col") for th in page.named("th"))
+
+
+def test_every_control_has_a_name(compared: Path) -> None:
+    text = make_report(compared).path.read_text(encoding="utf-8")
+    for control in re.findall(r"<(?:input|select)[^>]*>", text.partition("<script")[0]):
+        before = text[: text.index(control)]
+        assert before.rfind("<label>") > before.rfind("</label>"), control
+    for chart in Page(text).data["charts"]:
+        assert chart["text"], chart["id"]
+
+
+def test_it_asks_nothing_from_any_network(compared: Path) -> None:
+    text = make_report(compared).path.read_text(encoding="utf-8")
+    page = Page(text)
+    policy = next(m["content"] for m in page.named("meta") if m.get("http-equiv"))
+    assert str(policy).startswith("default-src 'none'")
+    assert not [a for _, attributes in page.tags for a in attributes if a in ("src", "srcset")]
+    assert page.named("link") == []
+    code = text.replace("http://www.w3.org/2000/svg", "")  # the name of SVG, not an address
+    assert not re.search(
+        r"(?:src|href)\s*=\s*[\"']?(?:https?:)?//|url\((?!#)|@import|\bfetch\(|XMLHttp|WebSocket", code
+    )
+
+
+def test_charts_and_runs_that_the_code_will_look_for_are_there(compared: Path) -> None:
+    page = page_of(compared)
+    for chart in page.data["charts"]:
+        assert f"chart-{chart['id']}" in page.ids
+    assert [run["label"] for run in page.data["runs"]] == ["fifo, seed 0", "easy, seed 0"]
+    for run in page.data["runs"]:
+        content = json.loads(page.blob(f"run-{run['key']}"))
+        assert [chart["kind"] for chart in content["charts"]] == ["area", "area", "area", "heat"]
+        assert len(content["decisions"]["time"]) == 8
+        assert len(page.blob(f"bars-{run['key']}")) == 19 * run["bars"]["count"]
+        assert len(json.loads(page.blob(f"names-{run['key']}"))) == run["bars"]["rows"] == 12
+        assert set(run["bars"]["kinds"] + run["bars"]["uses"]) <= run["bars"]["words"].keys()
+
+
+def test_numbers_say_where_they_come_from(compared: Path) -> None:
+    page = page_of(compared)
+    tags = [a["class"] for a in page.named("span") if str(a.get("class", "")).startswith("tag")]
+    assert {"tag simulated", "tag catalogue", "tag assumed"} <= set(tags)
+    for fact in ("identity", "versions: numpy", "python", "scenario"):
+        assert fact in page.text
+    assert "catalogue" in page.text
+
+
+def test_every_metric_of_the_table_is_defined(compared: Path) -> None:
+    page = page_of(compared)
+    metrics = json.loads((compared / "comparison.json").read_text())["runs"][0]["metrics"]
+    known = [m for m, v in metrics.items() if v is not None and not m.endswith(("_usd", "_j"))]
+    missing = [m for m in known if m not in definitions()]
+    assert missing == []
+    assert all(abbr["title"] for abbr in page.named("abbr"))
+
+
+# --- safety ---------------------------------------------------------------------------------------
+
+
+def test_hostile_names_stay_text(tmp_path: Path) -> None:
+    make_comparison(tmp_path, ["fifo", HOSTILE], 2, jobs=4, decisions=2, name=HOSTILE, job_name=HOSTILE)
+    folder = Task(HOSTILE, 0).folder(tmp_path)
+    (tmp_path / "sensitivity.json").write_text(
+        json.dumps({"metric": "makespan_s", "base": 10.0, "rows": [
+            {"key": HOSTILE, "low_value": HOSTILE, "high_value": "<b>", "low": 9.0, "high": 11.0}]})
+    )  # fmt: skip
+    (folder / "manifest.json").write_text(
+        json.dumps({**json.loads((folder / "manifest.json").read_text()), "status": HOSTILE})
+    )
+    page = page_of(tmp_path)
+    assert HOSTILE in page.text
+    assert page.named("img") == []
+    scripts = page.named("script")
+    plain = [s for s in scripts if s.get("type") is None]
+    assert len(plain) == 1
+    assert "alert" not in page.scripts["code"]
+    assert any(s["name"] == HOSTILE for chart in page.data["charts"] for s in chart["series"])
+    assert json.loads(page.blob("names-1"))[0] == f"{HOSTILE}-0"
+
+
+@pytest.mark.parametrize(
+    "text", ["</script>", "<!--", "<script", "]]>", "&lt;", "\u2028\u2029", "\ud800", "'\"\\"]
+)
+def test_embedded_json_cannot_end_its_element(text: str) -> None:
+    found = embedded({text: [text]})
+    assert not set("<>&") & set(found)
+    assert found.isascii()
+    assert json.loads(found) == {text: [text]}
+
+
+def test_numbers_that_json_does_not_know_are_refused() -> None:
+    with pytest.raises(ValueError, match="JSON"):
+        embedded([math.nan])
+
+
+# --- what is missing ------------------------------------------------------------------------------
+
+
+def test_a_run_without_a_timeline(tmp_path: Path) -> None:
+    make_run(tmp_path, jobs=3, timeline=False)
+    made = make_report(tmp_path)
+    page = Page(made.path.read_text())
+    assert "closely" not in page.ids
+    assert page.data["runs"] == []
+    assert any("--timeline" in note for note in made.notes)
+    assert "--timeline" in page.text
+
+
+def test_a_run_with_decisions_but_no_timeline(tmp_path: Path) -> None:
+    make_run(tmp_path, jobs=3, timeline=False, decisions=5)
+    page = page_of(tmp_path)
+    assert page.data["runs"][0]["bars"] is None
+    assert len(json.loads(page.blob("run-0"))["decisions"]["time"]) == 10
+
+
+def test_of_very_many_decisions_the_first_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report_detail, "ENTRIES", 6)
+    make_run(tmp_path, jobs=3, timeline=False, decisions=9)
+    found = json.loads(page_of(tmp_path).blob("run-0"))["decisions"]
+    assert len(found["time"]) == 6
+    assert found["note"] == "The first 6 entries; later ones are in journal.jsonl."
+
+
+def test_a_failed_run_says_why(tmp_path: Path) -> None:
+    make_run(tmp_path, jobs=3, stopped="stage s9 at 1 s: out of <luck>")
+    page = page_of(tmp_path)
+    assert "The run did not end: stage s9 at 1 s: out of <luck>." in page.text
+    assert "There are no results." in page.text
+    assert page.data["runs"][0]["bars"]["count"] == 12  # what was recorded up to then is shown
+
+
+def test_failures_that_a_comparison_lists(tmp_path: Path) -> None:
+    make_comparison(tmp_path, ["fifo"], 2, jobs=4)
+    path = tmp_path / "comparison.json"
+    lines = ["easy seed 0 failed: stage easy at 1 s: no <luck>", "easy seed 1 failed: none either"]
+    path.write_text(json.dumps({**json.loads(path.read_text()), "failures": lines}))
+    page = page_of(tmp_path)
+    assert "2 runs failed and are not in these numbers." in page.text
+    assert "easy seed 0 stage easy at 1 s: no <luck>" in " ".join(page.text.split())
+
+
+def test_prices_say_where_they_come_from(tmp_path: Path) -> None:
+    made = make_run(tmp_path, jobs=3, timeline=False, usd=10.0)
+    config = json.loads(made.config) | {"cost": {"book": "prices"}}
+    (tmp_path / "config.yaml").write_text(json.dumps(config))
+    text = page_of(tmp_path).text
+    assert "h100_sxm: USD per GPU hour" in text
+    assert "it costs 10.00 USD" in text
+
+
+def test_jobs_that_were_not_completed_are_told(tmp_path: Path) -> None:
+    make_comparison(tmp_path, ["fifo", "easy"], 1, jobs=4)
+    path = tmp_path / "comparison.json"
+    content = json.loads(path.read_text())
+    for row in content["rows"]:
+        if (row["metric"], row["policy"]) == ("completed", "easy"):
+            row["mean"] = 3.0
+    path.write_text(json.dumps(content))
+    text = page_of(tmp_path).text
+    assert "easy completes 3.00 of 4.00 jobs. Completion times count completed jobs only." in text
+    assert text.index("fifo has the shortest mean completion time") > 0
+
+
+def test_unknown_money_is_no_number(compared: Path) -> None:
+    assert "USD" not in page_of(compared).text.partition("What each metric means")[0]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda p: None, "no results here; a run (manifest.json), a comparison (comparison.json) or a sweep"),
+        (lambda p: (p / "shards").mkdir(), "put them together first: equipoise merge"),
+        (lambda p: (p / "comparison.json").write_text("{"), "comparison.json: is damaged"),
+        (lambda p: (p / "comparison.json").write_text('{"policies": 3}'), "is damaged: TypeError"),
+        (lambda p: (p / "sweep.db").write_text("no database, only text" * 100), "sweep.db: cannot be read"),
+        (lambda p: (p / "manifest.json").write_bytes(b"\xff"), "manifest.json: is damaged"),
+    ],
+)
+def test_wrong_folders_are_one_line_and_code_2(
+    make: Any, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make(tmp_path)
+    assert cli.main(["report", str(tmp_path)]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert message in shown.err
+    assert len(shown.err.splitlines()) == 1
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_damaged_parts_are_named(tmp_path: Path) -> None:
+    make_run(tmp_path, jobs=2, decisions=2)
+    journal = tmp_path / "journal.jsonl"
+    lines = journal.read_text().splitlines()
+    journal.write_text("\n".join([lines[0], '{"time_s": 3}', *lines[1:]]) + "\n")
+    with pytest.raises(InputError, match=r"journal\.jsonl:2: is damaged"):
+        make_report(tmp_path)
+    journal.unlink()
+    (tmp_path / "sensitivity.json").write_text('{"rows": [{"key": 1}]}')
+    with pytest.raises(InputError, match=r"sensitivity\.json: is damaged"):
+        make_report(tmp_path)
+
+
+# --- size, bytes, command -------------------------------------------------------------------------
+
+
+def test_a_hundred_runs_stay_below_5_mb(tmp_path: Path) -> None:
+    policies = [f"policy-{k}" for k in range(10)]
+    small, large = tmp_path / "small", tmp_path / "large"
+    run = make_run(small, jobs=12, timeline=False)
+    make_run(large, jobs=6000, each=10, buckets=1024)  # eight of these are too many
+    results = []
+    for policy in policies:
+        for seed in range(10):
+            folder = Task(policy, seed).folder(tmp_path)
+            shutil.copytree(small if seed else large, folder, copy_function=os.link)
+            manifest = json.loads((folder / "manifest.json").read_text()) | {"policy": policy, "seed": seed}
+            (folder / "manifest.json").unlink()
+            (folder / "manifest.json").write_text(json.dumps(manifest))
+            results.append(Result(policy, seed, run.identity, run.summary(), (), dict(run.totals)))
+    made_of = Comparison(
+        "made", tuple(policies), tuple(range(10)), tuple(results), Bound(60.0, 30.0, False), ()
+    )
+    (tmp_path / "comparison.json").write_text(made_of.as_json())
+    made = make_report(tmp_path)
+    assert made.size_bytes < 5e6
+    shown = [run["label"] for run in Page(made.path.read_text()).data["runs"]]
+    assert 1 <= len(shown) < 8
+    (note,) = made.notes
+    left = [f"policy-{k}, seed 0" for k in range(8) if f"policy-{k}, seed 0" not in shown]
+    assert note.startswith("not shown closely")
+    assert all(label in note for label in left)
+
+
+def test_the_same_folder_gives_the_same_bytes_in_another_process(compared: Path, tmp_path: Path) -> None:
+    here = make_report(compared, tmp_path / "here.html").path.read_bytes()
+    call = f"make_report({str(compared)!r}, {str(tmp_path / 'there.html')!r})"
+    code = f"from equipoise.study.report.page import make_report; {call}"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "7"}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment, timeout=60)
+    assert (tmp_path / "there.html").read_bytes() == here
+
+
+def test_the_command_writes_and_says_where(
+    compared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "deep" / "r.html"
+    assert cli.main(["report", str(compared), "--out", str(out)]) == 0
+    assert str(out) in capsys.readouterr().out
+    assert out.is_file()
+    (tmp_path / "file").write_text("")
+    assert cli.main(["report", str(compared), "--out", str(tmp_path / "file" / "r.html")]) == 2
+    assert "'--out'" in capsys.readouterr().err
+    assert cli.main(["report", str(tmp_path / "absent")]) == 2
+    assert "no such folder" in capsys.readouterr().err
+
+
+def test_the_metrics_page_is_one_source() -> None:
+    written = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    assert PAGE.read_text(encoding="utf-8") == written
+    shown = Page(f"<div>{page_html()}</div>").text
+    for word in re.findall(r"`([a-z_]{6,})`", written):
+        assert word in shown
+    assert not any(mark in shown for mark in ("`", "| ", "**"))
+    assert definitions()["completion_p95_s"] == definitions()["completion_p50_s"]
+
+
+def test_the_commands_of_the_page_about_reports_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (ROOT / "docs" / "report.md").read_text(encoding="utf-8")
+    lines = re.findall(r"^    equipoise (.+)$", text, re.M)
+    assert len(lines) >= 5
+    for line in lines:
+        command, *rest = line.split()
+        assert cli.main([command, "--help"]) == 0
+        told = capsys.readouterr().out
+        assert all(word in told for word in rest if word.startswith("--")), line
+    for file in re.findall(r"scenarios/\S+\.yaml", text):
+        assert (ROOT / file).is_file()
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance of #rrggbb (WCAG 2.2)."""
+    parts = [int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: str, two: str) -> float:
+    """Contrast ratio of two colours, 1 to 21 (WCAG 2.2)."""
+    light, dark = sorted((luminance(one), luminance(two)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+def themes() -> dict[str, dict[str, str]]:
+    """Colours by name of the light theme and of both places that state the dark one."""
+    style = (TEMPLATES / "report.css").read_text(encoding="utf-8")
+    blocks = re.findall(r":root[^{]*\{([^}]*)\}", style)
+    light, *dark = (dict(re.findall(r"--([\w-]+):\s*(#[0-9a-f]{6})", block)) for block in blocks)
+    assert len(dark) == 2
+    assert dark[0] == dark[1]
+    return {"light": light, "dark": light | dark[0]}
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_colours_can_be_read(theme: str) -> None:
+    colour = themes()[theme]
+    for name in ("text", "soft", "accent"):
+        assert contrast(colour[name], colour["page"]) >= 4.5, name
+    for name in (key.removeprefix("on-") for key in colour if key.startswith("on-")):
+        assert contrast(colour[f"on-{name}"], colour[f"u-{name}"]) >= 4.5, name
+    for k in range(8):  # lines and marks
+        assert contrast(colour[f"p{k}"], colour["page"]) >= 3.0, k

@@ -1,0 +1,248 @@
+"""A sweep's report: what SQL aggregates equals plain Python, and failures and missing parts are told."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from equipoise.study.report import sweep as report_sweep
+from equipoise.study.report.charts_study import front, study_charts
+from equipoise.study.report.page import make_report
+from equipoise.study.report.read import read_study
+from equipoise.study.runs.store import Ledger
+from equipoise.study.statistics import t_quantile
+from tests.study.report.report_data import make_run
+from tests.study.report.report_reader import Page
+
+SWEEP = """\
+schema_version: 1
+name: made sweep
+scenario: x.yaml
+policies: [fifo, easy]
+parameters: {cluster.nodes.0.count: [1, 2, 10], noise.step_cov: [0.1]}
+"""
+
+
+def row(number: int, point: int, policy: str, seed: int, makespan_s: float, **more: Any) -> dict[str, Any]:
+    known = {"id": f"{number:016x}", "number": number, "point": point, "policy": policy, "seed": seed}
+    count = (1, 2, 10)[point % 3]
+    varied = {"cluster.nodes.0.count": count, "noise.step_cov": 0.1}
+    metrics = {
+        "jobs": 1.0,
+        "completed": 1.0,
+        "makespan_s": makespan_s,
+        "gpus": 8.0 * count,
+        "goodput_ratio": 0.5,
+    }
+    return {
+        **known,
+        "status": "done",
+        "attempts": 1,
+        "cpu_s": 0.1,
+        "wall_s": 0.1,
+        **varied,
+        **metrics,
+        **more,
+    }
+
+
+def make_sweep(folder: Path, rows: list[dict[str, Any]], text: str = SWEEP) -> Path:
+    folder.mkdir(exist_ok=True)
+    with Ledger(folder) as ledger:
+        ledger.put_all(rows)
+        ledger.set_about(sweep=text, code="0123")
+        ledger.export()
+    return folder
+
+
+def plain_interval(values: dict[int, list[float]]) -> tuple[float, float]:
+    """(mean, half width) over points as strata (Cochran 1977, 5.4); half is NaN when a point has one value."""
+    means = [statistics.fmean(v) for v in values.values()]
+    mean = statistics.fmean(means)
+    if any(len(v) < 2 for v in values.values()):
+        return mean, math.nan
+    parts = [statistics.variance(v) / len(v) for v in values.values()]
+    variance = sum(parts) / len(parts) ** 2
+    if variance == 0:
+        return mean, 0.0
+    degrees = sum(parts) ** 2 / sum(p * p / (len(v) - 1) for p, v in zip(parts, values.values(), strict=True))
+    return mean, t_quantile(0.95, int(degrees)) * math.sqrt(variance)
+
+
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(points=st.integers(1, 4), seeds=st.integers(1, 4), key=st.integers(0, 10**6))
+def test_means_and_ratios_equal_plain_python(
+    points: int, seeds: int, key: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    draw = np.random.Generator(np.random.Philox(key=key))
+    rows = []
+    for point in range(points):
+        for seed in range(seeds):
+            for policy in ("fifo", "easy"):
+                rows.append(row(len(rows), point, policy, seed, float(draw.lognormal(5, 0.5))))
+    study = read_study(make_sweep(tmp_path_factory.mktemp("sweep"), rows))
+    values: dict[str, dict[int, list[float]]] = {p: defaultdict(list) for p in ("fifo", "easy", "log")}
+    for one, two in zip(rows[::2], rows[1::2], strict=True):
+        values["fifo"][one["point"]].append(one["makespan_s"])
+        values["easy"][two["point"]].append(two["makespan_s"])
+        values["log"][one["point"]].append(math.log(two["makespan_s"] / one["makespan_s"]))
+    for policy in ("fifo", "easy"):
+        found = study.row("makespan_s", policy)
+        assert found is not None
+        mean, half = plain_interval(values[policy])
+        assert found.value.mean == pytest.approx(mean)
+        assert found.value.half_width == pytest.approx(half, nan_ok=True)
+        assert found.value.n == points * seeds
+    mean, half = plain_interval(values["log"])
+    ratio = study.versus("easy", "fifo", "makespan_s")
+    assert ratio.mean == pytest.approx(math.exp(mean))
+    assert (ratio.low, ratio.high) == pytest.approx(
+        (math.exp(mean - half), math.exp(mean + half)), nan_ok=True
+    )
+    back = study.versus("fifo", "easy", "makespan_s")
+    assert back.mean * ratio.mean == pytest.approx(1.0)
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three points, two policies, two seeds; easy is always a tenth faster; one run failed."""
+    rows: list[dict[str, Any]] = []
+    for point in range(3):
+        for seed in range(2):
+            for policy, factor in (("fifo", 1.0), ("easy", 0.9)):
+                time_s = (4000.0, 2200.0, 600.0)[point] * factor * (1 + 0.01 * seed)
+                rows.append(row(len(rows), point, policy, seed, time_s))
+    rows[-1] |= {"status": "failed", "error": "RunFailed: </script><b>"}
+    for metric in ("makespan_s", "jobs", "completed", "gpus", "goodput_ratio"):
+        rows[-1].pop(metric)
+    return make_sweep(tmp_path_factory.mktemp("sweep"), rows)
+
+
+def test_what_a_sweep_says(sweep: Path) -> None:
+    page = Page(make_report(sweep).path.read_text())
+    assert "Sweep: made sweep" in page.text
+    assert "easy has the shortest makespan" in page.text
+    assert "fifo takes 1.11 times as long" in page.text
+    assert "1 run failed and is not in these numbers." in page.text
+    assert "RunFailed: </script><b>" in page.text
+    assert "--keep" in page.text
+    assert "12 runs of 3 points" in page.text
+    assert "scenario: x.yaml" in page.text
+
+
+def test_the_failed_run_is_in_no_number(sweep: Path) -> None:
+    study = read_study(sweep)
+    assert study.failed == 1
+    found = study.row("makespan_s", "easy")
+    assert found is not None
+    assert found.value.n == 5
+    assert math.isnan(found.value.half_width)  # one point has one run left
+
+
+def test_trends_follow_the_numbers_of_the_key(sweep: Path) -> None:
+    (trend,) = read_study(sweep).trends  # a key with one value shows nothing
+    assert (trend.key, trend.values) == ("cluster.nodes.0.count", ("1", "2", "10"))
+    assert trend.means["easy"] == pytest.approx([0.9 * 4020, 0.9 * 2211, 540])
+
+
+def test_the_front_of_a_sweep(sweep: Path) -> None:
+    chart = next(c for c in study_charts(read_study(sweep)) if c.id == "pareto")
+    assert chart.x.label == "GPUs in the cluster"
+    line = next(s for s in chart.series if s.colour == "front")
+    assert list(line.x) == [8.0, 16.0, 80.0]
+    assert all(r[0] == "easy" for r in chart.rows)
+    assert chart.rows[0][1] == "count=1, step_cov=0.1"
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=25))
+def test_the_front_is_what_nothing_beats(points: list[tuple[int, int]]) -> None:
+    kept = front([float(x) for x, _ in points], [float(y) for _, y in points])
+    unbeaten = {p for p in points if not any(q[0] <= p[0] and q[1] <= p[1] and q != p for q in points)}
+    assert {points[k] for k in kept} == unbeaten
+    assert len(kept) == len(unbeaten)
+
+
+def test_units_and_words_are_ordered_as_people_would() -> None:
+    texts = ["10 Gbit/s", "packed", "5 Gbit/s", "1e3 Gbit/s", "-", "40 Gbit/s"]
+    assert sorted(texts, key=report_sweep._order) == [
+        "5 Gbit/s", "10 Gbit/s", "40 Gbit/s", "1e3 Gbit/s", "-", "packed",
+    ]  # fmt: skip
+
+
+def test_kept_run_directories_give_curves_and_a_closer_look(sweep: Path, tmp_path: Path) -> None:
+    rows = [row(k, 0, p, 0, 100.0 + k) for k, p in enumerate(("fifo", "easy"))]
+    out = make_sweep(tmp_path / "kept", rows)
+    for one in rows:
+        make_run(out / "runs" / one["id"], one["policy"], 0, jobs=5, timeline=one["number"] == 0)
+    page = Page(make_report(out).path.read_text())
+    assert [run["label"] for run in page.data["runs"]] == ["fifo, point 0, seed 0"]
+    curves = next(c for c in page.data["charts"] if c["id"] == "completion")
+    assert [s["name"] for s in curves["series"]] == ["fifo", "easy"]
+
+
+def test_a_sweep_of_which_every_run_failed(tmp_path: Path) -> None:
+    bare = {"attempts": 1, "status": "failed", "error": "no luck"}
+    rows = [
+        {"id": str(k), "number": k, "point": k, "policy": "fifo", "seed": 0, "noise.step_cov": 0.1, **bare}
+        for k in range(3)
+    ]
+    page = Page(make_report(make_sweep(tmp_path / "s", rows)).path.read_text())
+    assert "No run ended with a result." in page.text
+    assert "3 runs failed" in page.text
+
+
+def test_an_empty_sweep(tmp_path: Path) -> None:
+    page = Page(make_report(make_sweep(tmp_path / "s", [])).path.read_text())
+    assert "No run ended with a result." in page.text
+
+
+def test_many_failures_are_counted_not_all_listed(tmp_path: Path) -> None:
+    rows = [row(k, k, "fifo", 0, 1.0, status="failed", error=f"error {k}") for k in range(150)]
+    page = Page(make_report(make_sweep(tmp_path / "s", rows)).path.read_text())
+    assert "150 failed" in page.text
+    assert "and 50 more." in page.text
+    assert "error 99" in page.text
+    assert "error 100" not in page.text
+
+
+def test_points_are_aggregated_before_python_sees_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [row(k, k % 30, ("fifo", "easy")[k % 2], k // 60, 100.0 + k % 7) for k in range(3000)]
+    out = make_sweep(tmp_path / "s", rows)
+    fetched: list[int] = []
+    real = report_sweep.connect
+
+    class Watched:
+        def __init__(self, db: Any) -> None:
+            self.db = db
+
+        def __enter__(self) -> Watched:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            self.db.close()
+
+        def execute(self, query: str) -> Watched:
+            self.cursor = self.db.execute(query)
+            return self
+
+        def fetchall(self) -> list[Any]:
+            found = self.cursor.fetchall()
+            fetched.append(len(found))
+            return found
+
+    monkeypatch.setattr(report_sweep, "connect", lambda folder: Watched(real(folder)))
+    study = read_study(out)
+    found = study.row("makespan_s", "fifo")
+    assert found is not None
+    assert found.value.n == 1500
+    assert max(fetched) <= 60  # points times policies

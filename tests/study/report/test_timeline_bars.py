@@ -1,0 +1,210 @@
+"""Packing a timeline for the browser: read back by a plain reader, bar for bar."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from equipoise.sim.record import write_parquet
+from equipoise.sim.scenario.tree import InputError
+from equipoise.study.report import timeline
+from equipoise.study.report.timeline import KINDS, TICKS, USES, bars, events, link_load, pack, usage_shares
+from tests.study.report.report_data import EVENTS, make_run, write_timeline
+from tests.study.report.report_data import segments as made_segments
+
+
+def unpack(packed: bytes, n: int) -> list[tuple[int, int, int, int, int, int, int]]:
+    """(row, start, length, gpus, kind, use, busy) of each bar, one byte after the other."""
+    raw = gzip.decompress(packed)
+    assert len(raw) == 19 * n
+
+    def word(column: int, k: int) -> int:
+        base = 4 * n * column
+        value = sum(raw[base + plane * n + k] << (8 * plane) for plane in range(4))
+        return value - 2**32 if value >= 2**31 else value
+
+    found: list[tuple[int, int, int, int, int, int, int]] = []
+    row = begun = 0
+    for k in range(n):
+        step, gap, length, gpus = (word(column, k) for column in range(4))
+        fresh = k == 0 or step != 0
+        row += step
+        start = gap + (begun if fresh else found[-1][1] + found[-1][2])
+        begun = start if fresh else begun
+        kind, use, busy = (raw[(16 + column) * n + k] for column in range(3))
+        found.append((row, start, length, gpus, kind, use, busy))
+    return found
+
+
+@st.composite
+def columns(draw: st.DrawFn) -> dict[str, np.ndarray]:
+    """Bars in order of row, anywhere in time, with gaps."""
+    n = draw(st.integers(0, 30))
+    floats = st.floats(0, 1e6, allow_nan=False)
+    row = np.sort(np.array(draw(st.lists(st.integers(0, 9), min_size=n, max_size=n)), dtype=np.int64))
+    start = np.array(draw(st.lists(floats, min_size=n, max_size=n)), dtype=float)
+    length = np.array(draw(st.lists(floats, min_size=n, max_size=n)), dtype=float)
+    used = {u: np.array(draw(st.lists(floats, min_size=n, max_size=n)), dtype=float) for u in USES}
+    kind = np.array(draw(st.lists(st.integers(0, 5), min_size=n, max_size=n)), dtype=np.int64)
+    gpus = np.array(draw(st.lists(st.integers(0, 2**20), min_size=n, max_size=n)), dtype=np.int64)
+    return {"row": row, "start_s": start, "end_s": start + length, "gpus": gpus, "kind": kind, **used}
+
+
+@given(columns())
+def test_packed_bars_come_back_to_the_tick(given_columns: dict[str, np.ndarray]) -> None:
+    tick_s = 2e6 / TICKS
+    n = len(given_columns["row"])
+    found = unpack(pack(given_columns, 0.0, tick_s), n)
+    for k, (row, start, length, gpus, kind, use, busy) in enumerate(found):
+        assert row == given_columns["row"][k]
+        assert gpus == given_columns["gpus"][k]
+        assert kind == given_columns["kind"][k]
+        assert abs(start * tick_s - given_columns["start_s"][k]) <= 0.51 * tick_s
+        assert abs((start + length) * tick_s - given_columns["end_s"][k]) <= 0.51 * tick_s
+        used = [float(given_columns[u][k]) for u in USES]
+        assert used[use] == max(used)
+        share = used[0] / sum(used) if sum(used) else 0.0
+        assert abs(busy / 255 - share) <= 0.5001 / 255
+
+
+def test_bars_of_a_run_directory(tmp_path: Path) -> None:
+    make_run(tmp_path, jobs=7, each=4)
+    found = bars(tmp_path)
+    rows = made_segments(7, 4, 64)
+    assert (found.count, found.total, found.rows) == (28, 28, 7)
+    assert json.loads(gzip.decompress(found.names)) == [f"job-{k}" for k in range(7)]
+    for k, (row, start, _, gpus, kind, _, _) in enumerate(unpack(found.packed, 28)):
+        assert row == rows["job_id"][k]
+        assert gpus == rows["gpus"][k]
+        expected = "queued" if rows["state"][k] == "queued" else rows["end_reason"][k]
+        assert KINDS[kind] == expected
+        assert found.start_s + start * found.tick_s == pytest.approx(rows["start_s"][k], abs=found.tick_s)
+
+
+def test_equal_runs_give_equal_bytes(tmp_path: Path) -> None:
+    for name in "ab":
+        make_run(tmp_path / name, jobs=5)
+    assert bars(tmp_path / "a") == bars(tmp_path / "b")
+
+
+def test_of_too_many_bars_the_longest_are_kept_in_order(tmp_path: Path) -> None:
+    make_run(tmp_path, jobs=30, each=4)
+    rows = made_segments(30, 4, 64)
+    found = bars(tmp_path, 20)
+    assert (found.count, found.total) == (20, 120)
+    shortest = np.sort(rows["end_s"] - rows["start_s"])[-20]
+    kept = unpack(found.packed, 20)
+    assert min(length for _, _, length, *_ in kept) * found.tick_s == pytest.approx(
+        shortest, abs=2 * found.tick_s
+    )
+    assert [bar[0] for bar in kept] == sorted(bar[0] for bar in kept)
+
+
+def test_a_million_bars_take_few_bytes_and_no_row_becomes_an_object(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = made_segments(20_000, 5, 64)
+    make_run(tmp_path, jobs=20_000, each=5, timeline=False)
+    write_timeline(tmp_path, rows, 64, 16, held=False)
+    real = timeline.database
+    fetched: list[int] = []
+
+    class Watched:
+        def __init__(self) -> None:
+            self.db = real()
+
+        def __enter__(self) -> Watched:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            self.db.close()
+
+        def execute(self, *query: object) -> Watched:
+            self.cursor = self.db.execute(*query)
+            return self
+
+        def fetchall(self) -> list[tuple[object, ...]]:
+            found = self.cursor.fetchall()
+            fetched.append(len(found))
+            return found
+
+        def fetchnumpy(self) -> dict[str, np.ndarray]:
+            return self.cursor.fetchnumpy()
+
+    monkeypatch.setattr(timeline, "database", Watched)
+    found = bars(tmp_path)
+    assert found.count == 100_000
+    assert set(fetched) == {1}
+    assert len(found.packed) < 8 * found.count
+
+
+def test_usage_shares_sum_to_one(tmp_path: Path) -> None:
+    make_run(tmp_path, jobs=5, buckets=32)
+    edges, shares = usage_shares(tmp_path)
+    assert len(edges) == 33
+    assert np.allclose(np.sum(list(shares.values()), axis=0), 1.0)
+
+
+def test_link_load_is_bytes_over_capacity(tmp_path: Path) -> None:
+    make_run(tmp_path, jobs=5, buckets=32)
+    write_parquet(
+        tmp_path / "timeline" / "links.parquet",
+        {
+            "link": np.array(["a", "b", "b"], dtype=object),
+            "capacity_bytes_per_s": np.array([10.0, 20.0, 20.0]),
+            "start_s": usage_shares(tmp_path)[0][[3, 0, 1]],
+            "end_s": usage_shares(tmp_path)[0][[4, 1, 2]],
+            "bytes": np.array([1.0, 40.0, 20.0]),
+        },
+    )
+    width = float(np.diff(usage_shares(tmp_path)[0])[0])
+    load = link_load(tmp_path)
+    assert load is not None
+    assert load.names == ("b", "a")
+    assert load.load[0, :3] == pytest.approx([2 / width, 1 / width, 0])
+    assert load.load[1, 3] == pytest.approx(0.1 / width)
+    assert load.mean[0] == pytest.approx(3 / width / 32)
+    only = link_load(tmp_path, 1)
+    assert only is not None
+    assert (only.names, only.total) == (("b",), 2)
+
+
+def test_no_link_carried_anything(tmp_path: Path) -> None:
+    make_run(tmp_path, jobs=2)
+    empty = {"link": np.array([], dtype=object)}
+    numbers = ("capacity_bytes_per_s", "start_s", "end_s", "bytes")
+    write_parquet(tmp_path / "timeline" / "links.parquet", empty | {key: np.empty(0) for key in numbers})
+    assert link_load(tmp_path) is None
+
+
+def test_events_come_in_order(tmp_path: Path) -> None:
+    make_run(tmp_path, jobs=2)
+    found = events(tmp_path)
+    assert [row[0] for row in found] == EVENTS["time_s"].tolist()
+    assert found[0] == (10.0, "crash", "node-1", 1.0)
+    assert len(events(tmp_path, 2)) == 2
+
+
+def test_what_is_missing_or_damaged_is_one_line(tmp_path: Path) -> None:
+    make_run(tmp_path, jobs=2, timeline=False)
+    with pytest.raises(InputError, match=r"no timeline here .*--timeline"):
+        bars(tmp_path)
+    (tmp_path / "timeline").mkdir()
+    (tmp_path / "timeline" / "usage.parquet").write_bytes(b"not parquet")
+    with pytest.raises(InputError, match=r"usage\.parquet: cannot be read"):
+        usage_shares(tmp_path)
+
+
+@settings(max_examples=20)
+@given(st.lists(st.integers(-(2**31), 2**31 - 1), max_size=50))
+def test_planes_keep_every_word(words: list[int]) -> None:
+    raw = timeline._planes(np.array(words, dtype=np.int64))
+    n = len(words)
+    back = [int.from_bytes(bytes(raw[p * n + k] for p in range(4)), "little", signed=True) for k in range(n)]
+    assert back == words

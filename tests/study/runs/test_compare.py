@@ -1,0 +1,266 @@
+import csv
+import dataclasses
+import io
+import json
+import math
+
+import numpy as np
+import pytest
+
+from equipoise.policies.registry import PolicyError, make_policy
+from equipoise.sim.record import Run
+from equipoise.sim.run import RunFailed
+from equipoise.sim.scenario.model import Scenario
+from equipoise.study.report.text import show
+from equipoise.study.runs.compare import compare, is_random
+from equipoise.study.runs.execute import Task, read_result
+
+SPEED = {"fifo": 1.0, "sjf": 0.5, "las": 0.8, "easy": 0.9}
+USES = ("busy", "input_stall", "barrier_wait", "exposed_communication", "restart", "lost_to_faults", "useful")
+
+
+def scenario(**changes):
+    content = {
+        "schema_version": 1,
+        "name": "three jobs",
+        "cluster": {"gpus": 4},
+        "workload": {"jobs": [{"name": "job", "count": 3, "gpus": 2, "duration": 100.0}]},
+        "noise": {"step_cov": 0.1},
+    }
+    return Scenario.model_validate(content | changes)
+
+
+def fake_run(case, *, policy, seed, trace=None):
+    """A run whose metrics are known functions of (policy, seed): times 100 * SPEED * (1 + seed / 10)."""
+    end = 100.0 * SPEED[policy.name] * (1.0 + seed / 10.0) * np.array([1.0, 1.5, 2.0])
+    columns = {"arrival_s": np.zeros(3), "completion_s": end, "queueing_s": np.zeros(3)}
+    columns |= {f"{use}_gpu_s": np.zeros(3) for use in USES}
+    columns["busy_gpu_s"] = columns["useful_gpu_s"] = 2.0 * end
+    idle_gpu_s = float(4 * end.max() - 2 * end.sum())
+    totals = {"gpus": 4.0, "makespan_s": float(end.max()), "idle_gpu_s": idle_gpu_s}
+    identity = Task(policy.name, seed).label
+    return Run(case.name, policy.name, seed, identity, "{}", columns, totals, notes=("a note",))
+
+
+class Counted:
+    """The fake run, counting how often it is called; can fail at one seed."""
+
+    def __init__(self, fail_at=None):
+        self.calls, self.fail_at = 0, fail_at
+
+    def __call__(self, case, **given):
+        if given["seed"] == self.fail_at:
+            raise RuntimeError("out of luck")
+        self.calls += 1
+        return fake_run(case, **given)
+
+
+@pytest.fixture
+def comparison():
+    return compare(scenario(), ["fifo", "sjf"], 3, runner=fake_run)
+
+
+def cell(comparison, metric, policy):
+    return next(c for c in comparison.cells if (c.metric, c.policy) == (metric, policy))
+
+
+def test_mean_interval_and_paired_ratio(comparison):
+    fifo, sjf = (cell(comparison, "makespan_s", policy) for policy in ("fifo", "sjf"))
+    assert fifo.value.mean == pytest.approx(220.0)  # 200 * (1, 1.1, 1.2)
+    # Standard deviation 20 over 3 seeds, t(0.975, 2) = 4.302653.
+    assert fifo.value.half_width == pytest.approx(4.302653 * 20 / math.sqrt(3), rel=1e-6)
+    assert sjf.ratio.mean == pytest.approx(0.5)
+    assert sjf.ratio.half_width < 1e-12  # seeds differ by 20 %, the pairs not at all
+    assert fifo.ratio.mean == 1.0
+    # Differences -100 * (1, 1.1, 1.2): mean -110, standard deviation 10.
+    assert sjf.difference.mean == pytest.approx(-110.0)
+    assert sjf.difference.half_width == pytest.approx(4.302653 * 10 / math.sqrt(3), rel=1e-6)
+    assert sjf.row()["difference_low"] == pytest.approx(sjf.difference.low)
+    assert fifo.difference.mean == 0.0
+
+
+def test_seeds_are_common_and_start_at_the_scenarios(comparison):
+    assert comparison.seeds == (0, 1, 2)
+    seen = compare(scenario(seed=7), ["fifo", "sjf"], 2, runner=fake_run)
+    assert [(r.policy, r.seed) for r in seen.results] == [("fifo", 7), ("fifo", 8), ("sjf", 7), ("sjf", 8)]
+
+
+def test_distance_to_the_bound(comparison):
+    # Three jobs of 2 GPUs and 100 s on 4 GPUs: 600 GPU-seconds / 4 = 150 s.
+    assert comparison.bound.makespan_s == pytest.approx(150.0)
+    assert comparison.bound.noise_free
+    assert cell(comparison, "makespan_s", "fifo").over_bound == pytest.approx(220 / 150)
+    assert math.isnan(cell(comparison, "completion_p95_s", "fifo").over_bound)
+
+
+def test_no_bound_when_jobs_were_left_undone():
+    def stopped(case, **given):
+        run = fake_run(case, **given)
+        run.jobs["completion_s"][2] = math.nan
+        return run
+
+    seen = compare(scenario(), ["fifo"], 2, runner=stopped)
+    assert math.isnan(cell(seen, "makespan_s", "fifo").over_bound)
+
+
+def test_without_randomness_one_seed_is_run_and_said_so():
+    runner = Counted()
+    seen = compare(scenario(noise={}), ["fifo", "sjf"], 5, runner=runner)
+    assert runner.calls == 2
+    assert seen.seeds == (0,)
+    assert "one seed was run instead of 5" in seen.notes[0]
+    assert not seen.bound.noise_free
+
+
+@pytest.mark.parametrize(
+    ("section", "random"),
+    [
+        ({"noise": {}}, False),
+        ({"noise": {"step_cov": 0.01}}, True),
+        ({"noise": {}, "decide": {"estimate_error": 0.1}}, True),
+        ({"noise": {}, "faults": {"crash": {"mtbf": "30 d"}}}, True),
+        ({"noise": {}, "faults": {"spot": {"group": "node", "mtbf": "30 d"}}}, True),
+        (
+            {
+                "noise": {},
+                "faults": {"events": [{"kind": "crash", "node": "pool-0", "at": 1, "duration": 2}]},
+            },
+            False,
+        ),
+    ],
+)
+def test_what_counts_as_random(section, random):
+    assert is_random(scenario(**section)) == random
+
+
+@pytest.mark.parametrize(
+    ("policies", "given", "error", "says"),
+    [
+        ([], {}, ValueError, "no policy"),
+        (["fifo", "fifo"], {}, ValueError, "'fifo' is named twice"),
+        (["fifo"], {"seeds": 0}, ValueError, "seeds: 0"),
+        (["fifo"], {"jobs_parallel": 0}, ValueError, "jobs: 0"),
+        (["fifa"], {}, PolicyError, "did you mean 'fifo'"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_anything_runs(policies, given, error, says):
+    runner = Counted()
+    with pytest.raises(error, match=says):
+        compare(scenario(), policies, **({"seeds": 2} | given), runner=runner)
+    assert runner.calls == 0
+
+
+def test_table_is_plain_and_fits(comparison):
+    text = comparison.as_table(width=100)
+    assert "\x1b" not in text
+    assert max(map(len, text.splitlines())) <= 100
+    assert text.startswith("three jobs: 3 seeds, mean ± 95 % interval")
+    line = next(line for line in text.splitlines() if line.startswith("makespan"))
+    assert line.split() == ["makespan", "3.67", "±0.83", "min", "110", "±25", "s"]
+    assert "of noise-free bound" in text
+    assert "note: a note" in text
+
+
+def test_table_folds_policies_that_do_not_fit():
+    seen = compare(scenario(), ["fifo", "sjf", "las", "easy"], 2, runner=fake_run)
+    wide, narrow = seen.as_table(width=200), seen.as_table(width=64)
+    assert max(map(len, narrow.splitlines())) <= 64
+    assert (wide.count("makespan"), narrow.count("makespan")) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("metric", "mean", "half", "text"),
+    [
+        ("makespan_s", 43.12, 0.21, "43.1 ±0.21 s"),
+        ("makespan_s", 43.12, 0.0001, "43.1 s"),
+        ("makespan_s", 7200.0, math.nan, "2.00 h"),
+        ("idle_ratio", 0.1234, 0.0, "12.3 %"),
+        ("idle_ratio", 0.0, 0.0, "0 %"),
+        ("idle_ratio", 4e-8, 0.0, "0 %"),
+        ("queueing_mean_s", 0.0, 0.0, "0 s"),
+        ("jobs", 68063.0, math.nan, "68063"),
+        ("completed", 43.5, 0.2, "43.5 ±0.20"),
+        ("completion_mean_s", math.nan, math.nan, "-"),
+        ("network_bytes", 8.5e10, math.nan, "85 GB"),
+        ("cost_usd", 1234.5, math.nan, "1,234.50 USD"),
+        ("cost_usd", 1234.5, 6.0, "1,234.50 ±6.0 USD"),
+        ("energy_j", 2.2752e6, 1.0915e4, "632 ±3.0 Wh"),
+        ("cost_per_useful_sample_usd", 2.38e-6, 2.55e-8, "2.38 ±0.025 USD"),
+    ],
+)
+def test_human_units(metric, mean, half, text):
+    assert show(metric, mean, half) == text
+
+
+def test_json_and_csv_hold_the_same_numbers(comparison):
+    content = json.loads(comparison.as_json())
+    lines = list(csv.DictReader(io.StringIO(comparison.as_csv())))
+    assert len(lines) == len(content["rows"]) == len(comparison.rows())
+    for line, row in zip(lines, content["rows"], strict=True):
+        assert (line["metric"], line["policy"]) == (row["metric"], row["policy"])
+        assert (float(line["mean"]) if line["mean"] else None) == row["mean"]
+    assert content["runs"][0]["metrics"]["makespan_s"] == 200.0
+    assert content["bound"]["makespan_s"] == 150.0
+
+
+def test_progress_counts_every_run():
+    seen = []
+    compare(scenario(), ["fifo", "sjf"], 2, runner=fake_run, progress=lambda *given: seen.append(given))
+    assert [(done, of) for done, of, _ in seen] == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    assert seen[0][2] == "fifo seed 0"
+
+
+def test_names_of_run_folders(tmp_path):
+    assert Task("s1+s2(mode=optimal)", 3).folder(tmp_path) == tmp_path / "s1+s2(mode=optimal)" / "seed-3"
+    odd, other = Task("../x", 0).folder(tmp_path), Task("..:x", 0).folder(tmp_path)
+    assert odd.parent.parent == tmp_path
+    assert odd != other
+
+
+def test_read_result_wants_a_whole_run_of_that_identity(tmp_path):
+    run = fake_run(scenario(), policy=type("P", (), {"name": "fifo"}), seed=1)
+    assert read_result(tmp_path / "run", run.identity) is None
+    run.write(tmp_path / "run")
+    kept = read_result(tmp_path / "run", run.identity)
+    assert kept is not None
+    assert kept.reused
+    assert dict(kept.metrics) == pytest.approx(run.summary(), nan_ok=True)
+    assert read_result(tmp_path / "run", "another") is None
+    (tmp_path / "run" / "summary.json").write_text('{"identity": "fi')
+    assert read_result(tmp_path / "run", run.identity) is None
+
+
+def test_rounding_of_a_share_is_no_ratio():
+    def residue(case, **given):
+        run = fake_run(case, **given)
+        return dataclasses.replace(run, totals=run.totals | {"idle_gpu_s": 1e-13 * (given["seed"] + 1)})
+
+    seen = compare(scenario(), ["fifo", "sjf"], 2, runner=residue)
+    assert math.isnan(cell(seen, "idle_ratio", "sjf").ratio.mean)
+    assert cell(seen, "idle_ratio", "sjf").value.mean == 0.0
+
+
+def test_percentiles_of_a_single_job_are_left_out_of_the_table():
+    def single(case, **given):
+        run = fake_run(case, **given)
+        return dataclasses.replace(run, jobs={name: column[:1] for name, column in run.jobs.items()})
+
+    one = compare(scenario(), ["fifo"], 2, runner=single)
+    assert "p95" not in one.as_table()
+    assert "completion_p95_s" in one.as_csv()
+
+
+def test_a_failure_while_compiling_does_not_stop_the_runs(monkeypatch, tmp_path):
+    def fails(name, queue):
+        raise RunFailed("not made for that case", fake_run(scenario(), policy=make_policy("fifo"), seed=0))
+
+    alone = compare(scenario(), ["fifo", "sjf"], 1)
+    monkeypatch.setattr(
+        "equipoise.study.runs.warm._mark", lambda portion: tmp_path / portion
+    )  # nothing is compiled yet
+    monkeypatch.setattr("equipoise.study.runs.warm._processors", lambda: 1)
+    monkeypatch.setattr("equipoise.study.runs.warm._compile", fails)
+    for processes in (1, 2):
+        found = compare(scenario(), ["fifo", "sjf"], 1, jobs_parallel=processes)
+        assert found.as_csv() == alone.as_csv()
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,134 @@
+"""Comparisons of real runs: processes, resuming, failures, and the lower bound."""
+
+import json
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from equipoise.sim.run import RunFailed, run
+from equipoise.sim.scenario.model import Scenario
+from equipoise.study.runs.compare import compare
+from equipoise.study.runs.warm import _SMALL
+
+POLICIES = ["fifo", "sjf-greedy"]
+
+
+class Counted:
+    """The simulator, counting its runs; fails at one seed, with the records of the run."""
+
+    def __init__(self, fail_at=None):
+        self.calls, self.fail_at = 0, fail_at
+
+    def __call__(self, case, **given):
+        made = run(case, **given)
+        self.calls += 1
+        if given["seed"] == self.fail_at:
+            raise RunFailed("stage s9 at 1 s: out of luck", made)
+        return made
+
+
+@pytest.fixture(scope="module")
+def small():
+    return Scenario.model_validate(_SMALL)
+
+
+@pytest.fixture(scope="module")
+def plain(small):
+    return compare(small, POLICIES, 2)
+
+
+def test_processes_do_not_change_a_result(small, plain, tmp_path):
+    spread = compare(small, POLICIES, 2, jobs_parallel=2, out=tmp_path)
+    assert spread.as_json() == plain.as_json() == (tmp_path / "comparison.json").read_text()
+    assert (tmp_path / "sjf-greedy" / "seed-1" / "summary.json").is_file()
+
+
+def test_a_second_start_makes_only_what_is_missing(small, plain, tmp_path):
+    first, again, third = Counted(), Counted(), Counted()
+    compare(small, POLICIES, 2, out=tmp_path, runner=first)
+    (tmp_path / "fifo" / "seed-1" / "summary.json").unlink()
+    resumed = compare(small, POLICIES, 2, out=tmp_path, runner=again)
+    assert (first.calls, again.calls) == (4, 1)
+    assert resumed.as_json() == plain.as_json()
+    assert [result.reused for result in resumed.results] == [True, False, True, True]
+    changed = small.model_copy(update={"noise": small.noise.model_copy(update={"step_cov": 0.2})})
+    compare(changed, POLICIES, 2, out=tmp_path, runner=third)
+    assert third.calls == 4
+
+
+def test_a_failing_run_keeps_what_was_made(small, tmp_path):
+    with pytest.raises(RunFailed, match="out of luck"):
+        compare(small, ["fifo"], 3, out=tmp_path, runner=Counted(fail_at=2))
+    assert (tmp_path / "fifo" / "seed-1" / "summary.json").is_file()
+    assert (tmp_path / "fifo" / "seed-2" / "jobs.parquet").is_file()
+    again = Counted()
+    compare(small, ["fifo"], 2, out=tmp_path, runner=again)
+    assert again.calls == 0
+
+
+def always_fails(case, **given):
+    raise RunFailed("stage s9 at 1 s: out of luck", run(case, **given))
+
+
+def test_a_failure_in_another_process_comes_back_whole(small, tmp_path):
+    with pytest.raises(RunFailed, match="stage s9 at 1 s: out of luck") as failed:
+        compare(small, ["fifo"], 2, jobs_parallel=2, out=tmp_path, runner=always_fails)
+    assert failed.value.run.policy_name == "fifo"
+    assert json.loads((tmp_path / "fifo" / "seed-0" / "manifest.json").read_text())["policy"] == "fifo"
+
+
+SPEEDS = st.sampled_from([0.5, 1.0, 1.6])
+RIGID = st.builds(
+    lambda arrival, gpus, duration: {"arrival": arrival, "gpus": gpus, "duration": duration},
+    st.integers(0, 20),
+    st.integers(1, 4),
+    st.integers(1, 30),
+)
+TRAINING = st.builds(
+    lambda arrival, gpus, steps, batch, extra: {
+        "arrival": arrival, "gpus": gpus, "model": "m", "steps": steps, "global_batch": batch,
+        "workers_min": 1, "workers_max": gpus + extra,
+        "data": {"samples": 2 * batch + extra, "sample_size": 10, "shards": 4},
+    },
+    st.integers(0, 5),
+    st.integers(1, 3),
+    st.integers(1, 30),
+    st.integers(8, 40),
+    st.integers(0, 3),
+)  # fmt: skip
+MODELS = st.builds(
+    lambda fixed, per_pass, overlap, phi: {
+        "fixed_time": fixed, "sample_time": 2e-3, "samples_per_pass": per_pass, "overlap": overlap,
+        "parameters": 1e6, "noise_scale": phi, "noise_scale_growth": 0.5, "drift": 0.01,
+    },
+    st.sampled_from([0.0, 5e-3]),
+    st.sampled_from([None, 4]),
+    st.sampled_from([1.0, 3.0]),
+    st.sampled_from([None, 30.0]),
+)  # fmt: skip
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(st.one_of(RIGID, TRAINING), min_size=1, max_size=6),
+    MODELS,
+    st.lists(SPEEDS, min_size=2, max_size=3),
+    st.sampled_from(["fifo", "sjf-greedy", "srtf", "las", "easy", "s1+s2+s3+s4", "s2+s3+fifo-greedy"]),
+)
+def test_no_policy_beats_the_bound(jobs, model, speeds, policy):
+    nodes = [{"name": f"n{k}", "count": 1, "gpus": 2, "speed": s} for k, s in enumerate(speeds)]
+    named = [job | {"name": f"job{k}"} for k, job in enumerate(jobs)]
+    case = Scenario.model_validate(
+        {
+            "schema_version": 1,
+            "name": "drawn",
+            "cluster": {"nodes": nodes},
+            "workload": {"models": {"m": model}, "jobs": named},
+            "decide": {"every_steps": 5},
+        }
+    )
+    seen = compare(case, [policy], 1)
+    over = {c.metric: c.over_bound for c in seen.cells if c.over_bound == c.over_bound}
+    assert set(over) == {"makespan_s", "completion_mean_s"}
+    assert min(over.values()) >= 1 - 1e-9

@@ -1,0 +1,203 @@
+import dataclasses
+import importlib.util
+import json
+import re
+import zipfile
+from xml.etree import ElementTree
+
+import duckdb
+import pytest
+
+from equipoise.cli import main
+from equipoise.sim.run import RunFailed, run
+from equipoise.sim.scenario.model import Scenario
+from equipoise.study.runs import export as export_module
+from equipoise.study.runs.compare import compare
+from equipoise.study.runs.export import ExportError, export
+from equipoise.study.runs.store import Ledger, connect
+from equipoise.study.runs.sweep import Options, sweep
+from equipoise.study.runs.warm import _SMALL
+from tests.study.runs.sweep_helpers import write_sweep
+
+ROWS = [
+    ("a", "=1+2", 0.25, 3, None),
+    ("b", "https://example.org", float("nan"), -4, True),
+]
+HAS_EXCEL = importlib.util.find_spec("xlsxwriter") is not None
+needs_excel = pytest.mark.skipif(not HAS_EXCEL, reason="XlsxWriter is not installed")
+_NS = {"m": "http://schemas.openxmlformats.org/spreadsheetml/2006/main"}
+
+
+@pytest.fixture
+def table():
+    connection = duckdb.connect()
+    connection.execute("CREATE TABLE t (id VARCHAR, words VARCHAR, share DOUBLE, n INTEGER, flag BOOLEAN)")
+    connection.executemany("INSERT INTO t VALUES (?, ?, ?, ?, ?)", ROWS)
+    yield connection
+    connection.close()
+
+
+def cells_of(path):
+    """Cells of the first sheet by name: text, number or bool."""
+    with zipfile.ZipFile(path) as archive:
+        sheet = ElementTree.fromstring(archive.read("xl/worksheets/sheet1.xml"))
+    found = {}
+    for cell in sheet.iterfind(".//m:c", _NS):
+        assert cell.find("m:f", _NS) is None, "a formula"
+        if cell.get("t") == "inlineStr":
+            found[cell.get("r")] = cell.find(".//m:t", _NS).text
+        else:
+            value = cell.find("m:v", _NS).text
+            found[cell.get("r")] = bool(int(value)) if cell.get("t") == "b" else float(value)
+    return found
+
+
+@needs_excel
+def test_a_workbook_holds_the_rows_as_they_are(table, tmp_path):
+    export(table, "SELECT * FROM t ORDER BY id", tmp_path / "t.xlsx")
+    assert cells_of(tmp_path / "t.xlsx") == {
+        "A1": "id", "B1": "words", "C1": "share", "D1": "n", "E1": "flag",
+        "A2": "a", "B2": "=1+2", "C2": 0.25, "D2": 3.0,
+        "A3": "b", "B3": "https://example.org", "D3": -4.0, "E3": True,
+    }  # fmt: skip
+    again = tmp_path / "again.xlsx"
+    export(table, "SELECT * FROM t ORDER BY id", again)
+    assert again.read_bytes() == (tmp_path / "t.xlsx").read_bytes()
+
+
+@needs_excel
+def test_a_sheet_that_is_too_small_is_an_error_and_leaves_no_file(table, tmp_path, monkeypatch):
+    monkeypatch.setattr(export_module, "ROWS_MOST", 3)
+    export(table, "SELECT * FROM t", tmp_path / "two.xlsx")
+    with pytest.raises(ExportError, match=r"more than 2 rows.*\.csv or \.parquet"):
+        export(table, "SELECT * FROM t UNION ALL SELECT * FROM t", tmp_path / "four.xlsx")
+    monkeypatch.setattr(export_module, "COLUMNS_MOST", 4)
+    with pytest.raises(ExportError, match="5 columns; a sheet holds 4"):
+        export(table, "SELECT * FROM t", tmp_path / "wide.xlsx")
+    assert [path.name for path in tmp_path.iterdir()] == ["two.xlsx"]
+
+
+def test_csv_json_and_parquet(table, tmp_path):
+    for kind in ("csv", "json", "parquet"):
+        export(table, "SELECT id, n, flag FROM t ORDER BY id", tmp_path / f"t.{kind}")
+    assert (tmp_path / "t.csv").read_text() == "id,n,flag\na,3,\nb,-4,true\n"
+    assert json.loads((tmp_path / "t.json").read_text())[1] == {"id": "b", "n": -4, "flag": True}
+    back = duckdb.execute(f"SELECT * FROM read_parquet('{tmp_path / 't.parquet'}') ORDER BY id").fetchall()
+    assert back == [("a", 3, None), ("b", -4, True)]
+
+
+def test_what_cannot_be_written(table, tmp_path, monkeypatch):
+    with pytest.raises(Exception, match=r"must end in \.csv, \.json, \.parquet, \.xlsx"):
+        export(table, "SELECT 1", tmp_path / "t.ods")
+    with pytest.raises(duckdb.Error):
+        export(table, "SELECT nope FROM t", tmp_path / "t.csv")
+    with pytest.raises(ExportError, match="cannot be written"):
+        export(table, "SELECT 1", tmp_path / "no" / "such" / "t.csv")
+    monkeypatch.setitem(__import__("sys").modules, "xlsxwriter", None)
+    with pytest.raises(ExportError, match=r"pip install 'equipoise\[report\]'"):
+        export(table, "SELECT 1", tmp_path / "t.xlsx")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """A sweep of real runs with everything kept."""
+    folder = tmp_path_factory.mktemp("kept")
+    file = write_sweep(folder, seeds=2, covs=(0.1,), case=_SMALL, policies=["fifo", "sjf"])
+    sweep(file, folder / "out", Options(keep=True, timeline=True))
+    return folder / "out"
+
+
+def test_timelines_of_a_sweep_can_be_asked(kept):
+    with connect(kept) as connection:
+        names = {row[0] for row in connection.execute("SHOW TABLES").fetchall()}
+        assert {"runs", "jobs", "segments", "usage", "gpus"} <= names
+        run_id, job = connection.execute(
+            "SELECT r.id, j.job_id FROM runs r JOIN jobs j USING (id) WHERE j.name LIKE 'training%' LIMIT 1"
+        ).fetchone()
+        asked = f"FROM segments WHERE id = '{run_id}' AND job_id = {job}"
+        busy = connection.execute(f"SELECT sum(busy_gpu_s), count(*) {asked}").fetchone()
+        total = connection.execute(
+            f"SELECT busy_gpu_s FROM jobs WHERE id = '{run_id}' AND job_id = {job}"
+        ).fetchone()
+        assert busy[1] >= 1
+        assert busy[0] == pytest.approx(total[0])
+        plan = connection.execute("EXPLAIN ANALYZE SELECT * FROM segments WHERE id = 'none'").fetchall()[0][1]
+        assert re.search(r"Scanning Files: 0/\d+", plan), "only the files of the run should be read"
+
+
+def test_a_comparison_and_a_run_can_be_asked(tmp_path):
+    case = Scenario.model_validate(_SMALL)
+    compare(case, ["fifo", "none"], 2, out=tmp_path / "c")
+    with connect(tmp_path / "c") as connection:
+        rows = connection.execute(
+            "SELECT r.policy, r.seed, count(*), avg(r.makespan_s) FROM runs r JOIN jobs USING (id) "
+            "GROUP BY ALL ORDER BY ALL"
+        ).fetchall()
+    assert [row[:3] for row in rows] == [("fifo", 0, 5), ("fifo", 1, 5), ("none", 0, 5), ("none", 1, 5)]
+    run(case).write(tmp_path / "r")
+    with connect(tmp_path / "r") as connection:
+        (row,) = connection.execute("SELECT policy, makespan_s FROM runs").fetchall()
+        assert row[1] == pytest.approx(rows[0][3], rel=0.2)
+        assert connection.execute("SELECT count(*) FROM jobs").fetchone() == (5,)
+
+
+@pytest.mark.parametrize(("package", "method"), [("pandas", "df"), ("polars", "pl"), ("pyarrow", "arrow")])
+def test_tables_of_other_libraries(kept, package, method):
+    pytest.importorskip(package)
+    with connect(kept) as connection:
+        found = getattr(connection.sql("SELECT policy, seed, makespan_s FROM runs ORDER BY ALL"), method)()
+        if hasattr(found, "read_all"):
+            found = found.read_all()
+    names = found.column_names if package == "pyarrow" else list(found.columns)
+    assert names == ["policy", "seed", "makespan_s"]
+    assert len(found) == 4
+
+
+def test_kept_directories_are_made_on_a_second_start(tmp_path):
+    file = write_sweep(tmp_path, seeds=1, covs=(0.1,), case=_SMALL, policies=["fifo"])
+    out = tmp_path / "out"
+    assert sweep(file, out, Options()).made == 1
+    assert sweep(file, out, Options(keep=True)).made == 1
+    assert sweep(file, out, Options(keep=True)).made == 0
+    assert not list(out.glob("runs/*/timeline"))
+    assert sweep(file, out, Options(keep=True, timeline=True)).made == 1
+    assert len(list(out.glob("runs/*/timeline/segments.parquet"))) == 1
+    assert sweep(file, out, Options(keep=True, timeline=True)).made == 0
+    with Ledger(out) as ledger:
+        assert [row["status"] for row in ledger.rows()] == ["done"]
+
+
+def test_a_failed_run_keeps_its_records_up_to_then(tmp_path):
+    def unlucky(scenario, **given):
+        made = run(scenario, **given)
+        if given["seed"] == 1:
+            raise RunFailed("stage s9 at 1 s: out of luck", dataclasses.replace(made, stopped="out of luck"))
+        return made
+
+    file = write_sweep(tmp_path, seeds=2, covs=(0.1,), case=_SMALL, policies=["fifo"])
+    out = tmp_path / "out"
+    (bad,) = sweep(file, out, Options(keep=True), runner=unlucky).failed
+    folder = out / "runs" / bad["id"]
+    assert (folder / "jobs.parquet").is_file()
+    assert not (folder / "summary.json").exists()
+    assert json.loads((folder / "manifest.json").read_text())["status"] == "out of luck"
+    assert sweep(file, out, Options(keep=True)).made == 0  # not made again without --retry
+    assert sweep(file, out, Options(keep=True, retry=True)).failed == ()
+    assert (folder / "summary.json").is_file()
+
+
+def test_command_line(kept, tmp_path, capsys):
+    sql = "SELECT policy, count(*) AS n FROM runs GROUP BY ALL ORDER BY ALL"
+    target = tmp_path / "t.csv"
+    assert main(["query", sql, "--out", str(kept), "--to", str(target)]) == 0
+    assert capsys.readouterr().out == ""
+    assert target.read_text() == "policy,n\nfifo,2\nsjf,2\n"
+    assert main(["query", sql, "--out", str(kept), "--to", str(tmp_path / "t.doc")]) == 2
+    assert main(["query", "SELECT nope FROM runs", "--out", str(kept), "--to", str(target)]) == 2
+    if HAS_EXCEL:
+        assert main(["query", sql, "--out", str(kept), "--to", str(tmp_path / "t.xlsx")]) == 0
+        assert cells_of(tmp_path / "t.xlsx")["B3"] == 2.0
+    file = write_sweep(tmp_path / "s", seeds=1)
+    assert main(["sweep", str(file), "--out", str(tmp_path / "o"), "--timeline"]) == 2
+    assert "--timeline needs --keep" in capsys.readouterr().err

@@ -1,0 +1,183 @@
+import json
+import math
+import os
+import sqlite3
+
+import numpy as np
+import pytest
+
+from equipoise.sim.scenario.tree import InputError
+from equipoise.study.runs.shards import ShardFile, merge, read_lines
+from equipoise.study.runs.store import Ledger, StoreError, connect, is_current, only_writer, to_array
+
+
+def row(key, **changes):
+    base = {"id": key, "number": 0, "point": 0, "policy": "fifo", "seed": 0, "status": "done", "attempts": 1}
+    return base | {"makespan_s": 1.5} | changes
+
+
+def put_one_by_one(ledger, rows):
+    for each in rows:
+        ledger.put(each)
+
+
+def test_rows_come_back_in_order_and_columns_appear_as_needed(tmp_path):
+    with Ledger(tmp_path) as ledger:
+        ledger.put(row("b", number=1))
+        ledger.put(row("a", number=0, **{"noise.step_cov": 0.1, 'odd " name': "x"}))
+        ledger.put(row("c", number=2, makespan_s=math.nan, lists=[1, 2], flag=True))
+    with Ledger(tmp_path) as ledger:
+        rows = ledger.rows()
+        assert [r["id"] for r in rows] == ["a", "b", "c"]
+        assert rows[0]["noise.step_cov"] == 0.1
+        assert rows[0]['odd " name'] == "x"
+        assert "noise.step_cov" not in rows[1]
+        assert "makespan_s" not in rows[2]
+        assert (rows[2]["lists"], rows[2]["flag"]) == ("[1, 2]", 1)
+
+
+def test_a_run_is_there_once_however_often_it_is_put(tmp_path):
+    with Ledger(tmp_path) as ledger:
+        ledger.put(row("a", status="failed", error="bad"))
+        assert [r["id"] for r in ledger.failures()] == ["a"]
+        ledger.put(row("a", attempts=2))
+        assert ledger.status() == {"a": ("done", 2)}
+        assert ledger.failures() == []
+        assert "error" not in ledger.rows()[0]
+
+
+def test_committed_rows_survive_a_process_that_just_goes_away(tmp_path):
+    pid = os.fork()
+    if pid == 0:
+        ledger = Ledger(tmp_path)
+        for k in range(50):
+            ledger.put(row(f"r{k}", number=k))
+        os._exit(9)
+    os.waitpid(pid, 0)
+    with Ledger(tmp_path) as ledger:
+        assert [r["id"] for r in ledger.rows()] == [f"r{k}" for k in range(50)]
+
+
+def test_unplanned_runs_are_put_aside_and_come_back(tmp_path):
+    with Ledger(tmp_path) as ledger:
+        ledger.put_all([row("a"), row("b", extra=3)])
+        before = ledger.rows()
+        assert ledger.keep_only(["a", "c"]) == 1
+        assert list(ledger.status()) == ["a"]
+        assert ledger.keep_only(["a", "b"]) == 0
+        assert ledger.rows() == before
+
+
+def test_one_writer_at_a_time(tmp_path):
+    with only_writer(tmp_path), pytest.raises(StoreError, match="another sweep"), only_writer(tmp_path):
+        pass
+    with only_writer(tmp_path):
+        pass
+
+
+def test_a_ledger_of_another_version_or_no_ledger_is_refused(tmp_path):
+    with sqlite3.connect(tmp_path / "sweep.db") as db:
+        db.execute("PRAGMA user_version = 99")
+    with pytest.raises(StoreError, match="another version"):
+        Ledger(tmp_path)
+    (tmp_path / "sweep.db").write_text(
+        "this is text, not a database, and long enough to be seen as none" * 20
+    )
+    with pytest.raises(StoreError, match="cannot be opened"):
+        Ledger(tmp_path)
+
+
+def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path):
+    with Ledger(tmp_path) as ledger:
+        ledger.put(row("a"))
+        ledger._db.execute("PRAGMA max_page_count = 8")
+        many = [row(f"r{k}", error="x" * 500) for k in range(1000)]
+        with pytest.raises(StoreError, match="cannot be written: database or disk is full"):
+            put_one_by_one(ledger, many)
+        kept = len(ledger.rows())
+        ledger._db.execute("PRAGMA max_page_count = 100000")
+        ledger.put(row("z"))
+        assert len(ledger.rows()) == kept + 1
+
+
+def test_query_sees_the_ledger_as_it_is_now(tmp_path):
+    with Ledger(tmp_path) as ledger:
+        ledger.put_all([row("a", makespan_s=1.0), row("b", policy="sjf", makespan_s=3.0)])
+    asked = "SELECT policy, avg(makespan_s) FROM runs GROUP BY policy ORDER BY policy"
+    with connect(tmp_path) as connection:
+        assert connection.execute(asked).fetchall() == [("fifo", 1.0), ("sjf", 3.0)]
+    assert is_current(tmp_path)
+    with Ledger(tmp_path) as ledger:
+        ledger.put(row("c", policy="sjf", makespan_s=5.0))
+    with connect(tmp_path) as connection:
+        assert connection.execute(asked).fetchall() == [("fifo", 1.0), ("sjf", 4.0)]
+
+
+def test_no_sweep_to_query(tmp_path):
+    with pytest.raises(InputError, match="no sweep, comparison or run here"):
+        connect(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "result"),
+    [
+        ([1, 2], "i", [1, 2]),
+        ([1, None], "f", [1.0, math.nan]),
+        ([1, 2.5], "f", [1.0, 2.5]),
+        ([None, "x"], "O", [None, "x"]),
+        ([1, "x"], "O", ["1", "x"]),
+        ([None, None], "f", [math.nan, math.nan]),
+    ],
+)
+def test_columns_for_parquet(values, kind, result):
+    array = to_array(values)
+    assert array.dtype.kind == kind
+    np.testing.assert_array_equal(array, np.array(result, dtype=array.dtype))
+
+
+def test_shard_file_drops_half_a_line_and_goes_on(tmp_path):
+    with ShardFile(tmp_path, 1, 2) as shard:
+        shard.put(row("a"))
+        shard.put(row("b", makespan_s=math.nan))
+    with open(shard.path, "ab") as file:
+        file.write(b'{"id": "c", "number')
+    with ShardFile(tmp_path, 1, 2) as shard:
+        assert set(shard.status()) == {"a", "b"}
+        shard.put(row("d"))
+    rows, size = read_lines(shard.path)
+    assert [r["id"] for r in rows] == ["a", "b", "d"]
+    assert size == shard.path.stat().st_size
+    assert rows[1]["makespan_s"] is None
+
+
+def test_a_line_that_is_no_run_is_refused(tmp_path):
+    path = tmp_path / "shards" / "shard-1-of-1.jsonl"
+    path.parent.mkdir()
+    path.write_text(json.dumps(row("a")) + "\n[1, 2]\n" + json.dumps(row("b")) + "\n")
+    with pytest.raises(StoreError, match=r"shard-1-of-1\.jsonl:2:1: not a run"):
+        read_lines(path)
+
+
+def test_merge_prefers_done_and_names_missing_shards(tmp_path):
+    with ShardFile(tmp_path / "x", 1, 3) as shard:
+        shard.put(row("a", status="failed", error="bad"))
+        shard.put(row("b", number=1))
+        shard.set_about(plan="p")
+    with ShardFile(tmp_path / "y", 2, 3) as shard:
+        shard.put(row("a"))
+        shard.set_about(plan="p")
+    assert merge(tmp_path / "x", [tmp_path / "x", tmp_path / "y"]) == (2, 0, ["shards missing of 3: 3"])
+    with Ledger(tmp_path / "x") as ledger:
+        assert [(r["id"], r["status"]) for r in ledger.rows()] == [("a", "done"), ("b", "done")]
+        assert ledger.about() == {"plan": "p"}
+
+
+def test_shards_of_different_sweeps_are_not_merged(tmp_path):
+    for name in ("x", "y"):
+        with ShardFile(tmp_path / name, 1, 1) as shard:
+            shard.put(row(name))
+            shard.set_about(plan=name)
+    with pytest.raises(InputError, match="different sweeps"):
+        merge(tmp_path / "z", [tmp_path / "x", tmp_path / "y"])
+    with pytest.raises(InputError, match="here"):
+        merge(tmp_path / "z", [tmp_path])

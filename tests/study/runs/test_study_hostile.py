@@ -1,0 +1,310 @@
+"""Damaged files, senseless numbers, full disks and Ctrl-C: one clear line, and nothing that goes on for ever."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from multiprocessing import active_children
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from equipoise.cli import main
+from equipoise.sim.record import Run
+from equipoise.sim.run import run
+from equipoise.sim.scenario.model import Scenario
+from equipoise.sim.scenario.tree import InputError
+from equipoise.study.questions.size import SIZES_MOST, read_vary
+from equipoise.study.runs.compare import compare
+from equipoise.study.runs.execute import Job, Task, execute, read_result
+from equipoise.study.runs.shards import merge
+from equipoise.study.runs.store import connect
+from equipoise.study.runs.sweep import Options, sweep
+from equipoise.study.runs.sweep_spec import RUNS_MOST, read_sweep
+from equipoise.study.signals import uninterrupted
+from tests.study.runs.sweep_helpers import SCENARIO, quick, write_sweep
+
+ROOT = Path(__file__).resolve().parents[3]
+SMALL = SCENARIO | {"workload": {"jobs": [{"name": "job", "gpus": 2, "duration": 100.0}]}}
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    path = tmp_path / "small.yaml"
+    path.write_text(yaml.safe_dump(SMALL))
+    return path
+
+
+def refused(arguments: list[str], capsys: pytest.CaptureFixture[str], *said: str, code: int = 2) -> None:
+    """The command ends with one line on stderr (after usage) that says all of `said`, and prints nothing."""
+    assert main(arguments) == code
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    last = shown.err.splitlines()[-1]
+    for text in said:
+        assert text in last
+    assert "Traceback" not in shown.err
+    assert "--debug shows the traceback" not in last  # that is for what nobody has foreseen
+
+
+# -- questions ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sql", ["", ";", "  ", "-- nothing"])
+@pytest.mark.parametrize("to", [None, "x.csv", "x.xlsx"])
+def test_an_empty_question(
+    sql: str, to: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep(write_sweep(tmp_path, seeds=1), tmp_path / "out", runner=quick)
+    more = [] if to is None else ["--to", str(tmp_path / to)]
+    refused(["query", "--out", str(tmp_path / "out"), *more, "--", sql], capsys, "nothing is asked")
+    assert not list(tmp_path.glob("x.*"))
+
+
+@pytest.mark.parametrize("key", ["seed", "policy", "policy.0", "schema_version"])
+def test_what_is_the_same_in_all_runs_cannot_be_varied(
+    key: str, small: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refused(["sensitivity", str(small), "--vary", f"{key}=1..2", "-q"], capsys, repr(key), "vary another key")
+
+
+def test_a_key_that_begins_alike_can_be_varied(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["sensitivity", str(small), "--vary", "noise.step_cov=0..0.2", "--seeds", "2", "-q"]
+    assert main(asked) == 0
+    assert "noise.step_cov" in capsys.readouterr().out
+
+
+# -- senseless numbers -------------------------------------------------------------------------------------------
+
+
+def test_sizes_without_end_are_refused_at_once(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["size", str(small), "--target", "makespan<=1h", "-q"]
+    refused(
+        [*asked, "--vary", "cluster.gpus=1:400000000000"], capsys, "400,000,000,000 sizes; at most 10,000"
+    )
+    many = ["--vary", "cluster.gpus=1:200", "--vary", "seed=1:200"]
+    refused([*asked, *many], capsys, "40,000 sizes; at most 10,000")
+    assert len(read_vary(f"a=1:{SIZES_MOST}")[1]) == SIZES_MOST
+
+
+def test_a_size_that_cannot_be_is_told_with_its_reason(
+    small: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["size", str(small), "--target", "makespan<=1h", "--seeds", "1", "-q"]
+    assert main([*asked, "--vary", "cluster.gpus=1:3"]) == 0
+    shown = capsys.readouterr().out
+    assert "cluster.gpus=2" in shown
+    assert "1 more were not possible: " in shown
+    assert "needs 2 GPUs, the cluster has 1" in shown
+    assert main([*asked, "--vary", "cluster.gpus=2,3x", "--format", "json"]) == 0
+    (why,) = json.loads(capsys.readouterr().out)["not_possible"]
+    assert "3x" in why
+    assert main([*asked, "--vary", "cluster.gpus=2:3", "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["not_possible"] == []
+
+
+def test_a_key_is_varied_once(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    twice = ["--vary", "cluster.gpus=2:3", "--vary", "cluster.gpus=4:5"]
+    refused(["size", str(small), "--target", "makespan<=1h", *twice], capsys, "varied twice")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"seeds": RUNS_MOST},
+        {"sampling": {"kind": "random", "points": 10**12}},
+        {"parameters": {"noise.step_cov": {"low": 0, "high": 1, "steps": 10**9}}},
+    ],
+)
+def test_more_runs_than_can_be_planned(changes: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"runs; at most 2,000,000 are possible"):
+        read_sweep(write_sweep(tmp_path, **changes))
+
+
+def test_more_seeds_than_can_be_planned_are_not_begun_with(tmp_path: Path) -> None:
+    file = write_sweep(tmp_path, seeds=3)
+    with pytest.raises(InputError, match=r"4,000,000,000 runs; at most"):
+        sweep(file, tmp_path / "out", Options(until="ci:1%", max_seeds=10**9), runner=quick)
+
+
+def test_the_most_runs_are_counted_as_they_are_planned(tmp_path: Path) -> None:
+    ranges = {"noise.step_cov": {"low": 0, "high": 1, "steps": 5}, "cluster.gpus": [4, 5, 6]}
+    for sampling, points in (
+        ("grid", 15), ({"kind": "random", "points": 7}, 7), ({"kind": "latin-hypercube", "points": 4}, 4),
+    ):  # fmt: skip
+        spec, _ = read_sweep(write_sweep(tmp_path, seeds=3, parameters=ranges, sampling=sampling))
+        assert spec.runs_most == points * 2 * 3 == len(spec.points()) * 2 * 3
+    listed = {"kind": "list", "points": [{"cluster.gpus": 4}, {"cluster.gpus": 5}]}
+    spec, _ = read_sweep(write_sweep(tmp_path, seeds=3, parameters=None, sampling=listed))
+    assert spec.runs_most == 2 * 2 * 3
+
+
+def test_a_range_says_where_its_unit_belongs(tmp_path: Path) -> None:
+    wrong = {"faults.crash.mtbf": {"low": "1 h", "high": 10, "steps": 2}}
+    with pytest.raises(InputError, match=r"'1 h' is not a number; write 1 here, and 'unit: h' beside it"):
+        read_sweep(write_sweep(tmp_path, parameters=wrong))
+    right = {"faults.crash.mtbf": {"low": "1", "high": 10, "unit": "h", "steps": 2}}
+    spec, _ = read_sweep(write_sweep(tmp_path, parameters=right))
+    assert [point["faults.crash.mtbf"] for point in spec.points()] == ["1 h", "10 h"]
+
+
+# -- damaged files -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "3", "{}", '{"identity": 3}', '{"identity": "x"}'])
+def test_a_damaged_run_is_made_again(content: str, tmp_path: Path) -> None:
+    scenario = Scenario.model_validate(SMALL)
+    first = compare(scenario, ["fifo"], 1, out=tmp_path)
+    summary = tmp_path / "fifo" / "seed-0" / "summary.json"
+    whole = summary.read_text()
+    summary.write_text(content)
+    assert read_result(summary.parent, first.results[0].identity) is None
+    again = compare(scenario, ["fifo"], 1, out=tmp_path)
+    assert not again.results[0].reused
+    assert summary.read_text() == whole
+    identity = first.results[0].identity
+    summary.write_text(
+        json.dumps({"identity": identity, "policy": "fifo", "seed": 0, "notes": [], "totals": 3})
+    )
+    assert read_result(summary.parent, identity) is None
+    assert compare(scenario, ["fifo"], 1, out=tmp_path).as_json() == first.as_json()
+
+
+def test_damaged_results_are_one_line(
+    small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, two, many = (str(tmp_path / name) for name in ("one", "two", "many"))
+    assert main(["run", str(small), "--out", one, "-q"]) == 0
+    assert main(["compare", str(small), "--seeds", "1", "--out", two, "-q"]) == 0
+    sweep(write_sweep(tmp_path, seeds=1), Path(many), runner=quick)
+    capsys.readouterr()
+    (Path(one) / "summary.json").write_text("[]")
+    (Path(two) / "comparison.json").write_text("{")
+    parquet = Path(many) / "runs.parquet"
+    parquet.write_bytes(b"no parquet")
+    for folder in (one, two, many):
+        with pytest.raises(InputError) as caught:
+            connect(folder)
+        assert len(caught.value.lines) == 1
+        assert caught.value.lines[0].startswith(f"{folder}: cannot be read: ")
+    for folder, said in (
+        (one, "a section is needed, not list"),
+        (two, "is damaged"),
+        (many, "cannot be read"),
+    ):
+        refused(["report", folder], capsys, said)
+    sweep(tmp_path / "sweep.yaml", Path(many), runner=quick)  # makes the copy anew
+    with connect(many) as connection:
+        assert connection.execute("SELECT count(*) FROM runs").fetchone() == (4,)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"plan": 3}'])
+def test_damaged_facts_of_shards(content: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    sweep(write_sweep(tmp_path, seeds=1), out, Options(shard=(1, 1)), runner=quick)
+    facts = out / "shards" / "about.json"
+    facts.write_text(content)
+    with pytest.raises(InputError, match=r"about\.json: is damaged: .*; start one of its shards again"):
+        merge(out, [out])
+    assert not (out / "sweep.db").exists()
+    sweep(tmp_path / "sweep.yaml", out, Options(shard=(1, 1)), runner=quick)
+    assert merge(out, [out]) == (4, 0, [])
+
+
+# -- full disks --------------------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_is_one_line(
+    small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: Run, folder: Path, **_: object) -> None:
+        raise OSError(28, os.strerror(28), str(folder / "config.yaml"))
+
+    monkeypatch.setattr(Run, "write", full)
+    out = tmp_path / "out"
+    where = f"equipoise: {out / 'config.yaml'}: No space left on device"
+    refused(["run", str(small), "--out", str(out), "-q"], capsys, where, code=1)
+
+
+def test_a_report_that_cannot_be_written_leaves_nothing(
+    small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    assert main(["run", str(small), "--out", str(out), "-q"]) == 0
+    capsys.readouterr()
+    before = sorted(path.name for path in out.iterdir())
+
+    def full(self: Path, content: bytes) -> int:
+        with open(self, "wb") as file:
+            file.write(content[:10])
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    refused(["report", str(out)], capsys, "No space left on device")
+    assert sorted(path.name for path in out.iterdir()) == before
+
+
+# -- Ctrl-C ------------------------------------------------------------------------------------------------------
+
+
+def long(scenario: Scenario, **given: Any) -> Run:
+    """A run that takes 30 s, and says in the folder `why` when it begins and when it ends."""
+    (Path(scenario.why) / f"began-{os.getpid()}").touch()
+    time.sleep(30.0)
+    (Path(scenario.why) / f"ended-{os.getpid()}").touch()
+    return run(scenario, **given)
+
+
+def test_ctrl_c_does_not_wait_for_the_runs_under_way(tmp_path: Path) -> None:
+    case = Scenario.model_validate(SMALL | {"why": str(tmp_path)})
+    tasks = [Task("fifo", seed) for seed in range(6)]
+
+    def interrupt() -> None:
+        while len(list(tmp_path.glob("began-*"))) < 2:
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    others = set(active_children())
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        execute(Job(case, None, None, long), tasks, 2)
+    assert not set(active_children()) - others
+    assert len(list(tmp_path.glob("began-*"))) == 2
+    assert not list(tmp_path.glob("ended-*"))
+
+
+CHILD = "import os, signal; os.kill(os.getpid(), signal.SIGINT); print('alive')"
+
+
+def test_processes_that_are_started_uninterrupted_do_not_die_of_ctrl_c() -> None:
+    with uninterrupted():
+        protected = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, check=False)
+    assert (protected.stdout, protected.stderr, protected.returncode) == ("alive\n", "", 0)
+    plain = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, check=False)
+    assert "alive" not in plain.stdout
+    assert plain.returncode != 0
+
+
+MEANWHILE = """
+import os, signal
+from equipoise.study.signals import uninterrupted
+try:
+    with uninterrupted():
+        os.kill(os.getpid(), signal.SIGINT)
+        print("goes on")
+except KeyboardInterrupt:
+    print("heard", signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, set()))
+"""
+
+
+def test_what_was_interrupted_meanwhile_is_heard_afterwards() -> None:
+    command = [sys.executable, "-c", MEANWHILE]  # a process of one thread: others would hear it at once
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert (ended.stdout, ended.stderr) == ("goes on\nheard False\n", "")
