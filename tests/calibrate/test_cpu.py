@@ -204,7 +204,7 @@ def test_a_folder_that_is_not_there_is_wrong_input(tmp_path: Path) -> None:
         (["--out", "/proc/p.yaml"], "--out /proc/p.yaml: "),
         (["--check", "catalogue", "--quick"], "--quick is for measuring; it does nothing with --from"),
         (["--from", __file__, "--out", "p.yaml", "--only", "gemm"], "--only is for measuring"),
-        (["--from", __file__, "--out", "p.yaml"], "test_calibrate_cpu.py:1: not JSON"),
+        (["--from", __file__, "--out", "p.yaml"], "test_cpu.py:1: not JSON"),
         (["--check", "catalogue"], "profile 'catalogue' was not measured but catalogue; nothing to check"),
     ],
 )
