@@ -114,6 +114,7 @@ def test_what_is_not_there_is_said(session: Any) -> None:
     assert any(line.startswith("idle_w") for line in missing)
 
 
+@pytest.mark.long
 def test_old_samples_give_the_same_profile_without_the_hardware(session: Any) -> None:
     profile, _, folder = session
     again = folder / "again.yaml"
@@ -123,6 +124,7 @@ def test_old_samples_give_the_same_profile_without_the_hardware(session: Any) ->
     assert load_profile(str(again)).model_copy(update={"name": profile.name}) == profile
 
 
+@pytest.mark.long
 def test_a_kernel_that_computes_nonsense_stops_everything(tmp_path: Path) -> None:
     done = calibrate(machine="wrong", out=tmp_path / "p.yaml")
     assert (done.returncode, done.stdout) == (1, "")
@@ -130,6 +132,7 @@ def test_a_kernel_that_computes_nonsense_stops_everything(tmp_path: Path) -> Non
     assert not (tmp_path / "p.yaml").exists()
 
 
+@pytest.mark.long
 def test_without_a_device_or_a_driver_one_line_says_so(tmp_path: Path) -> None:
     done = calibrate(machine="nodevice", out=tmp_path / "p.yaml")
     expected = "equipoise: the CUDA driver found no usable device (CUDA_ERROR_NO_DEVICE)\n"
@@ -142,6 +145,7 @@ def test_without_a_device_or_a_driver_one_line_says_so(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.long
 def test_without_green_contexts_and_mps_the_rest_is_measured_and_the_gap_named(tmp_path: Path) -> None:
     done = calibrate("--seconds", "1", "--only", "copy,fma,share", machine="nogreen", out=tmp_path / "p.yaml")
     assert done.returncode == 0, done.stderr

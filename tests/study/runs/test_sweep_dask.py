@@ -96,6 +96,7 @@ def test_no_scheduler_there(monkeypatch):
         pass
 
 
+@pytest.mark.long
 def test_a_run_that_kills_its_workers_fails_alone(tmp_path):
     file = write_sweep(tmp_path, seeds=5, covs=(0.1,), policies=["fifo"])
     outcome = sweep(file, tmp_path / "out", Options(jobs=2, dask="local"), runner=sweep_helpers.poisoned)
