@@ -91,7 +91,7 @@ def survive(
     return results
 
 
-SHORT = ("before it votes", "before the state is shared")  # the others take 5 s each, too
+SHORT = ("before it votes",)  # the others take 5 s each, too
 
 
 @pytest.mark.parametrize(
@@ -111,6 +111,7 @@ def test_another_dies_while_local_steps_are_merged(tmp_path: Path) -> None:
     survive(tmp_path, 4, 4, 3, {2: PHASES["as the state is shared"]})
 
 
+@pytest.mark.long
 def test_the_leader_of_the_vote_dies(tmp_path: Path) -> None:
     survive(tmp_path, 4, 1, 0, {-1: ("equipoise.live.group.regroup:Membership._lead", 1)})
 

@@ -174,6 +174,7 @@ def demonstrate(rank: int, folder: str) -> None:
     assert demo.main([*arguments, "--run-dir", folder]) == 0
 
 
+@pytest.mark.long
 def test_the_demonstrations_ranks_adapt_to_the_slow_one_and_have_a_twin(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

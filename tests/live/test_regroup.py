@@ -226,6 +226,7 @@ def test_a_killed_rank(tmp_path: Path, interval: int, victim: int, reported: boo
     assert replayed(run.folder, run.policy) == ()  # also what another rank decided later
 
 
+@pytest.mark.long
 def test_a_run_dir_that_was_used_keeps_its_runs_apart(tmp_path: Path) -> None:
     """The leader of the second run dies before its first decision: there is nothing to take over."""
     live_ranks.run(train, 2, str(tmp_path), {}, 1, -2, -1)

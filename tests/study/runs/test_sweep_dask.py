@@ -60,6 +60,7 @@ def calls(log):
     return Counter(log.read_text().splitlines()) if log.exists() else Counter()
 
 
+@pytest.mark.long
 def test_one_of_two_workers_is_killed_and_only_its_run_repeats(tmp_path, cluster):
     address, workers, log = cluster
     file = write_sweep(tmp_path, seeds=SEEDS)
