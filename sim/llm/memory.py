@@ -16,6 +16,7 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
+from equipoise.sim.llm.hardware import Accelerator
 from equipoise.sim.llm.layout import Layout
 from equipoise.sim.llm.quantities import Plan, stage_parameters
 from equipoise.sim.llm.stack import Floats
@@ -94,7 +95,12 @@ def memory(plan: Plan, stack: MemoryStack, spread: tuple[float, float] = (0.9, 1
         for w, b in zip(weights, by, strict=True)
     )
     peak = max(stage.total for stage in stages)
-    return MemoryEstimate(stages, peak * spread[0], peak * spread[1], USABLE * plan.accelerator.memory_bytes)
+    return MemoryEstimate(stages, peak * spread[0], peak * spread[1], usable_bytes(plan.accelerator))
+
+
+def usable_bytes(accelerator: Accelerator) -> float:
+    """What an accelerator's memory leaves to a process [bytes]."""
+    return USABLE * accelerator.memory_bytes
 
 
 def counts(plan: Plan) -> tuple[Floats, Floats]:

@@ -17,6 +17,8 @@ from equipoise.policies.registry import PolicyError, make_policy, make_stage
 from equipoise.sim.hardware.profile import Accelerator, HardwareProfile, load_profile
 from equipoise.sim.job.cost import memory_need_bytes
 from equipoise.sim.loading.checks_energy import energy_problems
+from equipoise.sim.loading.checks_parallel import parallel_doubts
+from equipoise.sim.loading.transformers import bind, has_transformers
 from equipoise.sim.network.topology import Topology, TopologyError
 from equipoise.sim.scenario.model import Job, Model, NodeGroup, OnNodes, Scenario
 from equipoise.sim.scenario.tree import InputError, KeyPath
@@ -56,6 +58,10 @@ def problems(scenario: Scenario, base: Path | None = None) -> list[Problem]:
         Topology(scenario.cluster)
     except TopologyError as error:
         return [(("cluster", "topology"), str(error))]
+    if has_transformers(scenario):
+        scenario, found = bind(scenario, profile)
+        if found:
+            return found
     for k, job in enumerate(scenario.workload.jobs):
         found += _job(scenario, profile, job, ("workload", "jobs", k))
     for name, model in scenario.workload.models.items():
@@ -84,7 +90,7 @@ def trace_problems(scenario: Scenario, trace: Trace, file: str) -> list[str]:
 
 def doubts(scenario: Scenario) -> list[Problem]:
     """Values given in the scenario that are allowed but look like a mistake of units."""
-    return list(_doubts(scenario, ()))
+    return [*_doubts(scenario, ()), *parallel_doubts(scenario)]
 
 
 def _sizes(scenario: Scenario) -> Iterator[Problem]:
@@ -233,7 +239,7 @@ def _model(scenario: Scenario, profile: HardwareProfile, model: Model, path: Key
                 accelerator.step(model.step, model.precision)
             except ValueError as error:
                 yield (*path, "step"), f"{name}: {error}"
-    if model.exchange.alpha is None or model.exchange.rate is None:
+    if model.transformer is None and (model.exchange.alpha is None or model.exchange.rate is None):
         absent = [
             f"{n} {'between' if tier == 'inter' else 'inside'} nodes"
             for n in used

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from equipoise.sim.hardware.prices import book_path
 from equipoise.sim.hardware.profile import is_path, profile_path, scenarios_dir
 from equipoise.sim.loading.checks import doubts, problems, trace_problems
+from equipoise.sim.loading.transformers import bound_scenario, has_transformers, read_files
 from equipoise.sim.scenario.errors import describe
 from equipoise.sim.scenario.model import Scenario, TraceSpec
 from equipoise.sim.scenario.override import assign, override
@@ -128,6 +129,10 @@ def _scenario(tree: Tree, base: Path | None) -> Scenario:
         scenario = Scenario.model_validate(tree.data)
     except ValidationError as error:
         raise InputError(describe(error, tree, Scenario)) from error
+    if has_transformers(scenario):
+        scenario, wrong = read_files(scenario, base)
+        if wrong:
+            raise InputError(_lines(tree, wrong))
     if wrong := problems(scenario, base):
         raise InputError(_lines(tree, wrong))
     hardware = scenario.cluster.hardware
@@ -138,7 +143,7 @@ def _scenario(tree: Tree, base: Path | None) -> Scenario:
     if base is not None and is_path(book):
         cost = scenario.cost.model_copy(update={"book": str(book_path(book, base))})
         scenario = scenario.model_copy(update={"cost": cost})
-    return scenario
+    return bound_scenario(scenario)
 
 
 def _lines(tree: Tree, found: Sequence[tuple[tuple[str | int, ...], str]]) -> list[str]:

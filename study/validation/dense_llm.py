@@ -18,10 +18,10 @@ from equipoise.sim.llm.fit import fit
 from equipoise.sim.llm.hardware import ACCELERATORS, Network
 from equipoise.sim.llm.interval import spread
 from equipoise.sim.llm.layout import Layout, Precision
+from equipoise.sim.llm.published import SHAPES, with_sequence
 from equipoise.sim.llm.quantities import Plan
 from equipoise.sim.llm.shape import Transformer
 from equipoise.study.validation.predict import predicted, score
-from equipoise.study.validation.published_models import SHAPES, with_sequence
 from equipoise.study.validation.rows import Row, divided, labels, read_csv, seconds, stacked
 from equipoise.study.validation.score import Line, Score, line, relative_error
 from equipoise.study.validation.splits import SPLITS, fitted_half
