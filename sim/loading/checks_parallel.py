@@ -46,7 +46,7 @@ def _typed(scenario: Scenario, model: Model, jobs: list[Job], path: KeyPath) -> 
     if p.tensor > node:
         yield (
             (*path, "tensor"),
-            f"{p.tensor} is wider than a node of {node} GPUs, but is timed at its fabric; {INSTEAD}",
+            f"{p.tensor} is wider than a node of {node} GPUs, but timed at its fabric; {INSTEAD}",
         )
     if p.tensor * p.pipeline > node:
         text = f"replicas of {p.tensor * p.pipeline} GPUs exchange gradients through the first of their nodes' NICs"
@@ -64,5 +64,5 @@ def _passes(model: Model, job: Job, path: KeyPath) -> Iterator[Problem]:
         text = f"{p.pipeline_microbatches} are assumed for the bubble; job {job.name!r} has {real} in a step"
         yield (*path, "pipeline_microbatches"), text
     if p.zero == 3 and passes > 1:
-        text = f"parameters are gathered in each of {passes} passes of job {job.name!r}, but exchanged once; {INSTEAD}"
+        text = f"parameters are gathered in each of {passes} passes of job {job.name!r}, not once; {INSTEAD}"
         yield (*path, "zero"), text
