@@ -40,8 +40,11 @@ MAX_GPUS, MAX_JOBS = 20_000_000, 20_000_000
 """More than fits into memory: most likely a number meant for something else."""
 
 
-def problems(scenario: Scenario, base: Path | None = None) -> list[Problem]:
-    """Everything that makes the scenario impossible to run; `base` is the folder of its file."""
+def problems(scenario: Scenario, base: Path | None = None, *, fits: bool = True) -> list[Problem]:
+    """Everything that makes the scenario impossible to run; `base` is the folder of its file.
+
+    `fits`: whether a job that does not fit into memory is one of them.
+    """
     if found := list(_sizes(scenario)):
         return found
     found = [*_policy(scenario), *_names(scenario)]
@@ -63,7 +66,7 @@ def problems(scenario: Scenario, base: Path | None = None) -> list[Problem]:
         if found:
             return found
     for k, job in enumerate(scenario.workload.jobs):
-        found += _job(scenario, profile, job, ("workload", "jobs", k))
+        found += _job(scenario, profile, job, ("workload", "jobs", k), fits)
     for name, model in scenario.workload.models.items():
         found += _model(scenario, profile, model, ("workload", "models", name))
     return found
@@ -181,7 +184,9 @@ def _accelerators(scenario: Scenario, profile: HardwareProfile) -> Iterator[Prob
             yield ("cluster", "nodes", k, "accelerator"), str(error)
 
 
-def _job(scenario: Scenario, profile: HardwareProfile, job: Job, path: KeyPath) -> Iterator[Problem]:
+def _job(
+    scenario: Scenario, profile: HardwareProfile, job: Job, path: KeyPath, fits: bool
+) -> Iterator[Problem]:
     total = sum(group.count * group.gpus for group in scenario.cluster.groups)
     model = None if job.model is None else scenario.workload.models[job.model]
     if model is None:
@@ -197,7 +202,7 @@ def _job(scenario: Scenario, profile: HardwareProfile, job: Job, path: KeyPath) 
         yield (*path, "workers_min"), f"{low} workers at least, but {high} at most"
     elif low * size > total:
         yield (*path, "gpus"), f"needs {low * size} GPUs, the cluster has {total}"
-    else:
+    elif fits:
         yield from _memory(scenario, profile, job, model, path)
 
 

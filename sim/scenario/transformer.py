@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from equipoise.sim.llm.layout import Layout, Precision
 from equipoise.sim.llm.memory import MemoryStack
+from equipoise.sim.llm.memory_stacks import GENERAL, MEMORY_STACKS
 from equipoise.sim.llm.published import SHAPES, with_sequence
 from equipoise.sim.llm.shape import LatentAttention, Transformer
 from equipoise.sim.llm.stack import Stack
@@ -210,8 +211,19 @@ class TransformerSpec(Section):
         return STACKS[self.stack]
 
     def memory_constants(self) -> MemoryStack:
-        """What the stack keeps in memory; general values for a stack that says nothing of it."""
-        return MemoryStack(**(self.stack.memory if isinstance(self.stack, StackSpec) else {}))
+        """What the stack keeps in memory; general values for a stack of which no peaks were measured."""
+        if isinstance(self.stack, StackSpec):
+            return MemoryStack(**self.stack.memory)
+        return MEMORY_STACKS.get(self.stack, GENERAL)[0]
+
+    @property
+    def memory_measured(self) -> bool:
+        """Whether peaks of the stack were measured."""
+        return bool(self.stack.memory) if isinstance(self.stack, StackSpec) else self.stack in MEMORY_STACKS
+
+    def memory_spread(self) -> tuple[float, float]:
+        """Measured over predicted peak, at 5 % and at 95 %."""
+        return (GENERAL if isinstance(self.stack, StackSpec) else MEMORY_STACKS.get(self.stack, GENERAL))[1]
 
     def alone(self, model: BaseModel) -> None:
         """Raises ValueError where the model states what follows from this section. What loading wrote may stay."""

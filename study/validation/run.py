@@ -16,6 +16,14 @@ DATA_SETS: dict[str, Callable[[Path], list[Line]]] = {
     "sailor": sailor.run,
 }
 
+FILES: dict[str, tuple[str, ...]] = {
+    "dense-llm": (dense_llm.FILE,),
+    "vtrain": (vtrain.SINGLE, vtrain.MULTI),
+    "playbook": (playbook.FILE,),
+    "sailor": (sailor.FILE,),
+}
+"""The files that a data set needs, below the folder of the measurements."""
+
 
 def run(name: str, data_dir: Path) -> list[Line]:
     """The lines of a data set under `data_dir`.
@@ -29,7 +37,7 @@ def run(name: str, data_dir: Path) -> list[Line]:
 
 def as_text(lines: list[Line]) -> str:
     """The lines as a table of columns, shares in percent."""
-    names = [f.name for f in fields(Line)]
+    names = [f.name for f in fields(Line) if f.name != "points"]
     table = [names] + [[_cell(getattr(one, name)) for name in names] for one in lines]
     widths = [max(len(row[i]) for row in table) for i in range(len(names))]
     return "\n".join(
