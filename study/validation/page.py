@@ -20,8 +20,8 @@ HEAD = (
 INTRO = """# Predictions held against public measurements
 
 Written by `equipoise validate-against --all --data FOLDER --write docs/validation-public.md`. The measurements are
-other people's and not part of this project; each data set is read from its file alone, so that more rows of the same
-form work unchanged.
+other people's and not part of this project; each data set is read from its file alone, so that more rows of the
+same form work unchanged.
 
 Every figure is of rows that the fit has not seen. Which rows may be fitted on is decided by a hash of the row's key
 and the number of the split (`study/validation/splits.py`), never by a measured value; there are {splits} splits.
