@@ -75,16 +75,17 @@ def validate_against(
 
 def _found(name: str | None, data: Path) -> dict[str, list[Line]]:
     """The lines of one data set, or of all whose files are there. Raises _WrongInputError, one line."""
-    from equipoise.study.validation.run import DATA_SETS, FILES, run
+    from equipoise.calibrate.fit.fits import collective_predictor
+    from equipoise.study.validation.run import FILES, run
 
     found = {}
-    for each in DATA_SETS if name is None else [name]:
+    for each in FILES if name is None else [name]:
         missing = [file for file in FILES.get(each, ()) if not (data / file).is_file()]
         if missing and name is None:
             print(f"{each}: not run, {data / missing[0]} is not there", file=sys.stderr)
             continue
         try:
-            found[each] = run(each, data)
+            found[each] = run(each, data, collective_predictor)
         except FileNotFoundError as error:
             raise _WrongInputError(f"{error.filename}: no such file") from None
         except (ValueError, KeyError) as error:
