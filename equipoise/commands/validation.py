@@ -80,7 +80,7 @@ def _found(name: str | None, data: Path) -> dict[str, list[Line]]:
 
     found = {}
     for each in FILES if name is None else [name]:
-        missing = [file for file in FILES.get(each, ()) if not (data / file).is_file()]
+        missing = [file for file in FILES.get(each, ()) if not any(data.glob(file))]
         if missing and name is None:
             print(f"{each}: not run, {data / missing[0]} is not there", file=sys.stderr)
             continue

@@ -58,7 +58,7 @@ def _score(curves: Mapping[str, tuple[Floats, Floats]], fit: Fit, split: int) ->
     groups: list[str] = []
     for key, (size, seconds) in curves.items():
         known = np.array([fitted_half(f"{key} {b:.0f}", split) for b in size])
-        if min(known.sum(), (~known).sum()) < LEAST:
+        if min(len(np.unique(size[part])) for part in (known, ~known)) < LEAST:
             continue
         guess = fit(size[known], seconds[known]).predict(size[~known])
         naive = size[~known] / (size[known] / seconds[known]).max()
@@ -73,7 +73,8 @@ def _score(curves: Mapping[str, tuple[Floats, Floats]], fit: Fit, split: int) ->
 
 def _left_out(size: Floats, seconds: Floats, fit: Fit) -> Floats:
     """log(measured / predicted) of every second inner size, from the other fitted ones."""
-    out = np.arange(len(size)) % 2 == 1
-    if out.sum() < 1 or (~out).sum() < 3:
+    distinct = np.unique(size)
+    out = np.isin(size, distinct[1::2])
+    if len(distinct[::2]) < 3:
         return np.zeros(0)
     return np.asarray(np.log(seconds[out] / fit(size[~out], seconds[~out]).predict(size[out])))

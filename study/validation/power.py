@@ -1,9 +1,9 @@
 """MLPerf power of H100 nodes: energy of a run from what an idle node and one benchmark draw.
 
 Law: for the first S seconds of a run (start, loading) a node draws its idle power, then its busy power; the energy
-is S idle + (T - S) busy. Idle power is the lowest seen of the kind of node, busy and S are fitted to one benchmark's
-runs of all lengths, weakly held near its highest power and `START_S`. Every system and benchmark counts once, since
-large systems have hundreds of nodes in the file. Naive: the benchmark's mean power all the time.
+is S idle + (T - S) busy. Idle power is the lowest seen of the kind of node; busy and S are fitted to the runs of
+one benchmark, weakly held near its highest power and `START_S`. Every system and benchmark counts once, since large
+systems have hundreds of nodes in the file. Naive: the benchmark's mean power all the time.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from equipoise.study.validation import (
+    collectives,
     dense_llm,
     jitter,
     mig,
@@ -44,7 +45,7 @@ FILES: dict[str, tuple[str, ...]] = {
     "train-time": (train_time.FILE,),
     "staging": (storage.STAGING,),
     "mig": (mig.FILE,),
-    "jitter": (),
+    "jitter": (jitter.PATTERN,),
     "power": (power.FILE,),
     "storage": (storage.INPUT,),
 }

@@ -107,22 +107,21 @@ def test_fit_steps_says_what_is_wrong(tmp_path: Path, capsys: Capture) -> None:
     assert "--for: x/H100 is not in the file; it has default/H100" in capsys.readouterr().err
 
 
-def made_up(folder: Path, rows: int = 24) -> Path:
+MEASURED = {"measured_step_s": "1", "measured_peak_bytes": "1e10"}
+
+
+def made_up(folder: Path, rows: int = 16) -> Path:
     """A file of the form of a data set, timed by known constants."""
     path = folder / sailor.FILE
     path.parent.mkdir(parents=True)
     names = ["model", "dp", "tp", "pp", "micro_batch", "global_batch", "layers_per_stage"]
     lines = []
     for k in range(rows):
-        dp, micro, pp = 2 ** (k % 4), 1 + k % 3, 1 + (k // 4) % 2
-        stages = "26" if pp == 1 else "13/13"
-        lines.append(["OPT-350", dp, 1, pp, micro, 24 * dp, stages])
+        dp, micro, model = 2 ** (k % 4), 1 + k % 3, ("OPT-350", "GPT-Neo")[k // 8]
+        lines.append([model, dp, 1, 1, micro, 24 * dp, "26" if model == "OPT-350" else "34"])
     times = []
     for line in lines:
-        text = dict(zip(names, map(str, line), strict=True)) | {
-            "measured_step_s": "1",
-            "measured_peak_bytes": "1e10",
-        }
+        text = dict(zip(names, map(str, line), strict=True)) | MEASURED
         plan = sailor._row(text).plan
         times.append(float(step_time(plan, Stack(score_bytes=8.0)).total))
     with gzip.open(path, "wt", newline="") as file:
@@ -133,6 +132,7 @@ def made_up(folder: Path, rows: int = 24) -> Path:
     return path
 
 
+@pytest.mark.long
 def test_a_data_set_is_read_from_its_file_alone(tmp_path: Path, capsys: Capture) -> None:
     made_up(tmp_path)
     page, rows = tmp_path / "page.md", tmp_path / "rows.csv"
