@@ -40,6 +40,7 @@ class Score:
     spearman: float = np.nan
     picked: float = np.nan
     points: Points | None = None
+    p90: float = np.nan
 
 
 def judge(
@@ -62,6 +63,7 @@ def judge(
         spearman,
         picked,
         Points(tuple(keys), predicted, low, high, measured),
+        float(np.quantile(np.abs(predicted / measured - 1), 0.9)),
     )
 
 
@@ -74,6 +76,7 @@ class Line:
     rows: int
     median: float
     worst: float
+    p90: float
     naive: float
     covered: float
     spearman: float
@@ -96,6 +99,7 @@ def line(what: str, target: float, scores: Sequence[Score]) -> Line:
         round(middle("rows")),
         middle("error"),
         max(errors),
+        middle("p90"),
         middle("naive"),
         middle("covered"),
         middle("spearman"),

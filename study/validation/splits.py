@@ -1,4 +1,4 @@
-"""Which rows a validation may fit on, written down before any result was looked at.
+"""Which rows a validation may fit on. What was decided after looking at results stands on the page (`page.NOTES`).
 
 A rule reads a row's key and the number of the split, never a measured value. The keys:
 
@@ -14,7 +14,7 @@ A rule reads a row's key and the number of the split, never a measured value. Th
 | MLPerf time to train | the benchmark | half of the benchmarks; of the others the smallest scale |
 | MLPerf HPC staging | system, benchmark, nodes | runs alone, and the contended point of least hash |
 | MIG slices | the workload | half of the workloads; of the others the whole GPU |
-| Alibaba jitter | job and stretch of 20 steps | half of the stretches |
+| Alibaba jitter | - (no hash); job and stretch of 20 steps | the first half of the time; half of the stretches |
 | MLPerf power | kind of node and benchmark | the benchmark of least hash, and the idle power |
 | MLPerf Storage | submitter and system | half of the systems |
 
