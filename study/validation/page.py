@@ -59,8 +59,7 @@ real test.
 - MLPerf Storage: the benchmark's rules ask for 90 %, so that every row lies between 90 and 100 %;
   predictions are one figure for each workload and do not order the systems.
 - MLPerf HPC staging: two points in a split, of four contended ones of two systems, without an interval.
-  Fugaku, whose nodes stage from storage of their own, is off by seven times when the smaller crowd predicts
-  the larger.
+  Fugaku is off by seven times when the smaller crowd predicts the larger.
 - Sailor, MIG, power: fewer than 40 held-out rows, and intervals that hold too few of them.
 """
 
