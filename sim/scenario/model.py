@@ -315,7 +315,7 @@ class Workload(Section):
 class Decide(Section):
     """When policies decide. Events: arrivals, completions, faults, repairs."""
 
-    every: Span | None = None
+    every: Annotated[Span, Field(ge=1e-3)] | None = None
     every_steps: Count | None = None  # of any one training job
     on_events: bool = True
     estimate_error: Annotated[Float, Field(ge=0)] = 0.0  # log-normal spread of duration estimates
