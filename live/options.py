@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from equipoise.live.rules import Rule, follow, one_of, optional, real, whole
-from equipoise.live.train.weighting import Reduction
 
+Reduction = Literal["mean", "sum"]
 Mode = Literal["observe", "advise", "act"]
 Lever = Literal["samples", "moves", "order", "interval", "share", "resize"]
 Backend = Literal["none", "duty-cycle", "green-context", "mps"]

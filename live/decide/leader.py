@@ -14,28 +14,20 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from equipoise.live.decide.change import Change
 from equipoise.live.decide.decider import Decider
 from equipoise.live.decide.metrics import MlflowCopy, PrometheusServer
-from equipoise.live.decide.telemetry import Recorder, RoundInfo, last_decision
-from equipoise.live.decide.window import (
-    COLUMNS,
-    COMPUTE,
-    LOCAL_SQUARE,
-    MEAN_SQUARE,
-    SAMPLES,
-    Telemetry,
-    measure,
-)
+from equipoise.live.decide.telemetry import Recorder, last_decision
+from equipoise.live.decide.window import Telemetry, measure
 from equipoise.live.decide.world import LiveWorld
 from equipoise.live.group.places import Place
-from equipoise.live.options import Options
+from equipoise.live.options import Options, Reduction
+from equipoise.live.train.change import Change
 from equipoise.live.train.deal import Deal
 from equipoise.live.train.devices import GPU_COLUMNS
 from equipoise.live.train.gradients import NoiseScale, noise_statistics
+from equipoise.live.train.rounds import COLUMNS, COMPUTE, LOCAL_SQUARE, MEAN_SQUARE, SAMPLES, RoundInfo
 from equipoise.live.train.sampler import ShareSampler
-from equipoise.live.train.weighting import Reduction
-from equipoise.policies.contract import Decision, Policy
+from equipoise.policies.contract import Decision, Policy, Refusal
 from equipoise.policies.observation import Floats, Ints
 from equipoise.policies.record.export import stage_entries
 
@@ -74,10 +66,16 @@ class Leader:
     """Owns the live world, the policy and its journal. Exists on rank 0 only."""
 
     def __init__(
-        self, options: Options, policy: Policy | None, recorder: Recorder, places: Sequence[Place]
+        self,
+        options: Options,
+        policy: Policy | None,
+        recorder: Recorder,
+        places: Sequence[Place],
+        *,
+        resizable: bool,
     ) -> None:
         self.options, self.recorder = options, recorder
-        self.world = LiveWorld(options, places)
+        self.world = LiveWorld(options, places, resizable=resizable)
         self.decisions = self.failures = 0
         self.points = 0  # moments at which the policy was due to decide
         self._noise = NoiseScale()
@@ -100,7 +98,8 @@ class Leader:
         self.recorder.event("policy-memory-restored", time_s=last.observation.time_s)
 
     def set_members(self, active: Sequence[Place], parked: Sequence[Place]) -> None:
-        """The group was formed anew."""
+        """The group was formed anew; what the last plan asked for no longer holds."""
+        self.world.change = Change(0)
         self.world.set_members(active, parked)
         self._norm = np.full(len(active), math.nan)
 
@@ -125,20 +124,16 @@ class Leader:
             self.recorder.event("policy-warm-up-failed", problem=problem)
 
     def decide(
-        self,
-        gathered: Floats,
-        rounds: Sequence[RoundInfo],
-        deal: Deal | None,
-        shares: Ints,
-        interval: int,
+        self, gathered: Floats, rounds: Sequence[RoundInfo], sampler: ShareSampler, interval: int
     ) -> Change:
         """The change that the policy wants now; an empty one when it wants none or failed."""
         header, rows = unpack(gathered)
         world = self.world
-        world.interval, world.deal, world.shares = interval, deal, shares
+        world.interval, world.deal, world.shares = interval, sampler.deal, sampler.planned_shares()
         world.samples_done += int(np.nansum(rows[:, :, SAMPLES]))
         window = measure(rows, [r.exchanged for r in rounds])
         self._gradients(rows, rounds)
+        self._refused_late(sampler.refused, header["gpu_share"])
         world.shares_of_gpu = header["gpu_share"]
         world.telemetry = Telemetry(
             window,
@@ -152,23 +147,32 @@ class Leader:
         world.gpu_s += (window.span_s if window.rounds else 0.0) * len(world.active)
         world.change = Change(world.telemetry.first_free_round)
         if self.options.mode != "observe" and self.decider is not None:
-            self._ask(rounds[-1].number + 1)
+            self._ask(self.decider, rounds[-1].number + 1)
         return world.change
 
-    def _ask(self, trained: int) -> None:
+    def _refused_late(self, moves: Sequence[str], gpu_share: Floats) -> None:
+        """What came of the last change: `moves` that were too late, shares (by rank) that devices refused."""
+        late = [Refusal("moves", why) for why in moves]
+        asked = self.world.change.gpu_share or gpu_share.tolist()
+        for rank, (wanted, held) in enumerate(zip(asked, gpu_share.tolist(), strict=True)):
+            if held != wanted:
+                late.append(Refusal("share", f"rank {rank} holds {held:.4g}, not {wanted:.4g}"))
+        self.world.refused += late
+        if moves:
+            self.recorder.event("refused", lever="moves", why=list(moves))
+
+    def _ask(self, decider: Decider, trained: int) -> None:
         """Ask the policy after `trained` rounds."""
-        assert self.decider is not None
         self.points += 1
-        answer = self.decider.decide(self.world.observe())
+        answer = decider.decide(self.world)
         if answer.problem is not None:
             self.failures += 1
-            self.recorder.event("decision-failed", problem=answer.problem, failures=self.decider.failures)
+            self.recorder.event("decision-failed", problem=answer.problem, failures=decider.failures)
         elif answer.decision is not None:
-            self._carry(answer.decision, trained)
+            self._note(answer.decision, answer.refused, trained)
 
-    def _carry(self, decision: Decision, trained: int) -> None:
+    def _note(self, decision: Decision, refused: Sequence[Refusal], trained: int) -> None:
         self.decisions += 1
-        refused = self.world.apply(decision.plan)
         self.recorder.decision(decision, refused)
         change = self.world.change
         self.recorder.event(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from equipoise.live.decide.change import Change
+from equipoise.live.train.change import Change
 from equipoise.live.train.deal import Deal, block_owners
 from equipoise.policies.observation import Ints
 from equipoise.policies.physics import deal

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Any
 from weakref import WeakSet
 
 import torch
@@ -27,7 +27,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 
-Reduction = Literal["mean", "sum"]
+from equipoise.live.options import Reduction
 
 _weighted: WeakSet[torch.nn.Module] = WeakSet()
 
