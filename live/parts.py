@@ -64,6 +64,8 @@ class Parts:
     def close(self, *, finished: bool) -> None:
         """Write what is buffered and stop the threads; `finished`: the others ended training already."""
         self.agreement.flush(self.meter)
+        if self.group.membership is not None:
+            self.group.membership.outlive_store()  # before the others know that this rank is done
         if not finished:
             with contextlib.suppress(RuntimeError):
                 self.group.control.gather(np.zeros(1))
