@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from equipoise.live import checkpoint
 from equipoise.live.group import rebuild
 from equipoise.live.group.recovery import Hooks, Recovery, Replica
 from equipoise.live.group.regroup import Membership
@@ -41,7 +42,8 @@ class Runtime:
         hooks = Hooks(self._leave, self._agree, self._resumed, parts.recorder.event)
         self._recovery = Recovery(parts.group, model, hooks)
         self._stepping = Stepping(parts, self._recovery.regroup)
-        self._joins = membership is not None and membership.generation > 0
+        self._joined = membership is not None and membership.generation > 0
+        self._resumes_from: Mapping[str, Any] | None = None
         self._lost_round = False
         own_weights = options.loss_reduction == "sum"
         self._weighting = WeightedGradients(model, self._stepping.scale, own_weights=own_weights)
@@ -119,7 +121,7 @@ class Runtime:
             shuffle=options.shuffle,
             seed=options.seed,
         )
-        if self._joins:
+        if self._joined:
             self._agree(None, -1)
         else:
             with self._recovery.surviving():
@@ -128,6 +130,9 @@ class Runtime:
                 leader.warm_up(sampler.shares, sampler.preview())
         if leader is not None:
             leader.write_manifest(self.run, sampler, self._parts.model.module.parameters())
+        if self._resumes_from is not None:
+            checkpoint.load(self._parts, self._stepping, self._resumes_from)
+            self._resumes_from = None
         self._stepping.begin()
         return sampler
 
@@ -188,6 +193,34 @@ class Runtime:
         self._weighting.close()
         self._parts.close(finished=self.finished)
 
+    # -- checkpoints ---------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint needs beside model and optimiser: where the epoch stands, shares, interval, policy
+        memory, random numbers.
+
+        Collective, behind `step()` and before the model's own `state_dict()`: with local steps, the replicas meet
+        here. It is the same on every rank, so one file will do. Raises RuntimeError where the optimiser has not
+        made its step yet.
+        """
+        while True:
+            with self._recovery.surviving():
+                return checkpoint.save(self._parts, self._stepping)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a `state_dict()`, on any number of ranks: every sample of its epoch is trained on once.
+
+        Collective, before the first batch. A member that joins a running job takes the others' state instead.
+        Raises ValueError when the state is of other data, RuntimeError when a batch was drawn already.
+        """
+        if self._joined:
+            return
+        if self._stepping.sampler is None:
+            self._resumes_from = state
+        else:
+            checkpoint.load(self._parts, self._stepping, state)
+            self._stepping.begin()
+
     # -- when the group is formed anew ---------------------------------------------------------------------
 
     def _leave(self) -> tuple[Replica, int]:
@@ -202,7 +235,6 @@ class Runtime:
             parts.group, sampler, parts.model, parts.optimizer, parts.local, self.options.state, replica, boundary
         )  # fmt: skip
         self._stepping.round = sampler.trained
-        self._joins = False
         parts.meter.clear()
 
     def _resumed(self, took_s: float) -> None:

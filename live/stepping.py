@@ -19,6 +19,7 @@ class Stepping:
         self._parts, self._regroup = parts, regroup
         self.sampler: ShareSampler | None = None
         self.round = 0  # rounds trained since the start
+        self.first = 0  # of those, the ones before the checkpoint that this run began with
         self.resize_to: int | None = None
 
     def dealt(self) -> ShareSampler:
@@ -65,7 +66,9 @@ class Stepping:
         exchanged = stepped and (not alone or local.will_exchange(current.last))
         with meter.exchanging() if exchanged and alone else contextlib.nullcontext():
             met = stepped and local.step(current.last)
-        meter.end(self.round, current.samples[parts.group.rank], exchanged=exchanged, local=alone)
+        meter.end(
+            self.round - self.first, current.samples[parts.group.rank], exchanged=exchanged, local=alone
+        )
         self.round += 1
         if met:
             sampler.commit()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -30,6 +30,7 @@ from equipoise.live.train.sampler import ShareSampler
 from equipoise.policies.contract import Decision, Policy, Refusal
 from equipoise.policies.observation import Floats, Ints
 from equipoise.policies.record.export import stage_entries
+from equipoise.policies.record.journal import decode_memory, encode_memory
 
 HEADER = ("drawn", "memory_free_bytes", "samples_max", "gpu_share", *GPU_COLUMNS)
 
@@ -96,6 +97,32 @@ class Leader:
         self.decider.memory = last.memory
         self.world.continue_from(last.observation.time_s)
         self.recorder.event("policy-memory-restored", time_s=last.observation.time_s)
+
+    def state(self) -> dict[str, Any]:
+        """What was learnt, for a checkpoint."""
+        memory = None if self.decider is None else encode_memory(self.decider.memory)
+        world = self.world
+        return {
+            "memory": memory,
+            "time_s": world.now_s(),
+            "samples_done": world.samples_done,
+            "gpu_s": world.gpu_s,
+            "noise": self._noise.parts,
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from a `state`; the memory of a policy of other stages is left out, and that is noted."""
+        world = self.world
+        world.continue_from(state["time_s"])
+        world.samples_done, world.gpu_s = state["samples_done"], state["gpu_s"]
+        self._noise.parts = tuple(state["noise"])
+        if self.decider is None or state["memory"] is None:
+            return
+        memory = decode_memory(state["memory"])
+        if memory.keys() == self.decider.memory.keys():
+            self.decider.memory = memory
+        else:
+            self.recorder.event("policy-memory-lost")
 
     def set_members(self, active: Sequence[Place], parked: Sequence[Place]) -> None:
         """The group was formed anew; what the last plan asked for no longer holds."""

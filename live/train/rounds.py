@@ -54,6 +54,11 @@ class RoundMeter:
         self._squares: list[tuple[float, float]] = []
 
     @property
+    def in_round(self) -> bool:
+        """Whether the running round's forward has begun."""
+        return self._computing
+
+    @property
     def rounds(self) -> int:
         """Rounds since the last `take`."""
         return len(self._infos)
