@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -108,19 +109,8 @@ class Runtime:
         which would deal some samples twice and leave ranks waiting for each other. Raises TypeError for a dataset
         whose samples have no numbers.
         """
-        if self._stepping.sampler is not None:
-            raise RuntimeError("one runtime deals one dataset; attach another model for another one")
         options, group, leader = self.options, self._parts.group, self._parts.agreement.leader
-        self._stepping.sampler = sampler = ShareSampler(
-            samples_of(dataset),
-            rank=self.rank,
-            ranks=self.ranks,
-            global_batch=options.global_batch,
-            micro_batch=options.micro_batch,
-            shards=options.shards,
-            shuffle=options.shuffle,
-            seed=options.seed,
-        )
+        sampler = self._stepping.deal(samples_of(dataset))
         if self._joined:
             self._agree(None, -1)
         else:
@@ -144,6 +134,28 @@ class Runtime:
             with self._recovery.surviving():
                 self._stepping.finish()
         self._stepping.begin()
+
+    def weigh(self, weight: float) -> None:
+        """The batch in hand counts for so much in the loss of all ranks: its tokens, where that is a mean over tokens.
+
+        Call it once per batch, on every rank, between drawing the batch and its backward pass; needs
+        `attach(..., weighted=True)`. Raises ValueError for a weight that is negative or not finite.
+        """
+        self._stepping.give(weight)
+
+    def mean(self, loss: Any) -> float:
+        """The mean loss over all ranks, weighted as their gradients are: what one process would show.
+
+        Collective; behind the forward pass, or right behind `step()`. With a summed loss, the ranks' plain mean.
+        NaN when the group was formed anew meanwhile.
+        """
+        generation, in_round = self.generation, self._parts.meter.in_round
+        with self._recovery.surviving():
+            return self._stepping.mean(
+                float(loss.detach()) if isinstance(loss, torch.Tensor) else float(loss)
+            )
+        self._lost_round = in_round and self.generation != generation
+        return math.nan
 
     def batches(self, loader: Iterable[T]) -> Iterator[T]:
         """Batches of the running epoch from `loader`; goes on with the rest of it after a regroup."""

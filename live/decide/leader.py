@@ -46,7 +46,7 @@ def unpack(gathered: Floats) -> tuple[dict[str, Floats], NDArray[np.float64]]:
     return header, gathered[:, len(HEADER) :].reshape(gathered.shape[0], -1, len(COLUMNS))
 
 
-def gradient_scale(samples: int, total: int, ranks: int, reduction: Reduction, local: bool) -> float:
+def gradient_scale(samples: float, total: float, ranks: int, reduction: Reduction, local: bool) -> float:
     """What a rank's stored gradient is a multiple of its mean gradient by (0: it holds none)."""
     if samples == 0:
         return 0.0
@@ -218,11 +218,11 @@ class Leader:
             stored = rows[:, k, LOCAL_SQUARE]
             if np.isnan(stored).all():
                 continue
-            total, ranks = sum(info.window), len(info.window)
+            total, ranks = sum(info.weights), len(info.weights)
             scale = np.array(
                 [
                     gradient_scale(n, total, ranks, self.options.loss_reduction, info.local)
-                    for n in info.window
+                    for n in info.weights
                 ]
             )
             with np.errstate(divide="ignore", invalid="ignore"):
@@ -234,7 +234,9 @@ class Leader:
             mean_square = float(rows[:, k, MEAN_SQUARE].sum())
             if self.options.loss_reduction == "sum":
                 mean_square *= (ranks / total) ** 2
-            self._noise.add(*noise_statistics(squares.tolist(), mean_square, list(info.window)))
+            covariance, true_square = noise_statistics(squares.tolist(), mean_square, info.weights)
+            # Of one unit of weight (a token, say); a sample is so many of them.
+            self._noise.add(covariance * sum(info.window) / total, true_square)
 
     # -- records -------------------------------------------------------------------------------------------
 

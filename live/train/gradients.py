@@ -10,7 +10,7 @@ import torch
 
 
 def noise_statistics(
-    local_squares: Sequence[float], mean_square: float, samples: Sequence[int]
+    local_squares: Sequence[float], mean_square: float, samples: Sequence[float]
 ) -> tuple[float, float]:
     """Trace of the per-sample gradient covariance S and squared norm of the true gradient |G|^2.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,7 @@ class RoundInfo:
     exchanged: bool  # the ranks met at its end
     local: bool  # ranks stepped on their own gradients
     window: tuple[int, ...]  # samples of every rank since the last optimiser step
+    weights: tuple[float, ...]  # what their losses weigh: samples, where the script gives no weights
 
 
 class RoundMeter:
@@ -50,6 +52,9 @@ class RoundMeter:
         """Nothing of the running window of rounds is known."""
         self.in_window = 0  # rounds since the last optimiser step
         self._window: tuple[int, ...] = ()
+        self._weights: tuple[float, ...] = ()
+        self._waited: list[float] = []
+        self._waited_s = 0.0  # in the running round, before the local gradient was there
         self._infos: list[RoundInfo] = []
         self._squares: list[tuple[float, float]] = []
 
@@ -70,14 +75,24 @@ class RoundMeter:
         self._probe.part = (rank, ranks)
         self._probe.measure(ends_window and number // self._accumulation % self._every == 0)
         self._computing = False
+        self._waited_s = 0.0
         self._timer.begin_round()
 
-    def count(self, samples: Sequence[int]) -> bool:
+    def count(self, samples: Sequence[int], weights: Sequence[float]) -> bool:
         """The running round was of `samples` (by rank); returns whether an optimiser step ended it."""
-        before = self._window if self.in_window else (0,) * len(samples)
-        self._window = tuple(a + b for a, b in zip(before, samples, strict=True))
+        nothing = (0,) * len(samples)
+        window, weighed = (self._window, self._weights) if self.in_window else (nothing, nothing)
+        self._window = tuple(a + b for a, b in zip(window, samples, strict=True))
+        self._weights = tuple(a + b for a, b in zip(weighed, weights, strict=True))
         self.in_window += 1
         return self.in_window == self._accumulation
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """What happens inside is waiting for other ranks, in the middle of computing."""
+        began_s = time.perf_counter()
+        yield
+        self._waited_s += time.perf_counter() - began_s
 
     @contextlib.contextmanager
     def exchanging(self) -> Iterator[None]:
@@ -90,19 +105,23 @@ class RoundMeter:
         """The round that was counted last is over; `samples` were this rank's."""
         self._timer.end_round()
         self._squares.append((self._probe.local_square, self._probe.mean_square))
-        self._infos.append(RoundInfo(number, samples, exchanged, local, self._window))
+        self._infos.append(RoundInfo(number, samples, exchanged, local, self._window, self._weights))
+        self._waited.append(self._waited_s)
         if self.in_window == self._accumulation:
             self.in_window = 0
 
     def take(self) -> tuple[Floats, list[RoundInfo]]:
         """The rounds since the last call, as (rounds, len(COLUMNS)) and one by one."""
-        infos, squares = self._infos, self._squares
-        self._infos, self._squares = [], []
-        rows = [
+        infos, squares, waited = self._infos, self._squares, self._waited
+        self._infos, self._squares, self._waited = [], [], []
+        found = [
             (float(info.samples), *span, *square)
             for info, span, square in zip(infos, self._timer.spans(), squares, strict=True)
         ]
-        return np.array(rows, dtype=np.float64).reshape(len(rows), len(COLUMNS)), infos
+        rows = np.array(found, dtype=np.float64).reshape(len(found), len(COLUMNS))
+        rows[:, COMPUTE] -= waited
+        rows[:, TAIL] += waited
+        return rows, infos
 
     def close(self) -> None:
         """Leave the model alone."""
