@@ -53,7 +53,11 @@ class Parts:
         self.agreement = Agreement(options, policy, self.group, recorder, self.device)
         self.lead(again=False)
         self.meter = RoundMeter(
-            model, self.share, accumulation=options.accumulation, statistics_every=options.statistics_every
+            model,
+            optimizer,
+            self.share,
+            accumulation=options.accumulation,
+            statistics_every=options.statistics_every,
         )
 
     def lead(self, *, again: bool) -> None:

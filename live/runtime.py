@@ -17,6 +17,7 @@ from equipoise.live.group.regroup import Membership
 from equipoise.live.group.resync import resync
 from equipoise.live.options import Options
 from equipoise.live.parts import Parts
+from equipoise.live.status import Status
 from equipoise.live.stepping import Stepping
 from equipoise.live.train.sampler import ShareSampler
 from equipoise.live.train.weighting import WeightedGradients
@@ -26,7 +27,7 @@ from equipoise.policies.contract import Policy
 T = TypeVar("T")
 
 
-class Runtime:
+class Runtime(Status):
     """Made by `attach`; the script calls `sampler` once and `step` after every batch."""
 
     def __init__(
@@ -48,57 +49,6 @@ class Runtime:
         self._lost_round = False
         own_weights = options.loss_reduction == "sum"
         self._weighting = WeightedGradients(model, self._stepping.scale, own_weights=own_weights)
-
-    # -- where it stands -----------------------------------------------------------------------------------
-
-    @property
-    def device(self) -> torch.device:
-        """Where the model computes."""
-        return self._parts.device
-
-    @property
-    def rank(self) -> int:
-        """This process's rank in the present group."""
-        return self._parts.group.rank
-
-    @property
-    def ranks(self) -> int:
-        """Ranks in the present group."""
-        return self._parts.group.ranks
-
-    @property
-    def run(self) -> str:
-        """The id of this run; its record is the folder of that name in `run_dir`."""
-        return self._parts.group.run
-
-    @property
-    def round(self) -> int:
-        """Rounds trained since the start."""
-        return self._stepping.round
-
-    @property
-    def interval(self) -> int:
-        """Local steps per exchange now."""
-        return self._parts.local.interval
-
-    @property
-    def generation(self) -> int:
-        """How often the group was formed anew."""
-        return self._recovery.generation
-
-    @property
-    def finished(self) -> bool:
-        """Whether training ended while this member waited outside of the group."""
-        return self._recovery.finished
-
-    @property
-    def shares(self) -> list[int]:
-        """Samples of each rank in the running round; before the first, in the first."""
-        sampler = self._stepping.sampler
-        if sampler is None:
-            return []
-        current = sampler.current()
-        return [int(n) for n in (sampler.shares if current is None else current.samples)]
 
     # -- training ------------------------------------------------------------------------------------------
 
@@ -136,10 +86,9 @@ class Runtime:
         self._stepping.begin()
 
     def weigh(self, weight: float) -> None:
-        """The batch in hand counts for so much in the loss of all ranks: its tokens, where that is a mean over tokens.
+        """The batch in hand weighs so much in the loss of all ranks: its tokens, where that is a mean over tokens.
 
-        Call it once per batch, on every rank, between drawing the batch and its backward pass; needs
-        `attach(..., weighted=True)`. Raises ValueError for a weight that is negative or not finite.
+        Once per batch, on every rank, before its backward pass; `attach(..., weighted=True)`. Raises ValueError.
         """
         self._stepping.give(weight)
 
@@ -156,6 +105,16 @@ class Runtime:
             )
         self._lost_round = in_round and self.generation != generation
         return math.nan
+
+    @contextlib.contextmanager
+    def pause(self) -> Iterator[None]:
+        """What happens inside is no part of a step: evaluation, a checkpoint. Rounds held up by it are not timed.
+
+        Forward passes without gradients and `state_dict` calls are recognised as pauses without it.
+        """
+        self._parts.meter.pause()
+        yield
+        self._parts.meter.pause()
 
     def batches(self, loader: Iterable[T]) -> Iterator[T]:
         """Batches of the running epoch from `loader`; goes on with the rest of it after a regroup."""

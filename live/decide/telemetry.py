@@ -167,6 +167,7 @@ def _line(values: Sequence[float], info: RoundInfo) -> dict[str, Any]:
         "exchanged": info.exchanged,
         "local": info.local,
         "ranks": len(info.window),
+        **({"paused": True} if info.paused else {}),
     }
     return {**head, **dict(zip(COLUMNS, values, strict=True))}
 

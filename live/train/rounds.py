@@ -13,6 +13,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from equipoise.live.train.gradients import BackwardProbe
+from equipoise.live.train.pauses import Pauses
 from equipoise.live.train.shares import HeldShare
 from equipoise.live.train.timing import make_timer
 from equipoise.policies.observation import Floats
@@ -31,6 +32,7 @@ class RoundInfo:
     exchanged: bool  # the ranks met at its end
     local: bool  # ranks stepped on their own gradients
     window: tuple[int, ...]  # samples of every rank since the last optimiser step
+    paused: bool  # so that its times tell nothing
     weights: tuple[float, ...]  # what their losses weigh: samples, where the script gives no weights
 
 
@@ -38,19 +40,30 @@ class RoundMeter:
     """Times the rounds of a wrapped model, and measures gradient norms every so many optimiser steps."""
 
     def __init__(
-        self, model: DistributedDataParallel, share: HeldShare, *, accumulation: int, statistics_every: int
+        self,
+        model: DistributedDataParallel,
+        optimizer: torch.optim.Optimizer,
+        share: HeldShare,
+        *,
+        accumulation: int,
+        statistics_every: int,
     ) -> None:
         self._share, self._accumulation, self._every = share, accumulation, statistics_every
         self._computing = False  # in a forward of the running round, or past it
         parameters = list(model.module.parameters())
         self._timer = make_timer(parameters[0].device)
         self._probe = BackwardProbe(parameters, self._gradient_ready, lambda: self._timer.mark("done"))
-        self._forward = model.register_forward_pre_hook(self._before_forward)
+        self._handles = [
+            model.register_forward_pre_hook(self._before_forward),
+            model.module.register_state_dict_pre_hook(lambda *_: self._notice()),
+            optimizer.register_state_dict_pre_hook(lambda _: self._notice()),
+        ]
         self.clear()
 
     def clear(self) -> None:
         """Nothing of the running window of rounds is known."""
         self.in_window = 0  # rounds since the last optimiser step
+        self._pauses = Pauses()
         self._window: tuple[int, ...] = ()
         self._weights: tuple[float, ...] = ()
         self._waited: list[float] = []
@@ -105,7 +118,8 @@ class RoundMeter:
         """The round that was counted last is over; `samples` were this rank's."""
         self._timer.end_round()
         self._squares.append((self._probe.local_square, self._probe.mean_square))
-        self._infos.append(RoundInfo(number, samples, exchanged, local, self._window, self._weights))
+        paused = self._pauses.end_round(exchanged)
+        self._infos.append(RoundInfo(number, samples, exchanged, local, self._window, paused, self._weights))
         self._waited.append(self._waited_s)
         if self.in_window == self._accumulation:
             self.in_window = 0
@@ -121,15 +135,26 @@ class RoundMeter:
         rows = np.array(found, dtype=np.float64).reshape(len(found), len(COLUMNS))
         rows[:, COMPUTE] -= waited
         rows[:, TAIL] += waited
+        rows[[info.paused for info in infos], STALL : UPDATE + 1] = np.nan
         return rows, infos
 
     def close(self) -> None:
         """Leave the model alone."""
         self._probe.close()
-        self._forward.remove()
+        for handle in self._handles:
+            handle.remove()
+
+    def pause(self) -> None:
+        """The script does something else than to train."""
+        self._pauses.note(self._computing)
+
+    def _notice(self) -> None:
+        self._pauses.notice(self._computing)
 
     def _before_forward(self, module: Any, arguments: Any) -> None:
-        if module.training and torch.is_grad_enabled() and not self._computing:
+        if not (module.training and torch.is_grad_enabled()):
+            self._notice()
+        elif not self._computing:
             self._computing = True
             self._timer.mark("forward")
             self._share.begin()

@@ -54,7 +54,7 @@ def leader(tmp_path: Path) -> Leader:
 def test_refusals_reach_the_policy_and_the_journal(leader: Leader, tmp_path: Path) -> None:
     sampler = ShareSampler(96, rank=0, ranks=2, global_batch=8)
     sampler.begin_epoch(0)
-    rounds = [RoundInfo(k, 4, True, False, (4, 4), (4.0, 4.0)) for k in range(4)]
+    rounds = [RoundInfo(k, 4, True, False, (4, 4), False, (4.0, 4.0)) for k in range(4)]
     change = leader.decide(gathered((1.0, 1.0)), rounds, sampler, 1)
     assert change.gpu_share == (0.5, 0.5)
     sampler.refused.append("piece 3 to rank 1: it has been started")

@@ -32,7 +32,7 @@ from equipoise.policies.registry import make_policy  # noqa: E402
 from tests.live import ranks as live_ranks  # noqa: E402
 from tests.live.test_decider import observation  # noqa: E402
 
-INFO = RoundInfo(3, 8, True, False, (8, 8), (8.0, 8.0))
+INFO = RoundInfo(3, 8, True, False, (8, 8), False, (8.0, 8.0))
 ROW = np.array([[8.0, 0.1, 0.2, 0.3, 0.4, math.nan, math.nan]])
 
 
