@@ -11,6 +11,7 @@ from equipoise.policies.observation import Floats, Ints
 from equipoise.policies.physics import deal, speed_at
 from equipoise.sim.cluster.cluster import Cluster, Holding
 from equipoise.sim.job.cost import Exchange, make_exchange, make_push, replica_cost_s
+from equipoise.sim.job.transformer_exchange import make_transformer_exchange
 from equipoise.sim.scenario.model import Job as JobSpec
 from equipoise.sim.scenario.model import Model
 
@@ -40,7 +41,8 @@ class Configuration:
         self.workers = len(holding.gpu) // per
         self.gpu = holding.gpu[::per]
         self.set_share(holding.share[::per].copy())
-        self.nodes = self.cluster.gpus.node[self.gpu]
+        self.gpu_nodes = self.cluster.gpus.node[holding.gpu]
+        self.nodes = self.gpu_nodes[::per]
         self.fabric_bytes_per_s = float(topology.fabric_bytes_per_s[self.nodes].min())
         self._cost.cache_clear()
         self.set_samples(deal(self.spec.global_batch, np.ones(self.workers, np.int64), self.spec.micro_batch))
@@ -67,12 +69,20 @@ class Configuration:
         self.scale = 1.0 / speed
         per_node = np.bincount(self.nodes)
         self.ingest = cluster.nodes.ingest_samples_per_s[self.nodes] / per_node[self.nodes]
-        self.exchange = make_exchange(
-            model, self.nodes.tolist(), cluster.topology, cluster.profile, self._accelerator
-        )
+        self.exchange = self._exchange()
         self.compute_s, self.input_s = self.step_s(self.samples)
         self.pushes = self._pushes() if self.asynchronous else []
         self.stale = False
+
+    def _exchange(self) -> Exchange:
+        """The exchange after a step."""
+        model, topology, profile = self.model, self.cluster.topology, self.cluster.profile
+        if model.transformer is None:
+            return make_exchange(model, self.nodes.tolist(), topology, profile, self._accelerator)
+        return make_transformer_exchange(
+            model, self.gpu_nodes, int(self.samples.max()), topology, profile.accelerator(self._accelerator),
+            self.fabric_bytes_per_s,
+        )  # fmt: skip
 
     @property
     def _accelerator(self) -> str:
