@@ -78,7 +78,7 @@ def trace_problems(scenario: Scenario, trace: Trace, file: str) -> list[str]:
 
     def line(k: int, problem: str) -> str:
         place = f"{file}:{trace.line[k]}:1" if trace.line.size else file
-        return f"{place}: job {trace.job_id[k]} {problem}"
+        return f"{place}: job {trace.name_of(k)} {problem}"
 
     found = [
         line(k, f"needs {trace.gpus[k]} GPUs, the cluster has {total}")
