@@ -114,8 +114,7 @@ class Observer:
             job.fill_row(roster.columns, roster.factor.item(job.row))
             self._measure(job, now_s)
         if "workers" in needs:
-            need_bytes = roster.columns["memory_bytes"]
-            self.members = fill_workers(self.workers, jobs, cluster.gpus.memory_bytes, need_bytes)
+            self.members = fill_workers(self.workers, jobs)
         if "shards" in needs:
             fill_shards(self.shards, jobs, cluster.up)
         if "paths" in needs:

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from equipoise.policies.observation import (
     Bools,
-    Floats,
     Paths,
     Shards,
     Speeds,
@@ -19,6 +18,7 @@ from equipoise.policies.observation import (
     resize,
     writable,
 )
+from equipoise.sim.job.memory import UNBOUNDED
 from equipoise.sim.job.training import TrainingJob
 from equipoise.sim.network.network import Network
 from equipoise.sim.network.topology import Topology
@@ -26,18 +26,12 @@ from equipoise.sim.network.topology import Topology
 Member = tuple[TrainingJob, slice]
 """A job and its rows in the table of workers."""
 
-UNBOUNDED = 2**62
 PIECE_BITS = 32
 """A shard's identity is its job's row shifted by this, and its number in the job."""
 
 
-def fill_workers(
-    table: Workers, jobs: Sequence[TrainingJob], memory_bytes: Floats, need_bytes: Floats
-) -> list[Member]:
-    """One row per worker; memory_bytes (gpus,), need_bytes (jobs,) on each of a job's GPUs.
-
-    Returns whose rows are which.
-    """
+def fill_workers(table: Workers, jobs: Sequence[TrainingJob]) -> list[Member]:
+    """One row per worker; returns whose rows are which."""
     rows = sum(job.config.workers for job in jobs)
     if rows != len(table):
         resize(table, rows)
@@ -47,11 +41,12 @@ def fill_workers(
         part = slice(first, first + config.workers)
         first = part.stop
         members.append((job, part))
+        most, memory_free_bytes = config.pass_limits()
         owned = job.data.owned if job.data is not None else np.nan
         for name, values in (
             ("job", job.row), ("index", np.arange(config.workers)), ("gpu", config.gpu), ("node", config.nodes),
             ("gpu_share", config.share), ("samples_per_step", config.samples), ("samples_owned", owned),
-            ("samples_max", UNBOUNDED), ("memory_free_bytes", memory_bytes[config.gpu] - need_bytes[job.row]),
+            ("samples_max", UNBOUNDED), ("samples_per_pass", most), ("memory_free_bytes", memory_free_bytes),
             ("fixed_s", config.fixed_s()), *job.measured.columns.items(),
         ):  # fmt: skip
             writable(table, name)[part] = values
@@ -119,7 +114,7 @@ def fill_speeds(
                 rows["job"].append(row)
                 rows["gpu_model"].append(model)
                 rows["gpus"].append(workers * config.gpus_per_worker)
-                step_s = config.cost_s(model, -(-batch // workers))[1]
+                step_s = config.cost_s(model, -(-batch // workers), workers)[1]
                 rows["samples_per_s"].append(batch / max(step_s, 1e-12))
     _refill(table, rows)
 
