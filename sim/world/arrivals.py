@@ -105,8 +105,10 @@ def _fill_row(job: TrainingJob, roster: Roster) -> None:
         roster.columns[name][row] = value
 
 
-def place_data(spec: Data, worker_nodes: list[int], cluster: Cluster, transfers: Transfers) -> JobData:
-    """The dataset of a job, stored as its placement says; worker_nodes: distinct nodes of the job."""
+def place_data(
+    spec: Data, worker_nodes: list[int], cluster: Cluster, transfers: Transfers, row: int
+) -> JobData:
+    """The dataset of the job in a row, stored as its placement says; worker_nodes: distinct nodes of the job."""
     place = spec.placement
     if isinstance(place, OnNodes):
         nodes = cluster.nodes_named(place.nodes)
@@ -122,4 +124,4 @@ def place_data(spec: Data, worker_nodes: list[int], cluster: Cluster, transfers:
     for shard, home in enumerate(homes):
         for node in home:
             free[node] -= sizes[shard] * spec.sample_size
-    return JobData(sizes, spec.sample_size, homes, transfers, free)
+    return JobData(sizes, spec.sample_size, homes, transfers, free, row)

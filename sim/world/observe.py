@@ -24,11 +24,11 @@ from equipoise.sim.job.listener import Listener, Listeners
 from equipoise.sim.job.measurements import Window
 from equipoise.sim.job.rigid import RigidJobs
 from equipoise.sim.job.training import TrainingJob
-from equipoise.sim.network.network import Network
 from equipoise.sim.network.topology import NIC_IN, NIC_OUT, NODE_LINKS
 from equipoise.sim.network.transfers import Transfer
+from equipoise.sim.world.paths import PathWatch
 from equipoise.sim.world.roster import Roster
-from equipoise.sim.world.tables import Member, fill_paths, fill_shards, fill_speeds, fill_workers
+from equipoise.sim.world.tables import Member, fill_shards, fill_speeds, fill_workers
 
 
 class Traffic(Listener):
@@ -69,21 +69,15 @@ class Observer:
         self,
         clock: Clock,
         cluster: Cluster,
-        network: Network,
         roster: Roster,
         rigid: RigidJobs,
         policy: Policy,
         listeners: Listeners,
         traffic: Traffic,
+        watch: PathWatch,
     ) -> None:
-        self.clock, self.cluster, self.network, self.roster, self.rigid = (
-            clock,
-            cluster,
-            network,
-            roster,
-            rigid,
-        )
-        self.listeners, self.traffic = listeners, traffic
+        self.clock, self.cluster, self.roster, self.rigid = clock, cluster, roster, rigid
+        self.listeners, self.traffic, self.watch = listeners, traffic, watch
         self.workers, self.shards, self.paths, self.speeds = Workers(), Shards(), Paths(), Speeds()
         self.members: list[Member] = []  # the jobs behind the table of workers
         self.refused: list[Refusal] = []  # since the last observation
@@ -118,7 +112,7 @@ class Observer:
         if "shards" in needs:
             fill_shards(self.shards, jobs, cluster.up)
         if "paths" in needs:
-            fill_paths(self.paths, jobs, cluster.topology, self.network)
+            self.watch.fill(self.paths, jobs)
         if "speeds" in needs:
             open_jobs = [
                 job

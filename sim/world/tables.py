@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from equipoise.policies.observation import (
     Bools,
-    Paths,
     Shards,
     Speeds,
     Table,
@@ -20,8 +19,6 @@ from equipoise.policies.observation import (
 )
 from equipoise.sim.job.memory import UNBOUNDED
 from equipoise.sim.job.training import TrainingJob
-from equipoise.sim.network.network import Network
-from equipoise.sim.network.topology import Topology
 
 Member = tuple[TrainingJob, slice]
 """A job and its rows in the table of workers."""
@@ -78,28 +75,7 @@ def fill_shards(table: Shards, jobs: Sequence[TrainingJob], up: Bools) -> None:
                         rows[name].append(value)
                     ahead += piece.left
         first += job.config.workers
-    _refill(table, rows)
-
-
-def fill_paths(table: Paths, jobs: Sequence[TrainingJob], topology: Topology, network: Network) -> None:
-    """One row per pair of a node that stores data and another one that reads it."""
-    pairs = set()
-    for job in jobs:
-        if job.data is not None and job.data.bytes_per_sample > 0.0:
-            homes = {home for shard in job.data.homes for home in shard}
-            nodes = job.config.nodes.tolist()
-            pairs |= {(home, node) for home in homes for node in nodes if home != node}
-    rows: dict[str, list[float]] = {name: [] for name in Paths.columns}
-    used = {link for pair in pairs for link in topology.read_route(*pair)[0].tolist()}
-    users = {link: max(1, network.count_on(link)) for link in used}
-    for source, target in sorted(pairs):
-        links, latency_s = topology.read_route(source, target)
-        rate = min(topology.capacity_bytes_per_s[link] / users[link] for link in links.tolist())
-        for name, value in (
-            ("source", source), ("target", target), ("bytes_per_s", rate), ("latency_s", latency_s),
-        ):  # fmt: skip
-            rows[name].append(value)
-    _refill(table, rows)
+    refill(table, rows)
 
 
 def fill_speeds(
@@ -116,7 +92,7 @@ def fill_speeds(
                 rows["gpus"].append(workers * config.gpus_per_worker)
                 step_s = config.cost_s(model, -(-batch // workers), workers)[1]
                 rows["samples_per_s"].append(batch / max(step_s, 1e-12))
-    _refill(table, rows)
+    refill(table, rows)
 
 
 def _counts(fewest: int, most: int) -> list[int]:
@@ -127,7 +103,8 @@ def _counts(fewest: int, most: int) -> list[int]:
     return [fewest, *powers, most]
 
 
-def _refill(table: Table, rows: dict[str, list[float]]) -> None:
+def refill(table: Table, rows: dict[str, list[float]]) -> None:
+    """Let a table have these rows, given by column."""
     resize(table, len(next(iter(rows.values()))))
     for name, values in rows.items():
         writable(table, name)[: len(values)] = values
