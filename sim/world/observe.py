@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -18,17 +19,18 @@ from equipoise.policies.observation import (
     Workers,
     writable,
 )
+from equipoise.policies.physics import response_s_per_sample, sustainable
 from equipoise.sim.clock import Clock
 from equipoise.sim.cluster.cluster import Cluster
 from equipoise.sim.job.listener import Listener, Listeners
 from equipoise.sim.job.measurements import Window
 from equipoise.sim.job.rigid import RigidJobs
 from equipoise.sim.job.training import TrainingJob
-from equipoise.sim.network.network import Network
 from equipoise.sim.network.topology import NIC_IN, NIC_OUT, NODE_LINKS
 from equipoise.sim.network.transfers import Transfer
+from equipoise.sim.world.paths import PathWatch
 from equipoise.sim.world.roster import Roster
-from equipoise.sim.world.tables import Member, fill_paths, fill_shards, fill_speeds, fill_workers
+from equipoise.sim.world.tables import Member, fill_shards, fill_speeds, fill_workers
 
 
 class Traffic(Listener):
@@ -69,21 +71,15 @@ class Observer:
         self,
         clock: Clock,
         cluster: Cluster,
-        network: Network,
         roster: Roster,
         rigid: RigidJobs,
         policy: Policy,
         listeners: Listeners,
         traffic: Traffic,
+        watch: PathWatch,
     ) -> None:
-        self.clock, self.cluster, self.network, self.roster, self.rigid = (
-            clock,
-            cluster,
-            network,
-            roster,
-            rigid,
-        )
-        self.listeners, self.traffic = listeners, traffic
+        self.clock, self.cluster, self.roster, self.rigid = clock, cluster, roster, rigid
+        self.listeners, self.traffic, self.watch = listeners, traffic, watch
         self.workers, self.shards, self.paths, self.speeds = Workers(), Shards(), Paths(), Speeds()
         self.members: list[Member] = []  # the jobs behind the table of workers
         self.refused: list[Refusal] = []  # since the last observation
@@ -109,17 +105,17 @@ class Observer:
     def _observe_training(self, now_s: float) -> None:
         roster, needs, cluster = self.roster, self._needs, self.cluster
         jobs = [job for _, job in sorted(roster.training.items()) if job.runs]
+        self.watch.speeds.close()
         for job in jobs:
             job.advance.settle(job)
             job.fill_row(roster.columns, roster.factor.item(job.row))
             self._measure(job, now_s)
         if "workers" in needs:
-            need_bytes = roster.columns["memory_bytes"]
-            self.members = fill_workers(self.workers, jobs, cluster.gpus.memory_bytes, need_bytes)
+            self.members = fill_workers(self.workers, jobs)
         if "shards" in needs:
             fill_shards(self.shards, jobs, cluster.up)
         if "paths" in needs:
-            fill_paths(self.paths, jobs, cluster.topology, self.network)
+            self.watch.fill(self.paths, jobs)
         if "speeds" in needs:
             open_jobs = [
                 job
@@ -140,7 +136,7 @@ class Observer:
         if window.periods == 0:
             job.measured.fit_columns()
             return
-        measured = job.measured.columns = worker_columns(job, window)
+        measured = job.measured.columns = worker_columns(job, window, self.watch.bytes_per_s)
         start_s = job.ends.start_s
         span_s = max(start_s - window.since_s, math.ulp(start_s))
         columns["work_s"][row] = float(measured["step_s"].mean())
@@ -153,7 +149,9 @@ class Observer:
         job.measured.open_window(start_s)
 
 
-def worker_columns(job: TrainingJob, window: Window) -> dict[str, Floats]:
+def worker_columns(
+    job: TrainingJob, window: Window, bytes_per_s: Callable[[int, int], float]
+) -> dict[str, Floats]:
     """Measured columns of a job's workers; NaN for a worker that did nothing.
 
     The gradient norm is G * sqrt(1 + phi / b) with G = exp(-progress): it falls as training goes on and its
@@ -166,13 +164,18 @@ def worker_columns(job: TrainingJob, window: Window) -> dict[str, Floats]:
     variance = np.maximum(0.0, window.busy_square / steps - step_s**2)
     phi = max(0.0, job.progress.noise_scale)
     with np.errstate(divide="ignore", invalid="ignore"):
+        supply = job.config.ingest
+        if job.data is not None:
+            supply = sustainable(supply, job.data.reading_samples_per_s(bytes_per_s))
+        keeps_up = np.where(idle, np.nan, sustainable(samples / busy_s, supply))
         return {
-            "capacity_samples_per_s": samples / busy_s,
+            "capacity_samples_per_s": keeps_up,
+            "input_samples_per_s": supply,
             "step_s": step_s,
             "step_cov": np.sqrt(variance) / step_s,
             "wait_s": window.wait_s / steps,
             "input_stall_s": window.stall_s / steps,
-            "response_s_per_sample": busy_s / samples,
+            "response_s_per_sample": response_s_per_sample(window.busy_s, window.stall_s, samples, keeps_up),
             "gradient_rate_per_s": steps / busy_s,
             "gradient_norm": math.exp(-job.progress.ratio) * np.sqrt(1.0 + phi * steps / samples),
         }
