@@ -24,7 +24,7 @@ from equipoise.policies.kernels.allocation import (
     worker_speeds,
 )
 from equipoise.policies.kernels.placement import WHOLE
-from equipoise.policies.observation import Floats, Ints, Observation
+from equipoise.policies.observation import Bools, Floats, Ints, Observation
 
 RANKED = 2048
 """Waiting jobs that are put in order; the others come behind them."""
@@ -101,6 +101,7 @@ class Ageing:
     """
 
     response: float  # weight of the response ratio
+    demand: float  # exponent of the demand for data and for compute
     lead_s: float  # waiting that every job starts with, for the response ratio
     patience_s: float  # waiting that adds 1 to a claim
     after_s: float
@@ -150,13 +151,10 @@ def rank(o: Observation, nodes: NodeState, ageing: Ageing) -> Ranking:
     fewest = np.where(jobs.rigid[rows], wanted, jobs.workers_min[rows] * jobs.gpus_per_worker[rows])
     fit = _gpus_enough(o, jobs.memory_bytes[rows]) >= fewest
     fit[len(o.waiting) :] = True
-    claims = (
-        jobs.state, jobs.priority, jobs.data_demand_bytes, jobs.compute_demand_flops, jobs.service_s,
-        jobs.duration_s, jobs.queued_since_s, jobs.waited_s,
-    )  # fmt: skip
-    a, n = np.empty(len(rows)), len(o.waiting)
+    claims = (jobs.state, jobs.service_s, jobs.duration_s, jobs.queued_since_s, jobs.waited_s)
+    a, n, worth = np.empty(len(rows)), len(o.waiting), _worth(o, rows, fit, ageing.demand)
     priorities(
-        rows, fit, claims, o.time_s, ageing.response, ageing.lead_s, ageing.patience_s, ageing.unknown_s, a
+        rows, worth, claims, o.time_s, ageing.response, ageing.lead_s, ageing.patience_s, ageing.unknown_s, a
     )
     overdue = _overdue(rows[:n][fit[:n]], claims, o.time_s, ageing)
     free = o.nodes.gpus_free
@@ -171,6 +169,33 @@ def rank(o: Observation, nodes: NodeState, ageing: Ageing) -> Ranking:
     return Ranking(
         o.waiting[order], waiting_a[order], ratio[order], wanted[order], running, running_a, overdue, weight
     )
+
+
+def _worth(o: Observation, rows: Ints, fit: Bools, demand: float) -> Floats:
+    """What of A_i does not change while a job waits: p_i * ((D_i/D) * (C_i/C))^demand * M / (M + m_i).
+
+    p is priority, D and C data and compute demand over their geometric means (a job without one counts as the
+    mean), M the memory of a GPU and m what the job needs of it. 0: it fits on no GPUs.
+    """
+    jobs = o.jobs
+    worth = np.where(np.isnan(jobs.priority[rows]), 1.0, jobs.priority[rows])
+    worth *= (
+        _over_mean(jobs.data_demand_bytes[rows]) * _over_mean(jobs.compute_demand_flops[rows])
+    ) ** demand
+    need = np.nan_to_num(jobs.memory_bytes[rows])
+    if need.any() and np.isfinite(o.gpus.memory_bytes).any():
+        available = float(np.nanmean(o.gpus.memory_bytes))
+        worth *= available / (available + need)
+    return np.where(fit, worth, 0.0)
+
+
+def _over_mean(demand: Floats) -> Floats:
+    """Each known demand over the geometric mean of those known; 1 where it is not."""
+    known = demand > 0.0
+    ratio = np.ones(len(demand))
+    if known.any():
+        ratio[known] = demand[known] / np.exp(np.log(demand[known]).mean())
+    return ratio
 
 
 def _overdue(rows: Ints, claims: ClaimColumns, now_s: float, ageing: Ageing) -> Ints:
