@@ -29,15 +29,16 @@ _PLACEMENTS = 20_000  # looked at before the integer programme has to do
 
 def plan_jobs(
     hand: Hand, nodes: NodeState, ranking: Ranking, scaling: ScalingColumns, table: TableColumns, able: Ints,
-    margin: float,
+    patient: Ints, margin: float,
 ) -> Schedule:  # fmt: skip
     """Carry out what the best schedule of all jobs begins with; changes of running jobs must save `margin`.
 
-    able: rows of running jobs that may change. Raises TimeoutError or ValueError, with nothing changed, where
+    able: rows of running jobs that may change size; patient: of those that may be stopped. Raises TimeoutError or ValueError, with nothing changed, where
     there are too many jobs or no schedule.
     """
     o = hand.observation
-    columns = elastic_columns(hand, nodes, able[~hand.touched(able)])
+    movable = np.union1d(able, patient[o.jobs.gpu_share_requested[patient] >= WHOLE])
+    columns = elastic_columns(hand, nodes, movable[~hand.touched(movable)])
     columns = chosen(columns, np.flatnonzero(on_living_nodes(o, columns) & one_model(hand, columns)))
     waiting = ranking.waiting[o.jobs.gpu_share_requested[ranking.waiting] >= WHOLE]
     running = columns[0]
@@ -46,7 +47,7 @@ def plan_jobs(
     rows = np.concatenate((running, waiting)).astype(np.int64)
     if not len(rows):
         raise ValueError("no job may change or start")
-    options = _options(hand, nodes, rows, columns[1], columns[3], scaling, table)
+    options = _options(hand, nodes, rows, columns[1], columns[3], able, patient, scaling, table)
     busy, capacity = _room(hand, nodes, running, scaling, table)
     weight = np.nan_to_num(o.jobs.priority[rows], nan=1.0)
     stay = [[i for i in own if i.stays] or own for own in options]
@@ -62,20 +63,20 @@ def plan_jobs(
 
 
 def _options(
-    hand: Hand, nodes: NodeState, rows: Ints, offset: Ints, now_model: Ints, scaling: ScalingColumns,
-    table: TableColumns,
+    hand: Hand, nodes: NodeState, rows: Ints, offset: Ints, now_model: Ints, able: Ints, patient: Ints,
+    scaling: ScalingColumns, table: TableColumns,
 ) -> list[list[Option]]:  # fmt: skip
     """What each job (first those that run) can be run on, and how long (s) it then takes."""
     o, jobs, models = hand.observation, hand.observation.jobs, len(nodes.model_speed)
     result = []
     for k, row in enumerate(rows.tolist()):
-        runs, per = k < len(offset) - 1, max(int(jobs.gpus_per_worker[row]), 1)
+        runs, per = k < len(offset) - 1, 1 if jobs.rigid[row] else max(int(jobs.gpus_per_worker[row]), 1)
+        at_once = runs and row not in patient
         left_s = float(np.nan_to_num(jobs.service_s[row], nan=3600.0))
-        if jobs.rigid[row] or not len(elastic_rows(o, rows[k : k + 1])):
-            sizes = [int(gpus_wanted(o, rows[k : k + 1])[0]) // (1 if jobs.rigid[row] else per)]
-        else:
-            sizes = sizes_up_to(o, row)
         held = int(offset[k + 1] - offset[k]) // per if runs else 0
+        sizes = [held or int(gpus_wanted(o, rows[k : k + 1])[0]) // per]
+        if len(elastic_rows(o, rows[k : k + 1])) and (not runs or row in able):
+            sizes = sizes_up_to(o, row)
         here = int(now_model[k]) if runs else 0
         own = []
         for model in range(models):
@@ -83,8 +84,10 @@ def _options(
             for size, lasts_s in zip(sizes, time_s.tolist(), strict=True):
                 stays = runs and size == held and model == here
                 cost_s = 0.0 if stays or not runs else float(np.nan_to_num(jobs.restart_s[row]))
-                gpus = size if jobs.rigid[row] else size * per
-                own.append(Option(size, gpus, model, lasts_s + cost_s, stays))
+                own.append(Option(size, size * per, model, lasts_s + cost_s, stays, at_once))
+                if stays and not at_once:  # stopped, and started again later
+                    again_s = float(np.nan_to_num(jobs.restart_s[row]))
+                    own.append(Option(size, size * per, model, lasts_s + again_s))
         result.append(useful(own))
     return result
 

@@ -16,13 +16,17 @@ from equipoise.policies.observation import Floats
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One way to run a job: `stays` as it runs now (begins at once), or anew, a restart included."""
+    """One way to run a job: `stays` as it runs now, or anew, a restart included.
+
+    at_once: it must begin now; so does one that stays.
+    """
 
     workers: int
     gpus: int
     model: int
     time_s: float
     stays: bool = False
+    at_once: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +51,8 @@ def useful(options: Sequence[Option]) -> list[Option]:
     """Options without those that need as many GPUs of the model as another and take longer; quickest first."""
     kept: list[Option] = []
     for option in sorted(options, key=lambda o: (o.time_s, not o.stays, o.gpus)):
-        if not any(k.model == option.model and k.gpus <= option.gpus for k in kept) or option.stays:
+        better = (k for k in kept if k.model == option.model and k.gpus <= option.gpus and not k.stays)
+        if option.stays or not any(better):
             kept.append(option)
     return kept
 
@@ -88,7 +93,7 @@ class _Search:
                 if self.left < 0:
                     raise TimeoutError("too many schedules")
                 begin_s = earliest_s(busy, option, self.capacity[option.model], last_s)
-                if begin_s == math.inf or (option.stays and begin_s > 0.0):
+                if begin_s == math.inf or (begin_s > 0.0 and (option.stays or option.at_once)):
                     continue
                 self.chosen[k], self.begin_s[k] = i, begin_s
                 end_s = begin_s + option.time_s

@@ -222,7 +222,9 @@ class NodeAllocation(AllocationStage):
         overdue = len(ranking.overdue) > 0
         if not overdue:
             try:
-                schedule = plan_jobs(hand, nodes, ranking, scaling, table, able, self.margin)
+                bars = self._bars(hand.observation, ranking.running)
+                patient = ranking.running[bars > -math.inf]
+                schedule = plan_jobs(hand, nodes, ranking, scaling, table, able, patient, self.margin)
                 return {"s422_schedule_s": np.array(schedule.begin_s)}
             except (TimeoutError, ValueError):  # as with many jobs: sizes only
                 pass
