@@ -112,6 +112,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str
     return live_ranks.run(all_faults, 2, str(damaged), str(signed), str(full), str(folder))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "what", ["none", *KINDS, "damaged", "missing", "full disk", "another key", "vanished NVML"]
 )

@@ -228,7 +228,7 @@ def single_process(name: str, batches: list[list[int]]) -> list[Any]:
     return [p.detach() for p in net.parameters()]
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_uneven_shares_equal_the_single_process(ranks: int) -> None:
     """40 steps with shares changed every third; within 1e-6 (float32) and 1e-14 (float64)."""
     names = list(CASES) if ranks == 2 else ["float32", "float64", "accumulated", "clipped", "autocast"]
