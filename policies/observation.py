@@ -163,6 +163,7 @@ class Gpus(Table):
     job = _int("job row that holds all of it; -1 free; -2 shared (see `workers`)")
     memory_bytes = _float("device memory")
     share_free = _float("unallocated fraction, 0..1; 0 when the node is down", 1.0)
+    suspect = _bool("a plan has found it unsound, and it has not been repaired since")
     share_quantum = _float("smallest step of a share the device can do (MPS 0.01)", 0.01)
     sm_active_ratio = _float("share of time the multiprocessors were busy, 0..1 (DCGM sm_active)")
     dram_active_ratio = _float("share of time the memory interface was busy, 0..1 (DCGM dram_active)")
@@ -180,7 +181,8 @@ class Workers(Table):
     node = _int("row in `nodes`")
     gpu_share = _float("fraction of the GPU it may use", 1.0)
     samples_per_step = _int("its share of the global batch, in samples", 0)
-    samples_max = _int("most samples it can take per step (memory bound)", 2**62)
+    samples_max = _int("most samples it can take per step, in as many passes as that needs", 2**62)
+    samples_per_pass = _int("most samples of one pass (memory bound); more take further passes", 2**62)
     samples_owned = _float("samples of the epoch not yet trained on that it owns")
     capacity_samples_per_s = _float("samples it could train per second while computing")
     fixed_s = _float("part of its step that does not grow with samples", 0.0)
@@ -190,7 +192,8 @@ class Workers(Table):
     input_stall_s = _float("mean time per step spent waiting for data")
     response_s_per_sample = _float("busy time per sample")
     gradient_rate_per_s = _float("gradients (local steps) per busy second")
-    gradient_norm = _float("norm of its local gradient")
+    gradient_norm = _float("norm of its local gradient, before the exchange")
+    gradient_weight = _float("weight of its gradient in the mean, 0 left out .. 1 whole", 1.0)
     memory_free_bytes = _float("free device memory")
 
     @property

@@ -33,8 +33,8 @@ def plan_jobs(
 ) -> Schedule:  # fmt: skip
     """Carry out what the best schedule of all jobs begins with; changes of running jobs must save `margin`.
 
-    able: rows of running jobs that may change size; patient: of those that may be stopped. Raises TimeoutError or ValueError, with nothing changed, where
-    there are too many jobs or no schedule.
+    able: rows of running jobs that may change size; patient: of those that may be stopped. Raises TimeoutError or
+    ValueError, with nothing changed, where there are too many jobs or no schedule.
     """
     o = hand.observation
     movable = np.union1d(able, patient[o.jobs.gpu_share_requested[patient] >= WHOLE])

@@ -59,6 +59,7 @@ class JobData:
     homes: list[list[int]]
     transfers: Transfers
     storage_free_bytes: Floats
+    job: int = 0  # row, whose transfers these are
     epoch: int = 0
     owner: list[int] = field(default_factory=list)
     queues: list[deque[Piece]] = field(default_factory=list)
@@ -212,7 +213,11 @@ class JobData:
                 piece.transfer, piece.fetched = None, True
 
         transfer = piece.transfer = self.transfers.start(
-            self.homes[piece.shard], self.worker_node[worker], piece.left * self.bytes_per_sample, arrived
+            self.homes[piece.shard],
+            self.worker_node[worker],
+            piece.left * self.bytes_per_sample,
+            arrived,
+            self.job,
         )
 
     def awaited(self, worker: int, before: int, count: int) -> list[Piece]:
@@ -345,7 +350,7 @@ class JobData:
                 self.storage_free_bytes[source] += moved_bytes
                 self.storage_free_bytes[node] -= moved_bytes
 
-        piece.transfer = self.transfers.start(self.homes[piece.shard], node, moved_bytes, arrived)
+        piece.transfer = self.transfers.start(self.homes[piece.shard], node, moved_bytes, arrived, self.job)
 
     def reorder(self, rank: dict[int, int]) -> None:
         """Sort each queue's unstarted pieces by `rank[piece id]`; those without a rank stay last, in order."""

@@ -190,7 +190,7 @@ class TrainingJob:
         """Which of its GPUs stay of use when `lost` ones are gone; None: too few workers would be left."""
         per = self.config.gpus_per_worker
         alive = ~lost.reshape(-1, per).any(axis=1)  # a worker over several nodes needs them all
-        return np.repeat(alive, per) if alive.sum() >= (self.spec.workers_min or 1) else None
+        return np.repeat(alive, per) if alive.sum() >= self.config.fewest else None
 
     def cut(self, now_s: float) -> None:
         """Some workers are gone: the running period is lost; `regroup` follows."""

@@ -12,8 +12,8 @@ from equipoise.policies.observation import resize, writable
 from equipoise.policies.physics import deal, overlapped_s
 from equipoise.sim.clock import Clock
 from equipoise.sim.cluster.cluster import Cluster
-from equipoise.sim.job.cost import memory_need_bytes
 from equipoise.sim.job.dataset import JobData, place_shards
+from equipoise.sim.job.memory import least_bytes
 from equipoise.sim.job.training import TrainingJob
 from equipoise.sim.network.transfers import Transfers
 from equipoise.sim.scenario.model import Data, OnNodes, Skewed
@@ -79,13 +79,13 @@ def _fill_row(job: TrainingJob, roster: Roster) -> None:
     """Fill a training job's row in the jobs table."""
     row, spec, model, config = job.row, job.spec, job.model, job.config
     per, progress = config.gpus_per_worker, job.progress
-    workers = max(1, spec.gpus // per)
+    workers = config.asked
     part = int(deal(spec.global_batch, np.ones(workers, np.int64), spec.micro_batch).max())
     duration_s = progress.steps_to_target() * _step_s(job, workers, part) * float(roster.factor[row])
     size = spec.data.sample_size * spec.data.samples if spec.data else 0.0
     for name, value in (
         ("gpus_per_worker", per),
-        ("workers_min", spec.workers_min or workers),
+        ("workers_min", max(config.fewest, spec.workers_min or workers)),
         ("workers_max", spec.workers_max or workers),
         ("global_batch", spec.global_batch),
         ("batch_reference", progress.reference),
@@ -101,7 +101,7 @@ def _fill_row(job: TrainingJob, roster: Roster) -> None:
         ("data_demand_bytes", size),
         ("input_bytes", progress.target * (spec.data.sample_size if spec.data else 0.0)),
         ("compute_demand_flops", (model.flop_per_sample or 0.0) * progress.target),
-        ("memory_bytes", memory_need_bytes(model, part, workers)),
+        ("memory_bytes", least_bytes(model, workers) / spec.gpu_share),
         ("checkpoint_bytes", job.checkpoints.size_bytes),
         ("restart_s", roster.initialisation_s + 2.0 * job.save_s),
     ):
@@ -110,7 +110,7 @@ def _fill_row(job: TrainingJob, roster: Roster) -> None:
 
 def _step_s(job: TrainingJob, workers: int, samples: int) -> float:
     """Estimated time (s) of a step of so many workers with so many samples each, exchanges included."""
-    work_s, exchange_s = job.config.cost_s(0, samples)[1], job.config.exchange_estimate_s(0, workers)
+    work_s, exchange_s = job.config.cost_s(0, samples, workers)[1], job.config.exchange_estimate_s(0, workers)
     if math.isnan(exchange_s):
         return work_s
     interval = job.progress.interval
@@ -135,8 +135,10 @@ def _homes(spec: Data, worker_nodes: list[int], cluster: Cluster) -> list[list[i
     return place_shards(min(spec.shards, spec.samples), nodes, weights, spec.replicas)
 
 
-def place_data(spec: Data, worker_nodes: list[int], cluster: Cluster, transfers: Transfers) -> JobData:
-    """The dataset of a job, stored as its placement says; worker_nodes: distinct nodes of the job."""
+def place_data(
+    spec: Data, worker_nodes: list[int], cluster: Cluster, transfers: Transfers, row: int
+) -> JobData:
+    """The dataset of the job in a row, stored as its placement says; worker_nodes: distinct nodes of the job."""
     shards = min(spec.shards, spec.samples)
     homes = _homes(spec, worker_nodes, cluster)
     sizes = np.full(shards, spec.samples // shards, dtype=np.int64)
@@ -145,4 +147,4 @@ def place_data(spec: Data, worker_nodes: list[int], cluster: Cluster, transfers:
     for shard, home in enumerate(homes):
         for node in home:
             free[node] -= sizes[shard] * spec.sample_size
-    return JobData(sizes, spec.sample_size, homes, transfers, free)
+    return JobData(sizes, spec.sample_size, homes, transfers, free, row)

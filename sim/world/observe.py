@@ -25,18 +25,11 @@ from equipoise.sim.job.listener import Listener, Listeners
 from equipoise.sim.job.measurements import Window
 from equipoise.sim.job.rigid import RigidJobs
 from equipoise.sim.job.training import TrainingJob
-from equipoise.sim.network.network import Network
 from equipoise.sim.network.topology import NIC_IN, NIC_OUT, NODE_LINKS
 from equipoise.sim.network.transfers import Transfer
+from equipoise.sim.world.paths import PathWatch
 from equipoise.sim.world.roster import Roster
-from equipoise.sim.world.tables import (
-    Member,
-    fill_paths,
-    fill_shards,
-    fill_speeds,
-    fill_stores,
-    fill_workers,
-)
+from equipoise.sim.world.tables import Member, fill_shards, fill_speeds, fill_stores, fill_workers
 
 
 class Traffic(Listener):
@@ -77,21 +70,15 @@ class Observer:
         self,
         clock: Clock,
         cluster: Cluster,
-        network: Network,
         roster: Roster,
         rigid: RigidJobs,
         policy: Policy,
         listeners: Listeners,
         traffic: Traffic,
+        watch: PathWatch,
     ) -> None:
-        self.clock, self.cluster, self.network, self.roster, self.rigid = (
-            clock,
-            cluster,
-            network,
-            roster,
-            rigid,
-        )
-        self.listeners, self.traffic = listeners, traffic
+        self.clock, self.cluster, self.roster, self.rigid = clock, cluster, roster, rigid
+        self.listeners, self.traffic, self.watch = listeners, traffic, watch
         self.workers, self.shards, self.paths, self.speeds = Workers(), Shards(), Paths(), Speeds()
         self.stores = Stores()
         self.members: list[Member] = []  # the jobs behind the table of workers
@@ -124,12 +111,11 @@ class Observer:
             job.fill_row(roster.columns, roster.factor.item(job.row))
             self._measure(job, now_s)
         if "workers" in needs:
-            need_bytes = roster.columns["memory_bytes"]
-            self.members = fill_workers(self.workers, jobs, cluster.gpus.memory_bytes, need_bytes)
+            self.members = fill_workers(self.workers, jobs)
         if "shards" in needs:
             fill_shards(self.shards, jobs, cluster.up)
         if "paths" in needs:
-            fill_paths(self.paths, jobs, cluster.topology, self.network)
+            self.watch.fill(self.paths, jobs)
         open_jobs = [
             job
             for row, job in sorted(roster.training.items())

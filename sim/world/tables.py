@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 from equipoise.policies.observation import (
     Bools,
-    Floats,
-    Paths,
     Shards,
     Speeds,
     Stores,
@@ -21,25 +19,18 @@ from equipoise.policies.observation import (
     writable,
 )
 from equipoise.sim.cluster.cluster import Cluster
+from equipoise.sim.job.memory import UNBOUNDED
 from equipoise.sim.job.training import TrainingJob
-from equipoise.sim.network.network import Network
-from equipoise.sim.network.topology import Topology
 
 Member = tuple[TrainingJob, slice]
 """A job and its rows in the table of workers."""
 
-UNBOUNDED = 2**62
 PIECE_BITS = 32
 """A shard's identity is its job's row shifted by this, and its number in the job."""
 
 
-def fill_workers(
-    table: Workers, jobs: Sequence[TrainingJob], memory_bytes: Floats, need_bytes: Floats
-) -> list[Member]:
-    """One row per worker; memory_bytes (gpus,), need_bytes (jobs,) on each of a job's GPUs.
-
-    Returns whose rows are which.
-    """
+def fill_workers(table: Workers, jobs: Sequence[TrainingJob]) -> list[Member]:
+    """One row per worker; returns whose rows are which."""
     rows = sum(job.config.workers for job in jobs)
     if rows != len(table):
         resize(table, rows)
@@ -49,11 +40,12 @@ def fill_workers(
         part = slice(first, first + config.workers)
         first = part.stop
         members.append((job, part))
+        most, memory_free_bytes = config.pass_limits()
         owned = job.data.owned if job.data is not None else np.nan
         for name, values in (
             ("job", job.row), ("index", np.arange(config.workers)), ("gpu", config.gpu), ("node", config.nodes),
             ("gpu_share", config.share), ("samples_per_step", config.samples), ("samples_owned", owned),
-            ("samples_max", UNBOUNDED), ("memory_free_bytes", memory_bytes[config.gpu] - need_bytes[job.row]),
+            ("samples_max", UNBOUNDED), ("samples_per_pass", most), ("memory_free_bytes", memory_free_bytes),
             ("fixed_s", config.fixed_s()), *job.measured.columns.items(),
         ):  # fmt: skip
             writable(table, name)[part] = values
@@ -85,28 +77,7 @@ def fill_shards(table: Shards, jobs: Sequence[TrainingJob], up: Bools) -> None:
                         rows[name].append(value)
                     ahead += piece.left
         first += job.config.workers
-    _refill(table, rows)
-
-
-def fill_paths(table: Paths, jobs: Sequence[TrainingJob], topology: Topology, network: Network) -> None:
-    """One row per pair of a node that stores data and another one that reads it."""
-    pairs = set()
-    for job in jobs:
-        if job.data is not None and job.data.bytes_per_sample > 0.0:
-            homes = {home for shard in job.data.homes for home in shard}
-            nodes = job.config.nodes.tolist()
-            pairs |= {(home, node) for home in homes for node in nodes if home != node}
-    rows: dict[str, list[float]] = {name: [] for name in Paths.columns}
-    used = {link for pair in pairs for link in topology.read_route(*pair)[0].tolist()}
-    users = {link: max(1, network.count_on(link)) for link in used}
-    for source, target in sorted(pairs):
-        links, latency_s = topology.read_route(source, target)
-        rate = min(topology.capacity_bytes_per_s[link] / users[link] for link in links.tolist())
-        for name, value in (
-            ("source", source), ("target", target), ("bytes_per_s", rate), ("latency_s", latency_s),
-        ):  # fmt: skip
-            rows[name].append(value)
-    _refill(table, rows)
+    refill(table, rows)
 
 
 def fill_speeds(
@@ -121,10 +92,10 @@ def fill_speeds(
                 rows["job"].append(row)
                 rows["gpu_model"].append(model)
                 rows["gpus"].append(workers * config.gpus_per_worker)
-                step_s = config.cost_s(model, -(-batch // workers))[1]
+                step_s = config.cost_s(model, -(-batch // workers), workers)[1]
                 rows["samples_per_s"].append(batch / max(step_s, 1e-12))
                 rows["exchange_s"].append(config.exchange_estimate_s(model, workers))
-    _refill(table, rows)
+    refill(table, rows)
 
 
 def fill_stores(table: Stores, jobs: Sequence[TrainingJob], cluster: Cluster) -> None:
@@ -154,7 +125,8 @@ def _counts(fewest: int, most: int) -> list[int]:
     return [fewest, *powers, most]
 
 
-def _refill(table: Table, rows: dict[str, list[float]]) -> None:
+def refill(table: Table, rows: dict[str, list[float]]) -> None:
+    """Let a table have these rows, given by column."""
     resize(table, len(next(iter(rows.values()))))
     for name, values in rows.items():
         writable(table, name)[: len(values)] = values

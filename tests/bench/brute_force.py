@@ -2,8 +2,8 @@
 
 A case has up to 3 jobs and 6 GPUs. A static start gives each job its GPUs once, in some order, and nothing is ever
 moved, resized or stopped; the best one of a case has the least mean completion time of all, over whole runs, with
-later arrivals known. Found by trying all: each job alone on every choice of GPUs gives a bound for every combination,
-and combinations are simulated in the order of their bounds until no bound is below what was found.
+later arrivals known. Found by trying all: each job alone on every choice of GPUs gives a bound for every
+combination, and combinations are simulated in the order of their bounds until no bound is below what was found.
 """
 
 from __future__ import annotations
@@ -181,9 +181,8 @@ def table(found: Mapping[str, Sequence[float]]) -> str:
         ordered = sorted(values)
         at = ordered[math.ceil(0.95 * len(ordered)) - 1]
         worst = int(np.argmax(values))
-        lines.append(
-            f"| `{policy}` | {np.mean(values):.3f} | {np.median(values):.3f} | {at:.3f} | {max(values):.3f} | {worst} |"
-        )
+        numbers = (np.mean(values), np.median(values), at, max(values))
+        lines.append(f"| `{policy}` | " + " | ".join(f"{n:.3f}" for n in numbers) + f" | {worst} |")
     return "\n".join(lines)
 
 
