@@ -25,6 +25,7 @@ from equipoise.policies.kernels.sync import (
     weighted_shares,
 )
 from equipoise.policies.observation import Bools, Floats, Ints, Observation
+from equipoise.policies.stages.frozen import check_frozen
 from equipoise.policies.stages.groups import Groups, group_workers, moved_bytes
 from equipoise.policies.stages.guard import (
     Record,
@@ -67,10 +68,12 @@ class Synchronisation(Stage):
     share_band: float = 0.02  # relative change of a share that is not worth making
     noise: float = 0.05  # a loss of goodput under this is noise
     backoff_windows: int = 8  # first back-off after a roll-back, in windows; doubles each time
+    frozen: str = ""  # a sub-step that a simple default takes the place of: see `policies.stages.frozen`
 
     def __post_init__(self) -> None:
         if self.mode not in ("formula", "optimal"):
             raise ValueError(f"mode: {self.mode!r} is not one of formula, optimal")
+        check_frozen("s3", self.frozen)
         if not (self.delay > 0 and self.eta > 0 and self.interval_max >= 1):
             raise ValueError("delay and eta must be above 0, interval_max at least 1")
         if not (0 < self.share_damping <= 1 and 0 < self.share_floor <= 0.5):
@@ -80,7 +83,8 @@ class Synchronisation(Stage):
 
     def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
         """Set sync_interval and gpu_share; memory holds the real intervals and the guard's record."""
-        plan = first_intervals(observation, plan, self.delay)
+        if self.frozen not in ("S312", "S313"):
+            plan = first_intervals(observation, plan, self.delay)
         if not len(observation.workers):
             return plan.because("s3", "no training job runs"), memory
         groups = group_workers(observation)
@@ -107,7 +111,7 @@ class Synchronisation(Stage):
         current, drift = planned[rows], jobs.drift[rows]
         h = _carry_intervals(memory, rows, current)
         k = sync_coefficient(groups.first, h, exchange_s, observation.workers.step_s.copy(), self.delay)
-        acts = groups.sound & ~held
+        acts = groups.sound & (~held | (self.frozen == "S311")) & (self.frozen not in ("S312", "S313"))
         if self.mode == "formula":
             h, whole = next_interval(h, current, np.where(acts, k, np.nan), drift, self.eta, INTERVAL_MOST)
         else:
@@ -176,7 +180,7 @@ class Synchronisation(Stage):
             "s323_rolled_back": len(verdict.rollback),
         }
         new, undone = _undo(observation, share, verdict)
-        if len(rows):
+        if len(rows) and self.frozen not in ("S322", "S323"):
             room = gpu_room(observation, share, rows, first)
             proposal, used = self._propose(observation, groups, share, rows, first, room)
             values["s321_use_min"] = used
@@ -204,6 +208,8 @@ class Synchronisation(Stage):
         with np.errstate(invalid="ignore", divide="ignore"):
             # E: what it trains per unit of share; P: what its kind trains on a whole GPU.
             used = workers.samples_per_step / period_s / share / whole_rates(observation)
+            if self.frozen == "S321":
+                used = np.where(np.isfinite(used), 1.0, used)
             load = step_s / np.maximum(step_s, others_s)  # 1 for the worker that its job waits for
             delay = np.nan_to_num(workers.input_stall_s) / step_s
         least = float(np.nanmin(used[rows])) if np.isfinite(used[rows]).any() else np.nan

@@ -25,11 +25,13 @@ from equipoise.policies.allocation.elastic import (
 )
 from equipoise.policies.allocation.gangs import (
     NO_ROWS,
+    NO_VALUES,
     RequestColumns,
     asking_for,
     frozen,
     request_columns,
     some_room,
+    start_in_order,
 )
 from equipoise.policies.allocation.near import start_near
 from equipoise.policies.allocation.planned import plan_jobs
@@ -38,9 +40,10 @@ from equipoise.policies.allocation.ranking import Ageing, NodeState, Ranking, no
 from equipoise.policies.allocation.sizes import resize_optimally
 from equipoise.policies.allocation.widths import narrow_jobs, start_widths
 from equipoise.policies.contract import AllocationStage, Memory, Plan
-from equipoise.policies.kernels.placement import WEIGHTED
+from equipoise.policies.kernels.placement import ANY, WEIGHTED
 from equipoise.policies.kernels.scaling import ScalingColumns, TableColumns
 from equipoise.policies.observation import Floats, Ints, Observation
+from equipoise.policies.stages.frozen import check_frozen
 from equipoise.policies.stages.guard import Record, Verdict, guard_blocked, guard_empty
 from equipoise.policies.stages.watch import (
     corrected,
@@ -90,7 +93,8 @@ class NodeAllocation(AllocationStage):
 
     Nobody starves. With exact estimates and without faults a job starts at most (k + 1) * T after it is
     overdue: k are the starts of jobs that fell due before it, T is the longest job with its restart. A job of
-    s seconds is stopped at most 1 + log(s / run_s) / log(1 + growth) times.
+    s seconds is stopped at most 1 + log(s / run_s) / log(1 + growth) times; a whole schedule may stop it once it
+    has worked for `reluctance` restarts instead of run_s.
     """
 
     name: ClassVar[str] = "s4"
@@ -126,10 +130,12 @@ class NodeAllocation(AllocationStage):
     noise: float = 0.05  # a loss of goodput under this is noise
     backoff_s: float = 600.0  # first back-off after a roll-back; doubles each time
     time_limit_s: float = 2.0  # of the integer programme; past it the formula decides
+    frozen: str = ""  # a sub-step that a simple default takes the place of: see `policies.stages.frozen`
 
     def __post_init__(self) -> None:
         if self.mode not in ("formula", "optimal"):
             raise ValueError(f"mode: {self.mode!r} is not one of formula, optimal")
+        check_frozen("s4", self.frozen)
         for name in _ABOVE_ZERO:
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0")
@@ -146,11 +152,13 @@ class NodeAllocation(AllocationStage):
             return plan.because("s4", "no job waits or runs"), memory
         before = memory.get("guard", guard_empty())
         verdict, memory = review(o, memory, self.noise, self.backoff_s)
+        if self.frozen == "S413":
+            verdict, memory = Verdict(NO_ROWS, NO_ROWS, NO_VALUES), {**memory, "guard": guard_empty()}
         if not len(verdict.rollback) and self._nothing_to_do(o):
             return plan.because("s4", "nothing is free, and no change would pay"), memory
-        nodes = node_state(o, memory, self.speed_memory_s)
+        nodes = node_state(o, memory, self.speed_memory_s, measured=self.frozen != "S411")
         memory = {**memory, "node_speed": nodes.speed, "time_s": o.time_s}
-        ranking = rank(o, nodes, self._ageing)
+        ranking = rank(o, nodes, self._ageing, arrival_order=self.frozen == "S412", use=self.frozen != "S421")
         memory = remember_exchanges(o, memory, self.speed_memory_s)
         scaling = scaling_columns(o, plan.intervals(o))
         table = corrected(table_columns(o, nodes), o, memory)
@@ -159,8 +167,11 @@ class NodeAllocation(AllocationStage):
         able = elastic_rows(o, ranking.running)
         able = able[~guard_blocked(memory["guard"], able, o.time_s) & measured(o, memory, able)]
         solved = {}
-        if self.mode == "optimal":
+        if self.mode == "optimal" and self.frozen != "S422":
             solved = self._solve(hand, nodes, ranking, scaling, table, able)
+        if self.frozen == "S422":
+            hand.start(start_in_order(ranking.waiting, False, ANY, request_columns(o), hand.columns)[0])
+            hand.leave(np.arange(len(o.jobs)))
         values |= solved | self._start(hand, nodes, ranking, scaling, table)
         if "s422_fallback" in solved or self.mode == "formula":
             values |= self._preempt(hand, ranking, values["s422_overdue"] >= 0)
@@ -179,12 +190,21 @@ class NodeAllocation(AllocationStage):
             return False
         if not len(o.waiting) or some_room(o.nodes.gpus_free, o.gpus.share_free):
             return not len(o.waiting)
+        if self.mode == "optimal" and len(self._may_be_stopped(o, o.running)):
+            return False
         shortest_s = np.nan_to_num(o.jobs.service_s[o.waiting], nan=math.inf).min()
         return bool(shortest_s >= self._bars(o, o.running).max(initial=-math.inf))
 
     def _bars(self, o: Observation, running: Ints) -> Floats:
         """A waiting job that needs less than this (s) may stop the running one."""
         return patient_bars(o, running, self.preempt_ratio, self.reluctance, self.run_s, self.growth)
+
+    def _may_be_stopped(self, o: Observation, running: Ints) -> Ints:
+        """Running jobs that a whole schedule may stop: they have worked `reluctance` restarts since their last."""
+        bars = patient_bars(o, running, self.preempt_ratio, self.reluctance, 1e-9, self.growth)
+        worked_s = o.time_s - o.jobs.started_s[running]
+        least_s = (1.0 + self.reluctance) * np.nan_to_num(o.jobs.restart_s[running])
+        return running[(bars > -math.inf) & ~(worked_s < least_s)]
 
     @cached_property
     def _ageing(self) -> Ageing:
@@ -222,8 +242,7 @@ class NodeAllocation(AllocationStage):
         overdue = len(ranking.overdue) > 0
         if not overdue:
             try:
-                bars = self._bars(hand.observation, ranking.running)
-                patient = ranking.running[bars > -math.inf]
+                patient = self._may_be_stopped(hand.observation, ranking.running)
                 schedule = plan_jobs(hand, nodes, ranking, scaling, table, able, patient, self.margin)
                 return {"s422_schedule_s": np.array(schedule.begin_s)}
             except (TimeoutError, ValueError):  # as with many jobs: sizes only
