@@ -55,7 +55,7 @@ class PathSpeeds:
         self._window += 1
         for path, fresh in self._fresh.items():
             rate, delay_s = fresh.size_bytes / fresh.alone_s, fresh.delay_s / fresh.count
-            self._known[path] = _Estimate(_rounded(rate), _rounded(delay_s), self._window)
+            self._known[path] = _Estimate(rounded(rate), rounded(delay_s), self._window)
         self._fresh.clear()
 
     def at(self, source: int, target: int, bytes_per_s: float, delay_s: float) -> tuple[float, float]:
@@ -74,8 +74,8 @@ class PathSpeeds:
         return rate, delay if delay > delay_s * (1.0 + 2.0 * _SAME) else delay_s
 
 
-def _rounded(value: float) -> float:
-    """To 20 binary digits, so that paths that are alike stay alike however their sums were rounded."""
+def rounded(value: float) -> float:
+    """A measured value to 20 binary digits: what is alike stays alike however its sums were rounded."""
     if not math.isfinite(value):
         return value
     fraction, exponent = math.frexp(value)

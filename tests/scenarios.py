@@ -46,6 +46,7 @@ def clusters(draw: st.DrawFn) -> dict[str, Any]:
             "speed": draw(st.sampled_from([1.0, 0.5, 0.77])),
             "nic": draw(st.sampled_from([1e9, 2.5e9, 1.25e10])),
             "storage_rate": draw(st.sampled_from([2e9, 2e8])),
+            "ingest": draw(st.sampled_from([None, 150.0])),
         }
         for k in range(draw(st.integers(1, 2)))
     ]

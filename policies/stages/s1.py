@@ -104,7 +104,8 @@ class DataFlow(Stage):
         }
         # A job on a node that is down, or with a worker that was not seen, is left alone: NaN goes through.
         seen = (observation.workers.gradient_rate_per_s > 0) | (observation.workers.samples_per_step == 0)
-        capacity = np.where(groups.spread(groups.sound) & seen, forecast * state["samples"], np.nan)
+        capacity = np.minimum(forecast * state["samples"], observation.workers.input_samples_per_s)
+        capacity = np.where(groups.spread(groups.sound) & seen, capacity, np.nan)
         if self.frozen == "S112":
             capacity = np.where(np.isnan(capacity), np.nan, 1.0)
         owned = observation.workers.samples_owned

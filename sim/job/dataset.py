@@ -7,7 +7,7 @@ whole, one piece ahead.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -249,6 +249,23 @@ class JobData:
             if need > 0 and count > 0:
                 count = min(count, self.quiet_samples(worker) // need)
         return count
+
+    def reading_samples_per_s(self, bytes_per_s: Callable[[int, int], float]) -> Floats:
+        """(workers,) that each can read of what it owns, over paths of `bytes_per_s(source, target)`.
+
+        Infinite where all that it owns is on its node, whatever others of the job fetch meanwhile.
+        """
+        speed = np.full(len(self.queues), np.inf)
+        for worker, queue in enumerate(self.queues if self.bytes_per_sample > 0.0 else ()):
+            node, left = self.worker_node[worker], dict[int, int]()
+            for piece in queue:
+                home = self.homes[piece.shard]
+                if node not in home:
+                    left[home[0]] = left.get(home[0], 0) + piece.left
+            if left:
+                each_s = sum(n * self.bytes_per_sample / bytes_per_s(home, node) for home, n in left.items())
+                speed[worker] = self.owned[worker] / each_s
+        return speed
 
     def anyone_waits(self, demand: Ints) -> bool:
         """Whether some worker's next `demand` samples are not all here."""

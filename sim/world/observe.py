@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from equipoise.policies.observation import (
     Workers,
     writable,
 )
+from equipoise.policies.physics import response_s_per_sample, sustainable
 from equipoise.sim.clock import Clock
 from equipoise.sim.cluster.cluster import Cluster
 from equipoise.sim.job.listener import Listener, Listeners
@@ -106,6 +108,7 @@ class Observer:
     def _observe_training(self, now_s: float) -> None:
         roster, needs, cluster = self.roster, self._needs, self.cluster
         jobs = [job for _, job in sorted(roster.training.items()) if job.runs]
+        self.watch.speeds.close()
         for job in jobs:
             job.advance.settle(job)
             job.fill_row(roster.columns, roster.factor.item(job.row))
@@ -138,7 +141,7 @@ class Observer:
         if window.periods == 0:
             job.measured.fit_columns()
             return
-        measured = job.measured.columns = worker_columns(job, window)
+        measured = job.measured.columns = worker_columns(job, window, self.watch.bytes_per_s)
         start_s = job.ends.start_s
         span_s = max(start_s - window.since_s, math.ulp(start_s))
         columns["work_s"][row] = float(measured["step_s"].mean())
@@ -151,7 +154,9 @@ class Observer:
         job.measured.open_window(start_s)
 
 
-def worker_columns(job: TrainingJob, window: Window) -> dict[str, Floats]:
+def worker_columns(
+    job: TrainingJob, window: Window, bytes_per_s: Callable[[int, int], float]
+) -> dict[str, Floats]:
     """Measured columns of a job's workers; NaN for a worker that did nothing.
 
     The gradient norm is G * sqrt(1 + phi / b) with G = exp(-progress): it falls as training goes on and its
@@ -164,13 +169,18 @@ def worker_columns(job: TrainingJob, window: Window) -> dict[str, Floats]:
     variance = np.maximum(0.0, window.busy_square / steps - step_s**2)
     phi = max(0.0, job.progress.noise_scale)
     with np.errstate(divide="ignore", invalid="ignore"):
+        supply = job.config.ingest
+        if job.data is not None:
+            supply = sustainable(supply, job.data.reading_samples_per_s(bytes_per_s))
+        keeps_up = np.where(idle, np.nan, sustainable(samples / busy_s, supply))
         return {
-            "capacity_samples_per_s": samples / busy_s,
+            "capacity_samples_per_s": keeps_up,
+            "input_samples_per_s": supply,
             "step_s": step_s,
             "step_cov": np.sqrt(variance) / step_s,
             "wait_s": window.wait_s / steps,
             "input_stall_s": window.stall_s / steps,
-            "response_s_per_sample": busy_s / samples,
+            "response_s_per_sample": response_s_per_sample(window.busy_s, window.stall_s, samples, keeps_up),
             "gradient_rate_per_s": steps / busy_s,
             "gradient_norm": math.exp(-job.progress.ratio) * np.sqrt(1.0 + phi * steps / samples),
         }

@@ -26,9 +26,18 @@ class PathWatch(Listener):
             transfer.source, transfer.target, transfer.size_bytes, transfer.alone_s, waited_s
         )
 
+    def path(self, source: int, target: int) -> tuple[float, float]:
+        """(bytes/s, delay in s) of late from a node's disk to another node."""
+        links, latency_s = self.topology.read_route(source, target)
+        promised = float(self.topology.capacity_bytes_per_s[links].min())
+        return self.speeds.at(source, target, promised, latency_s)
+
+    def bytes_per_s(self, source: int, target: int) -> float:
+        """The rate of `path`."""
+        return self.path(source, target)[0]
+
     def fill(self, table: Paths, jobs: Sequence[TrainingJob]) -> None:
-        """One row per pair of a node that stores data and another one that reads it; a window ends."""
-        self.speeds.close()
+        """One row per pair of a node that stores data and another one that reads it."""
         pairs = set()
         for job in jobs:
             if job.data is not None and job.data.bytes_per_sample > 0.0:
@@ -37,9 +46,7 @@ class PathWatch(Listener):
                 pairs |= {(home, node) for home in homes for node in nodes if home != node}
         rows: dict[str, list[float]] = {name: [] for name in Paths.columns}
         for source, target in sorted(pairs):
-            links, latency_s = self.topology.read_route(source, target)
-            promised = float(self.topology.capacity_bytes_per_s[links].min())
-            rate, delay_s = self.speeds.at(source, target, promised, latency_s)
+            rate, delay_s = self.path(source, target)
             for name, value in (
                 ("source", source), ("target", target), ("bytes_per_s", rate), ("latency_s", delay_s),
             ):  # fmt: skip

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from equipoise.policies.observation import (
     Bools,
+    Floats,
     Shards,
     Speeds,
     Stores,
@@ -46,10 +47,18 @@ def fill_workers(table: Workers, jobs: Sequence[TrainingJob]) -> list[Member]:
             ("job", job.row), ("index", np.arange(config.workers)), ("gpu", config.gpu), ("node", config.nodes),
             ("gpu_share", config.share), ("samples_per_step", config.samples), ("samples_owned", owned),
             ("samples_max", UNBOUNDED), ("samples_per_pass", most), ("memory_free_bytes", memory_free_bytes),
-            ("fixed_s", config.fixed_s()), *job.measured.columns.items(),
+            ("fixed_s", _fixed_s(job)), *job.measured.columns.items(),
         ):  # fmt: skip
             writable(table, name)[part] = values
     return members
+
+
+def _fixed_s(job: TrainingJob) -> Floats:
+    """The part of each worker's step that does not grow with samples: none where its input is what it waits for."""
+    measured = job.measured.columns
+    with np.errstate(invalid="ignore"):
+        starved = measured["input_samples_per_s"] * measured["step_s"] < job.config.samples
+    return np.where(starved, 0.0, job.config.fixed_s())
 
 
 def fill_shards(table: Shards, jobs: Sequence[TrainingJob], up: Bools) -> None:
