@@ -37,6 +37,7 @@ class Configuration:
         self.nodes: Ints = np.zeros(1, dtype=np.int64)  # until it is placed, node 0 stands for any
         self.fabric_bytes_per_s = float(cluster.topology.fabric_bytes_per_s.min())
         self._cost = lru_cache(maxsize=4096)(self._cost_uncached)
+        self.exchange_estimate_s = lru_cache(maxsize=4096)(self._exchange_estimate_s)
         self._in_passes = lru_cache(maxsize=256)(self._in_passes_uncached)
         self.stale = True  # to be worked out before the next period
 
@@ -124,6 +125,25 @@ class Configuration:
         """(fixed, total) seconds of one step of one of so many workers on a GPU model at speed 1."""
         fixed_s, total_s = self._cost(gpu_model, samples, workers)
         return fixed_s, total_s
+
+    @property
+    def data_bytes(self) -> float:
+        """Bytes of the dataset; 0 without one."""
+        return self.spec.data.sample_size * self.spec.data.samples if self.spec.data else 0.0
+
+    def _exchange_estimate_s(self, gpu_model: int, workers: int) -> float:
+        """One exchange (s) on links that nothing else uses, on the fewest nodes with that GPU model.
+
+        Where these hold fewer workers, the nodes with other models help out; NaN where all hold fewer.
+        """
+        cluster = self.cluster
+        room = cluster.nodes.gpus // self.gpus_per_worker
+        order = np.lexsort((np.arange(len(room)), -room, cluster.node_model != gpu_model))
+        places = np.repeat(order, room[order])[:workers]
+        if len(places) < workers:
+            return math.nan
+        name = cluster.gpu_models[gpu_model]
+        return make_exchange(self.model, places.tolist(), cluster.topology, cluster.profile, name).alone_s
 
     def memory_bytes(self, gpu_model: int) -> float:
         """Memory of a GPU model that a worker may use: the share that the job asks for."""
