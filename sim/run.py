@@ -26,7 +26,7 @@ from equipoise.sim.network.topology import Topology
 from equipoise.sim.record import Run
 from equipoise.sim.results import Results
 from equipoise.sim.scenario.model import Scenario
-from equipoise.sim.traces.read import Trace, read_trace
+from equipoise.sim.traces.read import Trace, read_spec
 from equipoise.sim.world.stall import Stalled
 from equipoise.sim.world.world import SimWorld
 
@@ -143,7 +143,7 @@ def trace_of(scenario: Scenario) -> Trace | None:
     spec = scenario.workload.trace
     if spec is None:
         return None
-    return read_trace(spec.file, spec.format, spec.limit, spec.clusters, spec.time_scale)
+    return read_spec(spec, spec.file)
 
 
 def _advance(

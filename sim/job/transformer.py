@@ -86,11 +86,9 @@ def _costs(plan: Plan, stack: Stack) -> tuple[float, float]:
 def memory_need_bytes(model: Model, samples: int, replicas: int) -> float:
     """Memory that a GPU of the fullest stage must have, what its driver keeps included [bytes]."""
     spec, bound = section(model)
-    layout = bound.layout.layout(
-        replicas,
-        replicas * max(1, -(-samples // bound.layout.micro_batch)) * bound.layout.micro_batch,
-        model.precision,
-    )
+    size = bound.layout.micro_batch
+    passes = -(-max(samples, -(-bound.global_batch // replicas)) // size)  # a pipeline keeps several of them
+    layout = bound.layout.layout(replicas, replicas * passes * size, model.precision)
     machine = hardware.Accelerator("", 1.0, 1.0, 1.0, 1.0, 1.0)  # memory does not depend on how fast it is
     plan = Plan(spec.shape(), layout, machine, hardware.Network(bound.node_gpus, bound.nic))
     return memory(plan, spec.memory_constants()).peak / USABLE

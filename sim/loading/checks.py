@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from equipoise.policies.registry import PolicyError, make_policy, make_stage
 from equipoise.sim.hardware.profile import Accelerator, HardwareProfile, load_profile
-from equipoise.sim.job.cost import memory_need_bytes
+from equipoise.sim.job.memory import least_bytes
 from equipoise.sim.loading.checks_energy import energy_problems
 from equipoise.sim.loading.checks_parallel import parallel_doubts
 from equipoise.sim.loading.transformers import bind, has_transformers
@@ -78,7 +78,7 @@ def trace_problems(scenario: Scenario, trace: Trace, file: str) -> list[str]:
 
     def line(k: int, problem: str) -> str:
         place = f"{file}:{trace.line[k]}:1" if trace.line.size else file
-        return f"{place}: job {trace.job_id[k]} {problem}"
+        return f"{place}: job {trace.name_of(k)} {problem}"
 
     found = [
         line(k, f"needs {trace.gpus[k]} GPUs, the cluster has {total}")
@@ -209,10 +209,10 @@ def _job(
 def _memory(
     scenario: Scenario, profile: HardwareProfile, job: Job, model: Model, path: KeyPath
 ) -> Iterator[Problem]:
-    """A replica must fit into the memory of enough GPUs."""
+    """A replica must fit into the memory of enough GPUs with one sample at a time; more take further passes."""
     size = model.parallel.tensor * model.parallel.pipeline
     workers = job.gpus // size
-    need = memory_need_bytes(model, -(-job.global_batch // workers), workers)
+    need = least_bytes(model, workers) / job.gpu_share
     groups = [
         (profile.accelerator(g.accelerator).memory_bytes.value, g.count * g.gpus)
         for g in scenario.cluster.groups
@@ -221,10 +221,12 @@ def _memory(
     wanted = (job.workers_min or workers) * size
     if fitting < wanted:
         largest = max(memory for memory, _ in groups)
+        share = "" if job.gpu_share == 1.0 else f", of which it has the share {job.gpu_share:g}"
         yield (
             path,
-            f"needs {need:.0f} bytes ({format_bytes(need)}) on each of {wanted} GPUs; {fitting} GPUs have "
-            f"that much, the largest has {largest:.0f} bytes ({format_bytes(largest)})",
+            f"needs {need:.0f} bytes ({format_bytes(need)}) for one sample at a time on each of {wanted} GPUs"
+            f"{share}; {fitting} GPUs have that much, "
+            f"the largest has {largest:.0f} bytes ({format_bytes(largest)})",
         )
 
 

@@ -18,7 +18,7 @@ from equipoise.sim.scenario.errors import describe
 from equipoise.sim.scenario.model import Scenario, TraceSpec
 from equipoise.sim.scenario.override import assign, override
 from equipoise.sim.scenario.tree import InputError, Place, Tree, read_text, read_tree, write_tree
-from equipoise.sim.traces.read import Trace, read_trace
+from equipoise.sim.traces.read import Trace, read_spec
 
 __all__ = [
     "InputError",
@@ -115,7 +115,7 @@ def to_trace(spec: TraceSpec, folders: Sequence[Path]) -> Trace:
     for folder in folders:
         path = Path(os.path.normpath(folder / spec.file))
         if path.is_file():
-            return read_trace(path, spec.format, spec.limit, spec.clusters, spec.time_scale)
+            return read_spec(spec, path)
     looked = ", ".join(sorted({str(folder) for folder in folders}))
     raise InputError([f"{spec.file}: no such trace file (looked in: {looked})"])
 

@@ -268,7 +268,11 @@ class TraceSpec(Section):
     """Jobs from a file. `training` turns every k-th job into a training job of the named models."""
 
     file: str
-    format: Literal["auto", "csv", "philly"] = "auto"
+    format: str = "auto"  # one of the formats that `equipoise.sim.traces.read` knows
+    columns: dict[str, str] = {}  # of a CSV file: arrival, gpus, duration (or start and end), by column
+    zone: str = ""  # of the clock that wrote times without one; none: UTC, or the one of a published trace
+    keep: tuple[str, ...] = ()  # only jobs with `column=value`
+    count: Literal["gpus", "cpus"] = "gpus"  # cpus: each core counts as a GPU of the cluster
     limit: Count | None = None
     clusters: tuple[str, ...] = ()  # keep only these virtual clusters
     time_scale: Positive = 1.0  # multiplies arrivals: below 1 raises the load
@@ -316,7 +320,7 @@ class Workload(Section):
 class Decide(Section):
     """When policies decide. Events: arrivals, completions, faults, repairs."""
 
-    every: Span | None = None
+    every: Annotated[Span, Field(ge=1e-3)] | None = None
     every_steps: Count | None = None  # of any one training job
     on_events: bool = True
     estimate_error: Annotated[Float, Field(ge=0)] = 0.0  # log-normal spread of duration estimates
