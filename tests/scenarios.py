@@ -47,6 +47,9 @@ def clusters(draw: st.DrawFn) -> dict[str, Any]:
             "nic": draw(st.sampled_from([1e9, 2.5e9, 1.25e10])),
             "storage_rate": draw(st.sampled_from([2e9, 2e8])),
             "ingest": draw(st.sampled_from([None, 150.0])),
+            "cores": draw(st.sampled_from([4, 32])),
+            "local_read": draw(st.sampled_from([None, 1e8])),
+            "cache": draw(st.sampled_from([0.0, 5e7])),
         }
         for k in range(draw(st.integers(1, 2)))
     ]
@@ -57,6 +60,8 @@ def clusters(draw: st.DrawFn) -> dict[str, Any]:
             "nodes_per_rack": 2,
             "oversubscription": draw(st.sampled_from([1.0, 4.0])),
         }
+    if draw(st.booleans()):
+        groups.append({"name": "store", "count": 1, "gpus": 0, "nic": 1e9, "storage_rate": 5e8})
     slow = [{"node": "group0-0", "rate": 3e8}] if draw(st.booleans()) else []
     return {"nodes": groups, "topology": topology, "slow_links": slow}
 
@@ -69,6 +74,7 @@ def models(draw: st.DrawFn) -> dict[str, Any]:
         "parameters": draw(st.sampled_from([0.0, 1.3e7, 2.1e8])),
         "overlap": draw(st.sampled_from([1.0, 1.7, 8.0])),
         "noise_scale": draw(st.sampled_from([None, 300.0])),
+        "preprocess_time": draw(st.sampled_from([None, 0.02])),
         "noise_scale_growth": draw(st.sampled_from([0.0, 2.0])),
         "staleness": 0.01,
         "drift": draw(st.sampled_from([0.0, 0.03])),
@@ -110,6 +116,7 @@ def training_jobs(draw: st.DrawFn, index: int, gpus: int) -> dict[str, Any]:
             "samples": draw(st.integers(batch * 3, batch * 40)),
             "sample_size": draw(st.sampled_from([0.0, 2e5, 4e6])),
             "shards": draw(st.integers(1, 12)),
+            "prefetch": draw(st.integers(0, 3)),
             "replicas": draw(st.integers(1, 2)),
             "placement": draw(
                 st.sampled_from(

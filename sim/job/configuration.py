@@ -37,6 +37,7 @@ class Configuration:
         self.fabric_bytes_per_s = float(cluster.topology.fabric_bytes_per_s.min())
         self._cost = lru_cache(maxsize=4096)(self._cost_uncached)
         self._in_passes = lru_cache(maxsize=256)(self._in_passes_uncached)
+        self.sample_bytes = spec.data.sample_size if spec.data is not None else 0.0
         self.stale = True  # to be worked out before the next period
 
     def place(self, holding: Holding) -> None:
@@ -71,13 +72,34 @@ class Configuration:
                 speed[i] /= 1.0 + model.interference * cluster.co_located(int(self.gpu[i]), self.row)
         self.scale = 1.0 / speed
         per_node = np.bincount(self.nodes)
-        self.ingest = cluster.nodes.ingest_samples_per_s[self.nodes] / per_node[self.nodes]
+        ingest = cluster.nodes.ingest_samples_per_s[self.nodes] / per_node[self.nodes]
+        self.ingest = np.minimum(ingest, self._own_input())
         self.exchange = make_exchange(
             model, self.nodes.tolist(), cluster.topology, cluster.profile, self._accelerator
         )
         self.compute_s, self.input_s = self.step_s(self.samples)
         self.pushes = self._pushes() if self.asynchronous else []
         self.stale = False
+
+    @property
+    def shares_input(self) -> bool:
+        """Whether other jobs' workers on its nodes make its input slower."""
+        reads = self.sample_bytes > 0.0 and bool(np.isfinite(self.cluster.local_read[self.nodes]).any())
+        return reads or bool(self.model.preprocess_time)
+
+    def _own_input(self) -> Floats:
+        """Samples/s and worker that its node's cores prepare and its node's disk reads, (workers,).
+
+        All workers of training jobs on a node have equal parts. What was fetched is read from the disk, too.
+        """
+        cluster, nodes = self.cluster, self.nodes
+        each_s = np.maximum(
+            (self.model.preprocess_time or 0.0) / cluster.cores[nodes],
+            self.sample_bytes / cluster.local_read[nodes],
+        )
+        speed: Floats = np.full(self.workers, np.inf)
+        np.divide(1.0, each_s * cluster.workers[nodes], out=speed, where=each_s > 0.0)
+        return speed
 
     @property
     def _accelerator(self) -> str:

@@ -118,6 +118,7 @@ class TrainingJob:
     def _place(self, holding: Holding, saved: Snapshot | None) -> None:
         self.holding = holding
         self.config.place(holding)
+        np.add.at(self.cluster.workers, self.config.nodes, 1)
         if self.data is not None:
             nodes = self.config.nodes.tolist()
             if saved is not None:
@@ -150,6 +151,7 @@ class TrainingJob:
             self.data.release()
         self.report_traffic()
         self.pending = Pending()
+        self._leave()
         self.holding = None
         return save_s
 
@@ -168,6 +170,11 @@ class TrainingJob:
             self.data.release()
         self.meter_booked()
         self.report_traffic()
+        self._leave()
+
+    def _leave(self) -> None:
+        """Its workers share their nodes' cores and disks no more."""
+        np.subtract.at(self.cluster.workers, self.config.nodes, 1)
 
     def close(self, now_s: float) -> None:
         """The run ends within a period (or a restart): its time counts as training that has come to nothing yet."""
@@ -197,6 +204,7 @@ class TrainingJob:
         self.report_traffic()
         self.checkpoints.drop()
         self._end_partial(now_s, LOST_TO_FAULTS)
+        self._leave()
 
     def regroup(self, holding: Holding, now_s: float, delay_s: float) -> None:
         """Go on with the workers that are left."""

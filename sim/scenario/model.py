@@ -44,14 +44,16 @@ class NodeGroup(Section):
 
     name: str = "node"
     count: Count = 1
-    gpus: Count = 1
+    gpus: Annotated[Int, Field(ge=0)] = 1  # 0: it only stores data, for whoever reads from it
     accelerator: str = "generic"
     speed: Positive = 1.0  # relative to the accelerator's profile
-    cores: Count = 32
+    cores: Count = 32  # that prepare samples (`preprocess_time`), for all workers of the node alike
     host_memory: Bytes = 256 * 2.0**30
+    cache: Bytes = 0.0  # of the host memory, for shards fetched from elsewhere
     host_power: Watts | None = None  # a node without its GPUs; none: the profile's, else 0
     storage: Bytes = 4e12
-    storage_rate: BytesPerS = 3e9
+    storage_rate: BytesPerS = 3e9  # reading for other nodes
+    local_read: BytesPerS | None = None  # reading for its own workers; none: never the limit
     nic: BytesPerS = 12.5e9
     fabric: BytesPerS = 300e9  # between the GPUs of one node, one direction
     ingest: Rate | None = None  # samples/s the host can prepare; none: never the limit
@@ -112,6 +114,8 @@ class Cluster(Section):
     def _some_nodes(self) -> Self:
         if bool(self.nodes) == (self.gpus is not None):
             raise ValueError("needs either 'nodes' (at least one group) or 'gpus' (a counted pool), not both")
+        if self.nodes and not any(group.gpus for group in self.nodes):
+            raise ValueError("no group of 'nodes' has GPUs")
         return self
 
     @property
@@ -164,6 +168,7 @@ class Model(Section):
     exchange: Exchange = Exchange()
     overlap: Annotated[Float, Field(ge=1)] = 1.0  # gamma
     samples_per_pass: Count | None = None  # m_max
+    preprocess_time: Seconds | None = None  # of one host core for a sample; none: never the limit
     parallel: Parallel = Parallel()
     memory: Memory = Memory()
     share_kappa: Annotated[Float, Field(gt=0)] | None = None  # none: speed proportional to the share
@@ -212,6 +217,7 @@ class Data(Section):
     samples: Count
     sample_size: Bytes = 0.0
     shards: Count = 64
+    prefetch: Annotated[Int, Field(ge=0)] = 1  # shards that are fetched before a worker gets to them
     replicas: Count = 1  # copies of every shard, on different nodes
     placement: Annotated[Even | Skewed | OnNodes, Field(discriminator="kind")] = Even()
 

@@ -124,4 +124,4 @@ def place_data(
     for shard, home in enumerate(homes):
         for node in home:
             free[node] -= sizes[shard] * spec.sample_size
-    return JobData(sizes, spec.sample_size, homes, transfers, free, row)
+    return JobData(sizes, spec.sample_size, homes, transfers, free, row, cluster.caches, spec.prefetch)

@@ -78,7 +78,7 @@ def fill_shards(table: Shards, jobs: Sequence[TrainingJob], up: Bools) -> None:
                         ("bytes", piece.left * job.data.bytes_per_sample),
                         ("samples", piece.left),
                         ("started", piece.started or piece.transfer is not None),
-                        ("local", job.data.is_ready(worker, piece)),
+                        ("local", job.data.at_hand(worker, piece)),
                         ("needed_in_s", ahead * seconds[worker] if ahead else 0.0),
                     ):
                         rows[name].append(value)
