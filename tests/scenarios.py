@@ -117,6 +117,7 @@ def training_jobs(draw: st.DrawFn, index: int, gpus: int) -> dict[str, Any]:
             "sample_size": draw(st.sampled_from([0.0, 2e5, 4e6])),
             "shards": draw(st.integers(1, 12)),
             "prefetch": draw(st.integers(0, 3)),
+            "shard_sizes": draw(st.sampled_from([None, {"kind": "lognormal", "cov": 0.8}])),
             "replicas": draw(st.integers(1, 2)),
             "placement": draw(
                 st.sampled_from(

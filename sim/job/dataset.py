@@ -123,7 +123,7 @@ class JobData:
         self.owner[shard] = worker
 
     def _whole_epoch(self) -> list[tuple[int, int, int]]:
-        return [(shard, 0, int(size)) for shard, size in enumerate(self.samples_of)]
+        return [(shard, 0, int(size)) for shard, size in enumerate(self.samples_of) if size > 0]
 
     def _unread(self) -> list[tuple[int, int, int]]:
         for queue in self.queues:

@@ -211,15 +211,29 @@ class OnNodes(Section):
     nodes: Annotated[tuple[str, ...], Field(min_length=1)]
 
 
+class SpreadSizes(Section):
+    """Sizes of shards drawn from a log-normal distribution, anew for each seed."""
+
+    kind: Literal["lognormal"]
+    cov: Annotated[Float, Field(gt=0, le=5)]  # coefficient of variation
+
+
 class Data(Section):
     """A job's dataset."""
 
     samples: Count
     sample_size: Bytes = 0.0
     shards: Count = 64
+    shard_sizes: tuple[Positive, ...] | SpreadSizes | None = None  # relative, one per shard; none: equal
     prefetch: Annotated[Int, Field(ge=0)] = 1  # shards that are fetched before a worker gets to them
     replicas: Count = 1  # copies of every shard, on different nodes
     placement: Annotated[Even | Skewed | OnNodes, Field(discriminator="kind")] = Even()
+
+    @model_validator(mode="after")
+    def _a_size_each(self) -> Self:
+        if isinstance(self.shard_sizes, tuple) and len(self.shard_sizes) != self.shards:
+            raise ValueError(f"'shard_sizes' has {len(self.shard_sizes)} sizes for {self.shards} 'shards'")
+        return self
 
 
 class Checkpoint(Section):
