@@ -211,6 +211,6 @@ def _inputs(scenario: Scenario, policy: Policy, trace: Trace | None) -> dict[str
 def is_random(scenario: Scenario) -> bool:
     """Whether runs with different seeds can differ."""
     faults = scenario.faults
-    random = (faults.crash, faults.fail_slow, faults.link, faults.rack, faults.spot)
+    random = (faults.crash, faults.fail_slow, faults.link, faults.rack, faults.spot, faults.corrupt_gradient)
     spread = any(job.data and isinstance(job.data.shard_sizes, SpreadSizes) for job in scenario.workload.jobs)
     return bool(scenario.noise.step_cov or scenario.decide.estimate_error or spread or any(random))

@@ -140,7 +140,7 @@ def training_jobs(draw: st.DrawFn, index: int, gpus: int) -> dict[str, Any]:
 def faults(draw: st.DrawFn, nodes: list[str]) -> dict[str, Any]:
     events = [
         {
-            "kind": draw(st.sampled_from(["crash", "slow", "link"])),
+            "kind": draw(st.sampled_from(["crash", "slow", "link", "corrupt"])),
             "node": draw(st.sampled_from(nodes)),
             "at": draw(SECONDS),
             "duration": draw(SECONDS),
@@ -156,7 +156,7 @@ def cases(draw: st.DrawFn) -> Scenario:
     """A whole random scenario: uneven, noisy, contended, faulty, co-located, H > 1."""
     cluster = draw(clusters())
     gpus = sum(g["count"] * g["gpus"] for g in cluster["nodes"])
-    nodes = [f"{g['name']}-{k}" for g in cluster["nodes"] for k in range(g["count"])]
+    nodes = [f"{g['name']}-{k}" for g in cluster["nodes"] if g["gpus"] for k in range(g["count"])]
     jobs = [draw(training_jobs(index, gpus)) for index in range(draw(st.integers(1, 3)))]
     if draw(st.booleans()):
         jobs.append({"name": "rigid", "arrival": draw(SECONDS), "gpus": 1, "duration": draw(SECONDS)})

@@ -45,6 +45,8 @@ class Configuration:
         per, topology = self.gpus_per_worker, self.cluster.topology
         self.workers = len(holding.gpu) // per
         self.gpu = holding.gpu[::per]
+        self.gpus = holding.gpu.reshape(-1, per)
+        self.gradient_weight = np.ones(self.workers)
         self.set_share(holding.share[::per].copy())
         self.nodes = self.cluster.gpus.node[self.gpu]
         self.fabric_bytes_per_s = float(topology.fabric_bytes_per_s[self.nodes].min())
@@ -54,6 +56,24 @@ class Configuration:
     def set_samples(self, samples: Ints) -> None:
         """Deal the batch anew (workers,)."""
         self.samples, self.stale = samples, True
+
+    def set_gradient_weight(self, weight: Floats) -> None:
+        """Take each worker's gradient into the mean with this weight from now on (workers,)."""
+        self.gradient_weight, self.stale = weight, True
+
+    def gradient_factor(self) -> Floats:
+        """What its GPUs make of each worker's gradient: 1 sound, NaN or another factor spoilt; (workers,)."""
+        factor: Floats = self.cluster.corrupt[self.gpus].prod(axis=1)
+        return factor
+
+    def _credit(self) -> float:
+        """Part of a batch's samples that count: none with a spoilt gradient, else those whose gradient does."""
+        spoilt = (self.gradient_factor() != 1.0) & (self.gradient_weight > 0.0)
+        if spoilt.any():
+            return 0.0
+        if (self.gradient_weight == 1.0).all():
+            return 1.0
+        return float(self.gradient_weight @ self.samples) / float(self.samples.sum())
 
     def set_share(self, share: Floats) -> None:
         """Work with other shares of the GPUs (workers,)."""
@@ -78,6 +98,7 @@ class Configuration:
             model, self.nodes.tolist(), cluster.topology, cluster.profile, self._accelerator
         )
         self.compute_s, self.input_s = self.step_s(self.samples)
+        self.credit = self._credit()
         self.pushes = self._pushes() if self.asynchronous else []
         self.stale = False
 

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from equipoise.policies.kernels.jit import ZERO
 from equipoise.policies.observation import Bools, Floats, Ints
 from equipoise.policies.shards import next_batch
 from equipoise.sim.cluster.cluster import Cluster, Holding
@@ -34,9 +35,12 @@ from equipoise.sim.job.measurements import Measurements
 from equipoise.sim.job.pending import Pending
 from equipoise.sim.job.period import Ends, Outcome, Period
 from equipoise.sim.job.progress import Progress
-from equipoise.sim.randomness import lognormal_parameters, noise_key
+from equipoise.sim.randomness import lognormal_parameters, noise_key, noise_row, noise_space
 from equipoise.sim.scenario.model import Data, Model
 from equipoise.sim.scenario.model import Job as JobSpec
+
+GRADIENT_DIMENSIONS = 100
+"""Assumed number of independent parts of a gradient's noise: of the many parameters few directions vary."""
 
 
 class Advance(Protocol):
@@ -90,6 +94,7 @@ class TrainingJob:
         self.row, self.name, self.spec, self.model, self.cluster = row, name, spec, model, cluster
         self.advance, self.meter, self.listeners, self.load = advance, meter, listeners, load
         self.noise_key = noise_key(seed, f"step:{name}")
+        self.norm_key = noise_key(seed, f"norm:{name}")
         self.noise_mu, self.noise_sigma = lognormal_parameters(step_cov)
         self.config = Configuration(row, spec, model, cluster)
         self.progress = Progress(spec, model, asynchronous=self.config.asynchronous)
@@ -282,6 +287,27 @@ class TrainingJob:
         ):
             columns[name][row] = value
 
+    def norm_noise(self, noise_ratio: Floats, steps: int) -> Floats:
+        """Random factor of the mean gradient norm over so many steps, (workers,); 1 without a noise scale.
+
+        Of the squared norm the part r / (1 + r), with r = phi / b (noise_ratio), is noise. As that of a vector
+        with `GRADIENT_DIMENSIONS` independent parts it varies by sqrt(2 / dimensions), its root by half of that.
+        """
+        if self.progress.noise_scale <= 0.0:
+            return np.ones(self.config.workers)
+        part = np.nan_to_num(noise_ratio / (1.0 + noise_ratio), nan=1.0)
+        variance = np.log1p((0.5 * part) ** 2 * 2.0 / GRADIENT_DIMENSIONS / max(1, steps))
+        factor: Floats = np.exp(np.sqrt(variance) * self._normals() - 0.5 * variance)
+        return factor
+
+    def _normals(self) -> Floats:
+        """Standard normal numbers, (workers,), the same whenever they are drawn after so many exchanges."""
+        n = self.config.workers
+        row = np.empty(n + n % 2)
+        noise_row(self.norm_key, self.exchanges, ZERO, 0.0, 1.0, noise_space(n), row)
+        normals: Floats = np.log(row[:n])
+        return normals
+
     def utilisation(self, now_s: float) -> Floats:
         """Busy share of each GPU it holds (GPUs held,), over the whole periods since this was last asked."""
         assert self.holding is not None
@@ -355,7 +381,9 @@ class TrainingJob:
         gpu_s[EXPOSED_COMMUNICATION] += (outcome.duration_s - outcome.arrival_s) * float(weight.sum())
         if outcome.exposed_s is not None:
             gpu_s[EXPOSED_COMMUNICATION] += float(outcome.exposed_s @ weight)
-        useful = self.progress.credit(period, float(outcome.busy_s @ weight), outcome.staleness)
+        useful = self.progress.credit(
+            period, float(outcome.busy_s @ weight), outcome.staleness, self.config.credit
+        )
         self.measured.window.add(period, outcome, demand, wait_s, useful)
 
     def apply_pending(self) -> list[tuple[str, str]]:
@@ -373,6 +401,8 @@ class TrainingJob:
                     refused.append((f"move of shard piece {piece} of job {self.name}", why))
             if pending.order:
                 self.data.reorder(pending.order)
+        if pending.weight is not None:
+            self.config.set_gradient_weight(pending.weight)
         if pending.share is not None:
             self.meter_booked()  # at the share it had
             self.config.set_share(pending.share)

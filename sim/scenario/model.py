@@ -388,10 +388,23 @@ class Spot(Section):
     away: Seconds = 3600.0
 
 
-class FaultEvent(Section):
-    """One planned fault, for cases that must be exact."""
+class CorruptGradient(Section):
+    """Episodes in which a GPU spoils its worker's gradient: NaN, or `factor` times what it should be.
 
-    kind: Literal["crash", "slow", "link"]
+    An exchange that takes it in spoils the model: until the gradient is left out, or the GPU replaced, no sample
+    counts. Llama 3 counted 6 silent corruptions in 54 days on 16,384 GPUs: 3e-7 per GPU-hour (Grattafiori et al.
+    2024, table 5).
+    """
+
+    per_gpu_hour: Positive
+    duration: Span = 3600.0
+    factor: Positive | None = None  # none: NaN
+
+
+class FaultEvent(Section):
+    """One planned fault, for cases that must be exact. `corrupt` is of the node's first GPU, NaN without factor."""
+
+    kind: Literal["crash", "slow", "link", "corrupt"]
     node: str
     at: Seconds
     duration: Seconds
@@ -415,6 +428,7 @@ class Faults(Section):
     link: LinkDegrade | None = None
     rack: RackFailure | None = None
     spot: Spot | None = None
+    corrupt_gradient: CorruptGradient | None = None
     events: tuple[FaultEvent, ...] = ()
 
 

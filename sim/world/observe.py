@@ -155,7 +155,7 @@ def worker_columns(
     """Measured columns of a job's workers; NaN for a worker that did nothing.
 
     The gradient norm is G * sqrt(1 + phi / b) with G = exp(-progress): it falls as training goes on and its
-    noise falls with the samples (McCandlish et al. 2018, section 2.2).
+    noise falls with the samples (McCandlish et al. 2018, section 2.2); times what a sick GPU makes of it.
     """
     steps, samples = window.steps, window.samples
     idle = samples == 0
@@ -177,5 +177,8 @@ def worker_columns(
             "input_stall_s": window.stall_s / steps,
             "response_s_per_sample": response_s_per_sample(window.busy_s, window.stall_s, samples, keeps_up),
             "gradient_rate_per_s": steps / busy_s,
-            "gradient_norm": math.exp(-job.progress.ratio) * np.sqrt(1.0 + phi * steps / samples),
+            "gradient_norm": math.exp(-job.progress.ratio)
+            * np.sqrt(1.0 + phi * steps / samples)
+            * job.norm_noise(phi * steps / samples, steps)
+            * job.config.gradient_factor(),
         }

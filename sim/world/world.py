@@ -12,7 +12,7 @@ import numpy as np
 from simpy.events import Event
 
 from equipoise.policies.contract import AllocationStage, Decision, Memory, Plan, Policy, Refusal, decide
-from equipoise.policies.observation import Floats, Observation
+from equipoise.policies.observation import Floats, Observation, writable
 from equipoise.sim.clock import Clock
 from equipoise.sim.cluster.cluster import Cluster
 from equipoise.sim.cluster.faults import Faults
@@ -229,6 +229,8 @@ class SimWorld:
         """
         if plan.changes_nothing():
             return []
+        if plan.suspect is not None:
+            writable(self.cluster.gpus, "suspect")[:] = plan.suspect
         replaced: set[int] = set()
         if plan.allocation is not None:
             replaced = self.allocator.apply(plan.allocation)
