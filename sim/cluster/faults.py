@@ -12,7 +12,7 @@ from equipoise.sim.clock import FAULTS, Clock
 from equipoise.sim.cluster.cluster import Cluster
 from equipoise.sim.network.topology import NIC_IN, NIC_OUT
 from equipoise.sim.randomness import lognormal_parameters, stream
-from equipoise.sim.scenario.model import (
+from equipoise.sim.scenario.faults import (
     CorruptGradient,
     Crash,
     FailSlow,
@@ -21,7 +21,7 @@ from equipoise.sim.scenario.model import (
     RackFailure,
     Spot,
 )
-from equipoise.sim.scenario.model import Faults as FaultsSpec
+from equipoise.sim.scenario.faults import Faults as FaultsSpec
 
 HOUR_S = 3600.0
 

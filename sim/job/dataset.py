@@ -195,7 +195,7 @@ class JobData:
         piece.transfer, piece.fetched = None, False
 
     def _is_whole(self, piece: Piece) -> bool:
-        return piece.left == self.samples_of[piece.shard]
+        return piece.left == int(self.samples_of[piece.shard])
 
     def at_hand(self, worker: int, piece: Piece) -> bool:
         """Whether the worker need not fetch the piece: it is ready, or its node keeps it."""

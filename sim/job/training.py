@@ -14,7 +14,6 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.policies.kernels.jit import ZERO
 from equipoise.policies.observation import Bools, Floats, Ints
 from equipoise.policies.shards import next_batch
 from equipoise.sim.cluster.cluster import Cluster, Holding
@@ -35,12 +34,9 @@ from equipoise.sim.job.measurements import Measurements
 from equipoise.sim.job.pending import Pending
 from equipoise.sim.job.period import Ends, Outcome, Period
 from equipoise.sim.job.progress import Progress
-from equipoise.sim.randomness import lognormal_parameters, noise_key, noise_row, noise_space
+from equipoise.sim.randomness import lognormal_parameters, noise_key
 from equipoise.sim.scenario.model import Data, Model
 from equipoise.sim.scenario.model import Job as JobSpec
-
-GRADIENT_DIMENSIONS = 100
-"""Assumed number of independent parts of a gradient's noise: of the many parameters few directions vary."""
 
 
 class Advance(Protocol):
@@ -286,27 +282,6 @@ class TrainingJob:
             ("noise_scale", math.nan if phi < 0 else phi),
         ):
             columns[name][row] = value
-
-    def norm_noise(self, noise_ratio: Floats, steps: int) -> Floats:
-        """Random factor of the mean gradient norm over so many steps, (workers,); 1 without a noise scale.
-
-        Of the squared norm the part r / (1 + r), with r = phi / b (noise_ratio), is noise. As that of a vector
-        with `GRADIENT_DIMENSIONS` independent parts it varies by sqrt(2 / dimensions), its root by half of that.
-        """
-        if self.progress.noise_scale <= 0.0:
-            return np.ones(self.config.workers)
-        part = np.nan_to_num(noise_ratio / (1.0 + noise_ratio), nan=1.0)
-        variance = np.log1p((0.5 * part) ** 2 * 2.0 / GRADIENT_DIMENSIONS / max(1, steps))
-        factor: Floats = np.exp(np.sqrt(variance) * self._normals() - 0.5 * variance)
-        return factor
-
-    def _normals(self) -> Floats:
-        """Standard normal numbers, (workers,), the same whenever they are drawn after so many exchanges."""
-        n = self.config.workers
-        row = np.empty(n + n % 2)
-        noise_row(self.norm_key, self.exchanges, ZERO, 0.0, 1.0, noise_space(n), row)
-        normals: Floats = np.log(row[:n])
-        return normals
 
     def utilisation(self, now_s: float) -> Floats:
         """Busy share of each GPU it holds (GPUs held,), over the whole periods since this was last asked."""

@@ -163,13 +163,10 @@ def _nodes(scenario: Scenario) -> Iterator[Problem]:
             topology.node_index(name)
         except TopologyError as error:
             yield path, str(error)
-    with_gpus = [group.gpus > 0 for group in scenario.cluster.groups for _ in range(group.count)]
+    gpus = [group.gpus for group in scenario.cluster.groups for _ in range(group.count)]
+    without = {name for name, count in zip(topology.node_names, gpus, strict=True) if not count}
     for k, event in enumerate(scenario.faults.events):
-        if (
-            event.kind == "corrupt"
-            and event.node in topology.node_names
-            and not with_gpus[topology.node_index(event.node)]
-        ):
+        if event.kind == "corrupt" and event.node in without:
             yield ("faults", "events", k, "node"), f"{event.node!r} has no GPU that could be corrupt"
 
 

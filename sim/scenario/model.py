@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from equipoise.sim.scenario.faults import Faults as Faults
+from equipoise.sim.scenario.section import Count, Positive, Section, Span
 from equipoise.sim.scenario.units import (
     Bytes,
     BytesPerS,
@@ -27,16 +29,7 @@ from equipoise.sim.scenario.units import (
     Watts,
 )
 
-Positive = Annotated[Float, Field(gt=0)]
-Span = Annotated[Seconds, Field(gt=0)]
-Count = Annotated[Int, Field(ge=1)]
 Precision = Literal["fp64", "fp32", "tf32", "fp16", "bf16", "fp8"]
-
-
-class Section(BaseModel):
-    """Base of every section: unknown keys are errors, values are immutable once loaded."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class NodeGroup(Section):
@@ -319,7 +312,7 @@ class TrainingJobs(Section):
 class Workload(Section):
     """Models by name, and jobs from the scenario, from a trace, or from both."""
 
-    models: dict[str, Model] = {}
+    models: dict[str, Model] = Field(default={})
     jobs: tuple[Job, ...] = ()
     trace: TraceSpec | None = None
 
@@ -347,70 +340,6 @@ class Noise(Section):
     step_cov: Annotated[Float, Field(ge=0, le=5)] = 0.0
 
 
-class Crash(Section):
-    """Node crashes: Weibull (shape 1: exponential) time to failure, log-normal repair."""
-
-    mtbf: Span  # per node
-    shape: Positive = 1.0
-    repair: Seconds = 3600.0
-    repair_cov: Annotated[Float, Field(ge=0)] = 0.5
-
-
-class FailSlow(Section):
-    """Episodes in which a node computes `factor` times slower."""
-
-    mtbf: Span
-    duration: Seconds = 1800.0
-    factor: Annotated[Float, Field(gt=1)] = 2.0
-
-
-class LinkDegrade(Section):
-    """Episodes in which a node's NIC falls to `factor` of its rate."""
-
-    mtbf: Span
-    duration: Seconds = 1800.0
-    factor: Annotated[Float, Field(gt=0, lt=1)] = 0.25
-
-
-class RackFailure(Section):
-    """A whole rack goes down at once."""
-
-    mtbf: Span  # per rack
-    repair: Seconds = 7200.0
-
-
-class Spot(Section):
-    """Nodes of the named group are reclaimed after `notice`, and come back after `away`."""
-
-    group: str
-    mtbf: Span
-    notice: Seconds = 120.0
-    away: Seconds = 3600.0
-
-
-class CorruptGradient(Section):
-    """Episodes in which a GPU spoils its worker's gradient: NaN, or `factor` times what it should be.
-
-    An exchange that takes it in spoils the model: until the gradient is left out, or the GPU replaced, no sample
-    counts. Llama 3 counted 6 silent corruptions in 54 days on 16,384 GPUs: 3e-7 per GPU-hour (Grattafiori et al.
-    2024, table 5).
-    """
-
-    per_gpu_hour: Positive
-    duration: Span = 3600.0
-    factor: Positive | None = None  # none: NaN
-
-
-class FaultEvent(Section):
-    """One planned fault, for cases that must be exact. `corrupt` is of the node's first GPU, NaN without factor."""
-
-    kind: Literal["crash", "slow", "link", "corrupt"]
-    node: str
-    at: Seconds
-    duration: Seconds
-    factor: Positive = 2.0
-
-
 class Restart(Section):
     """What it takes to get going again, beside reading the checkpoint."""
 
@@ -418,18 +347,6 @@ class Restart(Section):
     rescheduling: Seconds = 0.0
     initialisation: Seconds = 30.0
     checkpoint_write: Seconds = 60.0  # of a job whose checkpoint size is not known (rigid jobs)
-
-
-class Faults(Section):
-    """Everything that goes wrong."""
-
-    crash: Crash | None = None
-    fail_slow: FailSlow | None = None
-    link: LinkDegrade | None = None
-    rack: RackFailure | None = None
-    spot: Spot | None = None
-    corrupt_gradient: CorruptGradient | None = None
-    events: tuple[FaultEvent, ...] = ()
 
 
 class Energy(Section):
@@ -461,8 +378,8 @@ class Cost(Section):
     """Prices in place of those of the price book. Keys of `gpu_hour` and `capex` are accelerators."""
 
     book: str = "prices"
-    gpu_hour: dict[str, UsdPerHour] = {}
-    capex: dict[str, Capex] = {}
+    gpu_hour: dict[str, UsdPerHour] = Field(default={})
+    capex: dict[str, Capex] = Field(default={})
     storage: UsdPerByteSecond | None = None
     network: UsdPerHour | None = None  # per node, beyond what GPU prices include
     energy: Literal["auto", "included", "separate"] = "auto"  # auto: separate when some GPUs are owned
