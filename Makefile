@@ -1,6 +1,7 @@
 # make demo   virtual environment, installation, comparison of the quickstart scenario
 # make live-demo   policies in real PyTorch training on this machine, without a GPU
-# make test   the test suite
+# make test   the test suite, in about five minutes
+# make test-long  the tests that take longer; called again, it goes on where it stopped
 # make check  style, types, import directions
 # make bench  benchmarks, with their yardsticks
 # Options:    PYTHON=python3.12  VENV=.venv  TESTS="tests/front/test_cli.py -x"  ARGS="--ranks 4"
@@ -12,7 +13,7 @@ ARGS   ?=
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo installed-live live-demo test check bench clean
+.PHONY: demo installed-live live-demo test test-long check bench clean
 
 demo: $(VENV)/installed
 	$(BIN)/equipoise compare scenarios/quickstart.yaml \
@@ -25,6 +26,9 @@ live-demo: $(VENV)/installed-live
 
 test: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -n auto --dist loadfile $(TESTS)
+
+test-long: $(VENV)/installed-dev
+	$(BIN)/python -m pytest -n auto --dist load --long .test-long/passed $(TESTS)
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff check .

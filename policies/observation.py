@@ -239,6 +239,7 @@ class Jobs(Table):
     waited_s = _float("time spent waiting before that", 0.0)
     started_s = _float("last start")
     data_demand_bytes = _float("bytes of training data it reads per epoch", 0.0)
+    input_bytes = _float("training data that it still reads, over all epochs", 0.0)
     compute_demand_flops = _float("FLOP still to do", 0.0)
     memory_bytes = _float("device memory it needs per GPU", 0.0)
     checkpoint_bytes = _float("size of a checkpoint", 0.0)
@@ -251,7 +252,8 @@ class Speeds(Table):
     job = _int("row in `jobs`")
     gpu_model = _int("index into `Observation.gpu_models`")
     gpus = _int("number of GPUs")
-    samples_per_s = _float("estimated throughput")
+    samples_per_s = _float("estimated throughput, exchanges apart")
+    exchange_s = _float("estimated time of one gradient exchange that nothing else slows")
 
 
 class Shards(Table):
@@ -266,6 +268,14 @@ class Shards(Table):
     started = _bool("its owner has begun to train on it; it cannot move")
     local = _bool("stored on its owner's node, or already fetched to it")
     needed_in_s = _float("estimated time until its owner needs it")
+
+
+class Stores(Table):
+    """Where the data of jobs lies that wait or run; a job whose data goes where it starts has no rows."""
+
+    job = _int("row in `jobs`, ascending")
+    node = _int("row in `nodes`")
+    ratio = _float("share of the job's data that the node stores, 0..1")
 
 
 class Paths(Table):
@@ -305,6 +315,7 @@ class Observation:
     shards: Shards
     paths: Paths
     speeds: Speeds
+    stores: Stores
     waiting: Ints
     running: Ints
     gpu_models: tuple[str, ...] = ("gpu",)
@@ -323,6 +334,7 @@ class Observation:
         shards: Shards | None = None,
         paths: Paths | None = None,
         speeds: Speeds | None = None,
+        stores: Stores | None = None,
         gpu_models: tuple[str, ...] = ("gpu",),
     ) -> Observation:
         """Build an observation from some tables; `waiting` and `running` follow from `jobs.state`."""
@@ -337,6 +349,7 @@ class Observation:
             shards=shards if shards is not None else Shards(),
             paths=paths if paths is not None else Paths(),
             speeds=speeds if speeds is not None else Speeds(),
+            stores=stores if stores is not None else Stores(),
             waiting=np.flatnonzero(jobs.state == JobState.WAITING).astype(np.int64),
             running=np.flatnonzero(jobs.state == JobState.RUNNING).astype(np.int64),
             gpu_models=gpu_models,
@@ -360,4 +373,5 @@ TABLES: dict[str, type[Table]] = {
     "shards": Shards,
     "paths": Paths,
     "speeds": Speeds,
+    "stores": Stores,
 }

@@ -60,7 +60,9 @@ class Results:
         billed, bills = biller.bill(
             self.gpu_s[:, :HELD], self.computed_gpu_s, world.nodes.down_s(), totals["makespan_s"]
         )
-        return self._jobs() | billed, totals | bills
+        jobs = self._jobs() | billed
+        told = {(f"trace_{k}" if k in jobs else k): column for k, column in self.world.demand.columns.items()}
+        return jobs | told, totals | bills
 
     def _jobs(self) -> Columns:
         demand, roster = self.world.demand, self.world.roster

@@ -12,6 +12,7 @@ from equipoise.policies.physics import deal, speed_at
 from equipoise.sim.cluster.cluster import Cluster, Holding
 from equipoise.sim.job.cost import Exchange, make_exchange, make_push, memory_need_bytes, replica_cost_s
 from equipoise.sim.job.memory import UNBOUNDED, fewest_workers, samples_per_pass
+from equipoise.sim.job.transformer_exchange import make_transformer_exchange
 from equipoise.sim.scenario.model import Job as JobSpec
 from equipoise.sim.scenario.model import Model
 
@@ -36,6 +37,7 @@ class Configuration:
         self.nodes: Ints = np.zeros(1, dtype=np.int64)  # until it is placed, node 0 stands for any
         self.fabric_bytes_per_s = float(cluster.topology.fabric_bytes_per_s.min())
         self._cost = lru_cache(maxsize=4096)(self._cost_uncached)
+        self.exchange_estimate_s = lru_cache(maxsize=4096)(self._exchange_estimate_s)
         self._in_passes = lru_cache(maxsize=256)(self._in_passes_uncached)
         self.sample_bytes = spec.data.sample_size if spec.data is not None else 0.0
         self.stale = True  # to be worked out before the next period
@@ -48,7 +50,8 @@ class Configuration:
         self.gpus = holding.gpu.reshape(-1, per)
         self.gradient_weight = np.ones(self.workers)
         self.set_share(holding.share[::per].copy())
-        self.nodes = self.cluster.gpus.node[self.gpu]
+        self.gpu_nodes = self.cluster.gpus.node[holding.gpu]
+        self.nodes = self.gpu_nodes[::per]
         self.fabric_bytes_per_s = float(topology.fabric_bytes_per_s[self.nodes].min())
         self._cost.cache_clear()
         self.set_samples(deal(self.spec.global_batch, np.ones(self.workers, np.int64), self.spec.micro_batch))
@@ -94,13 +97,21 @@ class Configuration:
         per_node = np.bincount(self.nodes)
         ingest = cluster.nodes.ingest_samples_per_s[self.nodes] / per_node[self.nodes]
         self.ingest = np.minimum(ingest, self._own_input())
-        self.exchange = make_exchange(
-            model, self.nodes.tolist(), cluster.topology, cluster.profile, self._accelerator
-        )
+        self.exchange = self._exchange()
         self.compute_s, self.input_s = self.step_s(self.samples)
         self.credit = self._credit()
         self.pushes = self._pushes() if self.asynchronous else []
         self.stale = False
+
+    def _exchange(self) -> Exchange:
+        """The exchange after a step."""
+        model, topology, profile = self.model, self.cluster.topology, self.cluster.profile
+        if model.transformer is None:
+            return make_exchange(model, self.nodes.tolist(), topology, profile, self._accelerator)
+        return make_transformer_exchange(
+            model, self.gpu_nodes, int(self.samples.max()), topology, profile.accelerator(self._accelerator),
+            self.fabric_bytes_per_s,
+        )  # fmt: skip
 
     @property
     def shares_input(self) -> bool:
@@ -157,6 +168,25 @@ class Configuration:
         """(fixed, total) seconds of one step of one of so many workers on a GPU model at speed 1."""
         fixed_s, total_s = self._cost(gpu_model, samples, workers)
         return fixed_s, total_s
+
+    @property
+    def data_bytes(self) -> float:
+        """Bytes of the dataset; 0 without one."""
+        return self.spec.data.sample_size * self.spec.data.samples if self.spec.data else 0.0
+
+    def _exchange_estimate_s(self, gpu_model: int, workers: int) -> float:
+        """One exchange (s) on links that nothing else uses, on the fewest nodes with that GPU model.
+
+        Where these hold fewer workers, the nodes with other models help out; NaN where all hold fewer.
+        """
+        cluster = self.cluster
+        room = cluster.nodes.gpus // self.gpus_per_worker
+        order = np.lexsort((np.arange(len(room)), -room, cluster.node_model != gpu_model))
+        places = np.repeat(order, room[order])[:workers]
+        if len(places) < workers:
+            return math.nan
+        name = cluster.gpu_models[gpu_model]
+        return make_exchange(self.model, places.tolist(), cluster.topology, cluster.profile, name).alone_s
 
     def memory_bytes(self, gpu_model: int) -> float:
         """Memory of a GPU model that a worker may use: the share that the job asks for."""

@@ -64,7 +64,7 @@ class Measurements:
         self.busy_total_s = np.zeros(workers)  # that was metered
         self._looked_s, self._looked_busy_s = begun_s, np.zeros(workers)
         self._utilisation = np.ones(workers)
-        self.open_window(now_s)
+        self.open_window(begun_s)  # a restart is no part of what is measured
 
     def open_window(self, since_s: float) -> None:
         """Measure anew from here on."""

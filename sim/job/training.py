@@ -97,6 +97,7 @@ class TrainingJob:
         self.checkpoints = Checkpoints(spec.checkpoint, model, cluster, mtbf_s)
         self.measured, self.ends, self.pending = Measurements(), Ends(), Pending()
         self.data: JobData | None = None
+        self.homes_before_start: list[list[int]] | None = None  # where its data lies; None: not known
         self.holding: Holding | None = None
         self.steps_ever = 0  # local steps begun, never rewound: the noise counter
         self.steps_of: dict[int, int] = {}  # the same by worker, of an asynchronous job
@@ -278,6 +279,7 @@ class TrainingJob:
             ("service_s", columns["duration_s"][row] * left / progress.target),
             ("sync_interval", progress.interval),
             ("attained_gpu_s", float(self.gpu_s[:HELD].sum())),
+            ("input_bytes", left * (self.spec.data.sample_size if self.spec.data else 0.0)),
             ("compute_demand_flops", (self.model.flop_per_sample or 0.0) * left),
             ("noise_scale", math.nan if phi < 0 else phi),
         ):

@@ -1,4 +1,4 @@
-"""What all sections of a scenario have in common."""
+"""What every section of a scenario is built on."""
 
 from __future__ import annotations
 

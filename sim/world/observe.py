@@ -16,6 +16,7 @@ from equipoise.policies.observation import (
     Refusal,
     Shards,
     Speeds,
+    Stores,
     Workers,
     writable,
 )
@@ -31,7 +32,7 @@ from equipoise.sim.network.topology import NIC_IN, NIC_OUT, NODE_LINKS
 from equipoise.sim.network.transfers import Transfer
 from equipoise.sim.world.paths import PathWatch
 from equipoise.sim.world.roster import Roster
-from equipoise.sim.world.tables import Member, fill_shards, fill_speeds, fill_workers
+from equipoise.sim.world.tables import Member, fill_shards, fill_speeds, fill_stores, fill_workers
 
 
 class Traffic(Listener):
@@ -82,6 +83,7 @@ class Observer:
         self.clock, self.cluster, self.roster, self.rigid = clock, cluster, roster, rigid
         self.listeners, self.traffic, self.watch = listeners, traffic, watch
         self.workers, self.shards, self.paths, self.speeds = Workers(), Shards(), Paths(), Speeds()
+        self.stores = Stores()
         self.members: list[Member] = []  # the jobs behind the table of workers
         self.refused: list[Refusal] = []  # since the last observation
         self._needs = frozenset().union(*(stage.needs for stage in policy.stages))
@@ -100,7 +102,8 @@ class Observer:
         self.refused.clear()
         return Observation(
             now_s, window_s, self.cluster.nodes, self.cluster.gpus, roster.table, self.workers, self.shards,
-            self.paths, self.speeds, roster.waiting.rows, roster.running.rows, self.cluster.gpu_models, refused,
+            self.paths, self.speeds, self.stores, roster.waiting.rows, roster.running.rows,
+            self.cluster.gpu_models, refused,
         )  # fmt: skip
 
     def _observe_training(self, now_s: float) -> None:
@@ -117,12 +120,14 @@ class Observer:
             fill_shards(self.shards, jobs, cluster.up)
         if "paths" in needs:
             self.watch.fill(self.paths, jobs)
+        open_jobs = [
+            job
+            for row, job in sorted(roster.training.items())
+            if not job.progress.done and roster.demand.arrival_s[row] <= now_s
+        ]
+        if "stores" in needs:
+            fill_stores(self.stores, open_jobs, cluster)
         if "speeds" in needs:
-            open_jobs = [
-                job
-                for row, job in sorted(roster.training.items())
-                if not job.progress.done and roster.demand.arrival_s[row] <= now_s
-            ]
             fill_speeds(self.speeds, open_jobs, roster.columns, len(cluster.gpu_models))
         if "nodes" in needs and self.traffic.due(now_s):
             for job in jobs:

@@ -13,11 +13,13 @@ from equipoise.policies.observation import (
     Floats,
     Shards,
     Speeds,
+    Stores,
     Table,
     Workers,
     resize,
     writable,
 )
+from equipoise.sim.cluster.cluster import Cluster
 from equipoise.sim.job.memory import UNBOUNDED
 from equipoise.sim.job.training import TrainingJob
 
@@ -102,7 +104,27 @@ def fill_speeds(
                 rows["gpus"].append(workers * config.gpus_per_worker)
                 step_s = config.cost_s(model, -(-batch // workers), workers)[1]
                 rows["samples_per_s"].append(batch / max(step_s, 1e-12))
+                rows["exchange_s"].append(config.exchange_estimate_s(model, workers))
     refill(table, rows)
+
+
+def fill_stores(table: Stores, jobs: Sequence[TrainingJob], cluster: Cluster) -> None:
+    """One row per job that waits or runs and node that stores some of its data, where that is known."""
+    job_rows, nodes, ratios = [], [], []
+    for job in jobs:
+        homes = job.data.homes if job.data is not None else job.homes_before_start
+        if homes is None or job.config.data_bytes == 0.0:
+            continue
+        held = np.array([home for shard in homes for home in shard], dtype=np.int64)
+        ratio = np.bincount(held, minlength=len(cluster.nodes)) / len(homes)
+        stored = np.flatnonzero(ratio)
+        job_rows.append(np.full(len(stored), job.row))
+        nodes.append(stored)
+        ratios.append(ratio[stored])
+    resize(table, sum(map(len, nodes)))
+    if nodes:
+        for name, parts in (("job", job_rows), ("node", nodes), ("ratio", ratios)):
+            writable(table, name)[: len(table)] = np.concatenate(parts)
 
 
 def _counts(fewest: int, most: int) -> list[int]:

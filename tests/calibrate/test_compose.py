@@ -425,6 +425,7 @@ def composed(folder: Path, place: str) -> Any:
     return CliRunner().invoke(command, arguments), out
 
 
+@pytest.mark.long
 def test_a_model_of_one_s_own_becomes_a_step_that_a_scenario_can_name(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     done, out = composed(tmp_path, "mine={folder}/own.py:make")

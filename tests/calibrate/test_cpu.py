@@ -40,6 +40,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> tuple[HardwareProfile, 
     return load_profile(str(folder / "cpu.yaml")), json.loads(done.stdout), folder
 
 
+@pytest.mark.long
 def test_this_machine_gets_a_profile_with_intervals(session: Any) -> None:
     profile = session[0]
     (cpu,) = profile.accelerators.values()
@@ -54,6 +55,7 @@ def test_this_machine_gets_a_profile_with_intervals(session: Any) -> None:
     assert cpu.idle_w is None, "a processor's power is not measured, and never made up"
 
 
+@pytest.mark.long
 def test_its_processes_exchanged_messages_for_real(session: Any) -> None:
     profile, report, _ = session
     fabric = profile.fabric("intra", "all_reduce", next(iter(profile.accelerators)))
@@ -64,6 +66,7 @@ def test_its_processes_exchanged_messages_for_real(session: Any) -> None:
     assert line["held_out_error"] is not None
 
 
+@pytest.mark.long
 def test_a_training_step_not_used_in_the_fit_is_predicted_with_error_and_interval(session: Any) -> None:
     predictions = session[1]["predictions"]
     assert predictions
@@ -76,6 +79,7 @@ def test_a_training_step_not_used_in_the_fit_is_predicted_with_error_and_interva
     assert {step.workload for step in session[0].steps} == {p["workload"] for p in larger}
 
 
+@pytest.mark.long
 def test_every_model_is_predicted_from_the_steps_of_the_others(session: Any) -> None:
     """No bound on the error: this machine may be busy with other things, and the report shows it."""
     pytest.importorskip("torch")
@@ -89,6 +93,7 @@ def test_every_model_is_predicted_from_the_steps_of_the_others(session: Any) -> 
     assert np.median([abs(p["error"]) for p in others]) < 3.0, "the right order of magnitude at least"
 
 
+@pytest.mark.long
 def test_a_scenario_runs_on_the_fresh_profile(session: Any) -> None:
     profile, _, folder = session
     (name,) = profile.accelerators
@@ -111,6 +116,7 @@ policy: [fifo]
     assert found >= 10 * (step.alpha_s.value + 8 * step.beta_s.value)
 
 
+@pytest.mark.long
 def test_the_raw_samples_give_the_same_profile_again(session: Any) -> None:
     profile, report, folder = session
     arguments = ["calibrate", "--from", "cpu.samples.jsonl", "--out", "again.yaml", "--format", "json"]
@@ -121,6 +127,7 @@ def test_the_raw_samples_give_the_same_profile_again(session: Any) -> None:
     assert json.loads(done.stdout)["fits"] == report["fits"]
 
 
+@pytest.mark.long
 def test_samples_of_another_machine_are_not_mixed_in(session: Any) -> None:
     folder = session[2]
     lines = (folder / "cpu.samples.jsonl").read_text().splitlines(keepends=True)
@@ -139,6 +146,7 @@ def changed(number: Measured, factor: float, spread: float) -> Measured:
     return number.model_copy(update={"value": value, "low": value / spread, "high": value * spread})
 
 
+@pytest.mark.long
 def test_check_measures_three_numbers_again_and_reports_drift(session: Any) -> None:
     """A million times the bandwidth has drifted; within a factor of a thousand nothing has."""
     profile, _, folder = session
@@ -154,6 +162,7 @@ def test_check_measures_three_numbers_again_and_reports_drift(session: Any) -> N
         assert f["now_low"] <= f["now"] <= f["now_high"]
 
 
+@pytest.mark.long
 def test_check_without_drift_is_code_0(session: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     within = Drift("copy_bytes_per_s", Estimate(2.0, 1.0, 3.0, 9), Estimate(2.2, 2.1, 2.3, 9))
     monkeypatch.setattr(
@@ -165,6 +174,7 @@ def test_check_without_drift_is_code_0(session: Any, monkeypatch: pytest.MonkeyP
     assert "condition changed: driver: 1 and 2" in done.stdout
 
 
+@pytest.mark.long
 def test_check_refuses_a_profile_of_another_machine(session: Any) -> None:
     profile, _, folder = session
     other = profile.model_copy(update={"conditions": {**profile.conditions, "device": "another"}})
@@ -174,6 +184,7 @@ def test_check_refuses_a_profile_of_another_machine(session: Any) -> None:
     assert "is of another device: device: 'another' and" in done.stderr
 
 
+@pytest.mark.long
 def test_an_interrupted_session_keeps_its_samples(tmp_path: Path) -> None:
     arguments = ["calibrate", "--device", "cpu", "--quick", "--out", "p.yaml", "--only", "gemm"]
     whole = [sys.executable, "-c", calibrate_fakes.COMMAND_LINE, *arguments, "--seconds", "60"]
@@ -273,6 +284,7 @@ def test_worker_processes_measure_together_and_end() -> None:
     assert [p.poll() for p in processes] == [0, 0]
 
 
+@pytest.mark.long
 def test_a_worker_that_dies_is_a_reason_not_a_crash() -> None:
     group = Group("no such backend", 1)
     with pytest.raises(MissingError, match="no such backend between 1 processes: "):

@@ -40,7 +40,10 @@ def _needs_the_compiler() -> None:
 def calibrate(*options: str, machine: str = "", out: Path) -> Any:
     arguments = ["calibrate", "--device", "cuda", "--quick", "--format", "json", "--out", str(out), *options]
     libraries = (calibrate_fakes.cuda(), calibrate_fakes.nvml())
-    return calibrate_fakes.run(arguments, *libraries, FAKE_CUDA=machine, FAKE_NVML="two")
+    own_clock = str(libraries[0] / "libcuda.so.1")
+    return calibrate_fakes.run(
+        arguments, *libraries, FAKE_CUDA=machine, FAKE_NVML="two", LD_PRELOAD=own_clock
+    )
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +126,7 @@ def test_old_samples_give_the_same_profile_without_the_hardware(session: Any) ->
     assert load_profile(str(again)).model_copy(update={"name": profile.name}) == profile
 
 
+@pytest.mark.long
 def test_a_kernel_that_computes_nonsense_stops_everything(tmp_path: Path) -> None:
     done = calibrate(machine="wrong", out=tmp_path / "p.yaml")
     assert (done.returncode, done.stdout) == (1, "")
@@ -130,6 +134,7 @@ def test_a_kernel_that_computes_nonsense_stops_everything(tmp_path: Path) -> Non
     assert not (tmp_path / "p.yaml").exists()
 
 
+@pytest.mark.long
 def test_without_a_device_or_a_driver_one_line_says_so(tmp_path: Path) -> None:
     done = calibrate(machine="nodevice", out=tmp_path / "p.yaml")
     expected = "equipoise: the CUDA driver found no usable device (CUDA_ERROR_NO_DEVICE)\n"
@@ -142,6 +147,7 @@ def test_without_a_device_or_a_driver_one_line_says_so(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.long
 def test_without_green_contexts_and_mps_the_rest_is_measured_and_the_gap_named(tmp_path: Path) -> None:
     done = calibrate("--seconds", "1", "--only", "copy,fma,share", machine="nogreen", out=tmp_path / "p.yaml")
     assert done.returncode == 0, done.stderr

@@ -101,6 +101,7 @@ def level(random: np.random.Generator) -> list[bool]:
     return [fit_level(seconds, rounds).contains(1e-3), fit_level(seconds).contains(1e-3)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "one_draw",
     [step, bandwidth, share, interference, one_piece, two_pieces, link_floor, overlap, level],
@@ -123,6 +124,7 @@ def heat(resistance: float, tau: float, ambient: float) -> tuple[Floats, Floats,
     return time, power, np.array(temperature)
 
 
+@pytest.mark.long
 def test_thermal_intervals_hold_the_truth_in_90_of_100_noisy_draws() -> None:
     time, power, clean = heat(0.07, 15.0, 28.0)
     hits = np.zeros(3)

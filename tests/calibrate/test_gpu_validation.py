@@ -86,6 +86,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Row], P
     return {row.what: row for row in rows}, out, done
 
 
+@pytest.mark.long
 def test_every_section_runs_and_each_gap_is_one_line(session: Any) -> None:
     rows, _, done = session
     assert done.returncode == 3, done.stderr
@@ -102,6 +103,7 @@ def test_every_section_runs_and_each_gap_is_one_line(session: Any) -> None:
         assert f"{name} (" in done.stderr
 
 
+@pytest.mark.long
 def test_counters_are_held_against_what_each_load_must_do(session: Any) -> None:
     rows = session[0]
     for load, counter in (("a product", "PROF_PIPE_TENSOR_ACTIVE"), ("a copy", "PROF_DRAM_ACTIVE")):
@@ -109,6 +111,7 @@ def test_counters_are_held_against_what_each_load_must_do(session: Any) -> None:
     assert rows["PROF_SM_ACTIVE during nothing"].found == "0.000"
 
 
+@pytest.mark.long
 def test_two_calibrations_are_compared_and_second_methods_too(session: Any) -> None:
     rows = session[0]
     copy = rows["copy kernel against the driver's copy, bytes/s"]
@@ -120,6 +123,7 @@ def test_two_calibrations_are_compared_and_second_methods_too(session: Any) -> N
     assert any(what.startswith("compute-bound kernel on 50.0% of the SMs") for what in rows)
 
 
+@pytest.mark.long
 def test_what_is_kept_is_small_and_gives_the_same_profile(session: Any) -> None:
     out = session[1]
     names = sorted(path.name for path in out.iterdir())
@@ -131,6 +135,7 @@ def test_what_is_kept_is_small_and_gives_the_same_profile(session: Any) -> None:
     assert "| what | wanted | found | verdict |" in (out / "rows.md").read_text()
 
 
+@pytest.mark.long
 def test_without_a_gpu_every_line_says_what_is_missing(tmp_path: Path) -> None:
     calibrate_fakes.needs_no("libcuda.so.1")
     done = validate(tmp_path, sections="activity,first_calibration,second_calibration")

@@ -21,6 +21,7 @@ def test_there_is_a_measured_profile() -> None:
     assert "amd_epyc_2_cores" in MEASURED
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", MEASURED)
 def test_its_raw_samples_give_the_profile_again(name: str) -> None:
     samples = read_samples(DATA / f"{name}.samples.jsonl.gz")

@@ -215,7 +215,11 @@ def _scrape(url: str) -> str:
 
 # -- doctor -----------------------------------------------------------------------------------------------
 
-DOCTOR = "import json; from equipoise.commands import doctor; print(json.dumps([doctor._gpus(), doctor._calibration()]))"
+DOCTOR = """
+import json
+from equipoise.commands import doctor
+print(json.dumps([doctor._gpus(), doctor._calibration()]))
+"""
 
 
 @pytest.mark.parametrize(
@@ -235,6 +239,7 @@ def test_doctor_says_which_counters_answer(machine: str, line: str) -> None:
     assert line in gpus
 
 
+@pytest.mark.long
 def test_doctor_says_what_calibration_would_use() -> None:
     with_fake = json.loads(calibrate_fakes.python(DOCTOR, calibrate_fakes.cuda()).stdout)[1]
     assert "cuBLASLt 130000" in with_fake

@@ -32,6 +32,7 @@ def test_all_reduce_times_beyond_both_ends(ranks: str) -> None:
     assert np.median(above) <= 0.06
 
 
+@pytest.mark.long
 def test_matrix_products_of_shapes_not_seen() -> None:
     found = public.gemm_errors(DATA / "kernels" / "gemm_aiconfigurator.csv.gz", parts=3)
     assert len(found) >= 5

@@ -70,7 +70,7 @@ def equipoise(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("package", [True, False])
+@pytest.mark.parametrize("package", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_a_changed_helper_of_a_plugin_makes_other_runs(tmp_path: Path, package: bool) -> None:
     site, out = tmp_path / "site", tmp_path / "out"
     helper = plugin(site, package=package)
@@ -161,6 +161,7 @@ def from_stdin(folder: Path, limit: int) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.long
 def test_a_stage_on_standard_input_has_an_identity(tmp_path: Path) -> None:
     first = from_stdin(tmp_path, 1)
     assert len(first) == 16
@@ -168,6 +169,7 @@ def test_a_stage_on_standard_input_has_an_identity(tmp_path: Path) -> None:
     assert from_stdin(tmp_path, 2) != first  # what the stage uses from there counts
 
 
+@pytest.mark.long
 def test_a_kernel_from_elsewhere_is_compiled_anew_when_its_helper_changes(tmp_path: Path) -> None:
     kernel = "from equipoise.policies.kernels.jit import jit\n\n@jit\ndef {name}(x):\n    return {value}\n"
     (tmp_path / "outer.py").write_text("from inner import f\n" + kernel.format(name="g", value="f(x)"))

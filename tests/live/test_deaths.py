@@ -91,25 +91,39 @@ def survive(
     return results
 
 
-@pytest.mark.parametrize("phase", [p for p in PHASES if p != "as the state is shared"])
+SHORT = ("before it votes",)  # the others take 5 s each, too
+
+
+@pytest.mark.parametrize(
+    "phase",
+    [
+        pytest.param(phase, marks=() if phase in SHORT else pytest.mark.long)
+        for phase in PHASES
+        if phase != "as the state is shared"
+    ],
+)
 def test_another_dies_while_the_group_re_forms(tmp_path: Path, phase: str) -> None:
     survive(tmp_path, 4, 1, 3, {2: PHASES[phase]})
 
 
+@pytest.mark.long
 def test_another_dies_while_local_steps_are_merged(tmp_path: Path) -> None:
     survive(tmp_path, 4, 4, 3, {2: PHASES["as the state is shared"]})
 
 
+@pytest.mark.long
 def test_the_leader_of_the_vote_dies(tmp_path: Path) -> None:
     survive(tmp_path, 4, 1, 0, {-1: ("equipoise.live.group.regroup:Membership._lead", 1)})
 
 
+@pytest.mark.long
 def test_three_die_one_after_another_in_silence(tmp_path: Path) -> None:
     """Also rank 0 of the group that had just formed."""
     deaths = {3: PHASES["before it connects"], 0: PHASES["before the state is shared"]}
     survive(tmp_path, 5, 1, 4, deaths, told=False)
 
 
+@pytest.mark.long
 def test_one_dies_before_the_first_group(tmp_path: Path) -> None:
     survive(tmp_path, 3, 1, -2, {1: ("equipoise.live.group.regroup:Membership._form", 1)})
 
@@ -137,6 +151,7 @@ def train_slowly(rank: int, folder: str) -> dict[str, Any]:
     return train(rank, folder, {}, 1, 2, AT)
 
 
+@pytest.mark.long
 def test_who_is_gone_already_does_not_break_the_group_without_it(tmp_path: Path) -> None:
     job = live_ranks.Ranks(train_slowly, 3, str(tmp_path))
     job.report_death(2)

@@ -85,6 +85,7 @@ def test_stopping_ends_every_process(tmp_path: Path) -> None:
     assert all(process.returncode == -signal.SIGTERM for process in launcher.processes)
 
 
+@pytest.mark.long
 def test_a_store_of_its_own_stops_when_told() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -173,6 +174,7 @@ def demonstrate(rank: int, folder: str) -> None:
     assert demo.main([*arguments, "--run-dir", folder]) == 0
 
 
+@pytest.mark.long
 def test_the_demonstrations_ranks_adapt_to_the_slow_one_and_have_a_twin(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -227,6 +229,7 @@ def test_the_demonstration_reports_both_runs(
     assert "a table" in text
 
 
+@pytest.mark.long
 def test_without_a_twin_the_demonstration_fails_and_says_why(
     told: None, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -236,7 +239,7 @@ def test_without_a_twin_the_demonstration_fails_and_says_why(
     assert "manifest.json: No such file" in out.err
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_an_interrupted_demonstration_leaves_no_process(number: signal.Signals, tmp_path: Path) -> None:
     command = [
         sys.executable,
@@ -260,6 +263,7 @@ def test_an_interrupted_demonstration_leaves_no_process(number: signal.Signals, 
     _all_end(ranks)
 
 
+@pytest.mark.long
 def test_the_ranks_of_a_killed_demonstration_end(tmp_path: Path) -> None:
     command = [
         sys.executable,

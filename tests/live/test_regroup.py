@@ -47,8 +47,8 @@ def train(
     from torch.utils.data import DataLoader, TensorDataset
 
     from equipoise.live.attach import attach
-    from equipoise.live.decide.change import Change
     from equipoise.live.group import regroup
+    from equipoise.live.train.change import Change
 
     x, y = make_data()
     net = make_net()
@@ -70,7 +70,7 @@ def train(
     sampler = runtime.sampler(dataset)
     loader = DataLoader(dataset, batch_sampler=sampler, num_workers=0)
     if interval > 1 and membership.generation == 0:
-        runtime._local.change(interval)
+        runtime._parts.local.change(interval)
     log: list[tuple[Any, ...]] = []
     with open(Path(folder) / f"log-{membership.member}.jsonl", "w") as file:
         for epoch in runtime.epochs(EPOCHS):
@@ -157,6 +157,7 @@ def equal_weights(found: list[Any], expected: list[Any]) -> None:
         assert float((a - b).norm() / b.norm()) < 1e-12
 
 
+@pytest.mark.long
 def test_four_two_three_four_and_a_newcomer(tmp_path: Path) -> None:
     """4 -> 2 -> 3 -> 4, then a fifth process joins; as if one process had trained throughout."""
     ranks = live_ranks.Ranks(train, 4, str(tmp_path), {6: 2, 12: 3, 18: 4}, 1, -1, 24)
@@ -175,6 +176,7 @@ def test_four_two_three_four_and_a_newcomer(tmp_path: Path) -> None:
         equal_weights(result["weights"], expected)
 
 
+@pytest.mark.long
 def test_a_member_that_is_left_out_ends_with_the_others(tmp_path: Path) -> None:
     results = live_ranks.Ranks(train, 3, str(tmp_path), {4: 1}, 1, -2, -1).join(timeout_s=180)
     logs = [result["log"] for result in results]
@@ -189,7 +191,9 @@ def events(folder: Path, kind: str) -> str:
     return "\n".join(line for line in found if f'"event":"{kind}"' in line)
 
 
-@pytest.mark.parametrize(("interval", "victim", "reported"), [(1, 2, False), (4, 0, True)])
+@pytest.mark.parametrize(
+    ("interval", "victim", "reported"), [pytest.param(1, 2, False, marks=pytest.mark.long), (4, 0, True)]
+)
 def test_a_killed_rank(tmp_path: Path, interval: int, victim: int, reported: bool) -> None:
     """SIGKILL in the middle of training; with `reported` the launcher says so, else the heartbeat does."""
     ranks = live_ranks.Ranks(train, 4, str(tmp_path), {}, interval, victim, 14)
@@ -222,6 +226,7 @@ def test_a_killed_rank(tmp_path: Path, interval: int, victim: int, reported: boo
     assert replayed(run.folder, run.policy) == ()  # also what another rank decided later
 
 
+@pytest.mark.long
 def test_a_run_dir_that_was_used_keeps_its_runs_apart(tmp_path: Path) -> None:
     """The leader of the second run dies before its first decision: there is nothing to take over."""
     live_ranks.run(train, 2, str(tmp_path), {}, 1, -2, -1)
@@ -278,7 +283,7 @@ OWN_ERRORS = {
 }
 
 
-@pytest.mark.parametrize("kind", ["download", "reset"])
+@pytest.mark.parametrize("kind", [pytest.param("download", marks=pytest.mark.long), "reset"])
 def test_an_error_of_the_script_reaches_the_script(kind: str) -> None:
     ranks = live_ranks.Ranks(fail, 2, kind)
     ranks.report_death(1)
@@ -288,6 +293,7 @@ def test_an_error_of_the_script_reaches_the_script(kind: str) -> None:
     assert said == "equipoise: member 1 left; the group is 1 member now\n"
 
 
+@pytest.mark.long
 def test_a_group_that_nobody_leaves_is_formed_anew_three_times_at_most() -> None:
     (other, generation, said, _), (raised, regroups, *_) = live_ranks.Ranks(fail, 2, "store").join(
         timeout_s=60

@@ -78,6 +78,7 @@ def told() -> dict[str, str]:
     return live_ranks.run(refused, 1)[0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("what", "says"),
     [

@@ -290,6 +290,7 @@ def test_damaged_parts_are_named(tmp_path: Path) -> None:
 # --- size, bytes, command -------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_hundred_runs_stay_below_5_mb(tmp_path: Path) -> None:
     policies = [f"policy-{k}" for k in range(10)]
     small, large = tmp_path / "small", tmp_path / "large"

@@ -200,6 +200,7 @@ def one_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.long
 def test_figures_have_the_same_bytes_in_another_process(one_run: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="figures need matplotlib")
     there = tmp_path / "b"

@@ -60,6 +60,7 @@ def calls(log):
     return Counter(log.read_text().splitlines()) if log.exists() else Counter()
 
 
+@pytest.mark.long
 def test_one_of_two_workers_is_killed_and_only_its_run_repeats(tmp_path, cluster):
     address, workers, log = cluster
     file = write_sweep(tmp_path, seeds=SEEDS)
@@ -96,6 +97,7 @@ def test_no_scheduler_there(monkeypatch):
         pass
 
 
+@pytest.mark.long
 def test_a_run_that_kills_its_workers_fails_alone(tmp_path):
     file = write_sweep(tmp_path, seeds=5, covs=(0.1,), policies=["fifo"])
     outcome = sweep(file, tmp_path / "out", Options(jobs=2, dask="local"), runner=sweep_helpers.poisoned)

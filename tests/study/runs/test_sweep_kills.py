@@ -104,6 +104,7 @@ def kill(pid):
         return
 
 
+@pytest.mark.long
 def test_twelve_kills_of_the_coordinator(clean, undisturbed):
     folder, zygote = clean
     dice, killed = random.Random(1), 0
@@ -121,6 +122,7 @@ def test_twelve_kills_of_the_coordinator(clean, undisturbed):
     assert sum(calls(folder).values()) <= RUNS + killed  # only the run in flight repeats
 
 
+@pytest.mark.long
 def test_five_kills_of_workers_in_one_sweep(clean, undisturbed):
     folder, zygote = clean
     dice = random.Random(2)

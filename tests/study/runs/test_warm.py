@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -72,6 +73,7 @@ def test_garbage_collection_comes_back():
     assert gc.isenabled()
 
 
+@pytest.mark.long
 def test_kernels_are_compiled_once(tmp_path):
     """In a cache of its own: the first call compiles and marks, the second finds all done."""
     code = (

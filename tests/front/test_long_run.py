@@ -1,0 +1,57 @@
+"""`make test` leaves long tests out; `make test-long` runs them and goes on where it stopped."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.long_run import ROOT, Passed, page
+
+CONFTEST = """
+from tests.conftest import pytest_addoption, pytest_configure
+"""
+TESTS = """
+import pathlib, pytest
+@pytest.mark.long
+def test_a(): pass
+@pytest.mark.long
+def test_b(): assert pathlib.Path("mended").exists()
+def test_c(): pass
+"""
+
+
+def run(folder: Path, *arguments: str) -> str:
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-o", "markers=long", *arguments]
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, env={"PYTHONPATH": str(ROOT)}, check=False
+    )
+    return done.stdout.splitlines()[-1]
+
+
+def test_what_passed_is_not_run_again(tmp_path: Path) -> None:
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    (tmp_path / "test_x.py").write_text(TESTS)
+    assert "1 passed, 2 deselected" in run(tmp_path)
+    assert "1 failed, 1 passed, 1 deselected" in run(tmp_path, "--long", "passed")
+    (tmp_path / "mended").touch()
+    assert "1 passed, 2 deselected" in run(tmp_path, "--long", "passed")
+
+
+def test_only_the_same_code_counts(tmp_path: Path) -> None:
+    passed = Passed(tmp_path / "deep" / "passed")
+    passed.add("tests/x.py::test_a[b c]", 1.5)
+    assert Passed(passed.path).seconds == {"tests/x.py::test_a[b c]": 1.5}
+    passed.path.write_text(passed.path.read_text().replace(passed.code, "another"))
+    assert Passed(passed.path).seconds == {}
+
+
+def test_the_page_names_commit_and_slowest(tmp_path: Path) -> None:
+    passed = Passed(tmp_path / "passed")
+    passed.add("tests/x.py::test_a", 1.5)
+    passed.add("tests/x.py::test_b", 7.25)
+    text = page(passed)
+    assert f"Commit: {passed.code}." in text
+    assert "2 tests passed in 9 s" in text
+    assert text.index("test_b") < text.index("test_a")
