@@ -25,7 +25,7 @@ from equipoise.sim.loading.transformers import bound_scenario, plan_notes
 from equipoise.sim.network.topology import Topology
 from equipoise.sim.record import Run
 from equipoise.sim.results import Results
-from equipoise.sim.scenario.model import Scenario
+from equipoise.sim.scenario.model import Scenario, SpreadSizes
 from equipoise.sim.traces.read import Trace, read_spec
 from equipoise.sim.world.stall import Stalled
 from equipoise.sim.world.world import SimWorld
@@ -213,5 +213,6 @@ def _inputs(scenario: Scenario, policy: Policy, trace: Trace | None) -> dict[str
 def is_random(scenario: Scenario) -> bool:
     """Whether runs with different seeds can differ."""
     faults = scenario.faults
-    random = (faults.crash, faults.fail_slow, faults.link, faults.rack, faults.spot)
-    return bool(scenario.noise.step_cov or scenario.decide.estimate_error or any(random))
+    random = (faults.crash, faults.fail_slow, faults.link, faults.rack, faults.spot, faults.corrupt_gradient)
+    spread = any(job.data and isinstance(job.data.shard_sizes, SpreadSizes) for job in scenario.workload.jobs)
+    return bool(scenario.noise.step_cov or scenario.decide.estimate_error or spread or any(random))

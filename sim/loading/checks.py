@@ -101,6 +101,11 @@ def _sizes(scenario: Scenario) -> Iterator[Problem]:
     for k, group in enumerate(scenario.cluster.nodes):
         if group.count * group.gpus > MAX_GPUS:
             yield ("cluster", "nodes", k), f"{group.count * group.gpus} GPUs; at most {MAX_GPUS} are possible"
+        if group.cache > group.host_memory:
+            given = (
+                f"{format_bytes(group.cache)}, more than its host_memory of {format_bytes(group.host_memory)}"
+            )
+            yield ("cluster", "nodes", k, "cache"), given
     if (scenario.cluster.gpus or 0) > MAX_GPUS:
         yield ("cluster", "gpus"), f"{scenario.cluster.gpus} GPUs; at most {MAX_GPUS} are possible"
     for k, job in enumerate(scenario.workload.jobs):
@@ -167,6 +172,11 @@ def _nodes(scenario: Scenario) -> Iterator[Problem]:
             topology.node_index(name)
         except TopologyError as error:
             yield path, str(error)
+    gpus = [group.gpus for group in scenario.cluster.groups for _ in range(group.count)]
+    without = {name for name, count in zip(topology.node_names, gpus, strict=True) if not count}
+    for k, event in enumerate(scenario.faults.events):
+        if event.kind == "corrupt" and event.node in without:
+            yield ("faults", "events", k, "node"), f"{event.node!r} has no GPU that could be corrupt"
 
 
 def _unknown(what: str, name: str, known: Iterable[str]) -> str:
@@ -216,6 +226,7 @@ def _memory(
     groups = [
         (profile.accelerator(g.accelerator).memory_bytes.value, g.count * g.gpus)
         for g in scenario.cluster.groups
+        if g.gpus
     ]
     fitting = sum(count for memory, count in groups if memory >= need)
     wanted = (job.workers_min or workers) * size
@@ -233,7 +244,7 @@ def _memory(
 def _model(scenario: Scenario, profile: HardwareProfile, model: Model, path: KeyPath) -> Iterator[Problem]:
     """What a model needs to know of the hardware: a rate for its precision, constants of the exchange."""
     used: dict[str, Accelerator] = {
-        g.accelerator: profile.accelerator(g.accelerator) for g in scenario.cluster.groups
+        g.accelerator: profile.accelerator(g.accelerator) for g in scenario.cluster.groups if g.gpus
     }
     if model.flop_per_sample is not None:
         for name, accelerator in used.items():

@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from equipoise.sim.scenario.section import Count, Section, Span
+from equipoise.sim.scenario.faults import Faults as Faults
+from equipoise.sim.scenario.section import Count, Positive, Section, Span
 from equipoise.sim.scenario.transformer import TransformerSpec
 from equipoise.sim.scenario.units import (
     Bytes,
@@ -29,7 +30,6 @@ from equipoise.sim.scenario.units import (
     Watts,
 )
 
-Positive = Annotated[Float, Field(gt=0)]
 Precision = Literal["fp64", "fp32", "tf32", "fp16", "bf16", "fp8"]
 
 
@@ -38,14 +38,16 @@ class NodeGroup(Section):
 
     name: str = "node"
     count: Count = 1
-    gpus: Count = 1
+    gpus: Annotated[Int, Field(ge=0)] = 1  # 0: it only stores data, for whoever reads from it
     accelerator: str = "generic"
     speed: Positive = 1.0  # relative to the accelerator's profile
-    cores: Count = 32
+    cores: Count = 32  # that prepare samples (`preprocess_time`), for all workers of the node alike
     host_memory: Bytes = 256 * 2.0**30
+    cache: Bytes = 0.0  # of the host memory, for shards fetched from elsewhere
     host_power: Watts | None = None  # a node without its GPUs; none: the profile's, else 0
     storage: Bytes = 4e12
-    storage_rate: BytesPerS = 3e9
+    storage_rate: BytesPerS = 3e9  # reading for other nodes
+    local_read: BytesPerS | None = None  # reading for its own workers; none: never the limit
     nic: BytesPerS = 12.5e9
     fabric: BytesPerS = 300e9  # between the GPUs of one node, one direction
     ingest: Rate | None = None  # samples/s the host can prepare; none: never the limit
@@ -106,6 +108,8 @@ class Cluster(Section):
     def _some_nodes(self) -> Self:
         if bool(self.nodes) == (self.gpus is not None):
             raise ValueError("needs either 'nodes' (at least one group) or 'gpus' (a counted pool), not both")
+        if self.nodes and not any(group.gpus for group in self.nodes):
+            raise ValueError("no group of 'nodes' has GPUs")
         return self
 
     @property
@@ -159,6 +163,7 @@ class Model(Section):
     exchange: Exchange = Exchange()
     overlap: Annotated[Float, Field(ge=1)] = 1.0  # gamma
     samples_per_pass: Count | None = None  # m_max
+    preprocess_time: Seconds | None = None  # of one host core for a sample; none: never the limit
     parallel: Parallel = Parallel()
     memory: Memory = Memory()
     share_kappa: Annotated[Float, Field(gt=0)] | None = None  # none: speed proportional to the share
@@ -207,14 +212,29 @@ class OnNodes(Section):
     nodes: Annotated[tuple[str, ...], Field(min_length=1)]
 
 
+class SpreadSizes(Section):
+    """Sizes of shards drawn from a log-normal distribution, anew for each seed."""
+
+    kind: Literal["lognormal"]
+    cov: Annotated[Float, Field(gt=0, le=5)]  # coefficient of variation
+
+
 class Data(Section):
     """A job's dataset."""
 
     samples: Count
     sample_size: Bytes = 0.0
     shards: Count = 64
+    shard_sizes: tuple[Positive, ...] | SpreadSizes | None = None  # relative, one per shard; none: equal
+    prefetch: Annotated[Int, Field(ge=0)] = 1  # shards that are fetched before a worker gets to them
     replicas: Count = 1  # copies of every shard, on different nodes
     placement: Annotated[Even | Skewed | OnNodes, Field(discriminator="kind")] = Even()
+
+    @model_validator(mode="after")
+    def _a_size_each(self) -> Self:
+        if isinstance(self.shard_sizes, tuple) and len(self.shard_sizes) != self.shards:
+            raise ValueError(f"'shard_sizes' has {len(self.shard_sizes)} sizes for {self.shards} 'shards'")
+        return self
 
 
 class Checkpoint(Section):
@@ -269,7 +289,9 @@ class TraceSpec(Section):
 
     file: str
     format: str = "auto"  # one of the formats that `equipoise.sim.traces.read` knows
-    columns: dict[str, str] = {}  # of a CSV file: arrival, gpus, duration (or start and end), by column
+    columns: dict[str, str] = Field(
+        default_factory=dict
+    )  # of a CSV file: arrival, gpus, duration (or start and end), by column
     zone: str = ""  # of the clock that wrote times without one; none: UTC, or the one of a published trace
     keep: tuple[str, ...] = ()  # only jobs with `column=value`
     count: Literal["gpus", "cpus"] = "gpus"  # cpus: each core counts as a GPU of the cluster
@@ -332,57 +354,6 @@ class Noise(Section):
     step_cov: Annotated[Float, Field(ge=0, le=5)] = 0.0
 
 
-class Crash(Section):
-    """Node crashes: Weibull (shape 1: exponential) time to failure, log-normal repair."""
-
-    mtbf: Span  # per node
-    shape: Positive = 1.0
-    repair: Seconds = 3600.0
-    repair_cov: Annotated[Float, Field(ge=0)] = 0.5
-
-
-class FailSlow(Section):
-    """Episodes in which a node computes `factor` times slower."""
-
-    mtbf: Span
-    duration: Seconds = 1800.0
-    factor: Annotated[Float, Field(gt=1)] = 2.0
-
-
-class LinkDegrade(Section):
-    """Episodes in which a node's NIC falls to `factor` of its rate."""
-
-    mtbf: Span
-    duration: Seconds = 1800.0
-    factor: Annotated[Float, Field(gt=0, lt=1)] = 0.25
-
-
-class RackFailure(Section):
-    """A whole rack goes down at once."""
-
-    mtbf: Span  # per rack
-    repair: Seconds = 7200.0
-
-
-class Spot(Section):
-    """Nodes of the named group are reclaimed after `notice`, and come back after `away`."""
-
-    group: str
-    mtbf: Span
-    notice: Seconds = 120.0
-    away: Seconds = 3600.0
-
-
-class FaultEvent(Section):
-    """One planned fault, for cases that must be exact."""
-
-    kind: Literal["crash", "slow", "link"]
-    node: str
-    at: Seconds
-    duration: Seconds
-    factor: Positive = 2.0
-
-
 class Restart(Section):
     """What it takes to get going again, beside reading the checkpoint."""
 
@@ -390,17 +361,6 @@ class Restart(Section):
     rescheduling: Seconds = 0.0
     initialisation: Seconds = 30.0
     checkpoint_write: Seconds = 60.0  # of a job whose checkpoint size is not known (rigid jobs)
-
-
-class Faults(Section):
-    """Everything that goes wrong."""
-
-    crash: Crash | None = None
-    fail_slow: FailSlow | None = None
-    link: LinkDegrade | None = None
-    rack: RackFailure | None = None
-    spot: Spot | None = None
-    events: tuple[FaultEvent, ...] = ()
 
 
 class Energy(Section):

@@ -6,8 +6,9 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from equipoise.sim.scenario.units import Int, Seconds
+from equipoise.sim.scenario.units import Float, Int, Seconds
 
+Positive = Annotated[Float, Field(gt=0)]
 Span = Annotated[Seconds, Field(gt=0)]
 Count = Annotated[Int, Field(ge=1)]
 
