@@ -55,7 +55,7 @@ def step_s(scenario: Scenario) -> float:
 @pytest.mark.parametrize(
     ("keys", "layout"),
     [
-        ({"tp": 4, "zero": 1}, Layout(data=16, tensor=4, zero=1, global_batch=128, sequence_parallel=True)),
+        ({"tp": 8, "zero": 1}, Layout(data=8, tensor=8, zero=1, global_batch=128, sequence_parallel=True)),
         (
             {"tp": 4, "pp": 4, "micro_batch": 2, "recompute": "full"},
             Layout(
