@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,12 +10,13 @@ from equipoise.policies.contract import Policy
 from equipoise.policies.registry import make_policy
 from equipoise.sim.loading.file import from_mapping, load, read_scenario, to_trace
 from equipoise.sim.record import Run
-from equipoise.sim.run import RunFailed
 from equipoise.sim.run import run as simulate
 from equipoise.sim.scenario.model import Scenario, TraceSpec
 from equipoise.sim.traces.read import Trace, read_trace
+from equipoise.study.folders import SUMMARY
 from equipoise.study.runs.compare import Comparison
 from equipoise.study.runs.compare import compare as compare_policies
+from equipoise.study.runs.orders import make_run
 from equipoise.study.runs.until import read_until
 from equipoise.study.runs.warm import warm
 
@@ -89,31 +88,16 @@ def run(
     if journal and out is None:
         raise ValueError("a journal needs out, the folder to keep it in")
     warm([chosen if chosen is not None else make_policy(list(ready.policy))], ready)
-    written, place = None, None if out is None else unfinished(Path(out))
-    if journal and place is not None:
-        written = place / "journal.jsonl"
-        written.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        done = simulate(
-            ready, policy=chosen, seed=seed, trace=jobs, progress=progress, journal=written, timeline=timeline,
-            stop=stop,
-        )  # fmt: skip
-    except RunFailed as error:
-        if place is not None:
-            error.run.write(place, journal=journal)
-        raise
-    if out is not None and place is not None:
-        if written is not None:
-            os.replace(written, Path(out) / "journal.jsonl")
-        done.write(Path(out), journal=journal)
-        if place != Path(out):
-            shutil.rmtree(place, ignore_errors=True)
-    return done
+    keep = None if out is None else Path(out)
+    return make_run(
+        ready, chosen, seed, jobs, keep=keep, unfinished=None if keep is None else unfinished(keep),
+        journal=journal, runner=simulate, progress=progress, timeline=timeline, stop=stop,
+    )  # fmt: skip
 
 
 def unfinished(out: Path) -> Path:
     """Where a run that is to go to `out` leaves its records until it is finished: not over a finished one."""
-    return out / "unfinished" if (out / "summary.json").is_file() else out
+    return out / "unfinished" if (out / SUMMARY).is_file() else out
 
 
 def compare(

@@ -1,7 +1,7 @@
 """The command line: `equipoise run | compare | list | validate | schema | doctor | ...`.
 
-Data goes to stdout, progress and messages to stderr. Exit codes: 0 ok, 1 failure, 2 wrong input, 130
-interrupted. Nothing heavy is imported before a command needs it.
+Data goes to stdout, progress and messages to stderr; `equipoise.exit_codes` names the exit codes. Nothing heavy is
+imported before a command needs it.
 """
 
 from __future__ import annotations
@@ -10,67 +10,42 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import click
 
 from equipoise import __version__
+from equipoise.exit_codes import FAILURE, INTERRUPTED, OK, WRONG_INPUT
+from equipoise.options import State
+from equipoise.study.terminal import printable
 
-OK, FAILURE, WRONG_INPUT, SOME_FAILED, OUTSIDE, INTERRUPTED = 0, 1, 2, 3, 5, 130
-
-
-@dataclass
-class State:
-    """What the options that every command has are set to."""
-
-    debug: bool = False
-    quiet: bool = False
-
-
-# name: (module, function, one line for the overview)
 COMMANDS = {
-    "run": ("equipoise.commands.runs", "run", "Simulate a scenario under one policy."),
-    "compare": (
-        "equipoise.commands.runs",
-        "compare",
-        "Simulate several policies on the same seeds and compare them.",
-    ),
-    "sweep": ("equipoise.commands.studies", "sweep", "Make the runs of a sweep file; resumes by itself."),
-    "merge": ("equipoise.commands.studies", "merge", "Put the shards of a sweep together."),
-    "query": ("equipoise.commands.studies", "query", "Ask the results of a sweep in SQL."),
-    "calibrate": (
-        "equipoise.commands.calibrate",
-        "calibrate",
-        "Measure this machine and fit a hardware profile.",
-    ),
-    "monitor": ("equipoise.commands.calibrate", "monitor", "Watch what the GPUs of this machine really do."),
-    "export": ("equipoise.commands.export", "export", "Write a policy as a file for a live training job."),
-    "twin": ("equipoise.commands.twin", "twin", "Compare a live run with its simulation, by decision."),
-    "size": ("equipoise.commands.size", "size", "Find the fewest or cheapest nodes that meet a target."),
-    "fit": ("equipoise.commands.fit", "fit", "Does a large model fit into memory, and what would make it."),
-    "limits": ("equipoise.commands.limits", "limits", "Name what limits each job, and what would help most."),
-    "sensitivity": (
-        "equipoise.commands.sensitivity",
-        "sensitivity",
-        "Which values of a scenario decide the result.",
-    ),
-    "report": (
-        "equipoise.commands.report",
-        "report",
-        "Write results as one HTML file, or as figures for papers.",
-    ),
-    "timeline": ("equipoise.commands.report", "timeline", "Write a run's timeline for Perfetto."),
+    "run": ("run", "run", "Simulate a scenario under one policy."),
+    "compare": ("compare", "compare", "Simulate several policies on the same seeds and compare them."),
+    "sweep": ("sweep", "sweep", "Make the runs of a sweep file; resumes by itself."),
+    "merge": ("sweep", "merge", "Put the shards of a sweep together."),
+    "query": ("query", "query", "Ask the results of a sweep in SQL."),
+    "calibrate": ("calibrate", "calibrate", "Measure this machine and fit a hardware profile."),
+    "monitor": ("monitor", "monitor", "Watch what the GPUs of this machine really do."),
+    "export": ("export", "export", "Write a policy as a file for a live training job."),
+    "twin": ("twin", "twin", "Compare a live run with its simulation, by decision."),
+    "size": ("size", "size", "Find the fewest or cheapest nodes that meet a target."),
+    "fit": ("fit", "fit", "Does a large model fit into memory, and what would make it."),
+    "limits": ("limits", "limits", "Name what limits each job, and what would help most."),
+    "sensitivity": ("sensitivity", "sensitivity", "Which values of a scenario decide the result."),
+    "report": ("report", "report", "Write results as one HTML file, or as figures for papers."),
+    "timeline": ("report", "timeline", "Write a run's timeline for Perfetto."),
     "validate-against": (
-        "equipoise.commands.validation",
+        "validation",
         "validate_against",
         "Hold predictions against public measurements.",
     ),
-    "validate": ("equipoise.commands.runs", "validate", "Check scenarios, sweeps and hardware profiles."),
-    "list": ("equipoise.commands.listing", "list_", "List stages, hardware profiles and scenarios."),
-    "schema": ("equipoise.commands.runs", "schema", "Print the JSON schema of scenario files."),
-    "doctor": ("equipoise.commands.doctor", "doctor", "Show versions, kernel cache, processors and GPUs."),
+    "validate": ("validate", "validate", "Check scenarios, sweeps and hardware profiles."),
+    "list": ("listing", "list_", "List stages, hardware profiles and scenarios."),
+    "schema": ("validate", "schema", "Print the JSON schema of scenario files."),
+    "doctor": ("doctor", "doctor", "Show versions, kernel cache, processors and GPUs."),
 }
+"""Module of `equipoise.commands`, function and one line for the overview, by name."""
 
 
 class LazyGroup(click.Group):
@@ -85,7 +60,7 @@ class LazyGroup(click.Group):
         if name not in COMMANDS:
             return None
         module, attribute, _ = COMMANDS[name]
-        command = getattr(importlib.import_module(module), attribute)
+        command = getattr(importlib.import_module(f"equipoise.commands.{module}"), attribute)
         assert isinstance(command, click.Command)
         return command
 
@@ -156,7 +131,6 @@ def _report(error: Exception) -> int:
     """Print an error without its traceback; wrong input is told from failure by its class."""
     from equipoise.policies.registry import PolicyError
     from equipoise.sim.scenario.tree import InputError
-    from equipoise.study.terminal import printable
 
     if isinstance(error, InputError):
         print(printable("\n".join(error.lines)), file=sys.stderr)
@@ -180,8 +154,6 @@ def _say(text: str, usage: click.ClickException | None = None) -> None:
     context = usage.ctx if isinstance(usage, click.UsageError) else None
     if context is not None:
         print(f"{context.get_usage()}\nTry '{context.command_path} --help' for help.", file=sys.stderr)
-    from equipoise.study.terminal import printable
-
     print(f"equipoise: {printable(text)}", file=sys.stderr)
 
 

@@ -1,4 +1,4 @@
-"""Options that several commands share, and the progress they show on stderr."""
+"""Options that several commands share, what they say on stderr, and the progress that they show there."""
 
 from __future__ import annotations
 
@@ -10,23 +10,43 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, TypeVar
 
 import click
 
+from equipoise.exit_codes import WRONG_INPUT
 from equipoise.study.terminal import printable
 
 F = TypeVar("F", bound=Callable[..., Any])
 LINE_EVERY_S = 30.0
+KEPT = "interrupted; what was made is kept, start again to go on"
 
-Update = Callable[[float, str], None]
-"""Called as update(share done, 0..1, text)."""
+Tell = Callable[[float, float, str], None]
+"""Called as tell(done, in all, what it is at)."""
+
+
+@dataclass
+class State:
+    """What the options that every command has are set to."""
+
+    debug: bool = False
+    quiet: bool = False
+
+
+pass_state = click.make_pass_decorator(State, ensure=True)
+
+
+class WrongInputError(click.ClickException):
+    """One line about something that was named, without the command's usage."""
+
+    exit_code = WRONG_INPUT
 
 
 def _set(name: str, ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
     if value:
-        setattr(ctx.obj, name, True)
+        setattr(ctx.ensure_object(State), name, True)
 
 
 def common(command: F) -> F:
@@ -121,16 +141,18 @@ def need_out(out: str | None, **asked: bool) -> None:
             raise click.UsageError(f"--{name} needs --out DIR, the folder to keep it in")
 
 
-def writable(out: str | None, kind: Literal["run", "comparison"]) -> None:
+def writable(out: str | None, kind: Literal["run", "comparison"] | None = None) -> None:
     """Make the folder of --out now, so that no finished run is lost to it.
 
-    Raises click.BadParameter when it cannot be written, InputError when it holds a study of another kind.
+    kind: what is to go there, if that needs a folder of its own. Raises click.BadParameter when it cannot be
+    written, InputError when it holds a study of another kind.
     """
     if out is None:
         return
-    from equipoise.study.folders import check_free
+    if kind is not None:
+        from equipoise.study.folders import check_free
 
-    check_free(out, kind)
+        check_free(out, kind)
     try:
         os.makedirs(out, exist_ok=True)
         allowed = os.access(out, os.W_OK | os.X_OK)
@@ -163,38 +185,50 @@ def interruptible() -> Iterator[Callable[[], bool]]:
 
 
 @contextmanager
-def progress(quiet: bool, label: str) -> Iterator[Update | None]:
+def progress(quiet: bool, label: str, unit: str = "runs") -> Iterator[Tell]:
     """A bar on a terminal, a line every 30 s elsewhere, nothing when quiet; always on stderr."""
     if quiet:
-        yield None
+        yield lambda done, total, text: None
     elif not sys.stderr.isatty():
-        yield _lines(label)
+        yield _lines(label, unit)
     else:
         from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"))
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         with Progress(
             *columns,
-            TimeRemainingColumn(),
+            TextColumn("{task.fields[text]}"),
             console=Console(stderr=True),
             transient=True,
             refresh_per_second=2,
         ) as bar:
-            task = bar.add_task(label, total=1.0, text="")
-            yield lambda share, text: bar.update(task, completed=share, text=text)
+            task = bar.add_task(label, total=None, text="")
+            yield lambda done, total, text: bar.update(
+                task, completed=done, total=total, text=printable(text)
+            )
 
 
-def _lines(label: str) -> Update:
+def _lines(label: str, unit: str) -> Tell:
     last_s = time.monotonic()
+    first: tuple[float, float] | None = None  # the rate counts from the first that ends here
 
-    def update(share: float, text: str) -> None:
-        nonlocal last_s
-        if time.monotonic() - last_s >= LINE_EVERY_S:
-            last_s = time.monotonic()
-            print(f"{label}: {100 * share:.0f} %, {text}", file=sys.stderr, flush=True)
+    def tell(done: float, total: float, text: str) -> None:
+        nonlocal last_s, first
+        now_s = time.monotonic()
+        first = first or (now_s, done)
+        if now_s - last_s < LINE_EVERY_S:
+            return
+        last_s, made = now_s, done - first[1]
+        left = f", {_clock((now_s - first[0]) / made * (total - done))} left" if made else ""
+        print(printable(f"{label}: {done}/{total} {unit}{left}, {text}"), file=sys.stderr, flush=True)
 
-    return update
+    return tell
+
+
+def _clock(seconds: float) -> str:
+    minutes, whole = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{whole:02}"
 
 
 def note(quiet: bool, *lines: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import platform
 import sys
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ import duckdb
 import numpy as np
 from numpy.typing import NDArray
 
+from equipoise.policies.files import replacing, write_whole
 from equipoise.sim.job.account import WASTED_USES
 from equipoise.sim.scenario.tree import write_tree
 
@@ -114,7 +114,7 @@ class Run:
         (folder / "summary.json").unlink(missing_ok=True)
         if not journal:
             (folder / "journal.jsonl").unlink(missing_ok=True)
-        (folder / "config.yaml").write_text(write_tree(json.loads(self.config)), encoding="utf-8")
+        write_whole(folder / "config.yaml", write_tree(json.loads(self.config)))
         write_parquet(folder / "jobs.parquet", self.jobs)
         self._write_timeline(folder / "timeline")
         _write_json(folder / "manifest.json", self._manifest())
@@ -163,18 +163,16 @@ def versions() -> dict[str, str]:
 
 def write_parquet(path: Path, columns: Mapping[str, NDArray[Any]]) -> None:
     """Write equal-length columns as Parquet, through a temporary file; equal columns give equal bytes."""
-    partial = path.with_name(path.name + ".partial")
     # An empty column of texts has no type of its own.
     listed = [
         f'"{k}"' if v.dtype != object else f'CAST("{k}" AS VARCHAR) AS "{k}"' for k, v in columns.items()
     ]
-    with duckdb.connect(config={"threads": "1"}) as connection:
+    with replacing(path) as draft, duckdb.connect(config={"threads": "1"}) as connection:
         connection.register("columns_", dict(columns))
-        target = str(partial).replace("'", "''")
+        target = str(draft).replace("'", "''")
         connection.execute(
             f"COPY (SELECT {', '.join(listed)} FROM columns_) TO '{target}' (FORMAT parquet, COMPRESSION zstd)"
         )
-    os.replace(partial, path)
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -185,6 +183,4 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
             return {k: plain(v) for k, v in value.items()}
         return [plain(v) for v in value] if isinstance(value, list | tuple) else value
 
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(plain(content), indent=2) + "\n", encoding="utf-8")
-    os.replace(partial, path)
+    write_whole(path, json.dumps(plain(content), indent=2) + "\n")

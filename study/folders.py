@@ -1,17 +1,43 @@
-"""One folder holds one study: a run, a comparison or a sweep, so that nobody reads one for another."""
+"""One folder holds one study: a run, a comparison or a sweep, so that nobody reads one for another.
+
+A run directory has `config.yaml`, `manifest.json`, `jobs.parquet` and, when the run has ended, `summary.json`. A
+comparison or a sweep has a ledger with a row per run, and below `runs/` a run directory per run that was kept, by
+the run's id; a comparison that has ended has its result in `comparison.json`.
+"""
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Literal
 
 from equipoise.sim.scenario.tree import InputError
 
 Kind = Literal["run", "comparison", "sweep"]
-_MARKS: dict[Kind, str] = {"sweep": "sweep.db", "comparison": "comparison.json", "run": "manifest.json"}
+LEDGER, RUNS = "sweep.db", "runs"
+COMPARISON, MANIFEST, SUMMARY = "comparison.json", "manifest.json", "summary.json"
+_MARKS = {"sweep": LEDGER, "comparison": COMPARISON, "run": MANIFEST}
+_OWN = (*_MARKS.values(), SUMMARY, "config.yaml", "jobs.parquet", "runs.parquet", "journal.jsonl")
 
 
-_OWN = (*_MARKS.values(), "summary.json", "config.yaml", "jobs.parquet", "runs.parquet", "journal.jsonl")
+def kind_of(folder: Path) -> Kind | None:
+    """What a folder holds, if anything; a comparison that has not ended has no mark but its ledger."""
+    if (folder / COMPARISON).is_file():
+        return "comparison"
+    if (folder / LEDGER).is_file():
+        return _kind_by(folder / LEDGER)
+    return "run" if (folder / MANIFEST).is_file() else None
+
+
+def _kind_by(ledger: Path) -> Kind | None:
+    """What a ledger says that it is of; nothing when its study was killed before it could say."""
+    try:
+        with closing(sqlite3.connect(ledger)) as db:
+            about = dict(db.execute("SELECT key, value FROM about").fetchall())
+    except sqlite3.Error:
+        return "sweep"  # damaged, or not ours: whoever reads it says so
+    return "comparison" if about.get("study") == "comparison" else "sweep" if about else None
 
 
 def check_target(path: str | Path, suffixes: tuple[str, ...]) -> None:
@@ -24,7 +50,7 @@ def check_target(path: str | Path, suffixes: tuple[str, ...]) -> None:
         raise InputError(["--out: a file name is needed"])
     inside = target.parent.name == "timeline"
     study = target.parent.parent if inside else target.parent
-    own = (inside or target.name in _OWN) and any((study / mark).is_file() for mark in _MARKS.values())
+    own = (inside or target.name in _OWN) and kind_of(study) is not None
     if target.is_file() and (own or not target.name.endswith(suffixes)):
         kind = " or ".join(suffixes)
         why = "is a part of a result" if own else f"is there and is no {kind} file"
@@ -33,6 +59,8 @@ def check_target(path: str | Path, suffixes: tuple[str, ...]) -> None:
 
 def check_free(folder: str | Path, kind: Kind) -> None:
     """Raises InputError when the folder holds a study of another kind than the one that is to go there."""
-    for other, mark in _MARKS.items():
-        if other != kind and (Path(folder) / mark).is_file():
-            raise InputError([f"{folder}: holds a {other} ({mark}), so no {kind}; choose another folder"])
+    other = kind_of(Path(folder))
+    if other is not None and other != kind:
+        raise InputError(
+            [f"{folder}: holds a {other} ({_MARKS[other]}), so no {kind}; choose another folder"]
+        )

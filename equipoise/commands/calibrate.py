@@ -1,4 +1,4 @@
-"""`equipoise monitor` and `equipoise calibrate`. Nothing heavy is imported before a command runs."""
+"""calibrate: measure this machine and fit a hardware profile. Nothing heavy is imported before the command runs."""
 
 from __future__ import annotations
 
@@ -7,110 +7,23 @@ import math
 import os
 import re
 import sys
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from equipoise.commands.fit_steps import fit_steps
-from equipoise.commands.types import FloatRange, IntRange
-from equipoise.policies.numerals import is_index
+from equipoise.commands.tables import aligned
+from equipoise.commands.types import FloatRange
+from equipoise.exit_codes import OK, OUTSIDE
+from equipoise.options import State, WrongInputError, common, note, pass_state, progress
 
 if TYPE_CHECKING:
     from equipoise.calibrate.check import Drift
     from equipoise.calibrate.fit.levels import Prediction, Report
     from equipoise.calibrate.run import Outcome
     from equipoise.calibrate.samples import SampleSet
-
-WRONG_INPUT, DRIFTED = 2, 5
-LINE_EVERY_S = 15.0
-
-
-class WrongInputError(click.ClickException):
-    """Samples or options that cannot be used; one line, without the command's usage."""
-
-    exit_code = WRONG_INPUT
-
-
-def _common(command: Callable[..., Any]) -> Callable[..., Any]:
-    """--debug and --quiet as every command has them; the caller's state, if any, learns of them."""
-
-    def note(name: str) -> Callable[[click.Context, click.Parameter, bool], bool]:
-        """A callback that notes the option in the caller's state."""
-
-        def set_state(context: click.Context, parameter: click.Parameter, value: bool) -> bool:
-            """Note it, if it is set and there is a caller."""
-            if value and context.obj is not None:
-                setattr(context.obj, name, True)
-            return value
-
-        return set_state
-
-    debug = click.option(
-        "--debug",
-        is_flag=True,
-        expose_value=False,
-        callback=note("debug"),
-        help="Show the traceback of a failure.",
-    )
-    quiet = click.option("--quiet", "-q", is_flag=True, callback=note("quiet"), help="No progress on stderr.")
-    return debug(quiet(command))
-
-
-def _address(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, int] | None:
-    """ "PORT" or "HOST:PORT"; without a host only this machine can read it."""
-    if value is None:
-        return None
-    host, _, port = value.rpartition(":")
-    if not is_index(port) or int(port) > 65535:
-        raise click.BadParameter(f"{value!r} is neither PORT nor HOST:PORT")
-    return host.strip("[]") or "127.0.0.1", int(port)
-
-
-@click.command()
-@click.option(
-    "--interval", "interval_s", default=1.0, show_default=True, type=FloatRange(0.1), help="Seconds."
-)
-@click.option("--count", type=IntRange(1), help="Stop after so many readings (default: never).")
-@click.option("--format", "form", type=click.Choice(["table", "jsonl"]), default="table", show_default=True)
-@click.option("--listen", metavar="[HOST:]PORT", callback=_address, help="Also serve Prometheus at /metrics.")
-@click.option("--price", type=FloatRange(0), help="USD per GPU and hour: what does the idle part cost?")
-@click.option("--gpu", "only", multiple=True, type=IntRange(0), help="Only this GPU; may be repeated.")
-@_common
-def monitor(
-    interval_s: float,
-    count: int | None,
-    form: str,
-    listen: tuple[str, int] | None,
-    price: float | None,
-    only: tuple[int, ...],
-    quiet: bool,
-) -> None:
-    """Show what the GPUs' cores really do, and what limits them.
-
-    Per GPU and MIG instance: SM activity, occupancy, tensor, FP64, FP32 and FP16 pipes, memory and link
-    traffic (hardware counters on Hopper and later; column "from" says gpm), power, temperature, clock,
-    memory, processes. A dash means that the device does not give the value.
-    """
-    from equipoise.calibrate.monitor.exposition import ListenError
-    from equipoise.calibrate.monitor.view import show
-
-    if not math.isfinite(interval_s) or math.isnan(price or 0.0):
-        raise click.UsageError("--interval must be finite, and --price a number")
-    try:
-        show(
-            interval_s=interval_s,
-            count=count,
-            output=form,
-            price_usd_per_h=price,
-            listen=listen,
-            only=frozenset(only) or None,
-        )
-    except ListenError as error:
-        raise WrongInputError(f"--listen {error}") from None
 
 
 @click.group(invoke_without_command=True)
@@ -146,10 +59,12 @@ def monitor(
     "--folder", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Storage to measure."
 )
 @click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
-@_common
+@common
+@pass_state
 @click.pass_context
 def calibrate(
     context: click.Context,
+    state: State,
     device: str,
     quick: bool,
     out: Path | None,
@@ -161,14 +76,13 @@ def calibrate(
     seconds: float | None,
     folder: Path | None,
     form: str,
-    quiet: bool,
 ) -> int:
     """Measure this machine, fit a hardware profile, and say how sure; or fit measured steps (fit-steps).
 
     Raw samples are kept beside the profile. Exit code 5: --check found a number beyond its interval.
     """
     if context.invoked_subcommand is not None:
-        return 0
+        return OK
     from equipoise.calibrate.samples import SamplesError
 
     measuring = {"--quick": quick, "--samples": samples_path, "--only": only, "--seconds": seconds}
@@ -179,7 +93,7 @@ def calibrate(
         raise click.UsageError(f"{given[0]} is for measuring; it does nothing with --from or --check")
     try:
         if checked is not None:
-            return _check(checked, form, quiet)
+            return _check(checked, form, state.quiet)
         if out is None:
             raise click.UsageError("needs --out PROFILE.yaml (or --check PROFILE)")
         for name, path in (("--out", out), ("--samples", samples_path or out)):
@@ -189,7 +103,7 @@ def calibrate(
         path = samples_path or out.with_suffix(".samples.jsonl")
         kinds = frozenset(k.strip() for k in (only or "").split(",") if k.strip())
         _check_composed(composed)
-        outcome = _measure(device, quick, path, kinds, seconds, folder, quiet)
+        outcome = _measure(device, quick, path, kinds, seconds, folder, state.quiet)
         return _fit(outcome.samples, out, outcome.missing, form, composed)
     except SamplesError as error:
         raise WrongInputError(str(error)) from None
@@ -248,11 +162,11 @@ def _measure(
     with plan_for(kind, quick, kinds, folder) as plan:
         writer = SampleWriter(path, plan.conditions, plan.versions)
         before = len(writer.done)
-        if before and not quiet:
-            print(f"continuing with {before} samples of {path}", file=sys.stderr)
+        if before:
+            note(quiet, f"continuing with {before} samples of {path}")
         try:
-            with _progress(quiet) as progress:
-                outcome = run_calibration(plan, writer, rounds, seconds or budget_s, progress)
+            with progress(quiet, path.stem, "measured") as tell:
+                outcome = run_calibration(plan, writer, rounds, seconds or budget_s, tell)
         except KeyboardInterrupt:
             writer.close()
             kept = len(read_samples(path).samples)  # the one under way may have been written just before
@@ -286,46 +200,30 @@ def _fit(samples: SampleSet, out: Path, missing: list[str], form: str, composed:
     except OSError as error:
         raise WrongInputError(f"--out {out}: {error.strerror or error}") from None
     print(json.dumps(_as_json(report, out), indent=2) if form == "json" else _as_text(report, out))
-    return 0
+    return OK
 
 
 def _as_json(report: Report, out: Path) -> dict[str, Any]:
-    return {
-        "profile": str(out),
-        "fits": [
-            {
-                "name": line.name,
-                "value": line.estimate.value if line.estimate else None,
-                "low": line.estimate.low if line.estimate else None,
-                "high": line.estimate.high if line.estimate else None,
-                "n": line.estimate.n if line.estimate else None,
-                "unit": line.unit,
-                "residual_cov": line.residual_cov,
-                "held_out_error": line.held_out_error,
-                "remark": line.remark,
-            }
-            for line in report.lines
-        ],
-        "predictions": [
-            {
-                "workload": p.workload,
-                "precision": p.precision,
-                "framework": p.framework,
-                "batch": p.batch,
-                "predicted_s": p.predicted.value,
-                "predicted_low_s": p.predicted.low,
-                "predicted_high_s": p.predicted.high,
-                "measured_s": p.measured.value,
-                "measured_low_s": p.measured.low,
-                "measured_high_s": p.measured.high,
-                "error": p.error,
-                "fitted_on": p.fitted_on,
-            }
-            for p in report.predictions
-        ],
-        "missing": report.missing,
-        "notes": report.notes,
-    }
+    fits = [
+        {"name": line.name}
+        | {k: getattr(line.estimate, k, None) for k in ("value", "low", "high", "n")}
+        | {k: getattr(line, k) for k in ("unit", "residual_cov", "held_out_error", "remark")}
+        for line in report.lines
+    ]
+    predictions = [
+        {k: getattr(p, k) for k in ("workload", "precision", "framework", "batch")}
+        | {f"predicted{k}_s": v for k, v in _ends(p.predicted).items()}
+        | {f"measured{k}_s": v for k, v in _ends(p.measured).items()}
+        | {"error": p.error, "fitted_on": p.fitted_on}
+        for p in report.predictions
+    ]
+    more = {"missing": report.missing, "notes": report.notes}
+    return {"profile": str(out), "fits": fits, "predictions": predictions, **more}
+
+
+def _ends(estimate: Any) -> dict[str, float]:
+    """Value and interval, by what their names end in."""
+    return {"": estimate.value, "_low": estimate.low, "_high": estimate.high}
 
 
 def _as_text(report: Report, out: Path) -> str:
@@ -345,14 +243,14 @@ def _as_text(report: Report, out: Path) -> str:
                 line.remark,
             )
         )
-    text = _columns(rows)
+    text = "\n".join(aligned(rows))
     if report.predictions:
         steps = [("training step not used in the fit", "fitted on", "predicted", "measured", "error")]
         for p in _largest(report.predictions):
             name = f"{p.workload}, {p.precision}, batch {p.batch}, {p.framework}"
             numbers = (_interval_ms(p.predicted), _interval_ms(p.measured), f"{p.error:+.1%}")
             steps.append((name, p.fitted_on, *numbers))
-        text += "\n\n" + _columns(steps)
+        text += "\n\n" + "\n".join(aligned(steps))
     for title, lines in (("not measured", report.missing), ("notes", report.notes)):
         if lines:
             text += f"\n\n{title}:\n" + "\n".join(f"  {line}" for line in lines)
@@ -388,38 +286,24 @@ def _interval_ms(e: Any) -> str:
     return f"{1e3 * e.value:.3g} ms ({1e3 * e.low:.3g} .. {1e3 * e.high:.3g})"
 
 
-def _columns(rows: Sequence[tuple[str, ...]]) -> str:
-    widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows
-    )
-
-
 def _check(name: str, form: str, quiet: bool) -> int:
     from equipoise.calibrate.check import check
     from equipoise.sim.hardware.profile import load_profile
 
     profile = load_profile(name)
-    with _progress(quiet) as progress:
-        drifts, changed = check(profile, progress)
+    with progress(quiet, name, "measured") as tell:
+        drifts, changed = check(profile, tell)
     drifted = any(drift.beyond for drift in drifts)
     print(_check_json(drifts, changed) if form == "json" else _check_text(drifts, changed))
-    return DRIFTED if drifted else 0
+    return OUTSIDE if drifted else OK
 
 
 def _check_json(drifts: list[Drift], changed: list[str]) -> str:
     figures = [
-        {
-            "name": d.name,
-            "before": d.before.value,
-            "before_low": d.before.low,
-            "before_high": d.before.high,
-            "now": d.now.value,
-            "now_low": d.now.low,
-            "now_high": d.now.high,
-            "change": d.change,
-            "beyond": d.beyond,
-        }
+        {"name": d.name}
+        | {f"before{k}": v for k, v in _ends(d.before).items()}
+        | {f"now{k}": v for k, v in _ends(d.now).items()}
+        | {"change": d.change, "beyond": d.beyond}
         for d in drifts
     ]
     return json.dumps({"figures": figures, "conditions_changed": changed}, indent=2)
@@ -431,35 +315,5 @@ def _check_text(drifts: list[Drift], changed: list[str]) -> str:
         before = f"{_si(d.before.value)} ({_si(d.before.low)} .. {_si(d.before.high)})"
         now = f"{_si(d.now.value)} ({_si(d.now.low)} .. {_si(d.now.high)})"
         rows.append((d.name, before, now, f"{d.change:+.1%}", "DRIFTED" if d.beyond else "within"))
-    text = _columns(rows)
+    text = "\n".join(aligned(rows))
     return text + "".join(f"\ncondition changed: {line}" for line in changed)
-
-
-@contextmanager
-def _progress(quiet: bool) -> Iterator[Callable[[int, int, str], None] | None]:
-    """A bar on a terminal, a line now and then elsewhere, nothing when quiet; all on stderr."""
-    if quiet:
-        yield None
-        return
-    if not sys.stderr.isatty():
-        yield _lines()
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("starting", total=None)
-        yield lambda done, total, text: bar.update(task, completed=done, total=total, description=text)
-
-
-def _lines() -> Callable[[int, int, str], None]:
-    last = [time.monotonic()]
-
-    def update(done: int, total: int, text: str) -> None:
-        """A line when the last one is long enough ago."""
-        if time.monotonic() - last[0] >= LINE_EVERY_S:
-            last[0] = time.monotonic()
-            print(f"{done} of {total} measured, now {text}", file=sys.stderr)
-
-    return update

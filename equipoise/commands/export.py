@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from equipoise.cli import OK, WRONG_INPUT, State
 from equipoise.commands.types import IntRange
-from equipoise.options import common, note, progress
+from equipoise.exit_codes import OK
+from equipoise.options import State, WrongInputError, common, note, pass_state, progress
 
 if TYPE_CHECKING:
     from equipoise.policies.record.export import ExportedPolicy
@@ -20,12 +20,6 @@ if TYPE_CHECKING:
     from equipoise.sim.scenario.model import Scenario
 
 _PROMISED = ("makespan_s", "completion_mean_s", "goodput_ratio", "gpu_busy_ratio")
-
-
-class _WrongInputError(click.ClickException):
-    """One line about a file that was named, exit code 2."""
-
-    exit_code = WRONG_INPUT
 
 
 @click.command()
@@ -46,7 +40,7 @@ class _WrongInputError(click.ClickException):
 @click.option("--script", metavar="FILE", default="train.py", show_default=True, help="With --launch.")
 @click.option("--image", default="IMAGE", show_default=True, help="With --launch k8s: container image.")
 @common
-@click.pass_obj
+@pass_state
 def export(
     state: State,
     scenario: str | None,
@@ -78,13 +72,12 @@ def export(
 
     ready, jobs, warnings = api.prepare(scenario, trace, overrides)
     note(False, *warnings)
-    with progress(state.quiet, ready.name) as update:
+    with progress(state.quiet, ready.name, "jobs") as tell:
 
-        def tell(time_s: float, done: int, total: int) -> None:
-            if update is not None:
-                update(done / max(total, 1), f"{done} of {total} jobs")
+        def at(time_s: float, done: int, total: int) -> None:
+            tell(done, total, f"{time_s / 3600:.1f} h simulated")
 
-        made = api.run(ready, policy=policy, seed=seed, trace=jobs, progress=tell)
+        made = api.run(ready, policy=policy, seed=seed, trace=jobs, progress=at)
     exported = _exported(ready, made, policy)
     digest = _tried(lambda: write_policy(exported, Path(out), key))
     note(state.quiet, f"{out}: {made.policy_name}, digest {digest[:16]}, {_promised(exported)}")
@@ -100,7 +93,7 @@ def _check_target(path: Path) -> None:
     if path.is_file():
         with path.open("rb") as file:
             if file.read(7) not in (b"format:", b""):
-                raise _WrongInputError(f"{path}: is there and is no policy file; choose another name")
+                raise WrongInputError(f"{path}: is there and is no policy file; choose another name")
 
 
 def _key(key_file: str | None) -> bytes | None:
@@ -109,9 +102,9 @@ def _key(key_file: str | None) -> bytes | None:
     try:
         key = Path(key_file).read_bytes().strip()
     except OSError as error:
-        raise _WrongInputError(f"{key_file}: {error.strerror}") from error
+        raise WrongInputError(f"{key_file}: {error.strerror}") from error
     if len(key) < 16:
-        raise _WrongInputError(f"{key_file}: a key of at least 16 bytes is needed")
+        raise WrongInputError(f"{key_file}: a key of at least 16 bytes is needed")
     return key
 
 
@@ -122,9 +115,9 @@ def _tried(action: Any) -> Any:
     try:
         return action()
     except ExportError as error:
-        raise _WrongInputError(str(error)) from error
+        raise WrongInputError(str(error)) from error
     except OSError as error:
-        raise _WrongInputError(f"{error.filename}: {error.strerror}") from error
+        raise WrongInputError(f"{error.filename}: {error.strerror}") from error
 
 
 def _check(path: str, key: bytes | None, plugins: bool) -> None:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import click
 
 from equipoise.commands.types import IntRange
+from equipoise.exit_codes import IMPOSSIBLE, OK
 from equipoise.options import common
 
 if TYPE_CHECKING:
     from equipoise.study.questions.fits import Fits
 
-NOTHING_FITS = 4
 _COLUMNS = ("weights", "gradients", "optimizer", "activations", "logits", "base", "total")
 
 
@@ -44,7 +44,7 @@ def fit(scenario: str, overrides: tuple[str, ...], plans: int, form: str) -> int
         click.echo(json.dumps([as_dict(one) for one in found], indent=2))
     else:
         click.echo("\n\n".join("\n".join(_text(one, plans)) for one in found))
-    return 0 if all(one.memory.fits for one in found) else NOTHING_FITS
+    return OK if all(one.memory.fits for one in found) else IMPOSSIBLE
 
 
 def _text(found: Fits, plans: int) -> Iterator[str]:

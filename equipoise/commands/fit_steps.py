@@ -10,16 +10,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from equipoise.options import common
+from equipoise.exit_codes import OK
+from equipoise.options import WrongInputError, common
 
 if TYPE_CHECKING:
     from equipoise.calibrate.fit_steps import MeasuredStep, StepFit
-
-WRONG_INPUT = 2
-
-
-class _WrongInputError(click.ClickException):
-    exit_code = WRONG_INPUT
 
 
 @click.command("fit-steps")
@@ -49,7 +44,7 @@ def fit_steps(steps: Path, out: Path | None, wanted: str | None, form: str) -> i
         name = _wanted(rows, wanted)
         found = fit(rows)
     except (ValueError, OSError) as error:
-        raise _WrongInputError(str(error)) from None
+        raise WrongInputError(str(error)) from None
     content = _content(found, name)
     if out is not None:
         _write(content, out)
@@ -57,7 +52,7 @@ def fit_steps(steps: Path, out: Path | None, wanted: str | None, form: str) -> i
         click.echo(json.dumps(content, indent=2))
     else:
         click.echo("\n".join(_text(rows, found, content)))
-    return 0
+    return OK
 
 
 def _wanted(rows: list[MeasuredStep], wanted: str | None) -> str:
@@ -85,7 +80,7 @@ def _write(content: dict[str, object], out: Path) -> None:
     try:
         out.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
     except OSError as error:
-        raise _WrongInputError(f"--out {out}: {error.strerror}") from None
+        raise WrongInputError(f"--out {out}: {error.strerror}") from None
 
 
 def _text(rows: list[MeasuredStep], found: StepFit, content: dict[str, object]) -> Iterator[str]:

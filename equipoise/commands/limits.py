@@ -10,6 +10,7 @@ import click
 
 from equipoise.commands.types import IntRange
 from equipoise.commands.variants import Given, variant_options
+from equipoise.exit_codes import OK
 
 if TYPE_CHECKING:
     from equipoise.study.questions.limits import Effect, Limited, Limits
@@ -36,12 +37,13 @@ def limits(given: Given, tried: tuple[str, ...], most: int, every: bool) -> int:
     from equipoise.study.questions.limits import FILE
     from equipoise.study.questions.limits import limits as find
 
-    found = find(
-        Path(given.scenario), policy=given.policy, policies=tried or POLICIES, overrides=given.overrides,
-        trace=given.trace, most=most, means=given.means(),
-    )  # fmt: skip
+    with given.means() as means:
+        found = find(
+            Path(given.scenario), policy=given.policy, policies=tried or POLICIES, overrides=given.overrides,
+            trace=given.trace, most=most, means=means,
+        )  # fmt: skip
     given.tell(found.as_dict(), FILE, as_text(found, every), found.notes)
-    return 0
+    return OK
 
 
 def as_text(found: Limits, every: bool = False) -> Iterator[str]:
@@ -54,7 +56,7 @@ def as_text(found: Limits, every: bool = False) -> Iterator[str]:
 
 
 def _group(group: Limited, every: bool) -> Iterator[str]:
-    from equipoise.study.report.text import show
+    from equipoise.study.display import show
 
     jobs = "1 job" if group.jobs == 1 else f"{group.jobs} jobs"
     time = show("time_s", group.time_s.mean, group.time_s.half_width)
@@ -81,7 +83,7 @@ def _mark(effect: Effect, group: Limited) -> str:
 
 
 def _effect(effect: Effect) -> str:
-    from equipoise.study.report.text import digits
+    from equipoise.study.display import digits
 
     if effect.problem is not None:
         return effect.problem

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import click
 
-from equipoise.cli import State
-from equipoise.options import common, note
+from equipoise.options import State, common, note, pass_state
 
 
 @contextmanager
@@ -40,7 +39,7 @@ def _written(option: str) -> Iterator[None]:
     help="Of the figures.",
 )
 @common
-@click.pass_obj
+@pass_state
 def report(state: State, folder: str, out: str | None, figures: str | None, form: str) -> None:
     """Write the results in DIR (of run, compare or sweep) as one HTML file that opens offline.
 
@@ -71,7 +70,7 @@ def report(state: State, folder: str, out: str | None, figures: str | None, form
     "--out", metavar="FILE.json.gz", type=click.Path(dir_okay=False), help="Default: DIR/trace.json.gz."
 )
 @common
-@click.pass_obj
+@pass_state
 def timeline(state: State, folder: str, out: str | None) -> None:
     """Write the timeline of the run in DIR as Chrome trace JSON, for Perfetto (ui.perfetto.dev) and others.
 

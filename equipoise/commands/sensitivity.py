@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from equipoise.commands.tables import aligned
 from equipoise.commands.variants import Given, variant_options
+from equipoise.exit_codes import OK
 
 if TYPE_CHECKING:
     from equipoise.study.questions.sensitivity import Bar, End, Sensitivity
@@ -35,17 +37,18 @@ def sensitivity(given: Given, vary: tuple[str, ...], default_set: bool, metric: 
     from equipoise.study.questions.sensitivity import FILE
     from equipoise.study.questions.sensitivity import sensitivity as find
 
-    found = find(
-        Path(given.scenario), metric, vary=vary, defaults=default_set or not vary, policy=given.policy,
-        overrides=given.overrides, trace=given.trace, means=given.means(),
-    )  # fmt: skip
+    with given.means() as means:
+        found = find(
+            Path(given.scenario), metric, vary=vary, defaults=default_set or not vary, policy=given.policy,
+            overrides=given.overrides, trace=given.trace, means=means,
+        )  # fmt: skip
     given.tell(found.as_dict(), FILE, as_text(found), found.notes)
-    return 0
+    return OK
 
 
 def as_text(found: Sensitivity) -> Iterator[str]:
     """The tornado as text: key, ends, ratios, and a bar around the base."""
-    from equipoise.study.report.text import LABELS, show
+    from equipoise.study.display import LABELS, show
 
     seeds = "one seed" if found.seeds == 1 else f"{found.seeds} seeds"
     base = show(found.metric, found.base.mean, found.base.half_width)
@@ -57,14 +60,13 @@ def as_text(found: Sensitivity) -> Iterator[str]:
         (bar.key, bar.low.shown, bar.high.shown, _ratio(bar.low), _ratio(bar.high), _drawn(bar, reach))
         for bar in found.bars
     ]
-    widths = [max(len(row[k]) for row in rows) for k in range(5)]
-    for row in rows:
-        cells = [row[0].ljust(widths[0]), *(row[k].rjust(widths[k]) for k in range(1, 5))]
-        yield "  ".join([*cells, row[5]]).rstrip()
+    cells = aligned([row[:5] for row in rows], [False, *[True] * 4])
+    for cell, row in zip(cells, rows, strict=True):
+        yield f"{cell}  {row[5]}".rstrip()
 
 
 def _ratio(end: End) -> str:
-    from equipoise.study.report.text import digits
+    from equipoise.study.display import digits
 
     if not math.isfinite(end.ratio.mean):
         return "-"

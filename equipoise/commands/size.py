@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from equipoise.commands.types import FloatRange, IntRange
+from equipoise.exit_codes import IMPOSSIBLE, OK
+from equipoise.options import State, common, pass_state, progress, scenario_options
+from equipoise.study.plain import plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -18,11 +20,9 @@ if TYPE_CHECKING:
     from equipoise.study.questions.size import Answer, Candidate, Trial
     from equipoise.study.questions.targets import Target
 
-IMPOSSIBLE = 4
-
 
 @click.command()
-@click.argument("scenario", type=click.Path(dir_okay=False))
+@scenario_options
 @click.option("--vary", required=True, multiple=True, metavar="KEY=LOW:HIGH", help="Sizes to choose from.")
 @click.option("--target", required=True, multiple=True, metavar="NAME<=VALUE", help="E.g. makespan<=24h.")
 @click.option(
@@ -32,17 +32,12 @@ IMPOSSIBLE = 4
 @click.option("--seeds", type=IntRange(1), default=5, show_default=True, help="Runs per size.")
 @click.option("--confidence", type=FloatRange(0.0, 1.0, min_open=True), default=0.95, show_default=True,
               help="Share of the runs that must meet the targets.")  # fmt: skip
-@click.option(
-    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a value of the scenario."
-)
-@click.option("--trace", metavar="FILE", help="Job trace in place of the scenario's.")
 @click.option("--jobs", type=IntRange(1), default=1, show_default=True, help="Processes.")
 @click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
-@click.option("--quiet", "-q", is_flag=True, help="No progress on stderr.")
-@click.option("--debug", is_flag=True, help="Show the traceback of a failure.")
-@click.pass_context
+@common
+@pass_state
 def size(
-    ctx: click.Context,
+    state: State,
     scenario: str,
     vary: tuple[str, ...],
     target: tuple[str, ...],
@@ -54,8 +49,6 @@ def size(
     trace: str | None,
     jobs: int,
     form: str,
-    quiet: bool,
-    debug: bool,
 ) -> int:
     """Find the fewest or cheapest nodes with which SCENARIO meets every target.
 
@@ -63,12 +56,10 @@ def size(
     goodput, gpu_busy (shares), cost and energy (of the run), price (per hour), power (highest, of the site). Exit
     code 4 when none will do.
     """
-    from equipoise.commands.studies import set_flags
     from equipoise.study.questions.size import Question, read_vary
     from equipoise.study.questions.size import size as find
     from equipoise.study.questions.targets import read_target
 
-    set_flags(ctx, quiet, debug)
     if math.isnan(confidence):
         raise click.UsageError("--confidence: nan is not in the range 0<x<=1")
     varied = list(map(read_vary, vary))
@@ -78,14 +69,11 @@ def size(
         Path(scenario), dict(varied), tuple(map(read_target, target)), policy,
         seeds, confidence, objective, overrides, trace, jobs,
     )  # fmt: skip
-
-    def progress(done: int, total: int, values: str) -> None:
-        print(f"{done}/{total} {values}", file=sys.stderr, flush=True)
-
-    answer = find(question, None if quiet else progress)
+    with progress(state.quiet, Path(scenario).stem, "sizes") as tell:
+        answer = find(question, tell)
     shown = as_json(answer) if form == "json" else "\n".join(as_text(answer, question.targets))
     click.echo(shown)
-    return 0 if answer.best is not None else IMPOSSIBLE
+    return OK if answer.best is not None else IMPOSSIBLE
 
 
 def as_text(answer: Answer, targets: Sequence[Target]) -> Iterator[str]:
@@ -163,6 +151,5 @@ def as_json(answer: Answer) -> str:
         content |= {"runs": best.runs, "runs_met": best.met, "chance_at_least": answer.chance_at_least}
     if found is not None and found.runs:
         keys = [key for key, value in found.results[0].items() if isinstance(value, float)]
-        means = {key: found.mean(key) for key in keys}
-        content["means"] = {key: value if math.isfinite(value) else None for key, value in means.items()}
-    return json.dumps(content, indent=2)
+        content["means"] = {key: found.mean(key) for key in keys}
+    return json.dumps(plain(content), indent=2)

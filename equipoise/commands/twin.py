@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from equipoise.cli import OK, OUTSIDE, WRONG_INPUT, State
 from equipoise.commands.types import FloatRange, IntRange
-from equipoise.options import common
+from equipoise.exit_codes import OK, OUTSIDE
+from equipoise.options import WrongInputError, common
 
 if TYPE_CHECKING:
     from equipoise.policies.contract import Policy
@@ -29,9 +29,7 @@ if TYPE_CHECKING:
     help="Exit with 5 when the median error of step times is larger, or a recorded decision does not replay.",
 )
 @common
-@click.pass_obj
 def twin(
-    state: State,
     run_dir: str,
     form: str,
     policy: str | None,
@@ -46,27 +44,22 @@ def twin(
     column that made it so, and whether every recorded decision follows again from what was observed.
     """
     from equipoise.study.twin.record import read_run
-    from equipoise.study.twin.text import as_data
+    from equipoise.study.twin.text import as_data, render
     from equipoise.study.twin.twin import twin as compare
 
     found = compare(read_run(Path(run_dir), None if policy is None else _policy(policy)), seed)
     if scenario is not None:
+        from equipoise.policies.files import write_whole
         from equipoise.sim.loading.file import dump
 
         try:
-            Path(scenario).write_text(dump(found.scenario), encoding="utf-8")
+            write_whole(Path(scenario), dump(found.scenario))
         except OSError as error:
-            raise _WrongInputError(f"{scenario}: {error.strerror}") from error
-    click.echo(json.dumps(as_data(found)) if form == "json" else found.as_table(), nl=form == "json")
+            raise WrongInputError(f"{scenario}: {error.strerror}") from error
+    click.echo(json.dumps(as_data(found)) if form == "json" else render(found), nl=form == "json")
     if tolerance is None:
         return OK
     return OK if found.step_error_median <= tolerance and not found.replay_differences else OUTSIDE
-
-
-class _WrongInputError(click.ClickException):
-    """One line about a file that was named, exit code 2."""
-
-    exit_code = WRONG_INPUT
 
 
 def _policy(text: str) -> Policy:
@@ -79,6 +72,6 @@ def _policy(text: str) -> Policy:
     try:
         return load_policy(Path(text)).policy
     except ExportError as error:
-        raise _WrongInputError(str(error)) from error
+        raise WrongInputError(str(error)) from error
     except OSError as error:
-        raise _WrongInputError(f"{text}: {error.strerror}") from error
+        raise WrongInputError(f"{text}: {error.strerror}") from error

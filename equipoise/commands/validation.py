@@ -11,16 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from equipoise.options import common
+from equipoise.exit_codes import OK
+from equipoise.options import WrongInputError, common
 
 if TYPE_CHECKING:
     from equipoise.study.validation.score import Line
-
-WRONG_INPUT = 2
-
-
-class _WrongInputError(click.ClickException):
-    exit_code = WRONG_INPUT
 
 
 @click.command()
@@ -60,7 +55,7 @@ def validate_against(
     if name is None and not every:
         for known, files in FILES.items():
             click.echo(f"{known:<14} {', '.join(files)}")
-        return 0
+        return OK
     if data is None:
         raise click.UsageError("needs --data DIR, the folder of the measurements")
     found = _found(name, data)
@@ -70,11 +65,11 @@ def validate_against(
     if rows_file is not None:
         _write_rows(lines, rows_file)
     click.echo(_as_json(lines) if form == "json" else as_text(lines))
-    return 0
+    return OK
 
 
 def _found(name: str | None, data: Path) -> dict[str, list[Line]]:
-    """The lines of one data set, or of all whose files are there. Raises _WrongInputError, one line."""
+    """The lines of one data set, or of all whose files are there. Raises WrongInputError, one line."""
     from equipoise.calibrate.fit.fits import collective_predictor
     from equipoise.study.validation.run import FILES, run
 
@@ -87,12 +82,12 @@ def _found(name: str | None, data: Path) -> dict[str, list[Line]]:
         try:
             found[each] = run(each, data, collective_predictor)
         except FileNotFoundError as error:
-            raise _WrongInputError(f"{error.filename}: no such file") from None
+            raise WrongInputError(f"{error.filename}: no such file") from None
         except (ValueError, KeyError) as error:
             text = f"no column {error}" if isinstance(error, KeyError) else str(error)
-            raise _WrongInputError(text if each not in FILES else f"{each}: {text}") from None
+            raise WrongInputError(text if each not in FILES else f"{each}: {text}") from None
     if not found:
-        raise _WrongInputError(f"{data}: none of the data sets is there")
+        raise WrongInputError(f"{data}: none of the data sets is there")
     return found
 
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import functools
 import json
-import os
-import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from equipoise.commands.types import IntRange
+from equipoise.options import State, common, note, pass_state, progress, scenario_options, writable
 from equipoise.study.terminal import printable
 
 if TYPE_CHECKING:
@@ -34,24 +33,25 @@ class Given:
     out: str | None
     form: str
     quiet: bool
-    debug: bool
 
-    def means(self) -> Means:
-        """How the runs are made."""
+    @contextmanager
+    def means(self) -> Iterator[Means]:
+        """How the runs are made, and shown while they are."""
         from equipoise.study.runs.variants import Means
 
-        return Means(self.seeds, jobs=self.jobs, progress=None if self.quiet else _progress)
+        with progress(self.quiet, Path(self.scenario).stem) as tell:
+            yield Means(self.seeds, jobs=self.jobs, progress=tell)
 
     def tell(self, result: Mapping[str, Any], file: str, lines: Iterable[str], notes: Iterable[str]) -> None:
         """Print a result, as text or as JSON, keep it as `file` in the folder of --out, print notes to stderr."""
+        from equipoise.policies.files import write_whole
+
         text = json.dumps(result, indent=2) + "\n"
         shown = text if self.form == "json" else printable("".join(f"{line}\n" for line in lines))
         click.echo(shown, nl=False)
-        if not self.quiet:
-            for note in notes:
-                print(printable(f"note: {note}"), file=sys.stderr)
+        note(self.quiet, *(f"note: {text}" for text in notes))
         if self.out is not None:
-            _write(Path(self.out) / file, text)
+            write_whole(Path(self.out) / file, text)
 
 
 def variant_options(command: Callable[..., int]) -> Callable[..., int]:
@@ -62,56 +62,25 @@ def variant_options(command: Callable[..., int]) -> Callable[..., int]:
     """
 
     @functools.wraps(command)
-    def with_options(**options: Any) -> int:
-        from equipoise.commands.studies import set_flags
-
-        given = Given(**{field.name: options.pop(field.name) for field in fields(Given)})
-        set_flags(click.get_current_context(), given.quiet, given.debug)
-        if given.out is not None:
-            try:
-                os.makedirs(given.out, exist_ok=True)
-            except OSError as error:
-                why = f"{given.out!r}: {error.strerror or error}"
-                raise click.BadParameter(why, param_hint="'--out'") from error
+    def with_options(state: State, **options: Any) -> int:
+        names = [field.name for field in fields(Given) if field.name != "quiet"]
+        given = Given(**{name: options.pop(name) for name in names}, quiet=state.quiet)
+        writable(given.out)
         return command(given, **options)
 
-    flag = partial(click.option, is_flag=True)
+    kinds = click.Choice(["table", "json"])
     options = (
-        click.argument("scenario", type=click.Path(dir_okay=False)),
+        scenario_options,
         click.option("--policy", help="Stages joined by +, or none. Default: the scenario's."),
         click.option("--seeds", type=IntRange(1), default=5, show_default=True, help="Runs per change."),
-        click.option(
-            "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change the base itself."
-        ),
-        click.option("--trace", metavar="FILE", help="Job trace in place of the scenario's."),
         click.option("--jobs", type=IntRange(1), default=1, show_default=True, help="Processes."),
         click.option(
             "--out", metavar="DIR", type=click.Path(file_okay=False), help="Keep the result here as JSON."
         ),
-        click.option(
-            "--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True
-        ),
-        flag("--quiet", "-q", help="No progress and notes on stderr."),
-        flag("--debug", help="Show the traceback of a failure."),
+        click.option("--format", "form", type=kinds, default="table", show_default=True),
+        common,
     )
-    wrapped: Callable[..., int] = with_options
+    wrapped: Callable[..., int] = pass_state(with_options)
     for option in reversed(options):
         wrapped = option(wrapped)
     return wrapped
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a file whole, through a temporary one."""
-    partial = path.with_name(path.name + ".partial")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise OSError(error.errno, error.strerror, str(path)) from None
-
-
-def _progress(done: int, total: int, name: str) -> None:
-    """A line on stderr for each tenth of the runs."""
-    if done * 10 // total > (done - 1) * 10 // total:
-        print(f"{done}/{total} runs, {name}", file=sys.stderr, flush=True)

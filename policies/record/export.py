@@ -20,7 +20,6 @@ import hashlib
 import hmac
 import json
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +28,7 @@ from typing import Any
 import yaml
 
 from equipoise.policies.contract import CONTRACT_VERSION, Policy
+from equipoise.policies.files import write_whole
 from equipoise.policies.numerals import strict_float, strict_int
 from equipoise.policies.registry import BUILT_IN, PolicyError, make_policy
 
@@ -101,12 +101,7 @@ def write_policy(exported: ExportedPolicy, path: Path, key: bytes | None = None)
         text += f'signature: "{_signature(content, key)}"\n'
     if len(text.encode()) > MAX_BYTES:
         raise ExportError(f"{path}: the policy takes more than {MAX_BYTES} bytes")
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+    write_whole(path, text)
     return digest
 
 

@@ -24,6 +24,7 @@ from pydantic import (
     model_validator,
 )
 
+from equipoise.policies.files import write_whole
 from equipoise.policies.sources import root
 from equipoise.sim.scenario.errors import read_model
 from equipoise.sim.scenario.tree import InputError, write_tree
@@ -365,12 +366,9 @@ def _load(path: str, mtime_ns: int) -> HardwareProfile:
 
 def save_profile(profile: HardwareProfile, path: str | Path) -> None:
     """Write a profile as YAML that `load_profile` reads back equal; the file appears whole or not at all."""
-    target = Path(path)
     # Kind and source of every number are written out: left out, they would be taken from their section.
     data = profile.model_dump(mode="json", exclude_none=True)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    temporary.write_text(write_tree(data), encoding="utf-8")
-    temporary.replace(target)
+    write_whole(Path(path), write_tree(data))
 
 
 def _with_origin(section: Any, model: type[BaseModel], outer: Mapping[str, str]) -> Any:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -157,6 +157,7 @@ class PerJob:
 
     groups: Mapping[str, str]
     memory: Mapping[str, float]
+    simulates: ClassVar[bool] = True  # kernels are compiled before
 
     def __call__(self, scenario: Scenario, *, policy: Policy, seed: int, trace: Trace | None) -> Run:
         """The run, as `sim.run.run` makes it."""

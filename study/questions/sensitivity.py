@@ -16,8 +16,8 @@ from typing import Any
 from equipoise.sim.loading.file import ScenarioFile, read_scenario
 from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.scenario.tree import InputError
+from equipoise.study.display import LABELS
 from equipoise.study.questions.sensitivity_keys import Range, default_ranges, read_range
-from equipoise.study.report.text import LABELS
 from equipoise.study.runs.variants import DEFAULT, Means, Outcome, Variant, policy_text, run_all
 from equipoise.study.statistics import CONFIDENCE, Interval, mean_interval, paired_ratio
 

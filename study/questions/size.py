@@ -17,25 +17,21 @@ from typing import Any, Literal
 from scipy.stats import beta
 
 from equipoise.policies.numerals import is_index
-from equipoise.policies.registry import make_policy
-from equipoise.policies.sources import code_hash
 from equipoise.sim.hardware.profile import load_profile
 from equipoise.sim.loading.file import ScenarioFile, read_scenario
 from equipoise.sim.record import Run
-from equipoise.sim.run import is_random, run, run_identity
+from equipoise.sim.run import is_random, run
 from equipoise.sim.scenario.model import Faults, Scenario
 from equipoise.sim.scenario.tree import InputError
 from equipoise.sim.traces.read import Trace
 from equipoise.study.bounds import lower_bound
 from equipoise.study.questions.targets import Target, power_w, price_usd_per_h, with_rent
-from equipoise.study.runs.engines import Engine, engine
-from equipoise.study.runs.orders import Order, Shared
+from equipoise.study.runs.engines import Engine
+from equipoise.study.runs.make import Progress, workers
+from equipoise.study.runs.orders import Order, Shared, orders_at
 from equipoise.study.runs.variants import policy_text
-from equipoise.study.runs.warm import warm
 
 Objective = Literal["nodes", "price", "cost"]
-Progress = Callable[[int, int, str], None]
-"""Called as progress(candidates looked at, candidates in all, "values of the candidate")."""
 _ROOM = 1e-9
 SIZES_MOST = 10_000
 """Sizes to choose from; each is read and checked before the first is run."""
@@ -148,6 +144,8 @@ class Question:
 def size(question: Question, progress: Progress | None = None) -> Answer:
     """Answer a question; with faults, also how many of the nodes are spares (see `Answer.spares`).
 
+    progress: called as progress(candidates looked at, candidates in all, "values of the candidate").
+
     Raises InputError for a wrong scenario, key or target, PolicyError for an unknown stage.
     """
     answer = _search(question, progress, faults=True)
@@ -169,10 +167,8 @@ def _search(question: Question, progress: Progress | None, *, faults: bool) -> A
     best: Trial | None = None
     missed: list[Trial] = []
     excluded: list[Candidate] = []
-    shared = Shared(folders, code_hash(), runner=question.runner)
-    if question.jobs > 1 and question.runner is run:
-        warm([policy_text(candidates[0].scenario, question.policy)])
-    with engine(shared, question.jobs) as made:
+    shared = Shared(folders, runner=question.runner)
+    with workers(shared, _orders(candidates[0], question, trace, random), question.jobs) as made:
         for number, candidate in enumerate(candidates):
             if best is not None and not _can_beat(candidate, best, question.objective):
                 break
@@ -224,13 +220,7 @@ def try_out(
     candidate: Candidate, question: Question, made: Engine, trace: Trace | None, random: bool
 ) -> Trial:
     """Run a candidate on its seeds, no further than until it is clear that it misses."""
-    seeds = range(candidate.scenario.seed, candidate.scenario.seed + (question.seeds if random else 1))
-    name, text = policy_text(candidate.scenario, question.policy), candidate.scenario.model_dump_json()
-    policy = make_policy(name)
-    orders = [
-        Order(run_identity(candidate.scenario, policy, seed, trace), k, 0, name, seed, text, {})
-        for k, seed in enumerate(seeds)
-    ]
+    orders = _orders(candidate, question, trace, random)
     allowed = len(orders) - _needed(question.confidence, len(orders))
     results: dict[int, dict[str, float]] = {}
     met = 0
@@ -245,6 +235,12 @@ def try_out(
         if len(results) - met > allowed:
             break
     return Trial(candidate, tuple(results[seed] for seed in sorted(results)), met)
+
+
+def _orders(candidate: Candidate, question: Question, trace: Trace | None, random: bool) -> list[Order]:
+    """The runs of a candidate."""
+    policy = policy_text(candidate.scenario, question.policy)
+    return list(orders_at(candidate.scenario, [policy], question.seeds if random else 1, trace))
 
 
 def _meets_all(result: Mapping[str, float], targets: Sequence[Target]) -> bool:

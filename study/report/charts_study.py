@@ -9,9 +9,9 @@ import duckdb
 import numpy as np
 from numpy.typing import NDArray
 
+from equipoise.study.display import LABELS, digits, show
 from equipoise.study.report.charts import Axis, Chart, Series, time_unit
-from equipoise.study.report.read import Point, RunFolder, Study, Trend
-from equipoise.study.report.text import LABELS, digits, show
+from equipoise.study.report.study import Point, RunFolder, Study, Trend
 from equipoise.study.report.timeline import SHARES, link_load, literal, read, usage_shares
 
 QUANTILES = 400

@@ -11,6 +11,7 @@ from typing import Any
 from equipoise.policies.contract import Plan, Refusal
 from equipoise.policies.record.journal import JournalError, read_plans
 from equipoise.sim.scenario.tree import InputError
+from equipoise.study.display import digits, show
 from equipoise.study.report.charts import Chart
 from equipoise.study.report.charts_study import (
     jobs_over_time,
@@ -18,8 +19,7 @@ from equipoise.study.report.charts_study import (
     power_over_time,
     usage_over_time,
 )
-from equipoise.study.report.read import RunFolder
-from equipoise.study.report.text import digits, show
+from equipoise.study.report.study import RunFolder
 from equipoise.study.report.timeline import FOLDER, Bars, bars, events, squeeze
 
 ENTRIES = 50_000

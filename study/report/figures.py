@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from equipoise.policies.files import replacing
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.report.charts import PALETTE, Chart, Series
 from equipoise.study.report.charts_study import (
@@ -16,7 +17,8 @@ from equipoise.study.report.charts_study import (
     study_charts,
     usage_over_time,
 )
-from equipoise.study.report.read import Study, read_study
+from equipoise.study.report.read import read_study
+from equipoise.study.report.study import Study
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -104,9 +106,8 @@ def _write(chart: Chart, path: Path, form: str) -> None:
     if chart.kind not in ("heat", "tornado") and len(chart.series) > 1:
         axes.legend(fontsize=7, ncols=2 if len(chart.series) > 4 else 1)
     dates = {"Date": None} if form == "svg" else {"CreationDate": None, "ModDate": None}
-    partial = path.with_name(path.name + ".partial")
-    figure.savefig(partial, format=form, metadata=dates)
-    partial.replace(path)
+    with replacing(path) as draft:
+        figure.savefig(draft, format=form, metadata=dates)
 
 
 def _colour(series: Series) -> str:

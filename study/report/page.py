@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -15,11 +14,13 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from equipoise.policies.files import write_whole
 from equipoise.study.report.charts import Chart
 from equipoise.study.report.charts_study import USE_LABELS, study_charts
 from equipoise.study.report.detail import Detail, read_detail
 from equipoise.study.report.metrics import page_html
-from equipoise.study.report.read import Study, read_study
+from equipoise.study.report.read import read_study
+from equipoise.study.report.study import Study
 from equipoise.study.report.tables import failures, folded, origins, points, provenance, results, table
 from equipoise.study.report.words import headline
 
@@ -57,12 +58,7 @@ def make_report(folder: str | Path, out: str | Path | None = None) -> Made:
     page, notes = render_report(study)
     content = page.encode("utf-8")
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(target.name + ".partial")
-    try:
-        partial.write_bytes(content)
-        os.replace(partial, target)
-    finally:
-        partial.unlink(missing_ok=True)
+    write_whole(target, content)
     return Made(target, len(content), notes)
 
 

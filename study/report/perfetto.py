@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any, BinaryIO
 
 import duckdb
 
+from equipoise.policies.files import replacing
 from equipoise.policies.record.journal import JournalError, read_plans
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.report.timeline import SHARES, USES, database, has_timeline, literal, table
@@ -46,17 +46,17 @@ def write_trace(folder: str | Path, out: str | Path) -> Written:
     if not has_timeline(source):
         raise InputError([f"{folder}: no timeline here; make the run with --timeline"])
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(target.name + ".partial")
     try:
-        with open(partial, "wb") as raw, gzip.GzipFile("", "wb", 6, raw, mtime=0) as file:
+        with (
+            replacing(target) as draft,
+            open(draft, "wb") as raw,
+            gzip.GzipFile("", "wb", 6, raw, mtime=0) as file,
+        ):
             counts = _write(source, file)
-        os.replace(partial, target)
     except duckdb.Error as error:
         raise InputError(
             [f"{folder}: the timeline cannot be read: {' '.join(str(error).split())}"]
         ) from error
-    finally:
-        partial.unlink(missing_ok=True)
     return Written(target, *counts)
 
 

@@ -1,137 +1,29 @@
-"""What a folder of results says, read into one shape: a run, a comparison or a sweep."""
+"""What is in a folder of results: a run, a comparison or a sweep."""
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from equipoise.sim.scenario.tree import InputError
-from equipoise.study.report.timeline import has_timeline
-from equipoise.study.runs.execute import Task
-from equipoise.study.runs.store import LEDGER
+from equipoise.study.folders import COMPARISON, LEDGER, MANIFEST, RUNS, SUMMARY
+from equipoise.study.report.study import (
+    UNKNOWN,
+    Failure,
+    Row,
+    RunFolder,
+    Study,
+    first_of_each_policy,
+    number,
+    read_config,
+    read_json,
+    read_run_folder,
+    read_tornado,
+)
+from equipoise.study.report.sweep import read_sweep_study
 from equipoise.study.statistics import CONFIDENCE, Interval, paired_ratio
-
-UNKNOWN = Interval(math.nan, math.nan, math.nan, 0)
-COMPARISON = "comparison.json"
-SENSITIVITY = "sensitivity.json"
-
-
-@dataclass(frozen=True)
-class Failure:
-    """A run that ended without a result."""
-
-    what: str
-    error: str
-
-
-@dataclass(frozen=True)
-class RunFolder:
-    """One run directory."""
-
-    path: Path
-    policy: str
-    seed: int
-    manifest: Mapping[str, Any]
-    label: str
-
-    @property
-    def timeline(self) -> bool:
-        """Whether it holds a timeline."""
-        return has_timeline(self.path)
-
-    @property
-    def journal(self) -> Path | None:
-        """Its record of decisions, if there is one."""
-        path = self.path / "journal.jsonl"
-        return path if path.is_file() else None
-
-
-@dataclass(frozen=True)
-class Row:
-    """One metric under one policy, as in `docs/metrics.md`; unknown numbers are NaN."""
-
-    metric: str
-    policy: str
-    value: Interval
-    ratio: Interval = UNKNOWN
-    bound: float = math.nan
-    over_bound: float = math.nan
-
-
-@dataclass(frozen=True)
-class Point:
-    """One choice of a sweep under one policy: the varied values as text, and means of the metrics."""
-
-    number: int
-    policy: str
-    values: Mapping[str, str]
-    means: Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class Trend:
-    """Mean of the main metric over the values of one varied key: means[policy][k] at values[k]."""
-
-    key: str
-    metric: str
-    values: tuple[str, ...]
-    means: Mapping[str, Sequence[float]]
-
-
-@dataclass(frozen=True)
-class Study:
-    """Everything that a report is made of.
-
-    policies: the first is the one that ratios refer to. folders: run directories with per-job records.
-    detail: those of them to show closely. versus: versus(policy, other, metric) is the paired ratio.
-    gpus: of the cluster, NaN when not known or not the same. level: of the intervals. about: facts that the
-    ledger of a sweep holds. points, trends: of a sweep. tornado: of a sensitivity study.
-    """
-
-    kind: Literal["run", "comparison", "sweep"]
-    path: Path
-    title: str
-    policies: tuple[str, ...]
-    seeds: int
-    rows: tuple[Row, ...]
-    folders: tuple[RunFolder, ...]
-    detail: tuple[RunFolder, ...]
-    versus: Callable[[str, str, str], Interval]
-    failures: tuple[Failure, ...] = ()
-    failed: int = 0
-    notes: tuple[str, ...] = ()
-    noise_free: bool = False
-    gpus: float = math.nan
-    level: float = CONFIDENCE
-    points: tuple[Point, ...] = ()
-    trends: tuple[Trend, ...] = ()
-    tornado: Mapping[str, Any] | None = None
-    about: Mapping[str, str] = field(default_factory=dict)
-    config: Mapping[str, Any] | None = None
-
-    def row(self, metric: str, policy: str) -> Row | None:
-        """That metric under that policy, or None."""
-        return next((row for row in self.rows if (row.metric, row.policy) == (metric, policy)), None)
-
-    def mean(self, metric: str, policy: str) -> float:
-        """Its mean; NaN when unknown."""
-        row = self.row(metric, policy)
-        return row.value.mean if row is not None else math.nan
-
-    @property
-    def metrics(self) -> tuple[str, ...]:
-        """Names of the metrics in order."""
-        return tuple(dict.fromkeys(row.metric for row in self.rows))
-
-    @property
-    def main_metric(self) -> str:
-        """What the work is judged by: the makespan of one job, else the mean completion time."""
-        jobs = max((self.mean("jobs", policy) for policy in self.policies), default=math.nan)
-        return "completion_mean_s" if jobs > 1 else "makespan_s"
 
 
 def read_study(folder: str | Path) -> Study:
@@ -139,70 +31,16 @@ def read_study(folder: str | Path) -> Study:
     path = Path(folder)
     if not path.is_dir():
         raise InputError([f"{folder}: no such folder"])
+    if (path / COMPARISON).is_file():
+        return _comparison(path)
     if (path / LEDGER).is_file():
-        from equipoise.study.report.sweep import read_sweep_study
-
         return read_sweep_study(path)
     if (path / "shards").is_dir():
         raise InputError([f"{folder}: shards of a sweep; put them together first: equipoise merge {folder}"])
-    if (path / COMPARISON).is_file():
-        return _comparison(path)
-    if (path / "manifest.json").is_file():
+    if (path / MANIFEST).is_file():
         return _run(path)
-    wanted = f"a run (manifest.json), a comparison ({COMPARISON}) or a sweep ({LEDGER})"
+    wanted = f"a run ({MANIFEST}), a comparison ({COMPARISON}) or a sweep ({LEDGER})"
     raise InputError([f"{folder}: no results here; {wanted} is needed"])
-
-
-def read_json(path: Path) -> Any:
-    """The content of a JSON file, a section. Raises InputError when it cannot be read or is something else."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError([f"{path}: cannot be read: {error.strerror}"]) from error
-    except ValueError as error:
-        raise InputError([f"{path}: is damaged: {error}"]) from error
-    if not isinstance(content, dict):
-        raise InputError([f"{path}: is damaged: a section is needed, not {type(content).__name__}"])
-    return content
-
-
-def read_run_folder(path: Path, label: str = "") -> RunFolder | None:
-    """The run directory at `path`, or None when there is none."""
-    if not (path / "manifest.json").is_file() or not (path / "jobs.parquet").is_file():
-        return None
-    manifest = read_json(path / "manifest.json")
-    policy, seed = str(manifest.get("policy", "")), int(manifest.get("seed", 0))
-    return RunFolder(path, policy, seed, manifest, label or f"{policy}, seed {seed}")
-
-
-def read_tornado(path: Path) -> Mapping[str, Any] | None:
-    """The sensitivity study beside the results, or None. Raises InputError when it is damaged."""
-    file = path / SENSITIVITY
-    if not file.is_file():
-        return None
-    content = read_json(file)
-    keys = {"key", "low_value", "high_value", "low", "high"}
-    rows = content.get("rows") if isinstance(content, dict) else None
-    if not isinstance(rows, list) or not all(isinstance(row, dict) and keys <= row.keys() for row in rows):
-        raise InputError([f"{file}: is damaged: needs metric, base and rows with {', '.join(sorted(keys))}"])
-    return content  # type: ignore[no-any-return]
-
-
-def read_config(folders: Sequence[RunFolder]) -> Mapping[str, Any] | None:
-    """The resolved scenario of the first run directory, or None when it is not there."""
-    from equipoise.sim.scenario.tree import read_text, read_tree
-
-    for folder in folders[:1]:
-        path = folder.path / "config.yaml"
-        if path.is_file():
-            data = read_tree(read_text(path), str(path)).data
-            return data if isinstance(data, dict) else None
-    return None
-
-
-def number(value: Any) -> float:
-    """A number from JSON; null is NaN."""
-    return float(value) if isinstance(value, int | float) else math.nan
 
 
 def _single(value: float) -> Interval:
@@ -211,8 +49,8 @@ def _single(value: float) -> Interval:
 
 def _run(path: Path) -> Study:
     folder = read_run_folder(path)
-    manifest = read_json(path / "manifest.json")
-    summary = path / "summary.json"
+    manifest = read_json(path / MANIFEST)
+    summary = path / SUMMARY
     rows: list[Row] = []
     notes: tuple[str, ...] = ()
     policy, gpus = str(manifest.get("policy", "")), math.nan
@@ -242,12 +80,12 @@ def _comparison(path: Path) -> Study:
         rows = tuple(_row(row) for row in content["rows"])
         noise_free = bool(content["bound"]["noise_free"])
         level = float((content.get("until") or {}).get("level") or content.get("confidence") or CONFIDENCE)
-        runs = [(run["policy"], int(run["seed"]), run["metrics"]) for run in content["runs"]]
+        runs = [(run["policy"], int(run["seed"]), run["metrics"], run["identity"]) for run in content["runs"]]
         gpus = {number((run.get("totals") or {}).get("gpus")) for run in content["runs"]}
     except (KeyError, TypeError, ValueError) as error:
         raise InputError([f"{path / COMPARISON}: is damaged: {type(error).__name__}: {error}"]) from error
-    values = {(policy, seed): metrics for policy, seed, metrics in runs}
-    found = [_folder_of(path, policy, seed) for policy in policies for seed in seeds]
+    values = {(policy, seed): metrics for policy, seed, metrics, _ in runs}
+    found = [read_run_folder(path / RUNS / key, f"{policy}, seed {seed}") for policy, seed, _, key in runs]
     folders = tuple(folder for folder in found if folder is not None)
 
     def versus(policy: str, other: str, metric: str) -> Interval:
@@ -257,8 +95,9 @@ def _comparison(path: Path) -> Study:
 
     failures = _failures(content, folders)
     return Study(
-        "comparison", path, str(content["scenario"]), policies, len(seeds), rows, folders, _close(folders),
-        versus, failures, len(failures), tuple(map(str, content.get("notes", ()))), noise_free,
+        "comparison", path, str(content["scenario"]), policies, len(seeds), rows, folders,
+        first_of_each_policy(folders), versus, failures, len(failures),
+        tuple(map(str, content.get("notes", ()))), noise_free,
         gpus.pop() if len(gpus) == 1 else math.nan, level, tornado=read_tornado(path), config=read_config(folders),
     )  # fmt: skip
 
@@ -278,15 +117,3 @@ def _row(row: Mapping[str, Any]) -> Row:
     value = Interval(number(row["mean"]), number(row["low"]), number(row["high"]), n)
     ratio = Interval(number(row["ratio"]), number(row["ratio_low"]), number(row["ratio_high"]), n)
     return Row(row["metric"], row["policy"], value, ratio, number(row["bound"]), number(row["over_bound"]))
-
-
-def _folder_of(path: Path, policy: str, seed: int) -> RunFolder | None:
-    return read_run_folder(Task(policy, seed).folder(path), f"{policy}, seed {seed}")
-
-
-def _close(folders: Sequence[RunFolder], most: int = 8) -> tuple[RunFolder, ...]:
-    """The first run of each policy."""
-    first: dict[str, RunFolder] = {}
-    for folder in folders:
-        first.setdefault(folder.label.rsplit(", seed", 1)[0], folder)
-    return tuple(first.values())[:most]

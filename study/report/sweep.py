@@ -19,7 +19,8 @@ import duckdb
 
 from equipoise.policies.numerals import strict_float
 from equipoise.sim.scenario.tree import InputError, read_tree
-from equipoise.study.report.read import (
+from equipoise.study.folders import LEDGER, RUNS
+from equipoise.study.report.study import (
     UNKNOWN,
     Failure,
     Point,
@@ -27,12 +28,13 @@ from equipoise.study.report.read import (
     RunFolder,
     Study,
     Trend,
+    first_of_each_policy,
     number,
     read_config,
     read_run_folder,
     read_tornado,
 )
-from equipoise.study.runs.store import FIXED, LEDGER, connect, quoted
+from equipoise.study.runs.store import FIXED, connect, quoted
 from equipoise.study.statistics import CONFIDENCE, Interval, t_quantile
 
 POINTS_READ = 20_000
@@ -95,7 +97,8 @@ def _study(
         notes.append(f"trade-off and list of points: the first {POINTS_READ} pairs of point and policy")
     return Study(
         "sweep", path, str(spec.get("name", path.name)), policies, int(seeds), rows, folders,
-        _close(folders), lambda a, b, m: ratios.get((a, b, m), UNKNOWN), failures, failed, tuple(notes),
+        first_of_each_policy(folders), lambda a, b, m: ratios.get((a, b, m), UNKNOWN), failures, failed,
+        tuple(notes),
         points=points, trends=_trends(db, varied, judged if judged in metrics else None, policies),
         tornado=read_tornado(path), about=about, config=read_config(folders),
     )  # fmt: skip
@@ -263,22 +266,14 @@ def _order(text: str) -> tuple[float, str]:
 
 def _folders(path: Path, db: duckdb.DuckDBPyConnection) -> tuple[RunFolder, ...]:
     """Run directories that were kept, in the order of the sweep, at most `FOLDERS_READ`."""
-    if not (path / "runs").is_dir():
+    if not (path / RUNS).is_dir():
         return ()
     order = db.execute(
         f"SELECT id, policy, seed, point FROM runs ORDER BY point, seed, number LIMIT {FOLDERS_READ}"
     ).fetchall()
     found = []
     for key, policy, seed, point in order:
-        folder = read_run_folder(path / "runs" / str(key), f"{policy}, point {point}, seed {seed}")
+        folder = read_run_folder(path / RUNS / str(key), f"{policy}, point {point}, seed {seed}")
         if folder is not None:
             found.append(folder)
     return tuple(found)
-
-
-def _close(folders: Sequence[RunFolder], most: int = 8) -> tuple[RunFolder, ...]:
-    """The first run of each policy."""
-    first: dict[str, RunFolder] = {}
-    for folder in folders:
-        first.setdefault(folder.policy, folder)
-    return tuple(first.values())[:most]

@@ -12,9 +12,9 @@ from equipoise.sim.hardware.prices import load_book
 from equipoise.sim.hardware.profile import HardwareProfile, Measured, load_profile
 from equipoise.sim.record import WASTE
 from equipoise.sim.scenario.tree import InputError
+from equipoise.study.display import LABELS, PER_JOB, digits, show
 from equipoise.study.report.metrics import definitions
-from equipoise.study.report.read import Row, Study
-from equipoise.study.report.text import LABELS, PER_JOB, digits, show
+from equipoise.study.report.study import Row, Study
 from equipoise.study.report.words import best_policy
 
 RUNS_LISTED = 300

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from equipoise.study.report.read import Study
-from equipoise.study.report.text import digits, show
+from equipoise.study.display import digits, show
+from equipoise.study.report.study import Study
 from equipoise.study.statistics import Interval
 
 WASTED = {

@@ -1,4 +1,4 @@
-"""Several policies on the same seeds, and what differs between them.
+"""Several policies on the same seeds, and what differs between them: a sweep of one point.
 
 Every policy meets the same arrivals, faults and step noise (common random numbers). A metric is the mean
 over seeds with a 95 % Student-t interval; the ratio to the first policy is paired by seed; makespan and mean
@@ -11,72 +11,76 @@ import csv
 import io
 import json
 import math
-import os
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from equipoise.policies.registry import PolicyError, make_policy
+from equipoise.policies.files import write_whole
+from equipoise.policies.registry import make_policy
+from equipoise.sim.record import WASTE, Run
 from equipoise.sim.run import is_random, run, trace_of
 from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.traces.read import Trace
 from equipoise.study.bounds import Bound, lower_bound
-from equipoise.study.report.text import render
-from equipoise.study.runs.execute import Failure, Job, Progress, Result, Runner, Task, execute
+from equipoise.study.display import METRICS
+from equipoise.study.folders import COMPARISON, RUNS, check_free
+from equipoise.study.plain import plain
+from equipoise.study.runs.make import How, Progress, make
+from equipoise.study.runs.orders import Order, Row, Shared, orders_at
+from equipoise.study.runs.store import FIXED, Memory, Store, ledger_with_copy, only_writer
 from equipoise.study.runs.until import Until, check_metric, check_policies
-from equipoise.study.statistics import CONFIDENCE, Interval, mean_interval, paired_difference, paired_ratio
+from equipoise.study.statistics import CONFIDENCE, mean_interval, paired_difference, paired_ratio
+from equipoise.study.table import Cell, Precision, as_html, as_text
 
 BOUNDED = ("makespan_s", "completion_mean_s")
 _RESIDUE = 1e-12
+_TOTALS_TOO = {"makespan_s", "energy_j", "cost_usd", *(f"{use}_usd" for use in WASTE)}
+"""Metrics that are totals of the run as well."""
+
+
+class EveryPolicyFailed(RuntimeError):
+    """No policy is left to compare; the message is that of the first run that failed."""
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One metric under one policy: mean over seeds, ratio to the first policy, multiple of the bound."""
+class Result:
+    """What a comparison keeps of one run: its metrics, not its tables."""
 
-    metric: str
     policy: str
-    value: Interval
-    ratio: Interval
-    bound: float  # NaN: there is none for this metric
-    over_bound: float
-    difference: Interval  # to the first policy, paired by seed
+    seed: int
+    identity: str
+    metrics: Mapping[str, float]
+    notes: tuple[str, ...] = ()
+    totals: Mapping[str, float] = field(default_factory=dict)
+    reused: bool = False
+
+    @classmethod
+    def of(cls, order: Order, row: Row, reused: bool) -> Result:
+        """The result of an order from its row; a number that is not there is not known."""
+        notes = row.get("notes", ())
+        known = {k: v for k, v in row.items() if k not in FIXED and k != "notes" and v is not None and v == v}
+        return cls(
+            order.policy,
+            order.seed,
+            order.id,
+            {name: float(known.get(name, math.nan)) for name in METRICS},
+            tuple(json.loads(notes) if isinstance(notes, str) else notes),
+            {name: v for name, v in known.items() if name not in METRICS or name in _TOTALS_TOO},
+            reused,
+        )
 
     def row(self) -> dict[str, Any]:
-        """The cell as one flat row; what is unknown is NaN."""
+        """The result as plain data; whether it was reused is left out, so that it depends on inputs alone."""
         return {
-            "metric": self.metric,
             "policy": self.policy,
-            "seeds": self.value.n,
-            "mean": self.value.mean,
-            "low": self.value.low,
-            "high": self.value.high,
-            "ratio": self.ratio.mean,
-            "ratio_low": self.ratio.low,
-            "ratio_high": self.ratio.high,
-            "difference": self.difference.mean,
-            "difference_low": self.difference.low,
-            "difference_high": self.difference.high,
-            "bound": self.bound,
-            "over_bound": self.over_bound,
+            "seed": self.seed,
+            "identity": self.identity,
+            "metrics": dict(self.metrics),
+            "totals": dict(self.totals),
         }
-
-
-@dataclass(frozen=True)
-class Precision:
-    """How `compare(..., until=...)` ended: the relative half width asked for and that reached."""
-
-    metric: str
-    of_ratio: bool
-    wanted: float
-    reached: float
-
-    @property
-    def met(self) -> bool:
-        """Whether it is as narrow as was asked for."""
-        return self.reached <= self.wanted
 
 
 @dataclass(frozen=True)
@@ -105,9 +109,7 @@ class Comparison:
     @cached_property
     def cells(self) -> tuple[Cell, ...]:
         """Every metric under every policy, metrics in the order of `Run.summary`."""
-        return tuple(
-            self._cell(metric, policy) for metric in self.results[0].metrics for policy in self.policies
-        )
+        return tuple(self._cell(metric, policy) for metric in METRICS for policy in self.policies)
 
     def _cell(self, metric: str, policy: str) -> Cell:
         mine, first = self._values(metric, policy), self._values(metric, self.policies[0])
@@ -133,12 +135,16 @@ class Comparison:
 
     def as_table(self, width: int = 100) -> str:
         """Plain text: metrics as rows, policies as columns, human units."""
-        return render(self, width)
+        n = len(self.seeds)
+        runs = "one seed" if n == 1 else f"{n} seeds, mean ± 95 % interval, ratios paired by seed"
+        ended = "" if self.precision is None else f"\n{self.precision.text(self.policies[0])}"
+        title = f"{self.scenario_name}: {runs}{ended}"
+        return as_text(title, self.cells, self.notes, self.bound.noise_free, width)
 
     def _repr_html_(self) -> str:
-        from equipoise.study.report.notebook import comparison_html
-
-        return comparison_html(self)
+        n = len(self.seeds)
+        seeds = "one seed" if n == 1 else f"{n} seeds, mean and {100 * self.level:g} % interval"
+        return as_html(f"{self.scenario_name}: {seeds}", self.cells, self.notes)
 
     def as_json(self) -> str:
         """Everything, for programs; what is unknown is null."""
@@ -156,7 +162,7 @@ class Comparison:
         }
         if self.precision is not None:
             content["until"] = {**asdict(self.precision), "level": self.level}
-        return json.dumps(_plain(content), indent=2, allow_nan=False) + "\n"
+        return json.dumps(plain(content), indent=2, allow_nan=False) + "\n"
 
     def as_csv(self) -> str:
         """One line per metric and policy; what is unknown is empty."""
@@ -165,14 +171,6 @@ class Comparison:
         writer.writeheader()
         writer.writerows({key: "" if value != value else value for key, value in row.items()} for row in rows)
         return text.getvalue()
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _plain(v) for key, v in value.items()}
-    return [_plain(v) for v in value] if isinstance(value, list | tuple) else value
 
 
 def compare(
@@ -184,7 +182,7 @@ def compare(
     jobs_parallel: int = 1,
     out: Path | None = None,
     progress: Progress | None = None,
-    runner: Runner = run,
+    runner: Callable[..., Run] = run,
     until: Until | None = None,
     timeline: bool = False,
     journal: bool = False,
@@ -193,80 +191,78 @@ def compare(
 
     policies: stage names joined by `+`, or `none`; the first is the one that ratios refer to.
     jobs_parallel: processes; results do not depend on it.
-    out: keeps each run in `out/POLICY/seed-N/` and the result in `out/comparison.json`; runs that are
-        complete there and have the same identity are read instead of computed.
+    out: keeps each run in `out/runs/ID/` and the result in `out/comparison.json`; runs that are there already are
+        not made again.
     until: seeds are added until its interval is narrow enough, in place of `seeds`.
     timeline, journal: keep them, too, with each run.
 
-    Raises InputError for an unknown metric in `until`, ValueError for an empty or double list of policies or
-    counts below 1, PolicyError for an unknown stage, and whatever a run raises.
+    Raises InputError for an unknown metric in `until` or a folder with another study, ValueError for an empty or
+    double list of policies or counts below 1, PolicyError for an unknown stage, StoreError when `out` cannot be
+    written, EveryPolicyFailed.
     """
-    _check(policies, seeds, jobs_parallel)
-    if until is not None:
-        check_policies(until, policies)
+    _check(policies, seeds, jobs_parallel, until)
     trace = trace if trace is not None else trace_of(scenario)
     notes = []
     if seeds > 1 and not is_random(scenario):
         notes.append(f"nothing in this scenario is random, so one seed was run instead of {seeds}")
         seeds, until = 1, None
-    bound = lower_bound(scenario, trace)
-    job = Job(scenario, trace, out, runner, timeline, journal)
-    looks = (seeds,) if until is None else until.looks
-    made: dict[Task, Result] = {}
-    failed: list[Failure] = []
-    for count in looks:
-        numbers = tuple(range(scenario.seed, scenario.seed + count))
-        tasks = [Task(policy, seed) for policy in policies for seed in numbers]
-        failed += _add(made, job, tasks, jobs_parallel, progress)
-        policies, tasks = _whole(policies, tasks, failed)
-        precision = None if until is None else _precision(until, policies, made)
-        if precision is None or precision.met:
-            break
-    results = [made[task] for task in tasks]
-    comparison = Comparison(
-        scenario.name, tuple(policies), numbers, tuple(results), bound, (*notes, *_notes(results, tasks)),
-        CONFIDENCE if until is None else until.level, precision, tuple(failure.line for failure in failed),
-    )  # fmt: skip
-    if out is not None:
-        _write(out / "comparison.json", comparison.as_json())
+    orders = list(orders_at(scenario, policies, seeds if until is None else until.most, trace))
+    keep = None if out is None else (out / RUNS).resolve()
+    shared = Shared(keep=keep, runner=runner, timeline=timeline, journal=journal, trace=trace)
+    with _store(out) as store:
+        store.keep_only(order.id for order in orders)
+        store.set_about(study="comparison", name=scenario.name)
+        chosen, made = make(store, orders, shared, How(jobs_parallel, retry=True, progress=progress), until)
+        store.keep_only(order.id for order in chosen)
+        comparison = _comparison(
+            scenario, lower_bound(scenario, trace), chosen, store.rows(), made, notes, until
+        )
+        if out is not None:
+            write_whole(out / COMPARISON, comparison.as_json())
     return comparison
 
 
-def _add(
-    made: dict[Task, Result], job: Job, tasks: Sequence[Task], processes: int, progress: Progress | None
-) -> list[Failure]:
-    """Make the tasks that are not made yet; returns those that failed."""
-    before, missing = len(made), [task for task in tasks if task not in made]
-
-    def tell(done: int, total: int, label: str) -> None:
-        if progress is not None:
-            progress(before + done, before + total, label)
-
-    results, failures = execute(job, missing, processes, tell)
-    made.update(results)
-    return failures
+@contextmanager
+def _store(out: Path | None) -> Iterator[Store]:
+    """The store of a comparison: its folder, or memory."""
+    if out is None:
+        yield Memory()
+        return
+    check_free(out, "comparison")
+    with only_writer(out), ledger_with_copy(out) as ledger:
+        yield ledger
 
 
-def _whole(
-    policies: Sequence[str], tasks: Sequence[Task], failed: Sequence[Failure]
-) -> tuple[list[str], list[Task]]:
-    """Policies of which no run failed, and their tasks. Raises RunFailed when there is none left."""
-    out = {failure.task.policy for failure in failed}
-    if out and out >= set(policies):
-        raise failed[0].error
-    return [p for p in policies if p not in out], [task for task in tasks if task.policy not in out]
+def _comparison(
+    scenario: Scenario,
+    bound: Bound,
+    orders: Sequence[Order],
+    rows: Sequence[Row],
+    made: set[str],
+    notes: Sequence[str],
+    until: Until | None,
+) -> Comparison:
+    """The runs that were asked for, without policies of which one failed."""
+    by_id = {row["id"]: row for row in rows}  # two policies can be the same in other words
+    bad = [order for order in orders if by_id[order.id]["status"] == "failed"]
+    out = {order.policy for order in bad}
+    policies = tuple(dict.fromkeys(order.policy for order in orders if order.policy not in out))
+    failures = tuple(f"{o.policy} seed {o.seed} failed: {by_id[o.id]['error']}" for o in bad)
+    if not policies:
+        raise EveryPolicyFailed(failures[0])
+    results = tuple(Result.of(o, by_id[o.id], o.id not in made) for o in orders if o.policy not in out)
+    precision, level = None, CONFIDENCE
+    if until is not None:
+        values = {p: [r.metrics[until.metric] for r in results if r.policy == p] for p in policies}
+        precision = Precision(until.metric, until.of_ratio, until.share, until.reached(values))
+        level = until.level
+    return Comparison(
+        scenario.name, policies, tuple(dict.fromkeys(o.seed for o in orders)), results, bound,
+        (*notes, *_notes(results)), level, precision, failures,
+    )  # fmt: skip
 
 
-def _precision(until: Until, policies: Sequence[str], made: dict[Task, Result]) -> Precision:
-    check_metric(until, next(iter(made.values())).metrics)
-    values = {
-        policy: [result.metrics[until.metric] for task, result in made.items() if task.policy == policy]
-        for policy in policies
-    }
-    return Precision(until.metric, until.of_ratio, until.share, until.reached(values))
-
-
-def _check(policies: Sequence[str], seeds: int, jobs_parallel: int) -> None:
+def _check(policies: Sequence[str], seeds: int, jobs_parallel: int, until: Until | None) -> None:
     if not policies:
         raise ValueError("no policy to compare: name at least one")
     if len(set(policies)) < len(policies):
@@ -277,24 +273,19 @@ def _check(policies: Sequence[str], seeds: int, jobs_parallel: int) -> None:
             raise ValueError(f"{name}: {count} is not allowed, at least 1 is needed")
     for policy in policies:
         make_policy(policy)
+    if until is not None:
+        check_metric(until)
+        check_policies(until, policies)
 
 
-def _notes(results: Sequence[Result], tasks: Sequence[Task]) -> list[str]:
+def _notes(results: Sequence[Result]) -> list[str]:
     """Notes that all runs share, then those of each policy's first run."""
     shared = [note for note in results[0].notes if all(note in result.notes for result in results)]
-    own, seen = [], set()
-    for task, result in zip(tasks, results, strict=True):
-        if task.policy not in seen:
-            own += [f"{task.label}: {note}" for note in result.notes if note not in shared]
-        seen.add(task.policy)
+    firsts = {result.policy: result for result in reversed(results)}
+    own = [
+        f"{first.policy} seed {first.seed}: {note}"
+        for first in reversed(firsts.values())
+        for note in first.notes
+        if note not in shared
+    ]
     return [*shared, *own]
-
-
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
-
-
-__all__ = ["Cell", "Comparison", "PolicyError", "compare"]

@@ -6,7 +6,6 @@ All are the same to the sweep: orders in, rows out, in whatever order they end.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Protocol
 
 from equipoise.study.runs.orders import Order, Row, Shared, perform
@@ -33,26 +32,3 @@ class InProcess:
         """Rows in the order of `orders`."""
         for order in orders:
             yield perform(order, self.shared)
-
-
-@contextmanager
-def engine(shared: Shared, jobs: int = 1, dask: str | None = None) -> Iterator[Engine]:
-    """The engine for `jobs` processes here (1: this one), or for the Dask scheduler at address `dask`.
-
-    `dask="local"` starts a Dask cluster of `jobs` processes here.
-    Raises EngineError when Dask is needed and not installed, or does not answer.
-    """
-    if dask is not None:
-        try:
-            from equipoise.study.runs.dask_engine import local, remote
-        except ImportError as error:
-            raise EngineError("Dask is not installed: pip install 'equipoise[dist]'") from error
-        with local(jobs, shared) if dask == "local" else remote(dask, shared) as cluster:
-            yield cluster
-    elif jobs == 1:
-        yield InProcess(shared)
-    else:
-        from equipoise.study.runs.processes import Processes
-
-        with Processes(shared, jobs) as processes:
-            yield processes

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import errno
 import math
-import os
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any
 
 import duckdb
 
+from equipoise.policies.files import replacing
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.runs.views import text
 
@@ -39,35 +40,27 @@ def export(connection: duckdb.DuckDBPyConnection, sql: str, target: Path) -> Non
     }
     if target.suffix.lower() not in writers:
         raise InputError([f"--to {target}: the name must end in {', '.join(writers)}"])
-    partial = partial_of(target)
     try:
-        writers[target.suffix.lower()](connection, sql, partial)
-        os.replace(partial, target)
+        with replacing(target) as draft:
+            writers[target.suffix.lower()](connection, sql, draft)
     except OSError as error:
         raise ExportError(f"{target}: cannot be written: {error.strerror or error}") from error
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def partial_of(target: Path) -> Path:
-    """The temporary file, by its full name."""
-    return target.absolute().with_name(f"{target.name}.partial")
 
 
 def _copied(options: str) -> Callable[[duckdb.DuckDBPyConnection, str, Path], None]:
-    def write(connection: duckdb.DuckDBPyConnection, sql: str, partial: Path) -> None:
+    def write(connection: duckdb.DuckDBPyConnection, sql: str, draft: Path) -> None:
         relation = connection.sql(sql)
         if relation is None:
             raise InputError(["SQL: nothing comes out of this statement; write SELECT ..."])
         try:
-            connection.execute(f"COPY ({relation.sql_query()}) TO {text(partial)} ({options})")
+            connection.execute(f"COPY ({relation.sql_query()}) TO {text(draft)} ({options})")
         except duckdb.IOException as error:
-            raise ExportError(f"{partial.name}: cannot be written: {' '.join(str(error).split())}") from error
+            raise OSError(errno.EIO, " ".join(str(error).split())) from error
 
     return write
 
 
-def _workbook(connection: duckdb.DuckDBPyConnection, sql: str, partial: Path) -> None:
+def _workbook(connection: duckdb.DuckDBPyConnection, sql: str, draft: Path) -> None:
     """One sheet, header frozen and filterable. Text stays text, also where it looks like a formula."""
     try:
         import xlsxwriter
@@ -78,7 +71,7 @@ def _workbook(connection: duckdb.DuckDBPyConnection, sql: str, partial: Path) ->
     names = [column[0] for column in cursor.description or []]
     if len(names) > COLUMNS_MOST:
         raise ExportError(f"{len(names)} columns; a sheet holds {COLUMNS_MOST}")
-    book = xlsxwriter.Workbook(str(partial), {"constant_memory": True, "nan_inf_to_errors": False})
+    book = xlsxwriter.Workbook(str(draft), {"constant_memory": True, "nan_inf_to_errors": False})
     book.set_properties({"created": _MADE})
     sheet = book.add_worksheet("results")
     bold = book.add_format({"bold": True})
@@ -99,7 +92,7 @@ def _workbook(connection: duckdb.DuckDBPyConnection, sql: str, partial: Path) ->
     try:
         book.close()
     except FileCreateError as error:
-        raise ExportError(f"{partial.name}: cannot be written: {error}") from error
+        raise OSError(errno.EIO, str(error)) from error
 
 
 def _write_row(sheet: Any, row: int, values: Sequence[Any]) -> None:

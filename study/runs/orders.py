@@ -1,32 +1,33 @@
-"""The runs of a sweep: what each one is, and how one is made in whatever process it lands.
+"""The runs of a study: what each one is, and how one is made in whatever process it lands.
 
 An order is small, plain and complete, so that it can travel to another machine; its id is the identity of the
-run that it asks for. What all orders share (where files lie, whether run directories are kept) is `Shared`.
+run that it asks for. What all orders share (where files lie, what is kept) is `Shared`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
+import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from equipoise.policies.contract import Policy
 from equipoise.policies.registry import make_policy
 from equipoise.policies.sources import code_hash
-from equipoise.sim.loading.checks import trace_problems
-from equipoise.sim.loading.file import ScenarioFile, read_scenario, to_trace
+from equipoise.sim.loading.file import to_trace
 from equipoise.sim.record import Run
-from equipoise.sim.run import RunFailed, is_random, run, run_identities
+from equipoise.sim.run import RunFailed, run, run_identities
 from equipoise.sim.scenario.model import Scenario, TraceSpec
-from equipoise.sim.scenario.tree import InputError
 from equipoise.sim.traces.read import Trace
-from equipoise.study.runs.sweep_spec import Point, SweepSpec
 
 Row = dict[str, Any]
+"""One run in flat columns: those of its order, `status`, `error`, its metrics and totals, `notes`, times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,23 +50,27 @@ class Order:
 
 @dataclass(frozen=True)
 class Shared:
-    """What all runs of a sweep share.
+    """What all runs of a study share.
 
-    folders: where traces are looked up. keep: folder of run directories, None for none. code: hash of the
-    sources, against workers of another version. runner: what makes a run. timeline: keep it, too.
+    folders: where traces are looked up. code: hash of the sources, against workers of another version. keep: folder
+    of run directories, None for none. runner: what makes a run. timeline, journal: keep them, too. trace: the jobs
+    of all runs, in place of the file that their scenario names.
     """
 
-    folders: tuple[Path, ...]
-    code: str
+    folders: tuple[Path, ...] = ()
+    code: str = field(default_factory=code_hash)
     keep: Path | None = None
     runner: Callable[..., Run] = run
     timeline: bool = False
+    journal: bool = False
+    trace: Trace | None = None
 
     @property
     def token(self) -> str:
-        """Differs for sweeps that must not be mixed up on one worker."""
-        text = f"{self.folders} {self.code} {self.keep} {self.timeline} "
-        text += f"{self.runner.__module__}.{self.runner.__qualname__}"
+        """Differs for studies that must not be mixed up on one worker."""
+        text = f"{self.folders} {self.code} {self.keep} {self.timeline} {self.journal} "
+        text += f"{self.runner.__module__}.{self.runner.__qualname__} "
+        text += self.trace.digest().hex() if self.trace is not None else ""
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def check(self) -> None:
@@ -73,53 +78,52 @@ class Shared:
         if self.code != code_hash():
             raise RuntimeError(f"a worker runs other code ({code_hash()}) than this sweep ({self.code})")
 
+    def folder(self, order: Order) -> Path | None:
+        """The run directory of an order, if there is to be one."""
+        return None if self.keep is None else self.keep / order.id
 
-def orders_of(spec: SweepSpec, base: Path, source: str) -> tuple[list[Order], Shared, list[str]]:
-    """All runs of a sweep in a fixed order, what they share, and notes for people.
-
-    base: folder that the scenario is named from. source: the sweep file, for messages.
-    Raises InputError (a point that cannot be run) and PolicyError before anything is run.
-    """
-    policies = [make_policy(text) for text in spec.policies]
-    orders: list[Order] = []
-    sure = 0
-    folders: tuple[Path, ...] = ()
-    for number, point in enumerate(spec.points()):
-        file = _at_point(spec, base, point, f"{source}: {_named(number, point)}")
-        trace = _cached_trace(file.scenario.workload.trace, file.folders)
-        if trace is not None and (wrong := trace_problems(file.scenario, trace, trace.source)):
-            raise InputError(f"{source}: {_named(number, point)}: {line}" for line in wrong)
-        seeds = spec.seeds if is_random(file.scenario) else 1
-        sure, folders = sure + (seeds < spec.seeds), file.folders
-        text = file.scenario.model_dump_json()
-        for name, policy in zip(spec.policies, policies, strict=True):
-            numbers = range(file.scenario.seed, file.scenario.seed + seeds)
-            keys = run_identities(file.scenario, policy, numbers, trace)
-            for seed, key in zip(numbers, keys, strict=True):
-                orders.append(Order(key, len(orders), number, name, seed, text, point))
-    notes = [f"{sure} points have nothing random in them and are run on one seed"] if sure else []
-    return _distinct(orders), Shared(folders, code_hash()), notes
+    def is_kept(self, order: Order) -> bool:
+        """Whether all that is to be kept of a run is there."""
+        folder = self.folder(order)
+        if folder is None:
+            return True
+        timeline = not self.timeline or (folder / "timeline" / "usage.parquet").is_file()
+        return timeline and (not self.journal or (folder / "journal.jsonl").is_file()) and _is_whole(folder)
 
 
-def _named(number: int, point: Point) -> str:
-    values = ", ".join(f"{key}={value}" for key, value in point.items())
-    return f"point {number} ({values})" if values else "the scenario"
-
-
-def _distinct(orders: list[Order]) -> list[Order]:
-    """Each run once: two points can stand for the same scenario."""
-    return list({order.id: order for order in reversed(orders)}.values())[::-1]
-
-
-def _at_point(spec: SweepSpec, base: Path, point: Point, where: str) -> ScenarioFile:
+def _is_whole(folder: Path) -> bool:
+    """Whether a run was written to its end, and nobody has damaged its summary since."""
     try:
-        overrides = [f"{key}={json.dumps(value)}" for key, value in point.items()]
-        return read_scenario(base / spec.scenario, overrides, spec.trace)
-    except InputError as error:
-        raise InputError(f"{where}: {line.removeprefix('--set ')}" for line in error.lines) from error
+        return "identity" in json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError):
+        return False
 
 
-def _cached_trace(spec: TraceSpec | None, folders: tuple[Path, ...]) -> Trace | None:
+def orders_at(
+    scenario: Scenario,
+    policies: Sequence[str],
+    seeds: int,
+    trace: Trace | None,
+    *,
+    point: int = 0,
+    values: Mapping[str, Any] | None = None,
+    number: int = 0,
+) -> Iterator[Order]:
+    """Orders of one scenario: policy by policy, each on the scenario's seed and the next ones.
+
+    number: of the first order. values: what was varied to get this point. Raises PolicyError.
+    """
+    text, numbers = scenario.model_dump_json(), range(scenario.seed, scenario.seed + seeds)
+    for name in policies:
+        for seed, key in zip(
+            numbers, run_identities(scenario, make_policy(name), numbers, trace), strict=True
+        ):
+            yield Order(key, number, point, name, seed, text, values or {})
+            number += 1
+
+
+def trace_at(spec: TraceSpec | None, folders: tuple[Path, ...]) -> Trace | None:
+    """The trace that a scenario names; the last few are remembered."""
     return None if spec is None else _trace(spec.model_dump_json(), folders)
 
 
@@ -129,41 +133,69 @@ def _trace(spec: str, folders: tuple[Path, ...]) -> Trace:
 
 
 @lru_cache(maxsize=4)
-def _scenario(text: str) -> Scenario:
+def scenario_of(text: str) -> Scenario:
+    """The scenario of an order; the last few are remembered."""
     return Scenario.model_validate_json(text)
+
+
+def make_run(
+    scenario: Scenario,
+    policy: Policy | None,
+    seed: int | None,
+    trace: Trace | None,
+    *,
+    keep: Path | None = None,
+    unfinished: Path | None = None,
+    runner: Callable[..., Run] = run,
+    journal: bool = False,
+    **more: Any,
+) -> Run:
+    """One run; with `keep`, that is its run directory.
+
+    unfinished: where its journal grows and where the records of a failed run are left, unless that is `keep`.
+    journal: write every decision. more: further arguments of the runner. Raises what the runner raises.
+    """
+    place = unfinished or keep
+    if journal and place is not None:
+        place.mkdir(parents=True, exist_ok=True)
+        more["journal"] = place / "journal.jsonl"
+    try:
+        made = runner(scenario, policy=policy, seed=seed, trace=trace, **more)
+    except RunFailed as error:
+        if place is not None:
+            error.run.write(place, journal=journal)  # its records up to then, marked incomplete
+        raise
+    if keep is not None and place is not None:
+        if journal and place != keep:
+            os.replace(more["journal"], keep / "journal.jsonl")
+        made.write(keep, journal=journal)
+        if place != keep:
+            shutil.rmtree(place, ignore_errors=True)
+    return made
 
 
 def perform(order: Order, shared: Shared) -> Row:
     """Make one run and return its row; whatever it raises becomes a failed row."""
     began_wall_s, began_cpu_s = time.perf_counter(), time.process_time()
     try:
-        scenario = _scenario(order.scenario)
-        trace = _cached_trace(scenario.workload.trace, shared.folders)
-        more = {"timeline": True} if shared.timeline else {}
-        made = shared.runner(scenario, policy=make_policy(order.policy), seed=order.seed, trace=trace, **more)
-        if shared.keep is not None:
-            made.write(shared.keep / order.id)
-        outcome = {"status": "done", **metrics_of(made)}
+        scenario = scenario_of(order.scenario)
+        trace = shared.trace or trace_at(scenario.workload.trace, shared.folders)
+        more: dict[str, Any] = {"timeline": True} if shared.timeline else {}  # runners need not know of it
+        made = make_run(
+            scenario, make_policy(order.policy), order.seed, trace, keep=shared.folder(order),
+            runner=shared.runner, journal=shared.journal, **more,
+        )  # fmt: skip
+        outcome = {"status": "done", **made.totals, **made.summary()}
+        if made.notes:
+            outcome["notes"] = list(made.notes)
     except RunFailed as error:
-        if shared.keep is not None:
-            error.run.write(shared.keep / order.id)  # its records up to then, marked incomplete
-        outcome = failed(f"{type(error).__name__}: {error}")
+        outcome = failed(str(error))
     except Exception as error:
         outcome = failed(f"{type(error).__name__}: {error}")
     spent = {"cpu_s": time.process_time() - began_cpu_s, "wall_s": time.perf_counter() - began_wall_s}
     return {**order.row(), **outcome, **spent}
 
 
-def metrics_of(made: Run) -> dict[str, float]:
-    """The metrics that a sweep keeps of a run: its summary and its totals."""
-    return {**made.totals, **made.summary()}
-
-
 def failed(why: str) -> Row:
     """The outcome of a run that could not be made."""
     return {"status": "failed", "error": " ".join(why.split())}
-
-
-def of_shard(orders: list[Order], shard: int, shards: int) -> Iterator[Order]:
-    """Every `shards`-th order, beginning with the `shard`-th (from 1), so that shards are alike in size."""
-    yield from orders[shard - 1 :: shards]

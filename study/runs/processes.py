@@ -16,6 +16,7 @@ from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 
+from equipoise.exit_codes import FAILURE
 from equipoise.study.runs.engines import EngineError
 from equipoise.study.runs.orders import Order, Row, Shared, failed, perform
 from equipoise.study.signals import uninterrupted
@@ -45,7 +46,7 @@ def _die_with_parent() -> None:
     parent = parent_process()
     assert parent is not None
     wait([parent.sentinel])
-    os._exit(1)
+    os._exit(FAILURE)
 
 
 class _Worker:

@@ -17,8 +17,10 @@ from typing import Any, NoReturn, TypeVar
 
 import duckdb
 
+from equipoise.exit_codes import INTERRUPTED
+from equipoise.policies.files import draft_of
 from equipoise.sim.scenario.tree import InputError
-from equipoise.study.runs.export import export, partial_of
+from equipoise.study.runs.export import export
 from equipoise.study.runs.store import connect
 from equipoise.study.runs.views import text
 
@@ -26,7 +28,6 @@ T = TypeVar("T")
 
 MEMORY_BYTES = 4 * 2**30
 """What a query may take; DuckDB itself writes to disk what it needs beyond half of it."""
-INTERRUPTED = 130
 _ROWS_AT_ONCE = 10_000
 
 Rows = tuple[list[str], list[tuple[Any, ...]]]
@@ -45,7 +46,7 @@ def ask(folder: Path, sql: str, to: Path | None = None, *, allow_files: bool = F
         if not allow_files:
             _lock(connection, folder, to)
         _check(connection, sql, allow_files)
-        left_over = None if to is None else partial_of(to)
+        left_over = None if to is None else draft_of(to)
         try:
             return interruptible(lambda: _made(connection, sql, to), left_over)
         except (MemoryError, duckdb.OutOfMemoryException):
@@ -59,7 +60,7 @@ def _lock(connection: duckdb.DuckDBPyConnection, folder: Path, to: Path | None) 
     """From here on only files below `folder` can be read, and only `to` written; that cannot be changed again."""
     connection.execute(f"SET allowed_directories = [{text(folder / '_')[:-2]}']")  # it must end in a slash
     if to is not None:
-        connection.execute(f"SET allowed_paths = [{text(partial_of(to))}]")
+        connection.execute(f"SET allowed_paths = [{text(draft_of(to))}]")
     connection.execute("SET enable_external_access = false")
     connection.execute("SET python_enable_replacements = false")  # variables of this program are no tables
     connection.execute("SET lock_configuration = true")

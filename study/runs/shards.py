@@ -7,23 +7,23 @@ of folders into one ledger, as if one sweep had made all runs.
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from equipoise.policies.files import write_whole
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.runs.orders import Row
-from equipoise.study.runs.store import Ledger, StoreError, only_writer
+from equipoise.study.runs.store import Memory, StoreError, ledger_with_copy, only_writer
 
 FOLDER = "shards"
 _NAME = re.compile(r"shard-([0-9]+)-of-([0-9]+)\.jsonl")
 
 
-class ShardFile:
-    """The rows of one shard: the same to a sweep as the ledger; use as a context manager."""
+class ShardFile(Memory):
+    """The rows of one shard, in a file of lines; use as a context manager."""
 
     def __init__(self, folder: Path, shard: int, shards: int) -> None:
         self.path = folder / FOLDER / f"shard-{shard}-of-{shards}.jsonl"
@@ -52,7 +52,7 @@ class ShardFile:
             self._file.flush()
         except OSError as error:
             raise StoreError(f"{self.path}: cannot be written: {error}") from error
-        self._rows[row["id"]] = dict(row)
+        super().put(row)
 
     def keep_only(self, planned: Iterable[str]) -> int:
         """Move runs that are not planned to a file beside this one, and bring planned ones back from there.
@@ -79,26 +79,9 @@ class ShardFile:
     def _former(self) -> Path:
         return self.path.with_suffix(".former")
 
-    def results(self, metric: str) -> dict[str, float]:
-        """A metric of every run that has it, by id."""
-        values = ((key, row.get(metric)) for key, row in self._rows.items() if row["status"] == "done")
-        return {key: value for key, value in values if value is not None and value == value}
-
-    def status(self) -> dict[str, tuple[str, int]]:
-        """(status, attempts) of every run by id."""
-        return {key: (row["status"], row["attempts"]) for key, row in self._rows.items()}
-
-    def failures(self) -> list[Row]:
-        """Failed runs, in the order of the sweep."""
-        failed = [row for row in self._rows.values() if row["status"] == "failed"]
-        return sorted(failed, key=lambda row: int(row["number"]))
-
     def set_about(self, **texts: str) -> None:
         """Keep facts about the sweep beside the shards."""
-        target = self.path.with_name("about.json")
-        partial = target.with_name(f".about-{os.getpid()}")
-        partial.write_text(json.dumps(texts, indent=2) + "\n", encoding="utf-8")
-        os.replace(partial, target)
+        write_whole(self.path.with_name("about.json"), json.dumps(texts, indent=2) + "\n")
 
 
 def _line(row: Mapping[str, Any]) -> bytes:
@@ -107,9 +90,7 @@ def _line(row: Mapping[str, Any]) -> bytes:
 
 def _write_lines(path: Path, rows: Mapping[str, Row]) -> None:
     """Write a whole file of rows, through a temporary one."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_bytes(b"".join(map(_line, rows.values())))
-    os.replace(partial, path)
+    write_whole(path, b"".join(map(_line, rows.values())))
 
 
 def read_lines(path: Path) -> tuple[list[Row], int]:
@@ -167,10 +148,9 @@ def merge(out: Path, sources: Iterable[Path]) -> tuple[int, int, list[str]]:
         raise InputError([f"{', '.join(map(str, sources))}: no {FOLDER}/shard-I-of-N.jsonl here"])
     if len({facts["plan"] for facts in about.values()}) > 1:
         raise InputError([f"{', '.join(about)}: shards of different sweeps (other file, or other code)"])
-    with only_writer(out), Ledger(out) as ledger:
+    with only_writer(out), ledger_with_copy(out) as ledger:
         ledger.put_all(found.values())
         ledger.set_about(**next(iter(about.values()), {}))
-        ledger.export()
     notes = [
         f"shards missing of {n}: {', '.join(str(k) for k in range(1, n + 1) if k not in parts)}"
         for n, parts in sorted(seen.items())

@@ -1,4 +1,4 @@
-"""Where a sweep keeps its results: one SQLite ledger, one row per run, one writer.
+"""Where a study keeps its results: one SQLite ledger, one row per run, one writer; or memory.
 
 Every row is committed on its own in write-ahead mode: what was reported done survives a kill of any process.
 Rows carry the values of the varied keys and the metrics as columns; columns are added as they appear. For
@@ -23,11 +23,10 @@ import numpy as np
 
 from equipoise.sim.record import write_parquet
 from equipoise.sim.scenario.tree import InputError
-from equipoise.study.runs.views import COMPARISON, OF_SWEEP, SUMMARY, add_comparison, add_kept, add_run, text
+from equipoise.study.folders import LEDGER, RUNS, SUMMARY
+from equipoise.study.runs.orders import Row
+from equipoise.study.runs.views import add_kept, text
 
-Row = dict[str, Any]
-
-LEDGER = "sweep.db"
 PARQUET = "runs.parquet"
 SCHEMA = 1
 FIXED = {
@@ -42,8 +41,6 @@ FIXED = {
     "cpu_s": "REAL",
     "wall_s": "REAL",
 }
-TIMINGS = ("attempts", "cpu_s", "wall_s")
-"""Columns that differ between equal sweeps."""
 
 
 class StoreError(RuntimeError):
@@ -66,9 +63,46 @@ def only_writer(folder: Path, name: str = "sweep.lock") -> Iterator[None]:
             if error.errno not in (errno.EACCES, errno.EAGAIN):
                 raise
             raise StoreError(
-                f"{folder}: another sweep is writing here; wait for it, or choose another folder"
+                f"{folder}: another sweep or comparison is writing here; wait for it, or choose another folder"
             ) from None
         yield
+
+
+class Memory:
+    """Rows that are kept as long as this process lives."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, Row] = {}
+
+    def put(self, row: Mapping[str, Any]) -> None:
+        """Insert or replace one run."""
+        self._rows[row["id"]] = dict(row)
+
+    def status(self) -> dict[str, tuple[str, int]]:
+        """(status, attempts) of every run by id."""
+        return {key: (row["status"], row["attempts"]) for key, row in self._rows.items()}
+
+    def results(self, metric: str) -> dict[str, float]:
+        """A metric of every run that has it, by id."""
+        values = ((key, row.get(metric)) for key, row in self._rows.items() if row["status"] == "done")
+        return {key: value for key, value in values if value is not None and value == value}
+
+    def rows(self) -> list[Row]:
+        """All runs in the order of the study."""
+        return sorted(self._rows.values(), key=lambda row: (row["number"], row["id"]))
+
+    def failures(self) -> list[Row]:
+        """Failed runs, in the order of the study."""
+        return [row for row in self.rows() if row["status"] == "failed"]
+
+    def keep_only(self, planned: Iterable[str]) -> int:
+        """Forget runs that are not planned; returns how many."""
+        before, wanted = len(self._rows), set(planned)
+        self._rows = {key: row for key, row in self._rows.items() if key in wanted}
+        return before - len(self._rows)
+
+    def set_about(self, **texts: str) -> None:
+        """Nobody will ask."""
 
 
 class Ledger:
@@ -212,16 +246,24 @@ class Ledger:
         rows = cursor.fetchall()
         columns = zip(*rows, strict=True) if rows else [()] * len(self.columns)
         target = self.path.with_name(PARQUET)
-        own = target.with_name(f".{os.getpid()}.{PARQUET}")  # several may ask at once while a sweep runs
         try:
-            write_parquet(own, {n: to_array(v) for n, v in zip(self.columns, columns, strict=True)})
-            os.replace(own, target)
+            write_parquet(target, {n: to_array(v) for n, v in zip(self.columns, columns, strict=True)})
         except (duckdb.Error, OSError) as error:
             raise StoreError(f"{target}: cannot be written: {' '.join(str(error).split())}") from error
-        finally:
-            for left in (own, own.with_name(f"{own.name}.partial")):
-                left.unlink(missing_ok=True)
         return target
+
+
+Store = Memory | Ledger
+"""Where the rows of a study are kept; a shard's file is a memory, too."""
+
+
+@contextmanager
+def ledger_with_copy(folder: Path) -> Iterator[Ledger]:
+    """The ledger of a folder; when all went well, `runs.parquet` is a copy of it at the end."""
+    with Ledger(folder) as ledger:
+        yield ledger
+        copied = ledger.export()
+    os.utime(copied)  # closing the ledger has written it once more
 
 
 def to_cell(value: Any) -> Any:
@@ -243,15 +285,8 @@ def to_array(values: Sequence[Any]) -> np.ndarray[Any, Any]:
     return np.array([None if value is None else str(value) for value in values], dtype=object)
 
 
-def is_current(folder: Path) -> bool:
-    """Whether `runs.parquet` is at least as new as the ledger."""
-    parquet = folder / PARQUET
-    sources = [path for path in (folder / LEDGER, folder / f"{LEDGER}-wal") if path.exists()]
-    return parquet.exists() and all(p.stat().st_mtime_ns <= parquet.stat().st_mtime_ns for p in sources)
-
-
 def connect(folder: str | Path) -> duckdb.DuckDBPyConnection:
-    """A DuckDB connection with the views of study.runs.views: `runs`, and `jobs`, `segments`, ... where kept.
+    """A DuckDB connection with the views `runs`, and `jobs`, `segments`, ... where they were kept.
 
     `folder` is that of a sweep, of a comparison or of a run. From the connection's relations come pandas
     (`.df()`), polars (`.pl()`) and Arrow (`.arrow()`), where installed. Raises InputError when there is
@@ -273,12 +308,17 @@ def _add_views(connection: duckdb.DuckDBPyConnection, folder: Path) -> None:
                 ledger.export()
             os.utime(folder / PARQUET)
         connection.execute(f"CREATE VIEW runs AS SELECT * FROM read_parquet({text(folder / PARQUET)})")
-        add_kept(connection, folder / "runs" / "*", OF_SWEEP)
-    elif (folder / COMPARISON).exists():
-        add_comparison(connection, folder)
+        add_kept(connection, folder / RUNS / "*", several=True)
     elif (folder / SUMMARY).exists():
-        add_run(connection, folder)
+        source = f"read_json({text(folder / SUMMARY)})"
+        connection.execute(f"CREATE VIEW runs AS SELECT * EXCLUDE (totals, notes) FROM {source}")
+        add_kept(connection, folder, several=False)
     else:
-        raise InputError(
-            [f"{folder}: no sweep, comparison or run here (no {LEDGER}, {COMPARISON} or {SUMMARY})"]
-        )
+        raise InputError([f"{folder}: no sweep, comparison or run here (no {LEDGER} or {SUMMARY})"])
+
+
+def is_current(folder: Path) -> bool:
+    """Whether `runs.parquet` is at least as new as the ledger."""
+    parquet = folder / PARQUET
+    sources = [path for path in (folder / LEDGER, folder / f"{LEDGER}-wal") if path.exists()]
+    return parquet.exists() and all(p.stat().st_mtime_ns <= parquet.stat().st_mtime_ns for p in sources)

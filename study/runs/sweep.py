@@ -7,32 +7,30 @@ file or changed code makes other runs, and what no longer belongs is put aside, 
 from __future__ import annotations
 
 import hashlib
-import os
+import json
 import re
 import shutil
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from equipoise.policies.contract import CONTRACT_VERSION
+from equipoise.policies.registry import make_policy
 from equipoise.policies.sources import code_hash
+from equipoise.sim.loading.checks import trace_problems
+from equipoise.sim.loading.file import ScenarioFile, read_scenario
 from equipoise.sim.record import Run, versions
-from equipoise.sim.run import run
+from equipoise.sim.run import is_random, run
 from equipoise.sim.scenario.tree import InputError
-from equipoise.study.folders import check_free
-from equipoise.study.runs.engines import Engine, engine
-from equipoise.study.runs.orders import Order, Row, Shared, of_shard, orders_of
+from equipoise.study.folders import LEDGER, RUNS, check_free
+from equipoise.study.runs.make import How, Progress, make
+from equipoise.study.runs.orders import Order, Row, Shared, orders_at, trace_at
 from equipoise.study.runs.shards import FOLDER, ShardFile
-from equipoise.study.runs.store import LEDGER, PARQUET, Ledger, only_writer
-from equipoise.study.runs.sweep_spec import RUNS_MOST, read_sweep
-from equipoise.study.runs.sweep_until import how_it_ended, looks, whole_points
-from equipoise.study.runs.until import MOST, Until, check_policies, read_until
-from equipoise.study.runs.warm import warm
+from equipoise.study.runs.store import PARQUET, Store, ledger_with_copy, only_writer
+from equipoise.study.runs.sweep_spec import RUNS_MOST, Point, SweepSpec, read_sweep
+from equipoise.study.runs.until import MOST, Until, check_policies, how_it_ended, read_until, whole_points
 
-Progress = Callable[[int, int, int], None]
-"""Called as progress(runs done, runs in all, runs failed)."""
-RUNS = "runs"
 _RUN_ID = re.compile("[0-9a-f]{16}")
 
 
@@ -80,15 +78,15 @@ def sweep(
     """Make the runs of the sweep in `file` that `out` does not have yet.
 
     Raises InputError or PolicyError before anything is run when the sweep is wrong or `out` holds another kind of
-    study, StoreError when `out`
-    cannot be used or written, EngineError when the workers cannot be started or have gone away. A run that
-    fails does not raise: it is kept with its error.
+    study, StoreError when `out` cannot be used or written, EngineError when the workers cannot be started or have
+    gone away. A run that fails does not raise: it is kept with its error.
     """
     check_free(out, "sweep")
     orders, shared, notes, until = planned(file, options)
     unsure: tuple[int, ...] = ()
     keep = (out / RUNS).resolve() if options.keep else None
     shared = replace(shared, runner=runner, keep=keep, timeline=options.timeline)
+    how = How(options.jobs, options.dask, options.retry, progress, _label)
     lock = "sweep.lock" if options.shard is None else f"shard-{options.shard[0]}-of-{options.shard[1]}.lock"
     with only_writer(out, lock):
         if options.fresh:
@@ -97,16 +95,17 @@ def sweep(
             if away := store.keep_only(order.id for order in orders):
                 notes.append(f"{away} runs of an earlier file or earlier code were put aside")
             store.set_about(**_about(file, until))
-            chosen, made = _make(store, orders, until, shared, options, progress)
+            chosen, made = make(store, orders, shared, how, until)
             if until is not None:
                 store.keep_only(order.id for order in chosen)
                 more, unsure = how_it_ended(store, chosen, until)
                 notes += more
             failed = tuple(store.failures())
-            copied = store.export() if isinstance(store, Ledger) else None
-        if copied is not None:
-            os.utime(copied)  # closing the ledger has written it once more
-    return Outcome(len(chosen), made, len(chosen) - made, failed, tuple(notes), unsure)
+    return Outcome(len(chosen), len(made), len(chosen) - len(made), failed, tuple(notes), unsure)
+
+
+def _label(row: Row) -> str:
+    return f"point {row['point']}, {row['policy']} seed {row['seed']}"
 
 
 def planned(file: Path, options: Options) -> tuple[list[Order], Shared, list[str], Until | None]:
@@ -129,75 +128,56 @@ def planned(file: Path, options: Options) -> tuple[list[Order], Shared, list[str
     return orders, shared, notes, until
 
 
-Store = Ledger | ShardFile
+def orders_of(spec: SweepSpec, base: Path, source: str) -> tuple[list[Order], Shared, list[str]]:
+    """All runs of a sweep in a fixed order, what they share, and notes for people.
+
+    base: folder that the scenario is named from. source: the sweep file, for messages.
+    Raises InputError (a point that cannot be run) and PolicyError before anything is run.
+    """
+    for policy in spec.policies:
+        make_policy(policy)
+    orders: list[Order] = []
+    sure = 0
+    folders: tuple[Path, ...] = ()
+    for number, point in enumerate(spec.points()):
+        file = _at_point(spec, base, point, f"{source}: {_named(number, point)}")
+        trace = trace_at(file.scenario.workload.trace, file.folders)
+        if trace is not None and (wrong := trace_problems(file.scenario, trace, trace.source)):
+            raise InputError(f"{source}: {_named(number, point)}: {line}" for line in wrong)
+        seeds = spec.seeds if is_random(file.scenario) else 1
+        sure, folders = sure + (seeds < spec.seeds), file.folders
+        orders += orders_at(
+            file.scenario, spec.policies, seeds, trace, point=number, values=point, number=len(orders)
+        )
+    notes = [f"{sure} points have nothing random in them and are run on one seed"] if sure else []
+    return _distinct(orders), Shared(folders), notes
+
+
+def _named(number: int, point: Point) -> str:
+    values = ", ".join(f"{key}={value}" for key, value in point.items())
+    return f"point {number} ({values})" if values else "the scenario"
+
+
+def _distinct(orders: list[Order]) -> list[Order]:
+    """Each run once: two points can stand for the same scenario."""
+    return list({order.id: order for order in reversed(orders)}.values())[::-1]
+
+
+def _at_point(spec: SweepSpec, base: Path, point: Point, where: str) -> ScenarioFile:
+    try:
+        overrides = [f"{key}={json.dumps(value)}" for key, value in point.items()]
+        return read_scenario(base / spec.scenario, overrides, spec.trace)
+    except InputError as error:
+        raise InputError(f"{where}: {line.removeprefix('--set ')}" for line in error.lines) from error
+
+
+def of_shard(orders: Sequence[Order], shard: int, shards: int) -> Iterator[Order]:
+    """Every `shards`-th order, beginning with the `shard`-th (from 1), so that shards are alike in size."""
+    yield from orders[shard - 1 :: shards]
 
 
 def _store(out: Path, shard: tuple[int, int] | None) -> AbstractContextManager[Store]:
-    return Ledger(out) if shard is None else ShardFile(out, *shard)
-
-
-def _missing(
-    store: Store, orders: Sequence[Order], shared: Shared, options: Options
-) -> tuple[list[Order], dict[str, int]]:
-    """Orders to make, and how often each has been tried before; also those without what is to be kept."""
-    status = store.status()
-    ready = {"done"} if options.retry else {"done", "failed"}
-    missing = [
-        order
-        for order in orders
-        if (state := status.get(order.id, ("", 0))[0]) not in ready
-        or (state == "done" and not _is_kept(order, shared))
-    ]
-    return missing, {order.id: status.get(order.id, ("", 0))[1] for order in missing}
-
-
-def _is_kept(order: Order, shared: Shared) -> bool:
-    """Whether the run directory is there and complete, if it is to be kept at all."""
-    if shared.keep is None:
-        return True
-    folder = shared.keep / order.id
-    timeline = not shared.timeline or (folder / "timeline" / "segments.parquet").is_file()
-    return (folder / "summary.json").is_file() and timeline
-
-
-def _make(
-    store: Store,
-    orders: Sequence[Order],
-    until: Until | None,
-    shared: Shared,
-    options: Options,
-    progress: Progress | None,
-) -> tuple[Sequence[Order], int]:
-    """Make what is missing, look after look; each run is put into the store as soon as it is there.
-
-    Returns the runs that belong to the sweep as it ended, and how many of them were made now.
-    """
-    chosen: Sequence[Order] = orders
-    tried: set[str] = set()
-    with ExitStack() as stack:
-        workers: Engine | None = None
-        for chosen in looks(store, orders, until):
-            missing, attempts = _missing(store, chosen, shared, options)
-            missing = [order for order in missing if order.id not in tried]
-            if missing and workers is None:
-                workers = stack.enter_context(_engine(missing, shared, options, many=until is not None))
-            done, failed = len(chosen) - len(missing), 0
-            for row in workers.rows(missing) if workers is not None and missing else ():
-                store.put({**row, "attempts": attempts[row["id"]] + 1})
-                done, failed = done + 1, failed + (row["status"] == "failed")
-                if progress is not None:
-                    progress(done, len(chosen), failed)
-            tried.update(order.id for order in missing)
-    return chosen, len(tried)
-
-
-def _engine(
-    missing: Sequence[Order], shared: Shared, options: Options, *, many: bool
-) -> AbstractContextManager[Engine]:
-    """Who makes the runs; `many`: more will come than these."""
-    if options.jobs > 1 and shared.runner is run:
-        warm(order.policy for order in missing)  # once, before several processes would all compile
-    return engine(shared, options.jobs if many else min(options.jobs, len(missing)), options.dask)
+    return ledger_with_copy(out) if shard is None else ShardFile(out, *shard)
 
 
 def forget(out: Path, shard: tuple[int, int] | None) -> None:

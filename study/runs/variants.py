@@ -7,17 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from equipoise.policies.registry import make_policy
-from equipoise.policies.sources import code_hash
 from equipoise.sim.record import Run
-from equipoise.sim.run import is_random, run, run_identity
+from equipoise.sim.run import is_random, run
 from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.traces.read import Trace
-from equipoise.study.runs.engines import engine
-from equipoise.study.runs.orders import Order, Row, Shared
-from equipoise.study.runs.warm import warm
-
-Progress = Callable[[int, int, str], None]
-"""Called as progress(runs done, runs in all, name of the variant)."""
+from equipoise.study.runs.make import How, Progress, make
+from equipoise.study.runs.orders import Row, Shared, orders_at
+from equipoise.study.runs.store import Memory
 
 
 @dataclass(frozen=True)
@@ -70,31 +66,20 @@ def run_all(variants: Sequence[Variant], means: Means) -> list[Outcome]:
     When nothing is random in any variant, one seed is run. Raises PolicyError for an unknown stage.
     """
     seeds = means.seeds if any(is_random(variant.scenario) for variant in variants) else 1
-    first = variants[0].scenario.seed
-    orders: dict[str, Order] = {}
-    ids: list[list[str]] = []
-    for number, variant in enumerate(variants):
-        made = [_order(variant, seed, number, means.trace) for seed in range(first, first + seeds)]
-        orders |= {order.id: order for order in reversed(made) if order.id not in orders}
-        ids.append([order.id for order in made])
-    rows: dict[str, Row] = {}
-    shared = Shared(means.folders, code_hash(), runner=means.runner)
-    if means.jobs > 1:
-        warm(variant.policy for variant in variants)
-    with engine(shared, min(means.jobs, len(orders))) as workers:
-        for row in workers.rows(sorted(orders.values(), key=lambda order: (order.point, order.seed))):
-            rows[row["id"]] = row
-            if means.progress is not None:
-                means.progress(len(rows), len(orders), variants[row["point"]].name)
-    return [
-        Outcome(variant, tuple(rows[key] for key in keys))
-        for variant, keys in zip(variants, ids, strict=True)
+    asked = [
+        list(orders_at(v.scenario, [v.policy], seeds, means.trace, point=k, number=k * seeds))
+        for k, v in enumerate(variants)
     ]
-
-
-def _order(variant: Variant, seed: int, number: int, trace: Trace | None) -> Order:
-    key = run_identity(variant.scenario, make_policy(variant.policy), seed, trace)
-    return Order(key, number, number, variant.policy, seed, variant.scenario.model_dump_json(), {})
+    orders = {order.id: order for one in reversed(asked) for order in one}  # the first of equal ones
+    store = Memory()
+    how = How(means.jobs, progress=means.progress, label=lambda row: variants[row["point"]].name)
+    ordered = sorted(orders.values(), key=lambda order: order.number)
+    make(store, ordered, Shared(means.folders, runner=means.runner), how)
+    rows = {row["id"]: row for row in store.rows()}
+    return [
+        Outcome(variant, tuple(rows[order.id] for order in one))
+        for variant, one in zip(variants, asked, strict=True)
+    ]
 
 
 def policy_text(scenario: Scenario, chosen: str | None) -> str:

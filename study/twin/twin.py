@@ -1,7 +1,7 @@
 """The simulated twin of a live run: the same policy on a scenario made from the run's own record.
 
     found = twin(read_run(Path("runs/night")))
-    print(found.as_table())
+    print(render(found))
 
 The scenario says how fast each rank was (with the rounds at which that changed), what an exchange and the fixed
 part of a step took, and how much steps vary. Everything else follows from the policy, which decides anew. So
@@ -29,7 +29,6 @@ from equipoise.sim.scenario.tree import InputError
 from equipoise.study.twin.compare import Parting, actions, first_difference, identical, parting, without
 from equipoise.study.twin.fit import Measured, measure, scenario_data
 from equipoise.study.twin.record import LiveRun, Point, journals
-from equipoise.study.twin.text import render
 
 _FIELDS = {
     "samples": "samples_per_step",
@@ -77,10 +76,6 @@ class Twin:
     def step_error_median(self) -> float:
         """Median relative error of the predicted step times; NaN without any decision."""
         return float(np.median([w.error for w in self.windows])) if self.windows else math.nan
-
-    def as_table(self) -> str:
-        """Text for people."""
-        return render(self)
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,7 @@ def measure(runs: int, run_s: float, jobs: int, runner: Any, dask: str | None = 
         file = write_sweep(Path(folder), seeds=runs // 4, case=case)
         marks: list[tuple[float, float, float]] = []
 
-        def progress(done: int, total: int, failed: int) -> None:
+        def progress(done: int, total: int, text: str) -> None:
             memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
             marks.append((time.perf_counter(), time.process_time(), memory))
 

@@ -17,6 +17,7 @@ import equipoise
 from equipoise import cli
 from equipoise.policies import registry as policies
 from equipoise.sim.hardware.profile import scenarios_dir
+from tests.study.runs.sweep_helpers import run_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -163,7 +164,7 @@ def test_compare_as_json_and_csv(scenario: str, tmp_path: Path, capsys: pytest.C
     assert content["policies"] == ["fifo", "sjf"]
     assert content["seeds"] == [0, 1]
     assert (out / "comparison.json").read_text(encoding="utf-8") == shown.out
-    assert (out / "sjf" / "seed-1" / "summary.json").is_file()
+    assert (run_folder(out, "sjf", 1) / "summary.json").is_file()
     assert cli.main([*options, "--format", "csv"]) == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert {row["policy"] for row in rows} == {"fifo", "sjf"}
@@ -487,10 +488,14 @@ def test_progress_is_a_line_now_and_then_when_piped(
 
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    with options.progress(False, "case") as update:
-        assert update is not None
+    with options.progress(False, "case") as tell:
         for now[0] in (1.0, 31.0, 40.0, 62.0):
-            update(now[0] / 100, f"at {now[0]:.0f}")
-    assert capsys.readouterr().err == "case: 31 %, at 31\ncase: 62 %, at 62\n"
-    with options.progress(True, "case") as update:
-        assert update is None
+            tell(int(now[0]), 100, f"at {now[0]:.0f}\x1b[2J")
+    assert capsys.readouterr().err.splitlines() == [
+        "case: 31/100 runs, 0:01:09 left, at 31\\x1b[2J",
+        "case: 62/100 runs, 0:00:38 left, at 62\\x1b[2J",
+    ]
+    with options.progress(True, "case") as tell:
+        now[0] = 100.0
+        tell(100, 100, "the end")
+    assert capsys.readouterr().err == ""

@@ -15,6 +15,7 @@ from equipoise.policies import sources
 from equipoise.policies.record.foreign import foreign_sources
 from equipoise.policies.registry import make_policy
 from equipoise.policies.sources import NoSourcesError, code_hash, combined, file_parts, root, source_files
+from tests.study.runs.sweep_helpers import run_folder
 from tests.study.runs.test_study_folders import ROOT
 
 ROOMS = ("policies", "sim", "study", "calibrate", "live")
@@ -75,11 +76,11 @@ def test_a_changed_helper_of_a_plugin_makes_other_runs(tmp_path: Path, package: 
     site, out = tmp_path / "site", tmp_path / "out"
     helper = plugin(site, package=package)
     (site / "s.yaml").write_text(SCENARIO)
-    run = out / "mine" / "seed-0"
     compare = ("compare", "s.yaml", "--policy", "mine", "--seeds", "1", "--out", str(out), "--quiet")
 
     def made() -> tuple[str, int]:
         equipoise(site, *compare)
+        run = run_folder(out, "mine", 0)
         return json.loads((run / "manifest.json").read_text())["identity"], (
             run / "jobs.parquet"
         ).stat().st_mtime_ns
@@ -90,7 +91,7 @@ def test_a_changed_helper_of_a_plugin_makes_other_runs(tmp_path: Path, package: 
     second = made()
     assert second[0] != first[0]
     assert second[1] > first[1]
-    table = equipoise(site, "query", "--identity", "mine/seed-0", "--out", str(out)).stdout
+    table = equipoise(site, "query", "--identity", second[0], "--out", str(out)).stdout
     rows = dict(line.rsplit(maxsplit=1) for line in table.splitlines())
     assert rows["identity"] == second[0]
     assert len(rows[f"stage: {helper.relative_to(site)}"]) == 16

@@ -25,6 +25,7 @@ from equipoise.policies.observation import Observation
 from equipoise.sim.run import INTERRUPTED, RunFailed, RunInterrupted
 from equipoise.sim.world.stall import FRUITLESS_RESTARTS, IDLE_FAILURES
 from tests.scenarios import model, scenario, simulate
+from tests.study.runs.sweep_helpers import run_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 LONG = """schema_version: 1
@@ -215,7 +216,7 @@ def test_a_policy_that_fails_does_not_take_the_others_with_it(
     kept = json.loads((out / "comparison.json").read_text())
     assert len(kept["failures"]) == 1
     assert {run["policy"] for run in kept["runs"]} == {"fifo", "sjf"}
-    assert (out / "failing+fifo" / "seed-0" / "jobs.parquet").is_file()
+    assert (run_folder(out, "failing+fifo", 0) / "jobs.parquet").is_file()
 
 
 @pytest.mark.usefixtures("failing_stage")

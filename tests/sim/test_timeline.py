@@ -25,6 +25,7 @@ from equipoise.sim.scenario.model import Scenario
 from equipoise.study.runs.compare import compare
 from tests.oracles.buckets import naive_spread
 from tests.scenarios import cases, model, scenario, simulate
+from tests.study.runs.sweep_helpers import run_folder
 
 CHECKS = settings(deadline=None, max_examples=25, suppress_health_check=list(HealthCheck))
 CHARGES = st.lists(
@@ -269,7 +270,7 @@ def test_a_comparison_keeps_them_and_makes_runs_again_that_have_none(tmp_path: P
     for more, calls in (({}, 1), ({}, 1), ({"timeline": True, "journal": True}, 2), ({"timeline": True}, 2)):
         compare(case, ["fifo"], 1, out=tmp_path, runner=runner, **more)
         assert runner.calls == calls, more
-    folder = tmp_path / "fifo" / "seed-0"
+    folder = run_folder(tmp_path, "fifo", 0)
     assert (folder / "timeline" / "usage.parquet").is_file()
     assert len((folder / "journal.jsonl").read_text().splitlines()) >= 2
 

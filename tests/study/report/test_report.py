@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -21,13 +22,22 @@ from equipoise.study.bounds import Bound
 from equipoise.study.report import detail as report_detail
 from equipoise.study.report.metrics import PAGE, definitions, page_html
 from equipoise.study.report.page import TEMPLATES, embedded, make_report
-from equipoise.study.runs.compare import Comparison
-from equipoise.study.runs.execute import Result, Task
+from equipoise.study.runs.compare import Comparison, Result
 from tests.study.report.report_data import make_run
 from tests.study.report.report_reader import Page
 
 HOSTILE = """</script><script>alert("1")</script><img src=x onerror='alert(2)'>&amp;\u2028${title}"""
 ROOT = Path(__file__).resolve().parents[3]
+
+
+def identity(policy: str, seed: int) -> str:
+    """What stands for the hash of a run's inputs."""
+    return hashlib.sha256(f"{policy} {seed}".encode()).hexdigest()[:16]
+
+
+def run_folder(out: Path, policy: str, seed: int) -> Path:
+    """The run directory in a comparison."""
+    return out / "runs" / identity(policy, seed)
 
 
 def make_comparison(
@@ -38,9 +48,9 @@ def make_comparison(
     for policy in policies:
         for seed in range(seeds):
             run = make_run(
-                Task(policy, seed).folder(out), policy, seed, timeline=timeline and seed == 0, **more
+                run_folder(out, policy, seed), policy, seed, timeline=timeline and seed == 0, **more
             )
-            results.append(Result(policy, seed, run.identity, run.summary(), (), dict(run.totals)))
+            results.append(Result(policy, seed, identity(policy, seed), run.summary(), (), dict(run.totals)))
     name = str(more.get("name", "made"))
     made = Comparison(
         name, tuple(policies), tuple(range(seeds)), tuple(results), Bound(60.0, 30.0, False), ("a note",)
@@ -145,7 +155,7 @@ def test_every_metric_of_the_table_is_defined(compared: Path) -> None:
 
 def test_hostile_names_stay_text(tmp_path: Path) -> None:
     make_comparison(tmp_path, ["fifo", HOSTILE], 2, jobs=4, decisions=2, name=HOSTILE, job_name=HOSTILE)
-    folder = Task(HOSTILE, 0).folder(tmp_path)
+    folder = run_folder(tmp_path, HOSTILE, 0)
     (tmp_path / "sensitivity.json").write_text(
         json.dumps({"metric": "makespan_s", "base": 10.0, "rows": [
             {"key": HOSTILE, "low_value": HOSTILE, "high_value": "<b>", "low": 9.0, "high": 11.0}]})
@@ -299,12 +309,12 @@ def test_a_hundred_runs_stay_below_5_mb(tmp_path: Path) -> None:
     results = []
     for policy in policies:
         for seed in range(10):
-            folder = Task(policy, seed).folder(tmp_path)
+            folder = run_folder(tmp_path, policy, seed)
             shutil.copytree(small if seed else large, folder, copy_function=os.link)
             manifest = json.loads((folder / "manifest.json").read_text()) | {"policy": policy, "seed": seed}
             (folder / "manifest.json").unlink()
             (folder / "manifest.json").write_text(json.dumps(manifest))
-            results.append(Result(policy, seed, run.identity, run.summary(), (), dict(run.totals)))
+            results.append(Result(policy, seed, identity(policy, seed), run.summary(), (), dict(run.totals)))
     made_of = Comparison(
         "made", tuple(policies), tuple(range(10)), tuple(results), Bound(60.0, 30.0, False), ()
     )

@@ -15,11 +15,10 @@ import pytest
 from equipoise.sim.record import write_parquet
 from equipoise.study.report.page import make_report
 from equipoise.study.report.timeline import bars
-from equipoise.study.runs.execute import Task
 from tests.study.report.browser import Browser, chromium
 from tests.study.report.report_data import make_run, write_journal, write_timeline
 from tests.study.report.report_data import segments as made_segments
-from tests.study.report.test_report import HOSTILE, make_comparison
+from tests.study.report.test_report import HOSTILE, make_comparison, run_folder
 from tests.study.report.test_timeline_bars import unpack
 
 DOMAIN = "const v = Charts.views.find((v) => v.chart.id === arguments[0]); return [v.view.x0, v.view.x1]"
@@ -36,7 +35,7 @@ def browser() -> Iterator[Browser]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("browser")
     make_comparison(out, ["fifo", "easy"], 2, jobs=40, each=6, usd=50.0)
-    write_journal(Task("fifo", 0).folder(out) / "journal.jsonl", 2000)
+    write_journal(run_folder(out, "fifo", 0) / "journal.jsonl", 2000)
     tornado = (
         '{"metric": "makespan_s", "base": 10, "rows": '
         '[{"key": "k", "low_value": 1, "high_value": 2, "low": 9, "high": 12}]}'
@@ -170,7 +169,7 @@ def test_the_legend_hides_and_shows(opened: Browser) -> None:
 
 
 def test_the_browser_unpacks_what_was_packed(opened: Browser, folder: Path) -> None:
-    packed = bars(Task("fifo", 0).folder(folder))
+    packed = bars(run_folder(folder, "fifo", 0))
     expected = unpack(packed.packed, packed.count)
     columns = ("row", "start", "length", "gpus", "kind", "use", "busy")
     found = [opened.js(GANTT + f"return Array.from(g.bars.{name})") for name in columns]

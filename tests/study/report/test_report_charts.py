@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from equipoise import cli
 from equipoise.sim.record import write_parquet
+from equipoise.study.display import digits
 from equipoise.study.report import figures as charts_figures
 from equipoise.study.report import timeline
 from equipoise.study.report.charts import Chart, rounded, time_unit
@@ -28,8 +29,8 @@ from equipoise.study.report.charts_study import (
     study_charts,
     usage_over_time,
 )
-from equipoise.study.report.read import RunFolder, read_study
-from equipoise.study.report.text import digits
+from equipoise.study.report.read import read_study
+from equipoise.study.report.study import RunFolder
 from equipoise.study.runs.compare import Comparison
 from tests.study.report.report_data import USES, make_run
 from tests.study.report.test_report import make_comparison

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.study.report.read import UNKNOWN, Row, Study
+from equipoise.study.report.study import UNKNOWN, Row, Study
 from equipoise.study.report.words import _inverse, best_policy, headline
 from equipoise.study.statistics import Interval, mean_interval, paired_ratio
 

@@ -11,9 +11,11 @@ import numpy as np
 import yaml
 
 from equipoise.sim.record import Run
+from equipoise.study.runs.store import connect
 
 USES = ("busy", "input_stall", "barrier_wait", "exposed_communication", "restart", "lost_to_faults", "useful")
 LOG = "EQUIPOISE_TEST_LOG"
+TIMINGS = ("attempts", "cpu_s", "wall_s")  # columns that differ between equal sweeps
 SCENARIO = {
     "schema_version": 1,
     "name": "tiny",
@@ -36,6 +38,14 @@ def write_sweep(folder: Path, seeds: int = 5, covs=(0.1, 0.2), case=None, **chan
     path = folder / "sweep.yaml"
     path.write_text(yaml.safe_dump({k: v for k, v in (spec | changes).items() if v is not None}))
     return path
+
+
+def run_folder(out: Path, policy: str, seed: int) -> Path:
+    """The directory of a run that a comparison in `out` kept."""
+    with connect(out) as found:
+        asked = "SELECT id FROM runs WHERE policy = ? AND seed = ?"
+        ((key,),) = found.execute(asked, [policy, seed]).fetchall()
+    return out / "runs" / key
 
 
 def quick(scenario, *, policy, seed, trace=None) -> Run:

@@ -11,9 +11,8 @@ from equipoise.policies.registry import PolicyError, make_policy
 from equipoise.sim.record import Run
 from equipoise.sim.run import RunFailed
 from equipoise.sim.scenario.model import Scenario
-from equipoise.study.report.text import show
+from equipoise.study.display import show
 from equipoise.study.runs.compare import compare, is_random
-from equipoise.study.runs.execute import Task, read_result
 
 SPEED = {"fifo": 1.0, "sjf": 0.5, "las": 0.8, "easy": 0.9}
 USES = ("busy", "input_stall", "barrier_wait", "exposed_communication", "restart", "lost_to_faults", "useful")
@@ -38,8 +37,7 @@ def fake_run(case, *, policy, seed, trace=None):
     columns["busy_gpu_s"] = columns["useful_gpu_s"] = 2.0 * end
     idle_gpu_s = float(4 * end.max() - 2 * end.sum())
     totals = {"gpus": 4.0, "makespan_s": float(end.max()), "idle_gpu_s": idle_gpu_s}
-    identity = Task(policy.name, seed).label
-    return Run(case.name, policy.name, seed, identity, "{}", columns, totals, notes=("a note",))
+    return Run(case.name, policy.name, seed, "made up", "{}", columns, totals, notes=("a note",))
 
 
 class Counted:
@@ -210,24 +208,26 @@ def test_progress_counts_every_run():
     assert seen[0][2] == "fifo seed 0"
 
 
-def test_names_of_run_folders(tmp_path):
-    assert Task("s1+s2(mode=optimal)", 3).folder(tmp_path) == tmp_path / "s1+s2(mode=optimal)" / "seed-3"
-    odd, other = Task("../x", 0).folder(tmp_path), Task("..:x", 0).folder(tmp_path)
-    assert odd.parent.parent == tmp_path
-    assert odd != other
+def test_a_row_gives_the_same_result_from_memory_and_from_a_ledger(tmp_path):
+    plain = compare(scenario(), ["fifo", "sjf"], 2, runner=fake_run)
+    kept = compare(scenario(), ["fifo", "sjf"], 2, runner=fake_run, out=tmp_path)
+    read = compare(scenario(), ["fifo", "sjf"], 2, runner=Counted(), out=tmp_path)
+    assert plain.as_json() == kept.as_json() == read.as_json()
+    assert [result.reused for result in read.results] == [True] * 4
+    made = fake_run(scenario(), policy=make_policy("sjf"), seed=1)
+    found = read.results[3]
+    assert dict(found.metrics) == pytest.approx(made.summary(), nan_ok=True)
+    assert tuple(found.metrics) == tuple(made.summary())
+    assert dict(found.totals) == made.totals
+    assert found.notes == made.notes
 
 
-def test_read_result_wants_a_whole_run_of_that_identity(tmp_path):
-    run = fake_run(scenario(), policy=type("P", (), {"name": "fifo"}), seed=1)
-    assert read_result(tmp_path / "run", run.identity) is None
-    run.write(tmp_path / "run")
-    kept = read_result(tmp_path / "run", run.identity)
-    assert kept is not None
-    assert kept.reused
-    assert dict(kept.metrics) == pytest.approx(run.summary(), nan_ok=True)
-    assert read_result(tmp_path / "run", "another") is None
-    (tmp_path / "run" / "summary.json").write_text('{"identity": "fi')
-    assert read_result(tmp_path / "run", run.identity) is None
+def test_one_policy_in_two_spellings_is_run_once():
+    runner = Counted()
+    seen = compare(scenario(), ["fifo", " fifo "], 2, runner=runner)
+    assert runner.calls == 2
+    assert seen.policies == ("fifo", " fifo ")
+    assert cell(seen, "makespan_s", " fifo ").ratio.mean == 1.0
 
 
 def test_rounding_of_a_share_is_no_ratio():

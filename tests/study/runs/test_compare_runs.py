@@ -8,8 +8,13 @@ from hypothesis import strategies as st
 
 from equipoise.sim.run import RunFailed, run
 from equipoise.sim.scenario.model import Scenario
-from equipoise.study.runs.compare import compare
+from equipoise.sim.scenario.tree import InputError
+from equipoise.sim.traces.read import read_trace
+from equipoise.study.folders import check_free, kind_of
+from equipoise.study.report.page import make_report
+from equipoise.study.runs.compare import EveryPolicyFailed, compare
 from equipoise.study.runs.warm import _SMALL
+from tests.study.runs.sweep_helpers import run_folder
 
 POLICIES = ["fifo", "sjf-greedy"]
 
@@ -41,13 +46,13 @@ def plain(small):
 def test_processes_do_not_change_a_result(small, plain, tmp_path):
     spread = compare(small, POLICIES, 2, jobs_parallel=2, out=tmp_path)
     assert spread.as_json() == plain.as_json() == (tmp_path / "comparison.json").read_text()
-    assert (tmp_path / "sjf-greedy" / "seed-1" / "summary.json").is_file()
+    assert (run_folder(tmp_path, "sjf-greedy", 1) / "summary.json").is_file()
 
 
 def test_a_second_start_makes_only_what_is_missing(small, plain, tmp_path):
     first, again, third = Counted(), Counted(), Counted()
     compare(small, POLICIES, 2, out=tmp_path, runner=first)
-    (tmp_path / "fifo" / "seed-1" / "summary.json").unlink()
+    (run_folder(tmp_path, "fifo", 1) / "summary.json").unlink()
     resumed = compare(small, POLICIES, 2, out=tmp_path, runner=again)
     assert (first.calls, again.calls) == (4, 1)
     assert resumed.as_json() == plain.as_json()
@@ -58,24 +63,52 @@ def test_a_second_start_makes_only_what_is_missing(small, plain, tmp_path):
 
 
 def test_a_failing_run_keeps_what_was_made(small, tmp_path):
-    with pytest.raises(RunFailed, match="out of luck"):
+    with pytest.raises(EveryPolicyFailed, match="fifo seed 2 failed: stage s9 at 1 s: out of luck"):
         compare(small, ["fifo"], 3, out=tmp_path, runner=Counted(fail_at=2))
-    assert (tmp_path / "fifo" / "seed-1" / "summary.json").is_file()
-    assert (tmp_path / "fifo" / "seed-2" / "jobs.parquet").is_file()
+    assert (run_folder(tmp_path, "fifo", 1) / "summary.json").is_file()
+    assert (run_folder(tmp_path, "fifo", 2) / "jobs.parquet").is_file()
+    again, third = Counted(), Counted()
+    assert compare(small, ["fifo"], 3, out=tmp_path, runner=again).failures == ()
+    compare(small, ["fifo"], 2, out=tmp_path, runner=third)
+    assert (again.calls, third.calls) == (1, 0)
+
+
+def test_ctrl_c_keeps_the_runs_that_are_done(small, plain, tmp_path):
+    def interrupted(case, **given):
+        if (given["policy"].name, given["seed"]) == ("sjf-greedy", 1):
+            raise KeyboardInterrupt
+        return run(case, **given)
+
+    with pytest.raises(KeyboardInterrupt):
+        compare(small, POLICIES, 2, out=tmp_path, runner=interrupted)
+    assert kind_of(tmp_path) == "comparison"
+    assert "3 runs of 1 points" in make_report(tmp_path).path.read_text(encoding="utf-8")
+    with pytest.raises(InputError, match="holds a comparison"):
+        check_free(tmp_path, "sweep")
     again = Counted()
-    compare(small, ["fifo"], 2, out=tmp_path, runner=again)
-    assert again.calls == 0
+    assert compare(small, POLICIES, 2, out=tmp_path, runner=again).as_json() == plain.as_json()
+    assert again.calls == 1
+
+
+def test_a_trace_reaches_runs_in_other_processes(small, tmp_path):
+    file = tmp_path / "jobs.csv"
+    file.write_text("job_id,arrival_s,gpus,duration_s\n1,0,2,10\n2,5,2,20\n")
+    trace = read_trace(file)
+    file.unlink()  # nobody can read it again
+    one, two = (compare(small, ["fifo"], 2, trace=trace, jobs_parallel=jobs) for jobs in (1, 2))
+    assert one.as_json() == two.as_json()
+    assert one.results[0].metrics["jobs"] == 2 + compare(small, ["fifo"], 1).results[0].metrics["jobs"]
 
 
 def always_fails(case, **given):
     raise RunFailed("stage s9 at 1 s: out of luck", run(case, **given))
 
 
-def test_a_failure_in_another_process_comes_back_whole(small, tmp_path):
-    with pytest.raises(RunFailed, match="stage s9 at 1 s: out of luck") as failed:
+def test_a_failure_in_another_process_comes_back_with_its_reason(small, tmp_path):
+    with pytest.raises(EveryPolicyFailed, match="fifo seed 0 failed: stage s9 at 1 s: out of luck"):
         compare(small, ["fifo"], 2, jobs_parallel=2, out=tmp_path, runner=always_fails)
-    assert failed.value.run.policy_name == "fifo"
-    assert json.loads((tmp_path / "fifo" / "seed-0" / "manifest.json").read_text())["policy"] == "fifo"
+    kept = run_folder(tmp_path, "fifo", 0)
+    assert json.loads((kept / "manifest.json").read_text())["policy"] == "fifo"
 
 
 SPEEDS = st.sampled_from([0.5, 1.0, 1.6])

@@ -23,13 +23,12 @@ from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.questions.size import SIZES_MOST, read_vary
 from equipoise.study.runs.compare import compare
-from equipoise.study.runs.execute import Job, Task, execute, read_result
 from equipoise.study.runs.shards import merge
 from equipoise.study.runs.store import connect
 from equipoise.study.runs.sweep import Options, sweep
 from equipoise.study.runs.sweep_spec import RUNS_MOST, read_sweep
 from equipoise.study.signals import uninterrupted
-from tests.study.runs.sweep_helpers import SCENARIO, quick, write_sweep
+from tests.study.runs.sweep_helpers import SCENARIO, quick, run_folder, write_sweep
 
 ROOT = Path(__file__).resolve().parents[3]
 SMALL = SCENARIO | {"workload": {"jobs": [{"name": "job", "gpus": 2, "duration": 100.0}]}}
@@ -158,23 +157,18 @@ def test_a_range_says_where_its_unit_belongs(tmp_path: Path) -> None:
 # -- damaged files -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "3", "{}", '{"identity": 3}', '{"identity": "x"}'])
+@pytest.mark.parametrize("content", ["", "{", "[]", "3", "{}"])
 def test_a_damaged_run_is_made_again(content: str, tmp_path: Path) -> None:
     scenario = Scenario.model_validate(SMALL)
     first = compare(scenario, ["fifo"], 1, out=tmp_path)
-    summary = tmp_path / "fifo" / "seed-0" / "summary.json"
+    summary = run_folder(tmp_path, "fifo", 0) / "summary.json"
     whole = summary.read_text()
     summary.write_text(content)
-    assert read_result(summary.parent, first.results[0].identity) is None
     again = compare(scenario, ["fifo"], 1, out=tmp_path)
     assert not again.results[0].reused
     assert summary.read_text() == whole
-    identity = first.results[0].identity
-    summary.write_text(
-        json.dumps({"identity": identity, "policy": "fifo", "seed": 0, "notes": [], "totals": 3})
-    )
-    assert read_result(summary.parent, identity) is None
-    assert compare(scenario, ["fifo"], 1, out=tmp_path).as_json() == first.as_json()
+    assert again.as_json() == first.as_json()
+    assert compare(scenario, ["fifo"], 1, out=tmp_path).results[0].reused
 
 
 def test_damaged_results_are_one_line(
@@ -187,6 +181,7 @@ def test_damaged_results_are_one_line(
     capsys.readouterr()
     (Path(one) / "summary.json").write_text("[]")
     (Path(two) / "comparison.json").write_text("{")
+    (Path(two) / "runs.parquet").write_bytes(b"no parquet")
     parquet = Path(many) / "runs.parquet"
     parquet.write_bytes(b"no parquet")
     for folder in (one, two, many):
@@ -264,7 +259,6 @@ def long(scenario: Scenario, **given: Any) -> Run:
 
 def test_ctrl_c_does_not_wait_for_the_runs_under_way(tmp_path: Path) -> None:
     case = Scenario.model_validate(SMALL | {"why": str(tmp_path)})
-    tasks = [Task("fifo", seed) for seed in range(6)]
 
     def interrupt() -> None:
         while len(list(tmp_path.glob("began-*"))) < 2:
@@ -274,7 +268,7 @@ def test_ctrl_c_does_not_wait_for_the_runs_under_way(tmp_path: Path) -> None:
     others = set(active_children())
     threading.Thread(target=interrupt, daemon=True).start()
     with pytest.raises(KeyboardInterrupt):
-        execute(Job(case, None, None, long), tasks, 2)
+        compare(case, ["fifo"], 6, runner=long, jobs_parallel=2)
     assert not set(active_children()) - others
     assert len(list(tmp_path.glob("began-*"))) == 2
     assert not list(tmp_path.glob("ended-*"))

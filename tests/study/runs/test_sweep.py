@@ -6,14 +6,13 @@ import pytest
 from equipoise.cli import main
 from equipoise.policies.registry import PolicyError
 from equipoise.sim.scenario.tree import InputError
-from equipoise.study.runs.orders import orders_of
 from equipoise.study.runs.shards import merge
-from equipoise.study.runs.store import TIMINGS, Ledger, connect
-from equipoise.study.runs.sweep import Options, sweep
+from equipoise.study.runs.store import Ledger, connect
+from equipoise.study.runs.sweep import Options, orders_of, sweep
 from equipoise.study.runs.sweep_spec import read_sweep
 from equipoise.study.runs.warm import _SMALL
 from tests.study.runs import sweep_helpers
-from tests.study.runs.sweep_helpers import SCENARIO, write_sweep
+from tests.study.runs.sweep_helpers import SCENARIO, TIMINGS, write_sweep
 
 
 def results(out):
@@ -49,7 +48,8 @@ def test_progress_and_parquet(tmp_path):
     seen = []
     file = write_sweep(tmp_path, seeds=2)
     sweep(file, tmp_path / "out", progress=lambda *given: seen.append(given), runner=sweep_helpers.quick)
-    assert seen == [(k, 8, 0) for k in range(1, 9)]
+    assert [given[:2] for given in seen] == [(k, 8) for k in range(1, 9)]
+    assert seen[0][2] == "point 0, fifo seed 0"
     with connect(tmp_path / "out") as connection:
         grouped = connection.execute('SELECT "noise.step_cov" c, count(*) FROM runs GROUP BY c ORDER BY c')
         assert grouped.fetchall() == [(0.1, 4), (0.2, 4)]

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from equipoise.study.runs import dask_engine
-from equipoise.study.runs.engines import EngineError, engine
+from equipoise.study.runs.engines import EngineError
+from equipoise.study.runs.make import engine
 from equipoise.study.runs.orders import Shared
 from equipoise.study.runs.sweep import Options, sweep
 from tests.study.runs import sweep_helpers

@@ -9,8 +9,8 @@ import yaml
 
 from equipoise.cli import main
 from equipoise.study.runs.launch import Launch, kubernetes, slurm
-from equipoise.study.runs.store import TIMINGS, Ledger
-from tests.study.runs.sweep_helpers import write_sweep
+from equipoise.study.runs.store import Ledger
+from tests.study.runs.sweep_helpers import TIMINGS, write_sweep
 
 ROOT = Path(__file__).resolve().parents[3]
 DOC = (ROOT / "docs" / "sweeps.md").read_text(encoding="utf-8")

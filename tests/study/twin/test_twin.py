@@ -23,6 +23,7 @@ from equipoise.sim.scenario.tree import InputError
 from equipoise.study.twin.compare import actions, first_difference
 from equipoise.study.twin.fit import LEAST_ROUNDS, change_points, measure
 from equipoise.study.twin.record import read_run
+from equipoise.study.twin.text import render
 from equipoise.study.twin.twin import Twin, twin
 from tests.study.twin.twin_runs import Truth, write_run
 
@@ -150,8 +151,8 @@ def test_the_column_that_parted_is_named(tmp_path: Path) -> None:
     assert column.since == 6
     assert column.live[1] == pytest.approx(1.6 * column.simulated[1], rel=1e-6)
     because = "because the time per sample of rank 1 was 60.0% higher live than in the simulation"
-    assert f"decision 6 has other samples per step live, {because}" in found.as_table()
-    assert "apart since decision 6" in found.as_table()
+    assert f"decision 6 has other samples per step live, {because}" in render(found)
+    assert "apart since decision 6" in render(found)
 
 
 def test_what_a_stage_remembers_is_traced_to_the_column_behind_it(tmp_path: Path) -> None:
@@ -169,8 +170,8 @@ def test_a_journal_that_does_not_replay_is_told(tmp_path: Path) -> None:
     folder, _ = write_run(Truth(rounds=40), tmp_path)
     found = twin(read_run(folder, make_policy("s1+s2+s3(eta=0.1)+s4")))
     assert found.replay_differences
-    assert "replay: " in found.as_table()
-    assert found.replay_differences[0] in found.as_table()
+    assert "replay: " in render(found)
+    assert found.replay_differences[0] in render(found)
 
 
 def test_equal_actions_have_no_difference() -> None:

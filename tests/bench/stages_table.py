@@ -1,4 +1,4 @@
-"""Which stage helps where: `python -m equipoise.study.questions.stages_table > docs/stages.md`.
+"""Which stage helps where: `python -m tests.bench.stages_table > docs/stages.md`.
 
 Four scenarios, each with no stage, then with S1, S2, S3 and S4 added one after the other, on the same seeds.
 """
@@ -17,10 +17,11 @@ import click
 from equipoise.sim.hardware.profile import scenarios_dir
 from equipoise.sim.loading.file import read_scenario
 from equipoise.sim.record import versions
-from equipoise.study.report.text import LABELS, PER_JOB, digits, show
-from equipoise.study.runs.compare import Cell, Comparison, compare
-from equipoise.study.runs.execute import Progress
+from equipoise.study.display import LABELS, PER_JOB, digits, show
+from equipoise.study.runs.compare import Comparison, compare
+from equipoise.study.runs.make import Progress
 from equipoise.study.statistics import Interval, paired_ratio
+from equipoise.study.table import Cell
 
 SCENARIOS = ("quickstart", "skewed-data", "congested", "many-jobs-faults")
 POLICIES = ("none", "s1", "s1+s2", "s1+s2+s3", "s1+s2+s3+s4")
@@ -162,9 +163,7 @@ def main(seeds: int, processes: int) -> None:
     """Print the table of stages as Markdown."""
     paths = [scenarios_dir() / f"{name}.yaml" for name in SCENARIOS]
     click.echo(
-        stages_table(
-            paths, seeds, processes, f"python -m equipoise.study.questions.stages_table --seeds {seeds}"
-        ),
+        stages_table(paths, seeds, processes, f"python -m tests.bench.stages_table --seeds {seeds}"),
         nl=False,
     )
 

@@ -1,6 +1,6 @@
 """Where the GPU time went under each policy, as one SVG.
 
-python -m equipoise.study.report.picture OUT/comparison.json
+python -m tests.bench.picture OUT/comparison.json
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@ import math
 import pytest
 import yaml
 
-from equipoise.study.questions.stages_table import ADDED, POLICIES, judge, stages_table
 from equipoise.study.runs.warm import _SMALL
 from equipoise.study.statistics import Interval, paired_ratio
+from tests.bench.stages_table import ADDED, POLICIES, judge, stages_table
 
 
 @pytest.mark.parametrize(

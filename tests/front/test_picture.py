@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ET
 
-from equipoise.study.report.picture import USES, draw
+from tests.bench.picture import USES, draw
 
 SVG = "{http://www.w3.org/2000/svg}"
 

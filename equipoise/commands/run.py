@@ -1,0 +1,105 @@
+"""run: one scenario under one policy."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from equipoise.commands.tables import aligned, as_csv
+from equipoise.commands.types import IntRange
+from equipoise.exit_codes import FAILURE, INTERRUPTED, OK
+from equipoise.options import (
+    State,
+    common,
+    interruptible,
+    need_out,
+    note,
+    output_options,
+    pass_state,
+    progress,
+    record_options,
+    scenario_options,
+    writable,
+)
+from equipoise.study.plain import plain
+from equipoise.study.terminal import printable
+
+if TYPE_CHECKING:
+    from equipoise.sim.record import Run
+
+
+@click.command()
+@scenario_options
+@click.option("--policy", metavar="POLICY", help="Stages joined by +, or none. Default: the scenario's.")
+@click.option("--seed", type=IntRange(min=0), help="Default: the scenario's.")
+@output_options
+@record_options
+@common
+@pass_state
+def run(
+    state: State,
+    scenario: str,
+    policy: str | None,
+    seed: int | None,
+    trace: str | None,
+    overrides: tuple[str, ...],
+    out: str | None,
+    form: str,
+    timeline: bool,
+    journal: bool,
+) -> int:
+    """Simulate SCENARIO under one policy and print what came of it."""
+    from equipoise import api
+    from equipoise.policies.registry import make_policy
+    from equipoise.sim.run import RunFailed, RunInterrupted
+
+    need_out(out, timeline=timeline, journal=journal)
+    ready, jobs, warnings = api.prepare(scenario, trace, overrides)
+    note(False, *warnings)
+    chosen = None if policy is None else make_policy(policy)
+    writable(out, "run")
+    code = OK
+    with progress(state.quiet, ready.name, "jobs") as tell, interruptible() as stop:
+
+        def at(time_s: float, done: int, total: int) -> None:
+            tell(done, total, f"{time_s / 3600:.1f} h simulated")
+
+        try:
+            made = api.run(
+                ready, policy=chosen, seed=seed, trace=jobs, out=out, progress=at, timeline=timeline,
+                journal=journal, stop=stop,
+            )  # fmt: skip
+        except RunFailed as error:
+            code = INTERRUPTED if isinstance(error, RunInterrupted) else FAILURE
+            if state.debug and code == FAILURE:
+                raise
+            made = error.run
+    note(state.quiet, *(f"note: {text}" for text in made.notes))
+    sys.stdout.write(printable(_shown(made, form)) if form == "table" else _shown(made, form))
+    if made.stopped:
+        why = " ".join(made.stopped.split())
+        what = "interrupted" if code == INTERRUPTED else f"the run failed: {why}"
+        kept = "" if out is None else f"; its records up to then are in {api.unfinished(Path(out))}"
+        note(False, f"equipoise: {what} at {made.totals['end_s']:.6g} s simulated{kept}")
+    return code
+
+
+def _shown(made: Run, form: str) -> str:
+    head = {"scenario": made.scenario_name, "policy": made.policy_name, "seed": made.seed}
+    row: dict[str, Any] = {**head, "identity": made.identity, "cpu_s": made.cpu_s, **made.summary()}
+    if form == "table":
+        from equipoise.study.display import LABELS, show
+
+        row = {k: v for k, v in made.summary().items() if math.isfinite(v) or not k.endswith(("_usd", "_j"))}
+        lines = [(LABELS.get(k, k), f"{show(k, v):>12}") for k, v in row.items()]
+        title = f"{made.scenario_name}: {made.policy_name}, seed {made.seed}, {made.cpu_s:.2f} s of CPU"
+        return "\n".join([title, "", *aligned(lines)]) + "\n"
+    if form == "csv":
+        return as_csv(list(row), [list(row.values())])
+    more = {"totals": dict(made.totals), "notes": list(made.notes), "stopped": made.stopped}
+    return json.dumps(plain({"schema_version": 1, **row, **more}), indent=2) + "\n"

@@ -1,0 +1,147 @@
+"""sweep, merge: every run of a sweep file, here or in shards on many machines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from equipoise.commands.compare import until_options
+from equipoise.commands.types import IntRange
+from equipoise.exit_codes import OK, OUTSIDE, SOME_FAILED
+from equipoise.options import KEPT, State, common, note, pass_state, progress
+from equipoise.policies.numerals import is_index
+from equipoise.study.terminal import printable
+
+if TYPE_CHECKING:
+    from equipoise.study.runs.sweep import Outcome
+
+_FAILURES_SHOWN = 10
+
+
+def _shard(ctx: click.Context, parameter: click.Parameter, text: str | None) -> tuple[int, int] | None:
+    """I/N as numbers."""
+    if text is None:
+        return None
+    part, slash, parts = text.partition("/")
+    if not (slash and is_index(part) and is_index(parts) and 1 <= int(part) <= int(parts)):
+        raise click.BadParameter(f"{text!r}: write I/N with I from 1 to N, e.g. 3/16")
+    return int(part), int(parts)
+
+
+@click.command()
+@click.argument("file", metavar="SWEEP.yaml", type=click.Path(dir_okay=False))
+@click.option("--out", required=True, type=click.Path(file_okay=False), help="Where results are kept.")
+@click.option("--jobs", type=IntRange(1), default=1, show_default=True, help="Processes here.")
+@click.option("--dask", metavar="ADDRESS", help="Use this Dask scheduler; 'local' starts one here.")
+@click.option("--shard", metavar="I/N", callback=_shard, help="Make the I-th of N parts (then: merge).")
+@click.option("--fresh", is_flag=True, help="Forget what is there; by default it is completed.")
+@click.option("--retry", is_flag=True, help="Make failed runs again.")
+@click.option("--keep", is_flag=True, help="Keep a run directory per run, in OUT/runs/ID/.")
+@click.option("--timeline", is_flag=True, help="With --keep: keep timelines, too.")
+@until_options
+@click.option("--launch", type=click.Choice(["slurm", "k8s"]), help="Print a launch file for --shards parts.")
+@click.option("--shards", type=IntRange(1), default=16, show_default=True, help="With --launch.")
+@click.option("--image", default="IMAGE", show_default=True, help="With --launch k8s: container image.")
+@click.option("--claim", default="CLAIM", show_default=True, help="With --launch k8s: volume claim.")
+@click.option("--dry-run", is_flag=True, help="Show how many runs there are, and make none.")
+@common
+@pass_state
+def sweep(
+    state: State,
+    file: str,
+    out: str,
+    jobs: int,
+    dask: str | None,
+    shard: tuple[int, int] | None,
+    fresh: bool,
+    retry: bool,
+    keep: bool,
+    timeline: bool,
+    until: str | None,
+    max_seeds: int,
+    launch: str | None,
+    shards: int,
+    image: str,
+    claim: str,
+    dry_run: bool,
+) -> int:
+    """Make every run of SWEEP.yaml; a second start makes what is missing.
+
+    Exit code 3 when some runs failed: they are listed, and made again with --retry. Exit code 5 when --until
+    does not hold everywhere.
+    """
+    from equipoise.study.runs.launch import FORMS, Launch
+    from equipoise.study.runs.sweep import Options, planned
+    from equipoise.study.runs.sweep import sweep as make
+
+    path = Path(file)
+    if timeline and not keep:
+        raise click.UsageError("--timeline needs --keep")
+    options = Options(jobs, dask, shard, fresh, retry, keep, timeline, until, max_seeds)
+    if launch is not None:
+        planned(path, options)  # what is wrong with the sweep is said here, not by sixteen machines
+        given = _kept_options(keep, timeline, retry, until, max_seeds)
+        click.echo(FORMS[launch](Launch(file, out, shards, jobs, given, image, claim)), nl=False)
+        return OK
+    if dry_run:
+        orders, _, notes, _ = planned(path, options)
+        most = "" if until is None else "at most "
+        click.echo(f"{most}{len(orders)} runs, {len({order.point for order in orders})} points")
+        note(state.quiet, *(f"note: {text}" for text in notes))
+        return OK
+    try:
+        with progress(state.quiet, path.stem) as tell:
+            outcome = make(path, Path(out), options, progress=tell)
+    except KeyboardInterrupt:
+        note(state.quiet, KEPT)
+        raise
+    note(state.quiet, *(f"note: {text}" for text in outcome.notes))
+    click.echo(printable(_summary(outcome, out)))
+    if outcome.failed:
+        return SOME_FAILED
+    return OUTSIDE if outcome.unsure else OK
+
+
+def _kept_options(
+    keep: bool, timeline: bool, retry: bool, until: str | None, max_seeds: int
+) -> tuple[str, ...]:
+    """Options of the sweep that every shard must have, too."""
+    flags = {"--keep": keep, "--timeline": timeline, "--retry": retry}
+    chosen = [name for name, value in flags.items() if value]
+    return (*chosen, *(("--until", until, "--max-seeds", str(max_seeds)) if until is not None else ()))
+
+
+def _summary(outcome: Outcome, out: str) -> str:
+    """How a sweep ended, in words."""
+    lines = [
+        f"{outcome.runs} runs in {out}: {outcome.made} made, {outcome.reused} there already, "
+        f"{len(outcome.failed)} failed"
+    ]
+    for row in outcome.failed[:_FAILURES_SHOWN]:
+        lines.append(
+            f"failed: {row['id']} point {row['point']} {row['policy']} seed {row['seed']}: {row['error']}"
+        )
+    if len(outcome.failed) > _FAILURES_SHOWN:
+        lines.append(
+            f"failed: and {len(outcome.failed) - _FAILURES_SHOWN} more (table runs, status 'failed')"
+        )
+    return "\n".join(lines)
+
+
+@click.command()
+@click.argument("folders", metavar="OUT [DIR]...", nargs=-1, required=True, type=click.Path(file_okay=False))
+@common
+@pass_state
+def merge(state: State, folders: tuple[str, ...]) -> int:
+    """Put the shards in OUT and in each DIR together, into OUT/sweep.db.
+
+    Exit code 3 when runs failed or shards are missing.
+    """
+    from equipoise.study.runs.shards import merge as join
+
+    done, failed, notes = join(Path(folders[0]), [Path(folder) for folder in folders])
+    click.echo(f"{done + failed} runs in {folders[0]}: {failed} failed")
+    note(state.quiet, *(f"note: {text}" for text in notes))
+    return SOME_FAILED if failed or notes else OK

@@ -1,0 +1,37 @@
+"""Files that appear whole or not at all, whatever is killed while they are written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def draft_of(target: Path) -> Path:
+    """Where this process writes `target` before it takes its place: beside it, absolute."""
+    return target.absolute().with_name(f".{target.name}.{os.getpid()}")
+
+
+@contextmanager
+def replacing(target: Path) -> Iterator[Path]:
+    """Gives the draft of `target` to write to; it takes its place at the end, and goes when anything is raised.
+
+    Raises OSError that names `target`, not the draft, where it cannot be written.
+    """
+    draft = draft_of(target)
+    try:
+        yield draft
+        os.replace(draft, target)
+    except OSError as error:
+        if error.filename in (None, str(draft)):
+            error.filename, error.filename2 = str(target), None
+        raise
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def write_whole(target: Path, content: str | bytes) -> None:
+    """Write a file, text as UTF-8. Raises OSError that names it."""
+    with replacing(target) as draft:
+        draft.write_bytes(content.encode() if isinstance(content, str) else content)

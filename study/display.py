@@ -1,0 +1,97 @@
+"""Metrics as text for people: their labels, and numbers in human units."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from equipoise.sim.scenario.units import (
+    TIME,
+    format_bytes,
+    format_joules,
+    format_seconds,
+    format_usd,
+)
+
+LABELS = {
+    "jobs": "jobs",
+    "completed": "jobs completed",
+    "makespan_s": "makespan",
+    "completion_mean_s": "completion mean",
+    "completion_p50_s": "completion p50",
+    "completion_p95_s": "completion p95",
+    "completion_p99_s": "completion p99",
+    "queueing_mean_s": "queueing mean",
+    "goodput_ratio": "goodput",
+    "gpu_busy_ratio": "GPU busy",
+    "idle_ratio": "idle",
+    "input_stall_ratio": "input stall",
+    "barrier_wait_ratio": "barrier wait",
+    "exposed_communication_ratio": "exposed comm.",
+    "restart_ratio": "restart",
+    "lost_to_faults_ratio": "lost to faults",
+    "energy_j": "energy",
+    "cost_usd": "cost",
+    "waste_usd": "  wasted",
+    "idle_usd": "    idle",
+    "input_stall_usd": "    input stall",
+    "barrier_wait_usd": "    barrier wait",
+    "exposed_communication_usd": "    exposed comm.",
+    "restart_usd": "    restart",
+    "lost_to_faults_usd": "    lost to faults",
+    "energy_per_useful_sample_j": "energy a sample",
+    "cost_per_useful_sample_usd": "cost per 1e6 samples",
+}
+METRICS = tuple(LABELS)
+"""Names of `Run.summary`, in its order."""
+IN_DETAIL = (
+    "idle_usd", "input_stall_usd", "barrier_wait_usd", "exposed_communication_usd", "restart_usd",
+    "lost_to_faults_usd", "energy_per_useful_sample_j",
+)  # fmt: skip
+"""Metrics that a comparison leaves to its other formats: their shares of the time stand in the table already."""
+UNKNOWN = "-"
+_DECIMALS = 3
+PER_JOB = ("completion_p50_s", "completion_p95_s", "completion_p99_s")
+
+
+def digits(value: float, significant: int = 3) -> str:
+    """So many significant digits, at most three decimals, and no exponent below a million."""
+    if not math.isfinite(value) or abs(value) >= 1e6:
+        return f"{value:.{significant}g}"
+    if abs(value) < 0.5 * 10.0**-_DECIMALS:
+        return "0"
+    whole = math.floor(math.log10(abs(value))) + 1
+    return f"{value:.{min(max(0, significant - whole), _DECIMALS)}f}"
+
+
+def plus_minus(half: float) -> str:
+    """Half an interval behind its middle: " ±0.2"; nothing when it is nothing or unknown."""
+    shown = digits(half, 2) if half > 0 else "0"
+    return "" if shown == "0" else f" ±{shown}"
+
+
+def _scaled(metric: str, mean: float) -> tuple[float, str]:
+    """(divisor, unit) that suit the metric and the size of its mean."""
+    if metric.endswith("_s"):
+        unit = format_seconds(mean).rsplit(" ", 1)[1]
+        return float(TIME.factors[unit]), unit
+    return (0.01, "%") if metric.endswith("_ratio") else (1.0, "")
+
+
+def show(metric: str, mean: float, half: float = math.nan) -> str:
+    """A mean and its half interval in the unit of the metric: "43.1 ±0.2 s"; "-" when unknown."""
+    if not math.isfinite(mean):
+        return UNKNOWN
+    other: dict[str, Callable[[float], str]] = {
+        "_bytes": format_bytes, "_usd": format_usd, "_j": format_joules,
+    }  # fmt: skip
+    if metric == "cost_per_useful_sample_usd":
+        mean, half = 1e6 * mean, 1e6 * half
+    for suffix, text in other.items():
+        if metric.endswith(suffix):
+            number, unit = text(mean).rsplit(" ", 1)
+            relative = half / abs(mean) if mean else math.nan
+            return f"{number}{plus_minus(relative * abs(float(number.replace(',', ''))))} {unit}"
+    scale, unit = _scaled(metric, mean)
+    number = f"{mean:.0f}" if not unit and mean == round(mean) else digits(mean / scale)
+    return f"{number}{plus_minus(half / scale)} {unit}".rstrip()

@@ -1,0 +1,190 @@
+"""What a folder of results says, in one shape: a run, a comparison or a sweep."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from equipoise.sim.scenario.tree import InputError, read_text, read_tree
+from equipoise.study.folders import MANIFEST
+from equipoise.study.report.timeline import has_timeline
+from equipoise.study.statistics import CONFIDENCE, Interval
+
+UNKNOWN = Interval(math.nan, math.nan, math.nan, 0)
+SENSITIVITY = "sensitivity.json"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A run that ended without a result."""
+
+    what: str
+    error: str
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """One run directory."""
+
+    path: Path
+    policy: str
+    seed: int
+    manifest: Mapping[str, Any]
+    label: str
+
+    @property
+    def timeline(self) -> bool:
+        """Whether it holds a timeline."""
+        return has_timeline(self.path)
+
+    @property
+    def journal(self) -> Path | None:
+        """Its record of decisions, if there is one."""
+        path = self.path / "journal.jsonl"
+        return path if path.is_file() else None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One metric under one policy, as in `docs/metrics.md`; unknown numbers are NaN."""
+
+    metric: str
+    policy: str
+    value: Interval
+    ratio: Interval = UNKNOWN
+    bound: float = math.nan
+    over_bound: float = math.nan
+
+
+@dataclass(frozen=True)
+class Point:
+    """One choice of a sweep under one policy: the varied values as text, and means of the metrics."""
+
+    number: int
+    policy: str
+    values: Mapping[str, str]
+    means: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Trend:
+    """Mean of the main metric over the values of one varied key: means[policy][k] at values[k]."""
+
+    key: str
+    metric: str
+    values: tuple[str, ...]
+    means: Mapping[str, Sequence[float]]
+
+
+@dataclass(frozen=True)
+class Study:
+    """Everything that a report is made of.
+
+    policies: the first is the one that ratios refer to. folders: run directories with per-job records.
+    detail: those of them to show closely. versus: versus(policy, other, metric) is the paired ratio.
+    gpus: of the cluster, NaN when not known or not the same. level: of the intervals. about: facts that the
+    ledger of a sweep holds. points, trends: of a sweep. tornado: of a sensitivity study.
+    """
+
+    kind: Literal["run", "comparison", "sweep"]
+    path: Path
+    title: str
+    policies: tuple[str, ...]
+    seeds: int
+    rows: tuple[Row, ...]
+    folders: tuple[RunFolder, ...]
+    detail: tuple[RunFolder, ...]
+    versus: Callable[[str, str, str], Interval]
+    failures: tuple[Failure, ...] = ()
+    failed: int = 0
+    notes: tuple[str, ...] = ()
+    noise_free: bool = False
+    gpus: float = math.nan
+    level: float = CONFIDENCE
+    points: tuple[Point, ...] = ()
+    trends: tuple[Trend, ...] = ()
+    tornado: Mapping[str, Any] | None = None
+    about: Mapping[str, str] = field(default_factory=dict)
+    config: Mapping[str, Any] | None = None
+
+    def row(self, metric: str, policy: str) -> Row | None:
+        """That metric under that policy, or None."""
+        return next((row for row in self.rows if (row.metric, row.policy) == (metric, policy)), None)
+
+    def mean(self, metric: str, policy: str) -> float:
+        """Its mean; NaN when unknown."""
+        row = self.row(metric, policy)
+        return row.value.mean if row is not None else math.nan
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of the metrics in order."""
+        return tuple(dict.fromkeys(row.metric for row in self.rows))
+
+    @property
+    def main_metric(self) -> str:
+        """What the work is judged by: the makespan of one job, else the mean completion time."""
+        jobs = max((self.mean("jobs", policy) for policy in self.policies), default=math.nan)
+        return "completion_mean_s" if jobs > 1 else "makespan_s"
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file, a section. Raises InputError when it cannot be read or is something else."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError([f"{path}: cannot be read: {error.strerror}"]) from error
+    except ValueError as error:
+        raise InputError([f"{path}: is damaged: {error}"]) from error
+    if not isinstance(content, dict):
+        raise InputError([f"{path}: is damaged: a section is needed, not {type(content).__name__}"])
+    return content
+
+
+def read_run_folder(path: Path, label: str = "") -> RunFolder | None:
+    """The run directory at `path`, or None when there is none."""
+    if not (path / MANIFEST).is_file() or not (path / "jobs.parquet").is_file():
+        return None
+    manifest = read_json(path / MANIFEST)
+    policy, seed = str(manifest.get("policy", "")), int(manifest.get("seed", 0))
+    return RunFolder(path, policy, seed, manifest, label or f"{policy}, seed {seed}")
+
+
+def read_tornado(path: Path) -> Mapping[str, Any] | None:
+    """The sensitivity study beside the results, or None. Raises InputError when it is damaged."""
+    file = path / SENSITIVITY
+    if not file.is_file():
+        return None
+    content = read_json(file)
+    keys = {"key", "low_value", "high_value", "low", "high"}
+    rows = content.get("rows") if isinstance(content, dict) else None
+    if not isinstance(rows, list) or not all(isinstance(row, dict) and keys <= row.keys() for row in rows):
+        raise InputError([f"{file}: is damaged: needs metric, base and rows with {', '.join(sorted(keys))}"])
+    return content  # type: ignore[no-any-return]
+
+
+def read_config(folders: Sequence[RunFolder]) -> Mapping[str, Any] | None:
+    """The resolved scenario of the first run directory, or None when it is not there."""
+    for folder in folders[:1]:
+        path = folder.path / "config.yaml"
+        if path.is_file():
+            data = read_tree(read_text(path), str(path)).data
+            return data if isinstance(data, dict) else None
+    return None
+
+
+def number(value: Any) -> float:
+    """A number from JSON; null is NaN."""
+    return float(value) if isinstance(value, int | float) else math.nan
+
+
+def first_of_each_policy(folders: Sequence[RunFolder], most: int = 8) -> tuple[RunFolder, ...]:
+    """The first run of each policy, of the first few policies."""
+    first: dict[str, RunFolder] = {}
+    for folder in folders:
+        first.setdefault(folder.policy, folder)
+    return tuple(first.values())[:most]

@@ -1,0 +1,109 @@
+"""The one way to make runs: orders in, rows out, each kept in a store as soon as it is there.
+
+A single comparison is a sweep of one point; a question such as `limits` is a sweep whose rows nobody keeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+from equipoise.sim.run import run
+from equipoise.study.runs.engines import Engine, EngineError, InProcess
+from equipoise.study.runs.orders import Order, Row, Shared, scenario_of
+from equipoise.study.runs.store import Store
+from equipoise.study.runs.until import Until, looks
+from equipoise.study.runs.warm import warm, warming
+
+Progress = Callable[[int, int, str], None]
+"""Called as progress(runs done, runs in all, what the last one was)."""
+
+
+@dataclass(frozen=True)
+class How:
+    """jobs: processes here. dask: address of a scheduler instead. retry: make failed runs again.
+
+    label: what a row is called in the progress, its policy and seed by default.
+    """
+
+    jobs: int = 1
+    dask: str | None = None
+    retry: bool = False
+    progress: Progress | None = None
+    label: Callable[[Row], str] = lambda row: f"{row['policy']} seed {row['seed']}"
+
+
+@contextmanager
+def engine(shared: Shared, jobs: int = 1, dask: str | None = None) -> Iterator[Engine]:
+    """The engine for `jobs` processes here (1: this one), or for the Dask scheduler at address `dask`.
+
+    `dask="local"` starts a Dask cluster of `jobs` processes here.
+    Raises EngineError when Dask is needed and not installed, or does not answer.
+    """
+    if dask is not None:
+        try:
+            from equipoise.study.runs.dask_engine import local, remote
+        except ImportError as error:
+            raise EngineError("Dask is not installed: pip install 'equipoise[dist]'") from error
+        with local(jobs, shared) if dask == "local" else remote(dask, shared) as cluster:
+            yield cluster
+    elif jobs == 1:
+        yield InProcess(shared)
+    else:
+        from equipoise.study.runs.processes import Processes
+
+        with Processes(shared, jobs) as processes:
+            yield processes
+
+
+@contextmanager
+def workers(shared: Shared, orders: Sequence[Order], jobs: int, dask: str | None = None) -> Iterator[Engine]:
+    """Who makes runs like these. What they need compiled is compiled once, not by each of several processes."""
+    policies = dict.fromkeys(order.policy for order in orders)
+    compiled = shared.runner is run or getattr(shared.runner, "simulates", False)
+    with ExitStack() as stack:
+        if compiled and orders and dask in (None, "local"):
+            scenario = scenario_of(orders[0].scenario)
+            if jobs == 1:
+                stack.enter_context(warming(policies, scenario))
+            else:
+                warm(policies, scenario)
+        yield stack.enter_context(engine(shared, jobs, dask))
+
+
+def make(
+    store: Store, orders: Sequence[Order], shared: Shared, how: How, until: Until | None = None
+) -> tuple[Sequence[Order], set[str]]:
+    """Make the runs that `store` does not have, look after look (`until`; one look without it).
+
+    Returns the orders that belong to the study as it ended, and the ids of those that were made now.
+    Raises StoreError and EngineError; a run that fails is kept with its error.
+    """
+    chosen: Sequence[Order] = orders
+    tried: set[str] = set()
+    with ExitStack() as stack:
+        makers: Engine | None = None
+        for chosen in looks(store, orders, until):
+            status = store.status()
+            needed = (o for o in chosen if o.id not in tried and _is_missing(o, status, shared, how.retry))
+            missing = list({order.id: order for order in needed}.values())
+            if missing and makers is None:
+                jobs = how.jobs if until is not None else min(how.jobs, len(missing))
+                makers = stack.enter_context(workers(shared, missing, jobs, how.dask))
+            done, failed = len(chosen) - len(missing), 0
+            for row in makers.rows(missing) if makers is not None and missing else ():
+                store.put({**row, "attempts": status.get(row["id"], ("", 0))[1] + 1})
+                done, failed = done + 1, failed + (row["status"] == "failed")
+                if how.progress is not None:
+                    how.progress(done, len(chosen), how.label(row) + (f", {failed} failed" if failed else ""))
+            tried.update(order.id for order in missing)
+    return chosen, tried
+
+
+def _is_missing(order: Order, status: Mapping[str, tuple[str, int]], shared: Shared, retry: bool) -> bool:
+    """Whether a run is to be made: not yet there, failed, or without what is to be kept of it."""
+    state = status.get(order.id, ("", 0))[0]
+    if state == "done":
+        return not shared.is_kept(order)
+    return state != "failed" or retry

@@ -1,0 +1,163 @@
+"""A comparison as a table of metrics by policies: plain text for terminals, HTML for notebooks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import groupby
+from typing import Any
+
+from equipoise.sim.scenario.units import format_share
+from equipoise.study.display import IN_DETAIL, LABELS, PER_JOB, UNKNOWN, digits, plus_minus, show
+from equipoise.study.statistics import Interval
+
+_GAP = 2
+_CELL = "text-align:right;padding:0.2em 0.9em"
+_SOFT = "opacity:0.65;font-size:0.9em"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One metric under one policy: mean over seeds, ratio to the first policy, multiple of the bound."""
+
+    metric: str
+    policy: str
+    value: Interval
+    ratio: Interval
+    bound: float  # NaN: there is none for this metric
+    over_bound: float
+    difference: Interval  # to the first policy, paired by seed
+
+    def row(self) -> dict[str, Any]:
+        """The cell as one flat row; what is unknown is NaN."""
+        return {
+            "metric": self.metric,
+            "policy": self.policy,
+            "seeds": self.value.n,
+            "mean": self.value.mean,
+            "low": self.value.low,
+            "high": self.value.high,
+            "ratio": self.ratio.mean,
+            "ratio_low": self.ratio.low,
+            "ratio_high": self.ratio.high,
+            "difference": self.difference.mean,
+            "difference_low": self.difference.low,
+            "difference_high": self.difference.high,
+            "bound": self.bound,
+            "over_bound": self.over_bound,
+        }
+
+
+@dataclass(frozen=True)
+class Precision:
+    """How narrow the intervals were to become, and became: relative half widths."""
+
+    metric: str
+    of_ratio: bool
+    wanted: float
+    reached: float
+
+    @property
+    def met(self) -> bool:
+        """Whether it is as narrow as was asked for."""
+        return self.reached <= self.wanted
+
+    def text(self, first: str) -> str:
+        """The same in words; `first` is the policy that ratios refer to."""
+        ratio = f" ratio to {first}" if self.of_ratio else ""
+        end = "reached" if self.met else f"not reached, {format_share(self.wanted)} was asked for"
+        half = format_share(self.reached) if math.isfinite(self.reached) else "unknown"
+        return f"{LABELS.get(self.metric, self.metric)}{ratio} within ±{half}: {end}"
+
+
+def as_text(title: str, cells: Sequence[Cell], notes: Sequence[str], noise_free: bool, width: int) -> str:
+    """The table; policies that do not fit into `width` characters follow below.
+
+    cells: by metric, and of each metric the policies in order. noise_free: what kind of bound there is.
+    """
+    policies = list(dict.fromkeys(cell.policy for cell in cells))
+    lines = [line for found in _shown(cells) for line in _lines(found, noise_free)]
+    header = ["", *policies]
+    widths = [max(len(line[k]) for line in [header, *lines]) for k in range(len(header))]
+    text = [title]
+    for block in _blocks(widths[1:], width - widths[0]):
+        text.append("")
+        for line in [header, *lines]:
+            shown = "".join(" " * _GAP + line[k + 1].rjust(widths[k + 1]) for k in block)
+            text.append((line[0].ljust(widths[0]) + shown).rstrip())
+    text += ["", *(f"note: {note}" for note in notes)] if notes else []
+    return "\n".join(text) + "\n"
+
+
+def _shown(cells: Sequence[Cell]) -> Iterator[list[Cell]]:
+    """The metrics that a table has room for: no details, and nothing that no policy knows."""
+    one_job = all(cell.value.mean == 1 for cell in cells if cell.metric == "jobs")
+    for metric, group in groupby(cells, key=lambda cell: cell.metric):
+        found = list(group)
+        known = any(math.isfinite(cell.value.mean) for cell in found)
+        detail = metric in IN_DETAIL or (one_job and metric in PER_JOB)  # percentiles of one job are its time
+        if not detail and (known or not metric.endswith(("_usd", "_j"))):
+            yield found
+
+
+def _lines(cells: Sequence[Cell], noise_free: bool) -> Iterator[list[str]]:
+    """Rows of text of one metric: value, ratio to the first policy, multiple of the bound."""
+    metric = cells[0].metric
+    yield [LABELS.get(metric, metric), *(show(metric, c.value.mean, c.value.half_width) for c in cells)]
+    compared = metric.endswith("_s") or metric in ("goodput_ratio", "cost_usd")
+    if compared and len(cells) > 1 and math.isfinite(cells[0].ratio.mean):
+        yield [f"  ratio to {cells[0].policy}", *map(_ratio, cells)]
+    if any(math.isfinite(c.over_bound) for c in cells):
+        label = "  of noise-free bound" if noise_free else "  of lower bound"
+        yield [label, *(f"{digits(c.over_bound)}x" if c.over_bound > 0 else UNKNOWN for c in cells)]
+
+
+def _ratio(cell: Cell) -> str:
+    if not math.isfinite(cell.ratio.mean):
+        return UNKNOWN
+    return digits(cell.ratio.mean) + plus_minus(cell.ratio.half_width)
+
+
+def _blocks(columns: Sequence[int], room: int) -> Iterator[list[int]]:
+    """Columns (by index) in groups that fit into `room` characters, at least one a group."""
+    block: list[int] = []
+    for k, width in enumerate(columns):
+        if block and sum(columns[i] + _GAP for i in block) + width + _GAP > room:
+            yield block
+            block = []
+        block.append(k)
+    if block:
+        yield block
+
+
+def as_html(title: str, cells: Sequence[Cell], notes: Sequence[str]) -> str:
+    """Metrics as rows, policies as columns, ratios to the first policy behind each value."""
+    policies = dict.fromkeys(cell.policy for cell in cells)
+    heads = "".join(f'<th scope="col" style="{_CELL}">{escape(policy)}</th>' for policy in policies)
+    by_metric = [list(group) for _, group in groupby(cells, key=lambda cell: cell.metric)]
+    rows = "".join(
+        _html_row(found) for found in by_metric if any(c.value.mean == c.value.mean for c in found)
+    )
+    below = "".join(f"<br>{escape(note)}" for note in notes)
+    return (
+        f"<table><caption>{escape(title)}{below}</caption>"
+        f'<thead><tr><th scope="col">metric</th>{heads}</tr></thead><tbody>{rows}</tbody></table>'
+    )
+
+
+def _html_row(cells: Sequence[Cell]) -> str:
+    metric = cells[0].metric
+    texts = "".join(f'<td style="{_CELL}">{_html_cell(c, k > 0)}</td>' for k, c in enumerate(cells))
+    return (
+        f'<tr><th scope="row" style="text-align:left">{escape(LABELS.get(metric, metric))}</th>{texts}</tr>'
+    )
+
+
+def _html_cell(cell: Cell, compared: bool) -> str:
+    text = escape(show(cell.metric, cell.value.mean, cell.value.half_width))
+    ratio = cell.ratio.mean
+    if compared and ratio == ratio and cell.metric.endswith(("_s", "_usd", "_j", "goodput_ratio")):
+        text += f' <span style="{_SOFT}">× {ratio:.3g}</span>'
+    return text
