@@ -167,18 +167,24 @@ def _models(scenario: Scenario) -> Iterator[Range]:
 
 
 def _model(key: str, model: Model) -> Iterator[Range]:
+    if model.transformer is None:
+        yield from _typed(key, model)
+    if model.exchange.rate is not None:
+        yield from _scaled(f"{key}.exchange.rate", model.exchange.rate, 0.5, 2.0)
+    if model.noise_scale is not None:
+        yield from _scaled(f"{key}.noise_scale", model.noise_scale, 0.5, 2.0)
+    yield from _scaled(f"{key}.drift", model.drift, 0.5, 2.0)
+
+
+def _typed(key: str, model: Model) -> Iterator[Range]:
+    """What follows from a `transformer` section where there is one."""
     for cost in ("sample_time", "flop_per_sample"):
         if (value := getattr(model, cost)) is not None:
             yield from _scaled(f"{key}.{cost}", value, 0.8, 1.25)
     if model.gradient is not None:
         yield from _scaled(f"{key}.gradient", model.gradient, 0.5, 2.0)
-    if model.exchange.rate is not None:
-        yield from _scaled(f"{key}.exchange.rate", model.exchange.rate, 0.5, 2.0)
     if model.gradient or model.parameters:  # something is exchanged
         yield from _scaled(f"{key}.overlap", model.overlap, 0.5, 2.0, least=1.0)
-    if model.noise_scale is not None:
-        yield from _scaled(f"{key}.noise_scale", model.noise_scale, 0.5, 2.0)
-    yield from _scaled(f"{key}.drift", model.drift, 0.5, 2.0)
 
 
 def _jobs(scenario: Scenario) -> Iterator[Range]:
