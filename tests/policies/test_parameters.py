@@ -90,7 +90,8 @@ def grown(loss, *later_s):
     more = {**job, "holds": [0, 1, 2, 3]}
     return [
         cluster([4], [job]),
-        *(cluster([4], [{**more, "goodput_samples_per_s": 100.0 - loss + k}], time_s=1020.0 + 10 * k) for k in range(2)),
+        cluster([4], [{**more, "goodput_samples_per_s": 100.0 - loss}], time_s=1020.0),
+        cluster([4], [{**more, "goodput_samples_per_s": 101.0 - loss}], time_s=1030.0),
         *(cluster([4], [{**job, "goodput_samples_per_s": 100.5}], time_s=t) for t in later_s),
     ]  # fmt: skip
 
@@ -112,7 +113,7 @@ CASES = {
     "s2.rate_alpha": ((0.0, 1.0), unlike_response()),
     "s2.damping": ((0.1, 1.0), uneven()),
     "s2.epsilon": ((0.005, 0.5), uneven()),
-    "s3.delay": ((0.05, 0.4), exchange()),
+    "s3.delay": ((0.05, 0.4), exchange() * 2),
     "s3.eta": ((0.1, 2.0), exchange(30.0)),
     "s3.interval_max": ((2, 64), exchange(30.0)),
     "s3.hysteresis": ((0.02, 0.9), exchange(30.0)),
