@@ -17,6 +17,7 @@ from equipoise.sim.hardware.profile import scenarios_dir
 from equipoise.sim.loading.file import read_scenario
 from equipoise.sim.record import versions
 from equipoise.study.runs.compare import Comparison, compare
+from equipoise.study.runs.execute import Progress
 from equipoise.study.statistics import Interval, paired_ratio
 
 SCENARIOS = ("quickstart", "skewed-data", "congested", "many-jobs-faults")
@@ -85,18 +86,23 @@ def page(found: Mapping[str, Mapping[str, Interval]], command: str, seeds: int) 
     return "\n".join(lines)
 
 
+def _say(scenario: str) -> Progress:
+    def progress(done: int, of: int, label: str) -> None:
+        print(f"{scenario}: {done}/{of} {label}", file=sys.stderr)
+
+    return progress
+
+
 def method_table(names: Sequence[str], seeds: int, processes: int = 1, command: str = "") -> str:
     """The page for shipped scenarios."""
     policies = [ALL, *(frozen_policy(step) for own in STEPS.values() for step in own)]
     found = {}
     for name in names:
         file = read_scenario(scenarios_dir() / f"{name}.yaml")
-        found[name] = worth(
-            compare(
-                file.scenario, policies, seeds, trace=file.trace(), jobs_parallel=processes,
-                progress=lambda done, of, label, name=name: print(f"{name}: {done}/{of} {label}", file=sys.stderr),
-            )
-        )  # fmt: skip
+        comparison = compare(
+            file.scenario, policies, seeds, trace=file.trace(), jobs_parallel=processes, progress=_say(name)
+        )
+        found[name] = worth(comparison)
     return page(found, command, seeds)
 
 

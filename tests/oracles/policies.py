@@ -202,7 +202,7 @@ def resource_shares(first, rate, response, fixed, samples, alpha, beta):
         for _ in range(64):
             per = {i: sample_time(response[i], fixed[i], samples[i]) for i in rows}
             speed = {i: 1 / (fixed[i] / (now[i] * batch) + per[i]) for i in rows}
-            part = {i: rate[i] * response[i] * speed[i] for i in rows}
+            part = {i: min(rate[i] * response[i], 1.0) * speed[i] for i in rows}
             new = {
                 i: alpha * part[i] / sum(part.values()) + beta * speed[i] / sum(speed.values()) for i in rows
             }

@@ -230,7 +230,7 @@ def deals(seed):
     samples = d.ints(1, 20)
     fixed = np.where(d.bools(often=0.5), 0.0, d.floats(0, 2))
     response = fixed / samples + d.floats(0.1, 2)
-    rate = np.where(d.bools(often=0.8), 1 / response, 1.4 / response)
+    rate = np.where(d.bools(often=0.8), 1 / response, 0.7 / response)
     return d, samples, fixed, response, rate
 
 
