@@ -113,7 +113,7 @@ def method_table(names: Sequence[str], seeds: int, processes: int = 1, command: 
 def main(seeds: int, processes: int, scenarios: tuple[str, ...]) -> None:
     """Print the table of sub-steps as Markdown."""
     names = scenarios or SCENARIOS
-    command = f"python -m equipoise.study.questions.method_table --seeds {seeds}"
+    command = " ".join(("python -m equipoise.study.questions.method_table", f"--seeds {seeds}", *scenarios))
     click.echo(method_table(names, seeds, processes, command), nl=False)
 
 
