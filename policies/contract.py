@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import attrgetter
@@ -247,8 +247,13 @@ def refine(policy: Policy, observation: Observation, memory: Mapping[str, Memory
     return Decision(observation, plan, memory, after)
 
 
-def decide(policy: Policy, world: World, memory: Mapping[str, Memory]) -> tuple[Decision, list[Refusal]]:
-    """Observe, refine, apply: the loop body shared by both worlds."""
+Refine = Callable[[Policy, Observation, Mapping[str, Memory]], Decision]
+
+
+def decide(
+    policy: Policy, world: World, memory: Mapping[str, Memory], refine: Refine = refine
+) -> tuple[Decision, list[Refusal]]:
+    """Observe, refine, apply: the loop body shared by both worlds; `refine` says how a policy is asked."""
     decision = refine(policy, world.observe(), memory)
     return decision, world.apply(decision.plan)
 

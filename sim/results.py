@@ -16,6 +16,13 @@ from equipoise.sim.world.world import SimWorld
 Columns = dict[str, NDArray[Any]]
 
 
+def _input_free(world: SimWorld) -> bool:
+    """Whether some job reads data, and nothing is said of what that costs a host."""
+    said = any(g.ingest is not None or g.local_read is not None for g in world.scenario.cluster.groups)
+    reading = [job for job in world.roster.training.values() if job.config.sample_bytes > 0.0]
+    return bool(reading) and not said and all(job.model.preprocess_time is None for job in reading)
+
+
 def _passes(jobs: Iterable[TrainingJob]) -> list[str]:
     """A line for the first of the jobs whose step memory splits into passes."""
     found = [(job, job.config.first_pass()) for job in jobs]
@@ -53,7 +60,9 @@ class Results:
         billed, bills = biller.bill(
             self.gpu_s[:, :HELD], self.computed_gpu_s, world.nodes.down_s(), totals["makespan_s"]
         )
-        return self._jobs() | billed, totals | bills
+        jobs = self._jobs() | billed
+        told = {(f"trace_{k}" if k in jobs else k): column for k, column in self.world.demand.columns.items()}
+        return jobs | told, totals | bills
 
     def _jobs(self) -> Columns:
         demand, roster = self.world.demand, self.world.roster
@@ -98,6 +107,11 @@ class Results:
         notes = list(world.demand.notes)
         if not is_random:
             notes.append("no noise, faults or estimate error: every seed gives the same run")
+        if _input_free(world):
+            notes.append(
+                "preprocessing and reads from a node's own disk never limit: no preprocess_time, ingest or "
+                "local_read"
+            )
         notes += _passes(world.roster.training.values())
         if world.prices.note:
             notes.append(f"money at {world.prices.note}; give your own under 'cost'")

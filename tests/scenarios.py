@@ -47,6 +47,9 @@ def clusters(draw: st.DrawFn) -> dict[str, Any]:
             "nic": draw(st.sampled_from([1e9, 2.5e9, 1.25e10])),
             "storage_rate": draw(st.sampled_from([2e9, 2e8])),
             "ingest": draw(st.sampled_from([None, 150.0])),
+            "cores": draw(st.sampled_from([4, 32])),
+            "local_read": draw(st.sampled_from([None, 1e8])),
+            "cache": draw(st.sampled_from([0.0, 5e7])),
         }
         for k in range(draw(st.integers(1, 2)))
     ]
@@ -57,6 +60,8 @@ def clusters(draw: st.DrawFn) -> dict[str, Any]:
             "nodes_per_rack": 2,
             "oversubscription": draw(st.sampled_from([1.0, 4.0])),
         }
+    if draw(st.booleans()):
+        groups.append({"name": "store", "count": 1, "gpus": 0, "nic": 1e9, "storage_rate": 5e8})
     slow = [{"node": "group0-0", "rate": 3e8}] if draw(st.booleans()) else []
     return {"nodes": groups, "topology": topology, "slow_links": slow}
 
@@ -69,6 +74,7 @@ def models(draw: st.DrawFn) -> dict[str, Any]:
         "parameters": draw(st.sampled_from([0.0, 1.3e7, 2.1e8])),
         "overlap": draw(st.sampled_from([1.0, 1.7, 8.0])),
         "noise_scale": draw(st.sampled_from([None, 300.0])),
+        "preprocess_time": draw(st.sampled_from([None, 0.02])),
         "noise_scale_growth": draw(st.sampled_from([0.0, 2.0])),
         "staleness": 0.01,
         "drift": draw(st.sampled_from([0.0, 0.03])),
@@ -110,6 +116,8 @@ def training_jobs(draw: st.DrawFn, index: int, gpus: int) -> dict[str, Any]:
             "samples": draw(st.integers(batch * 3, batch * 40)),
             "sample_size": draw(st.sampled_from([0.0, 2e5, 4e6])),
             "shards": draw(st.integers(1, 12)),
+            "prefetch": draw(st.integers(0, 3)),
+            "shard_sizes": draw(st.sampled_from([None, {"kind": "lognormal", "cov": 0.8}])),
             "replicas": draw(st.integers(1, 2)),
             "placement": draw(
                 st.sampled_from(
@@ -130,15 +138,18 @@ def training_jobs(draw: st.DrawFn, index: int, gpus: int) -> dict[str, Any]:
 
 @st.composite
 def faults(draw: st.DrawFn, nodes: list[str]) -> dict[str, Any]:
+    kinds = [
+        draw(st.sampled_from(["crash", "slow", "link", "corrupt"])) for _ in range(draw(st.integers(0, 3)))
+    ]
     events = [
         {
-            "kind": draw(st.sampled_from(["crash", "slow", "link"])),
+            "kind": kind,
             "node": draw(st.sampled_from(nodes)),
             "at": draw(SECONDS),
-            "duration": draw(SECONDS),
+            "duration": draw(SECONDS) / (50 if kind == "corrupt" else 1),  # in which nothing counts
             "factor": 2.5,
         }
-        for _ in range(draw(st.integers(0, 3)))
+        for kind in kinds
     ]
     return {"events": events}
 
@@ -148,7 +159,7 @@ def cases(draw: st.DrawFn) -> Scenario:
     """A whole random scenario: uneven, noisy, contended, faulty, co-located, H > 1."""
     cluster = draw(clusters())
     gpus = sum(g["count"] * g["gpus"] for g in cluster["nodes"])
-    nodes = [f"{g['name']}-{k}" for g in cluster["nodes"] for k in range(g["count"])]
+    nodes = [f"{g['name']}-{k}" for g in cluster["nodes"] if g["gpus"] for k in range(g["count"])]
     jobs = [draw(training_jobs(index, gpus)) for index in range(draw(st.integers(1, 3)))]
     if draw(st.booleans()):
         jobs.append({"name": "rigid", "arrival": draw(SECONDS), "gpus": 1, "duration": draw(SECONDS)})

@@ -9,6 +9,7 @@ import numpy as np
 
 from equipoise.policies.kernels.jit import jit
 from equipoise.policies.observation import Floats, Gpus, Ints, Nodes, writable
+from equipoise.sim.cluster.cache import NodeCaches
 from equipoise.sim.hardware.profile import Accelerator, HardwareProfile
 from equipoise.sim.network.topology import Topology
 from equipoise.sim.scenario.model import Cluster as ClusterSpec
@@ -79,7 +80,7 @@ class Cluster:
     def __init__(self, spec: ClusterSpec, profile: HardwareProfile, topology: Topology) -> None:
         groups = [group for group in spec.groups for _ in range(group.count)]
         self.profile, self.topology, self.groups = profile, topology, groups
-        self.gpu_models = tuple(dict.fromkeys(group.accelerator for group in spec.groups))
+        self.gpu_models = tuple(dict.fromkeys(group.accelerator for group in spec.groups if group.gpus))
         self.accelerators: list[Accelerator] = [profile.accelerator(name) for name in self.gpu_models]
         counts = np.array([group.gpus for group in groups], dtype=np.int64)
         first = np.concatenate(([0], np.cumsum(counts)[:-1]))
@@ -95,7 +96,9 @@ class Cluster:
             nic_busy_ratio=np.zeros(len(groups)),
             ingest_samples_per_s=[np.inf if g.ingest is None else g.ingest for g in groups],
         )
-        model = np.array([self.gpu_models.index(g.accelerator) for g in groups], dtype=np.int64)
+        model = np.array(
+            [self.gpu_models.index(g.accelerator) if g.gpus else 0 for g in groups], dtype=np.int64
+        )
         memory = np.array([a.memory_bytes.value for a in self.accelerators])
         self.gpus = Gpus.of(
             node=np.repeat(np.arange(len(groups)), counts),
@@ -104,7 +107,12 @@ class Cluster:
         )
         self.node_model = model
         self.node_speed = np.array([g.speed for g in groups])
+        self.caches = NodeCaches([g.cache for g in groups])
+        self.workers = np.zeros(len(groups), dtype=np.int64)  # of training jobs, that share a node's input
+        self.cores = np.array([float(g.cores) for g in groups])
+        self.local_read = np.array([np.inf if g.local_read is None else g.local_read for g in groups])
         self.slow = np.ones(len(groups))  # fail-slow factor, 1 is healthy
+        self.corrupt = np.ones(len(self.gpus))  # what each GPU multiplies a gradient by: 1 sound, or NaN
         self.up = writable(self.nodes, "up")
         self.holding: dict[int, Holding] = {}
         self._node_free = writable(self.nodes, "gpus_free")
@@ -175,6 +183,7 @@ class Cluster:
     def take_down(self, node: int) -> None:
         """A node dies; its jobs must have been released before."""
         self.up[node] = False
+        self.caches.clear(node)
         self.free_gpus -= int(self._node_free[node])
         self._node_free[node] = 0
         self._share_free[self._gpus_of(node)] = 0.0

@@ -12,8 +12,18 @@ from equipoise.sim.clock import FAULTS, Clock
 from equipoise.sim.cluster.cluster import Cluster
 from equipoise.sim.network.topology import NIC_IN, NIC_OUT
 from equipoise.sim.randomness import lognormal_parameters, stream
-from equipoise.sim.scenario.model import Crash, FailSlow, FaultEvent, LinkDegrade, RackFailure, Spot
-from equipoise.sim.scenario.model import Faults as FaultsSpec
+from equipoise.sim.scenario.faults import (
+    CorruptGradient,
+    Crash,
+    FailSlow,
+    FaultEvent,
+    LinkDegrade,
+    RackFailure,
+    Spot,
+)
+from equipoise.sim.scenario.faults import Faults as FaultsSpec
+
+HOUR_S = 3600.0
 
 
 class Victim(Protocol):
@@ -30,6 +40,9 @@ class Victim(Protocol):
 
     def set_link(self, link: int, bytes_per_s: float) -> None:
         """A link has this capacity from now on."""
+
+    def set_corrupt(self, gpu: int, factor: float) -> None:
+        """A GPU multiplies gradients by this from now on (1: sound)."""
 
     def can_save(self, node: int, notice_s: float) -> bool:
         """Whether every job on the node can write a checkpoint within the notice."""
@@ -55,6 +68,9 @@ class Faults:
                 self._next_link(node, faults.link, self._stream("link", node))
             if faults.spot and cluster.group(node).name == faults.spot.group:
                 self._next_spot(node, faults.spot, self._stream("spot", node))
+        if faults.corrupt_gradient:
+            for gpu in range(len(cluster.gpus)):
+                self._next_corrupt(gpu, faults.corrupt_gradient, self._stream("corrupt", gpu))
         if faults.rack:
             for rack in sorted(set(cluster.nodes.rack.tolist())):
                 self._next_rack(rack, faults.rack, self._stream("rack", rack))
@@ -87,6 +103,11 @@ class Faults:
         self._slow[node].remove(factor)
         self.victim.happened("fail_slow_end", node, factor)
         self.victim.set_slow(node, math.prod(self._slow[node]))
+
+    def _corrupt(self, gpu: int, factor: float) -> None:
+        node = int(self.cluster.gpus.node[gpu])
+        self.victim.happened("corrupt_gradient_end" if factor == 1.0 else "corrupt_gradient", node, factor)
+        self.victim.set_corrupt(gpu, factor)
 
     def _set_link(self, node: int) -> None:
         topology, factor = self.cluster.topology, math.prod(self._weak[node])
@@ -165,6 +186,19 @@ class Faults:
 
         self.clock.at(at_s, begin, FAULTS)
 
+    def _next_corrupt(self, gpu: int, spec: CorruptGradient, random: Generator) -> None:
+        at_s = self.clock.now + float(random.exponential(HOUR_S / spec.per_gpu_hour))
+
+        def begin(_: Event) -> None:
+            self._corrupt(gpu, math.nan if spec.factor is None else spec.factor)
+            self.clock.at(self.clock.now + spec.duration, end, FAULTS)
+
+        def end(_: Event) -> None:
+            self._corrupt(gpu, 1.0)
+            self._next_corrupt(gpu, spec, random)
+
+        self.clock.at(at_s, begin, FAULTS)
+
     def _next_link(self, node: int, spec: LinkDegrade, random: Generator) -> None:
         at_s = self.clock.now + float(random.exponential(spec.mtbf))
         length_s = float(random.exponential(spec.duration))
@@ -181,12 +215,15 @@ class Faults:
 
     def _planned(self, event: FaultEvent) -> None:
         node = self.cluster.nodes_named([event.node])[0]
+        gpu = int(self.cluster.nodes.first_gpu[node])
+        spoilt = event.factor if "factor" in event.model_fields_set else math.nan
         begin, end = {
             "crash": (lambda: self._take_down(node), lambda: self._bring_up(node)),
             "slow": (
                 lambda: self._begin_slow(node, event.factor),
                 lambda: self._end_slow(node, event.factor),
             ),
+            "corrupt": (lambda: self._corrupt(gpu, spoilt), lambda: self._corrupt(gpu, 1.0)),
             "link": (
                 lambda: self._begin_link(node, 1.0 / event.factor),
                 lambda: self._end_link(node, 1.0 / event.factor),

@@ -160,7 +160,9 @@ class Throttle:
         assert self.thermal is not None
         over_c = np.maximum(0.0, self.temperature_c - self.throttle_c)
         clock = np.maximum(self.thermal.clock_min, 1.0 - self.slope * over_c)
-        self._set_hot(np.minimum.reduceat(clock, self.cluster.nodes.first_gpu))
+        slowest = np.ones(len(self.hot))  # of a node that only stores data, too
+        np.minimum.at(slowest, self.node, clock)
+        self._set_hot(slowest)
         self._ticking = bool(self.running)
         if self._ticking:
             self._next_look()

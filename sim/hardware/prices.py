@@ -119,8 +119,8 @@ class Prices:
 
     @property
     def usd_per_gpu_s(self) -> Floats:
-        """Price of one GPU-second, by node; NaN: not known."""
-        rate: Floats = self.usd_per_h / self.gpus / HOUR_S
+        """Price of one GPU-second, by node; NaN: not known. A node without GPUs sells none: 0."""
+        rate: Floats = np.where(self.gpus > 0, self.usd_per_h / np.maximum(self.gpus, 1.0) / HOUR_S, 0.0)
         return rate
 
     @property

@@ -12,6 +12,7 @@ from equipoise.policies.physics import deal, speed_at
 from equipoise.sim.cluster.cluster import Cluster, Holding
 from equipoise.sim.job.cost import Exchange, make_exchange, make_push, memory_need_bytes, replica_cost_s
 from equipoise.sim.job.memory import UNBOUNDED, fewest_workers, samples_per_pass
+from equipoise.sim.job.transformer_exchange import make_transformer_exchange
 from equipoise.sim.scenario.model import Job as JobSpec
 from equipoise.sim.scenario.model import Model
 
@@ -38,6 +39,7 @@ class Configuration:
         self._cost = lru_cache(maxsize=4096)(self._cost_uncached)
         self.exchange_estimate_s = lru_cache(maxsize=4096)(self._exchange_estimate_s)
         self._in_passes = lru_cache(maxsize=256)(self._in_passes_uncached)
+        self.sample_bytes = spec.data.sample_size if spec.data is not None else 0.0
         self.stale = True  # to be worked out before the next period
 
     def place(self, holding: Holding) -> None:
@@ -45,8 +47,11 @@ class Configuration:
         per, topology = self.gpus_per_worker, self.cluster.topology
         self.workers = len(holding.gpu) // per
         self.gpu = holding.gpu[::per]
+        self.gpus = holding.gpu.reshape(-1, per)
+        self.gradient_weight = np.ones(self.workers)
         self.set_share(holding.share[::per].copy())
-        self.nodes = self.cluster.gpus.node[self.gpu]
+        self.gpu_nodes = self.cluster.gpus.node[holding.gpu]
+        self.nodes = self.gpu_nodes[::per]
         self.fabric_bytes_per_s = float(topology.fabric_bytes_per_s[self.nodes].min())
         self._cost.cache_clear()
         self.set_samples(deal(self.spec.global_batch, np.ones(self.workers, np.int64), self.spec.micro_batch))
@@ -54,6 +59,24 @@ class Configuration:
     def set_samples(self, samples: Ints) -> None:
         """Deal the batch anew (workers,)."""
         self.samples, self.stale = samples, True
+
+    def set_gradient_weight(self, weight: Floats) -> None:
+        """Take each worker's gradient into the mean with this weight from now on (workers,)."""
+        self.gradient_weight, self.stale = weight, True
+
+    def gradient_factor(self) -> Floats:
+        """What its GPUs make of each worker's gradient: 1 sound, NaN or another factor spoilt; (workers,)."""
+        factor: Floats = self.cluster.corrupt[self.gpus].prod(axis=1)
+        return factor
+
+    def _credit(self) -> float:
+        """Part of a batch's samples that count: none with a spoilt gradient, else those whose gradient does."""
+        spoilt = (self.gradient_factor() != 1.0) & (self.gradient_weight > 0.0)
+        if spoilt.any():
+            return 0.0
+        if (self.gradient_weight == 1.0).all():
+            return 1.0
+        return float(self.gradient_weight @ self.samples) / float(self.samples.sum())
 
     def set_share(self, share: Floats) -> None:
         """Work with other shares of the GPUs (workers,)."""
@@ -72,13 +95,43 @@ class Configuration:
                 speed[i] /= 1.0 + model.interference * cluster.co_located(int(self.gpu[i]), self.row)
         self.scale = 1.0 / speed
         per_node = np.bincount(self.nodes)
-        self.ingest = cluster.nodes.ingest_samples_per_s[self.nodes] / per_node[self.nodes]
-        self.exchange = make_exchange(
-            model, self.nodes.tolist(), cluster.topology, cluster.profile, self._accelerator
-        )
+        ingest = cluster.nodes.ingest_samples_per_s[self.nodes] / per_node[self.nodes]
+        self.ingest = np.minimum(ingest, self._own_input())
+        self.exchange = self._exchange()
         self.compute_s, self.input_s = self.step_s(self.samples)
+        self.credit = self._credit()
         self.pushes = self._pushes() if self.asynchronous else []
         self.stale = False
+
+    def _exchange(self) -> Exchange:
+        """The exchange after a step."""
+        model, topology, profile = self.model, self.cluster.topology, self.cluster.profile
+        if model.transformer is None:
+            return make_exchange(model, self.nodes.tolist(), topology, profile, self._accelerator)
+        return make_transformer_exchange(
+            model, self.gpu_nodes, int(self.samples.max()), topology, profile.accelerator(self._accelerator),
+            self.fabric_bytes_per_s,
+        )  # fmt: skip
+
+    @property
+    def shares_input(self) -> bool:
+        """Whether other jobs' workers on its nodes make its input slower."""
+        reads = self.sample_bytes > 0.0 and bool(np.isfinite(self.cluster.local_read[self.nodes]).any())
+        return reads or bool(self.model.preprocess_time)
+
+    def _own_input(self) -> Floats:
+        """Samples/s and worker that its node's cores prepare and its node's disk reads, (workers,).
+
+        All workers of training jobs on a node have equal parts. What was fetched is read from the disk, too.
+        """
+        cluster, nodes = self.cluster, self.nodes
+        each_s = np.maximum(
+            (self.model.preprocess_time or 0.0) / cluster.cores[nodes],
+            self.sample_bytes / cluster.local_read[nodes],
+        )
+        speed: Floats = np.full(self.workers, np.inf)
+        np.divide(1.0, each_s * cluster.workers[nodes], out=speed, where=each_s > 0.0)
+        return speed
 
     @property
     def _accelerator(self) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 from equipoise.policies.observation import Floats, Ints
 from equipoise.policies.physics import deal
 from equipoise.policies.shards import reordered, take_from, why_not_moved
+from equipoise.sim.cluster.cache import NodeCaches
 from equipoise.sim.network.transfers import Transfer, Transfers
 
 
@@ -60,6 +61,8 @@ class JobData:
     transfers: Transfers
     storage_free_bytes: Floats
     job: int = 0  # row, whose transfers these are
+    caches: NodeCaches = field(default_factory=lambda: NodeCaches(()))
+    prefetch: int = 1  # pieces that are fetched ahead
     epoch: int = 0
     owner: list[int] = field(default_factory=list)
     queues: list[deque[Piece]] = field(default_factory=list)
@@ -120,7 +123,7 @@ class JobData:
         self.owner[shard] = worker
 
     def _whole_epoch(self) -> list[tuple[int, int, int]]:
-        return [(shard, 0, int(size)) for shard, size in enumerate(self.samples_of)]
+        return [(shard, 0, int(size)) for shard, size in enumerate(self.samples_of) if size > 0]
 
     def _unread(self) -> list[tuple[int, int, int]]:
         for queue in self.queues:
@@ -191,24 +194,45 @@ class JobData:
             self.transfers.cancel(piece.transfer)
         piece.transfer, piece.fetched = None, False
 
+    def _is_whole(self, piece: Piece) -> bool:
+        return piece.left == int(self.samples_of[piece.shard])
+
+    def at_hand(self, worker: int, piece: Piece) -> bool:
+        """Whether the worker need not fetch the piece: it is ready, or its node keeps it."""
+        return self.is_ready(worker, piece) or self._is_kept(worker, piece)
+
+    def _is_kept(self, worker: int, piece: Piece) -> bool:
+        return bool(self.caches.capacity_bytes) and self.caches.holds(
+            self.worker_node[worker], (self.job, piece.shard)
+        )
+
     def is_ready(self, worker: int, piece: Piece) -> bool:
         """Whether the worker can read the piece now."""
         stored = self.worker_node[worker] in self.homes[piece.shard]
         return piece.fetched or stored or self.bytes_per_sample == 0.0
 
     def _fetch_ahead(self, worker: int, need: int) -> None:
-        """Fetch what the next `need` samples take, and one piece more."""
+        """Fetch what the next `need` samples take, and `prefetch` pieces more."""
+        more = self.prefetch
         for piece in self.queues[worker]:
-            self._fetch(worker, piece)
             if need <= 0:
-                break
+                if more == 0:
+                    break
+                more -= 1
+            self._fetch(worker, piece)
             need -= piece.left
 
     def _fetch(self, worker: int, piece: Piece) -> None:
         if piece.transfer is not None or self.is_ready(worker, piece):
             return
+        node, key, whole = self.worker_node[worker], (self.job, piece.shard), self._is_whole(piece)
+        if self.caches.capacity_bytes and self.caches.use(node, key):
+            piece.fetched = True
+            return
 
         def arrived() -> None:
+            if whole and self.caches.capacity_bytes:
+                self.caches.keep(node, key, transfer.size_bytes)
             if piece.transfer is transfer:  # it has not been given to another worker meanwhile
                 piece.transfer, piece.fetched = None, True
 
@@ -234,13 +258,16 @@ class JobData:
 
     def quiet_samples(self, worker: int) -> int:
         """Samples the worker can read before anything happens to its queue (a fetch, a wait, running dry)."""
-        total = last = 0
+        total, quiet, last = 0, -1, deque[int](maxlen=self.prefetch)
         for piece in self.queues[worker]:
             if not self.is_ready(worker, piece):
-                return total if piece.transfer is not None else total - last
-            last = piece.left
-            total += last
-        return total
+                if piece.transfer is None:
+                    early = total - sum(last)  # when it is fetched ahead
+                    return early if quiet < 0 else min(quiet, early)
+                quiet = total if quiet < 0 else quiet
+            last.append(piece.left)
+            total += piece.left
+        return total if quiet < 0 else quiet
 
     def quiet_periods(self, per_period: Ints) -> int:
         """Whole periods of `per_period` samples before anything happens to the data."""
@@ -260,7 +287,7 @@ class JobData:
             node, left = self.worker_node[worker], dict[int, int]()
             for piece in queue:
                 home = self.homes[piece.shard]
-                if node not in home:
+                if node not in home and not self._is_kept(worker, piece):
                     left[home[0]] = left.get(home[0], 0) + piece.left
             if left:
                 each_s = sum(n * self.bytes_per_sample / bytes_per_s(home, node) for home, n in left.items())
@@ -357,7 +384,7 @@ class JobData:
         return None
 
     def _relocate(self, piece: Piece, node: int, moved_bytes: float) -> None:
-        whole = piece.left == self.samples_of[piece.shard]
+        whole = self._is_whole(piece)
         source = self.homes[piece.shard][0]
 
         def arrived() -> None:

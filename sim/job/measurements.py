@@ -46,8 +46,7 @@ class Window:
 
 MEASURED = (
     "capacity_samples_per_s", "input_samples_per_s", "step_s", "step_cov", "wait_s", "input_stall_s",
-    "response_s_per_sample",
-    "gradient_rate_per_s", "gradient_norm",
+    "response_s_per_sample", "gradient_rate_per_s", "gradient_norm",
 )  # fmt: skip
 """Columns of the table of workers that are measured."""
 

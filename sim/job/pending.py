@@ -16,10 +16,11 @@ class Pending:
     moves: list[tuple[int, int]] = field(default_factory=list)  # piece id, worker
     order: dict[int, int] | None = None
     share: Floats | None = None
+    weight: Floats | None = None  # of gradients
 
     @property
     def asked(self) -> bool:
         """Whether anything is asked for."""
         return bool(self.moves) or any(
-            value is not None for value in (self.samples, self.interval, self.order, self.share)
+            value is not None for value in (self.samples, self.interval, self.order, self.share, self.weight)
         )

@@ -35,6 +35,7 @@ class Fixed(NamedTuple):
     drift: float
     target: float
     weight: float  # GPU-seconds held per second
+    credit: float  # part of the samples that count, see `job.configuration`
     anchor_s: float  # see `job.period.Ends`
 
 
@@ -206,6 +207,7 @@ def book(
     if steps > 1:
         useful += (steps - 1) * batch * each
     useful += batch * each
+    useful *= fixed.credit
     gpu_s[BUSY] += busy
     gpu_s[INPUT_STALL] += dot(scratch.stall_s, worker.weight)
     gpu_s[BARRIER_WAIT] += dot(scratch.wait_s, worker.weight)

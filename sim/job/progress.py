@@ -58,10 +58,11 @@ class Progress:
         per_step = self.global_batch * self.efficiency(self.global_batch)
         return max(1, math.ceil(missing / per_step))
 
-    def credit(self, period: Period, busy_gpu_s: float, staleness: float) -> float:
+    def credit(self, period: Period, busy_gpu_s: float, staleness: float, part: float) -> float:
         """Count the samples of one period, each at the efficiency of its batch; returns how many were useful.
 
-        Each counts 1 / (1 + penalty * staleness) of an asynchronous round (see `job.asynchronous`).
+        Each counts 1 / (1 + penalty * staleness) of an asynchronous round (see `job.asynchronous`), and the
+        `part` of all whose gradients were sound.
         """
         account, useful = self.account, 0.0
         whole = int(period.samples.sum()) if period.steps > 1 else 0
@@ -70,6 +71,7 @@ class Progress:
             useful += (period.steps - 1) * whole * self.efficiency(whole)
         useful += last * self.efficiency(max(last, self.reference))
         useful *= 1.0 / (1.0 + self.model.staleness * staleness)
+        useful *= part
         account.samples += period.batch
         account.useful_samples += useful
         account.steps += period.steps

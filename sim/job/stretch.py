@@ -55,6 +55,7 @@ def state_of(job: TrainingJob) -> State:
         drift=model.drift,
         target=progress.target,
         weight=float(config.weight.sum()),
+        credit=config.credit,
         anchor_s=ends.anchor_s,
     )
     moving = Moving(

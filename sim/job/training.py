@@ -90,6 +90,7 @@ class TrainingJob:
         self.row, self.name, self.spec, self.model, self.cluster = row, name, spec, model, cluster
         self.advance, self.meter, self.listeners, self.load = advance, meter, listeners, load
         self.noise_key = noise_key(seed, f"step:{name}")
+        self.norm_key = noise_key(seed, f"norm:{name}")
         self.noise_mu, self.noise_sigma = lognormal_parameters(step_cov)
         self.config = Configuration(row, spec, model, cluster)
         self.progress = Progress(spec, model, asynchronous=self.config.asynchronous)
@@ -119,6 +120,7 @@ class TrainingJob:
     def _place(self, holding: Holding, saved: Snapshot | None) -> None:
         self.holding = holding
         self.config.place(holding)
+        np.add.at(self.cluster.workers, self.config.nodes, 1)
         if self.data is not None:
             nodes = self.config.nodes.tolist()
             if saved is not None:
@@ -151,6 +153,7 @@ class TrainingJob:
             self.data.release()
         self.report_traffic()
         self.pending = Pending()
+        self._leave()
         self.holding = None
         return save_s
 
@@ -169,6 +172,11 @@ class TrainingJob:
             self.data.release()
         self.meter_booked()
         self.report_traffic()
+        self._leave()
+
+    def _leave(self) -> None:
+        """Its workers share their nodes' cores and disks no more."""
+        np.subtract.at(self.cluster.workers, self.config.nodes, 1)
 
     def close(self, now_s: float) -> None:
         """The run ends within a period (or a restart): its time counts as training that has come to nothing yet."""
@@ -198,6 +206,7 @@ class TrainingJob:
         self.report_traffic()
         self.checkpoints.drop()
         self._end_partial(now_s, LOST_TO_FAULTS)
+        self._leave()
 
     def regroup(self, holding: Holding, now_s: float, delay_s: float) -> None:
         """Go on with the workers that are left."""
@@ -349,7 +358,9 @@ class TrainingJob:
         gpu_s[EXPOSED_COMMUNICATION] += (outcome.duration_s - outcome.arrival_s) * float(weight.sum())
         if outcome.exposed_s is not None:
             gpu_s[EXPOSED_COMMUNICATION] += float(outcome.exposed_s @ weight)
-        useful = self.progress.credit(period, float(outcome.busy_s @ weight), outcome.staleness)
+        useful = self.progress.credit(
+            period, float(outcome.busy_s @ weight), outcome.staleness, self.config.credit
+        )
         self.measured.window.add(period, outcome, demand, wait_s, useful)
 
     def apply_pending(self) -> list[tuple[str, str]]:
@@ -367,6 +378,8 @@ class TrainingJob:
                     refused.append((f"move of shard piece {piece} of job {self.name}", why))
             if pending.order:
                 self.data.reorder(pending.order)
+        if pending.weight is not None:
+            self.config.set_gradient_weight(pending.weight)
         if pending.share is not None:
             self.meter_booked()  # at the share it had
             self.config.set_share(pending.share)

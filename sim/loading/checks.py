@@ -17,6 +17,8 @@ from equipoise.policies.registry import PolicyError, make_policy, make_stage
 from equipoise.sim.hardware.profile import Accelerator, HardwareProfile, load_profile
 from equipoise.sim.job.memory import least_bytes
 from equipoise.sim.loading.checks_energy import energy_problems
+from equipoise.sim.loading.checks_parallel import parallel_doubts
+from equipoise.sim.loading.transformers import bind, has_transformers
 from equipoise.sim.network.topology import Topology, TopologyError
 from equipoise.sim.scenario.model import Job, Model, NodeGroup, OnNodes, Scenario
 from equipoise.sim.scenario.tree import InputError, KeyPath
@@ -38,8 +40,11 @@ MAX_GPUS, MAX_JOBS = 20_000_000, 20_000_000
 """More than fits into memory: most likely a number meant for something else."""
 
 
-def problems(scenario: Scenario, base: Path | None = None) -> list[Problem]:
-    """Everything that makes the scenario impossible to run; `base` is the folder of its file."""
+def problems(scenario: Scenario, base: Path | None = None, *, fits: bool = True) -> list[Problem]:
+    """Everything that makes the scenario impossible to run; `base` is the folder of its file.
+
+    `fits`: whether a job that does not fit into memory is one of them.
+    """
     if found := list(_sizes(scenario)):
         return found
     found = [*_policy(scenario), *_names(scenario)]
@@ -56,8 +61,12 @@ def problems(scenario: Scenario, base: Path | None = None) -> list[Problem]:
         Topology(scenario.cluster)
     except TopologyError as error:
         return [(("cluster", "topology"), str(error))]
+    if has_transformers(scenario):
+        scenario, found = bind(scenario, profile)
+        if found:
+            return found
     for k, job in enumerate(scenario.workload.jobs):
-        found += _job(scenario, profile, job, ("workload", "jobs", k))
+        found += _job(scenario, profile, job, ("workload", "jobs", k), fits)
     for name, model in scenario.workload.models.items():
         found += _model(scenario, profile, model, ("workload", "models", name))
     return found
@@ -69,7 +78,7 @@ def trace_problems(scenario: Scenario, trace: Trace, file: str) -> list[str]:
 
     def line(k: int, problem: str) -> str:
         place = f"{file}:{trace.line[k]}:1" if trace.line.size else file
-        return f"{place}: job {trace.job_id[k]} {problem}"
+        return f"{place}: job {trace.name_of(k)} {problem}"
 
     found = [
         line(k, f"needs {trace.gpus[k]} GPUs, the cluster has {total}")
@@ -84,7 +93,7 @@ def trace_problems(scenario: Scenario, trace: Trace, file: str) -> list[str]:
 
 def doubts(scenario: Scenario) -> list[Problem]:
     """Values given in the scenario that are allowed but look like a mistake of units."""
-    return list(_doubts(scenario, ()))
+    return [*_doubts(scenario, ()), *parallel_doubts(scenario)]
 
 
 def _sizes(scenario: Scenario) -> Iterator[Problem]:
@@ -92,6 +101,11 @@ def _sizes(scenario: Scenario) -> Iterator[Problem]:
     for k, group in enumerate(scenario.cluster.nodes):
         if group.count * group.gpus > MAX_GPUS:
             yield ("cluster", "nodes", k), f"{group.count * group.gpus} GPUs; at most {MAX_GPUS} are possible"
+        if group.cache > group.host_memory:
+            given = (
+                f"{format_bytes(group.cache)}, more than its host_memory of {format_bytes(group.host_memory)}"
+            )
+            yield ("cluster", "nodes", k, "cache"), given
     if (scenario.cluster.gpus or 0) > MAX_GPUS:
         yield ("cluster", "gpus"), f"{scenario.cluster.gpus} GPUs; at most {MAX_GPUS} are possible"
     for k, job in enumerate(scenario.workload.jobs):
@@ -158,6 +172,11 @@ def _nodes(scenario: Scenario) -> Iterator[Problem]:
             topology.node_index(name)
         except TopologyError as error:
             yield path, str(error)
+    gpus = [group.gpus for group in scenario.cluster.groups for _ in range(group.count)]
+    without = {name for name, count in zip(topology.node_names, gpus, strict=True) if not count}
+    for k, event in enumerate(scenario.faults.events):
+        if event.kind == "corrupt" and event.node in without:
+            yield ("faults", "events", k, "node"), f"{event.node!r} has no GPU that could be corrupt"
 
 
 def _unknown(what: str, name: str, known: Iterable[str]) -> str:
@@ -175,7 +194,9 @@ def _accelerators(scenario: Scenario, profile: HardwareProfile) -> Iterator[Prob
             yield ("cluster", "nodes", k, "accelerator"), str(error)
 
 
-def _job(scenario: Scenario, profile: HardwareProfile, job: Job, path: KeyPath) -> Iterator[Problem]:
+def _job(
+    scenario: Scenario, profile: HardwareProfile, job: Job, path: KeyPath, fits: bool
+) -> Iterator[Problem]:
     total = sum(group.count * group.gpus for group in scenario.cluster.groups)
     model = None if job.model is None else scenario.workload.models[job.model]
     if model is None:
@@ -191,7 +212,7 @@ def _job(scenario: Scenario, profile: HardwareProfile, job: Job, path: KeyPath) 
         yield (*path, "workers_min"), f"{low} workers at least, but {high} at most"
     elif low * size > total:
         yield (*path, "gpus"), f"needs {low * size} GPUs, the cluster has {total}"
-    else:
+    elif fits:
         yield from _memory(scenario, profile, job, model, path)
 
 
@@ -205,6 +226,7 @@ def _memory(
     groups = [
         (profile.accelerator(g.accelerator).memory_bytes.value, g.count * g.gpus)
         for g in scenario.cluster.groups
+        if g.gpus
     ]
     fitting = sum(count for memory, count in groups if memory >= need)
     wanted = (job.workers_min or workers) * size
@@ -222,7 +244,7 @@ def _memory(
 def _model(scenario: Scenario, profile: HardwareProfile, model: Model, path: KeyPath) -> Iterator[Problem]:
     """What a model needs to know of the hardware: a rate for its precision, constants of the exchange."""
     used: dict[str, Accelerator] = {
-        g.accelerator: profile.accelerator(g.accelerator) for g in scenario.cluster.groups
+        g.accelerator: profile.accelerator(g.accelerator) for g in scenario.cluster.groups if g.gpus
     }
     if model.flop_per_sample is not None:
         for name, accelerator in used.items():
@@ -235,7 +257,7 @@ def _model(scenario: Scenario, profile: HardwareProfile, model: Model, path: Key
                 accelerator.step(model.step, model.precision)
             except ValueError as error:
                 yield (*path, "step"), f"{name}: {error}"
-    if model.exchange.alpha is None or model.exchange.rate is None:
+    if model.transformer is None and (model.exchange.alpha is None or model.exchange.rate is None):
         absent = [
             f"{n} {'between' if tier == 'inter' else 'inside'} nodes"
             for n in used

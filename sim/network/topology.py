@@ -52,7 +52,7 @@ class Topology:
         self.fabric_bytes_per_s = _per_node(groups, count, "fabric")
         capacity = np.empty((self.nodes, len(NODE_LINKS)))
         capacity[:, DISK] = _per_node(groups, count, "storage_rate")
-        capacity[:, FABRIC] = self.fabric_bytes_per_s * _per_node(groups, count, "gpus")
+        capacity[:, FABRIC] = self.fabric_bytes_per_s * np.maximum(1.0, _per_node(groups, count, "gpus"))
         capacity[:, NIC_OUT] = capacity[:, NIC_IN] = nic
         for slow in cluster.slow_links:
             capacity[self.node_index(slow.node), [NIC_OUT, NIC_IN]] = slow.rate

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from equipoise.sim.scenario.faults import Faults as Faults
+from equipoise.sim.scenario.section import Count, Positive, Section, Span
+from equipoise.sim.scenario.transformer import TransformerSpec
 from equipoise.sim.scenario.units import (
     Bytes,
     BytesPerS,
@@ -27,16 +30,7 @@ from equipoise.sim.scenario.units import (
     Watts,
 )
 
-Positive = Annotated[Float, Field(gt=0)]
-Span = Annotated[Seconds, Field(gt=0)]
-Count = Annotated[Int, Field(ge=1)]
 Precision = Literal["fp64", "fp32", "tf32", "fp16", "bf16", "fp8"]
-
-
-class Section(BaseModel):
-    """Base of every section: unknown keys are errors, values are immutable once loaded."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class NodeGroup(Section):
@@ -44,14 +38,16 @@ class NodeGroup(Section):
 
     name: str = "node"
     count: Count = 1
-    gpus: Count = 1
+    gpus: Annotated[Int, Field(ge=0)] = 1  # 0: it only stores data, for whoever reads from it
     accelerator: str = "generic"
     speed: Positive = 1.0  # relative to the accelerator's profile
-    cores: Count = 32
+    cores: Count = 32  # that prepare samples (`preprocess_time`), for all workers of the node alike
     host_memory: Bytes = 256 * 2.0**30
+    cache: Bytes = 0.0  # of the host memory, for shards fetched from elsewhere
     host_power: Watts | None = None  # a node without its GPUs; none: the profile's, else 0
     storage: Bytes = 4e12
-    storage_rate: BytesPerS = 3e9
+    storage_rate: BytesPerS = 3e9  # reading for other nodes
+    local_read: BytesPerS | None = None  # reading for its own workers; none: never the limit
     nic: BytesPerS = 12.5e9
     fabric: BytesPerS = 300e9  # between the GPUs of one node, one direction
     ingest: Rate | None = None  # samples/s the host can prepare; none: never the limit
@@ -112,6 +108,8 @@ class Cluster(Section):
     def _some_nodes(self) -> Self:
         if bool(self.nodes) == (self.gpus is not None):
             raise ValueError("needs either 'nodes' (at least one group) or 'gpus' (a counted pool), not both")
+        if self.nodes and not any(group.gpus for group in self.nodes):
+            raise ValueError("no group of 'nodes' has GPUs")
         return self
 
     @property
@@ -157,6 +155,7 @@ class Model(Section):
     sample_time: Seconds | None = None  # beta_c: per sample
     flop_per_sample: Flop | None = None  # roofline instead of a fit
     step: str | None = None  # a step that the hardware profile has, in the precision below
+    transformer: TransformerSpec | None = None  # a large model by its shape; all costs follow from it
     bytes_per_sample: Bytes = 0.0
     precision: Precision = "bf16"
     parameters: Annotated[Float, Field(ge=0)] = 0.0
@@ -164,6 +163,7 @@ class Model(Section):
     exchange: Exchange = Exchange()
     overlap: Annotated[Float, Field(ge=1)] = 1.0  # gamma
     samples_per_pass: Count | None = None  # m_max
+    preprocess_time: Seconds | None = None  # of one host core for a sample; none: never the limit
     parallel: Parallel = Parallel()
     memory: Memory = Memory()
     share_kappa: Annotated[Float, Field(gt=0)] | None = None  # none: speed proportional to the share
@@ -175,9 +175,15 @@ class Model(Section):
 
     @model_validator(mode="after")
     def _cost_given(self) -> Self:
+        if self.transformer is not None:
+            self.transformer.alone(self)
+            return self
         costs = (self.sample_time, self.flop_per_sample, self.step)
         if sum(cost is not None for cost in costs) != 1:
-            names = "'sample_time' (a fit), 'flop_per_sample' (a roofline), 'step' (of the hardware profile)"
+            names = (
+                "'sample_time' (a fit), 'flop_per_sample' (a roofline), 'step' (of the hardware profile), "
+                "'transformer' (a shape)"
+            )
             raise ValueError(f"needs exactly one of {names}")
         if self.step is not None and self.fixed_time is not None:
             raise ValueError("'fixed_time' is part of the 'step' of the hardware profile; leave it out")
@@ -206,14 +212,29 @@ class OnNodes(Section):
     nodes: Annotated[tuple[str, ...], Field(min_length=1)]
 
 
+class SpreadSizes(Section):
+    """Sizes of shards drawn from a log-normal distribution, anew for each seed."""
+
+    kind: Literal["lognormal"]
+    cov: Annotated[Float, Field(gt=0, le=5)]  # coefficient of variation
+
+
 class Data(Section):
     """A job's dataset."""
 
     samples: Count
     sample_size: Bytes = 0.0
     shards: Count = 64
+    shard_sizes: tuple[Positive, ...] | SpreadSizes | None = None  # relative, one per shard; none: equal
+    prefetch: Annotated[Int, Field(ge=0)] = 1  # shards that are fetched before a worker gets to them
     replicas: Count = 1  # copies of every shard, on different nodes
     placement: Annotated[Even | Skewed | OnNodes, Field(discriminator="kind")] = Even()
+
+    @model_validator(mode="after")
+    def _a_size_each(self) -> Self:
+        if isinstance(self.shard_sizes, tuple) and len(self.shard_sizes) != self.shards:
+            raise ValueError(f"'shard_sizes' has {len(self.shard_sizes)} sizes for {self.shards} 'shards'")
+        return self
 
 
 class Checkpoint(Section):
@@ -267,7 +288,13 @@ class TraceSpec(Section):
     """Jobs from a file. `training` turns every k-th job into a training job of the named models."""
 
     file: str
-    format: Literal["auto", "csv", "philly"] = "auto"
+    format: str = "auto"  # one of the formats that `equipoise.sim.traces.read` knows
+    columns: dict[str, str] = Field(
+        default_factory=dict
+    )  # of a CSV file: arrival, gpus, duration (or start and end), by column
+    zone: str = ""  # of the clock that wrote times without one; none: UTC, or the one of a published trace
+    keep: tuple[str, ...] = ()  # only jobs with `column=value`
+    count: Literal["gpus", "cpus"] = "gpus"  # cpus: each core counts as a GPU of the cluster
     limit: Count | None = None
     clusters: tuple[str, ...] = ()  # keep only these virtual clusters
     time_scale: Positive = 1.0  # multiplies arrivals: below 1 raises the load
@@ -299,7 +326,7 @@ class TrainingJobs(Section):
 class Workload(Section):
     """Models by name, and jobs from the scenario, from a trace, or from both."""
 
-    models: dict[str, Model] = {}
+    models: dict[str, Model] = Field(default_factory=dict)
     jobs: tuple[Job, ...] = ()
     trace: TraceSpec | None = None
 
@@ -315,7 +342,7 @@ class Workload(Section):
 class Decide(Section):
     """When policies decide. Events: arrivals, completions, faults, repairs."""
 
-    every: Span | None = None
+    every: Annotated[Span, Field(ge=1e-3)] | None = None
     every_steps: Count | None = None  # of any one training job
     on_events: bool = True
     estimate_error: Annotated[Float, Field(ge=0)] = 0.0  # log-normal spread of duration estimates
@@ -327,57 +354,6 @@ class Noise(Section):
     step_cov: Annotated[Float, Field(ge=0, le=5)] = 0.0
 
 
-class Crash(Section):
-    """Node crashes: Weibull (shape 1: exponential) time to failure, log-normal repair."""
-
-    mtbf: Span  # per node
-    shape: Positive = 1.0
-    repair: Seconds = 3600.0
-    repair_cov: Annotated[Float, Field(ge=0)] = 0.5
-
-
-class FailSlow(Section):
-    """Episodes in which a node computes `factor` times slower."""
-
-    mtbf: Span
-    duration: Seconds = 1800.0
-    factor: Annotated[Float, Field(gt=1)] = 2.0
-
-
-class LinkDegrade(Section):
-    """Episodes in which a node's NIC falls to `factor` of its rate."""
-
-    mtbf: Span
-    duration: Seconds = 1800.0
-    factor: Annotated[Float, Field(gt=0, lt=1)] = 0.25
-
-
-class RackFailure(Section):
-    """A whole rack goes down at once."""
-
-    mtbf: Span  # per rack
-    repair: Seconds = 7200.0
-
-
-class Spot(Section):
-    """Nodes of the named group are reclaimed after `notice`, and come back after `away`."""
-
-    group: str
-    mtbf: Span
-    notice: Seconds = 120.0
-    away: Seconds = 3600.0
-
-
-class FaultEvent(Section):
-    """One planned fault, for cases that must be exact."""
-
-    kind: Literal["crash", "slow", "link"]
-    node: str
-    at: Seconds
-    duration: Seconds
-    factor: Positive = 2.0
-
-
 class Restart(Section):
     """What it takes to get going again, beside reading the checkpoint."""
 
@@ -385,17 +361,6 @@ class Restart(Section):
     rescheduling: Seconds = 0.0
     initialisation: Seconds = 30.0
     checkpoint_write: Seconds = 60.0  # of a job whose checkpoint size is not known (rigid jobs)
-
-
-class Faults(Section):
-    """Everything that goes wrong."""
-
-    crash: Crash | None = None
-    fail_slow: FailSlow | None = None
-    link: LinkDegrade | None = None
-    rack: RackFailure | None = None
-    spot: Spot | None = None
-    events: tuple[FaultEvent, ...] = ()
 
 
 class Energy(Section):
@@ -427,8 +392,8 @@ class Cost(Section):
     """Prices in place of those of the price book. Keys of `gpu_hour` and `capex` are accelerators."""
 
     book: str = "prices"
-    gpu_hour: dict[str, UsdPerHour] = {}
-    capex: dict[str, Capex] = {}
+    gpu_hour: dict[str, UsdPerHour] = Field(default_factory=dict)
+    capex: dict[str, Capex] = Field(default_factory=dict)
     storage: UsdPerByteSecond | None = None
     network: UsdPerHour | None = None  # per node, beyond what GPU prices include
     energy: Literal["auto", "included", "separate"] = "auto"  # auto: separate when some GPUs are owned

@@ -65,6 +65,7 @@ class Allocator:
         if holding.weight != holding.gpu.size:
             self._neighbours_changed(job, holding)
         job.start(holding, now_s, roster.take_restart_s(row))
+        self._input_changed(job, holding)
         if job.rigid:  # what a crash has cost it more is paid now; a training job's cost is measured
             roster.columns["restart_s"][row] = self.restart.initialisation
         if self.changed is not None:
@@ -100,6 +101,7 @@ class Allocator:
         holding = self.cluster.release(job.row)
         if holding.weight != holding.gpu.size:
             self._neighbours_changed(job, holding)
+        self._input_changed(job, holding)
 
     def regroup(self, job: Job, node: int) -> bool:
         """Let a job go on with what it has left on other nodes, when it may; returns whether it does."""
@@ -114,6 +116,7 @@ class Allocator:
         for tell in self.listeners.regrouped:
             tell(job, holding, now_s)
         elastic.regroup(holding, now_s, self.restart.detection + self.restart.initialisation)
+        self._input_changed(job, held)
         self.roster.regrouped(job, holding, now_s)
         if self.changed is not None:
             self.changed()
@@ -128,6 +131,15 @@ class Allocator:
             job.close(time_s)
             for tell in self.listeners.ended:
                 tell(job, "open", time_s)
+
+    def _input_changed(self, job: Job, holding: Holding) -> None:
+        """Training jobs whose input shares nodes with this one's have another part of it from their next period."""
+        if job.rigid:
+            return
+        for row, other in self.roster.training.items():
+            shares = row != job.row and other.runs and other.config.shares_input
+            if shares and np.isin(other.config.nodes, holding.nodes).any():
+                other.speed_changed()
 
     def _neighbours_changed(self, job: Job, holding: Holding) -> None:
         """Training jobs that share a GPU with this one run at another speed from their next period on."""

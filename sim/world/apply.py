@@ -31,6 +31,8 @@ def hand_over(
             pending.samples = plan.samples_per_step[part].copy()
         if plan.gpu_share is not None and (plan.gpu_share[part] != config.share).any():
             pending.share = plan.gpu_share[part].copy()
+        if plan.gradient_weight is not None and (plan.gradient_weight[part] != config.gradient_weight).any():
+            pending.weight = plan.gradient_weight[part].copy()
     if plan.sync_interval is not None:
         for row, job in training.items():
             if row < len(plan.sync_interval) and plan.sync_interval[row] != job.progress.interval:

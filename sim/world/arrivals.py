@@ -6,9 +6,10 @@ import math
 from collections.abc import Callable
 
 import numpy as np
+from numpy.random import Generator
 from simpy.events import Event
 
-from equipoise.policies.observation import resize, writable
+from equipoise.policies.observation import Ints, resize, writable
 from equipoise.policies.physics import deal, overlapped_s
 from equipoise.sim.clock import Clock
 from equipoise.sim.cluster.cluster import Cluster
@@ -16,6 +17,7 @@ from equipoise.sim.job.dataset import JobData, place_shards
 from equipoise.sim.job.memory import least_bytes
 from equipoise.sim.job.training import TrainingJob
 from equipoise.sim.network.transfers import Transfers
+from equipoise.sim.randomness import lognormal_parameters
 from equipoise.sim.scenario.model import Data, OnNodes, Skewed
 from equipoise.sim.world.roster import Roster
 
@@ -108,6 +110,17 @@ def _fill_row(job: TrainingJob, roster: Roster) -> None:
         roster.columns[name][row] = value
 
 
+def _shard_sizes(spec: Data, shards: int, random: Generator) -> Ints:
+    """Samples of each shard, (shards,)."""
+    given = spec.shard_sizes
+    if given is None or shards < spec.shards:  # a sample each
+        return deal(spec.samples, np.ones(shards))
+    if isinstance(given, tuple):
+        return deal(spec.samples, given)
+    mu, sigma = lognormal_parameters(given.cov)
+    return deal(spec.samples, np.exp(mu + sigma * random.standard_normal(shards)))
+
+
 def _step_s(job: TrainingJob, workers: int, samples: int) -> float:
     """Estimated time (s) of a step of so many workers with so many samples each, exchanges included."""
     work_s, exchange_s = job.config.cost_s(0, samples, workers)[1], job.config.exchange_estimate_s(0, workers)
@@ -136,15 +149,14 @@ def _homes(spec: Data, worker_nodes: list[int], cluster: Cluster) -> list[list[i
 
 
 def place_data(
-    spec: Data, worker_nodes: list[int], cluster: Cluster, transfers: Transfers, row: int
+    spec: Data, worker_nodes: list[int], cluster: Cluster, transfers: Transfers, row: int, random: Generator
 ) -> JobData:
     """The dataset of the job in a row, stored as its placement says; worker_nodes: distinct nodes of the job."""
     shards = min(spec.shards, spec.samples)
     homes = _homes(spec, worker_nodes, cluster)
-    sizes = np.full(shards, spec.samples // shards, dtype=np.int64)
-    sizes[: spec.samples % shards] += 1
+    sizes = _shard_sizes(spec, shards, random)
     free = writable(cluster.nodes, "storage_free_bytes")
     for shard, home in enumerate(homes):
         for node in home:
             free[node] -= sizes[shard] * spec.sample_size
-    return JobData(sizes, spec.sample_size, homes, transfers, free, row)
+    return JobData(sizes, spec.sample_size, homes, transfers, free, row, cluster.caches, spec.prefetch)

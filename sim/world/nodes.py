@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from equipoise.policies.observation import Floats
+from equipoise.policies.observation import Floats, writable
 from equipoise.sim.clock import Clock
 from equipoise.sim.cluster.cluster import Cluster
 from equipoise.sim.job.job import Job
@@ -96,6 +96,14 @@ class NodeEvents:
         for job in self._jobs_on(node):
             job.speed_changed()
         self.event()
+
+    def set_corrupt(self, gpu: int, factor: float) -> None:
+        """A GPU multiplies gradients by this from now on (1: sound, and nobody suspects it any more)."""
+        self.cluster.corrupt[gpu] = factor
+        if factor == 1.0:
+            writable(self.cluster.gpus, "suspect")[gpu] = False
+        for job in self._jobs_on(int(self.cluster.gpus.node[gpu])):
+            job.speed_changed()
 
     def set_link(self, link: int, bytes_per_s: float) -> None:
         """A link has this capacity from now on."""

@@ -23,6 +23,7 @@ from equipoise.policies.observation import (
 from equipoise.policies.physics import response_s_per_sample, sustainable
 from equipoise.sim.clock import Clock
 from equipoise.sim.cluster.cluster import Cluster
+from equipoise.sim.job.gradients import mean_norm, norm_noise
 from equipoise.sim.job.listener import Listener, Listeners
 from equipoise.sim.job.measurements import Window
 from equipoise.sim.job.rigid import RigidJobs
@@ -157,11 +158,7 @@ class Observer:
 def worker_columns(
     job: TrainingJob, window: Window, bytes_per_s: Callable[[int, int], float]
 ) -> dict[str, Floats]:
-    """Measured columns of a job's workers; NaN for a worker that did nothing.
-
-    The gradient norm is G * sqrt(1 + phi / b) with G = exp(-progress): it falls as training goes on and its
-    noise falls with the samples (McCandlish et al. 2018, section 2.2).
-    """
+    """Measured columns of a job's workers; NaN for a worker that did nothing."""
     steps, samples = window.steps, window.samples
     idle = samples == 0
     busy_s = np.where(idle, np.nan, window.busy_s)
@@ -169,6 +166,10 @@ def worker_columns(
     variance = np.maximum(0.0, window.busy_square / steps - step_s**2)
     phi = max(0.0, job.progress.noise_scale)
     with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = phi * steps / samples
+        norm = mean_norm(job.progress.ratio, ratio)
+        if phi > 0.0:
+            norm *= norm_noise(job.norm_key, job.exchanges, ratio, steps)
         supply = job.config.ingest
         if job.data is not None:
             supply = sustainable(supply, job.data.reading_samples_per_s(bytes_per_s))
@@ -182,5 +183,5 @@ def worker_columns(
             "input_stall_s": window.stall_s / steps,
             "response_s_per_sample": response_s_per_sample(window.busy_s, window.stall_s, samples, keeps_up),
             "gradient_rate_per_s": steps / busy_s,
-            "gradient_norm": math.exp(-job.progress.ratio) * np.sqrt(1.0 + phi * steps / samples),
+            "gradient_norm": norm * job.config.gradient_factor(),
         }

@@ -45,7 +45,8 @@ def fill_workers(table: Workers, jobs: Sequence[TrainingJob]) -> list[Member]:
         owned = job.data.owned if job.data is not None else np.nan
         for name, values in (
             ("job", job.row), ("index", np.arange(config.workers)), ("gpu", config.gpu), ("node", config.nodes),
-            ("gpu_share", config.share), ("samples_per_step", config.samples), ("samples_owned", owned),
+            ("gpu_share", config.share), ("gradient_weight", config.gradient_weight),
+            ("samples_per_step", config.samples), ("samples_owned", owned),
             ("samples_max", UNBOUNDED), ("samples_per_pass", most), ("memory_free_bytes", memory_free_bytes),
             ("fixed_s", _fixed_s(job)), *job.measured.columns.items(),
         ):  # fmt: skip
@@ -80,7 +81,7 @@ def fill_shards(table: Shards, jobs: Sequence[TrainingJob], up: Bools) -> None:
                         ("bytes", piece.left * job.data.bytes_per_sample),
                         ("samples", piece.left),
                         ("started", piece.started or piece.transfer is not None),
-                        ("local", job.data.is_ready(worker, piece)),
+                        ("local", job.data.at_hand(worker, piece)),
                         ("needed_in_s", ahead * seconds[worker] if ahead else 0.0),
                     ):
                         rows[name].append(value)

@@ -12,13 +12,14 @@ import numpy as np
 from simpy.events import Event
 
 from equipoise.policies.contract import AllocationStage, Decision, Memory, Plan, Policy, Refusal, decide
-from equipoise.policies.observation import Floats, Observation
+from equipoise.policies.observation import Floats, Observation, writable
 from equipoise.sim.clock import Clock
 from equipoise.sim.cluster.cluster import Cluster
 from equipoise.sim.cluster.faults import Faults
 from equipoise.sim.cluster.power import node_power
 from equipoise.sim.cluster.throttle import Throttle, clocks_vary
 from equipoise.sim.hardware.prices import Prices
+from equipoise.sim.job.dataset import JobData
 from equipoise.sim.job.demand import Demand
 from equipoise.sim.job.event_by_event import EventByEvent
 from equipoise.sim.job.fast import Fast
@@ -32,8 +33,8 @@ from equipoise.sim.network.network import Network
 from equipoise.sim.network.topology import Topology
 from equipoise.sim.network.transfers import Transfer, Transfers
 from equipoise.sim.randomness import stream
+from equipoise.sim.scenario.model import Data, Scenario
 from equipoise.sim.scenario.model import Faults as FaultsSpec
-from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.world.allocate import Allocator
 from equipoise.sim.world.apply import hand_over
 from equipoise.sim.world.arrivals import Arrivals, place_data
@@ -175,9 +176,13 @@ class SimWorld:
         return TrainingJob(
             row, self.demand.name[row], spec, scenario.workload.models[spec.model], self.cluster, self.engine,
             self.meter, self.listeners,
-            lambda data, nodes: place_data(data, nodes, self.cluster, self.transfers, row),
+            lambda data, nodes: self._place_data(row, data, nodes),
             seed=self.seed, step_cov=scenario.noise.step_cov, mtbf_s=self.mtbf_s,
         )  # fmt: skip
+
+    def _place_data(self, row: int, data: Data, nodes: list[int]) -> JobData:
+        random = stream(self.seed, f"shards:{self.demand.name[row]}")
+        return place_data(data, nodes, self.cluster, self.transfers, row, random)
 
     def _unasked_until_s(self) -> float:
         """When the queue is looked at again, at the earliest: with everything taken, not before the next event."""
@@ -224,6 +229,8 @@ class SimWorld:
         """
         if plan.changes_nothing():
             return []
+        if plan.suspect is not None:
+            writable(self.cluster.gpus, "suspect")[:] = plan.suspect
         replaced: set[int] = set()
         if plan.allocation is not None:
             replaced = self.allocator.apply(plan.allocation)

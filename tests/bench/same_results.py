@@ -69,6 +69,8 @@ SHIPPED = {
     "congested": TRAINING,
     "quickstart": TRAINING,
     "skewed-data": TRAINING,
+    "weak-host": TRAINING,
+    "remote-storage": TRAINING,
     "meant-to-fail": TRAINING,
     "counted": QUEUED,
     "philly": QUEUED,

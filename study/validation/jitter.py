@@ -1,0 +1,106 @@
+"""Alibaba's per-worker mini-batch times: the mean wait of n workers at a barrier, from other stretches of time.
+
+A worker's times in the fitted stretches stand for its times to come, as measured: with its own speed, its
+tail, and with what it shares with others in a step. One line predicts the second half of the time from the
+first, one divides stretches of `STRETCH` steps by a hash, which asks nothing about workers whose speed
+changes for good. Naive: independent normal jitter of the workers' common spread, which is what a
+coefficient of variation alone says.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from equipoise.sim.llm.interval import spread
+from equipoise.sim.llm.stack import Floats
+from equipoise.study.validation.rows import read_csv
+from equipoise.study.validation.score import Line, Score, judge, line
+from equipoise.study.validation.splits import SPLITS, fitted_half
+
+PATTERN = "traces/alibaba2020_minibatch_job*.csv.gz"
+Bools = npt.NDArray[np.bool_]
+STRETCH = 20
+MOST_GROUPS = 60
+"""Groups of workers of one size that are looked at, the first in order of their numbers."""
+
+
+def read(data: Path) -> dict[str, Floats]:
+    """Times (steps, workers) by job, of the steps that every worker has. Raises FileNotFoundError, KeyError."""
+    files = sorted(data.glob(PATTERN))
+    if not files:
+        raise FileNotFoundError(2, "no such file", str(data / PATTERN))
+    return {file.name.split(".")[0]: _times(file) for file in files}
+
+
+def _times(file: Path) -> Floats:
+    steps: dict[int, dict[str, float]] = defaultdict(dict)
+    workers = set()
+    for text in read_csv(file):
+        steps[int(text["time"])][text["worker"]] = float(text["batch_time_norm"])
+        workers.add(text["worker"])
+    order = sorted(workers, key=int)
+    return np.array([[row[w] for w in order] for _, row in sorted(steps.items()) if len(row) == len(order)])
+
+
+def wait(times: Floats, group: tuple[int, ...]) -> float:
+    """Mean over steps of how long a worker of the group waits for the last, in the unit of the times."""
+    part = times[:, group]
+    return float((part.max(axis=1) - part.mean(axis=1)).mean())
+
+
+def run(data: Path) -> list[Line]:
+    """Some of the time predicts the barrier waits in the rest, for every number of workers from two."""
+    jobs = read(data)
+    hashed = [_score(jobs, _hashed(jobs, split)) for split in SPLITS]
+    first = {name: np.arange(len(times)) < len(times) // 2 for name, times in jobs.items()}
+    return [
+        line("Alibaba: barrier wait, first half of the time -> second", 0.08, [_score(jobs, first)]),
+        line(
+            "Alibaba: barrier wait, stretches of time -> others",
+            0.08,
+            hashed,
+        ),
+    ]
+
+
+def _hashed(jobs: dict[str, Floats], split: int) -> dict[str, Bools]:
+    return {
+        name: np.array([fitted_half(f"{name} {k // STRETCH}", split) for k in range(len(times))])
+        for name, times in jobs.items()
+    }
+
+
+def _score(jobs: dict[str, Floats], fitted: dict[str, Bools]) -> Score:
+    """`fitted`: by job, which steps the prediction is made from, shape (steps,)."""
+    keys: list[str] = []
+    columns: list[tuple[float, float, float]] = []
+    residuals: list[float] = []
+    for name, times in jobs.items():
+        known = fitted[name]
+        halves = np.cumsum(known) % (2 * STRETCH) < STRETCH  # of the fitted stretches, for the interval
+        for group in _groups(times.shape[1]):
+            guess, truth = wait(times[known], group), wait(times[~known], group)
+            columns.append((guess, _normal(times[known], len(group)), truth))
+            keys.append(f"{name} {len(group)} workers {group}")
+            inner = [wait(times[known & part], group) for part in (halves, ~halves)]
+            residuals += [float(np.log(inner[0] / inner[1])), float(np.log(inner[1] / inner[0]))]
+    guesses, naive, measured = np.array(columns).T
+    pairs = [str(k // 2) for k in range(len(residuals))]
+    return judge(keys, guesses, naive, measured, spread(np.array(residuals), pairs))
+
+
+def _groups(workers: int) -> list[tuple[int, ...]]:
+    return [g for n in range(2, workers + 1) for g in list(combinations(range(workers), n))[:MOST_GROUPS]]
+
+
+def _normal(times: Floats, n: int) -> float:
+    """Expected maximum of n normal times less their mean: spread x E[max of n standard normals] (Blom 1958)."""
+    from scipy.stats import norm
+
+    cov: npt.NDArray[np.float64] = times.std(axis=0) / times.mean(axis=0)
+    return float(np.median(cov) * times.mean() * norm.ppf((n - 0.375) / (n + 0.25)))
