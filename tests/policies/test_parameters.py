@@ -50,9 +50,9 @@ def uneven(speeds=(2.0, 2.0, 1.0, 1.0), **more):
 
 
 def unlike_response():
-    """Worker 1 is as fast as worker 0 while it lives on what was read ahead; it cannot sustain that."""
+    """Worker 1 is half as fast as worker 0, and lives on what was read ahead: it cannot sustain even that."""
     o = one_job([2.0, 2.0], batch=96)
-    return [change(o, "workers", input_samples_per_s=[np.inf, 1.0])] * 2
+    return [change(o, "workers", response_s_per_sample=[0.5, 1.0], input_samples_per_s=[np.inf, 0.5])] * 2
 
 
 def exchange(exchange_s=3.0, **columns):
