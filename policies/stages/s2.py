@@ -169,6 +169,7 @@ class Tasks(Stage):
         response_s = workers.response_s_per_sample
         fixed_s = np.nan_to_num(workers.fixed_s, nan=0.0)
         rate = np.where(workers.capacity_samples_per_s > 0, workers.capacity_samples_per_s, 1 / response_s)
+        rate = np.fmin(rate, workers.input_samples_per_s)  # what it can sustain
         target = resource_shares(
             groups.first, rate, response_s, fixed_s, measured, self.rate_alpha, 1 - self.rate_alpha
         )

@@ -186,6 +186,21 @@ def table(found: Mapping[str, Sequence[float]]) -> str:
     return "\n".join(lines)
 
 
+def page(text: str, cases: int) -> str:
+    """The page of the documentation around the table."""
+    return f"""# S4 against the best static start
+
+Made by `python -m tests.bench.brute_force --write`; do not edit.
+
+{cases} random cases of up to 3 jobs and 6 GPUs, half of the jobs there from the start, half arriving within ten
+minutes; after a stop or a resize a start costs 20 s. A static start gives each job its GPUs once, for good;
+the best one is found by trying all, over whole runs, and knows what will arrive. The table has the mean completion
+time over that of the best static start: below 1 a change has paid for itself.
+
+{text}
+"""
+
+
 def main() -> None:
     """Print the table; with --write also the page."""
     parser = argparse.ArgumentParser()
@@ -198,6 +213,8 @@ def main() -> None:
     found = ratios(numbers)
     text = table(found)
     print(text)
+    if arguments.write:
+        PAGE.write_text(page(text, arguments.cases))
     for policy, values in found.items():
         worst = np.argsort(values)[::-1][: arguments.worst]
         print(

@@ -50,9 +50,9 @@ def uneven(speeds=(2.0, 2.0, 1.0, 1.0), **more):
 
 
 def unlike_response():
-    """Worker 1 computes as fast as worker 0, and waits as long again."""
+    """Worker 1 is half as fast as worker 0, and lives on what was read ahead: it cannot sustain even that."""
     o = one_job([2.0, 2.0], batch=96)
-    return [change(o, "workers", response_s_per_sample=[0.5, 1.0])] * 2
+    return [change(o, "workers", response_s_per_sample=[0.5, 1.0], input_samples_per_s=[np.inf, 0.5])] * 2
 
 
 def exchange(exchange_s=3.0, **columns):
@@ -90,7 +90,8 @@ def grown(loss, *later_s):
     more = {**job, "holds": [0, 1, 2, 3]}
     return [
         cluster([4], [job]),
-        *(cluster([4], [{**more, "goodput_samples_per_s": 100.0 - loss + k}], time_s=1020.0 + 10 * k) for k in range(2)),
+        cluster([4], [{**more, "goodput_samples_per_s": 100.0 - loss}], time_s=1020.0),
+        cluster([4], [{**more, "goodput_samples_per_s": 101.0 - loss}], time_s=1030.0),
         *(cluster([4], [{**job, "goodput_samples_per_s": 100.5}], time_s=t) for t in later_s),
     ]  # fmt: skip
 
@@ -112,7 +113,7 @@ CASES = {
     "s2.rate_alpha": ((0.0, 1.0), unlike_response()),
     "s2.damping": ((0.1, 1.0), uneven()),
     "s2.epsilon": ((0.005, 0.5), uneven()),
-    "s3.delay": ((0.05, 0.4), exchange()),
+    "s3.delay": ((0.05, 0.4), exchange() * 2),
     "s3.eta": ((0.1, 2.0), exchange(30.0)),
     "s3.interval_max": ((2, 64), exchange(30.0)),
     "s3.hysteresis": ((0.02, 0.9), exchange(30.0)),

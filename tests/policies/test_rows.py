@@ -1,13 +1,18 @@
 """Whole runs in which a sub-step of S4 was found wanting: what it costs, and what could be had."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from equipoise import run
 from equipoise.policies.allocation.near import delays
-from equipoise.policies.observation import Jobs, Nodes, Observation, Stores
+from equipoise.policies.contract import UNCHANGED
+from equipoise.policies.observation import Jobs, Nodes, Observation, Speeds, Stores
+from equipoise.policies.registry import make_stage
+from tests.bench.brute_force import ratios
+from tests.policies.observations import change, shared_gpu
 
 
 def scenario(nodes, model, jobs, **more):
@@ -106,3 +111,65 @@ def test_e_sizes_settle(policy):
     assert float(np.nansum(made.jobs["restart_gpu_s"])) <= 120.0
     assert made.totals["makespan_s"] == pytest.approx(5140.0, rel=0.02)
     assert math.isfinite(made.jobs["completion_s"][0])
+
+
+# -- H: shares of a GPU --------------------------------------------------------------------------------------------
+
+
+def shared(*jobs, share_kappa=None):
+    """One GPU, and jobs of one worker that ask for a part of it."""
+    more = {} if share_kappa is None else {"share_kappa": share_kappa}
+    jobs = [{"gpus": 1, "gpu_share": 0.3, "global_batch": 16, **job} for job in jobs]
+    spec = scenario([{"name": "n", "gpus": 1}], {"fixed_time": "2 ms", **more}, jobs)
+    return {**spec, "decide": {"every": "20 s"}}
+
+
+SHARES = pytest.mark.parametrize("policy", ["s3", "s3(mode=optimal)"])
+
+
+@SHARES
+def test_h_the_free_share_is_handed_out_also_when_a_job_has_left(policy):
+    """Jobs of 72 s and 18 s on all of a GPU: 240 s and 60 s at shares of 0.3; 98 s and 44 s with what is free."""
+    both = shared({"steps": 4000}, {"steps": 1000})
+    made, _ = simulated(both, "none")
+    assert made.jobs["completion_s"].tolist() == pytest.approx([240.0, 60.0])
+    made, _ = simulated(both, policy)
+    assert made.jobs["completion_s"].tolist() == pytest.approx([98.0, 44.0], rel=0.01)
+    alone, _ = simulated(shared({"steps": 4000}), policy)
+    assert alone.jobs["completion_s"][0] == pytest.approx(86.0, rel=0.01)
+
+
+@SHARES
+def test_h_what_was_lent_comes_back_when_a_job_waits_for_it(policy):
+    """At 100 s a job comes that asks for 0.4: it starts at the next decisions, not when the others are done."""
+    first = [{"steps": 20000}, {"steps": 20000}]
+    made, _ = simulated(shared(*first, {"steps": 500, "gpu_share": 0.4, "arrival": 100}), policy)
+    assert made.jobs["start_s"][2] <= 141.0
+
+
+def test_h_shares_compare_with_what_the_kind_does_on_a_whole_gpu():
+    """Two workers that train alike; the kind of the second does twice as much on a whole GPU: it gets less."""
+    o = shared_gpu([0.5, 0.5], [1.0, 1.0])
+    speeds = Speeds.of(job=[0, 1], gpu_model=[0, 0], gpus=[1, 1], samples_per_s=[16.0, 32.0])
+    o = replace(change(o, "jobs", gpus_held=[1, 1]), speeds=speeds)
+    share = make_stage("s3").refine(o, UNCHANGED, {})[0].gpu_share
+    assert share[0] > 0.5 > share[1]
+
+
+# -- G: tiny cases against the best static start -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", [17, 194])
+def test_g_a_tiny_case_comes_near_the_best_static_start(case):
+    found = ratios([case], ("s4(mode=optimal)", "s4"))
+    assert found["s4(mode=optimal)"][0] <= 1.1
+    assert found["s4"][0] <= 1.6
+
+
+@pytest.mark.long
+def test_g_tiny_cases_come_near_the_best_static_start():
+    """Those in which one of the modes takes longest; all 200: `python -m tests.bench.brute_force`."""
+    found = ratios([0, 54, 87, 126, 139, 147, 174, 188], ("s4(mode=optimal)", "s4"))
+    assert max(found["s4(mode=optimal)"]) <= 1.3
+    assert sorted(found["s4(mode=optimal)"])[-2] <= 1.1
+    assert max(found["s4"]) <= 1.6
