@@ -6,6 +6,7 @@ import datetime
 import os
 import secrets
 import socket
+from pathlib import Path
 
 import torch.distributed as dist
 
@@ -38,6 +39,13 @@ def reach_store(host: str, port: int) -> dist.TCPStore:
 def of_job(store: dist.Store, token: str) -> dist.Store:
     """The part of a store that belongs to the job with that token; empty: to jobs without one."""
     return dist.PrefixStore(f"equipoise/{token}" if token else "equipoise", store)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file that others wait for: they see all of it, or none."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_text(text, encoding="utf-8")
+    draft.replace(path)
 
 
 def own_token() -> str:

@@ -30,6 +30,7 @@ HEARTBEAT_S = 0.25
 DEAD_AFTER_S = 3.0  # without a heartbeat, when a group is being formed
 LOST_AFTER_S = 30.0  # without a heartbeat, when nothing else tells (a host without power, a frozen process)
 _CONNECT_TIMEOUT_S = 1.0  # to peers that are all there; gloo tries 5 times; doubled when nobody had left
+DESERTED = "deserted"  # key of the store: nobody is left who could take others in
 _REPEATS_MAX = 2  # groups of the same members formed anew without a round between them
 _GLOO_PLACE = re.compile(r"\bgloo/\S+\.(cc|h):\d+\]")  # its errors are plain RuntimeErrors; each says where
 
@@ -195,7 +196,21 @@ class Membership:
                         return
             if self._store.check(["done"]):
                 raise EvictedError("training ended", planned=True)
+            if self._is_deserted():
+                self._store.set(DESERTED, "1")
+                raise SystemExit(
+                    f"equipoise: member {self.member} ends: nobody is left in the job to take it in; start the "
+                    "whole job again, to go on from its last checkpoint"
+                )
             time.sleep(0.05)
+
+    def _is_deserted(self) -> bool:
+        """Whether all who were ever in the group are dead, so that nobody can take others in."""
+        founders, joined = int(self._store.get("founders")), int(self._store.add("joined", 0))
+        taken_in = [m for m in range(founders, founders + joined) if self._store.check([f"admit/{m}"])]
+        inside = {*range(founders), *taken_in} - {self.member}
+        self._asked_for |= inside  # so that their beats are followed
+        return all(self._watch.is_dead(m, self._store) for m in inside)
 
     def waiting(self) -> list[int]:
         """Members that asked to join, are not in the group, and are alive."""
@@ -408,9 +423,10 @@ def start(backend: str = "gloo", *, timeout_s: float = 1800.0) -> Membership:
     `EQUIPOISE_STORE` (host:port) is a store that outlives every member, as `live.group.launch` provides, and
     `EQUIPOISE_TOKEN` the job's token; without it the store of `MASTER_ADDR`/`MASTER_PORT` serves, hosted by
     rank 0 unless a launcher hosts it, and a token is used if there is one.
-    `RANK` and `WORLD_SIZE` name a founder; `EQUIPOISE_JOIN=1` asks to be taken into a running job, which
-    happens at its next decision. `timeout_s` bounds every exchange. Raises KeyError when a variable is
-    missing, EvictedError when training ends before this process is taken in, SystemExit when there is no store.
+    `RANK` and `WORLD_SIZE` name a founder. One that was there before, and `EQUIPOISE_JOIN=1`, ask to be taken into
+    the running job, which happens at its next decision. `timeout_s` bounds every exchange. Raises KeyError when a
+    variable is missing, EvictedError when training ends before this process is taken in, SystemExit when there is
+    no store, or nobody left to take it in.
     Later on, a rank ends by SIGTERM when the host of the store is gone.
     """
     global _current
@@ -421,6 +437,8 @@ def start(backend: str = "gloo", *, timeout_s: float = 1800.0) -> Membership:
     hosts = rank == 0 and not _is_hosted()
     line = None if hosts else reached(*_address())
     store, watch_store = _store(hosts), _store()
+    # A rank that was started again; torchrun starts all of them again, as founders.
+    joins = joins or ("EQUIPOISE_STORE" in os.environ and store.check([f"beat/{rank}"]))
     member = int(store.get("founders")) + int(store.add("joined", 1)) - 1 if joins else rank
     _current = Membership(store, watch_store, member, backend, timeout_s)
     _current.end_with(line or reached(*_address()))

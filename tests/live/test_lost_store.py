@@ -85,3 +85,79 @@ def test_a_launcher_that_is_told_to_end_ends_its_ranks(tmp_path: Path) -> None:
         launcher.send_signal(signal.SIGTERM)
         assert launcher.wait(timeout=60) == 128 + signal.SIGTERM
         assert launcher.stdout.read() == b""  # the ranks held it, too
+
+
+NODE = """
+import os, pathlib, sys, time
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+import equipoise
+from equipoise.live.group import regroup
+
+torch.set_num_threads(1)
+member = regroup.start().member
+data = TensorDataset(torch.randn(80000, 4), torch.randn(80000, 1))
+model = DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+runtime = equipoise.attach(model, optimizer, policy="none", global_batch=8, decide_every=2)
+loader = DataLoader(data, batch_sampler=runtime.sampler(data))
+seen = set()
+for inputs, labels in runtime.batches(loader):
+    if os.environ["RANK"] == sys.argv[1] and runtime.round == 3:
+        os._exit(9)
+    with runtime.recover():
+        torch.nn.functional.mse_loss(model(inputs), labels).backward()
+        optimizer.step()
+    runtime.step()
+    seen.add(tuple(runtime._parts.group.members))
+    if member != 1 and {0, 2} <= set(runtime._parts.group.members):
+        break
+    time.sleep(0.01)
+pathlib.Path(f"seen-{member}").write_text(repr(sorted(seen)))
+runtime.close()
+"""
+
+
+@pytest.mark.long
+def test_a_node_that_is_started_again_is_taken_in(tmp_path: Path) -> None:
+    """As a pod that is replaced: two launchers, one store; the second node's rank dies and comes back."""
+    (tmp_path / "node.py").write_text(NODE)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore", "EQUIPOISE_TOKEN": "x"}
+    module = [sys.executable, "-m"]
+    file = tmp_path / "address"
+    store = [*module, "equipoise.live.group.store", "--port", "0", "--address-file", str(file)]
+    with subprocess.Popen(store, env=environment, stdout=subprocess.DEVNULL) as host:
+        while not file.exists():
+            assert host.poll() is None
+            time.sleep(0.02)
+        node = [*module, "equipoise.live.group.launch", "--store", file.read_text().strip(), "--nodes", "2"]
+        first = subprocess.Popen([*node, "--node-rank", "0", "node.py", "-1"], cwd=tmp_path, env=environment)
+        second = [*node, "--node-rank", "1", "node.py"]
+        assert subprocess.run([*second, "1"], cwd=tmp_path, env=environment, check=False).returncode == 9
+        assert subprocess.run([*second, "-1"], cwd=tmp_path, env=environment, check=False).returncode == 0
+        assert first.wait(timeout=60) == 0
+        assert "(0,)" in (tmp_path / "seen-0").read_text()
+        assert "(0, 2)" in (tmp_path / "seen-2").read_text()
+        host.terminate()
+
+
+@pytest.mark.long
+def test_a_rank_that_comes_back_to_nobody_ends_the_store(tmp_path: Path) -> None:
+    (tmp_path / "node.py").write_text(NODE)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore", "EQUIPOISE_TOKEN": "x"}
+    file = tmp_path / "address"
+    module = [sys.executable, "-m"]
+    store = [*module, "equipoise.live.group.store", "--port", "0", "--address-file", str(file)]
+    with subprocess.Popen(store, env=environment, stdout=subprocess.DEVNULL) as host:
+        while not file.exists():
+            assert host.poll() is None
+            time.sleep(0.02)
+        node = [*module, "equipoise.live.group.launch", "--store", file.read_text().strip(), "node.py"]
+        assert subprocess.run([*node, "0"], cwd=tmp_path, env=environment, check=False).returncode == 9
+        again = subprocess.run(
+            [*node, "-1"], cwd=tmp_path, env=environment, check=False, stderr=subprocess.PIPE, text=True
+        )
+        assert again.returncode != 0
+        assert "nobody is left in the job to take it in" in again.stderr
+        assert host.wait(timeout=20) == 1
