@@ -41,8 +41,8 @@ def slurm(launch: Launch) -> str:
     """A batch script: one task per GPU, each a rank, so that the others outlive one that dies.
 
     The store runs beside them on the first node, on a free port. Ranks die without ending the job step
-    (`--no-kill`, `--kill-on-bad-exit=0`); the group is formed anew inside the allocation. Before the time is up, and
-    when the store is lost, ranks get SIGTERM and the job is queued again, to go on from its checkpoint.
+    (`--no-kill`, `--kill-on-bad-exit=0`); the group is formed anew inside the allocation. Before the time is up,
+    and when the store is lost, ranks get SIGTERM and the job is queued again, to go on from its checkpoint.
     """
     script = shlex.quote(launch.script)
     return f"""#!/bin/bash

@@ -102,16 +102,19 @@ model = DistributedDataParallel(torch.nn.Linear(4, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 runtime = equipoise.attach(model, optimizer, policy="none", global_batch=8, decide_every=2)
 loader = DataLoader(data, batch_sampler=runtime.sampler(data))
-seen = set()
+seen, end = set(), None
 for inputs, labels in runtime.batches(loader):
     if os.environ["RANK"] == sys.argv[1] and runtime.round == 3:
         os._exit(9)
+    members = tuple(runtime._parts.group.members)
+    seen.add(members)
+    if members == (0, 2) and end is None:  # at the same round on both
+        end = runtime.round + 5
     with runtime.recover():
         torch.nn.functional.mse_loss(model(inputs), labels).backward()
         optimizer.step()
     runtime.step()
-    seen.add(tuple(runtime._parts.group.members))
-    if member != 1 and {0, 2} <= set(runtime._parts.group.members):
+    if runtime.round == end:
         break
     time.sleep(0.01)
 pathlib.Path(f"seen-{member}").write_text(repr(sorted(seen)))
