@@ -47,6 +47,7 @@ COMMANDS = {
     "monitor": ("equipoise.commands.calibrate", "monitor", "Watch what the GPUs of this machine really do."),
     "export": ("equipoise.commands.export", "export", "Write a policy as a file for a live training job."),
     "twin": ("equipoise.commands.twin", "twin", "Compare a live run with its simulation, by decision."),
+    "ranks": ("equipoise.commands.ranks", "ranks", "Say which rank of a live run is slow, and why."),
     "size": ("equipoise.commands.size", "size", "Find the fewest or cheapest nodes that meet a target."),
     "limits": ("equipoise.commands.limits", "limits", "Name what limits each job, and what would help most."),
     "sensitivity": (
