@@ -49,6 +49,7 @@ COMMANDS = {
     "twin": ("equipoise.commands.twin", "twin", "Compare a live run with its simulation, by decision."),
     "ranks": ("equipoise.commands.ranks", "ranks", "Say which rank of a live run is slow, and why."),
     "size": ("equipoise.commands.size", "size", "Find the fewest or cheapest nodes that meet a target."),
+    "fit": ("equipoise.commands.fit", "fit", "Does a large model fit into memory, and what would make it."),
     "limits": ("equipoise.commands.limits", "limits", "Name what limits each job, and what would help most."),
     "sensitivity": (
         "equipoise.commands.sensitivity",
@@ -61,6 +62,11 @@ COMMANDS = {
         "Write results as one HTML file, or as figures for papers.",
     ),
     "timeline": ("equipoise.commands.report", "timeline", "Write a run's timeline for Perfetto."),
+    "validate-against": (
+        "equipoise.commands.validation",
+        "validate_against",
+        "Hold predictions against public measurements.",
+    ),
     "validate": ("equipoise.commands.runs", "validate", "Check scenarios, sweeps and hardware profiles."),
     "list": ("equipoise.commands.listing", "list_", "List stages, hardware profiles and scenarios."),
     "schema": ("equipoise.commands.runs", "schema", "Print the JSON schema of scenario files."),

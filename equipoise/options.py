@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -43,16 +44,56 @@ def scenario_options(command: F) -> F:
     """Adds the scenario file and what changes it: --trace, --set."""
     command = click.argument("scenario", type=click.Path(dir_okay=False))(command)
     trace = click.option(
-        "--trace", metavar="FILE", help="Job trace (CSV, gzip or not) in place of the scenario's."
+        "--trace", metavar="FILE", help="Job trace (of any known format, packed or not), not the scenario's."
     )
     changes = click.option(
         "--set",
         "overrides",
         metavar="KEY=VALUE",
         multiple=True,
+        callback=_with_trace_changes,
         help="Change a value, e.g. cluster.nodes.0.count=4.",
     )
-    return trace(changes(command))
+    return trace(trace_options(changes(command)))
+
+
+def trace_options(command: F) -> F:
+    """Adds what says how a trace is read; each is short for a `--set workload.trace...`."""
+    of_trace = partial(click.option, expose_value=False, is_eager=True, callback=_trace_change)
+    command = of_trace(
+        "--keep", metavar="COLUMN=VALUE", multiple=True, help="Only jobs such as state=COMPLETED."
+    )(command)
+    command = of_trace("--zone", metavar="ZONE", help="Of the trace's times, e.g. Europe/Berlin.")(command)
+    command = of_trace(
+        "--columns", metavar="arrival=NAME,gpus=NAME,...", help="Which columns of a CSV trace say what."
+    )(command)
+    return of_trace("--trace-format", metavar="FORMAT", help="Of the trace, where it is not recognised.")(
+        command
+    )
+
+
+_TRACE_KEYS = {"trace_format": "format", "columns": "columns", "zone": "zone", "keep": "keep"}
+
+
+def _trace_change(ctx: click.Context, parameter: click.Parameter, value: Any) -> None:
+    if not value:
+        return
+    name = parameter.name or ""
+    if name == "columns":
+        pairs = [part.partition("=") for part in value.split(",")]
+        if not all(target.strip() and column.strip() for target, _, column in pairs):
+            raise click.BadParameter(
+                f"{value!r}: write arrival=COLUMN,gpus=COLUMN,duration=COLUMN", ctx, parameter
+            )
+        value = {target.strip(): column.strip() for target, _, column in pairs}
+    ctx.meta.setdefault(__name__, []).append(f"workload.trace.{_TRACE_KEYS[name]}={json.dumps(value)}")
+
+
+def _with_trace_changes(
+    ctx: click.Context, parameter: click.Parameter, value: tuple[str, ...]
+) -> tuple[str, ...]:
+    """The values of --set, after those that the options of the trace stand for."""
+    return (*ctx.meta.get(__name__, ()), *value)
 
 
 def output_options(command: F) -> F:

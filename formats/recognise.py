@@ -16,8 +16,8 @@ from equipoise.formats.text.tally import Tally
 from equipoise.formats.text.textfile import TextFile
 from equipoise.formats.traces.published import which_published
 
-_HEAD = 60
-"""Lines of a file that are looked at."""
+_HEAD, _HEAD_BYTES = 60, 8 << 20
+"""Lines of a file that are looked at, in so many of its bytes."""
 
 _JSON_KEYS = {
     "sacct-json": r'"(?:association|allocation_nodes)"\s*:',
@@ -122,7 +122,7 @@ def recognise(source: str | Path | bytes, *, name: str = "") -> str:
 
     Raises FormatError, one line on what the file looks like (delimiter and columns), when it is none of them.
     """
-    file = TextFile(source, name)
+    file = TextFile(source, name, head_bytes=_HEAD_BYTES)
     lines: list[str] = []
     for _, chunk in file.chunks(Tally()):
         lines += [line for line in chunk if line.strip()]

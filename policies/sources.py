@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import re
 import sysconfig
 from collections.abc import Iterable
 from functools import cache, lru_cache
@@ -50,6 +51,26 @@ def source_files(rooms: Iterable[str] = COMPUTING) -> list[tuple[str, Path]]:
 def code_hash() -> str:
     """First 16 hex digits of a SHA-256 over the source files that decide what a run computes."""
     return combined((name, digest_of(path)) for name, path in source_files())
+
+
+_IMPORT = re.compile(
+    rb"^\s*(?:from|import)\s+(equipoise[\w.]*)(?:\s+import\s+(\([^)]*\)|[^\n]*))?", re.MULTILINE
+)
+
+
+def with_imported(files: Iterable[Path]) -> list[Path]:
+    """These files of the package and all others of it that they import, one through another, sorted."""
+    waiting, found = list(files), set[Path]()
+    while waiting:
+        path = waiting.pop()
+        if path not in found:
+            found.add(path)
+            for module, names in _IMPORT.findall(path.read_bytes()):
+                base = root().joinpath(*module.decode().split(".")[1:])
+                inside = re.findall(r"\w+", names.decode())
+                candidates = [base.with_suffix(".py"), *(base / f"{name}.py" for name in inside)]
+                waiting += [candidate for candidate in candidates if candidate.is_file()]
+    return sorted(found)
 
 
 def combined(parts: Iterable[Part]) -> str:

@@ -15,6 +15,8 @@ from equipoise.formats.text.errors import FormatError
 from equipoise.formats.text.tally import Tally
 
 CHUNK_BYTES = 1 << 20
+MOST_BYTES = 8 << 30
+"""Most of a file, unpacked: a packed file of zeros must not fill the memory."""
 
 _PACKED = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\x00": lzma.open}
 _WIDE = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
@@ -22,11 +24,14 @@ _UTF8_MARK = b"\xef\xbb\xbf"
 
 
 class TextFile:
-    """A file (or the bytes of one) that can be read once. `name` is what error lines call it."""
+    """A file (or the bytes of one) that can be read once. `name` is what error lines call it.
 
-    def __init__(self, source: str | Path | bytes, name: str = "") -> None:
-        """Raises FormatError when the file cannot be opened."""
-        self.name = called(source, name)
+    head_bytes: reading ends after about so many, 0 for all of it.
+    """
+
+    def __init__(self, source: str | Path | bytes, name: str = "", head_bytes: int = 0) -> None:
+        """Raises FormatError when the file cannot be opened, or is a device or a pipe."""
+        self.name, self.head_bytes = called(source, name), head_bytes
         try:
             self._stream = _unpacked(_opened(source))
         except (OSError, ValueError) as error:
@@ -41,18 +46,19 @@ class TextFile:
 
         A line that is not UTF-8 is read as Latin-1 and counted. Raises FormatError for damaged or binary data.
         """
-        line, rest = 1, b""
+        line = 1
+        rest: list[bytes] = []
         for data in self._blocks():
             cut = data.rfind(b"\n") + 1
             if not cut:
-                rest += data
+                rest.append(data)
                 continue
-            lines = self._decoded(rest + data[: cut - 1], line, tally)
-            rest = data[cut:]
+            lines = self._decoded(b"".join([*rest, data[: cut - 1]]), line, tally)
+            rest = [data[cut:]] if cut < len(data) else []
             yield line, lines
             line += len(lines)
         if rest:
-            yield line, self._decoded(rest, line, tally)
+            yield line, self._decoded(b"".join(rest), line, tally)
 
     def text(self, tally: Tally) -> str:
         """The whole file, lines joined by newlines. Raises FormatError."""
@@ -65,8 +71,14 @@ class TextFile:
                 if data[:2] in _WIDE:
                     data = (data + stream.read()).decode(_WIDE[data[:2]]).encode()
                 data = data.removeprefix(_UTF8_MARK)
+                total = 0
                 while data:
                     yield data
+                    total += len(data)
+                    if self.head_bytes and total >= self.head_bytes:
+                        return
+                    if total > MOST_BYTES:
+                        raise self.error(0, f"larger than {MOST_BYTES} bytes when unpacked")
                     data = stream.read(CHUNK_BYTES)
         except UnicodeDecodeError as error:
             raise self.error(0, f"starts as UTF-16 text, byte {error.start} is not") from error
@@ -99,7 +111,11 @@ def called(source: str | Path | bytes, name: str = "") -> str:
 
 
 def _opened(source: str | Path | bytes) -> IO[bytes]:
-    return io.BytesIO(source) if isinstance(source, bytes) else Path(source).open("rb")
+    if isinstance(source, bytes):
+        return io.BytesIO(source)
+    if Path(source).exists() and not Path(source).is_file() and not Path(source).is_dir():
+        raise ValueError("not a regular file (a device or a pipe); write what it gives into a file")
+    return Path(source).open("rb")
 
 
 def _unpacked(raw: IO[bytes]) -> IO[bytes]:

@@ -1,12 +1,15 @@
 """The one jit decorator: fixed flags, and a kernel cache that cannot go stale.
 
-Numba keys its on-disk cache by the source of the kernel alone, so editing a function that a kernel calls
-would leave a stale result. The cache folder is therefore named by a hash over every kernel source file.
+Numba keys its on-disk cache by the source of the kernel alone, so editing a function that a kernel calls, or a
+constant that it reads, would leave a stale result. The cache folder is therefore named by a hash over all of these.
 """
 
 from __future__ import annotations
 
+import atexit
+import errno
 import os
+import shutil
 import tempfile
 from collections.abc import Callable
 from functools import cache
@@ -17,7 +20,15 @@ import numba
 import numpy as np
 import platformdirs
 
-from equipoise.policies.sources import PACKAGE, combined, digest_of, file_parts, source_files
+from equipoise.policies.sources import (
+    PACKAGE,
+    combined,
+    digest_of,
+    file_parts,
+    root,
+    source_files,
+    with_imported,
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -26,31 +37,43 @@ ZERO = cast(int, np.int64(0))
 
 
 def kernel_source_hash() -> str:
-    """First 16 hex digits of a SHA-256 over all source files that define jitted kernels."""
-    kernels = ((name, path) for name, path in source_files() if b"@jit" in path.read_bytes())
-    return combined([("numba", numba.__version__), *((name, digest_of(path)) for name, path in kernels)])
+    """First 16 hex digits of a SHA-256 over Numba's version, all source files that define jitted kernels, and all
+    files of ours that these import, one through another: a kernel freezes the constants it reads.
+    """
+    kernels = [path for _, path in source_files() if b"@jit" in path.read_bytes()]
+    parts = ((path.relative_to(root()).as_posix(), digest_of(path)) for path in with_imported(kernels))
+    return combined([("numba", numba.__version__), *parts])
 
 
-def _writable(folder: Path) -> bool:
+def _own(folder: Path) -> bool:
+    """Whether the folder can be written and is nobody else's to write: what lies in it is executed."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        return os.access(folder, os.W_OK)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        found = folder.stat()
     except OSError:
         return False
+    mine = not hasattr(os, "getuid") or (found.st_uid == os.getuid() and not found.st_mode & 0o022)
+    return mine and os.access(folder, os.W_OK)
 
 
+@cache
 def cache_dir() -> Path:
-    """Folder of compiled kernels: `EQUIPOISE_KERNEL_CACHE`, else the user's cache, else a temporary one."""
+    """Folder of compiled kernels: `EQUIPOISE_KERNEL_CACHE`, else the user's cache, else one for this process.
+
+    A folder that belongs to someone else, or that others may write, is not used. Raises PermissionError for
+    such a folder in `EQUIPOISE_KERNEL_CACHE`.
+    """
     chosen = os.environ.get("EQUIPOISE_KERNEL_CACHE")
     base = Path(chosen) if chosen else Path(platformdirs.user_cache_dir("equipoise"))
-    for candidate in (base, Path(tempfile.gettempdir()) / f"equipoise-{os.getuid()}"):
-        folder = candidate / "kernels" / kernel_source_hash()
-        if _writable(folder):
-            return folder
-    raise OSError(f"no writable folder for compiled kernels: tried {base} and the temporary folder")
-
-
-numba.config.CACHE_DIR = str(cache_dir())
+    folder = base / "kernels" / kernel_source_hash()
+    if _own(folder):
+        return folder
+    if chosen:
+        problem = "not a folder that you alone can write"
+        raise PermissionError(errno.EACCES, problem, f"EQUIPOISE_KERNEL_CACHE={chosen}")
+    private = tempfile.mkdtemp(prefix="equipoise-kernels-")
+    atexit.register(shutil.rmtree, private, ignore_errors=True)
+    return Path(private)
 
 
 # No C function is ever asked for; without one, compiling takes 2 % less.
@@ -76,12 +99,15 @@ def jit_in_place(function: F) -> F:
 
 
 def _compiled(function: F, **flags: bool) -> F:
-    """With a cache of its own for kernels from elsewhere, by all their sources (Numba looks at one file only)."""
-    file = Path(cast(Any, function).__code__.co_filename)
-    if function.__module__.partition(".")[0] == PACKAGE or not file.is_file():
-        return cast(F, numba.njit(**_FLAGS, **flags)(function))
+    """With a cache of our own, so that other users of Numba in this process keep theirs.
+
+    That of a kernel from elsewhere goes by all its sources (Numba looks at one file only).
+    """
+    file, folder = Path(cast(Any, function).__code__.co_filename), cache_dir()
+    if function.__module__.partition(".")[0] != PACKAGE and file.is_file():
+        folder /= combined(file_parts(file, function.__module__))
     usual = numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = str(Path(usual) / combined(file_parts(file, function.__module__)))
+    numba.config.CACHE_DIR = str(folder)
     try:
         return cast(F, numba.njit(**_FLAGS, **flags)(function))
     finally:

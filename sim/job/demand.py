@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from equipoise.formats.text.columns import Text
 from equipoise.policies.observation import Floats, Ints
 from equipoise.sim.cluster.cluster import Cluster
 from equipoise.sim.job.cost import replica_cost_s
@@ -17,7 +21,10 @@ from equipoise.sim.traces.read import Trace
 
 @dataclass(frozen=True)
 class Demand:
-    """Parallel columns over jobs; `training[row]` is the specification of a training job, else it is rigid."""
+    """Parallel columns over jobs; `training[row]` is the specification of a training job, else it is rigid.
+
+    columns: what a trace says of its jobs beside this, "" or NaN for jobs of the scenario's own list.
+    """
 
     id: Ints
     name: list[str]
@@ -29,6 +36,7 @@ class Demand:
     checkpoint: list[Checkpoint]
     training: dict[int, Job]
     notes: tuple[str, ...]
+    columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.id)
@@ -65,9 +73,9 @@ def make_demand(scenario: Scenario, trace: Trace | None, cluster: Cluster) -> De
         ids = np.concatenate((ids, trace.job_id + (int(ids.max()) + 1 if offset else 0)))
         arrival = np.concatenate((arrival, trace.arrival_s))
         gpus, duration = np.concatenate((gpus, trace.gpus)), np.concatenate((duration, trace.duration_s))
-        share = np.concatenate((share, np.ones(traced)))
+        share = np.concatenate((share, np.ones(traced) if trace.gpu_share is None else trace.gpu_share))
         priority = np.concatenate((priority, trace.priority))
-        names += [str(k) for k in trace.job_id.tolist()]
+        names += trace.name or [str(k) for k in trace.job_id.tolist()]
         checkpoints += [spec.checkpoint] * traced
         for row, job in _trained(scenario, spec, trace, cluster).items():
             specs[offset + row] = job
@@ -85,9 +93,22 @@ def make_demand(scenario: Scenario, trace: Trace | None, cluster: Cluster) -> De
         [checkpoints[k] for k in order],
         {back[k]: job for k, job in sorted(specs.items(), key=lambda item: back[item[0]])},
         notes,
+        {} if trace is None else _columns(trace, len(listed), order),
     )
     _check_fits(scenario, demand, cluster)
     return demand
+
+
+def _columns(trace: Trace, listed: int, order: Ints) -> dict[str, NDArray[Any]]:
+    """A trace's further columns over all jobs, `listed` jobs of the scenario's own before its rows."""
+    found: dict[str, NDArray[Any]] = {}
+    for name, column in trace.columns.items():
+        if isinstance(column, Text):
+            texts = np.array(("", *column.values), dtype=object)
+            found[name] = texts[np.concatenate((np.zeros(listed, dtype=np.int64), column.codes + 1))][order]
+        else:
+            found[name] = np.concatenate((np.full(listed, np.nan), column))[order]
+    return found
 
 
 def _check_fits(scenario: Scenario, demand: Demand, cluster: Cluster) -> None:
@@ -115,7 +136,8 @@ def _models_of(scenario: Scenario, wanted: TrainingJobs, trace: Trace) -> dict[i
             known = ", ".join(sorted(scenario.workload.models)) or "none are defined"
             raise InputError(
                 [
-                    f"{scenario.name}: job {trace.job_id[row]} of the trace: unknown model {name!r}; known: {known}"
+                    f"{scenario.name}: job {trace.name_of(row)} of the trace: "
+                    f"unknown model {name!r}; known: {known}"
                 ]
             )
     return dict(sorted(named.items()))
@@ -131,7 +153,7 @@ def _trained(scenario: Scenario, spec: TraceSpec, trace: Trace, cluster: Cluster
         if workers == 0:
             raise InputError(
                 [
-                    f"{scenario.name}: job {trace.job_id[row]} of the trace asks for {trace.gpus[row]} GPUs, "
+                    f"{scenario.name}: job {trace.name_of(row)} of the trace asks for {trace.gpus[row]} GPUs, "
                     f"one replica of model {name!r} needs {per_worker}"
                 ]
             )
@@ -143,7 +165,7 @@ def _trained(scenario: Scenario, spec: TraceSpec, trace: Trace, cluster: Cluster
             step_s = _step_s(model, cluster, batch // workers)
         steps = max(1, round(duration_s / step_s))
         jobs[row] = Job(
-            name=str(int(trace.job_id[row])),
+            name=trace.name_of(row),
             arrival=float(trace.arrival_s[row]),
             gpus=workers * per_worker,
             model=name,

@@ -12,7 +12,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from equipoise.sim.traces.table import MAX_TIME_S, Table, left_out
+from equipoise.sim.scenario.units import MAX_TIME_S
+from equipoise.sim.traces.keep import chosen
+from equipoise.sim.traces.table import Table, left_out
 from equipoise.sim.traces.trace import Floats, Trace, make_trace
 
 COLUMNS = ("timestamp", "duration", "num_gpus")
@@ -20,13 +22,19 @@ OPTIONAL = ("cluster",)
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9:.]+)?(Z|[-+][0-9:]+)?")
 
 
-def read_philly(table: Table, limit: int | None, clusters: Sequence[str], time_scale: float) -> Trace:
+def read_philly(
+    table: Table, limit: int | None, clusters: Sequence[str], time_scale: float, keep: Sequence[str] = ()
+) -> Trace:
     """The trace in a table of this format. Raises InputError, one line per mistake."""
     table.need(COLUMNS, OPTIONAL)
     time_s, shown = _times(table)
     gpus = table.ints("num_gpus", low=0)
     duration_s = table.floats("duration", blank=0.0, low=0.0, high=MAX_TIME_S)
-    kept, notes = left_out({"zero duration": duration_s == 0, "no GPUs": gpus == 0})
+    columns = table.further(COLUMNS)
+    kept, notes = left_out(
+        {"zero duration": duration_s == 0, "no GPUs": gpus == 0}
+        | {reason: ~rows for reason, rows in chosen(columns, keep, (), table.name).items()}
+    )
     kept &= table.select("cluster", clusters)
     if kept.any():
         first = int(np.flatnonzero(kept)[np.argmin(time_s[kept])])
@@ -39,6 +47,7 @@ def read_philly(table: Table, limit: int | None, clusters: Sequence[str], time_s
         time_s,
         gpus,
         duration_s,
+        columns=columns,
         keep=kept,
         limit=limit,
         time_scale=time_scale,

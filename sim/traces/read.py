@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
+from equipoise.formats.recognise import recognise
+from equipoise.formats.text.errors import FormatError
+from equipoise.sim.scenario.model import TraceSpec
 from equipoise.sim.scenario.tree import InputError
 from equipoise.sim.traces import csv_trace, philly
-from equipoise.sim.traces.table import Table
+from equipoise.sim.traces.site import JOB_FORMATS, read_rows
+from equipoise.sim.traces.table import Table, header_of
 from equipoise.sim.traces.trace import Trace, make_trace
 
-__all__ = ["Trace", "make_trace", "read_trace"]
+__all__ = ["FORMATS", "Trace", "make_trace", "read_spec", "read_trace", "trace_format"]
 
-_READERS = {"csv": (csv_trace.COLUMNS, csv_trace.read_csv), "philly": (philly.COLUMNS, philly.read_philly)}
+_OWN = {"csv": (csv_trace.COLUMNS, csv_trace.read_csv), "philly": (philly.COLUMNS, philly.read_philly)}
+FORMATS = (*_OWN, *JOB_FORMATS)
+_UNITS = {"gpus": "GPUs", "cpus": "CPUs"}
 
 
 def read_trace(
@@ -21,29 +28,70 @@ def read_trace(
     limit: int | None = None,
     clusters: Sequence[str] = (),
     time_scale: float = 1.0,
+    *,
+    columns: Mapping[str, str] | None = None,
+    zone: str = "",
+    keep: Sequence[str] = (),
+    count: Literal["gpus", "cpus"] = "gpus",
 ) -> Trace:
-    """Jobs of a CSV file, gzip or not, in order of arrival.
+    """Jobs of a file, packed or not, in order of arrival.
 
-    format: `csv`, `philly`, or `auto` by the header. limit: only the earliest jobs. clusters: only these
-    virtual clusters. time_scale: multiplies arrivals, below 1 raises the load.
+    format: one of FORMATS, or `auto` by the content. limit: only the earliest jobs. clusters: only these virtual
+    clusters. time_scale: multiplies arrivals, below 1 raises the load. columns: of a CSV file that is none of the
+    formats, such as {"arrival": "submit_time", "gpus": "gpu_num", "duration": "duration"}. zone: of the clock that
+    wrote times without one. keep: `column=value` texts, such as `state=COMPLETED`. count: `cpus` takes each CPU
+    core for one GPU, for clusters without.
 
-    Raises InputError, one line `file:line:column: what is wrong` per mistake, and ValueError for an unknown
-    format.
+    Raises InputError, one line `file:line:column: what is wrong` per mistake, and ValueError for an unknown format.
     """
-    if format != "auto" and format not in _READERS:
-        raise ValueError(f"unknown trace format {format!r}; allowed: auto, {', '.join(_READERS)}")
-    table = Table(Path(path))
-    trace = _READERS[_format(table) if format == "auto" else format][1](table, limit, clusters, time_scale)
-    if not len(trace):
-        raise InputError([f"{path}: no jobs in it"])
-    return trace
+    if format not in ("auto", *FORMATS):
+        raise ValueError(f"unknown trace format {format!r}; allowed: auto, {', '.join(FORMATS)}")
+    path = Path(path)
+    if columns and format not in ("auto", "csv"):
+        raise InputError([f"{path}: columns are for CSV files, not for the format {format!r}"])
+    form = "columns" if columns else trace_format(path) if format == "auto" else format
+    if form in _OWN:
+        if zone or count != "gpus":
+            given = f"zone {zone!r}" if zone else f"count {count!r}"
+            raise InputError([f"{path}: {given} has no effect on the format {form!r}; give columns"])
+        trace = _OWN[form][1](Table(path), limit, clusters, time_scale, keep)
+        if not len(trace):
+            raise InputError([f"{path}: no jobs in it"])
+        return trace
+    unit = _UNITS[count]
+    rows = read_rows(path, form, unit, zone, columns)
+    return rows.trace(unit=unit, keep=keep, clusters=clusters, limit=limit, time_scale=time_scale)
 
 
-def _format(table: Table) -> str:
-    """The format with most of its columns in the header. Raises InputError when there is none of any."""
-    fit = {name: sum(c in table.header for c in columns) for name, (columns, _) in _READERS.items()}
+def read_spec(spec: TraceSpec, path: str | Path) -> Trace:
+    """Jobs of the file at `path` as a scenario's `workload.trace` says. Raises InputError."""
+    if spec.format not in ("auto", *FORMATS):
+        raise InputError([f"workload.trace.format: {spec.format!r}; allowed: auto, {', '.join(FORMATS)}"])
+    return read_trace(
+        path, spec.format, spec.limit, spec.clusters, spec.time_scale,
+        columns=spec.columns, zone=spec.zone, keep=spec.keep, count=spec.count,
+    )  # fmt: skip
+
+
+def trace_format(path: Path) -> str:
+    """Which of FORMATS a file has. Raises InputError, one line on what it looks like, when it has none."""
+    header = header_of(path)
+    fit = {name: sum(c in header for c in columns) for name, (columns, _) in _OWN.items()}
     best = max(fit, key=lambda name: fit[name])
-    if fit[best] == 0:
-        known = "; ".join(f"{name}: {','.join(columns)}" for name, (columns, _) in _READERS.items())
-        raise InputError([f"{table.name}:1:1: not a known trace format; columns needed: {known}"])
-    return best
+    if fit[best] == len(_OWN[best][0]):
+        return best
+    try:
+        found = recognise(path)
+    except FormatError as error:
+        if 2 * fit[best] > len(_OWN[best][0]) or not header:
+            return best  # whose reader says what is missing
+        raise InputError([f"{error}; {_known(header)}"]) from error
+    if found not in JOB_FORMATS:
+        raise InputError([f"{path}: looks like {found}, which holds no jobs"])
+    return found
+
+
+def _known(header: Sequence[str]) -> str:
+    own = "; ".join(f"{name}: {','.join(columns)}" for name, (columns, _) in _OWN.items())
+    more = "; or name them: --columns arrival=COLUMN,gpus=COLUMN,duration=COLUMN" if len(header) > 2 else ""
+    return f"columns needed: {own}{more}"

@@ -15,18 +15,20 @@ from typing import Any
 
 import numpy as np
 
+from equipoise.formats.text.columns import TextBuilder
+from equipoise.formats.text.errors import FormatError
+from equipoise.formats.text.tally import Tally
+from equipoise.formats.text.textfile import TextFile
 from equipoise.policies.numerals import strict_float
 from equipoise.sim.scenario.input_file import TABLE_BYTES, RefusedError, read_unpacked
 from equipoise.sim.scenario.tree import InputError
-from equipoise.sim.traces.trace import Bools, Floats, Ints
+from equipoise.sim.traces.rows import further
+from equipoise.sim.traces.trace import Bools, Column, Floats, Ints
 
 MAX_LINES = 20
 """Mistakes shown of one file; the rest is counted."""
 
 _PLAIN = frozenset("0123456789+-.eE")
-
-MAX_TIME_S = 1e12
-"""Beyond it (30,000 years) a float64 no longer tells milliseconds apart."""
 
 
 class Table:
@@ -81,6 +83,17 @@ class Table:
         """A column as text, without surrounding blanks."""
         k = self.header.index(column)
         return [row[k].strip() for row in self.rows]
+
+    def further(self, used: Sequence[str]) -> dict[str, Column]:
+        """The columns that are none of `used` and hold something, by the names that results give them."""
+        found = {}
+        for title in self.header:
+            builder = TextBuilder()
+            builder.add(self.text(title) if title and title not in used else [])
+            column = builder.finish()
+            if any(column.values):
+                found[title] = column
+        return further(found, {})
 
     def floats(
         self, column: str, *, blank: float | None = None, low: float = -math.inf, high: float = math.inf
@@ -140,6 +153,15 @@ class Table:
         absent = [name for name in wanted if name not in known]
         self.fail([f"{self.name}: no cluster {name!r}; known: {', '.join(known)}" for name in absent])
         return np.isin(np.array(texts), list(wanted))
+
+
+def header_of(path: Path) -> list[str]:
+    """The names in a file's first line; none when it cannot be read."""
+    try:
+        _, lines = next(TextFile(path, head_bytes=1 << 20).chunks(Tally()), (1, [""]))
+        return [name.strip() for name in next(csv.reader(lines[:1]), [])]
+    except (FormatError, csv.Error):
+        return []
 
 
 def left_out(rows: Mapping[str, Bools]) -> tuple[Bools, list[str]]:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from equipoise.formats.text.columns import Text
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Texts = NDArray[np.str_]
 Bools = NDArray[np.bool_]
+Column = Text | Floats
+"""One column of what a site knows of its jobs: texts, or numbers with NaN where there is none."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,7 +27,8 @@ class Trace:
     job_id: the id in the file, or the row (from 0) in a file without ids. arrival_s: s from the start.
     duration_s: s on full-speed GPUs. priority: 1 where not given. model: a name of the workload's models, ""
     for a rigid job. notes: what the importer changed, one line at most. line: where each job stands in its file,
-    empty when it came from elsewhere.
+    empty when it came from elsewhere. gpu_share: of each GPU, below 1 where GPUs are shared. name: the ids as the
+    file writes them, none where they are the numbers of job_id. columns: what else the file says of the jobs.
     """
 
     job_id: Ints
@@ -34,16 +40,35 @@ class Trace:
     notes: tuple[str, ...] = ()
     source: str = ""
     line: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    gpu_share: Floats | None = None
+    name: tuple[str, ...] = ()
+    columns: Mapping[str, Column] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.job_id)
 
+    def name_of(self, row: int) -> str:
+        """The id of a job as the file writes it."""
+        return self.name[row] if self.name else str(self.job_id[row])
+
     def digest(self) -> bytes:
         """SHA-256 over all columns: equal jobs give equal digests, whatever the file is called."""
         sha = hashlib.sha256()
-        columns = (self.job_id, self.arrival_s, self.gpus, self.duration_s, self.priority, self.model)
+        columns: list[Any] = [
+            self.job_id,
+            self.arrival_s,
+            self.gpus,
+            self.duration_s,
+            self.priority,
+            self.model,
+        ]
+        columns += [] if self.gpu_share is None else [self.gpu_share]
+        columns += [self.name] if self.name else []
+        for title, column in self.columns.items():
+            columns += [(title,), column]
         for column in columns:
-            data = "\0".join(column.tolist()).encode() if column.dtype.kind == "U" else column.tobytes()
+            texts = not isinstance(column, np.ndarray) or column.dtype.kind == "U"
+            data = "\0".join(map(str, column)).encode() if texts else column.tobytes()
             sha.update(len(data).to_bytes(8, "little") + data)
         return sha.digest()
 
@@ -56,6 +81,9 @@ def make_trace(
     *,
     priority: Floats | None = None,
     model: Sequence[str] | None = None,
+    gpu_share: Floats | None = None,
+    name: Sequence[str] | None = None,
+    columns: Mapping[str, Column] | None = None,
     keep: Bools | None = None,
     limit: int | None = None,
     time_scale: float = 1.0,
@@ -88,4 +116,11 @@ def make_trace(
         notes=(f"{source}: {'; '.join(changes)}",) if changes else (),
         source=source,
         line=np.array([] if line is None else line, dtype=np.int64)[order if line is not None else []],
+        gpu_share=None if gpu_share is None or (gpu_share[order] == 1).all() else gpu_share[order],
+        name=() if name is None else tuple(name[k] for k in order.tolist()),
+        columns={title: _taken(column, order) for title, column in (columns or {}).items()},
     )
+
+
+def _taken(column: Column, rows: Ints) -> Column:
+    return column.take(rows) if isinstance(column, Text) else column[rows]

@@ -40,7 +40,10 @@ def _needs_the_compiler() -> None:
 def calibrate(*options: str, machine: str = "", out: Path) -> Any:
     arguments = ["calibrate", "--device", "cuda", "--quick", "--format", "json", "--out", str(out), *options]
     libraries = (calibrate_fakes.cuda(), calibrate_fakes.nvml())
-    return calibrate_fakes.run(arguments, *libraries, FAKE_CUDA=machine, FAKE_NVML="two")
+    own_clock = str(libraries[0] / "libcuda.so.1")
+    return calibrate_fakes.run(
+        arguments, *libraries, FAKE_CUDA=machine, FAKE_NVML="two", LD_PRELOAD=own_clock
+    )
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +56,6 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> tuple[HardwareProfile, 
     return load_profile(str(out)), json.loads(done.stdout), folder
 
 
-@pytest.mark.long
 def test_memory_and_arithmetic_come_out_as_the_device_has_them(session: Any) -> None:
     figures = session[0].figures
     for kind, truth in BYTES_PER_S.items():
@@ -66,13 +68,11 @@ def test_memory_and_arithmetic_come_out_as_the_device_has_them(session: Any) -> 
     assert accelerator.memory_bytes.value == 512 * 2**20
 
 
-@pytest.mark.long
 def test_the_library_s_fastest_algorithm_is_found(session: Any) -> None:
     figures = session[0].figures
     assert figures["gemm_cublaslt_bf16_8192_flop_per_s"].value == pytest.approx(GEMM_FLOP_PER_S, rel=0.02)
 
 
-@pytest.mark.long
 def test_latencies_and_transfers_come_out_as_the_device_has_them(session: Any) -> None:
     figures = session[0].figures
     loads = [number.value for name, number in figures.items() if name.startswith("load_latency")]
@@ -83,7 +83,6 @@ def test_latencies_and_transfers_come_out_as_the_device_has_them(session: Any) -
     assert link.value == pytest.approx(PEER, rel=0.15)
 
 
-@pytest.mark.long
 def test_share_curves_come_out_as_the_device_has_them(session: Any) -> None:
     accelerator = session[0].accelerators["nvidia_h100_80gb_hbm3"]
     assert accelerator.share_kappa.value == pytest.approx(KAPPA_COMPUTE, rel=0.35)
@@ -91,7 +90,6 @@ def test_share_curves_come_out_as_the_device_has_them(session: Any) -> None:
     assert accelerator.interference.value < 0.2, "the fake's halves do not disturb each other"
 
 
-@pytest.mark.long
 def test_intervals_counts_and_conditions_are_kept(session: Any) -> None:
     profile = session[0]
     copy = profile.figures["copy_bytes_per_s"]
@@ -104,7 +102,6 @@ def test_intervals_counts_and_conditions_are_kept(session: Any) -> None:
     assert profile.kind == "measured"
 
 
-@pytest.mark.long
 def test_the_efficiency_rises_with_the_size_and_is_predicted_for_held_out_shapes(session: Any) -> None:
     profile, report, _ = session
     table = profile.accelerators["nvidia_h100_80gb_hbm3"].efficiency
@@ -115,13 +112,11 @@ def test_the_efficiency_rises_with_the_size_and_is_predicted_for_held_out_shapes
     assert line["held_out_error"] < 0.5
 
 
-@pytest.mark.long
 def test_what_is_not_there_is_said(session: Any) -> None:
     missing = session[1]["missing"]
     assert any(line.startswith("idle_w") for line in missing)
 
 
-@pytest.mark.long
 def test_old_samples_give_the_same_profile_without_the_hardware(session: Any) -> None:
     profile, _, folder = session
     again = folder / "again.yaml"
@@ -192,7 +187,6 @@ def test_a_sustained_load_is_recorded_with_power_temperature_and_clock() -> None
     assert columns["power_w"] == pytest.approx([500.0] * len(flags), rel=0.1)
 
 
-@pytest.mark.long
 def test_samples_of_the_session_hold_every_single_time(session: Any) -> None:
     samples = read_samples(session[2] / "fake.samples.jsonl")
     copies = samples.of("copy")

@@ -91,10 +91,11 @@ def test_limit_takes_the_earliest_and_time_scale_stretches(tmp_path: Path) -> No
     assert "arrivals multiplied by 0.5" in trace.notes[0]
 
 
-def test_ids_that_are_no_numbers_become_rows(tmp_path: Path) -> None:
+def test_ids_that_are_no_numbers_are_names(tmp_path: Path) -> None:
     trace = read_trace(write(tmp_path, "job_id,arrival_s,gpus,duration_s\na-1,9,1,5\nb-2,0,1,5\n"))
     assert trace.job_id.tolist() == [1, 0]
-    assert "rows (from 0) are the ids" in trace.notes[0]
+    assert trace.name == ("b-2", "a-1")
+    assert "jobs are named by it, the number of each is its row" in trace.notes[0]
 
 
 HEAD = "job_id,arrival_s,gpus,duration_s\n"
@@ -107,7 +108,13 @@ HEAD = "job_id,arrival_s,gpus,duration_s\n"
             "job_id,gpus,duration_s\n1,2,3\n",
             ["1:1: column 'arrival_s' is missing; found: job_id, gpus, duration_s"],
         ),
-        ("a,b\n1,2\n", ["1:1: not a known trace format; columns needed: csv: job_id,"]),
+        (
+            "a,b\n1,2\n",
+            [
+                "not a known format: 2 columns cut by ',' in 2 of the first 2 lines: a, b; "
+                "columns needed: csv: job_id,"
+            ],
+        ),
         ("", ["1:1: empty; the first line must name the columns"]),
         (HEAD, [" no jobs in it"]),
         (HEAD + "1,0,2,5\n1,0,3,5\n", ["3:1: job_id: '1' already stands in line 2"]),

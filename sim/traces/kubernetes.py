@@ -1,0 +1,116 @@
+"""Workloads of Kueue, and pods of any Kubernetes cluster, as rows of a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from equipoise.formats.kueue.objects import KueueObjects, Pod, Workload
+from equipoise.formats.text.columns import Text, TextBuilder
+from equipoise.formats.text.tally import Change
+from equipoise.sim.scenario.tree import InputError
+from equipoise.sim.traces.rows import Rows
+from equipoise.sim.traces.trace import Column
+
+_GANGS = ("kueue.x-k8s.io/pod-group-name", "scheduling.x-k8s.io/pod-group", "volcano.sh/job-name",
+          "jobset.sigs.k8s.io/jobset-name", "training.kubeflow.org/job-name", "batch.kubernetes.io/job-name",
+          "job-name")  # fmt: skip
+"""Labels that tell which pods belong together, before the owner does."""
+
+_ENDED = ("Succeeded", "Failed")
+Row = Mapping[str, object]
+
+
+def from_kueue(found: KueueObjects, unit: str, file: str) -> Rows:
+    """Workloads where the file has some, else pods, those of one gang as one job. Raises InputError for neither."""
+    if found.workloads:
+        made = [_of_workload(workload, found, unit) for workload in found.workloads]
+    elif found.pods:
+        made = [_of_gang(pods, unit) for pods in _gangs(found.pods)]
+    else:
+        raise InputError([f"{file}: Kubernetes objects, but neither workloads nor pods among them"])
+    more = 0 if found.workloads else len(found.pods) - len(made)
+    gangs = (Change("merged", "a further pod of a gang", more, 1),) if more else ()
+    numbers = {key: np.array([row[key] for row in made], dtype=np.float64) for key in _NUMBERS}
+    texts: dict[str, Column] = {key: _text([str(row[key]) for row in made]) for key in _TEXTS}
+    texts |= {"site_queueing_s": numbers["start"] - numbers["arrival"], "pods": numbers["pods"]}
+    rows = Rows(
+        name=_text([str(row["name"]) for row in made]),
+        arrival_s=numbers["arrival"],
+        duration_s=numbers["end"] - numbers["start"],
+        units=numbers["units"],
+        line=np.arange(1, len(made) + 1, dtype=np.int64),
+        columns=texts,
+        changes=(*found.changes, *gangs),
+    )
+    rows.drop("never admitted, never started", np.isnan(numbers["start"]) & (rows.units > 0))
+    rows.drop("had not ended when the file was written", np.isnan(numbers["end"]) & (rows.units > 0))
+    rows.count(
+        "lost its place at least once; the time since it was last admitted counts", numbers["evictions"] > 0
+    )
+    return rows
+
+
+_NUMBERS = ("arrival", "start", "end", "units", "pods", "evictions")
+_TEXTS = ("account", "queue", "cluster_queue", "priority", "state", "kind")
+
+
+def _of_workload(workload: Workload, found: KueueObjects, unit: str) -> Row:
+    priority = workload.priority
+    if priority is None:
+        priority = found.priority_classes.get(workload.priority_class)
+    return {
+        "name": f"{workload.namespace}/{workload.name}",
+        "arrival": workload.created_s,
+        "start": workload.admitted_s,
+        "end": workload.finished_s,
+        "units": sum(p.count * p.requests.get("cpu", 0.0) for p in workload.pod_sets)
+        if unit == "CPUs"
+        else workload.gpus,
+        "pods": sum(pod_set.count for pod_set in workload.pod_sets),
+        "evictions": workload.evictions,
+        "account": workload.namespace,
+        "queue": workload.queue,
+        "cluster_queue": workload.cluster_queue,
+        "priority": "" if priority is None else priority,
+        "state": workload.finished_reason,
+        "kind": workload.kind,
+    }
+
+
+def _gangs(pods: Sequence[Pod]) -> list[list[Pod]]:
+    """Pods that belong together, by label or else by what made them."""
+    found: dict[tuple[str, str], list[Pod]] = {}
+    for pod in pods:
+        label = next((pod.labels[key] for key in _GANGS if pod.labels.get(key)), "")
+        found.setdefault((pod.namespace, label or pod.owner or pod.name), []).append(pod)
+    return list(found.values())
+
+
+def _of_gang(pods: Sequence[Pod], unit: str) -> Row:
+    """A gang runs from the start of its last pod to its last pod's end."""
+    first = pods[0]
+    begun = [pod.started_s if np.isfinite(pod.started_s) else pod.scheduled_s for pod in pods]
+    label = next((first.labels[key] for key in _GANGS if first.labels.get(key)), "")
+    return {
+        "name": f"{first.namespace}/{label or first.owner.partition('/')[2] or first.name}",
+        "arrival": np.fmin.reduce([pod.created_s for pod in pods]),
+        "start": np.maximum.reduce(begun),
+        "end": np.maximum.reduce([pod.finished_s for pod in pods]),
+        "units": sum(pod.requests.get("cpu", 0.0) if unit == "CPUs" else pod.gpus for pod in pods),
+        "pods": len(pods),
+        "evictions": 0,
+        "account": first.namespace,
+        "queue": first.labels.get("kueue.x-k8s.io/queue-name", ""),
+        "cluster_queue": "",
+        "priority": "",
+        "state": next((pod.phase for pod in pods if pod.phase not in _ENDED), first.phase),
+        "kind": first.owner.partition("/")[0] or "Pod",
+    }
+
+
+def _text(values: list[str]) -> Text:
+    builder = TextBuilder()
+    builder.add(values)
+    return builder.finish()

@@ -1,0 +1,184 @@
+"""Rows of a site's file on their way to a trace: each becomes a job, or is counted with the reason why not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+
+from equipoise.formats.text.columns import Text
+from equipoise.formats.text.tally import ACTIONS, Change, Tally
+from equipoise.policies.numerals import is_index
+from equipoise.sim.scenario.tree import InputError
+from equipoise.sim.traces.keep import chosen
+from equipoise.sim.traces.trace import Bools, Column, Floats, Ints, Trace, make_trace
+
+_EPOCH_FROM_S = 1e8
+"""Times from here on (1973) are dates, below they are seconds of the trace's own clock."""
+
+NO_GPUS = "no GPUs, CPUs only"
+
+
+@dataclass(eq=False)
+class Rows:
+    """Equal-length columns over the rows of a file; NaN where the file does not say.
+
+    name: the job's id as the site writes it. arrival_s: when it could first run. duration_s: of the run. units:
+    GPUs of the whole job (or what else is counted), a fraction where GPUs are shared. columns: what else is known.
+    keep: rows that are jobs so far. made: how many more rows there are here than in the file.
+    """
+
+    name: Text
+    arrival_s: Floats
+    duration_s: Floats
+    units: Floats
+    line: Ints
+    columns: dict[str, Column]
+    changes: Sequence[Change]
+    priority: Floats | None = None
+    model: Sequence[str] | None = None
+    path: str = ""
+    made: int = 0
+    keep: Bools = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Begin with every row, and with what the reader of the file counted."""
+        self.keep = np.ones(len(self.line), dtype=np.bool_)
+        self.tally = Tally()
+        for change in self.changes:
+            self.tally.add(change.action, change.reason, change.first_line, change.count)
+
+    def drop(self, reason: str, rows: Bools, action: str = "left out") -> None:
+        """Leave out (or, by `action`, merge) those of these rows that are still there."""
+        self.count(reason, rows, action)
+        self.keep &= ~rows
+
+    def count(self, reason: str, rows: Bools, action: str = "changed") -> None:
+        """Count those of these rows that are still there."""
+        found = rows & self.keep
+        if found.any():
+            self.tally.add(action, reason, int(self.line[found].min()), int(found.sum()))
+
+    def sift(self, unit: str) -> None:
+        """Leave out what cannot be simulated: no GPUs, no arrival, no known or no positive duration."""
+        self.drop(f"does not say how many {unit}", np.isnan(self.units))
+        self.drop(NO_GPUS if unit == "GPUs" else f"no {unit}", ~(self.units > 0))
+        self.drop("no submit time", np.isnan(self.arrival_s))
+        self.drop("no duration: it does not say when the job ended", ~np.isfinite(self.duration_s))
+        self.drop("a duration below 0", self.duration_s < 0)
+        self.drop("zero duration", self.duration_s == 0)
+        part = (self.units < 1) & (self.units > 0)
+        self.count(f"a share of one of the {unit}", part, "noted")
+        broken = (self.units > 1) & (self.units != np.floor(self.units))
+        self.count(f"a broken number of {unit} rounded up", broken)
+
+    def trace(
+        self,
+        *,
+        unit: str,
+        keep: Sequence[str] = (),
+        clusters: Sequence[str] = (),
+        limit: int | None = None,
+        time_scale: float = 1.0,
+    ) -> Trace:
+        """The jobs. Raises InputError for a column or value that is not there, and when no job is left."""
+        self.sift(unit)
+        self.columns = {name: c for name, c in self.columns.items() if _says(c, self.keep)}
+        for reason, rows in chosen(self.columns, keep, clusters, self.path).items():
+            self.drop(reason, ~rows)
+        if not self.keep.any():
+            raise InputError([f"{self.path}: no jobs in it{_left(self.tally)}{_hint(self.tally, unit)}"])
+        first_s = float(self.arrival_s[self.keep].min())
+        read = len(self.line) - self.made + _lost(self.changes)
+        notes = [f"{read} rows, {int(self.keep.sum())} jobs", *told(self.tally)]
+        if first_s != 0.0:
+            notes.append(f"arrivals counted from {moment(first_s)}")
+        ids, names = self._ids()
+        return make_trace(
+            ids,
+            self.arrival_s - first_s,
+            np.maximum(np.ceil(np.nan_to_num(self.units)), 1).astype(np.int64),
+            self.duration_s,
+            priority=self.priority,
+            model=self.model,
+            gpu_share=np.where((self.units > 0) & (self.units < 1), self.units, 1.0),
+            name=names,
+            columns=self.columns,
+            keep=self.keep,
+            limit=limit,
+            time_scale=time_scale,
+            notes=notes,
+            source=Path(self.path).name,
+            line=self.line.tolist(),
+        )
+
+    def _ids(self) -> tuple[Ints, list[str] | None]:
+        """(numbers, names): the ids where they are plain numbers that stand once each, else rows from 0."""
+        kept = self.name.take(self.keep)
+        used = [self.name.values[code] for code in np.unique(kept.codes).tolist()]
+        plain = all(is_index(text) and len(text) <= 18 for text in used)
+        if plain and len(used) == len(kept):
+            numbers = [int(text) if is_index(text) and len(text) <= 18 else 0 for text in self.name.values]
+            return np.array(numbers, dtype=np.int64)[self.name.codes], None
+        return np.arange(len(self.name), dtype=np.int64), self.name.tolist()
+
+
+def _says(column: Column, keep: Bools) -> bool:
+    """Whether a column holds anything for the jobs that are kept."""
+    kept = column.take(keep) if isinstance(column, Text) else column[keep]
+    if isinstance(kept, Text):
+        return any(kept.values[code] for code in np.unique(kept.codes).tolist())
+    return bool(np.isfinite(kept).any())
+
+
+def _lost(changes: Sequence[Change]) -> int:
+    """Rows that the reader of the file left out or merged already."""
+    return sum(change.count for change in changes if change.action in ("left out", "merged"))
+
+
+def told(tally: Tally) -> list[str]:
+    """One text per action: `left out: 3 no submit time, 2 zero duration`."""
+    found = tally.changes()
+    return [
+        f"{action}: " + ", ".join(f"{c.count} {c.reason}" for c in found if c.action == action)
+        for action in ACTIONS
+        if any(c.action == action for c in found)
+    ]
+
+
+def _left(tally: Tally) -> str:
+    parts = [text for text in told(tally) if text.startswith(("left out", "merged"))]
+    return f": {'; '.join(parts)}" if parts else ""
+
+
+def _hint(tally: Tally, unit: str) -> str:
+    only_cpus = any(change.reason == NO_GPUS for change in tally.changes())
+    return "; --set workload.trace.count=cpus counts CPUs in place of GPUs" if only_cpus else ""
+
+
+def moment(time_s: float) -> str:
+    """A date and time, or seconds of a trace's own clock."""
+    if time_s < _EPOCH_FROM_S:
+        return f"{time_s:g} s"
+    return datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def column_name(title: str) -> str:
+    """A column's title as results name columns: `ReqTRES` is req_tres, `GPU Type` gpu_type."""
+    words = re.sub(r"([a-z0-9])([A-Z])|([A-Z])([A-Z][a-z])", r"\1\3_\2\4", title)
+    return re.sub(r"[^0-9a-z]+", "_", words.lower()).strip("_") or "column"
+
+
+def further(other: Mapping[str, Text], taken: Mapping[str, Column]) -> dict[str, Column]:
+    """Columns that have no meaning here, by names that none of `taken` has."""
+    found: dict[str, Column] = {}
+    for title, text in other.items():
+        name = column_name(title)
+        while name in taken or name in found:
+            name += "_"
+        found[name] = text
+    return found

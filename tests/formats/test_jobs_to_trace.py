@@ -1,0 +1,309 @@
+"""Files that sites hold, read as job traces: each row becomes a job or is counted with its reason."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import equipoise
+from equipoise import cli
+from equipoise.formats.text.columns import Text
+from equipoise.sim.scenario.tree import InputError
+from equipoise.sim.traces.read import Trace, read_trace
+
+SACCT = """\
+JobID|User|Account|Partition|Submit|Eligible|Start|End|Elapsed|State|NNodes|NCPUS|ReqTRES|AllocTRES|Timelimit|Comment
+{rows}"""
+
+
+def sacct_row(job: str, **cells: str) -> str:
+    usual = {
+        "user": "ann", "account": "lab", "partition": "gpu", "submit": "2024-03-01T10:00:00",
+        "eligible": "2024-03-01T10:00:00", "start": "2024-03-01T10:05:00", "end": "2024-03-01T11:05:00",
+        "elapsed": "01:00:00", "state": "COMPLETED", "nodes": "1", "cpus": "8",
+        "asked": "cpu=8,gres/gpu=2", "got": "cpu=8,gres/gpu:a100=2,gres/gpu=2", "limit": "02:00:00", "comment": "x",
+    }  # fmt: skip
+    return "|".join([job, *(usual | cells).values()])
+
+
+def sacct(folder: Path, *rows: str) -> Path:
+    path = folder / "jobs.txt"
+    path.write_text(SACCT.format(rows="".join(f"{row}\n" for row in rows)), encoding="utf-8")
+    return path
+
+
+def texts(trace: Trace, name: str) -> list[str]:
+    column = trace.columns[name]
+    assert isinstance(column, Text)
+    return column.tolist()
+
+
+def test_accounting_with_arrays_and_what_is_known_of_each_job(tmp_path: Path) -> None:
+    later = {"submit": "2024-03-01T10:10:00", "eligible": "2024-03-01T10:20:00", "user": "bob"}
+    path = sacct(tmp_path, sacct_row("12_3"), sacct_row("12_4", **later), sacct_row("12_3.batch"))
+    trace = read_trace(path)
+    assert trace.name == ("12_3", "12_4")
+    assert trace.job_id.tolist() == [0, 1]
+    assert trace.arrival_s.tolist() == [0.0, 1200.0]  # eligible, not submitted
+    assert trace.gpus.tolist() == [2, 2]
+    assert trace.duration_s.tolist() == [3600.0, 3600.0]
+    assert trace.line.tolist() == [2, 3]
+    assert texts(trace, "user") == ["ann", "bob"]
+    assert [texts(trace, k)[0] for k in ("account", "partition", "state", "gpu_type", "comment")] == [
+        "lab", "gpu", "COMPLETED", "a100", "x",
+    ]  # fmt: skip
+    assert "qos" not in trace.columns
+    assert trace.columns["site_queueing_s"].tolist() == [300.0, -900.0]
+    (note,) = trace.notes
+    assert note.startswith(
+        "jobs.txt: 3 rows, 2 jobs; left out: 1 a step of a job; changed: 1 arrival is when"
+    )
+    assert "arrivals counted from 2024-03-01T10:00:00Z" in note
+
+
+def test_every_row_that_is_no_job_is_counted_by_reason(tmp_path: Path) -> None:
+    nothing = {"start": "Unknown", "end": "Unknown", "elapsed": "00:00:00", "got": ""}
+    path = sacct(
+        tmp_path,
+        sacct_row("1"),
+        sacct_row("2", asked="cpu=8", got="cpu=8"),
+        sacct_row("3", state="PENDING", **nothing),
+        sacct_row("4", state="RUNNING", end="Unknown"),
+        sacct_row("5", elapsed="00:00:00", end="2024-03-01T10:05:00"),
+        sacct_row("6+0"),
+        sacct_row("6+1", elapsed="02:00:00"),
+        sacct_row("1"),
+    )
+    trace = read_trace(path)
+    assert trace.name == ("1", "6+0")
+    assert trace.gpus.tolist() == [2, 4]
+    assert trace.duration_s.tolist() == [3600.0, 7200.0]
+    (note,) = trace.notes
+    assert "8 rows, 2 jobs" in note
+    assert "left out: 1 no GPUs, CPUs only, 1 never started, 1 had not ended" in note
+    assert "1 zero duration" in note
+    assert "merged: 1 a part of a heterogeneous job, added to its first, 1 equal to an earlier row" in note
+
+
+def test_a_requeued_job_is_its_last_attempt_that_ran(tmp_path: Path) -> None:
+    again = {
+        "submit": "2024-03-01T10:40:00",
+        "eligible": "2024-03-01T10:40:00",
+        "start": "2024-03-01T10:50:00",
+    }
+    path = sacct(
+        tmp_path,
+        sacct_row("7", state="PREEMPTED", elapsed="00:30:00", end="2024-03-01T10:35:00"),
+        sacct_row("7", **again, end="2024-03-01T11:30:00", elapsed="00:40:00"),
+        sacct_row("8", submit="2024-03-01T10:01:00", eligible="2024-03-01T10:01:00"),
+    )
+    trace = read_trace(path)
+    assert trace.job_id.tolist() == [7, 8]
+    assert trace.arrival_s.tolist() == [0.0, 60.0]
+    assert trace.duration_s.tolist() == [2400.0, 3600.0]
+    assert "merged: 1 an attempt before or after" in trace.notes[0]
+
+
+def test_keep_zone_limit_and_clusters(tmp_path: Path) -> None:
+    path = sacct(tmp_path, sacct_row("1"), sacct_row("2", state="FAILED"), sacct_row("3", account="other"))
+    kept = read_trace(path, keep=["state=COMPLETED", "user=ann"], zone="America/New_York")
+    assert kept.job_id.tolist() == [1, 3]
+    assert "1 not state=COMPLETED" in kept.notes[0]
+    assert "2024-03-01T15:00:00Z" in kept.notes[0]
+    assert read_trace(path, keep=[["state=FAILED", "TIMEOUT"][0]]).job_id.tolist() == [2]
+    assert read_trace(path, clusters=["other"]).job_id.tolist() == [3]
+    for wrong, message in (
+        ("state=DONE", "no state 'DONE'; known: COMPLETED, FAILED"),
+        ("colour=red", "column 'colour' is missing, --keep colour=red; columns: user, account"),
+        ("state", "--keep state: write column=value"),
+    ):
+        with pytest.raises(InputError, match=message):
+            read_trace(path, keep=[wrong])
+
+
+def test_a_file_without_gpus_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    path = sacct(tmp_path, sacct_row("1", asked="cpu=8", got="cpu=8"))
+    with pytest.raises(InputError) as caught:
+        read_trace(path)
+    (line,) = caught.value.lines
+    assert line == (
+        f"{path}: no jobs in it: left out: 1 no GPUs, CPUs only; "
+        "--set workload.trace.count=cpus counts CPUs in place of GPUs"
+    )
+    assert read_trace(path, count="cpus").gpus.tolist() == [8]
+
+
+def test_what_squeue_shows_runs_for_its_time_limit(tmp_path: Path) -> None:
+    path = tmp_path / "queue.txt"
+    path.write_text(
+        "JOBID|USER|STATE|SUBMIT_TIME|TIME_LIMIT|TRES_PER_NODE|NODES|TIME\n"
+        "5_[1-3]|ann|PENDING|2024-03-01T10:00:00|1:00:00|gres:gpu:4|2|0:00\n"
+        "6|bob|RUNNING|2024-03-01T09:00:00|UNLIMITED|gres:gpu:1|1|1:00:00\n",
+        encoding="utf-8",
+    )
+    trace = read_trace(path)
+    assert trace.name == ("5_[1-3]",) * 3
+    assert trace.gpus.tolist() == [8, 8, 8]
+    assert trace.duration_s.tolist() == [3600.0] * 3
+    assert "2 rows, 3 jobs; left out: 1 no duration" in trace.notes[0]
+
+
+def test_events_of_the_slurm_simulator_and_swf(tmp_path: Path) -> None:
+    path = tmp_path / "week.events"
+    path.write_text(
+        "-dt 10.5 -e submit_batch_job | -sim-walltime 90000 --uid=u1 -J j1 -N 2 -n 64 -t 10 --gres=gpu:2 x.job\n"
+        "-dt 20 -e submit_batch_job | -sim-walltime 60 --uid=u2 -J j2 -n 4 -t 1-0 x.job\n",
+        encoding="utf-8",
+    )
+    trace = read_trace(path)
+    assert (trace.name, trace.gpus.tolist(), trace.duration_s.tolist()) == (("j1",), [4], [600.0])
+    assert read_trace(path, count="cpus").gpus.tolist() == [64, 4]
+    path = tmp_path / "log.swf"
+    row = "{} {} 10 100 8 -1 -1 8 3600 -1 {} 3 1 -1 1 1 -1 -1\n"
+    path.write_text("; Version: 2.2\n" + row.format(1, 50, 1) + row.format(2, 40, 5), encoding="utf-8")
+    trace = read_trace(path, count="cpus")
+    assert trace.job_id.tolist() == [2, 1]
+    assert texts(trace, "state") == ["CANCELLED", "COMPLETED"]
+    assert trace.columns["site_queueing_s"].tolist() == [10.0, 10.0]
+
+
+def kube(kind: str, name: str, spec: dict[str, Any], status: dict[str, Any], **more: Any) -> dict[str, Any]:
+    metadata = {"name": name, "namespace": "lab", "creationTimestamp": "2024-03-01T10:00:00Z", **more}
+    return {"apiVersion": "v1", "kind": kind, "metadata": metadata, "spec": spec, "status": status}
+
+
+def containers(gpus: int) -> dict[str, Any]:
+    return {"containers": [{"name": "c", "resources": {"limits": {"nvidia.com/gpu": gpus}}}]}
+
+
+def condition(kind: str, time: str) -> dict[str, str]:
+    return {
+        "type": kind,
+        "status": "True",
+        "lastTransitionTime": f"2024-03-01T{time}Z",
+        "reason": "JobFinished",
+    }
+
+
+def test_workloads_of_kueue(tmp_path: Path) -> None:
+    spec = {"queueName": "q1", "priority": 50, "podSets": [{"count": 4, "template": {"spec": containers(2)}}]}
+    status = {"conditions": [condition("Admitted", "10:10:00"), condition("Finished", "10:30:00")]}
+    items = [kube("Workload", "w1", spec, status), kube("Workload", "w2", spec, {})]
+    path = tmp_path / "workloads.json"
+    path.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": items}), encoding="utf-8")
+    trace = read_trace(path)
+    assert (trace.name, trace.gpus.tolist(), trace.duration_s.tolist()) == (("lab/w1",), [8], [1200.0])
+    assert [texts(trace, key) for key in ("account", "queue", "priority")] == [["lab"], ["q1"], ["50"]]
+    assert trace.columns["site_queueing_s"].tolist() == [600.0]
+    assert "left out: 1 never admitted" in trace.notes[0]
+
+
+def test_pods_of_one_owner_are_one_gang(tmp_path: Path) -> None:
+    items = []
+    for k in range(3):
+        ended = {"startedAt": f"2024-03-01T10:0{k}:00Z", "finishedAt": "2024-03-01T10:30:00Z", "exitCode": 0}
+        status = {"phase": "Succeeded", "containerStatuses": [{"state": {"terminated": ended}}]}
+        owner = [{"kind": "Job", "name": "train"}] if k < 2 else []
+        items.append(kube("Pod", f"p{k}", containers(1), status, ownerReferences=owner))
+    path = tmp_path / "pods.json"
+    path.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": items}), encoding="utf-8")
+    trace = read_trace(path)
+    assert (trace.name, trace.gpus.tolist()) == (("lab/train", "lab/p2"), [2, 1])
+    assert trace.duration_s.tolist() == [29 * 60.0, 28 * 60.0]
+    assert "3 rows, 2 jobs; merged: 1 a further pod of a gang" in trace.notes[0]
+
+
+def test_published_traces_and_shared_gpus(tmp_path: Path) -> None:
+    path = tmp_path / "pods.csv"
+    path.write_text(
+        "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time\n"
+        "p1,8000,10,1,250,V100M16,LS,Running,0,100,10\np2,8000,10,2,1000,,BE,Running,5,55,5\n",
+        encoding="utf-8",
+    )
+    trace = read_trace(path)
+    assert trace.gpus.tolist() == [1, 2]
+    assert trace.gpu_share is not None
+    assert trace.gpu_share.tolist() == [0.25, 1.0]
+    assert texts(trace, "gpu_type") == ["V100M16", ""]
+    assert "1 a share of one of the GPUs" in trace.notes[0]
+
+
+MAPPED = (
+    "id,submit_time,gpu_num,length,weight,team\n"
+    "a,2024-03-01T10:00:00,2,60,3,x\nb,2024-03-01T09:00:00+01:00,0.5,30,1,y\n"
+)
+COLUMNS = {
+    "job_id": "id",
+    "arrival": "submit_time",
+    "gpus": "gpu_num",
+    "duration": "length",
+    "priority": "weight",
+}
+
+
+def test_any_csv_by_its_columns(tmp_path: Path) -> None:
+    path = tmp_path / "own.csv"
+    path.write_text(MAPPED, encoding="utf-8")
+    trace = read_trace(path, columns=COLUMNS)
+    assert trace.name == ("b", "a")
+    assert trace.arrival_s.tolist() == [0.0, 7200.0]
+    assert trace.priority.tolist() == [1.0, 3.0]
+    assert texts(trace, "team") == ["y", "x"]
+    with pytest.raises(InputError, match="columns: one of arrival, arrival_s, submit is needed"):
+        read_trace(path, columns={"gpus": "gpu_num"})
+    with pytest.raises(InputError, match="column 'when' is missing; found: id, submit_time"):
+        read_trace(path, columns=COLUMNS | {"arrival": "when"})
+
+
+def test_ids_and_columns_stand_in_the_jobs_of_a_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "own.csv").write_text(MAPPED, encoding="utf-8")
+    scenario = tmp_path / "s.yaml"
+    scenario.write_text(
+        "schema_version: 1\nname: site\ncluster: {gpus: 8}\n"
+        "workload:\n  jobs: [{name: own, gpus: 1, duration: 5 s}]\n",
+        encoding="utf-8",
+    )
+    done = equipoise.run(
+        scenario,
+        trace=tmp_path / "own.csv",
+        overrides=[f"workload.trace.columns={json.dumps(COLUMNS)}"],
+    )
+    assert done.jobs["name"].tolist() == ["own", "b", "a"]
+    assert done.jobs["team"].tolist() == ["", "y", "x"]
+    options = "job_id=id,arrival=submit_time,gpus=gpu_num,duration=length"
+    out, trace = str(tmp_path / "out"), str(tmp_path / "own.csv")
+    how = [
+        "--columns",
+        options,
+        "--keep",
+        "team=x",
+        "--zone",
+        "Asia/Tokyo",
+        "--trace-format",
+        "csv",
+        "--journal",
+    ]
+    given = [
+        "compare",
+        str(scenario),
+        "--policy",
+        "fifo",
+        "--policy",
+        "easy",
+        "--seeds",
+        "1",
+        "--trace",
+        trace,
+        "--out",
+        out,
+    ]
+    assert cli.main([*given, *how]) == 0
+    capsys.readouterr()
+    asked = "SELECT name, team FROM jobs WHERE team <> '' GROUP BY ALL"
+    assert cli.main(["query", asked, "--out", out, "--format", "csv"]) == 0
+    assert capsys.readouterr().out.split() == ["name,team", "a,x"]

@@ -1,0 +1,79 @@
+"""The kernel cache: what makes kernels be compiled anew, whose folder it is, and that others keep theirs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numba
+import pytest
+
+from equipoise.policies import sources
+from equipoise.policies.kernels import jit
+from tests.calibrate.fakes import ROOT
+
+
+@pytest.fixture
+def fresh_cache_dir(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jit, "cache_dir", jit.cache_dir.__wrapped__)
+
+
+def test_what_a_kernel_file_imports_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    room = tmp_path / "policies"
+    room.mkdir()
+    (tmp_path / "sim").mkdir()
+    (room / "kernels.py").write_text("from equipoise.policies import (\n    middle,\n)\n@jit\ndef f(): ...\n")
+    (room / "middle.py").write_text("from equipoise.policies.constants import C\n")
+    (room / "constants.py").write_text("C = 1\n")
+    (room / "other.py").write_text("D = 1\n")
+    (tmp_path / "sim" / "empty.py").write_text("")
+    monkeypatch.setattr(sources, "root", lambda: tmp_path)
+    monkeypatch.setattr(jit, "root", lambda: tmp_path)
+    first = jit.kernel_source_hash()
+    (room / "other.py").write_text("D = 2\n")
+    assert jit.kernel_source_hash() == first
+    (room / "constants.py").write_text("C = 2\n")
+    assert jit.kernel_source_hash() != first
+
+
+def test_a_constant_of_another_file_counts() -> None:
+    kernels = [path for _, path in sources.source_files() if b"@jit" in path.read_bytes()]
+    names = {path.name for path in sources.with_imported(kernels)}
+    assert {"account.py", "observation.py", "jit.py"} <= names
+
+
+def test_others_keep_their_cache() -> None:
+    code = "import numba; a = numba.config.CACHE_DIR; import equipoise.sim.run; print(a == numba.config.CACHE_DIR)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout == "True\n"
+    assert str(jit.cache_dir()) != numba.config.CACHE_DIR
+
+
+@pytest.mark.usefixtures("fresh_cache_dir")
+def test_a_folder_that_others_may_write_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("EQUIPOISE_KERNEL_CACHE", raising=False)
+    monkeypatch.setattr("platformdirs.user_cache_dir", lambda name: str(tmp_path))
+    usual = jit.cache_dir()
+    assert tmp_path in usual.parents
+    assert usual.stat().st_mode & 0o077 == 0
+    usual.chmod(0o777)
+    private = jit.cache_dir()
+    assert tmp_path not in private.parents
+    assert private.stat().st_mode & 0o077 == 0
+    usual.chmod(0o700)
+    monkeypatch.setattr(os, "getuid", lambda: usual.stat().st_uid + 1)
+    assert jit.cache_dir() not in (usual, private)
+
+
+def test_a_named_folder_that_cannot_be_used_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = subprocess.run(
+        [sys.executable, "-m", "equipoise.cli", "run", "quickstart"],
+        env={**os.environ, "EQUIPOISE_KERNEL_CACHE": str(tmp_path / "file")},
+        capture_output=True, text=True, cwd=tmp_path, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "EQUIPOISE_KERNEL_CACHE" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
