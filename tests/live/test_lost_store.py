@@ -63,7 +63,10 @@ def test_a_killed_launcher_leaves_nothing_running(tmp_path: Path) -> None:
     assert time.monotonic() - began < 20.0
     first, *others = said.splitlines()
     assert first.startswith("equipoise: store on ")
-    assert sorted(line.split(":")[1] for line in others) == [" member 0 ends", " member 1 ends"]
+    assert sorted(line[:28] for line in others) == [
+        "equipoise: member 0 ends: th",
+        "equipoise: member 1 ends: th",
+    ]
     assert (tmp_path / "saved").exists()
 
 
