@@ -100,7 +100,7 @@ def _cause(code: int) -> str:
 def _start(command: Sequence[str], store: str, token: str, own: dict[str, str]) -> subprocess.Popen[bytes]:
     host, _, port = store.rpartition(":")
     environment = {
-        "TORCH_CPP_LOG_LEVEL": "ERROR",  # else PyTorch prints a page where one line of ours says that the store is gone
+        "TORCH_CPP_LOG_LEVEL": "ERROR",  # of a lost store, PyTorch would print a page
         **os.environ,
         "EQUIPOISE_STORE": store,
         TOKEN: token,
