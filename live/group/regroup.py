@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 
 import torch.distributed as dist
 
-from equipoise.live.group.hosting import TOKEN, host_store, of_job, reach_store
+from equipoise.live.group.hosting import address, is_hosted, job_store
 from equipoise.live.group.lifeline import Lifeline, reached
 from equipoise.live.group.sockets import Sockets, open_sockets, shut
 from equipoise.policies.numerals import strict_int
@@ -357,7 +357,7 @@ class Membership:
         with self.connecting() as timeout:
             dist.init_process_group(
                 self.backend,
-                store=dist.PrefixStore(f"group/{attempt}", _store()),  # its own, which can be broken
+                store=dist.PrefixStore(f"group/{attempt}", job_store()),  # its own, which can be broken
                 rank=members.index(self.member),
                 world_size=len(members),
                 timeout=timeout,
@@ -434,34 +434,16 @@ def start(backend: str = "gloo", *, timeout_s: float = 1800.0) -> Membership:
     rank, ranks = (
         (-1, -1) if joins else (strict_int(os.environ["RANK"]), strict_int(os.environ["WORLD_SIZE"]))
     )
-    hosts = rank == 0 and not _is_hosted()
-    line = None if hosts else reached(*_address())
-    store, watch_store = _store(hosts), _store()
+    hosts = rank == 0 and not is_hosted()
+    line = None if hosts else reached(*address())
+    store, watch_store = job_store(hosts), job_store()
     # A rank that was started again; torchrun starts all of them again, as founders.
     joins = joins or ("EQUIPOISE_STORE" in os.environ and store.check([f"beat/{rank}"]))
     member = int(store.get("founders")) + int(store.add("joined", 1)) - 1 if joins else rank
     _current = Membership(store, watch_store, member, backend, timeout_s)
-    _current.end_with(line or reached(*_address()))
+    _current.end_with(line or reached(*address()))
     if joins:
         _current.join()
     else:
         _current.found(ranks)
     return _current
-
-
-def _address() -> tuple[str, int]:
-    """Host and port of the job's store."""
-    given = os.environ.get("EQUIPOISE_STORE") or f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-    host, _, port = given.rpartition(":")
-    return host, strict_int(port)
-
-
-def _is_hosted() -> bool:
-    """Whether a launcher hosts the store; else rank 0 does."""
-    return "EQUIPOISE_STORE" in os.environ or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-
-
-def _store(hosts: bool = False) -> dist.Store:
-    """The job's part of the store."""
-    token = os.environ[TOKEN] if "EQUIPOISE_STORE" in os.environ else os.environ.get(TOKEN, "")
-    return of_job((host_store if hosts else reach_store)(*_address()), token)
