@@ -29,6 +29,7 @@ COMMANDS = {
     "monitor": ("monitor", "monitor", "Watch what the GPUs of this machine really do."),
     "export": ("export", "export", "Write a policy as a file for a live training job."),
     "twin": ("twin", "twin", "Compare a live run with its simulation, by decision."),
+    "ranks": ("ranks", "ranks", "Say which rank of a live run is slow, and why."),
     "size": ("size", "size", "Find the fewest or cheapest nodes that meet a target."),
     "fit": ("fit", "fit", "Does a large model fit into memory, and what would make it."),
     "limits": ("limits", "limits", "Name what limits each job, and what would help most."),

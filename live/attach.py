@@ -67,6 +67,7 @@ def attach(
     batch_reference     batch at which the statistical efficiency is 1 (none: global_batch)
     outer_lr, outer_momentum   outer optimiser on the mean of local steps (1 and 0: plain averaging)
     samples_target      samples to train in all, for progress; sample_bytes: size of one
+    drop_last           leave out the samples at the end of an epoch that make no whole global batch
     shards, shuffle, seed      how an epoch is cut, and its order
     run_dir             folder for the records of runs, each in a folder of its own (named `runtime.run`);
                         none: nothing is written

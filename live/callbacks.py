@@ -11,7 +11,7 @@ Both wrap the model late, so the policy is attached when the first batch is draw
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -28,6 +28,7 @@ class DeferredSampler:
     def __init__(self, samples: int, global_batch: int, make: Callable[[], Runtime]) -> None:
         self._samples, self._batch, self._make = samples, global_batch, make
         self._sampler: ShareSampler | None = None
+        self._resumes_from: Mapping[str, Any] | None = None
         self.runtime: Runtime | None = None
 
     def __len__(self) -> int:
@@ -36,13 +37,23 @@ class DeferredSampler:
     def __iter__(self) -> Iterator[list[int]]:
         if self._sampler is None:
             self.runtime = self._make()
+            if self._resumes_from is not None:
+                self.runtime.load_state_dict(self._resumes_from)
             self._sampler = self.runtime.sampler(self._samples)
         return iter(self._sampler)
 
-    def step(self) -> None:
-        """The batch was trained on."""
+    def step(self, stepped: bool | None = None) -> None:
+        """The batch was trained on; `stepped` as for `Runtime.step`."""
         if self.runtime is not None:
-            self.runtime.step()
+            self.runtime.step(stepped)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint needs; empty before training. Collective."""
+        return {} if self.runtime is None else self.runtime.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there when training begins."""
+        self._resumes_from = state or None
 
     def close(self) -> None:
         """Training ended."""
@@ -55,11 +66,15 @@ def policy_for_trainer(trainer: Any, policy: Any = None, **options: Any) -> Defe
 
     The global batch is what the arguments say: per-device batch times processes. Trainer's own sharding of
     batches is bypassed. Where Trainer normalises the loss over all processes itself, nothing is weighted
-    a second time. Returns the sampler, whose `runtime` is there once training runs.
+    a second time. Checkpoints hold where the epoch stands, and `resume_from_checkpoint` goes on there: Trainer
+    itself skips no batches (`ignore_data_skip` is set). Returns the sampler, whose `runtime` is there once training
+    runs.
     """
     from transformers import TrainerCallback
+    from transformers.trainer_callback import ExportableState
 
-    arguments, dataset = trainer.args, trainer.train_dataset
+    arguments, dataset, own_loader = trainer.args, trainer.train_dataset, trainer.get_train_dataloader
+    arguments.ignore_data_skip = True
     batch = arguments.per_device_train_batch_size * max(1, arguments.world_size)
 
     def make() -> Runtime:
@@ -68,39 +83,69 @@ def policy_for_trainer(trainer: Any, policy: Any = None, **options: Any) -> Defe
             "accumulation": arguments.gradient_accumulation_steps,
             "loss_reduction": "sum" if _normalises_itself(trainer) else "mean",
             "seed": arguments.seed,
+            "drop_last": arguments.dataloader_drop_last,
             **options,
         }
         return attach(trainer.model_wrapped, optimizer, policy, global_batch=batch, **settings)
 
     sampler = DeferredSampler(samples_of(dataset), batch, make)
 
-    def loader() -> DataLoader[Any]:
-        return DataLoader(
-            dataset,
-            batch_sampler=sampler,  # type: ignore[arg-type, unused-ignore]
-            collate_fn=trainer.data_collator,
-            num_workers=arguments.dataloader_num_workers,
-            pin_memory=arguments.dataloader_pin_memory,
-        )
+    class Steps(TrainerCallback, ExportableState):  # type: ignore[misc, unused-ignore]
+        """Counts rounds, and keeps where the epoch stands in Trainer's state."""
 
-    class Steps(TrainerCallback):  # type: ignore[misc, unused-ignore]
-        """Counts rounds."""
+        saved: Mapping[str, Any] | None = None
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            """Before the first batch, or the first one after a checkpoint."""
+            found = state.stateful_callbacks.get(type(self).__name__) or {}
+            sampler.load_state_dict(found.get("runtime") or {})
+            state.stateful_callbacks[type(self).__name__] = self.state()
 
         def on_substep_end(self, *_: Any, **__: Any) -> None:
             """After a batch that is accumulated."""
-            sampler.step()
+            sampler.step(stepped=False)
 
-        def on_step_end(self, *_: Any, **__: Any) -> None:
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             """After the batch that the optimiser's step follows."""
-            sampler.step()
+            sampler.step(stepped=True)
+            self.keep(control)
+
+        def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            """After an epoch."""
+            self.keep(control)
+
+        def keep(self, control: Any) -> None:
+            """Trainer asks for the state on one rank only; all are here."""
+            if control.should_save:
+                self.saved = sampler.state_dict()
+
+        def state(self) -> dict[str, Any]:
+            """What Trainer writes into its checkpoint."""
+            return {"args": {}, "attributes": {}, "runtime": self.saved}
 
         def on_train_end(self, *_: Any, **__: Any) -> None:
             """After the last."""
             sampler.close()
 
-    trainer.get_train_dataloader = loader
+    trainer.get_train_dataloader = lambda: rebuilt(own_loader(), sampler)
     trainer.add_callback(Steps())
     return sampler
+
+
+def rebuilt(loader: Any, sampler: DeferredSampler) -> DataLoader[Any]:
+    """A loader with all that `loader` was told (columns, workers, collation), for the batches of `sampler`."""
+    names = (
+        "collate_fn",
+        "num_workers",
+        "pin_memory",
+        "worker_init_fn",
+        "multiprocessing_context",
+        "timeout",
+    )
+    kept = {name: getattr(loader, name) for name in names}
+    if loader.num_workers > 0:
+        kept |= {name: getattr(loader, name) for name in ("prefetch_factor", "persistent_workers")}
+    return DataLoader(loader.dataset, batch_sampler=sampler, **kept)  # type: ignore[arg-type, unused-ignore]
 
 
 def _normalises_itself(trainer: Any) -> bool:
@@ -142,5 +187,14 @@ def lightning_callback(policy: Any = None, *, global_batch: int, **options: Any)
             """After the last."""
             if self._sampler is not None:
                 self._sampler.close()
+
+        def state_dict(self) -> dict[str, Any]:
+            """What Lightning writes into its checkpoint, which every rank makes up."""
+            return {} if self._sampler is None else self._sampler.state_dict()
+
+        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+            """From Lightning's checkpoint."""
+            if self._sampler is not None:
+                self._sampler.load_state_dict(state_dict)
 
     return Steps()

@@ -73,6 +73,7 @@ _RULES: dict[str, Rule] = {
     "sample_bytes": real(lambda v: 0 <= v < math.inf, "a finite number of at least 0"),
     "shards": whole(1),
     "shuffle": one_of(True, False),
+    "drop_last": one_of(True, False),
     "seed": whole(0),
     "outer_lr": _POSITIVE,
     "outer_momentum": real(lambda v: 0 <= v < 1, "a number of at least 0 and under 1"),
@@ -119,6 +120,7 @@ _COMMON = (
     "statistics_every",
     "shards",
     "shuffle",
+    "drop_last",
     "seed",
     "outer_lr",
     "outer_momentum",
@@ -151,6 +153,7 @@ class Options:
     sample_bytes: float = 0.0
     shards: int = 64
     shuffle: bool = True
+    drop_last: bool = False
     seed: int = 0
     outer_lr: float = 1.0
     outer_momentum: float = 0.0

@@ -76,13 +76,16 @@ class Runtime(Status):
         self._stepping.begin()
         return sampler
 
-    def step(self) -> None:
-        """The batch was trained on. Call it once per batch, after the optimiser's step (if it had one)."""
+    def step(self, stepped: bool | None = None) -> None:
+        """The batch was trained on. Call it once per batch, after the optimiser's step (if it had one).
+
+        `stepped`: whether it had one, where that does not follow from `accumulation`: at the end of an epoch, say.
+        """
         if self._lost_round:
             self._lost_round = False
         else:
             with self._recovery.surviving():
-                self._stepping.finish()
+                self._stepping.finish(stepped)
         self._stepping.begin()
 
     def weigh(self, weight: float) -> None:

@@ -47,6 +47,7 @@ class Stepping:
             micro_batch=options.micro_batch,
             shards=options.shards,
             shuffle=options.shuffle,
+            drop_last=options.drop_last,
             seed=options.seed,
         )
         return self.sampler
@@ -122,13 +123,16 @@ class Stepping:
         self._weights = ()
         self._parts.meter.begin(self.round, group.rank, group.ranks)
 
-    def finish(self) -> None:
-        """The running round was trained on. Collective where ranks meet."""
+    def finish(self, stepped: bool | None) -> None:
+        """The running round was trained on; `stepped`: the optimiser has made its step (None: when it is due).
+
+        Collective where ranks meet.
+        """
         parts, sampler, current = self._parts, self.dealt(), self.current()
         local, meter = parts.local, parts.meter
         weights = self._weigh(current)
         local.count(weights)
-        stepped, alone = meter.count(current.samples, weights), local.interval > 1
+        stepped, alone = meter.count(current.samples, weights, stepped), local.interval > 1
         sampler.finish(stepped)
         exchanged = stepped and (not alone or local.will_exchange(current.last))
         with meter.exchanging() if exchanged and alone else contextlib.nullcontext():

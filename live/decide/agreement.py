@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import resource
+import time
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -67,6 +71,7 @@ class Agreement:
             rows, infos = meter.take()
             self._recorder.rounds(rows, infos)
             device = self.devices.latest() if self.devices is not None else UNKNOWN
+            self._note_device(device, trained)
             free_bytes, bound = samples_bound(self._device, int(sampler.shares[self._group.rank]))
             own = (float(sampler.drawn), free_bytes, bound, gpu_share)
             gathered = self._group.control.collect(pack((*own, *(device[n] for n in GPU_COLUMNS)), rows))
@@ -78,6 +83,14 @@ class Agreement:
             sampler.refused.clear()
             agreed = self._group.control.broadcast(payload)
         return Change.from_json(agreed.decode()) if agreed else None
+
+    def _note_device(self, device: Mapping[str, float], trained: int) -> None:
+        """Evidence for why a rank may be slow: its device, and what it got of its processors."""
+        known = {name: value for name, value in device.items() if not math.isnan(value)}
+        preempted = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+        self._recorder.event(
+            "device", rounds=trained, cpu_s=time.process_time(), preempted=preempted, **known
+        )
 
     def _with_members(self, change: Change, resize_to: int | None) -> Change:
         members = self._group.wanted(change.members, resize_to)

@@ -6,8 +6,11 @@ import datetime
 import os
 import secrets
 import socket
+from pathlib import Path
 
 import torch.distributed as dist
+
+from equipoise.policies.numerals import strict_int
 
 TOKEN = "EQUIPOISE_TOKEN"  # the environment variable that holds it
 _TIMEOUT = datetime.timedelta(seconds=60)
@@ -40,6 +43,31 @@ def of_job(store: dist.Store, token: str) -> dist.Store:
     return dist.PrefixStore(f"equipoise/{token}" if token else "equipoise", store)
 
 
+def write_whole(path: Path, text: str) -> None:
+    """Write a file that others wait for: they see all of it, or none."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_text(text, encoding="utf-8")
+    draft.replace(path)
+
+
 def own_token() -> str:
     """The token that the environment gives to this job, else a new one."""
     return os.environ.get(TOKEN) or secrets.token_hex(16)
+
+
+def address() -> tuple[str, int]:
+    """Host and port of the job's store."""
+    given = os.environ.get("EQUIPOISE_STORE") or f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    host, _, port = given.rpartition(":")
+    return host, strict_int(port)
+
+
+def is_hosted() -> bool:
+    """Whether a launcher hosts the store; else rank 0 does."""
+    return "EQUIPOISE_STORE" in os.environ or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def job_store(hosts: bool = False) -> dist.Store:
+    """The job's part of the store."""
+    token = os.environ[TOKEN] if "EQUIPOISE_STORE" in os.environ else os.environ.get(TOKEN, "")
+    return of_job((host_store if hosts else reach_store)(*address()), token)

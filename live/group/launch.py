@@ -19,8 +19,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from equipoise.live.group.hosting import TOKEN, host_store, of_job, own_token
-from equipoise.policies.numerals import plain_numbers
+from equipoise.live.group.hosting import TOKEN, host_store, of_job, own_token, reach_store
+from equipoise.live.group.lifeline import reached
+from equipoise.policies.numerals import plain_numbers, strict_int
 
 _POLL_S = 0.05
 _GRACE_S = 30.0  # for scripts that save a checkpoint when they are told to end
@@ -29,22 +30,41 @@ _GRACE_S = 30.0  # for scripts that save a checkpoint when they are told to end
 class Launcher:
     """The store and the processes of one job."""
 
-    def __init__(self, host: str = "127.0.0.1") -> None:
+    def __init__(self, host: str = "127.0.0.1", store: str | None = None) -> None:
+        """Hosts a store on `host`, or uses the one at `store` ("host:port") with the token of the environment."""
         self.token = own_token()
-        self._server = host_store(host)
+        if store is None:
+            self._server = host_store(host)
+        else:
+            host, _, port = store.rpartition(":")
+            reached(host, strict_int(port)).close()
+            self._server = reach_store(host, strict_int(port))
         self._store = of_job(self._server, self.token)
         self.address = f"{host}:{self._server.port}"
         self.processes: list[subprocess.Popen[bytes]] = []
+        self._first = 0
 
-    def start(self, command: Sequence[str], ranks: int, **environment: str) -> None:
-        """Start founders 0 .. ranks-1."""
-        for rank in range(ranks):
-            own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), **environment}
-            self.processes.append(_start(command, self.address, self.token, own))
+    @property
+    def is_done(self) -> bool:
+        """Whether the job has ended training already."""
+        return bool(self._store.check(["done"]))
+
+    def start(
+        self, command: Sequence[str], ranks: int, *, nodes: int = 1, node: int = 0, **environment: str
+    ) -> None:
+        """Start the `ranks` founders of one node."""
+        self._first = node * ranks
+        for local in range(ranks):
+            own = {
+                "RANK": str(self._first + local),
+                "LOCAL_RANK": str(local),
+                "WORLD_SIZE": str(nodes * ranks),
+            }
+            self.processes.append(_start(command, self.address, self.token, own | environment))
 
     def wait(self) -> int:
         """Wait for all; returns 0 when some rank finished the training, else the first failure's code."""
-        running = dict(enumerate(self.processes))
+        running = dict(enumerate(self.processes, start=self._first))
         codes: dict[int, int] = {}
         while running:
             for rank, process in list(running.items()):
@@ -80,6 +100,7 @@ def _cause(code: int) -> str:
 def _start(command: Sequence[str], store: str, token: str, own: dict[str, str]) -> subprocess.Popen[bytes]:
     host, _, port = store.rpartition(":")
     environment = {
+        "TORCH_CPP_LOG_LEVEL": "ERROR",  # of a lost store, PyTorch would print a page
         **os.environ,
         "EQUIPOISE_STORE": store,
         TOKEN: token,
@@ -99,6 +120,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     plain_numbers(parser)
     parser.add_argument("--ranks", type=int, default=1, help="processes to start")
     parser.add_argument("--host", default="127.0.0.1", help="address on which members reach the store")
+    parser.add_argument(
+        "--store", metavar="HOST:PORT", help="a store that is hosted elsewhere, for several nodes"
+    )
+    parser.add_argument(
+        "--nodes", type=int, default=1, help="nodes, each with a launcher and so many --ranks"
+    )
+    parser.add_argument("--node-rank", type=int, default=0, help="which of them this one is, from 0")
     parser.add_argument("--join", metavar="HOST:PORT", help="join the job whose store is there instead")
     parser.add_argument("--token-file", type=Path, help="where the job's token is written, or read by --join")
     parser.add_argument("script", help="training script")
@@ -107,6 +135,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = [sys.executable, given.script, *given.arguments]
     if given.ranks < 1:
         parser.error("--ranks: at least 1 is needed")
+    if not 0 <= given.node_rank < given.nodes:
+        parser.error(f"--node-rank: {given.node_rank} is not allowed, needed is 0 to {given.nodes - 1}")
+    if given.nodes > 1 and given.store is None:
+        parser.error("--nodes: several need a --store that all of them reach")
+    if given.store is not None and TOKEN not in os.environ:
+        parser.error(f"--store: needs the job's token in {TOKEN}")
     if given.join:
         try:
             token = os.environ[TOKEN] if given.token_file is None else given.token_file.read_text().strip()
@@ -118,16 +152,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _launch(command: Sequence[str], given: argparse.Namespace) -> int:
     try:
-        launcher = Launcher(given.host)
+        launcher = Launcher(given.host, given.store)
         if given.token_file is not None:
             _write_secret(given.token_file, launcher.token)
     except (OSError, RuntimeError) as error:
         print(f"equipoise: no store on {given.host}: {error}", file=sys.stderr)
         return 1
+    if launcher.is_done:
+        return 0
     print(f"equipoise: store on {launcher.address}", file=sys.stderr)
     ended = signal.signal(signal.SIGTERM, _end)
     try:
-        launcher.start(command, given.ranks)
+        launcher.start(command, given.ranks, nodes=given.nodes, node=given.node_rank)
         return launcher.wait()
     except KeyboardInterrupt:
         return 130

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 import shlex
 import textwrap
 from dataclasses import dataclass
 
-PORT = 29500
+PORT = 29500  # of the store in its own pod
+RESTARTS_MAX = 10
 
 
 @dataclass(frozen=True)
@@ -38,8 +40,9 @@ class Launch:
 def slurm(launch: Launch) -> str:
     """A batch script: one task per GPU, each a rank, so that the others outlive one that dies.
 
-    The store runs beside them on the first node. Ranks die without ending the job step (`--no-kill`,
-    `--kill-on-bad-exit=0`); the group is formed anew inside the allocation.
+    The store runs beside them on the first node, on a free port. Ranks die without ending the job step
+    (`--no-kill`, `--kill-on-bad-exit=0`); the group is formed anew inside the allocation. Before the time is up,
+    and when the store is lost, ranks get SIGTERM and the job is queued again, to go on from its checkpoint.
     """
     script = shlex.quote(launch.script)
     return f"""#!/bin/bash
@@ -49,36 +52,64 @@ def slurm(launch: Launch) -> str:
 #SBATCH --gpus-per-node={launch.gpus_per_node}
 #SBATCH --time={launch.time_limit}
 #SBATCH --no-kill
-set -euo pipefail
+#SBATCH --requeue
+#SBATCH --signal=B:TERM@120
+#SBATCH --output=%x-%j.out
+#SBATCH --open-mode=append
+set -uo pipefail
 
-export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-export MASTER_PORT={PORT}
-export EQUIPOISE_STORE="$MASTER_ADDR:$MASTER_PORT"
+first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+address="$PWD/.equipoise-store-$SLURM_JOB_ID"
+rm -f "$address"
 EQUIPOISE_TOKEN=$(python -c 'import secrets; print(secrets.token_hex(16))')
 export EQUIPOISE_TOKEN
 export EQUIPOISE_POLICY={shlex.quote(launch.policy_file)}
 export WORLD_SIZE=$SLURM_NTASKS
 
-srun --nodes=1 --ntasks=1 --nodelist="$MASTER_ADDR" --overlap \\
-  python -m equipoise.live.group.store --host "$MASTER_ADDR" --port "$MASTER_PORT" &
+srun --nodes=1 --ntasks=1 --nodelist="$first" --overlap \\
+  python -m equipoise.live.group.store --host "$first" --port 0 --address-file "$address" &
 store=$!
-trap 'kill "$store"' EXIT
+trap 'kill "$store" 2>/dev/null; rm -f "$address"' EXIT
+while [ ! -s "$address" ]; do
+  kill -0 "$store" 2>/dev/null || {{ echo "equipoise: the store did not start" >&2; exit 1; }}
+  sleep 0.2
+done
+EQUIPOISE_STORE=$(cat "$address")
+export EQUIPOISE_STORE
 
 srun --kill-on-bad-exit=0 --overlap bash -c \\
-  'RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID exec python "$0"' {script}
+  'RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID exec python "$0"' {script} &
+ranks=$!
+trap 'kill -TERM "$ranks"' TERM
+wait "$ranks"
+code=$?
+if kill -0 "$ranks" 2>/dev/null; then # the signal ended the first wait
+  wait "$ranks"
+  code=143
+fi
+if [ "$code" -ge 128 ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {RESTARTS_MAX} ]; then
+  scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$code"
 """
 
 
 def kubernetes(launch: Launch) -> str:
-    """A headless service, the policy, and an indexed job with one pod per node under torchrun."""
+    """The job's store, and an indexed job with one pod per node; a pod that is lost is replaced, and joins again.
+
+    The store has a Service of its own. When its pod is lost, all ranks end, their pods are replaced, and training
+    goes on from its checkpoint. The token in the Secret is new each time.
+    """
     label = _quoted(launch.label)
+    store = f"{launch.label}-store"
+    token = f"""
+            - name: EQUIPOISE_TOKEN
+              valueFrom: {{secretKeyRef: {{name: {launch.label}-token, key: token}}}}"""
     return f"""apiVersion: v1
-kind: Service
+kind: Secret
 metadata:
-  name: {label}
-spec:
-  clusterIP: None
-  selector: {{app: {label}}}
+  name: {launch.label}-token
+stringData: {{token: {_quoted(secrets.token_hex(16))}}}
 ---
 apiVersion: v1
 kind: ConfigMap
@@ -88,6 +119,46 @@ data:
   policy.yaml: |
 {textwrap.indent(launch.policy_text.rstrip(), "    ")}
 ---
+apiVersion: v1
+kind: Service
+metadata:
+  name: {label}
+spec:
+  clusterIP: None
+  publishNotReadyAddresses: true
+  selector: {{app: {label}}}
+---
+apiVersion: v1
+kind: Service
+metadata:
+  name: {store}
+spec:
+  clusterIP: None
+  publishNotReadyAddresses: true
+  selector: {{app: {store}}}
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata:
+  name: {store}
+spec:
+  replicas: 1
+  strategy: {{type: Recreate}}
+  selector:
+    matchLabels: {{app: {store}}}
+  template:
+    metadata:
+      labels: {{app: {store}}}
+    spec:
+      containers:
+        - name: store
+          image: {_quoted(launch.image)}
+          command: [python, -m, equipoise.live.group.store]
+          args: [--host, $(POD_IP), --port, "{PORT}"]
+          env:
+            - name: POD_IP
+              valueFrom: {{fieldRef: {{fieldPath: status.podIP}}}}{token}
+---
 apiVersion: batch/v1
 kind: Job
 metadata:
@@ -96,26 +167,30 @@ spec:
   completions: {launch.nodes}
   parallelism: {launch.nodes}
   completionMode: Indexed
-  backoffLimit: 0
+  backoffLimit: {RESTARTS_MAX * launch.nodes}
+  podFailurePolicy:
+    rules:
+      - action: Ignore
+        onPodConditions: [{{type: DisruptionTarget}}]
   template:
     metadata:
       labels: {{app: {label}}}
     spec:
       subdomain: {label}
       restartPolicy: Never
+      terminationGracePeriodSeconds: 120
       containers:
         - name: train
           image: {_quoted(launch.image)}
-          command: [torchrun]
+          command: [python, -m, equipoise.live.group.launch]
           args:
-            - --nnodes={launch.nodes}
-            - --nproc-per-node={launch.gpus_per_node}
+            - --store={store}:{PORT}
+            - --nodes={launch.nodes}
             - --node-rank=$(JOB_COMPLETION_INDEX)
-            - --master-addr={launch.label}-0.{launch.label}
-            - --master-port={PORT}
+            - --ranks={launch.gpus_per_node}
             - {_quoted(launch.script)}
           env:
-            - {{name: EQUIPOISE_POLICY, value: /policy/policy.yaml}}
+            - {{name: EQUIPOISE_POLICY, value: /policy/policy.yaml}}{token}
           resources:
             limits: {{nvidia.com/gpu: {launch.gpus_per_node}}}
           volumeMounts:

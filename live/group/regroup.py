@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 
 import torch.distributed as dist
 
-from equipoise.live.group.hosting import TOKEN, host_store, of_job, reach_store
+from equipoise.live.group.hosting import address, is_hosted, job_store
 from equipoise.live.group.lifeline import Lifeline, reached
 from equipoise.live.group.sockets import Sockets, open_sockets, shut
 from equipoise.policies.numerals import strict_int
@@ -30,6 +30,7 @@ HEARTBEAT_S = 0.25
 DEAD_AFTER_S = 3.0  # without a heartbeat, when a group is being formed
 LOST_AFTER_S = 30.0  # without a heartbeat, when nothing else tells (a host without power, a frozen process)
 _CONNECT_TIMEOUT_S = 1.0  # to peers that are all there; gloo tries 5 times; doubled when nobody had left
+DESERTED = "deserted"  # key of the store: nobody is left who could take others in
 _REPEATS_MAX = 2  # groups of the same members formed anew without a round between them
 _GLOO_PLACE = re.compile(r"\bgloo/\S+\.(cc|h):\d+\]")  # its errors are plain RuntimeErrors; each says where
 
@@ -195,7 +196,21 @@ class Membership:
                         return
             if self._store.check(["done"]):
                 raise EvictedError("training ended", planned=True)
+            if self._is_deserted():
+                self._store.set(DESERTED, "1")
+                raise SystemExit(
+                    f"equipoise: member {self.member} ends: nobody is left in the job to take it in; start the "
+                    "whole job again, to go on from its last checkpoint"
+                )
             time.sleep(0.05)
+
+    def _is_deserted(self) -> bool:
+        """Whether all who were ever in the group are dead, so that nobody can take others in."""
+        founders, joined = int(self._store.get("founders")), int(self._store.add("joined", 0))
+        taken_in = [m for m in range(founders, founders + joined) if self._store.check([f"admit/{m}"])]
+        inside = {*range(founders), *taken_in} - {self.member}
+        self._asked_for |= inside  # so that their beats are followed
+        return all(self._watch.is_dead(m, self._store) for m in inside)
 
     def waiting(self) -> list[int]:
         """Members that asked to join, are not in the group, and are alive."""
@@ -342,7 +357,7 @@ class Membership:
         with self.connecting() as timeout:
             dist.init_process_group(
                 self.backend,
-                store=dist.PrefixStore(f"group/{attempt}", _store()),  # its own, which can be broken
+                store=dist.PrefixStore(f"group/{attempt}", job_store()),  # its own, which can be broken
                 rank=members.index(self.member),
                 world_size=len(members),
                 timeout=timeout,
@@ -408,9 +423,10 @@ def start(backend: str = "gloo", *, timeout_s: float = 1800.0) -> Membership:
     `EQUIPOISE_STORE` (host:port) is a store that outlives every member, as `live.group.launch` provides, and
     `EQUIPOISE_TOKEN` the job's token; without it the store of `MASTER_ADDR`/`MASTER_PORT` serves, hosted by
     rank 0 unless a launcher hosts it, and a token is used if there is one.
-    `RANK` and `WORLD_SIZE` name a founder; `EQUIPOISE_JOIN=1` asks to be taken into a running job, which
-    happens at its next decision. `timeout_s` bounds every exchange. Raises KeyError when a variable is
-    missing, EvictedError when training ends before this process is taken in, SystemExit when there is no store.
+    `RANK` and `WORLD_SIZE` name a founder. One that was there before, and `EQUIPOISE_JOIN=1`, ask to be taken into
+    the running job, which happens at its next decision. `timeout_s` bounds every exchange. Raises KeyError when a
+    variable is missing, EvictedError when training ends before this process is taken in, SystemExit when there is
+    no store, or nobody left to take it in.
     Later on, a rank ends by SIGTERM when the host of the store is gone.
     """
     global _current
@@ -418,32 +434,16 @@ def start(backend: str = "gloo", *, timeout_s: float = 1800.0) -> Membership:
     rank, ranks = (
         (-1, -1) if joins else (strict_int(os.environ["RANK"]), strict_int(os.environ["WORLD_SIZE"]))
     )
-    hosts = rank == 0 and not _is_hosted()
-    line = None if hosts else reached(*_address())
-    store, watch_store = _store(hosts), _store()
+    hosts = rank == 0 and not is_hosted()
+    line = None if hosts else reached(*address())
+    store, watch_store = job_store(hosts), job_store()
+    # A rank that was started again; torchrun starts all of them again, as founders.
+    joins = joins or ("EQUIPOISE_STORE" in os.environ and store.check([f"beat/{rank}"]))
     member = int(store.get("founders")) + int(store.add("joined", 1)) - 1 if joins else rank
     _current = Membership(store, watch_store, member, backend, timeout_s)
-    _current.end_with(line or reached(*_address()))
+    _current.end_with(line or reached(*address()))
     if joins:
         _current.join()
     else:
         _current.found(ranks)
     return _current
-
-
-def _address() -> tuple[str, int]:
-    """Host and port of the job's store."""
-    given = os.environ.get("EQUIPOISE_STORE") or f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-    host, _, port = given.rpartition(":")
-    return host, strict_int(port)
-
-
-def _is_hosted() -> bool:
-    """Whether a launcher hosts the store; else rank 0 does."""
-    return "EQUIPOISE_STORE" in os.environ or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-
-
-def _store(hosts: bool = False) -> dist.Store:
-    """The job's part of the store."""
-    token = os.environ[TOKEN] if "EQUIPOISE_STORE" in os.environ else os.environ.get(TOKEN, "")
-    return of_job((host_store if hosts else reach_store)(*_address()), token)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 
-from equipoise.live.group.hosting import host_store
+from equipoise.live.group.hosting import TOKEN, host_store, of_job, write_whole
+from equipoise.live.group.regroup import DESERTED
 from equipoise.policies.numerals import plain_numbers
+
+_POLL_S = 0.5
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -20,6 +25,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     plain_numbers(parser)
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on, and no other")
     parser.add_argument("--port", type=int, default=29500, help="0 takes a free one")
+    parser.add_argument(
+        "--address-file", type=Path, help="where HOST:PORT is written once the store is there"
+    )
     given = parser.parse_args(arguments)
     try:
         store = host_store(given.host, given.port)
@@ -29,8 +37,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
+    if given.address_file is not None:
+        write_whole(given.address_file, f"{given.host}:{store.port}\n")
     print(f"equipoise: store on {given.host}:{store.port}", flush=True)
-    stop.wait()
+    job = of_job(store, os.environ.get(TOKEN, ""))
+    while not stop.wait(_POLL_S):
+        if job.check([DESERTED]):
+            print("equipoise: nobody is left in the job; the store ends", file=sys.stderr)
+            return 1
     return 0
 
 

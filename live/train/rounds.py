@@ -64,6 +64,7 @@ class RoundMeter:
         """Nothing of the running window of rounds is known."""
         self.in_window = 0  # rounds since the last optimiser step
         self._pauses = Pauses()
+        self._stepped = False  # an optimiser step ended the round that was counted last
         self._window: tuple[int, ...] = ()
         self._weights: tuple[float, ...] = ()
         self._waited: list[float] = []
@@ -91,14 +92,18 @@ class RoundMeter:
         self._waited_s = 0.0
         self._timer.begin_round()
 
-    def count(self, samples: Sequence[int], weights: Sequence[float]) -> bool:
-        """The running round was of `samples` (by rank); returns whether an optimiser step ended it."""
+    def count(self, samples: Sequence[int], weights: Sequence[float], stepped: bool | None = None) -> bool:
+        """The running round was of `samples` (by rank); returns whether an optimiser step ended it.
+
+        `stepped` None: it did when that many rounds had been accumulated.
+        """
         nothing = (0,) * len(samples)
         window, weighed = (self._window, self._weights) if self.in_window else (nothing, nothing)
         self._window = tuple(a + b for a, b in zip(window, samples, strict=True))
         self._weights = tuple(a + b for a, b in zip(weighed, weights, strict=True))
         self.in_window += 1
-        return self.in_window == self._accumulation
+        self._stepped = self.in_window == self._accumulation if stepped is None else stepped
+        return self._stepped
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
@@ -121,7 +126,7 @@ class RoundMeter:
         paused = self._pauses.end_round(exchanged)
         self._infos.append(RoundInfo(number, samples, exchanged, local, self._window, paused, self._weights))
         self._waited.append(self._waited_s)
-        if self.in_window == self._accumulation:
+        if self._stepped:
             self.in_window = 0
 
     def take(self) -> tuple[Floats, list[RoundInfo]]:

@@ -51,6 +51,7 @@ class ShareSampler:
         micro_batch: int = 1,
         shards: int = 64,
         shuffle: bool = True,
+        drop_last: bool = False,
         seed: int = 0,
     ) -> None:
         if samples < 1:
@@ -59,6 +60,11 @@ class ShareSampler:
             raise ValueError(f"global_batch {global_batch} is less than one micro-batch of {micro_batch}")
         self.samples, self.global_batch, self.micro_batch = samples, global_batch, micro_batch
         self.shards, self.shuffle, self.seed = min(shards, samples), shuffle, seed
+        if drop_last and samples < global_batch:
+            raise ValueError(
+                f"drop_last: leaves nothing of {samples} samples, the global batch is {global_batch}"
+            )
+        self.drop_last, self._least = drop_last, global_batch if drop_last else 1  # samples of a round
         self.epoch = -1
         self.drawn = 0  # rounds drawn since the start
         self.trained = 0  # rounds finished since the start
@@ -97,7 +103,7 @@ class ShareSampler:
 
     def __len__(self) -> int:
         left = self.deal.left if self._resume and self.deal is not None else self.samples
-        return -(-left // self.global_batch)
+        return left // self.global_batch if self.drop_last else -(-left // self.global_batch)
 
     def __iter__(self) -> Iterator[list[int]]:
         if self._resume and self.deal is not None:
@@ -105,7 +111,7 @@ class ShareSampler:
         else:
             self.begin_epoch(self.epoch + 1)
         deal = self.deal
-        while deal is self.deal and deal is not None and deal.left > 0:
+        while deal is self.deal and deal is not None and deal.left >= self._least:
             drawn = self._draw(deal)
             yield drawn.indices.tolist() if len(drawn.indices) else [int(deal.order[0])]
 
@@ -144,7 +150,7 @@ class ShareSampler:
         demand = deal.demand(self.shares, self.micro_batch)
         self._before[self.drawn] = (self.epoch, deal.copy())
         indices, samples = deal.draw(demand, self.rank), tuple(demand.tolist())
-        new = Round(self.drawn, self.epoch, samples, sum(samples), indices, deal.left == 0)
+        new = Round(self.drawn, self.epoch, samples, sum(samples), indices, deal.left < self._least)
         self._next_id = max(self._next_id, deal.next_id)
         self._rounds.append(new)
         self.drawn += 1
@@ -217,7 +223,7 @@ class ShareSampler:
         self._is_whole = False
         self.epoch, self.deal, self.drawn = epoch, deal, rounds
         self.trained = self.stepped = self.boundary = rounds
-        self._resume = deal is not None and deal.left > 0
+        self._resume = deal is not None and deal.left >= self._least
         self._next_id = max(self._next_id, deal.next_id if deal is not None else 0)
 
     # -- in a checkpoint -----------------------------------------------------------------------------------

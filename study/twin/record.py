@@ -74,10 +74,11 @@ def read_run(folder: Path, policy: Policy | None = None) -> LiveRun:
     `folder` is that record, or a `run_dir` with a single one in it. Raises InputError, one line, for a folder
     that holds no live run, or several, or one that has no twin.
     """
-    folder = _the_run_in(folder)
-    manifest = _manifest(folder)
+    folder = the_run_in(folder)
+    manifest = manifest_of(folder)
+    _check(folder / "manifest.json", manifest)
     members = tuple(sorted(int(place["member"]) for place in manifest["members"]))
-    lines = {member: list(_lines(folder / f"rounds-{member}.jsonl")) for member in members}
+    lines = {member: list(lines_of(folder / f"rounds-{member}.jsonl")) for member in members}
     rows, changed = _rounds_of(lines)
     columns, exchanged = _columns(rows, members)
     leader = int(manifest["members"][0]["member"])
@@ -109,7 +110,7 @@ def journals(folder: Path) -> list[Path]:
     return sorted(folder.glob("decisions-*.jsonl"))
 
 
-def _the_run_in(folder: Path) -> Path:
+def the_run_in(folder: Path) -> Path:
     """The record that is meant by `folder`; itself where it holds none."""
     found = sorted(path.parent for path in (*folder.glob("manifest.json"), *folder.glob("*/manifest.json")))
     if len(found) > 1:
@@ -119,7 +120,8 @@ def _the_run_in(folder: Path) -> Path:
     return found[0] if found else folder
 
 
-def _manifest(folder: Path) -> dict[str, Any]:
+def manifest_of(folder: Path) -> dict[str, Any]:
+    """What the run in `folder` was. Raises InputError, one line."""
     path = folder / "manifest.json"
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
@@ -136,7 +138,6 @@ def _manifest(folder: Path) -> dict[str, Any]:
     missing = [name for name in needed if name not in manifest]
     if missing:
         raise InputError([f"{path}: {missing[0]}: is missing"])
-    _check(path, manifest)
     return manifest
 
 
@@ -165,7 +166,7 @@ def _policy(folder: Path, manifest: Mapping[str, Any]) -> Policy:
     return Policy(str(manifest["policy"]), policy.stages)
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
+def lines_of(path: Path) -> Iterator[dict[str, Any]]:
     """Lines of a member's record; one that was not written to its end is left out."""
     try:
         raw = path.read_bytes()

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -262,13 +263,90 @@ def test_slurm_file_names_what_is_started() -> None:
 
 def test_kubernetes_file_is_yaml_with_the_policy_in_it(written: Path) -> None:
     text = kubernetes(Launch("Big Run", 4, 8, "train.py", "policy.yaml", written.read_text()))
-    service, config, job = yaml.safe_load_all(text)
-    assert service["kind"] == "Service"
+    secret, config, service, _, store, job = yaml.safe_load_all(text)
+    assert (service["kind"], service["spec"]["publishNotReadyAddresses"]) == ("Service", True)
+    assert store["spec"]["template"]["spec"]["containers"][0]["args"][-1] == "29500"
+    assert (
+        secret["stringData"]
+        != next(yaml.safe_load_all(kubernetes(Launch("Big Run", 4, 8, "t", "p"))))["stringData"]
+    )
+    assert job["spec"]["backoffLimit"] > 0  # a pod that is lost does not end the job
     assert job["spec"]["completions"] == 4
     container = job["spec"]["template"]["spec"]["containers"][0]
     assert container["resources"]["limits"] == {"nvidia.com/gpu": 8}
     (written.parent / "again.yaml").write_text(config["data"]["policy.yaml"])
     assert load_policy(written.parent / "again.yaml", KEY).policy.stages == exported().policy.stages
+
+
+METADATA = {"name": str, "labels": dict}
+CONTAINER = {
+    "name": str,
+    "image": str,
+    "command": [str],
+    "args": [str],
+    "env": [
+        {
+            "name": str,
+            "value": str,
+            "valueFrom": {"fieldRef": {"fieldPath": str}, "secretKeyRef": {"name": str, "key": str}},
+        }
+    ],
+    "resources": {"limits": dict},
+    "volumeMounts": [{"name": str, "mountPath": str}],
+}
+POD = {
+    "metadata": METADATA,
+    "spec": {
+        "subdomain": str,
+        "restartPolicy": str,
+        "terminationGracePeriodSeconds": int,
+        "containers": [CONTAINER],
+        "volumes": [{"name": str, "configMap": {"name": str}, "emptyDir": {"medium": str}}],
+    },
+}
+HEAD = {"apiVersion": str, "kind": str, "metadata": METADATA}
+MANIFEST: dict[str, Any] = {
+    "Secret": HEAD | {"stringData": dict},
+    "ConfigMap": HEAD | {"data": dict},
+    "Service": HEAD | {"spec": {"clusterIP": str, "publishNotReadyAddresses": bool, "selector": dict}},
+    "Deployment": HEAD
+    | {
+        "spec": {
+            "replicas": int,
+            "strategy": {"type": str},
+            "selector": {"matchLabels": dict},
+            "template": POD,
+        }
+    },
+    "Job": HEAD
+    | {
+        "spec": {
+            "completions": int,
+            "parallelism": int,
+            "completionMode": str,
+            "backoffLimit": int,
+            "podFailurePolicy": {"rules": [{"action": str, "onPodConditions": [{"type": str}]}]},
+            "template": POD,
+        }
+    },
+}
+"""The fields of Kubernetes' API (v1.31 and later) that the manifest uses, with their types."""
+
+
+def unknown_fields(value: Any, known: Any, where: str = "") -> list[str]:
+    """Fields that the API does not have, or that hold another type."""
+    if isinstance(known, type):
+        is_one = isinstance(value, known) and not (known is int and isinstance(value, bool))
+        return [] if is_one else [f"{where}: {value!r} is no {known.__name__}"]
+    if isinstance(known, list):
+        return [p for k, item in enumerate(value) for p in unknown_fields(item, known[0], f"{where}[{k}]")]
+    return [
+        problem
+        for key, item in value.items()
+        for problem in (
+            unknown_fields(item, known[key], f"{where}.{key}") if key in known else [f"{where}.{key}"]
+        )
+    ]
 
 
 names = st.text(st.characters(min_codepoint=32, max_codepoint=0xFFFF, exclude_categories=["Cs", "Cc"]))
@@ -280,41 +358,49 @@ def test_launch_files_hold_any_name(name: str, script: str, image: str) -> None:
     launch = Launch(name, 2, 4, script, "policy.yaml", "format: 1\n", image)
     assert re.fullmatch(r"[a-z]([a-z0-9-]*[a-z0-9])?", launch.label)
     assert len(launch.label) <= 50
-    service, config, job = yaml.safe_load_all(kubernetes(launch))
+    _, config, service, _, _, job = documents = list(yaml.safe_load_all(kubernetes(launch)))
+    for document in documents:
+        assert unknown_fields(document, MANIFEST[document["kind"]]) == []
     pod = job["spec"]["template"]
     assert service["spec"]["selector"] == pod["metadata"]["labels"] == {"app": launch.label}
     assert pod["spec"]["containers"][0]["image"] == image
     assert pod["spec"]["containers"][0]["args"][-1] == script
     assert config["data"]["policy.yaml"] == "format: 1\n"
-    last = slurm(launch).rstrip("\n").split('exec python "$0"\' ', 1)[1]
+    last = slurm(launch).split('exec python "$0"\' ', 1)[1].split(" &\nranks=", 1)[0]
     assert shlex.split(last) == [script]
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash here")
-def test_the_slurm_file_is_a_script_that_starts_every_rank(tmp_path: Path) -> None:
-    """With stand-ins for the programs of Slurm: the store first, then one process per task."""
+@pytest.mark.parametrize("code", [0, 143])
+def test_the_slurm_file_is_a_script_that_starts_every_rank(tmp_path: Path, code: int) -> None:
+    """With stand-ins for Slurm's programs: the store first, then one process per task; queued again if lost."""
     text = slurm(Launch("it's", 2, 3, "my script.py", "it's.yaml"))
     checked = subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True, check=False)
     assert (checked.returncode, checked.stderr) == (0, "")
     programs = {
-        "scontrol": "echo host-a; echo host-b",
-        "srun": 'case "$*" in *SLURM_PROCID*) until grep -qs live.group.store "$CALLS"; do sleep 0.05; done; esac\n'
-        'echo "srun $* | $EQUIPOISE_STORE $EQUIPOISE_POLICY $WORLD_SIZE ${#EQUIPOISE_TOKEN}" >> "$CALLS"',
+        "scontrol": 'case "$1" in show) echo host-a; echo host-b;; *) echo "scontrol $*" >> "$CALLS";; esac',
+        "srun": 'echo "srun $* | ${EQUIPOISE_STORE:-} $EQUIPOISE_POLICY $WORLD_SIZE ${#EQUIPOISE_TOKEN}" \\\n'
+        '>> "$CALLS"\n'
+        'case "$*" in *--address-file*) echo host-a:4711 > "${@: -1}"; exec sleep 60;; *) exit "$RANKS_END";; esac',
     }
     for name, body in programs.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
         (tmp_path / name).chmod(0o755)
     environment = {
-        "PATH": f"{tmp_path}:{os.environ['PATH']}", "CALLS": str(tmp_path / "calls"),
-        "SLURM_JOB_NODELIST": "host-[a-b]", "SLURM_NTASKS": "6",
+        "PATH": f"{tmp_path}:{os.environ['PATH']}", "CALLS": str(tmp_path / "calls"), "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NODELIST": "host-[a-b]", "SLURM_NTASKS": "6", "RANKS_END": str(code),
     }  # fmt: skip
-    done = subprocess.run(["bash"], input=text, text=True, env=environment, capture_output=True, check=False)
-    assert "Traceback" not in done.stderr
-    calls = sorted((tmp_path / "calls").read_text().splitlines())
-    assert len(calls) == 2
-    assert all(call.endswith("| host-a:29500 it's.yaml 6 32") for call in calls)
-    assert any("python -m equipoise.live.group.store --host host-a --port 29500" in call for call in calls)
-    assert any("my script.py" in call and "--kill-on-bad-exit=0" in call for call in calls)
+    done = subprocess.run(
+        ["bash"], input=text, text=True, env=environment, cwd=tmp_path, capture_output=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (code, "")
+    store, ranks, *after = (tmp_path / "calls").read_text().splitlines()
+    assert "python -m equipoise.live.group.store --host host-a --port 0 --address-file" in store
+    assert store.endswith("|  it's.yaml 6 32")
+    assert "my script.py" in ranks
+    assert "--kill-on-bad-exit=0" in ranks
+    assert ranks.endswith("| host-a:4711 it's.yaml 6 32")
+    assert after == (["scontrol requeue 7"] if code >= 128 else [])
 
 
 def test_a_launch_needs_nodes_and_gpus() -> None:

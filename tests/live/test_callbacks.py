@@ -65,9 +65,9 @@ def hugging_face(rank: int, folder: str, accumulation: int) -> tuple[list[list[i
     seen: list[list[int]] = []
     step = sampler.step
 
-    def recorded() -> None:
+    def recorded(stepped: bool | None = None) -> None:
         record(sampler, seen)
-        step()
+        step(stepped)
 
     sampler.step = recorded  # type: ignore[method-assign]
     trainer.train()
@@ -123,6 +123,33 @@ def lightning(rank: int, folder: str, accumulation: int) -> tuple[list[list[int]
     )
     trainer.fit(net, DataLoader(data, batch_sampler=sampler))
     return seen, [p.detach().clone() for p in net.parameters()]
+
+
+def test_the_loader_keeps_what_it_was_told() -> None:
+    from torch.utils.data import DataLoader
+
+    from equipoise.live.callbacks import DeferredSampler, rebuilt
+
+    def collate(batch: list[int]) -> list[int]:
+        return batch
+
+    def begin(worker: int) -> None:
+        pass
+
+    sampler = DeferredSampler(8, 4, lambda: pytest.fail("nobody iterates"))
+    without_columns = list(range(8))
+    told = DataLoader(
+        without_columns,
+        batch_size=3,
+        num_workers=2,
+        collate_fn=collate,
+        worker_init_fn=begin,
+        prefetch_factor=5,
+    )
+    made = rebuilt(told, sampler)
+    assert made.dataset is without_columns
+    assert (made.collate_fn, made.worker_init_fn, made.batch_sampler) == (collate, begin, sampler)
+    assert (made.num_workers, made.prefetch_factor, made.pin_memory) == (2, 5, False)
 
 
 @pytest.mark.parametrize(

@@ -234,3 +234,11 @@ def test_what_a_policy_remembers_survives_the_file() -> None:
     back = decode_memory(encode_memory(memory))
     np.testing.assert_array_equal(back["0:s1"]["rates"], memory["0:s1"]["rates"])
     assert back["0:s1"]["seen"] == (3, "x")
+
+
+def test_the_rest_that_makes_no_whole_batch_is_left_out_when_wanted() -> None:
+    made = sampler(samples=43, drop_last=True)
+    assert len(made) == 5
+    assert [len(batch) for batch in made] == [4] * 5
+    with pytest.raises(ValueError, match="drop_last: leaves nothing of 7 samples"):
+        sampler(samples=7, drop_last=True)

@@ -23,8 +23,8 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 
 from equipoise.live.decide import metrics  # noqa: E402
-from equipoise.live.group import launch, regroup  # noqa: E402
-from equipoise.live.group.hosting import host_store, of_job, reach_store  # noqa: E402
+from equipoise.live.group import launch  # noqa: E402
+from equipoise.live.group.hosting import host_store, job_store, of_job, reach_store  # noqa: E402
 from equipoise.live.group.packing import pack, unpack  # noqa: E402
 from equipoise.live.group.rebuild import share_states  # noqa: E402
 from tests.live import ranks as live_ranks  # noqa: E402
@@ -226,11 +226,11 @@ def test_without_a_launcher_of_ours_a_token_is_used_if_it_is_there(monkeypatch: 
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(server.port))
-    regroup._store(0).set("k", "without")
+    job_store().set("k", "without")
     monkeypatch.setenv("EQUIPOISE_TOKEN", "secret")
-    regroup._store(0).set("k", "with")
+    job_store().set("k", "with")
     assert (server.get("equipoise/k"), server.get("equipoise/secret/k")) == (b"without", b"with")
     monkeypatch.delenv("EQUIPOISE_TOKEN")
     monkeypatch.setenv("EQUIPOISE_STORE", f"127.0.0.1:{server.port}")
     with pytest.raises(KeyError, match="EQUIPOISE_TOKEN"):
-        regroup._store(0)
+        job_store()

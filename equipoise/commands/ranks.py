@@ -1,0 +1,31 @@
+"""ranks: which rank of a live run is slow, and why."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from equipoise.commands.types import IntRange
+from equipoise.exit_codes import OK
+from equipoise.options import State, common, pass_state
+
+
+@click.command()
+@click.argument("run_dir", metavar="RUN_DIR", type=click.Path(file_okay=False))
+@click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@click.option("--last", type=IntRange(min=8), metavar="ROUNDS", help="Look at the last so many rounds only.")
+@common
+@pass_state
+def ranks(state: State, run_dir: str, form: str, last: int | None) -> int:
+    """Say which ranks of the live run recorded in RUN_DIR are slow, and why, with the evidence.
+
+    RUN_DIR is the folder of one run, or what `run_dir` named when the policy was attached, if it holds a single
+    run. No policy is needed: `mode="observe"` will do.
+    """
+    from equipoise.study.questions.ranks import as_data, diagnose, render
+
+    found = diagnose(Path(run_dir), last)
+    click.echo(json.dumps(as_data(found)) if form == "json" else render(found), nl=form == "json")
+    return OK

@@ -1,0 +1,86 @@
+"""Which rank is slow and why, from records whose truth is known."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from equipoise import cli
+from equipoise.study.questions.ranks import diagnose, render
+
+USUAL = {"samples": 8, "stall_s": 0.008, "compute_s": 0.08, "tail_s": 0.02, "update_s": 0.008}
+
+
+def write(folder: Path, ranks: list[dict[str, Any]], devices: list[dict[str, Any]] | None = None) -> Path:
+    """A record of 20 rounds: what each rank has beside `USUAL`, and its device's notes."""
+    folder.mkdir()
+    members = [{"member": m, "host": f"h{m}", "device": f"d{m}"} for m in range(len(ranks))]
+    needed = dict.fromkeys(("policy", "global_batch", "micro_batch", "decide_every", "samples", "shards"))
+    manifest = {"format": 2, "members": members, "mode": "observe", **needed}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    for m, own in enumerate(ranks):
+        rounds = [{"round": k, "exchanged": True, **USUAL, **own} for k in range(20)]
+        rounds[5] = {**rounds[5], "stall_s": None, "paused": True}  # and is left out
+        device = {"event": "device", "preempted": 0, **(devices[m] if devices else {})}
+        notes = [{**device, "unix_s": t, "preempted": device["preempted"] * t} for t in (0.0, 2.0)]
+        lines = [json.dumps(line) for line in [*rounds, *notes]]
+        (folder / f"rounds-{m}.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("own", "device", "cause", "says"),
+    [
+        ({"compute_s": 0.2}, {}, "compute", "25 ms per sample, the others 10 ms"),
+        ({"stall_s": 0.2}, {}, "input", "25 ms per sample, the others 1 ms"),
+        ({"update_s": 0.2}, {}, "host", "25 ms per sample, the others 1 ms"),
+        (
+            {"compute_s": 0.2},
+            {"preempted": 400},
+            "host",
+            "other programs took its processor 400 times a second",
+        ),
+        (
+            {"compute_s": 0.2},
+            {"clock_ratio": 0.6, "temperature_c": 91},
+            "thermal",
+            "60% of its highest at 91 degrees",
+        ),
+    ],
+)
+def test_the_slow_rank_is_named_with_its_cause(
+    tmp_path: Path, own: dict[str, Any], device: dict[str, Any], cause: str, says: str
+) -> None:
+    good = {"clock_ratio": 0.98, "temperature_c": 60}
+    folder = write(tmp_path / "run", [{}, own, {}], [good, {**good, **device}, good])
+    found = diagnose(folder)
+    assert [rank.cause for rank in found.ranks] == [None, cause, None]
+    assert found.rounds == 19
+    (line,) = [line for line in render(found).splitlines() if line.startswith("rank 1 is ")]
+    assert says in line
+
+
+def test_a_rank_with_more_samples_is_not_slow(tmp_path: Path) -> None:
+    double = {name: 2 * value for name, value in USUAL.items() if name != "tail_s"}
+    found = diagnose(write(tmp_path / "run", [{}, double]))
+    assert [rank.cause for rank in found.ranks] == [None, None]
+    assert "no rank is slow" in render(found)
+
+
+def test_a_slow_network_is_the_jobs(tmp_path: Path) -> None:
+    found = diagnose(write(tmp_path / "run", [{"tail_s": 0.3}, {"tail_s": 0.31}]))
+    assert [rank.cause for rank in found.ranks] == [None, None]
+    assert "network: an exchange takes 300 ms" in render(found)
+
+
+def test_the_command_needs_no_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write(tmp_path / "run", [{}, {"compute_s": 0.4}])
+    assert cli.main(["ranks", str(folder), "--format", "json"]) == 0
+    assert [rank["cause"] for rank in json.loads(capsys.readouterr().out)["ranks"]] == [None, "compute"]
+    assert cli.main(["ranks", str(folder), "--last", "30"]) == 0
+    (folder / "rounds-1.jsonl").write_text("")
+    assert cli.main(["ranks", str(folder)]) == cli.WRONG_INPUT
+    assert "0 rounds were timed on every rank, 8 are needed" in capsys.readouterr().err
