@@ -62,6 +62,7 @@ COMMANDS = {
     "timeline": ("equipoise.commands.report", "timeline", "Write a run's timeline for Perfetto."),
     "validate": ("equipoise.commands.runs", "validate", "Check scenarios, sweeps and hardware profiles."),
     "import": ("equipoise.commands.import_", "import_", "Write a scenario from a site's own files."),
+    "check": ("equipoise.commands.check", "check", "What a job trace lacks, and what that does to results."),
     "list": ("equipoise.commands.listing", "list_", "List stages, hardware profiles and scenarios."),
     "schema": ("equipoise.commands.runs", "schema", "Print the JSON schema of scenario files."),
     "doctor": ("equipoise.commands.doctor", "doctor", "Show versions, kernel cache, processors and GPUs."),

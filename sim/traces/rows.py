@@ -29,7 +29,8 @@ class Rows:
 
     name: the job's id as the site writes it. arrival_s: when it could first run. duration_s: of the run. units:
     GPUs of the whole job (or what else is counted), a fraction where GPUs are shared. columns: what else is known.
-    keep: rows that are jobs so far. made: how many more rows there are here than in the file.
+    submit_s: where it may differ from the arrival. keep: rows that are jobs so far. made: how many more rows there
+    are here than in the file.
     """
 
     name: Text
@@ -41,6 +42,7 @@ class Rows:
     changes: Sequence[Change]
     priority: Floats | None = None
     model: Sequence[str] | None = None
+    submit_s: Floats | None = None
     path: str = ""
     made: int = 0
     keep: Bools = field(init=False)
@@ -95,6 +97,7 @@ class Rows:
         first_s = float(self.arrival_s[self.keep].min())
         read = len(self.line) - self.made + _lost(self.changes)
         notes = [f"{read} rows, {int(self.keep.sum())} jobs", *told(self.tally)]
+        notes += ["each CPU counts as a GPU: energy and money mean nothing"] if unit == "CPUs" else []
         if first_s != 0.0:
             notes.append(f"arrivals counted from {moment(first_s)}")
         ids, names = self._ids()

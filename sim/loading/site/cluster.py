@@ -20,8 +20,8 @@ _KNOWN = (  # (pattern in the site's name, name in the catalogue, what makes it 
     ("a100", "a100_sxm_80gb", "sxm.*80gb"),
     ("v100", "v100_sxm2_32gb", "sxm2.*32gb"),
     ("l40s", "l40s", ""),
-    (r"a10(?![0-9])", "a10", ""),
-    (r"(?:tesla-?)?t4(?![0-9])", "t4", ""),
+    ("a10", "a10", ""),
+    ("t4", "t4", ""),
     ("mi300x", "mi300x", ""),
 )
 
@@ -30,7 +30,7 @@ def accelerator_of(kind: str) -> tuple[str, str]:
     """(name in the catalogue, what is guessed) of a GPU type as a site writes it; `generic` where there is none."""
     text = re.sub(r"[_\s]+", "-", kind.lower())
     for pattern, name, exact in _KNOWN:
-        if re.search(pattern, text):
+        if re.search(f"(?:{pattern})(?![0-9])", text):
             sure = text == name.replace("_", "-") or re.search(exact, text)
             return name, "" if sure else f"{kind} taken for {name}: guessed"
     return (

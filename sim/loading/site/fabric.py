@@ -87,7 +87,7 @@ def add_fabric(site: Site, fabric: Fabric, gpus: int) -> None:
     """Hosts, their NICs and the switches they hang on; hosts with the same switches are one group of rails.
 
     Where no other file told of nodes, they are hosts like the one machine that NCCL or nvidia-smi saw, or hosts of
-    `gpus` each; those with less than half of the usual rate are taken for other machines.
+    `gpus` each; those with half of the usual rate or less are taken for other machines.
     """
     by_id = {node.id: node for node in fabric.nodes}
     hosts = _hosts(site, fabric)
@@ -98,7 +98,7 @@ def add_fabric(site: Site, fabric: Fabric, gpus: int) -> None:
         site.add_aside("Hosts of the fabric that are no nodes", *([", ".join(strange)] if strange else []))
     else:
         usual = max(Counter(rates.values()).items(), key=lambda item: item[1], default=(0.0, 0))[0]
-        known = {name for name, rate in rates.items() if 2 * rate >= usual}
+        known = {name for name, rate in rates.items() if 2 * rate > usual}
         few = sorted(set(hosts) - known)
         site.add_aside("Hosts with few adapters, taken for no GPU nodes", *([", ".join(few)] if few else []))
         machine = (
