@@ -71,9 +71,8 @@ def test_a_slurm_cluster(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
 def test_jobs_of_the_site_run_on_its_cluster(tmp_path: Path) -> None:
     files = write(tmp_path, slurm=SLURM)
     jobs = sacct(tmp_path, sacct_row("1"), sacct_row("2_7", asked="cpu=64", got="cpu=64", cpus="64"))
-    (tmp_path / "gpus.yaml").write_text(
-        import_site(files, out=tmp_path / "gpus.yaml", trace=str(jobs)), encoding="utf-8"
-    )
+    text = import_site(files, out=tmp_path / "gpus.yaml", trace=str(jobs))
+    (tmp_path / "gpus.yaml").write_text(text, encoding="utf-8")
     assert equipoise.run(tmp_path / "gpus.yaml").jobs["name"].tolist() == ["1"]
     text = import_site(files, out=tmp_path / "cpus.yaml", trace=str(jobs), count="cpus")
     (tmp_path / "cpus.yaml").write_text(text, encoding="utf-8")
@@ -125,10 +124,10 @@ def test_kueue_quotas_without_nodes(tmp_path: Path) -> None:
     assert "a100 nvidia.com/gpu 24 (borrows up to 8)" in " ".join(text.split())
 
 
-NCCL = """<system version="1"><cpu numaid="0"><pci busid="a" class="0x060400" link_speed="32.0 GT/s PCIe" link_width="16">
-<pci busid="b" class="0x030200" link_speed="32.0 GT/s PCIe" link_width="16"><gpu dev="0" sm="90" rank="0" gdr="1">
+NCCL = """<system version="1"><cpu numaid="0"><pci busid="a" class="0x060400" link_speed="32 GT/s" link_width="16">
+<pci busid="b" class="0x030200" link_speed="32 GT/s" link_width="16"><gpu dev="0" sm="90" rank="0" gdr="1">
 <nvlink target="x" count="18" tclass="0x068000"/></gpu></pci>
-<pci busid="c" class="0x020700" link_speed="32.0 GT/s PCIe" link_width="16"><nic><net name="mlx5_0" speed="400000"/></nic>
+<pci busid="c" class="0x020700" link_speed="32 GT/s" link_width="16"><nic><net name="mlx5_0" speed="400000"/></nic>
 </pci></pci></cpu></system>
 """
 FABRIC = """\
@@ -187,11 +186,18 @@ def test_check_tells_what_is_odd_and_what_it_does(tmp_path: Path, capsys: pytest
         sacct_row("201", state="RUNNING", end="Unknown"),
     ]
     rows += [
-        sacct_row("202", got="cpu=8,gres/gpu=16", start="2024-03-01T20:30:00", end="2024-03-01T21:30:00")
+        sacct_row(
+            "202",
+            submit="2024-03-01T12:30:00",
+            got="cpu=8,gres/gpu=16",
+            start="2024-03-01T20:30:00",
+            end="2024-03-01T21:30:00",
+        )
     ]
     path = sacct(tmp_path, *rows)
     (tmp_path / "s.yaml").write_text(
-        "schema_version: 1\nname: x\ncluster: {nodes: [{name: n, count: 20, gpus: 8}]}\n", encoding="utf-8"
+        "schema_version: 1\nname: x\ncluster: {nodes: [{name: n, count: 20, gpus: 8}]}\nworkload: {}\n",
+        encoding="utf-8",
     )
     found = findings(path, tmp_path / "s.yaml")
     assert found["left out: no submit time"].count == 1
