@@ -122,7 +122,7 @@ class Rows:
     def _ids(self) -> tuple[Ints, list[str] | None]:
         """(numbers, names): the ids where they are plain numbers that stand once each, else rows from 0."""
         kept = self.name.take(self.keep)
-        used = [self.name.values[code] for code in np.unique(kept.codes).tolist()]
+        used = [self.name.values[code] for code in np.flatnonzero(np.bincount(kept.codes)).tolist()]
         plain = all(is_index(text) and len(text) <= 18 for text in used)
         if plain and len(used) == len(kept):
             numbers = [int(text) if is_index(text) and len(text) <= 18 else 0 for text in self.name.values]
@@ -134,7 +134,7 @@ def _says(column: Column, keep: Bools) -> bool:
     """Whether a column holds anything for the jobs that are kept."""
     kept = column.take(keep) if isinstance(column, Text) else column[keep]
     if isinstance(kept, Text):
-        return any(kept.values[code] for code in np.unique(kept.codes).tolist())
+        return any(kept.values[code] for code in np.flatnonzero(np.bincount(kept.codes)).tolist())
     return bool(np.isfinite(kept).any())
 
 

@@ -1,4 +1,4 @@
-"""CPU seconds and memory of reading accounting records as a job trace: python -m tests.bench.formats [--rows N] [--format json]"""
+"""CPU seconds and memory of sacct records read as a job trace: python -m tests.bench.formats [--rows N]"""
 
 from __future__ import annotations
 

@@ -183,7 +183,7 @@ def test_check_tells_what_is_odd_and_what_it_does(tmp_path: Path, capsys: pytest
     )
     rows += [
         sacct_row("200", submit="Unknown", eligible="Unknown"),
-        sacct_row("201", state="RUNNING", end="Unknown"),
+        sacct_row("201", submit="2024-03-01T12:20:00", state="RUNNING", end="Unknown"),
     ]
     rows += [
         sacct_row(
