@@ -1,4 +1,4 @@
-"""Fits a software stack's constants to measured training steps, and sets a factor from one step of one's own.
+"""Fits a software stack's constants to measured training steps.
 
 A CSV file of steps has one row per measurement: `config` (path of a Hugging Face style config.json, from the CSV's
 folder), `accelerator` (a name of `sim.llm.hardware`), `node_gpus`, `node_bytes_per_s`, `seconds`, optionally
@@ -14,14 +14,13 @@ from pathlib import Path
 
 import numpy as np
 
-from equipoise.sim.llm.fit import FittedStack, fit
+from equipoise.sim.llm.fit import FittedStack, fit, predict
 from equipoise.sim.llm.hardware import ACCELERATORS, Network
 from equipoise.sim.llm.hf_config import from_config
 from equipoise.sim.llm.interval import left_out_residuals, spread
 from equipoise.sim.llm.layout import Layout
 from equipoise.sim.llm.quantities import Plan, quantities
-from equipoise.sim.llm.stack import Stack
-from equipoise.sim.llm.step_time import step_time
+from equipoise.sim.llm.stack import Floats
 
 OWN = ("config", "accelerator", "node_gpus", "node_bytes_per_s", "seconds", "stack", "sequence")
 TEXTS, FLAGS = ("schedule", "recompute", "precision"), ("sequence_parallel", "offload")
@@ -114,26 +113,28 @@ def _layout(row: dict[str, str]) -> Layout:
 
 def fit_steps(steps: list[MeasuredStep]) -> StepFit:
     """Fits measured steps of two models or more. Raises ValueError with fewer."""
+    q, measured, labels = (
+        quantities(s.plan for s in steps),
+        np.array([s.seconds for s in steps]),
+        _labels(steps),
+    )
+    families = [s.family for s in steps]
+    if len(set(families)) < 2:
+        raise ValueError(
+            "config: steps of at least two models are needed, so that one can be left out of the fit"
+        )
+    fitted = fit(q, measured, labels)
+    left = left_out_residuals(q, measured, labels, families, fitted)
+    return StepFit(fitted, spread(left, families), len(set(families)))
+
+
+def predicted_steps(found: StepFit, steps: list[MeasuredStep]) -> Floats:
+    """What the fit predicts for these steps, shape (rows,) [s]."""
+    return predict(found.fitted, quantities(s.plan for s in steps), _labels(steps))
+
+
+def _labels(steps: list[MeasuredStep]) -> dict[str, list[str]]:
     stacks = [s.stack for s in steps]
     accelerators = [s.plan.accelerator.name for s in steps]
-    labels = {
-        "stack": stacks,
-        "accelerator": accelerators,
-        "stack+accelerator": [f"{a}/{b}" for a, b in zip(stacks, accelerators, strict=True)],
-    }
-    q, measured = quantities(s.plan for s in steps), np.array([s.seconds for s in steps])
-    families = [s.family for s in steps]
-    fitted = fit(q, measured, labels)
-    return StepFit(
-        fitted,
-        spread(left_out_residuals(q, measured, labels, families, fitted), families),
-        len(set(families)),
-    )
-
-
-def own_factor(plan: Plan, stack: Stack, measured_s: float) -> float:
-    """Measured / predicted of one step of one's own: it multiplies every later prediction of that configuration."""
-    predicted = step_time(plan, stack).total
-    if not measured_s > 0:
-        raise ValueError(f"measured: {measured_s} is not above 0")
-    return float(measured_s / predicted)
+    both = [f"{a}/{b}" for a, b in zip(stacks, accelerators, strict=True)]
+    return {"stack": stacks, "accelerator": accelerators, "stack+accelerator": both}

@@ -48,6 +48,7 @@ COMMANDS = {
     "export": ("equipoise.commands.export", "export", "Write a policy as a file for a live training job."),
     "twin": ("equipoise.commands.twin", "twin", "Compare a live run with its simulation, by decision."),
     "size": ("equipoise.commands.size", "size", "Find the fewest or cheapest nodes that meet a target."),
+    "fit": ("equipoise.commands.fit", "fit", "Does a large model fit into memory, and what would make it."),
     "limits": ("equipoise.commands.limits", "limits", "Name what limits each job, and what would help most."),
     "sensitivity": (
         "equipoise.commands.sensitivity",
@@ -60,6 +61,11 @@ COMMANDS = {
         "Write results as one HTML file, or as figures for papers.",
     ),
     "timeline": ("equipoise.commands.report", "timeline", "Write a run's timeline for Perfetto."),
+    "validate-against": (
+        "equipoise.commands.validation",
+        "validate_against",
+        "Hold predictions against public measurements.",
+    ),
     "validate": ("equipoise.commands.runs", "validate", "Check scenarios, sweeps and hardware profiles."),
     "import": ("equipoise.commands.import_", "import_", "Write a scenario from a site's own files."),
     "check": ("equipoise.commands.check", "check", "What a job trace lacks, and what that does to results."),

@@ -55,6 +55,8 @@ def attach(
     loss_reduction      "mean": the loss is the mean over the rank's batch; "sum": it is their sum, or is
                         normalised over all ranks by the script (what it holds beside that must then come
                         through the model's outputs, or a rank without samples raises ValueError)
+    weighted            the script gives every batch a weight by `runtime.weigh`: tokens, where the loss is a mean
+                        over tokens
     decide_every        rounds between decisions; statistics_every: optimiser steps between measurements of
                         gradient norms and noise scale
     decision_budget_s   what a decision may hold up training; a later one is ignored. warm_up_budget_s: what

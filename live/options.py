@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from equipoise.live.rules import Rule, follow, one_of, optional, real, whole
-from equipoise.live.train.weighting import Reduction
 
+Reduction = Literal["mean", "sum"]
 Mode = Literal["observe", "advise", "act"]
 Lever = Literal["samples", "moves", "order", "interval", "share", "resize"]
 Backend = Literal["none", "duty-cycle", "green-context", "mps"]
@@ -69,6 +69,7 @@ _RULES: dict[str, Rule] = {
         lambda v: math.isnan(v) or 0 <= v < math.inf, "a finite number of at least 0 (NaN: unknown)"
     ),
     "samples_target": optional(whole(1)),
+    "weighted": one_of(True, False),
     "sample_bytes": real(lambda v: 0 <= v < math.inf, "a finite number of at least 0"),
     "shards": whole(1),
     "shuffle": one_of(True, False),
@@ -113,6 +114,7 @@ _COMMON = (
     "micro_batch",
     "accumulation",
     "loss_reduction",
+    "weighted",
     "decide_every",
     "statistics_every",
     "shards",
@@ -135,6 +137,7 @@ class Options:
     micro_batch: int = 1
     accumulation: int = 1
     loss_reduction: Reduction = "mean"
+    weighted: bool = False
     batch_reference: int | None = None
     decide_every: int = 6
     statistics_every: int = 10
@@ -168,6 +171,8 @@ class Options:
                 f"micro_batch: {self.micro_batch} is not allowed, at most the global_batch of "
                 f"{self.global_batch} is"
             )
+        if self.weighted and self.loss_reduction == "sum":
+            raise ValueError("weighted: True is not allowed with a summed loss, which is weighted already")
         if self.batch_reference is not None and self.batch_reference > self.global_batch:
             raise ValueError(
                 f"batch_reference: {self.batch_reference} is not allowed, at most the global_batch of "

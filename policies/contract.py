@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import attrgetter
@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Literal, Protocol
 import numpy as np
 
 from equipoise.policies.kernels.placement import allocation_fault
-from equipoise.policies.observation import DONE, TABLES, Floats, Ints, Observation
+from equipoise.policies.observation import DONE, TABLES, Bools, Floats, Ints, Observation
 from equipoise.policies.observation import Refusal as Refusal  # it is a part of this contract, too
 
 CONTRACT_VERSION = 1
@@ -98,6 +98,8 @@ class Plan:
     allocation: Allocation | None = None
     revisit_s: float = math.inf  # decide again at this time at the latest
     reasons: tuple[Reason, ...] = ()
+    gradient_weight: Floats | None = None  # per row of workers: 0 leaves its gradient out, 1 is whole
+    suspect: Bools | None = None  # per row of gpus: found unsound, an allocation should replace it
 
     def with_(self, **changes: Any) -> Plan:
         """A copy with some fields replaced."""
@@ -121,6 +123,10 @@ class Plan:
         """Planned GPU share per worker: what is planned, else what is."""
         return observation.workers.gpu_share if self.gpu_share is None else self.gpu_share
 
+    def weights(self, observation: Observation) -> Floats:
+        """Planned weight of each worker's gradient: what is planned, else what is."""
+        return observation.workers.gradient_weight if self.gradient_weight is None else self.gradient_weight
+
     def changes_nothing(self) -> bool:
         """Whether applying this plan would change nothing."""
         return (
@@ -129,6 +135,8 @@ class Plan:
             and self.moves is None
             and self.sync_interval is None
             and self.gpu_share is None
+            and self.gradient_weight is None
+            and self.suspect is None
             and self.fetch_order is None
         )
 
@@ -239,8 +247,13 @@ def refine(policy: Policy, observation: Observation, memory: Mapping[str, Memory
     return Decision(observation, plan, memory, after)
 
 
-def decide(policy: Policy, world: World, memory: Mapping[str, Memory]) -> tuple[Decision, list[Refusal]]:
-    """Observe, refine, apply: the loop body shared by both worlds."""
+Refine = Callable[[Policy, Observation, Mapping[str, Memory]], Decision]
+
+
+def decide(
+    policy: Policy, world: World, memory: Mapping[str, Memory], refine: Refine = refine
+) -> tuple[Decision, list[Refusal]]:
+    """Observe, refine, apply: the loop body shared by both worlds; `refine` says how a policy is asked."""
     decision = refine(policy, world.observe(), memory)
     return decision, world.apply(decision.plan)
 
@@ -318,6 +331,27 @@ def _check_share(share: Floats, observation: Observation, plan: Plan) -> str | N
         gpu = int(np.argmax(over))
         return f"GPU {gpu} is shared out {used[gpu]:.4f} times, {room[gpu]:.4f} is there"
     return None
+
+
+def _check_weight(weight: Floats, observation: Observation, plan: Plan) -> str | None:
+    workers = observation.workers
+    problem = _dense(weight, len(workers), "f", "workers")
+    if problem:
+        return problem
+    bad = ~((weight >= 0) & (weight <= 1))
+    if bad.any():
+        return (
+            f"worker {int(np.argmax(bad))} has weight {weight[np.argmax(bad)]}, allowed is 0 <= weight <= 1"
+        )
+    counted = np.bincount(workers.job, weights=weight)
+    silent = np.setdiff1d(workers.job, np.flatnonzero(counted))
+    if len(silent):
+        return f"job row {int(silent[0])} is left without any gradient"
+    return None
+
+
+def _check_suspect(suspect: Bools, observation: Observation, plan: Plan) -> str | None:
+    return _dense(suspect, len(observation.gpus), "b", "gpus")
 
 
 def _all_different(rows: Ints, count: int) -> bool:
@@ -403,6 +437,8 @@ _RULES: dict[str, Any] = {
     "fetch_order": _check_fetch_order,
     "sync_interval": _check_interval,
     "gpu_share": _check_share,
+    "gradient_weight": _check_weight,
+    "suspect": _check_suspect,
     "allocation": _check_allocation,
 }
 _parts = attrgetter(*_RULES)

@@ -163,6 +163,7 @@ class Gpus(Table):
     job = _int("job row that holds all of it; -1 free; -2 shared (see `workers`)")
     memory_bytes = _float("device memory")
     share_free = _float("unallocated fraction, 0..1; 0 when the node is down", 1.0)
+    suspect = _bool("a plan has found it unsound, and it has not been repaired since")
     share_quantum = _float("smallest step of a share the device can do (MPS 0.01)", 0.01)
     sm_active_ratio = _float("share of time the multiprocessors were busy, 0..1 (DCGM sm_active)")
     dram_active_ratio = _float("share of time the memory interface was busy, 0..1 (DCGM dram_active)")
@@ -180,17 +181,20 @@ class Workers(Table):
     node = _int("row in `nodes`")
     gpu_share = _float("fraction of the GPU it may use", 1.0)
     samples_per_step = _int("its share of the global batch, in samples", 0)
-    samples_max = _int("most samples it can take per step (memory bound)", 2**62)
+    samples_max = _int("most samples it can take per step, in as many passes as that needs", 2**62)
+    samples_per_pass = _int("most samples of one pass (memory bound); more take further passes", 2**62)
     samples_owned = _float("samples of the epoch not yet trained on that it owns")
-    capacity_samples_per_s = _float("samples it could train per second while computing")
+    capacity_samples_per_s = _float("samples/s it can keep up: least of computing, preprocessing, reading")
+    input_samples_per_s = _float("samples/s that preprocessing and reading its data allow", np.inf)
     fixed_s = _float("part of its step that does not grow with samples", 0.0)
     step_s = _float("mean duration of a local step over the window, without waiting")
     step_cov = _float("coefficient of variation of that")
     wait_s = _float("mean time per step spent at the barrier")
     input_stall_s = _float("mean time per step spent waiting for data")
-    response_s_per_sample = _float("busy time per sample")
+    response_s_per_sample = _float("computing and every wait for input, per sample")
     gradient_rate_per_s = _float("gradients (local steps) per busy second")
-    gradient_norm = _float("norm of its local gradient")
+    gradient_norm = _float("norm of its local gradient, before the exchange")
+    gradient_weight = _float("weight of its gradient in the mean, 0 left out .. 1 whole", 1.0)
     memory_free_bytes = _float("free device memory")
 
     @property
@@ -235,6 +239,7 @@ class Jobs(Table):
     waited_s = _float("time spent waiting before that", 0.0)
     started_s = _float("last start")
     data_demand_bytes = _float("bytes of training data it reads per epoch", 0.0)
+    input_bytes = _float("training data that it still reads, over all epochs", 0.0)
     compute_demand_flops = _float("FLOP still to do", 0.0)
     memory_bytes = _float("device memory it needs per GPU", 0.0)
     checkpoint_bytes = _float("size of a checkpoint", 0.0)
@@ -247,7 +252,8 @@ class Speeds(Table):
     job = _int("row in `jobs`")
     gpu_model = _int("index into `Observation.gpu_models`")
     gpus = _int("number of GPUs")
-    samples_per_s = _float("estimated throughput")
+    samples_per_s = _float("estimated throughput, exchanges apart")
+    exchange_s = _float("estimated time of one gradient exchange that nothing else slows")
 
 
 class Shards(Table):
@@ -262,6 +268,14 @@ class Shards(Table):
     started = _bool("its owner has begun to train on it; it cannot move")
     local = _bool("stored on its owner's node, or already fetched to it")
     needed_in_s = _float("estimated time until its owner needs it")
+
+
+class Stores(Table):
+    """Where the data of jobs lies that wait or run; a job whose data goes where it starts has no rows."""
+
+    job = _int("row in `jobs`, ascending")
+    node = _int("row in `nodes`")
+    ratio = _float("share of the job's data that the node stores, 0..1")
 
 
 class Paths(Table):
@@ -301,6 +315,7 @@ class Observation:
     shards: Shards
     paths: Paths
     speeds: Speeds
+    stores: Stores
     waiting: Ints
     running: Ints
     gpu_models: tuple[str, ...] = ("gpu",)
@@ -319,6 +334,7 @@ class Observation:
         shards: Shards | None = None,
         paths: Paths | None = None,
         speeds: Speeds | None = None,
+        stores: Stores | None = None,
         gpu_models: tuple[str, ...] = ("gpu",),
     ) -> Observation:
         """Build an observation from some tables; `waiting` and `running` follow from `jobs.state`."""
@@ -333,6 +349,7 @@ class Observation:
             shards=shards if shards is not None else Shards(),
             paths=paths if paths is not None else Paths(),
             speeds=speeds if speeds is not None else Speeds(),
+            stores=stores if stores is not None else Stores(),
             waiting=np.flatnonzero(jobs.state == JobState.WAITING).astype(np.int64),
             running=np.flatnonzero(jobs.state == JobState.RUNNING).astype(np.int64),
             gpu_models=gpu_models,
@@ -356,4 +373,5 @@ TABLES: dict[str, type[Table]] = {
     "shards": Shards,
     "paths": Paths,
     "speeds": Speeds,
+    "stores": Stores,
 }

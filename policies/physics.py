@@ -59,6 +59,31 @@ def overlapped_each(work_s: npt.ArrayLike, exchange_s: npt.ArrayLike, gamma: flo
     return both_s
 
 
+# -- speed of a worker ------------------------------------------------------------------------------------------
+
+
+def sustainable(*samples_per_s: Floats) -> Floats:
+    """Samples/s that a worker can keep up: the least of computing, preprocessing and reading its data.
+
+    (workers,) each; what is not known (NaN) is no limit. NaN where nothing is known.
+    """
+    least: Floats = np.fmin.reduce(samples_per_s)
+    return least
+
+
+def response_s_per_sample(busy_s: Floats, stall_s: Floats, samples: Floats, keeps_up: Floats) -> Floats:
+    """Mean seconds of a sample, with every wait for input of the window: computing and stalls over samples.
+
+    (workers,) each. At least 1 / `keeps_up` (`sustainable`): who lives on what was read ahead is not faster for
+    it. NaN for a worker that did nothing. Waits for other workers are not in it: they say nothing about this one.
+    """
+    response_s = np.full(len(samples), np.nan)
+    np.divide(busy_s + stall_s, samples, out=response_s, where=samples > 0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        longest: Floats = np.where(keeps_up * response_s < 1.0 - _NOISE, 1.0 / keeps_up, response_s)
+    return longest
+
+
 # -- shares of a GPU -------------------------------------------------------------------------------------------
 
 

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.sim.job.account import BUSY, HELD, HELD_USES, LOST_TO_FAULTS, Use
+from equipoise.sim.job.training import TrainingJob
 from equipoise.sim.ledger.bill import Biller
 from equipoise.sim.world.world import SimWorld
 
 Columns = dict[str, NDArray[Any]]
+
+
+def _passes(jobs: Iterable[TrainingJob]) -> list[str]:
+    """A line for the first of the jobs whose step memory splits into passes."""
+    found = [(job, job.config.first_pass()) for job in jobs]
+    split = [(job, most, part) for job, (most, part) in found if most < part]
+    if not split:
+        return []
+    job, most, part = split[0]
+    more = f" (and {len(split) - 1} more jobs)" if len(split) > 1 else ""
+    return [f"job {job.name}{more}: memory holds {most} of the {part} samples of a worker's step, so it takes "
+            f"{-(-part // most)} passes"]  # fmt: skip
 
 
 class Results:
@@ -87,6 +100,7 @@ class Results:
         notes = list(world.demand.notes)
         if not is_random:
             notes.append("no noise, faults or estimate error: every seed gives the same run")
+        notes += _passes(world.roster.training.values())
         if world.prices.note:
             notes.append(f"money at {world.prices.note}; give your own under 'cost'")
         if world.refusals:

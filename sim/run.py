@@ -21,6 +21,7 @@ from equipoise.sim.cluster.cluster import Cluster
 from equipoise.sim.hardware.prices import load_book, make_prices
 from equipoise.sim.hardware.profile import load_profile
 from equipoise.sim.job.demand import make_demand
+from equipoise.sim.loading.transformers import bound_scenario, plan_notes
 from equipoise.sim.network.topology import Topology
 from equipoise.sim.record import Run
 from equipoise.sim.results import Results
@@ -77,6 +78,7 @@ def run(
     RunInterrupted when `stop` said so.
     """
     policy = policy if policy is not None else make_policy(list(scenario.policy))
+    scenario = bound_scenario(scenario)
     seed = scenario.seed if seed is None else seed
     trace = trace if trace is not None else trace_of(scenario)
     topology = Topology(scenario.cluster)
@@ -117,7 +119,7 @@ def run(
         config=scenario.model_dump_json(),
         jobs=jobs,
         totals=totals,
-        notes=(*results.notes(is_random=is_random(scenario)),),
+        notes=(*results.notes(is_random=is_random(scenario)), *plan_notes(scenario)),
         stopped=stopped,
         cpu_s=cpu_s,
         inputs=inputs,

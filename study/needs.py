@@ -131,9 +131,14 @@ class Capacity:
     def _shortest_exchange_s(self, model: Model, workers: int) -> float:
         """The closed form at the highest rate that the fabric and, for a ring, the network cards allow.
 
-        Hierarchical exchanges depend on the placement in more than that; they count as free.
+        Hierarchical exchanges and those of a `transformer` depend on the placement in more than that; they count as
+        free.
         """
-        if workers < 2 or model.exchange.algorithm in ("hierarchical", "async-parameter-server"):
+        if (
+            workers < 2
+            or model.transformer is not None
+            or model.exchange.algorithm in ("hierarchical", "async-parameter-server")
+        ):
             return 0.0
         fewest_nodes = min(int(np.searchsorted(self.held_by_largest, workers)) + 1, self.topology.nodes)
         nic = self.nic_bytes_per_s[max(fewest_nodes, 2) - 1] if self.topology.nodes > 1 else math.inf

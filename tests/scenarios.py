@@ -45,7 +45,8 @@ def clusters(draw: st.DrawFn) -> dict[str, Any]:
             "accelerator": "generic",
             "speed": draw(st.sampled_from([1.0, 0.5, 0.77])),
             "nic": draw(st.sampled_from([1e9, 2.5e9, 1.25e10])),
-            "storage_rate": 2e9,
+            "storage_rate": draw(st.sampled_from([2e9, 2e8])),
+            "ingest": draw(st.sampled_from([None, 150.0])),
         }
         for k in range(draw(st.integers(1, 2)))
     ]
@@ -56,7 +57,8 @@ def clusters(draw: st.DrawFn) -> dict[str, Any]:
             "nodes_per_rack": 2,
             "oversubscription": draw(st.sampled_from([1.0, 4.0])),
         }
-    return {"nodes": groups, "topology": topology}
+    slow = [{"node": "group0-0", "rate": 3e8}] if draw(st.booleans()) else []
+    return {"nodes": groups, "topology": topology, "slow_links": slow}
 
 
 @st.composite
@@ -71,6 +73,7 @@ def models(draw: st.DrawFn) -> dict[str, Any]:
         "staleness": 0.01,
         "drift": draw(st.sampled_from([0.0, 0.03])),
         "samples_per_pass": draw(st.sampled_from([None, 8])),
+        "memory": {"activation_per_sample": draw(st.sampled_from([0.0, 1.1e10]))},
         "share_kappa": 0.6,
         "interference": draw(st.sampled_from([0.0, 0.2])),
         "exchange": {
@@ -109,7 +112,14 @@ def training_jobs(draw: st.DrawFn, index: int, gpus: int) -> dict[str, Any]:
             "shards": draw(st.integers(1, 12)),
             "replicas": draw(st.integers(1, 2)),
             "placement": draw(
-                st.sampled_from([{"kind": "even"}, {"kind": "even", "over": "cluster"}, {"kind": "skewed"}])
+                st.sampled_from(
+                    [
+                        {"kind": "even"},
+                        {"kind": "even", "over": "cluster"},
+                        {"kind": "skewed"},
+                        {"kind": "nodes", "nodes": ["group0-0"]},
+                    ]
+                )
             ),
         }
         job["epochs"] = draw(st.sampled_from([1, 2, 2.5]))
@@ -152,4 +162,50 @@ def cases(draw: st.DrawFn) -> Scenario:
         noise={"step_cov": draw(st.sampled_from([0.0, 0.2]))},
         faults=draw(faults(nodes)),
         restart={"detection": 1.1, "initialisation": 2.3},
+    )
+
+
+@st.composite
+def shared_links(draw: st.DrawFn) -> Scenario:
+    """Jobs that each span all nodes, on shares of their GPUs: exchanges and data moves meet on every NIC."""
+    nodes = draw(st.integers(2, 4))
+    placements = [{"kind": "skewed", "exponent": 1.5, "over": "cluster"}, {"kind": "nodes", "nodes": ["n-0"]}]
+    jobs = [
+        {
+            "name": f"job{k}",
+            "arrival": draw(st.integers(0, 3000)) / 1000 + (0.000123 if k else 0.0),
+            "gpus": nodes,
+            "gpu_share": 0.25,
+            "model": f"m{k % 2}",
+            "epochs": 2,
+            "global_batch": draw(st.sampled_from([24, 32, 48])),
+            "data": {
+                "samples": draw(st.sampled_from([600, 1200])),
+                "sample_size": draw(st.sampled_from([1e5, 4e5, 1e6])),
+                "shards": draw(st.sampled_from([8, 12, 24])),
+                "placement": draw(st.sampled_from(placements)),
+            },
+        }
+        for k in range(draw(st.integers(2, 4)))
+    ]
+    exchange = {"alpha": 1e-5, "rate": draw(st.sampled_from([1e8, 2.5e8]))}
+    models = {
+        f"m{k}": model(
+            sample_time=0.004 + 0.003 * k,
+            parameters=draw(st.sampled_from([1e6, 5e6, 2e7])),
+            overlap=1.5,
+            exchange=exchange,
+            memory={"activation_per_sample": draw(st.sampled_from([0.0, 3e9]))},
+        )
+        for k in range(2)
+    }
+    groups = [
+        {"name": "n", "count": nodes - 1, "nic": 1e9, "storage_rate": draw(st.sampled_from([2e8, 5e8]))},
+        {"name": "w", "speed": 0.5, "nic": draw(st.sampled_from([5e8, 1e9]))},
+    ]
+    return scenario(
+        cluster={"nodes": groups},
+        workload={"models": models, "jobs": jobs},
+        decide={"every_steps": draw(st.sampled_from([5, 9]))},
+        noise={"step_cov": draw(st.sampled_from([0.0, 0.2]))},
     )

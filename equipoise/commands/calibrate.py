@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from equipoise.commands.fit_steps import fit_steps
 from equipoise.commands.types import FloatRange, IntRange
 from equipoise.policies.numerals import is_index
 
@@ -112,7 +113,7 @@ def monitor(
         raise WrongInputError(f"--listen {error}") from None
 
 
-@click.command()
+@click.group(invoke_without_command=True)
 @click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True)
 @click.option("--quick", is_flag=True, help="Under a minute instead of under ten.")
 @click.option("--out", metavar="PROFILE.yaml", type=click.Path(dir_okay=False, path_type=Path))
@@ -146,7 +147,9 @@ def monitor(
 )
 @click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @_common
+@click.pass_context
 def calibrate(
+    context: click.Context,
     device: str,
     quick: bool,
     out: Path | None,
@@ -160,10 +163,12 @@ def calibrate(
     form: str,
     quiet: bool,
 ) -> int:
-    """Measure this machine, fit a hardware profile, and say how sure.
+    """Measure this machine, fit a hardware profile, and say how sure; or fit measured steps (fit-steps).
 
     Raw samples are kept beside the profile. Exit code 5: --check found a number beyond its interval.
     """
+    if context.invoked_subcommand is not None:
+        return 0
     from equipoise.calibrate.samples import SamplesError
 
     measuring = {"--quick": quick, "--samples": samples_path, "--only": only, "--seconds": seconds}
@@ -188,6 +193,9 @@ def calibrate(
         return _fit(outcome.samples, out, outcome.missing, form, composed)
     except SamplesError as error:
         raise WrongInputError(str(error)) from None
+
+
+calibrate.add_command(fit_steps)
 
 
 _OTHER_FILES = re.compile(r"^(cluster|workload|scenario|policy|policies)\s*:", re.MULTILINE)  # not profiles

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from equipoise.policies.contract import Decision, Memory, Policy, refine
+from equipoise.policies.contract import Decision, Memory, Policy, Refusal, World, decide, refine
 from equipoise.policies.observation import Observation
 
 _MOST_SKIPPED = 64
@@ -25,6 +25,11 @@ class Answer:
 
     decision: Decision | None = None
     problem: str | None = None
+    refused: tuple[Refusal, ...] = ()  # of the decision's plan, at once
+
+
+class _NoDecisionError(Exception):
+    """The policy raised, or was late."""
 
 
 class _Worker:
@@ -93,16 +98,24 @@ class Decider:
             memory = answer.decision.memory
         return None
 
-    def decide(self, observation: Observation) -> Answer:
-        """Ask for a decision on `observation`, which must not be changed afterwards."""
+    def decide(self, world: World) -> Answer:
+        """Ask for a decision on what `world` shows now, and let it apply the plan."""
         if self._skip > 0:
             self._skip -= 1
             return Answer()
-        answer = self._worker.ask(observation, self.memory, self.budget_s)
-        if answer.decision is None:
+        try:
+            decision, refused = decide(self.policy, world, self.memory, self._in_time)
+        except _NoDecisionError as problem:
             self.failures += 1
             self._skip = min(2**self.failures - 1, _MOST_SKIPPED)
-        else:
-            self.failures = 0
-            self.memory = answer.decision.memory
-        return answer
+            return Answer(problem=str(problem))
+        self.failures = 0
+        self.memory = decision.memory
+        return Answer(decision, refused=tuple(refused))
+
+    def _in_time(self, policy: Policy, observation: Observation, memory: Mapping[str, Memory]) -> Decision:
+        """`refine`, in the thread of the policy."""
+        answer = self._worker.ask(observation, memory, self.budget_s)
+        if answer.decision is None:
+            raise _NoDecisionError(answer.problem)
+        return answer.decision

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -14,30 +14,23 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from equipoise.live.decide.change import Change
 from equipoise.live.decide.decider import Decider
 from equipoise.live.decide.metrics import MlflowCopy, PrometheusServer
-from equipoise.live.decide.telemetry import Recorder, RoundInfo, last_decision
-from equipoise.live.decide.window import (
-    COLUMNS,
-    COMPUTE,
-    LOCAL_SQUARE,
-    MEAN_SQUARE,
-    SAMPLES,
-    Telemetry,
-    measure,
-)
+from equipoise.live.decide.telemetry import Recorder, last_decision
+from equipoise.live.decide.window import Telemetry, measure
 from equipoise.live.decide.world import LiveWorld
 from equipoise.live.group.places import Place
-from equipoise.live.options import Options
+from equipoise.live.options import Options, Reduction
+from equipoise.live.train.change import Change
 from equipoise.live.train.deal import Deal
 from equipoise.live.train.devices import GPU_COLUMNS
 from equipoise.live.train.gradients import NoiseScale, noise_statistics
+from equipoise.live.train.rounds import COLUMNS, COMPUTE, LOCAL_SQUARE, MEAN_SQUARE, SAMPLES, RoundInfo
 from equipoise.live.train.sampler import ShareSampler
-from equipoise.live.train.weighting import Reduction
-from equipoise.policies.contract import Decision, Policy
+from equipoise.policies.contract import Decision, Policy, Refusal
 from equipoise.policies.observation import Floats, Ints
 from equipoise.policies.record.export import stage_entries
+from equipoise.policies.record.journal import decode_memory, encode_memory
 
 HEADER = ("drawn", "memory_free_bytes", "samples_max", "gpu_share", *GPU_COLUMNS)
 
@@ -53,7 +46,7 @@ def unpack(gathered: Floats) -> tuple[dict[str, Floats], NDArray[np.float64]]:
     return header, gathered[:, len(HEADER) :].reshape(gathered.shape[0], -1, len(COLUMNS))
 
 
-def gradient_scale(samples: int, total: int, ranks: int, reduction: Reduction, local: bool) -> float:
+def gradient_scale(samples: float, total: float, ranks: int, reduction: Reduction, local: bool) -> float:
     """What a rank's stored gradient is a multiple of its mean gradient by (0: it holds none)."""
     if samples == 0:
         return 0.0
@@ -74,10 +67,16 @@ class Leader:
     """Owns the live world, the policy and its journal. Exists on rank 0 only."""
 
     def __init__(
-        self, options: Options, policy: Policy | None, recorder: Recorder, places: Sequence[Place]
+        self,
+        options: Options,
+        policy: Policy | None,
+        recorder: Recorder,
+        places: Sequence[Place],
+        *,
+        resizable: bool,
     ) -> None:
         self.options, self.recorder = options, recorder
-        self.world = LiveWorld(options, places)
+        self.world = LiveWorld(options, places, resizable=resizable)
         self.decisions = self.failures = 0
         self.points = 0  # moments at which the policy was due to decide
         self._noise = NoiseScale()
@@ -99,8 +98,35 @@ class Leader:
         self.world.continue_from(last.observation.time_s)
         self.recorder.event("policy-memory-restored", time_s=last.observation.time_s)
 
+    def state(self) -> dict[str, Any]:
+        """What was learnt, for a checkpoint."""
+        memory = None if self.decider is None else encode_memory(self.decider.memory)
+        world = self.world
+        return {
+            "memory": memory,
+            "time_s": world.now_s(),
+            "samples_done": world.samples_done,
+            "gpu_s": world.gpu_s,
+            "noise": self._noise.parts,
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from a `state`; the memory of a policy of other stages is left out, and that is noted."""
+        world = self.world
+        world.continue_from(state["time_s"])
+        world.samples_done, world.gpu_s = state["samples_done"], state["gpu_s"]
+        self._noise.parts = tuple(state["noise"])
+        if self.decider is None or state["memory"] is None:
+            return
+        memory = decode_memory(state["memory"])
+        if memory.keys() == self.decider.memory.keys():
+            self.decider.memory = memory
+        else:
+            self.recorder.event("policy-memory-lost")
+
     def set_members(self, active: Sequence[Place], parked: Sequence[Place]) -> None:
-        """The group was formed anew."""
+        """The group was formed anew; what the last plan asked for no longer holds."""
+        self.world.change = Change(0)
         self.world.set_members(active, parked)
         self._norm = np.full(len(active), math.nan)
 
@@ -125,20 +151,16 @@ class Leader:
             self.recorder.event("policy-warm-up-failed", problem=problem)
 
     def decide(
-        self,
-        gathered: Floats,
-        rounds: Sequence[RoundInfo],
-        deal: Deal | None,
-        shares: Ints,
-        interval: int,
+        self, gathered: Floats, rounds: Sequence[RoundInfo], sampler: ShareSampler, interval: int
     ) -> Change:
         """The change that the policy wants now; an empty one when it wants none or failed."""
         header, rows = unpack(gathered)
         world = self.world
-        world.interval, world.deal, world.shares = interval, deal, shares
+        world.interval, world.deal, world.shares = interval, sampler.deal, sampler.planned_shares()
         world.samples_done += int(np.nansum(rows[:, :, SAMPLES]))
         window = measure(rows, [r.exchanged for r in rounds])
         self._gradients(rows, rounds)
+        self._refused_late(sampler.refused, header["gpu_share"])
         world.shares_of_gpu = header["gpu_share"]
         world.telemetry = Telemetry(
             window,
@@ -152,23 +174,32 @@ class Leader:
         world.gpu_s += (window.span_s if window.rounds else 0.0) * len(world.active)
         world.change = Change(world.telemetry.first_free_round)
         if self.options.mode != "observe" and self.decider is not None:
-            self._ask(rounds[-1].number + 1)
+            self._ask(self.decider, rounds[-1].number + 1)
         return world.change
 
-    def _ask(self, trained: int) -> None:
+    def _refused_late(self, moves: Sequence[str], gpu_share: Floats) -> None:
+        """What came of the last change: `moves` that were too late, shares (by rank) that devices refused."""
+        late = [Refusal("moves", why) for why in moves]
+        asked = self.world.change.gpu_share or gpu_share.tolist()
+        for rank, (wanted, held) in enumerate(zip(asked, gpu_share.tolist(), strict=True)):
+            if held != wanted:
+                late.append(Refusal("share", f"rank {rank} holds {held:.4g}, not {wanted:.4g}"))
+        self.world.refused += late
+        if moves:
+            self.recorder.event("refused", lever="moves", why=list(moves))
+
+    def _ask(self, decider: Decider, trained: int) -> None:
         """Ask the policy after `trained` rounds."""
-        assert self.decider is not None
         self.points += 1
-        answer = self.decider.decide(self.world.observe())
+        answer = decider.decide(self.world)
         if answer.problem is not None:
             self.failures += 1
-            self.recorder.event("decision-failed", problem=answer.problem, failures=self.decider.failures)
+            self.recorder.event("decision-failed", problem=answer.problem, failures=decider.failures)
         elif answer.decision is not None:
-            self._carry(answer.decision, trained)
+            self._note(answer.decision, answer.refused, trained)
 
-    def _carry(self, decision: Decision, trained: int) -> None:
+    def _note(self, decision: Decision, refused: Sequence[Refusal], trained: int) -> None:
         self.decisions += 1
-        refused = self.world.apply(decision.plan)
         self.recorder.decision(decision, refused)
         change = self.world.change
         self.recorder.event(
@@ -187,11 +218,11 @@ class Leader:
             stored = rows[:, k, LOCAL_SQUARE]
             if np.isnan(stored).all():
                 continue
-            total, ranks = sum(info.window), len(info.window)
+            total, ranks = sum(info.weights), len(info.weights)
             scale = np.array(
                 [
                     gradient_scale(n, total, ranks, self.options.loss_reduction, info.local)
-                    for n in info.window
+                    for n in info.weights
                 ]
             )
             with np.errstate(divide="ignore", invalid="ignore"):
@@ -203,7 +234,9 @@ class Leader:
             mean_square = float(rows[:, k, MEAN_SQUARE].sum())
             if self.options.loss_reduction == "sum":
                 mean_square *= (ranks / total) ** 2
-            self._noise.add(*noise_statistics(squares.tolist(), mean_square, list(info.window)))
+            covariance, true_square = noise_statistics(squares.tolist(), mean_square, info.weights)
+            # Of one unit of weight (a token, say); a sample is so many of them.
+            self._noise.add(covariance * sum(info.window) / total, true_square)
 
     # -- records -------------------------------------------------------------------------------------------
 

@@ -21,27 +21,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from equipoise.live.decide.window import COLUMNS
+from equipoise.live.train.rounds import COLUMNS, RoundInfo
 from equipoise.policies.contract import Decision, Refusal
 from equipoise.policies.observation import Floats
 from equipoise.policies.record.journal import JournalError, append, read
 
 _Work = tuple[Callable[[], object], int]  # what to do, and the lines lost when it fails
-
-
-@dataclass(frozen=True, slots=True)
-class RoundInfo:
-    """What a rank knows of a finished round, beside its times."""
-
-    number: int
-    samples: int  # of this rank
-    exchanged: bool  # the ranks met at its end
-    local: bool  # ranks stepped on their own gradients
-    window: tuple[int, ...]  # samples of every rank since the last optimiser step
 
 
 def plain(value: Any) -> Any:
@@ -106,7 +94,7 @@ class Recorder:
                 self._held.append((write, lines))
 
     def rounds(self, rows: Floats, infos: Sequence[RoundInfo]) -> None:
-        """Note finished rounds (this rank's rows, `live.decide.window.COLUMNS`)."""
+        """Note finished rounds (this rank's rows, `live.train.rounds.COLUMNS`)."""
         self._append(lambda: [_line(values, info) for values, info in zip(rows.tolist(), infos, strict=True)])
 
     def event(self, kind: str, **values: Any) -> None:
@@ -179,6 +167,7 @@ def _line(values: Sequence[float], info: RoundInfo) -> dict[str, Any]:
         "exchanged": info.exchanged,
         "local": info.local,
         "ranks": len(info.window),
+        **({"paused": True} if info.paused else {}),
     }
     return {**head, **dict(zip(COLUMNS, values, strict=True))}
 

@@ -8,11 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from equipoise.live.train.rounds import COMPUTE, SAMPLES, STALL, TAIL, UPDATE
 from equipoise.policies.observation import Floats
-
-# One row per rank and round. Seconds; squared norms are NaN on rounds that were not measured.
-COLUMNS = ("samples", "stall_s", "compute_s", "tail_s", "update_s", "local_square", "mean_square")
-SAMPLES, STALL, COMPUTE, TAIL, UPDATE, LOCAL_SQUARE, MEAN_SQUARE = range(len(COLUMNS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +64,7 @@ class Telemetry:
 
 
 def measure(rows: NDArray[np.float64], exchanged: list[bool]) -> Window:
-    """Summarise `rows` (ranks, rounds, len(COLUMNS)); `exchanged[k]`: round k ended in an exchange.
+    """Summarise `rows` (ranks, rounds, columns); `exchanged[k]`: round k ended in an exchange.
 
     The last rank to arrive at an exchange does not wait: the shortest tail is the exchange, what a rank's
     own tail exceeds it by is waiting. Clocks of different ranks are never compared. Rounds in which some

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.live.decide.change import Change
 from equipoise.live.decide.window import Telemetry
 from equipoise.live.group.places import Place
 from equipoise.live.options import Lever, Options
+from equipoise.live.train.change import Change
 from equipoise.live.train.deal import Deal
 from equipoise.policies.contract import Allocation, Plan, Refusal
 from equipoise.policies.observation import (
@@ -27,6 +27,7 @@ from equipoise.policies.observation import (
     Shards,
     Workers,
 )
+from equipoise.policies.physics import efficiency
 
 UNBOUNDED = 2**62
 
@@ -34,8 +35,17 @@ UNBOUNDED = 2**62
 class LiveWorld:
     """Rank 0's view of the job. Rows of workers are in the order of member ids, which never change."""
 
-    def __init__(self, options: Options, active: Sequence[Place], parked: Sequence[Place] = ()) -> None:
-        self.options = options
+    def __init__(
+        self,
+        options: Options,
+        active: Sequence[Place],
+        parked: Sequence[Place] = (),
+        *,
+        resizable: bool = True,
+    ) -> None:
+        """`resizable`: the group of ranks can change in this job."""
+        self.options, self.resizable = options, resizable
+        self.refused: list[Refusal] = []  # since the last observation, of plans applied before
         self.started_s = time.perf_counter()
         self.samples_done = 0
         self.gpu_s = 0.0
@@ -88,11 +98,13 @@ class LiveWorld:
         if seen.exchanges:
             self._exchange_s = seen.exchange_s
             self._exchange_alone_s = np.fmin(self._exchange_alone_s, seen.exchange_s)
-        gpus = self._gpus()
-        return Observation.of(
+        gpus, refused = self._gpus(), tuple(self.refused)
+        self.refused.clear()
+        observation = Observation.of(
             now, window_s, nodes=self._nodes(gpus), gpus=gpus, jobs=self._jobs(now),
             workers=self._workers(), shards=self._shards(), gpu_models=tuple(self._models),
         )  # fmt: skip
+        return replace(observation, refused=refused)
 
     def _device_row(self, place: Place) -> int:
         return self._devices.index((place.host, place.device))
@@ -163,6 +175,13 @@ class LiveWorld:
         target = options.samples_target or 0
         left = max(0, target - self.samples_done) if target else self._left_of_epoch()
         throughput = window.throughput()
+        learning = efficiency(
+            float(options.global_batch),
+            self.interval,
+            self.telemetry.noise_scale,
+            float(reference),
+            options.drift,
+        )
         work_s = float(np.nanmean(window.step_s)) if np.isfinite(window.step_s).any() else math.nan
         return Jobs.of(
             id=[0],
@@ -182,7 +201,7 @@ class LiveWorld:
             drift=[options.drift],
             noise_scale=[self.telemetry.noise_scale],
             throughput_samples_per_s=[throughput],
-            goodput_samples_per_s=[throughput * self._efficiency(reference)],
+            goodput_samples_per_s=[throughput * learning],
             progress=[min(1.0, self.samples_done / target) if target else 0.0],
             remaining_samples=[float(left)],
             duration_s=[(self.samples_done + left) / throughput if throughput > 0 else math.nan],
@@ -192,13 +211,6 @@ class LiveWorld:
             started_s=[0.0],
             restart_s=[0.0 if math.isnan(self.restart_s) else self.restart_s],
         )
-
-    def _efficiency(self, reference: int) -> float:
-        """Statistical efficiency of the batch and the interval; what is not known costs nothing."""
-        phi, batch = self.telemetry.noise_scale, self.options.global_batch
-        of_batch = (phi + reference) / (phi + batch) if phi >= 0 else 1.0
-        drift = self.options.drift if self.options.drift >= 0 else 0.0
-        return of_batch / (1.0 + drift * (self.interval - 1))
 
     def _left_of_epoch(self) -> int:
         return self.deal.left if self.deal is not None else 0
@@ -293,6 +305,9 @@ class LiveWorld:
         held = sorted({self._device_row(place) for place in self.active})
         wanted = sorted(allocation.gpus_of(0).tolist()) if len(allocation.job) else held
         if wanted == held or not self._allowed("resize", refused):
+            return
+        if not self.resizable:
+            refused.append(Refusal("resize", "the job was not started to be resized"))
             return
         members = tuple(p.member for p in self._everyone if self._device_row(p) in wanted)
         if not members:

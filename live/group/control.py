@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,18 @@ class Control:
         parts = [torch.empty_like(mine) for _ in range(self.ranks)]
         dist.all_gather(parts, mine, group=self._group)
         return np.stack([part.numpy() for part in parts])
+
+    def gather_later(self, value: float) -> Callable[[], list[float]]:
+        """Begin to gather every rank's `value`; what is returned waits for them, by rank."""
+        mine = torch.tensor([value], dtype=torch.float64)
+        parts = [torch.empty_like(mine) for _ in range(self.ranks)]
+        work = dist.all_gather(parts, mine, group=self._group, async_op=True)
+
+        def wait() -> list[float]:
+            work.wait()
+            return [float(part) for part in parts]
+
+        return wait
 
     def collect(self, values: Floats) -> Floats | None:
         """Every rank's `values` (same shape on all ranks), stacked by rank; on rank 0 only, others go on."""

@@ -23,6 +23,7 @@ from equipoise.live.group.hosting import TOKEN, host_store, of_job, own_token
 from equipoise.policies.numerals import plain_numbers
 
 _POLL_S = 0.05
+_GRACE_S = 30.0  # for scripts that save a checkpoint when they are told to end
 
 
 class Launcher:
@@ -66,7 +67,7 @@ class Launcher:
                 process.terminate()
         for process in self.processes:
             try:
-                process.wait(timeout=5)
+                process.wait(timeout=_GRACE_S)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
@@ -124,13 +125,20 @@ def _launch(command: Sequence[str], given: argparse.Namespace) -> int:
         print(f"equipoise: no store on {given.host}: {error}", file=sys.stderr)
         return 1
     print(f"equipoise: store on {launcher.address}", file=sys.stderr)
-    launcher.start(command, given.ranks)
+    ended = signal.signal(signal.SIGTERM, _end)
     try:
+        launcher.start(command, given.ranks)
         return launcher.wait()
     except KeyboardInterrupt:
         return 130
     finally:
         launcher.stop()
+        signal.signal(signal.SIGTERM, ended)
+
+
+def _end(number: int, frame: object) -> None:
+    """What ends the launcher ends its ranks, too."""
+    raise SystemExit(128 + number)
 
 
 def _write_secret(path: Path, text: str) -> None:

@@ -14,6 +14,7 @@ import datetime
 import json
 import os
 import re
+import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -21,6 +22,7 @@ from collections.abc import Iterator, Sequence
 import torch.distributed as dist
 
 from equipoise.live.group.hosting import TOKEN, host_store, of_job, reach_store
+from equipoise.live.group.lifeline import Lifeline, reached
 from equipoise.live.group.sockets import Sockets, open_sockets, shut
 from equipoise.policies.numerals import strict_int
 
@@ -130,6 +132,7 @@ class Membership:
         store.set(f"beat/{member}", "0")
         self._watch = _Watch(self, watch_store)
         self._watch.start()
+        self._lifeline: Lifeline | None = None
 
     # -- seen by the watch ---------------------------------------------------------------------------------
 
@@ -205,8 +208,18 @@ class Membership:
         """How often members asked to join; cheap, to see whether `waiting` is worth a look."""
         return int(self._store.add("joining", 0))
 
+    def end_with(self, line: socket.socket) -> None:
+        """End this process when that connection to the host of the store breaks."""
+        self._lifeline = Lifeline(line, f"member {self.member}", self.break_exchange)
+
+    def outlive_store(self) -> None:
+        """Training has ended here: the host of the store may go."""
+        if self._lifeline is not None:
+            self._lifeline.release()
+
     def close(self, *, done: bool = True) -> None:
         """Stop beating; `done`: tell those who wait outside that training ended."""
+        self.outlive_store()
         self._watch.stop()
         with contextlib.suppress(RuntimeError):
             if done:
@@ -329,7 +342,7 @@ class Membership:
         with self.connecting() as timeout:
             dist.init_process_group(
                 self.backend,
-                store=dist.PrefixStore(f"group/{attempt}", _store(-1)),  # its own, which can be broken
+                store=dist.PrefixStore(f"group/{attempt}", _store()),  # its own, which can be broken
                 rank=members.index(self.member),
                 world_size=len(members),
                 timeout=timeout,
@@ -397,16 +410,20 @@ def start(backend: str = "gloo", *, timeout_s: float = 1800.0) -> Membership:
     rank 0 unless a launcher hosts it, and a token is used if there is one.
     `RANK` and `WORLD_SIZE` name a founder; `EQUIPOISE_JOIN=1` asks to be taken into a running job, which
     happens at its next decision. `timeout_s` bounds every exchange. Raises KeyError when a variable is
-    missing, EvictedError when training ends before this process is taken in.
+    missing, EvictedError when training ends before this process is taken in, SystemExit when there is no store.
+    Later on, a rank ends by SIGTERM when the host of the store is gone.
     """
     global _current
     joins = os.environ.get("EQUIPOISE_JOIN") == "1"
     rank, ranks = (
         (-1, -1) if joins else (strict_int(os.environ["RANK"]), strict_int(os.environ["WORLD_SIZE"]))
     )
-    store, watch_store = _store(rank), _store(-1)
+    hosts = rank == 0 and not _is_hosted()
+    line = None if hosts else reached(*_address())
+    store, watch_store = _store(hosts), _store()
     member = int(store.get("founders")) + int(store.add("joined", 1)) - 1 if joins else rank
     _current = Membership(store, watch_store, member, backend, timeout_s)
+    _current.end_with(line or reached(*_address()))
     if joins:
         _current.join()
     else:
@@ -414,11 +431,19 @@ def start(backend: str = "gloo", *, timeout_s: float = 1800.0) -> Membership:
     return _current
 
 
-def _store(rank: int) -> dist.Store:
-    """A client of the job's part of the store; rank 0 hosts it where nobody else does."""
-    address = os.environ.get("EQUIPOISE_STORE")
-    hosted = address is not None or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    host, _, port = (address or f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}").rpartition(":")
-    connect = host_store if rank == 0 and not hosted else reach_store
-    token = os.environ.get(TOKEN, "") if address is None else os.environ[TOKEN]
-    return of_job(connect(host, strict_int(port)), token)
+def _address() -> tuple[str, int]:
+    """Host and port of the job's store."""
+    given = os.environ.get("EQUIPOISE_STORE") or f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    host, _, port = given.rpartition(":")
+    return host, strict_int(port)
+
+
+def _is_hosted() -> bool:
+    """Whether a launcher hosts the store; else rank 0 does."""
+    return "EQUIPOISE_STORE" in os.environ or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def _store(hosts: bool = False) -> dist.Store:
+    """The job's part of the store."""
+    token = os.environ[TOKEN] if "EQUIPOISE_STORE" in os.environ else os.environ.get(TOKEN, "")
+    return of_job((host_store if hosts else reach_store)(*_address()), token)

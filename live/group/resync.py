@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from equipoise.live.group import rebuild
 from equipoise.live.group.group import Group
-from equipoise.live.train.deal import Deal, Piece
+from equipoise.live.train.deal import Deal
 from equipoise.live.train.sampler import ShareSampler
 from equipoise.live.train.sync import LocalSteps
 from equipoise.policies.observation import Ints
@@ -48,7 +48,8 @@ def resync(
         content = json.dumps(_progress(group, sampler, local, furthest, gone)).encode()
     state = json.loads(group.control.broadcast(content))
     sampler.set_world(group.rank, group.ranks)
-    sampler.resume(state["epoch"], _deal_from(state["deal"]), state["round"])
+    deal = None if state["deal"] is None else Deal.from_data(state["deal"])
+    sampler.resume(state["epoch"], deal, state["round"])
     group.joins_seen = state["joins_seen"]
     local.reset(state["interval"])
 
@@ -63,17 +64,5 @@ def _progress(
         "round": max(boundary, 0),
         "interval": local.interval,
         "joins_seen": group.joins_seen,
-        "deal": None if deal is None else _deal_to(deal.without(trained, group.ranks)),
+        "deal": None if deal is None else deal.without(trained, group.ranks).to_data(),
     }
-
-
-def _deal_to(deal: Deal) -> dict[str, Any]:
-    queues = [[(p.id, p.shard, p.begin, p.end) for p in queue] for queue in deal.queues()]
-    return {"order": deal.order.tolist(), "queues": queues, "next_id": deal.next_id}
-
-
-def _deal_from(raw: Mapping[str, Any] | None) -> Deal | None:
-    if raw is None:
-        return None
-    queues = [[Piece(*piece) for piece in queue] for queue in raw["queues"]]
-    return Deal(np.array(raw["order"], dtype=np.int64), queues, raw["next_id"])

@@ -6,8 +6,10 @@ inputs, applied at equal rounds, give equal deals. The rules are those of `polic
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from typing import Any, Self
 
 import numpy as np
 
@@ -184,6 +186,23 @@ class Deal:
         self._settle()
         self._queues = [tuple(reordered(queue, self.begun, rank)) for queue in self._queues]
         self._recount()
+
+    # -- as plain data -------------------------------------------------------------------------------------
+
+    def to_data(self, *, order: bool = True) -> dict[str, Any]:
+        """All of it; `order` False: without the epoch's order, which the reader knows."""
+        packed = base64.b64encode(self.order.astype("<i8").tobytes()).decode() if order else None
+        queues = [[astuple(piece) for piece in queue] for queue in self.queues()]
+        return {"order": packed, "queues": queues, "next_id": self.next_id, "begun": sorted(self._begun)}
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any], order: Ints | None = None) -> Self:
+        """The inverse of `to_data`; `order` where the data lacks it."""
+        if data["order"] is not None:
+            order = np.frombuffer(base64.b64decode(data["order"]), dtype="<i8").astype(np.int64)
+        assert order is not None
+        queues = [[Piece(*piece) for piece in queue] for queue in data["queues"]]
+        return cls(order, queues, data["next_id"], frozenset(data["begun"]))
 
     # -- after a regroup -----------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import torch
 
 
 def noise_statistics(
-    local_squares: Sequence[float], mean_square: float, samples: Sequence[int]
+    local_squares: Sequence[float], mean_square: float, samples: Sequence[float]
 ) -> tuple[float, float]:
     """Trace of the per-sample gradient covariance S and squared norm of the true gradient |G|^2.
 
@@ -36,23 +36,23 @@ class NoiseScale:
 
     def __init__(self, keep: float = 0.9) -> None:
         self.keep = keep
-        self._parts = (math.nan, math.nan)
+        self.parts: tuple[float, float] = (math.nan, math.nan)  # smoothed S and |G|^2
 
     def add(self, covariance_trace: float, true_square: float) -> None:
         """Take one measurement; one that is not finite is ignored."""
         new = (covariance_trace, true_square)
         if not all(math.isfinite(v) for v in new):
             return
-        if math.isnan(self._parts[0]):
-            self._parts = new
+        if math.isnan(self.parts[0]):
+            self.parts = new
         else:
-            pairs = zip(self._parts, new, strict=True)
-            self._parts = tuple(self.keep * a + (1 - self.keep) * b for a, b in pairs)  # type: ignore[assignment]
+            pairs = zip(self.parts, new, strict=True)
+            self.parts = tuple(self.keep * a + (1 - self.keep) * b for a, b in pairs)  # type: ignore[assignment]
 
     @property
     def value(self) -> float:
         """phi in samples, or NaN while it is unknown (no measurement, or no positive parts)."""
-        covariance_trace, true_square = self._parts
+        covariance_trace, true_square = self.parts
         return covariance_trace / true_square if covariance_trace > 0 and true_square > 0 else math.nan
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from equipoise.live.decide.change import Change
+from equipoise.live.train.change import Change
 from equipoise.live.train.deal import Deal, block_owners
 from equipoise.policies.observation import Ints
 from equipoise.policies.physics import deal
@@ -70,6 +71,8 @@ class ShareSampler:
         self._rounds: deque[Round] = deque()  # drawn and not yet safe, oldest first
         self._before: dict[int, tuple[int, Deal]] = {}  # (epoch, deal) before each of those was drawn
         self._resume = False
+        self.before_draw: Callable[[], None] | None = None  # called once
+        self._is_whole = True  # the running epoch's order is the one that its number says
         self.set_world(rank, ranks)
         self.deal: Deal | None = None
 
@@ -123,13 +126,19 @@ class ShareSampler:
             )
         self.epoch, self.drawn, self._begun_at = epoch, self.trained, self.trained
         self._forget_rounds(self.trained)
-        order = np.arange(self.samples, dtype=np.int64)
-        if self.shuffle:
-            order = np.random.default_rng((self.seed, epoch)).permutation(self.samples).astype(np.int64)
+        order = self._order(epoch)
         self.deal = Deal.whole(order, self.shards, self.owner, self.ranks, self._next_id)
-        self._next_id = self.deal.next_id
+        self._next_id, self._is_whole = self.deal.next_id, True
+
+    def _order(self, epoch: int) -> Ints:
+        if not self.shuffle:
+            return np.arange(self.samples, dtype=np.int64)
+        return np.random.default_rng((self.seed, epoch)).permutation(self.samples).astype(np.int64)
 
     def _draw(self, deal: Deal) -> Round:
+        if self.before_draw is not None:
+            self.before_draw()
+            self.before_draw = None
         while self._pending and self._pending[0].round <= self.drawn:
             self._apply(self._pending.pop(0), deal)
         demand = deal.demand(self.shares, self.micro_batch)
@@ -205,10 +214,56 @@ class ShareSampler:
     def resume(self, epoch: int, deal: Deal | None, rounds: int) -> None:
         """Go on with `deal` at round `rounds`; the next iteration continues the epoch."""
         self._forget_rounds(0)
+        self._is_whole = False
         self.epoch, self.deal, self.drawn = epoch, deal, rounds
         self.trained = self.stepped = self.boundary = rounds
         self._resume = deal is not None and deal.left > 0
         self._next_id = max(self._next_id, deal.next_id if deal is not None else 0)
+
+    # -- in a checkpoint -----------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Everything needed to go on behind the last safe round, as plain data, the same on every rank."""
+        rest = self.rest_at(self.boundary)
+        epoch, deal = rest if rest is not None else (self.epoch, None)
+        return {
+            **self._data(),
+            "ranks": self.ranks,
+            "round": self.boundary,
+            "epoch": epoch,
+            "deal": None if deal is None else deal.to_data(order=not self._is_whole),
+            "shares": self.planned_shares().tolist(),
+            "global_batch": self.global_batch,
+            "owner": self.owner.tolist(),
+        }
+
+    def _data(self) -> dict[str, Any]:
+        """What the order of an epoch follows from."""
+        return {"samples": self.samples, "shuffle": self.shuffle, "seed": self.seed}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from a `state`, of any number of ranks: the next iteration is the rest of its epoch.
+
+        Raises ValueError when it is of other data, RuntimeError when a batch was drawn already.
+        """
+        if self.drawn or self.trained:
+            raise RuntimeError("load_state_dict() comes too late: a batch was drawn already")
+        for name, mine in self._data().items():
+            if state[name] != mine:
+                raise ValueError(f"state: {name} of {state[name]} is not allowed, the job has {mine}")
+        deal = state["deal"]
+        if deal is not None:
+            whole = deal["order"] is None
+            deal = Deal.from_data(deal, self._order(state["epoch"]) if whole else None)
+            if state["ranks"] != self.ranks:
+                whole, deal = False, deal.without(np.empty(0, dtype=np.int64), self.ranks)
+        self.resume(state["epoch"], deal, state["round"])
+        self._is_whole = deal is None or whole
+        if state["ranks"] == self.ranks:
+            if state["global_batch"] == self.global_batch:
+                self.shares = np.array(state["shares"], dtype=np.int64)
+            if len(state["owner"]) == len(self.owner):
+                self.owner = np.array(state["owner"], dtype=np.int64)
 
     def _forget_rounds(self, first: int) -> None:
         while self._rounds and self._rounds[-1].number >= first:

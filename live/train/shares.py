@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -162,3 +163,32 @@ def make_backend(name: str, device: torch.device) -> ShareBackend:
     if name == "green-context":
         return GreenContexts(device)
     return WholeDevice()
+
+
+class HeldShare:
+    """The share that this rank holds now, and what its back end refuses: that is told, and never ends training."""
+
+    def __init__(self, backend: ShareBackend, refused: Callable[[str], None]) -> None:
+        self.backend, self.share = backend, 1.0
+        self._refused = refused
+
+    def set(self, share: float) -> None:
+        """Hold `share` from the next round on, where the back end lets it."""
+        problem = self.backend.set(share)
+        if problem is None:
+            self.share = share
+        else:
+            self._refused(problem)
+
+    def begin(self) -> None:
+        """The first forward of a round begins."""
+        try:
+            self.backend.begin()
+        except RuntimeError as error:  # a share that the driver refuses must not end training
+            self._refused(str(error))
+            self.backend.set(1.0)
+            self.share = 1.0
+
+    def end(self) -> None:
+        """The local gradient is computed."""
+        self.backend.end()

@@ -120,6 +120,17 @@ class LocalSteps:
             return True
         return False
 
+    def meet(self) -> None:
+        """Make all replicas equal now, their optimisers' moments, too. Collective."""
+        if self.interval == 1:
+            return
+        if self.done > 0:
+            self._exchange()
+            self._begin_period()
+        if self._last_weights:
+            with torch.no_grad():
+                average(optimizer_tensors(self.optimizer), self._last_weights[dist.get_rank()])
+
     def change(self, interval: int) -> None:
         """Use another interval. Collective; only where all replicas are equal."""
         old, self.interval = self.interval, interval

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Any
 from weakref import WeakSet
 
 import torch
@@ -27,13 +27,13 @@ from torch.autograd.graph import get_gradient_edge
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 
-Reduction = Literal["mean", "sum"]
+from equipoise.live.options import Reduction
 
 _weighted: WeakSet[torch.nn.Module] = WeakSet()
 
 
-def contribution_scale(samples: int, total: int, ranks: int, reduction: Reduction) -> float:
-    """Factor on a rank's gradient: W * n / B for a mean loss, 1 for a summed one.
+def contribution_scale(samples: float, total: float, ranks: int, reduction: Reduction) -> float:
+    """Factor on a rank's gradient: W * n / B for a mean loss, 1 for a summed one; n may be a weight, too.
 
     A summed loss is already weighted by its samples (averaged over ranks, as plain data-parallel training
     does), so only a rank that holds no samples is switched off.

@@ -143,6 +143,10 @@ class Hand:
         found: Ints = rows[self.observation.jobs.state[rows] == state]
         return found
 
+    def leave(self, rows: Ints) -> None:
+        """Note that it has been decided about these job rows: they stay as they are now."""
+        self._touched[rows] = True
+
     def touched(self, rows: Ints) -> Bools:
-        """Whether each job row has been started, resized or stopped."""
+        """Whether it has been decided about each job row: it was started, resized, stopped or left."""
         return np.asarray(self._touched[rows])

@@ -39,25 +39,23 @@ def elastic_rows(o: Observation, rows: Ints) -> Ints:
     return rows[able & (jobs.gpu_share_requested[rows] >= WHOLE)]
 
 
-def scaling_columns(o: Observation) -> ScalingColumns:
-    """The parts of `Scaling`, in its order."""
+def scaling_columns(o: Observation, interval: Ints) -> ScalingColumns:
+    """The parts of `Scaling`, in its order; interval: the planned one of each job."""
     jobs = o.jobs
     return (
         jobs.global_batch, jobs.micro_batch, jobs.gpus_per_worker, jobs.workers_min, jobs.workers_max,
-        jobs.sync_interval, jobs.work_s, jobs.exchange_s, jobs.exchange_alone_s, jobs.gamma, jobs.service_s,
+        frozen(interval), jobs.work_s, jobs.exchange_s, jobs.exchange_alone_s, jobs.gamma, jobs.service_s,
     )  # fmt: skip
 
 
 def table_columns(o: Observation, nodes: NodeState) -> TableColumns:
     """The parts of `Table`, in its order."""
     speeds = o.speeds
-    job, model, gpus, rate = speeds.job, speeds.gpu_model, speeds.gpus, speeds.samples_per_s
-    if (np.diff(job) < 0).any():
-        order = np.argsort(job, kind="stable")
-        job, model, gpus, rate = (
-            frozen(job[order]), frozen(model[order]), frozen(gpus[order]), frozen(rate[order])
-        )  # fmt: skip
-    return job, model, gpus, rate, frozen(nodes.model_speed)
+    columns = speeds.job, speeds.gpu_model, speeds.gpus, speeds.samples_per_s, speeds.exchange_s
+    if (np.diff(speeds.job) < 0).any():
+        order = np.argsort(speeds.job, kind="stable")
+        columns = tuple(frozen(column[order]) for column in columns)  # type: ignore[assignment]
+    return (*columns, frozen(nodes.model_speed))
 
 
 @jit_in_place

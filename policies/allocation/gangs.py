@@ -87,6 +87,12 @@ def request_columns(o: Observation) -> RequestColumns:
     )  # fmt: skip
 
 
+def asking_for(o: Observation, gpus: Ints) -> RequestColumns:
+    """The same with other numbers of GPUs asked for, by row of the jobs table."""
+    requests = request_columns(o)
+    return (requests[0], frozen(gpus), *requests[2:])
+
+
 def room_columns(o: Observation) -> RoomColumns:
     """Columns of the nodes and GPUs tables that make up `Room`, as observed and without weights of nodes."""
     nodes, gpus = o.nodes, o.gpus

@@ -24,7 +24,7 @@ from equipoise.policies.kernels.allocation import (
     worker_speeds,
 )
 from equipoise.policies.kernels.placement import WHOLE
-from equipoise.policies.observation import Floats, Ints, Observation
+from equipoise.policies.observation import Bools, Floats, Ints, Observation
 
 RANKED = 2048
 """Waiting jobs that are put in order; the others come behind them."""
@@ -52,8 +52,11 @@ class NodeState:
         }
 
 
-def node_state(o: Observation, memory: Memory, half_life_s: float) -> NodeState:
-    """Efficiency, memory and speed of each node; without workers its last speed fades to its model's."""
+def node_state(o: Observation, memory: Memory, half_life_s: float, *, measured: bool = True) -> NodeState:
+    """Efficiency, memory and speed of each node; without workers its last speed fades to its model's.
+
+    `measured`: else the speed is that of its GPU model.
+    """
     nodes, gpus, workers, speeds = o.nodes, o.gpus, o.workers, o.speeds
     first = np.clip(nodes.first_gpu, 0, max(len(gpus) - 1, 0))
     model = gpus.model[first] if len(gpus) else np.zeros(len(nodes), dtype=np.int64)
@@ -68,16 +71,16 @@ def node_state(o: Observation, memory: Memory, half_life_s: float) -> NodeState:
         )
     speed: Floats = np.where(np.isnan(model_speed), 1.0, model_speed)[model]
     old = memory.get("node_speed")
-    if old is not None and len(old) == len(nodes):
+    if measured and old is not None and len(old) == len(nodes):
         fading = 0.5 ** (max(o.time_s - memory["time_s"], 0.0) / half_life_s)
         speed = speed + (old - speed) * fading
-    if len(workers):
+    if measured and len(workers):
         own = np.empty(len(workers))
         worker_speeds(
             workers.job, workers.node, workers.response_s_per_sample, model, frozen(model_speed), own
         )
-        measured = _mean_by(workers.node, own, len(nodes))
-        speed = np.where(np.isnan(measured), speed, measured)
+        seen = _mean_by(workers.node, own, len(nodes))
+        speed = np.where(np.isnan(seen), speed, seen)
     efficiency = np.full(len(nodes), np.nan)
     if len(gpus) and np.isfinite(gpus.sm_active_ratio).any():
         efficiency = _mean_by(gpus.node, gpus.sm_active_ratio, len(nodes))
@@ -101,6 +104,7 @@ class Ageing:
     """
 
     response: float  # weight of the response ratio
+    demand: float  # exponent of the demand for data and for compute
     lead_s: float  # waiting that every job starts with, for the response ratio
     patience_s: float  # waiting that adds 1 to a claim
     after_s: float
@@ -141,8 +145,13 @@ def gpus_wanted(o: Observation, rows: Ints) -> Ints:
     return np.where(jobs.rigid[rows], asked, workers * per).astype(np.int64)
 
 
-def rank(o: Observation, nodes: NodeState, ageing: Ageing) -> Ranking:
-    """Priorities of all jobs, the contention on each node, and the waiting jobs by their ratio."""
+def rank(
+    o: Observation, nodes: NodeState, ageing: Ageing, *, arrival_order: bool = False, use: bool = True
+) -> Ranking:
+    """Priorities of all jobs, the contention on each node, and the waiting jobs by their ratio.
+
+    `arrival_order`: priorities are the time since arrival; without `use` nobody contends for a node.
+    """
     jobs = o.jobs
     running = np.sort(o.running)
     rows = np.concatenate((o.waiting, running)).astype(np.int64)
@@ -150,20 +159,21 @@ def rank(o: Observation, nodes: NodeState, ageing: Ageing) -> Ranking:
     fewest = np.where(jobs.rigid[rows], wanted, jobs.workers_min[rows] * jobs.gpus_per_worker[rows])
     fit = _gpus_enough(o, jobs.memory_bytes[rows]) >= fewest
     fit[len(o.waiting) :] = True
-    claims = (
-        jobs.state, jobs.priority, jobs.data_demand_bytes, jobs.compute_demand_flops, jobs.service_s,
-        jobs.duration_s, jobs.queued_since_s, jobs.waited_s,
-    )  # fmt: skip
-    a, n = np.empty(len(rows)), len(o.waiting)
+    claims = (jobs.state, jobs.service_s, jobs.duration_s, jobs.queued_since_s, jobs.waited_s)
+    a, n, worth = np.empty(len(rows)), len(o.waiting), _worth(o, rows, fit, ageing.demand)
     priorities(
-        rows, fit, claims, o.time_s, ageing.response, ageing.lead_s, ageing.patience_s, ageing.unknown_s, a
+        rows, worth, claims, o.time_s, ageing.response, ageing.lead_s, ageing.patience_s, ageing.unknown_s, a
     )
+    if arrival_order:
+        a = np.where(fit, o.time_s - np.nan_to_num(jobs.arrival_s[rows]) + 1.0, 0.0)
     overdue = _overdue(rows[:n][fit[:n]], claims, o.time_s, ageing)
     free = o.nodes.gpus_free
     wanted, waiting_a, running_a = wanted[:n], a[:n], a[n:]
     by_size, ratio = np.empty(int(max(free.max(initial=0), 0)) + 1), np.empty(n)
     demand_by_size(wanted, waiting_a, by_size)
-    weight = nodes.speed / np.maximum(_contention(o, by_size, running, running_a), 1e-300)
+    weight = nodes.speed.copy()
+    if use:
+        weight /= np.maximum(_contention(o, by_size, running, running_a), 1e-300)
     weight = np.where(o.nodes.up, np.minimum(weight, 1e300), 0.0)
     entitlements(wanted, waiting_a, free, weight, np.empty(len(by_size)), ratio)
     ratio = ratio / np.maximum(wanted, 1)
@@ -171,6 +181,33 @@ def rank(o: Observation, nodes: NodeState, ageing: Ageing) -> Ranking:
     return Ranking(
         o.waiting[order], waiting_a[order], ratio[order], wanted[order], running, running_a, overdue, weight
     )
+
+
+def _worth(o: Observation, rows: Ints, fit: Bools, demand: float) -> Floats:
+    """What of A_i does not change while a job waits: p_i * ((D_i/D) * (C_i/C))^demand * M / (M + m_i).
+
+    p is priority, D and C data and compute demand over their geometric means (a job without one counts as the
+    mean), M the memory of a GPU and m what the job needs of it. 0: it fits on no GPUs.
+    """
+    jobs = o.jobs
+    worth = np.where(np.isnan(jobs.priority[rows]), 1.0, jobs.priority[rows])
+    worth *= (
+        _over_mean(jobs.data_demand_bytes[rows]) * _over_mean(jobs.compute_demand_flops[rows])
+    ) ** demand
+    need = np.nan_to_num(jobs.memory_bytes[rows])
+    if need.any() and np.isfinite(o.gpus.memory_bytes).any():
+        available = float(np.nanmean(o.gpus.memory_bytes))
+        worth *= available / (available + need)
+    return np.where(fit, worth, 0.0)
+
+
+def _over_mean(demand: Floats) -> Floats:
+    """Each known demand over the geometric mean of those known; 1 where it is not."""
+    known = demand > 0.0
+    ratio = np.ones(len(demand))
+    if known.any():
+        ratio[known] = demand[known] / np.exp(np.log(demand[known]).mean())
+    return ratio
 
 
 def _overdue(rows: Ints, claims: ClaimColumns, now_s: float, ageing: Ageing) -> Ints:

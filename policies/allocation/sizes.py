@@ -15,10 +15,11 @@ import numpy as np
 from equipoise.policies.allocation.draft import Hand
 from equipoise.policies.allocation.elastic import chosen, elastic_columns, elastic_rows, on_living_nodes
 from equipoise.policies.allocation.gangs import NO_ROWS, frozen, place_gang, working
+from equipoise.policies.allocation.near import own_room, with_data
 from equipoise.policies.allocation.ranking import NodeState, Ranking
 from equipoise.policies.kernels.placement import WEIGHTED, WHOLE
 from equipoise.policies.kernels.scaling import ElasticColumns, ScalingColumns, TableColumns, times_of
-from equipoise.policies.observation import Bools, Floats, Ints
+from equipoise.policies.observation import Bools, Floats, Ints, Observation
 
 _WAITING = 200
 """Waiting jobs, from the first, that the programme looks at."""
@@ -68,11 +69,16 @@ def best_sizes(
     return np.asarray(solved.x > 0.5)
 
 
-def _sizes(fewest: int, most: int, asked: int, now: int) -> list[int]:
-    """Sizes to choose from: all up to 8, then 1 and 1.5 times powers of two, and the notable ones."""
+def sizes_up_to(o: Observation, row: int) -> list[int]:
+    """Workers that an elastic job may have: all up to 8, 1 and 1.5 times powers of two, and both ends.
+
+    More than get a micro-batch each are of no use.
+    """
+    jobs = o.jobs
+    fewest, most = int(jobs.workers_min[row]), int(jobs.workers_max[row])
+    most = max(min(most, int(jobs.global_batch[row]) // max(int(jobs.micro_batch[row]), 1)), fewest)
     steps = {size << k for k in range(most.bit_length()) for size in (2, 3)}
-    found = {fewest, most, asked, now, *range(1, 9), *steps}
-    return sorted(size for size in found if fewest <= size <= most)
+    return sorted(size for size in {fewest, most, *range(1, 9), *steps} if fewest <= size <= most)
 
 
 def choices(
@@ -94,9 +100,8 @@ def choices(
             request = int(jobs.gpus_requested[j])
             sizes = [request]
         else:
-            useful = max(int(jobs.global_batch[j]) // max(int(jobs.micro_batch[j]), 1), 1)
-            most = max(min(int(jobs.workers_max[j]), useful), int(jobs.workers_min[j]))
-            sizes = _sizes(int(jobs.workers_min[j]), most, request, int(held[k] // per[k]))
+            sizes = sizes_up_to(hand.observation, j)
+            sizes = sorted({*sizes, request, *([int(held[k] // per[k])] if held[k] else [])})
         entries += [(k, size, model, request) for size in sizes for model in range(models)]
     index, workers, model, _ = (np.array(part, dtype=np.int64) for part in zip(*entries, strict=True))
     gpus = workers * np.where(jobs.rigid[row], 1, per)[index]
@@ -148,7 +153,7 @@ def _carry_out(hand: Hand, nodes: NodeState, elastic: ElasticColumns, c: Choices
             hand.resize(row, held, held[:wanted])
             continue
         extra = wanted - (len(held) if same else 0)
-        new = _placed(hand, nodes, row, extra, model)
+        new = placed(hand, nodes, row, extra, model)
         if not len(new):
             continue
         if len(held):
@@ -157,17 +162,22 @@ def _carry_out(hand: Hand, nodes: NodeState, elastic: ElasticColumns, c: Choices
             hand.start((np.array([row]), np.array([0, len(new)]), new, np.ones(len(new))))
 
 
-def _placed(hand: Hand, nodes: NodeState, row: int, gpus: int, model: int) -> Ints:
-    """So many free GPUs of one model, on the heaviest nodes; none where there are fewer."""
-    order = hand.columns[8]
-    only = frozen(order[nodes.model[order] == model])
-    out = np.empty(gpus, dtype=np.int64)
-    need = float(hand.observation.jobs.memory_bytes[row])
-    placed = place_gang(working((*hand.columns[:7], NO_ROWS, only)), gpus, 1.0, need, WEIGHTED, out)
-    return out if placed else NO_ROWS
+def placed(hand: Hand, nodes: NodeState, row: int, gpus: int, model: int) -> Ints:
+    """So many free GPUs of one model, near to the job's data or else on the heaviest nodes; none if too few."""
+    o, need = hand.observation, float(hand.observation.jobs.memory_bytes[row])
+    rooms = [hand.columns]
+    if with_data(o, np.array([row]))[0]:
+        rooms.insert(0, own_room(hand, row, gpus))
+    for columns in rooms:
+        order = columns[8]
+        only = frozen(order[nodes.model[order] == model])
+        out = np.empty(gpus, dtype=np.int64)
+        if place_gang(working((*columns[:7], NO_ROWS, only)), gpus, 1.0, need, WEIGHTED, out):
+            return out
+    return NO_ROWS
 
 
-def _one_model(hand: Hand, elastic: ElasticColumns) -> Bools:
+def one_model(hand: Hand, elastic: ElasticColumns) -> Bools:
     """Whether each job's GPUs are all of one model; others keep what they have."""
     _, offset, gpu, model, *_ = elastic
     job = np.repeat(np.arange(len(model)), np.diff(offset))
@@ -189,7 +199,7 @@ def resize_optimally(
     elastic = elastic_columns(
         hand, nodes, elastic_rows(o, ranking.running[~blocked & ~hand.touched(ranking.running)])
     )
-    elastic = chosen(elastic, np.flatnonzero(on_living_nodes(o, elastic) & _one_model(hand, elastic)))
+    elastic = chosen(elastic, np.flatnonzero(on_living_nodes(o, elastic) & one_model(hand, elastic)))
     whole = o.jobs.gpu_share_requested[ranking.waiting] >= WHOLE
     first = np.flatnonzero(whole)[:_WAITING] if waits else NO_ROWS
     if not len(elastic[0]) and not len(first):

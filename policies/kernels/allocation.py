@@ -124,16 +124,13 @@ class Claims(NamedTuple):
     """Columns of the jobs table that make a job's priority."""
 
     state: NDArray[np.int8]
-    priority: Floats
-    data_bytes: Floats
-    compute_flops: Floats
     service_s: Floats
     duration_s: Floats
     queued_since_s: Floats
     waited_s: Floats
 
 
-ClaimColumns = tuple[NDArray[np.int8], Floats, Floats, Floats, Floats, Floats, Floats, Floats]
+ClaimColumns = tuple[NDArray[np.int8], Floats, Floats, Floats, Floats]
 
 
 @jit_in_place
@@ -152,29 +149,21 @@ def _waited_s(c: Claims, j: int, now_s: float) -> float:
 
 @jit_in_place
 def priorities(
-    rows: Ints, fit: Bools, claims: ClaimColumns, now_s: float, ageing: float, lead_s: float, patience_s: float,
-    unknown_s: float, a: Floats,
+    rows: Ints, worth: Floats, claims: ClaimColumns, now_s: float, ageing: float, lead_s: float,
+    patience_s: float, unknown_s: float, a: Floats,
 ) -> None:  # fmt: skip
-    """Write A_i = p_i * (D_i/D_max + C_i/C_max + ageing * (1 + (lead_s + w_i)/s_i) + w_i/patience_s) * fit_i.
+    """Write A_i = worth_i * (ageing * (1 + (lead_s + w_i)/s_i) + w_i/patience_s).
 
-    D, C: data (bytes) and compute (FLOP) demand, p: priority, w: time waited in all, s: service time left; an
-    unknown one counts as `unknown_s`. 1 + w/s is the response ratio of Brinch Hansen (1971), which favours
-    short jobs as they wait, and `lead_s` does from the start. The last term lets all claims grow without
-    bound at the same pace. One A per row.
+    w: time waited in all, s: service time left; an unknown one counts as `unknown_s`. 1 + w/s is the response
+    ratio of Brinch Hansen (1971), which favours short jobs as they wait, and `lead_s` does from the start. The
+    last term lets all claims grow without bound at the same pace. One worth and one A per row.
     """
     c = Claims(*claims)
-    d_max, c_max = 0.0, 0.0
-    for j in rows:
-        d_max, c_max = max(d_max, _known(c.data_bytes[j])), max(c_max, _known(c.compute_flops[j]))
     for i in range(rows.size):
         j = rows[i]
-        demand = _known(c.data_bytes[j]) / d_max if d_max > 0.0 else 0.0
-        demand += _known(c.compute_flops[j]) / c_max if c_max > 0.0 else 0.0
         waited_s = _waited_s(c, j, now_s)
         service_s = unknown_s if np.isnan(c.service_s[j]) else max(c.service_s[j], 1.0)
-        p = 1.0 if np.isnan(c.priority[j]) else c.priority[j]
-        waiting = ageing * (1.0 + (lead_s + waited_s) / service_s) + waited_s / patience_s
-        a[i] = p * (demand + waiting) * (1.0 if fit[i] else 0.0)
+        a[i] = worth[i] * (ageing * (1.0 + (lead_s + waited_s) / service_s) + waited_s / patience_s)
 
 
 @jit_in_place

@@ -5,8 +5,8 @@ hidden behind the last step's work (`policies.physics.overlapped_s`):
 
     step(n) = ((H - 1) * c(n) + overlapped(c(n), X(n))) / H
 
-c comes from the table of estimated throughputs, corrected by what is measured now; X scales with the ring's
-(n - 1) / n.
+c and X come from the table of estimates, corrected by what is measured now; without estimates X scales with the
+ring's (n - 1) / n.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ from equipoise.policies.physics import overlapped_s
 
 
 class Table(NamedTuple):
-    """Estimated throughputs (samples/s) by job, ascending, and the relative speed of each GPU model."""
+    """Estimates by job, ascending, GPU model and number of GPUs, and the relative speed of each GPU model."""
 
     job: Ints
     model: Ints
     gpus: Ints
     samples_per_s: Floats
+    exchange_s: Floats  # of one exchange that nothing else slows; NaN unknown
     model_speed: Floats  # 0..1; NaN unknown
 
 
@@ -57,7 +58,7 @@ class Scaling(NamedTuple):
     service_s: Floats
 
 
-TableColumns = tuple[Ints, Ints, Ints, Floats, Floats]
+TableColumns = tuple[Ints, Ints, Ints, Floats, Floats, Floats]
 ScalingColumns = tuple[Ints, Ints, Ints, Ints, Ints, Ints, Floats, Floats, Floats, Floats, Floats]
 
 
@@ -144,14 +145,47 @@ def _work_s(job: Job, workers: int, model: int, t: Table) -> float:
 
 
 @jit_in_place
-def _exchange_s(job: Job, workers: int, t: Table) -> float:
-    """Exchange (s); 0 while the work is only known in relative terms."""
+def listed_exchange_s(j: int, gpus: int, model: int, t: Table) -> float:
+    """Exchange (s) by the table; between listed counts linear in GPUs, outside that of the nearest.
+
+    NaN where the table has nothing for this job and GPU model.
+    """
+    below, above = -1, -1
+    for k in range(position(t.job, j), t.job.size):
+        if t.job[k] != j:
+            break
+        if t.model[k] != model or not t.exchange_s[k] >= 0.0:
+            continue
+        if t.gpus[k] <= gpus and (below < 0 or t.gpus[k] > t.gpus[below]):
+            below = k
+        if t.gpus[k] >= gpus and (above < 0 or t.gpus[k] < t.gpus[above]):
+            above = k
+    if below < 0 and above < 0:
+        return np.nan
+    if below < 0 or above < 0 or t.gpus[below] == t.gpus[above]:
+        return float(t.exchange_s[max(below, above)] if below < 0 or above < 0 else t.exchange_s[below])
+    part = (gpus - t.gpus[below]) / (t.gpus[above] - t.gpus[below])
+    return float(t.exchange_s[below] + part * (t.exchange_s[above] - t.exchange_s[below]))
+
+
+@jit_in_place
+def _exchange_s(job: Job, workers: int, model: int, t: Table) -> float:
+    """Exchange (s); 0 while the work is only known in relative terms.
+
+    As estimated, times measured over estimated for the workers that it has; by the ring where nothing is.
+    """
     at = position(t.job, job.row)
     listed = at < t.job.size and t.job[at] == job.row
     if workers <= 1 or not (listed or job.work_s > 0.0):
         return 0.0
+    there_s = listed_exchange_s(job.row, workers * job.per, model, t)
     if job.workers > 1 and job.exchange_s > 0.0:
+        here_s = listed_exchange_s(job.row, job.workers * job.per, job.model, t)
+        if there_s > 0.0 and here_s > 0.0:
+            return there_s * job.exchange_s / here_s
         return job.exchange_s * (1.0 - 1.0 / workers) / (1.0 - 1.0 / job.workers)
+    if there_s >= 0.0:
+        return there_s
     return job.alone_s if job.alone_s > 0.0 else 0.0
 
 
@@ -161,7 +195,7 @@ def step_s(job: Job, workers: int, model: int, t: Table) -> float:
 
     Only ratios mean anything where neither the table nor a measurement knows the job.
     """
-    work_s, exchange_s = _work_s(job, workers, model, t), _exchange_s(job, workers, t)
+    work_s, exchange_s = _work_s(job, workers, model, t), _exchange_s(job, workers, model, t)
     return ((job.interval - 1) * work_s + overlapped_s(work_s, exchange_s, job.gamma)) / job.interval
 
 

@@ -40,18 +40,25 @@ def busiest_node(first: Ints, node: Ints, busy_s: Floats) -> Floats:
 
 @jit
 def sync_coefficient(
-    interval: Floats, exchange_s: Floats, work_s: Floats, alpha: float, beta: float
+    first: Ints, interval: Floats, exchange_s: Floats, step_s: Floats, delay: float
 ) -> Floats:
-    """K = alpha * V/V_ref - beta * d/d_ref per job, clipped to -1..1.
+    """K per job: the mean of its workers' K_i = V_i/V_ref - d_i/d_ref, weighted by d_i, clipped to -1..1.
 
-    With r = exchange / (h * work): the update speed is V/V_ref = 1 / (1 + r) of what it would be without
-    delay, and the delay is d/d_ref = r of the computation between two exchanges.
+    With r_i = exchange / (h * step_i): worker i's update speed is V_i/V_ref = 1 / (1 + r_i) of what it would be
+    without delay, its delay is d_i = r_i of its computation between two exchanges, and d_ref is `delay`. NaN
+    where an exchange or a step is not known.
     """
     coefficient = np.full(interval.size, np.nan)
     for k in range(interval.size):
-        if work_s[k] > 0.0 and exchange_s[k] >= 0.0:
-            r = exchange_s[k] / (interval[k] * work_s[k])
-            coefficient[k] = min(max(alpha / (1.0 + r) - beta * r, -1.0), 1.0)
+        weighted, weights, known = 0.0, 0.0, exchange_s[k] >= 0.0
+        for i in range(first[k], first[k + 1]):
+            known = known and step_s[i] > 0.0
+            r = exchange_s[k] / (interval[k] * step_s[i])
+            weighted += r * (1.0 / (1.0 + r) - r / delay)
+            weights += r
+        if known:
+            mean = weighted / weights if weights > 0.0 else 1.0
+            coefficient[k] = min(max(mean, -1.0), 1.0)
     return coefficient
 
 
@@ -158,12 +165,14 @@ def slowest_other(first: Ints, step_s: Floats) -> Floats:
 
 @jit
 def weighted_shares(
-    first: Ints, share: Floats, efficiency: Floats, load: Floats, delay: Floats, damping: float, floor: float
-) -> Floats:
+    first: Ints, share: Floats, room: Floats, efficiency: Floats, load: Floats, delay: Floats, damping: float,
+    floor: float,
+) -> Floats:  # fmt: skip
     """R'_i = R_i * (E_i / P_i) * lambda_i / (1 + delta_i); GPU k has the rows first[k] .. first[k + 1] - 1.
 
-    Normalised to what the workers of the GPU hold together, moved there by `damping` only, and never under
-    `floor` (or what a worker holds, if that is less). Unknown inputs leave a GPU's shares alone.
+    Normalised to room[k], what the workers of the GPU may hold together: they are put there in proportion to
+    what they hold, and moved on by `damping` only, never under `floor` (or what a worker holds, if that is
+    less). Unknown inputs leave a GPU's shares alone.
     """
     new = share.copy()
     for k in range(first.size - 1):
@@ -175,14 +184,15 @@ def weighted_shares(
         if not (total > 0.0 and np.isfinite(total)):
             continue
         for i in range(begin, end):
-            target = held * share[i] * efficiency[i] * load[i] / (1.0 + delay[i]) / total
-            new[i] = share[i] + damping * (target - share[i])
-        _lift(new, share, begin, end, held, floor)
+            target = share[i] * efficiency[i] * load[i] / (1.0 + delay[i]) / total
+            in_force = share[i] / held
+            new[i] = room[k] * (in_force + damping * (target - in_force))
+        _lift(new, share, begin, end, floor)
     return new
 
 
 @jit
-def _lift(new: Floats, share: Floats, begin: int, end: int, held: float, floor: float) -> None:
+def _lift(new: Floats, share: Floats, begin: int, end: int, floor: float) -> None:
     """Lift shares to the floor; the others give in proportion to what they have above it. In place."""
     missing, above = 0.0, 0.0
     for i in range(begin, end):
@@ -203,20 +213,20 @@ def _share_at(slowdown: float, alone_s: float, others_s: float, kappa: float, fl
 
 @jit
 def fair_shares(
-    first: Ints, share: Floats, step_s: Floats, others_s: Floats, kappa: Floats, floor: float
+    first: Ints, share: Floats, room: Floats, step_s: Floats, others_s: Floats, kappa: Floats, floor: float
 ) -> Floats:
     """Shares per GPU that minimise the slowest co-located job's slowdown under the fitted share curves.
 
     A worker alone on the GPU would take step * speed_at(share); its job's step is the longer of its own and
-    `others_s`, its peers'. The least common slowdown whose shares fit into what the GPU's workers hold is
-    found by bisection, and what is left over is dealt in proportion. Unknown inputs leave a GPU alone.
+    `others_s`, its peers'. The least common slowdown whose shares fit into room[k], what the GPU's workers may
+    hold together, is found by bisection, and what is left over is dealt in proportion. Unknown inputs leave a
+    GPU alone.
     """
     new = share.copy()
     for k in range(first.size - 1):
         begin, end = first[k], first[k + 1]
-        held, known = 0.0, True
+        held, known = room[k], True
         for i in range(begin, end):
-            held += share[i]
             known = known and step_s[i] > 0.0 and np.isfinite(step_s[i]) and np.isfinite(others_s[i])
         least = min(floor, held / (end - begin))
         if not known:
@@ -245,19 +255,18 @@ def fair_shares(
 
 @jit
 def quantise_shares(
-    first: Ints, share: Floats, new: Floats, quantum: Floats, band: float
+    first: Ints, share: Floats, room: Floats, new: Floats, quantum: Floats, band: float
 ) -> tuple[Floats, Bools]:
-    """Shares in whole quanta of the GPU, and whether each GPU's shares change.
+    """Shares in whole quanta of the GPU, room[k] in all, and whether each GPU's shares change.
 
-    A GPU whose shares would all stay within `band` of what they are keeps them, as does one whose workers
-    hold less than one quantum each.
+    A GPU whose shares would all stay within `band` of what they are keeps them, as does one on which there is
+    less than one quantum for each worker.
     """
     result, changed = share.copy(), np.zeros(first.size - 1, dtype=np.bool_)
     for k in range(first.size - 1):
         begin, end = first[k], first[k + 1]
-        held, far = 0.0, False
+        held, far = room[k], False
         for i in range(begin, end):
-            held += share[i]
             far = far or abs(new[i] - share[i]) > band * share[i]
         units = math.floor(held / quantum[k] + 1e-9)
         if not far or units < end - begin:

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from equipoise.policies.contract import (
     Allocation,
     Decision,
+    Memory,
     Moves,
     Plan,
     Policy,
@@ -172,6 +173,16 @@ def encode(decision: Decision, refused: Sequence[Refusal] = ()) -> str:
         "refused": _encode(tuple(refused)),
     }
     return json.dumps(line, separators=(",", ":"), allow_nan=False)
+
+
+def encode_memory(memory: Mapping[str, Memory]) -> str:
+    """What the stages of a policy remember, as JSON. Raises TypeError for what cannot be written."""
+    return json.dumps(_encode(dict(memory)), separators=(",", ":"), allow_nan=False)
+
+
+def decode_memory(text: str) -> dict[str, Memory]:
+    """The inverse of `encode_memory`."""
+    return dict(_decode(json.loads(text)))
 
 
 class JournalWriter:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from equipoise.policies.contract import Memory, Moves, Plan
 from equipoise.policies.kernels.dataflow import Links, match_sorted
-from equipoise.policies.observation import Bools, Floats, Ints, Observation
+from equipoise.policies.observation import Bools, Floats, Ints, Observation, Paths
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def carry(memory: Memory, observation: Observation, defaults: Mapping[str, float
     return columns
 
 
-def links_of(observation: Observation) -> Links:
+def links_of(observation: Observation, *, measured: bool = True) -> Links:
     """Transfer rates between nodes: what `paths` measured, else the free part of the slower interface.
 
     An interface counts as at least 1 % free; one of unknown rate is no limit.
@@ -68,6 +68,8 @@ def links_of(observation: Observation) -> Links:
     nodes, paths = observation.nodes, observation.paths
     free = 1.0 - np.clip(np.nan_to_num(nodes.nic_busy_ratio, nan=0.0), 0.0, 0.99)
     nic = np.where(nodes.nic_bytes_per_s > 0, nodes.nic_bytes_per_s * free, np.inf)
+    if not measured:
+        paths = Paths()
     key = paths.source * len(nodes) + paths.target
     order: slice | Ints = slice(None)
     if not (key[1:] > key[:-1]).all():

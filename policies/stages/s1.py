@@ -25,6 +25,7 @@ from equipoise.policies.kernels.dataflow import (
     pick_shards,
 )
 from equipoise.policies.observation import Bools, Floats, Ints, Observation
+from equipoise.policies.stages.frozen import check_frozen
 from equipoise.policies.stages.groups import (
     Groups,
     append_moves,
@@ -75,10 +76,12 @@ class DataFlow(Stage):
     smoothing: float = 0.5  # Holt's gain of the level
     trend_smoothing: float = 0.2  # Holt's gain of the trend
     sigmas: float = 5.0  # a gradient norm this far off is not sound
+    frozen: str = ""  # a sub-step that a simple default takes the place of: see `policies.stages.frozen`
 
     def __post_init__(self) -> None:
         if self.mode not in ("formula", "optimal"):
             raise ValueError(f"mode: {self.mode!r} is not one of formula, optimal")
+        check_frozen("s1", self.frozen)
         if not (self.threshold > 0 and self.sigmas > 0):
             raise ValueError("threshold and sigmas must be above 0")
         if not (0 < self.smoothing <= 1 and 0 <= self.trend_smoothing <= 1):
@@ -90,6 +93,9 @@ class DataFlow(Stage):
             return plan.because("s1", "no training job runs"), memory
         groups = group_workers(observation)
         forecast, healthy, state = self._watch_gradients(observation, groups, memory)
+        if self.frozen == "S111":
+            rate = observation.workers.gradient_rate_per_s
+            forecast, healthy = np.where(rate > 0, rate, forecast), np.ones(len(rate), dtype=np.bool_)
         after: dict[str, Any] = state
         values: dict[str, Any] = {
             "s111_unhealthy": int((~healthy).sum()),
@@ -98,13 +104,16 @@ class DataFlow(Stage):
         }
         # A job on a node that is down, or with a worker that was not seen, is left alone: NaN goes through.
         seen = (observation.workers.gradient_rate_per_s > 0) | (observation.workers.samples_per_step == 0)
-        capacity = np.where(groups.spread(groups.sound) & seen, forecast * state["samples"], np.nan)
+        capacity = np.minimum(forecast * state["samples"], observation.workers.input_samples_per_s)
+        capacity = np.where(groups.spread(groups.sound) & seen, capacity, np.nan)
+        if self.frozen == "S112":
+            capacity = np.where(np.isnan(capacity), np.nan, 1.0)
         owned = observation.workers.samples_owned
         index, surplus = imbalance(groups.first, capacity, owned, healthy)
         after["acting"], acting = self._acting(groups, index, memory)
         values |= _imbalance_values(observation, groups, index, surplus)
         values["s112_acting"] = int(acting.sum())
-        if not acting.any():
+        if not acting.any() or self.frozen == "S113":
             return plan.because("s1", _why_not(index), **values, s113_moves=0), after
         links = links_of(observation)
         load = np.nan_to_num(observation.nodes.nic_busy_ratio, nan=0.0)[observation.workers.node]

@@ -21,6 +21,7 @@ from equipoise.policies.kernels.dataflow import (
 )
 from equipoise.policies.kernels.deal import deal_by_share, deal_exactly, resource_shares, slowest_step
 from equipoise.policies.observation import Bools, Floats, Ints, Observation
+from equipoise.policies.stages.frozen import check_frozen
 from equipoise.policies.stages.groups import (
     Groups,
     append_moves,
@@ -58,10 +59,12 @@ class Tasks(Stage):
     rate_alpha: float = 0.5  # weight of the processing rate; the rest is for the response time
     damping: float = 0.5  # part of the way to R per decision
     epsilon: float = 0.005  # relative gain below which a deal stays
+    frozen: str = ""  # a sub-step that a simple default takes the place of: see `policies.stages.frozen`
 
     def __post_init__(self) -> None:
         if self.mode not in ("formula", "optimal"):
             raise ValueError(f"mode: {self.mode!r} is not one of formula, optimal")
+        check_frozen("s2", self.frozen)
         if not (0 <= self.priority_alpha <= 1 and 0 <= self.rate_alpha <= 1):
             raise ValueError("priority_alpha and rate_alpha must be in [0, 1]")
         if not (0 < self.damping <= 1 and self.epsilon > 0):
@@ -94,7 +97,7 @@ class Tasks(Stage):
         if not len(rows):
             nothing = {"s212_waiting": 0, "s212_reordered": False, "s213_late": 0, "s213_moved": 0}
             return plan, {"s211_fetch_s": 0.0, **nothing}
-        links, owner = links_of(observation), shards.worker[rows]
+        links, owner = links_of(observation, measured=self.frozen != "S211"), shards.worker[rows]
         fetch_s = fetch_times(rows, shards.bytes, shards.node, workers.node[owner], links)
         needed_s = shards.needed_in_s[rows]
         job = groups.spread(np.arange(len(groups.rows)))[owner]
@@ -104,7 +107,7 @@ class Tasks(Stage):
         )  # fmt: skip
         level = np.round(priority / _PRIORITY_STEP)
         ranked = np.lexsort((rows, needed_s, -level))
-        order = _order_by_rank(observation, rows[ranked])
+        order = _order_by_rank(observation, rows[ranked]) if self.frozen != "S212" else None
         late = ranked[fetch_s[ranked] > needed_s[ranked]]
         values: dict[str, Any] = {
             "s211_fetch_s": float(fetch_s.mean()),
@@ -117,7 +120,7 @@ class Tasks(Stage):
         }
         if order is not None:
             plan = plan.with_(fetch_order=order)
-        if len(late):
+        if len(late) and self.frozen != "S213":
             late_s = fetch_s - needed_s
             to = self._new_owners(observation, groups, plan, rows[late], late_s[late], links)
             moved = to >= 0
@@ -171,6 +174,7 @@ class Tasks(Stage):
         )
         batch = jobs.global_batch[groups.rows]
         known = groups.sound & ~np.isnan(target[groups.first[:-1]]) & (batch > 0)
+        known &= self.frozen not in ("S221", "S222", "S223")
         state = self._move_shares(observation, groups, target, memory)
         if not known.any():
             return None, state, {"s221_known_jobs": 0, "s222_largest_share": np.nan, "s223_jobs": 0}

@@ -25,6 +25,7 @@ from equipoise.policies.kernels.sync import (
     weighted_shares,
 )
 from equipoise.policies.observation import Bools, Floats, Ints, Observation
+from equipoise.policies.stages.frozen import check_frozen
 from equipoise.policies.stages.groups import Groups, group_workers, moved_bytes
 from equipoise.policies.stages.guard import (
     Record,
@@ -34,30 +35,30 @@ from equipoise.policies.stages.guard import (
     guard_review,
     guard_watch,
 )
-
-_INTERVAL_MOST = 1000.0  # formula mode, where no drift bounds the interval
+from equipoise.policies.stages.intervals import INTERVAL_MOST, first_intervals
+from equipoise.policies.stages.virtual import gpu_room, virtual_gpus, whole_rates
 
 
 @dataclass(frozen=True)
 class Synchronisation(Stage):
     """Adapts how often gradients are exchanged, and how co-located workers share a GPU.
 
-    `formula`: K = alpha / (1 + r) - beta * r with r = exchange / (h * work); h <- h * exp(-eta * K) within
+    `formula`: K = 1 / (1 + r) - r / delay with r = exchange / (h * step), by worker; h <- h * exp(-eta * K) within
     1 .. 1 + 0.1 / drift, so that fast updates with little delay synchronise more often; it settles near
-    r = 0.09. Shares follow R' = R * (E / P) * lambda / (1 + delta). `optimal`: the H of least expected period
-    per useful step, and the shares that minimise the slowest co-located job's slowdown. While a job's step
-    times are spread wider than `spread` and its work is being dealt anew, its interval is kept: tasks first.
-    Share changes that lower goodput are rolled back. The source's formula images are lost: the forms are
-    ours, with its variables and directions.
+    r = 0.09. A job that waits begins where its estimates would settle. Shares follow R' = R * (E / P) * lambda /
+    (1 + delta), and what is free of a GPU is handed out while no job waits for a share. `optimal`: the H of
+    least expected period per useful step, and the shares that minimise the slowest co-located job's slowdown.
+    While a job's step times are spread wider than `spread` and its work is being dealt anew, its interval is
+    kept: tasks first. Share changes that lower goodput are rolled back. The source's formula images are lost:
+    the forms are ours, with its variables and directions.
     """
 
     name: ClassVar[str] = "s3"
     kind: ClassVar[Kind] = "sync"
-    needs: ClassVar[frozenset[str]] = frozenset({"nodes", "gpus", "jobs", "workers", "shards"})
+    needs: ClassVar[frozenset[str]] = frozenset({"nodes", "gpus", "jobs", "workers", "shards", "speeds"})
 
     mode: str = "formula"
-    alpha: float = 1.0  # weight of update speed
-    beta: float = 10.0  # weight of delay
+    delay: float = 0.1  # exchange over computing at which delay weighs as much as update speed
     eta: float = 0.5  # gain of the interval
     spread: float = 0.1  # of step times, above which a new deal goes first
     interval_max: int = 64  # longest interval that `optimal` looks at
@@ -67,12 +68,14 @@ class Synchronisation(Stage):
     share_band: float = 0.02  # relative change of a share that is not worth making
     noise: float = 0.05  # a loss of goodput under this is noise
     backoff_windows: int = 8  # first back-off after a roll-back, in windows; doubles each time
+    frozen: str = ""  # a sub-step that a simple default takes the place of: see `policies.stages.frozen`
 
     def __post_init__(self) -> None:
         if self.mode not in ("formula", "optimal"):
             raise ValueError(f"mode: {self.mode!r} is not one of formula, optimal")
-        if not (self.alpha > 0 and self.beta > 0 and self.eta > 0 and self.interval_max >= 1):
-            raise ValueError("alpha, beta and eta must be above 0, interval_max at least 1")
+        check_frozen("s3", self.frozen)
+        if not (self.delay > 0 and self.eta > 0 and self.interval_max >= 1):
+            raise ValueError("delay and eta must be above 0, interval_max at least 1")
         if not (0 < self.share_damping <= 1 and 0 < self.share_floor <= 0.5):
             raise ValueError("share_damping must be in (0, 1], share_floor in (0, 0.5]")
         if min(self.spread, self.hysteresis, self.share_band, self.noise, self.backoff_windows) < 0:
@@ -80,6 +83,8 @@ class Synchronisation(Stage):
 
     def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
         """Set sync_interval and gpu_share; memory holds the real intervals and the guard's record."""
+        if self.frozen not in ("S312", "S313"):
+            plan = first_intervals(observation, plan, self.delay)
         if not len(observation.workers):
             return plan.because("s3", "no training job runs"), memory
         groups = group_workers(observation)
@@ -105,10 +110,10 @@ class Synchronisation(Stage):
         planned = plan.intervals(observation)
         current, drift = planned[rows], jobs.drift[rows]
         h = _carry_intervals(memory, rows, current)
-        k = sync_coefficient(h, exchange_s, jobs.work_s[rows], self.alpha, self.beta)
-        acts = groups.sound & ~held
+        k = sync_coefficient(groups.first, h, exchange_s, observation.workers.step_s.copy(), self.delay)
+        acts = groups.sound & (~held | (self.frozen == "S311")) & (self.frozen not in ("S312", "S313"))
         if self.mode == "formula":
-            h, whole = next_interval(h, current, np.where(acts, k, np.nan), drift, self.eta, _INTERVAL_MOST)
+            h, whole = next_interval(h, current, np.where(acts, k, np.nan), drift, self.eta, INTERVAL_MOST)
         else:
             std_s, gamma = _step_deviation(observation), np.nan_to_num(jobs.gamma[rows], nan=1.0)
             whole, gain = best_interval(
@@ -167,7 +172,7 @@ class Synchronisation(Stage):
             record, workers.id, goodput, now, noise=self.noise, settle_s=observation.window_s,
             backoff_s=self.backoff_windows * observation.window_s,
         )  # fmt: skip
-        rows, first = _virtual_gpus(observation, groups)
+        rows, first = virtual_gpus(observation, groups)
         values: dict[str, Any] = {
             "s321_virtual_gpus": len(rows),
             "s322_changed_gpus": 0,
@@ -175,11 +180,12 @@ class Synchronisation(Stage):
             "s323_rolled_back": len(verdict.rollback),
         }
         new, undone = _undo(observation, share, verdict)
-        if len(rows):
-            proposal, used = self._propose(observation, groups, share, rows, first)
+        if len(rows) and self.frozen not in ("S322", "S323"):
+            room = gpu_room(observation, share, rows, first)
+            proposal, used = self._propose(observation, groups, share, rows, first, room)
             values["s321_use_min"] = used
             quantum = observation.gpus.share_quantum[workers.gpu[rows[first[:-1]]]]
-            quantised, changed = quantise_shares(first, share[rows], proposal, quantum, self.share_band)
+            quantised, changed = quantise_shares(first, share[rows], room, proposal, quantum, self.share_band)
             busy = guard_blocked(record, workers.id[rows], now) | np.isin(rows, undone)
             changed &= ~np.logical_or.reduceat(busy, first[:-1])
             moved = np.repeat(changed, np.diff(first))
@@ -193,24 +199,35 @@ class Synchronisation(Stage):
         return new, record, values
 
     def _propose(
-        self, observation: Observation, groups: Groups, share: Floats, rows: Ints, first: Ints
+        self, observation: Observation, groups: Groups, share: Floats, rows: Ints, first: Ints, room: Floats
     ) -> tuple[Floats, float]:
         """S321 and S322: (shares of the virtual GPUs `rows`, the least used one's use)."""
         workers = observation.workers
         step_s, others_s = workers.step_s, slowest_other(groups.first, workers.step_s)
         period_s = step_s + np.nan_to_num(workers.wait_s) + np.nan_to_num(workers.input_stall_s)
         with np.errstate(invalid="ignore", divide="ignore"):
-            # E: what it trains per unit of share; P: what it could while computing.
-            used = workers.samples_per_step / period_s / workers.capacity_samples_per_s
+            # E: what it trains per unit of share; P: what its kind trains on a whole GPU.
+            used = workers.samples_per_step / period_s / share / whole_rates(observation)
+            if self.frozen == "S321":
+                used = np.where(np.isfinite(used), 1.0, used)
             load = step_s / np.maximum(step_s, others_s)  # 1 for the worker that its job waits for
             delay = np.nan_to_num(workers.input_stall_s) / step_s
         least = float(np.nanmin(used[rows])) if np.isfinite(used[rows]).any() else np.nan
         if self.mode == "optimal":
             kappa = observation.jobs.share_kappa[workers.job]
-            new = fair_shares(first, share[rows], step_s[rows], others_s[rows], kappa[rows], self.share_floor)
+            new = fair_shares(
+                first, share[rows], room, step_s[rows], others_s[rows], kappa[rows], self.share_floor
+            )
         else:
             new = weighted_shares(
-                first, share[rows], used[rows], load[rows], delay[rows], self.share_damping, self.share_floor
+                first,
+                share[rows],
+                room,
+                used[rows],
+                load[rows],
+                delay[rows],
+                self.share_damping,
+                self.share_floor,
             )
         return new, least
 
@@ -278,18 +295,6 @@ def _goodput(observation: Observation) -> Floats:
     known = np.isfinite(jobs.goodput_samples_per_s)
     per_job = np.where(known, jobs.goodput_samples_per_s, jobs.throughput_samples_per_s)
     return np.asarray(per_job[observation.workers.job], dtype=np.float64)
-
-
-def _virtual_gpus(observation: Observation, groups: Groups) -> tuple[Ints, Ints]:
-    """Worker rows on GPUs that several single-GPU workers share, by GPU, and where each GPU's begin."""
-    workers = observation.workers
-    single = groups.spread(groups.sound & (observation.jobs.gpus_per_worker[groups.rows] == 1))
-    residents = np.bincount(workers.gpu, minlength=len(observation.gpus))
-    alone = np.bincount(workers.gpu, weights=~single, minlength=len(observation.gpus)) == 0
-    rows = np.flatnonzero((residents >= 2)[workers.gpu] & alone[workers.gpu])
-    rows = rows[np.argsort(workers.gpu[rows], kind="stable")]
-    start = np.flatnonzero(np.diff(workers.gpu[rows], prepend=-1))
-    return rows, np.append(start, len(rows)).astype(np.int64)
 
 
 def _undo(observation: Observation, share: Floats, verdict: Verdict) -> tuple[Floats, Ints]:

@@ -16,10 +16,8 @@ import numpy as np
 from equipoise.policies.allocation.backfill import backfill
 from equipoise.policies.allocation.draft import Hand
 from equipoise.policies.allocation.elastic import (
-    elastic_columns,
     elastic_rows,
     grow_jobs,
-    on_living_nodes,
     parallel_work,
     scaling_columns,
     shrink_jobs,
@@ -28,28 +26,35 @@ from equipoise.policies.allocation.elastic import (
 from equipoise.policies.allocation.gangs import (
     NO_ROWS,
     NO_VALUES,
+    RequestColumns,
+    asking_for,
     frozen,
     request_columns,
     some_room,
     start_in_order,
 )
+from equipoise.policies.allocation.near import start_near
+from equipoise.policies.allocation.planned import plan_jobs
 from equipoise.policies.allocation.preemption import patient_bars, start_with_preemption
-from equipoise.policies.allocation.ranking import Ageing, NodeState, Ranking, gpus_wanted, node_state, rank
+from equipoise.policies.allocation.ranking import Ageing, NodeState, Ranking, node_state, rank
 from equipoise.policies.allocation.sizes import resize_optimally
+from equipoise.policies.allocation.widths import narrow_jobs, start_widths
 from equipoise.policies.contract import AllocationStage, Memory, Plan
-from equipoise.policies.kernels.placement import WEIGHTED
+from equipoise.policies.kernels.placement import ANY, WEIGHTED
 from equipoise.policies.kernels.scaling import ScalingColumns, TableColumns
 from equipoise.policies.observation import Floats, Ints, Observation
-from equipoise.policies.stages.guard import (
-    Record,
-    Verdict,
-    guard_blocked,
-    guard_empty,
-    guard_review,
-    guard_watch,
+from equipoise.policies.stages.frozen import check_frozen
+from equipoise.policies.stages.guard import Record, Verdict, guard_blocked, guard_empty
+from equipoise.policies.stages.watch import (
+    corrected,
+    going_back_pays,
+    measured,
+    remember_exchanges,
+    review,
+    watch,
+    way_back,
 )
 
-_NO_VERDICT = Verdict(NO_ROWS, NO_ROWS, NO_VALUES)
 _SMALLER = 16  # waiting elastic jobs, from the first, that may start with fewer workers
 _PREEMPTING = 128  # waiting jobs, from the first, for which running jobs may give way
 _SHRINKING = 4  # waiting jobs, from the first, for which elastic jobs may give up workers
@@ -58,7 +63,8 @@ _ABOVE_ZERO = (
     "ageing", "patience_s", "run_s", "growth", "horizon_s", "unknown_s", "speed_memory_s", "time_limit_s",
 )  # fmt: skip
 _NOT_NEGATIVE = (
-    "lead_s", "reserve_after_s", "slowdown", "longest_wait_s", "reluctance", "margin", "noise", "backoff_s",
+    "demand", "lead_s", "reserve_after_s", "slowdown", "longest_wait_s", "reluctance", "margin", "noise",
+    "backoff_s",
 )  # fmt: skip
 
 
@@ -66,14 +72,16 @@ _NOT_NEGATIVE = (
 class NodeAllocation(AllocationStage):
     """Gives GPUs to jobs by priority and ratio, resizes elastic jobs, and undoes what did harm.
 
-    S412: A_i = p_i * (D_i/D_max + C_i/C_max + ageing * (1 + (lead_s + w_i)/s_i) + w_i/patience_s) * fit_i
-    with data and compute demand D and C, waiting time w and service time s. S422: R_ij = R_j *
-    (u_ij*A_i/(1+d_ij)) / sum_k(u_kj*A_k/(1+d_kj)), with u the share of node j's GPUs that the job uses, or
-    could use while it waits, and d the share of its worker's data that is stored elsewhere; a node counts by
-    its measured speed. `formula`: jobs in order of sum_j R_ij per GPU asked for, whole gangs, nodes by
-    descending R_ij, within one GPU model if possible. `optimal`: the sizes that maximise goodput by an integer
-    programme (Sia, Jayaram Subramanya et al. 2023). The source's formula images are lost: the forms are ours,
-    with its variables and directions.
+    S412: A_i = p_i * (D_i/D * C_i/C)^demand * M/(M + m_i) * (ageing * (1 + (lead_s + w_i)/s_i) +
+    w_i/patience_s), with data and compute demand D_i and C_i over their geometric means, memory M of a GPU and
+    need m_i, waiting time w and service time s. S422: R_ij = R_j * (u_ij*A_i/(1+d_ij)) /
+    sum_k(u_kj*A_k/(1+d_kj)), with u the share of node j's GPUs that the job uses, or could use while it waits,
+    and d the share of a worker's data that is stored elsewhere, for a waiting job the time to fetch it over the
+    time to compute; a node counts by its measured speed. `formula`: jobs in order of sum_j R_ij per GPU asked
+    for, whole gangs, nodes by descending R_ij, within one GPU model if possible.
+    `optimal`: of up to six jobs the whole schedule with the least weighted sum of completion times, of more the
+    sizes that maximise goodput by an integer programme (Sia, Jayaram Subramanya et al. 2023). The source's
+    formula images are lost: the forms are ours, with its variables and directions.
 
     Order: as above. Blocking: what does not fit is passed over until the first has waited `reserve_after_s`:
     then nothing may delay it. A job that has waited longer than min(reserve_after_s + slowdown * duration,
@@ -85,11 +93,14 @@ class NodeAllocation(AllocationStage):
 
     Nobody starves. With exact estimates and without faults a job starts at most (k + 1) * T after it is
     overdue: k are the starts of jobs that fell due before it, T is the longest job with its restart. A job of
-    s seconds is stopped at most 1 + log(s / run_s) / log(1 + growth) times.
+    s seconds is stopped at most 1 + log(s / run_s) / log(1 + growth) times; a whole schedule may stop it once it
+    has worked for `reluctance` restarts instead of run_s.
     """
 
     name: ClassVar[str] = "s4"
-    needs: ClassVar[frozenset[str]] = frozenset({"nodes", "gpus", "jobs", "workers", "shards", "speeds"})
+    needs: ClassVar[frozenset[str]] = frozenset(
+        {"nodes", "gpus", "jobs", "workers", "shards", "speeds", "stores"}
+    )
     order: ClassVar[str] = "sum of R_ij per GPU asked for: priority, demand and waiting time over contention"
     blocking: ClassVar[str] = "greedy, with a reservation for the longest overdue job, or else for the first"
     preemption: ClassVar[str] = (
@@ -100,6 +111,7 @@ class NodeAllocation(AllocationStage):
 
     mode: str = "formula"
     ageing: float = 4.0  # weight of the response ratio in A
+    demand: float = 0.1  # exponent of data and compute demand in A
     lead_s: float = 360000.0  # waiting that every job starts with: the larger, the more short ones come first
     patience_s: float = 86400.0  # waiting time that adds 1 to A
     reserve_after_s: float = 3600.0  # a job is overdue after this...
@@ -112,14 +124,18 @@ class NodeAllocation(AllocationStage):
     horizon_s: float = 1800.0  # over which the gain of a resize counts at most
     margin: float = 0.05  # least relative gain in step time for which a job is resized
     unknown_s: float = 3600.0  # service time of a job that has no estimate
-    speed_memory_s: float = 600.0  # half-life of a node's measured speed once nothing runs there
+    speed_memory_s: float = (
+        600.0  # half-life of what was measured of a node, or an exchange, that is idle now
+    )
     noise: float = 0.05  # a loss of goodput under this is noise
     backoff_s: float = 600.0  # first back-off after a roll-back; doubles each time
     time_limit_s: float = 2.0  # of the integer programme; past it the formula decides
+    frozen: str = ""  # a sub-step that a simple default takes the place of: see `policies.stages.frozen`
 
     def __post_init__(self) -> None:
         if self.mode not in ("formula", "optimal"):
             raise ValueError(f"mode: {self.mode!r} is not one of formula, optimal")
+        check_frozen("s4", self.frozen)
         for name in _ABOVE_ZERO:
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0")
@@ -134,61 +150,39 @@ class NodeAllocation(AllocationStage):
             return plan.because("s4", "an earlier stage has handed out GPUs already"), memory
         if not len(o.waiting) and not len(o.running):
             return plan.because("s4", "no job waits or runs"), memory
-        verdict, memory = self._review(o, memory)
+        before = memory.get("guard", guard_empty())
+        verdict, memory = review(o, memory, self.noise, self.backoff_s)
+        if self.frozen == "S413":
+            verdict, memory = Verdict(NO_ROWS, NO_ROWS, NO_VALUES), {**memory, "guard": guard_empty()}
         if not len(verdict.rollback) and self._nothing_to_do(o):
             return plan.because("s4", "nothing is free, and no change would pay"), memory
-        nodes = node_state(o, memory, self.speed_memory_s)
+        nodes = node_state(o, memory, self.speed_memory_s, measured=self.frozen != "S411")
         memory = {**memory, "node_speed": nodes.speed, "time_s": o.time_s}
-        ranking = rank(o, nodes, self._ageing)
-        scaling, table = scaling_columns(o), table_columns(o, nodes)
+        ranking = rank(o, nodes, self._ageing, arrival_order=self.frozen == "S412", use=self.frozen != "S421")
+        memory = remember_exchanges(o, memory, self.speed_memory_s)
+        scaling = scaling_columns(o, plan.intervals(o))
+        table = corrected(table_columns(o, nodes), o, memory)
         hand = Hand(o, ranking.weight, nodes.model, _heaviest_first(ranking.weight, o.nodes.gpus_free))
-        values = nodes.values() | _use(o) | self._undo(hand, nodes, verdict, memory["guard"])
+        values = nodes.values() | _use(o) | self._undo(hand, verdict, memory, before)
+        able = elastic_rows(o, ranking.running)
+        able = able[~guard_blocked(memory["guard"], able, o.time_s) & measured(o, memory, able)]
         solved = {}
-        if self.mode == "optimal":
-            solved = self._solve(hand, nodes, ranking, scaling, table, memory["guard"])
-        values |= solved | self._start(hand, ranking)
+        if self.mode == "optimal" and self.frozen != "S422":
+            solved = self._solve(hand, nodes, ranking, scaling, table, able)
+        if self.frozen == "S422":
+            hand.start(start_in_order(ranking.waiting, False, ANY, request_columns(o), hand.columns)[0])
+            hand.leave(np.arange(len(o.jobs)))
+        values |= solved | self._start(hand, nodes, ranking, scaling, table)
         if "s422_fallback" in solved or self.mode == "formula":
             values |= self._preempt(hand, ranking, values["s422_overdue"] >= 0)
-            values |= self._resize(
-                hand, nodes, ranking, scaling, table, memory["guard"], values["s422_overdue"]
-            )
+            values |= self._resize(hand, nodes, ranking, scaling, table, able, values["s422_overdue"])
         allocation = hand.allocation()
         values |= parallel_work(hand, nodes, scaling, table)
         if allocation is None:
             return plan.because("s4", "all stays as it is", **values), memory
-        memory = {**memory, "guard": self._watch(hand, memory["guard"])}
+        memory = watch(hand, nodes, scaling, table, memory, values["s413_undone"])
         text = f"starts {len(hand.started())}, stops {len(hand.stopped)}, resizes {len(hand.resized())}"
         return plan.with_(allocation=allocation).because("s4", text, **values), memory
-
-    def _review(self, o: Observation, memory: Memory) -> tuple[Verdict, dict[str, Any]]:
-        """S413: judge watched resizes by fresh measurements of goodput."""
-        rows = np.sort(o.running)
-        rows = rows[~o.jobs.rigid[rows]]
-        if not len(rows) and "goodput_id" not in memory:
-            return _NO_VERDICT, {"guard": guard_empty(), **memory}
-        goodput = o.jobs.goodput_samples_per_s[rows]
-        seen = np.full(len(rows), np.nan)
-        if "goodput_id" in memory:
-            known = np.isin(rows, memory["goodput_id"])
-            seen[known] = memory["goodput"][np.searchsorted(memory["goodput_id"], rows[known])]
-        record, verdict = memory.get("guard", guard_empty()), _NO_VERDICT
-        fresh = np.where(goodput == seen, np.nan, goodput)  # no step has ended since: nothing was measured
-        if len(record["id"]):
-            verdict, record = guard_review(
-                record, rows, fresh, o.time_s, noise=self.noise, settle_s=o.window_s, backoff_s=self.backoff_s
-            )
-        return verdict, {**memory, "guard": record, "goodput_id": rows, "goodput": goodput}
-
-    def _watch(self, hand: Hand, record: Record) -> Record:
-        """S413: watch the jobs that grew or moved; the measured goodput must not fall."""
-        rows = np.sort(hand.resized())
-        if not len(rows):
-            return record
-        held = hand.observation.jobs.gpus_held[rows]
-        now = np.array([len(hand.given[row][0]) for row in rows.tolist()], dtype=np.int64)
-        rows, held = rows[now >= held], held[now >= held]
-        before = hand.observation.jobs.goodput_samples_per_s[rows]
-        return guard_watch(record, rows, before, hand.observation.time_s, held.astype(np.float64))
 
     def _nothing_to_do(self, o: Observation) -> bool:
         """Whether nobody waits who could start, if need be by preemption, and nobody can change size."""
@@ -196,6 +190,8 @@ class NodeAllocation(AllocationStage):
             return False
         if not len(o.waiting) or some_room(o.nodes.gpus_free, o.gpus.share_free):
             return not len(o.waiting)
+        if self.mode == "optimal" and len(self._may_be_stopped(o, o.running)):
+            return False
         shortest_s = np.nan_to_num(o.jobs.service_s[o.waiting], nan=math.inf).min()
         return bool(shortest_s >= self._bars(o, o.running).max(initial=-math.inf))
 
@@ -203,41 +199,55 @@ class NodeAllocation(AllocationStage):
         """A waiting job that needs less than this (s) may stop the running one."""
         return patient_bars(o, running, self.preempt_ratio, self.reluctance, self.run_s, self.growth)
 
+    def _may_be_stopped(self, o: Observation, running: Ints) -> Ints:
+        """Running jobs that a whole schedule may stop: they have worked `reluctance` restarts since their last."""
+        bars = patient_bars(o, running, self.preempt_ratio, self.reluctance, 1e-9, self.growth)
+        worked_s = o.time_s - o.jobs.started_s[running]
+        least_s = (1.0 + self.reluctance) * np.nan_to_num(o.jobs.restart_s[running])
+        return running[(bars > -math.inf) & ~(worked_s < least_s)]
+
     @cached_property
     def _ageing(self) -> Ageing:
         return Ageing(
-            self.ageing, self.lead_s, self.patience_s, self.reserve_after_s, self.slowdown, self.longest_wait_s,
-            self.unknown_s,
+            self.ageing, self.demand, self.lead_s, self.patience_s, self.reserve_after_s, self.slowdown,
+            self.longest_wait_s, self.unknown_s,
         )  # fmt: skip
 
-    def _undo(self, hand: Hand, nodes: NodeState, verdict: Verdict, record: Record) -> dict[str, Any]:
-        """S413: give back the workers of resizes that lowered the goodput; the guard has blocked the jobs."""
-        undone = []
-        if len(verdict.rollback):
-            columns = elastic_columns(hand, nodes, verdict.rollback)
-            job, offset, gpu = columns[:3]
-            alive = on_living_nodes(hand.observation, columns)
-            for k in np.flatnonzero(alive & (verdict.undo < np.diff(offset))).tolist():
-                held = gpu[offset[k] : offset[k + 1]]
-                hand.resize(int(job[k]), held, held[: int(verdict.undo[k])])
-                undone.append(int(job[k]))
+    def _undo(self, hand: Hand, verdict: Verdict, memory: Memory, before: Record) -> dict[str, Any]:
+        """S413: give jobs back the very GPUs that they had, where they are free and it pays."""
+        o, undone = hand.observation, []
+        for row in verdict.rollback.tolist():
+            gpus = way_back(hand, memory, row)
+            was = float(before["before"][np.searchsorted(before["id"], row)])
+            if gpus is not None and going_back_pays(o, row, was):
+                hand.resize(row, hand.gpus_of(row)[0], gpus)
+                undone.append(row)
         return {
             "s413_kept": verdict.keep,
+            "s413_rejected": verdict.rollback,
             "s413_undone": np.array(undone, dtype=np.int64),
-            "s413_watched": int(record["watched"].sum()),
+            "s413_watched": int(memory["guard"]["watched"].sum()),
         }
 
     def _solve(
         self, hand: Hand, nodes: NodeState, ranking: Ranking, scaling: ScalingColumns, table: TableColumns,
-        record: Record,
+        able: Ints,
     ) -> dict[str, Any]:  # fmt: skip
-        """S422, optimal: sizes by an integer programme; says why where the formula has to decide instead.
+        """S422, optimal: a whole schedule of few jobs, else sizes by an integer programme.
+
+        Says why where the formula has to decide instead.
 
         Waiting jobs are left to the formula while one of them is overdue and so may have a reservation.
         """
-        o = hand.observation
         overdue = len(ranking.overdue) > 0
-        blocked = guard_blocked(record, ranking.running, o.time_s)
+        if not overdue:
+            try:
+                patient = self._may_be_stopped(hand.observation, ranking.running)
+                schedule = plan_jobs(hand, nodes, ranking, scaling, table, able, patient, self.margin)
+                return {"s422_schedule_s": np.array(schedule.begin_s)}
+            except (TimeoutError, ValueError):  # as with many jobs: sizes only
+                pass
+        blocked = ~np.isin(ranking.running, able)
         try:
             configurations = resize_optimally(
                 hand, nodes, ranking, scaling, table, blocked, not overdue, self.horizon_s, self.time_limit_s
@@ -246,13 +256,17 @@ class NodeAllocation(AllocationStage):
             return {"s422_fallback": str(error)}
         return {"s422_configurations": configurations}
 
-    def _start(self, hand: Hand, ranking: Ranking) -> dict[str, Any]:
+    def _start(
+        self, hand: Hand, nodes: NodeState, ranking: Ranking, scaling: ScalingColumns, table: TableColumns
+    ) -> dict[str, Any]:
         """S422: start overdue jobs, then the others in order; those only where they delay no overdue one."""
-        o, requests = hand.observation, request_columns(hand.observation)
-        overdue = self._start_first(hand, ranking.overdue[~hand.touched(ranking.overdue)])
+        o = hand.observation
+        seen = np.concatenate((ranking.overdue[:_PREEMPTING], ranking.waiting[:_PREEMPTING]))
+        requests = asking_for(o, start_widths(hand, nodes, seen, scaling, table))
+        overdue = self._start_first(hand, ranking.overdue[~hand.touched(ranking.overdue)], requests)
         queue, first = ranking.waiting[~hand.touched(ranking.waiting)], -1
         if overdue < 0:
-            first = self._start_first(hand, queue)
+            first = self._start_first(hand, queue, requests)
             if first >= 0 and _waited_s(o, first) > self.reserve_after_s:
                 overdue = first
             queue = queue[~hand.touched(queue)]
@@ -265,9 +279,8 @@ class NodeAllocation(AllocationStage):
             hand.start(more)
         elif first >= 0:
             queue = frozen(queue[1:])
-            more, _ = start_in_order(queue, False, WEIGHTED, requests, hand.columns)
-            hand.start(more)
-            self._start_smaller(hand, queue[~hand.touched(queue)][:_SMALLER])
+            start_near(hand, queue, False, requests)
+            self._start_smaller(hand, queue[~hand.touched(queue)][:_SMALLER], requests)
         return {
             "s412_priority": ranking.waiting_a[:5],
             "s422_order": ranking.waiting[:5],
@@ -275,31 +288,25 @@ class NodeAllocation(AllocationStage):
             "s422_overdue": overdue,
         }
 
-    def _start_first(self, hand: Hand, queue: Ints) -> int:
+    def _start_first(self, hand: Hand, queue: Ints, requests: RequestColumns) -> int:
         """Start jobs in order up to the first that cannot start, in a smaller size either; returns it, or -1."""
         while len(queue):
-            first, _ = start_in_order(
-                frozen(queue), True, WEIGHTED, request_columns(hand.observation), hand.columns
-            )
-            queue = queue[len(hand.start(first)) :]
-            if len(queue) and not self._start_smaller(hand, queue[:1]):
+            queue = queue[start_near(hand, queue, True, requests) :]
+            if len(queue) and not self._start_smaller(hand, queue[:1], requests):
                 return int(queue[0])
             queue = queue[1:]
         return -1
 
-    def _start_smaller(self, hand: Hand, rows: Ints) -> int:
+    def _start_smaller(self, hand: Hand, rows: Ints, requests: RequestColumns) -> int:
         """Start elastic jobs with a half, a quarter, ... of the workers they ask for; returns how many."""
         o, started = hand.observation, 0
         for row in elastic_rows(o, rows).tolist():
             per, fewest = int(o.jobs.gpus_per_worker[row]), int(o.jobs.workers_min[row])
-            workers = int(gpus_wanted(o, np.array([row]))[0]) // per // 2
+            workers = int(requests[1][row]) // per // 2
             while workers >= fewest and hand.free >= fewest * per:
-                asked = o.jobs.gpus_requested.copy()
+                asked = requests[1].copy()
                 asked[row] = workers * per
-                requests = request_columns(o)
-                requests = (requests[0], frozen(asked), *requests[2:])
-                one, _ = start_in_order(frozen(np.array([row])), True, WEIGHTED, requests, hand.columns)
-                if len(hand.start(one)):
+                if start_near(hand, np.array([row]), True, asking_for(o, asked)):
                     started += 1
                     break
                 workers //= 2
@@ -326,14 +333,15 @@ class NodeAllocation(AllocationStage):
 
     def _resize(
         self, hand: Hand, nodes: NodeState, ranking: Ranking, scaling: ScalingColumns, table: TableColumns,
-        record: Record, overdue: int,
+        able: Ints, overdue: int,
     ) -> dict[str, Any]:  # fmt: skip
         """S422: elastic jobs give up workers for waiting ones, or take GPUs that nobody waits for."""
         o = hand.observation
-        rows = elastic_rows(o, ranking.running)
-        if not len(rows) and o.jobs.rigid[o.waiting].all():
+        if not len(able) and o.jobs.rigid[o.waiting].all():
             return {"s422_grown": NO_ROWS, "s422_shrunk": NO_ROWS}
-        rows = rows[~guard_blocked(record, rows, o.time_s) & ~hand.touched(rows)]
+        rows = able[~hand.touched(able)]
+        narrowed = narrow_jobs(hand, nodes, rows, scaling, table, self.horizon_s, self.margin)
+        rows = rows[~hand.touched(rows)]
         waits = np.flatnonzero(~hand.touched(ranking.waiting))
         if overdue >= 0:
             waits = waits[ranking.waiting[waits] == overdue]  # what is free is reserved for it
@@ -341,10 +349,10 @@ class NodeAllocation(AllocationStage):
             shrunk = shrink_jobs(
                 hand, nodes, ranking, scaling, table, rows, waits[:_SHRINKING], self.horizon_s
             )
-            return {"s422_shrunk": shrunk}
+            return {"s422_shrunk": np.concatenate((narrowed, shrunk))}
         rows = np.concatenate((rows, elastic_rows(o, hand.started())))
         grown, gain_s = grow_jobs(hand, nodes, ranking, scaling, table, rows, self.horizon_s, self.margin)
-        return {"s422_grown": grown, "s422_gain_s": gain_s}
+        return {"s422_grown": grown, "s422_gain_s": gain_s, "s422_shrunk": narrowed}
 
 
 def _heaviest_first(weight: Floats, free: Ints) -> Ints:

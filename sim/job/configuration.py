@@ -10,7 +10,9 @@ import numpy as np
 from equipoise.policies.observation import Floats, Ints
 from equipoise.policies.physics import deal, speed_at
 from equipoise.sim.cluster.cluster import Cluster, Holding
-from equipoise.sim.job.cost import Exchange, make_exchange, make_push, replica_cost_s
+from equipoise.sim.job.cost import Exchange, make_exchange, make_push, memory_need_bytes, replica_cost_s
+from equipoise.sim.job.memory import UNBOUNDED, fewest_workers, samples_per_pass
+from equipoise.sim.job.transformer_exchange import make_transformer_exchange
 from equipoise.sim.scenario.model import Job as JobSpec
 from equipoise.sim.scenario.model import Model
 
@@ -29,9 +31,14 @@ class Configuration:
             model.exchange.algorithm == "async-parameter-server"
         )  # workers go on without a barrier
         self.workers = 0
+        self.asked = max(1, spec.gpus // self.gpus_per_worker)  # workers that it asks for
+        memories = [self.memory_bytes(kind) for kind in range(len(cluster.accelerators))]
+        self.fewest = fewest_workers(model, self.asked, spec.workers_min or 1, memories)  # that memory allows
         self.nodes: Ints = np.zeros(1, dtype=np.int64)  # until it is placed, node 0 stands for any
         self.fabric_bytes_per_s = float(cluster.topology.fabric_bytes_per_s.min())
         self._cost = lru_cache(maxsize=4096)(self._cost_uncached)
+        self.exchange_estimate_s = lru_cache(maxsize=4096)(self._exchange_estimate_s)
+        self._in_passes = lru_cache(maxsize=256)(self._in_passes_uncached)
         self.stale = True  # to be worked out before the next period
 
     def place(self, holding: Holding) -> None:
@@ -40,7 +47,8 @@ class Configuration:
         self.workers = len(holding.gpu) // per
         self.gpu = holding.gpu[::per]
         self.set_share(holding.share[::per].copy())
-        self.nodes = self.cluster.gpus.node[self.gpu]
+        self.gpu_nodes = self.cluster.gpus.node[holding.gpu]
+        self.nodes = self.gpu_nodes[::per]
         self.fabric_bytes_per_s = float(topology.fabric_bytes_per_s[self.nodes].min())
         self._cost.cache_clear()
         self.set_samples(deal(self.spec.global_batch, np.ones(self.workers, np.int64), self.spec.micro_batch))
@@ -67,12 +75,20 @@ class Configuration:
         self.scale = 1.0 / speed
         per_node = np.bincount(self.nodes)
         self.ingest = cluster.nodes.ingest_samples_per_s[self.nodes] / per_node[self.nodes]
-        self.exchange = make_exchange(
-            model, self.nodes.tolist(), cluster.topology, cluster.profile, self._accelerator
-        )
+        self.exchange = self._exchange()
         self.compute_s, self.input_s = self.step_s(self.samples)
         self.pushes = self._pushes() if self.asynchronous else []
         self.stale = False
+
+    def _exchange(self) -> Exchange:
+        """The exchange after a step."""
+        model, topology, profile = self.model, self.cluster.topology, self.cluster.profile
+        if model.transformer is None:
+            return make_exchange(model, self.nodes.tolist(), topology, profile, self._accelerator)
+        return make_transformer_exchange(
+            model, self.gpu_nodes, int(self.samples.max()), topology, profile.accelerator(self._accelerator),
+            self.fabric_bytes_per_s,
+        )  # fmt: skip
 
     @property
     def _accelerator(self) -> str:
@@ -105,19 +121,73 @@ class Configuration:
         np.divide(work, self.samples, out=infinite, where=self.samples > 0)
         return infinite
 
-    def cost_s(self, gpu_model: int, samples: int) -> tuple[float, float]:
-        """(fixed, total) seconds of one step of one worker on a GPU model at speed 1."""
-        fixed_s, total_s = self._cost(gpu_model, samples)
+    def cost_s(self, gpu_model: int, samples: int, workers: int) -> tuple[float, float]:
+        """(fixed, total) seconds of one step of one of so many workers on a GPU model at speed 1."""
+        fixed_s, total_s = self._cost(gpu_model, samples, workers)
         return fixed_s, total_s
+
+    @property
+    def data_bytes(self) -> float:
+        """Bytes of the dataset; 0 without one."""
+        return self.spec.data.sample_size * self.spec.data.samples if self.spec.data else 0.0
+
+    def _exchange_estimate_s(self, gpu_model: int, workers: int) -> float:
+        """One exchange (s) on links that nothing else uses, on the fewest nodes with that GPU model.
+
+        Where these hold fewer workers, the nodes with other models help out; NaN where all hold fewer.
+        """
+        cluster = self.cluster
+        room = cluster.nodes.gpus // self.gpus_per_worker
+        order = np.lexsort((np.arange(len(room)), -room, cluster.node_model != gpu_model))
+        places = np.repeat(order, room[order])[:workers]
+        if len(places) < workers:
+            return math.nan
+        name = cluster.gpu_models[gpu_model]
+        return make_exchange(self.model, places.tolist(), cluster.topology, cluster.profile, name).alone_s
+
+    def memory_bytes(self, gpu_model: int) -> float:
+        """Memory of a GPU model that a worker may use: the share that the job asks for."""
+        return self.cluster.accelerators[gpu_model].memory_bytes.value * self.spec.gpu_share
+
+    def pass_limits(self) -> tuple[Ints, Floats]:
+        """(most samples of one pass, memory left at the present deal in bytes), (workers,) each."""
+        model, kinds = self.cluster.node_model[self.nodes], len(self.cluster.accelerators)
+        most = np.array(
+            [self._in_passes(k, self.workers).samples_per_pass or UNBOUNDED for k in range(kinds)]
+        )
+        memory = np.array([self.memory_bytes(k) for k in range(kinds)])
+        held = memory_need_bytes(self.model, 0, self.workers)
+        each = memory_need_bytes(self.model, 1, self.workers) - held
+        free = memory[model] - held - each * np.minimum(self.samples, most[model])
+        return most[model], free
+
+    def first_pass(self) -> tuple[int, int]:
+        """(most samples of one pass that memory holds, samples of a step) of one of the workers asked for."""
+        part = -(-self.spec.global_batch // self.asked)
+        kinds = range(len(self.cluster.accelerators))
+        fits = [samples_per_pass(self.model, self.memory_bytes(k), self.asked) for k in kinds]
+        limit = self.model.samples_per_pass
+        return (UNBOUNDED if max(fits) == limit else max(1, max(fits))), part
 
     def _costs(self, samples: Ints, which: int) -> Floats:
         """Fixed (0) or total (1) cost per worker at speed 1; most workers are alike."""
         kinds, inverse = np.unique(
             np.stack((self.cluster.node_model[self.nodes], samples)), axis=1, return_inverse=True
         )
-        costs = np.array([self._cost(int(m), int(b))[which] for m, b in kinds.T])
+        costs = np.array([self._cost(int(m), int(b), self.workers)[which] for m, b in kinds.T])
         per_worker: Floats = costs[inverse]
         return per_worker
 
-    def _cost_uncached(self, model: int, samples: int) -> tuple[float, float]:
-        return replica_cost_s(self.model, self.cluster.accelerators[model], samples, self.fabric_bytes_per_s)
+    def _cost_uncached(self, model: int, samples: int, workers: int) -> tuple[float, float]:
+        limited, accelerator = self._in_passes(model, workers), self.cluster.accelerators[model]
+        return replica_cost_s(limited, accelerator, samples, self.fabric_bytes_per_s)
+
+    def _in_passes_uncached(self, gpu_model: int, workers: int) -> Model:
+        """The model with passes that fit into the memory of a GPU model; one that holds none takes one each."""
+        most = samples_per_pass(self.model, self.memory_bytes(gpu_model), workers)
+        limit = None if most == UNBOUNDED else max(1, most)
+        return (
+            self.model
+            if limit == self.model.samples_per_pass
+            else self.model.model_copy(update={"samples_per_pass": limit})
+        )

@@ -11,6 +11,7 @@ import numpy as np
 
 from equipoise.policies.observation import Floats, Ints
 from equipoise.sim.hardware.profile import Accelerator, HardwareProfile
+from equipoise.sim.job import transformer
 from equipoise.sim.network.topology import Topology
 from equipoise.sim.scenario.model import Model
 
@@ -58,13 +59,16 @@ def replica_cost_s(
     """(fixed, total) seconds of one step of one replica of tensor x pipeline GPUs at speed 1.
 
     The work is divided; the pipeline adds its bubble (p - 1) / microbatches (Narayanan et al. 2021, section
-    2.2.1); tensor parallelism adds ring all-reduces of `tensor_bytes_per_sample`.
+    2.2.1); tensor parallelism adds ring all-reduces of `tensor_bytes_per_sample`, every stage those of its layers.
     """
+    if model.transformer is not None:
+        return transformer.replica_cost_s(model, accelerator, samples, fabric_bytes_per_s)
     fixed_s, total_s = single_gpu_cost_s(model, accelerator, samples)
     p = model.parallel
-    stretch = (1.0 + (p.pipeline - 1) / p.pipeline_microbatches) / (p.tensor * p.pipeline)
+    bubble = 1.0 + (p.pipeline - 1) / p.pipeline_microbatches
+    stretch = bubble / (p.tensor * p.pipeline)
     reduce_bytes = 2.0 * (p.tensor - 1) / p.tensor * p.tensor_bytes_per_sample * samples
-    return fixed_s * stretch, total_s * stretch + reduce_bytes / fabric_bytes_per_s
+    return fixed_s * stretch, total_s * stretch + reduce_bytes * (bubble / p.pipeline) / fabric_bytes_per_s
 
 
 def memory_need_bytes(model: Model, samples: int, workers: int) -> float:
@@ -73,7 +77,9 @@ def memory_need_bytes(model: Model, samples: int, workers: int) -> float:
     ZeRO stages 1, 2, 3 divide optimiser state, then gradients, then weights by the workers (Rajbhandari et al.
     2020, section 3.1). Recomputation keeps 1 / sqrt(layers) of the activations (Chen et al. 2016).
     """
-    p, size = model.parallel, PRECISION_BYTES[model.precision]
+    if model.transformer is not None:
+        return transformer.memory_need_bytes(model, samples, workers)
+    p, size = model.parallel, state_bytes(model)
     parameters = model.parameters / (p.tensor * p.pipeline)
     state = [parameters * model.memory.optimizer_bytes_per_parameter, parameters * size, parameters * size]
     held = sum(part / workers if p.zero > k else part for k, part in enumerate(state))
@@ -82,9 +88,14 @@ def memory_need_bytes(model: Model, samples: int, workers: int) -> float:
     return held + activations / (math.sqrt(model.memory.layers) if model.memory.recompute else 1.0)
 
 
+def state_bytes(model: Model) -> int:
+    """Bytes of one weight or gradient: the precision's, but of fp8, which holds for products only, bf16's."""
+    return max(PRECISION_BYTES[model.precision], 2)
+
+
 def gradient_bytes(model: Model) -> float:
     """Bytes of gradient that one exchange carries, after compression."""
-    size = model.parameters * PRECISION_BYTES[model.precision]
+    size = model.parameters * state_bytes(model)
     return (model.gradient if model.gradient is not None else size) * model.exchange.compression
 
 
@@ -115,7 +126,7 @@ class Exchange:
         return self.alone_s > 0.0
 
 
-_NO_EXCHANGE = Exchange(0.0, 0.0, math.inf, np.empty(0, np.int64), np.empty(0), 0.0)
+NO_EXCHANGE = Exchange(0.0, 0.0, math.inf, np.empty(0, np.int64), np.empty(0), 0.0)
 
 
 def make_exchange(
@@ -127,7 +138,7 @@ def make_exchange(
     """
     n, size = len(nodes), gradient_bytes(model)
     if n < 2 or (size == 0.0 and not model.exchange.alpha):
-        return _NO_EXCHANGE
+        return NO_EXCHANGE
     if model.parallel.zero == 3:
         size *= 1.5  # parameters are gathered twice: Rajbhandari et al. 2020, section 7.2.2
     spec = model.exchange
@@ -143,7 +154,7 @@ def make_exchange(
     else:
         rounds, volume = 2 * (n - 1), 2.0 * (n - 1) / n * size
         links, usage = topology.ring_usage(nodes)
-    return _exchange(rounds * alpha_s + spec.compression_time, volume, cap, links, usage, topology)
+    return flow(rounds * alpha_s + spec.compression_time, volume, cap, links, usage, topology)
 
 
 def make_push(
@@ -157,11 +168,11 @@ def make_push(
     """Push of one asynchronous worker's gradient to the servers and pull of the parameters: 2 (alpha + S / B)."""
     size = gradient_bytes(model)
     if size == 0.0 and not model.exchange.alpha:
-        return _NO_EXCHANGE
+        return NO_EXCHANGE
     tier: Literal["intra", "inter"] = "intra" if set(servers) == {node} else "inter"
     alpha_s, cap = _constants(model, profile, tier, accelerator, size)
     links, usage = topology.parameter_server_usage([node], list(servers))
-    return _exchange(2.0 * alpha_s + model.exchange.compression_time, 2.0 * size, cap, links, usage, topology)
+    return flow(2.0 * alpha_s + model.exchange.compression_time, 2.0 * size, cap, links, usage, topology)
 
 
 def _constants(
@@ -178,9 +189,10 @@ def _constants(
     return (alpha_s if spec.alpha is None else spec.alpha), (rate if spec.rate is None else spec.rate)
 
 
-def _exchange(
+def flow(
     delay_s: float, volume: float, cap: float, links: Ints, usage: Floats, topology: Topology
 ) -> Exchange:
+    """`volume` bytes over links of which each carries `usage` of it, at most at `cap` bytes/s, after a delay."""
     capacity = topology.capacity_bytes_per_s[links]
     rate = min(cap, float((capacity / usage).min()) if len(links) else math.inf)
     return Exchange(delay_s, volume, cap, links, usage, delay_s + (volume / rate if volume else 0.0))
@@ -208,4 +220,4 @@ def _hierarchical(
     inside_s = 2.0 * (g - 1) * (inside_alpha_s + size / g / inside_rate)
     links, usage = topology.ring_usage(places)
     delay_s = inside_s + 2.0 * (m - 1) * alpha_s + model.exchange.compression_time
-    return _exchange(delay_s, 2.0 * (m - 1) / m * size / g, cap, links, usage * g, topology)
+    return flow(delay_s, 2.0 * (m - 1) / m * size / g, cap, links, usage * g, topology)

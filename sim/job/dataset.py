@@ -7,7 +7,7 @@ whole, one piece ahead.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -59,6 +59,7 @@ class JobData:
     homes: list[list[int]]
     transfers: Transfers
     storage_free_bytes: Floats
+    job: int = 0  # row, whose transfers these are
     epoch: int = 0
     owner: list[int] = field(default_factory=list)
     queues: list[deque[Piece]] = field(default_factory=list)
@@ -212,7 +213,11 @@ class JobData:
                 piece.transfer, piece.fetched = None, True
 
         transfer = piece.transfer = self.transfers.start(
-            self.homes[piece.shard], self.worker_node[worker], piece.left * self.bytes_per_sample, arrived
+            self.homes[piece.shard],
+            self.worker_node[worker],
+            piece.left * self.bytes_per_sample,
+            arrived,
+            self.job,
         )
 
     def awaited(self, worker: int, before: int, count: int) -> list[Piece]:
@@ -244,6 +249,23 @@ class JobData:
             if need > 0 and count > 0:
                 count = min(count, self.quiet_samples(worker) // need)
         return count
+
+    def reading_samples_per_s(self, bytes_per_s: Callable[[int, int], float]) -> Floats:
+        """(workers,) that each can read of what it owns, over paths of `bytes_per_s(source, target)`.
+
+        Infinite where all that it owns is on its node, whatever others of the job fetch meanwhile.
+        """
+        speed = np.full(len(self.queues), np.inf)
+        for worker, queue in enumerate(self.queues if self.bytes_per_sample > 0.0 else ()):
+            node, left = self.worker_node[worker], dict[int, int]()
+            for piece in queue:
+                home = self.homes[piece.shard]
+                if node not in home:
+                    left[home[0]] = left.get(home[0], 0) + piece.left
+            if left:
+                each_s = sum(n * self.bytes_per_sample / bytes_per_s(home, node) for home, n in left.items())
+                speed[worker] = self.owned[worker] / each_s
+        return speed
 
     def anyone_waits(self, demand: Ints) -> bool:
         """Whether some worker's next `demand` samples are not all here."""
@@ -345,7 +367,7 @@ class JobData:
                 self.storage_free_bytes[source] += moved_bytes
                 self.storage_free_bytes[node] -= moved_bytes
 
-        piece.transfer = self.transfers.start(self.homes[piece.shard], node, moved_bytes, arrived)
+        piece.transfer = self.transfers.start(self.homes[piece.shard], node, moved_bytes, arrived, self.job)
 
     def reorder(self, rank: dict[int, int]) -> None:
         """Sort each queue's unstarted pieces by `rank[piece id]`; those without a rank stay last, in order."""

@@ -15,7 +15,7 @@ from equipoise.policies.observation import Ints
 from equipoise.policies.physics import hidden_s
 from equipoise.sim.clock import LATE, Clock
 from equipoise.sim.job.asynchronous import Asynchronous
-from equipoise.sim.job.period import Outcome, Period
+from equipoise.sim.job.period import TIE, Outcome, Period
 from equipoise.sim.job.training import TrainingJob
 from equipoise.sim.network.network import Network
 from equipoise.sim.randomness import noise
@@ -129,7 +129,8 @@ class EventByEvent:
         if job.generation != generation:
             return None
         arrival_s = float(barrier.finish_s.max())
-        last_step_s = float(barrier.last_step_s[int(np.argmax(barrier.finish_s))])
+        last = int(np.argmax(barrier.finish_s >= arrival_s * (1.0 - TIE)))
+        last_step_s = float(barrier.last_step_s[last])
         hidden = hidden_s(last_step_s, job.config.exchange.alone_s, job.model.overlap)
         begin_s = max(barrier.last_begin_s, arrival_s - hidden)
         outcome = Outcome(

@@ -45,7 +45,7 @@ class Window:
 
 
 MEASURED = (
-    "capacity_samples_per_s", "step_s", "step_cov", "wait_s", "input_stall_s", "response_s_per_sample",
+    "capacity_samples_per_s", "input_samples_per_s", "step_s", "step_cov", "wait_s", "input_stall_s", "response_s_per_sample",
     "gradient_rate_per_s", "gradient_norm",
 )  # fmt: skip
 """Columns of the table of workers that are measured."""
@@ -64,7 +64,7 @@ class Measurements:
         self.busy_total_s = np.zeros(workers)  # that was metered
         self._looked_s, self._looked_busy_s = begun_s, np.zeros(workers)
         self._utilisation = np.ones(workers)
-        self.open_window(now_s)
+        self.open_window(begun_s)  # a restart is no part of what is measured
 
     def open_window(self, since_s: float) -> None:
         """Measure anew from here on."""

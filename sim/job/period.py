@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from equipoise.policies.observation import Floats, Ints
 
+TIE = 1e-9
+"""Workers that arrive within this part of a period arrive together: the first of them counts as the last."""
+
 
 @dataclass(frozen=True, slots=True)
 class Period:

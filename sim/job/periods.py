@@ -14,6 +14,7 @@ from equipoise.policies.kernels.jit import ZERO, jit_in_place
 from equipoise.policies.observation import Floats
 from equipoise.policies.physics import efficiency, hidden_s
 from equipoise.sim.job.account import BARRIER_WAIT, BUSY, EXPOSED_COMMUNICATION, INPUT_STALL, USEFUL
+from equipoise.sim.job.period import TIE
 from equipoise.sim.job.progress import DONE_TOLERANCE
 from equipoise.sim.randomness import Space, noise_row, noise_space
 
@@ -158,7 +159,9 @@ def meet(n: int, scratch: Scratch, alone_s: float, gamma: float) -> tuple[float,
     slowest, arrival, begin = 0, float(finish[0]), 0.0
     for w in range(n):
         if finish[w] > arrival:
-            slowest, arrival = w, float(finish[w])
+            arrival = float(finish[w])
+    while finish[slowest] < arrival * (1.0 - TIE):
+        slowest += 1
     for w in range(n):
         if begins[w] > begin:
             begin = float(begins[w])

@@ -96,6 +96,7 @@ class TrainingJob:
         self.checkpoints = Checkpoints(spec.checkpoint, model, cluster, mtbf_s)
         self.measured, self.ends, self.pending = Measurements(), Ends(), Pending()
         self.data: JobData | None = None
+        self.homes_before_start: list[list[int]] | None = None  # where its data lies; None: not known
         self.holding: Holding | None = None
         self.steps_ever = 0  # local steps begun, never rewound: the noise counter
         self.steps_of: dict[int, int] = {}  # the same by worker, of an asynchronous job
@@ -189,7 +190,7 @@ class TrainingJob:
         """Which of its GPUs stay of use when `lost` ones are gone; None: too few workers would be left."""
         per = self.config.gpus_per_worker
         alive = ~lost.reshape(-1, per).any(axis=1)  # a worker over several nodes needs them all
-        return np.repeat(alive, per) if alive.sum() >= (self.spec.workers_min or 1) else None
+        return np.repeat(alive, per) if alive.sum() >= self.config.fewest else None
 
     def cut(self, now_s: float) -> None:
         """Some workers are gone: the running period is lost; `regroup` follows."""
@@ -269,6 +270,7 @@ class TrainingJob:
             ("service_s", columns["duration_s"][row] * left / progress.target),
             ("sync_interval", progress.interval),
             ("attained_gpu_s", float(self.gpu_s[:HELD].sum())),
+            ("input_bytes", left * (self.spec.data.sample_size if self.spec.data else 0.0)),
             ("compute_demand_flops", (self.model.flop_per_sample or 0.0) * left),
             ("noise_scale", math.nan if phi < 0 else phi),
         ):

@@ -19,6 +19,7 @@ BOUNDS = {
     "gathered_bytes": (1.0, 60.0),
     "inner_bytes": (1.0, 8.0),
     "score_bytes": (1e-3, 12.0),
+    "head_bytes": (0.5, 100.0),
     "logit_bytes": (2.0, 40.0),
     "base_bytes": (5e7, 2e10),
 }

@@ -14,8 +14,7 @@ class Accelerator:
     """One accelerator: dense peak FLOP/s in 16 bits and in fp8 (0: has none), memory bytes and bytes/s, link
     bytes/s.
 
-    `link_bytes_per_s` is one direction to the other accelerators of its node, all links together;
-    `processors` counts streaming multiprocessors.
+    `link_bytes_per_s` is one direction to the other accelerators of its node, all links together.
     """
 
     name: str
@@ -24,7 +23,6 @@ class Accelerator:
     memory_bytes: float
     memory_bytes_per_s: float
     link_bytes_per_s: float
-    processors: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +40,13 @@ _TF = 1e12
 ACCELERATORS = {
     a.name: a
     for a in (
-        Accelerator("V100-32GB", 125 * _TF, 0, 32 * 2**30, 897 * _GB, 150 * _GB, 80),
-        Accelerator("A100-40GB", 312 * _TF, 0, 40 * 2**30, 1555 * _GB, 300 * _GB, 108),
-        Accelerator("A100-80GB", 312 * _TF, 0, 80 * 2**30, 2039 * _GB, 300 * _GB, 108),
-        Accelerator("H100", 989 * _TF, 1979 * _TF, 80 * 2**30, 3350 * _GB, 450 * _GB, 132),
-        Accelerator("H200", 989 * _TF, 1979 * _TF, 141e9, 4800 * _GB, 450 * _GB, 132),
-        Accelerator("GH200", 989 * _TF, 1979 * _TF, 96e9, 4000 * _GB, 450 * _GB, 132),
-        Accelerator("B200", 2250 * _TF, 4500 * _TF, 180e9, 7700 * _GB, 900 * _GB, 148),
-        Accelerator("GB200", 2500 * _TF, 5000 * _TF, 186e9, 8000 * _GB, 900 * _GB, 148),
+        Accelerator("V100-32GB", 125 * _TF, 0, 32 * 2**30, 897 * _GB, 150 * _GB),
+        Accelerator("A100-40GB", 312 * _TF, 0, 40 * 2**30, 1555 * _GB, 300 * _GB),
+        Accelerator("A100-80GB", 312 * _TF, 0, 80 * 2**30, 2039 * _GB, 300 * _GB),
+        Accelerator("H100", 989 * _TF, 1979 * _TF, 80 * 2**30, 3350 * _GB, 450 * _GB),
+        Accelerator("H200", 989 * _TF, 1979 * _TF, 141e9, 4800 * _GB, 450 * _GB),
+        Accelerator("GH200", 989 * _TF, 1979 * _TF, 96e9, 4000 * _GB, 450 * _GB),
+        Accelerator("B200", 2250 * _TF, 4500 * _TF, 180e9, 7700 * _GB, 900 * _GB),
+        Accelerator("GB200", 2500 * _TF, 5000 * _TF, 186e9, 8000 * _GB, 900 * _GB),
     )
 }

@@ -16,6 +16,7 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
+from equipoise.sim.llm.hardware import Accelerator
 from equipoise.sim.llm.layout import Layout
 from equipoise.sim.llm.quantities import Plan, stage_parameters
 from equipoise.sim.llm.stack import Floats
@@ -30,8 +31,9 @@ class MemoryStack:
 
     `gradient_bytes` and `optimizer_bytes` are per parameter, `plain_bytes` per activation of width hidden,
     `gathered_bytes` per such activation of one layer that is gathered from the tensor group, `inner_bytes` per
-    other activation, `score_bytes` per attention score, `logit_bytes` per logit, `base_bytes` per process
-    (buffers of collectives, workspaces, fragments).
+    other activation, `score_bytes` per attention score, `head_bytes` per activation of width hidden around the
+    head, which no rank divides, `logit_bytes` per logit, `base_bytes` per process (buffers of collectives,
+    workspaces, fragments).
     """
 
     gradient_bytes: float = 4.0
@@ -40,6 +42,7 @@ class MemoryStack:
     gathered_bytes: float = 4.0
     inner_bytes: float = 2.0
     score_bytes: float = 0.01
+    head_bytes: float = 4.0
     logit_bytes: float = 8.0
     base_bytes: float = 2e9
 
@@ -90,15 +93,20 @@ def memory(plan: Plan, stack: MemoryStack, spread: tuple[float, float] = (0.9, 1
     weights, columns = counts(plan)
     by = columns * stack.vector()
     stages = tuple(
-        StageMemory(float(w), float(b[0]), float(b[1]), float(b[2:6].sum()), float(b[6]), float(b[7]))
+        StageMemory(float(w), float(b[0]), float(b[1]), float(b[2:7].sum()), float(b[7]), float(b[8]))
         for w, b in zip(weights, by, strict=True)
     )
     peak = max(stage.total for stage in stages)
-    return MemoryEstimate(stages, peak * spread[0], peak * spread[1], USABLE * plan.accelerator.memory_bytes)
+    return MemoryEstimate(stages, peak * spread[0], peak * spread[1], usable_bytes(plan.accelerator))
+
+
+def usable_bytes(accelerator: Accelerator) -> float:
+    """What an accelerator's memory leaves to a process [bytes]."""
+    return USABLE * accelerator.memory_bytes
 
 
 def counts(plan: Plan) -> tuple[Floats, Floats]:
-    """Bytes of weights, shape (stages,), and counts of what `MemoryStack` weighs, shape (stages, 8)."""
+    """Bytes of weights, shape (stages,), and counts of what `MemoryStack` weighs, shape (stages, 9)."""
     la = plan.layout
     layers = plan.stage_layers()
     head = plan.head_stage % la.pipeline
@@ -109,9 +117,11 @@ def counts(plan: Plan) -> tuple[Floats, Floats]:
         gathered = held / max(1, layers[stage]) if la.zero == 3 else 0.0
         weights.append(width * (held / over[0] + gathered))
         kept = _activations(plan, layers[stage], _in_flight(la, stage))
-        logits = _logits(plan) if stage in (head, plan.loss_stage % la.pipeline) else 0.0
+        ends = stage in (head, plan.loss_stage % la.pipeline)
+        around = la.micro_batch * plan.shape.sequence / la.context * plan.shape.hidden if ends else 0.0
+        logits = _logits(plan) if ends else 0.0
         optimizer = 0.0 if la.offload else held / over[2]
-        rows.append([held / over[1] + gathered, optimizer, *kept, logits, 1.0])
+        rows.append([held / over[1] + gathered, optimizer, *kept, around, logits, 1.0])
     return np.array(weights), np.array(rows)
 
 

@@ -186,20 +186,32 @@ def _shown(compute: Floats, exchange: Floats, overlap: Number) -> Floats:
     return np.asarray(peak * sum_ ** (1.0 / overlap) - compute)
 
 
+def exchange(q: Quantities, c: Stack) -> tuple[Floats, Floats]:
+    """Bytes that a rank sends in one exchange, and its latency [s], shape (rows,) each.
+
+    Where parameters are sharded there is one exchange in every micro-batch (gathers and a scatter), else one of
+    the whole gradients in every step.
+    """
+    sharded = q.sharded_passes > 0
+    passes = np.where(sharded, q.sharded_passes, 2.0)
+    hops = np.where(sharded, q.sharded_passes * q.layers, 1.0) * q.exchange_hops
+    bytes_ = passes * q.gradient_bytes * q.stage_parameters * q.exchange_share
+    return bytes_, np.where(q.exchange_share > 0, hops * c.exchange_latency_s, 0.0)
+
+
+def _exchange_s(q: Quantities, c: Stack) -> Floats:
+    bytes_, latency = exchange(q, c)
+    return np.asarray(bytes_ / (c.exchange_efficiency * q.link_exchange) + latency)
+
+
 def _sharded(q: Quantities, c: Stack, stage: Floats) -> Floats:
-    """Parameter gathers and gradient scatters of one micro-batch, where parameters are sharded; else 0."""
-    bytes_ = q.sharded_passes * q.gradient_bytes * q.stage_parameters * q.exchange_share
-    latency = q.sharded_passes * q.layers * q.exchange_hops * c.exchange_latency_s
-    time = bytes_ / (c.exchange_efficiency * q.link_exchange) + latency
-    return np.where(q.sharded_passes > 0, _shown(stage, time, c.overlap), 0.0)
+    """What shows of the gathers and scatters of one micro-batch, where parameters are sharded; else 0."""
+    return np.where(q.sharded_passes > 0, _shown(stage, _exchange_s(q, c), c.overlap), 0.0)
 
 
 def _gradients(q: Quantities, c: Stack, stage: Floats) -> Floats:
     """The exchange of whole gradients once a step, beside the last backward pass (two thirds of a stage)."""
-    bytes_ = 2.0 * q.gradient_bytes * q.stage_parameters * q.exchange_share
-    time = bytes_ / (c.exchange_efficiency * q.link_exchange) + q.exchange_hops * c.exchange_latency_s
-    time = np.where(q.exchange_share > 0, time, 0.0)
-    return np.where(q.sharded_passes > 0, 0.0, _shown(stage * 2 / 3, time, c.overlap))
+    return np.where(q.sharded_passes > 0, 0.0, _shown(stage * 2 / 3, _exchange_s(q, c), c.overlap))
 
 
 def _optimizer(q: Quantities, c: Stack) -> Floats:

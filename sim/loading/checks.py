@@ -15,8 +15,10 @@ from pydantic import BaseModel
 
 from equipoise.policies.registry import PolicyError, make_policy, make_stage
 from equipoise.sim.hardware.profile import Accelerator, HardwareProfile, load_profile
-from equipoise.sim.job.cost import memory_need_bytes
+from equipoise.sim.job.memory import least_bytes
 from equipoise.sim.loading.checks_energy import energy_problems
+from equipoise.sim.loading.checks_parallel import parallel_doubts
+from equipoise.sim.loading.transformers import bind, has_transformers
 from equipoise.sim.network.topology import Topology, TopologyError
 from equipoise.sim.scenario.model import Job, Model, NodeGroup, OnNodes, Scenario
 from equipoise.sim.scenario.tree import InputError, KeyPath
@@ -38,8 +40,11 @@ MAX_GPUS, MAX_JOBS = 20_000_000, 20_000_000
 """More than fits into memory: most likely a number meant for something else."""
 
 
-def problems(scenario: Scenario, base: Path | None = None) -> list[Problem]:
-    """Everything that makes the scenario impossible to run; `base` is the folder of its file."""
+def problems(scenario: Scenario, base: Path | None = None, *, fits: bool = True) -> list[Problem]:
+    """Everything that makes the scenario impossible to run; `base` is the folder of its file.
+
+    `fits`: whether a job that does not fit into memory is one of them.
+    """
     if found := list(_sizes(scenario)):
         return found
     found = [*_policy(scenario), *_names(scenario)]
@@ -56,8 +61,12 @@ def problems(scenario: Scenario, base: Path | None = None) -> list[Problem]:
         Topology(scenario.cluster)
     except TopologyError as error:
         return [(("cluster", "topology"), str(error))]
+    if has_transformers(scenario):
+        scenario, found = bind(scenario, profile)
+        if found:
+            return found
     for k, job in enumerate(scenario.workload.jobs):
-        found += _job(scenario, profile, job, ("workload", "jobs", k))
+        found += _job(scenario, profile, job, ("workload", "jobs", k), fits)
     for name, model in scenario.workload.models.items():
         found += _model(scenario, profile, model, ("workload", "models", name))
     return found
@@ -84,7 +93,7 @@ def trace_problems(scenario: Scenario, trace: Trace, file: str) -> list[str]:
 
 def doubts(scenario: Scenario) -> list[Problem]:
     """Values given in the scenario that are allowed but look like a mistake of units."""
-    return list(_doubts(scenario, ()))
+    return [*_doubts(scenario, ()), *parallel_doubts(scenario)]
 
 
 def _sizes(scenario: Scenario) -> Iterator[Problem]:
@@ -175,7 +184,9 @@ def _accelerators(scenario: Scenario, profile: HardwareProfile) -> Iterator[Prob
             yield ("cluster", "nodes", k, "accelerator"), str(error)
 
 
-def _job(scenario: Scenario, profile: HardwareProfile, job: Job, path: KeyPath) -> Iterator[Problem]:
+def _job(
+    scenario: Scenario, profile: HardwareProfile, job: Job, path: KeyPath, fits: bool
+) -> Iterator[Problem]:
     total = sum(group.count * group.gpus for group in scenario.cluster.groups)
     model = None if job.model is None else scenario.workload.models[job.model]
     if model is None:
@@ -191,17 +202,17 @@ def _job(scenario: Scenario, profile: HardwareProfile, job: Job, path: KeyPath) 
         yield (*path, "workers_min"), f"{low} workers at least, but {high} at most"
     elif low * size > total:
         yield (*path, "gpus"), f"needs {low * size} GPUs, the cluster has {total}"
-    else:
+    elif fits:
         yield from _memory(scenario, profile, job, model, path)
 
 
 def _memory(
     scenario: Scenario, profile: HardwareProfile, job: Job, model: Model, path: KeyPath
 ) -> Iterator[Problem]:
-    """A replica must fit into the memory of enough GPUs."""
+    """A replica must fit into the memory of enough GPUs with one sample at a time; more take further passes."""
     size = model.parallel.tensor * model.parallel.pipeline
     workers = job.gpus // size
-    need = memory_need_bytes(model, -(-job.global_batch // workers), workers)
+    need = least_bytes(model, workers) / job.gpu_share
     groups = [
         (profile.accelerator(g.accelerator).memory_bytes.value, g.count * g.gpus)
         for g in scenario.cluster.groups
@@ -210,10 +221,12 @@ def _memory(
     wanted = (job.workers_min or workers) * size
     if fitting < wanted:
         largest = max(memory for memory, _ in groups)
+        share = "" if job.gpu_share == 1.0 else f", of which it has the share {job.gpu_share:g}"
         yield (
             path,
-            f"needs {need:.0f} bytes ({format_bytes(need)}) on each of {wanted} GPUs; {fitting} GPUs have "
-            f"that much, the largest has {largest:.0f} bytes ({format_bytes(largest)})",
+            f"needs {need:.0f} bytes ({format_bytes(need)}) for one sample at a time on each of {wanted} GPUs"
+            f"{share}; {fitting} GPUs have that much, "
+            f"the largest has {largest:.0f} bytes ({format_bytes(largest)})",
         )
 
 
@@ -233,7 +246,7 @@ def _model(scenario: Scenario, profile: HardwareProfile, model: Model, path: Key
                 accelerator.step(model.step, model.precision)
             except ValueError as error:
                 yield (*path, "step"), f"{name}: {error}"
-    if model.exchange.alpha is None or model.exchange.rate is None:
+    if model.transformer is None and (model.exchange.alpha is None or model.exchange.rate is None):
         absent = [
             f"{n} {'between' if tier == 'inter' else 'inside'} nodes"
             for n in used

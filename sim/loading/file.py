@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from equipoise.sim.hardware.prices import book_path
 from equipoise.sim.hardware.profile import is_path, profile_path, scenarios_dir
 from equipoise.sim.loading.checks import doubts, problems, trace_problems
+from equipoise.sim.loading.transformers import bound_scenario, has_transformers, read_files
 from equipoise.sim.scenario.errors import describe
 from equipoise.sim.scenario.model import Scenario, TraceSpec
 from equipoise.sim.scenario.override import assign, override
@@ -58,10 +59,12 @@ class ScenarioFile:
         return trace
 
 
-def read_scenario(path: str | Path, overrides: Sequence[str] = (), trace: str | None = None) -> ScenarioFile:
+def read_scenario(
+    path: str | Path, overrides: Sequence[str] = (), trace: str | None = None, *, fits: bool = True
+) -> ScenarioFile:
     """Read a scenario file, or one that comes with the software by its name.
 
-    `overrides` are `dotted.key=value` texts, `trace` sets `workload.trace.file`.
+    `overrides` are `dotted.key=value` texts, `trace` sets `workload.trace.file`. `fits`: jobs must fit into memory.
 
     Raises InputError with all mistakes, each `file:line:column: key: what is wrong, what is allowed`.
     """
@@ -73,7 +76,7 @@ def read_scenario(path: str | Path, overrides: Sequence[str] = (), trace: str | 
         override(tree, text)
     if trace is not None:
         assign(tree, _TRACE_FILE, trace, Place(f"--trace {trace}"))
-    scenario = _scenario(tree, source.parent)
+    scenario = _scenario(tree, source.parent, fits=fits)
     # A file named on the command line is meant from the working folder, one named in a scenario beside it.
     folders = (source.parent, Path()) if tree.place(_TRACE_FILE).line else (Path(), source.parent)
     warnings = tuple(f"warning: {line}" for line in _lines(tree, doubts(scenario)))
@@ -123,12 +126,16 @@ def _file(path: str | Path) -> Path:
     return named if not is_path(str(path)) and not Path(path).exists() and named.is_file() else Path(path)
 
 
-def _scenario(tree: Tree, base: Path | None) -> Scenario:
+def _scenario(tree: Tree, base: Path | None, *, fits: bool = True) -> Scenario:
     try:
         scenario = Scenario.model_validate(tree.data)
     except ValidationError as error:
         raise InputError(describe(error, tree, Scenario)) from error
-    if wrong := problems(scenario, base):
+    if has_transformers(scenario):
+        scenario, wrong = read_files(scenario, base)
+        if wrong:
+            raise InputError(_lines(tree, wrong))
+    if wrong := problems(scenario, base, fits=fits):
         raise InputError(_lines(tree, wrong))
     hardware = scenario.cluster.hardware
     if base is not None and is_path(hardware):  # a run knows nothing of the scenario's folder
@@ -138,7 +145,7 @@ def _scenario(tree: Tree, base: Path | None) -> Scenario:
     if base is not None and is_path(book):
         cost = scenario.cost.model_copy(update={"book": str(book_path(book, base))})
         scenario = scenario.model_copy(update={"cost": cost})
-    return scenario
+    return bound_scenario(scenario)
 
 
 def _lines(tree: Tree, found: Sequence[tuple[tuple[str | int, ...], str]]) -> list[str]:

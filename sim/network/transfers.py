@@ -10,6 +10,7 @@ from simpy.events import Event
 
 from equipoise.policies.observation import Bools, Ints
 from equipoise.sim.clock import Clock
+from equipoise.sim.network.lanes import Lanes
 from equipoise.sim.network.network import Network
 from equipoise.sim.network.topology import Topology
 
@@ -30,6 +31,10 @@ class Transfer:
     links: Ints = field(default_factory=lambda: NO_LINKS)
     begin: Event | None = None
     begin_s: float = 0.0  # when it began to flow
+    owner: int = -1  # whose it is
+    asked_s: float = 0.0  # when it was asked for
+    alone_s: float = 0.0  # once it has arrived: its time without the owner's others
+    lanes: list[float] = field(default_factory=list)
 
 
 @dataclass
@@ -48,12 +53,14 @@ class Transfers:
     waiting: list[Transfer] = field(default_factory=list)
     active: dict[int, Transfer] = field(default_factory=dict)
     moved_bytes: float = 0.0
+    lanes: Lanes = field(default_factory=Lanes)
 
     def start(
-        self, sources: Sequence[int], target: int, size_bytes: float, arrived: Callable[[], None]
+        self, sources: Sequence[int], target: int, size_bytes: float, arrived: Callable[[], None], owner: int
     ) -> Transfer:
         """Send `size_bytes` from the first living source to `target`; `arrived()` and `done` tell the end."""
-        transfer = Transfer(list(sources), target, size_bytes, arrived, Event(self.clock))
+        transfer = Transfer(list(sources), target, size_bytes, arrived, Event(self.clock), owner=owner)
+        transfer.asked_s = self.clock.now
         self._begin(transfer)
         return transfer
 
@@ -71,6 +78,7 @@ class Transfers:
                 lambda _flow: self._end(transfer),
             )  # fmt: skip
             self.active[transfer.flow] = transfer
+            transfer.lanes = self.lanes.begin(transfer.owner, transfer.links, self.clock.now)
             self.changed(transfer.links, +1)
 
         if latency_s > 0.0:
@@ -79,22 +87,25 @@ class Transfers:
             go(transfer.done)
 
     def _end(self, transfer: Transfer) -> None:
-        del self.active[transfer.flow]
-        transfer.flow = -1
-        self.changed(transfer.links, -1)
+        self._leave(transfer)
         self.moved_bytes += transfer.size_bytes
         self.ended(transfer)
         transfer.arrived()
         transfer.done.succeed()
 
+    def _leave(self, transfer: Transfer) -> None:
+        """A transfer does not flow any more."""
+        del self.active[transfer.flow]
+        transfer.flow = -1
+        transfer.alone_s = self.lanes.end(transfer.owner, transfer.links, transfer.lanes, self.clock.now)
+        self.changed(transfer.links, -1)
+
     def cancel(self, transfer: Transfer) -> None:
         """Stop a transfer; what has been sent so far is lost."""
         self.clock.cancel(transfer.begin)
         if transfer.flow >= 0:
-            del self.active[transfer.flow]
             self.network.cancel(transfer.flow)
-            transfer.flow = -1
-            self.changed(transfer.links, -1)
+            self._leave(transfer)
         elif transfer in self.waiting:
             self.waiting.remove(transfer)
 

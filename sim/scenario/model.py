@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from equipoise.sim.scenario.section import Count, Section, Span
+from equipoise.sim.scenario.transformer import TransformerSpec
 from equipoise.sim.scenario.units import (
     Bytes,
     BytesPerS,
@@ -28,15 +30,7 @@ from equipoise.sim.scenario.units import (
 )
 
 Positive = Annotated[Float, Field(gt=0)]
-Span = Annotated[Seconds, Field(gt=0)]
-Count = Annotated[Int, Field(ge=1)]
 Precision = Literal["fp64", "fp32", "tf32", "fp16", "bf16", "fp8"]
-
-
-class Section(BaseModel):
-    """Base of every section: unknown keys are errors, values are immutable once loaded."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class NodeGroup(Section):
@@ -157,6 +151,7 @@ class Model(Section):
     sample_time: Seconds | None = None  # beta_c: per sample
     flop_per_sample: Flop | None = None  # roofline instead of a fit
     step: str | None = None  # a step that the hardware profile has, in the precision below
+    transformer: TransformerSpec | None = None  # a large model by its shape; all costs follow from it
     bytes_per_sample: Bytes = 0.0
     precision: Precision = "bf16"
     parameters: Annotated[Float, Field(ge=0)] = 0.0
@@ -175,9 +170,15 @@ class Model(Section):
 
     @model_validator(mode="after")
     def _cost_given(self) -> Self:
+        if self.transformer is not None:
+            self.transformer.alone(self)
+            return self
         costs = (self.sample_time, self.flop_per_sample, self.step)
         if sum(cost is not None for cost in costs) != 1:
-            names = "'sample_time' (a fit), 'flop_per_sample' (a roofline), 'step' (of the hardware profile)"
+            names = (
+                "'sample_time' (a fit), 'flop_per_sample' (a roofline), 'step' (of the hardware profile), "
+                "'transformer' (a shape)"
+            )
             raise ValueError(f"needs exactly one of {names}")
         if self.step is not None and self.fixed_time is not None:
             raise ValueError("'fixed_time' is part of the 'step' of the hardware profile; leave it out")
@@ -303,7 +304,7 @@ class TrainingJobs(Section):
 class Workload(Section):
     """Models by name, and jobs from the scenario, from a trace, or from both."""
 
-    models: dict[str, Model] = {}
+    models: dict[str, Model] = Field(default_factory=dict)
     jobs: tuple[Job, ...] = ()
     trace: TraceSpec | None = None
 
@@ -319,7 +320,7 @@ class Workload(Section):
 class Decide(Section):
     """When policies decide. Events: arrivals, completions, faults, repairs."""
 
-    every: Span | None = None
+    every: Annotated[Span, Field(ge=1e-3)] | None = None
     every_steps: Count | None = None  # of any one training job
     on_events: bool = True
     estimate_error: Annotated[Float, Field(ge=0)] = 0.0  # log-normal spread of duration estimates
@@ -431,8 +432,8 @@ class Cost(Section):
     """Prices in place of those of the price book. Keys of `gpu_hour` and `capex` are accelerators."""
 
     book: str = "prices"
-    gpu_hour: dict[str, UsdPerHour] = {}
-    capex: dict[str, Capex] = {}
+    gpu_hour: dict[str, UsdPerHour] = Field(default_factory=dict)
+    capex: dict[str, Capex] = Field(default_factory=dict)
     storage: UsdPerByteSecond | None = None
     network: UsdPerHour | None = None  # per node, beyond what GPU prices include
     energy: Literal["auto", "included", "separate"] = "auto"  # auto: separate when some GPUs are owned

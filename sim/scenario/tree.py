@@ -182,6 +182,7 @@ class _Builder:
         self.tree = Tree(None)
         self.mistakes: list[str] = []
         self.count = 0
+        self.merging = 0  # merges inside one another
 
     def build(self, node: Node, path: KeyPath) -> Any:
         self.count += 1
@@ -226,11 +227,15 @@ class _Builder:
         """What `<<: *anchor` or `<<: [*a, *b]` brings in; earlier ones win, own keys win over all."""
         sources = list(reversed(node.value)) if isinstance(node, SequenceNode) else [node]
         result: dict[str, Any] = {}
+        if self.merging > MAX_DEPTH:
+            raise InputError([f"{self.at(node)}: an alias contains itself"])
+        self.merging += 1
         for source in sources:
             if not isinstance(source, MappingNode):
                 self.mistake(node, path, "'<<' needs a section or a list of sections")
                 continue
             result |= self.mapping(source, path)
+        self.merging -= 1
         return result
 
     def forget(self, path: KeyPath) -> None:

@@ -28,19 +28,26 @@ _KWH = Fraction(3_600_000)  # J
 _MONTH_S = Fraction(365 * 86400, 12)
 
 
-def _plain(read: Callable[[str], float]) -> Callable[[object], object]:
+LARGEST, LARGEST_WHOLE = 1e30, 1e15
+"""Most of any number without a unit: products of a few of them are still numbers, whole ones exact."""
+
+
+def _plain(read: Callable[[str], float], most: float) -> Callable[[object], object]:
     """Pydantic would take true for 1, and any text that Python's `int` or `float` take."""
 
     def check(value: object) -> object:
         if isinstance(value, bool):
             raise ValueError(f"{str(value).lower()} is not a number")
-        return read(value) if isinstance(value, str) else value
+        number = read(value) if isinstance(value, str) else value
+        if isinstance(number, int | float) and not -most <= number <= most:
+            raise ValueError(f"{_shown(value)} is too large, must be at most {most:g}")
+        return number
 
     return check
 
 
-Float = Annotated[float, BeforeValidator(_plain(strict_float))]
-Int = Annotated[int, BeforeValidator(_plain(strict_int))]
+Float = Annotated[float, BeforeValidator(_plain(strict_float, LARGEST))]
+Int = Annotated[int, BeforeValidator(_plain(strict_int, LARGEST_WHOLE))]
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +72,10 @@ class Quantity:
         shown = _shown(value)
         if isinstance(value, bool) or not isinstance(value, int | float | str):
             raise ValueError(f"{shown} is not {self.noun}; {self._wanted()}")
-        result = self._of_text(value) if isinstance(value, str) else float(value)
+        try:
+            result = self._of_text(value) if isinstance(value, str) else float(value)
+        except OverflowError:  # a whole number of hundreds of digits
+            result = math.inf
         if not math.isfinite(result):
             raise ValueError(f"{shown} is not a finite number; {self._wanted()}")
         if result < self.low or (self.above and result == self.low):
@@ -180,15 +190,34 @@ def _money_units(per: Mapping[str, Fraction]) -> dict[str, Fraction]:
     return {f"{c}/{t}": 1 / f for c in ("USD", "$") for t, f in per.items()}
 
 
-SIZE = Quantity("a size", "bytes", "80 GiB", _size_units(), plausible=(0.1, 1e18))
-DATA_RATE = Quantity("a rate", "bytes/s", "100 Gbit/s", _rate_units(), above=True, plausible=(1e5, 1e14))
-TIME = Quantity("a time", "s", "24 h", _time_units(), plausible=(1e-10, 2e9))
-WORK = Quantity("an amount of work", "FLOP", "6 TFLOP", _prefixed("FLOP", "FLOPs"), plausible=(1.0, 1e21))
+MAX_TIME_S = 1e12
+"""Beyond it (30,000 years) a float64 no longer tells milliseconds apart."""
+
+SIZE = Quantity("a size", "bytes", "80 GiB", _size_units(), high=1e24, plausible=(0.1, 1e18))
+DATA_RATE = Quantity(
+    "a rate", "bytes/s", "100 Gbit/s", _rate_units(), above=True, high=1e24, plausible=(1e5, 1e14)
+)
+TIME = Quantity("a time", "s", "24 h", _time_units(), high=MAX_TIME_S, plausible=(1e-10, 2e9))
+WORK = Quantity(
+    "an amount of work", "FLOP", "6 TFLOP", _prefixed("FLOP", "FLOPs"), high=1e36, plausible=(1.0, 1e21)
+)
 WORK_RATE = Quantity(
-    "a compute rate", "FLOP/s", "989 TFLOP/s", _prefixed("FLOP/s", "FLOPS"), above=True, plausible=(1e6, 1e17)
+    "a compute rate",
+    "FLOP/s",
+    "989 TFLOP/s",
+    _prefixed("FLOP/s", "FLOPS"),
+    above=True,
+    high=1e30,
+    plausible=(1e6, 1e17),
 )
 SAMPLE_RATE = Quantity(
-    "a sample rate", "samples/s", "2000 samples/s", _sample_rates(), above=True, plausible=(1e-6, 1e9)
+    "a sample rate",
+    "samples/s",
+    "2000 samples/s",
+    _sample_rates(),
+    above=True,
+    high=1e18,
+    plausible=(1e-6, 1e9),
 )
 SHARE = Quantity("a share", "(0 to 1)", "50 %", {"%": Fraction(1, 100)}, high=1.0)
 PRICE = Quantity(
@@ -196,6 +225,7 @@ PRICE = Quantity(
     "USD/h",
     "2.1 USD/h",
     _money_units({"h": Fraction(1), "d": Fraction(24)}),
+    high=1e15,
     plausible=(1e-3, 1e4),
 )
 TARIFF = Quantity(
@@ -203,22 +233,32 @@ TARIFF = Quantity(
     "USD/J",
     "0.1 USD/kWh",
     _money_units({"J": Fraction(1), "kWh": _KWH, "MWh": _KWH * 1000}),
+    high=1e6,
     plausible=(1e-10, 1e-6),
 )
-MONEY = Quantity("an amount of money", "USD", "30 kUSD", _prefixed("USD", "$"), plausible=(1e-2, 1e12))
+MONEY = Quantity(
+    "an amount of money", "USD", "30 kUSD", _prefixed("USD", "$"), high=1e18, plausible=(1e-2, 1e12)
+)
 STORAGE_PRICE = Quantity(
     "a storage price",
     "USD/(byte s)",
     "0.02 USD/GB-month",
     {f"USD/{unit}-month": 1 / (factor * _MONTH_S) for unit, factor in _size_units().items() if "B" in unit},
+    high=1.0,
     plausible=(1e-19, 1e-14),
 )
 POWER = Quantity(
-    "a power", "W", "700 W", {"mW": Fraction(1, 1000)} | _prefixed("W"), above=True, plausible=(1.0, 1e6)
+    "a power",
+    "W",
+    "700 W",
+    {"mW": Fraction(1, 1000)} | _prefixed("W"),
+    above=True,
+    high=1e15,
+    plausible=(1.0, 1e6),
 )
 TEMPERATURE = Quantity(
     "a temperature", "degrees Celsius", "25 C", {c: Fraction(1) for c in ("C", "°C", "degC")}, low=-273.15,
-    plausible=(-60.0, 150.0),
+    high=1e6, plausible=(-60.0, 150.0),
 )  # fmt: skip
 
 QUANTITIES = (

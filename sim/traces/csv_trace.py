@@ -11,8 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from equipoise.policies.numerals import is_index
+from equipoise.sim.scenario.units import MAX_TIME_S
 from equipoise.sim.traces.keep import chosen
-from equipoise.sim.traces.table import MAX_TIME_S, Table, left_out
+from equipoise.sim.traces.table import Table, left_out
 from equipoise.sim.traces.trace import Bools, Ints, Trace, make_trace
 
 COLUMNS = ("job_id", "arrival_s", "gpus", "duration_s")

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from equipoise.sim.scenario.units import MAX_TIME_S
 from equipoise.sim.traces.keep import chosen
-from equipoise.sim.traces.table import MAX_TIME_S, Table, left_out
+from equipoise.sim.traces.table import Table, left_out
 from equipoise.sim.traces.trace import Floats, Trace, make_trace
 
 COLUMNS = ("timestamp", "duration", "num_gpus")

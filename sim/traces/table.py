@@ -30,9 +30,6 @@ MAX_LINES = 20
 
 _PLAIN = frozenset("0123456789+-.eE")
 
-MAX_TIME_S = 1e12
-"""Beyond it (30,000 years) a float64 no longer tells milliseconds apart."""
-
 
 class Table:
     """Columns of text by name. `line[k]` is where row k stands in the file."""

@@ -9,11 +9,11 @@ import numpy as np
 from simpy.events import Event
 
 from equipoise.policies.observation import resize, writable
-from equipoise.policies.physics import deal
+from equipoise.policies.physics import deal, overlapped_s
 from equipoise.sim.clock import Clock
 from equipoise.sim.cluster.cluster import Cluster
-from equipoise.sim.job.cost import memory_need_bytes
 from equipoise.sim.job.dataset import JobData, place_shards
+from equipoise.sim.job.memory import least_bytes
 from equipoise.sim.job.training import TrainingJob
 from equipoise.sim.network.transfers import Transfers
 from equipoise.sim.scenario.model import Data, OnNodes, Skewed
@@ -60,6 +60,8 @@ class Arrivals:
         for row in range(first, end):
             if row in roster.demand.training:
                 job = roster.training[row] = self.make(row)
+                if job.spec.data is not None:
+                    job.homes_before_start = known_homes(job.spec.data, job.cluster)
                 _fill_row(job, roster)
             roster.waiting.add(row)
         self.plan_next()
@@ -77,13 +79,13 @@ def _fill_row(job: TrainingJob, roster: Roster) -> None:
     """Fill a training job's row in the jobs table."""
     row, spec, model, config = job.row, job.spec, job.model, job.config
     per, progress = config.gpus_per_worker, job.progress
-    workers = max(1, spec.gpus // per)
+    workers = config.asked
     part = int(deal(spec.global_batch, np.ones(workers, np.int64), spec.micro_batch).max())
-    duration_s = progress.steps_to_target() * config.cost_s(0, part)[1] * float(roster.factor[row])
+    duration_s = progress.steps_to_target() * _step_s(job, workers, part) * float(roster.factor[row])
     size = spec.data.sample_size * spec.data.samples if spec.data else 0.0
     for name, value in (
         ("gpus_per_worker", per),
-        ("workers_min", spec.workers_min or workers),
+        ("workers_min", max(config.fewest, spec.workers_min or workers)),
         ("workers_max", spec.workers_max or workers),
         ("global_batch", spec.global_batch),
         ("batch_reference", progress.reference),
@@ -97,16 +99,32 @@ def _fill_row(job: TrainingJob, roster: Roster) -> None:
         ("duration_s", duration_s),
         ("service_s", duration_s),
         ("data_demand_bytes", size),
+        ("input_bytes", progress.target * (spec.data.sample_size if spec.data else 0.0)),
         ("compute_demand_flops", (model.flop_per_sample or 0.0) * progress.target),
-        ("memory_bytes", memory_need_bytes(model, part, workers)),
+        ("memory_bytes", least_bytes(model, workers) / spec.gpu_share),
         ("checkpoint_bytes", job.checkpoints.size_bytes),
         ("restart_s", roster.initialisation_s + 2.0 * job.save_s),
     ):
         roster.columns[name][row] = value
 
 
-def place_data(spec: Data, worker_nodes: list[int], cluster: Cluster, transfers: Transfers) -> JobData:
-    """The dataset of a job, stored as its placement says; worker_nodes: distinct nodes of the job."""
+def _step_s(job: TrainingJob, workers: int, samples: int) -> float:
+    """Estimated time (s) of a step of so many workers with so many samples each, exchanges included."""
+    work_s, exchange_s = job.config.cost_s(0, samples, workers)[1], job.config.exchange_estimate_s(0, workers)
+    if math.isnan(exchange_s):
+        return work_s
+    interval = job.progress.interval
+    return ((interval - 1) * work_s + overlapped_s(work_s, exchange_s, job.model.overlap)) / interval
+
+
+def known_homes(spec: Data, cluster: Cluster) -> list[list[int]] | None:
+    """Nodes that store each shard before the job has started; None where the job's own nodes decide."""
+    place = spec.placement
+    return None if not isinstance(place, OnNodes) and place.over == "job" else _homes(spec, [], cluster)
+
+
+def _homes(spec: Data, worker_nodes: list[int], cluster: Cluster) -> list[list[int]]:
+    """Nodes that store each shard; worker_nodes: distinct nodes of the job."""
     place = spec.placement
     if isinstance(place, OnNodes):
         nodes = cluster.nodes_named(place.nodes)
@@ -114,12 +132,19 @@ def place_data(spec: Data, worker_nodes: list[int], cluster: Cluster, transfers:
         nodes = worker_nodes if place.over == "job" else list(range(len(cluster.nodes)))
     exponent = place.exponent if isinstance(place, Skewed) else 0.0
     weights = np.arange(1.0, len(nodes) + 1.0) ** -exponent
+    return place_shards(min(spec.shards, spec.samples), nodes, weights, spec.replicas)
+
+
+def place_data(
+    spec: Data, worker_nodes: list[int], cluster: Cluster, transfers: Transfers, row: int
+) -> JobData:
+    """The dataset of the job in a row, stored as its placement says; worker_nodes: distinct nodes of the job."""
     shards = min(spec.shards, spec.samples)
-    homes = place_shards(shards, nodes, weights, spec.replicas)
+    homes = _homes(spec, worker_nodes, cluster)
     sizes = np.full(shards, spec.samples // shards, dtype=np.int64)
     sizes[: spec.samples % shards] += 1
     free = writable(cluster.nodes, "storage_free_bytes")
     for shard, home in enumerate(homes):
         for node in home:
             free[node] -= sizes[shard] * spec.sample_size
-    return JobData(sizes, spec.sample_size, homes, transfers, free)
+    return JobData(sizes, spec.sample_size, homes, transfers, free, row)

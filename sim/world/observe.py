@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -15,20 +16,22 @@ from equipoise.policies.observation import (
     Refusal,
     Shards,
     Speeds,
+    Stores,
     Workers,
     writable,
 )
+from equipoise.policies.physics import response_s_per_sample, sustainable
 from equipoise.sim.clock import Clock
 from equipoise.sim.cluster.cluster import Cluster
 from equipoise.sim.job.listener import Listener, Listeners
 from equipoise.sim.job.measurements import Window
 from equipoise.sim.job.rigid import RigidJobs
 from equipoise.sim.job.training import TrainingJob
-from equipoise.sim.network.network import Network
 from equipoise.sim.network.topology import NIC_IN, NIC_OUT, NODE_LINKS
 from equipoise.sim.network.transfers import Transfer
+from equipoise.sim.world.paths import PathWatch
 from equipoise.sim.world.roster import Roster
-from equipoise.sim.world.tables import Member, fill_paths, fill_shards, fill_speeds, fill_workers
+from equipoise.sim.world.tables import Member, fill_shards, fill_speeds, fill_stores, fill_workers
 
 
 class Traffic(Listener):
@@ -69,22 +72,17 @@ class Observer:
         self,
         clock: Clock,
         cluster: Cluster,
-        network: Network,
         roster: Roster,
         rigid: RigidJobs,
         policy: Policy,
         listeners: Listeners,
         traffic: Traffic,
+        watch: PathWatch,
     ) -> None:
-        self.clock, self.cluster, self.network, self.roster, self.rigid = (
-            clock,
-            cluster,
-            network,
-            roster,
-            rigid,
-        )
-        self.listeners, self.traffic = listeners, traffic
+        self.clock, self.cluster, self.roster, self.rigid = clock, cluster, roster, rigid
+        self.listeners, self.traffic, self.watch = listeners, traffic, watch
         self.workers, self.shards, self.paths, self.speeds = Workers(), Shards(), Paths(), Speeds()
+        self.stores = Stores()
         self.members: list[Member] = []  # the jobs behind the table of workers
         self.refused: list[Refusal] = []  # since the last observation
         self._needs = frozenset().union(*(stage.needs for stage in policy.stages))
@@ -103,29 +101,32 @@ class Observer:
         self.refused.clear()
         return Observation(
             now_s, window_s, self.cluster.nodes, self.cluster.gpus, roster.table, self.workers, self.shards,
-            self.paths, self.speeds, roster.waiting.rows, roster.running.rows, self.cluster.gpu_models, refused,
+            self.paths, self.speeds, self.stores, roster.waiting.rows, roster.running.rows,
+            self.cluster.gpu_models, refused,
         )  # fmt: skip
 
     def _observe_training(self, now_s: float) -> None:
         roster, needs, cluster = self.roster, self._needs, self.cluster
         jobs = [job for _, job in sorted(roster.training.items()) if job.runs]
+        self.watch.speeds.close()
         for job in jobs:
             job.advance.settle(job)
             job.fill_row(roster.columns, roster.factor.item(job.row))
             self._measure(job, now_s)
         if "workers" in needs:
-            need_bytes = roster.columns["memory_bytes"]
-            self.members = fill_workers(self.workers, jobs, cluster.gpus.memory_bytes, need_bytes)
+            self.members = fill_workers(self.workers, jobs)
         if "shards" in needs:
             fill_shards(self.shards, jobs, cluster.up)
         if "paths" in needs:
-            fill_paths(self.paths, jobs, cluster.topology, self.network)
+            self.watch.fill(self.paths, jobs)
+        open_jobs = [
+            job
+            for row, job in sorted(roster.training.items())
+            if not job.progress.done and roster.demand.arrival_s[row] <= now_s
+        ]
+        if "stores" in needs:
+            fill_stores(self.stores, open_jobs, cluster)
         if "speeds" in needs:
-            open_jobs = [
-                job
-                for row, job in sorted(roster.training.items())
-                if not job.progress.done and roster.demand.arrival_s[row] <= now_s
-            ]
             fill_speeds(self.speeds, open_jobs, roster.columns, len(cluster.gpu_models))
         if "nodes" in needs and self.traffic.due(now_s):
             for job in jobs:
@@ -140,7 +141,7 @@ class Observer:
         if window.periods == 0:
             job.measured.fit_columns()
             return
-        measured = job.measured.columns = worker_columns(job, window)
+        measured = job.measured.columns = worker_columns(job, window, self.watch.bytes_per_s)
         start_s = job.ends.start_s
         span_s = max(start_s - window.since_s, math.ulp(start_s))
         columns["work_s"][row] = float(measured["step_s"].mean())
@@ -153,7 +154,9 @@ class Observer:
         job.measured.open_window(start_s)
 
 
-def worker_columns(job: TrainingJob, window: Window) -> dict[str, Floats]:
+def worker_columns(
+    job: TrainingJob, window: Window, bytes_per_s: Callable[[int, int], float]
+) -> dict[str, Floats]:
     """Measured columns of a job's workers; NaN for a worker that did nothing.
 
     The gradient norm is G * sqrt(1 + phi / b) with G = exp(-progress): it falls as training goes on and its
@@ -166,13 +169,18 @@ def worker_columns(job: TrainingJob, window: Window) -> dict[str, Floats]:
     variance = np.maximum(0.0, window.busy_square / steps - step_s**2)
     phi = max(0.0, job.progress.noise_scale)
     with np.errstate(divide="ignore", invalid="ignore"):
+        supply = job.config.ingest
+        if job.data is not None:
+            supply = sustainable(supply, job.data.reading_samples_per_s(bytes_per_s))
+        keeps_up = np.where(idle, np.nan, sustainable(samples / busy_s, supply))
         return {
-            "capacity_samples_per_s": samples / busy_s,
+            "capacity_samples_per_s": keeps_up,
+            "input_samples_per_s": supply,
             "step_s": step_s,
             "step_cov": np.sqrt(variance) / step_s,
             "wait_s": window.wait_s / steps,
             "input_stall_s": window.stall_s / steps,
-            "response_s_per_sample": busy_s / samples,
+            "response_s_per_sample": response_s_per_sample(window.busy_s, window.stall_s, samples, keeps_up),
             "gradient_rate_per_s": steps / busy_s,
             "gradient_norm": math.exp(-job.progress.ratio) * np.sqrt(1.0 + phi * steps / samples),
         }

@@ -11,33 +11,27 @@ from numpy.typing import NDArray
 from equipoise.policies.observation import (
     Bools,
     Floats,
-    Paths,
     Shards,
     Speeds,
+    Stores,
     Table,
     Workers,
     resize,
     writable,
 )
+from equipoise.sim.cluster.cluster import Cluster
+from equipoise.sim.job.memory import UNBOUNDED
 from equipoise.sim.job.training import TrainingJob
-from equipoise.sim.network.network import Network
-from equipoise.sim.network.topology import Topology
 
 Member = tuple[TrainingJob, slice]
 """A job and its rows in the table of workers."""
 
-UNBOUNDED = 2**62
 PIECE_BITS = 32
 """A shard's identity is its job's row shifted by this, and its number in the job."""
 
 
-def fill_workers(
-    table: Workers, jobs: Sequence[TrainingJob], memory_bytes: Floats, need_bytes: Floats
-) -> list[Member]:
-    """One row per worker; memory_bytes (gpus,), need_bytes (jobs,) on each of a job's GPUs.
-
-    Returns whose rows are which.
-    """
+def fill_workers(table: Workers, jobs: Sequence[TrainingJob]) -> list[Member]:
+    """One row per worker; returns whose rows are which."""
     rows = sum(job.config.workers for job in jobs)
     if rows != len(table):
         resize(table, rows)
@@ -47,15 +41,24 @@ def fill_workers(
         part = slice(first, first + config.workers)
         first = part.stop
         members.append((job, part))
+        most, memory_free_bytes = config.pass_limits()
         owned = job.data.owned if job.data is not None else np.nan
         for name, values in (
             ("job", job.row), ("index", np.arange(config.workers)), ("gpu", config.gpu), ("node", config.nodes),
             ("gpu_share", config.share), ("samples_per_step", config.samples), ("samples_owned", owned),
-            ("samples_max", UNBOUNDED), ("memory_free_bytes", memory_bytes[config.gpu] - need_bytes[job.row]),
-            ("fixed_s", config.fixed_s()), *job.measured.columns.items(),
+            ("samples_max", UNBOUNDED), ("samples_per_pass", most), ("memory_free_bytes", memory_free_bytes),
+            ("fixed_s", _fixed_s(job)), *job.measured.columns.items(),
         ):  # fmt: skip
             writable(table, name)[part] = values
     return members
+
+
+def _fixed_s(job: TrainingJob) -> Floats:
+    """The part of each worker's step that does not grow with samples: none where its input is what it waits for."""
+    measured = job.measured.columns
+    with np.errstate(invalid="ignore"):
+        starved = measured["input_samples_per_s"] * measured["step_s"] < job.config.samples
+    return np.where(starved, 0.0, job.config.fixed_s())
 
 
 def fill_shards(table: Shards, jobs: Sequence[TrainingJob], up: Bools) -> None:
@@ -83,28 +86,7 @@ def fill_shards(table: Shards, jobs: Sequence[TrainingJob], up: Bools) -> None:
                         rows[name].append(value)
                     ahead += piece.left
         first += job.config.workers
-    _refill(table, rows)
-
-
-def fill_paths(table: Paths, jobs: Sequence[TrainingJob], topology: Topology, network: Network) -> None:
-    """One row per pair of a node that stores data and another one that reads it."""
-    pairs = set()
-    for job in jobs:
-        if job.data is not None and job.data.bytes_per_sample > 0.0:
-            homes = {home for shard in job.data.homes for home in shard}
-            nodes = job.config.nodes.tolist()
-            pairs |= {(home, node) for home in homes for node in nodes if home != node}
-    rows: dict[str, list[float]] = {name: [] for name in Paths.columns}
-    used = {link for pair in pairs for link in topology.read_route(*pair)[0].tolist()}
-    users = {link: max(1, network.count_on(link)) for link in used}
-    for source, target in sorted(pairs):
-        links, latency_s = topology.read_route(source, target)
-        rate = min(topology.capacity_bytes_per_s[link] / users[link] for link in links.tolist())
-        for name, value in (
-            ("source", source), ("target", target), ("bytes_per_s", rate), ("latency_s", latency_s),
-        ):  # fmt: skip
-            rows[name].append(value)
-    _refill(table, rows)
+    refill(table, rows)
 
 
 def fill_speeds(
@@ -119,9 +101,29 @@ def fill_speeds(
                 rows["job"].append(row)
                 rows["gpu_model"].append(model)
                 rows["gpus"].append(workers * config.gpus_per_worker)
-                step_s = config.cost_s(model, -(-batch // workers))[1]
+                step_s = config.cost_s(model, -(-batch // workers), workers)[1]
                 rows["samples_per_s"].append(batch / max(step_s, 1e-12))
-    _refill(table, rows)
+                rows["exchange_s"].append(config.exchange_estimate_s(model, workers))
+    refill(table, rows)
+
+
+def fill_stores(table: Stores, jobs: Sequence[TrainingJob], cluster: Cluster) -> None:
+    """One row per job that waits or runs and node that stores some of its data, where that is known."""
+    job_rows, nodes, ratios = [], [], []
+    for job in jobs:
+        homes = job.data.homes if job.data is not None else job.homes_before_start
+        if homes is None or job.config.data_bytes == 0.0:
+            continue
+        held = np.array([home for shard in homes for home in shard], dtype=np.int64)
+        ratio = np.bincount(held, minlength=len(cluster.nodes)) / len(homes)
+        stored = np.flatnonzero(ratio)
+        job_rows.append(np.full(len(stored), job.row))
+        nodes.append(stored)
+        ratios.append(ratio[stored])
+    resize(table, sum(map(len, nodes)))
+    if nodes:
+        for name, parts in (("job", job_rows), ("node", nodes), ("ratio", ratios)):
+            writable(table, name)[: len(table)] = np.concatenate(parts)
 
 
 def _counts(fewest: int, most: int) -> list[int]:
@@ -132,7 +134,8 @@ def _counts(fewest: int, most: int) -> list[int]:
     return [fewest, *powers, most]
 
 
-def _refill(table: Table, rows: dict[str, list[float]]) -> None:
+def refill(table: Table, rows: dict[str, list[float]]) -> None:
+    """Let a table have these rows, given by column."""
     resize(table, len(next(iter(rows.values()))))
     for name, values in rows.items():
         writable(table, name)[: len(values)] = values

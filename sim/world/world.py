@@ -40,6 +40,7 @@ from equipoise.sim.world.arrivals import Arrivals, place_data
 from equipoise.sim.world.decisions import Decisions
 from equipoise.sim.world.nodes import NodeEvents
 from equipoise.sim.world.observe import Observer, Traffic
+from equipoise.sim.world.paths import PathWatch
 from equipoise.sim.world.roster import Roster
 from equipoise.sim.world.stall import StallDetection, Stalled
 
@@ -141,10 +142,10 @@ class SimWorld:
         self.costs = CostAccounts(len(demand), meter, self.prices.usd_per_gpu_s) if uneven else None
         can_lose = scenario.faults != FaultsSpec()
         self.timeline = Timeline(demand, cluster, meter, can_lose=can_lose) if timeline else None
-        traffic = Traffic(cluster)
+        traffic, paths = Traffic(cluster), PathWatch(cluster.topology)
         self.mtbf_s = mtbf_s(scenario.faults)
         stall = StallDetection(demand, roster.waiting, roster.running, self.mtbf_s)
-        listening: list[Listener | None] = [self.costs, traffic, self.timeline, stall]
+        listening: list[Listener | None] = [self.costs, traffic, paths, self.timeline, stall]
         self.listeners = Listeners(listener for listener in listening if listener is not None)
         self.rigid = RigidJobs(
             clock, cluster, demand, self._rigid_ended, meter.computed_evenly if uneven else None, self.mtbf_s,
@@ -160,7 +161,7 @@ class SimWorld:
         )  # fmt: skip
         self.throttle = Throttle(scenario, clock, cluster, roster.running, power, meter, self.nodes)
         self.observer = Observer(
-            clock, cluster, self.network, roster, self.rigid, self.policy, self.listeners, traffic
+            clock, cluster, roster, self.rigid, self.policy, self.listeners, traffic, paths
         )
         self.arrivals = Arrivals(
             clock, roster, self._make_training, self.decisions.last_event, self._unasked_until_s
@@ -173,7 +174,8 @@ class SimWorld:
         assert spec.model is not None
         return TrainingJob(
             row, self.demand.name[row], spec, scenario.workload.models[spec.model], self.cluster, self.engine,
-            self.meter, self.listeners, lambda data, nodes: place_data(data, nodes, self.cluster, self.transfers),
+            self.meter, self.listeners,
+            lambda data, nodes: place_data(data, nodes, self.cluster, self.transfers, row),
             seed=self.seed, step_cov=scenario.noise.step_cov, mtbf_s=self.mtbf_s,
         )  # fmt: skip
 

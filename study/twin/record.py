@@ -59,9 +59,9 @@ class LiveRun:
 
     @property
     def round_s(self) -> Floats:
-        """Duration of each round, as the rank that decides saw it (s)."""
-        total: Floats = (self.stall_s + self.compute_s + self.tail_s + self.update_s)[self._leading]
-        return total
+        """Duration of each round, as the rank that decides saw it (s); NaN where a rank's pause held it up."""
+        total: Floats = self.stall_s + self.compute_s + self.tail_s + self.update_s
+        return np.where(np.isnan(total).any(axis=0), np.nan, total[self._leading])
 
     @property
     def _leading(self) -> int:

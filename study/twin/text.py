@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from equipoise.sim.scenario.units import format_seconds, format_share
+from equipoise.study.twin.words import reason
 
 if TYPE_CHECKING:
     from equipoise.study.twin.compare import Parting
@@ -127,7 +128,8 @@ def _parting(parting: Parting, alike: int) -> Iterator[str]:
         yield "  no single observed column makes the difference; several act together"
     for column in parting.columns[:_COLUMNS_SHOWN]:
         since = f"apart since decision {column.since}" if column.since else "never apart by more than 1 %"
-        yield f"  because of {column.name}: live {_few(column.live)}, simulated {_few(column.simulated)}; {since}"
+        yield f"  {reason(parting, column)}"
+        yield f"    ({column.name}: live {_few(column.live)}, simulated {_few(column.simulated)}; {since})"
 
 
 def _few(values: Sequence[float]) -> str:

@@ -214,20 +214,21 @@ def _step_s(decision: Decision, batch: float) -> float:
 def _windows(
     run: LiveRun, pairs: Sequence[tuple[Point, Decision]], simulated: Sequence[Decision]
 ) -> Iterator[Window]:
-    """The rounds before each decision, where all of them were timed."""
+    """The rounds before each decision, where some of them were timed."""
     batch, round_s, first, before = float(run.manifest["global_batch"]), run.round_s, 0, 0
     for point, decision in pairs:
         same = simulated[before : point.point]  # more than one where a decision failed live
         part, live = slice(first, point.rounds), point.entry.decision
-        trained = float(run.samples[:, part].sum())
-        if trained > 0 and np.isfinite(round_s[part]).all():
+        timed = np.isfinite(round_s[part])  # without the rounds that a pause held up
+        trained = float(run.samples[:, part][:, timed].sum())
+        if trained > 0:
             yield Window(
                 decision=point.point,
                 first_round=first,
                 last_round=point.rounds - 1,
                 samples=tuple(run.samples[:, point.rounds - 1].tolist()),
                 interval=int(live.observation.jobs.sync_interval[0]),
-                measured_s=float(round_s[part].sum()) * batch / trained,
+                measured_s=float(round_s[part][timed].sum()) * batch / trained,
                 predicted_s=sum(d.observation.window_s for d in same) * batch / sum(map(_trained, same)),
                 equal=first_difference(actions(live), actions(decision)) is None,
             )

@@ -18,12 +18,12 @@ from equipoise.sim.llm.fit import fit
 from equipoise.sim.llm.hardware import ACCELERATORS, Network
 from equipoise.sim.llm.interval import spread
 from equipoise.sim.llm.layout import Layout, Precision
+from equipoise.sim.llm.published import SHAPES, with_sequence
 from equipoise.sim.llm.quantities import Plan
 from equipoise.sim.llm.shape import Transformer
 from equipoise.study.validation.predict import predicted, score
-from equipoise.study.validation.published_models import SHAPES, with_sequence
 from equipoise.study.validation.rows import Row, divided, labels, read_csv, seconds, stacked
-from equipoise.study.validation.score import Line, Score, line, relative_error
+from equipoise.study.validation.score import Line, Score, judge, line
 from equipoise.study.validation.splits import SPLITS, fitted_half
 
 FILE = "throughput/llm_training_throughput.csv"
@@ -204,20 +204,12 @@ def _scales(rows: list[Row]) -> list[Score]:
             kept += asked
     guess, truth = np.array(guesses), np.array(measured)
     residuals = np.log(truth / guess)
-    inside = np.zeros(len(kept), dtype=bool)
+    low, high = np.zeros(len(kept)), np.zeros(len(kept))
     families = np.array([r.family for r in kept])
     for family in sorted(set(families)):
         own = families == family
-        low, high = spread(residuals[~own], families[~own].tolist())
-        inside[own] = (truth / guess >= low)[own] & (truth / guess <= high)[own]
-    return [
-        Score(
-            len(kept),
-            relative_error(guess, truth),
-            relative_error(np.array(naive), truth),
-            float(inside.mean()),
-        )
-    ]
+        low[own], high[own] = spread(residuals[~own], families[~own].tolist())
+    return [judge([r.key for r in kept], guess, np.array(naive), truth, (low, high))]
 
 
 def _tokens(row: Row) -> float:

@@ -12,7 +12,7 @@ from equipoise.sim.llm.fit import PRIORS, FittedStack, Prior, fit, predict
 from equipoise.sim.llm.interval import left_out_residuals, spread
 from equipoise.sim.llm.stack import Floats
 from equipoise.study.validation.rows import Row, labels, left_out_groups, seconds, stacked
-from equipoise.study.validation.score import Score, covered, rank_correlation, regret, relative_error
+from equipoise.study.validation.score import Score, judge, rank_correlation, regret
 
 KEEPS_SCORES = {**PRIORS, "score_bytes": Prior(8.0, 1.0, 40.0, "stack")}
 """Of a stack without fused attention, which writes and reads its scores."""
@@ -63,11 +63,12 @@ def score(known: Sequence[Row], asked: Sequence[Row], priors: Mapping[str, Prior
     """The score of predicting `asked` from `known`."""
     learned = learn(known, priors)
     guess, measured = predicted(learned.fitted, asked), seconds(asked)
-    return Score(
-        len(asked),
-        relative_error(guess, measured),
-        relative_error(constant_rate(known, asked), measured),
-        covered(guess, measured, learned.spread),
+    return judge(
+        [row.key for row in asked],
+        guess,
+        constant_rate(known, asked),
+        measured,
+        learned.spread,
         rank_correlation(asked, guess, measured),
         regret(asked, guess, measured),
     )

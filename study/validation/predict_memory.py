@@ -11,7 +11,7 @@ from equipoise.sim.llm.interval import spread
 from equipoise.sim.llm.memory import MemoryStack, counts, peaks
 from equipoise.sim.llm.stack import Floats
 from equipoise.study.validation.rows import Row, left_out_groups
-from equipoise.study.validation.score import Score, covered, relative_error
+from equipoise.study.validation.score import Score, judge
 
 
 def fit_rows(
@@ -39,12 +39,7 @@ def memory_score(
     guess = peaks([counts(r.plan) for r in asked], stack, stage)
     median = np.full(len(asked), np.median(measured_peaks(known)))
     left, families = _left_out(known, prior, stage, fixed)
-    return Score(
-        len(asked),
-        relative_error(guess, truth),
-        relative_error(median, truth),
-        covered(guess, truth, spread(left, families)),
-    )
+    return judge([r.key for r in asked], guess, median, truth, spread(left, families))
 
 
 def _left_out(

@@ -6,7 +6,19 @@ from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 
-from equipoise.study.validation import dense_llm, playbook, sailor, vtrain
+from equipoise.study.validation import (
+    collectives,
+    dense_llm,
+    jitter,
+    mig,
+    playbook,
+    pollux,
+    power,
+    sailor,
+    storage,
+    train_time,
+    vtrain,
+)
 from equipoise.study.validation.score import Line
 
 DATA_SETS: dict[str, Callable[[Path], list[Line]]] = {
@@ -14,22 +26,49 @@ DATA_SETS: dict[str, Callable[[Path], list[Line]]] = {
     "vtrain": vtrain.run,
     "playbook": playbook.run,
     "sailor": sailor.run,
+    "pollux": pollux.run,
+    "train-time": train_time.run,
+    "staging": storage.run_staging,
+    "mig": mig.run,
+    "jitter": jitter.run,
+    "power": power.run,
+    "storage": storage.run_input,
 }
 
+FILES: dict[str, tuple[str, ...]] = {
+    "dense-llm": (dense_llm.FILE,),
+    "vtrain": (vtrain.SINGLE, vtrain.MULTI),
+    "playbook": (playbook.FILE,),
+    "sailor": (sailor.FILE,),
+    "nccl": (collectives.FILE,),
+    "pollux": (pollux.FILE,),
+    "train-time": (train_time.FILE,),
+    "staging": (storage.STAGING,),
+    "mig": (mig.FILE,),
+    "jitter": (jitter.PATTERN,),
+    "power": (power.FILE,),
+    "storage": (storage.INPUT,),
+}
+"""The files that a data set needs, below the folder of the measurements."""
 
-def run(name: str, data_dir: Path) -> list[Line]:
-    """The lines of a data set under `data_dir`.
+
+def run(name: str, data_dir: Path, fit: collectives.Fit | None = None) -> list[Line]:
+    """The lines of a data set under `data_dir`; `fit` is the fit of a collective's curve, which "nccl" needs.
 
     Raises ValueError for an unknown name, FileNotFoundError where the data are absent.
     """
-    if name not in DATA_SETS:
-        raise ValueError(f"{name}: no such data set; allowed: {', '.join(sorted(DATA_SETS))}")
+    if name not in FILES:
+        raise ValueError(f"{name}: no such data set; allowed: {', '.join(sorted(FILES))}")
+    if name == "nccl":
+        if fit is None:
+            raise ValueError("nccl: needs the fit of a curve")
+        return collectives.run(data_dir, fit)
     return DATA_SETS[name](data_dir)
 
 
 def as_text(lines: list[Line]) -> str:
     """The lines as a table of columns, shares in percent."""
-    names = [f.name for f in fields(Line)]
+    names = [f.name for f in fields(Line) if f.name != "points"]
     table = [names] + [[_cell(getattr(one, name)) for name in names] for one in lines]
     widths = [max(len(row[i]) for row in table) for i in range(len(names))]
     return "\n".join(

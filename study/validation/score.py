@@ -14,6 +14,17 @@ from equipoise.study.validation.rows import Row
 
 
 @dataclass(frozen=True, slots=True)
+class Points:
+    """Held-out rows of one split: their keys, predictions with their interval, and measurements, all (rows,)."""
+
+    keys: tuple[str, ...]
+    predicted: Floats
+    low: Floats
+    high: Floats
+    measured: Floats
+
+
+@dataclass(frozen=True, slots=True)
 class Score:
     """One split: absolute relative errors' median, the naive model's, share within the interval, ordering of plans.
 
@@ -28,11 +39,35 @@ class Score:
     covered: float
     spearman: float = np.nan
     picked: float = np.nan
+    points: Points | None = None
+
+
+def judge(
+    keys: Sequence[str],
+    predicted: Floats,
+    naive: Floats,
+    measured: Floats,
+    spread: tuple[float | Floats, float | Floats],
+    spearman: float = np.nan,
+    picked: float = np.nan,
+) -> Score:
+    """The score of predictions whose interval is [low, high] times them; `naive` are the plainest model's."""
+    low, high = (np.asarray(predicted * factor, dtype=np.float64) for factor in spread)
+    inside = (measured >= low) & (measured <= high)
+    return Score(
+        len(measured),
+        relative_error(predicted, measured),
+        relative_error(naive, measured),
+        float(inside.mean()),
+        spearman,
+        picked,
+        Points(tuple(keys), predicted, low, high, measured),
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of a validation table: medians over the splits, and the worst split's error."""
+    """A line of a validation table: medians over the splits, the worst split's error, rows of the first."""
 
     what: str
     target: float
@@ -43,6 +78,7 @@ class Line:
     covered: float
     spearman: float
     picked: float
+    points: Points | None = None
 
 
 def line(what: str, target: float, scores: Sequence[Score]) -> Line:
@@ -64,18 +100,13 @@ def line(what: str, target: float, scores: Sequence[Score]) -> Line:
         middle("covered"),
         middle("spearman"),
         middle("picked"),
+        scores[0].points,
     )
 
 
 def relative_error(predicted: Floats, measured: Floats) -> float:
     """Median of |predicted / measured - 1|."""
     return float(np.median(np.abs(predicted / measured - 1)))
-
-
-def covered(predicted: Floats, measured: Floats, spread: tuple[float, float]) -> float:
-    """Share of measurements within [low, high] times the prediction."""
-    ratio = measured / predicted
-    return float(np.mean((ratio >= spread[0]) & (ratio <= spread[1])))
 
 
 def rank_correlation(rows: Sequence[Row], predicted: Floats, measured: Floats, least: int = 5) -> float:

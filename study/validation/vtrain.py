@@ -11,9 +11,9 @@ from pathlib import Path
 
 from equipoise.sim.llm.hardware import ACCELERATORS, Network
 from equipoise.sim.llm.layout import Layout
+from equipoise.sim.llm.published import gpt
 from equipoise.sim.llm.quantities import Plan
 from equipoise.study.validation.predict import score
-from equipoise.study.validation.published_models import gpt
 from equipoise.study.validation.rows import Row, divided, read_csv
 from equipoise.study.validation.score import Line, line
 from equipoise.study.validation.splits import SPLITS, fitted_half, fitted_tenth

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise.live.decide.change import Change
+from equipoise.live.train.change import Change
 from equipoise.live.train.deal import Deal
 from equipoise.live.train.sampler import ShareSampler
 from equipoise.policies.physics import deal

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("torch")
 
 from equipoise.live.decide.decider import Decider
-from equipoise.policies.contract import Kind, Memory, Plan, Policy, Stage
+from equipoise.policies.contract import Kind, Memory, Plan, Policy, Refusal, Stage
 from equipoise.policies.observation import Gpus, Jobs, Nodes, Observation, Workers
 from tests.live.faulty_policies import KINDS, faulty
 
@@ -26,6 +26,16 @@ def observation() -> Observation:
         jobs=Jobs.of(state=[1], global_batch=[8], sync_interval=[1]),
         workers=Workers.of(job=[0, 0], index=[0, 1], gpu=[0, 1], node=[0, 0], samples_per_step=[4, 4]),
     )
+
+
+class Still:
+    """A world that always looks the same and refuses everything."""
+
+    def observe(self) -> Observation:
+        return observation()
+
+    def apply(self, plan: Plan) -> list[Refusal]:
+        return [Refusal("all", "nothing moves here")]
 
 
 @dataclass(frozen=True)
@@ -46,7 +56,7 @@ class Counting(Stage):
 def test_no_faulty_policy_gets_through(what: str) -> None:
     decider = Decider(faulty(what), budget_s=0.1)
     began = time.monotonic()
-    answer = decider.decide(observation())
+    answer = decider.decide(Still())
     assert time.monotonic() - began < 5.0
     if what in ("interval", "unjournaled"):  # feasible by the contract; bounds and journal deal with them
         assert answer.decision is not None
@@ -60,12 +70,12 @@ def test_memory_goes_on_after_a_failure_from_where_it_was() -> None:
     broken = threading.Event()
     decider = Decider(Policy("x", (Counting(broken),)), budget_s=5.0)
     for _ in range(3):
-        decider.decide(observation())
+        decider.decide(Still())
     broken.set()
-    assert decider.decide(observation()).problem is not None
+    assert decider.decide(Still()).problem is not None
     broken.clear()
-    assert decider.decide(observation()).decision is None  # one is skipped
-    answer = decider.decide(observation())
+    assert decider.decide(Still()).decision is None  # one is skipped
+    answer = decider.decide(Still())
     assert answer.decision is not None
     assert decider.memory["0:counting"] == {"count": 4}
     assert decider.failures == 0
@@ -73,7 +83,7 @@ def test_memory_goes_on_after_a_failure_from_where_it_was() -> None:
 
 def test_failures_are_backed_off_from() -> None:
     decider = Decider(faulty("raises"), budget_s=5.0)
-    asked = [decider.decide(observation()).problem is not None for _ in range(40)]
+    asked = [decider.decide(Still()).problem is not None for _ in range(40)]
     assert [k for k, was in enumerate(asked) if was] == [0, 2, 6, 14, 30]
 
 
@@ -90,16 +100,16 @@ def test_a_late_answer_is_discarded_and_a_busy_policy_not_asked_again() -> None:
             return plan, {"count": memory.get("count", 0) + 1}
 
     decider = Decider(Policy("x", (Slow(),)), budget_s=0.02)
-    assert "within" in str(decider.decide(observation()).problem)
+    assert "within" in str(decider.decide(Still()).problem)
     decider._skip = 0
-    assert "busy" in str(decider.decide(observation()).problem)
+    assert "busy" in str(decider.decide(Still()).problem)
     release.set()
     deadline = time.monotonic() + 60.0
-    answer = decider.decide(observation())
+    answer = decider.decide(Still())
     while answer.decision is None and time.monotonic() < deadline:
         time.sleep(0.01)
         decider._skip = 0
-        answer = decider.decide(observation())
+        answer = decider.decide(Still())
     assert decider.memory["0:slow"] == {"count": 1}  # the late one left no trace
 
 

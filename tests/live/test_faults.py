@@ -44,15 +44,21 @@ def train(policy: Any, folder: str | None = None, *, plain: bool = False, **opti
         nvml = options.pop("nvml_module", None)
         runtime = attach(model, optimizer, policy, run_dir=folder, **{**settings, **options})
         if nvml is not None:
-            report = runtime._recorder.event
-            runtime._devices = DeviceSampler(nvml, 0, lambda problem: report("nvml", problem=problem), 0.005)
+            report = runtime._parts.recorder.event
+            runtime._parts.agreement.devices = DeviceSampler(
+                nvml, 0, lambda problem: report("nvml", problem=problem), 0.005
+            )
         sampler = runtime.sampler(dataset)
     began = time.monotonic()
     for number, (inputs, labels) in enumerate(DataLoader(dataset, batch_sampler=sampler)):
         if nvml is not None:  # there for some rounds, then gone
             seen_s = 55.0 if number < ROUNDS // 2 else math.nan
             nvml.broken = number >= ROUNDS // 2
-            until(lambda wanted=seen_s: _same(runtime._devices.latest()["temperature_c"], wanted))
+            until(
+                lambda wanted=seen_s: _same(
+                    runtime._parts.agreement.devices.latest()["temperature_c"], wanted
+                )
+            )
         torch.nn.functional.mse_loss(model(inputs), labels).backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -63,7 +69,9 @@ def train(policy: Any, folder: str | None = None, *, plain: bool = False, **opti
     took_s = time.monotonic() - began
     failures = 0
     if runtime is not None:
-        failures = runtime._leader.failures if runtime._leader is not None else 0
+        failures = (
+            runtime._parts.agreement.leader.failures if runtime._parts.agreement.leader is not None else 0
+        )
         runtime.close()
     return {"weights": [p.detach().clone() for p in net.parameters()], "took_s": took_s, "failures": failures}
 
@@ -144,7 +152,7 @@ def refuse_a_share(rank: int) -> list[float]:
     from torch.utils.data import DataLoader, TensorDataset
 
     from equipoise.live.attach import attach
-    from equipoise.live.decide.change import Change
+    from equipoise.live.train.change import Change
 
     torch.distributed.init_process_group("gloo")
     x = torch.randn(BATCH * 2, 5)
@@ -153,11 +161,15 @@ def refuse_a_share(rank: int) -> list[float]:
     backend = "duty-cycle" if rank == 0 else "none"
     runtime = attach(model, optimizer, "none", global_batch=BATCH, decide_every=2, share_backend=backend)
     loader = DataLoader(TensorDataset(x, x[:, :1]), batch_sampler=runtime.sampler(len(x)))
-    runtime._carry_out(Change(0, gpu_share=(0.5, 0.5)))
+    runtime._stepping.carry_out(Change(0, gpu_share=(0.5, 0.5)))
     for inputs, labels in loader:
         torch.nn.functional.mse_loss(model(inputs), labels).backward()
         runtime.step()
-    found = runtime._leader.world.shares_of_gpu.tolist() if runtime._leader is not None else []
+    found = (
+        runtime._parts.agreement.leader.world.shares_of_gpu.tolist()
+        if runtime._parts.agreement.leader is not None
+        else []
+    )
     runtime.close()
     return found
 

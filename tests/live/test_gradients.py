@@ -161,7 +161,7 @@ def train_case(name: str, ranks: int) -> tuple[list[list[int]], list[Any]]:
     from torch.utils.data import DataLoader, TensorDataset
 
     from equipoise.live.attach import attach
-    from equipoise.live.decide.change import Change
+    from equipoise.live.train.change import Change
 
     dtype_name, kind, accumulation, _ = CASES[name]
     x, y = make_data(getattr(torch, dtype_name))
@@ -281,7 +281,7 @@ def noise_on_ranks(rank: int) -> dict[str, Any]:
     from torch.utils.data import DataLoader, TensorDataset
 
     from equipoise.live.attach import attach
-    from equipoise.live.decide.change import Change
+    from equipoise.live.train.change import Change
 
     torch.distributed.init_process_group("gloo")
     x, y = make_data(torch.float64)
@@ -309,7 +309,7 @@ def noise_on_ranks(rank: int) -> dict[str, Any]:
             exact = torch.autograd.grad(own, list(net.parameters()))
             norms.append(float(sum(g.square().sum() for g in exact)) ** 0.5)
             runtime.step()
-    leader = runtime._leader
+    leader = runtime._parts.agreement.leader
     return {
         "norm": norms[-1],
         "seen": None if leader is None else leader.world.telemetry.gradient_norm.tolist(),

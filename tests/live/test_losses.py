@@ -266,7 +266,7 @@ def on_a_rank(case: Case) -> tuple[list[list[int]], list[Any]]:
     from torch.utils.data import DataLoader, TensorDataset
 
     from equipoise.live.attach import attach
-    from equipoise.live.decide.change import Change
+    from equipoise.live.train.change import Change
 
     net = make_net(case)
     # The CPU is refused there because PyTorch's own synchronised layer has no kernel for it; this one needs none.

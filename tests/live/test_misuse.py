@@ -305,7 +305,7 @@ def refused_share(rank: int, folder: str) -> tuple[int, list[float]]:
     runtime = attach(model, optimizer, "none", global_batch=10, run_dir=folder, share_backend="duty-cycle")
     asked: list[float] = []
 
-    class Refusing(type(runtime._backend)):  # type: ignore[misc]
+    class Refusing(type(runtime._parts.share.backend)):  # type: ignore[misc]
         """Its context cannot be entered, as a driver may decide."""
 
         def begin(self) -> None:
@@ -317,7 +317,7 @@ def refused_share(rank: int, folder: str) -> tuple[int, list[float]]:
             """Notes what is asked for."""
             asked.append(share)
 
-    runtime._backend = Refusing()
+    runtime._parts.share.backend = Refusing()
     data = TensorDataset(torch.randn(40, 2), torch.randn(40, 1))
     for x, y in DataLoader(data, batch_sampler=runtime.sampler(data)):
         torch.nn.functional.mse_loss(model(x), y).backward()

@@ -37,7 +37,7 @@ def attached(policy: str, **options: Any) -> tuple[str | None, str, int]:
         optimizer.step()
         optimizer.zero_grad()
         runtime.step()
-    decider = runtime._leader.decider if runtime._leader is not None else None
+    decider = runtime._parts.agreement.leader.decider if runtime._parts.agreement.leader is not None else None
     runtime.close()
     return None if decider is None else decider.policy.name, said.getvalue(), runtime.round
 

@@ -47,8 +47,8 @@ def train(
     from torch.utils.data import DataLoader, TensorDataset
 
     from equipoise.live.attach import attach
-    from equipoise.live.decide.change import Change
     from equipoise.live.group import regroup
+    from equipoise.live.train.change import Change
 
     x, y = make_data()
     net = make_net()
@@ -70,7 +70,7 @@ def train(
     sampler = runtime.sampler(dataset)
     loader = DataLoader(dataset, batch_sampler=sampler, num_workers=0)
     if interval > 1 and membership.generation == 0:
-        runtime._local.change(interval)
+        runtime._parts.local.change(interval)
     log: list[tuple[Any, ...]] = []
     with open(Path(folder) / f"log-{membership.member}.jsonl", "w") as file:
         for epoch in runtime.epochs(EPOCHS):

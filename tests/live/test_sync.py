@@ -32,8 +32,8 @@ def make_data(samples: int = SAMPLES) -> tuple[Any, Any]:
 def set_interval(runtime: Any, rounds: int, intervals: dict[int, int]) -> None:
     """At a meeting of the replicas, as a decision would."""
     due = [h for start, h in intervals.items() if start <= rounds]
-    if runtime._local.done == 0 and due and due[-1] != runtime.interval:
-        runtime._local.change(due[-1])
+    if runtime._parts.local.done == 0 and due and due[-1] != runtime.interval:
+        runtime._parts.local.change(due[-1])
 
 
 def train(rounds: int, intervals: dict[int, int], samples: int = SAMPLES, **outer: float) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def train(rounds: int, intervals: dict[int, int], samples: int = SAMPLES, **oute
     from torch.utils.data import DataLoader, TensorDataset
 
     from equipoise.live.attach import attach
-    from equipoise.live.decide.change import Change
+    from equipoise.live.train.change import Change
 
     x, y = make_data(samples)
     net = make_net()

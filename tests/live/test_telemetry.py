@@ -20,8 +20,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from equipoise.live.decide.metrics import METRICS, PrometheusServer, exposition  # noqa: E402
-from equipoise.live.decide.telemetry import Recorder, RoundInfo, last_decision, plain  # noqa: E402
+from equipoise.live.decide.telemetry import Recorder, last_decision, plain  # noqa: E402
 from equipoise.live.train.devices import GPU_COLUMNS, DeviceSampler  # noqa: E402
+from equipoise.live.train.rounds import RoundInfo  # noqa: E402
 from equipoise.live.train.shares import DutyCycle, GreenContexts, MpsAtStart, make_backend  # noqa: E402
 from equipoise.live.train.timing import HostTimer  # noqa: E402
 from equipoise.policies.contract import Kind, Memory, Plan, Policy, Stage, refine  # noqa: E402
@@ -31,7 +32,7 @@ from equipoise.policies.registry import make_policy  # noqa: E402
 from tests.live import ranks as live_ranks  # noqa: E402
 from tests.live.test_decider import observation  # noqa: E402
 
-INFO = RoundInfo(3, 8, True, False, (8, 8))
+INFO = RoundInfo(3, 8, True, False, (8, 8), False, (8.0, 8.0))
 ROW = np.array([[8.0, 0.1, 0.2, 0.3, 0.4, math.nan, math.nan]])
 
 

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 pytest.importorskip("torch")
 
 from equipoise.live.decide.leader import HEADER, gradient_scale, pack, unpack
-from equipoise.live.decide.window import COLUMNS, SAMPLES, STALL, TAIL, UPDATE, Telemetry, measure
+from equipoise.live.decide.window import Telemetry, measure
 from equipoise.live.decide.world import UNBOUNDED, LiveWorld
 from equipoise.live.group.places import Place, places_from
 from equipoise.live.options import Bounds, Options
 from equipoise.live.train.deal import Deal
+from equipoise.live.train.rounds import COLUMNS, SAMPLES, STALL, TAIL, UPDATE
 from equipoise.policies.contract import Allocation, Moves, Plan, check, refine
 from equipoise.policies.registry import make_policy
 

@@ -47,14 +47,20 @@ def waited(job, now):
     return known(job["waited"]) + (known(now - job["queued"]) if job["waits"] else 0.0)
 
 
-def priority(job, jobs, now, ageing, lead, patience, unknown):
-    """A of one job; jobs are dicts with p, data, flops, service, waited, queued, waits, fit."""
-    demand = 0.0
-    for key in ("data", "flops"):
-        most = max(known(j[key]) for j in jobs)
-        demand += known(job[key]) / most if most else 0.0
+def priority(job, now, ageing, lead, patience, unknown):
+    """A of one job; jobs are dicts with worth, service, waited, queued, waits."""
     service, w = unknown if math.isnan(job["service"]) else max(job["service"], 1.0), waited(job, now)
-    return job["p"] * (demand + ageing * (1 + (lead + w) / service) + w / patience) * job["fit"]
+    return job["worth"] * (ageing * (1 + (lead + w) / service) + w / patience)
+
+
+def worth(job, jobs, demand, memory):
+    """What of A stays; jobs are dicts with p, data, flops, need, fit; memory: of a GPU, None: not known."""
+    result = job["p"] * job["fit"]
+    for key in ("data", "flops"):
+        logs = [math.log(j[key]) for j in jobs if j[key] > 0]
+        if job[key] > 0:
+            result *= (job[key] / math.exp(sum(logs) / len(logs))) ** demand
+    return result if memory is None else result * memory / (memory + job["need"])
 
 
 def lateness(job, now, after, slowdown, longest, unknown):
@@ -94,7 +100,7 @@ def ratios(nodes, running, waiting):
 
 def listed_work(table, batch, gpus, model):
     """Seconds of local work by a job's own rows (model, gpus, samples/s)."""
-    points = sorted({g: batch / rate for m, g, rate in reversed(table) if m == model and rate > 0}.items())
+    points = sorted({g: batch / r for m, g, r, _ in reversed(table) if m == model and r > 0}.items())
     if not points:
         return math.nan
     below = [point for point in points if point[0] <= gpus]
@@ -104,6 +110,16 @@ def listed_work(table, batch, gpus, model):
         return seconds * g / gpus
     (g0, s0), (g1, s1) = below[-1], above[0]
     return s0 if g0 == g1 else s1 + (s0 - s1) * (1 / gpus - 1 / g1) / (1 / g0 - 1 / g1)
+
+
+def listed_exchange(table, gpus, model):
+    """Seconds of an exchange by a job's own rows (model, gpus, samples/s, exchange)."""
+    points = sorted({g: s for m, g, _, s in reversed(table) if m == model and s >= 0}.items())
+    below, above = [p for p in points if p[0] <= gpus], [p for p in points if p[0] >= gpus]
+    if not below or not above:
+        return (below[-1:] or above[:1] or [(0, math.nan)])[0][1]
+    (g0, s0), (g1, s1) = below[-1], above[0]
+    return s0 if g0 == g1 else s0 + (s1 - s0) * (gpus - g0) / (g1 - g0)
 
 
 def step(job, workers, model):
@@ -127,8 +143,14 @@ def step(job, workers, model):
             work = 1 / (workers * (fast if fast > 0 else 1.0))
     exchange = 0.0
     if workers > 1 and (table or measured > 0):
-        if job["now"] > 1 and job["exchange"] > 0:
+        there = listed_exchange(table, workers * job["per"], model)
+        here = listed_exchange(table, job["now"] * job["per"], job["model"])
+        if job["now"] > 1 and job["exchange"] > 0 and there > 0 and here > 0:
+            exchange = there * job["exchange"] / here
+        elif job["now"] > 1 and job["exchange"] > 0:
             exchange = job["exchange"] * (1 - 1 / workers) / (1 - 1 / job["now"])
+        elif there >= 0:
+            exchange = there
         elif job["alone"] > 0:
             exchange = job["alone"]
     gamma = max(job["gamma"], 1.0)

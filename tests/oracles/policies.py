@@ -297,14 +297,15 @@ def busiest_node(first, node, busy):
     return [max(busy[node[i]] for i in rows) for rows in segments(first)]
 
 
-def sync_coefficient(interval, exchange, work, alpha, beta):
+def sync_coefficient(first, interval, exchange, step, delay):
     result = []
-    for h, x, w in zip(interval, exchange, work, strict=True):
-        if not (w > 0 and x >= 0):
+    for rows, h, x in zip(segments(first), interval, exchange, strict=True):
+        if not (x >= 0 and all(step[i] > 0 for i in rows)):
             result.append(math.nan)
             continue
-        r = x / (h * w)
-        result.append(max(-1.0, min(1.0, alpha / (1 + r) - beta * r)))
+        ratios = [x / (h * step[i]) for i in rows]
+        k = sum(r * (1 / (1 + r) - r / delay) for r in ratios) / sum(ratios) if x > 0 else 1.0
+        result.append(max(-1.0, min(1.0, k)))
     return result
 
 
@@ -329,15 +330,15 @@ def slowest_other(first, step):
     return result
 
 
-def weighted_shares(first, share, efficiency, load, delay, damping, floor):
+def weighted_shares(first, share, room, efficiency, load, delay, damping, floor):
     new = list(share)
-    for rows in segments(first):
+    for k, rows in enumerate(segments(first)):
         held = sum(share[i] for i in rows)
         weight = {i: share[i] * efficiency[i] * load[i] / (1 + delay[i]) for i in rows}
         total = sum(weight.values())
         if not (total > 0 and math.isfinite(total)):
             continue
-        moved = {i: share[i] + damping * (held * weight[i] / total - share[i]) for i in rows}
+        moved = {i: room[k] * ((1 - damping) * share[i] / held + damping * weight[i] / total) for i in rows}
         least = {i: min(floor, share[i]) for i in rows}
         short = sum(max(least[i] - moved[i], 0) for i in rows)
         above = sum(max(moved[i] - least[i], 0) for i in rows)
@@ -355,10 +356,10 @@ def worst_slowdown(shares, held, step, others, kappa):
     return worst
 
 
-def quantise_shares(first, share, new, quantum, band):
+def quantise_shares(first, share, room, new, quantum, band):
     result, changed = list(share), []
     for k, rows in enumerate(segments(first)):
-        held = sum(share[i] for i in rows)
+        held = room[k]
         units = math.floor(held / quantum[k] + 1e-9)
         far = any(abs(new[i] - share[i]) > band * share[i] for i in rows)
         changed.append(False)

@@ -76,3 +76,21 @@ def test_a_row_left_as_it_is_is_not_judged():
     odd = one_job([2.0, 1.0], samples=[50, 40])
     assert check(UNCHANGED.with_(samples_per_step=np.array([50, 40])), odd) is None
     assert "global batch" in check(UNCHANGED.with_(samples_per_step=np.array([50, 41])), odd)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"gradient_weight": np.array([1.0, 1.5])}, "gradient_weight: worker 1 has weight 1.5"),
+        ({"gradient_weight": np.array([np.nan, 1.0])}, "gradient_weight: worker 0 has weight nan"),
+        ({"gradient_weight": np.zeros(2)}, "gradient_weight: job row 0 is left without any gradient"),
+        ({"gradient_weight": np.ones(3)}, "gradient_weight: needs one value per row of workers"),
+        ({"suspect": np.zeros(2)}, "suspect: has dtype float64"),
+        ({"gradient_weight": np.array([0.0, 1.0])}, None),
+        ({"suspect": np.array([True, False])}, None),
+    ],
+)
+def test_gradients_are_weighed_by_worker_and_gpus_are_suspected_by_row(change, problem):
+    found = check(UNCHANGED.with_(**change), OBSERVATION)
+    assert (found is None) if problem is None else problem in found
+    assert not UNCHANGED.with_(**change).changes_nothing()

@@ -350,9 +350,9 @@ def test_synchronisation_kernels(seed):
     step = d.floats(0.1, 2, grid=0.1)
     assert kernels_sync.slowest_other(d.first, step) == close(naive.slowest_other(d.first, step))
     h, current = d.floats(1, 30, d.jobs), d.ints(1, 30, d.jobs)
-    exchange, work = d.floats(0, 5, d.jobs, unknown=0.1), d.floats(0.1, 2, d.jobs)
-    k = kernels_sync.sync_coefficient(h, exchange, work, 1.0, 10.0)
-    assert k == close(naive.sync_coefficient(h, exchange, work, 1.0, 10.0))
+    exchange, work = d.floats(0, 5, d.jobs, unknown=0.1), d.floats(0.1, 2, unknown=0.05)
+    k = kernels_sync.sync_coefficient(d.first, h, exchange, work, 0.1)
+    assert k == close(naive.sync_coefficient(d.first, h, exchange, work, 0.1))
     drift = d.rng.choice([0.0, 0.001, 0.05, NAN], d.jobs)
     real, whole = kernels_sync.next_interval(h, current, k, drift, 0.5, 100.0)
     expected = naive.next_interval(h, current, k, drift, 0.5, 100.0)
@@ -419,18 +419,21 @@ def test_share_kernels(seed):
     for rows in naive.segments(d.first):
         share[rows.start : rows.stop] /= max(1.0, share[rows.start : rows.stop].sum())
     used, load, delay = d.floats(0.2, 1, unknown=0.05), d.floats(0.2, 1), d.floats(0, 0.5)
-    new = kernels_sync.weighted_shares(d.first, share, used, load, delay, 0.5, 0.1)
-    assert new == close(naive.weighted_shares(d.first, share, used, load, delay, 0.5, 0.1))
+    held = np.add.reduceat(share, d.first[:-1])
+    room = held + d.rng.choice([0.0, 0.5], d.jobs) * (1.0 - held)
+    new = kernels_sync.weighted_shares(d.first, share, room, used, load, delay, 0.5, 0.1)
+    assert new == close(naive.weighted_shares(d.first, share, room, used, load, delay, 0.5, 0.1))
     quantum = d.rng.choice([0.01, 0.125], d.jobs)
-    result, changed = kernels_sync.quantise_shares(d.first, share, new, quantum, 0.02)
-    expected = naive.quantise_shares(d.first, share, new, quantum, 0.02)
+    result, changed = kernels_sync.quantise_shares(d.first, share, room, new, quantum, 0.02)
+    expected = naive.quantise_shares(d.first, share, room, new, quantum, 0.02)
     assert result == close(expected[0])
     assert changed.tolist() == expected[1]
     for k, rows in enumerate(naive.segments(d.first)):
         part = slice(rows.start, rows.stop)
-        assert new[part].sum() == pytest.approx(share[part].sum())
+        known = np.isfinite(used[part]).all()
+        assert new[part].sum() == pytest.approx(room[k] if known else held[k])
         assert (new[part] >= np.minimum(share[part], 0.1) - 1e-12).all()
-        assert result[part].sum() <= share[part].sum() + 1e-9
+        assert result[part].sum() <= room[k] + 1e-9
         if changed[k]:
             assert result[part] / quantum[k] == pytest.approx(np.round(result[part] / quantum[k]), abs=1e-6)
 
@@ -440,10 +443,11 @@ def test_share_kernels(seed):
 def test_fair_shares_are_the_fairest(seed):
     rng = np.random.default_rng(seed)
     n = int(rng.integers(2, 4))
-    held, first = rng.dirichlet(np.ones(n) * 5), np.array([0, n])
+    held, first, room = rng.dirichlet(np.ones(n) * 5), np.array([0, n]), np.ones(1)
+    held *= rng.choice([1.0, 0.6])
     step, kappa = rng.uniform(0.5, 3, n), rng.choice([0.1, 0.5, 3.0, NAN], n)
     others = rng.choice([0.0, 1.0, 4.0], n)
-    shares = kernels_sync.fair_shares(first, held, step, others, kappa, 0.01)
+    shares = kernels_sync.fair_shares(first, held, room, step, others, kappa, 0.01)
     assert (shares > 0).all()
     assert (shares <= 1).all()
     assert shares.sum() <= 1 + 1e-9

@@ -8,10 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.policies.allocation.preemption import patient_bars
+from equipoise.policies.allocation.ranking import _worth
 from equipoise.policies.allocation.sizes import best_sizes
 from equipoise.policies.kernels import allocation as kernels
 from equipoise.policies.kernels import scaling
-from equipoise.policies.observation import Jobs, JobState, Observation
+from equipoise.policies.observation import Gpus, Jobs, JobState, Observation
 from tests.oracles import allocation as naive
 
 MANY = settings(max_examples=60, deadline=None)
@@ -72,24 +73,48 @@ def test_priorities(seed):
     n = int(rng.integers(1, 7))
     jobs = [
         {
-            "p": float(rng.choice([1.0, 2.0])), "data": float(rng.choice([0.0, 5.0, 9.0, np.nan])),
-            "flops": float(rng.choice([0.0, 1e15, np.nan])), "service": float(rng.choice([0.1, 60.0, np.nan])),
+            "worth": float(rng.choice([0.0, 1.0, 2.0])), "service": float(rng.choice([0.1, 60.0, np.nan])),
             "waited": float(rng.choice([0.0, 30.0, np.nan])), "queued": float(rng.integers(0, 120)),
-            "waits": bool(rng.random() < 0.6), "fit": bool(rng.random() < 0.8),
-            "duration": float(rng.choice([1.0, 600.0, np.nan])),
+            "waits": bool(rng.random() < 0.6), "duration": float(rng.choice([1.0, 600.0, np.nan])),
         }
         for _ in range(n)
     ]  # fmt: skip
     column = lambda key: np.array([job[key] for job in jobs])  # noqa: E731
     claims = (
-        np.where(column("waits"), W, R).astype(np.int8), column("p"), column("data"), column("flops"),
-        column("service"), column("duration"), column("queued"), column("waited"),
+        np.where(column("waits"), W, R).astype(np.int8), column("service"), column("duration"),
+        column("queued"), column("waited"),
     )  # fmt: skip
     a, late_s = np.empty(n), np.empty(n)
-    kernels.priorities(np.arange(n), column("fit"), claims, 100.0, 4.0, 500.0, 86400.0, 3600.0, a)
-    assert a == pytest.approx([naive.priority(j, jobs, 100.0, 4.0, 500.0, 86400.0, 3600.0) for j in jobs])
+    kernels.priorities(np.arange(n), column("worth"), claims, 100.0, 4.0, 500.0, 86400.0, 3600.0, a)
+    assert a == pytest.approx([naive.priority(j, 100.0, 4.0, 500.0, 86400.0, 3600.0) for j in jobs])
     kernels.lateness(np.arange(n), claims, 100.0, 20.0, 3.0, 900.0, 3600.0, late_s)
     assert late_s == pytest.approx([naive.lateness(j, 100.0, 20.0, 3.0, 900.0, 3600.0) for j in jobs])
+
+
+@MANY
+@given(seed=SEEDS)
+def test_worth(seed):
+    rng = np.random.default_rng(seed)
+    n, memory = int(rng.integers(1, 7)), rng.choice([80.0, np.nan])
+    jobs = [
+        {
+            "p": float(rng.choice([1.0, 2.0])), "data": float(rng.choice([0.0, 5.0, 9.0, np.nan])),
+            "flops": float(rng.choice([0.0, 1e15, np.nan])), "need": float(rng.choice([0.0, 20.0])),
+            "fit": bool(rng.random() < 0.8),
+        }
+        for _ in range(n)
+    ]  # fmt: skip
+    column = lambda key: np.array([job[key] for job in jobs])  # noqa: E731
+    o = Observation.of(
+        gpus=Gpus.of(node=[0, 0], memory_bytes=[memory, memory]),
+        jobs=Jobs.of(
+            id=range(n), priority=column("p"), data_demand_bytes=column("data"),
+            compute_demand_flops=column("flops"), memory_bytes=column("need"),
+        ),
+    )  # fmt: skip
+    known = None if np.isnan(memory) else float(memory)
+    plain = [naive.worth(job, jobs, 0.1, known) for job in jobs]
+    assert _worth(o, np.arange(n), column("fit"), 0.1) == pytest.approx(plain)
 
 
 @MANY
@@ -168,7 +193,8 @@ def test_data_delay(seed):
 
 def drawn_job(rng):
     listed = rng.random() < 0.7
-    table = [(int(rng.integers(0, 2)), int(g), float(rng.choice([0.0, 50.0, 80.0, 130.0])))
+    table = [(int(rng.integers(0, 2)), int(g), float(rng.choice([0.0, 50.0, 80.0, 130.0])),
+              float(rng.choice([np.nan, 0.0, 0.3, 2.0])))
              for g in rng.choice([1, 2, 4, 8], rng.integers(1, 5))] if listed else []  # fmt: skip
     return {
         "table": table, "batch": int(rng.integers(8, 64)), "per": int(rng.integers(1, 3)),
@@ -191,7 +217,8 @@ def columns_of(jobs):
     )  # fmt: skip
     table = (
         ints([r[0] for r in rows]), ints([r[1] for r in rows]), ints([r[2] for r in rows]),
-        np.array([r[3] for r in rows], dtype=float), np.array(jobs[0]["speeds"]),
+        np.array([r[3] for r in rows], dtype=float), np.array([r[4] for r in rows], dtype=float),
+        np.array(jobs[0]["speeds"]),
     )  # fmt: skip
     return jobs_columns, table
 

@@ -81,9 +81,11 @@ def test_s313_small_changes_of_the_real_interval_change_nothing():
         assert set(intervals) == {3}
 
 
-@pytest.mark.parametrize("column", ["exchange_s", "work_s", "drift"])
-def test_s313_unknown_inputs_keep_the_interval(column):
-    observation = change(slow_exchange(240.0, interval=5), "jobs", **{column: [np.nan]})
+@pytest.mark.parametrize(
+    ("table", "column"), [("jobs", "exchange_s"), ("jobs", "drift"), ("workers", "step_s")]
+)
+def test_s313_unknown_inputs_keep_the_interval(table, column):
+    observation = change(slow_exchange(240.0, interval=5), table, **{column: np.nan})
     assert refine(Synchronisation(), observation)[0].sync_interval is None
 
 
@@ -180,7 +182,9 @@ def test_s322_the_worker_that_is_waited_for_gets_more(stage):
     assert share[0] + share[2] == pytest.approx(1.0)
     assert (share[[1, 3]] == 1.0).all(), "GPUs of their own are left alone"
     assert values["s321_virtual_gpus"] == 2
-    assert values["s321_use_min"] == pytest.approx(0.5)
+    assert values["s321_use_min"] == pytest.approx(
+        4 / 7
+    )  # half of the time, at 4/7 of the speed of a whole GPU
     assert memory["guard"]["id"].tolist() == [0, 1 << 20]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 
 from equipoise.sim.record import Run
 from equipoise.sim.scenario.model import Scenario
-from tests.scenarios import cases, model, scenario, simulate
+from tests.scenarios import cases, model, scenario, shared_links, simulate
 
 COUNTS = ("samples", "lost_samples", "steps", "preemptions", "restarts", "gpus", "job_id")
 POLICIES = (
@@ -63,6 +65,57 @@ def test_fast_advance_equals_event_by_event(case: Scenario, policy: str, seed: i
     oracle = simulate(case, policy, seed, event_by_event=True)
     assert_equal(fast, oracle)
     assert_conserved(fast)
+
+
+@settings(CHECKS, max_examples=25)
+@given(shared_links(), st.sampled_from(["s1", "s2", "s1+s2", "s1+s2+s3+s4"]))
+def test_jobs_that_share_links_and_move_data_advance_alike(case: Scenario, policy: str) -> None:
+    fast = simulate(case, policy)
+    assert_equal(fast, simulate(case, policy, event_by_event=True))
+    assert_conserved(fast)
+
+
+def four_jobs(parameters: tuple[float, float], jobs: list[dict[str, Any]], **changes: Any) -> Scenario:
+    """Jobs on a quarter of the same four GPUs, on nodes of which one is slow, with slow exchanges."""
+    keys = {"overlap": 1.5, "exchange": {"alpha": 1e-5, "rate": 1e8}}
+    models = {
+        f"m{k}": model(sample_time=0.004 + 0.003 * k, parameters=parameters[k], **keys) for k in range(2)
+    }
+    base = {"gpus": 4, "gpu_share": 0.25, "epochs": 2}
+    return scenario(
+        cluster={
+            "nodes": [
+                {"name": "n", "count": 3, "nic": 1e9, "storage_rate": 5e8},
+                {"name": "w", "speed": 0.5, "nic": 1e9},
+            ]
+        },
+        workload={
+            "models": models,
+            "jobs": [base | {"name": f"j{k}", "model": f"m{k % 2}"} | job for k, job in enumerate(jobs)],
+        },
+        decide={"every_steps": 5},
+        **changes,
+    )
+
+
+def test_what_s2_sees_of_transfers_does_not_depend_on_the_time_advance() -> None:
+    """Counted as flows alive, they gave 87.82 s fast and 87.97 s event by event."""
+    skewed = {"kind": "skewed", "exponent": 1.5, "over": "cluster"}
+    first = {"kind": "nodes", "nodes": ["n-0"]}
+    even = {"kind": "even", "over": "cluster"}
+    jobs = [
+        {"arrival": at_s, "global_batch": batch, "data": dict(zip(
+            ("samples", "sample_size", "shards", "placement"), data, strict=True
+        ))}
+        for at_s, batch, data in (
+            (1.866, 24, (2400, 1e5, 12, even)),
+            (1.925123, 24, (2400, 1e5, 24, skewed)),
+            (0.078123, 24, (2400, 1e6, 12, first)),
+            (2.646123, 32, (1200, 1e5, 24, first)),
+        )
+    ]  # fmt: skip
+    case = four_jobs((5e6, 1e7), jobs, noise={"step_cov": 0.2})
+    assert_equal(simulate(case, "s1+s2"), simulate(case, "s1+s2", event_by_event=True))
 
 
 def two_speeds(batch: int, **changes: object) -> Scenario:

@@ -130,7 +130,7 @@ def test_annotated_types_read_units_in_models() -> None:
 def test_json_schema_allows_numbers_and_text_and_states_limits() -> None:
     properties = Box.model_json_schema()["properties"]
     number, text = properties["rate"]["anyOf"]
-    assert number == {"type": "number", "exclusiveMinimum": 0.0}
+    assert number == {"type": "number", "exclusiveMinimum": 0.0, "maximum": 1e24}
     assert text == {"type": "string", "examples": ["100 Gbit/s"]}
     assert properties["share"]["anyOf"][0]["maximum"] == 1.0
     assert "minimum" in properties["ambient"]["anyOf"][0]

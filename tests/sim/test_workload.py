@@ -99,7 +99,8 @@ def test_model_parallel_replicas_pay_bubble_and_reductions() -> None:
         parallel={"tensor": 2, "pipeline": 4, "pipeline_microbatches": 12, "tensor_bytes_per_sample": 1e6}
     )
     _, total = replica_cost_s(case, GENERIC, 16, 1e9)
-    assert total == pytest.approx(16 * 0.002 / 8 * (1 + 3 / 12) + 2 * 0.5 * 1e6 * 16 / 1e9)
+    bubble = 1 + 3 / 12
+    assert total == pytest.approx(16 * 0.002 / 8 * bubble + 2 * 0.5 * 1e6 * 16 / 1e9 / 4 * bubble)
 
 
 def test_memory_of_a_replica() -> None:

@@ -103,8 +103,8 @@ def test_a_mistake_is_one_line_with_its_place(tmp_path: Path, old: str, new: str
         (
             "1e6}",
             "1e10}",
-            "11:7: workload.jobs.1: needs 160000000000 bytes (160 GB) on each of 4 GPUs; 0 GPUs have that much, "
-            "the largest has 80000000000 bytes (80 GB)",
+            "11:7: workload.jobs.1: needs 160000000000 bytes (160 GB) for one sample at a time on each of 4 GPUs; "
+            "0 GPUs have that much, the largest has 80000000000 bytes (80 GB)",
         ),
         ("gpus: 2}", "gpus: 2, accelerator: h100}", "cluster.nodes.0.accelerator: no accelerator 'h100' in hardware"),
         ("cluster:", "cluster:\n  hardware: nothing", "4:13: cluster.hardware: unknown hardware profile 'nothing'; known: "),
@@ -127,6 +127,11 @@ def test_a_mistake_is_one_line_with_its_place(tmp_path: Path, old: str, new: str
             "workload.jobs.1.data.placement.nodes.1: unknown node 'x'",
         ),
         ("count: 4, gpus: 2}", "count: 4, gpus: 2}\n    - {name: node}", "6:14: cluster.nodes.1.name: 'node' is the name of two"),
+        ("1 h}", "1 h, arrival: 1e308}", "workload.jobs.0.arrival: 1e+308 is too large, a time must be at most 1e+12"),
+        ("1 h}", f"1 h, arrival: 1{'0' * 400}}}", "workload.jobs.0.arrival: 1000000"),
+        ("global_batch: 8", f"global_batch: 1{'0' * 400}", "is too large, must be at most 1e+15"),
+        ("1 h}", "1 h, priority: 1e300}", "workload.jobs.0.priority: 1e+300 is too large, must be at most 1e+30"),
+        ("name: case", "name: case\ndecide: {every: 1e-6}", "decide.every: 1e-06 is not allowed, must be at least 0.001"),
         ("count: 4", "count: 1e12", "5:7: cluster.nodes.0: 2000000000000 GPUs; at most 20000000 are possible"),
         ("1 h}", "1 h, count: 1e9}", "workload.jobs.0.count: 1000000000 jobs; at most 20000000 are possible"),
         ("sample_time: 1 ms", "flop_per_sample: 1e9, precision: fp8", None),
@@ -197,6 +202,8 @@ def test_anchors_and_merge_keys_work_and_own_keys_win(tmp_path: Path) -> None:
     [
         ("a: &a [x, x]\n" + "".join(f"{k}: &{k} [*{p}, *{p}]\n" for p, k in zip("abcdefghijklmnopqrs", "bcdefghijklmnopqrst", strict=True)), f"more than {MAX_VALUES} values"),
         ("a: &a [*a]", "an alias contains itself"),
+        ("a: &a {<<: *a}", "an alias contains itself"),
+        ("a: &a {<<: [*a, *a]}", "an alias contains itself"),
         ("[" * 200_000 + "]" * 200_000, "nested more than 60 deep"),
         ("a: " + "[" * 100 + "]" * 100, "nested more than 60 deep"),
         ("", "empty"),
@@ -381,7 +388,7 @@ texts = st.text(max_size=12) | st.sampled_from(
 @settings(max_examples=150, deadline=None)
 @given(
     texts,
-    st.floats(1e-9, 1e15),
+    st.floats(1e-9, 1e12),
     st.integers(0, 2**31),
     st.dictionaries(texts, st.floats(1e-9, 1e3), max_size=3),
 )

@@ -149,7 +149,8 @@ def test_the_column_that_parted_is_named(tmp_path: Path) -> None:
     (column,) = found.parted.columns
     assert column.since == 6
     assert column.live[1] == pytest.approx(1.6 * column.simulated[1], rel=1e-6)
-    assert "because of workers.response_s_per_sample" in found.as_table()
+    because = "because the time per sample of rank 1 was 60.0% higher live than in the simulation"
+    assert f"decision 6 has other samples per step live, {because}" in found.as_table()
     assert "apart since decision 6" in found.as_table()
 
 

@@ -1,0 +1,124 @@
+"""The command `validate-against`: predictions beside what others measured."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from equipoise.options import common
+
+if TYPE_CHECKING:
+    from equipoise.study.validation.score import Line
+
+WRONG_INPUT = 2
+
+
+class _WrongInputError(click.ClickException):
+    exit_code = WRONG_INPUT
+
+
+@click.command()
+@click.argument("name", required=False)
+@click.option(
+    "--data", "data", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Folder of the measurements.",
+)  # fmt: skip
+@click.option("--all", "every", is_flag=True, help="Every data set whose files are there.")
+@click.option(
+    "--write", "target", metavar="FILE.md", type=click.Path(dir_okay=False, path_type=Path),
+    help="Also write a page with the table, and a scatter plot beside it.",
+)  # fmt: skip
+@click.option(
+    "--rows", "rows_file", metavar="FILE.csv", type=click.Path(dir_okay=False, path_type=Path),
+    help="Also write every held-out row of the first split: predicted, interval, measured.",
+)  # fmt: skip
+@click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@common
+def validate_against(
+    name: str | None,
+    data: Path | None,
+    every: bool,
+    target: Path | None,
+    rows_file: Path | None,
+    form: str,
+) -> int:
+    """Hold predictions against public measurements that the fit has not seen.
+
+    NAME is a data set: its file is read from DIR, split ten times by a hash of each row's key, and each split's
+    held-out rows are predicted from the others. Without NAME and --all, the data sets are listed.
+    """
+    from equipoise.study.validation.run import FILES, as_text
+
+    if name is not None and every:
+        raise click.UsageError("give NAME or --all, not both")
+    if name is None and not every:
+        for known, files in FILES.items():
+            click.echo(f"{known:<14} {', '.join(files)}")
+        return 0
+    if data is None:
+        raise click.UsageError("needs --data DIR, the folder of the measurements")
+    found = _found(name, data)
+    lines = [one for each in found.values() for one in each]
+    if target is not None:
+        _write_page(found, target)
+    if rows_file is not None:
+        _write_rows(lines, rows_file)
+    click.echo(_as_json(lines) if form == "json" else as_text(lines))
+    return 0
+
+
+def _found(name: str | None, data: Path) -> dict[str, list[Line]]:
+    """The lines of one data set, or of all whose files are there. Raises _WrongInputError, one line."""
+    from equipoise.calibrate.fit.fits import collective_predictor
+    from equipoise.study.validation.run import FILES, run
+
+    found = {}
+    for each in FILES if name is None else [name]:
+        missing = [file for file in FILES.get(each, ()) if not any(data.glob(file))]
+        if missing and name is None:
+            print(f"{each}: not run, {data / missing[0]} is not there", file=sys.stderr)
+            continue
+        try:
+            found[each] = run(each, data, collective_predictor)
+        except FileNotFoundError as error:
+            raise _WrongInputError(f"{error.filename}: no such file") from None
+        except (ValueError, KeyError) as error:
+            text = f"no column {error}" if isinstance(error, KeyError) else str(error)
+            raise _WrongInputError(text if each not in FILES else f"{each}: {text}") from None
+    if not found:
+        raise _WrongInputError(f"{data}: none of the data sets is there")
+    return found
+
+
+def _write_page(found: dict[str, list[Line]], target: Path) -> None:
+    from equipoise.study.validation.page import page, scatter
+
+    picture = target.with_suffix(".svg")
+    picture.write_text(scatter([one for each in found.values() for one in each]), encoding="utf-8")
+    target.write_text(page(found, picture.name), encoding="utf-8")
+
+
+def _write_rows(lines: list[Line], target: Path) -> None:
+    with target.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["line", "key", "predicted", "low", "high", "measured"])
+        for one in lines:
+            if one.points is None:
+                continue
+            p = one.points
+            for row in zip(p.keys, p.predicted, p.low, p.high, p.measured, strict=True):
+                writer.writerow([one.what, row[0], *(f"{v:.6g}" for v in row[1:])])
+
+
+def _as_json(lines: list[Line]) -> str:
+    def plain(one: Line) -> dict[str, Any]:
+        values = {f.name: getattr(one, f.name) for f in fields(one) if f.name != "points"}
+        return {k: None if isinstance(v, float) and v != v else v for k, v in values.items()}
+
+    return json.dumps([plain(one) for one in lines], indent=2)

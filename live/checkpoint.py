@@ -1,0 +1,66 @@
+"""What a running attachment keeps in a checkpoint: plain numbers and text, the same on every rank.
+
+The values are opaque texts under fixed names, so that `torch.distributed.checkpoint` can load them on any number of
+ranks, and `torch.load(weights_only=True)` reads them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from equipoise.live.parts import Parts
+from equipoise.live.stepping import Stepping
+from equipoise.live.train import randomness
+
+FORMAT = 1
+
+
+def save(parts: Parts, stepping: Stepping) -> dict[str, Any]:
+    """The state after the last finished round. Collective: with local steps, the replicas meet here.
+
+    Raises RuntimeError in the middle of a round, or of an optimiser step's accumulated rounds.
+    """
+    if parts.meter.in_round or parts.meter.in_window:
+        raise RuntimeError(
+            "runtime.state_dict() in the middle of an optimiser's step: call it behind runtime.step(), when the "
+            "optimiser has made its step"
+        )
+    sampler, control = stepping.dealt(), parts.group.control
+    parts.local.meet()
+    sampler.commit()
+    leader = parts.agreement.leader
+    policy = json.dumps(leader.state() if leader is not None else None).encode()
+    return {
+        "format": FORMAT,
+        "round": stepping.round,
+        "interval": parts.local.interval,
+        "sampler": json.dumps(sampler.state()),
+        "policy": control.broadcast(policy if leader is not None else None).decode(),
+        "random": json.dumps(control.gather_text(randomness.state(parts.device))),
+    }
+
+
+def load(parts: Parts, stepping: Stepping, state: Mapping[str, Any]) -> None:
+    """Go on from there. Collective. Raises ValueError for a state of another version or other data."""
+    if state.get("format") != FORMAT:
+        raise ValueError(f"state: format {state.get('format')!r} is not allowed, needed is {FORMAT}")
+    parts.group.same_on_all_ranks({"the round of the checkpoint": state["round"]})
+    sampler = stepping.dealt()
+    sampler.load(json.loads(state["sampler"]))
+    stepping.round = stepping.first = sampler.trained
+    parts.local.reset(state["interval"])
+    if parts.agreement.leader is not None:
+        parts.agreement.leader.load(json.loads(state["policy"]))
+    states, rank = json.loads(state["random"]), parts.group.rank
+
+    def draw_on() -> None:
+        if rank < len(states):
+            randomness.load(states[rank], parts.device)
+        else:
+            randomness.seed(parts.options.seed, stepping.round, rank)
+
+    sampler.before_draw = (
+        draw_on  # a loader that begins to iterate takes a random number, in the middle of an epoch
+    )

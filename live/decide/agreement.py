@@ -1,0 +1,105 @@
+"""All ranks' part of a decision: report to rank 0, hear what changes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from equipoise.live.decide.leader import Leader, pack
+from equipoise.live.decide.telemetry import Recorder
+from equipoise.live.group.group import Group
+from equipoise.live.group.places import samples_bound
+from equipoise.live.options import Options
+from equipoise.live.train.change import Change
+from equipoise.live.train.devices import GPU_COLUMNS, UNKNOWN, DeviceSampler
+from equipoise.live.train.rounds import RoundMeter
+from equipoise.live.train.sampler import ShareSampler
+from equipoise.policies.contract import Policy
+
+
+class Agreement:
+    """What rank 0 decides and all ranks carry out at the same round."""
+
+    def __init__(
+        self,
+        options: Options,
+        policy: Policy | None,
+        group: Group,
+        recorder: Recorder,
+        device: torch.device,
+    ) -> None:
+        self._options, self._policy, self._group, self._recorder = options, policy, group, recorder
+        self._device = device
+        self.leader: Leader | None = None  # on rank 0
+        self.devices: DeviceSampler | None = None
+        if options.nvml and device.type == "cuda":
+            self.devices = DeviceSampler.for_cuda(
+                device.index or 0, lambda problem: recorder.event("nvml", problem=problem)
+            )
+
+    def lead(self, *, again: bool) -> None:
+        """Become the rank that decides, or stop being it; `again`: the run was led by another before."""
+        if self._group.rank != 0:
+            self._stop_leading()
+        elif self.leader is None:
+            resizable = self._group.membership is not None
+            self.leader = Leader(
+                self._options, self._policy, self._recorder, self._group.places, resizable=resizable
+            )
+            if again:
+                self.leader.restore()
+        if self.leader is not None:
+            self.leader.set_members(self._group.places, self._group.parked)
+
+    def next_change(
+        self,
+        meter: RoundMeter,
+        sampler: ShareSampler,
+        *,
+        interval: int,
+        gpu_share: float,
+        resize_to: int | None,
+        trained: int,
+    ) -> Change | None:
+        """What changes after `trained` rounds, as rank 0 says; None for nothing. Collective."""
+        with self._recorder.holding():  # not beyond: who leads the next group reads the last decision
+            rows, infos = meter.take()
+            self._recorder.rounds(rows, infos)
+            device = self.devices.latest() if self.devices is not None else UNKNOWN
+            free_bytes, bound = samples_bound(self._device, int(sampler.shares[self._group.rank]))
+            own = (float(sampler.drawn), free_bytes, bound, gpu_share)
+            gathered = self._group.control.collect(pack((*own, *(device[n] for n in GPU_COLUMNS)), rows))
+            payload = None
+            if self.leader is not None and gathered is not None:
+                change = self.leader.decide(gathered, infos, sampler, interval)
+                payload = _encoded(self._with_members(change, resize_to))
+                self.leader.show(trained)
+            sampler.refused.clear()
+            agreed = self._group.control.broadcast(payload)
+        return Change.from_json(agreed.decode()) if agreed else None
+
+    def _with_members(self, change: Change, resize_to: int | None) -> Change:
+        members = self._group.wanted(change.members, resize_to)
+        return replace(change, members=None) if members is None else Change(change.round, members=members)
+
+    def flush(self, meter: RoundMeter) -> None:
+        """Note the rounds since the last decision."""
+        rows, infos = meter.take()
+        if infos:
+            self._recorder.rounds(rows, infos)
+
+    def close(self) -> None:
+        """Stop the threads."""
+        if self.devices is not None:
+            self.devices.close()
+        self._stop_leading()
+
+    def _stop_leading(self) -> None:
+        if self.leader is not None:
+            self.leader.close()
+        self.leader = None
+
+
+def _encoded(change: Change) -> bytes:
+    return b"" if change.is_empty() else change.to_json().encode()

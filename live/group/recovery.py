@@ -1,0 +1,86 @@
+"""Forms the group anew when an exchange broke, or when a decision said so, and lets training go on."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from equipoise.live.group import rebuild
+from equipoise.live.group.group import Group
+from equipoise.live.group.regroup import EvictedError, RegroupError, is_transport_error
+
+Replica = list[torch.Tensor] | None
+"""What a rank's local steps made of the model; None: all replicas are equal."""
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What the training job does when its group is formed anew."""
+
+    leave: Callable[[], tuple[Replica, int]]  # (own replica, last round that all ranks share)
+    agree: Callable[[Replica, int], None]  # on one state; collective in the new group
+    resumed: Callable[[float], None]  # after so many seconds
+    note: Callable[..., None]  # writes an event down: its kind, and values by name
+
+
+class Recovery:
+    """Turns broken exchanges into regroups."""
+
+    def __init__(self, group: Group, model: DistributedDataParallel, hooks: Hooks) -> None:
+        self._group, self._model, self._hooks = group, model, hooks
+        self._wrapping: Mapping[str, Any] = rebuild.wrapping(model)
+        self.generation = 0  # regroups so far
+        self.finished = False  # training ended while this member waited outside
+
+    @contextlib.contextmanager
+    def surviving(self) -> Iterator[None]:
+        """Turn a broken exchange inside the block into a regroup of those who are left."""
+        try:
+            yield
+        except Exception as error:
+            if self._group.membership is None or not is_transport_error(error):
+                raise
+            why = str(error).partition("\n")[0]
+            self._hooks.note("exchange-broken", error=why)
+            try:
+                self.regroup(None, why)
+            except RegroupError as problem:
+                error.add_note(f"equipoise: {problem}")
+                raise error from problem
+
+    def regroup(self, target: Sequence[int] | None, why: str = "as planned") -> None:
+        """Form the group anew (of `target`, or of who is left) and agree on one state. Collective."""
+        began_s, before = time.perf_counter(), self._group.members
+        replica, boundary = self._hooks.leave()
+        self.finished = not self._reformed(replica, boundary, target)
+        self.generation += 1
+        if self.finished:
+            return
+        took_s = time.perf_counter() - began_s
+        self._hooks.resumed(took_s)
+        if self._group.rank == 0:
+            print(f"equipoise: {self._group.what_changed(before, why)}", file=sys.stderr)
+        self._hooks.note("regrouped", members=self._group.members, took_s=took_s)
+
+    def _reformed(self, replica: Replica, boundary: int, target: Sequence[int] | None) -> bool:
+        """Whether this member trains on; False when training ended while it waited outside."""
+        while True:
+            try:
+                self._group.reform(self._model, self._wrapping, boundary, target)
+                self._hooks.agree(replica, boundary)
+                return True
+            except EvictedError as left_out:
+                if not left_out.planned:
+                    raise
+                return False
+            except Exception as error:
+                if not is_transport_error(error):
+                    raise
+                target = None

@@ -1,0 +1,82 @@
+"""The parts of an attached training job, put together."""
+
+from __future__ import annotations
+
+import contextlib
+
+import numpy as np
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from equipoise.live.decide.agreement import Agreement
+from equipoise.live.decide.telemetry import Recorder
+from equipoise.live.group.group import Group
+from equipoise.live.group.regroup import Membership
+from equipoise.live.options import Options
+from equipoise.live.train.rounds import RoundMeter
+from equipoise.live.train.shares import HeldShare, make_backend
+from equipoise.live.train.sync import LocalSteps
+from equipoise.policies.contract import Policy
+
+
+class Parts:
+    """One attachment's model, optimiser, group of ranks, meter, record, and its share of a device. Collective.
+
+    `problem`: why this rank cannot begin. Raises ExportError, on every rank, when some rank has one.
+    """
+
+    def __init__(
+        self,
+        model: DistributedDataParallel,
+        optimizer: torch.optim.Optimizer,
+        policy: Policy | None,
+        options: Options,
+        membership: Membership | None,
+        problem: str | None,
+    ) -> None:
+        self.model, self.optimizer, self.options = model, optimizer, options
+        self.device = next(model.module.parameters()).device
+        backend = make_backend(options.share_backend, self.device)
+        self.local = LocalSteps(
+            model, optimizer, outer_lr=options.outer_lr, outer_momentum=options.outer_momentum
+        )
+        self.group = Group(
+            membership,
+            self.device,
+            backend=backend,
+            control_timeout_s=options.control_timeout_s,
+            problem=problem,
+        )
+        folder = None if options.run_dir is None else options.run_dir / self.group.run
+        self.recorder = recorder = Recorder(folder, self.group.member)
+        self.share = HeldShare(backend, lambda why: recorder.event("refused", lever="share", why=why))
+        self.agreement = Agreement(options, policy, self.group, recorder, self.device)
+        self.lead(again=False)
+        self.meter = RoundMeter(
+            model,
+            optimizer,
+            self.share,
+            accumulation=options.accumulation,
+            statistics_every=options.statistics_every,
+        )
+
+    def lead(self, *, again: bool) -> None:
+        """Take up this rank's part in the group as it is now; `again`: others had led the run before."""
+        self.share.share = self.group.places[self.group.rank].share
+        self.agreement.lead(again=again)
+
+    def close(self, *, finished: bool) -> None:
+        """Write what is buffered and stop the threads; `finished`: the others ended training already."""
+        self.agreement.flush(self.meter)
+        if self.group.membership is not None:
+            self.group.membership.outlive_store()  # before the others know that this rank is done
+        if not finished:
+            with contextlib.suppress(RuntimeError):
+                self.group.control.gather(np.zeros(1))
+        self.agreement.close()
+        self.meter.close()
+        self.local.close()
+        self.recorder.close()
+        self.group.control.close()  # so that destroy_process_group can end its threads
+        if self.group.membership is not None:
+            self.group.membership.close(done=not finished)

@@ -1,0 +1,66 @@
+"""Where a running attachment stands: what a script may read of it."""
+
+from __future__ import annotations
+
+import torch
+
+from equipoise.live.group.recovery import Recovery
+from equipoise.live.parts import Parts
+from equipoise.live.stepping import Stepping
+
+
+class Status:
+    """What can be read at any time, on every rank."""
+
+    _parts: Parts
+    _stepping: Stepping
+    _recovery: Recovery
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model computes."""
+        return self._parts.device
+
+    @property
+    def rank(self) -> int:
+        """This process's rank in the present group."""
+        return self._parts.group.rank
+
+    @property
+    def ranks(self) -> int:
+        """Ranks in the present group."""
+        return self._parts.group.ranks
+
+    @property
+    def run(self) -> str:
+        """The id of this run; its record is the folder of that name in `run_dir`."""
+        return self._parts.group.run
+
+    @property
+    def round(self) -> int:
+        """Rounds trained since the start."""
+        return self._stepping.round
+
+    @property
+    def interval(self) -> int:
+        """Local steps per exchange now."""
+        return self._parts.local.interval
+
+    @property
+    def generation(self) -> int:
+        """How often the group was formed anew."""
+        return self._recovery.generation
+
+    @property
+    def finished(self) -> bool:
+        """Whether training ended while this member waited outside of the group."""
+        return self._recovery.finished
+
+    @property
+    def shares(self) -> list[int]:
+        """Samples of each rank in the running round; before the first, in the first."""
+        sampler = self._stepping.sampler
+        if sampler is None:
+            return []
+        current = sampler.current()
+        return [int(n) for n in (sampler.shares if current is None else current.samples)]

@@ -1,0 +1,169 @@
+"""What happens when a round was trained on: count it, let the replicas meet, decide, carry out."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from equipoise.live.parts import Parts
+from equipoise.live.train.change import Change
+from equipoise.live.train.sampler import Round, ShareSampler
+from equipoise.live.train.weighting import contribution_scale
+
+
+class Stepping:
+    """The rounds of one rank, from the first to the last."""
+
+    def __init__(self, parts: Parts, regroup: Callable[[Sequence[int]], None]) -> None:
+        """`regroup`: forms the group anew, of these members."""
+        self._parts, self._regroup = parts, regroup
+        self.sampler: ShareSampler | None = None
+        self.round = 0  # rounds trained since the start
+        self.first = 0  # of those, the ones before the checkpoint that this run began with
+        self.resize_to: int | None = None
+        self._given: Callable[[], list[float]] | None = None  # weights of the running round, on their way
+        self._weights: tuple[float, ...] = ()  # of every rank in the running round
+        self._last_weights: tuple[float, ...] = ()  # in the one before
+
+    def dealt(self) -> ShareSampler:
+        """The sampler. Raises RuntimeError where there is none yet."""
+        if self.sampler is None:
+            raise RuntimeError("call runtime.sampler(dataset) first, on every rank")
+        return self.sampler
+
+    def deal(self, samples: int) -> ShareSampler:
+        """Make the sampler of so many samples. Raises RuntimeError where there is one."""
+        if self.sampler is not None:
+            raise RuntimeError("one runtime deals one dataset; attach another model for another one")
+        options, group = self._parts.options, self._parts.group
+        self.sampler = ShareSampler(
+            samples,
+            rank=group.rank,
+            ranks=group.ranks,
+            global_batch=options.global_batch,
+            micro_batch=options.micro_batch,
+            shards=options.shards,
+            shuffle=options.shuffle,
+            seed=options.seed,
+        )
+        return self.sampler
+
+    def current(self) -> Round:
+        """The round that is trained on. Raises RuntimeError when none was drawn."""
+        current = self.sampler.current() if self.sampler is not None else None
+        if current is None:
+            raise RuntimeError(
+                "runtime.step() without a batch: build the loader with "
+                "batch_sampler=runtime.sampler(dataset) and call step() once for each of its batches"
+            )
+        return current
+
+    def scale(self) -> float:
+        """Factor on this rank's gradients in the running round."""
+        current = self.sampler.current() if self.sampler is not None else None
+        if current is None:
+            return 1.0
+        group, reduction = self._parts.group, self._parts.options.loss_reduction
+        weights = self._weigh(current)
+        mine, total = weights[group.rank], sum(weights)
+        if self._parts.local.interval == 1:
+            return contribution_scale(mine, total, group.ranks, reduction)
+        if mine == 0:
+            return 0.0
+        return 1.0 if reduction == "mean" else total / (group.ranks * mine)
+
+    def give(self, weight: float) -> None:
+        """The running round's batch of this rank weighs so much. Collective, but it does not wait.
+
+        Raises ValueError for what is no weight, or where none was announced.
+        """
+        if not self._parts.options.weighted:
+            raise ValueError("runtime.weigh() is not allowed without attach(..., weighted=True)")
+        if isinstance(weight, bool) or not 0 <= float(weight) < math.inf:
+            raise ValueError(f"weight: {weight} is not allowed, needed is a finite number of at least 0")
+        mine = float(weight) if self.current().samples[self._parts.group.rank] else 0.0
+        self._given = self._parts.group.control.gather_later(mine)
+        self._weights = ()
+
+    def _weigh(self, current: Round) -> tuple[float, ...]:
+        """Weights of all ranks' batches in the running round; the first call waits for them."""
+        if not self._parts.options.weighted:
+            self._weights = tuple(float(n) for n in current.samples)
+        elif self._given is not None:
+            with self._parts.meter.waiting():
+                self._weights, self._given = tuple(self._given()), None
+        elif not self._weights:
+            raise ValueError(
+                "weighted: call runtime.weigh(...) for every batch on every rank, before its backward"
+            )
+        return self._weights
+
+    def mean(self, loss: float) -> float:
+        """The ranks' losses of the running round, or else of the last one, as one process would have them.
+
+        Collective.
+        """
+        known = self._weigh(self.current()) if self._parts.meter.in_round else self._last_weights
+        losses = self._parts.group.control.gather(np.array([loss]))[:, 0]
+        weights = np.array(known)
+        if not weights.any():
+            return math.nan
+        some = weights > 0
+        if self._parts.options.loss_reduction == "sum":
+            return float(losses[some].sum() / len(weights))
+        return float((losses[some] * weights[some]).sum() / weights.sum())
+
+    def begin(self) -> None:
+        """The next round begins."""
+        group, self._given = self._parts.group, None
+        self._weights = ()
+        self._parts.meter.begin(self.round, group.rank, group.ranks)
+
+    def finish(self) -> None:
+        """The running round was trained on. Collective where ranks meet."""
+        parts, sampler, current = self._parts, self.dealt(), self.current()
+        local, meter = parts.local, parts.meter
+        weights = self._weigh(current)
+        local.count(weights)
+        stepped, alone = meter.count(current.samples, weights), local.interval > 1
+        sampler.finish(stepped)
+        exchanged = stepped and (not alone or local.will_exchange(current.last))
+        with meter.exchanging() if exchanged and alone else contextlib.nullcontext():
+            met = stepped and local.step(current.last)
+        meter.end(
+            self.round - self.first, current.samples[parts.group.rank], exchanged=exchanged, local=alone
+        )
+        self.round, self._last_weights = self.round + 1, weights
+        if met:
+            sampler.commit()
+            if meter.rounds >= parts.options.decide_every or self.resize_to is not None:
+                self._decide()
+
+    def _decide(self) -> None:
+        parts = self._parts
+        change = parts.agreement.next_change(
+            parts.meter,
+            self.dealt(),
+            interval=parts.local.interval,
+            gpu_share=parts.share.share,
+            resize_to=self.resize_to,
+            trained=self.round,
+        )
+        self.resize_to = None
+        if change is not None:
+            self.carry_out(change)
+
+    def carry_out(self, change: Change) -> None:
+        """Do what all ranks agreed on."""
+        if change.members is not None:
+            self._regroup(change.members)
+            return
+        if change.shares is not None or change.moves or change.order is not None:
+            self.dealt().schedule(change)
+        if change.interval is not None:
+            self._parts.local.change(change.interval)
+        if change.gpu_share is not None:
+            self._parts.share.set(change.gpu_share[self._parts.group.rank])

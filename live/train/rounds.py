@@ -1,0 +1,164 @@
+"""What a rank measures of its rounds: times, gradients, and how many samples every rank trained on."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from equipoise.live.train.gradients import BackwardProbe
+from equipoise.live.train.pauses import Pauses
+from equipoise.live.train.shares import HeldShare
+from equipoise.live.train.timing import make_timer
+from equipoise.policies.observation import Floats
+
+# One row per rank and round. Seconds; squared norms are NaN on rounds that were not measured.
+COLUMNS = ("samples", "stall_s", "compute_s", "tail_s", "update_s", "local_square", "mean_square")
+SAMPLES, STALL, COMPUTE, TAIL, UPDATE, LOCAL_SQUARE, MEAN_SQUARE = range(len(COLUMNS))
+
+
+@dataclass(frozen=True, slots=True)
+class RoundInfo:
+    """What a rank knows of a finished round, beside its times."""
+
+    number: int
+    samples: int  # of this rank
+    exchanged: bool  # the ranks met at its end
+    local: bool  # ranks stepped on their own gradients
+    window: tuple[int, ...]  # samples of every rank since the last optimiser step
+    paused: bool  # so that its times tell nothing
+    weights: tuple[float, ...]  # what their losses weigh: samples, where the script gives no weights
+
+
+class RoundMeter:
+    """Times the rounds of a wrapped model, and measures gradient norms every so many optimiser steps."""
+
+    def __init__(
+        self,
+        model: DistributedDataParallel,
+        optimizer: torch.optim.Optimizer,
+        share: HeldShare,
+        *,
+        accumulation: int,
+        statistics_every: int,
+    ) -> None:
+        self._share, self._accumulation, self._every = share, accumulation, statistics_every
+        self._computing = False  # in a forward of the running round, or past it
+        parameters = list(model.module.parameters())
+        self._timer = make_timer(parameters[0].device)
+        self._probe = BackwardProbe(parameters, self._gradient_ready, lambda: self._timer.mark("done"))
+        self._handles = [
+            model.register_forward_pre_hook(self._before_forward),
+            model.module.register_state_dict_pre_hook(lambda *_: self._notice()),
+            optimizer.register_state_dict_pre_hook(lambda _: self._notice()),
+        ]
+        self.clear()
+
+    def clear(self) -> None:
+        """Nothing of the running window of rounds is known."""
+        self.in_window = 0  # rounds since the last optimiser step
+        self._pauses = Pauses()
+        self._window: tuple[int, ...] = ()
+        self._weights: tuple[float, ...] = ()
+        self._waited: list[float] = []
+        self._waited_s = 0.0  # in the running round, before the local gradient was there
+        self._infos: list[RoundInfo] = []
+        self._squares: list[tuple[float, float]] = []
+
+    @property
+    def in_round(self) -> bool:
+        """Whether the running round's forward has begun."""
+        return self._computing
+
+    @property
+    def rounds(self) -> int:
+        """Rounds since the last `take`."""
+        return len(self._infos)
+
+    def begin(self, number: int, rank: int, ranks: int) -> None:
+        """Round `number` begins."""
+        ends_window = self.in_window == self._accumulation - 1
+        self._probe.reset()
+        self._probe.part = (rank, ranks)
+        self._probe.measure(ends_window and number // self._accumulation % self._every == 0)
+        self._computing = False
+        self._waited_s = 0.0
+        self._timer.begin_round()
+
+    def count(self, samples: Sequence[int], weights: Sequence[float]) -> bool:
+        """The running round was of `samples` (by rank); returns whether an optimiser step ended it."""
+        nothing = (0,) * len(samples)
+        window, weighed = (self._window, self._weights) if self.in_window else (nothing, nothing)
+        self._window = tuple(a + b for a, b in zip(window, samples, strict=True))
+        self._weights = tuple(a + b for a, b in zip(weighed, weights, strict=True))
+        self.in_window += 1
+        return self.in_window == self._accumulation
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """What happens inside is waiting for other ranks, in the middle of computing."""
+        began_s = time.perf_counter()
+        yield
+        self._waited_s += time.perf_counter() - began_s
+
+    @contextlib.contextmanager
+    def exchanging(self) -> Iterator[None]:
+        """What happens inside is the exchange of parameters, not the update."""
+        self._timer.mark("enter")
+        yield
+        self._timer.mark("leave")
+
+    def end(self, number: int, samples: int, *, exchanged: bool, local: bool) -> None:
+        """The round that was counted last is over; `samples` were this rank's."""
+        self._timer.end_round()
+        self._squares.append((self._probe.local_square, self._probe.mean_square))
+        paused = self._pauses.end_round(exchanged)
+        self._infos.append(RoundInfo(number, samples, exchanged, local, self._window, paused, self._weights))
+        self._waited.append(self._waited_s)
+        if self.in_window == self._accumulation:
+            self.in_window = 0
+
+    def take(self) -> tuple[Floats, list[RoundInfo]]:
+        """The rounds since the last call, as (rounds, len(COLUMNS)) and one by one."""
+        infos, squares, waited = self._infos, self._squares, self._waited
+        self._infos, self._squares, self._waited = [], [], []
+        found = [
+            (float(info.samples), *span, *square)
+            for info, span, square in zip(infos, self._timer.spans(), squares, strict=True)
+        ]
+        rows = np.array(found, dtype=np.float64).reshape(len(found), len(COLUMNS))
+        rows[:, COMPUTE] -= waited
+        rows[:, TAIL] += waited
+        rows[[info.paused for info in infos], STALL : UPDATE + 1] = np.nan
+        return rows, infos
+
+    def close(self) -> None:
+        """Leave the model alone."""
+        self._probe.close()
+        for handle in self._handles:
+            handle.remove()
+
+    def pause(self) -> None:
+        """The script does something else than to train."""
+        self._pauses.note(self._computing)
+
+    def _notice(self) -> None:
+        self._pauses.notice(self._computing)
+
+    def _before_forward(self, module: Any, arguments: Any) -> None:
+        if not (module.training and torch.is_grad_enabled()):
+            self._notice()
+        elif not self._computing:
+            self._computing = True
+            self._timer.mark("forward")
+            self._share.begin()
+
+    def _gradient_ready(self) -> None:
+        self._timer.mark("local")
+        self._share.end()

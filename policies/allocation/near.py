@@ -1,0 +1,94 @@
+"""S422's d: which nodes are near to a job's data, and to its other workers.
+
+For one job and the nodes that it could take, d is the time that its workers there would wait for data from
+elsewhere, relative to the time that it computes. Only the nodes that store its data and the first others by
+weight are looked at: no more of those can be used.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from equipoise.policies.allocation.draft import Hand
+from equipoise.policies.allocation.gangs import RequestColumns, RoomColumns, frozen, start_in_order
+from equipoise.policies.kernels.placement import WEIGHTED
+from equipoise.policies.observation import Bools, Floats, Ints, Observation
+
+_OWN = 16  # waiting jobs with data, from the first, that are placed near to it
+_NIC_LEAST_FREE = 0.01  # an interface counts as at least that much free
+
+
+def with_data(o: Observation, rows: Ints) -> Bools:
+    """Whether each job row's data lies on known nodes and takes time to read."""
+    known = np.zeros(len(o.jobs), dtype=np.bool_)
+    known[o.stores.job] = True
+    return np.asarray(known[rows] & (o.jobs.input_bytes[rows] > 0.0))
+
+
+def delays(o: Observation, row: int, gpus: int, nodes: Ints) -> Floats:
+    """d of a job (row) with so many GPUs on each of `nodes`: seconds of fetching per second of work.
+
+    A node that takes u of the job's n GPUs reads u/n of its data. What of that it does not store comes over
+    its interface, at the pace of the nodes that store it if these are slower.
+    """
+    first, end = np.searchsorted(o.stores.job, (row, row + 1))
+    homes, ratio = o.stores.node[first:end], o.stores.ratio[first:end]
+    stored = np.zeros(len(o.nodes))
+    stored[homes] = ratio
+    taken = np.clip(o.nodes.gpus_free[nodes], 1, gpus) / gpus
+    remote = np.maximum(taken - stored[nodes], 0.0)
+    s_per_byte = 1.0 / _free_rate(o)
+    source_s = float((ratio * s_per_byte[homes]).max())
+    fetch_s = np.maximum(remote * s_per_byte[nodes], remote / taken * source_s)
+    work_s = max(float(np.nan_to_num(o.jobs.service_s[row], nan=1.0)), 1e-9)
+    delay: Floats = float(o.jobs.input_bytes[row]) * fetch_s / work_s
+    return delay
+
+
+def _free_rate(o: Observation) -> Floats:
+    """Rate (bytes/s) that is free on each node's interface; infinite where it is not known."""
+    nodes = o.nodes
+    busy = np.clip(np.nan_to_num(nodes.nic_busy_ratio), 0.0, 1.0 - _NIC_LEAST_FREE)
+    rate: Floats = np.where(nodes.nic_bytes_per_s > 0.0, nodes.nic_bytes_per_s * (1.0 - busy), np.inf)
+    return rate
+
+
+def own_room(hand: Hand, row: int, gpus: int) -> RoomColumns:
+    """The room as one job with data sees it: weights over 1 + d, the nodes that it may want in their order."""
+    o, columns = hand.observation, hand.columns
+    weight, order = columns[6], columns[8]
+    free = columns[3]
+    first, end = np.searchsorted(o.stores.job, (row, row + 1))
+    some = order[free[order] > 0]
+    near = np.zeros(len(o.nodes), dtype=np.bool_)
+    near[o.stores.node[first:end]] = True
+    looked_at = some[near[some] | (np.cumsum(~near[some]) <= gpus)]
+    own = weight.copy()
+    own[looked_at] = weight[looked_at] / (1.0 + delays(o, row, gpus, looked_at))
+    ranked = looked_at[np.lexsort((free[looked_at], -own[looked_at]))]
+    return (*columns[:6], frozen(own), columns[7], frozen(ranked))
+
+
+def start_near(hand: Hand, queue: Ints, strict: bool, requests: RequestColumns) -> int:
+    """Start jobs of `queue` (rows) in order, those with data near to it; `strict`: up to the first that cannot.
+
+    Returns how many started.
+    """
+    own = with_data(hand.observation, queue)
+    own[np.flatnonzero(own)[_OWN:]] = False
+    begun, at = 0, 0
+    while at < len(queue):
+        end = at + 1 if own[at] else at + int(np.argmax(np.append(own[at:], True)))
+        part, columns = frozen(queue[at:end]), hand.columns
+        started = 0
+        if own[at]:
+            row = int(queue[at])
+            columns = own_room(hand, row, int(requests[1][row]))
+            started = len(hand.start(start_in_order(part, strict, WEIGHTED, requests, columns)[0]))
+        if not started:
+            started = len(hand.start(start_in_order(part, strict, WEIGHTED, requests, hand.columns)[0]))
+        begun += started
+        if strict and started < len(part):
+            break
+        at = end
+    return begun

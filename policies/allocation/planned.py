@@ -1,0 +1,176 @@
+"""S4's `optimal` mode for few jobs: the options that each has, and what the best schedule begins with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from equipoise.policies.allocation.draft import Hand
+from equipoise.policies.allocation.elastic import (
+    chosen,
+    elastic_columns,
+    elastic_rows,
+    held_gpus,
+    on_living_nodes,
+    slowest_models,
+)
+from equipoise.policies.allocation.gangs import NO_ROWS, frozen
+from equipoise.policies.allocation.ranking import NodeState, Ranking, gpus_wanted
+from equipoise.policies.allocation.schedules import Busy, Option, Schedule, best_schedule, useful
+from equipoise.policies.allocation.sizes import one_model, placed, sizes_up_to
+from equipoise.policies.kernels.placement import WHOLE
+from equipoise.policies.kernels.scaling import ScalingColumns, TableColumns, times_of
+from equipoise.policies.observation import Floats, Ints
+
+_JOBS = 6  # more than these are left to the integer programme
+_PLACEMENTS = 20_000  # looked at before the integer programme has to do
+
+
+def plan_jobs(
+    hand: Hand, nodes: NodeState, ranking: Ranking, scaling: ScalingColumns, table: TableColumns, able: Ints,
+    patient: Ints, margin: float,
+) -> Schedule:  # fmt: skip
+    """Carry out what the best schedule of all jobs begins with; changes of running jobs must save `margin`.
+
+    able: rows of running jobs that may change size; patient: of those that may be stopped. Raises TimeoutError or
+    ValueError, with nothing changed, where there are too many jobs or no schedule.
+    """
+    o = hand.observation
+    movable = np.union1d(able, patient[o.jobs.gpu_share_requested[patient] >= WHOLE])
+    columns = elastic_columns(hand, nodes, movable[~hand.touched(movable)])
+    columns = chosen(columns, np.flatnonzero(on_living_nodes(o, columns) & one_model(hand, columns)))
+    waiting = ranking.waiting[o.jobs.gpu_share_requested[ranking.waiting] >= WHOLE]
+    running = columns[0]
+    if len(running) + len(waiting) > _JOBS:
+        raise TimeoutError(f"more than {_JOBS} jobs")
+    rows = np.concatenate((running, waiting)).astype(np.int64)
+    if not len(rows):
+        raise ValueError("no job may change or start")
+    options = _options(hand, nodes, rows, columns[1], columns[3], able, patient, scaling, table)
+    busy, capacity = _room(hand, nodes, running, scaling, table)
+    weight = np.nan_to_num(o.jobs.priority[rows], nan=1.0)
+    stay = [[i for i in own if i.stays] or own for own in options]
+    kept = best_schedule(stay, weight, busy, capacity, _PLACEMENTS)
+    best = best_schedule(options, weight, busy, capacity, _PLACEMENTS)
+    if not best.cost < kept.cost * (1.0 - margin):
+        options, best = stay, kept
+    picked = [options[k][i] for k, i in enumerate(best.chosen)]
+    _carry_out(hand, nodes, rows, columns[1], columns[2], picked, best.begin_s)
+    if hand.allocation() is not None or len(o.running):
+        hand.leave(rows)
+    return best
+
+
+def _options(
+    hand: Hand, nodes: NodeState, rows: Ints, offset: Ints, now_model: Ints, able: Ints, patient: Ints,
+    scaling: ScalingColumns, table: TableColumns,
+) -> list[list[Option]]:  # fmt: skip
+    """What each job (first those that run) can be run on, and how long (s) it then takes."""
+    o, jobs, models = hand.observation, hand.observation.jobs, len(nodes.model_speed)
+    result = []
+    for k, row in enumerate(rows.tolist()):
+        runs, per = k < len(offset) - 1, 1 if jobs.rigid[row] else max(int(jobs.gpus_per_worker[row]), 1)
+        at_once = runs and row not in patient
+        left_s = float(np.nan_to_num(jobs.service_s[row], nan=3600.0))
+        held = int(offset[k + 1] - offset[k]) // per if runs else 0
+        sizes = [held or int(gpus_wanted(o, rows[k : k + 1])[0]) // per]
+        if len(elastic_rows(o, rows[k : k + 1])) and (not runs or row in able):
+            sizes = sizes_up_to(o, row)
+        here = int(now_model[k]) if runs else 0
+        own = []
+        for model in range(models):
+            time_s = _times_s(hand, nodes, row, held, here, sizes, model, left_s, scaling, table)
+            for size, lasts_s in zip(sizes, time_s.tolist(), strict=True):
+                stays = runs and size == held and model == here
+                cost_s = 0.0 if stays or not runs else float(np.nan_to_num(jobs.restart_s[row]))
+                own.append(Option(size, size * per, model, lasts_s + cost_s, stays, at_once))
+                if stays and not at_once:  # stopped, and started again later
+                    again_s = float(np.nan_to_num(jobs.restart_s[row]))
+                    own.append(Option(size, size * per, model, lasts_s + again_s))
+        result.append(useful(own))
+    return result
+
+
+def _times_s(
+    hand: Hand, nodes: NodeState, row: int, held: int, here: int, sizes: Sequence[int], model: int,
+    left_s: float, scaling: ScalingColumns, table: TableColumns,
+) -> Floats:  # fmt: skip
+    """Time (s) left with each number of workers on a GPU model; `left_s` is that of the size asked for."""
+    o = hand.observation
+    known = np.nan_to_num(nodes.model_speed, nan=1.0)
+    if o.jobs.rigid[row]:
+        return np.full(len(sizes), left_s / known[model])
+    fastest = int(known.argmax())
+    asked = int(gpus_wanted(o, np.array([row]))[0]) // max(int(o.jobs.gpus_per_worker[row]), 1)
+    one, many = np.zeros(1, dtype=np.int64), np.zeros(len(sizes), dtype=np.int64)
+    asked_s, step_s = np.empty(1), np.empty(len(sizes))
+    rows = frozen(np.array([row]))
+    times_of(rows, one, one + fastest, one, one + asked, one + fastest, scaling, table, asked_s)
+    times_of(
+        rows,
+        one + held,
+        one + here,
+        many,
+        np.array(sizes, dtype=np.int64),
+        many + model,
+        scaling,
+        table,
+        step_s,
+    )
+    return left_s * step_s / asked_s
+
+
+def _room(
+    hand: Hand, nodes: NodeState, running: Ints, scaling: ScalingColumns, table: TableColumns
+) -> tuple[list[Busy], list[int]]:
+    """GPUs that other jobs hold, and the GPUs of each model that are handed out in all."""
+    o, models = hand.observation, len(nodes.model_speed)
+    capacity = np.bincount(nodes.model, weights=hand.columns[3], minlength=models)
+    capacity += np.bincount(o.gpus.model[np.isin(hand.holder, running)], minlength=models)
+    busy = []
+    others = np.setdiff1d(np.unique(hand.holder[hand.holder >= 0]), running)
+    offset, gpu = held_gpus(hand.holder, others)
+    for k, (row, model) in enumerate(
+        zip(others.tolist(), slowest_models(o, nodes, offset, gpu), strict=True)
+    ):
+        left_s = float(np.nan_to_num(o.jobs.service_s[row], nan=np.inf))
+        if not o.jobs.rigid[row] and np.isfinite(left_s):
+            size = int(offset[k + 1] - offset[k]) // max(int(o.jobs.gpus_per_worker[row]), 1)
+            left_s = float(
+                _times_s(hand, nodes, row, size, int(model), [size], int(model), left_s, scaling, table)[0]
+            )
+        held = np.bincount(o.gpus.model[gpu[offset[k] : offset[k + 1]]], minlength=models)
+        capacity += held
+        busy += [Busy(left_s, int(count), m) for m, count in enumerate(held.tolist()) if count]
+    return busy, capacity.astype(int).tolist()
+
+
+def _carry_out(
+    hand: Hand, nodes: NodeState, rows: Ints, offset: Ints, gpu: Ints, picked: Sequence[Option],
+    begin_s: Sequence[float],
+) -> None:  # fmt: skip
+    """Book what begins now: first what gives GPUs back. What cannot be placed stays as it is."""
+    o, running = hand.observation, len(offset) - 1
+
+    def rank(k: int) -> tuple[int, int]:
+        held = offset[k + 1] - offset[k] if k < running else 0
+        return (k >= running, int(picked[k].gpus - held))
+
+    for k in range(running):
+        if begin_s[k] > 0.0 and not picked[k].stays:
+            hand.stop([int(rows[k])])
+    for k in sorted(range(len(rows)), key=rank):
+        option, row = picked[k], int(rows[k])
+        if option.stays or begin_s[k] > 0.0:
+            continue
+        held = gpu[offset[k] : offset[k + 1]] if k < running else NO_ROWS
+        kept = held if len(held) and o.gpus.model[held[0]] == option.model else NO_ROWS
+        if len(held) and len(kept) >= option.gpus:
+            hand.resize(row, held, kept[: option.gpus])
+            continue
+        new = placed(hand, nodes, row, option.gpus - len(kept), option.model)
+        if len(new) and len(held):
+            hand.resize(row, held, np.concatenate((kept, new)))
+        elif len(new):
+            hand.start((np.array([row]), np.array([0, len(new)]), new, np.ones(len(new))))

@@ -1,0 +1,93 @@
+"""How wide an elastic job should be: the number of workers whose steps are shortest, exchanges included."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from equipoise.policies.allocation.draft import Hand
+from equipoise.policies.allocation.elastic import chosen, elastic_columns, elastic_rows, on_living_nodes
+from equipoise.policies.allocation.gangs import NO_ROWS, NO_VALUES, frozen
+from equipoise.policies.allocation.ranking import NodeState, gpus_wanted
+from equipoise.policies.kernels.scaling import ScalingColumns, TableColumns, times_of
+from equipoise.policies.observation import Floats, Ints
+
+_EVERY = 16  # sizes up to this many workers are all looked at, above that powers of two and both ends
+
+
+def sizes_between(fewest: int, most: int) -> list[int]:
+    """Numbers of workers worth a look."""
+    if most - fewest < _EVERY:
+        return list(range(fewest, most + 1))
+    return [fewest, *(1 << k for k in range(most.bit_length()) if fewest < 1 << k < most), most]
+
+
+def quickest(
+    rows: Ints, fewest: Ints, most: Ints, now: Ints, model: Ints, scaling: ScalingColumns, table: TableColumns
+) -> tuple[Ints, Floats]:
+    """(workers, step in s) of the quickest size of each job in fewest..most workers; the smallest of equals.
+
+    `now` are the workers at which each was measured, `model` the GPU model that it runs on, or would.
+    """
+    options = [sizes_between(int(a), int(b)) for a, b in zip(fewest, most, strict=True)]
+    index = np.repeat(np.arange(len(rows)), [len(sizes) for sizes in options])
+    workers = np.array([size for sizes in options for size in sizes], dtype=np.int64)
+    step_s = np.empty(len(index))
+    times_of(frozen(rows), frozen(now), frozen(model), index, workers, model[index], scaling, table, step_s)
+    first = np.searchsorted(index, np.arange(len(rows)))
+    least_s = np.minimum.reduceat(step_s, first) if len(rows) else NO_VALUES
+    best = np.full(len(rows), np.iinfo(np.int64).max)
+    ties = step_s <= least_s[index]
+    np.minimum.at(best, index[ties], workers[ties])
+    return best, least_s
+
+
+def start_widths(
+    hand: Hand, nodes: NodeState, rows: Ints, scaling: ScalingColumns, table: TableColumns
+) -> Ints:
+    """GPUs to ask for, by row of the jobs table: fewer where an elastic job of `rows` is quicker on fewer."""
+    o = hand.observation
+    asked: Ints = o.jobs.gpus_requested.copy()
+    rows = elastic_rows(o, rows)
+    if not len(rows):
+        return frozen(asked)
+    per = np.maximum(o.jobs.gpus_per_worker[rows], 1)
+    most, model = gpus_wanted(o, rows) // per, np.full(len(rows), _fastest(nodes))
+    best, _ = quickest(
+        rows, np.minimum(o.jobs.workers_min[rows], most), most, np.zeros_like(most), model, scaling, table
+    )
+    asked[rows] = best * per
+    return frozen(asked)
+
+
+def _fastest(nodes: NodeState) -> int:
+    return int(np.nan_to_num(nodes.model_speed, nan=0.0).argmax())
+
+
+def narrow_jobs(
+    hand: Hand, nodes: NodeState, rows: Ints, scaling: ScalingColumns, table: TableColumns, horizon_s: float,
+    margin: float,
+) -> Ints:  # fmt: skip
+    """Let elastic jobs (rows) that run give up workers without which they are quicker; returns which did.
+
+    The time saved on what is left, at most `horizon_s`, must be more than the restart costs, and a step must
+    shorten by `margin` at least.
+    """
+    o = hand.observation
+    columns = elastic_columns(hand, nodes, rows)
+    columns = chosen(columns, np.flatnonzero(on_living_nodes(o, columns)))
+    rows, offset, gpu, model, cost_s, requested = columns
+    if not len(rows):
+        return NO_ROWS
+    per = np.maximum(o.jobs.gpus_per_worker[rows], 1)
+    now = np.diff(offset) // per
+    fewest = np.minimum(o.jobs.workers_min[rows], now)
+    best, then_s = quickest(rows, fewest, now, now, model, scaling, table)
+    _, now_s = quickest(rows, now, now, now, model, scaling, table)
+    _, asked_s = quickest(rows, requested, requested, now, model, scaling, table)
+    left_s = o.jobs.service_s[rows] * now_s / asked_s
+    left_s = np.fmin(np.where(np.isnan(left_s), horizon_s, left_s), horizon_s)
+    pays = (left_s * (1.0 - then_s / now_s) > cost_s) & (then_s <= now_s * (1.0 - margin)) & (best < now)
+    for k in np.flatnonzero(pays).tolist():
+        held = gpu[offset[k] : offset[k + 1]]
+        hand.resize(int(rows[k]), held, held[: best[k] * per[k]])
+    return rows[pays]

@@ -1,0 +1,152 @@
+"""S413: what was measured of jobs before and after their size or place changed, and the way back.
+
+Kept in S4's memory as plain arrays by job: the last goodput and when it was first seen, the guard's record, and
+the very GPUs that a watched job held before its change.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from equipoise.policies.allocation.draft import Hand
+from equipoise.policies.allocation.elastic import held_gpus, slowest_models
+from equipoise.policies.allocation.gangs import frozen
+from equipoise.policies.allocation.ranking import NodeState
+from equipoise.policies.contract import Memory
+from equipoise.policies.kernels.scaling import ScalingColumns, TableColumns, times_of
+from equipoise.policies.observation import Bools, Ints, Observation
+from equipoise.policies.stages.guard import Verdict, guard_empty, guard_review, guard_watch
+
+_NOTHING: dict[str, Any] = {
+    "guard": guard_empty(),
+    "goodput_id": np.empty(0, dtype=np.int64),
+    "goodput": np.empty(0),
+    "goodput_s": np.empty(0),
+    "remaining": np.empty(0),
+    "undo_id": np.empty(0, dtype=np.int64),
+    "undo_offset": np.zeros(1, dtype=np.int64),
+    "undo_gpu": np.empty(0, dtype=np.int64),
+}
+
+
+def review(o: Observation, memory: Memory, noise: float, backoff_s: float) -> tuple[Verdict, dict[str, Any]]:
+    """Judge watched changes by fresh measurements of goodput: (verdict, memory with what is new)."""
+    memory = {**_NOTHING, **memory}
+    rows = np.sort(o.running)
+    rows = rows[~o.jobs.rigid[rows]]
+    goodput = o.jobs.goodput_samples_per_s[rows]
+    known = np.isin(rows, memory["goodput_id"])
+    at = np.searchsorted(memory["goodput_id"], rows[known])
+    seen, left, since_s = np.full((3, len(rows)), np.nan)
+    since_s[:] = -np.inf
+    seen[known], left[known] = memory["goodput"][at], memory["remaining"][at]
+    since_s[known] = memory["goodput_s"][at]
+    remaining = o.jobs.remaining_samples[rows]
+    # Where neither differs no step has ended since: nothing was measured.
+    fresh = np.isfinite(goodput) & ((goodput != seen) | (np.abs(remaining - left) > 0.0))
+    since_s[fresh] = o.time_s
+    verdict, record = guard_review(
+        memory["guard"], rows, np.where(fresh, goodput, np.nan), o.time_s,
+        noise=noise, settle_s=o.window_s, backoff_s=backoff_s,
+    )  # fmt: skip
+    memory |= {"guard": record, "goodput_id": rows, "goodput": goodput, "goodput_s": since_s}
+    memory["remaining"] = remaining
+    return verdict, memory
+
+
+def remember_exchanges(o: Observation, memory: dict[str, Any], half_life_s: float) -> dict[str, Any]:
+    """How many times longer than estimated each job's exchanges took when last measured; fades to 1.
+
+    Without it a job that gave up its GPUs, because its links are slower than estimated, would take them again.
+    """
+    over = np.ones(len(o.jobs))
+    if "exchange_over" in memory:
+        faded = 0.5 ** (max(o.time_s - memory["exchange_s"], 0.0) / half_life_s)
+        count = min(len(over), len(memory["exchange_over"]))
+        over[:count] = memory["exchange_over"][:count] ** faded
+    job, jobs = o.speeds.job, o.jobs
+    here = (o.speeds.gpus == jobs.gpus_held[job]) & (jobs.gpus_held[job] > jobs.gpus_per_worker[job])
+    here &= (jobs.exchange_s[job] > 0.0) & (o.speeds.exchange_s > 0.0)
+    over[job[here]] = jobs.exchange_s[job[here]] / o.speeds.exchange_s[here]
+    return {**memory, "exchange_over": over, "exchange_s": o.time_s}
+
+
+def corrected(table: TableColumns, o: Observation, memory: Memory) -> TableColumns:
+    """The table of estimates with the exchanges of jobs that make none now as long as they were."""
+    job = table[0]
+    alone = o.jobs.gpus_held[job] <= o.jobs.gpus_per_worker[job]
+    factor = np.where(alone, memory["exchange_over"][job], 1.0)
+    return (*table[:4], frozen(table[4] * factor), table[5])
+
+
+def measured(o: Observation, memory: Memory, rows: Ints) -> Bools:
+    """Whether each job's goodput is that of the GPUs it holds; one whose start is not known counts as measured."""
+    at = np.searchsorted(memory["goodput_id"], rows)
+    at = np.minimum(at, max(len(memory["goodput_id"]) - 1, 0))
+    started_s = o.jobs.started_s[rows]
+    if not len(memory["goodput_id"]):
+        return np.isnan(started_s)
+    seen = (memory["goodput_id"][at] == rows) & (memory["goodput_s"][at] > started_s)
+    return np.asarray(seen | np.isnan(started_s))
+
+
+def way_back(hand: Hand, memory: Memory, row: int) -> Ints | None:
+    """The GPUs that a job held before its watched change, if it could have them back; else None."""
+    o, k = hand.observation, int(np.searchsorted(memory["undo_id"], row))
+    if k == len(memory["undo_id"]) or memory["undo_id"][k] != row:
+        return None
+    gpus: Ints = memory["undo_gpu"][memory["undo_offset"][k] : memory["undo_offset"][k + 1]]
+    there = (hand.holder[gpus] == row) | ((hand.holder[gpus] == -1) & o.nodes.up[o.gpus.node[gpus]])
+    return gpus if there.all() else None
+
+
+def going_back_pays(o: Observation, row: int, before: float) -> bool:
+    """Whether the time saved on what is left is more than another restart costs."""
+    left_s = o.jobs.remaining_samples[row] / o.jobs.goodput_samples_per_s[row]
+    saved_s = left_s * (1.0 - o.jobs.goodput_samples_per_s[row] / before)
+    return not saved_s <= np.nan_to_num(o.jobs.restart_s[row])
+
+
+def watch(
+    hand: Hand, nodes: NodeState, scaling: ScalingColumns, table: TableColumns, memory: dict[str, Any],
+    undone: Ints,
+) -> dict[str, Any]:  # fmt: skip
+    """Watch all jobs but `undone` that get other GPUs now, whatever for; returns the memory with the way back.
+
+    The goodput must not fall; that of a job which gives GPUs to others must not fall below what was expected.
+    """
+    o = hand.observation
+    rows = np.setdiff1d(hand.resized(), undone)
+    if not len(rows):
+        return memory
+    offset, gpu = held_gpus(o.gpus.job, rows)
+    new_offset, new_gpu = held_gpus(hand.holder, rows)
+    per = np.maximum(o.jobs.gpus_per_worker[rows], 1)
+    now, then = np.diff(offset) // per, np.diff(new_offset) // per
+    model, new_model = slowest_models(o, nodes, offset, gpu), slowest_models(o, nodes, new_offset, new_gpu)
+    step_s, new_step_s = np.empty(len(rows)), np.empty(len(rows))
+    every = np.arange(len(rows))
+    for sizes, models, result_s in ((now, model, step_s), (then, new_model, new_step_s)):
+        times_of(frozen(rows), now, model, every, sizes, models, scaling, table, result_s)
+    expected = o.jobs.goodput_samples_per_s[rows] * np.fmin(step_s / new_step_s, 1.0)
+    expected = np.where(measured(o, memory, rows), expected, np.nan)
+    record = guard_watch(memory["guard"], rows, expected, o.time_s, now.astype(np.float64))
+    return {**memory, "guard": record, **_joined(memory, rows, offset, gpu, record["id"])}
+
+
+def _joined(memory: dict[str, Any], rows: Ints, offset: Ints, gpu: Ints, watched: Ints) -> dict[str, Any]:
+    """GPUs to go back to: those of `rows` anew, and those remembered of other jobs that are still watched."""
+    entries = dict(zip(rows.tolist(), np.split(gpu, offset[1:-1]), strict=True))
+    old = zip(
+        memory["undo_id"].tolist(), np.split(memory["undo_gpu"], memory["undo_offset"][1:-1]), strict=False
+    )
+    entries = {row: gpus for row, gpus in old if row in watched and row not in entries} | entries
+    order = sorted(entries)
+    count = [len(entries[row]) for row in order]
+    return {
+        "undo_id": np.array(order, dtype=np.int64),
+        "undo_offset": np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(count, dtype=np.int64))),
+        "undo_gpu": np.concatenate([np.empty(0, dtype=np.int64), *(entries[row] for row in order)]),
+    }

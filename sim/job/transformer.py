@@ -1,0 +1,94 @@
+"""What a step of a large model costs on one replica: the bridge from a `transformer` section to `sim.llm`."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from equipoise.sim.hardware.profile import Accelerator
+from equipoise.sim.llm import hardware
+from equipoise.sim.llm.memory import USABLE, memory
+from equipoise.sim.llm.quantities import Plan
+from equipoise.sim.llm.stack import Stack
+from equipoise.sim.llm.step_time import step_time
+from equipoise.sim.scenario.model import Model
+from equipoise.sim.scenario.transformer import Bound, TransformerSpec
+
+IN_PASS = (
+    "products", "attention", "elementwise", "host", "head", "recompute", "tensor", "context", "expert", "send",
+)  # fmt: skip
+IN_STEP = ("bubble", "optimizer", "fixed")
+
+
+def section(model: Model) -> tuple[TransformerSpec, Bound]:
+    """The section and what loading derived. Raises ValueError when the scenario was not loaded from plain data."""
+    spec = model.transformer
+    if spec is None or spec.bound is None:
+        raise ValueError("transformer: nothing is derived yet; load the scenario with equipoise.load")
+    return spec, spec.bound
+
+
+def accelerator_of(
+    accelerator: Accelerator, precision: str, fabric_bytes_per_s: float
+) -> hardware.Accelerator:
+    """A profile's accelerator as `sim.llm` sees it. Raises ValueError when it states no rate for the precision."""
+    accelerator.peak_flop_per_s(precision)
+    plain = "fp16" if precision == "fp16" else "bf16"
+    rate = (
+        2.0 * accelerator.peak_flop_per_s("fp32")
+        if precision == "fp32"
+        else accelerator.peak_flop_per_s(plain)
+    )
+    fp8 = accelerator.flop_per_s.get("fp8")
+    return hardware.Accelerator(
+        "", rate, fp8.value if fp8 else 0.0, accelerator.memory_bytes.value, accelerator.hbm_bytes_per_s.value,
+        fabric_bytes_per_s,
+    )  # fmt: skip
+
+
+def plan_of(
+    model: Model,
+    accelerator: Accelerator,
+    fabric_bytes_per_s: float,
+    replicas: int | None = None,
+    passes: int = 1,
+) -> Plan:
+    """The plan of so many replicas (none: as bound), each with `passes` micro-batches. Raises ValueError."""
+    spec, bound = section(model)
+    dp = replicas or bound.dp
+    layout = bound.layout.layout(dp, dp * passes * bound.layout.micro_batch, model.precision)
+    machine = accelerator_of(accelerator, model.precision, fabric_bytes_per_s)
+    return Plan(spec.shape(), layout, machine, hardware.Network(bound.node_gpus, bound.nic))
+
+
+def replica_cost_s(
+    model: Model, accelerator: Accelerator, samples: int, fabric_bytes_per_s: float
+) -> tuple[float, float]:
+    """(fixed, total) seconds of one step of one replica at speed 1, without the exchange; a sample is a sequence.
+
+    Bubble, update and what is done once a step are fixed; the rest grows with the micro-batches.
+    """
+    if samples == 0:
+        return 0.0, 0.0
+    spec, bound = section(model)
+    passes = -(-samples // bound.layout.micro_batch)
+    pass_s, step_s = _costs(plan_of(model, accelerator, fabric_bytes_per_s), spec.constants())
+    return bound.factor * step_s, bound.factor * (step_s + passes * pass_s)
+
+
+@lru_cache(maxsize=256)
+def _costs(plan: Plan, stack: Stack) -> tuple[float, float]:
+    """(seconds of one micro-batch, seconds of a step beside those)."""
+    times = step_time(plan, stack)
+    pass_s, step_s = (sum(float(getattr(times, name)) for name in names) for names in (IN_PASS, IN_STEP))
+    return pass_s, step_s
+
+
+def memory_need_bytes(model: Model, samples: int, replicas: int) -> float:
+    """Memory that a GPU of the fullest stage must have, what its driver keeps included [bytes]."""
+    spec, bound = section(model)
+    size = bound.layout.micro_batch
+    passes = -(-max(samples, -(-bound.global_batch // replicas)) // size)  # a pipeline keeps several of them
+    layout = bound.layout.layout(replicas, replicas * passes * size, model.precision)
+    machine = hardware.Accelerator("", 1.0, 1.0, 1.0, 1.0, 1.0)  # memory does not depend on how fast it is
+    plan = Plan(spec.shape(), layout, machine, hardware.Network(bound.node_gpus, bound.nic))
+    return memory(plan, spec.memory_constants()).peak / USABLE

@@ -1,0 +1,165 @@
+"""The fastest layout that fits, and why: every sensible one is timed and its memory counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from itertools import product
+
+import numpy as np
+
+from equipoise.sim.llm.hardware import Accelerator, Network
+from equipoise.sim.llm.layout import Layout, Precision, Recompute
+from equipoise.sim.llm.memory import MemoryStack, counts, peaks, usable_bytes
+from equipoise.sim.llm.quantities import Plan, quantities
+from equipoise.sim.llm.shape import Transformer
+from equipoise.sim.llm.stack import Stack
+from equipoise.sim.llm.step_time import StepTime, step_times
+
+MICRO_BATCHES = (1, 2, 4, 8, 16)
+CHUNKS = 3
+"""Most numbers of chunks per stage that are tried, the largest first among the divisors of its layers."""
+RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A layout that fits: its plan, step [s] by part, and peak memory [bytes]."""
+
+    plan: Plan
+    times: StepTime
+    peak_bytes: float
+
+    @property
+    def seconds(self) -> float:
+        """The whole step [s]."""
+        return float(self.times.total)
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """Layouts that fit, the fastest first; `tried` counts all, `smallest_bytes` is the least peak met."""
+
+    found: tuple[Found, ...]
+    tried: int
+    smallest_bytes: float
+
+
+def search(
+    shape: Transformer,
+    accelerator: Accelerator,
+    network: Network,
+    gpus: int,
+    global_batch: int,
+    stack: Stack,
+    memory: MemoryStack,
+    precision: Precision = "bf16",
+) -> Search:
+    """Layouts of `gpus` accelerators for `global_batch` sequences. Raises ValueError where none is possible at all.
+
+    Tensor ranks stay inside a node; optimiser state is sharded; sequence parallelism goes with tensor parallelism.
+    """
+    plans = [
+        Plan(shape, layout, accelerator, network)
+        for layout in _layouts(shape, network.node_gpus, gpus, global_batch, precision)
+    ]
+    if not plans:
+        raise ValueError(
+            f"no layout of {gpus} accelerators divides {global_batch} sequences and the model's shape"
+        )
+    peak = peaks([counts(plan) for plan in plans], memory)
+    fitting = np.flatnonzero(peak <= usable_bytes(accelerator)).tolist()
+    if not fitting:
+        return Search((), len(plans), float(peak.min()))
+    kept = [plans[i] for i in fitting]
+    times = step_times(quantities(kept), stack)
+    order = np.argsort(np.asarray(times.total), kind="stable").tolist()
+    found = tuple(Found(kept[i], _row(times, i), float(peak[fitting[i]])) for i in order)
+    return Search(found, len(plans), float(peak.min()))
+
+
+def _row(times: StepTime, row: int) -> StepTime:
+    return StepTime(*(float(np.asarray(getattr(times, f.name))[row]) for f in fields(times)))
+
+
+def _layouts(
+    shape: Transformer, node_gpus: int, gpus: int, global_batch: int, precision: Precision
+) -> Iterator[Layout]:
+    for tensor, pipeline, context in product(_divisors(node_gpus), _divisors(shape.layers), (1, 2, 4, 8)):
+        replica = tensor * pipeline * context
+        if gpus % replica or (context > 1 and shape.sequence < 4096 * context):
+            continue
+        data = gpus // replica
+        for micro, recompute, zero in product(MICRO_BATCHES, RECOMPUTE, (1, 3)):
+            if global_batch % (data * micro) or (zero == 3 and (pipeline > 1 or data * context == 1)):
+                continue
+            base = Layout(
+                data=data,
+                tensor=tensor,
+                pipeline=pipeline,
+                context=context,
+                sequence_parallel=tensor > 1,
+                zero=zero,
+                recompute=recompute,
+                precision=precision,
+                micro_batch=micro,
+                global_batch=global_batch,
+            )
+            yield from _variants(base, shape)
+
+
+def _variants(base: Layout, shape: Transformer) -> Iterator[Layout]:
+    """With and without chunks, and for experts with every degree of expert parallelism."""
+    each = shape.layers // base.pipeline
+    chunks = [1]
+    if base.pipeline > 1 and base.micro_batches % base.pipeline == 0:
+        chunks += sorted(_divisors(each), reverse=True)[: CHUNKS - 1]
+    experts = [e for e in _divisors(shape.experts) if e <= base.data] if shape.experts else [1]
+    for virtual, expert in product(sorted(set(chunks)), experts):
+        made = replace(
+            base, virtual=virtual, schedule="interleaved" if virtual > 1 else "1f1b", expert=expert
+        )
+        try:
+            made.check(shape)
+        except ValueError:
+            continue
+        yield made
+
+
+def _divisors(n: int) -> list[int]:
+    return [k for k in range(1, n + 1) if n % k == 0]
+
+
+def why(result: Search) -> str:
+    """One sentence: the best layout, the next of another kind, and the part of the step in which it loses most."""
+    best = result.found[0]
+    text = (
+        f"{describe(best.plan.layout)}: {best.seconds:.4g} s a step, the fastest of {len(result.found)} "
+        f"layouts that fit of {result.tried}"
+    )
+    other = next((f for f in result.found if _kind(f) != _kind(best)), None)
+    if other is None:
+        return text
+    loses, more_s = max(
+        ((f.name, getattr(other.times, f.name) - getattr(best.times, f.name)) for f in fields(StepTime)),
+        key=lambda pair: pair[1],
+    )
+    slower = other.seconds / best.seconds - 1
+    return (
+        f"{text}; {describe(other.plan.layout)} is {100 * slower:.2g} % slower, most of it by {more_s:.2g} s "
+        f"more {loses}"
+    )
+
+
+def _kind(found: Found) -> tuple[int, ...]:
+    la = found.plan.layout
+    return la.tensor, la.pipeline, la.context, la.zero
+
+
+def describe(la: Layout) -> str:
+    """A layout in a few words."""
+    degrees = (("tp", la.tensor), ("pp", la.pipeline), ("cp", la.context), ("ep", la.expert))
+    parts = [f"{name} {n}" for name, n in degrees if n > 1] + [f"dp {la.data}", f"zero {la.zero}"]
+    parts += [f"{la.virtual} chunks a stage"] if la.virtual > 1 else []
+    parts += [f"{la.recompute} recomputation"] if la.recompute != "none" else []
+    return ", ".join([*parts, f"micro-batch {la.micro_batch}"])

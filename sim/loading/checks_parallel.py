@@ -1,0 +1,68 @@
+"""Doubts about model parallelism: what typed figures of `parallel` leave out, and what a `transformer` assumes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from equipoise.sim.scenario.model import Job, Model, Scenario
+from equipoise.sim.scenario.tree import KeyPath
+
+Problem = tuple[KeyPath, str]
+INSTEAD = "give 'transformer' in place of 'parallel'"
+
+
+def parallel_doubts(scenario: Scenario) -> Iterator[Problem]:
+    """(key path, text) of every model that is spread over several GPUs, with the jobs that train it."""
+    for name, model in scenario.workload.models.items():
+        jobs = [job for job in scenario.workload.jobs if job.model == name]
+        path: KeyPath = ("workload", "models", name)
+        if model.transformer is not None:
+            yield from _network(scenario, path)
+        else:
+            yield from _typed(scenario, model, jobs, (*path, "parallel"))
+
+
+def _network(scenario: Scenario, path: KeyPath) -> Iterator[Problem]:
+    for key, what in (("nic", "network of a node"), ("fabric", "links between the GPUs of a node")):
+        if any(key not in group.model_fields_set for group in scenario.cluster.nodes):
+            rate = min(getattr(group, key) for group in scenario.cluster.nodes)
+            text = f"the {what} was not given; {rate / 1e9:g} GB/s is assumed (cluster.nodes: {key})"
+            yield (*path, "transformer"), text
+
+
+def _typed(scenario: Scenario, model: Model, jobs: list[Job], path: KeyPath) -> Iterator[Problem]:
+    """What `parallel` cannot know: latencies, rates and passes that depend on the layout."""
+    p, node = model.parallel, min(group.gpus for group in scenario.cluster.groups)
+    if p.tensor > 1 and p.tensor_bytes_per_sample == 0.0:
+        yield (
+            (*path, "tensor"),
+            f"tensor_bytes_per_sample is 0: all-reduces between {p.tensor} GPUs cost nothing",
+        )
+    elif p.tensor > 1:
+        yield (
+            (*path, "tensor"),
+            f"the latency of tensor all-reduces is not in tensor_bytes_per_sample; {INSTEAD}",
+        )
+    if p.tensor > node:
+        yield (
+            (*path, "tensor"),
+            f"{p.tensor} is wider than a node of {node} GPUs, but timed at its fabric; {INSTEAD}",
+        )
+    if p.tensor * p.pipeline > node:
+        text = f"replicas of {p.tensor * p.pipeline} GPUs exchange gradients through the first of their nodes' NICs"
+        yield path, f"{text}; {INSTEAD}"
+    for job in jobs:
+        yield from _passes(model, job, path)
+
+
+def _passes(model: Model, job: Job, path: KeyPath) -> Iterator[Problem]:
+    p = model.parallel
+    samples = -(-job.global_batch // max(1, job.gpus // (p.tensor * p.pipeline)))
+    passes = -(-samples // (model.samples_per_pass or samples))
+    if p.pipeline > 1 and p.pipeline_microbatches != max(passes, samples // job.micro_batch):
+        real = max(passes, samples // job.micro_batch)
+        text = f"{p.pipeline_microbatches} are assumed for the bubble; job {job.name!r} has {real} in a step"
+        yield (*path, "pipeline_microbatches"), text
+    if p.zero == 3 and passes > 1:
+        text = f"parameters are gathered in each of {passes} passes of job {job.name!r}, not once; {INSTEAD}"
+        yield (*path, "zero"), text

@@ -1,0 +1,70 @@
+"""What one measured step and the overlap of compute and exchange mean for a model of known shape."""
+
+from __future__ import annotations
+
+import math
+
+from equipoise.policies.physics import overlapped_s
+from equipoise.sim.hardware.profile import HardwareProfile
+from equipoise.sim.job.transformer import plan_of, replica_cost_s, section
+from equipoise.sim.llm.quantities import quantities
+from equipoise.sim.llm.step_time import exchange, step_time
+from equipoise.sim.scenario.model import Model, NodeGroup
+from equipoise.sim.scenario.tree import KeyPath
+
+
+class WrongValueError(ValueError):
+    """A problem at a key."""
+
+    def __init__(self, path: KeyPath, text: object) -> None:
+        super().__init__(str(text))
+        self.path = path
+
+
+def with_factor(model: Model, profile: HardwareProfile, group: NodeGroup, path: KeyPath) -> Model:
+    """With the factor that the measured step sets."""
+    spec, bound = section(model)
+    if spec.measured_step is None:
+        return model
+    own, layout = spec.measured_step, bound.layout
+    if own.gpus % layout.replica_gpus:
+        raise WrongValueError(
+            (*path, "measured_step", "gpus"), f"{own.gpus} are not whole replicas of {layout.replica_gpus}"
+        )
+    dp = own.gpus // layout.replica_gpus
+    passes, rest = divmod(own.global_batch, dp * layout.micro_batch)
+    if rest or not passes:
+        text = f"{own.global_batch} is not a multiple of dp x micro_batch ({dp} x {layout.micro_batch})"
+        raise WrongValueError((*path, "measured_step", "global_batch"), text)
+    plan = plan_of(model, profile.accelerator(group.accelerator), group.fabric, dp, passes)
+    factor = own.time / float(step_time(plan, spec.constants()).total)
+    scaled = bound.model_copy(update={"factor": factor})
+    return model.model_copy(update={"transformer": spec.model_copy(update={"bound": scaled})})
+
+
+def overlap_of(model: Model, profile: HardwareProfile, group: NodeGroup) -> float:
+    """The exponent with which a whole step hides its exchange as much as `sim.llm` says; 1 without an exchange.
+
+    `sim.llm` lets gradients run beside the last backward pass only, the simulator beside the whole step.
+    """
+    spec, bound = section(model)
+    stack = spec.constants()
+    accelerator = profile.accelerator(group.accelerator)
+    passes = max(1, math.ceil(bound.global_batch / (bound.dp * bound.layout.micro_batch)))
+    plan = plan_of(model, accelerator, group.fabric, passes=passes)
+    samples = passes * bound.layout.micro_batch
+    work_s = replica_cost_s(model, accelerator, samples, group.fabric)[1]
+    q = quantities([plan])
+    bytes_, latency_s = (float(part[0]) for part in exchange(q, stack))
+    times = passes if q.sharded_passes[0] > 0 else 1
+    rate = float(stack.exchange_efficiency) * float(q.link_exchange[0])
+    exchange_s = bound.factor * times * (bytes_ / rate + latency_s)
+    shown_s = bound.factor * float(step_time(plan, stack).exchange)
+    if exchange_s <= 0.0 or shown_s >= exchange_s * (1 - 1e-9):
+        return 1.0
+    low, high = 1.0, 64.0
+    for _ in range(60):  # what shows falls with the exponent
+        middle = (low + high) / 2
+        shows_more = overlapped_s(work_s, exchange_s, middle) - work_s > shown_s
+        low, high = (middle, high) if shows_more else (low, middle)
+    return high

@@ -1,0 +1,249 @@
+"""Turns the `transformer` section of each model into what the simulator asks of a model, for its jobs and cluster.
+
+`read_files` puts the content of files in their place, so that a scenario means the same wherever it runs; `bind`
+derives degrees of parallelism, overlap and the factor of a measured step. Both give problems as (key path, text).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+
+from equipoise.sim.hardware.profile import HardwareProfile, load_profile
+from equipoise.sim.job.transformer import accelerator_of, section
+from equipoise.sim.llm import search as llm
+from equipoise.sim.llm.hardware import Accelerator, Network
+from equipoise.sim.llm.hf_config import from_config
+from equipoise.sim.llm.layout import Layout
+from equipoise.sim.llm.shape import Transformer
+from equipoise.sim.loading.transformer_time import WrongValueError, overlap_of, with_factor
+from equipoise.sim.scenario.errors import read_model
+from equipoise.sim.scenario.model import Job, Memory, Model, Parallel, Scenario
+from equipoise.sim.scenario.transformer import (
+    Bound,
+    LayoutSpec,
+    StackSpec,
+    TransformerSpec,
+    is_file,
+    precision_of,
+)
+from equipoise.sim.scenario.tree import InputError, KeyPath, read_text
+
+Problem = tuple[KeyPath, str]
+CHECKPOINT_BYTES = 10.0
+"""Bytes per parameter in a checkpoint beside four of a 32-bit copy: Adam's two moments and the 16-bit weights."""
+
+
+def has_transformers(scenario: Scenario) -> bool:
+    """Whether any model is given by its shape."""
+    return any(model.transformer is not None for model in scenario.workload.models.values())
+
+
+def read_files(scenario: Scenario, base: Path | None) -> tuple[Scenario, list[Problem]]:
+    """With the shapes and stacks that the scenario names by their files, looked up in `base`."""
+    models, problems = dict(scenario.workload.models), list[Problem]()
+    for name, model in models.items():
+        if model.transformer is None:
+            continue
+        path: KeyPath = ("workload", "models", name, "transformer")
+        try:
+            spec = _with_files(model.transformer, base or Path(), path)
+            models[name] = model.model_copy(update={"transformer": spec})
+        except WrongValueError as error:
+            problems.append((error.path, str(error)))
+    return _with_models(scenario, models), problems
+
+
+def _with_files(spec: TransformerSpec, base: Path, path: KeyPath) -> TransformerSpec:
+    if spec.config is not None and is_file(spec.config):
+        try:
+            spec = spec.with_shape(from_config(read_text(base / spec.config), spec.sequence or None))
+        except InputError as error:
+            raise WrongValueError((*path, "config"), error.lines[0]) from None
+        except ValueError as error:
+            raise WrongValueError((*path, "config"), f"{spec.config}: {error}") from None
+    if isinstance(spec.stack, str) and is_file(spec.stack):
+        try:
+            spec = spec.model_copy(update={"stack": read_model(base / spec.stack, StackSpec)})
+        except InputError as error:
+            raise WrongValueError((*path, "stack"), error.lines[0]) from None
+    try:
+        TransformerSpec.model_validate(spec.model_dump())  # the layout against a shape that was read
+    except ValueError as error:
+        raise WrongValueError(path, _first(error)) from None
+    return spec
+
+
+def _first(error: ValueError) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if "Value error, " in line]
+    return lines[0].split("Value error, ")[1].split(" [type=")[0] if lines else str(error)
+
+
+def bind(scenario: Scenario, profile: HardwareProfile) -> tuple[Scenario, list[Problem]]:
+    """With everything derived that the simulator asks of those models, and the micro-batches of their jobs."""
+    models, jobs = dict(scenario.workload.models), list(scenario.workload.jobs)
+    problems: list[Problem] = []
+    for name, model in models.items():
+        if model.transformer is None:
+            continue
+        path: KeyPath = ("workload", "models", name)
+        mine = [k for k, job in enumerate(jobs) if job.model == name]
+        try:
+            models[name] = _bound(scenario, profile, model, [jobs[k] for k in mine], path)
+        except WrongValueError as error:
+            problems.append((error.path, str(error)))
+            continue
+        for k in mine:
+            try:
+                jobs[k] = _job(jobs[k], models[name], ("workload", "jobs", k))
+            except WrongValueError as error:
+                problems.append((error.path, str(error)))
+    workload = scenario.workload.model_copy(update={"models": models, "jobs": tuple(jobs)})
+    return scenario.model_copy(update={"workload": workload}), problems
+
+
+def bound_scenario(scenario: Scenario) -> Scenario:
+    """As `bind`, for a scenario that may have changed since it was loaded. Raises InputError."""
+    if not has_transformers(scenario):
+        return scenario
+    made, problems = bind(scenario, load_profile(scenario.cluster.hardware))
+    if problems:
+        raise InputError([f"{scenario.name}: {'.'.join(map(str, path))}: {text}" for path, text in problems])
+    return made
+
+
+def plan_notes(scenario: Scenario) -> Iterator[str]:
+    """Why the layouts that were searched for are what they are."""
+    for name, model in scenario.workload.models.items():
+        if (
+            model.transformer is not None
+            and model.transformer.bound is not None
+            and model.transformer.bound.why
+        ):
+            yield f"model {name}: {model.transformer.bound.why}"
+
+
+def _with_models(scenario: Scenario, models: dict[str, Model]) -> Scenario:
+    workload = scenario.workload.model_copy(update={"models": models})
+    return scenario.model_copy(update={"workload": workload})
+
+
+def _bound(
+    scenario: Scenario, profile: HardwareProfile, model: Model, jobs: list[Job], path: KeyPath
+) -> Model:
+    """The model with what follows from its section, its jobs and the cluster. Raises WrongValueError."""
+    spec, inner = model.transformer, (*path, "transformer")
+    assert spec is not None
+    if scenario.cluster.gpus is not None:
+        raise WrongValueError(
+            inner, "needs 'cluster.nodes': a counted pool of GPUs has neither nodes nor NICs"
+        )
+    groups = scenario.cluster.groups
+    network = Network(min(g.gpus for g in groups), min(g.nic for g in groups))
+    try:
+        precision_of(model.precision)
+        machine = accelerator_of(
+            profile.accelerator(groups[0].accelerator), model.precision, groups[0].fabric
+        )
+    except ValueError as error:
+        raise WrongValueError((*path, "precision"), str(error).removeprefix("precision: ")) from None
+    layout, why = _layout(spec, model, jobs, machine, network, inner)
+    first = jobs[0] if jobs else None
+    bound = Bound(
+        layout=layout,
+        dp=max(1, first.gpus // layout.replica_gpus) if first else 1,
+        global_batch=first.global_batch if first else layout.micro_batch,
+        node_gpus=network.node_gpus,
+        nic=network.node_bytes_per_s,
+        why=why,
+    )
+    shape = spec.shape()
+    made = model.model_copy(
+        update={
+            "transformer": spec.model_copy(update={"bound": bound}),
+            "parameters": float(shape.parameters),
+            "flop_per_sample": shape.train_flop_per_token() * shape.sequence,
+            "gradient": shape.parameters * (4.0 if model.precision == "fp32" else 2.0),
+            "parallel": Parallel(tensor=layout.tp * layout.cp, pipeline=layout.pp, zero=layout.zero),
+            "memory": Memory(optimizer_bytes_per_parameter=CHECKPOINT_BYTES),
+        }
+    )
+    for job in jobs:
+        _possible(job, layout, model, shape, path)
+    made = with_factor(made, profile, groups[0], inner)
+    return made.model_copy(update={"overlap": overlap_of(made, profile, groups[0])})
+
+
+def _layout(
+    spec: TransformerSpec,
+    model: Model,
+    jobs: list[Job],
+    machine: Accelerator,
+    network: Network,
+    path: KeyPath,
+) -> tuple[LayoutSpec, str]:
+    """The given layout, or the fastest that fits and why it is that."""
+    if spec.layout is not None:
+        return spec.layout, ""
+    sizes = {(job.gpus, job.global_batch) for job in jobs}
+    if len(sizes) != 1:
+        given = "no job names this model" if not sizes else f"jobs of {len(sizes)} sizes name it"
+        raise WrongValueError((*path, "plan"), f"auto needs jobs of one size (gpus, global_batch); {given}")
+    gpus, batch = sizes.pop()
+    try:
+        found = _search(
+            spec.shape(),
+            machine,
+            network,
+            gpus,
+            batch,
+            spec.constants(),
+            spec.memory_constants(),
+            precision_of(model.precision),
+        )
+    except ValueError as error:
+        raise WrongValueError((*path, "plan"), error) from None
+    if not found.found:
+        least = found.smallest_bytes
+        raise WrongValueError(
+            (*path, "plan"), f"none of {found.tried} layouts fits: the least needs {least:.4g} bytes on a GPU"
+        )
+    return layout_spec(found.found[0].plan.layout), llm.why(found)
+
+
+_search = lru_cache(maxsize=64)(llm.search)
+
+
+def layout_spec(la: Layout) -> LayoutSpec:
+    """A layout as a scenario writes it."""
+    return LayoutSpec(
+        tp=la.tensor, pp=la.pipeline, cp=la.context, ep=la.expert, virtual=la.virtual, schedule=la.schedule,
+        sequence_parallel=la.sequence_parallel, zero=la.zero, recompute=la.recompute, micro_batch=la.micro_batch,
+        offload=la.offload,
+    )  # fmt: skip
+
+
+def _possible(job: Job, layout: LayoutSpec, model: Model, shape: Transformer, path: KeyPath) -> None:
+    """Whole replicas and whole micro-batches. Raises WrongValueError."""
+    size = layout.replica_gpus
+    if job.gpus % size:
+        text = f"{job.gpus} GPUs of job {job.name!r} are not whole replicas of {size} (tp x cp x pp)"
+        raise WrongValueError((*path, "transformer", "layout"), text)
+    try:
+        made = layout.layout(job.gpus // size, job.global_batch, model.precision)
+        made.check(shape)
+    except ValueError as error:
+        text = str(error).replace("data x micro_batch", "dp x micro_batch")
+        raise WrongValueError((*path, "transformer", "layout"), f"job {job.name!r}: {text}") from None
+
+
+def _job(job: Job, model: Model, path: KeyPath) -> Job:
+    spec, bound = section(model)
+    micro = bound.layout.micro_batch
+    if job.micro_batch not in (1, micro) and spec.plan is None:
+        raise WrongValueError(
+            (*path, "micro_batch"),
+            f"{job.micro_batch} is not the layout's micro_batch, {micro}; leave it out",
+        )
+    return job.model_copy(update={"micro_batch": micro})

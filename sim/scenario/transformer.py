@@ -1,0 +1,281 @@
+"""The `transformer` section of a model: its shape, how it is spread over GPUs, and the software that trains it.
+
+Names of the layout are those that training frameworks use: tp, pp, cp, ep, dp are the degrees of tensor, pipeline,
+context, expert and data parallelism. What follows from the section and the cluster stands in `bound`, which loading
+writes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, Field, model_validator
+
+from equipoise.sim.llm.layout import Layout, Precision
+from equipoise.sim.llm.memory import MemoryStack
+from equipoise.sim.llm.memory_stacks import GENERAL, MEMORY_STACKS
+from equipoise.sim.llm.published import SHAPES, with_sequence
+from equipoise.sim.llm.shape import LatentAttention, Transformer
+from equipoise.sim.llm.stack import Stack
+from equipoise.sim.llm.stacks import STACKS
+from equipoise.sim.scenario.section import Count, Section, Span
+from equipoise.sim.scenario.units import BytesPerS, Float, Int
+
+Natural = Annotated[Int, Field(ge=0)]
+Positive = Annotated[Float, Field(gt=0)]
+NAMES = {"data": "dp", "tensor": "tp", "pipeline": "pp", "context": "cp", "expert": "ep"}
+"""Key of the scenario by field of `Layout`."""
+NEEDED = ("layers", "hidden", "heads", "vocab", "sequence")
+
+
+class LayoutSpec(Section):
+    """How a model is spread. One replica takes tp x cp x pp GPUs; the job's GPUs make dp."""
+
+    tp: Count = 1
+    pp: Count = 1
+    cp: Count = 1
+    ep: Count = 1
+    virtual: Count = 1  # model chunks per pipeline stage
+    schedule: Literal["1f1b", "interleaved", "zero-bubble"] | None = (
+        None  # none: interleaved with virtual > 1
+    )
+    sequence_parallel: bool | None = None  # none: with tp > 1
+    zero: Literal[0, 1, 2, 3] = 0
+    recompute: Literal["none", "selective", "full"] = "none"
+    micro_batch: Count = 1  # sequences of one pass
+    offload: bool = False
+
+    @property
+    def replica_gpus(self) -> int:
+        """GPUs of one replica."""
+        return self.tp * self.cp * self.pp
+
+    def layout(self, dp: int, global_batch: int, precision: str) -> Layout:
+        """The layout of `dp` replicas. Raises ValueError, its first word the key that is wrong."""
+        given: dict[str, Any] = {name: getattr(self, NAMES.get(name, name)) for name in _LAYOUT}
+        given["schedule"] = self.schedule or ("interleaved" if self.virtual > 1 else "1f1b")
+        if self.sequence_parallel is None:
+            given["sequence_parallel"] = self.tp > 1
+        with _renamed():
+            return Layout(data=dp, global_batch=global_batch, precision=precision_of(precision), **given)
+
+
+_LAYOUT = [
+    NAME for NAME in (f.name for f in fields(Layout)) if NAMES.get(NAME, NAME) in LayoutSpec.model_fields
+]
+
+
+class LatentSpec(Section):
+    """Multi-head latent attention; sizes per head, ranks per layer."""
+
+    query_rank: Natural
+    key_value_rank: Count
+    nope_size: Natural
+    rope_size: Natural
+    value_size: Count
+
+
+class MeasuredStep(Section):
+    """One measured step: it sets one factor on every predicted time of the model."""
+
+    time: Span
+    gpus: Count
+    global_batch: Count
+
+
+class StackSpec(Section):
+    """A software stack's constants, by name, as `equipoise calibrate fit-steps` writes them."""
+
+    name: str = ""
+    constants: dict[str, Positive]
+    memory: dict[str, Positive] = Field(default_factory=dict)
+    spread: tuple[Positive, Positive] | None = None  # measured / predicted of 90 % of unseen models
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        for section, kind in (("constants", Stack), ("memory", MemoryStack)):
+            allowed = [f.name for f in fields(kind)]
+            for key in getattr(self, section):
+                if key not in allowed:
+                    raise ValueError(f"{section}.{key}: unknown constant; allowed: {', '.join(allowed)}")
+        return self
+
+
+class Bound(Section):
+    """What loading derived from the section, the jobs and the cluster."""
+
+    layout: LayoutSpec
+    dp: Count
+    global_batch: Count
+    node_gpus: Count
+    nic: BytesPerS
+    factor: Positive = 1.0
+    why: str = ""
+
+
+class TransformerSpec(Section):
+    """A decoder-only transformer. Either `config` (a published name, or the path of a config.json) or its shape."""
+
+    config: str | None = None
+    layers: Natural = 0
+    hidden: Natural = 0
+    heads: Natural = 0
+    kv_heads: Natural = 0  # 0: as many as heads
+    head_size: Natural = 0  # 0: hidden / heads
+    ffn: Natural = 0
+    vocab: Natural = 0
+    sequence: Natural = 0  # tokens
+    gated: bool = False
+    tied: bool = False
+    norm: Literal["layer", "rms"] = "rms"
+    norms: Natural = 2
+    bias: bool = False
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    learned_positions: Natural = 0
+    embedding_norm: bool = False
+    experts: Natural = 0
+    top_k: Natural = 0
+    expert_ffn: Natural = 0
+    shared_experts: Natural = 0
+    dense_layers: Natural = 0
+    latent: LatentSpec | None = None
+    layout: LayoutSpec | None = None
+    plan: Literal["auto"] | None = None
+    stack: str | StackSpec
+    measured_step: MeasuredStep | None = None
+    bound: Bound | None = None
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if (self.layout is None) == (self.plan is None):
+            raise ValueError(
+                "needs either 'layout' (tp, pp, ...) or 'plan: auto' (the fastest layout that fits)"
+            )
+        if isinstance(self.stack, str) and not is_file(self.stack) and self.stack not in STACKS:
+            raise ValueError(
+                f"stack: unknown stack {self.stack!r}; known: {', '.join(STACKS)}, or the path of a file"
+            )
+        if self.config is not None:
+            self._only_config()
+        if self.config is None or not is_file(self.config):
+            shape = self.shape()
+            if self.layout is not None:
+                self._check(self.layout, shape)
+        return self
+
+    def _only_config(self) -> None:
+        for name in _SHAPE:
+            if name != "sequence" and getattr(self, name) != TransformerSpec.model_fields[name].default:
+                raise ValueError(f"{name}: 'config' says it already; leave one of them out")
+        if not is_file(str(self.config)) and self.config not in SHAPES:
+            known = ", ".join(SHAPES)
+            raise ValueError(
+                f"config: unknown model {self.config!r}; known: {known}, or the path of a config.json"
+            )
+
+    def _check(self, layout: LayoutSpec, shape: Transformer) -> None:
+        """What does not need the number of GPUs; expert ranks are checked with it."""
+        try:
+            made = layout.layout(layout.ep, layout.ep * layout.micro_batch, "bf16")
+            with _renamed():
+                made.check(shape)
+                if layout.pp * layout.virtual > shape.layers:
+                    chunks = layout.pp * layout.virtual
+                    raise ValueError(f"pipeline: {chunks} chunks are more than the {shape.layers} layers")
+        except ValueError as error:
+            raise ValueError(f"layout.{error}") from None
+
+    def shape(self) -> Transformer:
+        """The model's shape. Raises ValueError, its first word the key that is wrong."""
+        if self.config is not None:
+            if is_file(self.config):
+                raise ValueError(f"config: {self.config} has not been read; load the scenario from its file")
+            shape = SHAPES[self.config]
+            return with_sequence(shape, self.sequence) if self.sequence else shape
+        for name in NEEDED:
+            if not getattr(self, name):
+                raise ValueError(f"needs {name!r} of the shape, or 'config'")
+        values = {name: getattr(self, name) for name in _SHAPE}
+        if self.latent is not None:
+            values["latent"] = LatentAttention(**self.latent.model_dump())
+        return Transformer(**values)
+
+    def constants(self) -> Stack:
+        """The stack's constants. Raises ValueError for a file that has not been read."""
+        if isinstance(self.stack, StackSpec):
+            return Stack(**self.stack.constants)
+        if self.stack not in STACKS:
+            raise ValueError(f"stack: {self.stack} has not been read; load the scenario from its file")
+        return STACKS[self.stack]
+
+    def memory_constants(self) -> MemoryStack:
+        """What the stack keeps in memory; general values for a stack of which no peaks were measured."""
+        if isinstance(self.stack, StackSpec):
+            return MemoryStack(**self.stack.memory)
+        return MEMORY_STACKS.get(self.stack, GENERAL)[0]
+
+    @property
+    def memory_measured(self) -> bool:
+        """Whether peaks of the stack were measured."""
+        return bool(self.stack.memory) if isinstance(self.stack, StackSpec) else self.stack in MEMORY_STACKS
+
+    def memory_spread(self) -> tuple[float, float]:
+        """Measured over predicted peak, at 5 % and at 95 %."""
+        return (GENERAL if isinstance(self.stack, StackSpec) else MEMORY_STACKS.get(self.stack, GENERAL))[1]
+
+    def alone(self, model: BaseModel) -> None:
+        """Raises ValueError where the model states what follows from this section. What loading wrote may stay."""
+        if self.bound is not None:
+            return
+        for name in DERIVED:
+            if getattr(model, name) != type(model).model_fields[name].default:
+                raise ValueError(f"{name}: follows from 'transformer'; leave it out")
+        if getattr(model, "exchange").algorithm != "ring":  # noqa: B009 (a model's, which this room's parent defines)
+            raise ValueError("exchange.algorithm: a 'transformer' exchanges its gradients in rings")
+
+    def with_shape(self, shape: Transformer) -> TransformerSpec:
+        """With a shape that was read from `config`."""
+        values = {name: getattr(shape, name) for name in _SHAPE}
+        if shape.latent is not None:
+            values["latent"] = LatentSpec(
+                **{f.name: getattr(shape.latent, f.name) for f in fields(shape.latent)}
+            )
+        return self.model_copy(update={**values, "config": None})
+
+
+_SHAPE = [f.name for f in fields(Transformer)]
+DERIVED = (
+    "sample_time", "fixed_time", "flop_per_sample", "step", "bytes_per_sample", "parameters", "gradient", "overlap",
+    "samples_per_pass", "parallel", "memory",
+)  # fmt: skip
+"""Keys of a model that follow from its `transformer`."""
+
+
+def is_file(text: str) -> bool:
+    """Whether this means a file, not a name that comes with the software."""
+    return text.endswith((".json", ".yaml", ".yml")) or text.startswith((".", "/"))
+
+
+def precision_of(text: str) -> Precision:
+    """A model's precision as a layout has it. Raises ValueError."""
+    for allowed in ("bf16", "fp16", "fp8", "fp32"):
+        if text == allowed:
+            return allowed
+    raise ValueError(
+        f"precision: {text!r} is not possible for a 'transformer'; allowed: bf16, fp16, fp8, fp32"
+    )
+
+
+class _renamed:  # noqa: N801 (used as a function)
+    """Gives the errors of a `Layout` the keys of the scenario."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, ValueError):
+            key, colon, rest = str(error).partition(": ")
+            if colon and key in NAMES:
+                raise ValueError(f"{NAMES[key]}: {rest}") from None

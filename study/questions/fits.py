@@ -1,0 +1,119 @@
+"""Does a large model fit: peak memory of every stage, the step it would take, what would make it fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from equipoise.sim.hardware.profile import load_profile
+from equipoise.sim.job.transformer import plan_of, section
+from equipoise.sim.llm.layout import Layout
+from equipoise.sim.llm.memory import MemoryEstimate, memory, smallest_change
+from equipoise.sim.llm.quantities import Plan
+from equipoise.sim.llm.search import Search, search
+from equipoise.sim.llm.step_time import StepTime, step_time
+from equipoise.sim.loading.file import read_scenario
+from equipoise.sim.scenario.model import Job, Scenario
+from equipoise.sim.scenario.transformer import NAMES, precision_of
+from equipoise.sim.scenario.tree import InputError
+
+
+@dataclass(frozen=True)
+class Fits:
+    """One job of one model: its plan, peak memory and step; `change` is what would make it fit, by key.
+
+    `change` is empty when it fits, None when no single change is enough; `other` are the fastest layouts that fit.
+    """
+
+    job: str
+    model: str
+    plan: Plan
+    memory: MemoryEstimate
+    measured: bool
+    step: StepTime
+    factor: float
+    change: Mapping[str, tuple[Any, Any]] | None
+    other: Search | None
+
+    @property
+    def step_s(self) -> float:
+        """The whole step [s]."""
+        return self.factor * float(self.step.total)
+
+    @property
+    def utilisation(self) -> float:
+        """Model FLOP over what the GPUs could do in a step at their dense 16-bit peak rate."""
+        la, shape = self.plan.layout, self.plan.shape
+        flop = shape.train_flop_per_token() * la.global_batch * shape.sequence / la.gpus
+        return flop / (self.step_s * self.plan.accelerator.flop_per_s)
+
+
+def fits(path: Path, overrides: tuple[str, ...] = (), plans: int = 0) -> list[Fits]:
+    """Every job of the scenario in `path` whose model is a `transformer`; `plans` > 0: with the fastest layouts.
+
+    Raises InputError, one line per mistake, also when no job is of such a model.
+    """
+    scenario = read_scenario(path, overrides, fits=False).scenario
+    found = list(_each(scenario, plans))
+    if not found:
+        raise InputError([f"{path}: no job of a model with 'transformer' in it"])
+    return found
+
+
+def _each(scenario: Scenario, plans: int) -> Iterator[Fits]:
+    profile, group = load_profile(scenario.cluster.hardware), scenario.cluster.groups[0]
+    for job in scenario.workload.jobs:
+        model = scenario.workload.models.get(job.model or "")
+        if model is None or model.transformer is None:
+            continue
+        spec, bound = section(model)
+        plan = _plan(plan_of(model, profile.accelerator(group.accelerator), group.fabric), job)
+        stack, keeps = spec.constants(), spec.memory_constants()
+        estimate = memory(plan, keeps, spec.memory_spread())
+        changed = None if estimate.fits else smallest_change(plan, keeps)
+        change = (
+            {} if estimate.fits else None if changed is None else _difference(plan.layout, changed.layout)
+        )
+        machines = (plan.shape, plan.accelerator, plan.network)
+        precision = precision_of(model.precision)
+        other = search(*machines, job.gpus, job.global_batch, stack, keeps, precision) if plans else None
+        step = step_time(plan, stack)
+        yield Fits(
+            job.name, job.model or "", plan, estimate, spec.memory_measured, step, bound.factor, change, other
+        )
+
+
+def _plan(plan: Plan, job: Job) -> Plan:
+    la = plan.layout
+    values = {f.name: getattr(la, f.name) for f in fields(la)}
+    values |= {"data": job.gpus // la.replica_gpus, "global_batch": job.global_batch}
+    return Plan(plan.shape, Layout(**values), plan.accelerator, plan.network)
+
+
+def _difference(before: Layout, after: Layout) -> dict[str, tuple[Any, Any]]:
+    """Keys of the scenario whose values differ, with both."""
+    pairs = {f.name: (getattr(before, f.name), getattr(after, f.name)) for f in fields(before)}
+    return {NAMES.get(name, name): pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def as_dict(found: Fits) -> dict[str, Any]:
+    """The answer for programs, in base units."""
+    estimate = found.memory
+    return {
+        "job": found.job,
+        "model": found.model,
+        "fits": estimate.fits,
+        "layout": asdict(found.plan.layout),
+        "peak_bytes": estimate.peak,
+        "peak_low_bytes": estimate.low,
+        "peak_high_bytes": estimate.high,
+        "usable_bytes": estimate.capacity,
+        "memory_measured_on_this_stack": found.measured,
+        "stages": [{**asdict(stage), "total": stage.total} for stage in estimate.stages],
+        "change": None if found.change is None else {k: list(v) for k, v in found.change.items()},
+        "step_s": found.step_s,
+        "step_parts_s": {f.name: found.factor * getattr(found.step, f.name) for f in fields(StepTime)},
+        "utilisation": found.utilisation,
+    }

@@ -1,0 +1,112 @@
+"""MLPerf power of H100 nodes: energy of a run from what an idle node and one benchmark draw.
+
+Law: for the first S seconds of a run (start, loading) a node draws its idle power, then its busy power; the energy
+is S idle + (T - S) busy. Idle power is the lowest seen of the kind of node; busy and S are fitted to the runs of
+one benchmark, weakly held near its highest power and `START_S`. Every system and benchmark counts once, since large
+systems have hundreds of nodes in the file. Naive: the benchmark's mean power all the time.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from scipy.optimize import least_squares
+
+from equipoise.sim.llm.interval import spread
+from equipoise.sim.llm.stack import Floats
+from equipoise.study.validation.rows import read_csv
+from equipoise.study.validation.score import Line, Score, judge, line
+from equipoise.study.validation.splits import SPLITS, bucket
+
+FILE = "power/mlperf_power_summary.csv.gz"
+START_S = 60.0
+WEIGHTS = np.array([0.5, 0.1])
+"""Penalty per e-fold of busy power and of S, relative to the error of all rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One node of one run: seconds, mean power, and quantiles of its readings [W]."""
+
+    key: str
+    kind: str
+    benchmark: str
+    seconds: float
+    mean_w: float
+    low_w: float
+    high_w: float
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A kind of node: idle and busy power [W], and the idle seconds at the start of a run."""
+
+    idle_w: float
+    busy_w: float
+    start_s: float
+
+    def energy_j(self, seconds: float) -> float:
+        """Energy of a run of that length."""
+        start = min(self.start_s, seconds)
+        return start * self.idle_w + (seconds - start) * self.busy_w
+
+
+def read(data: Path) -> list[Run]:
+    """A run per system and benchmark: medians over nodes and repetitions. Raises FileNotFoundError, KeyError."""
+    columns = ("duration_s", "w_mean", "w_p05", "w_p95")
+    found: dict[tuple[str, ...], list[list[float]]] = defaultdict(list)
+    for t in read_csv(data / FILE):
+        if all(t[name] for name in columns) and t["unit"].startswith("node"):
+            group = tuple(t[name] for name in ("round", "submitter", "system", "benchmark"))
+            found[group].append([float(t[name]) for name in columns])
+    return [
+        Run(" ".join(group), " ".join(group[:2]), group[3], *np.median(np.array(rows), axis=0).tolist())
+        for group, rows in found.items()
+    ]
+
+
+def learn(known: Sequence[Run], idle_w: float) -> Node:
+    """A kind of node from its idle power and the runs of one benchmark."""
+    seconds, mean = np.array([r.seconds for r in known]), np.array([r.mean_w for r in known])
+    centre = np.log([max(r.high_w for r in known), START_S])
+
+    def residuals(logs: Floats) -> Floats:
+        busy, start = np.exp(logs)
+        guess = idle_w + (busy - idle_w) * np.maximum(1 - start / seconds, 0.02)
+        return np.concatenate([np.log(guess / mean), WEIGHTS * np.sqrt(len(known)) * (logs - centre)])
+
+    busy, start = np.exp(least_squares(residuals, centre, loss="soft_l1", f_scale=0.05).x)
+    return Node(idle_w, float(busy), float(start))
+
+
+def run(data: Path) -> list[Line]:
+    """Idle and one benchmark of every kind of node, chosen by a hash, predict the energy of the others."""
+    kinds: dict[str, list[Run]] = defaultdict(list)
+    for row in read(data):
+        kinds[row.kind].append(row)
+    what = "MLPerf power: idle and one benchmark -> energy of the others"
+    return [line(what, 0.07, [_score(kinds, split) for split in SPLITS])]
+
+
+def _score(kinds: dict[str, list[Run]], split: int) -> Score:
+    rows: list[tuple[str, float, float, float]] = []
+    for kind, runs in kinds.items():
+        names = sorted({r.benchmark for r in runs})
+        chosen = min(names, key=lambda name: bucket(f"{kind} {name}", split, 2**32))
+        known = [r for r in runs if r.benchmark == chosen]
+        node, mean_w = learn(known, min(r.low_w for r in runs)), float(np.median([r.mean_w for r in known]))
+        rest = (r for r in runs if r.benchmark != chosen)
+        rows += [(r.key, node.energy_j(r.seconds), mean_w * r.seconds, r.mean_w * r.seconds) for r in rest]
+    keys, *columns = zip(*rows, strict=True)
+    guess, naive, measured = (np.array(column) for column in columns)
+    names = np.array([key.split()[-1] for key in keys])
+    residuals, low, high = np.log(measured / guess), np.ones(len(keys)), np.ones(len(keys))
+    for name in sorted(set(names)):  # the interval of a benchmark is that of the others' residuals
+        own = names == name
+        if not own.all():
+            low[own], high[own] = spread(residuals[~own], names[~own].tolist())
+    return judge(keys, guess, naive, measured, (low, high))

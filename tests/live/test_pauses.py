@@ -1,0 +1,95 @@
+"""Evaluation and checkpoints are no part of a step: rounds that they hold up are not timed."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from equipoise.live.train.pauses import Pauses  # noqa: E402
+from equipoise.study.twin.record import read_run  # noqa: E402
+from tests.live import ranks as live_ranks  # noqa: E402
+
+SAMPLES, BATCH, PAUSE_S = 240, 8, 0.25
+STEPS = {"validation": 7, "in a block": 13, "checkpoint": 19}  # by kind: the round behind which it comes
+
+
+def test_a_pause_holds_up_its_round_and_the_exchange_behind_it() -> None:
+    pauses = Pauses()
+    assert not pauses.end_round(True)
+    pauses.note(computing=False)
+    assert [pauses.end_round(True), pauses.end_round(True)] == [True, False]
+    pauses.note(computing=True)  # the others wait in the next round
+    assert [pauses.end_round(True), pauses.end_round(True), pauses.end_round(True)] == [True, True, False]
+    pauses.note(computing=False)  # with local steps they wait where the replicas meet
+    assert [pauses.end_round(k == 2) for k in range(4)] == [True, True, True, False]
+
+
+def test_what_happens_in_every_round_is_no_pause() -> None:
+    pauses, held_up = Pauses(), []
+    for _ in range(6):
+        pauses.notice(computing=False)
+        held_up.append(pauses.end_round(True))
+    assert held_up == [True, False, False, False, False, False]
+
+
+def train(rank: int, folder: str) -> list[int]:
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.utils.data import DataLoader, TensorDataset
+
+    from equipoise.live.attach import attach
+
+    torch.distributed.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = DistributedDataParallel(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    runtime = attach(
+        model, optimizer, "s2", global_batch=BATCH, mode="advise", decide_every=5, run_dir=folder, nvml=False
+    )
+    data = TensorDataset(torch.randn(SAMPLES, 4), torch.randn(SAMPLES, 1))
+    for x, y in DataLoader(data, batch_sampler=runtime.sampler(data)):
+        torch.nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        runtime.step()
+        if rank == 0:
+            pause(runtime, model)
+    runtime.close()
+    return [runtime.round]
+
+
+def pause(runtime: Any, model: Any) -> None:
+    """One rank does it; the other one waits for it in the next exchange."""
+    if runtime.round == STEPS["validation"]:
+        model.eval()
+        with torch.no_grad():
+            model.module(torch.zeros(1, 4))  # past the wrapper, which tells nothing
+            model(torch.zeros(1, 4))
+        time.sleep(PAUSE_S)
+        model.train()
+    if runtime.round == STEPS["in a block"]:
+        with runtime.pause():
+            time.sleep(PAUSE_S)
+    if runtime.round == STEPS["checkpoint"]:
+        model.module.state_dict()
+        time.sleep(PAUSE_S)
+
+
+def test_rounds_that_a_pause_held_up_are_left_out(tmp_path: Path) -> None:
+    assert live_ranks.run(train, 2, str(tmp_path)) == [[SAMPLES // BATCH]] * 2
+    folder = live_ranks.record(tmp_path)
+    lines = [json.loads(line) for line in (folder / "rounds-0.jsonl").read_text().splitlines()]
+    rounds = [line for line in lines if "round" in line]
+    assert {line["round"] for line in rounds if line.get("paused")} == set(STEPS.values())
+    assert all(line["stall_s"] is None for line in rounds if line.get("paused"))
+    run = read_run(folder)
+    waited = run.tail_s[1, list(STEPS.values())]
+    assert (waited > 0.8 * PAUSE_S).all()  # so the other rank's times are no better
+    known = run.round_s[run.round_s == run.round_s]
+    assert len(known) == run.rounds - len(STEPS)
+    assert known.max() < 0.8 * PAUSE_S

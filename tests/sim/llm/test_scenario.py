@@ -1,0 +1,214 @@
+"""Large models in scenarios: simulated steps are those of `sim.llm`, impossible ones one clear line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from equipoise.sim.llm.hardware import Accelerator, Network
+from equipoise.sim.llm.layout import Layout
+from equipoise.sim.llm.memory import MemoryStack, memory
+from equipoise.sim.llm.published import SHAPES
+from equipoise.sim.llm.quantities import Plan
+from equipoise.sim.llm.stacks import STACKS
+from equipoise.sim.llm.step_time import step_time
+from equipoise.sim.loading.file import dump, from_mapping, load, read_scenario
+from equipoise.sim.run import run
+from equipoise.sim.scenario.model import Scenario
+from equipoise.sim.scenario.tree import InputError
+from tests.sim.llm.test_shape import LLAMA
+
+H100 = Accelerator("", 989.5e12, 1979e12, 80e9, 3.35e12, 450e9)
+NETWORK = Network(8, 400e9)
+
+
+def data(
+    layout: dict[str, Any] | None = None, gpus: int = 64, batch: int = 128, **more: Any
+) -> dict[str, Any]:
+    spec = {
+        "config": "llama2-13b",
+        "layout": layout or {"tp": 2, "zero": 1},
+        "stack": "megatron-core/H100",
+        **more,
+    }
+    node = {"count": 16, "gpus": 8, "accelerator": "h100_sxm", "nic": 400e9, "fabric": 450e9}
+    job = {"name": "big", "gpus": gpus, "model": "m", "steps": 4, "global_batch": batch}
+    job["checkpoint"] = {"interval": "never"}
+    return {
+        "schema_version": 1,
+        "name": "llm",
+        "cluster": {"nodes": [node]},
+        "workload": {"models": {"m": {"transformer": spec}}, "jobs": [job]},
+    }
+
+
+def step_s(scenario: Scenario) -> float:
+    return float(run(scenario).totals["makespan_s"]) / 4
+
+
+@pytest.mark.parametrize("stack", ["megatron-core/H100", "nanotron/H100", "fsdp-eager/H100"])
+@pytest.mark.parametrize(
+    ("keys", "layout"),
+    [
+        ({"tp": 2, "zero": 1}, Layout(data=32, tensor=2, zero=1, global_batch=128, sequence_parallel=True)),
+        (
+            {"tp": 4, "pp": 4, "micro_batch": 2, "recompute": "full"},
+            Layout(
+                data=4,
+                tensor=4,
+                pipeline=4,
+                micro_batch=2,
+                recompute="full",
+                global_batch=128,
+                sequence_parallel=True,
+            ),
+        ),
+        ({"zero": 3}, Layout(data=64, zero=3, global_batch=128)),
+        (
+            {"tp": 8, "pp": 2, "virtual": 5, "sequence_parallel": False},
+            Layout(data=4, tensor=8, pipeline=2, virtual=5, schedule="interleaved", global_batch=128),
+        ),
+    ],
+)
+def test_a_simulated_step_is_the_predicted_one(keys: dict[str, Any], layout: Layout, stack: str) -> None:
+    case = from_mapping(data(keys, stack=stack))
+    plan = Plan(SHAPES["llama2-13b"], layout, H100, NETWORK)
+    assert step_s(case) == pytest.approx(float(step_time(plan, STACKS[stack]).total), rel=2e-6)
+
+
+def test_a_measured_step_sets_one_factor() -> None:
+    own = {"time": 7.5, "gpus": 64, "global_batch": 128}
+    assert step_s(from_mapping(data(measured_step=own))) == pytest.approx(7.5, rel=1e-6)
+    plain, twice = (step_s(from_mapping(data(batch=256, **more))) for more in ({}, {"measured_step": own}))
+    small = step_s(from_mapping(data()))
+    assert twice / plain == pytest.approx(7.5 / small, rel=1e-3)
+
+
+def test_every_gpu_sends_its_part_through_its_own_node() -> None:
+    """A replica over two nodes exchanges as fast as its nodes' NICs allow together, not through its first."""
+    keys = {"tp": 8, "pp": 2}
+    nodes = run(from_mapping(data(keys))).totals["exchanged_bytes"]
+    shape = SHAPES["llama2-13b"]
+    gradients = 2.0 * shape.parameters
+    per_node = 4 * 2 * (3 / 4) * gradients / 2  # steps, ring of four replicas, half of the layers a node
+    assert nodes == pytest.approx(per_node, rel=0.02)
+
+
+def test_micro_batches_pay_for_sharded_parameters() -> None:
+    slow = data({"zero": 3}, stack="fsdp-eager/H100")
+    slow["cluster"]["nodes"][0]["nic"] = 1e9
+    few = step_s(from_mapping(slow))
+    slow["workload"]["jobs"][0]["global_batch"] = 512
+    assert step_s(from_mapping(slow)) > 3.5 * few
+
+
+def test_memory_is_checked_before_a_run() -> None:
+    with pytest.raises(
+        InputError, match=r"workload.jobs.0: needs \d+ bytes .* on each of 64 GPUs; 0 GPUs have that much"
+    ):
+        from_mapping(data({"tp": 1}))
+    plan = Plan(SHAPES["llama2-13b"], Layout(data=64, global_batch=128), H100, NETWORK)
+    assert not memory(plan, MemoryStack()).fits
+
+
+def test_the_plan_that_is_searched_for_is_the_fastest_tried_and_says_why() -> None:
+    auto = data(plan="auto")
+    del auto["workload"]["models"]["m"]["transformer"]["layout"]
+    case = from_mapping(auto)
+    found = run(case)
+    best = found.totals["makespan_s"] / 4
+    assert any("the fastest of" in note and "% slower" in note for note in found.notes)
+    for keys in ({"tp": 4, "zero": 1}, {"tp": 8, "zero": 1}, {"tp": 2, "pp": 2, "zero": 1}):
+        assert best <= step_s(from_mapping(data(keys))) * (1 + 1e-9)
+    bound = case.workload.models["m"].transformer.bound  # type: ignore[union-attr]
+    assert step_s(from_mapping(data(bound.layout.model_dump()))) == pytest.approx(best)  # type: ignore[union-attr]
+
+
+def test_a_config_and_a_stack_are_read_beside_the_scenario(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    stack = {"name": "ours", "constants": {"matmul_efficiency": 0.5}}
+    (tmp_path / "stack.yaml").write_text(yaml.safe_dump(stack))
+    mine = data(config="./config.json", stack="./stack.yaml", sequence=4096)
+    path = tmp_path / "case.yaml"
+    path.write_text(yaml.safe_dump(mine))
+    case = load(path)
+    model = case.workload.models["m"]
+    assert model.parameters == 8_030_261_248
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "dumped.yaml").write_text(dump(case))
+    again = load(tmp_path / "dumped.yaml")
+    assert again == case
+    assert Scenario.model_validate_json(case.model_dump_json()) == case
+    assert step_s(again) == step_s(case)
+
+
+@pytest.mark.parametrize(
+    ("layout", "more", "message"),
+    [
+        ({"tp": 3}, {}, r"transformer.layout.tp: 3 does not divide the 40 heads"),
+        ({"pp": 64}, {}, r"transformer.layout.pp: 64 chunks are more than the 40 layers"),
+        ({"virtual": 2}, {}, r"transformer.layout.virtual: needs pipeline > 1|virtual"),
+        ({"ep": 2}, {}, r"transformer.layout.ep: 2 does not divide the 0 experts"),
+        ({"tp": 2, "pp": 5}, {}, r"layout: 64 GPUs of job 'big' are not whole replicas of 10"),
+        (
+            {"tp": 2, "micro_batch": 3},
+            {},
+            r"global_batch: 128 is not a multiple of dp x micro_batch \(32 x 3\)",
+        ),
+        (None, {"config": "llama9"}, r"transformer.config: unknown model 'llama9'; known: mpt-125m"),
+        (None, {"stack": "mine"}, r"transformer.stack: unknown stack 'mine'; known: fsdp-eager/A100"),
+        (None, {"plan": "auto"}, r"transformer: needs either 'layout' .* or 'plan: auto'"),
+        (None, {"hidden": 100}, r"transformer.hidden: 'config' says it already"),
+        (
+            None,
+            {"measured_step": {"time": 1, "gpus": 3, "global_batch": 8}},
+            r"measured_step.gpus: 3 are not whole replicas of 2",
+        ),
+    ],
+)
+def test_what_is_impossible_is_one_line(
+    layout: dict[str, Any] | None, more: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message) as error:
+        from_mapping(data(layout, **more))
+    assert len(error.value.lines) == 1
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ({"sample_time": 1.0}, "m.sample_time: follows from 'transformer'; leave it out"),
+        ({"parallel": {"tensor": 2}}, "m.parallel: follows from 'transformer'; leave it out"),
+        ({"precision": "tf32"}, "m.precision: 'tf32' is not possible for a 'transformer'"),
+        (
+            {"exchange": {"algorithm": "tree"}},
+            "exchange.algorithm: a 'transformer' exchanges its gradients in rings",
+        ),
+    ],
+)
+def test_what_follows_from_the_shape_is_not_given_twice(model: dict[str, Any], message: str) -> None:
+    case = data()
+    case["workload"]["models"]["m"].update(model)
+    with pytest.raises(InputError, match=message):
+        from_mapping(case)
+
+
+def test_a_counted_pool_has_no_network() -> None:
+    case = data()
+    case["cluster"] = {"gpus": 64}
+    with pytest.raises(InputError, match="a counted pool of GPUs has neither nodes nor NICs"):
+        from_mapping(case)
+
+
+def test_the_shipped_scenario_trains_at_a_plausible_rate() -> None:
+    file = read_scenario("llm-13b", ["noise.step_cov=0", "workload.jobs.0.steps=20"])
+    made = run(file.scenario.model_copy(update={"faults": type(file.scenario.faults)()}))
+    step = made.totals["makespan_s"] / 20
+    utilisation = 6 * 13.0e9 * 1024 * 4096 / (step * 256 * 989.5e12)
+    assert 0.40 < utilisation < 0.60
+    assert np.isfinite(step)
