@@ -42,6 +42,8 @@ COMMANDS = {
         "Hold predictions against public measurements.",
     ),
     "validate": ("validate", "validate", "Check scenarios, sweeps and hardware profiles."),
+    "import": ("import_", "import_", "Write a scenario from a site's own files."),
+    "check": ("check", "check", "What a job trace lacks, and what that does to results."),
     "list": ("listing", "list_", "List stages, hardware profiles and scenarios."),
     "schema": ("validate", "schema", "Print the JSON schema of scenario files."),
     "doctor": ("doctor", "doctor", "Show versions, kernel cache, processors and GPUs."),

@@ -109,6 +109,12 @@ def _trace_change(ctx: click.Context, parameter: click.Parameter, value: Any) ->
     ctx.meta.setdefault(__name__, []).append(f"workload.trace.{_TRACE_KEYS[name]}={json.dumps(value)}")
 
 
+def trace_changes(ctx: click.Context) -> dict[str, Any]:
+    """What the options of `trace_options` were set to, by the keys of `workload.trace`."""
+    pairs = [text.removeprefix("workload.trace.").partition("=") for text in ctx.meta.get(__name__, ())]
+    return {key: json.loads(value) for key, _, value in pairs}
+
+
 def _with_trace_changes(
     ctx: click.Context, parameter: click.Parameter, value: tuple[str, ...]
 ) -> tuple[str, ...]:

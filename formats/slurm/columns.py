@@ -69,23 +69,7 @@ def _xdmod() -> list[tuple[str, ...]]:
 HEADERLESS: tuple[tuple[str, ...], ...] = (
     DEFAULT,
     *_xdmod(),
-    (
-        "JobID",
-        "JobName",
-        "User",
-        "Group",
-        "Start",
-        "End",
-        "Elapsed",
-        "CPUTimeRAW",
-        "Partition",
-        "NCPUS",
-        "NNodes",
-        "NodeList",
-        "MaxRSS",
-        "MaxVMSize",
-        "State",
-    ),
+    tuple(_APEL.split()),
 )
 """Column lists of `sacct --noheader` that are published: the default, Open XDMoD's, APEL's."""
 

@@ -289,9 +289,8 @@ class TraceSpec(Section):
 
     file: str
     format: str = "auto"  # one of the formats that `equipoise.sim.traces.read` knows
-    columns: dict[str, str] = Field(
-        default_factory=dict
-    )  # of a CSV file: arrival, gpus, duration (or start and end), by column
+    # Of a CSV file: arrival, gpus, duration (or start and end), by column.
+    columns: dict[str, str] = Field(default_factory=dict)
     zone: str = ""  # of the clock that wrote times without one; none: UTC, or the one of a published trace
     keep: tuple[str, ...] = ()  # only jobs with `column=value`
     count: Literal["gpus", "cpus"] = "gpus"  # cpus: each core counts as a GPU of the cluster

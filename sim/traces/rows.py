@@ -29,7 +29,8 @@ class Rows:
 
     name: the job's id as the site writes it. arrival_s: when it could first run. duration_s: of the run. units:
     GPUs of the whole job (or what else is counted), a fraction where GPUs are shared. columns: what else is known.
-    keep: rows that are jobs so far. made: how many more rows there are here than in the file.
+    submit_s: where it may differ from the arrival. keep: rows that are jobs so far. made: how many more rows there
+    are here than in the file.
     """
 
     name: Text
@@ -41,6 +42,7 @@ class Rows:
     changes: Sequence[Change]
     priority: Floats | None = None
     model: Sequence[str] | None = None
+    submit_s: Floats | None = None
     path: str = ""
     made: int = 0
     keep: Bools = field(init=False)
@@ -95,6 +97,7 @@ class Rows:
         first_s = float(self.arrival_s[self.keep].min())
         read = len(self.line) - self.made + _lost(self.changes)
         notes = [f"{read} rows, {int(self.keep.sum())} jobs", *told(self.tally)]
+        notes += ["each CPU counts as a GPU: energy and money mean nothing"] if unit == "CPUs" else []
         if first_s != 0.0:
             notes.append(f"arrivals counted from {moment(first_s)}")
         ids, names = self._ids()
@@ -119,7 +122,7 @@ class Rows:
     def _ids(self) -> tuple[Ints, list[str] | None]:
         """(numbers, names): the ids where they are plain numbers that stand once each, else rows from 0."""
         kept = self.name.take(self.keep)
-        used = [self.name.values[code] for code in np.unique(kept.codes).tolist()]
+        used = [self.name.values[code] for code in np.flatnonzero(np.bincount(kept.codes)).tolist()]
         plain = all(is_index(text) and len(text) <= 18 for text in used)
         if plain and len(used) == len(kept):
             numbers = [int(text) if is_index(text) and len(text) <= 18 else 0 for text in self.name.values]
@@ -131,7 +134,7 @@ def _says(column: Column, keep: Bools) -> bool:
     """Whether a column holds anything for the jobs that are kept."""
     kept = column.take(keep) if isinstance(column, Text) else column[keep]
     if isinstance(kept, Text):
-        return any(kept.values[code] for code in np.unique(kept.codes).tolist())
+        return any(kept.values[code] for code in np.flatnonzero(np.bincount(kept.codes)).tolist())
     return bool(np.isfinite(kept).any())
 
 

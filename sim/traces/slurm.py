@@ -40,6 +40,7 @@ def from_accounting(jobs: JobTable, unit: str, *, queue: bool = False) -> Rows:
         duration_s=ran_s,
         units=_given(counts),
         line=jobs.line,
+        submit_s=jobs.submit_s,
         columns=columns | further(jobs.other, columns),
         changes=jobs.changes,
     )

@@ -1,4 +1,4 @@
-"""CPU seconds and memory of reading accounting records: python -m tests.bench.formats [--rows N] [--format json]"""
+"""CPU seconds and memory of sacct records read as a job trace: python -m tests.bench.formats [--rows N]"""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-from equipoise.formats.slurm.accounting import read_accounting
+from equipoise.sim.traces.read import read_trace
 
 STATES = ("COMPLETED",) * 5 + ("FAILED", "CANCELLED by 1001", "TIMEOUT")
 
@@ -73,7 +73,7 @@ def _iso(time_s: int) -> str:
 def measure(path: Path) -> tuple[int, float, float]:
     """(rows, CPU seconds, peak GiB of this process) of reading the file."""
     began_s = time.process_time()
-    rows = len(read_accounting(path))
+    rows = len(read_trace(path))
     return rows, time.process_time() - began_s, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 

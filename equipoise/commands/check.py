@@ -1,0 +1,50 @@
+"""check: what a job trace lacks, and what that would do to results."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from equipoise.cli import OK
+from equipoise.options import common, trace_changes, trace_options
+
+
+@click.command()
+@click.argument("trace", type=click.Path(dir_okay=False))
+@click.argument("scenario", required=False, type=click.Path(dir_okay=False))
+@trace_options
+@click.option(
+    "--count", type=click.Choice(["gpus", "cpus"]), help="What jobs hold. Default: the scenario's, gpus."
+)
+@click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@common
+@click.pass_context
+def check(ctx: click.Context, trace: str, scenario: str | None, count: str | None, form: str) -> int:
+    """Say what is missing or odd in TRACE and what it would do to a result; SCENARIO tells what can hold its jobs.
+
+    Times at which the site held more than the scenario has, missing submit times, jobs cut off at both ends of the
+    record, clock jumps, duplicates, jobs that no node can hold.
+    """
+    from equipoise.sim.loading.file import read_scenario
+    from equipoise.sim.scenario.model import TraceSpec
+    from equipoise.sim.traces.check import check_trace
+
+    changes = trace_changes(ctx) | ({"count": count} if count else {})
+    cluster, spec = None, TraceSpec(file=trace)
+    if scenario is not None:
+        read = read_scenario(scenario).scenario
+        cluster = read.cluster
+        spec = read.workload.trace or spec
+    spec = TraceSpec.model_validate({**spec.model_dump(), "file": trace, **changes})
+    found = check_trace(spec, Path(trace), cluster)
+    if form == "json":
+        shown = {"file": found.file, "rows": found.rows, "jobs": found.jobs}
+        click.echo(json.dumps({**shown, "findings": [f.as_dict() for f in found.findings]}, indent=2))
+        return OK
+    click.echo(f"{found.file}: {found.rows} rows, {found.jobs} jobs")
+    for finding in found.findings:
+        place = f" (first in line {finding.line})" if finding.line else ""
+        click.echo(f"  {finding.count:>9}  {finding.what}{place}\n             {finding.effect}")
+    return OK

@@ -1,0 +1,49 @@
+"""import: a scenario from the files that describe a site's cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from equipoise.cli import OK
+from equipoise.commands.types import IntRange
+from equipoise.options import common
+
+
+@click.command("import")
+@click.argument("files", nargs=-1, required=True, type=click.Path(dir_okay=False))
+@click.option("--out", metavar="FILE", default="site.yaml", show_default=True, help="Scenario to write.")
+@click.option(
+    "--trace", metavar="FILE", type=click.Path(dir_okay=False), help="Its jobs, as for run --trace."
+)
+@click.option(
+    "--count", type=click.Choice(["gpus", "cpus"]), default="gpus", show_default=True,
+    help="What jobs hold; cpus takes each core for a GPU.",
+)  # fmt: skip
+@click.option(
+    "--gpus", type=IntRange(min=1), help="GPUs of each node, where only ibnetdiscover tells of nodes."
+)
+@click.option("--force", is_flag=True, help="Replace the file at --out.")
+@common
+def import_(
+    files: tuple[str, ...], out: str, trace: str | None, count: str, gpus: int | None, force: bool
+) -> int:
+    """Write a scenario from FILES that describe a cluster, recognised by their content.
+
+    slurm.conf, gres.conf, topology.conf or topology.yaml, `sacctmgr show qos -P`, sinfo, scontrol show node;
+    Kueue's flavors, queues and nodes; NCCL's topology XML, `nvidia-smi topo -m`, ibnetdiscover. What a scenario
+    has no counterpart for stands in the file as comments.
+    """
+    from equipoise.sim.loading.site.read import import_site
+
+    if count == "cpus" and trace is None:
+        raise click.UsageError("--count cpus needs --trace, whose jobs are then counted in cores as well")
+    target = Path(out)
+    if target.exists() and not force:
+        raise click.UsageError(f"{out} is there already; --force replaces it")
+    text = import_site(files, out=target, trace=trace, count=count, gpus=gpus or 0)
+    target.write_text(text, encoding="utf-8")
+    comments = sum(line.startswith("#   ") for line in text.splitlines())
+    click.echo(f"{out}: {comments} lines of comments on what a scenario has no counterpart for")
+    return OK

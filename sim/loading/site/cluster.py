@@ -1,0 +1,111 @@
+"""A site's cluster on its way to a scenario: nodes, how they hang together, and what has no place in a scenario."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from equipoise.sim.scenario.tree import InputError
+
+NIC_BYTES_PER_S = 12.5e9
+"""Assumed where no file tells a network's rate: 100 Gbit/s."""
+
+_KNOWN = (  # (pattern in the site's name, name in the catalogue, what makes it exact)
+    ("h200", "h200_sxm", "sxm|h200$|141gb"),
+    ("h100.*pcie", "h100_pcie", ""),
+    ("h100|gh200", "h100_sxm", "sxm|hbm3"),
+    ("gb200|b200", "b200", r"\bb200"),
+    ("a100.*40gb", "a100_sxm_40gb", "sxm"),
+    ("a100", "a100_sxm_80gb", "sxm.*80gb"),
+    ("v100", "v100_sxm2_32gb", "sxm2.*32gb"),
+    ("l40s", "l40s", ""),
+    ("a10", "a10", ""),
+    ("t4", "t4", ""),
+    ("mi300x", "mi300x", ""),
+)
+
+
+def accelerator_of(kind: str) -> tuple[str, str]:
+    """(name in the catalogue, what is guessed) of a GPU type as a site writes it; `generic` where there is none."""
+    text = re.sub(r"[_\s]+", "-", kind.lower())
+    for pattern, name, exact in _KNOWN:
+        if re.search(f"(?:{pattern})(?![0-9])", text):
+            sure = text == name.replace("_", "-") or re.search(exact, text)
+            return name, "" if sure else f"{kind} taken for {name}: guessed"
+    return (
+        "generic",
+        f"{kind} is not in the hardware profile: generic" if kind else "GPU type not given",
+    )
+
+
+@dataclass
+class Nodes:
+    """Equal nodes by the site's names. Values None are not told. names may be empty where only `count` is known."""
+
+    names: tuple[str, ...]
+    gpus: int
+    gpu_type: str = ""
+    cores: int | None = None
+    memory_bytes: float | None = None
+    nic_bytes_per_s: float | None = None
+    fabric_bytes_per_s: float | None = None
+    count: int = 0
+    remark: str = ""
+    label: str = ""
+
+    def __post_init__(self) -> None:
+        """Count the names."""
+        self.count = self.count or len(self.names)
+
+
+@dataclass(frozen=True)
+class Switch:
+    """A switch, a block or a group of rails, with the nodes and switches below it; uplink None: not told."""
+
+    name: str
+    nodes: tuple[str, ...]
+    below: tuple[str, ...] = ()
+    uplink_bytes_per_s: float | None = None
+
+
+@dataclass
+class Site:
+    """What is known of a site. aside: what has no counterpart in a scenario, by heading."""
+
+    name: str = "site"
+    nodes: list[Nodes] = field(default_factory=list)
+    switches: list[Switch] = field(default_factory=list)
+    policy: str = "easy"
+    policy_why: str = "assumed: no scheduler is told"
+    aside: dict[str, list[str]] = field(default_factory=dict)
+
+    def add_aside(self, heading: str, *lines: str) -> None:
+        """List what has no counterpart."""
+        if lines:
+            self.aside.setdefault(heading, []).extend(lines)
+
+    def count_cores(self) -> None:
+        """Take each core for a GPU, for clusters without. Raises InputError where cores are not told."""
+        for group in self.nodes:
+            if not group.cores:
+                name = group.label or span(group.names)
+                raise InputError([f"{name}: CPU cores are not told, --count cpus needs them"])
+            group.gpus, group.gpu_type = group.cores, ""
+            group.remark = f"each of its {group.cores} cores counts as a GPU"
+
+    def only_gpus(self) -> None:
+        """Set nodes without GPUs aside. Raises InputError when none is left."""
+        without = [group for group in self.nodes if group.gpus < 1]
+        self.add_aside(
+            "Nodes without GPUs (--count cpus takes each core for a GPU)",
+            *(f"{span(g.names) or g.label}: {g.count} nodes, {g.cores or '?'} cores" for g in without),
+        )
+        self.nodes = [group for group in self.nodes if group.gpus >= 1]
+        if not self.nodes:
+            raise InputError(["no node with GPUs in these files; --count cpus takes each core for a GPU"])
+
+
+def span(names: Sequence[str]) -> str:
+    """Names for people: `gn001 to gn002`."""
+    return names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}" if names else ""

@@ -1,0 +1,162 @@
+"""What NCCL, `nvidia-smi topo -m` and `ibnetdiscover` see, as a site's nodes and network."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from equipoise.formats.fabric import Device, Fabric, FabricNode, TopologyMatrix
+from equipoise.sim.loading.site.cluster import Nodes, Site, Switch
+
+_NVLINK_BYTES_PER_S = {"60": 20e9, "70": 25e9, "80": 25e9, "90": 25e9, "100": 50e9}
+"""One NVLink, one direction, by compute capability: NVIDIA's data sheets of P100, V100, A100, H100 and B200."""
+
+_ADAPTER = re.compile(r"(mlx|hca|ib|bnxt|roce)[0-9_-]", re.IGNORECASE)
+_GPU_CLASSES = ("0x030200", "0x030000", "0x120000")
+_NAMES = {
+    "60": "P100",
+    "70": "V100",
+    "75": "T4",
+    "80": "A100",
+    "90": "H100",
+    "100": "B200",
+    "gfx942": "MI300X",
+}
+
+
+def node_of_nccl(devices: Sequence[Device]) -> tuple[Nodes, list[str]]:
+    """(one node, what its file does not tell) of NCCL's topology."""
+    gpus = [device for device in devices if device.kind == "gpu"]
+    cards = [d for d in devices if d.kind == "pci" and d.values.get("class", "").startswith(_GPU_CLASSES)]
+    nets = [device for device in devices if device.kind == "net"]
+    slots = [
+        d for d in devices if d.kind == "pci" and d.values.get("class", "").startswith(("0x0207", "0x0200"))
+    ]
+    remarks = []
+    nic = sum(net.bytes_per_s for net in nets) or sum(slot.bytes_per_s for slot in slots)
+    if not nets and nic:
+        remarks.append(f"no rates of ports: the NICs taken at what their {len(slots)} PCIe links carry")
+    fabric, how = _fabric(devices, gpus, cards)
+    remarks += [how] if how else []
+    kinds = {_NAMES.get(g.values.get("gcn", ""), _NAMES.get(g.values.get("sm", ""), "")) for g in gpus}
+    kind = kinds.pop() if len(kinds) == 1 else ""
+    count = len(gpus) or len(cards)
+    return Nodes(
+        (), count, kind, nic_bytes_per_s=nic or None, fabric_bytes_per_s=fabric or None, count=1
+    ), remarks
+
+
+def _fabric(devices: Sequence[Device], gpus: Sequence[Device], cards: Sequence[Device]) -> tuple[float, str]:
+    """(bytes/s between the GPUs of a node, how it was found)."""
+    links: Counter[int] = Counter()
+    for device in devices:
+        if device.kind in ("nvlink", "xgmi") and device.parent >= 0:
+            links[device.parent] += int(device.values.get("count", "1") or 1)
+    sm = gpus[0].values.get("sm", "") if gpus else ""
+    if links and sm in _NVLINK_BYTES_PER_S:
+        return min(links.values()) * _NVLINK_BYTES_PER_S[sm], ""
+    if links:
+        return (
+            0.0,
+            f"{min(links.values())} links a GPU of a kind whose rate is not known here: the default fabric",
+        )
+    rate = min((card.bytes_per_s for card in cards if card.bytes_per_s), default=0.0)
+    if not rate:
+        return 0.0, "no links of the GPUs: the default fabric"
+    return rate, "no links between GPUs are listed, as in virtual machines: the fabric is their PCIe"
+
+
+def node_of_matrix(matrix: TopologyMatrix) -> tuple[Nodes, list[str]]:
+    """(one node, what its matrix does not tell) of `nvidia-smi topo -m`."""
+    gpus = [k for k, name in enumerate(matrix.devices) if name.startswith("GPU")]
+    nics = [name for name in matrix.devices if not name.startswith("GPU")]
+    links = {int(c[2:]) for a in gpus for b in gpus if (c := matrix.links[a][b]).startswith("NV")}
+    remarks = [f"{len(nics)} NICs whose rates are not told"] if nics else ["no NIC is listed"]
+    if links:
+        remarks.append(
+            f"NV{min(links)}: the rate of a link is the GPU's, which is not told; the default fabric"
+        )
+    else:
+        remarks.append("no NVLink between its GPUs: the default fabric is too fast for PCIe; set 'fabric'")
+    return Nodes((), len(gpus), count=1), remarks
+
+
+def add_fabric(site: Site, fabric: Fabric, gpus: int) -> None:
+    """Hosts, their NICs and the switches they hang on; hosts with the same switches are one group of rails.
+
+    Where no other file told of nodes, they are hosts like the one machine that NCCL or nvidia-smi saw, or hosts of
+    `gpus` each; those with half of the usual rate or less are taken for other machines.
+    """
+    by_id = {node.id: node for node in fabric.nodes}
+    hosts = _hosts(site, fabric)
+    rates = {name: sum(c.bits_per_s for node in own for c in node.cables) / 8 for name, own in hosts.items()}
+    if any(group.names for group in site.nodes):
+        known = {name for group in site.nodes for name in group.names}
+        strange = sorted(set(hosts) - known)
+        site.add_aside("Hosts of the fabric that are no nodes", *([", ".join(strange)] if strange else []))
+    else:
+        usual = max(Counter(rates.values()).items(), key=lambda item: item[1], default=(0.0, 0))[0]
+        known = {name for name, rate in rates.items() if 2 * rate > usual}
+        few = sorted(set(hosts) - known)
+        site.add_aside("Hosts with few adapters, taken for no GPU nodes", *([", ".join(few)] if few else []))
+        machine = (
+            site.nodes[0] if site.nodes else Nodes((), gpus, remark=f"{gpus} GPUs a node: as given by --gpus")
+        )
+        site.nodes = [replace(machine, names=tuple(sorted(known)), count=0)] if known else []
+    _rate_nodes(site, {name: rate for name, rate in rates.items() if name in known})
+    site.switches = _rails({name: own for name, own in hosts.items() if name in known}, by_id)
+
+
+def _hosts(site: Site, fabric: Fabric) -> dict[str, list[FabricNode]]:
+    """Adapters by the host that their description names, such as `dgx-01 mlx5_0`."""
+    hosts: dict[str, list[FabricNode]] = {}
+    nameless = 0
+    for node in fabric.nodes:
+        words = node.description.split()
+        if node.kind != "Ca" or "Aggregation Node" in node.description:
+            continue
+        if len(words) > 1 and words[0] != "localhost" and _ADAPTER.match(words[-1]):
+            hosts.setdefault(words[0], []).append(node)
+        else:
+            nameless += 1
+    site.add_aside("Adapters without a host's name", *([f"{nameless}: left out"] if nameless else []))
+    return hosts
+
+
+def _rate_nodes(site: Site, rates: dict[str, float]) -> None:
+    """Groups of nodes split by what their adapters carry; nodes that the fabric does not know stay as they are."""
+    made = []
+    for group in site.nodes:
+        equal: dict[float | None, list[str]] = {}
+        for name in group.names:
+            equal.setdefault(rates.get(name) or group.nic_bytes_per_s, []).append(name)
+        made += [
+            replace(group, names=tuple(own), count=0, nic_bytes_per_s=rate) for rate, own in equal.items()
+        ]
+        made += [] if group.names else [group]
+    site.nodes = made
+
+
+def _rails(hosts: dict[str, list[FabricNode]], by_id: dict[str, FabricNode]) -> list[Switch]:
+    """Hosts with the same switches as one switch, its uplink what those switches have to other switches."""
+    sets = {
+        name: frozenset(c.peer for node in own for c in node.cables if c.peer in by_id)
+        for name, own in hosts.items()
+    }
+    whole = [s for s in dict.fromkeys(sets.values()) if s and not any(s < other for other in sets.values())]
+    members: dict[frozenset[str], list[str]] = {}
+    for name, own in sets.items():
+        best = max(whole, key=lambda s: len(s & own), default=frozenset[str]())
+        members.setdefault(best, []).append(name)
+    made = []
+    for k, (switches, names) in enumerate(members.items()):
+        up = sum(
+            cable.bits_per_s / 8
+            for switch in switches
+            for cable in by_id[switch].cables
+            if cable.peer in by_id and by_id[cable.peer].kind == "Switch" and cable.peer not in switches
+        )
+        made.append(Switch(f"rails-{k}", tuple(names), uplink_bytes_per_s=up or None))
+    return made

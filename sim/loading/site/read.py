@@ -1,0 +1,128 @@
+"""Files that describe a cluster, read together into one scenario."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from equipoise.formats.read import read
+from equipoise.formats.recognise import recognise
+from equipoise.formats.slurm.scontrol import nodes_of, partitions_of
+from equipoise.formats.text.errors import FormatError
+from equipoise.formats.traces.published import TraceNodes
+from equipoise.sim.loading.site.cluster import Nodes, Site
+from equipoise.sim.loading.site.fabric import add_fabric, node_of_matrix, node_of_nccl
+from equipoise.sim.loading.site.kubernetes import add_kueue
+from equipoise.sim.loading.site.slurm import (
+    add_config,
+    add_gres,
+    add_nodes,
+    add_qos,
+    add_topology,
+    partition_line,
+)
+from equipoise.sim.loading.site.write import scenario_text
+from equipoise.sim.scenario.tree import InputError
+
+_ORDER = ("slurm.conf", "sinfo", "nodes-json", "scontrol", "trace-nodes", "kueue", "gres.conf", "topology.conf",
+          "topology.yaml", "sacctmgr-qos", "nccl-topology", "nvidia-smi-topo", "ibnetdiscover")  # fmt: skip
+"""What holds nodes comes first, what adds to them later."""
+
+
+def import_site(
+    files: Sequence[str | Path], *, out: Path, trace: str | None = None, count: str = "gpus", gpus: int = 0
+) -> str:
+    """The text of a scenario file that is to stand at `out`.
+
+    trace: a job trace for it. count: `cpus` takes each CPU core for a GPU. gpus: of each node, where only a fabric
+    is known. Raises InputError, one line, for a file that is not understood or holds no part of a cluster.
+    """
+    site, unit = Site(), "CPUs" if count == "cpus" else "GPUs"
+    found = sorted(((_kind(file), Path(file)) for file in files), key=lambda pair: _ORDER.index(pair[0]))
+    try:
+        for kind, path in found:
+            _add(site, kind, read(path, kind), unit, gpus)
+    except FormatError as error:
+        raise InputError([str(error)]) from error
+    if not site.nodes:
+        raise InputError([f"{files[0]}: no nodes in these files"])
+    if unit == "CPUs":
+        site.count_cores()
+    else:
+        site.only_gpus()
+    workload = {"file": _quoted(os.path.relpath(trace, out.parent))} if trace else {}
+    workload |= {"count": "cpus"} if trace and unit == "CPUs" else {}
+    return scenario_text(site, [Path(file).name for file in files], workload)
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _kind(file: str | Path) -> str:
+    try:
+        kind = recognise(file)
+    except FormatError as error:
+        raise InputError([str(error)]) from error
+    if kind not in _ORDER:
+        raise InputError(
+            [f"{file}: looks like {kind}, which describes no cluster; read here: {', '.join(_ORDER)}"]
+        )
+    return kind
+
+
+def _add(site: Site, kind: str, found: Any, unit: str, gpus: int) -> None:
+    adders: dict[str, Callable[[], None]] = {
+        "slurm.conf": lambda: add_config(site, found),
+        "gres.conf": lambda: add_gres(site, found),
+        "topology.conf": lambda: add_topology(site, [found]),
+        "topology.yaml": lambda: add_topology(site, found),
+        "sacctmgr-qos": lambda: add_qos(site, found),
+        "sinfo": lambda: add_nodes(site, found),
+        "nodes-json": lambda: add_nodes(site, found),
+        "scontrol": lambda: _add_blocks(site, found),
+        "trace-nodes": lambda: _add_trace_nodes(site, found),
+        "kueue": lambda: add_kueue(site, found, unit),
+        "ibnetdiscover": lambda: add_fabric(site, found, gpus),
+    }
+    if kind in adders:
+        adders[kind]()
+        return
+    node, remarks = node_of_nccl(found) if kind == "nccl-topology" else node_of_matrix(found)
+    _add_machine(site, node, remarks, kind)
+
+
+def _add_blocks(site: Site, blocks: Any) -> None:
+    add_nodes(site, nodes_of(blocks))
+    site.add_aside("Partitions", *map(partition_line, partitions_of(blocks)))
+
+
+def _add_trace_nodes(site: Site, nodes: TraceNodes) -> None:
+    """Nodes of a published trace; a number that is not given is none."""
+    equal: dict[tuple[float, ...], list[int]] = {}
+    for k in range(len(nodes)):
+        told = (nodes.gpus[k], nodes.gpu_type.codes[k], nodes.cpus[k], nodes.memory_bytes[k])
+        equal.setdefault(tuple(-1.0 if np.isnan(value) else float(value) for value in told), []).append(k)
+    for (gpus, kind, cores, memory), rows in equal.items():
+        names, model = tuple(nodes.name[k] for k in rows), nodes.gpu_type.values[int(kind)]
+        held = memory if memory > 0 else None
+        site.nodes.append(Nodes(names, max(int(gpus), 0), model, max(int(cores), 0) or None, held))
+
+
+def _add_machine(site: Site, node: Nodes, remarks: Sequence[str], kind: str) -> None:
+    """What one machine's topology tells, to every group with as many GPUs; one node where none is known."""
+    same = [group for group in site.nodes if group.gpus == node.gpus]
+    if site.nodes and not same:
+        site.add_aside(kind, f"of a machine with {node.gpus} GPUs, which no node here has: left out")
+        return
+    for group in same:
+        group.nic_bytes_per_s = node.nic_bytes_per_s or group.nic_bytes_per_s
+        group.fabric_bytes_per_s = node.fabric_bytes_per_s or group.fabric_bytes_per_s
+        group.gpu_type = group.gpu_type or node.gpu_type
+    if not site.nodes:
+        site.nodes.append(node)
+    site.add_aside(f"What {kind} does not tell", *remarks)

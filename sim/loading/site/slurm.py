@@ -1,0 +1,134 @@
+"""Slurm's configuration and node lists, as a site's cluster."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from equipoise.formats.slurm.config import Partition, SlurmConfig
+from equipoise.formats.slurm.hardware import Gres, Qos, SlurmTopology
+from equipoise.formats.slurm.nodes import NodeRow
+from equipoise.sim.loading.site.cluster import Nodes, Site, Switch
+
+_SCHEDULING = ("priority", "sched", "preempt", "select", "fairshare", "accountingstorageenforce", "enforcepart",
+               "maxjob", "maxarray", "jobrequeue", "overtimelimit", "topology")  # fmt: skip
+
+
+def add_config(site: Site, config: SlurmConfig) -> None:
+    """Nodes, the scheduler, and as comments partitions and priorities."""
+    site.name = config.cluster or site.name
+    for line in config.nodes:
+        memory = line.memory_bytes if line.memory_bytes > 0 else None
+        site.nodes.append(Nodes(line.names, line.gpus, line.gpu_type, line.cpus, memory))
+        if line.state.upper() not in ("UNKNOWN", "CLOUD", "IDLE"):
+            site.add_aside("States of nodes", f"{line.names[0]} ...: {line.state}")
+    kind = config.settings.get("schedulertype", "sched/backfill").removeprefix("sched/")
+    site.policy = "fifo" if kind == "builtin" else "easy"
+    given = "as configured" if "schedulertype" in config.settings else "Slurm's default"
+    site.policy_why = f"sched/{kind}, {given}; nearest here, without the priorities and limits below"
+    site.add_aside("Partitions", *map(partition_line, config.partitions))
+    about = {k: v for k, v in config.settings.items() if k.startswith(_SCHEDULING)}
+    site.add_aside("Scheduling", *(f"{key}={value}" for key, value in about.items()))
+    rest = sorted(set(config.settings) - set(about) - {"clustername"})
+    site.add_aside("Other settings of slurm.conf, by name only", *([", ".join(rest)] if rest else []))
+    site.add_aside(
+        "Other lines of slurm.conf", *(" ".join(f"{k}={v}" for k, v in o.pairs) for o in config.other)
+    )
+    weights = {f"{n.names[0]} ... weight {n.weight}, features {','.join(n.features)}" for n in config.nodes}
+    site.add_aside("Weights and features of nodes", *sorted(weights))
+    for change in config.changes:
+        site.add_aside(
+            "While reading slurm.conf", f"{change.count} {change.reason} (line {change.first_line})"
+        )
+
+
+def partition_line(partition: Partition) -> str:
+    """A partition in words."""
+    told = {
+        "nodes": partition.nodes,
+        "longest": _hours(partition.max_time_s),
+        "default time": _hours(partition.default_time_s),
+        "priority tier": str(partition.priority_tier),
+        "QOS": partition.qos,
+        "preemption": partition.preempt_mode,
+        **partition.other,
+    }
+    listed = ", ".join(f"{key} {value}" for key, value in told.items() if value)
+    return f"{partition.name}{' (default)' if partition.default else ''}: {listed}"
+
+
+def _hours(time_s: float | None) -> str:
+    return "" if time_s is None else "without limit" if math.isinf(time_s) else f"{time_s / 3600:g} h"
+
+
+def add_gres(site: Site, lines: Sequence[Gres]) -> None:
+    """GPUs of gres.conf, where slurm.conf gives nodes none; types where it gives no type."""
+    found: dict[str, tuple[int, str]] = {}
+    every = (0, "")
+    for line in lines:
+        if line.name != "gpu":
+            where = f"{len(line.nodes) or 'all'} nodes"
+            site.add_aside("Other generic resources", f"{line.name} of {where}: {line.count}")
+            continue
+        for node in line.nodes:
+            before, kind = found.get(node, (0, ""))
+            found[node] = before + line.count, kind or line.type
+        every = every if line.nodes else (every[0] + line.count, every[1] or line.type)
+    for group in site.nodes:
+        told = {found.get(name, every) for name in group.names}
+        if len(told) == 1 and (counted := told.pop())[0]:
+            if group.gpus and group.gpus != counted[0]:
+                both = f"{group.gpus} GPUs in slurm.conf, {counted[0]} in gres.conf"
+                site.add_aside("Contradictions", f"{group.names[0]} ...: {both}: the first holds")
+            group.gpus, group.gpu_type = group.gpus or counted[0], group.gpu_type or counted[1]
+        elif told:
+            site.add_aside("GPUs of gres.conf on a part of equal nodes", f"{group.names[0]} ...: left out")
+
+
+def add_topology(site: Site, topologies: Sequence[SlurmTopology]) -> None:
+    """Switches or blocks of the default topology, the first of several."""
+    chosen = next((t for t in topologies if t.default), topologies[0])
+    if chosen.kind == "flat":
+        return
+    made = chosen.switches if chosen.kind == "tree" else chosen.blocks
+    site.switches = [Switch(part.name, part.nodes, part.switches) for part in made]
+    if chosen.kind == "block":
+        site.add_aside(
+            "Blocks",
+            "a block is a rack here: what its own fast fabric adds between its nodes is not simulated",
+            f"block sizes {', '.join(map(str, chosen.block_sizes)) or 'not given'}",
+        )
+    site.add_aside("Other topologies", *(t.name for t in topologies if t is not chosen))
+    for part in made:
+        more = ", ".join(f"{key}={value}" for key, value in part.other.items())
+        site.add_aside("More on switches", *([f"{part.name}: {more}"] if more else []))
+
+
+def add_qos(site: Site, rows: Sequence[Qos]) -> None:
+    """QOS, as comments: the scenario has no limits by user and account."""
+    for qos in rows:
+        limits: Mapping[str, object] = {
+            **{k: ",".join(f"{a}={b}" for a, b in v.items()) for k, v in qos.limits.items()}, **qos.counts
+        }  # fmt: skip
+        listed = ", ".join(f"{key} {value}" for key, value in limits.items())
+        preempts = f", preempts {','.join(qos.preempt)}" if qos.preempt else ""
+        site.add_aside(
+            "QOS", f"{qos.name}: priority {qos.priority}{preempts}{', ' if listed else ''}{listed}"
+        )
+
+
+def add_nodes(site: Site, rows: Sequence[NodeRow]) -> None:
+    """Nodes of `sinfo` or `scontrol show node`; a node that stands there twice counts once."""
+    seen: set[str] = set()
+    equal: dict[tuple[int, str, int, int], list[str]] = {}
+    for row in rows:
+        key = (max(row.gpus, 0), row.gpu_type, max(row.cpus, 0), max(row.memory_bytes, 0))
+        if row.count > len(row.names):
+            site.add_aside(
+                "Nodes without names", f"{row.count - len(row.names)} in state {row.state}: left out"
+            )
+        equal.setdefault(key, []).extend(name for name in row.names if name not in seen)
+        seen.update(row.names)
+    for (gpus, kind, cpus, memory), names in equal.items():
+        if names:
+            site.nodes.append(Nodes(tuple(names), gpus, kind, cpus or None, memory or None))

@@ -1,0 +1,158 @@
+"""A site's cluster as the text of a scenario, with what is assumed or left out as comments."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+
+from equipoise.sim.loading.site.cluster import NIC_BYTES_PER_S, Nodes, Site, Switch, accelerator_of, span
+
+_WIDTH = 100
+
+
+def scenario_text(site: Site, sources: Sequence[str], workload: Mapping[str, str]) -> str:
+    """YAML of a scenario; workload: keys of `workload.trace`, none for a scenario without jobs of its own."""
+    labels = _labels(site.nodes)
+    lines = [f"# Written by `equipoise import` from {', '.join(sources)}.", "schema_version: 1"]
+    lines += [f"name: {_plain(site.name)}", "cluster:", "  nodes:"]
+    for group, label in zip(site.nodes, labels, strict=True):
+        lines += _node_lines(group, label)
+    lines += _topology(site, labels)
+    if workload:
+        lines += ["workload:", "  trace:", *(f"    {key}: {value}" for key, value in workload.items())]
+    else:
+        lines += ["workload: {}  # no jobs: name them with --trace FILE"]
+    lines += [f"policy: [{site.policy}]  # {site.policy_why}"]
+    return "\n".join([*lines, *_aside(site)]) + "\n"
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-") or "site"
+
+
+def _labels(groups: Sequence[Nodes]) -> list[str]:
+    """A name for each group: what its nodes' names begin with."""
+    labels: list[str] = []
+    for group in groups:
+        stem = group.label or re.sub(r"[0-9]+$", "", group.names[0] if group.names else "node")
+        base = label = _plain(stem).rstrip("-_.") or "node"
+        number = 2
+        while label in labels:
+            label, number = f"{base}{number}", number + 1
+        labels.append(label)
+    return labels
+
+
+def _node_lines(group: Nodes, label: str) -> Iterator[str]:
+    accelerator, guess = accelerator_of(group.gpu_type)
+    named = f"{span(group.names)} " if group.names else ""
+    notes = [note for note in (group.remark, "" if group.remark else guess) if note]
+    yield f"    # {named}({group.count} nodes){'; ' if notes else ''}{'; '.join(notes)}"
+    nic, fabric = group.nic_bytes_per_s, group.fabric_bytes_per_s
+    values = {
+        "name": label,
+        "count": group.count,
+        "gpus": group.gpus,
+        "accelerator": accelerator,
+        "cores": group.cores,
+        "host_memory": group.memory_bytes and f"{group.memory_bytes / 2**20:.12g} MiB",
+        "nic": f"{_gbit(nic or NIC_BYTES_PER_S)}{'' if nic else '  # assumed'}",
+        "fabric": fabric and f"{fabric / 1e9:.6g} GB/s",
+    }
+    for k, (key, value) in enumerate((key, value) for key, value in values.items() if value):
+        yield f"    {'  ' if k else '- '}{key}: {value}"
+
+
+def _gbit(bytes_per_s: float) -> str:
+    return f"{bytes_per_s * 8 / 1e9:.6g} Gbit/s"
+
+
+def _topology(site: Site, labels: Sequence[str]) -> list[str]:
+    """A star, a tree of equal racks, or links by name."""
+    mine = {
+        name: (f"{label}-{k}" if group.count > 1 else f"{label}-0", group.nic_bytes_per_s or NIC_BYTES_PER_S)
+        for group, label in zip(site.nodes, labels, strict=True)
+        for k, name in enumerate(group.names)
+    }
+    switches = _pruned(site, mine)
+    leaves = [switch for switch in switches if switch.nodes]
+    if len(leaves) < 2:
+        return [
+            "  topology: {kind: star}  # one switch" + ("" if site.switches else ": no topology was told")
+        ]
+    if equal := _equal_racks(leaves, list(mine), switches):
+        return [
+            f"  topology: {{kind: tree, nodes_per_rack: {equal}}}  # uplinks as fast as what is below: assumed"
+        ]
+    return ["  topology:", "    kind: explicit", "    links:", *_links(switches, mine, labels)]
+
+
+def _pruned(site: Site, mine: Mapping[str, object]) -> list[Switch]:
+    """The switches with nodes of the scenario somewhere below them; nodes of none come under one of their own."""
+    switches = [
+        Switch(s.name, tuple(n for n in s.nodes if n in mine), s.below, s.uplink_bytes_per_s)
+        for s in site.switches
+    ]
+    while True:
+        names = {s.name for s in switches}
+        kept = [
+            Switch(s.name, s.nodes, tuple(b for b in s.below if b in names), s.uplink_bytes_per_s)
+            for s in switches
+        ]
+        kept = [s for s in kept if s.nodes or s.below]
+        if kept == switches:
+            break
+        switches = kept
+    seen = {node for switch in switches for node in switch.nodes}
+    rest = tuple(node for node in mine if node not in seen)
+    return [*switches, Switch("unlisted", rest)] if rest and switches else switches
+
+
+def _equal_racks(leaves: Sequence[Switch], nodes: Sequence[str], switches: Sequence[Switch]) -> int:
+    """Nodes of each rack where all are equal and stand in order, else 0."""
+    size, flat = len(leaves[0].nodes), [node for leaf in leaves for node in leaf.nodes]
+    told = any(leaf.uplink_bytes_per_s for leaf in leaves)
+    even = all(len(leaf.nodes) == size and not leaf.below for leaf in leaves)
+    return size if even and flat == list(nodes) and not told and len(switches) - len(leaves) <= 1 else 0
+
+
+def _links(
+    switches: Sequence[Switch], mine: Mapping[str, tuple[str, float]], labels: Sequence[str]
+) -> Iterator[str]:
+    """Links of nodes to their switch at the rate of their NIC, of switches upward at the sum of those below."""
+    titles = {
+        s.name: f"sw-{_plain(s.name)}" if _plain(s.name) in labels else _plain(s.name) for s in switches
+    }
+    known = {s.name: s for s in switches}
+    parent = {name: s.name for s in switches for name in s.below}
+
+    def sum_bytes_per_s(switch: Switch) -> float:
+        own = sum(mine[node][1] for node in switch.nodes)
+        return own + sum(sum_bytes_per_s(known[name]) for name in switch.below)
+
+    def link(source: str, target: str, rate: float, why: str) -> str:
+        return f"      - {{source: {source}, target: {target}, rate: {_gbit(rate)}}}  # {why}"
+
+    for switch in switches:
+        for node in switch.nodes:
+            yield link(mine[node][0], titles[switch.name], mine[node][1], node)
+    tops = [s.name for s in switches if s.name not in parent]
+    for switch in switches:
+        up = titles[parent[switch.name]] if switch.name in parent else "core" if len(tops) > 1 else ""
+        told = switch.uplink_bytes_per_s
+        if up:
+            why = "as told" if told else "as fast as what is below it: assumed"
+            yield link(titles[switch.name], up, told or sum_bytes_per_s(switch), why)
+
+
+def _aside(site: Site) -> Iterator[str]:
+    """Comments: what has no counterpart in a scenario."""
+    if site.aside:
+        yield "\n# Not part of the simulation: what a scenario has no counterpart for."
+    for heading, lines in site.aside.items():
+        yield f"# {heading}:"
+        for line in lines:
+            clean = " ".join(line.split())
+            yield from textwrap.wrap(clean, _WIDTH, initial_indent="#   ", subsequent_indent="#     ",
+                                     break_on_hyphens=False, break_long_words=False)  # fmt: skip
