@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from equipoise.cli import OK
+from equipoise.exit_codes import OK
 from equipoise.options import common, trace_changes, trace_options
 
 

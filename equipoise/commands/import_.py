@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from equipoise.cli import OK
 from equipoise.commands.types import IntRange
+from equipoise.exit_codes import OK
 from equipoise.options import common
 
 

@@ -24,7 +24,7 @@ def ranks(state: State, run_dir: str, form: str, last: int | None) -> int:
     RUN_DIR is the folder of one run, or what `run_dir` named when the policy was attached, if it holds a single
     run. No policy is needed: `mode="observe"` will do.
     """
-    from equipoise.study.questions.ranks import as_data, diagnose, render
+    from equipoise.study.twin.ranks import as_data, diagnose, render
 
     found = diagnose(Path(run_dir), last)
     click.echo(json.dumps(as_data(found)) if form == "json" else render(found), nl=form == "json")

@@ -4,8 +4,8 @@ import pytest
 
 from equipoise.policies.registry import PolicyError, make_policy, make_stage
 from equipoise.policies.stages.frozen import STEPS
-from equipoise.study.questions.method_table import frozen_policy, judge
 from equipoise.study.statistics import paired_ratio
+from tests.bench.method_table import frozen_policy, judge
 from tests.policies.test_parameters import decisions as of
 from tests.policies.test_parameters import exchange, queue, rates, remote, uneven
 

@@ -1,4 +1,4 @@
-"""What each sub-step is worth: `python -m equipoise.study.questions.method_table > docs/method.md`.
+"""What each sub-step is worth: `python -m tests.bench.method_table > docs/method.md`.
 
 Every shipped scenario with all four stages, and the same with one sub-step frozen (`policies.stages.frozen`), on
 the same seeds.
@@ -17,7 +17,7 @@ from equipoise.sim.hardware.profile import scenarios_dir
 from equipoise.sim.loading.file import read_scenario
 from equipoise.sim.record import versions
 from equipoise.study.runs.compare import Comparison, compare
-from equipoise.study.runs.execute import Progress
+from equipoise.study.runs.make import Progress
 from equipoise.study.statistics import Interval, paired_ratio
 
 SCENARIOS = ("quickstart", "skewed-data", "congested", "many-jobs-faults")
@@ -113,7 +113,7 @@ def method_table(names: Sequence[str], seeds: int, processes: int = 1, command: 
 def main(seeds: int, processes: int, scenarios: tuple[str, ...]) -> None:
     """Print the table of sub-steps as Markdown."""
     names = scenarios or SCENARIOS
-    command = " ".join(("python -m equipoise.study.questions.method_table", f"--seeds {seeds}", *scenarios))
+    command = " ".join(("python -m tests.bench.method_table", f"--seeds {seeds}", *scenarios))
     click.echo(method_table(names, seeds, processes, command), nl=False)
 
 

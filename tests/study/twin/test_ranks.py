@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from equipoise import cli
-from equipoise.study.questions.ranks import diagnose, render
+from equipoise.study.twin.ranks import diagnose, render
 
 USUAL = {"samples": 8, "stall_s": 0.008, "compute_s": 0.08, "tail_s": 0.02, "update_s": 0.008}
 
