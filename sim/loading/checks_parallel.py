@@ -32,7 +32,7 @@ def _network(scenario: Scenario, path: KeyPath) -> Iterator[Problem]:
 
 def _typed(scenario: Scenario, model: Model, jobs: list[Job], path: KeyPath) -> Iterator[Problem]:
     """What `parallel` cannot know: latencies, rates and passes that depend on the layout."""
-    p, node = model.parallel, min(group.gpus for group in scenario.cluster.groups)
+    p, node = model.parallel, min((g.gpus for g in scenario.cluster.groups if g.gpus), default=0)
     if p.tensor > 1 and p.tensor_bytes_per_sample == 0.0:
         yield (
             (*path, "tensor"),

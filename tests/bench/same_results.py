@@ -71,6 +71,7 @@ SHIPPED = {
     "skewed-data": TRAINING,
     "weak-host": TRAINING,
     "remote-storage": TRAINING,
+    "llm-13b": ("none",),
     "meant-to-fail": TRAINING,
     "counted": QUEUED,
     "philly": QUEUED,

@@ -71,7 +71,8 @@ def equipoise(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("package", [True, pytest.param(False, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("package", [True, False])
 def test_a_changed_helper_of_a_plugin_makes_other_runs(tmp_path: Path, package: bool) -> None:
     site, out = tmp_path / "site", tmp_path / "out"
     helper = plugin(site, package=package)

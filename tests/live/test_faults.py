@@ -130,12 +130,14 @@ def test_the_weights_are_those_of_training_without_it(results: Any, what: str) -
             assert torch.equal(found, expected)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("what", [k for k in KINDS if k not in ("interval", "unjournaled")])
 def test_the_failure_was_met_and_cost_little(results: Any, what: str) -> None:
     assert results[0][what]["failures"] >= 1
     assert results[0][what]["took_s"] < 60.0  # what a single decision of the sleeping one would take
 
 
+@pytest.mark.long
 def test_failures_are_on_record(results: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = next(Path(tmp_path_factory.getbasetemp()).glob("faults*"))
     for run, text in {

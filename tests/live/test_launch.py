@@ -55,6 +55,7 @@ json.dump({"trained": trained, "ranks": runtime.ranks}, open(f"done-{member}.jso
 """
 
 
+@pytest.mark.long
 def test_a_script_outlives_the_rank_that_hosted_everything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -46,6 +46,7 @@ for inputs, labels in runtime.batches(loader):
 """
 
 
+@pytest.mark.long
 def test_a_killed_launcher_leaves_nothing_running(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}

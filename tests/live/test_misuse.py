@@ -197,6 +197,7 @@ def without_a_file(rank: int) -> str:
     return said.getvalue()
 
 
+@pytest.mark.long
 def test_a_policy_file_that_is_not_there_is_told_once_and_not_by_every_rank() -> None:
     first, second = live_ranks.run(without_a_file, 2)
     assert first == (

@@ -79,6 +79,7 @@ def strictly(rank: int, folder: str) -> list[str]:
     return told
 
 
+@pytest.mark.long
 def test_strictly_a_file_that_one_rank_cannot_use_is_an_error_on_all(tmp_path: Path) -> None:
     write_policy(ExportedPolicy(make_policy("s2")), tmp_path / "policy.yaml")
     found = live_ranks.run(strictly, 2, str(tmp_path))

@@ -191,9 +191,8 @@ def events(folder: Path, kind: str) -> str:
     return "\n".join(line for line in found if f'"event":"{kind}"' in line)
 
 
-@pytest.mark.parametrize(
-    ("interval", "victim", "reported"), [pytest.param(1, 2, False, marks=pytest.mark.long), (4, 0, True)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("interval", "victim", "reported"), [(1, 2, False), (4, 0, True)])
 def test_a_killed_rank(tmp_path: Path, interval: int, victim: int, reported: bool) -> None:
     """SIGKILL in the middle of training; with `reported` the launcher says so, else the heartbeat does."""
     ranks = live_ranks.Ranks(train, 4, str(tmp_path), {}, interval, victim, 14)

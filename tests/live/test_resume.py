@@ -132,6 +132,7 @@ def one_process(found: dict[int, list[int]]) -> tuple[list[Any], dict[int, float
     return [p.detach() for p in net.parameters()], losses
 
 
+@pytest.mark.long
 def test_two_ranks_stop_and_three_go_on(tmp_path: Path) -> None:
     path = str(tmp_path / "checkpoint.pt")
     first = live_ranks.run(train, 2, path, STOP)

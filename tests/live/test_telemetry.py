@@ -401,6 +401,7 @@ def share_a_device(rank: int, folder: str) -> None:
     runtime.close()
 
 
+@pytest.mark.long
 def test_ranks_on_one_device_are_held_to_their_shares(tmp_path: Path) -> None:
     live_ranks.run(share_a_device, 2, str(tmp_path), EQUIPOISE_DEVICE="gpu")
     folder = live_ranks.record(tmp_path)

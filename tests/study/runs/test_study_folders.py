@@ -134,6 +134,7 @@ for _ in range(30):
 """
 
 
+@pytest.mark.long
 def test_several_may_ask_while_a_sweep_is_written(tmp_path: Path) -> None:
     out = tmp_path / "out"
     sweep(write_sweep(tmp_path, seeds=2), out, runner=quick)

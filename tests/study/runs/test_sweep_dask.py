@@ -11,6 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from distributed import Client
 
 from equipoise.study.runs import dask_engine
 from equipoise.study.runs.engines import EngineError
@@ -43,7 +44,10 @@ def cluster(tmp_path_factory):
     workers = [start("worker", *common, "--nthreads", "1", "--no-nanny") for _ in range(2)]
     try:
         wait_until(lambda: contact.exists() and contact.read_text().rstrip().endswith("}"))
-        yield json.loads(contact.read_text())["address"], workers, log
+        address = json.loads(contact.read_text())["address"]
+        with Client(address) as client:
+            client.wait_for_workers(2, timeout=60)
+        yield address, workers, log
     finally:
         for process in [*workers, scheduler]:
             process.kill()
