@@ -113,6 +113,6 @@ class LongRun:
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         """After the last one: the page."""
         done = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
-        if self.passed is not None and self.all and done and not self.failed:
+        if self.passed is not None and self.passed.seconds and self.all and done and not self.failed:
             PAGE.write_text(page(self.passed), encoding="utf-8")
             session.exitstatus = pytest.ExitCode.OK
