@@ -63,6 +63,7 @@ class Topology:
         self.capacity_bytes_per_s = np.concatenate((capacity.ravel(), shared))
         self.latency_s = latency
         self._routes: dict[tuple[int, int], tuple[Ints, float]] = {}
+        self._read_routes: dict[tuple[int, int], tuple[Ints, float]] = {}
 
     # --- names -------------------------------------------------------------------------------------------
 
@@ -117,12 +118,14 @@ class Topology:
         return found
 
     def read_route(self, source: int, target: int) -> tuple[Ints, float]:
-        """Links (n,) from one node's disk to another's memory, and their latency (s)."""
-        disk = self.link(source, DISK)
-        if source == target:
-            return np.array([disk]), float(self.latency_s[disk])
-        links, latency_s = self.route(source, target)
-        return np.concatenate(([disk], links)), latency_s + float(self.latency_s[disk])
+        """As `route`, from one node's disk to another's memory."""
+        found = self._read_routes.get((source, target))
+        if found is None:
+            disk, rest = self.link(source, DISK), (np.empty(0, dtype=np.int64), 0.0)
+            links, latency_s = self.route(source, target) if source != target else rest
+            found = np.concatenate(([disk], links)), latency_s + float(self.latency_s[disk])
+            self._read_routes[source, target] = found
+        return found
 
     def _find(self, source: int, target: int) -> list[int]:
         if source == target:

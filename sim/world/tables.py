@@ -62,32 +62,33 @@ def _fixed_s(job: TrainingJob) -> Floats:
     return np.where(starved, 0.0, job.config.fixed_s())
 
 
+_SHARD_COLUMNS = ("id", "job", "worker", "node", "bytes", "samples", "started", "local", "needed_in_s")
+
+
 def fill_shards(table: Shards, jobs: Sequence[TrainingJob], up: Bools) -> None:
     """One row per shard, or unread rest of one; up (nodes,)."""
-    rows: dict[str, list[float]] = {name: [] for name in Shards.columns}
-    first = 0
+    rows: list[tuple[float, ...]] = []  # this runs for every shard at every decision
+    first, is_up = 0, up.tolist()
     for job in jobs:
-        if job.data is not None:
-            seconds = job.config.seconds_per_sample()
-            for worker, queue in enumerate(job.data.queues):
-                ahead = 0
+        if (data := job.data) is not None:
+            seconds = job.config.seconds_per_sample().tolist()
+            row, own, size = job.row, job.row << PIECE_BITS, data.bytes_per_sample
+            for worker, queue in enumerate(data.queues):
+                ahead, number = 0, first + worker
                 for piece in queue:
-                    homes = job.data.homes[piece.shard]
-                    for name, value in (
-                        ("id", (job.row << PIECE_BITS) + piece.id),
-                        ("job", job.row),
-                        ("worker", first + worker),
-                        ("node", next((h for h in homes if up[h]), -1)),
-                        ("bytes", piece.left * job.data.bytes_per_sample),
-                        ("samples", piece.left),
-                        ("started", piece.started or piece.transfer is not None),
-                        ("local", job.data.at_hand(worker, piece)),
-                        ("needed_in_s", ahead * seconds[worker] if ahead else 0.0),
-                    ):
-                        rows[name].append(value)
-                    ahead += piece.left
+                    homes, left = data.homes[piece.shard], piece.end - piece.cursor
+                    node = homes[0] if homes and is_up[homes[0]] else next((h for h in homes if is_up[h]), -1)
+                    started = piece.started or piece.transfer is not None
+                    needed_in_s = ahead * seconds[worker] if ahead else 0.0
+                    at_hand = data.at_hand(worker, piece)
+                    rows.append(
+                        (own + piece.id, row, number, node, left * size, left, started, at_hand, needed_in_s)
+                    )
+                    ahead += left
         first += job.config.workers
-    refill(table, rows)
+    resize(table, len(rows))
+    for name, values in zip(_SHARD_COLUMNS, zip(*rows, strict=True), strict=False):  # no rows: no columns
+        writable(table, name)[: len(rows)] = values
 
 
 def fill_speeds(
