@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.policies.physics import efficiency, overlapped_s
+from equipoise.sim.cost.step import make_exchange, replica_cost_s
 from equipoise.sim.hardware.profile import Accelerator, HardwareProfile
-from equipoise.sim.job.cost import make_exchange, replica_cost_s
 from equipoise.sim.job.progress import DONE_TOLERANCE
 from equipoise.sim.network.topology import Topology
 from equipoise.sim.scenario.model import Cluster, Explicit, Model

@@ -6,8 +6,8 @@ import math
 
 from equipoise.policies.observation import Ints
 from equipoise.sim.cluster.cluster import Cluster
+from equipoise.sim.cost.step import checkpoint_bytes
 from equipoise.sim.job.account import Account
-from equipoise.sim.job.cost import checkpoint_bytes
 from equipoise.sim.job.dataset import Snapshot
 from equipoise.sim.scenario.model import Checkpoint, Model
 

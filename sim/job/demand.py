@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from equipoise.formats.text.columns import Text
 from equipoise.policies.observation import Floats, Ints
 from equipoise.sim.cluster.cluster import Cluster
-from equipoise.sim.job.cost import replica_cost_s
+from equipoise.sim.cost.step import replica_cost_s
 from equipoise.sim.scenario.model import Checkpoint, Data, Job, Model, Scenario, TraceSpec, TrainingJobs
 from equipoise.sim.scenario.tree import InputError
 from equipoise.sim.traces.read import Trace

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from equipoise.policies.observation import Bools, Floats, Ints
 from equipoise.policies.shards import next_batch
 from equipoise.sim.cluster.cluster import Cluster, Holding
+from equipoise.sim.cost.configuration import Configuration
 from equipoise.sim.job.account import (
     BARRIER_WAIT,
     BUSY,
@@ -27,7 +28,6 @@ from equipoise.sim.job.account import (
     RESTART,
 )
 from equipoise.sim.job.checkpoints import Checkpoints, State
-from equipoise.sim.job.configuration import Configuration
 from equipoise.sim.job.dataset import JobData, Snapshot
 from equipoise.sim.job.listener import Listeners
 from equipoise.sim.job.measurements import Measurements

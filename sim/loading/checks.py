@@ -14,8 +14,8 @@ import numpy as np
 from pydantic import BaseModel
 
 from equipoise.policies.registry import PolicyError, make_policy, make_stage
+from equipoise.sim.cost.memory import least_bytes
 from equipoise.sim.hardware.profile import Accelerator, HardwareProfile, load_profile
-from equipoise.sim.job.memory import least_bytes
 from equipoise.sim.loading.checks_energy import energy_problems
 from equipoise.sim.loading.checks_parallel import parallel_doubts
 from equipoise.sim.loading.transformers import bind, has_transformers

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from equipoise.policies.physics import overlapped_s
+from equipoise.sim.cost.transformer import plan_of, replica_cost_s, section
 from equipoise.sim.hardware.profile import HardwareProfile
-from equipoise.sim.job.transformer import plan_of, replica_cost_s, section
 from equipoise.sim.llm.quantities import quantities
 from equipoise.sim.llm.step_time import exchange, step_time
 from equipoise.sim.scenario.model import Model, NodeGroup

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
+from equipoise.sim.cost.transformer import accelerator_of, section
 from equipoise.sim.hardware.profile import HardwareProfile, load_profile
-from equipoise.sim.job.transformer import accelerator_of, section
 from equipoise.sim.llm import search as llm
 from equipoise.sim.llm.hardware import Accelerator, Network
 from equipoise.sim.llm.hf_config import from_config

@@ -13,8 +13,8 @@ from equipoise.policies.observation import Ints, resize, writable
 from equipoise.policies.physics import deal, overlapped_s
 from equipoise.sim.clock import Clock
 from equipoise.sim.cluster.cluster import Cluster
+from equipoise.sim.cost.memory import least_bytes
 from equipoise.sim.job.dataset import JobData, place_shards
-from equipoise.sim.job.memory import least_bytes
 from equipoise.sim.job.training import TrainingJob
 from equipoise.sim.network.transfers import Transfers
 from equipoise.sim.randomness import lognormal_parameters

@@ -20,7 +20,7 @@ from equipoise.policies.observation import (
     writable,
 )
 from equipoise.sim.cluster.cluster import Cluster
-from equipoise.sim.job.memory import UNBOUNDED
+from equipoise.sim.cost.memory import UNBOUNDED
 from equipoise.sim.job.training import TrainingJob
 
 Member = tuple[TrainingJob, slice]

@@ -13,6 +13,8 @@ from simpy.events import Event
 
 from equipoise.policies.contract import AllocationStage, Decision, Memory, Plan, Policy, Refusal, decide
 from equipoise.policies.observation import Floats, Observation, writable
+from equipoise.sim.advance.event_by_event import EventByEvent
+from equipoise.sim.advance.fast import Fast
 from equipoise.sim.clock import Clock
 from equipoise.sim.cluster.cluster import Cluster
 from equipoise.sim.cluster.faults import Faults
@@ -21,8 +23,6 @@ from equipoise.sim.cluster.throttle import Throttle, clocks_vary
 from equipoise.sim.hardware.prices import Prices
 from equipoise.sim.job.dataset import JobData
 from equipoise.sim.job.demand import Demand
-from equipoise.sim.job.event_by_event import EventByEvent
-from equipoise.sim.job.fast import Fast
 from equipoise.sim.job.listener import Listener, Listeners
 from equipoise.sim.job.rigid import RigidJob, RigidJobs
 from equipoise.sim.job.training import TrainingJob

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from equipoise.sim.cost.transformer import plan_of, section
 from equipoise.sim.hardware.profile import load_profile
-from equipoise.sim.job.transformer import plan_of, section
 from equipoise.sim.llm.layout import Layout
 from equipoise.sim.llm.memory import MemoryEstimate, memory, smallest_change
 from equipoise.sim.llm.quantities import Plan

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from equipoise.policies.contract import Policy
 from equipoise.policies.registry import make_policy
+from equipoise.sim.cost.step import replica_cost_s
 from equipoise.sim.hardware.profile import load_profile
-from equipoise.sim.job.cost import replica_cost_s
 from equipoise.sim.loading.file import read_scenario
 from equipoise.sim.record import Run
 from equipoise.sim.run import run

@@ -19,7 +19,7 @@ from equipoise.calibrate.fit.fits import fit_collective, fit_gemm_efficiency
 from equipoise.calibrate.fit.levels import Report
 from equipoise.calibrate.measure.operations import COLUMNS, KINDS, Operation, as_columns, from_columns, trace
 from equipoise.calibrate.samples import Sample, SampleSet
-from equipoise.commands.calibrate import calibrate as command
+from equipoise.commands.hardware.calibrate import calibrate as command
 from equipoise.sim.hardware.profile import load_profile
 
 RATE, BANDWIDTH, CALL_S = 50e9, 10e9, 1e-6

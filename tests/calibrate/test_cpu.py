@@ -25,7 +25,7 @@ from equipoise.calibrate.measure.collectives import Group
 from equipoise.calibrate.measure.host import HostBench, cores, last_level_cache_bytes
 from equipoise.calibrate.measure.measure import MissingError
 from equipoise.calibrate.samples import read_samples
-from equipoise.commands.calibrate import calibrate as command
+from equipoise.commands.hardware.calibrate import calibrate as command
 from equipoise.sim.hardware.profile import HardwareProfile, Measured, load_profile, save_profile
 from tests.calibrate import fakes as calibrate_fakes
 
@@ -226,7 +226,7 @@ def test_wrong_input_is_one_line_before_anything_is_measured(
         raise AssertionError("something was measured")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("equipoise.commands.calibrate._measure", never)
+    monkeypatch.setattr("equipoise.commands.hardware.calibrate._measure", never)
     if "/proc/p.yaml" in arguments:
         monkeypatch.setattr("os.access", lambda path, mode: False)  # root may write everywhere
     done = CliRunner().invoke(command, ["--device", "cpu", *arguments])

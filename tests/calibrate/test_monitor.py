@@ -217,7 +217,7 @@ def _scrape(url: str) -> str:
 
 DOCTOR = """
 import json
-from equipoise.commands import doctor
+from equipoise.commands.hardware import doctor
 print(json.dumps([doctor._gpus(), doctor._calibration()]))
 """
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from equipoise.calibrate.measure.measure import Measure, MissingError, Series
 from equipoise.calibrate.run import ConditionsChangedError, Plan, calibrate
 from equipoise.calibrate.samples import SampleWriter, read_samples
-from equipoise.commands.calibrate import calibrate as command
+from equipoise.commands.hardware.calibrate import calibrate as command
 
 CONDITIONS = {"device": "bench", "driver": "1"}
 

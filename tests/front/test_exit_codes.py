@@ -10,7 +10,7 @@ from equipoise import exit_codes
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted(
-    [*ROOT.glob("equipoise/*.py"), *ROOT.glob("equipoise/commands/*.py"), *ROOT.glob("study/**/*.py")]
+    [*ROOT.glob("equipoise/*.py"), *ROOT.glob("equipoise/commands/**/*.py"), *ROOT.glob("study/**/*.py")]
 )
 ENDS = {"exit", "_exit", "SystemExit", "Exit"}
 

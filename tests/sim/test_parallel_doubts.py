@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from equipoise.sim.job.cost import gradient_bytes, memory_need_bytes
+from equipoise.sim.cost.step import gradient_bytes, memory_need_bytes
 from equipoise.sim.loading.checks import doubts
 from equipoise.sim.scenario.model import Model
 from tests.scenarios import scenario

@@ -6,13 +6,13 @@ import math
 
 import pytest
 
-from equipoise.sim.hardware.profile import load_profile
-from equipoise.sim.job.cost import (
+from equipoise.sim.cost.step import (
     make_exchange,
     memory_need_bytes,
     replica_cost_s,
     single_gpu_cost_s,
 )
+from equipoise.sim.hardware.profile import load_profile
 from equipoise.sim.network.topology import Topology
 from equipoise.sim.scenario.model import Cluster, Model
 

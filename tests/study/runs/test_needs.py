@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.policies.physics import hidden_s, speed_at
+from equipoise.sim.cost.step import replica_cost_s
 from equipoise.sim.hardware.profile import Accelerator, Fabric, HardwareProfile
-from equipoise.sim.job.cost import replica_cost_s
 from equipoise.sim.scenario.model import Cluster, Job, Model
 from equipoise.study.needs import (
     Capacity,

@@ -16,7 +16,7 @@ import numpy as np
 from simpy.events import Event
 
 from equipoise.sim.clock import Clock
-from equipoise.sim.job.cost import Exchange
+from equipoise.sim.cost.step import Exchange
 from equipoise.sim.job.period import Outcome, Period
 from equipoise.sim.job.training import TrainingJob
 from equipoise.sim.network.network import Network

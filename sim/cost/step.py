@@ -10,8 +10,8 @@ from typing import Literal
 import numpy as np
 
 from equipoise.policies.observation import Floats, Ints
+from equipoise.sim.cost import transformer
 from equipoise.sim.hardware.profile import Accelerator, HardwareProfile
-from equipoise.sim.job import transformer
 from equipoise.sim.network.topology import Topology
 from equipoise.sim.scenario.model import Model
 

@@ -9,8 +9,8 @@ import numpy as np
 from simpy.events import Event
 
 from equipoise.policies.observation import Floats
+from equipoise.sim.advance.periods import Fixed, Moving, PerWorker
 from equipoise.sim.job.measurements import Window
-from equipoise.sim.job.periods import Fixed, Moving, PerWorker
 from equipoise.sim.job.training import TrainingJob
 
 

@@ -13,12 +13,12 @@ import numpy as np
 from simpy.events import Event
 
 from equipoise.policies.observation import Floats, Ints
+from equipoise.sim.advance import periods as p
+from equipoise.sim.advance.event_by_event import EventByEvent
+from equipoise.sim.advance.links import Links
+from equipoise.sim.advance.stretch import Stretch, copied, refresh_window, restore, state_of
 from equipoise.sim.clock import Clock
-from equipoise.sim.job import periods as p
-from equipoise.sim.job.event_by_event import EventByEvent
-from equipoise.sim.job.links import Links
 from equipoise.sim.job.period import Outcome, Period
-from equipoise.sim.job.stretch import Stretch, copied, refresh_window, restore, state_of
 from equipoise.sim.job.training import TrainingJob
 from equipoise.sim.network.network import Network
 

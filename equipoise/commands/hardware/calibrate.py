@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from equipoise.commands.fit_steps import fit_steps
+from equipoise.commands.hardware.fit_steps import fit_steps
 from equipoise.commands.tables import aligned
 from equipoise.commands.types import FloatRange
 from equipoise.exit_codes import OK, OUTSIDE

@@ -13,8 +13,8 @@ from simpy.events import Event
 
 from equipoise.policies.observation import Ints
 from equipoise.policies.physics import hidden_s
+from equipoise.sim.advance.asynchronous import Asynchronous
 from equipoise.sim.clock import LATE, Clock
-from equipoise.sim.job.asynchronous import Asynchronous
 from equipoise.sim.job.period import TIE, Outcome, Period
 from equipoise.sim.job.training import TrainingJob
 from equipoise.sim.network.network import Network

@@ -10,9 +10,9 @@ import numpy as np
 from equipoise.policies.observation import Floats, Ints
 from equipoise.policies.physics import deal, speed_at
 from equipoise.sim.cluster.cluster import Cluster, Holding
-from equipoise.sim.job.cost import Exchange, make_exchange, make_push, memory_need_bytes, replica_cost_s
-from equipoise.sim.job.memory import UNBOUNDED, fewest_workers, samples_per_pass
-from equipoise.sim.job.transformer_exchange import make_transformer_exchange
+from equipoise.sim.cost.memory import UNBOUNDED, fewest_workers, samples_per_pass
+from equipoise.sim.cost.step import Exchange, make_exchange, make_push, memory_need_bytes, replica_cost_s
+from equipoise.sim.cost.transformer_exchange import make_transformer_exchange
 from equipoise.sim.scenario.model import Job as JobSpec
 from equipoise.sim.scenario.model import Model
 

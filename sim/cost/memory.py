@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from equipoise.sim.job.cost import memory_need_bytes
+from equipoise.sim.cost.step import memory_need_bytes
 from equipoise.sim.scenario.model import Model
 
 UNBOUNDED = 2**62

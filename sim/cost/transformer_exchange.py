@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from equipoise.policies.observation import Ints
+from equipoise.sim.cost.step import NO_EXCHANGE, Exchange, flow
+from equipoise.sim.cost.transformer import plan_of, section
 from equipoise.sim.hardware.profile import Accelerator
-from equipoise.sim.job.cost import NO_EXCHANGE, Exchange, flow
-from equipoise.sim.job.transformer import plan_of, section
 from equipoise.sim.llm.quantities import quantities
 from equipoise.sim.llm.step_time import exchange
 from equipoise.sim.network.topology import Topology

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from equipoise.commands.compare import until_options
+from equipoise.commands.runs.compare import until_options
 from equipoise.commands.types import IntRange
 from equipoise.exit_codes import OK, OUTSIDE, SOME_FAILED
 from equipoise.options import KEPT, State, common, note, pass_state, progress
