@@ -101,6 +101,7 @@ class Comparison:
     level: float = CONFIDENCE
     precision: Precision | None = None
     failures: tuple[str, ...] = ()
+    random: bool = True
 
     def of(self, policy: str) -> tuple[Result, ...]:
         """Results of one policy, seeds ascending."""
@@ -154,6 +155,7 @@ class Comparison:
             "policies": self.policies,
             "seeds": self.seeds,
             "confidence": CONFIDENCE,
+            "random": self.random,
             "bound": asdict(self.bound),
             "notes": self.notes,
             "rows": self.rows(),
@@ -258,7 +260,7 @@ def _comparison(
         level = until.level
     return Comparison(
         scenario.name, policies, tuple(dict.fromkeys(o.seed for o in orders)), results, bound,
-        (*notes, *_notes(results)), level, precision, failures,
+        (*notes, *_notes(results)), level, precision, failures, is_random(scenario),
     )  # fmt: skip
 
 
