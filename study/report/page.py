@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -50,21 +51,23 @@ class Made:
     notes: tuple[str, ...]
 
 
-def make_report(folder: str | Path, out: str | Path | None = None) -> Made:
+def make_report(folder: str | Path, out: str | Path | None = None, refresh_s: float | None = None) -> Made:
     """Write the report of a run, a comparison or a sweep; default: `report.html` in the folder.
+
+    refresh_s: the page loads itself anew every so many seconds, while its study is being made.
 
     Raises InputError when the folder holds no results or damaged ones, OSError when it cannot be written.
     """
     study = read_study(folder)
     target = Path(out) if out is not None else Path(folder) / "report.html"
-    page, notes = render_report(study)
+    page, notes = render_report(study, refresh_s)
     content = page.encode("utf-8")
     target.parent.mkdir(parents=True, exist_ok=True)
     write_whole(target, content)
     return Made(target, len(content), notes)
 
 
-def render_report(study: Study) -> tuple[str, tuple[str, ...]]:
+def render_report(study: Study, refresh_s: float | None = None) -> tuple[str, tuple[str, ...]]:
     """(the page, what it could not show). Raises InputError when files of the study are damaged."""
     details, notes = _details(study)
     charts = study_charts(study)
@@ -75,6 +78,9 @@ def render_report(study: Study) -> tuple[str, tuple[str, ...]]:
     sections = _sections(study, charts, details, notes)
     page = _template("report.html").substitute(
         title=escape(f"{study.title}: Equipoise report"),
+        refresh=""
+        if refresh_s is None
+        else f'<meta http-equiv="refresh" content="{math.ceil(refresh_s)}">\n',
         style=_text("report.css"),
         nav="".join(f'<a href="#{key}">{escape(name)}</a>' for key, name, _ in sections if name),
         main="\n".join(content for _, _, content in sections),

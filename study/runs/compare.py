@@ -213,7 +213,7 @@ def compare(
     shared = Shared(keep=keep, runner=runner, timeline=timeline, journal=journal, trace=trace)
     with _store(out) as store:
         store.keep_only(order.id for order in orders)
-        store.set_about(study="comparison", name=scenario.name)
+        store.set_about(study="comparison", name=scenario.name, planned=str(len(orders)))
         chosen, made = make(store, orders, shared, How(jobs_parallel, retry=True, progress=progress), until)
         store.keep_only(order.id for order in chosen)
         comparison = _comparison(
