@@ -22,7 +22,7 @@ from equipoise.study.terminal import printable
 COMMANDS = {
     "run": ("runs.run", "run", "Simulate a scenario under one policy."),
     "compare": ("runs.compare", "compare", "Simulate several policies on the same seeds and compare them."),
-    "sweep": ("runs.sweep", "sweep", "Make the runs of a sweep file; resumes by itself."),
+    "sweep": ("runs.sweep", "sweep", "Run a sweep file; resumes by itself."),
     "watch": ("runs.watch", "watch", "Show how far a sweep has come, and its first results."),
     "merge": ("runs.sweep", "merge", "Put the shards of a sweep together."),
     "query": ("runs.query", "query", "Query results with SQL."),
