@@ -35,6 +35,7 @@ COMMANDS = {
     "fit": ("questions.fit", "fit", "Does a large model fit into memory, and what would make it."),
     "limits": ("questions.limits", "limits", "Name what limits each job, and what would help most."),
     "sensitivity": ("questions.sensitivity", "sensitivity", "Which values of a scenario decide the result."),
+    "diff": ("runs.diff", "diff", "Show what differs between two runs."),
     "report": ("runs.report", "report", "Write results as one HTML file, or as figures for papers."),
     "timeline": ("runs.report", "timeline", "Write a run's timeline for Perfetto."),
     "validate-against": (
