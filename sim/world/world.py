@@ -13,6 +13,7 @@ from simpy.events import Event
 
 from equipoise.policies.contract import AllocationStage, Decision, Memory, Plan, Policy, Refusal, decide
 from equipoise.policies.observation import Floats, Observation, writable
+from equipoise.policies.queues.within import within_queues
 from equipoise.sim.advance.event_by_event import EventByEvent
 from equipoise.sim.advance.fast import Fast
 from equipoise.sim.clock import Clock
@@ -93,6 +94,7 @@ class SimWorld:
         prices: Prices,
         timeline: bool = False,
     ) -> None:
+        policy = within_queues(policy) if demand.claims.queues.restricts else policy
         self.scenario, self.demand, self.cluster, self.policy = scenario, demand, cluster, policy
         self.seed, self.on_decision, self.prices = seed, on_decision, prices
         self.clock = Clock()
