@@ -141,7 +141,7 @@ class Declared:
             names={**names, "limit": tuple(limits.name)},
             claims=np.array(table, dtype=np.int64).reshape(len(claims), len(KINDS)),
             nodes=np.empty((len(claims), 0), dtype=np.bool_) if whole else nodes,
-            leaf=np.array([row + [-1] * (most - len(row)) for row in leaves], dtype=np.int64).reshape(-1, most),
+            leaf=np.array([row + [-1] * (most - len(row)) for row in leaves], dtype=np.int64).reshape(len(leaves), most),
             parent=np.array(limits.parent, dtype=np.int64),
             gpus_max=np.array(limits.gpus, dtype=np.float64),
             gpus_kept=np.array(limits.kept, dtype=np.float64),
