@@ -8,7 +8,7 @@ is kept. What a world cannot know is NaN (floats) or -1 (indices), never 0.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any, ClassVar, Generic, Self, TypeVar, overload
 
@@ -372,6 +372,11 @@ class Observation:
             gpu_models=gpu_models,
             queues=queues,
         )
+
+    def snapshot(self) -> Observation:
+        """A copy that stays as it is when the world goes on."""
+        tables = {name: table.replaced(**table.as_dict()) for name, table in self.tables().items()}
+        return replace(self, **tables, waiting=self.waiting.copy(), running=self.running.copy())  # type: ignore[arg-type]
 
     def tables(self) -> Mapping[str, Table]:
         """The tables by name, in a fixed order."""

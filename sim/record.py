@@ -175,6 +175,13 @@ def write_parquet(path: Path, columns: Mapping[str, NDArray[Any]]) -> None:
         )
 
 
+def read_parquet(path: Path) -> dict[str, NDArray[Any]]:
+    """The columns of a file that `write_parquet` wrote; texts as objects."""
+    with duckdb.connect(config={"threads": "1"}) as connection:
+        found = connection.execute("SELECT * FROM read_parquet(?)", [str(path)]).fetchnumpy()
+    return {name: np.ma.filled(column) if np.ma.isMaskedArray(column) else column for name, column in found.items()}
+
+
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
     def plain(value: Any) -> Any:
         if isinstance(value, float) and not math.isfinite(value):
