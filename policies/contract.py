@@ -435,7 +435,9 @@ def _check_allocation(allocation: Allocation, observation: Observation, plan: Pl
     )  # fmt: skip
     if not code and observation.queues.restricts:
         listed = (allocation.job, allocation.offset, allocation.gpu, allocation.share)
-        return next((f"job row {row} {why}" for row, why in breaches(observation, *listed, first=True).items()), None)
+        return next(
+            (f"job row {row} {why}" for row, why in breaches(observation, *listed, first=True).items()), None
+        )
     return _ALLOCATION_FAULTS[code].format(job, gpu) if code else None
 
 

@@ -335,7 +335,9 @@ class Observation:
     gpu_models: tuple[str, ...] = ("gpu",)
     refused: tuple[Refusal, ...] = ()
     queues: Queues = EMPTY
-    held: Ints = field(default_factory=lambda: _NO_ROWS)  # waiting jobs that are not in `waiting`, because a limit of their queue forbids a start
+    held: Ints = field(
+        default_factory=lambda: _NO_ROWS
+    )  # waiting jobs that are not in `waiting`, because a limit of their queue forbids a start
 
     @classmethod
     def of(

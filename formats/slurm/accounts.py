@@ -15,7 +15,9 @@ from equipoise.formats.text.numbers import decimal
 from equipoise.formats.text.tally import Change, Tally
 from equipoise.formats.text.textfile import TextFile
 
-_OWN = frozenset({"account", "user", "parentname", "parent", "share", "fairshare", "rawshares", "name", "defaultaccount"})
+_OWN = frozenset(
+    {"account", "user", "parentname", "parent", "share", "fairshare", "rawshares", "name", "defaultaccount"}
+)
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,9 @@ def read_associations(source: str | Path | bytes, *, name: str = "") -> Accounts
     if not {"account", "user"} <= set(header):
         raise file.error(1, "no header `Cluster|Account|User|...` of `sacctmgr show assoc -P`")
     rows = [dict(zip(header, (cell.strip() for cell in line.split("|")), strict=False)) for line in lines[1:]]
-    return Accounts(tuple(_association(row, row["account"], row["user"]) for row in rows if row["account"] != "root"))
+    return Accounts(
+        tuple(_association(row, row["account"], row["user"]) for row in rows if row["account"] != "root")
+    )
 
 
 def _association(values: Mapping[str, str], account: str, user: str) -> Association:
@@ -77,7 +81,9 @@ def read_dump(source: str | Path | bytes, *, name: str = "") -> Accounts:
             continue
         match = re.match(r"(Cluster|Parent|Account|User)\s*-\s*('[^']*'|[^:]*)(?::(.*))?$", line.strip())
         if match is None:
-            raise file.error(number, "no line `Parent - 'NAME'`, `Account - ...` or `User - ...` of `sacctmgr dump`")
+            raise file.error(
+                number, "no line `Parent - 'NAME'`, `Account - ...` or `User - ...` of `sacctmgr dump`"
+            )
         kind, title = match[1], match[2].strip().strip("'")
         pairs = (part.partition("=") for part in _fields(match[3] or ""))
         values = {key.strip().lower(): value.strip().strip("'") for key, _, value in pairs}
@@ -110,12 +116,16 @@ def read_script(source: str | Path | bytes, *, name: str = "") -> Accounts:
         for key, values in _entries(words[1].lower(), words[2:]):
             if words[1].lower() == "qos":
                 qos.setdefault(key[0], {}).update(values)
-            elif words[1].lower() in ("account", "user") and (words[0].lower() != "modify" or key in accounts):
+            elif words[1].lower() in ("account", "user") and (
+                words[0].lower() != "modify" or key in accounts
+            ):
                 accounts.setdefault(key, {}).update(values)
             else:
                 tally.add("left out", f"line {what}", number)
     made = tuple(_association(values, account, user) for (account, user), values in accounts.items())
-    return Accounts(made, tuple(qos_of({"Name": title, **values}) for title, values in qos.items()), tally.changes())
+    return Accounts(
+        made, tuple(qos_of({"Name": title, **values}) for title, values in qos.items()), tally.changes()
+    )
 
 
 def _entries(kind: str, words: list[str]) -> Iterator[tuple[tuple[str, str], dict[str, str]]]:
@@ -130,7 +140,9 @@ def _entries(kind: str, words: list[str]) -> Iterator[tuple[tuple[str, str], dic
     names = pairs.get("name", pairs.get("names", "")).split(",")
     if kind == "qos":
         columns = {key: value for key, value in pairs.items() if key not in ("name", "names")}
-        yield from (((title, ""), {_QOS.get(key, key): value for key, value in columns.items()}) for title in names)
+        yield from (
+            ((title, ""), {_QOS.get(key, key): value for key, value in columns.items()}) for title in names
+        )
     elif kind == "user":
         account = pairs.get("account", pairs.get("accounts", pairs.get("defaultaccount", "")))
         yield from (((account, title), pairs) for title in names)

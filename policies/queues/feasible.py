@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import numpy as np
 
-from equipoise.policies.observation import RUNNING, Floats, Ints, Observation
+from equipoise.policies.observation import RUNNING, Bools, Floats, Ints, Observation
 from equipoise.policies.queues.limits import Quota, amounts_of, describe, held_amounts, stands_well
 
 
 def breaches(
-    o: Observation, job: Ints, offset: Ints, gpu: Ints, share: Floats, *, first: bool = False
+    o: Observation,
+    job: Ints,
+    offset: Ints,
+    gpu: Ints,
+    share: Floats,
+    *,
+    first: bool = False,
+    quota: Quota | None = None,
 ) -> dict[int, str]:
     """Why jobs of an allocation (in compressed rows) may not have what it gives them, by row.
 
     What a job gives back counts before what others take. A job that would break a limit takes nothing, so that
-    later ones may have it. first: only the first such job.
+    later ones may have it. first: only the first such job. quota: as observed; then holds what is used after it.
     """
-    quota, found = Quota.now(o), dict[int, str]()
+    quota, found = quota or Quota.now(o), dict[int, str]()
     rows, running = job.tolist(), o.jobs.state[job] == RUNNING
     for row in job[running].tolist():
         quota.book(int(o.jobs.claim[row]), {m: -n for m, n in held_amounts(o, row).items()}, -1)
@@ -41,9 +48,9 @@ def breaches(
     return found
 
 
-def may_start(o: Observation, rows: Ints, need: Ints) -> np.ndarray:  # type: ignore[type-arg]
+def may_start(o: Observation, quota: Quota, rows: Ints, need: Ints) -> Bools:
     """Whether each waiting job (rows), which needs so many GPUs at least, breaks no limit by itself."""
-    quota, share = Quota.now(o), np.minimum(o.jobs.gpu_share_requested[rows], 1.0)
+    share = np.minimum(o.jobs.gpu_share_requested[rows], 1.0)
     claim, types = o.jobs.claim[rows], o.jobs.gpu_types[rows]
     allowed = np.ones(len(rows), dtype=np.bool_)
     models = np.arange(len(o.gpu_models))

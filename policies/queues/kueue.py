@@ -6,7 +6,6 @@ https://kueue.sigs.k8s.io/docs/concepts/cluster_queue/. A cycle looks at the hea
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,7 +18,14 @@ from equipoise.policies.baselines.queueing import NONE_WAITS, PLANNED, unchanged
 from equipoise.policies.contract import AllocationStage, Memory, Plan
 from equipoise.policies.observation import Bools, Ints, Observation
 from equipoise.policies.queues.declared import ANY_PRIORITY, LOWER_OR_NEWER, NEVER
-from equipoise.policies.queues.limits import ROUNDING, Quota, allowed_nodes, amounts_of, held_amounts, node_model
+from equipoise.policies.queues.limits import (
+    ROUNDING,
+    Quota,
+    allowed_nodes,
+    amounts_of,
+    held_amounts,
+    node_model,
+)
 from equipoise.policies.queues.places import masks, place_job, start_on, wanted_gpus
 
 
@@ -37,7 +43,9 @@ class Kueue(AllocationStage):
     needs: ClassVar[frozenset[str]] = frozenset({"nodes", "gpus", "jobs", "workers"})
     order: ClassVar[str] = "heads of queues: within quota first, priority, arrival, id"
     blocking: ClassVar[str] = "as each queue says: strict, or passes over what does not fit (best-effort)"
-    preemption: ClassVar[str] = "lower priority in the queue, and what other queues of the cohort have borrowed"
+    preemption: ClassVar[str] = (
+        "lower priority in the queue, and what other queues of the cohort have borrowed"
+    )
     places: ClassVar[str] = "the fewest nodes possible now, of the first flavor with quota"
     starvation: ClassVar[str] = "a gang may wait in a best-effort queue for as long as smaller jobs arrive"
     keeps_limits: ClassVar[bool] = True
@@ -182,7 +190,12 @@ class _Turn:
     def _rank(self, head: _Head) -> tuple[float, float, float, int]:
         priority = float(self.o.jobs.priority[head.row])
         if self.o.queues.numbers.get("fair_sharing") and head.leaf >= 0:
-            return (self._share(head.leaf, head.gpus), -priority, float(self.o.jobs.arrival_s[head.row]), head.row)
+            return (
+                self._share(head.leaf, head.gpus),
+                -priority,
+                float(self.o.jobs.arrival_s[head.row]),
+                head.row,
+            )
         return (float(head.borrows), -priority, float(self.o.jobs.arrival_s[head.row]), head.row)
 
     def _share(self, leaf: int, more: float = 0.0) -> float:
@@ -204,7 +217,10 @@ class _Turn:
     def _nominate(self, head: _Head) -> None:
         """Choose a flavor: the first in which the job fits, else the first in which it may stop others."""
         quotas = self._quotas(head.row) or [-1]
-        head.leaf = next((leaf for leaf in quotas if leaf >= 0 and head.gpus <= self.quota._most[leaf] + ROUNDING), quotas[0])
+        head.leaf = next(
+            (leaf for leaf in quotas if leaf >= 0 and head.gpus <= self.quota._most[leaf] + ROUNDING),
+            quotas[0],
+        )
         for leaf in quotas:
             if self._within(head, leaf) and self._room(head, leaf, ()):
                 head.leaf, head.fits = leaf, True
@@ -287,7 +303,9 @@ class _Turn:
         return found
 
     def _stop(self, row: int, by: int) -> None:
-        self.quota.book(int(self.o.jobs.claim[row]), {m: -n for m, n in held_amounts(self.o, row).items()}, -1)
+        self.quota.book(
+            int(self.o.jobs.claim[row]), {m: -n for m, n in held_amounts(self.o, row).items()}, -1
+        )
         self.hand.stop((row,))
         self.victims[row] = by
 
@@ -314,7 +332,11 @@ class _Turn:
                 continue
             priority = float(jobs.priority[row])
             if leaf == head.leaf:
-                newer = within == LOWER_OR_NEWER and priority == mine and jobs.arrival_s[row] > jobs.arrival_s[head.row]
+                newer = (
+                    within == LOWER_OR_NEWER
+                    and priority == mine
+                    and jobs.arrival_s[row] > jobs.arrival_s[head.row]
+                )
                 may = within != NEVER and (priority < mine or bool(newer))
             else:
                 borrows = self.quota.gpus[leaf] > self.nominal[leaf] + ROUNDING
@@ -362,4 +384,6 @@ class _Turn:
         self.quota.book(int(self.o.jobs.claim[row]), amounts, sign)
 
     def _fits(self, head: _Head, stopped: Sequence[tuple[int, int]], borrow: bool) -> bool:
-        return self._within(head, head.leaf, borrow) and self._room(head, head.leaf, [row for row, _ in stopped])
+        return self._within(head, head.leaf, borrow) and self._room(
+            head, head.leaf, [row for row, _ in stopped]
+        )

@@ -11,11 +11,11 @@ import numpy as np
 from equipoise.policies.allocation.draft import Hand
 from equipoise.policies.baselines.queueing import NONE_WAITS, PLANNED, unchanged
 from equipoise.policies.contract import AllocationStage, Memory, Plan
-from equipoise.policies.observation import Floats, Ints, Observation
+from equipoise.policies.observation import Bools, Floats, Ints, Observation
 from equipoise.policies.queues.fairshare import classic, fair_tree, usage_now
-from equipoise.policies.queues.limits import Quota, allowed_nodes, amounts_of
-from equipoise.policies.queues.places import masks, place_job, start_on, wanted_gpus
-from equipoise.policies.queues.profile import Profile, spread
+from equipoise.policies.queues.limits import Quota, allowed_nodes, amounts_of, node_model
+from equipoise.policies.queues.places import place_job, start_on, wanted_gpus
+from equipoise.policies.queues.profile import Profile, node_classes, spread
 
 _SHOWN = 200
 """Jobs at the head of the queue whose priority the reason tells."""
@@ -62,7 +62,9 @@ class Multifactor(AllocationStage):
     name: ClassVar[str] = "multifactor"
     needs: ClassVar[frozenset[str]] = frozenset({"nodes", "gpus", "jobs", "workers"})
     order: ClassVar[str] = "tier of the partition, multifactor priority, arrival, id"
-    blocking: ClassVar[str] = "strict in each partition; with backfill, starts what delays no job planned before it"
+    blocking: ClassVar[str] = (
+        "strict in each partition; with backfill, starts what delays no job planned before it"
+    )
     preemption: ClassVar[str] = "never"
     places: ClassVar[str] = "the fewest nodes possible now, of the partition and of the GPU types asked for"
     starvation: ClassVar[str] = "with weight on age and backfill none; else as the weights say"
@@ -93,8 +95,9 @@ class Multifactor(AllocationStage):
         last_s, interval_s = memory.get("backfilled_s", -math.inf), o.queues.numbers.get("interval_s", 0.0)
         depth, revisit_s = int(o.queues.numbers.get("depth", 0)), math.inf
         if depth and left and o.time_s >= last_s + interval_s:
-            turn.backfill(left[:depth], o.queues.numbers["window_s"])
-            memory = {**memory, "backfilled_s": o.time_s}
+            classes = memory["node_class"] if "node_class" in memory else node_classes(o)
+            turn.backfill(left[:depth], o.queues.numbers["window_s"], classes)
+            memory = {**memory, "backfilled_s": o.time_s, "node_class": classes}
         elif depth and left and hand.free:
             revisit_s = last_s + interval_s
         values = {
@@ -138,14 +141,21 @@ class _Turn:
         """Rows as an array."""
         return np.array(list(rows), dtype=np.int64)
 
-    def start(self, row: int, free: Ints | None = None) -> bool | None:
-        """Start a job now: True, False where there is no place, None where a limit does not let it."""
+    def start(self, row: int, most: Ints | None = None, node_class: Ints | None = None) -> bool | None:
+        """Start a job now: True, False where there is no place, None where a limit does not let it.
+
+        most: GPUs of each class of nodes that nobody planned before it counts on.
+        """
         wanted, claim = wanted_gpus(self.o, row), int(self.o.jobs.claim[row])
         share = float(min(self.o.jobs.gpu_share_requested[row], 1.0))
-        models = self._models(claim, row, wanted * share)
-        if models is None:
+        allowed = self._nodes(claim, row, wanted * share)
+        if allowed is None:
             return None
-        gpus = place_job(self.hand, row, wanted, allowed=models, free=free)
+        gpus = place_job(self.hand, row, wanted, allowed=allowed)
+        if gpus is not None and most is not None and node_class is not None:
+            taken = np.bincount(node_class[self.o.gpus.node[gpus]], minlength=len(most))
+            if (taken > most).any():  # spread as the profile says, class by class
+                gpus = self._by_class(row, spread(most, wanted), allowed, node_class)
         if gpus is None:
             return False
         amounts = amounts_of(self.o, gpus, share)
@@ -157,7 +167,16 @@ class _Turn:
         start_on(self.hand, row, gpus)
         return True
 
-    def _models(self, claim: int, row: int, gpus: float) -> np.ndarray | None:  # type: ignore[type-arg]
+    def _by_class(self, row: int, taken: Ints, allowed: Bools, node_class: Ints) -> Ints | None:
+        parts = []
+        for one in np.flatnonzero(taken).tolist():
+            part = place_job(self.hand, row, int(taken[one]), allowed=allowed & (node_class == one))
+            if part is None:
+                return None
+            parts.append(part)
+        return np.concatenate(parts)
+
+    def _nodes(self, claim: int, row: int, gpus: float) -> Bools | None:
         """Nodes that a job may use now; None where its limits let it have none (then it is noted)."""
         allowed = allowed_nodes(self.o, row)
         if claim < 0:
@@ -165,39 +184,41 @@ class _Turn:
         room = np.array(self.quota.room(claim))
         if (room + 1e-9 >= gpus).all():
             return allowed
-        model = np.zeros(len(self.o.nodes), dtype=np.int64)
-        has = self.o.nodes.gpus > 0
-        model[has] = self.o.gpus.model[self.o.nodes.first_gpu[has]]
-        allowed = allowed & has & (room + 1e-9 >= gpus)[model]
+        model = node_model(self.o)
+        allowed = allowed & (model >= 0) & (room + 1e-9 >= gpus)[np.maximum(model, 0)]
         if allowed.any():
             return allowed
-        first = next(k for k in self.quota.leaves(claim) if self.quota.left(k) < gpus or self.quota.left_jobs(k) < 1)
+        first = next(
+            k for k in self.quota.leaves(claim) if self.quota.left(k) < gpus or self.quota.left_jobs(k) < 1
+        )
         self.limited[row] = self.quota.tightest(first, gpus)
         return None
 
-    def backfill(self, rows: list[int], window_s: float) -> None:
+    def backfill(self, rows: list[int], window_s: float, node_class: Ints) -> None:
         """Plan jobs in order; start those whose turn is now."""
         o, hand = self.o, self.hand
-        running = np.concatenate((o.running, hand.started()))
-        profile, until_s = Profile(hand, running), o.time_s + window_s
-        wanted = {row: wanted_gpus(o, row) for row in rows}
+        profile = Profile(hand, np.concatenate((o.running, hand.started())), node_class)
+        until_s = o.time_s + window_s
+        wanted = [wanted_gpus(o, row) for row in rows]
+        least = np.minimum.accumulate(wanted[::-1])[::-1].tolist()  # of each job and those behind it
         for k, row in enumerate(rows):
-            if min(wanted[other] for other in rows[k:]) > hand.free:
+            if least[k] > hand.free:
                 break
-            if row in self.limited:
+            share = float(min(o.jobs.gpu_share_requested[row], 1.0))
+            allowed = self._nodes(int(o.jobs.claim[row]), row, wanted[k] * share)
+            if row in self.limited or allowed is None:
                 continue
-            allowed = self._models(int(o.jobs.claim[row]), row, wanted[row] * float(o.jobs.gpu_share_requested[row]))
-            if allowed is None:
-                continue
+            classes = np.zeros(profile.classes, dtype=np.bool_)
+            classes[node_class[allowed]] = True
             takes_s = float(o.jobs.service_s[row])
             takes_s = math.inf if math.isnan(takes_s) else max(takes_s, 0.0)
-            found = [f for mask in masks(o, row, allowed) if (f := profile.earliest(mask, wanted[row], takes_s, until_s))]
-            if not found:
+            found = profile.earliest(classes, wanted[k], takes_s, until_s)
+            if found is None:
                 continue
-            begin_s, least = min(found, key=lambda pair: pair[0])
-            if begin_s <= o.time_s and self.start(row, least):
-                nodes = o.gpus.node[hand.given[row][0]]
-                profile.take(np.bincount(nodes, minlength=len(o.nodes)), o.time_s, takes_s)
+            begin_s, free = found
+            if begin_s <= o.time_s and self.start(row, free, node_class):
+                given = node_class[o.gpus.node[hand.given[row][0]]]
+                profile.take(np.bincount(given, minlength=profile.classes), o.time_s, takes_s)
             elif begin_s > o.time_s:
-                profile.take(spread(least, wanted[row]), begin_s, takes_s)
+                profile.take(spread(free, wanted[k]), begin_s, takes_s)
                 self.planned[row] = begin_s

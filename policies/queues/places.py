@@ -15,7 +15,6 @@ from equipoise.policies.queues.declared import (
     NODE_PREFERRED,
     NODE_REQUIRED,
     RACK_PREFERRED,
-    RACK_REQUIRED,
 )
 from equipoise.policies.queues.limits import allowed_nodes
 
@@ -32,11 +31,11 @@ def masks(o: Observation, row: int, allowed: Bools) -> Iterator[Bools]:
 
 
 def place_job(
-    hand: Hand, row: int, wanted: int, rule: int = ANY, allowed: Bools | None = None, free: Ints | None = None
+    hand: Hand, row: int, wanted: int, rule: int = ANY, allowed: Bools | None = None
 ) -> Ints | None:
     """GPUs (rows) for a job that are free in `hand`, or None. Takes nothing: see `start_on`.
 
-    allowed: nodes to choose from, in place of all that it may use. free: whole GPUs free per node, at most.
+    allowed: nodes to choose from, in place of all that it may use.
     """
     o = hand.observation
     allowed = allowed_nodes(o, row) if allowed is None else allowed
@@ -44,7 +43,7 @@ def place_job(
     out = np.empty(wanted, dtype=np.int64)
     for mask in masks(o, row, allowed):
         first, size, up, now, *rest = hand.columns
-        left = np.where(mask, now if free is None else np.minimum(now, free), 0)
+        left = np.where(mask, now, 0)
         if share >= 1.0 and int(left.sum()) < wanted:
             continue
         columns = working((first, size, frozen(up & mask), frozen(left), *rest))  # type: ignore[arg-type]
@@ -73,5 +72,7 @@ def wanted_gpus(o: Observation, row: int) -> int:
     if jobs.rigid[row]:
         return int(jobs.gpus_requested[row])
     per = int(jobs.gpus_per_worker[row])
-    workers = min(max(int(jobs.gpus_requested[row]) // per, int(jobs.workers_min[row])), int(jobs.workers_max[row]))
+    workers = min(
+        max(int(jobs.gpus_requested[row]) // per, int(jobs.workers_min[row])), int(jobs.workers_max[row])
+    )
     return workers * per

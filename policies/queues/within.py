@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ from equipoise.policies.allocation.draft import Hand
 from equipoise.policies.contract import Allocation, AllocationStage, Memory, Plan, Policy, Stage
 from equipoise.policies.observation import HELD, RUNNING, WAITING, Ints, Observation
 from equipoise.policies.queues.feasible import breaches, may_start
-from equipoise.policies.queues.limits import restricted
+from equipoise.policies.queues.limits import Quota, restricted
 from equipoise.policies.queues.places import place_job, start_on
 
 _ROUNDS = 8
@@ -30,7 +31,7 @@ class Within(AllocationStage):
 
     def __post_init__(self) -> None:
         """Promise what the stage promises."""
-        for name in ("name", "needs", "starts_only", "order", "blocking", "preemption"):
+        for name in ("name", "needs", "starts_only", "order", "blocking", "preemption", "honours"):
             object.__setattr__(self, name, getattr(self.stage, name))
         object.__setattr__(self, "needs", self.needs | {"nodes", "gpus", "jobs", "workers"})
 
@@ -40,22 +41,43 @@ class Within(AllocationStage):
 
     def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
         """The plan of the stage for the jobs that may start."""
-        o, before = observation, plan
-        held, frozen_rows = _held(o), np.empty(0, dtype=np.int64)
+        o, before, fixed = observation, plan, np.empty(0, dtype=np.int64)
+        held = _held(o, Quota.now(o))
         for _ in range(_ROUNDS):
-            view = _view(o, held, frozen_rows)
-            plan, after = self.stage.refine(view, before, memory)
+            plan, after = self.stage.refine(_view(o, held, fixed), before, memory)
             if plan.allocation is None or plan.allocation is before.allocation:
                 return _noted(plan, self.name, held), after
             allocation, homeless = _moved(o, plan.allocation)
-            bad = breaches(o, allocation.job, allocation.offset, allocation.gpu, allocation.share)
-            bad |= dict.fromkeys(homeless, "found no GPUs")
+            quota = Quota.now(o)
+            listed = (allocation.job, allocation.offset, allocation.gpu, allocation.share)
+            bad = breaches(o, *listed, quota=quota) | dict.fromkeys(homeless, "found no GPUs")
             if not bad:
                 return _noted(plan.with_(allocation=allocation), self.name, held), after
             rows = np.array(sorted(bad), dtype=np.int64)
+            good = np.setdiff1d(allocation.job, rows)
             held = np.union1d(held, rows[o.jobs.state[rows] == WAITING])
-            frozen_rows = np.union1d(frozen_rows, rows[o.jobs.state[rows] == RUNNING])
-        return before.because(self.name, "every plan broke a limit of the queues: nothing is changed"), memory
+            held = np.union1d(held, np.setdiff1d(_held(o, quota), good))  # others that these leave no room
+            fixed = np.union1d(fixed, rows[o.jobs.state[rows] == RUNNING])
+        kept = _without(o, allocation, bad)
+        if kept is None:
+            return before.because(
+                self.name, "every plan broke a limit of the queues: nothing is changed"
+            ), memory
+        return _noted(plan.with_(allocation=kept), self.name, held), after
+
+
+def _without(o: Observation, allocation: Allocation, bad: Mapping[int, str]) -> Allocation | None:
+    """Only the starts that break nothing; None where running jobs are to be changed for them."""
+    if (o.jobs.state[allocation.job] == RUNNING).any():
+        return None
+    kept = [k for k, row in enumerate(allocation.job.tolist()) if row not in bad]
+    entries = np.concatenate(
+        [np.arange(allocation.offset[k], allocation.offset[k + 1]) for k in kept] or [[]]
+    )
+    entries = entries.astype(np.int64)
+    sizes = np.diff(allocation.offset)[kept]
+    offset = np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
+    return Allocation(allocation.job[kept], offset, allocation.gpu[entries], allocation.share[entries])
 
 
 def within_queues(policy: Policy) -> Policy:
@@ -69,13 +91,13 @@ def _kept(stage: Stage) -> Stage:
     return Within(stage)
 
 
-def _held(o: Observation) -> Ints:
+def _held(o: Observation, quota: Quota) -> Ints:
     """Waiting jobs that break a limit by themselves."""
     jobs, rows = o.jobs, o.waiting
     need = np.where(
         jobs.rigid[rows], jobs.gpus_requested[rows], jobs.workers_min[rows] * jobs.gpus_per_worker[rows]
     )
-    return np.asarray(rows[~may_start(o, rows, need)])
+    return np.asarray(rows[~may_start(o, quota, rows, need)])
 
 
 def _view(o: Observation, held: Ints, fixed: Ints) -> Observation:
@@ -122,4 +144,8 @@ def _moved(o: Observation, allocation: Allocation) -> tuple[Allocation, list[int
 
 
 def _noted(plan: Plan, name: str, held: Ints) -> Plan:
-    return plan.because(name, f"held {len(held)} jobs at the limits of their queues", held=held) if len(held) else plan
+    return (
+        plan.because(name, f"held {len(held)} jobs at the limits of their queues", held=held)
+        if len(held)
+        else plan
+    )

@@ -48,7 +48,9 @@ class Claims:
     notes: tuple[str, ...] = ()
 
 
-def texts_by_kind(columns: Mapping[str, Texts], listed: Sequence[Job], rows: Ints, jobs: int) -> dict[str, Texts]:
+def texts_by_kind(
+    columns: Mapping[str, Texts], listed: Sequence[Job], rows: Ints, jobs: int
+) -> dict[str, Texts]:
     """Names of each of KINDS by job, "" where none is told; rows: where the scenario's own jobs stand."""
     found: dict[str, Texts] = {}
     for kind in KINDS:
@@ -115,7 +117,9 @@ def _types(
                 unknown[word] += 1
         if unknown:
             total = unknown.total()
-            notes.append(f"{total} jobs ask for GPU types that queues.gpu_types does not name: they may use any")
+            notes.append(
+                f"{total} jobs ask for GPU types that queues.gpu_types does not name: they may use any"
+            )
     return types, together, notes
 
 
@@ -131,7 +135,9 @@ def _unknown(scenario: Scenario, declared: Declared, q: Queues, claim: Ints) -> 
         count = int(np.isin(codes, strange).sum()) if known else 0
         if count:
             first = q.names[kind][strange[0]]
-            notes.append(f"{count} jobs name a {kind} that 'queues' does not declare ({first}): no limit of one holds")
+            notes.append(
+                f"{count} jobs name a {kind} that 'queues' does not declare ({first}): no limit of one holds"
+            )
     if spec.queues and (absent := int((q.codes(claim, "queue") < 0).sum())):
         notes.append(f"{absent} jobs name no queue: no quota holds for them")
     return notes
@@ -146,7 +152,9 @@ def _too_large(
     if not q.restricts and not any(declared.longest_gpus(c) < np.inf for c in claims):
         return why
     quota = Quota.unused(q, len(cluster.gpu_models))
-    kinds = np.unique(np.column_stack((claim, types, together, least, np.round(share * 1e6).astype(np.int64))), axis=0)
+    kinds = np.unique(
+        np.column_stack((claim, types, together, least, np.round(share * 1e6).astype(np.int64))), axis=0
+    )
     told: dict[tuple[int, ...], str] = {}
     for row in kinds.tolist():
         one, bits, close, gpus, micro = row
@@ -181,12 +189,16 @@ def _never(
     return "" if gpus <= here else f"the nodes that it may use have {here}"
 
 
-def refuse_too_large(scenario: Scenario, claims: Claims, names: Sequence[str], least: Ints, leave_out: bool) -> Bools:
+def refuse_too_large(
+    scenario: Scenario, claims: Claims, names: Sequence[str], least: Ints, leave_out: bool
+) -> Bools:
     """Which jobs stay. Raises InputError for the first that can never start, unless they are to be left out."""
     bad = [row for row, why in enumerate(claims.too_large) if why]
     if bad and not leave_out:
         row, more = bad[0], f" (and {len(bad) - 1} more such jobs)" if len(bad) > 1 else ""
-        text = f"job {names[row]} asks for {least[row]} GPUs, {claims.too_large[row]}: it can never start{more}"
+        text = (
+            f"job {names[row]} asks for {least[row]} GPUs, {claims.too_large[row]}: it can never start{more}"
+        )
         raise InputError([f"{scenario.name}: {text}; queues.too_large: leave-out leaves such jobs out"])
     stay = np.ones(len(names), dtype=np.bool_)
     stay[bad] = False

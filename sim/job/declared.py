@@ -91,7 +91,9 @@ class Places:
             named = [model for model in known if model == word or model in groups]
             if not named:
                 listed = ", ".join((*known, *dict.fromkeys(self._groups)))
-                raise InputError([f"queues: {what}: {word!r} is no accelerator or group here; known: {listed}"])
+                raise InputError(
+                    [f"queues: {what}: {word!r} is no accelerator or group here; known: {listed}"]
+                )
             for model in named:
                 bits |= 1 << known.index(model)
         return bits
@@ -108,7 +110,9 @@ class Declared:
         self.qos = {q.name: q for q in self.spec.qos}
         self.queues = {name: queue for queue in self.spec.queues for name in _copies(queue)}
         self.queue_of = {name: name for name in self.queues}
-        self.queue_of |= {alias: q.name for q in self.spec.queues for alias in q.names if alias not in self.queues}
+        self.queue_of |= {
+            alias: q.name for q in self.spec.queues for alias in q.names if alias not in self.queues
+        }
         self.limits = _Limits()
         self._flavors = {
             name: self.places.models(words, f"flavors.{name}") for name, words in self.spec.flavors.items()
@@ -141,7 +145,9 @@ class Declared:
             names={**names, "limit": tuple(limits.name)},
             claims=np.array(table, dtype=np.int64).reshape(len(claims), len(KINDS)),
             nodes=np.empty((len(claims), 0), dtype=np.bool_) if whole else nodes,
-            leaf=np.array([row + [-1] * (most - len(row)) for row in leaves], dtype=np.int64).reshape(len(leaves), most),
+            leaf=np.array([row + [-1] * (most - len(row)) for row in leaves], dtype=np.int64).reshape(
+                len(leaves), most
+            ),
             parent=np.array(limits.parent, dtype=np.int64),
             gpus_max=np.array(limits.gpus, dtype=np.float64),
             gpus_kept=np.array(limits.kept, dtype=np.float64),
@@ -164,7 +170,12 @@ class Declared:
         )
 
     def _names_of(self, kind: str, told: Sequence[str]) -> tuple[str, ...]:
-        declared = {"account": self.accounts, "partition": self.partitions, "qos": self.qos, "queue": self.queues}
+        declared = {
+            "account": self.accounts,
+            "partition": self.partitions,
+            "qos": self.qos,
+            "queue": self.queues,
+        }
         first = [name for _, name in self.users] if kind == "user" else list(declared[kind])
         return tuple(name for name in dict.fromkeys((*first, *told)) if name)
 
@@ -220,7 +231,9 @@ class Declared:
 
     def _typed(self, name: str, spec: Limits) -> Iterator[int]:
         for word, gpus in spec.gpus_of_type.items():
-            yield self.limits.add(f"{name}, {word}", gpus, models=self.places.models((word,), f"{name}: gpus_of_type"))
+            yield self.limits.add(
+                f"{name}, {word}", gpus, models=self.places.models((word,), f"{name}: gpus_of_type")
+            )
 
     def _account_leaves(self, user: str, account: str) -> Iterator[int]:
         own, each = self.users.get((account, user)), self.accounts[account]
@@ -300,11 +313,18 @@ class Declared:
         """Most GPUs of a single job of a claim."""
         user, account, partition, qos, _ = claim
         part = self.partitions.get(partition)
-        found = [self.qos.get(qos), part, self.qos.get(part.qos) if part else None, self.users.get((account, user))]
+        found = [
+            self.qos.get(qos),
+            part,
+            self.qos.get(part.qos) if part else None,
+            self.users.get((account, user)),
+        ]
         while account in self.accounts:
             found.append(self.accounts[account])
             account = self.accounts[account].parent
-        return min((s.gpus_per_job for s in found if s is not None and s.gpus_per_job is not None), default=math.inf)
+        return min(
+            (s.gpus_per_job for s in found if s is not None and s.gpus_per_job is not None), default=math.inf
+        )
 
     @cached_property
     def weighs(self) -> bool:

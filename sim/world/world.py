@@ -11,7 +11,16 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from simpy.events import Event
 
-from equipoise.policies.contract import AllocationStage, Decision, Memory, Plan, Policy, Refusal, decide, refine
+from equipoise.policies.contract import (
+    AllocationStage,
+    Decision,
+    Memory,
+    Plan,
+    Policy,
+    Refusal,
+    decide,
+    refine,
+)
 from equipoise.policies.observation import Floats, Observation, writable
 from equipoise.policies.queues.within import within_queues
 from equipoise.sim.advance.event_by_event import EventByEvent

@@ -46,8 +46,16 @@ class Folder:
         import difflib
 
         close = difflib.get_close_matches(job, names, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"the first is {names[0]!r}" if names else "there are none"
-        raise InputError([f"{self.path}: {'several jobs are' if rows else 'no job is'} named {job!r}; {hint}"])
+        hint = (
+            f"did you mean {close[0]!r}?"
+            if close
+            else f"the first is {names[0]!r}"
+            if names
+            else "there are none"
+        )
+        raise InputError(
+            [f"{self.path}: {'several jobs are' if rows else 'no job is'} named {job!r}; {hint}"]
+        )
 
 
 def read_folder(path: str | Path) -> Folder:
@@ -58,7 +66,9 @@ def read_folder(path: str | Path) -> Folder:
     if not (folder / JOURNAL).is_file():
         raise InputError([f"{path}: no journal of decisions; make the run again with --journal"])
     manifest = read_tree(read_text(folder / MANIFEST), str(folder / MANIFEST)).data
-    return Folder(folder, str(manifest["policy"]), int(manifest["seed"]), read_parquet(folder / "jobs.parquet"))
+    return Folder(
+        folder, str(manifest["policy"]), int(manifest["seed"]), read_parquet(folder / "jobs.parquet")
+    )
 
 
 def decisions(folder: Folder) -> Iterator[Decision]:
@@ -172,7 +182,9 @@ def _cause(folder: Folder, decision: Decision, row: int) -> Cause:
             return Cause("places", f"{wanted} GPUs needed; free ones are on nodes that it may not use")
         return Cause("GPUs", f"{wanted} GPUs needed, fewer were free")
     if place_job(hand, row, wanted) is None:
-        return Cause("topology", f"{wanted} GPUs free, but not together as it asks, or with too little memory")
+        return Cause(
+            "topology", f"{wanted} GPUs free, but not together as it asks, or with too little memory"
+        )
     return _order(folder, decision, row)
 
 
@@ -188,7 +200,9 @@ def _limit(quota: Quota, claim: int, gpus: float) -> Cause:
 
 def _values(plan: Plan, key: str) -> tuple[Reason, Any] | None:
     """The last reason that tells a value, with it."""
-    return next(((reason, reason.values[key]) for reason in reversed(plan.reasons) if key in reason.values), None)
+    return next(
+        ((reason, reason.values[key]) for reason in reversed(plan.reasons) if key in reason.values), None
+    )
 
 
 def _order(folder: Folder, decision: Decision, row: int) -> Cause:
@@ -201,7 +215,9 @@ def _order(folder: Folder, decision: Decision, row: int) -> Cause:
             return Cause("reservation", f"it would have delayed {folder.name(other[0])}, planned before it")
     reserved = _values(plan, "reserved_s")
     overdue = _values(plan, "s422_overdue")
-    if reserved is not None and math.isfinite(float(reserved[1])) or (overdue is not None and int(overdue[1]) >= 0):
+    if (reserved is not None and math.isfinite(float(reserved[1]))) or (
+        overdue is not None and int(overdue[1]) >= 0
+    ):
         head = int(overdue[1]) if overdue is not None and int(overdue[1]) >= 0 else int(o.waiting[0])
         if head != row:
             return Cause("reservation", f"it would have delayed {folder.name(head)}, which has a reservation")
@@ -262,7 +278,11 @@ def stage_lines(folder: Folder, decision: Decision) -> list[str]:
         lines.append(f"waiting: {_some([folder.name(row) for row in o.waiting.tolist()])}")
     for reason in decision.plan.reasons:
         lines.append(f"{reason.stage}: {reason.text}")
-        lines += [f"  {key}: {text}" for key, value in reason.values.items() if (text := _shown(folder, o, key, value))]
+        lines += [
+            f"  {key}: {text}"
+            for key, value in reason.values.items()
+            if (text := _shown(folder, o, key, value))
+        ]
     if decision.plan.changes_nothing():
         lines.append("nothing was changed")
     return lines

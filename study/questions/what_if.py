@@ -95,7 +95,11 @@ def _changes(folder: Folder, scenario: Scenario, trace: Trace | None, row: int) 
     edit = _Editor(folder, scenario, trace, row)
     for fewer in dict.fromkeys((gpus - 1, gpus // 2)):
         if fewer >= 1:
-            yield edit.job(f"{fewer} GPUs in place of {gpus}, running longer in proportion", 1.0 - fewer / gpus, gpus=fewer)
+            yield edit.job(
+                f"{fewer} GPUs in place of {gpus}, running longer in proportion",
+                1.0 - fewer / gpus,
+                gpus=fewer,
+            )
     yield from _more_nodes(scenario, trace)
     queues = scenario.queues
     names = {
@@ -106,7 +110,9 @@ def _changes(folder: Folder, scenario: Scenario, trace: Trace | None, row: int) 
         own = str(folder.jobs[kind][row]) if kind in folder.jobs else ""
         for other in [name for name in known if name != own][:_EACH]:
             word = "QOS" if kind == "qos" else kind
-            yield edit.job(f"in {word} {other}" + (f" in place of {own}" if own else ""), 0.5, **{kind: other})
+            yield edit.job(
+                f"in {word} {other}" + (f" in place of {own}" if own else ""), 0.5, **{kind: other}
+            )
 
 
 def _more_nodes(scenario: Scenario, trace: Trace | None) -> Iterator[Change]:
@@ -123,7 +129,9 @@ def _more_nodes(scenario: Scenario, trace: Trace | None) -> Iterator[Change]:
         nodes[k] = group.model_copy(update={"count": group.count + 1})
         update: dict[str, Any] = {"nodes": tuple(nodes)}
         if isinstance(cluster.topology, Explicit):
-            update["topology"] = _linked(cluster.topology, f"{group.name}-{group.count - 1}", f"{group.name}-{group.count}")
+            update["topology"] = _linked(
+                cluster.topology, f"{group.name}-{group.count - 1}", f"{group.name}-{group.count}"
+            )
         more = cluster.model_copy(update=update)
         text = f"one more node of {group.name} ({group.gpus} GPUs)"
         yield Change(text, group.gpus / total, scenario.model_copy(update={"cluster": more}), trace)
@@ -200,4 +208,3 @@ def smallest(tried: list[Tried], before_s: float, arrival_s: float) -> Tried | N
     """The smallest change that at least halves the wait; None where none does."""
     limit_s = arrival_s + (before_s - arrival_s) / 2 if math.isfinite(before_s) else math.inf
     return next((one for one in tried if one.start_s <= limit_s), None)
-

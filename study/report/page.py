@@ -18,6 +18,7 @@ from equipoise.policies.files import write_whole
 from equipoise.study.report.charts import Chart
 from equipoise.study.report.charts_study import USE_LABELS, study_charts
 from equipoise.study.report.detail import Detail, read_detail
+from equipoise.study.report.fairness import fairness_tables
 from equipoise.study.report.metrics import page_html
 from equipoise.study.report.read import read_study
 from equipoise.study.report.study import Study
@@ -139,9 +140,11 @@ def _sections(
     """(identifier, name in the navigation, HTML) of each part of the page."""
     by = {chart.id: chart for chart in charts}
     trends = [chart for chart in charts if chart.id.startswith("trend-")]
+    fair = fairness_tables(study)
     return [
         ("answer", "", _answer(study)),
         ("results", "Results", section("results", "Results", results(study) + failures(study))),
+        *([("fairness", "Fairness", section("fairness", "Who was served how", fair))] if fair else []),
         *_charts("use", "GPU time", "Where the GPU time goes", [by.get("uses")]),
         *_charts("completion", "Completion", "When jobs are done", [by.get("completion")], _no_jobs(study)),
         *_charts("tradeoff", "Trade-off", "What it takes", [by.get("pareto")]),

@@ -17,7 +17,9 @@ _LISTED = 8
 @click.command()
 @click.argument("run_dir", metavar="RUN", type=click.Path(file_okay=False))
 @click.argument("job", metavar="[JOB]", required=False)
-@click.option("--at", metavar="TIME", help="Without JOB: the last decision up to then, e.g. '3 h'. Default: the last.")
+@click.option(
+    "--at", metavar="TIME", help="Without JOB: the last decision up to then, e.g. '3 h'. Default: the last."
+)
 @click.option("--trace", metavar="FILE", help="The run's job trace, where it is not found by its name.")
 @click.option("--no-try", is_flag=True, help="Do not run the changes that might have started the job sooner.")
 @click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
@@ -40,7 +42,9 @@ def explain(
         lines = stage_lines(folder, decision)
         head = f"{folder.policy} at {_span(decision.observation.time_s)}"
         told: dict[str, Any] = {"time_s": decision.observation.time_s, "lines": lines}
-        click.echo(json.dumps(told, indent=2) if form == "json" else "\n".join([head, *(f"  {t}" for t in lines)]))
+        click.echo(
+            json.dumps(told, indent=2) if form == "json" else "\n".join([head, *(f"  {t}" for t in lines)])
+        )
         return OK
     row = folder.row(job)
     wait = why_it_waited(folder, row)
@@ -65,7 +69,9 @@ def _time_s(text: str | None) -> float | None:
     try:
         return float(TypeAdapter(Seconds).validate_python(text))
     except ValidationError as error:
-        raise click.BadParameter(f"{text!r} is no time such as '3 h' or '90 min'", param_hint="'--at'") from error
+        raise click.BadParameter(
+            f"{text!r} is no time such as '3 h' or '90 min'", param_hint="'--at'"
+        ) from error
 
 
 def _span(time_s: float) -> str:
@@ -103,7 +109,9 @@ def _text(told: dict[str, Any]) -> str:
     from equipoise.study.display import digits
 
     arrival_s, start_s = told["arrival_s"], told["start_s"]
-    who = ", ".join(f"{kind} {told[kind]}" for kind in ("user", "account", "partition", "qos", "queue") if kind in told)
+    who = ", ".join(
+        f"{kind} {told[kind]}" for kind in ("user", "account", "partition", "qos", "queue") if kind in told
+    )
     ended = f"started at {_span(start_s)}" if start_s is not None else "had not started at the end of the run"
     lines = [f"{told['job']}{f' ({who})' if who else ''}: {told['gpus']} GPUs under {told['policy']}",
              f"arrived at {_span(arrival_s)}, {ended}"]  # fmt: skip
@@ -115,7 +123,8 @@ def _text(told: dict[str, Any]) -> str:
     causes = sorted(told["causes"], key=lambda cause: -cause["span_s"])
     lines += ["", "What stood in its way, longest first:"]
     rows = [
-        (_span(c["span_s"]), f"{digits(100 * c['span_s'] / whole)} %", f"{c['kind']}: {c['text']}") for c in causes[:_LISTED]
+        (_span(c["span_s"]), f"{digits(100 * c['span_s'] / whole)} %", f"{c['kind']}: {c['text']}")
+        for c in causes[:_LISTED]
     ]
     lines += [f"  {line}" for line in aligned(rows)]
     lines += [f"  and {len(causes) - _LISTED} more causes"] if len(causes) > _LISTED else []

@@ -94,7 +94,9 @@ def add_accounts(site: Site, found: Accounts, unit: str) -> None:
             parent = a.parent if a.parent in known else ""
             tell(site, "accounts", {"name": a.account, "parent": parent, "shares": shares, **limits})
     if parents:
-        site.add_aside("Shares", f"{parents} users share as their account does (Fairshare=parent): here 1 each")
+        site.add_aside(
+            "Shares", f"{parents} users share as their account does (Fairshare=parent): here 1 each"
+        )
     for change in found.changes:
         site.add_aside("Left out", f"{change.count} {change.reason} (line {change.first_line})")
 
@@ -107,7 +109,9 @@ def add_scheduling(site: Site, config: SlurmConfig) -> set[str]:
     used = {"schedulertype", "prioritytype"}
     if kind == "backfill":
         told = config.scheduler_parameters
-        depth, window, interval = (told.get(key, "") for key in ("bf_max_job_test", "bf_window", "bf_interval"))
+        depth, window, interval = (
+            told.get(key, "") for key in ("bf_max_job_test", "bf_window", "bf_interval")
+        )
         site.queues["backfill"] = {
             "depth": int(depth) if depth.isdecimal() else 500,
             "window": f"{window if window.isdecimal() else 1440} min",
@@ -174,8 +178,12 @@ def add_queues(site: Site, found: KueueObjects, unit: str, kinds: Mapping[str, s
     doors: dict[str, list[str]] = {}
     for local in found.local_queues:
         doors.setdefault(local.cluster_queue, []).append(local.name)
-    double = {name for own in doors.values() for name in own if sum(name in other for other in doors.values()) > 1}
-    site.add_aside("Local queues of one name in several namespaces: jobs name the cluster queue", *sorted(double))
+    double = {
+        name for own in doors.values() for name in own if sum(name in other for other in doors.values()) > 1
+    }
+    site.add_aside(
+        "Local queues of one name in several namespaces: jobs name the cluster queue", *sorted(double)
+    )
     for cohort in found.cohorts:
         tell(site, "cohorts", {
             "name": cohort.name, "parent": cohort.parent, **_quotas(cohort.quotas, unit, flavor_of),
@@ -185,7 +193,9 @@ def add_queues(site: Site, found: KueueObjects, unit: str, kinds: Mapping[str, s
     for name in dict.fromkeys(q.cohort for q in found.cluster_queues if q.cohort and q.cohort not in known):
         tell(site, "cohorts", {"name": name})
     for queue in found.cluster_queues:
-        _add_queue(site, queue, unit, flavor_of, [name for name in doors.get(queue.name, ()) if name not in double])
+        _add_queue(
+            site, queue, unit, flavor_of, [name for name in doors.get(queue.name, ()) if name not in double]
+        )
 
 
 def _merged(site: Site, found: KueueObjects, kinds: Mapping[str, str]) -> dict[str, str]:
@@ -213,7 +223,9 @@ def _quotas(quotas: Iterable[Quota], unit: str, flavor_of: Mapping[str, str]) ->
                 found[key][flavor] = found[key].get(flavor, 0.0) + amount
     one = len(set(flavor_of.values())) <= 1
     return {
-        key: _plain(next(iter(values.values()))) if one and values else {k: _plain(v) for k, v in values.items()}
+        key: _plain(next(iter(values.values())))
+        if one and values
+        else {k: _plain(v) for k, v in values.items()}
         for key, values in found.items()
     }
 
@@ -231,7 +243,11 @@ def _add_queue(
         "reclaim": _PREEMPT.get(queue.reclaim_within_cohort), "within": _PREEMPT.get(queue.within_cluster_queue),
         "weight": None if queue.weight == 1.0 else queue.weight, "names": [n for n in names if n != queue.name],
     })  # fmt: skip
-    rest = {"while borrowing": queue.borrow_within_cohort, "admission": queue.admission_mode, "stop": queue.stop_policy}
+    rest = {
+        "while borrowing": queue.borrow_within_cohort,
+        "admission": queue.admission_mode,
+        "stop": queue.stop_policy,
+    }
     told = ", ".join(f"{key} {value}" for key, value in rest.items() if value not in ("", "Never", "None"))
     site.add_aside("More on cluster queues", *([f"{queue.name}: {told}"] if told else []))
 

@@ -40,9 +40,17 @@ def _flow(value: Any) -> str:
 
 def _queues(site: Site, labels: Sequence[str]) -> Iterator[str]:
     """The section `queues`: what is a single thing on one line, else one entry a line."""
-    told = {**site.queues, "partitions": list(_partitions(site, labels))} if "partitions" in site.queues else site.queues
+    told = (
+        {**site.queues, "partitions": list(_partitions(site, labels))}
+        if "partitions" in site.queues
+        else site.queues
+    )
     known = {entry["name"] for entry in told.get("qos", ())}
-    strange = {p["qos"]: {"name": p["qos"]} for p in told.get("partitions", ()) if p.get("qos", "") not in {"", *known}}
+    strange = {
+        p["qos"]: {"name": p["qos"]}
+        for p in told.get("partitions", ())
+        if p.get("qos", "") not in {"", *known}
+    }
     if strange:
         told = {**told, "qos": [*told.get("qos", ()), *strange.values()]}
         site.add_aside("QOS of partitions without limits here (`sacctmgr show qos -P` tells them)", *strange)
@@ -70,7 +78,9 @@ def _partitions(site: Site, labels: Sequence[str]) -> Iterator[dict[str, Any]]:
             site.add_aside("Partitions without nodes of the scenario", part["name"])
             continue
         everywhere = names is None or len(groups) == len(labels)
-        yield {key: value for key, value in part.items() if key != "nodes"} | ({} if everywhere else {"nodes": groups})
+        yield {key: value for key, value in part.items() if key != "nodes"} | (
+            {} if everywhere else {"nodes": groups}
+        )
 
 
 def _plain(name: str) -> str:
