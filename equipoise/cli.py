@@ -35,6 +35,7 @@ COMMANDS = {
     "size": ("questions.size", "size", "Find the fewest or cheapest nodes that meet a target."),
     "fit": ("questions.fit", "fit", "Does a large model fit into memory, and what would make it."),
     "limits": ("questions.limits", "limits", "Name what limits each job, and what would help most."),
+    "explain": ("questions.explain", "explain", "Why a job waited, or what each stage did at a time."),
     "sensitivity": ("questions.sensitivity", "sensitivity", "Which values of a scenario decide the result."),
     "diff": ("runs.diff", "diff", "Show what differs between two runs."),
     "report": ("runs.report", "report", "Write results as one HTML file, or as figures for papers."),

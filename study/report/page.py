@@ -21,6 +21,7 @@ from equipoise.study.report.charts import Chart
 from equipoise.study.report.charts_study import USE_LABELS, study_charts
 from equipoise.study.report.detail import Detail, read_detail
 from equipoise.study.report.first import context_html, picture, strip_html
+from equipoise.study.report.fairness import fairness_tables
 from equipoise.study.report.metrics import page_html
 from equipoise.study.report.read import read_study
 from equipoise.study.report.study import Study
@@ -150,6 +151,7 @@ def _sections(
     if shown is not None:
         del by[shown.id]
     trends = [chart for chart in by.values() if chart.id.startswith("trend-")]
+    fair = fairness_tables(study)
     return [
         ("answer", "", _answer(study, shown)),
         (
@@ -157,6 +159,7 @@ def _sections(
             "Results",
             section("results", "Results", _results(study, by.get("ranking"))),
         ),
+        *([("fairness", "Fairness", section("fairness", "Who was served how", fair))] if fair else []),
         *_charts("use", "GPU time", "Where the GPU time goes", [by.get("uses")]),
         *_charts("completion", "Completion", "When jobs are done", [by.get("completion")], _no_jobs(study)),
         *_charts("tradeoff", "Trade-off", "What it takes", [by.get("pareto")]),

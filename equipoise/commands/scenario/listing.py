@@ -63,6 +63,7 @@ def _stage(name: str, cls: Any, origin: str) -> dict[str, Any]:
     for promise in ("order", "blocking", "preemption", "starvation"):
         row[promise] = getattr(cls, promise, "")
     row["placement"] = ", ".join(PLACEMENTS) if "placement" in parameters else getattr(cls, "places", "")
+    row["of queues"] = ", ".join(getattr(cls, "honours", ()))
     row["parameters"] = ", ".join(f"{k}={v!r}" for k, v in parameters.items())
     return row
 
