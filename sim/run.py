@@ -81,8 +81,8 @@ def run(
     scenario = bound_scenario(scenario)
     seed = scenario.seed if seed is None else seed
     trace = trace if trace is not None else trace_of(scenario)
-    topology = Topology(scenario.cluster)
     profile = load_profile(scenario.cluster.hardware)
+    topology = Topology(scenario.cluster, profile)
     cluster = Cluster(scenario.cluster, profile, topology)
     demand = make_demand(scenario, trace, cluster)
     writer = _journal(journal)

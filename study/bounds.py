@@ -72,7 +72,7 @@ def lower_bound(scenario: Scenario, trace: Trace | None = None) -> Bound:
     """What no policy can beat on this scenario. Raises InputError when it has no jobs."""
     trace = trace if trace is not None else trace_of(scenario)
     profile = load_profile(scenario.cluster.hardware)
-    cluster = Cluster(scenario.cluster, profile, Topology(scenario.cluster))
+    cluster = Cluster(scenario.cluster, profile, Topology(scenario.cluster, profile))
     needs = needs_of(make_demand(scenario, trace, cluster), scenario, Capacity(scenario.cluster, profile))
     return Bound(needs.makespan_s(), needs.completion_mean_s(), scenario.noise.step_cov > 0)
 

@@ -28,6 +28,8 @@ LABELS = {
     "input_stall_ratio": "input stall",
     "barrier_wait_ratio": "barrier wait",
     "exposed_communication_ratio": "exposed comm.",
+    "pipeline_bubble_ratio": "pipeline bubble",
+    "tensor_exchange_ratio": "tensor exchange",
     "restart_ratio": "restart",
     "lost_to_faults_ratio": "lost to faults",
     "energy_j": "energy",
@@ -37,6 +39,8 @@ LABELS = {
     "input_stall_usd": "    input stall",
     "barrier_wait_usd": "    barrier wait",
     "exposed_communication_usd": "    exposed comm.",
+    "pipeline_bubble_usd": "    pipeline bubble",
+    "tensor_exchange_usd": "    tensor exchange",
     "restart_usd": "    restart",
     "lost_to_faults_usd": "    lost to faults",
     "energy_per_useful_sample_j": "energy a sample",
@@ -45,8 +49,8 @@ LABELS = {
 METRICS = tuple(LABELS)
 """Names of `Run.summary`, in its order."""
 IN_DETAIL = (
-    "idle_usd", "input_stall_usd", "barrier_wait_usd", "exposed_communication_usd", "restart_usd",
-    "lost_to_faults_usd", "energy_per_useful_sample_j",
+    "idle_usd", "input_stall_usd", "barrier_wait_usd", "exposed_communication_usd", "pipeline_bubble_usd",
+    "tensor_exchange_usd", "restart_usd", "lost_to_faults_usd", "energy_per_useful_sample_j",
 )  # fmt: skip
 """Metrics that a comparison leaves to its other formats: their shares of the time stand in the table already."""
 UNKNOWN = "-"

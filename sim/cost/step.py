@@ -71,6 +71,22 @@ def replica_cost_s(
     return fixed_s * stretch, total_s * stretch + reduce_bytes * (bubble / p.pipeline) / fabric_bytes_per_s
 
 
+def replica_shares(
+    model: Model, accelerator: Accelerator, samples: int, fabric_bytes_per_s: float
+) -> tuple[float, float]:
+    """Shares of `replica_cost_s` that a replica's GPUs do not compute: (pipeline bubble, exchanges inside it)."""
+    if model.transformer is not None:
+        return transformer.replica_shares(model, accelerator, samples, fabric_bytes_per_s)
+    p = model.parallel
+    if p.tensor * p.pipeline == 1 or samples == 0:
+        return 0.0, 0.0
+    bubble = (p.pipeline - 1) / p.pipeline_microbatches
+    total_s = replica_cost_s(model, accelerator, samples, fabric_bytes_per_s)[1]
+    reduce_bytes = 2.0 * (p.tensor - 1) / p.tensor * p.tensor_bytes_per_sample * samples
+    reduce_s = reduce_bytes / p.pipeline / fabric_bytes_per_s
+    return bubble / (1.0 + bubble), (reduce_s / total_s if total_s > 0.0 else 0.0)
+
+
 def memory_need_bytes(model: Model, samples: int, workers: int) -> float:
     """Device memory per GPU: weights, gradients, optimiser state, activations of one pass.
 

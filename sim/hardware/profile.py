@@ -27,6 +27,7 @@ from pydantic import (
 from equipoise.policies.files import write_whole
 from equipoise.policies.sources import root
 from equipoise.sim.scenario.errors import read_model
+from equipoise.sim.scenario.model import NodeGroup
 from equipoise.sim.scenario.tree import InputError, write_tree
 from equipoise.sim.scenario.units import (
     DATA_RATE,
@@ -318,6 +319,30 @@ class HardwareProfile(_Part):
                 if (fabric.tier, fabric.collective, fabric.accelerator) == (tier, collective, wanted):
                     return fabric
         return None
+
+
+UNKNOWN_LINK_BYTES_PER_S = 32e9
+"""Assumed between the accelerators of a node where nothing says it: PCI Express 4.0 x16, one direction."""
+
+
+def link_bytes_per_s(group: NodeGroup, profile: HardwareProfile) -> float:
+    """Rate (bytes/s) at which a GPU of a node group reaches the others of its node, one direction.
+
+    In order: the group's `fabric`, the accelerator's own link, the fabric that was measured for it, PCI Express.
+    """
+    known = link_known(group, profile)
+    return UNKNOWN_LINK_BYTES_PER_S if known is None else known
+
+
+def link_known(group: NodeGroup, profile: HardwareProfile) -> float | None:
+    """As `link_bytes_per_s`; None where nothing says it."""
+    if group.fabric is not None:
+        return group.fabric
+    accelerator = profile.accelerators.get(group.accelerator)
+    if accelerator is not None and accelerator.link_bytes_per_s is not None:
+        return accelerator.link_bytes_per_s.value
+    fabric = profile.fabric("intra", accelerator=group.accelerator)
+    return None if fabric is None else fabric.bytes_per_s.value
 
 
 def scenarios_dir() -> Path:

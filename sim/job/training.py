@@ -25,7 +25,9 @@ from equipoise.sim.job.account import (
     HELD,
     INPUT_STALL,
     LOST_TO_FAULTS,
+    PIPELINE_BUBBLE,
     RESTART,
+    TENSOR_EXCHANGE,
 )
 from equipoise.sim.job.checkpoints import Checkpoints, State
 from equipoise.sim.job.dataset import JobData, Snapshot
@@ -303,12 +305,12 @@ class TrainingJob:
     def meter_booked(self) -> None:
         """Have the computing metered that is booked and was not metered before."""
         if self.meter.varies:
-            busy_gpu_s = self.measured.take_busy_s() * self.config.weight
+            busy_gpu_s = self.measured.take_busy_s() * self.config.busy_weight
             self.meter.computed(self.row, self.config.nodes, busy_gpu_s)
 
     def not_metered(self) -> tuple[Ints, Floats]:
         """(nodes, GPU-seconds of computing), (workers,) each, that are booked and not metered yet."""
-        return self.config.nodes, self.measured.fresh_busy_s() * self.config.weight
+        return self.config.nodes, self.measured.fresh_busy_s() * self.config.busy_weight
 
     def _meter_all(self, now_s: float) -> None:
         """As `meter_booked`, with the running period, which ends here and counts as computing."""
@@ -358,9 +360,16 @@ class TrainingJob:
         gpu_s[EXPOSED_COMMUNICATION] += (outcome.duration_s - outcome.arrival_s) * float(weight.sum())
         if outcome.exposed_s is not None:
             gpu_s[EXPOSED_COMMUNICATION] += float(outcome.exposed_s @ weight)
-        useful = self.progress.credit(
-            period, float(outcome.busy_s @ weight), outcome.staleness, self.config.credit
-        )
+        busy_gpu_s = float(outcome.busy_s @ weight)
+        if self.config.divided:
+            bubble, inside = (
+                float(outcome.busy_s @ part)
+                for part in (self.config.bubble_weight, self.config.inside_weight)
+            )
+            gpu_s[PIPELINE_BUBBLE] += bubble
+            gpu_s[TENSOR_EXCHANGE] += inside
+            busy_gpu_s -= bubble + inside
+        useful = self.progress.credit(period, busy_gpu_s, outcome.staleness, self.config.credit)
         self.measured.window.add(period, outcome, demand, wait_s, useful)
 
     def apply_pending(self) -> list[tuple[str, str]]:

@@ -48,10 +48,16 @@ class NodeGroup(Section):
     storage: Bytes = 4e12
     storage_rate: BytesPerS = 3e9  # reading for other nodes
     local_read: BytesPerS | None = None  # reading for its own workers; none: never the limit
-    nic: BytesPerS = 12.5e9
-    fabric: BytesPerS = 300e9  # between the GPUs of one node, one direction
+    nic: BytesPerS = 12.5e9  # one NIC, one direction
+    nics: Count = 1  # of a node
+    fabric: BytesPerS | None = None  # of a GPU to those of its node, one direction; none: the accelerator's link
     ingest: Rate | None = None  # samples/s the host can prepare; none: never the limit
     price: UsdPerHour | None = None  # per node; none: by GPU, from `cost` or the price book
+
+    @property
+    def network(self) -> float:
+        """Bytes/s of a node's NICs together, one direction."""
+        return self.nic * self.nics
 
 
 class Star(Section):
@@ -89,7 +95,7 @@ class Explicit(Section):
 
 
 class SlowLink(Section):
-    """A node whose NIC is slower than its group's."""
+    """A node whose NICs are slower than its group's; `rate` is that of all of them together."""
 
     node: str
     rate: BytesPerS

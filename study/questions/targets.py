@@ -133,7 +133,7 @@ def power_w(scenario: Scenario, profile: HardwareProfile) -> float:
     for group in scenario.cluster.groups:
         if profile.accelerator(group.accelerator).max_w is None:
             raise InputError([f"no highest power known for accelerator {group.accelerator!r}"])
-    cluster = Cluster(scenario.cluster, profile, Topology(scenario.cluster))
+    cluster = Cluster(scenario.cluster, profile, Topology(scenario.cluster, profile))
     power = node_power(cluster)
     each_w = np.minimum(power.max_w, scenario.energy.power_cap or math.inf)
     total_w = float((cluster.nodes.gpus * each_w + power.base_w).sum())

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from equipoise.study.display import LABELS, digits, show
 from equipoise.study.report.charts import Axis, Chart, Series, time_unit
 from equipoise.study.report.study import Point, RunFolder, Study, Trend
-from equipoise.study.report.timeline import SHARES, link_load, literal, read, usage_shares
+from equipoise.study.report.timeline import SHARES, USES, link_load, literal, read, usage_shares
 
 QUANTILES = 400
 POLICIES_DRAWN = 8
@@ -22,6 +22,8 @@ USE_LABELS = {
     "input_stall": "input stall",
     "barrier_wait": "barrier wait",
     "exposed_communication": "exposed communication",
+    "pipeline_bubble": "pipeline bubble",
+    "tensor_exchange": "tensor exchange",
     "restart": "restart",
     "lost_to_faults": "lost to faults",
     "idle": "idle",
@@ -29,7 +31,7 @@ USE_LABELS = {
 }
 _USE_METRICS = {"gpu_busy_ratio": "busy"} | {
     f"{use}_ratio": use
-    for use in ("input_stall", "barrier_wait", "exposed_communication", "restart", "lost_to_faults", "idle")
+    for use in (*USES[1:], "idle")
 }
 
 

@@ -15,6 +15,8 @@ WASTED = {
     "input_stall_ratio": "waiting for training data",
     "barrier_wait_ratio": "waiting for slower workers",
     "exposed_communication_ratio": "gradient exchange that computing did not hide",
+    "pipeline_bubble_ratio": "pipeline stages that wait for each other",
+    "tensor_exchange_ratio": "exchanges between the GPUs of one replica",
     "restart_ratio": "restarts and checkpoints",
     "lost_to_faults_ratio": "work that faults took back",
 }

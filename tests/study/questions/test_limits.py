@@ -63,6 +63,7 @@ STRONGEST = {
     "input": "storage and host input twice as fast",
     "barrier": "equal nodes, as fast in all",
     "network": "network twice as fast",
+    "layout": "twice the micro-batches in a pipeline",
     "queue": "twice the nodes",
     "faults": "no faults",
 }
