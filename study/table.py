@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import Any
 
 from equipoise.sim.scenario.units import format_share
-from equipoise.study.display import IN_DETAIL, LABELS, PER_JOB, UNKNOWN, digits, plus_minus, show
+from equipoise.study.display import IN_DETAIL, LABELS, PER_JOB, UNKNOWN, digits, folded, plus_minus, show
 from equipoise.study.statistics import Interval
 
 _GAP = 2
@@ -96,9 +96,8 @@ def _shown(cells: Sequence[Cell]) -> Iterator[list[Cell]]:
     one_job = all(cell.value.mean == 1 for cell in cells if cell.metric == "jobs")
     for metric, group in groupby(cells, key=lambda cell: cell.metric):
         found = list(group)
-        known = any(math.isfinite(cell.value.mean) for cell in found)
         detail = metric in IN_DETAIL or (one_job and metric in PER_JOB)  # percentiles of one job are its time
-        if not detail and (known or not metric.endswith(("_usd", "_j"))):
+        if not detail and not folded(metric, *(cell.value.mean for cell in found)):
             yield found
 
 

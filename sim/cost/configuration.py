@@ -51,7 +51,7 @@ class Configuration:
 
     def place(self, holding: Holding) -> None:
         """Work on these GPUs, with equal parts of the batch."""
-        per, topology = self.gpus_per_worker, self.cluster.topology
+        per = self.gpus_per_worker
         self.workers = len(holding.gpu) // per
         self.gpu = holding.gpu[::per]
         self.gpus = holding.gpu.reshape(-1, per)
@@ -64,7 +64,7 @@ class Configuration:
         self.set_samples(deal(self.spec.global_batch, np.ones(self.workers, np.int64), self.spec.micro_batch))
 
     def _narrowest(self) -> float:
-        """Narrowest link (bytes/s) of a GPU inside any worker: of its node, and the NICs where a tensor group leaves it.
+        """Narrowest link (bytes/s) of a GPU inside any worker: its node's, and NICs where a tensor group leaves it.
 
         A group that leaves its node fills it, so that its ring has the node's NICs to itself.
         """
@@ -126,7 +126,7 @@ class Configuration:
     def _divide(self) -> None:
         """Of the GPU-seconds in which a worker computes: which its GPUs wait in a pipeline, or exchange inside it.
 
-        bubble_weight, inside_weight, busy_weight (workers,) sum to `weight`; `divided`: whether the first two matter.
+        bubble_weight, inside_weight, busy_weight (workers,) sum to `weight`; divided: the first two may not be 0.
         """
         self.busy_weight, self.divided = self.weight, self.gpus_per_worker > 1
         self.bubble_weight = self.inside_weight = np.zeros(self.workers)

@@ -45,7 +45,9 @@ def single_gpu_cost_s(model: Model, accelerator: Accelerator, samples: int) -> t
         flop_per_sample *= 4.0 / 3.0  # the forward pass is a third of the work and runs twice
     per_pass = samples / count
     flop = flop_per_sample * per_pass
-    rate = accelerator.peak_flop_per_s(model.precision) * accelerator.efficiency_at(flop)
+    rate = accelerator.peak_flop_per_s(model.precision) * (
+        model.efficiency or accelerator.efficiency_at(flop)
+    )
     memory_s = model.bytes_per_sample * per_pass / accelerator.hbm_bytes_per_s.value
     launch = accelerator.launch_latency_s
     launch_s = model.fixed_time if model.fixed_time is not None else (launch.value if launch else 0.0)

@@ -94,10 +94,11 @@ def replica_shares(
 
 @lru_cache(maxsize=256)
 def _costs(plan: Plan, stack: Stack) -> tuple[float, float, float, float]:
-    """Seconds of (a micro-batch, a step beside its micro-batches, the bubble, exchanges inside in a micro-batch)."""
+    """Seconds of (a micro-batch, a step beside them, the bubble, exchanges inside in a micro-batch)."""
     times = step_time(plan, stack)
     pass_s, step_s, bubble_s, inside_s = (
-        sum(float(getattr(times, name)) for name in names) for names in (IN_PASS, IN_STEP, ("bubble",), INSIDE)
+        sum(float(getattr(times, name)) for name in names)
+        for names in (IN_PASS, IN_STEP, ("bubble",), INSIDE)
     )
     return pass_s, step_s, bubble_s, inside_s
 

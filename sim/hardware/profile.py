@@ -6,6 +6,7 @@ A profile is a YAML file (`scenarios/hardware/*.yaml`, or what calibration write
 
 from __future__ import annotations
 
+import difflib
 import math
 import os
 from collections.abc import Mapping
@@ -137,6 +138,7 @@ class Accelerator(_Part):
     interference: Number | None = None
     idle_w: Power | None = None
     max_w: Power | None = None
+    host_w: Power | None = None  # drawn by the node around it: links, NICs, fans
     thermal_c_per_w: ThermalResistance | None = None
     tau_s: Duration | None = None
     throttle_c: Temperature | None = None
@@ -274,7 +276,9 @@ class HardwareProfile(_Part):
     fabrics: tuple[Fabric, ...] = ()
     steps: tuple[StepTime, ...] = ()
     figures: dict[str, Number] = {}
-    node_base_w: Power | None = None  # a node without its accelerators
+    node_base_w: Power | None = (
+        None  # a node without its accelerators, and what each of them adds to it (`host_w`)
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -306,8 +310,15 @@ class HardwareProfile(_Part):
     def accelerator(self, name: str) -> Accelerator:
         """The accelerator of that name. Raises ValueError with the known names."""
         if name not in self.accelerators:
-            known = ", ".join(self.accelerators) or "none"
-            raise ValueError(f"no accelerator {name!r} in hardware profile {self.name!r}; known: {known}")
+            text = name.lower().replace("-", "_").replace(" ", "_")
+            close = [known for known in self.accelerators if text in known or known in text]
+            close = close or difflib.get_close_matches(text, self.accelerators, n=1)
+            hint = (
+                f"did you mean {' or '.join(close)}?"
+                if close
+                else f"known: {', '.join(self.accelerators) or 'none'}"
+            )
+            raise ValueError(f"no accelerator {name!r} in hardware profile {self.name!r}; {hint}")
         return self.accelerators[name]
 
     def fabric(

@@ -37,7 +37,7 @@ from equipoise.sim.job.pending import Pending
 from equipoise.sim.job.period import Ends, Outcome, Period
 from equipoise.sim.job.progress import Progress
 from equipoise.sim.randomness import lognormal_parameters, noise_key
-from equipoise.sim.scenario.model import Data, Model
+from equipoise.sim.scenario.model import Data, Model, Restart
 from equipoise.sim.scenario.model import Job as JobSpec
 
 
@@ -88,6 +88,7 @@ class TrainingJob:
         seed: int,
         step_cov: float,
         mtbf_s: float,
+        restart: Restart,
     ) -> None:
         self.row, self.name, self.spec, self.model, self.cluster = row, name, spec, model, cluster
         self.advance, self.meter, self.listeners, self.load = advance, meter, listeners, load
@@ -96,7 +97,7 @@ class TrainingJob:
         self.noise_mu, self.noise_sigma = lognormal_parameters(step_cov)
         self.config = Configuration(row, spec, model, cluster)
         self.progress = Progress(spec, model, asynchronous=self.config.asynchronous)
-        self.checkpoints = Checkpoints(spec.checkpoint, model, cluster, mtbf_s)
+        self.checkpoints = Checkpoints(spec.checkpoint, model, cluster, mtbf_s, restart)
         self.measured, self.ends, self.pending = Measurements(), Ends(), Pending()
         self.data: JobData | None = None
         self.homes_before_start: list[list[int]] | None = None  # where its data lies; None: not known

@@ -36,7 +36,9 @@ def with_factor(model: Model, profile: HardwareProfile, group: NodeGroup, path: 
     if rest or not passes:
         text = f"{own.global_batch} is not a multiple of dp x micro_batch ({dp} x {layout.micro_batch})"
         raise WrongValueError((*path, "measured_step", "global_batch"), text)
-    plan = plan_of(model, profile.accelerator(group.accelerator), link_bytes_per_s(group, profile), dp, passes)
+    plan = plan_of(
+        model, profile.accelerator(group.accelerator), link_bytes_per_s(group, profile), dp, passes
+    )
     factor = own.time / float(step_time(plan, spec.constants()).total)
     scaled = bound.model_copy(update={"factor": factor})
     return model.model_copy(update={"transformer": spec.model_copy(update={"bound": scaled})})

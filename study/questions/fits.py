@@ -69,7 +69,9 @@ def _each(scenario: Scenario, plans: int) -> Iterator[Fits]:
         if model is None or model.transformer is None:
             continue
         spec, bound = section(model)
-        plan = _plan(plan_of(model, profile.accelerator(group.accelerator), link_bytes_per_s(group, profile)), job)
+        plan = _plan(
+            plan_of(model, profile.accelerator(group.accelerator), link_bytes_per_s(group, profile)), job
+        )
         stack, keeps = spec.constants(), spec.memory_constants()
         estimate = memory(plan, keeps, spec.memory_spread())
         changed = None if estimate.fits else smallest_change(plan, keeps)

@@ -225,7 +225,10 @@ def memory_share(scenario: Scenario, job: Job, model: Model) -> float:
     saved = total = 0.0
     for group in scenario.cluster.groups:
         accelerator, gpus = profile.accelerator(group.accelerator), group.count * group.gpus
-        now_s, then_s = (replica_cost_s(m, accelerator, samples, link_bytes_per_s(group, profile))[1] for m in (model, free))
+        now_s, then_s = (
+            replica_cost_s(m, accelerator, samples, link_bytes_per_s(group, profile))[1]
+            for m in (model, free)
+        )
         saved, total = saved + gpus * (now_s - then_s), total + gpus * now_s
     return max(0.0, saved / total) if total > 0 else 0.0
 

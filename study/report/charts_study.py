@@ -29,10 +29,7 @@ USE_LABELS = {
     "idle": "idle",
     "down": "node down",
 }
-_USE_METRICS = {"gpu_busy_ratio": "busy"} | {
-    f"{use}_ratio": use
-    for use in (*USES[1:], "idle")
-}
+_USE_METRICS = {"gpu_busy_ratio": "busy"} | {f"{use}_ratio": use for use in (*USES[1:], "idle")}
 
 
 def study_charts(study: Study) -> list[Chart]:

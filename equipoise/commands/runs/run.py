@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,9 +92,9 @@ def _shown(made: Run, form: str) -> str:
     head = {"scenario": made.scenario_name, "policy": made.policy_name, "seed": made.seed}
     row: dict[str, Any] = {**head, "identity": made.identity, "cpu_s": made.cpu_s, **made.summary()}
     if form == "table":
-        from equipoise.study.display import LABELS, show
+        from equipoise.study.display import LABELS, folded, show
 
-        row = {k: v for k, v in made.summary().items() if math.isfinite(v) or not k.endswith(("_usd", "_j"))}
+        row = {k: v for k, v in made.summary().items() if not folded(k, v)}
         lines = [(LABELS.get(k, k), f"{show(k, v):>12}") for k, v in row.items()]
         title = f"{made.scenario_name}: {made.policy_name}, seed {made.seed}, {made.cpu_s:.2f} s of CPU"
         return "\n".join([title, "", *aligned(lines)]) + "\n"

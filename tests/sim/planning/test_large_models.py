@@ -32,14 +32,16 @@ def step_s(made) -> float:
 
 
 def by_hand_s(link: float, tensor: int = 8, bubble: float = 0.0) -> float:
-    """Eight samples: the FLOP of one pass each over `tensor` GPUs, and the ring all-reduces of their activations."""
+    """Eight samples: FLOP of one pass each over `tensor` GPUs, and ring all-reduces of their activations."""
     compute = 8 * (FLOP / (PEAK * EFFICIENCY) + 5e-6) / tensor
     return (compute + 8 * 2 * (tensor - 1) / tensor * BYTES / link) * (1 + bubble)
 
 
 def test_a_tensor_group_uses_the_link_of_its_accelerator():
     assert step_s(run(from_mapping(case()))) == pytest.approx(by_hand_s(32e9), rel=1e-6)
-    assert step_s(run(from_mapping(case({"fabric": "300 GB/s"})))) == pytest.approx(by_hand_s(300e9), rel=1e-6)
+    assert step_s(run(from_mapping(case({"fabric": "300 GB/s"})))) == pytest.approx(
+        by_hand_s(300e9), rel=1e-6
+    )
 
 
 def test_a_tensor_group_over_two_nodes_uses_the_network_between_them():
@@ -64,7 +66,10 @@ def test_all_nics_of_a_node_carry_its_traffic():
 def test_bubble_and_tensor_exchange_are_uses_of_their_own(event_by_event, cov):
     data = case(None, {"pipeline": 4}, gpus=32) | {"noise": {"step_cov": cov}}
     made = run(from_mapping(data), event_by_event=event_by_event)
-    used = {name: float(made.jobs[f"{name}_gpu_s"].sum()) for name in ("busy", "pipeline_bubble", "tensor_exchange")}
+    used = {
+        name: float(made.jobs[f"{name}_gpu_s"].sum())
+        for name in ("busy", "pipeline_bubble", "tensor_exchange")
+    }
     held = 32 * made.totals["makespan_s"]
     assert sum(used.values()) == pytest.approx(held)
     assert used["pipeline_bubble"] / held == pytest.approx((3 / 8) / (1 + 3 / 8))
@@ -72,11 +77,15 @@ def test_bubble_and_tensor_exchange_are_uses_of_their_own(event_by_event, cov):
     compute = 8 * (FLOP / (PEAK * EFFICIENCY) + 5e-6) / 32
     assert used["tensor_exchange"] / used["busy"] == pytest.approx(reduce / compute)
     assert made.summary()["goodput_ratio"] == pytest.approx(used["busy"] / held)
-    assert made.totals["pipeline_bubble_usd"] / made.totals["gpu_usd"] == pytest.approx(used["pipeline_bubble"] / held)
+    assert made.totals["pipeline_bubble_usd"] / made.totals["gpu_usd"] == pytest.approx(
+        used["pipeline_bubble"] / held
+    )
 
 
 def test_waiting_in_a_pipeline_draws_idle_power():
-    made = run(from_mapping(case({"count": 4, "host_power": 1.0}, {"pipeline": 4}, gpus=32) | {"energy": {"pue": 1}}))
+    made = run(
+        from_mapping(case({"count": 4, "host_power": 1.0}, {"pipeline": 4}, gpus=32) | {"energy": {"pue": 1}})
+    )
     busy = float(made.jobs["busy_gpu_s"].sum())
     wanted = (32 * 35 + 4) * made.totals["makespan_s"] + (350 - 35) * busy
     assert made.totals["energy_j"] == pytest.approx(wanted)
