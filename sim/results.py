@@ -124,7 +124,7 @@ class Results:
     def _model_work(self) -> dict[str, float]:
         """What training was for: FLOP of the models, what the GPUs that it held could have done, tokens.
 
-        NaN where no job's model states its FLOP, or has tokens.
+        0 where no job's model states its FLOP, or has tokens.
         """
         world, flop, peak_flop, tokens = self.world, list[float](), list[float](), list[float]()
         counts = np.bincount(world.cluster.gpus.model)
@@ -145,7 +145,7 @@ class Results:
             if model.tokens:
                 tokens.append(account.samples * model.tokens)
         named = {"model_flop": flop, "peak_flop": peak_flop, "tokens": tokens}
-        return {name: float(sum(found)) if found else float("nan") for name, found in named.items()}
+        return {name: float(sum(found)) for name, found in named.items()}
 
     def notes(self, *, is_random: bool) -> list[str]:
         """What a reader of the results should know about their input; is_random: whether seeds matter."""

@@ -80,14 +80,35 @@ def _class(spec: Generate, kind: JobClass, gpus: int, seed: int) -> tuple[Floats
     random = {
         what: stream(seed, f"generate:{kind.name}:{what}") for what in ("arrivals", "durations", "gpus")
     }
-    arrival_s = _arrivals(kind.arrivals, expected, spec.length, random["arrivals"])
+    arrival_s = _arrivals(kind.arrivals, expected, spec.length, random["arrivals"], exact=kind.exact)
     n = len(arrival_s)
+    share = _shares(kind, arrival_s, random["durations"])
     counts, weights = np.array(list(kind.gpus), dtype=np.int64), np.array(list(kind.gpus.values()))
     wanted = random["gpus"].choice(counts, size=n, p=weights / weights.sum())
-    return arrival_s, quantile_s(kind.duration, random["durations"].random(n)), wanted
+    return arrival_s, quantile_s(kind.duration, share), wanted
 
 
-def _arrivals(spec: Arrivals, expected: float, length_s: float, random: np.random.Generator) -> Floats:
+def _shares(kind: JobClass, arrival_s: Floats, random: np.random.Generator) -> Floats:
+    """Where each job (n,) stands in the distribution of durations, 0 to 1."""
+    n = len(arrival_s)
+    if not kind.tilt:
+        share = random.random(n)
+        return (random.permutation(n) + share) / n if kind.exact else share
+    from scipy.special import ndtr  # not free to load
+
+    weight = np.array(kind.arrivals.weights) / sum(kind.arrivals.weights)
+    common = np.array(kind.tilt)
+    between = float(weight @ (common - weight @ common) ** 2)
+    when = (arrival_s // kind.arrivals.every).astype(np.int64) % len(common)
+    score = common[when] + math.sqrt(max(0.0, 1.0 - between)) * random.standard_normal(n)
+    if not kind.exact:
+        return np.asarray(ndtr(score))
+    return (np.argsort(np.argsort(score, kind="stable"), kind="stable") + random.random(n)) / n
+
+
+def _arrivals(
+    spec: Arrivals, expected: float, length_s: float, random: np.random.Generator, *, exact: bool
+) -> Floats:
     """Arrivals (n,), not in order. A Poisson process of rate 1 on the expected number that has come so far.
 
     Cinlar 1975, Introduction to stochastic processes, section 4.7: the inverse of the cumulative rate makes of it
@@ -97,10 +118,15 @@ def _arrivals(spec: Arrivals, expected: float, length_s: float, random: np.rando
     many = math.ceil(bursts + 10.0 * math.sqrt(bursts) + 20.0)
     unit = np.cumsum(random.exponential(1.0, many))
     time_s, cumulative = _cumulative(spec, length_s)
-    begin_s = np.interp(unit[unit < bursts] / max(bursts, 1e-300) * cumulative[-1], cumulative, time_s)
+    came = unit[unit < bursts] / max(bursts, 1e-300)
+    if exact:  # a Poisson process of which the number is known: independent and uniform (the same, section 4.1)
+        came = np.sort(random.random(many if spec.burst > 1.0 else round(expected)))
+    begin_s = np.interp(came * cumulative[-1], cumulative, time_s)
     if spec.burst == 1.0:
         return np.asarray(begin_s)
     sizes = random.geometric(1.0 / spec.burst, len(begin_s))
+    if exact:
+        sizes, begin_s = _just(sizes, begin_s, round(expected), random)
     gap_s = random.exponential(spec.within, int(sizes.sum()))
     first = np.cumsum(sizes) - sizes
     gap_s[first] = 0.0
@@ -108,6 +134,16 @@ def _arrivals(spec: Arrivals, expected: float, length_s: float, random: np.rando
     late_s = passed_s - np.repeat(passed_s[first], sizes)
     arrival_s: Floats = np.repeat(begin_s, sizes) + late_s
     return arrival_s
+
+
+def _just(sizes: Ints, begin_s: Floats, jobs: int, random: np.random.Generator) -> tuple[Ints, Floats]:
+    """As many of the bursts, chosen evenly, as hold `jobs` jobs, the last of them cut."""
+    chosen = random.permutation(len(sizes))
+    total = np.cumsum(sizes[chosen])
+    chosen = chosen[: int(np.searchsorted(total, jobs)) + 1]
+    kept = sizes[chosen]
+    kept[-1] -= max(0, int(kept.sum()) - jobs)
+    return kept[kept > 0], begin_s[chosen[kept > 0]]
 
 
 def _cumulative(spec: Arrivals, length_s: float) -> tuple[Floats, Floats]:

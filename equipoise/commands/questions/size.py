@@ -53,8 +53,8 @@ def size(
     """Find the fewest or cheapest nodes with which SCENARIO meets every target.
 
     Targets: makespan, completion_mean, completion_p50, completion_p95, completion_p99, wait_mean, wait_p50,
-    wait_p95, wait_p99 (times), goodput, gpu_busy (shares), cost and energy (of the run), price (per hour), power (highest, of
-    the site). Exit code 4 when none will do.
+    wait_p95, wait_p99 (times), goodput, gpu_busy (shares), cost and energy (of the run), price (per hour), power
+    (highest, of the site). Exit code 4 when none will do.
     """
     from equipoise.study.questions.size import Question, read_vary
     from equipoise.study.questions.size import size as find

@@ -8,14 +8,14 @@ from equipoise.policies.registry import make_policy
 from equipoise.sim.loading.file import from_mapping
 from equipoise.sim.run import run
 
-PEAK, EFFICIENCY = 362e12, 0.7  # L40S, dense bf16, and the catalogue's share of it
+PEAK, EFFICIENCY = 362e12, 0.7  # L40S, dense bf16
 FLOP, BYTES = 250e12, 2e9
 
 
 def case(node: dict | None = None, parallel: dict | None = None, **job: object) -> dict:
     """A model of 8e9 parameters, spread as `parallel` says, on nodes of eight L40S."""
     model = {
-        "flop_per_sample": FLOP, "parameters": 0.0, "gradient": 0, "samples_per_pass": 1,
+        "flop_per_sample": FLOP, "efficiency": EFFICIENCY, "parameters": 0.0, "gradient": 0, "samples_per_pass": 1,
         "parallel": {"tensor": 8, "tensor_bytes_per_sample": BYTES, "pipeline_microbatches": 8} | (parallel or {}),
     }  # fmt: skip
     nodes = {"count": 4, "gpus": 8, "accelerator": "l40s", "nic": "400 Gbit/s"} | (node or {})
