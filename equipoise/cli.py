@@ -22,9 +22,10 @@ from equipoise.study.terminal import printable
 COMMANDS = {
     "run": ("runs.run", "run", "Simulate a scenario under one policy."),
     "compare": ("runs.compare", "compare", "Simulate several policies on the same seeds and compare them."),
-    "sweep": ("runs.sweep", "sweep", "Make the runs of a sweep file; resumes by itself."),
+    "sweep": ("runs.sweep", "sweep", "Run a sweep file; resumes by itself."),
+    "watch": ("runs.watch", "watch", "Show how far a sweep has come, and its first results."),
     "merge": ("runs.sweep", "merge", "Put the shards of a sweep together."),
-    "query": ("runs.query", "query", "Ask the results of a sweep in SQL."),
+    "query": ("runs.query", "query", "Query results with SQL."),
     "calibrate": ("hardware.calibrate", "calibrate", "Measure this machine and fit a hardware profile."),
     "monitor": ("hardware.monitor", "monitor", "Watch what the GPUs of this machine really do."),
     "export": ("live.export", "export", "Write a policy as a file for a live training job."),
@@ -34,6 +35,7 @@ COMMANDS = {
     "fit": ("questions.fit", "fit", "Does a large model fit into memory, and what would make it."),
     "limits": ("questions.limits", "limits", "Name what limits each job, and what would help most."),
     "sensitivity": ("questions.sensitivity", "sensitivity", "Which values of a scenario decide the result."),
+    "diff": ("runs.diff", "diff", "Show what differs between two runs."),
     "report": ("runs.report", "report", "Write results as one HTML file, or as figures for papers."),
     "timeline": ("runs.report", "timeline", "Write a run's timeline for Perfetto."),
     "validate-against": (

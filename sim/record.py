@@ -25,7 +25,7 @@ SCHEMA_VERSION = 1
 
 TIMELINE_TABLES = ("segments", "holdings", "usage", "links", "events", "gpus")  # files of the folder timeline
 WASTE = ("idle", *(use.label for use in WASTED_USES))
-"""GPU-seconds that trained nothing that lasted. With `busy` they sum to GPUs x makespan."""
+"""GPU-seconds that were wasted. With `busy` they sum to GPUs x makespan."""
 
 
 @dataclass(frozen=True)
@@ -104,9 +104,7 @@ class Run:
         )
         return {
             "mfu_ratio": flop / peak if peak > 0.0 else math.nan,
-            "tokens_per_s": tokens / self.totals["makespan_s"]
-            if self.totals["makespan_s"] > 0.0
-            else math.nan,
+            "tokens_per_s": tokens / self.totals["makespan_s"] if tokens > 0.0 else math.nan,
             "cost_per_million_tokens_usd": 1e6 * cost_usd / tokens if tokens > 0.0 else math.nan,
         }
 
