@@ -75,7 +75,9 @@ def _node(scenario: Scenario, profile: HardwareProfile, group: NodeGroup, path: 
             (*path, "nic"),
             f"{text}; bits are 'Gbit/s', and several NICs are 'nics: 8' beside the rate of one",
         )
-    if not scenario.workload.models or not group.gpus:
+    trace = scenario.workload.trace
+    trains = any(job.model for job in scenario.workload.jobs) or (trace is not None and trace.training.count)
+    if not trains or not group.gpus:
         return
     link = link_known(group, profile)
     if link is None and group.gpus > 1:

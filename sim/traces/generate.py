@@ -119,7 +119,9 @@ def _arrivals(
     unit = np.cumsum(random.exponential(1.0, many))
     time_s, cumulative = _cumulative(spec, length_s)
     came = unit[unit < bursts] / max(bursts, 1e-300)
-    if exact:  # a Poisson process of which the number is known: independent and uniform (the same, section 4.1)
+    if (
+        exact
+    ):  # a Poisson process of which the number is known: independent and uniform (the same, section 4.1)
         came = np.sort(random.random(many if spec.burst > 1.0 else round(expected)))
     begin_s = np.interp(came * cumulative[-1], cumulative, time_s)
     if spec.burst == 1.0:

@@ -25,8 +25,7 @@ FEW = 20
 
 
 def fitted(trace: Trace) -> dict[str, Any]:
-    """The section `workload.generate` for a trace: a class for each GPU count, with its profile of arrivals and its durations.
-    """
+    """The section `workload.generate` for a trace: for each GPU count a class with its arrivals and durations."""
     length_s = max(float(trace.arrival_s.max()) * (1.0 + 1.0 / len(trace)), 1.0)
     every_s = max(3600.0, length_s / BINS)
     classes = []
@@ -51,7 +50,7 @@ def _by_gpus(trace: Trace) -> Iterator[tuple[int, int, Bools]]:
     first = held = 0
     for k, n in enumerate(number.tolist()):
         held += n
-        if held >= FEW and number[k + 1 :].sum() >= FEW or k == len(counts) - 1:
+        if (held >= FEW and number[k + 1 :].sum() >= FEW) or k == len(counts) - 1:
             low, high = int(counts[first]), int(counts[k])
             yield low, high, (trace.gpus >= low) & (trace.gpus <= high)
             first, held = k + 1, 0
@@ -61,7 +60,11 @@ def _durations(duration_s: Floats) -> dict[str, Any]:
     """Quantiles, of few jobs fewer; the longest ones are told apart further."""
     shares = np.linspace(0.0, 1.0, min(QUANTILES, max(2, len(duration_s))))
     values = np.quantile(np.maximum(duration_s, 1e-3), shares)
-    return {"kind": "quantiles", "values": [float(f"{v:.6g}") for v in values], "low": float(f"{values[0] / 2:.6g}")}
+    return {
+        "kind": "quantiles",
+        "values": [float(f"{v:.6g}") for v in values],
+        "low": float(f"{values[0] / 2:.6g}"),
+    }
 
 
 def _tilt(duration_s: Floats, bins: Ints) -> list[float]:
@@ -85,7 +88,7 @@ PERCENTILES = (50, 95)
 
 
 def compared(scenario: Scenario, trace: Trace, policies: Sequence[str], seeds: int) -> list[Likeness]:
-    """Durations and waits of the trace beside those of jobs from `scenario.workload.generate`, under each policy."""
+    """Durations and waits of the trace beside those of jobs from `workload.generate`, under each policy."""
     spec, gpus = scenario.workload.generate, sum(g.count * g.gpus for g in scenario.cluster.groups)
     assert spec is not None
     drawn = np.concatenate([generate(spec, gpus, seed).duration_s for seed in range(seeds)])

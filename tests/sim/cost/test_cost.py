@@ -114,7 +114,7 @@ def test_rents_include_electricity_and_owned_gpus_do_not() -> None:
     accelerator = load_profile("catalogue").accelerator("h100_sxm")
     assert accelerator.idle_w is not None
     assert accelerator.max_w is not None
-    host_w = 500.0 + 8 * 225.0
+    host_w = 2 * (500.0 + 4 * 225.0)
     kwh = 1.5 * (accelerator.max_w.value + 7 * accelerator.idle_w.value + host_w) / 1000.0
     assert owned.totals["energy_j"] == pytest.approx(kwh * 3.6e6)
     assert owned.summary()["cost_usd"] == pytest.approx(8.0 + 0.2 * kwh)
