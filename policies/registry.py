@@ -53,7 +53,7 @@ def stage_class(name: str) -> type[Stage]:
     """The stage class of that name. Raises PolicyError with a suggestion when there is none."""
     found = BUILT_IN if name in BUILT_IN else available()  # looking for installed stages takes ms
     if name not in found:
-        close = difflib.get_close_matches(name, found, n=1)
+        close = difflib.get_close_matches(name.lower(), found, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(found))}"
         raise PolicyError(f"unknown stage {name!r}; {hint}")
     module, _, attribute = found[name].partition(":")

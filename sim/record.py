@@ -75,6 +75,8 @@ class Run:
         for q in (50, 95, 99):
             row[f"completion_p{q}_s"] = float(np.percentile(span_s, q)) if done.any() else math.nan
         row["queueing_mean_s"] = float(jobs["queueing_s"].mean()) if done.size else math.nan
+        for q in (50, 95, 99):
+            row[f"queueing_p{q}_s"] = float(np.percentile(jobs["queueing_s"], q)) if done.size else math.nan
         row["goodput_ratio"] = float(jobs["useful_gpu_s"].sum()) / gpu_s
         row["gpu_busy_ratio"] = float(jobs["busy_gpu_s"].sum()) / gpu_s
         row["idle_ratio"] = totals["idle_gpu_s"] / gpu_s
@@ -91,8 +93,20 @@ class Run:
             **of,
             "waste_usd": sum(waste.values()),
             **waste,
+            **self._model_work(of["cost_usd"]),
             "energy_per_useful_sample_j": of["energy_j"] / useful if useful > 0.0 else math.nan,
             "cost_per_useful_sample_usd": of["cost_usd"] / useful if useful > 0.0 else math.nan,
+        }
+
+    def _model_work(self, cost_usd: float) -> dict[str, float]:
+        """Model FLOP utilisation of the GPU time held (Chowdhery et al. 2022, appendix B), and by token."""
+        flop, peak, tokens = (
+            self.totals.get(name, math.nan) for name in ("model_flop", "peak_flop", "tokens")
+        )
+        return {
+            "mfu_ratio": flop / peak if peak > 0.0 else math.nan,
+            "tokens_per_s": tokens / self.totals["makespan_s"] if tokens > 0.0 else math.nan,
+            "cost_per_million_tokens_usd": 1e6 * cost_usd / tokens if tokens > 0.0 else math.nan,
         }
 
     def _repr_html_(self) -> str:

@@ -9,9 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.policies.contract import AllocationStage
+from equipoise.sim.assumptions import assumptions
 from equipoise.sim.job.account import BUSY, HELD, HELD_USES, LOST_TO_FAULTS, Use
 from equipoise.sim.job.training import TrainingJob
 from equipoise.sim.ledger.bill import Biller
+from equipoise.sim.scenario.units import format_seconds
 from equipoise.sim.world.world import SimWorld
 
 Columns = dict[str, NDArray[Any]]
@@ -55,6 +57,22 @@ def _left_aside(world: SimWorld) -> list[str]:
     return [what for what, there in declared.items() if there and what not in honoured]
 
 
+def _intervals(jobs: Iterable[TrainingJob]) -> list[str]:
+    """A line on the interval between checkpoints that was derived for the first of the jobs."""
+    found = [
+        job for job in jobs if job.checkpoints.interval == "young-daly" and job.checkpoints.mtbf_s < np.inf
+    ]
+    if not found:
+        return []
+    job, nodes = found[0], np.unique(found[0].config.nodes)
+    saves, every_s = job.checkpoints, job.checkpoints.interval_s(job.config.nodes)
+    more = f" (and {len(found) - 1} more jobs)" if len(found) > 1 else ""
+    mtbf = format_seconds(saves.mtbf_s / len(nodes))
+    return [f"job {job.name}{more}: a checkpoint every {format_seconds(every_s)}, by young-daly sqrt(2 C M) from "
+            f"C {format_seconds(saves.save_s(nodes))} to write it and M {mtbf} between failures of its "
+            f"{len(nodes)} nodes"]  # fmt: skip
+
+
 class Results:
     """Reads a world whose run has ended."""
 
@@ -78,8 +96,9 @@ class Results:
             world.cluster, world.demand, world.prices, world.meter, world.costs, world.scenario.energy.pue
         )
         billed, bills = biller.bill(
-            self.gpu_s[:, :HELD], self.computed_gpu_s, world.nodes.down_s(), totals["makespan_s"]
-        )
+            self.gpu_s[:, :HELD], self.computed_gpu_s, world.nodes.down_s(), world.nodes.unpaid_s(),
+            totals["makespan_s"],
+        )  # fmt: skip
         jobs = self._jobs() | billed
         told = {(f"trace_{k}" if k in jobs else k): column for k, column in self.world.demand.columns.items()}
         return jobs | told, totals | bills
@@ -119,7 +138,34 @@ class Results:
             "refusals": float(len(world.refusals)),
             "exchanged_bytes": sum(job.exchanged_bytes for _, job in sorted(world.roster.training.items())),
             "transferred_bytes": world.transfers.moved_bytes,
+            **self._model_work(),
         }
+
+    def _model_work(self) -> dict[str, float]:
+        """What training was for: FLOP of the models, what the GPUs that it held could have done, tokens.
+
+        0 where no job's model states its FLOP, or has tokens.
+        """
+        world, flop, peak_flop, tokens = self.world, list[float](), list[float](), list[float]()
+        counts = np.bincount(world.cluster.gpus.model)
+        for row, job in sorted(world.roster.training.items()):
+            model, account = job.model, job.progress.account
+            if model.flop_per_sample is not None:
+                precision = "bf16" if model.precision == "fp8" else model.precision
+                peaks = [
+                    a.flop_per_s[precision].value
+                    for a in world.cluster.accelerators
+                    if precision in a.flop_per_s
+                ]
+                if len(peaks) == len(counts):
+                    flop.append(account.samples * model.flop_per_sample)
+                    peak_flop.append(
+                        float(self.gpu_s[row, :HELD].sum()) * float(np.average(peaks, weights=counts))
+                    )
+            if model.tokens:
+                tokens.append(account.samples * model.tokens)
+        named = {"model_flop": flop, "peak_flop": peak_flop, "tokens": tokens}
+        return {name: float(sum(found)) for name, found in named.items()}
 
     def notes(self, *, is_random: bool) -> list[str]:
         """What a reader of the results should know about their input; is_random: whether seeds matter."""
@@ -135,6 +181,8 @@ class Results:
                 "local_read"
             )
         notes += _passes(world.roster.training.values())
+        notes += assumptions(world.scenario, world.cluster)
+        notes += _intervals(world.roster.training.values())
         if world.prices.note:
             notes.append(f"money at {world.prices.note}; give your own under 'cost'")
         if world.refusals:

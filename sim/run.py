@@ -26,6 +26,7 @@ from equipoise.sim.network.topology import Topology
 from equipoise.sim.record import Run
 from equipoise.sim.results import Results
 from equipoise.sim.scenario.model import Scenario, SpreadSizes
+from equipoise.sim.traces.generate import generate
 from equipoise.sim.traces.read import Trace, read_spec
 from equipoise.sim.world.stall import Stalled
 from equipoise.sim.world.world import SimWorld
@@ -81,10 +82,11 @@ def run(
     scenario = bound_scenario(scenario)
     seed = scenario.seed if seed is None else seed
     trace = trace if trace is not None else trace_of(scenario)
-    topology = Topology(scenario.cluster)
+    drawn = drawn_jobs(scenario, seed) if trace is None else trace
     profile = load_profile(scenario.cluster.hardware)
+    topology = Topology(scenario.cluster, profile)
     cluster = Cluster(scenario.cluster, profile, topology)
-    demand = make_demand(scenario, trace, cluster)
+    demand = make_demand(scenario, drawn, cluster)
     writer = _journal(journal)
     initialise()
     began = time.process_time()
@@ -144,6 +146,14 @@ def trace_of(scenario: Scenario) -> Trace | None:
     if spec is None:
         return None
     return read_spec(spec, spec.file)
+
+
+def drawn_jobs(scenario: Scenario, seed: int) -> Trace | None:
+    """The jobs that a scenario describes, drawn for a seed; None where it describes none."""
+    spec = scenario.workload.generate
+    if spec is None:
+        return None
+    return generate(spec, sum(group.count * group.gpus for group in scenario.cluster.groups), seed)
 
 
 def _advance(
@@ -215,4 +225,6 @@ def is_random(scenario: Scenario) -> bool:
     faults = scenario.faults
     random = (faults.crash, faults.fail_slow, faults.link, faults.rack, faults.spot, faults.corrupt_gradient)
     spread = any(job.data and isinstance(job.data.shard_sizes, SpreadSizes) for job in scenario.workload.jobs)
+    if scenario.workload.generate is not None:
+        return True
     return bool(scenario.noise.step_cov or scenario.decide.estimate_error or spread or any(random))

@@ -14,6 +14,7 @@ best one: a group that no job runs on faster than u times its best rate counts a
 from __future__ import annotations
 
 import heapq
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -71,8 +72,10 @@ class Needs:
 def lower_bound(scenario: Scenario, trace: Trace | None = None) -> Bound:
     """What no policy can beat on this scenario. Raises InputError when it has no jobs."""
     trace = trace if trace is not None else trace_of(scenario)
+    if trace is None and scenario.workload.generate is not None:
+        return Bound(math.nan, math.nan, noise_free=True)  # other jobs on every seed, other bounds
     profile = load_profile(scenario.cluster.hardware)
-    cluster = Cluster(scenario.cluster, profile, Topology(scenario.cluster))
+    cluster = Cluster(scenario.cluster, profile, Topology(scenario.cluster, profile))
     needs = needs_of(make_demand(scenario, trace, cluster), scenario, Capacity(scenario.cluster, profile))
     return Bound(needs.makespan_s(), needs.completion_mean_s(), scenario.noise.step_cov > 0)
 

@@ -22,12 +22,17 @@ LABELS = {
     "completion_p95_s": "completion p95",
     "completion_p99_s": "completion p99",
     "queueing_mean_s": "queueing mean",
+    "queueing_p50_s": "queueing p50",
+    "queueing_p95_s": "queueing p95",
+    "queueing_p99_s": "queueing p99",
     "goodput_ratio": "goodput",
     "gpu_busy_ratio": "GPU busy",
     "idle_ratio": "idle",
     "input_stall_ratio": "input stall",
     "barrier_wait_ratio": "barrier wait",
     "exposed_communication_ratio": "exposed comm.",
+    "pipeline_bubble_ratio": "pipeline bubble",
+    "tensor_exchange_ratio": "tensor exchange",
     "restart_ratio": "restart",
     "lost_to_faults_ratio": "lost to faults",
     "energy_j": "energy",
@@ -37,8 +42,13 @@ LABELS = {
     "input_stall_usd": "    input stall",
     "barrier_wait_usd": "    barrier wait",
     "exposed_communication_usd": "    exposed comm.",
+    "pipeline_bubble_usd": "    pipeline bubble",
+    "tensor_exchange_usd": "    tensor exchange",
     "restart_usd": "    restart",
     "lost_to_faults_usd": "    lost to faults",
+    "mfu_ratio": "MFU",
+    "tokens_per_s": "tokens/s",
+    "cost_per_million_tokens_usd": "cost per 1e6 tokens",
     "energy_per_useful_sample_j": "energy a sample",
     "cost_per_useful_sample_usd": "cost per 1e6 samples",
     "fairness_user": "fairness, users",
@@ -49,20 +59,24 @@ LABELS = {
 METRICS = tuple(LABELS)
 """Names of `Run.summary`, in its order."""
 IN_DETAIL = (
-    "idle_usd", "input_stall_usd", "barrier_wait_usd", "exposed_communication_usd", "restart_usd",
-    "lost_to_faults_usd", "energy_per_useful_sample_j",
+    "idle_usd", "input_stall_usd", "barrier_wait_usd", "exposed_communication_usd", "pipeline_bubble_usd",
+    "tensor_exchange_usd", "restart_usd", "lost_to_faults_usd", "energy_per_useful_sample_j",
 )  # fmt: skip
 """Metrics that a comparison leaves to its other formats: their shares of the time stand in the table already."""
-UNKNOWN = "-"
-
-
-def is_worth_a_line(metric: str, known: bool) -> bool:
-    """Whether a table has a line for a metric: what is not known has none where only some scenarios have it."""
-    return known or not (metric.endswith(("_usd", "_j")) or metric.startswith("fairness_"))
-
-
 _DECIMALS = 3
-PER_JOB = ("completion_p50_s", "completion_p95_s", "completion_p99_s")
+PER_JOB = tuple(f"{of}_p{q}_s" for of in ("completion", "queueing") for q in (50, 95, 99))
+_ONLY_SOME = ("pipeline_bubble_ratio", "tensor_exchange_ratio", "pipeline_bubble_usd", "tensor_exchange_usd")
+_IF_KNOWN = ("_usd", "_j", "mfu_ratio", "tokens_per_s")
+
+
+def folded(metric: str, *values: float) -> bool:
+    """Whether tables leave a metric out: it is of large models only and 0, or of what is not known here."""
+    if not any(map(math.isfinite, values)):
+        return metric.endswith(_IF_KNOWN) or metric.startswith("fairness_")
+    return metric in _ONLY_SOME and not any(values)
+
+
+UNKNOWN = "-"
 
 
 def digits(value: float, significant: int = 3) -> str:
@@ -83,6 +97,8 @@ def plus_minus(half: float) -> str:
 
 def _scaled(metric: str, mean: float) -> tuple[float, str]:
     """(divisor, unit) that suit the metric and the size of its mean."""
+    if metric == "tokens_per_s":
+        return 1.0, ""
     if metric.endswith("_s"):
         unit = format_seconds(mean).rsplit(" ", 1)[1]
         return float(TIME.factors[unit]), unit

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from equipoise.policies.physics import efficiency, overlapped_s
 from equipoise.sim.cost.step import make_exchange, replica_cost_s
-from equipoise.sim.hardware.profile import Accelerator, HardwareProfile
+from equipoise.sim.hardware.profile import Accelerator, HardwareProfile, link_bytes_per_s
 from equipoise.sim.job.progress import DONE_TOLERANCE
 from equipoise.sim.network.topology import Topology
 from equipoise.sim.scenario.model import Cluster, Explicit, Model
@@ -46,14 +46,14 @@ class Capacity:
                 gpus=group.count * group.gpus,
                 speed=group.speed,
                 accelerator=never_worse_when_larger(profile.accelerator(group.accelerator)),
-                fabric_bytes_per_s=group.fabric,
+                fabric_bytes_per_s=link_bytes_per_s(group, profile),
                 ingest_samples_per_s=math.inf if group.ingest is None else group.ingest,
             )
             for group in spec.groups
         ]
         self.gpus = np.array([group.gpus for group in self.groups])
         self.speed = np.array([group.speed for group in self.groups])
-        self.profile, self.topology = profile, Topology(spec)
+        self.profile, self.topology = profile, Topology(spec, profile)
         self.models = tuple(dict.fromkeys(group.accelerator for group in spec.groups))
         sizes = np.sort(np.repeat([g.gpus for g in spec.groups], [g.count for g in spec.groups]))
         self.held_by_largest = np.cumsum(sizes[::-1])

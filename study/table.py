@@ -10,16 +10,7 @@ from itertools import groupby
 from typing import Any
 
 from equipoise.sim.scenario.units import format_share
-from equipoise.study.display import (
-    IN_DETAIL,
-    LABELS,
-    PER_JOB,
-    UNKNOWN,
-    digits,
-    is_worth_a_line,
-    plus_minus,
-    show,
-)
+from equipoise.study.display import IN_DETAIL, LABELS, PER_JOB, UNKNOWN, digits, folded, plus_minus, show
 from equipoise.study.statistics import Interval
 
 _GAP = 2
@@ -105,9 +96,8 @@ def _shown(cells: Sequence[Cell]) -> Iterator[list[Cell]]:
     one_job = all(cell.value.mean == 1 for cell in cells if cell.metric == "jobs")
     for metric, group in groupby(cells, key=lambda cell: cell.metric):
         found = list(group)
-        known = any(math.isfinite(cell.value.mean) for cell in found)
         detail = metric in IN_DETAIL or (one_job and metric in PER_JOB)  # percentiles of one job are its time
-        if not detail and is_worth_a_line(metric, known):
+        if not detail and not folded(metric, *(cell.value.mean for cell in found)):
             yield found
 
 

@@ -13,7 +13,15 @@ import numpy as np
 from equipoise.policies.kernels.jit import ZERO, jit_in_place
 from equipoise.policies.observation import Floats
 from equipoise.policies.physics import efficiency, hidden_s
-from equipoise.sim.job.account import BARRIER_WAIT, BUSY, EXPOSED_COMMUNICATION, INPUT_STALL, USEFUL
+from equipoise.sim.job.account import (
+    BARRIER_WAIT,
+    BUSY,
+    EXPOSED_COMMUNICATION,
+    INPUT_STALL,
+    PIPELINE_BUBBLE,
+    TENSOR_EXCHANGE,
+    USEFUL,
+)
 from equipoise.sim.job.period import TIE
 from equipoise.sim.job.progress import DONE_TOLERANCE
 from equipoise.sim.randomness import Space, noise_row, noise_space
@@ -35,6 +43,7 @@ class Fixed(NamedTuple):
     drift: float
     target: float
     weight: float  # GPU-seconds held per second
+    divided: bool  # whether a worker is several GPUs, see `Configuration._divide`
     credit: float  # part of the samples that count, see `job.configuration`
     anchor_s: float  # see `job.period.Ends`
 
@@ -62,6 +71,8 @@ class PerWorker(NamedTuple):
     compute_s: Floats
     input_s: Floats
     weight: Floats
+    bubble_weight: Floats
+    inside_weight: Floats
     samples_each: Floats
     busy_s: Floats
     busy_square: Floats
@@ -203,6 +214,12 @@ def book(
     for w in range(n):
         worker.samples[w] += worker.samples_each[w] * steps
     busy = dot(scratch.busy_s, worker.weight)
+    if fixed.divided:
+        bubble = dot(scratch.busy_s, worker.bubble_weight)
+        inside = dot(scratch.busy_s, worker.inside_weight)
+        gpu_s[PIPELINE_BUBBLE] += bubble
+        gpu_s[TENSOR_EXCHANGE] += inside
+        busy -= bubble + inside
     useful = 0.0
     if steps > 1:
         useful += (steps - 1) * batch * each

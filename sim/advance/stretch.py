@@ -55,6 +55,7 @@ def state_of(job: TrainingJob) -> State:
         drift=model.drift,
         target=progress.target,
         weight=float(config.weight.sum()),
+        divided=config.divided,
         credit=config.credit,
         anchor_s=ends.anchor_s,
     )
@@ -73,8 +74,9 @@ def state_of(job: TrainingJob) -> State:
         done=False,
     )
     worker = PerWorker(*np.stack((
-        config.compute_s, config.input_s, config.weight, config.samples.astype(np.float64), window.busy_s,
-        window.busy_square, window.stall_s, window.wait_s, window.samples,
+        config.compute_s, config.input_s, config.weight, config.bubble_weight, config.inside_weight,
+        config.samples.astype(np.float64), window.busy_s, window.busy_square, window.stall_s, window.wait_s,
+        window.samples,
     )))  # fmt: skip
     return State(fixed, moving, worker, account.gpu_s.copy())
 

@@ -35,6 +35,12 @@ class Victim(Protocol):
     def node_up(self, node: int) -> None:
         """A node is repaired."""
 
+    def reclaimed(self, node: int) -> None:
+        """A spot node goes back to its owner: it is not paid for until it is `returned`."""
+
+    def returned(self, node: int) -> None:
+        """A spot node has come back."""
+
     def set_slow(self, node: int, factor: float) -> None:
         """A node computes `factor` times slower from now on (1: healthy)."""
 
@@ -164,9 +170,11 @@ class Faults:
 
         def reclaim(_: Event) -> None:
             self._take_down(node, saved=self.victim.can_save(node, spec.notice))
+            self.victim.reclaimed(node)
             self.clock.at(self.clock.now + spec.away, back, FAULTS)
 
         def back(_: Event) -> None:
+            self.victim.returned(node)
             self._bring_up(node)
             self._next_spot(node, spec, random)
 

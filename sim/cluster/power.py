@@ -16,6 +16,8 @@ import numpy as np
 
 from equipoise.policies.observation import Floats, Ints
 from equipoise.sim.cluster.cluster import Cluster
+from equipoise.sim.hardware.profile import HardwareProfile
+from equipoise.sim.scenario.model import NodeGroup
 
 EXPONENT = 3.0
 """Dynamic power goes with this power of the clock."""
@@ -46,13 +48,23 @@ class NodePower:
 
 
 def node_power(cluster: Cluster) -> NodePower:
-    """Power of a cluster's nodes, from its hardware profile; the base from the node group, else the profile."""
-    accelerators, base = cluster.accelerators, cluster.profile.node_base_w
+    """Power of a cluster's nodes, from its hardware profile."""
+    accelerators = cluster.accelerators
     idle = np.array([np.nan if a.idle_w is None else a.idle_w.value for a in accelerators])
     highest = np.array([np.nan if a.max_w is None else a.max_w.value for a in accelerators])
-    default_w = 0.0 if base is None else base.value
-    base_w = np.array([default_w if g.host_power is None else g.host_power for g in cluster.groups])
+    base_w = np.array([host_w(group, cluster.profile) for group in cluster.groups])
     return NodePower(idle[cluster.node_model], highest[cluster.node_model], base_w)
+
+
+def host_w(group: NodeGroup, profile: HardwareProfile) -> float:
+    """What a node draws beside its GPUs (W): as the group says, else by the profile; NaN: not known."""
+    if group.host_power is not None:
+        return group.host_power
+    if profile.node_base_w is None:
+        return float("nan")
+    accelerator = profile.accelerators.get(group.accelerator)
+    each = None if accelerator is None else accelerator.host_w
+    return profile.node_base_w.value + group.gpus * (0.0 if each is None else each.value)
 
 
 def clock_under_cap(idle_w: Floats, max_w: Floats, cap_w: float) -> Floats:

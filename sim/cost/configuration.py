@@ -11,7 +11,14 @@ from equipoise.policies.observation import Floats, Ints
 from equipoise.policies.physics import deal, speed_at
 from equipoise.sim.cluster.cluster import Cluster, Holding
 from equipoise.sim.cost.memory import UNBOUNDED, fewest_workers, samples_per_pass
-from equipoise.sim.cost.step import Exchange, make_exchange, make_push, memory_need_bytes, replica_cost_s
+from equipoise.sim.cost.step import (
+    Exchange,
+    make_exchange,
+    make_push,
+    memory_need_bytes,
+    replica_cost_s,
+    replica_shares,
+)
 from equipoise.sim.cost.transformer_exchange import make_transformer_exchange
 from equipoise.sim.scenario.model import Job as JobSpec
 from equipoise.sim.scenario.model import Model
@@ -44,7 +51,7 @@ class Configuration:
 
     def place(self, holding: Holding) -> None:
         """Work on these GPUs, with equal parts of the batch."""
-        per, topology = self.gpus_per_worker, self.cluster.topology
+        per = self.gpus_per_worker
         self.workers = len(holding.gpu) // per
         self.gpu = holding.gpu[::per]
         self.gpus = holding.gpu.reshape(-1, per)
@@ -52,9 +59,21 @@ class Configuration:
         self.set_share(holding.share[::per].copy())
         self.gpu_nodes = self.cluster.gpus.node[holding.gpu]
         self.nodes = self.gpu_nodes[::per]
-        self.fabric_bytes_per_s = float(topology.fabric_bytes_per_s[self.nodes].min())
+        self.fabric_bytes_per_s = self._narrowest()
         self._cost.cache_clear()
         self.set_samples(deal(self.spec.global_batch, np.ones(self.workers, np.int64), self.spec.micro_batch))
+
+    def _narrowest(self) -> float:
+        """Narrowest link (bytes/s) of a GPU inside any worker: its node's, and NICs where a tensor group leaves it.
+
+        A group that leaves its node fills it, so that its ring has the node's NICs to itself.
+        """
+        topology, tensor = self.cluster.topology, self.model.parallel.tensor
+        narrowest = float(topology.fabric_bytes_per_s[self.gpu_nodes].min())
+        groups = self.gpu_nodes.reshape(-1, tensor)
+        if self.model.transformer is not None or not (groups != groups[:, :1]).any():
+            return narrowest  # `sim.llm` knows where the groups of a shape lie
+        return min(narrowest, float(topology.nic_bytes_per_s[self.gpu_nodes].min()))
 
     def set_samples(self, samples: Ints) -> None:
         """Deal the batch anew (workers,)."""
@@ -99,9 +118,29 @@ class Configuration:
         self.ingest = np.minimum(ingest, self._own_input())
         self.exchange = self._exchange()
         self.compute_s, self.input_s = self.step_s(self.samples)
+        self._divide()
         self.credit = self._credit()
         self.pushes = self._pushes() if self.asynchronous else []
         self.stale = False
+
+    def _divide(self) -> None:
+        """Of the GPU-seconds in which a worker computes: which its GPUs wait in a pipeline, or exchange inside it.
+
+        bubble_weight, inside_weight, busy_weight (workers,) sum to `weight`; divided: the first two may not be 0.
+        """
+        self.busy_weight, self.divided = self.weight, self.gpus_per_worker > 1
+        self.bubble_weight = self.inside_weight = np.zeros(self.workers)
+        if not self.divided:
+            return
+        pairs = np.stack((self.cluster.node_model[self.nodes], self.samples))
+        kinds, inverse = np.unique(pairs, axis=1, return_inverse=True)
+        shares = np.array([
+            replica_shares(self._in_passes(int(m), self.workers), self.cluster.accelerators[m], int(b),
+                           self.fabric_bytes_per_s)
+            for m, b in kinds.T
+        ])[inverse]  # fmt: skip
+        self.bubble_weight, self.inside_weight = self.weight * shares[:, 0], self.weight * shares[:, 1]
+        self.busy_weight = self.weight - self.bubble_weight - self.inside_weight
 
     def _exchange(self) -> Exchange:
         """The exchange after a step."""

@@ -45,7 +45,9 @@ def single_gpu_cost_s(model: Model, accelerator: Accelerator, samples: int) -> t
         flop_per_sample *= 4.0 / 3.0  # the forward pass is a third of the work and runs twice
     per_pass = samples / count
     flop = flop_per_sample * per_pass
-    rate = accelerator.peak_flop_per_s(model.precision) * accelerator.efficiency_at(flop)
+    rate = accelerator.peak_flop_per_s(model.precision) * (
+        model.efficiency or accelerator.efficiency_at(flop)
+    )
     memory_s = model.bytes_per_sample * per_pass / accelerator.hbm_bytes_per_s.value
     launch = accelerator.launch_latency_s
     launch_s = model.fixed_time if model.fixed_time is not None else (launch.value if launch else 0.0)
@@ -69,6 +71,22 @@ def replica_cost_s(
     stretch = bubble / (p.tensor * p.pipeline)
     reduce_bytes = 2.0 * (p.tensor - 1) / p.tensor * p.tensor_bytes_per_sample * samples
     return fixed_s * stretch, total_s * stretch + reduce_bytes * (bubble / p.pipeline) / fabric_bytes_per_s
+
+
+def replica_shares(
+    model: Model, accelerator: Accelerator, samples: int, fabric_bytes_per_s: float
+) -> tuple[float, float]:
+    """Shares of `replica_cost_s` that a replica's GPUs do not compute: (pipeline bubble, exchanges inside it)."""
+    if model.transformer is not None:
+        return transformer.replica_shares(model, accelerator, samples, fabric_bytes_per_s)
+    p = model.parallel
+    if p.tensor * p.pipeline == 1 or samples == 0:
+        return 0.0, 0.0
+    bubble = (p.pipeline - 1) / p.pipeline_microbatches
+    total_s = replica_cost_s(model, accelerator, samples, fabric_bytes_per_s)[1]
+    reduce_bytes = 2.0 * (p.tensor - 1) / p.tensor * p.tensor_bytes_per_sample * samples
+    reduce_s = reduce_bytes / p.pipeline / fabric_bytes_per_s
+    return bubble / (1.0 + bubble), (reduce_s / total_s if total_s > 0.0 else 0.0)
 
 
 def memory_need_bytes(model: Model, samples: int, workers: int) -> float:

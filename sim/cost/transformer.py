@@ -17,6 +17,8 @@ IN_PASS = (
     "products", "attention", "elementwise", "host", "head", "recompute", "tensor", "context", "expert", "send",
 )  # fmt: skip
 IN_STEP = ("bubble", "optimizer", "fixed")
+INSIDE = ("tensor", "context", "expert", "send")
+"""What the GPUs of one replica send each other, in a pass."""
 
 
 def section(model: Model) -> tuple[TransformerSpec, Bound]:
@@ -71,16 +73,34 @@ def replica_cost_s(
         return 0.0, 0.0
     spec, bound = section(model)
     passes = -(-samples // bound.layout.micro_batch)
-    pass_s, step_s = _costs(plan_of(model, accelerator, fabric_bytes_per_s), spec.constants())
+    pass_s, step_s, _, _ = _costs(plan_of(model, accelerator, fabric_bytes_per_s), spec.constants())
     return bound.factor * step_s, bound.factor * (step_s + passes * pass_s)
 
 
+def replica_shares(
+    model: Model, accelerator: Accelerator, samples: int, fabric_bytes_per_s: float
+) -> tuple[float, float]:
+    """Shares of `replica_cost_s` that are (pipeline bubble, exchanges inside the replica)."""
+    if samples == 0:
+        return 0.0, 0.0
+    spec, bound = section(model)
+    passes = -(-samples // bound.layout.micro_batch)
+    pass_s, step_s, bubble_s, inside_s = _costs(
+        plan_of(model, accelerator, fabric_bytes_per_s), spec.constants()
+    )
+    total_s = step_s + passes * pass_s
+    return bubble_s / total_s, passes * inside_s / total_s
+
+
 @lru_cache(maxsize=256)
-def _costs(plan: Plan, stack: Stack) -> tuple[float, float]:
-    """(seconds of one micro-batch, seconds of a step beside those)."""
+def _costs(plan: Plan, stack: Stack) -> tuple[float, float, float, float]:
+    """Seconds of (a micro-batch, a step beside them, the bubble, exchanges inside in a micro-batch)."""
     times = step_time(plan, stack)
-    pass_s, step_s = (sum(float(getattr(times, name)) for name in names) for names in (IN_PASS, IN_STEP))
-    return pass_s, step_s
+    pass_s, step_s, bubble_s, inside_s = (
+        sum(float(getattr(times, name)) for name in names)
+        for names in (IN_PASS, IN_STEP, ("bubble",), INSIDE)
+    )
+    return pass_s, step_s, bubble_s, inside_s
 
 
 def memory_need_bytes(model: Model, samples: int, replicas: int) -> float:

@@ -6,6 +6,7 @@ A profile is a YAML file (`scenarios/hardware/*.yaml`, or what calibration write
 
 from __future__ import annotations
 
+import difflib
 import math
 import os
 from collections.abc import Mapping
@@ -27,6 +28,7 @@ from pydantic import (
 from equipoise.policies.files import write_whole
 from equipoise.policies.sources import root
 from equipoise.sim.scenario.errors import read_model
+from equipoise.sim.scenario.model import NodeGroup
 from equipoise.sim.scenario.tree import InputError, write_tree
 from equipoise.sim.scenario.units import (
     DATA_RATE,
@@ -136,6 +138,7 @@ class Accelerator(_Part):
     interference: Number | None = None
     idle_w: Power | None = None
     max_w: Power | None = None
+    host_w: Power | None = None  # drawn by the node around it: links, NICs, fans
     thermal_c_per_w: ThermalResistance | None = None
     tau_s: Duration | None = None
     throttle_c: Temperature | None = None
@@ -273,7 +276,9 @@ class HardwareProfile(_Part):
     fabrics: tuple[Fabric, ...] = ()
     steps: tuple[StepTime, ...] = ()
     figures: dict[str, Number] = {}
-    node_base_w: Power | None = None  # a node without its accelerators
+    node_base_w: Power | None = (
+        None  # a node without its accelerators, and what each of them adds to it (`host_w`)
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -305,8 +310,15 @@ class HardwareProfile(_Part):
     def accelerator(self, name: str) -> Accelerator:
         """The accelerator of that name. Raises ValueError with the known names."""
         if name not in self.accelerators:
-            known = ", ".join(self.accelerators) or "none"
-            raise ValueError(f"no accelerator {name!r} in hardware profile {self.name!r}; known: {known}")
+            text = name.lower().replace("-", "_").replace(" ", "_")
+            close = [known for known in self.accelerators if text in known or known in text]
+            close = close or difflib.get_close_matches(text, self.accelerators, n=1)
+            hint = (
+                f"did you mean {' or '.join(close)}?"
+                if close
+                else f"known: {', '.join(self.accelerators) or 'none'}"
+            )
+            raise ValueError(f"no accelerator {name!r} in hardware profile {self.name!r}; {hint}")
         return self.accelerators[name]
 
     def fabric(
@@ -318,6 +330,30 @@ class HardwareProfile(_Part):
                 if (fabric.tier, fabric.collective, fabric.accelerator) == (tier, collective, wanted):
                     return fabric
         return None
+
+
+UNKNOWN_LINK_BYTES_PER_S = 32e9
+"""Assumed between the accelerators of a node where nothing says it: PCI Express 4.0 x16, one direction."""
+
+
+def link_bytes_per_s(group: NodeGroup, profile: HardwareProfile) -> float:
+    """Rate (bytes/s) at which a GPU of a node group reaches the others of its node, one direction.
+
+    In order: the group's `fabric`, the accelerator's own link, the fabric that was measured for it, PCI Express.
+    """
+    known = link_known(group, profile)
+    return UNKNOWN_LINK_BYTES_PER_S if known is None else known
+
+
+def link_known(group: NodeGroup, profile: HardwareProfile) -> float | None:
+    """As `link_bytes_per_s`; None where nothing says it."""
+    if group.fabric is not None:
+        return group.fabric
+    accelerator = profile.accelerators.get(group.accelerator)
+    if accelerator is not None and accelerator.link_bytes_per_s is not None:
+        return accelerator.link_bytes_per_s.value
+    fabric = profile.fabric("intra", accelerator=group.accelerator)
+    return None if fabric is None else fabric.bytes_per_s.value
 
 
 def scenarios_dir() -> Path:

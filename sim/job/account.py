@@ -17,9 +17,13 @@ class Use(IntEnum):
     INPUT_STALL = 1
     BARRIER_WAIT = 2
     EXPOSED_COMMUNICATION = 3
-    RESTART = 4
-    LOST_TO_FAULTS = 5
-    USEFUL = 6
+    PIPELINE_BUBBLE = 4
+    """Stages of a pipeline that wait for each other."""
+    TENSOR_EXCHANGE = 5
+    """What the GPUs of one replica send each other: tensor all-reduces, and context, expert and stage sends."""
+    RESTART = 6
+    LOST_TO_FAULTS = 7
+    USEFUL = 8
     """A part of the others: what of BUSY brought the job nearer to its target."""
 
     @property
@@ -34,8 +38,8 @@ class Use(IntEnum):
 
 
 # As plain integers: NumPy takes them as an index in half the time, and kernels know them as constants.
-BUSY, INPUT_STALL, BARRIER_WAIT, EXPOSED_COMMUNICATION = (int(use) for use in tuple(Use)[:4])
-RESTART, LOST_TO_FAULTS, USEFUL = (int(use) for use in tuple(Use)[4:])
+BUSY, INPUT_STALL, BARRIER_WAIT, EXPOSED_COMMUNICATION, PIPELINE_BUBBLE, TENSOR_EXCHANGE = range(6)
+RESTART, LOST_TO_FAULTS, USEFUL = (int(use) for use in tuple(Use)[6:])
 
 HELD_USES = tuple(Use)[:USEFUL]
 """Uses that sum to the GPU time held."""
@@ -43,7 +47,7 @@ HELD = len(HELD_USES)
 """Their number; in an account they come first."""
 WASTED_USES = HELD_USES[1:]
 """Uses that train nothing that lasts."""
-WORK = EXPOSED_COMMUNICATION + 1
+WORK = TENSOR_EXCHANGE + 1
 """Number of uses, the first ones, that a fault turns into lost time."""
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from equipoise.policies.observation import Ints
 from equipoise.sim.cluster.cluster import Cluster
 from equipoise.sim.cost.step import checkpoint_bytes
 from equipoise.sim.job.account import Account
 from equipoise.sim.job.dataset import Snapshot
-from equipoise.sim.scenario.model import Checkpoint, Model
+from equipoise.sim.scenario.model import Checkpoint, Model, Restart
 
 State = tuple[Account, Snapshot | None]
 """What a checkpoint holds: the account, and which samples have been read."""
@@ -23,20 +25,46 @@ def young_daly_s(write_s: float, mtbf_s: float) -> float:
     return math.sqrt(2.0 * write_s * mtbf_s) if mtbf_s < math.inf else math.inf
 
 
+UNKNOWN_WRITE_S = 60.0
+"""Time to write a checkpoint of which nothing is known (a rigid job's)."""
+
+
+def write_s(
+    spec: Checkpoint, size_bytes: float | None, restart: Restart, cluster: Cluster, nodes: Ints
+) -> float:
+    """Seconds in which a job's nodes (nodes,), each once, write a checkpoint together, or read one back.
+
+    `restart.checkpoint_write` holds where the job states no size of its own; else size over what the storage takes
+    from these nodes, alone. size_bytes: where the job states none; None: not known.
+    """
+    if spec.size is None and restart.checkpoint_write is not None:
+        return restart.checkpoint_write
+    size_bytes = size_bytes if spec.size is None else spec.size
+    if size_bytes is None:
+        return UNKNOWN_WRITE_S
+    store = restart.storage
+    if store.kind == "local":
+        return size_bytes / float(sum(cluster.group(node).storage_rate for node in nodes.tolist()))
+    nics = cluster.topology.nic_bytes_per_s[nodes]
+    each = float(np.minimum(nics, math.inf if store.node_rate is None else store.node_rate).sum())
+    return store.latency + size_bytes / min(each, store.rate or math.inf)
+
+
 class Checkpoints:
     """What is written, what is being written, and when the next is due; `mtbf_s` is that of one node."""
 
-    def __init__(self, spec: Checkpoint, model: Model, cluster: Cluster, mtbf_s: float) -> None:
+    def __init__(
+        self, spec: Checkpoint, model: Model, cluster: Cluster, mtbf_s: float, restart: Restart
+    ) -> None:
         self.interval, self.cluster, self.mtbf_s = spec.interval, cluster, mtbf_s
-        self.size_bytes = spec.size if spec.size is not None else checkpoint_bytes(model)
+        self.spec, self.restart, self.size_bytes = spec, restart, checkpoint_bytes(model)
         self.account, self.data = Account(), None  # type: Account, Snapshot | None
         self._unwritten: State | None = None
         self.last_s = 0.0
 
     def save_s(self, nodes: Ints) -> float:
         """Time in which the workers' nodes (workers,) write a checkpoint together, or read one back."""
-        rates = {int(node): self.cluster.group(int(node)).storage_rate for node in nodes}
-        return self.size_bytes / float(sum(rates.values()))
+        return write_s(self.spec, self.size_bytes, self.restart, self.cluster, np.unique(nodes))
 
     def interval_s(self, nodes: Ints) -> float:
         """Time between checkpoints: as given, or Young/Daly."""

@@ -15,7 +15,9 @@ from equipoise.policies.observation import Floats, Ints
 from equipoise.sim.clock import Clock
 from equipoise.sim.cluster.cluster import Cluster, Holding
 from equipoise.sim.job.account import BUSY, LOST_TO_FAULTS, RESTART, USEFUL, Use
+from equipoise.sim.job.checkpoints import write_s, young_daly_s
 from equipoise.sim.job.demand import Demand
+from equipoise.sim.scenario.model import Restart
 
 _NO_NODES: Ints = np.empty(0, dtype=np.int64)
 _NOTHING: Floats = np.empty(0)
@@ -52,11 +54,11 @@ class RigidJobs:
         ended: Callable[[RigidJob], None],
         metered: Callable[[int, Holding, float], None] | None,
         mtbf_s: float,
-        write_s: float,
+        restart: Restart,
     ) -> None:
         n = len(demand)
         self.clock, self.cluster, self.demand, self.ended = clock, cluster, demand, ended
-        self.metered, self.mtbf_s, self.write_s = metered, mtbf_s, write_s
+        self.metered, self.mtbf_s, self.restart = metered, mtbf_s, restart
         self.left_s = np.where(np.isnan(demand.duration_s), 0.0, demand.duration_s)
         self.begin_s, self.rate, self.weight = np.zeros(n), np.zeros(n), np.zeros(n)
         self.saved_s = np.zeros(n)  # work done that a crash cannot take back
@@ -211,12 +213,7 @@ class RigidJob:
             return math.inf
         if spec.interval != "young-daly":
             return float(spec.interval)
-        write_s = jobs.write_s
-        if spec.size is not None:
-            write_s = spec.size / sum(jobs.cluster.group(int(node)).storage_rate for node in nodes)
-        if jobs.mtbf_s == math.inf:
-            return math.inf
-        return math.sqrt(2.0 * write_s * jobs.mtbf_s / len(nodes))
+        return young_daly_s(write_s(spec, None, jobs.restart, jobs.cluster, nodes), jobs.mtbf_s / len(nodes))
 
     def _meter(self) -> None:
         """Tell what it has computed up to the time its account is booked to."""

@@ -25,7 +25,9 @@ from equipoise.sim.job.account import (
     HELD,
     INPUT_STALL,
     LOST_TO_FAULTS,
+    PIPELINE_BUBBLE,
     RESTART,
+    TENSOR_EXCHANGE,
 )
 from equipoise.sim.job.checkpoints import Checkpoints, State
 from equipoise.sim.job.dataset import JobData, Snapshot
@@ -35,7 +37,7 @@ from equipoise.sim.job.pending import Pending
 from equipoise.sim.job.period import Ends, Outcome, Period
 from equipoise.sim.job.progress import Progress
 from equipoise.sim.randomness import lognormal_parameters, noise_key
-from equipoise.sim.scenario.model import Data, Model
+from equipoise.sim.scenario.model import Data, Model, Restart
 from equipoise.sim.scenario.model import Job as JobSpec
 
 
@@ -86,6 +88,7 @@ class TrainingJob:
         seed: int,
         step_cov: float,
         mtbf_s: float,
+        restart: Restart,
     ) -> None:
         self.row, self.name, self.spec, self.model, self.cluster = row, name, spec, model, cluster
         self.advance, self.meter, self.listeners, self.load = advance, meter, listeners, load
@@ -94,7 +97,7 @@ class TrainingJob:
         self.noise_mu, self.noise_sigma = lognormal_parameters(step_cov)
         self.config = Configuration(row, spec, model, cluster)
         self.progress = Progress(spec, model, asynchronous=self.config.asynchronous)
-        self.checkpoints = Checkpoints(spec.checkpoint, model, cluster, mtbf_s)
+        self.checkpoints = Checkpoints(spec.checkpoint, model, cluster, mtbf_s, restart)
         self.measured, self.ends, self.pending = Measurements(), Ends(), Pending()
         self.data: JobData | None = None
         self.homes_before_start: list[list[int]] | None = None  # where its data lies; None: not known
@@ -303,12 +306,12 @@ class TrainingJob:
     def meter_booked(self) -> None:
         """Have the computing metered that is booked and was not metered before."""
         if self.meter.varies:
-            busy_gpu_s = self.measured.take_busy_s() * self.config.weight
+            busy_gpu_s = self.measured.take_busy_s() * self.config.busy_weight
             self.meter.computed(self.row, self.config.nodes, busy_gpu_s)
 
     def not_metered(self) -> tuple[Ints, Floats]:
         """(nodes, GPU-seconds of computing), (workers,) each, that are booked and not metered yet."""
-        return self.config.nodes, self.measured.fresh_busy_s() * self.config.weight
+        return self.config.nodes, self.measured.fresh_busy_s() * self.config.busy_weight
 
     def _meter_all(self, now_s: float) -> None:
         """As `meter_booked`, with the running period, which ends here and counts as computing."""
@@ -358,9 +361,16 @@ class TrainingJob:
         gpu_s[EXPOSED_COMMUNICATION] += (outcome.duration_s - outcome.arrival_s) * float(weight.sum())
         if outcome.exposed_s is not None:
             gpu_s[EXPOSED_COMMUNICATION] += float(outcome.exposed_s @ weight)
-        useful = self.progress.credit(
-            period, float(outcome.busy_s @ weight), outcome.staleness, self.config.credit
-        )
+        busy_gpu_s = float(outcome.busy_s @ weight)
+        if self.config.divided:
+            bubble, inside = (
+                float(outcome.busy_s @ part)
+                for part in (self.config.bubble_weight, self.config.inside_weight)
+            )
+            gpu_s[PIPELINE_BUBBLE] += bubble
+            gpu_s[TENSOR_EXCHANGE] += inside
+            busy_gpu_s -= bubble + inside
+        useful = self.progress.credit(period, busy_gpu_s, outcome.staleness, self.config.credit)
         self.measured.window.add(period, outcome, demand, wait_s, useful)
 
     def apply_pending(self) -> list[tuple[str, str]]:

@@ -33,11 +33,12 @@ class Biller:
     pue: float
 
     def bill(
-        self, gpu_s: Floats, computed_gpu_s: Floats, down_s: Floats, span_s: float
+        self, gpu_s: Floats, computed_gpu_s: Floats, down_s: Floats, unpaid_s: Floats, span_s: float
     ) -> tuple[dict[str, Floats], dict[str, float]]:
         """(columns per job, totals of the run); span_s is the time that is paid for.
 
-        gpu_s (jobs, uses) and computed_gpu_s (jobs,): GPU time by use, and all computing; down_s (nodes,).
+        gpu_s (jobs, uses) and computed_gpu_s (jobs,): GPU time by use, and all computing; down_s (nodes,), and
+        unpaid_s (nodes,) of it, in which a spot node was back with its owner.
         Everything that is not known is NaN. Energy is at the meter of the site, with its PUE.
         """
         dynamic_j, idle_j, used_usd = self._per_job(gpu_s, computed_gpu_s)
@@ -52,7 +53,7 @@ class Biller:
             paid_site_j = pue * (paid_standing_j + float(self.meter.paid_j.sum()))
         per_j = prices.usd_per_j
         cost_usd = used_usd.sum(axis=1) + (0.0 if per_j is None else per_j * paid_j)
-        gpu_usd = float(prices.usd_per_h.sum()) * span_s / HOUR_S
+        gpu_usd = (float(prices.usd_per_h.sum()) * span_s - float(prices.usd_per_h @ unpaid_s)) / HOUR_S
         idle_usd = gpu_usd - float(used_usd.sum())
         totals = {
             "energy_j": site_j,

@@ -18,10 +18,11 @@ from equipoise.sim.cost.memory import least_bytes
 from equipoise.sim.hardware.profile import Accelerator, HardwareProfile, load_profile
 from equipoise.sim.loading.checks_energy import energy_problems
 from equipoise.sim.loading.checks_parallel import parallel_doubts
+from equipoise.sim.loading.checks_plausible import plausible_doubts
 from equipoise.sim.loading.transformers import bind, has_transformers
 from equipoise.sim.network.topology import Topology, TopologyError
 from equipoise.sim.scenario.model import Job, Model, NodeGroup, OnNodes, Scenario
-from equipoise.sim.scenario.tree import InputError, KeyPath
+from equipoise.sim.scenario.tree import InputError, KeyPath, Tree
 from equipoise.sim.scenario.units import Quantity, format_bytes
 from equipoise.sim.traces.read import Trace
 
@@ -47,26 +48,29 @@ def problems(scenario: Scenario, base: Path | None = None, *, fits: bool = True)
     """
     if found := list(_sizes(scenario)):
         return found
-    found = [*_policy(scenario), *_names(scenario)]
+    found = [*_policy(scenario)]
     try:
         profile = load_profile(scenario.cluster.hardware, base)
     except InputError as error:
         return [*found, *((("cluster", "hardware"), line) for line in error.lines)]
-    found += _accelerators(scenario, profile)
-    if not found:
-        found += energy_problems(scenario, profile, base)
-    if found:
-        return found
+    names, unknown = list(_names(scenario, profile)), list(_accelerators(scenario, profile))
+    found += [*names, *unknown]
+    if unknown:  # what else there is asks the accelerators
+        jobs = enumerate(scenario.workload.jobs)
+        sizes = (_job(scenario, profile, job, ("workload", "jobs", k), False) for k, job in jobs)
+        return [*found, *(problem for one in sizes for problem in one)]
+    found += energy_problems(scenario, profile, base)
     try:
-        Topology(scenario.cluster)
+        Topology(scenario.cluster, profile)
     except TopologyError as error:
-        return [(("cluster", "topology"), str(error))]
+        return found if names else [*found, (("cluster", "topology"), str(error))]
     if has_transformers(scenario):
-        scenario, found = bind(scenario, profile)
-        if found:
-            return found
+        scenario, wrong = bind(scenario, profile)
+        if wrong:
+            return [*found, *wrong]
     for k, job in enumerate(scenario.workload.jobs):
         found += _job(scenario, profile, job, ("workload", "jobs", k), fits)
+    found += _described(scenario)
     for name, model in scenario.workload.models.items():
         found += _model(scenario, profile, model, ("workload", "models", name))
     return found
@@ -91,9 +95,10 @@ def trace_problems(scenario: Scenario, trace: Trace, file: str) -> list[str]:
     return found[:10]
 
 
-def doubts(scenario: Scenario) -> list[Problem]:
-    """Values given in the scenario that are allowed but look like a mistake of units."""
-    return [*_doubts(scenario, ()), *parallel_doubts(scenario)]
+def doubts(scenario: Scenario, tree: Tree | None = None) -> list[Problem]:
+    """Values given in the scenario that are allowed but look like a mistake; `tree`: how they were written."""
+    profile = load_profile(scenario.cluster.hardware)
+    return [*_doubts(scenario, ()), *parallel_doubts(scenario), *plausible_doubts(scenario, profile, tree)]
 
 
 def _sizes(scenario: Scenario) -> Iterator[Problem]:
@@ -113,6 +118,18 @@ def _sizes(scenario: Scenario) -> Iterator[Problem]:
             yield ("workload", "jobs", k, "count"), f"{job.count} jobs; at most {MAX_JOBS} are possible"
 
 
+def _described(scenario: Scenario) -> Iterator[Problem]:
+    """Classes of described jobs that want more GPUs than there are."""
+    total = sum(group.count * group.gpus for group in scenario.cluster.groups)
+    spec = scenario.workload.generate
+    for k, kind in enumerate(spec.classes if spec is not None else ()):
+        if (most := max(count for count, weight in kind.gpus.items() if weight)) > total:
+            yield (
+                ("workload", "generate", "classes", k, "gpus"),
+                f"needs {most} GPUs, the cluster has {total}",
+            )
+
+
 def _policy(scenario: Scenario) -> Iterator[Problem]:
     bad = False
     for k, entry in enumerate(scenario.policy):
@@ -129,7 +146,7 @@ def _policy(scenario: Scenario) -> Iterator[Problem]:
             yield ("policy",), str(error)
 
 
-def _names(scenario: Scenario) -> Iterator[Problem]:
+def _names(scenario: Scenario, profile: HardwareProfile) -> Iterator[Problem]:
     """Names of nodes, groups and models that do not exist."""
     groups = [group.name for group in scenario.cluster.groups]
     double = [k for k, name in enumerate(groups) if name in groups[:k]]
@@ -144,7 +161,7 @@ def _names(scenario: Scenario) -> Iterator[Problem]:
             if name not in models:
                 yield ("workload", "trace", "training", "models", k), _unknown("model", name, models)
     if not double:
-        yield from _nodes(scenario)
+        yield from _nodes(scenario, profile)
 
 
 def _named_nodes(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
@@ -159,12 +176,12 @@ def _named_nodes(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
                 yield ("workload", "jobs", j, "data", "placement", "nodes", k), name
 
 
-def _nodes(scenario: Scenario) -> Iterator[Problem]:
+def _nodes(scenario: Scenario, profile: HardwareProfile) -> Iterator[Problem]:
     named = list(_named_nodes(scenario))
     if not named:
         return
     try:
-        topology = Topology(scenario.cluster.model_copy(update={"slow_links": ()}))
+        topology = Topology(scenario.cluster.model_copy(update={"slow_links": ()}), profile)
     except TopologyError:
         return  # the cluster itself is wrong, and says so below
     for path, name in named:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
+from equipoise.sim.cluster.power import host_w
 from equipoise.sim.hardware.prices import load_book
 from equipoise.sim.hardware.profile import Accelerator, HardwareProfile
 from equipoise.sim.scenario.model import Scenario
@@ -40,12 +42,15 @@ def _caps(scenario: Scenario, profile: HardwareProfile, used: dict[str, Accelera
             text = f"{energy.power_cap:g} W must be above what {name} idles at, {idle_w:g} W"
             yield ("energy", "power_cap"), text
     if energy.cluster_power_cap is not None:
-        default_w = 0.0 if profile.node_base_w is None else profile.node_base_w.value
         least_w = 0.0
         for group in scenario.cluster.groups:
             idle = used[group.accelerator].idle_w
-            host_w = default_w if group.host_power is None else group.host_power
-            least_w += group.count * (group.gpus * (0.0 if idle is None else idle.value) + host_w)
+            around_w = host_w(group, profile)
+            if math.isnan(around_w):
+                text = f"the power of the hosts of {group.name!r} is not known; give them 'host_power'"
+                yield ("energy", "cluster_power_cap"), text
+                return
+            least_w += group.count * (group.gpus * (0.0 if idle is None else idle.value) + around_w)
         if energy.cluster_power_cap <= least_w:
             text = (
                 f"{energy.cluster_power_cap:g} W must be above what the cluster draws idling, {least_w:g} W"

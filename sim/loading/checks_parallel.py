@@ -23,11 +23,10 @@ def parallel_doubts(scenario: Scenario) -> Iterator[Problem]:
 
 
 def _network(scenario: Scenario, path: KeyPath) -> Iterator[Problem]:
-    for key, what in (("nic", "network of a node"), ("fabric", "links between the GPUs of a node")):
-        if any(key not in group.model_fields_set for group in scenario.cluster.nodes):
-            rate = min(getattr(group, key) for group in scenario.cluster.nodes)
-            text = f"the {what} was not given; {rate / 1e9:g} GB/s is assumed (cluster.nodes: {key})"
-            yield (*path, "transformer"), text
+    if any("nic" not in group.model_fields_set for group in scenario.cluster.nodes):
+        rate = min(group.network for group in scenario.cluster.nodes)
+        text = f"the network of a node was not given; {rate / 1e9:g} GB/s is assumed (cluster.nodes: nic)"
+        yield (*path, "transformer"), text
 
 
 def _typed(scenario: Scenario, model: Model, jobs: list[Job], path: KeyPath) -> Iterator[Problem]:
@@ -46,7 +45,7 @@ def _typed(scenario: Scenario, model: Model, jobs: list[Job], path: KeyPath) -> 
     if p.tensor > node:
         yield (
             (*path, "tensor"),
-            f"{p.tensor} is wider than a node of {node} GPUs, but timed at its fabric; {INSTEAD}",
+            f"{p.tensor} is wider than a node of {node} GPUs: timed at the narrower of links and NICs",
         )
     if p.tensor * p.pipeline > node:
         text = f"replicas of {p.tensor * p.pipeline} GPUs exchange gradients through the first of their nodes' NICs"

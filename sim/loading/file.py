@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import os
 from collections.abc import Mapping, Sequence
@@ -51,7 +52,7 @@ class ScenarioFile:
         """
         workload = self.scenario.workload
         if workload.trace is None:
-            if not workload.jobs:
+            if not workload.jobs and workload.generate is None:
                 raise InputError([f"{self.path}: workload: no jobs in it; give a trace (--trace FILE)"])
             return None
         trace = to_trace(workload.trace, self.folders)
@@ -80,7 +81,7 @@ def read_scenario(
     scenario = _scenario(tree, source.parent, fits=fits)
     # A file named on the command line is meant from the working folder, one named in a scenario beside it.
     folders = (source.parent, Path()) if tree.place(_TRACE_FILE).line else (Path(), source.parent)
-    warnings = tuple(f"warning: {line}" for line in _lines(tree, doubts(scenario)))
+    warnings = tuple(f"warning: {line}" for line in _lines(tree, doubts(scenario, tree)))
     return ScenarioFile(source, scenario, folders, warnings)
 
 
@@ -137,7 +138,7 @@ def _scenario(tree: Tree, base: Path | None, *, fits: bool = True) -> Scenario:
     try:
         scenario = Scenario.model_validate(tree.data)
     except ValidationError as error:
-        raise InputError(describe(error, tree, Scenario)) from error
+        raise InputError([*describe(error, tree, Scenario), *_also_wrong(tree, base, error)]) from error
     if has_transformers(scenario):
         scenario, wrong = read_files(scenario, base)
         if wrong:
@@ -153,6 +154,37 @@ def _scenario(tree: Tree, base: Path | None, *, fits: bool = True) -> Scenario:
         cost = scenario.cost.model_copy(update={"book": str(book_path(book, base))})
         scenario = scenario.model_copy(update={"cost": cost})
     return bound_scenario(scenario)
+
+
+def _also_wrong(tree: Tree, base: Path | None, error: ValidationError) -> list[str]:
+    """What is wrong beside values that cannot be read: with these left out, what the other checks find."""
+    data, left = copy.deepcopy(tree.data), error
+    for _ in range(_ATTEMPTS):
+        for item in left.errors(include_url=False):
+            _leave_out(data, item["loc"])
+        try:
+            scenario = Scenario.model_validate(data)
+        except ValidationError as again:
+            left = again
+            continue
+        return _lines(tree, () if has_transformers(scenario) else problems(scenario, base))
+    return []
+
+
+_ATTEMPTS = 3
+
+
+def _leave_out(data: Any, loc: tuple[str | int, ...]) -> None:
+    """Take away the value at a pydantic location, as far as it exists."""
+    holder, key = None, None
+    for part in loc:  # tags of unions stand in a location, but not in the data
+        inner = data.get(part) if isinstance(data, dict) else None
+        if isinstance(data, list) and isinstance(part, int) and part < len(data):
+            inner = data[part]
+        if inner is not None:
+            holder, key, data = data, part, inner
+    if isinstance(holder, dict):
+        del holder[key]
 
 
 def _lines(tree: Tree, found: Sequence[tuple[tuple[str | int, ...], str]]) -> list[str]:

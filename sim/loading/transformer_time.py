@@ -6,7 +6,7 @@ import math
 
 from equipoise.policies.physics import overlapped_s
 from equipoise.sim.cost.transformer import plan_of, replica_cost_s, section
-from equipoise.sim.hardware.profile import HardwareProfile
+from equipoise.sim.hardware.profile import HardwareProfile, link_bytes_per_s
 from equipoise.sim.llm.quantities import quantities
 from equipoise.sim.llm.step_time import exchange, step_time
 from equipoise.sim.scenario.model import Model, NodeGroup
@@ -36,7 +36,9 @@ def with_factor(model: Model, profile: HardwareProfile, group: NodeGroup, path: 
     if rest or not passes:
         text = f"{own.global_batch} is not a multiple of dp x micro_batch ({dp} x {layout.micro_batch})"
         raise WrongValueError((*path, "measured_step", "global_batch"), text)
-    plan = plan_of(model, profile.accelerator(group.accelerator), group.fabric, dp, passes)
+    plan = plan_of(
+        model, profile.accelerator(group.accelerator), link_bytes_per_s(group, profile), dp, passes
+    )
     factor = own.time / float(step_time(plan, spec.constants()).total)
     scaled = bound.model_copy(update={"factor": factor})
     return model.model_copy(update={"transformer": spec.model_copy(update={"bound": scaled})})
@@ -51,9 +53,10 @@ def overlap_of(model: Model, profile: HardwareProfile, group: NodeGroup) -> floa
     stack = spec.constants()
     accelerator = profile.accelerator(group.accelerator)
     passes = max(1, math.ceil(bound.global_batch / (bound.dp * bound.layout.micro_batch)))
-    plan = plan_of(model, accelerator, group.fabric, passes=passes)
+    link = link_bytes_per_s(group, profile)
+    plan = plan_of(model, accelerator, link, passes=passes)
     samples = passes * bound.layout.micro_batch
-    work_s = replica_cost_s(model, accelerator, samples, group.fabric)[1]
+    work_s = replica_cost_s(model, accelerator, samples, link)[1]
     q = quantities([plan])
     bytes_, latency_s = (float(part[0]) for part in exchange(q, stack))
     times = passes if q.sharded_passes[0] > 0 else 1

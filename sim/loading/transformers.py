@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from equipoise.sim.cost.transformer import accelerator_of, section
-from equipoise.sim.hardware.profile import HardwareProfile, load_profile
+from equipoise.sim.hardware.profile import HardwareProfile, link_bytes_per_s, load_profile
 from equipoise.sim.llm import search as llm
 from equipoise.sim.llm.hardware import Accelerator, Network
 from equipoise.sim.llm.hf_config import from_config
@@ -140,11 +140,11 @@ def _bound(
             inner, "needs 'cluster.nodes': a counted pool of GPUs has neither nodes nor NICs"
         )
     groups = scenario.cluster.groups
-    network = Network(min(g.gpus for g in groups), min(g.nic for g in groups))
+    network = Network(min(g.gpus for g in groups), min(g.network for g in groups))
     try:
         precision_of(model.precision)
         machine = accelerator_of(
-            profile.accelerator(groups[0].accelerator), model.precision, groups[0].fabric
+            profile.accelerator(groups[0].accelerator), model.precision, link_bytes_per_s(groups[0], profile)
         )
     except ValueError as error:
         raise WrongValueError((*path, "precision"), str(error).removeprefix("precision: ")) from None

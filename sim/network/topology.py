@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from equipoise.sim.hardware.profile import HardwareProfile, link_bytes_per_s, load_profile
 from equipoise.sim.network.paths import Graph
 from equipoise.sim.scenario.model import Cluster, Explicit, NodeGroup, Star
 
@@ -39,17 +40,18 @@ class Topology:
     `capacity_bytes_per_s`, `latency_s` (links,) float64; `rack` (nodes,) int64; `nic_bytes_per_s` (nodes,)
     with slow links; `fabric_bytes_per_s` (nodes,) what one GPU can send inside its node. Link `4 * node + k`
     is the node's k-th of NODE_LINKS; the links between nodes follow. Raises TopologyError for names used
-    twice, unknown names, and nodes that cannot reach each other.
+    twice, unknown names, and nodes that cannot reach each other. `profile`: the cluster's own where it is None.
     """
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, profile: HardwareProfile | None = None) -> None:
         groups, self.kind = cluster.groups, cluster.topology
+        profile = profile if profile is not None else load_profile(cluster.hardware)
         count = np.array([group.count for group in groups])
         self.node_names = _names(groups)
         self._node = {name: k for k, name in enumerate(self.node_names)}
         _add_bare_names(self._node, groups)
-        nic = _per_node(groups, count, "nic")
-        self.fabric_bytes_per_s = _per_node(groups, count, "fabric")
+        nic = _per_node(groups, count, "network")
+        self.fabric_bytes_per_s = np.repeat([link_bytes_per_s(group, profile) for group in groups], count)
         capacity = np.empty((self.nodes, len(NODE_LINKS)))
         capacity[:, DISK] = _per_node(groups, count, "storage_rate")
         capacity[:, FABRIC] = self.fabric_bytes_per_s * np.maximum(1.0, _per_node(groups, count, "gpus"))

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from equipoise.sim.scenario.faults import Faults as Faults
+from equipoise.sim.scenario.generate import Generate
 from equipoise.sim.scenario.queues import Queues
 from equipoise.sim.scenario.section import Count, Positive, Section, Span
 from equipoise.sim.scenario.transformer import TransformerSpec
@@ -49,10 +50,18 @@ class NodeGroup(Section):
     storage: Bytes = 4e12
     storage_rate: BytesPerS = 3e9  # reading for other nodes
     local_read: BytesPerS | None = None  # reading for its own workers; none: never the limit
-    nic: BytesPerS = 12.5e9
-    fabric: BytesPerS = 300e9  # between the GPUs of one node, one direction
+    nic: BytesPerS = 12.5e9  # one NIC, one direction
+    nics: Count = 1  # of a node
+    fabric: BytesPerS | None = (
+        None  # of a GPU to those of its node, one direction; none: the accelerator's link
+    )
     ingest: Rate | None = None  # samples/s the host can prepare; none: never the limit
     price: UsdPerHour | None = None  # per node; none: by GPU, from `cost` or the price book
+
+    @property
+    def network(self) -> float:
+        """Bytes/s of a node's NICs together, one direction."""
+        return self.nic * self.nics
 
 
 class Star(Section):
@@ -90,7 +99,7 @@ class Explicit(Section):
 
 
 class SlowLink(Section):
-    """A node whose NIC is slower than its group's."""
+    """A node whose NICs are slower than its group's; `rate` is that of all of them together."""
 
     node: str
     rate: BytesPerS
@@ -155,10 +164,12 @@ class Model(Section):
     fixed_time: Seconds | None = None  # alpha_c: per pass, on the reference accelerator
     sample_time: Seconds | None = None  # beta_c: per sample
     flop_per_sample: Flop | None = None  # roofline instead of a fit
+    efficiency: Annotated[Share, Field(gt=0)] | None = None  # of that roofline; none: the accelerator's
     step: str | None = None  # a step that the hardware profile has, in the precision below
     transformer: TransformerSpec | None = None  # a large model by its shape; all costs follow from it
     bytes_per_sample: Bytes = 0.0
     precision: Precision = "bf16"
+    tokens_per_sample: Count | None = None  # of a language model, for tokens/s and money per token
     parameters: Annotated[Float, Field(ge=0)] = 0.0
     gradient: Bytes | None = None  # bytes exchanged; none: parameters x bytes of the precision
     exchange: Exchange = Exchange()
@@ -173,6 +184,13 @@ class Model(Section):
     noise_scale_growth: Annotated[Float, Field(ge=0)] = 0.0  # phi grows by this factor over the run
     drift: Annotated[Float, Field(ge=0)] = 0.0  # kappa_d
     staleness: Annotated[Float, Field(ge=0)] = 0.0  # penalty per update missed, asynchronous only
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a sample; 0 for a model without."""
+        if self.transformer is not None:
+            return self.transformer.shape().sequence
+        return self.tokens_per_sample or 0
 
     @model_validator(mode="after")
     def _cost_given(self) -> Self:
@@ -331,14 +349,17 @@ class TrainingJobs(Section):
 
 
 class Workload(Section):
-    """Models by name, and jobs from the scenario, from a trace, or from both."""
+    """Models by name, and jobs from the scenario's list, beside them from a trace or a description."""
 
     models: dict[str, Model] = Field(default_factory=dict)
     jobs: tuple[Job, ...] = ()
     trace: TraceSpec | None = None
+    generate: Generate | None = None
 
     @model_validator(mode="after")
     def _something_to_do(self) -> Self:
+        if self.trace is not None and self.generate is not None:
+            raise ValueError("generate: has both a 'trace' and 'generate'; give one")
         for k, job in enumerate(self.jobs):
             if job.model is not None and job.model not in self.models:
                 known = ", ".join(sorted(self.models)) or "none are defined"
@@ -361,13 +382,37 @@ class Noise(Section):
     step_cov: Annotated[Float, Field(ge=0, le=5)] = 0.0
 
 
+class Storage(Section):
+    """Where checkpoints go: each node's own disk, a file system that all share, or an object store.
+
+    rate: of all writers together. node_rate: of one node (none: its NICs). latency: of a request.
+    """
+
+    kind: Literal["local", "shared", "object"] = "local"
+    rate: BytesPerS | None = None
+    node_rate: BytesPerS | None = None
+    latency: Seconds = 0.0
+
+    @model_validator(mode="after")
+    def _rates(self) -> Self:
+        given = {name for name in ("rate", "node_rate", "latency") if getattr(self, name)}
+        if self.kind == "local" and given:
+            raise ValueError(f"{min(given)}: local disks have their 'storage_rate' in 'cluster.nodes'")
+        if self.kind == "shared" and self.rate is None:
+            raise ValueError("needs 'rate', what all nodes together write to the shared file system")
+        if self.kind == "object" and self.node_rate is None:
+            raise ValueError("needs 'node_rate', what one node writes to the object store")
+        return self
+
+
 class Restart(Section):
     """What it takes to get going again, beside reading the checkpoint."""
 
     detection: Seconds = 30.0
     rescheduling: Seconds = 0.0
     initialisation: Seconds = 30.0
-    checkpoint_write: Seconds = 60.0  # of a job whose checkpoint size is not known (rigid jobs)
+    checkpoint_write: Seconds | None = None  # none: from size and storage; of a rigid job without a size 60 s
+    storage: Storage = Storage()  # of checkpoints
 
 
 class Energy(Section):

@@ -248,7 +248,8 @@ class TransformerSpec(Section):
 _SHAPE = [f.name for f in fields(Transformer)]
 DERIVED = (
     "sample_time", "fixed_time", "flop_per_sample", "step", "bytes_per_sample", "parameters", "gradient", "overlap",
-    "samples_per_pass", "parallel", "memory",
+    "samples_per_pass", "parallel", "memory", "tokens_per_sample",
+    "efficiency",
 )  # fmt: skip
 """Keys of a model that follow from its `transformer`."""
 

@@ -32,13 +32,26 @@ LARGEST, LARGEST_WHOLE = 1e30, 1e15
 """Most of any number without a unit: products of a few of them are still numbers, whole ones exact."""
 
 
+_COUNTED = re.compile(r"\s*([-+]?(?:[0-9]{1,20}(?:\.[0-9]{0,20})?|\.[0-9]{1,20}))\s*([kKMGBT%])\s*")
+_LARGE = {"k": 3, "K": 3, "M": 6, "G": 9, "B": 9, "T": 12, "%": -2}
+
+
+def _counted(text: str) -> str:
+    """`13B`, `100k` and `5 %` as plain digits; other text as it is."""
+    match = _COUNTED.fullmatch(text)
+    if match is None:
+        return text
+    number = Fraction(match[1]) * Fraction(10) ** _LARGE[match[2]]
+    return str(number.numerator) if number.denominator == 1 else repr(float(number))
+
+
 def _plain(read: Callable[[str], float], most: float) -> Callable[[object], object]:
-    """Pydantic would take true for 1, and any text that Python's `int` or `float` take."""
+    """Pydantic would take true for 1, and any text that `int` or `float` take; `13B` and `5 %` are numbers."""
 
     def check(value: object) -> object:
         if isinstance(value, bool):
             raise ValueError(f"{str(value).lower()} is not a number")
-        number = read(value) if isinstance(value, str) else value
+        number = read(_counted(value)) if isinstance(value, str) else value
         if isinstance(number, int | float) and not -most <= number <= most:
             raise ValueError(f"{_shown(value)} is too large, must be at most {most:g}")
         return number
@@ -173,8 +186,9 @@ def _time_units() -> dict[str, Fraction]:
         "ms": Fraction(1, 1000),
     }
     words = {"s": 1, "second": 1, "min": 60, "minute": 60, "h": 3600, "hour": 3600, "d": 86400, "day": 86400}
-    words |= {"week": 7 * 86400, "year": 365 * 86400}
-    plural = {w + "s": f for w, f in words.items() if len(w) > 3}
+    words |= {"week": 7 * 86400, "month": 365 * 86400 // 12, "year": 365 * 86400}
+    words |= {"w": 7 * 86400, "y": 365 * 86400, "sec": 1, "hr": 3600}
+    plural = {w + "s": f for w, f in words.items() if len(w) > 1}
     return small | {w: Fraction(f) for w, f in (words | plural | {"days": 86400}).items()}
 
 
@@ -218,6 +232,18 @@ SAMPLE_RATE = Quantity(
     above=True,
     high=1e18,
     plausible=(1e-6, 1e9),
+)
+JOB_RATE = Quantity(
+    "a rate of jobs",
+    "jobs/s",
+    "400/d",
+    {
+        f"{n}/{t}": 1 / s
+        for n in ("", "1", "job", "jobs")
+        for t, s in (_PER | {"day": Fraction(86400), "week": Fraction(604800)}).items()
+    },
+    above=True,
+    high=1e9,
 )
 SHARE = Quantity("a share", "(0 to 1)", "50 %", {"%": Fraction(1, 100)}, high=1.0)
 PRICE = Quantity(
@@ -272,6 +298,7 @@ Seconds = Annotated[float, TIME]
 Flop = Annotated[float, WORK]
 FlopPerS = Annotated[float, WORK_RATE]
 Rate = Annotated[float, SAMPLE_RATE]  # samples/s
+JobRate = Annotated[float, JOB_RATE]
 Share = Annotated[float, SHARE]
 UsdPerHour = Annotated[float, PRICE]
 UsdPerJoule = Annotated[float, TARIFF]

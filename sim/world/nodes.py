@@ -41,6 +41,8 @@ class NodeEvents:
         self._fault_slow = np.ones(len(cluster.nodes))
         self._down_s = np.zeros(len(cluster.nodes))
         self._down_since_s: dict[int, float] = {}
+        self._away_s = np.zeros(len(cluster.nodes))
+        self._away_since_s: dict[int, float] = {}
         self._first_s = float(roster.demand.arrival_s[0])
 
     def _jobs_on(self, node: int) -> list[Job]:
@@ -78,12 +80,27 @@ class NodeEvents:
         if self.allocator.changed is not None:
             self.allocator.changed()
 
+    def reclaimed(self, node: int) -> None:
+        """A spot node goes back to its owner: it is not paid for until it is `returned`."""
+        self._away_since_s[node] = max(self.clock.now, self._first_s)
+
+    def returned(self, node: int) -> None:
+        """A spot node has come back."""
+        self._away_s[node] += max(0.0, self.clock.now - self._away_since_s.pop(node))
+
     def down_s(self) -> Floats:
         """Time that each node has been down since the first arrival, (nodes,)."""
-        down_s = self._down_s.copy()
-        for node, since_s in self._down_since_s.items():
-            down_s[node] += max(0.0, self.clock.now - since_s)
-        return down_s
+        return self._until_now(self._down_s, self._down_since_s)
+
+    def unpaid_s(self) -> Floats:
+        """Time for which each node was back with its owner since the first arrival, (nodes,)."""
+        return self._until_now(self._away_s, self._away_since_s)
+
+    def _until_now(self, passed_s: Floats, since_s: dict[int, float]) -> Floats:
+        total_s = passed_s.copy()
+        for node, began_s in since_s.items():
+            total_s[node] += max(0.0, self.clock.now - began_s)
+        return total_s
 
     def can_save(self, node: int, notice_s: float) -> bool:
         """Whether every job on the node can write a checkpoint within the notice."""

@@ -161,7 +161,7 @@ class SimWorld:
         self.listeners = Listeners(listener for listener in listening if listener is not None)
         self.rigid = RigidJobs(
             clock, cluster, demand, self._rigid_ended, meter.computed_evenly if uneven else None, self.mtbf_s,
-            scenario.restart.checkpoint_write,
+            scenario.restart,
         )  # fmt: skip
         self.allocator = Allocator(
             clock, cluster, roster, self.rigid, scenario.restart, self.listeners,
@@ -189,6 +189,7 @@ class SimWorld:
             self.meter, self.listeners,
             lambda data, nodes: self._place_data(row, data, nodes),
             seed=self.seed, step_cov=scenario.noise.step_cov, mtbf_s=self.mtbf_s,
+            restart=scenario.restart,
         )  # fmt: skip
 
     def _place_data(self, row: int, data: Data, nodes: list[int]) -> JobData:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.sim.cost.transformer import plan_of, section
-from equipoise.sim.hardware.profile import load_profile
+from equipoise.sim.hardware.profile import link_bytes_per_s, load_profile
 from equipoise.sim.llm.layout import Layout
 from equipoise.sim.llm.memory import MemoryEstimate, memory, smallest_change
 from equipoise.sim.llm.quantities import Plan
@@ -69,7 +69,9 @@ def _each(scenario: Scenario, plans: int) -> Iterator[Fits]:
         if model is None or model.transformer is None:
             continue
         spec, bound = section(model)
-        plan = _plan(plan_of(model, profile.accelerator(group.accelerator), group.fabric), job)
+        plan = _plan(
+            plan_of(model, profile.accelerator(group.accelerator), link_bytes_per_s(group, profile)), job
+        )
         stack, keeps = spec.constants(), spec.memory_constants()
         estimate = memory(plan, keeps, spec.memory_spread())
         changed = None if estimate.fits else smallest_change(plan, keeps)

@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from equipoise.sim.hardware.profile import link_bytes_per_s, load_profile
 from equipoise.sim.scenario.model import Cluster, Even, Explicit, Faults, Model, NodeGroup, Noise, Scenario
 
-LIMITS = ("compute", "memory", "input", "barrier", "network", "queue", "faults")
+LIMITS = ("compute", "memory", "input", "barrier", "network", "layout", "queue", "faults")
 POLICIES = ("s1+s2+s3", "s1+s2+s3+s4")
 """Policies that are tried beside the one in use."""
 
@@ -40,6 +41,8 @@ def levers(scenario: Scenario, policy: str, policies: Sequence[str] = POLICIES) 
         ("equal nodes, as fast in all", "barrier", equal_nodes),
         ("network twice as fast", "network", faster_network),
         ("half the bytes exchanged", "network", fewer_bytes),
+        ("twice the micro-batches in a pipeline", "layout", more_micro_batches),
+        ("the fastest layout that fits", "layout", fastest_layout),
         ("twice the nodes", "queue", more_nodes),
         ("no faults", "faults", no_faults),
     )
@@ -151,7 +154,13 @@ def faster_network(scenario: Scenario) -> Scenario:
     """Links between and inside nodes, and what an exchange can draw from them, carry twice as much."""
     if not any(job.model is not None for job in scenario.workload.jobs) and scenario.workload.trace is None:
         return scenario
-    changed = _groups(scenario, lambda group: _with(group, nic=2.0 * group.nic, fabric=2.0 * group.fabric))
+    profile = load_profile(scenario.cluster.hardware)
+
+    def faster(group: NodeGroup) -> NodeGroup:
+        changed: NodeGroup = _with(group, nic=2.0 * group.nic, fabric=2.0 * link_bytes_per_s(group, profile))
+        return changed
+
+    changed = _groups(scenario, faster)
     cluster = changed.cluster
     slow = tuple(_with(link, rate=2.0 * link.rate) for link in cluster.slow_links)
     topology = cluster.topology
@@ -175,6 +184,31 @@ def fewer_bytes(scenario: Scenario) -> Scenario:
             return model
         exchange = _with(model.exchange, compression=0.5 * model.exchange.compression)
         return _with(model, exchange=exchange)  # type: ignore[no-any-return]
+
+    return _models(scenario, change)
+
+
+def more_micro_batches(scenario: Scenario) -> Scenario:
+    """Pipelines are filled with twice the micro-batches."""
+
+    def change(model: Model) -> Model:
+        p = model.parallel
+        if model.transformer is not None or p.pipeline == 1:
+            return model
+        parallel = _with(p, pipeline_microbatches=2 * p.pipeline_microbatches)
+        return _with(model, parallel=parallel)  # type: ignore[no-any-return]
+
+    return _models(scenario, change)
+
+
+def fastest_layout(scenario: Scenario) -> Scenario:
+    """Models that are given by their shape and a layout search for the fastest one instead."""
+
+    def change(model: Model) -> Model:
+        spec = model.transformer
+        if spec is None or spec.plan is not None:
+            return model
+        return _with(model, transformer=_with(spec, layout=None, plan="auto", bound=None))  # type: ignore[no-any-return]
 
     return _models(scenario, change)
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from equipoise.policies.contract import Policy
 from equipoise.policies.registry import make_policy
 from equipoise.sim.cost.step import replica_cost_s
-from equipoise.sim.hardware.profile import load_profile
+from equipoise.sim.hardware.profile import link_bytes_per_s, load_profile
 from equipoise.sim.loading.file import read_scenario
 from equipoise.sim.record import Run
 from equipoise.sim.run import run
@@ -37,6 +37,7 @@ _USES = {
     "input": ("input_stall_gpu_s",),
     "barrier": ("barrier_wait_gpu_s",),
     "network": ("exposed_communication_gpu_s",),
+    "layout": ("pipeline_bubble_gpu_s", "tensor_exchange_gpu_s"),
     "faults": ("restart_gpu_s", "lost_to_faults_gpu_s"),
 }
 
@@ -224,7 +225,10 @@ def memory_share(scenario: Scenario, job: Job, model: Model) -> float:
     saved = total = 0.0
     for group in scenario.cluster.groups:
         accelerator, gpus = profile.accelerator(group.accelerator), group.count * group.gpus
-        now_s, then_s = (replica_cost_s(m, accelerator, samples, group.fabric)[1] for m in (model, free))
+        now_s, then_s = (
+            replica_cost_s(m, accelerator, samples, link_bytes_per_s(group, profile))[1]
+            for m in (model, free)
+        )
         saved, total = saved + gpus * (now_s - then_s), total + gpus * now_s
     return max(0.0, saved / total) if total > 0 else 0.0
 

@@ -304,6 +304,7 @@ def _candidate(
     profile = load_profile(scenario.cluster.hardware)
     bound = lower_bound(scenario, trace)
     bound_s = {"makespan_s": bound.makespan_s, "completion_mean_s": bound.completion_mean_s}
+    bound_s = {key: 0.0 if math.isnan(value) else value for key, value in bound_s.items()}
     nodes = sum(group.count for group in scenario.cluster.groups)
     priced = question.asks_for("price_usd_per_h", "cost_usd")
     price = price_usd_per_h(scenario, profile) if priced else math.nan

@@ -54,9 +54,17 @@ _TIMES = (
     "completion_p95",
     "completion_p99",
     "queueing_mean",
+    "queueing_p50",
+    "queueing_p95",
+    "queueing_p99",
 )
 MEASURES: dict[str, Measure] = {
     **{name: Measure(f"{name}_s", TIME, format_seconds) for name in _TIMES},
+    **{
+        name.replace("queueing", "wait"): Measure(f"{name}_s", TIME, format_seconds)
+        for name in _TIMES
+        if "queueing" in name
+    },
     "goodput": Measure("goodput_ratio", SHARE, format_share),
     "gpu_busy": Measure("gpu_busy_ratio", SHARE, format_share),
     "cost": Measure("cost_usd", USD, format_usd),
@@ -74,6 +82,7 @@ class Target:
     at_most: bool
     limit: float
     text: str
+    doubt: str = ""  # what was probably meant instead
 
     def met(self, values: Mapping[str, float]) -> bool:
         """Whether results meet it; what is unknown (no job completed) does not."""
@@ -92,7 +101,7 @@ class Target:
 
 def read_target(text: str) -> Target:
     """A target such as `completion_p95<=2h`. Raises InputError with what is allowed."""
-    match = re.fullmatch(r"\s*([a-z0-9_]+)\s*(<=|>=)\s*(.+?)\s*", text)
+    match = re.fullmatch(r"\s*([a-z0-9_]+)\s*(<=|>=|=<|=>|≤|≥|<|>)\s*(.+?)\s*", text)
     if match is None or match[1] not in MEASURES:
         raise InputError([f"target {text!r}: write NAME<=VALUE or NAME>=VALUE; names: {', '.join(MEASURES)}"])
     measure = MEASURES[match[1]]
@@ -100,7 +109,15 @@ def read_target(text: str) -> Target:
         limit = measure.quantity.parse(match[3])
     except ValueError as error:
         raise InputError([f"target {text!r}: {error}"]) from error
-    return Target(measure, match[2] == "<=", limit, text.replace(" ", ""))
+    at_most = match[2] in ("<=", "=<", "≤", "<")
+    doubt = ""
+    if measure.quantity is TIME and re.fullmatch(r"[0-9.]+", match[3]):
+        doubt = (
+            f"target {text!r}: {match[3]} was read as {match[3]} s; if hours were meant, write {match[3]}h"
+        )
+    return Target(
+        measure, at_most, limit, f"{match[1]}{'<=' if at_most else '>='}{match[3]}".replace(" ", ""), doubt
+    )
 
 
 def price_usd_per_h(scenario: Scenario, profile: HardwareProfile) -> float:
@@ -133,8 +150,10 @@ def power_w(scenario: Scenario, profile: HardwareProfile) -> float:
     for group in scenario.cluster.groups:
         if profile.accelerator(group.accelerator).max_w is None:
             raise InputError([f"no highest power known for accelerator {group.accelerator!r}"])
-    cluster = Cluster(scenario.cluster, profile, Topology(scenario.cluster))
+    cluster = Cluster(scenario.cluster, profile, Topology(scenario.cluster, profile))
     power = node_power(cluster)
+    if np.isnan(power.base_w).any():
+        raise InputError(["the power of the hosts is not known; give each node group 'host_power'"])
     each_w = np.minimum(power.max_w, scenario.energy.power_cap or math.inf)
     total_w = float((cluster.nodes.gpus * each_w + power.base_w).sum())
     return min(total_w, scenario.energy.cluster_power_cap or math.inf) * scenario.energy.pue

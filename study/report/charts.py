@@ -136,6 +136,8 @@ class Palette:
             "input_stall": "#e69f00",
             "barrier_wait": "#d55e00",
             "exposed_communication": "#56b4e9",
+            "pipeline_bubble": "#009e73",
+            "tensor_exchange": "#f0e442",
             "restart": "#cc79a7",
             "lost_to_faults": "#6b3a53",
             "idle": "#d8d8d4",

@@ -13,7 +13,7 @@ from equipoise.study.display import LABELS, digits, show
 from equipoise.study.report.charts import Axis, Chart, Series, time_unit
 from equipoise.study.report.first import ranking
 from equipoise.study.report.study import Point, RunFolder, Study, Trend
-from equipoise.study.report.timeline import SHARES, link_load, literal, read, usage_shares
+from equipoise.study.report.timeline import SHARES, USES, link_load, literal, read, usage_shares
 
 QUANTILES = 400
 POLICIES_DRAWN = 8
@@ -24,15 +24,14 @@ USE_LABELS = {
     "input_stall": "input stall",
     "barrier_wait": "barrier wait",
     "exposed_communication": "exposed communication",
+    "pipeline_bubble": "pipeline bubble",
+    "tensor_exchange": "tensor exchange",
     "restart": "restart",
     "lost_to_faults": "lost to faults",
     "idle": "idle",
     "down": "node down",
 }
-_USE_METRICS = {"gpu_busy_ratio": "busy"} | {
-    f"{use}_ratio": use
-    for use in ("input_stall", "barrier_wait", "exposed_communication", "restart", "lost_to_faults", "idle")
-}
+_USE_METRICS = {"gpu_busy_ratio": "busy"} | {f"{use}_ratio": use for use in (*USES[1:], "idle")}
 
 
 def study_charts(study: Study) -> list[Chart]:

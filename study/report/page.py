@@ -20,8 +20,8 @@ from equipoise.study.report.breakdown import by_size
 from equipoise.study.report.charts import Chart
 from equipoise.study.report.charts_study import USE_LABELS, study_charts
 from equipoise.study.report.detail import Detail, read_detail
-from equipoise.study.report.first import context_html, picture, strip_html
 from equipoise.study.report.fairness import fairness_tables
+from equipoise.study.report.first import context_html, picture, strip_html
 from equipoise.study.report.metrics import page_html
 from equipoise.study.report.read import read_study
 from equipoise.study.report.study import Study

@@ -13,6 +13,7 @@ from equipoise.sim.hardware.profile import HardwareProfile, Measured, load_profi
 from equipoise.sim.record import WASTE
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.display import LABELS, PER_JOB, digits, show
+from equipoise.study.display import folded as left_out
 from equipoise.study.report.metrics import definitions
 from equipoise.study.report.study import Row, Study
 from equipoise.study.report.words import best_policy
@@ -62,6 +63,7 @@ def results(study: Study) -> str:
     known = [m for m in study.metrics if any(math.isfinite(study.mean(m, p)) for p in study.policies)]
     priced = {f"{use}_usd" for use in WASTE}  # their sum is in the table, they are below it
     shown = [m for m in known if m in LABELS and m not in priced]
+    shown = [m for m in shown if not left_out(m, *(study.mean(m, p) for p in study.policies))]
     if max((study.mean("jobs", p) for p in study.policies), default=0.0) == 1:
         shown = [m for m in shown if m not in PER_JOB]
     rest = [m for m in known if m not in shown and m not in PER_JOB]

@@ -16,10 +16,11 @@ import duckdb
 import numpy as np
 from numpy.typing import NDArray
 
+from equipoise.sim.job.account import HELD_USES
 from equipoise.sim.scenario.tree import InputError
 
 FOLDER = "timeline"
-USES = ("busy", "input_stall", "barrier_wait", "exposed_communication", "restart", "lost_to_faults")
+USES = tuple(use.label for use in HELD_USES)
 """Uses of GPU-seconds that a job is charged for."""
 SHARES = (*USES, "idle", "down")
 """Uses of all GPU-seconds of the cluster: they sum to GPUs x time."""

@@ -15,6 +15,8 @@ WASTED = {
     "input_stall_ratio": "waiting for training data",
     "barrier_wait_ratio": "waiting for slower workers",
     "exposed_communication_ratio": "exposed communication",
+    "pipeline_bubble_ratio": "pipeline bubble",
+    "tensor_exchange_ratio": "tensor exchange",
     "restart_ratio": "restarts and checkpoints",
     "lost_to_faults_ratio": "work lost to faults",
 }

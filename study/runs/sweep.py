@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from equipoise.policies.contract import CONTRACT_VERSION
-from equipoise.policies.registry import make_policy
+from equipoise.policies.registry import PolicyError, make_policy
 from equipoise.policies.sources import code_hash
 from equipoise.sim.loading.checks import trace_problems
 from equipoise.sim.loading.file import ScenarioFile, read_scenario
@@ -153,6 +153,35 @@ def orders_of(spec: SweepSpec, base: Path, source: str) -> tuple[list[Order], Sh
         )
     notes = [f"{sure} points have nothing random in them and are run on one seed"] if sure else []
     return _distinct(orders), Shared(folders), notes
+
+
+def check(file: Path) -> None:
+    """Raises InputError with everything that is wrong with the sweep in `file`: policies, scenario, points."""
+    spec, tree = read_sweep(file)
+    lines = []
+    for k, policy in enumerate(spec.policies):
+        try:
+            make_policy(policy)
+        except PolicyError as error:
+            lines.append(tree.error(("policies", k), str(error)))
+    try:
+        read_scenario(file.parent / spec.scenario, (), spec.trace)
+        points = spec.points()[:_CHECKED]
+    except InputError as error:
+        points = []
+        lines += error.lines
+    told: dict[str, None] = {}
+    for number, point in enumerate(points):
+        try:
+            _at_point(spec, file.parent, point, f"{file}: {_named(number, point)}")
+        except InputError as error:
+            told |= dict.fromkeys(error.lines)
+    if lines := [*lines, *told]:
+        raise InputError(lines)
+
+
+_CHECKED = 200
+"""Points of a sweep that are read before it is made."""
 
 
 def _named(number: int, point: Point) -> str:

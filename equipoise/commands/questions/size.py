@@ -11,7 +11,7 @@ import click
 
 from equipoise.commands.types import FloatRange, IntRange
 from equipoise.exit_codes import IMPOSSIBLE, OK
-from equipoise.options import State, common, pass_state, progress, scenario_options
+from equipoise.options import State, common, note, pass_state, progress, scenario_options
 from equipoise.study.plain import plain
 
 if TYPE_CHECKING:
@@ -52,9 +52,9 @@ def size(
 ) -> int:
     """Find the fewest or cheapest nodes with which SCENARIO meets every target.
 
-    Targets: makespan, completion_mean, completion_p50, completion_p95, completion_p99, queueing_mean (times),
-    goodput, gpu_busy (shares), cost and energy (of the run), price (per hour), power (highest, of the site). Exit
-    code 4 when none will do.
+    Targets: makespan, completion_mean, completion_p50, completion_p95, completion_p99, wait_mean, wait_p50,
+    wait_p95, wait_p99 (times), goodput, gpu_busy (shares), cost and energy (of the run), price (per hour), power
+    (highest, of the site). Exit code 4 when none will do.
     """
     from equipoise.study.questions.size import Question, read_vary
     from equipoise.study.questions.size import size as find
@@ -69,6 +69,7 @@ def size(
         Path(scenario), dict(varied), tuple(map(read_target, target)), policy,
         seeds, confidence, objective, overrides, trace, jobs,
     )  # fmt: skip
+    note(state.quiet, *(f"warning: {one.doubt}" for one in question.targets if one.doubt))
     with progress(state.quiet, Path(scenario).stem, "sizes") as tell:
         answer = find(question, tell)
     shown = as_json(answer) if form == "json" else "\n".join(as_text(answer, question.targets))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -125,9 +124,9 @@ def _shown(made: Run, form: str) -> str:
     head = {"scenario": made.scenario_name, "policy": made.policy_name, "seed": made.seed}
     row: dict[str, Any] = {**head, "identity": made.identity, "cpu_s": made.cpu_s, **made.summary()}
     if form == "table":
-        from equipoise.study.display import LABELS, is_worth_a_line, show
+        from equipoise.study.display import LABELS, folded, show
 
-        row = {k: v for k, v in made.summary().items() if is_worth_a_line(k, math.isfinite(v))}
+        row = {k: v for k, v in made.summary().items() if not folded(k, v)}
         lines = [(LABELS.get(k, k), f"{show(k, v):>12}") for k, v in row.items()]
         title = f"{made.scenario_name}: {made.policy_name}, seed {made.seed}, {made.cpu_s:.2f} s of CPU"
         return "\n".join([title, "", *aligned(lines), *_groups(made)]) + "\n"

@@ -43,9 +43,9 @@ def _validate(name: str) -> tuple[str, tuple[str, ...]]:
         load_profile(Path(name).resolve())
         return "hardware profile", ()
     if isinstance(data, dict) and "scenario" in data:
-        from equipoise.study.runs.sweep_spec import read_sweep
+        from equipoise.study.runs.sweep import check
 
-        read_sweep(name)
+        check(Path(name))
         return "sweep", ()
     if isinstance(data, dict) and "cluster" not in data and {"gpu_hour", "tariff", "storage"} & set(data):
         from equipoise.sim.hardware.prices import load_book

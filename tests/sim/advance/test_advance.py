@@ -44,6 +44,8 @@ def assert_conserved(run: Run) -> None:
             "input_stall",
             "barrier_wait",
             "exposed_communication",
+            "pipeline_bubble",
+            "tensor_exchange",
             "restart",
             "lost_to_faults",
         )
@@ -51,7 +53,16 @@ def assert_conserved(run: Run) -> None:
     capacity = totals["gpus"] * totals["makespan_s"]
     assert used + totals["idle_gpu_s"] == pytest.approx(capacity)
     assert totals["idle_gpu_s"] >= -1e-6 * capacity
-    for use in ("busy", "input_stall", "barrier_wait", "exposed_communication", "restart", "lost_to_faults"):
+    for use in (
+        "busy",
+        "input_stall",
+        "barrier_wait",
+        "exposed_communication",
+        "pipeline_bubble",
+        "tensor_exchange",
+        "restart",
+        "lost_to_faults",
+    ):
         assert (jobs[f"{use}_gpu_s"] >= -1e-6).all(), use
     assert (jobs["start_s"] >= jobs["arrival_s"]).all()
     assert (jobs["completion_s"] >= jobs["start_s"]).all()

@@ -114,7 +114,8 @@ def test_rents_include_electricity_and_owned_gpus_do_not() -> None:
     accelerator = load_profile("catalogue").accelerator("h100_sxm")
     assert accelerator.idle_w is not None
     assert accelerator.max_w is not None
-    kwh = 1.5 * (accelerator.max_w.value + 7 * accelerator.idle_w.value) / 1000.0
+    host_w = 2 * (500.0 + 4 * 225.0)
+    kwh = 1.5 * (accelerator.max_w.value + 7 * accelerator.idle_w.value + host_w) / 1000.0
     assert owned.totals["energy_j"] == pytest.approx(kwh * 3.6e6)
     assert owned.summary()["cost_usd"] == pytest.approx(8.0 + 0.2 * kwh)
     assert owned.jobs["cost_usd"][0] == pytest.approx(1.0 + 0.2 * 1.5 * accelerator.max_w.value / 1000.0)
@@ -162,7 +163,8 @@ def test_electricity_is_charged_on_owned_nodes_only(more: dict[str, Any]) -> Non
 
 
 def test_a_rented_node_beside_an_owned_one_pays_no_electricity() -> None:
-    nodes = [{"name": name, "gpus": 4, "accelerator": "h100_sxm"} for name in ("own", "rent")]
+    node = {"gpus": 4, "accelerator": "h100_sxm", "host_power": "1 mW"}
+    nodes = [{"name": name, **node} for name in ("own", "rent")]
     nodes[1]["price"] = "4 USD/h"  # the same per GPU-second
     capex = {"h100_sxm": {"price": "87600 USD", "life": "10 years"}}
     job = {"gpus": 4, "duration": 3600.0}

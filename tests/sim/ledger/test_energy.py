@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from equipoise.sim.cluster import power
 from equipoise.sim.cluster.power import EXPONENT, NodePower, clock_under_cap
 from equipoise.sim.cluster.throttle import shared_clock, warmed
 from equipoise.sim.hardware.profile import load_profile
+from equipoise.sim.loading import checks_energy
 from equipoise.sim.loading.file import from_mapping, load
 from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.scenario.tree import InputError
@@ -24,6 +27,15 @@ from tests.sim.ledger.test_timeline import assert_kept
 CHECKS = settings(deadline=None, max_examples=12, suppress_health_check=list(HealthCheck))
 GENERIC_IDLE_W, GENERIC_MAX_W = 40.0, 400.0
 WATTS = st.floats(1.0, 900.0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _hosts_that_draw_nothing() -> Iterator[None]:
+    """What is counted by hand here is GPUs; hosts draw what a group says."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (power, checks_energy):
+            patch.setattr(module, "host_w", lambda group, profile: group.host_power or 0.0)
+        yield
 
 
 def training(**keys: Any) -> dict[str, Any]:

@@ -50,6 +50,7 @@ CASES = {
     "input": case({"sample_time": "1 ms"}, READS, {"nodes": [{"count": 4, "storage_rate": "50 MB/s"}]}),
     "barrier": case(cluster={"nodes": UNEVEN}),
     "network": case({"gradient": "400 MB", "exchange": {"alpha": 0, "rate": "1 GB/s"}}),
+    "layout": case({"parallel": {"pipeline": 4, "pipeline_microbatches": 1}}),
     "queue": case(workload=MANY),
     "faults": case(
         job={"checkpoint": {"interval": "never"}, "on_worker_loss": "restart"},
@@ -63,6 +64,7 @@ STRONGEST = {
     "input": "storage and host input twice as fast",
     "barrier": "equal nodes, as fast in all",
     "network": "network twice as fast",
+    "layout": "twice the micro-batches in a pipeline",
     "queue": "twice the nodes",
     "faults": "no faults",
 }

@@ -15,7 +15,17 @@ from equipoise.study.display import show
 from equipoise.study.runs.compare import compare, is_random
 
 SPEED = {"fifo": 1.0, "sjf": 0.5, "las": 0.8, "easy": 0.9}
-USES = ("busy", "input_stall", "barrier_wait", "exposed_communication", "restart", "lost_to_faults", "useful")
+USES = (
+    "busy",
+    "input_stall",
+    "barrier_wait",
+    "exposed_communication",
+    "pipeline_bubble",
+    "tensor_exchange",
+    "restart",
+    "lost_to_faults",
+    "useful",
+)
 
 
 def scenario(**changes):

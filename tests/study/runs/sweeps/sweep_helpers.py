@@ -13,7 +13,17 @@ import yaml
 from equipoise.sim.record import Run
 from equipoise.study.runs.store import connect
 
-USES = ("busy", "input_stall", "barrier_wait", "exposed_communication", "restart", "lost_to_faults", "useful")
+USES = (
+    "busy",
+    "input_stall",
+    "barrier_wait",
+    "exposed_communication",
+    "pipeline_bubble",
+    "tensor_exchange",
+    "restart",
+    "lost_to_faults",
+    "useful",
+)
 LOG = "EQUIPOISE_TEST_LOG"
 TIMINGS = ("attempts", "cpu_s", "wall_s")  # columns that differ between equal sweeps
 SCENARIO = {

@@ -1,0 +1,58 @@
+"""What a run takes from the hardware profile without anybody having said it, in a line each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from equipoise.sim.cluster.cluster import Cluster
+from equipoise.sim.cluster.power import host_w
+from equipoise.sim.hardware.profile import Measured
+from equipoise.sim.scenario.model import Scenario
+from equipoise.sim.scenario.units import format_scaled, format_share
+
+LARGE_PARAMETERS = 1e9
+
+
+def assumptions(scenario: Scenario, cluster: Cluster) -> Iterator[str]:
+    """Lines on the power of hosts and GPUs, and on how much of their peak rate GPUs reach."""
+    yield from _power(scenario, cluster)
+    yield from _efficiency(scenario, cluster)
+
+
+def _power(scenario: Scenario, cluster: Cluster) -> Iterator[str]:
+    groups, profile = scenario.cluster.groups, cluster.profile
+    unknown = sorted(
+        {g.accelerator for g in groups if g.gpus and profile.accelerator(g.accelerator).max_w is None}
+    )
+    if unknown:
+        yield f"energy is not known: hardware profile {profile.name!r} states no power of {unknown[0]}"
+    elif any(math.isnan(host_w(group, profile)) for group in groups):
+        yield f"energy is not known: hardware profile {profile.name!r} states no power of hosts; give 'host_power'"
+    elif typical := [group for group in groups if group.host_power is None]:
+        drawn = format_scaled(host_w(typical[0], profile), "W")
+        kind = profile.node_base_w.kind if profile.node_base_w is not None else "assumed"
+        yield f"a host draws {drawn} beside its GPUs ({kind}, {profile.name}); give your own as 'host_power'"
+
+
+def _efficiency(scenario: Scenario, cluster: Cluster) -> Iterator[str]:
+    """Large models whose time is a share of the peak rate: which share, and where it is from."""
+    named = [name for name, m in scenario.workload.models.items()
+             if m.flop_per_sample is not None and m.transformer is None and m.efficiency is None
+             and m.parameters >= LARGE_PARAMETERS]  # fmt: skip
+    if not named:
+        return
+    for name, accelerator in zip(cluster.gpu_models, cluster.accelerators, strict=True):
+        if accelerator.efficiency:
+            best = accelerator.efficiency[-1].efficiency
+            yield (
+                f"model {named[0]}: {format_share(best.value)} of the peak rate of {name}{_between(best)} "
+                f"({best.kind}: {best.source}); whole steps of large models reach 38 to 57 %: give 'transformer' "
+                "or 'efficiency'"
+            )
+
+
+def _between(number: Measured) -> str:
+    if number.low is None or number.high is None:
+        return ""
+    return f", {format_share(number.low)} to {format_share(number.high)}"

@@ -1,0 +1,116 @@
+"""Values that are allowed but seldom meant: what was understood, and what was probably meant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from equipoise.sim.hardware.profile import UNKNOWN_LINK_BYTES_PER_S, HardwareProfile, link_known
+from equipoise.sim.scenario.model import Job, Model, NodeGroup, Scenario
+from equipoise.sim.scenario.tree import KeyPath, Tree
+from equipoise.sim.scenario.units import format_bytes_per_s, format_scaled, format_seconds, format_share
+
+Problem = tuple[KeyPath, str]
+
+NIC_MOST = 100e9
+"""Fastest NIC that is sold: 800 Gbit/s."""
+DATA_CENTRE_LINK = 100e9
+"""An accelerator with faster links than this is built for nodes with about one NIC for each of them."""
+STEP_TOKENS_MOST, STEP_SAMPLES_MOST = 100e6, 500_000
+"""Beyond the largest batches that were published (16 million tokens: Llama 3, Grattafiori et al. 2024, table 4)."""
+CAP_LEAST = 0.25
+"""Cards refuse caps below about this share of their highest power (`nvidia-smi -q -d POWER`: H100 200 of 700 W)."""
+JITTER_MOST = 0.5
+
+
+def plausible_doubts(scenario: Scenario, profile: HardwareProfile, tree: Tree | None) -> Iterator[Problem]:
+    """(key path, text) of every such value. tree: as written, to tell bare numbers; None: nothing is bare."""
+    yield from _times(scenario, tree)
+    for k, group in enumerate(scenario.cluster.nodes):
+        yield from _node(scenario, profile, group, ("cluster", "nodes", k))
+    for k, job in enumerate(scenario.workload.jobs):
+        if job.model is not None:
+            yield from _batch(
+                job, scenario.workload.models[job.model], ("workload", "jobs", k, "global_batch")
+            )
+    if scenario.noise.step_cov > JITTER_MOST:
+        cov = scenario.noise.step_cov
+        text = f"{cov:g} is {format_share(cov)} of a step; {cov:g} % is '{cov:g} %' or {cov / 100:g}"
+        yield ("noise", "step_cov"), text
+    yield from _cap(scenario, profile)
+
+
+def _times(scenario: Scenario, tree: Tree | None) -> Iterator[Problem]:
+    """Bare numbers, which are seconds, where hours are likely to be meant."""
+    faults = scenario.faults
+    found: list[tuple[KeyPath, float, float]] = [(("horizon",), scenario.horizon or 0.0, 3600.0)]
+    for kind in ("crash", "fail_slow", "link", "rack", "spot"):
+        if (section := getattr(faults, kind)) is not None:
+            found.append((("faults", kind, "mtbf"), section.mtbf, 1e6))
+    for path, value, least in found:
+        if 0.0 < value < least and _bare(tree, path):
+            text = (
+                f"{value:g} was read as {value:g} s ({format_seconds(value)}), a bare number being in seconds"
+            )
+            yield path, f"{text}; if hours were meant, write '{value:g} h'"
+
+
+def _bare(tree: Tree | None, path: KeyPath) -> bool:
+    """Whether the value stands there without a unit."""
+    try:
+        value: Any = None if tree is None else tree.get(path)
+    except KeyError:
+        return False
+    return isinstance(value, int | float) or (
+        isinstance(value, str) and value.replace(".", "").strip().isdigit()
+    )
+
+
+def _node(scenario: Scenario, profile: HardwareProfile, group: NodeGroup, path: KeyPath) -> Iterator[Problem]:
+    given = group.model_fields_set
+    if group.nic > NIC_MOST and "nic" in given:
+        rate = format_bytes_per_s(group.nic)
+        text = f"{rate} for one NIC, the fastest has {format_bytes_per_s(NIC_MOST)}"
+        yield (
+            (*path, "nic"),
+            f"{text}; bits are 'Gbit/s', and several NICs are 'nics: 8' beside the rate of one",
+        )
+    trace = scenario.workload.trace
+    trains = any(job.model for job in scenario.workload.jobs) or (trace is not None and trace.training.count)
+    if not trains or not group.gpus:
+        return
+    link = link_known(group, profile)
+    if link is None and group.gpus > 1:
+        assumed = format_bytes_per_s(UNKNOWN_LINK_BYTES_PER_S)
+        yield path, f"links between its GPUs are not known; {assumed} is assumed (PCI Express); give 'fabric'"
+    one_nic = group.nics == 1 and group.gpus >= 8 and group.nic <= NIC_MOST and "nic" in given
+    if one_nic and link is not None and link >= DATA_CENTRE_LINK and group.accelerator != "generic":
+        each = format_bytes_per_s(group.nic / group.gpus)
+        text = f"one NIC of {format_bytes_per_s(group.nic)} serves {group.gpus} GPUs, {each} each"
+        yield (*path, "nic"), f"{text}; such nodes usually have one for each GPU: 'nics: {group.gpus}'"
+
+
+def _batch(job: Job, model: Model, path: KeyPath) -> Iterator[Problem]:
+    tokens = model.tokens
+    if tokens and job.global_batch * tokens > STEP_TOKENS_MOST:
+        step = format_scaled(job.global_batch * tokens, "")
+        text = f"{job.global_batch} samples of {tokens} tokens, {step}tokens a step"
+        yield (
+            path,
+            f"{text}; if {job.global_batch} tokens were meant, write {max(1, round(job.global_batch / tokens))}",
+        )
+    elif not tokens and job.global_batch > STEP_SAMPLES_MOST:
+        yield (
+            path,
+            f"{job.global_batch} samples a step; a batch is counted in samples (sequences), not in tokens",
+        )
+
+
+def _cap(scenario: Scenario, profile: HardwareProfile) -> Iterator[Problem]:
+    cap_w = scenario.energy.power_cap
+    for name in dict.fromkeys(group.accelerator for group in scenario.cluster.groups if group.gpus):
+        highest = profile.accelerator(name).max_w
+        if cap_w is not None and highest is not None and cap_w < CAP_LEAST * highest.value:
+            share = format_share(cap_w / highest.value)
+            text = f"{cap_w:g} W is {share} of the {highest.value:g} W of {name}; cards refuse caps as low"
+            yield ("energy", "power_cap"), f"{text}, {format_share(CAP_LEAST)} and more are usual"

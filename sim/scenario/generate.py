@@ -1,0 +1,110 @@
+"""The section `workload.generate`: jobs from a description, drawn anew for each seed."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from equipoise.sim.scenario.section import Count, Positive, Section, Span
+from equipoise.sim.scenario.units import Float, JobRate, Seconds, Share
+
+Weight = Annotated[Float, Field(ge=0)]
+
+
+class Arrivals(Section):
+    """When jobs come: as independent events (poisson), more by day than by night (diurnal), or by a profile.
+
+    With `burst` above 1 it is bursts that come so: of that many jobs in the mean (geometric), `within` apart.
+    """
+
+    kind: Literal["poisson", "diurnal", "profile"] = "poisson"
+    swing: Share = 0.6  # diurnal: the rate goes from 1 - swing to 1 + swing times its mean
+    peak: Seconds = 14 * 3600.0  # diurnal: time of day with the highest rate; the first day is a Monday
+    weekend: Weight = 1.0  # diurnal: rate of the sixth and seventh day, relative to the others
+    every: Span = 3600.0  # profile: of each weight
+    weights: tuple[Weight, ...] = ()  # profile: relative rates, one after the other and from the start again
+    burst: Annotated[Float, Field(ge=1)] = 1.0
+    within: Seconds = 10.0
+
+    @model_validator(mode="after")
+    def _profile_given(self) -> Self:
+        if (self.kind == "profile") != bool(self.weights) or (self.weights and not sum(self.weights)):
+            raise ValueError("weights: 'profile' needs relative rates, not all 0; no other kind has them")
+        return self
+
+
+class Durations(Section):
+    """How long jobs run on full-speed GPUs; what is drawn beyond `low` and `high` is cut to them.
+
+    lognormal: `median` and `sigma`, of the natural logarithm. pareto: P(longer than t) = (low / t)^alpha.
+    quantiles: equally spaced ones from shortest to longest, with the logarithm linear between them.
+    """
+
+    kind: Literal["lognormal", "pareto", "quantiles"]
+    median: Span | None = None
+    sigma: Annotated[Float, Field(gt=0, le=10)] | None = None
+    alpha: Positive | None = None
+    low: Span = 1.0
+    high: Span = 1e9
+    values: tuple[Span, ...] = ()
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        given = {name for name in ("median", "sigma", "alpha", "values") if getattr(self, name)}
+        wanted = {"lognormal": {"median", "sigma"}, "pareto": {"alpha"}, "quantiles": {"values"}}[self.kind]
+        if given != wanted:
+            raise ValueError(
+                f"kind {self.kind} needs {' and '.join(sorted(wanted))}, and none of the other kinds' keys"
+            )
+        if not self.low < self.high:
+            raise ValueError(f"low: {self.low:g} s must be below high, {self.high:g} s")
+        if self.values and (len(self.values) < 2 or list(self.values) != sorted(self.values)):
+            raise ValueError("values: at least two, none below the one before")
+        return self
+
+
+class JobClass(Section):
+    """Jobs of one kind. Either `rate`, or `load`: GPU-seconds asked for over those that the cluster has."""
+
+    name: str = "jobs"
+    rate: JobRate | None = None
+    load: Positive | None = None
+    arrivals: Arrivals = Arrivals()
+    duration: Durations
+    gpus: dict[Count, Weight] = Field(default_factory=lambda: {1: 1.0})  # relative frequency by GPU count
+    priority: Positive = 1.0
+    tilt: tuple[
+        Float, ...
+    ] = ()  # of a profile: mean normal score of the durations in each weight; none: all alike
+    exact: bool = (
+        False  # on every seed as many jobs as expected, with durations from equal parts of the distribution
+    )
+
+    @model_validator(mode="after")
+    def _one_rate(self) -> Self:
+        if (self.rate is None) == (self.load is None):
+            raise ValueError("needs either 'rate' (e.g. 400/d) or 'load' (e.g. 0.8)")
+        if not sum(self.gpus.values()):
+            raise ValueError("gpus: needs a GPU count with a weight above 0")
+        if self.tilt and len(self.tilt) != len(self.arrivals.weights):
+            raise ValueError(
+                f"tilt: {len(self.tilt)} scores for {len(self.arrivals.weights)} weights of 'arrivals'"
+            )
+        return self
+
+
+class Generate(Section):
+    """Jobs of several classes over a time; `scale` multiplies all their rates."""
+
+    length: Span
+    classes: Annotated[tuple[JobClass, ...], Field(min_length=1)]
+    scale: Positive = 1.0
+
+    @model_validator(mode="after")
+    def _different(self) -> Self:
+        names = [kind.name for kind in self.classes]
+        for k, name in enumerate(names):
+            if name in names[:k]:
+                raise ValueError(f"classes.{k}.name: {name!r} is the name of two classes")
+        return self

@@ -1,0 +1,104 @@
+"""A description of a job trace: classes by GPU count, and how well jobs drawn from it wait like the trace's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.special import ndtri
+from scipy.stats import rankdata
+
+from equipoise.policies.observation import Bools, Floats, Ints
+from equipoise.policies.registry import make_policy
+from equipoise.sim.run import run
+from equipoise.sim.scenario.model import Scenario
+from equipoise.sim.traces.generate import generate
+from equipoise.sim.traces.trace import Trace
+
+QUANTILES = 41
+BINS = 400
+"""Most weights of the profile of arrivals."""
+FEW = 20
+"""A GPU count with fewer jobs shares a class with its neighbours."""
+
+
+def fitted(trace: Trace) -> dict[str, Any]:
+    """The section `workload.generate` for a trace: for each GPU count a class with its arrivals and durations."""
+    length_s = max(float(trace.arrival_s.max()) * (1.0 + 1.0 / len(trace)), 1.0)
+    every_s = max(3600.0, length_s / BINS)
+    classes = []
+    for low, high, rows in _by_gpus(trace):
+        bins = (trace.arrival_s[rows] // every_s).astype(int)
+        counts, number = np.unique(trace.gpus[rows], return_counts=True)
+        classes.append({
+            "name": f"{low}-gpu" if low == high else f"{low}-to-{high}-gpu",
+            "rate": f"{rows.sum() / length_s * 86400:.6g}/d",
+            "arrivals": {"kind": "profile", "every": every_s, "weights": np.bincount(bins).tolist()},
+            "duration": _durations(trace.duration_s[rows]),
+            "gpus": dict(zip(counts.tolist(), number.tolist(), strict=True)),
+            "tilt": _tilt(trace.duration_s[rows], bins),
+            "exact": True,
+        })  # fmt: skip
+    return {"length": length_s, "classes": classes}
+
+
+def _by_gpus(trace: Trace) -> Iterator[tuple[int, int, Bools]]:
+    """(fewest, most GPUs, rows) of each class, at least FEW jobs each."""
+    counts, number = np.unique(trace.gpus, return_counts=True)
+    first = held = 0
+    for k, n in enumerate(number.tolist()):
+        held += n
+        if (held >= FEW and number[k + 1 :].sum() >= FEW) or k == len(counts) - 1:
+            low, high = int(counts[first]), int(counts[k])
+            yield low, high, (trace.gpus >= low) & (trace.gpus <= high)
+            first, held = k + 1, 0
+
+
+def _durations(duration_s: Floats) -> dict[str, Any]:
+    """Quantiles, of few jobs fewer; the longest ones are told apart further."""
+    shares = np.linspace(0.0, 1.0, min(QUANTILES, max(2, len(duration_s))))
+    values = np.quantile(np.maximum(duration_s, 1e-3), shares)
+    return {
+        "kind": "quantiles",
+        "values": [float(f"{v:.6g}") for v in values],
+        "low": float(f"{values[0] / 2:.6g}"),
+    }
+
+
+def _tilt(duration_s: Floats, bins: Ints) -> list[float]:
+    """Mean normal score of the durations of each bin: when the long jobs come."""
+    score = ndtri((rankdata(duration_s) - 0.5) / len(duration_s))
+    number = np.bincount(bins)
+    return [round(value, 3) for value in (np.bincount(bins, score) / np.maximum(number, 1)).tolist()]
+
+
+@dataclass(frozen=True)
+class Likeness:
+    """One percentile of one quantity: of the trace, and the mean over jobs drawn on several seeds."""
+
+    quantity: str
+    percentile: int
+    trace: float
+    drawn: float
+
+
+PERCENTILES = (50, 95)
+
+
+def compared(scenario: Scenario, trace: Trace, policies: Sequence[str], seeds: int) -> list[Likeness]:
+    """Durations and waits of the trace beside those of jobs from `workload.generate`, under each policy."""
+    spec, gpus = scenario.workload.generate, sum(g.count * g.gpus for g in scenario.cluster.groups)
+    assert spec is not None
+    drawn = np.concatenate([generate(spec, gpus, seed).duration_s for seed in range(seeds)])
+    found = [Likeness("duration", q, *(float(np.percentile(d, q)) for d in (trace.duration_s, drawn)))
+             for q in PERCENTILES]  # fmt: skip
+    for name in policies:
+        one = run(scenario, policy=make_policy(name), trace=trace).summary()
+        many = [run(scenario, policy=make_policy(name), seed=seed).summary() for seed in range(seeds)]
+        for q in PERCENTILES:
+            key = f"queueing_p{q}_s"
+            mean = sum(row[key] for row in many) / seeds
+            found.append(Likeness(f"wait under {name}", q, one[key], mean))
+    return found

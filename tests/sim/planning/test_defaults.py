@@ -1,0 +1,207 @@
+"""What is assumed is said, what is free elsewhere costs here, and what was probably not meant is told."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import yaml
+
+from equipoise.cli import main
+from equipoise.sim.loading.file import from_mapping, read_scenario
+from equipoise.sim.run import run
+from equipoise.sim.scenario.tree import InputError
+from equipoise.study.questions.targets import read_target
+
+MODEL = {"flop_per_sample": "250 TFLOP", "parameters": 2e9, "tokens_per_sample": 4096}
+BASE = {
+    "schema_version": 1,
+    "name": "plan",
+    "cluster": {
+        "nodes": [{"count": 4, "gpus": 8, "accelerator": "h100_sxm", "nic": "400 Gbit/s", "nics": 8}]
+    },
+    "workload": {
+        "models": {"m": MODEL},
+        "jobs": [{"model": "m", "gpus": 32, "steps": 100, "global_batch": 512}],
+    },
+}
+
+
+def changed(**sections: object) -> dict:
+    return yaml.safe_load(yaml.safe_dump(BASE)) | sections
+
+
+def warnings(tmp_path, data: dict, **given: object) -> str:
+    path = tmp_path / "plan.yaml"
+    path.write_text(yaml.safe_dump(data))
+    return "\n".join(read_scenario(path).warnings)
+
+
+def test_nothing_is_doubted_in_a_sound_plan(tmp_path):
+    assert warnings(tmp_path, BASE) == ""
+
+
+@pytest.mark.parametrize(
+    ("sections", "told"),
+    [
+        ({"faults": {"crash": {"mtbf": 50000}}}, "50000 was read as 50000 s (13.9 h)"),
+        ({"faults": {"crash": {"mtbf": 50000}}}, "if hours were meant, write '50000 h'"),
+        ({"horizon": 24}, "if hours were meant, write '24 h'"),
+        ({"noise": {"step_cov": 5}}, "5 is 500 % of a step; 5 % is '5 %' or 0.05"),
+        ({"energy": {"power_cap": "100 W"}}, "100 W is 14.3 % of the 700 W of h100_sxm"),
+    ],
+)
+def test_what_was_probably_not_meant_is_told(tmp_path, sections, told):
+    assert told in warnings(tmp_path, changed(**sections))
+
+
+def test_units_make_short_times_meant(tmp_path):
+    assert warnings(tmp_path, changed(horizon="24 s", faults={"crash": {"mtbf": "50000 s"}})) == ""
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("nic", "400 GB/s", "several NICs are 'nics: 8' beside the rate of one"),
+        ("nics", 1, "one NIC of 400 Gbit/s serves 8 GPUs, 50 Gbit/s each"),
+    ],
+)
+def test_the_network_of_a_node_is_doubted(tmp_path, key, value, told):
+    data = changed()
+    data["cluster"]["nodes"][0][key] = value
+    assert told in warnings(tmp_path, data)
+
+
+def test_a_batch_in_tokens_is_doubted(tmp_path):
+    data = changed()
+    data["workload"]["jobs"][0]["global_batch"] = 4_000_000
+    assert "if 4000000 tokens were meant, write 977" in warnings(tmp_path, data)
+
+
+def test_a_target_without_a_unit_is_doubted_and_turned_signs_are_read():
+    assert "if hours were meant, write 1h" in read_target("completion_p95<=1").doubt
+    assert read_target("completion_p95<=1h").doubt == ""
+    assert read_target("wait_p95=<1h").limit == 3600.0
+    assert read_target("wait_p95=<1h").at_most
+    assert not read_target("goodput=>50%").at_most
+
+
+def test_people_write_numbers_so():
+    data = changed(noise={"step_cov": "5 %"})
+    data["workload"]["models"]["m"] |= {"parameters": "1.3B"}
+    data["workload"]["jobs"] = [
+        {"model": "m", "gpus": 32, "steps": "100k", "global_batch": 512},
+        {"duration": "4 y"}, {"duration": "1 month"},
+    ]  # fmt: skip
+    scenario = from_mapping(data)
+    model, jobs = scenario.workload.models["m"], scenario.workload.jobs
+    assert (scenario.noise.step_cov, model.parameters, jobs[0].steps) == (0.05, 1.3e9, 100_000)
+    assert (jobs[1].duration, jobs[2].duration) == (4 * 365 * 86400, 365 * 86400 / 12)
+
+
+def test_every_mistake_is_told_at_once():
+    data = changed(policy=["EASY"], noise={"step_cov": -1})
+    data["cluster"]["nodes"][0] |= {"accelerator": "H100", "storage_rate": "5 GB"}
+    data["workload"]["jobs"].append({"gpus": 1000, "duration": "1 h"})
+    with pytest.raises(InputError) as raised:
+        from_mapping(data)
+    text = "\n".join(raised.value.lines)
+    for told in ("did you mean 'easy'", "did you mean h100_sxm or h100_pcie", "step_cov", "a rate is needed",
+                 "needs 1000 GPUs, the cluster has 32"):  # fmt: skip
+        assert told in text, text
+
+
+def test_a_sweep_is_checked_whole(tmp_path, capsys):
+    sweep = {"schema_version": 1, "name": "s", "scenario": "plan.yaml", "policies": ["fifa", "sjff"],
+             "parameters": {"cluster.nodes.0.nic": ["1 GB"], "noise.step_cov": [0.1]}}  # fmt: skip
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(BASE))
+    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(sweep))
+    assert main(["validate", str(tmp_path / "sweep.yaml")]) == 2
+    told = capsys.readouterr().err
+    assert all(text in told for text in ("'fifa'", "'sjff'", "'1 GB' is a size"))
+    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(sweep | {"scenario": "../../etc/passwd"}))
+    assert main(["validate", str(tmp_path / "sweep.yaml")]) == 2
+    assert "passwd" in capsys.readouterr().err
+
+
+def test_a_checkpoint_takes_what_the_scenario_says():
+    def restart_share(**restart: object) -> float:
+        data = changed(restart=restart, faults={"crash": {"mtbf": 1e9}})
+        data["workload"]["jobs"][0] |= {"steps": 400, "checkpoint": {"interval": "5 min"}}
+        made = run(from_mapping(data), seed=1)
+        return (
+            made.totals["makespan_s"]
+            * made.summary()["restart_ratio"]
+            / (made.totals["makespan_s"] // 300 or 1)
+        )
+
+    size = 2e9 * 16
+    assert restart_share(checkpoint_write="30 s") == pytest.approx(30, rel=0.3)
+    shared = {"kind": "shared", "rate": "2 GB/s"}
+    assert restart_share(storage=shared) == pytest.approx(size / 2e9, rel=0.3)
+    apart = {"kind": "object", "node_rate": "1 GB/s"}
+    assert restart_share(storage=apart) == pytest.approx(size / 4e9, rel=0.3)
+
+
+def test_the_interval_between_checkpoints_is_told_with_what_it_comes_from():
+    data = changed(restart={"checkpoint_write": "30 s"}, faults={"crash": {"mtbf": "1000 h"}})
+    notes = "\n".join(run(from_mapping(data)).notes)
+    every = math.sqrt(2 * 30 * 1000 * 3600 / 4) / 3600
+    assert f"a checkpoint every {every:.3g} h, by young-daly sqrt(2 C M) from C 30 s" in notes
+    assert "M 10.4 d between failures of its 4 nodes" in notes
+
+
+def test_utilisation_tokens_and_their_price_are_in_every_result():
+    made = run(from_mapping(BASE))
+    found = made.summary()
+    step = 512 * 250e12 / (32 * 989.5e12 * 0.7)
+    assert found["tokens_per_s"] == pytest.approx(512 * 4096 / step, rel=0.02)
+    assert found["mfu_ratio"] == pytest.approx(0.7, rel=0.02)
+    per_token = 32 * 3.0 / 3600 / found["tokens_per_s"]
+    assert found["cost_per_million_tokens_usd"] == pytest.approx(1e6 * per_token)
+    assert any("70 % of the peak rate of h100_sxm, 40 % to 85 %" in note for note in made.notes)
+
+
+def test_kinds_of_accelerators_reach_their_own_share_of_the_peak():
+    data = changed()
+    data["cluster"]["nodes"][0]["accelerator"] = "mi300x"
+    assert run(from_mapping(data)).summary()["mfu_ratio"] == pytest.approx(0.47, rel=0.02)
+    data["workload"]["models"]["m"]["efficiency"] = "40 %"
+    assert run(from_mapping(data)).summary()["mfu_ratio"] == pytest.approx(0.4, rel=0.02)
+
+
+def test_hosts_draw_power_and_unknown_power_is_said():
+    data = changed(energy={"pue": 1})
+    made = run(from_mapping(data))
+    data["cluster"]["nodes"][0]["host_power"] = "1 W"
+    bare = run(from_mapping(data))
+    more = made.totals["energy_j"] - bare.totals["energy_j"]
+    assert more == pytest.approx(4 * (500 + 8 * 225 - 1) * made.totals["makespan_s"])
+    assert any("a host draws 2.3 kW beside its GPUs (assumed" in note for note in made.notes)
+    data["workload"]["models"]["m"]["parameters"] = 1e8
+    data["cluster"]["nodes"][0]["accelerator"] = "tpu_v5e"
+    unknown = run(from_mapping(data))
+    assert math.isnan(unknown.totals["energy_j"])
+    assert any("states no power of tpu_v5e" in note for note in unknown.notes)
+
+
+def test_a_spot_node_is_not_paid_for_while_it_is_away():
+    data = changed(faults={"spot": {"group": "node", "mtbf": "30 min", "away": "1 h"}})
+    data["workload"] = {"jobs": [{"gpus": 8, "count": 40, "duration": "30 min"}]}
+    made = run(from_mapping(data), seed=3, timeline=True)
+    down_gpu_s = made.totals["down_gpu_s"]
+    paid = (32 * made.totals["makespan_s"] - down_gpu_s) * 3.0 / 3600
+    assert down_gpu_s > 0.1 * 32 * made.totals["makespan_s"]
+    assert made.totals["gpu_usd"] == pytest.approx(paid)
+    assert made.totals["idle_usd"] >= 0
+
+
+def test_slow_links_do_not_make_a_cheap_accelerator_cheap():
+    def cost(accelerator: str) -> float:
+        data = changed()
+        data["cluster"]["nodes"][0]["accelerator"] = accelerator
+        parallel = {"tensor": 8, "tensor_bytes_per_sample": "4 GB"}
+        data["workload"]["models"]["m"] |= {"parallel": parallel, "samples_per_pass": 1}
+        return run(from_mapping(data)).summary()["cost_usd"]
+
+    assert cost("l40s") > 1.5 * cost("h100_sxm")
