@@ -83,7 +83,7 @@ def test_a_ledger_of_another_version_or_no_ledger_is_refused(tmp_path):
     (tmp_path / "sweep.db").write_text(
         "this is text, not a database, and long enough to be seen as none" * 20
     )
-    with pytest.raises(StoreError, match="cannot be opened"):
+    with pytest.raises(StoreError, match="is damaged"):
         Ledger(tmp_path)
 
 
