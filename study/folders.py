@@ -11,8 +11,8 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from urllib.parse import quote
 from typing import Literal
+from urllib.parse import quote
 
 from equipoise.sim.scenario.tree import InputError
 

@@ -27,6 +27,7 @@ from equipoise.sim.scenario.model import Scenario, TraceSpec
 from equipoise.sim.traces.read import Trace
 from equipoise.study.folders import SUMMARY
 
+UNFINISHED = "unfinished"
 Row = dict[str, Any]
 """One run in flat columns: those of its order, `status`, `error`, its metrics and totals, `notes`, times."""
 
@@ -170,11 +171,13 @@ def make_run(
         made.write(place, journal=journal)
         if place != keep:
             _take_place(place, keep)
+        elif unfinished is not None:  # of one that was killed while it took its place
+            shutil.rmtree(keep / UNFINISHED, ignore_errors=True)
     return made
 
 
 def _take_place(new: Path, old: Path) -> None:
-    """Move the run directory `new` over the finished one `old`: nothing is written, so a full disk loses neither."""
+    """Move the run directory `new` over the finished one `old`: this takes no room on the disk."""
     (old / SUMMARY).unlink(missing_ok=True)
     (old / "journal.jsonl").unlink(missing_ok=True)
     shutil.rmtree(old / "timeline", ignore_errors=True)

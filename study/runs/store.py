@@ -69,7 +69,9 @@ def only_writer(folder: Path, name: str = "sweep.lock") -> Iterator[None]:
 
 
 def damaged(path: Path, error: Exception) -> StoreError:
-    """What to say of a ledger that cannot be read."""
+    """What to say of a ledger that cannot be read: it is damaged, or the disk or a lock stands in the way."""
+    if isinstance(error, sqlite3.OperationalError) and "no such table" not in str(error):
+        return StoreError(f"{path}: cannot be used: {error}")
     copy = path.with_name(PARQUET)
     kept = f"; {copy.name} beside it may have a copy of its runs" if copy.is_file() else ""
     return StoreError(f"{path}: is damaged: {error}{kept}; delete it to start anew")
@@ -167,7 +169,7 @@ class Ledger:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             self.columns = self._read_columns()
-            raise StoreError(f"{self.path}: cannot be written: {error}") from error
+            raise damaged(self.path, error) from error
 
     def _ask(self, sql: str) -> list[tuple[Any, ...]]:
         """All rows of a question. Raises StoreError when the file is damaged."""
@@ -279,8 +281,8 @@ def ledger_with_copy(folder: Path) -> Iterator[Ledger]:
     """The ledger of a folder; when all went well, `runs.parquet` is a copy of it at the end."""
     with Ledger(folder) as ledger:
         yield ledger
-        copied = ledger.export()
-    os.utime(copied)  # closing the ledger has written it once more
+        ledger.export()
+    _is_copy(folder)
 
 
 def to_cell(value: Any) -> Any:
@@ -341,7 +343,7 @@ def _add_runs(connection: duckdb.DuckDBPyConnection, folder: Path) -> None:
             raise InputError([str(damaged(folder / LEDGER, error))]) from error
         try:
             write_parquet(folder / PARQUET, columns)
-            os.utime(folder / PARQUET)  # the ledger may be written once more when it is closed
+            _is_copy(folder)
         except (duckdb.Error, OSError):  # a folder that cannot be written can be read
             connection.register("ledger", columns)
             connection.execute("CREATE TABLE runs AS SELECT * FROM ledger")
@@ -350,8 +352,15 @@ def _add_runs(connection: duckdb.DuckDBPyConnection, folder: Path) -> None:
     connection.execute(f"CREATE VIEW runs AS SELECT * FROM {source}")
 
 
+def _is_copy(folder: Path) -> None:
+    """Give the copy the time of its closed ledger: they belong together, whatever a clock does later."""
+    written_ns = (folder / LEDGER).stat().st_mtime_ns
+    os.utime(folder / PARQUET, ns=(written_ns, written_ns))
+
+
 def is_current(folder: Path) -> bool:
-    """Whether `runs.parquet` is at least as new as the ledger."""
-    parquet = folder / PARQUET
-    sources = [path for path in (folder / LEDGER, folder / f"{LEDGER}-wal") if path.exists()]
-    return parquet.exists() and all(p.stat().st_mtime_ns <= parquet.stat().st_mtime_ns for p in sources)
+    """Whether `runs.parquet` is a copy of the ledger as it is."""
+    ledger, copy, log = folder / LEDGER, folder / PARQUET, folder / f"{LEDGER}-wal"
+    if not copy.exists() or (log.exists() and log.stat().st_size):
+        return False
+    return copy.stat().st_mtime_ns == ledger.stat().st_mtime_ns

@@ -92,7 +92,7 @@ def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path):
         ledger.put(row("a"))
         ledger._db.execute("PRAGMA max_page_count = 8")
         many = [row(f"r{k}", error="x" * 500) for k in range(1000)]
-        with pytest.raises(StoreError, match="cannot be written: database or disk is full"):
+        with pytest.raises(StoreError, match="cannot be used: database or disk is full"):
             put_one_by_one(ledger, many)
         kept = len(ledger.rows())
         ledger._db.execute("PRAGMA max_page_count = 100000")
