@@ -16,6 +16,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from equipoise.policies.files import naming
+
 SCHEMA_VERSION = 1
 MAX_LINE_CHARACTERS = 4_000_000
 MAX_FILE_BYTES = 500_000_000
@@ -316,8 +318,9 @@ class SampleWriter:
             os.truncate(self.path, whole)
 
     def _line(self, record: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(record, allow_nan=False) + "\n")
-        self._file.flush()
+        with naming(self.path):
+            self._file.write(json.dumps(record, allow_nan=False) + "\n")
+            self._file.flush()
 
     def add(self, sample: Sample) -> None:
         """Append one sample, rounded to DIGITS. Raises OSError when the disk refuses, ValueError for NaN."""

@@ -16,7 +16,7 @@ from equipoise.sim.traces.read import Trace, read_trace
 from equipoise.study.folders import SUMMARY
 from equipoise.study.runs.compare import Comparison
 from equipoise.study.runs.compare import compare as compare_policies
-from equipoise.study.runs.orders import make_run
+from equipoise.study.runs.orders import UNFINISHED, make_run
 from equipoise.study.runs.until import read_until
 from equipoise.study.runs.warm import warm
 
@@ -97,7 +97,7 @@ def run(
 
 def unfinished(out: Path) -> Path:
     """Where a run that is to go to `out` leaves its records until it is finished: not over a finished one."""
-    return out / "unfinished" if (out / SUMMARY).is_file() else out
+    return out / UNFINISHED if (out / SUMMARY).is_file() else out
 
 
 def compare(

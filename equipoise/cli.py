@@ -6,6 +6,7 @@ imported before a command needs it.
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
@@ -15,8 +16,9 @@ from typing import Any
 import click
 
 from equipoise import __version__
-from equipoise.exit_codes import FAILURE, INTERRUPTED, OK, WRONG_INPUT
+from equipoise.exit_codes import FAILURE, INTERRUPTED, OK, TERMINATED, WRONG_INPUT
 from equipoise.options import State
+from equipoise.study.signals import terminable
 from equipoise.study.terminal import printable
 
 COMMANDS = {
@@ -103,6 +105,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line (default: the process's arguments); returns the exit code."""
     state = State()
     _open_closed_streams()
+    with terminable() as terminated:
+        code = _run(arguments, state)
+    if terminated() and code == INTERRUPTED:
+        _say("ended by SIGTERM")
+        return TERMINATED
+    return code
+
+
+def _run(arguments: Sequence[str] | None, state: State) -> int:
     try:
         code = cli.main(args=arguments, prog_name="equipoise", standalone_mode=False, obj=state)
         sys.stdout.flush()
@@ -149,7 +160,13 @@ def _report(error: Exception) -> int:
         _say(" ".join(str(error).partition("LINE 1:")[0].split()))
         return WRONG_INPUT
     if isinstance(error, OSError) and error.strerror:  # disk full, no permission: not our mistake
-        _say(f"{error.filename or 'a file or stdout'}: {error.strerror}")
+        name = str(error.filename or "stdout")
+        if error.errno == errno.ENAMETOOLONG:
+            _say(
+                f"{name[:60]}...: {error.strerror}: {max(map(len, name.split('/')))} characters between slashes"
+            )
+            return WRONG_INPUT
+        _say(f"{name}: {error.strerror}")
         return FAILURE
     known = type(error).__module__.split(".")[0] == "equipoise"
     text = " ".join(str(error).split()) or "no message"

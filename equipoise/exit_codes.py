@@ -13,3 +13,5 @@ OUTSIDE = 5
 """It was done, and a figure lies outside of what was asked for."""
 INTERRUPTED = 130
 """By Ctrl-C; as shells have it, 128 and the number of the signal."""
+TERMINATED = 143
+"""By SIGTERM, as a batch system sends it; what was made is kept, as after Ctrl-C."""

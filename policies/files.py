@@ -31,6 +31,16 @@ def replacing(target: Path) -> Iterator[Path]:
         draft.unlink(missing_ok=True)
 
 
+@contextmanager
+def naming(path: Path | str) -> Iterator[None]:
+    """An OSError that is raised inside without a name (disk full) names the file `path`."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+
+
 def write_whole(target: Path, content: str | bytes) -> None:
     """Write a file, text as UTF-8. Raises OSError that names it."""
     with replacing(target) as draft:

@@ -17,6 +17,8 @@ from equipoise.sim.scenario.units import format_seconds
 from equipoise.sim.world.world import SimWorld
 
 Columns = dict[str, NDArray[Any]]
+ROUNDING = 1e-12
+"""Share of all GPU-seconds below which what is left of them is the rounding of their sum."""
 
 
 def _input_free(world: SimWorld) -> bool:
@@ -128,12 +130,13 @@ class Results:
     def _totals(self) -> dict[str, float]:
         world, gpus = self.world, float(len(self.world.cluster.gpus))
         used = sum(float(self.gpu_s[:, use].sum()) for use in HELD_USES)
+        there = gpus * (self.end_s - self.start_s)
         return {
             "gpus": gpus,
             "nodes": float(len(world.cluster.nodes)),
             "end_s": self.end_s,
             "makespan_s": self.end_s - self.start_s,
-            "idle_gpu_s": gpus * (self.end_s - self.start_s) - used,
+            "idle_gpu_s": 0.0 if abs(there - used) <= ROUNDING * there else there - used,
             "decisions": float(world.decided),
             "refusals": float(len(world.refusals)),
             "exchanged_bytes": sum(job.exchanged_bytes for _, job in sorted(world.roster.training.items())),

@@ -8,9 +8,11 @@ the run's id; a comparison that has ended has its result in `comparison.json`.
 from __future__ import annotations
 
 import sqlite3
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Literal
+from urllib.parse import quote
 
 from equipoise.sim.scenario.tree import InputError
 
@@ -33,11 +35,29 @@ def kind_of(folder: Path) -> Kind | None:
 def _kind_by(ledger: Path) -> Kind | None:
     """What a ledger says that it is of; nothing when its study was killed before it could say."""
     try:
-        with closing(sqlite3.connect(ledger)) as db:
+        with reading(ledger) as db:
             about = dict(db.execute("SELECT key, value FROM about").fetchall())
     except sqlite3.Error:
         return "sweep"  # damaged, or not ours: whoever reads it says so
     return "comparison" if about.get("study") == "comparison" else "sweep" if about else None
+
+
+@contextmanager
+def reading(ledger: Path) -> Iterator[sqlite3.Connection]:
+    """The database of a ledger, to be read, also where nothing can be written. Raises sqlite3.Error."""
+    log = Path(f"{ledger}-wal")
+    # SQLite writes files beside a database in write-ahead mode, unless nobody will change it meanwhile.
+    ways = ["mode=rw", "mode=ro", *([] if log.exists() and log.stat().st_size else ["mode=ro&immutable=1"])]
+    for way in ways:
+        with closing(sqlite3.connect(f"file:{quote(str(ledger.absolute()))}?{way}", uri=True)) as db:
+            try:
+                db.execute("SELECT 1 FROM sqlite_master").fetchone()
+            except sqlite3.OperationalError:
+                if way == ways[-1]:
+                    raise
+            else:
+                yield db
+                return
 
 
 def check_target(path: str | Path, suffixes: tuple[str, ...]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
@@ -22,3 +22,25 @@ def uninterrupted() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def terminable() -> Iterator[Callable[[], bool]]:
+    """SIGTERM ends work as Ctrl-C does, with what was made kept; the function it gives says whether it came."""
+    came = False
+
+    def on_signal(number: int, frame: object) -> None:
+        nonlocal came
+        came = True
+        if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in a shell's background jobs
+            raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)  # waits where `uninterrupted` holds it back
+
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False  # only the main thread may choose
+        return
+    before = signal.signal(signal.SIGTERM, on_signal)
+    try:
+        yield lambda: came
+    finally:
+        signal.signal(signal.SIGTERM, before)

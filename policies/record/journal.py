@@ -37,6 +37,7 @@ from equipoise.policies.contract import (
     StageError,
     refine,
 )
+from equipoise.policies.files import naming
 from equipoise.policies.observation import TABLES, Observation, Table
 from equipoise.policies.queues.declared import EMPTY, Queues
 from equipoise.policies.queues.within import within_queues
@@ -194,6 +195,7 @@ class JournalWriter:
     """Appends decisions to a file; each line is handed to the operating system when it is complete."""
 
     def __init__(self, path: Path | str) -> None:
+        self.path = path
         self._file: BinaryIO = open(path, "ab+")  # noqa: SIM115 (closed by `close`)
         end = _complete_bytes(self._file)
         self._file.truncate(end)
@@ -201,8 +203,9 @@ class JournalWriter:
             self._put(json.dumps(FORMAT))
 
     def _put(self, line: str) -> None:
-        self._file.write(line.encode() + b"\n")
-        self._file.flush()
+        with naming(self.path):
+            self._file.write(line.encode() + b"\n")
+            self._file.flush()
 
     def write(self, decision: Decision, refused: Sequence[Refusal] = ()) -> None:
         """Append one decision. Raises TypeError when a stage remembers what a journal cannot hold."""
@@ -210,7 +213,8 @@ class JournalWriter:
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        with naming(self.path):
+            self._file.close()
 
     def __enter__(self) -> Self:
         return self

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import sqlite3
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ import duckdb
 from equipoise.policies.numerals import strict_float
 from equipoise.sim.scenario.tree import InputError, read_tree
 from equipoise.sim.scenario.units import DATA_RATE, SHARE, SIZE, TIME
-from equipoise.study.folders import LEDGER, RUNS
+from equipoise.study.folders import LEDGER, RUNS, reading
 from equipoise.study.report.study import (
     UNKNOWN,
     Failure,
@@ -60,7 +59,7 @@ def read_sweep_study(path: Path) -> Study:
 
 def _ledger(path: Path) -> tuple[dict[str, str], int, tuple[Failure, ...]]:
     """Facts about the sweep, the number of failed runs, and the first of them."""
-    with closing(sqlite3.connect(path / LEDGER)) as db:
+    with reading(path / LEDGER) as db:
         about = dict(db.execute("SELECT key, value FROM about ORDER BY key").fetchall())
         failed = int(db.execute("SELECT count(*) FROM runs WHERE status = 'failed'").fetchone()[0])
         rows = db.execute(

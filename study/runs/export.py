@@ -13,6 +13,7 @@ import duckdb
 
 from equipoise.policies.files import replacing
 from equipoise.sim.scenario.tree import InputError
+from equipoise.study.runs.store import quoted
 from equipoise.study.runs.views import text
 
 ROWS_MOST = 1_048_576
@@ -47,6 +48,21 @@ def export(connection: duckdb.DuckDBPyConnection, sql: str, target: Path) -> Non
         raise ExportError(f"{target}: cannot be written: {error.strerror or error}") from error
 
 
+def zones_as_text(connection: duckdb.DuckDBPyConnection, sql: str) -> str:
+    """The question, with times that have a zone as text: as Python objects DuckDB makes them of pytz alone."""
+    if connection.extract_statements(sql)[0].type != duckdb.StatementType.SELECT:
+        return sql
+    relation = connection.sql(sql)
+    zoned = ["TIMESTAMP WITH TIME ZONE" in str(kind) for kind in relation.types]
+    if not any(zoned):
+        return sql
+    shown = [
+        f"CAST(#{k} AS VARCHAR) AS {quoted(name)}" if cast else f"#{k}"
+        for k, (name, cast) in enumerate(zip(relation.columns, zoned, strict=True), start=1)
+    ]
+    return f"SELECT {', '.join(shown)} FROM ({relation.sql_query()})"
+
+
 def _copied(options: str) -> Callable[[duckdb.DuckDBPyConnection, str, Path], None]:
     def write(connection: duckdb.DuckDBPyConnection, sql: str, draft: Path) -> None:
         relation = connection.sql(sql)
@@ -67,7 +83,7 @@ def _workbook(connection: duckdb.DuckDBPyConnection, sql: str, draft: Path) -> N
         from xlsxwriter.exceptions import FileCreateError
     except ImportError as error:
         raise ExportError("Excel files need XlsxWriter: pip install 'equipoise[report]'") from error
-    cursor = connection.execute(sql)
+    cursor = connection.execute(zones_as_text(connection, sql))
     names = [column[0] for column in cursor.description or []]
     if len(names) > COLUMNS_MOST:
         raise ExportError(f"{len(names)} columns; a sheet holds {COLUMNS_MOST}")

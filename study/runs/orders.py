@@ -25,7 +25,9 @@ from equipoise.sim.record import Run
 from equipoise.sim.run import RunFailed, run, run_identities
 from equipoise.sim.scenario.model import Scenario, TraceSpec
 from equipoise.sim.traces.read import Trace
+from equipoise.study.folders import SUMMARY
 
+UNFINISHED = "unfinished"
 Row = dict[str, Any]
 """One run in flat columns: those of its order, `status`, `error`, its metrics and totals, `notes`, times."""
 
@@ -166,12 +168,22 @@ def make_run(
             error.run.write(place, journal=journal)  # its records up to then, marked incomplete
         raise
     if keep is not None and place is not None:
-        if journal and place != keep:
-            os.replace(more["journal"], keep / "journal.jsonl")
-        made.write(keep, journal=journal)
+        made.write(place, journal=journal)
         if place != keep:
-            shutil.rmtree(place, ignore_errors=True)
+            _take_place(place, keep)
+        elif unfinished is not None:  # of one that was killed while it took its place
+            shutil.rmtree(keep / UNFINISHED, ignore_errors=True)
     return made
+
+
+def _take_place(new: Path, old: Path) -> None:
+    """Move the run directory `new` over the finished one `old`: this takes no room on the disk."""
+    (old / SUMMARY).unlink(missing_ok=True)
+    (old / "journal.jsonl").unlink(missing_ok=True)
+    shutil.rmtree(old / "timeline", ignore_errors=True)
+    for path in sorted(new.iterdir(), key=lambda path: path.name == SUMMARY):  # it says that all is there
+        os.replace(path, old / path.name)
+    new.rmdir()
 
 
 def perform(order: Order, shared: Shared) -> Row:

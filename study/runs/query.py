@@ -20,7 +20,7 @@ import duckdb
 from equipoise.exit_codes import INTERRUPTED
 from equipoise.policies.files import draft_of
 from equipoise.sim.scenario.tree import InputError
-from equipoise.study.runs.export import export
+from equipoise.study.runs.export import export, zones_as_text
 from equipoise.study.runs.store import connect
 from equipoise.study.runs.views import text
 
@@ -82,7 +82,7 @@ def _made(connection: duckdb.DuckDBPyConnection, sql: str, to: Path | None) -> R
     if to is not None:
         export(connection, sql, to)
         return [], []
-    cursor = connection.execute(sql)
+    cursor = connection.execute(zones_as_text(connection, sql))
     rows: list[tuple[Any, ...]] = []
     while part := cursor.fetchmany(_ROWS_AT_ONCE):
         rows += part

@@ -23,7 +23,7 @@ import numpy as np
 
 from equipoise.sim.record import write_parquet
 from equipoise.sim.scenario.tree import InputError
-from equipoise.study.folders import LEDGER, RUNS, SUMMARY
+from equipoise.study.folders import LEDGER, RUNS, SUMMARY, reading
 from equipoise.study.runs.orders import Row
 from equipoise.study.runs.views import add_kept, text
 
@@ -66,6 +66,24 @@ def only_writer(folder: Path, name: str = "sweep.lock") -> Iterator[None]:
                 f"{folder}: another sweep or comparison is writing here; wait for it, or choose another folder"
             ) from None
         yield
+
+
+def damaged(path: Path, error: Exception) -> StoreError:
+    """What to say of a ledger that cannot be read: it is damaged, or the disk or a lock stands in the way."""
+    if isinstance(error, sqlite3.OperationalError) and "no such table" not in str(error):
+        return StoreError(f"{path}: cannot be used: {error}")
+    copy = path.with_name(PARQUET)
+    kept = f"; {copy.name} beside it may have a copy of its runs" if copy.is_file() else ""
+    return StoreError(f"{path}: is damaged: {error}{kept}; delete it to start anew")
+
+
+def all_columns(db: sqlite3.Connection) -> dict[str, np.ndarray[Any, Any]]:
+    """The table `runs` by column, in the order of the study. Raises sqlite3.Error."""
+    cursor = db.execute("SELECT * FROM runs ORDER BY number, id")
+    names = [column[0] for column in cursor.description]
+    rows = cursor.fetchall()
+    columns = zip(*rows, strict=True) if rows else [()] * len(names)
+    return {name: to_array(values) for name, values in zip(names, columns, strict=True)}
 
 
 class Memory:
@@ -114,12 +132,12 @@ class Ledger:
             self._db = sqlite3.connect(self.path, isolation_level=None)
             self._prepare()
         except sqlite3.Error as error:
-            raise StoreError(f"{self.path}: cannot be opened: {error}") from error
+            raise damaged(self.path, error) from error
 
     def _prepare(self) -> None:
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = NORMAL")
-        version = self._db.execute("PRAGMA user_version").fetchone()[0]
+        version = self._ask("PRAGMA user_version")[0][0]
         if version not in (0, SCHEMA):
             raise StoreError(f"{self.path}: written by another version of this software (schema {version})")
         if version == 0:
@@ -132,7 +150,7 @@ class Ledger:
             self._db.execute("CREATE TABLE IF NOT EXISTS about (key TEXT PRIMARY KEY, value TEXT NOT NULL)")
             self._db.execute(f"PRAGMA user_version = {SCHEMA}")
             self._db.execute("COMMIT")
-        self.columns = [row[1] for row in self._db.execute("PRAGMA table_info(runs)")]
+        self.columns = self._read_columns()
 
     def __enter__(self) -> Ledger:
         return self
@@ -151,10 +169,17 @@ class Ledger:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             self.columns = self._read_columns()
-            raise StoreError(f"{self.path}: cannot be written: {error}") from error
+            raise damaged(self.path, error) from error
+
+    def _ask(self, sql: str) -> list[tuple[Any, ...]]:
+        """All rows of a question. Raises StoreError when the file is damaged."""
+        try:
+            return self._db.execute(sql).fetchall()
+        except sqlite3.Error as error:
+            raise damaged(self.path, error) from error
 
     def _read_columns(self) -> list[str]:
-        return [row[1] for row in self._db.execute("PRAGMA table_info(runs)")]
+        return [row[1] for row in self._ask("PRAGMA table_info(runs)")]
 
     def put(self, row: Mapping[str, Any]) -> None:
         """Insert or replace one run, durably. Raises StoreError when it cannot be written."""
@@ -182,9 +207,10 @@ class Ledger:
         Returns how many were moved away. A changed sweep file or code gives its runs other ids.
         """
         wanted = set(planned)
-        some_away = any(key not in wanted for (key,) in self._db.execute("SELECT id FROM runs"))
+        some_away = any(key not in wanted for (key,) in self._ask("SELECT id FROM runs"))
         away = [row for row in self.rows() if row["id"] not in wanted] if some_away else []
-        back = [json.loads(text) for key, text in self._former() if key in wanted]
+        former = self._ask("SELECT id, row FROM former_runs")
+        back = [json.loads(text) for key, text in former if key in wanted]
         with self._transaction() as db:
             for row in back:
                 self._put(row)
@@ -194,21 +220,16 @@ class Ledger:
                 db.execute("DELETE FROM runs WHERE id = ?", (row["id"],))
         return len(away)
 
-    def _former(self) -> list[tuple[str, str]]:
-        return self._db.execute("SELECT id, row FROM former_runs").fetchall()
-
     def status(self) -> dict[str, tuple[str, int]]:
         """(status, attempts) of every run by id."""
-        return {key: (s, n) for key, s, n in self._db.execute("SELECT id, status, attempts FROM runs")}
+        return {key: (s, n) for key, s, n in self._ask("SELECT id, status, attempts FROM runs")}
 
     def results(self, metric: str) -> dict[str, float]:
         """A metric of every run that has it, by id."""
         if metric not in self.columns:
             return {}
-        cursor = self._db.execute(
-            f"SELECT id, {quoted(metric)} FROM runs WHERE status = 'done' AND {quoted(metric)} IS NOT NULL"
-        )
-        return dict(cursor.fetchall())
+        name = quoted(metric)
+        return dict(self._ask(f"SELECT id, {name} FROM runs WHERE status = 'done' AND {name} IS NOT NULL"))
 
     def failures(self) -> list[Row]:
         """Failed runs, in the order of the sweep."""
@@ -219,11 +240,10 @@ class Ledger:
         return self._rows("")
 
     def _rows(self, where: str) -> list[Row]:
-        cursor = self._db.execute(f"SELECT * FROM runs {where} ORDER BY number, id")
-        names = [column[0] for column in cursor.description]
+        found = self._ask(f"SELECT * FROM runs {where} ORDER BY number, id")
         return [
-            {name: value for name, value in zip(names, values, strict=True) if value is not None}
-            for values in cursor
+            {name: value for name, value in zip(self.columns, values, strict=True) if value is not None}
+            for values in found
         ]
 
     def set_about(self, **texts: str) -> None:
@@ -233,21 +253,20 @@ class Ledger:
 
     def about(self) -> dict[str, str]:
         """Facts about the sweep."""
-        return dict(self._db.execute("SELECT key, value FROM about ORDER BY key"))
+        return dict(self._ask("SELECT key, value FROM about ORDER BY key"))
 
     def export(self) -> Path:
         """Copy the table to `runs.parquet` beside the ledger, through a temporary file.
 
         Raises StoreError when it cannot be written.
         """
-        cursor = self._db.execute(
-            f"SELECT {', '.join(map(quoted, self.columns))} FROM runs ORDER BY number, id"
-        )
-        rows = cursor.fetchall()
-        columns = zip(*rows, strict=True) if rows else [()] * len(self.columns)
+        try:
+            columns = all_columns(self._db)
+        except sqlite3.Error as error:
+            raise damaged(self.path, error) from error
         target = self.path.with_name(PARQUET)
         try:
-            write_parquet(target, {n: to_array(v) for n, v in zip(self.columns, columns, strict=True)})
+            write_parquet(target, columns)
         except (duckdb.Error, OSError) as error:
             raise StoreError(f"{target}: cannot be written: {' '.join(str(error).split())}") from error
         return target
@@ -262,8 +281,8 @@ def ledger_with_copy(folder: Path) -> Iterator[Ledger]:
     """The ledger of a folder; when all went well, `runs.parquet` is a copy of it at the end."""
     with Ledger(folder) as ledger:
         yield ledger
-        copied = ledger.export()
-    os.utime(copied)  # closing the ledger has written it once more
+        ledger.export()
+    _is_copy(folder)
 
 
 def to_cell(value: Any) -> Any:
@@ -303,11 +322,7 @@ def connect(folder: str | Path) -> duckdb.DuckDBPyConnection:
 
 def _add_views(connection: duckdb.DuckDBPyConnection, folder: Path) -> None:
     if (folder / LEDGER).exists():
-        if not is_current(folder):
-            with Ledger(folder) as ledger:
-                ledger.export()
-            os.utime(folder / PARQUET)
-        connection.execute(f"CREATE VIEW runs AS SELECT * FROM read_parquet({text(folder / PARQUET)})")
+        _add_runs(connection, folder)
         add_kept(connection, folder / RUNS / "*", several=True)
     elif (folder / SUMMARY).exists():
         source = f"read_json({text(folder / SUMMARY)})"
@@ -317,8 +332,35 @@ def _add_views(connection: duckdb.DuckDBPyConnection, folder: Path) -> None:
         raise InputError([f"{folder}: no sweep, comparison or run here (no {LEDGER} or {SUMMARY})"])
 
 
+def _add_runs(connection: duckdb.DuckDBPyConnection, folder: Path) -> None:
+    """The table `runs` of a ledger, from its copy, which is made anew if it is old and can be written."""
+    source = f"read_parquet({text(folder / PARQUET)})"
+    if not is_current(folder):
+        try:
+            with reading(folder / LEDGER) as ledger:
+                columns = all_columns(ledger)
+        except sqlite3.Error as error:
+            raise InputError([str(damaged(folder / LEDGER, error))]) from error
+        try:
+            write_parquet(folder / PARQUET, columns)
+            _is_copy(folder)
+        except (duckdb.Error, OSError):  # a folder that cannot be written can be read
+            connection.register("ledger", columns)
+            connection.execute("CREATE TABLE runs AS SELECT * FROM ledger")
+            connection.unregister("ledger")
+            return
+    connection.execute(f"CREATE VIEW runs AS SELECT * FROM {source}")
+
+
+def _is_copy(folder: Path) -> None:
+    """Give the copy the time of its closed ledger: they belong together, whatever a clock does later."""
+    written_ns = (folder / LEDGER).stat().st_mtime_ns
+    os.utime(folder / PARQUET, ns=(written_ns, written_ns))
+
+
 def is_current(folder: Path) -> bool:
-    """Whether `runs.parquet` is at least as new as the ledger."""
-    parquet = folder / PARQUET
-    sources = [path for path in (folder / LEDGER, folder / f"{LEDGER}-wal") if path.exists()]
-    return parquet.exists() and all(p.stat().st_mtime_ns <= parquet.stat().st_mtime_ns for p in sources)
+    """Whether `runs.parquet` is a copy of the ledger as it is."""
+    ledger, copy, log = folder / LEDGER, folder / PARQUET, folder / f"{LEDGER}-wal"
+    if not copy.exists() or (log.exists() and log.stat().st_size):
+        return False
+    return copy.stat().st_mtime_ns == ledger.stat().st_mtime_ns

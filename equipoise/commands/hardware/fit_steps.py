@@ -77,8 +77,10 @@ def _content(found: StepFit, name: str) -> dict[str, object]:
 def _write(content: dict[str, object], out: Path) -> None:
     import yaml
 
+    from equipoise.policies.files import write_whole
+
     try:
-        out.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+        write_whole(out, yaml.safe_dump(content, sort_keys=False))
     except OSError as error:
         raise WrongInputError(f"--out {out}: {error.strerror}") from None
 

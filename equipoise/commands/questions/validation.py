@@ -92,15 +92,18 @@ def _found(name: str | None, data: Path) -> dict[str, list[Line]]:
 
 
 def _write_page(found: dict[str, list[Line]], target: Path) -> None:
+    from equipoise.policies.files import write_whole
     from equipoise.study.validation.page import page, scatter
 
     picture = target.with_suffix(".svg")
-    picture.write_text(scatter([one for each in found.values() for one in each]), encoding="utf-8")
-    target.write_text(page(found, picture.name), encoding="utf-8")
+    write_whole(picture, scatter([one for each in found.values() for one in each]))
+    write_whole(target, page(found, picture.name))
 
 
 def _write_rows(lines: list[Line], target: Path) -> None:
-    with target.open("w", newline="", encoding="utf-8") as file:
+    from equipoise.policies.files import replacing
+
+    with replacing(target) as draft, draft.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["line", "key", "predicted", "low", "high", "measured"])
         for one in lines:

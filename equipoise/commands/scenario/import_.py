@@ -35,6 +35,7 @@ def import_(
     Kueue's flavors, queues and nodes; NCCL's topology XML, `nvidia-smi topo -m`, ibnetdiscover. What a scenario
     has no counterpart for stands in the file as comments.
     """
+    from equipoise.policies.files import write_whole
     from equipoise.sim.loading.site.read import import_site
 
     if count == "cpus" and trace is None:
@@ -43,7 +44,7 @@ def import_(
     if target.exists() and not force:
         raise click.UsageError(f"{out} is there already; --force replaces it")
     text = import_site(files, out=target, trace=trace, count=count, gpus=gpus or 0)
-    target.write_text(text, encoding="utf-8")
+    write_whole(target, text)
     comments = sum(line.startswith("#   ") for line in text.splitlines())
     click.echo(f"{out}: {comments} lines of comments on what a scenario has no counterpart for")
     return OK

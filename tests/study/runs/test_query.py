@@ -85,6 +85,17 @@ def test_other_files_when_they_are_allowed(folder: Path, tmp_path: Path) -> None
     assert ask(folder, sql, allow_files=True)[1] == [(1, "fifo")]
 
 
+TIMES = "SELECT now() AS n, 7 AS a, 8 AS b, [now()] AS l, {'x': now()} AS s, now()::TIMETZ AS z ORDER BY a"
+
+
+def test_times_with_a_zone_need_no_other_package(folder: Path, tmp_path: Path) -> None:
+    names, (row,) = ask(folder, TIMES)
+    assert (names, row[1:3]) == (["n", "a", "b", "l", "s", "z"], (7, 8))
+    assert all(str(row[k]).count(":") >= 2 for k in (0, 3, 4, 5))
+    ask(folder, "SELECT now() AS n", tmp_path / "t.xlsx")
+    assert (tmp_path / "t.xlsx").is_file()
+
+
 @pytest.mark.parametrize("name", ["it's.csv", "a.json", "a.parquet", "a.xlsx"])
 def test_a_file_is_written_where_it_is_asked_for(folder: Path, tmp_path: Path, name: str) -> None:
     ask(folder, "SELECT policy FROM runs", tmp_path / name)

@@ -83,7 +83,7 @@ def test_a_ledger_of_another_version_or_no_ledger_is_refused(tmp_path):
     (tmp_path / "sweep.db").write_text(
         "this is text, not a database, and long enough to be seen as none" * 20
     )
-    with pytest.raises(StoreError, match="cannot be opened"):
+    with pytest.raises(StoreError, match="is damaged"):
         Ledger(tmp_path)
 
 
@@ -92,7 +92,7 @@ def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path):
         ledger.put(row("a"))
         ledger._db.execute("PRAGMA max_page_count = 8")
         many = [row(f"r{k}", error="x" * 500) for k in range(1000)]
-        with pytest.raises(StoreError, match="cannot be written: database or disk is full"):
+        with pytest.raises(StoreError, match="cannot be used: database or disk is full"):
             put_one_by_one(ledger, many)
         kept = len(ledger.rows())
         ledger._db.execute("PRAGMA max_page_count = 100000")

@@ -1,0 +1,152 @@
+"""What may come of an input: it is taken and makes sense, or refused with its place, soon and in little memory."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+import re
+import resource
+import signal
+import time
+import traceback
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from equipoise import api, cli
+from equipoise.policies.record.export import ExportError, load_policy
+from equipoise.sim.run import RunFailed
+from equipoise.sim.scenario.tree import InputError
+
+LIMIT_S, MEMORY_BYTES = 10.0, 2**30
+RUN_S = 1.0
+"""An input that is taken is run for so long."""
+UNITS = ("_s", "_j", "_usd")
+
+
+class Hangs(BaseException):
+    """An input takes longer than LIMIT_S; no `except Exception` catches this."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is wrong: the kind is equal for inputs that fail alike."""
+
+    kind: str
+    what: str
+
+
+def judge(path: Path, kind: str) -> Fault | None:
+    """What is wrong with how the input at `path` is taken; None when all is well."""
+    began_s, before = time.monotonic(), _peak_bytes()
+    try:
+        with _limit(LIMIT_S), warnings.catch_warnings():
+            warnings.simplefilter("error", RuntimeWarning)
+            found = _JUDGES[kind](path)
+    except Hangs:
+        return Fault("hangs", traceback.format_exc(limit=-3))
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{Path(last.filename).name}:{last.name}"
+        return Fault(f"{type(error).__name__} in {place}", " ".join(str(error).split())[:300])
+    if found is None and _peak_bytes() - before > MEMORY_BYTES:
+        return Fault("memory", f"{(_peak_bytes() - before) / 2**20:.0f} MiB more")
+    if found is None and time.monotonic() - began_s > LIMIT_S:
+        return Fault("hangs", f"{time.monotonic() - began_s:.1f} s")
+    return found
+
+
+def _peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+@contextlib.contextmanager
+def _limit(seconds: float) -> Iterator[None]:
+    def late(number: int, frame: object) -> None:
+        raise Hangs
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _command(path: Path, *words: str) -> tuple[int, str, str]:
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = cli.main([*words, "--debug"])
+    return code, out.getvalue(), err.getvalue()
+
+
+def _yaml(path: Path) -> Fault | None:
+    code, said, complaints = _command(path, "validate", str(path))
+    if code == cli.WRONG_INPUT:
+        return _placed(path, complaints)
+    if code != cli.OK:
+        return Fault(f"exit code {code}", complaints[-300:])
+    return _run(path) if said.endswith("scenario ok\n") else None
+
+
+def _placed(path: Path, complaints: str) -> Fault | None:
+    """Every line of a refusal names the file, and the line where there is one."""
+    lines = complaints.splitlines()
+    if not lines:
+        return Fault("says nothing", "")
+    for line in lines:
+        if not line.startswith((f"{path}:", "warning: ", "... and ")):
+            return Fault("no place", line[:300])
+        if len(line) > 2000:
+            return Fault("a line without an end", line[:300])
+        if not line.isprintable():
+            return Fault("not printable", repr(line[:300]))
+    return None
+
+
+def _run(path: Path) -> Fault | None:
+    """A scenario that was taken runs, and its figures make sense."""
+    until_s = time.monotonic() + RUN_S
+    try:
+        made = api.run(path, stop=lambda: time.monotonic() > until_s)
+    except RunFailed as stopped:
+        made = stopped.run
+        if "Error" in (made.stopped or ""):
+            return Fault("a run fails", str(made.stopped)[:300])
+    except InputError as error:
+        return Fault("validated, but not run", error.lines[0][:300])
+    row = made.summary()
+    for name, value in row.items():
+        if math.isinf(value):
+            return Fault(f"infinite {name}", f"{value}")
+        if name.endswith(UNITS) and value < 0.0:
+            return Fault(f"negative {name}", f"{value}")
+        if name.endswith("_ratio") and not -1e-9 <= value <= 1.0 + 1e-9 and not math.isnan(value):
+            return Fault(f"no share: {name}", f"{value}")
+    return None
+
+
+def _trace(path: Path) -> Fault | None:
+    code, _, complaints = _command(path, "check", str(path))
+    if code == cli.WRONG_INPUT:
+        return _placed(path, complaints)
+    return None if code == cli.OK else Fault(f"exit code {code}", complaints[-300:])
+
+
+def _policy(path: Path) -> Fault | None:
+    try:
+        load_policy(path)
+    except ExportError as error:
+        text = str(error)
+        return (
+            None
+            if re.match(re.escape(str(path)), text) and "\n" not in text
+            else Fault("no place", text[:300])
+        )
+    return None
+
+
+_JUDGES = {"yaml": _yaml, "trace": _trace, "policy": _policy}
