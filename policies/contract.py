@@ -409,6 +409,7 @@ _ALLOCATION_FAULTS = {
     9: "GPU {1} is listed twice for job row {0}",
     10: "share on GPU {1} for job row {0} must be above 0 and at most 1",
     11: "offsets do not match the listed jobs and GPUs",
+    12: "GPU {1} is of another model than the first of job row {0}, whose gang must not mix GPU models",
 }
 
 
@@ -425,7 +426,7 @@ def _check_allocation(allocation: Allocation, observation: Observation, plan: Pl
     code, job, gpu = allocation_fault(
         allocation.job, allocation.offset, allocation.gpu, allocation.share, listed, order,
         jobs.state, jobs.rigid, jobs.gpus_requested, jobs.gpus_per_worker, jobs.workers_min, jobs.workers_max,
-        jobs.memory_bytes, gpus.node, gpus.job, gpus.share_free, gpus.memory_bytes, observation.nodes.up,
+        jobs.memory_bytes, jobs.one_gpu_model, gpus.model, gpus.node, gpus.job, gpus.share_free, gpus.memory_bytes, observation.nodes.up,
         workers.job, workers.gpu, workers.gpu_share, DONE,
     )  # fmt: skip
     return _ALLOCATION_FAULTS[code].format(job, gpu) if code else None

@@ -214,6 +214,7 @@ class Jobs(Table):
     gpus_requested = _int("GPUs asked for", 1)
     gpus_held = _int("GPUs held now", 0)
     gpu_share_requested = _float("fraction asked of each GPU", 1.0)
+    one_gpu_model = _bool("its GPUs must all be of one model")
     gpus_per_worker = _int("GPUs of one data-parallel replica (tensor x pipeline parallel)", 1)
     workers_min = _int("fewest workers", 1)
     workers_max = _int("most workers", 1)
@@ -247,7 +248,10 @@ class Jobs(Table):
 
 
 class Speeds(Table):
-    """Estimated throughput of training jobs on GPU models and counts; what is not listed is unknown."""
+    """Estimated throughput of jobs on GPU models and counts; what is not listed is unknown.
+
+    Rigid jobs are listed on clusters with several GPU models; a second of their duration counts as a sample.
+    """
 
     job = _int("row in `jobs`")
     gpu_model = _int("index into `Observation.gpu_models`")

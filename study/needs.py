@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from equipoise.policies.physics import efficiency, overlapped_s
 from equipoise.sim.cost.step import make_exchange, replica_cost_s
 from equipoise.sim.hardware.profile import Accelerator, HardwareProfile
+from equipoise.sim.job.paces import Paces
 from equipoise.sim.job.progress import DONE_TOLERANCE
 from equipoise.sim.network.topology import Topology
 from equipoise.sim.scenario.model import Cluster, Explicit, Model
@@ -55,22 +56,40 @@ class Capacity:
         self.speed = np.array([group.speed for group in self.groups])
         self.profile, self.topology = profile, Topology(spec)
         self.models = tuple(dict.fromkeys(group.accelerator for group in spec.groups))
+        models = list(dict.fromkeys(group.accelerator for group in spec.groups if group.gpus))
+        self.gpu_model = [models.index(g.accelerator) if g.gpus else 0 for g in spec.groups]  # as of the cluster
         sizes = np.sort(np.repeat([g.gpus for g in spec.groups], [g.count for g in spec.groups]))
         self.held_by_largest = np.cumsum(sizes[::-1])
         nic = np.sort(self.topology.nic_bytes_per_s)[::-1]
         self.nic_bytes_per_s = np.full_like(nic, np.inf) if isinstance(spec.topology, Explicit) else nic
         self._exchange_s: dict[tuple[int, int], float] = {}
 
-    def rigid(self, gpus: Ints, share: Floats | float, duration_s: Floats) -> tuple[Floats, Floats]:
+    def rigid(
+        self, gpus: Ints, share: Floats | float, duration_s: Floats, paces: Paces | None = None
+    ) -> tuple[Floats, Floats]:
         """(shortest duration (jobs,), GPU-seconds by group (jobs, groups)) of jobs known by duration.
 
-        A gang runs at the pace of its slowest node: at best the speed of its `gpus`-th fastest GPU.
+        A gang runs at the pace of its slowest node: at best the speed of its `gpus`-th fastest GPU. paces: of these
+        very jobs on each GPU model.
         """
+        if paces is not None and not paces.alike:
+            speed = self.speed * paces.speed[:, self.gpu_model]
+            return self._rigid_by_model(gpus, share, duration_s, speed, paces.kind)
         order = np.argsort(-self.speed)
         held = np.cumsum(self.gpus[order])
         slowest = order[np.minimum(np.searchsorted(held, gpus), len(order) - 1)]
         gpu_s = (gpus * share * duration_s)[:, None] / self.speed
         return duration_s / self.speed[slowest], gpu_s
+
+    def _rigid_by_model(
+        self, gpus: Ints, share: Floats | float, duration_s: Floats, speed: Floats, kind: Ints
+    ) -> tuple[Floats, Floats]:
+        """The same; speed (kinds, groups), kind (jobs,)."""
+        order = np.argsort(-speed, axis=1)
+        held = np.cumsum(self.gpus[order], axis=1)
+        place = np.minimum((held[kind] < gpus[:, None]).sum(axis=1), len(self.groups) - 1)
+        slowest = speed[kind, order[kind, place]]
+        return duration_s / slowest, (gpus * share * duration_s)[:, None] / speed[kind]
 
     def training(self, spec: JobSpec, model: Model) -> tuple[float, Floats]:
         """(shortest duration, GPU-seconds by group (groups,)) of one training job."""

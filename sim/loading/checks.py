@@ -18,6 +18,7 @@ from equipoise.sim.cost.memory import least_bytes
 from equipoise.sim.hardware.profile import Accelerator, HardwareProfile, load_profile
 from equipoise.sim.loading.checks_energy import energy_problems
 from equipoise.sim.loading.checks_parallel import parallel_doubts
+from equipoise.sim.loading.throughputs import throughput_problems
 from equipoise.sim.loading.transformers import bind, has_transformers
 from equipoise.sim.network.topology import Topology, TopologyError
 from equipoise.sim.scenario.model import Job, Model, NodeGroup, OnNodes, Scenario
@@ -67,6 +68,7 @@ def problems(scenario: Scenario, base: Path | None = None, *, fits: bool = True)
             return found
     for k, job in enumerate(scenario.workload.jobs):
         found += _job(scenario, profile, job, ("workload", "jobs", k), fits)
+    found += throughput_problems(scenario)
     for name, model in scenario.workload.models.items():
         found += _model(scenario, profile, model, ("workload", "models", name))
     return found
@@ -89,6 +91,14 @@ def trace_problems(scenario: Scenario, trace: Trace, file: str) -> list[str]:
         first = int(np.flatnonzero(trace.model == name)[0])
         found.append(line(first, f"names an {_unknown('model', name, models)}"))
     return found[:10]
+
+
+def most_alike(scenario: Scenario) -> int:
+    """GPUs of the model that the cluster has most of."""
+    count: dict[str, int] = {}
+    for group in scenario.cluster.groups:
+        count[group.accelerator] = count.get(group.accelerator, 0) + group.count * group.gpus
+    return max(count.values())
 
 
 def doubts(scenario: Scenario) -> list[Problem]:
@@ -202,6 +212,8 @@ def _job(
     if model is None:
         if job.gpus > total:
             yield (*path, "gpus"), f"needs {job.gpus} GPUs, the cluster has {total}"
+        elif not job.mix_gpus and job.gpus > (most := most_alike(scenario)):
+            yield (*path, "gpus"), f"needs {job.gpus} GPUs of one model, the cluster has {most}; or say mix_gpus: true"
         return
     size = model.parallel.tensor * model.parallel.pipeline
     workers = job.gpus // size

@@ -12,6 +12,7 @@ from pydantic import Field, field_validator, model_validator
 
 from equipoise.sim.scenario.faults import Faults as Faults
 from equipoise.sim.scenario.section import Count, Positive, Section, Span
+from equipoise.sim.scenario.throughputs import Throughputs as Throughputs
 from equipoise.sim.scenario.transformer import TransformerSpec
 from equipoise.sim.scenario.units import (
     Bytes,
@@ -255,6 +256,8 @@ class Job(Section):
     gpus: Count = 1
     gpu_share: Annotated[Share, Field(gt=0, le=1)] = 1.0
     duration: Seconds | None = None
+    job_type: str = ""  # of a duration job: whose rates it has in `workload.throughputs`
+    mix_gpus: bool = False  # a duration job may hold GPUs of several models, and runs at the pace of the slowest
     model: str | None = None
     workers_min: Count | None = None  # default: what `gpus` makes; fewer and more makes the job elastic
     workers_max: Count | None = None
@@ -274,6 +277,8 @@ class Job(Section):
         if (self.duration is None) == (self.model is None):
             raise ValueError("needs either 'duration' (a rigid job) or 'model' (a training job)")
         if self.model is not None:
+            if self.job_type or self.mix_gpus:
+                raise ValueError("'job_type' and 'mix_gpus' are of jobs with 'duration'; this one has a 'model'")
             targets = [k for k in ("steps", "epochs", "samples") if getattr(self, k) is not None]
             if len(targets) != 1:
                 raise ValueError("needs exactly one of 'steps', 'epochs', 'samples'")
@@ -297,6 +302,7 @@ class TraceSpec(Section):
     limit: Count | None = None
     clusters: tuple[str, ...] = ()  # keep only these virtual clusters
     time_scale: Positive = 1.0  # multiplies arrivals: below 1 raises the load
+    mix_gpus: bool = False  # as of a job; a column job_type names the rates of `workload.throughputs`
     checkpoint: Checkpoint = Checkpoint()
     training: TrainingJobs = Field(default_factory=lambda: TrainingJobs())
 
@@ -328,6 +334,7 @@ class Workload(Section):
     models: dict[str, Model] = Field(default_factory=dict)
     jobs: tuple[Job, ...] = ()
     trace: TraceSpec | None = None
+    throughputs: Throughputs | None = None
 
     @model_validator(mode="after")
     def _something_to_do(self) -> Self:
