@@ -220,6 +220,7 @@ class Jobs(Table):
     workers_max = _int("most workers", 1)
     global_batch = _int("samples per step over all workers", 0)
     batch_reference = _int("reference batch M0 of the statistical efficiency; never less is dealt", 0)
+    batch_max = _int("most samples per step that a plan may give it; 0: its global batch is fixed", 0)
     micro_batch = _int("granularity of samples_per_step", 1)
     sync_interval = _int("local steps per gradient exchange (H)", 1)
     work_s = _float("mean over workers of a local step, without waiting")

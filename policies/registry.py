@@ -32,6 +32,13 @@ BUILT_IN: dict[str, str] = {
     "easy": "equipoise.policies.baselines.allocation:Easy",
     "srtf": "equipoise.policies.baselines.allocation:Srtf",
     "las": "equipoise.policies.baselines.allocation:Las",
+    "tiresias": "equipoise.policies.baselines.themis:Tiresias",
+    "themis": "equipoise.policies.baselines.themis:Themis",
+    "gavel": "equipoise.policies.baselines.gavel:Gavel",
+    "pollux": "equipoise.policies.baselines.goodput:Pollux",
+    "sia": "equipoise.policies.baselines.goodput:Sia",
+    "lb-bsp": "equipoise.policies.baselines.tasks:LbBsp",
+    "adacomm": "equipoise.policies.baselines.sync:AdaComm",
 }
 
 

@@ -211,7 +211,7 @@ def _choose_weighted(
     usable: Ints, most_usable: int, weight: Floats, group: Ints, groups: int, order: Ints, wanted: int,
     alike: bool, node: Ints, count: Ints,
 ) -> int:  # fmt: skip
-    """The heaviest nodes of the one group that is worth most; unless `alike`, of all groups where none is enough."""
+    """The heaviest nodes of the one group that is worth most; unless `alike`, of all where none is enough."""
     first = 0
     while first < order.size and usable[order[first]] == 0:
         first += 1
@@ -366,8 +366,8 @@ def allocation_fault(
     job: Ints, offset: Ints, gpu: Ints, share: Floats, listed: Ints, order: Ints,
     job_state: NDArray[np.int8], job_rigid: Bools, job_gpus: Ints, job_gpus_per_worker: Ints,
     job_workers_min: Ints, job_workers_max: Ints, job_memory_bytes: Floats, job_alike: Bools,
-    gpu_model: Ints, gpu_node: Ints, gpu_job: Ints, gpu_share_free: Floats, gpu_memory_bytes: Floats, node_up: Bools,
-    worker_job: Ints, worker_gpu: Ints, worker_share: Floats, done: int,
+    gpu_model: Ints, gpu_node: Ints, gpu_job: Ints, gpu_share_free: Floats, gpu_memory_bytes: Floats,
+    node_up: Bools, worker_job: Ints, worker_gpu: Ints, worker_share: Floats, done: int,
 ) -> tuple[int, int, int]:  # fmt: skip
     """First fault of an allocation as (code, job row, gpu row); code 0 when feasible.
 

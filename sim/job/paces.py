@@ -37,7 +37,9 @@ def make_paces(scenario: Scenario, cluster: Cluster, gpus: Ints, types: Sequence
     table, models = scenario.workload.throughputs, cluster.gpu_models
     first = models.index(table.reference) if table is not None and table.reference is not None else 0
     said = any(group.speed != 1.0 for group in scenario.cluster.groups)
-    guess = np.array([1.0 if said else typical_speed(a, cluster.accelerators[first]) for a in cluster.accelerators])
+    guess = np.array(
+        [1.0 if said else typical_speed(a, cluster.accelerators[first]) for a in cluster.accelerators]
+    )
     if table is None and (guess == 1.0).all():
         return Paces(guess[None, :], np.zeros(len(gpus), dtype=np.int64))
     rates: dict[str, dict[str, dict[int, float]]] = {}
@@ -59,9 +61,7 @@ def make_paces(scenario: Scenario, cluster: Cluster, gpus: Ints, types: Sequence
     return Paces(speed, kind, note)
 
 
-def _speeds(
-    rates: Mapping[str, Mapping[int, float]], models: Sequence[str], first: int, gpus: int
-) -> Floats:
+def _speeds(rates: Mapping[str, Mapping[int, float]], models: Sequence[str], first: int, gpus: int) -> Floats:
     """Speed on each GPU model relative to that on `first`; NaN where a rate is missing."""
     rate = np.array([_rate(rates.get(model, {}), gpus) for model in models])
     relative: Floats = rate / rate[first]

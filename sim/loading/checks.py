@@ -213,8 +213,14 @@ def _job(
         if job.gpus > total:
             yield (*path, "gpus"), f"needs {job.gpus} GPUs, the cluster has {total}"
         elif not job.mix_gpus and job.gpus > (most := most_alike(scenario)):
-            yield (*path, "gpus"), f"needs {job.gpus} GPUs of one model, the cluster has {most}; or say mix_gpus: true"
+            yield (
+                (*path, "gpus"),
+                f"needs {job.gpus} GPUs of one model, the cluster has {most}; or say mix_gpus: true",
+            )
         return
+    if job.batch_max is not None and model.noise_scale is None:
+        text = "the model has no 'noise_scale', so that a larger batch would cost nothing; give it"
+        yield (*path, "batch_max"), text
     size = model.parallel.tensor * model.parallel.pipeline
     workers = job.gpus // size
     low, high = job.workers_min or workers, job.workers_max or max(workers, job.workers_min or 0)

@@ -257,7 +257,9 @@ class Job(Section):
     gpu_share: Annotated[Share, Field(gt=0, le=1)] = 1.0
     duration: Seconds | None = None
     job_type: str = ""  # of a duration job: whose rates it has in `workload.throughputs`
-    mix_gpus: bool = False  # a duration job may hold GPUs of several models, and runs at the pace of the slowest
+    mix_gpus: bool = (
+        False  # a duration job may hold GPUs of several models, and runs at the pace of the slowest
+    )
     model: str | None = None
     workers_min: Count | None = None  # default: what `gpus` makes; fewer and more makes the job elastic
     workers_max: Count | None = None
@@ -266,6 +268,7 @@ class Job(Section):
     samples: Count | None = None
     global_batch: Count = 1
     batch_reference: Count | None = None  # M0; none: global_batch
+    batch_max: Count | None = None  # a policy may raise the batch up to this; none: it stays as it is
     micro_batch: Count = 1
     sync_interval: Count = 1
     data: Data | None = None
@@ -278,7 +281,9 @@ class Job(Section):
             raise ValueError("needs either 'duration' (a rigid job) or 'model' (a training job)")
         if self.model is not None:
             if self.job_type or self.mix_gpus:
-                raise ValueError("'job_type' and 'mix_gpus' are of jobs with 'duration'; this one has a 'model'")
+                raise ValueError(
+                    "'job_type' and 'mix_gpus' are of jobs with 'duration'; this one has a 'model'"
+                )
             targets = [k for k in ("steps", "epochs", "samples") if getattr(self, k) is not None]
             if len(targets) != 1:
                 raise ValueError("needs exactly one of 'steps', 'epochs', 'samples'")
@@ -286,6 +291,8 @@ class Job(Section):
                 raise ValueError("'epochs' needs 'data'")
             if self.batch_reference is not None and self.batch_reference > self.global_batch:
                 raise ValueError("'batch_reference' must not exceed 'global_batch'")
+            if self.batch_max is not None and self.batch_max < self.global_batch:
+                raise ValueError("'batch_max' must not be below 'global_batch'")
         return self
 
 

@@ -103,7 +103,7 @@ def fill_speeds(
     """
     rows: dict[str, list[float]] = {name: [] for name in Speeds.columns}
     for job in jobs:
-        row, batch, config = job.row, job.spec.global_batch, job.config
+        row, batch, config = job.row, job.progress.global_batch, job.config
         for workers in _counts(int(columns["workers_min"][row]), int(columns["workers_max"][row])):
             for model in range(gpu_models):
                 rows["job"].append(row)

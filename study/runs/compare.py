@@ -29,7 +29,7 @@ from equipoise.study.display import METRICS
 from equipoise.study.folders import COMPARISON, RUNS, check_free
 from equipoise.study.plain import plain
 from equipoise.study.runs.make import How, Progress, make
-from equipoise.study.runs.orders import Order, Row, Shared, orders_at
+from equipoise.study.runs.orders import AnyPolicy, Order, Row, Shared, name_of, orders_at
 from equipoise.study.runs.store import FIXED, Memory, Store, ledger_with_copy, only_writer
 from equipoise.study.runs.until import Until, check_metric, check_policies
 from equipoise.study.statistics import CONFIDENCE, mean_interval, paired_difference, paired_ratio
@@ -175,7 +175,7 @@ class Comparison:
 
 def compare(
     scenario: Scenario,
-    policies: Sequence[str],
+    policies: Sequence[AnyPolicy],
     seeds: int,
     *,
     trace: Trace | None = None,
@@ -189,7 +189,7 @@ def compare(
 ) -> Comparison:
     """Run every policy on the same `seeds` seeds (the scenario's and the next ones) and compare.
 
-    policies: stage names joined by `+`, or `none`; the first is the one that ratios refer to.
+    policies: stage names joined by `+`, `none`, or Policy objects; ratios refer to the first.
     jobs_parallel: processes; results do not depend on it.
     out: keeps each run in `out/runs/ID/` and the result in `out/comparison.json`; runs that are there already are
         not made again.
@@ -262,17 +262,19 @@ def _comparison(
     )  # fmt: skip
 
 
-def _check(policies: Sequence[str], seeds: int, jobs_parallel: int, until: Until | None) -> None:
-    if not policies:
+def _check(given: Sequence[AnyPolicy], seeds: int, jobs_parallel: int, until: Until | None) -> None:
+    if not given:
         raise ValueError("no policy to compare: name at least one")
+    policies = [name_of(policy) for policy in given]
     if len(set(policies)) < len(policies):
         double = next(p for k, p in enumerate(policies) if p in policies[:k])
         raise ValueError(f"policy {double!r} is named twice")
     for name, count in (("seeds", seeds), ("jobs", jobs_parallel)):
         if count < 1:
             raise ValueError(f"{name}: {count} is not allowed, at least 1 is needed")
-    for policy in policies:
-        make_policy(policy)
+    for policy in given:
+        if isinstance(policy, str):
+            make_policy(policy)
     if until is not None:
         check_metric(until)
         check_policies(until, policies)

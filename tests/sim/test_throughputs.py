@@ -14,7 +14,9 @@ from equipoise.sim.scenario.tree import InputError
 from equipoise.study.bounds import lower_bound
 from tests.policies.observations import Cluster, JobState
 
-RATES = "job_type,gpu_model,gpus,rate\nvision,a100_sxm_40gb,1,200\nvision,v100_sxm2_32gb,1,50\nvision,t4,1,25\n"
+RATES = (
+    "job_type,gpu_model,gpus,rate\nvision,a100_sxm_40gb,1,200\nvision,v100_sxm2_32gb,1,50\nvision,t4,1,25\n"
+)
 
 
 def case(jobs, throughputs=None, policy="fifo", **nodes):
@@ -24,7 +26,8 @@ def case(jobs, throughputs=None, policy="fifo", **nodes):
     ]
     workload = {"jobs": jobs} | ({"throughputs": throughputs} if throughputs else {})
     return {
-        "schema_version": 1, "name": "kinds", "cluster": {"nodes": groups}, "workload": workload, "policy": [policy],
+        "schema_version": 1, "name": "kinds", "cluster": {"nodes": groups}, "workload": workload,
+        "policy": [policy],
     }  # fmt: skip
 
 
@@ -50,14 +53,21 @@ def test_rates_of_a_table_take_their_place(tmp_path):
     assert spans_s(result) == pytest.approx([900.0, 3600.0, 7200.0])
     assert not any("guessed" in note for note in result.notes)
     scenario = read_scenario(tmp_path / "case.yaml").scenario
-    assert scenario.workload.throughputs.file is None, "the rates are part of the scenario, and so of its identity"
+    assert scenario.workload.throughputs.file is None, (
+        "the rates are part of the scenario, and so of its identity"
+    )
     assert len(scenario.workload.throughputs.rates) == 3
 
 
 def test_a_number_of_gpus_takes_the_rates_of_the_next_smaller_one():
     rates = [
         {"job_type": "x", "gpu_model": model, "gpus": gpus, "rate": rate}
-        for model, gpus, rate in (("a100_sxm_40gb", 1, 4), ("a100_sxm_40gb", 4, 8), ("t4", 1, 1), ("t4", 4, 1))
+        for model, gpus, rate in (
+            ("a100_sxm_40gb", 1, 4),
+            ("a100_sxm_40gb", 4, 8),
+            ("t4", 1, 1),
+            ("t4", 4, 1),
+        )
     ]
     jobs = [{"gpus": n, "duration": "1 h", "job_type": "x"} for n in (4, 3)]
     result = api.run(case(jobs, {"rates": rates, "reference": "t4"}, a100_sxm_40gb=8, t4=1))
@@ -125,12 +135,15 @@ def test_stages_see_how_fast_a_duration_job_is_on_each_model():
     class Looks(type(make_stage("s4"))):
         def refine(self, observation, plan, memory):
             o = observation
-            rows = [o.speeds.as_dict()[name].tolist() for name in ("job", "gpu_model", "gpus", "samples_per_s")]
+            rows = [
+                o.speeds.as_dict()[name].tolist() for name in ("job", "gpu_model", "gpus", "samples_per_s")
+            ]
             seen.setdefault("speeds", list(zip(*rows, strict=True)))
             return super().refine(observation, plan, memory)
 
     rates = [
-        {"job_type": "x", "gpu_model": m, "gpus": 1, "rate": r} for m, r in (("a100_sxm_40gb", 3.0), ("t4", 1.0))
+        {"job_type": "x", "gpu_model": m, "gpus": 1, "rate": r}
+        for m, r in (("a100_sxm_40gb", 3.0), ("t4", 1.0))
     ]
     jobs = [{"gpus": 2, "duration": "1 h", "job_type": "x", "count": 2}]
     api.run(case(jobs, {"rates": rates}, a100_sxm_40gb=4, t4=4), policy=Policy("looks", (Looks(),)))
@@ -141,7 +154,8 @@ def test_stages_see_how_fast_a_duration_job_is_on_each_model():
 
 def test_no_policy_beats_the_bound_on_several_models():
     rates = [
-        {"job_type": "x", "gpu_model": m, "gpus": 1, "rate": r} for m, r in (("a100_sxm_40gb", 3.0), ("t4", 1.0))
+        {"job_type": "x", "gpu_model": m, "gpus": 1, "rate": r}
+        for m, r in (("a100_sxm_40gb", 3.0), ("t4", 1.0))
     ]
     jobs = [{"gpus": 1, "duration": "1 h", "job_type": "x", "count": 16}]
     spec = from_mapping(case(jobs, {"rates": rates, "reference": "t4"}, a100_sxm_40gb=4, t4=4))
@@ -183,5 +197,3 @@ def test_names_that_mean_nothing_are_refused(table, job, said):
         spec["workload"]["throughputs"] = table
     with pytest.raises(InputError, match=said):
         from_mapping(spec)
-
-
