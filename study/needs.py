@@ -99,7 +99,7 @@ class Capacity:
         return min(duration_s for duration_s, _ in each), np.min([gpu_s for _, gpu_s in each], axis=0)
 
     def _with_batch(self, spec: JobSpec, model: Model, low: int, high: int) -> tuple[float, Floats]:
-        """The same with any batch of `low` to `high`: steps as short and good as with `low`, as few as with `high`."""
+        """The same with any batch of `low` to `high`: steps as short as with `low`, as few as with `high`."""
         per = model.parallel.tensor * model.parallel.pipeline
         fixed_s, sample_s, best_s = self._costs(model, high)
         reference = spec.batch_reference or spec.global_batch

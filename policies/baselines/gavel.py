@@ -66,8 +66,8 @@ class Gavel(RoundBased):
     its priority (4.1); `makespan` the least throughput over work left (4.2); `finish-time` minimises the worst time
     of a job here over that on its own equal part of the cluster (Themis' rho), found by halving. Equal jobs are one
     class of the programme, which is solved anew only when the jobs or the GPUs have changed. In each round the
-    pairs of job and model come first of which a job has had least for its share (section 5); GPUs left over then go to
-    whoever runs fastest on them. Pairs of jobs on one GPU are left out.
+    pairs of job and model come first of which a job has had least for its share (section 5); GPUs left over then
+    go to whoever runs fastest on them. Pairs of jobs on one GPU are left out.
 
     Order: share of time due over time had, on each GPU model. Preemption: at the end of each round.
     """

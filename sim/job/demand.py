@@ -119,8 +119,9 @@ def _check_alike(scenario: Scenario, demand: Demand, cluster: Cluster) -> None:
         more = f" (and {split.size - 1} more such jobs)" if split.size > 1 else ""
         raise InputError(
             [
-                f"{scenario.name}: job {demand.name[row]} asks for {demand.gpus[row]} GPUs of one model, the "
-                f"cluster has {most}{more}; a gang over several models needs mix_gpus: true (of the job, or workload.trace)"
+                f"{scenario.name}: job {demand.name[row]} asks for {demand.gpus[row]} GPUs of one model, "
+                f"the cluster has {most}{more}; a gang over several models needs mix_gpus: true (of the job, "
+                "or of workload.trace)"
             ]
         )
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from equipoise.policies.files import write_whole
 from equipoise.policies.registry import make_policy
-from equipoise.sim.record import WASTE, Run
+from equipoise.sim.record import WASTE, Run, data_frame
 from equipoise.sim.run import is_random, run, trace_of
 from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.traces.read import Trace
@@ -83,7 +83,7 @@ class Result:
         }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """Results of all policies on all seeds (`results`: policy by policy, seeds ascending).
 
@@ -132,6 +132,15 @@ class Comparison:
     def rows(self) -> list[dict[str, Any]]:
         """One flat row per metric and policy."""
         return [cell.row() for cell in self.cells]
+
+    def to_df(self) -> Any:
+        """`rows` as a pandas DataFrame. Raises MissingError where pandas is not installed."""
+        return data_frame(self.rows())
+
+    def __repr__(self) -> str:
+        failed = f", {len(self.failures)} runs failed" if self.failures else ""
+        seeds = f"{len(self.seeds)} seed{'s' * (len(self.seeds) > 1)}"
+        return f"<Comparison of {self.scenario_name!r}: {', '.join(self.policies)}; {seeds}{failed}>"
 
     def as_table(self, width: int = 100) -> str:
         """Plain text: metrics as rows, policies as columns, human units."""
