@@ -1,6 +1,7 @@
 """Simulate, calibrate and deploy scheduling policies for GPU training clusters.
 
-`run(scenario)` and `compare(scenario, policies)` are the simulator, `load(path)` reads a scenario file,
+`run(scenario)`, `compare(scenario, policies)`, `sweep(file, out)` and `size(scenario, ...)` simulate and ask,
+`load(path)` reads a scenario file,
 `attach(model, optimizer, ...)` puts a policy into a real training job. Nothing is imported before it is used.
 """
 
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from equipoise.api import compare, load, run
+    from equipoise.api import compare, load, run, size, sweep
     from equipoise.live.attach import attach
     from equipoise.sim.scenario.model import Scenario
 
@@ -22,12 +23,14 @@ if not (Path(__file__).parent / "sim").is_dir():
     )
 
 __version__ = "0.1.0"
-__all__ = ["Scenario", "attach", "compare", "load", "run"]
+__all__ = ["Scenario", "attach", "compare", "load", "run", "size", "sweep"]
 
 _WHERE = {
     "run": "equipoise.api",
     "compare": "equipoise.api",
     "load": "equipoise.api",
+    "size": "equipoise.api",
+    "sweep": "equipoise.api",
     "attach": "equipoise.live.attach",
     "Scenario": "equipoise.sim.scenario.model",
 }

@@ -14,13 +14,19 @@ from equipoise.sim.run import run as simulate
 from equipoise.sim.scenario.model import Scenario, TraceSpec
 from equipoise.sim.traces.read import Trace, read_trace
 from equipoise.study.folders import SUMMARY
+from equipoise.study.questions.size import Answer, Question, read_vary
+from equipoise.study.questions.size import size as find_size
+from equipoise.study.questions.targets import read_target
 from equipoise.study.runs.compare import Comparison
 from equipoise.study.runs.compare import compare as compare_policies
-from equipoise.study.runs.orders import UNFINISHED, make_run
+from equipoise.study.runs.make import Progress
+from equipoise.study.runs.orders import UNFINISHED, AnyPolicy, make_run
+from equipoise.study.runs.sweep import Options, Outcome
+from equipoise.study.runs.sweep import sweep as make_sweep
 from equipoise.study.runs.until import read_until
 from equipoise.study.runs.warm import warm
 
-__all__ = ["AnyScenario", "compare", "load", "prepare", "run"]
+__all__ = ["AnyScenario", "compare", "load", "prepare", "run", "size", "sweep"]
 
 AnyScenario = Scenario | str | Path | Mapping[str, Any]
 """A scenario, the path of its YAML file, or plain data as in such a file."""
@@ -102,7 +108,7 @@ def unfinished(out: Path) -> Path:
 
 def compare(
     scenario: AnyScenario,
-    policies: Sequence[str],
+    policies: Sequence[AnyPolicy],
     seeds: int = 5,
     *,
     trace: Trace | str | Path | None = None,
@@ -115,7 +121,7 @@ def compare(
     timeline: bool = False,
     journal: bool = False,
 ) -> Comparison:
-    """Simulate every policy on the same seeds; ratios refer to the first policy.
+    """Simulate every policy (text or Policy) on the same seeds; ratios refer to the first policy.
 
     jobs: processes. out: folder that keeps the runs; a second call with the same inputs reads them. The rest
     as in `run`; progress is called as progress(runs done, runs in all, "POLICY seed N"). until:
@@ -138,3 +144,41 @@ def compare(
         timeline=timeline,
         journal=journal,
     )
+
+
+def sweep(
+    file: str | Path,
+    out: str | Path,
+    *,
+    policies: Sequence[AnyPolicy] = (),
+    jobs: int = 1,
+    progress: Progress | None = None,
+) -> Outcome:
+    """Make the runs of a sweep file that the folder `out` does not have yet; `policies` in place of its own.
+
+    jobs: processes. progress: called as progress(runs done, runs in all, what the last one was).
+
+    Raises InputError and PolicyError, one clear line per mistake, StoreError when `out` cannot be used.
+    """
+    return make_sweep(Path(file), Path(out), Options(jobs=jobs, policies=tuple(policies)), progress=progress)
+
+
+def size(
+    scenario: str | Path,
+    vary: Sequence[str],
+    targets: Sequence[str],
+    *,
+    policy: AnyPolicy | None = None,
+    seeds: int = 5,
+    jobs: int = 1,
+    progress: Progress | None = None,
+) -> Answer:
+    """The fewest nodes with which a scenario file meets all targets, under `policy` (default: the scenario's).
+
+    vary: as `cluster.nodes.0.count=4:16`. targets: as `makespan<=10h`. seeds, jobs and progress as in `compare`.
+
+    Raises InputError and PolicyError, one clear line per mistake.
+    """
+    varied = dict(map(read_vary, vary))
+    wanted = tuple(map(read_target, targets))
+    return find_size(Question(Path(scenario), varied, wanted, policy, seeds, jobs=jobs), progress)

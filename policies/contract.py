@@ -22,6 +22,7 @@ from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 
+from equipoise.policies.blame import place_of, with_ids
 from equipoise.policies.kernels.placement import allocation_fault
 from equipoise.policies.observation import DONE, TABLES, Bools, Floats, Ints, Observation
 from equipoise.policies.observation import Refusal as Refusal  # it is a part of this contract, too
@@ -101,6 +102,7 @@ class Plan:
     reasons: tuple[Reason, ...] = ()
     gradient_weight: Floats | None = None  # per row of workers: 0 leaves its gradient out, 1 is whole
     suspect: Bools | None = None  # per row of gpus: found unsound, an allocation should replace it
+    global_batch: Ints | None = None  # per row of jobs; dealt in the proportions of samples_per_step
 
     def with_(self, **changes: Any) -> Plan:
         """A copy with some fields replaced."""
@@ -139,6 +141,7 @@ class Plan:
             and self.gradient_weight is None
             and self.suspect is None
             and self.fetch_order is None
+            and self.global_batch is None
         )
 
 
@@ -242,14 +245,29 @@ def refine(policy: Policy, observation: Observation, memory: Mapping[str, Memory
     plan, after = UNCHANGED, dict(memory)
     for key, stage in policy.keyed:
         try:
-            refined, after[key] = stage.refine(observation, plan, memory.get(key, {}))
-            problem = check(refined, observation, before=plan) if refined is not plan else None
+            answer = stage.refine(observation, plan, memory.get(key, {}))
         except (Exception, SystemExit) as error:  # a stage must not end the program either
-            raise StageError(stage.name, f"{type(error).__name__}: {error}", observation.time_s) from error
+            text = f"{type(error).__name__}: {error}{place_of(stage, error.__traceback__)}"
+            raise StageError(stage.name, text, observation.time_s) from error
+        if not _is_answer(answer):
+            raise StageError(
+                stage.name, f"refine must return (plan, memory){place_of(stage)}", observation.time_s
+            )
+        refined, after[key] = answer
+        try:
+            problem = check(refined, observation, before=plan) if refined is not plan else None
+        except Exception as error:  # such as a list where an array belongs
+            problem = f"{type(error).__name__}: {error}"
         if problem:
-            raise StageError(stage.name, f"infeasible plan: {problem}", observation.time_s)
+            text = f"infeasible plan: {with_ids(problem, observation)}{place_of(stage)}"
+            raise StageError(stage.name, text, observation.time_s)
         plan = refined
     return Decision(observation, plan, memory, after)
+
+
+def _is_answer(answer: object) -> bool:
+    whole = isinstance(answer, tuple) and len(answer) == 2
+    return whole and isinstance(answer[0], Plan) and isinstance(answer[1], Mapping)  # type: ignore[index]
 
 
 Refine = Callable[[Policy, Observation, Mapping[str, Memory]], Decision]
@@ -355,6 +373,25 @@ def _check_weight(weight: Floats, observation: Observation, plan: Plan) -> str |
     return None
 
 
+def _check_batch(batch: Ints, observation: Observation, plan: Plan) -> str | None:
+    jobs = observation.jobs
+    problem = _dense(batch, len(jobs), "i", "jobs")
+    if problem:
+        return problem
+    wrong = (batch != jobs.global_batch) & ((batch < jobs.batch_reference) | (batch > jobs.batch_max))
+    if wrong.any():
+        job = int(np.argmax(wrong))
+        return f"job row {job} gets a batch of {batch[job]}, allowed: {_allowed_batches(observation, job)}"
+    return None
+
+
+def _allowed_batches(observation: Observation, job: int) -> str:
+    jobs = observation.jobs
+    if jobs.batch_max[job] <= jobs.batch_reference[job]:
+        return f"its own, {jobs.global_batch[job]}: it has no batch_max"
+    return f"{jobs.batch_reference[job]} to {jobs.batch_max[job]}"
+
+
 def _check_suspect(suspect: Bools, observation: Observation, plan: Plan) -> str | None:
     return _dense(suspect, len(observation.gpus), "b", "gpus")
 
@@ -414,6 +451,7 @@ _ALLOCATION_FAULTS = {
     9: "GPU {1} is listed twice for job row {0}",
     10: "share on GPU {1} for job row {0} must be above 0 and at most 1",
     11: "offsets do not match the listed jobs and GPUs",
+    12: "GPU {1} is of another model than the first of job row {0}, whose gang must not mix GPU models",
 }
 
 
@@ -430,13 +468,14 @@ def _check_allocation(allocation: Allocation, observation: Observation, plan: Pl
     code, job, gpu = allocation_fault(
         allocation.job, allocation.offset, allocation.gpu, allocation.share, listed, order,
         jobs.state, jobs.rigid, jobs.gpus_requested, jobs.gpus_per_worker, jobs.workers_min, jobs.workers_max,
-        jobs.memory_bytes, gpus.node, gpus.job, gpus.share_free, gpus.memory_bytes, observation.nodes.up,
+        jobs.memory_bytes, jobs.one_gpu_model, gpus.model, gpus.node, gpus.job, gpus.share_free,
+        gpus.memory_bytes, observation.nodes.up,
         workers.job, workers.gpu, workers.gpu_share, DONE,
     )  # fmt: skip
     if not code and observation.queues.restricts:
-        listed = (allocation.job, allocation.offset, allocation.gpu, allocation.share)
+        given = (allocation.job, allocation.offset, allocation.gpu, allocation.share)
         return next(
-            (f"job row {row} {why}" for row, why in breaches(observation, *listed, first=True).items()), None
+            (f"job row {row} {why}" for row, why in breaches(observation, *given, first=True).items()), None
         )
     return _ALLOCATION_FAULTS[code].format(job, gpu) if code else None
 
@@ -449,6 +488,7 @@ _RULES: dict[str, Any] = {
     "gpu_share": _check_share,
     "gradient_weight": _check_weight,
     "suspect": _check_suspect,
+    "global_batch": _check_batch,
     "allocation": _check_allocation,
 }
 _parts = attrgetter(*_RULES)

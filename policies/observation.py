@@ -225,11 +225,13 @@ class Jobs(Table):
     gpus_requested = _int("GPUs asked for", 1)
     gpus_held = _int("GPUs held now", 0)
     gpu_share_requested = _float("fraction asked of each GPU", 1.0)
+    one_gpu_model = _bool("its GPUs must all be of one model")
     gpus_per_worker = _int("GPUs of one data-parallel replica (tensor x pipeline parallel)", 1)
     workers_min = _int("fewest workers", 1)
     workers_max = _int("most workers", 1)
     global_batch = _int("samples per step over all workers", 0)
     batch_reference = _int("reference batch M0 of the statistical efficiency; never less is dealt", 0)
+    batch_max = _int("most samples per step that a plan may give it; 0: its global batch is fixed", 0)
     micro_batch = _int("granularity of samples_per_step", 1)
     sync_interval = _int("local steps per gradient exchange (H)", 1)
     work_s = _float("mean over workers of a local step, without waiting")
@@ -261,7 +263,10 @@ class Jobs(Table):
 
 
 class Speeds(Table):
-    """Estimated throughput of training jobs on GPU models and counts; what is not listed is unknown."""
+    """Estimated throughput of jobs on GPU models and counts; what is not listed is unknown.
+
+    Rigid jobs are listed on clusters with several GPU models; a second of their duration counts as a sample.
+    """
 
     job = _int("row in `jobs`")
     gpu_model = _int("index into `Observation.gpu_models`")

@@ -34,6 +34,13 @@ BUILT_IN: dict[str, str] = {
     "las": "equipoise.policies.baselines.allocation:Las",
     "multifactor": "equipoise.policies.queues.multifactor:Multifactor",
     "kueue": "equipoise.policies.queues.kueue:Kueue",
+    "tiresias": "equipoise.policies.baselines.themis:Tiresias",
+    "themis": "equipoise.policies.baselines.themis:Themis",
+    "gavel": "equipoise.policies.baselines.gavel:Gavel",
+    "pollux": "equipoise.policies.baselines.goodput:Pollux",
+    "sia": "equipoise.policies.baselines.goodput:Sia",
+    "lb-bsp": "equipoise.policies.baselines.tasks:LbBsp",
+    "adacomm": "equipoise.policies.baselines.sync:AdaComm",
 }
 
 

@@ -29,7 +29,7 @@ WASTE = ("idle", *(use.label for use in WASTED_USES))
 """GPU-seconds that were wasted. With `busy` they sum to GPUs x makespan."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Run:
     """One finished (or stopped) simulation.
 
@@ -109,6 +109,16 @@ class Run:
             "cost_per_million_tokens_usd": 1e6 * cost_usd / tokens if tokens > 0.0 else math.nan,
         }
 
+    def to_df(self) -> Any:
+        """One row per job, as a pandas DataFrame. Raises MissingError where pandas is not installed."""
+        return data_frame(dict(self.jobs))
+
+    def __repr__(self) -> str:
+        done = int((~np.isnan(self.jobs["completion_s"])).sum())
+        end = "" if self.stopped is None else f", stopped: {self.stopped}"
+        jobs = f"{done} of {len(self.jobs['completion_s'])} jobs done in {self.totals['makespan_s']:.6g} s"
+        return f"<Run {self.scenario_name!r}, {self.policy_name}, seed {self.seed}: {jobs}{end}>"
+
     def _repr_html_(self) -> str:
         """The summary as a table, for notebooks."""
         rows = "".join(
@@ -163,6 +173,19 @@ class Run:
             "machine": platform.machine(),
             "versions": versions(),
         }
+
+
+class MissingError(ImportError):
+    """A package that is not needed otherwise is not installed; the message says which and what to do."""
+
+
+def data_frame(columns: Any) -> Any:
+    """A pandas DataFrame of columns by name, or of rows. Raises MissingError."""
+    try:
+        import pandas
+    except ImportError as error:
+        raise MissingError("to_df needs pandas, which is not installed: pip install pandas") from error
+    return pandas.DataFrame(columns)
 
 
 def versions() -> dict[str, str]:

@@ -82,7 +82,7 @@ def lower_bound(scenario: Scenario, trace: Trace | None = None) -> Bound:
 
 def needs_of(demand: Demand, scenario: Scenario, capacity: Capacity) -> Needs:
     """The least that each job of a scenario can need."""
-    fastest_s, gpu_s = capacity.rigid(demand.gpus, demand.gpu_share, demand.duration_s)
+    fastest_s, gpu_s = capacity.rigid(demand.gpus, demand.gpu_share, demand.duration_s, demand.paces)
     known: dict[int, tuple[float, Floats]] = {}  # copies of one job share their specification
     for row, spec in demand.training.items():
         if id(spec) not in known:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from equipoise.policies.physics import efficiency, overlapped_s
 from equipoise.sim.cost.step import make_exchange, replica_cost_s
 from equipoise.sim.hardware.profile import Accelerator, HardwareProfile, link_bytes_per_s
+from equipoise.sim.job.paces import Paces
 from equipoise.sim.job.progress import DONE_TOLERANCE
 from equipoise.sim.network.topology import Topology
 from equipoise.sim.scenario.model import Cluster, Explicit, Model
@@ -55,39 +56,66 @@ class Capacity:
         self.speed = np.array([group.speed for group in self.groups])
         self.profile, self.topology = profile, Topology(spec, profile)
         self.models = tuple(dict.fromkeys(group.accelerator for group in spec.groups))
+        models = list(dict.fromkeys(group.accelerator for group in spec.groups if group.gpus))
+        self.gpu_model = [
+            models.index(g.accelerator) if g.gpus else 0 for g in spec.groups
+        ]  # as of the cluster
         sizes = np.sort(np.repeat([g.gpus for g in spec.groups], [g.count for g in spec.groups]))
         self.held_by_largest = np.cumsum(sizes[::-1])
         nic = np.sort(self.topology.nic_bytes_per_s)[::-1]
         self.nic_bytes_per_s = np.full_like(nic, np.inf) if isinstance(spec.topology, Explicit) else nic
         self._exchange_s: dict[tuple[int, int], float] = {}
 
-    def rigid(self, gpus: Ints, share: Floats | float, duration_s: Floats) -> tuple[Floats, Floats]:
+    def rigid(
+        self, gpus: Ints, share: Floats | float, duration_s: Floats, paces: Paces | None = None
+    ) -> tuple[Floats, Floats]:
         """(shortest duration (jobs,), GPU-seconds by group (jobs, groups)) of jobs known by duration.
 
-        A gang runs at the pace of its slowest node: at best the speed of its `gpus`-th fastest GPU.
+        A gang runs at the pace of its slowest node: at best the speed of its `gpus`-th fastest GPU. paces: of these
+        very jobs on each GPU model.
         """
+        if paces is not None and not paces.alike:
+            speed = self.speed * paces.speed[:, self.gpu_model]
+            return self._rigid_by_model(gpus, share, duration_s, speed, paces.kind)
         order = np.argsort(-self.speed)
         held = np.cumsum(self.gpus[order])
         slowest = order[np.minimum(np.searchsorted(held, gpus), len(order) - 1)]
         gpu_s = (gpus * share * duration_s)[:, None] / self.speed
         return duration_s / self.speed[slowest], gpu_s
 
+    def _rigid_by_model(
+        self, gpus: Ints, share: Floats | float, duration_s: Floats, speed: Floats, kind: Ints
+    ) -> tuple[Floats, Floats]:
+        """The same; speed (kinds, groups), kind (jobs,)."""
+        order = np.argsort(-speed, axis=1)
+        held = np.cumsum(self.gpus[order], axis=1)
+        place = np.minimum((held[kind] < gpus[:, None]).sum(axis=1), len(self.groups) - 1)
+        slowest = speed[kind, order[kind, place]]
+        return duration_s / slowest, (gpus * share * duration_s)[:, None] / speed[kind]
+
     def training(self, spec: JobSpec, model: Model) -> tuple[float, Floats]:
         """(shortest duration, GPU-seconds by group (groups,)) of one training job."""
+        each = [self._with_batch(spec, model, low, high) for low, high in batch_cells(spec)]
+        return min(duration_s for duration_s, _ in each), np.min([gpu_s for _, gpu_s in each], axis=0)
+
+    def _with_batch(self, spec: JobSpec, model: Model, low: int, high: int) -> tuple[float, Floats]:
+        """The same with any batch of `low` to `high`: steps as short as with `low`, as few as with `high`."""
         per = model.parallel.tensor * model.parallel.pipeline
-        fixed_s, sample_s, best_s = self._costs(model, spec.global_batch)
-        samples = target_samples(spec) * (1.0 - DONE_TOLERANCE) / best_efficiency(spec, model)
+        fixed_s, sample_s, best_s = self._costs(model, high)
+        reference = spec.batch_reference or spec.global_batch
+        small = spec.model_copy(update={"global_batch": low, "batch_reference": reference})
+        samples = target_samples(spec) * (1.0 - DONE_TOLERANCE) / best_efficiency(small, model)
         fewest, most = worker_range(spec, model)
         step_s = math.inf
         for workers in range(fewest, max(fewest, min(most, int(self.gpus.sum()) // per)) + 1):
-            work_s = self._shortest_work_s(spec.global_batch, workers, fixed_s, sample_s, best_s)
+            work_s = self._shortest_work_s(low, workers, fixed_s, sample_s, best_s)
             step_s = min(
                 step_s, best_interval_s(work_s, self._exchange(model, workers), model.overlap, model.drift)
             )
         gpu_s = samples * best_s * per * _least_gpu_s_per_s(model)
         if per > 1:  # a replica over unequal nodes runs at the pace of its first GPU
             gpu_s = np.full_like(gpu_s, gpu_s.min())
-        return samples / spec.global_batch * step_s, gpu_s
+        return samples / high * step_s, gpu_s
 
     def _costs(self, model: Model, batch: int) -> tuple[Floats, Floats, Floats]:
         """By group: fixed seconds of a pass, further seconds per sample, least seconds per sample in all."""
@@ -183,6 +211,18 @@ def never_worse_when_larger(accelerator: Accelerator) -> Accelerator:
         for point, value in zip(points, highest, strict=True)
     )
     return accelerator.model_copy(update={"efficiency": raised})
+
+
+def batch_cells(spec: JobSpec) -> list[tuple[int, int]]:
+    """Batches that a job may have, as (lowest, highest) of cells that a twentieth spans; one where it is fixed."""
+    if spec.batch_max is None:
+        return [(spec.global_batch, spec.global_batch)]
+    cells, low = [], spec.batch_reference or spec.global_batch
+    while low <= spec.batch_max:
+        high = min(max(low, int(1.05 * low)), spec.batch_max)
+        cells.append((low, high))
+        low = high + 1
+    return cells
 
 
 def target_samples(spec: JobSpec) -> float:

@@ -56,7 +56,7 @@ the node of each GPU."""
 @jit_in_place
 def _fits(c: Room, d: Demand, rule: int, gpu_node: Ints, spare: Ints) -> bool:
     """Whether a gang could be placed; `c` stays as it is."""
-    fits = place(c, d.gpus, d.share, d.memory_bytes, rule, spare, ZERO)
+    fits = place(c, d.gpus, d.share, d.memory_bytes, d.alike, rule, spare, ZERO)
     if fits:
         give_all(c, spare, ZERO, d.gpus, gpu_node, d.share)
     return fits
@@ -138,7 +138,7 @@ def _fill(
         if n % 16 == 0 and n != tight:
             tighten(room)
             tight = n
-        fits = place(room, d.gpus, d.share, d.memory_bytes, rule, out.gpu, at)
+        fits = place(room, d.gpus, d.share, d.memory_bytes, d.alike, rule, out.gpu, at)
         if (
             fits
             and late

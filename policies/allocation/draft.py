@@ -6,7 +6,15 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from equipoise.policies.allocation.gangs import NO_ROWS, NO_VALUES, SHARED, GrantColumns, RoomColumns, frozen
+from equipoise.policies.allocation.gangs import (
+    NO_ROWS,
+    NO_VALUES,
+    SHARED,
+    GrantColumns,
+    RoomColumns,
+    frozen,
+    node_models,
+)
 from equipoise.policies.contract import Allocation
 from equipoise.policies.kernels.jit import jit_in_place
 from equipoise.policies.kernels.placement import WHOLE, give, take
@@ -44,7 +52,7 @@ class Hand:
         self,
         observation: Observation,
         weight: Floats = NO_VALUES,
-        group: Ints = NO_ROWS,
+        group: Ints | None = None,
         order: Ints = NO_ROWS,
     ) -> None:
         o = observation
@@ -53,7 +61,7 @@ class Hand:
         self._holder = o.gpus.job.copy()
         self.columns: RoomColumns = (
             o.nodes.first_gpu, o.nodes.gpus, o.nodes.up, frozen(self._free), frozen(self._room),
-            o.gpus.memory_bytes, frozen(weight), frozen(group), frozen(order),
+            o.gpus.memory_bytes, frozen(weight), node_models(o) if group is None else frozen(group), frozen(order),
         )  # fmt: skip
         self.holder: Ints = frozen(self._holder)
         self._touched = np.zeros(len(o.jobs), dtype=np.bool_)

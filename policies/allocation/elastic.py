@@ -164,7 +164,8 @@ def shrink_jobs(
         share = min(float(o.jobs.gpu_share_requested[row]), 1.0)
         kept, gpu = np.empty(len(rows), dtype=np.int64), np.empty(int(ranking.wanted[k]), dtype=np.int64)
         if not shrink_for(
-            len(gpu), share, float(o.jobs.memory_bytes[row]), worth_s, columns, claim, horizon_s,
+            len(gpu), share, float(o.jobs.memory_bytes[row]), bool(o.jobs.one_gpu_model[row]), worth_s, columns,
+            claim, horizon_s,
             working(hand.columns), o.gpus.node, scaling, table, kept, gpu,
         ):  # fmt: skip
             continue

@@ -33,6 +33,7 @@ class Requests(NamedTuple):
     workers_max: Ints
     share: Floats
     memory_bytes: Floats
+    alike: Bools
 
 
 class Demand(NamedTuple):
@@ -41,6 +42,7 @@ class Demand(NamedTuple):
     gpus: int
     share: float  # of each GPU
     memory_bytes: float  # on each GPU
+    alike: bool  # all GPUs of one model
 
 
 class Grants(NamedTuple):
@@ -53,14 +55,14 @@ class Grants(NamedTuple):
 
 
 class Failures(NamedTuple):
-    """Demands that did not fit in this decision: (GPUs, share, memory, too late only), and how many."""
+    """Demands that did not fit in this decision: (GPUs, share, memory, too late only, alike), and how many."""
 
     entry: Floats
     used: Ints
 
 
 GrantColumns = tuple[Ints, Ints, Ints, Floats]
-RequestColumns = tuple[Bools, Ints, Ints, Ints, Ints, Floats, Floats]
+RequestColumns = tuple[Bools, Ints, Ints, Ints, Ints, Floats, Floats, Bools]
 RoomColumns = tuple[Ints, Ints, Bools, Ints, Floats, Floats, Floats, Ints, Ints]
 WorkingColumns = tuple[Ints, Bools, Floats, Floats, Ints, Ints, Floats, Ints]
 
@@ -83,7 +85,7 @@ def request_columns(o: Observation) -> RequestColumns:
     jobs = o.jobs
     return (
         jobs.rigid, jobs.gpus_requested, jobs.gpus_per_worker, jobs.workers_min, jobs.workers_max,
-        jobs.gpu_share_requested, jobs.memory_bytes,
+        jobs.gpu_share_requested, jobs.memory_bytes, jobs.one_gpu_model,
     )  # fmt: skip
 
 
@@ -98,8 +100,16 @@ def room_columns(o: Observation) -> RoomColumns:
     nodes, gpus = o.nodes, o.gpus
     return (
         nodes.first_gpu, nodes.gpus, nodes.up, nodes.gpus_free, gpus.share_free, gpus.memory_bytes,
-        NO_VALUES, NO_ROWS, NO_ROWS,
+        NO_VALUES, node_models(o), NO_ROWS,
     )  # fmt: skip
+
+
+def node_models(o: Observation) -> Ints:
+    """GPU model of each node; nothing where there is only one."""
+    if len(o.gpu_models) < 2 or not len(o.gpus):
+        return NO_ROWS
+    first: Ints = np.minimum(np.maximum(o.nodes.first_gpu, 0), len(o.gpus) - 1)
+    return frozen(o.gpus.model[first])
 
 
 def working(columns: RoomColumns) -> WorkingColumns:
@@ -132,7 +142,7 @@ def room_of(columns: WorkingColumns) -> Room:
 def demand(r: Requests, j: int) -> Demand:
     """What job row j needs to start: a rigid job its request, a training job the nearest whole workers."""
     gpus = gpus_needed(r.rigid[j], r.gpus[j], r.per_worker[j], r.workers_min[j], r.workers_max[j])
-    return Demand(gpus, min(r.share[j], 1.0), r.memory_bytes[j])
+    return Demand(gpus, min(r.share[j], 1.0), r.memory_bytes[j], r.alike[j])
 
 
 @jit_in_place
@@ -166,6 +176,7 @@ def remember_failure(f: Failures, d: Demand, only_late: bool) -> None:
     if k < f.entry.shape[0]:
         f.entry[k, 0], f.entry[k, 1], f.entry[k, 2] = d.gpus, d.share, d.memory_bytes
         f.entry[k, 3] = 1.0 if only_late else 0.0
+        f.entry[k, 4] = 1.0 if d.alike else 0.0
         f.used[0] = k + 1
 
 
@@ -174,6 +185,7 @@ def has_failed(f: Failures, d: Demand, late: bool) -> bool:
     """Whether the same demand has failed already. What is left only shrinks, so it would fail again."""
     for k in range(f.used[0]):
         same = f.entry[k, 0] == d.gpus and f.entry[k, 1] == d.share and f.entry[k, 2] == d.memory_bytes
+        same = same and (f.entry[k, 4] == 1.0) == d.alike
         if same and (late or f.entry[k, 3] == 0.0):
             return True
     return False
@@ -181,7 +193,7 @@ def has_failed(f: Failures, d: Demand, late: bool) -> bool:
 
 def new_failures() -> tuple[Floats, Ints]:
     """The parts of `Failures`: nothing has failed yet."""
-    return np.empty((16, 4)), np.zeros(1, dtype=np.int64)
+    return np.empty((16, 5)), np.zeros(1, dtype=np.int64)
 
 
 @jit_in_place
@@ -272,7 +284,7 @@ def _start(
             if n % 16 == 0 and n != tight:  # often enough: it looks at all nodes
                 tighten(room)
                 tight = n
-            if place(room, d.gpus, d.share, d.memory_bytes, rule, out.gpu, at):
+            if place(room, d.gpus, d.share, d.memory_bytes, d.alike, rule, out.gpu, at):
                 n = granted(out, n, queue[k], d)
                 left = left - d.gpus if d.share >= WHOLE else total(room.free)
                 shared |= d.share < WHOLE
@@ -358,7 +370,8 @@ def allocation_of(grants: GrantColumns) -> Allocation | None:
 
 @jit_in_place
 def place_gang(
-    columns: WorkingColumns, wanted: int, share: float, memory_bytes: float, rule: int, out: Ints
-) -> bool:
+    columns: WorkingColumns, wanted: int, share: float, memory_bytes: float, rule: int, out: Ints,
+    alike: bool = False,
+) -> bool:  # fmt: skip
     """Place one gang (see `placement.place`); writes its GPUs to `out` and takes them out of the columns."""
-    return place(room_of(columns), wanted, share, memory_bytes, rule, out, ZERO)
+    return place(room_of(columns), wanted, share, memory_bytes, alike, rule, out, ZERO)

@@ -87,14 +87,14 @@ def _make_way(
         v.tentative[last] = i
         last += 1
         if d.share < WHOLE or total(c.free) >= d.gpus:
-            placed = place(c, d.gpus, d.share, d.memory_bytes, rule, out, at)
+            placed = place(c, d.gpus, d.share, d.memory_bytes, d.alike, rule, out, at)
     for k in range(last - 2 if placed else last - 1, -1, -1):
         if placed:
             give_all(c, out, at, at + d.gpus, gpu_node, d.share)
         _restore(c, v, v.tentative[k], gpu_node)
-        if placed and not place(c, d.gpus, d.share, d.memory_bytes, rule, out, at):
+        if placed and not place(c, d.gpus, d.share, d.memory_bytes, d.alike, rule, out, at):
             _release(c, v, v.tentative[k], gpu_node)
-            place(c, d.gpus, d.share, d.memory_bytes, rule, out, at)
+            place(c, d.gpus, d.share, d.memory_bytes, d.alike, rule, out, at)
     return placed
 
 
@@ -117,7 +117,7 @@ def _start_with_victims(
             continue
         if n == out.job.size or at + d.gpus > out.gpu.size:
             return n, k, True
-        fits = place(room, d.gpus, d.share, d.memory_bytes, rule, out.gpu, at)
+        fits = place(room, d.gpus, d.share, d.memory_bytes, d.alike, rule, out.gpu, at)
         if not fits and highest > key[k]:
             mine = standing[k] if standing.size > 0 else 0.0
             fits = _make_way(room, v, d, key[k], mine, rule, out.gpu, at, gpu_node)

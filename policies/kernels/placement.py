@@ -43,7 +43,7 @@ class Room(NamedTuple):
     room: Floats  # per GPU: share left, 0..1
     memory_bytes: Floats  # per GPU; NaN unknown, taken as enough
     weight: Floats  # per node, for `WEIGHTED`: worth of a GPU there
-    group: Ints  # per node, for `WEIGHTED`: a gang stays inside one group if it can
+    group: Ints  # per node, its GPU model: `WEIGHTED` stays inside one group if it can, others if told
     order: Ints  # nodes by descending weight, for `WEIGHTED`
     scratch: Ints  # 4 rows of one number per node
     most: Ints  # its first number: no node has more whole GPUs left (see `tighten`)
@@ -209,9 +209,9 @@ def _put_back(usable: Ints, node: Ints, count: Ints, k: int) -> None:
 @jit_in_place
 def _choose_weighted(
     usable: Ints, most_usable: int, weight: Floats, group: Ints, groups: int, order: Ints, wanted: int,
-    node: Ints, count: Ints,
+    alike: bool, node: Ints, count: Ints,
 ) -> int:  # fmt: skip
-    """The heaviest nodes of the one group that is worth most, or of all groups where none is enough."""
+    """The heaviest nodes of the one group that is worth most; unless `alike`, of all where none is enough."""
     first = 0
     while first < order.size and usable[order[first]] == 0:
         first += 1
@@ -223,6 +223,8 @@ def _choose_weighted(
         _put_back(usable, node, count, k)
         if worth > most:
             best, most = only, worth
+    if alike and groups > 1 and best < 0:
+        return 0
     return _choose_heaviest(usable, most_usable, weight, group, order, first, best, wanted, node, count)[0]
 
 
@@ -272,12 +274,27 @@ def give_all(c: Room, gpu: Ints, first: int, end: int, gpu_node: Ints, share: fl
 
 
 @jit_in_place
-def place(c: Room, wanted: int, share: float, need: float, rule: int, out: Ints, at: int) -> bool:
+def place(
+    c: Room, wanted: int, share: float, need: float, alike: bool, rule: int, out: Ints, at: int
+) -> bool:
     """Place a gang of `wanted` GPUs (or the same `share` of each) by `rule`; False when it must wait.
 
-    `need` is memory per GPU (bytes). Writes the GPU rows to out[at : at + wanted] and takes them out of `c`;
-    changes nothing when False.
+    `need` is memory per GPU (bytes); `alike`: all in one group, the first that has room. Writes the GPU rows to
+    out[at : at + wanted] and takes them out of `c`; changes nothing when False.
     """
+    if not alike or wanted <= 1 or c.groups < 2 or rule == WEIGHTED:
+        return _place_in(c, wanted, share, need, alike, NOTHING, rule, out, at)
+    for only in range(c.groups):  # noqa: SIM110 (the compiler knows no generators)
+        if _place_in(c, wanted, share, need, alike, only, rule, out, at):
+            return True
+    return False
+
+
+@jit_in_place
+def _place_in(
+    c: Room, wanted: int, share: float, need: float, alike: bool, only: int, rule: int, out: Ints, at: int
+) -> bool:
+    """The same on nodes of group `only` (-1: of any)."""
     if wanted <= 0:
         return False
     first_gpu, room, memory = c.first_gpu, c.room, c.memory_bytes
@@ -288,11 +305,15 @@ def place(c: Room, wanted: int, share: float, need: float, rule: int, out: Ints,
             take(c.free, room, n, g, share)
         return g >= 0
     node, count, usable, size, most = c.scratch[0], c.scratch[1], c.free, c.size, c.most[0]
-    if share < WHOLE or need > c.least_memory_bytes:
+    if share < WHOLE or need > c.least_memory_bytes or only >= 0:
         usable, size, most = c.scratch[2], c.scratch[3], c.largest
         for n in range(size.size):
             size[n] = c.size[n]
         _count_usable(first_gpu, c.up, room, memory, share, need, usable, size)
+        if only >= 0:
+            for n in range(size.size):
+                if c.group[n] != only:
+                    usable[n], size[n] = 0, 0
     if rule == COUNTED:
         chosen = _choose_counted(usable, wanted, node, count)
     elif rule == ANY:
@@ -300,7 +321,9 @@ def place(c: Room, wanted: int, share: float, need: float, rule: int, out: Ints,
     elif rule == PACKED:
         chosen = _choose_packed(usable, size, c.up, wanted, node, count)
     else:
-        chosen = _choose_weighted(usable, most, c.weight, c.group, c.groups, c.order, wanted, node, count)
+        chosen = _choose_weighted(
+            usable, most, c.weight, c.group, c.groups, c.order, wanted, alike, node, count
+        )
     _put_back(usable, node, count, chosen)
     end = at
     for k in range(chosen):
@@ -342,9 +365,9 @@ def _share_held(job: int, gpu: int, worker_job: Ints, worker_gpu: Ints, worker_s
 def allocation_fault(
     job: Ints, offset: Ints, gpu: Ints, share: Floats, listed: Ints, order: Ints,
     job_state: NDArray[np.int8], job_rigid: Bools, job_gpus: Ints, job_gpus_per_worker: Ints,
-    job_workers_min: Ints, job_workers_max: Ints, job_memory_bytes: Floats,
-    gpu_node: Ints, gpu_job: Ints, gpu_share_free: Floats, gpu_memory_bytes: Floats, node_up: Bools,
-    worker_job: Ints, worker_gpu: Ints, worker_share: Floats, done: int,
+    job_workers_min: Ints, job_workers_max: Ints, job_memory_bytes: Floats, job_alike: Bools,
+    gpu_model: Ints, gpu_node: Ints, gpu_job: Ints, gpu_share_free: Floats, gpu_memory_bytes: Floats,
+    node_up: Bools, worker_job: Ints, worker_gpu: Ints, worker_share: Floats, done: int,
 ) -> tuple[int, int, int]:  # fmt: skip
     """First fault of an allocation as (code, job row, gpu row); code 0 when feasible.
 
@@ -382,6 +405,8 @@ def allocation_fault(
                 return 10, j, g
             if gpu_memory_bytes[g] < job_memory_bytes[j]:
                 return 8, j, g
+            if job_alike[j] and gpu_model[g] != gpu_model[gpu[offset[k]]]:
+                return 12, j, g
     if gpu.size == 0:
         return 0, -1, -1
     e = 0

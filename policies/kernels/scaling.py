@@ -314,14 +314,14 @@ def grow(
         for k in range(kept):
             out.gpu[at + k] = e.gpu[e.offset[i] + k]
         only, need = _only(room, order[first[model] : first[model + 1]]), memory_bytes[e.row[i]]
-        if not place(only, gpus - kept, 1.0, need, WEIGHTED, out.gpu, at + kept):
+        if not place(only, gpus - kept, 1.0, need, False, WEIGHTED, out.gpu, at + kept):
             continue
         free[model] -= gpus - kept
         for k in range(e.offset[i] + kept, e.offset[i + 1]):
             give(room.free, room.room, gpu_node[e.gpu[k]], e.gpu[k], 1.0)
             free[node_model[gpu_node[e.gpu[k]]]] += 1
         gains[n] = gain
-        n = granted(out, n, e.row[i], Demand(gpus, 1.0, need))
+        n = granted(out, n, e.row[i], Demand(gpus, 1.0, need, False))
     return n
 
 
@@ -355,7 +355,8 @@ def _cheapest(
 
 @jit_in_place
 def shrink_for(
-    wanted: int, share: float, memory_bytes: float, worth_s: float, elastic: ElasticColumns, claim: Floats,
+    wanted: int, share: float, memory_bytes: float, alike: bool, worth_s: float, elastic: ElasticColumns,
+    claim: Floats,
     horizon_s: float, columns: WorkingColumns, gpu_node: Ints, scaling: ScalingColumns, table: TableColumns,
     workers: Ints, out: Ints,
 ) -> bool:  # fmt: skip
@@ -378,5 +379,7 @@ def shrink_for(
             g = e.gpu[e.offset[i] + k]
             give(room.free, room.room, gpu_node[g], g, 1.0)
         workers[i] -= fewer
-        if total(room.free) >= wanted and place(room, wanted, share, memory_bytes, WEIGHTED, out, ZERO):
+        if total(room.free) < wanted:
+            continue
+        if place(room, wanted, share, memory_bytes, alike, WEIGHTED, out, ZERO):
             return True

@@ -199,12 +199,14 @@ class Cluster:
         first = int(self.nodes.first_gpu[node])
         return slice(first, first + int(self.nodes.gpus[node]))
 
-    def rigid_speed(self, nodes: Ints) -> float:
-        """Speed of a gang that runs at the pace of its slowest node."""
+    def rigid_speed(self, nodes: Ints, pace: Floats | None = None) -> float:
+        """Speed of a gang that runs at the pace of its slowest node; pace (GPU models,), none: 1 on all."""
         if nodes.size == 1:
             node = nodes.item()
-            return float(self.node_speed[node] / self.slow[node])
-        return float((self.node_speed[nodes] / self.slow[nodes]).min())
+            speed = float(self.node_speed[node] / self.slow[node])
+            return speed if pace is None else speed * float(pace[self.node_model[node]])
+        speeds = self.node_speed[nodes] / self.slow[nodes]
+        return float((speeds if pace is None else speeds * pace[self.node_model[nodes]]).min())
 
     def nodes_named(self, names: Sequence[str]) -> list[int]:
         """Node numbers by name. Raises ValueError for an unknown one."""

@@ -37,7 +37,7 @@ class Configuration:
         self.asynchronous = (
             model.exchange.algorithm == "async-parameter-server"
         )  # workers go on without a barrier
-        self.workers = 0
+        self.workers, self.batch = 0, spec.global_batch
         self.asked = max(1, spec.gpus // self.gpus_per_worker)  # workers that it asks for
         memories = [self.memory_bytes(kind) for kind in range(len(cluster.accelerators))]
         self.fewest = fewest_workers(model, self.asked, spec.workers_min or 1, memories)  # that memory allows
@@ -61,7 +61,7 @@ class Configuration:
         self.nodes = self.gpu_nodes[::per]
         self.fabric_bytes_per_s = self._narrowest()
         self._cost.cache_clear()
-        self.set_samples(deal(self.spec.global_batch, np.ones(self.workers, np.int64), self.spec.micro_batch))
+        self.set_samples(deal(self.batch, np.ones(self.workers, np.int64), self.spec.micro_batch))
 
     def _narrowest(self) -> float:
         """Narrowest link (bytes/s) of a GPU inside any worker: its node's, and NICs where a tensor group leaves it.
@@ -78,6 +78,11 @@ class Configuration:
     def set_samples(self, samples: Ints) -> None:
         """Deal the batch anew (workers,)."""
         self.samples, self.stale = samples, True
+
+    def set_batch(self, batch: int) -> None:
+        """Deal another batch in the present proportions."""
+        self.batch = batch
+        self.set_samples(deal(batch, self.samples, self.spec.micro_batch))
 
     def set_gradient_weight(self, weight: Floats) -> None:
         """Take each worker's gradient into the mean with this weight from now on (workers,)."""

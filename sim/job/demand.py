@@ -15,6 +15,7 @@ from equipoise.policies.observation import Bools, Floats, Ints
 from equipoise.sim.cluster.cluster import Cluster
 from equipoise.sim.cost.step import replica_cost_s
 from equipoise.sim.job.claims import Claims, make_claims, refuse_too_large, texts_by_kind
+from equipoise.sim.job.paces import Paces, make_paces
 from equipoise.sim.scenario.model import Checkpoint, Data, Job, Model, Scenario, TraceSpec, TrainingJobs
 from equipoise.sim.scenario.tree import InputError
 from equipoise.sim.traces.read import Trace
@@ -38,6 +39,8 @@ class Demand:
     checkpoint: list[Checkpoint]
     training: dict[int, Job]
     notes: tuple[str, ...]
+    mixes: Bools  # its GPUs may be of several models
+    paces: Paces
     columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     claims: Claims = field(default_factory=Claims)
 
@@ -69,6 +72,8 @@ def make_demand(scenario: Scenario, trace: Trace | None, cluster: Cluster) -> De
     specs: dict[int, Job] = {k: j for k, (_, _, j) in enumerate(listed) if j.model is not None}
     names = [name for name, _, _ in listed]
     checkpoints = [j.checkpoint for _, _, j in listed]
+    mixes = np.array([j.mix_gpus or j.model is not None for _, _, j in listed], dtype=np.bool_)
+    types = [j.job_type for _, _, j in listed]
     notes: tuple[str, ...] = ()
     if trace is not None:
         spec = scenario.workload.trace or TraceSpec(file=trace.source or "trace")
@@ -80,22 +85,29 @@ def make_demand(scenario: Scenario, trace: Trace | None, cluster: Cluster) -> De
         priority = np.concatenate((priority, trace.priority))
         names += trace.name or [str(k) for k in trace.job_id.tolist()]
         checkpoints += [spec.checkpoint] * traced
+        mixes = np.concatenate((mixes, np.full(traced, spec.mix_gpus)))
+        named = trace.columns.get("job_type")
+        types += list(named) if isinstance(named, Text) else [""] * traced
         for row, job in _trained(scenario, spec, trace, cluster).items():
             specs[offset + row] = job
-            duration[offset + row] = math.nan
+            duration[offset + row], mixes[offset + row] = math.nan, True
     order = np.lexsort((ids, arrival))
+    gpus, mixes, rigid = gpus[order], mixes[order], ~np.isnan(duration[order])
+    paces = make_paces(scenario, cluster, gpus, [types[k] for k in order.tolist()], rigid)
     back = {int(old): new for new, old in enumerate(order.tolist())}
     demand = Demand(
         ids[order],
         [names[k] for k in order],
         arrival[order],
-        gpus[order],
+        gpus,
         share[order],
         priority[order],
         duration[order],
         [checkpoints[k] for k in order],
         {back[k]: job for k, job in sorted(specs.items(), key=lambda item: back[item[0]])},
-        notes,
+        (*notes, paces.note) if paces.note else notes,
+        mixes,
+        paces,
         {} if trace is None else _columns(trace, len(listed), order),
     )
     _check_fits(scenario, demand, cluster)
@@ -134,12 +146,28 @@ def _without(demand: Demand, stay: Bools) -> Demand:
         demand.gpu_share[kept], demand.priority[kept], demand.duration_s[kept],
         [demand.checkpoint[k] for k in kept],
         {new[row]: job for row, job in demand.training.items() if row in new},
-        (*demand.notes, note), {name: column[kept] for name, column in demand.columns.items()},
+        (*demand.notes, note), demand.mixes[kept], replace(demand.paces, kind=demand.paces.kind[kept]),
+        {name: column[kept] for name, column in demand.columns.items()},
         replace(
             claims, claim=claims.claim[kept], gpu_types=claims.gpu_types[kept], together=claims.together[kept],
             too_large=(),
         ),
     )  # fmt: skip
+
+
+def _check_alike(scenario: Scenario, demand: Demand, cluster: Cluster) -> None:
+    most = int(np.bincount(cluster.gpus.model).max())
+    split = np.flatnonzero(~demand.mixes & (demand.gpus > most))
+    if split.size:
+        row = int(split[0])
+        more = f" (and {split.size - 1} more such jobs)" if split.size > 1 else ""
+        raise InputError(
+            [
+                f"{scenario.name}: job {demand.name[row]} asks for {demand.gpus[row]} GPUs of one model, "
+                f"the cluster has {most}{more}; a gang over several models needs mix_gpus: true (of the job, "
+                "or of workload.trace)"
+            ]
+        )
 
 
 def _columns(trace: Trace, listed: int, order: Ints) -> dict[str, NDArray[Any]]:
@@ -155,6 +183,7 @@ def _columns(trace: Trace, listed: int, order: Ints) -> dict[str, NDArray[Any]]:
 
 
 def _check_fits(scenario: Scenario, demand: Demand, cluster: Cluster) -> None:
+    _check_alike(scenario, demand, cluster)
     total = len(cluster.gpus)
     too_large = np.flatnonzero(demand.gpus > total)
     if too_large.size:

@@ -17,10 +17,12 @@ class Pending:
     order: dict[int, int] | None = None
     share: Floats | None = None
     weight: Floats | None = None  # of gradients
+    batch: int | None = None
 
     @property
     def asked(self) -> bool:
         """Whether anything is asked for."""
         return bool(self.moves) or any(
-            value is not None for value in (self.samples, self.interval, self.order, self.share, self.weight)
+            value is not None
+            for value in (self.samples, self.interval, self.order, self.share, self.weight, self.batch)
         )

@@ -64,6 +64,11 @@ class RigidJobs:
         self.saved_s = np.zeros(n)  # work done that a crash cannot take back
         self.gpu_s = np.zeros((n, len(Use)))
         self.attained_base = np.zeros(n)
+        self._paces = None if demand.paces.alike else demand.paces
+
+    def pace_of(self, row: int) -> Floats | None:
+        """Speed of a job on each GPU model, (GPU models,); None: 1 on all."""
+        return None if self._paces is None else self._paces.speed[self._paces.kind[row]]
 
     def refresh(self, now_s: float, running: Ints, factor: Floats, attained: Floats, service: Floats) -> None:
         """Write attained GPU-seconds and estimated remaining service (s) of the running rigid jobs, by row."""
@@ -91,7 +96,7 @@ class RigidJob:
     def start(self, holding: Holding, now_s: float, delay_s: float) -> None:
         """Run from `delay_s` from now on."""
         jobs, row, weight = self.all, self.row, holding.weight
-        rate = jobs.cluster.rigid_speed(holding.nodes)
+        rate = jobs.cluster.rigid_speed(holding.nodes, jobs.pace_of(row))
         begin_s = now_s + delay_s
         jobs.begin_s[row], jobs.rate[row], jobs.weight[row] = begin_s, rate, weight
         if delay_s:
@@ -145,7 +150,7 @@ class RigidJob:
         """Its nodes run at another speed from now on."""
         jobs, row = self.all, self.row
         assert self.holding is not None
-        rate = jobs.cluster.rigid_speed(self.holding.nodes)
+        rate = jobs.cluster.rigid_speed(self.holding.nodes, jobs.pace_of(row))
         if rate == jobs.rate[row]:
             return
         jobs.clock.cancel(self._end)

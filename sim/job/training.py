@@ -281,6 +281,7 @@ class TrainingJob:
             ("remaining_samples", left),
             ("service_s", columns["duration_s"][row] * left / progress.target),
             ("sync_interval", progress.interval),
+            ("global_batch", progress.global_batch),
             ("attained_gpu_s", float(self.gpu_s[:HELD].sum())),
             ("input_bytes", left * (self.spec.data.sample_size if self.spec.data else 0.0)),
             ("compute_demand_flops", (self.model.flop_per_sample or 0.0) * left),
@@ -324,7 +325,7 @@ class TrainingJob:
 
     def next_period(self) -> Period:
         """Begin a period: how many steps, and who takes how many samples in each."""
-        config, batch = self.config, self.spec.global_batch
+        config, batch = self.config, self.progress.global_batch
         steps, last = min(self.progress.interval, self.progress.steps_to_target()), config.samples
         compute_s, input_s = config.compute_s, config.input_s
         if self.data is not None:
@@ -379,6 +380,9 @@ class TrainingJob:
         self.pending = Pending()
         if pending.samples is not None:
             self.config.set_samples(pending.samples)
+        if pending.batch is not None:
+            self.progress.global_batch = pending.batch
+            self.config.set_batch(pending.batch)
         if pending.interval is not None:
             self.progress.interval = pending.interval
         if self.data is not None:

@@ -19,6 +19,7 @@ from equipoise.sim.hardware.profile import Accelerator, HardwareProfile, load_pr
 from equipoise.sim.loading.checks_energy import energy_problems
 from equipoise.sim.loading.checks_parallel import parallel_doubts
 from equipoise.sim.loading.checks_plausible import plausible_doubts
+from equipoise.sim.loading.throughputs import throughput_problems
 from equipoise.sim.loading.transformers import bind, has_transformers
 from equipoise.sim.network.topology import Topology, TopologyError
 from equipoise.sim.scenario.model import Job, Model, NodeGroup, OnNodes, Scenario
@@ -71,6 +72,7 @@ def problems(scenario: Scenario, base: Path | None = None, *, fits: bool = True)
     for k, job in enumerate(scenario.workload.jobs):
         found += _job(scenario, profile, job, ("workload", "jobs", k), fits)
     found += _described(scenario)
+    found += throughput_problems(scenario)
     for name, model in scenario.workload.models.items():
         found += _model(scenario, profile, model, ("workload", "models", name))
     return found
@@ -93,6 +95,14 @@ def trace_problems(scenario: Scenario, trace: Trace, file: str) -> list[str]:
         first = int(np.flatnonzero(trace.model == name)[0])
         found.append(line(first, f"names an {_unknown('model', name, models)}"))
     return found[:10]
+
+
+def most_alike(scenario: Scenario) -> int:
+    """GPUs of the model that the cluster has most of."""
+    count: dict[str, int] = {}
+    for group in scenario.cluster.groups:
+        count[group.accelerator] = count.get(group.accelerator, 0) + group.count * group.gpus
+    return max(count.values())
 
 
 def doubts(scenario: Scenario, tree: Tree | None = None) -> list[Problem]:
@@ -219,7 +229,15 @@ def _job(
     if model is None:
         if job.gpus > total:
             yield (*path, "gpus"), f"needs {job.gpus} GPUs, the cluster has {total}"
+        elif not job.mix_gpus and job.gpus > (most := most_alike(scenario)):
+            yield (
+                (*path, "gpus"),
+                f"needs {job.gpus} GPUs of one model, the cluster has {most}; or say mix_gpus: true",
+            )
         return
+    if job.batch_max is not None and model.noise_scale is None:
+        text = "the model has no 'noise_scale', so that a larger batch would cost nothing; give it"
+        yield (*path, "batch_max"), text
     size = model.parallel.tensor * model.parallel.pipeline
     workers = job.gpus // size
     low, high = job.workers_min or workers, job.workers_max or max(workers, job.workers_min or 0)

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from equipoise.sim.hardware.prices import book_path
 from equipoise.sim.hardware.profile import is_path, profile_path, scenarios_dir
 from equipoise.sim.loading.checks import doubts, problems, trace_problems
+from equipoise.sim.loading.throughputs import with_rates
 from equipoise.sim.loading.transformers import bound_scenario, has_transformers, read_files
 from equipoise.sim.scenario.errors import describe
 from equipoise.sim.scenario.model import Scenario, TraceSpec
@@ -143,6 +144,7 @@ def _scenario(tree: Tree, base: Path | None, *, fits: bool = True) -> Scenario:
         scenario, wrong = read_files(scenario, base)
         if wrong:
             raise InputError(_lines(tree, wrong))
+    scenario = with_rates(scenario, base)
     if wrong := problems(scenario, base, fits=fits):
         raise InputError(_lines(tree, wrong))
     hardware = scenario.cluster.hardware

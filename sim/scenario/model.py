@@ -14,6 +14,7 @@ from equipoise.sim.scenario.faults import Faults as Faults
 from equipoise.sim.scenario.generate import Generate
 from equipoise.sim.scenario.queues import Queues
 from equipoise.sim.scenario.section import Count, Positive, Section, Span
+from equipoise.sim.scenario.throughputs import Throughputs as Throughputs
 from equipoise.sim.scenario.transformer import TransformerSpec
 from equipoise.sim.scenario.units import (
     Bytes,
@@ -274,6 +275,10 @@ class Job(Section):
     gpus: Count = 1
     gpu_share: Annotated[Share, Field(gt=0, le=1)] = 1.0
     duration: Seconds | None = None
+    job_type: str = ""  # of a duration job: whose rates it has in `workload.throughputs`
+    mix_gpus: bool = (
+        False  # a duration job may hold GPUs of several models, and runs at the pace of the slowest
+    )
     model: str | None = None
     workers_min: Count | None = None  # default: what `gpus` makes; fewer and more makes the job elastic
     workers_max: Count | None = None
@@ -282,6 +287,7 @@ class Job(Section):
     samples: Count | None = None
     global_batch: Count = 1
     batch_reference: Count | None = None  # M0; none: global_batch
+    batch_max: Count | None = None  # a policy may raise the batch up to this; none: it stays as it is
     micro_batch: Count = 1
     sync_interval: Count = 1
     data: Data | None = None
@@ -300,6 +306,10 @@ class Job(Section):
         if (self.duration is None) == (self.model is None):
             raise ValueError("needs either 'duration' (a rigid job) or 'model' (a training job)")
         if self.model is not None:
+            if self.job_type or self.mix_gpus:
+                raise ValueError(
+                    "'job_type' and 'mix_gpus' are of jobs with 'duration'; this one has a 'model'"
+                )
             targets = [k for k in ("steps", "epochs", "samples") if getattr(self, k) is not None]
             if len(targets) != 1:
                 raise ValueError("needs exactly one of 'steps', 'epochs', 'samples'")
@@ -307,6 +317,8 @@ class Job(Section):
                 raise ValueError("'epochs' needs 'data'")
             if self.batch_reference is not None and self.batch_reference > self.global_batch:
                 raise ValueError("'batch_reference' must not exceed 'global_batch'")
+            if self.batch_max is not None and self.batch_max < self.global_batch:
+                raise ValueError("'batch_max' must not be below 'global_batch'")
         return self
 
 
@@ -323,6 +335,7 @@ class TraceSpec(Section):
     limit: Count | None = None
     clusters: tuple[str, ...] = ()  # keep only these virtual clusters
     time_scale: Positive = 1.0  # multiplies arrivals: below 1 raises the load
+    mix_gpus: bool = False  # as of a job; a column job_type names the rates of `workload.throughputs`
     checkpoint: Checkpoint = Checkpoint()
     training: TrainingJobs = Field(default_factory=lambda: TrainingJobs())
 
@@ -355,6 +368,7 @@ class Workload(Section):
     jobs: tuple[Job, ...] = ()
     trace: TraceSpec | None = None
     generate: Generate | None = None
+    throughputs: Throughputs | None = None
 
     @model_validator(mode="after")
     def _something_to_do(self) -> Self:

@@ -37,6 +37,10 @@ def hand_over(
         for row, job in training.items():
             if row < len(plan.sync_interval) and plan.sync_interval[row] != job.progress.interval:
                 job.pending.interval = int(plan.sync_interval[row])
+    if plan.global_batch is not None:
+        for row, job in training.items():
+            if row < len(plan.global_batch) and plan.global_batch[row] != job.progress.global_batch:
+                job.pending.batch = int(plan.global_batch[row])
     if plan.moves is not None:
         _move(plan.moves, replaced, training, shards, workers)
     if plan.fetch_order is not None:

@@ -90,6 +90,7 @@ def _fill_row(job: TrainingJob, roster: Roster) -> None:
         ("workers_min", max(config.fewest, spec.workers_min or workers)),
         ("workers_max", spec.workers_max or workers),
         ("global_batch", spec.global_batch),
+        ("batch_max", spec.batch_max or 0),
         ("batch_reference", progress.reference),
         ("micro_batch", spec.micro_batch),
         ("sync_interval", spec.sync_interval),

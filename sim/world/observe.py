@@ -97,6 +97,13 @@ class Observer:
         )
         if roster.training:
             self._observe_training(now_s)
+        if "speeds" in self._needs and (roster.training or len(self.cluster.gpu_models) > 1):
+            open_rows = np.sort(np.concatenate((roster.waiting.rows, roster.running.rows)))
+            jobs = [roster.training[row] for row in open_rows.tolist() if row in roster.training]
+            rigid = open_rows[columns["rigid"][open_rows]]
+            fill_speeds(
+                self.speeds, jobs, columns, len(self.cluster.gpu_models), rigid, roster.demand.paces
+            )  # fmt: skip
         window_s, self._last_s = now_s - self._last_s, now_s
         refused = tuple(self.refused)
         self.refused.clear()
@@ -127,8 +134,6 @@ class Observer:
         ]
         if "stores" in needs:
             fill_stores(self.stores, open_jobs, cluster)
-        if "speeds" in needs:
-            fill_speeds(self.speeds, open_jobs, roster.columns, len(cluster.gpu_models))
         if "nodes" in needs and self.traffic.due(now_s):
             for job in jobs:
                 job.report_traffic()

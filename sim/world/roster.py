@@ -39,7 +39,8 @@ class Roster:
         for name, values in (
             ("id", demand.id), ("arrival_s", demand.arrival_s), ("queued_since_s", demand.arrival_s),
             ("rigid", rigid), ("priority", demand.priority), ("gpus_requested", demand.gpus),
-            ("gpu_share_requested", demand.gpu_share), ("duration_s", demand.duration_s * factor),
+            ("gpu_share_requested", demand.gpu_share), ("one_gpu_model", rigid & ~demand.mixes),
+            ("duration_s", demand.duration_s * factor),
             ("service_s", demand.duration_s * factor), ("restart_s", initialisation_s),
         ):  # fmt: skip
             self.columns[name][:] = values

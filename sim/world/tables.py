@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from equipoise.policies.observation import (
     Bools,
     Floats,
+    Ints,
     Shards,
     Speeds,
     Stores,
@@ -21,6 +22,7 @@ from equipoise.policies.observation import (
 )
 from equipoise.sim.cluster.cluster import Cluster
 from equipoise.sim.cost.memory import UNBOUNDED
+from equipoise.sim.job.paces import Paces
 from equipoise.sim.job.training import TrainingJob
 
 Member = tuple[TrainingJob, slice]
@@ -92,12 +94,16 @@ def fill_shards(table: Shards, jobs: Sequence[TrainingJob], up: Bools) -> None:
 
 
 def fill_speeds(
-    table: Speeds, jobs: Sequence[TrainingJob], columns: Mapping[str, NDArray[Any]], gpu_models: int
-) -> None:
-    """One row per job, number of workers it may have, and GPU model; columns of the jobs table."""
+    table: Speeds, jobs: Sequence[TrainingJob], columns: Mapping[str, NDArray[Any]], gpu_models: int,
+    rigid: Ints, paces: Paces,
+) -> None:  # fmt: skip
+    """One row per job, number of workers it may have, and GPU model; columns of the jobs table.
+
+    rigid: rows of rigid jobs that wait or run; listed on several GPU models only.
+    """
     rows: dict[str, list[float]] = {name: [] for name in Speeds.columns}
     for job in jobs:
-        row, batch, config = job.row, job.spec.global_batch, job.config
+        row, batch, config = job.row, job.progress.global_batch, job.config
         for workers in _counts(int(columns["workers_min"][row]), int(columns["workers_max"][row])):
             for model in range(gpu_models):
                 rows["job"].append(row)
@@ -107,6 +113,23 @@ def fill_speeds(
                 rows["samples_per_s"].append(batch / max(step_s, 1e-12))
                 rows["exchange_s"].append(config.exchange_estimate_s(model, workers))
     refill(table, rows)
+    if gpu_models > 1 and len(rigid):
+        _add_rigid(table, rigid, columns["gpus_requested"], paces.speed[paces.kind[rigid]])
+
+
+def _add_rigid(table: Speeds, rows: Ints, gpus: Ints, speed: Floats) -> None:
+    """Merge rigid jobs in, by ascending job; gpus of the jobs table, speed (rows, GPU models)."""
+    models = speed.shape[1]
+    job = np.repeat(rows, models)
+    values = {
+        "job": job, "gpu_model": np.tile(np.arange(models), len(rows)), "gpus": gpus[job],
+        "samples_per_s": speed.ravel(), "exchange_s": np.full(len(job), np.nan),
+    }  # fmt: skip
+    order = np.argsort(np.concatenate((table.job, job)), kind="stable")
+    merged = {name: np.concatenate((getattr(table, name), new))[order] for name, new in values.items()}
+    resize(table, len(order))
+    for name, column in merged.items():
+        writable(table, name)[: len(order)] = column
 
 
 def fill_stores(table: Stores, jobs: Sequence[TrainingJob], cluster: Cluster) -> None:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from scipy.stats import beta
 
+from equipoise.policies.contract import Policy
 from equipoise.policies.numerals import is_index
 from equipoise.sim.hardware.profile import load_profile
 from equipoise.sim.loading.file import ScenarioFile, read_scenario
@@ -28,7 +29,7 @@ from equipoise.study.bounds import lower_bound
 from equipoise.study.questions.targets import Target, power_w, price_usd_per_h, with_rent
 from equipoise.study.runs.engines import Engine
 from equipoise.study.runs.make import Progress, workers
-from equipoise.study.runs.orders import Order, Shared, orders_at
+from equipoise.study.runs.orders import AnyPolicy, Order, Shared, orders_at
 from equipoise.study.runs.variants import policy_text
 
 Objective = Literal["nodes", "price", "cost"]
@@ -125,7 +126,7 @@ class Question:
     file: Path
     vary: Mapping[str, Sequence[Any]]
     targets: Sequence[Target]
-    policy: str | None = None  # None: the scenario's own
+    policy: AnyPolicy | None = None  # None: the scenario's own
     seeds: int = 5
     confidence: float = 0.95
     objective: Objective = "nodes"
@@ -239,7 +240,8 @@ def try_out(
 
 def _orders(candidate: Candidate, question: Question, trace: Trace | None, random: bool) -> list[Order]:
     """The runs of a candidate."""
-    policy = policy_text(candidate.scenario, question.policy)
+    given = question.policy
+    policy = given if isinstance(given, Policy) else policy_text(candidate.scenario, given)
     return list(orders_at(candidate.scenario, [policy], question.seeds if random else 1, trace))
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from equipoise.policies.files import write_whole
 from equipoise.policies.registry import make_policy
-from equipoise.sim.record import WASTE, Run
+from equipoise.sim.record import WASTE, Run, data_frame
 from equipoise.sim.run import is_random, run, trace_of
 from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.traces.read import Trace
@@ -29,7 +29,7 @@ from equipoise.study.display import METRICS
 from equipoise.study.folders import COMPARISON, RUNS, check_free
 from equipoise.study.plain import plain
 from equipoise.study.runs.make import How, Progress, make
-from equipoise.study.runs.orders import Order, Row, Shared, orders_at
+from equipoise.study.runs.orders import AnyPolicy, Order, Row, Shared, name_of, orders_at
 from equipoise.study.runs.store import FIXED, Memory, Store, ledger_with_copy, only_writer
 from equipoise.study.runs.until import Until, check_metric, check_policies
 from equipoise.study.statistics import CONFIDENCE, mean_interval, paired_difference, paired_ratio
@@ -83,7 +83,7 @@ class Result:
         }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """Results of all policies on all seeds (`results`: policy by policy, seeds ascending).
 
@@ -134,6 +134,15 @@ class Comparison:
         """One flat row per metric and policy."""
         return [cell.row() for cell in self.cells]
 
+    def to_df(self) -> Any:
+        """`rows` as a pandas DataFrame. Raises MissingError where pandas is not installed."""
+        return data_frame(self.rows())
+
+    def __repr__(self) -> str:
+        failed = f", {len(self.failures)} runs failed" if self.failures else ""
+        seeds = f"{len(self.seeds)} seed{'s' * (len(self.seeds) > 1)}"
+        return f"<Comparison of {self.scenario_name!r}: {', '.join(self.policies)}; {seeds}{failed}>"
+
     def as_table(self, width: int = 100) -> str:
         """Plain text: metrics as rows, policies as columns, human units."""
         n = len(self.seeds)
@@ -177,7 +186,7 @@ class Comparison:
 
 def compare(
     scenario: Scenario,
-    policies: Sequence[str],
+    policies: Sequence[AnyPolicy],
     seeds: int,
     *,
     trace: Trace | None = None,
@@ -191,7 +200,7 @@ def compare(
 ) -> Comparison:
     """Run every policy on the same `seeds` seeds (the scenario's and the next ones) and compare.
 
-    policies: stage names joined by `+`, or `none`; the first is the one that ratios refer to.
+    policies: stage names joined by `+`, `none`, or Policy objects; ratios refer to the first.
     jobs_parallel: processes; results do not depend on it.
     out: keeps each run in `out/runs/ID/` and the result in `out/comparison.json`; runs that are there already are
         not made again.
@@ -264,17 +273,19 @@ def _comparison(
     )  # fmt: skip
 
 
-def _check(policies: Sequence[str], seeds: int, jobs_parallel: int, until: Until | None) -> None:
-    if not policies:
+def _check(given: Sequence[AnyPolicy], seeds: int, jobs_parallel: int, until: Until | None) -> None:
+    if not given:
         raise ValueError("no policy to compare: name at least one")
+    policies = [name_of(policy) for policy in given]
     if len(set(policies)) < len(policies):
         double = next(p for k, p in enumerate(policies) if p in policies[:k])
         raise ValueError(f"policy {double!r} is named twice")
     for name, count in (("seeds", seeds), ("jobs", jobs_parallel)):
         if count < 1:
             raise ValueError(f"{name}: {count} is not allowed, at least 1 is needed")
-    for policy in policies:
-        make_policy(policy)
+    for policy in given:
+        if isinstance(policy, str):
+            make_policy(policy)
     if until is not None:
         check_metric(until)
         check_policies(until, policies)

@@ -5,13 +5,15 @@ A single comparison is a sweep of one point; a question such as `limits` is a sw
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
+from equipoise.policies.contract import Policy
 from equipoise.sim.run import run
 from equipoise.study.runs.engines import Engine, EngineError, InProcess
-from equipoise.study.runs.orders import Order, Row, Shared, scenario_of
+from equipoise.study.runs.orders import AnyPolicy, Order, Row, Shared, scenario_of
 from equipoise.study.runs.store import Store
 from equipoise.study.runs.until import Until, looks
 from equipoise.study.runs.warm import warm, warming
@@ -60,7 +62,9 @@ def engine(shared: Shared, jobs: int = 1, dask: str | None = None) -> Iterator[E
 @contextmanager
 def workers(shared: Shared, orders: Sequence[Order], jobs: int, dask: str | None = None) -> Iterator[Engine]:
     """Who makes runs like these. What they need compiled is compiled once, not by each of several processes."""
-    policies = dict.fromkeys(order.policy for order in orders)
+    policies = list({order.policy: order.given or order.policy for order in orders}.values())
+    if jobs > 1 or dask is not None:
+        _check_can_travel(policies)
     compiled = shared.runner is run or getattr(shared.runner, "simulates", False)
     with ExitStack() as stack:
         if compiled and orders and dask in (None, "local"):
@@ -70,6 +74,17 @@ def workers(shared: Shared, orders: Sequence[Order], jobs: int, dask: str | None
             else:
                 warm(policies, scenario)
         yield stack.enter_context(engine(shared, jobs, dask))
+
+
+def _check_can_travel(policies: Sequence[AnyPolicy]) -> None:
+    """Raises EngineError for a stage that no other process can import."""
+    for policy in policies:
+        for stage in policy.stages if isinstance(policy, Policy) else ():
+            if getattr(sys.modules.get(type(stage).__module__), "__file__", None) is None:
+                raise EngineError(
+                    f"stage {stage.name!r} is in no file, so other processes cannot import it: use one process, "
+                    "or put it into a module"
+                )
 
 
 def make(

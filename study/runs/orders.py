@@ -28,6 +28,9 @@ from equipoise.sim.traces.read import Trace
 from equipoise.study.folders import SUMMARY
 
 UNFINISHED = "unfinished"
+AnyPolicy = str | Policy
+"""A policy, or its name."""
+
 Row = dict[str, Any]
 """One run in flat columns: those of its order, `status`, `error`, its metrics and totals, `notes`, times."""
 
@@ -43,6 +46,11 @@ class Order:
     seed: int
     scenario: str
     values: Mapping[str, Any]
+    given: Policy | None = None  # the policy itself, where it is not made from its name
+
+    def stages(self) -> Policy:
+        """The policy. Raises PolicyError."""
+        return self.given if self.given is not None else make_policy(self.policy)
 
     def row(self) -> Row:
         """The columns that say which run it is."""
@@ -101,9 +109,14 @@ def _is_whole(folder: Path) -> bool:
         return False
 
 
+def name_of(policy: AnyPolicy) -> str:
+    """What results call a policy."""
+    return policy if isinstance(policy, str) else policy.name
+
+
 def orders_at(
     scenario: Scenario,
-    policies: Sequence[str],
+    policies: Sequence[AnyPolicy],
     seeds: int,
     trace: Trace | None,
     *,
@@ -116,11 +129,11 @@ def orders_at(
     number: of the first order. values: what was varied to get this point. Raises PolicyError.
     """
     text, numbers = scenario.model_dump_json(), range(scenario.seed, scenario.seed + seeds)
-    for name in policies:
-        for seed, key in zip(
-            numbers, run_identities(scenario, make_policy(name), numbers, trace), strict=True
-        ):
-            yield Order(key, number, point, name, seed, text, values or {})
+    for policy in policies:
+        given = None if isinstance(policy, str) else policy
+        keys = run_identities(scenario, given or make_policy(name_of(policy)), numbers, trace)
+        for seed, key in zip(numbers, keys, strict=True):
+            yield Order(key, number, point, name_of(policy), seed, text, values or {}, given)
             number += 1
 
 
@@ -194,7 +207,7 @@ def perform(order: Order, shared: Shared) -> Row:
         trace = shared.trace or trace_at(scenario.workload.trace, shared.folders)
         more: dict[str, Any] = {"timeline": True} if shared.timeline else {}  # runners need not know of it
         made = make_run(
-            scenario, make_policy(order.policy), order.seed, trace, keep=shared.folder(order),
+            scenario, order.stages(), order.seed, trace, keep=shared.folder(order),
             runner=shared.runner, journal=shared.journal, **more,
         )  # fmt: skip
         outcome = {"status": "done", **made.totals, **made.summary()}

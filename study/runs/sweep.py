@@ -25,8 +25,9 @@ from equipoise.sim.run import is_random, run
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.folders import LEDGER, RUNS, check_free
 from equipoise.study.runs.make import How, Progress, make
-from equipoise.study.runs.orders import Order, Row, Shared, orders_at, trace_at
+from equipoise.study.runs.orders import AnyPolicy, Order, Row, Shared, name_of, orders_at, trace_at
 from equipoise.study.runs.shards import FOLDER, ShardFile
+from equipoise.study.runs.stage_keys import check_used, split_point, with_parameters
 from equipoise.study.runs.store import PARQUET, Store, ledger_with_copy, only_writer
 from equipoise.study.runs.sweep_spec import RUNS_MOST, Point, SweepSpec, read_sweep
 from equipoise.study.runs.until import MOST, Until, check_policies, how_it_ended, read_until, whole_points
@@ -53,7 +54,7 @@ class Options:
     jobs: processes here. dask: address of a scheduler instead. shard: (i, n), make the i-th of n parts.
     fresh: forget what is there. retry: make failed runs again. keep: write a run directory per run.
     timeline: keep that, too, in each run directory. until: a condition as in study.runs.until; each point gets
-    seeds, from the file's `seeds` up to `max_seeds`, until it holds there.
+    seeds, from the file's `seeds` up to `max_seeds`, until it holds there. policies: in place of the file's.
     """
 
     jobs: int = 1
@@ -65,6 +66,7 @@ class Options:
     timeline: bool = False
     until: str | None = None
     max_seeds: int = MOST
+    policies: tuple[AnyPolicy, ...] = ()
 
 
 def sweep(
@@ -116,6 +118,8 @@ def planned(file: Path, options: Options) -> tuple[list[Order], Shared, list[str
     Raises InputError and PolicyError as `orders_of` does.
     """
     spec, _ = read_sweep(file)
+    if options.policies:
+        spec = spec.model_copy(update={"policies": tuple(map(name_of, options.policies))})
     until = None
     if options.until is not None:
         until = read_until(options.until, spec.seeds, options.max_seeds)
@@ -123,34 +127,43 @@ def planned(file: Path, options: Options) -> tuple[list[Order], Shared, list[str
         spec = spec.model_copy(update={"seeds": until.most})
         if spec.runs_most > RUNS_MOST:
             raise InputError([f"{file}: {spec.runs_most:,} runs; at most {RUNS_MOST:,} are possible"])
-    orders, shared, notes = orders_of(spec, file.parent, str(file))
+    orders, shared, notes = orders_of(spec, file.parent, str(file), options.policies)
     if options.shard is not None:
         part = of_shard if until is None else whole_points  # a point's seeds are looked at together
         orders = list(part(orders, *options.shard))
     return orders, shared, notes, until
 
 
-def orders_of(spec: SweepSpec, base: Path, source: str) -> tuple[list[Order], Shared, list[str]]:
+def orders_of(
+    spec: SweepSpec, base: Path, source: str, policies: Sequence[AnyPolicy] = ()
+) -> tuple[list[Order], Shared, list[str]]:
     """All runs of a sweep in a fixed order, what they share, and notes for people.
 
-    base: folder that the scenario is named from. source: the sweep file, for messages.
+    base: folder that the scenario is named from. source: the sweep file, for messages. policies: in place of its.
     Raises InputError (a point that cannot be run) and PolicyError before anything is run.
     """
-    for policy in spec.policies:
-        make_policy(policy)
+    given = policies or spec.policies
+    for policy in given:
+        if isinstance(policy, str):
+            make_policy(policy)
+    check_used(dict.fromkeys(key for point in spec.points() for key in point), given)
     orders: list[Order] = []
     sure = 0
     folders: tuple[Path, ...] = ()
-    for number, point in enumerate(spec.points()):
+    for number, whole in enumerate(spec.points()):
+        point, own = split_point(whole)
         file = _at_point(spec, base, point, f"{source}: {_named(number, point)}")
         trace = trace_at(file.scenario.workload.trace, file.folders)
         if trace is not None and (wrong := trace_problems(file.scenario, trace, trace.source)):
             raise InputError(f"{source}: {_named(number, point)}: {line}" for line in wrong)
         seeds = spec.seeds if is_random(file.scenario) else 1
         sure, folders = sure + (seeds < spec.seeds), file.folders
-        orders += orders_at(
-            file.scenario, spec.policies, seeds, trace, point=number, values=point, number=len(orders)
-        )
+        for policy in given:  # goes by its own name at every point
+            here = [with_parameters(policy, own)]
+            made = orders_at(
+                file.scenario, here, seeds, trace, point=number, values=whole, number=len(orders)
+            )
+            orders += [replace(order, policy=name_of(policy)) for order in made]
     notes = [f"{sure} points have nothing random in them and are run on one seed"] if sure else []
     return _distinct(orders), Shared(folders), notes
 

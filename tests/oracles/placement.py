@@ -28,10 +28,21 @@ class Node:
         return sum(1 for _, _, memory in self.gpus if not memory < need)
 
 
-def place(nodes, wanted, share, need, rule):
-    """GPU rows that a gang gets, or None when it must wait; takes them out of `nodes`."""
+def place(nodes, wanted, share, need, rule, alike=False):
+    """GPU rows that a gang gets, or None when it must wait; takes them out of `nodes`. alike: in one group."""
     if wanted <= 0:
         return None
+    groups = max(node.group for node in nodes) + 1
+    if alike and wanted > 1 and groups > 1:
+        if rule == "weighted":
+            free = [len(node.usable(share, need)) for node in nodes]
+            found = [_heaviest(nodes, free, wanted, group) for group in range(groups)]
+            best = max((f for f in found if f is not None), key=lambda f: f[1], default=None)
+            inside = {n for n, _ in best[0]} if best else set()
+            nodes = [node if n in inside else Node([], node.up) for n, node in enumerate(nodes)]
+            return place(nodes, wanted, share, need, rule) if best else None
+        parts = [[n if n.group == g else Node([], n.up) for n in nodes] for g in range(groups)]
+        return next((rows for part in parts if (rows := place(part, wanted, share, need, rule))), None)
     if wanted == 1 and share < FULL and rule != "counted":
         fitting = [
             gpu
@@ -157,7 +168,7 @@ class Job:
 
 
 def fault(entries, jobs, gpus):
-    """Code of the first fault of an allocation, 0 when feasible; as `contract._ALLOCATION_FAULTS`.
+    """Code of the first fault of an allocation, 0 when feasible; as `contract._ALLOCATION_FAULTS` up to 11.
 
     entries: (job row, [(GPU row, share)]); jobs: rows to `Job`; gpus: rows to (up, memory, share free).
     """

@@ -208,6 +208,7 @@ class Cluster:
             "service_s": duration * float(rng.uniform(0.01, 1)),
             "attained_gpu_s": float(rng.integers(0, 20000)),
             "queued_since_s": float(row // 2), "started_s": 50.0 if state == JobState.RUNNING else np.nan,
+            "one_gpu_model": rigid and bool(rng.integers(0, 2)),
             "memory_bytes": float(rng.choice([0.0, 10e9, 60e9])), "checkpoint_bytes": 1e9,
             "restart_s": float(rng.uniform(0, 60)),
         }  # fmt: skip

@@ -58,7 +58,9 @@ def columns(nodes):
 
 
 GANGS = st.lists(
-    st.tuples(st.integers(1, 12), st.sampled_from([1.0, 1.0, 0.5, 0.2]), st.sampled_from([0.0, 0.0, 20.0])),
+    st.tuples(
+        st.integers(1, 12), st.sampled_from([1.0, 1.0, 0.5, 0.2]), st.sampled_from([0.0, 0.0, 20.0]), st.booleans()
+    ),
     min_size=1, max_size=4,
 )  # fmt: skip
 
@@ -70,10 +72,10 @@ def test_gangs_sit_where_the_plain_twin_puts_them(rule, cluster, gang_list):
     """One after the other, so that what the first leaves behind matters for the next."""
     nodes, observed = cluster
     room = working(observed)
-    for wanted, share, need in gang_list:
+    for wanted, share, need, alike in gang_list:
         out = np.full(wanted + 1, -7, dtype=np.int64)
-        placed = place_gang(room, wanted, share, need, RULES[rule], out)
-        expected = naive.place(nodes, wanted, share, need, rule)
+        placed = place_gang(room, wanted, share, need, RULES[rule], out, alike)
+        expected = naive.place(nodes, wanted, share, need, rule, alike)
         assert placed == (expected is not None)
         if placed:
             assert out[:wanted].tolist() == expected
@@ -133,7 +135,7 @@ def test_starting_in_order(cluster, jobs, strict):
     n = len(jobs)
     requests = (
         np.ones(n, dtype=np.bool_), np.array(jobs, dtype=np.int64), *(np.ones(n, dtype=np.int64) for _ in range(3)),
-        np.ones(n), np.zeros(n),
+        np.ones(n), np.zeros(n), np.zeros(n, dtype=np.bool_),
     )  # fmt: skip
     requests = tuple(frozen(column) for column in requests)
     queue = frozen(np.arange(n, dtype=np.int64))
@@ -159,6 +161,7 @@ def test_many_more_shared_jobs_than_gpus():
         *(np.ones(n, dtype=np.int64) for _ in range(4)),
         np.full(n, 0.01),
         np.zeros(n),
+        np.zeros(n, dtype=np.bool_),
     )
     requests = tuple(frozen(column) for column in requests)
     queue = frozen(np.arange(n, dtype=np.int64))
@@ -265,10 +268,10 @@ def test_offsets_must_fit():
 
 def test_only_failures_are_remembered_as_such():
     failures = gangs.Failures(*gangs.new_failures())
-    big, late = gangs.Demand(4, 1.0, 0.0), gangs.Demand(2, 1.0, 0.0)
+    big, late = gangs.Demand(4, 1.0, 0.0, False), gangs.Demand(2, 1.0, 0.0, False)
     gangs.remember_failure(failures, big, False)
     gangs.remember_failure(failures, late, True)
     assert gangs.has_failed(failures, big, False)
     assert gangs.has_failed(failures, late, True)
     assert not gangs.has_failed(failures, late, False)
-    assert not gangs.has_failed(failures, gangs.Demand(4, 0.5, 0.0), True)
+    assert not gangs.has_failed(failures, gangs.Demand(4, 0.5, 0.0, False), True)

@@ -1,0 +1,195 @@
+"""Gavel: shares of time on each GPU model by a linear programme, made real in rounds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from equipoise.policies.allocation.ranking import gpus_wanted
+from equipoise.policies.baselines.rounds import (
+    Grant,
+    RoundBased,
+    hand_out,
+    job_speeds,
+    model_counts,
+    open_jobs,
+    work_left,
+)
+from equipoise.policies.contract import Memory, Plan
+from equipoise.policies.observation import Floats, Ints, Observation
+
+OBJECTIVES = ("max-min", "makespan", "finish-time")
+_FILL = 1e-3  # worth of what a job gets beyond the least: enough that no GPU idles, too little to change the least
+_HALVINGS = 12  # of the range in which the best finish-time fairness lies
+
+
+def shares(speed: Floats, gpus: Floats, room: Floats, need: Floats, count: Floats) -> tuple[Floats, float]:
+    """(share of time on each GPU model (classes, models), least of throughput over need) of classes of equal jobs.
+
+    Gavel, section 4: maximise z with sum_j speed_ij X_ij >= z need_i, sum_j X_ij <= 1 and
+    sum_i count_i gpus_i X_ij <= room_j, X >= 0. speed (classes, models); gpus of a job, need and jobs of each class
+    (classes,); room: GPUs (models,). Solved by HiGHS; SciPy is loaded when first used. Raises ValueError.
+    """
+    from scipy.optimize import LinearConstraint, milp
+    from scipy.sparse import csr_array, vstack
+
+    n, models = speed.shape
+    index, one = np.arange(n * models), np.ones(n * models)
+    job, model = index // models, index % models
+    relative = speed / need[:, None]
+    size = (n, n * models + 1)
+    rows, columns = np.concatenate((job, np.arange(n))), np.concatenate((index, np.full(n, n * models)))
+    least = csr_array((np.concatenate((-relative.ravel(), np.ones(n))), (rows, columns)), shape=size)
+    whole = csr_array((one, (job, index)), shape=size)
+    held = csr_array(((count * gpus)[job], (model, index)), shape=(models, n * models + 1))
+    limit = np.concatenate((np.zeros(n), np.ones(n), room))
+    best = np.maximum(relative.max(axis=1), 1e-300)
+    worth = _FILL / count.sum() * count[:, None] * relative / best[:, None]
+    solved = milp(
+        -np.append(worth.ravel(), 1.0 / best.min()),
+        constraints=LinearConstraint(vstack((least, whole, held)), ub=limit),
+    )
+    if solved.x is None:
+        raise ValueError(str(solved.message))
+    part: Floats = np.clip(solved.x[:-1].reshape(n, models), 0.0, 1.0)
+    return part, float(solved.x[-1])
+
+
+@dataclass(frozen=True)
+class Gavel(RoundBased):
+    """Gavel (Narayanan et al., OSDI 2020): heterogeneity-aware shares of time, made real in rounds.
+
+    Throughputs by job type and GPU model give the share of time X of each job on each model (section 4):
+    `max-min` maximises the least throughput over that of an equal share of the cluster, times the job's GPUs over
+    its priority (4.1); `makespan` the least throughput over work left (4.2); `finish-time` minimises the worst time
+    of a job here over that on its own equal part of the cluster (Themis' rho), found by halving. Equal jobs are one
+    class of the programme, which is solved anew only when the jobs or the GPUs have changed. In each round the
+    pairs of job and model come first of which a job has had least for its share (section 5); GPUs left over then
+    go to whoever runs fastest on them. Pairs of jobs on one GPU are left out.
+
+    Order: share of time due over time had, on each GPU model. Preemption: at the end of each round.
+    """
+
+    name: ClassVar[str] = "gavel"
+    order: ClassVar[str] = "share of time due on a GPU model over time had there"
+    starvation: ClassVar[str] = "never: who has had nothing comes first"
+
+    objective: str = "max-min"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.objective not in OBJECTIVES:
+            raise ValueError(f"objective: {self.objective!r} is not one of {', '.join(OBJECTIVES)}")
+
+    def decide(self, o: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
+        """Solve for the shares of time if need be, and run those furthest behind theirs."""
+        rows = open_jobs(o)
+        room, had_s = model_counts(o, rows), self._had(o, memory)
+        speed, gpus = job_speeds(o, rows), gpus_wanted(o, rows)
+        speed = np.where(gpus[:, None] <= room, speed, 0.0)
+        able = speed.max(axis=1, initial=0.0) > 0
+        rows, speed, gpus = rows[able], speed[able], gpus[able]
+        solved = int(memory.get("solved", 0))
+        known = memory.get("share")
+        same = (
+            known is not None
+            and np.array_equal(memory["rows"], rows)
+            and np.array_equal(memory["room"], room)
+        )
+        if not same and len(rows):
+            known, solves = self._shares(o, rows, speed, gpus, room)
+            solved += solves
+        share = known if known is not None and len(rows) else np.zeros(speed.shape)
+        age_s = np.maximum(o.time_s - o.jobs.arrival_s[rows], 0.0)[:, None] + self.round_s
+        due = share * age_s / (had_s[rows] + 1e-3 * self.round_s)
+        grants = _first_due(rows, due, speed, gpus, room.copy())
+        memory = {
+            "share": share,
+            "rows": rows,
+            "room": room,
+            "solved": solved,
+            "had_s": had_s,
+            "time_s": o.time_s,
+        }
+        return hand_out(o, plan, self.name, grants, solved=solved), memory
+
+    def _had(self, o: Observation, memory: Memory) -> Floats:
+        """Time (s) that each job has had on each GPU model: (jobs, models)."""
+        had_s = np.zeros((len(o.jobs), len(o.gpu_models)))
+        old = memory.get("had_s")
+        if old is not None and old.shape[1] == had_s.shape[1] and len(old) <= len(had_s):
+            had_s[: len(old)] = old
+            held = np.flatnonzero(o.gpus.job >= 0)
+            job, first = np.unique(o.gpus.job[held], return_index=True)
+            since_s = np.fmax(o.jobs.started_s[job], memory["time_s"])
+            had_s[job, o.gpus.model[held[first]]] += np.maximum(o.time_s - np.nan_to_num(since_s), 0.0)
+        return had_s
+
+    def _shares(
+        self, o: Observation, rows: Ints, speed: Floats, gpus: Ints, room: Ints
+    ) -> tuple[Floats, int]:
+        """Share of time of each job on each model, and how many programmes were solved."""
+        equal = np.maximum(speed @ (room / max(room.sum(), 1)), 1e-300)
+        weight = np.nan_to_num(o.jobs.priority[rows], nan=1.0)
+        if self.objective == "max-min":
+            return _by_class(speed, gpus, room, equal * np.maximum(weight, 1e-9) / gpus), 1
+        left = work_left(o, rows, speed)
+        if self.objective == "makespan":
+            return _by_class(speed, gpus, room, left), 1
+        age_s = np.maximum(o.time_s - o.jobs.arrival_s[rows], 0.0)
+        alone_s = age_s + left / (equal * np.minimum(1.0, room.sum() / (len(rows) * gpus)))
+        return _fairest(speed, gpus.astype(np.float64), room.astype(np.float64), left, age_s, alone_s)
+
+
+def _by_class(speed: Floats, gpus: Ints, room: Ints, need: Floats) -> Floats:
+    """`shares` of each job; equal jobs are solved for as one class."""
+    alike: Floats = np.column_stack((speed, gpus.astype(np.float64), need))
+    _, first, which, count = np.unique(
+        alike, axis=0, return_index=True, return_inverse=True, return_counts=True
+    )
+    one, models = alike[first], speed.shape[1]
+    part, _ = shares(
+        one[:, :models], one[:, models], room.astype(np.float64), one[:, -1], count.astype(np.float64)
+    )
+    return part[which.ravel()]
+
+
+def _fairest(
+    speed: Floats, gpus: Floats, room: Floats, left: Floats, age_s: Floats, alone_s: Floats
+) -> tuple[Floats, int]:
+    """Shares under which the largest of (age + left / throughput) / alone_s is least: halving, a programme each."""
+    ones = np.ones(len(left))
+    low = float((age_s / alone_s).max())
+    part, least = shares(speed, gpus, room, left, ones)  # of the least makespan: a place to begin
+    high = float(((age_s + 1.0 / max(least, 1e-300)) / alone_s).max())
+    for _ in range(_HALVINGS):
+        middle = 0.5 * (low + high)
+        within_s = middle * alone_s - age_s
+        if (within_s <= 0).any():
+            low = middle
+            continue
+        tried, reached = shares(speed, gpus, room, left / within_s, ones)
+        if reached >= 1.0 - 1e-9:
+            part, high = tried, middle
+        else:
+            low = middle
+    return part, _HALVINGS + 1
+
+
+def _first_due(rows: Ints, due: Floats, speed: Floats, gpus: Ints, room: Ints) -> list[Grant]:
+    """Jobs for the next round: pairs of job and model by descending `due`, then who is fastest on what is left."""
+    grants: list[Grant] = []
+    taken = np.zeros(len(rows), dtype=np.bool_)
+    best = np.maximum(speed.max(axis=1, initial=0.0), 1e-300)[:, None]
+    order: list[Any] = []
+    for worth, able in ((due, due > 1e-9), (speed / best, speed > 0)):
+        job, model = np.nonzero(able)
+        order += [(job[k], model[k]) for k in np.lexsort((model, rows[job], -worth[job, model]))]
+    for k, model in order:
+        if not taken[k] and gpus[k] <= room[model] and speed[k, model] > 0:
+            taken[k] = True
+            room[model] -= gpus[k]
+            grants.append((int(rows[k]), int(model), int(gpus[k])))
+    return grants

@@ -1,0 +1,253 @@
+"""Goodput of jobs over GPUs and batch: Pollux, which shares out GPUs by it, and Sia, which solves for it.
+
+Pollux (Qiao et al., OSDI 2021), section 3: goodput = throughput(GPUs, batch M) x efficiency(M), with
+T_grad = a + b m for m = M / workers samples of one worker, T_iter = (T_grad^g + T_sync^g)^(1/g) and
+efficiency (phi + M0) / (phi + M); the batch that is best for each number of GPUs goes with it.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from equipoise.policies.allocation.ranking import gpus_wanted
+from equipoise.policies.allocation.sizes import best_sizes
+from equipoise.policies.baselines.rounds import (
+    Grant,
+    RoundBased,
+    fits_memory,
+    hand_out,
+    job_speeds,
+    model_counts,
+    open_jobs,
+)
+from equipoise.policies.contract import Memory, Plan
+from equipoise.policies.observation import WAITING, Floats, Ints, Observation
+from equipoise.policies.physics import efficiency, overlapped_each
+
+_BATCHES = 24
+"""Batches tried between the smallest and the largest, in equal ratios."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One way to run a job: so many GPUs of a model, the batch that is best for them, samples/s that count."""
+
+    model: int
+    gpus: int
+    batch: int
+    goodput: float
+
+
+def batches(o: Observation, row: int) -> Ints:
+    """Batches that a job may have: its own, and in equal ratios from its reference to its largest."""
+    jobs = o.jobs
+    now, low, high = int(jobs.global_batch[row]), int(jobs.batch_reference[row]), int(jobs.batch_max[row])
+    if jobs.rigid[row] or high <= low or not jobs.noise_scale[row] >= 0:
+        return np.array([now])
+    unit = max(int(jobs.micro_batch[row]), 1)
+    raw = np.geomspace(max(low, 1), high, _BATCHES)
+    rounded = np.clip(-(-raw // unit) * unit, low, high).astype(np.int64)
+    return np.unique(np.append(rounded, now))
+
+
+def options(o: Observation, row: int, speed: Floats, room: Ints, fits: Floats) -> list[Option]:
+    """All ways to run a job: sizes that its speeds list, on models with room; a rigid job only as it asks.
+
+    speed: its row of `job_speeds` (models,); room: GPUs (models,); fits (models,).
+    """
+    asked = int(gpus_wanted(o, np.array([row]))[0])
+    per = max(int(o.jobs.gpus_per_worker[row]), 1)
+    low, high = per * int(o.jobs.workers_min[row]), per * int(o.jobs.workers_max[row])
+    gpus, known = o.speeds.gpus, (o.speeds.job == row) & (o.speeds.samples_per_s > 0)
+    mine = np.flatnonzero(known & (gpus >= low) & (gpus <= high) & (gpus % per == 0))
+    if o.jobs.rigid[row] or not len(mine):
+        return [Option(m, asked, int(o.jobs.global_batch[row]), float(v))
+                for m, v in enumerate(speed.tolist()) if v > 0 and asked <= room[m]]  # fmt: skip
+    found: list[Option] = []
+    for model in np.unique(o.speeds.gpu_model[mine]).tolist():
+        here = mine[o.speeds.gpu_model[mine] == model]
+        here = here[np.argsort(o.speeds.gpus[here], kind="stable")]
+        if fits[model]:
+            found += [option for option in _on_model(o, row, here, model) if option.gpus <= room[model]]
+    return found
+
+
+def _on_model(o: Observation, row: int, here: Ints, model: int) -> list[Option]:
+    """The best batch for each number of GPUs that is listed for a job on a model."""
+    jobs, speeds, per = o.jobs, o.speeds, max(int(o.jobs.gpus_per_worker[row]), 1)
+    workers, now = speeds.gpus[here] // per, float(jobs.global_batch[row])
+    each, step_s = now / workers, now / speeds.samples_per_s[here]
+    # T_grad = a + b m, least squares over the sizes that are listed; a and b are times, so not negative
+    slope = float(np.polyfit(each, step_s, 1)[0]) if len(here) > 1 else 0.0
+    fixed_s = max(float((step_s - slope * each).mean()), 0.0) if slope > 0 else 0.0
+    slope_s = float(((step_s - fixed_s) * each).sum() / (each * each).sum())
+    gamma = float(jobs.gamma[row]) if jobs.gamma[row] >= 1.0 else 1.0
+    exchange_s = np.nan_to_num(speeds.exchange_s[here], nan=0.0) / max(int(jobs.sync_interval[row]), 1)
+    tried, found = batches(o, row), []
+    phi, first = float(jobs.noise_scale[row]), float(jobs.batch_reference[row])
+    credit = np.array(
+        [efficiency(float(m), 1, phi if phi >= 0 else -1.0, first, 0.0) for m in tried.tolist()]
+    )
+    for k, size in enumerate(workers.tolist()):
+        grad_s = np.where(tried == now, step_s[k], fixed_s + slope_s * tried / size)
+        goodput = tried * credit / np.maximum(overlapped_each(grad_s, float(exchange_s[k]), gamma), 1e-12)
+        best = int(goodput.argmax())
+        found.append(Option(model, size * per, int(tried[best]), float(goodput[best])))
+    return found
+
+
+def with_batches(o: Observation, plan: Plan, chosen: dict[int, Option]) -> Plan:
+    """The plan with the batch of each chosen option, where it differs from the job's."""
+    batch = o.jobs.global_batch.copy()
+    for row, option in chosen.items():
+        batch[row] = option.batch
+    return plan if (batch == o.jobs.global_batch).all() else plan.with_(global_batch=batch)
+
+
+@dataclass(frozen=True)
+class Pollux(RoundBased):
+    """Pollux (Qiao et al., OSDI 2021): GPUs and batches that maximise the power mean of speed-ups.
+
+    The speed-up of a job is its goodput over that with an equal part of the cluster's GPUs (equation 13, the
+    paper's "fair" allocation). The mean has p = -1 (section 4.2), so that the next GPUs go to where 1 / speed-up
+    falls most per GPU. The paper's genetic search is replaced by this greedy choice, which finds the same optimum
+    where speed-ups flatten with GPUs. Pollux knows one kind of GPU: a job runs on the model that it is on, or the
+    one with most GPUs left. A job that runs is moved only if that pays its restart within `round_s`.
+    """
+
+    name: ClassVar[str] = "pollux"
+    order: ClassVar[str] = "gain in 1 / speed-up per GPU"
+    starvation: ClassVar[str] = "a gang may wait for as long as smaller jobs gain more per GPU"
+
+    round_s: float = 60.0
+
+    def decide(self, o: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
+        """Hand out the GPUs one step after another."""
+        rows = open_jobs(o)
+        room, speed, fits = model_counts(o, rows), job_speeds(o, rows), fits_memory(o, rows)
+        ladders, left = {}, room.copy()
+        for k in _longest_waiting_first(o, rows):
+            row = int(rows[k])
+            ladder = self._ladder(o, row, options(o, row, speed[k], room, fits[k]), left, len(rows))
+            if ladder:
+                ladders[row] = ladder
+                left[ladder[0].model] -= ladder[0].gpus
+        chosen = _climb(ladders, room)
+        grants = [(row, option.model, option.gpus) for row, option in chosen.items()]
+        plan = with_batches(o, plan, chosen)
+        return hand_out(o, plan, self.name, grants, batches=[c.batch for c in chosen.values()]), {}
+
+    def _ladder(self, o: Observation, row: int, ways: list[Option], left: Ints, jobs: int) -> list[Option]:
+        """Options of a job on one model by GPUs, each better than the last; what it holds counts its restart."""
+        held = np.flatnonzero(o.gpus.job == row)
+        model = int(o.gpus.model[held[0]]) if len(held) else int(left.argmax())
+        here = [way for way in ways if way.model == model] or ways
+        here = sorted((way for way in here if way.model == here[0].model), key=lambda way: way.gpus)
+        cost = min(float(np.nan_to_num(o.jobs.restart_s[row])) / self.round_s, 0.9) if len(held) else 0.0
+        fair = max(int(left.sum()) // max(jobs, 1), 1)
+        base = max(
+            (way.goodput for way in here if way.gpus <= fair), default=here[0].goodput if here else 1.0
+        )
+        ladder: list[Option] = []
+        for way in here:
+            worth = way.goodput / base * (1.0 if way.gpus == len(held) else 1.0 - cost)
+            if not ladder or worth > ladder[-1].goodput:
+                ladder.append(Option(way.model, way.gpus, way.batch, worth))
+        return ladder
+
+
+def _longest_waiting_first(o: Observation, rows: Ints) -> list[int]:
+    """Positions: jobs that run, then those that wait by arrival."""
+    order: list[int] = np.lexsort((rows, o.jobs.state[rows] == WAITING)).tolist()
+    return order
+
+
+def _climb(ladders: dict[int, list[Option]], room: Ints) -> dict[int, Option]:
+    """Steps up the ladders by the fall of 1 / speed-up per GPU (a first step: from speed-up 0) while GPUs last."""
+    left, chosen = room.copy(), dict[int, Option]()
+    heap = [(0, ladder[0].gpus, row, 0) for row, ladder in ladders.items()]  # all first steps come first
+    steps = [(float(kind), float(gain), row, k) for kind, gain, row, k in heap]
+    heapq.heapify(steps)
+    while steps:
+        _, _, row, k = heapq.heappop(steps)
+        way, before = ladders[row][k], chosen.get(row)
+        more = way.gpus - (before.gpus if before else 0)
+        if more > left[way.model]:
+            continue
+        left[way.model] -= more
+        chosen[row] = way
+        if k + 1 < len(ladders[row]):
+            then = ladders[row][k + 1]
+            gain = (1.0 / way.goodput - 1.0 / then.goodput) / (then.gpus - way.gpus)
+            heapq.heappush(steps, (1.0, -gain, row, k + 1))
+    return chosen
+
+
+@dataclass(frozen=True)
+class Sia(RoundBased):
+    """Sia (Jayaram Subramanya et al., SOSP 2023): an integer programme over configurations of jobs.
+
+    Section 3.4: a configuration is a number of GPUs of one model, in powers of two; its worth is the goodput of the
+    job there (batch adapted) over the least goodput of that job, times (age - restarts x cost) / (age + cost) where
+    the job would have to move. The sum of worth^p - worth of none (p = -0.5, lambda 1.1) over jobs is minimised: at
+    most one configuration a job, no more GPUs of a model than there are. What a restart discounts is known from
+    the job's last start only. Past `time_limit_s` everything stays as it is.
+    """
+
+    name: ClassVar[str] = "sia"
+    order: ClassVar[str] = "integer programme over goodputs"
+    starvation: ClassVar[str] = "a gang may wait for as long as smaller jobs are worth more per GPU"
+
+    round_s: float = 60.0
+    power: float = -0.5
+    penalty: float = 1.1  # lambda: what a job without GPUs costs
+    time_limit_s: float = 10.0
+
+    def decide(self, o: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
+        """Solve for one configuration a job."""
+        rows = open_jobs(o)
+        room, speed, fits = model_counts(o, rows), job_speeds(o, rows), fits_memory(o, rows)
+        each = [_powers(options(o, row, speed[k], room, fits[k])) for k, row in enumerate(rows.tolist())]
+        index = np.repeat(np.arange(len(rows)), [len(ways) for ways in each])
+        ways = [way for own in each for way in own]
+        if not ways:
+            return hand_out(o, plan, self.name, []), {}
+        worth = np.concatenate([self._worth(o, int(row), own) for row, own in zip(rows, each, strict=True)])
+        must = np.zeros(len(rows), dtype=np.bool_)
+        gpus, model = (np.array([getattr(way, name) for way in ways]) for name in ("gpus", "model"))
+        try:
+            picked = np.flatnonzero(best_sizes(gpus, model, worth, index, must, room, self.time_limit_s))
+        except (TimeoutError, ValueError) as error:
+            return plan.because(self.name, f"all stays as it is: {error}"), {}
+        chosen = {int(rows[index[k]]): ways[k] for k in picked.tolist()}
+        grants: list[Grant] = [(row, way.model, way.gpus) for row, way in chosen.items()]
+        return hand_out(o, with_batches(o, plan, chosen), self.name, grants, choices=len(ways)), {}
+
+    def _worth(self, o: Observation, row: int, ways: list[Option]) -> Floats:
+        """What each configuration of a job adds to the objective, always above 0."""
+        held = np.flatnonzero(o.gpus.job == row)
+        now = (int(o.gpus.model[held[0]]), len(held)) if len(held) else None
+        age_s = max(o.time_s - float(np.nan_to_num(o.jobs.started_s[row], nan=o.time_s)), 0.0)
+        cost_s = float(np.nan_to_num(o.jobs.restart_s[row]))
+        factor = age_s / (age_s + cost_s) if now is not None and age_s + cost_s > 0 else 1.0
+        least = min((way.goodput for way in ways), default=1.0)
+        stay = np.array([1.0 if (way.model, way.gpus) == now else max(factor, 1e-3) for way in ways])
+        value = stay * np.array([way.goodput for way in ways]) / least
+        worth: Floats = self.penalty - value**self.power if self.power < 0 else value**self.power
+        return np.maximum(worth, 1e-6)
+
+
+def _powers(ways: list[Option]) -> list[Option]:
+    """Those whose GPUs are the fewest on their model times a power of two."""
+    fewest: dict[int, int] = {}
+    for way in ways:
+        fewest[way.model] = min(way.gpus, fewest.get(way.model, way.gpus))
+    return [way for way in ways if _is_power(way.gpus / fewest[way.model])]
+
+
+def _is_power(ratio: float) -> bool:
+    return ratio == int(ratio) and int(ratio) & (int(ratio) - 1) == 0

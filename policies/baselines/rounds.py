@@ -1,0 +1,180 @@
+"""What the baselines that plan whole rounds share: speeds of jobs, and GPUs of one model handed to many jobs.
+
+They hand out whole GPUs: a job that asks for a part of one gets all of it, unless it shares one already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from equipoise.policies.allocation.draft import Hand
+from equipoise.policies.allocation.gangs import request_columns, some_room, start_in_order
+from equipoise.policies.allocation.ranking import gpus_wanted
+from equipoise.policies.baselines.queueing import NONE_WAITS, PLANNED, unchanged
+from equipoise.policies.contract import AllocationStage, Memory, Plan
+from equipoise.policies.kernels.placement import ANY, WHOLE
+from equipoise.policies.observation import WAITING, Bools, Floats, Ints, Observation
+
+Grant = tuple[int, int, int]
+"""(job row, GPU model, GPUs)."""
+
+
+@dataclass(frozen=True)
+class RoundBased(AllocationStage):
+    """Decides about all GPUs every `round_s`, and once before when jobs wait and no round has begun."""
+
+    round_s: float = 360.0
+
+    needs: ClassVar[frozenset[str]] = frozenset({"nodes", "gpus", "jobs", "workers", "speeds"})
+    blocking: ClassVar[str] = "passes over what does not fit"
+    preemption: ClassVar[str] = "at the end of each round, without regard to the cost of a restart"
+    places: ClassVar[str] = "GPUs of one model, the tightest node that holds the gang or else the emptiest"
+
+    def __post_init__(self) -> None:
+        if not self.round_s > 0:
+            raise ValueError("round_s must be above 0")
+
+    def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
+        """Decide at the end of a round."""
+        o = observation
+        if plan.allocation is not None:
+            return unchanged(plan, self.name, PLANNED), memory
+        if not len(o.waiting) and not len(o.running):
+            return unchanged(plan, self.name, NONE_WAITS), memory
+        next_s = float(memory.get("next_s", -np.inf))
+        if o.time_s < next_s <= o.time_s + self.round_s:
+            return plan.because(self.name, "the round is not over").with_(revisit_s=next_s), memory
+        plan, memory = self.decide(o, plan, memory)
+        next_s = o.time_s + self.round_s
+        return plan.with_(revisit_s=min(plan.revisit_s, next_s)), {**memory, "next_s": next_s}
+
+    def decide(self, o: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
+        """What the next round is like."""
+        raise NotImplementedError
+
+
+def open_jobs(o: Observation) -> Ints:
+    """Rows of all jobs that wait or run, ascending, but those that share a GPU now."""
+    rows = np.sort(np.concatenate((o.waiting, o.running))).astype(np.int64)
+    whole = (o.jobs.state[rows] == WAITING) | (whole_held(o, rows) == o.jobs.gpus_held[rows])
+    found: Ints = rows[whole]
+    return found
+
+
+def whole_held(o: Observation, rows: Ints) -> Ints:
+    """GPUs that each job row holds alone."""
+    held = o.gpus.job[o.gpus.job >= 0]
+    count: Ints = np.bincount(held, minlength=len(o.jobs))[rows]
+    return count
+
+
+def model_counts(o: Observation, rows: Ints) -> Ints:
+    """GPUs of each model that are up and that nobody holds, or one of these job rows alone."""
+    free = ((o.gpus.job == -1) & (o.gpus.share_free >= WHOLE)) | np.isin(o.gpus.job, rows)
+    usable = free & o.nodes.up[o.gpus.node]
+    return np.bincount(o.gpus.model[usable], minlength=len(o.gpu_models)).astype(np.int64)
+
+
+def job_speeds(o: Observation, rows: Ints) -> Floats:
+    """Speed of each job on each GPU model with the GPUs it asks for: (rows, models), in its own unit; NaN unknown.
+
+    A training job counts in samples/s, a rigid one in seconds of its duration per second (1 where not listed).
+    """
+    speeds, jobs = o.speeds, o.jobs
+    place = np.full(len(jobs), -1, dtype=np.int64)
+    place[rows] = np.arange(len(rows))
+    found = np.full((len(rows), len(o.gpu_models)), np.nan)
+    wanted = np.zeros(len(jobs), dtype=np.int64)
+    wanted[rows] = gpus_wanted(o, rows)
+    here = (place[speeds.job] >= 0) & (speeds.gpus == wanted[speeds.job]) & (speeds.samples_per_s > 0)
+    found[place[speeds.job[here]], speeds.gpu_model[here]] = speeds.samples_per_s[here]
+    unknown = np.isnan(found).all(axis=1)
+    found[unknown] = 1.0
+    lowest: Floats = np.nan_to_num(found, nan=0.0)
+    return lowest * fits_memory(o, rows)
+
+
+def fits_memory(o: Observation, rows: Ints) -> Bools:
+    """Whether each job row's need fits into the memory of each GPU model: (rows, models); unknown fits."""
+    least = np.full(len(o.gpu_models), np.inf)
+    np.fmin.at(least, o.gpus.model, np.nan_to_num(o.gpus.memory_bytes, nan=np.inf))
+    need = np.nan_to_num(o.jobs.memory_bytes[rows])
+    fits: Bools = ~(least[None, :] < need[:, None])
+    return fits
+
+
+def work_left(o: Observation, rows: Ints, speed: Floats) -> Floats:
+    """What is left to do in the unit of `job_speeds`: at its best speed for the time left (unknown: 1 h)."""
+    jobs = o.jobs
+    time_s = np.nan_to_num(jobs.service_s[rows], nan=3600.0)
+    samples = np.where(jobs.remaining_samples[rows] > 0, jobs.remaining_samples[rows], np.nan)
+    left = np.where(jobs.rigid[rows] | np.isnan(samples), time_s, samples)
+    scale = np.where(~jobs.rigid[rows] & np.isnan(samples), speed.max(axis=1, initial=0.0), 1.0)
+    result: Floats = np.maximum(left * scale, 1e-9)
+    return result
+
+
+def hand_out(o: Observation, plan: Plan, name: str, grants: Iterable[Grant], **values: object) -> Plan:
+    """The plan in which exactly these jobs run, with so many GPUs of one model each, first come first placed.
+
+    Who holds that already keeps its GPUs; who is not among them, or finds no place, stops. Jobs that share GPUs
+    stay as they are, and waiting ones that ask for a part of a GPU take what is left.
+    """
+    hand, wanted = Hand(o), {row: (model, gpus) for row, model, gpus in grants}
+    mine = open_jobs(o)
+    running = mine[o.jobs.state[mine] != WAITING]
+    held = {row: np.flatnonzero(o.gpus.job == row) for row in running.tolist()}
+    keep = {row for row, gpu in held.items() if row in wanted and wanted[row] == _what(o, gpu)}
+    gone = [row for row in held if row not in keep]
+    hand.stop(gone)
+    resized = 0
+    for row, (model, gpus) in wanted.items():
+        if row in keep:
+            continue
+        gpu = pick(hand, model, gpus, float(o.jobs.memory_bytes[row]))
+        if not len(gpu):
+            continue
+        if row in held:
+            hand.stopped.remove(row)
+            resized += 1
+        hand.start((np.array([row]), np.array([0, len(gpu)]), gpu, np.ones(len(gpu))))
+    part = o.waiting[o.jobs.gpu_share_requested[o.waiting] < WHOLE]
+    part = part[~hand.touched(part)]
+    if len(part) and some_room(hand.columns[3], hand.columns[4]):
+        hand.start(start_in_order(part, False, ANY, request_columns(o), hand.columns)[0])
+    allocation = hand.allocation()
+    started = len(hand.started())
+    if allocation is None:
+        return plan.because(name, "all stays as it is", **values)
+    text = f"starts {started}, stops {len(hand.stopped)}, moves or resizes {resized}"
+    return plan.with_(allocation=allocation).because(name, text, **values)
+
+
+def _what(o: Observation, gpu: Ints) -> tuple[int, int] | None:
+    """(GPU model, GPUs) that a job holds; None when they differ or some are down."""
+    model = o.gpus.model[gpu]
+    if not len(gpu) or (model != model[0]).any() or not o.nodes.up[o.gpus.node[gpu]].all():
+        return None
+    return int(model[0]), len(gpu)
+
+
+def pick(hand: Hand, model: int, gpus: int, need_bytes: float) -> Ints:
+    """So many free GPUs of a model, on the tightest node that holds them or else on the emptiest; none: too few."""
+    o = hand.observation
+    free = (hand.holder == -1) & (hand.columns[4] >= WHOLE) & (o.gpus.model == model)
+    rows = np.flatnonzero(free & o.nodes.up[o.gpus.node] & ~(o.gpus.memory_bytes < need_bytes))
+    if gpus < 1 or len(rows) < gpus:
+        return rows[:0]
+    node = o.gpus.node[rows]
+    count = np.bincount(node, minlength=len(o.nodes))
+    enough = np.flatnonzero(count >= gpus)
+    if len(enough):
+        first: Ints = rows[node == enough[count[enough].argmin()]][:gpus]
+        return first
+    order = np.lexsort((rows, node, -count[node]))
+    chosen: Ints = np.sort(rows[order[:gpus]])
+    return chosen

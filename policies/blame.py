@@ -1,0 +1,35 @@
+"""Whose line a stage's error comes from, and which job it is about."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+from types import TracebackType
+
+from equipoise.policies.observation import Observation
+
+
+def place_of(stage: object, trace: TracebackType | None = None) -> str:
+    """` (FILE:LINE)` in the file that defines a stage: the last line there of a traceback, else its `refine`.
+
+    "" for a stage that no file holds.
+    """
+    code = inspect.unwrap(type(stage).refine).__code__  # type: ignore[attr-defined]
+    file, line = code.co_filename, code.co_firstlineno
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == file:
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    return f" ({Path(file).name}:{line})" if Path(file).is_file() else ""
+
+
+def with_ids(problem: str, observation: Observation) -> str:
+    """`job row 3` as `job 17 (row 3)`, where 17 is the job's number in its trace or scenario."""
+
+    def named(found: re.Match[str]) -> str:
+        row = int(found[1])
+        known = 0 <= row < len(observation.jobs)
+        return f"job {observation.jobs.id[row]} (row {row})" if known else found[0]
+
+    return re.sub(r"job row (-?\d+)", named, problem)

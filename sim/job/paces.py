@@ -1,0 +1,98 @@
+"""How fast each duration job runs on each GPU model, relative to the model that its duration is given for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from equipoise.policies.observation import Bools, Floats, Ints
+from equipoise.sim.cluster.cluster import Cluster
+from equipoise.sim.hardware.profile import Accelerator
+from equipoise.sim.scenario.model import Scenario
+
+
+@dataclass(frozen=True)
+class Paces:
+    """speed (kinds, GPU models): seconds of a job's duration per second; kind (jobs,): row of `speed`."""
+
+    speed: Floats
+    kind: Ints
+    note: str = ""
+
+    @property
+    def alike(self) -> bool:
+        """Whether every job runs equally fast on all GPU models, at the pace of its duration."""
+        return bool((self.speed == 1.0).all())
+
+
+def make_paces(scenario: Scenario, cluster: Cluster, gpus: Ints, types: Sequence[str], rigid: Bools) -> Paces:
+    """Paces of all jobs: gpus (jobs,) asked for, types of their work ("" not known), rigid (jobs,).
+
+    From `workload.throughputs` where it has a rate; else, on several GPU models without a `speed` of their own,
+    `typical_speed`, and `note` says so.
+    """
+    table, models = scenario.workload.throughputs, cluster.gpu_models
+    first = models.index(table.reference) if table is not None and table.reference is not None else 0
+    said = any(group.speed != 1.0 for group in scenario.cluster.groups)
+    guess = np.array(
+        [1.0 if said else typical_speed(a, cluster.accelerators[first]) for a in cluster.accelerators]
+    )
+    if table is None and (guess == 1.0).all():
+        return Paces(guess[None, :], np.zeros(len(gpus), dtype=np.int64))
+    rates: dict[str, dict[str, dict[int, float]]] = {}
+    for rate in table.rates if table is not None else ():
+        rates.setdefault(rate.job_type, {}).setdefault(rate.gpu_model, {})[rate.gpus] = rate.rate
+    rows, number, blank = list[Floats](), dict[tuple[str, int], int](), list[bool]()
+    kind = np.empty(len(gpus), dtype=np.int64)
+    for k, (name, count) in enumerate(zip(types, gpus.tolist(), strict=True)):
+        key = (name, count if name in rates else 0)
+        if key not in number:
+            known = _speeds(rates.get(name, {}), models, first, count)
+            number[key] = len(rows)
+            rows.append(np.where(np.isnan(known), guess, known))
+            unknown = bool((np.isnan(known) & (guess != 1.0)).any())
+            blank.append(unknown)
+        kind[k] = number[key]
+    speed = np.array(rows)
+    note = _guess_note(models, guess, first) if np.array(blank, dtype=np.bool_)[kind[rigid]].any() else ""
+    return Paces(speed, kind, note)
+
+
+def _speeds(rates: Mapping[str, Mapping[int, float]], models: Sequence[str], first: int, gpus: int) -> Floats:
+    """Speed on each GPU model relative to that on `first`; NaN where a rate is missing."""
+    rate = np.array([_rate(rates.get(model, {}), gpus) for model in models])
+    relative: Floats = rate / rate[first]
+    return relative
+
+
+def _rate(by_gpus: Mapping[int, float], gpus: int) -> float:
+    if not by_gpus:
+        return math.nan
+    return by_gpus[max((n for n in by_gpus if n <= gpus), default=min(by_gpus))]
+
+
+def typical_speed(accelerator: Accelerator, reference: Accelerator) -> float:
+    """Speed of an unknown training job on one accelerator relative to another, from their data sheets.
+
+    The geometric mean of the ratios of dense 16-bit rates and of memory bandwidths: a roofline (Williams et al.
+    2009) bounds a job's speed-up by one or the other, and which one is not known. An assumption.
+    """
+    peak = _peak_16(accelerator) / _peak_16(reference)
+    return math.sqrt(peak * accelerator.hbm_bytes_per_s.value / reference.hbm_bytes_per_s.value)
+
+
+def _peak_16(accelerator: Accelerator) -> float:
+    rates = accelerator.flop_per_s
+    found = [rates[name].value for name in ("fp16", "bf16") if name in rates]
+    return max(found) if found else max(rate.value for rate in rates.values())
+
+
+def _guess_note(models: Sequence[str], guess: Floats, first: int) -> str:
+    ratios = ", ".join(f"{model} {speed:.2f}" for model, speed in zip(models, guess, strict=True))
+    return (
+        f"durations are taken as on {models[first]}; speeds elsewhere are guessed from data sheets ({ratios}): "
+        "give workload.throughputs, or a speed of each node group"
+    )

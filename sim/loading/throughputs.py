@@ -1,0 +1,63 @@
+"""Throughput tables: read from their file into the scenario, and checked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from equipoise.sim.scenario.model import Scenario
+from equipoise.sim.scenario.throughputs import Rate, Throughputs
+from equipoise.sim.scenario.tree import InputError, KeyPath
+from equipoise.sim.traces.table import Table
+
+_AT: KeyPath = ("workload", "throughputs")
+COLUMNS = ("job_type", "gpu_model", "gpus", "rate")
+
+
+def with_rates(scenario: Scenario, base: Path | None) -> Scenario:
+    """The scenario with the rows of its throughput file in it. Raises InputError, one line per mistake."""
+    table = scenario.workload.throughputs
+    if table is None or table.file is None:
+        return scenario
+    path = Path(os.path.normpath((base or Path()) / table.file))
+    if not path.is_file():
+        raise InputError([f"workload.throughputs.file: {table.file}: no such file in {base or Path()}"])
+    filled = Throughputs(rates=(*table.rates, *_rows(path)), reference=table.reference)
+    workload = scenario.workload.model_copy(update={"throughputs": filled})
+    return scenario.model_copy(update={"workload": workload})
+
+
+def _rows(path: Path) -> Iterator[Rate]:
+    table = Table(path)
+    table.need(COLUMNS)
+    gpus, rate = table.ints("gpus", low=1), table.floats("rate")
+    table.refuse(rate <= 0, "rate", lambda k: f"{rate[k]:g} is not allowed, must be above 0")
+    kinds, models = table.text("job_type"), table.text("gpu_model")
+    for k in range(len(table)):
+        yield Rate(job_type=kinds[k], gpu_model=models[k], gpus=int(gpus[k]), rate=float(rate[k]))
+
+
+def throughput_problems(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
+    """Names that the cluster does not have, rates that are given twice, and types without a rate."""
+    table = scenario.workload.throughputs
+    if table is None:
+        for k, job in enumerate(scenario.workload.jobs):
+            if job.job_type:
+                yield ("workload", "jobs", k, "job_type"), "says nothing without 'workload.throughputs'"
+        return
+    models = {group.accelerator for group in scenario.cluster.groups if group.gpus}
+    if table.reference is not None and table.reference not in models:
+        known = ", ".join(sorted(models))
+        yield (*_AT, "reference"), f"{table.reference!r} is no accelerator of the cluster; allowed: {known}"
+    seen: set[tuple[str, str, int]] = set()
+    for k, rate in enumerate(table.rates):
+        key = (rate.job_type, rate.gpu_model, rate.gpus)
+        if key in seen:
+            yield (*_AT, "rates", k), f"{rate.job_type!r} on {rate.gpus} {rate.gpu_model} has a rate already"
+        seen.add(key)
+    types = {rate.job_type for rate in table.rates}
+    for k, job in enumerate(scenario.workload.jobs):
+        if job.job_type and job.job_type not in types:
+            known = ", ".join(sorted(types)) or "none"
+            yield ("workload", "jobs", k, "job_type"), f"{job.job_type!r} has no rates; those with: {known}"

@@ -1,0 +1,27 @@
+"""How fast jobs known by a duration run on each GPU model."""
+
+from __future__ import annotations
+
+from equipoise.sim.scenario.section import Count, Positive, Section
+
+
+class Rate(Section):
+    """What a job type does per second (in any unit, the same for all its rates) on so many GPUs of a model."""
+
+    job_type: str
+    gpu_model: str
+    gpus: Count
+    rate: Positive
+
+
+class Throughputs(Section):
+    """Rates by job type, GPU model and GPUs, as Gavel (Narayanan et al. 2020, section 3.1) measures them.
+
+    `file` is CSV with the columns job_type,gpu_model,gpus,rate; its rows come behind `rates`. A job's `duration`
+    is on GPUs of the `reference` model (none: the cluster's first); elsewhere it takes rate(reference) over
+    rate(model) times as long. A number of GPUs that is not listed takes the next smaller one, or else the smallest.
+    """
+
+    file: str | None = None
+    rates: tuple[Rate, ...] = ()
+    reference: str | None = None
