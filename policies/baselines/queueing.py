@@ -8,10 +8,8 @@ from typing import Any
 import numpy as np
 
 from equipoise.policies.allocation.gangs import (
-    NO_ROWS,
     NO_VALUES,
     frozen,
-    joined,
     request_columns,
     room_columns,
     start_in_order,
@@ -53,9 +51,12 @@ def preempt_from_queue(
         if not more or len(rows) < limit:
             break
         limit *= 16
-    stops = (stopped, np.zeros(len(stopped) + 1, dtype=np.int64), NO_ROWS, NO_VALUES)
+    job, offset, gpu, share = grants
+    if len(stopped):
+        job = np.concatenate((stopped, job))
+        offset = np.concatenate((np.zeros(len(stopped), dtype=np.int64), offset))
     queue = {**queue, "waiting": len(o.waiting) - len(grants[0]), "again": frozen(stopped)}
-    return Allocation(*joined([stops, grants])), stopped, queue
+    return Allocation(job, offset, gpu, share), stopped, queue
 
 
 @lru_cache
