@@ -300,9 +300,8 @@ class Las(_Placed):
             revisit_s = min(revisit_s, next_demotion_s(held, jobs.gpus_held, share, columns))
             started = frozen(allocation.job[len(stopped) :])
             revisit_s = min(revisit_s, next_demotion_s(started, jobs.gpus_requested, share, columns))
+        queue = {**queue, "promotion": promotion}
         if not len(allocation.job):
-            plan = unchanged(plan, self.name, NONE_STARTS)
-        else:
-            waiting, stops = len(observation.waiting), len(stopped)
-            plan = with_allocation(plan, self.name, waiting, allocation, stops)
-        return plan.with_(revisit_s=revisit_s), {**queue, "promotion": promotion}
+            return unchanged(plan, self.name, NONE_STARTS).with_(revisit_s=revisit_s), queue
+        waiting, stops = len(observation.waiting), len(stopped)
+        return with_allocation(plan, self.name, waiting, allocation, stops, revisit_s), queue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import Any
 
@@ -76,14 +77,15 @@ NONE_STARTS = "no waiting job may start now"
 
 
 def with_allocation(
-    plan: Plan, name: str, waiting: int, allocation: Allocation, stops: int = 0, **values: Any
-) -> Plan:
-    """The plan with this allocation, whose first `stops` jobs are stopped, and the reason."""
+    plan: Plan, name: str, waiting: int, allocation: Allocation, stops: int = 0, revisit_s: float = math.inf,
+    **values: Any,
+) -> Plan:  # fmt: skip
+    """The plan with this allocation, whose first `stops` jobs are stopped, the reason, and the next look (s)."""
     job = allocation.job
     if stops:
         values["stopped"] = job[:stops]
     text = f"started {len(job) - stops} of {waiting} waiting jobs" + (f", stopped {stops}" if stops else "")
     return Plan(
         plan.moves, plan.samples_per_step, plan.fetch_order, plan.sync_interval, plan.gpu_share,
-        allocation, plan.revisit_s, (*plan.reasons, Reason(name, text, {"started": job[stops:], **values})),
+        allocation, min(plan.revisit_s, revisit_s), (*plan.reasons, Reason(name, text, {"started": job[stops:], **values})),
     )  # fmt: skip

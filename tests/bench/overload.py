@@ -1,7 +1,7 @@
 """CPU time per job of an overloaded queue over that of an idle cluster: python -m tests.bench.overload
 
-The same jobs on a cluster that has twice the GPUs they need, and on one where they wait for hours. The makespans and
-the sum of completion times are printed in full, so that a faster queue can be seen to decide the same.
+The same jobs, one by one, come at a rate that half of the cluster can serve, and at three times what all of it can, so
+that they wait for hours. Makespans and sums of completion times are printed in full: a faster queue must decide the same.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.bench.cases import queueing_trace, scenario
 
 POLICIES = ("fifo", "srtf", "las")
 GPUS = 448
-IDLE, OVERLOADED = 0.5, 1.15
+IDLE, OVERLOADED = 0.5, 3.0
 """GPU time asked for over GPU time there is, until the last job arrives."""
 MOST = 2.5
 """A job of an overloaded queue may cost at most so many times one of an idle cluster."""
@@ -24,7 +24,7 @@ MOST = 2.5
 
 def measure(policy: str, jobs: int, load: float, repeats: int) -> dict[str, Any]:
     """Best CPU time (us) per job of a run, the mean wait (h), the makespan (s) and the sum of completions (s)."""
-    case, trace = scenario(cluster={"gpus": GPUS}), queueing_trace(jobs, GPUS, load)
+    case, trace = scenario(cluster={"gpus": GPUS}), queueing_trace(jobs, GPUS, load, 0.0)
     made = [run(case, policy=make_policy(policy), trace=trace, timeline=False) for _ in range(repeats)]
     return {
         "us_per_job": min(r.cpu_s for r in made) / jobs * 1e6,
