@@ -2,7 +2,7 @@
 
 For one job and the nodes that it could take, d is the time that its workers there would wait for data from
 elsewhere, relative to the time that it computes. Only the nodes that store its data and the first others by
-weight are looked at: no more of those can be used.
+weight are looked at: no more of those can be used. A gang whose exchanges take a while stays in one rack if it can.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from equipoise.policies.allocation.gangs import RequestColumns, RoomColumns, fro
 from equipoise.policies.kernels.placement import WEIGHTED
 from equipoise.policies.observation import Bools, Floats, Ints, Observation
 
-_OWN = 16  # waiting jobs with data, from the first, that are placed near to it
+_OWN = 16  # waiting jobs with data or dear exchanges, from the first, that are placed each for itself
+_DEAR = 0.05  # exchange over work from which on a gang stays in one rack
 _NIC_LEAST_FREE = 0.01  # an interface counts as at least that much free
 
 
@@ -69,12 +70,46 @@ def own_room(hand: Hand, row: int, gpus: int) -> RoomColumns:
     return (*columns[:6], frozen(own), columns[7], frozen(ranked))
 
 
+def exchanging(o: Observation, rows: Ints, requests: RequestColumns) -> Bools:
+    """Whether each job row would exchange for at least `_DEAR` of its work, between several nodes of several racks."""
+    speeds, racks = o.speeds, o.nodes.rack
+    if not len(speeds) or not len(racks) or (racks == racks[0]).all():
+        return np.zeros(len(rows), dtype=np.bool_)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        work_s = o.jobs.global_batch[speeds.job] / speeds.samples_per_s
+        dear = speeds.exchange_s >= _DEAR * work_s * o.jobs.sync_interval[speeds.job]
+    dear &= speeds.gpus == requests[1][speeds.job]
+    found = np.zeros(len(o.jobs), dtype=np.bool_)
+    found[speeds.job[dear]] = True
+    return np.asarray(found[rows] & (requests[1][rows] > int(o.nodes.gpus.max())))
+
+
+def in_one_rack(o: Observation, columns: RoomColumns, gpus: int) -> RoomColumns:
+    """The room with the nodes of one rack only to choose from: of those that have enough, the one worth most.
+
+    As it was where none has.
+    """
+    free, weight, order = columns[3], columns[6], columns[8]
+    best, most = order, 0.0
+    for rack in np.unique(o.nodes.rack[order]).tolist():
+        inside = order[o.nodes.rack[order] == rack]
+        before = np.cumsum(free[inside]) - free[inside]
+        taken = np.clip(gpus - before, 0, free[inside])
+        worth = float((taken * weight[inside]).sum())
+        if taken.sum() == gpus and worth > most:
+            best, most = inside, worth
+    return (*columns[:8], frozen(best))
+
+
 def start_near(hand: Hand, queue: Ints, strict: bool, requests: RequestColumns) -> int:
-    """Start jobs of `queue` (rows) in order, those with data near to it; `strict`: up to the first that cannot.
+    """Start jobs of `queue` (rows) in order, near to their data and their own workers; `strict`: up to the first
+    that cannot.
 
     Returns how many started.
     """
-    own = with_data(hand.observation, queue)
+    data = with_data(hand.observation, queue)
+    gang = exchanging(hand.observation, queue, requests)
+    own = data | gang
     own[np.flatnonzero(own)[_OWN:]] = False
     begun, at = 0, 0
     while at < len(queue):
@@ -83,7 +118,11 @@ def start_near(hand: Hand, queue: Ints, strict: bool, requests: RequestColumns) 
         started = 0
         if own[at]:
             row = int(queue[at])
-            columns = own_room(hand, row, int(requests[1][row]))
+            gpus = int(requests[1][row])
+            if data[at]:
+                columns = own_room(hand, row, gpus)
+            if gang[at]:
+                columns = in_one_rack(hand.observation, columns, gpus)
             started = len(hand.start(start_in_order(part, strict, WEIGHTED, requests, columns)[0]))
         if not started:
             started = len(hand.start(start_in_order(part, strict, WEIGHTED, requests, hand.columns)[0]))

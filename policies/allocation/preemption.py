@@ -50,6 +50,10 @@ class Victims(NamedTuple):
 
 
 VictimColumns = tuple[Floats, Floats, Ints, Ints, Floats, Bools, Ints]
+NO_VICTIMS: VictimColumns = (
+    np.empty(0), np.empty(0), np.zeros(1, dtype=np.int64), np.empty(0, dtype=np.int64), np.empty(0),
+    np.empty(0, dtype=np.bool_), np.empty(0, dtype=np.int64),
+)  # fmt: skip
 
 
 @jit_in_place
@@ -138,6 +142,8 @@ def _victims(
 
     Of shared GPUs only what stands in the workers table is known.
     """
+    if not len(running):
+        return NO_ROWS, NO_VICTIMS
     order = np.lexsort((-running, -bar)).astype(np.int64)
     offset, gpu = holdings(running, holder)
     share = np.ones(len(gpu))
@@ -170,11 +176,12 @@ def start_with_preemption(
     """
     if not len(queue):
         return NO_ROWS, NO_GRANTS, False
-    free = int(columns[3].sum())
-    if free == 0 and not bar.max(initial=-np.inf) > key.min() and not partly_free(columns[4]):
+    free, able = int(columns[3].sum()), np.flatnonzero(bar > key.min())
+    if free == 0 and not len(able) and not partly_free(columns[4]):
         return NO_ROWS, NO_GRANTS, False
     room, failures = working(columns), new_failures()
-    order, victims = _victims(o, running, bar, standing=running_standing, holder=holder)
+    some = running_standing[able] if len(running_standing) else running_standing
+    order, victims = _victims(o, running[able], bar[able], standing=some, holder=holder)
 
     def fill(at: int, _: bool, grants: GrantColumns) -> tuple[int, int, bool]:
         return _start_with_victims(

@@ -79,6 +79,8 @@ def node_state(o: Observation, memory: Memory, half_life_s: float, *, measured: 
         worker_speeds(
             workers.job, workers.node, workers.response_s_per_sample, model, frozen(model_speed), own
         )
+        if len(speeds):
+            own = np.fmin(own, _paces(o) * model_speed[model[workers.node]])
         seen = _mean_by(workers.node, own, len(nodes))
         speed = np.where(np.isnan(seen), speed, seen)
     efficiency = np.full(len(nodes), np.nan)
@@ -88,6 +90,31 @@ def node_state(o: Observation, memory: Memory, half_life_s: float, *, measured: 
     np.minimum.at(memory_free, workers.node, np.nan_to_num(workers.memory_free_bytes, nan=np.inf))
     memory_free[np.isinf(memory_free)] = np.nan
     return NodeState(model, efficiency, memory_free, speed, model_speed)
+
+
+def _paces(o: Observation) -> Floats:
+    """Pace of each worker: the step estimated for its GPU model over the measured one; NaN where one is unknown.
+
+    The measured step is taken to an even share of the batch, of which the estimate is.
+    """
+    workers, jobs, speeds = o.workers, o.jobs, o.speeds
+    here = np.flatnonzero(speeds.gpus == jobs.gpus_held[speeds.job])
+    models = len(o.gpu_models)
+    key = speeds.job[here] * models + speeds.gpu_model[here]
+    order = np.argsort(key, kind="stable")
+    wanted = workers.job * models + o.gpus.model[workers.gpu]
+    at = np.minimum(np.searchsorted(key[order], wanted), max(len(key) - 1, 0))
+    if not len(key):
+        return np.full(len(workers), np.nan)
+    known, row = key[order][at] == wanted, workers.job
+    batch = jobs.global_batch[row]
+    count = np.maximum(jobs.gpus_held[row] // np.maximum(jobs.gpus_per_worker[row], 1), 1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        expected_s = batch / speeds.samples_per_s[here][order][at]
+        even = -(-batch // count) / workers.samples_per_step
+        step_s = (workers.step_s - workers.fixed_s) * even + workers.fixed_s
+        pace: Floats = np.where(known & (workers.gpu_share >= WHOLE), expected_s / step_s, np.nan)
+    return np.where(np.isfinite(pace), pace, np.nan)
 
 
 def _mean_by(index: Ints, value: Floats, size: int) -> Floats:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from operator import itemgetter
 from typing import ClassVar
 
 import numpy as np
@@ -31,7 +32,7 @@ from equipoise.policies.baselines.queueing import (
     unchanged,
     with_allocation,
 )
-from equipoise.policies.baselines.service_levels import next_demotion_s, next_promotion_s, promoted
+from equipoise.policies.baselines.service_levels import next_demotion_s, next_promotion, promoted
 from equipoise.policies.baselines.sorted_queue import key_columns, keys_of, queue_now
 from equipoise.policies.contract import Allocation, AllocationStage, Memory, Plan
 from equipoise.policies.kernels.placement import PLACEMENTS
@@ -280,24 +281,27 @@ class Las(_Placed):
             return unchanged(plan, self.name, NONE_WAITS), memory
         relief = 1.0 / self.promote if self.promote > 0 else 0.0
         columns = key_columns(observation, jobs.attained_gpu_s, NO_ROWS, self._thresholds, relief)
-        again, promotion_s = promoted(observation, memory, columns)
+        again, promotion = promoted(observation, memory, columns)
         queue = queue_now(memory, observation, columns, again)
         running = frozen(np.sort(observation.running))
         bar = keys_of(running, columns)
         allocation, stopped, queue = preempt_from_queue(
             observation, queue, columns, PLACEMENTS[self.placement], running, bar
         )
-        promotion_s = min(promotion_s, next_promotion_s(stopped, columns))
-        revisit_s = min(plan.revisit_s, promotion_s)
+        promotion = min(promotion, next_promotion(stopped, columns), key=itemgetter(0))
+        revisit_s = min(plan.revisit_s, promotion[0])
         if queue["waiting"] or len(stopped):
-            held = frozen(np.setdiff1d(running, stopped, assume_unique=True))
+            held = running
+            if len(stopped):
+                stays = np.ones(len(running), dtype=np.bool_)
+                stays[np.searchsorted(running, stopped)] = False
+                held = frozen(running[stays])
             share = jobs.gpu_share_requested
             revisit_s = min(revisit_s, next_demotion_s(held, jobs.gpus_held, share, columns))
             started = frozen(allocation.job[len(stopped) :])
             revisit_s = min(revisit_s, next_demotion_s(started, jobs.gpus_requested, share, columns))
+        queue = {**queue, "promotion": promotion}
         if not len(allocation.job):
-            plan = unchanged(plan, self.name, NONE_STARTS)
-        else:
-            waiting, stops = len(observation.waiting), len(stopped)
-            plan = with_allocation(plan, self.name, waiting, allocation, stops)
-        return plan.with_(revisit_s=revisit_s), {**queue, "promotion_s": promotion_s}
+            return unchanged(plan, self.name, NONE_STARTS).with_(revisit_s=revisit_s), queue
+        waiting, stops = len(observation.waiting), len(stopped)
+        return with_allocation(plan, self.name, waiting, allocation, stops, revisit_s), queue

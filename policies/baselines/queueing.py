@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from equipoise.policies.allocation.gangs import (
-    NO_ROWS,
     NO_VALUES,
     frozen,
-    joined,
     request_columns,
     room_columns,
     start_in_order,
@@ -53,9 +52,12 @@ def preempt_from_queue(
         if not more or len(rows) < limit:
             break
         limit *= 16
-    stops = (stopped, np.zeros(len(stopped) + 1, dtype=np.int64), NO_ROWS, NO_VALUES)
+    job, offset, gpu, share = grants
+    if len(stopped):
+        job = np.concatenate((stopped, job))
+        offset = np.concatenate((np.zeros(len(stopped), dtype=np.int64), offset))
     queue = {**queue, "waiting": len(o.waiting) - len(grants[0]), "again": frozen(stopped)}
-    return Allocation(*joined([stops, grants])), stopped, queue
+    return Allocation(job, offset, gpu, share), stopped, queue
 
 
 @lru_cache
@@ -75,14 +77,15 @@ NONE_STARTS = "no waiting job may start now"
 
 
 def with_allocation(
-    plan: Plan, name: str, waiting: int, allocation: Allocation, stops: int = 0, **values: Any
-) -> Plan:
-    """The plan with this allocation, whose first `stops` jobs are stopped, and the reason."""
+    plan: Plan, name: str, waiting: int, allocation: Allocation, stops: int = 0, revisit_s: float = math.inf,
+    **values: Any,
+) -> Plan:  # fmt: skip
+    """The plan with this allocation, whose first `stops` jobs are stopped, the reason, and the next look (s)."""
     job = allocation.job
     if stops:
         values["stopped"] = job[:stops]
     text = f"started {len(job) - stops} of {waiting} waiting jobs" + (f", stopped {stops}" if stops else "")
     return Plan(
         plan.moves, plan.samples_per_step, plan.fetch_order, plan.sync_interval, plan.gpu_share,
-        allocation, plan.revisit_s, (*plan.reasons, Reason(name, text, {"started": job[stops:], **values})),
+        allocation, min(plan.revisit_s, revisit_s), (*plan.reasons, Reason(name, text, {"started": job[stops:], **values})),
     )  # fmt: skip

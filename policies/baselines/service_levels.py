@@ -8,7 +8,11 @@ from equipoise.policies.allocation.gangs import NO_ROWS, frozen
 from equipoise.policies.baselines.sorted_queue import Columns, Keys, counted_service, key_of, level, waited
 from equipoise.policies.contract import Memory
 from equipoise.policies.kernels.jit import jit_in_place
-from equipoise.policies.observation import Floats, Ints, Observation
+from equipoise.policies.kernels.placement import NOTHING
+from equipoise.policies.observation import WAITING, Floats, Ints, Observation
+
+Promotion = tuple[float, int]
+"""When the next waiting job moves to an earlier queue (s; inf: never), and its row (-1: none)."""
 
 
 @jit_in_place
@@ -31,17 +35,17 @@ def next_demotion_s(rows: Ints, gpus: Ints, share: Floats, columns: Columns) -> 
 
 
 @jit_in_place
-def _promotions(rows: Ints, last_s: float, columns: Columns, due: Ints) -> tuple[int, float]:
+def _promotions(rows: Ints, last_s: float, columns: Columns, due: Ints) -> tuple[int, float, int]:
     """Write the waiting jobs that have moved to an earlier queue since `last_s`.
 
-    Returns how many, and when the next one will (s).
+    Returns how many, when the next one will (s), and which one that is (-1: none).
     """
     keys = Keys(*columns)
     then = Keys(
         keys.state, keys.value, keys.tie, keys.gpus, keys.queued_since_s, keys.waited_s,
         keys.thresholds, keys.relief, last_s,
     )  # fmt: skip
-    n, soonest = 0, np.inf
+    n, soonest, first = 0, np.inf, NOTHING
     for j in rows:
         service = counted_service(j, keys)
         k = level(service, keys.thresholds)
@@ -52,19 +56,21 @@ def _promotions(rows: Ints, last_s: float, columns: Columns, due: Ints) -> tuple
         if k > 0 and rate > 0.0:
             bound = keys.thresholds[k - 1] * (1.0 - 1e-9) - 1e-6
             quanta = np.floor((keys.value[j] - bound) / keys.thresholds[0]) + 1.0
-            soonest = min(soonest, keys.time_s + quanta / rate - waited(j, keys))
-    return n, max(soonest, _soonest_s(keys.time_s))
+            at_s = keys.time_s + quanta / rate - waited(j, keys)
+            if at_s < soonest:
+                soonest, first = at_s, j
+    return n, max(soonest, _soonest_s(keys.time_s)), first
 
 
-def next_promotion_s(rows: Ints, columns: Columns) -> float:
-    """When the first of some jobs that wait from now on moves to an earlier queue (s)."""
-    return _due(rows, np.inf, columns)[1] if len(rows) else np.inf
+def next_promotion(rows: Ints, columns: Columns) -> Promotion:
+    """The first of some jobs that wait from now on to move to an earlier queue."""
+    return _due(rows, np.inf, columns)[1] if len(rows) else (np.inf, -1)
 
 
-def _due(rows: Ints, last_s: float, columns: Columns) -> tuple[Ints, float]:
+def _due(rows: Ints, last_s: float, columns: Columns) -> tuple[Ints, Promotion]:
     due = np.empty(len(rows), dtype=np.int64)
-    n, soonest_s = _promotions(frozen(rows), last_s, columns, due)
-    return due[:n], soonest_s
+    n, soonest_s, first = _promotions(frozen(rows), last_s, columns, due)
+    return due[:n], (soonest_s, first)
 
 
 def _slack_s(time_s: float, keys: Keys) -> float:
@@ -72,16 +78,21 @@ def _slack_s(time_s: float, keys: Keys) -> float:
     return 2e-9 * float(keys.thresholds[0]) / keys.relief + 1e-12 * time_s if keys.relief > 0.0 else 0.0
 
 
-def promoted(o: Observation, memory: Memory, columns: Columns) -> tuple[Ints, float]:
-    """Jobs that may have come back or changed queue, and when the next waiting job will change queue (s).
+def promoted(o: Observation, memory: Memory, columns: Columns) -> tuple[Ints, Promotion]:
+    """Jobs that may have come back or changed queue, and the next waiting job to change queue.
 
-    All waiting jobs are looked at only when such a time has come or jobs have come back.
+    All waiting jobs are looked at only when such a time has come, when a job came back that was not stopped, or
+    when the next one waits no longer.
     """
     if not memory:
         return NO_ROWS, _due(o.waiting, o.time_s, columns)[1]
-    again, arrived = memory["again"], len(o.jobs) - memory["jobs"]
-    came_back = len(again) or len(o.waiting) != memory["waiting"] + arrived
-    if o.time_s < memory["promotion_s"] - _slack_s(o.time_s, Keys(*columns)) and not came_back:
-        return NO_ROWS, memory["promotion_s"]
-    due, soonest_s = _due(o.waiting, memory["time_s"], columns)
-    return frozen(np.concatenate((again, due))), soonest_s
+    again, arrived, (next_s, row) = memory["again"], len(o.jobs) - memory["jobs"], memory["promotion"]
+    slack_s = _slack_s(o.time_s, Keys(*columns))
+    if o.time_s < next_s - slack_s and len(o.waiting) == memory["waiting"] + len(again) + arrived:
+        if not len(again) or row < 0:
+            return again, (next_s, row)
+        following = _due(np.array([row]), o.time_s, columns)[1]
+        if o.jobs.state[row] == WAITING and abs(following[0] - next_s) <= slack_s:
+            return again, following
+    due, following = _due(o.waiting, memory["time_s"], columns)
+    return frozen(np.concatenate((again, due))), following

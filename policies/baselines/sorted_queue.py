@@ -2,8 +2,8 @@
 
 Memory is immutable, so nothing is inserted in place. The queue is a long sorted run, rarely rebuilt, and a
 short one that takes newcomers (copied, at most `SHORT` entries); heads advance past jobs that have left.
-An entry counts only while its job waits with that very key, so jobs leave the queue by themselves. The
-length of `Observation.waiting` tells whether a job came back (a crash, a preemption, a refused start);
+An entry counts only while its job waits with that very key, so jobs leave the queue by themselves, and one that
+came back with another key leaves its old entry behind. The length of `Observation.waiting` tells whether a job came back (a crash, a preemption, a refused start);
 it is then found by the time it was queued, or else the queue is rebuilt from what is observed. An estimate
 that changes while its job waits takes effect when the job's old place is reached, or at the next rebuilding.
 """
@@ -188,7 +188,11 @@ def _first_rows(runs: Runs, columns: Columns, rows: Ints, found: Floats) -> tupl
                 rows[n], found[n] = row, key
                 n += 1
             continue
-        if waits and (keys.thresholds.size == 0 or now > key):
+        moved = waits and (keys.thresholds.size == 0 or now > key)
+        if moved and not (
+            _holds(old_key, old_row, old_head, old_row.size, now, row, tie)
+            or _holds(new_key, new_row, new_head, new_row.size, now, row, tie)
+        ):
             return n, old_head, new_head, True
         if n == 0:
             old_head, new_head = a, b

@@ -1,4 +1,4 @@
-"""A heap and a search on plain arrays, for every kernel that needs one."""
+"""A heap, a search and a sort on plain arrays, for every kernel that needs one."""
 
 from __future__ import annotations
 
@@ -70,3 +70,32 @@ def pop(keys: Floats, ids: Ints, size: int) -> int:
     keys[0], ids[0] = keys[size], ids[size]
     sift_down(keys, ids, size, ZERO)
     return size
+
+
+@jit_in_place
+def sort_by(key: Ints, order: Ints, spare: Ints, count: Ints) -> None:
+    """Sort `order` (positions) by `key` (not negative), those with equal keys staying in order.
+
+    A radix sort, eight bits a pass; `spare` is scratch like `order`, `count` has 256 numbers.
+    """
+    most = 0
+    for at in order:
+        most = max(most, key[at])
+    shift = 0
+    while shift < 63 and most >> shift > 0:
+        for k in range(256):
+            count[k] = 0
+        for at in order:
+            count[key[at] >> shift & 255] += 1
+        if count[key[order[0]] >> shift & 255] < order.size:
+            end = 0
+            for k in range(256):
+                end += count[k]
+                count[k] = end - count[k]
+            for at in order:
+                digit = key[at] >> shift & 255
+                spare[count[digit]] = at
+                count[digit] += 1
+            for i in range(order.size):
+                order[i] = spare[i]
+        shift += 8

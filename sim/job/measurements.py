@@ -64,6 +64,7 @@ class Measurements:
         self.busy_total_s = np.zeros(workers)  # that was metered
         self._looked_s, self._looked_busy_s = begun_s, np.zeros(workers)
         self._utilisation = np.ones(workers)
+        self.active = np.full(workers, np.nan)  # busy share over the last window that was observed
         self.open_window(begun_s)  # a restart is no part of what is measured
 
     def open_window(self, since_s: float) -> None:

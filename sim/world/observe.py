@@ -32,7 +32,7 @@ from equipoise.sim.network.topology import NIC_IN, NIC_OUT, NODE_LINKS
 from equipoise.sim.network.transfers import Transfer
 from equipoise.sim.world.paths import PathWatch
 from equipoise.sim.world.roster import Roster
-from equipoise.sim.world.tables import Member, fill_shards, fill_speeds, fill_stores, fill_workers
+from equipoise.sim.world.tables import Member, fill_active, fill_shards, fill_speeds, fill_stores, fill_workers
 
 
 class Traffic(Listener):
@@ -134,6 +134,8 @@ class Observer:
         ]
         if "stores" in needs:
             fill_stores(self.stores, open_jobs, cluster)
+        if "gpus" in needs:
+            fill_active(cluster, jobs)
         if "nodes" in needs and self.traffic.due(now_s):
             for job in jobs:
                 job.report_traffic()
@@ -150,6 +152,7 @@ class Observer:
         measured = job.measured.columns = worker_columns(job, window, self.watch.bytes_per_s)
         start_s = job.ends.start_s
         span_s = max(start_s - window.since_s, math.ulp(start_s))
+        job.measured.active = np.minimum(window.busy_s / span_s, 1.0)
         columns["work_s"][row] = float(measured["step_s"].mean())
         columns["exchange_s"][row] = window.exchange_s / window.periods
         columns["throughput_samples_per_s"][row] = float(window.samples.sum()) / span_s

@@ -56,6 +56,19 @@ def fill_workers(table: Workers, jobs: Sequence[TrainingJob]) -> list[Member]:
     return members
 
 
+def fill_active(cluster: Cluster, jobs: Sequence[TrainingJob]) -> None:
+    """Busy share of each GPU over the last window of the training jobs on it; unknown of those that none holds."""
+    active = writable(cluster.gpus, "sm_active_ratio")
+    active[:] = np.nan
+    for job in jobs:
+        assert job.holding is not None
+        active[job.holding.gpu] = 0.0
+    for job in jobs:
+        assert job.holding is not None
+        share = np.repeat(job.measured.active, job.config.gpus_per_worker) * job.holding.share
+        np.add.at(active, job.holding.gpu, share)
+
+
 def _fixed_s(job: TrainingJob) -> Floats:
     """The part of each worker's step that does not grow with samples: none where its input is what it waits for."""
     measured = job.measured.columns

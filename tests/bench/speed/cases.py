@@ -15,12 +15,15 @@ def scenario(**sections: Any) -> Scenario:
     return Scenario.model_validate({"schema_version": 1, "name": "bench", "workload": {}} | sections)
 
 
-def queueing_trace(jobs: int, gpus: int = 48, load: float = 0.8) -> Trace:
-    """Rigid jobs of 1 to 4 GPUs with heavy-tailed durations in bursts, as in shared research clusters."""
+def queueing_trace(jobs: int, gpus: int = 48, load: float = 0.8, together: float = 0.5) -> Trace:
+    """Rigid jobs of 1 to 4 GPUs with heavy-tailed durations in bursts, as in shared research clusters.
+
+    `together`: share of them that arrive with the one before.
+    """
     rng = np.random.default_rng(20260101)
     size = rng.choice([1, 2, 4], p=[0.86, 0.06, 0.08], size=jobs)
     duration_s = np.maximum(1.0, np.round(rng.lognormal(8.0, 2.0, size=jobs)))
-    gap_s = rng.exponential(1.0, size=jobs) * (rng.random(jobs) < 0.5)
+    gap_s = rng.exponential(1.0, size=jobs) * (rng.random(jobs) < 1.0 - together)
     gap_s *= (size * duration_s).sum() / (load * gpus * gap_s.sum())
     arrival_s = np.round(np.cumsum(gap_s))
     return make_trace(np.arange(jobs), arrival_s - arrival_s[0], size, duration_s, source="bench")

@@ -1,0 +1,66 @@
+"""S413 by node: nodes onto which a change did harm are left alone by growing jobs for a while, longer each time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from equipoise.policies.allocation.draft import Hand
+from equipoise.policies.contract import Memory
+from equipoise.policies.observation import Bools, Ints, Observation
+from equipoise.policies.stages.guard import Record
+
+
+def remember_nodes(
+    hand: Hand, memory: dict[str, Any], before: Record, kept: Ints, rejected: Ints, noise: float
+) -> dict[str, Any]:
+    """The memory with the nodes that changes of `kept` and `rejected` jobs (rows) took to; before: what was watched.
+
+    After a change that is rolled back job and nodes are left alone for as long as the guard says, twice as long each
+    time in a row, and at least until what the trial has cost is under `noise` of the time.
+    """
+    if not len(kept) and not len(rejected):
+        return memory
+    o, guard = hand.observation, memory["guard"]
+    failures, until_s = (column.copy() for column in _record(o, memory))
+    blocked_s = guard["blocked_until_s"].copy()
+    for row in kept.tolist():
+        failures[_taken(hand, memory, row)] = 0
+    for row in rejected.tolist():
+        k, nodes = int(np.searchsorted(guard["id"], row)), _taken(hand, memory, row)
+        first_s = (blocked_s[k] - o.time_s) * 0.5 ** (guard["failures"][k] - 1)
+        least_s = o.time_s + trial_s(o, before, row) / noise if noise > 0.0 else o.time_s
+        blocked_s[k] = max(blocked_s[k], least_s)
+        until_s[nodes] = np.maximum(o.time_s + first_s * np.exp2(np.minimum(failures[nodes], 60)), least_s)
+        failures[nodes] += 1
+    return {**memory, "guard": {**guard, "blocked_until_s": blocked_s}, "shunned": failures, "shunned_until_s": until_s}
+
+
+def trial_s(o: Observation, before: Record, row: int) -> float:
+    """Time (s) that a job has lost by its watched change: by its lower goodput, and by two restarts."""
+    k = int(np.searchsorted(before["id"], row))
+    after = float(np.nan_to_num(o.jobs.goodput_samples_per_s[row]))
+    lost_s = (o.time_s - float(before["since_s"][k])) * (1.0 - after / float(before["before"][k]))
+    return max(lost_s, 0.0) + 2.0 * float(np.nan_to_num(o.jobs.restart_s[row]))
+
+
+def shunned(o: Observation, memory: Memory) -> Bools:
+    """Whether each node is shunned now."""
+    return np.asarray(o.time_s < _record(o, memory)[1])
+
+
+def _record(o: Observation, memory: Memory) -> tuple[Ints, Any]:
+    if len(memory.get("shunned", ())) == len(o.nodes):
+        return memory["shunned"], memory["shunned_until_s"]
+    return np.zeros(len(o.nodes), dtype=np.int64), np.full(len(o.nodes), -np.inf)
+
+
+def _taken(hand: Hand, memory: Memory, row: int) -> Ints:
+    """Nodes that a job's watched change has taken to."""
+    o, k = hand.observation, int(np.searchsorted(memory["undo_id"], row))
+    if k == len(memory["undo_id"]) or memory["undo_id"][k] != row:
+        return np.empty(0, dtype=np.int64)
+    before = memory["undo_gpu"][memory["undo_offset"][k] : memory["undo_offset"][k + 1]]
+    now = o.gpus.node[o.gpus.job == row]
+    return np.setdiff1d(now, o.gpus.node[before])
