@@ -24,7 +24,7 @@ COMMANDS = {
     "compare": ("runs.compare", "compare", "Simulate several policies on the same seeds and compare them."),
     "sweep": ("runs.sweep", "sweep", "Make the runs of a sweep file; resumes by itself."),
     "merge": ("runs.sweep", "merge", "Put the shards of a sweep together."),
-    "query": ("runs.query", "query", "Ask the results of a sweep in SQL."),
+    "query": ("runs.query", "query", "Query results with SQL."),
     "calibrate": ("hardware.calibrate", "calibrate", "Measure this machine and fit a hardware profile."),
     "monitor": ("hardware.monitor", "monitor", "Watch what the GPUs of this machine really do."),
     "export": ("live.export", "export", "Write a policy as a file for a live training job."),

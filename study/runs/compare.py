@@ -2,7 +2,7 @@
 
 Every policy meets the same arrivals, faults and step noise (common random numbers). A metric is the mean
 over seeds with a 95 % Student-t interval; the ratio to the first policy is paired by seed; makespan and mean
-completion time also stand as a multiple of what no policy can beat. `docs/metrics.md` defines each metric.
+completion time are also given as a multiple of their lower bound. `docs/metrics.md` defines each metric.
 """
 
 from __future__ import annotations

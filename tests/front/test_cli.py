@@ -17,7 +17,7 @@ import equipoise
 from equipoise import cli
 from equipoise.policies import registry as policies
 from equipoise.sim.hardware.profile import scenarios_dir
-from tests.study.runs.sweep_helpers import run_folder
+from tests.study.runs.sweeps.sweep_helpers import run_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -116,7 +116,7 @@ def _kept_options(
 def _summary(outcome: Outcome, out: str) -> str:
     """How a sweep ended, in words."""
     lines = [
-        f"{outcome.runs} runs in {out}: {outcome.made} made, {outcome.reused} there already, "
+        f"{outcome.runs} runs in {out}: {outcome.made} run, {outcome.reused} cached, "
         f"{len(outcome.failed)} failed"
     ]
     for row in outcome.failed[:_FAILURES_SHOWN]:
