@@ -36,6 +36,7 @@ from equipoise.policies.stages.guard import (
     guard_watch,
 )
 from equipoise.policies.stages.intervals import INTERVAL_MOST, first_intervals
+from equipoise.policies.stages.slices import slice_gpus
 from equipoise.policies.stages.virtual import capability, gpu_room, virtual_gpus
 
 
@@ -183,9 +184,12 @@ class Synchronisation(Stage):
         if len(rows) and self.frozen not in ("S322", "S323"):
             room = gpu_room(observation, share, rows, first)
             proposal, used = self._propose(observation, groups, share, rows, first, room)
-            values["s321_use_min"] = used
+            values["s321_capability_min"] = used
             quantum = observation.gpus.share_quantum[workers.gpu[rows[first[:-1]]]]
             quantised, changed = quantise_shares(first, share[rows], room, proposal, quantum, self.share_band)
+            quantised, changed = slice_gpus(
+                observation, rows, first, share, room, proposal, quantised, changed
+            )
             busy = guard_blocked(record, workers.id[rows], now) | np.isin(rows, undone)
             changed &= ~np.logical_or.reduceat(busy, first[:-1])
             moved = np.repeat(changed, np.diff(first))

@@ -18,6 +18,7 @@ def virtual_gpus(observation: Observation, groups: Groups) -> tuple[Ints, Ints]:
     asked = observation.jobs.gpu_share_requested[workers.job]
     part = np.minimum(workers.gpu_share, asked) < WHOLE  # who was given all of it may have to give some back
     shared = np.bincount(workers.gpu, weights=part, minlength=size) > 0
+    shared &= observation.gpus.share_quantum < WHOLE  # where parts are equal by nature, there is no choice
     alone = np.bincount(workers.gpu, weights=~single, minlength=size) == 0
     rows = np.flatnonzero((shared & alone)[workers.gpu])
     rows = rows[np.argsort(workers.gpu[rows], kind="stable")]
@@ -48,10 +49,8 @@ def whole_rates(observation: Observation) -> Floats:
     speed on a share.
     """
     o, workers, speeds = observation, observation.workers, observation.speeds
-    kappa = o.jobs.share_kappa[workers.job]
-    at_share = np.array([speed_at(f, k) for f, k in zip(workers.gpu_share, kappa, strict=True)])
     with np.errstate(divide="ignore", invalid="ignore"):
-        own = workers.capacity_samples_per_s / at_share
+        own = workers.capacity_samples_per_s / speeds_at(workers.gpu_share, o.jobs.share_kappa[workers.job])
     best = np.zeros(len(o.jobs))
     np.maximum.at(best, workers.job, np.nan_to_num(own))
     rate: Floats = np.where(best[workers.job] > 0.0, best[workers.job], np.nan)
@@ -60,6 +59,19 @@ def whole_rates(observation: Observation) -> Floats:
         mine &= o.gpus.model[workers.gpu] == speeds.gpu_model[k]
         rate[mine] = speeds.samples_per_s[k] / o.jobs.gpus_held[speeds.job[k]]
     return rate
+
+
+def speeds_at(share: Floats, kappa: Floats) -> Floats:
+    """`physics.speed_at` of each worker."""
+    return np.array([speed_at(f, k) for f, k in zip(share, kappa, strict=True)])
+
+
+def whole_period_s(observation: Observation) -> Floats:
+    """Time of a step with all its waits and its part of the exchange, by worker; NaN where it is not known."""
+    jobs = observation.jobs
+    with np.errstate(invalid="ignore", divide="ignore"):
+        period_s: Floats = (jobs.global_batch / jobs.throughput_samples_per_s)[observation.workers.job]
+    return period_s
 
 
 def capability(observation: Observation, share: Floats) -> Floats:
@@ -74,8 +86,7 @@ def capability(observation: Observation, share: Floats) -> Floats:
     samples, step_s, kappa = workers.samples_per_step, workers.step_s, jobs.share_kappa[workers.job]
     waits_s = np.nan_to_num(workers.wait_s) + np.nan_to_num(workers.input_stall_s)
     with np.errstate(invalid="ignore", divide="ignore"):
-        all_s = (jobs.global_batch / jobs.throughput_samples_per_s)[workers.job]
-        exchange_s = np.fmax(all_s - step_s - waits_s, 0.0)
+        exchange_s = np.fmax(whole_period_s(o) - step_s - waits_s, 0.0)
         steepness = np.where(kappa < np.inf, kappa / (share * (share + kappa)), 1.0 / share)
         slope = samples / (step_s + exchange_s) ** 2 * step_s * steepness
         ratio: Floats = slope / (samples / (samples / whole_rates(o) + exchange_s))

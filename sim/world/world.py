@@ -178,6 +178,7 @@ class SimWorld:
             self.meter, self.listeners,
             lambda data, nodes: self._place_data(row, data, nodes),
             seed=self.seed, step_cov=scenario.noise.step_cov, mtbf_s=self.mtbf_s,
+            initialisation_s=scenario.restart.initialisation,
         )  # fmt: skip
 
     def _place_data(self, row: int, data: Data, nodes: list[int]) -> JobData:
