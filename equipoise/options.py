@@ -136,7 +136,7 @@ def record_options(command: F) -> F:
     """Adds --timeline and --journal: what else to keep of each run; `need_out` checks them."""
     flag = partial(click.option, is_flag=True)
     timeline = flag("--timeline", help="Also record a timeline (DIR/timeline/).")
-    journal = flag("--journal", help="Keep every decision and its reasons, too (DIR/journal.jsonl).")
+    journal = flag("--journal", help="Also record every decision with its reasons (DIR/journal.jsonl).")
     return timeline(journal(command))
 
 

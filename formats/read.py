@@ -11,6 +11,7 @@ from equipoise.formats.kueue.generator import read_generator
 from equipoise.formats.kueue.read import read_kueue
 from equipoise.formats.recognise import FORMATS, PUBLISHED_FORMATS, recognise
 from equipoise.formats.slurm.accounting import read_accounting
+from equipoise.formats.slurm.accounts import read_associations, read_dump, read_script
 from equipoise.formats.slurm.config import read_slurm_conf
 from equipoise.formats.slurm.events import read_events
 from equipoise.formats.slurm.hardware import read_gres_conf, read_qos, read_topology_conf, read_topology_yaml
@@ -35,7 +36,10 @@ READERS: dict[str, Callable[..., Any]] = {
     "philly-log": read_philly_log,
     "sacct": read_accounting,
     "sacct-json": read_accounting_json,
+    "sacctmgr-assoc": read_associations,
+    "sacctmgr-dump": read_dump,
     "sacctmgr-qos": read_qos,
+    "sacctmgr-script": read_script,
     "scontrol": read_blocks,
     "sinfo": read_sinfo,
     "slurm-events": read_events,

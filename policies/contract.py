@@ -25,6 +25,7 @@ import numpy as np
 from equipoise.policies.kernels.placement import allocation_fault
 from equipoise.policies.observation import DONE, TABLES, Bools, Floats, Ints, Observation
 from equipoise.policies.observation import Refusal as Refusal  # it is a part of this contract, too
+from equipoise.policies.queues.feasible import breaches
 
 CONTRACT_VERSION = 1
 
@@ -177,6 +178,10 @@ class AllocationStage(Stage):
     starvation: ClassVar[str] = ""  # whether a job may wait for as long as others arrive
     starts_only: ClassVar[bool] = False
     """It only ever starts waiting jobs on free GPUs: a world need not ask when none waits or nothing is free."""
+    honours: ClassVar[tuple[str, ...]] = ("limits", "partitions", "GPU types", "topology required")
+    """What of a scenario's `queues` acts under it; these four are kept for every policy (`policies.queues.within`)."""
+    keeps_limits: ClassVar[bool] = False
+    """It keeps to limits, partitions and GPU types by itself, and sees jobs that may not start now, too."""
 
 
 @dataclass(frozen=True)
@@ -428,6 +433,11 @@ def _check_allocation(allocation: Allocation, observation: Observation, plan: Pl
         jobs.memory_bytes, gpus.node, gpus.job, gpus.share_free, gpus.memory_bytes, observation.nodes.up,
         workers.job, workers.gpu, workers.gpu_share, DONE,
     )  # fmt: skip
+    if not code and observation.queues.restricts:
+        listed = (allocation.job, allocation.offset, allocation.gpu, allocation.share)
+        return next(
+            (f"job row {row} {why}" for row, why in breaches(observation, *listed, first=True).items()), None
+        )
     return _ALLOCATION_FAULTS[code].format(job, gpu) if code else None
 
 

@@ -8,12 +8,14 @@ is kept. What a world cannot know is NaN (floats) or -1 (indices), never 0.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any, ClassVar, Generic, Self, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
+
+from equipoise.policies.queues.declared import EMPTY, Queues
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -27,9 +29,11 @@ class JobState(IntEnum):
     WAITING = 0
     RUNNING = 1
     DONE = 2
+    HELD = 3  # waits, but a limit of its queue does not let it start now (`policies.queues.within`)
 
 
 WAITING, RUNNING, DONE = int(JobState.WAITING), int(JobState.RUNNING), int(JobState.DONE)
+HELD = int(JobState.HELD)
 
 
 class Column(Generic[S]):
@@ -112,6 +116,13 @@ class Table:
         table = cls(lengths.pop() if lengths else 0)
         for name, values in columns.items():
             table._arrays[name][:] = values
+        return table
+
+    def replaced(self, **columns: NDArray[Any]) -> Self:
+        """The same table with other values in some columns (rows,); the rest is shared, not copied."""
+        table = type(self).__new__(type(self))
+        shared = {name: array[: self.rows] for name, array in self._arrays.items()}
+        table._arrays, table._shown, table.rows = shared | columns, [], self.rows
         return table
 
     def as_dict(self) -> dict[str, NDArray[Any]]:
@@ -247,6 +258,9 @@ class Jobs(Table):
     memory_bytes = _float("device memory it needs per GPU", 0.0)
     checkpoint_bytes = _float("size of a checkpoint", 0.0)
     restart_s = _float("cost of a preemption or resize: save, reload, initialise", 0.0)
+    claim = _int("row in `Observation.queues.claims`: who submitted it, and where; -1 not told")
+    gpu_types = _int("bits of the GPU models that it may run on, by index; -1 any")
+    together = Column(np.int8, 0, "0 anywhere; in one rack: 1 preferred, 2 required; in one node: 3, 4")
 
 
 class Speeds(Table):
@@ -323,6 +337,10 @@ class Observation:
     running: Ints
     gpu_models: tuple[str, ...] = ("gpu",)
     refused: tuple[Refusal, ...] = ()
+    queues: Queues = EMPTY
+    held: Ints = field(
+        default_factory=lambda: _NO_ROWS
+    )  # waiting jobs that are not in `waiting`, because a limit of their queue forbids a start
 
     @classmethod
     def of(
@@ -339,6 +357,7 @@ class Observation:
         speeds: Speeds | None = None,
         stores: Stores | None = None,
         gpu_models: tuple[str, ...] = ("gpu",),
+        queues: Queues = EMPTY,
     ) -> Observation:
         """Build an observation from some tables; `waiting` and `running` follow from `jobs.state`."""
         jobs = jobs if jobs is not None else Jobs()
@@ -356,7 +375,13 @@ class Observation:
             waiting=np.flatnonzero(jobs.state == JobState.WAITING).astype(np.int64),
             running=np.flatnonzero(jobs.state == JobState.RUNNING).astype(np.int64),
             gpu_models=gpu_models,
+            queues=queues,
         )
+
+    def snapshot(self) -> Observation:
+        """A copy that stays as it is when the world goes on."""
+        tables = {name: table.replaced(**table.as_dict()) for name, table in self.tables().items()}
+        return replace(self, **tables, waiting=self.waiting.copy(), running=self.running.copy())  # type: ignore[arg-type]
 
     def tables(self) -> Mapping[str, Table]:
         """The tables by name, in a fixed order."""

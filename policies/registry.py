@@ -32,6 +32,8 @@ BUILT_IN: dict[str, str] = {
     "easy": "equipoise.policies.baselines.allocation:Easy",
     "srtf": "equipoise.policies.baselines.allocation:Srtf",
     "las": "equipoise.policies.baselines.allocation:Las",
+    "multifactor": "equipoise.policies.queues.multifactor:Multifactor",
+    "kueue": "equipoise.policies.queues.kueue:Kueue",
 }
 
 

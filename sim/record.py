@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.policies.files import replacing, write_whole
+from equipoise.sim.fairness import fairness
 from equipoise.sim.job.account import WASTED_USES
 from equipoise.sim.scenario.tree import write_tree
 
@@ -79,7 +80,7 @@ class Run:
         row["idle_ratio"] = totals["idle_gpu_s"] / gpu_s
         for use in WASTE[1:]:
             row[f"{use}_ratio"] = float(jobs[f"{use}_gpu_s"].sum()) / gpu_s
-        return row | self._energy_and_money()
+        return row | self._energy_and_money() | fairness(self.jobs)
 
     def _energy_and_money(self) -> dict[str, float]:
         """What the totals say of both; a number that is not there is not known."""
@@ -173,6 +174,16 @@ def write_parquet(path: Path, columns: Mapping[str, NDArray[Any]]) -> None:
         connection.execute(
             f"COPY (SELECT {', '.join(listed)} FROM columns_) TO '{target}' (FORMAT parquet, COMPRESSION zstd)"
         )
+
+
+def read_parquet(path: Path) -> dict[str, NDArray[Any]]:
+    """The columns of a file that `write_parquet` wrote; texts as objects."""
+    with duckdb.connect(config={"threads": "1"}) as connection:
+        found = connection.execute("SELECT * FROM read_parquet(?)", [str(path)]).fetchnumpy()
+    return {
+        name: np.ma.filled(column) if np.ma.isMaskedArray(column) else column
+        for name, column in found.items()
+    }
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:

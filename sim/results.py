@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from equipoise.policies.contract import AllocationStage
 from equipoise.sim.job.account import BUSY, HELD, HELD_USES, LOST_TO_FAULTS, Use
 from equipoise.sim.job.training import TrainingJob
 from equipoise.sim.ledger.bill import Biller
@@ -33,6 +34,25 @@ def _passes(jobs: Iterable[TrainingJob]) -> list[str]:
     more = f" (and {len(split) - 1} more jobs)" if len(split) > 1 else ""
     return [f"job {job.name}{more}: memory holds {most} of the {part} samples of a worker's step, so it takes "
             f"{-(-part // most)} passes"]  # fmt: skip
+
+
+def _left_aside(world: SimWorld) -> list[str]:
+    """What the scenario declares of its queues and the policy does not heed; limits and places always hold."""
+    q, stages = world.scenario.queues, world.policy.stages
+    weights = q.priority
+    declared = {
+        "priority": weights is not None,
+        "fair share": weights is not None and weights.fairshare > 0,
+        "backfill": q.backfill is not None and q.backfill.depth > 0,
+        "reclaim": any(queue.reclaim != "never" or queue.within != "never" for queue in q.queues),
+        "queue order": any(queue.order == "strict" for queue in q.queues),
+        "fair sharing": q.fair_sharing,
+        "topology preferred": any(
+            "preferred" in (job.together or "") for job in world.scenario.workload.jobs
+        ),
+    }
+    honoured = {what for s in stages if isinstance(s, AllocationStage) for what in s.honours}
+    return [what for what, there in declared.items() if there and what not in honoured]
 
 
 class Results:
@@ -107,6 +127,8 @@ class Results:
         notes = list(world.demand.notes)
         if not is_random:
             notes.append("no noise, faults or estimate error: every seed gives the same run")
+        if left := _left_aside(world):
+            notes.append(f"policy {world.policy.name} leaves aside what 'queues' says of {', '.join(left)}")
         if _input_free(world):
             notes.append(
                 "preprocessing and reads from a node's own disk never limit: no preprocess_time, ingest or "

@@ -41,6 +41,10 @@ LABELS = {
     "lost_to_faults_usd": "    lost to faults",
     "energy_per_useful_sample_j": "energy a sample",
     "cost_per_useful_sample_usd": "cost per 1e6 samples",
+    "fairness_user": "fairness, users",
+    "fairness_account": "fairness, accounts",
+    "fairness_queue": "fairness, queues",
+    "fairness_worst": "worst finish-time ratio",
 }
 METRICS = tuple(LABELS)
 """Names of `Run.summary`, in its order."""
@@ -50,6 +54,13 @@ IN_DETAIL = (
 )  # fmt: skip
 """Metrics that a comparison leaves to its other formats: their shares of the time stand in the table already."""
 UNKNOWN = "-"
+
+
+def is_worth_a_line(metric: str, known: bool) -> bool:
+    """Whether a table has a line for a metric: what is not known has none where only some scenarios have it."""
+    return known or not (metric.endswith(("_usd", "_j")) or metric.startswith("fairness_"))
+
+
 _DECIMALS = 3
 PER_JOB = ("completion_p50_s", "completion_p95_s", "completion_p99_s")
 

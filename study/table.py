@@ -10,7 +10,16 @@ from itertools import groupby
 from typing import Any
 
 from equipoise.sim.scenario.units import format_share
-from equipoise.study.display import IN_DETAIL, LABELS, PER_JOB, UNKNOWN, digits, plus_minus, show
+from equipoise.study.display import (
+    IN_DETAIL,
+    LABELS,
+    PER_JOB,
+    UNKNOWN,
+    digits,
+    is_worth_a_line,
+    plus_minus,
+    show,
+)
 from equipoise.study.statistics import Interval
 
 _GAP = 2
@@ -98,7 +107,7 @@ def _shown(cells: Sequence[Cell]) -> Iterator[list[Cell]]:
         found = list(group)
         known = any(math.isfinite(cell.value.mean) for cell in found)
         detail = metric in IN_DETAIL or (one_job and metric in PER_JOB)  # percentiles of one job are its time
-        if not detail and (known or not metric.endswith(("_usd", "_j"))):
+        if not detail and is_worth_a_line(metric, known):
             yield found
 
 

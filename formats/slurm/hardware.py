@@ -194,10 +194,11 @@ def read_qos(source: str | Path | bytes, *, name: str = "") -> tuple[Qos, ...]:
         raise file.error(1, "no header `Name|Priority|...` of `sacctmgr show qos -P`")
     header = [column.strip() for column in lines[0].split(mark)]
     rows = [dict(zip(header, line.split(mark), strict=False)) for line in lines[1:]]
-    return tuple(_qos(row) for row in rows)
+    return tuple(qos_of(row) for row in rows)
 
 
-def _qos(row: Mapping[str, str]) -> Qos:
+def qos_of(row: Mapping[str, str]) -> Qos:
+    """A QOS from its columns by name."""
     own = {"Name", "Priority", "GraceTime", "Preempt", "PreemptMode", "Flags", "UsageFactor", "MaxWall"}
     filled = {key: value.strip() for key, value in row.items() if value.strip() and key not in own}
     limits = {key: parse_tres(value) for key, value in filled.items() if "=" in value}
@@ -219,6 +220,6 @@ def _qos(row: Mapping[str, str]) -> Qos:
 
 
 __all__ = [
-    "Gres", "Qos", "SlurmTopology", "Switch", "read_gres_conf", "read_qos", "read_topology_conf",
+    "Gres", "Qos", "SlurmTopology", "Switch", "qos_of", "read_gres_conf", "read_qos", "read_topology_conf",
     "read_topology_yaml",
 ]  # fmt: skip

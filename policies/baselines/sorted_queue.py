@@ -220,13 +220,15 @@ def _rebuilt(o: Observation, columns: Columns) -> Memory:
     return {
         "key": frozen(key[order]), "row": frozen(row[order]), "head": 0,
         "new_key": NO_VALUES, "new_row": NO_ROWS, "new_head": 0,
-        "jobs": len(o.jobs), "waiting": len(o.waiting), "time_s": o.time_s,
+        "jobs": len(o.jobs), "waiting": len(o.waiting), "time_s": o.time_s, "held": o.held,
     }  # fmt: skip
 
 
 def queue_now(memory: Memory, o: Observation, columns: Columns, again: Ints = NO_ROWS) -> Memory:
     """The queue with all jobs that wait now; `again` are rows that may have come back or changed key."""
     if not memory or memory["jobs"] > len(o.jobs) or memory["time_s"] > o.time_s:
+        return _rebuilt(o, columns)
+    if len(memory["held"]) + len(o.held) and not np.array_equal(memory["held"], o.held):
         return _rebuilt(o, columns)
     if memory["jobs"] == len(o.jobs) and memory["waiting"] == len(o.waiting) and not len(again):
         return memory
@@ -243,7 +245,7 @@ def queue_now(memory: Memory, o: Observation, columns: Columns, again: Ints = NO
     return {
         "key": memory["key"], "row": memory["row"], "head": memory["head"],
         "new_key": frozen(key[:held]), "new_row": frozen(row[:held]), "new_head": 0,
-        "jobs": len(o.jobs), "waiting": len(o.waiting), "time_s": o.time_s,
+        "jobs": len(o.jobs), "waiting": len(o.waiting), "time_s": o.time_s, "held": o.held,
     }  # fmt: skip
 
 

@@ -38,9 +38,11 @@ from equipoise.policies.contract import (
     refine,
 )
 from equipoise.policies.observation import TABLES, Observation, Table
+from equipoise.policies.queues.declared import EMPTY, Queues
+from equipoise.policies.queues.within import within_queues
 
 FORMAT = {"format": "equipoise-journal", "version": 1}
-_CLASSES: dict[str, type[Any]] = {c.__name__: c for c in (Plan, Moves, Allocation, Reason, Refusal)}
+_CLASSES: dict[str, type[Any]] = {c.__name__: c for c in (Plan, Moves, Allocation, Reason, Refusal, Queues)}
 
 
 class JournalError(ValueError):
@@ -151,6 +153,7 @@ def _encode_observation(o: Observation) -> dict[str, Any]:
         **{name: _encode(getattr(o, name)) for name in _SCALARS},
         **{name: {k: _encode_array(v) for k, v in t.as_dict().items()} for name, t in o.tables().items()},
         **({"refused": _encode(o.refused)} if o.refused else {}),
+        **({"queues": _encode(o.queues)} if o.queues is not EMPTY else {}),
     }
 
 
@@ -159,7 +162,9 @@ def _decode_observation(value: dict[str, Any]) -> Observation:
         name: cls.of(**{k: _decode(v) for k, v in value[name].items()}) for name, cls in TABLES.items()
     }
     scalars = {name: _decode(value[name]) for name in _SCALARS}
-    return Observation(**scalars, **tables, refused=_decode(value.get("refused", {"$tuple": []})))  # type: ignore[arg-type]
+    refused = _decode(value.get("refused", {"$tuple": []}))
+    queues = _decode(value["queues"]) if "queues" in value else EMPTY
+    return Observation(**scalars, **tables, refused=refused, queues=queues)  # type: ignore[arg-type]
 
 
 def encode(decision: Decision, refused: Sequence[Refusal] = ()) -> str:
@@ -292,11 +297,12 @@ def replay(policy: Policy, path: Path | str) -> list[str]:
 
     Raises JournalError as `read` does.
     """
-    found = []
+    found, within = [], within_queues(policy)
     for entry in read(path):
         then, at = entry.decision, f"{path}:{entry.line}: at {entry.decision.observation.time_s} s"
         try:
-            now = refine(policy, then.observation, then.memory_before)
+            chosen = within if then.observation.queues.restricts else policy
+            now = refine(chosen, then.observation, then.memory_before)
         except StageError as error:
             found.append(f"{at}: {error}")
             continue

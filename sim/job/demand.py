@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.formats.text.columns import Text
-from equipoise.policies.observation import Floats, Ints
+from equipoise.policies.observation import Bools, Floats, Ints
 from equipoise.sim.cluster.cluster import Cluster
 from equipoise.sim.cost.step import replica_cost_s
+from equipoise.sim.job.claims import Claims, make_claims, refuse_too_large, texts_by_kind
 from equipoise.sim.scenario.model import Checkpoint, Data, Job, Model, Scenario, TraceSpec, TrainingJobs
 from equipoise.sim.scenario.tree import InputError
 from equipoise.sim.traces.read import Trace
@@ -23,7 +24,8 @@ from equipoise.sim.traces.read import Trace
 class Demand:
     """Parallel columns over jobs; `training[row]` is the specification of a training job, else it is rigid.
 
-    columns: what a trace says of its jobs beside this, "" or NaN for jobs of the scenario's own list.
+    columns: what is known of jobs beside this (who submitted them, and what else a trace says), "" or NaN where
+    nothing is. claims: the same as codes, with what is declared of queues.
     """
 
     id: Ints
@@ -37,6 +39,7 @@ class Demand:
     training: dict[int, Job]
     notes: tuple[str, ...]
     columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    claims: Claims = field(default_factory=Claims)
 
     def __len__(self) -> int:
         return len(self.id)
@@ -96,7 +99,47 @@ def make_demand(scenario: Scenario, trace: Trace | None, cluster: Cluster) -> De
         {} if trace is None else _columns(trace, len(listed), order),
     )
     _check_fits(scenario, demand, cluster)
-    return demand
+    return _claimed(scenario, demand, cluster, {back[k]: job for k, (_, _, job) in enumerate(listed)})
+
+
+def _claimed(scenario: Scenario, demand: Demand, cluster: Cluster, listed: Mapping[int, Job]) -> Demand:
+    """With who submitted what, and without jobs that no limit ever lets start, where these are to be left out."""
+    rows = np.array(list(listed), dtype=np.int64)
+    texts = texts_by_kind(demand.columns, list(listed.values()), rows, len(demand))
+    least = demand.gpus.copy()
+    for row, job in demand.training.items():
+        model = scenario.workload.models[job.model or ""]
+        per = model.parallel.tensor * model.parallel.pipeline
+        least[row] = (job.workers_min or max(1, job.gpus // per)) * per
+    words = demand.columns.get("gpu_type")
+    share = np.minimum(demand.gpu_share, 1.0)
+    claims = make_claims(scenario, cluster, texts, words, listed, least, share)
+    found = replace(
+        demand, columns={**demand.columns, **texts}, claims=claims, notes=(*demand.notes, *claims.notes)
+    )
+    stay = refuse_too_large(scenario, claims, demand.name, least, scenario.queues.too_large == "leave-out")
+    return found if stay.all() else _without(found, stay)
+
+
+def _without(demand: Demand, stay: Bools) -> Demand:
+    """Only the jobs that stay, and a note on the others."""
+    kept, out = np.flatnonzero(stay), np.flatnonzero(~stay)
+    if not len(kept):
+        raise InputError(["queues: no job is left: the limits let none of them start"])
+    first, claims = int(out[0]), demand.claims
+    note = f"{len(out)} jobs left out: they can never start; first {demand.name[first]}: {claims.too_large[first]}"
+    new = {old: k for k, old in enumerate(kept.tolist())}
+    return Demand(
+        demand.id[kept], [demand.name[k] for k in kept], demand.arrival_s[kept], demand.gpus[kept],
+        demand.gpu_share[kept], demand.priority[kept], demand.duration_s[kept],
+        [demand.checkpoint[k] for k in kept],
+        {new[row]: job for row, job in demand.training.items() if row in new},
+        (*demand.notes, note), {name: column[kept] for name, column in demand.columns.items()},
+        replace(
+            claims, claim=claims.claim[kept], gpu_types=claims.gpu_types[kept], together=claims.together[kept],
+            too_large=(),
+        ),
+    )  # fmt: skip
 
 
 def _columns(trace: Trace, listed: int, order: Ints) -> dict[str, NDArray[Any]]:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from equipoise.sim.scenario.faults import Faults as Faults
+from equipoise.sim.scenario.queues import Queues
 from equipoise.sim.scenario.section import Count, Positive, Section, Span
 from equipoise.sim.scenario.transformer import TransformerSpec
 from equipoise.sim.scenario.units import (
@@ -270,6 +271,13 @@ class Job(Section):
     data: Data | None = None
     checkpoint: Checkpoint = Checkpoint()
     on_worker_loss: Literal["restart", "regroup"] = "restart"
+    user: str = ""
+    account: str = ""
+    partition: str = ""
+    qos: str = ""
+    queue: str = ""
+    gpu_types: tuple[str, ...] = ()  # accelerators or groups of nodes, any of them; none: all
+    together: Literal["rack-preferred", "rack-required", "node-preferred", "node-required"] | None = None
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
@@ -423,6 +431,7 @@ class Scenario(Section):
     energy: Energy = Energy()
     thermal: Thermal | None = None
     cost: Cost = Cost()
+    queues: Queues = Queues()
     seed: Annotated[Int, Field(ge=0)] = 0
     horizon: Span | None = None  # stop here; none: run until every job is done
 

@@ -103,7 +103,7 @@ class Observer:
         return Observation(
             now_s, window_s, self.cluster.nodes, self.cluster.gpus, roster.table, self.workers, self.shards,
             self.paths, self.speeds, self.stores, roster.waiting.rows, roster.running.rows,
-            self.cluster.gpu_models, refused,
+            self.cluster.gpu_models, refused, roster.demand.claims.queues,
         )  # fmt: skip
 
     def _observe_training(self, now_s: float) -> None:

@@ -43,6 +43,9 @@ class Roster:
             ("service_s", demand.duration_s * factor), ("restart_s", initialisation_s),
         ):  # fmt: skip
             self.columns[name][:] = values
+        if len(demand.claims.claim):
+            for name in ("claim", "gpu_types", "together"):
+                self.columns[name][:] = getattr(demand.claims, name)
         resize(self.table, 0)
         columns = self.columns
         self.state, self._held, self._waited_s = columns["state"], columns["gpus_held"], columns["waited_s"]

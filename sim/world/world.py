@@ -6,13 +6,23 @@ Handlers change state and ask for a decision; one decision per instant, after al
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from simpy.events import Event
 
-from equipoise.policies.contract import AllocationStage, Decision, Memory, Plan, Policy, Refusal, decide
+from equipoise.policies.contract import (
+    AllocationStage,
+    Decision,
+    Memory,
+    Plan,
+    Policy,
+    Refusal,
+    decide,
+    refine,
+)
 from equipoise.policies.observation import Floats, Observation, writable
+from equipoise.policies.queues.within import within_queues
 from equipoise.sim.advance.event_by_event import EventByEvent
 from equipoise.sim.advance.fast import Fast
 from equipoise.sim.clock import Clock
@@ -93,6 +103,7 @@ class SimWorld:
         prices: Prices,
         timeline: bool = False,
     ) -> None:
+        policy = within_queues(policy) if demand.claims.queues.restricts else policy
         self.scenario, self.demand, self.cluster, self.policy = scenario, demand, cluster, policy
         self.seed, self.on_decision, self.prices = seed, on_decision, prices
         self.clock = Clock()
@@ -246,7 +257,7 @@ class SimWorld:
     def _decide(self) -> None:
         if self._nothing_to_start():
             return
-        decision, refused = decide(self.policy, self, self.memory)
+        decision, refused = decide(self.policy, self, self.memory, self._refine)
         self.memory, plan = decision.memory, decision.plan
         self.decided += 1
         self.decisions.revisit_at(plan.revisit_s)
@@ -256,6 +267,11 @@ class SimWorld:
             self._check_not_stalled()
         else:
             self._idle_ticks = 0
+
+    def _refine(self, policy: Policy, observation: Observation, memory: Mapping[str, Memory]) -> Decision:
+        """As `refine`; a decision that is told keeps what was seen, as the tables change when it is carried out."""
+        seen = observation if self.on_decision is None else observation.snapshot()
+        return refine(policy, seen, memory)
 
     def _nothing_to_start(self) -> bool:
         """Whether the policy can only start jobs, and none can be: nothing waits, or nothing is free."""

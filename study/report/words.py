@@ -191,7 +191,9 @@ def _swept(study: Study, best: Point) -> list[Sentence]:
     if effects:
         listed = ", ".join(f"{key} {digits(factor)}x" for key, factor in effects[:4])
         told.append(
-            Sentence(f"From its best to its worst value, averaged over the rest, each changes it by: {listed}.")
+            Sentence(
+                f"From its best to its worst value, averaged over the rest, each changes it by: {listed}."
+            )
         )
     return told
 

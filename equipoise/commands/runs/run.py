@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +54,7 @@ def run(
     timeline: bool,
     journal: bool,
 ) -> int:
-    """Simulate SCENARIO under one policy and print what came of it."""
+    """Simulate SCENARIO under one policy and print the result."""
     from equipoise import api
     from equipoise.policies.registry import make_policy
     from equipoise.sim.run import RunFailed, RunInterrupted
@@ -89,17 +90,53 @@ def run(
     return code
 
 
+_GROUPS = 12
+
+
+def _fairness_rows(made: Run) -> dict[str, Any]:
+    """Every user, account, queue and partition, where jobs tell."""
+    from equipoise.sim.fairness import KINDS, groups
+
+    return {kind: rows for kind in KINDS if (rows := groups(made.jobs, kind))}
+
+
+def _groups(made: Run) -> Iterator[str]:
+    """How users, accounts and queues fared: those with most service."""
+    from equipoise.sim.fairness import KINDS, groups
+    from equipoise.study.display import digits, show
+
+    for kind in KINDS:
+        rows = groups(made.jobs, kind)
+        if len(rows) < 2:
+            continue
+        head = (kind, "jobs", "GPU hours", "waiting", "finish-time ratio", "worst")
+        lines = [
+            (r[kind], str(r["jobs"]), f"{r['service_gpu_s'] / 3600:.1f}", show("_s", r["queueing_mean_s"]),
+             digits(r["finish_ratio_mean"]), digits(r["finish_ratio_worst"]))
+            for r in rows[:_GROUPS]
+        ]  # fmt: skip
+        yield ""
+        yield from aligned([head, *lines], (False, True, True, True, True, True))
+        if len(rows) > _GROUPS:
+            yield f"and {len(rows) - _GROUPS} more"
+
+
 def _shown(made: Run, form: str) -> str:
     head = {"scenario": made.scenario_name, "policy": made.policy_name, "seed": made.seed}
     row: dict[str, Any] = {**head, "identity": made.identity, "cpu_s": made.cpu_s, **made.summary()}
     if form == "table":
-        from equipoise.study.display import LABELS, show
+        from equipoise.study.display import LABELS, is_worth_a_line, show
 
-        row = {k: v for k, v in made.summary().items() if math.isfinite(v) or not k.endswith(("_usd", "_j"))}
+        row = {k: v for k, v in made.summary().items() if is_worth_a_line(k, math.isfinite(v))}
         lines = [(LABELS.get(k, k), f"{show(k, v):>12}") for k, v in row.items()]
         title = f"{made.scenario_name}: {made.policy_name}, seed {made.seed}, {made.cpu_s:.2f} s of CPU"
-        return "\n".join([title, "", *aligned(lines)]) + "\n"
+        return "\n".join([title, "", *aligned(lines), *_groups(made)]) + "\n"
     if form == "csv":
         return as_csv(list(row), [list(row.values())])
-    more = {"totals": dict(made.totals), "notes": list(made.notes), "stopped": made.stopped}
+    more = {
+        "fairness": _fairness_rows(made),
+        "totals": dict(made.totals),
+        "notes": list(made.notes),
+        "stopped": made.stopped,
+    }
     return json.dumps(plain({"schema_version": 1, **row, **more}), indent=2) + "\n"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from equipoise.sim.scenario.tree import InputError
 
@@ -71,7 +72,11 @@ class Switch:
 
 @dataclass
 class Site:
-    """What is known of a site. aside: what has no counterpart in a scenario, by heading."""
+    """What is known of a site. aside: what has no counterpart in a scenario, by heading.
+
+    queues: the section `queues`; nodes in it are frozensets of the site's names until it is written. jobs: of the
+    scenario's own list. extra: further sections.
+    """
 
     name: str = "site"
     nodes: list[Nodes] = field(default_factory=list)
@@ -79,6 +84,9 @@ class Site:
     policy: str = "easy"
     policy_why: str = "assumed: no scheduler is told"
     aside: dict[str, list[str]] = field(default_factory=dict)
+    queues: dict[str, Any] = field(default_factory=dict)
+    jobs: list[dict[str, Any]] = field(default_factory=list)
+    extra: dict[str, Any] = field(default_factory=dict)
 
     def add_aside(self, heading: str, *lines: str) -> None:
         """List what has no counterpart."""
@@ -104,6 +112,18 @@ class Site:
         self.nodes = [group for group in self.nodes if group.gpus >= 1]
         if not self.nodes:
             raise InputError(["no node with GPUs in these files; --count cpus takes each core for a GPU"])
+
+    def split_by_partition(self) -> None:
+        """Make groups of nodes that are in the same partitions, so that partitions are whole groups."""
+        sets = [p["nodes"] for p in self.queues.get("partitions", ()) if "nodes" in p]
+        made: list[Nodes] = []
+        for group in self.nodes:
+            parts: dict[tuple[bool, ...], list[str]] = {}
+            for name in group.names:
+                parts.setdefault(tuple(name in nodes for nodes in sets), []).append(name)
+            whole = len(parts) < 2
+            made += [group] if whole else [replace(group, names=tuple(n), count=0) for n in parts.values()]
+        self.nodes = made
 
 
 def span(names: Sequence[str]) -> str:

@@ -4,34 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from equipoise.formats.kueue.objects import ClusterQueue, KubeNode, KueueObjects, Quota, ResourceFlavor
-from equipoise.sim.loading.site.cluster import Nodes, Site, Switch
+from equipoise.formats.kueue.objects import KubeNode, KueueObjects, ResourceFlavor
+from equipoise.sim.loading.site.cluster import Nodes, Site, Switch, accelerator_of
+from equipoise.sim.loading.site.queues import add_queues
 
 _PRODUCT = ("nvidia.com/gpu.product", "cloud.google.com/gke-accelerator", "amd.com/gpu.product-name")
 _HOST = "kubernetes.io/hostname"
 
 
 def add_kueue(site: Site, found: KueueObjects, unit: str) -> None:
-    """Nodes as they are listed, else as many as the nominal quotas add up to; queues as comments."""
+    """Nodes as they are listed, else as many as the nominal quotas add up to; and its queues."""
     if found.nodes:
         _add_nodes(site, found)
     elif not site.nodes:
         _add_quotas(site, found, unit)
-    for queue in found.cluster_queues:
-        site.add_aside("Cluster queues", *_queue_lines(queue))
-    strict = [q for q in found.cluster_queues if q.strategy == "StrictFIFO"]
     if found.cluster_queues:
-        all_strict = len(strict) == len(found.cluster_queues)
-        site.policy = "fifo" if all_strict else "easy"
-        order = "StrictFIFO" if all_strict else "BestEffortFIFO"
-        site.policy_why = f"{order}; nearest here, without the quotas below"
-    cohorts = (
-        f"{c.name} in {c.parent or 'none'}, weight {c.weight:g}; {_quotas(c.quotas)}" for c in found.cohorts
-    )
-    site.add_aside("Cohorts", *cohorts)
-    site.add_aside(
-        "Local queues", *(f"{q.namespace}/{q.name} of {q.cluster_queue}" for q in found.local_queues)
-    )
+        site.policy, site.policy_why = "kueue", "whose queues these are"
+        add_queues(site, found, unit, _kinds(site, found))
     flavors = (f"{f.name}: {_labels(f.node_labels)}, topology {f.topology or 'none'}" for f in found.flavors)
     site.add_aside("Flavors", *flavors)
     site.add_aside(
@@ -40,21 +29,20 @@ def add_kueue(site: Site, found: KueueObjects, unit: str) -> None:
     site.add_aside("Left out", *(f"{change.count} {change.reason}" for change in found.changes))
 
 
-def _queue_lines(queue: ClusterQueue) -> Iterable[str]:
-    yield (
-        f"{queue.name} in cohort {queue.cohort or 'none'}: {queue.strategy}, preemption within the queue "
-        f"{queue.within_cluster_queue}, reclaim {queue.reclaim_within_cohort}, while borrowing "
-        f"{queue.borrow_within_cohort}, weight {queue.weight:g}; {_quotas(queue.quotas)}"
-    )
-
-
-def _quotas(quotas: Iterable[Quota]) -> str:
-    return ", ".join(
-        f"{q.flavor} {q.resource} {q.nominal:g}"
-        + ("" if q.borrowing_limit is None else f" (borrows up to {q.borrowing_limit:g})")
-        + ("" if q.lending_limit is None else f" (lends up to {q.lending_limit:g})")
-        for q in quotas
-    )
+def _kinds(site: Site, found: KueueObjects) -> dict[str, str]:
+    """The accelerator of each flavor, "" where its labels do not tell: by its product, else by its nodes."""
+    kinds = {group.gpu_type for group in site.nodes if group.gpus}
+    told = {}
+    for flavor in found.flavors:
+        product = _product(flavor) if any(key in flavor.node_labels for key in _PRODUCT) else ""
+        mine = {
+            next((node.labels[key] for key in _PRODUCT if key in node.labels), "")
+            for node in found.nodes
+            if node.gpus and flavor.node_labels.items() <= node.labels.items()
+        }
+        product = product or (mine.pop() if len(mine) == 1 and len(kinds) > 1 else "")
+        told[flavor.name] = accelerator_of(product)[0] if product else ""
+    return told
 
 
 def _labels(labels: Mapping[str, str]) -> str:

@@ -17,11 +17,11 @@ from equipoise.formats.traces.published import TraceNodes
 from equipoise.sim.loading.site.cluster import Nodes, Site
 from equipoise.sim.loading.site.fabric import add_fabric, node_of_matrix, node_of_nccl
 from equipoise.sim.loading.site.kubernetes import add_kueue
+from equipoise.sim.loading.site.queues import add_accounts, add_generated, add_partition, add_qos
 from equipoise.sim.loading.site.slurm import (
     add_config,
     add_gres,
     add_nodes,
-    add_qos,
     add_topology,
     partition_line,
 )
@@ -29,7 +29,8 @@ from equipoise.sim.loading.site.write import scenario_text
 from equipoise.sim.scenario.tree import InputError
 
 _ORDER = ("slurm.conf", "sinfo", "nodes-json", "scontrol", "trace-nodes", "kueue", "gres.conf", "topology.conf",
-          "topology.yaml", "sacctmgr-qos", "nccl-topology", "nvidia-smi-topo", "ibnetdiscover")  # fmt: skip
+          "topology.yaml", "sacctmgr-qos", "sacctmgr-assoc", "sacctmgr-dump", "sacctmgr-script",
+          "kueue-generator", "nccl-topology", "nvidia-smi-topo", "ibnetdiscover")  # fmt: skip
 """What holds nodes comes first, what adds to them later."""
 
 
@@ -81,7 +82,11 @@ def _add(site: Site, kind: str, found: Any, unit: str, gpus: int) -> None:
         "gres.conf": lambda: add_gres(site, found),
         "topology.conf": lambda: add_topology(site, [found]),
         "topology.yaml": lambda: add_topology(site, found),
-        "sacctmgr-qos": lambda: add_qos(site, found),
+        "sacctmgr-qos": lambda: add_qos(site, found, unit),
+        **dict.fromkeys(
+            ("sacctmgr-assoc", "sacctmgr-dump", "sacctmgr-script"), lambda: add_accounts(site, found, unit)
+        ),
+        "kueue-generator": lambda: add_generated(site, found),
         "sinfo": lambda: add_nodes(site, found),
         "nodes-json": lambda: add_nodes(site, found),
         "scontrol": lambda: _add_blocks(site, found),
@@ -98,7 +103,9 @@ def _add(site: Site, kind: str, found: Any, unit: str, gpus: int) -> None:
 
 def _add_blocks(site: Site, blocks: Any) -> None:
     add_nodes(site, nodes_of(blocks))
-    site.add_aside("Partitions", *map(partition_line, partitions_of(blocks)))
+    for partition in partitions_of(blocks):
+        add_partition(site, partition)
+        site.add_aside("Partitions", *([line] if (line := partition_line(partition)) else []))
 
 
 def _add_trace_nodes(site: Site, nodes: TraceNodes) -> None:

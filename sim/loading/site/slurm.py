@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from equipoise.formats.slurm.config import Partition, SlurmConfig
-from equipoise.formats.slurm.hardware import Gres, Qos, SlurmTopology
+from equipoise.formats.slurm.hardware import Gres, SlurmTopology
 from equipoise.formats.slurm.nodes import NodeRow
 from equipoise.sim.loading.site.cluster import Nodes, Site, Switch
+from equipoise.sim.loading.site.queues import add_scheduling
 
 _SCHEDULING = ("priority", "sched", "preempt", "select", "fairshare", "accountingstorageenforce", "enforcepart",
                "maxjob", "maxarray", "jobrequeue", "overtimelimit", "topology")  # fmt: skip
 
 
 def add_config(site: Site, config: SlurmConfig) -> None:
-    """Nodes, the scheduler, and as comments partitions and priorities."""
+    """Nodes, partitions, priorities and backfill; the rest as comments."""
     site.name = config.cluster or site.name
     for line in config.nodes:
         memory = line.memory_bytes if line.memory_bytes > 0 else None
         site.nodes.append(Nodes(line.names, line.gpus, line.gpu_type, line.cpus, memory))
         if line.state.upper() not in ("UNKNOWN", "CLOUD", "IDLE"):
             site.add_aside("States of nodes", f"{line.names[0]} ...: {line.state}")
-    kind = config.settings.get("schedulertype", "sched/backfill").removeprefix("sched/")
-    site.policy = "fifo" if kind == "builtin" else "easy"
-    given = "as configured" if "schedulertype" in config.settings else "Slurm's default"
-    site.policy_why = f"sched/{kind}, {given}; nearest here, without the priorities and limits below"
-    site.add_aside("Partitions", *map(partition_line, config.partitions))
+    used = add_scheduling(site, config)
+    site.add_aside("Partitions", *(line for p in config.partitions if (line := partition_line(p))))
     about = {k: v for k, v in config.settings.items() if k.startswith(_SCHEDULING)}
-    site.add_aside("Scheduling", *(f"{key}={value}" for key, value in about.items()))
+    site.add_aside("Scheduling", *(f"{key}={value}" for key, value in about.items() if key not in used))
     rest = sorted(set(config.settings) - set(about) - {"clustername"})
     site.add_aside("Other settings of slurm.conf, by name only", *([", ".join(rest)] if rest else []))
     site.add_aside(
@@ -43,18 +41,15 @@ def add_config(site: Site, config: SlurmConfig) -> None:
 
 
 def partition_line(partition: Partition) -> str:
-    """A partition in words."""
+    """What of a partition a scenario does not tell, in words."""
     told = {
-        "nodes": partition.nodes,
         "longest": _hours(partition.max_time_s),
         "default time": _hours(partition.default_time_s),
-        "priority tier": str(partition.priority_tier),
-        "QOS": partition.qos,
         "preemption": partition.preempt_mode,
         **partition.other,
     }
     listed = ", ".join(f"{key} {value}" for key, value in told.items() if value)
-    return f"{partition.name}{' (default)' if partition.default else ''}: {listed}"
+    return f"{partition.name}: {listed}" if listed else ""
 
 
 def _hours(time_s: float | None) -> str:
@@ -102,19 +97,6 @@ def add_topology(site: Site, topologies: Sequence[SlurmTopology]) -> None:
     for part in made:
         more = ", ".join(f"{key}={value}" for key, value in part.other.items())
         site.add_aside("More on switches", *([f"{part.name}: {more}"] if more else []))
-
-
-def add_qos(site: Site, rows: Sequence[Qos]) -> None:
-    """QOS, as comments: the scenario has no limits by user and account."""
-    for qos in rows:
-        limits: Mapping[str, object] = {
-            **{k: ",".join(f"{a}={b}" for a, b in v.items()) for k, v in qos.limits.items()}, **qos.counts
-        }  # fmt: skip
-        listed = ", ".join(f"{key} {value}" for key, value in limits.items())
-        preempts = f", preempts {','.join(qos.preempt)}" if qos.preempt else ""
-        site.add_aside(
-            "QOS", f"{qos.name}: priority {qos.priority}{preempts}{', ' if listed else ''}{listed}"
-        )
 
 
 def add_nodes(site: Site, rows: Sequence[NodeRow]) -> None:

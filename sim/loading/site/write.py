@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import yaml
 
 from equipoise.sim.loading.site.cluster import NIC_BYTES_PER_S, Nodes, Site, Switch, accelerator_of, span
 
@@ -13,18 +16,71 @@ _WIDTH = 100
 
 def scenario_text(site: Site, sources: Sequence[str], workload: Mapping[str, str]) -> str:
     """YAML of a scenario; workload: keys of `workload.trace`, none for a scenario without jobs of its own."""
+    site.split_by_partition()
     labels = _labels(site.nodes)
     lines = [f"# Written by `equipoise import` from {', '.join(sources)}.", "schema_version: 1"]
     lines += [f"name: {_plain(site.name)}", "cluster:", "  nodes:"]
     for group, label in zip(site.nodes, labels, strict=True):
         lines += _node_lines(group, label)
     lines += _topology(site, labels)
-    if workload:
+    if site.jobs:
+        lines += ["workload:", "  jobs:", *(f"    - {_flow(job)}" for job in site.jobs)]
+    elif workload:
         lines += ["workload:", "  trace:", *(f"    {key}: {value}" for key, value in workload.items())]
     else:
         lines += ["workload: {}  # no jobs: name them with --trace FILE"]
-    lines += [f"policy: [{site.policy}]  # {site.policy_why}"]
+    lines += [f"policy: [{site.policy}]  # {site.policy_why}", *_queues(site, labels)]
+    lines += [f"{key}: {_flow(value)}" for key, value in site.extra.items()]
     return "\n".join([*lines, *_aside(site)]) + "\n"
+
+
+def _flow(value: Any) -> str:
+    return yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10**6).strip()
+
+
+def _queues(site: Site, labels: Sequence[str]) -> Iterator[str]:
+    """The section `queues`: what is a single thing on one line, else one entry a line."""
+    told = (
+        {**site.queues, "partitions": list(_partitions(site, labels))}
+        if "partitions" in site.queues
+        else site.queues
+    )
+    known = {entry["name"] for entry in told.get("qos", ())}
+    strange = {
+        p["qos"]: {"name": p["qos"]}
+        for p in told.get("partitions", ())
+        if p.get("qos", "") not in {"", *known}
+    }
+    if strange:
+        told = {**told, "qos": [*told.get("qos", ()), *strange.values()]}
+        site.add_aside("QOS of partitions without limits here (`sacctmgr show qos -P` tells them)", *strange)
+    if told:
+        yield "queues:"
+    for key, value in told.items():
+        if isinstance(value, list):
+            yield f"  {key}:"
+            yield from (f"    - {_flow(entry)}" for entry in value)
+        else:
+            yield f"  {key}: {_flow(value)}"
+    if told:
+        yield "  too_large: leave-out  # jobs that a limit never lets start are counted, not run"
+
+
+def _partitions(site: Site, labels: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Partitions with groups in place of the site's nodes; those without any here are comments."""
+    for part in site.queues["partitions"]:
+        names = part.get("nodes")
+        groups = [
+            label for group, label in zip(site.nodes, labels, strict=True)
+            if names is None or (group.names and group.names[0] in names)
+        ]  # fmt: skip
+        if not groups:
+            site.add_aside("Partitions without nodes of the scenario", part["name"])
+            continue
+        everywhere = names is None or len(groups) == len(labels)
+        yield {key: value for key, value in part.items() if key != "nodes"} | (
+            {} if everywhere else {"nodes": groups}
+        )
 
 
 def _plain(name: str) -> str:

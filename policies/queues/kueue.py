@@ -1,0 +1,389 @@
+"""`kueue`: admission by quota, with borrowing, lending, reclaiming and preemption, as Kueue does it.
+
+Rules: kueue `pkg/scheduler/scheduler.go` (order of a cycle), `pkg/scheduler/preemption/preemption.go` (whom to stop),
+https://kueue.sigs.k8s.io/docs/concepts/cluster_queue/. A cycle looks at the head of every queue at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+
+from equipoise.policies.allocation.draft import Hand
+from equipoise.policies.baselines.queueing import NONE_WAITS, PLANNED, unchanged
+from equipoise.policies.contract import AllocationStage, Memory, Plan
+from equipoise.policies.observation import Bools, Ints, Observation
+from equipoise.policies.queues.declared import ANY_PRIORITY, LOWER_OR_NEWER, NEVER
+from equipoise.policies.queues.limits import (
+    ROUNDING,
+    Quota,
+    allowed_nodes,
+    amounts_of,
+    held_amounts,
+    node_model,
+)
+from equipoise.policies.queues.places import masks, place_job, start_on, wanted_gpus
+
+
+@dataclass(frozen=True)
+class Kueue(AllocationStage):
+    """Kueue's admission: each queue within its quota, idle quota lent in its cohort, and taken back.
+
+    Order: in a cycle the heads of all queues, by priority and arrival; those within their nominal quota first, then
+    by priority and arrival (with fair sharing: the queue that borrows least for its weight first). Blocking: a
+    strict queue waits for its head, another passes over it. Preemption: lower priorities of its own queue, and
+    jobs of queues that borrow, as each queue says; a queue takes back no more than its nominal quota.
+    """
+
+    name: ClassVar[str] = "kueue"
+    needs: ClassVar[frozenset[str]] = frozenset({"nodes", "gpus", "jobs", "workers"})
+    order: ClassVar[str] = "heads of queues: within quota first, priority, arrival, id"
+    blocking: ClassVar[str] = "as each queue says: strict, or passes over what does not fit (best-effort)"
+    preemption: ClassVar[str] = (
+        "lower priority in the queue, and what other queues of the cohort have borrowed"
+    )
+    places: ClassVar[str] = "the fewest nodes possible now, of the first flavor with quota"
+    starvation: ClassVar[str] = "a gang may wait in a best-effort queue for as long as smaller jobs arrive"
+    keeps_limits: ClassVar[bool] = True
+    honours: ClassVar[tuple[str, ...]] = (
+        "limits", "partitions", "GPU types", "topology required", "topology preferred", "quotas", "reclaim",
+        "queue order", "fair sharing",
+    )  # fmt: skip
+
+    def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
+        """Admit the heads of queues, cycle by cycle, until none can be; memory: kinds of equal jobs."""
+        o = observation
+        memory = _kinds(o, memory)
+        if plan.allocation is not None:
+            return unchanged(plan, self.name, PLANNED), memory
+        if not len(o.waiting):
+            return unchanged(plan, self.name, NONE_WAITS), memory
+        turn = _Turn(o, memory["kind"])
+        while heads := turn.heads():
+            turn.cycle(heads)
+        allocation = turn.hand.allocation()
+        stopped = len(turn.hand.stopped)
+        values: dict[str, Any] = {
+            "held": np.array(list(turn.limited), dtype=np.int64),
+            "limit": np.array(list(turn.limited.values()), dtype=np.int64),
+            "stopped": np.array(list(turn.victims), dtype=np.int64),
+            "stopped_for": np.array(list(turn.victims.values()), dtype=np.int64),
+        }
+        text = f"admitted {len(turn.hand.given)} of {len(o.waiting)} waiting jobs"
+        text += f", stopped {stopped}" if stopped else ""
+        if allocation is not None:
+            plan = plan.with_(allocation=allocation)
+        return plan.because(self.name, text, **values), memory
+
+
+def _kinds(o: Observation, memory: Memory) -> Memory:
+    """Jobs alike in queue, size, priority and wishes have one kind; of a kind only the first can be next."""
+    jobs, seen = o.jobs, memory.get("kind", np.empty(0, dtype=np.int64))
+    if len(seen) == len(jobs):
+        return memory
+    known = {key: k for k, key in enumerate(memory.get("keys", ()))}
+    columns = (jobs.claim, jobs.gpus_requested, jobs.priority, jobs.gpu_types, jobs.together, jobs.gpu_share_requested,
+               jobs.workers_min, jobs.workers_max, jobs.memory_bytes)  # fmt: skip
+    new = zip(*(column[len(seen) :].tolist() for column in columns), strict=True)
+    found = [known.setdefault(key, len(known)) for key in new]
+    kind = np.concatenate((seen, np.array(found, dtype=np.int64)))
+    kind.flags.writeable = False
+    return {"kind": kind, "keys": tuple(known)}
+
+
+@dataclass
+class _Head:
+    """The next job of a queue, and how it could be admitted: `leaf` is the quota of the flavor, -1 without quota."""
+
+    row: int
+    kind: int
+    queue: int
+    wanted: int
+    gpus: float
+    leaf: int = -1
+    borrows: bool = False
+    fits: bool = False
+
+
+class _Turn:
+    """One decision: what is free, what is used, who is next in each queue."""
+
+    def __init__(self, o: Observation, kind: Ints) -> None:
+        self.o, self.hand, self.quota = o, Hand(o), Quota.now(o)
+        self.limited: dict[int, int] = {}
+        self.victims: dict[int, int] = {}
+        q = o.queues
+        self.owner, self.nominal = q.owner.tolist(), q.gpus_nominal.tolist()
+        self.root = list(range(len(q.parent)))
+        for limit, above in enumerate(q.parent.tolist()):
+            self.root[limit] = self.root[above] if above >= 0 else limit
+        self._waiting_kind = kind[o.waiting]
+        kinds = int(self._waiting_kind.max(initial=-1)) + 1
+        first = np.full(kinds, -1)
+        first[self._waiting_kind[::-1]] = np.arange(len(o.waiting))[::-1]
+        there = np.flatnonzero(first >= 0)
+        rows = o.waiting[first[there]]
+        queues = q.codes(o.jobs.claim[rows], "queue").tolist()
+        self._order: dict[int, list[tuple[float, int, int]]] = {}
+        for kind_, row, queue in zip(there.tolist(), rows.tolist(), queues, strict=True):
+            self._order.setdefault(queue, []).append((-float(o.jobs.priority[row]), row, kind_))
+        self._rest: dict[int, Iterator[int]] = {}
+        self._model = node_model(o)
+
+    # -- who is next -----------------------------------------------------------------------------------------
+
+    def heads(self) -> list[_Head]:
+        """The first job of each queue that is not set aside."""
+        found = []
+        for queue, entries in self._order.items():
+            if entries:
+                _, row, kind = min(entries)
+                wanted = wanted_gpus(self.o, row)
+                share = float(min(self.o.jobs.gpu_share_requested[row], 1.0))
+                found.append(_Head(row, kind, queue, wanted, wanted * share))
+        return found
+
+    def _admitted(self, head: _Head) -> None:
+        """The next job of the same kind takes the head's place."""
+        entries = self._order[head.queue]
+        entries.remove((-float(self.o.jobs.priority[head.row]), head.row, head.kind))
+        if head.kind not in self._rest:
+            rows = self.o.waiting[self._waiting_kind == head.kind].tolist()
+            self._rest[head.kind] = iter(rows[1:])
+        row = next(self._rest[head.kind], None)
+        if row is not None:
+            entries.append((-float(self.o.jobs.priority[row]), row, head.kind))
+
+    def _set_aside(self, head: _Head) -> None:
+        """No job of this kind can be admitted now; a strict queue waits for it."""
+        strict = head.queue >= 0 and bool(self.o.queues.strict[head.queue])
+        entries = self._order[head.queue]
+        self._order[head.queue] = [] if strict else [entry for entry in entries if entry[2] != head.kind]
+
+    # -- one cycle -------------------------------------------------------------------------------------------
+
+    def cycle(self, heads: Sequence[_Head]) -> None:
+        """Admit, with preemption where a queue may, or set aside each of the heads."""
+        for head in heads:
+            self._nominate(head)
+        changed = False
+        for head in sorted(heads, key=self._rank):
+            if head.fits and self._start(head):
+                self._admitted(head)
+                changed = True
+            elif head.fits and changed:
+                continue  # another head took what it counted on: it comes again in the next cycle
+            elif victims := self._whom_to_stop(head):
+                for row in victims:
+                    self._stop(row, head.row)
+                self._start(head)
+                self._admitted(head)
+                changed = True
+            else:
+                self._note(head)
+                self._set_aside(head)
+
+    def _rank(self, head: _Head) -> tuple[float, float, float, int]:
+        priority = float(self.o.jobs.priority[head.row])
+        if self.o.queues.numbers.get("fair_sharing") and head.leaf >= 0:
+            return (
+                self._share(head.leaf, head.gpus),
+                -priority,
+                float(self.o.jobs.arrival_s[head.row]),
+                head.row,
+            )
+        return (float(head.borrows), -priority, float(self.o.jobs.arrival_s[head.row]), head.row)
+
+    def _share(self, leaf: int, more: float = 0.0) -> float:
+        """What a queue would borrow, by its weight (Kueue's dominant resource share, of GPUs alone)."""
+        borrowed = max(0.0, self.quota.gpus[leaf] + more - self.nominal[leaf])
+        return borrowed / float(self.o.queues.weight[self.owner[leaf]])
+
+    def _quotas(self, row: int) -> list[int]:
+        """Quotas of the job's queue, one per flavor, in the order declared."""
+        claim = int(self.o.jobs.claim[row])
+        return [k for k in self.quota.leaves(claim) if self.owner[k] >= 0] if claim >= 0 else []
+
+    def _nodes(self, head: _Head, leaf: int) -> Bools:
+        allowed = allowed_nodes(self.o, head.row)
+        if leaf >= 0 and (bits := int(self.o.queues.models[leaf])) != -1:
+            allowed = allowed & (self._model >= 0) & ((bits >> np.maximum(self._model, 0)) & 1 == 1)
+        return allowed
+
+    def _nominate(self, head: _Head) -> None:
+        """Choose a flavor: the first in which the job fits, else the first in which it may stop others."""
+        quotas = self._quotas(head.row) or [-1]
+        head.leaf = next(
+            (leaf for leaf in quotas if leaf >= 0 and head.gpus <= self.quota._most[leaf] + ROUNDING),
+            quotas[0],
+        )
+        for leaf in quotas:
+            if self._within(head, leaf) and self._room(head, leaf, ()):
+                head.leaf, head.fits = leaf, True
+                break
+        if head.leaf >= 0:
+            head.borrows = self.quota.gpus[head.leaf] + head.gpus > self.nominal[head.leaf] + ROUNDING
+
+    def _within(self, head: _Head, leaf: int, borrow: bool = True) -> bool:
+        """Whether the quota of a flavor, and every other limit of the job, allow it."""
+        if leaf >= 0:
+            if head.gpus > self.quota.left(leaf) + ROUNDING:
+                return False
+            if not borrow and self.quota.gpus[leaf] + head.gpus > self.nominal[leaf] + ROUNDING:
+                return False
+        claim = int(self.o.jobs.claim[head.row])
+        others = [k for k in self.quota.leaves(claim) if self.owner[k] < 0] if claim >= 0 else []
+        return all(
+            head.gpus <= self.quota.left(k) + ROUNDING and self.quota.left_jobs(k) >= 1
+            for k in others if self._counts(k, leaf)
+        )  # fmt: skip
+
+    def _counts(self, limit: int, leaf: int) -> bool:
+        bits = int(self.o.queues.models[limit])
+        return bits == -1 or leaf < 0 or bool(bits & int(self.o.queues.models[leaf]))
+
+    def _room(self, head: _Head, leaf: int, victims: Sequence[int]) -> bool:
+        """Whether enough GPUs of the flavor's nodes are free once the victims are gone."""
+        free = np.array(self.hand.columns[3])
+        for row in victims:
+            np.add.at(free, self.o.gpus.node[self._held[row]], 1)
+        share = float(self.o.jobs.gpu_share_requested[head.row])
+        if share < 1.0 and not victims:
+            return place_job(self.hand, head.row, head.wanted, allowed=self._nodes(head, leaf)) is not None
+        sets = masks(self.o, head.row, self._nodes(head, leaf))
+        return any(int(free[mask].sum()) >= head.wanted for mask in sets)
+
+    def _start(self, head: _Head) -> bool:
+        if not self._within(head, head.leaf):
+            return False
+        gpus = place_job(self.hand, head.row, head.wanted, allowed=self._nodes(head, head.leaf))
+        if gpus is None:
+            return False
+        share = float(min(self.o.jobs.gpu_share_requested[head.row], 1.0))
+        self.quota.book(int(self.o.jobs.claim[head.row]), amounts_of(self.o, gpus, share))
+        start_on(self.hand, head.row, gpus)
+        return True
+
+    def _note(self, head: _Head) -> None:
+        """Remember the limit that keeps the job out; none where GPUs do."""
+        amounts = {model: head.gpus for model in range(self.quota.models)
+                   if head.leaf < 0 or int(self.o.queues.models[head.leaf]) >> model & 1}  # fmt: skip
+        for model, gpus in list(amounts.items())[:1]:
+            broken = self.quota.broken(int(self.o.jobs.claim[head.row]), {model: gpus})
+            if broken >= 0:
+                self.limited[head.row] = broken
+
+    # -- preemption ------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _held(self) -> dict[int, Ints]:
+        """Whole GPUs of each running job."""
+        job = self.o.gpus.job
+        order = np.argsort(job, kind="stable")
+        rows, first = np.unique(job[order], return_index=True)
+        parts = np.split(order, first[1:])
+        return {row: gpus for row, gpus in zip(rows.tolist(), parts, strict=True) if row >= 0}
+
+    @cached_property
+    def _running(self) -> list[tuple[int, int]]:
+        """(job, its quota) of running jobs that hold whole GPUs of a queue with quota."""
+        found = []
+        for row in self.o.running.tolist():
+            gpus = self._held.get(row)
+            if gpus is None:
+                continue
+            model = int(self.o.gpus.model[gpus[0]])
+            for leaf in self._quotas(row):
+                if int(self.o.queues.models[leaf]) >> model & 1:
+                    found.append((row, leaf))
+        return found
+
+    def _stop(self, row: int, by: int) -> None:
+        self.quota.book(
+            int(self.o.jobs.claim[row]), {m: -n for m, n in held_amounts(self.o, row).items()}, -1
+        )
+        self.hand.stop((row,))
+        self.victims[row] = by
+
+    def _whom_to_stop(self, head: _Head) -> list[int]:
+        """Running jobs that give way, the fewest that this order of trying finds; none where it may stop none."""
+        if head.leaf < 0 or head.queue < 0:
+            return []
+        candidates = self._candidates(head)
+        same = [pair for pair in candidates if pair[1] == head.leaf]
+        if self.o.queues.numbers.get("fair_sharing"):
+            return self._fewest(head, candidates, borrow=True)
+        if self.quota.gpus[head.leaf] < self.nominal[head.leaf] - ROUNDING:
+            if victims := self._fewest(head, candidates, borrow=False):
+                return victims
+        return self._fewest(head, same, borrow=True)
+
+    def _candidates(self, head: _Head) -> list[tuple[int, int]]:
+        """Who may be stopped: of other queues first, then lower priority, then last started."""
+        jobs, q, mine = self.o.jobs, self.o.queues, float(self.o.jobs.priority[head.row])
+        reclaim, within = int(q.reclaim[head.queue]), int(q.within[head.queue])
+        found = []
+        for row, leaf in self._running:
+            if row in self.victims or self.root[leaf] != self.root[head.leaf]:
+                continue
+            priority = float(jobs.priority[row])
+            if leaf == head.leaf:
+                newer = (
+                    within == LOWER_OR_NEWER
+                    and priority == mine
+                    and jobs.arrival_s[row] > jobs.arrival_s[head.row]
+                )
+                may = within != NEVER and (priority < mine or bool(newer))
+            else:
+                borrows = self.quota.gpus[leaf] > self.nominal[leaf] + ROUNDING
+                may = borrows and (reclaim == ANY_PRIORITY or (reclaim != NEVER and priority < mine))
+            if may:
+                found.append((leaf == head.leaf, priority, -float(jobs.started_s[row]), row, leaf))
+        return [(row, leaf) for *_, row, leaf in sorted(found)]
+
+    def _fewest(self, head: _Head, candidates: Sequence[tuple[int, int]], *, borrow: bool) -> list[int]:
+        """Stop candidates in order until the job fits, then spare those, last first, without which it still does."""
+        stopped: list[tuple[int, int]] = []
+        fits = False
+        for row, leaf in candidates:
+            if leaf != head.leaf and not self._may_take(head, row, leaf):
+                continue
+            self._count(row, -1)
+            stopped.append((row, leaf))
+            fits = self._fits(head, stopped, borrow)
+            if fits:
+                break
+        kept = list(stopped) if fits else []
+        for pair in reversed(stopped[:-1] if fits else []):
+            self._count(pair[0], 1)
+            rest = [other for other in kept if other != pair]
+            if self._fits(head, rest, borrow):
+                kept = rest
+            else:
+                self._count(pair[0], -1)
+        for row, _ in kept if fits else stopped:
+            self._count(row, 1)
+        return [row for row, _ in kept]
+
+    def _may_take(self, head: _Head, row: int, leaf: int) -> bool:
+        """Whether another queue still borrows; with fair sharing, also whether it then has no less than this one."""
+        if self.quota.gpus[leaf] <= self.nominal[leaf] + ROUNDING:
+            return False
+        if not self.o.queues.numbers.get("fair_sharing"):
+            return True
+        mine = self._share(head.leaf, head.gpus)
+        held = sum(held_amounts(self.o, row).values())
+        return self._share(leaf, -held) >= mine - ROUNDING or mine < self._share(leaf) - ROUNDING
+
+    def _count(self, row: int, sign: int) -> None:
+        amounts = {model: sign * n for model, n in held_amounts(self.o, row).items()}
+        self.quota.book(int(self.o.jobs.claim[row]), amounts, sign)
+
+    def _fits(self, head: _Head, stopped: Sequence[tuple[int, int]], borrow: bool) -> bool:
+        return self._within(head, head.leaf, borrow) and self._room(
+            head, head.leaf, [row for row, _ in stopped]
+        )

@@ -1,0 +1,193 @@
+"""What is used of each limit, and what is left: the one rule for every policy that starts jobs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from equipoise.policies.observation import Bools, Floats, Ints, Observation
+from equipoise.policies.queues.declared import NODE_REQUIRED, RACK_REQUIRED, Queues
+
+ROUNDING = 1e-9
+Amounts = Mapping[int, float]
+"""GPUs by GPU model."""
+
+
+def held_by_claim(o: Observation) -> Floats:
+    """GPUs that the running jobs of each claim hold, by GPU model, (claims, models).
+
+    A shared GPU counts by the share asked of it; its model is not told, so that it counts as the first model.
+    """
+    claims, models, jobs = len(o.queues.claims), len(o.gpu_models), o.jobs
+    owner = o.gpus.job
+    whole = np.flatnonzero(owner >= 0)
+    claim = jobs.claim[owner[whole]]
+    key = (claim * models + o.gpus.model[whole])[claim >= 0]
+    held = np.bincount(key, minlength=claims * models).astype(np.float64).reshape(claims, models)
+    shared = o.running[jobs.gpu_share_requested[o.running] < 1.0]
+    shared = shared[jobs.claim[shared] >= 0]
+    np.add.at(held[:, 0], jobs.claim[shared], (jobs.gpus_held * jobs.gpu_share_requested)[shared])
+    return held
+
+
+class Quota:
+    """What is used of every limit, kept up while one decision hands out GPUs. gpus, jobs: (limits,)."""
+
+    def __init__(self, queues: Queues, models: int, gpus: list[float], jobs: list[float]) -> None:
+        self.queues, self.models, self.gpus, self.jobs = queues, models, gpus, jobs
+        self._parent, self._kept = queues.parent.tolist(), queues.gpus_kept.tolist()
+        self._most, self._most_jobs = queues.gpus_max.tolist(), queues.jobs_max.tolist()
+
+    @classmethod
+    def unused(cls, queues: Queues, models: int) -> Quota:
+        """Of a cluster where nothing runs."""
+        none = [0.0] * len(queues.parent)
+        return cls(queues, models, none, none.copy())
+
+    @classmethod
+    def now(cls, o: Observation) -> Quota:
+        """As observed."""
+        q, running = o.queues, o.running[o.jobs.claim[o.running] >= 0]
+        jobs = np.bincount(o.jobs.claim[running], minlength=len(q.claims)).astype(np.float64)
+        held = held_by_claim(o)
+        gpus_of, jobs_of = np.zeros(len(q.parent)), np.zeros(len(q.parent))
+        claim, place = np.nonzero(q.leaf >= 0)
+        leaf = q.leaf[claim, place]
+        for model in range(len(o.gpu_models)):
+            np.add.at(gpus_of, leaf, held[claim, model] * ((q.models[leaf] >> model) & 1))
+        np.add.at(jobs_of, leaf, jobs[claim])
+        for limit in np.flatnonzero(q.parent >= 0)[::-1].tolist():  # children stand behind their parents
+            gpus_of[q.parent[limit]] += max(0.0, gpus_of[limit] - q.gpus_kept[limit])
+            jobs_of[q.parent[limit]] += jobs_of[limit]
+        return cls(q, len(o.gpu_models), gpus_of.tolist(), jobs_of.tolist())
+
+    def leaves(self, claim: int) -> list[int]:
+        """The limits that a claim stands under directly."""
+        return [limit for limit in self.queues.leaf[claim].tolist() if limit >= 0]
+
+    def chain(self, limit: int) -> Iterable[int]:
+        """A limit and those above it."""
+        while limit >= 0:
+            yield limit
+            limit = self._parent[limit]
+
+    def left(self, limit: int) -> float:
+        """GPUs that a limit and all above it still allow (`available` in Kueue's resource_node.go)."""
+        used, parent = self.gpus[limit], self._parent[limit]
+        if parent < 0:
+            return self._most[limit] - used
+        kept = self._kept[limit]
+        above = self._most[limit] - kept - max(0.0, used - kept)
+        return max(0.0, kept - used) + min(above, self.left(parent))
+
+    def left_jobs(self, limit: int) -> float:
+        """Jobs that a limit and all above it still allow to run."""
+        return min(self._most_jobs[k] - self.jobs[k] for k in self.chain(limit))
+
+    def room(self, claim: int, more_jobs: int = 1) -> list[float]:
+        """GPUs that a claim may take, by GPU model; 0 when it may not have `more_jobs` more."""
+        room = [math.inf] * self.models
+        for limit in self.leaves(claim):
+            left = self.left(limit) if self.left_jobs(limit) >= more_jobs else 0.0
+            for model in range(self.models):
+                if int(self.queues.models[limit]) >> model & 1:
+                    room[model] = min(room[model], left)
+        return room
+
+    def _counted(self, limit: int, amounts: Amounts) -> float:
+        bits = int(self.queues.models[limit])
+        return sum(gpus for model, gpus in amounts.items() if bits >> model & 1)
+
+    def broken(self, claim: int, amounts: Amounts, jobs: int = 1) -> int:
+        """The first limit (the lowest in its tree) that so many more GPUs would break, -1 for none."""
+        if claim < 0:
+            return -1
+        for limit in self.leaves(claim):
+            wanted = self._counted(limit, amounts)
+            if (wanted > 0 and wanted > self.left(limit) + ROUNDING) or self.left_jobs(limit) < jobs:
+                return self.tightest(limit, wanted, jobs)
+        return -1
+
+    def tightest(self, limit: int, wanted: float, jobs: int = 1) -> int:
+        """Which limit of a chain it is that does not allow `wanted` more."""
+        for k in self.chain(limit):
+            if self.gpus[k] + wanted > self._most[k] + ROUNDING or self.jobs[k] + jobs > self._most_jobs[k]:
+                return k
+            wanted = max(0.0, self.gpus[k] + wanted - self._kept[k]) - max(0.0, self.gpus[k] - self._kept[k])
+        return limit
+
+    def book(self, claim: int, amounts: Amounts, jobs: int = 1) -> None:
+        """Count so many more GPUs (fewer, where negative) and jobs of a claim."""
+        for leaf in self.leaves(claim) if claim >= 0 else ():
+            wanted = self._counted(leaf, amounts)
+            for k in self.chain(leaf):
+                before = max(0.0, self.gpus[k] - self._kept[k])
+                self.gpus[k] += wanted
+                self.jobs[k] += jobs
+                wanted = max(0.0, self.gpus[k] - self._kept[k]) - before
+
+
+def amounts_of(o: Observation, gpus: Ints, share: Floats | float = 1.0) -> dict[int, float]:
+    """GPUs (rows) by GPU model, each by its share."""
+    found: dict[int, float] = {}
+    shares = np.broadcast_to(np.asarray(share, dtype=np.float64), (len(gpus),)).tolist()
+    for model, part in zip(o.gpus.model[gpus].tolist(), shares, strict=True):
+        found[model] = found.get(model, 0.0) + part
+    return found
+
+
+def held_amounts(o: Observation, row: int) -> dict[int, float]:
+    """GPUs of a running job by GPU model, as `held_by_claim` counts them."""
+    share = float(o.jobs.gpu_share_requested[row])
+    if share < 1.0:
+        return {0: float(o.jobs.gpus_held[row]) * share}
+    return amounts_of(o, np.flatnonzero(o.gpus.job == row))
+
+
+def node_model(o: Observation) -> Ints:
+    """The GPU model of each node, -1 for a node without GPUs."""
+    has = o.nodes.gpus > 0
+    model = np.full(len(o.nodes), -1)
+    model[has] = o.gpus.model[o.nodes.first_gpu[has]]
+    return model
+
+
+def allowed_nodes(o: Observation, row: int) -> Bools:
+    """Nodes that a job may use: those of its partition that have GPUs of a type it asks for."""
+    q, claim, types = o.queues, int(o.jobs.claim[row]), int(o.jobs.gpu_types[row])
+    allowed = np.ones(len(o.nodes), dtype=np.bool_)
+    if claim >= 0 and q.nodes.shape[1]:
+        allowed &= q.nodes[claim]
+    if types != -1:
+        allowed &= (types >> np.maximum(node_model(o), 0)) & 1 == 1
+    return allowed
+
+
+def restricted(o: Observation, rows: Ints) -> Bools:
+    """Whether each job may not use every node, or asks for one rack or node."""
+    jobs, q = o.jobs, o.queues
+    found = (jobs.gpu_types[rows] != -1) | (jobs.together[rows] == RACK_REQUIRED)
+    found |= jobs.together[rows] == NODE_REQUIRED
+    if q.nodes.shape[1]:
+        some = ~q.nodes.all(axis=1)
+        claim = jobs.claim[rows]
+        found |= (claim >= 0) & some[claim]
+    return found
+
+
+def stands_well(o: Observation, row: int, gpus: Ints) -> bool:
+    """Whether a job may have just these GPUs (rows): nodes that it may use, and together as it asks."""
+    nodes = o.gpus.node[gpus]
+    together = int(o.jobs.together[row])
+    if together == RACK_REQUIRED and len(set(o.nodes.rack[nodes].tolist())) > 1:
+        return False
+    if together == NODE_REQUIRED and len(set(nodes.tolist())) > 1:
+        return False
+    return bool(allowed_nodes(o, row)[nodes].all())
+
+
+def describe(q: Queues, limit: int) -> str:
+    """A limit's name."""
+    return q.names["limit"][limit]

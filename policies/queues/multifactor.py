@@ -1,0 +1,224 @@
+"""`multifactor`: Slurm's priority/multifactor with sched/backfill, as a scenario's `queues` declares them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from equipoise.policies.allocation.draft import Hand
+from equipoise.policies.baselines.queueing import NONE_WAITS, PLANNED, unchanged
+from equipoise.policies.contract import AllocationStage, Memory, Plan
+from equipoise.policies.observation import Bools, Floats, Ints, Observation
+from equipoise.policies.queues.fairshare import classic, fair_tree, usage_now
+from equipoise.policies.queues.limits import Quota, allowed_nodes, amounts_of, node_model
+from equipoise.policies.queues.places import place_job, start_on, wanted_gpus
+from equipoise.policies.queues.profile import Profile, node_classes, spread
+
+_SHOWN = 200
+"""Jobs at the head of the queue whose priority the reason tells."""
+
+
+def fairshare_factors(o: Observation, usage: Floats) -> Floats:
+    """Fair-share factor of each claim, 0 without one."""
+    q = o.queues
+    formula = classic if q.numbers.get("classic") else fair_tree
+    return formula(q.share_parent, q.share, usage)[q.share_leaf]
+
+
+def priorities(o: Observation, rows: Ints, usage: Floats) -> Floats:
+    """Priority of waiting jobs (rows): the weighted sum of factors between 0 and 1, rounded down as in Slurm.
+
+    Slurm, "Multifactor Priority Plugin". Size is the share of all GPUs that a job asks for.
+    """
+    q, jobs = o.queues, o.jobs
+    of, claim = q.numbers, jobs.claim[rows]
+    known = claim >= 0
+    waited_s = jobs.waited_s[rows] + np.maximum(o.time_s - jobs.queued_since_s[rows], 0.0)
+    age = np.minimum(waited_s / of.get("max_age_s", math.inf), 1.0)
+    size = np.minimum(jobs.gpus_requested[rows] / max(int(o.nodes.gpus.sum()), 1), 1.0)
+    size = 1.0 - size if of.get("favour_small") else size
+    total = of.get("age", 0.0) * age + of.get("size", 0.0) * size
+    if len(q.claims):
+        by_claim = of.get("partition", 0.0) * q.partition_factor + of.get("qos", 0.0) * q.qos_factor
+        if of.get("fairshare"):
+            by_claim = by_claim + of["fairshare"] * fairshare_factors(o, usage)
+        total = total + np.where(known, by_claim[claim], 0.0)
+    return np.floor(total + 1e-9)
+
+
+@dataclass(frozen=True)
+class Multifactor(AllocationStage):
+    """Slurm's multifactor priority with backfill, by the weights and limits that the scenario declares.
+
+    Order: (tier of the partition, priority, arrival, id); priority is the weighted sum of age, fair share, size,
+    partition and QOS. Blocking: within its partition the first job that cannot be placed holds up those behind it;
+    every `interval` at most, the first `depth` jobs are planned `window` ahead, and one starts where it delays
+    none planned before it. A job at a limit is passed over. Preemption: never.
+    """
+
+    name: ClassVar[str] = "multifactor"
+    needs: ClassVar[frozenset[str]] = frozenset({"nodes", "gpus", "jobs", "workers"})
+    order: ClassVar[str] = "tier of the partition, multifactor priority, arrival, id"
+    blocking: ClassVar[str] = (
+        "strict in each partition; with backfill, starts what delays no job planned before it"
+    )
+    preemption: ClassVar[str] = "never"
+    places: ClassVar[str] = "the fewest nodes possible now, of the partition and of the GPU types asked for"
+    starvation: ClassVar[str] = "with weight on age and backfill none; else as the weights say"
+    keeps_limits: ClassVar[bool] = True
+    honours: ClassVar[tuple[str, ...]] = (
+        "limits", "partitions", "GPU types", "topology required", "topology preferred", "priority", "fair share",
+        "backfill",
+    )  # fmt: skip
+
+    def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
+        """Start waiting jobs by priority, then backfill; memory holds decayed usage and the last backfill."""
+        o = observation
+        usage = usage_now(o, memory)
+        memory = {**memory, **usage}
+        if plan.allocation is not None:
+            return unchanged(plan, self.name, PLANNED), memory
+        if not len(o.waiting):
+            return unchanged(plan, self.name, NONE_WAITS), memory
+        rows = o.waiting
+        priority = priorities(o, rows, usage["usage"])
+        claim = o.jobs.claim[rows]
+        tier = np.where(claim >= 0, o.queues.tier[claim], 1) if len(o.queues.tier) else np.ones(len(rows))
+        order = np.lexsort((rows, -priority, -tier))
+        ranked = rows[order]
+        hand, quota = Hand(o), Quota.now(o)
+        turn = _Turn(o, hand, quota)
+        left = self._main(turn, ranked)
+        last_s, interval_s = memory.get("backfilled_s", -math.inf), o.queues.numbers.get("interval_s", 0.0)
+        depth, revisit_s = int(o.queues.numbers.get("depth", 0)), math.inf
+        if depth and left and o.time_s >= last_s + interval_s:
+            classes = memory["node_class"] if "node_class" in memory else node_classes(o)
+            turn.backfill(left[:depth], o.queues.numbers["window_s"], classes)
+            memory = {**memory, "backfilled_s": o.time_s, "node_class": classes}
+        elif depth and left and hand.free:
+            revisit_s = last_s + interval_s
+        values = {
+            "order": ranked[:_SHOWN], "priority": priority[order][:_SHOWN], "held": turn.ints(turn.limited),
+            "limit": np.array(list(turn.limited.values()), dtype=np.int64), "planned": turn.ints(turn.planned),
+            "planned_s": np.array(list(turn.planned.values())),
+        }  # fmt: skip
+        allocation = hand.allocation()
+        started = len(hand.given)
+        text = f"started {started} of {len(rows)} waiting jobs"
+        text += f", {len(turn.limited)} at a limit" if turn.limited else ""
+        text += f", {len(turn.planned)} planned for later" if turn.planned else ""
+        plan = plan.with_(revisit_s=min(plan.revisit_s, revisit_s))
+        if allocation is not None:
+            plan = plan.with_(allocation=allocation)
+        return plan.because(self.name, text, **values), memory
+
+    def _main(self, turn: _Turn, ranked: Ints) -> list[int]:
+        """Start jobs in order, each partition up to the first that cannot be placed; returns who is left, in order."""
+        blocked, left = set[int](), list[int]()
+        partition = turn.o.queues.codes(turn.o.jobs.claim[ranked], "partition").tolist()
+        for row, part in zip(ranked.tolist(), partition, strict=True):
+            if part in blocked or not turn.hand.free:
+                left.append(row)
+            elif turn.start(row) is False:
+                blocked.add(part)
+                left.append(row)
+        return left
+
+
+class _Turn:
+    """One decision: what is free, what is used of limits, who is at a limit (by row: which), who is planned."""
+
+    def __init__(self, o: Observation, hand: Hand, quota: Quota) -> None:
+        self.o, self.hand, self.quota = o, hand, quota
+        self.limited: dict[int, int] = {}
+        self.planned: dict[int, float] = {}
+
+    @staticmethod
+    def ints(rows: dict[int, int] | dict[int, float]) -> Ints:
+        """Rows as an array."""
+        return np.array(list(rows), dtype=np.int64)
+
+    def start(self, row: int, most: Ints | None = None, node_class: Ints | None = None) -> bool | None:
+        """Start a job now: True, False where there is no place, None where a limit does not let it.
+
+        most: GPUs of each class of nodes that nobody planned before it counts on.
+        """
+        wanted, claim = wanted_gpus(self.o, row), int(self.o.jobs.claim[row])
+        share = float(min(self.o.jobs.gpu_share_requested[row], 1.0))
+        allowed = self._nodes(claim, row, wanted * share)
+        if allowed is None:
+            return None
+        gpus = place_job(self.hand, row, wanted, allowed=allowed)
+        if gpus is not None and most is not None and node_class is not None:
+            taken = np.bincount(node_class[self.o.gpus.node[gpus]], minlength=len(most))
+            if (taken > most).any():  # spread as the profile says, class by class
+                gpus = self._by_class(row, spread(most, wanted), allowed, node_class)
+        if gpus is None:
+            return False
+        amounts = amounts_of(self.o, gpus, share)
+        broken = self.quota.broken(claim, amounts)
+        if broken >= 0:  # a gang over several models, one of which is at its limit
+            self.limited[row] = broken
+            return None
+        self.quota.book(claim, amounts)
+        start_on(self.hand, row, gpus)
+        return True
+
+    def _by_class(self, row: int, taken: Ints, allowed: Bools, node_class: Ints) -> Ints | None:
+        parts = []
+        for one in np.flatnonzero(taken).tolist():
+            part = place_job(self.hand, row, int(taken[one]), allowed=allowed & (node_class == one))
+            if part is None:
+                return None
+            parts.append(part)
+        return np.concatenate(parts)
+
+    def _nodes(self, claim: int, row: int, gpus: float) -> Bools | None:
+        """Nodes that a job may use now; None where its limits let it have none (then it is noted)."""
+        allowed = allowed_nodes(self.o, row)
+        if claim < 0:
+            return allowed
+        room = np.array(self.quota.room(claim))
+        if (room + 1e-9 >= gpus).all():
+            return allowed
+        model = node_model(self.o)
+        allowed = allowed & (model >= 0) & (room + 1e-9 >= gpus)[np.maximum(model, 0)]
+        if allowed.any():
+            return allowed
+        first = next(
+            k for k in self.quota.leaves(claim) if self.quota.left(k) < gpus or self.quota.left_jobs(k) < 1
+        )
+        self.limited[row] = self.quota.tightest(first, gpus)
+        return None
+
+    def backfill(self, rows: list[int], window_s: float, node_class: Ints) -> None:
+        """Plan jobs in order; start those whose turn is now."""
+        o, hand = self.o, self.hand
+        profile = Profile(hand, np.concatenate((o.running, hand.started())), node_class)
+        until_s = o.time_s + window_s
+        wanted = [wanted_gpus(o, row) for row in rows]
+        least = np.minimum.accumulate(wanted[::-1])[::-1].tolist()  # of each job and those behind it
+        for k, row in enumerate(rows):
+            if least[k] > hand.free:
+                break
+            share = float(min(o.jobs.gpu_share_requested[row], 1.0))
+            allowed = self._nodes(int(o.jobs.claim[row]), row, wanted[k] * share)
+            if row in self.limited or allowed is None:
+                continue
+            classes = np.zeros(profile.classes, dtype=np.bool_)
+            classes[node_class[allowed]] = True
+            takes_s = float(o.jobs.service_s[row])
+            takes_s = math.inf if math.isnan(takes_s) else max(takes_s, 0.0)
+            found = profile.earliest(classes, wanted[k], takes_s, until_s)
+            if found is None:
+                continue
+            begin_s, free = found
+            if begin_s <= o.time_s and self.start(row, free, node_class):
+                given = node_class[o.gpus.node[hand.given[row][0]]]
+                profile.take(np.bincount(given, minlength=profile.classes), o.time_s, takes_s)
+            elif begin_s > o.time_s:
+                profile.take(spread(free, wanted[k]), begin_s, takes_s)
+                self.planned[row] = begin_s

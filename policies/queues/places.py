@@ -1,0 +1,78 @@
+"""Placing one job on the nodes that it may use, in one rack or node where it asks for that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from equipoise.policies.allocation.draft import Hand
+from equipoise.policies.allocation.gangs import frozen, place_gang, working
+from equipoise.policies.kernels.placement import ANY
+from equipoise.policies.observation import Bools, Ints, Observation
+from equipoise.policies.queues.declared import (
+    NO_PLACE,
+    NODE_PREFERRED,
+    NODE_REQUIRED,
+    RACK_PREFERRED,
+)
+from equipoise.policies.queues.limits import allowed_nodes
+
+
+def masks(o: Observation, row: int, allowed: Bools) -> Iterator[Bools]:
+    """The sets of nodes to try for a job, best first."""
+    together = int(o.jobs.together[row])
+    if together != NO_PLACE:
+        own = np.arange(len(o.nodes)) if together in (NODE_PREFERRED, NODE_REQUIRED) else o.nodes.rack
+        for place in np.unique(own[allowed]).tolist():
+            yield allowed & (own == place)
+    if together in (NO_PLACE, RACK_PREFERRED, NODE_PREFERRED):
+        yield allowed
+
+
+def place_job(
+    hand: Hand, row: int, wanted: int, rule: int = ANY, allowed: Bools | None = None
+) -> Ints | None:
+    """GPUs (rows) for a job that are free in `hand`, or None. Takes nothing: see `start_on`.
+
+    allowed: nodes to choose from, in place of all that it may use.
+    """
+    o = hand.observation
+    allowed = allowed_nodes(o, row) if allowed is None else allowed
+    share, memory = float(min(o.jobs.gpu_share_requested[row], 1.0)), float(o.jobs.memory_bytes[row])
+    out = np.empty(wanted, dtype=np.int64)
+    for mask in masks(o, row, allowed):
+        first, size, up, now, *rest = hand.columns
+        left = np.where(mask, now, 0)
+        if share >= 1.0 and int(left.sum()) < wanted:
+            continue
+        columns = working((first, size, frozen(up & mask), frozen(left), *rest))  # type: ignore[arg-type]
+        if place_gang(columns, wanted, share, memory, rule, out):
+            return out
+    return None
+
+
+def start_on(hand: Hand, row: int, gpus: Ints) -> None:
+    """Book a job on free GPUs."""
+    share = np.full(len(gpus), float(min(hand.observation.jobs.gpu_share_requested[row], 1.0)))
+    hand.start((np.array([row]), np.array([0, len(gpus)]), gpus, share))
+
+
+def least_gpus(o: Observation, row: int) -> int:
+    """Fewest GPUs with which a job starts."""
+    jobs = o.jobs
+    if jobs.rigid[row]:
+        return int(jobs.gpus_requested[row])
+    return int(jobs.workers_min[row] * jobs.gpus_per_worker[row])
+
+
+def wanted_gpus(o: Observation, row: int) -> int:
+    """GPUs that a job asks for, a training job in whole workers."""
+    jobs = o.jobs
+    if jobs.rigid[row]:
+        return int(jobs.gpus_requested[row])
+    per = int(jobs.gpus_per_worker[row])
+    workers = min(
+        max(int(jobs.gpus_requested[row]) // per, int(jobs.workers_min[row])), int(jobs.workers_max[row])
+    )
+    return workers * per

@@ -1,0 +1,205 @@
+"""Who submitted each job and where, what it may run on, and which jobs a limit never lets start."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from equipoise.policies.observation import Bools, Ints
+from equipoise.policies.queues.declared import (
+    EMPTY,
+    KINDS,
+    NODE_PREFERRED,
+    NODE_REQUIRED,
+    RACK_PREFERRED,
+    RACK_REQUIRED,
+    Queues,
+)
+from equipoise.policies.queues.limits import Quota
+from equipoise.sim.cluster.cluster import Cluster
+from equipoise.sim.job.declared import Claim, Declared, Places
+from equipoise.sim.scenario.model import Job, Scenario
+from equipoise.sim.scenario.tree import InputError
+
+_TOGETHER = {
+    None: 0, "rack-preferred": RACK_PREFERRED, "rack-required": RACK_REQUIRED, "node-preferred": NODE_PREFERRED,
+    "node-required": NODE_REQUIRED,
+}  # fmt: skip
+Texts = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Claims:
+    """What is declared, and by job: its claim (-1 none), the GPU models that it may use, and how close together.
+
+    too_large: why a job can never start, "" where it can.
+    """
+
+    queues: Queues = EMPTY
+    claim: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    gpu_types: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    together: NDArray[np.int8] = field(default_factory=lambda: np.empty(0, dtype=np.int8))
+    too_large: Sequence[str] = ()
+    notes: tuple[str, ...] = ()
+
+
+def texts_by_kind(
+    columns: Mapping[str, Texts], listed: Sequence[Job], rows: Ints, jobs: int
+) -> dict[str, Texts]:
+    """Names of each of KINDS by job, "" where none is told; rows: where the scenario's own jobs stand."""
+    found: dict[str, Texts] = {}
+    for kind in KINDS:
+        column = columns.get(kind)
+        texts = np.full(jobs, "", dtype=object) if column is None or column.dtype != object else column.copy()
+        own = np.array([getattr(job, kind) for job in listed], dtype=object)
+        texts[rows] = own
+        if any(texts):
+            found[kind] = texts
+    return found
+
+
+def make_claims(
+    scenario: Scenario, cluster: Cluster, texts: Mapping[str, Texts], words: Texts | None, listed: Mapping[int, Job],
+    least: Ints, share: NDArray[np.float64],
+) -> Claims:  # fmt: skip
+    """Claims of all jobs.
+
+    texts: names by kind (`texts_by_kind`). words: GPU type of each job as a trace says it. listed: the scenario's
+    own jobs by row. least: fewest GPUs of each job, each by its `share`. Raises InputError for names that are wrong.
+    """
+    jobs, declared = len(least), Declared(scenario, cluster)
+    asked = bool(listed) and any(job.gpu_types or job.together for job in listed.values())
+    if not (texts or declared.weighs or asked or scenario.queues.gpu_types):
+        return Claims()
+    none = np.full(jobs, "", dtype=object)
+    names = zip(*(texts.get(kind, none).tolist() for kind in KINDS), strict=True)
+    number: dict[Claim, int] = {}
+    plain: dict[Claim, int] = {}
+    claim = np.empty(jobs, dtype=np.int64)
+    for row, raw in enumerate(names):
+        if raw not in plain:
+            plain[raw] = number.setdefault(declared.standard(raw), len(number))
+        claim[row] = plain[raw]
+    types, together, notes = _types(scenario, Places(cluster), words, listed, jobs)
+    queues = declared.build(list(number), bool((types != -1).any() or together.any()))
+    return Claims(
+        queues, claim, types, together,
+        _too_large(declared, queues, cluster, list(number), claim, types, together, least, share),
+        (*notes, *_unknown(scenario, declared, queues, claim)),
+    )  # fmt: skip
+
+
+def _types(
+    scenario: Scenario, places: Places, words: Texts | None, listed: Mapping[int, Job], jobs: int
+) -> tuple[Ints, NDArray[np.int8], list[str]]:
+    """(models that each job may use, how close together, notes)."""
+    types, together = np.full(jobs, -1, dtype=np.int64), np.zeros(jobs, dtype=np.int8)
+    for row, job in listed.items():
+        together[row] = _TOGETHER[job.together]
+        if job.gpu_types:
+            types[row] = places.models(job.gpu_types, f"gpu_types of job {job.name}")
+    meaning, notes = scenario.queues.gpu_types, []
+    if words is not None and meaning:
+        bits = {word: places.models(names, f"gpu_types.{word}") for word, names in meaning.items()}
+        unknown: Counter[str] = Counter()
+        for row, word in enumerate(words.tolist()):
+            parts = [part for part in str(word).split("|") if part]
+            if row in listed or not parts:
+                continue
+            if all(part in bits for part in parts):
+                types[row] = np.bitwise_or.reduce([bits[part] for part in parts])
+            else:
+                unknown[word] += 1
+        if unknown:
+            total = unknown.total()
+            notes.append(
+                f"{total} jobs ask for GPU types that queues.gpu_types does not name: they may use any"
+            )
+    return types, together, notes
+
+
+def _unknown(scenario: Scenario, declared: Declared, q: Queues, claim: Ints) -> list[str]:
+    """Notes on names of jobs that are not declared."""
+    spec, notes = scenario.queues, []
+    for kind, known in (
+        ("account", declared.accounts), ("partition", declared.partitions), ("qos", declared.qos),
+        ("queue", declared.queues),
+    ):  # fmt: skip
+        codes = q.codes(claim, kind)
+        strange = [code for code, name in enumerate(q.names[kind]) if name not in known]
+        count = int(np.isin(codes, strange).sum()) if known else 0
+        if count:
+            first = q.names[kind][strange[0]]
+            notes.append(
+                f"{count} jobs name a {kind} that 'queues' does not declare ({first}): no limit of one holds"
+            )
+    if spec.queues and (absent := int((q.codes(claim, "queue") < 0).sum())):
+        notes.append(f"{absent} jobs name no queue: no quota holds for them")
+    return notes
+
+
+def _too_large(
+    declared: Declared, q: Queues, cluster: Cluster, claims: Sequence[Claim], claim: Ints, types: Ints,
+    together: NDArray[np.int8], least: Ints, share: NDArray[np.float64],
+) -> list[str]:  # fmt: skip
+    """Why each job can never start, "" for all others: a limit is below what it asks for, or its nodes are few."""
+    why = [""] * len(claim)
+    if not q.restricts and not any(declared.longest_gpus(c) < np.inf for c in claims):
+        return why
+    quota = Quota.unused(q, len(cluster.gpu_models))
+    kinds = np.unique(
+        np.column_stack((claim, types, together, least, np.round(share * 1e6).astype(np.int64))), axis=0
+    )
+    told: dict[tuple[int, ...], str] = {}
+    for row in kinds.tolist():
+        one, bits, close, gpus, micro = row
+        whole = gpus * micro / 1e6
+        told[tuple(row)] = _never(declared, q, cluster, quota, claims[one], one, bits, close, gpus, whole)
+    if not any(told.values()):
+        return why
+    parts = (claim, types, together, least, np.round(share * 1e6).astype(np.int64))
+    return [told[key] for key in zip(*(part.tolist() for part in parts), strict=True)]
+
+
+def _never(
+    declared: Declared, q: Queues, cluster: Cluster, quota: Quota, names: Claim, claim: int, bits: int, close: int,
+    gpus: int, whole: float,
+) -> str:  # fmt: skip
+    room = [left if bits >> model & 1 else 0.0 for model, left in enumerate(quota.room(claim))]
+    if whole > max(room) + 1e-9:
+        limits = [k for k in quota.leaves(claim) if quota.left(k) < whole]
+        at = q.names["limit"][quota.tightest(limits[0], whole)] if limits else "its GPU types"
+        return f"the limit {at} allows {max(room):g}"
+    if whole > declared.longest_gpus(names) + 1e-9:
+        return f"a single job may have {declared.longest_gpus(names):g}"
+    allowed: Bools = (bits >> cluster.node_model) & 1 == 1
+    if q.nodes.shape[1]:
+        allowed &= q.nodes[claim]
+    sizes = np.where(allowed, cluster.nodes.gpus, 0)
+    here = int(sizes.sum())
+    if close == RACK_REQUIRED:
+        here = int(np.bincount(cluster.nodes.rack, weights=sizes).max())
+    elif close == NODE_REQUIRED:
+        here = int(sizes.max())
+    return "" if gpus <= here else f"the nodes that it may use have {here}"
+
+
+def refuse_too_large(
+    scenario: Scenario, claims: Claims, names: Sequence[str], least: Ints, leave_out: bool
+) -> Bools:
+    """Which jobs stay. Raises InputError for the first that can never start, unless they are to be left out."""
+    bad = [row for row, why in enumerate(claims.too_large) if why]
+    if bad and not leave_out:
+        row, more = bad[0], f" (and {len(bad) - 1} more such jobs)" if len(bad) > 1 else ""
+        text = (
+            f"job {names[row]} asks for {least[row]} GPUs, {claims.too_large[row]}: it can never start{more}"
+        )
+        raise InputError([f"{scenario.name}: {text}; queues.too_large: leave-out leaves such jobs out"])
+    stay = np.ones(len(names), dtype=np.bool_)
+    stay[bad] = False
+    return stay

@@ -1,0 +1,395 @@
+"""What a scenario declares of its queues, put into codes: limits as trees, claims of jobs, fair shares."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from equipoise.policies.observation import Bools, Ints
+from equipoise.policies.queues.declared import (
+    ANY_PRIORITY,
+    KINDS,
+    LOWER_OR_NEWER,
+    LOWER_PRIORITY,
+    NEVER,
+    Queues,
+)
+from equipoise.sim.cluster.cluster import Cluster
+from equipoise.sim.scenario.model import Scenario
+from equipoise.sim.scenario.queues import Cohort, Limits, Queue
+from equipoise.sim.scenario.tree import InputError
+
+_POLICIES = {
+    "never": NEVER, "lower-priority": LOWER_PRIORITY, "lower-or-newer-equal-priority": LOWER_OR_NEWER,
+    "any": ANY_PRIORITY,
+}  # fmt: skip
+Claim = tuple[str, str, str, str, str]
+"""Names in the order of KINDS."""
+
+
+@dataclass
+class _Limits:
+    """Limits as rows, parents first."""
+
+    name: list[str] = field(default_factory=list)
+    parent: list[int] = field(default_factory=list)
+    gpus: list[float] = field(default_factory=list)
+    kept: list[float] = field(default_factory=list)
+    nominal: list[float] = field(default_factory=list)
+    jobs: list[float] = field(default_factory=list)
+    models: list[int] = field(default_factory=list)
+    owner: list[int] = field(default_factory=list)
+    rows: dict[str, int] = field(default_factory=dict)
+
+    def add(
+        self, name: str, gpus: float | None, jobs: float | None = None, *, parent: int = -1, kept: float = 0.0,
+        nominal: float | None = None, models: int = -1, owner: int = -1,
+    ) -> int:  # fmt: skip
+        """The row of the limit of that name, made once."""
+        if name not in self.rows:
+            self.rows[name] = len(self.name)
+            most = math.inf if gpus is None else gpus
+            self.name.append(name)
+            self.parent.append(parent)
+            self.gpus.append(most)
+            self.kept.append(kept)
+            self.nominal.append(most if nominal is None else nominal)
+            self.jobs.append(math.inf if jobs is None else jobs)
+            self.models.append(models)
+            self.owner.append(owner)
+        return self.rows[name]
+
+
+class Places:
+    """Which GPU models and nodes a scenario's words mean: an accelerator, a group of nodes, a node."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self._names = cluster.topology.node_names
+        self._groups = [group.name for group in cluster.groups]
+
+    def nodes(self, words: Sequence[str], what: str) -> Bools:
+        """(nodes,). Raises InputError for a word that is no group and no node."""
+        found = np.zeros(len(self._names), dtype=np.bool_)
+        for word in words:
+            rows = [k for k, group in enumerate(self._groups) if word in (group, self._names[k])]
+            if not rows:
+                known = ", ".join(dict.fromkeys(self._groups))
+                raise InputError([f"queues: {what}: no group of nodes and no node {word!r}; groups: {known}"])
+            found[rows] = True
+        return found
+
+    def models(self, words: Sequence[str], what: str) -> int:
+        """Bits of GPU models. Raises InputError for a word that is neither an accelerator nor a group here."""
+        bits, known = 0, self.cluster.gpu_models
+        for word in words:
+            groups = {group.accelerator for group in self.cluster.groups if word == group.name and group.gpus}
+            named = [model for model in known if model == word or model in groups]
+            if not named:
+                listed = ", ".join((*known, *dict.fromkeys(self._groups)))
+                raise InputError(
+                    [f"queues: {what}: {word!r} is no accelerator or group here; known: {listed}"]
+                )
+            for model in named:
+                bits |= 1 << known.index(model)
+        return bits
+
+
+class Declared:
+    """The declared section of one scenario, asked about claims."""
+
+    def __init__(self, scenario: Scenario, cluster: Cluster) -> None:
+        self.spec, self.cluster, self.places = scenario.queues, cluster, Places(cluster)
+        self.accounts = {a.name: a for a in self.spec.accounts}
+        self.users = {(u.account, u.name): u for u in self.spec.users}
+        self.partitions = {p.name: p for p in self.spec.partitions}
+        self.qos = {q.name: q for q in self.spec.qos}
+        self.queues = {name: queue for queue in self.spec.queues for name in _copies(queue)}
+        self.queue_of = {name: name for name in self.queues}
+        self.queue_of |= {
+            alias: q.name for q in self.spec.queues for alias in q.names if alias not in self.queues
+        }
+        self.limits = _Limits()
+        self._flavors = {
+            name: self.places.models(words, f"flavors.{name}") for name, words in self.spec.flavors.items()
+        }
+
+    def standard(self, claim: Claim) -> Claim:
+        """A claim with the default partition, and the cluster queue behind a local one."""
+        user, account, partition, qos, queue = claim
+        if not partition:
+            partition = next((p.name for p in self.spec.partitions if p.default), "")
+        return user, account, partition, qos, self.queue_of.get(queue, queue)
+
+    def build(self, claims: Sequence[Claim], restricts: bool) -> Queues:
+        """Everything in codes, for these claims."""
+        names = {kind: self._names_of(kind, [claim[k] for claim in claims]) for k, kind in enumerate(KINDS)}
+        codes = {kind: {name: k for k, name in enumerate(names[kind])} for kind in KINDS}
+        table = [[codes[kind].get(claim[k], -1) for k, kind in enumerate(KINDS)] for claim in claims]
+        self._number = codes["queue"]
+        leaves = [list(dict.fromkeys(self._leaves(*claim))) for claim in claims]
+        most = max(map(len, leaves), default=0)
+        nodes = np.array([self._nodes_of(claim) for claim in claims], dtype=np.bool_)
+        whole = nodes.all() if nodes.size else True
+        limits, share = self.limits, _Shares(self, claims)
+        tops = max((p.priority for p in self.spec.partitions), default=0.0)
+        best = max((q.priority for q in self.spec.qos), default=0.0)
+        partition = [self.partitions.get(claim[2]) for claim in claims]
+        qos = [self.qos.get(claim[3]) for claim in claims]
+        known = [self.queues.get(name) for name in names["queue"]]
+        return Queues(
+            names={**names, "limit": tuple(limits.name)},
+            claims=np.array(table, dtype=np.int64).reshape(len(claims), len(KINDS)),
+            nodes=np.empty((len(claims), 0), dtype=np.bool_) if whole else nodes,
+            leaf=np.array([row + [-1] * (most - len(row)) for row in leaves], dtype=np.int64).reshape(
+                len(leaves), most
+            ),
+            parent=np.array(limits.parent, dtype=np.int64),
+            gpus_max=np.array(limits.gpus, dtype=np.float64),
+            gpus_kept=np.array(limits.kept, dtype=np.float64),
+            gpus_nominal=np.array(limits.nominal, dtype=np.float64),
+            jobs_max=np.array(limits.jobs, dtype=np.float64),
+            models=np.array(limits.models, dtype=np.int64),
+            owner=np.array(limits.owner, dtype=np.int64),
+            tier=np.array([p.tier if p else 1 for p in partition], dtype=np.int64),
+            partition_factor=np.array([p.priority / tops if p and tops else 0.0 for p in partition]),
+            qos_factor=np.array([q.priority / best if q and best else 0.0 for q in qos]),
+            share_leaf=share.leaf,
+            share_parent=share.parent,
+            share=share.shares,
+            numbers=self._numbers(),
+            strict=np.array([q is not None and q.order == "strict" for q in known], dtype=np.bool_),
+            reclaim=np.array([_POLICIES[q.reclaim] if q else NEVER for q in known], dtype=np.int64),
+            within=np.array([_POLICIES[q.within] if q else NEVER for q in known], dtype=np.int64),
+            weight=np.array([q.weight if q else 1.0 for q in known]),
+            restricts=bool(limits.name) or not whole or restricts,
+        )
+
+    def _names_of(self, kind: str, told: Sequence[str]) -> tuple[str, ...]:
+        declared = {
+            "account": self.accounts,
+            "partition": self.partitions,
+            "qos": self.qos,
+            "queue": self.queues,
+        }
+        first = [name for _, name in self.users] if kind == "user" else list(declared[kind])
+        return tuple(name for name in dict.fromkeys((*first, *told)) if name)
+
+    def _numbers(self) -> dict[str, float]:
+        p, b = self.spec.priority, self.spec.backfill
+        numbers = {"fair_sharing": float(self.spec.fair_sharing)}
+        if p is not None:
+            numbers |= {key: getattr(p, key) for key in ("age", "fairshare", "size", "partition", "qos")}
+            half_life_s = math.inf if p.half_life == "never" else p.half_life
+            numbers |= {"max_age_s": p.max_age, "half_life_s": half_life_s}
+            numbers |= {"classic": float(p.algorithm == "classic"), "favour_small": float(p.favour_small)}
+        if b is not None:
+            numbers |= {"depth": float(b.depth), "window_s": b.window, "interval_s": b.interval}
+        return numbers
+
+    # -- nodes and limits of one claim -----------------------------------------------------------------------
+
+    def _nodes_of(self, claim: Claim) -> Bools:
+        """Nodes of its partition, and of the flavors that its queue has quota of."""
+        part, queue = self.partitions.get(claim[2]), self.queues.get(claim[4])
+        nodes = np.ones(len(self.cluster.nodes), dtype=np.bool_)
+        if part is not None and part.nodes:
+            nodes &= self.places.nodes(part.nodes, f"partitions: {part.name}")
+        if queue is not None and isinstance(queue.gpus, Mapping):
+            bits = 0
+            for flavor in queue.gpus:
+                bits |= self._bits(flavor)
+            nodes &= (bits >> self.cluster.node_model) & 1 == 1
+        return nodes
+
+    def _leaves(self, user: str, account: str, partition: str, qos: str, queue: str) -> Iterator[int]:
+        if account in self.accounts:
+            yield from self._account_leaves(user, account)
+        part = self.partitions.get(partition)
+        if part is not None:
+            yield from self._group(f"partition {partition}", part, user, account)
+        named = dict.fromkeys((qos, part.qos if part is not None else ""))
+        for name in named:
+            if name in self.qos:
+                yield from self._group(f"QOS {name}", self.qos[name], user, account)
+        if queue in self.queues:
+            yield from self._queue_leaves(queue)
+
+    def _group(self, name: str, spec: Limits, user: str, account: str) -> Iterator[int]:
+        """Limits of all jobs together, of each user and of each account."""
+        if spec.gpus is not None or spec.jobs is not None:
+            yield self.limits.add(name, spec.gpus, spec.jobs)
+        if user and (spec.gpus_per_user is not None or spec.jobs_per_user is not None):
+            yield self.limits.add(f"{name}, user {user}", spec.gpus_per_user, spec.jobs_per_user)
+        if account and (spec.gpus_per_account is not None or spec.jobs_per_account is not None):
+            yield self.limits.add(f"{name}, account {account}", spec.gpus_per_account, spec.jobs_per_account)
+        yield from self._typed(name, spec)
+
+    def _typed(self, name: str, spec: Limits) -> Iterator[int]:
+        for word, gpus in spec.gpus_of_type.items():
+            yield self.limits.add(
+                f"{name}, {word}", gpus, models=self.places.models((word,), f"{name}: gpus_of_type")
+            )
+
+    def _account_leaves(self, user: str, account: str) -> Iterator[int]:
+        own, each = self.users.get((account, user)), self.accounts[account]
+        gpus = own.gpus if own is not None and own.gpus is not None else each.gpus_per_user
+        jobs = own.jobs if own is not None and own.jobs is not None else each.jobs_per_user
+        above = self._account(account)
+        if user and (gpus is not None or jobs is not None):
+            yield self.limits.add(f"account {account}, user {user}", gpus, jobs, parent=above)
+        elif above >= 0:
+            yield above
+        while account:
+            yield from self._typed(f"account {account}", self.accounts[account])
+            account = self.accounts[account].parent
+        if own is not None:
+            yield from self._typed(f"account {own.account}, user {user}", own)
+
+    def _account(self, name: str) -> int:
+        """The limit of an account, or of the nearest one above that has one; -1: none has."""
+        if not name:
+            return -1
+        spec = self.accounts[name]
+        above = self._account(spec.parent)
+        if spec.gpus is None and spec.jobs is None:
+            return above
+        return self.limits.add(f"account {name}", spec.gpus, spec.jobs, parent=above)
+
+    # -- queues ----------------------------------------------------------------------------------------------
+
+    def _bits(self, flavor: str) -> int:
+        if flavor not in self._flavors:
+            self._flavors[flavor] = self.places.models((flavor,), "quota of a flavor")
+        return self._flavors[flavor]
+
+    def _queue_leaves(self, name: str) -> Iterator[int]:
+        spec = self.queues[name]
+        flavors = list(spec.gpus) if isinstance(spec.gpus, Mapping) else [""]
+        bits = [self._bits(flavor) if flavor else -1 for flavor in flavors]
+        for k, one in enumerate(bits):
+            for other, two in zip(flavors[:k], bits[:k], strict=True):
+                if one & two:
+                    same = f"flavors {other!r} and {flavors[k]!r} of queue {name} are of the same GPUs"
+                    raise InputError([f"queues: {same}: make them one flavor, with the sum of their quotas"])
+        for flavor, mask in zip(flavors, bits, strict=True):
+            above = self._cohort(spec.cohort, flavor, mask)
+            own, kept = _of(spec.gpus, flavor), _kept(spec, flavor)
+            most = own if above < 0 else own + _borrow(spec, flavor)
+            title = f"quota of {name}" + (f" for {flavor}" if flavor else "")
+            yield self.limits.add(
+                title, most, parent=above, kept=kept if above >= 0 else 0.0, nominal=own, models=mask,
+                owner=self._number[name],
+            )  # fmt: skip
+
+    def _cohort(self, name: str, flavor: str, mask: int) -> int:
+        if not name:
+            return -1
+        spec = next(c for c in self.spec.cohorts if c.name == name)
+        above = self._cohort(spec.parent, flavor, mask)
+        own = self._subtree(spec, flavor)
+        most = own if above < 0 else own + _borrow(spec, flavor)
+        kept = max(0.0, own - _lend(spec, flavor)) if above >= 0 else 0.0
+        title = f"quota of cohort {name}" + (f" for {flavor}" if flavor else "")
+        return self.limits.add(title, most, parent=above, kept=kept, nominal=own, models=mask)
+
+    def _subtree(self, spec: Cohort, flavor: str) -> float:
+        """A cohort's own quota and what its members lend it (SubtreeQuota of Kueue)."""
+        total = _of(spec.gpus, flavor)
+        for child in self.spec.cohorts:
+            if child.parent == spec.name:
+                own = self._subtree(child, flavor)
+                total += min(own, _lend(child, flavor))
+        for queue in self.spec.queues:
+            if queue.cohort == spec.name:
+                total += queue.count * (_of(queue.gpus, flavor) - _kept(queue, flavor))
+        return total
+
+    def longest_gpus(self, claim: Claim) -> float:
+        """Most GPUs of a single job of a claim."""
+        user, account, partition, qos, _ = claim
+        part = self.partitions.get(partition)
+        found = [
+            self.qos.get(qos),
+            part,
+            self.qos.get(part.qos) if part else None,
+            self.users.get((account, user)),
+        ]
+        while account in self.accounts:
+            found.append(self.accounts[account])
+            account = self.accounts[account].parent
+        return min(
+            (s.gpus_per_job for s in found if s is not None and s.gpus_per_job is not None), default=math.inf
+        )
+
+    @cached_property
+    def weighs(self) -> bool:
+        """Whether anything but names is declared."""
+        s = self.spec
+        return any((s.accounts, s.users, s.partitions, s.qos, s.priority, s.backfill, s.queues))
+
+
+def _copies(queue: Queue) -> list[str]:
+    return [queue.name] if queue.count == 1 else [f"{queue.name}-{k}" for k in range(queue.count)]
+
+
+def _of(amount: object, flavor: str) -> float:
+    """A quota of one flavor; a bare number is of the one flavor that has no name."""
+    if isinstance(amount, Mapping):
+        return float(amount.get(flavor, 0.0))
+    return float(amount) if isinstance(amount, int | float) and not flavor else 0.0
+
+
+def _kept(spec: Queue, flavor: str) -> float:
+    return max(0.0, _of(spec.gpus, flavor) - _lend(spec, flavor))
+
+
+def _lend(spec: Queue | Cohort, flavor: str) -> float:
+    return math.inf if spec.lend is None else _bound(spec.lend, flavor)
+
+
+def _borrow(spec: Queue | Cohort, flavor: str) -> float:
+    return math.inf if spec.borrow is None else _bound(spec.borrow, flavor)
+
+
+def _bound(amount: object, flavor: str) -> float:
+    if isinstance(amount, Mapping):
+        return float(amount.get(flavor, math.inf))
+    return float(amount) if isinstance(amount, int | float) else math.inf
+
+
+class _Shares:
+    """The tree of fair shares: accounts with their users as leaves. Row 0 is the root."""
+
+    def __init__(self, declared: Declared, claims: Sequence[Claim]) -> None:
+        parents, shares, rows = [-1], [1.0], {"": 0}
+
+        def account(name: str) -> int:
+            if name not in rows:
+                spec = declared.accounts.get(name)
+                above = account(spec.parent) if spec is not None else 0
+                rows[name] = len(parents)
+                parents.append(above)
+                shares.append(spec.shares if spec is not None else 1.0)
+            return rows[name]
+
+        users: dict[tuple[str, str], int] = {}
+
+        def user(name: str, of: str) -> int:
+            if (of, name) not in users:
+                above = account(of)
+                users[of, name] = len(parents)
+                parents.append(above)
+                spec = declared.users.get((of, name))
+                shares.append(spec.shares if spec is not None else 1.0)
+            return users[of, name]
+
+        for spec in declared.spec.users:
+            user(spec.name, spec.account)
+        self.leaf: Ints = np.array([user(claim[0], claim[1]) for claim in claims], dtype=np.int64)
+        self.parent: Ints = np.array(parents, dtype=np.int64)
+        self.shares = np.array(shares)

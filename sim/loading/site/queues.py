@@ -1,0 +1,284 @@
+"""What a site's files declare of its queues, as the section `queues` of a scenario."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from equipoise.formats.kueue.generator import GeneratedCohorts
+from equipoise.formats.kueue.objects import ClusterQueue, KueueObjects, Quota
+from equipoise.formats.slurm.accounts import Accounts
+from equipoise.formats.slurm.config import Partition, SlurmConfig
+from equipoise.formats.slurm.hardware import Qos
+from equipoise.sim.loading.site.cluster import Nodes, Site, accelerator_of
+
+_AMOUNTS = {
+    "grptres": "gpus", "maxtrespu": "gpus_per_user", "maxtresperuser": "gpus_per_user",
+    "maxtrespa": "gpus_per_account", "maxtresperaccount": "gpus_per_account", "maxtres": "gpus_per_job",
+    "maxtresperjob": "gpus_per_job",
+}  # fmt: skip
+_COUNTS = {
+    "grpjobs": "jobs", "maxjobspu": "jobs_per_user", "maxjobsperuser": "jobs_per_user", "maxjobspa": "jobs_per_account",
+    "maxjobsperaccount": "jobs_per_account",
+}  # fmt: skip
+_OF_USER = {"grptres": "gpus", "grpjobs": "jobs", "maxjobs": "jobs", "maxtres": "gpus_per_job"}
+"""Limits of an association of a user; of an account's, `MaxJobs` is each user's."""
+
+
+def tell(site: Site, section: str, entry: Mapping[str, Any]) -> None:
+    """Declare one more; values that are empty are left out."""
+    full = {key: value for key, value in entry.items() if value not in (None, "", (), {}, [])}
+    site.queues.setdefault(section, []).append(full)
+
+
+# -- Slurm -----------------------------------------------------------------------------------------------------
+
+
+def _limits(
+    site: Site, what: str, limits: Mapping[str, Mapping[str, str]], counts: Mapping[str, int], unit: str,
+    amounts: Mapping[str, str], numbers: Mapping[str, str],
+) -> dict[str, Any]:  # fmt: skip
+    """Limits of GPUs and of jobs; what they say of other resources is a comment."""
+    found: dict[str, Any] = {}
+    rest = []
+    for column, tres in limits.items():
+        key = amounts.get(column.lower(), "")
+        for name, value in tres.items():
+            whole = name == ("cpu" if unit == "CPUs" else "gres/gpu")
+            typed = unit == "GPUs" and name.startswith("gres/gpu:") and key == "gpus"
+            if key and whole and value.isdecimal():
+                found[key] = int(value)
+            elif typed and value.isdecimal():
+                found.setdefault("gpus_of_type", {})[accelerator_of(name.partition(":")[2])[0]] = int(value)
+            else:
+                rest.append(f"{column} {name}={value}")
+    for column, count in counts.items():
+        if column.lower() in numbers:
+            found[numbers[column.lower()]] = count
+        else:
+            rest.append(f"{column} {count}")
+    site.add_aside("Limits that have no counterpart", *([f"{what}: {', '.join(rest)}"] if rest else []))
+    return found
+
+
+def add_qos(site: Site, rows: Sequence[Qos], unit: str) -> None:
+    """Quality of service: priority and limits."""
+    for qos in rows:
+        limits = _limits(site, f"QOS {qos.name}", qos.limits, qos.counts, unit, _AMOUNTS, _COUNTS)
+        tell(site, "qos", {"name": qos.name, "priority": qos.priority or None, **limits})
+        other = {"preempts": ",".join(qos.preempt), "flags": ",".join(qos.flags), "longest": qos.max_wall_s}
+        listed = ", ".join(f"{key} {value}" for key, value in other.items() if value)
+        listed += f", usage factor {qos.usage_factor:g}" if qos.usage_factor != 1.0 else ""
+        site.add_aside("More on QOS", *([f"{qos.name}: {listed.strip(', ')}"] if listed else []))
+
+
+def add_accounts(site: Site, found: Accounts, unit: str) -> None:
+    """Accounts and their users with shares and limits, and QOS where the file has them."""
+    add_qos(site, found.qos, unit)
+    known = {a.account for a in found.associations if not a.user}
+    for name in dict.fromkeys(a.account for a in found.associations if a.user and a.account not in known):
+        tell(site, "accounts", {"name": name})
+    account = {**_OF_USER, "grptres": "gpus", "maxtres": "gpus_per_job"}
+    numbers = {"grpjobs": "jobs", "maxjobs": "jobs_per_user"}
+    parents = 0
+    for a in found.associations:
+        what = f"user {a.user} of {a.account}" if a.user else f"account {a.account}"
+        amounts = _OF_USER if a.user else account
+        limits = _limits(site, what, a.limits, a.counts, unit, amounts, amounts if a.user else numbers)
+        shares = None if a.shares in (None, 1.0) else a.shares
+        parents += bool(a.user) and a.shares is None
+        if a.user:
+            tell(site, "users", {"name": a.user, "account": a.account, "shares": shares, **limits})
+        else:
+            parent = a.parent if a.parent in known else ""
+            tell(site, "accounts", {"name": a.account, "parent": parent, "shares": shares, **limits})
+    if parents:
+        site.add_aside(
+            "Shares", f"{parents} users share as their account does (Fairshare=parent): here 1 each"
+        )
+    for change in found.changes:
+        site.add_aside("Left out", f"{change.count} {change.reason} (line {change.first_line})")
+
+
+def add_scheduling(site: Site, config: SlurmConfig) -> set[str]:
+    """Priority weights, backfill and partitions; returns the settings that are told."""
+    kind = config.settings.get("schedulertype", "sched/backfill").removeprefix("sched/")
+    given = "as configured" if "schedulertype" in config.settings else "Slurm's default"
+    site.policy, site.policy_why = "multifactor", f"sched/{kind}, {given}"
+    used = {"schedulertype", "prioritytype"}
+    if kind == "backfill":
+        told = config.scheduler_parameters
+        depth, window, interval = (
+            told.get(key, "") for key in ("bf_max_job_test", "bf_window", "bf_interval")
+        )
+        site.queues["backfill"] = {
+            "depth": int(depth) if depth.isdecimal() else 500,
+            "window": f"{window if window.isdecimal() else 1440} min",
+            "interval": f"{interval if interval.isdecimal() and int(interval) else 30} s",
+        }
+    weights = {name: config.priority_weights.get(name) for name in ("age", "fairshare", "partition", "qos")}
+    weights["size"] = config.priority_weights.get("jobsize")
+    if any(weights.values()):
+        site.queues["priority"] = {
+            **{name: _plain(weight) for name, weight in weights.items() if weight},
+            "max_age": _time(config.times_s.get("prioritymaxage")),
+            "half_life": "never" if config.times_s.get("prioritydecayhalflife") == 0 else _time(
+                config.times_s.get("prioritydecayhalflife")),
+            "favour_small": config.settings.get("priorityfavorsmall", "").upper() == "YES" or None,
+            "algorithm": "classic" if "NO_FAIR_TREE" in config.settings.get("priorityflags", "").upper() else None,
+        }  # fmt: skip
+        site.queues["priority"] = {k: v for k, v in site.queues["priority"].items() if v is not None}
+        used |= {f"priorityweight{name}" for name in ("age", "fairshare", "partition", "qos", "jobsize")}
+        used |= {"prioritymaxage", "prioritydecayhalflife", "priorityfavorsmall"}
+    for partition in config.partitions:
+        add_partition(site, partition)
+    return used
+
+
+def add_partition(site: Site, partition: Partition) -> None:
+    """A partition: its nodes by the site's names, its tier, its factor and its QOS."""
+    tell(
+        site, "partitions",
+        {
+            "name": partition.name,
+            "nodes": None if partition.nodes.upper() == "ALL" else frozenset(partition.node_names),
+            "default": partition.default or None,
+            "tier": partition.priority_tier if partition.priority_tier != 1 else None,
+            "priority": partition.priority_job_factor if partition.priority_job_factor != 1 else None,
+            "qos": partition.qos,
+        },
+    )  # fmt: skip
+
+
+def _plain(number: float | None) -> int | float | None:
+    return int(number) if number is not None and number == int(number) else number
+
+
+def _time(time_s: float | None) -> str | None:
+    if time_s is None or not math.isfinite(time_s) or time_s <= 0:
+        return None
+    return f"{time_s / 86400:g} d" if time_s % 86400 == 0 else f"{time_s:g} s"
+
+
+# -- Kueue -----------------------------------------------------------------------------------------------------
+
+_PREEMPT = {
+    "Never": None, "LowerPriority": "lower-priority", "LowerOrNewerEqualPriority": "lower-or-newer-equal-priority",
+    "Any": "any",
+}  # fmt: skip
+
+
+def add_queues(site: Site, found: KueueObjects, unit: str, kinds: Mapping[str, str]) -> None:
+    """Cluster queues with the names of their local queues, cohorts and flavors; kinds: GPU type by flavor."""
+    names = _merged(site, found, kinds)
+    if len(names) > 1 or any(names.values()):
+        site.queues["flavors"] = {name: [kind] for name, kind in names.items() if kind}
+    flavor_of = {flavor: title for title in names for flavor in title.split("+")}
+    doors: dict[str, list[str]] = {}
+    for local in found.local_queues:
+        doors.setdefault(local.cluster_queue, []).append(local.name)
+    double = {
+        name for own in doors.values() for name in own if sum(name in other for other in doors.values()) > 1
+    }
+    site.add_aside(
+        "Local queues of one name in several namespaces: jobs name the cluster queue", *sorted(double)
+    )
+    for cohort in found.cohorts:
+        tell(site, "cohorts", {
+            "name": cohort.name, "parent": cohort.parent, **_quotas(cohort.quotas, unit, flavor_of),
+            "weight": None if cohort.weight == 1.0 else cohort.weight,
+        })  # fmt: skip
+    known = {cohort.name for cohort in found.cohorts}
+    for name in dict.fromkeys(q.cohort for q in found.cluster_queues if q.cohort and q.cohort not in known):
+        tell(site, "cohorts", {"name": name})
+    for queue in found.cluster_queues:
+        _add_queue(
+            site, queue, unit, flavor_of, [name for name in doors.get(queue.name, ()) if name not in double]
+        )
+
+
+def _merged(site: Site, found: KueueObjects, kinds: Mapping[str, str]) -> dict[str, str]:
+    """Flavors by name, those of one accelerator as one; with what they are here."""
+    by_kind: dict[str, list[str]] = {}
+    for flavor in found.flavors:
+        by_kind.setdefault(kinds.get(flavor.name, ""), []).append(flavor.name)
+    for kind, flavors in by_kind.items():
+        if len(flavors) > 1:
+            same = f"{', '.join(flavors)}: all {kind or 'of an unknown type'}, so one flavor with the sum of their quotas"
+            site.add_aside("Flavors of the same GPUs", same)
+    return {"+".join(flavors): kind for kind, flavors in by_kind.items()}
+
+
+def _quotas(quotas: Iterable[Quota], unit: str, flavor_of: Mapping[str, str]) -> dict[str, Any]:
+    """`gpus`, `borrow` and `lend`: one number where there is one flavor for everything."""
+    found: dict[str, dict[str, float]] = {"gpus": {}, "borrow": {}, "lend": {}}
+    for quota in quotas:
+        if not (quota.resource.endswith("/gpu") if unit == "GPUs" else quota.resource == "cpu"):
+            continue
+        flavor = flavor_of.get(quota.flavor, quota.flavor)
+        parts = (("gpus", quota.nominal), ("borrow", quota.borrowing_limit), ("lend", quota.lending_limit))
+        for key, amount in parts:
+            if amount is not None:
+                found[key][flavor] = found[key].get(flavor, 0.0) + amount
+    one = len(set(flavor_of.values())) <= 1
+    return {
+        key: _plain(next(iter(values.values())))
+        if one and values
+        else {k: _plain(v) for k, v in values.items()}
+        for key, values in found.items()
+    }
+
+
+def _add_queue(
+    site: Site, queue: ClusterQueue, unit: str, flavor_of: Mapping[str, str], names: Sequence[str]
+) -> None:
+    quotas = _quotas(queue.quotas, unit, flavor_of)
+    if not quotas["gpus"]:
+        site.add_aside("Queues without a quota of " + unit, queue.name)
+        quotas["gpus"] = 0
+    tell(site, "queues", {
+        "name": queue.name, "cohort": queue.cohort, **quotas,
+        "order": "strict" if queue.strategy == "StrictFIFO" else None,
+        "reclaim": _PREEMPT.get(queue.reclaim_within_cohort), "within": _PREEMPT.get(queue.within_cluster_queue),
+        "weight": None if queue.weight == 1.0 else queue.weight, "names": [n for n in names if n != queue.name],
+    })  # fmt: skip
+    rest = {
+        "while borrowing": queue.borrow_within_cohort,
+        "admission": queue.admission_mode,
+        "stop": queue.stop_policy,
+    }
+    told = ", ".join(f"{key} {value}" for key, value in rest.items() if value not in ("", "Never", "None"))
+    site.add_aside("More on cluster queues", *([f"{queue.name}: {told}"] if told else []))
+
+
+def add_generated(site: Site, cohorts: Sequence[GeneratedCohorts]) -> None:
+    """Kueue's performance test: its queues, its jobs, and as many GPUs as the nominal quotas add up to."""
+    total = 0.0
+    for cohort in cohorts:
+        for c in range(cohort.count):
+            title = f"{cohort.name}-{c}"
+            tell(site, "cohorts", {"name": title})
+            for group in cohort.queues:
+                for k in range(group.count):
+                    name = f"{title}-{group.name}-{k}"
+                    total += group.nominal_quota
+                    tell(site, "queues", {
+                        "name": name, "cohort": title, "gpus": _plain(group.nominal_quota),
+                        "borrow": _plain(group.borrowing_limit), "reclaim": _PREEMPT.get(group.reclaim_within_cohort),
+                        "within": _PREEMPT.get(group.within_cluster_queue),
+                    })  # fmt: skip
+                    site.jobs += [
+                        {
+                            "name": f"{work.name}-{title}-{k}", "count": work.count, "gpus": int(work.request),
+                            "spacing": f"{work.interval_s:g} s", "duration": f"{work.run_s:g} s",
+                            "priority": work.priority, "queue": name,
+                        }
+                        for work in group.work
+                    ]  # fmt: skip
+    site.name, site.policy, site.policy_why = "kueue-performance-test", "kueue", "whose test it is"
+    site.extra = {
+        "restart": {"detection": "0 s", "initialisation": "0 s", "checkpoint_write": "0 s"},
+    }
+    remark = "one for each unit of nominal quota; the test's controllers take time, these do not"
+    site.nodes.append(Nodes((), int(total), count=1, label="pool", remark=remark))

@@ -1,0 +1,169 @@
+"""The section `queues`: who may use what, and in which order, in the words of Slurm and of Kueue alike."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from equipoise.sim.scenario.section import Count, Positive, Section, Span
+from equipoise.sim.scenario.units import Float, Int
+
+NotNegative = Annotated[Float, Field(ge=0)]
+Number = Annotated[Int, Field(ge=0)]
+Preempts = Literal["never", "lower-priority", "lower-or-newer-equal-priority", "any"]
+
+
+class Limits(Section):
+    """Bounds on what runs at the same time: of all its jobs together, of each user, account, and single job."""
+
+    gpus: NotNegative | None = None
+    jobs: Number | None = None
+    gpus_per_user: NotNegative | None = None
+    jobs_per_user: Number | None = None
+    gpus_per_account: NotNegative | None = None
+    jobs_per_account: Number | None = None
+    gpus_per_job: NotNegative | None = None
+    gpus_of_type: dict[str, NotNegative] = Field(default_factory=dict)  # by accelerator or group of nodes
+
+
+class Account(Limits):
+    """An account, itself in a parent (none: at the top), with its shares beside its siblings'."""
+
+    name: str
+    parent: str = ""
+    shares: NotNegative = 1.0
+
+
+class User(Limits):
+    """A user in an account (an association of Slurm)."""
+
+    name: str
+    account: str
+    shares: NotNegative = 1.0
+
+
+class Qos(Limits):
+    """A quality of service."""
+
+    name: str
+    priority: NotNegative = 0.0
+
+
+class Partition(Limits):
+    """Nodes (by group, or single ones by name; none: all) that jobs are sent to."""
+
+    name: str
+    nodes: tuple[str, ...] = ()
+    default: bool = False
+    tier: Int = 1  # jobs of a higher tier are looked at first
+    priority: NotNegative = 1.0  # PriorityJobFactor
+    qos: str = ""  # whose limits hold in it, too
+
+
+class Priority(Section):
+    """Slurm's multifactor priority: weights of factors between 0 and 1."""
+
+    age: NotNegative = 0.0
+    fairshare: NotNegative = 0.0
+    size: NotNegative = 0.0  # larger jobs first
+    partition: NotNegative = 0.0
+    qos: NotNegative = 0.0
+    max_age: Span = 7 * 86400.0
+    half_life: Span | Literal["never"] = 7 * 86400.0  # of what was used
+    algorithm: Literal["fair-tree", "classic"] = "fair-tree"
+    favour_small: bool = False
+
+
+class Backfill(Section):
+    """Slurm's sched/backfill: how many jobs it plans, how far ahead, and how often; depth 0: no backfill."""
+
+    depth: Number = 500
+    window: Span = 86400.0
+    interval: Span = 30.0
+
+
+class Cohort(Section):
+    """Queues that lend to each other, itself in a parent."""
+
+    name: str
+    parent: str = ""
+    gpus: dict[str, NotNegative] | NotNegative = 0.0  # of its own, for all of its queues
+    borrow: dict[str, NotNegative] | NotNegative | None = None
+    lend: dict[str, NotNegative] | NotNegative | None = None
+    weight: Positive = 1.0
+
+
+class Queue(Section):
+    """A cluster queue of Kueue; a quota is a number of GPUs, or one for each flavor."""
+
+    name: str
+    cohort: str = ""
+    count: Count = 1  # NAME-0, NAME-1, ...
+    gpus: dict[str, NotNegative] | NotNegative
+    borrow: dict[str, NotNegative] | NotNegative | None = None  # none: as much as the cohort has
+    lend: dict[str, NotNegative] | NotNegative | None = None  # none: all
+    order: Literal["best-effort", "strict"] = "best-effort"
+    reclaim: Preempts = "never"
+    within: Preempts = "never"
+    weight: Positive = 1.0
+    names: tuple[str, ...] = ()  # by which jobs call it, beside its own: its local queues
+
+    @model_validator(mode="after")
+    def _preempts(self) -> Self:
+        if self.within == "any":
+            raise ValueError("'within': 'any' is for 'reclaim' only")
+        if self.reclaim == "lower-or-newer-equal-priority":
+            raise ValueError("'reclaim' is never, lower-priority or any")
+        return self
+
+
+class Queues(Section):
+    """Everything that is declared. Jobs say user, account, partition, qos, queue; a trace has columns of that name."""
+
+    accounts: tuple[Account, ...] = ()
+    users: tuple[User, ...] = ()
+    partitions: tuple[Partition, ...] = ()
+    qos: tuple[Qos, ...] = ()
+    priority: Priority | None = None
+    backfill: Backfill | None = None
+    cohorts: tuple[Cohort, ...] = ()
+    queues: tuple[Queue, ...] = ()
+    flavors: dict[str, tuple[str, ...]] = Field(default_factory=dict)  # accelerators or groups of nodes
+    fair_sharing: bool = False
+    gpu_types: dict[str, tuple[str, ...]] = Field(default_factory=dict)  # words of a trace, as flavors
+    too_large: Literal["refuse", "leave-out"] = "refuse"  # jobs that a limit never lets start
+
+    @model_validator(mode="after")
+    def _names(self) -> Self:
+        for what in ("accounts", "partitions", "qos", "cohorts", "queues"):
+            names = [part.name for part in getattr(self, what)]
+            if double := sorted({name for name in names if names.count(name) > 1}):
+                raise ValueError(f"{what}: {double[0]!r} stands there twice")
+        self._known("accounts", "parent", {a.name for a in self.accounts})
+        self._known("users", "account", {a.name for a in self.accounts})
+        self._known("partitions", "qos", {q.name for q in self.qos})
+        self._known("cohorts", "parent", {c.name for c in self.cohorts})
+        self._known("queues", "cohort", {c.name for c in self.cohorts})
+        for what in ("accounts", "cohorts"):
+            self._no_circle(what)
+        if sum(part.default for part in self.partitions) > 1:
+            raise ValueError("partitions: more than one is 'default'")
+        return self
+
+    def _known(self, what: str, key: str, known: set[str]) -> None:
+        for k, part in enumerate(getattr(self, what)):
+            name = getattr(part, key)
+            if name and name not in known:
+                listed = ", ".join(sorted(known)[:8]) or "none"
+                raise ValueError(f"{what}.{k}.{key}: {name!r} is not declared; known: {listed}")
+
+    def _no_circle(self, what: str) -> None:
+        parents = {part.name: part.parent for part in getattr(self, what)}
+        for name in parents:
+            seen, at = {name}, parents[name]
+            while at:
+                if at in seen:
+                    raise ValueError(f"{what}: {name!r} is above itself")
+                seen.add(at)
+                at = parents[at]

@@ -1,0 +1,305 @@
+"""Why a job of a recorded run waited: what stood in its way after each decision, and who went first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from equipoise.policies.allocation.draft import Hand
+from equipoise.policies.contract import Decision, Plan, Reason
+from equipoise.policies.observation import RUNNING, Ints, Observation
+from equipoise.policies.queues.limits import Quota, allowed_nodes, amounts_of, held_amounts
+from equipoise.policies.queues.places import least_gpus, place_job
+from equipoise.policies.record.journal import JournalError, read
+from equipoise.sim.record import read_parquet
+from equipoise.sim.scenario.tree import InputError, read_text, read_tree
+from equipoise.study.folders import MANIFEST
+
+JOURNAL = "journal.jsonl"
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A run folder with a journal: its jobs in order of their rows, and who decided."""
+
+    path: Path
+    policy: str
+    seed: int
+    jobs: Mapping[str, Any]
+
+    def name(self, row: int) -> str:
+        """The name of a job by its row."""
+        return str(self.jobs["name"][row])
+
+    def row(self, job: str) -> int:
+        """The row of a job by name or number. Raises InputError when there is none, or several."""
+        names = [str(name) for name in self.jobs["name"]]
+        rows = [k for k, name in enumerate(names) if name == job]
+        rows = rows or [k for k, number in enumerate(self.jobs["job_id"].tolist()) if str(number) == job]
+        if len(rows) == 1:
+            return rows[0]
+        import difflib
+
+        close = difflib.get_close_matches(job, names, n=1)
+        hint = (
+            f"did you mean {close[0]!r}?"
+            if close
+            else f"the first is {names[0]!r}"
+            if names
+            else "there are none"
+        )
+        raise InputError(
+            [f"{self.path}: {'several jobs are' if rows else 'no job is'} named {job!r}; {hint}"]
+        )
+
+
+def read_folder(path: str | Path) -> Folder:
+    """A run folder. Raises InputError where there is no run or no journal."""
+    folder = Path(path)
+    if not (folder / MANIFEST).is_file():
+        raise InputError([f"{path}: no run here; give the folder of `run --out DIR --journal`"])
+    if not (folder / JOURNAL).is_file():
+        raise InputError([f"{path}: no journal of decisions; make the run again with --journal"])
+    manifest = read_tree(read_text(folder / MANIFEST), str(folder / MANIFEST)).data
+    return Folder(
+        folder, str(manifest["policy"]), int(manifest["seed"]), read_parquet(folder / "jobs.parquet")
+    )
+
+
+def decisions(folder: Folder) -> Iterator[Decision]:
+    """The recorded decisions. Raises InputError for a damaged journal."""
+    try:
+        for entry in read(folder.path / JOURNAL):
+            yield entry.decision
+    except JournalError as error:
+        raise InputError([str(error)]) from error
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What stood in a job's way. kind: limit, GPUs, places, topology, reservation or order."""
+
+    kind: str
+    text: str
+
+
+@dataclass
+class Wait:
+    """Why one job waited, up to its first start. span_s: by cause, in the order of their first time.
+
+    before: jobs (rows) that started while it waited, with why they went first.
+    """
+
+    row: int
+    span_s: dict[Cause, float] = field(default_factory=dict)
+    before: dict[int, str] = field(default_factory=dict)
+    stopped_s: list[float] = field(default_factory=list)
+
+    @property
+    def main(self) -> Cause | None:
+        """What stood in its way for longest."""
+        return max(self.span_s, key=lambda cause: self.span_s[cause], default=None)
+
+
+def why_it_waited(folder: Folder, row: int) -> Wait:
+    """Goes through the journal; what stands in the way after a decision does so until the next."""
+    wait, last, since_s = Wait(row), None, math.nan
+    arrival_s = float(folder.jobs["arrival_s"][row])
+    start_s = float(folder.jobs["start_s"][row])
+    end_s = start_s if math.isfinite(start_s) else math.inf
+    for decision in decisions(folder):
+        o = decision.observation
+        if o.time_s < arrival_s or len(o.jobs) <= row:
+            continue
+        if last is not None:
+            _add(wait, last, min(o.time_s, end_s) - since_s)
+        elif o.time_s > arrival_s:
+            _add(wait, Cause("GPUs", "nobody was asked: nothing was free"), min(o.time_s, end_s) - arrival_s)
+        if o.time_s >= end_s or row not in o.waiting:
+            last = None
+            break
+        last, since_s = _cause(folder, decision, row), o.time_s
+        _note_starts(wait, folder, decision, row)
+    if last is not None and math.isfinite(end_s):
+        _add(wait, last, end_s - since_s)
+    return wait
+
+
+def _add(wait: Wait, cause: Cause, span_s: float) -> None:
+    if span_s > 0.0:
+        wait.span_s[cause] = wait.span_s.get(cause, 0.0) + span_s
+
+
+def _started(decision: Decision) -> dict[int, Ints]:
+    """GPUs of the waiting jobs that a decision starts."""
+    o, allocation = decision.observation, decision.plan.allocation
+    if allocation is None:
+        return {}
+    rows = allocation.job.tolist()
+    return {row: allocation.gpus_of(k) for k, row in enumerate(rows) if o.jobs.state[row] != RUNNING}
+
+
+def _after(decision: Decision) -> tuple[Hand, Quota]:
+    """What is free, and what is used of limits, once the decision is carried out."""
+    o, allocation = decision.observation, decision.plan.allocation
+    hand, quota = Hand(o), Quota.now(o)
+    if allocation is None:
+        return hand, quota
+    parts = [(row, k) for k, row in enumerate(allocation.job.tolist())]
+    for row, _ in parts:
+        if o.jobs.state[row] == RUNNING:
+            quota.book(int(o.jobs.claim[row]), {m: -n for m, n in held_amounts(o, row).items()}, -1)
+            hand.stop((row,))
+    for row, k in parts:
+        gpus = allocation.gpus_of(k)
+        share = allocation.share[allocation.offset[k] : allocation.offset[k + 1]]
+        if len(gpus):
+            quota.book(int(o.jobs.claim[row]), amounts_of(o, gpus, share))
+            hand.start((np.array([row]), np.array([0, len(gpus)]), gpus, share))
+    return hand, quota
+
+
+def _cause(folder: Folder, decision: Decision, row: int) -> Cause:
+    """Why a job still waits after a decision."""
+    o = decision.observation
+    hand, quota = _after(decision)
+    wanted, claim = least_gpus(o, row), int(o.jobs.claim[row])
+    share = float(min(o.jobs.gpu_share_requested[row], 1.0))
+    if claim >= 0:
+        room = quota.room(claim)
+        if wanted * share > max(room) + 1e-9:
+            return _limit(quota, claim, wanted * share)
+    allowed = allowed_nodes(o, row)
+    free = np.array(hand.columns[3])
+    mine, whole = int(free[allowed].sum()), int(free.sum())
+    if share >= 1.0 and mine < wanted:
+        if whole >= wanted:
+            return Cause("places", f"{wanted} GPUs needed; free ones are on nodes that it may not use")
+        return Cause("GPUs", f"{wanted} GPUs needed, fewer were free")
+    if place_job(hand, row, wanted) is None:
+        return Cause(
+            "topology", f"{wanted} GPUs free, but not together as it asks, or with too little memory"
+        )
+    return _order(folder, decision, row)
+
+
+def _limit(quota: Quota, claim: int, gpus: float) -> Cause:
+    for leaf in quota.leaves(claim):
+        if quota.left(leaf) < gpus or quota.left_jobs(leaf) < 1:
+            limit = quota.tightest(leaf, gpus)
+            most = quota.queues.gpus_max[limit]
+            bound = f"{most:g} GPUs" if math.isfinite(most) else f"{quota.queues.jobs_max[limit]:g} jobs"
+            return Cause("limit", f"{quota.queues.names['limit'][limit]} allows {bound}")
+    return Cause("limit", "its limits")
+
+
+def _values(plan: Plan, key: str) -> tuple[Reason, Any] | None:
+    """The last reason that tells a value, with it."""
+    return next(
+        ((reason, reason.values[key]) for reason in reversed(plan.reasons) if key in reason.values), None
+    )
+
+
+def _order(folder: Folder, decision: Decision, row: int) -> Cause:
+    """It would have fitted: whom the policy kept the room for."""
+    plan, o = decision.plan, decision.observation
+    planned = _values(plan, "planned")
+    if planned is not None and len(planned[1]):
+        other = [int(k) for k in planned[1] if int(k) != row]
+        if other:
+            return Cause("reservation", f"it would have delayed {folder.name(other[0])}, planned before it")
+    reserved = _values(plan, "reserved_s")
+    overdue = _values(plan, "s422_overdue")
+    if (reserved is not None and math.isfinite(float(reserved[1]))) or (
+        overdue is not None and int(overdue[1]) >= 0
+    ):
+        head = int(overdue[1]) if overdue is not None and int(overdue[1]) >= 0 else int(o.waiting[0])
+        if head != row:
+            return Cause("reservation", f"it would have delayed {folder.name(head)}, which has a reservation")
+    ranked = _values(plan, "order")
+    first = [int(k) for k in ranked[1]] if ranked is not None else o.waiting.tolist()
+    started = set(_started(decision))
+    ahead = [k for k in first[: first.index(row)] if k not in started] if row in first else first[:1]
+    if ahead and ahead[0] != row:
+        return Cause("order", f"behind {folder.name(ahead[0])}, which could not start and is before it")
+    return Cause("order", "the policy started others, or waited")
+
+
+def _note_starts(wait: Wait, folder: Folder, decision: Decision, row: int) -> None:
+    """Who started in this decision while the job waits, and why they went first."""
+    o = decision.observation
+    ranked, told = _values(decision.plan, "order"), _values(decision.plan, "priority")
+    of: dict[int, float] = {}
+    if ranked is not None and told is not None:
+        of = dict(zip((int(k) for k in ranked[1]), (float(p) for p in told[1]), strict=True))
+    for other in _started(decision):
+        if other == row or other in wait.before:
+            continue
+        if other in of and row in of and of[other] != of[row]:
+            higher = of[other] > of[row]
+            why = f"priority {of[other]:g} against {of[row]:g}" if higher else "fitted where it did not"
+        elif other < row:
+            why = "arrived before it"
+        elif o.jobs.gpus_requested[other] < o.jobs.gpus_requested[row]:
+            why = "asks for fewer GPUs"
+        else:
+            why = "the policy's order"
+        wait.before[other] = why
+
+
+def at_time(folder: Folder, time_s: float | None) -> Decision:
+    """The last decision up to a time (None: of all). Raises InputError where there is none."""
+    found = None
+    for decision in decisions(folder):
+        if time_s is not None and decision.observation.time_s > time_s:
+            break
+        found = decision
+    if found is None:
+        raise InputError([f"{folder.path}: no decision was made by then"])
+    return found
+
+
+_ROWS = ("started", "stopped", "stopped_for", "held", "order", "planned")
+_SHOWN = 6
+
+
+def stage_lines(folder: Folder, decision: Decision) -> list[str]:
+    """What was seen at a decision, and what each stage computed and did."""
+    o = decision.observation
+    running, waiting = len(o.running), len(o.waiting)
+    free = int(o.nodes.gpus_free.sum())
+    lines = [f"{running} jobs ran, {waiting} waited, {free} of {int(o.nodes.gpus.sum())} GPUs were free"]
+    if waiting:
+        lines.append(f"waiting: {_some([folder.name(row) for row in o.waiting.tolist()])}")
+    for reason in decision.plan.reasons:
+        lines.append(f"{reason.stage}: {reason.text}")
+        lines += [
+            f"  {key}: {text}"
+            for key, value in reason.values.items()
+            if (text := _shown(folder, o, key, value))
+        ]
+    if decision.plan.changes_nothing():
+        lines.append("nothing was changed")
+    return lines
+
+
+def _some(texts: Sequence[str]) -> str:
+    more = f" and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
+    return ", ".join(texts[:_SHOWN]) + more
+
+
+def _shown(folder: Folder, o: Observation, key: str, value: Any) -> str:
+    if key == "limit":
+        return _some(list(dict.fromkeys(o.queues.names["limit"][int(k)] for k in value)))
+    values = np.atleast_1d(np.asarray(value))
+    if values.dtype.kind not in "iufb":
+        return str(value)
+    if key in _ROWS:
+        return _some([folder.name(int(row)) for row in values])
+    known = [f"{v:g}" for v in values.ravel().tolist() if not (isinstance(v, float) and math.isnan(v))]
+    return _some(known)
