@@ -175,7 +175,10 @@ class Gpus(Table):
     memory_bytes = _float("device memory")
     share_free = _float("unallocated fraction, 0..1; 0 when the node is down", 1.0)
     suspect = _bool("a plan has found it unsound, and it has not been repaired since")
-    share_quantum = _float("smallest step of a share the device can do (MPS 0.01)", 0.01)
+    share_quantum = _float("smallest step of a share the device can do (MPS 0.01); 1: no choice", 0.01)
+    mig = _bool(
+        "cut into MIG slices: a share is one of them, and another one costs the worker's job a restart"
+    )
     sm_active_ratio = _float("share of time the multiprocessors were busy, 0..1 (DCGM sm_active)")
     dram_active_ratio = _float("share of time the memory interface was busy, 0..1 (DCGM dram_active)")
     power_w = _float("electrical power")

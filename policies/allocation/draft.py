@@ -54,10 +54,18 @@ class Hand:
         weight: Floats = NO_VALUES,
         group: Ints | None = None,
         order: Ints = NO_ROWS,
+        shunned: Bools | None = None,
     ) -> None:
+        """`shunned` GPUs, by row, are not handed out."""
         o = observation
-        self.observation = o
+        self.observation, self.shunned = o, shunned
         self._free, self._room = o.nodes.gpus_free.copy(), o.gpus.share_free.copy()
+        if shunned is not None:
+            self._free -= np.bincount(o.gpus.node, shunned & (o.gpus.job == -1), len(o.nodes)).astype(
+                np.int64
+            )
+            np.maximum(self._free, 0, out=self._free)  # of a node that is down none is free anyway
+            self._room[shunned] = 0.0
         self._holder = o.gpus.job.copy()
         self.columns: RoomColumns = (
             o.nodes.first_gpu, o.nodes.gpus, o.nodes.up, frozen(self._free), frozen(self._room),
@@ -117,6 +125,9 @@ class Hand:
 
     def _take(self, gpu: Ints, share: Floats) -> None:
         o = self.observation
+        if self.shunned is not None:
+            keep = ~self.shunned[gpu]
+            gpu, share = gpu[keep], share[keep]
         _unbook(self._free, self._room, self._holder, o.gpus.node, o.nodes.up, gpu, share)
 
     def _book(self, job: Ints, offset: Ints, gpu: Ints, share: Floats) -> None:

@@ -36,6 +36,7 @@ from equipoise.policies.stages.groups import (
     room_bytes,
 )
 from equipoise.policies.stages.optimal import least_cost_transport
+from equipoise.policies.stages.unsound import NO_ROWS, leave_out, suspect_gpus
 
 _STATE = {
     "samples": 0,  # last positive samples per step
@@ -47,6 +48,7 @@ _STATE = {
     "norm_trend": 0.0,
     "norm_variance": 0.0,
     "norm_windows": 0,
+    "sick_windows": 0,  # in a row whose gradient was not sound
 }
 _WARM_WINDOWS = 5  # before that a norm's usual deviation is not known
 _SIGMA_LEAST = 0.05  # relative; a norm this far off is never suspicious, however steady it was
@@ -64,7 +66,8 @@ class DataFlow(Stage):
     variable acting in the direction that the text gives: capacity = forecast gradient rate x samples per
     gradient; tau = data share / capacity; I = max(tau) / mean(tau) - 1; F(T) = sum of T_ij * C_j / (1 + L_j)
     * b_ij / b_max, filled greedily by weight. `optimal` solves the transportation problem that meets all
-    deficits with the least transfer time. Equal workers with equal data change nothing.
+    deficits with the least transfer time. Equal workers with equal data change nothing. A gradient that is not
+    sound has weight 0, and its GPU is suspect once that has lasted.
     """
 
     name: ClassVar[str] = "s1"
@@ -76,29 +79,40 @@ class DataFlow(Stage):
     smoothing: float = 0.5  # Holt's gain of the level
     trend_smoothing: float = 0.2  # Holt's gain of the trend
     sigmas: float = 5.0  # a gradient norm this far off is not sound
+    sick_windows: int = 3  # of unsound gradients in a row, after which a GPU is suspect...
+    suspect_s: float = 3600.0  # ... for so long, unless it is repaired before: then it may be tried again
     frozen: str = ""  # a sub-step that a simple default takes the place of: see `policies.stages.frozen`
 
     def __post_init__(self) -> None:
         if self.mode not in ("formula", "optimal"):
             raise ValueError(f"mode: {self.mode!r} is not one of formula, optimal")
         check_frozen("s1", self.frozen)
-        if not (self.threshold > 0 and self.sigmas > 0):
-            raise ValueError("threshold and sigmas must be above 0")
+        if not (self.threshold > 0 and self.sigmas > 0 and self.sick_windows > 0 and self.suspect_s > 0):
+            raise ValueError("threshold, sigmas, sick_windows and suspect_s must be above 0")
         if not (0 < self.smoothing <= 1 and 0 <= self.trend_smoothing <= 1):
             raise ValueError("smoothing must be in (0, 1], trend_smoothing in [0, 1]")
 
     def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
-        """Add moves of shards to `plan`; memory holds the smoothed gradients and the jobs being evened."""
+        """Add moves of shards to `plan`, and what it leaves out; memory holds the smoothed gradients.
+
+        Also the jobs being evened, and the suspect GPUs.
+        """
         if not len(observation.workers):
-            return plan.because("s1", "no training job runs"), memory
+            plan, suspects = suspect_gpus(observation, plan, memory, NO_ROWS, self.suspect_s)
+            return plan.because("s1", "no training job runs"), {**memory, **suspects}
         groups = group_workers(observation)
         forecast, healthy, state = self._watch_gradients(observation, groups, memory)
         if self.frozen == "S111":
             rate = observation.workers.gradient_rate_per_s
             forecast, healthy = np.where(rate > 0, rate, forecast), np.ones(len(rate), dtype=np.bool_)
-        after: dict[str, Any] = state
+        plan = leave_out(observation, groups, plan, healthy)
+        state["sick_windows"] = np.where(healthy, 0, state["sick_windows"] + 1)
+        sick = np.flatnonzero(state["sick_windows"] >= self.sick_windows)
+        plan, suspects = suspect_gpus(observation, plan, memory, sick, self.suspect_s)
+        after: dict[str, Any] = {**state, **suspects}
         values: dict[str, Any] = {
             "s111_unhealthy": int((~healthy).sum()),
+            "s111_suspect": len(suspects["suspect_gpu"]),
             "s111_forecast_gradients_per_s": float(np.nansum(forecast)),
             "s111_rate_cov": float(np.sqrt(state["rate_variance"].max())),
         }

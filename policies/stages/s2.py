@@ -32,6 +32,7 @@ from equipoise.policies.stages.groups import (
     room_bytes,
 )
 from equipoise.policies.stages.optimal import least_cost_assignment
+from equipoise.policies.stages.unsound import samples_bound
 
 _SHARE_ERROR = 1e-6  # shares of one job that sum to 1 but for this belong together
 _PRIORITY_STEP = 0.01  # priorities are compared in these steps, so that rounding reorders nothing
@@ -179,7 +180,8 @@ class Tasks(Stage):
         state = self._move_shares(observation, groups, target, memory)
         if not known.any():
             return None, state, {"s221_known_jobs": 0, "s222_largest_share": np.nan, "s223_jobs": 0}
-        limits = (measured, workers.samples_max, batch, jobs.micro_batch[groups.rows])
+        most = samples_bound(observation, groups, plan)
+        limits = (measured, most, batch, jobs.micro_batch[groups.rows])
         if self.mode == "optimal":
             dealt, done = deal_exactly(groups.first, known, response_s, fixed_s, *limits)
         else:
@@ -189,7 +191,7 @@ class Tasks(Stage):
         new_s = slowest_step(groups.first, response_s, fixed_s, measured, dealt)
         with np.errstate(invalid="ignore", divide="ignore"):
             gain = np.where(known & done, 1 - new_s / now_s, 0.0)
-        broken = known & done & ~_deal_holds(groups, measured, workers.samples_max, batch)
+        broken = known & done & ~_deal_holds(groups, measured, most, batch)
         adopt = broken | (gain > np.maximum(self.epsilon, _measurement_noise(observation, groups)))
         best = int(np.argmax(gain))
         values = {

@@ -36,7 +36,8 @@ from equipoise.policies.stages.guard import (
     guard_watch,
 )
 from equipoise.policies.stages.intervals import INTERVAL_MOST, first_intervals
-from equipoise.policies.stages.virtual import gpu_room, virtual_gpus, whole_rates
+from equipoise.policies.stages.slices import slice_gpus
+from equipoise.policies.stages.virtual import capability, gpu_room, virtual_gpus
 
 
 @dataclass(frozen=True)
@@ -183,9 +184,12 @@ class Synchronisation(Stage):
         if len(rows) and self.frozen not in ("S322", "S323"):
             room = gpu_room(observation, share, rows, first)
             proposal, used = self._propose(observation, groups, share, rows, first, room)
-            values["s321_use_min"] = used
+            values["s321_capability_min"] = used
             quantum = observation.gpus.share_quantum[workers.gpu[rows[first[:-1]]]]
             quantised, changed = quantise_shares(first, share[rows], room, proposal, quantum, self.share_band)
+            quantised, changed = slice_gpus(
+                observation, rows, first, share, room, proposal, quantised, changed
+            )
             busy = guard_blocked(record, workers.id[rows], now) | np.isin(rows, undone)
             changed &= ~np.logical_or.reduceat(busy, first[:-1])
             moved = np.repeat(changed, np.diff(first))
@@ -204,10 +208,8 @@ class Synchronisation(Stage):
         """S321 and S322: (shares of the virtual GPUs `rows`, the least used one's use)."""
         workers = observation.workers
         step_s, others_s = workers.step_s, slowest_other(groups.first, workers.step_s)
-        period_s = step_s + np.nan_to_num(workers.wait_s) + np.nan_to_num(workers.input_stall_s)
+        used = capability(observation, share)
         with np.errstate(invalid="ignore", divide="ignore"):
-            # E: what it trains per unit of share; P: what its kind trains on a whole GPU.
-            used = workers.samples_per_step / period_s / share / whole_rates(observation)
             if self.frozen == "S321":
                 used = np.where(np.isfinite(used), 1.0, used)
             load = step_s / np.maximum(step_s, others_s)  # 1 for the worker that its job waits for

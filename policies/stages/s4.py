@@ -47,6 +47,7 @@ from equipoise.policies.kernels.scaling import ScalingColumns, TableColumns
 from equipoise.policies.observation import Bools, Floats, Ints, Observation
 from equipoise.policies.stages.frozen import check_frozen
 from equipoise.policies.stages.guard import Record, Verdict, guard_blocked, guard_empty
+from equipoise.policies.stages.unsound import replace_suspects, shunned_gpus
 from equipoise.policies.stages.watch import (
     corrected,
     going_back_pays,
@@ -156,7 +157,8 @@ class NodeAllocation(AllocationStage):
         verdict, memory = review(o, memory, self.noise, self.backoff_s)
         if self.frozen == "S413":
             verdict, memory = Verdict(NO_ROWS, NO_ROWS, NO_VALUES), {**memory, "guard": guard_empty()}
-        if not len(verdict.rollback) and self._nothing_to_do(o):
+        unsound = shunned_gpus(o, plan)
+        if not len(verdict.rollback) and unsound is None and self._nothing_to_do(o):
             return plan.because("s4", "nothing is free, and no change would pay"), memory
         nodes = node_state(o, memory, self.speed_memory_s, measured=self.frozen != "S411")
         memory = {**memory, "node_speed": nodes.speed, "time_s": o.time_s}
@@ -164,8 +166,10 @@ class NodeAllocation(AllocationStage):
         memory = remember_exchanges(o, memory, self.speed_memory_s)
         scaling = scaling_columns(o, plan.intervals(o))
         table = corrected(table_columns(o, nodes), o, memory)
-        hand = Hand(o, ranking.weight, nodes.model, _heaviest_first(ranking.weight, o.nodes.gpus_free))
+        order = _heaviest_first(ranking.weight, o.nodes.gpus_free)
+        hand = Hand(o, ranking.weight, nodes.model, order, unsound)
         values = nodes.values() | _use(o) | self._undo(hand, verdict, memory, before)
+        values["s413_replaced"] = replace_suspects(hand)
         memory = remember_nodes(hand, memory, before, verdict.keep, verdict.rollback, self.noise)
         able = elastic_rows(o, ranking.running)
         able = able[~guard_blocked(memory["guard"], able, o.time_s) & measured(o, memory, able)]

@@ -11,11 +11,14 @@ from equipoise.policies.stages.groups import Groups
 
 
 def virtual_gpus(observation: Observation, groups: Groups) -> tuple[Ints, Ints]:
-    """Worker rows, by GPU, on GPUs of which single-GPU workers hold a part, and where each GPU's begin."""
+    """Worker rows, by GPU, on GPUs of which single-GPU workers hold or asked for a part, and where each's begin."""
     workers = observation.workers
     single = groups.spread(groups.sound & (observation.jobs.gpus_per_worker[groups.rows] == 1))
     size = len(observation.gpus)
-    shared = np.bincount(workers.gpu, weights=workers.gpu_share < WHOLE, minlength=size) > 0
+    asked = observation.jobs.gpu_share_requested[workers.job]
+    part = np.minimum(workers.gpu_share, asked) < WHOLE  # who was given all of it may have to give some back
+    shared = np.bincount(workers.gpu, weights=part, minlength=size) > 0
+    shared &= observation.gpus.share_quantum < WHOLE  # where parts are equal by nature, there is no choice
     alone = np.bincount(workers.gpu, weights=~single, minlength=size) == 0
     rows = np.flatnonzero((shared & alone)[workers.gpu])
     rows = rows[np.argsort(workers.gpu[rows], kind="stable")]
@@ -46,10 +49,8 @@ def whole_rates(observation: Observation) -> Floats:
     speed on a share.
     """
     o, workers, speeds = observation, observation.workers, observation.speeds
-    kappa = o.jobs.share_kappa[workers.job]
-    at_share = np.array([speed_at(f, k) for f, k in zip(workers.gpu_share, kappa, strict=True)])
     with np.errstate(divide="ignore", invalid="ignore"):
-        own = workers.capacity_samples_per_s / at_share
+        own = workers.capacity_samples_per_s / speeds_at(workers.gpu_share, o.jobs.share_kappa[workers.job])
     best = np.zeros(len(o.jobs))
     np.maximum.at(best, workers.job, np.nan_to_num(own))
     rate: Floats = np.where(best[workers.job] > 0.0, best[workers.job], np.nan)
@@ -58,3 +59,35 @@ def whole_rates(observation: Observation) -> Floats:
         mine &= o.gpus.model[workers.gpu] == speeds.gpu_model[k]
         rate[mine] = speeds.samples_per_s[k] / o.jobs.gpus_held[speeds.job[k]]
     return rate
+
+
+def speeds_at(share: Floats, kappa: Floats) -> Floats:
+    """`physics.speed_at` of each worker."""
+    return np.array([speed_at(f, k) for f, k in zip(share, kappa, strict=True)])
+
+
+def whole_period_s(observation: Observation) -> Floats:
+    """Time of a step with all its waits and its part of the exchange, by worker; NaN where it is not known."""
+    jobs = observation.jobs
+    with np.errstate(invalid="ignore", divide="ignore"):
+        period_s: Floats = (jobs.global_batch / jobs.throughput_samples_per_s)[observation.workers.job]
+    return period_s
+
+
+def capability(observation: Observation, share: Floats) -> Floats:
+    """E / P of each worker, (workers,): what more share would add, over what its kind trains on a whole GPU.
+
+    E is the slope of its throughput b / (L + X) over the share f, L = whole step / speed(f) the step and X what the
+    exchange adds to it: b / (L + X)^2 * L * speed'(f) / speed(f), with `physics.speed_at`. P is that at f = 1:
+    b / (whole step + X). So E / P is 1 for who trains in proportion to its share, and falls as the exchange, or
+    what the curve leaves, makes more share worth less. Waits at barriers and for input are lambda and delta.
+    """
+    o, workers, jobs = observation, observation.workers, observation.jobs
+    samples, step_s, kappa = workers.samples_per_step, workers.step_s, jobs.share_kappa[workers.job]
+    waits_s = np.nan_to_num(workers.wait_s) + np.nan_to_num(workers.input_stall_s)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        exchange_s = np.fmax(whole_period_s(o) - step_s - waits_s, 0.0)
+        steepness = np.where(kappa < np.inf, kappa / (share * (share + kappa)), 1.0 / share)
+        slope = samples / (step_s + exchange_s) ** 2 * step_s * steepness
+        ratio: Floats = slope / (samples / (samples / whole_rates(o) + exchange_s))
+    return ratio

@@ -94,6 +94,8 @@ class EventByEvent:
             job.checkpoint_written(self.clock.now)
             for what, why in job.apply_pending():
                 self.refused(what, why)
+            if job.ends.start_s > self.clock.now:  # it has to wait first
+                continue
             if job.config.stale:
                 job.config.work_out()
                 self._configured(job)

@@ -114,7 +114,8 @@ class Configuration:
         speed = cluster.node_speed[self.nodes] / cluster.slow[self.nodes]
         for i in range(self.workers):
             if self.share[i] < 1.0:
-                speed[i] *= speed_at(float(self.share[i]), kappa)
+                part = cluster.share_in_force(int(self.gpu[i]), float(self.share[i]))
+                speed[i] *= speed_at(part, kappa)
             if model.interference:
                 speed[i] /= 1.0 + model.interference * cluster.co_located(int(self.gpu[i]), self.row)
         self.scale = 1.0 / speed

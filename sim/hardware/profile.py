@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import math
 import os
+import re
 from collections.abc import Mapping
 from fractions import Fraction
 from functools import lru_cache
@@ -136,6 +137,7 @@ class Accelerator(_Part):
     efficiency: tuple[EfficiencyPoint, ...] = ()
     share_kappa: Number | None = None
     interference: Number | None = None
+    mig: tuple[str, ...] = ()  # profiles of its slices, as 3g.40gb
     idle_w: Power | None = None
     max_w: Power | None = None
     host_w: Power | None = None  # drawn by the node around it: links, NICs, fans
@@ -157,6 +159,9 @@ class Accelerator(_Part):
         sizes = [point.flop.value for point in self.efficiency]
         if any(a >= b for a, b in pairwise(sizes)):
             raise ValueError("efficiency: sizes must increase")
+        for profile in self.mig:
+            if not re.fullmatch(r"[12347]g\.[1-9][0-9]*gb", profile):
+                raise ValueError(f"mig: {profile!r} is not a profile as 3g.40gb, of 1, 2, 3, 4 or 7 slices")
         if self.price_usd_per_gpu_h is not None and not self.price_date:
             raise ValueError("price_usd_per_gpu_h: needs price_date, prices change")
         return self
@@ -413,7 +418,7 @@ def _with_origin(section: Any, model: type[BaseModel], outer: Mapping[str, str])
         return section
     origin = {**outer, **{k: section[k] for k in ("kind", "source") if section.get(k)}}
     plain = {"vendor", "source", "kind", "price_date", "tier", "collective", "accelerator"}
-    plain |= {"workload", "precision"}
+    plain |= {"workload", "precision", "mig"}
     numbers = [k for k in model.model_fields if k in section and k not in plain]
     return {**section, **{k: _number_origin(section[k], origin) for k in numbers}}
 

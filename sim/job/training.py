@@ -92,6 +92,7 @@ class TrainingJob:
     ) -> None:
         self.row, self.name, self.spec, self.model, self.cluster = row, name, spec, model, cluster
         self.advance, self.meter, self.listeners, self.load = advance, meter, listeners, load
+        self.initialisation_s = restart.initialisation
         self.noise_key = noise_key(seed, f"step:{name}")
         self.norm_key = noise_key(seed, f"norm:{name}")
         self.noise_mu, self.noise_sigma = lognormal_parameters(step_cov)
@@ -396,6 +397,11 @@ class TrainingJob:
             self.config.set_gradient_weight(pending.weight)
         if pending.share is not None:
             self.meter_booked()  # at the share it had
+            if self.cluster.gpus.mig[self.config.gpu[np.abs(pending.share - self.config.share) > 0.01]].any():
+                self._pause(
+                    self.initialisation_s + 2.0 * self.save_s
+                )  # a slice is made anew without its process
+                self.measured.open_window(self.ends.start_s)
             self.config.set_share(pending.share)
             self.cluster.set_share(self.row, np.repeat(pending.share, self.config.gpus_per_worker))
         return refused
@@ -413,9 +419,7 @@ class TrainingJob:
             return
         for tell in self.listeners.checkpointing:
             tell(self, now_s)
-        save_s = self.save_s
-        self._charge(RESTART, save_s)
-        self.ends.resume_at(self.ends.start_s + save_s)
+        self._pause(self.save_s)
         self.checkpoints.begin(self._state(), self.ends.start_s)
 
     def checkpoint_written(self, now_s: float) -> None:
@@ -423,6 +427,11 @@ class TrainingJob:
         if self.checkpoints.complete():
             for tell in self.listeners.checkpointed:
                 tell(self, now_s)
+
+    def _pause(self, seconds: float) -> None:
+        """The next period begins so much later."""
+        self._charge(RESTART, seconds)
+        self.ends.resume_at(self.ends.start_s + seconds)
 
     def _state(self) -> State:
         return self.progress.account.copy(), self.data.snapshot() if self.data is not None else None

@@ -13,6 +13,7 @@ from typing import Annotated, Any, get_args, get_origin
 import numpy as np
 from pydantic import BaseModel
 
+from equipoise.policies.kernels.slices import is_slice
 from equipoise.policies.registry import PolicyError, make_policy, make_stage
 from equipoise.sim.cost.memory import least_bytes
 from equipoise.sim.hardware.profile import Accelerator, HardwareProfile, load_profile
@@ -219,6 +220,21 @@ def _accelerators(scenario: Scenario, profile: HardwareProfile) -> Iterator[Prob
             profile.accelerator(group.accelerator)
         except ValueError as error:
             yield ("cluster", "nodes", k, "accelerator"), str(error)
+            continue
+        if group.sharing == "mig":
+            yield from _slices(scenario, group, profile.accelerator(group.accelerator).mig, k)
+
+
+def _slices(scenario: Scenario, group: NodeGroup, profiles: tuple[str, ...], k: int) -> Iterator[Problem]:
+    """Where GPUs are cut by MIG, they must be able to, and every part asked for must be a slice."""
+    if group.gpus and not profiles:
+        yield ("cluster", "nodes", k, "sharing"), f"{group.accelerator} has no MIG; allowed: mps, time-slice"
+    for j, job in enumerate(scenario.workload.jobs):
+        if group.gpus and profiles and job.gpu_share < 1.0 and not is_slice(job.gpu_share):
+            text = (
+                f"{job.gpu_share:g} of a GPU is no MIG slice of {group.name}; allowed: 1/7, 2/7, 3/7, 4/7, 1"
+            )
+            yield ("workload", "jobs", j, "gpu_share"), f"{text}, as 0.14, 0.28, 0.42, 0.57"
 
 
 def _job(

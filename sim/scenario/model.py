@@ -58,6 +58,8 @@ class NodeGroup(Section):
     )
     ingest: Rate | None = None  # samples/s the host can prepare; none: never the limit
     price: UsdPerHour | None = None  # per node; none: by GPU, from `cost` or the price book
+    # How jobs that ask for a part of a GPU share it: by percentages, by slices, or in turns of equal length.
+    sharing: Literal["mps", "mig", "time-slice"] = "mps"
 
     @property
     def network(self) -> float:

@@ -356,6 +356,24 @@ def worst_slowdown(shares, held, step, others, kappa):
     return worst
 
 
+def nearest_slices(wanted, least_memory, room):
+    """Every choice of profiles, the nearest of those that fit; None where none do."""
+    profiles = [(1, 1), (2, 2), (3, 4), (4, 4), (7, 8)]
+    compute = int(7 * room + 0.05)
+    memory = {7: 8, 3: 4}.get(compute, compute)
+    best = None
+    for choice in itertools.product(range(5), repeat=len(wanted)):
+        used = [profiles[p] for p in choice]
+        if sum(c for c, _ in used) > compute or sum(m for _, m in used) > memory:
+            continue
+        if any(m < 8 * least - 1e-9 for (_, m), least in zip(used, least_memory, strict=True)):
+            continue
+        cost = sum(math.log(c / 7 / w) ** 2 for (c, _), w in zip(used, wanted, strict=True))
+        if best is None or cost < best[0]:
+            best = (cost, choice)
+    return best
+
+
 def quantise_shares(first, share, room, new, quantum, band):
     result, changed = list(share), []
     for k, rows in enumerate(segments(first)):

@@ -11,7 +11,16 @@ from tests.policies.observations import change, one_job, same, shared_gpu
 from tests.policies.stages.test_s4 import ELASTIC, cluster
 
 SKEWED = {"shard_samples": [100, 100, 100, 300], "shards_each": 8}
-PLANNED = ("moves", "samples_per_step", "fetch_order", "sync_interval", "gpu_share", "allocation")
+PLANNED = (
+    "moves",
+    "samples_per_step",
+    "fetch_order",
+    "sync_interval",
+    "gpu_share",
+    "allocation",
+    "gradient_weight",
+    "suspect",
+)
 
 
 def decisions(stage, observations, memory=None):
@@ -36,6 +45,15 @@ def rates(*windows, **more):
 def strange_norm():
     steady = one_job([2.0] * 4, norm=[1.0, 1.1, 0.9, 1.0], **SKEWED)
     return [steady] * 8 + [change(steady, "workers", gradient_norm=[1.0, 1.6, 0.9, 1.0])]
+
+
+def sick():
+    """Worker 1 sends no sound gradient three times, does again 100 s later, and its GPU is suspect meanwhile."""
+    well = one_job([2.0] * 4)
+    bad = change(well, "workers", gradient_norm=[1.0, np.nan, 1.0, 1.0])
+    after = change(well, "gpus", suspect=[False, True, False, False])
+    after.time_s = 200.0
+    return [bad] * 3 + [after]
 
 
 def remote():
@@ -109,6 +127,8 @@ CASES = {
     "s1.smoothing": ((0.05, 1.0), rates([2.0] * 4, [2.0, 2.0, 2.0, 8.0])),
     "s1.trend_smoothing": ((0.0, 1.0), rates([2.0] * 4, [2, 2, 2, 4], [2, 2, 2, 6], [2, 2, 2, 8])),
     "s1.sigmas": ((5.0, 50.0), strange_norm()),
+    "s1.sick_windows": ((3, 4), sick()),
+    "s1.suspect_s": ((50.0, 150.0), sick()),
     "s2.priority_alpha": ((0.0, 1.0), remote()),
     "s2.rate_alpha": ((0.0, 1.0), unlike_response()),
     "s2.damping": ((0.1, 1.0), uneven()),

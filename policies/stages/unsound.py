@@ -1,0 +1,100 @@
+"""S111, what follows from an unsound gradient: it is left out, and its GPU is suspect and replaced."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from equipoise.policies.allocation.draft import Hand
+from equipoise.policies.contract import Memory, Plan
+from equipoise.policies.observation import Bools, Ints, Observation
+from equipoise.policies.stages.groups import Groups
+
+NO_ROWS: Ints = np.empty(0, dtype=np.int64)
+
+
+def leave_out(observation: Observation, groups: Groups, plan: Plan, healthy: Bools) -> Plan:
+    """`plan` with weight 0 for the gradients of workers that are not `healthy`, 1 for the others.
+
+    A job of which no gradient is sound keeps its weights: nothing can be told apart there.
+    """
+    some = groups.spread(np.logical_or.reduceat(healthy, groups.first[:-1]))
+    before = observation.workers.gradient_weight
+    weight = np.where(some, healthy.astype(np.float64), before)
+    return plan if np.array_equal(weight, before) else plan.with_(gradient_weight=weight)
+
+
+def suspect_gpus(
+    observation: Observation, plan: Plan, memory: Memory, sick: Ints, lasts_s: float
+) -> tuple[Plan, dict[str, Any]]:
+    """`plan` with the GPUs of the worker rows `sick` suspect, and what to remember: which are, and until when.
+
+    A suspicion ends when the GPU is repaired, or after `lasts_s`: it may have been wrong.
+    """
+    o, suspect = observation, observation.gpus.suspect.copy()
+    until_s = np.full(len(suspect), -np.inf)
+    if "suspect_gpu" in memory:
+        until_s[memory["suspect_gpu"]] = memory["suspect_until_s"]
+    suspect &= until_s > o.time_s
+    for row in sick.tolist():
+        job, gpu = int(o.workers.job[row]), int(o.workers.gpu[row])
+        mine = np.arange(gpu, min(gpu + int(o.jobs.gpus_per_worker[job]), len(suspect)))
+        mine = mine[(o.gpus.job[mine] == job) | (mine == gpu)]
+        until_s[mine[~suspect[mine]]] = o.time_s + lasts_s
+        suspect[mine] = True
+    rows = np.flatnonzero(suspect)
+    if not np.array_equal(suspect, o.gpus.suspect):
+        plan = plan.with_(suspect=suspect)
+    return plan, {"suspect_gpu": rows, "suspect_until_s": until_s[rows]}
+
+
+def samples_bound(observation: Observation, groups: Groups, plan: Plan) -> Ints:
+    """Most samples of each worker in a step, (workers,): its memory's bound.
+
+    One micro-batch where its gradient is left out, by which it is watched further, if the batch has one for all.
+    """
+    workers, jobs = observation.workers, observation.jobs
+    micro = np.maximum(jobs.micro_batch[groups.rows], 1)
+    enough = jobs.global_batch[groups.rows] // micro >= np.diff(groups.first)
+    out = (plan.weights(observation) == 0.0) & groups.spread(enough)
+    if not out.any():
+        return workers.samples_max
+    bound: Ints = np.where(out, np.minimum(groups.spread(micro), workers.samples_max), workers.samples_max)
+    return bound
+
+
+def shunned_gpus(observation: Observation, plan: Plan) -> Bools | None:
+    """GPUs that are not to be handed out: the suspect ones, or none when else nothing would run."""
+    suspect = observation.gpus.suspect if plan.suspect is None else plan.suspect
+    return suspect if suspect.any() and len(observation.running) else None
+
+
+def replace_suspects(hand: Hand) -> Ints:
+    """Give jobs sound free GPUs for the suspect ones that they hold whole; returns their rows.
+
+    Where as many of the same model are free, and what the job loses on its remaining time is more than its restart.
+    On the nodes that it has already, if it can be.
+    """
+    o, replaced = hand.observation, []
+    if hand.shunned is None:
+        return NO_ROWS
+    holders = np.unique(o.gpus.job[hand.shunned])
+    for row in holders[holders >= 0].tolist():
+        held, _ = hand.gpus_of(row)
+        bad = np.flatnonzero(hand.shunned[held])
+        lost_s = o.jobs.service_s[row] * len(bad) / len(held)
+        if o.jobs.rigid[row] or hand.touched(np.array([row]))[0] or not lost_s > o.jobs.restart_s[row]:
+            continue
+        free = (hand.holder == -1) & ~hand.shunned & o.nodes.up[o.gpus.node]
+        free &= (o.gpus.model == o.gpus.model[held[bad[0]]]) & ~(
+            o.gpus.memory_bytes < o.jobs.memory_bytes[row]
+        )
+        choice = np.flatnonzero(free)
+        choice = choice[np.argsort(~np.isin(o.gpus.node[choice], o.gpus.node[held]), kind="stable")]
+        if len(choice) >= len(bad):
+            gpus = held.copy()
+            gpus[bad] = choice[: len(bad)]
+            hand.resize(row, held, gpus)
+            replaced.append(row)
+    return np.array(replaced, dtype=np.int64)
