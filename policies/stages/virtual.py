@@ -46,8 +46,8 @@ def whole_rates(observation: Observation) -> Floats:
     speed on a share.
     """
     o, workers, speeds = observation, observation.workers, observation.speeds
-    kappa = o.jobs.share_kappa[workers.job]
-    at_share = np.array([speed_at(f, k) for f, k in zip(workers.gpu_share, kappa, strict=True)])
+    curves = zip(workers.gpu_share, workers.share_kappa, strict=True)
+    at_share = np.array([speed_at(f, k) for f, k in curves])
     with np.errstate(divide="ignore", invalid="ignore"):
         own = workers.capacity_samples_per_s / at_share
     best = np.zeros(len(o.jobs))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from equipoise.sim.run import step_noise
 from equipoise.sim.scenario.model import Cluster, Even, Explicit, Faults, Model, NodeGroup, Noise, Scenario
 
 LIMITS = ("compute", "memory", "input", "barrier", "network", "queue", "faults")
@@ -133,7 +134,7 @@ def data_at_hand(scenario: Scenario) -> Scenario:
 
 def no_jitter(scenario: Scenario) -> Scenario:
     """Steps take as long as they should."""
-    return _with(scenario, noise=Noise())  # type: ignore[no-any-return]
+    return _with(scenario, noise=Noise(step_cov=0.0)) if step_noise(scenario) else scenario
 
 
 def equal_nodes(scenario: Scenario) -> Scenario:
