@@ -46,6 +46,7 @@ def build_profile(samples: SampleSet, name: str) -> tuple[HardwareProfile, Repor
         fabrics=tuple(fabric_part(samples, accelerator, report)),
         steps=tuple(step_part(samples, accelerator, report)),
         figures=figures(samples, report),
+        storage_read_bytes_per_s=best(samples.of("storage_read"), rate("bytes"), "storage read"),
     )
     composed_part(samples, report)
     return profile, report
@@ -76,8 +77,7 @@ def figures(samples: SampleSet, report: Report) -> dict[str, Measured]:
         for way in samples.distinct("transfer", "direction"):
             chosen = samples.of("transfer", memory=memory, direction=way)
             found[f"transfer_{way}_{memory}_bytes_per_s"] = best(chosen, rate("bytes"), "transfer")
-    for way in ("storage_write", "storage_read"):
-        found[f"{way}_bytes_per_s"] = best(samples.of(way), rate("bytes"), way.replace("_", " "))
+    found["storage_write_bytes_per_s"] = best(samples.of("storage_write"), rate("bytes"), "storage write")
     found["preprocess_samples_per_s"] = best(samples.of("preprocess"), rate("samples"), "one core")
     found["share_kappa_memory_1"] = share_kappa(samples, "memory", report)
     for group in by_parameters(samples.of("interference")).values():

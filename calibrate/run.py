@@ -12,7 +12,7 @@ from typing import Literal
 
 from equipoise.calibrate.device import nvml
 from equipoise.calibrate.measure import inventory
-from equipoise.calibrate.measure.collectives import collective_measures, open_groups
+from equipoise.calibrate.measure.collectives import collective_measures, open_groups, overlap_measures
 from equipoise.calibrate.measure.framework import convolution_measures, framework_measures
 from equipoise.calibrate.measure.host import HostBench
 from equipoise.calibrate.measure.measure import Measure, MissingError, Series
@@ -43,7 +43,9 @@ QUICK_ROUNDS, FULL_ROUNDS = 3, 5
 LEAST_BUDGET_S, LARGEST_BUDGET_S = 0.01, 3.0
 OVERRUN = 1.6
 
-_HOST = ("storage_write", "storage_read", "preprocess", "convolution", "training", "operations", "collective")
+_HOST = (
+    "storage_write", "storage_read", "preprocess", "convolution", "training", "operations", "collective", "overlap",
+)  # fmt: skip
 KINDS: dict[DeviceKind, tuple[str, ...]] = {
     "cuda": (
         "copy",
@@ -129,6 +131,7 @@ def _cpu_plan(stack: ExitStack, quick: bool, folder: Path | None, only: frozense
         *(framework_measures(quick) if not only or {"gemm", "elementwise", "convolution"} & only else []),
         *_training("cpu", quick, only),
         *collective_measures(groups, quick),
+        *overlap_measures(groups, quick),
     ]
     conditions = inventory.cpu_conditions()
     return Plan(measures, conditions, inventory.software_versions(), inventory.cpu_conditions)
@@ -157,6 +160,7 @@ def _cuda_plan(stack: ExitStack, quick: bool, folder: Path | None, only: frozens
         *(convolution_measures("cuda", quick) if not only or "convolution" in only else []),
         *_training("cuda", quick, only),
         *collective_measures(groups, quick),
+        *overlap_measures(groups, quick),
         *sustained.sustained_measures(device, gpu, quick),
     ]
     device.use()
@@ -177,9 +181,9 @@ def _absent(measures: list[Measure], gpus: int) -> Iterator[str]:
     if "training" not in kinds:
         yield "training: needs PyTorch for CUDA"
     if gpus < 2:
-        yield "peer, collective: need 2 or more GPUs"
+        yield "peer, collective, overlap: need 2 or more GPUs"
     elif "collective" not in kinds:
-        yield "collective: needs PyTorch for CUDA"
+        yield "collective, overlap: need PyTorch for CUDA"
 
 
 def _nvml_side(stack: ExitStack, uuid: str) -> tuple[nvml.Gpu | None, nvml.Versions | None]:

@@ -217,6 +217,7 @@ NEEDED: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "share": (("share",), ("kernel",)),
     "interference": (("others_utilisation",), ("kernel", "neighbour")),
     "collective": (("bytes", "ranks"), ("collective", "backend")),
+    "overlap": (("batch", "ranks"), ("workload", "precision", "backend")),
     "training": (("batch",), ("workload", "precision", "framework")),
     "operations": (("batch",), ("workload", "precision", "framework")),
     "storage_write": (("bytes",), ()),

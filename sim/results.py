@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from equipoise.policies.contract import AllocationStage
 from equipoise.sim.assumptions import assumptions
+from equipoise.sim.cost.measured import measured_notes
 from equipoise.sim.job.account import BUSY, HELD, HELD_USES, LOST_TO_FAULTS, Use
 from equipoise.sim.job.training import TrainingJob
 from equipoise.sim.ledger.bill import Biller
@@ -186,6 +187,9 @@ class Results:
         notes += _passes(world.roster.training.values())
         notes += assumptions(world.scenario, world.cluster)
         notes += _intervals(world.roster.training.values())
+        scenario, cluster = world.scenario, world.cluster
+        on = dict(zip(cluster.gpu_models, cluster.accelerators, strict=True))
+        notes += measured_notes(scenario.noise, scenario.workload.models, on)
         if world.prices.note:
             notes.append(f"money at {world.prices.note}; give your own under 'cost'")
         if world.refusals:

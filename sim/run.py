@@ -18,9 +18,11 @@ from equipoise.policies.record.foreign import foreign_sources
 from equipoise.policies.registry import make_policy
 from equipoise.policies.sources import COMPUTING, code_hash, combined
 from equipoise.sim.cluster.cluster import Cluster
+from equipoise.sim.cost.measured import has_step_noise
 from equipoise.sim.hardware.prices import load_book, make_prices
 from equipoise.sim.hardware.profile import load_profile
 from equipoise.sim.job.demand import make_demand
+from equipoise.sim.loading.measured import with_measured
 from equipoise.sim.loading.transformers import bound_scenario, plan_notes
 from equipoise.sim.network.topology import Topology
 from equipoise.sim.record import Run
@@ -79,7 +81,7 @@ def run(
     RunInterrupted when `stop` said so.
     """
     policy = policy if policy is not None else make_policy(list(scenario.policy))
-    scenario = bound_scenario(scenario)
+    scenario = bound_scenario(with_measured(scenario))
     seed = scenario.seed if seed is None else seed
     trace = trace if trace is not None else trace_of(scenario)
     drawn = drawn_jobs(scenario, seed) if trace is None else trace
@@ -227,4 +229,11 @@ def is_random(scenario: Scenario) -> bool:
     spread = any(job.data and isinstance(job.data.shard_sizes, SpreadSizes) for job in scenario.workload.jobs)
     if scenario.workload.generate is not None:
         return True
-    return bool(scenario.noise.step_cov or scenario.decide.estimate_error or spread or any(random))
+    return bool(step_noise(scenario) or scenario.decide.estimate_error or spread or any(random))
+
+
+def step_noise(scenario: Scenario) -> bool:
+    """Whether steps of its models vary, by what the scenario says or what was measured."""
+    profile = load_profile(scenario.cluster.hardware)
+    on = [profile.accelerator(group.accelerator) for group in scenario.cluster.groups if group.gpus]
+    return has_step_noise(scenario.noise, scenario.workload.models.values(), on)

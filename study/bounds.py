@@ -24,7 +24,7 @@ from equipoise.sim.cluster.cluster import Cluster
 from equipoise.sim.hardware.profile import load_profile
 from equipoise.sim.job.demand import Demand, make_demand
 from equipoise.sim.network.topology import Topology
-from equipoise.sim.run import trace_of
+from equipoise.sim.run import step_noise, trace_of
 from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.traces.read import Trace
 from equipoise.study.needs import Capacity
@@ -77,7 +77,7 @@ def lower_bound(scenario: Scenario, trace: Trace | None = None) -> Bound:
     profile = load_profile(scenario.cluster.hardware)
     cluster = Cluster(scenario.cluster, profile, Topology(scenario.cluster, profile))
     needs = needs_of(make_demand(scenario, trace, cluster), scenario, Capacity(scenario.cluster, profile))
-    return Bound(needs.makespan_s(), needs.completion_mean_s(), scenario.noise.step_cov > 0)
+    return Bound(needs.makespan_s(), needs.completion_mean_s(), step_noise(scenario))
 
 
 def needs_of(demand: Demand, scenario: Scenario, capacity: Capacity) -> Needs:

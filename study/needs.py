@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.policies.physics import efficiency, overlapped_s
+from equipoise.sim.cost.measured import share_kappa
 from equipoise.sim.cost.step import make_exchange, replica_cost_s
 from equipoise.sim.hardware.profile import Accelerator, HardwareProfile, link_bytes_per_s
 from equipoise.sim.job.paces import Paces
@@ -112,7 +113,8 @@ class Capacity:
             step_s = min(
                 step_s, best_interval_s(work_s, self._exchange(model, workers), model.overlap, model.drift)
             )
-        gpu_s = samples * best_s * per * _least_gpu_s_per_s(model)
+        shares = np.array([_least_gpu_s_per_s(share_kappa(model, g.accelerator)) for g in self.groups])
+        gpu_s = samples * best_s * per * shares
         if per > 1:  # a replica over unequal nodes runs at the pace of its first GPU
             gpu_s = np.full_like(gpu_s, gpu_s.min())
         return samples / high * step_s, gpu_s
@@ -258,10 +260,9 @@ def best_efficiency(spec: JobSpec, model: Model) -> float:
     return whole + (last - whole) * rest / spec.data.samples
 
 
-def _least_gpu_s_per_s(model: Model) -> float:
+def _least_gpu_s_per_s(kappa: float) -> float:
     """Least GPU-seconds for what takes a whole GPU one second, over fractions f of it: f / speed_at(f).
 
     With speed_at(f) = (1 + kappa) f / (f + kappa) it falls towards kappa / (1 + kappa) as f does.
     """
-    kappa = model.share_kappa
-    return 1.0 if kappa is None else kappa / (1.0 + kappa)
+    return kappa / (1.0 + kappa) if math.isfinite(kappa) else 1.0

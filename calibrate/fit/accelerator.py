@@ -32,6 +32,8 @@ from equipoise.calibrate.fit.robust import Floats, low_quantile
 from equipoise.calibrate.samples import CPU_TIME, SamplesError, SampleSet
 from equipoise.sim.hardware.profile import Accelerator, EfficiencyPoint, Measured
 
+HALF = 0.5
+"""Share of the device on which the neighbour runs when interference is measured."""
 BYTES = {"fp64": 8.0, "fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0}
 
 
@@ -191,10 +193,10 @@ def share_kappa(samples: SampleSet, kernel: str, report: Report) -> Measured | N
 
 
 def _interference(samples: SampleSet, report: Report) -> Measured | None:
-    """iota over all pairs of kernels; each pair's own slow-down is among the figures."""
+    """iota over all pairs of kernels, by the share of the device that the neighbour keeps busy."""
     others, slow = [], []
     for sample in samples.of("interference"):
-        others += [float(sample["others_utilisation"])] * len(sample.values)
+        others += [HALF * float(sample["others_utilisation"])] * len(sample.values)
         slow += list(sample.values)
     if len(slow) < 2:
         return None

@@ -83,7 +83,6 @@ def as_fabric(fit: CollectiveFit, collective: str, ranks: int, accelerator: str,
         )
         for start, end, alpha, beta in _profile_pieces(fit)
     ]
-    cov = fit.residual_cov
     return Fabric.model_validate(
         {
             "tier": "intra",
@@ -92,7 +91,6 @@ def as_fabric(fit: CollectiveFit, collective: str, ranks: int, accelerator: str,
             "alpha_s": pieces[0].alpha_s,
             "bytes_per_s": pieces[-1].bytes_per_s,
             "pieces": tuple(pieces),
-            "residual_cov": Measured(value=float(f"{cov:.4g}"), source=source, kind="fitted", n=fit.n),
         }
     )
 

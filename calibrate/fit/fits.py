@@ -204,13 +204,13 @@ class SlopeFit:
         return np.asarray(1.0 + self.slope.value * np.asarray(x, dtype=np.float64))
 
 
-def fit_interference(others_utilisation: npt.ArrayLike, slowdown: npt.ArrayLike, seed: int = 0) -> SlopeFit:
-    """iota of `slowdown = 1 + iota * sum of the co-located workers' utilisation`.
+def fit_interference(others_share: npt.ArrayLike, slowdown: npt.ArrayLike, seed: int = 0) -> SlopeFit:
+    """iota of `slowdown = 1 + iota * sum of the co-located workers' shares`, as the simulator has it.
 
-    others_utilisation >= 0 (1: one neighbour that keeps its share busy); slowdown = time together / time
-    alone. Raises ValueError when no sample has a neighbour.
+    others_share >= 0, of the device, kept busy; slowdown = time together / time alone. Raises ValueError when no
+    sample has a neighbour.
     """
-    x, y = checked(others_utilisation, slowdown, 2, "interference fit")
+    x, y = checked(others_share, slowdown, 2, "interference fit")
     if not (x > 0).any():
         raise ValueError("interference fit: needs samples with a co-located neighbour")
     slope = float(_slope_through_one(x, y, np.inf))

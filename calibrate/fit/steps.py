@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from equipoise.calibrate.fit.fits import fit_step_time, leave_one_size_out
+from equipoise.calibrate.fit.fits import fit_overlap, fit_step_time, leave_one_size_out
 from equipoise.calibrate.fit.levels import LOW_QUANTILE, FitLine, Prediction, Report, level, measured
 from equipoise.calibrate.fit.robust import Floats, low_quantile, noise_cov
 from equipoise.calibrate.samples import Sample, SampleSet
 from equipoise.sim.hardware.profile import Measured, StepTime
 
+OVERLAP = ("step_s", "exchange_s", "together_s")
 LEAST_STEPS = 3
 """Timed steps that must remain when one batch size is left out."""
 
@@ -21,7 +22,25 @@ def step_part(samples: SampleSet, accelerator: str, report: Report) -> list[Step
         kind = tuple(str(sample[name]) for name in ("workload", "precision", "framework"))
         groups.setdefault(kind, []).append(sample)
     steps = [_step(chosen, accelerator, report) for chosen in groups.values()]
-    return [step for step in steps if step is not None]
+    return [_with_overlap(step, samples, report) for step in steps if step is not None]
+
+
+def _with_overlap(step: StepTime, samples: SampleSet, report: Report) -> StepTime:
+    """With the exponent of its exchange's overlap, where steps were timed with and without one."""
+    found = samples.of("overlap", workload=step.workload, precision=step.precision)
+    chosen = [s for s in found if set(OVERLAP) <= s.columns.keys()]
+    if not chosen:
+        return step
+    alone, exchange, together = (np.concatenate([s.columns[name] for s in chosen]) for name in OVERLAP)
+    name = f"{step.workload} step, {step.precision}, overlap"
+    try:
+        fit = fit_overlap(alone, exchange, together)
+    except ValueError as reason:
+        report.missing.append(f"{name}: {reason}")
+        return step
+    report.lines.append(FitLine(name, fit.gamma, "1", fit.residual_cov))
+    source = f"{chosen[0]['backend']}, {chosen[0]['ranks']} ranks"
+    return step.model_copy(update={"overlap": measured(fit.gamma, source, "fitted")})
 
 
 def _step(chosen: list[Sample], accelerator: str, report: Report) -> StepTime | None:

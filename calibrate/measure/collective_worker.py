@@ -11,11 +11,13 @@ import mmap
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
+
+from equipoise.calibrate.measure.training import prepared_step
 
 WARM_UP = 3
 LEAST_REPEATS = 8
@@ -43,7 +45,7 @@ class TorchRank:
     def prepared(self, collective: str, size_bytes: int) -> Callable[[], None]:
         """A function that does the collective once and waits for it; `size_bytes` is the whole message."""
         torch, dist = self._torch, self._dist
-        count = max(size_bytes // 4 // self._ranks, 1)
+        count = max(min(size_bytes, LARGEST_BYTES) // 4 // self._ranks, 1)
         whole = torch.ones(count * self._ranks, device=self._device)
         part = torch.ones(count, device=self._device)
 
@@ -59,6 +61,22 @@ class TorchRank:
                 torch.cuda.synchronize()
 
         return once
+
+    def overlapped(self, quick: bool, workload: str, precision: str, batch: int) -> list[Callable[[], None]]:
+        """A training step without its exchange, the exchange alone, and the step with it (PyTorch's own DDP)."""
+        from torch.nn.parallel import DistributedDataParallel
+
+        step, model = prepared_step(
+            self._device.type, quick, workload, precision, batch, wrap=DistributedDataParallel
+        )
+        size = 4 * sum(parameter.numel() for parameter in model.parameters())
+
+        def alone() -> None:
+            """A step whose gradients stay here."""
+            with model.no_sync():
+                step()
+
+        return [alone, self.prepared("all_reduce", size), step]
 
     def barrier(self) -> None:
         """Wait for all ranks."""
@@ -138,6 +156,10 @@ class SharedMemoryRank:
 
         return once
 
+    def overlapped(self, quick: bool, workload: str, precision: str, batch: int) -> list[Callable[[], None]]:
+        """Raises ValueError: a training step needs PyTorch."""
+        raise ValueError("training steps with their exchange need PyTorch")
+
     def agree(self, value: int) -> int:
         """The largest of all ranks' values."""
         self.barrier()
@@ -154,18 +176,19 @@ class SharedMemoryRank:
 Rank = TorchRank | SharedMemoryRank
 
 
-def measure(rank: Rank, collective: str, size_bytes: int, budget_s: float) -> list[float]:
-    """Seconds of each repeat on this rank; all ranks agree on how many there are."""
-    once = rank.prepared(collective, size_bytes)
+def measure(rank: Rank, calls: Sequence[Callable[[], None]], budget_s: float) -> list[float]:
+    """Seconds of each call on this rank, all of them in turn; the ranks agree on how many turns there are."""
     for _ in range(WARM_UP):
-        once()
+        for once in calls:
+            once()
     rank.barrier()
     start = time.perf_counter()
-    once()
+    for once in calls:
+        once()
     rough = max(time.perf_counter() - start, 1e-7)
     repeats = rank.agree(min(max(math.ceil(budget_s / rough / 2), LEAST_REPEATS), MOST_REPEATS))
     times = []
-    for _ in range(repeats):
+    for once in repeats * list(calls):
         rank.barrier()
         start = time.perf_counter()
         once()
@@ -183,8 +206,11 @@ def main(arguments: list[str]) -> None:
         rank = TorchRank(backend, index, ranks, meeting)
     for line in sys.stdin:
         request = json.loads(line)
-        size = min(int(request["bytes"]), LARGEST_BYTES)
-        print(json.dumps(measure(rank, request["collective"], size, request["budget_s"])), flush=True)
+        if "workload" in request["what"]:
+            calls = rank.overlapped(**request["what"])
+        else:
+            calls = [rank.prepared(**request["what"])]
+        print(json.dumps(measure(rank, calls, request["budget_s"])), flush=True)
     rank.close()
 
 

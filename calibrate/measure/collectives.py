@@ -13,13 +13,18 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from itertools import product
 from pathlib import Path
 
+import numpy as np
+
 from equipoise.calibrate.measure.collective_worker import SLOT_BYTES
-from equipoise.calibrate.measure.measure import Measure, MissingError, Outcome
+from equipoise.calibrate.measure.measure import Measure, MissingError, Outcome, Series
+from equipoise.calibrate.measure.training import SIZES, WORKLOADS
+from equipoise.calibrate.samples import Scalar
 from equipoise.policies.sources import search_path
 
 KIB, MIB = 2**10, 2**20
@@ -61,11 +66,14 @@ class Group:
                 )
             )
 
-    def times(self, collective: str, size_bytes: int, budget_s: float) -> Outcome:
-        """Seconds of each repeat, the slowest rank's. Raises MissingError when a worker died."""
+    def times(self, what: Mapping[str, Scalar], budget_s: float) -> tuple[float, ...]:
+        """Seconds of each call, the slowest rank's; `what` is for `prepared` or `overlapped` of the worker's rank.
+
+        Raises MissingError when a worker died.
+        """
         if not self._processes:
             self._start()
-        request = json.dumps({"collective": collective, "bytes": size_bytes, "budget_s": budget_s})
+        request = json.dumps({"what": dict(what), "budget_s": budget_s})
         answers = []
         try:
             for process in self._processes:
@@ -80,6 +88,11 @@ class Group:
                 f"{self.backend} between {self.ranks} processes: {self._last_words()}"
             ) from None
         return tuple(max(times) for times in zip(*answers, strict=True))
+
+    def overlap(self, what: Mapping[str, Scalar], budget_s: float) -> Outcome:
+        """Columns step_s, exchange_s and together_s of a training step on every rank."""
+        columns = np.array(self.times(what, budget_s)).reshape(-1, 3).T
+        return Series(dict(zip(("step_s", "exchange_s", "together_s"), columns.tolist(), strict=True)))
 
     def _last_words(self) -> str:
         for process in self._processes:
@@ -123,12 +136,24 @@ def collective_measures(groups: list[Group], quick: bool) -> list[Measure]:
             Measure(
                 "collective",
                 {"collective": kind, "backend": group.backend, "ranks": group.ranks, "bytes": size},
-                partial(group.times, kind, size),
+                partial(group.times, {"collective": kind, "size_bytes": size}),
                 weight=0.5,
             )
             for kind in kinds
             for size in sizes
         ]
+    return found
+
+
+def overlap_measures(groups: list[Group], quick: bool) -> list[Measure]:
+    """Training steps with and without their exchange on the largest group, over batch sizes."""
+    found: list[Measure] = []
+    for group in groups[-1:] if has_torch() else []:
+        device, precision = ("cuda", "bf16") if group.backend == "nccl" else ("cpu", "fp32")
+        for workload, batch in product(WORKLOADS, SIZES[device, quick].batches[::2]):
+            what: dict[str, Scalar] = {"workload": workload, "precision": precision, "batch": batch}
+            run = partial(group.overlap, {**what, "quick": quick})
+            found.append(Measure("overlap", {**what, "backend": group.backend, "ranks": group.ranks}, run))
     return found
 
 

@@ -48,6 +48,7 @@ SIZES = {
     ("cuda", False): Size((4, 8, 16, 32, 64, 96), 1024, 8, 512, 128, 64, 8192),
 }
 LEAST_STEPS = 4
+Prepared = tuple[Callable[[], None], Any]
 FRAMEWORK, ONE_CORE = "PyTorch", "PyTorch on one core, CPU time"
 
 
@@ -68,20 +69,20 @@ def training_measures(device: str, quick: bool) -> list[Measure]:
             for batch in size.batches:
                 what: dict[str, Scalar] = {"workload": workload, "precision": precision, "batch": batch}
                 what["framework"] = framework
-                make = partial(_prepared_step, device, size, workload, precision, batch)
+                make = partial(prepared_step, device, quick, workload, precision, batch)
                 found.append(Measure("operations", what, partial(_operations, make), once=True))
                 found.append(Measure("training", what, partial(_timed, make, device)))
     return found
 
 
-def _operations(make: Callable[[], Callable[[], None]], budget_s: float) -> Outcome:
-    step = make()
+def _operations(make: Callable[[], Prepared], budget_s: float) -> Outcome:
+    step, _ = make()
     step()  # what is only done once (the optimiser's state) is no part of a step
     return Series(as_columns(trace(step)))
 
 
-def _timed(make: Callable[[], Callable[[], None]], device: str, budget_s: float) -> Outcome:
-    step = make()
+def _timed(make: Callable[[], Prepared], device: str, budget_s: float) -> Outcome:
+    step, _ = make()
     for _ in range(3):  # optimiser state, autotuning, clocks
         step()
     clock = time.perf_counter if device == "cuda" else time.process_time
@@ -93,14 +94,22 @@ def _timed(make: Callable[[], Callable[[], None]], device: str, budget_s: float)
     return times
 
 
-def _prepared_step(device: str, size: Size, workload: str, precision: str, batch: int) -> Callable[[], None]:
-    """A function that does one training step and waits for its end."""
+def prepared_step(
+    device: str,
+    quick: bool,
+    workload: str,
+    precision: str,
+    batch: int,
+    wrap: Callable[[Any], Any] = lambda model: model,
+) -> Prepared:
+    """A function that does one training step and waits for its end, and the model, wrapped."""
     import torch
 
     use_precision(device, precision)
     torch.manual_seed(0)
     with torch.device(device):  # a GPU draws the first weights far faster than its host
-        model, inputs, targets = _workload(workload, size, batch)
+        model, inputs, targets = _workload(workload, SIZES[device, quick], batch)
+    model = wrap(model)
     model.train()
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4)
     loss_of = torch.nn.CrossEntropyLoss()
@@ -115,7 +124,7 @@ def _prepared_step(device: str, size: Size, workload: str, precision: str, batch
         if device == "cuda":
             torch.cuda.synchronize()
 
-    return step
+    return step, model
 
 
 def use_precision(device: str, precision: str) -> None:

@@ -100,11 +100,19 @@ def kubernetes(launch: Launch) -> str:
     The store has a Service of its own. When its pod is lost, all ranks end, their pods are replaced, and training
     goes on from its checkpoint. The token in the Secret is new each time.
     """
-    label = _quoted(launch.label)
     store = f"{launch.label}-store"
-    token = f"""
-            - name: EQUIPOISE_TOKEN
-              valueFrom: {{secretKeyRef: {{name: {launch.label}-token, key: token}}}}"""
+    parts = (
+        _settings(launch),
+        _service(_quoted(launch.label)),
+        _service(store),
+        _store(launch),
+        _job(launch),
+    )
+    return "---\n".join(parts)
+
+
+def _settings(launch: Launch) -> str:
+    """The token, and the policy file."""
     return f"""apiVersion: v1
 kind: Secret
 metadata:
@@ -118,26 +126,32 @@ metadata:
 data:
   policy.yaml: |
 {textwrap.indent(launch.policy_text.rstrip(), "    ")}
----
-apiVersion: v1
+"""
+
+
+def _service(name: str) -> str:
+    """A name under which the pods with that label are found, ready or not."""
+    return f"""apiVersion: v1
 kind: Service
 metadata:
-  name: {label}
+  name: {name}
 spec:
   clusterIP: None
   publishNotReadyAddresses: true
-  selector: {{app: {label}}}
----
-apiVersion: v1
-kind: Service
-metadata:
-  name: {store}
-spec:
-  clusterIP: None
-  publishNotReadyAddresses: true
-  selector: {{app: {store}}}
----
-apiVersion: apps/v1
+  selector: {{app: {name}}}
+"""
+
+
+def _token(launch: Launch) -> str:
+    return f"""
+            - name: EQUIPOISE_TOKEN
+              valueFrom: {{secretKeyRef: {{name: {launch.label}-token, key: token}}}}"""
+
+
+def _store(launch: Launch) -> str:
+    """The pod of the store, anew when it is lost."""
+    store = f"{launch.label}-store"
+    return f"""apiVersion: apps/v1
 kind: Deployment
 metadata:
   name: {store}
@@ -157,9 +171,14 @@ spec:
           args: [--host, $(POD_IP), --port, "{PORT}"]
           env:
             - name: POD_IP
-              valueFrom: {{fieldRef: {{fieldPath: status.podIP}}}}{token}
----
-apiVersion: batch/v1
+              valueFrom: {{fieldRef: {{fieldPath: status.podIP}}}}{_token(launch)}
+"""
+
+
+def _job(launch: Launch) -> str:
+    """One pod per node, each with the ranks of its GPUs."""
+    label = _quoted(launch.label)
+    return f"""apiVersion: batch/v1
 kind: Job
 metadata:
   name: {label}
@@ -184,13 +203,13 @@ spec:
           image: {_quoted(launch.image)}
           command: [python, -m, equipoise.live.group.launch]
           args:
-            - --store={store}:{PORT}
+            - --store={launch.label}-store:{PORT}
             - --nodes={launch.nodes}
             - --node-rank=$(JOB_COMPLETION_INDEX)
             - --ranks={launch.gpus_per_node}
             - {_quoted(launch.script)}
           env:
-            - {{name: EQUIPOISE_POLICY, value: /policy/policy.yaml}}{token}
+            - {{name: EQUIPOISE_POLICY, value: /policy/policy.yaml}}{_token(launch)}
           resources:
             limits: {{nvidia.com/gpu: {launch.gpus_per_node}}}
           volumeMounts:

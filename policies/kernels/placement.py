@@ -371,7 +371,7 @@ def allocation_fault(
 ) -> tuple[int, int, int]:  # fmt: skip
     """First fault of an allocation as (code, job row, gpu row); code 0 when feasible.
 
-    Codes are those of `contract._ALLOCATION_FAULTS`. A GPU's room is its free share plus what the listed
+    Codes are those of `feasibility._ALLOCATION_FAULTS`. A GPU's room is its free share plus what the listed
     jobs give up. `listed` are the jobs, ascending; `order` sorts `gpu`. Cost O(k log k) in the listed jobs
     and GPUs, independent of the cluster's size.
     """

@@ -216,7 +216,7 @@ class Synchronisation(Stage):
             delay = np.nan_to_num(workers.input_stall_s) / step_s
         least = float(np.nanmin(used[rows])) if np.isfinite(used[rows]).any() else np.nan
         if self.mode == "optimal":
-            kappa = observation.jobs.share_kappa[workers.job]
+            kappa = workers.share_kappa
             new = fair_shares(
                 first, share[rows], room, step_s[rows], others_s[rows], kappa[rows], self.share_floor
             )

@@ -54,7 +54,7 @@ def _pays(observation: Observation, rows: Ints, share: Floats, new: Floats) -> b
     """
     workers, jobs = observation.workers, observation.jobs
     job, step_s = workers.job[rows], workers.step_s[rows]
-    kappa = jobs.share_kappa[job]
+    kappa = workers.share_kappa[rows]
     waits_s = np.nan_to_num(workers.wait_s[rows]) + np.nan_to_num(workers.input_stall_s[rows])
     other_s = step_s * (speeds_at(share, kappa) / speeds_at(new, kappa) - 1.0)
     change_s = np.where(other_s > 0.0, np.maximum(other_s - waits_s, 0.0), np.minimum(other_s + waits_s, 0.0))

@@ -50,7 +50,7 @@ def whole_rates(observation: Observation) -> Floats:
     """
     o, workers, speeds = observation, observation.workers, observation.speeds
     with np.errstate(divide="ignore", invalid="ignore"):
-        own = workers.capacity_samples_per_s / speeds_at(workers.gpu_share, o.jobs.share_kappa[workers.job])
+        own = workers.capacity_samples_per_s / speeds_at(workers.gpu_share, workers.share_kappa)
     best = np.zeros(len(o.jobs))
     np.maximum.at(best, workers.job, np.nan_to_num(own))
     rate: Floats = np.where(best[workers.job] > 0.0, best[workers.job], np.nan)
@@ -83,7 +83,7 @@ def capability(observation: Observation, share: Floats) -> Floats:
     what the curve leaves, makes more share worth less. Waits at barriers and for input are lambda and delta.
     """
     o, workers, jobs = observation, observation.workers, observation.jobs
-    samples, step_s, kappa = workers.samples_per_step, workers.step_s, jobs.share_kappa[workers.job]
+    samples, step_s, kappa = workers.samples_per_step, workers.step_s, workers.share_kappa
     waits_s = np.nan_to_num(workers.wait_s) + np.nan_to_num(workers.input_stall_s)
     with np.errstate(invalid="ignore", divide="ignore"):
         exchange_s = np.fmax(whole_period_s(o) - step_s - waits_s, 0.0)

@@ -10,6 +10,7 @@ import numpy as np
 from equipoise.policies.observation import Floats, Ints
 from equipoise.policies.physics import deal, speed_at
 from equipoise.sim.cluster.cluster import Cluster, Holding
+from equipoise.sim.cost import measured
 from equipoise.sim.cost.memory import UNBOUNDED, fewest_workers, samples_per_pass
 from equipoise.sim.cost.step import (
     Exchange,
@@ -20,6 +21,7 @@ from equipoise.sim.cost.step import (
     replica_shares,
 )
 from equipoise.sim.cost.transformer_exchange import make_transformer_exchange
+from equipoise.sim.hardware.profile import Accelerator
 from equipoise.sim.scenario.model import Job as JobSpec
 from equipoise.sim.scenario.model import Model
 
@@ -29,6 +31,7 @@ class Configuration:
 
     gpu, nodes, share, weight, samples, compute_s, input_s (workers,): a worker's first GPU, its node, its share of
     each of its GPUs, the GPU-seconds it holds per second, its samples in a step, and their time in s before noise.
+    share_kappa, interference (workers,): of its GPU, see `measured`.
     """
 
     def __init__(self, row: int, spec: JobSpec, model: Model, cluster: Cluster) -> None:
@@ -59,6 +62,9 @@ class Configuration:
         self.set_share(holding.share[::per].copy())
         self.gpu_nodes = self.cluster.gpus.node[holding.gpu]
         self.nodes = self.gpu_nodes[::per]
+        on = [self.cluster.accelerators[k] for k in self.cluster.node_model[self.nodes].tolist()]
+        self.share_kappa = np.array([measured.share_kappa(self.model, accelerator) for accelerator in on])
+        self.interference = np.array([measured.interference(self.model, accelerator) for accelerator in on])
         self.fabric_bytes_per_s = self._narrowest()
         self._cost.cache_clear()
         self.set_samples(deal(self.batch, np.ones(self.workers, np.int64), self.spec.micro_batch))
@@ -109,15 +115,14 @@ class Configuration:
 
     def work_out(self) -> None:
         """Work out what a step costs now: speeds, shares, neighbours, exchange."""
-        cluster, model = self.cluster, self.model
-        kappa = math.nan if model.share_kappa is None else model.share_kappa
+        cluster = self.cluster
         speed = cluster.node_speed[self.nodes] / cluster.slow[self.nodes]
         for i in range(self.workers):
             if self.share[i] < 1.0:
                 part = cluster.share_in_force(int(self.gpu[i]), float(self.share[i]))
-                speed[i] *= speed_at(part, kappa)
-            if model.interference:
-                speed[i] /= 1.0 + model.interference * cluster.co_located(int(self.gpu[i]), self.row)
+                speed[i] *= speed_at(part, float(self.share_kappa[i]))
+            if self.interference[i]:
+                speed[i] /= 1.0 + self.interference[i] * cluster.co_located(int(self.gpu[i]), self.row)
         self.scale = 1.0 / speed
         per_node = np.bincount(self.nodes)
         ingest = cluster.nodes.ingest_samples_per_s[self.nodes] / per_node[self.nodes]
@@ -154,7 +159,7 @@ class Configuration:
         if model.transformer is None:
             return make_exchange(model, self.nodes.tolist(), topology, profile, self._accelerator)
         return make_transformer_exchange(
-            model, self.gpu_nodes, int(self.samples.max()), topology, profile.accelerator(self._accelerator),
+            model, self.gpu_nodes, int(self.samples.max()), topology, self.accelerator,
             self.fabric_bytes_per_s,
         )  # fmt: skip
 
@@ -179,8 +184,12 @@ class Configuration:
         return speed
 
     @property
+    def accelerator(self) -> Accelerator:
+        """That of the first worker."""
+        return self.cluster.accelerators[int(self.cluster.node_model[self.nodes[0]])]
+
+    @property
     def _accelerator(self) -> str:
-        """The GPU model of the first worker."""
         return self.cluster.gpu_models[int(self.cluster.node_model[self.nodes[0]])]
 
     def _pushes(self) -> list[Exchange]:

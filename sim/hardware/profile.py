@@ -123,7 +123,7 @@ class Accelerator(_Part):
     `flop_per_s` holds dense peak rates by precision; `efficiency` is the share of them reached by size of
     pass; `link_bytes_per_s` is the rate to the other accelerators of a node, one direction, all links.
     Speed on a fraction f of it is (1 + share_kappa) * f / (f + share_kappa); co-located workers slow each
-    other by 1 + interference * sum of the others' utilisation.
+    other by 1 + interference * sum of the others' shares.
     """
 
     vendor: str = ""
@@ -210,8 +210,7 @@ class Piece(_Part):
 class Fabric(_Part):
     """One collective on one tier: `alpha_s` per message and the highest rate B that a flow reaches.
 
-    `pieces` refine them by message size. `accelerator` "" means any. `residual_cov` is the coefficient of
-    variation of measured over fitted times.
+    `pieces` refine them by message size. `accelerator` "" means any.
     """
 
     tier: Tier
@@ -222,7 +221,6 @@ class Fabric(_Part):
     alpha_s: Duration
     bytes_per_s: ByteRate
     pieces: tuple[Piece, ...] = ()
-    residual_cov: Number | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -245,7 +243,11 @@ class Fabric(_Part):
 
 
 class StepTime(_Part):
-    """Time of one forward-backward pass of a workload: alpha_s + beta_s * samples."""
+    """Time of one forward-backward pass of a workload: alpha_s + beta_s * samples.
+
+    `residual_cov` is the coefficient of variation of measured over fitted steps, `overlap` the exponent gamma
+    with which a step hides its exchange (`policies.physics.overlapped_s`).
+    """
 
     workload: str
     accelerator: str
@@ -255,6 +257,7 @@ class StepTime(_Part):
     alpha_s: Duration
     beta_s: Duration
     residual_cov: Number | None = None
+    overlap: Number | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -265,8 +268,8 @@ class StepTime(_Part):
 class HardwareProfile(_Part):
     """Accelerators by name and fabrics, with the conditions under which they were measured.
 
-    `steps` are training steps timed on the machine; `figures` are further measured numbers by name, the unit
-    (SI) at the end of the name.
+    `steps` are training steps timed on the machine. `figures` are measured numbers by name, the unit (SI) at
+    its end: `calibrate --check` measures them again, second methods are compared with them; no run reads them.
     """
 
     schema_version: Literal[1] = 1
@@ -281,9 +284,8 @@ class HardwareProfile(_Part):
     fabrics: tuple[Fabric, ...] = ()
     steps: tuple[StepTime, ...] = ()
     figures: dict[str, Number] = {}
-    node_base_w: Power | None = (
-        None  # a node without its accelerators, and what each of them adds to it (`host_w`)
-    )
+    node_base_w: Power | None = None  # a node without its accelerators; each adds `host_w`
+    storage_read_bytes_per_s: ByteRate | None = None  # of a node's own disk, past the page cache
 
     @model_validator(mode="before")
     @classmethod
@@ -300,8 +302,9 @@ class HardwareProfile(_Part):
             raw["fabrics"] = [_with_origin(v, Fabric, origin) for v in raw["fabrics"]]
         if isinstance(raw.get("steps"), list | tuple):
             raw["steps"] = [_with_origin(v, StepTime, origin) for v in raw["steps"]]
-        if raw.get("node_base_w") is not None:
-            raw["node_base_w"] = _number_origin(raw["node_base_w"], origin)
+        for name in ("node_base_w", "storage_read_bytes_per_s"):
+            if raw.get(name) is not None:
+                raw[name] = _number_origin(raw[name], origin)
         if isinstance(raw.get("figures"), Mapping):
             raw["figures"] = {k: _number_origin(v, origin) for k, v in raw["figures"].items()}
         return raw

@@ -18,6 +18,7 @@ from equipoise.policies.observation import Bools, Floats, Ints
 from equipoise.policies.shards import next_batch
 from equipoise.sim.cluster.cluster import Cluster, Holding
 from equipoise.sim.cost.configuration import Configuration
+from equipoise.sim.cost.measured import step_cov
 from equipoise.sim.job.account import (
     BARRIER_WAIT,
     BUSY,
@@ -37,7 +38,7 @@ from equipoise.sim.job.pending import Pending
 from equipoise.sim.job.period import Ends, Outcome, Period
 from equipoise.sim.job.progress import Progress
 from equipoise.sim.randomness import lognormal_parameters, noise_key
-from equipoise.sim.scenario.model import Data, Model, Restart
+from equipoise.sim.scenario.model import Data, Model, Noise, Restart
 from equipoise.sim.scenario.model import Job as JobSpec
 
 
@@ -86,7 +87,7 @@ class TrainingJob:
         load: Callable[[Data, list[int]], JobData],
         *,
         seed: int,
-        step_cov: float,
+        noise: Noise,
         mtbf_s: float,
         restart: Restart,
     ) -> None:
@@ -95,7 +96,7 @@ class TrainingJob:
         self.initialisation_s = restart.initialisation
         self.noise_key = noise_key(seed, f"step:{name}")
         self.norm_key = noise_key(seed, f"norm:{name}")
-        self.noise_mu, self.noise_sigma = lognormal_parameters(step_cov)
+        self.noise = noise
         self.config = Configuration(row, spec, model, cluster)
         self.progress = Progress(spec, model, asynchronous=self.config.asynchronous)
         self.checkpoints = Checkpoints(spec.checkpoint, model, cluster, mtbf_s, restart)
@@ -124,6 +125,8 @@ class TrainingJob:
     def _place(self, holding: Holding, saved: Snapshot | None) -> None:
         self.holding = holding
         self.config.place(holding)
+        cov = step_cov(self.noise, self.model, self.config.accelerator)
+        self.noise_mu, self.noise_sigma = lognormal_parameters(cov)
         np.add.at(self.cluster.workers, self.config.nodes, 1)
         if self.data is not None:
             nodes = self.config.nodes.tolist()

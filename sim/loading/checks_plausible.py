@@ -33,8 +33,8 @@ def plausible_doubts(scenario: Scenario, profile: HardwareProfile, tree: Tree | 
             yield from _batch(
                 job, scenario.workload.models[job.model], ("workload", "jobs", k, "global_batch")
             )
-    if scenario.noise.step_cov > JITTER_MOST:
-        cov = scenario.noise.step_cov
+    cov = scenario.noise.step_cov or 0.0
+    if cov > JITTER_MOST:
         text = f"{cov:g} is {format_share(cov)} of a step; {cov:g} % is '{cov:g} %' or {cov / 100:g}"
         yield ("noise", "step_cov"), text
     yield from _cap(scenario, profile)

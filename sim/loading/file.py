@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from equipoise.sim.hardware.prices import book_path
 from equipoise.sim.hardware.profile import is_path, profile_path, scenarios_dir
 from equipoise.sim.loading.checks import doubts, problems, trace_problems
+from equipoise.sim.loading.measured import with_measured
 from equipoise.sim.loading.throughputs import with_rates
 from equipoise.sim.loading.transformers import bound_scenario, has_transformers, read_files
 from equipoise.sim.scenario.errors import describe
@@ -155,7 +156,7 @@ def _scenario(tree: Tree, base: Path | None, *, fits: bool = True) -> Scenario:
     if base is not None and is_path(book):
         cost = scenario.cost.model_copy(update={"book": str(book_path(book, base))})
         scenario = scenario.model_copy(update={"cost": cost})
-    return bound_scenario(scenario)
+    return bound_scenario(with_measured(scenario))
 
 
 def _also_wrong(tree: Tree, base: Path | None, error: ValidationError) -> list[str]:

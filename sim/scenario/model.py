@@ -50,7 +50,7 @@ class NodeGroup(Section):
     host_power: Watts | None = None  # a node without its GPUs; none: the profile's, else 0
     storage: Bytes = 4e12
     storage_rate: BytesPerS = 3e9  # reading for other nodes
-    local_read: BytesPerS | None = None  # reading for its own workers; none: never the limit
+    local_read: BytesPerS | None = None  # for its own workers; none: the profile's, else never the limit
     nic: BytesPerS = 12.5e9  # one NIC, one direction
     nics: Count = 1  # of a node
     fabric: BytesPerS | None = (
@@ -176,13 +176,13 @@ class Model(Section):
     parameters: Annotated[Float, Field(ge=0)] = 0.0
     gradient: Bytes | None = None  # bytes exchanged; none: parameters x bytes of the precision
     exchange: Exchange = Exchange()
-    overlap: Annotated[Float, Field(ge=1)] = 1.0  # gamma
+    overlap: Annotated[Float, Field(ge=1)] = 1.0  # gamma; left out: of a `step` the profile's, if measured
     samples_per_pass: Count | None = None  # m_max
     preprocess_time: Seconds | None = None  # of one host core for a sample; none: never the limit
     parallel: Parallel = Parallel()
     memory: Memory = Memory()
-    share_kappa: Annotated[Float, Field(gt=0)] | None = None  # none: speed proportional to the share
-    interference: Annotated[Float, Field(ge=0)] = 0.0  # iota
+    share_kappa: Annotated[Float, Field(gt=0)] | None = None  # none: the profile's, else in proportion
+    interference: Annotated[Float, Field(ge=0)] | None = None  # iota; none: the profile's, else 0
     noise_scale: Annotated[Float, Field(ge=0)] | None = None  # phi in samples; none: efficiency 1
     noise_scale_growth: Annotated[Float, Field(ge=0)] = 0.0  # phi grows by this factor over the run
     drift: Annotated[Float, Field(ge=0)] = 0.0  # kappa_d
@@ -395,7 +395,8 @@ class Decide(Section):
 class Noise(Section):
     """Randomness of steps."""
 
-    step_cov: Annotated[Float, Field(ge=0, le=5)] = 0.0
+    # none: of a model with a measured `step` the profile's, else 0
+    step_cov: Annotated[Float, Field(ge=0, le=5)] | None = None
 
 
 class Storage(Section):

@@ -96,7 +96,6 @@ def _fill_row(job: TrainingJob, roster: Roster) -> None:
         ("sync_interval", spec.sync_interval),
         ("gamma", model.overlap),
         ("drift", model.drift),
-        ("share_kappa", math.nan if model.share_kappa is None else model.share_kappa),
         ("noise_scale", math.nan if model.noise_scale is None else model.noise_scale),
         ("remaining_samples", progress.target),
         ("duration_s", duration_s),

@@ -188,7 +188,7 @@ class SimWorld:
             row, self.demand.name[row], spec, scenario.workload.models[spec.model], self.cluster, self.engine,
             self.meter, self.listeners,
             lambda data, nodes: self._place_data(row, data, nodes),
-            seed=self.seed, step_cov=scenario.noise.step_cov, mtbf_s=self.mtbf_s,
+            seed=self.seed, noise=scenario.noise, mtbf_s=self.mtbf_s,
             restart=scenario.restart,
         )  # fmt: skip
 

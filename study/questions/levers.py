@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from equipoise.sim.hardware.profile import link_bytes_per_s, load_profile
+from equipoise.sim.run import step_noise
 from equipoise.sim.scenario.model import Cluster, Even, Explicit, Faults, Model, NodeGroup, Noise, Scenario
 
 LIMITS = ("compute", "memory", "input", "barrier", "network", "layout", "queue", "faults")
@@ -136,7 +137,7 @@ def data_at_hand(scenario: Scenario) -> Scenario:
 
 def no_jitter(scenario: Scenario) -> Scenario:
     """Steps take as long as they should."""
-    return _with(scenario, noise=Noise())  # type: ignore[no-any-return]
+    return _with(scenario, noise=Noise(step_cov=0.0)) if step_noise(scenario) else scenario
 
 
 def equal_nodes(scenario: Scenario) -> Scenario:

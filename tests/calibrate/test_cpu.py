@@ -21,9 +21,9 @@ from equipoise.calibrate.fit.fits import Estimate
 from equipoise.calibrate.measure import training
 from equipoise.calibrate.measure.collective_worker import SharedMemoryRank
 from equipoise.calibrate.measure.collective_worker import measure as measure_collective
-from equipoise.calibrate.measure.collectives import Group
+from equipoise.calibrate.measure.collectives import Group, overlap_measures
 from equipoise.calibrate.measure.host import HostBench, cores, last_level_cache_bytes
-from equipoise.calibrate.measure.measure import MissingError
+from equipoise.calibrate.measure.measure import MissingError, Series
 from equipoise.calibrate.samples import read_samples
 from equipoise.commands.hardware.calibrate import calibrate as command
 from equipoise.sim.hardware.profile import HardwareProfile, Measured, load_profile, save_profile
@@ -269,13 +269,15 @@ def test_the_stand_in_does_only_what_it_says(tmp_path: Path) -> None:
     member = SharedMemoryRank(0, 1, tmp_path / "meeting")
     with pytest.raises(ValueError, match="all_reduce of at most"):
         member.prepared("all_gather", 4)
-    assert len(measure_collective(member, "all_reduce", 4096, 0.0)) == 8
+    with pytest.raises(ValueError, match="need PyTorch"):
+        member.overlapped(True, "mlp", "fp32", 4)
+    assert len(measure_collective(member, [member.prepared("all_reduce", 4096)], 0.0)) == 8
 
 
 def test_worker_processes_measure_together_and_end() -> None:
     group = Group("shared memory", 2)
     try:
-        times = group.times("all_reduce", 65536, 0.01)
+        times = group.times({"collective": "all_reduce", "size_bytes": 65536}, 0.01)
         processes = list(group._processes)
     finally:
         group.close()
@@ -288,8 +290,28 @@ def test_worker_processes_measure_together_and_end() -> None:
 def test_a_worker_that_dies_is_a_reason_not_a_crash() -> None:
     group = Group("no such backend", 1)
     with pytest.raises(MissingError, match="no such backend between 1 processes: "):
-        group.times("all_reduce", 4096, 0.01)
+        group.times({"collective": "all_reduce", "size_bytes": 4096}, 0.01)
     group.close()
+
+
+@pytest.mark.long
+def test_a_step_its_exchange_and_both_are_timed_in_turn() -> None:
+    """Every rank's step with its exchange is at least about as long as the step alone."""
+    pytest.importorskip("torch", reason="steps with their exchange need PyTorch")
+    group = Group("gloo", 2)
+    try:
+        first, *_ = overlap_measures([group], quick=True)
+        found = first.run(0.1)
+    finally:
+        group.close()
+    assert isinstance(found, Series)
+    step_s, exchange_s, together_s = (
+        np.median(found.columns[k]) for k in ("step_s", "exchange_s", "together_s")
+    )
+    assert first.parameters["workload"] == "mlp"
+    assert len(found.columns["step_s"]) >= 8
+    assert min(step_s, exchange_s) > 0
+    assert together_s > 0.5 * max(step_s, exchange_s)
 
 
 def test_the_numpy_step_s_gradients_are_those_of_its_loss() -> None:

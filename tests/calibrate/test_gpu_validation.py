@@ -356,7 +356,7 @@ def test_training_on_shares_is_predicted_from_the_other_shares(monkeypatch: pyte
     assert found["kappa"] == pytest.approx(0.5, rel=1e-6)
     assert found["predicted_half_s"] == pytest.approx(found["step_s"]["50"], rel=1e-6)
     assert found["together_s"] == [found["step_s"]["50"]] * 2
-    one, two = gpu_rows.training_share_rows(found, interference=0.1)
+    one, two = gpu_rows.training_share_rows(found, interference=0.2)
     assert one.found in ("+0.0%", "-0.0%")
     assert two.found == "+10.0% and +10.0%"
 

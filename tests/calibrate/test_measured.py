@@ -69,6 +69,7 @@ def case(**model: Any) -> dict[str, Any]:
             "hardware": "amd_epyc_2_cores",
             "nodes": [{"count": 1, "gpus": 2, "accelerator": "amd_epyc"}],
         },
+        "noise": {"step_cov": 0.0},
         "workload": {
             "models": {"net": {"parameters": 1e6, "precision": "fp32", **model}},
             "jobs": [{"gpus": 2, "model": "net", "steps": 50, "global_batch": 32}],

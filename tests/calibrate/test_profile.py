@@ -15,6 +15,7 @@ from equipoise.calibrate.fit.fabric import as_fabric, messages
 from equipoise.calibrate.fit.fits import fit_collective
 from equipoise.calibrate.profile import build_profile
 from equipoise.calibrate.samples import Sample, SamplesError, SampleSet
+from equipoise.policies.physics import overlapped_s
 from equipoise.sim.hardware.profile import HardwareProfile, Measured, load_profile, save_profile
 
 CONDITIONS = {"device": "NVIDIA Test (TM) 9", "driver": "1", "memory_bytes": 8e10, "slowdown_c": 85.0}
@@ -63,6 +64,12 @@ def synthetic() -> SampleSet:
                 sequence, carried = messages("all_reduce", ranks)
                 seconds = sequence * 4e-6 + carried * size / 1.5e11
                 add("collective", seconds, collective="all_reduce", backend="nccl", ranks=ranks, bytes=size)
+        for batch in (1, 2, 4):
+            alone, exchange = 0.01 + 0.002 * batch, 0.01
+            columns = {"step_s": [alone] * 2, "exchange_s": [exchange] * 2}
+            columns["together_s"] = [overlapped_s(alone, exchange, 2.5)] * 2
+            what = {"workload": "net", "precision": "bf16", "batch": batch, "backend": "nccl", "ranks": 8}
+            samples.append(Sample("overlap", what, (), "s", round_, columns=columns))
         for batch in (1, 2, 4, 8, 16):
             add(
                 "training", 0.01 + 0.002 * batch, workload="net", precision="bf16", batch=batch, framework="X"
@@ -116,7 +123,7 @@ def test_shares_interference_power_and_heat_are_those_of_the_device(profile: Har
     gpu = profile.accelerators["nvidia_test_9"]
     known = {
         "share_kappa": 5.0,
-        "interference": 0.25,
+        "interference": 0.5,  # half of the device slows by a quarter
         "idle_w": 80.0,
         "max_w": 500.0,
         "thermal_c_per_w": 0.08,
@@ -146,6 +153,9 @@ def test_the_fabric_s_closed_form_gives_the_exchange_time_back(profile: Hardware
 def test_training_steps_and_the_one_not_fitted(profile: HardwareProfile) -> None:
     (step,) = profile.steps
     assert (step.alpha_s.value, step.beta_s.value) == pytest.approx((0.01, 0.002))
+    assert step.overlap is not None
+    assert step.overlap.value == pytest.approx(2.5, rel=0.05)
+    assert step.overlap.source == "nccl, 8 ranks"
     _, report = build_profile(synthetic(), "test")
     (prediction,) = report.predictions
     assert prediction.batch == 16

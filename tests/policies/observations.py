@@ -159,10 +159,11 @@ def shared_gpu(
             workers_min=np.full(n, per_job), workers_max=np.full(n, per_job),
             global_batch=np.full(n, 8 * per_job), batch_reference=np.full(n, 8 * per_job),
             work_s=slowest_s, exchange_s=np.zeros(n),
-            share_kappa=np.broadcast_to(kappa, n), goodput_samples_per_s=goodput,
+            goodput_samples_per_s=goodput,
         ),
         workers=Workers.of(
             job=job, index=index, gpu=gpu, node=np.zeros(len(job)), gpu_share=share,
+            share_kappa=np.broadcast_to(kappa, n)[job],
             samples_per_step=np.full(len(job), 8), step_s=step_s, step_cov=np.zeros(len(job)),
             wait_s=slowest_s[job] - step_s, input_stall_s=np.broadcast_to(stall_s, len(job)),
             capacity_samples_per_s=8 / step_s, response_s_per_sample=step_s / 8,
@@ -217,7 +218,6 @@ class Cluster:
                 "global_batch": batch, "batch_reference": batch, "micro_batch": micro,
                 "sync_interval": int(rng.integers(1, 4)), "drift": float(rng.choice([0.0, 0.01])),
                 "noise_scale": float(rng.choice([np.nan, 50.0, 5000.0])),
-                "share_kappa": float(rng.uniform(0.1, 5)),
                 "remaining_samples": float(rng.integers(1, 10**6)), "data_demand_bytes": 1e9,
                 "compute_demand_flops": float(rng.uniform(1e12, 1e15)), "progress": float(rng.uniform(0, 1)),
             }  # fmt: skip
@@ -242,11 +242,13 @@ class Cluster:
         rate = rng.uniform(10, 100, n)
         fixed = rng.choice([0.0, 0.01], n)
         busy = fixed + samples / rate
+        kappa = float(rng.uniform(0.1, 5))
         for rank in range(n):
             gpu = held[rank * per_worker]
             self.workers.append({
                 "job": row, "index": rank, "gpu": gpu, "node": self.node_of[gpu], "gpu_share": share,
-                "samples_per_step": samples[rank], "samples_max": int(rng.choice([2**40, samples.max() + 2])),
+                "share_kappa": kappa, "samples_per_step": samples[rank],
+                "samples_max": int(rng.choice([2**40, samples.max() + 2])),
                 "capacity_samples_per_s": samples[rank] / busy[rank],
                 "fixed_s": fixed[rank], "step_s": busy[rank],
                 "step_cov": float(rng.choice([0.0, 0.1])), "wait_s": busy.max() - busy[rank],

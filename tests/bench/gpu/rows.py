@@ -198,7 +198,7 @@ def training_share_rows(found: Mapping[str, Any], interference: float) -> list[R
     """A training on half of the GPU, and two beside each other."""
     half = found["step_s"][str(HELD_OUT)]
     one = found["predicted_half_s"] / half - 1.0
-    wanted = half * (1.0 + interference)
+    wanted = half * (1.0 + interference * 0.5)
     both = [wanted / seconds - 1.0 for seconds in found["together_s"]]
     return [
         Row("training step on 50 % of the SMs (MPS), from 25, 75 and 100 %", "-", f"{one:+.1%}", "stated"),

@@ -1,0 +1,122 @@
+"""What a policy wants changed: moves of shards, the deal of the batch, intervals, shares, weights, GPUs."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from equipoise.policies.observation import Bools, Floats, Ints, Observation
+
+
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """Shards to move: parallel arrays of rows. The owner becomes `worker`, the storage `target`."""
+
+    shard: Ints
+    source: Ints
+    target: Ints
+    worker: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """New GPUs of some jobs, in compressed rows: job[k] gets gpu[offset[k]:offset[k+1]].
+
+    An empty set stops the job and puts it back in the queue; jobs not listed keep what they have. Jobs are
+    applied in the order listed, all stops before all starts.
+    """
+
+    job: Ints
+    offset: Ints
+    gpu: Ints
+    share: Floats
+
+    @classmethod
+    def of(cls, entries: Iterable[tuple[int, Iterable[int]]], share: float = 1.0) -> Allocation:
+        """Build from (job row, GPU rows) pairs, all with the same share of each GPU."""
+        jobs: list[int] = []
+        offsets, gpus = [0], list[int]()
+        for job, rows in entries:
+            jobs.append(job)
+            gpus.extend(rows)
+            offsets.append(len(gpus))
+        return cls(
+            np.array(jobs, dtype=np.int64),
+            np.array(offsets, dtype=np.int64),
+            np.array(gpus, dtype=np.int64),
+            np.full(len(gpus), share),
+        )
+
+    def gpus_of(self, k: int) -> Ints:
+        """GPU rows of the k-th listed job."""
+        return self.gpu[self.offset[k] : self.offset[k + 1]]
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """What one stage computed and did, or why it did nothing."""
+
+    stage: str
+    text: str
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What should change. Dense arrays follow the rows of the observation's tables."""
+
+    moves: Moves | None = None
+    samples_per_step: Ints | None = None  # per row of workers
+    fetch_order: Ints | None = None  # rows of shards, first to fetch first
+    sync_interval: Ints | None = None  # per row of jobs
+    gpu_share: Floats | None = None  # per row of workers
+    allocation: Allocation | None = None
+    revisit_s: float = math.inf  # decide again at this time at the latest
+    reasons: tuple[Reason, ...] = ()
+    gradient_weight: Floats | None = None  # per row of workers: 0 leaves its gradient out, 1 is whole
+    suspect: Bools | None = None  # per row of gpus: found unsound, an allocation should replace it
+    global_batch: Ints | None = None  # per row of jobs; dealt in the proportions of samples_per_step
+
+    def with_(self, **changes: Any) -> Plan:
+        """A copy with some fields replaced."""
+        return dataclasses.replace(self, **changes)
+
+    def because(self, stage: str, text: str, **values: Any) -> Plan:
+        """A copy with one more reason."""
+        return dataclasses.replace(self, reasons=(*self.reasons, Reason(stage, text, values)))
+
+    def samples(self, observation: Observation) -> Ints:
+        """Planned samples per step and worker: what is planned, else what is."""
+        return (
+            observation.workers.samples_per_step if self.samples_per_step is None else self.samples_per_step
+        )
+
+    def intervals(self, observation: Observation) -> Ints:
+        """Planned synchronisation interval per job: what is planned, else what is."""
+        return observation.jobs.sync_interval if self.sync_interval is None else self.sync_interval
+
+    def shares(self, observation: Observation) -> Floats:
+        """Planned GPU share per worker: what is planned, else what is."""
+        return observation.workers.gpu_share if self.gpu_share is None else self.gpu_share
+
+    def weights(self, observation: Observation) -> Floats:
+        """Planned weight of each worker's gradient: what is planned, else what is."""
+        return observation.workers.gradient_weight if self.gradient_weight is None else self.gradient_weight
+
+    def changes_nothing(self) -> bool:
+        """Whether applying this plan would change nothing."""
+        return all(getattr(self, name) is None for name in CHANGES)
+
+
+CHANGES = (
+    "moves", "samples_per_step", "fetch_order", "sync_interval", "gpu_share", "gradient_weight", "suspect",
+    "global_batch", "allocation",
+)  # fmt: skip
+"""Fields of a plan that change something; what they hold is checked in this order."""
+
+UNCHANGED = Plan()

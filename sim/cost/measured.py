@@ -1,0 +1,59 @@
+"""What a scenario leaves open and its hardware profile knows: the scenario's word, else the profile's figure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+
+from equipoise.sim.hardware.profile import Accelerator, Measured
+from equipoise.sim.scenario.model import Model, Noise
+
+
+def share_kappa(model: Model, accelerator: Accelerator) -> float:
+    """kappa of the speed on a share of a GPU (`policies.physics.speed_at`); NaN: in proportion, nobody said."""
+    return _either(model.share_kappa, accelerator.share_kappa, math.nan)
+
+
+def interference(model: Model, accelerator: Accelerator) -> float:
+    """iota: co-located workers slow each other by 1 + iota * sum of the others' shares; 0: nobody said."""
+    return _either(model.interference, accelerator.interference, 0.0)
+
+
+def step_cov(noise: Noise, model: Model, accelerator: Accelerator) -> float:
+    """Coefficient of variation of a step: the scenario's, else of the model's measured `step`, else 0.
+
+    Raises ValueError, one line, when the profile lacks the step.
+    """
+    step = None if model.step is None else accelerator.step(model.step, model.precision)
+    return _either(noise.step_cov, step.residual_cov if step else None, 0.0)
+
+
+def _either(said: float | None, found: Measured | None, otherwise: float) -> float:
+    if said is not None:
+        return said
+    return otherwise if found is None else found.value
+
+
+def has_step_noise(noise: Noise, models: Iterable[Model], accelerators: Iterable[Accelerator]) -> bool:
+    """Whether steps of some of the models vary on some of the accelerators."""
+    on = list(accelerators)
+    return any(step_cov(noise, model, accelerator) > 0.0 for model in models for accelerator in on)
+
+
+def measured_notes(
+    noise: Noise, models: dict[str, Model], accelerators: dict[str, Accelerator]
+) -> Iterator[str]:
+    """A line for each figure of the profile that acts on a model, or that the scenario replaces."""
+    for name, accelerator in accelerators.items():
+        for label, model in models.items():
+            step = None if model.step is None else accelerator.step(model.step, model.precision)
+            for key, said, found in (
+                ("share_kappa", model.share_kappa, accelerator.share_kappa),
+                ("interference", model.interference, accelerator.interference),
+                ("step_cov", noise.step_cov, step.residual_cov if step else None),
+            ):
+                if found is None:
+                    continue
+                origin = f"{found.value:.4g}, {found.kind} on {name}"
+                instead = "" if said is None else f"the scenario's {said:.4g} in place of "
+                yield f"model {label}: {key}: {instead}{origin}"
