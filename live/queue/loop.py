@@ -72,7 +72,7 @@ class Scheduler:
             if changed or self.world.behind or self._due():
                 self._decide()
             else:
-                self.world.carry_out(self.world.renewals())
+                self._renew()
         except ManagerError as error:
             self._lost += 1
             self.record.event("lost", why=str(error))
@@ -88,8 +88,9 @@ class Scheduler:
             self.record.event("failed", why=answer.problem)
             if self.decider.failures == _FAILURES:
                 self.give_back(f"the policy failed {_FAILURES} times in a row")
+                return
         if answer.decision is None:
-            self.world.carry_out(self.world.renewals())
+            self._renew()
             return
         self.decisions += 1
         self._revisit_s = answer.decision.plan.revisit_s
@@ -98,6 +99,10 @@ class Scheduler:
             self.record.decision(answer.decision, answer.refused)
         except TypeError as error:
             self.record.event("not recorded", why=str(error))
+
+    def _renew(self) -> None:
+        """Put off what was submitted held, unless the policy keeps failing: then it is let go."""
+        self.world.carry_out(self.world.renewals(failing=self.decider.failures >= _FAILURES))
 
     def give_back(self, why: str) -> bool:
         """Let the queue be as the manager has it; returns whether that was done."""

@@ -76,6 +76,20 @@ class Slurm:
         except FormatError as error:
             raise ManagerError(f"squeue or sinfo: {error}") from error
 
+    def deaf(self) -> str:
+        """Why this Slurm would not follow priorities, "" when it does. Raises ManagerError."""
+        config = self._run(["scontrol", "show", "config"]).decode(errors="replace")
+        values = dict(re.findall(r"(?m)^(\w+)\s*= (\S*)", config))
+        kinds = values.get("SchedulerType"), values.get("PriorityType")
+        partitions = self._run(["scontrol", "show", "partition", "--oneliner"]).decode(errors="replace")
+        tiers = set(re.findall(r"\bPriorityTier=(\d+)", partitions))
+        if kinds != ("sched/builtin", "priority/basic") or len(tiers) > 1:
+            return ""
+        return (
+            "sched/builtin with priority/basic starts jobs in order of submission, whatever their priority; "
+            "use sched/backfill or priority/multifactor, or jobs submitted held with --held"
+        )
+
     def carry_out(self, changes: Sequence[Change]) -> str:
         """All changes through one `scontrol` that reads them line by line."""
         lines = [line for change in changes for line in _lines(change)]

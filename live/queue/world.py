@@ -11,7 +11,16 @@ import numpy as np
 
 from equipoise.live.queue.ahead import order_of
 from equipoise.live.queue.apply import exchange
-from equipoise.live.queue.manager import Change, Phase, QueuedJob, QueueManager, QueueNode, Snapshot, Verb
+from equipoise.live.queue.manager import (
+    Change,
+    ManagerError,
+    Phase,
+    QueuedJob,
+    QueueManager,
+    QueueNode,
+    Snapshot,
+    Verb,
+)
 from equipoise.live.queue.options import QueueOptions
 from equipoise.live.queue.record import Record
 from equipoise.live.queue.rows import JobRows
@@ -200,17 +209,22 @@ class QueueWorld:
             and (job.eligible_s <= now_s or self._leased(job))
         }  # fmt: skip
         order = [free[job] for job in table.id[order_of(plan)].tolist() if job in free]
-        return exchange(order, list(free.values()))
+        # A job that still has a start time ahead of it would lose its place to one behind it that has none.
+        last = max((k for k, job in enumerate(order) if job.id not in self._until_s), default=0)
+        early = [job.id for job in order[:last] if job.id in self._until_s]
+        released = [Change(Verb.RELEASE, job, why="stands before a job that may start") for job in early]
+        return [*released, *exchange(order, list(free.values()))]
 
-    def renewals(self) -> list[Change]:
-        """Leases to begin, and those that have used up half of their time."""
-        now_s, lease_s = time.time(), int(self.options.lease_s)
+    def renewals(self, failing: bool = False) -> list[Change]:
+        """Leases to begin, and those that have used up half of their time; `failing`: all are let go."""
+        now_s, lease_s = self.snapshot.time_s, 0 if failing else int(self.options.lease_s)
         due = []
         for job in self.rows.jobs.values():
             if job.phase is not Phase.WAITING or job.id in self.by_hand:
                 continue
             lendable = self._lendable(job)
-            if lendable or (self._leased(job) and self._until_s.get(job.id, 0.0) < now_s + lease_s / 2):
+            ends_s = self._until_s.get(job.id, 0.0)
+            if lendable or (not failing and self._leased(job) and ends_s < now_s + lease_s / 2):
                 why = "was submitted held" if lendable else "still waits"
                 due.append(Change(Verb.HOLD, job.id, lease_s, int(lendable), why))
         return due
@@ -232,7 +246,14 @@ class QueueWorld:
         for change in changes:
             self._remember(change)
         self.record.keep_touched()
-        said = self.manager.carry_out(changes)
+        try:
+            said = self.manager.carry_out(changes)
+        except (
+            ManagerError
+        ):  # what was done is not known: the next look tells, and is not held against anybody
+            for change in changes:
+                self._expected.pop(change.job, None)
+            raise
         self.record.actions(changes, "did")
         if said:
             self.record.event("said", why=said)
@@ -260,7 +281,8 @@ class QueueWorld:
             self._until_s.pop(change.job, None)
         else:  # what is queued again starts by itself after two minutes, too
             was["lease"] = True
-            self._until_s[change.job] = time.time() + (change.value or self.options.lease_s)
+            lasts_s = change.value if change.verb is Verb.HOLD else self.options.lease_s
+            self._until_s[change.job] = self.snapshot.time_s + lasts_s
 
     def forget_touched(self) -> None:
         """All was given back."""

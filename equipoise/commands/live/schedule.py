@@ -134,13 +134,16 @@ def _run(
 ) -> int:  # fmt: skip
     from equipoise.live.queue.lease import Watchdog
     from equipoise.live.queue.loop import Scheduler
+    from equipoise.live.queue.manager import ManagerError
     from equipoise.live.queue.record import BusyError, Record
     from equipoise.live.queue.slurm import Slurm
 
     try:
         manager = Slurm(partition, account, timeout_s)
+        if options.mode == "act" and not options.held and (problem := manager.deaf()):
+            raise WrongInputError(problem)
         record = Record(folder, None if state.quiet else _echo)
-    except (BusyError, ValueError) as error:
+    except (BusyError, ManagerError, ValueError) as error:
         raise WrongInputError(str(error)) from error
     scheduler = Scheduler(manager, policy, options, record)
     if problem := scheduler.warm_up():
