@@ -31,6 +31,7 @@ COMMANDS = {
     "calibrate": ("hardware.calibrate", "calibrate", "Measure this machine and fit a hardware profile."),
     "monitor": ("hardware.monitor", "monitor", "Watch what the GPUs of this machine really do."),
     "export": ("live.export", "export", "Write a policy as a file for a live training job."),
+    "schedule": ("live.schedule", "schedule", "Let a policy decide for a running Slurm."),
     "twin": ("live.twin", "twin", "Compare a live run with its simulation, by decision."),
     "replay": ("live.replay", "replay", "Replay recorded steps: what stragglers cost, what if."),
     "ranks": ("live.ranks", "ranks", "Say which rank of a live run is slow, and why."),

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     "--tolerance",
     type=FloatRange(min=0.0, min_open=True),
     metavar="RATIO",
-    help="Exit with 5 when the median error of step times is larger, or a recorded decision does not replay.",
+    help="Exit with 5 when the median error of step times is larger, or a recorded decision does not replay; of a "
+    "queue, when a larger share of the jobs starts more than 5 s apart.",
 )
 @common
 def twin(
@@ -42,12 +43,18 @@ def twin(
     RUN_DIR is the folder of one run, or what `run_dir` named when the policy was attached, if it holds a single
     run. Shows predicted and measured step times, the first decision that came out otherwise and the observed
     column that made it so, and whether every recorded decision follows again from what was observed.
+
+    Of the journal of `equipoise schedule` it shows waiting times and starts job by job.
     """
+    from equipoise.study.twin.queue import is_queue
     from equipoise.study.twin.record import read_run
     from equipoise.study.twin.text import as_data, render
     from equipoise.study.twin.twin import twin as compare
 
-    found = compare(read_run(Path(run_dir), None if policy is None else _policy(policy)), seed)
+    chosen = None if policy is None else policy_of(policy)
+    if is_queue(Path(run_dir)):
+        return _queue(run_dir, form, chosen, seed, scenario, tolerance)
+    found = compare(read_run(Path(run_dir), chosen), seed)
     if scenario is not None:
         from equipoise.policies.files import write_whole
         from equipoise.sim.loading.file import dump
@@ -62,7 +69,21 @@ def twin(
     return OK if found.step_error_median <= tolerance and not found.replay_differences else OUTSIDE
 
 
-def _policy(text: str) -> Policy:
+def _queue(
+    folder: str, form: str, policy: Policy | None, seed: int, scenario: str | None, tolerance: float | None
+) -> int:
+    """The twin of a queue: waiting and starts job by job."""
+    from equipoise.study.twin.queue import as_data, read_queue, render
+    from equipoise.study.twin.queue import twin as compare
+
+    if scenario is not None:
+        raise click.UsageError("--scenario: only of a training job's record")
+    found = compare(read_queue(Path(folder), policy), seed)
+    click.echo(json.dumps(as_data(found)) if form == "json" else render(found), nl=form == "json")
+    return OK if tolerance is None or 1.0 - found.near_ratio <= tolerance else OUTSIDE
+
+
+def policy_of(text: str) -> Policy:
     """An exported file, or stages joined by +."""
     from equipoise.policies.record.export import ExportError, load_policy
     from equipoise.policies.registry import make_policy

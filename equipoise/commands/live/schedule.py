@@ -1,0 +1,185 @@
+"""schedule: an allocation policy decides for a running Slurm."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import click
+
+from equipoise.commands.live.twin import policy_of
+from equipoise.commands.types import FloatRange
+from equipoise.exit_codes import FAILURE, OK
+from equipoise.options import State, WrongInputError, common, note, pass_state
+
+if TYPE_CHECKING:
+    from equipoise.live.queue.options import Mode, QueueOptions
+    from equipoise.policies.contract import Policy
+
+_above_zero = FloatRange(min=0.0, min_open=True)
+
+
+@click.command()
+@click.argument("policy")
+@click.option("--partition", metavar="NAME", default="", help="Its jobs are the policy's.")
+@click.option("--account", metavar="NAME", default="", help="Its jobs are the policy's.")
+@click.option(
+    "--mode", type=click.Choice(["observe", "advise", "act"]), default="advise", show_default=True,
+    help="Only write down what happens; also what the policy would do; or do it.",
+)  # fmt: skip
+@click.option(
+    "--journal", metavar="DIR", default="queue-journal", show_default=True, help="Folder of the record."
+)
+@click.option(
+    "--estimates", metavar="CSV", help="Durations by job name (name,duration_s), not the time limits."
+)
+@click.option("--requeue", is_flag=True, help="Running jobs may be stopped and queued again.")
+@click.option(
+    "--restart", type=FloatRange(min=0.0), metavar="S",
+    help="What that costs a job that goes on from a checkpoint. Default: all that it has done.",
+)  # fmt: skip
+@click.option(
+    "--held",
+    is_flag=True,
+    help="Also take jobs submitted held; their hold becomes a lease.",
+)
+@click.option(
+    "--every", type=_above_zero, default=2.0, show_default=True, metavar="S", help="Between two looks."
+)
+@click.option(
+    "--budget", type=_above_zero, default=2.0, show_default=True, metavar="S", help="For one decision."
+)
+@click.option(
+    "--changes", type=_above_zero, default=20.0, show_default=True, help="At most so many a second."
+)
+@click.option(
+    "--lease", type=FloatRange(min=20.0), default=120.0, show_default=True, metavar="S",
+    help="With --held: a job starts so long after the last sign of life.",
+)  # fmt: skip
+@click.option(
+    "--timeout", type=_above_zero, default=10.0, show_default=True, metavar="S", help="Of Slurm's commands."
+)
+@common
+@pass_state
+def schedule(
+    state: State,
+    policy: str,
+    partition: str,
+    account: str,
+    mode: str,
+    journal: str,
+    estimates: str | None,
+    requeue: bool,
+    restart: float | None,
+    held: bool,
+    every: float,
+    budget: float,
+    changes: float,
+    lease: float,
+    timeout: float,
+) -> int:
+    """Let POLICY (an exported file, or stages such as sjf or s4) decide which waiting jobs of a Slurm start next.
+
+    Goes on until Ctrl-C or SIGTERM, then gives the queue back. Prints what it does, or would do. `equipoise twin
+    DIR` compares a record with its simulation.
+    """
+    if not partition and not account:
+        raise click.UsageError("say whose jobs: --partition NAME, --account NAME, or both")
+    if missing := [name for name in ("squeue", "sinfo", "scontrol") if shutil.which(name) is None]:
+        raise WrongInputError(f"{missing[0]} is not here; `schedule` runs where Slurm's commands do")
+    from equipoise.live.queue.options import QueueOptions
+
+    options = QueueOptions(
+        mode=cast("Mode", mode), requeue=requeue, restart_s=restart, held=held, every_s=every, budget_s=budget,
+        changes_per_s=changes, lease_s=lease, estimates=_estimates(estimates),
+    )  # fmt: skip
+    chosen = policy_of(policy)
+    _warn(state, chosen, options)
+    return _run(state, chosen, options, Path(journal), partition, account, timeout)
+
+
+def _estimates(path: str | None) -> dict[str, float]:
+    from equipoise.formats.text.errors import FormatError
+    from equipoise.live.queue.options import read_estimates
+
+    try:
+        return {} if path is None else read_estimates(Path(path))
+    except FormatError as error:
+        raise WrongInputError(str(error)) from error
+    except OSError as error:
+        raise WrongInputError(f"{path}: {error.strerror}") from error
+
+
+def _warn(state: State, policy: Policy, options: QueueOptions) -> None:
+    """Say what has no effect here."""
+    for stage in policy.stages:
+        if stage.kind != "allocation":
+            note(state.quiet, f"{stage.name}: decides nothing about a queue, has no effect here")
+        elif not options.requeue and not getattr(stage, "preemption", "never").startswith("never"):
+            note(
+                state.quiet,
+                f"{stage.name}: stops no running job without --requeue, it orders those that wait",
+            )
+    if not options.estimates:
+        note(state.quiet, "durations are the jobs' time limits; --estimates CSV gives better ones")
+
+
+def _run(
+    state: State, policy: Policy, options: QueueOptions, folder: Path, partition: str, account: str,
+    timeout_s: float,
+) -> int:  # fmt: skip
+    from equipoise.live.queue.lease import Watchdog
+    from equipoise.live.queue.loop import Scheduler
+    from equipoise.live.queue.manager import ManagerError
+    from equipoise.live.queue.record import BusyError, Record
+    from equipoise.live.queue.slurm import Slurm
+
+    try:
+        manager = Slurm(partition, account, timeout_s)
+        if options.mode == "act" and not options.held and (problem := manager.deaf()):
+            raise WrongInputError(problem)
+        record = Record(folder, None if state.quiet else _echo)
+    except (BusyError, ManagerError, ValueError) as error:
+        raise WrongInputError(str(error)) from error
+    scheduler = Scheduler(manager, policy, options, record)
+    if problem := scheduler.warm_up():
+        raise WrongInputError(f"{policy.name}: {problem}")
+    record.event(
+        "begun", policy=policy.name, mode=options.mode, partition=partition, account=account,
+        requeue=options.requeue, every_s=options.every_s,
+    )  # fmt: skip
+    watchdog = Watchdog(folder, partition, account) if options.mode == "act" else None
+    given_back = scheduler.run(_stopped())
+    if watchdog is not None and given_back:
+        watchdog.dismiss()
+    record.close()
+    note(state.quiet, f"{folder}: {scheduler.decisions} decisions")
+    return OK if given_back else FAILURE
+
+
+def _stopped() -> Callable[[], bool]:
+    """Whether a signal has asked to stop."""
+    asked: list[int] = []
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, frame: asked.append(number))
+    return lambda: bool(asked)
+
+
+_SHOWN = ("verb", "id", "value", "why")
+
+
+def _echo(line: Mapping[str, Any]) -> None:
+    """One event as one line."""
+    at = time.strftime("%H:%M:%S", time.localtime(line["time_s"]))
+    if line["event"] in ("job", "start", "end"):
+        return
+    parts = [
+        f"{line[key]}" if key != "id" else f"job {line[key]}"
+        for key in _SHOWN
+        if line.get(key) not in (None, "")
+    ]
+    click.echo(f"{at} {line['event']} {' '.join(parts)}")

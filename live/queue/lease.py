@@ -1,0 +1,105 @@
+"""Giving a queue back: at the end, after failures, and by a process of its own when the scheduler was killed.
+
+Nothing that waits depends on any of it. A job that was submitted held has a start time in the near future in place
+of its hold, which Slurm itself lets pass. What is given back here sooner are those start times, and nice values.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from equipoise.live.queue.manager import Change, ManagerError, Phase, QueueManager, Verb
+from equipoise.live.queue.record import Touched
+
+DONE = b"done"
+_TRIES, _EVERY_S = 720, 5.0  # an hour
+
+
+def to_give_back(manager: QueueManager, touched: Touched) -> list[Change]:
+    """Changes that undo what was done to jobs that still wait. Raises ManagerError.
+
+    Jobs that are held now were held by somebody, and are left alone: a new nice value would set them free.
+    """
+    found = []
+    for job in manager.snapshot().jobs:
+        was = touched.get(job.id)
+        if was is None or job.phase is not Phase.WAITING or job.held:
+            continue
+        if was["lease"]:
+            found.append(Change(Verb.RELEASE, job.id, why="given back"))
+        if job.nice != was["nice"]:
+            found.append(Change(Verb.PRIORITY, job.id, int(was["nice"]), job.nice, "given back"))
+    return found
+
+
+class Watchdog:
+    """A process that gives the queue back when this one is gone, whatever ended it."""
+
+    def __init__(self, folder: Path, partition: str, account: str) -> None:
+        arguments = [sys.executable, "-m", "equipoise.live.queue.lease", str(folder), partition, account]
+        # A session of its own, so that Ctrl-C and the death of a terminal do not reach it.
+        self._process = subprocess.Popen(arguments, stdin=subprocess.PIPE, start_new_session=True)
+
+    def dismiss(self) -> None:
+        """The queue has been given back already."""
+        try:
+            self._process.communicate(DONE, timeout=10.0)
+        except (subprocess.TimeoutExpired, OSError):
+            self._process.kill()
+
+
+def watch(folder: Path, manager: QueueManager) -> None:
+    """Wait until the scheduler's end of our stdin closes; unless it said that all is done, give the queue back."""
+    if sys.stdin.buffer.read() == DONE:
+        return
+    lock = open(folder / "events.jsonl", "ab")  # noqa: SIM115 (open until the end)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return  # a new scheduler has taken over
+    for _ in range(_TRIES):
+        try:
+            changes = to_give_back(manager, Touched.read(folder))
+            if not changes:
+                break
+            said = manager.carry_out(changes)
+            _tell(folder, changes, said)
+        except ManagerError as error:
+            _tell(folder, [], str(error))
+        time.sleep(_EVERY_S)
+
+
+def _tell(folder: Path, changes: list[Change], said: str) -> None:
+    """Append to the events; the dead scheduler may have left half a line."""
+    now_s = round(time.time(), 3)
+    lines = [
+        {
+            "time_s": now_s,
+            "event": "watchdog",
+            "verb": str(c.verb),
+            "id": c.job,
+            "value": c.value,
+            "was": c.was,
+        }
+        for c in changes
+    ]
+    if said:
+        lines.append({"time_s": now_s, "event": "watchdog", "why": said})
+    with open(folder / "events.jsonl", "a+b") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(size - 1, 0))
+        broken = size > 0 and file.read(1) != b"\n"
+        text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
+        file.write(b"\n" * broken + text.encode())
+
+
+if __name__ == "__main__":
+    from equipoise.live.queue.slurm import Slurm
+
+    watch(Path(sys.argv[1]), Slurm(sys.argv[2], sys.argv[3]))

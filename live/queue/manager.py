@@ -1,0 +1,103 @@
+"""What a queue manager is to a policy: one look at queue and nodes, and four verbs. Slurm is the first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import NamedTuple, Protocol
+
+
+class Phase(StrEnum):
+    """Where a job is, as far as a policy can tell."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    ENDING = "ending"  # over, and its GPUs are not free yet
+    ENDED = "ended"
+
+
+class QueuedJob(NamedTuple):
+    """One job as the manager shows it. Times are UTC seconds since 1970, NaN where there is none.
+
+    eligible_s: from when the manager itself would start it; NaN: never so far. priority: the higher, the earlier;
+    nice is part of it, so that priority + nice is the manager's own. held: does not start until somebody
+    releases it. limited: the site's limits keep it waiting. steerable: nothing about it forbids to touch it.
+    """
+
+    id: int
+    name: str
+    user: str
+    phase: Phase
+    state: str
+    gpus: int
+    nodes: tuple[str, ...]
+    submit_s: float
+    eligible_s: float
+    start_s: float
+    end_s: float
+    limit_s: float
+    priority: int
+    nice: int
+    held: bool
+    limited: bool
+    steerable: bool
+    requeues: bool  # it may be stopped and started again
+    reason: str
+
+
+class QueueNode(NamedTuple):
+    """One node: `gpus_used` counts those of every job on it, ours or not."""
+
+    name: str
+    gpus: int
+    gpus_used: int
+    up: bool
+    cores: int
+    memory_bytes: int
+    gpu_type: str
+
+
+class Snapshot(NamedTuple):
+    """The jobs that opted in, and the nodes that they may get. time_s: UTC seconds since 1970."""
+
+    time_s: float
+    jobs: tuple[QueuedJob, ...]
+    nodes: tuple[QueueNode, ...]
+
+
+class Verb(StrEnum):
+    """What can be done to a job."""
+
+    PRIORITY = "priority"  # value: its nice
+    HOLD = "hold"  # value: for so many seconds, then the manager itself lets it go
+    RELEASE = "release"
+    REQUEUE = "requeue"
+
+
+class Change(NamedTuple):
+    """One thing to do to one job. was: the value before, where there was one."""
+
+    verb: Verb
+    job: int
+    value: int = 0
+    was: int = 0
+    why: str = ""
+
+
+class ManagerError(Exception):
+    """The manager did not answer, or not in time. One line."""
+
+
+class QueueManager(Protocol):
+    """A queue manager that can be steered. Nothing that `hold` does may outlast its seconds."""
+
+    name: str
+
+    def snapshot(self) -> Snapshot:
+        """Queue and nodes now. Raises ManagerError."""
+
+    def carry_out(self, changes: Sequence[Change]) -> str:
+        """Do all of this, in order; returns what the manager said against it, "" for nothing.
+
+        What has taken effect the next snapshot tells. Raises ManagerError when nothing is known.
+        """

@@ -1,0 +1,301 @@
+"""A queue manager as one side of the seam: `observe` fills the tables, `apply` turns a plan into changes."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from equipoise.live.queue.ahead import order_of
+from equipoise.live.queue.apply import exchange
+from equipoise.live.queue.manager import (
+    Change,
+    ManagerError,
+    Phase,
+    QueuedJob,
+    QueueManager,
+    QueueNode,
+    Snapshot,
+    Verb,
+)
+from equipoise.live.queue.options import QueueOptions
+from equipoise.live.queue.record import Record
+from equipoise.live.queue.rows import JobRows
+from equipoise.policies.contract import Plan, Refusal
+from equipoise.policies.observation import RUNNING, WAITING, Gpus, Nodes, Observation
+
+FOREIGN = -2
+_DONE_KEPT = 4096  # rows of ended jobs, before the tables are made anew
+
+
+class QueueWorld:
+    """The jobs that opted in, and what may be done to them.
+
+    touched: jobs that have a nice value or a start time of ours, in `record`. by_hand: jobs that somebody else
+    changed since; they are left alone.
+    """
+
+    def __init__(self, manager: QueueManager, options: QueueOptions, record: Record) -> None:
+        self.manager, self.options, self.record = manager, options, record
+        self.rows = JobRows(options, record.event)
+        self.snapshot = Snapshot(math.nan, (), ())
+        self.by_hand: set[int] = set()
+        self.refused: list[Refusal] = []
+        self.behind = False  # some changes were put off
+        self._expected: dict[int, int] = {}  # nice values as they were last set
+        self._until_s: dict[int, float] = {}  # ends of leases
+        self._gpus: dict[int, list[int]] = {}  # rows in `gpus` by job
+        self._nodes: tuple[QueueNode, ...] = ()
+        self._names: list[str] = []
+        self._advised: dict[tuple[str, int], int] = {}
+        self._budget, self._paid_s = options.changes_per_s, time.monotonic()
+        self._last_s = math.nan
+
+    # -- see -----------------------------------------------------------------------------------------------
+
+    def look(self) -> bool:
+        """Look at queue and nodes; returns whether there is anything new to decide. Raises ManagerError."""
+        before = self._nodes
+        self.snapshot = snapshot = self.manager.snapshot()
+        for job in snapshot.jobs:
+            self._watch(job)
+        changed = self.rows.see(snapshot.jobs, self._waits, snapshot.time_s)
+        self._nodes = snapshot.nodes
+        return changed or tuple((n.name, n.up) for n in before) != tuple(
+            (n.name, n.up) for n in snapshot.nodes
+        )
+
+    def needs_new_tables(self) -> bool:
+        """Whether the nodes are others than before, or most rows are of ended jobs: then all begins anew."""
+        names = [node.name for node in self.snapshot.nodes]
+        done = len(self.rows.table) - len(self.rows.jobs)
+        return names != self._names or (done > _DONE_KEPT and done > len(self.rows.jobs))
+
+    def make_new_tables(self) -> None:
+        """Forget ended jobs, and take the nodes as they are; what policies remember of rows is void then."""
+        self._names = [node.name for node in self.snapshot.nodes]
+        self.record.event("nodes", nodes=[[n.name, n.gpus, n.gpu_type] for n in self.snapshot.nodes])
+        self._gpus.clear()
+        self.rows.forget()
+        self.rows.see(self.snapshot.jobs, self._waits, self.snapshot.time_s)
+
+    def _watch(self, job: QueuedJob) -> None:
+        """Notice who else has changed a job since it was touched."""
+        expected = self._expected.get(job.id)
+        if expected is None or job.phase is not Phase.WAITING or job.nice == expected or job.held:
+            return
+        self.by_hand.add(job.id)
+        del self._expected[job.id]
+        self.record.touched.pop(job.id, None)
+        self.record.event(
+            "left alone", id=job.id, why=f"nice is {job.nice}, was set to {expected}: changed by others"
+        )
+
+    def _leased(self, job: QueuedJob) -> bool:
+        return bool(self.record.touched.get(job.id, {}).get("lease")) and not job.held
+
+    def _lendable(self, job: QueuedJob) -> bool:
+        """Whether it was submitted held, by its user, and was never free since."""
+        return self.options.held and job.held and math.isnan(job.eligible_s) and job.reason == "JobHeldUser"
+
+    def _waits(self, job: QueuedJob) -> bool:
+        if job.id not in self.by_hand and (self._leased(job) or self._lendable(job)):
+            return True
+        return not job.held and not job.limited and job.eligible_s <= self.snapshot.time_s
+
+    # -- observe -------------------------------------------------------------------------------------------
+
+    def observe(self) -> Observation:
+        """All tables, as of the last look."""
+        now_s = self.snapshot.time_s
+        self.rows.refresh(now_s)
+        models, gpus, nodes = self._machines()
+        window_s = 0.0 if math.isnan(self._last_s) else now_s - self._last_s
+        self._last_s = now_s
+        found = Observation.of(
+            now_s, window_s, nodes=nodes, gpus=gpus, jobs=self.rows.table, gpu_models=models
+        )
+        found.refused = tuple(self.refused)
+        self.refused.clear()
+        return found
+
+    def _machines(self) -> tuple[tuple[str, ...], Gpus, Nodes]:
+        nodes = self.snapshot.nodes
+        count = np.array([node.gpus for node in nodes], dtype=np.int64)
+        first = np.cumsum(count) - count
+        of_node = np.repeat(np.arange(len(nodes)), count)
+        up = np.array([node.up for node in nodes], dtype=np.bool_)
+        holder = np.full(len(of_node), -1, dtype=np.int64)
+        self._place(holder, {node.name: k for k, node in enumerate(nodes)}, first, count)
+        for k, node in enumerate(nodes):  # GPUs that jobs of others hold, or jobs that are just ending
+            part = holder[first[k] : first[k] + count[k]]
+            unseen = node.gpus_used - int(np.count_nonzero(part >= 0))
+            part[np.flatnonzero(part < 0)[: max(unseen, 0)]] = FOREIGN
+        models = tuple(dict.fromkeys(node.gpu_type or "gpu" for node in nodes)) or ("gpu",)
+        kind = np.array([models.index(node.gpu_type or "gpu") for node in nodes], dtype=np.int64)
+        free = (holder == -1) & up[of_node]
+        gpus = Gpus.of(node=of_node, model=kind[of_node], job=holder, share_free=free.astype(np.float64))
+        per_node = np.bincount(of_node[free], minlength=len(nodes))
+        columns: dict[str, Any] = {
+            "gpus": count, "first_gpu": first, "gpus_free": per_node, "up": up,
+            "cores": [float(node.cores) for node in nodes],
+            "memory_bytes": [float(node.memory_bytes) for node in nodes],
+        }  # fmt: skip
+        return models, gpus, Nodes.of(**columns)
+
+    def _place(self, holder: Any, node_of: dict[str, int], first: Any, count: Any) -> None:
+        """Write the rows of running jobs to the GPUs they hold; which of a node's GPUs, only Slurm knows."""
+        running = {job.id: job for job in self.rows.jobs.values() if job.phase is Phase.RUNNING}
+        self._gpus = {job: gpus for job, gpus in self._gpus.items() if job in running}
+        for number, gpus in self._gpus.items():
+            holder[gpus] = self.rows.row[number]
+        for job in running.values():
+            if job.id in self._gpus or job.id not in self.rows.row:
+                continue
+            places = [node_of[name] for name in job.nodes if name in node_of]
+            taken: list[int] = []
+            for k, node in enumerate(places):
+                share = job.gpus // len(places) + (k < job.gpus % len(places))
+                part = holder[first[node] : first[node] + count[node]]
+                taken += (first[node] + np.flatnonzero(part == -1)[:share]).tolist()
+                holder[taken] = self.rows.row[job.id]
+            self._gpus[job.id] = taken
+
+    # -- apply ---------------------------------------------------------------------------------------------
+
+    def apply(self, plan: Plan) -> list[Refusal]:
+        """Do what a plan says, or write down what would be done; returns what is refused at once."""
+        refused: list[Refusal] = []
+        changes = [*self.renewals(), *self._stops_and_starts(plan, refused), *self._places(plan)]
+        self.carry_out(changes)
+        return refused
+
+    def _stops_and_starts(self, plan: Plan, refused: list[Refusal]) -> list[Change]:
+        found: list[Change] = []
+        if plan.allocation is None:
+            return found
+        state, allocation = self.rows.table.state, plan.allocation
+        for k, row in enumerate(allocation.job.tolist()):
+            job = self.rows.jobs[int(self.rows.table.id[row])]
+            wanted = len(allocation.gpus_of(k))
+            if state[row] == WAITING and job.id in self._until_s:
+                found.append(Change(Verb.RELEASE, job.id, why="the policy starts it"))
+            elif state[row] == RUNNING and wanted:
+                refused.append(
+                    Refusal("resize", f"job {job.id}: a running job of {self.manager.name} keeps its GPUs")
+                )
+            elif state[row] == RUNNING and not (self.options.requeue and job.requeues):
+                why = (
+                    "requeuing was not allowed"
+                    if not self.options.requeue
+                    else "it was submitted with --no-requeue"
+                )
+                refused.append(Refusal("stop", f"job {job.id}: {why}"))
+            elif state[row] == RUNNING:
+                found.append(Change(Verb.REQUEUE, job.id, why="the policy stops it for others"))
+        return found
+
+    def _places(self, plan: Plan) -> list[Change]:
+        """Changes of nice that bring the jobs that start next to the front."""
+        table, jobs = self.rows.table, self.rows.jobs
+        now_s = self.snapshot.time_s
+        free = {
+            job.id: job
+            for job in (jobs[int(k)] for k in table.id[table.state == WAITING])
+            if job.id not in self.by_hand and not job.held and not job.limited
+            and (job.eligible_s <= now_s or self._leased(job))
+        }  # fmt: skip
+        order = [free[job] for job in table.id[order_of(plan)].tolist() if job in free]
+        # A job that still has a start time ahead of it would lose its place to one behind it that has none.
+        last = max((k for k, job in enumerate(order) if job.id not in self._until_s), default=0)
+        early = [job.id for job in order[:last] if job.id in self._until_s]
+        released = [Change(Verb.RELEASE, job, why="stands before a job that may start") for job in early]
+        return [*released, *exchange(order, list(free.values()))]
+
+    def renewals(self, failing: bool = False) -> list[Change]:
+        """Leases to begin, and those that have used up half of their time; `failing`: all are let go."""
+        now_s, lease_s = self.snapshot.time_s, 0 if failing else int(self.options.lease_s)
+        due = []
+        for job in self.rows.jobs.values():
+            if job.phase is not Phase.WAITING or job.id in self.by_hand:
+                continue
+            lendable = self._lendable(job)
+            ends_s = self._until_s.get(job.id, 0.0)
+            if lendable or (not failing and self._leased(job) and ends_s < now_s + lease_s / 2):
+                why = "was submitted held" if lendable else "still waits"
+                due.append(Change(Verb.HOLD, job.id, lease_s, int(lendable), why))
+        return due
+
+    def carry_out(self, changes: Sequence[Change]) -> None:
+        """Do it, in mode `act` and no faster than allowed; else write it down once. Raises ManagerError."""
+        if self.options.mode != "act":
+            news = [
+                c
+                for c in changes
+                if c.verb is not Verb.HOLD and self._advised.get((c.verb, c.job)) != c.value
+            ]
+            self._advised = {(c.verb, c.job): c.value for c in changes}
+            self.record.actions(news, "would")
+            return
+        changes = self._within_rate(changes)
+        if not changes:
+            return
+        for change in changes:
+            self._remember(change)
+        self.record.keep_touched()
+        try:
+            said = self.manager.carry_out(changes)
+        except (
+            ManagerError
+        ):  # what was done is not known: the next look tells, and is not held against anybody
+            for change in changes:
+                self._expected.pop(change.job, None)
+            raise
+        self.record.actions(changes, "did")
+        if said:
+            self.record.event("said", why=said)
+
+    def _within_rate(self, changes: Sequence[Change]) -> Sequence[Change]:
+        now_s, rate = time.monotonic(), self.options.changes_per_s
+        self._budget = min(self._budget + (now_s - self._paid_s) * rate, max(10.0 * rate, 1.0))
+        self._paid_s = now_s
+        allowed = int(self._budget)
+        self.behind = len(changes) > allowed
+        if self.behind:
+            self.record.event("put off", why=f"{len(changes) - allowed} changes: at most {rate:g} a second")
+        self._budget -= min(len(changes), allowed)
+        return changes[:allowed]
+
+    def _remember(self, change: Change) -> None:
+        """What has to be given back, before it is changed."""
+        was = self.record.touched.setdefault(
+            change.job, {"nice": self.rows.jobs[change.job].nice, "lease": False}
+        )
+        if change.verb is Verb.PRIORITY:
+            self._expected[change.job] = change.value
+        elif change.verb is Verb.RELEASE:
+            was["lease"] = False
+            self._until_s.pop(change.job, None)
+        else:  # what is queued again starts by itself after two minutes, too
+            was["lease"] = True
+            lasts_s = change.value if change.verb is Verb.HOLD else self.options.lease_s
+            self._until_s[change.job] = self.snapshot.time_s + lasts_s
+
+    def forget_touched(self) -> None:
+        """All was given back."""
+        self.record.touched.clear()
+        self.record.keep_touched()
+        self._expected.clear()
+        self._until_s.clear()
+
+    def forget_ended(self) -> None:
+        """Drop from the record what has started or ended: nothing has to be given back there."""
+        for job in [job for job in self.record.touched if job not in self.rows.jobs]:
+            del self.record.touched[job]
+        for held in (self._expected, self._until_s):
+            for job in [job for job in held if job not in self.rows.jobs]:
+                del held[job]
+        self.record.keep_touched()

@@ -1,0 +1,400 @@
+"""The loop in front of a fake queue, whose clock the tests set: order, failures, leases, requeues, twins."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from equipoise.live.queue.lease import to_give_back
+from equipoise.live.queue.loop import Scheduler
+from equipoise.live.queue.options import QueueOptions
+from equipoise.live.queue.record import BusyError, Record, Touched
+from equipoise.policies.contract import Kind, Memory, Plan, Policy, Stage
+from equipoise.policies.observation import Observation
+from equipoise.policies.record.journal import read, replay
+from equipoise.policies.registry import make_policy
+from equipoise.study.twin.queue import read_queue, twin
+from tests.live.queue.fake import FakeQueue
+
+
+@dataclass
+class Case:
+    queue: FakeQueue
+    folder: Path
+    scheduler: Scheduler
+
+    def step(self, seconds: float = 1.0) -> None:
+        """Time goes on, and the scheduler looks."""
+        self.queue.advance(self.queue.now_s + seconds)
+        self.scheduler.step()
+
+    def until_over(self, seconds: float = 1.0) -> None:
+        for _ in range(2000):
+            if all(job["state"] in ("COMPLETED", "CANCELLED") for job in self.queue.jobs.values()):
+                self.scheduler.step()
+                return
+            self.step(seconds)
+        raise AssertionError([job for job in self.queue.jobs.values() if job["state"] != "COMPLETED"])
+
+    def starts(self) -> list[str]:
+        """Names in order of their starts."""
+        jobs = [job for job in self.queue.jobs.values() if not math.isnan(job["start"])]
+        return [job["name"] for job in sorted(jobs, key=lambda job: (job["start"], job["id"]))]
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        lines = (self.folder / "events.jsonl").read_text().splitlines()
+        return [e for e in map(json.loads, lines) if e.get("event") == kind]
+
+
+Make = Callable[..., Case]
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> Iterator[Make]:
+    records: list[Record] = []
+
+    def make(policy: str | Policy = "sjf", queue: FakeQueue | None = None, **options: Any) -> Case:
+        for record in records:
+            record.close()
+        queue = queue or FakeQueue()
+        chosen = make_policy(policy) if isinstance(policy, str) else policy
+        records.append(Record(tmp_path))
+        options = {"mode": "act", "changes_per_s": 1e6, "budget_s": 120.0} | options
+        scheduler = Scheduler(queue, chosen, QueueOptions(**options), records[-1])
+        records[-1].event("begun", policy=chosen.name)
+        return Case(queue, tmp_path, scheduler)
+
+    yield make
+    for record in records:
+        record.close()
+
+
+ESTIMATES = {"a": 60.0, "b": 20.0, "c": 40.0, "d": 30.0, "block": 10.0}
+
+
+def submit_all(queue: FakeQueue, **options: Any) -> None:
+    """A job that holds all GPUs, then four whose order of submission is not their order of length."""
+    queue.submit(10.0, 8, "block")
+    for name in "abcd":
+        queue.submit(ESTIMATES[name], 8, name, **options)
+
+
+@pytest.mark.parametrize(
+    ("policy", "order"),
+    [
+        ("fifo", "abcd"),
+        ("sjf", "bdca"),
+        ("sjf-greedy", "bdca"),
+        ("srtf", "bdca"),
+        ("easy", "abcd"),
+        ("s4", "bdca"),
+    ],
+)
+def test_jobs_start_in_the_order_of_the_policy(case: Make, policy: str, order: str) -> None:
+    c = case(policy, estimates=ESTIMATES)
+    submit_all(c.queue)
+    c.step()
+    c.until_over()
+    assert c.starts() == ["block", *order]
+
+
+def test_the_time_limit_is_the_estimate_where_there_is_no_other(case: Make) -> None:
+    c = case("sjf")
+    c.queue.submit(10.0, 8, "block")
+    for name, minutes in (("long", 20), ("short", 5), ("none", math.inf)):
+        c.queue.submit(10.0, 8, name, limit_s=60.0 * minutes)
+    c.step()
+    c.until_over()
+    assert c.starts() == ["block", "short", "long", "none"]
+    assert [(e["name"], e.get("estimate_s"), e["estimate_from"]) for e in c.events("job")][1:] == [
+        ("long", 1200.0, "time limit"), ("short", 300.0, "time limit"), ("none", None, "none"),
+    ]  # fmt: skip
+
+
+def test_slurm_needs_no_second_word_when_gpus_come_free(case: Make) -> None:
+    """The order is there before: the next three start while nobody looks."""
+    c = case("sjf", estimates=ESTIMATES)
+    submit_all(c.queue)
+    c.step()
+    c.queue.advance(c.queue.now_s + 200.0)
+    assert c.starts() == ["block", *"bdca"]
+
+
+@pytest.mark.parametrize("mode", ["observe", "advise"])
+def test_observe_and_advise_touch_nothing(case: Make, mode: str) -> None:
+    c = case("sjf", mode=mode, estimates=ESTIMATES)
+    c.queue.carry_out = None  # type: ignore[assignment, method-assign] # nobody may call it
+    submit_all(c.queue)
+    c.step()
+    c.until_over()
+    assert c.starts() == ["block", *"abcd"]
+    assert bool(c.events("would")) == (mode == "advise")
+    assert len(c.events("start")) == len(c.events("end")) == 5
+    assert not (c.folder / "touched.json").exists()
+
+
+def test_advice_is_written_down_once(case: Make) -> None:
+    c = case("sjf", mode="advise", estimates=ESTIMATES, decide_s=1.0)
+    submit_all(c.queue)
+    for _ in range(5):
+        c.step()
+    told = [(e["id"], e["value"]) for e in c.events("would")]
+    assert told
+    assert len(told) == len(set(told))
+
+
+def test_decisions_are_a_journal_that_replays(case: Make) -> None:
+    c = case("s4", estimates=ESTIMATES)
+    submit_all(c.queue)
+    c.step()
+    c.until_over()
+    path = c.folder / "decisions.jsonl"
+    assert len(list(read(path))) == c.scheduler.decisions > 5
+    assert replay(c.scheduler.decider.policy, path) == []
+
+
+def test_a_gang_that_does_not_fit_is_passed_over_as_the_policy_says(case: Make) -> None:
+    """easy: what ends before the gang can start goes first, what would delay it does not."""
+    c = case("easy", estimates={"half": 50.0, "gang": 10.0, "short": 20.0, "long": 90.0})
+    for name, gpus, seconds in (("half", 4, 50.0), ("gang", 8, 10.0), ("long", 4, 90.0), ("short", 4, 20.0)):
+        c.queue.submit(seconds, gpus, name)
+    c.step()
+    c.until_over()
+    assert c.starts() == ["half", "short", "gang", "long"]
+
+
+# -- what fails ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Failing(Stage):
+    name: ClassVar[str] = "failing"
+    kind: ClassVar[Kind] = "allocation"
+    after: int = 1
+
+    def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
+        if len(observation.jobs) > self.after:
+            raise ValueError("nonsense")
+        return plan, memory
+
+
+class Stuck(Failing):
+    held = threading.Event()
+
+    def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
+        self.held.wait()
+        return plan, memory
+
+
+@pytest.mark.parametrize("stage", [Failing(), Stuck()])
+def test_a_policy_that_fails_or_is_slow_leaves_the_queue_to_slurm(case: Make, stage: Stage) -> None:
+    Stuck.held.clear()
+    c = case(Policy("bad", (stage,)), held=True, decide_s=1.0, budget_s=0.05)
+    submit_all(c.queue)
+    c.queue.submit(5.0, 8, "held", hold=True)
+    for _ in range(12):
+        c.step(0.1)
+    c.queue.submit(5.0, 8, "held, too", hold=True)
+    c.until_over()
+    Stuck.held.set()
+    assert c.starts() == ["block", *"abcd", "held", "held, too"]
+    assert c.events("failed")
+
+
+def test_after_three_failures_what_was_changed_is_given_back(case: Make) -> None:
+    good, bad = make_policy("sjf").stages[0], Failing(after=5)
+    c = case(Policy("sjf+bad", (good, bad)), estimates=ESTIMATES, decide_s=0.0)
+    submit_all(c.queue)
+    c.step()
+    assert any(job["nice"] for job in c.queue.jobs.values())
+    c.queue.submit(5.0, 1, "one more")
+    for _ in range(12):
+        c.step(0.1)
+    assert not any(job["nice"] for job in c.queue.jobs.values())
+    assert [e["why"] for e in c.events("given back")] == ["the policy failed 3 times in a row"]
+
+
+def test_a_lost_connection_is_waited_for(case: Make) -> None:
+    c = case("sjf", estimates=ESTIMATES)
+    submit_all(c.queue)
+    c.queue.down = True
+    c.step()
+    c.step()
+    c.queue.down = False
+    c.until_over()
+    assert c.starts() == ["block", *"bdca"]
+    assert len(c.events("lost")) == 2
+    assert len(c.events("found again")) == 1
+
+
+def test_the_end_gives_everything_back(case: Make) -> None:
+    c = case("sjf", estimates=ESTIMATES, held=True)
+    submit_all(c.queue)
+    held = c.queue.submit(5.0, 8, "held", hold=True)
+    c.step()
+    assert c.scheduler.give_back("stopped")
+    assert not any(job["nice"] for job in c.queue.jobs.values())
+    assert c.queue.jobs[held]["eligible"] <= c.queue.now_s
+    assert Touched.read(c.folder) == {}
+
+
+# -- leases ----------------------------------------------------------------------------------------------------
+
+
+def test_a_job_submitted_held_starts_when_the_policy_says_so(case: Make) -> None:
+    c = case("sjf", held=True, lease_s=40.0, estimates=ESTIMATES)
+    submit_all(c.queue, hold=True)
+    c.step()
+    c.until_over()
+    assert c.starts() == ["block", *"bdca"]
+    assert {e["verb"] for e in c.events("did")} >= {"hold", "release"}
+
+
+def test_without_held_a_job_submitted_held_stays_its_users(case: Make) -> None:
+    c = case("sjf", estimates=ESTIMATES)
+    held = c.queue.submit(5.0, 1, "held", hold=True)
+    c.step()
+    assert (c.queue.jobs[held]["priority"], c.events("did")) == (0, [])
+
+
+def test_leases_are_renewed_and_pass_when_nobody_renews_them(case: Make) -> None:
+    c = case("sjf", held=True, lease_s=40.0, estimates={"block": 200.0})
+    c.queue.submit(200.0, 8, "block")
+    held = c.queue.submit(5.0, 4, "held", hold=True)
+    for _ in range(150):
+        c.step()
+        assert c.queue.now_s < c.queue.jobs[held]["eligible"] <= c.queue.now_s + 41.0
+    c.queue.advance(c.queue.now_s + 300.0)  # nobody looks any more
+    assert c.starts() == ["block", "held"]
+
+
+def test_what_a_killed_scheduler_left_is_given_back_by_whoever_comes(case: Make) -> None:
+    c = case("sjf", held=True, estimates=ESTIMATES)
+    submit_all(c.queue)
+    held = c.queue.submit(5.0, 8, "held", hold=True)
+    c.step()
+    left = Touched.read(c.folder)  # the process is gone, this is what there is
+    assert set(left) > {held}
+    c.queue.carry_out(to_give_back(c.queue, left))
+    assert not any(job["nice"] for job in c.queue.jobs.values())
+    c.queue.advance(c.queue.now_s + 1000.0)
+    assert c.starts() == ["block", *"abcd", "held"]
+
+
+def test_a_new_scheduler_takes_over_what_the_last_one_left(case: Make) -> None:
+    first = case("sjf", held=True, estimates=ESTIMATES)
+    submit_all(first.queue)
+    first.queue.submit(25.0, 8, "held", hold=True)
+    first.step()
+    second = case("sjf", first.queue, held=True, estimates=ESTIMATES | {"held": 25.0})
+    second.until_over()
+    assert second.starts() == ["block", "b", "held", "d", "c", "a"]
+    assert second.events("left alone") == []
+
+
+def test_a_job_held_by_hand_is_not_set_free(case: Make) -> None:
+    c = case("sjf", held=True, estimates=ESTIMATES)
+    submit_all(c.queue)
+    c.step()
+    c.queue.control("hold 3")
+    for _ in range(100):
+        c.step()
+    assert c.starts() == ["block", *"dca"]
+    c.queue.control("release 3")
+    c.until_over()
+    assert c.starts() == ["block", *"dcab"]
+
+
+def test_a_job_whose_nice_somebody_changed_is_left_alone(case: Make) -> None:
+    c = case("sjf", estimates=ESTIMATES)
+    submit_all(c.queue)
+    c.step()
+    c.queue.control("update jobid=3 nice=5000")
+    c.until_over()
+    assert c.queue.jobs[3]["nice"] == 5000
+    assert c.starts() == ["block", *"dcab"]
+    assert [e["id"] for e in c.events("left alone")] == [3]
+
+
+def test_a_cancelled_job_is_forgotten(case: Make) -> None:
+    c = case("sjf", estimates=ESTIMATES)
+    submit_all(c.queue)
+    c.step()
+    c.queue.jobs[3]["state"] = "CANCELLED"
+    c.until_over()
+    assert c.starts() == ["block", *"dca"]
+    assert [e["state"] for e in c.events("end") if e["id"] == 3] == ["CANCELLED"]
+
+
+# -- stopping jobs, rate, tables ---------------------------------------------------------------------------------
+
+
+def test_running_jobs_are_stopped_only_when_that_was_allowed(case: Make) -> None:
+    for requeue, order in ((False, ["long", "short"]), (True, ["short", "long"])):
+        c = case(
+            "las(thresholds_gpu_s=[80])",
+            FakeQueue(),
+            requeue=requeue,
+            estimates={"long": 500.0, "short": 5.0},
+        )
+        c.queue.submit(500.0, 8, "long")
+        c.step()
+        c.queue.advance(c.queue.now_s + 30.0)
+        c.queue.submit(5.0, 8, "short")
+        c.until_over()
+        assert c.starts() == order
+    assert [e["id"] for e in c.events("requeued")] == [1]
+
+
+def test_no_more_changes_than_allowed_are_made_and_the_rest_follows(case: Make) -> None:
+    c = case("sjf", estimates={f"job-{k}": 100.0 - k for k in range(30)}, changes_per_s=1e-9, decide_s=1e9)
+    c.queue.submit(50.0, 8, "block")
+    for k in range(30):
+        c.queue.submit(5.0, 8, f"job-{k}")
+    world = c.scheduler.world
+    for made in (1, 2):
+        world._budget = 1.0
+        c.step(0.01)
+        assert world.behind
+        assert len(c.events("put off")) == len(c.events("did")) == made
+
+
+def test_ended_jobs_are_forgotten_in_the_end(case: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("equipoise.live.queue.world._DONE_KEPT", 10)
+    c = case("sjf", estimates={f"job-{k}": 5.0 for k in range(60)})
+    for k in range(60):
+        c.queue.submit(5.0, 8, f"job-{k}")
+        c.step(2.0)
+    c.until_over()
+    assert len(c.scheduler.world.rows.table) < 30
+    assert len(c.events("end")) == len(c.events("start")) == len(c.events("job")) == 60
+
+
+def test_two_schedulers_do_not_share_a_record(case: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    c = case("sjf")
+    monkeypatch.setattr("equipoise.live.queue.record._PATIENCE_S", 0.0)
+    with pytest.raises(BusyError, match="another scheduler"):
+        Record(c.folder)
+
+
+# -- the twin ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["fifo", "sjf", "easy", "s4"])
+def test_the_twin_starts_every_job_when_the_queue_did(case: Make, policy: str) -> None:
+    estimates = {f"job-{k}": 20.0 + 7.0 * (k * 5 % 11) for k in range(24)}
+    c = case(policy, estimates=estimates)
+    for k, (name, seconds) in enumerate(estimates.items()):
+        c.queue.submit(seconds, (1, 2, 4)[k % 3], name)
+        c.step()
+    c.until_over()
+    found = twin(read_queue(c.folder))
+    assert found.decisions_again == found.decisions > 24
+    assert abs(found.apart_s).max() <= 1.0  # the queue is looked at every second
