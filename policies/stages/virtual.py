@@ -82,7 +82,7 @@ def capability(observation: Observation, share: Floats) -> Floats:
     b / (whole step + X). So E / P is 1 for who trains in proportion to its share, and falls as the exchange, or
     what the curve leaves, makes more share worth less. Waits at barriers and for input are lambda and delta.
     """
-    o, workers, jobs = observation, observation.workers, observation.jobs
+    o, workers = observation, observation.workers
     samples, step_s, kappa = workers.samples_per_step, workers.step_s, workers.share_kappa
     waits_s = np.nan_to_num(workers.wait_s) + np.nan_to_num(workers.input_stall_s)
     with np.errstate(invalid="ignore", divide="ignore"):

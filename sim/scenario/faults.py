@@ -14,41 +14,41 @@ class Crash(Section):
     """Node crashes: Weibull (shape 1: exponential) time to failure, log-normal repair."""
 
     mtbf: Span  # per node
-    shape: Positive = 1.0
-    repair: Seconds = 3600.0
-    repair_cov: Annotated[Float, Field(ge=0)] = 0.5
+    shape: Positive = 1.0  # of the Weibull distribution; 1: no memory
+    repair: Seconds = 3600.0  # mean time until the node is back
+    repair_cov: Annotated[Float, Field(ge=0)] = 0.5  # spread of the repair times over their mean
 
 
 class FailSlow(Section):
     """Episodes in which a node computes `factor` times slower."""
 
-    mtbf: Span
-    duration: Seconds = 1800.0
-    factor: Annotated[Float, Field(gt=1)] = 2.0
+    mtbf: Span  # mean time between slow spells of a node
+    duration: Seconds = 1800.0  # mean, of a spell
+    factor: Annotated[Float, Field(gt=1)] = 2.0  # how many times slower
 
 
 class LinkDegrade(Section):
     """Episodes in which a node's NIC falls to `factor` of its rate."""
 
-    mtbf: Span
-    duration: Seconds = 1800.0
-    factor: Annotated[Float, Field(gt=0, lt=1)] = 0.25
+    mtbf: Span  # mean time between faults of a node's link
+    duration: Seconds = 1800.0  # mean, of a fault
+    factor: Annotated[Float, Field(gt=0, lt=1)] = 0.25  # what is left of the rate
 
 
 class RackFailure(Section):
     """A whole rack goes down at once."""
 
     mtbf: Span  # per rack
-    repair: Seconds = 7200.0
+    repair: Seconds = 7200.0  # mean time until the rack is back
 
 
 class Spot(Section):
     """Nodes of the named group are reclaimed after `notice`, and come back after `away`."""
 
-    group: str
-    mtbf: Span
-    notice: Seconds = 120.0
-    away: Seconds = 3600.0
+    group: str  # node group that may be reclaimed
+    mtbf: Span  # mean time between reclaims of a node
+    notice: Seconds = 120.0  # between the warning and the loss
+    away: Seconds = 3600.0  # mean time until a node is back
 
 
 class CorruptGradient(Section):
@@ -59,19 +59,19 @@ class CorruptGradient(Section):
     2024, table 5).
     """
 
-    per_gpu_hour: Positive
-    duration: Span = 3600.0
+    per_gpu_hour: Positive  # rate of faults
+    duration: Span = 3600.0  # mean, until the GPU is sound again
     factor: Positive | None = None  # none: NaN
 
 
 class FaultEvent(Section):
     """One planned fault, for cases that must be exact. `corrupt` is of the node's first GPU, NaN without factor."""
 
-    kind: Literal["crash", "slow", "link", "corrupt"]
-    node: str
-    at: Seconds
-    duration: Seconds
-    factor: Positive = 2.0
+    kind: Literal["crash", "slow", "link", "corrupt"]  # what happens
+    node: str  # where
+    at: Seconds  # when
+    duration: Seconds  # how long
+    factor: Positive = 2.0  # of slowness, rate or gradient
 
 
 class Faults(Section):

@@ -18,14 +18,14 @@ class Arrivals(Section):
     With `burst` above 1 it is bursts that come so: of that many jobs in the mean (geometric), `within` apart.
     """
 
-    kind: Literal["poisson", "diurnal", "profile"] = "poisson"
+    kind: Literal["poisson", "diurnal", "profile"] = "poisson"  # independent, by time of day, or by a profile
     swing: Share = 0.6  # diurnal: the rate goes from 1 - swing to 1 + swing times its mean
     peak: Seconds = 14 * 3600.0  # diurnal: time of day with the highest rate; the first day is a Monday
     weekend: Weight = 1.0  # diurnal: rate of the sixth and seventh day, relative to the others
     every: Span = 3600.0  # profile: of each weight
     weights: tuple[Weight, ...] = ()  # profile: relative rates, one after the other and from the start again
-    burst: Annotated[Float, Field(ge=1)] = 1.0
-    within: Seconds = 10.0
+    burst: Annotated[Float, Field(ge=1)] = 1.0  # jobs that come together, in the mean
+    within: Seconds = 10.0  # between the jobs of a burst
 
     @model_validator(mode="after")
     def _profile_given(self) -> Self:
@@ -41,13 +41,13 @@ class Durations(Section):
     quantiles: equally spaced ones from shortest to longest, with the logarithm linear between them.
     """
 
-    kind: Literal["lognormal", "pareto", "quantiles"]
-    median: Span | None = None
-    sigma: Annotated[Float, Field(gt=0, le=10)] | None = None
-    alpha: Positive | None = None
-    low: Span = 1.0
-    high: Span = 1e9
-    values: tuple[Span, ...] = ()
+    kind: Literal["lognormal", "pareto", "quantiles"]  # distribution
+    median: Span | None = None  # lognormal
+    sigma: Annotated[Float, Field(gt=0, le=10)] | None = None  # lognormal: of the natural logarithm
+    alpha: Positive | None = None  # pareto: P(longer than t) = (low / t)^alpha
+    low: Span = 1.0  # shorter ones are cut to it
+    high: Span = 1e9  # longer ones are cut to it
+    values: tuple[Span, ...] = ()  # quantiles: equally spaced, ascending
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
@@ -67,13 +67,13 @@ class Durations(Section):
 class JobClass(Section):
     """Jobs of one kind. Either `rate`, or `load`: GPU-seconds asked for over those that the cluster has."""
 
-    name: str = "jobs"
-    rate: JobRate | None = None
-    load: Positive | None = None
+    name: str = "jobs"  # of the class, in job names
+    rate: JobRate | None = None  # mean number of jobs a time
+    load: Positive | None = None  # GPU-seconds asked for over those there are
     arrivals: Arrivals = Arrivals()
     duration: Durations
     gpus: dict[Count, Weight] = Field(default_factory=lambda: {1: 1.0})  # relative frequency by GPU count
-    priority: Positive = 1.0
+    priority: Positive = 1.0  # of its jobs
     tilt: tuple[
         Float, ...
     ] = ()  # of a profile: mean normal score of the durations in each weight; none: all alike
@@ -97,9 +97,9 @@ class JobClass(Section):
 class Generate(Section):
     """Jobs of several classes over a time; `scale` multiplies all their rates."""
 
-    length: Span
-    classes: Annotated[tuple[JobClass, ...], Field(min_length=1)]
-    scale: Positive = 1.0
+    length: Span  # of the time in which jobs arrive
+    classes: Annotated[tuple[JobClass, ...], Field(min_length=1)]  # kinds of jobs
+    scale: Positive = 1.0  # of all rates
 
     @model_validator(mode="after")
     def _different(self) -> Self:

@@ -39,16 +39,16 @@ Precision = Literal["fp64", "fp32", "tf32", "fp16", "bf16", "fp8"]
 class NodeGroup(Section):
     """Identical nodes."""
 
-    name: str = "node"
-    count: Count = 1
+    name: str = "node"  # nodes are NAME-0, NAME-1, ...
+    count: Count = 1  # nodes of the group
     gpus: Annotated[Int, Field(ge=0)] = 1  # 0: it only stores data, for whoever reads from it
-    accelerator: str = "generic"
+    accelerator: str = "generic"  # name in the hardware profile
     speed: Positive = 1.0  # relative to the accelerator's profile
     cores: Count = 32  # that prepare samples (`preprocess_time`), for all workers of the node alike
-    host_memory: Bytes = 256 * 2.0**30
+    host_memory: Bytes = 256 * 2.0**30  # of a node
     cache: Bytes = 0.0  # of the host memory, for shards fetched from elsewhere
     host_power: Watts | None = None  # a node without its GPUs; none: the profile's, else 0
-    storage: Bytes = 4e12
+    storage: Bytes = 4e12  # room on a node's own disk
     storage_rate: BytesPerS = 3e9  # reading for other nodes
     local_read: BytesPerS | None = None  # for its own workers; none: the profile's, else never the limit
     nic: BytesPerS = 12.5e9  # one NIC, one direction
@@ -70,50 +70,51 @@ class NodeGroup(Section):
 class Star(Section):
     """Every node on one non-blocking switch."""
 
-    kind: Literal["star"] = "star"
-    latency: Seconds = 0.0
+    kind: Literal["star"] = "star"  # one switch
+    latency: Seconds = 0.0  # between two nodes, one way
 
 
 class Tree(Section):
     """Racks under one core switch; each rack's uplink carries its nodes' NICs over `oversubscription`."""
 
-    kind: Literal["tree"]
-    nodes_per_rack: Count
-    oversubscription: Annotated[Float, Field(ge=1)] = 1.0
-    latency: Seconds = 0.0
-    core_latency: Seconds = 0.0
+    kind: Literal["tree"]  # racks
+    nodes_per_rack: Count  # nodes under one rack switch
+    oversubscription: Annotated[Float, Field(ge=1)] = 1.0  # NIC capacity of a rack over that of its uplink
+    latency: Seconds = 0.0  # between nodes of a rack, one way
+    core_latency: Seconds = 0.0  # added between racks, one way
 
 
 class LinkSpec(Section):
     """One directed link of an explicit topology; `both: true` adds the way back."""
 
-    source: str
-    target: str
-    rate: BytesPerS
-    latency: Seconds = 0.0
-    both: bool = True
+    source: str  # node or switch
+    target: str  # node or switch
+    rate: BytesPerS  # capacity, one direction
+    latency: Seconds = 0.0  # one way
+    both: bool = True  # also the way back
 
 
 class Explicit(Section):
     """Links by name. Nodes are `NAME-0`, `NAME-1`, ...; any other name is a switch. Shortest path routing."""
 
-    kind: Literal["explicit"]
+    kind: Literal["explicit"]  # named links
     links: Annotated[tuple[LinkSpec, ...], Field(min_length=1)]
 
 
 class SlowLink(Section):
     """A node whose NICs are slower than its group's; `rate` is that of all of them together."""
 
-    node: str
-    rate: BytesPerS
+    node: str  # name of the node
+    rate: BytesPerS  # of all of its NICs together, one direction
 
 
 class Cluster(Section):
     """Nodes and how they are connected. `gpus: N` alone is one pool of N counted GPUs."""
 
-    hardware: str = "catalogue"
-    nodes: tuple[NodeGroup, ...] = ()
-    gpus: Count | None = None
+    hardware: str = "catalogue"  # a profile that comes with the software, or a file
+    nodes: tuple[NodeGroup, ...] = ()  # groups of identical nodes
+    gpus: Count | None = None  # one pool of so many counted GPUs, without network
+    # how the nodes are connected
     topology: Annotated[Star | Tree | Explicit, Field(discriminator="kind")] = Star()
     slow_links: tuple[SlowLink, ...] = ()
 
@@ -134,10 +135,11 @@ class Cluster(Section):
 class Exchange(Section):
     """How gradients are exchanged. alpha and rate default to the hardware profile's fabric."""
 
+    # of the gradient exchange
     algorithm: Literal["ring", "tree", "hierarchical", "parameter-server", "async-parameter-server"] = "ring"
     alpha: Seconds | None = None  # per message
     rate: BytesPerS | None = None  # highest rate a flow reaches (B)
-    servers: Count = 1
+    servers: Count = 1  # parameter servers, where the algorithm has them
     compression: Annotated[Float, Field(gt=0, le=1)] = 1.0  # bytes sent over bytes of gradient
     compression_time: Seconds = 0.0  # extra compute per exchange
 
@@ -145,19 +147,19 @@ class Exchange(Section):
 class Parallel(Section):
     """Model parallelism of one replica."""
 
-    tensor: Count = 1
-    pipeline: Count = 1
-    pipeline_microbatches: Count = 8
-    zero: Literal[0, 1, 2, 3] = 0
+    tensor: Count = 1  # GPUs that share each layer
+    pipeline: Count = 1  # stages of layers
+    pipeline_microbatches: Count = 8  # micro-batches that fill the pipeline
+    zero: Literal[0, 1, 2, 3] = 0  # ZeRO stage: what is split over replicas
     tensor_bytes_per_sample: Bytes = 0.0  # all-reduced inside a tensor-parallel group, per step
 
 
 class Memory(Section):
     """Device memory of one replica, for the check before the run."""
 
-    optimizer_bytes_per_parameter: Annotated[Float, Field(ge=0)] = 12.0
-    activation_per_sample: Bytes = 0.0
-    recompute: bool = False
+    optimizer_bytes_per_parameter: Annotated[Float, Field(ge=0)] = 12.0  # Adam in mixed precision has 12
+    activation_per_sample: Bytes = 0.0  # kept for the backward pass
+    recompute: bool = False  # recompute activations instead of keeping them
     layers: Count = 24  # with recomputation, 1 / sqrt(layers) of the activations are kept
 
 
@@ -170,9 +172,10 @@ class Model(Section):
     efficiency: Annotated[Share, Field(gt=0)] | None = None  # of that roofline; none: the accelerator's
     step: str | None = None  # a step that the hardware profile has, in the precision below
     transformer: TransformerSpec | None = None  # a large model by its shape; all costs follow from it
-    bytes_per_sample: Bytes = 0.0
-    precision: Precision = "bf16"
+    bytes_per_sample: Bytes = 0.0  # read from memory by a pass, for the roofline
+    precision: Precision = "bf16"  # of the pass
     tokens_per_sample: Count | None = None  # of a language model, for tokens/s and money per token
+    # of the model: gradients, memory and checkpoints follow from it
     parameters: Annotated[Float, Field(ge=0)] = 0.0
     gradient: Bytes | None = None  # bytes exchanged; none: parameters x bytes of the precision
     exchange: Exchange = Exchange()
@@ -215,41 +218,42 @@ class Model(Section):
 class Even(Section):
     """Shards dealt round robin over the nodes of the job (or over all nodes)."""
 
-    kind: Literal["even"] = "even"
-    over: Literal["job", "cluster"] = "job"
+    kind: Literal["even"] = "even"  # equally
+    over: Literal["job", "cluster"] = "job"  # the nodes of the job, or all of the cluster
 
 
 class Skewed(Section):
     """Shards by a Zipf law over the nodes: node k holds a share proportional to 1/(k+1)^exponent."""
 
-    kind: Literal["skewed"]
-    exponent: Annotated[Float, Field(ge=0)] = 1.0
-    over: Literal["job", "cluster"] = "job"
+    kind: Literal["skewed"]  # by a power law
+    exponent: Annotated[Float, Field(ge=0)] = 1.0  # of the power law; 0 is even
+    over: Literal["job", "cluster"] = "job"  # the nodes of the job, or all of the cluster
 
 
 class OnNodes(Section):
     """All shards on the named nodes, round robin."""
 
-    kind: Literal["nodes"]
-    nodes: Annotated[tuple[str, ...], Field(min_length=1)]
+    kind: Literal["nodes"]  # on named nodes
+    nodes: Annotated[tuple[str, ...], Field(min_length=1)]  # names of nodes
 
 
 class SpreadSizes(Section):
     """Sizes of shards drawn from a log-normal distribution, anew for each seed."""
 
-    kind: Literal["lognormal"]
+    kind: Literal["lognormal"]  # distribution of the sizes
     cov: Annotated[Float, Field(gt=0, le=5)]  # coefficient of variation
 
 
 class Data(Section):
     """A job's dataset."""
 
-    samples: Count
-    sample_size: Bytes = 0.0
-    shards: Count = 64
+    samples: Count  # of the dataset
+    sample_size: Bytes = 0.0  # bytes to read for a sample
+    shards: Count = 64  # pieces that are stored, owned and moved
     shard_sizes: tuple[Positive, ...] | SpreadSizes | None = None  # relative, one per shard; none: equal
     prefetch: Annotated[Int, Field(ge=0)] = 1  # shards that are fetched before a worker gets to them
     replicas: Count = 1  # copies of every shard, on different nodes
+    # where shards are stored at first
     placement: Annotated[Even | Skewed | OnNodes, Field(discriminator="kind")] = Even()
 
     @model_validator(mode="after")
@@ -263,44 +267,48 @@ class Checkpoint(Section):
     """Saving and restoring."""
 
     size: Bytes | None = None  # none: parameters x (4 + optimiser bytes)
+    # between two saves; young-daly: from what a save and a failure cost
     interval: Span | Literal["young-daly", "never"] = "young-daly"
 
 
 class Job(Section):
     """One job, or `count` of them `spacing` apart. With `model` it trains; with `duration` it is rigid."""
 
-    name: str = "job"
-    count: Count = 1
-    arrival: Seconds = 0.0
-    spacing: Seconds = 0.0
-    priority: Positive = 1.0
-    gpus: Count = 1
-    gpu_share: Annotated[Share, Field(gt=0, le=1)] = 1.0
-    duration: Seconds | None = None
+    name: str = "job"  # copies are NAME-0, NAME-1, ...
+    count: Count = 1  # copies of the job
+    arrival: Seconds = 0.0  # of the first copy
+    spacing: Seconds = 0.0  # between the arrivals of copies
+    priority: Positive = 1.0  # higher is served earlier, where the policy heeds it
+    gpus: Count = 1  # asked for
+    gpu_share: Annotated[Share, Field(gt=0, le=1)] = 1.0  # of each GPU, for jobs that share
+    duration: Seconds | None = None  # of a job known by its time only
     job_type: str = ""  # of a duration job: whose rates it has in `workload.throughputs`
+    # its GPUs may be of several models
     mix_gpus: bool = (
         False  # a duration job may hold GPUs of several models, and runs at the pace of the slowest
     )
-    model: str | None = None
+    model: str | None = None  # name in workload.models, of a training job
     workers_min: Count | None = None  # default: what `gpus` makes; fewer and more makes the job elastic
-    workers_max: Count | None = None
-    steps: Count | None = None
-    epochs: Positive | None = None
-    samples: Count | None = None
-    global_batch: Count = 1
+    workers_max: Count | None = None  # most workers; none: as asked for
+    steps: Count | None = None  # target; or epochs, or samples
+    epochs: Positive | None = None  # target; or steps, or samples
+    samples: Count | None = None  # target; or steps, or epochs
+    global_batch: Count = 1  # samples of a step, over all workers
     batch_reference: Count | None = None  # M0; none: global_batch
     batch_max: Count | None = None  # a policy may raise the batch up to this; none: it stays as it is
-    micro_batch: Count = 1
-    sync_interval: Count = 1
-    data: Data | None = None
-    checkpoint: Checkpoint = Checkpoint()
+    micro_batch: Count = 1  # batches are dealt in multiples of it
+    sync_interval: Count = 1  # local steps between two gradient exchanges
+    data: Data | None = None  # the dataset; none: input costs nothing
+    checkpoint: Checkpoint = Checkpoint()  # when it is saved
+    # restart from the checkpoint, or go on with the others
     on_worker_loss: Literal["restart", "regroup"] = "restart"
-    user: str = ""
-    account: str = ""
-    partition: str = ""
-    qos: str = ""
-    queue: str = ""
+    user: str = ""  # who submitted it
+    account: str = ""  # of the user
+    partition: str = ""  # that it asks for
+    qos: str = ""  # quality of service that it asks for
+    queue: str = ""  # that it goes to
     gpu_types: tuple[str, ...] = ()  # accelerators or groups of nodes, any of them; none: all
+    # how close its GPUs must, or should, be
     together: Literal["rack-preferred", "rack-required", "node-preferred", "node-required"] | None = None
 
     @model_validator(mode="after")
@@ -327,18 +335,19 @@ class Job(Section):
 class TraceSpec(Section):
     """Jobs from a file. `training` turns every k-th job into a training job of the named models."""
 
-    file: str
+    file: str  # beside the scenario, or where it is run
     format: str = "auto"  # one of the formats that `equipoise.sim.traces.read` knows
     # Of a CSV file: arrival, gpus, duration (or start and end), by column.
     columns: dict[str, str] = Field(default_factory=dict)
     zone: str = ""  # of the clock that wrote times without one; none: UTC, or the one of a published trace
     keep: tuple[str, ...] = ()  # only jobs with `column=value`
     count: Literal["gpus", "cpus"] = "gpus"  # cpus: each core counts as a GPU of the cluster
-    limit: Count | None = None
+    limit: Count | None = None  # first jobs only
     clusters: tuple[str, ...] = ()  # keep only these virtual clusters
     time_scale: Positive = 1.0  # multiplies arrivals: below 1 raises the load
     mix_gpus: bool = False  # as of a job; a column job_type names the rates of `workload.throughputs`
-    checkpoint: Checkpoint = Checkpoint()
+    checkpoint: Checkpoint = Checkpoint()  # of all jobs of the trace
+    # which jobs of the trace train a model
     training: TrainingJobs = Field(default_factory=lambda: TrainingJobs())
 
 
@@ -386,9 +395,9 @@ class Workload(Section):
 class Decide(Section):
     """When policies decide. Events: arrivals, completions, faults, repairs."""
 
-    every: Annotated[Span, Field(ge=1e-3)] | None = None
+    every: Annotated[Span, Field(ge=1e-3)] | None = None  # between decisions; none: on events only
     every_steps: Count | None = None  # of any one training job
-    on_events: bool = True
+    on_events: bool = True  # also at arrivals, completions and faults
     estimate_error: Annotated[Float, Field(ge=0)] = 0.0  # log-normal spread of duration estimates
 
 
@@ -402,13 +411,14 @@ class Noise(Section):
 class Storage(Section):
     """Where checkpoints go: each node's own disk, a file system that all share, or an object store.
 
+    # of all writers together
     rate: of all writers together. node_rate: of one node (none: its NICs). latency: of a request.
     """
 
-    kind: Literal["local", "shared", "object"] = "local"
+    kind: Literal["local", "shared", "object"] = "local"  # where checkpoints go
     rate: BytesPerS | None = None
-    node_rate: BytesPerS | None = None
-    latency: Seconds = 0.0
+    node_rate: BytesPerS | None = None  # of one node; none: its NICs
+    latency: Seconds = 0.0  # of a request
 
     @model_validator(mode="after")
     def _rates(self) -> Self:
@@ -425,9 +435,9 @@ class Storage(Section):
 class Restart(Section):
     """What it takes to get going again, beside reading the checkpoint."""
 
-    detection: Seconds = 30.0
-    rescheduling: Seconds = 0.0
-    initialisation: Seconds = 30.0
+    detection: Seconds = 30.0  # until a loss is noticed
+    rescheduling: Seconds = 0.0  # until a job is queued again
+    initialisation: Seconds = 30.0  # until a started job trains
     checkpoint_write: Seconds | None = None  # none: from size and storage; of a rigid job without a size 60 s
     storage: Storage = Storage()  # of checkpoints
 
@@ -437,7 +447,7 @@ class Energy(Section):
 
     tariff: UsdPerJoule | None = None  # none: the price book's
     pue: Annotated[Float, Field(ge=1)] = 1.3  # power of the site over that of its nodes
-    ambient: Celsius = 25.0
+    ambient: Celsius = 25.0  # temperature of the room
     power_cap: Watts | None = None  # of each GPU
     cluster_power_cap: Watts | None = None  # of all nodes together, shared by the GPUs that are held
 
@@ -452,18 +462,19 @@ class Thermal(Section):
 class Capex(Section):
     """GPUs that are owned, each with its share of node and network."""
 
-    price: Usd
-    life: Span = 4 * 365 * 86400.0
+    price: Usd  # of one GPU with its part of the node
+    life: Span = 4 * 365 * 86400.0  # over which it is written off
     utilisation: Annotated[Share, Field(gt=0, le=1)] = 1.0  # share of its life in which it is in use
 
 
 class Cost(Section):
     """Prices in place of those of the price book. Keys of `gpu_hour` and `capex` are accelerators."""
 
-    book: str = "prices"
+    book: str = "prices"  # price book that comes with the software, or a file
+    # USD by accelerator, in place of the book's
     gpu_hour: dict[str, UsdPerHour] = Field(default_factory=dict)
     capex: dict[str, Capex] = Field(default_factory=dict)
-    storage: UsdPerByteSecond | None = None
+    storage: UsdPerByteSecond | None = None  # of stored data
     network: UsdPerHour | None = None  # per node, beyond what GPU prices include
     energy: Literal["auto", "included", "separate"] = "auto"  # auto: separate when some GPUs are owned
 
@@ -477,12 +488,13 @@ class Cost(Section):
 class Scenario(Section):
     """A whole case: cluster, workload, policy, faults."""
 
-    schema_version: Literal[1]
-    name: str
-    why: str = ""
-    expect: str = ""
+    schema_version: Literal[1]  # of this format
+    name: str  # in results and file names
+    why: str = ""  # the question that the scenario asks
+    expect: str = ""  # the answer that is expected, in words
     cluster: Cluster
     workload: Workload
+    # stages in order; a stage with parameters is {name: {...}}; none: nothing is changed
     policy: tuple[str | dict[str, dict[str, Any] | None], ...] = ("fifo",)
     decide: Decide = Decide()
     noise: Noise = Noise()
@@ -492,7 +504,7 @@ class Scenario(Section):
     thermal: Thermal | None = None
     cost: Cost = Cost()
     queues: Queues = Queues()
-    seed: Annotated[Int, Field(ge=0)] = 0
+    seed: Annotated[Int, Field(ge=0)] = 0  # of all that is random
     horizon: Span | None = None  # stop here; none: run until every job is done
 
     @field_validator("policy", mode="before")

@@ -17,13 +17,13 @@ Preempts = Literal["never", "lower-priority", "lower-or-newer-equal-priority", "
 class Limits(Section):
     """Bounds on what runs at the same time: of all its jobs together, of each user, account, and single job."""
 
-    gpus: NotNegative | None = None
-    jobs: Number | None = None
-    gpus_per_user: NotNegative | None = None
-    jobs_per_user: Number | None = None
-    gpus_per_account: NotNegative | None = None
-    jobs_per_account: Number | None = None
-    gpus_per_job: NotNegative | None = None
+    gpus: NotNegative | None = None  # most GPUs at once, of all its jobs
+    jobs: Number | None = None  # most running jobs
+    gpus_per_user: NotNegative | None = None  # most GPUs at once of a user
+    jobs_per_user: Number | None = None  # most running jobs of a user
+    gpus_per_account: NotNegative | None = None  # most GPUs at once of an account
+    jobs_per_account: Number | None = None  # most running jobs of an account
+    gpus_per_job: NotNegative | None = None  # most GPUs of one job
     gpus_of_type: dict[str, NotNegative] = Field(default_factory=dict)  # by accelerator or group of nodes
 
 
@@ -31,31 +31,31 @@ class Account(Limits):
     """An account, itself in a parent (none: at the top), with its shares beside its siblings'."""
 
     name: str
-    parent: str = ""
-    shares: NotNegative = 1.0
+    parent: str = ""  # account above it
+    shares: NotNegative = 1.0  # part of its parent's service that is due to it
 
 
 class User(Limits):
     """A user in an account (an association of Slurm)."""
 
     name: str
-    account: str
-    shares: NotNegative = 1.0
+    account: str  # that the user's jobs count for
+    shares: NotNegative = 1.0  # part of the account's service that is due to the user
 
 
 class Qos(Limits):
     """A quality of service."""
 
     name: str
-    priority: NotNegative = 0.0
+    priority: NotNegative = 0.0  # of its jobs, over the largest
 
 
 class Partition(Limits):
     """Nodes (by group, or single ones by name; none: all) that jobs are sent to."""
 
     name: str
-    nodes: tuple[str, ...] = ()
-    default: bool = False
+    nodes: tuple[str, ...] = ()  # node groups; none: all
+    default: bool = False  # of jobs that name none
     tier: Int = 1  # jobs of a higher tier are looked at first
     priority: NotNegative = 1.0  # PriorityJobFactor
     qos: str = ""  # whose limits hold in it, too
@@ -64,49 +64,49 @@ class Partition(Limits):
 class Priority(Section):
     """Slurm's multifactor priority: weights of factors between 0 and 1."""
 
-    age: NotNegative = 0.0
-    fairshare: NotNegative = 0.0
+    age: NotNegative = 0.0  # weight of waiting time
+    fairshare: NotNegative = 0.0  # weight of service still due
     size: NotNegative = 0.0  # larger jobs first
-    partition: NotNegative = 0.0
-    qos: NotNegative = 0.0
-    max_age: Span = 7 * 86400.0
+    partition: NotNegative = 0.0  # weight of the partition's priority
+    qos: NotNegative = 0.0  # weight of the QOS's priority
+    max_age: Span = 7 * 86400.0  # waiting time that counts in full
     half_life: Span | Literal["never"] = 7 * 86400.0  # of what was used
-    algorithm: Literal["fair-tree", "classic"] = "fair-tree"
-    favour_small: bool = False
+    algorithm: Literal["fair-tree", "classic"] = "fair-tree"  # of the fair share
+    favour_small: bool = False  # smaller jobs first, not larger ones
 
 
 class Backfill(Section):
     """Slurm's sched/backfill: how many jobs it plans, how far ahead, and how often; depth 0: no backfill."""
 
-    depth: Number = 500
-    window: Span = 86400.0
-    interval: Span = 30.0
+    depth: Number = 500  # jobs looked at
+    window: Span = 86400.0  # how far ahead
+    interval: Span = 30.0  # between two passes
 
 
 class Cohort(Section):
     """Queues that lend to each other, itself in a parent."""
 
     name: str
-    parent: str = ""
+    parent: str = ""  # cohort above it
     gpus: dict[str, NotNegative] | NotNegative = 0.0  # of its own, for all of its queues
-    borrow: dict[str, NotNegative] | NotNegative | None = None
-    lend: dict[str, NotNegative] | NotNegative | None = None
-    weight: Positive = 1.0
+    borrow: dict[str, NotNegative] | NotNegative | None = None  # most GPUs by type that may be borrowed
+    lend: dict[str, NotNegative] | NotNegative | None = None  # most GPUs by type that may be lent
+    weight: Positive = 1.0  # in fair sharing
 
 
 class Queue(Section):
     """A cluster queue of Kueue; a quota is a number of GPUs, or one for each flavor."""
 
     name: str
-    cohort: str = ""
+    cohort: str = ""  # whose quota is shared
     count: Count = 1  # NAME-0, NAME-1, ...
-    gpus: dict[str, NotNegative] | NotNegative
+    gpus: dict[str, NotNegative] | NotNegative  # nominal quota by GPU type
     borrow: dict[str, NotNegative] | NotNegative | None = None  # none: as much as the cohort has
     lend: dict[str, NotNegative] | NotNegative | None = None  # none: all
-    order: Literal["best-effort", "strict"] = "best-effort"
-    reclaim: Preempts = "never"
-    within: Preempts = "never"
-    weight: Positive = 1.0
+    order: Literal["best-effort", "strict"] = "best-effort"  # strict: nobody passes a job that does not fit
+    reclaim: Preempts = "never"  # whom of other queues it may stop for its own quota
+    within: Preempts = "never"  # whom of its own it may stop
+    weight: Positive = 1.0  # in fair sharing
     names: tuple[str, ...] = ()  # by which jobs call it, beside its own: its local queues
 
     @model_validator(mode="after")
@@ -130,7 +130,7 @@ class Queues(Section):
     cohorts: tuple[Cohort, ...] = ()
     queues: tuple[Queue, ...] = ()
     flavors: dict[str, tuple[str, ...]] = Field(default_factory=dict)  # accelerators or groups of nodes
-    fair_sharing: bool = False
+    fair_sharing: bool = False  # what is borrowed is shared by weight
     gpu_types: dict[str, tuple[str, ...]] = Field(default_factory=dict)  # words of a trace, as flavors
     too_large: Literal["refuse", "leave-out"] = "refuse"  # jobs that a limit never lets start
 

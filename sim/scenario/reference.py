@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import io
 import tokenize
@@ -19,6 +20,8 @@ from equipoise.sim.scenario.units import Quantity
 TYPES = {
     int: "whole number", float: "number", str: "text", bool: "true or false", dict: "section", tuple: "list",
 }  # fmt: skip
+DERIVED = ("bound",)
+"""Sections that loading works out, and no file gives."""
 LIMITS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 
 
@@ -64,13 +67,19 @@ def _matches(parts: list[str], wanted: list[str]) -> bool:
 def _section(model: type[BaseModel], path: str) -> Iterator[Key]:
     said = comments(model)
     for name, field in model.model_fields.items():
-        if field.exclude:
+        if field.exclude or name in DERIVED:
             continue
         here = f"{path}.{name}" if path else name
         inner, steps = _inside(field.annotation)
-        yield Key(here + steps, _kind(field, inner), _default(field), said.get(name, ""))
+        meaning = said.get(name, "") or (_docline(inner[0]) if len(inner) == 1 else "")
+        yield Key(here + steps, _kind(field, inner), _default(field), meaning)
         for part in inner:
             yield from _section(part, here + steps)
+
+
+def _docline(model: type[BaseModel]) -> str:
+    """The first sentence of a section's docstring, without its full stop."""
+    return (model.__doc__ or "").strip().split("\n")[0].split(". ")[0].rstrip(".")
 
 
 def _inside(annotation: Any) -> tuple[list[type[BaseModel]], str]:
@@ -154,17 +163,16 @@ def _comments(source: str) -> dict[str, str]:
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT and not token.string.startswith(("# type:", "# fmt:", "# noqa")):
             lines[token.start[0]] = token.string.lstrip("# ").strip()
-    found: dict[str, str] = {}
     rows = source.splitlines()
-    for number, row in enumerate(rows, 1):
-        name, colon, _ = row.strip().partition(":")
-        if row.startswith("    ") and not row.startswith("     ") and colon and name.isidentifier():
-            above: list[str] = []
-            k = number - 1
-            while k in lines and rows[k - 1].lstrip().startswith("#"):
-                above.insert(0, lines[k])
-                k -= 1
-            found[name] = " ".join([*above, *([lines[number]] if number in lines else [])])
+    found: dict[str, str] = {}
+    (section,) = ast.parse(source).body
+    for node in section.body if isinstance(section, ast.ClassDef) else ():
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            first = node.lineno
+            while first - 1 in lines and rows[first - 2].lstrip().startswith("#"):
+                first -= 1
+            said = [lines[k] for k in range(first, (node.end_lineno or first) + 1) if k in lines]
+            found[node.target.id] = " ".join(said)
     return found
 
 

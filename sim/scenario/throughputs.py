@@ -10,8 +10,8 @@ class Rate(Section):
 
     job_type: str
     gpu_model: str
-    gpus: Count
-    rate: Positive
+    gpus: Count  # of the job
+    rate: Positive  # in any unit; ratios count
 
 
 class Throughputs(Section):
@@ -22,6 +22,6 @@ class Throughputs(Section):
     rate(model) times as long. A number of GPUs that is not listed takes the next smaller one, or else the smallest.
     """
 
-    file: str | None = None
+    file: str | None = None  # CSV with the columns of `rates`
     rates: tuple[Rate, ...] = ()
-    reference: str | None = None
+    reference: str | None = None  # GPU model that durations are given for; none: the first

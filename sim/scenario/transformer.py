@@ -32,19 +32,19 @@ NEEDED = ("layers", "hidden", "heads", "vocab", "sequence")
 class LayoutSpec(Section):
     """How a model is spread. One replica takes tp x cp x pp GPUs; the job's GPUs make dp."""
 
-    tp: Count = 1
-    pp: Count = 1
-    cp: Count = 1
-    ep: Count = 1
+    tp: Count = 1  # tensor parallelism
+    pp: Count = 1  # pipeline parallelism
+    cp: Count = 1  # context parallelism
+    ep: Count = 1  # expert parallelism
     virtual: Count = 1  # model chunks per pipeline stage
     schedule: Literal["1f1b", "interleaved", "zero-bubble"] | None = (
         None  # none: interleaved with virtual > 1
     )
     sequence_parallel: bool | None = None  # none: with tp > 1
-    zero: Literal[0, 1, 2, 3] = 0
-    recompute: Literal["none", "selective", "full"] = "none"
+    zero: Literal[0, 1, 2, 3] = 0  # ZeRO stage
+    recompute: Literal["none", "selective", "full"] = "none"  # of activations
     micro_batch: Count = 1  # sequences of one pass
-    offload: bool = False
+    offload: bool = False  # optimiser state to host memory
 
     @property
     def replica_gpus(self) -> int:
@@ -69,27 +69,27 @@ _LAYOUT = [
 class LatentSpec(Section):
     """Multi-head latent attention; sizes per head, ranks per layer."""
 
-    query_rank: Natural
-    key_value_rank: Count
-    nope_size: Natural
-    rope_size: Natural
-    value_size: Count
+    query_rank: Natural  # of the compressed query, 0: not compressed
+    key_value_rank: Count  # of the compressed keys and values
+    nope_size: Natural  # of a head's key without position
+    rope_size: Natural  # of a head's key with rotary position
+    value_size: Count  # of a head's value
 
 
 class MeasuredStep(Section):
     """One measured step: it sets one factor on every predicted time of the model."""
 
-    time: Span
-    gpus: Count
-    global_batch: Count
+    time: Span  # of the step
+    gpus: Count  # that it ran on
+    global_batch: Count  # sequences of the step
 
 
 class StackSpec(Section):
     """A software stack's constants, by name, as `equipoise calibrate fit-steps` writes them."""
 
-    name: str = ""
-    constants: dict[str, Positive]
-    memory: dict[str, Positive] = Field(default_factory=dict)
+    name: str = ""  # software stack that comes with the software
+    constants: dict[str, Positive]  # of its times, in place of the named stack's
+    memory: dict[str, Positive] = Field(default_factory=dict)  # constants of its memory
     spread: tuple[Positive, Positive] | None = None  # measured / predicted of 90 % of unseen models
 
     @model_validator(mode="after")
@@ -117,34 +117,34 @@ class Bound(Section):
 class TransformerSpec(Section):
     """A decoder-only transformer. Either `config` (a published name, or the path of a config.json) or its shape."""
 
-    config: str | None = None
-    layers: Natural = 0
-    hidden: Natural = 0
-    heads: Natural = 0
+    config: str | None = None  # config.json of a published model, in place of the shape
+    layers: Natural = 0  # transformer blocks
+    hidden: Natural = 0  # width of the model
+    heads: Natural = 0  # attention heads
     kv_heads: Natural = 0  # 0: as many as heads
     head_size: Natural = 0  # 0: hidden / heads
-    ffn: Natural = 0
-    vocab: Natural = 0
+    ffn: Natural = 0  # width of the feed-forward layer
+    vocab: Natural = 0  # tokens of the vocabulary
     sequence: Natural = 0  # tokens
-    gated: bool = False
-    tied: bool = False
-    norm: Literal["layer", "rms"] = "rms"
-    norms: Natural = 2
-    bias: bool = False
-    qkv_bias: bool = False
-    qk_norm: bool = False
-    learned_positions: Natural = 0
-    embedding_norm: bool = False
-    experts: Natural = 0
-    top_k: Natural = 0
-    expert_ffn: Natural = 0
-    shared_experts: Natural = 0
-    dense_layers: Natural = 0
-    latent: LatentSpec | None = None
-    layout: LayoutSpec | None = None
-    plan: Literal["auto"] | None = None
+    gated: bool = False  # feed-forward with a gate (SwiGLU)
+    tied: bool = False  # input and output embeddings are one
+    norm: Literal["layer", "rms"] = "rms"  # kind of normalisation
+    norms: Natural = 2  # of a block
+    bias: bool = False  # in every linear layer
+    qkv_bias: bool = False  # in the attention's input projections
+    qk_norm: bool = False  # normalises queries and keys
+    learned_positions: Natural = 0  # positions with a learned embedding
+    embedding_norm: bool = False  # normalises the embedding
+    experts: Natural = 0  # of a mixture; 0: dense
+    top_k: Natural = 0  # experts that a token goes to
+    expert_ffn: Natural = 0  # width of an expert
+    shared_experts: Natural = 0  # experts that every token goes to
+    dense_layers: Natural = 0  # first blocks without experts
+    latent: LatentSpec | None = None  # multi-head latent attention
+    layout: LayoutSpec | None = None  # how it is spread over GPUs
+    plan: Literal["auto"] | None = None  # auto: the fastest layout that fits
     stack: str | StackSpec
-    measured_step: MeasuredStep | None = None
+    measured_step: MeasuredStep | None = None  # one measured step, which sets a factor
     bound: Bound | None = None
 
     @model_validator(mode="after")
