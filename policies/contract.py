@@ -179,7 +179,7 @@ class AllocationStage(Stage):
     starts_only: ClassVar[bool] = False
     """It only ever starts waiting jobs on free GPUs: a world need not ask when none waits or nothing is free."""
     honours: ClassVar[tuple[str, ...]] = ("limits", "partitions", "GPU types", "topology required")
-    """What of a scenario's `queues` acts under it; these four are kept for every policy (`policies.queues.within`)."""
+    """What of a scenario's `queues` acts under it; these four hold for every policy (`policies.queues.within`)."""
     keeps_limits: ClassVar[bool] = False
     """It keeps to limits, partitions and GPU types by itself, and sees jobs that may not start now, too."""
 
@@ -434,10 +434,9 @@ def _check_allocation(allocation: Allocation, observation: Observation, plan: Pl
         workers.job, workers.gpu, workers.gpu_share, DONE,
     )  # fmt: skip
     if not code and observation.queues.restricts:
-        listed = (allocation.job, allocation.offset, allocation.gpu, allocation.share)
-        return next(
-            (f"job row {row} {why}" for row, why in breaches(observation, *listed, first=True).items()), None
-        )
+        parts = (allocation.job, allocation.offset, allocation.gpu, allocation.share)
+        bad = breaches(observation, *parts, first=True)
+        return next((f"job row {row} {why}" for row, why in bad.items()), None)
     return _ALLOCATION_FAULTS[code].format(job, gpu) if code else None
 
 

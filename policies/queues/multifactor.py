@@ -116,7 +116,7 @@ class Multifactor(AllocationStage):
         return plan.because(self.name, text, **values), memory
 
     def _main(self, turn: _Turn, ranked: Ints) -> list[int]:
-        """Start jobs in order, each partition up to the first that cannot be placed; returns who is left, in order."""
+        """Start jobs in order, each partition up to the first that cannot be placed; returns who is left."""
         blocked, left = set[int](), list[int]()
         partition = turn.o.queues.codes(turn.o.jobs.claim[ranked], "partition").tolist()
         for row, part in zip(ranked.tolist(), partition, strict=True):

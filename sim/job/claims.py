@@ -64,13 +64,13 @@ def texts_by_kind(
 
 
 def make_claims(
-    scenario: Scenario, cluster: Cluster, texts: Mapping[str, Texts], words: Texts | None, listed: Mapping[int, Job],
-    least: Ints, share: NDArray[np.float64],
+    scenario: Scenario, cluster: Cluster, texts: Mapping[str, Texts], words: Texts | None,
+    listed: Mapping[int, Job], least: Ints, share: NDArray[np.float64],
 ) -> Claims:  # fmt: skip
     """Claims of all jobs.
 
     texts: names by kind (`texts_by_kind`). words: GPU type of each job as a trace says it. listed: the scenario's
-    own jobs by row. least: fewest GPUs of each job, each by its `share`. Raises InputError for names that are wrong.
+    own jobs by row. least: fewest GPUs of each job, each by its `share`. Raises InputError for wrong names.
     """
     jobs, declared = len(least), Declared(scenario, cluster)
     asked = bool(listed) and any(job.gpu_types or job.together for job in listed.values())
