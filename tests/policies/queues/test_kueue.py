@@ -181,6 +181,7 @@ def test_the_performance_test_of_kueue(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.shared_data
 @pytest.mark.skipif(not DATA.is_dir(), reason="no shared data")
 def test_the_real_performance_test_of_kueue(tmp_path: Path) -> None:
     out = tmp_path / "kueue.yaml"
