@@ -61,7 +61,8 @@ def test_a_slurm_cluster(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     text = out.read_text(encoding="utf-8")
     for said in (
         "a100 taken for a100_sxm_80gb: guessed", "nic: 100 Gbit/s  # assumed", "c01 to c08: 8 nodes, 32 cores",
-        "#   gpu: longest 24 h", "- {name: gpu, default: true, qos: normal}", "priority: {age: 1000}", "#   mailprog",
+        "#   gpu: longest 24 h", "- {name: gpu, default: true, qos: normal}", "priority: {age: 1000}",
+        "#   mailprog",
     ):  # fmt: skip
         assert said in text
     assert cli.main(["import", *files, "--out", str(out)]) == 2
