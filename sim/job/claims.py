@@ -31,6 +31,8 @@ _TOGETHER = {
     "node-required": NODE_REQUIRED,
 }  # fmt: skip
 Texts = NDArray[Any]
+_MOST = 50_000
+"""Claims of jobs that are looked at where a scenario declares nothing of them."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,8 @@ def texts_by_kind(
     found: dict[str, Texts] = {}
     for kind in KINDS:
         column = columns.get(kind)
+        if column is None and not any(getattr(job, kind) for job in listed):
+            continue
         texts = np.full(jobs, "", dtype=object) if column is None or column.dtype != object else column.copy()
         own = np.array([getattr(job, kind) for job in listed], dtype=object)
         texts[rows] = own
@@ -85,6 +89,8 @@ def make_claims(
         if raw not in plain:
             plain[raw] = number.setdefault(declared.standard(raw), len(number))
         claim[row] = plain[raw]
+    if len(number) > _MOST and not declared.weighs:
+        return Claims()  # columns of that name which say something else, such as seconds in the queue
     types, together, notes = _types(scenario, Places(cluster), words, listed, jobs)
     queues = declared.build(list(number), bool((types != -1).any() or together.any()))
     return Claims(
