@@ -102,7 +102,7 @@ _TESTS: tuple[tuple[str, Callable[[Head], bool]], ...] = (
     ("sacctmgr-script", lambda head: head.begins(r"(add|modify|remove)\s+(QOS|cluster|account|user)\b")),
     ("ibnetdiscover", lambda head: head.begins(r"(Switch|Ca)\s+\d+\s+\"") or head.begins(r"# Topology file")),
     ("nvidia-smi-topo", lambda head: head.begins(r"(\x1b\[4m)?\s*GPU0\b.*\b(GPU1|CPU Affinity)")),
-    ("sacctmgr-assoc", lambda head: head.begins(r"(Cluster\|)?Account\|User\|") or head.begins(r"Account\|ParentName\|User\|")),
+    ("sacctmgr-assoc", lambda head: head.begins(r"(Cluster\|)?Account\|(ParentName\|)?User\|")),
     ("sacctmgr-dump", lambda head: head.begins(r"(Cluster|Parent|Account)\s*-\s*\S")),
     ("sacctmgr-qos", lambda head: head.begins(r"Name\|Priority\|")),
     ("swf", _is_swf),

@@ -29,7 +29,7 @@ def jain(values: NDArray[np.float64]) -> float:
 
 
 def groups(jobs: Columns, kind: str) -> list[dict[str, Any]]:
-    """One row per user (account, ...): jobs, completed, service (GPU-seconds held), mean waiting, finish-time ratios.
+    """One row per user (account, ...): jobs, service (GPU-seconds held), mean waiting, finish-time ratios.
 
     Groups in order of service, most first; jobs that name none are left out.
     """
@@ -51,10 +51,11 @@ def groups(jobs: Columns, kind: str) -> list[dict[str, Any]]:
     worst = np.full(n, -math.inf)
     np.maximum.at(worst, code[done], ratio[done])
     some = np.maximum(completed, 1)
+    mean = np.bincount(code[done], weights=ratio[done], minlength=n) / some
     rows = {
         "jobs": count, "completed": completed, "service_gpu_s": np.bincount(code, weights=held, minlength=n),
         "queueing_mean_s": np.bincount(code, weights=jobs["queueing_s"][told], minlength=n) / np.maximum(count, 1),
-        "finish_ratio_mean": np.where(completed, np.bincount(code[done], weights=ratio[done], minlength=n) / some, np.nan),
+        "finish_ratio_mean": np.where(completed, mean, np.nan),
         "finish_ratio_worst": np.where(completed, worst, np.nan),
     }  # fmt: skip
     names = list(codes)

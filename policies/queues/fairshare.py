@@ -78,16 +78,18 @@ def fair_tree(parent: Ints, share: Floats, usage: Floats) -> Floats:
     children, level = _children(parent), level_shares(parent, share, usage)
     factor, leaves = np.zeros(len(parent)), sum(not rows for rows in children[1:])
 
-    def visit(rows: Sequence[int], rank: int) -> int:
-        for _, tied in groupby(sorted(rows, key=lambda row: -level[row]), key=lambda row: level[row]):
-            group = list(tied)
+    def visit(rows: Sequence[int], rank: int, tied: int) -> int:
+        """The next rank; tied: users above that have this rank already."""
+        for _, equal in groupby(sorted(rows, key=lambda row: -level[row]), key=lambda row: level[row]):
+            group = list(equal)
             users = [row for row in group if not children[row]]
             below = [child for row in group for child in children[row]]
             factor[users] = rank / leaves
-            rank = (visit(below, rank) if below else rank) - len(users)
+            tied += len(users)
+            rank, tied = visit(below, rank, tied) if below else rank - tied, 0
         return rank
 
-    visit(children[0], leaves)
+    visit(children[0], leaves, 0)
     return factor
 
 

@@ -1,7 +1,7 @@
 """`kueue`: admission by quota, with borrowing, lending, reclaiming and preemption, as Kueue does it.
 
-Rules: kueue `pkg/scheduler/scheduler.go` (order of a cycle), `pkg/scheduler/preemption/preemption.go` (whom to stop),
-https://kueue.sigs.k8s.io/docs/concepts/cluster_queue/. A cycle looks at the head of every queue at once.
+Rules: kueue `pkg/scheduler/scheduler.go` (order of a cycle), `pkg/scheduler/preemption/preemption.go` (whom to
+stop), https://kueue.sigs.k8s.io/docs/concepts/cluster_queue/. A cycle looks at the head of every queue at once.
 """
 
 from __future__ import annotations
@@ -86,8 +86,10 @@ def _kinds(o: Observation, memory: Memory) -> Memory:
     if len(seen) == len(jobs):
         return memory
     known = {key: k for k, key in enumerate(memory.get("keys", ()))}
-    columns = (jobs.claim, jobs.gpus_requested, jobs.priority, jobs.gpu_types, jobs.together, jobs.gpu_share_requested,
-               jobs.workers_min, jobs.workers_max, jobs.memory_bytes)  # fmt: skip
+    columns = (
+        jobs.claim, jobs.gpus_requested, jobs.priority, jobs.gpu_types, jobs.together, jobs.gpu_share_requested,
+        jobs.workers_min, jobs.workers_max, jobs.memory_bytes,
+    )  # fmt: skip
     new = zip(*(column[len(seen) :].tolist() for column in columns), strict=True)
     found = [known.setdefault(key, len(known)) for key in new]
     kind = np.concatenate((seen, np.array(found, dtype=np.int64)))
@@ -97,7 +99,7 @@ def _kinds(o: Observation, memory: Memory) -> Memory:
 
 @dataclass
 class _Head:
-    """The next job of a queue, and how it could be admitted: `leaf` is the quota of the flavor, -1 without quota."""
+    """The next job of a queue, and how it could be admitted: `leaf` is the quota of the flavor, -1 without."""
 
     row: int
     kind: int
@@ -200,7 +202,7 @@ class _Turn:
 
     def _share(self, leaf: int, more: float = 0.0) -> float:
         """What a queue would borrow, by its weight (Kueue's dominant resource share, of GPUs alone)."""
-        borrowed = max(0.0, self.quota.gpus[leaf] + more - self.nominal[leaf])
+        borrowed: float = max(0.0, self.quota.gpus[leaf] + more - self.nominal[leaf])
         return borrowed / float(self.o.queues.weight[self.owner[leaf]])
 
     def _quotas(self, row: int) -> list[int]:
@@ -317,10 +319,10 @@ class _Turn:
         same = [pair for pair in candidates if pair[1] == head.leaf]
         if self.o.queues.numbers.get("fair_sharing"):
             return self._fewest(head, candidates, borrow=True)
-        if self.quota.gpus[head.leaf] < self.nominal[head.leaf] - ROUNDING:
-            if victims := self._fewest(head, candidates, borrow=False):
-                return victims
-        return self._fewest(head, same, borrow=True)
+        own = self.quota.gpus[head.leaf] < self.nominal[head.leaf] - ROUNDING
+        return (self._fewest(head, candidates, borrow=False) if own else []) or self._fewest(
+            head, same, borrow=True
+        )
 
     def _candidates(self, head: _Head) -> list[tuple[int, int]]:
         """Who may be stopped: of other queues first, then lower priority, then last started."""
@@ -346,7 +348,7 @@ class _Turn:
         return [(row, leaf) for *_, row, leaf in sorted(found)]
 
     def _fewest(self, head: _Head, candidates: Sequence[tuple[int, int]], *, borrow: bool) -> list[int]:
-        """Stop candidates in order until the job fits, then spare those, last first, without which it still does."""
+        """Stop candidates in order until the job fits, then spare those, last first, that it does not need."""
         stopped: list[tuple[int, int]] = []
         fits = False
         for row, leaf in candidates:
@@ -370,7 +372,7 @@ class _Turn:
         return [row for row, _ in kept]
 
     def _may_take(self, head: _Head, row: int, leaf: int) -> bool:
-        """Whether another queue still borrows; with fair sharing, also whether it then has no less than this one."""
+        """Whether another queue still borrows; with fair sharing, whether it also keeps no less than this one."""
         if self.quota.gpus[leaf] <= self.nominal[leaf] + ROUNDING:
             return False
         if not self.o.queues.numbers.get("fair_sharing"):

@@ -37,8 +37,10 @@ class Quota:
 
     def __init__(self, queues: Queues, models: int, gpus: list[float], jobs: list[float]) -> None:
         self.queues, self.models, self.gpus, self.jobs = queues, models, gpus, jobs
-        self._parent, self._kept = queues.parent.tolist(), queues.gpus_kept.tolist()
-        self._most, self._most_jobs = queues.gpus_max.tolist(), queues.jobs_max.tolist()
+        self._parent: list[int] = queues.parent.tolist()
+        self._kept: list[float] = queues.gpus_kept.tolist()
+        self._most: list[float] = queues.gpus_max.tolist()
+        self._most_jobs: list[float] = queues.jobs_max.tolist()
 
     @classmethod
     def unused(cls, queues: Queues, models: int) -> Quota:
@@ -157,7 +159,7 @@ def node_model(o: Observation) -> Ints:
 def allowed_nodes(o: Observation, row: int) -> Bools:
     """Nodes that a job may use: those of its partition that have GPUs of a type it asks for."""
     q, claim, types = o.queues, int(o.jobs.claim[row]), int(o.jobs.gpu_types[row])
-    allowed = np.ones(len(o.nodes), dtype=np.bool_)
+    allowed: Bools = np.ones(len(o.nodes), dtype=np.bool_)
     if claim >= 0 and q.nodes.shape[1]:
         allowed &= q.nodes[claim]
     if types != -1:
@@ -168,10 +170,10 @@ def allowed_nodes(o: Observation, row: int) -> Bools:
 def restricted(o: Observation, rows: Ints) -> Bools:
     """Whether each job may not use every node, or asks for one rack or node."""
     jobs, q = o.jobs, o.queues
-    found = (jobs.gpu_types[rows] != -1) | (jobs.together[rows] == RACK_REQUIRED)
+    found: Bools = (jobs.gpu_types[rows] != -1) | (jobs.together[rows] == RACK_REQUIRED)
     found |= jobs.together[rows] == NODE_REQUIRED
     if q.nodes.shape[1]:
-        some = ~q.nodes.all(axis=1)
+        some: Bools = np.asarray(~q.nodes.all(axis=1))
         claim = jobs.claim[rows]
         found |= (claim >= 0) & some[claim]
     return found

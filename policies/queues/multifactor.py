@@ -116,7 +116,7 @@ class Multifactor(AllocationStage):
         return plan.because(self.name, text, **values), memory
 
     def _main(self, turn: _Turn, ranked: Ints) -> list[int]:
-        """Start jobs in order, each partition up to the first that cannot be placed; returns who is left, in order."""
+        """Start jobs in order, each partition up to the first that cannot be placed; returns who is left."""
         blocked, left = set[int](), list[int]()
         partition = turn.o.queues.codes(turn.o.jobs.claim[ranked], "partition").tolist()
         for row, part in zip(ranked.tolist(), partition, strict=True):
@@ -135,6 +135,7 @@ class _Turn:
         self.o, self.hand, self.quota = o, hand, quota
         self.limited: dict[int, int] = {}
         self.planned: dict[int, float] = {}
+        self._allowed: dict[tuple[int, int], Bools] = {}  # nodes by claim and GPU types
 
     @staticmethod
     def ints(rows: dict[int, int] | dict[int, float]) -> Ints:
@@ -178,7 +179,10 @@ class _Turn:
 
     def _nodes(self, claim: int, row: int, gpus: float) -> Bools | None:
         """Nodes that a job may use now; None where its limits let it have none (then it is noted)."""
-        allowed = allowed_nodes(self.o, row)
+        key = claim, int(self.o.jobs.gpu_types[row])
+        if key not in self._allowed:
+            self._allowed[key] = allowed_nodes(self.o, row)
+        allowed = self._allowed[key]
         if claim < 0:
             return allowed
         room = np.array(self.quota.room(claim))
@@ -197,7 +201,7 @@ class _Turn:
     def backfill(self, rows: list[int], window_s: float, node_class: Ints) -> None:
         """Plan jobs in order; start those whose turn is now."""
         o, hand = self.o, self.hand
-        profile = Profile(hand, np.concatenate((o.running, hand.started())), node_class)
+        profile = Profile(hand, np.concatenate((o.running, hand.started())), node_class, len(rows))
         until_s = o.time_s + window_s
         wanted = [wanted_gpus(o, row) for row in rows]
         least = np.minimum.accumulate(wanted[::-1])[::-1].tolist()  # of each job and those behind it

@@ -13,41 +13,101 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
 from equipoise.policies.allocation.draft import Hand
-from equipoise.policies.observation import Bools, Ints, Observation
+from equipoise.policies.kernels.jit import jit_in_place
+from equipoise.policies.observation import Bools, Floats, Ints, Observation
 from equipoise.policies.queues.limits import node_model
 
 
 def node_classes(o: Observation) -> Ints:
     """The class of each node: nodes of one GPU model that the same claims may use."""
-    rows = np.vstack((node_model(o)[None, :], o.queues.nodes.T.reshape(len(o.nodes), -1).T.astype(np.int64)))
+    rows = np.vstack((node_model(o)[None, :], o.queues.nodes.reshape(-1, len(o.nodes)).astype(np.int64)))
     return np.asarray(np.unique(rows, axis=1, return_inverse=True)[1].reshape(-1).astype(np.int64))
+
+
+@jit_in_place
+def first_fit(
+    times_s: Floats, free: Ints, used: int, allowed: Bools, wanted: int, takes_s: float, until_s: float, least: Ints
+) -> int:  # fmt: skip
+    """The first of the `used` rows from which so many GPUs are free for so long; -1: none up to `until_s`.
+
+    Writes to `least` (classes,) what each class has free all that while.
+    """
+    for k in range(used):
+        if times_s[k] > until_s:
+            return -1
+        total = 0
+        for c in range(least.size):
+            least[c] = free[k, c] if allowed[c] else 0
+            total += least[c]
+        end_s, i = times_s[k] + takes_s, k + 1
+        while total >= wanted and i < used and times_s[i] < end_s:
+            total = 0
+            for c in range(least.size):
+                least[c] = min(least[c], free[i, c])
+                total += least[c]
+            i += 1
+        if total >= wanted:
+            return k
+    return -1
+
+
+@jit_in_place
+def take_between(times_s: Floats, free: Ints, used: int, taken: Ints, begin_s: float, end_s: float) -> int:
+    """Take GPUs by class from begin to end; returns how many rows are used then.
+
+    A time that has no row gets one, like the one before it; arrays have space for two more rows.
+    """
+    for time_s in (end_s, begin_s):
+        k = used
+        while k > 0 and times_s[k - 1] >= time_s:
+            k -= 1
+        if (k < used and times_s[k] == time_s) or time_s == np.inf:
+            continue
+        for i in range(used, k, -1):
+            times_s[i] = times_s[i - 1]
+            for c in range(taken.size):
+                free[i, c] = free[i - 1, c]
+        times_s[k] = time_s
+        for c in range(taken.size):
+            free[k, c] = free[k - 1, c]
+        used += 1
+    for k in range(used):
+        if begin_s <= times_s[k] < end_s:
+            for c in range(taken.size):
+                free[k, c] -= taken[c]
+    return used
 
 
 class Profile:
     """times_s ascending, and whole GPUs free from each on by class of nodes: free (times, classes)."""
 
-    def __init__(self, hand: Hand, rows: Ints, node_class: Ints) -> None:
-        """Now, and after the estimated end of each running job (rows, those just started included)."""
+    def __init__(self, hand: Hand, rows: Ints, node_class: Ints, planned: int) -> None:
+        """Now, and after the estimated end of each running job (rows, those just started included).
+
+        planned: how many jobs may be planned, at most.
+        """
         o = hand.observation
         self.classes = int(node_class.max(initial=0)) + 1
-        holder, first = hand.holder, math.nextafter(o.time_s, math.inf)
         service_s = o.jobs.service_s[rows]
+        first_s = math.nextafter(o.time_s, math.inf)
         end_s = np.where(
-            np.isnan(service_s), np.inf, np.maximum(o.time_s + np.maximum(service_s, 0.0), first)
+            np.isnan(service_s), np.inf, np.maximum(o.time_s + np.maximum(service_s, 0.0), first_s)
         )
         times_s, which = np.unique(end_s, return_inverse=True)
         slot = np.full(len(o.jobs), -1)
         slot[rows] = which.reshape(-1)
-        whole = np.flatnonzero(holder >= 0)
-        at = slot[holder[whole]]
+        whole = np.flatnonzero(hand.holder >= 0)
+        at = slot[hand.holder[whole]]
         key = (at * self.classes + node_class[o.gpus.node[whole]])[at >= 0]
         given = np.bincount(key, minlength=len(times_s) * self.classes).reshape(len(times_s), self.classes)
         now = np.bincount(node_class, weights=hand.columns[3], minlength=self.classes).astype(np.int64)
-        self.times_s = np.concatenate(([o.time_s], times_s))
-        self.free: NDArray[np.int64] = np.cumsum(np.vstack((now[None, :], given)), axis=0)
+        self._used = len(times_s) + 1
+        self._times_s = np.empty(self._used + 2 * planned)
+        self._free = np.empty((self._used + 2 * planned, self.classes), dtype=np.int64)
+        self._times_s[0], self._times_s[1 : self._used] = o.time_s, times_s
+        self._free[: self._used] = np.cumsum(np.vstack((now[None, :], given)), axis=0)
 
     def earliest(
         self, allowed: Bools, wanted: int, takes_s: float, until_s: float
@@ -56,31 +116,14 @@ class Profile:
 
         allowed: (classes,). None: not before `until_s`.
         """
-        times_s = self.times_s
-        bad = np.flatnonzero(self.free[:, allowed].sum(axis=1) < wanted)
-        ends = np.searchsorted(times_s, times_s + takes_s)
-        next_bad = np.append(bad, len(times_s))[np.searchsorted(bad, np.arange(len(times_s)))]
-        able = (next_bad >= np.maximum(ends, np.arange(1, len(times_s) + 1))) & (times_s <= until_s)
-        for k in np.flatnonzero(able).tolist():
-            least = np.where(allowed, self.free[k : max(int(ends[k]), k + 1)].min(axis=0), 0)
-            if int(least.sum()) >= wanted:
-                return float(times_s[k]), least
-        return None
+        least = np.empty(self.classes, dtype=np.int64)
+        k = first_fit(self._times_s, self._free, self._used, allowed, wanted, takes_s, until_s, least)
+        return None if k < 0 else (float(self._times_s[k]), least)
 
     def take(self, per_class: Ints, begin_s: float, takes_s: float) -> None:
         """Take GPUs for a time."""
-        first, last = self._cut(begin_s), self._cut(begin_s + takes_s)
-        self.free[first:last] -= per_class
-
-    def _cut(self, time_s: float) -> int:
-        """The index of a time, which is put in where it is not there; the end for infinity."""
-        if math.isinf(time_s):
-            return len(self.times_s)
-        k = int(np.searchsorted(self.times_s, time_s))
-        if k == len(self.times_s) or self.times_s[k] != time_s:
-            self.times_s = np.insert(self.times_s, k, time_s)
-            self.free = np.insert(self.free, k, self.free[k - 1], axis=0)
-        return k
+        end_s = begin_s + takes_s
+        self._used = take_between(self._times_s, self._free, self._used, per_class, begin_s, end_s)
 
 
 def spread(least: Ints, wanted: int) -> Ints:

@@ -60,9 +60,7 @@ class Within(AllocationStage):
             fixed = np.union1d(fixed, rows[o.jobs.state[rows] == RUNNING])
         kept = _without(o, allocation, bad)
         if kept is None:
-            return before.because(
-                self.name, "every plan broke a limit of the queues: nothing is changed"
-            ), memory
+            return before.because(self.name, "every plan broke a limit: nothing is changed"), memory
         return _noted(plan.with_(allocation=kept), self.name, held), after
 
 
@@ -71,10 +69,10 @@ def _without(o: Observation, allocation: Allocation, bad: Mapping[int, str]) -> 
     if (o.jobs.state[allocation.job] == RUNNING).any():
         return None
     kept = [k for k, row in enumerate(allocation.job.tolist()) if row not in bad]
+    none = np.empty(0, dtype=np.int64)
     entries = np.concatenate(
-        [np.arange(allocation.offset[k], allocation.offset[k + 1]) for k in kept] or [[]]
+        [none, *(np.arange(allocation.offset[k], allocation.offset[k + 1]) for k in kept)]
     )
-    entries = entries.astype(np.int64)
     sizes = np.diff(allocation.offset)[kept]
     offset = np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
     return Allocation(allocation.job[kept], offset, allocation.gpu[entries], allocation.share[entries])

@@ -31,6 +31,8 @@ _TOGETHER = {
     "node-required": NODE_REQUIRED,
 }  # fmt: skip
 Texts = NDArray[Any]
+_MOST = 50_000
+"""Claims of jobs that are looked at where a scenario declares nothing of them."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,8 @@ def texts_by_kind(
     found: dict[str, Texts] = {}
     for kind in KINDS:
         column = columns.get(kind)
+        if column is None and not any(getattr(job, kind) for job in listed):
+            continue
         texts = np.full(jobs, "", dtype=object) if column is None or column.dtype != object else column.copy()
         own = np.array([getattr(job, kind) for job in listed], dtype=object)
         texts[rows] = own
@@ -64,13 +68,13 @@ def texts_by_kind(
 
 
 def make_claims(
-    scenario: Scenario, cluster: Cluster, texts: Mapping[str, Texts], words: Texts | None, listed: Mapping[int, Job],
-    least: Ints, share: NDArray[np.float64],
+    scenario: Scenario, cluster: Cluster, texts: Mapping[str, Texts], words: Texts | None,
+    listed: Mapping[int, Job], least: Ints, share: NDArray[np.float64],
 ) -> Claims:  # fmt: skip
     """Claims of all jobs.
 
     texts: names by kind (`texts_by_kind`). words: GPU type of each job as a trace says it. listed: the scenario's
-    own jobs by row. least: fewest GPUs of each job, each by its `share`. Raises InputError for names that are wrong.
+    own jobs by row. least: fewest GPUs of each job, each by its `share`. Raises InputError for wrong names.
     """
     jobs, declared = len(least), Declared(scenario, cluster)
     asked = bool(listed) and any(job.gpu_types or job.together for job in listed.values())
@@ -85,6 +89,8 @@ def make_claims(
         if raw not in plain:
             plain[raw] = number.setdefault(declared.standard(raw), len(number))
         claim[row] = plain[raw]
+    if len(number) > _MOST and not declared.weighs:
+        return Claims()  # columns of that name which say something else, such as seconds in the queue
     types, together, notes = _types(scenario, Places(cluster), words, listed, jobs)
     queues = declared.build(list(number), bool((types != -1).any() or together.any()))
     return Claims(

@@ -171,13 +171,10 @@ class Declared:
 
     def _names_of(self, kind: str, told: Sequence[str]) -> tuple[str, ...]:
         declared = {
-            "account": self.accounts,
-            "partition": self.partitions,
-            "qos": self.qos,
-            "queue": self.queues,
-        }
-        first = [name for _, name in self.users] if kind == "user" else list(declared[kind])
-        return tuple(name for name in dict.fromkeys((*first, *told)) if name)
+            "user": [name for _, name in self.users], "account": [*self.accounts], "qos": [*self.qos],
+            "partition": [*self.partitions], "queue": [*self.queues],
+        }  # fmt: skip
+        return tuple(name for name in dict.fromkeys((*declared[kind], *told)) if name)
 
     def _numbers(self) -> dict[str, float]:
         p, b = self.spec.priority, self.spec.backfill
@@ -313,12 +310,8 @@ class Declared:
         """Most GPUs of a single job of a claim."""
         user, account, partition, qos, _ = claim
         part = self.partitions.get(partition)
-        found = [
-            self.qos.get(qos),
-            part,
-            self.qos.get(part.qos) if part else None,
-            self.users.get((account, user)),
-        ]
+        of_part = self.qos.get(part.qos) if part else None
+        found: list[Limits | None] = [self.qos.get(qos), part, of_part, self.users.get((account, user))]
         while account in self.accounts:
             found.append(self.accounts[account])
             account = self.accounts[account].parent

@@ -119,7 +119,7 @@ class Queue(Section):
 
 
 class Queues(Section):
-    """Everything that is declared. Jobs say user, account, partition, qos, queue; a trace has columns of that name."""
+    """Everything that is declared. Jobs say user, account, partition, qos, queue; so do columns of a trace."""
 
     accounts: tuple[Account, ...] = ()
     users: tuple[User, ...] = ()

@@ -106,6 +106,8 @@ def _changes(folder: Folder, scenario: Scenario, trace: Trace | None, row: int) 
         "partition": [p.name for p in queues.partitions], "qos": [q.name for q in queues.qos],
         "queue": [q.name for q in queues.queues],
     }  # fmt: skip
+    of_partition = {p.qos for p in queues.partitions}  # their limits hold without being named
+    names["qos"] = [name for name in names["qos"] if name not in of_partition]
     for kind, known in names.items():
         own = str(folder.jobs[kind][row]) if kind in folder.jobs else ""
         for other in [name for name in known if name != own][:_EACH]:

@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.skipif(not FORMATS.is_dir(), reason="the public data are not beside the checkout"),
 ]
 FILES = sorted(path for path in FORMATS.rglob("*") if path.is_file()) if FORMATS.is_dir() else []
-NOT_READ = {"kineto", "sacctmgr-script"}
+NOT_READ = {"kineto"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)

@@ -61,7 +61,8 @@ def test_a_slurm_cluster(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     text = out.read_text(encoding="utf-8")
     for said in (
         "a100 taken for a100_sxm_80gb: guessed", "nic: 100 Gbit/s  # assumed", "c01 to c08: 8 nodes, 32 cores",
-        "#   gpu (default): nodes g[01-04],h[01-02], longest 24 h", "#   priorityweightage=1000", "#   mailprog",
+        "#   gpu: longest 24 h", "- {name: gpu, default: true, qos: normal}", "priority: {age: 1000}",
+        "#   mailprog",
     ):  # fmt: skip
         assert said in text
     assert cli.main(["import", *files, "--out", str(out)]) == 2
@@ -118,10 +119,11 @@ def test_kueue_quotas_without_nodes(tmp_path: Path) -> None:
     scenario = load(out)
     (group,) = scenario.cluster.nodes
     assert (group.count, group.gpus, group.accelerator) == (3, 8, "a100_sxm_80gb")
-    assert scenario.policy == ("fifo",)
+    assert scenario.policy == ("kueue",)
+    (queue,) = scenario.queues.queues
+    assert (queue.name, queue.cohort, queue.gpus, queue.borrow, queue.order) == ("cq", "all", 24, 8, "strict")
     text = out.read_text(encoding="utf-8")
     assert "nominal quotas of all queues: 24 GPUs; 8 a node: assumed" in text
-    assert "a100 nvidia.com/gpu 24 (borrows up to 8)" in " ".join(text.split())
 
 
 NCCL = """<system version="1"><cpu numaid="0"><pci busid="a" class="0x060400" link_speed="32 GT/s" link_width="16">

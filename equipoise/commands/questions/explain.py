@@ -98,7 +98,8 @@ def _told(folder: Any, row: int, wait: Any, tried: list[Any]) -> dict[str, Any]:
             for k, why in wait.before.items()
         ],
         "tried": [
-            {"change": t.text, "start_s": None if math.isnan(t.start_s) else t.start_s, "error": t.error} for t in tried
+            {"change": t.text, "start_s": None if math.isnan(t.start_s) else t.start_s, "error": t.error}
+            for t in tried
         ],
         "smallest": None if best is None else best.text,
     }  # fmt: skip

@@ -19,8 +19,8 @@ _AMOUNTS = {
     "maxtresperjob": "gpus_per_job",
 }  # fmt: skip
 _COUNTS = {
-    "grpjobs": "jobs", "maxjobspu": "jobs_per_user", "maxjobsperuser": "jobs_per_user", "maxjobspa": "jobs_per_account",
-    "maxjobsperaccount": "jobs_per_account",
+    "grpjobs": "jobs", "maxjobspu": "jobs_per_user", "maxjobsperuser": "jobs_per_user",
+    "maxjobspa": "jobs_per_account", "maxjobsperaccount": "jobs_per_account",
 }  # fmt: skip
 _OF_USER = {"grptres": "gpus", "grpjobs": "jobs", "maxjobs": "jobs", "maxtres": "gpus_per_job"}
 """Limits of an association of a user; of an account's, `MaxJobs` is each user's."""
@@ -205,7 +205,7 @@ def _merged(site: Site, found: KueueObjects, kinds: Mapping[str, str]) -> dict[s
         by_kind.setdefault(kinds.get(flavor.name, ""), []).append(flavor.name)
     for kind, flavors in by_kind.items():
         if len(flavors) > 1:
-            same = f"{', '.join(flavors)}: all {kind or 'of an unknown type'}, so one flavor with the sum of their quotas"
+            same = f"{', '.join(flavors)}: all {kind or 'of an unknown type'}, so one, with the sum of their quotas"
             site.add_aside("Flavors of the same GPUs", same)
     return {"+".join(flavors): kind for kind, flavors in by_kind.items()}
 
@@ -265,7 +265,8 @@ def add_generated(site: Site, cohorts: Sequence[GeneratedCohorts]) -> None:
                     total += group.nominal_quota
                     tell(site, "queues", {
                         "name": name, "cohort": title, "gpus": _plain(group.nominal_quota),
-                        "borrow": _plain(group.borrowing_limit), "reclaim": _PREEMPT.get(group.reclaim_within_cohort),
+                        "borrow": _plain(group.borrowing_limit),
+                        "reclaim": _PREEMPT.get(group.reclaim_within_cohort),
                         "within": _PREEMPT.get(group.within_cluster_queue),
                     })  # fmt: skip
                     site.jobs += [

@@ -24,7 +24,7 @@ def add_config(site: Site, config: SlurmConfig) -> None:
         if line.state.upper() not in ("UNKNOWN", "CLOUD", "IDLE"):
             site.add_aside("States of nodes", f"{line.names[0]} ...: {line.state}")
     used = add_scheduling(site, config)
-    site.add_aside("Partitions", *(line for p in config.partitions if (line := partition_line(p))))
+    site.add_aside("Partitions", *filter(None, map(partition_line, config.partitions)))
     about = {k: v for k, v in config.settings.items() if k.startswith(_SCHEDULING)}
     site.add_aside("Scheduling", *(f"{key}={value}" for key, value in about.items() if key not in used))
     rest = sorted(set(config.settings) - set(about) - {"clustername"})

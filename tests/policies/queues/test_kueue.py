@@ -1,0 +1,195 @@
+"""Kueue's admission on worked cases: borrowing, reclaim, order, fair sharing; and its performance test."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from equipoise.policies.observation import RUNNING
+from equipoise.policies.queues.limits import Quota, held_amounts
+from equipoise.policies.record.journal import read
+from equipoise.policies.registry import make_policy
+from equipoise.sim.loading.file import load
+from equipoise.sim.loading.site.read import import_site
+from equipoise.sim.run import run
+from tests.policies.queues.test_limits import case
+
+DATA = Path(__file__).resolve().parents[4] / "shared" / "data" / "formats"
+
+
+def two(**more: Any) -> dict[str, Any]:
+    """Two queues of 4 GPUs in one cohort."""
+    each = {"cohort": "all", "gpus": 4}
+    return {"cohorts": [{"name": "all"}], "queues": [{"name": n, **each, **more} for n in ("qa", "qb")]}
+
+
+def job(name: str, queue: str, gpus: int, **more: Any) -> dict[str, Any]:
+    return {"name": name, "queue": queue, "gpus": gpus, "duration": 100, **more}
+
+
+def starts(jobs: list[dict[str, Any]], queues: dict[str, Any]) -> dict[str, list[float]]:
+    made = run(case(jobs, queues), policy=make_policy("kueue"))
+    rows = zip(made.jobs["name"].tolist(), made.jobs["start_s"], made.jobs["preemptions"], strict=True)
+    return {name: [float(start), float(stops)] for name, start, stops in rows}
+
+
+def test_idle_quota_is_borrowed_up_to_the_limit() -> None:
+    jobs = [job("a", "qa", 3), job("b", "qa", 3)]
+    assert starts(jobs, two()) == {"a": [0.0, 0.0], "b": [0.0, 0.0]}
+    assert starts(jobs, two(borrow=1))["b"] == [100.0, 0.0]
+    assert starts(jobs, two(lend=1))["b"] == [100.0, 0.0]
+
+
+def test_a_queue_takes_back_what_it_lent() -> None:
+    jobs = [job("a1", "qa", 4), job("a2", "qa", 4, arrival=1), job("b", "qb", 3, arrival=10)]
+    assert starts(jobs, two(reclaim="any")) == {"a1": [0.0, 0.0], "a2": [1.0, 1.0], "b": [10.0, 0.0]}
+    assert starts(jobs, two())["b"] == [100.0, 0.0]
+    # Of lower priority only: all are equal.
+    assert starts(jobs, two(reclaim="lower-priority"))["b"] == [100.0, 0.0]
+
+
+def test_no_queue_takes_back_more_than_its_quota() -> None:
+    jobs = [job("a", "qa", 8), job("b", "qb", 5, arrival=10)]
+    assert starts(jobs, two(reclaim="any"))["b"] == [100.0, 0.0]  # it would have to borrow 1 itself
+
+
+def test_lower_priority_of_its_own_queue_gives_way() -> None:
+    jobs = [job("low", "qa", 4), job("qb", "qb", 4), job("high", "qa", 4, arrival=10, priority=2)]
+    assert starts(jobs, two(within="lower-priority"))["high"] == [10.0, 0.0]
+    assert starts(jobs, two())["high"] == [100.0, 0.0]
+
+
+def test_only_as_many_as_needed_are_stopped() -> None:
+    jobs = [job(f"a{k}", "qa", 2, arrival=k) for k in range(4)] + [job("b", "qb", 2, arrival=10)]
+    found = starts(jobs, two(reclaim="any"))
+    assert [found[f"a{k}"][1] for k in range(4)] == [0.0, 0.0, 0.0, 1.0]  # the last to start
+
+
+def test_strict_and_best_effort() -> None:
+    jobs = [job("runs", "qa", 6), job("large", "qa", 4, arrival=1), job("small", "qa", 1, arrival=2)]
+    assert starts(jobs, two())["small"] == [2.0, 0.0]
+    assert starts(jobs, two(order="strict"))["small"] == [100.0, 0.0]
+
+
+def test_within_quota_goes_before_borrowing() -> None:
+    jobs = [job("x", "qa", 8), job("a", "qa", 5, arrival=1, priority=9), job("b", "qb", 4, arrival=2)]
+    assert starts(jobs, two())["b"] == [100.0, 0.0]
+    assert starts(jobs, two())["a"] == [200.0, 0.0]
+
+
+def test_fair_sharing_serves_who_borrows_least_for_its_weight() -> None:
+    each = {"cohort": "all", "gpus": 0}
+    queues = {
+        "cohorts": [{"name": "all", "gpus": 6}],
+        "queues": [{"name": "qa", "weight": 3, **each}, {"name": "qb", **each}],
+    }
+    jobs = [job(f"b{k}", "qb", 2) for k in range(4)] + [job(f"a{k}", "qa", 2) for k in range(4)]
+    for fair, first in ((True, "a1"), (False, "b1")):  # a head of each queue a cycle; then two GPUs are left
+        found = starts(jobs, queues | {"fair_sharing": fair})
+        assert {name for name, (start, _) in found.items() if start == 0.0} == {"a0", "b0", first}
+
+
+def test_flavors_are_tried_in_order() -> None:
+    nodes = [{"name": "a", "gpus": 4}, {"name": "h", "gpus": 4, "accelerator": "h100_sxm"}]
+    queues = {"queues": [{"name": "qa", "gpus": {"h": 2, "a": 4}}]}
+    jobs = [job(f"j{k}", "qa", 2) for k in range(3)]
+    made = run(case(jobs, queues, nodes), policy=make_policy("kueue"), timeline=True)
+    assert made.timeline is not None
+    held = made.timeline["holdings"]
+    assert held["node"].tolist() == [1, 1, 0, 0, 0, 0]
+    assert made.jobs["start_s"].tolist() == [0.0, 0.0, 0.0]
+
+
+JOBS = st.lists(
+    st.tuples(
+        st.sampled_from(["qa", "qb", "qc"]), st.integers(1, 4), st.integers(5, 60), st.integers(0, 60),
+        st.integers(1, 3),
+    ), min_size=2, max_size=16,
+)  # fmt: skip
+
+
+@settings(max_examples=25, deadline=None)
+@given(JOBS, st.sampled_from(["any", "lower-priority"]))
+def test_reclaim_never_takes_more_than_was_lent(tmp_path_factory: Any, jobs: list[Any], reclaim: str) -> None:
+    each = {"cohort": "all", "reclaim": reclaim, "within": "lower-priority"}
+    queues = {
+        "cohorts": [{"name": "all"}],
+        "queues": [{"name": n, "gpus": g, **each} for n, g in (("qa", 4), ("qb", 3), ("qc", 1))],
+    }
+    listed = [
+        {"name": f"j{k}", "queue": q, "gpus": g, "duration": d, "arrival": a, "priority": p}
+        for k, (q, g, d, a, p) in enumerate(jobs)
+    ]
+    folder = tmp_path_factory.mktemp("run")
+    made = run(case(listed, queues), policy=make_policy("kueue"), journal=folder / "j.jsonl")
+    assert np.isfinite(made.jobs["completion_s"]).all()
+    for entry in read(folder / "j.jsonl"):
+        o, allocation = entry.decision.observation, entry.decision.plan.allocation
+        if allocation is None:
+            continue
+        q, quota = o.queues, Quota.now(o)
+        for row in allocation.job.tolist():
+            if o.jobs.state[row] == RUNNING:
+                quota.book(int(o.jobs.claim[row]), {m: -n for m, n in held_amounts(o, row).items()}, -1)
+        values = entry.decision.plan.reasons[-1].values
+        for victim, by in zip(values["stopped"].tolist(), values["stopped_for"].tolist(), strict=True):
+            mine, theirs = (q.codes(o.jobs.claim[[row]], "queue")[0] for row in (by, victim))
+            if mine != theirs:  # after taking back, its queue has no more than its own quota
+                leaf = int(q.leaf[o.jobs.claim[by]][0])
+                started = [r for k, r in enumerate(allocation.job.tolist()) if len(allocation.gpus_of(k))]
+                own = [r for r in started if q.codes(o.jobs.claim[[r]], "queue")[0] == mine and r <= by]
+                taken = quota.gpus[leaf] + float(o.jobs.gpus_requested[by])
+                assert by in own
+                assert taken <= q.gpus_nominal[leaf] + 1e-9
+
+
+def test_the_performance_test_of_kueue(tmp_path: Path) -> None:
+    text = """cohorts:
+  - className: cohort
+    count: 2
+    queuesSets:
+    - className: cq
+      count: 2
+      nominalQuota: 20
+      borrowingLimit: 100
+      reclaimWithinCohort: Any
+      withinClusterQueue: LowerPriority
+      workloadsSets:
+      - count: 35
+        creationIntervalMs: 100
+        workloads: [{className: small, runtimeMs: 200, priority: 50, request: 1}]
+      - count: 5
+        creationIntervalMs: 1200
+        workloads: [{className: large, runtimeMs: 1000, priority: 200, request: 20}]
+"""
+    (tmp_path / "generator.yaml").write_text(text, encoding="utf-8")
+    out = tmp_path / "kueue.yaml"
+    out.write_text(import_site([tmp_path / "generator.yaml"], out=out), encoding="utf-8")
+    scenario = load(out)
+    assert len(scenario.queues.queues) == 4
+    made = run(scenario)
+    assert made.policy_name == "kueue"
+    assert len(made.jobs["name"]) == 4 * 40
+    large = np.array([name.startswith("large") for name in made.jobs["name"]])
+    assert made.jobs["queueing_s"][large].max() == 0.0  # highest priority, each within its quota
+    assert made.jobs["queueing_s"][~large].mean() > 0.0
+
+
+@pytest.mark.long
+@pytest.mark.shared_data
+@pytest.mark.skipif(not DATA.is_dir(), reason="no shared data")
+def test_the_real_performance_test_of_kueue(tmp_path: Path) -> None:
+    out = tmp_path / "kueue.yaml"
+    out.write_text(import_site([DATA / "kueue" / "baseline-generator.yaml"], out=out), encoding="utf-8")
+    made = run(load(out))
+    assert len(made.jobs["name"]) == 15000
+    of = {
+        n: np.array([name.startswith(n) for name in made.jobs["name"]]) for n in ("small", "medium", "large")
+    }
+    waits = {name: float(made.jobs["queueing_s"][rows].mean()) for name, rows in of.items()}
+    assert waits["large"] < waits["medium"] < waits["small"]

@@ -1,0 +1,137 @@
+"""Why a job waited, told from the journal of its run, and changes that are run to check them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import equipoise
+from equipoise import cli
+from equipoise.sim.scenario.tree import InputError
+from equipoise.study.questions.explain import at_time, read_folder, stage_lines, why_it_waited
+from equipoise.study.questions.what_if import smallest, try_changes
+
+NODES = [{"name": "a", "gpus": 4}, {"name": "h", "gpus": 4, "accelerator": "h100_sxm"}]
+
+
+def made(folder: Path, jobs: list[dict[str, Any]], policy: str, **queues: Any) -> Any:
+    case = {
+        "schema_version": 1, "name": "x", "cluster": {"nodes": NODES}, "workload": {"jobs": jobs}, "queues": queues,
+    }  # fmt: skip
+    equipoise.run(case, policy=policy, out=folder, journal=True)
+    return read_folder(folder)
+
+
+def causes(folder: Any, job: str) -> dict[tuple[str, str], float]:
+    wait = why_it_waited(folder, folder.row(job))
+    return {(cause.kind, cause.text): span_s for cause, span_s in wait.span_s.items()}
+
+
+def job(name: str, gpus: int, arrival: float = 0.0, **more: Any) -> dict[str, Any]:
+    return {"name": name, "gpus": gpus, "arrival": arrival, "duration": 100, **more}
+
+
+def test_gpus_and_a_limit_one_after_the_other(tmp_path: Path) -> None:
+    jobs = [job("u1", 4, user="u", qos="q"), job("v", 4, user="v"), job("u2", 3, 10, user="u", qos="q")]
+    jobs[0]["duration"] = 200
+    folder = made(tmp_path, jobs, "multifactor", qos=[{"name": "q", "gpus_per_user": 4}])
+    assert causes(folder, "u2") == {("limit", "QOS q, user u allows 4 GPUs"): 190.0}
+    folder = made(tmp_path / "free", jobs, "multifactor")
+    assert causes(folder, "u2") == {("GPUs", "3 GPUs needed, fewer were free"): 90.0}
+
+
+def test_places_topology_and_order(tmp_path: Path) -> None:
+    jobs = [job("r", 4, gpu_types=["h"]), job("x", 2, 5, gpu_types=["h"])]
+    folder = made(tmp_path / "1", jobs, "multifactor")
+    assert causes(folder, "x") == {
+        ("places", "2 GPUs needed; free ones are on nodes that it may not use"): 95.0
+    }
+    jobs = [
+        job("r", 2, gpu_types=["h"]),
+        job("s", 2, gpu_types=["a"]),
+        job("x", 4, 5, together="node-required"),
+    ]
+    ((kind, _),) = causes(made(tmp_path / "2", jobs, "multifactor"), "x")
+    assert kind == "topology"
+    jobs = [job("r", 6), job("head", 8, 5), job("x", 2, 10)]
+    folder = made(tmp_path / "3", jobs, "fifo")
+    assert causes(folder, "x") == {
+        ("order", "behind head, which could not start and is before it"): 90.0,
+        ("GPUs", "2 GPUs needed, fewer were free"): 100.0,
+    }
+
+
+def test_a_reservation_and_who_went_first(tmp_path: Path) -> None:
+    jobs = [
+        job("r", 6),
+        job("head", 8, 5),
+        job("long", 2, 10, duration=300),
+        job("short", 2, 20, duration=50),
+    ]
+    folder = made(tmp_path, jobs, "multifactor", backfill={"interval": 1})
+    found = causes(folder, "long")
+    assert found[("reservation", "it would have delayed head, planned before it")] > 0.0
+    wait = why_it_waited(folder, folder.row("long"))
+    assert {folder.name(row) for row in wait.before} == {"head", "short"}
+    assert sum(found.values()) == pytest.approx(folder.jobs["start_s"][folder.row("long")] - 10.0)
+
+
+def test_changes_are_run(tmp_path: Path) -> None:
+    jobs = [job("r", 8, partition="all"), job("x", 6, 10, partition="all")]
+    folder = made(tmp_path, jobs, "multifactor", partitions=[{"name": "all"}, {"name": "a", "nodes": ["a"]}])
+    tried = {one.text: one for one in try_changes(folder, folder.row("x"))}
+    assert tried["one more node of a (4 GPUs)"].start_s == 100.0
+    assert tried["3 GPUs in place of 6, running longer in proportion"].start_s == 100.0
+    assert "it can never start" in tried["in partition a in place of all"].error
+    assert smallest(list(tried.values()), 100.0, 10.0) is None
+    jobs[0]["gpus"] = 5
+    folder = made(tmp_path, jobs, "multifactor")
+    best = smallest(try_changes(folder, folder.row("x")), 100.0, 10.0)
+    assert best is not None
+    assert (best.text, best.start_s) == ("one more node of a (4 GPUs)", 10.0)
+
+
+def test_a_job_of_a_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("t.csv").write_text("job_id,arrival_s,gpus,duration_s\n7,0,8,100\n9,10,4,50\n", encoding="utf-8")
+    case = {
+        "schema_version": 1, "name": "x", "cluster": {"nodes": NODES}, "workload": {"trace": {"file": "t.csv"}},
+    }  # fmt: skip
+    equipoise.run(case, policy="fifo", out="run", journal=True)
+    folder = read_folder("run")
+    tried = {one.text: one.start_s for one in try_changes(folder, folder.row("9"))}
+    assert tried["one more node of h (4 GPUs)"] == 10.0
+    assert tried["2 GPUs in place of 4, running longer in proportion"] == 100.0
+
+
+def test_what_each_stage_did_at_a_time(tmp_path: Path) -> None:
+    folder = made(tmp_path, [job("r", 8), job("x", 6, 10)], "multifactor", priority={"age": 10})
+    lines = stage_lines(folder, at_time(folder, 50.0))
+    assert lines[0] == "1 jobs ran, 1 waited, 0 of 8 GPUs were free"
+    assert "multifactor: started 0 of 1 waiting jobs" in lines
+    assert lines[-1] == "nothing was changed"
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made(tmp_path, [job("r", 8), job("x", 6, 10)], "fifo")
+    assert cli.main(["explain", str(tmp_path), "x", "-q"]) == 0
+    out = capsys.readouterr().out
+    assert "waited 90 s" in out
+    assert "Smallest change that halves the wait:" in out or "None of these halves the wait." in out
+    for arguments, said in (
+        ([str(tmp_path), "y"], "no job is named 'y'; the first is 'r'"),
+        ([str(tmp_path), "x", "--at", "3 h"], "--at is for a run without JOB"),
+        ([str(tmp_path), "--at", "soon"], "'soon' is no time such as '3 h'"),
+        ([str(tmp_path / "no")], "no run here"),
+    ):
+        assert cli.main(["explain", *arguments]) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_a_run_without_a_journal(tmp_path: Path) -> None:
+    case = {"schema_version": 1, "name": "x", "cluster": {"gpus": 1}, "workload": {"jobs": [job("r", 1)]}}
+    equipoise.run(case, out=tmp_path)
+    with pytest.raises(InputError, match="no journal of decisions; make the run again with --journal"):
+        read_folder(tmp_path)
