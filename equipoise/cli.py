@@ -32,6 +32,11 @@ COMMANDS = {
     "twin": ("live.twin", "twin", "Compare a live run with its simulation, by decision."),
     "ranks": ("live.ranks", "ranks", "Say which rank of a live run is slow, and why."),
     "size": ("questions.size", "size", "Find the fewest or cheapest nodes that meet a target."),
+    "fit-workload": (
+        "questions.fit_workload",
+        "fit_workload",
+        "Describe a job trace, and compare jobs drawn from it.",
+    ),
     "fit": ("questions.fit", "fit", "Does a large model fit into memory, and what would make it."),
     "limits": ("questions.limits", "limits", "Name what limits each job, and what would help most."),
     "sensitivity": ("questions.sensitivity", "sensitivity", "Which values of a scenario decide the result."),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.sim.assumptions import assumptions
+from equipoise.sim.assumptions import assumptions, failures
 from equipoise.sim.job.account import BUSY, HELD, HELD_USES, LOST_TO_FAULTS, Use
 from equipoise.sim.job.training import TrainingJob
 from equipoise.sim.ledger.bill import Biller
@@ -35,6 +35,9 @@ def _passes(jobs: Iterable[TrainingJob]) -> list[str]:
     more = f" (and {len(split) - 1} more jobs)" if len(split) > 1 else ""
     return [f"job {job.name}{more}: memory holds {most} of the {part} samples of a worker's step, so it takes "
             f"{-(-part // most)} passes"]  # fmt: skip
+
+
+_KWH_J = 3.6e6
 
 
 def _intervals(jobs: Iterable[TrainingJob]) -> list[str]:
@@ -80,6 +83,8 @@ class Results:
             totals["makespan_s"],
         )  # fmt: skip
         jobs = self._jobs() | billed
+        if (carbon := world.scenario.energy.carbon) is not None:
+            bills["carbon_kg"] = bills["energy_j"] / _KWH_J * carbon / 1000.0
         told = {(f"trace_{k}" if k in jobs else k): column for k, column in self.world.demand.columns.items()}
         return jobs | told, totals | bills
 
@@ -161,6 +166,7 @@ class Results:
         notes += _passes(world.roster.training.values())
         notes += assumptions(world.scenario, world.cluster)
         notes += _intervals(world.roster.training.values())
+        notes += failures(world.scenario.faults, world.cluster, world.demand.gpus)
         if world.prices.note:
             notes.append(f"money at {world.prices.note}; give your own under 'cost'")
         if world.refusals:

@@ -46,7 +46,7 @@ def _times(scenario: Scenario, tree: Tree | None) -> Iterator[Problem]:
     found: list[tuple[KeyPath, float, float]] = [(("horizon",), scenario.horizon or 0.0, 3600.0)]
     for kind in ("crash", "fail_slow", "link", "rack", "spot"):
         if (section := getattr(faults, kind)) is not None:
-            found.append((("faults", kind, "mtbf"), section.mtbf, 1e6))
+            found.append((("faults", kind, "mtbf"), section.mtbf or 0.0, 1e6))
     for path, value, least in found:
         if 0.0 < value < least and _bare(tree, path):
             text = (
