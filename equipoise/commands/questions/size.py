@@ -78,7 +78,7 @@ def size(
     with progress(state.quiet, Path(scenario).stem, "sizes") as tell:
         answer = find(question, tell)
     rows = (
-        ranked(answer.trials, question, needed(confidence, answer.trials[0].runs if answer.trials else 1))
+        ranked(answer.trials, question, needed(confidence, max((t.runs for t in answer.trials), default=1)))
         if rank
         else []
     )
@@ -100,7 +100,8 @@ def as_text(answer: Answer, targets: Sequence[Target]) -> Iterator[str]:
         yield f"  {_sure(answer)}"
         if answer.spares:
             few = answer.best.candidate.nodes - answer.spares
-            yield f"  {answer.spares} of the nodes are spares: {few} would do without faults{_saved(answer, targets)}"
+            saved = _saved(answer, targets)
+            yield f"  {answer.spares} of the nodes are spares: {few} would do without faults{saved}"
     elif answer.closest is None:
         yield f"no size meets {wanted}"
     else:
@@ -157,26 +158,33 @@ def _sure(answer: Answer) -> str:
     return f"{met}: with 95 % confidence{choice}, {share:.0f} % of runs or more do"
 
 
+_TITLES = {
+    "rank": "", "values": "size", "meets": "meets", "gpus": "GPUs", "layout": "layout", "mfu_ratio": "MFU",
+    "memory_ratio": "memory", "makespan_s": "time", "cost_usd": "cost", "price_usd_per_h": "an hour",
+    "power_w": "power", "carbon_kg": "CO2",
+}  # fmt: skip
+
+
 def _ranking(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     """The sizes that were run as a table; columns of which nothing is known are left out."""
     from equipoise.commands.tables import aligned
+    from equipoise.sim.scenario.units import format_scaled
     from equipoise.study.display import show
 
-    titles = {"rank": "", "values": "size", "meets": "meets", "gpus": "GPUs", "layout": "layout", "mfu_ratio": "MFU",
-              "memory_ratio": "memory", "makespan_s": "time", "cost_usd": "cost", "price_usd_per_h": "price an hour",
-              "power_w": "power", "carbon_kg": "CO2"}  # fmt: skip
-    named = [key for key in titles if any(plain(row[key]) not in (None, "") for row in rows)]
-    table = [[titles[key] for key in named]]
+    named = [key for key in _TITLES if any(plain(row[key]) not in (None, "") for row in rows)]
+    table = [[_TITLES[key] for key in named]]
     for row in rows:
-        shown = {"meets": "yes" if row["meets"] else "no", "power_w": f"{row['power_w'] / 1e3:.3g} kW",
-                 "carbon_kg": f"{row['carbon_kg'] / 1e3:.3g} t"}  # fmt: skip
-        shown["price_usd_per_h"] = show("_usd", row["price_usd_per_h"])
-        table.append(
-            [
-                shown.get(key) or (show(key, row[key]) if isinstance(row[key], float) else str(row[key]))
-                for key in named
-            ]
+        shown = {
+            "meets": "yes" if row["meets"] else "no",
+            "power_w": format_scaled(row["power_w"], "W"),
+            "carbon_kg": f"{row['carbon_kg'] / 1e3:.3g} t",
+            "price_usd_per_h": show("_usd", row["price_usd_per_h"]),
+        }
+        cells = (
+            shown.get(key) or (show(key, row[key]) if isinstance(row[key], float) else str(row[key]))
+            for key in named
         )
+        table.append(list(cells))
     if rows:
         yield from aligned(table, [key not in ("values", "layout") for key in named])
 
