@@ -30,6 +30,7 @@ COMMANDS = {
     "monitor": ("hardware.monitor", "monitor", "Watch what the GPUs of this machine really do."),
     "export": ("live.export", "export", "Write a policy as a file for a live training job."),
     "twin": ("live.twin", "twin", "Compare a live run with its simulation, by decision."),
+    "replay": ("live.replay", "replay", "Replay recorded steps: what stragglers cost, what if."),
     "ranks": ("live.ranks", "ranks", "Say which rank of a live run is slow, and why."),
     "size": ("questions.size", "size", "Find the fewest or cheapest nodes that meet a target."),
     "fit-workload": (
