@@ -36,6 +36,11 @@ COMMANDS = {
     "replay": ("live.replay", "replay", "Replay recorded steps: what stragglers cost, what if."),
     "ranks": ("live.ranks", "ranks", "Say which rank of a live run is slow, and why."),
     "size": ("questions.size", "size", "Find the fewest or cheapest nodes that meet a target."),
+    "fit-workload": (
+        "questions.fit_workload",
+        "fit_workload",
+        "Describe a job trace, and compare jobs drawn from it.",
+    ),
     "fit": ("questions.fit", "fit", "Does a large model fit into memory, and what would make it."),
     "limits": ("questions.limits", "limits", "Name what limits each job, and what would help most."),
     "explain": ("questions.explain", "explain", "Why a job waited, or what each stage did at a time."),

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from equipoise.policies.observation import Ints
 from equipoise.sim.cluster.cluster import Cluster
 from equipoise.sim.cluster.power import host_w
 from equipoise.sim.hardware.profile import Measured
-from equipoise.sim.scenario.model import Scenario
-from equipoise.sim.scenario.units import format_scaled, format_share
+from equipoise.sim.scenario.model import Faults, Scenario
+from equipoise.sim.scenario.units import format_scaled, format_seconds, format_share
 
 LARGE_PARAMETERS = 1e9
+WEEK_S = 7 * 86400.0
 
 
 def assumptions(scenario: Scenario, cluster: Cluster) -> Iterator[str]:
@@ -56,3 +58,17 @@ def _between(number: Measured) -> str:
     if number.low is None or number.high is None:
         return ""
     return f", {format_share(number.low)} to {format_share(number.high)}"
+
+
+def failures(faults: Faults, cluster: Cluster, gpus: Ints) -> Iterator[str]:
+    """A line on crashes as people count them, and as the largest job meets them; gpus (jobs,): of each."""
+    if faults.crash is None:
+        return
+    node_s = faults.crash.node_mtbf_s(cluster.node_gpus)
+    largest = int(gpus.max())
+    nodes = max(1.0, largest / cluster.node_gpus)
+    yield (
+        f"a node crashes every {format_seconds(node_s)}: {WEEK_S / node_s:.3g} times a week, every "
+        f"{node_s / 3600.0 * cluster.node_gpus:.3g} GPU-hours; a job on {largest} GPUs meets a crash every "
+        f"{format_seconds(node_s / nodes)}"
+    )

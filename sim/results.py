@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.policies.contract import AllocationStage
-from equipoise.sim.assumptions import assumptions
+from equipoise.sim.assumptions import assumptions, failures
 from equipoise.sim.cost.measured import measured_notes
 from equipoise.sim.job.account import BUSY, HELD, HELD_USES, LOST_TO_FAULTS, Use
 from equipoise.sim.job.training import TrainingJob
@@ -39,6 +39,9 @@ def _passes(jobs: Iterable[TrainingJob]) -> list[str]:
     more = f" (and {len(split) - 1} more jobs)" if len(split) > 1 else ""
     return [f"job {job.name}{more}: memory holds {most} of the {part} samples of a worker's step, so it takes "
             f"{-(-part // most)} passes"]  # fmt: skip
+
+
+_KWH_J = 3.6e6
 
 
 def _left_aside(world: SimWorld) -> list[str]:
@@ -103,6 +106,8 @@ class Results:
             totals["makespan_s"],
         )  # fmt: skip
         jobs = self._jobs() | billed
+        if (carbon := world.scenario.energy.carbon) is not None:
+            bills["carbon_kg"] = bills["energy_j"] / _KWH_J * carbon / 1000.0
         told = {(f"trace_{k}" if k in jobs else k): column for k, column in self.world.demand.columns.items()}
         return jobs | told, totals | bills
 
@@ -190,6 +195,7 @@ class Results:
         scenario, cluster = world.scenario, world.cluster
         on = dict(zip(cluster.gpu_models, cluster.accelerators, strict=True))
         notes += measured_notes(scenario.noise, scenario.workload.models, on)
+        notes += failures(world.scenario.faults, world.cluster, world.demand.gpus)
         if world.prices.note:
             notes.append(f"money at {world.prices.note}; give your own under 'cost'")
         if world.refusals:

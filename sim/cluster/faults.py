@@ -134,7 +134,8 @@ class Faults:
     # -- when it happens -----------------------------------------------------------------------------------
 
     def _next_crash(self, node: int, spec: Crash, random: Generator) -> None:
-        scale_s = spec.mtbf / math.gamma(1.0 + 1.0 / spec.shape)
+        mtbf_s = spec.node_mtbf_s(self.cluster.node_gpus)
+        scale_s = mtbf_s / math.gamma(1.0 + 1.0 / spec.shape)
         mu, sigma = lognormal_parameters(spec.repair_cov)
         at_s = self.clock.now + scale_s * float(random.weibull(spec.shape))
         repair_s = spec.repair * math.exp(mu + sigma * float(random.standard_normal()))

@@ -40,11 +40,21 @@ def accelerator_of(
         if precision == "fp32"
         else accelerator.peak_flop_per_s(plain)
     )
-    fp8 = accelerator.flop_per_s.get("fp8")
+    fp8, reached = accelerator.flop_per_s.get("fp8"), reached_share(accelerator)
     return hardware.Accelerator(
-        "", rate, fp8.value if fp8 else 0.0, accelerator.memory_bytes.value, accelerator.hbm_bytes_per_s.value,
-        fabric_bytes_per_s,
+        "", reached * rate, reached * fp8.value if fp8 else 0.0, accelerator.memory_bytes.value,
+        accelerator.hbm_bytes_per_s.value, fabric_bytes_per_s,
     )  # fmt: skip
+
+
+FITTED_EFFICIENCY = 0.7
+"""Share of the peak in large products, in the catalogue, of the accelerators that stacks were fitted on."""
+_LARGE_FLOP = 1e12
+
+
+def reached_share(accelerator: Accelerator) -> float:
+    """How far an accelerator stays behind those in its share of the peak rate; 1 where that is not stated."""
+    return min(1.0, accelerator.efficiency_at(_LARGE_FLOP) / FITTED_EFFICIENCY)
 
 
 def plan_of(

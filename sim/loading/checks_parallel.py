@@ -18,6 +18,7 @@ def parallel_doubts(scenario: Scenario) -> Iterator[Problem]:
         path: KeyPath = ("workload", "models", name)
         if model.transformer is not None:
             yield from _network(scenario, path)
+            yield from _stack(scenario, model, (*path, "transformer", "stack"))
         else:
             yield from _typed(scenario, model, jobs, (*path, "parallel"))
 
@@ -27,6 +28,15 @@ def _network(scenario: Scenario, path: KeyPath) -> Iterator[Problem]:
         rate = min(group.network for group in scenario.cluster.nodes)
         text = f"the network of a node was not given; {rate / 1e9:g} GB/s is assumed (cluster.nodes: nic)"
         yield (*path, "transformer"), text
+
+
+def _stack(scenario: Scenario, model: Model, path: KeyPath) -> Iterator[Problem]:
+    """A stack that was fitted on another kind of accelerator."""
+    stack = model.transformer.stack if model.transformer is not None else ""
+    kind = stack.partition("/")[2].lower() if isinstance(stack, str) else ""
+    for name in dict.fromkeys(group.accelerator for group in scenario.cluster.groups if group.gpus):
+        if kind and not name.startswith(kind):
+            yield path, f"{stack} was measured on {kind}; {name} is timed by it and its own rates and links"
 
 
 def _typed(scenario: Scenario, model: Model, jobs: list[Job], path: KeyPath) -> Iterator[Problem]:

@@ -46,7 +46,7 @@ def _times(scenario: Scenario, tree: Tree | None) -> Iterator[Problem]:
     found: list[tuple[KeyPath, float, float]] = [(("horizon",), scenario.horizon or 0.0, 3600.0)]
     for kind in ("crash", "fail_slow", "link", "rack", "spot"):
         if (section := getattr(faults, kind)) is not None:
-            found.append((("faults", kind, "mtbf"), section.mtbf, 1e6))
+            found.append((("faults", kind, "mtbf"), section.mtbf or 0.0, 1e6))
     for path, value, least in found:
         if 0.0 < value < least and _bare(tree, path):
             text = (
@@ -83,7 +83,7 @@ def _node(scenario: Scenario, profile: HardwareProfile, group: NodeGroup, path: 
     if link is None and group.gpus > 1:
         assumed = format_bytes_per_s(UNKNOWN_LINK_BYTES_PER_S)
         yield path, f"links between its GPUs are not known; {assumed} is assumed (PCI Express); give 'fabric'"
-    one_nic = group.nics == 1 and group.gpus >= 8 and group.nic <= NIC_MOST and "nic" in given
+    one_nic = "nics" not in given and group.gpus >= 8 and group.nic <= NIC_MOST and "nic" in given
     if one_nic and link is not None and link >= DATA_CENTRE_LINK and group.accelerator != "generic":
         each = format_bytes_per_s(group.nic / group.gpus)
         text = f"one NIC of {format_bytes_per_s(group.nic)} serves {group.gpus} GPUs, {each} each"

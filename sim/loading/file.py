@@ -73,11 +73,7 @@ def read_scenario(
     Raises InputError with all mistakes, each `file:line:column: key: what is wrong, what is allowed`.
     """
     source = _file(path)
-    tree = read_tree(read_text(source), str(source))
-    if not isinstance(tree.data, dict):
-        raise InputError([tree.error((), "a scenario is a section with keys such as 'name' and 'cluster'")])
-    for text in overrides:
-        override(tree, text)
+    tree = _changed(source, overrides)
     if trace is not None:
         assign(tree, _TRACE_FILE, trace, Place(f"--trace {trace}"))
     scenario = _scenario(tree, source.parent, fits=fits)
@@ -85,6 +81,20 @@ def read_scenario(
     folders = (source.parent, Path()) if tree.place(_TRACE_FILE).line else (Path(), source.parent)
     warnings = tuple(f"warning: {line}" for line in _lines(tree, doubts(scenario, tree)))
     return ScenarioFile(source, scenario, folders, warnings)
+
+
+def changed_tree(path: str | Path, overrides: Sequence[str]) -> Any:
+    """What a scenario file says, as plain data with `dotted.key=value` changes. Raises InputError."""
+    return _changed(_file(path), overrides).data
+
+
+def _changed(source: Path, overrides: Sequence[str]) -> Tree:
+    tree = read_tree(read_text(source), str(source))
+    if not isinstance(tree.data, dict):
+        raise InputError([tree.error((), "a scenario is a section with keys such as 'name' and 'cluster'")])
+    for text in overrides:
+        override(tree, text)
+    return tree
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Scenario:

@@ -2,21 +2,53 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from equipoise.sim.scenario.section import Positive, Section, Span
+from equipoise.sim.scenario.section import Count, Positive, Section, Span
 from equipoise.sim.scenario.units import Float, Seconds
 
 
-class Crash(Section):
-    """Node crashes: Weibull (shape 1: exponential) time to failure, log-normal repair."""
+class JobFailure(Section):
+    """Mean time to failure of a job, as studies of clusters give it (Kokolis et al. 2025, figure 7)."""
 
-    mtbf: Span  # per node
+    gpus: Count  # of the job
+    mttf: Span  # mean time to its failure
+
+
+class Crash(Section):
+    """Node crashes: Weibull (shape 1: exponential) time to failure, log-normal repair.
+
+    How often, in one of four ways: the mean time between failures of a node (`mtbf`), its failures in a week, the
+    GPU-hours between failures of any GPU's node, or the mean time to failure of a job of so many GPUs.
+    """
+
+    mtbf: Span | None = None  # of a node
+    per_node_week: Positive | None = None  # failures of a node in a week
+    gpu_hours: Positive | None = None  # between failures, over all GPUs
+    job: JobFailure | None = None
     shape: Positive = 1.0  # of the Weibull distribution; 1: no memory
     repair: Seconds = 3600.0  # mean time until the node is back
     repair_cov: Annotated[Float, Field(ge=0)] = 0.5  # spread of the repair times over their mean
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        ways = ("mtbf", "per_node_week", "gpu_hours", "job")
+        if sum(getattr(self, way) is not None for way in ways) != 1:
+            raise ValueError(f"needs exactly one of {', '.join(map(repr, ways))}")
+        return self
+
+    def node_mtbf_s(self, node_gpus: float) -> float:
+        """Mean time between failures of a node with so many GPUs (s)."""
+        if self.mtbf is not None:
+            return self.mtbf
+        if self.per_node_week is not None:
+            return 7 * 86400.0 / self.per_node_week
+        if self.gpu_hours is not None:
+            return self.gpu_hours * 3600.0 / node_gpus
+        assert self.job is not None
+        return self.job.mttf * max(1.0, self.job.gpus / node_gpus)
 
 
 class FailSlow(Section):

@@ -74,12 +74,7 @@ class JobClass(Section):
     duration: Durations
     gpus: dict[Count, Weight] = Field(default_factory=lambda: {1: 1.0})  # relative frequency by GPU count
     priority: Positive = 1.0  # of its jobs
-    tilt: tuple[
-        Float, ...
-    ] = ()  # of a profile: mean normal score of the durations in each weight; none: all alike
-    exact: bool = (
-        False  # on every seed as many jobs as expected, with durations from equal parts of the distribution
-    )
+    exact: bool = False  # as many jobs on every seed, durations from equal parts of the distribution
 
     @model_validator(mode="after")
     def _one_rate(self) -> Self:
@@ -87,10 +82,6 @@ class JobClass(Section):
             raise ValueError("needs either 'rate' (e.g. 400/d) or 'load' (e.g. 0.8)")
         if not sum(self.gpus.values()):
             raise ValueError("gpus: needs a GPU count with a weight above 0")
-        if self.tilt and len(self.tilt) != len(self.arrivals.weights):
-            raise ValueError(
-                f"tilt: {len(self.tilt)} scores for {len(self.arrivals.weights)} weights of 'arrivals'"
-            )
         return self
 
 

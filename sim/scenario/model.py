@@ -446,6 +446,7 @@ class Energy(Section):
     """Power: its price, and caps that slow computing. What GPUs draw comes from the hardware profile."""
 
     tariff: UsdPerJoule | None = None  # none: the price book's
+    carbon: Annotated[Float, Field(ge=0)] | None = None  # of the site's electricity, g of CO2 per kWh
     pue: Annotated[Float, Field(ge=1)] = 1.3  # power of the site over that of its nodes
     ambient: Celsius = 25.0  # temperature of the room
     power_cap: Watts | None = None  # of each GPU

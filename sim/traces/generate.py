@@ -82,28 +82,12 @@ def _class(spec: Generate, kind: JobClass, gpus: int, seed: int) -> tuple[Floats
     }
     arrival_s = _arrivals(kind.arrivals, expected, spec.length, random["arrivals"], exact=kind.exact)
     n = len(arrival_s)
-    share = _shares(kind, arrival_s, random["durations"])
+    share = random["durations"].random(n)
+    if kind.exact:
+        share = (random["durations"].permutation(n) + share) / n
     counts, weights = np.array(list(kind.gpus), dtype=np.int64), np.array(list(kind.gpus.values()))
     wanted = random["gpus"].choice(counts, size=n, p=weights / weights.sum())
     return arrival_s, quantile_s(kind.duration, share), wanted
-
-
-def _shares(kind: JobClass, arrival_s: Floats, random: np.random.Generator) -> Floats:
-    """Where each job (n,) stands in the distribution of durations, 0 to 1."""
-    n = len(arrival_s)
-    if not kind.tilt:
-        share = random.random(n)
-        return (random.permutation(n) + share) / n if kind.exact else share
-    from scipy.special import ndtr  # not free to load
-
-    weight = np.array(kind.arrivals.weights) / sum(kind.arrivals.weights)
-    common = np.array(kind.tilt)
-    between = float(weight @ (common - weight @ common) ** 2)
-    when = (arrival_s // kind.arrivals.every).astype(np.int64) % len(common)
-    score = common[when] + math.sqrt(max(0.0, 1.0 - between)) * random.standard_normal(n)
-    if not kind.exact:
-        return np.asarray(ndtr(score))
-    return (np.argsort(np.argsort(score, kind="stable"), kind="stable") + random.random(n)) / n
 
 
 def _arrivals(

@@ -61,9 +61,11 @@ IDLE_TICKS = 1000
 """A policy that starts nothing on an idle cluster at so many regular decisions in a row never will."""
 
 
-def mtbf_s(faults: FaultsSpec) -> float:
-    """Mean time between crashes of one node, all causes together."""
-    rates = [1.0 / f.mtbf for f in (faults.crash, faults.rack, faults.spot) if f is not None]
+def mtbf_s(faults: FaultsSpec, node_gpus: float) -> float:
+    """Mean time between crashes of one node with so many GPUs, all causes together."""
+    rates = [1.0 / f.mtbf for f in (faults.rack, faults.spot) if f is not None]
+    if faults.crash is not None:
+        rates.insert(0, 1.0 / faults.crash.node_mtbf_s(node_gpus))
     return 1.0 / sum(rates) if rates else math.inf
 
 
@@ -155,7 +157,7 @@ class SimWorld:
         can_lose = scenario.faults != FaultsSpec()
         self.timeline = Timeline(demand, cluster, meter, can_lose=can_lose) if timeline else None
         traffic, paths = Traffic(cluster), PathWatch(cluster.topology)
-        self.mtbf_s = mtbf_s(scenario.faults)
+        self.mtbf_s = mtbf_s(scenario.faults, cluster.node_gpus)
         stall = StallDetection(demand, roster.waiting, roster.running, self.mtbf_s)
         listening: list[Listener | None] = [self.costs, traffic, paths, self.timeline, stall]
         self.listeners = Listeners(listener for listener in listening if listener is not None)

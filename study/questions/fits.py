@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from equipoise.sim.cost.transformer import plan_of, section
+from equipoise.sim.cost.transformer import plan_of, reached_share, section
 from equipoise.sim.hardware.profile import link_bytes_per_s, load_profile
 from equipoise.sim.llm.layout import Layout
 from equipoise.sim.llm.memory import MemoryEstimate, memory, smallest_change
@@ -36,6 +36,7 @@ class Fits:
     factor: float
     change: Mapping[str, tuple[Any, Any]] | None
     other: Search | None
+    reached: float = 1.0  # of the peak rate, see `reached_share`
 
     @property
     def step_s(self) -> float:
@@ -47,7 +48,7 @@ class Fits:
         """Model FLOP over what the GPUs could do in a step at their dense 16-bit peak rate."""
         la, shape = self.plan.layout, self.plan.shape
         flop = shape.train_flop_per_token() * la.global_batch * shape.sequence / la.gpus
-        return flop / (self.step_s * self.plan.accelerator.flop_per_s)
+        return flop * self.reached / (self.step_s * self.plan.accelerator.flop_per_s)
 
 
 def fits(path: Path, overrides: tuple[str, ...] = (), plans: int = 0) -> list[Fits]:
@@ -83,7 +84,16 @@ def _each(scenario: Scenario, plans: int) -> Iterator[Fits]:
         other = search(*machines, job.gpus, job.global_batch, stack, keeps, precision) if plans else None
         step = step_time(plan, stack)
         yield Fits(
-            job.name, job.model or "", plan, estimate, spec.memory_measured, step, bound.factor, change, other
+            job.name,
+            job.model or "",
+            plan,
+            estimate,
+            spec.memory_measured,
+            step,
+            bound.factor,
+            change,
+            other,
+            reached_share(profile.accelerator(group.accelerator)),
         )
 
 

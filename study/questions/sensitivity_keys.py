@@ -216,7 +216,7 @@ def _faults(scenario: Scenario) -> Iterator[Range]:
     faults = scenario.faults
     for kind in ("crash", "fail_slow", "link", "rack", "spot"):
         found = getattr(faults, kind)
-        if found is not None:
+        if found is not None and found.mtbf is not None:
             yield from _scaled(f"faults.{kind}.mtbf", found.mtbf, 0.5, 2.0)
     if faults.crash is not None:
         yield from _scaled("faults.crash.repair", faults.crash.repair, 0.5, 2.0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +19,7 @@ from scipy.stats import beta
 from equipoise.policies.contract import Policy
 from equipoise.policies.numerals import is_index
 from equipoise.sim.hardware.profile import load_profile
-from equipoise.sim.loading.file import ScenarioFile, read_scenario
+from equipoise.sim.loading.file import ScenarioFile, changed_tree, read_scenario
 from equipoise.sim.record import Run
 from equipoise.sim.run import is_random, run
 from equipoise.sim.scenario.model import Faults, Scenario
@@ -108,6 +108,8 @@ class Answer:
     sizes: int
     spares: int | None = None
     impossible: tuple[str, ...] = ()
+    without_spares: Trial | None = None
+    trials: tuple[Trial, ...] = ()
 
     @property
     def chance_at_least(self) -> float:
@@ -133,6 +135,8 @@ class Question:
     overrides: Sequence[str] = ()
     trace: str | None = None
     jobs: int = 1
+    grow: bool = False  # training jobs grow and shrink with the cluster
+    every: bool = False  # run every size, not only until the first that meets the targets
     runner: Callable[..., Run] = field(default=run, compare=False)
 
     def asks_for(self, *keys: str) -> bool:
@@ -154,10 +158,8 @@ def size(question: Question, progress: Progress | None = None) -> Answer:
         return answer
     calm = _search(question, None, faults=False)
     nodes = calm.best.candidate.nodes if calm.best is not None else answer.best.candidate.nodes
-    return Answer(
-        answer.best, None, answer.tried, answer.excluded, answer.deterministic, answer.sizes,
-        answer.best.candidate.nodes - nodes, answer.impossible,
-    )  # fmt: skip
+    fewer = next((trial for trial in answer.trials if trial.candidate.nodes == nodes), None)
+    return replace(answer, spares=answer.best.candidate.nodes - nodes, without_spares=fewer)
 
 
 def _search(question: Question, progress: Progress | None, *, faults: bool) -> Answer:
@@ -167,11 +169,12 @@ def _search(question: Question, progress: Progress | None, *, faults: bool) -> A
     random = is_random(candidates[0].scenario)
     best: Trial | None = None
     missed: list[Trial] = []
+    trials: list[Trial] = []
     excluded: list[Candidate] = []
     shared = Shared(folders, runner=question.runner)
     with workers(shared, _orders(candidates[0], question, trace, random), question.jobs) as made:
         for number, candidate in enumerate(candidates):
-            if best is not None and not _can_beat(candidate, best, question.objective):
+            if best is not None and not question.every and not _can_beat(candidate, best, question.objective):
                 break
             if progress is not None:
                 progress(number, len(candidates), _named(candidate.values))
@@ -179,15 +182,21 @@ def _search(question: Question, progress: Progress | None, *, faults: bool) -> A
                 excluded.append(candidate)
                 continue
             trial = try_out(candidate, question, made, trace, random)
-            if trial.met < _needed(question.confidence, trial.runs):
+            trials.append(trial)
+            if trial.met < needed(question.confidence, trial.runs):
                 missed.append(trial)
-            elif best is None or trial.mean("cost_usd") < best.mean("cost_usd"):
+            elif best is None or _better(trial, best, question.objective):
                 best = trial
     closest = None if best is not None else _closest(missed, excluded, question.targets)
-    tried = len(missed) + (best is not None)
     return Answer(
-        best, closest, tried, len(excluded), not random, len(candidates), impossible=tuple(impossible)
-    )
+        best, closest, len(trials), len(excluded), not random, len(candidates), impossible=tuple(impossible),
+        trials=tuple(trials),
+    )  # fmt: skip
+
+
+def _better(trial: Trial, best: Trial, objective: Objective) -> bool:
+    """Whether a size that meets the targets, and comes later, takes the place of the best so far."""
+    return objective == "cost" and trial.mean("cost_usd") < best.mean("cost_usd")
 
 
 def _named(values: Mapping[str, Any]) -> str:
@@ -199,7 +208,7 @@ def _can_beat(candidate: Candidate, best: Trial, objective: Objective) -> bool:
     return objective == "cost" and candidate.known["cost_usd"] < best.mean("cost_usd")
 
 
-def _needed(confidence: float, runs: int) -> int:
+def needed(confidence: float, runs: int) -> int:
     """Runs that must meet the targets."""
     return math.ceil(confidence * runs - _ROOM)
 
@@ -222,7 +231,7 @@ def try_out(
 ) -> Trial:
     """Run a candidate on its seeds, no further than until it is clear that it misses."""
     orders = _orders(candidate, question, trace, random)
-    allowed = len(orders) - _needed(question.confidence, len(orders))
+    allowed = len(orders) - needed(question.confidence, len(orders))
     results: dict[int, dict[str, float]] = {}
     met = 0
     step = max(1, question.jobs)
@@ -282,6 +291,8 @@ def read_candidates(
     for chosen in product(*question.vary.values()):
         values = dict(zip(question.vary, chosen, strict=True))
         changes = [*question.overrides, *(f"{key}={value}" for key, value in values.items())]
+        if question.grow:
+            changes += grown(question.file, question.overrides, changes)
         try:
             file = read_scenario(question.file, changes, question.trace)
             trace = trace if trace is not None else file.trace()
@@ -295,6 +306,19 @@ def read_candidates(
     if not found:
         raise problem or InputError(["nothing to vary: give --vary KEY=LOW:HIGH"])
     return found, trace, folders
+
+
+def grown(file: Path, before: Sequence[str], after: Sequence[str]) -> list[str]:
+    """Changes that give each training job the share of the cluster after changes that it has before them."""
+    trees = [changed_tree(file, changes) for changes in (before, after)]
+    old, new = (
+        sum(g.get("count", 1) * g.get("gpus", 1) for g in tree["cluster"].get("nodes", [])) for tree in trees
+    )
+    if not old or not new:
+        raise InputError([f"{file}: jobs can grow with 'cluster.nodes' only"])
+    jobs = trees[1]["workload"].get("jobs", [])
+    return [f"workload.jobs.{k}.gpus={max(1, job.get('gpus', 1) * new // old)}"
+            for k, job in enumerate(jobs) if job.get("model")]  # fmt: skip
 
 
 def _candidate(

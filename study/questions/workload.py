@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.special import ndtri
-from scipy.stats import rankdata
 
-from equipoise.policies.observation import Bools, Floats, Ints
+from equipoise.policies.observation import Bools, Floats
 from equipoise.policies.registry import make_policy
 from equipoise.sim.run import run
 from equipoise.sim.scenario.model import Scenario
@@ -36,9 +34,8 @@ def fitted(trace: Trace) -> dict[str, Any]:
             "name": f"{low}-gpu" if low == high else f"{low}-to-{high}-gpu",
             "rate": f"{rows.sum() / length_s * 86400:.6g}/d",
             "arrivals": {"kind": "profile", "every": every_s, "weights": np.bincount(bins).tolist()},
-            "duration": _durations(trace.duration_s[rows]),
+            "duration": _durations(np.maximum(trace.duration_s[rows], 1e-3)),
             "gpus": dict(zip(counts.tolist(), number.tolist(), strict=True)),
-            "tilt": _tilt(trace.duration_s[rows], bins),
             "exact": True,
         })  # fmt: skip
     return {"length": length_s, "classes": classes}
@@ -59,19 +56,12 @@ def _by_gpus(trace: Trace) -> Iterator[tuple[int, int, Bools]]:
 def _durations(duration_s: Floats) -> dict[str, Any]:
     """Quantiles, of few jobs fewer; the longest ones are told apart further."""
     shares = np.linspace(0.0, 1.0, min(QUANTILES, max(2, len(duration_s))))
-    values = np.quantile(np.maximum(duration_s, 1e-3), shares)
+    values = np.quantile(duration_s, shares)
     return {
         "kind": "quantiles",
         "values": [float(f"{v:.6g}") for v in values],
         "low": float(f"{values[0] / 2:.6g}"),
     }
-
-
-def _tilt(duration_s: Floats, bins: Ints) -> list[float]:
-    """Mean normal score of the durations of each bin: when the long jobs come."""
-    score = ndtri((rankdata(duration_s) - 0.5) / len(duration_s))
-    number = np.bincount(bins)
-    return [round(value, 3) for value in (np.bincount(bins, score) / np.maximum(number, 1)).tolist()]
 
 
 @dataclass(frozen=True)

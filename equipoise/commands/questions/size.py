@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 @click.option(
     "--objective", type=click.Choice(["nodes", "price", "cost"]), default="nodes", show_default=True
 )
+@click.option("--grow", is_flag=True, help="Training jobs grow and shrink with the cluster.")
+@click.option("--rank", is_flag=True, help="Run every size, and list them all, the best first.")
 @click.option("--policy", help="Stages joined by +, or none. Default: the scenario's.")
 @click.option("--seeds", type=IntRange(1), default=5, show_default=True, help="Runs per size.")
 @click.option("--confidence", type=FloatRange(0.0, 1.0, min_open=True), default=0.95, show_default=True,
@@ -42,6 +44,8 @@ def size(
     vary: tuple[str, ...],
     target: tuple[str, ...],
     objective: Any,
+    grow: bool,
+    rank: bool,
     policy: str | None,
     seeds: int,
     confidence: float,
@@ -56,7 +60,8 @@ def size(
     wait_p95, wait_p99 (times), goodput, gpu_busy (shares), cost and energy (of the run), price (per hour), power
     (highest, of the site). Exit code 4 when none will do.
     """
-    from equipoise.study.questions.size import Question, read_vary
+    from equipoise.study.questions.ranking import ranked
+    from equipoise.study.questions.size import Question, needed, read_vary
     from equipoise.study.questions.size import size as find
     from equipoise.study.questions.targets import read_target
 
@@ -67,12 +72,21 @@ def size(
         raise click.UsageError(f"--vary: {min(double)!r} is varied twice; give all its values at once")
     question = Question(
         Path(scenario), dict(varied), tuple(map(read_target, target)), policy,
-        seeds, confidence, objective, overrides, trace, jobs,
+        seeds, confidence, objective, overrides, trace, jobs, grow, rank,
     )  # fmt: skip
     note(state.quiet, *(f"warning: {one.doubt}" for one in question.targets if one.doubt))
     with progress(state.quiet, Path(scenario).stem, "sizes") as tell:
         answer = find(question, tell)
-    shown = as_json(answer) if form == "json" else "\n".join(as_text(answer, question.targets))
+    rows = (
+        ranked(answer.trials, question, needed(confidence, max((t.runs for t in answer.trials), default=1)))
+        if rank
+        else []
+    )
+    shown = (
+        as_json(answer, rows)
+        if form == "json"
+        else "\n".join([*as_text(answer, question.targets), *_ranking(rows)])
+    )
     click.echo(shown)
     return OK if answer.best is not None else IMPOSSIBLE
 
@@ -86,7 +100,8 @@ def as_text(answer: Answer, targets: Sequence[Target]) -> Iterator[str]:
         yield f"  {_sure(answer)}"
         if answer.spares:
             few = answer.best.candidate.nodes - answer.spares
-            yield f"  {answer.spares} of the nodes are spares: {few} would do without faults"
+            saved = _saved(answer, targets)
+            yield f"  {answer.spares} of the nodes are spares: {few} would do without faults{saved}"
     elif answer.closest is None:
         yield f"no size meets {wanted}"
     else:
@@ -99,6 +114,14 @@ def as_text(answer: Answer, targets: Sequence[Target]) -> Iterator[str]:
     yield f"  {answer.tried} sizes were run, {answer.excluded} excluded by bounds, price or power"
     if answer.impossible:
         yield f"  {len(answer.impossible)} more were not possible: {answer.impossible[0]}"
+
+
+def _saved(answer: Answer, targets: Sequence[Target]) -> str:
+    """What the targets' results would be with faults and without the spares."""
+    fewer = answer.without_spares
+    if fewer is None:
+        return ""
+    return f"; with {fewer.candidate.nodes} and faults, {_results(fewer, targets)}"
 
 
 def _values(candidate: Candidate) -> str:
@@ -135,7 +158,38 @@ def _sure(answer: Answer) -> str:
     return f"{met}: with 95 % confidence{choice}, {share:.0f} % of runs or more do"
 
 
-def as_json(answer: Answer) -> str:
+_TITLES = {
+    "rank": "", "values": "size", "meets": "meets", "gpus": "GPUs", "layout": "layout", "mfu_ratio": "MFU",
+    "memory_ratio": "memory", "makespan_s": "time", "cost_usd": "cost", "price_usd_per_h": "an hour",
+    "power_w": "power", "carbon_kg": "CO2",
+}  # fmt: skip
+
+
+def _ranking(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """The sizes that were run as a table; columns of which nothing is known are left out."""
+    from equipoise.commands.tables import aligned
+    from equipoise.sim.scenario.units import format_scaled
+    from equipoise.study.display import show
+
+    named = [key for key in _TITLES if any(plain(row[key]) not in (None, "") for row in rows)]
+    table = [[_TITLES[key] for key in named]]
+    for row in rows:
+        shown = {
+            "meets": "yes" if row["meets"] else "no",
+            "power_w": format_scaled(row["power_w"], "W"),
+            "carbon_kg": f"{row['carbon_kg'] / 1e3:.3g} t",
+            "price_usd_per_h": show("_usd", row["price_usd_per_h"]),
+        }
+        cells = (
+            shown.get(key) or (show(key, row[key]) if isinstance(row[key], float) else str(row[key]))
+            for key in named
+        )
+        table.append(list(cells))
+    if rows:
+        yield from aligned(table, [key not in ("values", "layout") for key in named])
+
+
+def as_json(answer: Answer, rows: Sequence[dict[str, Any]] = ()) -> str:
     """The answer for programs."""
     found = answer.best or answer.closest
     content: dict[str, Any] = {
@@ -146,6 +200,7 @@ def as_json(answer: Answer) -> str:
         "sizes_run": answer.tried,
         "sizes_excluded": answer.excluded,
         "not_possible": list(answer.impossible),
+        "ranking": list(rows),
     }
     if answer.best is not None:
         best = answer.best

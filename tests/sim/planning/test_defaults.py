@@ -63,12 +63,14 @@ def test_units_make_short_times_meant(tmp_path):
     ("key", "value", "told"),
     [
         ("nic", "400 GB/s", "several NICs are 'nics: 8' beside the rate of one"),
-        ("nics", 1, "one NIC of 400 Gbit/s serves 8 GPUs, 50 Gbit/s each"),
+        ("nics", None, "one NIC of 400 Gbit/s serves 8 GPUs, 50 Gbit/s each"),
     ],
 )
 def test_the_network_of_a_node_is_doubted(tmp_path, key, value, told):
     data = changed()
     data["cluster"]["nodes"][0][key] = value
+    if value is None:
+        del data["cluster"]["nodes"][0][key]
     assert told in warnings(tmp_path, data)
 
 

@@ -1,0 +1,69 @@
+"""The sizes that were run as one table: what each is, how well it does, what it costs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from equipoise.sim.cost.step import memory_need_bytes
+from equipoise.sim.hardware.profile import load_profile
+from equipoise.sim.llm.search import describe
+from equipoise.sim.scenario.model import Scenario
+from equipoise.study.questions.size import Question, Trial
+
+COLUMNS = (
+    "rank", "values", "meets", "gpus", "layout", "mfu_ratio", "memory_ratio", "makespan_s", "cost_usd",
+    "price_usd_per_h", "power_w", "carbon_kg",
+)  # fmt: skip
+
+
+def ranked(trials: Sequence[Trial], question: Question, needed: int) -> list[dict[str, Any]]:
+    """A row of COLUMNS for each size: those that meet the targets first, by the objective; numbers are means.
+
+    power_w: mean of the site while it runs. What is not known is NaN.
+    """
+    key = {"cost": "cost_usd", "price": "price_usd_per_h", "nodes": "gpus"}[question.objective]
+    rows = [_row(trial, trial.met >= needed) for trial in trials]
+    rows.sort(key=lambda row: (not row["meets"], math.isnan(row[key]), row[key], row["gpus"]))
+    return [{"rank": place + 1, **row} for place, row in enumerate(rows)]
+
+
+def _row(trial: Trial, meets: bool) -> dict[str, Any]:
+    scenario = trial.candidate.scenario
+    layout, memory = next(_layouts(scenario), ("", math.nan))
+    names = ("mfu_ratio", "makespan_s", "cost_usd", "energy_j", "carbon_kg")
+    means = {name: trial.mean(name) if name in trial.results[0] else math.nan for name in names}
+    power_w = means["energy_j"] / means["makespan_s"] if means["makespan_s"] > 0.0 else math.nan
+    return {
+        "values": ", ".join(
+            f"{key.rpartition('.')[2]} {value}" for key, value in trial.candidate.values.items()
+        ),
+        "meets": meets,
+        "gpus": int(trial.mean("gpus")),
+        "layout": layout,
+        "mfu_ratio": means["mfu_ratio"],
+        "memory_ratio": memory,
+        "makespan_s": means["makespan_s"],
+        "cost_usd": means["cost_usd"],
+        "price_usd_per_h": means["cost_usd"] / (means["makespan_s"] / 3600.0),
+        "power_w": power_w,
+        "carbon_kg": means["carbon_kg"],
+    }
+
+
+def _layouts(scenario: Scenario) -> Iterator[tuple[str, float]]:
+    """(layout, share of the memory that the fullest GPU needs) of each model that is trained."""
+    profile, group = load_profile(scenario.cluster.hardware), scenario.cluster.groups[0]
+    room = profile.accelerator(group.accelerator).memory_bytes.value
+    for job in scenario.workload.jobs:
+        if job.model is None:
+            continue
+        model = scenario.workload.models[job.model]
+        workers = max(1, job.gpus // (model.parallel.tensor * model.parallel.pipeline))
+        need = memory_need_bytes(model, -(-job.global_batch // workers), workers)
+        bound = model.transformer.bound if model.transformer is not None else None
+        name = f"tp {model.parallel.tensor} pp {model.parallel.pipeline}"
+        if bound is not None:
+            name = describe(bound.layout.layout(workers, job.global_batch, model.precision))
+        yield name, need / room

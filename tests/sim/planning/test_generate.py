@@ -1,0 +1,161 @@
+"""Jobs from a description: what is asked for comes out, the same on one seed, with the waits of a plain queue."""
+
+from __future__ import annotations
+
+import heapq
+
+import numpy as np
+import pytest
+import yaml
+
+from equipoise.cli import main
+from equipoise.policies.registry import make_policy
+from equipoise.sim.loading.file import from_mapping
+from equipoise.sim.run import drawn_jobs, run
+from equipoise.sim.scenario.tree import InputError
+from equipoise.sim.traces.generate import mean_s, quantile_s
+from equipoise.sim.traces.trace import make_trace
+from equipoise.study.questions.workload import compared, fitted
+
+LOGNORMAL = {"kind": "lognormal", "median": "1 h", "sigma": 1.6, "low": "60 s", "high": "5 d"}
+MIX = {1: 45, 2: 15, 4: 15, 8: 17, 16: 5, 32: 2, 64: 1}
+
+
+def described(pool: int = 400, length: str = "7 d", **kind: object):
+    generate = {"length": length, "classes": [{"duration": LOGNORMAL, "gpus": MIX} | kind]}
+    return from_mapping(
+        {"schema_version": 1, "name": "g", "cluster": {"gpus": pool}, "workload": {"generate": generate}}
+    )
+
+
+def test_arrivals_durations_and_sizes_are_as_asked():
+    jobs = drawn_jobs(described(length="100 d", rate="400/d"), 1)
+    assert len(jobs) == pytest.approx(40_000, abs=4 * 200)
+    gaps = np.diff(jobs.arrival_s)
+    assert gaps.std() / gaps.mean() == pytest.approx(1.0, abs=0.03)  # exponential
+    assert np.percentile(jobs.duration_s, [50, 90]) == pytest.approx(
+        [3600, 3600 * np.exp(1.6 * 1.2816)], rel=0.04
+    )
+    assert (jobs.duration_s.min(), jobs.duration_s.max()) == (60.0, 432000.0)
+    assert jobs.gpus.mean() == pytest.approx(sum(k * v for k, v in MIX.items()) / 100, rel=0.03)
+
+
+def test_a_seed_gives_the_same_jobs_and_another_seed_others():
+    scenario = described(rate="400/d")
+    first, again, other = (drawn_jobs(scenario, seed) for seed in (1, 1, 2))
+    assert first.digest() == again.digest() != other.digest()
+    assert run(scenario, seed=1).identity != run(scenario, seed=2).identity
+
+
+def test_a_class_does_not_change_what_another_draws():
+    alone = drawn_jobs(described(rate="400/d", name="a"), 1)
+    both = described(rate="400/d", name="a").model_dump(mode="json")
+    classes = both["workload"]["generate"]["classes"]
+    both["workload"]["generate"]["classes"] = [classes[0] | {"name": "b", "rate": 1e-3}, classes[0]]
+    mixed = drawn_jobs(from_mapping(both), 1)
+    mine = np.array(mixed.columns["class"].tolist()) == "a"
+    assert mixed.duration_s[mine].tolist() == alone.duration_s.tolist()
+
+
+def test_a_load_is_what_the_cluster_is_asked_for():
+    scenario = described(load=0.8, length="200 d", exact=True)
+    jobs = drawn_jobs(scenario, 3)
+    asked = float(jobs.gpus @ jobs.duration_s) / (400 * 200 * 86400)
+    assert asked == pytest.approx(0.8, rel=0.03)
+
+
+def test_pareto_durations():
+    kind = (
+        from_mapping(described(rate="1/h").model_dump(mode="json") | {}).workload.generate.classes[0].duration
+    )
+    pareto = kind.model_copy(
+        update={"kind": "pareto", "alpha": 1.5, "median": None, "sigma": None, "low": 60.0}
+    )
+    shares = np.array([0.5, 0.9])
+    assert quantile_s(pareto, shares) == pytest.approx(60.0 * (1 - shares) ** (-1 / 1.5))
+    whole = pareto.model_copy(update={"high": 1e12})
+    assert mean_s(whole) == pytest.approx(60 * 1.5 / 0.5, rel=0.03)
+
+
+def test_days_and_bursts():
+    day = {"kind": "diurnal", "swing": 0.8, "peak": "14 h", "weekend": 0.5}
+    jobs = drawn_jobs(described(rate="4000/d", length="28 d", arrivals=day), 1)
+    hour, weekday = (jobs.arrival_s // 3600) % 24, (jobs.arrival_s // 86400) % 7
+    by_hour = np.bincount(hour.astype(int), minlength=24)
+    assert by_hour[14] / by_hour[2] == pytest.approx(1.8 / 0.2, rel=0.15)
+    by_day = np.bincount(weekday.astype(int))
+    assert by_day[5:].mean() / by_day[:5].mean() == pytest.approx(0.5, rel=0.05)
+    bursts = drawn_jobs(described(rate="4000/d", length="28 d", arrivals={"burst": 5, "within": "1 s"}), 1)
+    assert len(bursts) == pytest.approx(28 * 4000, rel=0.03)
+    gaps = np.diff(bursts.arrival_s)
+    assert (gaps < 8).mean() == pytest.approx(0.8 + 0.2 * (1 - np.exp(-8 * 800 / 86400)), abs=0.02)
+
+
+def waits_by_hand(arrival_s, gpus, duration_s, pool: int) -> np.ndarray:
+    """Strict first come first served on counted GPUs."""
+    free, now, ends, waits = pool, 0.0, [], []
+    for arrival, wanted, duration in zip(arrival_s, gpus, duration_s, strict=True):
+        now = max(now, arrival)
+        while ends and (ends[0][0] <= now or free < wanted):
+            end, back = heapq.heappop(ends)
+            now, free = max(now, end), free + back
+        free -= wanted
+        heapq.heappush(ends, (now + duration, wanted))
+        waits.append(now - arrival)
+    return np.array(waits)
+
+
+def test_waits_are_those_of_a_plain_queue():
+    scenario = described(320, rate="400/d")
+    jobs = drawn_jobs(scenario, 5)
+    waits = waits_by_hand(jobs.arrival_s, jobs.gpus, jobs.duration_s, 320)
+    found = run(scenario, policy=make_policy("fifo"), seed=5).summary()
+    for q in (50, 95, 99):
+        assert found[f"queueing_p{q}_s"] == pytest.approx(float(np.percentile(waits, q)), rel=1e-9, abs=1e-6)
+
+
+def test_classes_that_want_too_much_and_wrong_descriptions_are_refused():
+    for kind, told in (
+        ({"rate": "400/d", "gpus": {512: 1}}, "needs 512 GPUs, the cluster has 400"),
+        ({"rate": "400/d", "load": 0.5}, "needs either 'rate' (e.g. 400/d) or 'load'"),
+        ({"rate": "400/d", "duration": {"kind": "pareto", "sigma": 1.0}}, "kind pareto needs alpha"),
+        ({"rate": "400 GB/s"}, "a rate of jobs is needed"),
+    ):
+        with pytest.raises(InputError) as raised:
+            described(**kind)
+        assert told in raised.value.lines[0]
+
+
+def poisson_trace(days: float, seed: int = 1):
+    random = np.random.default_rng(seed)
+    arrival_s = np.cumsum(random.exponential(300.0, int(days * 288)))
+    gpus = random.choice([1, 2, 4], len(arrival_s), p=[0.7, 0.2, 0.1])
+    return make_trace(
+        np.arange(len(arrival_s)), arrival_s - arrival_s[0], gpus, random.lognormal(8.0, 1.0, len(arrival_s))
+    )
+
+
+@pytest.mark.long
+def test_jobs_drawn_from_a_fit_wait_as_those_of_the_trace():
+    trace = poisson_trace(40)
+    scenario = from_mapping({
+        "schema_version": 1, "name": "fit", "cluster": {"gpus": 26}, "workload": {"generate": fitted(trace)},
+    })  # fmt: skip
+    for one in compared(scenario, trace, ("fifo", "easy", "sjf"), 5):
+        tight = 0.15 if one.quantity == "duration" else 0.35
+        assert one.drawn == pytest.approx(one.trace, rel=tight, abs=60.0), one
+
+
+def test_the_command_writes_a_scenario_that_runs(tmp_path, capsys):
+    trace = poisson_trace(2)
+    lines = ["job_id,arrival_s,gpus,duration_s"]
+    rows = zip(trace.job_id, trace.arrival_s, trace.gpus, trace.duration_s, strict=True)
+    lines += [f"{k},{a:.3f},{g},{d:.3f}" for k, a, g, d in rows]
+    (tmp_path / "jobs.csv").write_text("\n".join(lines))
+    out = tmp_path / "like.yaml"
+    columns = [str(tmp_path / "jobs.csv"), "--out", str(out), "--seeds", "2", "--policy", "fifo"]
+    assert main(["fit-workload", *columns]) == 0
+    told = capsys.readouterr().out
+    assert "wait under fifo p95" in told
+    assert yaml.safe_load(out.read_text())["workload"]["generate"]["classes"]
+    assert main(["run", str(out)]) == 0
