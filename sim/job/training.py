@@ -381,9 +381,13 @@ class TrainingJob:
         if pending.weight is not None:
             self.config.set_gradient_weight(pending.weight)
         if pending.share is not None:
-            self.meter_booked()  # at the share it had
-            self.config.set_share(pending.share)
-            self.cluster.set_share(self.row, np.repeat(pending.share, self.config.gpus_per_worker))
+            share = np.repeat(pending.share, self.config.gpus_per_worker)
+            if self.cluster.has_room(self.row, share):
+                self.meter_booked()  # at the share it had
+                self.config.set_share(pending.share)
+                self.cluster.set_share(self.row, share)
+            else:  # another job has come since this was decided
+                refused.append((f"share of job {self.name}", "the GPU has no room for it any more"))
         return refused
 
     # -- checkpoints ---------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ _MONTH_S = Fraction(365 * 86400, 12)
 
 
 LARGEST, LARGEST_WHOLE, SMALLEST = 1e30, 1e15, 1e-30
-"""Most of any number without a unit, and least of any but 0: products of a few are still numbers, whole ones exact."""
+"""Most of any number without a unit, and least of any but 0: products of a few are numbers, whole ones exact."""
 
 
 def _plain(read: Callable[[str], float], most: float) -> Callable[[object], object]:

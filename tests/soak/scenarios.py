@@ -85,7 +85,8 @@ def _training(dice: random.Random, k: int, gpus: int, node: str) -> Plain:
     job: Plain = {
         "name": f"t{k}", "arrival": round(dice.uniform(0, 100), 3) if k else 0.0, "gpus": wanted,
         "gpu_share": share, "model": dice.choice(("m0", "m1")), "global_batch": batch,
-        "sync_interval": dice.randint(1, 4), "on_worker_loss": dice.choice(("restart", "regroup")), "priority": dice.choice((1.0, 2.0)),
+        "sync_interval": dice.randint(1, 4), "on_worker_loss": dice.choice(("restart", "regroup")),
+        "priority": dice.choice((1.0, 2.0)),
         "checkpoint": {"interval": dice.choice(("never", "young-daly", 7.77)), "size": 1e9},
     }  # fmt: skip
     if wanted > 1 and dice.random() < 0.5:

@@ -1,0 +1,174 @@
+"""Which changes of the code no test notices: `python -m tests.mutation [--share S] [--only FILE] [--lines A-B]`.
+
+Cosmic Ray changes one operator, number or condition at a time in a copy of the tree (`.mutation/`) and runs the tests
+named here for the file. What was tried is kept in a session per file: a second start goes on, and begins anew only
+for files that were changed. Survivors are listed with their lines; the exit code is then 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PLACE = ROOT / ".mutation"
+TREE = PLACE / "tree"
+SECONDS_A_MUTANT = 300.0
+
+TESTS = {
+    "policies/kernels/allocation.py": "tests/policies -k 'allocation'",
+    "policies/kernels/deal.py": "tests/policies -k 'deal or kernels or s2'",
+    "policies/kernels/scaling.py": "tests/policies -k 'scaling or kernels or jit'",
+    "policies/kernels/dataflow.py": "tests/policies -k 'kernels or s1 or dataflow'",
+    "policies/stages/s1.py": "tests/policies -k 's1 or contract'",
+    "policies/stages/s2.py": "tests/policies -k 's2 or contract'",
+    "policies/stages/s3.py": "tests/policies -k 's3 or contract'",
+    "policies/stages/s4.py": "tests/policies -k 's4 or contract'",
+    "policies/stages/guard.py": "tests/policies -k 'guard or s3'",
+    "sim/cluster/faults.py": "tests/sim -k 'fault or world or corrupt or restart or starvation'",
+    "sim/cluster/cluster.py": "tests/sim -k 'world or timeline or advance'",
+    "sim/advance/periods.py": "tests/sim -k 'advance or timeline or periods'",
+    "sim/advance/fast.py": "tests/sim -k 'advance or timeline'",
+    "sim/ledger/bill.py": "tests/sim -k 'energy or bill or cost'",
+    "sim/ledger/costs.py": "tests/sim -k 'energy or bill or cost'",
+    "sim/ledger/timeline.py": "tests/sim -k timeline",
+    "sim/cost/step.py": "tests/sim -k 'cost or parallel or network'",
+    "sim/job/progress.py": "tests/sim -k 'advance or workload or world'",
+    "sim/job/checkpoints.py": "tests/sim -k 'restart or world or advance'",
+    "sim/world/stall.py": "tests/front/test_robust_runs.py tests/sim -k 'starvation or named or stall'",
+    "live/decide/telemetry.py": "tests/live/test_telemetry.py",
+    "live/train/losses.py": "tests/live/test_losses.py",
+    "study/statistics.py": "tests/study/runs/test_statistics.py",
+    "study/bounds.py": "tests/study/runs/test_bounds.py",
+    "study/runs/store.py": "tests/study/runs/test_store.py tests/study/runs/test_damaged.py",
+    "study/folders.py": "tests/study/runs/test_study_folders.py tests/study/runs/test_damaged.py",
+}
+"""Arguments of pytest by file; a mutant is killed when these tests fail."""
+
+
+def main() -> int:
+    """Returns 1 when a mutant survived."""
+    parser = argparse.ArgumentParser(prog="python -m tests.mutation", description="Test the tests.")
+    parser.add_argument(
+        "--share", type=float, default=0.02, help="of the mutants of each file, by a fixed choice"
+    )
+    parser.add_argument("--only", default="", help="files whose path begins so")
+    parser.add_argument("--lines", default="", help="A-B: all mutants of these lines, whatever the share")
+    given = parser.parse_args()
+    chosen = [path for path in TESTS if path.startswith(given.only) and (ROOT / path).is_file()]
+    low, _, high = given.lines.partition("-")
+    lines = range(int(low), int(high or low) + 1) if low else None
+    _copy_tree()
+    tried = survived = 0
+    for path in chosen:
+        some, left = _mutate(path, given.share, lines)
+        tried, survived = tried + some, survived + len(left)
+        print(f"{path}: {some} mutants, {len(left)} survived", *left, sep="\n  ", flush=True)
+    share = 1.0 - survived / tried if tried else 1.0
+    print(f"{tried} mutants of {len(chosen)} files, {survived} survived: {share:.1%} killed")
+    return 1 if survived else 0
+
+
+def _copy_tree() -> None:
+    """The files as they are now, those not committed too, in a tree of their own."""
+    shutil.rmtree(TREE, ignore_errors=True)
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "-co", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    for name in filter(None, listed.stdout.split("\0")):
+        source, target = ROOT / name, TREE / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_symlink():
+            target.symlink_to(os.readlink(source))
+        elif source.is_file():
+            shutil.copy2(source, target)
+
+
+def _mutate(path: str, share: float, lines: range | None) -> tuple[int, list[str]]:
+    """(mutants that were tried, those that survived) of one file."""
+    # The library has optional parts that fail to import elsewhere; it is needed here alone.
+    from cosmic_ray.work_db import use_db
+
+    content = hashlib.sha256((ROOT / path).read_bytes() + TESTS[path].encode()).hexdigest()[:12]
+    session = PLACE / f"{path.replace('/', '-').removesuffix('.py')}-{content}.sqlite"
+    config = session.with_suffix(".toml")
+    command = f"{sys.executable} -m pytest -x -p no:cacheprovider --hypothesis-seed=0 {TESTS[path]}"
+    config.write_text(
+        f'[cosmic-ray]\nmodule-path = "{path}"\ntimeout = {SECONDS_A_MUTANT}\nexcluded-modules = []\n'
+        f'test-command = "{command}"\n[cosmic-ray.distributor]\nname = "local"\n'
+    )
+    if not session.exists():
+        _cosmic_ray("init", config, session)
+    with use_db(session) as kept:
+        pending = {item.job_id: item for item in kept.pending_work_items}
+        later = [key for key, item in pending.items() if not _chosen(item, share, lines)]
+    work = session.with_suffix(".now.sqlite")
+    shutil.copy2(session, work)
+    with use_db(work) as now:
+        _leave_out(now, later)
+    try:
+        _cosmic_ray("exec", config, work)
+    finally:
+        _keep_results(work, session, set(later))
+    with use_db(session) as kept:
+        return len([1 for _ in kept.completed_work_items]), list(_survivors(kept, path))
+
+
+def _cosmic_ray(what: str, config: Path, session: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": str(TREE), "EQUIPOISE_KERNEL_CACHE": str(PLACE / "cache")}
+    (PLACE / "cache").mkdir(mode=0o700, exist_ok=True)
+    command = [sys.executable, "-m", "cosmic_ray.cli", what, str(config), str(session)]
+    subprocess.run(command, cwd=TREE, env=environment, check=True, stdout=subprocess.DEVNULL)
+
+
+def _chosen(item: object, share: float, lines: range | None) -> bool:
+    """By what the mutant is, so that every start chooses alike."""
+    mutation = item.mutations[0]  # type: ignore[attr-defined]
+    if lines is not None:
+        return mutation.start_pos[0] in lines
+    what = f"{mutation.module_path} {mutation.operator_name} {mutation.occurrence}"
+    return int(hashlib.sha256(what.encode()).hexdigest()[:8], 16) < share * 2**32
+
+
+def _leave_out(now: object, keys: list[str]) -> None:
+    from cosmic_ray.work_item import WorkerOutcome, WorkResult
+
+    now.set_multiple_results(keys, WorkResult(worker_outcome=WorkerOutcome.SKIPPED))  # type: ignore[attr-defined]
+
+
+def _keep_results(work: Path, session: Path, left_out: set[str]) -> None:
+    """What has been tried, also when the rest was interrupted."""
+    from cosmic_ray.work_db import use_db
+
+    with use_db(work) as now, use_db(session) as kept:
+        known = {item.job_id for item in kept.completed_work_items}
+        for key, result in now.results:
+            if key not in left_out and key not in known:
+                kept.set_result(key, result)
+    work.unlink()
+
+
+def _survivors(kept: object, path: str) -> Iterator[str]:
+    for item, result in kept.completed_work_items:  # type: ignore[attr-defined]
+        if result.test_outcome == "survived":
+            mutation = item.mutations[0]
+            diff = [
+                line
+                for line in (result.diff or "").splitlines()
+                if line[:1] in "+-" and line[:3] not in ("+++", "---")
+            ]
+            yield f"{path}:{mutation.start_pos[0]}: {' -> '.join(line[1:].strip() for line in diff)}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
