@@ -1,8 +1,8 @@
 """Which changes of the code no test notices: `python -m tests.mutation [--share S] [--only FILE] [--lines A-B]`.
 
-Cosmic Ray changes one operator, number or condition at a time in a copy of the tree (`.mutation/`) and runs the tests
-named here for the file. What was tried is kept in a session per file: a second start goes on, and begins anew only
-for files that were changed. Survivors are listed with their lines; the exit code is then 1.
+Cosmic Ray changes one operator, number or condition at a time in a copy of the tree (`.mutation/`) and runs the
+tests named here for the file. What was tried is kept in a session per file: a second start goes on, and begins anew
+only for files that were changed. Survivors are listed with their lines; the exit code is then 1.
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ TESTS = {
     "study/folders.py": "tests/study/runs/test_study_folders.py tests/study/runs/test_damaged.py",
 }
 """Arguments of pytest by file; a mutant is killed when these tests fail."""
+EQUIVALENT = ("@dataclass(", "# fmt:", '"""')
+"""Lines of which a change changes nothing that a test could see."""
 
 
 def main() -> int:
@@ -160,14 +162,10 @@ def _keep_results(work: Path, session: Path, left_out: set[str]) -> None:
 
 def _survivors(kept: object, path: str) -> Iterator[str]:
     for item, result in kept.completed_work_items:  # type: ignore[attr-defined]
-        if result.test_outcome == "survived":
-            mutation = item.mutations[0]
-            diff = [
-                line
-                for line in (result.diff or "").splitlines()
-                if line[:1] in "+-" and line[:3] not in ("+++", "---")
-            ]
-            yield f"{path}:{mutation.start_pos[0]}: {' -> '.join(line[1:].strip() for line in diff)}"
+        diff = [line for line in (result.diff or "").splitlines() if line[:1] in ("+", "-")]
+        changed = [line[1:].strip() for line in diff if line[:3] not in ("+++", "---")]
+        if result.test_outcome == "survived" and not changed[0].startswith(EQUIVALENT):
+            yield f"{path}:{item.mutations[0].start_pos[0]}: {' -> '.join(changed)}"
 
 
 if __name__ == "__main__":
