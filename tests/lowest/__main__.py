@@ -17,7 +17,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 EXTRAS = ("dist", "report")
 TESTS = (
-    "tests/front/test_cli.py", "tests/front/test_exit_codes.py", "tests/sim/test_world.py", "tests/sim/test_traces.py",
+    "tests/front/test_cli.py", "tests/front/test_exit_codes.py", "tests/sim/test_world.py",
+    "tests/sim/test_traces.py",
     "tests/sim/test_units.py", "tests/policies/test_s2.py", "tests/study/runs/test_query.py",
     "tests/study/runs/test_store.py", "tests/study/runs/test_damaged.py", "tests/study/runs/test_export_rows.py",
     "tests/study/runs/test_sweep.py", "tests/study/runs/test_sweep_dask.py", "tests/study/report/test_report.py",
