@@ -44,7 +44,7 @@ def main() -> int:
         venv.create(place, with_pip=True, clear=True)
         pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         subprocess.run([*pip, *versions, *TOOLS], check=True)
-        subprocess.run([*pip, "--no-deps", "-e", str(ROOT)], check=True)
+        subprocess.run([*pip, "-e", str(ROOT)], check=True)
         (place / "ready").touch()
     print("with", ", ".join(versions), flush=True)
     tests = [name for name in TESTS if (ROOT / name).exists()]

@@ -22,34 +22,33 @@ TREE = PLACE / "tree"
 SECONDS_A_MUTANT = 300.0
 
 TESTS = {
-    "policies/kernels/allocation.py": "tests/policies -k 'allocation'",
-    "policies/kernels/deal.py": "tests/policies -k 'deal or kernels or s2'",
-    "policies/kernels/scaling.py": "tests/policies -k 'scaling or kernels or jit'",
-    "policies/kernels/dataflow.py": "tests/policies -k 'kernels or s1 or dataflow'",
-    "policies/stages/s1.py": "tests/policies -k 's1 or contract'",
-    "policies/stages/s2.py": "tests/policies -k 's2 or contract'",
-    "policies/stages/s3.py": "tests/policies -k 's3 or contract'",
-    "policies/stages/s4.py": "tests/policies -k 's4 or contract'",
-    "policies/stages/guard.py": "tests/policies -k 'guard or s3'",
-    "sim/cluster/faults.py": "tests/sim -k 'fault or world or corrupt or restart or starvation'",
-    "sim/cluster/cluster.py": "tests/sim -k 'world or timeline or advance'",
-    "sim/advance/periods.py": "tests/sim -k 'advance or timeline or periods'",
-    "sim/advance/fast.py": "tests/sim -k 'advance or timeline'",
-    "sim/ledger/bill.py": "tests/sim -k 'energy or bill or cost'",
-    "sim/ledger/costs.py": "tests/sim -k 'energy or bill or cost'",
-    "sim/ledger/timeline.py": "tests/sim -k timeline",
-    "sim/cost/step.py": "tests/sim -k 'cost or parallel or network'",
-    "sim/job/progress.py": "tests/sim -k 'advance or workload or world'",
-    "sim/job/checkpoints.py": "tests/sim -k 'restart or world or advance'",
-    "sim/world/stall.py": "tests/front/test_robust_runs.py tests/sim -k 'starvation or named or stall'",
-    "live/decide/telemetry.py": "tests/live/test_telemetry.py",
-    "live/train/losses.py": "tests/live/test_losses.py",
-    "study/statistics.py": "tests/study/runs/test_statistics.py",
-    "study/bounds.py": "tests/study/runs/test_bounds.py",
-    "study/runs/store.py": "tests/study/runs/test_store.py tests/study/runs/test_damaged.py",
-    "study/folders.py": "tests/study/runs/test_study_folders.py tests/study/runs/test_damaged.py",
+    "policies/kernels/allocation.py": "policies/test_kernels_edges.py policies/test_kernels_allocation.py",
+    "policies/kernels/deal.py": "policies/test_kernels_edges.py policies/test_kernels.py",
+    "policies/kernels/scaling.py": "policies/test_kernels_allocation.py",
+    "policies/kernels/dataflow.py": "policies/test_kernels.py policies/test_s1.py",
+    "policies/stages/s1.py": "policies/test_s1.py policies/test_contract.py",
+    "policies/stages/s2.py": "policies/test_s2.py policies/test_contract.py",
+    "policies/stages/s3.py": "policies/test_s3.py policies/test_contract.py",
+    "policies/stages/s4.py": "policies/test_s4.py policies/test_contract.py",
+    "policies/stages/guard.py": "policies/test_guard.py policies/test_s3.py",
+    "sim/cluster/faults.py": "sim/test_fault_times.py sim/test_corrupt.py sim/test_world.py",
+    "sim/cluster/cluster.py": "soak/test_soak.py sim/test_world.py sim/test_timeline.py",
+    "sim/advance/periods.py": "sim/test_small_sums.py sim/test_advance.py sim/test_timeline.py",
+    "sim/advance/fast.py": "sim/test_advance.py sim/test_timeline.py",
+    "sim/ledger/bill.py": "sim/test_small_sums.py sim/test_energy.py",
+    "sim/ledger/costs.py": "sim/test_energy.py",
+    "sim/ledger/timeline.py": "sim/test_timeline.py",
+    "sim/cost/step.py": "sim/test_cost.py sim/test_advance.py",
+    "sim/job/progress.py": "sim/test_advance.py sim/test_world.py",
+    "sim/world/stall.py": "front/test_robust_runs.py sim/test_starvation.py",
+    "live/decide/telemetry.py": "live/test_telemetry.py",
+    "live/train/losses.py": "live/test_losses.py",
+    "study/statistics.py": "study/runs/test_statistics.py",
+    "study/bounds.py": "study/runs/test_bounds.py",
+    "study/runs/store.py": "study/runs/test_store.py study/runs/test_damaged.py",
+    "study/folders.py": "study/runs/test_study_folders.py study/runs/test_damaged.py",
 }
-"""Arguments of pytest by file; a mutant is killed when these tests fail."""
+"""Test files below `tests/` by file, the quickest first; a mutant is killed when one of their tests fails."""
 EQUIVALENT = ("@dataclass(", "# fmt:", '"""')
 """Lines of which a change changes nothing that a test could see."""
 
@@ -101,15 +100,19 @@ def _mutate(path: str, share: float, lines: range | None) -> tuple[int, list[str
     # The library has optional parts that fail to import elsewhere; it is needed here alone.
     from cosmic_ray.work_db import use_db
 
-    content = hashlib.sha256((ROOT / path).read_bytes() + TESTS[path].encode()).hexdigest()[:12]
+    tests = [f"tests/{name}" for name in TESTS[path].split()]
+    hashed = [(ROOT / name).read_bytes() for name in (path, *tests)]
+    content = hashlib.sha256(b"".join(hashed)).hexdigest()[:12]
     session = PLACE / f"{path.replace('/', '-').removesuffix('.py')}-{content}.sqlite"
     config = session.with_suffix(".toml")
-    command = f"{sys.executable} -m pytest -x -p no:cacheprovider --hypothesis-seed=0 {TESTS[path]}"
+    command = f"{sys.executable} -m pytest -x -p no:cacheprovider --hypothesis-seed=0 {' '.join(tests)}"
     config.write_text(
         f'[cosmic-ray]\nmodule-path = "{path}"\ntimeout = {SECONDS_A_MUTANT}\nexcluded-modules = []\n'
         f'test-command = "{command}"\n[cosmic-ray.distributor]\nname = "local"\n'
     )
     if not session.exists():
+        if _in_tree(command.split(" ")) != 0:
+            raise SystemExit(f"{path}: its tests fail without any change: {command}")
         _cosmic_ray("init", config, session)
     with use_db(session) as kept:
         pending = {item.job_id: item for item in kept.pending_work_items}
@@ -126,11 +129,17 @@ def _mutate(path: str, share: float, lines: range | None) -> tuple[int, list[str
         return len([1 for _ in kept.completed_work_items]), list(_survivors(kept, path))
 
 
-def _cosmic_ray(what: str, config: Path, session: Path) -> None:
+def _in_tree(command: list[str]) -> int:
+    """The exit code of a command in the copy, with kernels of its own."""
     environment = os.environ | {"PYTHONPATH": str(TREE), "EQUIPOISE_KERNEL_CACHE": str(PLACE / "cache")}
     (PLACE / "cache").mkdir(mode=0o700, exist_ok=True)
-    command = [sys.executable, "-m", "cosmic_ray.cli", what, str(config), str(session)]
-    subprocess.run(command, cwd=TREE, env=environment, check=True, stdout=subprocess.DEVNULL)
+    ended = subprocess.run(command, cwd=TREE, env=environment, check=False, stdout=subprocess.DEVNULL)
+    return ended.returncode
+
+
+def _cosmic_ray(what: str, config: Path, session: Path) -> None:
+    if code := _in_tree([sys.executable, "-m", "cosmic_ray.cli", what, str(config), str(session)]):
+        raise SystemExit(f"cosmic-ray {what} ended with {code}")
 
 
 def _chosen(item: object, share: float, lines: range | None) -> bool:
