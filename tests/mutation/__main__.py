@@ -42,7 +42,6 @@ TESTS = {
     "sim/job/progress.py": "sim/test_advance.py sim/test_world.py",
     "sim/world/stall.py": "front/test_robust_runs.py sim/test_starvation.py",
     "live/decide/telemetry.py": "live/test_telemetry.py",
-    "live/train/losses.py": "live/test_losses.py",
     "study/statistics.py": "study/runs/test_statistics.py",
     "study/bounds.py": "study/runs/test_bounds.py",
     "study/runs/store.py": "study/runs/test_store.py study/runs/test_damaged.py",
