@@ -14,14 +14,13 @@ import tomllib
 import venv
 from pathlib import Path
 
+from tests.named import path_of
+
 ROOT = Path(__file__).resolve().parents[2]
 EXTRAS = ("dist", "report")
 TESTS = (
-    "tests/front/test_cli.py", "tests/front/test_exit_codes.py", "tests/sim/test_world.py",
-    "tests/sim/test_traces.py",
-    "tests/sim/test_units.py", "tests/policies/test_s2.py", "tests/study/runs/test_query.py",
-    "tests/study/runs/test_store.py", "tests/study/runs/test_damaged.py", "tests/study/runs/test_export_rows.py",
-    "tests/study/runs/test_sweep.py", "tests/study/runs/test_sweep_dask.py", "tests/study/report/test_report.py",
+    "cli", "exit_codes", "sim/world", "units", "s2", "query", "store", "damaged", "export_rows", "sweep", "sweep_dask",
+    "report", "small_sums",
 )  # fmt: skip
 TOOLS = ("pytest>=8", "hypothesis>=6.100")
 
@@ -47,7 +46,7 @@ def main() -> int:
         subprocess.run([*pip, "-e", str(ROOT)], check=True)
         (place / "ready").touch()
     print("with", ", ".join(versions), flush=True)
-    tests = [name for name in TESTS if (ROOT / name).exists()]
+    tests = [path_of(name) for name in TESTS]
     return subprocess.run(
         [str(python), "-m", "pytest", *tests, *sys.argv[1:]], cwd=ROOT, check=False
     ).returncode

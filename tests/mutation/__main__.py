@@ -16,38 +16,40 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.named import path_of
+
 ROOT = Path(__file__).resolve().parents[2]
 PLACE = ROOT / ".mutation"
 TREE = PLACE / "tree"
 SECONDS_A_MUTANT = 300.0
 
 TESTS = {
-    "policies/kernels/allocation.py": "policies/test_kernels_edges.py policies/test_kernels_allocation.py",
-    "policies/kernels/deal.py": "policies/test_kernels_edges.py policies/test_kernels.py",
-    "policies/kernels/scaling.py": "policies/test_kernels_allocation.py",
-    "policies/kernels/dataflow.py": "policies/test_kernels.py policies/test_s1.py",
-    "policies/stages/s1.py": "policies/test_s1.py policies/test_contract.py",
-    "policies/stages/s2.py": "policies/test_s2.py policies/test_contract.py",
-    "policies/stages/s3.py": "policies/test_s3.py policies/test_contract.py",
-    "policies/stages/s4.py": "policies/test_s4.py policies/test_contract.py",
-    "policies/stages/guard.py": "policies/test_guard.py policies/test_s3.py",
-    "sim/cluster/faults.py": "sim/test_fault_times.py sim/test_corrupt.py sim/test_world.py",
-    "sim/cluster/cluster.py": "soak/test_soak.py sim/test_world.py sim/test_timeline.py",
-    "sim/advance/periods.py": "sim/test_small_sums.py sim/test_advance.py sim/test_timeline.py",
-    "sim/advance/fast.py": "sim/test_advance.py sim/test_timeline.py",
-    "sim/ledger/bill.py": "sim/test_small_sums.py sim/test_energy.py",
-    "sim/ledger/costs.py": "sim/test_energy.py",
-    "sim/ledger/timeline.py": "sim/test_timeline.py",
-    "sim/cost/step.py": "sim/test_cost.py sim/test_advance.py",
-    "sim/job/progress.py": "sim/test_advance.py sim/test_world.py",
-    "sim/world/stall.py": "front/test_robust_runs.py sim/test_starvation.py",
-    "live/decide/telemetry.py": "live/test_telemetry.py",
-    "study/statistics.py": "study/runs/test_statistics.py",
-    "study/bounds.py": "study/runs/test_bounds.py",
-    "study/runs/store.py": "study/runs/test_store.py study/runs/test_damaged.py",
-    "study/folders.py": "study/runs/test_study_folders.py study/runs/test_damaged.py",
+    "policies/kernels/allocation.py": "kernels_edges kernels_allocation",
+    "policies/kernels/deal.py": "kernels_edges policies/kernels",
+    "policies/kernels/scaling.py": "kernels_allocation",
+    "policies/kernels/dataflow.py": "policies/kernels s1",
+    "policies/stages/s1.py": "s1 contract",
+    "policies/stages/s2.py": "s2 contract",
+    "policies/stages/s3.py": "s3 contract",
+    "policies/stages/s4.py": "s4 contract",
+    "policies/stages/guard.py": "guard s3",
+    "sim/cluster/faults.py": "fault_times corrupt sim/world",
+    "sim/cluster/cluster.py": "soak sim/world timeline",
+    "sim/advance/periods.py": "small_sums advance timeline",
+    "sim/advance/fast.py": "advance timeline",
+    "sim/ledger/bill.py": "small_sums energy",
+    "sim/ledger/costs.py": "energy",
+    "sim/ledger/timeline.py": "timeline",
+    "sim/cost/step.py": "cost advance",
+    "sim/job/progress.py": "advance sim/world",
+    "sim/world/stall.py": "robust_runs starvation",
+    "live/decide/telemetry.py": "telemetry",
+    "study/statistics.py": "statistics",
+    "study/bounds.py": "bounds",
+    "study/runs/store.py": "store damaged",
+    "study/folders.py": "study_folders damaged",
 }
-"""Test files below `tests/` by file, the quickest first; a mutant is killed when one of their tests fails."""
+"""Names of test files by file, the quickest first; a mutant is killed when one of their tests fails."""
 EQUIVALENT = ("@dataclass(", "# fmt:", '"""')
 """Lines of which a change changes nothing that a test could see."""
 
@@ -99,7 +101,7 @@ def _mutate(path: str, share: float, lines: range | None) -> tuple[int, list[str
     # The library has optional parts that fail to import elsewhere; it is needed here alone.
     from cosmic_ray.work_db import use_db
 
-    tests = [f"tests/{name}" for name in TESTS[path].split()]
+    tests = [path_of(name) for name in TESTS[path].split()]
     hashed = [(ROOT / name).read_bytes() for name in (path, *tests)]
     content = hashlib.sha256(b"".join(hashed)).hexdigest()[:12]
     session = PLACE / f"{path.replace('/', '-').removesuffix('.py')}-{content}.sqlite"
