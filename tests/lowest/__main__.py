@@ -19,8 +19,8 @@ from tests.named import path_of
 ROOT = Path(__file__).resolve().parents[2]
 EXTRAS = ("dist", "report")
 TESTS = (
-    "cli", "exit_codes", "sim/world", "units", "s2", "query", "store", "damaged", "export_rows", "sweep", "sweep_dask",
-    "report", "small_sums",
+    "cli", "exit_codes", "sim/world", "units", "s2", "query", "store", "damaged", "export_rows", "sweep",
+    "sweep_dask", "report", "small_sums",
 )  # fmt: skip
 TOOLS = ("pytest>=8", "hypothesis>=6.100")
 
