@@ -2,6 +2,10 @@
 # make live-demo   policies in real PyTorch training on this machine, without a GPU
 # make test   the test suite, in about five minutes
 # make test-long  the tests that take longer; called again, it goes on where it stopped
+# make fuzz   damaged inputs, for hours, from where it stopped; ARGS="--seconds 3600"
+# make soak   laws of random runs, for hours, from where it stopped
+# make test-mutation  which changes of the code no test notices, from where it stopped
+# make test-lowest    the core with the oldest versions of its dependencies
 # make check  style, types, import directions
 # make bench  benchmarks, with their yardsticks
 # Options:    PYTHON=python3.12  VENV=.venv  TESTS="tests/front/test_cli.py -x"  ARGS="--ranks 4"
@@ -13,7 +17,7 @@ ARGS   ?=
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo installed-live live-demo test test-long check bench clean
+.PHONY: demo installed-live live-demo test test-long fuzz soak test-mutation test-lowest check bench clean
 
 demo: $(VENV)/installed
 	$(BIN)/equipoise compare scenarios/quickstart.yaml \
@@ -29,6 +33,15 @@ test: $(VENV)/installed-dev
 
 test-long: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -n auto --dist load --long .test-long/passed $(TESTS)
+
+fuzz soak: $(VENV)/installed-dev
+	$(BIN)/python -m tests.$@ $(ARGS)
+
+test-mutation: $(VENV)/installed-dev
+	$(BIN)/python -m tests.mutation $(ARGS)
+
+test-lowest:
+	$(PYTHON) -m tests.lowest $(ARGS)
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff check .

@@ -13,13 +13,11 @@ from equipoise.sim.assumptions import assumptions, failures
 from equipoise.sim.cost.measured import measured_notes
 from equipoise.sim.job.account import BUSY, HELD, HELD_USES, LOST_TO_FAULTS, Use
 from equipoise.sim.job.training import TrainingJob
-from equipoise.sim.ledger.bill import Biller
+from equipoise.sim.ledger.bill import RESIDUE, Biller
 from equipoise.sim.scenario.units import format_seconds
 from equipoise.sim.world.world import SimWorld
 
 Columns = dict[str, NDArray[Any]]
-ROUNDING = 1e-12
-"""Share of all GPU-seconds below which what is left of them is the rounding of their sum."""
 
 
 def _input_free(world: SimWorld) -> bool:
@@ -142,7 +140,7 @@ class Results:
             "nodes": float(len(world.cluster.nodes)),
             "end_s": self.end_s,
             "makespan_s": self.end_s - self.start_s,
-            "idle_gpu_s": 0.0 if abs(there - used) <= ROUNDING * there else there - used,
+            "idle_gpu_s": 0.0 if abs(there - used) <= RESIDUE * there else there - used,
             "decisions": float(world.decided),
             "refusals": float(len(world.refusals)),
             "exchanged_bytes": sum(job.exchanged_bytes for _, job in sorted(world.roster.training.items())),

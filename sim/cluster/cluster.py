@@ -160,6 +160,11 @@ class Cluster:
         )
         return held
 
+    def has_room(self, job: int, share: Floats) -> bool:
+        """Whether a job's GPUs can give it these shares beside what other jobs hold of them."""
+        held = self.holding[job]
+        return bool((share - held.share <= self._share_free[held.gpu] + 1e-9).all())
+
     def set_share(self, job: int, share: Floats) -> None:
         """Change the shares of a job's GPUs (same GPUs)."""
         held = self.holding[job]

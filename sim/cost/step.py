@@ -135,8 +135,9 @@ class Exchange:
 
     @property
     def rate_bytes_per_s(self) -> float:
-        """Rate of the flow when nothing else is on its links."""
-        return self.volume_bytes / (self.alone_s - self.delay_s) if self.volume_bytes else 0.0
+        """Rate of the flow when nothing else is on its links; 0 when it takes no time beyond its delay."""
+        flows_s = self.alone_s - self.delay_s
+        return self.volume_bytes / flows_s if flows_s > 0.0 else 0.0
 
     @property
     def happens(self) -> bool:

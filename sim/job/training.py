@@ -399,14 +399,19 @@ class TrainingJob:
         if pending.weight is not None:
             self.config.set_gradient_weight(pending.weight)
         if pending.share is not None:
-            self.meter_booked()  # at the share it had
-            if self.cluster.gpus.mig[self.config.gpu[np.abs(pending.share - self.config.share) > 0.01]].any():
-                self._pause(
-                    self.initialisation_s + 2.0 * self.save_s
-                )  # a slice is made anew without its process
+            share = np.repeat(pending.share, self.config.gpus_per_worker)
+            if self.cluster.has_room(self.row, share):
+                self.meter_booked()  # at the share it had
+                moved = np.abs(pending.share - self.config.share) > 0.01
+                if self.cluster.gpus.mig[self.config.gpu[moved]].any():
+                    self._pause(
+                        self.initialisation_s + 2.0 * self.save_s
+                    )  # a slice is made anew without its process
                 self.measured.open_window(self.ends.start_s)
-            self.config.set_share(pending.share)
-            self.cluster.set_share(self.row, np.repeat(pending.share, self.config.gpus_per_worker))
+                self.config.set_share(pending.share)
+                self.cluster.set_share(self.row, share)
+            else:  # another job has come since this was decided
+                refused.append((f"share of job {self.name}", "the GPU has no room for it any more"))
         return refused
 
     # -- checkpoints ---------------------------------------------------------------------------------------

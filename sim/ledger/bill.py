@@ -14,7 +14,7 @@ from equipoise.sim.job.demand import Demand
 from equipoise.sim.ledger.costs import CostAccounts
 from equipoise.sim.ledger.meter import Meter
 
-_RESIDUE = 1e-9
+RESIDUE = 1e-9
 """Rounding of a difference of sums, relative to them."""
 
 
@@ -61,7 +61,7 @@ class Biller:
             "gpu_usd": gpu_usd,
             "energy_usd": 0.0 if per_j is None else per_j * paid_site_j,
             "storage_usd": self._storage_usd(span_s),
-            "idle_usd": 0.0 if abs(idle_usd) < _RESIDUE * gpu_usd else idle_usd,
+            "idle_usd": 0.0 if abs(idle_usd) < RESIDUE * gpu_usd else idle_usd,
         }
         totals |= {f"{use.label}_usd": float(used_usd[:, use].sum()) for use in WASTED_USES}
         totals["cost_usd"] = gpu_usd + totals["energy_usd"] + totals["storage_usd"]

@@ -28,8 +28,8 @@ _KWH = Fraction(3_600_000)  # J
 _MONTH_S = Fraction(365 * 86400, 12)
 
 
-LARGEST, LARGEST_WHOLE = 1e30, 1e15
-"""Most of any number without a unit: products of a few of them are still numbers, whole ones exact."""
+LARGEST, LARGEST_WHOLE, SMALLEST = 1e30, 1e15, 1e-30
+"""Most of any number without a unit, and least of any but 0: products of a few are numbers, whole ones exact."""
 
 
 _COUNTED = re.compile(r"\s*([-+]?(?:[0-9]{1,20}(?:\.[0-9]{0,20})?|\.[0-9]{1,20}))\s*([kKMGBT%])\s*")
@@ -54,6 +54,8 @@ def _plain(read: Callable[[str], float], most: float) -> Callable[[object], obje
         number = read(_counted(value)) if isinstance(value, str) else value
         if isinstance(number, int | float) and not -most <= number <= most:
             raise ValueError(f"{_shown(value)} is too large, must be at most {most:g}")
+        if isinstance(number, int | float) and 0.0 < abs(number) < SMALLEST:
+            raise ValueError(f"{_shown(value)} is too small, must be at least {SMALLEST:g}")
         return number
 
     return check
@@ -94,6 +96,8 @@ class Quantity:
         if result < self.low or (self.above and result == self.low):
             limit = "above" if self.above else "at least"
             raise ValueError(f"{shown} is too small, {self.noun} must be {limit} {self.low:g}")
+        if 0.0 < abs(result) < SMALLEST:
+            raise ValueError(f"{shown} is too small, {self.noun} must be at least {SMALLEST:g} {self.base}")
         if result > self.high:
             raise ValueError(f"{shown} is too large, {self.noun} must be at most {self.high:g}")
         return result

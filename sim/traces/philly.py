@@ -8,6 +8,7 @@ every field may be different jobs: they are kept. Jobs without duration or GPUs 
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Sequence
 
 import numpy as np
@@ -65,8 +66,12 @@ def _times(table: Table) -> tuple[Floats, list[str]]:
     # NumPy also takes a year alone, and the words now and today.
     texts = [text.removesuffix("Z") if _DATE.fullmatch(text) else "NaT" for text in shown]
     try:
-        stamps = np.array(texts, dtype="datetime64[ms]")
-    except ValueError:
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "error", UserWarning
+            )  # what NumPy takes for a time zone is a wrong time here
+            stamps = np.array(texts, dtype="datetime64[ms]")
+    except (ValueError, UserWarning):
         stamps = np.array([_stamp(text) for text in texts], dtype="datetime64[ms]")
     problem = "is not a date and time such as 2017-10-09 07:01:55"
     table.refuse(np.isnat(stamps), "timestamp", lambda k: f"{shown[k]!r} {problem}")
@@ -75,6 +80,8 @@ def _times(table: Table) -> tuple[Floats, list[str]]:
 
 def _stamp(text: str) -> np.datetime64:
     try:
-        return np.datetime64(text, "ms")
-    except ValueError:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)
+            return np.datetime64(text, "ms")
+    except (ValueError, UserWarning):
         return np.datetime64("NaT", "ms")

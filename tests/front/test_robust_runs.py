@@ -58,7 +58,13 @@ def long_case(tmp_path: Path) -> str:
 # -- Ctrl-C ----------------------------------------------------------------------------------------------------
 
 
-def test_ctrl_c_keeps_what_has_been_simulated(long_case: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "code", "last"),
+    [(signal.SIGINT, 130, "interrupted at "), (signal.SIGTERM, 143, "ended by SIGTERM")],
+)
+def test_a_signal_keeps_what_has_been_simulated(
+    number: int, code: int, last: str, long_case: str, tmp_path: Path
+) -> None:
     out = tmp_path / "out"
     running = command("run", long_case, "--out", str(out), "--timeline", "--journal", stdout=subprocess.PIPE)
     journal = out / "journal.jsonl"
@@ -66,11 +72,12 @@ def test_ctrl_c_keeps_what_has_been_simulated(long_case: str, tmp_path: Path) ->
     while not (journal.is_file() and journal.stat().st_size > 50_000) and time.monotonic() < limit_s:
         assert running.poll() is None
         time.sleep(0.02)
-    running.send_signal(signal.SIGINT)
+    running.send_signal(number)
     printed, said = running.communicate(timeout=60)
-    assert running.returncode == 130, said
+    assert running.returncode == code, said
     assert "Traceback" not in said
-    assert said.splitlines()[-1].startswith("equipoise: interrupted at ")
+    assert said.splitlines()[-1].startswith(f"equipoise: {last}")
+    assert "its records up to then are in " in said
     assert "jobs completed" in printed
     assert json.loads((out / "manifest.json").read_text())["status"] == INTERRUPTED
     assert not (out / "summary.json").exists()
@@ -80,6 +87,28 @@ def test_ctrl_c_keeps_what_has_been_simulated(long_case: str, tmp_path: Path) ->
     assert (done, busy_gpu_s > 60.0) == (2, True)
     ends = duckdb.sql(f"SELECT end_reason FROM '{out}/timeline/segments.parquet'").fetchall()
     assert ("open",) in ends
+
+
+HEARS = """
+import os, signal
+from equipoise.study.signals import terminable
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+try:
+    with terminable() as terminated:
+        os.kill(os.getpid(), signal.SIGTERM)
+        print("goes on")
+except KeyboardInterrupt:
+    print("heard", terminated())
+os.kill(os.getpid(), signal.SIGTERM)
+print("goes on")
+"""
+
+
+def test_sigterm_is_heard_where_ctrl_c_is_ignored_and_ends_what_does_not_ask() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-uc", HEARS], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    assert (ended.stdout, ended.stderr, ended.returncode) == ("heard True\n", "", -signal.SIGTERM)
 
 
 def test_stop_is_asked_between_events_and_the_records_add_up() -> None:
@@ -296,6 +325,14 @@ def test_what_is_to_be_kept_needs_a_folder(
         (
             "size case.yaml --vary cluster.nodes.0.count=2:3 --target makespan<=2h --confidence nan",
             "'nan' is not a number",
+        ),
+        (f"run case.yaml --out {300 * 'x'}", "File name too long: 300 characters between slashes"),
+        (f"report run --out {300 * 'x'}.html", "File name too long"),
+        (f"export case.yaml --out {300 * 'x'}.yaml", "File name too long"),
+        (f"query --out run 'select 1' --to {300 * 'x'}.csv", "File name too long"),
+        (
+            "sensitivity case.yaml --vary workload.jobs.0.duration=x1e300..x2",
+            "too large, a time must be at most",
         ),
         ("sweep sweep.yaml --out swept --dask nope", "nope: is no address such as tcp://host:8786"),
         ("report damaged", "too small to be a Parquet file"),

@@ -20,7 +20,8 @@ NUMBERS = (
     0, -1, 1, 2, 3, 7, 1e-300, 1e-30, 1e-9, 0.5, 1e6, 1e9, 2**31, 2**63, 10**30, 1e30, 1e300, -0.0, 1.7e308,
 )  # fmt: skip
 TEXTS = (
-    "", " ", "x", "none", "1e400", "-1e400", "nan", "inf", "1_0", "0x10", "١٢", "1 h", "-1 h", "1e300 d", "10 Gbit/s",
+    "", " ", "x", "none", "1e400", "-1e400", "nan", "inf", "1_0", "0x10", "١٢", "1 h", "-1 h", "1e300 d",
+    "10 Gbit/s",
     "1 USD/h", "5 MB", "1e999 MB", "\x1b[31m", "a\nb", "0-3", "..", "/dev/zero", "case.yaml", "*", "ring", "s1+s2",
     "9" * 400, "é" * 300,
 )  # fmt: skip
@@ -43,7 +44,8 @@ TRACES = {
         f"2017-10-09 07:0{k}:55,{66 + k},{1 + k % 8},b\n" for k in range(8)
     ),
     "sacct.txt": "JobIDRaw|Submit|Start|End|AllocTRES|State|Timelimit\n" + "".join(
-        f"{k}|2024-01-01T00:0{k}:00|2024-01-01T00:1{k}:00|2024-01-01T01:0{k}:00|cpu=8,gres/gpu={1 + k}|COMPLETED|02:00:00\n"
+        f"{k}|2024-01-01T00:0{k}:00|2024-01-01T00:1{k}:00|2024-01-01T01:0{k}:00|"
+        f"cpu=8,gres/gpu={1 + k}|COMPLETED|02:00:00\n"
         for k in range(8)
     ),
 }  # fmt: skip

@@ -17,9 +17,13 @@ from pathlib import Path
 
 from equipoise import api, cli
 from equipoise.policies.record.export import ExportError, load_policy
+from equipoise.sim.loading.file import load
 from equipoise.sim.run import RunFailed
 from equipoise.sim.scenario.tree import InputError
+from equipoise.study.terminal import printable
 
+MANY = 2000
+"""Jobs up to which an input is run."""
 LIMIT_S, MEMORY_BYTES = 10.0, 2**30
 RUN_S = 1.0
 """An input that is taken is run for so long."""
@@ -40,6 +44,13 @@ class Fault:
 
 def judge(path: Path, kind: str) -> Fault | None:
     """What is wrong with how the input at `path` is taken; None when all is well."""
+    found = _judged(path, kind)
+    return (
+        _judged(path, kind) if found is not None and found.kind == "hangs" else found
+    )  # kernels were compiled
+
+
+def _judged(path: Path, kind: str) -> Fault | None:
     began_s, before = time.monotonic(), _peak_bytes()
     try:
         with _limit(LIMIT_S), warnings.catch_warnings():
@@ -79,7 +90,11 @@ def _limit(seconds: float) -> Iterator[None]:
 def _command(path: Path, *words: str) -> tuple[int, str, str]:
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = cli.main([*words, "--debug"])
+        try:
+            code = cli.main([*words, "--debug"])  # what is no refusal is raised
+        except InputError as error:
+            code = cli.WRONG_INPUT
+            print(printable("\n".join(error.lines)), file=err)
     return code, out.getvalue(), err.getvalue()
 
 
@@ -110,6 +125,9 @@ def _placed(path: Path, complaints: str) -> Fault | None:
 def _run(path: Path) -> Fault | None:
     """A scenario that was taken runs, and its figures make sense."""
     until_s = time.monotonic() + RUN_S
+    case = load(path)
+    if case.workload.trace is None and sum(job.count for job in case.workload.jobs) > MANY:
+        return None  # it may take its time
     try:
         made = api.run(path, stop=lambda: time.monotonic() > until_s)
     except RunFailed as stopped:
@@ -117,7 +135,8 @@ def _run(path: Path) -> Fault | None:
         if "Error" in (made.stopped or ""):
             return Fault("a run fails", str(made.stopped)[:300])
     except InputError as error:
-        return Fault("validated, but not run", error.lines[0][:300])
+        without_jobs = "no jobs in it" in error.lines[0]  # they can be given later
+        return None if without_jobs else Fault("validated, but not run", error.lines[0][:300])
     row = made.summary()
     for name, value in row.items():
         if math.isinf(value):

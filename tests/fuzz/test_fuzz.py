@@ -28,13 +28,13 @@ def batch(known: list[Source], folder: Path, first: int) -> list[str]:
     return failed
 
 
-@pytest.mark.parametrize("first", range(0, 300, BATCH))
+@pytest.mark.parametrize("first", range(0, 200, BATCH))
 def test_a_few_inputs(known: list[Source], tmp_path: Path, first: int) -> None:
     assert batch(known, tmp_path, first) == []
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("first", range(300, 2300, BATCH))
+@pytest.mark.parametrize("first", range(200, 2200, BATCH))
 def test_many_inputs(known: list[Source], tmp_path: Path, first: int) -> None:
     assert batch(known, tmp_path, first) == []
 

@@ -13,8 +13,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import click
 import pytest
 
+from equipoise import cli
 from equipoise.exit_codes import INTERRUPTED, TERMINATED
 from tests.kills.commands import COMMANDS, MEASURES, drafts, held
 from tests.kills.lab import FULL, READ_ONLY, SIGNALS, Ended, Lab
@@ -33,6 +35,23 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     made = Lab(tmp_path_factory.mktemp("lab"))
     yield made
     made.close()
+
+
+ONLY_READ = {"query", "watch"}
+"""Commands whose --out is read; of them `query --to` writes."""
+ELSEWHERE = {"fit", "validate-against"}
+"""Commands whose input is not in this folder; they write as `import` does, a whole file at once."""
+
+
+def test_every_command_that_writes_is_here() -> None:
+    context = click.Context(cli.cli)
+    writing = set()
+    for name in cli.COMMANDS:
+        command = cli.cli.get_command(context, name)
+        assert command is not None
+        if {"out", "to"} & {parameter.name for parameter in command.params}:
+            writing.add(name)
+    assert writing - ONLY_READ - ELSEWHERE <= {line.split()[0] for line in COMMANDS.values()}
 
 
 def recovers(lab: Lab, name: str, folder: Path, ended: Ended) -> None:

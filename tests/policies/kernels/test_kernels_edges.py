@@ -1,0 +1,62 @@
+"""Corners of the kernels that random inputs seldom reach: ties, room for nothing more, nobody and nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from equipoise.policies.kernels.allocation import entitlements, remote_share
+from equipoise.policies.kernels.deal import deal_by_share
+
+
+def ints(*values: int) -> np.ndarray:
+    return np.array(values, dtype=np.int64)
+
+
+def dealt(most: tuple[int, ...], batch: int, micro: int, speed: tuple[float, ...]) -> tuple[list[int], bool]:
+    """(samples, whether it was dealt) of one job that has 3 samples on each worker, shares by speed."""
+    n = len(most)
+    share = np.array(speed) / sum(speed)
+    samples = np.full(n, 3, dtype=np.int64)
+    response_s = 3.0 / np.array(speed)
+    out, done = deal_by_share(
+        ints(0, n), np.ones(1, dtype=np.bool_), share, response_s, np.zeros(n), samples, ints(*most),
+        ints(batch), ints(micro),
+    )  # fmt: skip
+    return out.tolist(), bool(done[0])
+
+
+@pytest.mark.parametrize(
+    ("most", "batch", "micro", "speed", "wanted"),
+    [
+        ((9, 9), 5, 2, (1.0, 1.0), ([3, 2], True)),  # equal ends: the rest goes to the first
+        ((9, 9), 5, 2, (1.0, 1.5), ([2, 3], True)),  # or to whoever ends it first
+        ((2, 9), 5, 2, (1.0, 0.9), ([2, 3], True)),  # among those who have room
+        ((2, 2), 5, 2, (1.0, 1.0), ([3, 3], False)),  # nobody has: all keep what they have
+        ((3, 2), 5, 2, (1.0, 1.0), ([3, 2], True)),  # just enough room
+        ((2, 2), 4, 2, (1.0, 1.0), ([2, 2], True)),  # no rest, no room needed
+    ],
+)
+def test_what_a_batch_leaves_over(
+    most: tuple[int, ...], batch: int, micro: int, speed: tuple[float, ...], wanted: tuple[list[int], bool]
+) -> None:
+    assert dealt(most, batch, micro, speed) == wanted
+
+
+def test_shards_of_nobody_and_without_bytes_count_for_nobody() -> None:
+    worker, size = ints(-1, 0, 0, 1, 1, 2), np.array([5.0, 3.0, 1.0, 2.0, 0.0, 0.0])
+    local = np.array([False, True, False, False, True, False])
+    total, remote = np.full(3, np.nan), np.full(3, np.nan)
+    remote_share(worker, size, local, total, remote)
+    assert total.tolist() == [4.0, 2.0, 0.0]
+    assert remote.tolist() == [0.25, 1.0, 0.0]
+
+
+def test_a_job_gets_of_each_node_what_it_wants_or_what_is_free() -> None:
+    """A_i times the sum over nodes of min(wanted, free) by their weight; a node can be more than full."""
+    wanted, free, weight = ints(0, 1, 3, 9, -2), ints(0, 2, 4, -1), np.array([7.0, 0.5, 0.25, 9.0])
+    a, ratio = np.array([1.0, 2.0, 1.0, 1.0, 1.0]), np.full(5, np.nan)
+    entitlements(wanted, a, free, weight, np.empty(5), ratio)
+    assert ratio.tolist() == [
+        a[i] * sum(w * max(0, min(wanted[i], f)) for f, w in zip(free, weight, strict=True)) for i in range(5)
+    ]
