@@ -78,6 +78,7 @@ def policy_for_trainer(trainer: Any, policy: Any = None, **options: Any) -> Defe
     batch = arguments.per_device_train_batch_size * max(1, arguments.world_size)
 
     def make() -> Runtime:
+        """The runtime, once the trainer has its optimizer."""
         optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
         settings = {
             "accumulation": arguments.gradient_accumulation_steps,

@@ -146,6 +146,7 @@ def _end_with(parent: int) -> None:
     """Let this rank end, soon, when the process `parent` that started it is gone."""
 
     def watch() -> None:
+        """End this rank when the launcher is gone."""
         while os.getppid() == parent:
             time.sleep(0.5)
         os._exit(1)

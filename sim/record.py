@@ -177,6 +177,7 @@ def write_parquet(path: Path, columns: Mapping[str, NDArray[Any]]) -> None:
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
     def plain(value: Any) -> Any:
+        """As JSON has it; what is not finite is None."""
         if isinstance(value, float) and not math.isfinite(value):
             return None
         if isinstance(value, Mapping):

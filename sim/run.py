@@ -28,7 +28,7 @@ from equipoise.sim.network.topology import Topology
 from equipoise.sim.record import Run
 from equipoise.sim.results import Results
 from equipoise.sim.scenario.model import Scenario, SpreadSizes
-from equipoise.sim.traces.read import Trace, read_spec
+from equipoise.sim.traces.trace import Trace
 from equipoise.sim.world.stall import Stalled
 from equipoise.sim.world.world import SimWorld
 
@@ -92,6 +92,7 @@ def run(
     began = time.process_time()
 
     def record(decision: Decision, refused: list[Refusal]) -> None:
+        """Write a decision to the journal, if there is one."""
         if writer is not None:
             writer.write(decision, refused)
 
@@ -145,6 +146,8 @@ def trace_of(scenario: Scenario) -> Trace | None:
     spec = scenario.workload.trace
     if spec is None:
         return None
+    from equipoise.sim.traces.read import read_spec  # takes a while, and most scenarios name no trace
+
     return read_spec(spec, spec.file)
 
 

@@ -67,6 +67,7 @@ class Recorder:
         folder = self.folder
 
         def write() -> None:
+            """Write it, in the writer's thread."""
             draft = folder / f".manifest-{self.member}.json"
             draft.write_text(json.dumps(plain(content), indent=1) + "\n", encoding="utf-8")
             draft.replace(folder / "manifest.json")
@@ -121,6 +122,7 @@ class Recorder:
         path = self.folder / f"rounds-{self.member}.jsonl"
 
         def write() -> None:
+            """Write it, in the writer's thread."""
             lines = [json.dumps(plain(line), separators=(",", ":")) for line in make()]
             _append_whole(path, "".join(f"{line}\n" for line in lines).encode())
 

@@ -134,10 +134,12 @@ class Faults:
         repair_s = spec.repair * math.exp(mu + sigma * float(random.standard_normal()))
 
         def crash(_: Event) -> None:
+            """The node dies, and will be repaired."""
             self._take_down(node)
             self.clock.at(self.clock.now + repair_s, repaired, FAULTS)
 
         def repaired(_: Event) -> None:
+            """Back up; the next fault is planned."""
             self._bring_up(node)
             self._next_crash(node, spec, random)
 
@@ -148,11 +150,13 @@ class Faults:
         at_s = self.clock.now + float(random.exponential(spec.mtbf))
 
         def fail(_: Event) -> None:
+            """All nodes of the rack die, and will be repaired."""
             for node in nodes:
                 self._take_down(node)
             self.clock.at(self.clock.now + spec.repair, repaired, FAULTS)
 
         def repaired(_: Event) -> None:
+            """Back up; the next fault is planned."""
             for node in nodes:
                 self._bring_up(node)
             self._next_rack(rack, spec, random)
@@ -163,10 +167,12 @@ class Faults:
         at_s = self.clock.now + float(random.exponential(spec.mtbf))
 
         def reclaim(_: Event) -> None:
+            """The provider takes the node back for a while."""
             self._take_down(node, saved=self.victim.can_save(node, spec.notice))
             self.clock.at(self.clock.now + spec.away, back, FAULTS)
 
         def back(_: Event) -> None:
+            """The node returns; the next loss is planned."""
             self._bring_up(node)
             self._next_spot(node, spec, random)
 
@@ -177,10 +183,12 @@ class Faults:
         length_s = float(random.exponential(spec.duration))
 
         def begin(_: Event) -> None:
+            """It begins, and will end."""
             self._begin_slow(node, spec.factor)
             self.clock.at(self.clock.now + length_s, end, FAULTS)
 
         def end(_: Event) -> None:
+            """It is over; the next is planned."""
             self._end_slow(node, spec.factor)
             self._next_slow(node, spec, random)
 
@@ -190,10 +198,12 @@ class Faults:
         at_s = self.clock.now + float(random.exponential(HOUR_S / spec.per_gpu_hour))
 
         def begin(_: Event) -> None:
+            """It begins, and will end."""
             self._corrupt(gpu, math.nan if spec.factor is None else spec.factor)
             self.clock.at(self.clock.now + spec.duration, end, FAULTS)
 
         def end(_: Event) -> None:
+            """It is over; the next is planned."""
             self._corrupt(gpu, 1.0)
             self._next_corrupt(gpu, spec, random)
 
@@ -204,10 +214,12 @@ class Faults:
         length_s = float(random.exponential(spec.duration))
 
         def begin(_: Event) -> None:
+            """It begins, and will end."""
             self._begin_link(node, spec.factor)
             self.clock.at(self.clock.now + length_s, end, FAULTS)
 
         def end(_: Event) -> None:
+            """It is over; the next is planned."""
             self._end_link(node, spec.factor)
             self._next_link(node, spec, random)
 

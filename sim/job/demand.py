@@ -16,7 +16,7 @@ from equipoise.sim.cluster.cluster import Cluster
 from equipoise.sim.cost.step import replica_cost_s
 from equipoise.sim.scenario.model import Checkpoint, Data, Job, Model, Scenario, TraceSpec, TrainingJobs
 from equipoise.sim.scenario.tree import InputError
-from equipoise.sim.traces.read import Trace
+from equipoise.sim.traces.trace import Trace
 
 
 @dataclass(frozen=True)

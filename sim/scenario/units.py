@@ -36,6 +36,7 @@ def _plain(read: Callable[[str], float], most: float) -> Callable[[object], obje
     """Pydantic would take true for 1, and any text that Python's `int` or `float` take."""
 
     def check(value: object) -> object:
+        """The number, within what makes sense."""
         if isinstance(value, bool):
             raise ValueError(f"{str(value).lower()} is not a number")
         number = read(value) if isinstance(value, str) else value

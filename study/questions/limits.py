@@ -25,7 +25,7 @@ from equipoise.sim.loading.file import read_scenario
 from equipoise.sim.record import Run
 from equipoise.sim.run import run
 from equipoise.sim.scenario.model import Job, Model, Scenario
-from equipoise.sim.traces.read import Trace
+from equipoise.sim.traces.trace import Trace
 from equipoise.study.questions.levers import LIMITS, POLICIES, Lever, levers
 from equipoise.study.runs.variants import DEFAULT, Means, Outcome, Variant, policy_text, run_all
 from equipoise.study.statistics import CONFIDENCE, Interval, mean_interval, paired_ratio
@@ -124,6 +124,7 @@ class Limits:
 
 def _group_dict(group: Limited) -> dict[str, Any]:
     def known(value: float) -> float | None:
+        """None for what is not known."""
         return value if math.isfinite(value) else None
 
     return {

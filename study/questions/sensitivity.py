@@ -209,6 +209,7 @@ def _result(
     reference = _values(outcomes[0], metric)
 
     def end(k: int, side: str) -> End:
+        """One end of a bar."""
         shown = getattr(chosen[k], f"{side}_shown")
         number = ends[k, side]
         problem = number if isinstance(number, str) else outcomes[number].failed

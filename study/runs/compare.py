@@ -23,7 +23,7 @@ from equipoise.policies.registry import make_policy
 from equipoise.sim.record import WASTE, Run
 from equipoise.sim.run import is_random, run, trace_of
 from equipoise.sim.scenario.model import Scenario
-from equipoise.sim.traces.read import Trace
+from equipoise.sim.traces.trace import Trace
 from equipoise.study.bounds import Bound, lower_bound
 from equipoise.study.display import METRICS
 from equipoise.study.folders import COMPARISON, RUNS, check_free

@@ -49,6 +49,7 @@ def export(connection: duckdb.DuckDBPyConnection, sql: str, target: Path) -> Non
 
 def _copied(options: str) -> Callable[[duckdb.DuckDBPyConnection, str, Path], None]:
     def write(connection: duckdb.DuckDBPyConnection, sql: str, draft: Path) -> None:
+        """Write what the statement gives."""
         relation = connection.sql(sql)
         if relation is None:
             raise InputError(["SQL: nothing comes out of this statement; write SELECT ..."])

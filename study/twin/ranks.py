@@ -127,6 +127,7 @@ def _judged(member: int, host: str, k: int, usual: Sequence[Mapping[str, float]]
     others = [u for j, u in enumerate(usual) if j != k and u["samples"] > 0]
 
     def theirs(name: str) -> float:
+        """Median over the other ranks."""
         known = [u[name] for u in others if math.isfinite(u[name])]
         return float(np.median(known)) if known else math.nan
 

@@ -88,6 +88,7 @@ def line(what: str, target: float, scores: Sequence[Score]) -> Line:
     """The line of several splits; `target` is the median error asked for."""
 
     def middle(name: str) -> float:
+        """Median of what is known."""
         values = [getattr(s, name) for s in scores]
         kept = [v for v in values if np.isfinite(v)]
         return float(np.median(kept)) if kept else float("nan")

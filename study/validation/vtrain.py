@@ -36,6 +36,7 @@ def read_multi(data: Path) -> list[Row]:
 
 def _row(text: dict[str, str]) -> Row:
     def count(name: str) -> int:
+        """A whole number of the row."""
         return int(text[name])
 
     shape = gpt(

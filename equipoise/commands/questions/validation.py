@@ -113,6 +113,7 @@ def _write_rows(lines: list[Line], target: Path) -> None:
 
 def _as_json(lines: list[Line]) -> str:
     def plain(one: Line) -> dict[str, Any]:
+        """A line as JSON has it; what is not known is None."""
         values = {f.name: getattr(one, f.name) for f in fields(one) if f.name != "points"}
         return {k: None if isinstance(v, float) and v != v else v for k, v in values.items()}
 
