@@ -205,7 +205,7 @@ def test_compare_takes_the_scenarios_policy_against_none(
         (["compare", "FILE", "--format", "xml"], "'xml' is not one of 'table', 'json', 'csv'"),
         (["comapre", "FILE"], "unknown command 'comapre'; did you mean 'compare'?"),
         (["validate"], "Missing argument 'FILES...'"),
-        (["list", "nothing"], "'nothing' is not one of 'stages', 'hardware', 'scenarios'"),
+        (["list", "nothing"], "'nothing' is not one of 'stages', 'hardware', 'scenarios', 'sweeps', 'prices'"),
     ],
 )  # fmt: skip
 def test_wrong_input_is_one_line_and_code_2(

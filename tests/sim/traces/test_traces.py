@@ -117,7 +117,7 @@ HEAD = "job_id,arrival_s,gpus,duration_s\n"
         ),
         ("", ["1:1: empty; the first line must name the columns"]),
         (HEAD, [" no jobs in it"]),
-        (HEAD + "1,0,2,5\n1,0,3,5\n", ["3:1: job_id: '1' already stands in line 2"]),
+        (HEAD + "1,0,2,5\n1,0,3,5\n", ["3:1: job_id: duplicate '1' (first on line 2)"]),
         (HEAD + "1,0,2,abc\n", ["2:7: duration_s: 'abc' is not a number"]),
         (
             HEAD + "1,0,2,nan\n2,0,2,inf\n",

@@ -194,7 +194,7 @@ def command(tmp_path, monkeypatch, capsys):
 def test_sweep_and_query_on_the_command_line(tmp_path, command):
     write_sweep(tmp_path, seeds=2)
     assert command("sweep", "sweep.yaml", "--out", "out", "--dry-run") == (0, "8 runs, 2 points\n", "")
-    made = "8 runs in out: 8 made, 0 there already, 0 failed\n"
+    made = "8 runs in out: 8 run, 0 cached, 0 failed\n"
     assert command("sweep", "sweep.yaml", "--out", "out") == (0, made, "")
     sql = "SELECT policy, count(*) AS n, avg(makespan_s) AS makespan_s FROM runs GROUP BY ALL ORDER BY ALL"
     csv = "policy,n,makespan_s\nfifo,4,200.0\nsjf,4,200.0\n"
@@ -227,7 +227,7 @@ def test_failed_runs_are_listed_with_exit_code_3(tmp_path, command, monkeypatch)
     monkeypatch.setitem(sweep.__kwdefaults__, "runner", unlucky)
     code, text, _ = command("sweep", "sweep.yaml", "--out", "out")
     assert code == 3
-    assert text.splitlines()[0] == "2 runs in out: 2 made, 0 there already, 2 failed"
+    assert text.splitlines()[0] == "2 runs in out: 2 run, 0 cached, 2 failed"
     assert text.splitlines()[1].startswith("failed: ")
     assert text.splitlines()[1].endswith(" point 0 fifo seed 0: ValueError: no such luck")
 
