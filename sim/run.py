@@ -178,11 +178,6 @@ def _advance(
     return True
 
 
-def run_identity(scenario: Scenario, policy: Policy, seed: int, trace: Trace | None) -> str:
-    """Identity of the run that these inputs give, known before it is made."""
-    return run_identities(scenario, policy, [seed], trace)[0]
-
-
 def run_identities(
     scenario: Scenario, policy: Policy, seeds: Iterable[int], trace: Trace | None
 ) -> list[str]:

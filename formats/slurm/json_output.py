@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -126,12 +126,6 @@ def _member(value: Any) -> str:
 def either(*cells: Cell) -> Cell:
     """The first cell that is not empty."""
     return lambda job: next(filter(None, (cell(job) for cell in cells)), "")
-
-
-def rows_of(value: Any, keys: Sequence[str]) -> list[Any]:
-    """The first of these keys that holds a list, else an empty one."""
-    found = first_of(value, keys)
-    return found if isinstance(found, list) else []
 
 
 _ACCOUNTED: dict[str, Cell] = {

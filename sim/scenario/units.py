@@ -271,7 +271,6 @@ Bytes = Annotated[float, SIZE]
 BytesPerS = Annotated[float, DATA_RATE]
 Seconds = Annotated[float, TIME]
 Flop = Annotated[float, WORK]
-FlopPerS = Annotated[float, WORK_RATE]
 Rate = Annotated[float, SAMPLE_RATE]  # samples/s
 Share = Annotated[float, SHARE]
 UsdPerHour = Annotated[float, PRICE]

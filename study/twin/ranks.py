@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from equipoise.policies.observation import Floats
+from equipoise.policies.plain import plain
 from equipoise.sim.scenario.tree import InputError
 from equipoise.sim.scenario.units import format_seconds, format_share
 from equipoise.study.twin.record import lines_of, manifest_of, the_run_in
@@ -158,21 +159,16 @@ def _why_computing(mine: Mapping[str, float], clock: float, preempted: float) ->
 
 def as_data(found: Diagnosis) -> dict[str, Any]:
     """Plain data; null for what is unknown."""
-    ranks = [
+    data: dict[str, Any] = plain(
         {
-            name: None if isinstance(v, float) and not math.isfinite(v) else v
-            for name, v in asdict(rank).items()
+            "run": str(found.folder),
+            "rounds": found.rounds,
+            "exchange_s": found.exchange_s,
+            "round_s": found.round_s,
+            "ranks": [asdict(rank) for rank in found.ranks],
         }
-        for rank in found.ranks
-    ]
-    exchange_s = found.exchange_s if math.isfinite(found.exchange_s) else None
-    return {
-        "run": str(found.folder),
-        "rounds": found.rounds,
-        "exchange_s": exchange_s,
-        "round_s": found.round_s,
-        "ranks": ranks,
-    }
+    )
+    return data
 
 
 def render(found: Diagnosis) -> str:

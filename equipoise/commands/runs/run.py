@@ -26,7 +26,7 @@ from equipoise.options import (
     scenario_options,
     writable,
 )
-from equipoise.study.plain import plain
+from equipoise.policies.plain import plain
 from equipoise.study.terminal import printable
 
 if TYPE_CHECKING:
