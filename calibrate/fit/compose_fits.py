@@ -139,11 +139,6 @@ def _prediction(model: StepModel, step: Step, fitted_on: str) -> Prediction:
     measured, first = level(step.samples), step.samples[0]
     assert measured is not None
     return Prediction(
-        step.workload,
-        str(first["precision"]),
-        step.batch,
-        str(first["framework"]),
-        model.predict_interval(step.totals),
-        measured,
-        fitted_on,
-    )
+        step.workload, str(first["precision"]), step.batch, str(first["framework"]),
+        model.predict_interval(step.totals), measured, fitted_on,
+    )  # fmt: skip

@@ -95,18 +95,9 @@ def line(what: str, target: float, scores: Sequence[Score]) -> Line:
 
     errors = [s.error for s in scores]
     return Line(
-        what,
-        target,
-        round(middle("rows")),
-        middle("error"),
-        max(errors),
-        middle("p90"),
-        middle("naive"),
-        middle("covered"),
-        middle("spearman"),
-        middle("picked"),
-        scores[0].points,
-    )
+        what, target, round(middle("rows")), middle("error"), max(errors), middle("p90"), middle("naive"),
+        middle("covered"), middle("spearman"), middle("picked"), scores[0].points,
+    )  # fmt: skip
 
 
 def relative_error(predicted: Floats, measured: Floats) -> float:
