@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.policies.contract import Decision, Policy, Refusal, StageError
+from equipoise.policies.contract import Policy, StageError
 from equipoise.policies.kernels.jit import initialise
 from equipoise.policies.record.foreign import foreign_sources
 from equipoise.policies.registry import make_policy
@@ -91,13 +91,8 @@ def run(
     initialise()
     began = time.process_time()
 
-    def record(decision: Decision, refused: list[Refusal]) -> None:
-        """Write a decision to the journal, if there is one."""
-        if writer is not None:
-            writer.write(decision, refused)
-
     world = SimWorld(
-        scenario, demand, cluster, topology, policy, seed, record if writer is not None else None,
+        scenario, demand, cluster, topology, policy, seed, None if writer is None else writer.write,
         event_by_event=event_by_event, prices=make_prices(scenario, profile), timeline=timeline,
     )  # fmt: skip
     stopped: str | None = None
