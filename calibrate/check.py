@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from equipoise.calibrate.fit.fits import Estimate
 from equipoise.calibrate.fit.levels import Report
+from equipoise.calibrate.fit.robust import Estimate
 from equipoise.calibrate.measure.measure import Measure
 from equipoise.calibrate.profile import figures
 from equipoise.calibrate.run import DeviceKind, Progress, calibrate, plan_for

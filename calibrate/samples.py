@@ -31,21 +31,9 @@ Parameters = Mapping[str, Scalar]
 
 # Conditions that decide how fast a device is: samples that differ in one of these are not comparable.
 DECISIVE = (
-    "device",
-    "architecture",
-    "count",
-    "driver",
-    "cuda_driver",
-    "power_limit_w",
-    "max_sm_clock_hz",
-    "application_sm_clock_hz",
-    "ecc",
-    "mig",
-    "cores",
-    "threads",
-    "blas",
-    "governor",
-)
+    "device", "architecture", "count", "driver", "cuda_driver", "power_limit_w", "max_sm_clock_hz",
+    "application_sm_clock_hz", "ecc", "mig", "cores", "threads", "blas", "governor",
+)  # fmt: skip
 
 
 class SamplesError(ValueError):

@@ -12,7 +12,7 @@ from equipoise.sim.loading.file import from_mapping, load, read_scenario, to_tra
 from equipoise.sim.record import Run
 from equipoise.sim.run import run as simulate
 from equipoise.sim.scenario.model import Scenario, TraceSpec
-from equipoise.sim.traces.read import Trace, read_trace
+from equipoise.sim.traces.trace import Trace
 from equipoise.study.folders import SUMMARY
 from equipoise.study.questions.size import Answer, Question, read_vary
 from equipoise.study.questions.size import size as find_size
@@ -47,6 +47,8 @@ def prepare(
     elif isinstance(scenario, Mapping):
         scenario = from_mapping(scenario)
     if isinstance(trace, str | Path):
+        from equipoise.sim.traces.read import read_trace  # takes a while, and most scenarios name no trace
+
         trace = read_trace(trace)
     if trace is None and scenario.workload.trace is not None:
         trace = to_trace(scenario.workload.trace, (Path(),))

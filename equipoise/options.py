@@ -175,6 +175,7 @@ def interruptible() -> Iterator[Callable[[], bool]]:
     asked = False
 
     def on_signal(number: int, frame: object) -> None:
+        """The first asks the run to end, the second ends the command."""
         nonlocal asked
         if asked:
             raise KeyboardInterrupt
@@ -220,6 +221,7 @@ def _lines(label: str, unit: str) -> Tell:
     first: tuple[float, float] | None = None  # the rate counts from the first that ends here
 
     def tell(done: float, total: float, text: str) -> None:
+        """Print a line now and then, with the time that is left."""
         nonlocal last_s, first
         now_s = time.monotonic()
         first = first or (now_s, done)

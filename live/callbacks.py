@@ -78,6 +78,7 @@ def policy_for_trainer(trainer: Any, policy: Any = None, **options: Any) -> Defe
     batch = arguments.per_device_train_batch_size * max(1, arguments.world_size)
 
     def make() -> Runtime:
+        """The runtime, once the trainer has its optimizer."""
         optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
         settings = {
             "accumulation": arguments.gradient_accumulation_steps,
@@ -135,13 +136,8 @@ def policy_for_trainer(trainer: Any, policy: Any = None, **options: Any) -> Defe
 def rebuilt(loader: Any, sampler: DeferredSampler) -> DataLoader[Any]:
     """A loader with all that `loader` was told (columns, workers, collation), for the batches of `sampler`."""
     names = (
-        "collate_fn",
-        "num_workers",
-        "pin_memory",
-        "worker_init_fn",
-        "multiprocessing_context",
-        "timeout",
-    )
+        "collate_fn", "num_workers", "pin_memory", "worker_init_fn", "multiprocessing_context", "timeout",
+    )  # fmt: skip
     kept = {name: getattr(loader, name) for name in names}
     if loader.num_workers > 0:
         kept |= {name: getattr(loader, name) for name in ("prefetch_factor", "persistent_workers")}

@@ -56,6 +56,7 @@ def load(parts: Parts, stepping: Stepping, state: Mapping[str, Any]) -> None:
     states, rank = json.loads(state["random"]), parts.group.rank
 
     def draw_on() -> None:
+        """Go on with this rank's random numbers, or begin new ones where none were saved."""
         if rank < len(states):
             randomness.load(states[rank], parts.device)
         else:

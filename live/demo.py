@@ -113,15 +113,8 @@ def run(given: argparse.Namespace, mode: str, folder: Path) -> dict[str, Any]:
 
     folder.mkdir(parents=True, exist_ok=True)
     command = [
-        sys.executable,
-        "-m",
-        "equipoise.live.demo",
-        "--worker",
-        "--mode",
-        mode,
-        "--run-dir",
-        str(folder),
-    ]
+        sys.executable, "-m", "equipoise.live.demo", "--worker", "--mode", mode, "--run-dir", str(folder),
+    ]  # fmt: skip
     command += ["--parent", str(os.getpid())]
     for name in ("policy", "rounds", "batch", "sample_ms", "slowdown", "decide_every"):
         command += [f"--{name.replace('_', '-')}", str(getattr(given, name))]
@@ -146,6 +139,7 @@ def _end_with(parent: int) -> None:
     """Let this rank end, soon, when the process `parent` that started it is gone."""
 
     def watch() -> None:
+        """End this rank when the launcher is gone."""
         while os.getppid() == parent:
             time.sleep(0.5)
         os._exit(1)

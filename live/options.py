@@ -111,20 +111,9 @@ class Bounds:
 
 
 _COMMON = (
-    "global_batch",
-    "micro_batch",
-    "accumulation",
-    "loss_reduction",
-    "weighted",
-    "decide_every",
-    "statistics_every",
-    "shards",
-    "shuffle",
-    "drop_last",
-    "seed",
-    "outer_lr",
-    "outer_momentum",
-)
+    "global_batch", "micro_batch", "accumulation", "loss_reduction", "weighted", "decide_every",
+    "statistics_every", "shards", "shuffle", "drop_last", "seed", "outer_lr", "outer_momentum",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

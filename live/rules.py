@@ -16,6 +16,7 @@ def whole(low: int, high: float = math.inf) -> Rule:
     """A whole number of any integer type, `low` and `high` included; no boolean."""
 
     def take(value: Any) -> int:
+        """The value, or ValueError where it is not allowed."""
         number = operator.index(value)
         if isinstance(value, bool) or not low <= number <= high:
             raise ValueError
@@ -31,6 +32,7 @@ def real(holds: Callable[[float], bool], text: str) -> Rule:
     """A number for which `holds` is true; no boolean and no text."""
 
     def take(value: Any) -> float:
+        """The value, or ValueError where it is not allowed."""
         if isinstance(value, bool | str) or not holds(float(value)):
             raise ValueError
         return float(value)
@@ -42,6 +44,7 @@ def one_of(*allowed: Any) -> Rule:
     """One of these values, of its very type."""
 
     def take(value: Any) -> Any:
+        """The value, or ValueError where it is not allowed."""
         found = next((a for a in allowed if type(value) is type(a) and value == a), None)
         if found is None:
             raise ValueError

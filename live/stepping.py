@@ -40,16 +40,10 @@ class Stepping:
             raise RuntimeError("one runtime deals one dataset; attach another model for another one")
         options, group = self._parts.options, self._parts.group
         self.sampler = ShareSampler(
-            samples,
-            rank=group.rank,
-            ranks=group.ranks,
-            global_batch=options.global_batch,
-            micro_batch=options.micro_batch,
-            shards=options.shards,
-            shuffle=options.shuffle,
-            drop_last=options.drop_last,
-            seed=options.seed,
-        )
+            samples, rank=group.rank, ranks=group.ranks, global_batch=options.global_batch,
+            micro_batch=options.micro_batch, shards=options.shards, shuffle=options.shuffle,
+            drop_last=options.drop_last, seed=options.seed,
+        )  # fmt: skip
         return self.sampler
 
     def current(self) -> Round:
@@ -149,13 +143,9 @@ class Stepping:
     def _decide(self) -> None:
         parts = self._parts
         change = parts.agreement.next_change(
-            parts.meter,
-            self.dealt(),
-            interval=parts.local.interval,
-            gpu_share=parts.share.share,
-            resize_to=self.resize_to,
-            trained=self.round,
-        )
+            parts.meter, self.dealt(), interval=parts.local.interval, gpu_share=parts.share.share,
+            resize_to=self.resize_to, trained=self.round,
+        )  # fmt: skip
         self.resize_to = None
         if change is not None:
             self.carry_out(change)

@@ -207,12 +207,8 @@ def _check_allocation(allocation: Allocation, observation: Observation) -> str |
 
 
 _RULES: dict[str, Any] = {
-    "moves": _check_moves,
-    "samples_per_step": _check_samples,
-    "fetch_order": _check_fetch_order,
-    "sync_interval": _check_interval,
-    "gpu_share": _check_share,
-    "gradient_weight": _check_weight,
+    "moves": _check_moves, "samples_per_step": _check_samples, "fetch_order": _check_fetch_order,
+    "sync_interval": _check_interval, "gpu_share": _check_share, "gradient_weight": _check_weight,
     "global_batch": _check_batch,
     "allocation": _check_allocation,
-}
+}  # fmt: skip

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.policies.files import replacing, write_whole
+from equipoise.policies.plain import plain
 from equipoise.sim.fairness import fairness
 from equipoise.sim.job.account import WASTED_USES
 from equipoise.sim.scenario.tree import write_tree
@@ -224,11 +225,4 @@ def read_parquet(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    def plain(value: Any) -> Any:
-        if isinstance(value, float) and not math.isfinite(value):
-            return None
-        if isinstance(value, Mapping):
-            return {k: plain(v) for k, v in value.items()}
-        return [plain(v) for v in value] if isinstance(value, list | tuple) else value
-
     write_whole(path, json.dumps(plain(content), indent=2) + "\n")

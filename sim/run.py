@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.policies.contract import Decision, Policy, Refusal, StageError
+from equipoise.policies.contract import Policy, StageError
 from equipoise.policies.kernels.jit import initialise
 from equipoise.policies.record.foreign import foreign_sources
 from equipoise.policies.registry import make_policy
@@ -29,7 +29,7 @@ from equipoise.sim.record import Run
 from equipoise.sim.results import Results
 from equipoise.sim.scenario.model import Scenario, SpreadSizes
 from equipoise.sim.traces.generate import generate
-from equipoise.sim.traces.read import Trace, read_spec
+from equipoise.sim.traces.trace import Trace
 from equipoise.sim.world.stall import Stalled
 from equipoise.sim.world.world import SimWorld
 
@@ -93,12 +93,8 @@ def run(
     initialise()
     began = time.process_time()
 
-    def record(decision: Decision, refused: list[Refusal]) -> None:
-        if writer is not None:
-            writer.write(decision, refused)
-
     world = SimWorld(
-        scenario, demand, cluster, topology, policy, seed, record if writer is not None else None,
+        scenario, demand, cluster, topology, policy, seed, None if writer is None else writer.write,
         event_by_event=event_by_event, prices=make_prices(scenario, profile), timeline=timeline,
     )  # fmt: skip
     stopped: str | None = None
@@ -147,6 +143,8 @@ def trace_of(scenario: Scenario) -> Trace | None:
     spec = scenario.workload.trace
     if spec is None:
         return None
+    from equipoise.sim.traces.read import read_spec  # takes a while, and most scenarios name no trace
+
     return read_spec(spec, spec.file)
 
 
@@ -183,11 +181,6 @@ def _advance(
     if progress is not None:
         progress(clock.now, world.roster.completed, total)
     return True
-
-
-def run_identity(scenario: Scenario, policy: Policy, seed: int, trace: Trace | None) -> str:
-    """Identity of the run that these inputs give, known before it is made."""
-    return run_identities(scenario, policy, [seed], trace)[0]
 
 
 def run_identities(

@@ -26,7 +26,7 @@ from equipoise.sim.job.demand import Demand, make_demand
 from equipoise.sim.network.topology import Topology
 from equipoise.sim.run import step_noise, trace_of
 from equipoise.sim.scenario.model import Scenario
-from equipoise.sim.traces.read import Trace
+from equipoise.sim.traces.trace import Trace
 from equipoise.study.needs import Capacity
 
 Floats = NDArray[np.float64]

@@ -167,6 +167,7 @@ def pooled_percentile_ratio(
     mine, other = _Pool(groups, q), _Pool(reference, q)
 
     def ratio(counts: NDArray[np.int64]) -> float:
+        """Ratio of the percentiles where groups count that often."""
         below = other.percentile(counts)
         return mine.percentile(counts) / below if below > 0 else math.nan
 

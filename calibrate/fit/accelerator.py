@@ -7,16 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.calibrate.fit.fits import (
-    GemmFit,
-    fit_gemm_efficiency,
-    fit_interference,
-    fit_level,
-    fit_share_curve,
-    fit_thermal,
-    fit_throttle,
-    leave_shapes_out,
-)
+from equipoise.calibrate.fit.fits import fit_interference, fit_share_curve
+from equipoise.calibrate.fit.gemm import GemmFit, fit_gemm_efficiency, leave_shapes_out
 from equipoise.calibrate.fit.levels import (
     LOW_QUANTILE,
     FitLine,
@@ -28,7 +20,8 @@ from equipoise.calibrate.fit.levels import (
     number_line,
     rate,
 )
-from equipoise.calibrate.fit.robust import Floats, low_quantile
+from equipoise.calibrate.fit.robust import Floats, fit_level, low_quantile
+from equipoise.calibrate.fit.thermal import fit_thermal, fit_throttle
 from equipoise.calibrate.samples import CPU_TIME, SamplesError, SampleSet
 from equipoise.sim.hardware.profile import Accelerator, EfficiencyPoint, Measured
 

@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import least_squares
 
-from equipoise.calibrate.fit.fits import CollectiveFit, GemmFit
+from equipoise.calibrate.fit.gemm import GemmFit
+from equipoise.calibrate.fit.pieces import CollectiveFit
 from equipoise.calibrate.fit.robust import Estimate, Floats, estimate, noise_cov
 from equipoise.calibrate.measure.operations import Operation
 from equipoise.policies.physics import overlapped_each

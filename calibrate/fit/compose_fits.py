@@ -9,8 +9,9 @@ import numpy as np
 
 from equipoise.calibrate.fit.accelerator import BYTES, gemm_samples
 from equipoise.calibrate.fit.compose import DEFAULT_PRIOR, Prior, StepModel, UnitCosts, fit_step_model
-from equipoise.calibrate.fit.fits import CollectiveFit, fit_collective, fit_gemm_efficiency
+from equipoise.calibrate.fit.gemm import fit_gemm_efficiency
 from equipoise.calibrate.fit.levels import LOW_QUANTILE, FitLine, Prediction, Report, by_parameters, level
+from equipoise.calibrate.fit.pieces import CollectiveFit, fit_collective
 from equipoise.calibrate.fit.robust import Floats, low_quantile
 from equipoise.calibrate.measure.operations import Operation, from_columns
 from equipoise.calibrate.samples import Sample, SampleSet
@@ -138,11 +139,6 @@ def _prediction(model: StepModel, step: Step, fitted_on: str) -> Prediction:
     measured, first = level(step.samples), step.samples[0]
     assert measured is not None
     return Prediction(
-        step.workload,
-        str(first["precision"]),
-        step.batch,
-        str(first["framework"]),
-        model.predict_interval(step.totals),
-        measured,
-        fitted_on,
-    )
+        step.workload, str(first["precision"]), step.batch, str(first["framework"]),
+        model.predict_interval(step.totals), measured, fitted_on,
+    )  # fmt: skip

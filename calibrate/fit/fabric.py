@@ -6,15 +6,10 @@ import math
 
 import numpy as np
 
-from equipoise.calibrate.fit.fits import (
-    AlphaBeta,
-    CollectiveFit,
-    Estimate,
-    fit_collective,
-    leave_one_size_out,
-)
+from equipoise.calibrate.fit.fits import leave_one_size_out
 from equipoise.calibrate.fit.levels import LOW_QUANTILE, FitLine, Report, measured
-from equipoise.calibrate.fit.robust import Floats, low_quantile
+from equipoise.calibrate.fit.pieces import AlphaBeta, CollectiveFit, fit_collective
+from equipoise.calibrate.fit.robust import Estimate, Floats, low_quantile
 from equipoise.calibrate.samples import SampleSet
 from equipoise.sim.hardware.profile import Fabric, Measured, Piece
 

@@ -14,8 +14,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.calibrate.fit.gemm import GemmFit, fit_gemm_efficiency, leave_shapes_out
-from equipoise.calibrate.fit.pieces import AlphaBeta, CollectiveFit, fit_collective
+from equipoise.calibrate.fit.pieces import CollectiveFit, fit_collective
 from equipoise.calibrate.fit.robust import (
     MAD_TO_SIGMA,
     TUKEY,
@@ -25,39 +24,10 @@ from equipoise.calibrate.fit.robust import (
     bisquare_weights,
     checked,
     estimate,
-    fit_level,
     noise_cov,
     resample,
 )
-from equipoise.calibrate.fit.thermal import ThermalFit, ThrottleFit, fit_thermal, fit_throttle
 from equipoise.policies.physics import overlapped_each, speed_at
-
-__all__ = [
-    "AlphaBeta",
-    "CollectiveFit",
-    "Estimate",
-    "GemmFit",
-    "HeldOut",
-    "LineFit",
-    "OverlapFit",
-    "ShareFit",
-    "SlopeFit",
-    "ThermalFit",
-    "ThrottleFit",
-    "collective_predictor",
-    "fit_bandwidth",
-    "fit_collective",
-    "fit_gemm_efficiency",
-    "fit_interference",
-    "fit_level",
-    "fit_overlap",
-    "fit_share_curve",
-    "fit_step_time",
-    "fit_thermal",
-    "fit_throttle",
-    "leave_one_size_out",
-    "leave_shapes_out",
-]
 
 
 class Predictor(Protocol):
@@ -104,17 +74,6 @@ def fit_step_time(samples: npt.ArrayLike, times_s: npt.ArrayLike, seed: int = 0)
     x, y = checked(samples, times_s, 3, "step time fit")
     if len(np.unique(x)) < 2:
         raise ValueError("step time fit: needs at least 2 distinct batch sizes")
-    return _fit_line(x, y, seed)
-
-
-def fit_bandwidth(sizes_bytes: npt.ArrayLike, times_s: npt.ArrayLike, seed: int = 0) -> LineFit:
-    """Time to move `sizes_bytes`: latency (s) + size / bandwidth; `per_unit_s` is 1 / bandwidth (s per byte).
-
-    One line (Hockney 1994); for transfers that change protocol with the size see `fit_collective`.
-    """
-    x, y = checked(sizes_bytes, times_s, 3, "bandwidth fit")
-    if len(np.unique(x)) < 2:
-        raise ValueError("bandwidth fit: needs at least 2 distinct sizes")
     return _fit_line(x, y, seed)
 
 

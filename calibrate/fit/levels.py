@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.calibrate.fit.fits import Estimate, fit_level
-from equipoise.calibrate.fit.robust import Floats
+from equipoise.calibrate.fit.robust import Estimate, Floats, fit_level
 from equipoise.calibrate.samples import Sample
 from equipoise.sim.hardware.profile import Measured
 

@@ -87,10 +87,6 @@ def predict_largest(chosen: list[Sample]) -> Prediction:
     truth = level(s for s in chosen if s["batch"] == largest)
     assert truth is not None
     return Prediction(
-        str(chosen[0]["workload"]),
-        str(chosen[0]["precision"]),
-        int(largest),
-        str(chosen[0]["framework"]),
-        rest.predict_interval(float(largest)),
-        truth,
-    )
+        str(chosen[0]["workload"]), str(chosen[0]["precision"]), int(largest), str(chosen[0]["framework"]),
+        rest.predict_interval(float(largest)), truth,
+    )  # fmt: skip

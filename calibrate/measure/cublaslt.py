@@ -141,18 +141,9 @@ class Gemm:
         left, right, out = self._layouts
         try:
             _call(
-                "cublasLtMatmulAlgoGetHeuristic",
-                self._handle,
-                self._operation,
-                left,
-                right,
-                out,
-                out,
-                preference,
-                c_int(ALGORITHMS),
-                results,
-                byref(found),
-            )
+                "cublasLtMatmulAlgoGetHeuristic", self._handle, self._operation, left, right, out, out,
+                preference, c_int(ALGORITHMS), results, byref(found),
+            )  # fmt: skip
         except CublasError as error:
             raise MissingError(
                 f"cuBLASLt has no algorithm for {self.shape} on this device ({error})"
@@ -169,24 +160,10 @@ class Gemm:
         one, zero = c_float(1.0), c_float(0.0)
         left, right, result = self._layouts
         _call(
-            "cublasLtMatmul",
-            self._handle,
-            self._operation,
-            byref(one),
-            b_transposed,
-            left,
-            a,
-            right,
-            byref(zero),
-            out,
-            result,
-            out,
-            result,
-            byref(algorithm),
-            self._workspace.pointer,
-            c_size_t(WORKSPACE_BYTES),
-            self.device.stream,
-        )
+            "cublasLtMatmul", self._handle, self._operation, byref(one), b_transposed, left, a, right,
+            byref(zero), out, result, out, result, byref(algorithm), self._workspace.pointer,
+            c_size_t(WORKSPACE_BYTES), self.device.stream,
+        )  # fmt: skip
 
     def close(self) -> None:
         """Destroy the library's objects."""

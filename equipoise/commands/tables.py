@@ -7,7 +7,7 @@ import io
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from equipoise.study.plain import plain
+from equipoise.policies.plain import plain
 
 
 def as_csv(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:

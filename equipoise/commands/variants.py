@@ -63,6 +63,7 @@ def variant_options(command: Callable[..., int]) -> Callable[..., int]:
 
     @functools.wraps(command)
     def with_options(state: State, **options: Any) -> int:
+        """The command, its shared options gathered in one object."""
         names = [field.name for field in fields(Given) if field.name != "quiet"]
         given = Given(**{name: options.pop(name) for name in names}, quiet=state.quiet)
         writable(given.out)

@@ -152,6 +152,7 @@ class Derivation:
         bad: list[int] = []
 
         def number(code: int, value: str) -> float:
+            """The value, NaN where none is written; notes those that cannot be read."""
             found = convert(value.strip())
             if found is None and value.strip().lower() not in _BLANK:
                 bad.append(code)
@@ -183,6 +184,7 @@ class Derivation:
         parsed = [parse_tres(value) for value in text.values]
 
         def column(name: str, unit: str = "") -> Ints:
+            """The number of one resource for every row."""
             numbers = [tres_number(tres, name, unit) for tres in parsed]
             return np.array([NOT_GIVEN if n is None else int(n) for n in numbers], dtype=np.int64)[text.codes]
 

@@ -131,9 +131,11 @@ def _table(found: list[dict[str, str]], lines: list[int], tally: Tally) -> Event
     other = sorted({key for options in found for key in options} - own)
 
     def text(key: str) -> Text:
+        """The texts of one option."""
         return _text([options.get(key, "") for options in found])
 
     def numbers(key: str, convert: Convert) -> Floats:
+        """The numbers of one option."""
         return _numbers(found, lines, key, convert, tally)
 
     return EventTable(

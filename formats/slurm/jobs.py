@@ -68,17 +68,6 @@ class JobTable:
         """Rows in a state that is over. Shape (rows,)."""
         return self.state.floats(lambda state: float(state in ENDED)).astype(np.bool_)
 
-    @property
-    def last_attempt(self) -> Bools:
-        """Rows that no later attempt of the same job follows. Shape (rows,)."""
-        highest: dict[tuple[str, str], int] = {}
-        keys = list(zip(self.cluster, self.job_id, strict=True))
-        attempts = self.attempt.tolist()
-        for key, attempt in zip(keys, attempts, strict=True):
-            highest[key] = max(attempt, highest.get(key, 0))
-        last = [highest[key] == attempt for key, attempt in zip(keys, attempts, strict=True)]
-        return np.array(last, dtype=np.bool_)
-
     def take(self, rows: NDArray[Any]) -> JobTable:
         """These rows (a mask or indices); the changes stay those of the whole file."""
         columns: dict[str, Any] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,7 @@ def text(*keys: str) -> Cell:
     """The first of these keys as text; of a list its first member."""
 
     def cell(job: Any) -> str:
+        """The text that the column form would have."""
         value = first_of(job, keys)
         value = value[0] if isinstance(value, list) and value else value
         return value if isinstance(value, str) else str(value) if type(value) in (int, float) else ""
@@ -59,6 +60,7 @@ def number(*keys: str, form: str = "{}") -> Cell:
     """The first of these keys that holds a number, plain or as `{set, infinite, number}`; "" for none."""
 
     def cell(job: Any) -> str:
+        """The text that the column form would have."""
         for key in keys:
             value = plain_number(path(job, *key.split(".")))
             if value is not None:
@@ -87,6 +89,7 @@ def job_id(array: str, task: str, tasks: str, het: str, offset: str) -> Cell:
     """The id that users see, from the keys of its parts."""
 
     def cell(job: Any) -> str:
+        """The text that the column form would have."""
         own = plain_number(path(job, "job_id"))
         main, index = (plain_number(first_of(job, [key])) for key in (array, task))
         waiting = first_of(job, [tasks])
@@ -104,6 +107,7 @@ def tres(key: str) -> Cell:
     """A list of `{type, name, count}` as the text that `sacct` prints for it."""
 
     def cell(job: Any) -> str:
+        """The text that the column form would have."""
         members = first_of(job, [key])
         return ",".join(filter(None, map(_member, members))) if isinstance(members, list) else ""
 
@@ -122,12 +126,6 @@ def _member(value: Any) -> str:
 def either(*cells: Cell) -> Cell:
     """The first cell that is not empty."""
     return lambda job: next(filter(None, (cell(job) for cell in cells)), "")
-
-
-def rows_of(value: Any, keys: Sequence[str]) -> list[Any]:
-    """The first of these keys that holds a list, else an empty one."""
-    found = first_of(value, keys)
-    return found if isinstance(found, list) else []
 
 
 _ACCOUNTED: dict[str, Cell] = {

@@ -69,11 +69,6 @@ def parse_job_id(text: str) -> JobId | None:
     return JobId(int(match[1]), index, tasks, part, (match[5] or "")[1:])
 
 
-def array_indices(text: str) -> tuple[int, ...]:
-    """The task numbers of `4-10%2` or `1,3,10-20:5`. What is cut short (`1,3,...`) gives what is there."""
-    return tuple(index for tasks in _task_ranges(text) for index in tasks)
-
-
 def _task_ranges(text: str) -> list[range]:
     """The ranges of task numbers, no more tasks in all than Slurm allows."""
     ranges, room = [], _MAX_TASKS

@@ -52,6 +52,7 @@ class _Worker:
             self._answered.put(answer)
 
     def ask(self, observation: Observation, memory: Mapping[str, Memory], budget_s: float) -> Answer:
+        """The policy's answer within `budget_s`, or why there is none."""
         if self.busy and not self._finished_late():
             return Answer(problem="still busy with an earlier decision")
         self.busy = True

@@ -163,14 +163,9 @@ class Leader:
         self._refused_late(sampler.refused, header["gpu_share"])
         world.shares_of_gpu = header["gpu_share"]
         world.telemetry = Telemetry(
-            window,
-            self._norm,
-            header["memory_free_bytes"],
-            header["samples_max"],
-            self._noise.value,
-            int(header["drawn"].max()),
-            {name: header[name] for name in GPU_COLUMNS},
-        )
+            window, self._norm, header["memory_free_bytes"], header["samples_max"], self._noise.value,
+            int(header["drawn"].max()), {name: header[name] for name in GPU_COLUMNS},
+        )  # fmt: skip
         world.gpu_s += (window.span_s if window.rounds else 0.0) * len(world.active)
         world.change = Change(world.telemetry.first_free_round)
         if self.options.mode != "observe" and self.decider is not None:

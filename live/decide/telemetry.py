@@ -15,7 +15,6 @@ import atexit
 import contextlib
 import errno
 import json
-import math
 import queue
 import sys
 import threading
@@ -27,22 +26,10 @@ from typing import Any
 from equipoise.live.train.rounds import COLUMNS, RoundInfo
 from equipoise.policies.contract import Decision, Refusal
 from equipoise.policies.observation import Floats
+from equipoise.policies.plain import plain
 from equipoise.policies.record.journal import JournalError, append, read
 
 _Work = tuple[Callable[[], object], int]  # what to do, and the lines lost when it fails
-
-
-def plain(value: Any) -> Any:
-    """A JSON-able copy: arrays become lists, NaN and infinity become null."""
-    if isinstance(value, Mapping):
-        return {str(k): plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [plain(v) for v in value]
-    if hasattr(value, "tolist"):
-        return plain(value.tolist())
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return value if isinstance(value, str | int | bool | type(None)) else str(value)
 
 
 class Recorder:
@@ -67,6 +54,7 @@ class Recorder:
         folder = self.folder
 
         def write() -> None:
+            """Write it, in the writer's thread."""
             draft = folder / f".manifest-{self.member}.json"
             draft.write_text(json.dumps(plain(content), indent=1) + "\n", encoding="utf-8")
             draft.replace(folder / "manifest.json")
@@ -121,6 +109,7 @@ class Recorder:
         path = self.folder / f"rounds-{self.member}.jsonl"
 
         def write() -> None:
+            """Write it, in the writer's thread."""
             lines = [json.dumps(plain(line), separators=(",", ":")) for line in make()]
             _append_whole(path, "".join(f"{line}\n" for line in lines).encode())
 

@@ -42,6 +42,7 @@ class Control:
         work = dist.all_gather(parts, mine, group=self._group, async_op=True)
 
         def wait() -> list[float]:
+            """The gathered numbers, once all have come."""
             work.wait()
             return [float(part) for part in parts]
 

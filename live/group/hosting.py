@@ -24,13 +24,9 @@ def host_store(host: str, port: int = 0) -> dist.TCPStore:
     family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     listening = socket.create_server(address[:2], family=family)
     return dist.TCPStore(
-        host,
-        listening.getsockname()[1],
-        is_master=True,
-        wait_for_workers=False,
-        timeout=_TIMEOUT,
+        host, listening.getsockname()[1], is_master=True, wait_for_workers=False, timeout=_TIMEOUT,
         master_listen_fd=listening.detach(),
-    )
+    )  # fmt: skip
 
 
 def reach_store(host: str, port: int) -> dist.TCPStore:

@@ -102,12 +102,8 @@ def kubernetes(launch: Launch) -> str:
     """
     store = f"{launch.label}-store"
     parts = (
-        _settings(launch),
-        _service(_quoted(launch.label)),
-        _service(store),
-        _store(launch),
-        _job(launch),
-    )
+        _settings(launch), _service(_quoted(launch.label)), _service(store), _store(launch), _job(launch),
+    )  # fmt: skip
     return "---\n".join(parts)
 
 

@@ -14,15 +14,10 @@ from equipoise.live.group.packing import pack, unpack
 from equipoise.live.train.sync import average, optimizer_tensors
 
 _HOOKS = (
-    "_backward_hooks",
-    "_backward_pre_hooks",
-    "_forward_hooks",
-    "_forward_hooks_with_kwargs",
-    "_forward_hooks_always_called",
-    "_forward_pre_hooks",
-    "_forward_pre_hooks_with_kwargs",
+    "_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called", "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs",
     "_is_full_backward_hook",
-)
+)  # fmt: skip
 
 
 def release(model: DistributedDataParallel) -> None:

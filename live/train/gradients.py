@@ -107,6 +107,7 @@ class BackwardProbe:
 
     def _hook(self, k: int) -> Callable[[torch.Tensor], None]:
         def ready(parameter: torch.Tensor) -> None:
+            """Keep the square of a parameter's local gradient."""
             # Runs before the exchange reads the gradient, so this is the local one.
             if self._measuring and parameter.grad is not None:
                 self._squares[k] = _square(parameter.grad)

@@ -12,7 +12,8 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from typing import Protocol
+from collections.abc import Callable
+from typing import Generic, TypeVar
 
 import torch
 
@@ -20,90 +21,78 @@ MARKS = ("begin", "forward", "local", "done", "end")  # in this order; enter and
 Spans = tuple[float, float, float, float]
 
 
-class Timer(Protocol):
-    """Marks moments of the running round."""
+Mark = TypeVar("Mark")
+
+
+class Timer(Generic[Mark]):
+    """Marks moments of the running round; `moment` gives one as the clock has it."""
+
+    def __init__(self, moment: Callable[[], Mark]) -> None:
+        self._moment = moment
+        self._marks: dict[str, Mark] = {}
+        self._ended: list[dict[str, Mark]] = []
 
     def mark(self, name: str) -> None:
-        """The moment `name` of the running round is now; a later call replaces an earlier one."""
+        """The moment `name` of the running round is now; a later call replaces an earlier one, but of `forward`."""
+        if name != "forward" or "forward" not in self._marks:
+            self._marks[name] = self._moment()
 
     def end_round(self) -> None:
         """The running round ends now."""
+        self.mark("end")
+        self._ended.append(self._marks)
 
     def begin_round(self) -> None:
         """The next round begins now."""
+        self._marks = {}
+        self.mark("begin")
 
     def spans(self) -> list[Spans]:
         """(stall_s, compute_s, tail_s, update_s) of every ended round since the last call.
 
         NaN where a mark is missing.
         """
+        ended, self._ended = self._ended, []
+        return [_spans(marks) for marks in self._seconds(ended)]
+
+    def _seconds(self, rounds: list[dict[str, Mark]]) -> list[dict[str, float]]:
+        """The marks on one clock, in seconds."""
+        raise NotImplementedError
 
 
-class HostTimer:
+class HostTimer(Timer[float]):
     """Marks on the host's clock: right where computing blocks the script (CPU)."""
 
     def __init__(self) -> None:
-        self._marks: dict[str, float] = {}
-        self._ended: list[dict[str, float]] = []
+        super().__init__(time.perf_counter)
 
-    def mark(self, name: str) -> None:
-        """See `Timer`."""
-        if name != "forward" or "forward" not in self._marks:
-            self._marks[name] = time.perf_counter()
-
-    def end_round(self) -> None:
-        """See `Timer`."""
-        self.mark("end")
-        self._ended.append(self._marks)
-
-    def begin_round(self) -> None:
-        """See `Timer`."""
-        self._marks = {}
-        self.mark("begin")
-
-    def spans(self) -> list[Spans]:
-        """See `Timer`."""
-        ended, self._ended = self._ended, []
-        return [_spans(marks) for marks in ended]
+    def _seconds(self, rounds: list[dict[str, float]]) -> list[dict[str, float]]:
+        return rounds
 
 
-class CudaTimer:
+class CudaTimer(Timer[torch.cuda.Event]):
     """Marks as events on the current CUDA stream, read when they are long past."""
 
     def __init__(self) -> None:
-        self._marks: dict[str, torch.cuda.Event] = {}
-        self._ended: list[dict[str, torch.cuda.Event]] = []
+        super().__init__(_event)
 
-    def mark(self, name: str) -> None:
-        """See `Timer`."""
-        if name != "forward" or "forward" not in self._marks:
-            event = torch.cuda.Event(enable_timing=True)
-            event.record()
-            self._marks[name] = event
-
-    def end_round(self) -> None:
-        """See `Timer`."""
-        self.mark("end")
-        self._ended.append(self._marks)
-
-    def begin_round(self) -> None:
-        """See `Timer`."""
-        self._marks = {}
-        self.mark("begin")
-
-    def spans(self) -> list[Spans]:
-        """See `Timer`. Waits for the device to reach the end of the last ended round."""
-        ended, self._ended = self._ended, []
-        if ended:
-            ended[-1]["end"].synchronize()
-        since = [
+    def _seconds(self, rounds: list[dict[str, torch.cuda.Event]]) -> list[dict[str, float]]:
+        """Waits for the device to reach the end of the last round."""
+        if rounds:
+            rounds[-1]["end"].synchronize()
+        return [
             {name: marks["begin"].elapsed_time(event) / 1e3 for name, event in marks.items()}
-            for marks in ended
+            for marks in rounds
         ]
-        return [_spans(marks) for marks in since]
 
 
-def make_timer(device: torch.device) -> Timer:
+def _event() -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def make_timer(device: torch.device) -> HostTimer | CudaTimer:
     """The timer that measures where a model on `device` computes."""
     return CudaTimer() if device.type == "cuda" else HostTimer()
 

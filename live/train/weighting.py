@@ -85,6 +85,7 @@ class WeightedGradients:
 
     def _weigh(self, name: str, parameter: torch.Tensor) -> None:
         def weigh(gradients: tuple[torch.Tensor | None, ...]) -> tuple[torch.Tensor] | None:
+            """The gradient times the rank's factor."""
             (gradient,), factor = gradients, self._factor()
             if gradient is None or factor == 1.0:
                 return None

@@ -179,6 +179,7 @@ def backfill(
     spare, failures = np.empty(max(len(holder), 1), dtype=np.int64), new_failures()
 
     def fill(at: int, reserved_s: float, grants: GrantColumns) -> tuple[int, int, float]:
+        """Backfill from this place in the queue on."""
         return _fill(
             queue, at, reserved_s, rule, o.time_s, takes_s, requests, room, later, running, spare, grants,
             failures,

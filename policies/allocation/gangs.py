@@ -12,7 +12,6 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.policies.contract import Allocation
 from equipoise.policies.kernels.arrays import position
 from equipoise.policies.kernels.jit import ZERO, jit_in_place
 from equipoise.policies.kernels.placement import NOTHING, WHOLE, Room, gpus_needed, place, tighten
@@ -361,11 +360,6 @@ def reordered(offset: Ints, value: Ints, order: Ints) -> tuple[Ints, Ints]:
     new_offset, new = np.empty(len(order) + 1, dtype=np.int64), np.empty(len(value), dtype=np.int64)
     _reorder(offset, value, order, new_offset, new)
     return new_offset, new[: new_offset[-1]]
-
-
-def allocation_of(grants: GrantColumns) -> Allocation | None:
-    """Grants as an allocation; None when there are none."""
-    return Allocation(*grants) if len(grants[0]) else None
 
 
 @jit_in_place

@@ -154,6 +154,7 @@ def _carry_out(
     o, running = hand.observation, len(offset) - 1
 
     def rank(k: int) -> tuple[int, int]:
+        """Running jobs first, then those that grow least."""
         held = offset[k + 1] - offset[k] if k < running else 0
         return (k >= running, int(picked[k].gpus - held))
 

@@ -184,6 +184,7 @@ def start_with_preemption(
     order, victims = _victims(o, running[able], bar[able], standing=some, holder=holder)
 
     def fill(at: int, _: bool, grants: GrantColumns) -> tuple[int, int, bool]:
+        """Start jobs from this place in the queue on."""
         return _start_with_victims(
             queue, at, key, standing, rule, requests, room, victims, o.gpus.node, grants, failures
         )

@@ -181,15 +181,9 @@ class Easy(_Placed):
             hand.start(first)
             running = np.sort(np.concatenate((observation.running, first[0])))
             second, reserved_s = backfill(
-                observation,
-                rest,
-                observation.jobs.service_s,
-                rule,
-                running,
-                hand.holder,
-                requests,
+                observation, rest, observation.jobs.service_s, rule, running, hand.holder, requests,
                 hand.columns,
-            )
+            )  # fmt: skip
             parts.append(second)
         grants = joined(parts)
         if not len(grants[0]):

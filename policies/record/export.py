@@ -139,6 +139,7 @@ class _PlainLoader(yaml.SafeLoader):
     _depth = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
+        """As PyYAML does, without aliases and not too deep."""
         if self.check_event(yaml.events.AliasEvent):
             raise _FaultError("aliases are not allowed in a policy file")
         self._depth += 1

@@ -239,6 +239,7 @@ def _owned_bytes(observation: Observation, plan: Plan) -> dict[str, float]:
     owner, size = observation.shards.worker, observation.shards.bytes
 
     def owned(worker: Ints, size: Floats) -> Floats:  # place 0 is for no owner
+        """Sums of `size` by owner."""
         count = len(observation.workers) + 1
         return np.bincount(worker + 1, weights=size, minlength=count).astype(np.float64, copy=False)
 

@@ -135,16 +135,9 @@ class Cluster:
         taken, weight, count, nodes = -1, 0.0, 0, np.empty_like(gpu)
         if job not in self.holding:
             taken, weight, count = _book(
-                gpu,
-                share,
-                job,
-                self._job,
-                self._share_free,
-                self._holders,
-                self._node,
-                self._node_free,
+                gpu, share, job, self._job, self._share_free, self._holders, self._node, self._node_free,
                 nodes,
-            )
+            )  # fmt: skip
         if taken < 0:
             raise DoubleBookingError(f"job row {job} on GPUs {gpu.tolist()}")
         held = Holding(gpu, share, nodes[:count], weight)

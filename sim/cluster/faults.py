@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from numpy.random import Generator
@@ -133,94 +135,88 @@ class Faults:
 
     # -- when it happens -----------------------------------------------------------------------------------
 
+    def _plan(
+        self,
+        at_s: float,
+        length_s: float,
+        begin: Callable[[], None],
+        end: Callable[[], None],
+        again: Callable[[], None] | None = None,
+    ) -> None:
+        """Have a fault begin at a time and end so much later; then `again` plans the next of its kind."""
+
+        def begins(_: Event) -> None:
+            begin()
+            self.clock.at(self.clock.now + length_s, ends, FAULTS)
+
+        def ends(_: Event) -> None:
+            end()
+            if again is not None:
+                again()
+
+        self.clock.at(at_s, begins, FAULTS)
+
     def _next_crash(self, node: int, spec: Crash, random: Generator) -> None:
         mtbf_s = spec.node_mtbf_s(self.cluster.node_gpus)
         scale_s = mtbf_s / math.gamma(1.0 + 1.0 / spec.shape)
         mu, sigma = lognormal_parameters(spec.repair_cov)
         at_s = self.clock.now + scale_s * float(random.weibull(spec.shape))
         repair_s = spec.repair * math.exp(mu + sigma * float(random.standard_normal()))
-
-        def crash(_: Event) -> None:
-            self._take_down(node)
-            self.clock.at(self.clock.now + repair_s, repaired, FAULTS)
-
-        def repaired(_: Event) -> None:
-            self._bring_up(node)
-            self._next_crash(node, spec, random)
-
-        self.clock.at(at_s, crash, FAULTS)
+        self._plan(
+            at_s, repair_s, partial(self._take_down, node), partial(self._bring_up, node),
+            partial(self._next_crash, node, spec, random),
+        )  # fmt: skip
 
     def _next_rack(self, rack: int, spec: RackFailure, random: Generator) -> None:
         nodes = [k for k, r in enumerate(self.cluster.nodes.rack.tolist()) if r == rack]
         at_s = self.clock.now + float(random.exponential(spec.mtbf))
 
-        def fail(_: Event) -> None:
+        def fail() -> None:
             for node in nodes:
                 self._take_down(node)
-            self.clock.at(self.clock.now + spec.repair, repaired, FAULTS)
 
-        def repaired(_: Event) -> None:
+        def repair() -> None:
             for node in nodes:
                 self._bring_up(node)
-            self._next_rack(rack, spec, random)
 
-        self.clock.at(at_s, fail, FAULTS)
+        self._plan(at_s, spec.repair, fail, repair, partial(self._next_rack, rack, spec, random))
 
     def _next_spot(self, node: int, spec: Spot, random: Generator) -> None:
         at_s = self.clock.now + float(random.exponential(spec.mtbf))
 
-        def reclaim(_: Event) -> None:
+        def reclaim() -> None:
             self._take_down(node, saved=self.victim.can_save(node, spec.notice))
             self.victim.reclaimed(node)
-            self.clock.at(self.clock.now + spec.away, back, FAULTS)
 
-        def back(_: Event) -> None:
+        def back() -> None:
             self.victim.returned(node)
             self._bring_up(node)
-            self._next_spot(node, spec, random)
 
-        self.clock.at(at_s + spec.notice, reclaim, FAULTS)
+        self._plan(at_s + spec.notice, spec.away, reclaim, back, partial(self._next_spot, node, spec, random))
 
     def _next_slow(self, node: int, spec: FailSlow, random: Generator) -> None:
         at_s = self.clock.now + float(random.exponential(spec.mtbf))
         length_s = float(random.exponential(spec.duration))
-
-        def begin(_: Event) -> None:
-            self._begin_slow(node, spec.factor)
-            self.clock.at(self.clock.now + length_s, end, FAULTS)
-
-        def end(_: Event) -> None:
-            self._end_slow(node, spec.factor)
-            self._next_slow(node, spec, random)
-
-        self.clock.at(at_s, begin, FAULTS)
+        self._plan(
+            at_s, length_s, partial(self._begin_slow, node, spec.factor),
+            partial(self._end_slow, node, spec.factor), partial(self._next_slow, node, spec, random),
+        )  # fmt: skip
 
     def _next_corrupt(self, gpu: int, spec: CorruptGradient, random: Generator) -> None:
         at_s = self.clock.now + float(random.exponential(HOUR_S / spec.per_gpu_hour))
-
-        def begin(_: Event) -> None:
-            self._corrupt(gpu, math.nan if spec.factor is None else spec.factor)
-            self.clock.at(self.clock.now + spec.duration, end, FAULTS)
-
-        def end(_: Event) -> None:
-            self._corrupt(gpu, 1.0)
-            self._next_corrupt(gpu, spec, random)
-
-        self.clock.at(at_s, begin, FAULTS)
+        factor = math.nan if spec.factor is None else spec.factor
+        self._plan(
+            at_s, spec.duration, partial(self._corrupt, gpu, factor), partial(self._corrupt, gpu, 1.0),
+            partial(self._next_corrupt, gpu, spec, random),
+        )  # fmt: skip
 
     def _next_link(self, node: int, spec: LinkDegrade, random: Generator) -> None:
         at_s = self.clock.now + float(random.exponential(spec.mtbf))
         length_s = float(random.exponential(spec.duration))
-
-        def begin(_: Event) -> None:
-            self._begin_link(node, spec.factor)
-            self.clock.at(self.clock.now + length_s, end, FAULTS)
-
-        def end(_: Event) -> None:
-            self._end_link(node, spec.factor)
-            self._next_link(node, spec, random)
-
-        self.clock.at(at_s, begin, FAULTS)
+        self._plan(
+            at_s, length_s, partial(self._begin_link, node, spec.factor),
+            partial(self._end_link, node, spec.factor), partial(self._next_link, node, spec, random),
+        )  # fmt: skip
 
     def _planned(self, event: FaultEvent) -> None:
         node = self.cluster.nodes_named([event.node])[0]

@@ -29,6 +29,7 @@ HOUR_S = 3600.0
 
 def _number(quantity: Quantity) -> BeforeValidator:
     def read(raw: object) -> object:
+        """A number with its unit, or a mapping that holds one."""
         if isinstance(raw, Mapping):
             return {**raw, "value": quantity.parse(raw.get("value"))}
         return raw if isinstance(raw, Measured) else {"value": quantity.parse(raw)}
@@ -64,6 +65,7 @@ class PriceBook(BaseModel):
         origin = {k: raw[k] for k in ("kind", "source") if isinstance(raw.get(k), str)}
 
         def with_origin(value: Any) -> Any:
+            """The price with the kind and source of its section."""
             return {**origin, **value} if isinstance(value, Mapping) else {**origin, "value": value}
 
         done = dict(raw)

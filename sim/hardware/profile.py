@@ -89,6 +89,7 @@ def _read_by(quantity: Quantity) -> BeforeValidator:
     """Reads value, low and high in the human units of one quantity."""
 
     def read(raw: object) -> object:
+        """A number with its unit, or a mapping with value and bounds."""
         if isinstance(raw, Mapping):
             bounds = {k: quantity.parse(raw[k]) for k in ("value", "low", "high") if raw.get(k) is not None}
             return {**raw, **bounds}

@@ -231,6 +231,7 @@ class JobData:
             return
 
         def arrived() -> None:
+            """The piece is here now."""
             if whole and self.caches.capacity_bytes:
                 self.caches.keep(node, key, transfer.size_bytes)
             if piece.transfer is transfer:  # it has not been given to another worker meanwhile
@@ -388,6 +389,7 @@ class JobData:
         source = self.homes[piece.shard][0]
 
         def arrived() -> None:
+            """The piece is here now."""
             piece.transfer, piece.fetched = None, True
             if whole:
                 self.homes[piece.shard][0] = node

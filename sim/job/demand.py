@@ -18,7 +18,7 @@ from equipoise.sim.job.claims import Claims, make_claims, refuse_too_large, text
 from equipoise.sim.job.paces import Paces, make_paces
 from equipoise.sim.scenario.model import Checkpoint, Data, Job, Model, Scenario, TraceSpec, TrainingJobs
 from equipoise.sim.scenario.tree import InputError
-from equipoise.sim.traces.read import Trace
+from equipoise.sim.traces.trace import Trace
 
 
 @dataclass(frozen=True)

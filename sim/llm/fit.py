@@ -117,23 +117,27 @@ class _Problem:
     """By constant: the factor of every row, -1 where there is none; shape (rows,)."""
 
     def unpack(self, theta: Floats) -> FittedStack:
+        """The constants and factors that a vector of logarithms stands for."""
         n = len(self.priors)
         common = dict(zip(self.priors, np.exp(theta[:n]).tolist(), strict=True))
         factors = dict(zip(self.factors, np.exp(theta[n:]).tolist(), strict=True))
         return FittedStack(common, factors, self.priors)
 
     def pack(self, fitted: FittedStack) -> Floats:
+        """The vector of logarithms of constants and factors, within the bounds."""
         common = [np.log(fitted.common[name]) for name in self.priors]
         factors = [np.log(fitted.factors.get(f, 1.0)) for f in self.factors]
         low, high = self.bounds()
         return np.asarray(np.clip(np.array(common + factors), low + 1e-9, high - 1e-9))
 
     def bounds(self) -> tuple[Floats, Floats]:
+        """Least and largest logarithms."""
         low = [np.log(p.low) for p in self.priors.values()] + [-3.0] * len(self.factors)
         high = [np.log(p.high) for p in self.priors.values()] + [3.0] * len(self.factors)
         return np.array(low), np.array(high)
 
     def penalty_weights(self) -> Floats:
+        """How firmly each is held to where it starts."""
         common = [p.weight for p in self.priors.values()]
         return np.array(common + [self.priors[name].label_weight for name, _ in self.factors])
 
@@ -143,6 +147,7 @@ class _Problem:
         return {name: theta[i] + padded[self.columns[name]] for i, name in enumerate(self.priors)}
 
     def constant(self, name: str, log: Floats) -> Floats:
+        """A constant from its logarithm, within its bounds."""
         prior = self.priors[name]
         return np.asarray(np.clip(np.exp(log), prior.low, prior.high))
 
@@ -151,6 +156,7 @@ class _Problem:
         return np.asarray(np.log(np.asarray(step_times(self.q, Stack(**constants)).total)))
 
     def residuals(self, theta: Floats) -> Floats:
+        """Misfit of every row, and distance from the priors."""
         centres = np.zeros(len(theta))
         centres[: len(self.priors)] = [np.log(p.centre) for p in self.priors.values()]
         constants = {name: self.constant(name, log) for name, log in self.row_logs(theta).items()}

@@ -55,6 +55,7 @@ def fit_memory(
     centre = np.clip(np.log(prior.vector()), low + 1e-9, high - 1e-9)
 
     def residuals(theta: Floats) -> Floats:
+        """Misfit of every row, and distance from where it starts."""
         stack = MemoryStack(*np.exp(theta).tolist())
         return np.concatenate([np.log(peaks(counted, stack, stage) / measured), WEIGHT * (theta - centre)])
 

@@ -221,10 +221,6 @@ class Transformer:
         """Model FLOP of one training step per token: forward and backward, no recomputation."""
         return 3.0 * self.forward_flop_per_token().total
 
-    def weight_bytes(self, bytes_per_element: int = 2) -> int:
-        """Bytes of all parameters in one precision."""
-        return self.parameters * bytes_per_element
-
 
 def _require(true: bool, message: str) -> None:
     if not true:

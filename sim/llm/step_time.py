@@ -65,6 +65,7 @@ class _Layer:
 
     @property
     def total(self) -> Floats:
+        """Seconds of all parts together."""
         own = self.products + self.attention + self.elementwise + self.again
         return own + self.tensor + self.context + self.expert
 

@@ -26,7 +26,7 @@ from equipoise.sim.network.topology import Topology, TopologyError
 from equipoise.sim.scenario.model import Job, Model, NodeGroup, OnNodes, Scenario
 from equipoise.sim.scenario.tree import InputError, KeyPath, Tree
 from equipoise.sim.scenario.units import Quantity, format_bytes
-from equipoise.sim.traces.read import Trace
+from equipoise.sim.traces.trace import Trace
 
 Problem = tuple[KeyPath, str]
 
@@ -84,6 +84,7 @@ def trace_problems(scenario: Scenario, trace: Trace, file: str) -> list[str]:
     total = sum(group.count * group.gpus for group in scenario.cluster.groups)
 
     def line(k: int, problem: str) -> str:
+        """The problem of a job, with its place in the file."""
         place = f"{file}:{trace.line[k]}:1" if trace.line.size else file
         return f"{place}: job {trace.name_of(k)} {problem}"
 

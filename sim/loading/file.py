@@ -22,7 +22,7 @@ from equipoise.sim.scenario.errors import describe
 from equipoise.sim.scenario.model import Scenario, TraceSpec
 from equipoise.sim.scenario.override import assign, override
 from equipoise.sim.scenario.tree import InputError, Place, Tree, read_text, read_tree, write_tree
-from equipoise.sim.traces.read import Trace, read_spec
+from equipoise.sim.traces.trace import Trace
 
 __all__ = [
     "InputError",
@@ -129,6 +129,8 @@ def to_trace(spec: TraceSpec, folders: Sequence[Path]) -> Trace:
     for folder in folders:
         path = Path(os.path.normpath(folder / spec.file))
         if path.is_file():
+            from equipoise.sim.traces.read import read_spec  # takes a while, and most scenarios name no trace
+
             return read_spec(spec, path)
     looked = ", ".join(sorted({str(folder) for folder in folders}))
     raise InputError([f"{spec.file}: no such trace file (looked in: {looked})"])

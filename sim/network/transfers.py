@@ -72,6 +72,7 @@ class Transfers:
         transfer.links, latency_s = self.topology.read_route(transfer.source, transfer.target)
 
         def go(_: Event) -> None:
+            """The delay is over: bytes flow."""
             transfer.begin, transfer.begin_s = None, self.clock.now
             transfer.flow = self.network.start(
                 transfer.size_bytes, transfer.links, np.ones(len(transfer.links)), np.inf,

@@ -106,6 +106,7 @@ class _Dumper(yaml.SafeDumper):
     """Quotes whatever YAML 1.1 or 1.2 would read as something else than text."""
 
     def ignore_aliases(self, data: object) -> bool:
+        """Write values out each time."""
         return True
 
 
@@ -185,6 +186,7 @@ class _Builder:
         self.merging = 0  # merges inside one another
 
     def build(self, node: Node, path: KeyPath) -> Any:
+        """The plain value of a node, its place noted."""
         self.count += 1
         self.tree.values.setdefault(path, self.at(node))
         if self.count > MAX_VALUES:
@@ -202,6 +204,7 @@ class _Builder:
         return self.mistake(node, path, f"tag {node.tag.removeprefix(_TAG)!r} is not allowed")
 
     def mapping(self, node: MappingNode, path: KeyPath) -> dict[str, Any]:
+        """A section, merge keys first."""
         result: dict[str, Any] = {}
         merged: dict[str, Any] = {}
         # Merges first, whatever the order in the text: own keys then replace what they brought.
@@ -246,6 +249,7 @@ class _Builder:
                     del places[old]
 
     def scalar(self, node: ScalarNode, path: KeyPath) -> Any:
+        """A text, number, truth value or nothing."""
         text, tag = node.value, node.tag.removeprefix(_TAG)
         if tag == "str":
             return text
@@ -270,8 +274,10 @@ class _Builder:
         return self.mistake(node, path, f"tag {tag!r} is not allowed")
 
     def mistake(self, node: Node, path: KeyPath, problem: str) -> None:
+        """Note what is wrong at a node."""
         name = ".".join(str(part) for part in path)
         self.mistakes.append(f"{self.at(node)}: {name + ': ' if name else ''}{problem}")
 
     def at(self, node: Node) -> Place:
+        """Where a node stands in the text."""
         return Place(self.source, node.start_mark.line + 1, node.start_mark.column + 1)

@@ -49,6 +49,7 @@ def _plain(read: Callable[[str], float], most: float) -> Callable[[object], obje
     """Pydantic would take true for 1, and any text that `int` or `float` take; `13B` and `5 %` are numbers."""
 
     def check(value: object) -> object:
+        """The number, within what makes sense."""
         if isinstance(value, bool):
             raise ValueError(f"{str(value).lower()} is not a number")
         number = read(_counted(value)) if isinstance(value, str) else value
@@ -300,7 +301,6 @@ Bytes = Annotated[float, SIZE]
 BytesPerS = Annotated[float, DATA_RATE]
 Seconds = Annotated[float, TIME]
 Flop = Annotated[float, WORK]
-FlopPerS = Annotated[float, WORK_RATE]
 Rate = Annotated[float, SAMPLE_RATE]  # samples/s
 JobRate = Annotated[float, JOB_RATE]
 Share = Annotated[float, SHARE]

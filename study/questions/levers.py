@@ -85,6 +85,7 @@ def larger_jobs(scenario: Scenario) -> Scenario:
     total = sum(group.count * group.gpus for group in scenario.cluster.groups)
 
     def change(job: Any) -> Any:
+        """The section with the lever pulled."""
         if job.model is None or 2 * job.gpus > total or 2 * job.gpus > job.global_batch:
             return job
         ends = {name: getattr(job, name) for name in ("workers_min", "workers_max")}
@@ -97,6 +98,7 @@ def more_memory(scenario: Scenario) -> Scenario:
     """Passes may hold twice the samples, bytes move twice as fast, nothing is computed again to save room."""
 
     def change(model: Model) -> Model:
+        """The section with the lever pulled."""
         room = model.samples_per_pass
         changed: Model = _with(
             model,
@@ -128,6 +130,7 @@ def data_at_hand(scenario: Scenario) -> Scenario:
     """Every job's data lie in equal parts on the nodes that it runs on."""
 
     def change(job: Any) -> Any:
+        """The section with the lever pulled."""
         if job.data is None or job.data.sample_size == 0.0:
             return job
         return _with(job, data=_with(job.data, placement=Even()))
@@ -170,6 +173,7 @@ def faster_network(scenario: Scenario) -> Scenario:
     changed = _with(changed, cluster=_with(cluster, slow_links=slow, topology=topology))
 
     def change(model: Model) -> Model:
+        """The section with the lever pulled."""
         rate = model.exchange.rate
         exchange = _with(model.exchange, rate=None if rate is None else 2.0 * rate)
         return _with(model, exchange=exchange)  # type: ignore[no-any-return]
@@ -181,6 +185,7 @@ def fewer_bytes(scenario: Scenario) -> Scenario:
     """Gradients are compressed to half their bytes, without any cost."""
 
     def change(model: Model) -> Model:
+        """The section with the lever pulled."""
         if model.gradient == 0.0 or (model.gradient is None and model.parameters == 0.0):
             return model
         exchange = _with(model.exchange, compression=0.5 * model.exchange.compression)

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.policies.contract import Policy
+from equipoise.policies.plain import plain
 from equipoise.policies.registry import make_policy
 from equipoise.sim.cost.step import replica_cost_s
 from equipoise.sim.hardware.profile import link_bytes_per_s, load_profile
@@ -25,7 +26,7 @@ from equipoise.sim.loading.file import read_scenario
 from equipoise.sim.record import Run
 from equipoise.sim.run import run
 from equipoise.sim.scenario.model import Job, Model, Scenario
-from equipoise.sim.traces.read import Trace
+from equipoise.sim.traces.trace import Trace
 from equipoise.study.questions.levers import LIMITS, POLICIES, Lever, levers
 from equipoise.study.runs.variants import DEFAULT, Means, Outcome, Variant, policy_text, run_all
 from equipoise.study.statistics import CONFIDENCE, Interval, mean_interval, paired_ratio
@@ -112,25 +113,24 @@ class Limits:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, as in `limits.json`; what is unknown is None."""
-        return {
+        data = {
             "schema_version": 1,
             "scenario": self.scenario,
             "policy": self.policy,
             "seeds": self.seeds,
             "confidence": CONFIDENCE,
             "groups": [_group_dict(group) for group in self.groups],
-            "notes": list(self.notes),
+            "notes": self.notes,
         }
+        found: dict[str, Any] = plain(data)
+        return found
 
 
 def _group_dict(group: Limited) -> dict[str, Any]:
-    def known(value: float) -> float | None:
-        return value if math.isfinite(value) else None
-
     return {
         "name": group.name,
         "jobs": group.jobs,
-        "time_s": known(group.time_s.mean),
+        "time_s": group.time_s.mean,
         "limit": group.limit,
         "account": group.account,
         "shares": dict(group.shares),
@@ -139,9 +139,9 @@ def _group_dict(group: Limited) -> dict[str, Any]:
             {
                 "lever": effect.lever.name,
                 "against": effect.lever.against,
-                "ratio": known(effect.ratio.mean),
-                "low": known(effect.ratio.low),
-                "high": known(effect.ratio.high),
+                "ratio": effect.ratio.mean,
+                "low": effect.ratio.low,
+                "high": effect.ratio.high,
                 "problem": effect.problem,
             }
             for effect in group.effects

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from equipoise.policies.plain import plain
 from equipoise.sim.loading.file import ScenarioFile, read_scenario
 from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.scenario.tree import InputError
@@ -72,32 +73,30 @@ class Sensitivity:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, as in `sensitivity.json`; what is unknown is None."""
-        return {
+        data = {
             "schema_version": 1,
             "scenario": self.scenario,
             "policy": self.policy,
             "metric": self.metric,
             "seeds": self.seeds,
             "confidence": CONFIDENCE,
-            "base": _known(self.base.mean),
-            "base_low": _known(self.base.low),
-            "base_high": _known(self.base.high),
+            "base": self.base.mean,
+            "base_low": self.base.low,
+            "base_high": self.base.high,
             "rows": [_row(bar) for bar in self.bars],
-            "notes": list(self.notes),
+            "notes": self.notes,
         }
-
-
-def _known(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+        found: dict[str, Any] = plain(data)
+        return found
 
 
 def _row(bar: Bar) -> dict[str, Any]:
     row: dict[str, Any] = {"key": bar.key, "low_value": bar.low.shown, "high_value": bar.high.shown}
-    row |= {"low": _known(bar.low.value.mean), "high": _known(bar.high.value.mean)}
+    row |= {"low": bar.low.value.mean, "high": bar.high.value.mean}
     for name, end in (("low", bar.low), ("high", bar.high)):
         ratio = end.ratio
-        row |= {f"{name}_ratio": _known(ratio.mean)}
-        row |= {f"{name}_ratio_low": _known(ratio.low), f"{name}_ratio_high": _known(ratio.high)}
+        row |= {f"{name}_ratio": ratio.mean}
+        row |= {f"{name}_ratio_low": ratio.low, f"{name}_ratio_high": ratio.high}
     return row
 
 
@@ -209,6 +208,7 @@ def _result(
     reference = _values(outcomes[0], metric)
 
     def end(k: int, side: str) -> End:
+        """One end of a bar."""
         shown = getattr(chosen[k], f"{side}_shown")
         number = ends[k, side]
         problem = number if isinstance(number, str) else outcomes[number].failed

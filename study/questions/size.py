@@ -24,7 +24,7 @@ from equipoise.sim.record import Run
 from equipoise.sim.run import is_random, run
 from equipoise.sim.scenario.model import Faults, Scenario
 from equipoise.sim.scenario.tree import InputError
-from equipoise.sim.traces.read import Trace
+from equipoise.sim.traces.trace import Trace
 from equipoise.study.bounds import lower_bound
 from equipoise.study.questions.targets import Target, power_w, price_usd_per_h, with_rent
 from equipoise.study.runs.engines import Engine

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from equipoise.policies.numerals import strict_float
+from equipoise.policies.plain import plain
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.display import digits, show
-from equipoise.study.plain import plain
 from equipoise.study.replay.graph import Graph
 from equipoise.study.replay.replay import (
     NOTHING,

@@ -90,6 +90,7 @@ def _comparison(path: Path) -> Study:
     folders = tuple(folder for folder in found if folder is not None)
 
     def versus(policy: str, other: str, metric: str) -> Interval:
+        """Ratio of two policies' results, seed by seed."""
         both = [s for s in seeds if (policy, s) in values and (other, s) in values]
         mine, theirs = ([number(values[p, s].get(metric)) for s in both] for p in (policy, other))
         return paired_ratio(mine, theirs, level)

@@ -19,15 +19,15 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.policies.files import write_whole
+from equipoise.policies.plain import plain
 from equipoise.policies.registry import make_policy
 from equipoise.sim.record import WASTE, Run, data_frame
 from equipoise.sim.run import is_random, run, trace_of
 from equipoise.sim.scenario.model import Scenario
-from equipoise.sim.traces.read import Trace
+from equipoise.sim.traces.trace import Trace
 from equipoise.study.bounds import Bound, lower_bound
 from equipoise.study.display import METRICS
 from equipoise.study.folders import COMPARISON, RUNS, check_free
-from equipoise.study.plain import plain
 from equipoise.study.runs.make import How, Progress, make
 from equipoise.study.runs.orders import AnyPolicy, Order, Row, Shared, name_of, orders_at
 from equipoise.study.runs.store import FIXED, Memory, Store, ledger_with_copy, only_writer

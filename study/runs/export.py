@@ -65,6 +65,7 @@ def zones_as_text(connection: duckdb.DuckDBPyConnection, sql: str) -> str:
 
 def _copied(options: str) -> Callable[[duckdb.DuckDBPyConnection, str, Path], None]:
     def write(connection: duckdb.DuckDBPyConnection, sql: str, draft: Path) -> None:
+        """Write what the statement gives."""
         relation = connection.sql(sql)
         if relation is None:
             raise InputError(["SQL: nothing comes out of this statement; write SELECT ..."])

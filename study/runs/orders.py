@@ -24,7 +24,7 @@ from equipoise.sim.loading.file import to_trace
 from equipoise.sim.record import Run
 from equipoise.sim.run import RunFailed, run, run_identities
 from equipoise.sim.scenario.model import Scenario, TraceSpec
-from equipoise.sim.traces.read import Trace
+from equipoise.sim.traces.trace import Trace
 from equipoise.study.folders import SUMMARY
 
 UNFINISHED = "unfinished"

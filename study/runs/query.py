@@ -100,6 +100,7 @@ def interruptible(work: Callable[[], T], left_over: Path | None = None) -> T:
     done = threading.Event()
 
     def run() -> None:
+        """Do the work; keep what it gives or raises."""
         try:
             given.append(work())
         except BaseException as error:

@@ -10,7 +10,7 @@ from equipoise.policies.registry import make_policy
 from equipoise.sim.record import Run
 from equipoise.sim.run import is_random, run
 from equipoise.sim.scenario.model import Scenario
-from equipoise.sim.traces.read import Trace
+from equipoise.sim.traces.trace import Trace
 from equipoise.study.runs.make import How, Progress, make
 from equipoise.study.runs.orders import Row, Shared, orders_at
 from equipoise.study.runs.store import Memory

@@ -237,6 +237,7 @@ class _Plainly(AllocationStage):
     preemption: ClassVar[str] = "never"
 
     def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
+        """Start the first waiting job where it fits."""
         free = np.flatnonzero(observation.gpus.share_free == 1.0)
         if not len(observation.waiting) or observation.jobs.gpus_requested[observation.waiting[0]] > len(
             free

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from equipoise.policies.observation import Floats
+from equipoise.policies.plain import plain
 from equipoise.sim.scenario.tree import InputError
 from equipoise.sim.scenario.units import format_seconds, format_share
 from equipoise.study.twin.record import lines_of, manifest_of, the_run_in
@@ -127,6 +128,7 @@ def _judged(member: int, host: str, k: int, usual: Sequence[Mapping[str, float]]
     others = [u for j, u in enumerate(usual) if j != k and u["samples"] > 0]
 
     def theirs(name: str) -> float:
+        """Median over the other ranks."""
         known = [u[name] for u in others if math.isfinite(u[name])]
         return float(np.median(known)) if known else math.nan
 
@@ -157,21 +159,16 @@ def _why_computing(mine: Mapping[str, float], clock: float, preempted: float) ->
 
 def as_data(found: Diagnosis) -> dict[str, Any]:
     """Plain data; null for what is unknown."""
-    ranks = [
+    data: dict[str, Any] = plain(
         {
-            name: None if isinstance(v, float) and not math.isfinite(v) else v
-            for name, v in asdict(rank).items()
+            "run": str(found.folder),
+            "rounds": found.rounds,
+            "exchange_s": found.exchange_s,
+            "round_s": found.round_s,
+            "ranks": [asdict(rank) for rank in found.ranks],
         }
-        for rank in found.ranks
-    ]
-    exchange_s = found.exchange_s if math.isfinite(found.exchange_s) else None
-    return {
-        "run": str(found.folder),
-        "rounds": found.rounds,
-        "exchange_s": exchange_s,
-        "round_s": found.round_s,
-        "ranks": ranks,
-    }
+    )
+    return data
 
 
 def render(found: Diagnosis) -> str:

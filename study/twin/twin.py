@@ -31,13 +31,9 @@ from equipoise.study.twin.fit import Measured, measure, scenario_data
 from equipoise.study.twin.record import LiveRun, Point, journals
 
 _FIELDS = {
-    "samples": "samples_per_step",
-    "moves": "moves",
-    "order": "fetch_order",
-    "interval": "sync_interval",
-    "share": "gpu_share",
-    "resize": "allocation",
-}
+    "samples": "samples_per_step", "moves": "moves", "order": "fetch_order", "interval": "sync_interval",
+    "share": "gpu_share", "resize": "allocation",
+}  # fmt: skip
 """Levers of a live run and the fields of a plan that use them."""
 
 
@@ -108,14 +104,9 @@ def twin(run: LiveRun, seed: int = 0) -> Twin:
     other = [decision for _, decision in pairs]
     same = identical(live, other)
     return Twin(
-        run,
-        measured,
-        scenario,
-        tuple(_windows(run, pairs, simulated)),
-        same,
-        parting(run.policy, live, other),
-        replayed(run.folder, run.policy),
-    )
+        run, measured, scenario, tuple(_windows(run, pairs, simulated)), same,
+        parting(run.policy, live, other), replayed(run.folder, run.policy),
+    )  # fmt: skip
 
 
 def replayed(folder: Path, policy: Policy) -> tuple[str, ...]:

@@ -57,6 +57,7 @@ def curve(whole: Sequence[Row]) -> Floats:
     centre = np.log([seconds.min() * 0.8, seconds.min() * 0.1, seconds.max() / batch.max() * 0.7])
 
     def residuals(logs: Floats) -> Floats:
+        """Misfit of every row, and distance from where it starts."""
         return np.concatenate([np.log(_time(np.exp(logs), batch, 1.0) / seconds), WEIGHT * (logs - centre)])
 
     return np.asarray(np.exp(least_squares(residuals, centre, loss="soft_l1", f_scale=0.1).x))

@@ -118,6 +118,7 @@ def _panel(one: Line, points: Points) -> list[str]:
     low, high = np.log10(values.min() / 1.2), np.log10(values.max() * 1.2)
 
     def at(value: float) -> float:
+        """Place on the axis."""
         return float(np.clip((np.log10(value) - low) / (high - low), 0, 1) * SIDE)
 
     out = [

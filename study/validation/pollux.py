@@ -47,14 +47,9 @@ def _step(text: dict[str, str]) -> Step:
     group = " ".join(text[name] for name in ("model", "cluster_key", "profile_kind"))
     key = f"{group} {text['placement']} {text['num_nodes']} {text['num_gpus']} {text['local_bsz']}"
     return Step(
-        group,
-        key,
-        int(text["num_nodes"]),
-        int(text["num_gpus"]),
-        float(text["local_bsz"]),
-        float(text["step_time_s"]),
-        float(text["sync_time_s"]),
-    )
+        group, key, int(text["num_nodes"]), int(text["num_gpus"]), float(text["local_bsz"]),
+        float(text["step_time_s"]), float(text["sync_time_s"]),
+    )  # fmt: skip
 
 
 def _is_pair(step: Step) -> bool:

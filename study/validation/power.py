@@ -79,6 +79,7 @@ def medians(rows: Sequence[Run]) -> list[Run]:
         found[row.key].append(row)
 
     def middle(group: Sequence[Run], name: str) -> float:
+        """Median of one column."""
         return float(np.median([getattr(r, name) for r in group]))
 
     names = ("seconds", "mean_w", "low_w", "high_w")
@@ -94,6 +95,7 @@ def learn(known: Sequence[Run], idle_w: float) -> Node:
     centre = np.log([max(r.high_w for r in known), START_S])
 
     def residuals(logs: Floats) -> Floats:
+        """Misfit of every row, and distance from where it starts."""
         busy, start = np.exp(logs)
         guess = idle_w + (busy - idle_w) * np.maximum(1 - start / seconds, 0.02)
         return np.concatenate([np.log(guess / mean), WEIGHTS * np.sqrt(len(known)) * (logs - centre)])

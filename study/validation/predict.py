@@ -64,11 +64,6 @@ def score(known: Sequence[Row], asked: Sequence[Row], priors: Mapping[str, Prior
     learned = learn(known, priors)
     guess, measured = predicted(learned.fitted, asked), seconds(asked)
     return judge(
-        [row.key for row in asked],
-        guess,
-        constant_rate(known, asked),
-        measured,
-        learned.spread,
-        rank_correlation(asked, guess, measured),
-        regret(asked, guess, measured),
-    )
+        [row.key for row in asked], guess, constant_rate(known, asked), measured, learned.spread,
+        rank_correlation(asked, guess, measured), regret(asked, guess, measured),
+    )  # fmt: skip

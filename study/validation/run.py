@@ -23,19 +23,10 @@ from equipoise.study.validation import (
 from equipoise.study.validation.score import Line
 
 DATA_SETS: dict[str, Callable[[Path], list[Line]]] = {
-    "dense-llm": dense_llm.run,
-    "vtrain": vtrain.run,
-    "playbook": playbook.run,
-    "sailor": sailor.run,
-    "pollux": pollux.run,
-    "train-time": train_time.run,
-    "staging": storage.run_staging,
-    "mig": mig.run,
-    "jitter": jitter.run,
-    "power": power.run,
-    "storage": storage.run_input,
-    "replay": replayed.run,
-}
+    "dense-llm": dense_llm.run, "vtrain": vtrain.run, "playbook": playbook.run, "sailor": sailor.run,
+    "pollux": pollux.run, "train-time": train_time.run, "staging": storage.run_staging, "mig": mig.run,
+    "jitter": jitter.run, "power": power.run, "storage": storage.run_input, "replay": replayed.run,
+}  # fmt: skip
 
 FILES: dict[str, tuple[str, ...]] = {
     "dense-llm": (dense_llm.FILE,),

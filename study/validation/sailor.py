@@ -40,24 +40,15 @@ def _shape(model: str) -> Transformer:
 def _row(text: dict[str, str]) -> Row:
     shape = _shape(text["model"])
     layout = Layout(
-        data=int(text["dp"].split("/")[0]),
-        tensor=int(text["tp"].split("/")[0]),
-        pipeline=int(text["pp"]),
-        precision="fp16",
-        micro_batch=int(text["micro_batch"]),
-        global_batch=int(text["global_batch"]),
-    )
+        data=int(text["dp"].split("/")[0]), tensor=int(text["tp"].split("/")[0]), pipeline=int(text["pp"]),
+        precision="fp16", micro_batch=int(text["micro_batch"]), global_batch=int(text["global_batch"]),
+    )  # fmt: skip
     plan = Plan(shape, layout, ACCELERATORS["GH200"], NETWORK, _stages(text, shape.layers))
     key = " ".join(value for name, value in text.items() if not name.startswith("measured"))
     return Row(
-        plan,
-        float(text["measured_step_s"]),
-        text["model"],
-        key,
-        "megatron-deepspeed",
-        text["model"],
+        plan, float(text["measured_step_s"]), text["model"], key, "megatron-deepspeed", text["model"],
         float(text["measured_peak_bytes"]),
-    )
+    )  # fmt: skip
 
 
 def _stages(text: dict[str, str], layers: int) -> tuple[int, ...]:

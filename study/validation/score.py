@@ -88,24 +88,16 @@ def line(what: str, target: float, scores: Sequence[Score]) -> Line:
     """The line of several splits; `target` is the median error asked for."""
 
     def middle(name: str) -> float:
+        """Median of what is known."""
         values = [getattr(s, name) for s in scores]
         kept = [v for v in values if np.isfinite(v)]
         return float(np.median(kept)) if kept else float("nan")
 
     errors = [s.error for s in scores]
     return Line(
-        what,
-        target,
-        round(middle("rows")),
-        middle("error"),
-        max(errors),
-        middle("p90"),
-        middle("naive"),
-        middle("covered"),
-        middle("spearman"),
-        middle("picked"),
-        scores[0].points,
-    )
+        what, target, round(middle("rows")), middle("error"), max(errors), middle("p90"), middle("naive"),
+        middle("covered"), middle("spearman"), middle("picked"), scores[0].points,
+    )  # fmt: skip
 
 
 def relative_error(predicted: Floats, measured: Floats) -> float:

@@ -70,6 +70,7 @@ def _input(rows: Sequence[Fed], split: int) -> Score:
     asked = [r for r in rows if not fitted_half(r.system, split)]
 
     def guess(of: Sequence[Fed]) -> np.ndarray:
+        """Utilisation by the stalls of each workload."""
         stall = [float(np.median(stalls.get(r.workload) or stalls[""])) for r in of]
         return np.array([r.compute_s / (r.compute_s + x) for r, x in zip(of, stall, strict=True)])
 

@@ -83,6 +83,7 @@ def learn(rows: Sequence[Scaled]) -> Floats:
     logs = np.log([r.measured_s for r in rows])
 
     def residuals(constants: Floats) -> Floats:
+        """Misfit of every row, and distance from where it starts."""
         misfit = np.log(predict(constants, rows)) - logs
         return np.concatenate([misfit, WEIGHT * (constants - START)])
 

@@ -36,6 +36,7 @@ def read_multi(data: Path) -> list[Row]:
 
 def _row(text: dict[str, str]) -> Row:
     def count(name: str) -> int:
+        """A whole number of the row."""
         return int(text[name])
 
     shape = gpt(
@@ -46,14 +47,10 @@ def _row(text: dict[str, str]) -> Row:
         count("sequence length"),
     )
     layout = Layout(
-        data=count("data parallelism"),
-        tensor=count("tensor parallelism"),
-        pipeline=count("pipeline parallelism"),
-        recompute="full",
-        precision="fp16",
-        micro_batch=count("micro batch"),
-        global_batch=count("global batch"),
-    )
+        data=count("data parallelism"), tensor=count("tensor parallelism"),
+        pipeline=count("pipeline parallelism"), recompute="full", precision="fp16",
+        micro_batch=count("micro batch"), global_batch=count("global batch"),
+    )  # fmt: skip
     plan = Plan(shape, layout, ACCELERATORS["A100-80GB"], NETWORK)
     key = " ".join(value for name, value in text.items() if "time" not in name)
     family = f"{shape.layers} layers of {shape.hidden}, sequence {shape.sequence}"

@@ -24,13 +24,8 @@ import numpy.typing as npt
 if __package__ in (None, ""):  # run as a script
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from equipoise.calibrate.fit.fits import (
-    collective_predictor,
-    fit_gemm_efficiency,
-    fit_share_curve,
-    leave_one_size_out,
-    leave_shapes_out,
-)
+from equipoise.calibrate.fit.fits import collective_predictor, fit_share_curve, leave_one_size_out
+from equipoise.calibrate.fit.gemm import fit_gemm_efficiency, leave_shapes_out
 
 Floats = npt.NDArray[np.float64]
 

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from equipoise.calibrate.fit.compose import DEFAULT_PRIOR, FACTORS, PRIOR_CENTRE, UnitCosts, fit_step_model
 from equipoise.calibrate.fit.compose_fits import composed_part, prior_of, unit_costs
-from equipoise.calibrate.fit.fits import fit_collective, fit_gemm_efficiency
+from equipoise.calibrate.fit.gemm import fit_gemm_efficiency
 from equipoise.calibrate.fit.levels import Report
+from equipoise.calibrate.fit.pieces import fit_collective
 from equipoise.calibrate.measure.operations import COLUMNS, KINDS, Operation, as_columns, from_columns, trace
 from equipoise.calibrate.samples import Sample, SampleSet
 from equipoise.commands.hardware.calibrate import calibrate as command

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 import equipoise
 from equipoise.calibrate.check import Drift
-from equipoise.calibrate.fit.fits import Estimate
+from equipoise.calibrate.fit.robust import Estimate
 from equipoise.calibrate.measure import training
 from equipoise.calibrate.measure.collective_worker import SharedMemoryRank
 from equipoise.calibrate.measure.collective_worker import measure as measure_collective

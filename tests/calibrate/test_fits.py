@@ -14,21 +14,16 @@ from scipy.optimize import nnls
 
 from equipoise.calibrate.fit import pieces as fit_pieces
 from equipoise.calibrate.fit.fits import (
-    Estimate,
-    fit_bandwidth,
-    fit_collective,
-    fit_gemm_efficiency,
     fit_interference,
-    fit_level,
     fit_overlap,
     fit_share_curve,
     fit_step_time,
-    fit_thermal,
-    fit_throttle,
     leave_one_size_out,
-    leave_shapes_out,
 )
-from equipoise.calibrate.fit.robust import affine
+from equipoise.calibrate.fit.gemm import fit_gemm_efficiency, leave_shapes_out
+from equipoise.calibrate.fit.pieces import fit_collective
+from equipoise.calibrate.fit.robust import Estimate, affine, fit_level
+from equipoise.calibrate.fit.thermal import fit_thermal, fit_throttle
 
 Floats = npt.NDArray[np.float64]
 DRAWS = 100
@@ -52,7 +47,7 @@ def step(random: np.random.Generator) -> list[bool]:
 
 def bandwidth(random: np.random.Generator) -> list[bool]:
     size = np.repeat(2.0 ** np.arange(12, 30, 2), 8)
-    fit = fit_bandwidth(size, noisy(random, 5e-6 + size / 3e12))
+    fit = fit_step_time(size, noisy(random, 5e-6 + size / 3e12))
     return [fit.fixed_s.contains(5e-6), fit.per_unit_s.contains(1 / 3e12)]
 
 

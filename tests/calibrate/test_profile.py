@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from equipoise.calibrate.check import as_estimate, compare, device_of
 from equipoise.calibrate.fit.fabric import as_fabric, messages
-from equipoise.calibrate.fit.fits import fit_collective
+from equipoise.calibrate.fit.pieces import fit_collective
 from equipoise.calibrate.profile import build_profile
 from equipoise.calibrate.samples import Sample, SamplesError, SampleSet
 from equipoise.policies.physics import overlapped_s

@@ -83,6 +83,12 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_a_scenario_without_a_trace_needs_no_reader_of_site_files() -> None:
+    code = "import sys, equipoise.api; print([m for m in sys.modules if m.startswith('equipoise.formats.slurm')])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 def test_every_command_loads_and_has_help(capsys: pytest.CaptureFixture[str]) -> None:
     for name, (_, _, text) in cli.COMMANDS.items():
         assert cli.main([name, "--help"]) == 0

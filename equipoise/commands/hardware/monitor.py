@@ -52,12 +52,8 @@ def monitor(
         raise click.UsageError("--interval must be finite, and --price a number")
     try:
         show(
-            interval_s=interval_s,
-            count=count,
-            output=form,
-            price_usd_per_h=price,
-            listen=listen,
+            interval_s=interval_s, count=count, output=form, price_usd_per_h=price, listen=listen,
             only=frozenset(only) or None,
-        )
+        )  # fmt: skip
     except ListenError as error:
         raise WrongInputError(f"--listen {error}") from None

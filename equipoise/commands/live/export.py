@@ -75,6 +75,7 @@ def export(
     with progress(state.quiet, ready.name, "jobs") as tell:
 
         def at(time_s: float, done: int, total: int) -> None:
+            """Report how far the run is, in simulated hours."""
             tell(done, total, f"{time_s / 3600:.1f} h simulated")
 
         made = api.run(ready, policy=policy, seed=seed, trace=jobs, progress=at)

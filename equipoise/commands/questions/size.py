@@ -12,7 +12,7 @@ import click
 from equipoise.commands.types import FloatRange, IntRange
 from equipoise.exit_codes import IMPOSSIBLE, OK
 from equipoise.options import State, common, note, pass_state, progress, scenario_options
-from equipoise.study.plain import plain
+from equipoise.policies.plain import plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -7,12 +7,13 @@ import json
 import sys
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from equipoise.exit_codes import OK
 from equipoise.options import WrongInputError, common
+from equipoise.policies.plain import plain
 
 if TYPE_CHECKING:
     from equipoise.study.validation.score import Line
@@ -115,8 +116,5 @@ def _write_rows(lines: list[Line], target: Path) -> None:
 
 
 def _as_json(lines: list[Line]) -> str:
-    def plain(one: Line) -> dict[str, Any]:
-        values = {f.name: getattr(one, f.name) for f in fields(one) if f.name != "points"}
-        return {k: None if isinstance(v, float) and v != v else v for k, v in values.items()}
-
-    return json.dumps([plain(one) for one in lines], indent=2)
+    shown = [{f.name: getattr(one, f.name) for f in fields(one) if f.name != "points"} for one in lines]
+    return json.dumps(plain(shown), indent=2)

@@ -19,8 +19,8 @@ from equipoise.study.terminal import printable
 @common
 def diff(first: str, second: str, form: str) -> None:
     """Show what differs between two run directories: keys of the scenario, and metrics with their ratio."""
+    from equipoise.policies.plain import plain
     from equipoise.study.display import LABELS, digits, show
-    from equipoise.study.plain import plain
     from equipoise.study.runs.difference import difference
 
     found = difference(Path(first), Path(second))

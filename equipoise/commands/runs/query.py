@@ -13,7 +13,7 @@ import click
 from equipoise.commands.tables import aligned, as_csv
 from equipoise.exit_codes import OK
 from equipoise.options import State, common, pass_state
-from equipoise.study.plain import plain
+from equipoise.policies.plain import plain
 from equipoise.study.terminal import printable
 
 

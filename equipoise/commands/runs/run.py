@@ -26,7 +26,7 @@ from equipoise.options import (
     scenario_options,
     writable,
 )
-from equipoise.study.plain import plain
+from equipoise.policies.plain import plain
 from equipoise.study.terminal import printable
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ def run(
     with progress(state.quiet, ready.name, "jobs") as tell, interruptible() as stop:
 
         def at(time_s: float, done: int, total: int) -> None:
+            """Report how far the run is, in simulated hours."""
             tell(done, total, f"{time_s / 3600:.1f} h simulated")
 
         try:

@@ -184,10 +184,12 @@ def _links(
     parent = {name: s.name for s in switches for name in s.below}
 
     def sum_bytes_per_s(switch: Switch) -> float:
+        """All rates of the nodes below a switch."""
         own = sum(mine[node][1] for node in switch.nodes)
         return own + sum(sum_bytes_per_s(known[name]) for name in switch.below)
 
     def link(source: str, target: str, rate: float, why: str) -> str:
+        """One link as YAML."""
         return f"      - {{source: {source}, target: {target}, rate: {_gbit(rate)}}}  # {why}"
 
     for switch in switches:

@@ -32,7 +32,7 @@ if __package__ in (None, ""):  # run as a script
 from equipoise.sim.clock import Clock
 from equipoise.sim.network.network import Network
 from equipoise.sim.network.tables import Floats
-from equipoise.sim.network.timed_flows import TimedFlows, end_times_s
+from tests.bench.speed.timed_flows import TimedFlows, end_times_s
 from tests.bench.speed.yardstick import heapq_events_per_s
 
 REPEATS = 5

@@ -20,13 +20,14 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from equipoise.live.decide.metrics import METRICS, PrometheusServer, exposition  # noqa: E402
-from equipoise.live.decide.telemetry import Recorder, last_decision, plain  # noqa: E402
+from equipoise.live.decide.telemetry import Recorder, last_decision  # noqa: E402
 from equipoise.live.train.devices import GPU_COLUMNS, DeviceSampler  # noqa: E402
 from equipoise.live.train.rounds import RoundInfo  # noqa: E402
 from equipoise.live.train.shares import DutyCycle, GreenContexts, MpsAtStart, make_backend  # noqa: E402
 from equipoise.live.train.timing import HostTimer  # noqa: E402
 from equipoise.policies.contract import Kind, Memory, Plan, Policy, Stage, refine  # noqa: E402
 from equipoise.policies.observation import Observation  # noqa: E402
+from equipoise.policies.plain import plain  # noqa: E402
 from equipoise.policies.record.journal import read, replay  # noqa: E402
 from equipoise.policies.registry import make_policy  # noqa: E402
 from tests.live import ranks as live_ranks  # noqa: E402

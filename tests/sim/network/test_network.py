@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from equipoise.policies.kernels.arrays import push
 from equipoise.sim.clock import STATE, Clock
 from equipoise.sim.network import fairness
 from equipoise.sim.network import tables as flows
 from equipoise.sim.network.network import Network, Reading
-from equipoise.sim.network.timed_flows import TimedFlows, end_times_s, push
 from tests.bench.speed.flows import OnClock, largest_error, read_flows, read_topology
+from tests.bench.speed.timed_flows import TimedFlows, end_times_s
 from tests.oracles.network import Flow, end_times, fair_rates
 
 MANY = settings(max_examples=80, deadline=None)

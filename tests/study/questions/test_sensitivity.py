@@ -162,7 +162,7 @@ def test_ranges_are_read():
         ("noise.step_cov", "write KEY=LOW..HIGH"),
         ("noise.step_cov=0.1", "write KEY=LOW..HIGH"),
         ("=0..1", "write KEY=LOW..HIGH"),
-        ("noise.step_cov=x1..xy", "'xy' is not a factor"),
+        ("cluster.nodes.0.speed=x1..xy", "'xy' is not a factor"),
         ("cluster.nodes.0.count=xnan..x2", "'xnan' is not a factor"),
         ("cluster.nodes.0.count=xinf..x2", "'xinf' is not a factor"),
         ("cluster.nodes.0.count=x-1..x2", "'x-1' is not a factor"),
