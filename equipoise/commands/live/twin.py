@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     type=FloatRange(min=0.0, min_open=True),
     metavar="RATIO",
     help="Exit with 5 when the median error of step times is larger, or a recorded decision does not replay; of a "
-    "queue, when a larger share of the jobs starts more than 5 s apart.",
+    "queue, when a larger share of the jobs starts more than 5 s from what its recorded decisions give.",
 )
 @common
 def twin(
@@ -80,7 +80,7 @@ def _queue(
         raise click.UsageError("--scenario: only of a training job's record")
     found = compare(read_queue(Path(folder), policy), seed)
     click.echo(json.dumps(as_data(found)) if form == "json" else render(found), nl=form == "json")
-    return OK if tolerance is None or 1.0 - found.near_ratio <= tolerance else OUTSIDE
+    return OK if tolerance is None or 1.0 - found.near_ratio(found.replayed_s) <= tolerance else OUTSIDE
 
 
 def policy_of(text: str) -> Policy:
