@@ -351,12 +351,12 @@ def render(found: QueueTwin) -> str:
         f"twin of {run.folder}: {run.policy.name}, {len(run.id)} jobs on {sum(g for _, g in run.nodes)} GPUs, "
         f"{found.reaction_s:.2f} s between two jobs",
         "",
-        f"{'job':>8}  {'name':<20}  {'GPUs':>4}  {'waited':>8}  {'replayed':>8}  {'anew':>8}",
+        f"{'job':>8}  {'name':<20}  {'GPUs':>4}  {'waited':>8}  {'in order':>8}  {'anew':>8}",
         *(f"{i:>8}  {n:<20.20}  {g:>4}  {a:>6.0f} s  {b:>6.0f} s  {c:>6.0f} s" for i, n, g, a, b, c in rows),
         "",
         f"mean waiting: {found.waited_s(found.start_s).mean():.1f} s",
     ]
-    for title, simulated_s in (("recorded decisions", found.replayed_s), ("decided anew", found.anew_s)):
+    for title, simulated_s in (("in the live order", found.replayed_s), ("decided anew", found.anew_s)):
         outcome = _outcome(found, simulated_s)
         lines.append(
             f"{title}: mean waiting {outcome['waiting_mean_s']:.1f} s, "

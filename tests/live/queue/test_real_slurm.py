@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -206,3 +207,34 @@ def test_nothing_is_lost_of_200_at_once_one_cancelled_and_one_changed_by_hand(sl
     slurm.wait_for(lambda: len(schedule.events("end")) == 201, 60.0, "all ends are on record")
     schedule.end()
     assert not any(job["PriorityLong"] == "0" for job in slurm.jobs().values())
+
+
+ROOT = Path(__file__).parents[3]
+
+
+def blocks(kind: str) -> list[str]:
+    text = (ROOT / "docs" / "schedule.md").read_text()
+    return re.findall(rf"```{kind}\n(.*?)```", text, flags=re.DOTALL)
+
+
+def test_the_ten_commands_of_the_page_run(slurm: RealSlurm) -> None:
+    (slurm.folder / "queue.yaml").write_text(blocks("yaml")[0])
+    commands = blocks("sh")[0].splitlines()
+    assert len(commands) == 10
+    env = slurm.env | {"PATH": f"{Path(sys.executable).parent}:{slurm.env['PATH']}"}
+    said = []
+    for command in commands:
+        limited = command.startswith("timeout")
+        if limited:
+            for k in range(6):
+                slurm.submit(1.0 + 2 * (k % 2), 8, f"job-{k}", f"--time={1 + 5 * (k % 2)}")
+        shorter = re.sub(r"^timeout \w+", "timeout 40", command)
+        done = subprocess.run(
+            ["bash", "-c", shorter], env=env, cwd=slurm.folder, capture_output=True, text=True
+        )
+        assert done.returncode == (124 if limited else 0), (command, done.stdout, done.stderr)
+        said.append(done.stdout)
+    assert "in the live order" in said[4]
+    assert int(said[7]) > 0
+    assert " did priority job " in said[8]
+    assert "100 % of the starts within 5 s" in said[9]

@@ -15,6 +15,7 @@ from equipoise.live.queue.manager import Change, ManagerError, Phase, Verb
 from equipoise.live.queue.record import Record, Touched
 from equipoise.live.queue.slurm import Slurm
 from tests.live.queue.fake import install
+from tests.live.queue.real import RealSlurm
 
 RECORDED = Path(__file__).parent / "recorded"
 """What the commands of Slurm 22.05.8 printed for the fields that are asked for."""
@@ -153,6 +154,7 @@ def test_a_damaged_list_of_what_was_touched_is_said(tmp_path: Path) -> None:
         Touched.read(tmp_path)
 
 
+@pytest.mark.long
 def test_the_command_orders_a_queue_and_gives_it_back(fake: Path) -> None:
     """The whole way: sbatch, schedule, twin; no Slurm needed."""
     (fake / "took.csv").write_text("name,duration_s\nlong,3\nshort,1\n")
@@ -177,10 +179,10 @@ def test_the_command_orders_a_queue_and_gives_it_back(fake: Path) -> None:
                     ["sbatch", "--gres=gpu:8", f"--job-name={name}", "--wrap", f"sleep {seconds}"], check=True
                 )
             break
-    for line in process.stdout:
-        if "end" in line.split() and "job 2" in line:
-            break
+    slurm = Slurm("main")
+    over = {Phase.ENDED}
+    RealSlurm.wait_for(lambda: {job.phase for job in slurm.snapshot().jobs} == over, 60.0, "all have ended")
     process.terminate()
     assert process.wait(30) == 0
-    states = {job.name: job.start_s for job in Slurm("main").snapshot().jobs}
+    states = {job.name: job.start_s for job in slurm.snapshot().jobs}
     assert states["block"] < states["short"] < states["long"]
