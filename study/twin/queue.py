@@ -116,8 +116,9 @@ def read_queue(folder: Path, policy: Policy | None = None) -> QueueRun:
             nodes = event["nodes"]
         elif kind == "job":
             jobs.setdefault(event["id"], event)
-        elif kind in ("start", "end") and event["id"] in jobs:
-            jobs[event["id"]].update({k: event[k] for k in ("start_s", "end_s") if k in event})
+        elif kind in ("start", "end", "changed") and event["id"] in jobs:
+            known = ("start_s", "end_s", "gpus", "estimate_s")
+            jobs[event["id"]].update({k: event[k] for k in known if k in event})
         requeued |= kind == "requeued"
     path = folder / EVENTS
     if not begun or not nodes:
