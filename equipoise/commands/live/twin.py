@@ -46,7 +46,7 @@ def twin(
 
     Of the journal of `equipoise schedule` it shows waiting times and starts job by job.
     """
-    from equipoise.study.twin.queue import is_queue
+    from equipoise.study.twin.queue_record import is_queue
     from equipoise.study.twin.record import read_run
     from equipoise.study.twin.text import as_data, render
     from equipoise.study.twin.twin import twin as compare
@@ -73,8 +73,9 @@ def _queue(
     folder: str, form: str, policy: Policy | None, seed: int, scenario: str | None, tolerance: float | None
 ) -> int:
     """The twin of a queue: waiting and starts job by job."""
-    from equipoise.study.twin.queue import as_data, read_queue, render
+    from equipoise.study.twin.queue import as_data, render
     from equipoise.study.twin.queue import twin as compare
+    from equipoise.study.twin.queue_record import read_queue
 
     if scenario is not None:
         raise click.UsageError("--scenario: only of a training job's record")

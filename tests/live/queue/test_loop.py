@@ -22,7 +22,8 @@ from equipoise.policies.observation import Observation
 from equipoise.policies.record.journal import read, replay
 from equipoise.policies.registry import make_policy
 from equipoise.sim.scenario.tree import InputError
-from equipoise.study.twin.queue import read_queue, twin
+from equipoise.study.twin.queue import twin
+from equipoise.study.twin.queue_record import read_queue
 from tests.live.queue.fake import FakeQueue
 
 
