@@ -18,7 +18,7 @@ from equipoise.live.queue.manager import Change, ManagerError, Phase, QueueManag
 from equipoise.live.queue.record import Touched
 
 DONE = b"done"
-_TRIES, _EVERY_S = 720, 5.0  # an hour
+_TRIES, _EVERY_S = 1800, 2.0  # an hour
 
 
 def to_give_back(manager: QueueManager, touched: Touched) -> list[Change]:

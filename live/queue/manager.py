@@ -75,7 +75,7 @@ class Verb(StrEnum):
 
 
 class Change(NamedTuple):
-    """One thing to do to one job. was: the value before, where there was one."""
+    """One thing to do to one job. was: the nice value before; of HOLD, 1 where it was submitted held."""
 
     verb: Verb
     job: int

@@ -52,7 +52,9 @@ def _lock(file: IO[str], folder: Path) -> None:
             return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if time.monotonic() > end_s:
-                raise BusyError(f"{folder}: another scheduler writes its record here") from error
+                raise BusyError(
+                    f"{folder}: another scheduler, or the watchdog of one that was killed, writes here"
+                ) from error
             time.sleep(0.2)
 
 

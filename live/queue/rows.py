@@ -111,7 +111,7 @@ class JobRows:
         was = int(self.table.state[row])
         ran_on = was == RUNNING and state == RUNNING and before is not None and job.start_s != before.start_s
         if state == was and not ran_on:
-            return False
+            return state == WAITING and before is not None and self._asks_anew(row, job, before)
         if was == RUNNING:  # it was queued again, or has started anew meanwhile
             self._stopped(row, job, before.start_s if before is not None else now_s, now_s)
         if state == RUNNING:
@@ -123,6 +123,20 @@ class JobRows:
         elif was == DONE:
             self._set(row, "queued_since_s", now_s)
         self._set(row, "state", state)
+        return True
+
+    def _asks_anew(self, row: int, job: QueuedJob, before: QueuedJob) -> bool:
+        """Take over what its user has changed about a waiting job; returns whether anything was."""
+        if (job.gpus, job.limit_s) == (before.gpus, before.limit_s):
+            return False
+        estimate_s, source = self._estimate(job)
+        for name, value in (
+            ("gpus_requested", job.gpus),
+            ("duration_s", estimate_s),
+            ("service_s", estimate_s),
+        ):
+            self._set(row, name, value)
+        self.tell("changed", id=job.id, gpus=job.gpus, estimate_s=estimate_s, estimate_from=source)
         return True
 
     def _stopped(self, row: int, job: QueuedJob, start_s: float, now_s: float) -> None:

@@ -39,7 +39,17 @@ _ENDING = frozenset({"COMPLETING", "STAGE_OUT"})
 _WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "REQUEUE_FED", "RESV_DEL_HOLD"})
 _UP = frozenset({"IDLE", "MIXED", "ALLOCATED", "COMPLETING", "PLANNED", "POWERED_DOWN", "POWERING_UP"})
 _NOT_UP = frozenset({"DRAIN", "NOT_RESPONDING", "FAIL", "MAINTENANCE", "REBOOT_ISSUED", "POWERING_DOWN"})
-_LIMITS = ("Assoc", "QOS", "Partition", "Max", "Licenses", "Reservation", "ReqNodeNotAvail", "BadConstraints")
+_LIMITS = (
+    "Assoc",
+    "QOS",
+    "Partition",
+    "Max",
+    "JobArray",
+    "Licenses",
+    "Reservation",
+    "ReqNodeNotAvail",
+    "BadConstraints",
+)
 _TIMES = {"SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}
 
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from typing import Any
-
-import numpy as np
 
 from equipoise.live.queue.ahead import order_of
 from equipoise.live.queue.apply import exchange
+from equipoise.live.queue.machines import Machines
 from equipoise.live.queue.manager import (
     Change,
     ManagerError,
@@ -25,9 +23,8 @@ from equipoise.live.queue.options import QueueOptions
 from equipoise.live.queue.record import Record
 from equipoise.live.queue.rows import JobRows
 from equipoise.policies.contract import Plan, Refusal
-from equipoise.policies.observation import RUNNING, WAITING, Gpus, Nodes, Observation
+from equipoise.policies.observation import RUNNING, WAITING, Observation
 
-FOREIGN = -2
 _DONE_KEPT = 4096  # rows of ended jobs, before the tables are made anew
 
 
@@ -47,7 +44,7 @@ class QueueWorld:
         self.behind = False  # some changes were put off
         self._expected: dict[int, int] = {}  # nice values as they were last set
         self._until_s: dict[int, float] = {}  # ends of leases
-        self._gpus: dict[int, list[int]] = {}  # rows in `gpus` by job
+        self._machines = Machines()
         self._nodes: tuple[QueueNode, ...] = ()
         self._names: list[str] = []
         self._advised: dict[tuple[str, int], int] = {}
@@ -78,7 +75,7 @@ class QueueWorld:
         """Forget ended jobs, and take the nodes as they are; what policies remember of rows is void then."""
         self._names = [node.name for node in self.snapshot.nodes]
         self.record.event("nodes", nodes=[[n.name, n.gpus, n.gpu_type] for n in self.snapshot.nodes])
-        self._gpus.clear()
+        self._machines = Machines()
         self.rows.forget()
         self.rows.see(self.snapshot.jobs, self._waits, self.snapshot.time_s)
 
@@ -112,7 +109,9 @@ class QueueWorld:
         """All tables, as of the last look."""
         now_s = self.snapshot.time_s
         self.rows.refresh(now_s)
-        models, gpus, nodes = self._machines()
+        models, gpus, nodes = self._machines.tables(
+            self.snapshot.nodes, self.rows.jobs.values(), self.rows.row
+        )
         window_s = 0.0 if math.isnan(self._last_s) else now_s - self._last_s
         self._last_s = now_s
         found = Observation.of(
@@ -121,48 +120,6 @@ class QueueWorld:
         found.refused = tuple(self.refused)
         self.refused.clear()
         return found
-
-    def _machines(self) -> tuple[tuple[str, ...], Gpus, Nodes]:
-        nodes = self.snapshot.nodes
-        count = np.array([node.gpus for node in nodes], dtype=np.int64)
-        first = np.cumsum(count) - count
-        of_node = np.repeat(np.arange(len(nodes)), count)
-        up = np.array([node.up for node in nodes], dtype=np.bool_)
-        holder = np.full(len(of_node), -1, dtype=np.int64)
-        self._place(holder, {node.name: k for k, node in enumerate(nodes)}, first, count)
-        for k, node in enumerate(nodes):  # GPUs that jobs of others hold, or jobs that are just ending
-            part = holder[first[k] : first[k] + count[k]]
-            unseen = node.gpus_used - int(np.count_nonzero(part >= 0))
-            part[np.flatnonzero(part < 0)[: max(unseen, 0)]] = FOREIGN
-        models = tuple(dict.fromkeys(node.gpu_type or "gpu" for node in nodes)) or ("gpu",)
-        kind = np.array([models.index(node.gpu_type or "gpu") for node in nodes], dtype=np.int64)
-        free = (holder == -1) & up[of_node]
-        gpus = Gpus.of(node=of_node, model=kind[of_node], job=holder, share_free=free.astype(np.float64))
-        per_node = np.bincount(of_node[free], minlength=len(nodes))
-        columns: dict[str, Any] = {
-            "gpus": count, "first_gpu": first, "gpus_free": per_node, "up": up,
-            "cores": [float(node.cores) for node in nodes],
-            "memory_bytes": [float(node.memory_bytes) for node in nodes],
-        }  # fmt: skip
-        return models, gpus, Nodes.of(**columns)
-
-    def _place(self, holder: Any, node_of: dict[str, int], first: Any, count: Any) -> None:
-        """Write the rows of running jobs to the GPUs they hold; which of a node's GPUs, only Slurm knows."""
-        running = {job.id: job for job in self.rows.jobs.values() if job.phase is Phase.RUNNING}
-        self._gpus = {job: gpus for job, gpus in self._gpus.items() if job in running}
-        for number, gpus in self._gpus.items():
-            holder[gpus] = self.rows.row[number]
-        for job in running.values():
-            if job.id in self._gpus or job.id not in self.rows.row:
-                continue
-            places = [node_of[name] for name in job.nodes if name in node_of]
-            taken: list[int] = []
-            for k, node in enumerate(places):
-                share = job.gpus // len(places) + (k < job.gpus % len(places))
-                part = holder[first[node] : first[node] + count[node]]
-                taken += (first[node] + np.flatnonzero(part == -1)[:share]).tolist()
-                holder[taken] = self.rows.row[job.id]
-            self._gpus[job.id] = taken
 
     # -- apply ---------------------------------------------------------------------------------------------
 

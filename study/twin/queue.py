@@ -3,157 +3,73 @@
     found = twin(read_queue(Path("queue-journal")))
     print(render(found))
 
-Arrivals, GPUs and running times are those on record; what each job was thought to take is, too. The policy decides
-anew, so that what is compared are its decisions and the waiting that they lead to, job by job.
+Arrivals, GPUs and running times are those on record; what each job was thought to take is, too, and how long the
+queue manager leaves GPUs idle between two jobs. It is simulated twice: with the recorded decisions, which shows
+whether the simulator has the queue right; and with the policy deciding anew, which also shows how much hangs on a
+second. A job that came a moment too late live may be in time there, and what follows is another schedule.
 """
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
-from equipoise.policies.contract import Decision, Kind, Memory, Plan, Policy, Stage, StageError, refine
-from equipoise.policies.observation import RUNNING, Floats, Ints, Jobs, Observation, writable
+from equipoise.policies.allocation.gangs import frozen, request_columns, room_columns, start_in_order
+from equipoise.policies.contract import (
+    Allocation,
+    Decision,
+    Kind,
+    Memory,
+    Plan,
+    Policy,
+    Stage,
+    StageError,
+    refine,
+)
+from equipoise.policies.kernels.placement import ANY
+from equipoise.policies.observation import RUNNING, WAITING, Floats, Jobs, Observation, writable
 from equipoise.policies.record.journal import JournalError, read
-from equipoise.policies.registry import PolicyError, make_policy
 from equipoise.sim.loading.file import from_mapping
 from equipoise.sim.run import run as simulate
 from equipoise.sim.scenario.tree import InputError
 from equipoise.sim.traces.read import Trace, make_trace
+from equipoise.study.twin.queue_record import QueueRun
 
-EVENTS = "events.jsonl"
-FORMAT = {"format": "equipoise-queue", "version": 1}
 NEAR_S = 5.0
 """Two starts are near when no more than this lies between them."""
 
 
 @dataclass(frozen=True)
-class QueueRun:
-    """What a scheduler's record says. Arrays are per job, in order of (arrival, id); times in UTC seconds.
+class QueueTwin:
+    """A queue beside its simulation. Starts in seconds from the first arrival, per job.
 
-    estimate_s: what the job was thought to take, NaN where nobody knew.
+    reaction_s: mean time from the end of one job to the start of the next that waited for it.
     """
 
-    folder: Path
-    policy: Policy
-    nodes: tuple[tuple[str, int], ...]  # name and GPUs of each
-    id: Ints
-    name: tuple[str, ...]
-    gpus: Ints
-    arrival_s: Floats
-    start_s: Floats
-    end_s: Floats
-    estimate_s: Floats
-    notes: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class QueueTwin:
-    """A queue beside its simulation. Starts in seconds from the first arrival, per job."""
-
     run: QueueRun
+    reaction_s: float
     start_s: Floats
-    simulated_s: Floats
+    replayed_s: Floats  # with the recorded decisions
+    anew_s: Floats  # with the policy deciding anew
     decisions: int
     decisions_again: int  # that follow again from what was observed
 
-    @property
-    def apart_s(self) -> Floats:
-        """How much later each job started than its twin (s)."""
-        apart_s: Floats = self.start_s - self.simulated_s
+    def apart_s(self, simulated_s: Floats) -> Floats:
+        """How much later each job started than in a simulation (s)."""
+        apart_s: Floats = self.start_s - simulated_s
         return apart_s
 
-    @property
-    def near_ratio(self) -> float:
-        """Share of the jobs that started within NEAR_S of their twin."""
-        return float((np.abs(self.apart_s) <= NEAR_S).mean())
+    def near_ratio(self, simulated_s: Floats) -> float:
+        """Share of the jobs that started within NEAR_S of a simulation."""
+        return float((np.abs(self.apart_s(simulated_s)) <= NEAR_S).mean())
 
     def waited_s(self, start_s: Floats) -> Floats:
         """Waiting times of starts (s)."""
         waited_s: Floats = start_s - (self.run.arrival_s - self.run.arrival_s[0])
         return waited_s
-
-
-def is_queue(folder: Path) -> bool:
-    """Whether the folder holds the record of a queue."""
-    return (folder / EVENTS).is_file()
-
-
-def read_queue(folder: Path, policy: Policy | None = None) -> QueueRun:
-    """Read a scheduler's record; `policy` in place of the one that it names. Raises InputError, one line."""
-    jobs: dict[int, dict[str, Any]] = {}
-    begun: dict[str, Any] = {}
-    nodes: list[Any] = []
-    requeued = False
-    for event in _events(folder / EVENTS):
-        kind = event["event"]
-        if kind == "begun":
-            begun = event
-        elif kind == "nodes":
-            nodes = event["nodes"]
-        elif kind == "job":
-            jobs.setdefault(event["id"], event)
-        elif kind in ("start", "end") and event["id"] in jobs:
-            jobs[event["id"]].update({k: event[k] for k in ("start_s", "end_s") if k in event})
-        requeued |= kind == "requeued"
-    path = folder / EVENTS
-    if not begun or not nodes:
-        raise InputError([f"{path}: no scheduler has looked at a queue here"])
-    if requeued:
-        raise InputError([f"{path}: running jobs were queued again; what such a job still needs has no twin"])
-    over = sorted(
-        (j for j in jobs.values() if "start_s" in j and "end_s" in j), key=lambda j: (j["arrival_s"], j["id"])
-    )
-    if not over:
-        raise InputError([f"{path}: no job has started and ended on record"])
-    missing = len(jobs) - len(over)
-    return QueueRun(
-        folder=folder,
-        policy=policy if policy is not None else _policy(path, begun),
-        nodes=tuple((str(name), int(gpus)) for name, gpus, _ in nodes),
-        id=np.array([job["id"] for job in over], dtype=np.int64),
-        name=tuple(str(job.get("name", "")) for job in over),
-        gpus=np.array([job["gpus"] for job in over], dtype=np.int64),
-        arrival_s=_column(over, "arrival_s"),
-        start_s=_column(over, "start_s"),
-        end_s=_column(over, "end_s"),
-        estimate_s=_column(over, "estimate_s"),
-        notes=(f"{missing} jobs have not started and ended on record, and are left out",) if missing else (),
-    )
-
-
-def _column(jobs: Sequence[Mapping[str, Any]], name: str) -> Floats:
-    return np.array([job.get(name, math.nan) for job in jobs], dtype=np.float64)
-
-
-def _policy(path: Path, begun: Mapping[str, Any]) -> Policy:
-    try:
-        return make_policy(str(begun["policy"]))
-    except PolicyError as error:
-        raise InputError([f"{path}: policy: {error}; name the policy with --policy"]) from error
-
-
-def _events(path: Path) -> Iterator[dict[str, Any]]:
-    """Events of a record; a line that a killed scheduler has not written to its end is left out."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise InputError([f"{path}: {error.strerror}"]) from error
-    for number, line in enumerate(lines, start=1):
-        try:
-            value = json.loads(line)
-        except ValueError:
-            continue
-        if number == 1 and value != FORMAT:
-            raise InputError([f"{path}:1: is not the record of a queue of version 1"])
-        if isinstance(value, dict) and "event" in value:
-            yield value
 
 
 @dataclass(frozen=True)
@@ -183,21 +99,77 @@ class AsLive(Stage):
         return self.stage.refine(replace(observation, jobs=jobs), plan, memory)
 
 
+@dataclass(frozen=True)
+class AsStarted(Stage):
+    """Starts jobs in the order in which they were decided live, each as soon as it fits."""
+
+    name: ClassVar[str] = "as-started"
+    kind: ClassVar[Kind] = "allocation"
+
+    id: tuple[int, ...] = ()  # in that order
+
+    def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
+        """Start what comes next; the first that has not come or does not fit holds up the others."""
+        o, row_of = observation, {job: row for row, job in enumerate(observation.jobs.id.tolist())}
+        order = [row_of.get(job, -1) for job in self.id]
+        left = [row for row in order if row < 0 or o.jobs.state[row] == WAITING]
+        rows = np.array(left[: left.index(-1)] if -1 in left else left, dtype=np.int64)
+        grants, _ = start_in_order(frozen(rows), True, ANY, request_columns(o), room_columns(o))
+        return (plan.with_(allocation=Allocation(*grants)) if len(grants[0]) else plan), memory
+
+
 def twin(run: QueueRun, seed: int = 0) -> QueueTwin:
     """Simulate the jobs of a record under its policy and compare. Raises InputError, RunFailed."""
     stages = tuple(stage for stage in run.policy.stages if stage.kind == "allocation")
     order = np.argsort(run.id)
     known = tuple(run.id[order].tolist()), tuple(run.estimate_s[order].tolist())
-    policy = Policy(run.policy.name, tuple(AsLive(stage, *known) for stage in stages))
-    made = simulate(from_mapping(_scenario(run)), policy=policy, seed=seed, trace=_trace(run))
-    if made.totals["refusals"] or made.jobs["preemptions"].any():
+    as_live = Policy(run.policy.name, tuple(AsLive(stage, *known) for stage in stages))
+    decisions, again, places = _decisions(run)
+    as_started = Policy("as-started", (AsStarted(tuple(_decided_order(run, places))),))
+    reaction_s = _reaction_s(run)
+    return QueueTwin(
+        run,
+        reaction_s,
+        run.start_s - run.arrival_s[0],
+        _simulated(run, as_started, reaction_s, seed),
+        _simulated(run, as_live, reaction_s, seed),
+        decisions,
+        again,
+    )
+
+
+def _decided_order(run: QueueRun, places: Sequence[tuple[float, Mapping[int, int]]]) -> list[int]:
+    """Ids in order of their starts; of one second, which is all that Slurm tells, in the order decided before it.
+
+    places: time of each decision, and the place of each job in the order that it made.
+    """
+    place = dict.fromkeys(run.id.tolist(), 0)
+    for job, start_s in zip(run.id.tolist(), run.start_s.tolist(), strict=True):
+        for time_s, found in places:
+            if time_s <= start_s + 1.0 and job in found:
+                place[job] = found[job]
+    starts = zip(run.start_s.tolist(), run.id.tolist(), strict=True)
+    return [job for _, _, job in sorted((start_s, place[job], job) for start_s, job in starts)]
+
+
+def _simulated(run: QueueRun, policy: Policy, reaction_s: float, seed: int) -> Floats:
+    """Start of each job in a simulation (s), in the order of the record."""
+    made = simulate(from_mapping(_scenario(run)), policy=policy, seed=seed, trace=_trace(run, reaction_s))
+    if made.jobs["preemptions"].any():
         raise InputError(
-            [f"{run.folder}: {run.policy.name} stops running jobs in the simulation, and did not live"]
+            [f"{run.folder}: {run.policy.name} stops running jobs in the simulation, not so live"]
         )
     start_of = dict(zip(made.jobs["job_id"].tolist(), made.jobs["start_s"].tolist(), strict=True))
-    simulated_s = np.array([start_of[job] for job in run.id.tolist()])
-    decisions, again = _decided_again(run)
-    return QueueTwin(run, run.start_s - run.arrival_s[0], simulated_s, decisions, again)
+    return np.array([start_of[job] for job in run.id.tolist()])
+
+
+def _reaction_s(run: QueueRun) -> float:
+    """Mean time (s) from the last end before a start to that start, over jobs that had waited for it."""
+    ends_s = np.sort(run.end_s)
+    before = np.searchsorted(ends_s, run.start_s, side="right") - 1
+    last_s = np.where(before >= 0, ends_s[before], -np.inf)
+    waited = last_s > run.arrival_s
+    return float((run.start_s - last_s)[waited].mean()) if waited.any() else 0.0
 
 
 def _scenario(run: QueueRun) -> dict[str, Any]:
@@ -205,22 +177,25 @@ def _scenario(run: QueueRun) -> dict[str, Any]:
     return {"schema_version": 1, "name": "queue", "cluster": {"nodes": nodes}, "workload": {}}
 
 
-def _trace(run: QueueRun) -> Trace:
-    """A job holds its GPUs for as long as it did; Slurm writes whole seconds, so half of one is the mean error."""
-    took_s = np.maximum(run.end_s - run.start_s, 1e-3)
+def _trace(run: QueueRun, reaction_s: float) -> Trace:
+    """A job keeps others from its GPUs for as long as it ran, and the manager's reaction."""
+    took_s = np.maximum(run.end_s - run.start_s + reaction_s, 1e-3)
     return make_trace(run.id, run.arrival_s - run.arrival_s[0], run.gpus, took_s, source=str(run.folder))
 
 
-def _decided_again(run: QueueRun) -> tuple[int, int]:
-    """(decisions on record, those whose allocation follows again from what was observed)."""
-    path, count, again = run.folder / "decisions.jsonl", 0, 0
+def _decisions(run: QueueRun) -> tuple[int, int, list[tuple[float, dict[int, int]]]]:
+    """(decisions on record, those that follow again from what was observed, the order of starts of each)."""
+    path, again, places = run.folder / "decisions.jsonl", 0, list[tuple[float, dict[int, int]]]()
     try:
         for entry in read(path) if path.exists() else ():
-            count += 1
-            again += _follows(run.policy, entry.decision)
+            then = entry.decision
+            again += _follows(run.policy, then)
+            rows = next((r.values["order"] for r in then.plan.reasons if "order" in r.values), ())
+            ids = then.observation.jobs.id
+            places.append((then.observation.time_s, {int(ids[row]): k for k, row in enumerate(rows)}))
     except JournalError as error:
         raise InputError([str(error)]) from error
-    return count, again
+    return len(places), again, places
 
 
 def _follows(policy: Policy, then: Decision) -> bool:
@@ -238,39 +213,54 @@ def _follows(policy: Policy, then: Decision) -> bool:
 def as_data(found: QueueTwin) -> dict[str, Any]:
     """Plain data: seconds."""
     run = found.run
-    columns = (run.id, run.name, run.gpus, found.start_s, found.simulated_s)
-    names = ("id", "name", "gpus", "start_s", "simulated_s")
+    names = ("id", "name", "gpus", "start_s", "replayed_s", "anew_s")
+    columns = (run.id, run.name, run.gpus, found.start_s, found.replayed_s, found.anew_s)
+    rows = zip(
+        *(list(column) if isinstance(column, tuple) else column.tolist() for column in columns), strict=True
+    )
     return {
         "run": str(run.folder),
         "policy": run.policy.name,
-        "jobs": [
-            dict(zip(names, row, strict=True))
-            for row in zip(*(c if isinstance(c, tuple) else c.tolist() for c in columns), strict=True)
-        ],
+        "reaction_s": found.reaction_s,
+        "jobs": [dict(zip(names, row, strict=True)) for row in rows],
         "waiting_mean_s": float(found.waited_s(found.start_s).mean()),
-        "simulated_waiting_mean_s": float(found.waited_s(found.simulated_s).mean()),
-        "near_ratio": found.near_ratio,
-        "near_s": NEAR_S,
+        "replayed": _outcome(found, found.replayed_s),
+        "anew": _outcome(found, found.anew_s),
         "decisions": found.decisions,
         "decisions_again": found.decisions_again,
         "notes": list(run.notes),
     }
 
 
+def _outcome(found: QueueTwin, simulated_s: Floats) -> dict[str, float]:
+    return {
+        "waiting_mean_s": float(found.waited_s(simulated_s).mean()),
+        "near_ratio": found.near_ratio(simulated_s),
+        "near_s": NEAR_S,
+        "apart_p90_s": float(np.percentile(np.abs(found.apart_s(simulated_s)), 90)),
+    }
+
+
 def render(found: QueueTwin) -> str:
     """A line for each job, and what it comes to."""
-    run, live_s, simulated_s = found.run, found.waited_s(found.start_s), found.waited_s(found.simulated_s)
-    rows = zip(run.id.tolist(), run.name, run.gpus.tolist(), live_s, simulated_s, found.apart_s, strict=True)
+    run = found.run
+    columns = (found.waited_s(s) for s in (found.start_s, found.replayed_s, found.anew_s))
+    rows = zip(run.id.tolist(), run.name, run.gpus.tolist(), *columns, strict=True)
     lines = [
-        f"twin of {run.folder}: {run.policy.name}, {len(run.id)} jobs on {sum(g for _, g in run.nodes)} GPUs",
+        f"twin of {run.folder}: {run.policy.name}, {len(run.id)} jobs on {sum(g for _, g in run.nodes)} GPUs, "
+        f"{found.reaction_s:.2f} s between two jobs",
         "",
-        f"{'job':>8}  {'name':<20}  {'GPUs':>4}  {'waited':>8}  {'twin':>8}  {'apart':>7}",
-        *(f"{i:>8}  {n:<20.20}  {g:>4}  {a:>6.0f} s  {b:>6.0f} s  {d:>+5.0f} s" for i, n, g, a, b, d in rows),
+        f"{'job':>8}  {'name':<20}  {'GPUs':>4}  {'waited':>8}  {'in order':>8}  {'anew':>8}",
+        *(f"{i:>8}  {n:<20.20}  {g:>4}  {a:>6.0f} s  {b:>6.0f} s  {c:>6.0f} s" for i, n, g, a, b, c in rows),
         "",
-        f"waiting: mean {live_s.mean():.1f} s, twin {simulated_s.mean():.1f} s",
-        f"starts: {100 * found.near_ratio:.0f} % within {NEAR_S:g} s of the twin, "
-        f"90 % within {np.percentile(np.abs(found.apart_s), 90):.0f} s",
-        f"decisions: {found.decisions_again} of {found.decisions} follow again from what was observed",
-        *(f"note: {note}" for note in run.notes),
+        f"mean waiting: {found.waited_s(found.start_s).mean():.1f} s",
     ]
-    return "\n".join(lines) + "\n"
+    for title, simulated_s in (("in the live order", found.replayed_s), ("decided anew", found.anew_s)):
+        outcome = _outcome(found, simulated_s)
+        lines.append(
+            f"{title}: mean waiting {outcome['waiting_mean_s']:.1f} s, "
+            f"{100 * outcome['near_ratio']:.0f} % of the starts within {NEAR_S:g} s, "
+            f"90 % within {outcome['apart_p90_s']:.1f} s"
+        )
+    again = f"{found.decisions_again} of {found.decisions} follow again from what was observed"
+    return "\n".join([*lines, f"decisions: {again}", *(f"note: {note}" for note in run.notes)]) + "\n"

@@ -1,6 +1,6 @@
 """A policy in front of a real Slurm: 60 sleeping jobs on 8 GPUs, under the site's FIFO and under policies.
 
-    python -m tests.bench.slurm_runs OUT --policies observe sjf s4 --seed 1 [--scale 0.25]
+    python -m tests.bench.slurm_runs OUT --policies observe sjf s4 --seed 1 [--scale 0.25] [--spread]
 
 Each policy gets a Slurm of its own, all at once (the jobs only sleep); `observe` is Slurm's own order. Prints the
 mean waiting time of each; `equipoise twin OUT/POLICY/journal` compares with the simulation.
@@ -25,12 +25,17 @@ from tests.live.queue.real import RealSlurm
 JOBS = 60
 
 
-def workload(seed: int, scale: float) -> list[tuple[float, float, int, str]]:
-    """(submission in s, duration in s, GPUs, name) of the jobs: 20 to 120 s, over about eight minutes."""
+def workload(seed: int, scale: float, spread: bool) -> list[tuple[float, float, int, str]]:
+    """(submission in s, duration in s, GPUs, name) of the jobs: 20 to 120 s.
+
+    spread: over about eight minutes; else all while the first of them holds all GPUs for 30 s.
+    """
     random = np.random.default_rng(seed)
     submit_s = np.cumsum(random.exponential(8.0, JOBS)) * scale
     duration_s = random.integers(20, 121, JOBS) * scale
     gpus = random.choice([1, 2, 4], JOBS, p=[0.45, 0.35, 0.2])
+    if not spread:
+        submit_s, duration_s[0], gpus[0] = 1.0 * (np.arange(JOBS) > 0), 30.0, 8
     rows = zip(submit_s.tolist(), duration_s.tolist(), gpus.tolist(), strict=True)
     return [(*row, f"job-{k:02}") for k, row in enumerate(rows)]
 
@@ -88,8 +93,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--every", type=float, default=1.0)
+    parser.add_argument("--spread", action="store_true", help="submit over eight minutes, not at once")
     asked = parser.parse_args()
-    jobs = workload(asked.seed, asked.scale)
+    jobs = workload(asked.seed, asked.scale, asked.spread)
     threads = [
         threading.Thread(target=one, args=(asked.out / policy, policy, jobs, asked.every))
         for policy in asked.policies

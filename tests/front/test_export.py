@@ -244,6 +244,27 @@ def test_command_exports_and_checks(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize(
+    ("policy", "said"),
+    [
+        ("s1+s2", ""),
+        ("sjf", "sjf: does nothing in a single live job; `equipoise schedule"),
+        ("s2+s4", "s4: only resizes a single live job, where that is allowed; `equipoise schedule"),
+    ],
+)
+def test_command_says_what_decides_about_a_queue_only(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], policy: str, said: str
+) -> None:
+    scenario = tmp_path / "s.yaml"
+    scenario.write_text(SCENARIO)
+    assert (
+        cli.main(["export", str(scenario), "--policy", policy, "--out", str(tmp_path / "p.yaml")]) == cli.OK
+    )
+    notes = capsys.readouterr().err
+    assert ("equipoise schedule" in notes) == bool(said)
+    assert said in notes
+
+
+@pytest.mark.parametrize(
     "arguments", [[], ["--check", "/nowhere/p.yaml"], ["--key-file", "/nowhere/key", "--check", "x"]]
 )
 def test_command_says_in_one_line_what_is_wrong(

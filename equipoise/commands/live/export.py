@@ -15,6 +15,7 @@ from equipoise.exit_codes import OK
 from equipoise.options import State, WrongInputError, common, note, pass_state, progress
 
 if TYPE_CHECKING:
+    from equipoise.policies.contract import Policy
     from equipoise.policies.record.export import ExportedPolicy
     from equipoise.sim.record import Run
     from equipoise.sim.scenario.model import Scenario
@@ -82,6 +83,7 @@ def export(
     exported = _exported(ready, made, policy)
     digest = _tried(lambda: write_policy(exported, Path(out), key))
     note(state.quiet, f"{out}: {made.policy_name}, digest {digest[:16]}, {_promised(exported)}")
+    note(state.quiet, *_without_effect(exported.policy, out))
     if launch is not None:
         click.echo(_launch_file(launch, ready, out, script, image), nl=False)
     return OK
@@ -145,6 +147,14 @@ def _exported(scenario: Scenario, made: Run, policy: str | None) -> ExportedPoli
         scenario={"name": scenario.name, "digest": hashlib.sha256(made.config.encode()).hexdigest()},
         promise=promise,
     )
+
+
+def _without_effect(policy: Policy, out: str) -> list[str]:
+    """What a stage that hands out GPUs cannot do in one training job, and where it can."""
+    named = [s.name for s in policy.stages if s.kind == "allocation" and s.name in policy.name]
+    where = f"`equipoise schedule {out}` lets it decide for the jobs of a Slurm"
+    does = {"s4": "only resizes a single live job, where that is allowed"}
+    return [f"{name}: {does.get(name, 'does nothing in a single live job')}; {where}" for name in named]
 
 
 def _promised(exported: ExportedPolicy) -> str:

@@ -140,8 +140,8 @@ def _run(
 
     try:
         manager = Slurm(partition, account, timeout_s)
-        if options.mode == "act" and not options.held and (problem := manager.deaf()):
-            raise WrongInputError(problem)
+        if options.mode == "act" and not options.held and (deaf := manager.deaf()):
+            raise WrongInputError(deaf)
         record = Record(folder, None if state.quiet else _echo)
     except (BusyError, ManagerError, ValueError) as error:
         raise WrongInputError(str(error)) from error

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     type=FloatRange(min=0.0, min_open=True),
     metavar="RATIO",
     help="Exit with 5 when the median error of step times is larger, or a recorded decision does not replay; of a "
-    "queue, when a larger share of the jobs starts more than 5 s apart.",
+    "queue, when a larger share of the jobs starts more than 5 s from what its recorded decisions give.",
 )
 @common
 def twin(
@@ -46,7 +46,7 @@ def twin(
 
     Of the journal of `equipoise schedule` it shows waiting times and starts job by job.
     """
-    from equipoise.study.twin.queue import is_queue
+    from equipoise.study.twin.queue_record import is_queue
     from equipoise.study.twin.record import read_run
     from equipoise.study.twin.text import as_data, render
     from equipoise.study.twin.twin import twin as compare
@@ -73,14 +73,15 @@ def _queue(
     folder: str, form: str, policy: Policy | None, seed: int, scenario: str | None, tolerance: float | None
 ) -> int:
     """The twin of a queue: waiting and starts job by job."""
-    from equipoise.study.twin.queue import as_data, read_queue, render
+    from equipoise.study.twin.queue import as_data, render
     from equipoise.study.twin.queue import twin as compare
+    from equipoise.study.twin.queue_record import read_queue
 
     if scenario is not None:
         raise click.UsageError("--scenario: only of a training job's record")
     found = compare(read_queue(Path(folder), policy), seed)
     click.echo(json.dumps(as_data(found)) if form == "json" else render(found), nl=form == "json")
-    return OK if tolerance is None or 1.0 - found.near_ratio <= tolerance else OUTSIDE
+    return OK if tolerance is None or 1.0 - found.near_ratio(found.replayed_s) <= tolerance else OUTSIDE
 
 
 def policy_of(text: str) -> Policy:

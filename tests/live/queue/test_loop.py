@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from equipoise import cli
 from equipoise.live.queue.lease import to_give_back
 from equipoise.live.queue.loop import Scheduler
 from equipoise.live.queue.options import QueueOptions
@@ -20,7 +21,9 @@ from equipoise.policies.contract import Kind, Memory, Plan, Policy, Stage
 from equipoise.policies.observation import Observation
 from equipoise.policies.record.journal import read, replay
 from equipoise.policies.registry import make_policy
-from equipoise.study.twin.queue import read_queue, twin
+from equipoise.sim.scenario.tree import InputError
+from equipoise.study.twin.queue import twin
+from equipoise.study.twin.queue_record import read_queue
 from tests.live.queue.fake import FakeQueue
 
 
@@ -323,6 +326,56 @@ def test_a_job_whose_nice_somebody_changed_is_left_alone(case: Make) -> None:
     assert [e["id"] for e in c.events("left alone")] == [3]
 
 
+def test_what_a_user_changes_about_a_waiting_job_counts(case: Make) -> None:
+    c = case("sjf")
+    c.queue.submit(30.0, 8, "block")
+    for name, minutes in (("a", 20), ("b", 10), ("c", 30)):
+        c.queue.submit(5.0, 8, name, limit_s=60.0 * minutes)
+    c.step()
+    c.queue.jobs[4].update(limit=300.0, gpus=4)
+    c.until_over()
+    assert c.starts() == ["block", *"cba"]
+    assert [(e["id"], e["gpus"], e["estimate_s"]) for e in c.events("changed")] == [(4, 4, 300.0)]
+
+
+def test_gpus_that_others_hold_are_not_free(case: Make) -> None:
+    """Jobs of another partition on the same node: what they hold shows in the node alone."""
+    c = case("sjf")
+    c.queue.submit(30.0, 3, "mine")
+    look = c.queue.snapshot
+    with_others = look()._replace(nodes=(look().nodes[0]._replace(gpus_used=5),))
+    c.queue.advance(c.queue.now_s + 1.0)
+    taken = look()._replace(nodes=with_others.nodes)
+    c.queue.snapshot = lambda: taken  # type: ignore[method-assign]
+    c.scheduler.world.look()
+    c.scheduler.world.make_new_tables()
+    o = c.scheduler.world.observe()
+    assert o.gpus.job.tolist() == [0, 0, 0, -2, -2, -1, -1, -1]
+    assert (o.nodes.gpus_free.tolist(), o.gpus.share_free.tolist()) == ([3], [0.0] * 5 + [1.0] * 3)
+
+
+def test_a_job_that_a_limit_keeps_is_not_there_until_it_may_start(case: Make) -> None:
+    c = case("sjf")
+    first = c.queue.submit(30.0, 8, "block")
+    c.queue.submit(5.0, 8, "a")
+    look, limited = c.queue.snapshot, True
+
+    def snapshot() -> Any:
+        found = look()
+        jobs = tuple(j._replace(limited=limited and j.id != first) for j in found.jobs)
+        return found._replace(jobs=jobs)
+
+    c.queue.snapshot = snapshot  # type: ignore[method-assign]
+    c.step()
+    assert c.scheduler.world.observe().waiting.tolist() == []
+    limited = False
+    c.step()
+    o = c.scheduler.world.observe()
+    assert [int(o.jobs.id[row]) for row in o.waiting] == [2]
+    c.until_over()
+    assert c.starts() == ["block", "a"]
+
+
 def test_a_cancelled_job_is_forgotten(case: Make) -> None:
     c = case("sjf", estimates=ESTIMATES)
     submit_all(c.queue)
@@ -351,6 +404,8 @@ def test_running_jobs_are_stopped_only_when_that_was_allowed(case: Make) -> None
         c.until_over()
         assert c.starts() == order
     assert [e["id"] for e in c.events("requeued")] == [1]
+    with pytest.raises(InputError, match="queued again; what such a job still needs has no twin"):
+        read_queue(c.folder)
 
 
 def test_no_more_changes_than_allowed_are_made_and_the_rest_follows(case: Make) -> None:
@@ -397,4 +452,24 @@ def test_the_twin_starts_every_job_when_the_queue_did(case: Make, policy: str) -
     c.until_over()
     found = twin(read_queue(c.folder))
     assert found.decisions_again == found.decisions > 24
-    assert abs(found.apart_s).max() <= 1.0  # the queue is looked at every second
+    assert abs(found.apart_s(found.replayed_s)).max() <= 1.0
+    assert abs(found.apart_s(found.anew_s)).max() <= 1.0  # the queue is looked at every second
+
+
+def test_the_command_twin_reads_the_record_of_a_queue(
+    case: Make, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    c = case("sjf", estimates=ESTIMATES)
+    submit_all(c.queue)
+    c.step()
+    c.until_over()
+    assert cli.main(["twin", str(c.folder), "--tolerance", "0.01"]) == cli.OK
+    assert "in the live order: mean waiting" in capsys.readouterr().out
+    assert cli.main(["twin", str(c.folder), "--format", "json", "--policy", "fifo"]) == cli.OK
+    found = json.loads(capsys.readouterr().out)
+    anew = {job["name"]: job["anew_s"] for job in found["jobs"]}
+    assert sorted(anew, key=lambda name: anew[name]) == ["block", *"abcd"]
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "events.jsonl").write_text('{"format":"equipoise-queue","version":1}\n')
+    assert cli.main(["twin", str(tmp_path / "empty")]) == cli.WRONG_INPUT
+    assert capsys.readouterr().err.endswith("events.jsonl: no scheduler has looked at a queue here\n")

@@ -1,0 +1,188 @@
+"""Slurm's commands as the scheduler reads and calls them: a fake made from recorded answers, and its failures."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from equipoise.live.queue.lease import DONE, Watchdog
+from equipoise.live.queue.manager import Change, ManagerError, Phase, Verb
+from equipoise.live.queue.record import Record, Touched
+from equipoise.live.queue.slurm import Slurm
+from tests.live.queue.fake import install
+from tests.live.queue.real import RealSlurm
+
+RECORDED = Path(__file__).parent / "recorded"
+"""What the commands of Slurm 22.05.8 printed for the fields that are asked for."""
+
+MADE = """\
+n[2]|drained|gpu:a100:4(S:0-1)|gpu:a100:0(IDX:N/A)|64000|32|
+n3|idle*|gpu:a100:4|gpu:a100:0|64000|32|
+cpu|idle|(null)|(null)|64000|32|
+"""
+"""Nodes that one machine cannot show, as the manual writes them."""
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The fake's commands first on the path."""
+    for name, value in install(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    return tmp_path
+
+
+def put(folder: Path, name: str, script: str) -> None:
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+
+
+def test_recorded_answers_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "nodes").write_text((RECORDED / "sinfo.txt").read_text() * 2 + MADE)  # in two partitions
+    put(tmp_path, "squeue", f"cat {RECORDED}/squeue.txt")
+    put(tmp_path, "sinfo", f"cat {tmp_path}/nodes")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    found = Slurm("main").snapshot()
+    jobs = {job.name: job for job in found.jobs if job.name != "arr"}
+    assert {name: (job.gpus, job.phase.value) for name, job in jobs.items()} == {
+        "gone": (1, "ended"), "byhand": (8, "waiting"), "dep": (1, "waiting"), "later": (1, "waiting"),
+        "heldlater": (8, "waiting"), "held": (4, "waiting"), "a|b c": (3, "running"), "pt": (4, "running"),
+        "cpu": (0, "waiting"),
+    }  # fmt: skip
+    assert sorted((job.phase.value, job.id) for job in found.jobs if job.name == "arr") == [
+        ("running", 22), ("waiting", 15),
+    ]  # fmt: skip
+    byhand, pt, gone = jobs["byhand"], jobs["pt"], jobs["gone"]
+    assert (byhand.nice, byhand.priority, byhand.limit_s) == (-50, 4294901794, math.inf)
+    assert (pt.limit_s, pt.requeues, byhand.requeues, pt.start_s) == (3600.0, False, True, 1795362151.0)
+    assert (gone.start_s, gone.end_s, gone.nodes) == (1795362151.0, 1795362155.0, ("vm",))
+    assert math.isnan(jobs["later"].start_s)  # expected, not a start
+    assert jobs["later"].eligible_s == 1795363154.0
+    assert {name for name, job in jobs.items() if job.held} == {"held", "heldlater"}
+    assert [(n.name, n.gpus, n.gpus_used, n.up, n.gpu_type) for n in found.nodes] == [
+        ("vm", 8, 8, True, ""), ("n2", 4, 0, False, "a100"), ("n3", 4, 0, False, "a100"),
+    ]  # fmt: skip
+
+
+def test_an_empty_queue_has_no_jobs(fake: Path) -> None:
+    found = Slurm("main").snapshot()
+    assert found.jobs == ()
+    assert found.nodes[0].gpus == 8
+
+
+def test_changes_reach_slurm_and_the_next_snapshot_shows_them(fake: Path) -> None:
+    for _ in range(3):
+        subprocess.run(["sbatch", "--gres=gpu:8", "--job-name=x", "--wrap", "sleep 600"], check=True)
+    subprocess.run(["sbatch", "--hold", "--gres=gpu:8", "--job-name=x", "--wrap", "sleep 600"], check=True)
+    slurm = Slurm("main")
+    before = {job.id: job for job in slurm.snapshot().jobs}
+    assert [before[k].held for k in (1, 2, 3, 4)] == [False, False, False, True]
+    said = slurm.carry_out(
+        [
+            Change(Verb.PRIORITY, 3, -7),
+            Change(Verb.HOLD, 4, 500, 1),
+            Change(Verb.REQUEUE, 1),
+            Change(Verb.PRIORITY, 99, 1),
+        ]
+    )
+    assert said == "Invalid job id specified for job 99"
+    found = slurm.snapshot()
+    after = {job.id: job for job in found.jobs}
+    assert (after[3].nice, after[3].priority - before[3].priority) == (-7, 7)
+    assert not after[4].held
+    assert 400 < after[4].eligible_s - found.time_s < 501
+    assert 100 < after[1].eligible_s - found.time_s < 121
+    assert after[3].phase is Phase.RUNNING  # it came before job 2
+
+
+def test_what_slurm_does_not_answer_is_one_line(fake: Path) -> None:
+    (fake / "state.down").touch()
+    with pytest.raises(
+        ManagerError, match=r"^sinfo: slurm_load_jobs error: Unable to contact slurm controller"
+    ):
+        Slurm("main").snapshot()
+    put(fake, "sinfo", "sleep 60")
+    with pytest.raises(ManagerError, match=r"^sinfo: no answer within 0\.2 s$"):
+        Slurm("main", timeout_s=0.2).snapshot()
+    put(fake, "sinfo", "echo nonsense")
+    with pytest.raises(ManagerError):
+        Slurm("main").snapshot()
+
+
+@pytest.mark.parametrize("name", ["a b", "x;y", "$(z)"])
+def test_a_partition_is_a_name(name: str) -> None:
+    with pytest.raises(ValueError, match="no name of a partition"):
+        Slurm(name)
+
+
+def test_the_watchdog_gives_back_when_its_scheduler_is_gone(fake: Path) -> None:
+    for _ in range(3):
+        subprocess.run(["sbatch", "--gres=gpu:8", "--job-name=x", "--wrap", "sleep 600"], check=True)
+    slurm = Slurm("main")
+    slurm.snapshot()
+    slurm.carry_out([Change(Verb.PRIORITY, 3, -7)])
+    folder = fake / "journal"
+    record = Record(folder)
+    record.touched.update({3: {"nice": 0, "lease": False}})
+    record.keep_touched()
+    watchdog = Watchdog(folder, "main", "")
+    record.close()
+    assert watchdog._process.stdin is not None
+    watchdog._process.stdin.close()  # what happens when the scheduler dies
+    assert watchdog._process.wait(30) == 0
+    assert {job.nice for job in slurm.snapshot().jobs} == {0}
+    assert '"event":"watchdog","verb":"priority","id":3,"value":0' in (folder / "events.jsonl").read_text()
+
+
+def test_a_watchdog_that_is_dismissed_does_nothing(fake: Path) -> None:
+    folder = fake / "journal"
+    Record(folder).close()
+    watchdog = Watchdog(folder, "main", "")
+    watchdog.dismiss()
+    assert watchdog._process.returncode == 0
+    assert DONE not in (folder / "events.jsonl").read_bytes()
+
+
+def test_a_damaged_list_of_what_was_touched_is_said(tmp_path: Path) -> None:
+    (tmp_path / "touched.json").write_text("{nonsense")
+    with pytest.raises(ValueError, match=r"touched\.json: is damaged"):
+        Touched.read(tmp_path)
+
+
+@pytest.mark.long
+def test_the_command_orders_a_queue_and_gives_it_back(fake: Path) -> None:
+    """The whole way: sbatch, schedule, twin; no Slurm needed."""
+    (fake / "took.csv").write_text("name,duration_s\nlong,3\nshort,1\n")
+    command = [
+        sys.executable,
+        "-m",
+        "equipoise.cli",
+        "schedule",
+        "sjf",
+        "--partition",
+        "main",
+        "--mode",
+        "act",
+    ]
+    command += ["--every", "0.1", "--journal", str(fake / "j"), "--estimates", str(fake / "took.csv")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "nodes" in line:
+            for name, seconds in (("block", 2), ("long", 3), ("short", 1)):
+                subprocess.run(
+                    ["sbatch", "--gres=gpu:8", f"--job-name={name}", "--wrap", f"sleep {seconds}"], check=True
+                )
+            break
+    slurm = Slurm("main")
+    over = {Phase.ENDED}
+    RealSlurm.wait_for(lambda: {job.phase for job in slurm.snapshot().jobs} == over, 60.0, "all have ended")
+    process.terminate()
+    assert process.wait(30) == 0
+    states = {job.name: job.start_s for job in slurm.snapshot().jobs}
+    assert states["block"] < states["short"] < states["long"]
