@@ -311,8 +311,8 @@ class Observation:
     `refused` are parts of earlier plans that turned out impossible since the last observation.
     """
 
-    time_s: float
-    window_s: float
+    time_s: float  # now
+    window_s: float  # time since the last observation, over which what is measured was measured
     nodes: Nodes
     gpus: Gpus
     jobs: Jobs
@@ -321,10 +321,10 @@ class Observation:
     paths: Paths
     speeds: Speeds
     stores: Stores
-    waiting: Ints
-    running: Ints
-    gpu_models: tuple[str, ...] = ("gpu",)
-    refused: tuple[Refusal, ...] = ()
+    waiting: Ints  # rows of jobs that wait, in order of (arrival, id)
+    running: Ints  # rows of jobs that run
+    gpu_models: tuple[str, ...] = ("gpu",)  # names of the GPU models
+    refused: tuple[Refusal, ...] = ()  # parts of earlier plans that turned out impossible since the last one
 
     @classmethod
     def of(

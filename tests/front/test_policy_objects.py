@@ -120,8 +120,14 @@ def test_keys_of_stages_that_mean_nothing_are_refused(tmp_path, key, said):
     [
         ("raises", r"stage last-first at 0 s: KeyError: 'nothing' \(test_policy_objects.py:LINE\)"),
         ("plan alone", r"refine must return \(plan, memory\) \(test_policy_objects.py:\d+\)"),
-        ("too few", r"infeasible plan: allocation: job 0 \(row 0\) is rigid .* \(test_policy_objects.py:\d+\)"),
-        ("a list", r"infeasible plan: sync_interval: needs one value per row .* \(test_policy_objects.py:\d+\)"),
+        (
+            "too few",
+            r"infeasible plan: allocation: job 0 \(row 0\) is rigid .* \(test_policy_objects.py:\d+\)",
+        ),
+        (
+            "a list",
+            r"infeasible plan: sync_interval: needs one value per row .* \(test_policy_objects.py:\d+\)",
+        ),
     ],
 )
 def test_an_error_names_the_job_and_the_authors_line(how, said):
@@ -152,5 +158,3 @@ def test_a_run_is_short_to_look_at_and_a_table_where_pandas_is():
                 made.to_df()
         else:
             assert len(made.to_df()) >= rows
-
-
