@@ -20,7 +20,9 @@ CASE = {
     "schema_version": 1, "name": "slow links", "policy": ["fixed-h"], "noise": {"step_cov": 0.1},
     "cluster": {"nodes": [{"count": 2, "nic": "10 Gbit/s"}]},
     "workload": {
-        "models": {"m": {"sample_time": "5 ms", "gradient": "200 MB", "drift": 0.02, "exchange": {"alpha": "30 us"}}},
+        "models": {
+            "m": {"sample_time": "5 ms", "gradient": "200 MB", "drift": 0.02, "exchange": {"alpha": "30 us"}}
+        },
         "jobs": [JOB],
     },
 }  # fmt: skip
