@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from equipoise.policies.observation import (
 FREE, SHARED = -1, -2
 
 
-def change(observation, table, **columns):
+def change(observation: Any, table: Any, **columns: Any) -> Any:
     """A deep copy with some columns of one table replaced."""
     other = copy.deepcopy(observation)
     for name, values in columns.items():
@@ -31,33 +32,33 @@ def change(observation, table, **columns):
     return other
 
 
-def even_deal(batch, workers):
+def even_deal(batch: Any, workers: Any) -> Any:
     """`batch` samples over `workers`, lower ranks take what is left over."""
     return np.array([batch // workers + (rank < batch % workers) for rank in range(workers)])
 
 
 def one_job(
-    speeds,
+    speeds: Any,
     *,
-    batch=96,
-    samples=None,
-    fixed_s=0.0,
-    micro=1,
-    samples_max=2**40,
-    shards_each=4,
-    shard_samples=None,
-    shard_bytes=1e6,
-    stored_on=None,
-    nic_bytes_per_s=1e9,
-    nic_busy=0.0,
-    time_s=100.0,
-    window_s=10.0,
-    stall_s=0.0,
-    step_cov=0.0,
-    norm=1.0,
-    job=None,
-    rates=True,
-):
+    batch: Any = 96,
+    samples: Any = None,
+    fixed_s: Any = 0.0,
+    micro: Any = 1,
+    samples_max: Any = 2**40,
+    shards_each: Any = 4,
+    shard_samples: Any = None,
+    shard_bytes: Any = 1e6,
+    stored_on: Any = None,
+    nic_bytes_per_s: Any = 1e9,
+    nic_busy: Any = 0.0,
+    time_s: Any = 100.0,
+    window_s: Any = 10.0,
+    stall_s: Any = 0.0,
+    step_cov: Any = 0.0,
+    norm: Any = 1.0,
+    job: Any = None,
+    rates: Any = True,
+) -> Any:
     """One job, worker i on node i with one GPU, training `speeds[i]` samples/s once its `fixed_s` is over.
 
     `shard_samples[i]` are the samples of worker i's shards; they are stored on node i unless `stored_on`
@@ -73,7 +74,7 @@ def one_job(
     worker = np.repeat(np.arange(n), shards_each)
     size = np.broadcast_to(100 if shard_samples is None else shard_samples, n)[worker]
     position = np.tile(np.arange(shards_each), n)
-    tables = {
+    tables: dict[str, Any] = {
         "nodes": Nodes.of(
             gpus=np.ones(n), first_gpu=np.arange(n), gpus_free=np.zeros(n), up=np.ones(n),
             rack=np.zeros(n), cores=np.full(n, 16.0), memory_bytes=np.full(n, 64e9),
@@ -117,16 +118,16 @@ def one_job(
 
 
 def shared_gpu(
-    shares,
-    steps_s,
+    shares: Any,
+    steps_s: Any,
     *,
-    others_s=None,
-    goodput=None,
-    kappa=np.nan,
-    stall_s=0.0,
-    quantum=0.01,
-    time_s=100.0,
-):
+    others_s: Any = None,
+    goodput: Any = None,
+    kappa: Any = np.nan,
+    stall_s: Any = 0.0,
+    quantum: Any = 0.01,
+    time_s: Any = 100.0,
+) -> Any:
     """Jobs 0, 1, ... with one worker each on GPU 0; with `others_s` a second worker on a GPU of its own.
 
     `steps_s[j]` is the step of job j's worker on the shared GPU.
@@ -172,20 +173,32 @@ def shared_gpu(
 class Cluster:
     """A random but consistent cluster, built job by job. Sizes come from the caller, details from `rng`."""
 
-    def __init__(self, rng, gpus_of_node, up, gpu_models=2):
+    def __init__(self, rng: Any, gpus_of_node: Any, up: Any, gpu_models: Any = 2) -> None:
         self.rng, self.up = rng, np.array(up, dtype=bool)
         self.gpus_of_node = np.array(gpus_of_node, dtype=np.int64)
         self.node_of = np.repeat(np.arange(len(gpus_of_node)), gpus_of_node)
         self.free = np.ones(len(self.node_of))
         self.holder = np.full(len(self.node_of), FREE)
         self.gpu_models = gpu_models
-        self.jobs, self.workers, self.shards, self.speeds = [], [], [], []
+        self.jobs: list[Any] = []
+        self.workers: list[Any] = []
+        self.shards: list[Any] = []
+        self.speeds: list[Any] = []
 
-    def usable(self, share=1.0):
+    def usable(self, share: Any = 1.0) -> Any:
         """GPUs with at least `share` free on nodes that are up."""
         return np.flatnonzero((self.free >= share - 1e-12) & self.up[self.node_of])
 
-    def add(self, state, *, rigid, gpus, share=1.0, per_worker=1, elastic=False):
+    def add(
+        self,
+        state: Any,
+        *,
+        rigid: Any,
+        gpus: Any,
+        share: Any = 1.0,
+        per_worker: Any = 1,
+        elastic: Any = False,
+    ) -> Any:
         """Add a job; a running one that finds no GPUs waits instead."""
         rng, row = self.rng, len(self.jobs)
         gpus = max(per_worker, gpus - gpus % per_worker)
@@ -233,7 +246,7 @@ class Cluster:
                 self._train(row, job, held, share, batch, per_worker)
         return row
 
-    def _train(self, row, job, held, share, batch, per_worker):
+    def _train(self, row: Any, job: Any, held: Any, share: Any, batch: Any, per_worker: Any) -> Any:
         rng = self.rng
         n = len(held) // per_worker
         samples = even_deal(batch, n)
@@ -268,7 +281,7 @@ class Cluster:
                 "needed_in_s": float(rng.uniform(0, 20)),
             })  # fmt: skip
 
-    def observe(self, time_s=100.0, window_s=10.0):
+    def observe(self, time_s: Any = 100.0, window_s: Any = 10.0) -> Any:
         """The observation. Workers are in order of (job, rank) because jobs were added in order of rows."""
         rng, nodes, gpus = self.rng, len(self.up), len(self.node_of)
         up = self.up[self.node_of]
@@ -308,13 +321,13 @@ class Cluster:
         )  # fmt: skip
 
 
-def _table(kind, rows):
+def _table(kind: Any, rows: Any) -> Any:
     """A table from dicts; keys that a row leaves out take the column's default."""
     names = sorted({name for row in rows for name in row})
     return kind.of(**{name: [row.get(name, kind.columns[name].default) for row in rows] for name in names})
 
 
-def with_dead_nodes(observation, dead):
+def with_dead_nodes(observation: Any, dead: Any) -> Any:
     """The same, with the workers' nodes `dead` down: nothing on them is free or alive."""
     up = observation.nodes.up.copy()
     up[dead] = False
@@ -324,7 +337,7 @@ def with_dead_nodes(observation, dead):
     return change(other, "shards", node=np.where(up[other.shards.node], other.shards.node, -1))
 
 
-def without_telemetry(observation):
+def without_telemetry(observation: Any) -> Any:
     """The same with everything that is measured unknown (NaN)."""
     other = copy.deepcopy(observation)
     for name in ("workers", "jobs", "nodes", "gpus", "paths", "shards", "speeds"):
@@ -351,7 +364,7 @@ MEASURED = {
 }  # fmt: skip
 
 
-def random_cluster(seed, jobs_most=8):
+def random_cluster(seed: Any, jobs_most: Any = 8) -> Any:
     """A random consistent observation: waiting, running and done jobs, rigid, training and fractional."""
     rng = np.random.default_rng(seed)
     if rng.random() < 0.3:

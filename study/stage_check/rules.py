@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
-from equipoise.policies.contract import UNCHANGED, AllocationStage, Decision, check
+from equipoise.policies.contract import UNCHANGED, AllocationStage, Decision, Stage, check
 from equipoise.policies.observation import Gpus, Jobs, JobState, Nodes, Observation
 from equipoise.policies.record.journal import encode
 from equipoise.study.stage_check.observations import (
@@ -24,7 +26,7 @@ CASES = 20
 """Random clusters of each rule."""
 
 
-def run(stage, observation, plan=UNCHANGED, memory=None):
+def run(stage: Any, observation: Any, plan: Any = UNCHANGED, memory: Any = None) -> Any:
     """Refine and hold the result to the contract: feasible, pure, deterministic; returns (plan, memory)."""
     memory = stage.initial() if memory is None else memory
     twin_observation, twin_plan, twin_memory = map(copy.deepcopy, (observation, plan, memory))
@@ -46,7 +48,7 @@ def run(stage, observation, plan=UNCHANGED, memory=None):
     return new_plan, new_memory
 
 
-def assert_starts_once(plan, observation):
+def assert_starts_once(plan: Any, observation: Any) -> Any:
     """No job is listed twice, and none that is done or holds what it is given is started again."""
     if plan.allocation is None:
         return
@@ -59,7 +61,7 @@ def assert_starts_once(plan, observation):
             assert len(gpus), f"job {job} waits already and is stopped"
 
 
-def change_time(observation, time_s):
+def change_time(observation: Any, time_s: Any) -> Any:
     """The same observation at another time."""
     other = change(observation, "nodes")
     other.time_s = time_s
@@ -69,17 +71,17 @@ def change_time(observation, time_s):
 class Pool:
     """Six GPUs, counted; rigid jobs that lose nothing when they are stopped."""
 
-    def __init__(self, jobs):
+    def __init__(self, jobs: Any) -> None:
         self.gpus, self.left_s, self.arrival_s = np.array(jobs, dtype=float).T.copy()
         self.duration_s, self.attained = self.left_s.copy(), np.zeros(len(jobs))
         self.held, self.now = np.full(6, -1), 0.0
 
     @property
-    def running(self):
+    def running(self) -> Any:
         """Rows of jobs that hold GPUs."""
         return np.unique(self.held[self.held >= 0])
 
-    def observe(self):
+    def observe(self) -> Any:
         """What a stage sees of it."""
         n = int((self.arrival_s <= self.now).sum())
         state = np.where(self.left_s > 0, JobState.WAITING, JobState.DONE)
@@ -98,14 +100,14 @@ class Pool:
             gpus=Gpus.of(node=np.zeros(6), job=self.held, share_free=free, memory_bytes=np.full(6, np.inf)),
         )  # fmt: skip
 
-    def apply(self, plan):
+    def apply(self, plan: Any) -> Any:
         """Hand over what the plan allocates."""
         if plan.allocation is not None:
             self.held[np.isin(self.held, plan.allocation.job)] = -1
             for k, job in enumerate(plan.allocation.job):
                 self.held[plan.allocation.gpus_of(k)] = job
 
-    def forward(self, revisit_s):
+    def forward(self, revisit_s: Any) -> Any:
         """To the next completion, arrival or revisit; False when there is none."""
         running = self.running
         ends = self.now + self.left_s[running]
@@ -121,7 +123,7 @@ class Pool:
         return True
 
 
-def declares_itself(stage):
+def declares_itself(stage: Any) -> Any:
     """It says what it is and does, and is a value."""
     assert stage.kind in KINDS, f"kind {stage.kind!r} is none of {', '.join(KINDS)}"
     assert stage.name, "it has no name"
@@ -133,7 +135,7 @@ def declares_itself(stage):
             assert rule.strip(), "order, blocking and preemption must say something"
 
 
-def survives_nothing(stage):
+def survives_nothing(stage: Any) -> Any:
     """An empty cluster, and one that is all down, change nothing."""
     plan, memory = run(stage, Observation.of(10.0, 5.0))
     assert plan.changes_nothing(), "it changes something where nothing is"
@@ -143,7 +145,7 @@ def survives_nothing(stage):
     assert run(stage, cluster.observe())[0].changes_nothing(), "it changes something where every node is down"
 
 
-def survives_a_full_cluster(stage):
+def survives_a_full_cluster(stage: Any) -> Any:
     """Nothing is free, and jobs wait."""
     cluster = Cluster(np.random.default_rng(1), [4, 4], [True, True])
     for rigid in (True, False):
@@ -153,7 +155,7 @@ def survives_a_full_cluster(stage):
     run(stage, cluster.observe())
 
 
-def survives_lost_nodes_and_telemetry(stage):
+def survives_lost_nodes_and_telemetry(stage: Any) -> Any:
     """A node dies under a job, telemetry is NaN or goes away; the last good deal stays."""
     observation = one_job([2.0, 2.0, 1.0, 1.0])
     _, memory = run(stage, observation)
@@ -164,7 +166,7 @@ def survives_lost_nodes_and_telemetry(stage):
     run(stage, without_telemetry(observation))
 
 
-def survives_anything(stage):
+def survives_anything(stage: Any) -> Any:
     """Random clusters, one after another with the same memory, some blind, some with a node that dies."""
     memory, time_s = stage.initial(), 60.0
     for seed in range(CASES):
@@ -177,7 +179,7 @@ def survives_anything(stage):
         time_s += 10.0
 
 
-def reads_only_what_it_needs(stage):
+def reads_only_what_it_needs(stage: Any) -> Any:
     """Tables that `needs` leaves out are not read."""
     for seed in range(CASES):
         observation = random_cluster(seed)
@@ -187,7 +189,7 @@ def reads_only_what_it_needs(stage):
         assert same_plan, "a table that `needs` leaves out was read"
 
 
-def serves_every_job(stage, jobs=None):
+def serves_every_job(stage: Any, jobs: Any = None) -> Any:
     """A pool of 6 GPUs, rigid jobs of (GPUs, duration, arrival), thousands of seconds: all of them end."""
     rng = np.random.default_rng(3)
     jobs = jobs or [
@@ -212,6 +214,6 @@ RULES = (
 )
 
 
-def rules_for(stage):
+def rules_for(stage: Stage) -> tuple[Callable[[Any], Any], ...]:
     """The rules that a stage must hold to."""
     return (*RULES, serves_every_job) if stage.kind == "allocation" else RULES

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import numpy as np
 
 from equipoise.policies.observation import TABLES
 
 
-def freeze(value):
+def freeze(value: Any) -> Any:
     """Make every array inside `value` read-only and return it."""
     if isinstance(value, np.ndarray):
         value.flags.writeable = False
@@ -22,7 +23,7 @@ def freeze(value):
     return value
 
 
-def only(observation, tables):
+def only(observation: Any, tables: Any) -> Any:
     """The same with every table that is not in `tables` empty."""
     other = copy.deepcopy(observation)
     for name, kind in TABLES.items():
@@ -31,7 +32,7 @@ def only(observation, tables):
     return other
 
 
-def same(one, other):
+def same(one: Any, other: Any) -> Any:
     """Whether two plans, memories or tables are equal to the bit, NaN equal to NaN."""
     if isinstance(one, np.ndarray):
         return (

@@ -228,3 +228,14 @@ def test_refines_what_is_planned(stage, observation):
 def test_every_job_is_served(stage, sizes):
     """A pool of 6 GPUs, rigid jobs of (GPUs, duration, arrival): all of them end."""
     rules.serves_every_job(stage, sizes)
+
+
+@stages("allocation")
+def test_thousands_of_tiny_jobs(stage):
+    """Two thousand jobs of a second on one GPU each wait for six GPUs."""
+    pool = rules.Pool([(1, 1, 0)] * 2000)
+    plan, memory = run(stage, pool.observe())
+    pool.apply(plan)
+    assert (pool.held >= 0).all(), "GPUs stay free"
+    assert pool.forward(plan.revisit_s)
+    run(stage, pool.observe(), memory=memory)
