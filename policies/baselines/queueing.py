@@ -85,4 +85,5 @@ def with_allocation(
     return Plan(
         plan.moves, plan.samples_per_step, plan.fetch_order, plan.sync_interval, plan.gpu_share,
         allocation, plan.revisit_s, (*plan.reasons, Reason(name, text, {"started": job[stops:], **values})),
+        plan.gradient_weight, plan.suspect, plan.global_batch,
     )  # fmt: skip

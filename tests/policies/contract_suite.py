@@ -209,8 +209,15 @@ def test_refines_what_is_planned(stage, observation):
     jobs = observation.jobs
     if len(jobs):
         planned = planned.with_(sync_interval=jobs.sync_interval + 1)
+    if stage.kind == "allocation":
+        suspect, batch = np.zeros(len(observation.gpus), dtype=np.bool_), jobs.global_batch.copy()
+        weight = np.full(len(observation.workers), 0.5)
+        planned = planned.with_(suspect=suspect, gradient_weight=weight, global_batch=batch)
     assert check(planned, observation) is None
     plan, _ = run(stage, observation, planned)
+    assert plan.suspect is planned.suspect or stage.kind != "allocation"
+    assert plan.gradient_weight is planned.gradient_weight or stage.kind != "allocation"
+    assert plan.global_batch is planned.global_batch or stage.name in ("pollux", "sia")
     if planned.moves is not None:
         assert plan.moves is not None
         assert plan.moves.shard[0] == planned.moves.shard[0]

@@ -49,14 +49,13 @@ def run(spec, *stages):
 
 @pytest.mark.parametrize("batch", [64, 128])
 def test_a_larger_batch_takes_longer_steps_and_fewer_of_them(batch):
-    """Each sample counts (phi + M0) / (phi + M); the first step begins before the plan acts."""
+    """Each sample counts (phi + M0) / (phi + M); the plan that starts the job acts on its first step."""
     made = run(case(batch_max=256), Batch(batch))
     worth = batch * (PHI + FIRST) / (PHI + batch)
-    steps = 1 + np.ceil((100 * FIRST - FIRST) / worth)
+    steps = np.ceil(100 * FIRST / worth)
     assert made.jobs["steps"].tolist() == [steps]
-    assert made.jobs["samples"].tolist() == [FIRST + (steps - 1) * batch]
-    first_s, other_s = (STEP_S + 0.001 * m / 2 for m in (FIRST, batch))
-    assert made.summary()["makespan_s"] == pytest.approx(first_s + (steps - 1) * other_s)
+    assert made.jobs["samples"].tolist() == [steps * batch]
+    assert made.summary()["makespan_s"] == pytest.approx(steps * (STEP_S + 0.001 * batch / 2))
 
 
 def test_both_ways_of_advancing_time_agree():

@@ -18,6 +18,7 @@ JOB = {
 }  # fmt: skip
 CASE = {
     "schema_version": 1, "name": "slow links", "policy": ["fixed-h"], "noise": {"step_cov": 0.1},
+    "decide": {"every": 1.0},
     "cluster": {"nodes": [{"count": 2, "nic": "10 Gbit/s"}]},
     "workload": {
         "models": {
