@@ -22,6 +22,7 @@ from scipy.special import stdtr
 
 from equipoise.policies.files import write_whole
 from equipoise.policies.numerals import strict_float
+from equipoise.policies.parameters import check_used, split_point, with_parameters
 from equipoise.policies.registry import PolicyError
 from equipoise.sim.loading.file import read_scenario
 from equipoise.sim.record import MissingError
@@ -32,7 +33,6 @@ from equipoise.study.folders import check_free
 from equipoise.study.plain import plain
 from equipoise.study.runs.make import How, Progress, make
 from equipoise.study.runs.orders import Order, Shared, orders_at, trace_at
-from equipoise.study.runs.stage_keys import check_used, split_point, with_parameters
 from equipoise.study.runs.store import Memory, Store, ledger_with_copy, only_writer
 from equipoise.study.runs.variants import policy_text
 from equipoise.study.statistics import Interval, paired_ratio

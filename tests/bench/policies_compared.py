@@ -14,7 +14,7 @@ from equipoise.sim.scenario.model import Scenario
 from equipoise.study.display import digits
 from equipoise.study.runs.compare import Comparison
 from equipoise.study.statistics import holm, paired_p, paired_ratio
-from tests.bench.cases import queueing_trace, scenario
+from tests.bench.speed.cases import queueing_trace, scenario
 
 PAGE = Path(__file__).parents[2] / "docs" / "policies-compared.md"
 INSIDE = (
