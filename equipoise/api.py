@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.policies.contract import Policy
+from equipoise.policies.parameters import AnyPolicy
 from equipoise.policies.registry import make_policy
 from equipoise.sim.loading.file import from_mapping, load, read_scenario, to_trace
 from equipoise.sim.record import Run
@@ -20,7 +21,7 @@ from equipoise.study.questions.targets import read_target
 from equipoise.study.runs.compare import Comparison
 from equipoise.study.runs.compare import compare as compare_policies
 from equipoise.study.runs.make import Progress
-from equipoise.study.runs.orders import UNFINISHED, AnyPolicy, make_run
+from equipoise.study.runs.orders import UNFINISHED, make_run
 from equipoise.study.runs.sweep import Options, Outcome
 from equipoise.study.runs.sweep import sweep as make_sweep
 from equipoise.study.runs.until import read_until

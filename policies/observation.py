@@ -328,8 +328,8 @@ class Observation:
     `refused` are parts of earlier plans that turned out impossible since the last observation.
     """
 
-    time_s: float
-    window_s: float
+    time_s: float  # now
+    window_s: float  # time since the last observation, over which what is measured was measured
     nodes: Nodes
     gpus: Gpus
     jobs: Jobs
@@ -338,14 +338,13 @@ class Observation:
     paths: Paths
     speeds: Speeds
     stores: Stores
-    waiting: Ints
-    running: Ints
-    gpu_models: tuple[str, ...] = ("gpu",)
-    refused: tuple[Refusal, ...] = ()
-    queues: Queues = EMPTY
-    held: Ints = field(
-        default_factory=lambda: _NO_ROWS
-    )  # waiting jobs that are not in `waiting`, because a limit of their queue forbids a start
+    waiting: Ints  # rows of jobs that wait, in order of (arrival, id)
+    running: Ints  # rows of jobs that run
+    gpu_models: tuple[str, ...] = ("gpu",)  # names of the GPU models
+    refused: tuple[Refusal, ...] = ()  # parts of earlier plans that turned out impossible since the last one
+    queues: Queues = EMPTY  # what the site declares of queues, and what of it is used
+    # Waiting jobs that are not in `waiting`, because a limit of their queue forbids a start.
+    held: Ints = field(default_factory=lambda: _NO_ROWS)
 
     @classmethod
     def of(

@@ -70,14 +70,14 @@ class Reason:
 class Plan:
     """What should change. Dense arrays follow the rows of the observation's tables."""
 
-    moves: Moves | None = None
+    moves: Moves | None = None  # shards to move: rows of shards, nodes and workers
     samples_per_step: Ints | None = None  # per row of workers
     fetch_order: Ints | None = None  # rows of shards, first to fetch first
     sync_interval: Ints | None = None  # per row of jobs
     gpu_share: Floats | None = None  # per row of workers
-    allocation: Allocation | None = None
+    allocation: Allocation | None = None  # new GPUs of some jobs; none: stop it
     revisit_s: float = math.inf  # decide again at this time at the latest
-    reasons: tuple[Reason, ...] = ()
+    reasons: tuple[Reason, ...] = ()  # what each stage computed and did, in order
     gradient_weight: Floats | None = None  # per row of workers: 0 leaves its gradient out, 1 is whole
     suspect: Bools | None = None  # per row of gpus: found unsound, an allocation should replace it
     global_batch: Ints | None = None  # per row of jobs; dealt in the proportions of samples_per_step

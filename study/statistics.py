@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import stdtrit
+from scipy.special import stdtr, stdtrit
 
 CONFIDENCE = 0.95
 _RESAMPLES = 2000
@@ -224,3 +224,28 @@ def _percentile_interval(estimate: float, drawn: NDArray[np.float64], confidence
     tail = 50.0 * (1.0 - confidence)
     low, high = np.percentile(drawn, [tail, 100.0 - tail])
     return Interval(estimate, float(low), float(high), n)
+
+
+def paired_p(values: ArrayLike, reference: ArrayLike) -> float:
+    """Two-sided p of a paired t-test (Student 1908) that two positive (n,) differ, on log ratios; NaN for one pair.
+
+    Raises ValueError when the lengths differ.
+    """
+    x, y = _pair(values, reference)
+    if x.size < 2 or not ((x > 0).all() and (y > 0).all()):
+        return math.nan
+    log = np.log(x / y)
+    spread = float(log.std(ddof=1))
+    if spread == 0.0:
+        return 1.0 if log[0] == 0.0 else 0.0
+    return float(2.0 * stdtr(x.size - 1, -abs(float(log.mean())) / (spread / math.sqrt(x.size))))
+
+
+def holm(p: ArrayLike) -> NDArray[np.float64]:
+    """p values (n,) of a family of tests, adjusted so that the family errs no more often (Holm 1979)."""
+    raw = np.asarray(p, dtype=np.float64)
+    order = np.argsort(raw)
+    stepped = np.maximum.accumulate(raw[order] * np.arange(raw.size, 0, -1))
+    adjusted = np.empty(raw.size)
+    adjusted[order] = np.minimum(stepped, 1.0)
+    return adjusted

@@ -87,5 +87,7 @@ def with_allocation(
     text = f"started {len(job) - stops} of {waiting} waiting jobs" + (f", stopped {stops}" if stops else "")
     return Plan(
         plan.moves, plan.samples_per_step, plan.fetch_order, plan.sync_interval, plan.gpu_share,
-        allocation, min(plan.revisit_s, revisit_s), (*plan.reasons, Reason(name, text, {"started": job[stops:], **values})),
+        allocation, min(plan.revisit_s, revisit_s),
+        (*plan.reasons, Reason(name, text, {"started": job[stops:], **values})),
+        plan.gradient_weight, plan.suspect, plan.global_batch,
     )  # fmt: skip

@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 
 from equipoise.policies.allocation.draft import Hand
-from equipoise.policies.allocation.gangs import request_columns, some_room, start_in_order
+from equipoise.policies.allocation.gangs import holdings, request_columns, some_room, start_in_order
 from equipoise.policies.allocation.ranking import gpus_wanted
 from equipoise.policies.baselines.queueing import NONE_WAITS, PLANNED, unchanged
 from equipoise.policies.contract import AllocationStage, Memory, Plan
@@ -127,7 +127,8 @@ def hand_out(o: Observation, plan: Plan, name: str, grants: Iterable[Grant], **v
     hand, wanted = Hand(o), {row: (model, gpus) for row, model, gpus in grants}
     mine = open_jobs(o)
     running = mine[o.jobs.state[mine] != WAITING]
-    held = {row: np.flatnonzero(o.gpus.job == row) for row in running.tolist()}
+    offset, own = holdings(running, o.gpus.job)
+    held = {row: own[offset[k] : offset[k + 1]] for k, row in enumerate(running.tolist())}
     keep = {row for row, gpu in held.items() if row in wanted and wanted[row] == _what(o, gpu)}
     gone = [row for row in held if row not in keep]
     hand.stop(gone)

@@ -18,6 +18,7 @@ from scipy.stats import beta
 
 from equipoise.policies.contract import Policy
 from equipoise.policies.numerals import is_index
+from equipoise.policies.parameters import AnyPolicy
 from equipoise.sim.hardware.profile import load_profile
 from equipoise.sim.loading.file import ScenarioFile, changed_tree, read_scenario
 from equipoise.sim.record import Run
@@ -29,7 +30,7 @@ from equipoise.study.bounds import lower_bound
 from equipoise.study.questions.targets import Target, power_w, price_usd_per_h, with_rent
 from equipoise.study.runs.engines import Engine
 from equipoise.study.runs.make import Progress, workers
-from equipoise.study.runs.orders import AnyPolicy, Order, Shared, orders_at
+from equipoise.study.runs.orders import Order, Shared, orders_at
 from equipoise.study.runs.variants import policy_text
 
 Objective = Literal["nodes", "price", "cost"]

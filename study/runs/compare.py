@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.policies.files import write_whole
+from equipoise.policies.parameters import AnyPolicy
 from equipoise.policies.plain import plain
 from equipoise.policies.registry import make_policy
 from equipoise.sim.record import WASTE, Run, data_frame
@@ -29,7 +30,7 @@ from equipoise.study.bounds import Bound, lower_bound
 from equipoise.study.display import METRICS
 from equipoise.study.folders import COMPARISON, RUNS, check_free
 from equipoise.study.runs.make import How, Progress, make
-from equipoise.study.runs.orders import AnyPolicy, Order, Row, Shared, name_of, orders_at
+from equipoise.study.runs.orders import Order, Row, Shared, name_of, orders_at
 from equipoise.study.runs.store import FIXED, Memory, Store, ledger_with_copy, only_writer
 from equipoise.study.runs.until import Until, check_metric, check_policies
 from equipoise.study.statistics import CONFIDENCE, mean_interval, paired_difference, paired_ratio

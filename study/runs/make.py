@@ -11,9 +11,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from equipoise.policies.contract import Policy
+from equipoise.policies.parameters import AnyPolicy
 from equipoise.sim.run import run
 from equipoise.study.runs.engines import Engine, EngineError, InProcess
-from equipoise.study.runs.orders import AnyPolicy, Order, Row, Shared, scenario_of
+from equipoise.study.runs.orders import Order, Row, Shared, scenario_of
 from equipoise.study.runs.store import Store
 from equipoise.study.runs.until import Until, looks
 from equipoise.study.runs.warm import warm, warming

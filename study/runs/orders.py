@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.policies.contract import Policy
+from equipoise.policies.parameters import AnyPolicy
 from equipoise.policies.registry import make_policy
 from equipoise.policies.sources import code_hash
 from equipoise.sim.loading.file import to_trace
@@ -28,9 +29,6 @@ from equipoise.sim.traces.trace import Trace
 from equipoise.study.folders import SUMMARY
 
 UNFINISHED = "unfinished"
-AnyPolicy = str | Policy
-"""A policy, or its name."""
-
 Row = dict[str, Any]
 """One run in flat columns: those of its order, `status`, `error`, its metrics and totals, `notes`, times."""
 

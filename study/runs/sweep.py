@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from equipoise.policies.contract import CONTRACT_VERSION
+from equipoise.policies.parameters import AnyPolicy, check_used, split_point, with_parameters
 from equipoise.policies.registry import PolicyError, make_policy
 from equipoise.policies.sources import code_hash
 from equipoise.sim.loading.checks import trace_problems
@@ -25,9 +26,8 @@ from equipoise.sim.run import is_random, run
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.folders import LEDGER, RUNS, check_free
 from equipoise.study.runs.make import How, Progress, make
-from equipoise.study.runs.orders import AnyPolicy, Order, Row, Shared, name_of, orders_at, trace_at
+from equipoise.study.runs.orders import Order, Row, Shared, name_of, orders_at, trace_at
 from equipoise.study.runs.shards import FOLDER, ShardFile
-from equipoise.study.runs.stage_keys import check_used, split_point, with_parameters
 from equipoise.study.runs.store import PARQUET, Store, ledger_with_copy, only_writer
 from equipoise.study.runs.sweep_spec import RUNS_MOST, Point, SweepSpec, read_sweep
 from equipoise.study.runs.until import MOST, Until, check_policies, how_it_ended, read_until, whole_points

@@ -77,6 +77,8 @@ SHIPPED = {
     "philly": QUEUED,
 }
 """Shipped scenarios and their policies, the longest first."""
+RATIOS_HELD = {"gavel-three-kinds", "tiresias-heavy-tail", "pollux-adaptive", "sia-three-kinds"}
+"""Scenarios named after papers: their ratios are held instead (tests/study/test_published.py)."""
 TRACED = {"counted": 1, "philly": 8}
 """Scenarios that need a trace, and how many GPUs its smallest job has."""
 SHRUNK = {

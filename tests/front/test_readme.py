@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from equipoise.sim.loading.file import read_scenario
+from equipoise.study.stage_check.rules import rules_for
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -28,6 +29,9 @@ def test_python_examples_run(
     shown = capsys.readouterr().out
     if "SmallestFirst" in names:
         assert float(shown) > 0
+        stage = names["SmallestFirst"]()
+        for rule in rules_for(stage):
+            rule(stage)
     else:
         assert "easy" in shown
         assert "makespan" in shown

@@ -1,9 +1,8 @@
 """What every stage must hold to, built in or of another package: being registered is being tested.
 
-A package that ships stages can run the same suite: `from tests.policies.contract_suite import *` in a test file.
+A package that ships stages checks them with `equipoise check-stage NAME`, which has the rules without hypothesis.
 """
 
-import copy
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -13,24 +12,22 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from equipoise.policies.contract import UNCHANGED, AllocationStage, Decision, Moves, Policy, check, refine
-from equipoise.policies.observation import Gpus, Jobs, JobState, Nodes, Observation
-from equipoise.policies.record.journal import JournalWriter, encode, replay
+from equipoise.policies.contract import UNCHANGED, Moves, Policy, check, refine
+from equipoise.policies.observation import Observation
+from equipoise.policies.record.journal import JournalWriter, replay
 from equipoise.policies.registry import available, make_stage
+from equipoise.study.stage_check import rules
+from equipoise.study.stage_check.rules import change_time, run
+from equipoise.study.stage_check.same import same
 from tests.policies.observations import (
-    Cluster,
-    change,
     clusters,
-    freeze,
     one_job,
     only,
-    same,
     shared_gpu,
     with_dead_nodes,
     without_telemetry,
 )
 
-KINDS = ("data", "tasks", "sync", "allocation")
 EXAMPLES = settings(
     max_examples=10, deadline=None, derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
@@ -55,77 +52,24 @@ def stages(*kinds):
     return pytest.mark.parametrize("stage", [s for _, s in chosen], ids=[label for label, _ in chosen])
 
 
-def run(stage, observation, plan=UNCHANGED, memory=None):
-    """Refine and hold the result to the contract: feasible, pure, deterministic; returns (plan, memory)."""
-    memory = stage.initial() if memory is None else memory
-    twin_observation, twin_plan, twin_memory = map(copy.deepcopy, (observation, plan, memory))
-    freeze(memory)
-    new_plan, new_memory = stage.refine(observation, plan, memory)
-    assert check(new_plan, observation) is None
-    for name, table in observation.tables().items():
-        assert same(table, getattr(twin_observation, name)), f"table {name} was modified"
-    assert same(plan, twin_plan), "the plan handed in was modified"
-    assert same(memory, twin_memory), "old memory was modified"
-    again = stage.refine(twin_observation, twin_plan, twin_memory)
-    assert same(again[0], new_plan), "the same input gave another plan"
-    assert same(again[1], new_memory), "the same input gave another memory"
-    encode(Decision(observation, new_plan, {"stage": memory}, {"stage": new_memory}))  # raises when it cannot
-    assert len(new_plan.reasons) > len(plan.reasons), "no reason was given"
-    assert new_plan.reasons[: len(plan.reasons)] == plan.reasons
-    assert_starts_once(new_plan, observation)
-    return new_plan, new_memory
-
-
-def assert_starts_once(plan, observation):
-    """No job is listed twice, and none that is done or holds what it is given is started again."""
-    if plan.allocation is None:
-        return
-    jobs = plan.allocation.job.tolist()
-    assert len(set(jobs)) == len(jobs)
-    for k, job in enumerate(jobs):
-        assert observation.jobs.state[job] != JobState.DONE
-        gpus = plan.allocation.gpus_of(k)
-        if observation.jobs.state[job] == JobState.WAITING:
-            assert len(gpus), f"job {job} waits already and is stopped"
-
-
 @stages()
 def test_declares_itself(stage):
-    assert stage.kind in KINDS
-    assert stage.name
-    assert type(stage).__doc__, "say what the stage does"
-    assert hash(stage) == hash(copy.deepcopy(stage)), "parameters only: a stage is a value"
-    if isinstance(stage, AllocationStage) or stage.kind == "allocation":
-        for rule in (stage.order, stage.blocking, stage.preemption):
-            assert isinstance(rule, str)
-            assert rule.strip()
+    rules.declares_itself(stage)
 
 
 @stages()
-def test_empty_cluster(stage):
-    plan, memory = run(stage, Observation.of(10.0, 5.0))
-    assert plan.changes_nothing()
-    run(stage, Observation.of(20.0, 5.0, nodes=Nodes.of(gpus=[0], up=[True])), memory=memory)
+def test_nothing_there_and_everything_down(stage):
+    rules.survives_nothing(stage)
 
 
 @stages()
 def test_full_cluster(stage):
-    cluster = Cluster(np.random.default_rng(1), [4, 4], [True, True])
-    for rigid in (True, False):
-        cluster.add(JobState.RUNNING, rigid=rigid, gpus=4)
-    for rigid in (True, False, True):
-        cluster.add(JobState.WAITING, rigid=rigid, gpus=3)
-    observation = cluster.observe()
-    assert observation.nodes.gpus_free.sum() == 0
-    run(stage, observation)
+    rules.survives_a_full_cluster(stage)
 
 
 @stages()
-def test_everything_is_down(stage):
-    cluster = Cluster(np.random.default_rng(2), [2, 2], [False, False])
-    cluster.add(JobState.WAITING, rigid=True, gpus=1)
-    plan, _ = run(stage, cluster.observe())
-    assert plan.changes_nothing()
+def test_random_clusters_by_seed(stage):
+    rules.survives_anything(stage)
 
 
 @stages()
@@ -265,8 +209,15 @@ def test_refines_what_is_planned(stage, observation):
     jobs = observation.jobs
     if len(jobs):
         planned = planned.with_(sync_interval=jobs.sync_interval + 1)
+    if stage.kind == "allocation":
+        suspect, batch = np.zeros(len(observation.gpus), dtype=np.bool_), jobs.global_batch.copy()
+        weight = np.full(len(observation.workers), 0.5)
+        planned = planned.with_(suspect=suspect, gradient_weight=weight, global_batch=batch)
     assert check(planned, observation) is None
     plan, _ = run(stage, observation, planned)
+    assert plan.suspect is planned.suspect or stage.kind != "allocation"
+    assert plan.gradient_weight is planned.gradient_weight or stage.kind != "allocation"
+    assert plan.global_batch is planned.global_batch or stage.name in ("pollux", "sia")
     if planned.moves is not None:
         assert plan.moves is not None
         assert plan.moves.shard[0] == planned.moves.shard[0]
@@ -283,70 +234,15 @@ def test_refines_what_is_planned(stage, observation):
 )
 def test_every_job_is_served(stage, sizes):
     """A pool of 6 GPUs, rigid jobs of (GPUs, duration, arrival): all of them end."""
-    pool = Pool(sorted(sizes, key=lambda job: job[2]))
-    memory = stage.initial()
-    for _ in range(60 * len(sizes)):
-        plan, memory = run(stage, pool.observe(), memory=memory)
-        pool.apply(plan)
-        if not pool.forward(plan.revisit_s):
-            break
-    assert (pool.left_s <= 0).all(), f"jobs left over: {np.flatnonzero(pool.left_s > 0)}"
+    rules.serves_every_job(stage, sizes)
 
 
-class Pool:
-    """Six GPUs, counted; rigid jobs that lose nothing when they are stopped."""
-
-    def __init__(self, jobs):
-        self.gpus, self.left_s, self.arrival_s = np.array(jobs, dtype=float).T.copy()
-        self.duration_s, self.attained = self.left_s.copy(), np.zeros(len(jobs))
-        self.held, self.now = np.full(6, -1), 0.0
-
-    @property
-    def running(self):
-        return np.unique(self.held[self.held >= 0])
-
-    def observe(self):
-        n = int((self.arrival_s <= self.now).sum())
-        state = np.where(self.left_s > 0, JobState.WAITING, JobState.DONE)
-        state[self.running] = JobState.RUNNING
-        free = self.held < 0
-        columns = {
-            "id": np.arange(n), "arrival_s": self.arrival_s[:n], "state": state[:n], "rigid": np.ones(n),
-            "gpus_requested": self.gpus[:n], "gpus_held": self.gpus[:n] * (state[:n] == JobState.RUNNING),
-            "workers_min": self.gpus[:n], "workers_max": self.gpus[:n], "duration_s": self.duration_s[:n],
-            "service_s": self.left_s[:n], "attained_gpu_s": self.attained[:n], "memory_bytes": np.zeros(n),
-            "restart_s": np.zeros(n), "queued_since_s": self.arrival_s[:n], "checkpoint_bytes": np.zeros(n),
-        }  # fmt: skip
-        return Observation.of(
-            self.now, 10.0, jobs=Jobs.of(**columns),
-            nodes=Nodes.of(gpus=[6], first_gpu=[0], gpus_free=[free.sum()], up=[True]),
-            gpus=Gpus.of(node=np.zeros(6), job=self.held, share_free=free, memory_bytes=np.full(6, np.inf)),
-        )  # fmt: skip
-
-    def apply(self, plan):
-        if plan.allocation is not None:
-            self.held[np.isin(self.held, plan.allocation.job)] = -1
-            for k, job in enumerate(plan.allocation.job):
-                self.held[plan.allocation.gpus_of(k)] = job
-
-    def forward(self, revisit_s):
-        """To the next completion, arrival or revisit; False when there is none."""
-        running = self.running
-        ends = self.now + self.left_s[running]
-        later = self.arrival_s[self.arrival_s > self.now]
-        then = min([*ends, *later, revisit_s])
-        if not np.isfinite(then):
-            return False
-        self.left_s[running] -= then - self.now
-        self.left_s[self.left_s < 1e-9] = 0.0
-        self.attained[running] += (then - self.now) * self.gpus[running]
-        self.held[np.isin(self.held, np.flatnonzero(self.left_s == 0))] = -1
-        self.now = then
-        return True
-
-
-def change_time(observation, time_s):
-    """The same observation at another time."""
-    other = change(observation, "nodes")
-    other.time_s = time_s
-    return other
+@stages("allocation")
+def test_thousands_of_tiny_jobs(stage):
+    """Two thousand jobs of a second on one GPU each wait for six GPUs."""
+    pool = rules.Pool([(1, 1, 0)] * 2000)
+    plan, memory = run(stage, pool.observe())
+    pool.apply(plan)
+    assert (pool.held >= 0).all(), "GPUs stay free"
+    assert pool.forward(plan.revisit_s)
+    run(stage, pool.observe(), memory=memory)

@@ -8,7 +8,9 @@ from typing import Any
 
 from equipoise.policies.contract import Policy
 from equipoise.policies.registry import PolicyError, make_policy, make_stage
-from equipoise.study.runs.orders import AnyPolicy
+
+AnyPolicy = str | Policy
+"""A policy, or its name."""
 
 PREFIX = "policy."
 Parameters = dict[str, dict[str, Any]]

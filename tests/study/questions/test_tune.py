@@ -1,0 +1,154 @@
+"""The search for parameters: what it finds holds on fresh seeds, it says when it found nothing, and it resumes."""
+
+import builtins
+import json
+
+import numpy as np
+import pytest
+
+from equipoise import cli
+from equipoise.policies.registry import PolicyError
+from equipoise.sim.record import MissingError
+from equipoise.sim.scenario.tree import InputError
+from equipoise.study.questions import tune as questions
+from equipoise.study.questions.tune import Range, Search, read_range, tune
+
+JOB = {
+    "gpus": 2, "model": "m", "steps": 200, "global_batch": 16,
+}  # fmt: skip
+CASE = {
+    "schema_version": 1, "name": "slow links", "policy": ["fixed-h"], "noise": {"step_cov": 0.1},
+    "decide": {"every": 1.0},
+    "cluster": {"nodes": [{"count": 2, "nic": "10 Gbit/s"}]},
+    "workload": {
+        "models": {
+            "m": {"sample_time": "5 ms", "gradient": "200 MB", "drift": 0.02, "exchange": {"alpha": "30 us"}}
+        },
+        "jobs": [JOB],
+    },
+}  # fmt: skip
+VARY = {"policy.fixed-h.interval": Range(1, 32, True, "log")}
+
+
+@pytest.fixture
+def case(tmp_path):
+    pytest.importorskip("optuna")
+    (tmp_path / "case.yaml").write_text(json.dumps(CASE))
+    return tmp_path / "case.yaml"
+
+
+def search(case, **more):
+    return Search(case, **{"vary": VARY, "trials": 6, "seeds": 2, "fresh": 5} | more)
+
+
+def test_finds_what_is_better_on_fresh_seeds(case):
+    found = tune(search(case, policy="fixed-h(interval=1)", trials=8))
+    assert found.better
+    assert found.p < 0.01
+    assert found.ratio.high < 1.0
+    assert found.best.values["policy.fixed-h.interval"] > 2
+    assert found.trials[0].values == {}, "the first trial is the scenario as it is"
+
+
+def test_says_that_it_found_nothing(case):
+    found = tune(search(case, vary={"policy.fixed-h.interval": ("4",)}))
+    assert not found.better
+    assert found.ratio.mean == pytest.approx(1.0)
+
+
+def test_killed_and_resumed_gives_the_same_trials(case, tmp_path):
+    whole = tune(search(case))
+    made = []
+
+    def stop_at_five(done, total, what):
+        made.append(what)
+        if len(made) == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tune(search(case, out=tmp_path / "out"), stop_at_five)
+    again = []
+    resumed = tune(search(case, out=tmp_path / "out"), lambda done, total, what: again.append(what))
+    assert resumed.trials == whole.trials
+    assert (resumed.best, resumed.p) == (whole.best, whole.p)
+    third = []
+    tune(search(case, out=tmp_path / "out"), lambda done, total, what: third.append(what))
+    assert third == [], "all runs are kept"
+    assert len(again) + 5 <= len(whole.trials) * 2 + 10
+    assert json.loads((tmp_path / "out" / "tune.json").read_text())["trials"][0]["values"] == {}
+
+
+def test_fresh_seeds_are_none_of_the_trials(case, monkeypatch):
+    seeds = {"trials": set(), "fresh": set()}
+    real = questions._orders
+
+    def watched(asked, values, first, count, number=0):
+        seeds["fresh" if number >= asked.trials else "trials"] |= set(range(first, first + count))
+        return real(asked, values, first, count, number)
+
+    monkeypatch.setattr(questions, "_orders", watched)
+    tune(search(case, trials=3))
+    assert seeds == {"trials": {0, 1}, "fresh": {2, 3, 4, 5, 6}}
+
+
+def test_a_scenario_without_chance_says_so(tmp_path):
+    pytest.importorskip("optuna")
+    (tmp_path / "calm.yaml").write_text(json.dumps(CASE | {"noise": {}}))
+    found = tune(Search(tmp_path / "calm.yaml", VARY, trials=4))
+    assert "nothing in this scenario is random" in found.notes[0]
+    assert np.isnan(found.p)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"metric": "speed"}, "--metric 'speed': allowed: "),
+        ({"vary": {}}, "nothing to vary"),
+        ({"trials": 1}, "--trials 1: at least 2"),
+        ({"vary": {"policy.las.promote": Range(1, 2, False, "linear")}}, "no policy has that stage"),
+    ],
+)
+def test_what_cannot_be_searched_is_one_line(tmp_path, changes, said):
+    (tmp_path / "case.yaml").write_text(json.dumps(CASE))
+    with pytest.raises((InputError, PolicyError), match=said):
+        tune(search(tmp_path / "case.yaml", **changes))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a.b=1:4", Range(1, 4, True, "linear")),
+        ("a.b=0.5:4:log", Range(0.5, 4, False, "log")),
+        ("a.b=x, y", ("x", "y")),
+    ],
+)
+def test_ranges(text, expected):
+    assert read_range(text) == ("a.b", expected)
+
+
+@pytest.mark.parametrize("text", ["a", "a=", "a=4:1", "a=0:1:log", "a=1:2:3", "=1:2"])
+def test_wrong_ranges(text):
+    with pytest.raises(InputError, match="write KEY=LOW:HIGH"):
+        read_range(text)
+
+
+def test_without_optuna_one_line(tmp_path, monkeypatch):
+    real = builtins.__import__
+
+    def missing(name, *rest):
+        if name == "optuna":
+            raise ImportError
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", missing)
+    (tmp_path / "case.yaml").write_text(json.dumps(CASE))
+    with pytest.raises(MissingError, match="pip install"):
+        tune(search(tmp_path / "case.yaml"))
+
+
+def test_the_command(case, capsys):
+    line = ["tune", str(case), "--vary", "policy.fixed-h.interval=1:32:log", "--trials", "6", "--seeds", "1"]
+    assert cli.main([*line, "--fresh", "3"]) == 0
+    out = capsys.readouterr().out
+    assert "best" in out
+    assert "found" in out

@@ -1,0 +1,29 @@
+"""Reproduction scenarios: each meets the ratio that its paper publishes, as its first lines say."""
+
+import pytest
+
+import equipoise
+from equipoise.study.bounds import lower_bound
+
+pytestmark = pytest.mark.long
+
+RATIOS = [
+    ("gavel-three-kinds", "las", "gavel", 1.4),
+    ("tiresias-heavy-tail", "fifo", "tiresias", 5.5),
+    ("pollux-adaptive", "tiresias", "pollux", 1 / (1 - 0.37)),
+    ("sia-three-kinds", "pollux", "sia", 1 / (1 - 0.30)),
+]
+
+
+@pytest.mark.parametrize(("scenario", "against", "policy", "least"), RATIOS, ids=[r[0] for r in RATIOS])
+def test_the_published_ratio_is_met(scenario, against, policy, least):
+    case = equipoise.load(f"scenarios/{scenario}.yaml")
+    bound = lower_bound(case)
+    mean_s = {}
+    for name in (against, policy):
+        summary = equipoise.run(case, policy=name).summary()
+        assert summary["completed"] == summary["jobs"]
+        assert summary["makespan_s"] >= bound.makespan_s
+        assert summary["completion_mean_s"] >= bound.completion_mean_s
+        mean_s[name] = summary["completion_mean_s"]
+    assert mean_s[against] / mean_s[policy] >= least
