@@ -9,11 +9,10 @@ import numpy as np
 from equipoise.policies.allocation.draft import Hand
 from equipoise.policies.contract import Memory
 from equipoise.policies.observation import Bools, Ints, Observation
-from equipoise.policies.stages.guard import Record
 
 
 def remember_nodes(
-    hand: Hand, memory: dict[str, Any], before: Record, kept: Ints, rejected: Ints, noise: float
+    hand: Hand, memory: dict[str, Any], before: Memory, kept: Ints, rejected: Ints, noise: float
 ) -> dict[str, Any]:
     """The memory with the nodes that changes of `kept` and `rejected` jobs (rows) took to; before: what was watched.
 
@@ -37,7 +36,7 @@ def remember_nodes(
     return {**memory, "guard": {**guard, "blocked_until_s": blocked_s}, "shunned": failures, "shunned_until_s": until_s}
 
 
-def trial_s(o: Observation, before: Record, row: int) -> float:
+def trial_s(o: Observation, before: Memory, row: int) -> float:
     """Time (s) that a job has lost by its watched change: by its lower goodput, and by two restarts."""
     k = int(np.searchsorted(before["id"], row))
     after = float(np.nan_to_num(o.jobs.goodput_samples_per_s[row]))
