@@ -32,7 +32,12 @@ from equipoise.policies.baselines.queueing import (
     unchanged,
     with_allocation,
 )
-from equipoise.policies.baselines.service_levels import next_demotion_s, next_promotion, promoted
+from equipoise.policies.baselines.service_levels import (
+    next_demotion_s,
+    next_promotion,
+    nothing_changed,
+    promoted,
+)
 from equipoise.policies.baselines.sorted_queue import key_columns, keys_of, queue_now
 from equipoise.policies.contract import Allocation, AllocationStage, Memory, Plan
 from equipoise.policies.kernels.placement import PLACEMENTS
@@ -281,10 +286,15 @@ class Las(_Placed):
             return unchanged(plan, self.name, NONE_WAITS), memory
         relief = 1.0 / self.promote if self.promote > 0 else 0.0
         columns = key_columns(observation, jobs.attained_gpu_s, NO_ROWS, self._thresholds, relief)
-        again, promotion = promoted(observation, memory, columns)
-        queue = queue_now(memory, observation, columns, again)
         running = frozen(np.sort(observation.running))
         bar = keys_of(running, columns)
+        full = not bar.max(initial=0.0) > 0.0 and _why_none(observation) == NONE_FREE
+        if full and nothing_changed(observation, memory, columns):
+            demotion_s = next_demotion_s(running, jobs.gpus_held, jobs.gpu_share_requested, columns)
+            revisit_s = min(plan.revisit_s, memory["promotion"][0], demotion_s)
+            return unchanged(plan, self.name, NONE_STARTS).with_(revisit_s=revisit_s), memory
+        again, promotion = promoted(observation, memory, columns)
+        queue = queue_now(memory, observation, columns, again)
         allocation, stopped, queue = preempt_from_queue(
             observation, queue, columns, PLACEMENTS[self.placement], running, bar
         )
