@@ -193,7 +193,8 @@ def grow_jobs(
 ) -> tuple[Ints, Floats]:  # fmt: skip
     """Give free GPUs to elastic jobs that gain by them; returns their rows and the seconds each gains.
 
-    `away`: nodes on which no job grows. First those that hold less than they ask for, then by descending sum_j R_ij per GPU held.
+    `away`: nodes on which no job grows. First those that hold less than they ask for, then by descending
+    sum_j R_ij per GPU held.
     """
     o = hand.observation
     if not len(rows) or not hand.free:
@@ -212,7 +213,9 @@ def grow_jobs(
     open_nodes = hand.columns[8][~away[hand.columns[8]]]
     by_model = open_nodes[np.argsort(nodes.model[open_nodes], kind="stable")]
     first = np.searchsorted(nodes.model[by_model], np.arange(models + 1)).astype(np.int64)
-    free = np.bincount(nodes.model, weights=np.where(away, 0, hand.columns[3]), minlength=models).astype(np.int64)
+    free = np.bincount(nodes.model, weights=np.where(away, 0, hand.columns[3]), minlength=models).astype(
+        np.int64
+    )
     grants, gain_s = new_grants(len(order), 2 * len(o.gpus) + 1), np.empty(len(order))
     n = grow(
         columns, horizon_s, margin, o.jobs.memory_bytes, working(hand.columns), nodes.model, o.gpus.node,

@@ -14,10 +14,10 @@ from equipoise.policies.observation import Bools, Ints, Observation
 def remember_nodes(
     hand: Hand, memory: dict[str, Any], before: Memory, kept: Ints, rejected: Ints, noise: float
 ) -> dict[str, Any]:
-    """The memory with the nodes that changes of `kept` and `rejected` jobs (rows) took to; before: what was watched.
+    """The memory with the nodes that changes of `kept` and `rejected` jobs (rows) took to.
 
-    After a change that is rolled back job and nodes are left alone for as long as the guard says, twice as long each
-    time in a row, and at least until what the trial has cost is under `noise` of the time.
+    before: what was watched. After a change that is rolled back job and nodes are left alone for as long as the
+    guard says, twice as long each time in a row, and at least until its cost is under `noise` of the time.
     """
     if not len(kept) and not len(rejected):
         return memory
@@ -33,7 +33,12 @@ def remember_nodes(
         blocked_s[k] = max(blocked_s[k], least_s)
         until_s[nodes] = np.maximum(o.time_s + first_s * np.exp2(np.minimum(failures[nodes], 60)), least_s)
         failures[nodes] += 1
-    return {**memory, "guard": {**guard, "blocked_until_s": blocked_s}, "shunned": failures, "shunned_until_s": until_s}
+    return {
+        **memory,
+        "guard": {**guard, "blocked_until_s": blocked_s},
+        "shunned": failures,
+        "shunned_until_s": until_s,
+    }
 
 
 def trial_s(o: Observation, before: Memory, row: int) -> float:

@@ -32,7 +32,14 @@ from equipoise.sim.network.topology import NIC_IN, NIC_OUT, NODE_LINKS
 from equipoise.sim.network.transfers import Transfer
 from equipoise.sim.world.paths import PathWatch
 from equipoise.sim.world.roster import Roster
-from equipoise.sim.world.tables import Member, fill_active, fill_shards, fill_speeds, fill_stores, fill_workers
+from equipoise.sim.world.tables import (
+    Member,
+    fill_active,
+    fill_shards,
+    fill_speeds,
+    fill_stores,
+    fill_workers,
+)
 
 
 class Traffic(Listener):
