@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from equipoise.policies.contract import Plan
 
@@ -50,5 +51,5 @@ def changes(decisions: Iterable[tuple[float, Plan]]) -> list[Change]:
     return found
 
 
-def _rows(values: dict[str, object], name: str) -> list[int]:
-    return [int(row) for row in values.get(name, ())]  # type: ignore[attr-defined]
+def _rows(values: Mapping[str, Any], name: str) -> list[int]:
+    return [int(row) for row in values.get(name, ())]
