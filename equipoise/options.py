@@ -135,8 +135,8 @@ def output_options(command: F) -> F:
 def record_options(command: F) -> F:
     """Adds --timeline and --journal: what else to keep of each run; `need_out` checks them."""
     flag = partial(click.option, is_flag=True)
-    timeline = flag("--timeline", help="Keep what happened when, too (DIR/timeline/).")
-    journal = flag("--journal", help="Keep every decision and its reasons, too (DIR/journal.jsonl).")
+    timeline = flag("--timeline", help="Also record a timeline (DIR/timeline/).")
+    journal = flag("--journal", help="Also record every decision with its reasons (DIR/journal.jsonl).")
     return timeline(journal(command))
 
 

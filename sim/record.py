@@ -25,7 +25,7 @@ SCHEMA_VERSION = 1
 
 TIMELINE_TABLES = ("segments", "holdings", "usage", "links", "events", "gpus")  # files of the folder timeline
 WASTE = ("idle", *(use.label for use in WASTED_USES))
-"""GPU-seconds that trained nothing that lasted. With `busy` they sum to GPUs x makespan."""
+"""GPU-seconds that were wasted. With `busy` they sum to GPUs x makespan."""
 
 
 @dataclass(frozen=True)

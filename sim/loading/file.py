@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -122,8 +123,14 @@ def to_trace(spec: TraceSpec, folders: Sequence[Path]) -> Trace:
 
 def _file(path: str | Path) -> Path:
     """The file that is meant: the path itself, or a scenario of that name that comes with the software."""
+    if is_path(str(path)) or Path(path).exists():
+        return Path(path)
     named = scenarios_dir() / f"{path}.yaml"
-    return named if not is_path(str(path)) and not Path(path).exists() and named.is_file() else Path(path)
+    if named.is_file():
+        return named
+    close = difflib.get_close_matches(str(path), [p.stem for p in scenarios_dir().glob("*.yaml")], n=1)
+    hint = f"did you mean {close[0]!r}?" if close else "see: equipoise list scenarios"
+    raise InputError([f"{path}: no such file, and no scenario of that name; {hint}"])
 
 
 def _scenario(tree: Tree, base: Path | None, *, fits: bool = True) -> Scenario:

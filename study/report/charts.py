@@ -14,18 +14,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 Numbers = Sequence[float] | NDArray[np.float64]
-Kind = Literal["line", "step", "area", "scatter", "bars", "tornado", "heat"]
+Kind = Literal["line", "step", "area", "scatter", "bars", "ranked", "tornado", "heat"]
 DIGITS = 5
 
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis. ticks: (place, text) pairs of a scale without numbers. zero: the scale begins at 0."""
+    """One axis. ticks: (place, text) pairs of a scale without numbers. zero: the scale begins at 0.
+
+    log: equal ratios are equal distances (all values above 0).
+    """
 
     label: str
     zero: bool = True
     ticks: tuple[tuple[float, str], ...] = ()
     high: float | None = None
+    log: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,8 @@ class Chart:
 
 def _axis(axis: Axis) -> dict[str, Any]:
     row: dict[str, Any] = {"label": axis.label, "zero": axis.zero}
+    if axis.log:
+        row["log"] = True
     if axis.high is not None:
         row["high"] = axis.high
     return row | ({"ticks": [list(tick) for tick in axis.ticks]} if axis.ticks else {})

@@ -11,12 +11,14 @@ from numpy.typing import NDArray
 
 from equipoise.study.display import LABELS, digits, show
 from equipoise.study.report.charts import Axis, Chart, Series, time_unit
+from equipoise.study.report.first import ranking
 from equipoise.study.report.study import Point, RunFolder, Study, Trend
 from equipoise.study.report.timeline import SHARES, link_load, literal, read, usage_shares
 
 QUANTILES = 400
 POLICIES_DRAWN = 8
 DOTS = 1500
+LONG_TAIL = 10.0
 USE_LABELS = {
     "busy": "computing",
     "input_stall": "input stall",
@@ -35,7 +37,7 @@ _USE_METRICS = {"gpu_busy_ratio": "busy"} | {
 
 def study_charts(study: Study) -> list[Chart]:
     """Every chart that the study has numbers for."""
-    made = [where_time_goes(study), completion_times(study), trade_off(study), tornado(study)]
+    made = [ranking(study), where_time_goes(study), completion_times(study), trade_off(study), tornado(study)]
     return [
         chart for chart in (*made, *(trend(t, k) for k, t in enumerate(study.trends))) if chart is not None
     ]
@@ -98,12 +100,19 @@ def completion_times(study: Study) -> Chart | None:
         "step",
         "Completion times",
         text,
-        Axis(f"time from arrival to completion ({unit.name})"),
+        Axis(f"time from arrival to completion ({unit.name})", log=_long_tailed(curves)),
         Axis("jobs completed (%)", high=100.0),
         series,
         ("policy", "25 %", "50 %", "75 %", "95 %", "all"),
         rows,
         note,
+    )
+
+
+def _long_tailed(curves: Mapping[str, tuple[NDArray[np.float64], NDArray[np.float64]]]) -> bool:
+    """Whether the slowest jobs take over ten times as long as the median: a linear axis shows nothing then."""
+    return all(times[0] > 0 for times, _ in curves.values()) and any(
+        times[-1] > LONG_TAIL * np.median(times) for times, _ in curves.values()
     )
 
 
@@ -154,12 +163,13 @@ def front(cost: Sequence[float], result: Sequence[float]) -> list[int]:
 
 
 def trade_off(study: Study) -> Chart | None:
-    """Makespan against what it takes: money where prices are known, else GPUs or GPU time held."""
+    """What people trade: waiting (of one job: its makespan) against money, else GPUs or GPU time held."""
     points = _trade_points(study)
     if len(points) < 2:
         return None
     label, costs = _cost_axis(points)
-    results = [p.means.get("makespan_s", math.nan) for p in points]
+    metric, name = _traded(study, points)
+    results = [p.means.get(metric, math.nan) for p in points]
     if not any(math.isfinite(c) and math.isfinite(r) for c, r in zip(costs, results, strict=True)):
         return None
     unit = time_unit(float(np.nanmax(results)))
@@ -176,25 +186,33 @@ def trade_off(study: Study) -> Chart | None:
     ]  # fmt: skip
     series.append(Series("front", [costs[k] for k in best], [y[k] for k in best], colour="front"))
     rows = tuple(
-        (points[k].policy, _point_text(points[k]), digits(costs[k], 4), show("makespan_s", results[k]))
+        (points[k].policy, _point_text(points[k]), digits(costs[k], 4), show(metric, results[k]))
         for k in best[:20]
     )
-    text = "Not beaten in both: " + "; ".join(
+    text = "Pareto front: " + "; ".join(
         f"{r[0]} {r[1]}: {r[2]} {label}, {r[3]}".replace("  ", " ") for r in rows[:5]
     )
     return Chart(
         "pareto",
         "scatter",
-        f"Makespan against {label.partition(' (')[0]}",
+        f"{name[0].upper()}{name[1:]} against {label.partition(' (')[0]}",
         text,
         Axis(label),
-        Axis(f"makespan ({unit.name})"),
+        Axis(f"{name} ({unit.name})"),
         tuple(series),
-        ("policy", "point", label, "makespan"),
+        ("policy", "point", label, name),
         rows,
-        "The line joins what nothing else beats in both. Means over seeds."
+        "Line: Pareto front. Means over seeds."
         + (f" {len(drawn):,} of {len(points):,} points are drawn." if len(drawn) < len(points) else ""),
     )
+
+
+def _traded(study: Study, points: Sequence[Point]) -> tuple[str, str]:
+    """(metric, its name): mean waiting where jobs wait, else the makespan."""
+    waits = [p.means.get("queueing_mean_s", math.nan) for p in points]
+    if study.main_metric == "completion_mean_s" and any(wait > 0 for wait in waits):
+        return "queueing_mean_s", "mean waiting"
+    return "makespan_s", "makespan"
 
 
 def _thinned(n: int, kept: Sequence[int]) -> list[int]:
@@ -206,7 +224,7 @@ def _thinned(n: int, kept: Sequence[int]) -> list[int]:
 def _trade_points(study: Study) -> list[Point]:
     if study.points:
         return list(study.points)
-    names = ("makespan_s", "cost_usd", "idle_ratio", "energy_j")
+    names = ("makespan_s", "queueing_mean_s", "cost_usd", "idle_ratio", "energy_j")
     return [
         Point(0, p, {}, {n: study.mean(n, p) for n in names} | {"gpus": study.gpus}) for p in study.policies
     ]

@@ -26,6 +26,7 @@ ENTRIES = 50_000
 """Entries of the list of decisions; more make no list that anyone reads."""
 DETAIL_CHARS = 2000
 EVENTS_SHOWN = 2000
+FAULTS_DRAWN = 300
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,8 @@ def read_detail(folder: RunFolder, key: str, most_bars: int | None) -> Detail | 
     drawn = tuple(chart for chart in charts if chart is not None)
     content = {"charts": [_whole(c) for c in drawn], "decisions": decisions, "events": _events(folder)}
     packed = bars(folder.path, most_bars)
-    header = {"key": key, "label": folder.label, "bars": packed.header(), "note": _bars_note(packed)}
+    header: dict[str, Any] = {"key": key, "label": folder.label, "bars": packed.header()}
+    header |= {"note": _bars_note(packed), "faults": fault_times(folder)}
     blobs = ((f"run-{key}", _json(content)), (f"bars-{key}", packed.packed), (f"names-{key}", packed.names))
     return Detail(header, blobs, drawn)
 
@@ -82,6 +84,15 @@ def _bars_note(found: Bars) -> str:
     if found.count < found.total:
         note += f" Only the {found.count:,} longest bars are drawn."
     return note
+
+
+def fault_times(folder: RunFolder) -> list[float]:
+    """When something failed, in s, at most `FAULTS_DRAWN`: lines across the Gantt chart."""
+    if not (folder.path / FOLDER / "events.parquet").is_file():
+        return []
+    ends = ("repair", "restored")
+    found = [t for t, kind, _, _ in events(folder.path) if kind not in ends and not kind.endswith("_end")]
+    return [float(f"{t:.9g}") for t in found[:FAULTS_DRAWN]]
 
 
 def _events(folder: RunFolder) -> dict[str, Any] | None:

@@ -102,8 +102,8 @@ def _write(chart: Chart, path: Path, form: str) -> None:
     axes = figure.add_subplot()
     _DRAW[chart.kind](chart, axes)
     axes.set_xlabel(chart.x.label)
-    axes.set_ylabel("" if chart.kind in ("bars", "tornado", "heat") else chart.y.label)
-    if chart.kind not in ("heat", "tornado") and len(chart.series) > 1:
+    axes.set_ylabel("" if chart.kind in ("bars", "ranked", "tornado", "heat") else chart.y.label)
+    if chart.kind not in ("heat", "tornado", "ranked") and len(chart.series) > 1:
         axes.legend(fontsize=7, ncols=2 if len(chart.series) > 4 else 1)
     dates = {"Date": None} if form == "svg" else {"CreationDate": None, "ModDate": None}
     with replacing(path) as draft:
@@ -129,13 +129,15 @@ def _curves(chart: Chart, axes: Axes) -> None:
         axes.plot(x, y, color=_colour(series), linestyle=DASHES[k % 8], label=series.name, **how)
     if chart.x.ticks:
         axes.set_xticks([at for at, _ in chart.x.ticks], [text for _, text in chart.x.ticks])
+    if chart.x.log:
+        axes.set_xscale("log")
     _from_zero(chart, axes)
 
 
 def _from_zero(chart: Chart, axes: Axes) -> None:
     if chart.y.zero:
         axes.set_ylim(0, chart.y.high)
-    if chart.x.zero and not chart.x.ticks:
+    if chart.x.zero and not chart.x.ticks and not chart.x.log:
         axes.set_xlim(0, None)
 
 
@@ -181,6 +183,21 @@ def _bars(chart: Chart, axes: Axes) -> None:
     _rows(chart, axes)
 
 
+def _ranked(chart: Chart, axes: Axes) -> None:
+    mean, low, high = (np.asarray(series.y, dtype=float) for series in chart.series[:3])
+    at = np.asarray(chart.series[0].x)
+    axes.barh(at, mean, height=0.6, color=[PALETTE.policies[0], *["#9a9a94"] * (len(at) - 1)])
+    spread = np.nan_to_num(np.array([mean - low, high - mean]))
+    axes.errorbar(mean, at, xerr=spread, fmt="none", ecolor="#222222", elinewidth=1, capsize=3)
+    for k, (end, label) in enumerate(zip(mean + spread[1], chart.series[0].labels, strict=True)):
+        axes.text(end, k, f"  {label}", va="center", fontsize=7)
+    for bound in chart.series[3:]:
+        axes.axvline(float(bound.y[0]), color="#222222", linewidth=1, linestyle="--")
+    axes.set_xlim(0, None)
+    axes.margins(x=0.3)
+    _rows(chart, axes)
+
+
 def _tornado(chart: Chart, axes: Axes) -> None:
     base = float(chart.series[-1].y[0])
     for series in chart.series[:-1]:
@@ -204,6 +221,7 @@ def _heat(chart: Chart, axes: Axes) -> None:
 
 
 _DRAW = {
-    "line": _curves, "step": _curves, "area": _area, "scatter": _scatter, "bars": _bars, "tornado": _tornado,
+    "line": _curves, "step": _curves, "area": _area, "scatter": _scatter, "bars": _bars, "ranked": _ranked,
+    "tornado": _tornado,
     "heat": _heat,
 }  # fmt: skip

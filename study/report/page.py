@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -15,10 +16,12 @@ from string import Template
 from typing import Any
 
 from equipoise.policies.files import write_whole
+from equipoise.study.report.breakdown import by_size
 from equipoise.study.report.changes import NOTE, changes_html
 from equipoise.study.report.charts import Chart
 from equipoise.study.report.charts_study import USE_LABELS, study_charts
 from equipoise.study.report.detail import Detail, read_detail
+from equipoise.study.report.first import context_html, picture, strip_html
 from equipoise.study.report.metrics import page_html
 from equipoise.study.report.read import read_study
 from equipoise.study.report.study import Study
@@ -49,21 +52,23 @@ class Made:
     notes: tuple[str, ...]
 
 
-def make_report(folder: str | Path, out: str | Path | None = None) -> Made:
+def make_report(folder: str | Path, out: str | Path | None = None, refresh_s: float | None = None) -> Made:
     """Write the report of a run, a comparison or a sweep; default: `report.html` in the folder.
+
+    refresh_s: the page loads itself anew every so many seconds, while its study is being made.
 
     Raises InputError when the folder holds no results or damaged ones, OSError when it cannot be written.
     """
     study = read_study(folder)
     target = Path(out) if out is not None else Path(folder) / "report.html"
-    page, notes = render_report(study)
+    page, notes = render_report(study, refresh_s)
     content = page.encode("utf-8")
     target.parent.mkdir(parents=True, exist_ok=True)
     write_whole(target, content)
     return Made(target, len(content), notes)
 
 
-def render_report(study: Study) -> tuple[str, tuple[str, ...]]:
+def render_report(study: Study, refresh_s: float | None = None) -> tuple[str, tuple[str, ...]]:
     """(the page, what it could not show). Raises InputError when files of the study are damaged."""
     details, notes = _details(study)
     charts = study_charts(study)
@@ -74,6 +79,9 @@ def render_report(study: Study) -> tuple[str, tuple[str, ...]]:
     sections = _sections(study, charts, details, notes)
     page = _template("report.html").substitute(
         title=escape(f"{study.title}: Equipoise report"),
+        refresh=""
+        if refresh_s is None
+        else f'<meta http-equiv="refresh" content="{math.ceil(refresh_s)}">\n',
         style=_text("report.css"),
         nav="".join(f'<a href="#{key}">{escape(name)}</a>' for key, name, _ in sections if name),
         main="\n".join(content for _, _, content in sections),
@@ -139,10 +147,17 @@ def _sections(
 ) -> list[tuple[str, str, str]]:
     """(identifier, name in the navigation, HTML) of each part of the page."""
     by = {chart.id: chart for chart in charts}
-    trends = [chart for chart in charts if chart.id.startswith("trend-")]
+    shown = picture(study, by)
+    if shown is not None:
+        del by[shown.id]
+    trends = [chart for chart in by.values() if chart.id.startswith("trend-")]
     return [
-        ("answer", "", _answer(study)),
-        ("results", "Results", section("results", "Results", results(study) + failures(study))),
+        ("answer", "", _answer(study, shown)),
+        (
+            "results",
+            "Results",
+            section("results", "Results", _results(study, by.get("ranking"))),
+        ),
         *_charts("use", "GPU time", "Where the GPU time goes", [by.get("uses")]),
         *_charts("completion", "Completion", "When jobs are done", [by.get("completion")], _no_jobs(study)),
         *_charts("tradeoff", "Trade-off", "What it takes", [by.get("pareto")]),
@@ -208,14 +223,27 @@ def figure(chart: Chart) -> str:
     )
 
 
-def _answer(study: Study) -> str:
+def _answer(study: Study, shown: Chart | None) -> str:
+    """The first screen: one sentence, the figures, one picture, what was simulated; then what it rests on."""
     kinds = {"run": "One run", "comparison": f"{len(study.policies)} policies compared", "sweep": "Sweep"}
     told = headline(study)
-    body = "".join(f'<p class="{"answer" if s.strong else "because"}">{escape(s.text)}</p>' for s in told)
-    what = f"{kinds[study.kind]}: {study.title}"
+    lead = "".join(f'<p class="answer">{escape(s.text)}</p>' for s in told if s.strong)
+    rest = "".join(f'<p class="because">{escape(s.text)}</p>' for s in told if not s.strong)
     notes = "".join(f"<li>{escape(note)}</li>" for note in study.notes)
     listed = f'<ul class="note">{notes}</ul>' if notes else ""
-    return f'<section id="answer" aria-label="The answer"><h1>{escape(what)}</h1>{body}{listed}</section>'
+    drawn = figure(shown) if shown is not None else ""
+    about = context_html(study)
+    left, right = (drawn + rest, about + listed) if about else (drawn, rest + listed)
+    what = escape(f"{kinds[study.kind]}: {study.title}")
+    return (
+        f'<section id="answer" aria-label="The answer"><h1>{what}</h1>{lead}{strip_html(study)}'
+        f'<div class="first"><div>{left}</div><div>{right}</div></div></section>'
+    )
+
+
+def _results(study: Study, ranked: Chart | None) -> str:
+    chart = figure(ranked) if ranked is not None else ""
+    return results(study) + failures(study) + by_size(study) + chart
 
 
 def _no_jobs(study: Study) -> str:

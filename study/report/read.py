@@ -81,6 +81,7 @@ def _comparison(path: Path) -> Study:
         noise_free = bool(content["bound"]["noise_free"])
         level = float((content.get("until") or {}).get("level") or content.get("confidence") or CONFIDENCE)
         runs = [(run["policy"], int(run["seed"]), run["metrics"], run["identity"]) for run in content["runs"]]
+        exact = content.get("random") is False
         gpus = {number((run.get("totals") or {}).get("gpus")) for run in content["runs"]}
     except (KeyError, TypeError, ValueError) as error:
         raise InputError([f"{path / COMPARISON}: is damaged: {type(error).__name__}: {error}"]) from error
@@ -98,6 +99,7 @@ def _comparison(path: Path) -> Study:
         "comparison", path, str(content["scenario"]), policies, len(seeds), rows, folders,
         first_of_each_policy(folders), versus, failures, len(failures),
         tuple(map(str, content.get("notes", ()))), noise_free,
+        exact,
         gpus.pop() if len(gpus) == 1 else math.nan, level, tornado=read_tornado(path), config=read_config(folders),
     )  # fmt: skip
 

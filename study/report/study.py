@@ -85,7 +85,8 @@ class Study:
     """Everything that a report is made of.
 
     policies: the first is the one that ratios refer to. folders: run directories with per-job records.
-    detail: those of them to show closely. versus: versus(policy, other, metric) is the paired ratio.
+    detail: those of them to show closely.
+    exact: nothing in the scenario is random. versus: versus(policy, other, metric) is the paired ratio.
     gpus: of the cluster, NaN when not known or not the same. level: of the intervals. about: facts that the
     ledger of a sweep holds. points, trends: of a sweep. tornado: of a sensitivity study.
     """
@@ -103,6 +104,7 @@ class Study:
     failed: int = 0
     notes: tuple[str, ...] = ()
     noise_free: bool = False
+    exact: bool = False
     gpus: float = math.nan
     level: float = CONFIDENCE
     points: tuple[Point, ...] = ()

@@ -8,7 +8,6 @@ freedom those of Satterthwaite. With one seed per point there is no interval.
 from __future__ import annotations
 
 import math
-import re
 import sqlite3
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -19,6 +18,7 @@ import duckdb
 
 from equipoise.policies.numerals import strict_float
 from equipoise.sim.scenario.tree import InputError, read_tree
+from equipoise.sim.scenario.units import DATA_RATE, SHARE, SIZE, TIME
 from equipoise.study.folders import LEDGER, RUNS
 from equipoise.study.report.study import (
     UNKNOWN,
@@ -41,6 +41,10 @@ POINTS_READ = 20_000
 FOLDERS_READ = 1000
 FAILURES_SHOWN = 100
 TREND_VALUES = 60
+POINT_METRICS = (
+    "makespan_s", "completion_mean_s", "queueing_mean_s", "cost_usd", "gpus", "goodput_ratio", "idle_ratio",
+    "energy_j", "completed", "jobs",
+)  # fmt: skip
 _NUMERIC = ("DOUBLE", "BIGINT", "INTEGER", "FLOAT", "HUGEINT")
 
 
@@ -200,8 +204,7 @@ def _points(
     db: duckdb.DuckDBPyConnection, varied: Sequence[str], metrics: Sequence[str]
 ) -> tuple[Point, ...]:
     """Means of the metrics of each point under each policy, the first `POINTS_READ`."""
-    wanted = [m for m in metrics if m in ("makespan_s", "completion_mean_s", "cost_usd", "gpus", "goodput_ratio",
-                                          "idle_ratio", "energy_j", "completed", "jobs")]  # fmt: skip
+    wanted = [m for m in metrics if m in POINT_METRICS]
     means = "".join(f", avg(CASE WHEN isfinite({quoted(m)}) THEN {quoted(m)} END)" for m in wanted)
     values = "".join(f", any_value({quoted(key)})" for key in varied)
     found = db.execute(
@@ -256,12 +259,13 @@ def _trends(
 
 
 def _order(text: str) -> tuple[float, str]:
-    """Numbers, with or without a unit, before other text, in their order."""
-    found = re.match(r"[-+]?[0-9.]+(e[-+]?[0-9]+)?", text)
-    try:
-        return (strict_float(found.group()) if found else math.inf), text
-    except ValueError:
-        return math.inf, text
+    """Numbers and quantities by size ("30 min" before "3 h"), other text after them, in its order."""
+    for quantity in (strict_float, TIME.parse, DATA_RATE.parse, SIZE.parse, SHARE.parse):
+        try:
+            return quantity(text), text
+        except ValueError:
+            continue
+    return math.inf, text
 
 
 def _folders(path: Path, db: duckdb.DuckDBPyConnection) -> tuple[RunFolder, ...]:

@@ -65,13 +65,27 @@ def results(study: Study) -> str:
     if max((study.mean("jobs", p) for p in study.policies), default=0.0) == 1:
         shown = [m for m in shown if m not in PER_JOB]
     rest = [m for m in known if m not in shown and m not in PER_JOB]
+    nothing = [m for m in shown if m not in ("jobs", "completed") and _all_zero(study, m)]
+    shown = [m for m in shown if m not in nothing]
     if len(study.policies) == 1:  # one column of numbers reads better as two of half the height
         half = (len(shown) + 1) // 2
         parts = (_results(study, part, _caption(study)) for part in (shown[:half], shown[half:]) if part)
         made = f'<div class="pair">{"".join(parts)}</div>'
     else:
         made = _results(study, shown, _caption(study))
+    if nothing:
+        named = ", ".join(LABELS[m].strip() for m in nothing)
+        made += f'<p class="note">0 everywhere: {escape(named)}.</p>'
     return made + (folded("Further totals", _results(study, rest, "Further totals")) if rest else "")
+
+
+def _all_zero(study: Study, metric: str) -> bool:
+    return all(show(metric, study.mean(metric, p)).split()[0] in ("0", "0.00", "-") for p in study.policies)
+
+
+def columns(study: Study) -> list[str]:
+    """The policies in the order of the columns: the best, the baseline, the others."""
+    return list(dict.fromkeys((best_policy(study), *study.policies)))
 
 
 def _caption(study: Study) -> str:
@@ -87,7 +101,7 @@ def _results(study: Study, metrics: Sequence[str], caption: str) -> str:
     best = best_policy(study) if len(study.policies) > 1 else ""
     heads = "".join(
         f'<th scope="col"{_best(p == best)}>{escape(p)}{"<br>shortest" if p == best else ""}</th>'
-        for p in study.policies
+        for p in columns(study)
     )
     rows = "".join(_metric_row(study, metric) for metric in metrics)
     return _frame(caption, f'<th scope="col">metric</th>{heads}', rows, mark=f" {tag('simulated')}")
@@ -98,7 +112,7 @@ def _best(best: bool) -> str:
 
 
 def _metric_row(study: Study, metric: str) -> str:
-    found = [study.row(metric, policy) for policy in study.policies]
+    found = [study.row(metric, policy) for policy in columns(study)]
     means = [row.value.mean if row is not None else math.nan for row in found]
     judged = metric.endswith(_LESS_IS_BETTER) or metric == "goodput_ratio"
     choose = max if metric == "goodput_ratio" else min
@@ -166,13 +180,17 @@ def points(study: Study) -> str:
         rows.append([str(number), *(values[number].get(k, "-") for k in keys), *shown, best])
     header = ["point", *keys, *study.policies, "best"]
     made = table(f"Mean {LABELS.get(metric, metric)} at each point", header, rows)
+    search = (
+        '<div class="controls"><label>Filter <input type="search" size="28" data-filter="points-table" '
+        'placeholder="values or a policy"></label><span class="count" role="status"></span></div>'
+    )
     left = len(of) - len(rows)
     note = (
         f'<p class="note">The first {len(rows)} points; {left} more are in table runs.</p>'
         if left > 0
         else ""
     )
-    return folded(f"All {len(of)} points", made + note)
+    return folded(f"All {len(of)} points", f'{search}<div id="points-table">{made}</div>{note}')
 
 
 # --- where numbers come from ------------------------------------------------------------------------

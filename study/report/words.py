@@ -1,4 +1,4 @@
-"""The headline of a report: what was compared, what won by how much, what wastes most."""
+"""The headline of a report: what is best, by how much, how sure that is, and what wastes most."""
 
 from __future__ import annotations
 
@@ -7,18 +7,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from equipoise.study.display import digits, show
-from equipoise.study.report.study import Study
+from equipoise.study.report.study import Point, Study
 from equipoise.study.statistics import Interval
 
 WASTED = {
-    "idle_ratio": "GPUs that no job held",
+    "idle_ratio": "idle GPUs",
     "input_stall_ratio": "waiting for training data",
     "barrier_wait_ratio": "waiting for slower workers",
-    "exposed_communication_ratio": "gradient exchange that computing did not hide",
+    "exposed_communication_ratio": "exposed communication",
     "restart_ratio": "restarts and checkpoints",
-    "lost_to_faults_ratio": "work that faults took back",
+    "lost_to_faults_ratio": "work lost to faults",
 }
-_NOUNS = {"makespan_s": "makespan", "completion_mean_s": "mean completion time"}
+NOUNS = {"makespan_s": "makespan", "completion_mean_s": "mean completion time"}
+FLAT = 0.02
+"""Points within this share of the best count as good as the best."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,11 @@ def headline(study: Study) -> list[Sentence]:
         return [Sentence(f"The run did not end: {study.failures[0].error}.", True)]
     if not study.rows:
         return [Sentence("No run ended with a result.", True), *_trouble(study)]
-    told = [Sentence(_alone(study), True)] if len(study.policies) == 1 else _compared(study)
+    best = best_point(study)
+    if best is not None:
+        told = _swept(study, best)
+    else:
+        told = [Sentence(_alone(study), True)] if len(study.policies) == 1 else _compared(study)
     return [*told, *_waste(study), *_money(study), *_trouble(study)]
 
 
@@ -71,36 +77,63 @@ def _alone(study: Study) -> str:
     return f"Under {policy}, {subject} {value}."
 
 
+# -- a comparison ----------------------------------------------------------------------------------------------
+
+
 def _compared(study: Study) -> list[Sentence]:
     metric, best = study.main_metric, best_policy(study)
-    noun, first = _NOUNS[metric], study.policies[0]
-    value = show(metric, study.mean(metric, best), _half(study, metric, best))
+    if math.isnan(study.mean(metric, best)):
+        return [Sentence("No policy completed a job.", True)]
     ranked = sorted(
         (p for p in study.policies if p != best), key=lambda p: _last_if_nan(study.mean(metric, p))
     )
-    if math.isnan(study.mean(metric, best)):
-        return [Sentence("No policy completed a job.", True)]
-    second = ranked[0]
+    second, first = ranked[0], study.policies[0]
     other = second if best == first else first
-    behind = (
-        study.versus(second, best, metric) if best == first else _inverse(study.versus(best, first, metric))
-    )
-    clear, why = _certainty(study, metric, best, second, other)
-    lead = f"{best} has the shortest {noun}, {value}" + ("" if clear else ", but not surely")
-    if why.endswith("every seed."):
-        lead = f"{best} and {second} have the same {noun}, {value}"
-    gap = (
-        ""
-        if behind.mean == behind.low == behind.high == 1.0
-        else f": {other} takes {_times(behind, study.level)}"
-    )
+    ratio = study.versus(second, best, metric)
+    lead = _lead(study, metric, best, second, ratio)
+    # A ratio to the baseline is the inverse of the baseline's to the best, so that the table says the same.
+    behind = ratio if best == first else _inverse(study.versus(best, first, metric))
+    alike = behind.mean == behind.low == behind.high == 1.0
+    gap = "" if alike else f"; {other} takes {_times(behind, study.level)}"
     told = [Sentence(f"{lead}{gap}.", True)]
-    told += [Sentence(why)] if why else []
+    certain = _certainty(study, best, second, ratio, told_already=second == other)
+    told += [Sentence(certain)] if certain else []
     row = study.row(metric, best)
     if row is not None and row.over_bound > 0:
-        limit = "a bound that leaves noise out" if study.noise_free else "what no policy can beat"
-        told.append(Sentence(f"That is {digits(row.over_bound)} times {limit}."))
+        noise = " (which leaves noise out)" if study.noise_free else ""
+        told.append(Sentence(f"{best} takes {digits(row.over_bound)}x the lower bound{noise}."))
     return told
+
+
+def _lead(study: Study, metric: str, best: str, second: str, ratio: Interval) -> str:
+    """Who has the shortest time; two names where the seeds do not tell them apart."""
+    noun = NOUNS[metric]
+    value = show(metric, study.mean(metric, best), _half(study, metric, best))
+    if _same(ratio):
+        return f"{best} and {second} have the same {noun}, {value}"
+    known = math.isfinite(ratio.low) and math.isfinite(ratio.high)
+    if known and not ratio.low > 1:
+        return f"{best} or {second} has the shortest {noun}, {value} under {best}"
+    return f"{best} has the shortest {noun}, {value}"
+
+
+def _certainty(study: Study, best: str, second: str, ratio: Interval, *, told_already: bool) -> str:
+    """Whether the best is told apart from the next best, in words; "" where the headline says it all."""
+    if study.exact:
+        return "Nothing in this scenario is random: the numbers are exact for this trace."
+    if _same(ratio):
+        return f"{second} does exactly as well on every seed."
+    if not (math.isfinite(ratio.low) and math.isfinite(ratio.high)):
+        few = "One seed was run" if study.seeds == 1 else "Too few seeds were run"
+        return f"{few}, so how much of this is chance is unknown."
+    takes = f"{second}, the next best, takes {_times(ratio, study.level)}"
+    if ratio.low > 1:
+        return "" if told_already else f"{takes}."
+    return f"{takes}: {study.seeds} seeds do not tell {best} and {second} apart."
+
+
+def _same(ratio: Interval) -> bool:
+    return ratio.mean == ratio.low == ratio.high == 1.0
 
 
 def _half(study: Study, metric: str, policy: str) -> float:
@@ -121,63 +154,98 @@ def _times(ratio: Interval, level: float) -> str:
     if math.isnan(ratio.mean):
         return "an unknown multiple of it"
     text = f"{digits(ratio.mean)} times as long"
-    if math.isfinite(ratio.low) and math.isfinite(ratio.high):
+    if math.isfinite(ratio.low) and math.isfinite(ratio.high) and ratio.low < ratio.high:
         text += f" ({100 * level:g} % interval {digits(ratio.low)} to {digits(ratio.high)})"
     return text
 
 
-def _certainty(study: Study, metric: str, best: str, second: str, told: str) -> tuple[bool, str]:
-    """Whether the best is told apart from the next best, and that in words; `told` is compared already."""
-    ratio = study.versus(second, best, metric)
-    if ratio.mean == 1.0 and ratio.low == ratio.high == 1.0:
-        return False, f"{second} does exactly as well on every seed."
-    if not (math.isfinite(ratio.low) and math.isfinite(ratio.high)):
-        few = "One seed was run" if study.seeds == 1 else "Too few seeds were run"
-        return False, f"{few}, so nothing says how much of this is chance."
-    near = (
-        ""
-        if second == told
-        else f"On the same seeds the next best, {second}, takes {_times(ratio, study.level)}. "
+# -- a sweep ---------------------------------------------------------------------------------------------------
+
+
+def best_point(study: Study) -> Point | None:
+    """The point and policy of a sweep with the smallest main metric; None where there is one point only."""
+    known = [p for p in study.points if math.isfinite(p.means.get(study.main_metric, math.nan))]
+    if len({p.number for p in known}) < 2:
+        return None
+    return min(known, key=lambda p: (p.means[study.main_metric], p.number))
+
+
+def _swept(study: Study, best: Point) -> list[Sentence]:
+    """The best point, how flat the result is around it, and which parameter matters most."""
+    metric = study.main_metric
+    value = best.means[metric]
+    told = [
+        Sentence(f"Shortest {NOUNS[metric]}: {show(metric, value)}, {best.policy} at {_values(best)}.", True)
+    ]
+    means = [p.means.get(metric, math.nan) for p in study.points]
+    near = sum(mean <= value * (1 + FLAT) for mean in means)
+    worst = max(mean for mean in means if math.isfinite(mean))
+    also = "no other choice is" if near == 1 else f"{near - 1} others are"
+    told.append(
+        Sentence(
+            f"Of {len(means)} choices of point and policy {also} within {100 * FLAT:g} % of it; "
+            f"the worst takes {digits(worst / value)} times as long."
+        )
     )
-    if ratio.low > 1:
-        return True, near.strip()
-    return (
-        False,
-        f"{near}1 is inside the interval, so more seeds are needed to tell {best} and {second} apart.",
-    )
+    effects = importance(study)
+    if effects:
+        listed = ", ".join(f"{key} {digits(factor)}x" for key, factor in effects[:4])
+        told.append(
+            Sentence(
+                f"From its best to its worst value, averaged over the rest, each changes it by: {listed}."
+            )
+        )
+    return told
+
+
+def importance(study: Study) -> list[tuple[str, float]]:
+    """(what was varied, worst over best mean of the main metric over its values), the largest first."""
+    effects = []
+    for trend in study.trends:
+        means = [_mean([trend.means[p][k] for p in study.policies]) for k in range(len(trend.values))]
+        known = [mean for mean in means if math.isfinite(mean) and mean > 0]
+        if len(known) > 1:
+            effects.append((trend.key, max(known) / min(known)))
+    overall = [study.mean(study.main_metric, p) for p in study.policies]
+    known = [mean for mean in overall if math.isfinite(mean) and mean > 0]
+    if len(known) > 1:
+        effects.append(("policy", max(known) / min(known)))
+    return sorted(effects, key=lambda effect: (-effect[1], effect[0]))
+
+
+def _mean(values: Sequence[float]) -> float:
+    known = [value for value in values if math.isfinite(value)]
+    return sum(known) / len(known) if known else math.nan
+
+
+def _values(point: Point) -> str:
+    return ", ".join(f"{key} = {value}" for key, value in point.values.items())
+
+
+# -- waste, money, trouble -------------------------------------------------------------------------------------
 
 
 def _waste(study: Study) -> list[Sentence]:
     """What takes most of the GPU time that trains nothing, under the best and under the first policy."""
-    told = []
-    best = best_policy(study)
-    for policy in dict.fromkeys((best, study.policies[0])):
+    parts = []
+    for policy in dict.fromkeys((best_policy(study), study.policies[0])):
         shares = {metric: study.mean(metric, policy) for metric in WASTED}
-        known = {metric: share for metric, share in shares.items() if share > 0}
-        if not known:
-            continue
-        worst = max(known, key=lambda metric: known[metric])
-        told.append(
-            f"Under {policy}, {show('x_ratio', known[worst])} of all GPU time goes to {WASTED[worst]}"
-            f"{_next(known, worst)}."
-        )
-    return [Sentence(text) for text in told]
+        known = sorted((m for m in shares if shares[m] > 0), key=lambda m: -shares[m])[:2]
+        if known:
+            listed = " and ".join(f"{show('x_ratio', shares[m])} ({WASTED[m]})" for m in known)
+            parts.append(f"under {policy} {listed}")
+    return [Sentence(f"Most GPU time is wasted {'; '.join(parts)}.")] if parts else []
 
 
 def _money(study: Study) -> list[Sentence]:
     """What the work costs under the best and under the first policy, where prices are known."""
-    told = []
+    parts = []
     for policy in dict.fromkeys((best_policy(study), study.policies[0])):
         cost, wasted = study.mean("cost_usd", policy), study.mean("waste_usd", policy)
         if math.isfinite(cost):
-            lost = f", of which {show('waste_usd', wasted)} trained nothing that lasted" if wasted > 0 else ""
-            told.append(Sentence(f"Under {policy}, it costs {show('cost_usd', cost)}{lost}."))
-    return told
-
-
-def _next(known: dict[str, float], worst: str) -> str:
-    others = sorted((m for m in known if m != worst), key=lambda m: -known[m])[:1]
-    return "".join(f", {show('x_ratio', known[m])} to {WASTED[m]}" for m in others)
+            lost = f", {show('waste_usd', wasted)} of it wasted" if wasted > 0 else ""
+            parts.append(f"{show('cost_usd', cost)} under {policy}{lost}")
+    return [Sentence(f"Cost: {'; '.join(parts)}.")] if parts else []
 
 
 def _trouble(study: Study) -> list[Sentence]:

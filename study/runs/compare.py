@@ -2,7 +2,7 @@
 
 Every policy meets the same arrivals, faults and step noise (common random numbers). A metric is the mean
 over seeds with a 95 % Student-t interval; the ratio to the first policy is paired by seed; makespan and mean
-completion time also stand as a multiple of what no policy can beat. `docs/metrics.md` defines each metric.
+completion time are also given as a multiple of their lower bound. `docs/metrics.md` defines each metric.
 """
 
 from __future__ import annotations
@@ -101,6 +101,7 @@ class Comparison:
     level: float = CONFIDENCE
     precision: Precision | None = None
     failures: tuple[str, ...] = ()
+    random: bool = True
 
     def of(self, policy: str) -> tuple[Result, ...]:
         """Results of one policy, seeds ascending."""
@@ -154,6 +155,7 @@ class Comparison:
             "policies": self.policies,
             "seeds": self.seeds,
             "confidence": CONFIDENCE,
+            "random": self.random,
             "bound": asdict(self.bound),
             "notes": self.notes,
             "rows": self.rows(),
@@ -211,7 +213,7 @@ def compare(
     shared = Shared(keep=keep, runner=runner, timeline=timeline, journal=journal, trace=trace)
     with _store(out) as store:
         store.keep_only(order.id for order in orders)
-        store.set_about(study="comparison", name=scenario.name)
+        store.set_about(study="comparison", name=scenario.name, planned=str(len(orders)))
         chosen, made = make(store, orders, shared, How(jobs_parallel, retry=True, progress=progress), until)
         store.keep_only(order.id for order in chosen)
         comparison = _comparison(
@@ -258,7 +260,7 @@ def _comparison(
         level = until.level
     return Comparison(
         scenario.name, policies, tuple(dict.fromkeys(o.seed for o in orders)), results, bound,
-        (*notes, *_notes(results)), level, precision, failures,
+        (*notes, *_notes(results)), level, precision, failures, is_random(scenario),
     )  # fmt: skip
 
 

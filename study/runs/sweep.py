@@ -95,6 +95,8 @@ def sweep(
             if away := store.keep_only(order.id for order in orders):
                 notes.append(f"{away} runs of an earlier file or earlier code were put aside")
             store.set_about(**_about(file, until))
+            if options.shard is None:
+                store.set_about(planned=str(len(orders)))
             chosen, made = make(store, orders, shared, how, until)
             if until is not None:
                 store.keep_only(order.id for order in chosen)

@@ -14,6 +14,7 @@ from equipoise.study.validation import (
     playbook,
     pollux,
     power,
+    replayed,
     sailor,
     storage,
     train_time,
@@ -33,6 +34,7 @@ DATA_SETS: dict[str, Callable[[Path], list[Line]]] = {
     "jitter": jitter.run,
     "power": power.run,
     "storage": storage.run_input,
+    "replay": replayed.run,
 }
 
 FILES: dict[str, tuple[str, ...]] = {
@@ -48,6 +50,7 @@ FILES: dict[str, tuple[str, ...]] = {
     "jitter": (jitter.PATTERN,),
     "power": (power.FILE,),
     "storage": (storage.INPUT,),
+    "replay": (replayed.PATTERN,),
 }
 """The files that a data set needs, below the folder of the measurements."""
 

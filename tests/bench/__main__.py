@@ -11,7 +11,7 @@ from pathlib import Path
 import numba
 import numpy
 
-from tests.bench.yardstick import heapq_events_per_s, simpy_events_per_s
+from tests.bench.speed.yardstick import heapq_events_per_s, simpy_events_per_s
 
 TITLES = {
     "steps": "One noisy job: CPU per worker and step",
@@ -39,11 +39,11 @@ def main() -> None:
     ]
     for name, title in TITLES.items():
         print(title, file=sys.stderr, flush=True)
-        command = [sys.executable, "-m", f"tests.bench.{name}"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        module = f"tests.bench.speed.{name}"
+        done = subprocess.run([sys.executable, "-m", module], capture_output=True, text=True, check=False)
         if done.returncode:
             sys.exit(done.stderr)
-        page += ["", f"## {title}", "", "```", f"$ python -m tests.bench.{name}", done.stdout.rstrip(), "```"]
+        page += ["", f"## {title}", "", "```", f"$ python -m {module}", done.stdout.rstrip(), "```"]
     target = Path(__file__).resolve().parents[2] / "docs" / "performance.md"
     target.write_text("\n".join(page) + "\n", encoding="utf-8")
     print(target.read_text(encoding="utf-8"))

@@ -17,7 +17,7 @@ import equipoise
 from equipoise import cli
 from equipoise.policies import registry as policies
 from equipoise.sim.hardware.profile import scenarios_dir
-from tests.study.runs.sweep_helpers import run_folder
+from tests.study.runs.sweeps.sweep_helpers import run_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -199,7 +199,7 @@ def test_compare_takes_the_scenarios_policy_against_none(
         (["compare", "FILE", "--format", "xml"], "'xml' is not one of 'table', 'json', 'csv'"),
         (["comapre", "FILE"], "unknown command 'comapre'; did you mean 'compare'?"),
         (["validate"], "Missing argument 'FILES...'"),
-        (["list", "nothing"], "'nothing' is not one of 'stages', 'hardware', 'scenarios'"),
+        (["list", "nothing"], "'nothing' is not one of 'stages', 'hardware', 'scenarios', 'sweeps', 'prices'"),
     ],
 )  # fmt: skip
 def test_wrong_input_is_one_line_and_code_2(

@@ -15,8 +15,8 @@ from equipoise.policies import sources
 from equipoise.policies.record.foreign import foreign_sources
 from equipoise.policies.registry import make_policy
 from equipoise.policies.sources import NoSourcesError, code_hash, combined, file_parts, root, source_files
-from tests.study.runs.sweep_helpers import run_folder
-from tests.study.runs.test_study_folders import ROOT
+from tests.study.runs.sweeps.sweep_helpers import run_folder
+from tests.study.test_study_folders import ROOT
 
 ROOMS = ("policies", "sim", "study", "calibrate", "live")
 SCENARIO = """

@@ -25,7 +25,7 @@ from equipoise.policies.observation import Observation
 from equipoise.sim.run import INTERRUPTED, RunFailed, RunInterrupted
 from equipoise.sim.world.stall import FRUITLESS_RESTARTS, IDLE_FAILURES
 from tests.scenarios import model, scenario, simulate
-from tests.study.runs.sweep_helpers import run_folder
+from tests.study.runs.sweeps.sweep_helpers import run_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 LONG = """schema_version: 1

@@ -123,7 +123,7 @@ def listed_exchange(table, gpus, model):
 
 
 def step(job, workers, model):
-    """Seconds of a step of a job: a dict as `drawn_job` in tests/policies/test_kernels_allocation.py makes it."""
+    """Seconds of a step of a job: a dict as `drawn_job` in test_kernels_allocation.py makes it."""
     table, measured = job["table"], job["work"] if job["now"] > 0 and job["work"] > 0 else math.nan
     listed = listed_work(table, job["batch"], workers * job["per"], model)
     if measured > 0 and (workers, model) == (job["now"], job["model"]):

@@ -43,8 +43,10 @@ def query(
     to: str | None,
     allow_files: bool,
 ) -> int:
-    """Ask results in SQL (DuckDB): table `runs`; of kept run directories `jobs`, of kept timelines `segments`,
-    `usage`, `links`, `events`, `holdings` and `gpus`.
+    """Query results with SQL (DuckDB).
+
+    Tables: `runs`; from kept run directories `jobs`; from kept timelines `segments`, `usage`, `links`, `events`,
+    `holdings` and `gpus`.
 
     Varied keys are columns by their dotted name: SELECT policy, "noise.step_cov", avg(makespan_s) FROM runs
     GROUP BY ALL.

@@ -53,7 +53,7 @@ def run(
     timeline: bool,
     journal: bool,
 ) -> int:
-    """Simulate SCENARIO under one policy and print what came of it."""
+    """Simulate SCENARIO under one policy and print the result."""
     from equipoise import api
     from equipoise.policies.registry import make_policy
     from equipoise.sim.run import RunFailed, RunInterrupted

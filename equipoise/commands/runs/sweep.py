@@ -36,7 +36,7 @@ def _shard(ctx: click.Context, parameter: click.Parameter, text: str | None) -> 
 @click.option("--jobs", type=IntRange(1), default=1, show_default=True, help="Processes here.")
 @click.option("--dask", metavar="ADDRESS", help="Use this Dask scheduler; 'local' starts one here.")
 @click.option("--shard", metavar="I/N", callback=_shard, help="Make the I-th of N parts (then: merge).")
-@click.option("--fresh", is_flag=True, help="Forget what is there; by default it is completed.")
+@click.option("--fresh", is_flag=True, help="Start anew; by default, runs already in OUT are kept.")
 @click.option("--retry", is_flag=True, help="Make failed runs again.")
 @click.option("--keep", is_flag=True, help="Keep a run directory per run, in OUT/runs/ID/.")
 @click.option("--timeline", is_flag=True, help="With --keep: keep timelines, too.")
@@ -67,7 +67,7 @@ def sweep(
     claim: str,
     dry_run: bool,
 ) -> int:
-    """Make every run of SWEEP.yaml; a second start makes what is missing.
+    """Run every point of SWEEP.yaml; started again, it runs what is missing.
 
     Exit code 3 when some runs failed: they are listed, and made again with --retry. Exit code 5 when --until
     does not hold everywhere.
@@ -116,7 +116,7 @@ def _kept_options(
 def _summary(outcome: Outcome, out: str) -> str:
     """How a sweep ended, in words."""
     lines = [
-        f"{outcome.runs} runs in {out}: {outcome.made} made, {outcome.reused} there already, "
+        f"{outcome.runs} runs in {out}: {outcome.made} run, {outcome.reused} cached, "
         f"{len(outcome.failed)} failed"
     ]
     for row in outcome.failed[:_FAILURES_SHOWN]:

@@ -11,7 +11,7 @@ import click
 
 from equipoise.options import common
 
-WHAT = ("stages", "hardware", "scenarios")
+WHAT = ("stages", "hardware", "scenarios", "sweeps", "prices")
 
 
 @click.command("list")
@@ -19,16 +19,19 @@ WHAT = ("stages", "hardware", "scenarios")
 @click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @common
 def list_(what: str | None, form: str) -> None:
-    """List stages (with what their names mean), hardware profiles and scenarios."""
-    makers = {"stages": stages, "hardware": hardware, "scenarios": scenarios}
-    found = {name: makers[name]() for name in ([what] if what else WHAT)}
+    """List stages, hardware profiles, scenarios, sweeps and price books; those of one kind in full."""
+    makers = {"stages": stages, "hardware": hardware}
+    found = {name: makers[name]() if name in makers else files(name) for name in ([what] if what else WHAT)}
     if form == "json":
         click.echo(json.dumps(found, indent=2))
         return
     for name, rows in found.items():
         click.echo(f"{name}:")
+        width = max((len(row["name"]) for row in rows), default=0) + 2
         for row in rows:
-            click.echo(f"  {row['name']:14}{_line(row)}")
+            click.echo(f"  {row['name']:{width}}{_line(row) if what else row['what']}")
+    if not what:
+        click.echo("more of each: equipoise list stages, equipoise list hardware, ...")
 
 
 def _line(row: Mapping[str, Any]) -> str:
@@ -75,14 +78,15 @@ def hardware() -> list[dict[str, Any]]:
     ]
 
 
-def scenarios() -> list[dict[str, Any]]:
-    """Every scenario that comes with the software."""
+def files(kind: str) -> list[dict[str, Any]]:
+    """Every scenario, sweep or price book that comes with the software."""
     from equipoise.sim.hardware.profile import scenarios_dir
     from equipoise.sim.scenario.tree import read_text, read_tree
 
     rows = []
     for path in sorted(scenarios_dir().glob("*.yaml")):
         data = read_tree(read_text(path), path.name).data
-        row = {"name": path.stem, "what": " ".join(data.get("why", "").split()), "file": str(path)}
-        rows.append(row)
+        found = "sweeps" if "scenario" in data else "scenarios" if "cluster" in data else "prices"
+        if found == kind:
+            rows.append({"name": path.stem, "what": " ".join(data.get("why", "").split()), "file": str(path)})
     return rows

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import click
 
+from equipoise.commands.tables import aligned
 from equipoise.exit_codes import OK, WRONG_INPUT
 from equipoise.options import common, note
 
@@ -56,12 +59,38 @@ def _validate(name: str) -> tuple[str, tuple[str, ...]]:
 
 
 @click.command()
+@click.argument("key", required=False)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["table", "json", "markdown"]),
+    help="Default: json, of a KEY table.",
+)
 @common
-def schema() -> None:
-    """Print the JSON schema of scenario files.
+def schema(key: str | None, form: str | None) -> None:
+    """Print the JSON schema of scenario files, or what KEY (e.g. cluster.nodes) means.
 
-    Save it and put `# yaml-language-server: $schema=FILE` on top of a scenario: editors then complete it.
+    Save the schema and put `# yaml-language-server: $schema=FILE` on top of a scenario: editors then complete it.
     """
-    from equipoise.sim.loading.file import json_schema
+    form = form or ("json" if key is None else "table")
+    if form == "json" and key is None:
+        from equipoise.sim.loading.file import json_schema
 
-    click.echo(json.dumps(json_schema(), indent=2))
+        click.echo(json.dumps(json_schema(), indent=2))
+        return
+    from equipoise.sim.scenario import reference
+
+    if form == "markdown" and key is None:
+        click.echo(reference.page(), nl=False)
+        return
+    found = reference.under(key or "")
+    if not found:
+        names = [known.path for known in reference.all_keys()]
+        close = difflib.get_close_matches(key or "", names, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else "see: equipoise schema --format table"
+        raise click.UsageError(f"no key {key!r}; {hint}")
+    if form == "json":
+        click.echo(json.dumps([asdict(row) for row in found], indent=2))
+        return
+    rows = [(row.path, row.kind, row.default or "needed", row.meaning) for row in found]
+    click.echo("\n".join(aligned([("key", "may be", "default", "meaning"), *rows])))

@@ -1,5 +1,6 @@
 "use strict";
-// Small SVG charts: line, step, area (stacked), scatter, bars (stacked), tornado, heat.
+// Small SVG charts: line, step, area (stacked), scatter, bars (stacked), ranked, tornado, heat.
+// Along a log axis a view holds logarithms; texts show the numbers themselves.
 // All texts are set as text, never as markup, so names from scenarios cannot become code.
 const Charts = (() => {
   const NS = "http://www.w3.org/2000/svg";
@@ -77,6 +78,7 @@ const Charts = (() => {
       this.figure = figure;
       this.chart = chart;
       this.hidden = new Set();
+      if (chart.x.log) for (const s of chart.series) s.x = s.x.map((x) => (x > 0 ? Math.log10(x) : null));
       this.box = figure.querySelector(".plot");
       this.box.textContent = "";
       this.legend = html("div", "legend", this.box);
@@ -85,7 +87,8 @@ const Charts = (() => {
       this.tip.hidden = true;
       this.live = html("p", "hidden", this.box);
       this.live.setAttribute("aria-live", "polite");
-      this.rowed = ["bars", "tornado", "heat"].includes(chart.kind);
+      this.rowed = ["bars", "ranked", "tornado", "heat"].includes(chart.kind);
+      this.still = ["bars", "ranked", "tornado"].includes(chart.kind); // nothing to zoom
       this.full = this.bounds();
       this.view = { ...this.full };
       this.cursor = null;
@@ -106,6 +109,9 @@ const Charts = (() => {
       if (chart.kind === "bars") {
         x = [0, chart.x.high || 100];
         y = [-0.5, chart.y.ticks.length - 0.5];
+      } else if (chart.kind === "ranked") {
+        x = [0, extent(chart.series.map((s) => s.y), true)[1] * 1.3]; // room for the texts
+        y = [-0.5, chart.y.ticks.length - 0.5];
       } else if (chart.kind === "tornado") {
         x = extent(chart.series.map((s) => s.y), false);
         const pad = (x[1] - x[0]) * 0.2; // room for the labels at the ends
@@ -115,7 +121,7 @@ const Charts = (() => {
         x = extent([chart.series[0].x], false);
         y = [-0.5, chart.series.length - 0.5];
       } else {
-        x = extent(xs, chart.kind !== "area" && chart.x.zero && !chart.x.ticks);
+        x = extent(xs, chart.kind !== "area" && chart.x.zero && !chart.x.ticks && !chart.x.log);
         y = extent(chart.kind === "area" ? [this.stacked().map((band) => Math.max(0, ...band.above))] : ys, chart.y.zero);
         if (chart.kind === "scatter") x[1] += (x[1] - x[0]) * 0.04;
         if (chart.x.ticks) x = [x[0] - 0.2, x[1] + 0.2];
@@ -126,7 +132,7 @@ const Charts = (() => {
 
     buildLegend() {
       const { chart } = this;
-      if (chart.kind === "heat" || (chart.series.length === 1 && chart.kind !== "area")) return;
+      if (chart.kind === "heat" || chart.kind === "ranked" || (chart.series.length === 1 && chart.kind !== "area")) return;
       for (const [k, series] of chart.series.entries()) {
         const button = html("button", "key", this.legend);
         button.type = "button";
@@ -153,7 +159,7 @@ const Charts = (() => {
     }
 
     buildTools() {
-      if (this.chart.kind === "bars" || this.chart.kind === "tornado") return;
+      if (this.still) return;
       const tools = html("div", "tools", this.box);
       const add = (text, label, act) => {
         const button = html("button", "tool", tools, text);
@@ -232,7 +238,7 @@ const Charts = (() => {
       const { chart } = this;
       const group = svg("g", { class: "axes", "aria-hidden": "true" }, this.svg);
       const bottom = this.top + this.inner;
-      const places = chart.x.ticks || ticks(this.view.x0, this.view.x1, this.plotWidth / 90).map((t) => [t, digits(t)]);
+      const places = chart.x.ticks || this.places();
       const every = chart.x.ticks ? Math.ceil((places.length * this.widest(places)) / this.plotWidth) : 1;
       places.forEach(([at, text], k) => {
         const x = this.px(at);
@@ -251,6 +257,24 @@ const Charts = (() => {
         svg("text", { x: 11, y: middle, "text-anchor": "middle", transform: `rotate(-90 11 ${middle})` }, group, chart.y.label);
       }
       svg("text", { x: this.left + this.plotWidth / 2, y: this.height - 6, "text-anchor": "middle" }, group, chart.x.label);
+    }
+
+    places() {
+      const { x0, x1 } = this.view;
+      const wanted = this.plotWidth / 90;
+      if (!this.chart.x.log || x1 - x0 < 0.8) return ticks(x0, x1, wanted).map((t) => [t, digits(this.real(t))]);
+      const steps = wanted > 3 * (x1 - x0) ? [1, 2, 5] : [1];
+      const every = Math.max(1, Math.ceil((x1 - x0) / wanted));
+      const found = [];
+      for (let k = Math.floor(x0); k <= x1; k++) {
+        if (k % every) continue;
+        for (const m of steps) found.push([k + Math.log10(m), digits(m * Math.pow(10, k))]);
+      }
+      return found.filter(([t]) => t >= x0 && t <= x1);
+    }
+
+    real(x) {
+      return this.chart.x.log ? Math.pow(10, x) : x;
     }
 
     widest(places) {
@@ -352,6 +376,24 @@ const Charts = (() => {
           if (x !== null && series.y[i] !== null) this.marker(this.layer, this.px(x), this.py(series.y[i]), k, series.colour);
         });
       });
+      this.pointLabels();
+    }
+
+    pointLabels() {
+      // Names beside the points of a small chart, where they do not lie on one another.
+      const points = this.shown.filter((s) => s.colour !== "front")
+        .flatMap((s) => s.x.map((x, i) => [this.px(x), this.py(s.y[i]), (s.labels || [])[i] || s.name]));
+      if (points.length > 12) return;
+      const taken = [];
+      for (const [x, y, name] of points.sort((a, b) => a[1] - b[1])) {
+        const text = name.length > 28 ? `${name.slice(0, 27)}\u2026` : name;
+        const wide = text.length * 6.6;
+        const right = x + 10 + wide < this.left + this.plotWidth;
+        const box = [right ? x + 8 : x - 8 - wide, y - 7, wide, 14];
+        if (taken.some((b) => box[0] < b[0] + b[2] && b[0] < box[0] + box[2] && Math.abs(box[1] - b[1]) < 13)) continue;
+        taken.push(box);
+        svg("text", { x: right ? x + 9 : x - 9, y: y + 4, "text-anchor": right ? "start" : "end" }, this.layer, text);
+      }
     }
 
     bars() {
@@ -370,6 +412,28 @@ const Charts = (() => {
           svg("text", { x: x + width / 2, y: this.py(k) + 4, "text-anchor": "middle", style }, this.layer, `${digits(Number(value.toPrecision(3)))}`);
         });
       }
+    }
+
+    ranked() {
+      const [mean, low, high, bound] = this.chart.series;
+      const height = (this.inner / this.chart.y.ticks.length) * 0.6;
+      mean.y.forEach((value, k) => {
+        const y = this.py(k);
+        const best = k === 0;
+        const x = this.px(0);
+        svg("rect", { x, y: y - height / 2, width: Math.max(1, this.px(value) - x), height, style: `fill:${best ? "var(--p0)" : "var(--u-down)"}` }, this.layer);
+        let end = value;
+        if (low.y[k] !== null && high.y[k] !== null && high.y[k] > low.y[k]) {
+          end = Math.max(end, high.y[k]);
+          const [a, b] = [this.px(Math.max(0, low.y[k])), this.px(high.y[k])];
+          svg("path", { d: `M${a} ${y - 5}V${y + 5}M${a} ${y}H${b}M${b} ${y - 5}V${y + 5}`, style: "fill:none;stroke:var(--text);stroke-width:1.4" }, this.layer);
+        }
+        const text = svg("text", { x: this.px(end) + 8, y: y + 4 }, this.layer, mean.labels[k]);
+        if (best) text.setAttribute("style", "font-weight:650;fill:var(--text)");
+      });
+      if (!bound) return;
+      const x = this.px(bound.y[0]);
+      svg("line", { x1: x, x2: x, y1: this.top, y2: this.top + this.inner, style: "stroke:var(--text)", "stroke-dasharray": "5 4" }, this.layer);
     }
 
     tornado() {
@@ -424,7 +488,7 @@ const Charts = (() => {
       });
       node.addEventListener("pointerleave", () => this.leave());
       node.addEventListener("pointerdown", (event) => {
-        if (this.chart.kind === "bars" || this.chart.kind === "tornado" || event.button) return;
+        if (this.still || event.button) return;
         this.dragged = at(event)[0];
         node.setPointerCapture(event.pointerId);
       });
@@ -440,7 +504,7 @@ const Charts = (() => {
 
     key(event) {
       const span = this.view.x1 - this.view.x0;
-      const zooms = !["bars", "tornado"].includes(this.chart.kind);
+      const zooms = !this.still;
       const act = {
         "+": () => zooms && this.zoom(0.5), "=": () => zooms && this.zoom(0.5), "-": () => zooms && this.zoom(2),
         0: () => this.reset(), Escape: () => this.leave(),
@@ -496,16 +560,17 @@ const Charts = (() => {
       const { chart } = this;
       if (chart.kind === "scatter") return this.nearest(x, y);
       const row = Math.round(this.view.y0 + ((y - this.top) / this.inner) * (this.view.y1 - this.view.y0));
-      if (chart.kind === "bars" || chart.kind === "tornado") {
+      if (this.still) {
         const name = (chart.y.ticks[row] || [])[1];
         if (name === undefined) return null;
+        if (chart.kind === "ranked") return [name, chart.series[0].labels[row]];
         const told = this.shown.filter((s) => s.y.length > row && s.colour !== "front").map((s) =>
           chart.kind === "bars" ? `${s.name}: ${digits(s.y[row])} %` : `${s.name} ${s.labels[row]}: ${digits(s.y[row])}`);
         return [name, ...told];
       }
       svg("line", { x1: x, x2: x, y1: this.top, y2: this.top + this.inner, class: "cross" }, this.marks);
       const [, name, unit] = chart.x.label.match(/^(.*?)(?: \(([^()]*)\))?$/);
-      const where = `${name} ${digits(value)} ${unit || ""}`;
+      const where = `${name} ${digits(this.real(value))} ${unit || ""}`;
       if (chart.kind === "heat") {
         const series = chart.series[row];
         const k = lastAtMost(chart.series[0].x, value);
@@ -544,7 +609,7 @@ const Charts = (() => {
       svg("circle", { cx: best.px, cy: best.py, r: 8, class: "ring" }, this.marks);
       const { series, k } = best;
       return [series.name, ...((series.labels || [])[k] ? [series.labels[k]] : []),
-        `${this.chart.x.label}: ${digits(series.x[k])}`, `${this.chart.y.label}: ${digits(series.y[k])}`];
+        `${this.chart.x.label}: ${digits(this.real(series.x[k]))}`, `${this.chart.y.label}: ${digits(series.y[k])}`];
     }
   }
 

@@ -71,12 +71,35 @@ const Gantt = (() => {
       this.schedule();
     }
 
+    open() {
+      // Where the work is: without the long ends that one late job or one early one would make.
+      const { bars } = this;
+      const work = [];
+      let total = 0;
+      for (let k = 0; k < bars.n; k++) {
+        if (!bars.kind[k]) continue;
+        work.push([bars.start[k] + bars.length[k] / 2, bars.length[k] * bars.gpus[k]]);
+        total += bars.length[k] * bars.gpus[k];
+      }
+      work.sort((a, b) => a[0] - b[0]);
+      const at = (share) => {
+        let sum = 0;
+        for (const [middle, weight] of work) if ((sum += weight) >= share * total) return middle;
+        return this.end;
+      };
+      const [low, high] = [at(0.01), at(0.99)];
+      if (!(total > 0) || high - low > 0.6 * this.end) return;
+      this.x0 = Math.max(0, low - 0.05 * (high - low));
+      this.x1 = Math.min(this.end, high + 0.05 * (high - low) + 1);
+      this.schedule();
+    }
+
     theme() {
       const style = getComputedStyle(this.box);
       const read = (name) => style.getPropertyValue(name).trim();
       const uses = this.header.uses.map((use) => read(`--u-${use}`));
       const kinds = this.header.kinds.map((kind) => read(`--k-${kind}`));
-      return { text: read("--text"), soft: read("--soft"), grid: read("--grid"), page: read("--page"), uses, kinds };
+      return { fault: read("--k-fault"), text: read("--text"), soft: read("--soft"), grid: read("--grid"), page: read("--page"), uses, kinds };
     }
 
     size() {
@@ -255,6 +278,17 @@ const Gantt = (() => {
         context.globalAlpha = 1;
         context.fillText(`${at} ${unit[0]}`, Math.min(x, this.width - 24), TOP - 9);
       }
+      context.strokeStyle = colours.fault;
+      context.globalAlpha = 0.55;
+      for (const time_s of this.faults || []) {
+        const x = this.px((time_s - header.start) / header.tick);
+        if (x < this.left || x > this.width) continue;
+        context.beginPath();
+        context.moveTo(x, TOP);
+        context.lineTo(x, TOP + this.plotH);
+        context.stroke();
+      }
+      context.globalAlpha = 1;
       context.textAlign = "right";
       context.textBaseline = "middle";
       const rowH = this.plotH / (this.y1 - this.y0);

@@ -189,6 +189,9 @@
     const box = part.querySelector(".gantt");
     part.querySelector(".note").textContent = run.note;
     const gantt = await Gantt.open(box, run);
+    gantt.faults = run.faults || [];
+    const there = new Set(gantt.bars.kind);
+    gantt.there = gantt.header.kinds.filter((_, k) => there.has(k));
     const on = (name, act) => { part.querySelector(`[data-act=${name}]`).onclick = act; };
     on("in", () => gantt.zoom(0.6, 1));
     on("out", () => gantt.zoom(1 / 0.6, 1));
@@ -206,6 +209,7 @@
       if (event.key !== "Enter") return;
       told.textContent = gantt.find(field.value) ? "" : "no job of that name";
     };
+    gantt.open();
     gantt.paint();
     return gantt;
   }
@@ -213,17 +217,37 @@
   function legend(part, gantt) {
     const box = part.querySelector(".legend");
     box.textContent = "";
-    const names = gantt.mode === "kind" ? gantt.header.kinds.map((k) => [`k-${k}`, k])
+    const names = gantt.mode === "kind" ? gantt.there.map((k) => [`k-${k}`, k])
       : [["k-queued", "queued"], ...gantt.header.uses.map((u) => [`u-${u}`, u])];
     for (const [variable, name] of names) {
       const key = html("span", "key", box);
       html("i", "", key).style.background = `var(--${variable})`;
       html("span", "", key, gantt.header.words[name]);
     }
+    if (!gantt.faults.length) return;
+    const key = html("span", "key", box);
+    Object.assign(html("i", "", key).style, { width: "2px", background: "var(--k-fault)" });
+    html("span", "", key, "a fault begins");
+  }
+
+  function filters() {
+    // Tables of many rows: only those that hold every word typed.
+    for (const field of document.querySelectorAll("input[data-filter]")) {
+      const rows = [...document.getElementById(field.dataset.filter).querySelectorAll("tbody tr")];
+      const texts = rows.map((row) => row.textContent.toLowerCase());
+      const count = field.parentElement.querySelector(".count");
+      field.oninput = () => {
+        const wanted = field.value.toLowerCase().split(/\s+/).filter(Boolean);
+        let left = 0;
+        rows.forEach((row, k) => { row.hidden = !wanted.every((word) => texts[k].includes(word)); left += !row.hidden; });
+        count.textContent = wanted.length ? `${left} of ${rows.length}` : "";
+      };
+    }
   }
 
   function start() {
     themeButton();
+    filters();
     for (const chart of data.charts) Charts.draw(document.getElementById(`chart-${chart.id}`), chart);
     if (closely && data.runs.length) {
       const picker = document.getElementById("run");

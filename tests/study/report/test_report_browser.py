@@ -57,7 +57,7 @@ def opened(browser: Browser, page: Path) -> Browser:
 
 def test_offline_without_complaints(opened: Browser) -> None:
     ids = opened.js("return [...document.querySelectorAll('figure svg.drawing')].length")
-    assert ids == len(opened.js("return Charts.views.map((v) => v.chart.id)")) == 8
+    assert ids == len(opened.js("return Charts.views.map((v) => v.chart.id)")) == 9
     assert opened.js("return document.querySelector('.failed').textContent") == ""
     opened.js("document.getElementById('run').selectedIndex = 1; document.getElementById('run').onchange()")
     opened.until("return document.getElementById('closely').dataset.run === '1'")
@@ -381,7 +381,7 @@ def test_it_prints_light_and_whole(browser: Browser, page: Path) -> None:
             == "none"
         )
     corner = browser.js(
-        GANTT + "return Array.from(g.canvas.getContext('2d').getImageData(g.left + 2, 400, 1, 1).data)"
+        GANTT + "return Array.from(g.canvas.getContext('2d').getImageData(g.left + 9, 400, 1, 1).data)"
     )
     assert min(corner[:3]) > 100 or corner[3] == 0
     pdf = base64.b64decode(browser.cdp("Page.printToPDF", printBackground=True)["data"])

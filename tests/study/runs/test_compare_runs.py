@@ -14,7 +14,7 @@ from equipoise.study.folders import check_free, kind_of
 from equipoise.study.report.page import make_report
 from equipoise.study.runs.compare import EveryPolicyFailed, compare
 from equipoise.study.runs.warm import _SMALL
-from tests.study.runs.sweep_helpers import run_folder
+from tests.study.runs.sweeps.sweep_helpers import run_folder
 
 POLICIES = ["fifo", "sjf-greedy"]
 

@@ -17,7 +17,7 @@ from equipoise.study.runs.export import ExportError, export
 from equipoise.study.runs.store import Ledger, connect
 from equipoise.study.runs.sweep import Options, sweep
 from equipoise.study.runs.warm import _SMALL
-from tests.study.runs.sweep_helpers import write_sweep
+from tests.study.runs.sweeps.sweep_helpers import write_sweep
 
 ROWS = [
     ("a", "=1+2", 0.25, 3, None),

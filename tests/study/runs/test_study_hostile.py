@@ -28,7 +28,7 @@ from equipoise.study.runs.store import connect
 from equipoise.study.runs.sweep import Options, sweep
 from equipoise.study.runs.sweep_spec import RUNS_MOST, read_sweep
 from equipoise.study.signals import uninterrupted
-from tests.study.runs.sweep_helpers import SCENARIO, quick, run_folder, write_sweep
+from tests.study.runs.sweeps.sweep_helpers import SCENARIO, quick, run_folder, write_sweep
 
 ROOT = Path(__file__).resolve().parents[3]
 SMALL = SCENARIO | {"workload": {"jobs": [{"name": "job", "gpus": 2, "duration": 100.0}]}}

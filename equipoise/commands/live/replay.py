@@ -1,0 +1,65 @@
+"""The command `replay`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from equipoise.options import State, common, pass_state, progress
+from equipoise.study.terminal import printable
+
+
+@click.command()
+@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(dir_okay=False))
+@click.option(
+    "--what-if",
+    "asked",
+    metavar="CLASS[@RANK]=FACTOR",
+    multiple=True,
+    help="E.g. backward-compute@3=typical.",
+)
+@click.option(
+    "--timeline",
+    metavar="FILE.json.gz",
+    type=click.Path(dir_okay=False),
+    help="First step for Perfetto.",
+)
+@click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@common
+@pass_state
+def replay(
+    state: State, files: tuple[str, ...], asked: tuple[str, ...], timeline: str | None, form: str
+) -> None:
+    """Replay recorded training steps operation by operation: what stragglers cost, who causes it, what if.
+
+    FILEs are PyTorch profiler traces, one a rank, or one table (CSV, Parquet) with columns step, rank, dp_rank,
+    stage, optype, start_ts, duration, seq_id.
+    """
+    from equipoise.formats.operations import read_operations
+    from equipoise.formats.text.errors import FormatError
+    from equipoise.sim.scenario.tree import InputError
+    from equipoise.study.folders import check_target
+    from equipoise.study.replay.graph import graphs
+    from equipoise.study.replay.replay import typical
+    from equipoise.study.replay.summary import parse_change, summarise
+    from equipoise.study.replay.timeline import write_timeline
+
+    if timeline is not None:
+        check_target(timeline, (".json.gz",))
+    try:
+        operations = read_operations([Path(name) for name in files])
+        found = graphs(operations)
+    except (FormatError, ValueError) as error:
+        raise InputError([str(error)]) from error
+    except OSError as error:
+        raise InputError([f"{error.filename}: cannot be read: {error.strerror}"]) from error
+    changes = [parse_change(text, found) for text in asked]
+    fixed = any(op.lane for op in operations)  # launches of kernels, not a scheduler's host time
+    with progress(state.quiet, "replay", "steps") as tell:
+        summary = summarise(
+            found, changes, host_is_fixed=fixed, told=lambda done: tell(done, len(found), f"step {done}")
+        )
+    click.echo(printable(summary.as_json() if form == "json" else summary.as_text()))
+    if timeline is not None:
+        write_timeline(found[0], Path(timeline), typical(found))

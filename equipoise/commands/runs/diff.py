@@ -1,0 +1,44 @@
+"""The command `diff`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from equipoise.commands.tables import aligned
+from equipoise.options import common
+from equipoise.study.terminal import printable
+
+
+@click.command()
+@click.argument("first", metavar="RUN", type=click.Path(file_okay=False))
+@click.argument("second", metavar="RUN", type=click.Path(file_okay=False))
+@click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@common
+def diff(first: str, second: str, form: str) -> None:
+    """Show what differs between two run directories: keys of the scenario, and metrics with their ratio."""
+    from equipoise.study.display import LABELS, digits, show
+    from equipoise.study.plain import plain
+    from equipoise.study.runs.difference import difference
+
+    found = difference(Path(first), Path(second))
+    if form == "json":
+        content = {"inputs": found.inputs, "metrics": found.metrics}
+        click.echo(json.dumps(plain(content), indent=2, allow_nan=False))
+        return
+    if found.inputs:
+        click.echo(printable("\n".join(aligned([("input", first, second), *found.inputs]))))
+    else:
+        click.echo("inputs: equal")
+    rows = [
+        (LABELS[m].strip(), show(m, a), show(m, b), f"x {digits(b / a)}" if a > 0 else "-")
+        for m, a, b in found.metrics
+        if a != b and not (a != a and b != b)
+    ]
+    if rows:
+        table = aligned([("metric", first, second, "ratio"), *rows], [False, True, True, True])
+        click.echo(printable("\n" + "\n".join(table)))
+    else:
+        click.echo("metrics: equal")

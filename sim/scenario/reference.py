@@ -1,0 +1,190 @@
+"""Every key of a scenario with its meaning, unit, limits and default, read from the models."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import tokenize
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from equipoise.sim.scenario.model import Scenario
+from equipoise.sim.scenario.units import Quantity
+
+TYPES = {
+    int: "whole number", float: "number", str: "text", bool: "true or false", dict: "section", tuple: "list",
+}  # fmt: skip
+LIMITS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key. path: dotted, `[]` after a list, NAME for a name of the user's. default: "" when it is needed."""
+
+    path: str
+    kind: str
+    default: str
+    meaning: str
+
+    @property
+    def needed(self) -> bool:
+        """Whether a scenario must give it wherever its section stands."""
+        return not self.default
+
+
+def all_keys() -> list[Key]:
+    """All keys in the order of the models, sections before what is in them."""
+    return list(_section(Scenario, ""))
+
+
+def under(path: str) -> list[Key]:
+    """The keys at and below `path`, where indices and names of a scenario may stand for [] and NAME."""
+    wanted = _parts(path)
+    return [key for key in all_keys() if _matches(_parts(key.path), wanted)]
+
+
+def _parts(path: str) -> list[str]:
+    return [part for part in path.replace("[]", ".[]").split(".") if part]
+
+
+def _matches(parts: list[str], wanted: list[str]) -> bool:
+    if len(parts) < len(wanted):
+        return False
+    return all(
+        w in (p, "[]") or p == "NAME" or (p == "[]" and w.isdigit())
+        for p, w in zip(parts, wanted, strict=False)
+    )
+
+
+def _section(model: type[BaseModel], path: str) -> Iterator[Key]:
+    said = comments(model)
+    for name, field in model.model_fields.items():
+        if field.exclude:
+            continue
+        here = f"{path}.{name}" if path else name
+        inner, steps = _inside(field.annotation)
+        yield Key(here + steps, _kind(field, inner), _default(field), said.get(name, ""))
+        for part in inner:
+            yield from _section(part, here + steps)
+
+
+def _inside(annotation: Any) -> tuple[list[type[BaseModel]], str]:
+    """(models of the section behind an annotation, the steps to get into it)."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation], ""
+    origin, found, steps = get_origin(annotation), [], ""
+    for part in get_args(annotation):
+        if origin is Literal:
+            break
+        models, deeper = _inside(part)
+        found += [model for model in models if model not in found]
+        steps = steps or deeper
+    if found and origin in (tuple, list):
+        steps = "[]" + steps
+    if found and origin is dict:
+        steps = ".NAME" + steps
+    return found, steps
+
+
+def _kind(field: FieldInfo, inner: list[type[BaseModel]]) -> str:
+    """What may stand there: a quantity with its unit and an example, numbers with limits, words to choose from."""
+    if inner:
+        return "section" if len(inner) == 1 else f"section of {len(inner)} kinds"
+    found = list(_walk(field.annotation)) + list(field.metadata)
+    quantity = next((item for item in found if isinstance(item, Quantity)), None)
+    if quantity is not None:
+        return f"{quantity.base}, e.g. {quantity.example}"
+    words = [str(item) for item in found if isinstance(item, str | int) and not isinstance(item, bool)]
+    if words:
+        return " or ".join(words)
+    limits = [
+        f"{text} {getattr(m, name):g}" for m in found for name, text in LIMITS.items() if hasattr(m, name)
+    ]
+    kind = next((TYPES[item] for item in found if isinstance(item, type) and item in TYPES), "")
+    return ", ".join(part for part in (kind, *limits) if part)
+
+
+def _walk(annotation: Any) -> Iterator[Any]:
+    """The types, words and limits inside an annotation."""
+    origin = get_origin(annotation)
+    if origin is None:
+        yield from annotation.metadata if isinstance(annotation, FieldInfo) else (annotation,)
+        return
+    if isinstance(origin, type) and origin in (tuple, list, dict):
+        yield tuple if origin is list else origin
+        return
+    for part in get_args(annotation):
+        yield from _walk(part) if origin is not Literal else (part,)
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return ""
+    value = field.get_default(call_default_factory=True)
+    if value is None:
+        return "none"
+    if isinstance(value, BaseModel):
+        return "its defaults"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, tuple | list | dict):
+        return ", ".join(map(str, value)) or "empty"
+    return str(value) or "empty"
+
+
+@cache
+def comments(model: type[BaseModel]) -> dict[str, str]:
+    """What the source says behind each field: the comment on its line, or those on the lines right above it."""
+    found: dict[str, str] = {}
+    for base in reversed(model.__mro__):
+        if base is not BaseModel and issubclass(base, BaseModel):
+            found |= _comments(inspect.getsource(base))
+    return found
+
+
+def _comments(source: str) -> dict[str, str]:
+    lines: dict[int, str] = {}
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT and not token.string.startswith(("# type:", "# fmt:", "# noqa")):
+            lines[token.start[0]] = token.string.lstrip("# ").strip()
+    found: dict[str, str] = {}
+    rows = source.splitlines()
+    for number, row in enumerate(rows, 1):
+        name, colon, _ = row.strip().partition(":")
+        if row.startswith("    ") and not row.startswith("     ") and colon and name.isidentifier():
+            above: list[str] = []
+            k = number - 1
+            while k in lines and rows[k - 1].lstrip().startswith("#"):
+                above.insert(0, lines[k])
+                k -= 1
+            found[name] = " ".join([*above, *([lines[number]] if number in lines else [])])
+    return found
+
+
+def page() -> str:
+    """The reference as Markdown: `docs/scenario.md`."""
+    out = [
+        "# Keys of a scenario",
+        "",
+        "Made by `equipoise schema --format markdown`; do not edit. `[]` stands for each entry of a list, NAME for",
+        "a name of yours. A bare number is in the unit given first; text may carry another unit.",
+    ]
+    section = None
+    for key in all_keys():
+        parts = _parts(key.path)
+        deep = parts[0] in ("cluster", "workload") and len(parts) > 2
+        plain = len(parts) == 1 and key.kind != "section"
+        grouped = ".".join(parts[:2]) if deep else "of the whole" if plain else parts[0]
+        if grouped != section:
+            section = grouped
+            out += ["", f"## {section}", "", "| key | may be | default | meaning |", "|---|---|---|---|"]
+        cells = (f"`{key.path}`", key.kind, key.default or "**needed**", key.meaning)
+        out.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(out) + "\n"

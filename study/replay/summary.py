@@ -1,0 +1,168 @@
+"""What a recorded job loses to stragglers, and which operations and ranks cause it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from equipoise.policies.numerals import strict_float
+from equipoise.sim.scenario.tree import InputError
+from equipoise.study.display import digits, show
+from equipoise.study.plain import plain
+from equipoise.study.replay.graph import Graph
+from equipoise.study.replay.replay import (
+    NOTHING,
+    STRAGGLER_FREE,
+    Change,
+    group_class,
+    host_times,
+    step_times,
+    typical,
+)
+
+RANKS_TRIED = 256
+
+
+@dataclass(frozen=True)
+class Effect:
+    """One change: the mean step time under it, and the share of the recorded step time that it saves."""
+
+    name: str
+    step_s: float
+    saved: float
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Means over steps.
+
+    measured_s, replayed_s: the step as recorded and as replayed; error: median of their relative distance.
+    free_s: nobody is slow. classes, slow_ranks, asked: effects of making one class of operations or one rank
+    typical, and of what was asked for; the largest first.
+    """
+
+    steps: int
+    ranks: int
+    measured_s: float
+    replayed_s: float
+    error: float
+    free_s: float
+    classes: tuple[Effect, ...]
+    slow_ranks: tuple[Effect, ...]
+    asked: tuple[Effect, ...]
+
+    def as_json(self) -> str:
+        """Everything, for programs."""
+        parts = {k: [vars(e) for e in v] if isinstance(v, tuple) else v for k, v in vars(self).items()}
+        return json.dumps(plain(parts), indent=2, allow_nan=False)
+
+    def as_text(self, most: int = 8) -> str:
+        """A few lines and tables for people."""
+        lost = 1 - self.free_s / self.measured_s
+        lines = [
+            f"{self.steps} steps of {self.ranks} ranks: {show('x_s', self.measured_s)} a step; replayed "
+            f"{show('x_s', self.replayed_s)} (median error {show('x_ratio', self.error)})",
+            f"straggler-free {show('x_s', self.free_s)}: stragglers cost {show('x_ratio', max(0.0, lost))} "
+            f"of the step, {digits(self.measured_s / self.free_s)}x",
+        ]
+        for title, effects in (
+            ("what if one class of operations took its typical time", self.classes),
+            ("what if one rank were as fast as the others", self.slow_ranks),
+            ("what was asked", self.asked),
+        ):
+            if effects:
+                lines += ["", f"{title}:"]
+                lines += [
+                    f"  {show('x_ratio', e.saved):>8} saved  {show('x_s', e.step_s):>9}  {e.name}"
+                    for e in effects[:most]
+                ]
+                if len(effects) > most:
+                    lines.append(f"  and {len(effects) - most} more that save less (--format json)")
+        return "\n".join(lines)
+
+
+def summarise(
+    graphs: Sequence[Graph],
+    asked: Sequence[Change] = (),
+    *,
+    host_is_fixed: bool = False,
+    told: Callable[[int], None] = lambda done: None,
+) -> Summary:
+    """Replays every step as recorded, without stragglers, and under each change.
+
+    host_is_fixed: host time stays (at its least) in a straggler-free step, as for kernels that wait for launches;
+    else it counts as straggling.
+    """
+    usual = typical(graphs)
+    kinds = sorted({_kind(graph, k) for graph in graphs for k in range(len(graph.operations))})
+    ranks = sorted({op.rank for graph in graphs for op in graph.operations})
+    by_rank = [Change(f"rank {rank}", rank=rank) for rank in ranks[:RANKS_TRIED]] if len(ranks) > 1 else []
+    grouped = {group_class(g.operations[members[0]]) for g in graphs for members in g.groups}
+    by_class = [
+        *(Change(kind, kinds=(kind,)) for kind in kinds),
+        Change("all computing", kinds=tuple(kind for kind in kinds if kind not in grouped)),
+        Change("all communication", kinds=tuple(sorted(grouped))),
+        Change("no host time", kinds=(), host=0.0),
+    ]
+    changes = [NOTHING, STRAGGLER_FREE, *by_class, *by_rank, *asked]
+    times = step_times(graphs, changes, usual, told=told)
+    measured = np.array([graph.measured_s for graph in graphs])
+    means = times.mean(axis=0)
+    free_s = float(means[1])
+    if host_is_fixed:
+        calm = Change("straggler-free")
+        free_s = float(step_times(graphs, [calm], usual, host_times(graphs)).mean())
+    effects = [
+        Effect(change.name, float(mean), 1 - float(mean) / float(means[0]))
+        for change, mean in zip(changes, means, strict=True)
+    ]
+    first, second = 2 + len(by_class), 2 + len(by_class) + len(by_rank)
+    return Summary(
+        len(graphs),
+        len(ranks),
+        float(measured.mean()),
+        float(means[0]),
+        float(np.median(np.abs(times[:, 0] / measured - 1))),
+        free_s,
+        _ranked(effects[2:first]),
+        _ranked(effects[first:second]),
+        tuple(effects[second:]),
+    )
+
+
+def _ranked(effects: Sequence[Effect]) -> tuple[Effect, ...]:
+    return tuple(sorted(effects, key=lambda effect: (-effect.saved, effect.name)))
+
+
+def _kind(graph: Graph, k: int) -> str:
+    operation = graph.operations[k]
+    return group_class(operation) if graph.group_of[k] >= 0 else operation.kind
+
+
+def parse_change(text: str, graphs: Sequence[Graph]) -> Change:
+    """`CLASS=FACTOR`, `CLASS@RANK=FACTOR`, `@RANK=FACTOR`; `typical` in place of a factor.
+
+    Raises InputError for a class or rank that the operations do not have, or a bad factor.
+    """
+    where, sign, value = text.partition("=")
+    kind, at, rank_text = where.partition("@")
+    if not sign or not where:
+        raise InputError([f"--what-if {text}: write CLASS=FACTOR, CLASS@RANK=FACTOR or @RANK=typical"])
+    kinds = {_kind(graph, k) for graph in graphs for k in range(len(graph.operations))}
+    ranks = {op.rank for graph in graphs for op in graph.operations}
+    if kind and kind not in kinds:
+        raise InputError([f"--what-if {text}: no class {kind!r}; there are {', '.join(sorted(kinds)[:20])}"])
+    if at and (not rank_text.isdigit() or int(rank_text) not in ranks):
+        raise InputError(
+            [f"--what-if {text}: no rank {rank_text!r}; there are {len(ranks)}, from {min(ranks)}"]
+        )
+    try:
+        factor = float("nan") if value == "typical" else strict_float(value)
+    except ValueError as error:
+        raise InputError([f"--what-if {text}: {value!r} is no factor and not 'typical'"]) from error
+    if factor < 0:
+        raise InputError([f"--what-if {text}: a factor must be at least 0"])
+    return Change(text, (kind,) if kind else None, int(rank_text) if at else None, factor)

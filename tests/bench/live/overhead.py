@@ -1,0 +1,162 @@
+"""What the adapter costs: plain data-parallel training against the same with a policy attached.
+
+    python tests/bench/live/overhead.py [--ranks 2] [--blocks 12] [--format json]
+
+Both models (12 M parameters, steps of about 100 ms) live in the same processes and take turns in blocks of
+ten steps, statistics, decisions and the record of the run included; the figure is the median ratio of paired
+blocks. On a busy machine ranks are not equal, and a policy rightly reacts: `--mode advise` then shows the
+cost of the adapter alone, and `--mode control` (nothing attached) what noise alone makes of the figure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+
+from tests.live import ranks as live_ranks
+
+STEPS = 10
+
+
+def measure(
+    rank: int, policy: str, mode: str, blocks: int, target_s: float, work: str, width: int, run_dir: str
+) -> dict[str, Any]:
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.utils.data import DataLoader, TensorDataset
+    from torch.utils.data.distributed import DistributedSampler
+
+    from equipoise.live.attach import attach
+
+    torch.set_num_threads(1)  # as torchrun does: more would compete for the cores
+    dist.init_process_group("gloo")
+    ranks = dist.get_world_size()
+    torch.manual_seed(0)
+
+    class Net(torch.nn.Module):
+        """About 12 M parameters; waits where real computing would compete for the cores."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.Sequential(
+                torch.nn.Linear(1000, width),
+                torch.nn.ReLU(),
+                torch.nn.Linear(width, width),
+                torch.nn.Linear(width, 100),
+            )
+            self.wait_s = 0.0
+
+        def forward(self, x: Any) -> Any:
+            if self.wait_s:
+                time.sleep(self.wait_s)
+            return self.layers(x)
+
+    batch = 16 * ranks
+    inputs, labels = torch.randn(4096, 1000), torch.randint(0, 100, (4096,))
+    data = TensorDataset(inputs, labels)
+    plain, attached = (DistributedDataParallel(Net()) for _ in range(2))
+    optimizers = [torch.optim.SGD(m.parameters(), lr=1e-3) for m in (plain, attached)]
+    loaders = [DataLoader(data, batch_size=16, sampler=DistributedSampler(data)) for _ in range(2)]
+    runtime = None
+    if mode != "control":
+        runtime = attach(
+            attached,
+            optimizers[1],
+            policy=policy,
+            global_batch=batch,
+            mode=mode,
+            statistics_every=10,
+            run_dir=run_dir,
+        )
+        loaders[1] = DataLoader(data, batch_sampler=runtime.sampler(data))
+
+    def forever(loader: Any) -> Any:
+        while True:
+            yield from loader
+
+    streams = [forever(loader) for loader in loaders]
+
+    def block(k: int) -> tuple[float, float]:
+        model, optimizer = (plain, attached)[k], optimizers[k]
+        dist.barrier()
+        began, began_cpu = time.perf_counter(), time.process_time()
+        for _ in range(STEPS):
+            x, y = next(streams[k])
+            torch.nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if k and runtime is not None:
+                runtime.step()
+        return time.perf_counter() - began, time.process_time() - began_cpu
+
+    for k in (0, 1):
+        block(k)
+    step_s = torch.tensor([block(0)[0] / STEPS])
+    dist.all_reduce(step_s, dist.ReduceOp.MAX)
+    if work == "wait":
+        for model in (plain, attached):
+            model.module.wait_s = max(0.0, target_s - float(step_s))
+    times: tuple[list[float], list[float]] = ([], [])
+    cpu: tuple[list[float], list[float]] = ([], [])
+    for n in range(blocks):
+        for k in (0, 1) if n % 2 == 0 else (1, 0):
+            wall_s, cpu_s = block(k)
+            times[k].append(wall_s / STEPS)
+            cpu[k].append(cpu_s / STEPS)
+    shares = None
+    if runtime is not None:
+        shares = runtime.shares
+        runtime.close()
+    return {"plain": times[0], "attached": times[1], "cpu": cpu, "shares": shares}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--blocks", type=int, default=12)
+    parser.add_argument("--step-ms", type=float, default=100.0)
+    parser.add_argument("--width", type=int, default=3000, help="of the hidden layers; 3000: 12 M parameters")
+    parser.add_argument("--policy", default="s1+s2")
+    parser.add_argument("--mode", choices=["observe", "advise", "act", "control"], default="act")
+    parser.add_argument("--work", choices=["wait", "compute"], default="wait")
+    parser.add_argument("--format", choices=["text", "json"], default="text")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = live_ranks.Ranks(
+            measure,
+            given.ranks,
+            given.policy,
+            given.mode,
+            given.blocks,
+            given.step_ms / 1e3,
+            given.work,
+            given.width,
+            folder,
+        )
+        result = ranks.join(timeout_s=600)[0]
+    pairs = zip(result["plain"], result["attached"], strict=True)
+    ratios = sorted(b / a - 1 for a, b in pairs)
+    found = {
+        "ranks": given.ranks,
+        "plain_step_s": statistics.median(result["plain"]),
+        "attached_step_s": statistics.median(result["attached"]),
+        "overhead_median": statistics.median(ratios),
+        "overhead_quartiles": [ratios[len(ratios) // 4], ratios[3 * len(ratios) // 4]],
+        "pairs": len(ratios),
+        "extra_cpu_s_per_step": statistics.median(b - a for a, b in zip(*result["cpu"], strict=True)),
+        "shares": result["shares"],
+    }
+    print(json.dumps(found) if given.format == "json" else "\n".join(f"{k}: {v}" for k, v in found.items()))
+
+
+if __name__ == "__main__":
+    main()

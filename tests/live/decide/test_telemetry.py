@@ -1,0 +1,454 @@
+"""The record of a run, metrics, device telemetry, shares of a device: none of them may stop training."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import math
+import socket
+import threading
+import time
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from equipoise.live.decide.metrics import METRICS, PrometheusServer, exposition  # noqa: E402
+from equipoise.live.decide.telemetry import Recorder, last_decision, plain  # noqa: E402
+from equipoise.live.train.devices import GPU_COLUMNS, DeviceSampler  # noqa: E402
+from equipoise.live.train.rounds import RoundInfo  # noqa: E402
+from equipoise.live.train.shares import DutyCycle, GreenContexts, MpsAtStart, make_backend  # noqa: E402
+from equipoise.live.train.timing import HostTimer  # noqa: E402
+from equipoise.policies.contract import Kind, Memory, Plan, Policy, Stage, refine  # noqa: E402
+from equipoise.policies.observation import Observation  # noqa: E402
+from equipoise.policies.record.journal import read, replay  # noqa: E402
+from equipoise.policies.registry import make_policy  # noqa: E402
+from tests.live import ranks as live_ranks  # noqa: E402
+from tests.live.decide.test_decider import observation  # noqa: E402
+
+INFO = RoundInfo(3, 8, True, False, (8, 8), False, (8.0, 8.0))
+ROW = np.array([[8.0, 0.1, 0.2, 0.3, 0.4, math.nan, math.nan]])
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+# -- records -------------------------------------------------------------------------------------------------
+
+
+def test_rounds_events_and_decisions_are_written(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "new" / "run", 5)
+    recorder.manifest({"samples": 10, "drift": math.nan, "path": tmp_path, "shares": np.array([1, 2])})
+    recorder.rounds(ROW, [INFO])
+    recorder.event("regrouped", members=(0, 2), took_s=0.5)
+    policy = make_policy("s2")
+    decision = refine(policy, observation(), {})
+    recorder.decision(decision)
+    recorder.close()
+    folder = tmp_path / "new" / "run"
+    first, second = lines(folder / "rounds-5.jsonl")
+    assert (first["round"], first["samples"], first["tail_s"], first["local_square"]) == (3, 8.0, 0.3, None)
+    assert (second["event"], second["members"]) == ("regrouped", [0, 2])
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest == {"samples": 10, "drift": None, "path": str(tmp_path), "shares": [1, 2]}
+    assert replay(policy, folder / "decisions-5.jsonl") == []
+    assert recorder.lost == 0
+
+
+def test_the_latest_decision_of_a_run_is_found_whoever_made_it(tmp_path: Path) -> None:
+    assert last_decision(tmp_path) is None
+    policy = make_policy("s2")
+    for member, time_s in ((0, 1.0), (2, 9.0), (3, 4.0)):
+        recorder = Recorder(tmp_path, member)
+        seen = observation()
+        seen.time_s = time_s
+        recorder.decision(refine(policy, seen, {}))
+        recorder.close()
+    (tmp_path / "decisions-7.jsonl").write_text("damaged\nmore\n")
+    found = last_decision(tmp_path)
+    assert found is not None
+    assert found.observation.time_s == 9.0
+
+
+def test_a_full_disk_costs_lines_and_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("needs /dev/full")
+    for name in ("rounds-0.jsonl", "decisions-0.jsonl"):
+        (tmp_path / name).symlink_to("/dev/full")
+    recorder = Recorder(tmp_path, 0)
+    for _ in range(3):
+        recorder.rounds(ROW, [INFO])
+        recorder.decision(refine(make_policy("s2"), observation(), {}))
+    recorder.close()
+    assert recorder.lost == 6
+    err = capsys.readouterr().err
+    assert err.count("record is incomplete") == 1
+    assert "No space left" in err
+
+
+def test_a_folder_that_cannot_be_made_costs_lines_and_nothing_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    recorder = Recorder(tmp_path / "file" / "run", 0)
+    recorder.event("x")
+    recorder.close()
+    assert recorder.lost == 1
+    assert "incomplete" in capsys.readouterr().err
+
+
+def test_what_is_noted_while_all_ranks_wait_is_written_afterwards(tmp_path: Path) -> None:
+    recorder, written = Recorder(tmp_path, 0), tmp_path / "rounds-0.jsonl"
+    with contextlib.suppress(ConnectionError), recorder.holding():
+        recorder.event("first")
+        other = threading.Thread(target=recorder.event, args=("second",))
+        other.start()
+        other.join()
+        time.sleep(0.2)
+        assert not written.exists()
+        raise ConnectionError
+    recorder.event("third")
+    recorder.close()
+    assert [json.loads(line)["event"] for line in written.read_text().splitlines()] == [
+        "first",
+        "second",
+        "third",
+    ]
+
+
+def test_without_a_folder_nothing_is_written() -> None:
+    recorder = Recorder(None, 0)
+    recorder.rounds(ROW, [INFO])
+    recorder.event("x")
+    recorder.close()
+    assert recorder.lost == 0
+    assert plain(float("inf")) is None
+
+
+# -- time ----------------------------------------------------------------------------------------------------
+
+
+def test_spans_lie_between_their_marks(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 0.0
+    monkeypatch.setattr("equipoise.live.train.timing.time.perf_counter", lambda: now_s)
+    timer = HostTimer()
+    timer.begin_round()
+    for name, pause_s in (("forward", 1.0), ("local", 2.0), ("done", 4.0), ("enter", 8.0), ("leave", 16.0)):
+        now_s += pause_s
+        timer.mark(name)
+    timer.mark("forward")  # a second forward of the round does not count
+    now_s += 32.0
+    timer.end_round()
+    timer.begin_round()
+    timer.end_round()
+    (stall_s, compute_s, tail_s, update_s), missing = timer.spans()
+    assert (stall_s, compute_s) == (1.0, 2.0)
+    assert tail_s == 4.0 + 16.0  # the exchange of parameters too
+    assert update_s == 8.0 + 32.0
+    assert all(math.isnan(v) for v in missing)
+    assert timer.spans() == []
+
+
+# -- metrics -------------------------------------------------------------------------------------------------
+
+
+def test_metrics_are_served_in_prometheus_format() -> None:
+    server = PrometheusServer(0, host="127.0.0.1")
+    try:
+        server.update({"equipoise_samples_total": 12.0, "equipoise_step_seconds": [0.25, math.nan, 0.5]})
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=5) as answer:
+            text = answer.read().decode()
+    finally:
+        server.close()
+    assert "# TYPE equipoise_samples_total counter\nequipoise_samples_total 12.0\n" in text
+    assert 'equipoise_step_seconds{rank="0"} 0.25\nequipoise_step_seconds{rank="2"} 0.5\n' in text
+    assert 'rank="1"' not in text
+
+
+def train_on_a_taken_port(rank: int, port: int) -> tuple[int, str]:
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.utils.data import DataLoader, TensorDataset
+
+    from equipoise.live.attach import attach
+
+    torch.distributed.init_process_group("gloo")
+    model = DistributedDataParallel(torch.nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said):
+        runtime = attach(model, optimizer, "none", global_batch=4, decide_every=2, prometheus_port=port)
+        data = TensorDataset(torch.randn(16, 2), torch.randn(16, 1))
+        for x, y in DataLoader(data, batch_sampler=runtime.sampler(data)):
+            torch.nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            runtime.step()
+        runtime.close()
+    return runtime.round, said.getvalue()
+
+
+def test_a_port_that_is_taken_costs_a_line_and_the_metrics() -> None:
+    with socket.socket() as taken:
+        taken.bind(("0.0.0.0", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        ((rounds, said),) = live_ranks.run(train_on_a_taken_port, 1, port)
+    assert rounds == 4
+    assert said.startswith(f"equipoise: no metrics on port {port}: ")
+    assert said.count("\n") == 1
+
+
+def test_metric_names_follow_the_conventions() -> None:
+    for name, (kind, text) in METRICS.items():
+        assert name.startswith("equipoise_")
+        assert name.endswith("_total") == (kind == "counter")
+        assert text.endswith(".")
+    assert exposition({}) == "\n"
+
+
+def test_metrics_are_copied_to_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+    import types
+
+    from equipoise.live.decide.metrics import MlflowCopy
+
+    sent: list[Any] = []
+    fake = types.ModuleType("mlflow")
+    fake.log_metrics = lambda values, step: sent.append((values, step))  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "mlflow", fake)
+    MlflowCopy().update({"equipoise_ranks": 2.0, "equipoise_wait_seconds": [0.5, math.nan]}, step=7)
+    assert sent == [({"equipoise_ranks": 2.0, "equipoise_wait_seconds.0": 0.5}, 7)]
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    with pytest.raises(ImportError):
+        MlflowCopy()
+
+
+# -- devices -------------------------------------------------------------------------------------------------
+
+
+class FakeNvml:
+    """Looks like pynvml; `broken` makes every call fail, as when the driver goes away."""
+
+    NVML_CLOCK_SM, NVML_TEMPERATURE_GPU = 1, 0
+    NVML_GPM_METRICS_GET_VERSION, NVML_GPM_METRIC_SM_UTIL, NVML_GPM_METRIC_DRAM_BW_UTIL = 1, 2, 10
+
+    class NVMLError(Exception):
+        value = 999
+
+    class c_nvmlGpmMetricsGet_t:  # noqa: N801 (named so in the binding)
+        def __init__(self) -> None:
+            cell = type("Metric", (), {"metricId": 0, "nvmlReturn": 0, "value": 0.0})
+            self.metrics = [cell() for _ in range(2)]
+
+    def __init__(self, gpm: bool = True) -> None:
+        self.broken, self.gpm, self.samples = False, gpm, 0
+
+    def _alive(self) -> None:
+        if self.broken:
+            raise OSError("the library has gone")
+
+    def nvmlInit(self) -> None:
+        self._alive()
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> str:
+        return f"gpu {index}"
+
+    def nvmlDeviceGetClockInfo(self, handle: str, kind: int) -> int:
+        self._alive()
+        return 1000
+
+    def nvmlDeviceGetMaxClockInfo(self, handle: str, kind: int) -> int:
+        return 2000
+
+    def nvmlDeviceGetPowerUsage(self, handle: str) -> int:
+        raise self.NVMLError("not supported")
+
+    def nvmlDeviceGetTemperature(self, handle: str, kind: int) -> int:
+        return 55
+
+    def nvmlGpmQueryDeviceSupport(self, handle: str) -> Any:
+        return type("Support", (), {"isSupportedDevice": self.gpm})
+
+    def nvmlGpmSampleAlloc(self) -> int:
+        self.samples += 1
+        return self.samples
+
+    def nvmlGpmSampleGet(self, handle: str, sample: int) -> None:
+        pass
+
+    def nvmlGpmMetricsGet(self, wanted: Any) -> None:
+        wanted.metrics[0].value, wanted.metrics[1].value = 80.0, 30.0
+
+
+def until(condition: Any, timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_device_samples_and_a_vanished_library() -> None:
+    nvml, problems = FakeNvml(), []  # type: ignore[var-annotated]
+    sampler = DeviceSampler(nvml, 0, problems.append, period_s=0.02)
+    until(lambda: sampler.latest()["sm_active_ratio"] == 0.8)
+    latest = sampler.latest()
+    assert (latest["dram_active_ratio"], latest["clock_ratio"], latest["temperature_c"]) == (0.3, 0.5, 55.0)
+    assert math.isnan(latest["power_w"])  # this device does not have it
+    assert nvml.samples == 2
+    nvml.broken = True
+    until(lambda: math.isnan(sampler.latest()["temperature_c"]))
+    time.sleep(0.1)
+    assert problems == ["NVML: OSError: the library has gone"]  # told once
+    nvml.broken = False
+    until(lambda: sampler.latest()["temperature_c"] == 55.0)
+    sampler.close()
+    assert set(latest) == set(GPU_COLUMNS)
+
+
+def test_a_device_without_activity_counters() -> None:
+    sampler = DeviceSampler(FakeNvml(gpm=False), 0, pytest.fail, period_s=0.02)
+    until(lambda: sampler.latest()["temperature_c"] == 55.0)
+    assert math.isnan(sampler.latest()["sm_active_ratio"])
+    sampler.close()
+
+
+# -- shares --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5, 0.25])
+def test_a_duty_cycle_computes_that_share_of_the_time(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now_s
+        now_s += seconds
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    monkeypatch.setattr(time, "perf_counter", lambda: now_s)
+    backend = DutyCycle()
+    assert backend.set(share) is None
+    for _ in range(5):
+        began_s = now_s
+        backend.begin()
+        for _ in range(3):  # one call per gradient
+            now_s += 0.1
+            backend.end()
+    assert 0.3 / (now_s - began_s) == pytest.approx(share)
+
+
+def test_an_mps_share_is_what_the_process_was_started_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", raising=False)
+    with pytest.raises(ValueError, match="is not set"):
+        MpsAtStart()
+    monkeypatch.setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "40")
+    backend = make_backend("mps", torch.device("cpu"))
+    assert backend.set(0.4) is None
+    assert "restart with CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=60%" in str(backend.set(0.6))
+
+
+def test_whole_devices_only_take_the_whole_share() -> None:
+    backend = make_backend("none", torch.device("cpu"))
+    assert backend.set(1.0) is None
+    assert backend.set(0.5) is not None
+
+
+@dataclass(frozen=True)
+class Unequal(Stage):
+    """Gives the first worker three quarters of the device."""
+
+    name: ClassVar[str] = "unequal"
+    kind: ClassVar[Kind] = "sync"
+
+    def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
+        return plan.with_(gpu_share=np.array([0.75, 0.25])), memory
+
+
+def share_a_device(rank: int, folder: str) -> None:
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.utils.data import DataLoader, TensorDataset
+
+    from equipoise.live.attach import attach
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(2, 1)
+
+        def forward(self, x: Any) -> Any:
+            time.sleep(0.03)
+            return self.layer(x)
+
+    torch.distributed.init_process_group("gloo")
+    model = DistributedDataParallel(Net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    policy = Policy("unequal", (Unequal(),))
+    runtime = attach(
+        model, optimizer, policy, global_batch=4, decide_every=5, share_backend="duty-cycle", run_dir=folder
+    )
+    data = TensorDataset(torch.randn(80, 2), torch.randn(80, 1))
+    for x, y in DataLoader(data, batch_sampler=runtime.sampler(data)):
+        torch.nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        runtime.step()
+    runtime.close()
+
+
+@pytest.mark.long
+def test_ranks_on_one_device_are_held_to_their_shares(tmp_path: Path) -> None:
+    live_ranks.run(share_a_device, 2, str(tmp_path), EQUIPOISE_DEVICE="gpu")
+    folder = live_ranks.record(tmp_path)
+    rows = [[r for r in lines(folder / f"rounds-{k}.jsonl") if "round" in r] for k in (0, 1)]
+    computed = [
+        [float(np.median([r["compute_s"] for r in rank[a:b]])) for a, b in ((2, 5), (12, 20))]
+        for rank in rows
+    ]
+    first, second = (entry.decision.observation for entry in list(read(folder / "decisions-0.jsonl"))[:2])
+    assert (first.workers.gpu_share.tolist(), second.workers.gpu_share.tolist()) == ([0.5, 0.5], [0.75, 0.25])
+    assert first.gpus.job.tolist() == [-2]
+    assert computed[1][1] > 1.5 * computed[0][1]  # three times on a quiet machine
+    assert computed[1][1] > 1.25 * computed[1][0]  # twice
+
+
+class FakeContext:
+    made: list[int] = []  # noqa: RUF012 (shared on purpose)
+    stack: list[int] = []  # noqa: RUF012
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    @classmethod
+    def create(cls, num_sms: int, device_id: int) -> FakeContext:
+        if num_sms < 8:
+            raise RuntimeError("too few")
+        cls.made.append(num_sms)
+        return cls(num_sms)
+
+    def set_context(self) -> None:
+        self.stack.append(self.count)
+
+    def pop_context(self) -> None:
+        assert self.stack.pop() == self.count
+
+
+def test_green_contexts_are_made_once_per_share_and_switched_between_rounds() -> None:
+    backend = GreenContexts(torch.device("cpu"), api=FakeContext, processors=132)
+    for share, inside in ((0.5, [66]), (0.25, [33]), (0.5, [66]), (1.0, [])):
+        assert backend.set(share) is None
+        backend.begin()
+        backend.begin()
+        assert FakeContext.stack == inside
+    assert FakeContext.made == [66, 33]
+    assert "too few" in str(backend.set(0.01))
+    assert backend.quantum == pytest.approx(1 / 132)
+
+
+def test_no_thread_is_left_that_keeps_a_process_alive() -> None:
+    assert all(t.daemon for t in threading.enumerate() if t.name.startswith("equipoise"))

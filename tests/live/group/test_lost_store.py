@@ -1,0 +1,232 @@
+"""The host of the store dies: every rank ends soon, with one line, and nothing is left running."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from equipoise.live.group import lifeline
+
+ROOT = Path(__file__).resolve().parents[3]
+SCRIPT = """
+import os, pathlib, signal, sys, time
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+import equipoise
+from equipoise.live.group import regroup
+
+torch.set_num_threads(1)
+member = regroup.start().member
+if member == 1:  # as a script that saves a checkpoint when it is told to end
+    signal.signal(signal.SIGTERM, lambda *_: (pathlib.Path("saved").touch(), sys.exit(3)))
+data = TensorDataset(torch.randn(80000, 4), torch.randn(80000, 1))
+model = DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+runtime = equipoise.attach(model, optimizer, policy="none", global_batch=8, decide_every=2)
+loader = DataLoader(data, batch_sampler=runtime.sampler(data), num_workers=1)
+for inputs, labels in runtime.batches(loader):
+    with runtime.recover():
+        torch.nn.functional.mse_loss(model(inputs), labels).backward()
+        if member == 0 and runtime.round == 8:
+            pathlib.Path("waits").touch()
+            time.sleep(60)  # in one exchange or none: told all the same
+        optimizer.step()
+    runtime.step()
+"""
+
+
+@pytest.mark.long
+def test_a_killed_launcher_leaves_nothing_running(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
+    command = [sys.executable, "-m", "equipoise.live.group.launch", "--ranks", "2", "train.py"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, cwd=tmp_path, env=environment) as launcher:
+        while not (tmp_path / "waits").exists():
+            assert launcher.poll() is None
+            time.sleep(0.02)
+        launcher.kill()
+        began = time.monotonic()
+        assert launcher.stderr is not None
+        said = (
+            launcher.stderr.read().decode()
+        )  # its end: nobody holds the pipe any more, no data worker either
+    assert time.monotonic() - began < 20.0
+    first, *others = said.splitlines()
+    assert first.startswith("equipoise: store on ")
+    assert sorted(line[:28] for line in others) == [
+        "equipoise: member 0 ends: th",
+        "equipoise: member 1 ends: th",
+    ]
+    assert (tmp_path / "saved").exists()
+
+
+def test_a_rank_that_finds_no_store_says_so_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lifeline, "_REACHED_WITHIN_S", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with pytest.raises(SystemExit, match=f"equipoise: no store at 127.0.0.1:{port}: Connection refused"):
+        lifeline.reached("127.0.0.1", port)
+
+
+def test_a_launcher_that_is_told_to_end_ends_its_ranks(tmp_path: Path) -> None:
+    (tmp_path / "waits.py").write_text("import time; print('up', flush=True); time.sleep(60)")
+    command = [sys.executable, "-m", "equipoise.live.group.launch", "--ranks", "2", "waits.py"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=tmp_path, env=environment) as launcher:
+        assert launcher.stdout is not None
+        for _ in range(2):
+            assert launcher.stdout.readline() == b"up\n"
+        launcher.send_signal(signal.SIGTERM)
+        assert launcher.wait(timeout=60) == 128 + signal.SIGTERM
+        assert launcher.stdout.read() == b""  # the ranks held it, too
+
+
+NODE = """
+import os, pathlib, sys, time
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+import equipoise
+from equipoise.live.group import regroup
+
+torch.set_num_threads(1)
+member = regroup.start().member
+data = TensorDataset(torch.randn(80000, 4), torch.randn(80000, 1))
+model = DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+runtime = equipoise.attach(model, optimizer, policy="none", global_batch=8, decide_every=2)
+loader = DataLoader(data, batch_sampler=runtime.sampler(data))
+seen, end = set(), None
+for inputs, labels in runtime.batches(loader):
+    if os.environ["RANK"] == sys.argv[1] and runtime.round == 3:
+        os._exit(9)
+    members = tuple(runtime._parts.group.members)
+    seen.add(members)
+    if members == (0, 2) and end is None:  # at the same round on both
+        end = runtime.round + 5
+    with runtime.recover():
+        torch.nn.functional.mse_loss(model(inputs), labels).backward()
+        optimizer.step()
+    runtime.step()
+    if runtime.round == end:
+        break
+    time.sleep(0.01)
+pathlib.Path(f"seen-{member}").write_text(repr(sorted(seen)))
+runtime.close()
+"""
+
+
+@pytest.mark.long
+def test_a_node_that_is_started_again_is_taken_in(tmp_path: Path) -> None:
+    """As a pod that is replaced: two launchers, one store; the second node's rank dies and comes back."""
+    (tmp_path / "node.py").write_text(NODE)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore", "EQUIPOISE_TOKEN": "x"}
+    module = [sys.executable, "-m"]
+    file = tmp_path / "address"
+    store = [*module, "equipoise.live.group.store", "--port", "0", "--address-file", str(file)]
+    with subprocess.Popen(store, env=environment, stdout=subprocess.DEVNULL) as host:
+        while not file.exists():
+            assert host.poll() is None
+            time.sleep(0.02)
+        node = [*module, "equipoise.live.group.launch", "--store", file.read_text().strip(), "--nodes", "2"]
+        first = subprocess.Popen([*node, "--node-rank", "0", "node.py", "-1"], cwd=tmp_path, env=environment)
+        second = [*node, "--node-rank", "1", "node.py"]
+        assert subprocess.run([*second, "1"], cwd=tmp_path, env=environment, check=False).returncode == 9
+        assert subprocess.run([*second, "-1"], cwd=tmp_path, env=environment, check=False).returncode == 0
+        assert first.wait(timeout=60) == 0
+        assert "(0,)" in (tmp_path / "seen-0").read_text()
+        assert "(0, 2)" in (tmp_path / "seen-2").read_text()
+        host.terminate()
+
+
+@pytest.mark.long
+def test_a_rank_that_comes_back_to_nobody_ends_the_store(tmp_path: Path) -> None:
+    (tmp_path / "node.py").write_text(NODE)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore", "EQUIPOISE_TOKEN": "x"}
+    file = tmp_path / "address"
+    module = [sys.executable, "-m"]
+    store = [*module, "equipoise.live.group.store", "--port", "0", "--address-file", str(file)]
+    with subprocess.Popen(store, env=environment, stdout=subprocess.DEVNULL) as host:
+        while not file.exists():
+            assert host.poll() is None
+            time.sleep(0.02)
+        node = [*module, "equipoise.live.group.launch", "--store", file.read_text().strip(), "node.py"]
+        assert subprocess.run([*node, "0"], cwd=tmp_path, env=environment, check=False).returncode == 9
+        again = subprocess.run(
+            [*node, "-1"], cwd=tmp_path, env=environment, check=False, stderr=subprocess.PIPE, text=True
+        )
+        assert again.returncode != 0
+        assert "nobody is left in the job to take it in" in again.stderr
+        assert host.wait(timeout=20) == 1
+
+
+RESUMING = """
+import json, os, pathlib, time
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+import equipoise
+from equipoise.live.group import regroup
+
+torch.set_num_threads(1)
+regroup.start()
+data = TensorDataset(torch.randn(160, 4), torch.randn(160, 1))
+model = DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+runtime = equipoise.attach(model, optimizer, policy="none", global_batch=8)
+sampler = runtime.sampler(data)
+path, log = pathlib.Path("checkpoint.pt"), pathlib.Path(f"log-{runtime.rank}")
+if path.exists():
+    runtime.load_state_dict(torch.load(path, weights_only=True))
+for epoch in runtime.epochs(1):
+    for inputs, labels in runtime.batches(DataLoader(data, batch_sampler=sampler)):
+        number, indices = runtime.round, sampler.current().indices.tolist()
+        with runtime.recover():
+            torch.nn.functional.mse_loss(model(inputs), labels).backward()
+            optimizer.step()
+        runtime.step()
+        with log.open("a") as file:
+            file.write(json.dumps([number, indices]) + chr(10))
+        if runtime.round == 7:
+            state = runtime.state_dict()
+            if runtime.rank == 0:
+                torch.save(state, "draft.pt")
+                os.replace("draft.pt", path)
+        while runtime.round == 11 and not pathlib.Path("again").exists():
+            time.sleep(0.05)
+runtime.close()
+"""
+
+
+@pytest.mark.long
+def test_a_launcher_that_is_started_again_goes_on_from_the_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(RESUMING)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
+    command = [sys.executable, "-m", "equipoise.live.group.launch", "--ranks", "2", "train.py"]
+    logs = [tmp_path / "log-0", tmp_path / "log-1"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, cwd=tmp_path, env=environment) as launcher:
+        while not all(log.exists() and log.read_text().count("\n") == 11 for log in logs):
+            assert launcher.poll() is None
+            time.sleep(0.02)
+        launcher.kill()
+        assert launcher.stderr is not None
+        launcher.stderr.read()  # until nobody is left
+    (tmp_path / "again").touch()
+    assert subprocess.run(command, cwd=tmp_path, env=environment, check=False).returncode == 0
+    rounds: dict[tuple[int, int], list[int]] = {}
+    for rank, log in enumerate(logs):
+        for number, indices in map(json.loads, log.read_text().splitlines()):
+            rounds[rank, number] = indices  # rounds 7 to 10 were trained on again
+    assert sorted(i for indices in rounds.values() for i in indices) == list(range(160))
+    assert len(logs[0].read_text().splitlines()) == 20 + 4

@@ -1,0 +1,590 @@
+"""S4: each sub-step in a scenario made for it, both modes, and nobody starves."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from equipoise.policies.allocation import planned
+from equipoise.policies.allocation import sizes as optimal_allocation
+from equipoise.policies.allocation.sizes import best_sizes
+from equipoise.policies.contract import UNCHANGED, check
+from equipoise.policies.observation import Gpus, Jobs, JobState, Nodes, Observation, Shards, Speeds, Workers
+from equipoise.policies.registry import make_stage
+from equipoise.policies.stages.s4 import NodeAllocation, _heaviest_first
+from tests.sim.world.tiny_world import TinyWorld
+
+W, R = JobState.WAITING, JobState.RUNNING
+
+
+# -- scenarios -----------------------------------------------------------------------------------------------
+
+
+def cluster(sizes, jobs, *, models=None, time_s=1000.0, window_s=10.0, gpu=None, up=None, **tables):
+    """Nodes of `sizes` GPUs and jobs as dicts of columns; `holds` are the GPUs of a running one."""
+    nodes, total = len(sizes), sum(sizes)
+    first, node = np.concatenate(([0], np.cumsum(sizes)[:-1])), np.repeat(np.arange(nodes), sizes)
+    holder, workers = np.full(total, -1), []
+    up = np.ones(nodes, dtype=bool) if up is None else np.array(up)
+    defaults = {
+        "state": W, "rigid": True, "gpus_requested": 1, "duration_s": 600.0, "service_s": 600.0, "priority": 1.0,
+        "queued_since_s": time_s, "workers_min": 1, "workers_max": 1, "global_batch": 64, "restart_s": 30.0,
+        "work_s": math.nan, "exchange_s": math.nan, "goodput_samples_per_s": math.nan, "gpus_held": 0,
+        "memory_bytes": 0.0, "data_demand_bytes": 0.0, "compute_demand_flops": 0.0, "waited_s": 0.0,
+        "started_s": math.nan, "attained_gpu_s": 0.0,
+    }  # fmt: skip
+    rows = []
+    for k, job in enumerate(jobs):
+        row = {**defaults, **{key: value for key, value in job.items() if key not in ("holds", "response_s")}}
+        if "holds" in job:
+            row["state"], row["gpus_held"] = R, len(job["holds"])
+            holder[job["holds"]] = k
+            if not row["rigid"]:
+                seconds = job.get("response_s", [math.nan] * len(job["holds"]))
+                workers += [
+                    (k, i, g, node[g], s) for i, (g, s) in enumerate(zip(job["holds"], seconds, strict=True))
+                ]
+        rows.append(row)
+    free = (holder < 0) & up[node]
+    return Observation.of(
+        time_s, window_s,
+        nodes=Nodes.of(gpus=sizes, first_gpu=first, gpus_free=np.bincount(node, free, nodes), up=up),
+        gpus=Gpus.of(
+            node=node, job=holder, share_free=np.where(free, 1.0, 0.0),
+            model=np.zeros(total) if models is None else np.array(models)[node],
+            **{"memory_bytes": np.full(total, 80e9), **(gpu or {})},
+        ),
+        jobs=Jobs.of(id=range(len(rows)), **{key: [row[key] for row in rows] for key in rows[0]}),
+        workers=Workers.of(**{
+            name: [w[k] for w in workers]
+            for k, name in enumerate(("job", "index", "gpu", "node", "response_s_per_sample"))
+        }),
+        gpu_models=tuple(f"m{k}" for k in range(1 + max(models or [0]))),
+        **tables,
+    )  # fmt: skip
+
+
+def decide(observation, memory=None, **parameters):
+    """(GPUs by job row, values of the reason, memory)."""
+    plan, memory = NodeAllocation(**parameters).refine(observation, UNCHANGED, memory or {})
+    assert check(plan, observation) is None
+    given = {}
+    if plan.allocation is not None:
+        given = {int(j): plan.allocation.gpus_of(k).tolist() for k, j in enumerate(plan.allocation.job)}
+    return given, plan.reasons[-1].values, memory
+
+
+ELASTIC = {"rigid": False, "workers_max": 8, "gpus_requested": 4, "work_s": 1.0, "exchange_s": 0.01}
+
+
+def test_s411_a_slow_node_is_avoided_and_forgiven():
+    measured = {**ELASTIC, "workers_max": 4, "holds": [0, 2], "response_s": [0.01, 0.04], "gpus_requested": 2}
+    given, values, memory = decide(cluster([2, 2, 2], [measured, {"state": W}]))
+    assert values["s411_slowest_node"] == 1
+    assert values["s411_slowest_speed"] == pytest.approx(0.25)
+    assert given[1] != [3]
+    alone = cluster([2, 2], [{"state": W}], time_s=1010.0)
+    remembered = {"node_speed": np.array([0.25, 1.0]), "time_s": 1000.0}
+    assert decide(alone, remembered)[0] == {0: [2]}
+    later = cluster([2, 2], [{"state": W}], time_s=1e6)
+    assert decide(later, remembered)[0] == {0: [0]}
+    assert memory["node_speed"][1] == pytest.approx(0.25)
+
+
+def test_s411_a_job_on_slow_nodes_only_is_slower_than_estimated():
+    job = {**ELASTIC, "holds": [0, 1], "workers_min": 2, "workers_max": 2, "response_s": [0.02, 0.02]}
+    speeds = Speeds.of(job=[0], gpu_model=[0], gpus=[2], samples_per_s=[100.0], exchange_s=[0.0])
+    for step_s, slowest in ((0.64, 1.0), (1.28, 0.5), (0.32, 1.0)):
+        seen = cluster([2, 2], [job, {}], speeds=speeds)
+        workers = {
+            name: seen.workers.as_dict()[name]
+            for name in ("job", "index", "gpu", "node", "response_s_per_sample")
+        }
+        seen.workers = Workers.of(**workers, samples_per_step=[32, 32], step_s=[step_s] * 2)
+        given, values, _ = decide(seen)
+        assert values["s411_slowest_speed"] == pytest.approx(slowest)
+        assert given == {1: [2]}
+
+
+def test_s411_values():
+    sm = {"sm_active_ratio": [0.5, math.nan, 0.9, 0.7]}
+    _, values, _ = decide(cluster([2, 2], [{"holds": [0]}, {}], gpu=sm))
+    assert values["s411_efficiency"] == pytest.approx((0.5 + 0.8) / 2)
+
+
+def test_s412_order_by_priority_demand_and_waiting():
+    for better in (
+        {"priority": 2.0}, {"data_demand_bytes": 2e9}, {"compute_demand_flops": 2e18}, {"queued_since_s": 0.0},
+        {"waited_s": 500.0}, {"service_s": 60.0, "queued_since_s": 900.0},
+    ):  # fmt: skip
+        worse = {"data_demand_bytes": 1e9, "compute_demand_flops": 1e18, "memory_bytes": 20e9}
+        better = worse | better
+        worse |= {"queued_since_s": 900.0} if "service_s" in better else {}
+        given, values, _ = decide(cluster([1], [worse, better]))
+        assert given == {1: [0]}, better
+        assert values["s422_order"].tolist() == [1, 0]
+        assert values["s412_priority"][0] > values["s412_priority"][1]
+
+
+@pytest.mark.parametrize(
+    ("column", "first"),
+    [("data_demand_bytes", 1), ("compute_demand_flops", 1), ("priority", 1), ("memory_bytes", 0)],
+)
+def test_s412_each_variable_alone_orders_jobs_that_tie(column, first):
+    base = {"data_demand_bytes": 1e9, "compute_demand_flops": 1e15, "priority": 1.0, "memory_bytes": 1e10}
+    jobs = [dict(base), {**base, column: 2 * base[column]}]
+    assert list(decide(cluster([1], jobs))[0]) == [first]
+    assert list(decide(cluster([1], jobs[::-1]))[0]) == [1 - first]
+    elastic = {**base, **ELASTIC, "gpus_requested": 1, "workers_max": 2, "goodput_samples_per_s": 9.0}
+    pair = [{**elastic, "holds": [0]}, {**elastic, "holds": [1], column: 2 * base[column]}]
+    assert list(decide(cluster([3], pair))[0]) == [first]  # who gets the GPU that is free
+
+
+def test_s412_what_fits_nowhere_holds_up_nobody():
+    given, _, _ = decide(
+        cluster([1, 1], [{"memory_bytes": 99e9, "queued_since_s": 0.0}, {"gpus_requested": 3}, {}])
+    )
+    assert list(given) == [2]
+
+
+def test_s413_a_resize_that_does_harm_is_undone_and_backed_off():
+    job = {**ELASTIC, "holds": [0, 1], "gpus_requested": 2, "goodput_samples_per_s": 100.0}
+    given, values, memory = decide(cluster([4], [job]))
+    assert given == {0: [0, 1, 2, 3]}
+    assert values["s422_gain_s"][0] > 0
+    grown = {**job, "holds": [0, 1, 2, 3]}
+    for k, goodput in enumerate((60.0, 61.0)):
+        given, values, memory = decide(
+            cluster([4], [{**grown, "goodput_samples_per_s": goodput}], time_s=1020.0 + 10 * k), memory
+        )
+        assert values["s413_watched"] == (1 if k == 0 else 0)
+    assert given == {0: [0, 1]}
+    assert values["s413_undone"].tolist() == [0]
+    back = {**job, "goodput_samples_per_s": 100.5}
+    assert decide(cluster([4], [back], time_s=1050.0), memory)[0] == {}  # backed off
+    # The trial took 30 s at 0.61 of the goodput and two restarts: at most 0.05 of the time goes to such trials.
+    lost_s = 30.0 * (1 - 0.61) + 2 * 30.0
+    again_s = 1030.0 + lost_s / 0.05
+    assert decide(cluster([4], [back], time_s=again_s - 1.0), memory)[0] == {}
+    assert decide(cluster([4], [back], time_s=again_s + 1.0), memory)[0] == {0: [0, 1, 2, 3]}
+
+
+def test_s413_nobody_grows_onto_nodes_where_growing_did_harm():
+    job = {**ELASTIC, "holds": [0, 1], "gpus_requested": 2, "workers_max": 4, "goodput_samples_per_s": 100.0}
+    _, _, memory = decide(cluster([2, 2], [job]))
+    grown = {**job, "holds": [0, 1, 2, 3]}
+    for k, goodput in enumerate((20.0, 21.0)):
+        one = cluster([2, 2], [{**grown, "goodput_samples_per_s": goodput}], time_s=1020.0 + 10 * k)
+        given, _, memory = decide(one, memory)
+    assert given == {0: [0, 1]}
+    other = {**job, "holds": [4, 5], "goodput_samples_per_s": 90.0}
+    both = cluster([2, 2, 2], [{**job, "goodput_samples_per_s": 100.5}, other], time_s=1050.0)
+    memory = {**memory, "shunned": np.append(memory["shunned"], 0)}
+    memory["shunned_until_s"] = np.append(memory["shunned_until_s"], -np.inf)
+    assert decide(both, memory)[0] == {}  # the nodes as well as the job are left alone
+    both.time_s = 1e6
+    assert decide(both, memory)[0]
+
+
+def test_s413_stale_measurements_do_not_count():
+    job = {**ELASTIC, "holds": [0, 1], "gpus_requested": 2, "goodput_samples_per_s": 100.0}
+    _, _, memory = decide(cluster([4], [job]))
+    grown = {**job, "holds": [0, 1, 2, 3]}
+    for k in range(4):  # it still restarts: the goodput is that of before
+        given, values, memory = decide(cluster([4], [grown], time_s=1020.0 + 10 * k), memory)
+        assert given == {}
+        assert values["s413_watched"] == 1
+    for goodput in (180.0, 181.0):
+        k += 1
+        again = {**grown, "goodput_samples_per_s": goodput}
+        given, values, memory = decide(cluster([4], [again], time_s=1020.0 + 10 * k), memory)
+    assert values["s413_kept"].tolist() == [0]
+
+
+def test_s421_use():
+    _, values, _ = decide(cluster([2, 4], [{"holds": [0, 2]}, {"gpus_requested": 9}, {}]))
+    assert values["s421_used_ratio"] == pytest.approx(2 / 6)
+    assert (values["s421_free"], values["s421_largest_block"], values["s421_waiting"]) == (4, 3, 2)
+
+
+def test_s422_whole_gangs_and_exact_requests():
+    given, _, _ = decide(cluster([2, 2], [{"gpus_requested": 3}, {"gpus_requested": 2}]))
+    assert sorted(map(len, given.values())) in ([2], [3])
+    given, _, _ = decide(
+        cluster([4], [{**ELASTIC, "gpus_requested": 3, "workers_max": 3, "gpus_per_worker": 1}])
+    )
+    assert len(given[0]) == 3
+
+
+def test_s422_nodes_by_contention():
+    """A job of high priority uses half of node 0: its ratio there leaves less to others than node 1."""
+    important = {"holds": [0, 1], "priority": 50.0, "gpus_requested": 2}
+    given, _, _ = decide(cluster([4, 4], [important, {"holds": [4, 5], "gpus_requested": 2}, {}]))
+    assert given == {2: [6]}
+
+
+def test_s422_data_elsewhere_weakens_a_ratio():
+    """Worker 0 reads all its data from elsewhere: its claim to its node counts half."""
+    job = {**ELASTIC, "workers_max": 2, "workers_min": 2, "gpus_requested": 2, "holds": [0, 2]}
+    shards = Shards.of(
+        id=[0, 1],
+        job=[0, 0],
+        worker=[0, 1],
+        node=[1, 1],
+        bytes=[5.0, 5.0],
+        samples=[1, 1],
+        local=[False, True],
+    )
+    given, _, _ = decide(cluster([2, 2], [job, {}], shards=shards))
+    assert given == {1: [1]}
+    shards = Shards.of(
+        id=[0, 1],
+        job=[0, 0],
+        worker=[0, 1],
+        node=[0, 0],
+        bytes=[5.0, 5.0],
+        samples=[1, 1],
+        local=[True, False],
+    )
+    given, _, _ = decide(cluster([2, 2], [job, {}], shards=shards))
+    assert given == {1: [3]}
+
+
+SPEEDS = Speeds.of(
+    job=[0] * 4, gpu_model=[0, 1, 0, 1], gpus=[2, 2, 4, 4], samples_per_s=[50.0, 100.0, 100.0, 200.0]
+)
+
+
+def test_s422_a_gang_stays_on_one_model_and_takes_the_fast_one():
+    job = {**ELASTIC, "workers_max": 2, "workers_min": 2, "gpus_requested": 2}
+    given, _, _ = decide(cluster([1, 1, 2], [job], models=[0, 1, 1], speeds=SPEEDS))
+    assert len(given[0]) == 2
+    assert 0 not in given[0]
+    wide = {**job, "gpus_requested": 3, "workers_min": 3, "workers_max": 3}
+    given, _, _ = decide(cluster([1, 2], [wide], models=[0, 1]))
+    assert sorted(given[0]) == [0, 1, 2]  # neither model alone is enough
+
+
+def _racks(exchange_s, free=(1, 1, 2, 2)):
+    """A gang of four waits; nodes 0 and 3 are in one rack, 1 and 2 in another, each partly taken."""
+    holds = [k * 2 + 1 for k, n in enumerate(free) if n == 1]
+    jobs = [{"holds": [g]} for g in holds] + [
+        {**ELASTIC, "workers_min": 4, "workers_max": 4, "work_s": math.nan}
+    ]
+    row = len(holds)
+    speeds = Speeds.of(job=[row], gpu_model=[0], gpus=[4], samples_per_s=[64.0], exchange_s=[exchange_s])
+    seen = cluster([2] * 6, jobs, speeds=speeds)
+    seen.nodes = Nodes.of(**{**seen.nodes.as_dict(), "rack": [0, 1, 0, 1, 1, 0]})
+    given, _, _ = decide(seen)
+    return {[0, 1, 0, 1, 1, 0][gpu // 2] for gpu in given[row]}
+
+
+def test_s422_a_gang_with_dear_exchanges_stays_in_one_rack():
+    assert len(_racks(0.5)) == 1
+    assert len(_racks(0.001)) == 2
+
+
+def test_s422_the_overdue_first_is_not_delayed():
+    """A gang of 4 has waited for 3 hours; what would still run when it can start must wait."""
+    jobs = [
+        {"holds": [0, 1], "gpus_requested": 2, "service_s": 100.0},
+        {"gpus_requested": 4, "queued_since_s": -9800.0, "service_s": 1000.0},
+        {"service_s": 90.0}, {"service_s": 300.0, "queued_since_s": 990.0},
+    ]  # fmt: skip
+    given, values, _ = decide(cluster([4], jobs))
+    assert values["s422_overdue"] == 1
+    assert list(given) == [2]
+    given, values, _ = decide(cluster([4], jobs), reserve_after_s=1e5, slowdown=100.0)
+    assert values["s422_overdue"] == -1
+    assert sorted(given) == [2, 3]
+
+
+def test_s422_the_longest_overdue_comes_before_better_ranks():
+    """Overdue: an hour and ten durations, at most 20,000 s here; `late` is what each has waited beyond that."""
+    jobs = [
+        {"service_s": 1.0, "duration_s": 1.0, "queued_since_s": 99_000.0, "priority": 9.0},  # first in rank
+        {"service_s": 1e4, "duration_s": 1e4, "queued_since_s": 79_000.0},  # late by 1,000 s
+        {"service_s": 600.0, "duration_s": 600.0, "queued_since_s": 88_000.0},  # late by 2,400 s
+    ]
+    for gpus, order in ((1, [2]), (2, [1, 2]), (3, [0, 1, 2])):
+        given, values, _ = decide(cluster([gpus], jobs, time_s=100_000.0), longest_wait_s=20_000.0)
+        assert sorted(given) == order
+    assert values["s422_order"][0] == 0
+    given, _, _ = decide(cluster([1], jobs, time_s=100_000.0), reserve_after_s=1e6, longest_wait_s=1e6)
+    assert list(given) == [0]
+
+
+@pytest.mark.parametrize("mode", ["formula", "optimal"])
+def test_s422_nothing_is_resized_into_what_an_overdue_job_waits_for(mode):
+    """A gang of 4 has waited for long, 3 GPUs are free: neither growing nor starting by shrinking takes them."""
+    elastic = {
+        **ELASTIC,
+        "holds": [0, 1],
+        "gpus_requested": 2,
+        "workers_min": 2,
+        "restart_s": 0.0,
+        "service_s": 1e6,
+    }
+    gang = {"gpus_requested": 4, "service_s": 100.0, "duration_s": 100.0, "queued_since_s": -9e4}
+    small = {"gpus_requested": 2, "service_s": 2e6, "duration_s": 2e6}
+    given, values, _ = decide(cluster([5], [elastic, gang, small]), mode=mode)
+    assert values["s422_overdue"] == 1
+    assert given == {}
+    patient = {**gang, "queued_since_s": 990.0}
+    given, values, _ = decide(cluster([5], [elastic, patient, small]), mode=mode)
+    assert values["s422_overdue"] == -1
+    if mode == "formula":
+        assert 2 in given or len(given[0]) > 2
+    else:  # the long jobs wait for the short one
+        assert given == {0: [], 1: [0, 1, 2, 3]}
+
+
+def test_s422_a_job_that_starts_again_counts_with_its_restart():
+    """Behind a reservation in 100 s a job of 80 s may start, but not with a restart of 30 s before it."""
+    jobs = [
+        {"holds": [0, 1, 2], "gpus_requested": 3, "service_s": 100.0},
+        {"gpus_requested": 4, "queued_since_s": -9e4},
+        {"service_s": 80.0, "duration_s": 80.0, "restart_s": 30.0},
+    ]
+    assert list(decide(cluster([4], jobs))[0]) == [2]
+    jobs[2]["attained_gpu_s"] = 50.0
+    assert decide(cluster([4], jobs))[0] == {}
+
+
+def test_s422_preemption_must_gain_more_than_restarts():
+    running = {"holds": [0], "service_s": 1000.0, "restart_s": 100.0}
+    short = {"service_s": 250.0, "queued_since_s": 500.0}
+    given, values, _ = decide(cluster([1], [running, short]))
+    assert given == {0: [], 1: [0]}
+    assert values["s422_stopped"].tolist() == [0]
+    for change in ({"service_s": 350.0}, {"priority": 0.1}):  # 1000/2 - 200 is less; no higher claim
+        assert decide(cluster([1], [running, {**short, **change}]))[0] == {}
+    assert decide(cluster([1], [running, {**short, "service_s": 350.0}]), reluctance=1.0)[0] == {
+        0: [],
+        1: [0],
+    }
+
+
+def test_s422_a_job_that_was_stopped_works_on_for_longer():
+    """It gives way once it has worked `run_s`, and a tenth of its work before, since its last start."""
+    short = {"service_s": 60.0, "queued_since_s": 500.0}
+    for started_s, attained_gpu_s, stops in (
+        (700.0, 270.0, False),  # 270 s of work since its first start: too short
+        (370.0, 600.0, True),
+        (370.0, 600.0 + 6000.0, True),
+        (370.0, 600.0 + 6001.0, False),  # 600 s of work are less than a tenth of 6001 s
+    ):
+        running = {
+            "holds": [0], "service_s": 1e4, "restart_s": 30.0, "started_s": started_s,
+            "attained_gpu_s": attained_gpu_s,
+        }  # fmt: skip
+        given, _, _ = decide(cluster([1], [running, short]))
+        assert (given == {0: [], 1: [0]}) == stops, (started_s, attained_gpu_s)
+
+
+def test_s422_elastic_jobs_take_what_nobody_waits_for():
+    job = {**ELASTIC, "holds": [0, 1], "gpus_requested": 2}
+    given, values, _ = decide(cluster([4, 2], [job]))
+    assert len(given[0]) == 6
+    assert values["s422_grown"].tolist() == [0]
+    assert decide(cluster([4, 2], [{**job, "restart_s": 5000.0}]))[0] == {}  # a restart costs more
+    assert len(decide(cluster([4, 2], [{**job, "exchange_s": 99.0}]))[0][0]) == 1  # it is faster alone
+    assert decide(cluster([4, 2], [{**job, "exchange_s": 99.0, "workers_min": 2}]))[0] == {}
+    assert decide(cluster([4, 2], [{**job, "service_s": 40.0}]))[0] == {}  # it ends soon anyway
+    assert len(decide(cluster([4, 2], [{**job, "global_batch": 3}]))[0][0]) == 3  # no worker without a batch
+    given, _, _ = decide(cluster([4, 2], [job, {"gpus_requested": 5}]))
+    assert 0 not in given or len(given[0]) <= 2  # somebody waits
+
+
+def test_s422_who_grows_first():
+    """Who holds less than it asks for; else who has the higher ratio per GPU."""
+    job = {**ELASTIC, "gpus_requested": 1, "workers_max": 2}
+    for better in ({"gpus_requested": 2}, {"priority": 3.0}):
+        for k in (0, 1):
+            jobs = [{**job, "holds": [0]}, {**job, "holds": [1]}]
+            jobs[k] |= better
+            given, _, _ = decide(cluster([3], jobs))
+            assert given == {k: [k, 2]}, (better, k)
+
+
+def test_s422_small_gains_are_not_worth_a_resize():
+    job = {
+        **ELASTIC,
+        "holds": [0, 1],
+        "gpus_requested": 2,
+        "restart_s": 0.0,
+        "exchange_s": 0.0,
+        "service_s": 1e6,
+    }
+    speeds = Speeds.of(job=[0] * 3, gpu_model=[0] * 3, gpus=[2, 3, 4], samples_per_s=[100.0, 102.0, 103.0])
+    assert decide(cluster([4], [job], speeds=speeds))[0] == {}
+    assert decide(cluster([4], [job], speeds=speeds), margin=0.01)[0] == {0: [0, 1, 2, 3]}
+
+
+def test_s422_a_job_moves_to_faster_gpus():
+    job = {**ELASTIC, "holds": [0, 1], "gpus_requested": 2, "workers_max": 2}
+    given, _, _ = decide(cluster([2, 2], [job], models=[0, 1], speeds=SPEEDS))
+    assert given == {0: [2, 3]}
+    assert decide(cluster([2, 2], [{**job, "restart_s": 500.0}], models=[0, 1], speeds=SPEEDS))[0] == {}
+
+
+def test_s422_elastic_jobs_make_room_where_that_pays():
+    job = {**ELASTIC, "holds": [0, 1, 2, 3], "exchange_s": 2.0}  # mostly exchange: it loses little
+    given, values, _ = decide(cluster([4], [job, {"gpus_requested": 2}]))
+    assert values["s422_shrunk"].tolist() == [0]
+    assert (len(given[0]), len(given[1])) == (2, 2)
+    for change in ({"exchange_s": 0.0}, {"restart_s": 5000.0}, {"priority": 90.0}):
+        assert decide(cluster([4], [{**job, **change}, {"gpus_requested": 2}]))[0] == {}, change
+    idle = {"sm_active_ratio": [0.2] * 4}
+    assert len(decide(cluster([4], [{**job, "exchange_s": 0.0}, {"gpus_requested": 2}], gpu=idle))[0]) == 2
+
+
+def test_s422_a_waiting_elastic_job_starts_smaller():
+    given, _, _ = decide(cluster([4], [{"holds": [0], "service_s": 60.0}, {**ELASTIC, "workers_max": 4}]))
+    assert len(given[1]) == 3  # half, and the one that nobody else wants
+    given, _, _ = decide(
+        cluster([4], [{"holds": [0], "service_s": 60.0}, {**ELASTIC, "workers_min": 4, "workers_max": 6}])
+    )
+    assert given == {}
+
+
+def test_s423_effect_on_parallel_work():
+    job = {**ELASTIC, "holds": [0, 1], "gpus_requested": 2, "exchange_s": 0.2}
+    given, values, _ = decide(cluster([4], [job]))
+    assert len(given[0]) == 4
+    assert 0 < values["s423_efficiency_after"] < values["s423_efficiency_before"] <= 1
+    _, values, _ = decide(cluster([4], [{"state": W}]))
+    assert math.isnan(values["s423_efficiency_before"])
+
+
+def test_every_sub_step_is_in_the_reasons():
+    job = {**ELASTIC, "holds": [0, 1], "gpus_requested": 2, "goodput_samples_per_s": 10.0}
+    for mode in ("formula", "optimal"):
+        _, values, _ = decide(cluster([4], [job, {}]), mode=mode)
+        seen = {key.split("_")[0] for key in values}
+        assert {"s411", "s412", "s413", "s421", "s422", "s423"} <= seen
+
+
+def test_dead_nodes_are_left_alone():
+    job = {**ELASTIC, "holds": [0, 1], "gpus_requested": 2}
+    for mode in ("formula", "optimal"):
+        given, _, _ = decide(cluster([2, 2], [job, {"gpus_requested": 2}], up=[False, True]), mode=mode)
+        assert given == {1: [2, 3]}
+
+
+@pytest.fixture
+def programme(monkeypatch):
+    """Few jobs, too, are left to the integer programme."""
+    monkeypatch.setattr(planned, "_JOBS", 0)
+
+
+@pytest.mark.usefixtures("programme")
+def test_optimal_sizes_beat_the_requests():
+    """Two elastic jobs, 8 GPUs: one scales, one is all exchange. The programme gives the GPUs to the first."""
+    scales = {**ELASTIC, "exchange_s": 0.001, "holds": [0, 1, 2, 3]}
+    talks = {**ELASTIC, "exchange_s": 9.0, "holds": [4, 5, 6, 7], "restart_s": 1.0}
+    given, values, _ = decide(cluster([4, 4], [{**scales, "restart_s": 1.0}, talks]), mode="optimal")
+    assert values["s422_configurations"] > 4
+    assert len(given[0]) > 4 > len(given[1])
+    given, _, _ = decide(
+        cluster([4, 4], [{**scales, "restart_s": 1e4}, {**talks, "restart_s": 1e4}]), mode="optimal"
+    )
+    assert given == {}
+
+
+@pytest.mark.usefixtures("programme")
+def test_optimal_falls_back_with_a_reason(monkeypatch):
+    def late(*_):
+        raise TimeoutError("no optimum within 0.1 s")
+
+    monkeypatch.setattr(optimal_allocation, "best_sizes", late)
+    observation = cluster([4], [{**ELASTIC, "workers_max": 4}])
+    given, values, _ = decide(observation, mode="optimal", time_limit_s=0.1)
+    assert values["s422_fallback"] == "no optimum within 0.1 s"
+    assert given == decide(observation)[0] == {0: [0, 1, 2, 3]}
+
+
+def test_a_real_time_limit_is_noticed():
+    rng = np.random.default_rng(0)
+    n, jobs = 3000, 300
+    index = np.sort(rng.integers(0, jobs, n))
+    with pytest.raises(TimeoutError, match="within"):
+        best_sizes(
+            rng.integers(1, 99, n), np.zeros(n, dtype=np.int64), rng.random(n), index, np.zeros(jobs, bool),
+            np.array([997.0]), 1e-6,
+        )  # fmt: skip
+
+
+def test_parameters_are_checked():
+    for bad in (
+        {"mode": "best"},
+        {"ageing": 0.0},
+        {"horizon_s": -1.0},
+        {"margin": -0.1},
+        {"time_limit_s": 0.0},
+    ):
+        with pytest.raises(ValueError, match=next(iter(bad))):
+            make_stage("s4", bad)
+
+
+# -- over time -----------------------------------------------------------------------------------------------
+
+WORKLOADS = st.lists(
+    st.tuples(st.integers(0, 60), st.sampled_from([1, 1, 2, 3, 5]), st.integers(1, 40)),
+    min_size=1,
+    max_size=25,
+)
+
+
+@pytest.mark.parametrize("mode", ["formula", "optimal"])
+@settings(max_examples=15, deadline=None)
+@given(
+    jobs=WORKLOADS,
+    nodes=st.lists(st.integers(1, 4), min_size=1, max_size=4),
+    reserve=st.sampled_from([0.0, 20.0]),
+)
+def test_all_jobs_end(mode, jobs, nodes, reserve):
+    """The little world asserts whole gangs and that no GPU is handed out twice."""
+    tiny = TinyWorld(sorted((float(a), g, float(d)) for a, g, d in jobs), [*nodes, 3, 2], restart_s=2.0)
+    tiny.run(NodeAllocation(mode=mode, reserve_after_s=reserve))
+    assert len(tiny.completion) == len(jobs)
+
+
+def test_nobody_starves():
+    """Single-GPU jobs keep a full pool busy for a day; a gang of all GPUs gets its turn long before."""
+    stream = [(30.0 * k, 1, 110.0) for k in range(2400)]
+    jobs = sorted([*stream, (100.0, 4, 300.0)])
+    gang = jobs.index((100.0, 4, 300.0))
+    tiny = TinyWorld(jobs, [4])
+    tiny.run(NodeAllocation(), verify=False)
+    assert tiny.first_start[gang] < 100.0 + 2 * 3600.0
+    greedy = TinyWorld(jobs, [4])
+    greedy.run(NodeAllocation(reserve_after_s=1e9), verify=False)
+    assert greedy.first_start[gang] > 60_000.0
+
+
+def test_short_jobs_do_not_wait_for_long_ones():
+    """Mean completion is near that of preemptive shortest-first, far from first come first served."""
+    rng = np.random.default_rng(3)
+    arrival, gpus = np.cumsum(rng.exponential(60.0, 150)), rng.choice([1, 2, 4], 150)
+    jobs = list(zip(arrival.tolist(), gpus.tolist(), rng.lognormal(5.0, 1.5, 150).tolist(), strict=True))
+    mean = {}
+    for name, stage in (("s4", NodeAllocation()), ("fifo", make_stage("fifo")), ("srtf", make_stage("srtf"))):
+        tiny = TinyWorld(jobs, [4, 4], restart_s=10.0)
+        tiny.run(stage, verify=False)
+        mean[name] = tiny.mean_completion_s()
+    assert mean["s4"] < 1.5 * mean["srtf"]
+    assert mean["s4"] < 0.6 * mean["fifo"]
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([0.0, 0.5, 1.0, 1.0 + 1e-15, 3.0, 1e300]), st.integers(0, 9)), max_size=60
+    )
+)
+def test_heavy_nodes_come_first_and_among_equals_those_with_least_free(nodes):
+    weight, free = (np.array(column) for column in zip(*nodes, strict=True)) if nodes else np.empty((2, 0))
+    free = free.astype(np.int64)
+    assert _heaviest_first(weight, free).tolist() == np.lexsort((free, -weight)).tolist()

@@ -1,0 +1,48 @@
+"""The reference of the keys says what the models say."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from equipoise.cli import main
+from equipoise.exit_codes import OK, WRONG_INPUT
+from equipoise.sim.scenario.reference import all_keys, under
+
+
+def test_a_key_has_its_unit_limits_default_and_meaning() -> None:
+    (speed,) = under("cluster.nodes.0.speed")
+    assert speed.path == "cluster.nodes[].speed"
+    assert (speed.kind, speed.default) == ("number, above 0", "1")
+    assert speed.meaning == "relative to the accelerator's profile"
+    (rate,) = under("cluster.nodes[].storage_rate")
+    assert rate.kind == "bytes/s, e.g. 100 Gbit/s"
+
+
+def test_what_is_needed_has_no_default() -> None:
+    needed = {key.path for key in all_keys() if key.needed}
+    assert {"schema_version", "name", "cluster", "workload"} <= needed
+    assert "seed" not in needed
+
+
+def test_names_of_the_user_and_words_to_choose_from() -> None:
+    paths = {key.path: key for key in all_keys()}
+    assert "workload.models.NAME.fixed_time" in paths
+    assert "star" in paths["cluster.topology.kind"].kind or "explicit" in paths["cluster.topology.kind"].kind
+    assert under("workload.models.mine.fixed_time")
+
+
+def test_the_command_shows_a_key_and_suggests_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["schema", "decide"]) == OK
+    assert capsys.readouterr().out.startswith("key")
+    assert main(["schema", "decide", "--format", "json"]) == OK
+    assert json.loads(capsys.readouterr().out)[0]["path"] == "decide"
+    assert main(["schema", "cluster.node"]) == WRONG_INPUT
+    assert "did you mean 'cluster.nodes" in capsys.readouterr().err
+
+
+def test_every_key_stands_in_the_page_once_per_kind_of_section(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["schema", "--format", "markdown"]) == OK
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| `")]
+    assert len(lines) == len(all_keys())

@@ -1,0 +1,131 @@
+"""Nobody starves: every job starts within a bound that follows from the parameters, and is stopped a few times."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from equipoise.policies.baselines.allocation import Easy, Fifo, FifoGreedy, Las, Sjf, SjfGreedy, Srtf
+from equipoise.policies.registry import make_stage
+from equipoise.policies.stages.s4 import NodeAllocation
+from tests.sim.world.tiny_world import TinyWorld
+
+RESTART_S = 5.0
+
+
+def overload(rng, load, jobs, sizes, durations, gpus):
+    """Poisson arrivals of jobs that ask for `load` times the GPUs that there are."""
+    wanted, duration = rng.choice(sizes, jobs), rng.uniform(*durations, jobs)
+    gap_s = (wanted * duration).mean() / (gpus * load)
+    arrival = np.cumsum(rng.exponential(gap_s, jobs))
+    return list(zip(arrival.tolist(), wanted.tolist(), duration.tolist(), strict=True))
+
+
+class Watched(TinyWorld):
+    """Counts how often each job is stopped."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.stopped = dict.fromkeys(range(len(self.jobs)), 0)
+
+    def _release(self, job, now, state):
+        super()._release(job, now, state)
+        self.stopped[job] += job not in self.completion and state == 0
+
+
+def most_stops(stage, duration_s):
+    """How often S4 may stop a job: its work since the last start must reach run_s, and grow by `growth`."""
+    longer = max(duration_s / stage.run_s, 1.0)
+    return 1 + math.floor(math.log(longer) / math.log(1.0 + stage.growth) + 1e-9)
+
+
+def latest_starts(stage, jobs):
+    """The bound that S4 states: (k + 1) * T after a job is overdue, k starts of jobs that fell due before."""
+    due = [a + min(stage.reserve_after_s + stage.slowdown * d, stage.longest_wait_s) for a, _, d in jobs]
+    longest_s = max(d for _, _, d in jobs) + RESTART_S
+    starts = [1 + most_stops(stage, d) for _, _, d in jobs]
+    return [
+        due_s + longest_s * (1 + sum(s for s, other_s in zip(starts, due, strict=True) if other_s < due_s))
+        for due_s in due
+    ]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    load=st.sampled_from([0.9, 1.02, 1.5, 3.0]),
+    nodes=st.sampled_from([(4,), (2, 2), (4, 4, 1)]),
+    after=st.sampled_from([0.0, 300.0]),
+    slowdown=st.sampled_from([0.0, 1.0, 5.0]),
+)
+def test_every_job_starts_within_the_stated_bound(seed, load, nodes, after, slowdown):
+    rng = np.random.default_rng(seed)
+    jobs = overload(rng, load, 60, [1, 1, 2, 3, sum(nodes)], (5.0, 400.0), sum(nodes))
+    stage = NodeAllocation(
+        reserve_after_s=after,
+        slowdown=slowdown,
+        longest_wait_s=1500.0,
+        run_s=20.0,
+        growth=0.5,
+        reluctance=1.0,
+    )
+    tiny = Watched(jobs, nodes, restart_s=RESTART_S)
+    tiny.run(stage)
+    assert len(tiny.completion) == len(jobs)
+    for job, bound_s in enumerate(latest_starts(stage, jobs)):
+        assert tiny.first_start[job] <= bound_s
+        assert tiny.stopped[job] <= most_stops(stage, jobs[job][2])
+
+
+@pytest.mark.parametrize("load", [1.02, 1.3])
+def test_a_gang_as_large_as_the_cluster_does_not_wait_for_the_end_of_arrivals(load):
+    """4 nodes of 4 GPUs, jobs of 1 to 4 GPUs for days, and one of 16 after an hour."""
+    jobs = overload(np.random.default_rng(0), load, 800, [1, 2, 3, 4], (300.0, 1800.0), 16)
+    gang = (3600.0, 16, 1800.0)
+    jobs = sorted([*jobs, gang])
+    row = jobs.index(gang)
+    tiny = TinyWorld(jobs, [4] * 4, restart_s=RESTART_S)
+    tiny.run(NodeAllocation(), verify=False)
+    due_s = 3600.0 + 3600.0 + 10 * 1800.0
+    assert tiny.first_start[row] <= due_s + 2 * 1800.0 + RESTART_S
+    assert jobs[-1][0] > 2 * due_s  # arrivals go on for long after
+    assert len(tiny.completion) == len(jobs)
+
+
+def test_a_long_job_is_not_stopped_for_ever():
+    """Short jobs fill the pool four times over the length of a long one; it is stopped a few times only."""
+    short = [(100.0 * k, 1, 95.0) for k in range(1, 1200)]
+    long = (0.0, 1, 30_000.0)
+    tiny = Watched(sorted([*short, long]), [1], restart_s=RESTART_S)
+    stage = NodeAllocation(longest_wait_s=20_000.0)
+    tiny.run(stage, verify=False)
+    assert 1 <= tiny.stopped[0] <= most_stops(stage, 30_000.0)
+    assert tiny.completion[0] < short[-1][0] - 30_000.0  # well before the short jobs have ended
+    assert tiny.first_start[0] == 0.0
+
+
+@pytest.mark.parametrize("cls", [Fifo, FifoGreedy, Sjf, SjfGreedy, Easy, Srtf, Las, NodeAllocation])
+def test_a_stage_says_truly_who_may_starve(cls):
+    """A gang and a long job among small, short ones in overload: those who starve them say so; all end."""
+    rng = np.random.default_rng(5)
+    jobs = overload(rng, 1.3, 900, [1, 1, 2], (60.0, 240.0), 4)
+    gang, long = (500.0, 4, 100.0), (600.0, 1, 9000.0)
+    jobs = sorted([*jobs, gang, long])
+    stage = cls() if cls is not NodeAllocation else NodeAllocation(slowdown=1.0, longest_wait_s=4000.0)
+    tiny = TinyWorld(jobs, [4], restart_s=RESTART_S)
+    tiny.run(stage, verify=False)
+    assert len(tiny.completion) == len(jobs)
+    last_s = jobs[-1][0]
+    starved = [tiny.completion[jobs.index(job)] > last_s for job in (gang, long)]
+    says_never = cls.starvation.startswith("never")
+    assert cls.starvation
+    assert any(starved) != says_never, starved
+
+
+def test_parameters_of_patience_are_checked():
+    for bad in ({"patience_s": 0.0}, {"run_s": 0.0}, {"growth": 0.0}, {"lead_s": -1.0}, {"slowdown": -1.0},
+                {"longest_wait_s": -5.0}):  # fmt: skip
+        with pytest.raises(ValueError, match=next(iter(bad))):
+            make_stage("s4", bad)

@@ -1,0 +1,63 @@
+"""`diff` tells which inputs differ and what that did."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from equipoise.cli import main
+from equipoise.exit_codes import OK, WRONG_INPUT
+
+SCENARIO = (
+    "schema_version: 1\nname: s\ncluster: {nodes: [{name: n, count: 1, gpus: 2}]}\n"
+    "workload: {jobs: [{name: j, gpus: 2, duration: 60, count: 2}]}\n"
+)
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> tuple[Path, Path]:
+    """The same queue on two GPUs and on four."""
+    (tmp_path / "s.yaml").write_text(SCENARIO)
+    made = []
+    for name, more in (("a", []), ("b", ["--set", "cluster.nodes.0.gpus=4"])):
+        out = tmp_path / name
+        assert (
+            main(["run", str(tmp_path / "s.yaml"), "--policy", "fifo", "--out", str(out), "-q", *more]) == OK
+        )
+        made.append(out)
+    return made[0], made[1]
+
+
+def test_inputs_and_metrics_that_differ(runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert main(["diff", *map(str, runs), "--format", "json"]) == OK
+    found = json.loads(capsys.readouterr().out)
+    assert found["inputs"] == [["cluster.nodes.0.gpus", "2", "4"]]
+    metrics = {name: (a, b) for name, a, b in found["metrics"]}
+    assert metrics["makespan_s"] == (120.0, 60.0)
+    assert main(["diff", *map(str, runs)]) == OK
+    out = capsys.readouterr().out
+    assert "makespan" in out
+    assert "x 0.500" in out
+    assert "jobs completed" not in out
+
+
+def test_a_run_does_not_differ_from_itself(
+    runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    assert main(["diff", str(runs[0]), str(runs[0])]) == OK
+    assert capsys.readouterr().out == "inputs: equal\nmetrics: equal\n"
+
+
+def test_what_is_no_run_is_one_line(
+    runs: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    assert main(["diff", str(runs[0]), str(tmp_path)]) == WRONG_INPUT
+    assert "is no run directory" in capsys.readouterr().err
+    (runs[1] / "summary.json").unlink()
+    assert main(["diff", str(runs[0]), str(runs[1])]) == WRONG_INPUT
+    assert "has not ended (no summary.json)" in capsys.readouterr().err
