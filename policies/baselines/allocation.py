@@ -35,7 +35,6 @@ from equipoise.policies.baselines.queueing import (
 from equipoise.policies.baselines.service_levels import (
     next_demotion_s,
     next_promotion,
-    nothing_changed,
     promoted,
 )
 from equipoise.policies.baselines.sorted_queue import key_columns, keys_of, queue_now
@@ -286,15 +285,10 @@ class Las(_Placed):
             return unchanged(plan, self.name, NONE_WAITS), memory
         relief = 1.0 / self.promote if self.promote > 0 else 0.0
         columns = key_columns(observation, jobs.attained_gpu_s, NO_ROWS, self._thresholds, relief)
-        running = frozen(np.sort(observation.running))
-        bar = keys_of(running, columns)
-        full = not bar.max(initial=0.0) > 0.0 and _why_none(observation) == NONE_FREE
-        if full and nothing_changed(observation, memory, columns):
-            demotion_s = next_demotion_s(running, jobs.gpus_held, jobs.gpu_share_requested, columns)
-            revisit_s = min(plan.revisit_s, memory["promotion"][0], demotion_s)
-            return unchanged(plan, self.name, NONE_STARTS).with_(revisit_s=revisit_s), memory
         again, promotion = promoted(observation, memory, columns)
         queue = queue_now(memory, observation, columns, again)
+        running = frozen(np.sort(observation.running))
+        bar = keys_of(running, columns)
         allocation, stopped, queue = preempt_from_queue(
             observation, queue, columns, PLACEMENTS[self.placement], running, bar
         )

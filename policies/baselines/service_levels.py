@@ -78,14 +78,6 @@ def _slack_s(time_s: float, keys: Keys) -> float:
     return 2e-9 * float(keys.thresholds[0]) / keys.relief + 1e-12 * time_s if keys.relief > 0.0 else 0.0
 
 
-def nothing_changed(o: Observation, memory: Memory, columns: Columns) -> bool:
-    """Whether all that waited still do, in the queues that they were in; newcomers are in the first."""
-    if not memory or len(memory["again"]) or memory["jobs"] > len(o.jobs):
-        return False
-    in_time = o.time_s < memory["promotion"][0] - _slack_s(o.time_s, Keys(*columns))
-    return bool(in_time and len(o.waiting) == memory["waiting"] + len(o.jobs) - memory["jobs"])
-
-
 def promoted(o: Observation, memory: Memory, columns: Columns) -> tuple[Ints, Promotion]:
     """Jobs that may have come back or changed queue, and the next waiting job to change queue.
 
