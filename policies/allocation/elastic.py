@@ -194,7 +194,8 @@ def grow_jobs(
 ) -> tuple[Ints, Floats]:  # fmt: skip
     """Give free GPUs to elastic jobs that gain by them; returns their rows and the seconds each gains.
 
-    `away`: nodes on which no job grows. First those that hold less than they ask for, then by descending sum_j R_ij per GPU held.
+    `away`: nodes on which no job grows. First those that hold less than they ask for, then by descending
+    sum_j R_ij per GPU held.
     """
     o = hand.observation
     if not len(rows) or not hand.free:

@@ -71,7 +71,7 @@ def own_room(hand: Hand, row: int, gpus: int) -> RoomColumns:
 
 
 def exchanging(o: Observation, rows: Ints, requests: RequestColumns) -> Bools:
-    """Whether each job row would exchange for at least `_DEAR` of its work, between several nodes of several racks."""
+    """Whether each job row takes several nodes, and exchanges for `_DEAR` of its work, where there are racks."""
     speeds, racks = o.speeds, o.nodes.rack
     if not len(speeds) or not len(racks) or (racks == racks[0]).all():
         return np.zeros(len(rows), dtype=np.bool_)

@@ -144,7 +144,6 @@ def _victims(
     """
     if not len(running):
         return NO_ROWS, NO_VICTIMS
-    order = np.lexsort((-running, -bar)).astype(np.int64)
     offset, gpu = holdings(running, holder)
     share = np.ones(len(gpu))
     workers = o.workers
@@ -155,6 +154,10 @@ def _victims(
         gpu = np.concatenate((gpu, workers.gpu[partly]))[by_job]
         share = np.concatenate((share, workers.gpu_share[partly]))[by_job]
         offset = np.searchsorted(job[by_job], np.append(running, np.iinfo(np.int64).max)).astype(np.int64)
+    if len(running) == 1:
+        spare = np.zeros(1, dtype=np.bool_), np.empty(1, dtype=np.int64)
+        return running, (bar, standing.copy(), offset, gpu, share, *spare)
+    order = np.lexsort((-running, -bar)).astype(np.int64)
     new_offset, entry = reordered(offset, np.arange(len(gpu)), order)
     columns = (
         bar[order], standing[order] if len(standing) else standing.copy(), new_offset, gpu[entry], share[entry],

@@ -9,16 +9,15 @@ import numpy as np
 from equipoise.policies.allocation.draft import Hand
 from equipoise.policies.contract import Memory
 from equipoise.policies.observation import Bools, Ints, Observation
-from equipoise.policies.stages.guard import Record
 
 
 def remember_nodes(
-    hand: Hand, memory: dict[str, Any], before: Record, kept: Ints, rejected: Ints, noise: float
+    hand: Hand, memory: dict[str, Any], before: Memory, kept: Ints, rejected: Ints, noise: float
 ) -> dict[str, Any]:
-    """The memory with the nodes that changes of `kept` and `rejected` jobs (rows) took to; before: what was watched.
+    """The memory with the nodes that changes of `kept` and `rejected` jobs (rows) took to.
 
-    After a change that is rolled back job and nodes are left alone for as long as the guard says, twice as long each
-    time in a row, and at least until what the trial has cost is under `noise` of the time.
+    before: what was watched. After a change that is rolled back job and nodes are left alone for as long as the
+    guard says, twice as long each time in a row, and at least until its cost is under `noise` of the time.
     """
     if not len(kept) and not len(rejected):
         return memory
@@ -42,7 +41,7 @@ def remember_nodes(
     }
 
 
-def trial_s(o: Observation, before: Record, row: int) -> float:
+def trial_s(o: Observation, before: Memory, row: int) -> float:
     """Time (s) that a job has lost by its watched change: by its lower goodput, and by two restarts."""
     k = int(np.searchsorted(before["id"], row))
     after = float(np.nan_to_num(o.jobs.goodput_samples_per_s[row]))

@@ -32,7 +32,11 @@ from equipoise.policies.baselines.queueing import (
     unchanged,
     with_allocation,
 )
-from equipoise.policies.baselines.service_levels import next_demotion_s, next_promotion, promoted
+from equipoise.policies.baselines.service_levels import (
+    next_demotion_s,
+    next_promotion,
+    promoted,
+)
 from equipoise.policies.baselines.sorted_queue import key_columns, keys_of, queue_now
 from equipoise.policies.contract import Allocation, AllocationStage, Memory, Plan
 from equipoise.policies.kernels.placement import PLACEMENTS

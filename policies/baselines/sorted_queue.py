@@ -3,9 +3,10 @@
 Memory is immutable, so nothing is inserted in place. The queue is a long sorted run, rarely rebuilt, and a
 short one that takes newcomers (copied, at most `SHORT` entries); heads advance past jobs that have left.
 An entry counts only while its job waits with that very key, so jobs leave the queue by themselves, and one that
-came back with another key leaves its old entry behind. The length of `Observation.waiting` tells whether a job came back (a crash, a preemption, a refused start);
-it is then found by the time it was queued, or else the queue is rebuilt from what is observed. An estimate
-that changes while its job waits takes effect when the job's old place is reached, or at the next rebuilding.
+came back with another key leaves its old entry behind. The length of `Observation.waiting` tells whether a job came
+back (a crash, a preemption, a refused start); it is then found by the time it was queued, or else the queue is
+rebuilt from what is observed. An estimate that changes while its job waits takes effect when the job's old place is
+reached, or at the next rebuilding.
 """
 
 from __future__ import annotations

@@ -189,6 +189,7 @@ class NodeAllocation(AllocationStage):
         if allocation is None:
             return plan.because("s4", "all stays as it is", **values), memory
         memory = watch(hand, nodes, scaling, table, memory, values["s413_undone"])
+        values |= _changed(hand, values)
         text = f"starts {len(hand.started())}, stops {len(hand.stopped)}, resizes {len(hand.resized())}"
         return plan.with_(allocation=allocation).because("s4", text, **values), memory
 
@@ -390,6 +391,22 @@ def _takes_s(o: Observation, rows: Ints) -> Floats:
     jobs, takes_s = o.jobs, o.jobs.service_s.copy()
     takes_s[rows] += np.where(jobs.attained_gpu_s[rows] > 0.0, np.nan_to_num(jobs.restart_s[rows]), 0.0)
     return frozen(takes_s)
+
+
+def _changed(hand: Hand, values: dict[str, Any]) -> dict[str, Any]:
+    """S423: the running jobs whose GPUs change, how many they have and get, and what asked for it."""
+    rows = np.sort(hand.resized())
+    asked = {"S413": "s413_undone", "S422: free GPUs": "s422_grown", "S422: fewer GPUs": "s422_shrunk"}
+    names = [
+        next((name for name, key in asked.items() if row in values.get(key, ())), "S422: optimal")
+        for row in rows.tolist()
+    ]
+    return {
+        "s423_changed": rows,
+        "s423_gpus_before": hand.observation.jobs.gpus_held[rows],
+        "s423_gpus_after": np.array([len(hand.gpus_of(row)[0]) for row in rows.tolist()], dtype=np.int64),
+        "s423_asked": names,
+    }
 
 
 def _use(o: Observation) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from equipoise.policies.registry import make_policy
 from equipoise.sim.hardware.profile import link_bytes_per_s, load_profile
 from equipoise.sim.run import step_noise
 from equipoise.sim.scenario.model import Cluster, Even, Explicit, Faults, Model, NodeGroup, Noise, Scenario
@@ -16,6 +17,10 @@ from equipoise.sim.scenario.model import Cluster, Even, Explicit, Faults, Model,
 LIMITS = ("compute", "memory", "input", "barrier", "network", "layout", "queue", "faults")
 POLICIES = ("s1+s2+s3", "s1+s2+s3+s4")
 """Policies that are tried beside the one in use."""
+
+STAGES = ("s1", "s2", "s3", "s4")
+STAGE = "stage"
+"""What the lever of one stage is against: it may lift several limits."""
 
 Change = Callable[[Scenario], Scenario]
 
@@ -49,7 +54,23 @@ def levers(scenario: Scenario, policy: str, policies: Sequence[str] = POLICIES) 
     )
     found = [Lever(name, against, change(scenario), policy) for name, against, change in changes]
     found = [lever for lever in found if lever.scenario != scenario]
-    return found + [Lever(f"policy {name}", "any", scenario, name) for name in policies if name != policy]
+    found += [Lever(f"policy {name}", "any", scenario, name) for name in policies if name != policy]
+    alone = missing_stages(policy) if policies else ()
+    return found + [Lever(name, STAGE, scenario, with_stage(policy, name)) for name in alone]
+
+
+def missing_stages(policy: str) -> list[str]:
+    """Those of the four stages that a policy does without."""
+    used = {stage.name for stage in make_policy(policy).stages}
+    return [name for name in STAGES if name not in used]
+
+
+def with_stage(policy: str, name: str) -> str:
+    """The policy with one of the four stages more; s4 takes the place of what hands out GPUs."""
+    parts = policy.split("+")
+    kept = [p for p in parts if name != "s4" or make_policy(p).stages[0].kind != "allocation"]
+    at = sum(part.partition("(")[0] in STAGES[: STAGES.index(name)] for part in kept)
+    return "+".join((*kept[:at], name, *kept[at:]))
 
 
 def _with(section: Any, **changes: Any) -> Any:
@@ -112,15 +133,18 @@ def more_memory(scenario: Scenario) -> Scenario:
 
 
 def faster_input(scenario: Scenario) -> Scenario:
-    """Storage and the hosts' input pipelines deliver twice as much."""
+    """Storage, local disks and the hosts' cores and input pipelines deliver twice as much."""
     reads = any(job.data is not None and job.data.sample_size > 0 for job in scenario.workload.jobs)
-    if not reads and all(group.ingest is None for group in scenario.cluster.groups):
+    prepares = any(model.preprocess_time is not None for model in scenario.workload.models.values())
+    if not reads and not prepares and all(group.ingest is None for group in scenario.cluster.groups):
         return scenario
     return _groups(
         scenario,
         lambda group: _with(
             group,
             storage_rate=2.0 * group.storage_rate,
+            cores=2 * group.cores if prepares else group.cores,
+            local_read=None if group.local_read is None else 2.0 * group.local_read,
             ingest=None if group.ingest is None else 2.0 * group.ingest,
         ),
     )

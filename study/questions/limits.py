@@ -27,7 +27,7 @@ from equipoise.sim.record import Run
 from equipoise.sim.run import run
 from equipoise.sim.scenario.model import Job, Model, Scenario
 from equipoise.sim.traces.trace import Trace
-from equipoise.study.questions.levers import LIMITS, POLICIES, Lever, levers
+from equipoise.study.questions.levers import LIMITS, POLICIES, STAGE, Lever, levers
 from equipoise.study.runs.variants import DEFAULT, Means, Outcome, Variant, policy_text, run_all
 from equipoise.study.statistics import CONFIDENCE, Interval, mean_interval, paired_ratio
 
@@ -94,7 +94,12 @@ class Limited:
     @property
     def best(self) -> Effect | None:
         """The lever that helps most; None when none helps."""
-        return next((effect for effect in self.effects if effect.helps), None)
+        return next((e for e in self.effects if e.helps and e.lever.against != STAGE), None)
+
+    @property
+    def stage(self) -> Effect | None:
+        """The one of the stages that the policy does without which lifts the limit most; None when none does."""
+        return next((e for e in self.effects if e.helps and e.lever.against == STAGE), None)
 
     def best_against(self, limit: str) -> Effect | None:
         """The lever against one limit that helps most; None when none helps."""
@@ -135,6 +140,7 @@ def _group_dict(group: Limited) -> dict[str, Any]:
         "account": group.account,
         "shares": dict(group.shares),
         "best_lever": None if group.best is None else group.best.lever.name,
+        "stage": None if group.stage is None else group.stage.lever.name,
         "levers": [
             {
                 "lever": effect.lever.name,

@@ -17,6 +17,7 @@ from typing import Any
 
 from equipoise.policies.files import write_whole
 from equipoise.study.report.breakdown import by_size
+from equipoise.study.report.changes import NOTE, changes_html
 from equipoise.study.report.charts import Chart
 from equipoise.study.report.charts_study import USE_LABELS, study_charts
 from equipoise.study.report.detail import Detail, read_detail
@@ -166,6 +167,7 @@ def _sections(
             [*trends, by.get("tornado")],
             points(study),
         ),
+        *_changes(study),
         *([("closely", "One run", _closely(details, notes))] if details else []),
         (
             "provenance",
@@ -174,6 +176,15 @@ def _sections(
         ),
         ("definitions", "Definitions", section("definitions", "What each metric means", page_html())),
     ]
+
+
+def _changes(study: Study) -> list[tuple[str, str, str]]:
+    """What S4 changed of running jobs, where journals say so."""
+    content = changes_html(study.detail)
+    if not content:
+        return []
+    title = "What changes of running jobs were worth"
+    return [("changes", "Changes", section("changes", title, f'<p class="note">{escape(NOTE)}</p>{content}'))]
 
 
 def section(key: str, title: str, content: str) -> str:

@@ -65,15 +65,26 @@ def _group(group: Limited, every: bool) -> Iterator[str]:
     )
     shares = sorted(group.shares.items(), key=lambda item: -item[1])
     yield "  time: " + ", ".join(f"{limit} {100 * s:.1f} %" for limit, s in shares if s >= _SMALL_SHARE)
+    yield _stage(group)
     if group.best is None:
         yield "  no lever helps"
     for effect in group.effects if every else _worth_showing(group):
         yield f"  {_mark(effect, group)} {effect.lever.name}: {_effect(effect)}"
 
 
+def _stage(group: Limited) -> str:
+    """Whether one of the stages that the policy does without can do something about it."""
+    if group.stage is not None:
+        return f"  stage {group.stage.lever.name} lifts it: {_effect(group.stage)}"
+    left = any(e.lever.against == "stage" for e in group.effects)
+    return (
+        "  none of the stages lifts it" if left else "  all four stages are in use: what is left none lifts"
+    )
+
+
 def _worth_showing(group: Limited) -> list[Effect]:
     """The three best levers, and the best against the limit that was named."""
-    best = [e for e in group.effects if e.helps][:3]
+    best = [e for e in group.effects if e.helps and e.lever.against != "stage"][:3]
     against = group.best_against(group.limit)
     return best if against is None or against in best else [*best, against]
 

@@ -93,6 +93,21 @@ def test_s411_a_slow_node_is_avoided_and_forgiven():
     assert memory["node_speed"][1] == pytest.approx(0.25)
 
 
+def test_s411_a_job_on_slow_nodes_only_is_slower_than_estimated():
+    job = {**ELASTIC, "holds": [0, 1], "workers_min": 2, "workers_max": 2, "response_s": [0.02, 0.02]}
+    speeds = Speeds.of(job=[0], gpu_model=[0], gpus=[2], samples_per_s=[100.0], exchange_s=[0.0])
+    for step_s, slowest in ((0.64, 1.0), (1.28, 0.5), (0.32, 1.0)):
+        seen = cluster([2, 2], [job, {}], speeds=speeds)
+        workers = {
+            name: seen.workers.as_dict()[name]
+            for name in ("job", "index", "gpu", "node", "response_s_per_sample")
+        }
+        seen.workers = Workers.of(**workers, samples_per_step=[32, 32], step_s=[step_s] * 2)
+        given, values, _ = decide(seen)
+        assert values["s411_slowest_speed"] == pytest.approx(slowest)
+        assert given == {1: [2]}
+
+
 def test_s411_values():
     sm = {"sm_active_ratio": [0.5, math.nan, 0.9, 0.7]}
     _, values, _ = decide(cluster([2, 2], [{"holds": [0]}, {}], gpu=sm))
@@ -111,6 +126,20 @@ def test_s412_order_by_priority_demand_and_waiting():
         assert given == {1: [0]}, better
         assert values["s422_order"].tolist() == [1, 0]
         assert values["s412_priority"][0] > values["s412_priority"][1]
+
+
+@pytest.mark.parametrize(
+    ("column", "first"),
+    [("data_demand_bytes", 1), ("compute_demand_flops", 1), ("priority", 1), ("memory_bytes", 0)],
+)
+def test_s412_each_variable_alone_orders_jobs_that_tie(column, first):
+    base = {"data_demand_bytes": 1e9, "compute_demand_flops": 1e15, "priority": 1.0, "memory_bytes": 1e10}
+    jobs = [dict(base), {**base, column: 2 * base[column]}]
+    assert list(decide(cluster([1], jobs))[0]) == [first]
+    assert list(decide(cluster([1], jobs[::-1]))[0]) == [1 - first]
+    elastic = {**base, **ELASTIC, "gpus_requested": 1, "workers_max": 2, "goodput_samples_per_s": 9.0}
+    pair = [{**elastic, "holds": [0]}, {**elastic, "holds": [1], column: 2 * base[column]}]
+    assert list(decide(cluster([3], pair))[0]) == [first]  # who gets the GPU that is free
 
 
 def test_s412_what_fits_nowhere_holds_up_nobody():
@@ -135,7 +164,28 @@ def test_s413_a_resize_that_does_harm_is_undone_and_backed_off():
     assert values["s413_undone"].tolist() == [0]
     back = {**job, "goodput_samples_per_s": 100.5}
     assert decide(cluster([4], [back], time_s=1050.0), memory)[0] == {}  # backed off
-    assert decide(cluster([4], [back], time_s=1050.0 + 600.0), memory)[0] == {0: [0, 1, 2, 3]}
+    # The trial took 30 s at 0.61 of the goodput and two restarts: at most 0.05 of the time goes to such trials.
+    lost_s = 30.0 * (1 - 0.61) + 2 * 30.0
+    again_s = 1030.0 + lost_s / 0.05
+    assert decide(cluster([4], [back], time_s=again_s - 1.0), memory)[0] == {}
+    assert decide(cluster([4], [back], time_s=again_s + 1.0), memory)[0] == {0: [0, 1, 2, 3]}
+
+
+def test_s413_nobody_grows_onto_nodes_where_growing_did_harm():
+    job = {**ELASTIC, "holds": [0, 1], "gpus_requested": 2, "workers_max": 4, "goodput_samples_per_s": 100.0}
+    _, _, memory = decide(cluster([2, 2], [job]))
+    grown = {**job, "holds": [0, 1, 2, 3]}
+    for k, goodput in enumerate((20.0, 21.0)):
+        one = cluster([2, 2], [{**grown, "goodput_samples_per_s": goodput}], time_s=1020.0 + 10 * k)
+        given, _, memory = decide(one, memory)
+    assert given == {0: [0, 1]}
+    other = {**job, "holds": [4, 5], "goodput_samples_per_s": 90.0}
+    both = cluster([2, 2, 2], [{**job, "goodput_samples_per_s": 100.5}, other], time_s=1050.0)
+    memory = {**memory, "shunned": np.append(memory["shunned"], 0)}
+    memory["shunned_until_s"] = np.append(memory["shunned_until_s"], -np.inf)
+    assert decide(both, memory)[0] == {}  # the nodes as well as the job are left alone
+    both.time_s = 1e6
+    assert decide(both, memory)[0]
 
 
 def test_s413_stale_measurements_do_not_count():
@@ -215,6 +265,25 @@ def test_s422_a_gang_stays_on_one_model_and_takes_the_fast_one():
     wide = {**job, "gpus_requested": 3, "workers_min": 3, "workers_max": 3}
     given, _, _ = decide(cluster([1, 2], [wide], models=[0, 1]))
     assert sorted(given[0]) == [0, 1, 2]  # neither model alone is enough
+
+
+def _racks(exchange_s, free=(1, 1, 2, 2)):
+    """A gang of four waits; nodes 0 and 3 are in one rack, 1 and 2 in another, each partly taken."""
+    holds = [k * 2 + 1 for k, n in enumerate(free) if n == 1]
+    jobs = [{"holds": [g]} for g in holds] + [
+        {**ELASTIC, "workers_min": 4, "workers_max": 4, "work_s": math.nan}
+    ]
+    row = len(holds)
+    speeds = Speeds.of(job=[row], gpu_model=[0], gpus=[4], samples_per_s=[64.0], exchange_s=[exchange_s])
+    seen = cluster([2] * 6, jobs, speeds=speeds)
+    seen.nodes = Nodes.of(**{**seen.nodes.as_dict(), "rack": [0, 1, 0, 1, 1, 0]})
+    given, _, _ = decide(seen)
+    return {[0, 1, 0, 1, 1, 0][gpu // 2] for gpu in given[row]}
+
+
+def test_s422_a_gang_with_dear_exchanges_stays_in_one_rack():
+    assert len(_racks(0.5)) == 1
+    assert len(_racks(0.001)) == 2
 
 
 def test_s422_the_overdue_first_is_not_delayed():

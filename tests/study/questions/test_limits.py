@@ -128,6 +128,22 @@ def test_a_resource_doubled_halves_what_only_it_limits(found):
     assert queue["GPUs twice as fast"] == pytest.approx(0.5)
 
 
+def test_a_limit_that_a_stage_can_lift_says_which(found):
+    tried = {"policies": ("s1+s2+s3",), "overrides": ("decide.every_steps=5",)}
+    barrier = found(CASES["barrier"], **tried).groups[0]
+    assert (barrier.limit, barrier.stage.lever.name) == ("barrier", "s2")
+    assert barrier.stage.ratio.mean < 0.9
+    weak = [{"name": "a", "count": 3}, {"name": "weak", "cores": 1}]
+    starved = case({"sample_time": "1 ms", "preprocess_time": "50 ms"}, cluster={"nodes": weak})
+    group = found(starved, **tried).groups[0]
+    assert (group.limit, group.stage.lever.name) == ("input", "s2")
+    assert group.best_against("input") is not None, "lever and stage agree"
+    compute = found(CASES["compute"], **tried).groups[0]
+    assert compute.stage is None
+    assert not [e for e in found(CASES["barrier"], policy="s1+s2+s3+s4", **tried).groups[0].effects
+                if e.lever.against == "stage"]  # fmt: skip
+
+
 def test_shares_are_the_accounts(found):
     content = CASES["network"]
     made = run(from_mapping(content), policy=make_policy("fifo"))
@@ -242,7 +258,7 @@ def test_time_by_limit_is_all_of_a_jobs_time(scenario, seed):
 
 def test_levers_that_change_nothing_are_none():
     names = {lever.name for lever in levers(from_mapping(CASES["queue"]), "s1+s2+s3")}
-    assert names == {"GPUs twice as fast", "twice the nodes", "policy s1+s2+s3+s4"}
+    assert names == {"GPUs twice as fast", "twice the nodes", "policy s1+s2+s3+s4", "s4"}
     explicit = {
         "nodes": [{"count": 2}],
         "topology": {
@@ -292,6 +308,7 @@ def test_command_line(tmp_path, capsys):
     assert "train (1 job," in text
     assert "limited by network" in text
     assert "network twice as fast: time x0." in text
+    assert "stage s3 lifts it: time x0." in text
     written = json.loads((out / "limits.json").read_text())
     assert written["groups"][0]["limit"] == "network"
     assert {lever["lever"] for lever in written["groups"][0]["levers"]} >= {

@@ -1,7 +1,8 @@
-"""CPU time per job of an overloaded queue over that of an idle cluster: python -m tests.bench.overload
+"""CPU time per job of an overloaded queue over that of an idle cluster: python -m tests.bench.speed.overload
 
-The same jobs, one by one, come at a rate that half of the cluster can serve, and at three times what all of it can, so
-that they wait for hours. Makespans and sums of completion times are printed in full: a faster queue must decide the same.
+The same jobs, one by one, come at a rate that half of the cluster can serve, and at three times what all of it
+can, so that they wait for hours. Makespans and sums of completion times are printed in full: a faster queue must
+decide the same.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 from equipoise.policies.registry import make_policy
 from equipoise.sim.run import run
-from tests.bench.cases import queueing_trace, scenario
+from tests.bench.speed.cases import queueing_trace, scenario
 
 POLICIES = ("fifo", "srtf", "las")
 GPUS = 448

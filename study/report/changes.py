@@ -1,0 +1,57 @@
+"""The table of what S4 changed of running jobs: who asked for it, goodput before and after, kept or rolled back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import duckdb
+import numpy as np
+
+from equipoise.policies.record.changes import Change, changes
+from equipoise.policies.record.journal import JournalError, read_plans
+from equipoise.sim.scenario.tree import InputError
+from equipoise.study.display import digits, show
+from equipoise.study.report.study import RunFolder
+from equipoise.study.report.tables import table
+from equipoise.study.report.timeline import literal
+
+LISTED = 200
+HEADER = ("time", "job", "asked for by", "GPUs", "goodput before", "after", "verdict")
+NOTE = (
+    "Before: samples per second below which a change does harm. For a job that takes or changes GPUs it is what "
+    "was measured before, for one that gives some to others what those left should do. A change is judged by two "
+    "measurements, unless the job ends or is changed again first."
+)
+
+
+def changes_html(folders: Sequence[RunFolder]) -> str:
+    """One table for each run that has a journal with changes; "" where there is none.
+
+    Raises InputError when a journal is damaged.
+    """
+    return "".join(_table(folder) for folder in folders if folder.journal is not None)
+
+
+def _table(folder: RunFolder) -> str:
+    assert folder.journal is not None
+    try:
+        found = changes((time_s, plan) for time_s, plan, _ in read_plans(folder.journal))
+    except JournalError as error:
+        raise InputError([str(error)]) from error
+    if not found:
+        return ""
+    verdicts = [change.verdict for change in found]
+    counts = ", ".join(f"{verdicts.count(v)} {v}" for v in dict.fromkeys(sorted(verdicts)))
+    more = f" The first {LISTED}." if len(found) > LISTED else ""
+    caption = f"{folder.label}: {len(found)} changes of running jobs, {counts}.{more}"
+    source = f"read_parquet({literal(folder.path / 'jobs.parquet')}, file_row_number = true)"
+    with duckdb.connect(config={"threads": "2"}) as db:
+        rows = db.execute(f"SELECT name FROM {source} ORDER BY file_row_number").fetchall()
+    names = [str(name) for (name,) in rows]
+    return table(caption, HEADER, [_row(change, names[change.job]) for change in found[:LISTED]])
+
+
+def _row(change: Change, name: str) -> tuple[str, ...]:
+    goodput = ("" if np.isnan(value) else digits(value) for value in (change.expected, change.goodput))
+    size = f"{change.gpus_before} to {change.gpus_after}"
+    return show("x_s", change.time_s), name, change.asked, size, *goodput, change.verdict
