@@ -335,20 +335,20 @@ def last_needed_first(rows: Ints, worker: Ints, needed_s: Floats, workers: int) 
 def pick_shards(
     donors: Ints, receivers: Ints, amount: Floats,
     shard_first: Ints, shard_row: Ints, shard_samples: Floats, shard_bytes: Floats, shard_node: Ints,
-    node: Ints, capacity: Floats, owned: Floats, room_bytes: Floats, links: Links,
+    node: Ints, capacity: Floats, owned: Floats, room_bytes: Floats, sent: Floats, received: Floats, links: Links,
 ) -> tuple[Ints, Ints, int]:  # fmt: skip
     """Whole shards that carry a flow of `amount` samples per pair: (shard rows, new owners, refused).
 
     Worker i may give the shards shard_row[shard_first[i]:shard_first[i + 1]] (last needed first); those the
     receiver's node already stores go first. A shard goes when at least half of it is wanted, there is room
     for it, the work that it takes off its donor lasts longer than its transfer (gain_s_per_step * steps_left
-    > transfer_s), and the receiver, counting what is already on the way over both interfaces, finishes it
-    before the donor would have finished its queue. `owned` and `room_bytes` are updated in place.
+    > transfer_s), and the receiver, counting what both interfaces still have to carry, finishes it before the
+    donor would have finished its queue. `sent` and `received` are the bytes that each node is to send and to receive
+    as things are; they, `owned` and `room_bytes` are updated in place.
     """
     limit = shard_row.size
     rows, owners = np.empty(limit, dtype=np.int64), np.empty(limit, dtype=np.int64)
     gone = np.zeros(limit, dtype=np.bool_)
-    sent, received = np.zeros(room_bytes.size), np.zeros(room_bytes.size)
     count, refused, linked, rate, delay_s = 0, 0, (-1, -1), np.inf, 0.0
     for pair in range(donors.size):
         i, j, wanted = donors[pair], receivers[pair], amount[pair]
@@ -362,7 +362,9 @@ def pick_shards(
                 if source != linked[0] or target != linked[1]:  # mostly as for the shard before
                     rate, delay_s = link(links, source, target)
                     linked = (source, target)
-                queued = 0.0 if stored_there else max(sent[source], received[target])
+                on_its_way = source != node[i]  # the donor would have to fetch it, too
+                to_send = sent[source] - (size if on_its_way else 0.0)
+                queued = 0.0 if stored_there else max(to_send, received[target])
                 arrival_s = delay_s + (queued + size) / rate
                 finish_s = max(owned[j] / capacity[j], arrival_s) + samples / capacity[j]
                 if (
@@ -378,6 +380,9 @@ def pick_shards(
                 wanted -= samples
                 owned[i] -= samples
                 owned[j] += samples
+                if on_its_way:
+                    sent[source] -= size
+                    received[node[i]] -= size
                 if not stored_there:
                     sent[source] += size
                     received[target] += size

@@ -119,10 +119,10 @@ def last_needed_first(rows, worker, needed, workers):
     return [sorted((r for r in rows if worker[r] == i), key=key, reverse=True) for i in range(workers)]
 
 
-def pick_shards(flow, queue, samples, size, stored, node, capacity, owned, room, links):
-    """`queue[i]` are the shards that worker i may give, in order."""
+def pick_shards(flow, queue, samples, size, stored, node, capacity, owned, room, sent, received, links):
+    """`queue[i]` are the shards that worker i may give, in order; sent and received: bytes by node, as things are."""
     owned, room, queue = list(owned), list(room), {i: list(rows) for i, rows in queue.items()}
-    sent, received = [0.0] * len(room), [0.0] * len(room)
+    sent, received = list(sent), list(received)
     picked, refused = [], 0
     for i, j, wanted in flow:
         target = node[j]
@@ -134,7 +134,8 @@ def pick_shards(flow, queue, samples, size, stored, node, capacity, owned, room,
             source, own_s = stored[row], links.time(stored[row], target, size[row])
             arrives = 0.0
             if source != target:
-                arrives = links.time(source, target, max(sent[source], received[target]) + size[row])
+                before = sent[source] - (size[row] if source != node[i] else 0.0)
+                arrives = links.time(source, target, max(before, received[target]) + size[row])
             done = max(owned[j] / capacity[j], arrives) + samples[row] / capacity[j]
             worth = done < owned[i] / capacity[i] and samples[row] / capacity[i] > own_s
             if not worth or (source != target and size[row] > room[target]):
@@ -145,6 +146,9 @@ def pick_shards(flow, queue, samples, size, stored, node, capacity, owned, room,
             wanted -= samples[row]
             owned[i] -= samples[row]
             owned[j] += samples[row]
+            if source != node[i]:
+                sent[source] -= size[row]
+                received[node[i]] -= size[row]
             if source != target:
                 sent[source] += size[row]
                 received[target] += size[row]

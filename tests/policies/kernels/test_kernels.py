@@ -171,6 +171,7 @@ def test_pick_shards(seed):
     stored = d.rng.integers(0, d.nodes, count)
     samples, size = d.floats(0, 40, count, grid=10), d.floats(0, 4e6, count, grid=1e6)
     capacity, owned, room = d.floats(0.5, 4), d.floats(0, 200), d.floats(0, 1e7, d.nodes)
+    sent, received = d.floats(0, 2e7, d.nodes, grid=1e6), d.floats(0, 2e7, d.nodes, grid=1e6)
     flow = [
         (int(d.rng.integers(d.n)), int(d.rng.integers(d.n)), float(d.rng.uniform(0, 80))) for _ in range(4)
     ]
@@ -179,10 +180,10 @@ def test_pick_shards(seed):
     first = np.searchsorted(owner, np.arange(d.n + 1))
     picked, owners, refused = kernels.pick_shards(
         donors, receivers, np.array([f[2] for f in flow]), first, rows, samples, size, stored,
-        d.node, capacity, owned.copy(), room.copy(), links,
+        d.node, capacity, owned.copy(), room.copy(), sent.copy(), received.copy(), links,
     )  # fmt: skip
     queue = {i: rows[first[i] : first[i + 1]].tolist() for i in range(d.n)}
-    expected = naive.pick_shards(flow, queue, samples, size, stored, d.node, capacity, owned, room, plain)
+    expected = naive.pick_shards(flow, queue, samples, size, stored, d.node, capacity, owned, room, sent, received, plain)
     assert (list(zip(picked.tolist(), owners.tolist(), strict=True)), refused) == expected
 
 
