@@ -129,7 +129,9 @@ class DataFlow(Stage):
         # Workers of a job step together, so what is read is what is dealt: no data goes where it is not.
         dealt = np.maximum(state["samples"], 1e-3)
         _, unread = imbalance(groups.first, np.where(np.isnan(capacity), np.nan, dealt), owned, healthy)
-        surplus = np.where(surplus * unread > 0.0, np.sign(surplus) * np.minimum(abs(surplus), abs(unread)), 0.0)
+        surplus = np.where(
+            surplus * unread > 0.0, np.sign(surplus) * np.minimum(abs(surplus), abs(unread)), 0.0
+        )
         after["acting"], acting = self._acting(groups, index, memory)
         values |= _imbalance_values(observation, groups, index, surplus)
         values["s112_acting"] = int(acting.sum())
