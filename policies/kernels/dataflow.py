@@ -335,20 +335,20 @@ def last_needed_first(rows: Ints, worker: Ints, needed_s: Floats, workers: int) 
 def pick_shards(
     donors: Ints, receivers: Ints, amount: Floats,
     shard_first: Ints, shard_row: Ints, shard_samples: Floats, shard_bytes: Floats, shard_node: Ints,
-    node: Ints, capacity: Floats, owned: Floats, room_bytes: Floats, links: Links,
+    node: Ints, capacity: Floats, owned: Floats, room_bytes: Floats, sent: Floats, received: Floats, links: Links,
 ) -> tuple[Ints, Ints, int]:  # fmt: skip
     """Whole shards that carry a flow of `amount` samples per pair: (shard rows, new owners, refused).
 
     Worker i may give the shards shard_row[shard_first[i]:shard_first[i + 1]] (last needed first); those the
     receiver's node already stores go first. A shard goes when at least half of it is wanted, there is room
     for it, the work that it takes off its donor lasts longer than its transfer (gain_s_per_step * steps_left
-    > transfer_s), and the receiver, counting what is already on the way over both interfaces, finishes it
-    before the donor would have finished its queue. `owned` and `room_bytes` are updated in place.
+    > transfer_s), and the receiver, counting what both interfaces still have to carry, finishes it before the
+    donor would have finished its queue. `sent` and `received` are the bytes that each node is still to send and to
+    receive; they, `owned` and `room_bytes` are updated in place.
     """
     limit = shard_row.size
     rows, owners = np.empty(limit, dtype=np.int64), np.empty(limit, dtype=np.int64)
     gone = np.zeros(limit, dtype=np.bool_)
-    sent, received = np.zeros(room_bytes.size), np.zeros(room_bytes.size)
     count, refused, linked, rate, delay_s = 0, 0, (-1, -1), np.inf, 0.0
     for pair in range(donors.size):
         i, j, wanted = donors[pair], receivers[pair], amount[pair]
@@ -362,7 +362,9 @@ def pick_shards(
                 if source != linked[0] or target != linked[1]:  # mostly as for the shard before
                     rate, delay_s = link(links, source, target)
                     linked = (source, target)
-                queued = 0.0 if stored_there else max(sent[source], received[target])
+                on_its_way = source != node[i]  # the donor would have to fetch it, too
+                to_send = sent[source] - (size if on_its_way else 0.0)
+                queued = 0.0 if stored_there else max(to_send, received[target])
                 arrival_s = delay_s + (queued + size) / rate
                 finish_s = max(owned[j] / capacity[j], arrival_s) + samples / capacity[j]
                 if (
@@ -378,6 +380,9 @@ def pick_shards(
                 wanted -= samples
                 owned[i] -= samples
                 owned[j] += samples
+                if on_its_way:
+                    sent[source] -= size
+                    received[node[i]] -= size
                 if not stored_there:
                     sent[source] += size
                     received[target] += size
@@ -419,16 +424,53 @@ def shard_priority(
 
 
 @jit
+def fetch_queues(
+    size_bytes: Floats, source: Ints, owner: Ints, needed_s: Floats, begin: Ints, end: Ints, most: int,
+    node: Ints, rack: Ints, links: Links,
+) -> tuple[Floats, Ints, Floats]:  # fmt: skip
+    """When shards arrive that are fetched in this order, which come late, and what is before those elsewhere.
+
+    A shard waits for those before it that leave the same node, reach the same node, or go between the same two
+    racks; it has the rate of its own path. Columns by shard, workers of its job are begin .. end - 1; rack by node.
+    Returns (seconds by shard, late ones, bytes before each of these by worker of its job), at most `most` late ones.
+    """
+    out, into = np.zeros(rack.size), np.zeros(rack.size)
+    racks = rack.max() + 1
+    between = np.zeros((racks, racks))
+    arrives_s, late, count = np.empty(source.size), np.empty(most, dtype=np.int64), 0
+    before = np.empty((most, (end - begin).max()))
+    for k in range(source.size):
+        s, t = source[k], node[owner[k]]
+        queued = _queued(s, t, out, into, between, rack)
+        arrives_s[k] = transfer_time(links, s, t, queued + size_bytes[k])
+        if arrives_s[k] > needed_s[k] and count < most:
+            late[count] = k
+            for w in range(begin[k], end[k]):
+                before[count, w - begin[k]] = _queued(s, node[w], out, into, between, rack)
+            count += 1
+        out[s] += size_bytes[k]
+        into[t] += size_bytes[k]
+        between[rack[s], rack[t]] += size_bytes[k]
+    return arrives_s, late[:count], before[:count]
+
+
+@jit
+def _queued(s: int, t: int, out: Floats, into: Floats, between: Floats, rack: Ints) -> float:
+    queued = max(out[s], into[t])
+    return queued if rack[s] == rack[t] else max(queued, between[rack[s], rack[t]])
+
+
+@jit
 def lateness_elsewhere(
     size_bytes: float, samples: float, source: int, needed_s: float, late_s: float, owner: int, worker: int,
-    node: Ints, capacity: Floats, owned: Floats, room_bytes: Floats, links: Links,
+    before: float, node: Ints, capacity: Floats, owned: Floats, room_bytes: Floats, links: Links,
 ) -> float:  # fmt: skip
     """Lateness in s of a late shard if `worker` had it instead of `owner`; infinite where it may not go.
 
     It may go to a node that has room and can have it by the time it is needed, to a worker that would then
-    still finish before the owner does, the owner's wait for this shard included.
+    still finish before the owner does, the owner's wait for this shard included. `before`: bytes it waits for.
     """
-    fetch_s = transfer_time(links, source, node[worker], size_bytes)
+    fetch_s = transfer_time(links, source, node[worker], before + size_bytes)
     if worker == owner or fetch_s > needed_s or (fetch_s > 0.0 and size_bytes > room_bytes[node[worker]]):
         return np.inf
     tail_s = float(owned[worker] / capacity[worker])
@@ -441,13 +483,13 @@ def lateness_elsewhere(
 @jit
 def distribute_late(
     rows: Ints, size_bytes: Floats, samples: Floats, source: Ints, needed_s: Floats, late_s: Floats,
-    owner: Ints, begin: Ints, end: Ints,
+    owner: Ints, begin: Ints, end: Ints, before: Floats,
     node: Ints, capacity: Floats, owned: Floats, room_bytes: Floats, links: Links,
 ) -> Ints:  # fmt: skip
     """New owner of each late shard, most critical first, or -1: the least late of its job's workers
     begin .. end - 1, then the one with least work left. A worker takes at most one shard per decision.
 
-    Columns are aligned with `rows`. `room_bytes` is updated in place.
+    Columns are aligned with `rows`; before[k, i]: bytes that shard k waits for at its job's worker i. `room_bytes` is updated in place.
     """
     chosen = np.full(rows.size, -1, dtype=np.int64)
     taken = np.zeros(node.size, dtype=np.bool_)
@@ -458,7 +500,7 @@ def distribute_late(
                 continue
             late = lateness_elsewhere(
                 size_bytes[k], samples[k], source[k], needed_s[k], late_s[k], owner[k], w,
-                node, capacity, owned, room_bytes, links,
+                before[k, w - begin[k]], node, capacity, owned, room_bytes, links,
             )  # fmt: skip
             tail = owned[w] / capacity[w]
             if late < best_late or (late == best_late and late < np.inf and tail < best_tail):

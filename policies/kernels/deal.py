@@ -20,9 +20,8 @@ def resource_shares(
     """R_i = alpha * C_i / sum(C) + beta * (1/T_i) / sum(1/T), at the deal that R itself makes.
 
     T_i = fixed_i / b_i + t_i depends on the deal b_i through the fixed part of a step, so R is iterated to
-    its own fixed point, where all workers take equally long. C_i is `rate`, what a worker can sustain, at most
-    1/T_i (less while it lives on what was read ahead), and follows T_i. NaN for the workers of a job in which
-    something is not known.
+    its own fixed point, where all workers take equally long. C_i is `rate`, what a worker can sustain, at that deal;
+    waits for input that pass are in T_i alone. NaN for the workers of a job in which something is not known.
     """
     share = np.full(rate.size, np.nan)
     for k in range(first.size - 1):
@@ -40,12 +39,13 @@ def resource_shares(
             rates, speeds = 0.0, 0.0
             for i in range(begin, end):
                 speed = _speed_at(share[i] * batch, response_s[i], fixed_s[i], samples[i])
-                rates += min(rate[i] * response_s[i], 1.0) * speed
+                rates += _speed_at(share[i] * batch, 1.0 / rate[i], fixed_s[i], samples[i])
                 speeds += speed
             change = 0.0
             for i in range(begin, end):
                 speed = _speed_at(share[i] * batch, response_s[i], fixed_s[i], samples[i])
-                new = alpha * min(rate[i] * response_s[i], 1.0) * speed / rates + beta * speed / speeds
+                able = _speed_at(share[i] * batch, 1.0 / rate[i], fixed_s[i], samples[i])
+                new = alpha * able / rates + beta * speed / speeds
                 change = max(change, abs(new - share[i]))
                 share[i] = new
             if change < 1e-9:

@@ -95,6 +95,17 @@ def moved_bytes(observation: Observation, moves: Moves, *, incoming: bool) -> Fl
     return np.bincount(end[away], weights=size, minlength=len(observation.nodes)).astype(np.float64)
 
 
+def bytes_to_fetch(observation: Observation) -> tuple[Floats, Floats]:
+    """(bytes that each node is still to send, and to receive), (nodes,) each: shards that their owner has not here."""
+    shards, nodes = observation.shards, len(observation.nodes)
+    rows = np.flatnonzero((shards.worker >= 0) & (shards.node >= 0) & ~shards.local)
+    target, size = observation.workers.node[shards.worker[rows]], shards.bytes[rows]
+    away = shards.node[rows] != target
+    sent = np.bincount(shards.node[rows][away], weights=size[away], minlength=nodes).astype(np.float64)
+    received = np.bincount(target[away], weights=size[away], minlength=nodes).astype(np.float64)
+    return sent, received
+
+
 def free_shards(observation: Observation, plan: Plan) -> Bools:
     """Shards that a plan may still move: owned, not started, stored on a living node, not moved already."""
     shards, up = observation.shards, observation.nodes.up

@@ -29,6 +29,7 @@ from equipoise.policies.stages.frozen import check_frozen
 from equipoise.policies.stages.groups import (
     Groups,
     append_moves,
+    bytes_to_fetch,
     carry,
     free_shards,
     group_workers,
@@ -66,7 +67,8 @@ class DataFlow(Stage):
     variable acting in the direction that the text gives: capacity = forecast gradient rate x samples per
     gradient; tau = data share / capacity; I = max(tau) / mean(tau) - 1; F(T) = sum of T_ij * C_j / (1 + L_j)
     * b_ij / b_max, filled greedily by weight. `optimal` solves the transportation problem that meets all
-    deficits with the least transfer time. Equal workers with equal data change nothing. A gradient that is not
+    deficits with the least transfer time. A worker gives and gets only what its capacity and its part of the deal
+    both call for, since workers that step together read what is dealt. Equal workers with equal data change nothing. A gradient that is not
     sound has weight 0, and its GPU is suspect once that has lasted.
     """
 
@@ -124,6 +126,12 @@ class DataFlow(Stage):
             capacity = np.where(np.isnan(capacity), np.nan, 1.0)
         owned = observation.workers.samples_owned
         index, surplus = imbalance(groups.first, capacity, owned, healthy)
+        # Workers of a job step together, so what is read is what is dealt: no data goes where it is not.
+        dealt = np.maximum(state["samples"], 1e-3)
+        _, unread = imbalance(groups.first, np.where(np.isnan(capacity), np.nan, dealt), owned, healthy)
+        surplus = np.where(
+            surplus * unread > 0.0, np.sign(surplus) * np.minimum(abs(surplus), abs(unread)), 0.0
+        )
         after["acting"], acting = self._acting(groups, index, memory)
         values |= _imbalance_values(observation, groups, index, surplus)
         values["s112_acting"] = int(acting.sum())
@@ -258,7 +266,9 @@ def _least_time_flow(
         rate = np.array([[link(links, node[i], node[j])[0] for j in receivers] for i in donors])
         finite = rate[np.isfinite(rate)]
         fastest = finite.max() if len(finite) else 1.0
-        flow = least_cost_transport(fastest / rate, surplus[donors], -surplus[receivers])
+        supply, demand = surplus[donors], -surplus[receivers]
+        demand *= min(1.0, supply.sum() / demand.sum())  # all that is there
+        flow = least_cost_transport(fastest / rate, supply, demand)
         value += float((flow * pull[receivers] * np.minimum(rate / fastest, 1.0)).sum())
         i, j = np.nonzero(flow > _FLOW_LEAST)
         parts.append((donors[i], receivers[j], flow[i, j]))
@@ -280,5 +290,6 @@ def _carry_out(
     return pick_shards(
         *flow,
         shard_first, rows, shards.samples.astype(np.float64), shards.bytes, shards.node,
-        workers.node, capacity, workers.samples_owned.copy(), room_bytes(observation, plan), links,
+        workers.node, capacity, workers.samples_owned.copy(), room_bytes(observation, plan),
+        *bytes_to_fetch(observation), links,
     )  # fmt: skip

@@ -15,6 +15,7 @@ from equipoise.policies.contract import Kind, Memory, Plan, Stage
 from equipoise.policies.kernels.dataflow import (
     Links,
     distribute_late,
+    fetch_queues,
     fetch_times,
     lateness_elsewhere,
     shard_priority,
@@ -35,6 +36,7 @@ from equipoise.policies.stages.optimal import least_cost_assignment
 from equipoise.policies.stages.unsound import samples_bound
 
 _SHARE_ERROR = 1e-6  # shares of one job that sum to 1 but for this belong together
+_LATE_MOST = 256  # late shards that are looked at in one decision
 _PRIORITY_STEP = 0.01  # priorities are compared in these steps, so that rounding reorders nothing
 
 
@@ -57,7 +59,7 @@ class Tasks(Stage):
 
     mode: str = "formula"
     priority_alpha: float = 0.7  # weight of urgency; the rest is for small size
-    rate_alpha: float = 0.5  # weight of the processing rate; the rest is for the response time
+    rate_alpha: float = 0.8  # weight of the processing rate; the rest is for the response time
     damping: float = 0.5  # part of the way to R per decision
     epsilon: float = 0.005  # relative gain below which a deal stays
     frozen: str = ""  # a sub-step that a simple default takes the place of: see `policies.stages.frozen`
@@ -109,7 +111,7 @@ class Tasks(Stage):
         level = np.round(priority / _PRIORITY_STEP)
         ranked = np.lexsort((rows, needed_s, -level))
         order = _order_by_rank(observation, rows[ranked]) if self.frozen != "S212" else None
-        late = ranked[fetch_s[ranked] > needed_s[ranked]]
+        late, late_s, before = _late_ones(observation, groups, rows[ranked], links)
         values: dict[str, Any] = {
             "s211_fetch_s": float(fetch_s.mean()),
             "s212_waiting": len(rows),
@@ -122,16 +124,16 @@ class Tasks(Stage):
         if order is not None:
             plan = plan.with_(fetch_order=order)
         if len(late) and self.frozen != "S213":
-            late_s = fetch_s - needed_s
-            to = self._new_owners(observation, groups, plan, rows[late], late_s[late], links)
+            to = self._new_owners(observation, groups, plan, late, late_s, before, links)
             moved = to >= 0
             values["s213_moved"] = int(moved.sum())
-            plan = append_moves(plan, observation, rows[late][moved], to[moved])
+            plan = append_moves(plan, observation, late[moved], to[moved])
         return plan, values
 
     def _new_owners(
-        self, observation: Observation, groups: Groups, plan: Plan, rows: Ints, late_s: Floats, links: Links
-    ) -> Ints:
+        self, observation: Observation, groups: Groups, plan: Plan, rows: Ints, late_s: Floats, before: Floats,
+        links: Links,
+    ) -> Ints:  # fmt: skip
         """S213: new owner of each late shard, most critical first, or -1."""
         shards, workers = observation.shards, observation.workers
         owner = shards.worker[rows]
@@ -143,7 +145,7 @@ class Tasks(Stage):
         needed_s, source = shards.needed_in_s[rows], shards.node[rows]
         if self.mode == "formula":
             return distribute_late(
-                rows, size, samples, source, needed_s, late_s, owner, groups.first[k], groups.first[k + 1],
+                rows, size, samples, source, needed_s, late_s, owner, groups.first[k], groups.first[k + 1], before,
                 workers.node, capacity, workers.samples_owned, room, links,
             )  # fmt: skip
         chosen = np.full(len(rows), -1, dtype=np.int64)
@@ -152,7 +154,7 @@ class Tasks(Stage):
             here = range(groups.first[job], groups.first[job + 1])
             saved = np.array([[late_s[n] - lateness_elsewhere(
                 size[n], samples[n], source[n], needed_s[n], late_s[n], owner[n], w,
-                workers.node, capacity, workers.samples_owned, room, links,
+                before[n, w - groups.first[job]], workers.node, capacity, workers.samples_owned, room, links,
             ) for w in here] for n in mine])  # fmt: skip
             worker = least_cost_assignment(np.where(saved > 0, -saved, np.inf))
             for n, w in zip(mine[worker >= 0], worker[worker >= 0] + groups.first[job], strict=True):
@@ -226,6 +228,23 @@ class Tasks(Stage):
         moved = np.where(all_near, target, share + self.damping * (target - share))
         state["share"] = np.where(np.isnan(target), share, moved)
         return state
+
+
+def _late_ones(
+    observation: Observation, groups: Groups, rows: Ints, links: Links
+) -> tuple[Ints, Floats, Floats]:
+    """Shards that come late when they are fetched in the order `rows`: (rows, seconds late, bytes before them).
+
+    The bytes are by worker of its job. Only the first `_LATE_MOST`: later ones will be seen again.
+    """
+    shards, node = observation.shards, observation.workers.node
+    owner = shards.worker[rows]
+    k = groups.spread(np.arange(len(groups.rows)))[owner]
+    arrives_s, late, before = fetch_queues(
+        shards.bytes[rows], shards.node[rows], owner, shards.needed_in_s[rows], groups.first[k],
+        groups.first[k + 1], _LATE_MOST, node, observation.nodes.rack, links,
+    )  # fmt: skip
+    return rows[late], (arrives_s - shards.needed_in_s[rows])[late], before
 
 
 def _order_by_rank(observation: Observation, ranked: Ints) -> Ints | None:

@@ -36,6 +36,7 @@ from equipoise.policies.stages.guard import (
     guard_watch,
 )
 from equipoise.policies.stages.intervals import INTERVAL_MOST, first_intervals
+from equipoise.policies.stages.redeals import review_deals
 from equipoise.policies.stages.slices import slice_gpus
 from equipoise.policies.stages.virtual import capability, gpu_room, virtual_gpus
 
@@ -50,7 +51,7 @@ class Synchronisation(Stage):
     (1 + delta), and what is free of a GPU is handed out while no job waits for a share. `optimal`: the H of
     least expected period per useful step, and the shares that minimise the slowest co-located job's slowdown.
     While a job's step times are spread wider than `spread` and its work is being dealt anew, its interval is
-    kept: tasks first. Share changes that lower goodput are rolled back. The source's formula images are lost:
+    kept: tasks first. New deals and shares that lower goodput are rolled back. The source's formula images are lost:
     the forms are ours, with its variables and directions.
     """
 
@@ -89,6 +90,11 @@ class Synchronisation(Stage):
         if not len(observation.workers):
             return plan.because("s3", "no training job runs"), memory
         groups = group_workers(observation)
+        deals: dict[str, Any] = {}
+        reviewed: dict[str, Any] = {}
+        if self.frozen != "S311":
+            backoff_s = self.backoff_windows * observation.window_s
+            plan, deals, reviewed = review_deals(observation, groups, plan, memory, self.noise, backoff_s)
         intervals, state, sync = self._intervals(observation, groups, plan, memory)
         shares, record, virtual = self._shares(observation, groups, plan, memory.get("guard", guard_empty()))
         done = [what for what, value in (
@@ -99,7 +105,7 @@ class Synchronisation(Stage):
         if shares is not None:
             plan = plan.with_(gpu_share=shares)
         text = ", ".join(done) or "intervals and shares stay"
-        return plan.because("s3", text, **sync, **virtual), {**state, "guard": record}
+        return plan.because("s3", text, **reviewed, **sync, **virtual), {**state, **deals, "guard": record}
 
     def _intervals(
         self, observation: Observation, groups: Groups, plan: Plan, memory: Memory

@@ -19,12 +19,19 @@ from equipoise.sim.record import versions
 from equipoise.study.runs.compare import Comparison, compare
 from equipoise.study.runs.make import Progress
 from equipoise.study.statistics import Interval, paired_ratio
+from tests.bench.method_generator import generated
 
-SCENARIOS = ("quickstart", "skewed-data", "congested", "many-jobs-faults")
+SCENARIOS = (
+    "quickstart", "skewed-data", "congested", "weak-host", "remote-storage", "sick-gpu", "shared-gpus", "two-rooms",
+    "full-memory", "many-jobs-faults",
+)  # fmt: skip
 JUDGED = "completion_mean_s"
 HELPS = 1.02
 """A sub-step helps where freezing it makes the mean completion time at least this many times as long."""
 ALL = "s1+s2+s3+s4"
+STEP_NAMES = tuple(step for own in STEPS.values() for step in own)
+ALIKE = {"S222": "S221", "S223": "S221", "S313": "S312", "S323": "S322"}
+"""Sub-steps that are frozen as another one is, which is run for both."""
 
 
 def frozen_policy(step: str) -> str:
@@ -51,12 +58,15 @@ def judge(ratio: Interval) -> str:
 def worth(comparison: Comparison) -> dict[str, Interval]:
     """Mean completion time with each sub-step frozen over that with none, paired by seed."""
     times = {p: [r.metrics[JUDGED] for r in comparison.of(p)] for p in comparison.policies}
-    steps = [step for own in STEPS.values() for step in own]
-    return {step: paired_ratio(times[frozen_policy(step)], times[ALL]) for step in steps}
+    return {
+        step: paired_ratio(times[frozen_policy(ALIKE.get(step, step))], times[ALL]) for step in STEP_NAMES
+    }
 
 
-def page(found: Mapping[str, Mapping[str, Interval]], command: str, seeds: int) -> str:
-    """The page as Markdown; found: by scenario and sub-step."""
+def page(
+    found: Mapping[str, Mapping[str, Interval]], counts: Mapping[str, Sequence[int]], command: str, seeds: int
+) -> str:
+    """The page as Markdown; found: by scenario and sub-step; counts: see `counted`, empty without any."""
     made_with = ", ".join(f"{name} {version}" for name, version in versions().items())
     lines = [
         "# What each sub-step is worth",
@@ -83,6 +93,16 @@ def page(found: Mapping[str, Mapping[str, Interval]], command: str, seeds: int) 
         if not any(judge(ratios[step]).startswith("**") for ratios in found.values())
     ]  # fmt: skip
     lines += ["", "Without an effect of 2 % in these scenarios: " + (", ".join(nowhere) or "none") + ".", ""]
+    if counts:
+        lines += [
+            f"In the first {sum(next(iter(counts.values())))} scenarios of `tests/bench/method_generator.py`, one run",
+            "each: by 2 % or more freezing it makes jobs later (helps) or sooner (harms), else nothing.",
+            "",
+            "| step | helps | nothing | harms |",
+            "|---|---|---|---|",
+            *(f"| {step} | {' | '.join(map(str, counts[step]))} |" for step in STEP_NAMES),
+            "",
+        ]
     return "\n".join(lines)
 
 
@@ -93,28 +113,45 @@ def _say(scenario: str) -> Progress:
     return progress
 
 
-def method_table(names: Sequence[str], seeds: int, processes: int = 1, command: str = "") -> str:
-    """The page for shipped scenarios."""
-    policies = [ALL, *(frozen_policy(step) for own in STEPS.values() for step in own)]
+POLICIES = [ALL, *(frozen_policy(step) for step in STEP_NAMES if step not in ALIKE)]
+
+
+def counted(number: int, processes: int = 1) -> dict[str, list[int]]:
+    """In how many of the first generated scenarios each sub-step helps, does nothing, harms."""
+    counts = {step: [0, 0, 0] for step in STEP_NAMES}
+    for k in range(number):
+        comparison = compare(generated(k), POLICIES, 1, jobs_parallel=processes)
+        for step, ratio in worth(comparison).items():
+            counts[step][0 if ratio.mean >= HELPS else 2 if ratio.mean <= 2.0 - HELPS else 1] += 1
+        print(f"generated {k + 1}/{number}", file=sys.stderr)
+    return counts
+
+
+def method_table(
+    names: Sequence[str], seeds: int, processes: int = 1, command: str = "", number: int = 0
+) -> str:
+    """The page for shipped scenarios and so many generated ones."""
     found = {}
     for name in names:
         file = read_scenario(scenarios_dir() / f"{name}.yaml")
         comparison = compare(
-            file.scenario, policies, seeds, trace=file.trace(), jobs_parallel=processes, progress=_say(name)
+            file.scenario, POLICIES, seeds, trace=file.trace(), jobs_parallel=processes, progress=_say(name)
         )
         found[name] = worth(comparison)
-    return page(found, command, seeds)
+    return page(found, counted(number, processes) if number else {}, command, seeds)
 
 
 @click.command()
 @click.option("--seeds", default=10, show_default=True, help="Seeds per policy.")
 @click.option("--jobs", "processes", default=1, show_default=True, help="Processes.")
+@click.option("--generated", "number", default=0, show_default=True, help="Scenarios of the generator.")
 @click.argument("scenarios", nargs=-1)
-def main(seeds: int, processes: int, scenarios: tuple[str, ...]) -> None:
+def main(seeds: int, processes: int, number: int, scenarios: tuple[str, ...]) -> None:
     """Print the table of sub-steps as Markdown."""
     names = scenarios or SCENARIOS
-    command = " ".join(("python -m tests.bench.method_table", f"--seeds {seeds}", *scenarios))
-    click.echo(method_table(names, seeds, processes, command), nl=False)
+    more = (f"--generated {number}",) if number else ()
+    command = " ".join(("python -m tests.bench.method_table", f"--seeds {seeds}", *more, *scenarios))
+    click.echo(method_table(names, seeds, processes, command, number), nl=False)
 
 
 if __name__ == "__main__":

@@ -119,10 +119,10 @@ def last_needed_first(rows, worker, needed, workers):
     return [sorted((r for r in rows if worker[r] == i), key=key, reverse=True) for i in range(workers)]
 
 
-def pick_shards(flow, queue, samples, size, stored, node, capacity, owned, room, links):
-    """`queue[i]` are the shards that worker i may give, in order."""
+def pick_shards(flow, queue, samples, size, stored, node, capacity, owned, room, sent, received, links):
+    """`queue[i]` are the shards that worker i may give, in order; sent and received: bytes by node, as things are."""
     owned, room, queue = list(owned), list(room), {i: list(rows) for i, rows in queue.items()}
-    sent, received = [0.0] * len(room), [0.0] * len(room)
+    sent, received = list(sent), list(received)
     picked, refused = [], 0
     for i, j, wanted in flow:
         target = node[j]
@@ -134,7 +134,8 @@ def pick_shards(flow, queue, samples, size, stored, node, capacity, owned, room,
             source, own_s = stored[row], links.time(stored[row], target, size[row])
             arrives = 0.0
             if source != target:
-                arrives = links.time(source, target, max(sent[source], received[target]) + size[row])
+                before = sent[source] - (size[row] if source != node[i] else 0.0)
+                arrives = links.time(source, target, max(before, received[target]) + size[row])
             done = max(owned[j] / capacity[j], arrives) + samples[row] / capacity[j]
             worth = done < owned[i] / capacity[i] and samples[row] / capacity[i] > own_s
             if not worth or (source != target and size[row] > room[target]):
@@ -145,6 +146,9 @@ def pick_shards(flow, queue, samples, size, stored, node, capacity, owned, room,
             wanted -= samples[row]
             owned[i] -= samples[row]
             owned[j] += samples[row]
+            if source != node[i]:
+                sent[source] -= size[row]
+                received[node[i]] -= size[row]
             if source != target:
                 sent[source] += size[row]
                 received[target] += size[row]
@@ -166,13 +170,33 @@ def shard_priority(fetch, needed, size, job, alpha, beta):
     return result
 
 
-def distribute_late(late, node, capacity, owned, room, links):
+def fetch_queues(shards, node, rack, links):
+    """`shards` are (size, source, owner, needed, workers) in order: (arrival of each, {late one: bytes before it})."""
+    arrives, late = [], {}
+    for k, (size, source, owner, needed, workers) in enumerate(shards):
+
+        def queued(to, source=source, k=k):
+            def total(same):
+                return sum(b for b, s, o, _, _ in shards[:k] if same(s, node[o]))
+
+            waits = [total(lambda s, t: s == source), total(lambda s, t: t == to)]
+            if rack[source] != rack[to]:
+                waits.append(total(lambda s, t: (rack[s], rack[t]) == (rack[source], rack[to])))
+            return max(waits)
+
+        arrives.append(links.time(source, node[owner], queued(node[owner]) + size))
+        if arrives[-1] > needed:
+            late[k] = [queued(node[w]) for w in workers]
+    return arrives, late
+
+
+def distribute_late(late, before, node, capacity, owned, room, links):
     """`late` are (size, samples, source, needed, late, owner, workers), most critical first."""
     room, taken, chosen = list(room), set(), []
-    for size, samples, source, needed, lateness, owner, workers in late:
+    for k, (size, samples, source, needed, lateness, owner, workers) in enumerate(late):
         options = []
-        for w in workers:
-            fetch = links.time(source, node[w], size)
+        for i, w in enumerate(workers):
+            fetch = links.time(source, node[w], before[k][i] + size)
             tail = owned[w] / capacity[w]
             ends = max(tail, fetch) + samples / capacity[w]
             before_owner = ends < owned[owner] / capacity[owner] + lateness
@@ -202,7 +226,8 @@ def resource_shares(first, rate, response, fixed, samples, alpha, beta):
         for _ in range(64):
             per = {i: sample_time(response[i], fixed[i], samples[i]) for i in rows}
             speed = {i: 1 / (fixed[i] / (now[i] * batch) + per[i]) for i in rows}
-            part = {i: min(rate[i] * response[i], 1.0) * speed[i] for i in rows}
+            own = {i: sample_time(1 / rate[i], fixed[i], samples[i]) for i in rows}
+            part = {i: 1 / (fixed[i] / (now[i] * batch) + own[i]) for i in rows}
             new = {
                 i: alpha * part[i] / sum(part.values()) + beta * speed[i] / sum(speed.values()) for i in rows
             }

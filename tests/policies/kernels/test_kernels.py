@@ -171,6 +171,7 @@ def test_pick_shards(seed):
     stored = d.rng.integers(0, d.nodes, count)
     samples, size = d.floats(0, 40, count, grid=10), d.floats(0, 4e6, count, grid=1e6)
     capacity, owned, room = d.floats(0.5, 4), d.floats(0, 200), d.floats(0, 1e7, d.nodes)
+    sent, received = d.floats(0, 2e7, d.nodes, grid=1e6), d.floats(0, 2e7, d.nodes, grid=1e6)
     flow = [
         (int(d.rng.integers(d.n)), int(d.rng.integers(d.n)), float(d.rng.uniform(0, 80))) for _ in range(4)
     ]
@@ -179,10 +180,12 @@ def test_pick_shards(seed):
     first = np.searchsorted(owner, np.arange(d.n + 1))
     picked, owners, refused = kernels.pick_shards(
         donors, receivers, np.array([f[2] for f in flow]), first, rows, samples, size, stored,
-        d.node, capacity, owned.copy(), room.copy(), links,
+        d.node, capacity, owned.copy(), room.copy(), sent.copy(), received.copy(), links,
     )  # fmt: skip
     queue = {i: rows[first[i] : first[i + 1]].tolist() for i in range(d.n)}
-    expected = naive.pick_shards(flow, queue, samples, size, stored, d.node, capacity, owned, room, plain)
+    expected = naive.pick_shards(
+        flow, queue, samples, size, stored, d.node, capacity, owned, room, sent, received, plain
+    )
     assert (list(zip(picked.tolist(), owners.tolist(), strict=True)), refused) == expected
 
 
@@ -203,6 +206,27 @@ def test_shard_priority_and_fetch_times(seed):
 
 @MANY
 @given(SEEDS)
+def test_fetch_queues(seed):
+    d = Drawn(seed)
+    links, plain = d.links()
+    count = int(d.rng.integers(1, 9))
+    owner, rack = d.rng.integers(0, d.n, count), d.ints(0, 3, d.nodes)
+    job = np.searchsorted(d.first, owner, side="right") - 1
+    size, source, needed = d.floats(0, 5e6, count, grid=1e6), d.ints(0, 3, count), d.floats(0, 30, count)
+    begin, end = d.first[job], d.first[job + 1]
+    arrives, late, before = kernels.fetch_queues(
+        size, source, owner, needed, begin, end, 9, d.node, rack, links
+    )
+    shards = [(size[k], source[k], owner[k], needed[k], range(begin[k], end[k])) for k in range(count)]
+    expected, late_ones = naive.fetch_queues(shards, d.node, rack, plain)
+    assert arrives == close(expected)
+    assert late.tolist() == list(late_ones)
+    for row, k in zip(before, late_ones, strict=True):
+        assert row[: len(late_ones[k])] == close(late_ones[k])
+
+
+@MANY
+@given(SEEDS)
 def test_distribute_late(seed):
     d = Drawn(seed)
     links, plain = d.links()
@@ -213,15 +237,16 @@ def test_distribute_late(seed):
     needed, late = d.floats(0, 5, count), d.floats(0, 20, count)
     capacity, owned, room = d.floats(0.5, 4), d.floats(0, 100), d.floats(0, 1e7, d.nodes)
     begin, end = d.first[job], d.first[job + 1]
+    before = d.floats(0, 5e6, count * d.n).reshape(count, d.n)
     chosen = kernels.distribute_late(
-        np.arange(count), size, samples, source, needed, late, owner, begin, end,
+        np.arange(count), size, samples, source, needed, late, owner, begin, end, before,
         d.node, capacity, owned, room.copy(), links,
     )  # fmt: skip
     rows = [
         (size[k], samples[k], source[k], needed[k], late[k], owner[k], range(begin[k], end[k]))
         for k in range(count)
     ]
-    assert chosen.tolist() == naive.distribute_late(rows, d.node, capacity, owned, room, plain)
+    assert chosen.tolist() == naive.distribute_late(rows, before, d.node, capacity, owned, room, plain)
 
 
 def deals(seed):

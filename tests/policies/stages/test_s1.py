@@ -7,10 +7,19 @@ from equipoise.policies.contract import UNCHANGED, Plan, check
 from equipoise.policies.observation import Paths
 from equipoise.policies.registry import PolicyError, make_stage
 from equipoise.policies.stages.s1 import DataFlow
-from tests.policies.observations import change, one_job, same, with_dead_nodes
+from tests.policies import observations
+from tests.policies.observations import change, same, with_dead_nodes
 
 BOTH = pytest.mark.parametrize("stage", [DataFlow(), DataFlow(mode="optimal")], ids=["formula", "optimal"])
 SKEWED = {"shard_samples": [100, 100, 100, 300], "shards_each": 8}
+
+
+def one_job(speeds, **options):
+    """As in `observations`, with a batch dealt by speed: workers then read their data as fast as they train."""
+    speed, batch = np.asarray(speeds, dtype=float), options.get("batch", 96)
+    dealt = np.floor(batch * speed / speed.sum()).astype(np.int64)
+    dealt[0] += batch - dealt.sum()
+    return observations.one_job(speeds, **{"samples": dealt, **options})
 
 
 def refine(stage, observation, memory=None, plan=UNCHANGED):
@@ -30,6 +39,29 @@ def carry_out(observation, plan, time_s):
     moved = change(moved, "workers", samples_owned=owned)
     moved.time_s = time_s
     return moved
+
+
+def test_s113_no_data_goes_where_it_is_not_read():
+    """The fast worker trains as much of a batch as the others: more data would lie there unread."""
+    even = observations.one_job([4.0, 1.0, 1.0], shards_each=8)
+    assert refine(DataFlow(), even)[0].moves is None
+    assert refine(DataFlow(), one_job([4.0, 1.0, 1.0], shards_each=8))[0].moves is not None
+
+
+def test_s113_no_shard_is_moved_over_a_link_that_has_enough_to_carry():
+    """Shards of workers 1 and 2 that lie on node 1; the last two cost its link what the others still fetch there."""
+    stored = {"shard_bytes": 1e6, "nic_bytes_per_s": 2e5, "shards_each": 8}
+    free = one_job([4.0, 1.0, 1.0], **stored)
+    assert refine(DataFlow(), free)[0].moves is not None
+    busy = one_job([4.0, 1.0, 1.0], **stored)
+    shards = busy.shards
+    away = (shards.worker == 0) & ~shards.started
+    busy = change(
+        busy, "shards", node=np.where(away, 1, shards.node), local=shards.local & ~away,
+        bytes=np.where(away, 5e8, shards.bytes),
+    )  # fmt: skip
+    plan = refine(DataFlow(), busy)[0]
+    assert plan.moves is None or not np.isin(shards.worker[plan.moves.shard], [1]).any()
 
 
 # -- S111 gradient monitoring ------------------------------------------------------------------------------
