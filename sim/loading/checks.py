@@ -18,6 +18,7 @@ from equipoise.sim.cost.memory import least_bytes
 from equipoise.sim.hardware.profile import Accelerator, HardwareProfile, load_profile
 from equipoise.sim.loading.checks_energy import energy_problems
 from equipoise.sim.loading.checks_parallel import parallel_doubts
+from equipoise.sim.loading.checks_queues import queue_problems
 from equipoise.sim.loading.transformers import bind, has_transformers
 from equipoise.sim.network.topology import Topology, TopologyError
 from equipoise.sim.scenario.model import Job, Model, NodeGroup, OnNodes, Scenario
@@ -47,7 +48,7 @@ def problems(scenario: Scenario, base: Path | None = None, *, fits: bool = True)
     """
     if found := list(_sizes(scenario)):
         return found
-    found = [*_policy(scenario), *_names(scenario)]
+    found = [*_policy(scenario), *_names(scenario), *queue_problems(scenario)]
     try:
         profile = load_profile(scenario.cluster.hardware, base)
     except InputError as error:
