@@ -131,12 +131,12 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_a_run_over_one_that_was_killed_begins_its_journal_anew(tmp_path: Path) -> None:
-    folder = made(tmp_path, [job("r", 8), job("x", 6, 10)], "fifo")
-    before = causes(folder, "x")
+    jobs = [job("r", 8), job("x", 6, 10), job("y", 1, 50)]
+    before = causes(made(tmp_path, jobs, "multifactor"), "x")
     (tmp_path / "summary.json").unlink()  # as a run that was killed leaves it, its journal up to then
     journal = (tmp_path / "journal.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
-    (tmp_path / "journal.jsonl").write_text("".join(journal[:3]), encoding="utf-8")
-    assert causes(made(tmp_path, [job("r", 8), job("x", 6, 10)], "fifo"), "x") == before
+    (tmp_path / "journal.jsonl").write_text("".join(journal[:4]), encoding="utf-8")
+    assert causes(made(tmp_path, jobs, "multifactor"), "x") == before
 
 
 def test_a_run_without_a_journal(tmp_path: Path) -> None:
