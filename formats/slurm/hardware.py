@@ -177,7 +177,7 @@ def _yaml_switches(members: Any, key: str) -> tuple[Switch, ...]:
 def read_qos(source: str | Path | bytes, *, name: str = "") -> tuple[Qos, ...]:
     """Rows of `sacctmgr show qos -p` (or `-P`). Raises FormatError without its header."""
     tally, file = Tally(), TextFile(source, name)
-    lines = [line for line in file.text(tally).split("\n") if line.strip()]
+    lines = [line for line in file.text(tally).split("\n") if line.strip() and not line.startswith("#")]
     known = {
         "name",
         "priority",

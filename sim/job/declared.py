@@ -108,7 +108,7 @@ class Declared:
         self.users = {(u.account, u.name): u for u in self.spec.users}
         self.partitions = {p.name: p for p in self.spec.partitions}
         self.qos = {q.name: q for q in self.spec.qos}
-        self.queues = {name: queue for queue in self.spec.queues for name in _copies(queue)}
+        self.queues = {name: queue for queue in self.spec.queues for name in copies(queue)}
         self.queue_of = {name: name for name in self.queues}
         self.queue_of |= {
             alias: q.name for q in self.spec.queues for alias in q.names if alias not in self.queues
@@ -326,7 +326,8 @@ class Declared:
         return any((s.accounts, s.users, s.partitions, s.qos, s.priority, s.backfill, s.queues))
 
 
-def _copies(queue: Queue) -> list[str]:
+def copies(queue: Queue) -> list[str]:
+    """Names of the queues that an entry declares."""
     return [queue.name] if queue.count == 1 else [f"{queue.name}-{k}" for k in range(queue.count)]
 
 

@@ -20,6 +20,7 @@ from equipoise.sim.hardware.profile import Accelerator, HardwareProfile, load_pr
 from equipoise.sim.loading.checks_energy import energy_problems
 from equipoise.sim.loading.checks_parallel import parallel_doubts
 from equipoise.sim.loading.checks_plausible import plausible_doubts
+from equipoise.sim.loading.checks_queues import queue_problems
 from equipoise.sim.loading.throughputs import throughput_problems
 from equipoise.sim.loading.transformers import bind, has_transformers
 from equipoise.sim.network.topology import Topology, TopologyError
@@ -50,7 +51,7 @@ def problems(scenario: Scenario, base: Path | None = None, *, fits: bool = True)
     """
     if found := list(_sizes(scenario)):
         return found
-    found = [*_policy(scenario)]
+    found = [*_policy(scenario), *queue_problems(scenario)]
     try:
         profile = load_profile(scenario.cluster.hardware, base)
     except InputError as error:

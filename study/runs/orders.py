@@ -172,6 +172,7 @@ def make_run(
     if journal and place is not None:
         place.mkdir(parents=True, exist_ok=True)
         more["journal"] = place / "journal.jsonl"
+        more["journal"].unlink(missing_ok=True)  # of a run that was killed: a journal is appended to
     try:
         made = runner(scenario, policy=policy, seed=seed, trace=trace, **more)
     except RunFailed as error:

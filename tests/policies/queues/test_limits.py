@@ -118,7 +118,15 @@ def test_what_is_not_declared_is_refused_in_one_line() -> None:
         ({"queues": [{"name": "q", "gpus": 1, "cohort": "c"}]}, "queues.0.cohort: 'c' is not declared"),
         ({"accounts": [{"name": "a", "parent": "b"}, {"name": "b", "parent": "a"}]}, "'a' is above itself"),
         ({"qos": [{"name": "q"}, {"name": "q"}]}, "'q' stands there twice"),
-        ({"partitions": [{"name": "p", "nodes": ["z"]}]}, "no group of nodes and no node 'z'"),
+        (
+            {"partitions": [{"name": "p", "nodes": ["z"]}]},
+            "unknown node or group of nodes 'z'; known: a, a-0, a-1",
+        ),
+        (
+            {"partitions": [{"name": "pp"}]},
+            r"workload.jobs.0.partition: unknown partition 'p'; did you mean 'pp'\?",
+        ),
+        ({"flavors": {"f": ["b200"]}}, "queues.flavors.f.0: unknown accelerator or group of nodes 'b200'"),
     ):
         with pytest.raises(InputError, match=said):
             run(case([{"gpus": 1, "duration": 1, "partition": "p"}], queues))

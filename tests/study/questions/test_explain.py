@@ -90,7 +90,7 @@ def test_changes_are_run(tmp_path: Path) -> None:
     folder = made(tmp_path, jobs, "multifactor")
     best = smallest(try_changes(folder, folder.row("x")), 100.0, 10.0)
     assert best is not None
-    assert (best.text, best.start_s) == ("one more node of a (4 GPUs)", 10.0)
+    assert (best.text, best.start_s) == ("3 GPUs in place of 6, running longer in proportion", 10.0)
 
 
 def test_a_job_of_a_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,6 +128,15 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     ):
         assert cli.main(["explain", *arguments]) == 2
         assert said in capsys.readouterr().err
+
+
+def test_a_run_over_one_that_was_killed_begins_its_journal_anew(tmp_path: Path) -> None:
+    jobs = [job("r", 8), job("x", 6, 10), job("y", 1, 50)]
+    before = causes(made(tmp_path, jobs, "multifactor"), "x")
+    (tmp_path / "summary.json").unlink()  # as a run that was killed leaves it, its journal up to then
+    journal = (tmp_path / "journal.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    (tmp_path / "journal.jsonl").write_text("".join(journal[:4]), encoding="utf-8")
+    assert causes(made(tmp_path, jobs, "multifactor"), "x") == before
 
 
 def test_a_run_without_a_journal(tmp_path: Path) -> None:
