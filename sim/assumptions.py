@@ -69,6 +69,6 @@ def failures(faults: Faults, cluster: Cluster, gpus: Ints) -> Iterator[str]:
     nodes = max(1.0, largest / cluster.node_gpus)
     yield (
         f"a node crashes every {format_seconds(node_s)}: {WEEK_S / node_s:.3g} times a week, every "
-        f"{node_s / 3600.0 * cluster.node_gpus:.3g} GPU-hours; a job on {largest} GPUs meets a crash every "
+        f"{node_s / 3600.0 * cluster.node_gpus:,.0f} GPU-hours; a job on {largest} GPUs meets a crash every "
         f"{format_seconds(node_s / nodes)}"
     )

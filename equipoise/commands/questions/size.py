@@ -121,7 +121,8 @@ def _saved(answer: Answer, targets: Sequence[Target]) -> str:
     fewer = answer.without_spares
     if fewer is None:
         return ""
-    return f"; with {fewer.candidate.nodes} and faults, {_results(fewer, targets)}"
+    met = f"{fewer.met} of {fewer.runs} runs meet the targets"
+    return f"; with {fewer.candidate.nodes} and faults, {_results(fewer, targets)}, {met}"
 
 
 def _values(candidate: Candidate) -> str:

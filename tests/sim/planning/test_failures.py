@@ -27,7 +27,7 @@ def test_four_ways_to_say_how_often_a_node_fails(crash, mtbf_h):
     scenario = from_mapping(changed(faults={"crash": crash}))
     assert scenario.faults.crash.node_mtbf_s(8) == pytest.approx(mtbf_h * 3600)
     (note,) = [note for note in run(scenario).notes if "a node crashes every" in note]
-    assert f"{168 / mtbf_h:.3g} times a week, every {8 * mtbf_h:.3g} GPU-hours" in note
+    assert f"{168 / mtbf_h:.3g} times a week, every {8 * mtbf_h:,.0f} GPU-hours" in note
 
 
 def test_one_way_at_a_time():
