@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from tests.fuzz.grammar import ROOT, Source, make, sources
-from tests.fuzz.judge import Fault, judge
+from tests.fuzz.judge import Fault, judge, ready
 from tests.fuzz.shrink import shrunk
 
 KEPT = Path(__file__).resolve().parent / "kept"
@@ -57,6 +57,7 @@ def main() -> int:
     with TemporaryDirectory() as name:
         folder = Path(name)
         known = sources(folder)
+        ready()
         while number < first + given.inputs and time.monotonic() < until_s:
             source = known[number % len(known)]
             text, fault = tried(source, number, folder)

@@ -51,6 +51,16 @@ TRACES = {
 }  # fmt: skip
 
 
+WITH_TRACE = """schema_version: 1
+name: traced
+cluster: {{nodes: [{{count: 2, gpus: 8}}]}}
+workload:
+  models: {{m: {{sample_time: 0.01, exchange: {{alpha: 1e-5, rate: 1e9}}}}}}
+  trace: {{file: {file}, time_scale: 0.5, limit: 6, training: {{count: 2, models: [m], steps_max: 50}}}}
+policy: [easy]
+"""
+
+
 @dataclass(frozen=True)
 class Source:
     """A right input: its kind says who reads it."""
@@ -61,10 +71,17 @@ class Source:
 
 
 def sources(folder: Path) -> list[Source]:
-    """Every shipped scenario, sweep, profile and price book, a policy file, traces; folder: for what is made."""
+    """Every shipped scenario, sweep, profile and price book, a policy file, traces.
+
+    folder: of what is made, and of what these name.
+    """
     found = []
     for path in sorted((ROOT / "scenarios").rglob("*.yaml")):
         found.append(Source("yaml", path.name, path.read_text(encoding="utf-8")))
+        (folder / path.name).write_text(found[-1].text, encoding="utf-8")
+    for name, text in TRACES.items():
+        (folder / name).write_text(text, encoding="utf-8")
+        found.append(Source("yaml", f"with-{Path(name).stem}.yaml", WITH_TRACE.format(file=name)))
     written = folder / "policy.yaml"
     write_policy(ExportedPolicy(make_policy("s1+s2(damping=0.1)+s3")), written)
     found.append(Source("policy", "policy.yaml", written.read_text(encoding="utf-8")))

@@ -8,18 +8,20 @@ import pytest
 
 from tests.fuzz.__main__ import KEPT, tried
 from tests.fuzz.grammar import Source, sources
-from tests.fuzz.judge import judge
+from tests.fuzz.judge import judge, ready
 
 BATCH = 25
 
 
 @pytest.fixture(scope="module")
 def known(tmp_path_factory: pytest.TempPathFactory) -> list[Source]:
+    ready()
     return sources(tmp_path_factory.mktemp("made"))
 
 
 def batch(known: list[Source], folder: Path, first: int) -> list[str]:
     failed = []
+    sources(folder)  # beside the input lies what it names
     for number in range(first, first + BATCH):
         source = known[number % len(known)]
         _, fault = tried(source, number, folder)

@@ -85,6 +85,7 @@ class Lab:
     def undisturbed(self, name: str) -> tuple[dict[str, Any], int, float]:
         """(what the folder then holds, changes of the disk, seconds) of a command that nothing disturbs."""
         if name not in self._undisturbed:
+            self.do(name, self.fresh())  # whatever is compiled or read for the first time
             folder = self.fresh()
             began_s = time.monotonic()
             ended = self.do(name, folder)

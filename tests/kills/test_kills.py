@@ -82,7 +82,9 @@ def killed(lab: Lab, name: str, number: int, dice: random.Random) -> None:
     _, _, seconds = lab.undisturbed(name)
     folder = lab.fresh()
     pid = lab.start(name, folder)
-    time.sleep(dice.uniform(0.0, seconds))
+    until_s = time.monotonic() + dice.uniform(0.0, seconds)
+    while time.monotonic() < until_s and Path(f"/proc/{pid}").exists():
+        time.sleep(0.002)
     with suppress(ProcessLookupError):  # it may have ended
         os.kill(pid, number)
     ended = lab.wait(folder)
