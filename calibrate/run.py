@@ -46,25 +46,12 @@ OVERRUN = 1.6
 _HOST = (
     "storage_write", "storage_read", "preprocess", "convolution", "training", "operations", "collective", "overlap",
 )  # fmt: skip
+_GPU = (
+    "copy", "read", "triad", "library_copy", "fma", "tensor", "launch_pipelined", "launch_round_trip",
+    "load_latency", "transfer", "gemm", "share", "interference", "peer", "sustained",
+)  # fmt: skip
 KINDS: dict[DeviceKind, tuple[str, ...]] = {
-    "cuda": (
-        "copy",
-        "read",
-        "triad",
-        "library_copy",
-        "fma",
-        "tensor",
-        "launch_pipelined",
-        "launch_round_trip",
-        "load_latency",
-        "transfer",
-        "gemm",
-        "share",
-        "interference",
-        "peer",
-        "sustained",
-        *_HOST,
-    ),
+    "cuda": (*_GPU, *_HOST),
     "cpu": ("copy", "read", "add", "gemm", "elementwise", "share", "interference", *_HOST),
 }
 """What can be measured on each kind of device."""

@@ -1,4 +1,4 @@
-"""Puts the hardware profile's figures in the place of keys that the scenario leaves out."""
+"""Puts what was measured in the place of keys that the scenario leaves out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _Section = TypeVar("_Section", Model, NodeGroup)
 
 
 def with_measured(scenario: Scenario) -> Scenario:
-    """With the profile's storage and overlap where the scenario names none; assumed figures do not count."""
+    """With the storage and overlap that were measured where the scenario names none; a data sheet does not count."""
     profile = load_profile(scenario.cluster.hardware)
     groups = tuple(_group(group, profile) for group in scenario.cluster.nodes)
     models = {name: _model(model, scenario, profile) for name, model in scenario.workload.models.items()}
@@ -42,6 +42,8 @@ def _filled(section: _Section, found: dict[str, Measured | None]) -> _Section:
     update = {
         key: number.value
         for key, number in found.items()
-        if number is not None and number.kind != "assumed" and key not in section.model_fields_set
+        if number is not None
+        and number.kind in ("measured", "fitted")
+        and key not in section.model_fields_set
     }
     return section.model_copy(update=update) if update else section

@@ -50,7 +50,7 @@ class NodeGroup(Section):
     host_power: Watts | None = None  # a node without its GPUs; none: the profile's, else 0
     storage: Bytes = 4e12  # room on a node's own disk
     storage_rate: BytesPerS = 3e9  # reading for other nodes
-    local_read: BytesPerS | None = None  # for its own workers; none: the profile's, else never the limit
+    local_read: BytesPerS | None = None  # for its own workers; none: as measured, else never the limit
     nic: BytesPerS = 12.5e9  # one NIC, one direction
     nics: Count = 1  # of a node
     fabric: BytesPerS | None = (
@@ -179,7 +179,7 @@ class Model(Section):
     parameters: Annotated[Float, Field(ge=0)] = 0.0
     gradient: Bytes | None = None  # bytes exchanged; none: parameters x bytes of the precision
     exchange: Exchange = Exchange()
-    overlap: Annotated[Float, Field(ge=1)] = 1.0  # gamma; left out: of a `step` the profile's, if measured
+    overlap: Annotated[Float, Field(ge=1)] = 1.0  # gamma; left out: of a `step` as measured, if it was
     samples_per_pass: Count | None = None  # m_max
     preprocess_time: Seconds | None = None  # of one host core for a sample; none: never the limit
     parallel: Parallel = Parallel()

@@ -160,9 +160,13 @@ def test_links_and_disks_of_a_node_are_those_of_the_profile(tmp_path: Path) -> N
     assert seconds(case(disk, [reads], {"local_read": 2e8})) == pytest.approx([STEPS * 10 * 1e7 / 2e8])
 
 
-def test_assumed_figures_are_not_taken_and_a_written_scenario_means_the_same(tmp_path: Path) -> None:
-    assumed = profile(tmp_path / "p.yaml", {"link_bytes_per_s": {"value": 1e9, "kind": "assumed"}})
-    assert case(assumed, [HALF]).cluster.nodes[0].fabric == 300e9
+@pytest.mark.parametrize("kind", ["assumed", "catalogue"])
+def test_what_was_not_measured_is_not_taken(tmp_path: Path, kind: str) -> None:
+    stated = profile(tmp_path / "p.yaml", {"link_bytes_per_s": {"value": 1e9, "kind": kind}})
+    assert case(stated, [HALF]).cluster.nodes[0].fabric == 300e9
+
+
+def test_a_written_scenario_means_the_same(tmp_path: Path) -> None:
     spec = case(profile(tmp_path / "q.yaml", {"link_bytes_per_s": 1e9, "share_kappa": 0.5}), [HALF])
     (tmp_path / "again.yaml").write_text(dump(spec))
     assert load(tmp_path / "again.yaml") == spec
