@@ -76,8 +76,9 @@ def _give_back(folder: Path, manager: QueueManager) -> None:
             said = manager.carry_out(changes)
             _tell(folder, changes, said)
         except ManagerError as error:
-            _tell(folder, [], str(error))
-        time.sleep(_EVERY_S)
+            said = str(error)
+            _tell(folder, [], said)
+        time.sleep(_EVERY_S if said else 0.1)
 
 
 def _tell(folder: Path, changes: list[Change], said: str) -> None:

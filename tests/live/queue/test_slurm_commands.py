@@ -121,6 +121,7 @@ def test_a_partition_is_a_name(name: str) -> None:
         Slurm(name)
 
 
+@pytest.mark.long
 def test_the_watchdog_gives_back_when_its_scheduler_is_gone(fake: Path) -> None:
     for _ in range(3):
         subprocess.run(["sbatch", "--gres=gpu:8", "--job-name=x", "--wrap", "sleep 600"], check=True)
