@@ -6,7 +6,6 @@ of its hold, which Slurm itself lets pass. What is given back here sooner are th
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import subprocess
@@ -15,10 +14,11 @@ import time
 from pathlib import Path
 
 from equipoise.live.queue.manager import Change, ManagerError, Phase, QueueManager, Verb
-from equipoise.live.queue.record import Touched
+from equipoise.live.queue.record import Touched, lock
 
 DONE = b"done"
 _TRIES, _EVERY_S = 1800, 2.0  # an hour
+_DYING_S = 3.0
 
 
 def to_give_back(manager: QueueManager, touched: Touched) -> list[Change]:
@@ -58,11 +58,16 @@ def watch(folder: Path, manager: QueueManager) -> None:
     """Wait until the scheduler's end of our stdin closes; unless it said that all is done, give the queue back."""
     if sys.stdin.buffer.read() == DONE:
         return
-    lock = open(folder / "events.jsonl", "ab")  # noqa: SIM115 (open until the end)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return  # a new scheduler has taken over
+    with open(folder / "events.jsonl", "ab") as file:
+        try:  # a process that dies closes its pipe to us before its files, or after
+            lock(file, _DYING_S)
+        except OSError:
+            return  # a new scheduler has taken over
+        _give_back(folder, manager)
+
+
+def _give_back(folder: Path, manager: QueueManager) -> None:
+    """Try until it is done, for an hour."""
     for _ in range(_TRIES):
         try:
             changes = to_give_back(manager, Touched.read(folder))
@@ -71,8 +76,9 @@ def watch(folder: Path, manager: QueueManager) -> None:
             said = manager.carry_out(changes)
             _tell(folder, changes, said)
         except ManagerError as error:
-            _tell(folder, [], str(error))
-        time.sleep(_EVERY_S)
+            said = str(error)
+            _tell(folder, [], said)
+        time.sleep(_EVERY_S if said else 0.1)
 
 
 def _tell(folder: Path, changes: list[Change], said: str) -> None:

@@ -44,18 +44,16 @@ class Touched(dict[int, dict[str, Any]]):
             raise ValueError(f"{path}: is damaged ({error}); `scontrol` shows what jobs have") from error
 
 
-def _lock(file: IO[str], folder: Path) -> None:
-    """Wait for the watchdog of a scheduler that was killed, but not for one that lives."""
-    end_s = time.monotonic() + _PATIENCE_S
+def lock(file: IO[Any], patience_s: float) -> None:
+    """Wait until nobody else has locked the file. Raises OSError when that takes longer than `patience_s`."""
+    end_s = time.monotonic() + patience_s
     while True:
         try:
             return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except OSError:
             if time.monotonic() > end_s:
-                raise BusyError(
-                    f"{folder}: another scheduler, or the watchdog of one that was killed, writes here"
-                ) from error
-            time.sleep(0.2)
+                raise
+            time.sleep(0.1)
 
 
 class Record:
@@ -66,7 +64,11 @@ class Record:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self._echo = folder, echo
         self._events = open(folder / "events.jsonl", "a", encoding="utf-8")  # noqa: SIM115 (open until close)
-        _lock(self._events, folder)
+        try:  # the watchdog of a scheduler that was killed is soon done, one that lives is not
+            lock(self._events, _PATIENCE_S)
+        except OSError as error:
+            why = "another scheduler, or the watchdog of one that was killed, writes here"
+            raise BusyError(f"{folder}: {why}") from error
         if self._events.tell() == 0:
             self._put(FORMAT)
         self._decisions = JournalWriter(folder / "decisions.jsonl")

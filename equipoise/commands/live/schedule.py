@@ -182,4 +182,4 @@ def _echo(line: Mapping[str, Any]) -> None:
         for key in _SHOWN
         if line.get(key) not in (None, "")
     ]
-    click.echo(f"{at} {line['event']} {' '.join(parts)}")
+    click.echo(" ".join([at, line["event"], *parts]))

@@ -33,7 +33,7 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SchedulerType={scheduler}
 SchedulerParameters=batch_sched_delay=0,sched_interval=1
-PriorityType=priority/basic
+PriorityType={priority}
 GresTypes=gpu
 SlurmdParameters=config_overrides
 ReturnToService=2
@@ -59,7 +59,9 @@ def why_not() -> str:
 class RealSlurm:
     """Starts munged, slurmctld and slurmd with what they write in `folder`; `stop` ends these three."""
 
-    def __init__(self, folder: Path, scheduler: str = "sched/builtin", tier: int = 2) -> None:
+    def __init__(
+        self, folder: Path, scheduler: str = "sched/builtin", priority: str = "priority/basic", tier: int = 2
+    ) -> None:
         """tier: of a second partition; equal to the first's (1), sched/builtin does not look at priorities."""
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
@@ -69,7 +71,7 @@ class RealSlurm:
         port, slurmd_port = _free_ports()
         text = _CONF.format(
             folder=folder, host=host, port=port, slurmd_port=slurmd_port, user="root",
-            scheduler=scheduler, tier=tier,
+            scheduler=scheduler, priority=priority, tier=tier,
         )  # fmt: skip
         (folder / "slurm.conf").write_text(text)
         for gpu in range(8):

@@ -90,9 +90,12 @@ def submit(slurm: RealSlurm, *options: str) -> dict[str, int]:
     return first | {name: slurm.submit(TOOK[name], 8, name, *options) for name in "abcde"}
 
 
-@pytest.mark.parametrize("scheduler", ["sched/builtin", "sched/backfill"])
-def test_jobs_start_in_the_order_of_the_policy(tmp_path: Path, scheduler: str) -> None:
-    slurm = RealSlurm(tmp_path / "slurm", scheduler)
+@pytest.mark.parametrize(
+    ("scheduler", "priority"),
+    [("builtin", "basic"), ("backfill", "basic"), ("builtin", "multifactor"), ("backfill", "multifactor")],
+)
+def test_jobs_start_in_the_order_of_the_policy(tmp_path: Path, scheduler: str, priority: str) -> None:
+    slurm = RealSlurm(tmp_path / "slurm", f"sched/{scheduler}", f"priority/{priority}")
     try:
         schedule = Schedule(slurm, "sjf", "--mode", "act", "--estimates", estimates(slurm.folder, TOOK))
         submit(slurm)

@@ -6,6 +6,7 @@ import math
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -120,6 +121,7 @@ def test_a_partition_is_a_name(name: str) -> None:
         Slurm(name)
 
 
+@pytest.mark.long
 def test_the_watchdog_gives_back_when_its_scheduler_is_gone(fake: Path) -> None:
     for _ in range(3):
         subprocess.run(["sbatch", "--gres=gpu:8", "--job-name=x", "--wrap", "sleep 600"], check=True)
@@ -131,9 +133,12 @@ def test_the_watchdog_gives_back_when_its_scheduler_is_gone(fake: Path) -> None:
     record.touched.update({3: {"nice": 0, "lease": False}})
     record.keep_touched()
     watchdog = Watchdog(folder, "main", "")
-    record.close()
+    reads = Path(f"/proc/{watchdog._process.pid}/wchan")
+    RealSlurm.wait_for(lambda: "pipe_read" in reads.read_text(), 60.0, "it waits for the end of the pipe")
     assert watchdog._process.stdin is not None
-    watchdog._process.stdin.close()  # what happens when the scheduler dies
+    watchdog._process.stdin.close()  # what happens when the scheduler dies,
+    time.sleep(1.0)
+    record.close()  # and its files are closed a moment after the pipe
     assert watchdog._process.wait(30) == 0
     assert {job.nice for job in slurm.snapshot().jobs} == {0}
     assert '"event":"watchdog","verb":"priority","id":3,"value":0' in (folder / "events.jsonl").read_text()
