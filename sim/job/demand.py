@@ -183,7 +183,6 @@ def _columns(trace: Trace, listed: int, order: Ints) -> dict[str, NDArray[Any]]:
 
 
 def _check_fits(scenario: Scenario, demand: Demand, cluster: Cluster) -> None:
-    _check_alike(scenario, demand, cluster)
     total = len(cluster.gpus)
     too_large = np.flatnonzero(demand.gpus > total)
     if too_large.size:
@@ -195,6 +194,7 @@ def _check_fits(scenario: Scenario, demand: Demand, cluster: Cluster) -> None:
                 f"the cluster has {total}{more}"
             ]
         )
+    _check_alike(scenario, demand, cluster)
 
 
 def _models_of(scenario: Scenario, wanted: TrainingJobs, trace: Trace) -> dict[int, str]:
