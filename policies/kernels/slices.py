@@ -23,8 +23,8 @@ def nearest_slices(wanted: Floats, least_memory: Floats, room: float, sevenths: 
     """Profile (row of `sevenths` and `eighths`) of each worker of one GPU; all -1 where none fit together.
 
     Least sum of (ln slice - ln wanted share)^2 within 7 compute and 8 memory slices, or those of the part `room`
-    of the GPU, each with at least `least_memory` (0..1) of the memory. Exact: by the slices that are used up, worker by worker. Of equals the
-    one that gives an earlier worker the smaller slice.
+    of the GPU, each with at least `least_memory` (0..1) of the memory. Exact: by the slices that are used up,
+    worker by worker. Of equals the one that gives an earlier worker the smaller slice.
     """
     n, profiles = wanted.size, sevenths.size
     cost = np.full((n + 1, 8, 9), np.inf)

@@ -21,9 +21,9 @@ def review_deals(
 ) -> tuple[Plan, dict[str, Any], dict[str, Any]]:
     """`plan` without new deals of jobs that are backed off, and with the old ones of jobs that lost by theirs.
 
-    A job is watched from its first new deal on, through those that follow, until its goodput was measured twice. The
-    old deal comes back if by what is measured now its slowest step would be shorter: else something else is to blame.
-    Returns (plan, what to remember, values).
+    A job is watched from its first new deal on, through those that follow, until its goodput was measured twice.
+    The old deal comes back if by what is measured now its slowest step would be shorter: else something else is to
+    blame. Returns (plan, what to remember, values).
     """
     o, workers, rows = observation, observation.workers, groups.rows
     goodput = o.jobs.goodput_samples_per_s[rows]

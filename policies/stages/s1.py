@@ -68,8 +68,8 @@ class DataFlow(Stage):
     gradient; tau = data share / capacity; I = max(tau) / mean(tau) - 1; F(T) = sum of T_ij * C_j / (1 + L_j)
     * b_ij / b_max, filled greedily by weight. `optimal` solves the transportation problem that meets all
     deficits with the least transfer time. A worker gives and gets only what its capacity and its part of the deal
-    both call for, since workers that step together read what is dealt. Equal workers with equal data change nothing. A gradient that is not
-    sound has weight 0, and its GPU is suspect once that has lasted.
+    both call for, since workers that step together read what is dealt. Equal workers with equal data change
+    nothing. A gradient that is not sound has weight 0, and its GPU is suspect once that has lasted.
     """
 
     name: ClassVar[str] = "s1"

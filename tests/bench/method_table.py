@@ -95,8 +95,8 @@ def page(
     lines += ["", "Without an effect of 2 % in these scenarios: " + (", ".join(nowhere) or "none") + ".", ""]
     if counts:
         lines += [
-            f"In the first {sum(next(iter(counts.values())))} scenarios of `tests/bench/method_generator.py`, one run",
-            "each: by 2 % or more freezing it makes jobs later (helps) or sooner (harms), else nothing.",
+            f"In the first {sum(next(iter(counts.values())))} scenarios of `tests/bench/method_generator.py`,",
+            "one run each: by 2 % or more freezing it makes jobs later (helps) or sooner (harms), else nothing.",
             "",
             "| step | helps | nothing | harms |",
             "|---|---|---|---|",

@@ -182,7 +182,7 @@ def test_s322_the_worker_that_is_waited_for_gets_more(stage):
     assert share[0] + share[2] == pytest.approx(1.0)
     assert (share[[1, 3]] == 1.0).all(), "GPUs of their own are left alone"
     assert values["s321_virtual_gpus"] == 2
-    # Job 0: 4 samples/s at a curve whose slope over its speed is 3 / (0.5 * 3.5), and its kind makes 8 on a whole GPU.
+    # Job 0: 4 samples/s at a curve whose slope over its speed is 3 / (0.5 * 3.5); its kind makes 8 on a whole GPU.
     assert values["s321_capability_min"] == pytest.approx(4 * 12 / 7 / 8)
     assert memory["guard"]["id"].tolist() == [0, 1 << 20]
 
