@@ -23,7 +23,14 @@ CASE = {
     "cluster": {
         "nodes": [
             {"name": "fast", "count": 1, "gpus": 2, "host_power": "0.001 mW", "price": "6 USD/h"},
-            {"name": "slow", "count": 1, "gpus": 2, "speed": 0.5, "host_power": "0.001 mW", "price": "2 USD/h"},
+            {
+                "name": "slow",
+                "count": 1,
+                "gpus": 2,
+                "speed": 0.5,
+                "host_power": "0.001 mW",
+                "price": "2 USD/h",
+            },
         ]
     },
     "workload": {
