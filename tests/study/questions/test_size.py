@@ -22,8 +22,15 @@ CASE = {
     "name": "to be sized",
     "cluster": {
         "nodes": [
-            {"name": "fast", "count": 1, "gpus": 2, "price": "6 USD/h"},
-            {"name": "slow", "count": 1, "gpus": 2, "speed": 0.5, "price": "2 USD/h"},
+            {"name": "fast", "count": 1, "gpus": 2, "host_power": "0.001 mW", "price": "6 USD/h"},
+            {
+                "name": "slow",
+                "count": 1,
+                "gpus": 2,
+                "speed": 0.5,
+                "host_power": "0.001 mW",
+                "price": "2 USD/h",
+            },
         ]
     },
     "workload": {

@@ -32,7 +32,7 @@ def segments(jobs: int, each: int, gpus: int, seed: int = 0) -> dict[str, np.nda
     last = part == each - 1
     how = np.where(last, 0, draw.integers(1, len(REASONS), n))
     held = np.where(running, 2 ** draw.integers(0, 4, n), 0).astype(np.int32)
-    used = draw.dirichlet([6, 1, 1, 1, 0.3, 0.3], n) * (held * length)[:, None]
+    used = draw.dirichlet([6, 1, 1, 1, 0.2, 0.2, 0.3, 0.3], n) * (held * length)[:, None]
     reason = np.where(running, np.array(REASONS, dtype=object)[how], "started")
     columns = {
         "job_id": job.astype(np.int64),
@@ -79,8 +79,8 @@ def usage(end_s: float, gpus: int, buckets: int, seed: int = 0) -> dict[str, np.
     draw = np.random.Generator(np.random.Philox(key=seed + 1))
     edges = np.linspace(0.0, end_s, buckets + 1)
     wave = 3 + 2 * np.sin(np.linspace(0, 6, buckets))
-    parts = draw.dirichlet([8, 1, 1, 1, 0.4, 0.4, 3, 0.3], buckets) * np.ones(8)
-    parts[:, 6] *= wave
+    parts = draw.dirichlet([8, 1, 1, 1, 0.3, 0.3, 0.4, 0.4, 3, 0.3], buckets)
+    parts[:, 8] *= wave
     parts *= gpus * end_s / buckets / parts.sum(axis=1, keepdims=True)
     columns = {f"{use}_gpu_s": parts[:, k] for k, use in enumerate((*USES, "idle", "down"))}
     times = {"start_s": edges[:-1], "end_s": edges[1:]}
