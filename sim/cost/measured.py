@@ -35,7 +35,9 @@ def _either(said: float | None, found: Measured | None, otherwise: float) -> flo
 
 
 def has_step_noise(noise: Noise, models: Iterable[Model], accelerators: Iterable[Accelerator]) -> bool:
-    """Whether steps of some of the models vary on some of the accelerators."""
+    """Whether the scenario says that steps vary, or else steps of some of the models do on some accelerators."""
+    if noise.step_cov is not None:
+        return noise.step_cov > 0.0
     on = list(accelerators)
     return any(step_cov(noise, model, accelerator) > 0.0 for model in models for accelerator in on)
 
