@@ -147,7 +147,8 @@ def shrink_jobs(
 ) -> Ints:  # fmt: skip
     """Start waiting jobs (positions in the ranking) on GPUs that elastic jobs give up, where that pays.
 
-    What a job loses counts by its priority and by how busy its GPUs are. Returns the rows of those that gave.
+    What a job loses counts by its priority and by how busy its GPUs are compared with others'. Returns the rows of
+    those that gave.
     """
     o, shrunk = hand.observation, []
     columns = elastic_columns(hand, nodes, rows)
@@ -181,11 +182,14 @@ def shrink_jobs(
 
 
 def _busy(offset: Ints, efficiency: Floats) -> Floats:
-    """Mean efficiency over each job's GPUs, at least 0.1; 1 where it is unknown."""
+    """Mean efficiency over each job's GPUs relative to that of all jobs: who gives first, not whether.
+
+    Whether it pays is known from the steps' times, in which what GPUs wait for counts already.
+    """
     known = np.nan_to_num(efficiency, nan=1.0)
     total = np.add.reduceat(np.append(known, 0.0), offset[:-1])
     mean: Floats = np.maximum(total / np.maximum(np.diff(offset), 1), 0.1)
-    return mean
+    return mean / max(float(mean.mean()), 0.1) if len(mean) else mean
 
 
 def grow_jobs(

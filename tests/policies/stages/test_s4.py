@@ -108,6 +108,20 @@ def test_s411_a_job_on_slow_nodes_only_is_slower_than_estimated():
         assert given == {1: [2]}
 
 
+@pytest.mark.parametrize("idle", [0, 1])
+def test_s411_the_job_whose_gpus_idle_more_gives_first(idle):
+    jobs = [
+        {**ELASTIC, "holds": [4 * k + g for g in range(4)], "goodput_samples_per_s": 9.0} for k in range(2)
+    ]
+    active = np.repeat([0.9, 0.9], 4)
+    active[4 * idle : 4 * idle + 4] = 0.4
+    waiting = {"service_s": 600.0, "gpus_requested": 1}
+    seen = cluster([4, 4], [*jobs, waiting], gpu={"sm_active_ratio": active})
+    given, values, _ = decide(seen)
+    assert values["s422_shrunk"].tolist() == [idle]
+    assert len(given[idle]) == 3
+
+
 def test_s411_values():
     sm = {"sm_active_ratio": [0.5, math.nan, 0.9, 0.7]}
     _, values, _ = decide(cluster([2, 2], [{"holds": [0]}, {}], gpu=sm))
@@ -437,8 +451,6 @@ def test_s422_elastic_jobs_make_room_where_that_pays():
     assert (len(given[0]), len(given[1])) == (2, 2)
     for change in ({"exchange_s": 0.0}, {"restart_s": 5000.0}, {"priority": 90.0}):
         assert decide(cluster([4], [{**job, **change}, {"gpus_requested": 2}]))[0] == {}, change
-    idle = {"sm_active_ratio": [0.2] * 4}
-    assert len(decide(cluster([4], [{**job, "exchange_s": 0.0}, {"gpus_requested": 2}], gpu=idle))[0]) == 2
 
 
 def test_s422_a_waiting_elastic_job_starts_smaller():
