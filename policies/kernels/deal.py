@@ -20,8 +20,8 @@ def resource_shares(
     """R_i = alpha * C_i / sum(C) + beta * (1/T_i) / sum(1/T), at the deal that R itself makes.
 
     T_i = fixed_i / b_i + t_i depends on the deal b_i through the fixed part of a step, so R is iterated to
-    its own fixed point, where all workers take equally long. C_i is `rate`, what a worker can sustain, at that deal;
-    waits for input that pass are in T_i alone. NaN for the workers of a job in which something is not known.
+    its own fixed point, where all workers take equally long. C_i is `rate`, what a worker can sustain, at that
+    deal; waits for input that pass are in T_i alone. NaN for the workers of a job in which something is not known.
     """
     share = np.full(rate.size, np.nan)
     for k in range(first.size - 1):

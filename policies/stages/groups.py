@@ -96,7 +96,7 @@ def moved_bytes(observation: Observation, moves: Moves, *, incoming: bool) -> Fl
 
 
 def bytes_to_fetch(observation: Observation) -> tuple[Floats, Floats]:
-    """(bytes that each node is still to send, and to receive), (nodes,) each: shards that are not at their owner."""
+    """Bytes of shards not at their owner: (that each node is to send, that it is to receive), (nodes,) each."""
     shards, nodes = observation.shards, len(observation.nodes)
     rows = np.flatnonzero((shards.worker >= 0) & (shards.node >= 0) & ~shards.local)
     target, size = observation.workers.node[shards.worker[rows]], shards.bytes[rows]

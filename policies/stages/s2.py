@@ -12,15 +12,15 @@ from typing import Any, ClassVar
 import numpy as np
 
 from equipoise.policies.contract import Kind, Memory, Plan, Stage
-from equipoise.policies.kernels.dataflow import (
-    Links,
+from equipoise.policies.kernels.dataflow import Links
+from equipoise.policies.kernels.deal import deal_by_share, deal_exactly, resource_shares, slowest_step
+from equipoise.policies.kernels.fetching import (
     distribute_late,
     fetch_queues,
     fetch_times,
     lateness_elsewhere,
     shard_priority,
 )
-from equipoise.policies.kernels.deal import deal_by_share, deal_exactly, resource_shares, slowest_step
 from equipoise.policies.observation import Bools, Floats, Ints, Observation
 from equipoise.policies.stages.frozen import check_frozen
 from equipoise.policies.stages.groups import (

@@ -120,7 +120,7 @@ def last_needed_first(rows, worker, needed, workers):
 
 
 def pick_shards(flow, queue, samples, size, stored, node, capacity, owned, room, sent, received, links):
-    """`queue[i]` are the shards that worker i may give, in order; sent and received: bytes by node, as things are."""
+    """`queue[i]` are the shards that worker i may give, in order; sent and received: bytes by node."""
     owned, room, queue = list(owned), list(room), {i: list(rows) for i, rows in queue.items()}
     sent, received = list(sent), list(received)
     picked, refused = [], 0
@@ -171,7 +171,7 @@ def shard_priority(fetch, needed, size, job, alpha, beta):
 
 
 def fetch_queues(shards, node, rack, links):
-    """`shards` are (size, source, owner, needed, workers) in order: (arrival of each, {late one: bytes before it})."""
+    """`shards` are (size, source, owner, needed, workers) in order: (arrivals, {late one: bytes before it})."""
     arrives, late = [], {}
     for k, (size, source, owner, needed, workers) in enumerate(shards):
 

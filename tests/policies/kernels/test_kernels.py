@@ -12,6 +12,7 @@ from scipy import integrate, stats
 from equipoise.policies import physics
 from equipoise.policies.kernels import dataflow as kernels
 from equipoise.policies.kernels import deal as kernels_deal
+from equipoise.policies.kernels import fetching
 from equipoise.policies.kernels import sync as kernels_sync
 from equipoise.policies.stages.optimal import least_cost_assignment, least_cost_transport
 from tests.oracles import policies as naive
@@ -197,11 +198,11 @@ def test_shard_priority_and_fetch_times(seed):
     count = int(d.rng.integers(1, 9))
     size, job = d.floats(0, 5e6, count, grid=1e6), d.ints(0, 2, count)
     rows, source, target = np.arange(count), d.ints(0, 3, count), d.ints(0, 3, count)
-    fetch = kernels.fetch_times(rows, size, source, target, links)
+    fetch = fetching.fetch_times(rows, size, source, target, links)
     assert fetch == close([plain.time(source[k], target[k], size[k]) for k in range(count)])
     needed = d.floats(0, 1, count, unknown=0.2)
     expected = naive.shard_priority(fetch, needed, size, job, 0.7, 0.3)
-    assert kernels.shard_priority(fetch, needed, size, job, 3, 0.7, 0.3) == close(expected)
+    assert fetching.shard_priority(fetch, needed, size, job, 3, 0.7, 0.3) == close(expected)
 
 
 @MANY
@@ -214,7 +215,7 @@ def test_fetch_queues(seed):
     job = np.searchsorted(d.first, owner, side="right") - 1
     size, source, needed = d.floats(0, 5e6, count, grid=1e6), d.ints(0, 3, count), d.floats(0, 30, count)
     begin, end = d.first[job], d.first[job + 1]
-    arrives, late, before = kernels.fetch_queues(
+    arrives, late, before = fetching.fetch_queues(
         size, source, owner, needed, begin, end, 9, d.node, rack, links
     )
     shards = [(size[k], source[k], owner[k], needed[k], range(begin[k], end[k])) for k in range(count)]
@@ -238,7 +239,7 @@ def test_distribute_late(seed):
     capacity, owned, room = d.floats(0.5, 4), d.floats(0, 100), d.floats(0, 1e7, d.nodes)
     begin, end = d.first[job], d.first[job + 1]
     before = d.floats(0, 5e6, count * d.n).reshape(count, d.n)
-    chosen = kernels.distribute_late(
+    chosen = fetching.distribute_late(
         np.arange(count), size, samples, source, needed, late, owner, begin, end, before,
         d.node, capacity, owned, room.copy(), links,
     )  # fmt: skip

@@ -49,7 +49,7 @@ def test_s113_no_data_goes_where_it_is_not_read():
 
 
 def test_s113_no_shard_is_moved_over_a_link_that_has_enough_to_carry():
-    """Shards of workers 1 and 2 that lie on node 1; the last two cost its link what the others still fetch there."""
+    """Worker 1 keeps its shards once its node still has gigabytes to send to worker 0."""
     stored = {"shard_bytes": 1e6, "nic_bytes_per_s": 2e5, "shards_each": 8}
     free = one_job([4.0, 1.0, 1.0], **stored)
     assert refine(DataFlow(), free)[0].moves is not None
