@@ -18,6 +18,7 @@ from equipoise.sim.job.claims import Claims, make_claims, refuse_too_large, text
 from equipoise.sim.job.paces import Paces, make_paces
 from equipoise.sim.scenario.model import Checkpoint, Data, Job, Model, Scenario, TraceSpec, TrainingJobs
 from equipoise.sim.scenario.tree import InputError
+from equipoise.sim.scenario.units import MAX_TIME_S
 from equipoise.sim.traces.trace import Trace
 
 
@@ -231,6 +232,14 @@ def _trained(scenario: Scenario, spec: TraceSpec, trace: Trace, cluster: Cluster
             )
         batch = max(wanted.global_batch, workers * wanted.micro_batch)
         step_s = _step_s(model, cluster, batch // workers)
+        arrival_s = float(trace.arrival_s[row])
+        if not (step_s > 0.0 and arrival_s <= MAX_TIME_S):
+            why = (
+                f"arrives at {arrival_s:g} s"
+                if step_s > 0.0
+                else f"trains {name!r}, whose steps take no time"
+            )
+            raise InputError([f"{scenario.name}: job {trace.name_of(row)} of the trace {why}"])
         if duration_s > step_s * wanted.steps_max:
             longer = duration_s / (step_s * wanted.steps_max)
             batch = wanted.micro_batch * math.ceil(batch * longer / wanted.micro_batch)
@@ -238,7 +247,7 @@ def _trained(scenario: Scenario, spec: TraceSpec, trace: Trace, cluster: Cluster
         steps = max(1, round(duration_s / step_s))
         jobs[row] = Job(
             name=trace.name_of(row),
-            arrival=float(trace.arrival_s[row]),
+            arrival=arrival_s,
             gpus=workers * per_worker,
             model=name,
             steps=steps,

@@ -11,7 +11,7 @@ _Section = TypeVar("_Section", Model, NodeGroup)
 
 
 def with_measured(scenario: Scenario) -> Scenario:
-    """With the storage and overlap that were measured where the scenario names none; a data sheet does not count."""
+    """With the measured storage and overlap where the scenario names none; data sheets do not count."""
     profile = load_profile(scenario.cluster.hardware)
     groups = tuple(_group(group, profile) for group in scenario.cluster.nodes)
     models = {name: _model(model, scenario, profile) for name, model in scenario.workload.models.items()}

@@ -46,5 +46,5 @@ def test_no_process_ends_with_a_number_that_has_no_name(path: Path) -> None:
 
 def test_each_code_has_one_meaning() -> None:
     codes = {name: value for name, value in vars(exit_codes).items() if name.isupper()}
-    assert len(set(codes.values())) == len(codes) == 7
+    assert len(set(codes.values())) == len(codes) == 8
     assert all(0 <= code <= 255 for code in codes.values())

@@ -12,7 +12,7 @@ from equipoise.cli import main
 from equipoise.study.folders import LEDGER, reading
 from equipoise.study.runs.store import PARQUET, Ledger, connect
 from equipoise.study.runs.sweep import sweep
-from tests.study.runs.sweep_helpers import quick, write_sweep
+from tests.study.runs.sweeps.sweep_helpers import quick, write_sweep
 
 PAGE = 4096
 ELSEWHERE = ("third page", "last page")  # an index, and facts of the sweep: not every question needs them
