@@ -78,8 +78,8 @@ def fetch_queues(
 
 @jit
 def _queued(s: int, t: int, out: Floats, into: Floats, between: Floats, rack: Ints) -> float:
-    queued = max(out[s], into[t])
-    return queued if rack[s] == rack[t] else max(queued, between[rack[s], rack[t]])
+    queued = max(float(out[s]), float(into[t]))
+    return queued if rack[s] == rack[t] else max(queued, float(between[rack[s], rack[t]]))
 
 
 @jit
