@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from equipoise.cli import main
 from equipoise.exit_codes import OK, WRONG_INPUT
 from equipoise.sim.scenario.reference import all_keys, under
+from equipoise.sim.scenario.reference import page as reference_page
 
 
 def test_a_key_has_its_unit_limits_default_and_meaning() -> None:
@@ -46,3 +48,8 @@ def test_every_key_stands_in_the_page_once_per_kind_of_section(capsys: pytest.Ca
     assert main(["schema", "--format", "markdown"]) == OK
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| `")]
     assert len(lines) == len(all_keys())
+
+
+def test_the_committed_page_is_what_the_models_say() -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "scenario.md").read_text()
+    assert page == reference_page(), "equipoise schema --format markdown > docs/scenario.md"
