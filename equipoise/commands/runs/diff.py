@@ -21,7 +21,7 @@ def diff(first: str, second: str, form: str) -> None:
     """Show what differs between two run directories: keys of the scenario, and metrics with their ratio."""
     from equipoise.policies.plain import plain
     from equipoise.study.display import LABELS, digits, show
-    from equipoise.study.runs.difference import difference
+    from equipoise.study.questions.difference import difference
 
     found = difference(Path(first), Path(second))
     if form == "json":
