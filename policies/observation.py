@@ -343,8 +343,7 @@ class Observation:
     gpu_models: tuple[str, ...] = ("gpu",)  # names of the GPU models
     refused: tuple[Refusal, ...] = ()  # parts of earlier plans that turned out impossible since the last one
     queues: Queues = EMPTY  # what the site declares of queues, and what of it is used
-    # Waiting jobs that are not in `waiting`, because a limit of their queue forbids a start.
-    held: Ints = field(default_factory=lambda: _NO_ROWS)
+    held: Ints = field(default_factory=lambda: _NO_ROWS)  # jobs that a limit keeps out of `waiting`
 
     @classmethod
     def of(

@@ -14,7 +14,7 @@ from equipoise.policies.contract import AllocationStage, Memory, Plan
 from equipoise.policies.observation import Bools, Floats, Ints, Observation
 from equipoise.policies.queues.fairshare import classic, fair_tree, usage_now
 from equipoise.policies.queues.limits import Quota, allowed_nodes, amounts_of, node_model
-from equipoise.policies.queues.places import place_job, start_on, wanted_gpus
+from equipoise.policies.queues.places import of_one_model, place_job, start_on, wanted_gpus
 from equipoise.policies.queues.profile import Profile, node_classes, spread
 
 _SHOWN = 200
@@ -212,14 +212,17 @@ class _Turn:
             allowed = self._nodes(int(o.jobs.claim[row]), row, wanted[k] * share)
             if row in self.limited or allowed is None:
                 continue
-            classes = np.zeros(profile.classes, dtype=np.bool_)
-            classes[node_class[allowed]] = True
             takes_s = float(o.jobs.service_s[row])
             takes_s = math.inf if math.isnan(takes_s) else max(takes_s, 0.0)
-            found = profile.earliest(classes, wanted[k], takes_s, until_s)
-            if found is None:
+            plans = []
+            for nodes in of_one_model(o, row, allowed):
+                classes = np.zeros(profile.classes, dtype=np.bool_)
+                classes[node_class[nodes]] = True
+                if (plan := profile.earliest(classes, wanted[k], takes_s, until_s)) is not None:
+                    plans.append(plan)
+            if not plans:
                 continue
-            begin_s, free = found
+            begin_s, free = min(plans, key=lambda plan: plan[0])
             if begin_s <= o.time_s and self.start(row, free, node_class):
                 given = node_class[o.gpus.node[hand.given[row][0]]]
                 profile.take(np.bincount(given, minlength=profile.classes), o.time_s, takes_s)

@@ -16,7 +16,7 @@ from equipoise.policies.queues.declared import (
     NODE_REQUIRED,
     RACK_PREFERRED,
 )
-from equipoise.policies.queues.limits import allowed_nodes
+from equipoise.policies.queues.limits import allowed_nodes, node_model
 
 
 def masks(o: Observation, row: int, allowed: Bools) -> Iterator[Bools]:
@@ -30,6 +30,14 @@ def masks(o: Observation, row: int, allowed: Bools) -> Iterator[Bools]:
         yield allowed
 
 
+def of_one_model(o: Observation, row: int, allowed: Bools) -> list[Bools]:
+    """The nodes that a job may use, by GPU model where its GPUs must all be of one."""
+    if not o.jobs.one_gpu_model[row]:
+        return [allowed]
+    model = node_model(o)
+    return [allowed & (model == one) for one in np.unique(model[allowed]).tolist()]
+
+
 def place_job(
     hand: Hand, row: int, wanted: int, rule: int = ANY, allowed: Bools | None = None
 ) -> Ints | None:
@@ -41,7 +49,7 @@ def place_job(
     allowed = allowed_nodes(o, row) if allowed is None else allowed
     share, memory = float(min(o.jobs.gpu_share_requested[row], 1.0)), float(o.jobs.memory_bytes[row])
     out = np.empty(wanted, dtype=np.int64)
-    for mask in masks(o, row, allowed):
+    for mask in (one for some in of_one_model(o, row, allowed) for one in masks(o, row, some)):
         first, size, up, now, *rest = hand.columns
         left = np.where(mask, now, 0)
         if share >= 1.0 and int(left.sum()) < wanted:

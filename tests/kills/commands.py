@@ -43,6 +43,8 @@ COMMANDS = {
     "shard": "sweep sweep.yaml --out new --shard 1/2",
     "merge": "merge shards",
     "sensitivity": "sensitivity case.yaml --vary noise.step_cov=0..0.3 --out new",
+    "tune": "tune case.yaml --vary decide.every_steps=10,20 --trials 2 --seeds 1 --fresh 2 --out new",
+    "fit-workload": "fit-workload kept/jobs.csv --out workload.yaml",
     "limits": "limits case.yaml --out new",
     "report": "report kept --out page.html",
     "report of a comparison": "report compared",

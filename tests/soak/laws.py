@@ -134,7 +134,11 @@ def _held_once(case: Scenario, of: Run) -> Iterator[str]:
 
 
 def _bounded(case: Scenario, of: Run) -> Iterator[str]:
-    if case.noise.step_cov > 0.0 or of.stopped is not None or np.isnan(of.jobs["completion_s"]).any():
+    if (
+        (case.noise.step_cov or 0.0) > 0.0
+        or of.stopped is not None
+        or np.isnan(of.jobs["completion_s"]).any()
+    ):
         return
     bound, row = lower_bound(case), of.summary()
     for name in ("makespan_s", "completion_mean_s"):

@@ -119,7 +119,7 @@ def make(number: int) -> Plain:
             "name": f"r{k}", "arrival": round(dice.uniform(0, 100), 3), "gpus": dice.randint(1, gpus),
             "duration": round(dice.uniform(1, 200), 3), "count": dice.randint(1, 4),
             "spacing": dice.choice((0.0, 3.0)), "priority": dice.choice((1.0, 3.0)),
-            "checkpoint": {"interval": dice.choice(("never", 20.0))},
+            "checkpoint": {"interval": dice.choice(("never", 20.0))}, "mix_gpus": True,
         })  # fmt: skip
     decide = dice.choice(({}, {"every_steps": 7}, {"every": 3.3}, {"every": 11.1, "every_steps": 5}))
     return {
@@ -127,6 +127,6 @@ def make(number: int) -> Plain:
         "workload": {"models": {"m0": _model(dice), "m1": _model(dice)}, "jobs": jobs},
         "decide": decide | _some(dice, 0.3, estimate_error=0.5), "noise": {"step_cov": dice.choice((0.0, 0.2))},
         "faults": _faults(dice, nodes, "g0"), "restart": {"detection": 1.1, "initialisation": 2.3},
-        "energy": _some(dice, 0.3, power_cap=250.0, cluster_power_cap=4000.0, ambient=35.0), "seed": number % 5,
+        "energy": _some(dice, 0.3, power_cap=250.0, cluster_power_cap=40_000.0, ambient=35.0), "seed": number % 5,
         **_some(dice, 0.15, thermal={"every": 5.0}, horizon=dice.uniform(50, 300)),
     }  # fmt: skip

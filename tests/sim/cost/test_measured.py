@@ -162,8 +162,8 @@ def test_links_and_disks_of_a_node_are_those_of_the_profile(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("kind", ["assumed", "catalogue"])
 def test_what_was_not_measured_is_not_taken(tmp_path: Path, kind: str) -> None:
-    stated = profile(tmp_path / "p.yaml", {"link_bytes_per_s": {"value": 1e9, "kind": kind}})
-    assert case(stated, [HALF]).cluster.nodes[0].fabric == 300e9
+    stated = profile(tmp_path / "p.yaml", {}, storage_read_bytes_per_s={"value": 1e9, "kind": kind})
+    assert case(stated, [HALF]).cluster.nodes[0].local_read is None
 
 
 def test_a_written_scenario_means_the_same(tmp_path: Path) -> None:

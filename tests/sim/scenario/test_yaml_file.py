@@ -469,7 +469,7 @@ def test_a_scenario_that_comes_along_is_found_by_name(
     assert read_scenario("counted").scenario.name == "counted"
     (tmp_path / "counted").write_text(BASE, encoding="utf-8")
     assert read_scenario("counted").scenario.name == "case"
-    with pytest.raises(InputError, match="nothing: cannot be read"):
+    with pytest.raises(InputError, match="nothing: no such file, and no scenario of that name"):
         read_scenario("nothing")
 
 

@@ -14,11 +14,18 @@ from equipoise.study.questions.explain import at_time, read_folder, stage_lines,
 from equipoise.study.questions.what_if import smallest, try_changes
 
 NODES = [{"name": "a", "gpus": 4}, {"name": "h", "gpus": 4, "accelerator": "h100_sxm"}]
+ALIKE = {
+    "rates": [
+        {"job_type": "t", "gpu_model": model, "gpus": 1, "rate": 1.0} for model in ("generic", "h100_sxm")
+    ]
+}
+"""Durations that do not depend on the GPU model."""
 
 
 def made(folder: Path, jobs: list[dict[str, Any]], policy: str, **queues: Any) -> Any:
     case = {
-        "schema_version": 1, "name": "x", "cluster": {"nodes": NODES}, "workload": {"jobs": jobs}, "queues": queues,
+        "schema_version": 1, "name": "x", "cluster": {"nodes": NODES},
+        "workload": {"jobs": jobs, "throughputs": ALIKE}, "queues": queues,
     }  # fmt: skip
     equipoise.run(case, policy=policy, out=folder, journal=True)
     return read_folder(folder)
@@ -30,7 +37,15 @@ def causes(folder: Any, job: str) -> dict[tuple[str, str], float]:
 
 
 def job(name: str, gpus: int, arrival: float = 0.0, **more: Any) -> dict[str, Any]:
-    return {"name": name, "gpus": gpus, "arrival": arrival, "duration": 100, **more}
+    return {
+        "name": name,
+        "gpus": gpus,
+        "arrival": arrival,
+        "duration": 100,
+        "mix_gpus": True,
+        "job_type": "t",
+        **more,
+    }
 
 
 def test_gpus_and_a_limit_one_after_the_other(tmp_path: Path) -> None:
@@ -95,9 +110,12 @@ def test_changes_are_run(tmp_path: Path) -> None:
 
 def test_a_job_of_a_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("t.csv").write_text("job_id,arrival_s,gpus,duration_s\n7,0,8,100\n9,10,4,50\n", encoding="utf-8")
+    Path("t.csv").write_text(
+        "job_id,arrival_s,gpus,duration_s,job_type\n7,0,8,100,t\n9,10,4,50,t\n", encoding="utf-8"
+    )
     case = {
-        "schema_version": 1, "name": "x", "cluster": {"nodes": NODES}, "workload": {"trace": {"file": "t.csv"}},
+        "schema_version": 1, "name": "x", "cluster": {"nodes": NODES},
+        "workload": {"trace": {"file": "t.csv", "mix_gpus": True}, "throughputs": ALIKE},
     }  # fmt: skip
     equipoise.run(case, policy="fifo", out="run", journal=True)
     folder = read_folder("run")
@@ -140,7 +158,12 @@ def test_a_run_over_one_that_was_killed_begins_its_journal_anew(tmp_path: Path) 
 
 
 def test_a_run_without_a_journal(tmp_path: Path) -> None:
-    case = {"schema_version": 1, "name": "x", "cluster": {"gpus": 1}, "workload": {"jobs": [job("r", 1)]}}
+    case = {
+        "schema_version": 1,
+        "name": "x",
+        "cluster": {"gpus": 1},
+        "workload": {"jobs": [job("r", 1) | {"job_type": ""}]},
+    }
     equipoise.run(case, out=tmp_path)
     with pytest.raises(InputError, match="no journal of decisions; make the run again with --journal"):
         read_folder(tmp_path)
