@@ -75,6 +75,7 @@ def make_demand(scenario: Scenario, trace: Trace | None, cluster: Cluster) -> De
     checkpoints = [j.checkpoint for _, _, j in listed]
     mixes = np.array([j.mix_gpus or j.model is not None for _, _, j in listed], dtype=np.bool_)
     types = [j.job_type for _, _, j in listed]
+    recorded = np.arange(len(listed) + traced) >= len(listed)
     notes: tuple[str, ...] = ()
     if trace is not None:
         spec = scenario.workload.trace or TraceSpec(file=trace.source or "trace")
@@ -94,7 +95,7 @@ def make_demand(scenario: Scenario, trace: Trace | None, cluster: Cluster) -> De
             duration[offset + row], mixes[offset + row] = math.nan, True
     order = np.lexsort((ids, arrival))
     gpus, mixes, rigid = gpus[order], mixes[order], ~np.isnan(duration[order])
-    paces = make_paces(scenario, cluster, gpus, [types[k] for k in order.tolist()], rigid)
+    paces = make_paces(scenario, cluster, gpus, [types[k] for k in order.tolist()], rigid, recorded[order])
     back = {int(old): new for new, old in enumerate(order.tolist())}
     demand = Demand(
         ids[order],

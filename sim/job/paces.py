@@ -28,11 +28,14 @@ class Paces:
         return bool((self.speed == 1.0).all())
 
 
-def make_paces(scenario: Scenario, cluster: Cluster, gpus: Ints, types: Sequence[str], rigid: Bools) -> Paces:
+def make_paces(
+    scenario: Scenario, cluster: Cluster, gpus: Ints, types: Sequence[str], rigid: Bools, recorded: Bools
+) -> Paces:
     """Paces of all jobs: gpus (jobs,) asked for, types of their work ("" not known), rigid (jobs,).
 
     From `workload.throughputs` where it has a rate; else, on several GPU models without a `speed` of their own,
-    `typical_speed`, and `note` says so.
+    `typical_speed`, and `note` says so. A duration that was recorded (jobs,) on some GPU of the site is as likely
+    too long as too short for another, and stays.
     """
     table, models = scenario.workload.throughputs, cluster.gpu_models
     first = models.index(table.reference) if table is not None and table.reference is not None else 0
@@ -45,15 +48,16 @@ def make_paces(scenario: Scenario, cluster: Cluster, gpus: Ints, types: Sequence
     rates: dict[str, dict[str, dict[int, float]]] = {}
     for rate in table.rates if table is not None else ():
         rates.setdefault(rate.job_type, {}).setdefault(rate.gpu_model, {})[rate.gpus] = rate.rate
-    rows, number, blank = list[Floats](), dict[tuple[str, int], int](), list[bool]()
+    rows, number, blank = list[Floats](), dict[tuple[str, int, bool], int](), list[bool]()
     kind = np.empty(len(gpus), dtype=np.int64)
-    for k, (name, count) in enumerate(zip(types, gpus.tolist(), strict=True)):
-        key = (name, count if name in rates else 0)
+    alike = np.ones_like(guess)
+    for k, (name, count, kept) in enumerate(zip(types, gpus.tolist(), recorded.tolist(), strict=True)):
+        key = (name, count if name in rates else 0, kept)
         if key not in number:
             known = _speeds(rates.get(name, {}), models, first, count)
             number[key] = len(rows)
-            rows.append(np.where(np.isnan(known), guess, known))
-            unknown = bool((np.isnan(known) & (guess != 1.0)).any())
+            rows.append(np.where(np.isnan(known), alike if kept else guess, known))
+            unknown = bool((np.isnan(known) & (guess != 1.0)).any()) and not kept
             blank.append(unknown)
         kind[k] = number[key]
     speed = np.array(rows)
