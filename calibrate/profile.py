@@ -6,6 +6,8 @@ left out of the profile and named in the report.
 
 from __future__ import annotations
 
+from pydantic import ValidationError
+
 from equipoise.calibrate.fit.accelerator import accelerator_part, share_kappa
 from equipoise.calibrate.fit.compose_fits import composed_part
 from equipoise.calibrate.fit.fabric import fabric_part
@@ -22,14 +24,15 @@ from equipoise.calibrate.fit.levels import (
     slug,
 )
 from equipoise.calibrate.fit.steps import step_part
-from equipoise.calibrate.samples import SampleSet
+from equipoise.calibrate.samples import SamplesError, SampleSet
 from equipoise.sim.hardware.profile import HardwareProfile, Measured
 
 
 def build_profile(samples: SampleSet, name: str) -> tuple[HardwareProfile, Report]:
     """Fit everything that the samples allow, and say how well.
 
-    Raises SamplesError without the least that a profile needs: an arithmetic rate and a memory bandwidth.
+    Raises SamplesError without the least that a profile needs (an arithmetic rate and a memory bandwidth), or where
+    a figure is one that no profile may hold.
     """
     report = Report(notes=list(samples.notes))
     device = str(samples.conditions.get("device") or "device")
@@ -49,7 +52,18 @@ def build_profile(samples: SampleSet, name: str) -> tuple[HardwareProfile, Repor
         storage_read_bytes_per_s=best(samples.of("storage_read"), rate("bytes"), "storage read"),
     )
     composed_part(samples, report)
+    _check(profile)
     return profile, report
+
+
+def _check(profile: HardwareProfile) -> None:
+    """Raises SamplesError for a figure beyond what a profile may hold, as samples of a broken clock give."""
+    try:
+        HardwareProfile.model_validate(profile.model_dump(mode="json", exclude_none=True))
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise SamplesError(f"{place}: {first['msg'].splitlines()[0]}") from error
 
 
 def figures(samples: SampleSet, report: Report) -> dict[str, Measured]:
