@@ -102,7 +102,8 @@ class Tasks(Stage):
             return plan, {"s211_fetch_s": 0.0, **nothing}
         links, owner = links_of(observation, measured=self.frozen != "S211"), shards.worker[rows]
         fetch_s = fetch_times(rows, shards.bytes, shards.node, workers.node[owner], links)
-        needed_s = shards.needed_in_s[rows]
+        need_s = _needs(observation, groups)
+        needed_s = need_s[rows]
         job = groups.spread(np.arange(len(groups.rows)))[owner]
         priority = shard_priority(
             fetch_s, needed_s, shards.bytes[rows], job, len(groups.rows),
@@ -111,7 +112,7 @@ class Tasks(Stage):
         level = np.round(priority / _PRIORITY_STEP)
         ranked = np.lexsort((rows, needed_s, -level))
         order = _order_by_rank(observation, rows[ranked]) if self.frozen != "S212" else None
-        late, late_s, before = _late_ones(observation, groups, rows[ranked], links)
+        late, late_s, before = _late_ones(observation, groups, rows[ranked], need_s, links)
         values: dict[str, Any] = {
             "s211_fetch_s": float(fetch_s.mean()),
             "s212_waiting": len(rows),
@@ -124,15 +125,15 @@ class Tasks(Stage):
         if order is not None:
             plan = plan.with_(fetch_order=order)
         if len(late) and self.frozen != "S213":
-            to = self._new_owners(observation, groups, plan, late, late_s, before, links)
+            to = self._new_owners(observation, groups, plan, late, need_s[late], late_s, before, links)
             moved = to >= 0
             values["s213_moved"] = int(moved.sum())
             plan = append_moves(plan, observation, late[moved], to[moved])
         return plan, values
 
     def _new_owners(
-        self, observation: Observation, groups: Groups, plan: Plan, rows: Ints, late_s: Floats, before: Floats,
-        links: Links,
+        self, observation: Observation, groups: Groups, plan: Plan, rows: Ints, needed_s: Floats, late_s: Floats,
+        before: Floats, links: Links,
     ) -> Ints:  # fmt: skip
         """S213: new owner of each late shard, most critical first, or -1."""
         shards, workers = observation.shards, observation.workers
@@ -142,7 +143,7 @@ class Tasks(Stage):
         capacity = np.where(groups.spread(groups.sound), workers.capacity_samples_per_s, np.nan)
         room = room_bytes(observation, plan)
         size, samples = shards.bytes[rows], shards.samples[rows].astype(np.float64)
-        needed_s, source = shards.needed_in_s[rows], shards.node[rows]
+        source = shards.node[rows]
         if self.mode == "formula":
             return distribute_late(
                 rows, size, samples, source, needed_s, late_s, owner, groups.first[k], groups.first[k + 1], before,
@@ -230,8 +231,23 @@ class Tasks(Stage):
         return state
 
 
+def _needs(observation: Observation, groups: Groups) -> Floats:
+    """Seconds until each shard is needed when workers of a job step together: as fast as the slowest computes.
+
+    `needed_in_s` is without waits for others. Waits for input are not counted: they pass once data comes in time.
+    """
+    step_s, owner = observation.workers.step_s, observation.shards.worker
+    with np.errstate(invalid="ignore", divide="ignore"):
+        stretch = groups.spread(np.fmax.reduceat(step_s, groups.first[:-1])) / step_s
+    stretch = np.append(
+        np.where(stretch < np.inf, stretch, 1.0), 1.0
+    )  # the last is for shards without an owner
+    needed_s: Floats = observation.shards.needed_in_s * stretch[owner]
+    return needed_s
+
+
 def _late_ones(
-    observation: Observation, groups: Groups, rows: Ints, links: Links
+    observation: Observation, groups: Groups, rows: Ints, need_s: Floats, links: Links
 ) -> tuple[Ints, Floats, Floats]:
     """Shards that come late when they are fetched in the order `rows`: (rows, seconds late, bytes before them).
 
@@ -241,10 +257,10 @@ def _late_ones(
     owner = shards.worker[rows]
     k = groups.spread(np.arange(len(groups.rows)))[owner]
     arrives_s, late, before = fetch_queues(
-        shards.bytes[rows], shards.node[rows], owner, shards.needed_in_s[rows], groups.first[k],
+        shards.bytes[rows], shards.node[rows], owner, need_s[rows], groups.first[k],
         groups.first[k + 1], _LATE_MOST, node, observation.nodes.rack, links,
     )  # fmt: skip
-    return rows[late], (arrives_s - shards.needed_in_s[rows])[late], before
+    return rows[late], (arrives_s - need_s[rows])[late], before
 
 
 def _order_by_rank(observation: Observation, ranked: Ints) -> Ints | None:
