@@ -332,6 +332,14 @@ def last_needed_first(rows: Ints, worker: Ints, needed_s: Floats, workers: int) 
 
 
 @jit
+def _runs_dry(
+    kept: float, capacity: float, links: Links, source: int, target: int, size_bytes: float
+) -> bool:
+    """Whether a worker on node `target` is through with the samples `kept` before it could fetch a shard."""
+    return bool(kept / capacity < transfer_time(links, source, target, size_bytes))
+
+
+@jit
 def pick_shards(
     donors: Ints, receivers: Ints, amount: Floats,
     shard_first: Ints, shard_row: Ints, shard_samples: Floats, shard_bytes: Floats, shard_node: Ints,
@@ -343,7 +351,8 @@ def pick_shards(
     receiver's node already stores go first. A shard goes when at least half of it is wanted, there is room
     for it, the work that it takes off its donor lasts longer than its transfer (gain_s_per_step * steps_left
     > transfer_s), and the receiver, counting what both interfaces still have to carry, finishes it before the
-    donor would have finished its queue. `sent` and `received` are the bytes that each node is still to send and to
+    donor would have finished its queue. If one to fetch is wanted in part only, what the donor keeps lasts
+    until it could have it back. `sent` and `received` are the bytes that each node is still to send and to
     receive; they, `owned` and `room_bytes` are updated in place.
     """
     limit = shard_row.size
@@ -371,6 +380,11 @@ def pick_shards(
                     finish_s >= owned[i] / capacity[i]
                     or (not stored_there and size > room_bytes[target])
                     or samples / capacity[i] <= delay_s + size / rate
+                    or (
+                        not stored_there
+                        and wanted < samples
+                        and _runs_dry(owned[i] - samples, capacity[i], links, source, node[i], size)
+                    )
                 ):
                     refused += 1
                     continue

@@ -138,7 +138,13 @@ def pick_shards(flow, queue, samples, size, stored, node, capacity, owned, room,
                 arrives = links.time(source, target, max(before, received[target]) + size[row])
             done = max(owned[j] / capacity[j], arrives) + samples[row] / capacity[j]
             worth = done < owned[i] / capacity[i] and samples[row] / capacity[i] > own_s
-            if not worth or (source != target and size[row] > room[target]):
+            back_s = links.time(source, node[i], size[row])
+            dry = (
+                source != target
+                and wanted < samples[row]
+                and (owned[i] - samples[row]) / capacity[i] < back_s
+            )
+            if not worth or dry or (source != target and size[row] > room[target]):
                 refused += 1
                 continue
             queue[i].remove(row)

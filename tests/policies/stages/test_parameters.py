@@ -160,7 +160,7 @@ CASES = {
     "s4.margin": ((0.05, 0.9), queue(ONE, sizes=(4, 2))),
     "s4.unknown_s": ((10.0, 1e5), queue({"service_s": np.nan}, {"service_s": 600.0})),
     "s4.noise": ((0.01, 0.3), grown(10.0)),
-    "s4.backoff_s": ((10.0, 5000.0), grown(40.0, 1100.0)),
+    "s4.backoff_s": ((10.0, 5000.0), grown(40.0, 2500.0)),
 }
 OPTIMAL = ("s3.interval_max", "s3.hysteresis")
 

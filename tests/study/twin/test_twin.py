@@ -158,7 +158,8 @@ def test_the_column_that_parted_is_named(tmp_path: Path) -> None:
 def test_what_a_stage_remembers_is_traced_to_the_column_behind_it(tmp_path: Path) -> None:
     """s1 smooths rates: a rate that was measured too low earlier still acts when it is right again."""
     policy = make_policy("s1+s2")
-    folder, _ = write_run(Truth(policy="s1+s2", slow_at_s=1e5, rounds=60), tmp_path)
+    truth = Truth(policy="s1+s2", per_sample_s=(3e-3, 2e-3), slow_at_s=1e5, rounds=60)
+    folder, _ = write_run(truth, tmp_path)
     misled(folder, policy, "gradient_rate_per_s", 0.5, since=4)
     found = twin(read_run(folder))
     assert found.parted is not None
