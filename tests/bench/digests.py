@@ -60,7 +60,10 @@ def digest(parts: Iterable[tuple[int, Values]]) -> Digest:
         hashed.update(struct.pack("<qq", record, len(values)) + _bytes(values))
         rows += len(values)
         floats += [value for value in values.tolist() if isinstance(value, float)]
-    total = repr(math.fsum(filter(math.isfinite, floats))) if floats else ""
+    try:
+        total = repr(math.fsum(filter(math.isfinite, floats))) if floats else ""
+    except OverflowError:
+        total = "inf"
     return Digest(rows, hashed.hexdigest()[:16], total)
 
 

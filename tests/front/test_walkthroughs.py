@@ -14,7 +14,9 @@ TOLERANCE = 0.2
 """Numbers may move so far when the model does; words and order may not."""
 
 
-@pytest.mark.parametrize("page", ["planning.md", "research.md", "site.md"])
+@pytest.mark.parametrize(
+    "page", [pytest.param("planning.md", marks=pytest.mark.long), "research.md", "site.md"]
+)
 def test_every_command_prints_what_the_page_shows(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     steps = steps_of((DOCS / page).read_text(encoding="utf-8"))

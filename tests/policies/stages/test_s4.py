@@ -564,6 +564,7 @@ def test_all_jobs_end(mode, jobs, nodes, reserve):
     assert len(tiny.completion) == len(jobs)
 
 
+@pytest.mark.long
 def test_nobody_starves():
     """Single-GPU jobs keep a full pool busy for a day; a gang of all GPUs gets its turn long before."""
     stream = [(30.0 * k, 1, 110.0) for k in range(2400)]

@@ -40,14 +40,8 @@ def test_what_is_a_slice():
 def together(**columns):
     """Two jobs that share GPU 0 by halves: steps of 2 s, nothing else."""
     o = shared_gpu([0.5, 0.5], [2.0, 2.0])
-<<<<<<< HEAD
-    kappa = columns.pop("share_kappa", np.full(2, np.inf))
-    jobs = {"throughput_samples_per_s": np.full(2, 4.0)}
-    return change(change(o, "jobs", **{**jobs, **columns}), "workers", share_kappa=kappa)
-=======
     o = change(o, "workers", share_kappa=columns.pop("share_kappa", np.full(2, np.inf)))
     return change(o, "jobs", **{"throughput_samples_per_s": np.full(2, 4.0), **columns})
->>>>>>> int
 
 
 def test_s321_who_trains_in_proportion_to_its_share_has_1():

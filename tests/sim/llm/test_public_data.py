@@ -43,6 +43,7 @@ def test_an_unknown_data_set_is_named() -> None:
 
 @needs_data
 @pytest.mark.shared_data
+@pytest.mark.long
 def test_dense_models_of_unseen_families() -> None:
     rows = dense_llm.read(DATA)
     assert (len(rows), len({r.family for r in rows})) == (266, 25)
