@@ -9,7 +9,7 @@ import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, ForwardRef, Literal, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -70,7 +70,10 @@ def _section(model: type[BaseModel], path: str) -> Iterator[Key]:
         if field.exclude or name in DERIVED:
             continue
         here = f"{path}.{name}" if path else name
-        inner, steps = _inside(field.annotation)
+        annotation = field.annotation
+        if isinstance(annotation, ForwardRef):  # of a section that stands further down in its file
+            annotation = get_type_hints(model, include_extras=True)[name]
+        inner, steps = _inside(annotation)
         meaning = said.get(name, "") or (_docline(inner[0]) if len(inner) == 1 else "")
         yield Key(here + steps, _kind(field, inner), _default(field), meaning)
         for part in inner:
