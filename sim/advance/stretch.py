@@ -44,9 +44,7 @@ def state_of(job: TrainingJob) -> State:
     fixed = Fixed(
         interval=progress.interval,
         batch=progress.global_batch,
-        noise_key=job.noise_key,
-        noise_mu=job.noise_mu,
-        noise_sigma=job.noise_sigma,
+        noise=job.step_noise,
         alone_s=config.exchange.alone_s,
         gamma=model.overlap,
         noise_scale=-1.0 if model.noise_scale is None else model.noise_scale,
