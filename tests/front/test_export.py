@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise import cli
-from equipoise.live.group.launch_files import Launch, kubernetes, slurm
+from equipoise.live.launch_files import Launch, kubernetes, slurm
 from equipoise.policies.contract import Policy
 from equipoise.policies.record.export import (
     MAX_BYTES,
