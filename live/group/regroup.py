@@ -229,6 +229,11 @@ class Membership:
         """End this process when that connection to the host of the store breaks."""
         self._lifeline = Lifeline(line, f"member {self.member}", self.break_exchange)
 
+    def wait_for_end(self) -> None:
+        """After an error: does not return where the store is gone, and this process ends with it."""
+        if self._lifeline is not None:
+            self._lifeline.wait_for_end()
+
     def outlive_store(self) -> None:
         """Training has ended here: the host of the store may go."""
         if self._lifeline is not None:
@@ -449,12 +454,15 @@ def start(backend: str = "gloo", *, timeout_s: float = 1800.0) -> Membership:
         store.set(f"worker/{os.environ[WORKER]}", str(member))
     _current = Membership(store, watch_store, member, backend, timeout_s)
     _current.end_with(line or reached(*address()))
-    if joins:
-        try:
+    try:
+        if joins:
             _current.join()
-        except EvictedError as ended:
-            _current.close(done=False)
-            raise SystemExit(0) from ended
-    else:
-        _current.found(ranks)
+        else:
+            _current.found(ranks)
+    except EvictedError as ended:
+        _current.close(done=False)
+        raise SystemExit(0) from ended
+    except RuntimeError:
+        _current.wait_for_end()
+        raise
     return _current

@@ -46,9 +46,11 @@ def main() -> int:
     rows = [row for seed, row in done.items() if given.first <= seed < given.runs]
     wrong = [row["seed"] for row in rows if row["problems"]]
     longest = max((row["standstill_s"] for row in rows), default=0.0)
+    hurt, resumed = sum(bool(row["faults"]) for row in rows), sum(row["stops"] > 0 for row in rows)
     print(
-        f"{len(rows)} runs, {sum(bool(r['faults']) for r in rows)} with faults, {sum(r['stops'] > 0 for r in rows)} stopped and resumed; longest standstill {longest} s; problems in {wrong}"
+        f"{len(rows)} runs, {hurt} with faults, {resumed} stopped and resumed; longest standstill {longest} s"
     )
+    print(f"problems in {wrong}")
     return 1 if wrong else 0
 
 

@@ -16,6 +16,7 @@ import socket
 import sys
 import threading
 import time
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,19 @@ class _Process:
         return self._process.exitcode
 
 
+def fork_server() -> str:
+    """Where the process that has everything imported listens; the first call starts it."""
+    _context()
+    forkserver.ensure_running()
+    return str(forkserver._forkserver._forkserver_address)
+
+
+def _use(address: str) -> None:
+    """Fork from the process that forked this one, not from another that would have to import everything."""
+    own = forkserver._forkserver
+    own._forkserver_address, own.ensure_running = address, lambda: None
+
+
 def _said_in(path: Path) -> None:
     """What this process says goes there."""
     for number in (1, 2):
@@ -71,8 +85,9 @@ def serve(folder: Path) -> None:
     store.main(["--port", "0", "--address-file", str(folder / "address")])
 
 
-def launch(folder: Path, plan: Plan, address: str | None, joins: bool) -> None:
+def launch(folder: Path, plan: Plan, address: str | None, joins: bool, forks: str) -> None:
     """A launcher whose processes are forked."""
+    _use(forks)
     from equipoise.live.group import hosts
     from equipoise.live.group import launch as command_line
 

@@ -14,6 +14,7 @@ PHASES = {
     "before the model is wrapped": ("equipoise.live.group.rebuild:rewrap", 1),
     "before the control group": ("equipoise.live.group.control:dist.new_group", 2),
     "before the state is shared": ("equipoise.live.runtime:resync", 1),
+    "as a checkpoint is saved": ("equipoise.live.checkpoint:randomness.state", 1),
     "after the state was shared": ("equipoise.live.train.sampler:ShareSampler.resume", 1),
 }
 """Before which call of a process, as module:name, and which one of them."""

@@ -77,7 +77,9 @@ class Run:
             while not (self.folder / "address").exists():
                 time.sleep(0.02)
             address = (self.folder / "address").read_text().strip()
-        self.processes.append(job._Process(job.launch, self.folder, self.plan, address, False))
+        self.processes.append(
+            job._Process(job.launch, self.folder, self.plan, address, False, job.fork_server())
+        )
 
     def _watch(self, began_s: float) -> None:
         """Until nobody of the job is left."""
@@ -123,7 +125,9 @@ class Run:
         if join.exists() and (self.folder / "err-launcher").exists():
             join.unlink()
             said = re.findall(r"store on (\S+)", (self.folder / "err-launcher").read_text())
-            self.processes.append(job._Process(job.launch, self.folder, self.plan, said[-1], True))
+            self.processes.append(
+                job._Process(job.launch, self.folder, self.plan, said[-1], True, job.fork_server())
+            )
         return bool(self._wakes)
 
     def _names(self, log: list[dict[str, Any]]) -> dict[int, str]:
