@@ -47,6 +47,7 @@ class Runtime(Status):
         self._joined = membership is not None and membership.generation > 0
         self._resumes_from: Mapping[str, Any] | None = None
         self._lost_round = False
+        self._saved: dict[str, Any] | None = None  # as the group met, while nothing was trained on since
         own_weights = options.loss_reduction == "sum"
         self._weighting = WeightedGradients(model, self._stepping.scale, own_weights=own_weights)
 
@@ -71,7 +72,7 @@ class Runtime(Status):
         if leader is not None:
             leader.write_manifest(self.run, sampler, self._parts.model.module.parameters())
         if self._resumes_from is not None:
-            checkpoint.load(self._parts, self._stepping, self._resumes_from)
+            self._load(self._resumes_from)
             self._resumes_from = None
         self._stepping.begin()
         return sampler
@@ -84,6 +85,7 @@ class Runtime(Status):
         if self._lost_round:
             self._lost_round = False
         else:
+            self._saved = None
             with self._recovery.surviving():
                 self._stepping.finish(stepped)
         self._stepping.begin()
@@ -177,9 +179,11 @@ class Runtime(Status):
         here. It is the same on every rank, so one file will do. Raises RuntimeError where the optimiser has not
         made its step yet.
         """
-        while True:
+        # A group that was just formed anew has saved already, with members that will not call this.
+        if self._saved is None or self._parts.meter.in_round:
             with self._recovery.surviving():
                 return checkpoint.save(self._parts, self._stepping)
+        return dict(self._saved or {})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a `state_dict()`, on any number of ranks: every sample of its epoch is trained on once.
@@ -192,8 +196,17 @@ class Runtime(Status):
         if self._stepping.sampler is None:
             self._resumes_from = state
         else:
-            checkpoint.load(self._parts, self._stepping, state)
+            self._load(state)
             self._stepping.begin()
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        """Load it, again where a rank was lost before any had done so; else the others' state is everyone's."""
+        while True:
+            generation = self.generation
+            with self._recovery.surviving():
+                checkpoint.load(self._parts, self._stepping, state)
+            if self.generation == generation or self._stepping.round > 0:
+                return
 
     # -- when the group is formed anew ---------------------------------------------------------------------
 
@@ -210,6 +223,8 @@ class Runtime(Status):
         )  # fmt: skip
         self._stepping.round = sampler.trained
         parts.meter.clear()
+        parts.lead(again=True)  # what the policy remembers is with rank 0
+        self._saved = checkpoint.save(parts, self._stepping)
 
     def _resumed(self, took_s: float) -> None:
         self._parts.lead(again=True)
