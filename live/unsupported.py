@@ -22,8 +22,9 @@ def check_model(model: Any) -> None:
     inside = getattr(model, "_orig_mod", None)
     if isinstance(inside, DistributedDataParallel) or _is(inside, "FSDPModule"):
         raise TypeError(
-            "model: torch.compile(...) around what exchanges gradients is not allowed, attach that itself "
-            "and compile inside of it: DistributedDataParallel(torch.compile(module)), fully_shard(torch.compile(layer))"
+            "model: torch.compile(...) around what exchanges gradients is not allowed, attach that "
+            "itself and compile inside of it: DistributedDataParallel(torch.compile(module)), "
+            "fully_shard(torch.compile(layer))"
         )
     parts = model.modules() if isinstance(model, torch.nn.Module) else ()
     if any(_is(part, "FullyShardedDataParallel") for part in parts):
@@ -80,7 +81,8 @@ def check_exchange(wrapper: Replicated, options: Options, *, regroups: bool) -> 
         )
     if options.mode == "act" and not math.isnan(options.drift):
         raise ValueError(
-            f"drift: {options.drift} is not allowed with {kind}, which exchanges gradients in each step; leave it out"
+            f"drift: {options.drift} is not allowed with {kind}, which exchanges gradients in "
+            "each step; leave it out"
         )
     return dataclasses.replace(options, allow=options.allow - {"interval"})
 

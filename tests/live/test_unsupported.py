@@ -114,8 +114,9 @@ def told() -> dict[str, str]:
         ),
         (
             "compiled",
-            "model: torch.compile(...) around what exchanges gradients is not allowed, attach that itself "
-            "and compile inside of it: DistributedDataParallel(torch.compile(module)), fully_shard(torch.compile(layer))",
+            "model: torch.compile(...) around what exchanges gradients is not allowed, attach that "
+            "itself and compile inside of it: DistributedDataParallel(torch.compile(module)), "
+            "fully_shard(torch.compile(layer))",
         ),
         ("compiled inside", "4 rounds"),
         (
