@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from equipoise.live import checkpoint
+from equipoise.live.data.dataset import ShardDataset
 from equipoise.live.group import rebuild
 from equipoise.live.group.recovery import Hooks, Recovery, Replica
 from equipoise.live.group.regroup import Membership
@@ -19,7 +20,7 @@ from equipoise.live.parts import Parts
 from equipoise.live.status import Status
 from equipoise.live.stepping import Stepping
 from equipoise.live.train.optimizers import Optimizers
-from equipoise.live.train.sampler import ShareSampler
+from equipoise.live.train.sampler import Files, ShareSampler
 from equipoise.live.train.weighting import WeightedGradients
 from equipoise.live.train.wrapped import Replicated
 from equipoise.live.unsupported import samples_of
@@ -64,12 +65,16 @@ class Runtime(Status):
         whose samples have no numbers.
         """
         options, group, leader = self.options, self._parts.group, self._parts.agreement.leader
-        sampler = self._stepping.deal(samples_of(dataset))
+        files = Files(dataset.sizes, dataset.digest) if isinstance(dataset, ShardDataset) else None
+        sampler = self._stepping.deal(samples_of(dataset), files)
+        if isinstance(dataset, ShardDataset):
+            self._parts.agreement.move_data(dataset, sampler)
         if self._joined:
             self._agree(None, -1)
         else:
+            told = {"samples in the dataset": sampler.samples, "files of the dataset": files and files.digest}
             with self._recovery.surviving():
-                group.same_on_all_ranks({"samples in the dataset": sampler.samples, **options.common()})
+                group.same_on_all_ranks({**told, **options.common()})
             if leader is not None:
                 leader.warm_up(sampler.shares, sampler.preview())
         if leader is not None:
