@@ -106,8 +106,9 @@ class Observer:
             self._observe_training(now_s)
         if "speeds" in self._needs and (roster.training or len(self.cluster.gpu_models) > 1):
             open_rows = np.sort(np.concatenate((roster.waiting.rows, roster.running.rows)))
-            jobs = [roster.training[row] for row in open_rows.tolist() if row in roster.training]
-            rigid = open_rows[columns["rigid"][open_rows]]
+            by_duration = columns["rigid"][open_rows]
+            jobs = [roster.training[row] for row in open_rows[~by_duration].tolist()]
+            rigid = open_rows[by_duration]
             fill_speeds(
                 self.speeds, jobs, columns, len(self.cluster.gpu_models), rigid, roster.demand.paces
             )  # fmt: skip
