@@ -218,12 +218,16 @@ def shared_links(draw: st.DrawFn) -> Scenario:
         )
         for k in range(2)
     }
+    topologies: list[dict[str, Any]] = [
+        {"kind": "star"},
+        {"kind": "tree", "nodes_per_rack": 2, "oversubscription": 4.0},
+    ]
     groups = [
         {"name": "n", "count": nodes - 1, "nic": 1e9, "storage_rate": draw(st.sampled_from([2e8, 5e8]))},
         {"name": "w", "speed": 0.5, "nic": draw(st.sampled_from([5e8, 1e9]))},
     ]
     return scenario(
-        cluster={"nodes": groups},
+        cluster={"nodes": groups, "topology": draw(st.sampled_from(topologies))},
         workload={"models": models, "jobs": jobs},
         decide={"every_steps": draw(st.sampled_from([5, 9]))},
         noise=draw(st.sampled_from(NOISES)),

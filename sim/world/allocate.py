@@ -66,8 +66,6 @@ class Allocator:
             self._neighbours_changed(job, holding)
         job.start(holding, now_s, roster.take_restart_s(row))
         self._input_changed(job, holding)
-        if job.rigid:  # what a crash has cost it more is paid now; a training job's cost is measured
-            roster.columns["restart_s"][row] = self.restart.initialisation
         if self.changed is not None:
             self.changed()
 

@@ -95,8 +95,9 @@ class Roster:
         self.completed += 1
 
     def take_restart_s(self, row: int) -> float:
-        """What a job's start costs now; paid with it."""
+        """What a job's start costs now; paid with it, also what a crash has cost it more."""
         cost_s, self.restart_s[row] = self.restart_s.item(row), 0.0
+        self._restart_s[row] = self.initialisation_s
         return cost_s
 
     def queueing_s(self, now_s: float) -> Floats:

@@ -19,6 +19,7 @@ from equipoise.study.validation.sets import (
     power,
     replayed,
     sailor,
+    shockwave,
     storage,
     train_time,
     vtrain,
@@ -38,6 +39,7 @@ _SETS: dict[str, tuple[Callable[..., list[Line]], tuple[str, ...]]] = {
     "jitter": (jitter.run, (jitter.PATTERN,)),
     "power": (power.run, (power.FILE,)),
     "storage": (storage.run_input, (storage.INPUT,)),
+    "shockwave": (shockwave.run, (shockwave.TRACE, shockwave.TIMES, shockwave.RATES)),
     "replay": (replayed.run, (replayed.PATTERN,)),
 }
 

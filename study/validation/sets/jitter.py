@@ -70,7 +70,7 @@ class Noise(Protocol):
 
 
 def drawn(times: Floats, fit: Callable[[Floats], Noise]) -> Floats:
-    """Steps of the simulator's noise, (DRAWN, workers), fitted to times (steps, workers), at each worker's level."""
+    """Steps of the simulator's noise (DRAWN, workers) fitted to times (steps, workers), at the workers' levels."""
     found, workers = fit(times), times.shape[1]
     said = {name: value for name, value in found.keys().items() if name != "gpu_cov"}
     noise = step_noise(noise_key(0, "jitter"), said.pop("step_cov"), **said)  # type: ignore[arg-type]
