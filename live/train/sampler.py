@@ -95,8 +95,8 @@ class ShareSampler:
         """Whether the next iteration goes on with an epoch that was begun."""
         return self._resume
 
-    def preview(self) -> Deal:
-        """A deal like the first epoch's, for looking at only."""
+    def preview(self) -> Deal | None:
+        """A deal like the first epoch's, for looking at only; None where there is none."""
         return Deal.whole(np.arange(self.samples, dtype=np.int64), self.shards, self.owner, self.ranks)
 
     # -- drawing -------------------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ class ShareSampler:
         deal = self.deal
         while deal is self.deal and deal is not None and deal.left >= self._least:
             drawn = self._draw(deal)
-            yield drawn.indices.tolist() if len(drawn.indices) else [int(deal.order[0])]
+            yield drawn.indices.tolist() if len(drawn.indices) else [deal.any_sample()]
 
     def set_epoch(self, epoch: int) -> None:
         """The next iteration is this epoch, as after a checkpoint; call it on every rank.
@@ -132,9 +132,16 @@ class ShareSampler:
             )
         self.epoch, self.drawn, self._begun_at = epoch, self.trained, self.trained
         self._forget_rounds(self.trained)
-        order = self._order(epoch)
-        self.deal = Deal.whole(order, self.shards, self.owner, self.ranks, self._next_id)
+        self.deal = self.whole_deal(epoch)
         self._next_id, self._is_whole = self.deal.next_id, True
+
+    def whole_deal(self, epoch: int) -> Deal:
+        """All samples of an epoch, dealt anew."""
+        return Deal.whole(self._order(epoch), self.shards, self.owner, self.ranks, self._next_id)
+
+    def deal_of(self, data: Mapping[str, Any], epoch: int) -> Deal:
+        """The deal of an epoch as plain data, from a checkpoint or another rank."""
+        return Deal.from_data(data, self._order(epoch) if data["order"] is None else None)
 
     def _order(self, epoch: int) -> Ints:
         if not self.shuffle:
@@ -260,7 +267,7 @@ class ShareSampler:
         deal = state["deal"]
         if deal is not None:
             whole = deal["order"] is None
-            deal = Deal.from_data(deal, self._order(state["epoch"]) if whole else None)
+            deal = self.deal_of(deal, state["epoch"])
             if state["ranks"] != self.ranks:
                 whole, deal = False, deal.without(np.empty(0, dtype=np.int64), self.ranks)
         self.resume(state["epoch"], deal, state["round"])
