@@ -88,7 +88,8 @@ def read_account(folder: Path) -> LiveAccount:
             if "round" in line:
                 rounds.setdefault(line["round"], {})[member] = line
     shortest = {
-        number: min((_seconds(line["tail_s"]) for line in by.values()), default=0.0) for number, by in rounds.items()
+        number: min((_seconds(line["tail_s"]) for line in by.values()), default=0.0)
+        for number, by in rounds.items()
     }
     ranks, events = [], []
     for member, lines in found.items():
@@ -96,7 +97,9 @@ def read_account(folder: Path) -> LiveAccount:
         _lay(rank, lines, rounds, shortest)
         ranks.append(rank)
         events += [(line["unix_s"], member, line) for line in lines if "event" in line]
-    begins = [rank.begin_s for rank in ranks if math.isfinite(rank.begin_s)] or [float(manifest.get("unix_s", 0.0))]
+    begins = [rank.begin_s for rank in ranks if math.isfinite(rank.begin_s)] or [
+        float(manifest.get("unix_s", 0.0))
+    ]
     start_s = min(begins)
     for rank in ranks:
         rank.begin_s, rank.end_s = rank.begin_s - start_s, rank.end_s - start_s
