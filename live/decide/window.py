@@ -33,7 +33,7 @@ class Window:
     def unknown(cls, ranks: int) -> Window:
         """A window in which nothing was measured."""
         nothing = np.full(ranks, np.nan)
-        return cls(0, np.nan, *[nothing] * 8, np.nan, 0)
+        return cls(0, np.nan, nothing, nothing, nothing, nothing, nothing, nothing, nothing, nothing, np.nan, 0)
 
     def capacity(self) -> Floats:
         """Samples per busy second."""
