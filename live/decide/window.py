@@ -32,8 +32,8 @@ class Window:
     @classmethod
     def unknown(cls, ranks: int) -> Window:
         """A window in which nothing was measured."""
-        nothing = np.full(ranks, np.nan)
-        return cls(0, np.nan, nothing, nothing, nothing, nothing, nothing, nothing, nothing, nothing, np.nan, 0)
+        no = np.full(ranks, np.nan)
+        return cls(0, np.nan, no, no, no, no, no, no, no, no, np.nan, 0)
 
     def capacity(self) -> Floats:
         """Samples per busy second."""

@@ -117,6 +117,7 @@ class Cluster:
         self.cores = np.array([float(g.cores) for g in groups])
         self.local_read = np.array([np.inf if g.local_read is None else g.local_read for g in groups])
         self.slow = np.ones(len(groups))  # fail-slow factor, 1 is healthy
+        self.gpu_time = np.ones(len(self.gpus))  # persistent, of a GPU's step over the typical GPU's
         self.corrupt = np.ones(len(self.gpus))  # what each GPU multiplies a gradient by: 1 sound, or NaN
         self.up = writable(self.nodes, "up")
         self.holding: dict[int, Holding] = {}

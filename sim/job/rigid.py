@@ -87,6 +87,7 @@ class RigidJob:
     elastic = None
     save_s = 0.0  # what it needs to save is not known
     exchanges = 0
+    traffic = (0, 0)
 
     def __init__(self, jobs: RigidJobs, row: int) -> None:
         self.all, self.row = jobs, row
@@ -268,7 +269,7 @@ class RigidJob:
         busy: Floats = self.holding.share * (self.all.begin_s[self.row] < now_s)
         return busy
 
-    def on_links(self, exchanges: int) -> tuple[float, Ints, Floats]:
+    def on_links(self, since: tuple[int, int]) -> tuple[float, Ints, Floats]:
         """It exchanges nothing."""
         return 0.0, _NO_NODES, _NOTHING
 

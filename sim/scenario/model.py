@@ -406,6 +406,22 @@ class Noise(Section):
 
     # none: of a model with a measured `step` the profile's, else 0
     step_cov: Annotated[Float, Field(ge=0, le=5)] | None = None
+    lasting_share: Annotated[Share, Field(ge=0, le=1)] = 0.0  # of a worker's own variance, that stays a while
+    lasting_steps: Count = 16  # local steps that the lasting part stays
+    common_share: Annotated[Share, Field(ge=0, le=1)] = 0.0  # of the variance, that a job's workers share
+    tail_chance: Annotated[Share, Field(ge=0, lt=1)] = 0.0  # of a rare long step, beside `step_cov`
+    tail_factor: Annotated[Float, Field(ge=1)] = 1.0  # how many times as long that step is
+    gpu_cov: Annotated[Float, Field(ge=0, le=1)] = 0.0  # of the persistent speeds of single GPUs
+
+    @model_validator(mode="after")
+    def _whole_tail(self) -> Self:
+        if (self.tail_chance > 0.0) != (self.tail_factor > 1.0):
+            raise ValueError(
+                "'tail_chance' above 0 and 'tail_factor' above 1 make a tail together; give both"
+            )
+        if (self.lasting_share or self.common_share) and self.step_cov == 0.0:
+            raise ValueError("'lasting_share' and 'common_share' are parts of 'step_cov', which is 0")
+        return self
 
 
 class Storage(Section):
