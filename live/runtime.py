@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import torch
+from torch.utils.data import default_collate
 
 from equipoise.live import checkpoint
 from equipoise.live.data.dataset import ShardDataset
@@ -21,6 +22,7 @@ from equipoise.live.status import Status
 from equipoise.live.stepping import Stepping
 from equipoise.live.train.optimizers import Optimizers
 from equipoise.live.train.sampler import Files, ShareSampler
+from equipoise.live.train.stream import Reader, StreamLoader, StreamSampler, length_of
 from equipoise.live.train.weighting import WeightedGradients
 from equipoise.live.train.wrapped import Replicated
 from equipoise.live.unsupported import samples_of
@@ -64,15 +66,41 @@ class Runtime(Status):
         which would deal some samples twice and leave ranks waiting for each other. Raises TypeError for a dataset
         whose samples have no numbers.
         """
-        options, group, leader = self.options, self._parts.group, self._parts.agreement.leader
+        samples = samples_of(dataset)
         files = Files(dataset.sizes, dataset.digest) if isinstance(dataset, ShardDataset) else None
-        sampler = self._stepping.deal(samples_of(dataset), files)
+        sampler = self._stepping.deal(lambda **options: ShareSampler(samples, files=files, **options))
         if isinstance(dataset, ShardDataset):
             self._parts.agreement.move_data(dataset, sampler)
+        self._begin(sampler, None if files is None else files.digest)
+        return sampler
+
+    def stream(
+        self, samples: Iterable[Any], collate: Callable[[list[Any]], Any] = default_collate
+    ) -> StreamLoader:
+        """Batches of samples that have no numbers: an IterableDataset, or what else is iterated over every epoch.
+
+        A loader, in place of one over `sampler`. Every rank must read the same samples in the same order (a
+        `set_epoch` is called), and keeps those that it is dealt; what is costly belongs in `collate`, which makes
+        a batch of the rank's own. To read ahead: `DataLoader(stream, batch_size=None, num_workers=1)`.
+        Collective. Raises TypeError for what can be read once only.
+        """
+        if isinstance(samples, Iterator):
+            raise TypeError(
+                f"samples: a {type(samples).__name__} is not allowed, it can be read once only; needed is what "
+                "gives a new iterator for every epoch, as an IterableDataset"
+            )
+        reader, length = Reader(samples), length_of(samples)
+        sampler = self._stepping.deal(lambda **options: StreamSampler(reader, length, **options))
+        self._begin(sampler)
+        return StreamLoader(reader, sampler, collate)
+
+    def _begin(self, sampler: ShareSampler, digest: str | None = None) -> None:
+        """Agree on the data with the other ranks, and begin the first round."""
+        options, group, leader = self.options, self._parts.group, self._parts.agreement.leader
         if self._joined:
             self._agree(None, -1)
         else:
-            told = {"samples in the dataset": sampler.samples, "files of the dataset": files and files.digest}
+            told = {"samples in the dataset": sampler.samples, "files of the dataset": digest}
             with self._recovery.surviving():
                 group.same_on_all_ranks({**told, **options.common()})
             if leader is not None:
@@ -83,7 +111,6 @@ class Runtime(Status):
             self._load(self._resumes_from)
             self._resumes_from = None
         self._stepping.begin()
-        return sampler
 
     def step(self, stepped: bool | None = None) -> None:
         """The batch was trained on. Call it once per batch, after the optimiser's step (if it had one).

@@ -164,8 +164,14 @@ class Fetcher:
             order = (tuple(now), tuple(ahead))
             if order == (self._now, self._ahead) and quota_bytes == self._quota_bytes:
                 return
+            before = self._now
             (self._now, self._ahead), self._quota_bytes = order, quota_bytes
             keep = {*self._now, *self._within_quota()}
+            for number in set(self._now) & self._failed.keys() - set(
+                before
+            ):  # once more, now that it is needed
+                del self._failed[number]
+                self.source.forget_error(number)
             for number in [n for n in self._held if n not in keep]:
                 self._held.pop(number).release()
             for number in [n for n in self._failed if n not in keep]:
@@ -254,9 +260,7 @@ class Fetcher:
             why = str(error)
         except Exception as error:  # a thread that died in silence would leave its shard on its way for ever
             why = _in_one_line(self.source.shards[number], error)
-        if why is not None:
-            self.source.tell_error(number, why)
-        elif pin is None:
+        if pin is None and why is None:
             time.sleep(_POLL_S)  # another process has it under way, or there is no room yet
         with self._changed:
             self._busy.discard(number)
@@ -266,6 +270,7 @@ class Fetcher:
                 self._held[number] = pin
             if why is not None:
                 self._failed[number] = why
+                self.source.tell_error(number, why)
             if fetched is not None:
                 self._done.append(fetched)
             self._changed.notify_all()

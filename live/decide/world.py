@@ -156,8 +156,9 @@ class LiveWorld:
             }
         if self.data is not None and window.rounds:
             queues = self.deal.queues() if self.deal is not None else [()] * len(self.active)
+            part = self.shares * (self._left_of_epoch() / self.shares.sum())
             supply = [
-                self.data.reading_samples_per_s(rank, self.active[rank].host, queue)
+                self.data.reading_samples_per_s(rank, self.active[rank].host, queue, float(part[rank]))
                 for rank, queue in enumerate(queues)
             ]
             columns |= self.data.worker_columns(

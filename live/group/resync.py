@@ -12,7 +12,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from equipoise.live.group import rebuild
 from equipoise.live.group.group import Group
-from equipoise.live.train.deal import Deal
 from equipoise.live.train.optimizers import Optimizers
 from equipoise.live.train.sampler import ShareSampler
 from equipoise.live.train.sync import LocalSteps
@@ -49,7 +48,7 @@ def resync(
         content = json.dumps(_progress(group, sampler, local, furthest, gone)).encode()
     state = json.loads(group.control.broadcast(content))
     sampler.set_world(group.rank, group.ranks)
-    deal = None if state["deal"] is None else Deal.from_data(state["deal"])
+    deal = None if state["deal"] is None else sampler.deal_of(state["deal"], state["epoch"])
     sampler.resume(state["epoch"], deal, state["round"])
     group.joins_seen = state["joins_seen"]
     local.reset(state["interval"])

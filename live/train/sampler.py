@@ -113,9 +113,9 @@ class ShareSampler:
         """Whether the next iteration goes on with an epoch that was begun."""
         return self._resume
 
-    def preview(self) -> Deal:
-        """A deal like the first epoch's, for looking at only."""
-        return self._whole(0)
+    def preview(self) -> Deal | None:
+        """A deal like the first epoch's, for looking at only; None where there is none."""
+        return self.whole_deal(0)
 
     # -- drawing -------------------------------------------------------------------------------------------
 
@@ -131,7 +131,7 @@ class ShareSampler:
         deal = self.deal
         while deal is self.deal and deal is not None and deal.left >= self._least:
             drawn = self._draw(deal)
-            yield drawn.indices.tolist() if len(drawn.indices) else [int(deal.order[0])]
+            yield drawn.indices.tolist() if len(drawn.indices) else [deal.any_sample()]
 
     def set_epoch(self, epoch: int) -> None:
         """The next iteration is this epoch, as after a checkpoint; call it on every rank.
@@ -150,11 +150,18 @@ class ShareSampler:
             )
         self.epoch, self.drawn, self._begun_at = epoch, self.trained, self.trained
         self._forget_rounds(self.trained)
-        self.deal = self._whole(epoch)
+        self.deal = self.whole_deal(epoch)
         self._next_id, self._is_whole = self.deal.next_id, True
         self.watch()
 
-    def _whole(self, epoch: int) -> Deal:
+    def _sequence(self, epoch: int) -> Ints:
+        """The order of the files in an epoch."""
+        if not self.shuffle:
+            return np.arange(self.shards, dtype=np.int64)
+        return np.random.default_rng((self.seed, epoch, 1)).permutation(self.shards).astype(np.int64)
+
+    def whole_deal(self, epoch: int) -> Deal:
+        """All samples of an epoch, dealt anew."""
         sizes, sequence = (None, None) if self._files is None else (self._files.sizes, self._sequence(epoch))
         return Deal.whole(
             self._order(epoch),
@@ -166,11 +173,9 @@ class ShareSampler:
             sequence=sequence,
         )
 
-    def _sequence(self, epoch: int) -> Ints:
-        """The order of the files in an epoch."""
-        if not self.shuffle:
-            return np.arange(self.shards, dtype=np.int64)
-        return np.random.default_rng((self.seed, epoch, 1)).permutation(self.shards).astype(np.int64)
+    def deal_of(self, data: Mapping[str, Any], epoch: int) -> Deal:
+        """The deal of an epoch as plain data, from a checkpoint or another rank."""
+        return Deal.from_data(data, self._order(epoch) if data["order"] is None else None)
 
     def _order(self, epoch: int) -> Ints:
         """The order of the samples in an epoch; where they lie in files, file by file."""
@@ -309,7 +314,7 @@ class ShareSampler:
         deal = state["deal"]
         if deal is not None:
             whole = deal["order"] is None
-            deal = Deal.from_data(deal, self._order(state["epoch"]) if whole else None)
+            deal = self.deal_of(deal, state["epoch"])
             if state["ranks"] != self.ranks:
                 whole, deal = False, deal.without(np.empty(0, dtype=np.int64), self.ranks)
         self.resume(state["epoch"], deal, state["round"])

@@ -114,7 +114,7 @@ class SimWorld:
         self.decided = 0  # decisions made
         self.refusals: list[tuple[float, Refusal]] = []
         self._idle_ticks = 0
-        factor = _estimate_factor(scenario, seed, len(demand))
+        factor = np.where(demand.spare_s == 0.0, _estimate_factor(scenario, seed, len(demand)), 1.0)
         self.roster = Roster(demand, factor, scenario.restart.initialisation)
         self.decisions = Decisions(
             scenario.decide, self.clock, self.roster, self._decide, lambda: self.throttle.next_look_s

@@ -29,7 +29,7 @@ def train(rank: int, options: Mapping[str, Any]) -> dict[str, Any]:
     membership = regroup.start()
     torch.manual_seed(0)
     model = DistributedDataParallel(torch.nn.Linear(1, 1).double())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
     folder = Path(given["folder"])
     data = ShardDataset(
         given["roots"][rank], cache=folder / f"cache-{rank}", cache_bytes=given["cache_bytes"],
@@ -60,7 +60,9 @@ def train(rank: int, options: Mapping[str, Any]) -> dict[str, Any]:
                     os.kill(os.getpid(), signal.SIGKILL)
                 mine = ids[: len(current.indices)].tolist()
                 with runtime.recover():
-                    x = ids.double()[:, None] / 1e3
+                    x = 1.0 - 2.0 * (
+                        ids.double()[:, None] % 2
+                    )  # gradients that stay as they are: all are sound
                     loss = ((model(x) - 2 * x) ** 2).mean()
                     time.sleep(given["sample_s"][rank] * len(mine))
                     loss.backward()
