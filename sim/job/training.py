@@ -125,12 +125,12 @@ class TrainingJob:
     def _place(self, holding: Holding, saved: Snapshot | None) -> None:
         self.holding = holding
         self.config.place(holding)
+        self.progress.place(self.config.far_ratio)
         said = self.noise
         self.step_noise = step_noise(
             self._step_key, step_cov(said, self.model, self.config.accelerator), said.lasting_share,
             said.lasting_steps, said.common_share, said.tail_chance, said.tail_factor,
         )  # fmt: skip
-        self.progress.place(self.config.far_ratio)
         np.add.at(self.cluster.workers, self.config.nodes, 1)
         if self.data is not None:
             nodes = self.config.nodes.tolist()
