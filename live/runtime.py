@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
 from equipoise.live import checkpoint
+from equipoise.live.data.dataset import ShardDataset
 from equipoise.live.group import rebuild
 from equipoise.live.group.recovery import Hooks, Recovery, Replica
 from equipoise.live.group.regroup import Membership
@@ -19,8 +19,10 @@ from equipoise.live.options import Options
 from equipoise.live.parts import Parts
 from equipoise.live.status import Status
 from equipoise.live.stepping import Stepping
-from equipoise.live.train.sampler import ShareSampler
+from equipoise.live.train.optimizers import Optimizers
+from equipoise.live.train.sampler import Files, ShareSampler
 from equipoise.live.train.weighting import WeightedGradients
+from equipoise.live.train.wrapped import Replicated
 from equipoise.live.unsupported import samples_of
 from equipoise.policies.contract import Policy
 
@@ -32,24 +34,26 @@ class Runtime(Status):
 
     def __init__(
         self,
-        model: DistributedDataParallel,
-        optimizer: torch.optim.Optimizer,
+        wrapper: Replicated,
+        optimizer: Optimizers,
         policy: Policy | None,
         options: Options,
         membership: Membership | None,
         problem: str | None = None,
     ) -> None:
         self.options = options
-        self._parts = parts = Parts(model, optimizer, policy, options, membership, problem)
+        self._parts = parts = Parts(wrapper, optimizer, policy, options, membership, problem)
         hooks = Hooks(self._leave, self._agree, self._resumed, parts.recorder.event)
-        self._recovery = Recovery(parts.group, model, hooks)
+        self._recovery = Recovery(parts.group, parts.model, hooks)
         self._stepping = Stepping(parts, self._recovery.regroup)
         self._joined = membership is not None and membership.generation > 0
         self._resumes_from: Mapping[str, Any] | None = None
         self._lost_round = False
         self._saved: dict[str, Any] | None = None  # as the group met, while nothing was trained on since
         own_weights = options.loss_reduction == "sum"
-        self._weighting = WeightedGradients(model, self._stepping.scale, own_weights=own_weights)
+        self._weighting = WeightedGradients(
+            wrapper, parts.leaves, self._stepping.scale, own_weights=own_weights
+        )
 
     # -- training ------------------------------------------------------------------------------------------
 
@@ -61,16 +65,20 @@ class Runtime(Status):
         whose samples have no numbers.
         """
         options, group, leader = self.options, self._parts.group, self._parts.agreement.leader
-        sampler = self._stepping.deal(samples_of(dataset))
+        files = Files(dataset.sizes, dataset.digest) if isinstance(dataset, ShardDataset) else None
+        sampler = self._stepping.deal(samples_of(dataset), files)
+        if isinstance(dataset, ShardDataset):
+            self._parts.agreement.move_data(dataset, sampler)
         if self._joined:
             self._agree(None, -1)
         else:
+            told = {"samples in the dataset": sampler.samples, "files of the dataset": files and files.digest}
             with self._recovery.surviving():
-                group.same_on_all_ranks({"samples in the dataset": sampler.samples, **options.common()})
+                group.same_on_all_ranks({**told, **options.common()})
             if leader is not None:
                 leader.warm_up(sampler.shares, sampler.preview())
         if leader is not None:
-            leader.write_manifest(self.run, sampler, self._parts.model.module.parameters())
+            leader.write_manifest(self.run, sampler, self._parts.wrapper.module.parameters())
         if self._resumes_from is not None:
             self._load(self._resumes_from)
             self._resumes_from = None

@@ -35,7 +35,8 @@ class Recovery:
 
     def __init__(self, group: Group, model: DistributedDataParallel, hooks: Hooks) -> None:
         self._group, self._model, self._hooks = group, model, hooks
-        self._wrapping: Mapping[str, Any] = rebuild.wrapping(model)
+        regroups = group.membership is not None
+        self._wrapping: Mapping[str, Any] = rebuild.wrapping(model) if regroups else {}
         self.generation = 0  # regroups so far
         self.finished = False  # training ended while this member waited outside
 

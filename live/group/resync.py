@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from equipoise.live.group import rebuild
 from equipoise.live.group.group import Group
 from equipoise.live.train.deal import Deal
+from equipoise.live.train.optimizers import Optimizers
 from equipoise.live.train.sampler import ShareSampler
 from equipoise.live.train.sync import LocalSteps
 from equipoise.policies.observation import Ints
@@ -22,7 +23,7 @@ def resync(
     group: Group,
     sampler: ShareSampler,
     model: DistributedDataParallel,
-    optimizer: torch.optim.Optimizer,
+    optimizer: Optimizers,
     local: LocalSteps,
     extra: Mapping[str, Any],
     mine: list[torch.Tensor] | None,

@@ -195,7 +195,7 @@ class EventByEvent:
                 read += int(samples[worker])
             compute_s = float((period.last_compute_s if last else period.compute_s)[worker])
             input_s = float((period.last_input_s if last else period.input_s)[worker])
-            factor = noise(job.noise_key, worker, period.first_step + k, job.noise_mu, job.noise_sigma)
+            factor = noise(job.step_noise, worker, period.first_step + k)
             busy_s = compute_s * factor
             work_s = max(busy_s, input_s)
             barrier.busy_s[worker] += busy_s

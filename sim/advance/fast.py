@@ -213,7 +213,7 @@ class Fast(EventByEvent):
         n = job.config.workers
         scratch, space = p.scratch_for(n)
         p.unfold(
-            period.steps, period.first_step, job.noise_key, job.noise_mu, job.noise_sigma,
+            period.steps, period.first_step, job.step_noise,
             period.compute_s, period.input_s, period.last_compute_s, period.last_input_s, scratch, space,
         )  # fmt: skip
         arrival_s, begin_s, duration_s = p.meet(

@@ -24,7 +24,7 @@ from equipoise.sim.job.account import (
 )
 from equipoise.sim.job.period import TIE
 from equipoise.sim.job.progress import DONE_TOLERANCE
-from equipoise.sim.randomness import Space, noise_row, noise_space
+from equipoise.sim.randomness import Space, StepNoise, noise_space, step_noise_row
 
 
 class Fixed(NamedTuple):
@@ -32,9 +32,7 @@ class Fixed(NamedTuple):
 
     interval: int
     batch: int
-    noise_key: int
-    noise_mu: float
-    noise_sigma: float
+    noise: StepNoise
     mean_interval: float  # see `job.progress`
     far_every: int
     alone_s: float  # of the exchange of all workers, uncontended
@@ -102,25 +100,25 @@ class Scratch(NamedTuple):
 
 @jit_in_place
 def unfold(
-    steps: int, first_step: int, key: int, mu: float, sigma: float,
+    steps: int, first_step: int, noise: StepNoise,
     compute_s: Floats, input_s: Floats, last_compute_s: Floats, last_input_s: Floats,
     scratch: Scratch, space: Space,
 ) -> None:  # fmt: skip
     """Local steps of one period for all workers, without waits.
 
     Fills, per worker: finish and begin of the last step (offsets), last_s its length, sums over all steps of
-    busy_s, square (of busy_s) and stall_s; factor is the last noise, `space` belongs to `noise_row`.
+    busy_s, square (of busy_s) and stall_s; factor is the last noise, `space` belongs to `step_noise_row`.
     """
     finish, last_s, begin, busy_s = scratch.finish, scratch.last_s, scratch.begin, scratch.busy_s
     square, stall_s, factor = scratch.square, scratch.stall_s, scratch.factor
     n = compute_s.size
-    if sigma == 0.0:
+    if not noise.varies:
         factor[:] = 1.0
     for k in range(steps):
         c = last_compute_s if k == steps - 1 else compute_s
         i = last_input_s if k == steps - 1 else input_s
-        if sigma != 0.0:
-            noise_row(key, first_step + k, ZERO, mu, sigma, space, factor)
+        if noise.varies:
+            step_noise_row(noise, first_step + k, ZERO, space, factor)
         if k == 0:
             for w in range(n):
                 busy_s[w] = c[w] * factor[w]
@@ -267,12 +265,12 @@ def advance(
             break
         far = turn + 1 >= fixed.far_every
         alone_s = fixed.alone_s if far else fixed.near_s
-        if fixed.noise_sigma != 0.0 or done == 0:
+        if fixed.noise.varies or done == 0:
             unfold(
-                steps, first_step, fixed.noise_key, fixed.noise_mu, fixed.noise_sigma, worker.compute_s,
-                worker.input_s, worker.compute_s, worker.input_s, scratch, space,
+                steps, first_step, fixed.noise, worker.compute_s, worker.input_s,
+                worker.compute_s, worker.input_s, scratch, space,
             )  # fmt: skip
-        if fixed.noise_sigma != 0.0 or done == 0 or fixed.far_every > 1:
+        if fixed.noise.varies or done == 0 or fixed.far_every > 1:
             arrival, _, duration = meet(n, scratch, alone_s, fixed.gamma)
         if duration == run_period:
             base, count = run_base, run_count + 1

@@ -44,9 +44,7 @@ def state_of(job: TrainingJob) -> State:
     fixed = Fixed(
         interval=progress.interval,
         batch=progress.global_batch,
-        noise_key=job.noise_key,
-        noise_mu=job.noise_mu,
-        noise_sigma=job.noise_sigma,
+        noise=job.step_noise,
         mean_interval=progress.mean_interval,
         far_every=progress.far_every,
         alone_s=config.exchange.alone_s,

@@ -37,7 +37,7 @@ from equipoise.sim.job.measurements import Measurements
 from equipoise.sim.job.pending import Pending
 from equipoise.sim.job.period import Ends, Outcome, Period
 from equipoise.sim.job.progress import Progress
-from equipoise.sim.randomness import lognormal_parameters, noise_key
+from equipoise.sim.randomness import noise_key, step_noise
 from equipoise.sim.scenario.model import Data, Model, Noise, Restart
 from equipoise.sim.scenario.model import Job as JobSpec
 
@@ -94,7 +94,7 @@ class TrainingJob:
         self.row, self.name, self.spec, self.model, self.cluster = row, name, spec, model, cluster
         self.advance, self.meter, self.listeners, self.load = advance, meter, listeners, load
         self.initialisation_s = restart.initialisation
-        self.noise_key = noise_key(seed, f"step:{name}")
+        self._step_key = noise_key(seed, f"step:{name}")
         self.norm_key = noise_key(seed, f"norm:{name}")
         self.noise = noise
         self.config = Configuration(row, spec, model, cluster)
@@ -126,8 +126,11 @@ class TrainingJob:
         self.holding = holding
         self.config.place(holding)
         self.progress.place(self.config.far_ratio)
-        cov = step_cov(self.noise, self.model, self.config.accelerator)
-        self.noise_mu, self.noise_sigma = lognormal_parameters(cov)
+        said = self.noise
+        self.step_noise = step_noise(
+            self._step_key, step_cov(said, self.model, self.config.accelerator), said.lasting_share,
+            said.lasting_steps, said.common_share, said.tail_chance, said.tail_factor,
+        )  # fmt: skip
         np.add.at(self.cluster.workers, self.config.nodes, 1)
         if self.data is not None:
             nodes = self.config.nodes.tolist()
