@@ -49,7 +49,7 @@ class Runtime(Status):
         self._stepping = Stepping(parts, self._recovery.regroup)
         self._joined = membership is not None and membership.generation > 0
         self._resumes_from: Mapping[str, Any] | None = None
-        self._lost_round = False
+        self._lost_round = self._closed = False
         own_weights = options.loss_reduction == "sum"
         self._weighting = WeightedGradients(
             wrapper, parts.leaves, self._stepping.scale, own_weights=own_weights
@@ -194,6 +194,7 @@ class Runtime(Status):
 
     def close(self) -> None:
         """Write what is buffered, stop the threads, and let the other ranks finish."""
+        self._closed = True
         self._weighting.close()
         self._parts.close(finished=self.finished)
 
@@ -205,8 +206,10 @@ class Runtime(Status):
 
         Collective, behind `step()` and before the model's own `state_dict()`: with local steps, the replicas meet
         here. It is the same on every rank, so one file will do. Raises RuntimeError where the optimiser has not
-        made its step yet.
+        made its step yet, or behind `close()`.
         """
+        if self._closed:
+            raise RuntimeError("runtime.state_dict() behind runtime.close(): call it before")
         while True:
             with self._recovery.surviving():
                 return checkpoint.save(self._parts, self._stepping)
