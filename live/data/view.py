@@ -45,7 +45,7 @@ class DataView:
         count, bits = len(self.store), -(-len(self.store) // BITS)
         self._hosts, self.waited_s = list(hosts), reports[:, 0].copy()
         self._held = {host: np.zeros(count, dtype=np.bool_) for host in hosts}
-        self._on_its_way = []
+        self._on_its_way, under_way = [], set[tuple[int, int]]()
         for host, report in zip(hosts, reports, strict=True):
             number = self._numbers.setdefault(host, len(self._numbers))
             end = 1 + self.stores * OF_STORE
@@ -55,7 +55,8 @@ class DataView:
                 self.speeds.finished(store, number, size_bytes, alone_s, delay_s, int(fetches))
             self._held[host] |= unpacked(report[end : end + bits], count)
             self._on_its_way.append(unpacked(report[end + bits :], count))
-        self.speeds.close()
+            under_way |= {(int(store), number) for store in self.store[self._on_its_way[-1]]}
+        self.speeds.close(under_way)
 
     def blank(self) -> DataView:
         """The same shards, of which nothing was reported yet."""

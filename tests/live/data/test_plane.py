@@ -250,6 +250,11 @@ def test_a_path_that_is_not_measured_again_fades_to_the_fastest_of_its_store() -
     first[:, 1:5] = [(1e6, 1.0, 0.0, 1), (1e6, 10.0, 0.0, 1)]
     view.update(first, ["a", "b"])
     assert view.path(0, "b")[0] == pytest.approx(1e5)
+    slow = np.zeros((2, view.length))
+    slow[1, -1:] = packed(np.array([True]))
+    for _ in range(80):
+        view.update(slow, ["a", "b"])
+    assert view.path(0, "b")[0] == pytest.approx(1e5)  # the next one is on its way
     for _ in range(80):
         view.update(np.zeros((2, view.length)), ["a", "b"])
     assert view.path(0, "b")[0] > 0.95e6
