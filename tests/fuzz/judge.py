@@ -87,7 +87,10 @@ def _limit(seconds: float) -> Iterator[None]:
         raise Hangs
 
     # Of processor time, which a busy machine does not lengthen; what waits without computing ends later.
-    timers = {signal.SIGPROF: (signal.ITIMER_PROF, seconds), signal.SIGALRM: (signal.ITIMER_REAL, 6.0 * seconds)}
+    timers = {
+        signal.SIGPROF: (signal.ITIMER_PROF, seconds),
+        signal.SIGALRM: (signal.ITIMER_REAL, 6.0 * seconds),
+    }
     before = {number: signal.signal(number, late) for number in timers}
     for timer, length_s in timers.values():
         signal.setitimer(timer, length_s)
