@@ -171,7 +171,7 @@ def _sections(
             "depends",
             "Sensitivity",
             "What the result depends on",
-            [*trends, by.get("tornado")],
+            [by.get("parallel"), *trends, by.get("tornado")],
             points(study),
         ),
         *_changes(study),

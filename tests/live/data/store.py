@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-_CHUNK_BYTES = 1 << 14
+_CHUNK_BYTES = 1 << 15
 
 
 def tar_of(samples: Mapping[str, Mapping[str, bytes]]) -> bytes:
