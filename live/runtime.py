@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import default_collate
 
 from equipoise.live import checkpoint
+from equipoise.live.data.dataset import ShardDataset
 from equipoise.live.group import rebuild
 from equipoise.live.group.recovery import Hooks, Recovery, Replica
 from equipoise.live.group.regroup import Membership
@@ -20,7 +21,7 @@ from equipoise.live.parts import Parts
 from equipoise.live.status import Status
 from equipoise.live.stepping import Stepping
 from equipoise.live.train.optimizers import Optimizers
-from equipoise.live.train.sampler import ShareSampler
+from equipoise.live.train.sampler import Files, ShareSampler
 from equipoise.live.train.stream import Reader, StreamLoader, StreamSampler, length_of
 from equipoise.live.train.weighting import WeightedGradients
 from equipoise.live.train.wrapped import Replicated
@@ -50,6 +51,7 @@ class Runtime(Status):
         self._joined = membership is not None and membership.generation > 0
         self._resumes_from: Mapping[str, Any] | None = None
         self._lost_round = self._closed = False
+        self._saved: dict[str, Any] | None = None  # as the group met, while nothing was trained on since
         own_weights = options.loss_reduction == "sum"
         self._weighting = WeightedGradients(
             wrapper, parts.leaves, self._stepping.scale, own_weights=own_weights
@@ -65,8 +67,11 @@ class Runtime(Status):
         whose samples have no numbers.
         """
         samples = samples_of(dataset)
-        sampler = self._stepping.deal(lambda **options: ShareSampler(samples, **options))
-        self._begin(sampler)
+        files = Files(dataset.sizes, dataset.digest) if isinstance(dataset, ShardDataset) else None
+        sampler = self._stepping.deal(lambda **options: ShareSampler(samples, files=files, **options))
+        if isinstance(dataset, ShardDataset):
+            self._parts.agreement.move_data(dataset, sampler)
+        self._begin(sampler, None if files is None else files.digest)
         return sampler
 
     def stream(
@@ -89,20 +94,21 @@ class Runtime(Status):
         self._begin(sampler)
         return StreamLoader(reader, sampler, collate)
 
-    def _begin(self, sampler: ShareSampler) -> None:
+    def _begin(self, sampler: ShareSampler, digest: str | None = None) -> None:
         """Agree on the data with the other ranks, and begin the first round."""
         options, group, leader = self.options, self._parts.group, self._parts.agreement.leader
         if self._joined:
             self._agree(None, -1)
         else:
+            told = {"samples in the dataset": sampler.samples, "files of the dataset": digest}
             with self._recovery.surviving():
-                group.same_on_all_ranks({"samples in the dataset": sampler.samples, **options.common()})
+                group.same_on_all_ranks({**told, **options.common()})
             if leader is not None:
                 leader.warm_up(sampler.shares, sampler.preview())
         if leader is not None:
             leader.write_manifest(self.run, sampler, self._parts.wrapper.module.parameters())
         if self._resumes_from is not None:
-            checkpoint.load(self._parts, self._stepping, self._resumes_from)
+            self._load(self._resumes_from)
             self._resumes_from = None
         self._stepping.begin()
 
@@ -114,6 +120,7 @@ class Runtime(Status):
         if self._lost_round:
             self._lost_round = False
         else:
+            self._saved = None
             with self._recovery.surviving():
                 self._stepping.finish(stepped)
         self._stepping.begin()
@@ -210,9 +217,11 @@ class Runtime(Status):
         """
         if self._closed:
             raise RuntimeError("runtime.state_dict() behind runtime.close(): call it before")
-        while True:
+        # A group that was just formed anew has saved already, with members that will not call this.
+        if self._saved is None or self._parts.meter.in_round:
             with self._recovery.surviving():
                 return checkpoint.save(self._parts, self._stepping)
+        return dict(self._saved or {})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a `state_dict()`, on any number of ranks: every sample of its epoch is trained on once.
@@ -225,8 +234,17 @@ class Runtime(Status):
         if self._stepping.sampler is None:
             self._resumes_from = state
         else:
-            checkpoint.load(self._parts, self._stepping, state)
+            self._load(state)
             self._stepping.begin()
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        """Load it, again where a rank was lost before any had done so; else the others' state is everyone's."""
+        while True:
+            generation = self.generation
+            with self._recovery.surviving():
+                checkpoint.load(self._parts, self._stepping, state)
+            if self.generation == generation or self._stepping.round > 0:
+                return
 
     # -- when the group is formed anew ---------------------------------------------------------------------
 
@@ -243,6 +261,8 @@ class Runtime(Status):
         )  # fmt: skip
         self._stepping.round = sampler.trained
         parts.meter.clear()
+        parts.lead(again=True)  # what the policy remembers is with rank 0
+        self._saved = checkpoint.save(parts, self._stepping)
 
     def _resumed(self, took_s: float) -> None:
         self._parts.lead(again=True)

@@ -52,7 +52,10 @@ class Recovery:
             self._hooks.note("exchange-broken", error=why)
             try:
                 self.regroup(None, why)
-            except RegroupError as problem:
+            except Exception as problem:
+                if not (isinstance(problem, RegroupError) or is_transport_error(problem)):
+                    raise
+                self._group.membership.wait_for_end()
                 error.add_note(f"equipoise: {problem}")
                 raise error from problem
 

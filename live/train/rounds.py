@@ -68,6 +68,7 @@ class RoundMeter:
     def clear(self) -> None:
         """Nothing of the running window of rounds is known."""
         self.in_window = 0  # rounds since the last optimiser step
+        self._computing = False
         self._pauses = Pauses()
         self._stepped = False  # an optimiser step ended the round that was counted last
         self._window: tuple[int, ...] = ()

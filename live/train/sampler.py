@@ -32,6 +32,18 @@ class Round:
     last: bool  # of its epoch
 
 
+@dataclass(frozen=True, slots=True)
+class Files:
+    """The data lies in files, which are its shards, and its samples are numbered file by file."""
+
+    sizes: Ints  # samples of each
+    digest: str  # another one for other files
+
+
+def _nothing() -> None:
+    """Nobody watches."""
+
+
 class ShareSampler:
     """Yields this rank's part of every global batch, as lists of dataset indices, one epoch per iteration.
 
@@ -53,13 +65,18 @@ class ShareSampler:
         shuffle: bool = True,
         drop_last: bool = False,
         seed: int = 0,
+        files: Files | None = None,
     ) -> None:
+        """`files`: the data lies in these, which are the shards; none: the samples are cut into `shards`."""
         if samples < 1:
             raise ValueError("the dataset is empty")
         if global_batch < max(1, micro_batch):
             raise ValueError(f"global_batch {global_batch} is less than one micro-batch of {micro_batch}")
         self.samples, self.global_batch, self.micro_batch = samples, global_batch, micro_batch
         self.shards, self.shuffle, self.seed = min(shards, samples), shuffle, seed
+        self._files = files
+        if files is not None:
+            self.shards = len(files.sizes)
         if drop_last and samples < global_batch:
             raise ValueError(
                 f"drop_last: leaves nothing of {samples} samples, the global batch is {global_batch}"
@@ -78,6 +95,7 @@ class ShareSampler:
         self._before: dict[int, tuple[int, Deal]] = {}  # (epoch, deal) before each of those was drawn
         self._resume = False
         self.before_draw: Callable[[], None] | None = None  # called once
+        self.watch: Callable[[], None] = _nothing  # called whenever rounds were dealt or trained
         self._is_whole = True  # the running epoch's order is the one that its number says
         self.set_world(rank, ranks)
         self.deal: Deal | None = None
@@ -102,7 +120,7 @@ class ShareSampler:
 
     def preview(self) -> Deal | None:
         """A deal like the first epoch's, for looking at only; None where there is none."""
-        return Deal.whole(np.arange(self.samples, dtype=np.int64), self.shards, self.owner, self.ranks)
+        return self.whole_deal(0)
 
     # -- drawing -------------------------------------------------------------------------------------------
 
@@ -139,19 +157,40 @@ class ShareSampler:
         self._forget_rounds(self.trained)
         self.deal = self.whole_deal(epoch)
         self._next_id, self._is_whole = self.deal.next_id, True
+        self.watch()
+
+    def _sequence(self, epoch: int) -> Ints:
+        """The order of the files in an epoch."""
+        if not self.shuffle:
+            return np.arange(self.shards, dtype=np.int64)
+        return np.random.default_rng((self.seed, epoch, 1)).permutation(self.shards).astype(np.int64)
 
     def whole_deal(self, epoch: int) -> Deal:
         """All samples of an epoch, dealt anew."""
-        return Deal.whole(self._order(epoch), self.shards, self.owner, self.ranks, self._next_id)
+        sizes, sequence = (None, None) if self._files is None else (self._files.sizes, self._sequence(epoch))
+        return Deal.whole(
+            self._order(epoch),
+            self.shards,
+            self.owner,
+            self.ranks,
+            self._next_id,
+            sizes=sizes,
+            sequence=sequence,
+        )
 
     def deal_of(self, data: Mapping[str, Any], epoch: int) -> Deal:
         """The deal of an epoch as plain data, from a checkpoint or another rank."""
         return Deal.from_data(data, self._order(epoch) if data["order"] is None else None)
 
     def _order(self, epoch: int) -> Ints:
-        if not self.shuffle:
-            return np.arange(self.samples, dtype=np.int64)
-        return np.random.default_rng((self.seed, epoch)).permutation(self.samples).astype(np.int64)
+        """The order of the samples in an epoch; where they lie in files, file by file."""
+        if self._files is None:
+            if not self.shuffle:
+                return np.arange(self.samples, dtype=np.int64)
+            return np.random.default_rng((self.seed, epoch)).permutation(self.samples).astype(np.int64)
+        ends, rng = np.cumsum(self._files.sizes), np.random.default_rng((self.seed, epoch))
+        files = [np.arange(ends[k] - self._files.sizes[k], ends[k]) for k in self._sequence(epoch).tolist()]
+        return np.concatenate([rng.permutation(f) if self.shuffle else f for f in files]).astype(np.int64)
 
     def _draw(self, deal: Deal) -> Round:
         if self.before_draw is not None:
@@ -166,6 +205,7 @@ class ShareSampler:
         self._next_id = max(self._next_id, deal.next_id)
         self._rounds.append(new)
         self.drawn += 1
+        self.watch()
         return new
 
     def _apply(self, change: Change, deal: Deal) -> None:
@@ -215,6 +255,11 @@ class ShareSampler:
         self.trained += 1
         if stepped:
             self.stepped = self.trained
+        self.watch()
+
+    def to_train(self) -> list[Ints]:
+        """Dataset indices of this rank in the rounds that were drawn and are not trained yet."""
+        return [r.indices for r in self._rounds if r.number >= self.trained]
 
     def commit(self) -> None:
         """All rounds trained on so far are in the state of every rank, and can no longer be lost."""
@@ -244,6 +289,7 @@ class ShareSampler:
         self.trained = self.stepped = self.boundary = rounds
         self._resume = deal is not None and deal.left >= self._least
         self._next_id = max(self._next_id, deal.next_id if deal is not None else 0)
+        self.watch()
 
     # -- in a checkpoint -----------------------------------------------------------------------------------
 
@@ -265,7 +311,8 @@ class ShareSampler:
 
     def _data(self) -> dict[str, Any]:
         """What the order of an epoch follows from."""
-        return {"samples": self.samples, "shuffle": self.shuffle, "seed": self.seed}
+        files = {} if self._files is None else {"files": self._files.digest}
+        return {"samples": self.samples, "shuffle": self.shuffle, "seed": self.seed, **files}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from a `state`, of any number of ranks: the next iteration is the rest of its epoch.
@@ -275,8 +322,8 @@ class ShareSampler:
         if self.drawn or self.trained:
             raise RuntimeError("load_state_dict() comes too late: a batch was drawn already")
         for name, mine in self._data().items():
-            if state[name] != mine:
-                raise ValueError(f"state: {name} of {state[name]} is not allowed, the job has {mine}")
+            if state.get(name) != mine:
+                raise ValueError(f"state: {name} of {state.get(name)} is not allowed, the job has {mine}")
         if state["given_batch"] == self._given_batch:  # else the script wants another one now
             self.global_batch = state["global_batch"]
             self.set_world(self.rank, self.ranks)

@@ -34,7 +34,8 @@ def average(tensors: Iterable[torch.Tensor], weight: float, group: dist.ProcessG
     for batch in batches:
         flat = _flatten_dense_tensors(batch)
         flat = flat.float() if flat.dtype in (torch.float16, torch.bfloat16) else flat
-        flat = flat.mul_(weight) if weight != 0.0 else torch.zeros_like(flat)
+        # Not in place: what is flattened of a single tensor is that tensor.
+        flat = flat.mul(weight) if weight != 0.0 else torch.zeros_like(flat)
         dist.all_reduce(flat, group=group)
         means.append(flat)
     for batch, flat in zip(batches, means, strict=True):

@@ -176,6 +176,27 @@ def make_exchange(
     return flow(rounds * alpha_s + spec.compression_time, volume, cap, links, usage, topology)
 
 
+def make_near_exchange(
+    model: Model, nodes: Ints, group: Ints, topology: Topology, profile: HardwareProfile, accelerator: str
+) -> Exchange:
+    """Exchanges inside all groups (workers,) of workers on `nodes` (workers,) at once, as one flow.
+
+    It lasts as long as the slowest one would beside the others.
+    """
+    parts = [
+        make_exchange(model, nodes[group == k].tolist(), topology, profile, accelerator)
+        for k in range(int(group.max()) + 1)
+    ]
+    volume = max(part.volume_bytes for part in parts)
+    if volume == 0.0:
+        return max(parts, key=lambda part: part.alone_s)
+    links, place = np.unique(np.concatenate([part.links for part in parts]), return_inverse=True)
+    usage = np.zeros(len(links))
+    np.add.at(usage, place, np.concatenate([part.usage * (part.volume_bytes / volume) for part in parts]))
+    cap = min(part.cap_bytes_per_s * volume / part.volume_bytes for part in parts if part.volume_bytes)
+    return flow(max(part.delay_s for part in parts), volume, cap, links, usage, topology)
+
+
 def make_push(
     model: Model,
     node: int,

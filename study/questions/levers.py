@@ -163,12 +163,16 @@ def data_at_hand(scenario: Scenario) -> Scenario:
 
 
 def no_jitter(scenario: Scenario) -> Scenario:
-    """Steps take as long as they should."""
-    return _with(scenario, noise=Noise(step_cov=0.0)) if step_noise(scenario) else scenario
+    """Steps take as long as they should; lasting differences between GPUs stay."""
+    if not step_noise(scenario):
+        return scenario
+    return _with(scenario, noise=Noise(step_cov=0.0, gpu_cov=scenario.noise.gpu_cov))  # type: ignore[no-any-return]
 
 
 def equal_nodes(scenario: Scenario) -> Scenario:
     """All GPUs of one accelerator compute at their mean speed, so that the total stays."""
+    if scenario.noise.gpu_cov:
+        scenario = _with(scenario, noise=_with(scenario.noise, gpu_cov=0.0))
     speeds: dict[str, list[float]] = {}
     for group in scenario.cluster.groups:
         speeds.setdefault(group.accelerator, []).extend([group.speed] * (group.count * group.gpus))

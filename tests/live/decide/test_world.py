@@ -84,7 +84,7 @@ def test_the_last_to_arrive_does_not_wait() -> None:
 def test_what_ranks_report_survives_the_gather() -> None:
     rows = rows_of([(8, 0.1, 2.0, 0.5, 0.1), (8, 0.2, 2.0, 0.5, 0.1)])[0]
     header = [float(k) for k in range(len(HEADER))]
-    columns, back = unpack(np.stack([pack(header, rows), pack(header, rows + 1)]))
+    columns, _, back = unpack(np.stack([pack(header, rows), pack(header, rows + 1)]))
     assert [columns[name][0] for name in columns] == header
     np.testing.assert_array_equal(back, np.stack([rows, rows + 1]))
 

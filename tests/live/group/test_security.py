@@ -100,7 +100,8 @@ def test_who_joins_needs_the_token_which_only_its_owner_can_read(
     assert (len(token), out.strip()) == (32, token)
     assert token not in err
     assert stat.S_IMODE(secret.stat().st_mode) == 0o600
-    assert launch.main(["--join", "127.0.0.1:1", "--token-file", str(secret), str(script)]) == 0
+    server = host_store("127.0.0.1")
+    assert launch.main(["--join", f"127.0.0.1:{server.port}", "--token-file", str(secret), str(script)]) == 0
     assert capfd.readouterr().out.strip() == token
 
 
