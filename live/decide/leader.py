@@ -173,6 +173,7 @@ class Leader:
         if world.data is not None:
             world.data.update(reports, [place.host for place in world.active])
         world.interval, world.deal, world.shares = interval, sampler.deal, sampler.planned_shares()
+        world.batch = sampler.planned_batch()
         world.samples_done += int(np.nansum(rows[:, :, SAMPLES]))
         window = measure(rows, [r.exchanged for r in rounds])
         self._gradients(rows, rounds)
@@ -264,6 +265,7 @@ class Leader:
                 "mode": options.mode,
                 "allow": sorted(options.allow),
                 "global_batch": options.global_batch,
+                "batch_max": options.batch_max,
                 "micro_batch": options.micro_batch,
                 "accumulation": options.accumulation,
                 "decide_every": options.decide_every,

@@ -130,8 +130,8 @@ def twin(run: QueueRun, seed: int = 0) -> QueueTwin:
     as_started = Policy("as-started", (AsStarted(tuple(_decided_order(run, places))),))
     last_s, waited = _reactions_s(run)
     reaction_s = float(last_s[waited].mean()) if waited.any() else 0.0
-    seen_s = _seen_s(run, first_s)
-    idle_s = _idle_s(run, last_s, waited, reaction_s)
+    seen_s = _seen_s(run, first_s, waited)
+    idle_s = _idle_s(run, last_s, reaction_s)
     return QueueTwin(
         run,
         reaction_s,
@@ -144,13 +144,16 @@ def twin(run: QueueRun, seed: int = 0) -> QueueTwin:
     )
 
 
-def _seen_s(run: QueueRun, first_s: Mapping[int, float]) -> Floats:
-    """When each job was there for the policy (s): at the first decision that saw it, unless it ran already.
+def _seen_s(run: QueueRun, first_s: Mapping[int, float], waited: Bools) -> Floats:
+    """When each job was there for the policy (s): at the first decision that saw it; without one, when it came.
 
-    Of a record without decisions: when it came.
+    A manager's times are whole seconds, cut off, so half a second is taken from the scheduler's. A job that waited
+    for no other's end waited for the manager alone, until its start.
     """
-    seen_s = np.array([first_s.get(job, -np.inf) for job in run.id.tolist()])
-    return np.where(seen_s < run.start_s + 1.0, np.maximum(seen_s, run.arrival_s), run.arrival_s)
+    seen_s = np.array([first_s.get(job, -np.inf) for job in run.id.tolist()]) - 0.5
+    seen_s = np.where(seen_s < run.start_s + 1.0, np.maximum(seen_s, run.arrival_s), run.arrival_s)
+    came_s = np.maximum.accumulate(np.where(waited, seen_s, run.start_s))  # nobody before who came earlier
+    return np.maximum(np.minimum(came_s, run.start_s), run.arrival_s)
 
 
 def _decided_order(run: QueueRun, places: Sequence[tuple[float, Mapping[int, int]]]) -> list[int]:
@@ -188,18 +191,19 @@ def _reactions_s(run: QueueRun) -> tuple[Floats, Bools]:
     ends_s = np.sort(run.end_s)
     before = np.searchsorted(ends_s, run.start_s, side="right") - 1
     last_s = np.where(before >= 0, ends_s[before], -np.inf)
-    return run.start_s - last_s, last_s > run.arrival_s
+    return run.start_s - last_s, last_s >= run.arrival_s
 
 
-def _idle_s(run: QueueRun, last_s: Floats, waited: Bools, mean_s: float) -> Floats:
-    """How long the GPUs of each job stayed idle after its end (s) until a job that waited for them started.
+def _idle_s(run: QueueRun, last_s: Floats, mean_s: float) -> Floats:
+    """How long the GPUs of each job stayed idle after its end (s): until the next start, where jobs waited.
 
-    The mean where no start tells: then others ended before one of them could start.
+    The mean where no start tells: then others ended before one of those could start.
     """
-    idle_s = np.full(len(run.id), mean_s)
-    for end_s in np.unique((run.start_s - last_s)[waited]).tolist():
-        after_s = last_s[waited & (run.start_s - last_s == end_s)]
-        idle_s[run.end_s == end_s] = after_s.min()
+    idle_s, before_s = np.full(len(run.id), mean_s), run.start_s - last_s
+    for end_s in np.unique(run.end_s).tolist():
+        after_s = last_s[before_s == end_s]
+        if len(after_s) and ((run.arrival_s < end_s) & (run.start_s >= end_s)).any():
+            idle_s[run.end_s == end_s] = after_s.min()
     return idle_s
 
 

@@ -204,10 +204,10 @@ class Run:
         return took_s
 
     def _said(self, log: list[dict[str, Any]], faults: list[dict[str, Any]]) -> None:
-        """One line for each thing that happened to a rank, and no page."""
+        """One line for each thing that happened to a rank, and no page; in brackets, lines of PyTorch's own."""
         for path in self.folder.glob("err-[0-9]*"):
             lines = [line for line in path.read_text().splitlines() if line.strip()]
-            strange = [line for line in lines if not re.match(r"equipoise: |EvictedError: ", line)]
+            strange = [line for line in lines if not re.match(r"equipoise: |EvictedError: |\[", line)]
             if strange:
                 self.problems.append(f"said: {strange[0][:200]}")
             ends = sum(" ends: " in line for line in lines)

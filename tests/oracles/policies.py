@@ -396,11 +396,9 @@ def worst_slowdown(shares, held, step, others, kappa):
     return worst
 
 
-def nearest_slices(wanted, least_memory, room):
+def nearest_slices(wanted, least_memory, compute, memory):
     """Every choice of profiles, the nearest of those that fit; None where none do."""
     profiles = [(1, 1), (2, 2), (3, 4), (4, 4), (7, 8)]
-    compute = int(7 * room + 0.05)
-    memory = {7: 8, 3: 4}.get(compute, compute)
     best = None
     for choice in itertools.product(range(5), repeat=len(wanted)):
         used = [profiles[p] for p in choice]

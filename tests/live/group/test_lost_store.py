@@ -150,8 +150,12 @@ def test_a_node_that_is_started_again_is_taken_in(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_rank_that_comes_back_to_nobody_ends_the_store(tmp_path: Path) -> None:
+def test_a_rank_that_comes_back_to_nobody_begins_again(tmp_path: Path) -> None:
+    """As the only pod, replaced twice: the first looks for the others in vain, the second is the job."""
     (tmp_path / "node.py").write_text(NODE)
+    (tmp_path / "again.py").write_text(
+        "from equipoise.live.group import regroup; job = regroup.start(); print(job.members); job.close()"
+    )
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore", "EQUIPOISE_TOKEN": "x"}
     file = tmp_path / "address"
     module = [sys.executable, "-m"]
@@ -160,14 +164,19 @@ def test_a_rank_that_comes_back_to_nobody_ends_the_store(tmp_path: Path) -> None
         while not file.exists():
             assert host.poll() is None
             time.sleep(0.02)
-        node = [*module, "equipoise.live.group.launch", "--store", file.read_text().strip(), "node.py"]
-        assert subprocess.run([*node, "0"], cwd=tmp_path, env=environment, check=False).returncode == 9
-        again = subprocess.run(
-            [*node, "-1"], cwd=tmp_path, env=environment, check=False, stderr=subprocess.PIPE, text=True
-        )
-        assert again.returncode != 0
-        assert "nobody is left in the job to take it in" in again.stderr
-        assert host.wait(timeout=20) == 1
+        node = [*module, "equipoise.live.group.launch", "--store", file.read_text().strip()]
+
+        def run(*more: str) -> subprocess.CompletedProcess[str]:
+            return subprocess.run(
+                [*node, *more], cwd=tmp_path, env=environment, check=False, capture_output=True, text=True
+            )
+
+        assert run("node.py", "0").returncode == 9
+        in_vain = run("again.py")
+        assert in_vain.returncode != 0
+        assert "nobody is left in the job to take it in" in in_vain.stderr
+        assert run("again.py").stdout == "[0]\n"
+        host.terminate()
 
 
 RESUMING = """
