@@ -147,7 +147,7 @@ def mlflow_option(command: F) -> F:
     def there(ctx: click.Context, parameter: click.Parameter, experiment: str | None) -> str | None:
         """The experiment's name. Raises click.BadParameter without MLflow."""
         if experiment is not None and find_spec("mlflow") is None:
-            raise click.BadParameter("MLflow is not installed: pip install mlflow")
+            raise click.BadParameter("MLflow is not installed: pip install 'equipoise[track]'")
         return experiment
 
     told = "Log parameters, metrics and the report to MLflow; with --out."

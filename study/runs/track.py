@@ -25,7 +25,9 @@ def track(folder: Path, experiment: str, artefacts: Iterable[Path] = ()) -> int:
     try:
         import mlflow  # type: ignore[import-not-found, unused-ignore]
     except ImportError as error:
-        raise MissingError("--mlflow needs MLflow, which is not installed: pip install mlflow") from error
+        raise MissingError(
+            "--mlflow needs MLflow, which is not installed: pip install 'equipoise[track]'"
+        ) from error
     with connect(folder) as connection:
         found = connection.execute("SELECT * FROM runs")
         names = [column[0] for column in found.description]
