@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import torch
+from torch.utils.data import default_collate
 
 from equipoise.live import checkpoint
 from equipoise.live.data.dataset import ShardDataset
@@ -21,6 +22,7 @@ from equipoise.live.status import Status
 from equipoise.live.stepping import Stepping
 from equipoise.live.train.optimizers import Optimizers
 from equipoise.live.train.sampler import Files, ShareSampler
+from equipoise.live.train.stream import Reader, StreamLoader, StreamSampler, length_of
 from equipoise.live.train.weighting import WeightedGradients
 from equipoise.live.train.wrapped import Replicated
 from equipoise.live.unsupported import samples_of
@@ -48,7 +50,7 @@ class Runtime(Status):
         self._stepping = Stepping(parts, self._recovery.regroup)
         self._joined = membership is not None and membership.generation > 0
         self._resumes_from: Mapping[str, Any] | None = None
-        self._lost_round = False
+        self._lost_round = self._closed = False
         self._saved: dict[str, Any] | None = None  # as the group met, while nothing was trained on since
         own_weights = options.loss_reduction == "sum"
         self._weighting = WeightedGradients(
@@ -64,15 +66,41 @@ class Runtime(Status):
         which would deal some samples twice and leave ranks waiting for each other. Raises TypeError for a dataset
         whose samples have no numbers.
         """
-        options, group, leader = self.options, self._parts.group, self._parts.agreement.leader
+        samples = samples_of(dataset)
         files = Files(dataset.sizes, dataset.digest) if isinstance(dataset, ShardDataset) else None
-        sampler = self._stepping.deal(samples_of(dataset), files)
+        sampler = self._stepping.deal(lambda **options: ShareSampler(samples, files=files, **options))
         if isinstance(dataset, ShardDataset):
             self._parts.agreement.move_data(dataset, sampler)
+        self._begin(sampler, None if files is None else files.digest)
+        return sampler
+
+    def stream(
+        self, samples: Iterable[Any], collate: Callable[[list[Any]], Any] = default_collate
+    ) -> StreamLoader:
+        """Batches of samples that have no numbers: an IterableDataset, or what else is iterated over every epoch.
+
+        A loader, in place of one over `sampler`. Every rank must read the same samples in the same order (a
+        `set_epoch` is called), and keeps those that it is dealt; what is costly belongs in `collate`, which makes
+        a batch of the rank's own. To read ahead: `DataLoader(stream, batch_size=None, num_workers=1)`.
+        Collective. Raises TypeError for what can be read once only.
+        """
+        if isinstance(samples, Iterator):
+            raise TypeError(
+                f"samples: a {type(samples).__name__} is not allowed, it can be read once only; needed is what "
+                "gives a new iterator for every epoch, as an IterableDataset"
+            )
+        reader, length = Reader(samples), length_of(samples)
+        sampler = self._stepping.deal(lambda **options: StreamSampler(reader, length, **options))
+        self._begin(sampler)
+        return StreamLoader(reader, sampler, collate)
+
+    def _begin(self, sampler: ShareSampler, digest: str | None = None) -> None:
+        """Agree on the data with the other ranks, and begin the first round."""
+        options, group, leader = self.options, self._parts.group, self._parts.agreement.leader
         if self._joined:
             self._agree(None, -1)
         else:
-            told = {"samples in the dataset": sampler.samples, "files of the dataset": files and files.digest}
+            told = {"samples in the dataset": sampler.samples, "files of the dataset": digest}
             with self._recovery.surviving():
                 group.same_on_all_ranks({**told, **options.common()})
             if leader is not None:
@@ -83,7 +111,6 @@ class Runtime(Status):
             self._load(self._resumes_from)
             self._resumes_from = None
         self._stepping.begin()
-        return sampler
 
     def step(self, stepped: bool | None = None) -> None:
         """The batch was trained on. Call it once per batch, after the optimiser's step (if it had one).
@@ -174,6 +201,7 @@ class Runtime(Status):
 
     def close(self) -> None:
         """Write what is buffered, stop the threads, and let the other ranks finish."""
+        self._closed = True
         self._weighting.close()
         self._parts.close(finished=self.finished)
 
@@ -185,8 +213,10 @@ class Runtime(Status):
 
         Collective, behind `step()` and before the model's own `state_dict()`: with local steps, the replicas meet
         here. It is the same on every rank, so one file will do. Raises RuntimeError where the optimiser has not
-        made its step yet.
+        made its step yet, or behind `close()`.
         """
+        if self._closed:
+            raise RuntimeError("runtime.state_dict() behind runtime.close(): call it before")
         # A group that was just formed anew has saved already, with members that will not call this.
         if self._saved is None or self._parts.meter.in_round:
             with self._recovery.surviving():

@@ -10,7 +10,7 @@ import numpy as np
 
 from equipoise.live.parts import Parts
 from equipoise.live.train.change import Change
-from equipoise.live.train.sampler import Files, Round, ShareSampler
+from equipoise.live.train.sampler import Round, ShareSampler
 from equipoise.live.train.weighting import contribution_scale
 
 
@@ -34,15 +34,15 @@ class Stepping:
             raise RuntimeError("call runtime.sampler(dataset) first, on every rank")
         return self.sampler
 
-    def deal(self, samples: int, files: Files | None = None) -> ShareSampler:
-        """Make the sampler of so many samples, which may lie in files. Raises RuntimeError where there is one."""
+    def deal(self, make: Callable[..., ShareSampler]) -> ShareSampler:
+        """Make the sampler. Raises RuntimeError where there is one."""
         if self.sampler is not None:
             raise RuntimeError("one runtime deals one dataset; attach another model for another one")
         options, group = self._parts.options, self._parts.group
-        self.sampler = ShareSampler(
-            samples, rank=group.rank, ranks=group.ranks, global_batch=options.global_batch,
+        self.sampler = make(
+            rank=group.rank, ranks=group.ranks, global_batch=options.global_batch,
             micro_batch=options.micro_batch, shards=options.shards, shuffle=options.shuffle,
-            drop_last=options.drop_last, seed=options.seed, files=files,
+            drop_last=options.drop_last, seed=options.seed,
         )  # fmt: skip
         return self.sampler
 

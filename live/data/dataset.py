@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch.utils.data
 
-from equipoise.live.data.cache import NodeCache
+from equipoise.live.data.cache import NodeCache, Pin
 from equipoise.live.data.fetch import Fetcher, Source
 from equipoise.live.data.formats import Read, Sample, ShardError, open_shard
 from equipoise.live.data.index import digest, read_index
@@ -81,16 +81,14 @@ class ShardDataset(torch.utils.data.Dataset):  # type: ignore[misc]
         self._of = 0
         self._waited_s = multiprocessing.RawValue("d", 0.0)  # also of its loader's worker processes
         self._open: OrderedDict[int, Read] = OrderedDict()
+        self._read: tuple[int, Pin] | None = None  # held, where nothing is fetched ahead
 
     def __len__(self) -> int:
         return int(self._ends[-1])
 
     def __getstate__(self) -> dict[str, Any]:
-        return {
-            **self.__dict__,
-            "fetcher": None,
-            "_open": OrderedDict(),
-        }  # a spawned worker process has no threads
+        # A spawned worker process has no threads, and none of the files that are open here.
+        return {**self.__dict__, "fetcher": None, "_open": OrderedDict(), "_read": None}
 
     def __getitem__(self, index: int) -> Any:
         """One sample. Waits for its shard. Raises ShardError, in one line, where that cannot be had or read."""
@@ -120,6 +118,12 @@ class ShardDataset(torch.utils.data.Dataset):  # type: ignore[misc]
             self.fetcher, self._of = Fetcher(self.source, self.connections, self.stalled_s), os.getpid()
         return self.fetcher
 
+    def stop(self) -> None:
+        """Fetch nothing ahead any more, and let go of everything."""
+        if self.fetcher is not None:
+            self.fetcher.close()
+        self.fetcher, self._of = None, 0
+
     def take_waited_s(self) -> float:
         """Seconds that this rank's loader has waited for shards since the last call, over all its processes."""
         waited_s, self._waited_s.value = self._waited_s.value, 0.0
@@ -148,12 +152,15 @@ class ShardDataset(torch.utils.data.Dataset):  # type: ignore[misc]
         return path
 
     def _fetched_here(self, number: int) -> Path:
-        """Without a training job: fetch it now. What is read next may take its place."""
-        while (pin := self.source.pin(number)) is None:
-            got = self.source.fetch(number, lambda: True)
-            if got is not None:
-                pin = got[0]
-                break
-            time.sleep(_POLL_S)
-        pin.release()
-        return pin.path
+        """Without a training job: fetch it now, in place of the one that was read before."""
+        if self._read is None or self._read[0] != number:
+            if self._read is not None:
+                self._read[1].release()
+            while (pin := self.source.pin(number)) is None:
+                got = self.source.fetch(number, lambda: True)
+                if got is not None:
+                    pin = got[0]
+                    break
+                time.sleep(_POLL_S)
+            self._read = (number, pin)
+        return self._read[1].path

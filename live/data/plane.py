@@ -59,7 +59,7 @@ class DataPlane:
 
     def close(self) -> None:
         """Fetch nothing more."""
-        self._fetcher.close()
+        self.data.stop()
         self._sampler.watch = lambda: None
 
 

@@ -45,7 +45,7 @@ class DataView:
         count, bits = len(self.store), -(-len(self.store) // BITS)
         self._hosts, self.waited_s = list(hosts), reports[:, 0].copy()
         self._held = {host: np.zeros(count, dtype=np.bool_) for host in hosts}
-        self._on_its_way = []
+        self._on_its_way, under_way = [], set[tuple[int, int]]()
         for host, report in zip(hosts, reports, strict=True):
             number = self._numbers.setdefault(host, len(self._numbers))
             end = 1 + self.stores * OF_STORE
@@ -55,18 +55,19 @@ class DataView:
                 self.speeds.finished(store, number, size_bytes, alone_s, delay_s, int(fetches))
             self._held[host] |= unpacked(report[end : end + bits], count)
             self._on_its_way.append(unpacked(report[end + bits :], count))
-        self.speeds.close()
+            under_way |= {(int(store), number) for store in self.store[self._on_its_way[-1]]}
+        self.speeds.close(under_way)
 
     def blank(self) -> DataView:
         """The same shards, of which nothing was reported yet."""
         return DataView(self._shards)
 
     def made_up(self, ranks: int) -> Floats:
-        """Reports as they may come, for a policy that is to compile: the first rank's paths are the slowest."""
+        """Reports as they may come, for a policy that is to compile: the last rank's paths are the slowest."""
         reports = np.zeros((ranks, self.length))
         for rank, report in enumerate(reports):
             by_store = report[1 : 1 + self.stores * OF_STORE].reshape(-1, OF_STORE)
-            by_store[:] = (self.size_bytes.mean(), 10.0 / (1 + rank), 0.01, 1.0)
+            by_store[:] = (self.size_bytes.mean(), 1.0 + 10.0 * rank, 0.01, 1.0)
         return reports
 
     def path(self, store: int, host: str) -> tuple[float, float]:
@@ -98,14 +99,19 @@ class DataView:
         size = float(self.size_bytes[piece.shard])
         return size * piece.left / self.samples[piece.shard] if self.is_local(rank, piece.shard) else size
 
-    def reading_samples_per_s(self, rank: int, host: str, queue: Sequence[Piece]) -> float:
-        """What a rank can read of what it owns; infinite where all is here, or no path is known."""
+    def reading_samples_per_s(self, rank: int, host: str, queue: Sequence[Piece], part: float) -> float:
+        """What a rank can read of what it still has to; infinite where all is here, or no path is known.
+
+        `part`: samples of the rest of the epoch that are its share. What it does not own of them it will take from
+        others, and fetch from the store that has most.
+        """
+        rates = [self.path(store, host)[0] for store in range(self.stores)]
         away = [p for p in queue if not self.is_local(rank, p.shard)]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            needed_s = sum(
-                self.size_bytes[p.shard] / self.path(int(self.store[p.shard]), host)[0] for p in away
-            )
-        return sum(p.left for p in queue) / needed_s if needed_s > 0.0 else math.inf
+        needed_s = sum(float(self.size_bytes[p.shard]) / rates[self.store[p.shard]] for p in away)
+        owned = sum(p.left for p in queue)
+        lacking_bytes = max(0.0, part - owned) * float(self.size_bytes.sum() / self.samples.sum())
+        needed_s += lacking_bytes / rates[int(np.bincount(self.store).argmax())]
+        return max(part, owned) / needed_s if needed_s > 0.0 else math.inf
 
     def worker_columns(
         self, samples: Floats, busy_s: Floats, stall_s: Floats, rounds: int, supply: Floats

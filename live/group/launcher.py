@@ -163,6 +163,8 @@ class Launcher:
         where = f" on {worker.host}" if worker.host else ""
         name = f"rank {worker.founder if member is None else member}"
         print(f"equipoise: {name}{where} died ({_cause(code)})", file=sys.stderr)
+        if member is not None and self._store.check([DESERTED]) and self._store.check([f"join/{member}"]):
+            self.restarts_left += not self._store.check([f"admit/{member}"])  # it had nobody to join
         return not worker.leaving
 
     def _is_deserted(self) -> bool:

@@ -27,7 +27,9 @@ from equipoise.live.group.sockets import Sockets, open_sockets, shut
 from equipoise.policies.numerals import strict_int
 
 HEARTBEAT_S = 0.25
-DEAD_AFTER_S = 3.0  # without a heartbeat, when a group is being formed
+DEAD_AFTER_S = (
+    6.0  # without a heartbeat, when a group is being formed: gloo's ending holds Python up for seconds
+)
 LOST_AFTER_S = 15.0  # without a heartbeat, when nothing else tells (a host without power, a frozen process)
 _CONNECT_TIMEOUT_S = 1.0  # to peers that are all there; gloo tries 5 times; doubled when nobody had left
 _REPEATS_MAX = 2  # groups of the same members formed anew without a round between them

@@ -83,6 +83,10 @@ class Deal:
         """Samples that nobody has drawn."""
         return int(self.owned.sum())
 
+    def any_sample(self) -> int:
+        """Some dataset index, to stand in where a rank has none."""
+        return int(self.order[0])
+
     def copy(self) -> Deal:
         """An independent copy; the pieces and the order, which never change, are shared."""
         other = object.__new__(Deal)

@@ -81,7 +81,7 @@ class ShareSampler:
             raise ValueError(
                 f"drop_last: leaves nothing of {samples} samples, the global batch is {global_batch}"
             )
-        self.drop_last, self._least = drop_last, global_batch if drop_last else 1  # samples of a round
+        self.drop_last, self._given_batch = drop_last, global_batch
         self.epoch = -1
         self.drawn = 0  # rounds drawn since the start
         self.trained = 0  # rounds finished since the start
@@ -109,13 +109,18 @@ class ShareSampler:
         self._pending.clear()
 
     @property
+    def _least(self) -> int:
+        """Samples of the smallest round."""
+        return self.global_batch if self.drop_last else 1
+
+    @property
     def resumes(self) -> bool:
         """Whether the next iteration goes on with an epoch that was begun."""
         return self._resume
 
-    def preview(self) -> Deal:
-        """A deal like the first epoch's, for looking at only."""
-        return self._whole(0)
+    def preview(self) -> Deal | None:
+        """A deal like the first epoch's, for looking at only; None where there is none."""
+        return self.whole_deal(0)
 
     # -- drawing -------------------------------------------------------------------------------------------
 
@@ -131,7 +136,7 @@ class ShareSampler:
         deal = self.deal
         while deal is self.deal and deal is not None and deal.left >= self._least:
             drawn = self._draw(deal)
-            yield drawn.indices.tolist() if len(drawn.indices) else [int(deal.order[0])]
+            yield drawn.indices.tolist() if len(drawn.indices) else [deal.any_sample()]
 
     def set_epoch(self, epoch: int) -> None:
         """The next iteration is this epoch, as after a checkpoint; call it on every rank.
@@ -150,11 +155,18 @@ class ShareSampler:
             )
         self.epoch, self.drawn, self._begun_at = epoch, self.trained, self.trained
         self._forget_rounds(self.trained)
-        self.deal = self._whole(epoch)
+        self.deal = self.whole_deal(epoch)
         self._next_id, self._is_whole = self.deal.next_id, True
         self.watch()
 
-    def _whole(self, epoch: int) -> Deal:
+    def _sequence(self, epoch: int) -> Ints:
+        """The order of the files in an epoch."""
+        if not self.shuffle:
+            return np.arange(self.shards, dtype=np.int64)
+        return np.random.default_rng((self.seed, epoch, 1)).permutation(self.shards).astype(np.int64)
+
+    def whole_deal(self, epoch: int) -> Deal:
+        """All samples of an epoch, dealt anew."""
         sizes, sequence = (None, None) if self._files is None else (self._files.sizes, self._sequence(epoch))
         return Deal.whole(
             self._order(epoch),
@@ -166,11 +178,9 @@ class ShareSampler:
             sequence=sequence,
         )
 
-    def _sequence(self, epoch: int) -> Ints:
-        """The order of the files in an epoch."""
-        if not self.shuffle:
-            return np.arange(self.shards, dtype=np.int64)
-        return np.random.default_rng((self.seed, epoch, 1)).permutation(self.shards).astype(np.int64)
+    def deal_of(self, data: Mapping[str, Any], epoch: int) -> Deal:
+        """The deal of an epoch as plain data, from a checkpoint or another rank."""
+        return Deal.from_data(data, self._order(epoch) if data["order"] is None else None)
 
     def _order(self, epoch: int) -> Ints:
         """The order of the samples in an epoch; where they lie in files, file by file."""
@@ -201,6 +211,8 @@ class ShareSampler:
     def _apply(self, change: Change, deal: Deal) -> None:
         if change.shares is not None:
             self.shares = np.array(change.shares, dtype=np.int64)
+        if change.global_batch is not None:
+            self.global_batch = change.global_batch
         shard_of = {p.id: p.shard for queue in deal.queues() for p in queue} if change.moves else {}
         for piece, rank in change.moves:
             problem = deal.move(piece, rank)
@@ -216,6 +228,11 @@ class ShareSampler:
         if change.round < self.drawn:
             raise ValueError(f"round {change.round} is dealt already (next is {self.drawn})")
         self._pending.append(change)
+
+    def planned_batch(self) -> int:
+        """Samples of a round once every scheduled change holds."""
+        planned = [c.global_batch for c in self._pending if c.global_batch is not None]
+        return planned[-1] if planned else self.global_batch
 
     def planned_shares(self) -> Ints:
         """Shares once every scheduled change holds."""
@@ -287,7 +304,8 @@ class ShareSampler:
             "epoch": epoch,
             "deal": None if deal is None else deal.to_data(order=not self._is_whole),
             "shares": self.planned_shares().tolist(),
-            "global_batch": self.global_batch,
+            "global_batch": self.planned_batch(),
+            "given_batch": self._given_batch,
             "owner": self.owner.tolist(),
         }
 
@@ -306,10 +324,13 @@ class ShareSampler:
         for name, mine in self._data().items():
             if state.get(name) != mine:
                 raise ValueError(f"state: {name} of {state.get(name)} is not allowed, the job has {mine}")
+        if state["given_batch"] == self._given_batch:  # else the script wants another one now
+            self.global_batch = state["global_batch"]
+            self.set_world(self.rank, self.ranks)
         deal = state["deal"]
         if deal is not None:
             whole = deal["order"] is None
-            deal = Deal.from_data(deal, self._order(state["epoch"]) if whole else None)
+            deal = self.deal_of(deal, state["epoch"])
             if state["ranks"] != self.ranks:
                 whole, deal = False, deal.without(np.empty(0, dtype=np.int64), self.ranks)
         self.resume(state["epoch"], deal, state["round"])

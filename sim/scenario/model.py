@@ -12,6 +12,7 @@ from pydantic import Field, field_validator, model_validator
 
 from equipoise.sim.scenario.faults import Faults as Faults
 from equipoise.sim.scenario.generate import Generate
+from equipoise.sim.scenario.lighter import Lighter
 from equipoise.sim.scenario.queues import Queues
 from equipoise.sim.scenario.section import Count, Positive, Section, Span
 from equipoise.sim.scenario.throughputs import Throughputs as Throughputs
@@ -190,6 +191,7 @@ class Model(Section):
     noise_scale_growth: Annotated[Float, Field(ge=0)] = 0.0  # phi grows by this factor over the run
     drift: Annotated[Float, Field(ge=0)] = 0.0  # kappa_d
     staleness: Annotated[Float, Field(ge=0)] = 0.0  # penalty per update missed, asynchronous only
+    lighter: Lighter = Lighter()  # compressed gradients, pruning, distillation
 
     @property
     def tokens(self) -> int:
@@ -336,6 +338,18 @@ class Job(Section):
         return self
 
 
+class Redraw(Section):
+    """Other jobs on each seed that are like those of the trace: its sessions, in another order.
+
+    Sessions (jobs of one user and size, each soon after the one before) stay whole and change places with others
+    that begin in the same window, so that the load of each window stays what it was.
+    """
+
+    window: Span = 86400.0  # in which sessions change places; shorter ones keep more of the trace
+    together: Span = 600.0  # a session ends when its next job takes longer to come
+    scale: Positive = 1.0  # as many times the jobs: sessions are taken twice, or not at all
+
+
 class TraceSpec(Section):
     """Jobs from a file. `training` turns every k-th job into a training job of the named models."""
 
@@ -351,6 +365,7 @@ class TraceSpec(Section):
     time_scale: Positive = 1.0  # multiplies arrivals: below 1 raises the load
     mix_gpus: bool = False  # as of a job; a column job_type names the rates of `workload.throughputs`
     checkpoint: Checkpoint = Checkpoint()  # of all jobs of the trace
+    redraw: Redraw | None = None  # none: the jobs of the trace as they came, on every seed
     # which jobs of the trace train a model
     training: TrainingJobs = Field(default_factory=lambda: TrainingJobs())
 
@@ -361,12 +376,12 @@ class TrainingJobs(Section):
     `count` jobs, evenly spread over the trace, take `models` in turn; a job whose trace names a model has that.
     """
 
-    count: Annotated[Int, Field(ge=0)] = 0
-    models: tuple[str, ...] = ()
-    global_batch: Count = 64
-    micro_batch: Count = 1
-    shards: Count = 16
-    sample_size: Bytes = 0.0
+    count: Annotated[Int, Field(ge=0)] = 0  # jobs of the trace that train; the others are known by duration
+    models: tuple[str, ...] = ()  # of `workload.models`, taken in turn
+    global_batch: Count = 64  # samples of a step, over all workers
+    micro_batch: Count = 1  # batches are dealt in multiples of it
+    shards: Count = 16  # pieces of each job's dataset
+    sample_size: Bytes = 0.0  # of a sample; 0: reading takes no time
     steps_max: Count = 2000  # longer jobs get longer steps, by more samples a step
 
     @model_validator(mode="after")
@@ -433,12 +448,11 @@ class Noise(Section):
 class Storage(Section):
     """Where checkpoints go: each node's own disk, a file system that all share, or an object store.
 
-    # of all writers together
     rate: of all writers together. node_rate: of one node (none: its NICs). latency: of a request.
     """
 
     kind: Literal["local", "shared", "object"] = "local"  # where checkpoints go
-    rate: BytesPerS | None = None
+    rate: BytesPerS | None = None  # of all writers together
     node_rate: BytesPerS | None = None  # of one node; none: its NICs
     latency: Seconds = 0.0  # of a request
 
@@ -469,10 +483,21 @@ class Energy(Section):
 
     tariff: UsdPerJoule | None = None  # none: the price book's
     carbon: Annotated[Float, Field(ge=0)] | None = None  # of the site's electricity, g of CO2 per kWh
+    region: str | None = (
+        None  # in place of `carbon`: a region of `carbon_book`, by the hour where it has hours
+    )
+    carbon_book: str = "carbon"  # file of regions that comes with the software, or one of yours
+    begin: Seconds = 0.0  # local time of day at which the simulated time begins, for the hours of the region
     pue: Annotated[Float, Field(ge=1)] = 1.3  # power of the site over that of its nodes
     ambient: Celsius = 25.0  # temperature of the room
     power_cap: Watts | None = None  # of each GPU
     cluster_power_cap: Watts | None = None  # of all nodes together, shared by the GPUs that are held
+
+    @model_validator(mode="after")
+    def _one_carbon(self) -> Self:
+        if self.carbon is not None and self.region is not None:
+            raise ValueError("carbon: give either 'carbon' or a 'region'")
+        return self
 
 
 class Thermal(Section):

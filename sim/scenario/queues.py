@@ -42,7 +42,7 @@ class Limits(Section):
 class Account(Limits):
     """An account, itself in a parent (none: at the top), with its shares beside its siblings'."""
 
-    name: str
+    name: str  # that users and parents name
     parent: str = ""  # account above it
     shares: NotNegative = 1.0  # part of its parent's service that is due to it
 
@@ -50,7 +50,7 @@ class Account(Limits):
 class User(Limits):
     """A user in an account (an association of Slurm)."""
 
-    name: str
+    name: str  # as jobs name it
     account: str  # that the user's jobs count for
     shares: NotNegative = 1.0  # part of the account's service that is due to the user
 
@@ -58,7 +58,7 @@ class User(Limits):
 class Qos(Limits):
     """A quality of service."""
 
-    name: str
+    name: str  # as jobs and partitions name it
     priority: NotNegative = 0.0  # of its jobs, over the largest
     preempts: tuple[str, ...] = ()  # QOS whose running jobs its jobs may stop
     spared: bool = False  # its jobs are never stopped for others
@@ -67,7 +67,7 @@ class Qos(Limits):
 class Partition(Limits):
     """Nodes (by group, or single ones by name; none: all) that jobs are sent to."""
 
-    name: str
+    name: str  # as jobs name it
     nodes: tuple[str, ...] = ()  # node groups; none: all
     default: bool = False  # of jobs that name none
     tier: Int = 1  # jobs of a higher tier are looked at first
@@ -113,7 +113,7 @@ class Preemption(Section):
 class Cohort(Section):
     """Queues that lend to each other, itself in a parent."""
 
-    name: str
+    name: str  # that queues and cohorts name
     parent: str = ""  # cohort above it
     gpus: dict[str, NotNegative] | NotNegative = 0.0  # of its own, for all of its queues
     borrow: dict[str, NotNegative] | NotNegative | None = None  # most GPUs by type that may be borrowed
@@ -124,7 +124,7 @@ class Cohort(Section):
 class Queue(Section):
     """A cluster queue of Kueue; a quota is a number of GPUs, or one for each flavor."""
 
-    name: str
+    name: str  # as jobs name it
     cohort: str = ""  # whose quota is shared
     count: Count = 1  # NAME-0, NAME-1, ...
     gpus: dict[str, NotNegative] | NotNegative  # nominal quota by GPU type

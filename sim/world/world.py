@@ -246,15 +246,19 @@ class SimWorld:
         if plan.suspect is not None:
             writable(self.cluster.gpus, "suspect")[:] = plan.suspect
         replaced: set[int] = set()
+        refused: list[Refusal] = []
         if plan.allocation is not None:
             replaced = self.allocator.apply(plan.allocation)
+            refused = self.allocator.refused
+            if refused:
+                self.decisions.request()  # what is free now was not foreseen
         if self.roster.training:
             seen = self.observer
             hand_over(
                 plan, replaced, self.roster.training, seen.members, seen.shards, seen.workers,
                 self.engine.plan_changed,
             )  # fmt: skip
-        return []
+        return refused
 
     def _decide(self) -> None:
         if self._nothing_to_start():

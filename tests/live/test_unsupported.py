@@ -198,7 +198,7 @@ def left_out(rank: int) -> str:
 def test_a_rank_that_was_left_out_is_told_why_and_how_to_come_back() -> None:
     assert live_ranks.run(left_out, 2) == [
         "[0]",
-        "False the others went on without member 1, as the group of members [0]: it was silent for 3 s, or "
+        "False the others went on without member 1, as the group of members [0]: it was silent for 6 s, or "
         "reported dead. What it trained on since is dealt again; let this process end, and start a new one with "
         "--join",
     ]

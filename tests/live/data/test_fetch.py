@@ -118,6 +118,22 @@ def test_what_is_wanted_first_is_fetched_first_also_when_the_order_changes(root:
     fetcher.close()
 
 
+def test_what_failed_ahead_is_tried_again_once_it_is_needed(root: Path) -> None:
+    content = (root / "001.tar").read_bytes()
+    (root / "001.tar").unlink()
+    made = source(root)
+    fetcher = Fetcher(made, 1, 20.0)
+    fetcher.want([0], [1, 2], 10**6)
+    fetcher.wait(0)
+    while not (made.error(1) or "").endswith("it is not there any more (1 attempts)"):
+        threading.Event().wait(0.01)
+    (root / "001.tar").write_bytes(content)
+    fetcher.want([1], [2], 10**6)
+    assert fetcher.wait(1).path.read_bytes() == content
+    assert made.error(1) is None
+    fetcher.close()
+
+
 def test_nothing_is_held_beyond_the_quota_but_what_is_needed_now(root: Path) -> None:
     made = source(root, limit=2 * 10240)
     fetcher = Fetcher(made, 1, 20.0)
