@@ -63,11 +63,11 @@ class DataView:
         return DataView(self._shards)
 
     def made_up(self, ranks: int) -> Floats:
-        """Reports as they may come, for a policy that is to compile: the first rank's paths are the slowest."""
+        """Reports as they may come, for a policy that is to compile: the last rank's paths are the slowest."""
         reports = np.zeros((ranks, self.length))
         for rank, report in enumerate(reports):
             by_store = report[1 : 1 + self.stores * OF_STORE].reshape(-1, OF_STORE)
-            by_store[:] = (self.size_bytes.mean(), 10.0 / (1 + rank), 0.01, 1.0)
+            by_store[:] = (self.size_bytes.mean(), 1.0 + 10.0 * rank, 0.01, 1.0)
         return reports
 
     def path(self, store: int, host: str) -> tuple[float, float]:
