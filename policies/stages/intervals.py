@@ -82,8 +82,11 @@ def level_intervals(
         whole = np.maximum(1, np.floor(far_h / near + 1e-9)).astype(np.int64)
     else:
         near, whole = one.copy(), np.ones_like(one)
+    std_s = (
+        step_deviation(observation) if longest else np.zeros_like(step_s)
+    )  # which takes long to reckon with
     near, whole, gain = best_levels(
-        groups.first, step_s, step_deviation(observation), near_s, far_s,
+        groups.first, step_s, std_s, near_s, far_s,
         np.nan_to_num(jobs.gamma[rows], nan=1.0), drift, ratio, near, whole, one, longest,
     )  # fmt: skip
     use = (whole > 1) & (gain > np.where(every > 1, 0.0, hysteresis))

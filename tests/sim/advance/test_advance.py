@@ -31,7 +31,6 @@ POLICIES = (
     "s1+s2+s4+levels",
     "s1+s2+fifo+levels",
 )
-CHECKS = settings(deadline=None, max_examples=200, suppress_health_check=list(HealthCheck))
 
 
 def assert_equal(fast: Run, oracle: Run) -> None:
@@ -106,16 +105,23 @@ def run_pair(case: Scenario, text: str, seed: int) -> None:
 PAIRS = (st.one_of(cases(), cases(), shared_links()), st.sampled_from(POLICIES), st.integers(0, 3))
 
 
-@CHECKS
-@given(*PAIRS)
-def test_fast_advance_equals_event_by_event(case: Scenario, policy: str, seed: int) -> None:
-    run_pair(case, policy, seed)
+def run_pairs(seed: int, number: int) -> None:
+    """So many random pairs, the same ones for a seed."""
+    checks = settings(
+        deadline=None, max_examples=number, database=None, suppress_health_check=list(HealthCheck)
+    )
+    hypothesis.seed(seed)(checks(given(*PAIRS)(run_pair)))()
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_fast_advance_equals_event_by_event(part: int) -> None:
+    run_pairs(1000 + part, 50)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("part", range(50))
 def test_fast_advance_equals_event_by_event_in_5000_pairs(part: int) -> None:
-    hypothesis.seed(part)(settings(CHECKS, max_examples=100, database=None)(given(*PAIRS)(run_pair)))()
+    run_pairs(part, 100)
 
 
 def test_near_workers_exchange_often_and_all_of_them_seldom() -> None:
