@@ -63,10 +63,12 @@ def attach(
                         gradient norms and noise scale
     decision_budget_s   what a decision may hold up training; a later one is ignored. warm_up_budget_s: what
                         the policy may take to compile before the first round
-    allow, bounds       levers a policy may use ("samples", "moves", "order", "interval", "share", "resize"),
-                        and hard bounds (`live.options.Bounds`)
+    allow, bounds       levers a policy may use ("samples", "moves", "order", "interval", "share", "batch",
+                        "resize"), and hard bounds (`live.options.Bounds`)
     drift               efficiency lost per extra local step (kappa_d); unknown: the interval is left alone
     batch_reference     batch at which the statistical efficiency is 1 (none: global_batch)
+    batch_max           largest global batch that a policy may choose, `batch_reference` being the smallest; the
+                        script's learning rate has to follow `runtime.global_batch` (none: it stays as it is)
     outer_lr, outer_momentum   outer optimiser on the mean of local steps (1 and 0: plain averaging)
     samples_target      samples to train in all, for progress; sample_bytes: size of one
     drop_last           leave out the samples at the end of an epoch that make no whole global batch

@@ -50,7 +50,7 @@ class Runtime(Status):
         self._stepping = Stepping(parts, self._recovery.regroup)
         self._joined = membership is not None and membership.generation > 0
         self._resumes_from: Mapping[str, Any] | None = None
-        self._lost_round = False
+        self._lost_round = self._closed = False
         self._saved: dict[str, Any] | None = None  # as the group met, while nothing was trained on since
         own_weights = options.loss_reduction == "sum"
         self._weighting = WeightedGradients(
@@ -201,6 +201,7 @@ class Runtime(Status):
 
     def close(self) -> None:
         """Write what is buffered, stop the threads, and let the other ranks finish."""
+        self._closed = True
         self._weighting.close()
         self._parts.close(finished=self.finished)
 
@@ -212,8 +213,10 @@ class Runtime(Status):
 
         Collective, behind `step()` and before the model's own `state_dict()`: with local steps, the replicas meet
         here. It is the same on every rank, so one file will do. Raises RuntimeError where the optimiser has not
-        made its step yet.
+        made its step yet, or behind `close()`.
         """
+        if self._closed:
+            raise RuntimeError("runtime.state_dict() behind runtime.close(): call it before")
         # A group that was just formed anew has saved already, with members that will not call this.
         if self._saved is None or self._parts.meter.in_round:
             with self._recovery.surviving():

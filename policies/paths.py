@@ -8,6 +8,7 @@ half-life, so that a path that was slow once is tried again.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 HALF_LIFE_WINDOWS = 8.0
@@ -52,9 +53,15 @@ class PathSpeeds:
             fresh.delay_s += delay_s
             fresh.count += count
 
-    def close(self) -> None:
-        """The window ends: what finished in it becomes the estimates of its paths."""
+    def close(self, under_way: Collection[tuple[int, int]] = ()) -> None:
+        """The window ends: what finished in it becomes the estimates of its paths.
+
+        Those of paths `under_way`, on which a transfer has not ended yet, do not fade meanwhile.
+        """
         self._window += 1
+        for path in under_way:
+            if path in self._known:
+                self._known[path].window = self._window
         for path, fresh in self._fresh.items():
             rate, delay_s = fresh.size_bytes / fresh.alone_s, fresh.delay_s / fresh.count
             self._known[path] = _Estimate(rounded(rate), rounded(delay_s), self._window)

@@ -108,13 +108,12 @@ class Run:
     def _energy_and_money(self) -> dict[str, float]:
         """What the totals say of both; a number that is not there is not known."""
         useful = float(self.jobs["useful_samples"].sum()) if "useful_samples" in self.jobs else 0.0
-        of = {name: self.totals.get(name, math.nan) for name in ("energy_j", "cost_usd")}
+        of = {name: self.totals.get(name, math.nan) for name in ("energy_j", "carbon_kg", "cost_usd")}
         waste = {f"{use}_usd": self.totals.get(f"{use}_usd", math.nan) for use in WASTE}
         return {
             **of,
             "waste_usd": sum(waste.values()),
             **waste,
-            **({"carbon_kg": self.totals["carbon_kg"]} if "carbon_kg" in self.totals else {}),
             **self._model_work(of["cost_usd"]),
             "energy_per_useful_sample_j": of["energy_j"] / useful if useful > 0.0 else math.nan,
             "cost_per_useful_sample_usd": of["cost_usd"] / useful if useful > 0.0 else math.nan,

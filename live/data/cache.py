@@ -15,6 +15,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 PART = ".part"
 _LOCK = ".lock"
@@ -47,6 +48,12 @@ class NodeCache:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.limit_bytes = folder, limit_bytes
         self._mine = threading.Lock()  # flock does not keep the threads of one process apart from each other
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_mine"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _mine=threading.Lock())
 
     def path(self, key: str) -> Path:
         """Where the file of that key is, or will be."""

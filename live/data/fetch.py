@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import threading
@@ -50,8 +51,7 @@ class Source:
     def fetch(self, number: int, goes_on: Callable[[], bool]) -> tuple[Pin, Fetched] | None:
         """The shard, held in the cache; None where another process fetches it now, or just did.
 
-        Raises NoRoomError when the cache is full of what is in use,
-        ShardError in one line after the last attempt.
+        Raises NoRoomError when the cache is full of what is in use, ShardError in one line after the last attempt.
         """
         shard = self.shards[number]
         part = self.cache.reserve(self.keys[number], shard.size_bytes)
@@ -115,8 +115,9 @@ class Source:
             return None
 
     def tell_error(self, number: int, why: str) -> None:
-        """Tell the node's other processes that a shard does not come."""
-        self.cache.path(self.keys[number] + _ERROR).write_text(why, encoding="utf-8")
+        """Tell the node's other processes that a shard does not come; without it they wait until it is late."""
+        with contextlib.suppress(OSError):
+            self.cache.path(self.keys[number] + _ERROR).write_text(why, encoding="utf-8")
 
     def forget_error(self, number: int) -> None:
         """It is tried again."""
@@ -167,9 +168,8 @@ class Fetcher:
             before = self._now
             (self._now, self._ahead), self._quota_bytes = order, quota_bytes
             keep = {*self._now, *self._within_quota()}
-            for number in set(self._now) & self._failed.keys() - set(
-                before
-            ):  # once more, now that it is needed
+            for number in set(self._now) & self._failed.keys() - set(before):
+                # Once more, now that it is needed.
                 del self._failed[number]
                 self.source.forget_error(number)
             for number in [n for n in self._held if n not in keep]:
@@ -246,9 +246,9 @@ class Fetcher:
         return None
 
     def _bring(self, number: int) -> None:
-        fetched, why = None, None
-        pin = self.source.pin(number)
+        pin, fetched, why = None, None, None
         try:
+            pin = self.source.pin(number)
             if pin is None:
                 got = self.source.fetch(number, lambda: not self._closed)
                 pin, fetched = got if got is not None else (None, None)

@@ -45,7 +45,7 @@ class DataView:
         count, bits = len(self.store), -(-len(self.store) // BITS)
         self._hosts, self.waited_s = list(hosts), reports[:, 0].copy()
         self._held = {host: np.zeros(count, dtype=np.bool_) for host in hosts}
-        self._on_its_way = []
+        self._on_its_way, under_way = [], set[tuple[int, int]]()
         for host, report in zip(hosts, reports, strict=True):
             number = self._numbers.setdefault(host, len(self._numbers))
             end = 1 + self.stores * OF_STORE
@@ -55,18 +55,19 @@ class DataView:
                 self.speeds.finished(store, number, size_bytes, alone_s, delay_s, int(fetches))
             self._held[host] |= unpacked(report[end : end + bits], count)
             self._on_its_way.append(unpacked(report[end + bits :], count))
-        self.speeds.close()
+            under_way |= {(int(store), number) for store in self.store[self._on_its_way[-1]]}
+        self.speeds.close(under_way)
 
     def blank(self) -> DataView:
         """The same shards, of which nothing was reported yet."""
         return DataView(self._shards)
 
     def made_up(self, ranks: int) -> Floats:
-        """Reports as they may come, for a policy that is to compile: the first rank's paths are the slowest."""
+        """Reports as they may come, for a policy that is to compile: the last rank's paths are the slowest."""
         reports = np.zeros((ranks, self.length))
         for rank, report in enumerate(reports):
             by_store = report[1 : 1 + self.stores * OF_STORE].reshape(-1, OF_STORE)
-            by_store[:] = (self.size_bytes.mean(), 10.0 / (1 + rank), 0.01, 1.0)
+            by_store[:] = (self.size_bytes.mean(), 1.0 + 10.0 * rank, 0.01, 1.0)
         return reports
 
     def path(self, store: int, host: str) -> tuple[float, float]:

@@ -146,6 +146,10 @@ class Leader:
         if self.world.data is not None:
             self.world.data.update(self.world.data.made_up(ranks), [p.host for p in self.world.active])
         for slowest in (1.0, 2.0, 4.0):
+            if slowest > 1.0:  # the last rank owns more than it is dealt: data moves, too
+                less = int(shares[-1]) // 2
+                shares = shares + less * (np.arange(ranks) == 0) - less * (np.arange(ranks) == ranks - 1)
+                self.world.shares = shares
             rows = np.full((ranks, 8, len(COLUMNS)), 0.01)
             rows[:, :, SAMPLES] = shares[:, None]
             rows[:, :, COMPUTE] = np.linspace(0.1, 0.1 * slowest, ranks)[:, None]
@@ -169,6 +173,7 @@ class Leader:
         if world.data is not None:
             world.data.update(reports, [place.host for place in world.active])
         world.interval, world.deal, world.shares = interval, sampler.deal, sampler.planned_shares()
+        world.batch = sampler.planned_batch()
         world.samples_done += int(np.nansum(rows[:, :, SAMPLES]))
         window = measure(rows, [r.exchanged for r in rounds])
         self._gradients(rows, rounds)
@@ -260,6 +265,7 @@ class Leader:
                 "mode": options.mode,
                 "allow": sorted(options.allow),
                 "global_batch": options.global_batch,
+                "batch_max": options.batch_max,
                 "micro_batch": options.micro_batch,
                 "accumulation": options.accumulation,
                 "decide_every": options.decide_every,

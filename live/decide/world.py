@@ -28,7 +28,7 @@ from equipoise.policies.observation import (
     Shards,
     Workers,
 )
-from equipoise.policies.physics import efficiency
+from equipoise.policies.physics import deal, efficiency
 
 UNBOUNDED = 2**62
 
@@ -50,7 +50,7 @@ class LiveWorld:
         self.started_s = time.perf_counter()
         self.samples_done = 0
         self.gpu_s = 0.0
-        self.interval = 1
+        self.interval, self.batch = 1, options.global_batch
         self.restart_s = math.nan
         self.deal: Deal | None = None
         self.data: DataView | None = None  # where the data lies in files
@@ -200,7 +200,7 @@ class LiveWorld:
         left = max(0, target - self.samples_done) if target else self._left_of_epoch()
         throughput = window.throughput()
         learning = efficiency(
-            float(options.global_batch),
+            float(self.batch),
             self.interval,
             self.telemetry.noise_scale,
             float(reference),
@@ -215,7 +215,8 @@ class LiveWorld:
             gpus_held=[members],
             workers_min=[bounds.workers_min or members],
             workers_max=[max(bounds.workers_max or members, members)],
-            global_batch=[options.global_batch],
+            global_batch=[self.batch],
+            batch_max=[options.batch_max or 0],
             batch_reference=[reference],
             micro_batch=[options.micro_batch],
             sync_interval=[self.interval],
@@ -274,6 +275,10 @@ class LiveWorld:
         refused: list[Refusal] = []
         if plan.samples_per_step is not None:
             self._apply_samples(plan.samples_per_step, refused)
+        if plan.global_batch is not None and int(plan.global_batch[0]) != self.batch:
+            self._apply_batch(int(plan.global_batch[0]), plan.samples_per_step, refused)
+        if plan.gradient_weight is not None and (plan.gradient_weight != 1.0).any():
+            refused.append(Refusal("gradient_weight", "a live job leaves no rank's gradient out"))
         if plan.moves is not None and self._allowed("moves", refused):
             pieces = self._piece_ids()
             pairs = zip(plan.moves.shard.tolist(), plan.moves.worker.tolist(), strict=True)
@@ -315,6 +320,18 @@ class LiveWorld:
             refused.append(Refusal("samples", f"{int(samples.min())} is under the bound of {least}"))
         elif self._allowed("samples", refused):
             self.change = replace(self.change, shares=tuple(self._by_rank(samples.tolist())))
+
+    def _apply_batch(self, batch: int, samples: Ints | None, refused: list[Refusal]) -> None:
+        """Another global batch, dealt in the proportions that are planned, else in those that are."""
+        dealt = self.shares[self._rank_of_row] if samples is None else samples
+        shares = deal(batch, dealt, self.options.micro_batch)
+        most, least = self.telemetry.samples_max[self._rank_of_row], self.options.bounds.samples_min
+        limit = np.fmin(most, float(self.options.bounds.samples_max or UNBOUNDED))
+        if (shares > limit).any() or (shares < least).any():
+            refused.append(Refusal("batch", f"{batch} gives a rank more or fewer samples than it may have"))
+        elif self._allowed("batch", refused):
+            by_rank = tuple(self._by_rank(shares.tolist()))
+            self.change = replace(self.change, shares=by_rank, global_batch=batch)
 
     def _apply_interval(self, interval: int, refused: list[Refusal]) -> None:
         most = self.options.bounds.interval_max

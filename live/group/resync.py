@@ -47,6 +47,7 @@ def resync(
         gone = np.array(sorted(done), dtype=np.int64)
         content = json.dumps(_progress(group, sampler, local, furthest, gone)).encode()
     state = json.loads(group.control.broadcast(content))
+    sampler.global_batch = state["global_batch"]
     sampler.set_world(group.rank, group.ranks)
     deal = None if state["deal"] is None else sampler.deal_of(state["deal"], state["epoch"])
     sampler.resume(state["epoch"], deal, state["round"])
@@ -64,5 +65,6 @@ def _progress(
         "round": max(boundary, 0),
         "interval": local.interval,
         "joins_seen": group.joins_seen,
+        "global_batch": sampler.global_batch,
         "deal": None if deal is None else deal.without(trained, group.ranks).to_data(),
     }

@@ -81,7 +81,7 @@ class ShareSampler:
             raise ValueError(
                 f"drop_last: leaves nothing of {samples} samples, the global batch is {global_batch}"
             )
-        self.drop_last, self._least = drop_last, global_batch if drop_last else 1  # samples of a round
+        self.drop_last, self._given_batch = drop_last, global_batch
         self.epoch = -1
         self.drawn = 0  # rounds drawn since the start
         self.trained = 0  # rounds finished since the start
@@ -107,6 +107,11 @@ class ShareSampler:
         self.shares: Ints = deal(self.global_batch, equal, self.micro_batch)
         self.owner = block_owners(self.shards, ranks)
         self._pending.clear()
+
+    @property
+    def _least(self) -> int:
+        """Samples of the smallest round."""
+        return self.global_batch if self.drop_last else 1
 
     @property
     def resumes(self) -> bool:
@@ -206,6 +211,8 @@ class ShareSampler:
     def _apply(self, change: Change, deal: Deal) -> None:
         if change.shares is not None:
             self.shares = np.array(change.shares, dtype=np.int64)
+        if change.global_batch is not None:
+            self.global_batch = change.global_batch
         shard_of = {p.id: p.shard for queue in deal.queues() for p in queue} if change.moves else {}
         for piece, rank in change.moves:
             problem = deal.move(piece, rank)
@@ -221,6 +228,11 @@ class ShareSampler:
         if change.round < self.drawn:
             raise ValueError(f"round {change.round} is dealt already (next is {self.drawn})")
         self._pending.append(change)
+
+    def planned_batch(self) -> int:
+        """Samples of a round once every scheduled change holds."""
+        planned = [c.global_batch for c in self._pending if c.global_batch is not None]
+        return planned[-1] if planned else self.global_batch
 
     def planned_shares(self) -> Ints:
         """Shares once every scheduled change holds."""
@@ -292,7 +304,8 @@ class ShareSampler:
             "epoch": epoch,
             "deal": None if deal is None else deal.to_data(order=not self._is_whole),
             "shares": self.planned_shares().tolist(),
-            "global_batch": self.global_batch,
+            "global_batch": self.planned_batch(),
+            "given_batch": self._given_batch,
             "owner": self.owner.tolist(),
         }
 
@@ -311,6 +324,9 @@ class ShareSampler:
         for name, mine in self._data().items():
             if state.get(name) != mine:
                 raise ValueError(f"state: {name} of {state.get(name)} is not allowed, the job has {mine}")
+        if state["given_batch"] == self._given_batch:  # else the script wants another one now
+            self.global_batch = state["global_batch"]
+            self.set_world(self.rank, self.ranks)
         deal = state["deal"]
         if deal is not None:
             whole = deal["order"] is None

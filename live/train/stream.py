@@ -87,6 +87,11 @@ class StreamDeal(Deal):
             return end - self.at - len(self._gone)
         return max(self._batch, self._length - self.at - len(self._gone))
 
+    def demand(self, shares: Ints, unit: int) -> Ints:
+        """See `Deal`."""
+        self._batch = int(shares.sum())
+        return super().demand(shares, unit)
+
     def any_sample(self) -> int:
         """See `Deal`: one of the running round, which the reader holds."""
         return self._first

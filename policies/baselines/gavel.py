@@ -18,10 +18,12 @@ from equipoise.policies.baselines.rounds import (
     work_left,
 )
 from equipoise.policies.contract import Memory, Plan
+from equipoise.policies.kernels.simplex import maximise
 from equipoise.policies.observation import Floats, Ints, Observation
 
 OBJECTIVES = ("max-min", "makespan", "finish-time", "throughput")
 _FILL = 1e-3  # worth of what a job gets beyond the least: enough that no GPU idles, too little to change the least
+_APART = 1e-9  # of throughput over need
 _HALVINGS = 12  # of the range in which the best finish-time fairness lies
 
 
@@ -30,31 +32,28 @@ def shares(speed: Floats, gpus: Floats, room: Floats, need: Floats, count: Float
 
     Gavel, section 4: maximise z with sum_j speed_ij X_ij >= z need_i, sum_j X_ij <= 1 and
     sum_i count_i gpus_i X_ij <= room_j, X >= 0. speed (classes, models); gpus of a job, need and jobs of each class
-    (classes,); room: GPUs (models,). Solved by HiGHS; SciPy is loaded when first used. Raises ValueError.
+    (classes,); room: GPUs (models,). Raises ValueError.
     """
-    from scipy.optimize import LinearConstraint, milp
-    from scipy.sparse import csr_array, vstack
-
     n, models = speed.shape
-    index, one = np.arange(n * models), np.ones(n * models)
-    job, model = index // models, index % models
     relative = speed / need[:, None]
-    size = (n, n * models + 1)
-    rows, columns = np.concatenate((job, np.arange(n))), np.concatenate((index, np.full(n, n * models)))
-    least = csr_array((np.concatenate((-relative.ravel(), np.ones(n))), (rows, columns)), shape=size)
-    whole = csr_array((one, (job, index)), shape=size)
-    held = csr_array(((count * gpus)[job], (model, index)), shape=(models, n * models + 1))
-    limit = np.concatenate((np.zeros(n), np.ones(n), room))
     best = np.maximum(relative.max(axis=1), 1e-300)
-    worth = _FILL / count.sum() * count[:, None] * relative / best[:, None]
-    solved = milp(
-        -np.append(worth.ravel(), 1.0 / best.min()),
-        constraints=LinearConstraint(vstack((least, whole, held)), ub=limit),
-    )
-    if solved.x is None:
-        raise ValueError(str(solved.message))
-    part: Floats = np.clip(solved.x[:-1].reshape(n, models), 0.0, 1.0)
-    return part, float(solved.x[-1])
+    relative, size = relative / best.min(), n * models
+    index = np.arange(size)
+    job, model = index // models, index % models
+    d = np.zeros((2 * n + models + 1, size + 2))
+    d[job, index] = -relative.ravel()
+    d[:n, size] = 1.0
+    d[:n, -1] = _APART * np.arange(1, n + 1) / n  # else all these bounds meet in one point
+    d[n + job, index] = d[n : 2 * n, -1] = 1.0
+    d[2 * n + model, index] = (count * gpus)[job]
+    d[2 * n : -1, -1] = room
+    d[-1, :size] = (_FILL / count.sum() * count[:, None] * relative / (best / best.min())[:, None]).ravel()
+    d[-1, size] = 1.0
+    x, label = np.empty(size + 1), np.empty(size + 1 + len(d) - 1, dtype=np.int64)
+    if maximise(d, label, x, 100 * len(label)) < 0:
+        raise ValueError("no shares of time were found")
+    part: Floats = np.clip(x[:-1].reshape(n, models), 0.0, 1.0)
+    return part, float(x[-1] * best.min())
 
 
 @dataclass(frozen=True)

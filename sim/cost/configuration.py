@@ -109,9 +109,10 @@ class Configuration:
         spoilt = (self.gradient_factor() != 1.0) & (self.gradient_weight > 0.0)
         if spoilt.any():
             return 0.0
+        plain = 1.0 / self.model.lighter.samples_factor
         if (self.gradient_weight == 1.0).all():
-            return 1.0
-        return float(self.gradient_weight @ self.samples) / float(self.samples.sum())
+            return plain
+        return plain * float(self.gradient_weight @ self.samples) / float(self.samples.sum())
 
     def set_share(self, share: Floats) -> None:
         """Work with other shares of the GPUs (workers,)."""

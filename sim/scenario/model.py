@@ -12,6 +12,7 @@ from pydantic import Field, field_validator, model_validator
 
 from equipoise.sim.scenario.faults import Faults as Faults
 from equipoise.sim.scenario.generate import Generate
+from equipoise.sim.scenario.lighter import Lighter
 from equipoise.sim.scenario.queues import Queues
 from equipoise.sim.scenario.section import Count, Positive, Section, Span
 from equipoise.sim.scenario.throughputs import Throughputs as Throughputs
@@ -190,6 +191,7 @@ class Model(Section):
     noise_scale_growth: Annotated[Float, Field(ge=0)] = 0.0  # phi grows by this factor over the run
     drift: Annotated[Float, Field(ge=0)] = 0.0  # kappa_d
     staleness: Annotated[Float, Field(ge=0)] = 0.0  # penalty per update missed, asynchronous only
+    lighter: Lighter = Lighter()  # compressed gradients, pruning, distillation
 
     @property
     def tokens(self) -> int:

@@ -74,6 +74,11 @@ class LiveAccount:
         return {use: sum(one[use] for one in each) for use in USES}
 
 
+def is_live(folder: Path) -> bool:
+    """Whether a folder is the record of a live run, or what `run_dir` named with records in it."""
+    return any(folder.glob("rounds-*.jsonl")) or any(folder.glob("*/rounds-*.jsonl"))
+
+
 def read_account(folder: Path) -> LiveAccount:
     """Read a live run's record. Raises InputError, one line, when it holds none."""
     folder = the_run_in(folder)
@@ -87,10 +92,10 @@ def read_account(folder: Path) -> LiveAccount:
         for line in lines:
             if "round" in line:
                 rounds.setdefault(line["round"], {})[member] = line
-    shortest = {
-        number: min((_seconds(line["tail_s"]) for line in by.values()), default=0.0)
-        for number, by in rounds.items()
+    tails = {
+        number: [v["tail_s"] for v in by.values() if v["tail_s"] is not None] for number, by in rounds.items()
     }
+    shortest = {number: min(known, default=0.0) for number, known in tails.items()}
     ranks, events = [], []
     for member, lines in found.items():
         rank = RankTime(member, hosts.get(member, "-"))

@@ -79,8 +79,9 @@ OPTIONS = {
     "share_backend": ("gpu", "'gpu' is not allowed, needed is one of none, duty-cycle, green-context, mps"),
     "allow": (
         "samples",
-        "'samples' is not allowed, needed is a set of samples, moves, order, interval, share, resize",
+        "'samples' is not allowed, needed is a set of samples, moves, order, interval, share, batch, resize",
     ),
+    "batch_max": (10, "10 is not allowed, at least the global_batch of 20 is"),
     "seed": (-1, "-1 is not allowed, needed is a whole number of at least 0"),
     "shuffle": ("no", "'no' is not allowed, needed is one of True, False"),
     "control_timeout_s": (float("inf"), "inf is not allowed, needed is a finite number above 0"),

@@ -74,7 +74,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--shards", type=int, default=120)
+    parser.add_argument("--shards", type=int, default=60)
     parser.add_argument("--samples", type=int, default=40, help="of a shard")
     parser.add_argument("--batch", type=int, default=20, help="samples per rank and round")
     parser.add_argument("--sample-ms", type=float, default=5.0, help="computing per sample")

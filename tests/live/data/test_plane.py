@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import collections
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("fsspec")
 
-from equipoise.live.data.index import Shard
+from equipoise.live.data.index import Shard, main
 from equipoise.live.data.plane import DataPlane, packed, unpacked
 from equipoise.live.data.view import DataView
 from equipoise.live.decide.window import Telemetry, measure
@@ -28,7 +30,7 @@ from equipoise.policies.contract import refine
 from equipoise.policies.observation import Floats
 from equipoise.policies.registry import make_policy
 from tests.live import ranks as live_ranks
-from tests.live.data.store import SlowStore, write_shards
+from tests.live.data.store import SlowStore, tar_of, write_shards
 from tests.live.data.training import train
 
 SIZES = np.array([7, 3, 12, 1, 9, 5, 8, 4], dtype=np.int64)
@@ -250,6 +252,11 @@ def test_a_path_that_is_not_measured_again_fades_to_the_fastest_of_its_store() -
     first[:, 1:5] = [(1e6, 1.0, 0.0, 1), (1e6, 10.0, 0.0, 1)]
     view.update(first, ["a", "b"])
     assert view.path(0, "b")[0] == pytest.approx(1e5)
+    slow = np.zeros((2, view.length))
+    slow[1, -1:] = packed(np.array([True]))
+    for _ in range(80):
+        view.update(slow, ["a", "b"])
+    assert view.path(0, "b")[0] == pytest.approx(1e5)  # the next one is on its way
     for _ in range(80):
         view.update(np.zeros((2, view.length)), ["a", "b"])
     assert view.path(0, "b")[0] > 0.95e6
@@ -282,3 +289,34 @@ def test_three_ranks_one_of_them_killed(tmp_path: Path) -> None:
     seen = [i for r in living for e in r["log"] if e[2] for i in e[3]]
     seen += [i for e in dead if e[0] < resumed for i in e[3]]
     assert collections.Counter(seen) == collections.Counter(range(360))
+
+
+@pytest.mark.long
+def test_the_script_of_the_page_trains(tmp_path: Path) -> None:
+    page = Path(__file__).resolve().parents[3] / "docs" / "live-data.md"
+    script = page.read_text().split("```python\n")[1].split("```")[0]
+    for told, here in (
+        ("s3://bucket/train", str(tmp_path / "store")), ("/local/cache", str(tmp_path / "cache")), ("512", "16"),
+        ("epochs(10)", "epochs(2)"), ("num_workers=4", "num_workers=1"),
+    ):  # fmt: skip
+        assert told in script
+        script = script.replace(told, here)
+    (tmp_path / "train.py").write_text(script)
+    (tmp_path / "store").mkdir()
+    values = np.random.default_rng(0).standard_normal((60, 64)).astype("<f4")
+    for k in range(5):
+        own = range(12 * k, 12 * k + 12)
+        samples = {f"{n:02d}": {"x.f32": values[n].tobytes(), "cls": b"%d" % (n % 10)} for n in own}
+        (tmp_path / "store" / f"{k}.tar").write_bytes(tar_of(samples))
+    assert main([str(tmp_path / "store")]) == 0
+    command = [
+        sys.executable,
+        "-m",
+        "equipoise.live.group.launch",
+        "--ranks",
+        "2",
+        str(tmp_path / "train.py"),
+    ]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=170, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "epoch 1: loss " in done.stdout

@@ -11,6 +11,10 @@ from pathlib import Path
 from typing import Any
 
 
+def number_of(sample: Mapping[str, bytes]) -> int:
+    return int(sample["id"])
+
+
 def train(rank: int, options: Mapping[str, Any]) -> dict[str, Any]:
     """One rank. `options`: roots and sample_s by rank, folder, policy, batch, ...; see the defaults below."""
     import torch
@@ -33,7 +37,7 @@ def train(rank: int, options: Mapping[str, Any]) -> dict[str, Any]:
     folder = Path(given["folder"])
     data = ShardDataset(
         given["roots"][rank], cache=folder / f"cache-{rank}", cache_bytes=given["cache_bytes"],
-        prefetch=given["prefetch"], decode=lambda sample: int(sample["id"]),
+        prefetch=given["prefetch"], decode=number_of,
     )  # fmt: skip
     settings = {
         "run_dir": folder / "run",

@@ -247,6 +247,23 @@ def test_the_upper_bound_is_shown_to_the_policy() -> None:
     assert "memory holds 7" in problem
 
 
+def test_another_global_batch_is_dealt_in_the_proportions_of_the_shares() -> None:
+    bigger = Plan(global_batch=np.array([24]))
+    change, refused = applied(world(places(0, 1), batch_max=48), bigger)
+    assert (change.global_batch, change.shares, refused) == (24, (12, 12), [])
+    with_shares = bigger.with_(samples_per_step=np.array([3, 9]))
+    change, refused = applied(world(places(1, 0), batch_max=48), with_shares)
+    assert (change.global_batch, change.shares, refused) == (24, (18, 6), [])
+    change, refused = applied(world(places(0, 1), batch_max=48, bounds=Bounds(samples_max=11)), bigger)
+    assert change.is_empty()
+    assert refused == ["batch: 24 gives a rank more or fewer samples than it may have"]
+    assert check(bigger, world(places(0, 1)).observe()) is not None  # without batch_max it is fixed
+    weighted = Plan(gradient_weight=np.array([0.0, 1.0]))
+    assert applied(world(places(0, 1)), weighted)[1] == [
+        "gradient_weight: a live job leaves no rank's gradient out"
+    ]
+
+
 def test_an_allocation_becomes_a_new_set_of_members() -> None:
     bounds = Bounds(workers_min=1, workers_max=4)
     parked = places(3)
