@@ -83,12 +83,32 @@ class Run:
         row["idle_ratio"] = totals["idle_gpu_s"] / gpu_s
         for use in WASTE[1:]:
             row[f"{use}_ratio"] = float(jobs[f"{use}_gpu_s"].sum()) / gpu_s
-        return row | self._energy_and_money() | fairness(self.jobs)
+        told = self.by_class() if _classes(self.jobs) is not None else {}
+        return row | self._energy_and_money() | fairness(self.jobs) | told
+
+    def by_class(self) -> dict[str, float]:
+        """Percentiles of waiting and completion of each class of jobs, as `queueing_p95_s[NAME]`.
+
+        A class is one of `workload.generate`, and also each number of GPUs, as "8 GPUs".
+        """
+        jobs, found = self.jobs, dict[str, float]()
+        span_s = jobs["completion_s"] - jobs["arrival_s"]
+        groups = {gpus_class(int(n)): jobs["gpus"] == n for n in np.unique(jobs["gpus"])}
+        classes = _classes(jobs)
+        if classes is not None:
+            groups |= {str(name): classes == name for name in sorted(set(classes.tolist()))}
+        for name, rows in groups.items():
+            done = rows & ~np.isnan(span_s)
+            for q in (50, 95, 99):
+                found[f"queueing_p{q}_s[{name}]"] = float(np.percentile(jobs["queueing_s"][rows], q))
+                known = float(np.percentile(span_s[done], q)) if done.any() else math.nan
+                found[f"completion_p{q}_s[{name}]"] = known
+        return found
 
     def _energy_and_money(self) -> dict[str, float]:
         """What the totals say of both; a number that is not there is not known."""
         useful = float(self.jobs["useful_samples"].sum()) if "useful_samples" in self.jobs else 0.0
-        of = {name: self.totals.get(name, math.nan) for name in ("energy_j", "cost_usd")}
+        of = {name: self.totals.get(name, math.nan) for name in ("energy_j", "carbon_kg", "cost_usd")}
         waste = {f"{use}_usd": self.totals.get(f"{use}_usd", math.nan) for use in WASTE}
         return {
             **of,
@@ -174,6 +194,17 @@ class Run:
             "machine": platform.machine(),
             "versions": versions(),
         }
+
+
+def gpus_class(gpus: int) -> str:
+    """The name of the class of all jobs on so many GPUs."""
+    return f"{gpus} GPU" if gpus == 1 else f"{gpus} GPUs"
+
+
+def _classes(jobs: Mapping[str, NDArray[Any]]) -> NDArray[Any] | None:
+    """Class of each job (jobs,), where the scenario describes more than one."""
+    column = jobs.get("class")
+    return None if column is None or len(set(column.tolist())) < 2 else np.asarray(column)
 
 
 class MissingError(ImportError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from equipoise.policies.contract import AllocationStage
 from equipoise.sim.assumptions import assumptions, failures
 from equipoise.sim.cost.measured import measured_notes
+from equipoise.sim.hardware.carbon import KWH_J, emitted_kg, load_carbon
 from equipoise.sim.job.account import BUSY, HELD, HELD_USES, LOST_TO_FAULTS, Use
 from equipoise.sim.job.training import TrainingJob
 from equipoise.sim.ledger.bill import RESIDUE, Biller
@@ -39,9 +41,6 @@ def _passes(jobs: Iterable[TrainingJob]) -> list[str]:
             f"{-(-part // most)} passes"]  # fmt: skip
 
 
-_KWH_J = 3.6e6
-
-
 def _left_aside(world: SimWorld) -> list[str]:
     """What the scenario declares of its queues and the policy does not heed; limits and places always hold."""
     q, stages = world.scenario.queues, world.policy.stages
@@ -51,6 +50,8 @@ def _left_aside(world: SimWorld) -> list[str]:
         "fair share": weights is not None and weights.fairshare > 0,
         "backfill": q.backfill is not None and q.backfill.depth > 0,
         "reclaim": any(queue.reclaim != "never" or queue.within != "never" for queue in q.queues),
+        "preemption": q.preemption is not None,
+        "preemption while borrowing": any(queue.borrow_within != "never" for queue in q.queues),
         "queue order": any(queue.order == "strict" for queue in q.queues),
         "fair sharing": q.fair_sharing,
         "topology preferred": any(
@@ -80,8 +81,8 @@ def _intervals(jobs: Iterable[TrainingJob]) -> list[str]:
 class Results:
     """Reads a world whose run has ended."""
 
-    def __init__(self, world: SimWorld) -> None:
-        self.world = world
+    def __init__(self, world: SimWorld, *, keeps_timeline: bool) -> None:
+        self.world, self.keeps_timeline = world, keeps_timeline
         rigid = world.rigid.gpu_s
         self.gpu_s, self.computed_gpu_s = rigid.copy(), rigid[:, BUSY] + rigid[:, LOST_TO_FAULTS]
         for row, job in world.roster.training.items():
@@ -104,10 +105,19 @@ class Results:
             totals["makespan_s"],
         )  # fmt: skip
         jobs = self._jobs() | billed
-        if (carbon := world.scenario.energy.carbon) is not None:
-            bills["carbon_kg"] = bills["energy_j"] / _KWH_J * carbon / 1000.0
+        bills |= self._carbon(bills["energy_j"])
         told = {(f"trace_{k}" if k in jobs else k): column for k, column in self.world.demand.columns.items()}
         return jobs | told, totals | bills
+
+    def _carbon(self, energy_j: float) -> dict[str, float]:
+        """CO2 of the energy drawn, where the scenario says what electricity emits."""
+        energy, tables = self.world.scenario.energy, self._tables
+        found = load_carbon(energy)
+        if found is not None and tables is not None:
+            usage, day = tables["usage"], found[1].day()
+            drawn = (usage["start_s"], usage["end_s"], usage["energy_j"])
+            return {"carbon_kg": emitted_kg(*drawn, day, energy.begin)}
+        return {} if energy.carbon is None else {"carbon_kg": energy_j / KWH_J * energy.carbon / 1000.0}
 
     def _jobs(self) -> Columns:
         demand, roster = self.world.demand, self.world.roster
@@ -194,6 +204,14 @@ class Results:
         on = dict(zip(cluster.gpu_models, cluster.accelerators, strict=True))
         notes += measured_notes(scenario.noise, scenario.workload.models, on)
         notes += failures(world.scenario.faults, world.cluster, world.demand.gpus)
+        flop, peak_flop, _ = self._model_work().values()
+        if flop > peak_flop > 0.0:
+            notes.append(
+                f"models do {flop / peak_flop:.3g} times the FLOP that their GPUs can do at the dense peak rate: a "
+                "measured step is too short, or 'flop_per_sample' too large"
+            )
+        if (carbon := load_carbon(scenario.energy)) is not None:
+            notes.append(f"CO2 of {scenario.energy.region}, {carbon[0].date}: {carbon[0].source}")
         if world.prices.note:
             notes.append(f"money at {world.prices.note}; give your own under 'cost'")
         if world.refusals:
@@ -205,7 +223,11 @@ class Results:
         return notes
 
     def timeline(self) -> Mapping[str, Mapping[str, NDArray[Any]]] | None:
-        """The tables of the timeline, when there is one; ask once."""
+        """The tables of the timeline, when it was asked for."""
+        return self._tables if self.keeps_timeline else None
+
+    @cached_property
+    def _tables(self) -> Mapping[str, Mapping[str, NDArray[Any]]] | None:
         world = self.world
         if world.timeline is None:
             return None

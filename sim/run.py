@@ -19,16 +19,19 @@ from equipoise.policies.registry import make_policy
 from equipoise.policies.sources import COMPUTING, code_hash, combined
 from equipoise.sim.cluster.cluster import Cluster
 from equipoise.sim.cost.measured import has_step_noise
+from equipoise.sim.hardware.carbon import load_carbon
 from equipoise.sim.hardware.prices import load_book, make_prices
 from equipoise.sim.hardware.profile import load_profile
 from equipoise.sim.job.demand import make_demand
 from equipoise.sim.loading.measured import with_measured
 from equipoise.sim.loading.transformers import bound_scenario, plan_notes
 from equipoise.sim.network.topology import Topology
+from equipoise.sim.randomness import gpu_times
 from equipoise.sim.record import Run
 from equipoise.sim.results import Results
 from equipoise.sim.scenario.model import Scenario, SpreadSizes
 from equipoise.sim.traces.generate import generate
+from equipoise.sim.traces.redraw import redrawn
 from equipoise.sim.traces.trace import Trace
 from equipoise.sim.world.stall import Stalled
 from equipoise.sim.world.world import SimWorld
@@ -84,10 +87,11 @@ def run(
     scenario = bound_scenario(with_measured(scenario))
     seed = scenario.seed if seed is None else seed
     trace = trace if trace is not None else trace_of(scenario)
-    drawn = drawn_jobs(scenario, seed) if trace is None else trace
+    drawn = drawn_jobs(scenario, seed, trace)
     profile = load_profile(scenario.cluster.hardware)
     topology = Topology(scenario.cluster, profile)
     cluster = Cluster(scenario.cluster, profile, topology)
+    cluster.gpu_time = gpu_times(seed, len(cluster.gpus), scenario.noise.gpu_cov)
     demand = make_demand(scenario, drawn, cluster)
     writer = _journal(journal)
     initialise()
@@ -95,7 +99,8 @@ def run(
 
     world = SimWorld(
         scenario, demand, cluster, topology, policy, seed, None if writer is None else writer.write,
-        event_by_event=event_by_event, prices=make_prices(scenario, profile), timeline=timeline,
+        event_by_event=event_by_event, prices=make_prices(scenario, profile),
+        timeline=timeline or scenario.energy.region is not None,
     )  # fmt: skip
     stopped: str | None = None
     try:
@@ -109,7 +114,7 @@ def run(
     if stopped is not None:
         world.close(world.clock.now)
     cpu_s = time.process_time() - began
-    results, inputs = Results(world), run_inputs(scenario, policy, seed, trace)
+    results, inputs = Results(world, keeps_timeline=timeline), run_inputs(scenario, policy, seed, trace)
     jobs, totals = results.billed()
     result = Run(
         scenario_name=scenario.name,
@@ -148,9 +153,11 @@ def trace_of(scenario: Scenario) -> Trace | None:
     return read_spec(spec, spec.file)
 
 
-def drawn_jobs(scenario: Scenario, seed: int) -> Trace | None:
-    """The jobs that a scenario describes, drawn for a seed; None where it describes none."""
-    spec = scenario.workload.generate
+def drawn_jobs(scenario: Scenario, seed: int, trace: Trace | None = None) -> Trace | None:
+    """The jobs of a seed: of the trace, as it is or redrawn, or as described; None without any."""
+    of, spec = scenario.workload.trace, scenario.workload.generate
+    if trace is not None:
+        return trace if of is None or of.redraw is None else redrawn(trace, of.redraw, seed)
     if spec is None:
         return None
     return generate(spec, sum(group.count * group.gpus for group in scenario.cluster.groups), seed)
@@ -201,6 +208,11 @@ def _inputs(scenario: Scenario, policy: Policy, trace: Trace | None) -> dict[str
         "scenario with its defaults": scenario.model_dump_json(),
         "hardware profile": load_profile(scenario.cluster.hardware).model_dump_json(),
         "price book": load_book(scenario.cost.book).model_dump_json(),
+        **(
+            {}
+            if (carbon := load_carbon(scenario.energy)) is None
+            else {"carbon": carbon[0].model_dump_json()}
+        ),
         "parameters of the stages": json.dumps(
             [[type(s).__qualname__, {f.name: getattr(s, f.name) for f in fields(s)}] for s in policy.stages],
             default=lambda value: type(value).__qualname__,
@@ -220,9 +232,14 @@ def is_random(scenario: Scenario) -> bool:
     faults = scenario.faults
     random = (faults.crash, faults.fail_slow, faults.link, faults.rack, faults.spot, faults.corrupt_gradient)
     spread = any(job.data and isinstance(job.data.shard_sizes, SpreadSizes) for job in scenario.workload.jobs)
-    if scenario.workload.generate is not None:
+    if scenario.workload.generate is not None or redraws(scenario):
         return True
     return bool(step_noise(scenario) or scenario.decide.estimate_error or spread or any(random))
+
+
+def redraws(scenario: Scenario) -> bool:
+    """Whether the jobs of the trace come otherwise on each seed."""
+    return scenario.workload.trace is not None and scenario.workload.trace.redraw is not None
 
 
 def step_noise(scenario: Scenario) -> bool:

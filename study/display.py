@@ -9,6 +9,7 @@ from equipoise.sim.scenario.units import (
     TIME,
     format_bytes,
     format_joules,
+    format_kg,
     format_seconds,
     format_usd,
 )
@@ -36,6 +37,7 @@ LABELS = {
     "restart_ratio": "restart",
     "lost_to_faults_ratio": "lost to faults",
     "energy_j": "energy",
+    "carbon_kg": "CO2",
     "cost_usd": "cost",
     "waste_usd": "  wasted",
     "idle_usd": "    idle",
@@ -66,7 +68,7 @@ IN_DETAIL = (
 _DECIMALS = 3
 PER_JOB = tuple(f"{of}_p{q}_s" for of in ("completion", "queueing") for q in (50, 95, 99))
 _ONLY_SOME = ("pipeline_bubble_ratio", "tensor_exchange_ratio", "pipeline_bubble_usd", "tensor_exchange_usd")
-_IF_KNOWN = ("_usd", "_j", "mfu_ratio", "tokens_per_s")
+_IF_KNOWN = ("_usd", "_j", "_kg", "mfu_ratio", "tokens_per_s")
 
 
 def folded(metric: str, *values: float) -> bool:
@@ -110,7 +112,7 @@ def show(metric: str, mean: float, half: float = math.nan) -> str:
     if not math.isfinite(mean):
         return UNKNOWN
     other: dict[str, Callable[[float], str]] = {
-        "_bytes": format_bytes, "_usd": format_usd, "_j": format_joules,
+        "_bytes": format_bytes, "_usd": format_usd, "_j": format_joules, "_kg": format_kg,
     }  # fmt: skip
     if metric == "cost_per_useful_sample_usd":
         mean, half = 1e6 * mean, 1e6 * half

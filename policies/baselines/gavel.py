@@ -22,7 +22,7 @@ from equipoise.policies.kernels.jit import jit_in_place
 from equipoise.policies.kernels.simplex import maximise
 from equipoise.policies.observation import Bools, Floats, Ints, Observation
 
-OBJECTIVES = ("max-min", "makespan", "finish-time")
+OBJECTIVES = ("max-min", "makespan", "finish-time", "throughput")
 _FILL = 1e-3  # worth of what a job gets beyond the least: enough that no GPU idles, too little to change the least
 _APART = 1e-9  # of throughput over need
 _HALVINGS = 12  # of the range in which the best finish-time fairness lies
@@ -64,7 +64,8 @@ class Gavel(RoundBased):
     Throughputs by job type and GPU model give the share of time X of each job on each model (section 4):
     `max-min` maximises the least throughput over that of an equal share of the cluster, times the job's GPUs over
     its priority (4.1); `makespan` the least throughput over work left (4.2); `finish-time` minimises the worst time
-    of a job here over that on its own equal part of the cluster (Themis' rho), found by halving. Equal jobs are one
+    of a job here over that on its own equal part of the cluster (Themis' rho), found by halving; `throughput` the
+    sum of throughputs times priorities: whole shares by descending worth of a GPU. Equal jobs are one
     class of the programme, which is solved anew only when the jobs or the GPUs have changed. In each round the
     pairs of job and model come first of which a job has had least for its share (section 5); GPUs left over then
     go to whoever runs fastest on them. Pairs of jobs on one GPU are left out.
@@ -133,6 +134,8 @@ class Gavel(RoundBased):
         """Share of time of each job on each model, and how many programmes were solved."""
         equal = np.maximum(speed @ (room / max(room.sum(), 1)), 1e-300)
         weight = np.nan_to_num(o.jobs.priority[rows], nan=1.0)
+        if self.objective == "throughput":
+            return _worthiest(speed * np.maximum(weight, 1e-9)[:, None] / gpus[:, None], gpus, room), 0
         if self.objective == "max-min":
             return _by_class(speed, gpus, room, equal * np.maximum(weight, 1e-9) / gpus), 1
         left = work_left(o, rows, speed)
@@ -141,6 +144,17 @@ class Gavel(RoundBased):
         age_s = np.maximum(o.time_s - o.jobs.arrival_s[rows], 0.0)
         alone_s = age_s + left / (equal * np.minimum(1.0, room.sum() / (len(rows) * gpus)))
         return _fairest(speed, gpus.astype(np.float64), room.astype(np.float64), left, age_s, alone_s)
+
+
+def _worthiest(worth: Floats, gpus: Ints, room: Ints) -> Floats:
+    """Whole shares (rows, models) by descending worth of a GPU, as long as there is room."""
+    part, left = np.zeros(worth.shape), room.copy()
+    for place in np.argsort(-worth, axis=None, kind="stable").tolist():
+        job, model = divmod(place, worth.shape[1])
+        if worth[job, model] > 0 and not part[job].any() and gpus[job] <= left[model]:
+            part[job, model] = 1.0
+            left[model] -= gpus[job]
+    return part
 
 
 def _by_class(speed: Floats, gpus: Ints, room: Ints, need: Floats) -> Floats:

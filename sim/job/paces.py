@@ -57,11 +57,16 @@ def make_paces(
             known = _speeds(rates.get(name, {}), models, first, count)
             number[key] = len(rows)
             rows.append(np.where(np.isnan(known), alike if kept else guess, known))
-            unknown = bool((np.isnan(known) & (guess != 1.0)).any()) and not kept
-            blank.append(unknown)
+            blank.append(bool((np.isnan(known) & (guess != 1.0)).any()))
         kind[k] = number[key]
     speed = np.array(rows)
-    note = _guess_note(models, guess, first) if np.array(blank, dtype=np.bool_)[kind[rigid]].any() else ""
+    guessed = np.array(blank, dtype=np.bool_)[kind] & rigid
+    note = _guess_note(models, guess, first) if (guessed & ~recorded).any() else ""
+    if not note and guessed.any():
+        note = (
+            f"durations of the trace count alike on {' and '.join(models)}: where each was recorded is not known; "
+            "give workload.throughputs, or a speed of each node group"
+        )
     return Paces(speed, kind, note)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from equipoise.sim.cluster.power import host_w
+from equipoise.sim.hardware.carbon import load_carbon
 from equipoise.sim.hardware.prices import load_book
 from equipoise.sim.hardware.profile import Accelerator, HardwareProfile
 from equipoise.sim.scenario.model import Scenario
@@ -70,3 +71,7 @@ def _prices(scenario: Scenario, profile: HardwareProfile, base: Path | None) -> 
         load_book(cost.book, base)
     except InputError as error:
         yield from ((("cost", "book"), line) for line in error.lines)
+    try:
+        load_carbon(scenario.energy, base)
+    except InputError as error:
+        yield from ((("energy", "region"), line) for line in error.lines)

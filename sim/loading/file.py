@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from equipoise.sim.hardware.carbon import carbon_path
 from equipoise.sim.hardware.prices import book_path
 from equipoise.sim.hardware.profile import is_path, profile_path, scenarios_dir
 from equipoise.sim.loading.checks import doubts, problems, trace_problems
@@ -168,6 +169,10 @@ def _scenario(tree: Tree, base: Path | None, *, fits: bool = True) -> Scenario:
     if base is not None and is_path(book):
         cost = scenario.cost.model_copy(update={"book": str(book_path(book, base))})
         scenario = scenario.model_copy(update={"cost": cost})
+    energy = scenario.energy
+    if base is not None and is_path(energy.carbon_book):
+        found = str(carbon_path(energy.carbon_book, base))
+        scenario = scenario.model_copy(update={"energy": energy.model_copy(update={"carbon_book": found})})
     return bound_scenario(with_measured(scenario))
 
 

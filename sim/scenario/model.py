@@ -12,6 +12,7 @@ from pydantic import Field, field_validator, model_validator
 
 from equipoise.sim.scenario.faults import Faults as Faults
 from equipoise.sim.scenario.generate import Generate
+from equipoise.sim.scenario.lighter import Lighter
 from equipoise.sim.scenario.queues import Queues
 from equipoise.sim.scenario.section import Count, Positive, Section, Span
 from equipoise.sim.scenario.throughputs import Throughputs as Throughputs
@@ -190,6 +191,7 @@ class Model(Section):
     noise_scale_growth: Annotated[Float, Field(ge=0)] = 0.0  # phi grows by this factor over the run
     drift: Annotated[Float, Field(ge=0)] = 0.0  # kappa_d
     staleness: Annotated[Float, Field(ge=0)] = 0.0  # penalty per update missed, asynchronous only
+    lighter: Lighter = Lighter()  # compressed gradients, pruning, distillation
 
     @property
     def tokens(self) -> int:
@@ -282,6 +284,7 @@ class Job(Section):
     gpus: Count = 1  # asked for
     gpu_share: Annotated[Share, Field(gt=0, le=1)] = 1.0  # of each GPU, for jobs that share
     duration: Seconds | None = None  # of a job known by its time only
+    time_limit: Seconds | None = None  # a duration job is ended when it has run for so long
     job_type: str = ""  # of a duration job: whose rates it has in `workload.throughputs`
     # its GPUs may be of several models
     mix_gpus: bool = (
@@ -310,15 +313,18 @@ class Job(Section):
     gpu_types: tuple[str, ...] = ()  # accelerators or groups of nodes, any of them; none: all
     # how close its GPUs must, or should, be
     together: Literal["rack-preferred", "rack-required", "node-preferred", "node-required"] | None = None
+    cpus: Count | None = None  # cores that it asks for; counted by limits only
+    host_memory: Bytes | None = None  # that it asks for; counted by limits only
+    nodes: Count | None = None  # that it asks for; counted by limits only
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
         if (self.duration is None) == (self.model is None):
             raise ValueError("needs either 'duration' (a rigid job) or 'model' (a training job)")
         if self.model is not None:
-            if self.job_type or self.mix_gpus:
+            if self.job_type or self.mix_gpus or self.time_limit is not None:
                 raise ValueError(
-                    "'job_type' and 'mix_gpus' are of jobs with 'duration'; this one has a 'model'"
+                    "'job_type', 'mix_gpus' and 'time_limit' are of jobs with 'duration'; this one has a 'model'"
                 )
             targets = [k for k in ("steps", "epochs", "samples") if getattr(self, k) is not None]
             if len(targets) != 1:
@@ -330,6 +336,18 @@ class Job(Section):
             if self.batch_max is not None and self.batch_max < self.global_batch:
                 raise ValueError("'batch_max' must not be below 'global_batch'")
         return self
+
+
+class Redraw(Section):
+    """Other jobs on each seed that are like those of the trace: its sessions, in another order.
+
+    Sessions (jobs of one user and size, each soon after the one before) stay whole and change places with others
+    that begin in the same window, so that the load of each window stays what it was.
+    """
+
+    window: Span = 86400.0  # in which sessions change places; shorter ones keep more of the trace
+    together: Span = 600.0  # a session ends when its next job takes longer to come
+    scale: Positive = 1.0  # as many times the jobs: sessions are taken twice, or not at all
 
 
 class TraceSpec(Section):
@@ -347,6 +365,7 @@ class TraceSpec(Section):
     time_scale: Positive = 1.0  # multiplies arrivals: below 1 raises the load
     mix_gpus: bool = False  # as of a job; a column job_type names the rates of `workload.throughputs`
     checkpoint: Checkpoint = Checkpoint()  # of all jobs of the trace
+    redraw: Redraw | None = None  # none: the jobs of the trace as they came, on every seed
     # which jobs of the trace train a model
     training: TrainingJobs = Field(default_factory=lambda: TrainingJobs())
 
@@ -357,12 +376,12 @@ class TrainingJobs(Section):
     `count` jobs, evenly spread over the trace, take `models` in turn; a job whose trace names a model has that.
     """
 
-    count: Annotated[Int, Field(ge=0)] = 0
-    models: tuple[str, ...] = ()
-    global_batch: Count = 64
-    micro_batch: Count = 1
-    shards: Count = 16
-    sample_size: Bytes = 0.0
+    count: Annotated[Int, Field(ge=0)] = 0  # jobs of the trace that train; the others are known by duration
+    models: tuple[str, ...] = ()  # of `workload.models`, taken in turn
+    global_batch: Count = 64  # samples of a step, over all workers
+    micro_batch: Count = 1  # batches are dealt in multiples of it
+    shards: Count = 16  # pieces of each job's dataset
+    sample_size: Bytes = 0.0  # of a sample; 0: reading takes no time
     steps_max: Count = 2000  # longer jobs get longer steps, by more samples a step
 
     @model_validator(mode="after")
@@ -399,6 +418,8 @@ class Decide(Section):
     every_steps: Count | None = None  # of any one training job
     on_events: bool = True  # also at arrivals, completions and faults
     estimate_error: Annotated[Float, Field(ge=0)] = 0.0  # log-normal spread of duration estimates
+    # what policies take a duration job to need: about its true time, or its time limit where it has one
+    estimate: Literal["duration", "time-limit"] = "duration"
 
 
 class Noise(Section):
@@ -406,17 +427,32 @@ class Noise(Section):
 
     # none: of a model with a measured `step` the profile's, else 0
     step_cov: Annotated[Float, Field(ge=0, le=5)] | None = None
+    lasting_share: Annotated[Share, Field(ge=0, le=1)] = 0.0  # of a worker's own variance, that stays a while
+    lasting_steps: Count = 16  # local steps that the lasting part stays
+    common_share: Annotated[Share, Field(ge=0, le=1)] = 0.0  # of the variance, that a job's workers share
+    tail_chance: Annotated[Share, Field(ge=0, lt=1)] = 0.0  # of a rare long step, beside `step_cov`
+    tail_factor: Annotated[Float, Field(ge=1)] = 1.0  # how many times as long that step is
+    gpu_cov: Annotated[Float, Field(ge=0, le=1)] = 0.0  # of the persistent speeds of single GPUs
+
+    @model_validator(mode="after")
+    def _whole_tail(self) -> Self:
+        if (self.tail_chance > 0.0) != (self.tail_factor > 1.0):
+            raise ValueError(
+                "'tail_chance' above 0 and 'tail_factor' above 1 make a tail together; give both"
+            )
+        if (self.lasting_share or self.common_share) and self.step_cov == 0.0:
+            raise ValueError("'lasting_share' and 'common_share' are parts of 'step_cov', which is 0")
+        return self
 
 
 class Storage(Section):
     """Where checkpoints go: each node's own disk, a file system that all share, or an object store.
 
-    # of all writers together
     rate: of all writers together. node_rate: of one node (none: its NICs). latency: of a request.
     """
 
     kind: Literal["local", "shared", "object"] = "local"  # where checkpoints go
-    rate: BytesPerS | None = None
+    rate: BytesPerS | None = None  # of all writers together
     node_rate: BytesPerS | None = None  # of one node; none: its NICs
     latency: Seconds = 0.0  # of a request
 
@@ -447,10 +483,21 @@ class Energy(Section):
 
     tariff: UsdPerJoule | None = None  # none: the price book's
     carbon: Annotated[Float, Field(ge=0)] | None = None  # of the site's electricity, g of CO2 per kWh
+    region: str | None = (
+        None  # in place of `carbon`: a region of `carbon_book`, by the hour where it has hours
+    )
+    carbon_book: str = "carbon"  # file of regions that comes with the software, or one of yours
+    begin: Seconds = 0.0  # local time of day at which the simulated time begins, for the hours of the region
     pue: Annotated[Float, Field(ge=1)] = 1.3  # power of the site over that of its nodes
     ambient: Celsius = 25.0  # temperature of the room
     power_cap: Watts | None = None  # of each GPU
     cluster_power_cap: Watts | None = None  # of all nodes together, shared by the GPUs that are held
+
+    @model_validator(mode="after")
+    def _one_carbon(self) -> Self:
+        if self.carbon is not None and self.region is not None:
+            raise ValueError("carbon: give either 'carbon' or a 'region'")
+        return self
 
 
 class Thermal(Section):

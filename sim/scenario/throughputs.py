@@ -8,8 +8,8 @@ from equipoise.sim.scenario.section import Count, Positive, Section
 class Rate(Section):
     """What a job type does per second (in any unit, the same for all its rates) on so many GPUs of a model."""
 
-    job_type: str
-    gpu_model: str
+    job_type: str  # of the trace's column of that name, or a job's
+    gpu_model: str  # accelerator of a node group
     gpus: Count  # of the job
     rate: Positive  # in any unit; ratios count
 

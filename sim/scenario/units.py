@@ -358,6 +358,11 @@ def format_joules(value: float) -> str:
     return f"{_digits(value)} J" if abs(value) < 1e5 else format_scaled(value / 3600.0, "Wh")
 
 
+def format_kg(value: float) -> str:
+    """Mass for people: kilograms when little, else tonnes: 22300 -> "22.3 t"."""
+    return f"{_digits(value)} kg" if abs(value) < 1e3 else f"{_digits(value / 1e3)} t"
+
+
 def _digits(value: float, digits: int = 3) -> str:
     """At least `digits` significant digits, without an exponent below a million and without idle zeros."""
     if not math.isfinite(value) or abs(value) >= 1e6:

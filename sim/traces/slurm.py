@@ -31,6 +31,7 @@ def from_accounting(jobs: JobTable, unit: str, *, queue: bool = False) -> Rows:
     columns["job_name"] = jobs.name
     columns["priority"] = _number_text(jobs.priority)
     columns |= {"cpus": _given(jobs.cpus), "nodes": _given(jobs.nodes)}
+    columns["host_memory_bytes"] = _given(jobs.memory_bytes)
     columns["time_limit_s"] = np.where(np.isfinite(jobs.time_limit_s), jobs.time_limit_s, np.nan)
     columns["site_queueing_s"] = jobs.start_s - np.fmax(jobs.submit_s, jobs.eligible_s)
     ran_s = np.where(np.isfinite(jobs.elapsed_s), jobs.elapsed_s, jobs.end_s - jobs.start_s)
@@ -116,6 +117,7 @@ def from_events(events: EventTable, unit: str) -> Rows:
     }
     columns["time_limit_s"] = np.where(np.isfinite(events.time_limit_s), events.time_limit_s, np.nan)
     columns |= {"cpus": (tasks * each).astype(np.float64), "nodes": _given(events.nodes)}
+    columns["host_memory_bytes"] = _given(events.memory_bytes)
     rows = Rows(
         name=events.name,
         arrival_s=events.submit_s,

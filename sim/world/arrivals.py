@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable
 
 import numpy as np
@@ -39,6 +40,7 @@ class Arrivals:
         self.clock, self.roster, self.make = clock, roster, make
         self.arrived, self.unasked_until_s = arrived, unasked_until_s
         self._arrival_s = memoryview(roster.demand.arrival_s)  # type: ignore[arg-type]  # (single numbers, fast)
+        self._training = sorted(roster.demand.training)
         self._next = 0
 
     @property
@@ -59,12 +61,12 @@ class Arrivals:
             end = max(end, _first_after(math.nextafter(until_s, -math.inf), arrival_s, end))
         self._next = end
         resize(roster.table, end)
+        for row in self._training[bisect_left(self._training, first) : bisect_left(self._training, end)]:
+            job = roster.training[row] = self.make(row)
+            if job.spec.data is not None:
+                job.homes_before_start = known_homes(job.spec.data, job.cluster)
+            _fill_row(job, roster)
         for row in range(first, end):
-            if row in roster.demand.training:
-                job = roster.training[row] = self.make(row)
-                if job.spec.data is not None:
-                    job.homes_before_start = known_homes(job.spec.data, job.cluster)
-                _fill_row(job, roster)
             roster.waiting.add(row)
         self.plan_next()
         self.arrived()

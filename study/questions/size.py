@@ -27,7 +27,7 @@ from equipoise.sim.scenario.model import Faults, Scenario
 from equipoise.sim.scenario.tree import InputError
 from equipoise.sim.traces.trace import Trace
 from equipoise.study.bounds import lower_bound
-from equipoise.study.questions.targets import Target, power_w, price_usd_per_h, with_rent
+from equipoise.study.questions.targets import Supply, Target, power_w, price_usd_per_h, supplied, with_rent
 from equipoise.study.runs.engines import Engine
 from equipoise.study.runs.make import Progress, workers
 from equipoise.study.runs.orders import Order, Shared, orders_at
@@ -49,11 +49,19 @@ class Candidate:
     price_usd_per_h: float
     power_w: float
     bound_s: Mapping[str, float]
+    missing: str = ""  # what of it cannot be had
+    after_s: float = 0.0  # until it is delivered
 
     @property
     def known(self) -> dict[str, float]:
         """What is known without a run; of times and cost, what no policy can beat."""
-        values = {**self.bound_s, "price_usd_per_h": self.price_usd_per_h, "power_w": self.power_w}
+        done_s = self.after_s + self.bound_s["makespan_s"]
+        values = {
+            **self.bound_s,
+            "done_s": done_s,
+            "price_usd_per_h": self.price_usd_per_h,
+            "power_w": self.power_w,
+        }
         return with_rent(values, self.price_usd_per_h)
 
     def score(self, objective: Objective) -> tuple[float, float, int]:
@@ -138,6 +146,7 @@ class Question:
     jobs: int = 1
     grow: bool = False  # training jobs grow and shrink with the cluster
     every: bool = False  # run every size, not only until the first that meets the targets
+    available: Mapping[str, Supply] = field(default_factory=dict)  # by accelerator; any number of the others
     runner: Callable[..., Run] = field(default=run, compare=False)
 
     def asks_for(self, *keys: str) -> bool:
@@ -172,13 +181,17 @@ def _search(question: Question, progress: Progress | None, *, faults: bool) -> A
     missed: list[Trial] = []
     trials: list[Trial] = []
     excluded: list[Candidate] = []
-    shared = Shared(folders, runner=question.runner)
+    classes = any("[" in target.measure.key for target in question.targets)
+    shared = Shared(folders, runner=question.runner, by_class=classes)
     with workers(shared, _orders(candidates[0], question, trace, random), question.jobs) as made:
         for number, candidate in enumerate(candidates):
             if best is not None and not question.every and not _can_beat(candidate, best, question.objective):
                 break
             if progress is not None:
                 progress(number, len(candidates), _named(candidate.values))
+            if candidate.missing:
+                impossible.append(f"{_named(candidate.values)}: {candidate.missing}")
+                continue
             if _cannot(candidate, question.targets, random):
                 excluded.append(candidate)
                 continue
@@ -241,11 +254,22 @@ def try_out(
             if row["status"] != "done":
                 raise RuntimeError(f"{_named(candidate.values)}, seed {row['seed']}: {row['error']}")
             known = {"price_usd_per_h": candidate.price_usd_per_h, "power_w": candidate.power_w}
+            known["done_s"] = candidate.after_s + row["makespan_s"]
+            _check_classes(row, question.targets)
             results[row["seed"]] = {**row, **known}
         met = sum(_meets_all(result, question.targets) for result in results.values())
         if len(results) - met > allowed:
             break
     return Trial(candidate, tuple(results[seed] for seed in sorted(results)), met)
+
+
+def _check_classes(row: Mapping[str, Any], targets: Sequence[Target]) -> None:
+    """Raises InputError for a target of a class that no job is in."""
+    for target in targets:
+        name, bracket, _ = target.measure.key.partition("[")
+        if bracket and target.measure.key not in row:
+            there = [key[len(name) + 1 : -1] for key in row if key.startswith(f"{name}[")]
+            raise InputError([f"target {target.text!r}: no job of that class; there are {', '.join(there)}"])
 
 
 def _orders(candidate: Candidate, question: Question, trace: Trace | None, random: bool) -> list[Order]:
@@ -304,6 +328,10 @@ def read_candidates(
                 impossible.append(error.lines[0])
             continue
         folders = file.folders
+    if found and (
+        wrong := set(question.available) - set(load_profile(found[0].scenario.cluster.hardware).accelerators)
+    ):
+        raise InputError([f"--available: {min(wrong)!r} is no accelerator of the hardware profile"])
     if not found:
         raise problem or InputError(["nothing to vary: give --vary KEY=LOW:HIGH"])
     return found, trace, folders
@@ -336,7 +364,7 @@ def _candidate(
     priced = question.asks_for("price_usd_per_h", "cost_usd")
     price = price_usd_per_h(scenario, profile) if priced else math.nan
     power = power_w(scenario, profile) if question.asks_for("power_w", "energy_j") else math.nan
-    return Candidate(values, scenario, nodes, price, power, bound_s)
+    return Candidate(values, scenario, nodes, price, power, bound_s, *supplied(scenario, question.available))
 
 
 def read_vary(text: str) -> tuple[str, list[Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
@@ -15,6 +15,7 @@ from equipoise.sim.cluster.power import node_power
 from equipoise.sim.hardware.prices import make_prices
 from equipoise.sim.hardware.profile import HardwareProfile
 from equipoise.sim.network.topology import Topology
+from equipoise.sim.record import gpus_class
 from equipoise.sim.scenario.model import NodeGroup, Scenario
 from equipoise.sim.scenario.tree import InputError
 from equipoise.sim.scenario.units import (
@@ -49,6 +50,7 @@ class Measure:
 
 _TIMES = (
     "makespan",
+    "done",
     "completion_mean",
     "completion_p50",
     "completion_p95",
@@ -86,12 +88,12 @@ class Target:
 
     def met(self, values: Mapping[str, float]) -> bool:
         """Whether results meet it; what is unknown (no job completed) does not."""
-        value = values[self.measure.key]
+        value = values.get(self.measure.key, math.nan)
         return value <= self.limit if self.at_most else value >= self.limit
 
     def excess(self, values: Mapping[str, float]) -> float:
         """How far results are from it: 0 when met, 0.5 when half as much again as allowed."""
-        value = values[self.measure.key]
+        value = values.get(self.measure.key, math.nan)
         if self.met(values):
             return 0.0
         if math.isnan(value) or self.limit == 0.0 or value == 0.0:
@@ -101,23 +103,31 @@ class Target:
 
 def read_target(text: str) -> Target:
     """A target such as `completion_p95<=2h`. Raises InputError with what is allowed."""
-    match = re.fullmatch(r"\s*([a-z0-9_]+)\s*(<=|>=|=<|=>|≤|≥|<|>)\s*(.+?)\s*", text)
+    match = re.fullmatch(r"\s*([a-z0-9_]+)\s*(?:\[([^\]]+)\])?\s*(<=|>=|=<|=>|≤|≥|<|>)\s*(.+?)\s*", text)
     if match is None or match[1] not in MEASURES:
         raise InputError([f"target {text!r}: write NAME<=VALUE or NAME>=VALUE; names: {', '.join(MEASURES)}"])
     measure = MEASURES[match[1]]
+    if match[2] is not None:
+        if not re.search(r"_p\d\d_s$", measure.key):
+            raise InputError(
+                [f"target {text!r}: only percentiles of waits and completions have classes of jobs"]
+            )
+        size = re.fullmatch(r"\s*(\d+)\s*gpus?\s*", match[2], re.IGNORECASE)
+        name = gpus_class(int(size[1])) if size is not None else match[2].strip()
+        measure = replace(measure, key=f"{measure.key}[{name}]")
     try:
-        limit = measure.quantity.parse(match[3])
+        limit = measure.quantity.parse(match[4])
     except ValueError as error:
         raise InputError([f"target {text!r}: {error}"]) from error
-    at_most = match[2] in ("<=", "=<", "≤", "<")
+    at_most = match[3] in ("<=", "=<", "≤", "<")
     doubt = ""
-    if measure.quantity is TIME and re.fullmatch(r"[0-9.]+", match[3]):
+    if measure.quantity is TIME and re.fullmatch(r"[0-9.]+", match[4]):
         doubt = (
-            f"target {text!r}: {match[3]} was read as {match[3]} s; if hours were meant, write {match[3]}h"
+            f"target {text!r}: {match[4]} was read as {match[4]} s; if hours were meant, write {match[4]}h"
         )
-    return Target(
-        measure, at_most, limit, f"{match[1]}{'<=' if at_most else '>='}{match[3]}".replace(" ", ""), doubt
-    )
+    of = f"[{match[2].strip()}]" if match[2] else ""
+    value = match[4].replace(" ", "")
+    return Target(measure, at_most, limit, f"{match[1]}{of}{'<=' if at_most else '>='}{value}", doubt)
 
 
 def price_usd_per_h(scenario: Scenario, profile: HardwareProfile) -> float:
@@ -162,3 +172,37 @@ def power_w(scenario: Scenario, profile: HardwareProfile) -> float:
 def with_rent(values: Mapping[str, float], price: float) -> dict[str, float]:
     """What is known without a run, with the least that `cost_usd` can be: rent for the least makespan."""
     return {**values, "cost_usd": price * values["makespan_s"] / 3600.0}
+
+
+@dataclass(frozen=True)
+class Supply:
+    """What can be had of one accelerator: so many GPUs at most, so long (s) after they are ordered."""
+
+    gpus: float = math.inf
+    after_s: float = 0.0
+
+
+def read_supply(text: str) -> tuple[str, Supply]:
+    """`h100_sxm=256`, `l40s=1024 in 30 d` or `l40s=in 30 d` as (accelerator, supply). Raises InputError."""
+    match = re.fullmatch(r"\s*([\w.-]+)\s*=\s*(\d+)?\s*(?:in\s+(.+?))?\s*", text)
+    if match is None or (match[2] is None and match[3] is None):
+        raise InputError([f"--available {text!r}: write ACCELERATOR=GPUS, or ACCELERATOR=GPUS in TIME"])
+    try:
+        after_s = TIME.parse(match[3]) if match[3] is not None else 0.0
+    except ValueError as error:
+        raise InputError([f"--available {text!r}: {error}"]) from error
+    return match[1], Supply(math.inf if match[2] is None else float(match[2]), after_s)
+
+
+def supplied(scenario: Scenario, available: Mapping[str, Supply]) -> tuple[str, float]:
+    """(what of the cluster cannot be had, "" when all can; time until the last GPU is delivered, s)."""
+    wanted: dict[str, int] = {}
+    for group in scenario.cluster.groups:
+        wanted[group.accelerator] = wanted.get(group.accelerator, 0) + group.count * group.gpus
+    late_s = 0.0
+    for name, gpus in sorted(wanted.items()):
+        supply = available.get(name, Supply())
+        if gpus > supply.gpus:
+            return f"{gpus} GPUs of {name}, {supply.gpus:g} can be had", 0.0
+        late_s = max(late_s, supply.after_s) if gpus else late_s
+    return "", late_s

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,9 +11,8 @@ import numpy as np
 
 from equipoise.policies.observation import Bools, Floats
 from equipoise.policies.registry import make_policy
-from equipoise.sim.run import run
+from equipoise.sim.run import drawn_jobs, redraws, run
 from equipoise.sim.scenario.model import Scenario
-from equipoise.sim.traces.generate import generate
 from equipoise.sim.traces.trace import Trace
 
 QUANTILES = 41
@@ -66,29 +66,39 @@ def _durations(duration_s: Floats) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Likeness:
-    """One percentile of one quantity: of the trace, and the mean over jobs drawn on several seeds."""
+    """One percentile of one quantity: of the trace, and mean and spread over jobs drawn on several seeds."""
 
     quantity: str
     percentile: int
     trace: float
     drawn: float
+    spread: float = math.nan  # standard deviation over seeds
 
 
 PERCENTILES = (50, 95)
 
 
 def compared(scenario: Scenario, trace: Trace, policies: Sequence[str], seeds: int) -> list[Likeness]:
-    """Durations and waits of the trace beside those of jobs from `workload.generate`, under each policy."""
-    spec, gpus = scenario.workload.generate, sum(g.count * g.gpus for g in scenario.cluster.groups)
-    assert spec is not None
-    drawn = np.concatenate([generate(spec, gpus, seed).duration_s for seed in range(seeds)])
-    found = [Likeness("duration", q, *(float(np.percentile(d, q)) for d in (trace.duration_s, drawn)))
+    """Durations and waits of the trace beside those of the scenario's jobs on several seeds, under each policy."""
+    as_it_is = scenario
+    if redraws(scenario):
+        assert scenario.workload.trace is not None
+        bare = scenario.workload.trace.model_copy(update={"redraw": None})
+        workload = scenario.workload.model_copy(update={"trace": bare})
+        as_it_is = scenario.model_copy(update={"workload": workload})
+    given = trace if redraws(scenario) else None
+    drawn = [drawn_jobs(scenario, seed, given) for seed in range(seeds)]
+    durations = np.concatenate([jobs.duration_s for jobs in drawn if jobs is not None])
+    found = [Likeness("duration", q, *(float(np.percentile(d, q)) for d in (trace.duration_s, durations)))
              for q in PERCENTILES]  # fmt: skip
     for name in policies:
-        one = run(scenario, policy=make_policy(name), trace=trace).summary()
-        many = [run(scenario, policy=make_policy(name), seed=seed).summary() for seed in range(seeds)]
+        policy = make_policy(name)
+        one = run(as_it_is, policy=policy, trace=trace).summary()
+        many = [run(scenario, policy=policy, seed=seed, trace=given).summary() for seed in range(seeds)]
         for q in PERCENTILES:
-            key = f"queueing_p{q}_s"
-            mean = sum(row[key] for row in many) / seeds
-            found.append(Likeness(f"wait under {name}", q, one[key], mean))
+            values = [row[f"queueing_p{q}_s"] for row in many]
+            spread = float(np.std(values, ddof=1)) if seeds > 1 else math.nan
+            found.append(
+                Likeness(f"wait under {name}", q, one[f"queueing_p{q}_s"], float(np.mean(values)), spread)
+            )
     return found

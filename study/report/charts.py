@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Numbers = Sequence[float] | NDArray[np.float64]
-Kind = Literal["line", "step", "area", "scatter", "bars", "ranked", "tornado", "heat"]
+Kind = Literal["line", "step", "area", "scatter", "bars", "ranked", "tornado", "heat", "parallel"]
 DIGITS = 5
 
 
@@ -141,6 +141,7 @@ class Palette:
             "restart": "#cc79a7",
             "lost_to_faults": "#6b3a53",
             "idle": "#d8d8d4",
+            "late": "#ecece8",
             "down": "#9a9a94",
         }
     )

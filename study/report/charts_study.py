@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from equipoise.study.display import LABELS, digits, show
 from equipoise.study.report.charts import Axis, Chart, Series, time_unit
 from equipoise.study.report.first import ranking
-from equipoise.study.report.study import Point, RunFolder, Study, Trend
+from equipoise.study.report.study import Point, RunFolder, Study, Trend, idle_after_last, in_order
 from equipoise.study.report.timeline import SHARES, USES, link_load, literal, read, usage_shares
 
 QUANTILES = 400
@@ -29,17 +29,83 @@ USE_LABELS = {
     "restart": "restart",
     "lost_to_faults": "lost to faults",
     "idle": "idle",
+    "late": "idle after the last arrival",
     "down": "node down",
 }
 _USE_METRICS = {"gpu_busy_ratio": "busy"} | {f"{use}_ratio": use for use in (*USES[1:], "idle")}
+PARALLEL_LINES = 600
 
 
 def study_charts(study: Study) -> list[Chart]:
     """Every chart that the study has numbers for."""
-    made = [ranking(study), where_time_goes(study), completion_times(study), trade_off(study), tornado(study)]
+    made = [
+        ranking(study),
+        where_time_goes(study),
+        completion_times(study),
+        trade_off(study),
+        parallel(study),
+    ]
+    made.append(tornado(study))
     return [
         chart for chart in (*made, *(trend(t, k) for k, t in enumerate(study.trends))) if chart is not None
     ]
+
+
+def parallel(study: Study) -> Chart | None:
+    """A line for each point and policy of a sweep across its keys and the main metric (Inselberg 1985)."""
+    metric = study.main_metric
+    known = [p for p in study.points if math.isfinite(p.means.get(metric, math.nan))][:PARALLEL_LINES]
+    keys = [
+        k for k in (study.points[0].values if study.points else ()) if len({p.values[k] for p in known}) > 1
+    ]
+    if len(known) < 3 or len(keys) < 2:
+        return None
+    values = {k: sorted({p.values[k] for p in known}, key=in_order) for k in keys}
+    ends = [p.means[metric] for p in known]
+    low, high = min(ends), max(ends)
+    scale = high - low if high > low else 1.0
+    ticks = [
+        (10.0 * axis + place, text)
+        for axis, key in enumerate(keys)
+        for place, text in _spread(values[key])
+    ]  # fmt: skip
+    ticks += [
+        (10.0 * len(keys) + v / high if high > 0 else 0.0, show(metric, v)) for v in (0.0, high / 2, high)
+    ]
+    where = {k: {text: at for at, text in _spread(values[k])} for k in keys}
+    series = list[Series]()
+    for policy in study.policies:
+        x, y, labels = list[float](), list[float](), list[str]()
+        for point in (p for p in known if p.policy == policy):
+            places = [where[k][point.values[k]] for k in keys]
+            end = (point.means[metric] - low) / scale
+            told = "; ".join([*(f"{k}: {point.values[k]}" for k in keys), show(metric, point.means[metric])])
+            x += [*map(float, range(len(keys) + 1)), math.nan]
+            y += [*places, end, math.nan]
+            labels += [told] * (len(keys) + 2)
+        series.append(Series(policy, x, y, colour=len(series), labels=labels))
+    noun = LABELS.get(metric, metric)
+    left = len(study.points) - len(known)
+    return Chart(
+        "parallel",
+        "parallel",
+        f"All points, from the varied keys to the {noun}",
+        f"{len(known)} lines, one for each point under a policy, across {', '.join(keys)} and the {noun}.",
+        Axis(
+            "",
+            ticks=tuple(
+                (float(k), name) for k, name in enumerate([*(k.rpartition(".")[2] for k in keys), noun])
+            ),
+        ),
+        Axis("", ticks=tuple(ticks)),
+        tuple(series),
+        note="A line is a point under a policy." + (f" {left} more are not drawn." if left else ""),
+    )
+
+
+def _spread(texts: Sequence[str]) -> list[tuple[float, str]]:
+    """(place from 0 to 1, text), evenly apart."""
+    return [(k / max(len(texts) - 1, 1), text) for k, text in enumerate(texts)]
 
 
 def where_time_goes(study: Study) -> Chart | None:
@@ -48,6 +114,10 @@ def where_time_goes(study: Study) -> Chart | None:
     if not any(value > 0 for values in shares.values() for value in values):
         return None
     at = list(range(len(study.policies)))
+    late = [idle_after_last(study, p) for p in study.policies]
+    if all(math.isfinite(v) for v in late) and any(v > 5e-4 for v in late):
+        shares["idle"] = [idle - v for idle, v in zip(shares["idle"], late, strict=True)]
+        shares["late"] = late
     series = tuple(
         Series(USE_LABELS[use], at, [100 * max(v, 0.0) for v in values], colour=use)
         for use, values in shares.items()

@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from equipoise.policies.numerals import strict_float
 from equipoise.sim.scenario.tree import InputError, read_text, read_tree
+from equipoise.sim.scenario.units import DATA_RATE, SHARE, SIZE, TIME
 from equipoise.study.folders import MANIFEST
-from equipoise.study.report.timeline import has_timeline
+from equipoise.study.report.timeline import has_timeline, idle_tail
 from equipoise.study.statistics import CONFIDENCE, Interval
 
 UNKNOWN = Interval(math.nan, math.nan, math.nan, 0)
@@ -190,3 +192,21 @@ def first_of_each_policy(folders: Sequence[RunFolder], most: int = 8) -> tuple[R
     for folder in folders:
         first.setdefault(folder.policy, folder)
     return tuple(first.values())[:most]
+
+
+def in_order(text: str) -> tuple[float, str]:
+    """Key to sort by: numbers and quantities by size ("30 min" before "3 h"), then other text."""
+    for quantity in (strict_float, TIME.parse, DATA_RATE.parse, SIZE.parse, SHARE.parse):
+        try:
+            return quantity(text), text
+        except ValueError:
+            continue
+    return math.inf, text
+
+
+def idle_after_last(study: Study, policy: str) -> float:
+    """Share of the GPU time in which no job held a GPU and none was to come, a mean over runs; NaN if not known."""
+    found = [
+        idle_tail(folder.path) for folder in study.folders if folder.policy == policy and folder.timeline
+    ]
+    return sum(found) / len(found) if found else math.nan

@@ -15,9 +15,7 @@ from typing import Any
 
 import duckdb
 
-from equipoise.policies.numerals import strict_float
 from equipoise.sim.scenario.tree import InputError, read_tree
-from equipoise.sim.scenario.units import DATA_RATE, SHARE, SIZE, TIME
 from equipoise.study.folders import LEDGER, RUNS, reading
 from equipoise.study.report.study import (
     UNKNOWN,
@@ -28,6 +26,7 @@ from equipoise.study.report.study import (
     Study,
     Trend,
     first_of_each_policy,
+    in_order,
     number,
     read_config,
     read_run_folder,
@@ -243,7 +242,7 @@ def _trends(
             f"AND {quoted(key)} IS NOT NULL GROUP BY ALL"
         ).fetchall()
         means = {(_text(value), policy): number(mean) for value, policy, mean in found}
-        values = sorted({value for value, _ in means}, key=_order)
+        values = sorted({value for value, _ in means}, key=in_order)
         if len(values) < 2:
             continue
         trends.append(
@@ -255,16 +254,6 @@ def _trends(
             )
         )
     return tuple(trends)
-
-
-def _order(text: str) -> tuple[float, str]:
-    """Numbers and quantities by size ("30 min" before "3 h"), other text after them, in its order."""
-    for quantity in (strict_float, TIME.parse, DATA_RATE.parse, SIZE.parse, SHARE.parse):
-        try:
-            return quantity(text), text
-        except ValueError:
-            continue
-    return math.inf, text
 
 
 def _folders(path: Path, db: duckdb.DuckDBPyConnection) -> tuple[RunFolder, ...]:

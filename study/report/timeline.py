@@ -7,6 +7,7 @@ row. All times are simulated seconds.
 from __future__ import annotations
 
 import gzip
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +39,8 @@ class Bars:
     """Bars of a Gantt chart, packed.
 
     count: bars kept. total: bars there were. rows: jobs. start_s: time of tick 0. tick_s: seconds a tick.
-    packed: gzip of the columns of `pack`. names: gzip of the jobs' names, a JSON list in row order.
+    packed: gzip of the columns of `pack`. names: gzip of JSON: the jobs' `names`
+    in row order, the `nodes`, and `node_of`, of the first GPU that each job held.
     """
 
     count: int
@@ -121,6 +123,21 @@ def usage_shares(folder: Path) -> tuple[NDArray[np.float64], dict[str, NDArray[n
     return edges, {name: values / safe for name, values in used.items()}
 
 
+def idle_tail(folder: Path) -> float:
+    """Share of the GPU time of a run that was idle after the last arrival: no policy could have used it.
+
+    Raises InputError when a table is not there.
+    """
+    edges, shares = usage_shares(folder)
+    with database() as connection:
+        query = f"SELECT max(arrival_s) FROM read_parquet({literal(folder / 'jobs.parquet')})"
+        last_s = float(connection.execute(query).fetchall()[0][0])
+    length_s = np.diff(edges)
+    after_s = np.clip(edges[1:] - last_s, 0.0, length_s)
+    whole_s = float(length_s.sum())
+    return float(shares["idle"] @ after_s) / whole_s if whole_s > 0 else 0.0
+
+
 @dataclass(frozen=True)
 class LinkLoad:
     """Load of links over buckets.
@@ -190,18 +207,37 @@ def bars(folder: Path, most: int | None = None) -> Bars:
             longest = "ORDER BY s.end_s - s.start_s DESC, s.job_id, s.segment"
             query += f"QUALIFY row_number() OVER ({longest}) <= {most:d} "
         found = connection.execute(f"{query} ORDER BY j.file_row_number, s.segment").fetchnumpy()
-        names = connection.execute(
-            f"SELECT to_json(list(name ORDER BY file_row_number)), count(*) FROM {jobs}"
-        )
-        text, rows = names.fetchall()[0]
+        names = connection.execute(f"SELECT name FROM {jobs} ORDER BY file_row_number").fetchnumpy()["name"]
+        nodes, node_of = _first_nodes(connection, folder, jobs)
+    rows = len(names)
+    said = {
+        "names": [None if name is None else str(name) for name in names],
+        "nodes": nodes,
+        "node_of": node_of,
+    }
+    text = json.dumps(said, separators=(",", ":"))
     columns = {key: np.ma.getdata(values) for key, values in found.items()}
     start_s = float(columns["start_s"].min()) if len(columns["row"]) else 0.0
     span_s = float(columns["end_s"].max()) - start_s if len(columns["row"]) else 0.0
     tick_s = span_s / TICKS if span_s > 0 else 1.0
     packed = pack(columns, start_s, tick_s)
-    return Bars(
-        len(columns["row"]), total, int(rows), start_s, tick_s, packed, squeeze((text or "[]").encode())
-    )
+    return Bars(len(columns["row"]), total, rows, start_s, tick_s, packed, squeeze(text.encode()))
+
+
+def _first_nodes(
+    connection: duckdb.DuckDBPyConnection, folder: Path, jobs: str
+) -> tuple[list[str], list[int]]:
+    """(names of nodes, node of the first GPU that each job held, -1 for a job that never ran)."""
+    gpus, held = table(folder, "gpus"), table(folder, "segments")
+    nodes = connection.execute(f"SELECT node, any_value(node_name) FROM {gpus} GROUP BY node ORDER BY node")
+    names = {int(node): str(name) for node, name in nodes.fetchall()}
+    found = connection.execute(
+        f"SELECT coalesce(any_value(g.node), -1) FROM {jobs} j LEFT JOIN "
+        f"(SELECT job_id, arg_min(first_gpu, segment) AS gpu FROM {held} WHERE first_gpu >= 0 GROUP BY job_id) s "
+        f"USING (job_id) LEFT JOIN {gpus} g ON g.gpu = s.gpu GROUP BY j.file_row_number ORDER BY j.file_row_number"
+    ).fetchall()
+    place = {node: k for k, node in enumerate(names)}
+    return list(names.values()), [place.get(int(node), -1) for (node,) in found]
 
 
 def pack(columns: Columns, start_s: float, tick_s: float) -> bytes:

@@ -62,7 +62,7 @@ class Shared:
 
     folders: where traces are looked up. code: hash of the sources, against workers of another version. keep: folder
     of run directories, None for none. runner: what makes a run. timeline, journal: keep them, too. trace: the jobs
-    of all runs, in place of the file that their scenario names.
+    of all runs, in place of the file that their scenario names. by_class: rows also hold `Run.by_class`.
     """
 
     folders: tuple[Path, ...] = ()
@@ -72,11 +72,12 @@ class Shared:
     timeline: bool = False
     journal: bool = False
     trace: Trace | None = None
+    by_class: bool = False
 
     @property
     def token(self) -> str:
         """Differs for studies that must not be mixed up on one worker."""
-        text = f"{self.folders} {self.code} {self.keep} {self.timeline} {self.journal} "
+        text = f"{self.folders} {self.code} {self.keep} {self.timeline} {self.journal} {self.by_class} "
         text += f"{self.runner.__module__}.{self.runner.__qualname__} "
         text += self.trace.digest().hex() if self.trace is not None else ""
         return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -209,7 +210,12 @@ def perform(order: Order, shared: Shared) -> Row:
             scenario, order.stages(), order.seed, trace, keep=shared.folder(order),
             runner=shared.runner, journal=shared.journal, **more,
         )  # fmt: skip
-        outcome = {"status": "done", **made.totals, **made.summary()}
+        outcome = {
+            "status": "done",
+            **made.totals,
+            **made.summary(),
+            **(made.by_class() if shared.by_class else {}),
+        }
         if made.notes:
             outcome["notes"] = list(made.notes)
     except RunFailed as error:

@@ -27,7 +27,7 @@ from tests.policies.test_physics import LAWS, within
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("policies", "formats", "sim", "study", "calibrate", "live", "equipoise")
-KINDS = {"rigid", "is_rigid", "TrainingJob", "RigidJob", "training"}
+KINDS = {"rigid", "is_rigid", "TrainingJob", "RigidJob"}
 Import = tuple[str, bool, bool]
 """A module by its name, whether in a function, and whether for types alone."""
 
@@ -175,13 +175,13 @@ def branches(tree: ast.AST) -> int:
 
 
 def asks_kind(node: ast.AST) -> bool:
-    """`job.rigid`, `rigid`, `isinstance(job, TrainingJob)`, `row in roster.training`."""
+    """`job.rigid`, `isinstance(job, TrainingJob)`, `row in roster.training`; not arrays of rows named `rigid`."""
     if isinstance(node, ast.Compare):
         names = {getattr(c, "attr", getattr(c, "id", "")) for c in node.comparators}
         return isinstance(node.ops[0], ast.In | ast.NotIn) and bool(names & {"training"})
-    if isinstance(node, ast.Attribute | ast.Name):
-        return getattr(node, "attr", getattr(node, "id", "")) in KINDS - {"training"}
-    return False
+    if isinstance(node, ast.Attribute):
+        return node.attr in KINDS
+    return isinstance(node, ast.Name) and node.id in KINDS - {"rigid"}
 
 
 def definitions(law: str, trees: dict[str, ast.Module]) -> int:

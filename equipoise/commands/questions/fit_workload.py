@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import click
 
-from equipoise.commands.types import IntRange
+from equipoise.commands.types import FloatRange, IntRange
 from equipoise.exit_codes import OK
 from equipoise.options import State, common, note, pass_state
 
@@ -19,18 +20,34 @@ from equipoise.options import State, common, note, pass_state
 )
 @click.option("--gpus", type=IntRange(1), help="GPUs to compare waits on. Default: busy 80 % of the time.")
 @click.option("--policy", multiple=True, default=("fifo", "easy", "sjf"), show_default=True)
+@click.option(
+    "--model",
+    "kind",
+    type=click.Choice(["sessions", "classes"]),
+    default="sessions",
+    show_default=True,
+    help="sessions: those of the trace in another order; classes: a description without the trace.",
+)
+@click.option(
+    "--scale",
+    type=FloatRange(0.0, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="As many times the jobs, in what is written.",
+)
 @click.option("--seeds", type=IntRange(1), default=5, show_default=True)
 @click.option("--out", type=click.Path(dir_okay=False), help="Write a scenario with the description.")
 @common
 @pass_state
 def fit_workload(
-    state: State, trace: str, clusters: tuple[str, ...], gpus: int | None, policy: tuple[str, ...], seeds: int,
-    out: str | None,
+    state: State, trace: str, clusters: tuple[str, ...], gpus: int | None, policy: tuple[str, ...], kind: str,
+    scale: float, seeds: int, out: str | None,
 ) -> int:  # fmt: skip
-    """Describe the jobs of TRACE as a section `workload.generate`, and compare jobs drawn from it with the trace.
+    """Write a workload like that of TRACE, other jobs on each seed, and compare their waits with the trace's.
 
-    The description holds, for each number of GPUs, the arrivals over time and the durations. What it leaves out is
-    which jobs come together and who sent them: how much that matters is what the comparison shows.
+    Of `sessions` (jobs of one user and size, soon after each other) the order changes within each day: batches, the
+    load over days and weeks, and sizes with their durations stay. `classes` holds only arrivals over time and
+    durations for each number of GPUs: it needs no trace, and its jobs wait otherwise: the comparison shows how.
     """
     import numpy as np
 
@@ -38,23 +55,33 @@ def fit_workload(
     from equipoise.sim.loading.file import from_mapping
     from equipoise.sim.scenario.tree import write_tree
     from equipoise.sim.traces.read import read_trace
+    from equipoise.sim.traces.redraw import sessions
     from equipoise.study.questions.workload import compared, fitted
 
     read = read_trace(trace, clusters=clusters)
-    section = fitted(read)
-    busy = float((read.gpus * read.duration_s).sum()) / section["length"]
+    busy = float((read.gpus * read.duration_s).sum()) / max(float(read.arrival_s.max()), 1.0)
     pool = gpus or max(math.ceil(busy / 0.8), int(np.max(read.gpus)))
-    content = {
+    if kind == "sessions":
+        drawn: dict[str, Any] = {"window": "1 d", "together": "10 min"}
+        spec = {"file": str(Path(trace).resolve()), "redraw": drawn}
+        workload: dict[str, Any] = {"trace": spec | ({"clusters": list(clusters)} if clusters else {})}
+        told = f"{len(sessions(read, 600.0)[1])} sessions"
+    else:
+        drawn = fitted(read)
+        workload = {"generate": drawn}
+        told = f"{len(drawn['classes'])} classes"
+    content: dict[str, Any] = {
         "schema_version": 1, "name": Path(trace).name.partition(".")[0], "why": f"Jobs like those of {trace}.",
-        "cluster": {"gpus": pool}, "workload": {"generate": section}, "policy": policy[0],
+        "cluster": {"gpus": pool}, "workload": workload, "policy": policy[0],
     }  # fmt: skip
+    scenario = from_mapping(content)
     if out is not None:
+        if scale != 1.0:
+            drawn["scale"] = scale
         write_whole(Path(out), write_tree(content))
     note(state.quiet, *read.notes)
-    click.echo(
-        f"{len(read)} jobs in {len(section['classes'])} classes; compared on {pool} GPUs, {seeds} seeds"
-    )
-    click.echo(_table(compared(from_mapping(content), read, policy, seeds)))
+    click.echo(f"{len(read)} jobs in {told}; compared on {pool} GPUs, {seeds} seeds")
+    click.echo(_table(compared(scenario, read, policy, seeds)))
     return OK
 
 
@@ -62,10 +89,10 @@ def _table(found: list) -> str:  # type: ignore[type-arg]  # of Likeness, which 
     from equipoise.commands.tables import aligned
     from equipoise.sim.scenario.units import format_seconds
 
-    rows = [["", "trace", "drawn", "ratio"]]
+    rows = [["", "trace", "drawn", "ratio", "spread of seeds"]]
     for one in found:
         ratio = f"{one.drawn / one.trace:.2f}" if one.trace else "-"
-        rows.append(
-            [f"{one.quantity} p{one.percentile}", *map(format_seconds, (one.trace, one.drawn)), ratio]
-        )
-    return "\n".join(aligned(rows, (False, True, True, True)))
+        spread = f"{one.spread / one.trace:.2f}" if one.trace and not math.isnan(one.spread) else "-"
+        times = map(format_seconds, (one.trace, one.drawn))
+        rows.append([f"{one.quantity} p{one.percentile}", *times, ratio, spread])
+    return "\n".join(aligned(rows, (False, True, True, True, True)))

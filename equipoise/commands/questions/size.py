@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 )
 @click.option("--grow", is_flag=True, help="Training jobs grow and shrink with the cluster.")
 @click.option("--rank", is_flag=True, help="Run every size, and list them all, the best first.")
+@click.option("--available", multiple=True, metavar="ACCELERATOR=GPUS [in TIME]",
+              help="What can be had of it, and when: quota and delivery.")  # fmt: skip
 @click.option("--policy", help="Stages joined by +, or none. Default: the scenario's.")
 @click.option("--seeds", type=IntRange(1), default=5, show_default=True, help="Runs per size.")
 @click.option("--confidence", type=FloatRange(0.0, 1.0, min_open=True), default=0.95, show_default=True,
@@ -46,6 +48,7 @@ def size(
     objective: Any,
     grow: bool,
     rank: bool,
+    available: tuple[str, ...],
     policy: str | None,
     seeds: int,
     confidence: float,
@@ -56,14 +59,15 @@ def size(
 ) -> int:
     """Find the fewest or cheapest nodes with which SCENARIO meets every target.
 
-    Targets: makespan, completion_mean, completion_p50, completion_p95, completion_p99, wait_mean, wait_p50,
-    wait_p95, wait_p99 (times), goodput, gpu_busy (shares), cost and energy (of the run), price (per hour), power
-    (highest, of the site). Exit code 4 when none will do.
+    Targets: makespan, done (makespan after the delivery), completion_mean, completion_p50, completion_p95,
+    completion_p99, wait_mean, wait_p50, wait_p95, wait_p99 (times; percentiles also of a class of jobs, such as
+    wait_p95[8 GPUs] or of `workload.generate`), goodput, gpu_busy (shares), cost and energy (of the run), price
+    (per hour), power (highest, of the site). Exit code 4 when none will do.
     """
     from equipoise.study.questions.ranking import ranked
     from equipoise.study.questions.size import Question, needed, read_vary
     from equipoise.study.questions.size import size as find
-    from equipoise.study.questions.targets import read_target
+    from equipoise.study.questions.targets import read_supply, read_target
 
     if math.isnan(confidence):
         raise click.UsageError("--confidence: nan is not in the range 0<x<=1")
@@ -73,6 +77,7 @@ def size(
     question = Question(
         Path(scenario), dict(varied), tuple(map(read_target, target)), policy,
         seeds, confidence, objective, overrides, trace, jobs, grow, rank,
+        dict(map(read_supply, available)),
     )  # fmt: skip
     note(state.quiet, *(f"warning: {one.doubt}" for one in question.targets if one.doubt))
     with progress(state.quiet, Path(scenario).stem, "sizes") as tell:
@@ -178,7 +183,6 @@ def _ranking(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
         shown = {
             "meets": "yes" if row["meets"] else "no",
             "power_w": format_scaled(row["power_w"], "W"),
-            "carbon_kg": f"{row['carbon_kg'] / 1e3:.3g} t",
             "price_usd_per_h": show("_usd", row["price_usd_per_h"]),
         }
         cells = (

@@ -11,7 +11,8 @@ import click
 
 from equipoise.options import common
 
-WHAT = ("stages", "hardware", "scenarios", "sweeps", "prices")
+WHAT = ("stages", "hardware", "scenarios", "sweeps", "prices", "carbon")
+_BY_KEY = {"scenario": "sweeps", "cluster": "scenarios", "regions": "carbon"}
 
 
 @click.command("list")
@@ -19,7 +20,7 @@ WHAT = ("stages", "hardware", "scenarios", "sweeps", "prices")
 @click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @common
 def list_(what: str | None, form: str) -> None:
-    """List stages, hardware profiles, scenarios, sweeps and price books; those of one kind in full."""
+    """List stages, hardware, scenarios, sweeps, price books and CO2 of regions; one kind in full."""
     makers = {"stages": stages, "hardware": hardware}
     found = {name: makers[name]() if name in makers else files(name) for name in ([what] if what else WHAT)}
     if form == "json":
@@ -80,14 +81,14 @@ def hardware() -> list[dict[str, Any]]:
 
 
 def files(kind: str) -> list[dict[str, Any]]:
-    """Every scenario, sweep or price book that comes with the software."""
+    """Every scenario, sweep, price book or file of CO2 that comes with the software."""
     from equipoise.sim.hardware.profile import scenarios_dir
     from equipoise.sim.scenario.tree import read_text, read_tree
 
     rows = []
     for path in sorted(scenarios_dir().glob("*.yaml")):
         data = read_tree(read_text(path), path.name).data
-        found = "sweeps" if "scenario" in data else "scenarios" if "cluster" in data else "prices"
+        found = next((of for key, of in _BY_KEY.items() if key in data), "prices")
         if found == kind:
             rows.append({"name": path.stem, "what": " ".join(data.get("why", "").split()), "file": str(path)})
     return rows

@@ -52,6 +52,11 @@ def _validate(name: str) -> tuple[str, tuple[str, ...]]:
 
         load_book(str(Path(name).resolve()))
         return "price book", ()
+    if isinstance(data, dict) and "cluster" not in data and "regions" in data:
+        from equipoise.sim.hardware.carbon import read_carbon
+
+        read_carbon(Path(name).resolve())
+        return "carbon file", ()
     file = read_scenario(name)
     if file.scenario.workload.trace is not None:
         file.trace()

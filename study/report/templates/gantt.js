@@ -292,10 +292,13 @@ const Gantt = (() => {
       context.textAlign = "right";
       context.textBaseline = "middle";
       const rowH = this.plotH / (this.y1 - this.y0);
-      const step = Math.max(1, Math.ceil(15 / rowH));
+      const step = this.lanes.titles ? 1 : Math.max(1, Math.ceil(15 / rowH));
+      let below = -1e9;
       for (let at = Math.ceil(this.y0 / step) * step; at < Math.min(this.y1, this.lanes.count); at += step) {
         const y = this.py(at + (rowH >= 15 ? 0.5 : 0));
         if (y < TOP + 4 || y > TOP + this.plotH - 2) continue;
+        if (this.lanes.titles && (!this.label(at) || y - below < 13)) continue;
+        below = y;
         context.fillText(cut(this.label(at), this.left < 80 ? 8 : 13), this.left - 6, y);
       }
       if (this.cursor !== undefined) this.outline(context);
@@ -312,7 +315,8 @@ const Gantt = (() => {
 
     label(at) {
       // A row with several jobs is named by its number.
-      const { first, jobs } = this.lanes;
+      const { first, jobs, titles } = this.lanes;
+      if (titles) return titles[at];
       return this.packed ? String(at + 1) : this.name(jobs[first[at]]);
     }
 
@@ -422,20 +426,48 @@ const Gantt = (() => {
     sort(by) {
       const { bars } = this;
       const key = new Float64Array(bars.rows);
-      this.packed = by === "packed";
+      this.packed = by === "packed" || by === "size" || by === "node";
       for (let r = 0; r < bars.rows; r++) {
         const [a, b] = [bars.offset[r], bars.offset[r + 1]];
         if (a === b) continue;
-        key[r] = by === "packed" ? bars.start[a] : by === "arrival" ? r : 0;
+        key[r] = this.packed ? bars.start[a] : by === "arrival" ? r : 0;
         if (by === "waiting") for (let k = a; k < b; k++) if (!bars.kind[k]) key[r] -= bars.length[k];
         if (by === "long") key[r] = -(bars.start[b - 1] + bars.length[b - 1] - bars.start[a]);
       }
       // A job that has not arrived by the end has no bar and no row.
       const there = Int32Array.from({ length: bars.rows }, (_, k) => k).filter((r) => bars.offset[r] < bars.offset[r + 1]);
       const order = there.sort((a, b) => key[a] - key[b] || a - b);
-      this.lanes = this.packed ? pack(bars, order) : oneEach(order, bars.rows);
+      this.lanes = by === "packed" ? pack(bars, order) : this.packed ? this.grouped(order, by) : oneEach(order, bars.rows);
       this.cursor = undefined;
       this.reset();
+    }
+
+    grouped(order, by) {
+      // Packed rows by number of GPUs, or by the node of the first GPU that a job held; labels name the group.
+      const { bars } = this;
+      const group = new Map();
+      for (const r of order) {
+        let most = 0;
+        for (let k = bars.offset[r]; k < bars.offset[r + 1]; k++) most = Math.max(most, bars.gpus[k]);
+        const key = by === "size" ? most : this.nodeOf[r];
+        if (!group.has(key)) group.set(key, []);
+        group.get(key).push(r);
+      }
+      const whole = { count: 0, first: [0], jobs: [], of: new Int32Array(bars.rows), titles: [] };
+      for (const key of [...group.keys()].sort((a, b) => a - b)) {
+        const lanes = pack(bars, group.get(key));
+        const title = by === "node" ? (key < 0 ? "never ran" : this.nodes[key]) : key === 0 ? "never ran" : `${key} GPU${key === 1 ? "" : "s"}`;
+        for (let at = 0; at < lanes.count; at++) {
+          for (let i = lanes.first[at]; i < lanes.first[at + 1]; i++) {
+            whole.of[lanes.jobs[i]] = whole.count;
+            whole.jobs.push(lanes.jobs[i]);
+          }
+          whole.count++;
+          whole.first.push(whole.jobs.length);
+          whole.titles.push(at === 0 ? title : "");
+        }
+      }
+      return whole;
     }
 
     listen() {
@@ -583,7 +615,9 @@ const Gantt = (() => {
   async function open(box, run) {
     const began = performance.now();
     const [packed, names] = await Promise.all([inflate(`bars-${run.key}`), inflate(`names-${run.key}`)]);
-    const view = new View(box, run.bars, unpack(packed, run.bars), JSON.parse(new TextDecoder().decode(names)));
+    const said = JSON.parse(new TextDecoder().decode(names));
+    const view = new View(box, run.bars, unpack(packed, run.bars), said.names);
+    Object.assign(view, { nodes: said.nodes, nodeOf: said.node_of });
     view.began = began;
     views.length = 0;
     views.push(view);

@@ -207,3 +207,61 @@ def test_slow_links_do_not_make_a_cheap_accelerator_cheap():
         return run(from_mapping(data)).summary()["cost_usd"]
 
     assert cost("l40s") > 1.5 * cost("h100_sxm")
+
+
+def test_more_flop_than_the_peak_is_doubted():
+    data = changed()
+    told = "the FLOP that their GPUs can do at the dense peak rate"
+    assert not any(told in note for note in run(from_mapping(data)).notes)
+    data["workload"]["models"]["m"]["efficiency"] = "100 %"
+    scenario = from_mapping(data)
+    model = scenario.workload.models["m"].model_copy(update={"efficiency": 1.5})
+    workload = scenario.workload.model_copy(update={"models": {"m": model}})
+    assert any(told in n for n in run(scenario.model_copy(update={"workload": workload})).notes)
+
+
+def recorded(**old: object) -> dict:
+    data = changed()
+    data["cluster"]["nodes"].append(
+        dict(data["cluster"]["nodes"][0], name="old", accelerator="v100_sxm2_32gb", **old)
+    )
+    kind = {"name": "a", "rate": "5/h", "duration": {"kind": "lognormal", "median": "1 h", "sigma": 1}}
+    data["workload"] = {"generate": {"length": "1 d", "classes": [kind]}}
+    return data
+
+
+def test_recorded_durations_that_count_alike_on_unlike_gpus_are_told():
+    told = "durations of the trace count alike on h100_sxm and v100_sxm2_32gb"
+    assert any(told in note for note in run(from_mapping(recorded())).notes)
+    assert not any(told in note for note in run(from_mapping(recorded(speed=0.4))).notes)
+
+
+def test_carbon_follows_the_region_and_the_hours(tmp_path):
+    def kg(**energy: object) -> float:
+        path = tmp_path / "plan.yaml"
+        data = changed(energy=energy | {"pue": 1})
+        data["workload"] = {"jobs": [{"gpus": 32, "duration": "12 h"}]}
+        path.write_text(yaml.safe_dump(data))
+        return run(read_scenario(path).scenario).summary()["carbon_kg"]
+
+    hours = [100.0] * 12 + [300.0] * 12
+    regions = {"flat": {"mean": 381}, "sunny": {"hours": hours}}
+    book = {"schema_version": 1, "name": "mine", "date": "2026-01", "regions": regions}
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(book))
+    assert kg(region="germany") == pytest.approx(kg(carbon=381))
+    assert kg(region="flat", carbon_book="mine.yaml") == pytest.approx(kg(carbon=381))
+    night = kg(region="sunny", carbon_book="mine.yaml", begin="12 h")
+    assert night == pytest.approx(3 * kg(region="sunny", carbon_book="mine.yaml"))
+    late = kg(region="sunny", carbon_book="mine.yaml", begin="6 h")
+    assert late == pytest.approx(kg(carbon=200))
+    for energy, told in (
+        ({"region": "atlantis"}, "region 'atlantis' is not in carbon.yaml; there are australia,"),
+        ({"region": "world", "carbon": 400}, "give either 'carbon' or a 'region'"),
+        ({"region": "world", "carbon_book": "none.yaml"}, "carbon file 'none.yaml': no such file"),
+    ):
+        with pytest.raises(InputError) as raised:
+            from_mapping(changed(energy=energy))
+        assert told in raised.value.lines[0]
+    book["regions"]["short"] = {"hours": [1, 2]}
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(book))
+    assert main(["validate", str(tmp_path / "mine.yaml")]) == 2

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import heapq
+import json
+import math
 
 import numpy as np
 import pytest
@@ -12,8 +14,10 @@ from equipoise.cli import main
 from equipoise.policies.registry import make_policy
 from equipoise.sim.loading.file import from_mapping
 from equipoise.sim.run import drawn_jobs, run
+from equipoise.sim.scenario.model import Redraw, Scenario
 from equipoise.sim.scenario.tree import InputError
 from equipoise.sim.traces.generate import mean_s, quantile_s
+from equipoise.sim.traces.redraw import redrawn, sessions
 from equipoise.sim.traces.trace import make_trace
 from equipoise.study.questions.workload import compared, fitted
 
@@ -154,8 +158,63 @@ def test_the_command_writes_a_scenario_that_runs(tmp_path, capsys):
     (tmp_path / "jobs.csv").write_text("\n".join(lines))
     out = tmp_path / "like.yaml"
     columns = [str(tmp_path / "jobs.csv"), "--out", str(out), "--seeds", "2", "--policy", "fifo"]
-    assert main(["fit-workload", *columns]) == 0
-    told = capsys.readouterr().out
-    assert "wait under fifo p95" in told
-    assert yaml.safe_load(out.read_text())["workload"]["generate"]["classes"]
-    assert main(["run", str(out)]) == 0
+    for model in ("classes", "sessions"):
+        assert main(["fit-workload", *columns, "--model", model, "--scale", "0.5"]) == 0
+        told = capsys.readouterr().out
+        assert "wait under fifo p95" in told
+        workload = yaml.safe_load(out.read_text())["workload"]
+        spec = workload["generate"] if model == "classes" else workload["trace"]["redraw"]
+        assert spec["scale"] == 0.5
+        assert main(["run", str(out), "--format", "json"]) == 0
+        assert json.loads(capsys.readouterr().out)["jobs"] == pytest.approx(0.5 * len(trace), rel=0.2)
+
+
+def batches(days: int = 20, seed: int = 3):
+    """Batches of alike jobs, a few a day, of several sizes."""
+    random = np.random.default_rng(seed)
+    begin_s = np.repeat(np.sort(random.uniform(0, days * 86400.0, 4 * days)), 5)
+    gpus = np.repeat(random.choice([1, 2, 8], 4 * days), 5)
+    duration_s = np.repeat(random.lognormal(8.5, 1.2, 4 * days), 5) * random.uniform(0.9, 1.1, 20 * days)
+    arrival_s = begin_s + np.tile(np.arange(5) * 20.0, 4 * days)
+    return make_trace(np.arange(len(gpus)), arrival_s - arrival_s.min(), gpus, duration_s)
+
+
+def test_a_redrawn_trace_keeps_its_sessions_and_the_load_of_each_window():
+    trace = batches()
+    spec = Redraw.model_validate({"window": "1 d"})
+    jobs, again, other = (redrawn(trace, spec, seed) for seed in (1, 1, 2))
+    assert jobs.digest() == again.digest() != other.digest()
+    assert sorted(jobs.duration_s) == sorted(trace.duration_s)
+    # The duration names its job: all of a session moved by the same time, to another session's begin of that day.
+    place = {d: k for k, d in enumerate(jobs.duration_s.tolist())}
+    moved_s = np.array([jobs.arrival_s[place[d]] for d in trace.duration_s.tolist()]) - trace.arrival_s
+    assert (np.abs(moved_s) > 1.0).mean() > 0.5
+    session, first = sessions(trace, 600.0)
+    assert np.abs(moved_s - moved_s[first][session]).max() < 1e-6
+    assert ((trace.arrival_s + moved_s)[first] // 86400 == trace.arrival_s[first] // 86400).all()
+
+
+def test_a_trace_is_scaled_by_whole_sessions():
+    trace = batches()
+    for scale in (0.4, 1.0, 2.5):
+        jobs = redrawn(trace, Redraw.model_validate({"scale": scale}), 1)
+        assert len(jobs) == pytest.approx(scale * len(trace), rel=0.05)
+        assert len(sessions(jobs, 600.0)[1]) == pytest.approx(len(jobs) / 5, rel=0.2)
+        assert len(set(jobs.name)) == len(jobs)
+
+
+def test_redrawn_batches_wait_as_the_traces_and_drawn_ones_do_not():
+    trace = batches(60)
+    spec = {"redraw": {"window": "1 d"}, "file": "jobs.csv"}
+    base = {"schema_version": 1, "name": "fit", "cluster": {"gpus": 16}}
+    like = Scenario.model_validate(base | {"workload": {"trace": spec}})
+    drawn = from_mapping(base | {"workload": {"generate": fitted(trace)}})
+    errors = [
+        max(
+            abs(math.log(one.drawn / one.trace))
+            for one in compared(case, trace, ("fifo",), 5)
+            if "wait" in one.quantity
+        )
+        for case in (like, drawn)
+    ]
+    assert errors[0] < math.log(1.15) < errors[1], errors

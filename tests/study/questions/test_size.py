@@ -1,6 +1,7 @@
 import itertools
 import json
 import math
+import re
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,11 +12,11 @@ import yaml
 
 from equipoise.cli import main
 from equipoise.policies.registry import make_policy
-from equipoise.sim.loading.file import read_scenario
+from equipoise.sim.loading.file import from_mapping, read_scenario
 from equipoise.sim.run import run
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.questions.size import Candidate, Question, Trial, read_vary, size
-from equipoise.study.questions.targets import power_w, price_usd_per_h, read_target
+from equipoise.study.questions.targets import power_w, price_usd_per_h, read_supply, read_target
 
 CASE = {
     "schema_version": 1,
@@ -297,3 +298,84 @@ def test_command_line(case, capsys):
     assert answer["values"] is not None
     assert main([*arguments, "--target", "makespan=10s"]) == 2
     assert main([*arguments[:2], "--vary", "cluster.nodes.0.cuont=1:2", "--target", "makespan<=1h"]) == 2
+
+
+def lognormal(median: str) -> dict:
+    return {"kind": "lognormal", "median": median, "sigma": 0.5}
+
+
+CLASSES = {
+    "schema_version": 1,
+    "name": "classes",
+    "cluster": {"nodes": [{"count": 2, "gpus": 8, "accelerator": "h100_sxm", "nics": 8}]},
+    "workload": {
+        "generate": {
+            "length": "1 d",
+            "classes": [
+                {"name": "short", "rate": "20/h", "duration": lognormal("6 min")},
+                {"name": "long", "rate": "1/h", "gpus": {8: 1}, "duration": lognormal("150 min")},
+            ],
+        }
+    },
+}
+
+
+def test_waits_by_class_are_metrics_and_targets(tmp_path):
+    path = tmp_path / "classes.yaml"
+    path.write_text(yaml.safe_dump(CLASSES))
+    made = run(from_mapping(CLASSES), seed=1)
+    found = made.summary()
+    for name, gpus in (("short", 1), ("long", 8)):
+        waits = made.jobs["queueing_s"][made.jobs["gpus"] == gpus]
+        assert found[f"queueing_p95_s[{name}]"] == pytest.approx(float(np.percentile(waits, 95)))
+    assert found["queueing_p95_s[8 GPUs]"] == found["queueing_p95_s[long]"]
+
+    def nodes(target: str) -> int:
+        vary = {"cluster.nodes.0.count": range(1, 9)}
+        answer = size(Question(path, vary, [read_target(target)], seeds=2, confidence=0.5, policy="easy"))
+        assert answer.best is not None
+        return answer.best.candidate.nodes
+
+    def fewest(key: str, limit_s: float) -> int:
+        def worst(count: int) -> float:
+            data = CLASSES | {"cluster": {"nodes": [CLASSES["cluster"]["nodes"][0] | {"count": count}]}}
+            runs = (run(from_mapping(data), policy=make_policy("easy"), seed=seed) for seed in (0, 1))
+            return min(made.summary()[key] for made in runs)
+
+        return next(count for count in range(1, 9) if worst(count) <= limit_s)
+
+    assert nodes("wait_p95[short]<=1h") == fewest("queueing_p95_s[short]", 3600)
+    assert (
+        nodes("wait_p50[long] <= 1 min")
+        == fewest("queueing_p50_s[long]", 60)
+        == nodes("wait_p50[8gpus]<=1min")
+    )
+    for wrong, told in (
+        ("wait_p95[night]<=1h", "no job of that class; there are 1 GPU, 8 GPUs, long, short"),
+        ("cost[short]<=1", "only percentiles of waits and completions have classes"),
+    ):
+        with pytest.raises(InputError, match=re.escape(told)):
+            nodes(wrong)
+
+
+def test_what_can_be_had_bounds_the_sizes(tmp_path):
+    path = tmp_path / "plan.yaml"
+    data = CLASSES | {"workload": {"jobs": [{"count": 8, "gpus": 8, "duration": "1 h"}]}}
+    path.write_text(yaml.safe_dump(data))
+    kinds = {"cluster.nodes.0.accelerator": ["h100_sxm", "a100_sxm_80gb"], "cluster.nodes.0.count": [2, 4, 8]}
+
+    def best(target: str, *available: str) -> tuple:
+        supply = dict(map(read_supply, available))
+        answer = size(Question(path, kinds, [read_target(target)], available=supply, objective="price"))
+        return (*(answer.best.candidate.values.values() if answer.best else ()), len(answer.impossible))
+
+    assert best("makespan<=2h") == ("a100_sxm_80gb", 4, 0)
+    assert best("makespan<=2h", "a100_sxm_80gb=16") == ("h100_sxm", 4, 1)
+    assert best("done<=2h", "a100_sxm_80gb=in 30 min", "h100_sxm=in 3 h") == ("a100_sxm_80gb", 8, 0)
+    assert best("done<=2h", "a100_sxm_80gb=1000 in 2 d") == ("h100_sxm", 4, 0)
+    assert best("done<=2h", "a100_sxm_80gb=8", "h100_sxm=8") == (6,)
+    for wrong in ("a100_sxm_80gb", "h100_sxm=8 in 5 GB", "a=b"):
+        with pytest.raises(InputError):
+            read_supply(wrong)
+    with pytest.raises(InputError, match="'h100' is no accelerator"):
+        best("makespan<=2h", "h100=8")

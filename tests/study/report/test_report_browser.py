@@ -255,6 +255,24 @@ def test_packed_rows_never_overlap_and_are_as_few_as_can_be(opened: Browser) -> 
     assert opened.js(GANTT + "return g.lanes.count") == at_once == len(spans)
 
 
+def test_rows_are_grouped_by_size_and_by_node(opened: Browser, folder: Path) -> None:
+    choose = "const s = document.querySelector('[data-choose=order]'); s.value = arguments[0]; s.onchange()"
+    most = "const most = {}; g.bars.row.forEach((r, k) => { most[r] = Math.max(most[r] || 0, g.bars.gpus[k]); });"
+    said = (
+        "let at = ''; const of = {}; g.lanes.titles.forEach((t, k) => { at = t || at; of[k] = at; });"
+        "const size = (n) => `${n} GPU${n === 1 ? '' : 's'}`;"
+        "const own = (r) => arguments[0] === 'size' ? size(most[r]) : g.nodes[g.nodeOf[r]];"
+        "return [g.lanes.titles.filter(Boolean),"
+        " Object.fromEntries(Array.from(g.lanes.jobs, (r) => [r, [of[g.lanes.of[r]], own(r)]]))]"
+    )
+    for by in ("size", "node"):
+        opened.js(choose, by)
+        titles, group = opened.js(GANTT + most + said, by)
+        assert len(titles) == len(set(titles)) > 2
+        assert len(group) == 40
+        assert all(is_in == belongs for is_in, belongs in group.values())
+
+
 def test_labels_of_bars_stand_inside_them_however_often_it_is_drawn(opened: Browser) -> None:
     places = opened.js(
         GANTT + "g.zoom(0.5, 0.2); g.paint(); const c = g.canvas.getContext('2d'); const said = [];"

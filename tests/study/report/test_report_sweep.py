@@ -171,9 +171,32 @@ def test_the_front_is_what_nothing_beats(points: list[tuple[int, int]]) -> None:
     assert len(kept) == len(unbeaten)
 
 
+def test_parallel_coordinates_join_the_values_and_the_metric_of_each_point(tmp_path: Path) -> None:
+    counts, rates = ("1", "2", "10"), ("5 Gbit/s", "30 Gbit/s")
+    rows = [
+        row(2 * k + p, k, policy, 1, 100.0 * (k + 1) + p)
+        | {"cluster.nodes.0.count": counts[k % 3], "cluster.nodes.0.nic": rates[k // 3]}
+        for k in range(6)
+        for p, policy in enumerate(("fifo", "easy"))
+    ]
+    text = SWEEP.replace("noise.step_cov: [0.1]", "cluster.nodes.0.nic: [5 Gbit/s, 30 Gbit/s]")
+    study = read_study(make_sweep(tmp_path, rows, text))
+    chart = next(c for c in study_charts(study) if c.id == "parallel")
+    assert [text for _, text in chart.x.ticks] == ["count", "nic", "makespan"]
+    ticks = dict(chart.y.ticks)
+    for series in chart.series:
+        lines = np.array(series.y).reshape(-1, 4)[:, :3]
+        for (count, nic, end), label in zip(lines, series.labels[::4], strict=True):
+            told = dict(part.split(": ") for part in label.split("; ")[:2])
+            assert ticks[count] == told["cluster.nodes.0.count"]
+            assert ticks[10 + nic] == told["cluster.nodes.0.nic"]
+            where = counts.index(ticks[count]) + 3 * rates.index(ticks[10 + nic])
+            assert end == pytest.approx((100.0 * where + (series.name == "easy")) / 501.0)
+
+
 def test_units_and_words_are_ordered_as_people_would() -> None:
     texts = ["10 Gbit/s", "packed", "5 Gbit/s", "1e3 Gbit/s", "-", "40 Gbit/s"]
-    assert sorted(texts, key=report_sweep._order) == [
+    assert sorted(texts, key=report_sweep.in_order) == [
         "5 Gbit/s", "10 Gbit/s", "40 Gbit/s", "1e3 Gbit/s", "-", "packed",
     ]  # fmt: skip
 

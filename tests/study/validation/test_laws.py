@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from equipoise.study.validation import jitter, mig, pollux, power, storage, train_time
 from equipoise.study.validation.run import run
 from equipoise.study.validation.score import Line, judge, line
+from equipoise.study.validation.sets import jitter, mig, pollux, power, storage, train_time
 from tests.bench.predictions import moved, predictions
 
 DATA = Path(__file__).resolve().parents[4] / "shared" / "data"

@@ -1,0 +1,86 @@
+"""Jobs of a trace at other times: sessions stay whole, and the load of each window stays what it was."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from equipoise.formats.text.columns import Text
+from equipoise.sim.randomness import stream
+from equipoise.sim.scenario.model import Redraw
+from equipoise.sim.traces.trace import Ints, Trace, make_trace
+
+
+def redrawn(trace: Trace, spec: Redraw, seed: int) -> Trace:
+    """The jobs of a trace with its sessions in another order within each window, `spec.scale` times as many.
+
+    What changes from seed to seed is which session comes when, within a window, and which are taken twice or not
+    at all. What stays: each session's jobs with their gaps, the times of day at which sessions begin, the load of
+    each window (but for sessions that reach beyond it), and so the sizes and durations that go together.
+    """
+    random = stream(seed, "redraw")
+    session, first = sessions(trace, spec.together)
+    begin_s = trace.arrival_s[first]
+    window = (begin_s // spec.window).astype(np.int64)
+    taken = _taken(len(first), spec.scale, random)
+    copies = np.repeat(np.arange(len(first)), taken)
+    at_s = np.empty(len(copies))
+    for k in np.unique(window[copies]):
+        here = np.flatnonzero(window[copies] == k)
+        places = begin_s[window == k]
+        wanted = np.concatenate([random.permutation(places) for _ in range(-(-len(here) // len(places)))])
+        at_s[here] = random.permutation(wanted[: len(here)])
+    rows, of = _rows(session, copies)
+    arrival_s = trace.arrival_s[rows] - begin_s[copies[of]] + at_s[of]
+    often = np.array([int(k) for k in np.arange(len(copies)) - np.searchsorted(copies, copies)])[of]
+    names = [
+        trace.name_of(row) + (f"-{n}" if n else "")
+        for row, n in zip(rows.tolist(), often.tolist(), strict=True)
+    ]
+    return make_trace(
+        np.arange(len(rows)), arrival_s, trace.gpus[rows], trace.duration_s[rows], priority=trace.priority[rows],
+        model=list(trace.model[rows]), gpu_share=None if trace.gpu_share is None else trace.gpu_share[rows],
+        name=names, source=trace.source,
+        columns={t: c.take(rows) if isinstance(c, Text) else c[rows] for t, c in trace.columns.items()},
+    )  # fmt: skip
+
+
+def sessions(trace: Trace, together_s: float) -> tuple[Ints, Ints]:
+    """(session of each job (jobs,), its first job (sessions,)).
+
+    A session goes on while the next job of the same user, where the trace names users, and the same number of
+    GPUs comes within `together_s` of the one before.
+    """
+    users = trace.columns.get("user")
+    who = list(users) if isinstance(users, Text) else [""] * len(trace)
+    session = np.empty(len(trace), dtype=np.int64)
+    first: list[int] = []
+    last: dict[tuple[str, int], tuple[float, int]] = {}
+    for row, (arrival_s, key) in enumerate(
+        zip(trace.arrival_s.tolist(), zip(who, trace.gpus.tolist(), strict=True), strict=True)
+    ):
+        before_s, number = last.get(key, (-np.inf, -1))
+        if arrival_s - before_s > together_s:
+            number = len(first)
+            first.append(row)
+        session[row] = number
+        last[key] = (arrival_s, number)
+    return session, np.array(first, dtype=np.int64)
+
+
+def _taken(count: int, scale: float, random: np.random.Generator) -> Ints:
+    """How often each session is taken, `scale` times in the mean; at least one session is."""
+    whole = int(scale)
+    taken = np.full(count, whole, dtype=np.int64)
+    more = round((scale - whole) * count)
+    taken[random.permutation(count)[: max(more, 0 if whole else 1)]] += 1
+    return taken
+
+
+def _rows(session: Ints, copies: Ints) -> tuple[Ints, Ints]:
+    """(job, copy) of all jobs of the copied sessions."""
+    order = np.argsort(session, kind="stable")
+    sizes = np.bincount(session)
+    start = np.cumsum(sizes) - sizes
+    of = np.repeat(np.arange(len(copies)), sizes[copies])
+    inside = np.arange(len(of)) - np.repeat(np.cumsum(sizes[copies]) - sizes[copies], sizes[copies])
+    return order[start[copies[of]] + inside], of
