@@ -40,7 +40,7 @@ class Schedule:
         with (slurm.folder / "schedule.log").open("a") as log:
             self.process = subprocess.Popen(command, env=slurm.env, stdout=log, stderr=subprocess.STDOUT)
         begun = len(self.events("begun"))
-        slurm.wait_for(lambda: len(self.events("begun")) > begun, 120.0, "the scheduler decides")
+        slurm.wait_for(lambda: len(self.events("begun")) > begun, 300.0, "the scheduler decides")
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         try:
@@ -191,8 +191,9 @@ def test_a_controller_that_is_restarted_is_waited_for(slurm: RealSlurm) -> None:
 
 def test_a_running_job_is_requeued_where_that_is_allowed(slurm: RealSlurm) -> None:
     """srtf stops the long job for the short one; the one that forbids it is left alone."""
-    took = {"fixed": 40.0, "long": 30.0, "short": 2.0}
-    options = ["--mode", "act", "--requeue", "--restart", "1", "--estimates", estimates(slurm.folder, took)]
+    took = {"fixed": 90.0, "long": 60.0, "short": 2.0}
+    options = ["--mode", "act", "--requeue", "--restart", "1", "--budget", "30"]
+    options += ["--estimates", estimates(slurm.folder, took)]
     schedule = Schedule(slurm, "srtf", *options)
     fixed = slurm.submit(took["fixed"], 4, "fixed", "--no-requeue")
     long = slurm.submit(took["long"], 4, "long")
@@ -201,7 +202,7 @@ def test_a_running_job_is_requeued_where_that_is_allowed(slurm: RealSlurm) -> No
     short = slurm.submit(took["short"], 4, "short")
     slurm.wait_for(lambda: slurm.jobs()[short]["State"] == "COMPLETED", 60.0, "the short job has ended")
     assert slurm.jobs()[fixed]["State"] == "RUNNING"
-    slurm.wait_for(lambda: all_over(slurm), 240.0, "all jobs have ended")
+    slurm.wait_for(lambda: all_over(slurm), 300.0, "all jobs have ended")
     found = slurm.jobs()
     assert {job["State"] for job in found.values()} == {"COMPLETED"}
     assert int(found[long]["StartTime"]) > first_s
