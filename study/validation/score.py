@@ -59,7 +59,7 @@ def judge(
         len(measured),
         relative_error(predicted, measured),
         relative_error(naive, measured),
-        float(inside.mean()),
+        float(inside.mean()) if np.isfinite(low).any() else np.nan,  # no interval was given
         spearman,
         picked,
         Points(tuple(keys), predicted, low, high, measured),
