@@ -22,8 +22,9 @@ def rows() -> list[str]:
 
 def main() -> None:
     """Write the table between its marks."""
+    table = "\n".join(rows())  # takes minutes; the page is read behind that
     before, _, after = PAGE.read_text(encoding="utf-8").split(MARK)
-    PAGE.write_text(f"{before}{MARK}{chr(10).join(rows())}\n{MARK}{after}", encoding="utf-8")
+    PAGE.write_text(f"{before}{MARK}{table}\n{MARK}{after}", encoding="utf-8")
 
 
 if __name__ == "__main__":
