@@ -17,7 +17,6 @@ import argparse
 import json
 import os
 import platform
-import shlex
 import statistics
 import sys
 import tempfile
@@ -161,14 +160,15 @@ def measure(pair: int, scenarios: Sequence[str], done: Sequence[Mapping[str, Any
     return [{**run, "took_s": took_s} for run, took_s in zip(runs[1:], slowest[1:], strict=True)]
 
 
-def table(done: Sequence[Mapping[str, Any]], command: str) -> str:
+def table(done: Sequence[Mapping[str, Any]]) -> str:
     """The page as Markdown."""
     scenarios = [s for s in ROWS if any(d["scenario"] == s for d in done)]
     pairs = len({d["pair"] for d in done})
     lines = [
         "# What each sub-step is worth in real ranks", "",
-        f"Made by `{command}`; do not edit.",
-        f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}, gloo, no GPU.",
+        "Made by `python -m tests.bench.live.method --keep RUNS`; do not edit.",
+        f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}, gloo, no GPU; load "
+        f"{os.getloadavg()[2]:.0f} (of processes that want a core) when this was written.",
         "",
         f"Seconds with one sub-step frozen over seconds with none, {pairs} pairs in turn, with a 95 % interval.",
         f"Bold: it helps by {HELPS - 1:.0%} or more, and its interval is clear of 1. What is slow is a wait; the",
@@ -213,7 +213,7 @@ def main() -> None:
             with path.open("a") as file:
                 file.write(json.dumps(run) + "\n")
     done = [json.loads(line) for line in path.read_text().splitlines()]
-    print(table(done, shlex.join(["python", "-m", "tests.bench.live.method", *sys.argv[1:]])), end="")
+    print(table(done), end="")
 
 
 if __name__ == "__main__":
