@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from typing import Any, Literal, TypeVar
 
 import click
@@ -138,6 +139,32 @@ def record_options(command: F) -> F:
     timeline = flag("--timeline", help="Also record a timeline (DIR/timeline/).")
     journal = flag("--journal", help="Also record every decision with its reasons (DIR/journal.jsonl).")
     return timeline(journal(command))
+
+
+def mlflow_option(command: F) -> F:
+    """Adds --mlflow, which is refused at once where MLflow is missing."""
+
+    def there(ctx: click.Context, parameter: click.Parameter, experiment: str | None) -> str | None:
+        """The experiment's name. Raises click.BadParameter without MLflow."""
+        if experiment is not None and find_spec("mlflow") is None:
+            raise click.BadParameter("MLflow is not installed: pip install 'equipoise[track]'")
+        return experiment
+
+    told = "Log parameters, metrics and the report to MLflow; with --out."
+    return click.option("--mlflow", metavar="EXPERIMENT", callback=there, help=told)(command)
+
+
+def to_mlflow(out: str, experiment: str | None) -> None:
+    """Log what a folder holds, with its report, when that was asked for."""
+    if experiment is None:
+        return
+    from pathlib import Path
+
+    from equipoise.study.report.page import make_report
+    from equipoise.study.runs.track import track
+
+    logged = track(Path(out), experiment, [make_report(out).path])
+    note(False, f"{logged} runs logged to MLflow experiment {experiment!r}")
 
 
 def need_out(out: str | None, **asked: bool) -> None:

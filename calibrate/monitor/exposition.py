@@ -11,8 +11,7 @@ from typing import Any
 
 from equipoise.calibrate.monitor.diagnosis import Diagnosis
 from equipoise.calibrate.monitor.readings import FIELDS, Reading
-
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+from equipoise.policies.openmetrics import negotiated
 
 
 def as_json_line(reading: Reading, diagnosis: Diagnosis) -> str:
@@ -104,9 +103,10 @@ class PrometheusServer:
             def do_GET(self) -> None:
                 """Answer /metrics."""
                 found = self.path.split("?")[0] in ("/metrics", "/")
-                body = outer._text.encode() if found else b"only /metrics is here\n"
+                body, kind = negotiated(outer._text, self.headers.get("Accept"))
+                body, kind = (body, kind) if found else (b"only /metrics is here\n", "text/plain")
                 self.send_response(200 if found else 404)
-                self.send_header("Content-Type", CONTENT_TYPE if found else "text/plain")
+                self.send_header("Content-Type", kind)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)

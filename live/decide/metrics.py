@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from equipoise.policies.openmetrics import negotiated
+
 CONNECTIONS_MAX = 8  # at a time
 SILENCE_MAX_S = 5.0  # of a connection
 
@@ -88,9 +90,9 @@ class PrometheusServer:
 
             def do_GET(self) -> None:
                 """Answer a scrape."""
-                body = owner._text.encode()
+                body, kind = negotiated(owner._text, self.headers.get("Accept"))
                 self.send_response(200)
-                self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+                self.send_header("Content-Type", kind)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)

@@ -56,11 +56,10 @@ class Synchronisation(Stage):
     r = 0.09. Where some workers reach each other much faster than all do, their near exchanges have an interval of
     their own, and all exchange less often. A job that waits begins where its estimates would settle. Shares
     follow R' = R * (E / P) * lambda / (1 + delta), and what is free of a GPU is handed out while no job waits
-    for a share. `optimal`: the H of
-    least expected period per useful step, and the shares that minimise the slowest co-located job's slowdown.
-    While a job's step times are spread wider than `spread` and its work is being dealt anew, its interval is
-    kept: tasks first. New deals and shares that lower goodput are rolled back. The source's formula images are
-    lost: the forms are ours, with its variables and directions.
+    for a share. `optimal`: the H of least expected period per useful step, and the shares that minimise the
+    slowest co-located job's slowdown. While a job's step times are spread wider than `spread` and its work is
+    being dealt anew, its interval is kept: tasks first. New deals and shares that lower goodput are rolled back.
+    The source's formula images are lost: the forms are ours, with its variables and directions.
     """
 
     name: ClassVar[str] = "s3"

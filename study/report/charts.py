@@ -141,6 +141,7 @@ class Palette:
             "restart": "#cc79a7",
             "lost_to_faults": "#6b3a53",
             "idle": "#d8d8d4",
+            "late": "#ecece8",
             "down": "#9a9a94",
         }
     )

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from equipoise.study.display import LABELS, digits, show
 from equipoise.study.report.charts import Axis, Chart, Series, time_unit
 from equipoise.study.report.first import ranking
-from equipoise.study.report.study import Point, RunFolder, Study, Trend, in_order
+from equipoise.study.report.study import Point, RunFolder, Study, Trend, idle_after_last, in_order
 from equipoise.study.report.timeline import SHARES, USES, link_load, literal, read, usage_shares
 
 QUANTILES = 400
@@ -29,6 +29,7 @@ USE_LABELS = {
     "restart": "restart",
     "lost_to_faults": "lost to faults",
     "idle": "idle",
+    "late": "idle after the last arrival",
     "down": "node down",
 }
 _USE_METRICS = {"gpu_busy_ratio": "busy"} | {f"{use}_ratio": use for use in (*USES[1:], "idle")}
@@ -60,7 +61,9 @@ def parallel(study: Study) -> Chart | None:
     if len(known) < 3 or len(keys) < 2:
         return None
     values = {k: sorted({p.values[k] for p in known}, key=in_order) for k in keys}
-    high = max(p.means[metric] for p in known)
+    ends = [p.means[metric] for p in known]
+    low, high = min(ends), max(ends)
+    scale = high - low if high > low else 1.0
     ticks = [
         (10.0 * axis + place, text)
         for axis, key in enumerate(keys)
@@ -75,7 +78,7 @@ def parallel(study: Study) -> Chart | None:
         x, y, labels = list[float](), list[float](), list[str]()
         for point in (p for p in known if p.policy == policy):
             places = [where[k][point.values[k]] for k in keys]
-            end = point.means[metric] / high if high > 0 else 0.0
+            end = (point.means[metric] - low) / scale
             told = "; ".join([*(f"{k}: {point.values[k]}" for k in keys), show(metric, point.means[metric])])
             x += [*map(float, range(len(keys) + 1)), math.nan]
             y += [*places, end, math.nan]
@@ -111,6 +114,10 @@ def where_time_goes(study: Study) -> Chart | None:
     if not any(value > 0 for values in shares.values() for value in values):
         return None
     at = list(range(len(study.policies)))
+    late = [idle_after_last(study, p) for p in study.policies]
+    if all(math.isfinite(v) for v in late) and any(v > 5e-4 for v in late):
+        shares["idle"] = [idle - v for idle, v in zip(shares["idle"], late, strict=True)]
+        shares["late"] = late
     series = tuple(
         Series(USE_LABELS[use], at, [100 * max(v, 0.0) for v in values], colour=use)
         for use, values in shares.items()

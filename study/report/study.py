@@ -13,7 +13,7 @@ from equipoise.policies.numerals import strict_float
 from equipoise.sim.scenario.tree import InputError, read_text, read_tree
 from equipoise.sim.scenario.units import DATA_RATE, SHARE, SIZE, TIME
 from equipoise.study.folders import MANIFEST
-from equipoise.study.report.timeline import has_timeline
+from equipoise.study.report.timeline import has_timeline, idle_tail
 from equipoise.study.statistics import CONFIDENCE, Interval
 
 UNKNOWN = Interval(math.nan, math.nan, math.nan, 0)
@@ -202,3 +202,11 @@ def in_order(text: str) -> tuple[float, str]:
         except ValueError:
             continue
     return math.inf, text
+
+
+def idle_after_last(study: Study, policy: str) -> float:
+    """Share of the GPU time in which no job held a GPU and none was to come, a mean over runs; NaN if not known."""
+    found = [
+        idle_tail(folder.path) for folder in study.folders if folder.policy == policy and folder.timeline
+    ]
+    return sum(found) / len(found) if found else math.nan

@@ -123,6 +123,21 @@ def usage_shares(folder: Path) -> tuple[NDArray[np.float64], dict[str, NDArray[n
     return edges, {name: values / safe for name, values in used.items()}
 
 
+def idle_tail(folder: Path) -> float:
+    """Share of the GPU time of a run that was idle after the last arrival: no policy could have used it.
+
+    Raises InputError when a table is not there.
+    """
+    edges, shares = usage_shares(folder)
+    with database() as connection:
+        query = f"SELECT max(arrival_s) FROM read_parquet({literal(folder / 'jobs.parquet')})"
+        last_s = float(connection.execute(query).fetchall()[0][0])
+    length_s = np.diff(edges)
+    after_s = np.clip(edges[1:] - last_s, 0.0, length_s)
+    whole_s = float(length_s.sum())
+    return float(shares["idle"] @ after_s) / whole_s if whole_s > 0 else 0.0
+
+
 @dataclass(frozen=True)
 class LinkLoad:
     """Load of links over buckets.

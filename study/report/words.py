@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from equipoise.study.display import digits, show
-from equipoise.study.report.study import Point, Study
+from equipoise.study.report.study import Point, Study, idle_after_last
 from equipoise.study.statistics import Interval
 
 WASTED = {
@@ -234,9 +234,18 @@ def _waste(study: Study) -> list[Sentence]:
         shares = {metric: study.mean(metric, policy) for metric in WASTED}
         known = sorted((m for m in shares if shares[m] > 0), key=lambda m: -shares[m])[:2]
         if known:
-            listed = " and ".join(f"{show('x_ratio', shares[m])} ({WASTED[m]})" for m in known)
+            listed = " and ".join(
+                f"{show('x_ratio', shares[m])} ({_wasted(study, policy, m)})" for m in known
+            )
             parts.append(f"under {policy} {listed}")
     return [Sentence(f"Most GPU time is wasted {'; '.join(parts)}.")] if parts else []
+
+
+def _wasted(study: Study, policy: str, metric: str) -> str:
+    """What wastes the time; idle GPUs at the end, when no job is to come, are told apart."""
+    late = idle_after_last(study, policy) if metric == "idle_ratio" else math.nan
+    tail = f", {show('x_ratio', late)} after the last arrival" if late > 5e-4 else ""
+    return WASTED[metric] + tail
 
 
 def _money(study: Study) -> list[Sentence]:

@@ -42,6 +42,9 @@ NEAR_S = 5.0
 """Two starts are near when no more than this lies between them."""
 
 
+_MOMENT_S = 0.01
+
+
 @dataclass(frozen=True)
 class QueueTwin:
     """A queue beside its simulation. Starts in seconds from the first arrival, per job.
@@ -147,10 +150,23 @@ def twin(run: QueueRun, seed: int = 0) -> QueueTwin:
 def _seen_s(run: QueueRun, first_s: Mapping[int, float], waited: Bools) -> Floats:
     """When each job was there for the policy (s): at the first decision that saw it; without one, when it came.
 
-    A manager's times are whole seconds, cut off, so half a second is taken from the scheduler's. A job that waited
-    for no other's end waited for the manager alone, until its start.
+    A manager's times are whole seconds, cut off, so half a second is taken from the scheduler's. What was started
+    before the changes of that decision had been made was started without the job. One that waited for no other's
+    end waited for the manager alone, until its start.
     """
-    seen_s = np.array([first_s.get(job, -np.inf) for job in run.id.tolist()]) - 0.5
+    seen_s = np.array([first_s.get(job, -np.inf) for job in run.id.tolist()])
+    done = np.searchsorted(
+        run.did_s, seen_s
+    )  # changes are made within a second of their decision, or not at all
+    made_s = np.append(run.did_s, np.inf)[done]
+    made_s = np.where(made_s < seen_s + 1.0, made_s, seen_s)
+    seen_s -= 0.5
+    for k in np.flatnonzero(np.isfinite(seen_s)).tolist():
+        without = (
+            (run.start_s <= made_s[k]) & (run.start_s > seen_s[k] - 1.0) & (run.start_s < run.start_s[k])
+        )
+        if (without & waited).any():
+            seen_s[k] = max(seen_s[k], run.start_s[without & waited].max() + _MOMENT_S)
     seen_s = np.where(seen_s < run.start_s + 1.0, np.maximum(seen_s, run.arrival_s), run.arrival_s)
     came_s = np.maximum.accumulate(np.where(waited, seen_s, run.start_s))  # nobody before who came earlier
     return np.maximum(np.minimum(came_s, run.start_s), run.arrival_s)

@@ -14,6 +14,7 @@ from equipoise.options import (
     KEPT,
     State,
     common,
+    mlflow_option,
     need_out,
     note,
     output_options,
@@ -21,6 +22,7 @@ from equipoise.options import (
     progress,
     record_options,
     scenario_options,
+    to_mlflow,
     writable,
 )
 from equipoise.study.terminal import printable
@@ -53,6 +55,7 @@ def until_options(command: Callable[..., int]) -> Callable[..., int]:
 @click.option("--jobs", type=IntRange(min=1), default=1, show_default=True, help="Processes.")
 @output_options
 @record_options
+@mlflow_option
 @common
 @pass_state
 def compare(
@@ -69,12 +72,13 @@ def compare(
     form: str,
     timeline: bool,
     journal: bool,
+    mlflow: str | None,
 ) -> int:
     """Simulate SCENARIO under several policies: same arrivals, faults and noise for all of them."""
     from equipoise import api
     from equipoise.policies.registry import make_policy
 
-    need_out(out, timeline=timeline, journal=journal)
+    need_out(out, timeline=timeline, journal=journal, mlflow=mlflow is not None)
     double = [policy for k, policy in enumerate(policies) if policy in policies[:k]]
     if double:
         raise click.UsageError(f"policy {double[0]!r} is named twice")
@@ -100,6 +104,8 @@ def compare(
         note(state.quiet, *(f"note: {text}" for text in result.notes))
         sys.stdout.write(result.as_json() if form == "json" else result.as_csv())
     note(False, *(f"equipoise: {text}" for text in result.failures))
+    if out is not None:
+        to_mlflow(out, mlflow)
     if result.failures:
         return SOME_FAILED
     return OUTSIDE if result.precision is not None and not result.precision.met else OK

@@ -17,6 +17,7 @@ from equipoise.options import (
     State,
     common,
     interruptible,
+    mlflow_option,
     need_out,
     note,
     output_options,
@@ -24,6 +25,7 @@ from equipoise.options import (
     progress,
     record_options,
     scenario_options,
+    to_mlflow,
     writable,
 )
 from equipoise.policies.plain import plain
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 @click.option("--seed", type=IntRange(min=0), help="Default: the scenario's.")
 @output_options
 @record_options
+@mlflow_option
 @common
 @pass_state
 def run(
@@ -52,13 +55,14 @@ def run(
     form: str,
     timeline: bool,
     journal: bool,
+    mlflow: str | None,
 ) -> int:
     """Simulate SCENARIO under one policy and print the result."""
     from equipoise import api
     from equipoise.policies.registry import make_policy
     from equipoise.sim.run import RunFailed, RunInterrupted
 
-    need_out(out, timeline=timeline, journal=journal)
+    need_out(out, timeline=timeline, journal=journal, mlflow=mlflow is not None)
     ready, jobs, warnings = api.prepare(scenario, trace, overrides)
     note(False, *warnings)
     chosen = None if policy is None else make_policy(policy)
@@ -87,6 +91,8 @@ def run(
         what = "interrupted" if code == INTERRUPTED else f"the run failed: {why}"
         kept = "" if out is None else f"; its records up to then are in {api.unfinished(Path(out))}"
         note(False, f"equipoise: {what} at {made.totals['end_s']:.6g} s simulated{kept}")
+    elif out is not None:
+        to_mlflow(out, mlflow)
     return code
 
 

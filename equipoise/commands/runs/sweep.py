@@ -10,7 +10,7 @@ import click
 from equipoise.commands.runs.compare import until_options
 from equipoise.commands.types import IntRange
 from equipoise.exit_codes import OK, OUTSIDE, SOME_FAILED
-from equipoise.options import KEPT, State, common, note, pass_state, progress
+from equipoise.options import KEPT, State, common, mlflow_option, note, pass_state, progress, to_mlflow
 from equipoise.policies.numerals import is_index
 from equipoise.study.terminal import printable
 
@@ -45,6 +45,7 @@ def _shard(ctx: click.Context, parameter: click.Parameter, text: str | None) -> 
 @click.option("--shards", type=IntRange(1), default=16, show_default=True, help="With --launch.")
 @click.option("--image", default="IMAGE", show_default=True, help="With --launch k8s: container image.")
 @click.option("--claim", default="CLAIM", show_default=True, help="With --launch k8s: volume claim.")
+@mlflow_option
 @click.option("--dry-run", is_flag=True, help="Show how many runs there are, and make none.")
 @common
 @pass_state
@@ -65,6 +66,7 @@ def sweep(
     shards: int,
     image: str,
     claim: str,
+    mlflow: str | None,
     dry_run: bool,
 ) -> int:
     """Run every point of SWEEP.yaml; started again, it runs what is missing.
@@ -99,6 +101,7 @@ def sweep(
         raise
     note(state.quiet, *(f"note: {text}" for text in outcome.notes))
     click.echo(printable(_summary(outcome, out)))
+    to_mlflow(out, mlflow)
     if outcome.failed:
         return SOME_FAILED
     return OUTSIDE if outcome.unsure else OK

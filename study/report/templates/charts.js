@@ -250,14 +250,7 @@ const Charts = (() => {
         svg("text", { x, y: bottom + 16, "text-anchor": "middle" }, group, text);
       });
       if (this.rowed) this.rowLabels(group);
-      else if (chart.kind === "parallel") {
-        for (const [at, text] of chart.y.ticks) { // 10 times the number of the axis, and the place on it
-          const axis = Math.round(at / 10);
-          const last = axis === places.length - 1;
-          const x = this.px(axis) + (last ? -5 : 5);
-          svg("text", { x, y: this.py(at - 10 * axis) + 4, "text-anchor": last ? "end" : "start", class: "on-axis" }, group, text);
-        }
-      } else {
+      else if (chart.kind !== "parallel") {
         for (const at of ticks(this.view.y0, this.view.y1, 5)) {
           const y = this.py(at);
           svg("line", { x1: this.left, x2: this.width - this.right, y1: y, y2: y, class: "grid" }, group);
@@ -322,6 +315,13 @@ const Charts = (() => {
         const style = `fill:none;stroke-width:1.6;stroke-opacity:.6;stroke:${colour(series.colour)}`;
         svg("path", { d: path, style, "stroke-dasharray": DASHES[k % 8] }, this.layer);
       });
+      const last = this.chart.x.ticks.length - 1;
+      for (const [at, text] of this.chart.y.ticks) { // 10 times the number of the axis, and the place on it
+        const axis = Math.round(at / 10);
+        const x = this.px(axis) + (axis === last ? -6 : 6);
+        const y = this.py(at - 10 * axis) + 4;
+        svg("text", { x, y, "text-anchor": axis === last ? "end" : "start", class: "on-axis" }, this.layer, text);
+      }
     }
 
     step() {

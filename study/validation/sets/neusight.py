@@ -56,24 +56,28 @@ def stack(model: str) -> Stack:
 
 
 def read(data: Path) -> list[tuple[Row, StepTime, bool]]:
-    """Rows of known models (their stack is the GPU), predicted time by part, and whether they train.
+    """Rows of known models and GPUs (a row's stack), predicted time by part, and whether they train.
 
-    Raises ValueError, FileNotFoundError.
+    Raises ValueError where none trains, FileNotFoundError, KeyError.
     """
     found = []
     for text in read_csv(data / FILE):
-        if text["model"] not in SHAPES or "fusion" in text["variant"]:
+        sheet = next((found for name, found in GPUS.items() if _names(name, text["gpu"])), None)
+        if sheet is None or text["model"] not in SHAPES or "fusion" in text["variant"]:
             continue
-        row = _row(text)
+        row = _row(text, *sheet)
         found.append((row, step_time(row.plan, stack(text["model"])), text["mode"] == "train"))
+    if not any(trains for _, _, trains in found):
+        raise ValueError("no row trains a known model on a known GPU")
     return found
 
 
-def _row(text: dict[str, str]) -> Row:
-    sheet = next((found for name, found in GPUS.items() if name in text["gpu"].replace("Tesla_", "")), None)
-    if sheet is None:
-        raise ValueError(f"gpu: {text['gpu']} is not known; allowed: {', '.join(GPUS)}")
-    tflop_per_s, gb_per_s = sheet
+def _names(name: str, gpu: str) -> bool:
+    """Whether a GPU's full name holds this one as whole words."""
+    return re.search(rf"(^|[_-]){name}($|[_-])", gpu) is not None
+
+
+def _row(text: dict[str, str], tflop_per_s: float, gb_per_s: float) -> Row:
     degrees = {"dp": 1, "tp": 1, "pp": 1}
     if parallel := re.match(r"(dp|tp|pp)(\d+)", text["variant"]):
         degrees[parallel.group(1)] = int(parallel.group(2))

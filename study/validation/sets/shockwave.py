@@ -99,6 +99,8 @@ def run(data: Path) -> list[Line]:
             for j in jobs
             if j.number in measured[name]
         ]
+    if not rows:
+        raise ValueError(f"policy: none of {', '.join(POLICIES)} is there")
     names = [row[0] for row in rows]
     found = []
     for label in ("all policies", *dict.fromkeys(names)):

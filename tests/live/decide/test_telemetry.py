@@ -162,15 +162,27 @@ def test_spans_lie_between_their_marks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_metrics_are_served_in_prometheus_format() -> None:
     server = PrometheusServer(0, host="127.0.0.1")
+    address = f"http://127.0.0.1:{server.port}/metrics"
+    newer = urllib.request.Request(
+        address, headers={"Accept": "application/openmetrics-text;version=1.0.0,*/*;q=0.1"}
+    )
     try:
         server.update({"equipoise_samples_total": 12.0, "equipoise_step_seconds": [0.25, math.nan, 0.5]})
-        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=5) as answer:
+        with urllib.request.urlopen(address, timeout=5) as answer:
             text = answer.read().decode()
+        with urllib.request.urlopen(newer, timeout=5) as answer:
+            assert answer.headers["Content-Type"].startswith("application/openmetrics-text; version=1.0.0")
+            open_metrics = answer.read().decode()
     finally:
         server.close()
     assert "# TYPE equipoise_samples_total counter\nequipoise_samples_total 12.0\n" in text
     assert 'equipoise_step_seconds{rank="0"} 0.25\nequipoise_step_seconds{rank="2"} 0.5\n' in text
     assert 'rank="1"' not in text
+    assert "# TYPE equipoise_samples counter\nequipoise_samples_total 12.0\n" in open_metrics
+    assert open_metrics.endswith("\n# EOF\n")
+    assert [line for line in open_metrics.splitlines() if not line.startswith("#")] == [
+        line for line in text.splitlines() if not line.startswith("#")
+    ]
 
 
 def train_on_a_taken_port(rank: int, port: int) -> tuple[int, str]:

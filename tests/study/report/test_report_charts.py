@@ -16,7 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise import cli
+from equipoise.sim.loading.file import from_mapping
 from equipoise.sim.record import write_parquet
+from equipoise.sim.run import run
 from equipoise.study.display import digits
 from equipoise.study.report import figures as charts_figures
 from equipoise.study.report import timeline
@@ -30,7 +32,8 @@ from equipoise.study.report.charts_study import (
     usage_over_time,
 )
 from equipoise.study.report.read import read_study
-from equipoise.study.report.study import RunFolder
+from equipoise.study.report.study import RunFolder, idle_after_last
+from equipoise.study.report.words import headline
 from equipoise.study.runs.compare import Comparison
 from tests.study.report.report_data import USES, make_run
 from tests.study.report.test_report import make_comparison
@@ -272,3 +275,22 @@ def test_a_run_shows_itself_in_a_notebook(tmp_path: Path) -> None:
     assert float(str(cells["makespan_s"])) == pytest.approx(run.summary()["makespan_s"], rel=1e-5)
     assert "<script>" in "".join(root.itertext())
     assert "cost_usd" not in cells
+
+
+def test_idle_after_the_last_arrival_is_told_apart(tmp_path: Path) -> None:
+    case = {
+        "schema_version": 1, "name": "tail", "cluster": {"gpus": 4},
+        "workload": {"jobs": [
+            {"gpus": 1, "duration": "1 h"},
+            {"gpus": 2, "arrival": "1 h", "duration": "3 h"},
+        ]},
+    }  # fmt: skip
+    run(from_mapping(case), timeline=True).write(tmp_path)
+    study = read_study(tmp_path)
+    # Of 4 GPUs over 4 h: 3 idle in the first hour, and 2 in the three hours in which nobody comes any more.
+    assert idle_after_last(study, "fifo") == pytest.approx(6 / 16, rel=2e-3)
+    shares = {s.name: s.y[0] for s in next(c for c in study_charts(study) if c.id == "uses").series}
+    assert shares["idle"] == pytest.approx(100 * 3 / 16, rel=1e-2)
+    assert shares["idle after the last arrival"] == pytest.approx(100 * 6 / 16, rel=1e-2)
+    told = " ".join(sentence.text for sentence in headline(study))
+    assert "56.2 % (idle GPUs, 37.5 % after the last arrival)" in told

@@ -191,7 +191,7 @@ def test_parallel_coordinates_join_the_values_and_the_metric_of_each_point(tmp_p
             assert ticks[count] == told["cluster.nodes.0.count"]
             assert ticks[10 + nic] == told["cluster.nodes.0.nic"]
             where = counts.index(ticks[count]) + 3 * rates.index(ticks[10 + nic])
-            assert end == pytest.approx((100.0 * (where + 1) + (series.name == "easy")) / 601.0)
+            assert end == pytest.approx((100.0 * where + (series.name == "easy")) / 501.0)
 
 
 def test_units_and_words_are_ordered_as_people_would() -> None:
