@@ -39,7 +39,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "computing": ("S221",),
     "exchange": ("S221", "S311", "S312"),
 }
-ALIKE = {"S222": "S221", "S223": "S221", "S313": "S312"}
+ALIKE = {"S222": "S221", "S223": "S221"}
 STAGES = {"data": "s1+s2", "computing": "s1+s2", "exchange": "s1+s2+s3"}
 SHARDS, SAMPLES, BATCH, DRIFT = 40, 1600, 40, 0.01
 
@@ -172,12 +172,12 @@ def table(done: Sequence[Mapping[str, Any]]) -> str:
         "",
         f"Seconds with one sub-step frozen over seconds with none, {pairs} pairs in turn, with a 95 % interval.",
         f"Bold: it helps by {HELPS - 1:.0%} or more, and its interval is clear of 1. What is slow is a wait; the",
-        "script says what the scenarios are. S222 and S223 are frozen as S221 is, S313 as S312. S321 to S323 need",
-        "a GPU.",
+        "script says what the scenarios are. S222 and S223 are frozen as S221 is. S313 needs a network of several",
+        "levels, S321 to S323 need a GPU.",
         "", "| step | " + " | ".join(scenarios) + " |", "|---" * (1 + len(scenarios)) + "|",
     ]  # fmt: skip
     took = {(d["scenario"], d["frozen"], d["pair"]): float(d["took_s"]) for d in done}
-    steps = [step for own in ("s1", "s2") for step in STEPS[own]] + ["S311", "S312", "S313"]
+    steps = [step for own in ("s1", "s2") for step in STEPS[own]] + ["S311", "S312"]
     for step in steps:
         cells = [_ratio(took, s, ALIKE.get(step, step)) for s in scenarios]
         lines.append(f"| {step} | " + " | ".join("" if c is None else judge(c) for c in cells) + " |")
