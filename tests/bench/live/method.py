@@ -17,7 +17,6 @@ import argparse
 import json
 import os
 import platform
-import shlex
 import statistics
 import sys
 import tempfile
@@ -40,7 +39,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "computing": ("S221",),
     "exchange": ("S221", "S311", "S312"),
 }
-ALIKE = {"S222": "S221", "S223": "S221", "S313": "S312"}
+ALIKE = {"S222": "S221", "S223": "S221"}
 STAGES = {"data": "s1+s2", "computing": "s1+s2", "exchange": "s1+s2+s3"}
 SHARDS, SAMPLES, BATCH, DRIFT = 40, 1600, 40, 0.01
 
@@ -161,23 +160,24 @@ def measure(pair: int, scenarios: Sequence[str], done: Sequence[Mapping[str, Any
     return [{**run, "took_s": took_s} for run, took_s in zip(runs[1:], slowest[1:], strict=True)]
 
 
-def table(done: Sequence[Mapping[str, Any]], command: str) -> str:
+def table(done: Sequence[Mapping[str, Any]]) -> str:
     """The page as Markdown."""
     scenarios = [s for s in ROWS if any(d["scenario"] == s for d in done)]
     pairs = len({d["pair"] for d in done})
     lines = [
         "# What each sub-step is worth in real ranks", "",
-        f"Made by `{command}`; do not edit.",
-        f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}, gloo, no GPU.",
+        "Made by `python -m tests.bench.live.method --keep RUNS`; do not edit.",
+        f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}, gloo, no GPU; load "
+        f"{os.getloadavg()[2]:.0f} (of processes that want a core) when this was written.",
         "",
         f"Seconds with one sub-step frozen over seconds with none, {pairs} pairs in turn, with a 95 % interval.",
         f"Bold: it helps by {HELPS - 1:.0%} or more, and its interval is clear of 1. What is slow is a wait; the",
-        "script says what the scenarios are. S222 and S223 are frozen as S221 is, S313 as S312. S321 to S323 need",
-        "a GPU.",
+        "script says what the scenarios are. S222 and S223 are frozen as S221 is. S313 needs a network of several",
+        "levels, S321 to S323 need a GPU.",
         "", "| step | " + " | ".join(scenarios) + " |", "|---" * (1 + len(scenarios)) + "|",
     ]  # fmt: skip
     took = {(d["scenario"], d["frozen"], d["pair"]): float(d["took_s"]) for d in done}
-    steps = [step for own in ("s1", "s2") for step in STEPS[own]] + ["S311", "S312", "S313"]
+    steps = [step for own in ("s1", "s2") for step in STEPS[own]] + ["S311", "S312"]
     for step in steps:
         cells = [_ratio(took, s, ALIKE.get(step, step)) for s in scenarios]
         lines.append(f"| {step} | " + " | ".join("" if c is None else judge(c) for c in cells) + " |")
@@ -213,7 +213,7 @@ def main() -> None:
             with path.open("a") as file:
                 file.write(json.dumps(run) + "\n")
     done = [json.loads(line) for line in path.read_text().splitlines()]
-    print(table(done, shlex.join(["python", "-m", "tests.bench.live.method", *sys.argv[1:]])), end="")
+    print(table(done), end="")
 
 
 if __name__ == "__main__":
