@@ -17,30 +17,32 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
 from equipoise.live.group import regroup
 from equipoise.live.group.packing import pack
 from equipoise.live.options import Options
 from equipoise.live.runtime import Runtime
-from equipoise.live.train.optimizers import check_optimizer
+from equipoise.live.train.optimizers import optimizers_of
 from equipoise.live.train.weighting import is_weighted
-from equipoise.live.unsupported import check_model
+from equipoise.live.train.wrapped import wrapped
+from equipoise.live.unsupported import check_exchange, check_model
 from equipoise.policies.contract import Policy
 from equipoise.policies.record.export import ExportError, load_policy
 from equipoise.policies.registry import make_policy
 
 
 def attach(
-    model: DistributedDataParallel,
-    optimizer: torch.optim.Optimizer,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
     policy: Policy | str | Path | Sequence[Any] | None = None,
     *,
     global_batch: int,
     key: bytes | None = None,
     **options: Any,
 ) -> Runtime:
-    """Attach `policy` to a model wrapped in DistributedDataParallel. Collective.
+    """Attach `policy` to a model under DistributedDataParallel or `fully_shard`. Collective.
+
+    `optimizer`: one, or a list of those that all step in the same rounds.
 
     `policy`: an exported file, a policy, or stages as in a scenario ("s1+s2"); none: the file that
     `EQUIPOISE_POLICY` names, else policy.yaml. A file that is missing, damaged, or not signed with `key`, is
@@ -61,10 +63,12 @@ def attach(
                         gradient norms and noise scale
     decision_budget_s   what a decision may hold up training; a later one is ignored. warm_up_budget_s: what
                         the policy may take to compile before the first round
-    allow, bounds       levers a policy may use ("samples", "moves", "order", "interval", "share", "resize"),
-                        and hard bounds (`live.options.Bounds`)
+    allow, bounds       levers a policy may use ("samples", "moves", "order", "interval", "share", "batch",
+                        "resize"), and hard bounds (`live.options.Bounds`)
     drift               efficiency lost per extra local step (kappa_d); unknown: the interval is left alone
     batch_reference     batch at which the statistical efficiency is 1 (none: global_batch)
+    batch_max           largest global batch that a policy may choose, `batch_reference` being the smallest; the
+                        script's learning rate has to follow `runtime.global_batch` (none: it stays as it is)
     outer_lr, outer_momentum   outer optimiser on the mean of local steps (1 and 0: plain averaging)
     samples_target      samples to train in all, for progress; sample_bytes: size of one
     drop_last           leave out the samples at the end of an epoch that make no whole global batch
@@ -83,9 +87,8 @@ def attach(
     a file that cannot be used if `strict`.
     """
     check_model(model)
-    if model.static_graph:
-        raise ValueError("static_graph=True cannot change the synchronisation interval; wrap without it")
-    if is_weighted(model.module):
+    wrapper = wrapped(model)
+    if is_weighted(wrapper.module):
         raise ValueError(
             "model: one that is attached already is not allowed, its gradients would be weighted twice; "
             "close() its runtime first"
@@ -98,14 +101,15 @@ def attach(
         raise ValueError(f"attach: unknown option {unknown[0]!r}; allowed: {', '.join(sorted(known))}")
     settings = Options(global_batch=global_batch, **options)
     membership = regroup.current()
-    check_optimizer(model, optimizer, settings, regroups=membership is not None)
+    settings = check_exchange(wrapper, settings, regroups=membership is not None)
+    optimizers = optimizers_of(optimizer, settings, regroups=membership is not None)
     if membership is not None:
         _check_state(settings.state)
     chosen = os.environ.get("EQUIPOISE_POLICY", "policy.yaml") if policy is None else policy
     found, problem = _policy(chosen, key, settings.plugins)
     if problem is not None and not settings.strict and dist.get_rank() == 0:  # the rank that decides
         print(f"equipoise: {problem}; training goes on without a policy", file=sys.stderr)
-    return Runtime(model, optimizer, found, settings, membership, problem if settings.strict else None)
+    return Runtime(wrapper, optimizers, found, settings, membership, problem if settings.strict else None)
 
 
 def _check_state(state: Mapping[str, Any]) -> None:

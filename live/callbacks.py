@@ -11,6 +11,7 @@ Both wrap the model late, so the policy is attached when the first batch is draw
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -25,14 +26,20 @@ from equipoise.live.unsupported import samples_of
 class DeferredSampler:
     """A batch sampler that attaches the policy when it is first iterated."""
 
-    def __init__(self, samples: int, global_batch: int, make: Callable[[], Runtime]) -> None:
-        self._samples, self._batch, self._make = samples, global_batch, make
+    def __init__(
+        self, samples: int, global_batch: int, make: Callable[[], Runtime], *, drop_last: bool = False
+    ) -> None:
+        self._samples, self._make = samples, make
+        self._rounds = samples // global_batch if drop_last else -(-samples // global_batch)
         self._sampler: ShareSampler | None = None
         self._resumes_from: Mapping[str, Any] | None = None
+        self._ended: dict[str, Any] | None = None  # the state at the end of training
         self.runtime: Runtime | None = None
 
     def __len__(self) -> int:
-        return -(-self._samples // self._batch) if self._sampler is None else len(self._sampler)
+        return (
+            self._rounds
+        )  # of a whole epoch: who resumes in the middle of one counts what it skipped as well
 
     def __iter__(self) -> Iterator[list[int]]:
         if self._sampler is None:
@@ -47,8 +54,15 @@ class DeferredSampler:
         if self.runtime is not None:
             self.runtime.step(stepped)
 
+    @property
+    def epochs(self) -> float:
+        """Epochs trained, as a fraction."""
+        return 0.0 if self.runtime is None else self.runtime.round / self._rounds
+
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint needs; empty before training. Collective."""
+        if self._ended is not None:
+            return self._ended
         return {} if self.runtime is None else self.runtime.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -57,7 +71,10 @@ class DeferredSampler:
 
     def close(self) -> None:
         """Training ended."""
-        if self.runtime is not None:
+        if self.runtime is not None and self._ended is None:
+            with contextlib.suppress(RuntimeError):  # broken off in the middle of an optimiser's step
+                self._ended = self.runtime.state_dict()
+            self._ended = self._ended or {}
             self.runtime.close()
 
 
@@ -77,19 +94,21 @@ def policy_for_trainer(trainer: Any, policy: Any = None, **options: Any) -> Defe
     arguments.ignore_data_skip = True
     batch = arguments.per_device_train_batch_size * max(1, arguments.world_size)
 
+    drop_last = options.get("drop_last", arguments.dataloader_drop_last)
+
     def make() -> Runtime:
         """The runtime, once the trainer has its optimizer."""
         optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
-        settings = {
+        settings: dict[str, Any] = {
             "accumulation": arguments.gradient_accumulation_steps,
             "loss_reduction": "sum" if _normalises_itself(trainer) else "mean",
             "seed": arguments.seed,
-            "drop_last": arguments.dataloader_drop_last,
+            "drop_last": drop_last,
             **options,
         }
         return attach(trainer.model_wrapped, optimizer, policy, global_batch=batch, **settings)
 
-    sampler = DeferredSampler(samples_of(dataset), batch, make)
+    sampler = DeferredSampler(samples_of(dataset), batch, make, drop_last=drop_last)
 
     class Steps(TrainerCallback, ExportableState):  # type: ignore[misc, unused-ignore]
         """Counts rounds, and keeps where the epoch stands in Trainer's state."""
@@ -109,6 +128,7 @@ def policy_for_trainer(trainer: Any, policy: Any = None, **options: Any) -> Defe
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             """After the batch that the optimiser's step follows."""
             sampler.step(stepped=True)
+            state.epoch = sampler.epochs  # Trainer counts from where this process began
             self.keep(control)
 
         def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -162,13 +182,15 @@ def lightning_callback(policy: Any = None, *, global_batch: int, **options: Any)
 
         def sampler(self, dataset: Any) -> DeferredSampler:
             """The batch sampler of the training data."""
-            self._sampler = DeferredSampler(samples_of(dataset), global_batch, self._attach)
+            drop_last = options.get("drop_last", False)
+            samples = samples_of(dataset)
+            self._sampler = DeferredSampler(samples, global_batch, self._attach, drop_last=drop_last)
             return self._sampler
 
         def _attach(self) -> Runtime:
             settings = {"accumulation": self._trainer.accumulate_grad_batches, **options}
-            model, optimizer = self._trainer.strategy.model, self._trainer.optimizers[0]
-            return attach(model, optimizer, policy, global_batch=global_batch, **settings)
+            model, optimizers = self._trainer.strategy.model, self._trainer.optimizers
+            return attach(model, optimizers, policy, global_batch=global_batch, **settings)
 
         def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
             """Before anything is set up."""

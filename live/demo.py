@@ -109,7 +109,7 @@ def train(given: argparse.Namespace) -> None:
 
 def run(given: argparse.Namespace, mode: str, folder: Path) -> dict[str, Any]:
     """One training run in processes of its own; returns what rank 0 wrote. Raises RuntimeError."""
-    from equipoise.live.group.launch import Launcher
+    from equipoise.live.group.launcher import Launcher
 
     folder.mkdir(parents=True, exist_ok=True)
     command = [

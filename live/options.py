@@ -13,7 +13,7 @@ from equipoise.live.rules import Rule, follow, one_of, optional, real, whole
 
 Reduction = Literal["mean", "sum"]
 Mode = Literal["observe", "advise", "act"]
-Lever = Literal["samples", "moves", "order", "interval", "share", "resize"]
+Lever = Literal["samples", "moves", "order", "interval", "share", "batch", "resize"]
 Backend = Literal["none", "duty-cycle", "green-context", "mps"]
 LEVERS: tuple[Lever, ...] = get_args(Lever)
 
@@ -58,6 +58,7 @@ _RULES: dict[str, Rule] = {
     "accumulation": whole(1),
     "loss_reduction": one_of(*get_args(Reduction)),
     "batch_reference": optional(whole(1)),
+    "batch_max": optional(whole(1)),
     "decide_every": whole(1),
     "statistics_every": whole(1),
     "decision_budget_s": _POSITIVE,
@@ -130,12 +131,13 @@ class Options:
     loss_reduction: Reduction = "mean"
     weighted: bool = False
     batch_reference: int | None = None
+    batch_max: int | None = None
     decide_every: int = 6
     statistics_every: int = 10
     decision_budget_s: float = 0.25
     warm_up_budget_s: float = 30.0
     control_timeout_s: float = 1800.0
-    allow: frozenset[Lever] = frozenset(("samples", "moves", "order", "interval", "share"))
+    allow: frozenset[Lever] = frozenset(("samples", "moves", "order", "interval", "share", "batch"))
     bounds: Bounds = Bounds()
     drift: float = math.nan
     samples_target: int | None = None
@@ -169,6 +171,11 @@ class Options:
             raise ValueError(
                 f"batch_reference: {self.batch_reference} is not allowed, at most the global_batch of "
                 f"{self.global_batch} is"
+            )
+
+        if self.batch_max is not None and self.batch_max < self.global_batch:
+            raise ValueError(
+                f"batch_max: {self.batch_max} is not allowed, at least the global_batch of {self.global_batch} is"
             )
 
     def common(self) -> dict[str, Any]:

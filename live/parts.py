@@ -5,17 +5,17 @@ from __future__ import annotations
 import contextlib
 
 import numpy as np
-import torch
-from torch.nn.parallel import DistributedDataParallel
 
 from equipoise.live.decide.agreement import Agreement
 from equipoise.live.decide.telemetry import Recorder
 from equipoise.live.group.group import Group
 from equipoise.live.group.regroup import Membership
 from equipoise.live.options import Options
+from equipoise.live.train.optimizers import Optimizers, check_parameters
 from equipoise.live.train.rounds import RoundMeter
 from equipoise.live.train.shares import HeldShare, make_backend
 from equipoise.live.train.sync import LocalSteps
+from equipoise.live.train.wrapped import Replicated
 from equipoise.policies.contract import Policy
 
 
@@ -27,18 +27,20 @@ class Parts:
 
     def __init__(
         self,
-        model: DistributedDataParallel,
-        optimizer: torch.optim.Optimizer,
+        wrapper: Replicated,
+        optimizer: Optimizers,
         policy: Policy | None,
         options: Options,
         membership: Membership | None,
         problem: str | None,
     ) -> None:
-        self.model, self.optimizer, self.options = model, optimizer, options
-        self.device = next(model.module.parameters()).device
+        self.model, self.optimizer, self.options = wrapper.model, optimizer, options
+        self.wrapper, self.leaves = wrapper, wrapper.leaves()
+        check_parameters(wrapper, self.leaves, optimizer, options)
+        self.device = next(wrapper.module.parameters()).device
         backend = make_backend(options.share_backend, self.device)
         self.local = LocalSteps(
-            model, optimizer, outer_lr=options.outer_lr, outer_momentum=options.outer_momentum
+            wrapper, optimizer, outer_lr=options.outer_lr, outer_momentum=options.outer_momentum
         )
         self.group = Group(
             membership,
@@ -53,7 +55,8 @@ class Parts:
         self.agreement = Agreement(options, policy, self.group, recorder, self.device)
         self.lead(again=False)
         self.meter = RoundMeter(
-            model,
+            wrapper,
+            self.leaves,
             optimizer,
             self.share,
             accumulation=options.accumulation,

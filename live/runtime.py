@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import default_collate
 
 from equipoise.live import checkpoint
+from equipoise.live.data.dataset import ShardDataset
 from equipoise.live.group import rebuild
 from equipoise.live.group.recovery import Hooks, Recovery, Replica
 from equipoise.live.group.regroup import Membership
@@ -19,8 +20,11 @@ from equipoise.live.options import Options
 from equipoise.live.parts import Parts
 from equipoise.live.status import Status
 from equipoise.live.stepping import Stepping
-from equipoise.live.train.sampler import ShareSampler
+from equipoise.live.train.optimizers import Optimizers
+from equipoise.live.train.sampler import Files, ShareSampler
+from equipoise.live.train.stream import Reader, StreamLoader, StreamSampler, length_of
 from equipoise.live.train.weighting import WeightedGradients
+from equipoise.live.train.wrapped import Replicated
 from equipoise.live.unsupported import samples_of
 from equipoise.policies.contract import Policy
 
@@ -32,23 +36,26 @@ class Runtime(Status):
 
     def __init__(
         self,
-        model: DistributedDataParallel,
-        optimizer: torch.optim.Optimizer,
+        wrapper: Replicated,
+        optimizer: Optimizers,
         policy: Policy | None,
         options: Options,
         membership: Membership | None,
         problem: str | None = None,
     ) -> None:
         self.options = options
-        self._parts = parts = Parts(model, optimizer, policy, options, membership, problem)
+        self._parts = parts = Parts(wrapper, optimizer, policy, options, membership, problem)
         hooks = Hooks(self._leave, self._agree, self._resumed, parts.recorder.event)
-        self._recovery = Recovery(parts.group, model, hooks)
+        self._recovery = Recovery(parts.group, parts.model, hooks)
         self._stepping = Stepping(parts, self._recovery.regroup)
         self._joined = membership is not None and membership.generation > 0
         self._resumes_from: Mapping[str, Any] | None = None
-        self._lost_round = False
+        self._lost_round = self._closed = False
+        self._saved: dict[str, Any] | None = None  # as the group met, while nothing was trained on since
         own_weights = options.loss_reduction == "sum"
-        self._weighting = WeightedGradients(model, self._stepping.scale, own_weights=own_weights)
+        self._weighting = WeightedGradients(
+            wrapper, parts.leaves, self._stepping.scale, own_weights=own_weights
+        )
 
     # -- training ------------------------------------------------------------------------------------------
 
@@ -59,22 +66,51 @@ class Runtime(Status):
         which would deal some samples twice and leave ranks waiting for each other. Raises TypeError for a dataset
         whose samples have no numbers.
         """
+        samples = samples_of(dataset)
+        files = Files(dataset.sizes, dataset.digest) if isinstance(dataset, ShardDataset) else None
+        sampler = self._stepping.deal(lambda **options: ShareSampler(samples, files=files, **options))
+        if isinstance(dataset, ShardDataset):
+            self._parts.agreement.move_data(dataset, sampler)
+        self._begin(sampler, None if files is None else files.digest)
+        return sampler
+
+    def stream(
+        self, samples: Iterable[Any], collate: Callable[[list[Any]], Any] = default_collate
+    ) -> StreamLoader:
+        """Batches of samples that have no numbers: an IterableDataset, or what else is iterated over every epoch.
+
+        A loader, in place of one over `sampler`. Every rank must read the same samples in the same order (a
+        `set_epoch` is called), and keeps those that it is dealt; what is costly belongs in `collate`, which makes
+        a batch of the rank's own. To read ahead: `DataLoader(stream, batch_size=None, num_workers=1)`.
+        Collective. Raises TypeError for what can be read once only.
+        """
+        if isinstance(samples, Iterator):
+            raise TypeError(
+                f"samples: a {type(samples).__name__} is not allowed, it can be read once only; needed is what "
+                "gives a new iterator for every epoch, as an IterableDataset"
+            )
+        reader, length = Reader(samples), length_of(samples)
+        sampler = self._stepping.deal(lambda **options: StreamSampler(reader, length, **options))
+        self._begin(sampler)
+        return StreamLoader(reader, sampler, collate)
+
+    def _begin(self, sampler: ShareSampler, digest: str | None = None) -> None:
+        """Agree on the data with the other ranks, and begin the first round."""
         options, group, leader = self.options, self._parts.group, self._parts.agreement.leader
-        sampler = self._stepping.deal(samples_of(dataset))
         if self._joined:
             self._agree(None, -1)
         else:
+            told = {"samples in the dataset": sampler.samples, "files of the dataset": digest}
             with self._recovery.surviving():
-                group.same_on_all_ranks({"samples in the dataset": sampler.samples, **options.common()})
+                group.same_on_all_ranks({**told, **options.common()})
             if leader is not None:
                 leader.warm_up(sampler.shares, sampler.preview())
         if leader is not None:
-            leader.write_manifest(self.run, sampler, self._parts.model.module.parameters())
+            leader.write_manifest(self.run, sampler, self._parts.wrapper.module.parameters())
         if self._resumes_from is not None:
-            checkpoint.load(self._parts, self._stepping, self._resumes_from)
+            self._load(self._resumes_from)
             self._resumes_from = None
         self._stepping.begin()
-        return sampler
 
     def step(self, stepped: bool | None = None) -> None:
         """The batch was trained on. Call it once per batch, after the optimiser's step (if it had one).
@@ -84,6 +120,7 @@ class Runtime(Status):
         if self._lost_round:
             self._lost_round = False
         else:
+            self._saved = None
             with self._recovery.surviving():
                 self._stepping.finish(stepped)
         self._stepping.begin()
@@ -164,6 +201,7 @@ class Runtime(Status):
 
     def close(self) -> None:
         """Write what is buffered, stop the threads, and let the other ranks finish."""
+        self._closed = True
         self._weighting.close()
         self._parts.close(finished=self.finished)
 
@@ -175,11 +213,15 @@ class Runtime(Status):
 
         Collective, behind `step()` and before the model's own `state_dict()`: with local steps, the replicas meet
         here. It is the same on every rank, so one file will do. Raises RuntimeError where the optimiser has not
-        made its step yet.
+        made its step yet, or behind `close()`.
         """
-        while True:
+        if self._closed:
+            raise RuntimeError("runtime.state_dict() behind runtime.close(): call it before")
+        # A group that was just formed anew has saved already, with members that will not call this.
+        if self._saved is None or self._parts.meter.in_round:
             with self._recovery.surviving():
                 return checkpoint.save(self._parts, self._stepping)
+        return dict(self._saved or {})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a `state_dict()`, on any number of ranks: every sample of its epoch is trained on once.
@@ -192,8 +234,17 @@ class Runtime(Status):
         if self._stepping.sampler is None:
             self._resumes_from = state
         else:
-            checkpoint.load(self._parts, self._stepping, state)
+            self._load(state)
             self._stepping.begin()
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        """Load it, again where a rank was lost before any had done so; else the others' state is everyone's."""
+        while True:
+            generation = self.generation
+            with self._recovery.surviving():
+                checkpoint.load(self._parts, self._stepping, state)
+            if self.generation == generation or self._stepping.round > 0:
+                return
 
     # -- when the group is formed anew ---------------------------------------------------------------------
 
@@ -210,6 +261,8 @@ class Runtime(Status):
         )  # fmt: skip
         self._stepping.round = sampler.trained
         parts.meter.clear()
+        parts.lead(again=True)  # what the policy remembers is with rank 0
+        self._saved = checkpoint.save(parts, self._stepping)
 
     def _resumed(self, took_s: float) -> None:
         self._parts.lead(again=True)

@@ -47,6 +47,12 @@ class Status:
         return self._parts.local.interval
 
     @property
+    def global_batch(self) -> int:
+        """Samples of all ranks in a round now; a policy may change it where `batch_max` is given."""
+        sampler = self._stepping.sampler
+        return self._parts.options.global_batch if sampler is None else sampler.global_batch
+
+    @property
     def generation(self) -> int:
         """How often the group was formed anew."""
         return self._recovery.generation

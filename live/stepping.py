@@ -34,13 +34,13 @@ class Stepping:
             raise RuntimeError("call runtime.sampler(dataset) first, on every rank")
         return self.sampler
 
-    def deal(self, samples: int) -> ShareSampler:
-        """Make the sampler of so many samples. Raises RuntimeError where there is one."""
+    def deal(self, make: Callable[..., ShareSampler]) -> ShareSampler:
+        """Make the sampler. Raises RuntimeError where there is one."""
         if self.sampler is not None:
             raise RuntimeError("one runtime deals one dataset; attach another model for another one")
         options, group = self._parts.options, self._parts.group
-        self.sampler = ShareSampler(
-            samples, rank=group.rank, ranks=group.ranks, global_batch=options.global_batch,
+        self.sampler = make(
+            rank=group.rank, ranks=group.ranks, global_batch=options.global_batch,
             micro_batch=options.micro_batch, shards=options.shards, shuffle=options.shuffle,
             drop_last=options.drop_last, seed=options.seed,
         )  # fmt: skip

@@ -2,34 +2,89 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import IterableDataset
 
-_SHARDED = ("FSDPModule", "FullyShardedDataParallel")  # they moved between modules of PyTorch
+from equipoise.live.options import Options
+from equipoise.live.train.wrapped import Replicated
+
+_SHARDS = [("Shard",), ("Replicate", "Shard")]  # over a mesh of one dimension, or replicated over its first
 
 
 def check_model(model: Any) -> None:
-    """Raises TypeError for a model that is not wrapped in DistributedDataParallel, or is not whole on each rank."""
-    if _is_sharded(model):
+    """Raises TypeError for a model whose gradients are not exchanged over all ranks, by DDP or `fully_shard`."""
+    inside = getattr(model, "_orig_mod", None)
+    if isinstance(inside, DistributedDataParallel) or _is(inside, "FSDPModule"):
         raise TypeError(
-            "model: one that is sharded (fully_shard, FullyShardedDataParallel) is not supported, every rank must "
-            "hold the whole model; wrap it in DistributedDataParallel instead, or train without equipoise"
+            "model: torch.compile(...) around what exchanges gradients is not allowed, attach that "
+            "itself and compile inside of it: DistributedDataParallel(torch.compile(module)), "
+            "fully_shard(torch.compile(layer))"
         )
-    if isinstance(getattr(model, "_orig_mod", None), DistributedDataParallel):
-        raise TypeError(
-            "model: torch.compile(ddp) is not allowed, attach ddp itself, or compile inside of it: "
-            "DistributedDataParallel(torch.compile(module))"
-        )
-    if not isinstance(model, DistributedDataParallel):
-        raise TypeError("attach needs a model wrapped in torch.nn.parallel.DistributedDataParallel")
-
-
-def _is_sharded(model: Any) -> bool:
     parts = model.modules() if isinstance(model, torch.nn.Module) else ()
-    return any(kind.__name__ in _SHARDED for part in parts for kind in type(part).__mro__)
+    if any(_is(part, "FullyShardedDataParallel") for part in parts):
+        raise TypeError(
+            "model: FullyShardedDataParallel is not supported, shard it by fully_shard (FSDP2) instead"
+        )
+    if not isinstance(model, DistributedDataParallel) and not _is(model, "FSDPModule"):
+        shards = isinstance(model, torch.nn.Module) and any(
+            _is(part, "FSDPModule") for part in model.modules()
+        )
+        needed = (
+            "fully_shard(model), too, behind its parts"
+            if shards
+            else "DistributedDataParallel or fully_shard"
+        )
+        raise TypeError(f"model: one that is not wrapped is not allowed, needed is {needed}")
+    if isinstance(model, DistributedDataParallel) and any(
+        _is(part, "FSDPModule") for part in model.modules()
+    ):
+        raise TypeError(
+            "model: fully_shard inside of DistributedDataParallel is not allowed, needed is one of them"
+        )
+    for name, p in model.named_parameters():
+        if hasattr(p, "device_mesh"):
+            _check_mesh(name, p)
+
+
+def _is(module: Any, name: str) -> bool:
+    """Whether it is of a class of that name, which moved between modules of PyTorch."""
+    return any(kind.__name__ == name for kind in type(module).__mro__)
+
+
+def _check_mesh(name: str, parameter: Any) -> None:
+    placed = tuple(type(p).__name__ for p in parameter.placements)
+    if placed not in _SHARDS or parameter.device_mesh.size() != dist.get_world_size():
+        raise TypeError(
+            f"model: {name} is split in another way than over the data of all ranks, which is not supported "
+            "(tensor or pipeline parallel); needed is fully_shard over a mesh of all ranks"
+        )
+
+
+def check_exchange(wrapper: Replicated, options: Options, *, regroups: bool) -> Options:
+    """The options, without levers that this way of exchanging gradients does not have.
+
+    Raises ValueError where one of them was asked for by name.
+    """
+    kind = "fully_shard" if wrapper.sharded else "static_graph=True" if wrapper.model.static_graph else None
+    if kind is None:
+        return options
+    if regroups and wrapper.sharded:
+        raise ValueError(
+            "model: fully_shard is not allowed in a job that may lose ranks, each holds a part of the model; "
+            "needed is DistributedDataParallel, or init_process_group and checkpoints"
+        )
+    if options.mode == "act" and not math.isnan(options.drift):
+        raise ValueError(
+            f"drift: {options.drift} is not allowed with {kind}, which exchanges gradients in "
+            "each step; leave it out"
+        )
+    return dataclasses.replace(options, allow=options.allow - {"interval"})
 
 
 def samples_of(dataset: Any) -> int:
@@ -41,7 +96,7 @@ def samples_of(dataset: Any) -> int:
         return dataset
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
         raise TypeError(
-            f"dataset: {type(dataset).__name__} is not supported, ranks are dealt samples by number; give one "
-            "with __len__ and __getitem__, as one over the files or records of the stream"
+            f"dataset: {type(dataset).__name__} is not supported here, ranks are dealt samples by number; take "
+            "batches from runtime.stream(dataset), or give one with __len__ and __getitem__"
         )
     return len(dataset)

@@ -39,6 +39,7 @@ _DENSE = {
     "gradient_weight": ("workers", "f"),
     "suspect": ("gpus", "b"),
     "global_batch": ("jobs", "i"),
+    "far_every": ("jobs", "i"),
 }
 """Fields with one value per row of a table, and the kind of their dtype."""
 
@@ -74,6 +75,15 @@ def _check_samples(samples: Ints, observation: Observation) -> str | None:
 def _check_interval(interval: Ints, observation: Observation) -> str | None:
     if (interval < 1).any():
         return f"job row {int(np.argmin(interval))} has interval {int(interval.min())}, at least 1 is needed"
+    return None
+
+
+def _check_far(every: Ints, observation: Observation) -> str | None:
+    jobs = observation.jobs
+    wrong = (every < 1) | ((every > 1) & (every != jobs.far_every) & np.isnan(jobs.near_exchange_s))
+    if wrong.any():
+        job = int(np.argmax(wrong))
+        return f"job row {job} has {every[job]} exchanges per exchange of all workers; 1, more where some are near"
     return None
 
 
@@ -209,6 +219,6 @@ def _check_allocation(allocation: Allocation, observation: Observation) -> str |
 _RULES: dict[str, Any] = {
     "moves": _check_moves, "samples_per_step": _check_samples, "fetch_order": _check_fetch_order,
     "sync_interval": _check_interval, "gpu_share": _check_share, "gradient_weight": _check_weight,
-    "global_batch": _check_batch,
+    "global_batch": _check_batch, "far_every": _check_far,
     "allocation": _check_allocation,
 }  # fmt: skip

@@ -239,7 +239,15 @@ class Jobs(Table):
     micro_batch = _int("granularity of samples_per_step", 1)
     sync_interval = _int("local steps per gradient exchange (H)", 1)
     work_s = _float("mean over workers of a local step, without waiting")
-    exchange_s = _float("one gradient exchange, as measured under contention")
+    far_every = _int("of so many gradient exchanges one is of all workers, the others of near ones only", 1)
+    far_ratio = _float(
+        "part of the drift that exchanges of near workers leave: (groups - 1) / (workers - 1)", 1.0
+    )
+    exchange_s = _float("one gradient exchange, mean of those measured under contention")
+    far_exchange_s = _float("one exchange of all workers, as measured under contention")
+    near_exchange_s = _float(
+        "one exchange of near workers only, measured or else expected; NaN: no such level"
+    )
     exchange_alone_s = _float("the same without contention")
     gamma = _float("overlap exponent, 1 none, large full", 1.0)
     drift = _float("kappa_d, efficiency lost per extra local step", 0.0)

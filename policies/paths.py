@@ -8,6 +8,7 @@ half-life, so that a path that was slow once is tried again.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 HALF_LIFE_WINDOWS = 8.0
@@ -38,25 +39,39 @@ class PathSpeeds:
     _fresh: dict[tuple[int, int], _Sum] = field(default_factory=dict)
     _known: dict[tuple[int, int], _Estimate] = field(default_factory=dict)
 
-    def finished(self, source: int, target: int, size_bytes: float, alone_s: float, delay_s: float) -> None:
+    def finished(
+        self, source: int, target: int, size_bytes: float, alone_s: float, delay_s: float, count: int = 1
+    ) -> None:
         """A transfer has finished; alone_s: its duration after the first byte, less what its owner's others took.
 
-        One that took no time says nothing.
+        One that took no time says nothing. `count`: the sums of so many transfers.
         """
         if alone_s > 0.0 and size_bytes > 0.0:
             fresh = self._fresh.setdefault((source, target), _Sum())
             fresh.size_bytes += size_bytes
             fresh.alone_s += alone_s
             fresh.delay_s += delay_s
-            fresh.count += 1
+            fresh.count += count
 
-    def close(self) -> None:
-        """The window ends: what finished in it becomes the estimates of its paths."""
+    def close(self, under_way: Collection[tuple[int, int]] = ()) -> None:
+        """The window ends: what finished in it becomes the estimates of its paths.
+
+        Those of paths `under_way`, on which a transfer has not ended yet, do not fade meanwhile.
+        """
         self._window += 1
+        for path in under_way:
+            if path in self._known:
+                self._known[path].window = self._window
         for path, fresh in self._fresh.items():
             rate, delay_s = fresh.size_bytes / fresh.alone_s, fresh.delay_s / fresh.count
             self._known[path] = _Estimate(rounded(rate), rounded(delay_s), self._window)
         self._fresh.clear()
+
+    def fastest(self, source: int) -> tuple[float, float] | None:
+        """(bytes/s, delay in s) of the fastest path from a source that was ever measured; None for none."""
+        known = [e for (s, _), e in self._known.items() if s == source]
+        best = max(known, key=lambda e: e.bytes_per_s, default=None)
+        return None if best is None else (best.bytes_per_s, best.delay_s)
 
     def at(self, source: int, target: int, bytes_per_s: float, delay_s: float) -> tuple[float, float]:
         """(bytes/s, delay in s) of a path of which the topology promises these: measured, faded to the promise.

@@ -110,7 +110,7 @@ def share_for(speed: float, kappa: float) -> float:
 
 
 @jit_in_place
-def efficiency(batch: float, interval: int, noise_scale: float, reference: float, drift: float) -> float:
+def efficiency(batch: float, interval: float, noise_scale: float, reference: float, drift: float) -> float:
     """Statistical efficiency of one sample: (phi + M0) / (phi + M) / (1 + kappa_d (H - 1)), at most 1.
 
     McCandlish et al. 2018 and Qiao et al. 2021 (Pollux, section 3.1) for the batch, Stich 2019 for local

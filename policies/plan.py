@@ -81,6 +81,7 @@ class Plan:
     gradient_weight: Floats | None = None  # per row of workers: 0 leaves its gradient out, 1 is whole
     suspect: Bools | None = None  # per row of gpus: found unsound, an allocation should replace it
     global_batch: Ints | None = None  # per row of jobs; dealt in the proportions of samples_per_step
+    far_every: Ints | None = None  # per row of jobs: of so many exchanges one is of all workers
 
     def with_(self, **changes: Any) -> Plan:
         """A copy with some fields replaced."""
@@ -100,6 +101,10 @@ class Plan:
         """Planned synchronisation interval per job: what is planned, else what is."""
         return observation.jobs.sync_interval if self.sync_interval is None else self.sync_interval
 
+    def far(self, observation: Observation) -> Ints:
+        """Planned exchanges per exchange of all workers, by job: what is planned, else what is."""
+        return observation.jobs.far_every if self.far_every is None else self.far_every
+
     def shares(self, observation: Observation) -> Floats:
         """Planned GPU share per worker: what is planned, else what is."""
         return observation.workers.gpu_share if self.gpu_share is None else self.gpu_share
@@ -115,7 +120,7 @@ class Plan:
 
 CHANGES = (
     "moves", "samples_per_step", "fetch_order", "sync_interval", "gpu_share", "gradient_weight", "suspect",
-    "global_batch", "allocation",
+    "global_batch", "far_every", "allocation",
 )  # fmt: skip
 """Fields of a plan that change something; what they hold is checked in this order."""
 

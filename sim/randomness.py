@@ -9,16 +9,18 @@ from __future__ import annotations
 import hashlib
 import math
 from fractions import Fraction
+from statistics import NormalDist
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.policies.kernels.jit import jit_in_place
+from equipoise.policies.kernels.jit import ZERO, jit_in_place
 from equipoise.policies.observation import Floats
 
 Word = np.uint64
 Words = NDArray[np.uint64]
-Space = tuple[Words, Words, Words, Words, Floats, Floats]
+Space = tuple[Words, Words, Words, Words, Floats, Floats, Floats]
 
 _M0, _M1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _W0, _W1 = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
@@ -126,10 +128,10 @@ def _exp_mantissa(x: float) -> tuple[float, float]:
 
 
 def noise_space(workers: int) -> Space:
-    """Working space of `noise_row`: four words and a radius a pair, an exponent a worker."""
+    """Working space of `noise_row`: four words and a radius a pair, an exponent and another factor a worker."""
     pairs = (workers + 1) // 2
     a, b, c, d = np.zeros((4, pairs), np.uint64)
-    return a, b, c, d, np.zeros(pairs), np.zeros(2 * pairs)
+    return a, b, c, d, np.zeros(pairs), np.zeros(2 * pairs), np.zeros(2 * pairs)
 
 
 @jit_in_place
@@ -139,7 +141,7 @@ def noise_row(key: int, step: int, first: int, mu: float, sigma: float, space: S
     Fills `factor` (2 * pairs,). One Philox block gives two 52-bit uniforms and by Box and Muller (1958) two
     normals, one for each worker of a pair.
     """
-    a, b, c, d, radius, shifted = space
+    a, b, c, d, radius, shifted, _ = space
     pairs = radius.size
     k, s = np.uint64(key), np.uint64(step)
     for p in range(pairs):
@@ -176,13 +178,87 @@ def noise_row(key: int, step: int, first: int, mu: float, sigma: float, space: S
         factor[w] *= shifted[w]
 
 
-def noise(key: int, worker: int, step: int, mu: float, sigma: float) -> float:
-    """Noise of one worker at one local step; 1 when sigma is 0."""
-    if sigma == 0.0:
+class StepNoise(NamedTuple):
+    """How the steps of a job vary, as spreads of logarithms that add up; see `step_noise`.
+
+    sigma is drawn anew for every step and worker, lasting_sigma for every `lasting_steps` steps of a worker,
+    common_sigma for every step of all workers. A draw above tail_level makes a step tail_factor times as long.
+    """
+
+    key: int
+    mu: float
+    sigma: float
+    lasting_sigma: float
+    lasting_steps: int
+    common_sigma: float
+    tail_level: float
+    tail_factor: float
+    varies: bool
+
+
+@jit_in_place
+def step_noise_row(noise: StepNoise, step: int, first: int, space: Space, factor: Floats) -> None:
+    """Noise of workers 2*first, 2*first + 1, ... at local step `step` into `factor` (2 * pairs,)."""
+    noise_row(noise.key, step, first, noise.mu, noise.sigma, space, factor)
+    other = space[6]
+    if noise.lasting_sigma != 0.0:
+        block = step // noise.lasting_steps
+        noise_row(noise.key ^ 1, block, first, 0.0, noise.lasting_sigma, space, other)
+        for w in range(other.size):
+            factor[w] *= other[w]
+    if noise.common_sigma != 0.0:
+        noise_row(noise.key ^ 2, step, ZERO, 0.0, noise.common_sigma, space, other)
+        for w in range(other.size):
+            factor[w] *= other[0]
+    if noise.tail_factor != 1.0:
+        noise_row(noise.key ^ 3, step, first, 0.0, 1.0, space, other)
+        for w in range(other.size):
+            factor[w] *= noise.tail_factor if other[w] > noise.tail_level else 1.0
+
+
+def noise(noise: StepNoise, worker: int, step: int) -> float:
+    """Noise of one worker at one local step; 1 when nothing varies."""
+    if not noise.varies:
         return 1.0
     factor = np.empty(2)
-    noise_row(key, step, worker // 2, mu, sigma, noise_space(2), factor)
+    step_noise_row(noise, step, worker // 2, noise_space(2), factor)
     return float(factor[worker % 2])
+
+
+def step_noise(
+    key: int,
+    cov: float,
+    lasting_share: float = 0.0,
+    lasting_steps: int = 1,
+    common_share: float = 0.0,
+    tail_chance: float = 0.0,
+    tail_factor: float = 1.0,
+) -> StepNoise:
+    """The noise of a job: log-normal with mean 1 and coefficient of variation `cov`, and rare long steps.
+
+    Of the variance of the logarithm, common_share is the same for all workers of a step, and lasting_share of the
+    rest stays for lasting_steps steps. A step is tail_factor times as long with tail_chance, on top of the mean.
+    """
+    mu, sigma = lognormal_parameters(cov)
+    tailed = tail_chance > 0.0 and tail_factor != 1.0
+    return StepNoise(
+        key,
+        mu,
+        sigma * math.sqrt((1.0 - common_share) * (1.0 - lasting_share)),
+        sigma * math.sqrt((1.0 - common_share) * lasting_share),
+        lasting_steps,
+        sigma * math.sqrt(common_share),
+        math.exp(-NormalDist().inv_cdf(min(tail_chance, 1.0 - 1e-12))) if tailed else math.inf,
+        tail_factor if tailed else 1.0,
+        sigma != 0.0 or tailed,
+    )
+
+
+def gpu_times(seed: int, gpus: int, cov: float) -> Floats:
+    """Persistent time of each GPU over that of the typical one: log-normal, mean 1, shape (gpus,)."""
+    mu, sigma = lognormal_parameters(cov)
+    times: Floats = np.exp(mu + sigma * stream(seed, "gpu speed").standard_normal(gpus))
+    return times if cov else np.ones(gpus)
 
 
 def lognormal_parameters(cov: float) -> tuple[float, float]:

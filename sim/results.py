@@ -50,6 +50,8 @@ def _left_aside(world: SimWorld) -> list[str]:
         "fair share": weights is not None and weights.fairshare > 0,
         "backfill": q.backfill is not None and q.backfill.depth > 0,
         "reclaim": any(queue.reclaim != "never" or queue.within != "never" for queue in q.queues),
+        "preemption": q.preemption is not None,
+        "preemption while borrowing": any(queue.borrow_within != "never" for queue in q.queues),
         "queue order": any(queue.order == "strict" for queue in q.queues),
         "fair sharing": q.fair_sharing,
         "topology preferred": any(

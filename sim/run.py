@@ -26,6 +26,7 @@ from equipoise.sim.job.demand import make_demand
 from equipoise.sim.loading.measured import with_measured
 from equipoise.sim.loading.transformers import bound_scenario, plan_notes
 from equipoise.sim.network.topology import Topology
+from equipoise.sim.randomness import gpu_times
 from equipoise.sim.record import Run
 from equipoise.sim.results import Results
 from equipoise.sim.scenario.model import Scenario, SpreadSizes
@@ -90,6 +91,7 @@ def run(
     profile = load_profile(scenario.cluster.hardware)
     topology = Topology(scenario.cluster, profile)
     cluster = Cluster(scenario.cluster, profile, topology)
+    cluster.gpu_time = gpu_times(seed, len(cluster.gpus), scenario.noise.gpu_cov)
     demand = make_demand(scenario, drawn, cluster)
     writer = _journal(journal)
     initialise()

@@ -28,3 +28,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Without `--long`, tests marked long are left out."""
     config.pluginmanager.register(LongRun(config), "long-run")
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """One process more than cores: tests of live training wait for each other most of their time."""
+    return len(os.sched_getaffinity(0)) + 1

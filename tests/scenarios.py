@@ -35,6 +35,14 @@ def simulate(case: Scenario, policy: str = "fifo", seed: int = 0, **options: Any
     return run(case, policy=make_policy(policy), seed=seed, **options)
 
 
+NOISES: list[dict[str, float]] = [
+    {"step_cov": 0.0},
+    {"step_cov": 0.2},
+    {"step_cov": 0.2, "lasting_share": 0.7, "lasting_steps": 5, "common_share": 0.2, "tail_chance": 0.02,
+     "tail_factor": 4.0, "gpu_cov": 0.05},
+]  # fmt: skip
+
+
 @st.composite
 def clusters(draw: st.DrawFn) -> dict[str, Any]:
     groups = [
@@ -170,7 +178,7 @@ def cases(draw: st.DrawFn) -> Scenario:
         cluster=cluster,
         workload={"models": {"m": draw(models())}, "jobs": jobs},
         decide=decide,
-        noise={"step_cov": draw(st.sampled_from([0.0, 0.2]))},
+        noise=draw(st.sampled_from(NOISES)),
         faults=draw(faults(nodes)),
         restart={"detection": 1.1, "initialisation": 2.3},
     )
@@ -210,13 +218,17 @@ def shared_links(draw: st.DrawFn) -> Scenario:
         )
         for k in range(2)
     }
+    topologies: list[dict[str, Any]] = [
+        {"kind": "star"},
+        {"kind": "tree", "nodes_per_rack": 2, "oversubscription": 4.0},
+    ]
     groups = [
         {"name": "n", "count": nodes - 1, "nic": 1e9, "storage_rate": draw(st.sampled_from([2e8, 5e8]))},
         {"name": "w", "speed": 0.5, "nic": draw(st.sampled_from([5e8, 1e9]))},
     ]
     return scenario(
-        cluster={"nodes": groups},
+        cluster={"nodes": groups, "topology": draw(st.sampled_from(topologies))},
         workload={"models": models, "jobs": jobs},
         decide={"every_steps": draw(st.sampled_from([5, 9]))},
-        noise={"step_cov": draw(st.sampled_from([0.0, 0.2]))},
+        noise=draw(st.sampled_from(NOISES)),
     )

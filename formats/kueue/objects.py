@@ -32,6 +32,7 @@ class ClusterQueue:
     within_cluster_queue: str
     reclaim_within_cohort: str
     borrow_within_cohort: str
+    borrow_within_most: int | None
     fungibility: Mapping[str, str]
     weight: float
     admission_mode: str

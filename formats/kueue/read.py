@@ -81,6 +81,11 @@ def _name(thing: Thing) -> str:
     return metadata.get("name").text() or metadata.get("generateName").text()
 
 
+def _whole(thing: Thing) -> int | None:
+    """A whole number where there is one."""
+    return None if thing.value is None else thing.whole(0)
+
+
 def _cluster_queue(thing: Thing) -> ClusterQueue:
     spec, preemption = thing.get("spec"), thing.get("spec", "preemption")
     return ClusterQueue(
@@ -91,6 +96,7 @@ def _cluster_queue(thing: Thing) -> ClusterQueue:
         within_cluster_queue=preemption.get("withinClusterQueue").text("Never"),
         reclaim_within_cohort=preemption.get("reclaimWithinCohort").text("Never"),
         borrow_within_cohort=preemption.get("borrowWithinCohort", "policy").text("Never"),
+        borrow_within_most=_whole(preemption.get("borrowWithinCohort", "maxPriorityThreshold")),
         fungibility=spec.get("flavorFungibility").texts(),
         weight=_weight(spec),
         admission_mode=spec.get("admissionScope", "admissionMode").text(),
@@ -157,7 +163,7 @@ def _workload(thing: Thing) -> Workload:
         namespace=thing.get("metadata", "namespace").text("default"),
         name=_name(thing),
         queue=spec.get("queueName").text(),
-        priority=None if priority.value is None else priority.whole(0),
+        priority=_whole(priority),
         priority_class=spec.get("priorityClassName").text() or spec.get("priorityClassRef", "name").text(),
         pod_sets=tuple(_pod_set(part) for part in spec.get("podSets").members()),
         created_s=thing.get("metadata", "creationTimestamp").time_s(),

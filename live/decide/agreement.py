@@ -8,8 +8,12 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 
+import numpy as np
 import torch
 
+from equipoise.live.data.dataset import ShardDataset
+from equipoise.live.data.plane import DataPlane
+from equipoise.live.data.view import DataView
 from equipoise.live.decide.leader import Leader, pack
 from equipoise.live.decide.telemetry import Recorder
 from equipoise.live.group.group import Group
@@ -36,6 +40,7 @@ class Agreement:
         self._options, self._policy, self._group, self._recorder = options, policy, group, recorder
         self._device = device
         self.leader: Leader | None = None  # on rank 0
+        self.plane: DataPlane | None = None  # where the data lies in files
         self.devices: DeviceSampler | None = None
         if options.nvml and device.type == "cuda":
             self.devices = DeviceSampler.for_cuda(
@@ -54,7 +59,19 @@ class Agreement:
             if again:
                 self.leader.restore()
         if self.leader is not None:
+            if self.leader.world.data is None and self.plane is not None:
+                self.leader.world.data = DataView(self.plane.data.shards)
             self.leader.set_members(self._group.places, self._group.parked)
+
+    def move_data(self, data: ShardDataset, sampler: ShareSampler) -> None:
+        """Fetch the shards of `data` as `sampler` deals them, and tell the policy of them. Raises ValueError."""
+        self.plane = DataPlane(data, sampler, self._ranks_here)
+        if self.leader is not None:
+            self.leader.world.data = DataView(data.shards)
+
+    def _ranks_here(self) -> int:
+        places = self._group.places
+        return sum(place.host == places[self._group.rank].host for place in places)
 
     def next_change(
         self,
@@ -74,7 +91,10 @@ class Agreement:
             self._note_device(device, trained)
             free_bytes, bound = samples_bound(self._device, int(sampler.shares[self._group.rank]))
             own = (float(sampler.drawn), free_bytes, bound, gpu_share)
-            gathered = self._group.control.collect(pack((*own, *(device[n] for n in GPU_COLUMNS)), rows))
+            data = self.plane.report() if self.plane is not None else np.empty(0)
+            gathered = self._group.control.collect(
+                pack((*own, *(device[n] for n in GPU_COLUMNS)), rows, data)
+            )
             payload = None
             if self.leader is not None and gathered is not None:
                 change = self.leader.decide(gathered, infos, sampler, interval)
@@ -106,6 +126,8 @@ class Agreement:
         """Stop the threads."""
         if self.devices is not None:
             self.devices.close()
+        if self.plane is not None:
+            self.plane.close()
         self._stop_leading()
 
     def _stop_leading(self) -> None:

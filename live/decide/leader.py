@@ -32,18 +32,24 @@ from equipoise.policies.observation import Floats, Ints
 from equipoise.policies.record.export import stage_entries
 from equipoise.policies.record.journal import decode_memory, encode_memory
 
+_NOTHING: Floats = np.empty(0)
 HEADER = ("drawn", "memory_free_bytes", "samples_max", "gpu_share", *GPU_COLUMNS)
 
 
-def pack(header: Sequence[float], rows: NDArray[np.float64]) -> Floats:
-    """One vector for the gather."""
-    return np.concatenate([np.array(header, dtype=np.float64), rows.ravel()])
+def pack(header: Sequence[float], rows: NDArray[np.float64], data: Floats = _NOTHING) -> Floats:
+    """One vector for the gather; `data` is what `live.data.plane` reports."""
+    return np.concatenate([np.array(header, dtype=np.float64), data, rows.ravel()])
 
 
-def unpack(gathered: Floats) -> tuple[dict[str, Floats], NDArray[np.float64]]:
-    """(header columns by rank, rows as (ranks, rounds, columns)) of what `pack` made on every rank."""
+def unpack(gathered: Floats, data: int = 0) -> tuple[dict[str, Floats], Floats, NDArray[np.float64]]:
+    """(header columns by rank, reports (ranks, data), rows (ranks, rounds, columns)) of what ranks packed."""
     header = {name: gathered[:, k].copy() for k, name in enumerate(HEADER)}
-    return header, gathered[:, len(HEADER) :].reshape(gathered.shape[0], -1, len(COLUMNS))
+    end = len(HEADER) + data
+    return (
+        header,
+        gathered[:, len(HEADER) : end],
+        gathered[:, end:].reshape(gathered.shape[0], -1, len(COLUMNS)),
+    )
 
 
 def gradient_scale(samples: float, total: float, ranks: int, reduction: Reduction, local: bool) -> float:
@@ -137,7 +143,13 @@ class Leader:
         self.world.shares, self.world.deal = shares, deal
         made_up = [self.world.observe()]
         ranks = len(self.world.active)
+        if self.world.data is not None:
+            self.world.data.update(self.world.data.made_up(ranks), [p.host for p in self.world.active])
         for slowest in (1.0, 2.0, 4.0):
+            if slowest > 1.0:  # the last rank owns more than it is dealt: data moves, too
+                less = int(shares[-1]) // 2
+                shares = shares + less * (np.arange(ranks) == 0) - less * (np.arange(ranks) == ranks - 1)
+                self.world.shares = shares
             rows = np.full((ranks, 8, len(COLUMNS)), 0.01)
             rows[:, :, SAMPLES] = shares[:, None]
             rows[:, :, COMPUTE] = np.linspace(0.1, 0.1 * slowest, ranks)[:, None]
@@ -147,6 +159,8 @@ class Leader:
             made_up.append(self.world.observe())
         problem = self.decider.warm_up(made_up, self.options.warm_up_budget_s)
         self.world.forget()
+        if self.world.data is not None:
+            self.world.data = self.world.data.blank()
         if problem:
             self.recorder.event("policy-warm-up-failed", problem=problem)
 
@@ -154,9 +168,12 @@ class Leader:
         self, gathered: Floats, rounds: Sequence[RoundInfo], sampler: ShareSampler, interval: int
     ) -> Change:
         """The change that the policy wants now; an empty one when it wants none or failed."""
-        header, rows = unpack(gathered)
         world = self.world
+        header, reports, rows = unpack(gathered, 0 if world.data is None else world.data.length)
+        if world.data is not None:
+            world.data.update(reports, [place.host for place in world.active])
         world.interval, world.deal, world.shares = interval, sampler.deal, sampler.planned_shares()
+        world.batch = sampler.planned_batch()
         world.samples_done += int(np.nansum(rows[:, :, SAMPLES]))
         window = measure(rows, [r.exchanged for r in rounds])
         self._gradients(rows, rounds)
@@ -248,6 +265,7 @@ class Leader:
                 "mode": options.mode,
                 "allow": sorted(options.allow),
                 "global_batch": options.global_batch,
+                "batch_max": options.batch_max,
                 "micro_batch": options.micro_batch,
                 "accumulation": options.accumulation,
                 "decide_every": options.decide_every,

@@ -21,6 +21,7 @@ class Window:
     samples: Floats  # in all
     step_s: Floats
     step_cov: Floats
+    computing_cov: Floats  # of a step without its waits for data
     wait_s: Floats
     stall_s: Floats
     fixed_s: Floats
@@ -31,8 +32,8 @@ class Window:
     @classmethod
     def unknown(cls, ranks: int) -> Window:
         """A window in which nothing was measured."""
-        nothing = np.full(ranks, np.nan)
-        return cls(0, np.nan, nothing, nothing, nothing, nothing, nothing, nothing, nothing, np.nan, 0)
+        no = np.full(ranks, np.nan)
+        return cls(0, np.nan, no, no, no, no, no, no, no, no, np.nan, 0)
 
     def capacity(self) -> Floats:
         """Samples per busy second."""
@@ -77,19 +78,22 @@ def measure(rows: NDArray[np.float64], exchanged: list[bool]) -> Window:
     if rounds == 0:
         return Window.unknown(ranks)
     samples, tail = rows[:, :, SAMPLES].sum(axis=1), rows[:, :, TAIL]
-    busy = rows[:, :, STALL] + rows[:, :, COMPUTE] + rows[:, :, UPDATE]
+    computing = rows[:, :, COMPUTE] + rows[:, :, UPDATE]
+    busy = rows[:, :, STALL] + computing
     shortest = tail.min(axis=0)
     idle = samples == 0
     step_s = np.where(idle, np.nan, busy.mean(axis=1))
     with np.errstate(divide="ignore", invalid="ignore"):
         response = np.where(idle, np.nan, busy.sum(axis=1) / samples)
         cov = busy.std(axis=1) / step_s
+        computing_cov = computing.std(axis=1) / np.where(idle, np.nan, computing.mean(axis=1))
     return Window(
         rounds=rounds,
         span_s=float((busy + tail).sum(axis=1).max()),
         samples=samples,
         step_s=step_s,
         step_cov=cov,
+        computing_cov=computing_cov,
         wait_s=(tail - shortest).mean(axis=1),
         stall_s=rows[:, :, STALL].mean(axis=1),
         fixed_s=rows[:, :, UPDATE].mean(axis=1),

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from equipoise.live.data.view import DataView
 from equipoise.live.decide.window import Telemetry
 from equipoise.live.group.places import Place
 from equipoise.live.options import Lever, Options
@@ -27,7 +28,7 @@ from equipoise.policies.observation import (
     Shards,
     Workers,
 )
-from equipoise.policies.physics import efficiency
+from equipoise.policies.physics import deal, efficiency
 
 UNBOUNDED = 2**62
 
@@ -49,9 +50,10 @@ class LiveWorld:
         self.started_s = time.perf_counter()
         self.samples_done = 0
         self.gpu_s = 0.0
-        self.interval = 1
+        self.interval, self.batch = 1, options.global_batch
         self.restart_s = math.nan
         self.deal: Deal | None = None
+        self.data: DataView | None = None  # where the data lies in files
         self.shares: Ints = np.empty(0, dtype=np.int64)
         self.change = Change(0)
         self._last_s = 0.0
@@ -103,6 +105,7 @@ class LiveWorld:
         observation = Observation.of(
             now, window_s, nodes=self._nodes(gpus), gpus=gpus, jobs=self._jobs(now),
             workers=self._workers(), shards=self._shards(), gpu_models=tuple(self._models),
+            paths=None if self.data is None else self.data.paths(self._hosts),
         )  # fmt: skip
         return replace(observation, refused=refused)
 
@@ -135,7 +138,34 @@ class LiveWorld:
         count = np.bincount(gpus.node, minlength=len(self._hosts))
         free = np.bincount(gpus.node[gpus.job == -1], minlength=len(self._hosts))
         cores = [max(p.cores for p in self._everyone if p.host == host) for host in self._hosts]
+        if self.data is not None:  # its stores
+            none = np.zeros(self.data.stores, dtype=np.int64)
+            count, free, cores = np.append(count, none), np.append(free, none), [*cores, *(none * math.nan)]
         return Nodes.of(gpus=count, first_gpu=np.cumsum(count) - count, gpus_free=free, cores=cores)
+
+    def _measured(self) -> dict[str, Floats]:
+        """Columns of workers that the last window measured, by rank."""
+        window = self.telemetry.window
+        with np.errstate(divide="ignore", invalid="ignore"):
+            columns = {
+                "capacity_samples_per_s": window.capacity(),
+                "step_s": window.step_s,
+                "step_cov": window.step_cov,
+                "response_s_per_sample": window.response_s_per_sample,
+                "gradient_rate_per_s": 1.0 / window.step_s,
+            }
+        if self.data is not None and window.rounds:
+            queues = self.deal.queues() if self.deal is not None else [()] * len(self.active)
+            part = self.shares * (self._left_of_epoch() / self.shares.sum())
+            supply = [
+                self.data.reading_samples_per_s(rank, self.active[rank].host, queue, float(part[rank]))
+                for rank, queue in enumerate(queues)
+            ]
+            columns |= self.data.worker_columns(
+                window.samples, window.step_s * window.rounds, window.stall_s * window.rounds, window.rounds,
+                np.array(supply),
+            ) | {"step_cov": window.computing_cov}  # fmt: skip
+        return columns
 
     def _workers(self) -> Workers:
         seen, by = self.telemetry, self._rank_of_row
@@ -145,8 +175,6 @@ class LiveWorld:
         if self.options.bounds.samples_max is not None:
             limit = np.minimum(limit, self.options.bounds.samples_max)
         places = [self.active[rank] for rank in by]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            rate = 1.0 / window.step_s
         return Workers.of(
             job=np.zeros(len(by), dtype=np.int64),
             index=[place.member for place in places],
@@ -156,16 +184,12 @@ class LiveWorld:
             samples_per_step=self.shares[by],
             samples_max=np.minimum(limit, UNBOUNDED).astype(np.int64)[by],
             samples_owned=owned[by],
-            capacity_samples_per_s=window.capacity()[by],
             fixed_s=np.nan_to_num(window.fixed_s)[by],
-            step_s=window.step_s[by],
-            step_cov=window.step_cov[by],
             wait_s=window.wait_s[by],
             input_stall_s=window.stall_s[by],
-            response_s_per_sample=window.response_s_per_sample[by],
-            gradient_rate_per_s=rate[by],
             gradient_norm=seen.gradient_norm[by],
             memory_free_bytes=seen.memory_free_bytes[by],
+            **{name: values[by] for name, values in self._measured().items()},
         )
 
     def _jobs(self, now: float) -> Jobs:
@@ -176,7 +200,7 @@ class LiveWorld:
         left = max(0, target - self.samples_done) if target else self._left_of_epoch()
         throughput = window.throughput()
         learning = efficiency(
-            float(options.global_batch),
+            float(self.batch),
             self.interval,
             self.telemetry.noise_scale,
             float(reference),
@@ -191,7 +215,8 @@ class LiveWorld:
             gpus_held=[members],
             workers_min=[bounds.workers_min or members],
             workers_max=[max(bounds.workers_max or members, members)],
-            global_batch=[options.global_batch],
+            global_batch=[self.batch],
+            batch_max=[options.batch_max or 0],
             batch_reference=[reference],
             micro_batch=[options.micro_batch],
             sync_interval=[self.interval],
@@ -218,24 +243,29 @@ class LiveWorld:
     def _shards(self) -> Shards:
         if self.deal is None:
             return Shards()
-        response = self.telemetry.window.response_s_per_sample
-        queues = self.deal.queues()
-        ids, samples, workers, needed_s, started = [], [], [], [], []
+        measured, data, queues = self._measured(), self.data, self.deal.queues()
+        # What waits for shards is not counted where that is known: it passes once they come in time.
+        with np.errstate(divide="ignore", invalid="ignore"):
+            pace = measured["response_s_per_sample"]
+            if data is not None and self.telemetry.window.rounds:
+                pace = measured["step_s"] * self.telemetry.window.rounds / self.telemetry.window.samples
+        rows: list[tuple[Any, ...]] = []
         for row, rank in enumerate(self._rank_of_row.tolist()):
-            ahead, pace = 0, float(response[rank])
+            ahead, node, each_s = 0, self._hosts.index(self.active[rank].host), float(pace[rank])
             for piece in queues[rank]:
-                ids.append(piece.id)
-                samples.append(piece.left)
-                workers.append(row)
-                needed_s.append(ahead * pace if ahead else 0.0)
-                started.append(self.deal.begun(piece))
+                started, local, size = self.deal.begun(piece), True, piece.left * self.options.sample_bytes
+                if data is not None:
+                    started, local = (
+                        started or data.is_on_its_way(rank, piece.shard),
+                        data.is_local(rank, piece.shard),
+                    )
+                    node, size = len(self._hosts) + int(data.store[piece.shard]), data.left_bytes(rank, piece)
+                needed_s = ahead * each_s if ahead else 0.0
+                rows.append((piece.id, row, node, piece.left, size, started, local, needed_s))
                 ahead += piece.left
-        left, owner = np.array(samples, dtype=np.float64), np.array(workers, dtype=np.int64)
-        host = [self._hosts.index(self.active[rank].host) for rank in self._rank_of_row.tolist()]
-        return Shards.of(
-            id=ids, job=np.zeros(len(ids)), worker=owner, node=np.array(host)[owner], samples=left,
-            bytes=left * self.options.sample_bytes, started=started, local=np.ones(len(ids)), needed_in_s=needed_s,
-        )  # fmt: skip
+        columns = zip(*rows, strict=True) if rows else [()] * 8
+        names = ("id", "worker", "node", "samples", "bytes", "started", "local", "needed_in_s")
+        return Shards.of(job=np.zeros(len(rows)), **dict(zip(names, columns, strict=True)))
 
     # -- apply ---------------------------------------------------------------------------------------------
 
@@ -245,6 +275,10 @@ class LiveWorld:
         refused: list[Refusal] = []
         if plan.samples_per_step is not None:
             self._apply_samples(plan.samples_per_step, refused)
+        if plan.global_batch is not None and int(plan.global_batch[0]) != self.batch:
+            self._apply_batch(int(plan.global_batch[0]), plan.samples_per_step, refused)
+        if plan.gradient_weight is not None and (plan.gradient_weight != 1.0).any():
+            refused.append(Refusal("gradient_weight", "a live job leaves no rank's gradient out"))
         if plan.moves is not None and self._allowed("moves", refused):
             pieces = self._piece_ids()
             pairs = zip(plan.moves.shard.tolist(), plan.moves.worker.tolist(), strict=True)
@@ -286,6 +320,18 @@ class LiveWorld:
             refused.append(Refusal("samples", f"{int(samples.min())} is under the bound of {least}"))
         elif self._allowed("samples", refused):
             self.change = replace(self.change, shares=tuple(self._by_rank(samples.tolist())))
+
+    def _apply_batch(self, batch: int, samples: Ints | None, refused: list[Refusal]) -> None:
+        """Another global batch, dealt in the proportions that are planned, else in those that are."""
+        dealt = self.shares[self._rank_of_row] if samples is None else samples
+        shares = deal(batch, dealt, self.options.micro_batch)
+        most, least = self.telemetry.samples_max[self._rank_of_row], self.options.bounds.samples_min
+        limit = np.fmin(most, float(self.options.bounds.samples_max or UNBOUNDED))
+        if (shares > limit).any() or (shares < least).any():
+            refused.append(Refusal("batch", f"{batch} gives a rank more or fewer samples than it may have"))
+        elif self._allowed("batch", refused):
+            by_rank = tuple(self._by_rank(shares.tolist()))
+            self.change = replace(self.change, shares=by_rank, global_batch=batch)
 
     def _apply_interval(self, interval: int, refused: list[Refusal]) -> None:
         most = self.options.bounds.interval_max

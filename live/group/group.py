@@ -104,6 +104,7 @@ class Group:
         if asked > self.joins_seen:
             self.joins_seen = asked
             members += [m for m in self.membership.waiting() if m not in members]
+            members = [m for m in members if not self.membership.is_leaving(m)] or members
         if resize_to is not None:
             members = sorted(members) + [p.member for p in self.parked if p.member not in members]
             members = members[:resize_to]

@@ -13,6 +13,8 @@ import torch.distributed as dist
 from equipoise.policies.numerals import strict_int
 
 TOKEN = "EQUIPOISE_TOKEN"  # the environment variable that holds it
+WORKER = "EQUIPOISE_WORKER"  # the one that holds the name that a launcher gave to the process
+DESERTED = "deserted"  # key of the store: nobody is left who could take others in
 _TIMEOUT = datetime.timedelta(seconds=60)
 
 
@@ -37,6 +39,34 @@ def reach_store(host: str, port: int) -> dist.TCPStore:
 def of_job(store: dist.Store, token: str) -> dist.Store:
     """The part of a store that belongs to the job with that token; empty: to jobs without one."""
     return dist.PrefixStore(f"equipoise/{token}" if token else "equipoise", store)
+
+
+class Eras:
+    """The job's part of a store, era by era: when nobody is left, the job begins again in the next one."""
+
+    def __init__(self, server: dist.Store, token: str) -> None:
+        """The running era, or the next where that one was deserted."""
+        self._base, self._name = of_job(server, token), token
+        self._server = server
+        self._era = int(self._base.compare_set("era", "", "0"))
+        if self.store.check([DESERTED]):
+            self.next()
+
+    @property
+    def token(self) -> str:
+        """The token of the era's members."""
+        return f"{self._name}.{self._era}" if self._era else self._name
+
+    @property
+    def store(self) -> dist.Store:
+        """What the era's members share."""
+        return of_job(self._server, self.token)
+
+    def next(self) -> dist.Store:
+        """Go on to the next era; another launcher may have begun it."""
+        before = str(self._era)
+        self._era = int(self._base.compare_set("era", before, str(self._era + 1)))
+        return self.store
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -66,4 +96,8 @@ def is_hosted() -> bool:
 def job_store(hosts: bool = False) -> dist.Store:
     """The job's part of the store."""
     token = os.environ[TOKEN] if "EQUIPOISE_STORE" in os.environ else os.environ.get(TOKEN, "")
-    return of_job((host_store if hosts else reach_store)(*address()), token)
+    # torchrun starts all ranks again on the store that holds what the dead ones wrote.
+    again = "" if "EQUIPOISE_STORE" in os.environ else os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return of_job(
+        (host_store if hosts else reach_store)(*address()), f"{token}.{again}" if again.strip("0") else token
+    )

@@ -1,11 +1,13 @@
-"""Starts a job on this machine whose ranks may die and join.
+"""Starts a job whose ranks may die, come back and join, on this machine or on the hosts of a list.
 
-    python -m equipoise.live.group.launch --ranks 4 train.py
+    python -m equipoise.live.group.launch --ranks 4 --max-restarts 3 train.py
 
-The store lives here, so that any rank can die; the others go on, and are told at once who died. A further
-member joins a running job with `--join HOST:PORT train.py` if it knows the job's token: `--token-file` names the
-file that the first launcher writes it to, or EQUIPOISE_TOKEN holds it for both. Jobs whose ranks never change can
-use torchrun as well, which ends all of them when one dies.
+The store lives here, so that any rank can die; the others go on, and are told at once who died. With
+`--max-restarts` the dead are started again and join. `--hosts FILE` (lines HOST:RANKS) or `--host-command COMMAND`,
+which prints such lines, is looked at again and again: ranks are started on new hosts, and those of hosts that are
+gone leave. A further member joins a running job with `--join HOST:PORT train.py` if it knows the job's token:
+`--token-file` names the file that the first launcher writes it to, or EQUIPOISE_TOKEN holds it for both. Under
+torchrun a dead rank ends them all; with its own --max-restarts they go on from the last checkpoint.
 """
 
 from __future__ import annotations
@@ -13,147 +15,88 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from equipoise.live.group.hosting import TOKEN, host_store, of_job, own_token, reach_store
-from equipoise.live.group.lifeline import reached
-from equipoise.policies.numerals import plain_numbers, strict_int
-
-_POLL_S = 0.05
-_GRACE_S = 30.0  # for scripts that save a checkpoint when they are told to end
-
-
-class Launcher:
-    """The store and the processes of one job."""
-
-    def __init__(self, host: str = "127.0.0.1", store: str | None = None) -> None:
-        """Hosts a store on `host`, or uses the one at `store` ("host:port") with the token of the environment."""
-        self.token = own_token()
-        if store is None:
-            self._server = host_store(host)
-        else:
-            host, _, port = store.rpartition(":")
-            reached(host, strict_int(port)).close()
-            self._server = reach_store(host, strict_int(port))
-        self._store = of_job(self._server, self.token)
-        self.address = f"{host}:{self._server.port}"
-        self.processes: list[subprocess.Popen[bytes]] = []
-        self._first = 0
-
-    @property
-    def is_done(self) -> bool:
-        """Whether the job has ended training already."""
-        return bool(self._store.check(["done"]))
-
-    def start(
-        self, command: Sequence[str], ranks: int, *, nodes: int = 1, node: int = 0, **environment: str
-    ) -> None:
-        """Start the `ranks` founders of one node."""
-        self._first = node * ranks
-        for local in range(ranks):
-            own = {
-                "RANK": str(self._first + local),
-                "LOCAL_RANK": str(local),
-                "WORLD_SIZE": str(nodes * ranks),
-            }
-            self.processes.append(_start(command, self.address, self.token, own | environment))
-
-    def wait(self) -> int:
-        """Wait for all; returns 0 when some rank finished the training, else the first failure's code."""
-        running = dict(enumerate(self.processes, start=self._first))
-        codes: dict[int, int] = {}
-        while running:
-            for rank, process in list(running.items()):
-                code = process.poll()
-                if code is not None:
-                    codes[rank] = code
-                    del running[rank]
-                    if code != 0:
-                        self._store.set(f"dead/{rank}", str(code))
-                        print(f"equipoise: rank {rank} died ({_cause(code)})", file=sys.stderr)
-            time.sleep(_POLL_S)
-        if 0 in codes.values():
-            return 0
-        return next(1 if code < 0 else code for _, code in sorted(codes.items()))
-
-    def stop(self) -> None:
-        """End every process that still runs."""
-        for process in self.processes:
-            if process.poll() is None:
-                process.terminate()
-        for process in self.processes:
-            try:
-                process.wait(timeout=_GRACE_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-
-
-def _cause(code: int) -> str:
-    return signal.Signals(-code).name if code < 0 else f"exit code {code}"
-
-
-def _start(command: Sequence[str], store: str, token: str, own: dict[str, str]) -> subprocess.Popen[bytes]:
-    host, _, port = store.rpartition(":")
-    environment = {
-        "TORCH_CPP_LOG_LEVEL": "ERROR",  # of a lost store, PyTorch would print a page
-        **os.environ,
-        "EQUIPOISE_STORE": store,
-        TOKEN: token,
-        "MASTER_ADDR": host,
-        "MASTER_PORT": port,
-        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is hosted already
-        **own,
-    }
-    return subprocess.Popen(list(command), env=environment)
+from equipoise.live.group.hosting import TOKEN
+from equipoise.live.group.hosts import HostList
+from equipoise.live.group.launcher import Launcher
+from equipoise.policies.numerals import plain_numbers
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m equipoise.live.group.launch", description=__doc__.splitlines()[0]
-    )
-    plain_numbers(parser)
-    parser.add_argument("--ranks", type=int, default=1, help="processes to start")
-    parser.add_argument("--host", default="127.0.0.1", help="address on which members reach the store")
-    parser.add_argument(
-        "--store", metavar="HOST:PORT", help="a store that is hosted elsewhere, for several nodes"
-    )
-    parser.add_argument(
-        "--nodes", type=int, default=1, help="nodes, each with a launcher and so many --ranks"
-    )
-    parser.add_argument("--node-rank", type=int, default=0, help="which of them this one is, from 0")
-    parser.add_argument("--join", metavar="HOST:PORT", help="join the job whose store is there instead")
-    parser.add_argument("--token-file", type=Path, help="where the job's token is written, or read by --join")
-    parser.add_argument("script", help="training script")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+    parser = _parser()
     given = parser.parse_args(arguments)
-    command = [sys.executable, given.script, *given.arguments]
-    if given.ranks < 1:
-        parser.error("--ranks: at least 1 is needed")
-    if not 0 <= given.node_rank < given.nodes:
-        parser.error(f"--node-rank: {given.node_rank} is not allowed, needed is 0 to {given.nodes - 1}")
-    if given.nodes > 1 and given.store is None:
-        parser.error("--nodes: several need a --store that all of them reach")
-    if given.store is not None and TOKEN not in os.environ:
-        parser.error(f"--store: needs the job's token in {TOKEN}")
+    problem = _problem(given)
+    if problem:
+        parser.error(problem)
     if given.join:
         try:
             token = os.environ[TOKEN] if given.token_file is None else given.token_file.read_text().strip()
         except (KeyError, OSError) as error:
             parser.error(f"--join: needs the job's token, by --token-file or {TOKEN}: {error}")
-        return _start(command, given.join, token, {"EQUIPOISE_JOIN": "1"}).wait()
-    return _launch(command, given)
+        os.environ[TOKEN] = token
+    listed = None
+    if given.hosts is not None or given.host_command is not None:
+        try:
+            listed = HostList(given.hosts, given.host_command)
+        except ValueError as error:
+            print(f"equipoise: {error}", file=sys.stderr)
+            return 2
+        except OSError as error:
+            parser.error(f"{error.filename}: {error.strerror}")
+    return _launch([sys.executable, given.script, *given.arguments], given, listed)
 
 
-def _launch(command: Sequence[str], given: argparse.Namespace) -> int:
+def _parser() -> argparse.ArgumentParser:
+    """What the command line takes."""
+    parser = argparse.ArgumentParser(
+        prog="python -m equipoise.live.group.launch", description=__doc__.splitlines()[0]
+    )
+    plain_numbers(parser)
+    add = parser.add_argument
+    add("--ranks", type=int, default=1, help="processes to start")
+    add("--max-restarts", type=int, default=0, help="how many dead processes are started again")
+    add("--hosts", metavar="FILE", type=Path, help="hosts, one a line, HOST or HOST:RANKS; may change")
+    add("--host-command", metavar="COMMAND", help="a command that prints such lines")
+    add("--remote-shell", default="ssh -o BatchMode=yes", help="what reaches another host, with sh there")
+    add("--host", default="127.0.0.1", help="address on which members reach the store")
+    add("--store", metavar="HOST:PORT", help="a store that is hosted elsewhere, for several nodes")
+    add("--nodes", type=int, default=1, help="nodes, each with a launcher and so many --ranks")
+    add("--node-rank", type=int, default=0, help="which of them this one is, from 0")
+    add("--join", metavar="HOST:PORT", help="join the job whose store is there instead")
+    add("--token-file", type=Path, help="where the job's token is written, or read by --join")
+    add("script", help="training script")
+    add("arguments", nargs=argparse.REMAINDER, help="its arguments")
+    return parser
+
+
+def _problem(given: argparse.Namespace) -> str | None:
+    """What is wrong with the options together."""
+    if given.ranks < 1:
+        return "--ranks: at least 1 is needed"
+    if given.max_restarts < 0:
+        return "--max-restarts: at least 0 is needed"
+    if not 0 <= given.node_rank < given.nodes:
+        return f"--node-rank: {given.node_rank} is not allowed, needed is 0 to {given.nodes - 1}"
+    if given.nodes > 1 and given.store is None:
+        return "--nodes: several need a --store that all of them reach"
+    if given.store is not None and TOKEN not in os.environ:
+        return f"--store: needs the job's token in {TOKEN}"
+    lists = (given.hosts is not None) + (given.host_command is not None)
+    if lists > 1 or (lists and (given.nodes > 1 or given.join)):
+        return "--hosts: not allowed with --host-command, --nodes or --join"
+    return None
+
+
+def _launch(command: Sequence[str], given: argparse.Namespace, listed: HostList | None) -> int:
     try:
-        launcher = Launcher(given.host, given.store)
-        if given.token_file is not None:
+        launcher = Launcher(
+            given.host, given.store or given.join, restarts=given.max_restarts, remote=given.remote_shell
+        )
+        if given.token_file is not None and not given.join:
             _write_secret(given.token_file, launcher.token)
     except (OSError, RuntimeError) as error:
         print(f"equipoise: no store on {given.host}: {error}", file=sys.stderr)
@@ -163,7 +106,10 @@ def _launch(command: Sequence[str], given: argparse.Namespace) -> int:
     print(f"equipoise: store on {launcher.address}", file=sys.stderr)
     ended = signal.signal(signal.SIGTERM, _end)
     try:
-        launcher.start(command, given.ranks, nodes=given.nodes, node=given.node_rank)
+        if given.join:
+            launcher.join(command, given.ranks)
+        else:
+            launcher.start(command, given.ranks, nodes=given.nodes, node=given.node_rank, listed=listed)
         return launcher.wait()
     except KeyboardInterrupt:
         return 130

@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 _REACHED_WITHIN_S = 15.0
 _GRACE_S = 10.0  # for a script that handles SIGTERM, to save a checkpoint
+_NOTICED_WITHIN_S = 1.0  # of the store's first error
 _SILENT_HOST = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 3), (socket.TCP_KEEPCNT, 3))  # s, s, times
 
 
@@ -28,6 +29,7 @@ class Lifeline(threading.Thread):
         self._line, self._who, self._let_go = line, who, let_go
         self._where = "{}:{}".format(*line.getpeername()[:2])
         self._released = False
+        self._broke = threading.Event()
         self.start()
 
     def run(self) -> None:
@@ -36,6 +38,7 @@ class Lifeline(threading.Thread):
             self._line.recv(1)
         if self._released:
             return
+        self._broke.set()
         text = (
             f"equipoise: {self._who} ends: the job's store at {self._where} is gone, and its launcher with it; "
             "start the job again, to go on from its last checkpoint\n"
@@ -45,6 +48,11 @@ class Lifeline(threading.Thread):
         self._let_go()  # the script handles the signal once it no longer waits for the others
         time.sleep(_GRACE_S)
         os._exit(128 + signal.SIGTERM)
+
+    def wait_for_end(self) -> None:
+        """Where the store is gone, wait for the end that follows: an error of the store would be a second word."""
+        if self._broke.wait(_NOTICED_WITHIN_S):
+            time.sleep(2 * _GRACE_S)
 
     def release(self) -> None:
         """Training has ended: the store may go."""

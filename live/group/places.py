@@ -31,11 +31,12 @@ class Place:
 def my_place(member: int, device: torch.device, share_quantum: float, share: float | None) -> dict[str, Any]:
     """This process's place as plain data; `share` None: what is left by equal parts.
 
-    `EQUIPOISE_DEVICE` names the device of a CPU rank, so that several ranks can stand for co-located ones.
+    `EQUIPOISE_DEVICE` names the device of a CPU rank, so that several ranks can stand for co-located ones, and
+    `EQUIPOISE_HOST` its node, so that ranks of one machine can stand for several.
     """
     place = Place(
         member,
-        host=socket.gethostname(),
+        host=os.environ.get("EQUIPOISE_HOST", socket.gethostname()),
         device=os.environ.get("EQUIPOISE_DEVICE", f"cpu-{member}"),
         cores=os.cpu_count() or 1,
         share_quantum=share_quantum,

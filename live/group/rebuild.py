@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from equipoise.live.group.packing import pack, unpack
+from equipoise.live.train.optimizers import Optimizers
 from equipoise.live.train.sync import average, optimizer_tensors
 
 _HOOKS = (
@@ -58,6 +59,7 @@ def wrapping(model: DistributedDataParallel) -> dict[str, Any]:
         "bucket_cap_mb": model.bucket_bytes_cap / (1 << 20),
         "find_unused_parameters": model.find_unused_parameters,
         "gradient_as_bucket_view": model.gradient_as_bucket_view,
+        "static_graph": model.static_graph,
     }
 
 
@@ -68,7 +70,7 @@ def local_state(model: DistributedDataParallel) -> list[torch.Tensor]:
 
 def agree(
     model: DistributedDataParallel,
-    optimizer: torch.optim.Optimizer,
+    optimizer: Optimizers,
     extra: Mapping[str, Any],
     mine: list[torch.Tensor] | None,
     weight: float,

@@ -35,7 +35,8 @@ class Recovery:
 
     def __init__(self, group: Group, model: DistributedDataParallel, hooks: Hooks) -> None:
         self._group, self._model, self._hooks = group, model, hooks
-        self._wrapping: Mapping[str, Any] = rebuild.wrapping(model)
+        regroups = group.membership is not None
+        self._wrapping: Mapping[str, Any] = rebuild.wrapping(model) if regroups else {}
         self.generation = 0  # regroups so far
         self.finished = False  # training ended while this member waited outside
 
@@ -51,7 +52,10 @@ class Recovery:
             self._hooks.note("exchange-broken", error=why)
             try:
                 self.regroup(None, why)
-            except RegroupError as problem:
+            except Exception as problem:
+                if not (isinstance(problem, RegroupError) or is_transport_error(problem)):
+                    raise
+                self._group.membership.wait_for_end()
                 error.add_note(f"equipoise: {problem}")
                 raise error from problem
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import gc
 import json
 import os
 import re
@@ -21,16 +22,17 @@ from collections.abc import Iterator, Sequence
 
 import torch.distributed as dist
 
-from equipoise.live.group.hosting import address, is_hosted, job_store
+from equipoise.live.group.hosting import DESERTED, WORKER, address, is_hosted, job_store
 from equipoise.live.group.lifeline import Lifeline, reached
 from equipoise.live.group.sockets import Sockets, open_sockets, shut
 from equipoise.policies.numerals import strict_int
 
 HEARTBEAT_S = 0.25
-DEAD_AFTER_S = 3.0  # without a heartbeat, when a group is being formed
-LOST_AFTER_S = 30.0  # without a heartbeat, when nothing else tells (a host without power, a frozen process)
+DEAD_AFTER_S = (
+    6.0  # without a heartbeat, when a group is being formed: gloo's ending holds Python up for seconds
+)
+LOST_AFTER_S = 15.0  # without a heartbeat, when nothing else tells (a host without power, a frozen process)
 _CONNECT_TIMEOUT_S = 1.0  # to peers that are all there; gloo tries 5 times; doubled when nobody had left
-DESERTED = "deserted"  # key of the store: nobody is left who could take others in
 _REPEATS_MAX = 2  # groups of the same members formed anew without a round between them
 _GLOO_PLACE = re.compile(r"\bgloo/\S+\.(cc|h):\d+\]")  # its errors are plain RuntimeErrors; each says where
 
@@ -158,8 +160,7 @@ class Membership:
 
     def found(self, ranks: int) -> None:
         """Form the first group of members 0 .. ranks-1."""
-        if self.member == 0:
-            self._store.set("founders", str(ranks))
+        self._store.set("founders", str(ranks))  # all say the same; the first of them may be dead already
         self._form_or_retry(0, list(range(ranks)))
 
     def join(self) -> None:
@@ -194,7 +195,7 @@ class Membership:
                     if self.member in members:
                         self._form_or_retry(attempt, members)
                         return
-            if self._store.check(["done"]):
+            if self._store.check(["done"]) or self.is_leaving(self.member):
                 raise EvictedError("training ended", planned=True)
             if self._is_deserted():
                 self._store.set(DESERTED, "1")
@@ -219,13 +220,22 @@ class Membership:
         self._asked_for = set(asked) - set(self.members)
         return [m for m in sorted(self._asked_for) if not self._watch.is_dead(m, self._store)]
 
+    def is_leaving(self, member: int) -> bool:
+        """Whether the launcher told a member to leave, because its host is no longer on the list."""
+        return bool(self._store.check([f"leave/{member}"]))
+
     def joins_asked(self) -> int:
-        """How often members asked to join; cheap, to see whether `waiting` is worth a look."""
+        """How often members asked to join, or were told to leave; cheap, to see whether a look is worth it."""
         return int(self._store.add("joining", 0))
 
     def end_with(self, line: socket.socket) -> None:
         """End this process when that connection to the host of the store breaks."""
         self._lifeline = Lifeline(line, f"member {self.member}", self.break_exchange)
+
+    def wait_for_end(self) -> None:
+        """After an error: does not return where the store is gone, and this process ends with it."""
+        if self._lifeline is not None:
+            self._lifeline.wait_for_end()
 
     def outlive_store(self) -> None:
         """Training has ended here: the host of the store may go."""
@@ -425,11 +435,13 @@ def start(backend: str = "gloo", *, timeout_s: float = 1800.0) -> Membership:
     rank 0 unless a launcher hosts it, and a token is used if there is one.
     `RANK` and `WORLD_SIZE` name a founder. One that was there before, and `EQUIPOISE_JOIN=1`, ask to be taken into
     the running job, which happens at its next decision. `timeout_s` bounds every exchange. Raises KeyError when a
-    variable is missing, EvictedError when training ends before this process is taken in, SystemExit when there is
-    no store, or nobody left to take it in.
-    Later on, a rank ends by SIGTERM when the host of the store is gone.
+    variable is missing, SystemExit when training ends before this process is taken in (code 0), when there is no
+    store, or nobody left to take it in.
+    Later on, a rank ends by SIGTERM when the host of the store is gone. What is imported by now is taken out of
+    Python's garbage collection, which would hold up the heartbeat for seconds when a group is formed anew.
     """
     global _current
+    gc.freeze()
     joins = os.environ.get("EQUIPOISE_JOIN") == "1"
     rank, ranks = (
         (-1, -1) if joins else (strict_int(os.environ["RANK"]), strict_int(os.environ["WORLD_SIZE"]))
@@ -438,12 +450,24 @@ def start(backend: str = "gloo", *, timeout_s: float = 1800.0) -> Membership:
     line = None if hosts else reached(*address())
     store, watch_store = job_store(hosts), job_store()
     # A rank that was started again; torchrun starts all of them again, as founders.
-    joins = joins or ("EQUIPOISE_STORE" in os.environ and store.check([f"beat/{rank}"]))
+    known = [f"beat/{rank}", f"dead/{rank}"] if "EQUIPOISE_STORE" in os.environ else []
+    if not joins and any(store.check([key]) for key in known):
+        joins = True
+        store.set("founders", str(ranks))  # it may have died before it could say so
     member = int(store.get("founders")) + int(store.add("joined", 1)) - 1 if joins else rank
+    if WORKER in os.environ:
+        store.set(f"worker/{os.environ[WORKER]}", str(member))
     _current = Membership(store, watch_store, member, backend, timeout_s)
     _current.end_with(line or reached(*address()))
-    if joins:
-        _current.join()
-    else:
-        _current.found(ranks)
+    try:
+        if joins:
+            _current.join()
+        else:
+            _current.found(ranks)
+    except EvictedError as ended:
+        _current.close(done=False)
+        raise SystemExit(0) from ended
+    except RuntimeError:
+        _current.wait_for_end()
+        raise
     return _current

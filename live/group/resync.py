@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from equipoise.live.group import rebuild
 from equipoise.live.group.group import Group
-from equipoise.live.train.deal import Deal
+from equipoise.live.train.optimizers import Optimizers
 from equipoise.live.train.sampler import ShareSampler
 from equipoise.live.train.sync import LocalSteps
 from equipoise.policies.observation import Ints
@@ -22,7 +22,7 @@ def resync(
     group: Group,
     sampler: ShareSampler,
     model: DistributedDataParallel,
-    optimizer: torch.optim.Optimizer,
+    optimizer: Optimizers,
     local: LocalSteps,
     extra: Mapping[str, Any],
     mine: list[torch.Tensor] | None,
@@ -47,8 +47,9 @@ def resync(
         gone = np.array(sorted(done), dtype=np.int64)
         content = json.dumps(_progress(group, sampler, local, furthest, gone)).encode()
     state = json.loads(group.control.broadcast(content))
+    sampler.global_batch = state["global_batch"]
     sampler.set_world(group.rank, group.ranks)
-    deal = None if state["deal"] is None else Deal.from_data(state["deal"])
+    deal = None if state["deal"] is None else sampler.deal_of(state["deal"], state["epoch"])
     sampler.resume(state["epoch"], deal, state["round"])
     group.joins_seen = state["joins_seen"]
     local.reset(state["interval"])
@@ -64,5 +65,6 @@ def _progress(
         "round": max(boundary, 0),
         "interval": local.interval,
         "joins_seen": group.joins_seen,
+        "global_batch": sampler.global_batch,
         "deal": None if deal is None else deal.without(trained, group.ranks).to_data(),
     }

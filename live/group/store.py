@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import os
 import signal
 import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from equipoise.live.group.hosting import TOKEN, host_store, of_job, write_whole
-from equipoise.live.group.regroup import DESERTED
+from equipoise.live.group.hosting import host_store, write_whole
 from equipoise.policies.numerals import plain_numbers
-
-_POLL_S = 0.5
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -40,11 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.address_file is not None:
         write_whole(given.address_file, f"{given.host}:{store.port}\n")
     print(f"equipoise: store on {given.host}:{store.port}", flush=True)
-    job = of_job(store, os.environ.get(TOKEN, ""))
-    while not stop.wait(_POLL_S):
-        if job.check([DESERTED]):
-            print("equipoise: nobody is left in the job; the store ends", file=sys.stderr)
-            return 1
+    stop.wait()
     return 0
 
 

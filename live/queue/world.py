@@ -55,15 +55,13 @@ class QueueWorld:
 
     def look(self) -> bool:
         """Look at queue and nodes; returns whether there is anything new to decide. Raises ManagerError."""
-        before = self._nodes
+        before = _news(self._nodes)
         self.snapshot = snapshot = self.manager.snapshot()
         for job in snapshot.jobs:
             self._watch(job)
         changed = self.rows.see(snapshot.jobs, self._waits, snapshot.time_s)
         self._nodes = snapshot.nodes
-        return changed or tuple((n.name, n.up) for n in before) != tuple(
-            (n.name, n.up) for n in snapshot.nodes
-        )
+        return changed or before != _news(snapshot.nodes)
 
     def needs_new_tables(self) -> bool:
         """Whether the nodes are others than before, or most rows are of ended jobs: then all begins anew."""
@@ -256,3 +254,8 @@ class QueueWorld:
             for job in [job for job in held if job not in self.rows.jobs]:
                 del held[job]
         self.record.keep_touched()
+
+
+def _news(nodes: Sequence[QueueNode]) -> list[tuple[str, bool, int]]:
+    """What of the nodes a policy has to hear of: the GPUs of a job that ended come free some time after it."""
+    return [(node.name, node.up, node.gpus_used) for node in nodes]

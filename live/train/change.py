@@ -18,6 +18,7 @@ class Change:
     interval: int | None = None  # local steps per exchange
     gpu_share: tuple[float, ...] | None = None  # per rank
     members: tuple[int, ...] | None = None  # member ids of the new world
+    global_batch: int | None = None  # samples per round over all ranks; never without shares
 
     def is_empty(self) -> bool:
         """Whether it changes nothing."""

@@ -57,25 +57,35 @@ class Deal:
         self._recount()
 
     @classmethod
-    def whole(cls, order: Ints, shards: int, owners: Ints | None, workers: int, first_id: int = 0) -> Deal:
+    def whole(
+        cls, order: Ints, shards: int, owners: Ints | None, workers: int, first_id: int = 0,
+        *, sizes: Ints | None = None, sequence: Ints | None = None,
+    ) -> Deal:  # fmt: skip
         """A fresh epoch: `order` cut into `shards` nearly equal shards, shard k with `owners[k]`.
 
-        The first shards are the larger ones. Without owners, workers get equal blocks of shards.
+        The first shards are the larger ones. Without owners, workers get equal blocks of shards. `sizes` are the
+        samples of each shard, where those are files, and `sequence` is the order in which they come.
         """
         shards = max(1, min(shards, len(order)))
-        sizes = deal(len(order), np.ones(shards, dtype=np.int64))
-        cuts = np.concatenate(([0], np.cumsum(sizes)))
+        sizes = deal(len(order), np.ones(shards, dtype=np.int64)) if sizes is None else sizes
+        sequence = np.arange(shards) if sequence is None else sequence
+        cuts = np.concatenate(([0], np.cumsum(sizes[sequence])))
         if owners is None or len(owners) != shards:
             owners = block_owners(shards, workers)
         queues: list[list[Piece]] = [[] for _ in range(workers)]
-        for k in np.flatnonzero(sizes).tolist():
-            queues[owners[k]].append(Piece(first_id + k, k, int(cuts[k]), int(cuts[k + 1])))
+        for at, k in enumerate(sequence.tolist()):
+            if sizes[k]:
+                queues[owners[k]].append(Piece(first_id + k, k, int(cuts[at]), int(cuts[at + 1])))
         return cls(order, queues, first_id + shards)
 
     @property
     def left(self) -> int:
         """Samples that nobody has drawn."""
         return int(self.owned.sum())
+
+    def any_sample(self) -> int:
+        """Some dataset index, to stand in where a rank has none."""
+        return int(self.order[0])
 
     def copy(self) -> Deal:
         """An independent copy; the pieces and the order, which never change, are shared."""

@@ -67,9 +67,14 @@ class BackwardProbe:
     """
 
     def __init__(
-        self, parameters: Iterable[torch.Tensor], on_local: Callable[[], None], on_done: Callable[[], None]
+        self,
+        leaves: Iterable[torch.Tensor],
+        exchanged: Callable[[], Iterable[torch.Tensor]],
+        on_local: Callable[[], None],
+        on_done: Callable[[], None],
     ) -> None:
-        self._parameters = [p for p in parameters if p.requires_grad]
+        """`leaves`: where local gradients are added up; `exchanged`: gives the gradients behind the exchange."""
+        self._parameters, self._exchanged = [p for p in leaves if p.requires_grad], exchanged
         self._on_local, self._on_done = on_local, on_done
         self._squares: dict[int, torch.Tensor] = {}
         self._handles: list[Any] = []
@@ -127,8 +132,7 @@ class BackwardProbe:
         if self._measuring:
             self.local_square = _total(self._squares.values())
             # After the exchange all ranks hold the same, so each takes a part of it; the parts are summed.
-            gradients = (p.grad for p in self._parameters if p.grad is not None)
-            self.mean_square = _total(_square(_part(gradient, *self.part)) for gradient in gradients)
+            self.mean_square = _total(_square(_part(gradient, *self.part)) for gradient in self._exchanged())
 
 
 def _part(gradient: torch.Tensor, rank: int, ranks: int) -> torch.Tensor:

@@ -1,31 +1,73 @@
-"""Which optimisers a policy can be attached to."""
+"""Which optimisers a policy can be attached to, and several of them as one."""
 
 from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
 from equipoise.live.options import Options
+from equipoise.live.train.wrapped import Replicated
 
 
-def check_optimizer(
-    model: DistributedDataParallel, optimizer: Any, options: Options, *, regroups: bool
-) -> None:
-    """Refuse an optimiser under which replicas would part; tell what it steps on beside the model.
+class Optimizers:
+    """The optimisers of one model, which all step in the same rounds, as far as the adapter reads them."""
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self.all = tuple(optimizers)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The groups of all, one after the other."""
+        return [group for optimizer in self.all for group in optimizer.param_groups]
+
+    @property
+    def state(self) -> Mapping[Any, Any]:
+        """What all remember, by parameter."""
+        return {parameter: kept for optimizer in self.all for parameter, kept in optimizer.state.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The states by place."""
+        return {str(k): optimizer.state_dict() for k, optimizer in enumerate(self.all)}
+
+    def load_state_dict(self, states: Mapping[str, Any]) -> None:
+        """The inverse of `state_dict`."""
+        for k, optimizer in enumerate(self.all):
+            optimizer.load_state_dict(states[str(k)])
+
+    def on_state_dict(self, call: Callable[[], None]) -> list[Any]:
+        """Call whenever the state of one is asked for."""
+        return [optimizer.register_state_dict_pre_hook(lambda _: call()) for optimizer in self.all]
+
+
+def optimizers_of(given: Any, options: Options, *, regroups: bool) -> Optimizers:
+    """One optimiser, or a sequence of them; none under which replicas would part.
 
     `regroups`: the group may be formed anew in this job. Raises TypeError for what is no optimiser, ValueError
     for one that is not allowed.
     """
+    found = tuple(given) if isinstance(given, list | tuple) else (given,)
+    for optimizer in found or (given,):
+        _check(optimizer, options, regroups=regroups)
+    owners: dict[int, int] = {}
+    for place, optimizer in enumerate(found):
+        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+            if owners.setdefault(id(parameter), place) != place:
+                raise ValueError(
+                    "optimizer: a parameter in two optimizers is not allowed, each steps on its own"
+                )
+    return Optimizers(found)
+
+
+def _check(optimizer: Any, options: Options, *, regroups: bool) -> None:
     name = type(optimizer).__name__
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(
-            f"optimizer: a {name} is not allowed, needed is one torch.optim.Optimizer; "
-            "any other one goes into `state`"
+            f"optimizer: a {name} is not allowed, needed is one torch.optim.Optimizer or a list of them"
         )
     kinds = {kind.__name__ for kind in type(optimizer).__mro__}  # importing all of them would take seconds
     if "LBFGS" in kinds:
@@ -39,7 +81,6 @@ def check_optimizer(
         )
     if "ZeroRedundancyOptimizer" in kinds:
         _check_sharded(name, options, regroups)
-    _check_parameters(model, optimizer, options)
 
 
 def _check_sharded(name: str, options: Options, regroups: bool) -> None:
@@ -53,19 +94,20 @@ def _check_sharded(name: str, options: Options, regroups: bool) -> None:
         )
 
 
-def _check_parameters(
-    model: DistributedDataParallel, optimizer: torch.optim.Optimizer, options: Options
+def check_parameters(
+    wrapper: Replicated, leaves: Mapping[str, Any], optimizers: Optimizers, options: Options
 ) -> None:
-    stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    trained = {id(p): n for n, p in model.module.named_parameters() if p.requires_grad}
+    """Tell what is stepped on and not exchanged. Raises ValueError where local steps would part the replicas."""
+    stepped = {id(p) for group in optimizers.param_groups for p in group["params"]}
+    trained = {id(p): n for n, p in wrapper.module.named_parameters() if p.requires_grad}
     left_out = [name for key, name in trained.items() if key not in stepped]
     steps_alone = options.mode == "act" and "interval" in options.allow and not math.isnan(options.drift)
     if left_out and steps_alone:
         raise ValueError(
             f"drift: {options.drift} is not allowed, the optimizer leaves out {left_out[0]} (of {len(left_out)}); "
-            "local steps need one optimizer for all that is trained, or an `allow` without interval"
+            "local steps need optimizers for all that is trained, or an `allow` without interval"
         )
-    held = {id(p) for n, p in model.module.named_parameters() if n not in model.parameters_to_ignore}
+    held = {id(p) for name, p in wrapper.module.named_parameters() if name in leaves}
     if stepped - held and dist.get_rank() == 0:
         print(
             f"equipoise: the wrapped model does not exchange {len(stepped - held)} of the optimizer's parameters; "

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
 from equipoise.live.train.gradients import BackwardProbe
+from equipoise.live.train.optimizers import Optimizers
 from equipoise.live.train.pauses import Pauses
 from equipoise.live.train.shares import HeldShare
 from equipoise.live.train.timing import make_timer
+from equipoise.live.train.wrapped import Replicated
 from equipoise.policies.observation import Floats
 
 # One row per rank and round. Seconds; squared norms are NaN on rounds that were not measured.
@@ -41,8 +42,9 @@ class RoundMeter:
 
     def __init__(
         self,
-        model: DistributedDataParallel,
-        optimizer: torch.optim.Optimizer,
+        wrapper: Replicated,
+        leaves: Mapping[str, torch.Tensor],
+        optimizer: Optimizers,
         share: HeldShare,
         *,
         accumulation: int,
@@ -50,19 +52,23 @@ class RoundMeter:
     ) -> None:
         self._share, self._accumulation, self._every = share, accumulation, statistics_every
         self._computing = False  # in a forward of the running round, or past it
-        parameters = list(model.module.parameters())
-        self._timer = make_timer(parameters[0].device)
-        self._probe = BackwardProbe(parameters, self._gradient_ready, lambda: self._timer.mark("done"))
+        self._wrapper = wrapper
+        self._timer = timer = make_timer(next(wrapper.module.parameters()).device)
+        self._probe = BackwardProbe(
+            leaves.values(), wrapper.exchanged, self._gradient_ready, lambda: timer.mark("done")
+        )
         self._handles = [
-            model.register_forward_pre_hook(self._before_forward),
-            model.module.register_state_dict_pre_hook(lambda *_: self._notice()),
-            optimizer.register_state_dict_pre_hook(lambda _: self._notice()),
+            *wrapper.watch(timer.begin_wait, timer.end_wait),
+            wrapper.model.register_forward_pre_hook(self._before_forward, prepend=True),
+            wrapper.module.register_state_dict_pre_hook(lambda *_: self._notice()),
+            *optimizer.on_state_dict(self._notice),
         ]
         self.clear()
 
     def clear(self) -> None:
         """Nothing of the running window of rounds is known."""
         self.in_window = 0  # rounds since the last optimiser step
+        self._computing = False
         self._pauses = Pauses()
         self._stepped = False  # an optimiser step ended the round that was counted last
         self._window: tuple[int, ...] = ()
@@ -86,7 +92,7 @@ class RoundMeter:
         """Round `number` begins."""
         ends_window = self.in_window == self._accumulation - 1
         self._probe.reset()
-        self._probe.part = (rank, ranks)
+        self._probe.part = self._wrapper.part(rank, ranks)
         self._probe.measure(ends_window and number // self._accumulation % self._every == 0)
         self._computing = False
         self._waited_s = 0.0

@@ -32,6 +32,18 @@ class Round:
     last: bool  # of its epoch
 
 
+@dataclass(frozen=True, slots=True)
+class Files:
+    """The data lies in files, which are its shards, and its samples are numbered file by file."""
+
+    sizes: Ints  # samples of each
+    digest: str  # another one for other files
+
+
+def _nothing() -> None:
+    """Nobody watches."""
+
+
 class ShareSampler:
     """Yields this rank's part of every global batch, as lists of dataset indices, one epoch per iteration.
 
@@ -53,18 +65,23 @@ class ShareSampler:
         shuffle: bool = True,
         drop_last: bool = False,
         seed: int = 0,
+        files: Files | None = None,
     ) -> None:
+        """`files`: the data lies in these, which are the shards; none: the samples are cut into `shards`."""
         if samples < 1:
             raise ValueError("the dataset is empty")
         if global_batch < max(1, micro_batch):
             raise ValueError(f"global_batch {global_batch} is less than one micro-batch of {micro_batch}")
         self.samples, self.global_batch, self.micro_batch = samples, global_batch, micro_batch
         self.shards, self.shuffle, self.seed = min(shards, samples), shuffle, seed
+        self._files = files
+        if files is not None:
+            self.shards = len(files.sizes)
         if drop_last and samples < global_batch:
             raise ValueError(
                 f"drop_last: leaves nothing of {samples} samples, the global batch is {global_batch}"
             )
-        self.drop_last, self._least = drop_last, global_batch if drop_last else 1  # samples of a round
+        self.drop_last, self._given_batch = drop_last, global_batch
         self.epoch = -1
         self.drawn = 0  # rounds drawn since the start
         self.trained = 0  # rounds finished since the start
@@ -78,6 +95,7 @@ class ShareSampler:
         self._before: dict[int, tuple[int, Deal]] = {}  # (epoch, deal) before each of those was drawn
         self._resume = False
         self.before_draw: Callable[[], None] | None = None  # called once
+        self.watch: Callable[[], None] = _nothing  # called whenever rounds were dealt or trained
         self._is_whole = True  # the running epoch's order is the one that its number says
         self.set_world(rank, ranks)
         self.deal: Deal | None = None
@@ -91,13 +109,18 @@ class ShareSampler:
         self._pending.clear()
 
     @property
+    def _least(self) -> int:
+        """Samples of the smallest round."""
+        return self.global_batch if self.drop_last else 1
+
+    @property
     def resumes(self) -> bool:
         """Whether the next iteration goes on with an epoch that was begun."""
         return self._resume
 
-    def preview(self) -> Deal:
-        """A deal like the first epoch's, for looking at only."""
-        return Deal.whole(np.arange(self.samples, dtype=np.int64), self.shards, self.owner, self.ranks)
+    def preview(self) -> Deal | None:
+        """A deal like the first epoch's, for looking at only; None where there is none."""
+        return self.whole_deal(0)
 
     # -- drawing -------------------------------------------------------------------------------------------
 
@@ -113,7 +136,7 @@ class ShareSampler:
         deal = self.deal
         while deal is self.deal and deal is not None and deal.left >= self._least:
             drawn = self._draw(deal)
-            yield drawn.indices.tolist() if len(drawn.indices) else [int(deal.order[0])]
+            yield drawn.indices.tolist() if len(drawn.indices) else [deal.any_sample()]
 
     def set_epoch(self, epoch: int) -> None:
         """The next iteration is this epoch, as after a checkpoint; call it on every rank.
@@ -132,14 +155,42 @@ class ShareSampler:
             )
         self.epoch, self.drawn, self._begun_at = epoch, self.trained, self.trained
         self._forget_rounds(self.trained)
-        order = self._order(epoch)
-        self.deal = Deal.whole(order, self.shards, self.owner, self.ranks, self._next_id)
+        self.deal = self.whole_deal(epoch)
         self._next_id, self._is_whole = self.deal.next_id, True
+        self.watch()
+
+    def _sequence(self, epoch: int) -> Ints:
+        """The order of the files in an epoch."""
+        if not self.shuffle:
+            return np.arange(self.shards, dtype=np.int64)
+        return np.random.default_rng((self.seed, epoch, 1)).permutation(self.shards).astype(np.int64)
+
+    def whole_deal(self, epoch: int) -> Deal:
+        """All samples of an epoch, dealt anew."""
+        sizes, sequence = (None, None) if self._files is None else (self._files.sizes, self._sequence(epoch))
+        return Deal.whole(
+            self._order(epoch),
+            self.shards,
+            self.owner,
+            self.ranks,
+            self._next_id,
+            sizes=sizes,
+            sequence=sequence,
+        )
+
+    def deal_of(self, data: Mapping[str, Any], epoch: int) -> Deal:
+        """The deal of an epoch as plain data, from a checkpoint or another rank."""
+        return Deal.from_data(data, self._order(epoch) if data["order"] is None else None)
 
     def _order(self, epoch: int) -> Ints:
-        if not self.shuffle:
-            return np.arange(self.samples, dtype=np.int64)
-        return np.random.default_rng((self.seed, epoch)).permutation(self.samples).astype(np.int64)
+        """The order of the samples in an epoch; where they lie in files, file by file."""
+        if self._files is None:
+            if not self.shuffle:
+                return np.arange(self.samples, dtype=np.int64)
+            return np.random.default_rng((self.seed, epoch)).permutation(self.samples).astype(np.int64)
+        ends, rng = np.cumsum(self._files.sizes), np.random.default_rng((self.seed, epoch))
+        files = [np.arange(ends[k] - self._files.sizes[k], ends[k]) for k in self._sequence(epoch).tolist()]
+        return np.concatenate([rng.permutation(f) if self.shuffle else f for f in files]).astype(np.int64)
 
     def _draw(self, deal: Deal) -> Round:
         if self.before_draw is not None:
@@ -154,11 +205,14 @@ class ShareSampler:
         self._next_id = max(self._next_id, deal.next_id)
         self._rounds.append(new)
         self.drawn += 1
+        self.watch()
         return new
 
     def _apply(self, change: Change, deal: Deal) -> None:
         if change.shares is not None:
             self.shares = np.array(change.shares, dtype=np.int64)
+        if change.global_batch is not None:
+            self.global_batch = change.global_batch
         shard_of = {p.id: p.shard for queue in deal.queues() for p in queue} if change.moves else {}
         for piece, rank in change.moves:
             problem = deal.move(piece, rank)
@@ -174,6 +228,11 @@ class ShareSampler:
         if change.round < self.drawn:
             raise ValueError(f"round {change.round} is dealt already (next is {self.drawn})")
         self._pending.append(change)
+
+    def planned_batch(self) -> int:
+        """Samples of a round once every scheduled change holds."""
+        planned = [c.global_batch for c in self._pending if c.global_batch is not None]
+        return planned[-1] if planned else self.global_batch
 
     def planned_shares(self) -> Ints:
         """Shares once every scheduled change holds."""
@@ -196,6 +255,11 @@ class ShareSampler:
         self.trained += 1
         if stepped:
             self.stepped = self.trained
+        self.watch()
+
+    def to_train(self) -> list[Ints]:
+        """Dataset indices of this rank in the rounds that were drawn and are not trained yet."""
+        return [r.indices for r in self._rounds if r.number >= self.trained]
 
     def commit(self) -> None:
         """All rounds trained on so far are in the state of every rank, and can no longer be lost."""
@@ -225,6 +289,7 @@ class ShareSampler:
         self.trained = self.stepped = self.boundary = rounds
         self._resume = deal is not None and deal.left >= self._least
         self._next_id = max(self._next_id, deal.next_id if deal is not None else 0)
+        self.watch()
 
     # -- in a checkpoint -----------------------------------------------------------------------------------
 
@@ -239,13 +304,15 @@ class ShareSampler:
             "epoch": epoch,
             "deal": None if deal is None else deal.to_data(order=not self._is_whole),
             "shares": self.planned_shares().tolist(),
-            "global_batch": self.global_batch,
+            "global_batch": self.planned_batch(),
+            "given_batch": self._given_batch,
             "owner": self.owner.tolist(),
         }
 
     def _data(self) -> dict[str, Any]:
         """What the order of an epoch follows from."""
-        return {"samples": self.samples, "shuffle": self.shuffle, "seed": self.seed}
+        files = {} if self._files is None else {"files": self._files.digest}
+        return {"samples": self.samples, "shuffle": self.shuffle, "seed": self.seed, **files}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from a `state`, of any number of ranks: the next iteration is the rest of its epoch.
@@ -255,12 +322,15 @@ class ShareSampler:
         if self.drawn or self.trained:
             raise RuntimeError("load_state_dict() comes too late: a batch was drawn already")
         for name, mine in self._data().items():
-            if state[name] != mine:
-                raise ValueError(f"state: {name} of {state[name]} is not allowed, the job has {mine}")
+            if state.get(name) != mine:
+                raise ValueError(f"state: {name} of {state.get(name)} is not allowed, the job has {mine}")
+        if state["given_batch"] == self._given_batch:  # else the script wants another one now
+            self.global_batch = state["global_batch"]
+            self.set_world(self.rank, self.ranks)
         deal = state["deal"]
         if deal is not None:
             whole = deal["order"] is None
-            deal = Deal.from_data(deal, self._order(state["epoch"]) if whole else None)
+            deal = self.deal_of(deal, state["epoch"])
             if state["ranks"] != self.ranks:
                 whole, deal = False, deal.without(np.empty(0, dtype=np.int64), self.ranks)
         self.resume(state["epoch"], deal, state["round"])

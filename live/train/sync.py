@@ -17,7 +17,9 @@ from collections.abc import Iterable, Sequence
 import torch
 import torch.distributed as dist
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
-from torch.nn.parallel import DistributedDataParallel
+
+from equipoise.live.train.optimizers import Optimizers
+from equipoise.live.train.wrapped import Replicated
 
 _REFERENCE_INTERVAL = 16
 
@@ -32,7 +34,8 @@ def average(tensors: Iterable[torch.Tensor], weight: float, group: dist.ProcessG
     for batch in batches:
         flat = _flatten_dense_tensors(batch)
         flat = flat.float() if flat.dtype in (torch.float16, torch.bfloat16) else flat
-        flat = flat.mul_(weight) if weight != 0.0 else torch.zeros_like(flat)
+        # Not in place: what is flattened of a single tensor is that tensor.
+        flat = flat.mul(weight) if weight != 0.0 else torch.zeros_like(flat)
         dist.all_reduce(flat, group=group)
         means.append(flat)
     for batch, flat in zip(batches, means, strict=True):
@@ -48,7 +51,7 @@ def _by_kind(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
     return list(kinds.values())
 
 
-def optimizer_tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+def optimizer_tensors(optimizer: Optimizers) -> list[torch.Tensor]:
     """Tensors of an optimiser's state that have a parameter's shape (moments), in a fixed order."""
     found = []
     for group in optimizer.param_groups:
@@ -66,13 +69,13 @@ class LocalSteps:
 
     def __init__(
         self,
-        model: DistributedDataParallel,
-        optimizer: torch.optim.Optimizer,
+        wrapper: Replicated,
+        optimizer: Optimizers,
         *,
         outer_lr: float = 1.0,
         outer_momentum: float = 0.0,
     ) -> None:
-        self.model, self.optimizer = model, optimizer
+        self._wrapper, self.optimizer = wrapper, optimizer
         self.outer_lr, self.outer_momentum = outer_lr, outer_momentum
         self.interval = 1
         self.done = 0  # local steps of the running period
@@ -152,25 +155,24 @@ class LocalSteps:
 
     def close(self) -> None:
         """From here on the wrapper exchanges gradients, as it did before."""
-        self.model.require_backward_grad_sync = True
+        self._wrapper.exchange(True)
 
     def _begin_period(self) -> None:
         self.done, self._samples = 0, []
-        if self.model.require_backward_grad_sync != (self.interval == 1):
-            self.model.require_backward_grad_sync = self.interval == 1
+        self._wrapper.exchange(self.interval == 1)
         if self.interval > 1 and self.has_outer:
             self._start = [p.detach().clone() for p in self._parameters()]
             if not self._velocity:
                 self._velocity = [torch.zeros_like(p) for p in self._start]
 
     def _parameters(self) -> list[torch.Tensor]:
-        return [p for p in self.model.module.parameters() if p.requires_grad]
+        return [p for p in self._wrapper.module.parameters() if p.requires_grad]
 
     def _exchange(self) -> None:
         self._last_weights = self.weights()
         with torch.no_grad():
             parameters = self._parameters()
-            average([*parameters, *self.model.module.buffers()], self._last_weights[dist.get_rank()])
+            average([*parameters, *self._wrapper.module.buffers()], self._last_weights[dist.get_rank()])
             if self.has_outer:
                 self._outer_step(parameters)
 

@@ -4,6 +4,7 @@ begin -> forward    waiting for data (stall_s)
 forward -> local    computing the local gradient (compute_s)
 local -> done       waiting for the others and exchanging gradients (tail_s)
 enter -> leave      exchanging parameters instead, where local steps do (added to tail_s)
+wait -> waited      waiting for the others in the middle of computing, any number of times (moved to tail_s)
 done -> end         optimiser and whatever else the script does, but for that (update_s)
 """
 
@@ -30,12 +31,24 @@ class Timer(Generic[Mark]):
     def __init__(self, moment: Callable[[], Mark]) -> None:
         self._moment = moment
         self._marks: dict[str, Mark] = {}
+        self._waits = 0  # that ended, in the running round
         self._ended: list[dict[str, Mark]] = []
 
     def mark(self, name: str) -> None:
         """The moment `name` of the running round is now; a later call replaces an earlier one, but of `forward`."""
         if name != "forward" or "forward" not in self._marks:
             self._marks[name] = self._moment()
+
+    def begin_wait(self) -> None:
+        """Computing is held up by the other ranks from now on; of two calls in a row, the first counts."""
+        if f"wait{self._waits}" not in self._marks:
+            self._marks[f"wait{self._waits}"] = self._moment()
+
+    def end_wait(self) -> None:
+        """It goes on now."""
+        if f"wait{self._waits}" in self._marks:
+            self._marks[f"waited{self._waits}"] = self._moment()
+            self._waits += 1
 
     def end_round(self) -> None:
         """The running round ends now."""
@@ -44,7 +57,7 @@ class Timer(Generic[Mark]):
 
     def begin_round(self) -> None:
         """The next round begins now."""
-        self._marks = {}
+        self._marks, self._waits = {}, 0
         self.mark("begin")
 
     def spans(self) -> list[Spans]:
@@ -101,4 +114,11 @@ def _spans(marks: dict[str, float]) -> Spans:
     at = [marks.get(name, math.nan) for name in MARKS]
     stall, compute, tail, update = (b - a for a, b in itertools.pairwise(at))
     exchange = marks["leave"] - marks["enter"] if "leave" in marks else 0.0
-    return stall, compute, tail + exchange, update - exchange
+    waited = _waited(marks) if "local" in marks else 0.0
+    return stall, compute - waited, tail + waited + exchange, update - exchange
+
+
+def _waited(marks: dict[str, float]) -> float:
+    """Seconds of waiting up to the local gradient."""
+    ends = [(name.replace("waited", "wait"), name) for name in marks if name.startswith("waited")]
+    return sum(max(0.0, min(marks[b], marks["local"]) - marks[a]) for a, b in ends)

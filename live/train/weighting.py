@@ -18,16 +18,16 @@ batch only: its statistics, and so the result, depend on the shares.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from weakref import WeakSet
 
 import torch
 from torch.autograd.graph import get_gradient_edge
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 
 from equipoise.live.options import Reduction
+from equipoise.live.train.wrapped import Replicated
 
 _weighted: WeakSet[torch.nn.Module] = WeakSet()
 
@@ -57,23 +57,29 @@ class WeightedGradients:
     """
 
     def __init__(
-        self, model: DistributedDataParallel, factor: Callable[[], float], *, own_weights: bool = False
+        self,
+        wrapper: Replicated,
+        leaves: Mapping[str, torch.Tensor],
+        factor: Callable[[], float],
+        *,
+        own_weights: bool = False,
     ) -> None:
-        self._module, self._factor, self._own_weights = model.module, factor, own_weights
+        """`leaves`: the wrapper's, where gradients are weighted."""
+        self._module, self._factor, self._own_weights = wrapper.module, factor, own_weights
         self._handles: list[Any] = []
         self._nodes: list[Any] = []  # a parameter does not keep its node, and with it the hook, alive
-        synchronised = [m for m in model.module.modules() if isinstance(m, torch.nn.SyncBatchNorm)]
-        for module in synchronised:
+        found = self._module.named_modules()
+        synchronised = {name: m for name, m in found if isinstance(m, torch.nn.SyncBatchNorm)}
+        for module in synchronised.values():
             self._handles.append(module.register_forward_pre_hook(self._enter))
             self._handles.append(module.register_forward_hook(self._leave))
-        inside = {id(p) for module in synchronised for p in module.parameters()}  # weighted by `_leave`
-        for name, parameter in model.module.named_parameters():
-            exchanged = name not in model.parameters_to_ignore and id(parameter) not in inside
-            if exchanged and (parameter.is_floating_point() or parameter.is_complex()):
+        for name, parameter in leaves.items():
+            inside = name.rpartition(".")[0] in synchronised  # weighted by `_leave`
+            if not inside and (parameter.is_floating_point() or parameter.is_complex()):
                 self._weigh(name, parameter)
         if own_weights:
-            self._handles.append(model.register_forward_hook(self._mute))
-        _weighted.add(model.module)
+            self._handles.append(wrapper.model.register_forward_hook(self._mute))
+        _weighted.add(self._module)
 
     def close(self) -> None:
         """Leave gradients as they are from now on."""

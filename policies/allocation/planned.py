@@ -16,7 +16,7 @@ from equipoise.policies.allocation.elastic import (
     slowest_models,
 )
 from equipoise.policies.allocation.gangs import NO_ROWS, frozen
-from equipoise.policies.allocation.ranking import NodeState, Ranking, gpus_wanted
+from equipoise.policies.allocation.ranking import NodeState, Ranking, gpus_wanted, paces
 from equipoise.policies.allocation.schedules import Busy, Option, Schedule, best_schedule, useful
 from equipoise.policies.allocation.sizes import one_model, placed, sizes_up_to
 from equipoise.policies.kernels.placement import WHOLE
@@ -98,10 +98,10 @@ def _times_s(
 ) -> Floats:  # fmt: skip
     """Time (s) left with each number of workers on a GPU model; `left_s` is that of the size asked for."""
     o = hand.observation
-    known = np.nan_to_num(nodes.model_speed, nan=1.0)
     if o.jobs.rigid[row]:
-        return np.full(len(sizes), left_s / known[model])
-    fastest = int(known.argmax())
+        pace = float(paces(o, nodes.model_speed, np.array([row]))[0, model])
+        return np.full(len(sizes), left_s / pace if pace > 0.0 else np.inf)
+    fastest = int(np.nan_to_num(nodes.model_speed, nan=1.0).argmax())
     asked = int(gpus_wanted(o, np.array([row]))[0]) // max(int(o.jobs.gpus_per_worker[row]), 1)
     one, many = np.zeros(1, dtype=np.int64), np.zeros(len(sizes), dtype=np.int64)
     asked_s, step_s = np.empty(1), np.empty(len(sizes))
@@ -158,20 +158,24 @@ def _carry_out(
         held = offset[k + 1] - offset[k] if k < running else 0
         return (k >= running, int(picked[k].gpus - held))
 
+    elsewhere = set()
     for k in range(running):
-        if begin_s[k] > 0.0 and not picked[k].stays:
+        here = int(o.gpus.model[gpu[offset[k]]])
+        if not picked[k].stays and (begin_s[k] > 0.0 or picked[k].model != here):
             hand.stop([int(rows[k])])
+            elsewhere.add(int(rows[k]))
     for k in sorted(range(len(rows)), key=rank):
         option, row = picked[k], int(rows[k])
         if option.stays or begin_s[k] > 0.0:
             continue
-        held = gpu[offset[k] : offset[k + 1]] if k < running else NO_ROWS
-        kept = held if len(held) and o.gpus.model[held[0]] == option.model else NO_ROWS
-        if len(held) and len(kept) >= option.gpus:
-            hand.resize(row, held, kept[: option.gpus])
+        held = gpu[offset[k] : offset[k + 1]] if k < running and row not in elsewhere else NO_ROWS
+        if len(held) >= option.gpus:
+            hand.resize(row, held, held[: option.gpus])
             continue
-        new = placed(hand, nodes, row, option.gpus - len(kept), option.model)
+        new = placed(hand, nodes, row, option.gpus - len(held), option.model)
         if len(new) and len(held):
-            hand.resize(row, held, np.concatenate((kept, new)))
+            hand.resize(row, held, np.concatenate((held, new)))
         elif len(new):
+            if row in elsewhere:
+                hand.stopped.remove(row)
             hand.start((np.array([row]), np.array([0, len(new)]), new, np.ones(len(new))))

@@ -172,6 +172,59 @@ def gpus_wanted(o: Observation, rows: Ints) -> Ints:
     return np.where(jobs.rigid[rows], asked, workers * per).astype(np.int64)
 
 
+def paces(o: Observation, model_speed: Floats, rows: Ints) -> Floats:
+    """Seconds of each job's estimated time that a second on each GPU model takes off: (rows, models); 0 not there.
+
+    A rigid job's listed speed is that already; a training job's is taken relative to the first model it is listed
+    on, for which its time is estimated, exchanges included. Where nothing is listed: `model_speed` (models,).
+    """
+    jobs, speeds, models = o.jobs, o.speeds, len(o.gpu_models)
+    pace = np.tile(np.nan_to_num(model_speed, nan=1.0), (len(rows), 1))
+    place = np.full(len(jobs), -1, dtype=np.int64)
+    place[rows] = np.arange(len(rows))
+    asked = np.zeros(len(jobs), dtype=np.int64)
+    asked[rows] = gpus_wanted(o, rows)
+    here = np.flatnonzero((place[speeds.job] >= 0) & (speeds.gpus == asked[speeds.job]))
+    here = here[speeds.samples_per_s[here] > 0.0]
+    job, at = speeds.job[here], place[speeds.job[here]]
+    every = np.maximum(jobs.sync_interval[job], 1) * np.maximum(jobs.global_batch[job], 1)
+    exchange_s = np.where(jobs.rigid[job], 0.0, np.nan_to_num(speeds.exchange_s[here]) / every)
+    own = np.zeros((len(rows), models))
+    own[at, speeds.gpu_model[here]] = 1.0 / (1.0 / speeds.samples_per_s[here] + exchange_s)
+    listed = own.any(axis=1)
+    reference = own[np.arange(len(rows)), (own > 0.0).argmax(axis=1)] if models else np.ones(len(rows))
+    reference = np.where(jobs.rigid[rows], 1.0, reference)
+    pace[listed] = own[listed] / reference[listed, None]
+    return pace * _fits(o, rows)
+
+
+def held_models(o: Observation, rows: Ints) -> Ints:
+    """GPU model of one of the GPUs that each job row holds alone; -1 none."""
+    model = np.full(len(o.jobs), -1, dtype=np.int64)
+    held = np.flatnonzero(o.gpus.job >= 0)
+    model[o.gpus.job[held]] = o.gpus.model[held]
+    found: Ints = model[rows]
+    return found
+
+
+def _own_service_s(o: Observation, model_speed: Floats, rows: Ints) -> Floats:
+    """Time (s) that jobs (rows) still take where they run, or where they are fastest; by row of the jobs table."""
+    pace, now = paces(o, model_speed, rows), held_models(o, rows)
+    speed = np.where(now < 0, pace.max(axis=1), pace[np.arange(len(rows)), now])
+    service_s = o.jobs.service_s.copy()
+    service_s[rows] /= np.where(speed > 0.0, speed, 1.0)
+    return frozen(service_s)
+
+
+def _fits(o: Observation, rows: Ints) -> Bools:
+    """Whether each job may run on each GPU model, and some of its GPUs have the memory: (rows, models)."""
+    most = np.full(len(o.gpu_models), -np.inf)
+    np.maximum.at(most, o.gpus.model, np.nan_to_num(o.gpus.memory_bytes, nan=np.inf))
+    bit = np.left_shift(1, np.arange(len(most)))
+    fits = ~(most < np.nan_to_num(o.jobs.memory_bytes[rows])[:, None])
+    return np.asarray(fits & ((o.jobs.gpu_types[rows][:, None] & bit) != 0))
+
+
 def rank(
     o: Observation, nodes: NodeState, ageing: Ageing, *, arrival_order: bool = False, use: bool = True
 ) -> Ranking:
@@ -186,7 +239,8 @@ def rank(
     fewest = np.where(jobs.rigid[rows], wanted, jobs.workers_min[rows] * jobs.gpus_per_worker[rows])
     fit = _gpus_enough(o, jobs.memory_bytes[rows]) >= fewest
     fit[len(o.waiting) :] = True
-    claims = (jobs.state, jobs.service_s, jobs.duration_s, jobs.queued_since_s, jobs.waited_s)
+    service_s = jobs.service_s if len(o.gpu_models) < 2 else _own_service_s(o, nodes.model_speed, rows)
+    claims = (jobs.state, service_s, jobs.duration_s, jobs.queued_since_s, jobs.waited_s)
     a, n, worth = np.empty(len(rows)), len(o.waiting), _worth(o, rows, fit, ageing.demand)
     priorities(
         rows, worth, claims, o.time_s, ageing.response, ageing.lead_s, ageing.patience_s, ageing.unknown_s, a

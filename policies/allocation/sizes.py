@@ -16,7 +16,7 @@ from equipoise.policies.allocation.draft import Hand
 from equipoise.policies.allocation.elastic import chosen, elastic_columns, elastic_rows, on_living_nodes
 from equipoise.policies.allocation.gangs import NO_ROWS, frozen, place_gang, working
 from equipoise.policies.allocation.near import own_room, with_data
-from equipoise.policies.allocation.ranking import NodeState, Ranking
+from equipoise.policies.allocation.ranking import NodeState, Ranking, paces
 from equipoise.policies.kernels.placement import WEIGHTED, WHOLE
 from equipoise.policies.kernels.scaling import ElasticColumns, ScalingColumns, TableColumns, times_of
 from equipoise.policies.observation import Bools, Floats, Ints, Observation
@@ -83,9 +83,9 @@ def sizes_up_to(o: Observation, row: int) -> list[int]:
 
 def choices(
     hand: Hand, nodes: NodeState, ranking: Ranking, scaling: ScalingColumns, table: TableColumns,
-    elastic: ElasticColumns, waits: Ints, horizon_s: float,
+    elastic: ElasticColumns, waits: Ints, horizon_s: float, reluctance: float,
 ) -> Choices:  # fmt: skip
-    """Configurations of running elastic jobs and of waiting jobs (positions in the ranking)."""
+    """Configurations of running jobs that may change, and of waiting jobs (positions in the ranking)."""
     jobs, models = hand.observation.jobs, len(nodes.model_speed)
     running, offset, _, now_model, cost_s, requested = elastic
     waiting = ranking.waiting[waits]
@@ -108,47 +108,64 @@ def choices(
     here = np.concatenate((now_model, np.zeros(len(waiting), dtype=np.int64)))
     stays = (held[index] > 0) & (gpus == held[index]) & (model == here[index])
     asked = np.array([size == request for _, size, _, request in entries])
+    pace = paces(hand.observation, nodes.model_speed, row)
     speed = _relative_speed(
-        row, held // per, here, index, workers, model, asked, jobs.rigid[row], scaling, table, nodes
+        row, held // per, here, index, workers, model, asked, jobs.rigid[row], scaling, table, pace
     )
     a = ranking.priority(row)
-    cost = np.concatenate((cost_s, np.zeros(len(waiting))))[index]
-    left = np.maximum(1.0 - np.where(stays, 0.0, cost) / horizon_s, 0.0)
-    return Choices(row, index, workers, gpus, model, stays, a[index] * speed * left)
+    cost = np.concatenate((cost_s, np.zeros(len(waiting))))
+    over_s = np.full(len(row), horizon_s)
+    fixed = np.flatnonzero(jobs.rigid[row] | (jobs.workers_max[row] <= jobs.workers_min[row]))
+    cost[fixed] *= reluctance
+    left_s = np.nan_to_num(jobs.service_s[row[fixed]], nan=horizon_s) / np.maximum(
+        pace[fixed].max(axis=1), 1e-9
+    )
+    over_s[fixed] = np.clip(left_s, 1.0, horizon_s)
+    left = np.maximum(1.0 - np.where(stays, 0.0, cost[index]) / over_s[index], 0.0)
+    able = speed > 0.0
+    return Choices(
+        row, index[able], workers[able], gpus[able], model[able], stays[able], (a[index] * speed * left)[able]
+    )
 
 
 def _relative_speed(
     row: Ints, held: Ints, here: Ints, index: Ints, workers: Ints, model: Ints, asked: Bools, rigid: Bools,
-    scaling: ScalingColumns, table: TableColumns, nodes: NodeState,
+    scaling: ScalingColumns, table: TableColumns, pace: Floats,
 ) -> Floats:  # fmt: skip
-    """Speed of each configuration relative to the size that the job asks for, on the best GPU model."""
+    """Speed of each configuration relative to the size that is asked for, on the best GPU model; 0 not there."""
     time_s = np.empty(len(index))
     times_of(
         frozen(row), frozen(held), frozen(here), frozen(index), frozen(workers), frozen(model),
         scaling, table, time_s,
     )  # fmt: skip
-    known = np.where(np.isnan(nodes.model_speed), 1.0, nodes.model_speed)
-    time_s = np.where(rigid[index], 1.0 / known[model], time_s)
+    there = pace[index, model]
+    with np.errstate(divide="ignore"):
+        time_s = np.where(rigid[index], 1.0 / there, time_s)
+    time_s[there <= 0.0] = np.inf
     reference = np.full(len(row), np.inf)
     np.minimum.at(reference, index[asked], time_s[asked])
     return np.asarray(reference[index] / time_s)
 
 
 def _carry_out(hand: Hand, nodes: NodeState, elastic: ElasticColumns, c: Choices, picked: Ints) -> None:
-    """Book the picked configurations: first those that give GPUs back, then the others, in order.
+    """Book the picked configurations: what stops, what gives GPUs back, what goes elsewhere, then the others.
 
     What cannot be placed, for the GPUs that are missing are on their way to another job, stays as it is.
     """
-    _, offset, gpu, *_ = elastic
-    running = len(elastic[0])
-    fewer = [k for k in picked.tolist() if not c.stays[k] and c.index[k] < running]
-    later = [k for k in picked.tolist() if c.index[k] >= running]
-    for k in [*fewer, *fewer, *later]:
-        row, wanted, model = int(c.row[c.index[k]]), int(c.gpus[k]), int(c.model[k])
+    rows, offset, gpu, now_model, *_ = elastic
+    running = len(rows)
+    hand.stop(np.delete(rows, c.index[picked][c.index[picked] < running]).tolist())
+    changes = [k for k in picked.tolist() if not c.stays[k]]
+    fewer = [k for k in changes if c.index[k] < running]
+    moving = [k for k in fewer if _fixed(hand, int(rows[c.index[k]]))]
+    hand.stop([int(rows[c.index[k]]) for k in moving])
+    for k in [*fewer, *fewer, *changes]:
+        at, wanted, model = int(c.index[k]), int(c.gpus[k]), int(c.model[k])
+        row = int(c.row[at])
         if row in hand.given:
             continue
-        held = gpu[offset[c.index[k]] : offset[c.index[k] + 1]] if c.index[k] < running else NO_ROWS
-        same = len(held) and model == elastic[3][c.index[k]]
+        held = gpu[offset[at] : offset[at + 1]] if at < running and k not in moving else NO_ROWS
+        same = len(held) and model == now_model[at]
         if same and wanted <= len(held):
             hand.resize(row, held, held[:wanted])
             continue
@@ -158,8 +175,15 @@ def _carry_out(hand: Hand, nodes: NodeState, elastic: ElasticColumns, c: Choices
             continue
         if len(held):
             hand.resize(row, held, np.concatenate((held, new)) if same else new)
-        else:
-            hand.start((np.array([row]), np.array([0, len(new)]), new, np.ones(len(new))))
+            continue
+        if k in moving:
+            hand.stopped.remove(row)
+        hand.start((np.array([row]), np.array([0, len(new)]), new, np.ones(len(new))))
+
+
+def _fixed(hand: Hand, row: int) -> bool:
+    jobs = hand.observation.jobs
+    return bool(jobs.rigid[row] or jobs.workers_max[row] <= jobs.workers_min[row])
 
 
 def placed(hand: Hand, nodes: NodeState, row: int, gpus: int, model: int) -> Ints:
@@ -187,28 +211,29 @@ def one_model(hand: Hand, elastic: ElasticColumns) -> Bools:
 
 def resize_optimally(
     hand: Hand, nodes: NodeState, ranking: Ranking, scaling: ScalingColumns, table: TableColumns,
-    blocked: Bools, waits: bool, horizon_s: float, limit_s: float,
+    blocked: Bools, fixed: Ints, patient: Ints, waits: bool, horizon_s: float, reluctance: float, limit_s: float,
 ) -> int:  # fmt: skip
     """Give each job the size and GPU model that the integer programme chooses; returns how many it chose among.
 
-    `blocked` (per ranked running job) keep what they have; without `waits`, waiting jobs are left out and what
+    `blocked` (per ranked running job) keep what they have; fixed: rows of running jobs of fixed size that may
+    change their GPU model, and stop if they are `patient` too; without `waits`, waiting jobs are left out and what
     is free is kept for one of them.
     Raises TimeoutError or ValueError, with nothing changed, as `best_sizes` does.
     """
     o = hand.observation
-    elastic = elastic_columns(
-        hand, nodes, elastic_rows(o, ranking.running[~blocked & ~hand.touched(ranking.running)])
-    )
+    able = elastic_rows(o, ranking.running[~blocked & ~hand.touched(ranking.running)])
+    elastic = elastic_columns(hand, nodes, np.concatenate((able, fixed)))
     elastic = chosen(elastic, np.flatnonzero(on_living_nodes(o, elastic) & one_model(hand, elastic)))
     whole = o.jobs.gpu_share_requested[ranking.waiting] >= WHOLE
     first = np.flatnonzero(whole)[:_WAITING] if waits else NO_ROWS
     if not len(elastic[0]) and not len(first):
         return 0
-    c = choices(hand, nodes, ranking, scaling, table, elastic, first, horizon_s)
+    c = choices(hand, nodes, ranking, scaling, table, elastic, first, horizon_s, reluctance)
     free = hand.columns[3] if waits else np.zeros(len(nodes.model), dtype=np.int64)  # else it is reserved
     room = np.bincount(nodes.model, weights=free, minlength=len(nodes.model_speed))
     room += np.bincount(o.gpus.model[elastic[2]], minlength=len(room))
     must = np.arange(len(c.row)) < len(elastic[0])
+    must &= ~np.isin(c.row, np.intersect1d(fixed, patient))
     picked = np.flatnonzero(best_sizes(c.gpus, c.model, c.worth, c.index, must, room, limit_s))
     _carry_out(hand, nodes, elastic, c, picked)
     return len(c.index)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -18,10 +18,13 @@ from equipoise.policies.baselines.rounds import (
     work_left,
 )
 from equipoise.policies.contract import Memory, Plan
-from equipoise.policies.observation import Floats, Ints, Observation
+from equipoise.policies.kernels.jit import jit_in_place
+from equipoise.policies.kernels.simplex import maximise
+from equipoise.policies.observation import Bools, Floats, Ints, Observation
 
-OBJECTIVES = ("max-min", "makespan", "finish-time")
+OBJECTIVES = ("max-min", "makespan", "finish-time", "throughput")
 _FILL = 1e-3  # worth of what a job gets beyond the least: enough that no GPU idles, too little to change the least
+_APART = 1e-9  # of throughput over need
 _HALVINGS = 12  # of the range in which the best finish-time fairness lies
 
 
@@ -30,31 +33,28 @@ def shares(speed: Floats, gpus: Floats, room: Floats, need: Floats, count: Float
 
     Gavel, section 4: maximise z with sum_j speed_ij X_ij >= z need_i, sum_j X_ij <= 1 and
     sum_i count_i gpus_i X_ij <= room_j, X >= 0. speed (classes, models); gpus of a job, need and jobs of each class
-    (classes,); room: GPUs (models,). Solved by HiGHS; SciPy is loaded when first used. Raises ValueError.
+    (classes,); room: GPUs (models,). Raises ValueError.
     """
-    from scipy.optimize import LinearConstraint, milp
-    from scipy.sparse import csr_array, vstack
-
     n, models = speed.shape
-    index, one = np.arange(n * models), np.ones(n * models)
-    job, model = index // models, index % models
     relative = speed / need[:, None]
-    size = (n, n * models + 1)
-    rows, columns = np.concatenate((job, np.arange(n))), np.concatenate((index, np.full(n, n * models)))
-    least = csr_array((np.concatenate((-relative.ravel(), np.ones(n))), (rows, columns)), shape=size)
-    whole = csr_array((one, (job, index)), shape=size)
-    held = csr_array(((count * gpus)[job], (model, index)), shape=(models, n * models + 1))
-    limit = np.concatenate((np.zeros(n), np.ones(n), room))
     best = np.maximum(relative.max(axis=1), 1e-300)
-    worth = _FILL / count.sum() * count[:, None] * relative / best[:, None]
-    solved = milp(
-        -np.append(worth.ravel(), 1.0 / best.min()),
-        constraints=LinearConstraint(vstack((least, whole, held)), ub=limit),
-    )
-    if solved.x is None:
-        raise ValueError(str(solved.message))
-    part: Floats = np.clip(solved.x[:-1].reshape(n, models), 0.0, 1.0)
-    return part, float(solved.x[-1])
+    relative, size = relative / best.min(), n * models
+    index = np.arange(size)
+    job, model = index // models, index % models
+    d = np.zeros((2 * n + models + 1, size + 2))
+    d[job, index] = -relative.ravel()
+    d[:n, size] = 1.0
+    d[:n, -1] = _APART * np.arange(1, n + 1) / n  # else all these bounds meet in one point
+    d[n + job, index] = d[n : 2 * n, -1] = 1.0
+    d[2 * n + model, index] = (count * gpus)[job]
+    d[2 * n : -1, -1] = room
+    d[-1, :size] = (_FILL / count.sum() * count[:, None] * relative / (best / best.min())[:, None]).ravel()
+    d[-1, size] = 1.0
+    x, label = np.empty(size + 1), np.empty(size + 1 + len(d) - 1, dtype=np.int64)
+    if maximise(d, label, np.empty(size + 2, dtype=np.int64), x, 100 * len(label)) < 0:
+        raise ValueError("no shares of time were found")
+    part: Floats = np.clip(x[:-1].reshape(n, models), 0.0, 1.0)
+    return part, float(x[-1] * best.min())
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,8 @@ class Gavel(RoundBased):
     Throughputs by job type and GPU model give the share of time X of each job on each model (section 4):
     `max-min` maximises the least throughput over that of an equal share of the cluster, times the job's GPUs over
     its priority (4.1); `makespan` the least throughput over work left (4.2); `finish-time` minimises the worst time
-    of a job here over that on its own equal part of the cluster (Themis' rho), found by halving. Equal jobs are one
+    of a job here over that on its own equal part of the cluster (Themis' rho), found by halving; `throughput` the
+    sum of throughputs times priorities: whole shares by descending worth of a GPU. Equal jobs are one
     class of the programme, which is solved anew only when the jobs or the GPUs have changed. In each round the
     pairs of job and model come first of which a job has had least for its share (section 5); GPUs left over then
     go to whoever runs fastest on them. Pairs of jobs on one GPU are left out.
@@ -133,6 +134,8 @@ class Gavel(RoundBased):
         """Share of time of each job on each model, and how many programmes were solved."""
         equal = np.maximum(speed @ (room / max(room.sum(), 1)), 1e-300)
         weight = np.nan_to_num(o.jobs.priority[rows], nan=1.0)
+        if self.objective == "throughput":
+            return _worthiest(speed * np.maximum(weight, 1e-9)[:, None] / gpus[:, None], gpus, room), 0
         if self.objective == "max-min":
             return _by_class(speed, gpus, room, equal * np.maximum(weight, 1e-9) / gpus), 1
         left = work_left(o, rows, speed)
@@ -141,6 +144,17 @@ class Gavel(RoundBased):
         age_s = np.maximum(o.time_s - o.jobs.arrival_s[rows], 0.0)
         alone_s = age_s + left / (equal * np.minimum(1.0, room.sum() / (len(rows) * gpus)))
         return _fairest(speed, gpus.astype(np.float64), room.astype(np.float64), left, age_s, alone_s)
+
+
+def _worthiest(worth: Floats, gpus: Ints, room: Ints) -> Floats:
+    """Whole shares (rows, models) by descending worth of a GPU, as long as there is room."""
+    part, left = np.zeros(worth.shape), room.copy()
+    for place in np.argsort(-worth, axis=None, kind="stable").tolist():
+        job, model = divmod(place, worth.shape[1])
+        if worth[job, model] > 0 and not part[job].any() and gpus[job] <= left[model]:
+            part[job, model] = 1.0
+            left[model] -= gpus[job]
+    return part
 
 
 def _by_class(speed: Floats, gpus: Ints, room: Ints, need: Floats) -> Floats:
@@ -180,16 +194,24 @@ def _fairest(
 
 def _first_due(rows: Ints, due: Floats, speed: Floats, gpus: Ints, room: Ints) -> list[Grant]:
     """Jobs for the next round: pairs of job and model by descending `due`, then who is fastest on what is left."""
-    grants: list[Grant] = []
-    taken = np.zeros(len(rows), dtype=np.bool_)
     best = np.maximum(speed.max(axis=1, initial=0.0), 1e-300)[:, None]
-    order: list[Any] = []
+    parts = []
     for worth, able in ((due, due > 1e-9), (speed / best, speed > 0)):
         job, model = np.nonzero(able)
-        order += [(job[k], model[k]) for k in np.lexsort((model, rows[job], -worth[job, model]))]
-    for k, model in order:
-        if not taken[k] and gpus[k] <= room[model] and speed[k, model] > 0:
-            taken[k] = True
-            room[model] -= gpus[k]
-            grants.append((int(rows[k]), int(model), int(gpus[k])))
-    return grants
+        order = np.lexsort((model, rows[job], -worth[job, model]))
+        parts.append((job[order], model[order]))
+    job, model = (np.concatenate(both).astype(np.int64) for both in zip(*parts, strict=True))
+    given = np.zeros(len(job), dtype=np.bool_)
+    _give(job, model, speed[job, model], gpus, room, np.zeros(len(rows), dtype=np.bool_), given)
+    job, model = job[given], model[given]
+    return list(zip(rows[job].tolist(), model.tolist(), gpus[job].tolist(), strict=True))
+
+
+@jit_in_place
+def _give(job: Ints, model: Ints, speed: Floats, gpus: Ints, room: Ints, taken: Bools, given: Bools) -> None:
+    """Mark the pairs that are given GPUs, in order, while they last; room (models,) is used up."""
+    for k in range(job.size):
+        i, m = job[k], model[k]
+        if not taken[i] and gpus[i] <= room[m] and speed[k] > 0.0:
+            taken[i] = given[k] = True
+            room[m] -= gpus[i]

@@ -171,6 +171,24 @@ def link(links: Links, source: int, target: int) -> tuple[float, float]:
 
 
 @jit
+def source_rates(links: Links) -> Floats:
+    """Fastest measured rate out of each node, 0 where no path from it was measured."""
+    nodes = links.nic_bytes_per_s.size
+    fastest = np.zeros(nodes)
+    for k in range(links.key.size):
+        source = links.key[k] // nodes
+        fastest[source] = max(fastest[source], links.bytes_per_s[k])
+    return fastest
+
+
+@jit
+def part_of_source(links: Links, fastest: Floats, source: int, target: int) -> float:
+    """How much of what its source can send a path can take, at most 1."""
+    rate = link(links, source, target)[0]
+    return rate / float(fastest[source]) if rate < fastest[source] else 1.0
+
+
+@jit
 def transfer_time(links: Links, source: int, target: int, size_bytes: float) -> float:
     """Seconds to bring `size_bytes` from node to node, delay included."""
     rate, delay_s = link(links, source, target)
@@ -350,15 +368,16 @@ def pick_shards(
     Worker i may give the shards shard_row[shard_first[i]:shard_first[i + 1]] (last needed first); those the
     receiver's node already stores go first. A shard goes when at least half of it is wanted, there is room
     for it, the work that it takes off its donor lasts longer than its transfer (gain_s_per_step * steps_left
-    > transfer_s), and the receiver, counting what both interfaces still have to carry, finishes it before the
-    donor would have finished its queue. If one to fetch is wanted in part only, what the donor keeps lasts
-    until it could have it back. `sent` and `received` are the bytes that each node is still to send and to
-    receive; they, `owned` and `room_bytes` are updated in place.
+    > transfer_s), and the receiver, counting what both interfaces still have to carry (the source's at its
+    fastest measured rate), finishes it before the donor would have finished its queue. If one to fetch is wanted
+    in part only, what the donor keeps lasts until it could have it back. `sent` and `received` are the bytes that
+    each node is still to send and to receive; they, `owned` and `room_bytes` are updated in place.
     """
     limit = shard_row.size
     rows, owners = np.empty(limit, dtype=np.int64), np.empty(limit, dtype=np.int64)
     gone = np.zeros(limit, dtype=np.bool_)
-    count, refused, linked, rate, delay_s = 0, 0, (-1, -1), np.inf, 0.0
+    count, refused, linked, rate, delay_s, part = 0, 0, (-1, -1), np.inf, 0.0, 1.0
+    fastest = source_rates(links)
     for pair in range(donors.size):
         i, j, wanted = donors[pair], receivers[pair], amount[pair]
         target = node[j]
@@ -370,10 +389,10 @@ def pick_shards(
                     continue
                 if source != linked[0] or target != linked[1]:  # mostly as for the shard before
                     rate, delay_s = link(links, source, target)
-                    linked = (source, target)
+                    linked, part = (source, target), part_of_source(links, fastest, source, target)
                 on_its_way = source != node[i]  # the donor would have to fetch it, too
                 to_send = sent[source] - (size if on_its_way else 0.0)
-                queued = 0.0 if stored_there else max(to_send, received[target])
+                queued = 0.0 if stored_there else max(to_send * part, received[target])
                 arrival_s = delay_s + (queued + size) / rate
                 finish_s = max(owned[j] / capacity[j], arrival_s) + samples / capacity[j]
                 if (

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from equipoise.policies.kernels.dataflow import Links, transfer_time
+from equipoise.policies.kernels.dataflow import Links, part_of_source, source_rates, transfer_time
 from equipoise.policies.kernels.jit import jit
 from equipoise.policies.observation import Floats, Ints
 
@@ -52,23 +52,25 @@ def fetch_queues(
 ) -> tuple[Floats, Ints, Floats]:  # fmt: skip
     """When shards arrive that are fetched in this order, which come late, and what is before those elsewhere.
 
-    A shard waits for those before it that leave the same node, reach the same node, or go between the same two
-    racks; it has the rate of its own path. Columns by shard, workers of its job are begin .. end - 1; rack by node.
+    A shard waits for those before it that leave the same node (at the node's fastest measured rate), reach the
+    same node, or go between the same two racks; it has the rate of its own path. Columns by shard, workers of its
+    job are begin .. end - 1; rack by node.
     Returns (seconds by shard, at most `most` late ones, bytes before each of these by worker of its job).
     """
     out, into = np.zeros(rack.size), np.zeros(rack.size)
-    racks = rack.max() + 1
+    racks, fastest = rack.max() + 1, source_rates(links)
     between = np.zeros((racks, racks))
     arrives_s, late, count = np.empty(source.size), np.empty(most, dtype=np.int64), 0
     before = np.empty((most, (end - begin).max()))
     for k in range(source.size):
         s, t = source[k], node[owner[k]]
-        queued = _queued(s, t, out, into, between, rack)
+        queued = _queued(s, t, out, into, between, rack, part_of_source(links, fastest, s, t))
         arrives_s[k] = transfer_time(links, s, t, queued + size_bytes[k])
         if arrives_s[k] > needed_s[k] and count < most:
             late[count] = k
             for w in range(begin[k], end[k]):
-                before[count, w - begin[k]] = _queued(s, node[w], out, into, between, rack)
+                part = part_of_source(links, fastest, s, node[w])
+                before[count, w - begin[k]] = _queued(s, node[w], out, into, between, rack, part)
             count += 1
         out[s] += size_bytes[k]
         into[t] += size_bytes[k]
@@ -77,8 +79,8 @@ def fetch_queues(
 
 
 @jit
-def _queued(s: int, t: int, out: Floats, into: Floats, between: Floats, rack: Ints) -> float:
-    queued = max(float(out[s]), float(into[t]))
+def _queued(s: int, t: int, out: Floats, into: Floats, between: Floats, rack: Ints, part: float) -> float:
+    queued = max(float(out[s]) * part, float(into[t]))
     return queued if rack[s] == rack[t] else max(queued, float(between[rack[s], rack[t]]))
 
 
@@ -90,14 +92,15 @@ def lateness_elsewhere(
     """Lateness in s of a late shard if `worker` had it instead of `owner`; infinite where it may not go.
 
     It may go to a node that has room and can have it by the time it is needed, to a worker that would then
-    still finish before the owner does, the owner's wait for this shard included. `before`: bytes it waits for.
+    still finish before the owner does: that is through with what it owns, and with this shard once it has come.
+    `before`: bytes it waits for.
     """
     fetch_s = transfer_time(links, source, node[worker], before + size_bytes)
     if worker == owner or fetch_s > needed_s or (fetch_s > 0.0 and size_bytes > room_bytes[node[worker]]):
         return np.inf
     tail_s = float(owned[worker] / capacity[worker])
     finish_s = max(tail_s, fetch_s) + samples / capacity[worker]
-    if not finish_s < owned[owner] / capacity[owner] + late_s:
+    if not finish_s < max(owned[owner] / capacity[owner], needed_s + late_s + samples / capacity[owner]):
         return np.inf
     return max(fetch_s - tail_s, 0.0)
 

@@ -18,13 +18,35 @@ def is_slice(share: float) -> bool:
     return bool((np.abs(share - SEVENTHS / 7.0) <= 0.005).any())
 
 
+def slices_of(shares: Floats) -> tuple[int, int]:
+    """(compute, memory) slices that workers with these shares of one GPU hold, by profile."""
+    row = np.searchsorted(SEVENTHS / 7.0, shares - 0.005)
+    return int(SEVENTHS[row].sum()), int(EIGHTHS[row].sum())
+
+
+def fit_together(shares: Floats) -> bool:
+    """Whether one GPU can be cut so: within 7 compute and 8 memory slices; profiles as `3g` take more memory."""
+    compute, memory = slices_of(shares)
+    return compute <= 7 and memory <= 8
+
+
+def share_left(shares: Floats) -> float:
+    """What is free of a GPU cut so: the largest part of it of which every profile that is not larger fits."""
+    compute, memory = slices_of(shares)
+    left = 7 - compute
+    too_large = SEVENTHS[8 - memory < EIGHTHS]
+    return float(max(0, min(left, int(too_large.min()) - 1 if len(too_large) else 7))) / 7.0
+
+
 @jit
-def nearest_slices(wanted: Floats, least_memory: Floats, room: float, sevenths: Ints, eighths: Ints) -> Ints:
+def nearest_slices(
+    wanted: Floats, least_memory: Floats, compute: int, memory: int, sevenths: Ints, eighths: Ints
+) -> Ints:
     """Profile (row of `sevenths` and `eighths`) of each worker of one GPU; all -1 where none fit together.
 
-    Least sum of (ln slice - ln wanted share)^2 within 7 compute and 8 memory slices, or those of the part `room`
-    of the GPU, each with at least `least_memory` (0..1) of the memory. Exact: by the slices that are used up,
-    worker by worker. Of equals the one that gives an earlier worker the smaller slice.
+    Least sum of (ln slice - ln wanted share)^2 within `compute` and `memory` slices, of 7 and 8, each with at least
+    `least_memory` (0..1) of the memory. Exact: by the slices that are used up, worker by worker. Of equals the one
+    that gives an earlier worker the smaller slice.
     """
     n, profiles = wanted.size, sevenths.size
     cost = np.full((n + 1, 8, 9), np.inf)
@@ -41,8 +63,7 @@ def nearest_slices(wanted: Floats, least_memory: Floats, room: float, sevenths: 
                     if total < cost[i, c, m] - 1e-12:
                         cost[i, c, m], choice[i, c, m] = total, p
     found = np.full(n, -1)
-    c = int(7.0 * room + 0.05)
-    m = 8 if c == 7 else (4 if c == 3 else c)
+    c, m = compute, memory
     for i in range(n):
         p = choice[i, c, m]
         if p < 0:

@@ -148,6 +148,50 @@ def best_interval(
 
 
 @jit
+def level_cost(
+    interval: int, every: int, mean: Floats, std: Floats, near_s: float, far_s: float, gamma: float, drift: float,
+    ratio: float,
+) -> float:  # fmt: skip
+    """Expected time per useful local step (s) with exchanges each `interval` steps, one in `every` of all workers.
+
+    Near exchanges leave the part `ratio` of the drift (`policies.levels`). With every = 1 that of `best_interval`.
+    """
+    period_s = sync_period(float(interval), mean, std, far_s, gamma)
+    if every > 1:
+        period_s += (every - 1) * sync_period(float(interval), mean, std, near_s, gamma)
+    useful = 1.0 + drift * (interval * (1.0 + ratio * (every - 1)) - 1.0)
+    return period_s * useful / (interval * every)
+
+
+@jit
+def best_levels(
+    first: Ints, step_s: Floats, std_s: Floats, near_s: Floats, far_s: Floats, gamma: Floats, drift: Floats,
+    ratio: Floats, near: Ints, every: Ints, one: Ints, longest: int,
+) -> tuple[Ints, Ints, Floats]:  # fmt: skip
+    """Interval and `every` of two levels, and the part of the time that they save against the one interval `one`.
+
+    Those given or, with longest > 0, those of least cost with interval * every <= longest. NaN: not known.
+    """
+    best_h, best_every, gain = near.copy(), every.copy(), np.full(near.size, np.nan)
+    for k in range(near.size):
+        mean, std = step_s[first[k] : first[k + 1]], std_s[first[k] : first[k + 1]]
+        known = near_s[k] >= 0.0 and far_s[k] >= 0.0 and drift[k] >= 0.0 and gamma[k] >= 1.0
+        for i in range(mean.size):
+            known = known and mean[i] > 0.0
+        if not known:
+            continue
+        rest = (near_s[k], far_s[k], gamma[k], drift[k], ratio[k])
+        least = np.inf if longest else level_cost(near[k], every[k], mean, std, *rest)
+        for h in range(1, longest + 1):
+            for m in range(1, longest // h + 1):
+                cost = level_cost(h, m, mean, std, *rest)
+                if cost < least:
+                    least, best_h[k], best_every[k] = cost, h, m
+        gain[k] = 1.0 - least / level_cost(one[k], 1, mean, std, *rest)
+    return best_h, best_every, gain
+
+
+@jit
 def slowest_other(first: Ints, step_s: Floats) -> Floats:
     """Per worker the longest step among the other workers of its job; 0 when it is alone."""
     longest = np.zeros(step_s.size)

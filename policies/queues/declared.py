@@ -19,6 +19,8 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
+RESOURCES = ("cpu", "mem", "node")
+"""What limits bound beside GPUs: cores, host memory (bytes), nodes."""
 KINDS = ("user", "account", "partition", "qos", "queue")
 NEVER, LOWER_PRIORITY, LOWER_OR_NEWER, ANY_PRIORITY = range(4)
 NO_PLACE, RACK_PREFERRED, RACK_REQUIRED, NODE_PREFERRED, NODE_REQUIRED = range(5)
@@ -42,11 +44,15 @@ class Queues:
 
     Of limits: parent (-1 none; a parent stands before its children), gpus_max and jobs_max (inf: none), gpus_kept,
     gpus_nominal (what is its own; more is borrowed), models: bits of the GPU models that it counts, -1 all.
+    resource: -1 for GPUs; else it bounds that column of tres (claims, RESOURCES), which each job of a claim takes,
+    and `gpus_max` counts that.
 
     Of claims for `multifactor`: tier, and factors 0..1 of partition and QOS; share_leaf, a row of the fair-share
-    tree with share_parent and share. weights, times: numbers of `queues.priority` and `queues.backfill` by name.
+    tree with share_parent and share; spared: never stopped for others. preempts (QOS, QOS): which QOS may stop
+    which; qos_priority. numbers: of `queues.priority`, `queues.backfill` and `queues.preemption` by name.
 
-    Of queues for `kueue`: strict, reclaim, within (NEVER ...), weight, owner (limits,): whose limit it is, -1 none.
+    Of queues for `kueue`: strict, reclaim, within (NEVER ...), weight, owner (limits,): whose limit it is, -1 none;
+    borrows_below: while it borrows, it may stop jobs of other queues with a priority below this, -inf none.
     """
 
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -59,18 +65,24 @@ class Queues:
     gpus_nominal: Floats = field(default_factory=_floats)
     jobs_max: Floats = field(default_factory=_floats)
     models: Ints = field(default_factory=_ints)
+    resource: Ints = field(default_factory=_ints)
+    tres: Floats = field(default_factory=lambda: np.empty((0, 0)))
     tier: Ints = field(default_factory=_ints)
     partition_factor: Floats = field(default_factory=_floats)
     qos_factor: Floats = field(default_factory=_floats)
     share_leaf: Ints = field(default_factory=_ints)
     share_parent: Ints = field(default_factory=_ints)
     share: Floats = field(default_factory=_floats)
+    spared: Bools = field(default_factory=lambda: np.empty(0, dtype=np.bool_))
+    preempts: Bools = field(default_factory=lambda: np.empty((0, 0), dtype=np.bool_))
+    qos_priority: Floats = field(default_factory=_floats)
     numbers: Mapping[str, float] = field(default_factory=dict)
     strict: Bools = field(default_factory=lambda: np.empty(0, dtype=np.bool_))
     reclaim: Ints = field(default_factory=_ints)
     within: Ints = field(default_factory=_ints)
     weight: Floats = field(default_factory=_floats)
     owner: Ints = field(default_factory=_ints)
+    borrows_below: Floats = field(default_factory=_floats)
     restricts: bool = False
 
     def codes(self, claim: Ints, kind: str) -> Ints:

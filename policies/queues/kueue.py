@@ -51,7 +51,7 @@ class Kueue(AllocationStage):
     keeps_limits: ClassVar[bool] = True
     honours: ClassVar[tuple[str, ...]] = (
         "limits", "partitions", "GPU types", "topology required", "topology preferred", "quotas", "reclaim",
-        "queue order", "fair sharing",
+        "preemption while borrowing", "queue order", "fair sharing", "partial admission",
     )  # fmt: skip
 
     def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
@@ -179,7 +179,7 @@ class _Turn:
                 changed = True
             elif head.fits and changed:
                 continue  # another head took what it counted on: it comes again in the next cycle
-            elif victims := self._whom_to_stop(head):
+            elif (victims := self._whom_to_stop(head) or self._with_fewer(head)) is not None:
                 for row in victims:
                     self._stop(row, head.row)
                 self._start(head)
@@ -188,6 +188,32 @@ class _Turn:
             else:
                 self._note(head)
                 self._set_aside(head)
+
+    def _with_fewer(self, head: _Head) -> list[int] | None:
+        """Partial admission: make an elastic head as much smaller as it must be; returns whom to stop for it.
+
+        None where even its fewest workers find no place: the head is then as before.
+        """
+        if self.o.jobs.rigid[head.row]:
+            return None
+        per, asked, found = int(self.o.jobs.gpus_per_worker[head.row]), head.wanted, None
+        low, high = int(self.o.jobs.workers_min[head.row]), asked // per - 1
+        while low <= high:
+            workers = (low + high + 1) // 2
+            victims = self._resized(head, workers * per)
+            if victims is None:
+                high = workers - 1
+            else:
+                found, low = (workers, victims), workers + 1
+        self._resized(head, found[0] * per if found else asked)
+        return found[1] if found else None
+
+    def _resized(self, head: _Head, wanted: int) -> list[int] | None:
+        """Let a head ask for so many GPUs; returns whom it has to stop, None where that does not help."""
+        share = float(min(self.o.jobs.gpu_share_requested[head.row], 1.0))
+        head.wanted, head.gpus, head.fits = wanted, wanted * share, False
+        self._nominate(head)
+        return [] if head.fits else self._whom_to_stop(head) or None
 
     def _rank(self, head: _Head) -> tuple[float, float, float, int]:
         priority = float(self.o.jobs.priority[head.row])
@@ -239,10 +265,7 @@ class _Turn:
                 return False
         claim = int(self.o.jobs.claim[head.row])
         others = [k for k in self.quota.leaves(claim) if self.owner[k] < 0] if claim >= 0 else []
-        return all(
-            head.gpus <= self.quota.left(k) + ROUNDING and self.quota.left_jobs(k) >= 1
-            for k in others if self._counts(k, leaf)
-        )  # fmt: skip
+        return all(self.quota.allows(k, claim, head.gpus) for k in others if self._counts(k, leaf))
 
     def _counts(self, limit: int, leaf: int) -> bool:
         bits = int(self.o.queues.models[limit])
@@ -312,14 +335,26 @@ class _Turn:
         self.victims[row] = by
 
     def _whom_to_stop(self, head: _Head) -> list[int]:
-        """Running jobs that give way, the fewest that this order of trying finds; none where it may stop none."""
+        """Running jobs that give way, the fewest that this order of trying finds; none where it may stop none.
+
+        A job larger than its queue's nominal quota stops others only where the queue may do so while it borrows.
+        """
         if head.leaf < 0 or head.queue < 0:
+            return []
+        q, mine = self.o.queues, float(self.o.jobs.priority[head.row])
+        fair = bool(q.numbers.get("fair_sharing"))
+        below = -np.inf if fair else min(mine, float(q.borrows_below[head.queue]))
+        may_borrow = q.reclaim[head.queue] != NEVER if fair else below > -np.inf
+        if head.gpus > self.nominal[head.leaf] + ROUNDING and not may_borrow:
             return []
         candidates = self._candidates(head)
         same = [pair for pair in candidates if pair[1] == head.leaf]
-        if self.o.queues.numbers.get("fair_sharing"):
+        if fair or len(same) == len(candidates):
             return self._fewest(head, candidates, borrow=True)
         own = self.quota.gpus[head.leaf] < self.nominal[head.leaf] - ROUNDING
+        if may_borrow:
+            lower = [pair for pair in candidates if pair in same or self.o.jobs.priority[pair[0]] < below]
+            return self._fewest(head, candidates if own else lower, borrow=True, below=below)
         return (self._fewest(head, candidates, borrow=False) if own else []) or self._fewest(
             head, same, borrow=True
         )
@@ -347,13 +382,19 @@ class _Turn:
                 found.append((leaf == head.leaf, priority, -float(jobs.started_s[row]), row, leaf))
         return [(row, leaf) for *_, row, leaf in sorted(found)]
 
-    def _fewest(self, head: _Head, candidates: Sequence[tuple[int, int]], *, borrow: bool) -> list[int]:
-        """Stop candidates in order until the job fits, then spare those, last first, that it does not need."""
+    def _fewest(
+        self, head: _Head, candidates: Sequence[tuple[int, int]], *, borrow: bool, below: float = np.inf
+    ) -> list[int]:
+        """Stop candidates in order until the job fits, then spare those, last first, that it does not need.
+
+        below: once a job of another queue with at least this priority has to stop, the head may not borrow.
+        """
         stopped: list[tuple[int, int]] = []
         fits = False
         for row, leaf in candidates:
             if leaf != head.leaf and not self._may_take(head, row, leaf):
                 continue
+            borrow = borrow and (leaf == head.leaf or float(self.o.jobs.priority[row]) < below)
             self._count(row, -1)
             stopped.append((row, leaf))
             fits = self._fits(head, stopped, borrow)

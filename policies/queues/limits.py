@@ -41,6 +41,7 @@ class Quota:
         self._kept: list[float] = queues.gpus_kept.tolist()
         self._most: list[float] = queues.gpus_max.tolist()
         self._most_jobs: list[float] = queues.jobs_max.tolist()
+        self._resource: list[int] = queues.resource.tolist() or [-1] * len(queues.parent)
 
     @classmethod
     def unused(cls, queues: Queues, models: int) -> Quota:
@@ -59,6 +60,10 @@ class Quota:
         leaf = q.leaf[claim, place]
         for model in range(len(o.gpu_models)):
             np.add.at(gpus_of, leaf, held[claim, model] * ((q.models[leaf] >> model) & 1))
+        if len(q.tres):
+            of = q.resource[leaf]
+            gpus_of[q.resource >= 0] = 0.0
+            np.add.at(gpus_of, leaf[of >= 0], (jobs[claim] * q.tres[claim, of])[of >= 0])
         np.add.at(jobs_of, leaf, jobs[claim])
         for limit in np.flatnonzero(q.parent >= 0)[::-1].tolist():  # children stand behind their parents
             gpus_of[q.parent[limit]] += max(0.0, gpus_of[limit] - q.gpus_kept[limit])
@@ -93,12 +98,22 @@ class Quota:
         room = [math.inf] * self.models
         for limit in self.leaves(claim):
             left = self.left(limit) if self.left_jobs(limit) >= more_jobs else 0.0
+            if self._resource[limit] >= 0:
+                left = math.inf if self.allows(limit, claim, 0.0, more_jobs) else 0.0
             for model in range(self.models):
                 if int(self.queues.models[limit]) >> model & 1:
                     room[model] = min(room[model], left)
         return room
 
-    def _counted(self, limit: int, amounts: Amounts) -> float:
+    def allows(self, limit: int, claim: int, gpus: float, jobs: int = 1) -> bool:
+        """Whether a limit lets a claim have so many more jobs with so many more GPUs that it counts."""
+        wanted = gpus if self._resource[limit] < 0 else self._counted(limit, claim, {}, jobs)
+        return (wanted <= 0 or wanted <= self.left(limit) + ROUNDING) and self.left_jobs(limit) >= jobs
+
+    def _counted(self, limit: int, claim: int, amounts: Amounts, jobs: int) -> float:
+        """What of so many more GPUs and jobs of a claim a limit counts."""
+        if self._resource[limit] >= 0:
+            return jobs * float(self.queues.tres[claim, self._resource[limit]])
         bits = int(self.queues.models[limit])
         return sum(gpus for model, gpus in amounts.items() if bits >> model & 1)
 
@@ -107,9 +122,17 @@ class Quota:
         if claim < 0:
             return -1
         for limit in self.leaves(claim):
-            wanted = self._counted(limit, amounts)
-            if (wanted > 0 and wanted > self.left(limit) + ROUNDING) or self.left_jobs(limit) < jobs:
+            wanted = self._counted(limit, claim, amounts, jobs)
+            if not self.allows(limit, claim, wanted, jobs):
                 return self.tightest(limit, wanted, jobs)
+        return -1
+
+    def first(self, claim: int, gpus: float) -> int:
+        """The first limit that does not let a job of a claim have so many GPUs, of whatever model; -1: all do."""
+        for leaf in self.leaves(claim):
+            if not self.allows(leaf, claim, gpus):
+                wanted = self._counted(leaf, claim, {}, 1) if self._resource[leaf] >= 0 else gpus
+                return self.tightest(leaf, wanted)
         return -1
 
     def tightest(self, limit: int, wanted: float, jobs: int = 1) -> int:
@@ -123,7 +146,7 @@ class Quota:
     def book(self, claim: int, amounts: Amounts, jobs: int = 1) -> None:
         """Count so many more GPUs (fewer, where negative) and jobs of a claim."""
         for leaf in self.leaves(claim) if claim >= 0 else ():
-            wanted = self._counted(leaf, amounts)
+            wanted = self._counted(leaf, claim, amounts, jobs)
             for k in self.chain(leaf):
                 before = max(0.0, self.gpus[k] - self._kept[k])
                 self.gpus[k] += wanted
@@ -193,3 +216,16 @@ def stands_well(o: Observation, row: int, gpus: Ints) -> bool:
 def describe(q: Queues, limit: int) -> str:
     """A limit's name."""
     return q.names["limit"][limit]
+
+
+def bound(q: Queues, limit: int) -> str:
+    """What a limit allows, in words."""
+    most = float(q.gpus_max[limit])
+    if not math.isfinite(most):
+        return f"{q.jobs_max[limit]:g} jobs"
+    resource = int(q.resource[limit]) if len(q.resource) else -1
+    if resource < 0:
+        return f"{most:g} GPUs"
+    return (
+        f"{most / 2**30:g} GiB of memory" if resource == 1 else f"{most:g} {('CPUs', '', 'nodes')[resource]}"
+    )

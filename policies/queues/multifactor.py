@@ -13,8 +13,8 @@ from equipoise.policies.baselines.queueing import NONE_WAITS, PLANNED, unchanged
 from equipoise.policies.contract import AllocationStage, Memory, Plan
 from equipoise.policies.observation import Bools, Floats, Ints, Observation
 from equipoise.policies.queues.fairshare import classic, fair_tree, usage_now
-from equipoise.policies.queues.limits import Quota, allowed_nodes, amounts_of, node_model
-from equipoise.policies.queues.places import of_one_model, place_job, start_on, wanted_gpus
+from equipoise.policies.queues.limits import Quota, allowed_nodes, amounts_of, held_amounts, node_model
+from equipoise.policies.queues.places import masks, of_one_model, place_job, start_on, wanted_gpus
 from equipoise.policies.queues.profile import Profile, node_classes, spread
 
 _SHOWN = 200
@@ -56,7 +56,9 @@ class Multifactor(AllocationStage):
     Order: (tier of the partition, priority, arrival, id); priority is the weighted sum of age, fair share, size,
     partition and QOS. Blocking: within its partition the first job that cannot be placed holds up those behind it;
     every `interval` at most, the first `depth` jobs are planned `window` ahead, and one starts where it delays
-    none planned before it. A job at a limit is passed over. Preemption: never.
+    none planned before it. A job at a limit is passed over. Preemption: where it is declared, a job that finds no
+    place stops running ones of a QOS or partition that it may (Slurm, "Preemption"): in order of QOS priority or
+    tier, then the fewest nodes, or what started last; those that it then does not need are spared.
     """
 
     name: ClassVar[str] = "multifactor"
@@ -65,13 +67,13 @@ class Multifactor(AllocationStage):
     blocking: ClassVar[str] = (
         "strict in each partition; with backfill, starts what delays no job planned before it"
     )
-    preemption: ClassVar[str] = "never"
+    preemption: ClassVar[str] = "as declared: of QOS that its own may stop, or of partitions of a lower tier"
     places: ClassVar[str] = "the fewest nodes possible now, of the partition and of the GPU types asked for"
     starvation: ClassVar[str] = "with weight on age and backfill none; else as the weights say"
     keeps_limits: ClassVar[bool] = True
     honours: ClassVar[tuple[str, ...]] = (
         "limits", "partitions", "GPU types", "topology required", "topology preferred", "priority", "fair share",
-        "backfill",
+        "backfill", "preemption",
     )  # fmt: skip
 
     def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
@@ -103,13 +105,15 @@ class Multifactor(AllocationStage):
         values = {
             "order": ranked[:_SHOWN], "priority": priority[order][:_SHOWN], "held": turn.ints(turn.limited),
             "limit": np.array(list(turn.limited.values()), dtype=np.int64), "planned": turn.ints(turn.planned),
-            "planned_s": np.array(list(turn.planned.values())),
+            "planned_s": np.array(list(turn.planned.values())), "stopped": turn.ints(turn.victims),
+            "stopped_for": np.array(list(turn.victims.values()), dtype=np.int64),
         }  # fmt: skip
         allocation = hand.allocation()
         started = len(hand.given)
         text = f"started {started} of {len(rows)} waiting jobs"
         text += f", {len(turn.limited)} at a limit" if turn.limited else ""
         text += f", {len(turn.planned)} planned for later" if turn.planned else ""
+        text += f", {len(turn.victims)} stopped for others" if turn.victims else ""
         plan = plan.with_(revisit_s=min(plan.revisit_s, revisit_s))
         if allocation is not None:
             plan = plan.with_(allocation=allocation)
@@ -120,12 +124,47 @@ class Multifactor(AllocationStage):
         blocked, left = set[int](), list[int]()
         partition = turn.o.queues.codes(turn.o.jobs.claim[ranked], "partition").tolist()
         for row, part in zip(ranked.tolist(), partition, strict=True):
-            if part in blocked or not turn.hand.free:
+            if part in blocked or not (turn.hand.free or turn.may_stop):
                 left.append(row)
-            elif turn.start(row) is False:
+            elif turn.start(row) is False and not turn.stop_for(row):
                 blocked.add(part)
                 left.append(row)
         return left
+
+
+def stoppable(o: Observation, row: int) -> list[int]:
+    """Running jobs that a waiting one may stop, in the order in which they are tried.
+
+    Slurm, "Preemption": preempt/qos looks at who may preempt whom, preempt/partition_prio at tiers of partitions.
+    """
+    q, jobs, running = o.queues, o.jobs, o.running
+    running = running[(jobs.claim[running] >= 0) & (jobs.gpu_share_requested[running] >= 1.0)]
+    claim, mine = jobs.claim[running], jobs.claim[[row]]
+    if q.numbers["preempt_by"] == 1.0:
+        theirs, own = q.codes(claim, "qos"), int(q.codes(mine, "qos")[0])
+        may = (theirs >= 0) & q.preempts[own, theirs] if own >= 0 else np.zeros(len(running), dtype=np.bool_)
+        rank = (
+            np.where(theirs >= 0, q.qos_priority[theirs], 0.0)
+            if len(q.qos_priority)
+            else np.zeros(len(theirs))
+        )
+    else:
+        rank = q.tier[claim].astype(np.float64)
+        may = q.tier[claim] < q.tier[mine[0]]
+    may = may & ~q.spared[claim] & (o.time_s - jobs.started_s[running] >= q.numbers["exempt_s"])
+    running, rank = running[may], rank[may]
+    if q.numbers["youngest_first"]:
+        order = np.lexsort((-running, -jobs.started_s[running]))
+    else:
+        nodes = [len(np.unique(o.gpus.node[o.gpus.job == other])) for other in running.tolist()]
+        order = np.lexsort((running, np.array(nodes, dtype=np.int64), rank))
+    return [int(other) for other in running[order]]
+
+
+def _fits(o: Observation, row: int, free: Ints, allowed: Bools, wanted: int) -> bool:
+    """Whether a job finds its GPUs where so many are free on each node."""
+    sets = (mask for some in of_one_model(o, row, allowed) for mask in masks(o, row, some))
+    return any(int(free[mask & o.nodes.up].sum()) >= wanted for mask in sets)
 
 
 class _Turn:
@@ -135,6 +174,8 @@ class _Turn:
         self.o, self.hand, self.quota = o, hand, quota
         self.limited: dict[int, int] = {}
         self.planned: dict[int, float] = {}
+        self.victims: dict[int, int] = {}
+        self.may_stop = "preempt_by" in o.queues.numbers
         self._allowed: dict[tuple[int, int], Bools] = {}  # nodes by claim and GPU types
 
     @staticmethod
@@ -192,16 +233,48 @@ class _Turn:
         allowed = allowed & (model >= 0) & (room + 1e-9 >= gpus)[np.maximum(model, 0)]
         if allowed.any():
             return allowed
-        first = next(
-            k for k in self.quota.leaves(claim) if self.quota.left(k) < gpus or self.quota.left_jobs(k) < 1
-        )
-        self.limited[row] = self.quota.tightest(first, gpus)
+        self.limited[row] = self.quota.first(claim, gpus)
         return None
+
+    def stop_for(self, row: int) -> bool:
+        """Stop running jobs so that one without a place starts; False where that does not help."""
+        o, claim = self.o, int(self.o.jobs.claim[row])
+        wanted, share = wanted_gpus(o, row), float(min(o.jobs.gpu_share_requested[row], 1.0))
+        if not self.may_stop or claim < 0 or share < 1.0:
+            return False
+        allowed = self._nodes(claim, row, wanted)
+        candidates = [other for other in stoppable(o, row) if other not in self.victims]
+        if allowed is None or not candidates:
+            return False
+        free = np.array(self.hand.columns[3])
+        nodes = {other: o.gpus.node[np.flatnonzero(o.gpus.job == other)] for other in candidates}
+        victims: list[int] = []
+        for other in candidates:
+            if allowed[nodes[other]].any():
+                np.add.at(free, nodes[other], 1)
+                victims.append(other)
+                if _fits(o, row, free, allowed, wanted):
+                    break
+        if not _fits(o, row, free, allowed, wanted):
+            return False
+        for other in victims[-2::-1]:
+            np.subtract.at(free, nodes[other], 1)
+            if _fits(o, row, free, allowed, wanted):
+                victims.remove(other)
+            else:
+                np.add.at(free, nodes[other], 1)
+        for other in victims:
+            amounts = {model: -gpus for model, gpus in held_amounts(o, other).items()}
+            self.quota.book(int(o.jobs.claim[other]), amounts, -1)
+            self.victims[other] = row
+        self.hand.stop(victims)
+        return bool(self.start(row))
 
     def backfill(self, rows: list[int], window_s: float, node_class: Ints) -> None:
         """Plan jobs in order; start those whose turn is now."""
         o, hand = self.o, self.hand
-        profile = Profile(hand, np.concatenate((o.running, hand.started())), node_class, len(rows))
+        running = np.setdiff1d(o.running, self.ints(self.victims))
+        profile = Profile(hand, np.concatenate((running, hand.started())), node_class, len(rows))
         until_s = o.time_s + window_s
         wanted = [wanted_gpus(o, row) for row in rows]
         least = np.minimum.accumulate(wanted[::-1])[::-1].tolist()  # of each job and those behind it

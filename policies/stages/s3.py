@@ -35,7 +35,13 @@ from equipoise.policies.stages.guard import (
     guard_review,
     guard_watch,
 )
-from equipoise.policies.stages.intervals import INTERVAL_MOST, first_intervals
+from equipoise.policies.stages.intervals import (
+    INTERVAL_MOST,
+    carried,
+    first_intervals,
+    level_intervals,
+    step_deviation,
+)
 from equipoise.policies.stages.redeals import review_deals
 from equipoise.policies.stages.slices import slice_gpus
 from equipoise.policies.stages.virtual import capability, gpu_room, virtual_gpus
@@ -47,12 +53,13 @@ class Synchronisation(Stage):
 
     `formula`: K = 1 / (1 + r) - r / delay with r = exchange / (h * step), by worker; h <- h * exp(-eta * K) within
     1 .. 1 + 0.1 / drift, so that fast updates with little delay synchronise more often; it settles near
-    r = 0.09. A job that waits begins where its estimates would settle. Shares follow R' = R * (E / P) * lambda /
-    (1 + delta), and what is free of a GPU is handed out while no job waits for a share. `optimal`: the H of
-    least expected period per useful step, and the shares that minimise the slowest co-located job's slowdown.
-    While a job's step times are spread wider than `spread` and its work is being dealt anew, its interval is
-    kept: tasks first. New deals and shares that lower goodput are rolled back. The source's formula images are
-    lost: the forms are ours, with its variables and directions.
+    r = 0.09. Where some workers reach each other much faster than all do, their near exchanges have an interval of
+    their own, and all exchange less often. A job that waits begins where its estimates would settle. Shares
+    follow R' = R * (E / P) * lambda / (1 + delta), and what is free of a GPU is handed out while no job waits
+    for a share. `optimal`: the H of least expected period per useful step, and the shares that minimise the
+    slowest co-located job's slowdown. While a job's step times are spread wider than `spread` and its work is
+    being dealt anew, its interval is kept: tasks first. New deals and shares that lower goodput are rolled back.
+    The source's formula images are lost: the forms are ours, with its variables and directions.
     """
 
     name: ClassVar[str] = "s3"
@@ -64,7 +71,9 @@ class Synchronisation(Stage):
     eta: float = 0.5  # gain of the interval
     spread: float = 0.1  # of step times, above which a new deal goes first
     interval_max: int = 64  # longest interval that `optimal` looks at
-    hysteresis: float = 0.02  # least gain for which `optimal` changes the interval
+    hysteresis: float = (
+        0.02  # least gain for which `optimal` changes the interval, and either mode takes two levels
+    )
     share_damping: float = 0.5
     share_floor: float = 0.1
     share_band: float = 0.02  # relative change of a share that is not worth making
@@ -85,7 +94,7 @@ class Synchronisation(Stage):
 
     def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
         """Set sync_interval and gpu_share; memory holds the real intervals and the guard's record."""
-        if self.frozen not in ("S312", "S313"):
+        if self.frozen != "S312":
             plan = first_intervals(observation, plan, self.delay)
         if not len(observation.workers):
             return plan.because("s3", "no training job runs"), memory
@@ -95,13 +104,15 @@ class Synchronisation(Stage):
         if self.frozen != "S311":
             backoff_s = self.backoff_windows * observation.window_s
             plan, deals, reviewed = review_deals(observation, groups, plan, memory, self.noise, backoff_s)
-        intervals, state, sync = self._intervals(observation, groups, plan, memory)
+        intervals, every, state, sync = self._intervals(observation, groups, plan, memory)
         shares, record, virtual = self._shares(observation, groups, plan, memory.get("guard", guard_empty()))
         done = [what for what, value in (
-            ("changes intervals", intervals), ("changes shares", shares),
+            ("changes intervals", intervals), ("changes levels", every), ("changes shares", shares),
         ) if value is not None]  # fmt: skip
         if intervals is not None:
             plan = plan.with_(sync_interval=intervals)
+        if every is not None:
+            plan = plan.with_(far_every=every)
         if shares is not None:
             plan = plan.with_(gpu_share=shares)
         text = ", ".join(done) or "intervals and shares stay"
@@ -109,41 +120,49 @@ class Synchronisation(Stage):
 
     def _intervals(
         self, observation: Observation, groups: Groups, plan: Plan, memory: Memory
-    ) -> tuple[Ints | None, dict[str, Any], dict[str, Any]]:
-        """S311-S313: (new intervals or None, state by job, values)."""
+    ) -> tuple[Ints | None, Ints | None, dict[str, Any], dict[str, Any]]:
+        """S311-S313: (new intervals or None, exchanges per exchange of all or None, state by job, values)."""
         jobs, rows = observation.jobs, groups.rows
         held, values = self._tasks_first(observation, groups, plan)
-        exchange_s = jobs.exchange_s[rows] * (1 + _planned_traffic(observation, groups, plan))
-        planned = plan.intervals(observation)
-        current, drift = planned[rows], jobs.drift[rows]
-        h = _carry_intervals(memory, rows, current)
-        k = sync_coefficient(groups.first, h, exchange_s, observation.workers.step_s.copy(), self.delay)
-        acts = groups.sound & (~held | (self.frozen == "S311")) & (self.frozen not in ("S312", "S313"))
+        levels = jobs.far_every[rows] > 1
+        far_s = np.where(levels, jobs.far_exchange_s[rows], jobs.exchange_s[rows])
+        far_s = far_s * (1 + _planned_traffic(observation, groups, plan))
+        planned, every = plan.intervals(observation), plan.far(observation)
+        drift = jobs.drift[rows]
+        h = carried(memory, "interval", rows, planned[rows])
+        # With one level the interval is in force: it may have been changed from outside.
+        h = np.where(levels | (np.abs(h - planned[rows]) < 1.0), h, planned[rows])
+        current = np.where(levels, np.rint(h).astype(np.int64), planned[rows])
+        k = sync_coefficient(groups.first, h, far_s, observation.workers.step_s.copy(), self.delay)
+        acts = groups.sound & (~held | (self.frozen == "S311")) & (self.frozen != "S312")
         if self.mode == "formula":
             h, whole = next_interval(h, current, np.where(acts, k, np.nan), drift, self.eta, INTERVAL_MOST)
         else:
-            std_s, gamma = _step_deviation(observation), np.nan_to_num(jobs.gamma[rows], nan=1.0)
+            std_s, gamma = step_deviation(observation), np.nan_to_num(jobs.gamma[rows], nan=1.0)
             whole, gain = best_interval(
-                groups.first, observation.workers.step_s, std_s, exchange_s, gamma,
+                groups.first, observation.workers.step_s, std_s, far_s, gamma,
                 np.where(acts, drift, np.nan), current, self.interval_max,
             )  # fmt: skip
             whole = np.where(gain > self.hysteresis, whole, current)
             values["s313_gain"] = float(np.nanmax(gain)) if np.isfinite(gain).any() else 0.0
             h = np.where(acts, whole, h)
-        changed = whole != current
+        state = {"job": rows, "interval": h}
+        far = np.ones_like(whole)
+        if self.frozen != "S313" and not np.isnan(jobs.near_exchange_s[rows]).all():
+            whole, far, more = level_intervals(
+                observation, groups, memory, whole, far_s, acts, self.delay, self.eta,
+                self.interval_max if self.mode == "optimal" else 0, self.hysteresis,
+            )  # fmt: skip
+            state |= more
         finite = k[np.isfinite(k)]
         values |= {
             "s312_coefficient_min": float(finite.min()) if len(finite) else np.nan,
             "s312_coefficient_max": float(finite.max()) if len(finite) else np.nan,
-            "s313_interval_max": int(whole.max()),
-            "s313_changed": int(changed.sum()),
+            "s313_interval_max": int((whole * far).max()),
+            "s313_levels": int((far > 1).sum()),
+            "s313_changed": int(((whole != planned[rows]) | (far != every[rows])).sum()),
         }
-        state = {"job": rows, "interval": h}
-        if not changed.any():
-            return None, state, values
-        intervals = planned.copy()
-        intervals[rows] = whole
-        return intervals, state, values
+        return _with_rows(planned, rows, whole), _with_rows(every, rows, far), state, values
 
     def _tasks_first(
         self, observation: Observation, groups: Groups, plan: Plan
@@ -281,21 +300,13 @@ def _planned_traffic(observation: Observation, groups: Groups, plan: Plan) -> Fl
     return np.minimum(longest / max(observation.window_s, np.finfo(np.float64).tiny), 1.0)
 
 
-def _carry_intervals(memory: Memory, rows: Ints, current: Ints) -> Floats:
-    """The real interval of each job: as remembered, or the whole one where that was changed from outside."""
-    h = current.astype(np.float64)
-    if "job" not in memory:
-        return h
-    at = match_sorted(memory["job"], rows)
-    known = at >= 0
-    remembered = memory["interval"][at[known]]
-    h[known] = np.where(np.abs(remembered - current[known]) < 1.0, remembered, h[known])
-    return h
-
-
-def _step_deviation(observation: Observation) -> Floats:
-    """Standard deviation of each worker's local step; 0 where it is unknown."""
-    return np.nan_to_num(observation.workers.step_cov) * observation.workers.step_s
+def _with_rows(planned: Ints, rows: Ints, values: Ints) -> Ints | None:
+    """What is planned with other values in some rows; None when these are the same."""
+    if np.array_equal(planned[rows], values):
+        return None
+    new = planned.copy()
+    new[rows] = values
+    return new
 
 
 def _goodput(observation: Observation) -> Floats:

@@ -33,10 +33,17 @@ from equipoise.policies.allocation.gangs import (
     some_room,
     start_in_order,
 )
+from equipoise.policies.allocation.kinds import assign, movable
 from equipoise.policies.allocation.near import start_near
 from equipoise.policies.allocation.planned import plan_jobs
 from equipoise.policies.allocation.preemption import patient_bars, start_with_preemption
-from equipoise.policies.allocation.ranking import Ageing, NodeState, Ranking, node_state, rank
+from equipoise.policies.allocation.ranking import (
+    Ageing,
+    NodeState,
+    Ranking,
+    node_state,
+    rank,
+)
 from equipoise.policies.allocation.shunned import remember_nodes, shunned
 from equipoise.policies.allocation.sizes import resize_optimally
 from equipoise.policies.allocation.widths import narrow_jobs, start_widths
@@ -82,6 +89,8 @@ class NodeAllocation(AllocationStage):
     and d the share of a worker's data that is stored elsewhere, for a waiting job the time to fetch it over the
     time to compute; a node counts by its measured speed. `formula`: jobs in order of sum_j R_ij per GPU asked
     for, whole gangs, nodes by descending R_ij, within one GPU model if possible.
+    Where there are several models, jobs of fixed size go, move and give way by A_i times their own speed on a model
+    over their best, less a restart (a local search; under `optimal` the integer programme), unless one is overdue.
     `optimal`: of up to six jobs the whole schedule with the least weighted sum of completion times, of more the
     sizes that maximise goodput by an integer programme (Sia, Jayaram Subramanya et al. 2023). The source's
     formula images are lost: the forms are ours, with its variables and directions.
@@ -175,12 +184,15 @@ class NodeAllocation(AllocationStage):
         able = able[~guard_blocked(memory["guard"], able, o.time_s) & measured(o, memory, able)]
         solved = {}
         if self.mode == "optimal" and self.frozen != "S422":
-            solved = self._solve(hand, nodes, ranking, scaling, table, able)
+            solved = self._solve(hand, nodes, ranking, scaling, table, able, memory)
         if self.frozen == "S422":
             hand.start(start_in_order(ranking.waiting, False, ANY, request_columns(o), hand.columns)[0])
             hand.leave(np.arange(len(o.jobs)))
+        by_formula = "s422_fallback" in solved or self.mode == "formula"
+        if by_formula and len(o.gpu_models) > 1 and self.frozen != "S422":
+            values |= self._assign(hand, nodes, ranking, scaling, table, memory)
         values |= solved | self._start(hand, nodes, ranking, scaling, table)
-        if "s422_fallback" in solved or self.mode == "formula":
+        if by_formula:
             values |= self._preempt(hand, ranking, values["s422_overdue"] >= 0)
             away = shunned(o, memory)
             values |= self._resize(hand, nodes, ranking, scaling, table, able, values["s422_overdue"], away)
@@ -195,7 +207,7 @@ class NodeAllocation(AllocationStage):
 
     def _nothing_to_do(self, o: Observation) -> bool:
         """Whether nobody waits who could start, if need be by preemption, and nobody can change size."""
-        if len(elastic_rows(o, o.running)):
+        if len(elastic_rows(o, o.running)) or (len(o.gpu_models) > 1 and len(o.running)):
             return False
         if not len(o.waiting) or some_room(o.nodes.gpus_free, o.gpus.share_free):
             return not len(o.waiting)
@@ -243,7 +255,7 @@ class NodeAllocation(AllocationStage):
 
     def _solve(
         self, hand: Hand, nodes: NodeState, ranking: Ranking, scaling: ScalingColumns, table: TableColumns,
-        able: Ints,
+        able: Ints, memory: Memory,
     ) -> dict[str, Any]:  # fmt: skip
         """S422, optimal: a whole schedule of few jobs, else sizes by an integer programme.
 
@@ -252,9 +264,10 @@ class NodeAllocation(AllocationStage):
         Waiting jobs are left to the formula while one of them is overdue and so may have a reservation.
         """
         overdue = len(ranking.overdue) > 0
+        fixed = NO_ROWS if overdue else self._movable(hand, ranking, memory)
+        patient = self._may_be_stopped(hand.observation, ranking.running)
         if not overdue:
             try:
-                patient = self._may_be_stopped(hand.observation, ranking.running)
                 schedule = plan_jobs(hand, nodes, ranking, scaling, table, able, patient, self.margin)
                 return {"s422_schedule_s": np.array(schedule.begin_s)}
             except (TimeoutError, ValueError):  # as with many jobs: sizes only
@@ -262,11 +275,38 @@ class NodeAllocation(AllocationStage):
         blocked = ~np.isin(ranking.running, able)
         try:
             configurations = resize_optimally(
-                hand, nodes, ranking, scaling, table, blocked, not overdue, self.horizon_s, self.time_limit_s
-            )
+                hand, nodes, ranking, scaling, table, blocked, fixed, patient, not overdue, self.horizon_s,
+                self.reluctance, self.time_limit_s,
+            )  # fmt: skip
         except (TimeoutError, ValueError) as error:
             return {"s422_fallback": str(error)}
         return {"s422_configurations": configurations}
+
+    def _assign(
+        self, hand: Hand, nodes: NodeState, ranking: Ranking, scaling: ScalingColumns, table: TableColumns,
+        memory: Memory,
+    ) -> dict[str, Any]:  # fmt: skip
+        """S422: GPU models to jobs by their own speeds there, unless what is free is reserved."""
+        o = hand.observation
+        if len(ranking.overdue):
+            return {"s422_moved": NO_ROWS}
+        patient = ranking.running[self._bars(o, ranking.running) > -math.inf]
+        wanted = o.jobs.gpus_requested.copy()
+        wanted[ranking.waiting] = ranking.wanted
+        first = elastic_rows(o, ranking.waiting[:_PREEMPTING])
+        wanted[first] = start_widths(hand, nodes, first, scaling, table)[first]
+        running = self._movable(hand, ranking, memory)
+        moved = assign(hand, nodes, ranking, wanted, running, patient, self.reluctance, self.horizon_s)
+        return {"s422_moved": moved}
+
+    def _movable(self, hand: Hand, ranking: Ranking, memory: Memory) -> Ints:
+        """Rows of running jobs of fixed size that may change their GPU model, where there are several."""
+        o = hand.observation
+        if len(o.gpu_models) < 2:
+            return NO_ROWS
+        blocked = guard_blocked(memory["guard"], ranking.running, o.time_s)
+        blocked |= ~o.jobs.rigid[ranking.running] & ~measured(o, memory, ranking.running)
+        return movable(hand, ranking, blocked, self.reluctance)
 
     def _start(
         self, hand: Hand, nodes: NodeState, ranking: Ranking, scaling: ScalingColumns, table: TableColumns

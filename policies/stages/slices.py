@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from equipoise.policies.kernels.slices import EIGHTHS, SEVENTHS, nearest_slices
+from equipoise.policies.kernels.slices import EIGHTHS, SEVENTHS, nearest_slices, slices_of
 from equipoise.policies.observation import Bools, Floats, Ints, Observation
 from equipoise.policies.stages.virtual import speeds_at, whole_period_s
 
@@ -28,12 +28,26 @@ def slice_gpus(
     for k in np.flatnonzero(mig & changed).tolist():
         part = slice(int(first[k]), int(first[k + 1]))
         here = rows[part]
-        profile = nearest_slices(proposal[part], _least_memory(observation, here), room[k], SEVENTHS, EIGHTHS)
+        profile = nearest_slices(
+            proposal[part], _least_memory(observation, here), *_room(share[here], room[k]), SEVENTHS, EIGHTHS
+        )
         cut = SEVENTHS[profile] / 7.0
         gives_back = share[here].sum() > room[k] + _SAME  # somebody waits for it
         changed[k] = bool((profile >= 0).all()) and (gives_back or _pays(observation, here, share[here], cut))
         new[part] = cut if changed[k] else share[here]
     return new, changed
+
+
+def _room(share: Floats, room: float) -> tuple[int, int]:
+    """(compute, memory) slices of one GPU that its workers may hold together, who have `share` of it now.
+
+    As much memory as there surely is: what they hold, or what others leave who hold as many slices of both.
+    """
+    compute = int(7.0 * room + 0.05)
+    if compute == 7:
+        return 7, 8
+    held_compute, held_memory = slices_of(share)
+    return compute, max(held_memory if compute >= held_compute else 0, 4 if compute == 3 else compute)
 
 
 def _least_memory(observation: Observation, rows: Ints) -> Floats:

@@ -32,6 +32,8 @@ def suspect_gpus(
 
     A suspicion ends when the GPU is repaired, or after `lasts_s`: it may have been wrong.
     """
+    if not len(sick) and not len(memory.get("suspect_gpu", NO_ROWS)) and not observation.gpus.suspect.any():
+        return plan, {"suspect_gpu": NO_ROWS, "suspect_until_s": np.empty(0)}
     o, suspect = observation, observation.gpus.suspect.copy()
     until_s = np.full(len(suspect), -np.inf)
     if "suspect_gpu" in memory:

@@ -17,6 +17,8 @@ def virtual_gpus(observation: Observation, groups: Groups) -> tuple[Ints, Ints]:
     size = len(observation.gpus)
     asked = observation.jobs.gpu_share_requested[workers.job]
     part = np.minimum(workers.gpu_share, asked) < WHOLE  # who was given all of it may have to give some back
+    if not part.any():
+        return np.empty(0, dtype=np.int64), np.zeros(1, dtype=np.int64)
     shared = np.bincount(workers.gpu, weights=part, minlength=size) > 0
     shared &= observation.gpus.share_quantum < WHOLE  # where parts are equal by nature, there is no choice
     alone = np.bincount(workers.gpu, weights=~single, minlength=size) == 0

@@ -119,6 +119,7 @@ def watch(
     """
     o = hand.observation
     rows = np.setdiff1d(hand.resized(), undone)
+    rows = rows[~o.jobs.rigid[rows]]
     if not len(rows):
         return memory
     offset, gpu = held_gpus(o.gpus.job, rows)

@@ -81,7 +81,7 @@ class Asynchronous:
             if not (yield from self._read(job, worker, take, generation)):
                 return
             stalled_s = clock.now - began_s
-            factor = noise(job.noise_key, worker, _count_step(job, worker), job.noise_mu, job.noise_sigma)
+            factor = noise(job.step_noise, worker, _count_step(job, worker))
             busy_s = compute_s * factor * (take / each)
             work_s = max(busy_s, input_s * (take / each))
             yield clock.until(clock.now + work_s)

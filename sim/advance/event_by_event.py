@@ -15,6 +15,7 @@ from equipoise.policies.observation import Ints
 from equipoise.policies.physics import hidden_s
 from equipoise.sim.advance.asynchronous import Asynchronous
 from equipoise.sim.clock import LATE, Clock
+from equipoise.sim.cost.step import Exchange
 from equipoise.sim.job.period import TIE, Outcome, Period
 from equipoise.sim.job.training import TrainingJob
 from equipoise.sim.network.network import Network
@@ -23,6 +24,11 @@ from equipoise.sim.randomness import noise
 Life = Generator[Event, Any, None]
 _SAME = 1e-12
 """An exchange that took its uncontended time to this relative precision took exactly that time."""
+
+
+def exchange_of(job: TrainingJob, period: Period) -> Exchange:
+    """The exchange at the end of a period: of all workers, or of near ones."""
+    return job.config.exchange if period.far else job.config.near
 
 
 class _Barrier:
@@ -133,10 +139,10 @@ class EventByEvent:
         arrival_s = float(barrier.finish_s.max())
         last = int(np.argmax(barrier.finish_s >= arrival_s * (1.0 - TIE)))
         last_step_s = float(barrier.last_step_s[last])
-        hidden = hidden_s(last_step_s, job.config.exchange.alone_s, job.model.overlap)
-        begin_s = max(barrier.last_begin_s, arrival_s - hidden)
+        alone_s = exchange_of(job, period).alone_s
+        begin_s = max(barrier.last_begin_s, arrival_s - hidden_s(last_step_s, alone_s, job.model.overlap))
         outcome = Outcome(
-            max(arrival_s, begin_s + job.config.exchange.alone_s), arrival_s, barrier.finish_s, barrier.busy_s,
+            max(arrival_s, begin_s + alone_s), arrival_s, barrier.finish_s, barrier.busy_s,
             barrier.busy_square, barrier.stall_s, 0.0, None,
         )  # fmt: skip
         return (yield from self._end(job, period, outcome, begin_s, barrier.waited, generation))
@@ -151,10 +157,10 @@ class EventByEvent:
         generation: int,
     ) -> Generator[Event, Any, Outcome | None]:
         """The exchange (from offset `begin_s` on) and the end of a period."""
-        clock, alone_s, contended = self.clock, job.config.exchange.alone_s, False
-        outcome.exchange_s = alone_s
-        if job.config.exchange.happens:
-            yield from self._exchange(job, period.start_s + begin_s)
+        clock, exchange, contended = self.clock, exchange_of(job, period), False
+        alone_s = outcome.exchange_s = exchange.alone_s
+        if exchange.happens:
+            yield from self._exchange(job, exchange, period.start_s + begin_s)
             if job.generation != generation:
                 return None
             exchange_s = clock.now - (period.start_s + begin_s)
@@ -162,9 +168,7 @@ class EventByEvent:
             if contended:
                 outcome.exchange_s = exchange_s
         if contended or waited:
-            outcome.end_s = max(
-                period.start_s + outcome.arrival_s, clock.now if job.config.exchange.happens else 0.0
-            )
+            outcome.end_s = max(period.start_s + outcome.arrival_s, clock.now if exchange.happens else 0.0)
             outcome.duration_s = max(outcome.end_s - period.start_s, outcome.arrival_s)  # but for rounding
         yield clock.until(job.ends.of(outcome))
         return outcome if job.generation == generation else None
@@ -191,7 +195,7 @@ class EventByEvent:
                 read += int(samples[worker])
             compute_s = float((period.last_compute_s if last else period.compute_s)[worker])
             input_s = float((period.last_input_s if last else period.input_s)[worker])
-            factor = noise(job.noise_key, worker, period.first_step + k, job.noise_mu, job.noise_sigma)
+            factor = noise(job.step_noise, worker, period.first_step + k)
             busy_s = compute_s * factor
             work_s = max(busy_s, input_s)
             barrier.busy_s[worker] += busy_s
@@ -212,9 +216,9 @@ class EventByEvent:
         if barrier.to_announce == 0:
             barrier.announced.succeed()
 
-    def _exchange(self, job: TrainingJob, begin_s: float) -> Life:
+    def _exchange(self, job: TrainingJob, exchange: Exchange, begin_s: float) -> Life:
         """One gradient exchange as one flow, after its delay; what should have flowed by now counts as sent."""
-        exchange, generation, clock = job.config.exchange, job.generation, self.clock
+        generation, clock = job.generation, self.clock
         start_s = begin_s + exchange.delay_s
         yield clock.until(start_s)
         late_s = clock.now - start_s

@@ -14,7 +14,7 @@ from simpy.events import Event
 
 from equipoise.policies.observation import Floats, Ints
 from equipoise.sim.advance import periods as p
-from equipoise.sim.advance.event_by_event import EventByEvent
+from equipoise.sim.advance.event_by_event import EventByEvent, exchange_of
 from equipoise.sim.advance.links import Links
 from equipoise.sim.advance.stretch import Stretch, copied, refresh_window, restore, state_of
 from equipoise.sim.clock import Clock
@@ -213,10 +213,12 @@ class Fast(EventByEvent):
         n = job.config.workers
         scratch, space = p.scratch_for(n)
         p.unfold(
-            period.steps, period.first_step, job.noise_key, job.noise_mu, job.noise_sigma,
+            period.steps, period.first_step, job.step_noise,
             period.compute_s, period.input_s, period.last_compute_s, period.last_input_s, scratch, space,
         )  # fmt: skip
-        arrival_s, begin_s, duration_s = p.meet(n, scratch, job.config.exchange.alone_s, job.model.overlap)
+        arrival_s, begin_s, duration_s = p.meet(
+            n, scratch, exchange_of(job, period).alone_s, job.model.overlap
+        )
         outcome = Outcome(
             duration_s, arrival_s, scratch.finish[:n], scratch.busy_s[:n], scratch.square[:n],
             scratch.stall_s[:n], 0.0, None,

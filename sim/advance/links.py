@@ -8,6 +8,20 @@ from equipoise.policies.observation import Floats, Ints
 from equipoise.sim.job.training import TrainingJob
 
 
+def _uses(job: TrainingJob | None) -> tuple[Ints, Floats]:
+    """Links that a job's exchanges use, and bytes/s that one of them can put on each: the most of its levels."""
+    if job is None:
+        return np.zeros(0, dtype=np.int64), np.zeros(0)
+    far, near = job.config.exchange, job.config.near
+    load = far.usage * far.rate_bytes_per_s
+    if job.progress.far_every == 1 or near.volume_bytes == 0.0:
+        return (far.links, load) if far.volume_bytes > 0.0 else (far.links[:0], load[:0])
+    links, place = np.unique(np.concatenate((far.links, near.links)), return_inverse=True)
+    most = np.zeros(len(links))
+    np.maximum.at(most, place, np.concatenate((load, near.usage * near.rate_bytes_per_s)))
+    return links, most
+
+
 class Links:
     """Which exchanges and transfers can use each link, to tell which exchanges may be disturbed."""
 
@@ -27,9 +41,8 @@ class Links:
             for link in links.tolist():
                 del self.users[link][row]
                 touched.update(self.users[link])
-        if job is not None and job.config.exchange.volume_bytes > 0.0:
-            links = job.config.exchange.links
-            load = job.config.exchange.usage * job.config.exchange.rate_bytes_per_s
+        links, load = _uses(job)
+        if len(links):
             self._of[row] = (links, load)
             self.load[links] += load
             for link in links.tolist():
@@ -40,8 +53,8 @@ class Links:
 
     def disturbed(self, job: TrainingJob) -> bool:
         """Whether anything else may slow the job's exchange."""
-        if job.config.exchange.volume_bytes == 0.0:
+        if job.row not in self._of:
             return False
-        links = job.config.exchange.links
+        links, _ = self._of[job.row]
         room = self.capacity_bytes_per_s[links] * (1.0 + 1e-9)
         return bool((self.transfers[links] > 0).any() or (self.load[links] > room).any())

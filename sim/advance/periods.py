@@ -24,7 +24,7 @@ from equipoise.sim.job.account import (
 )
 from equipoise.sim.job.period import TIE
 from equipoise.sim.job.progress import DONE_TOLERANCE
-from equipoise.sim.randomness import Space, noise_row, noise_space
+from equipoise.sim.randomness import Space, StepNoise, noise_space, step_noise_row
 
 
 class Fixed(NamedTuple):
@@ -32,10 +32,11 @@ class Fixed(NamedTuple):
 
     interval: int
     batch: int
-    noise_key: int
-    noise_mu: float
-    noise_sigma: float
-    alone_s: float  # of the exchange, uncontended
+    noise: StepNoise
+    mean_interval: float  # see `job.progress`
+    far_every: int
+    alone_s: float  # of the exchange of all workers, uncontended
+    near_s: float  # the same of near ones
     gamma: float
     noise_scale: float  # at the start of training; negative: none
     noise_scale_growth: float
@@ -61,6 +62,9 @@ class Moving(NamedTuple):
     useful: float
     window_useful: float
     window_exchange_s: float
+    turn: int  # see `job.progress`
+    near: int  # exchanges of near workers
+    window_near_s: float
     start_s: float
     done: bool
 
@@ -96,25 +100,25 @@ class Scratch(NamedTuple):
 
 @jit_in_place
 def unfold(
-    steps: int, first_step: int, key: int, mu: float, sigma: float,
+    steps: int, first_step: int, noise: StepNoise,
     compute_s: Floats, input_s: Floats, last_compute_s: Floats, last_input_s: Floats,
     scratch: Scratch, space: Space,
 ) -> None:  # fmt: skip
     """Local steps of one period for all workers, without waits.
 
     Fills, per worker: finish and begin of the last step (offsets), last_s its length, sums over all steps of
-    busy_s, square (of busy_s) and stall_s; factor is the last noise, `space` belongs to `noise_row`.
+    busy_s, square (of busy_s) and stall_s; factor is the last noise, `space` belongs to `step_noise_row`.
     """
     finish, last_s, begin, busy_s = scratch.finish, scratch.last_s, scratch.begin, scratch.busy_s
     square, stall_s, factor = scratch.square, scratch.stall_s, scratch.factor
     n = compute_s.size
-    if sigma == 0.0:
+    if not noise.varies:
         factor[:] = 1.0
     for k in range(steps):
         c = last_compute_s if k == steps - 1 else compute_s
         i = last_input_s if k == steps - 1 else input_s
-        if sigma != 0.0:
-            noise_row(key, first_step + k, ZERO, mu, sigma, space, factor)
+        if noise.varies:
+            step_noise_row(noise, first_step + k, ZERO, space, factor)
         if k == 0:
             for w in range(n):
                 busy_s[w] = c[w] * factor[w]
@@ -187,7 +191,7 @@ def gain(fixed: Fixed, useful: float) -> float:
     phi = fixed.noise_scale
     if phi >= 0.0:
         phi *= 1.0 + fixed.noise_scale_growth * min(1.0, useful / fixed.target)
-    return efficiency(float(fixed.batch), fixed.interval, phi, fixed.reference, fixed.drift)
+    return efficiency(float(fixed.batch), fixed.mean_interval, phi, fixed.reference, fixed.drift)
 
 
 @jit_in_place
@@ -250,19 +254,24 @@ def advance(
         moving.first_step, moving.run_count, moving.run_base_s, moving.run_period_s,
     )  # fmt: skip
     useful, window_useful, window_exchange = moving.useful, moving.window_useful, moving.window_exchange_s
+    turn, near, window_near = moving.turn, moving.near, moving.window_near_s
+    least = steps if fixed.far_every == 1 else steps + 1  # the last exchange is of all workers
     start, finished = moving.start_s, moving.done
     arrival = duration = 0.0
     done = 0
     while done < periods:
         each = gain(fixed, useful)
-        if math.ceil((goal - useful) / (fixed.batch * each)) < steps:
+        if math.ceil((goal - useful) / (fixed.batch * each)) < least:
             break
-        if fixed.noise_sigma != 0.0 or done == 0:
+        far = turn + 1 >= fixed.far_every
+        alone_s = fixed.alone_s if far else fixed.near_s
+        if fixed.noise.varies or done == 0:
             unfold(
-                steps, first_step, fixed.noise_key, fixed.noise_mu, fixed.noise_sigma, worker.compute_s,
-                worker.input_s, worker.compute_s, worker.input_s, scratch, space,
+                steps, first_step, fixed.noise, worker.compute_s, worker.input_s,
+                worker.compute_s, worker.input_s, scratch, space,
             )  # fmt: skip
-            arrival, _, duration = meet(n, scratch, fixed.alone_s, fixed.gamma)
+        if fixed.noise.varies or done == 0 or fixed.far_every > 1:
+            arrival, _, duration = meet(n, scratch, alone_s, fixed.gamma)
         if duration == run_period:
             base, count = run_base, run_count + 1
         else:
@@ -274,7 +283,11 @@ def advance(
         fresh = book(fixed, worker, scratch, arrival, duration, each, gpu_s)
         useful += fresh
         window_useful += fresh
-        window_exchange += fixed.alone_s
+        window_exchange += alone_s
+        if far:
+            turn = 0
+        else:
+            turn, near, window_near = turn + 1, near + 1, window_near + alone_s
         first_step += steps
         start = end
         end_s[done] = end
@@ -287,7 +300,7 @@ def advance(
     return done, Moving(
         first_step, moving.samples + done * steps * fixed.batch, moving.steps + done * steps,
         moving.exchanges + done, run_count, run_base, run_period, useful, window_useful, window_exchange,
-        start, finished,
+        turn, near, window_near, start, finished,
     )  # fmt: skip
 
 

@@ -44,10 +44,11 @@ def state_of(job: TrainingJob) -> State:
     fixed = Fixed(
         interval=progress.interval,
         batch=progress.global_batch,
-        noise_key=job.noise_key,
-        noise_mu=job.noise_mu,
-        noise_sigma=job.noise_sigma,
+        noise=job.step_noise,
+        mean_interval=progress.mean_interval,
+        far_every=progress.far_every,
         alone_s=config.exchange.alone_s,
+        near_s=config.near.alone_s,
         gamma=model.overlap,
         noise_scale=-1.0 if model.noise_scale is None else model.noise_scale,
         noise_scale_growth=model.noise_scale_growth,
@@ -63,7 +64,8 @@ def state_of(job: TrainingJob) -> State:
         first_step=job.steps_ever, samples=account.samples, steps=account.steps,
         exchanges=account.exchanges, run_count=ends.count, run_base_s=ends.base_s,
         run_period_s=ends.period_s, useful=account.useful_samples, window_useful=window.useful_samples,
-        window_exchange_s=window.exchange_s, start_s=ends.start_s, done=False,
+        window_exchange_s=window.exchange_s, turn=progress.turn, near=account.near_exchanges,
+        window_near_s=window.near_exchange_s, start_s=ends.start_s, done=False,
     )  # fmt: skip
     worker = PerWorker(*np.stack((
         config.compute_s, config.input_s, config.weight, config.bubble_weight, config.inside_weight,
@@ -85,6 +87,7 @@ def refresh_window(job: TrainingJob, state: State) -> State:
     worker.busy_s[:], worker.busy_square[:] = window.busy_s, window.busy_square
     worker.stall_s[:], worker.wait_s[:], worker.samples[:] = window.stall_s, window.wait_s, window.samples
     moving = state.moving._replace(window_useful=window.useful_samples, window_exchange_s=window.exchange_s)
+    moving = moving._replace(window_near_s=window.near_exchange_s)
     return state._replace(moving=moving)
 
 
@@ -95,6 +98,9 @@ def restore(job: TrainingJob, state: State) -> None:
     steps = moving.steps - account.steps
     window.steps += steps
     window.periods += moving.exchanges - account.exchanges
+    window.near_periods += moving.near - account.near_exchanges
+    account.near_exchanges, job.progress.turn = moving.near, moving.turn
+    window.near_exchange_s = moving.window_near_s
     job.progress.steps_since_decision += steps
     account.samples, account.steps, account.exchanges = moving.samples, moving.steps, moving.exchanges
     account.useful_samples, account.gpu_s = moving.useful, state.gpu_s.copy()

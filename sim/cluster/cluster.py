@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from equipoise.policies.kernels.jit import jit
+from equipoise.policies.kernels.slices import fit_together, share_left
 from equipoise.policies.observation import Floats, Gpus, Ints, Nodes, writable
 from equipoise.sim.cluster.cache import NodeCaches
 from equipoise.sim.hardware.profile import Accelerator, HardwareProfile
@@ -109,6 +110,7 @@ class Cluster:
             model=np.repeat(model, counts),
             memory_bytes=np.repeat(memory[model], counts),
         )
+        self.any_mig = bool((sharing == "mig").any())
         self.node_model = model
         self.node_gpus = len(self.gpus) / max(1, int((counts > 0).sum()))  # mean over nodes with GPUs
         self.node_speed = np.array([g.speed for g in groups])
@@ -117,6 +119,7 @@ class Cluster:
         self.cores = np.array([float(g.cores) for g in groups])
         self.local_read = np.array([np.inf if g.local_read is None else g.local_read for g in groups])
         self.slow = np.ones(len(groups))  # fail-slow factor, 1 is healthy
+        self.gpu_time = np.ones(len(self.gpus))  # persistent, of a GPU's step over the typical GPU's
         self.corrupt = np.ones(len(self.gpus))  # what each GPU multiplies a gradient by: 1 sound, or NaN
         self.up = writable(self.nodes, "up")
         self.holding: dict[int, Holding] = {}
@@ -142,6 +145,7 @@ class Cluster:
             raise DoubleBookingError(f"job row {job} on GPUs {gpu.tolist()}")
         held = Holding(gpu, share, nodes[:count], weight)
         self.holding[job] = held
+        self._cut(gpu)
         self.free_gpus -= taken
         return held
 
@@ -151,19 +155,42 @@ class Cluster:
         self.free_gpus += _release(
             held.gpu, held.share, self._job, self._share_free, self._holders, self._node, self._node_free
         )
+        self._cut(held.gpu)
         return held
 
     def has_room(self, job: int, share: Floats) -> bool:
         """Whether a job's GPUs can give it these shares beside what other jobs hold of them."""
         held = self.holding[job]
-        return bool((share - held.share <= self._share_free[held.gpu] + 1e-9).all())
+        fits = (share - held.share <= self._share_free[held.gpu] + 1e-9) | self.gpus.mig[held.gpu]
+        return bool(fits.all()) and (not self.any_mig or self.can_be_cut(held.gpu, share, beside=job))
 
     def set_share(self, job: int, share: Floats) -> None:
         """Change the shares of a job's GPUs (same GPUs)."""
         held = self.holding[job]
         np.add.at(self._share_free, held.gpu, held.share - share)
         held.share, held.weight = share, float(share.sum())
+        self._cut(held.gpu)
         self._job[held.gpu] = np.where((share == 1.0) & (self._holders[held.gpu] == 1), job, SHARED)
+
+    def can_be_cut(self, gpu: Ints, share: Floats, beside: int = -1) -> bool:
+        """Whether MIG can cut these GPUs so that a job has these shares, beside all others; `beside`: its row."""
+        return all(
+            fit_together(np.append(self._shares_on(g, beside), part))
+            for g, part in zip(gpu.tolist(), share.tolist(), strict=True)
+            if self.gpus.mig[g]
+        )
+
+    def _shares_on(self, gpu: int, but: int = -1) -> Floats:
+        """Shares of one GPU that jobs hold, without job `but`."""
+        found = [held.share[held.gpu == gpu] for job, held in self.holding.items() if job != but]
+        return np.concatenate(found) if found else np.zeros(0)
+
+    def _cut(self, gpu: Ints) -> None:
+        """Note what MIG leaves free of these GPUs: memory slices can be short before compute slices are."""
+        if not self.any_mig:
+            return
+        for g in gpu[self.gpus.mig[gpu]].tolist():
+            self._share_free[g] = share_left(self._shares_on(g))
 
     def held_gpus(self) -> Floats:
         """GPUs of each node that some job holds, (nodes,)."""

@@ -7,14 +7,17 @@ from functools import lru_cache
 
 import numpy as np
 
+from equipoise.policies.levels import far_ratio, near_groups
 from equipoise.policies.observation import Floats, Ints
 from equipoise.policies.physics import deal, speed_at
 from equipoise.sim.cluster.cluster import Cluster, Holding
 from equipoise.sim.cost import measured
 from equipoise.sim.cost.memory import UNBOUNDED, fewest_workers, samples_per_pass
 from equipoise.sim.cost.step import (
+    NO_EXCHANGE,
     Exchange,
     make_exchange,
+    make_near_exchange,
     make_push,
     memory_need_bytes,
     replica_cost_s,
@@ -62,6 +65,8 @@ class Configuration:
         self.set_share(holding.share[::per].copy())
         self.gpu_nodes = self.cluster.gpus.node[holding.gpu]
         self.nodes = self.gpu_nodes[::per]
+        self._groups = self._near_groups()
+        self.far_ratio = 1.0 if self._groups is None else far_ratio(self._groups)
         on = [self.cluster.accelerators[k] for k in self.cluster.node_model[self.nodes].tolist()]
         self.share_kappa = np.array([measured.share_kappa(self.model, accelerator) for accelerator in on])
         self.interference = np.array([measured.interference(self.model, accelerator) for accelerator in on])
@@ -104,9 +109,10 @@ class Configuration:
         spoilt = (self.gradient_factor() != 1.0) & (self.gradient_weight > 0.0)
         if spoilt.any():
             return 0.0
+        plain = 1.0 / self.model.lighter.samples_factor
         if (self.gradient_weight == 1.0).all():
-            return 1.0
-        return float(self.gradient_weight @ self.samples) / float(self.samples.sum())
+            return plain
+        return plain * float(self.gradient_weight @ self.samples) / float(self.samples.sum())
 
     def set_share(self, share: Floats) -> None:
         """Work with other shares of the GPUs (workers,)."""
@@ -117,6 +123,7 @@ class Configuration:
         """Work out what a step costs now: speeds, shares, neighbours, exchange."""
         cluster = self.cluster
         speed = cluster.node_speed[self.nodes] / cluster.slow[self.nodes]
+        speed /= cluster.gpu_time[self.gpus].max(axis=1)  # a replica runs at its slowest GPU's pace
         for i in range(self.workers):
             if self.share[i] < 1.0:
                 part = cluster.share_in_force(int(self.gpu[i]), float(self.share[i]))
@@ -127,7 +134,7 @@ class Configuration:
         per_node = np.bincount(self.nodes)
         ingest = cluster.nodes.ingest_samples_per_s[self.nodes] / per_node[self.nodes]
         self.ingest = np.minimum(ingest, self._own_input())
-        self.exchange = self._exchange()
+        self.exchange, self.near = self._exchange(), self._near()
         self.compute_s, self.input_s = self.step_s(self.samples)
         self._divide()
         self.credit = self._credit()
@@ -153,8 +160,22 @@ class Configuration:
         self.bubble_weight, self.inside_weight = self.weight * shares[:, 0], self.weight * shares[:, 1]
         self.busy_weight = self.weight - self.bubble_weight - self.inside_weight
 
+    def _near_groups(self) -> Ints | None:
+        """Group of each worker among those that it reaches fast; None: one level, or no one gradient to average."""
+        model = self.model
+        if self.asynchronous or model.transformer is not None or model.parallel.zero:
+            return None
+        return near_groups(self.nodes, self.cluster.topology.rack)
+
+    def _near(self) -> Exchange:
+        """An exchange inside each group of near workers, all groups at once."""
+        if self._groups is None:
+            return NO_EXCHANGE
+        topology, profile = self.cluster.topology, self.cluster.profile
+        return make_near_exchange(self.model, self.nodes, self._groups, topology, profile, self._accelerator)
+
     def _exchange(self) -> Exchange:
-        """The exchange after a step."""
+        """The exchange of all workers."""
         model, topology, profile = self.model, self.cluster.topology, self.cluster.profile
         if model.transformer is None:
             return make_exchange(model, self.nodes.tolist(), topology, profile, self._accelerator)

@@ -36,6 +36,8 @@ def _either(said: float | None, found: Measured | None, otherwise: float) -> flo
 
 def has_step_noise(noise: Noise, models: Iterable[Model], accelerators: Iterable[Accelerator]) -> bool:
     """Whether the scenario says that steps vary, or else steps of some of the models do on some accelerators."""
+    if noise.gpu_cov > 0.0 or (noise.tail_chance > 0.0 and noise.tail_factor > 1.0):
+        return True
     if noise.step_cov is not None:
         return noise.step_cov > 0.0
     on = list(accelerators)

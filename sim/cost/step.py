@@ -11,6 +11,7 @@ import numpy as np
 
 from equipoise.policies.observation import Floats, Ints
 from equipoise.sim.cost import transformer
+from equipoise.sim.cost.lighter import compressed, kept, teacher_s
 from equipoise.sim.hardware.profile import Accelerator, HardwareProfile
 from equipoise.sim.network.topology import Topology
 from equipoise.sim.scenario.model import Model
@@ -24,7 +25,13 @@ def passes(samples: int, samples_per_pass: int | None) -> int:
 
 
 def single_gpu_cost_s(model: Model, accelerator: Accelerator, samples: int) -> tuple[float, float]:
-    """(fixed, total) seconds of one step of `samples` samples on one whole GPU at speed 1.
+    """(fixed, total) seconds of one step of `samples` samples on one whole GPU at speed 1, lighter or not."""
+    fixed_s, total_s = _plain_cost_s(model, accelerator, samples)
+    return fixed_s, fixed_s + (total_s - fixed_s) * kept(model) + teacher_s(model, accelerator, samples)
+
+
+def _plain_cost_s(model: Model, accelerator: Accelerator, samples: int) -> tuple[float, float]:
+    """The same of the model as it stands.
 
     Fitted, by the scenario or in the hardware profile: a * alpha_c + beta_c * b. Roofline (Williams et al.
     2009) with size-dependent efficiency (Isaev et al. 2023): per pass, launch latency + max(flop / (peak *
@@ -64,7 +71,9 @@ def replica_cost_s(
     2.2.1); tensor parallelism adds ring all-reduces of `tensor_bytes_per_sample`, every stage those of its layers.
     """
     if model.transformer is not None:
-        return transformer.replica_cost_s(model, accelerator, samples, fabric_bytes_per_s)
+        fixed_s, total_s = transformer.replica_cost_s(model, accelerator, samples, fabric_bytes_per_s)
+        gpus = model.parallel.tensor * model.parallel.pipeline
+        return fixed_s, total_s + teacher_s(model, accelerator, samples) / gpus
     fixed_s, total_s = single_gpu_cost_s(model, accelerator, samples)
     p = model.parallel
     bubble = 1.0 + (p.pipeline - 1) / p.pipeline_microbatches
@@ -96,13 +105,16 @@ def memory_need_bytes(model: Model, samples: int, workers: int) -> float:
     2020, section 3.1). Recomputation keeps 1 / sqrt(layers) of the activations (Chen et al. 2016).
     """
     if model.transformer is not None:
-        return transformer.memory_need_bytes(model, samples, workers)
+        held = model.lighter.teacher_parameters * state_bytes(model)
+        held /= model.parallel.tensor * model.parallel.pipeline
+        return transformer.memory_need_bytes(model, samples, workers) + held
     p, size = model.parallel, state_bytes(model)
-    parameters = model.parameters / (p.tensor * p.pipeline)
+    parameters = model.parameters * kept(model) / (p.tensor * p.pipeline)
     state = [parameters * model.memory.optimizer_bytes_per_parameter, parameters * size, parameters * size]
     held = sum(part / workers if p.zero > k else part for k, part in enumerate(state))
+    held += model.lighter.teacher_parameters * size / (p.tensor * p.pipeline)
     per_pass = min(samples, model.samples_per_pass or samples)
-    activations = model.memory.activation_per_sample * per_pass / (p.tensor * p.pipeline)
+    activations = model.memory.activation_per_sample * kept(model) * per_pass / (p.tensor * p.pipeline)
     return held + activations / (math.sqrt(model.memory.layers) if model.memory.recompute else 1.0)
 
 
@@ -112,14 +124,15 @@ def state_bytes(model: Model) -> int:
 
 
 def gradient_bytes(model: Model) -> float:
-    """Bytes of gradient that one exchange carries, after compression."""
+    """Bytes of gradient that one exchange carries, after the scenario's `compression`."""
     size = model.parameters * state_bytes(model)
-    return (model.gradient if model.gradient is not None else size) * model.exchange.compression
+    size = model.gradient if model.gradient is not None else size
+    return size * kept(model) * model.exchange.compression
 
 
 def checkpoint_bytes(model: Model) -> float:
     """Bytes of a checkpoint: weights in fp32 and optimiser state."""
-    return model.parameters * (4.0 + model.memory.optimizer_bytes_per_parameter)
+    return model.parameters * kept(model) * (4.0 + model.memory.optimizer_bytes_per_parameter)
 
 
 @dataclass(frozen=True)
@@ -161,6 +174,7 @@ def make_exchange(
     if model.parallel.zero == 3:
         size *= 1.5  # parameters are gathered twice: Rajbhandari et al. 2020, section 7.2.2
     spec = model.exchange
+    size, lighter_s = _lighter(model, n, profile, accelerator, size)
     alpha_s, cap = _constants(model, profile, "inter" if len(set(nodes)) > 1 else "intra", accelerator, size)
     if spec.algorithm == "tree":
         rounds, volume = 2 * math.ceil(math.log2(n)), 2.0 * size
@@ -169,11 +183,40 @@ def make_exchange(
         rounds, volume = 2, 2.0 * size * max(n / spec.servers, 1.0)
         links, usage = topology.parameter_server_usage(nodes, spec.servers)
     elif spec.algorithm == "hierarchical":
-        return _hierarchical(model, nodes, topology, profile, accelerator, size)
+        return _hierarchical(model, nodes, topology, profile, accelerator, size, lighter_s)
     else:
         rounds, volume = 2 * (n - 1), 2.0 * (n - 1) / n * size
         links, usage = topology.ring_usage(nodes)
-    return flow(rounds * alpha_s + spec.compression_time, volume, cap, links, usage, topology)
+    return flow(rounds * alpha_s + lighter_s, volume, cap, links, usage, topology)
+
+
+def _lighter(
+    model: Model, workers: int, profile: HardwareProfile, accelerator: str, size: float
+) -> tuple[float, float]:
+    """(bytes that an exchange carries, seconds of compression) of a gradient of `size` bytes."""
+    share, seconds = compressed(model, workers, profile.accelerator(accelerator), size, state_bytes(model))
+    return size * share, seconds + model.exchange.compression_time
+
+
+def make_near_exchange(
+    model: Model, nodes: Ints, group: Ints, topology: Topology, profile: HardwareProfile, accelerator: str
+) -> Exchange:
+    """Exchanges inside all groups (workers,) of workers on `nodes` (workers,) at once, as one flow.
+
+    It lasts as long as the slowest one would beside the others.
+    """
+    parts = [
+        make_exchange(model, nodes[group == k].tolist(), topology, profile, accelerator)
+        for k in range(int(group.max()) + 1)
+    ]
+    volume = max(part.volume_bytes for part in parts)
+    if volume == 0.0:
+        return max(parts, key=lambda part: part.alone_s)
+    links, place = np.unique(np.concatenate([part.links for part in parts]), return_inverse=True)
+    usage = np.zeros(len(links))
+    np.add.at(usage, place, np.concatenate([part.usage * (part.volume_bytes / volume) for part in parts]))
+    cap = min(part.cap_bytes_per_s * volume / part.volume_bytes for part in parts if part.volume_bytes)
+    return flow(max(part.delay_s for part in parts), volume, cap, links, usage, topology)
 
 
 def make_push(
@@ -188,10 +231,11 @@ def make_push(
     size = gradient_bytes(model)
     if size == 0.0 and not model.exchange.alpha:
         return NO_EXCHANGE
+    size, lighter_s = _lighter(model, 2, profile, accelerator, size)
     tier: Literal["intra", "inter"] = "intra" if set(servers) == {node} else "inter"
     alpha_s, cap = _constants(model, profile, tier, accelerator, size)
     links, usage = topology.parameter_server_usage([node], list(servers))
-    return flow(2.0 * alpha_s + model.exchange.compression_time, 2.0 * size, cap, links, usage, topology)
+    return flow(2.0 * alpha_s + lighter_s, 2.0 * size, cap, links, usage, topology)
 
 
 def _constants(
@@ -224,6 +268,7 @@ def _hierarchical(
     profile: HardwareProfile,
     accelerator: str,
     size: float,
+    lighter_s: float,
 ) -> Exchange:
     """Reduce-scatter inside each node, g rings over the nodes on 1/g of the data each, all-gather inside."""
     places = list(dict.fromkeys(nodes))
@@ -238,5 +283,5 @@ def _hierarchical(
     inside_alpha_s, inside_rate = inside.constants_at(size)
     inside_s = 2.0 * (g - 1) * (inside_alpha_s + size / g / inside_rate)
     links, usage = topology.ring_usage(places)
-    delay_s = inside_s + 2.0 * (m - 1) * alpha_s + model.exchange.compression_time
+    delay_s = inside_s + 2.0 * (m - 1) * alpha_s + lighter_s
     return flow(delay_s, 2.0 * (m - 1) / m * size / g, cap, links, usage * g, topology)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from equipoise.policies.observation import Ints
+from equipoise.sim.cost.lighter import compressed
 from equipoise.sim.cost.step import NO_EXCHANGE, Exchange, flow
 from equipoise.sim.cost.transformer import plan_of, section
 from equipoise.sim.hardware.profile import Accelerator
@@ -37,8 +38,10 @@ def make_transformer_exchange(
         return NO_EXCHANGE
     times = passes if q.sharded_passes[0] > 0 else 1
     efficiency = float(np.asarray(stack.exchange_efficiency)) / bound.factor
-    bytes_ *= times * model.exchange.compression
-    delay_s = times * latency_s * bound.factor + model.exchange.compression_time
+    width = int(q.gradient_bytes[0])
+    share, lighter_s = compressed(model, replicas, accelerator, width * float(q.stage_parameters[0]), width)
+    bytes_ *= times * share * model.exchange.compression
+    delay_s = times * (latency_s * bound.factor + lighter_s) + model.exchange.compression_time
     stages = gpu_nodes.reshape(plan.layout.pipeline, -1)
     places = [list(dict.fromkeys(stage.tolist())) for stage in stages]
     if max(len(nodes) for nodes in places) == 1:

@@ -61,11 +61,13 @@ class Account:
     lost_samples: int = 0
     steps: int = 0
     exchanges: int = 0
+    near_exchanges: int = 0  # of these: of near workers only
 
     def copy(self) -> Account:
         """An independent copy."""
         return Account(
-            self.gpu_s.copy(), self.samples, self.useful_samples, self.lost_samples, self.steps, self.exchanges
+            self.gpu_s.copy(), self.samples, self.useful_samples, self.lost_samples, self.steps, self.exchanges,
+            self.near_exchanges,
         )  # fmt: skip
 
     def back_to(self, saved: Account) -> Account:
@@ -75,5 +77,5 @@ class Account:
         back.gpu_s[RESTART] = self.gpu_s[RESTART]
         back.gpu_s[LOST_TO_FAULTS] = self.gpu_s[LOST_TO_FAULTS] + wasted
         back.lost_samples = self.lost_samples + self.samples - saved.samples
-        back.exchanges = self.exchanges
+        back.exchanges, back.near_exchanges = self.exchanges, self.near_exchanges
         return back

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from equipoise.policies.queues.declared import (
     RACK_REQUIRED,
     Queues,
 )
-from equipoise.policies.queues.limits import Quota
+from equipoise.policies.queues.limits import Quota, bound, describe
 from equipoise.sim.cluster.cluster import Cluster
 from equipoise.sim.job.declared import Claim, Declared, Places
 from equipoise.sim.scenario.model import Job, Scenario
@@ -69,19 +70,23 @@ def texts_by_kind(
 
 def make_claims(
     scenario: Scenario, cluster: Cluster, texts: Mapping[str, Texts], words: Texts | None,
-    listed: Mapping[int, Job], least: Ints, share: NDArray[np.float64],
+    listed: Mapping[int, Job], least: Ints, share: NDArray[np.float64], tres: Sequence[tuple[float, ...]],
 ) -> Claims:  # fmt: skip
     """Claims of all jobs.
 
     texts: names by kind (`texts_by_kind`). words: GPU type of each job as a trace says it. listed: the scenario's
-    own jobs by row. least: fewest GPUs of each job, each by its `share`. Raises InputError for wrong names.
+    own jobs by row. least: fewest GPUs of each job, each by its `share`. tres: what each takes of RESOURCES. Raises
+    InputError for wrong names.
     """
     jobs, declared = len(least), Declared(scenario, cluster)
     asked = bool(listed) and any(job.gpu_types or job.together for job in listed.values())
     if not (texts or declared.weighs or asked or scenario.queues.gpu_types):
         return Claims()
     none = np.full(jobs, "", dtype=object)
-    names = zip(*(texts.get(kind, none).tolist() for kind in KINDS), strict=True)
+    names = zip(
+        *(texts.get(kind, none).tolist() for kind in KINDS), tres if declared.counts_tres else repeat(()),
+        strict=False,
+    )  # fmt: skip
     number: dict[Claim, int] = {}
     plain: dict[Claim, int] = {}
     claim = np.empty(jobs, dtype=np.int64)
@@ -155,7 +160,8 @@ def _too_large(
 ) -> list[str]:  # fmt: skip
     """Why each job can never start, "" for all others: a limit is below what it asks for, or its nodes are few."""
     why = [""] * len(claim)
-    if not q.restricts and not any(declared.longest_gpus(c) < np.inf for c in claims):
+    alone = [declared.of_one_job(c) for c in claims]
+    if not q.restricts and not any(gpus < np.inf or (most < np.inf).any() for gpus, most in alone):
         return why
     quota = Quota.unused(q, len(cluster.gpu_models))
     kinds = np.unique(
@@ -178,11 +184,15 @@ def _never(
 ) -> str:  # fmt: skip
     room = [left if bits >> model & 1 else 0.0 for model, left in enumerate(quota.room(claim))]
     if whole > max(room) + 1e-9:
-        limits = [k for k in quota.leaves(claim) if quota.left(k) < whole]
-        at = q.names["limit"][quota.tightest(limits[0], whole)] if limits else "its GPU types"
-        return f"the limit {at} allows {max(room):g}"
-    if whole > declared.longest_gpus(names) + 1e-9:
-        return f"a single job may have {declared.longest_gpus(names):g}"
+        limit = quota.first(claim, whole)
+        if limit >= 0 and q.resource[limit] >= 0:
+            return f"more than the limit {describe(q, limit)} allows: {bound(q, limit)}"
+        return f"the limit {describe(q, limit) if limit >= 0 else 'its GPU types'} allows {max(room):g}"
+    most, amounts = declared.of_one_job(names)
+    if whole > most + 1e-9:
+        return f"a single job may have {most:g}"
+    if names[5] and (np.array(names[5]) > amounts + 1e-9).any():
+        return "and more of CPUs, memory or nodes than a single job may have"
     allowed: Bools = (bits >> cluster.node_model) & 1 == 1
     if q.nodes.shape[1]:
         allowed &= q.nodes[claim]

@@ -9,26 +9,27 @@ from functools import cached_property
 
 import numpy as np
 
-from equipoise.policies.observation import Bools, Ints
+from equipoise.policies.observation import Bools, Floats, Ints
 from equipoise.policies.queues.declared import (
     ANY_PRIORITY,
     KINDS,
     LOWER_OR_NEWER,
     LOWER_PRIORITY,
     NEVER,
+    RESOURCES,
     Queues,
 )
 from equipoise.sim.cluster.cluster import Cluster
 from equipoise.sim.scenario.model import Scenario
-from equipoise.sim.scenario.queues import Cohort, Limits, Queue
+from equipoise.sim.scenario.queues import Cohort, Limits, Queue, Tres
 from equipoise.sim.scenario.tree import InputError
 
 _POLICIES = {
     "never": NEVER, "lower-priority": LOWER_PRIORITY, "lower-or-newer-equal-priority": LOWER_OR_NEWER,
     "any": ANY_PRIORITY,
 }  # fmt: skip
-Claim = tuple[str, str, str, str, str]
-"""Names in the order of KINDS."""
+Claim = tuple[str, str, str, str, str, tuple[float, ...]]
+"""Names in the order of KINDS, and what a job takes of each of RESOURCES (none where no limit asks)."""
 
 
 @dataclass
@@ -43,11 +44,12 @@ class _Limits:
     jobs: list[float] = field(default_factory=list)
     models: list[int] = field(default_factory=list)
     owner: list[int] = field(default_factory=list)
+    resource: list[int] = field(default_factory=list)
     rows: dict[str, int] = field(default_factory=dict)
 
     def add(
         self, name: str, gpus: float | None, jobs: float | None = None, *, parent: int = -1, kept: float = 0.0,
-        nominal: float | None = None, models: int = -1, owner: int = -1,
+        nominal: float | None = None, models: int = -1, owner: int = -1, resource: int = -1,
     ) -> int:  # fmt: skip
         """The row of the limit of that name, made once."""
         if name not in self.rows:
@@ -61,6 +63,7 @@ class _Limits:
             self.jobs.append(math.inf if jobs is None else jobs)
             self.models.append(models)
             self.owner.append(owner)
+            self.resource.append(resource)
         return self.rows[name]
 
 
@@ -120,18 +123,20 @@ class Declared:
 
     def standard(self, claim: Claim) -> Claim:
         """A claim with the default partition, and the cluster queue behind a local one."""
-        user, account, partition, qos, queue = claim
+        user, account, partition, qos, queue, tres = claim
         if not partition:
             partition = next((p.name for p in self.spec.partitions if p.default), "")
-        return user, account, partition, qos, self.queue_of.get(queue, queue)
+        return user, account, partition, qos, self.queue_of.get(queue, queue), tres
 
     def build(self, claims: Sequence[Claim], restricts: bool) -> Queues:
         """Everything in codes, for these claims."""
-        names = {kind: self._names_of(kind, [claim[k] for claim in claims]) for k, kind in enumerate(KINDS)}
+        names = {
+            kind: self._names_of(kind, [str(claim[k]) for claim in claims]) for k, kind in enumerate(KINDS)
+        }
         codes = {kind: {name: k for k, name in enumerate(names[kind])} for kind in KINDS}
-        table = [[codes[kind].get(claim[k], -1) for k, kind in enumerate(KINDS)] for claim in claims]
+        table = [[codes[kind].get(str(claim[k]), -1) for k, kind in enumerate(KINDS)] for claim in claims]
         self._number = codes["queue"]
-        leaves = [list(dict.fromkeys(self._leaves(*claim))) for claim in claims]
+        leaves = [list(dict.fromkeys(self._leaves(*claim[:5]))) for claim in claims]
         most = max(map(len, leaves), default=0)
         nodes = np.array([self._nodes_of(claim) for claim in claims], dtype=np.bool_)
         whole = nodes.all() if nodes.size else True
@@ -154,6 +159,8 @@ class Declared:
             gpus_nominal=np.array(limits.nominal, dtype=np.float64),
             jobs_max=np.array(limits.jobs, dtype=np.float64),
             models=np.array(limits.models, dtype=np.int64),
+            resource=np.array(limits.resource, dtype=np.int64),
+            tres=np.array([claim[5] for claim in claims]) if self.counts_tres else np.empty((0, 0)),
             owner=np.array(limits.owner, dtype=np.int64),
             tier=np.array([p.tier if p else 1 for p in partition], dtype=np.int64),
             partition_factor=np.array([p.priority / tops if p and tops else 0.0 for p in partition]),
@@ -161,11 +168,21 @@ class Declared:
             share_leaf=share.leaf,
             share_parent=share.parent,
             share=share.shares,
+            spared=np.array(
+                [
+                    (p is not None and p.spared) or (q is not None and q.spared)
+                    for p, q in zip(partition, qos, strict=True)
+                ],
+                dtype=np.bool_,
+            ),
+            preempts=self._preempts(names["qos"]),
+            qos_priority=np.array([self.qos[n].priority if n in self.qos else 0.0 for n in names["qos"]]),
             numbers=self._numbers(),
             strict=np.array([q is not None and q.order == "strict" for q in known], dtype=np.bool_),
             reclaim=np.array([_POLICIES[q.reclaim] if q else NEVER for q in known], dtype=np.int64),
             within=np.array([_POLICIES[q.within] if q else NEVER for q in known], dtype=np.int64),
             weight=np.array([q.weight if q else 1.0 for q in known]),
+            borrows_below=np.array([_borrows_below(q) for q in known]),
             restricts=bool(limits.name) or not whole or restricts,
         )
 
@@ -186,7 +203,19 @@ class Declared:
             numbers |= {"classic": float(p.algorithm == "classic"), "favour_small": float(p.favour_small)}
         if b is not None:
             numbers |= {"depth": float(b.depth), "window_s": b.window, "interval_s": b.interval}
+        if (stops := self.spec.preemption) is not None:
+            numbers |= {"preempt_by": {"qos": 1.0, "partition": 2.0}[stops.by], "exempt_s": stops.exempt}
+            numbers |= {"youngest_first": float(stops.youngest_first)}
         return numbers
+
+    def _preempts(self, names: Sequence[str]) -> Bools:
+        """(QOS, QOS): whether jobs of the first may stop those of the second."""
+        found = np.zeros((len(names), len(names)), dtype=np.bool_)
+        for k, name in enumerate(names):
+            found[
+                k, [names.index(other) for other in (self.qos[name].preempts if name in self.qos else ())]
+            ] = True
+        return found
 
     # -- nodes and limits of one claim -----------------------------------------------------------------------
 
@@ -225,6 +254,16 @@ class Declared:
         if account and (spec.gpus_per_account is not None or spec.jobs_per_account is not None):
             yield self.limits.add(f"{name}, account {account}", spec.gpus_per_account, spec.jobs_per_account)
         yield from self._typed(name, spec)
+        yield from self._tres(name, spec.tres)
+        if user:
+            yield from self._tres(f"{name}, user {user}", spec.tres_per_user)
+        if account:
+            yield from self._tres(f"{name}, account {account}", spec.tres_per_account)
+
+    def _tres(self, name: str, spec: Tres) -> Iterator[int]:
+        for resource, key in enumerate(RESOURCES):
+            if (most := getattr(spec, key)) is not None:
+                yield self.limits.add(f"{name}, {key}", most, resource=resource)
 
     def _typed(self, name: str, spec: Limits) -> Iterator[int]:
         for word, gpus in spec.gpus_of_type.items():
@@ -241,11 +280,15 @@ class Declared:
             yield self.limits.add(f"account {account}, user {user}", gpus, jobs, parent=above)
         elif above >= 0:
             yield above
+        if user:
+            yield from self._tres(f"account {account}, each user: {user}", each.tres_per_user)
         while account:
             yield from self._typed(f"account {account}", self.accounts[account])
+            yield from self._tres(f"account {account}", self.accounts[account].tres)
             account = self.accounts[account].parent
         if own is not None:
             yield from self._typed(f"account {own.account}, user {user}", own)
+            yield from self._tres(f"account {own.account}, user {user}", own.tres)
 
     def _account(self, name: str) -> int:
         """The limit of an account, or of the nearest one above that has one; -1: none has."""
@@ -306,18 +349,27 @@ class Declared:
                 total += queue.count * (_of(queue.gpus, flavor) - _kept(queue, flavor))
         return total
 
-    def longest_gpus(self, claim: Claim) -> float:
-        """Most GPUs of a single job of a claim."""
-        user, account, partition, qos, _ = claim
+    def of_one_job(self, claim: Claim) -> tuple[float, Floats]:
+        """(most GPUs, most of each of RESOURCES) of a single job of a claim."""
+        user, account, partition, qos, *_ = claim
         part = self.partitions.get(partition)
         of_part = self.qos.get(part.qos) if part else None
         found: list[Limits | None] = [self.qos.get(qos), part, of_part, self.users.get((account, user))]
         while account in self.accounts:
             found.append(self.accounts[account])
             account = self.accounts[account].parent
-        return min(
-            (s.gpus_per_job for s in found if s is not None and s.gpus_per_job is not None), default=math.inf
-        )
+        told = [spec for spec in found if spec is not None]
+        gpus = min((s.gpus_per_job for s in told if s.gpus_per_job is not None), default=math.inf)
+        each = [[getattr(s.tres_per_job, key) for s in told] for key in RESOURCES]
+        return gpus, np.array([min((v for v in row if v is not None), default=math.inf) for row in each])
+
+    @cached_property
+    def counts_tres(self) -> bool:
+        """Whether any limit bounds something beside GPUs."""
+        s = self.spec
+        listed: tuple[Limits, ...] = (*s.accounts, *s.users, *s.partitions, *s.qos)
+        kinds = ("tres", "tres_per_user", "tres_per_account", "tres_per_job")
+        return any(getattr(limits, kind) != Tres() for limits in listed for kind in kinds)
 
     @cached_property
     def weighs(self) -> bool:
@@ -336,6 +388,13 @@ def _of(amount: object, flavor: str) -> float:
     if isinstance(amount, Mapping):
         return float(amount.get(flavor, 0.0))
     return float(amount) if isinstance(amount, int | float) and not flavor else 0.0
+
+
+def _borrows_below(spec: Queue | None) -> float:
+    """While a queue borrows, it may stop jobs of others with a priority below this (and below the job's own)."""
+    if spec is None or spec.borrow_within == "never":
+        return -math.inf
+    return math.inf if spec.borrow_within_most is None else math.nextafter(spec.borrow_within_most, math.inf)
 
 
 def _kept(spec: Queue, flavor: str) -> float:

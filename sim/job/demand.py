@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -44,9 +45,19 @@ class Demand:
     paces: Paces
     columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     claims: Claims = field(default_factory=Claims)
+    by_limit: bool = False  # policies plan with time limits
 
     def __len__(self) -> int:
         return len(self.id)
+
+    @cached_property
+    def spare_s(self) -> Floats:
+        """How much longer than it needs each job is thought to take, (jobs,): up to its time limit, or 0."""
+        limit_s = self.columns.get("time_limit_s")
+        if not self.by_limit or limit_s is None or limit_s.dtype == object:
+            return np.zeros(len(self))
+        spare_s: Floats = np.nan_to_num(limit_s - self.duration_s, nan=0.0)
+        return spare_s
 
 
 def expand(job: Job) -> list[tuple[str, float, Job]]:
@@ -111,9 +122,27 @@ def make_demand(scenario: Scenario, trace: Trace | None, cluster: Cluster) -> De
         mixes,
         paces,
         {} if trace is None else _columns(trace, len(listed), order),
+        by_limit=scenario.decide.estimate == "time-limit",
     )
+    demand = _ended_at_limits(demand, {back[k]: job for k, (_, _, job) in enumerate(listed)})
     _check_fits(scenario, demand, cluster)
     return _claimed(scenario, demand, cluster, {back[k]: job for k, (_, _, job) in enumerate(listed)})
+
+
+def _ended_at_limits(demand: Demand, listed: Mapping[int, Job]) -> Demand:
+    """With the time limits of the scenario's own jobs, which end them; a trace's have ended its jobs already."""
+    limits = {row: job.time_limit for row, job in listed.items() if job.time_limit is not None}
+    if not limits:
+        return demand
+    limit_s, duration_s = demand.columns.get("time_limit_s"), demand.duration_s.copy()
+    limit_s = np.full(len(demand), np.nan) if limit_s is None or limit_s.dtype == object else limit_s.copy()
+    rows = np.array(list(limits))
+    limit_s[rows] = list(limits.values())
+    over = rows[duration_s[rows] > limit_s[rows]]
+    duration_s[over] = limit_s[over]
+    notes = (f"{len(over)} jobs are ended at their time limit",) if len(over) else ()
+    columns = {**demand.columns, "time_limit_s": limit_s}
+    return replace(demand, duration_s=duration_s, columns=columns, notes=(*demand.notes, *notes))
 
 
 def _claimed(scenario: Scenario, demand: Demand, cluster: Cluster, listed: Mapping[int, Job]) -> Demand:
@@ -127,12 +156,24 @@ def _claimed(scenario: Scenario, demand: Demand, cluster: Cluster, listed: Mappi
         least[row] = (job.workers_min or max(1, job.gpus // per)) * per
     words = demand.columns.get("gpu_type")
     share = np.minimum(demand.gpu_share, 1.0)
-    claims = make_claims(scenario, cluster, texts, words, listed, least, share)
+    claims = make_claims(scenario, cluster, texts, words, listed, least, share, _tres(demand, listed))
     found = replace(
         demand, columns={**demand.columns, **texts}, claims=claims, notes=(*demand.notes, *claims.notes)
     )
     stay = refuse_too_large(scenario, claims, demand.name, least, scenario.queues.too_large == "leave-out")
     return found if stay.all() else _without(found, stay)
+
+
+def _tres(demand: Demand, listed: Mapping[int, Job]) -> list[tuple[float, ...]]:
+    """What each job asks for of RESOURCES, 0 where nothing is told."""
+    found = np.zeros((len(demand), 3))
+    for k, name in enumerate(("cpus", "host_memory_bytes", "nodes")):
+        column = demand.columns.get(name)
+        if column is not None and column.dtype != object:
+            found[:, k] = np.nan_to_num(column)
+    for row, job in listed.items():
+        found[row] = job.cpus or 0, job.host_memory or 0.0, job.nodes or 0
+    return list(map(tuple, found.tolist()))
 
 
 def _without(demand: Demand, stay: Bools) -> Demand:
@@ -154,6 +195,7 @@ def _without(demand: Demand, stay: Bools) -> Demand:
             claims, claim=claims.claim[kept], gpu_types=claims.gpu_types[kept], together=claims.together[kept],
             too_large=(),
         ),
+        demand.by_limit,
     )  # fmt: skip
 
 

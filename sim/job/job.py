@@ -81,8 +81,12 @@ class Job(Protocol):
     def exchanges(self) -> int:
         """Gradient exchanges so far."""
 
-    def on_links(self, exchanges: int) -> tuple[float, Ints, Floats]:
-        """(bytes, links, bytes on each of these links) of so many exchanges as they are now."""
+    @property
+    def traffic(self) -> tuple[int, int]:
+        """Exchanges of all workers so far, and of near ones only."""
+
+    def on_links(self, since: tuple[int, int]) -> tuple[float, Ints, Floats]:
+        """(bytes, links, bytes on each of these links) of the exchanges since those of `traffic`, as they are."""
 
     def not_metered(self) -> tuple[Ints, Floats]:
         """(nodes, GPU-seconds of computing there) that nobody has metered yet."""

@@ -22,6 +22,8 @@ class Window:
     steps: int = 0
     periods: int = 0
     exchange_s: float = 0.0
+    near_periods: int = 0  # of these: with an exchange of near workers only
+    near_exchange_s: float = 0.0
     useful_samples: float = 0.0
     since_s: float = 0.0
 
@@ -41,7 +43,16 @@ class Window:
         self.steps += period.steps
         self.periods += 1
         self.exchange_s += outcome.exchange_s
+        if not period.far:
+            self.near_periods += 1
+            self.near_exchange_s += outcome.exchange_s
         self.useful_samples += useful
+
+    def exchanges_s(self, known: tuple[float, float]) -> tuple[float, float]:
+        """Mean time of an exchange of all workers and of near ones; where there was none, what is known of it."""
+        far = self.periods - self.near_periods
+        far_s = (self.exchange_s - self.near_exchange_s) / far if far else known[0]
+        return far_s, self.near_exchange_s / self.near_periods if self.near_periods else known[1]
 
 
 MEASURED = (

@@ -18,11 +18,20 @@ class Pending:
     share: Floats | None = None
     weight: Floats | None = None  # of gradients
     batch: int | None = None
+    far_every: int | None = None
 
     @property
     def asked(self) -> bool:
         """Whether anything is asked for."""
         return bool(self.moves) or any(
             value is not None
-            for value in (self.samples, self.interval, self.order, self.share, self.weight, self.batch)
+            for value in (
+                self.samples,
+                self.interval,
+                self.order,
+                self.share,
+                self.weight,
+                self.batch,
+                self.far_every,
+            )
         )

@@ -24,6 +24,7 @@ class Period:
     input_s: Floats
     last_compute_s: Floats
     last_input_s: Floats
+    far: bool  # whether all workers exchange at its end, not near ones only
 
     @property
     def demand(self) -> Ints:

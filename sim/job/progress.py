@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from equipoise.policies.levels import mean_interval
 from equipoise.policies.physics import efficiency
 from equipoise.sim.job.account import BUSY, USEFUL, Account
 from equipoise.sim.job.period import Period
@@ -33,6 +34,11 @@ class Progress:
         self.target = target_of(spec)
         self.account = Account()
         self.interval = spec.sync_interval
+        self.far_every, self.far_ratio = (
+            1,
+            1.0,
+        )  # of so many exchanges one is of all workers; `policies.levels`
+        self.turn = 0  # exchanges of near workers since the last one of all
         self.steps_since_decision = 0
         self.done = False
 
@@ -49,8 +55,27 @@ class Progress:
 
     def efficiency(self, batch: float) -> float:
         """Statistical efficiency of a batch, now; asynchronous workers have no interval."""
-        interval = 1 if self.asynchronous else self.interval
+        interval = 1.0 if self.asynchronous else self.mean_interval
         return efficiency(float(batch), interval, self.noise_scale, float(self.reference), self.model.drift)
+
+    @property
+    def mean_interval(self) -> float:
+        """Steps between exchanges, of near workers and of all, by the drift that they leave."""
+        return mean_interval(self.interval, self.far_every, self.far_ratio)
+
+    def place(self, ratio: float) -> None:
+        """Go on with workers of which near exchanges leave this part of the drift, at most as far apart as before.
+
+        All have exchanged before.
+        """
+        if self.far_every > 1 and ratio > self.far_ratio:
+            self.interval, self.far_every = math.ceil(self.mean_interval), 1
+        self.far_ratio, self.turn = ratio, 0
+
+    @property
+    def far_next(self) -> bool:
+        """Whether the next exchange is of all workers; so is the last one."""
+        return self.turn + 1 >= self.far_every or self.steps_to_target() <= self.interval
 
     def steps_to_target(self) -> int:
         """Steps until the job ends, at the present efficiency."""
@@ -76,6 +101,8 @@ class Progress:
         account.useful_samples += useful
         account.steps += period.steps
         account.exchanges += 1
+        account.near_exchanges += not period.far
+        self.turn = 0 if period.far else self.turn + 1
         account.gpu_s[BUSY] += busy_gpu_s
         account.gpu_s[USEFUL] += busy_gpu_s * useful / max(1, period.batch)
         self.steps_since_decision += period.steps

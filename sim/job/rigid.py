@@ -24,7 +24,7 @@ _NOTHING: Floats = np.empty(0)
 
 
 @jit
-def refresh(now, rows, begin_s, rate, gpus, attained_base, left_s, factor, attained, service):  # type: ignore[no-untyped-def]
+def refresh(now, rows, begin_s, rate, gpus, attained_base, left_s, factor, spare_s, attained, service):  # type: ignore[no-untyped-def]
     """Write attained GPU-seconds and remaining service (s) of running rigid jobs at `now`.
 
     begin_s is when work (re)started, gpus the sum of the shares held; rows whose rate is 0 are not rigid jobs
@@ -35,7 +35,8 @@ def refresh(now, rows, begin_s, rate, gpus, attained_base, left_s, factor, attai
         if rate[row] > 0.0:
             ran = max(0.0, now - begin_s[row])
             attained[row] = attained_base[row] + ran * gpus[row]
-            service[row] = max(0.0, left_s[row] - ran * rate[row]) * factor[row]
+            left = max(0.0, left_s[row] - ran * rate[row])
+            service[row] = max(0.0, left * factor[row] + spare_s[row])
 
 
 class RigidJobs:
@@ -74,7 +75,7 @@ class RigidJobs:
         """Write attained GPU-seconds and estimated remaining service (s) of the running rigid jobs, by row."""
         refresh(
             now_s, running, self.begin_s, self.rate, self.weight, self.attained_base, self.left_s, factor,
-            attained, service,
+            self.demand.spare_s, attained, service,
         )  # fmt: skip
 
 
@@ -87,6 +88,7 @@ class RigidJob:
     elastic = None
     save_s = 0.0  # what it needs to save is not known
     exchanges = 0
+    traffic = (0, 0)
 
     def __init__(self, jobs: RigidJobs, row: int) -> None:
         self.all, self.row = jobs, row
@@ -260,7 +262,7 @@ class RigidJob:
         """Write what has been booked to its row of the jobs table; factor: estimated over real duration."""
         row = self.row
         columns["attained_gpu_s"][row] = self.all.attained_base[row]
-        columns["service_s"][row] = self.all.left_s[row] * factor
+        columns["service_s"][row] = max(self.all.left_s[row] * factor + self.all.demand.spare_s[row], 0.0)
 
     def utilisation(self, now_s: float) -> Floats:
         """Busy share of each GPU it holds (GPUs held,): all it holds, once it has restarted."""
@@ -268,7 +270,7 @@ class RigidJob:
         busy: Floats = self.holding.share * (self.all.begin_s[self.row] < now_s)
         return busy
 
-    def on_links(self, exchanges: int) -> tuple[float, Ints, Floats]:
+    def on_links(self, since: tuple[int, int]) -> tuple[float, Ints, Floats]:
         """It exchanges nothing."""
         return 0.0, _NO_NODES, _NOTHING
 

@@ -37,7 +37,7 @@ from equipoise.sim.job.measurements import Measurements
 from equipoise.sim.job.pending import Pending
 from equipoise.sim.job.period import Ends, Outcome, Period
 from equipoise.sim.job.progress import Progress
-from equipoise.sim.randomness import lognormal_parameters, noise_key
+from equipoise.sim.randomness import noise_key, step_noise
 from equipoise.sim.scenario.model import Data, Model, Noise, Restart
 from equipoise.sim.scenario.model import Job as JobSpec
 
@@ -94,7 +94,7 @@ class TrainingJob:
         self.row, self.name, self.spec, self.model, self.cluster = row, name, spec, model, cluster
         self.advance, self.meter, self.listeners, self.load = advance, meter, listeners, load
         self.initialisation_s = restart.initialisation
-        self.noise_key = noise_key(seed, f"step:{name}")
+        self._step_key = noise_key(seed, f"step:{name}")
         self.norm_key = noise_key(seed, f"norm:{name}")
         self.noise = noise
         self.config = Configuration(row, spec, model, cluster)
@@ -109,7 +109,7 @@ class TrainingJob:
         self._round: Snapshot | None = None  # data as an asynchronous round began
         self.generation = 0  # raised by every stop: what was under way before is void
         self.undone_gpu_s = 0.0  # computing that counts as lost or as restart
-        self.exchanged_bytes, self._exchanges_seen = 0.0, 0
+        self.exchanged_bytes, self._traffic_seen = 0.0, (0, 0)
 
     # -- what the world does with it -----------------------------------------------------------------------
 
@@ -125,8 +125,12 @@ class TrainingJob:
     def _place(self, holding: Holding, saved: Snapshot | None) -> None:
         self.holding = holding
         self.config.place(holding)
-        cov = step_cov(self.noise, self.model, self.config.accelerator)
-        self.noise_mu, self.noise_sigma = lognormal_parameters(cov)
+        self.progress.place(self.config.far_ratio)
+        said = self.noise
+        self.step_noise = step_noise(
+            self._step_key, step_cov(said, self.model, self.config.accelerator), said.lasting_share,
+            said.lasting_steps, said.common_share, said.tail_chance, said.tail_factor,
+        )  # fmt: skip
         np.add.at(self.cluster.workers, self.config.nodes, 1)
         if self.data is not None:
             nodes = self.config.nodes.tolist()
@@ -260,16 +264,28 @@ class TrainingJob:
         """Gradient exchanges so far; a crash takes none back."""
         return self.progress.account.exchanges
 
-    def on_links(self, exchanges: int) -> tuple[float, Ints, Floats]:
-        """(bytes, links, bytes on each of these links) of so many exchanges as they are now."""
-        exchange = self.config.exchange
-        volume = exchanges * exchange.volume_bytes
-        return volume, exchange.links, volume * exchange.usage
+    @property
+    def traffic(self) -> tuple[int, int]:
+        """Exchanges of all workers so far, and of near ones only; a crash takes none back."""
+        account = self.progress.account
+        return account.exchanges - account.near_exchanges, account.near_exchanges
+
+    def on_links(self, since: tuple[int, int]) -> tuple[float, Ints, Floats]:
+        """(bytes, links, bytes on each of these links) of the exchanges since those of `traffic`, as they are."""
+        far, near = self.config.exchange, self.config.near
+        volumes = [
+            (now - then) * exchange.volume_bytes
+            for now, then, exchange in zip(self.traffic, since, (far, near), strict=True)
+        ]
+        if not volumes[1]:
+            return volumes[0], far.links, volumes[0] * far.usage
+        links = np.concatenate((far.links, near.links))
+        return sum(volumes), links, np.concatenate((volumes[0] * far.usage, volumes[1] * near.usage))
 
     def report_traffic(self) -> None:
         """Tell what exchanges have carried since this was last called; before the exchange changes."""
-        fresh, self._exchanges_seen = self.exchanges - self._exchanges_seen, self.exchanges
-        volume, links, amounts = self.on_links(fresh)
+        volume, links, amounts = self.on_links(self._traffic_seen)
+        self._traffic_seen = self.traffic
         self.exchanged_bytes += volume
         if volume:
             for tell in self.listeners.carried:
@@ -285,6 +301,8 @@ class TrainingJob:
             ("remaining_samples", left),
             ("service_s", columns["duration_s"][row] * left / progress.target),
             ("sync_interval", progress.interval),
+            ("far_every", progress.far_every),
+            ("far_ratio", progress.far_ratio),
             ("global_batch", progress.global_batch),
             ("attained_gpu_s", float(self.gpu_s[:HELD].sum())),
             ("input_bytes", left * (self.spec.data.sample_size if self.spec.data else 0.0)),
@@ -344,7 +362,7 @@ class TrainingJob:
         first_step, self.steps_ever = self.steps_ever, self.steps_ever + steps
         period = Period(
             self.exchanges, self.ends.start_s, steps, first_step, config.samples, last,
-            config.compute_s, config.input_s, compute_s, input_s,
+            config.compute_s, config.input_s, compute_s, input_s, self.progress.far_next,
         )  # fmt: skip
         if self.data is not None and config.asynchronous:
             self._round = self.data.snapshot()
@@ -389,6 +407,9 @@ class TrainingJob:
             self.config.set_batch(pending.batch)
         if pending.interval is not None:
             self.progress.interval = pending.interval
+        if pending.far_every is not None:
+            self.progress.far_every = pending.far_every if self.config.near.happens else 1
+            self.config.stale = True  # other links may be in use from now on
         if self.data is not None:
             for piece, worker in pending.moves:
                 why = self.data.move(piece, worker)

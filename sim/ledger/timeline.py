@@ -66,7 +66,7 @@ class _Open:
     looked_s: float
     looked_j: float
     looked: Floats | list[float]  # the account then
-    looked_exchanges: int
+    looked_traffic: tuple[int, int]
     to_be_written: list[Stretch] = field(default_factory=list)  # held by the checkpoint under way
     unsaved: list[Stretch] = field(default_factory=list)
 
@@ -101,7 +101,7 @@ class Timeline(Listener):
         row, account = job.row, job.gpu_s.tolist()[:HELD]
         drawn_j = self.meter.drawn_j(row, job.computed_gpu_s)
         opened = self._open[row] = _Open(
-            self._count[row], now_s, holding, account, [], now_s, drawn_j, account, job.exchanges
+            self._count[row], now_s, holding, account, [], now_s, drawn_j, account, job.traffic
         )
         self._count[row] += 1
         return opened
@@ -241,8 +241,8 @@ class Timeline(Listener):
     # -- network ---------------------------------------------------------------------------------------------
 
     def _carried(self, job: Job, opened: _Open, end_s: float) -> None:
-        volume, links, amounts = job.on_links(job.exchanges - opened.looked_exchanges)
-        opened.looked_exchanges = job.exchanges
+        volume, links, amounts = job.on_links(opened.looked_traffic)
+        opened.looked_traffic = job.traffic
         if volume:
             self._on_links(opened.looked_s, end_s, links, amounts.tolist())
             self.usage.add(opened.looked_s, end_s, NETWORK_BYTES, volume)

@@ -12,6 +12,7 @@ from pydantic import Field, field_validator, model_validator
 
 from equipoise.sim.scenario.faults import Faults as Faults
 from equipoise.sim.scenario.generate import Generate
+from equipoise.sim.scenario.lighter import Lighter
 from equipoise.sim.scenario.queues import Queues
 from equipoise.sim.scenario.section import Count, Positive, Section, Span
 from equipoise.sim.scenario.throughputs import Throughputs as Throughputs
@@ -190,6 +191,7 @@ class Model(Section):
     noise_scale_growth: Annotated[Float, Field(ge=0)] = 0.0  # phi grows by this factor over the run
     drift: Annotated[Float, Field(ge=0)] = 0.0  # kappa_d
     staleness: Annotated[Float, Field(ge=0)] = 0.0  # penalty per update missed, asynchronous only
+    lighter: Lighter = Lighter()  # compressed gradients, pruning, distillation
 
     @property
     def tokens(self) -> int:
@@ -282,6 +284,7 @@ class Job(Section):
     gpus: Count = 1  # asked for
     gpu_share: Annotated[Share, Field(gt=0, le=1)] = 1.0  # of each GPU, for jobs that share
     duration: Seconds | None = None  # of a job known by its time only
+    time_limit: Seconds | None = None  # a duration job is ended when it has run for so long
     job_type: str = ""  # of a duration job: whose rates it has in `workload.throughputs`
     # its GPUs may be of several models
     mix_gpus: bool = (
@@ -310,15 +313,18 @@ class Job(Section):
     gpu_types: tuple[str, ...] = ()  # accelerators or groups of nodes, any of them; none: all
     # how close its GPUs must, or should, be
     together: Literal["rack-preferred", "rack-required", "node-preferred", "node-required"] | None = None
+    cpus: Count | None = None  # cores that it asks for; counted by limits only
+    host_memory: Bytes | None = None  # that it asks for; counted by limits only
+    nodes: Count | None = None  # that it asks for; counted by limits only
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
         if (self.duration is None) == (self.model is None):
             raise ValueError("needs either 'duration' (a rigid job) or 'model' (a training job)")
         if self.model is not None:
-            if self.job_type or self.mix_gpus:
+            if self.job_type or self.mix_gpus or self.time_limit is not None:
                 raise ValueError(
-                    "'job_type' and 'mix_gpus' are of jobs with 'duration'; this one has a 'model'"
+                    "'job_type', 'mix_gpus' and 'time_limit' are of jobs with 'duration'; this one has a 'model'"
                 )
             targets = [k for k in ("steps", "epochs", "samples") if getattr(self, k) is not None]
             if len(targets) != 1:
@@ -412,6 +418,8 @@ class Decide(Section):
     every_steps: Count | None = None  # of any one training job
     on_events: bool = True  # also at arrivals, completions and faults
     estimate_error: Annotated[Float, Field(ge=0)] = 0.0  # log-normal spread of duration estimates
+    # what policies take a duration job to need: about its true time, or its time limit where it has one
+    estimate: Literal["duration", "time-limit"] = "duration"
 
 
 class Noise(Section):
@@ -419,6 +427,22 @@ class Noise(Section):
 
     # none: of a model with a measured `step` the profile's, else 0
     step_cov: Annotated[Float, Field(ge=0, le=5)] | None = None
+    lasting_share: Annotated[Share, Field(ge=0, le=1)] = 0.0  # of a worker's own variance, that stays a while
+    lasting_steps: Count = 16  # local steps that the lasting part stays
+    common_share: Annotated[Share, Field(ge=0, le=1)] = 0.0  # of the variance, that a job's workers share
+    tail_chance: Annotated[Share, Field(ge=0, lt=1)] = 0.0  # of a rare long step, beside `step_cov`
+    tail_factor: Annotated[Float, Field(ge=1)] = 1.0  # how many times as long that step is
+    gpu_cov: Annotated[Float, Field(ge=0, le=1)] = 0.0  # of the persistent speeds of single GPUs
+
+    @model_validator(mode="after")
+    def _whole_tail(self) -> Self:
+        if (self.tail_chance > 0.0) != (self.tail_factor > 1.0):
+            raise ValueError(
+                "'tail_chance' above 0 and 'tail_factor' above 1 make a tail together; give both"
+            )
+        if (self.lasting_share or self.common_share) and self.step_cov == 0.0:
+            raise ValueError("'lasting_share' and 'common_share' are parts of 'step_cov', which is 0")
+        return self
 
 
 class Storage(Section):

@@ -7,11 +7,19 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from equipoise.sim.scenario.section import Count, Positive, Section, Span
-from equipoise.sim.scenario.units import Float, Int
+from equipoise.sim.scenario.units import Bytes, Float, Int
 
 NotNegative = Annotated[Float, Field(ge=0)]
 Number = Annotated[Int, Field(ge=0)]
 Preempts = Literal["never", "lower-priority", "lower-or-newer-equal-priority", "any"]
+
+
+class Tres(Section):
+    """Bounds on what jobs ask for beside GPUs; a job that does not say how much counts as none."""
+
+    cpu: NotNegative | None = None  # cores
+    mem: Bytes | None = None  # host memory
+    node: NotNegative | None = None  # nodes, as asked for
 
 
 class Limits(Section):
@@ -25,6 +33,10 @@ class Limits(Section):
     jobs_per_account: Number | None = None  # most running jobs of an account
     gpus_per_job: NotNegative | None = None  # most GPUs of one job
     gpus_of_type: dict[str, NotNegative] = Field(default_factory=dict)  # by accelerator or group of nodes
+    tres: Tres = Tres()  # most of what is not GPUs, of all its jobs
+    tres_per_user: Tres = Tres()  # most of what is not GPUs, of a user
+    tres_per_account: Tres = Tres()  # most of what is not GPUs, of an account
+    tres_per_job: Tres = Tres()  # most of what is not GPUs, of one job
 
 
 class Account(Limits):
@@ -48,6 +60,8 @@ class Qos(Limits):
 
     name: str  # as jobs and partitions name it
     priority: NotNegative = 0.0  # of its jobs, over the largest
+    preempts: tuple[str, ...] = ()  # QOS whose running jobs its jobs may stop
+    spared: bool = False  # its jobs are never stopped for others
 
 
 class Partition(Limits):
@@ -59,6 +73,7 @@ class Partition(Limits):
     tier: Int = 1  # jobs of a higher tier are looked at first
     priority: NotNegative = 1.0  # PriorityJobFactor
     qos: str = ""  # whose limits hold in it, too
+    spared: bool = False  # its jobs are never stopped for others
 
 
 class Priority(Section):
@@ -81,6 +96,18 @@ class Backfill(Section):
     depth: Number = 500  # jobs looked at
     window: Span = 86400.0  # how far ahead
     interval: Span = 30.0  # between two passes
+
+
+class Preemption(Section):
+    """Slurm's preempt/qos and preempt/partition_prio: a stopped job is queued again, and goes on from there."""
+
+    by: Literal["qos", "partition"] = (
+        "qos"  # who may stop whom: `preempts` of the QOS, or the partition's tier
+    )
+    exempt: Span = 0.0  # a job that has run for less is not stopped
+    youngest_first: bool = (
+        False  # stop what started last; else the lowest priority or tier, then the fewest nodes
+    )
 
 
 class Cohort(Section):
@@ -106,6 +133,9 @@ class Queue(Section):
     order: Literal["best-effort", "strict"] = "best-effort"  # strict: nobody passes a job that does not fit
     reclaim: Preempts = "never"  # whom of other queues it may stop for its own quota
     within: Preempts = "never"  # whom of its own it may stop
+    # while it borrows: whom of other queues it may stop, up to which priority
+    borrow_within: Literal["never", "lower-priority"] = "never"
+    borrow_within_most: Float | None = None  # priority; none: any that is lower than the job's own
     weight: Positive = 1.0  # in fair sharing
     names: tuple[str, ...] = ()  # by which jobs call it, beside its own: its local queues
 
@@ -115,6 +145,10 @@ class Queue(Section):
             raise ValueError("'within': 'any' is for 'reclaim' only")
         if self.reclaim == "lower-or-newer-equal-priority":
             raise ValueError("'reclaim' is never, lower-priority or any")
+        if self.borrow_within != "never" and self.reclaim == "never":
+            raise ValueError("'borrow_within' needs 'reclaim': without it no job of another queue is stopped")
+        if self.borrow_within_most is not None and self.borrow_within == "never":
+            raise ValueError("'borrow_within_most' needs 'borrow_within: lower-priority'")
         return self
 
 
@@ -127,6 +161,7 @@ class Queues(Section):
     qos: tuple[Qos, ...] = ()
     priority: Priority | None = None
     backfill: Backfill | None = None
+    preemption: Preemption | None = None
     cohorts: tuple[Cohort, ...] = ()
     queues: tuple[Queue, ...] = ()
     flavors: dict[str, tuple[str, ...]] = Field(default_factory=dict)  # accelerators or groups of nodes
@@ -143,6 +178,10 @@ class Queues(Section):
         self._known("accounts", "parent", {a.name for a in self.accounts})
         self._known("users", "account", {a.name for a in self.accounts})
         self._known("partitions", "qos", {q.name for q in self.qos})
+        known = {q.name for q in self.qos}
+        for k, qos in enumerate(self.qos):
+            if strange := sorted(set(qos.preempts) - known):
+                raise ValueError(f"qos.{k}.preempts: {strange[0]!r} is not declared")
         self._known("cohorts", "parent", {c.name for c in self.cohorts})
         self._known("queues", "cohort", {c.name for c in self.cohorts})
         for what in ("accounts", "cohorts"):

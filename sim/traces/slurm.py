@@ -31,6 +31,7 @@ def from_accounting(jobs: JobTable, unit: str, *, queue: bool = False) -> Rows:
     columns["job_name"] = jobs.name
     columns["priority"] = _number_text(jobs.priority)
     columns |= {"cpus": _given(jobs.cpus), "nodes": _given(jobs.nodes)}
+    columns["host_memory_bytes"] = _given(jobs.memory_bytes)
     columns["time_limit_s"] = np.where(np.isfinite(jobs.time_limit_s), jobs.time_limit_s, np.nan)
     columns["site_queueing_s"] = jobs.start_s - np.fmax(jobs.submit_s, jobs.eligible_s)
     ran_s = np.where(np.isfinite(jobs.elapsed_s), jobs.elapsed_s, jobs.end_s - jobs.start_s)
@@ -45,6 +46,8 @@ def from_accounting(jobs: JobTable, unit: str, *, queue: bool = False) -> Rows:
         changes=jobs.changes,
     )
     rows.arrival_s = np.where(np.isnan(jobs.submit_s), np.nan, rows.arrival_s)
+    if len(jobs) and not queue and np.isnan(jobs.submit_s).all() and np.isnan(jobs.start_s).all():
+        rows.drop("the file tells neither Submit nor Start", np.ones(len(jobs), dtype=np.bool_))
     _join_attempts(rows, jobs)
     _join_parts(rows, jobs)
     rows.drop(f"no {'GPUs, CPUs only' if unit == 'GPUs' else unit}", rows.units == 0)
@@ -116,6 +119,7 @@ def from_events(events: EventTable, unit: str) -> Rows:
     }
     columns["time_limit_s"] = np.where(np.isfinite(events.time_limit_s), events.time_limit_s, np.nan)
     columns |= {"cpus": (tasks * each).astype(np.float64), "nodes": _given(events.nodes)}
+    columns["host_memory_bytes"] = _given(events.memory_bytes)
     rows = Rows(
         name=events.name,
         arrival_s=events.submit_s,

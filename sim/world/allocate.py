@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from equipoise.policies.contract import Allocation
-from equipoise.policies.observation import RUNNING, Floats, Ints
+from equipoise.policies.observation import RUNNING, Floats, Ints, Refusal
 from equipoise.sim.clock import Clock
 from equipoise.sim.cluster.cluster import Cluster, Holding
 from equipoise.sim.job.job import Job
@@ -38,10 +38,12 @@ class Allocator:
             restart,
         )
         self.listeners, self.changed = listeners, changed
+        self.refused: list[Refusal] = []  # of the last allocation
 
     def apply(self, allocation: Allocation) -> set[int]:
         """Carry out an allocation, all stops before all starts; returns the rows of running jobs it replaced."""
         listed, roster = allocation.job.tolist(), self.roster
+        self.refused = []
         replaced = set()
         for k, row in enumerate(listed):
             if roster.state[row] == RUNNING:
@@ -57,6 +59,9 @@ class Allocator:
 
     def _start(self, row: int, gpus: Ints, share: Floats) -> None:
         now_s, roster = self.clock._now, self.roster
+        if self.cluster.any_mig and not self.cluster.can_be_cut(gpus, share):
+            self.refused.append(Refusal(f"start of job row {row}", "MIG cannot cut the GPU into such slices"))
+            return
         job: Job = roster.training[row] if row in roster.training else RigidJob(self.rigid, row)
         holding = self.cluster.book(row, gpus.copy(), share.copy())
         for tell in self.listeners.began:

@@ -37,6 +37,10 @@ def hand_over(
         for row, job in training.items():
             if row < len(plan.sync_interval) and plan.sync_interval[row] != job.progress.interval:
                 job.pending.interval = int(plan.sync_interval[row])
+    if plan.far_every is not None:
+        for row, job in training.items():
+            if row < len(plan.far_every) and plan.far_every[row] != job.progress.far_every:
+                job.pending.far_every = int(plan.far_every[row])
     if plan.global_batch is not None:
         for row, job in training.items():
             if row < len(plan.global_batch) and plan.global_batch[row] != job.progress.global_batch:

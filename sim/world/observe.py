@@ -153,6 +153,8 @@ class Observer:
         """Turn the window of a job into its measured columns; without a new period the last ones stay."""
         window, row, columns = job.measured.window, job.row, self.roster.columns
         columns["exchange_alone_s"][row] = job.config.exchange.alone_s
+        near = job.config.near
+        columns["near_exchange_s"][row] = near.alone_s if near.happens else math.nan
         columns["restart_s"][row] = self.roster.initialisation_s + 2.0 * job.save_s
         if window.periods == 0:
             job.measured.fit_columns()
@@ -163,6 +165,11 @@ class Observer:
         job.measured.active = np.minimum(window.busy_s / span_s, 1.0)
         columns["work_s"][row] = float(measured["step_s"].mean())
         columns["exchange_s"][row] = window.exchange_s / window.periods
+        columns["far_exchange_s"][row], near_s = window.exchanges_s(
+            (columns["far_exchange_s"][row], columns["near_exchange_s"][row])
+        )
+        if near.happens:
+            columns["near_exchange_s"][row] = near_s
         columns["throughput_samples_per_s"][row] = float(window.samples.sum()) / span_s
         columns["goodput_samples_per_s"][row] = window.useful_samples / span_s
         job.meter_booked()

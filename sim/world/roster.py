@@ -35,13 +35,13 @@ class Roster:
         self.restart_s = np.zeros(len(demand))  # cost that the next start has to pay
         self.completed = 0
         resize(self.table, len(demand))
+        estimate_s = np.maximum(demand.duration_s * factor + demand.spare_s, 0.0)
         rigid = np.array([row not in demand.training for row in range(len(demand))])
         for name, values in (
             ("id", demand.id), ("arrival_s", demand.arrival_s), ("queued_since_s", demand.arrival_s),
             ("rigid", rigid), ("priority", demand.priority), ("gpus_requested", demand.gpus),
             ("gpu_share_requested", demand.gpu_share), ("one_gpu_model", rigid & ~demand.mixes),
-            ("duration_s", demand.duration_s * factor),
-            ("service_s", demand.duration_s * factor), ("restart_s", initialisation_s),
+            ("duration_s", estimate_s), ("service_s", estimate_s), ("restart_s", initialisation_s),
         ):  # fmt: skip
             self.columns[name][:] = values
         if len(demand.claims.claim):

@@ -114,7 +114,7 @@ class SimWorld:
         self.decided = 0  # decisions made
         self.refusals: list[tuple[float, Refusal]] = []
         self._idle_ticks = 0
-        factor = _estimate_factor(scenario, seed, len(demand))
+        factor = np.where(demand.spare_s == 0.0, _estimate_factor(scenario, seed, len(demand)), 1.0)
         self.roster = Roster(demand, factor, scenario.restart.initialisation)
         self.decisions = Decisions(
             scenario.decide, self.clock, self.roster, self._decide, lambda: self.throttle.next_look_s
@@ -246,15 +246,19 @@ class SimWorld:
         if plan.suspect is not None:
             writable(self.cluster.gpus, "suspect")[:] = plan.suspect
         replaced: set[int] = set()
+        refused: list[Refusal] = []
         if plan.allocation is not None:
             replaced = self.allocator.apply(plan.allocation)
+            refused = self.allocator.refused
+            if refused:
+                self.decisions.request()  # what is free now was not foreseen
         if self.roster.training:
             seen = self.observer
             hand_over(
                 plan, replaced, self.roster.training, seen.members, seen.shards, seen.workers,
                 self.engine.plan_changed,
             )  # fmt: skip
-        return []
+        return refused
 
     def _decide(self) -> None:
         if self._nothing_to_start():

@@ -13,7 +13,14 @@ import numpy as np
 from equipoise.policies.allocation.draft import Hand
 from equipoise.policies.contract import Decision, Plan, Reason
 from equipoise.policies.observation import RUNNING, Ints, Observation
-from equipoise.policies.queues.limits import Quota, allowed_nodes, amounts_of, held_amounts
+from equipoise.policies.queues.limits import (
+    Quota,
+    allowed_nodes,
+    amounts_of,
+    bound,
+    describe,
+    held_amounts,
+)
 from equipoise.policies.queues.places import least_gpus, place_job
 from equipoise.policies.record.journal import JournalError, read
 from equipoise.sim.record import read_parquet
@@ -189,13 +196,10 @@ def _cause(folder: Folder, decision: Decision, row: int) -> Cause:
 
 
 def _limit(quota: Quota, claim: int, gpus: float) -> Cause:
-    for leaf in quota.leaves(claim):
-        if quota.left(leaf) < gpus or quota.left_jobs(leaf) < 1:
-            limit = quota.tightest(leaf, gpus)
-            most = quota.queues.gpus_max[limit]
-            bound = f"{most:g} GPUs" if math.isfinite(most) else f"{quota.queues.jobs_max[limit]:g} jobs"
-            return Cause("limit", f"{quota.queues.names['limit'][limit]} allows {bound}")
-    return Cause("limit", "its limits")
+    limit = quota.first(claim, gpus)
+    if limit < 0:
+        return Cause("limit", "its limits")
+    return Cause("limit", f"{describe(quota.queues, limit)} allows {bound(quota.queues, limit)}")
 
 
 def _values(plan: Plan, key: str) -> tuple[Reason, Any] | None:

@@ -40,13 +40,16 @@ def levers(scenario: Scenario, policy: str, policies: Sequence[str] = POLICIES) 
     changes: tuple[tuple[str, str, Change], ...] = (
         ("GPUs twice as fast", "compute", faster_gpus),
         ("twice the GPUs per training job", "compute", larger_jobs),
+        ("products in 8 bits", "compute", fp8_products),
         ("twice the GPU memory and its bandwidth", "memory", more_memory),
         ("storage and host input twice as fast", "input", faster_input),
         ("data spread evenly over each job's nodes", "input", data_at_hand),
         ("no jitter", "barrier", no_jitter),
         ("equal nodes, as fast in all", "barrier", equal_nodes),
         ("network twice as fast", "network", faster_network),
-        ("half the bytes exchanged", "network", fewer_bytes),
+        ("gradients in 8 bits", "network", lambda s: lighter_gradients(s, "int8")),
+        ("the largest 1 % of the gradients", "network", lambda s: lighter_gradients(s, "top-k")),
+        ("gradients as factors of rank 4", "network", lambda s: lighter_gradients(s, "powersgd")),
         ("twice the micro-batches in a pipeline", "layout", more_micro_batches),
         ("the fastest layout that fits", "layout", fastest_layout),
         ("twice the nodes", "queue", more_nodes),
@@ -163,12 +166,16 @@ def data_at_hand(scenario: Scenario) -> Scenario:
 
 
 def no_jitter(scenario: Scenario) -> Scenario:
-    """Steps take as long as they should."""
-    return _with(scenario, noise=Noise(step_cov=0.0)) if step_noise(scenario) else scenario
+    """Steps take as long as they should; lasting differences between GPUs stay."""
+    if not step_noise(scenario):
+        return scenario
+    return _with(scenario, noise=Noise(step_cov=0.0, gpu_cov=scenario.noise.gpu_cov))  # type: ignore[no-any-return]
 
 
 def equal_nodes(scenario: Scenario) -> Scenario:
     """All GPUs of one accelerator compute at their mean speed, so that the total stays."""
+    if scenario.noise.gpu_cov:
+        scenario = _with(scenario, noise=_with(scenario.noise, gpu_cov=0.0))
     speeds: dict[str, list[float]] = {}
     for group in scenario.cluster.groups:
         speeds.setdefault(group.accelerator, []).extend([group.speed] * (group.count * group.gpus))
@@ -205,15 +212,32 @@ def faster_network(scenario: Scenario) -> Scenario:
     return _models(changed, change)
 
 
-def fewer_bytes(scenario: Scenario) -> Scenario:
-    """Gradients are compressed to half their bytes, without any cost."""
+def lighter_gradients(scenario: Scenario, how: str) -> Scenario:
+    """Gradients are compressed, in the time that this takes; what it does to learning is not in it."""
 
     def change(model: Model) -> Model:
         """The section with the lever pulled."""
+        if model.lighter.gradients or model.exchange.compression < 1.0:
+            return model
         if model.gradient == 0.0 or (model.gradient is None and model.parameters == 0.0):
             return model
-        exchange = _with(model.exchange, compression=0.5 * model.exchange.compression)
-        return _with(model, exchange=exchange)  # type: ignore[no-any-return]
+        return _with(model, lighter=_with(model.lighter, gradients=how))  # type: ignore[no-any-return]
+
+    return _models(scenario, change)
+
+
+def fp8_products(scenario: Scenario) -> Scenario:
+    """Products of models of known shape run in 8 bits, where every accelerator can; others were not measured."""
+    profile = load_profile(scenario.cluster.hardware)
+    on = {group.accelerator for group in scenario.cluster.groups if group.gpus}
+    if any("fp8" not in profile.accelerator(name).flop_per_s for name in on):
+        return scenario
+
+    def change(model: Model) -> Model:
+        """The section with the lever pulled."""
+        if model.transformer is None or model.precision not in ("bf16", "fp16"):
+            return model
+        return _with(model, precision="fp8")  # type: ignore[no-any-return]
 
     return _models(scenario, change)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -95,12 +95,17 @@ def _figure(metric: str, best: _Side, other: _Side | None) -> Figure | None:
 
 
 def strip_html(study: Study) -> str:
-    """The strip as HTML."""
+    """The strip of a study as HTML."""
+    return figures_html(strip(study))
+
+
+def figures_html(figures: Sequence[Figure]) -> str:
+    """Figures side by side as HTML."""
     cards = "".join(
         f"<div><dt>{escape(f.label)}</dt><dd>{escape(f.value)}"
         + (f'<span class="of">{escape(f.against)}</span>' if f.against else "")
         + "</dd></div>"
-        for f in strip(study)
+        for f in figures
     )
     return f'<dl class="strip">{cards}</dl>' if cards else ""
 

@@ -72,22 +72,29 @@ def render_report(study: Study, refresh_s: float | None = None) -> tuple[str, tu
     for detail in details:
         if detail.header["bars"] is not None:
             detail.header["bars"]["words"] = {**KIND_LABELS, **USE_LABELS}
-    data = {"charts": [chart.plain() for chart in charts], "runs": [d.header for d in details]}
     sections = _sections(study, charts, details, notes)
-    page = _template("report.html").substitute(
-        title=escape(f"{study.title}: Equipoise report"),
+    return composed(study.title, sections, charts, _foot(study), details, refresh_s), notes
+
+
+def composed(
+    title: str, sections: Sequence[tuple[str, str, str]], charts: Sequence[Chart], foot: str,
+    details: Sequence[Detail] = (), refresh_s: float | None = None,
+) -> str:  # fmt: skip
+    """A page of `sections`: (identifier, name in the navigation, HTML) each."""
+    data = {"charts": [chart.plain() for chart in charts], "runs": [d.header for d in details]}
+    return _template("report.html").substitute(
+        title=escape(f"{title}: Equipoise report"),
         refresh=""
         if refresh_s is None
         else f'<meta http-equiv="refresh" content="{math.ceil(refresh_s)}">\n',
         style=_text("report.css"),
         nav="".join(f'<a href="#{key}">{escape(name)}</a>' for key, name, _ in sections if name),
         main="\n".join(content for _, _, content in sections),
-        foot=escape(_foot(study)),
+        foot=escape(foot),
         data=embedded(data),
         blobs="\n".join(_blob(key, content) for detail in details for key, content in detail.blobs),
         script="\n".join(_text(name) for name in ("charts.js", "gantt.js", "page.js")),
     )
-    return page, notes
 
 
 def _text(name: str) -> str:
@@ -210,13 +217,13 @@ def _charts(
     ]
 
 
-def figure(chart: Chart) -> str:
-    """A place for a chart, with its numbers as a table for those who cannot see it."""
+def figure(chart: Chart, origin: str = "simulated") -> str:
+    """A place for a chart, with its numbers as a table for those who cannot see it; `origin` of its numbers."""
     note = f'<span class="note">{escape(chart.note)}</span>' if chart.note else ""
     numbers = table(chart.title, chart.header, chart.rows) if chart.rows else ""
     return (
         f'<figure class="chart" id="chart-{escape(chart.id)}"><figcaption><strong>{escape(chart.title)}</strong>'
-        f'<span class="tag">simulated</span>{note}</figcaption>'
+        f'<span class="tag">{escape(origin)}</span>{note}</figcaption>'
         f'<div class="plot"><p class="note">{escape(chart.text)}</p></div>'
         f'<details class="numbers"><summary>The numbers as a table</summary>{numbers}</details></figure>'
     )

@@ -3,10 +3,10 @@
     found = twin(read_queue(Path("queue-journal")))
     print(render(found))
 
-Arrivals, GPUs and running times are those on record; what each job was thought to take is, too, and how long the
-queue manager leaves GPUs idle between two jobs. It is simulated twice: with the recorded decisions, which shows
-whether the simulator has the queue right; and with the policy deciding anew, which also shows how much hangs on a
-second. A job that came a moment too late live may be in time there, and what follows is another schedule.
+Arrivals, GPUs and running times are those on record, and so is what each job was thought to take, when a decision
+first saw it, and how long the queue manager then left the GPUs of each job idle. It is simulated twice: with the
+recorded decisions, which shows whether the simulator has the queue right; and with the policy deciding anew, on the
+jobs that a decision had seen by then.
 """
 
 from __future__ import annotations
@@ -30,27 +30,32 @@ from equipoise.policies.contract import (
     refine,
 )
 from equipoise.policies.kernels.placement import ANY
-from equipoise.policies.observation import RUNNING, WAITING, Floats, Jobs, Observation, writable
+from equipoise.policies.observation import RUNNING, WAITING, Bools, Floats, Jobs, Observation, writable
 from equipoise.policies.record.journal import JournalError, read
 from equipoise.sim.loading.file import from_mapping
 from equipoise.sim.run import run as simulate
 from equipoise.sim.scenario.tree import InputError
-from equipoise.sim.traces.read import Trace, make_trace
+from equipoise.sim.traces.read import make_trace
 from equipoise.study.twin.queue_record import QueueRun
 
 NEAR_S = 5.0
 """Two starts are near when no more than this lies between them."""
 
 
+_MOMENT_S = 0.01
+
+
 @dataclass(frozen=True)
 class QueueTwin:
     """A queue beside its simulation. Starts in seconds from the first arrival, per job.
 
-    reaction_s: mean time from the end of one job to the start of the next that waited for it.
+    reaction_s: mean time from the end of one job to the start of the next that waited for it. seen_s: mean time
+    from a job's arrival to the first decision that saw it, or to its start if that came first.
     """
 
     run: QueueRun
     reaction_s: float
+    seen_s: float
     start_s: Floats
     replayed_s: Floats  # with the recorded decisions
     anew_s: Floats  # with the policy deciding anew
@@ -124,18 +129,47 @@ def twin(run: QueueRun, seed: int = 0) -> QueueTwin:
     order = np.argsort(run.id)
     known = tuple(run.id[order].tolist()), tuple(run.estimate_s[order].tolist())
     as_live = Policy(run.policy.name, tuple(AsLive(stage, *known) for stage in stages))
-    decisions, again, places = _decisions(run)
+    decisions, again, places, first_s = _decisions(run)
     as_started = Policy("as-started", (AsStarted(tuple(_decided_order(run, places))),))
-    reaction_s = _reaction_s(run)
+    last_s, waited = _reactions_s(run)
+    reaction_s = float(last_s[waited].mean()) if waited.any() else 0.0
+    seen_s = _seen_s(run, first_s, waited)
+    idle_s = _idle_s(run, last_s, reaction_s)
     return QueueTwin(
         run,
         reaction_s,
+        float((seen_s - run.arrival_s).mean()),
         run.start_s - run.arrival_s[0],
-        _simulated(run, as_started, reaction_s, seed),
-        _simulated(run, as_live, reaction_s, seed),
+        _simulated(run, as_started, run.arrival_s, idle_s, seed),
+        _simulated(run, as_live, seen_s, idle_s, seed),
         decisions,
         again,
     )
+
+
+def _seen_s(run: QueueRun, first_s: Mapping[int, float], waited: Bools) -> Floats:
+    """When each job was there for the policy (s): at the first decision that saw it; without one, when it came.
+
+    A manager's times are whole seconds, cut off, so half a second is taken from the scheduler's. What was started
+    before the changes of that decision had been made was started without the job. One that waited for no other's
+    end waited for the manager alone, until its start.
+    """
+    seen_s = np.array([first_s.get(job, -np.inf) for job in run.id.tolist()])
+    done = np.searchsorted(
+        run.did_s, seen_s
+    )  # changes are made within a second of their decision, or not at all
+    made_s = np.append(run.did_s, np.inf)[done]
+    made_s = np.where(made_s < seen_s + 1.0, made_s, seen_s)
+    seen_s -= 0.5
+    for k in np.flatnonzero(np.isfinite(seen_s)).tolist():
+        without = (
+            (run.start_s <= made_s[k]) & (run.start_s > seen_s[k] - 1.0) & (run.start_s < run.start_s[k])
+        )
+        if (without & waited).any():
+            seen_s[k] = max(seen_s[k], run.start_s[without & waited].max() + _MOMENT_S)
+    seen_s = np.where(seen_s < run.start_s + 1.0, np.maximum(seen_s, run.arrival_s), run.arrival_s)
+    came_s = np.maximum.accumulate(np.where(waited, seen_s, run.start_s))  # nobody before who came earlier
+    return np.maximum(np.minimum(came_s, run.start_s), run.arrival_s)
 
 
 def _decided_order(run: QueueRun, places: Sequence[tuple[float, Mapping[int, int]]]) -> list[int]:
@@ -152,9 +186,14 @@ def _decided_order(run: QueueRun, places: Sequence[tuple[float, Mapping[int, int
     return [job for _, _, job in sorted((start_s, place[job], job) for start_s, job in starts)]
 
 
-def _simulated(run: QueueRun, policy: Policy, reaction_s: float, seed: int) -> Floats:
-    """Start of each job in a simulation (s), in the order of the record."""
-    made = simulate(from_mapping(_scenario(run)), policy=policy, seed=seed, trace=_trace(run, reaction_s))
+def _simulated(run: QueueRun, policy: Policy, came_s: Floats, idle_s: Floats, seed: int) -> Floats:
+    """Start of each job in a simulation (s), in the order of the record, counted from the first arrival.
+
+    A job keeps others from its GPUs for as long as it ran, and as they were idle after it.
+    """
+    took_s = np.maximum(run.end_s - run.start_s + idle_s, 1e-3)
+    trace = make_trace(run.id, came_s - run.arrival_s[0], run.gpus, took_s, source=str(run.folder))
+    made = simulate(from_mapping(_scenario(run)), policy=policy, seed=seed, trace=trace)
     if made.jobs["preemptions"].any():
         raise InputError(
             [f"{run.folder}: {run.policy.name} stops running jobs in the simulation, not so live"]
@@ -163,13 +202,25 @@ def _simulated(run: QueueRun, policy: Policy, reaction_s: float, seed: int) -> F
     return np.array([start_of[job] for job in run.id.tolist()])
 
 
-def _reaction_s(run: QueueRun) -> float:
-    """Mean time (s) from the last end before a start to that start, over jobs that had waited for it."""
+def _reactions_s(run: QueueRun) -> tuple[Floats, Bools]:
+    """(time from the last end before each start to that start, whether the job had waited for that end)."""
     ends_s = np.sort(run.end_s)
     before = np.searchsorted(ends_s, run.start_s, side="right") - 1
     last_s = np.where(before >= 0, ends_s[before], -np.inf)
-    waited = last_s > run.arrival_s
-    return float((run.start_s - last_s)[waited].mean()) if waited.any() else 0.0
+    return run.start_s - last_s, last_s >= run.arrival_s
+
+
+def _idle_s(run: QueueRun, last_s: Floats, mean_s: float) -> Floats:
+    """How long the GPUs of each job stayed idle after its end (s): until the next start, where jobs waited.
+
+    The mean where no start tells: then others ended before one of those could start.
+    """
+    idle_s, before_s = np.full(len(run.id), mean_s), run.start_s - last_s
+    for end_s in np.unique(run.end_s).tolist():
+        after_s = last_s[before_s == end_s]
+        if len(after_s) and ((run.arrival_s < end_s) & (run.start_s >= end_s)).any():
+            idle_s[run.end_s == end_s] = after_s.min()
+    return idle_s
 
 
 def _scenario(run: QueueRun) -> dict[str, Any]:
@@ -177,25 +228,22 @@ def _scenario(run: QueueRun) -> dict[str, Any]:
     return {"schema_version": 1, "name": "queue", "cluster": {"nodes": nodes}, "workload": {}}
 
 
-def _trace(run: QueueRun, reaction_s: float) -> Trace:
-    """A job keeps others from its GPUs for as long as it ran, and the manager's reaction."""
-    took_s = np.maximum(run.end_s - run.start_s + reaction_s, 1e-3)
-    return make_trace(run.id, run.arrival_s - run.arrival_s[0], run.gpus, took_s, source=str(run.folder))
-
-
-def _decisions(run: QueueRun) -> tuple[int, int, list[tuple[float, dict[int, int]]]]:
-    """(decisions on record, those that follow again from what was observed, the order of starts of each)."""
+def _decisions(run: QueueRun) -> tuple[int, int, list[tuple[float, dict[int, int]]], dict[int, float]]:
+    """(decisions on record, those that follow again from what was observed, the order of starts of each, time of
+    the first that saw each job)."""
     path, again, places = run.folder / "decisions.jsonl", 0, list[tuple[float, dict[int, int]]]()
+    first_s: dict[int, float] = {}
     try:
         for entry in read(path) if path.exists() else ():
             then = entry.decision
             again += _follows(run.policy, then)
             rows = next((r.values["order"] for r in then.plan.reasons if "order" in r.values), ())
-            ids = then.observation.jobs.id
-            places.append((then.observation.time_s, {int(ids[row]): k for k, row in enumerate(rows)}))
+            ids, time_s = then.observation.jobs.id.tolist(), then.observation.time_s
+            places.append((time_s, {ids[row]: k for k, row in enumerate(rows)}))
+            first_s = dict.fromkeys(ids, time_s) | first_s
     except JournalError as error:
         raise InputError([str(error)]) from error
-    return len(places), again, places
+    return len(places), again, places, first_s
 
 
 def _follows(policy: Policy, then: Decision) -> bool:
@@ -222,6 +270,7 @@ def as_data(found: QueueTwin) -> dict[str, Any]:
         "run": str(run.folder),
         "policy": run.policy.name,
         "reaction_s": found.reaction_s,
+        "seen_s": found.seen_s,
         "jobs": [dict(zip(names, row, strict=True)) for row in rows],
         "waiting_mean_s": float(found.waited_s(found.start_s).mean()),
         "replayed": _outcome(found, found.replayed_s),
@@ -248,7 +297,7 @@ def render(found: QueueTwin) -> str:
     rows = zip(run.id.tolist(), run.name, run.gpus.tolist(), *columns, strict=True)
     lines = [
         f"twin of {run.folder}: {run.policy.name}, {len(run.id)} jobs on {sum(g for _, g in run.nodes)} GPUs, "
-        f"{found.reaction_s:.2f} s between two jobs",
+        f"{found.reaction_s:.2f} s between two jobs, {found.seen_s:.2f} s until a job was seen",
         "",
         f"{'job':>8}  {'name':<20}  {'GPUs':>4}  {'waited':>8}  {'in order':>8}  {'anew':>8}",
         *(f"{i:>8}  {n:<20.20}  {g:>4}  {a:>6.0f} s  {b:>6.0f} s  {c:>6.0f} s" for i, n, g, a, b, c in rows),

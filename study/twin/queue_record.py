@@ -24,7 +24,7 @@ FORMAT = {"format": "equipoise-queue", "version": 1}
 class QueueRun:
     """What a scheduler's record says. Arrays are per job, in order of (arrival, id); times in UTC seconds.
 
-    estimate_s: what the job was thought to take, NaN where nobody knew.
+    estimate_s: what the job was thought to take, NaN where nobody knew. did_s: when changes were made, ascending.
     """
 
     folder: Path
@@ -37,6 +37,7 @@ class QueueRun:
     start_s: Floats
     end_s: Floats
     estimate_s: Floats
+    did_s: Floats
     notes: tuple[str, ...]
 
 
@@ -50,6 +51,7 @@ def read_queue(folder: Path, policy: Policy | None = None) -> QueueRun:
     jobs: dict[int, dict[str, Any]] = {}
     begun: dict[str, Any] = {}
     nodes: list[Any] = []
+    did_s: list[float] = []
     requeued = False
     for event in _events(folder / EVENTS):
         kind = event["event"]
@@ -62,6 +64,8 @@ def read_queue(folder: Path, policy: Policy | None = None) -> QueueRun:
         elif kind in ("start", "end", "changed") and event["id"] in jobs:
             known = ("start_s", "end_s", "gpus", "estimate_s")
             jobs[event["id"]].update({k: event[k] for k in known if k in event})
+        elif kind == "did":
+            did_s.append(float(event["time_s"]))
         requeued |= kind == "requeued"
     path = folder / EVENTS
     if not begun or not nodes:
@@ -85,6 +89,7 @@ def read_queue(folder: Path, policy: Policy | None = None) -> QueueRun:
         start_s=_column(over, "start_s"),
         end_s=_column(over, "end_s"),
         estimate_s=_column(over, "estimate_s"),
+        did_s=np.array(sorted(did_s)),
         notes=(f"{missing} jobs have not started and ended on record, and are left out",) if missing else (),
     )
 

@@ -149,6 +149,8 @@ def _check(path: Path, manifest: Mapping[str, Any]) -> None:
         raise InputError(
             [f"{path}: accumulation: a twin of {manifest['accumulation']} is not possible, only of 1"]
         )
+    if manifest["shards"] == 0:
+        raise InputError([f"{path}: shards: a run over a stream has none, and no twin"])
     devices = [(place["host"], place["device"]) for place in manifest["members"]]
     if len(set(devices)) < len(devices):
         raise InputError([f"{path}: members: ranks that share a device have no twin"])

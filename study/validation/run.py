@@ -2,62 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
-from equipoise.study.validation import (
+from equipoise.study.validation.score import Line
+from equipoise.study.validation.sets import (
     collectives,
     dense_llm,
     jitter,
     mig,
+    neusight,
     playbook,
     pollux,
     power,
     replayed,
     sailor,
+    shockwave,
     storage,
     train_time,
     vtrain,
 )
-from equipoise.study.validation.score import Line
 
-DATA_SETS: dict[str, Callable[[Path], list[Line]]] = {
-    "dense-llm": dense_llm.run, "vtrain": vtrain.run, "playbook": playbook.run, "sailor": sailor.run,
-    "pollux": pollux.run, "train-time": train_time.run, "staging": storage.run_staging, "mig": mig.run,
-    "jitter": jitter.run, "power": power.run, "storage": storage.run_input, "replay": replayed.run,
-}  # fmt: skip
-
-FILES: dict[str, tuple[str, ...]] = {
-    "dense-llm": (dense_llm.FILE,),
-    "vtrain": (vtrain.SINGLE, vtrain.MULTI),
-    "playbook": (playbook.FILE,),
-    "sailor": (sailor.FILE,),
-    "nccl": (collectives.FILE,),
-    "pollux": (pollux.FILE,),
-    "train-time": (train_time.FILE,),
-    "staging": (storage.STAGING,),
-    "mig": (mig.FILE,),
-    "jitter": (jitter.PATTERN,),
-    "power": (power.FILE,),
-    "storage": (storage.INPUT,),
-    "replay": (replayed.PATTERN,),
+_SETS: dict[str, tuple[Callable[..., list[Line]], tuple[str, ...]]] = {
+    "dense-llm": (dense_llm.run, (dense_llm.FILE,)),
+    "vtrain": (vtrain.run, (vtrain.SINGLE, vtrain.MULTI)),
+    "playbook": (playbook.run, (playbook.FILE,)),
+    "sailor": (sailor.run, (sailor.FILE,)),
+    "neusight": (neusight.run, (neusight.FILE,)),
+    "nccl": (collectives.run, (collectives.FILE,)),
+    "pollux": (pollux.run, (pollux.FILE,)),
+    "train-time": (train_time.run, (train_time.FILE,)),
+    "staging": (storage.run_staging, (storage.STAGING,)),
+    "mig": (mig.run, (mig.FILE,)),
+    "jitter": (jitter.run, (jitter.PATTERN,)),
+    "power": (power.run, (power.FILE,)),
+    "storage": (storage.run_input, (storage.INPUT,)),
+    "shockwave": (shockwave.run, (shockwave.TRACE, shockwave.TIMES, shockwave.RATES)),
+    "replay": (replayed.run, (replayed.PATTERN,)),
 }
+
+FILES: dict[str, tuple[str, ...]] = {name: files for name, (_, files) in _SETS.items()}
 """The files that a data set needs, below the folder of the measurements."""
 
+NEEDS_FIT = ("nccl", "jitter")
+"""Data sets whose lines come from a fit of calibration, which is handed in."""
 
-def run(name: str, data_dir: Path, fit: collectives.Fit | None = None) -> list[Line]:
-    """The lines of a data set under `data_dir`; `fit` is the fit of a collective's curve, which "nccl" needs.
 
-    Raises ValueError for an unknown name, FileNotFoundError where the data are absent.
+def run(name: str, data_dir: Path, fits: Mapping[str, Any] | None = None) -> list[Line]:
+    """The lines of a data set under `data_dir`; `fits` are calibration's, by data set of `NEEDS_FIT`.
+
+    Raises ValueError for an unknown name or a fit that is needed, FileNotFoundError where the data are absent.
     """
-    if name not in FILES:
-        raise ValueError(f"{name}: no such data set; allowed: {', '.join(sorted(FILES))}")
-    if name == "nccl":
-        if fit is None:
-            raise ValueError("nccl: needs the fit of a curve")
-        return collectives.run(data_dir, fit)
-    return DATA_SETS[name](data_dir)
+    if name not in _SETS:
+        raise ValueError(f"{name}: no such data set; allowed: {', '.join(sorted(_SETS))}")
+    make, _ = _SETS[name]
+    if name not in NEEDS_FIT:
+        return make(data_dir)
+    if name not in (fits or {}):
+        raise ValueError(f"{name}: needs the fit of calibration")
+    return make(data_dir, (fits or {})[name])
 
 
 def as_text(lines: list[Line]) -> str:

@@ -6,31 +6,47 @@ the same seeds.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import platform
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import click
 
+import equipoise.policies
+import equipoise.sim
+from equipoise.policies.registry import make_policy
 from equipoise.policies.stages.frozen import STEPS
 from equipoise.sim.hardware.profile import scenarios_dir
 from equipoise.sim.loading.file import read_scenario
 from equipoise.sim.record import versions
-from equipoise.study.runs.compare import Comparison, compare
-from equipoise.study.runs.make import Progress
+from equipoise.sim.run import is_random, run
+from equipoise.sim.scenario.model import Scenario
+from equipoise.sim.traces.trace import Trace
 from equipoise.study.statistics import Interval, paired_ratio
 from tests.bench.method_generator import generated
 
 SCENARIOS = (
     "quickstart", "skewed-data", "congested", "weak-host", "remote-storage", "sick-gpu", "shared-gpus", "two-rooms",
-    "full-memory", "many-jobs-faults",
+    "full-memory", "worn-nodes", "unequal-demand", "slow-uplinks", "shared-hosts", "two-racks", "faulty",
 )  # fmt: skip
 JUDGED = "completion_mean_s"
 HELPS = 1.02
 """A sub-step helps where freezing it makes the mean completion time at least this many times as long."""
 ALL = "s1+s2+s3+s4"
+PROOF = {
+    "S111": "sick-gpu", "S112": "skewed-data", "S113": "skewed-data", "S211": "two-rooms", "S212": "two-rooms",
+    "S213": "two-rooms", "S221": "quickstart", "S311": "full-memory", "S312": "quickstart", "S313": "two-racks",
+    "S321": "shared-gpus", "S322": "shared-gpus", "S411": "worn-nodes", "S412": "unequal-demand",
+    "S413": "slow-uplinks", "S421": "shared-hosts", "S422": "shared-hosts",
+}  # fmt: skip
+"""For each sub-step the scenario that was made to show it."""
+SAME_AFTER = 2
+"""A sub-step without which so many seeds give the same times to the bit is not run on the others."""
 STEP_NAMES = tuple(step for own in STEPS.values() for step in own)
-ALIKE = {"S222": "S221", "S223": "S221", "S313": "S312", "S323": "S322"}
+ALIKE = {"S222": "S221", "S223": "S221", "S323": "S322"}
 """Sub-steps that are frozen as another one is, which is run for both."""
 
 
@@ -55,16 +71,100 @@ def judge(ratio: Interval) -> str:
     return "1" if low == high == 1.0 else shown
 
 
-def worth(comparison: Comparison) -> dict[str, Interval]:
-    """Mean completion time with each sub-step frozen over that with none, paired by seed."""
-    times = {p: [r.metrics[JUDGED] for r in comparison.of(p)] for p in comparison.policies}
+def worth(times: Mapping[str, Sequence[float]]) -> dict[str, Interval]:
+    """Mean completion time with each sub-step frozen over that with none, paired by seed; times: by policy."""
     return {
         step: paired_ratio(times[frozen_policy(ALIKE.get(step, step))], times[ALL]) for step in STEP_NAMES
     }
 
 
+def proofs(kept: Kept, seeds: int) -> list[str]:
+    """Lines of the table of sub-steps, each in the scenario that was made to show it."""
+    lines = [f"| step | in | with it frozen over with it, {seeds} seeds |", "|---|---|---|"]
+    for step, name in PROOF.items():
+        file, alike = (
+            read_scenario(scenarios_dir() / f"{name}.yaml"),
+            [k for k, v in ALIKE.items() if v == step],
+        )
+        numbers = range(file.scenario.seed, file.scenario.seed + seeds)
+        frozen, whole = (
+            [kept.time_s(name, file.scenario, file.trace(), policy, seed) for seed in numbers]
+            for policy in (frozen_policy(step), ALL)
+        )
+        lines.append(f"| {', '.join([step, *alike])} | {name} | {judge(paired_ratio(frozen, whole))} |")
+    return lines
+
+
+def cannot_act(scenario: Scenario) -> set[str]:
+    """Sub-steps that have nothing to decide: no data to move, or no GPU that is shared."""
+    jobs, steps = scenario.workload.jobs, set[str]()
+    traced = scenario.workload.trace is not None
+    if not traced and not any(job.data for job in jobs):
+        steps |= {"S112", "S113", "S211", "S212", "S213"}
+    if not traced and all(job.gpu_share == 1.0 for job in jobs):
+        steps |= {"S321", "S322"}
+    return steps
+
+
+class Kept:
+    """Mean completion times (s) of runs that were made with this code, in a file of lines: a long run goes on."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path, self.code = path, _code()
+        self.found: dict[str, float] = {}
+        if path is not None and path.exists():
+            lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+            self.found = {line["run"]: line["s"] for line in lines if line["code"] == self.code}
+
+    def time_s(self, name: str, scenario: Scenario, trace: Trace | None, policy: str, seed: int) -> float:
+        """That of one run, made if need be."""
+        key = f"{name} {policy} {seed}"
+        if key not in self.found:
+            made = run(scenario, trace=trace, policy=make_policy(policy), seed=seed)
+            self.found[key] = made.summary()[JUDGED]
+            if self.path is not None:
+                with self.path.open("a", encoding="utf-8") as file:
+                    print(json.dumps({"code": self.code, "run": key, "s": self.found[key]}), file=file)
+            print(key, self.found[key], file=sys.stderr)
+        return self.found[key]
+
+
+def _code() -> str:
+    """A hash of the code that results depend on."""
+    rooms = (Path(equipoise.policies.__file__).parent, Path(equipoise.sim.__file__).parent)
+    files = sorted(file for room in rooms for file in room.rglob("*.py"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
+
+
+def times_of(
+    kept: Kept, name: str, scenario: Scenario, trace: Trace | None, seeds: int
+) -> dict[str, list[float]]:
+    """Mean completion times (s) by policy and seed; those frozen forms that decide as ALL does are not run on."""
+    first, idle = scenario.seed, cannot_act(scenario)
+    numbers = range(first, first + (seeds if is_random(scenario) else 1))
+    times = {ALL: [kept.time_s(name, scenario, trace, ALL, seed) for seed in numbers]}
+    for step in STEP_NAMES:
+        policy = frozen_policy(step)
+        if step in ALIKE:
+            continue
+        if step in idle:
+            times[policy] = times[ALL]
+            continue
+        tried = [kept.time_s(name, scenario, trace, policy, seed) for seed in numbers[:SAME_AFTER]]
+        if tried == times[ALL][:SAME_AFTER]:
+            times[policy] = times[ALL]
+        else:
+            rest = [kept.time_s(name, scenario, trace, policy, seed) for seed in numbers[SAME_AFTER:]]
+            times[policy] = tried + rest
+    return times
+
+
 def page(
-    found: Mapping[str, Mapping[str, Interval]], counts: Mapping[str, Sequence[int]], command: str, seeds: int
+    proof: Sequence[str],
+    found: Mapping[str, Mapping[str, Interval]],
+    counts: Mapping[str, Sequence[int]],
+    command: str,
+    seeds: int,
 ) -> str:
     """The page as Markdown; found: by scenario and sub-step; counts: see `counted`, empty without any."""
     made_with = ", ".join(f"{name} {version}" for name, version in versions().items())
@@ -75,10 +175,16 @@ def page(
         f"Python {platform.python_version()}, {made_with}, {platform.machine()}.",
         "",
         "Mean completion time with one sub-step frozen over that with none, all else at its defaults, on the same",
-        f"{seeds} seeds (one where nothing is random), with a 95 % interval. Bold: the sub-step helps by 2 % or",
-        "more, and its interval is clear of 1. *harms*: jobs are done as much sooner without it. 1: no difference.",
-        "What takes the place of a frozen sub-step is said in `policies/stages/frozen.py`; S221 to S223, S312 and",
-        "S313, S322 and S323 are frozen alike and have one figure. S423 changes nothing: it is a table.",
+        "seeds, with a 95 % interval. Bold: the sub-step helps by 2 % or more, and its interval is clear of 1.",
+        "*harms*: jobs are done as much sooner without it. What takes the place of a frozen sub-step is said in",
+        "`policies/stages/frozen.py`; S221 to S223, and S322 and S323, are frozen alike and have one figure. S423",
+        "changes nothing: it is a table.",
+        "",
+        *proof,
+        "",
+        f"Every sub-step in every scenario, {seeds} seed{'s' * (seeds > 1)} (one where nothing is random). 1: no",
+        f"difference; one without which the first {SAME_AFTER} seeds end as they do with it, to the bit, is not run",
+        "on the others. *harms* and bold of one seed are of that seed only.",
         "",
         "| step | " + " | ".join(found) + " |",
         "|---" * (1 + len(found)) + "|",
@@ -88,11 +194,7 @@ def page(
             f"| {step} | " + " | ".join(judge(ratios[step]) for ratios in found.values()) + " |"
             for step in own
         ]
-    nowhere = [
-        step for own in STEPS.values() for step in own
-        if not any(judge(ratios[step]).startswith("**") for ratios in found.values())
-    ]  # fmt: skip
-    lines += ["", "Without an effect of 2 % in these scenarios: " + (", ".join(nowhere) or "none") + ".", ""]
+    lines.append("")
     if counts:
         lines += [
             f"In the first {sum(next(iter(counts.values())))} scenarios of `tests/bench/method_generator.py`,",
@@ -106,52 +208,45 @@ def page(
     return "\n".join(lines)
 
 
-def _say(scenario: str) -> Progress:
-    def progress(done: int, of: int, label: str) -> None:
-        print(f"{scenario}: {done}/{of} {label}", file=sys.stderr)
-
-    return progress
-
-
-POLICIES = [ALL, *(frozen_policy(step) for step in STEP_NAMES if step not in ALIKE)]
-
-
-def counted(number: int, processes: int = 1) -> dict[str, list[int]]:
+def counted(kept: Kept, number: int) -> dict[str, list[int]]:
     """In how many of the first generated scenarios each sub-step helps, does nothing, harms."""
     counts = {step: [0, 0, 0] for step in STEP_NAMES}
     for k in range(number):
-        comparison = compare(generated(k), POLICIES, 1, jobs_parallel=processes)
-        for step, ratio in worth(comparison).items():
+        ratios = worth(times_of(kept, f"generated-{k}", generated(k), None, 1))
+        for step, ratio in ratios.items():
             counts[step][0 if ratio.mean >= HELPS else 2 if ratio.mean <= 2.0 - HELPS else 1] += 1
-        print(f"generated {k + 1}/{number}", file=sys.stderr)
     return counts
 
 
 def method_table(
-    names: Sequence[str], seeds: int, processes: int = 1, command: str = "", number: int = 0
+    names: Sequence[str], seeds: int, grid: int, command: str = "", number: int = 0, path: Path | None = None
 ) -> str:
-    """The page for shipped scenarios and so many generated ones."""
-    found = {}
+    """The page for shipped scenarios and so many generated ones; runs are kept in the file at `path`.
+
+    seeds: of the proofs, grid: of every sub-step in every scenario.
+    """
+    found, kept = {}, Kept(path)
+    proof = proofs(kept, seeds) if seeds else []
     for name in names:
         file = read_scenario(scenarios_dir() / f"{name}.yaml")
-        comparison = compare(
-            file.scenario, POLICIES, seeds, trace=file.trace(), jobs_parallel=processes, progress=_say(name)
-        )
-        found[name] = worth(comparison)
-    return page(found, counted(number, processes) if number else {}, command, seeds)
+        found[name] = worth(times_of(kept, name, file.scenario, file.trace(), grid))
+    return page(proof, found, counted(kept, number) if number else {}, command, grid)
 
 
 @click.command()
-@click.option("--seeds", default=10, show_default=True, help="Seeds per policy.")
-@click.option("--jobs", "processes", default=1, show_default=True, help="Processes.")
+@click.option("--seeds", default=10, show_default=True, help="Seeds of each sub-step in its scenario.")
+@click.option("--grid", default=10, show_default=True, help="Seeds of every sub-step in every scenario.")
+@click.option("--keep", "path", type=click.Path(path_type=Path), help="Go on from the runs in this file.")
 @click.option("--generated", "number", default=0, show_default=True, help="Scenarios of the generator.")
 @click.argument("scenarios", nargs=-1)
-def main(seeds: int, processes: int, number: int, scenarios: tuple[str, ...]) -> None:
+def main(seeds: int, grid: int, path: Path | None, number: int, scenarios: tuple[str, ...]) -> None:
     """Print the table of sub-steps as Markdown."""
     names = scenarios or SCENARIOS
     more = (f"--generated {number}",) if number else ()
-    command = " ".join(("python -m tests.bench.method_table", f"--seeds {seeds}", *more, *scenarios))
-    click.echo(method_table(names, seeds, processes, command, number), nl=False)
+    command = " ".join(
+        ("python -m tests.bench.method_table", f"--seeds {seeds} --grid {grid}", *more, *scenarios)
+    )
+    click.echo(method_table(names, seeds, grid, command, number, path), nl=False)
 
 
 if __name__ == "__main__":

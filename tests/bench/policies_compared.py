@@ -1,68 +1,122 @@
-"""All policies on small cases: `python -m tests.bench.policies_compared` writes docs/policies-compared.md."""
+"""All policies on five cases: `python -m tests.bench.policies_compared --out FOLDER` writes the page.
+
+Runs are kept in the folder, so that a second call goes on where the first was stopped. Seeds are added in steps,
+case by case, and docs/policies-compared.md is written anew after each: it says how many each case has.
+"""
 
 from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from equipoise import api
+from equipoise.formats.text.columns import Text
+from equipoise.policies.registry import make_stage
 from equipoise.sim.scenario.model import Scenario
+from equipoise.sim.traces.trace import Trace, make_trace
 from equipoise.study.display import digits
 from equipoise.study.runs.compare import Comparison
 from equipoise.study.statistics import holm, paired_p, paired_ratio
 from tests.bench.speed.cases import queueing_trace, scenario
 
 PAGE = Path(__file__).parents[2] / "docs" / "policies-compared.md"
+STEPS = (2, 3, 5, 10)  # seeds
+STAGES = "s1{0}+s2{0}+s3{0}+s4{0}"
 INSIDE = (
-    "none", "lb-bsp", "adacomm", "lb-bsp+adacomm", "s1+s2+s3", "s1(mode=optimal)+s2(mode=optimal)+s3(mode=optimal)",
+    "none", "lb-bsp", "adacomm", "lb-bsp+adacomm", STAGES.format(""), STAGES.format("(mode=optimal)"),
 )  # fmt: skip
-QUEUE = (
-    "fifo", "easy", "srtf", "las", "tiresias", "themis", "gavel", "gavel(objective=makespan)", "pollux", "sia",
-    "s4", "s4(mode=optimal)",
-)  # fmt: skip
-COLUMNS = ("completion_mean_s", "completion_p99_s", "makespan_s", "goodput_ratio", "cost_usd", "waste_usd")
+RIGID = ("fifo", "easy", "srtf", "las", "tiresias", "themis", "gavel", "s4", "s4(mode=optimal)")
+QUEUE = (*RIGID, "gavel(objective=makespan)", "pollux", "sia")
+COLUMNS = ("completion_mean_s", "completion_p99_s", "makespan_s", "goodput_ratio", "fairness_user", "cost_usd",
+           "waste_usd")  # fmt: skip
 HEAD = """# The field's policies, compared
 
-Made by `python -m tests.bench.policies_compared --seeds {seeds}`; do not edit.
+Made by `python -m tests.bench.policies_compared --out FOLDER`; do not edit.
 
-Every policy meets the same arrivals, faults and noise. `mean`, `p99` and `makespan` are of completion, in minutes;
-the ratio is that of the mean to the best policy of others (the row "best"), paired by seed; p is two-sided, paired,
-on log ratios, after Holm over the rows of the case. `bound` is the mean over what no policy can beat. The cases are
-small versions: queues with quotas and the fairness of users are not in them.
+Every policy meets the same arrivals, faults and noise. `mean`, `p99` and `makespan` are of completion, in
+minutes; `fair` is Jain's index over users, where there are any; `cost` and `waste` are of GPU hours at their list
+price. `bound` is the mean over what no policy can beat. The ratio is that of the mean to the best policy of others
+(the row "best"), paired by seed, with its 95 % interval; p is two-sided, paired, on log ratios, after Holm over the
+rows of the case. With few seeds both say little.
 
-srtf and sia know no bound on waiting: a job may wait as long as others come.
+`starves` says whether the policy bounds how long a job waits: srtf, sia and others do not, and what they are ahead
+of one that does is the price of the bound. sia, pollux and gavel move jobs between GPUs at the end of each round.
 """
 
 
-def cases() -> list[tuple[str, str, Any, Any, tuple[str, ...]]]:
-    """(title, what it is, scenario, trace, policies)."""
+@dataclass(frozen=True)
+class Case:
+    """One section of the page."""
+
+    title: str
+    what: str
+    scenario: Scenario
+    policies: Sequence[str]
+    trace: Trace | None = None
+    without: str = ""
+
+
+def cases() -> list[Case]:
+    """The five cases, quickest first."""
     return [
-        ("types-of-work", "36 GPUs of three kinds, 90 jobs.", _noisy("gavel-three-kinds"), None, QUEUE),
-        ("queue-with-faults", "48 GPUs, 300 jobs, heavy tail, crashes.", _faulty(), queueing_trace(300), QUEUE),
-        ("congested-core", "Two jobs on 16 nodes, jitter, a congested core.", _named("congested"), None, INSIDE),
-        ("uneven-job", "One job on eight uneven nodes (`quickstart`).", _named("quickstart"), None, INSIDE),
-        ("three-kinds", "52 GPUs of three kinds, 36 elastic jobs.", _noisy("sia-three-kinds"), None, QUEUE),
+        Case("three-kinds-160", "64 GPUs of three kinds, 160 jobs of three types of work, estimates off by 0.3.",
+             _three_kinds(), QUEUE),
+        Case("uneven-job", "One job on eight uneven nodes (`quickstart`).",
+             api.load("scenarios/quickstart.yaml"), INSIDE),
+        Case("congested-core", "Four jobs on 32 nodes, jitter, a congested core.",
+             _congested(), INSIDE),
+        Case("month-with-quotas", "48 GPUs, 1,500 jobs of four teams in a month, each with a quota of 12 GPUs, "
+             "that it may lend.", _quotas(), RIGID, _teams(1500, 48), _LEFT_OUT),
+        Case("week-with-faults", "400 GPUs, 6,700 jobs with a heavy tail in a week, GPUs crash every 2,000 h.",
+             _week(), RIGID, queueing_trace(6700, 400), _LEFT_OUT),
     ]  # fmt: skip
 
 
-def _named(name: str) -> Scenario:
-    return api.load(f"scenarios/{name}.yaml")
+_LEFT_OUT = "pollux and sia are left out: no job here can change its size, and there is one kind of GPU."
+_ESTIMATES = {"estimate_error": 0.3}
 
 
-def _noisy(name: str) -> Scenario:
-    """With estimates that are off and steps that vary, so that seeds differ."""
-    changes = ("decide.estimate_error=0.3", "noise.step_cov=0.05", "faults.crash.mtbf=400 h")
-    return api.load(f"scenarios/{name}.yaml", changes)
+def _three_kinds() -> Scenario:
+    """`gavel-three-kinds` at 64 GPUs and 160 jobs; estimates are off and GPUs crash, so that seeds differ."""
+    sizes = [f"cluster.nodes.{k}.count={n}" for k, n in enumerate((5, 6, 5))]
+    jobs = [f"workload.jobs.{k}.count={n}" for k, n in enumerate((71, 53, 36))]
+    pace = [f"workload.jobs.{k}.spacing={n} s" for k, n in enumerate((304, 405, 608))]
+    noise = ["decide.estimate_error=0.3", "faults.crash.mtbf=400 h"]
+    return api.load("scenarios/gavel-three-kinds.yaml", [*sizes, *jobs, *pace, *noise])
 
 
-def _faulty() -> Scenario:
+def _congested() -> Scenario:
+    more = ["cluster.nodes.0.count=32", "workload.jobs.0.count=4", "workload.jobs.0.steps=600"]
+    return api.load("scenarios/congested.yaml", more)
+
+
+def _week() -> Scenario:
+    nodes = [{"count": 50, "gpus": 8, "accelerator": "v100_sxm2_32gb"}]
+    return scenario(cluster={"nodes": nodes}, decide=_ESTIMATES, faults={"crash": {"mtbf": "2000 h"}})
+
+
+def _quotas() -> Scenario:
+    nodes = [{"count": 12, "gpus": 4, "accelerator": "v100_sxm2_32gb"}]
+    teams = [{"name": f"team-{k}", "cohort": "all", "gpus": 12} for k in range(4)]
     return scenario(
-        cluster={"nodes": [{"count": 12, "gpus": 4, "accelerator": "v100_sxm2_32gb"}]},
-        decide={"estimate_error": 0.3}, faults={"crash": {"mtbf": "200 h"}},
+        cluster={"nodes": nodes}, decide=_ESTIMATES, queues={"cohorts": [{"name": "all"}], "queues": teams}
+    )
+
+
+def _teams(jobs: int, gpus: int) -> Trace:
+    """The same jobs, of four teams that submit 40, 30, 20 and 10 % of them."""
+    trace = queueing_trace(jobs, gpus)
+    team = np.random.default_rng(20260103).choice(4, p=[0.4, 0.3, 0.2, 0.1], size=jobs)
+    column = Text(team, tuple(f"team-{k}" for k in range(4)))
+    return make_trace(
+        trace.job_id, trace.arrival_s, trace.gpus, trace.duration_s, source="bench",
+        columns={"user": column, "queue": column},
     )  # fmt: skip
 
 
@@ -75,46 +129,66 @@ def table(found: Comparison) -> str:
     raw = np.array([paired_p(mean[p], mean[best]) for p in tested])
     adjusted = dict(zip(tested, holm(np.nan_to_num(raw, nan=1.0)), strict=True))
     lines = [
-        "| policy | mean | p99 | makespan | goodput | cost | waste | bound | ratio | p |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| policy | mean | p99 | makespan | goodput | fair | cost | waste | bound | ratio | p | starves |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for policy in sorted(found.policies, key=lambda p: float(mean[p].mean())):
-        values = [float(np.mean([r.metrics[c] for r in found.of(policy)])) for c in COLUMNS]
-        shown = [_minutes(v) for v in values[:3]] + [f"{100 * values[3]:.1f} %", *map(_money, values[4:])]
+        values = [float(np.mean([r.metrics.get(c, math.nan) for r in found.of(policy)])) for c in COLUMNS]
+        shown = [digits(v / 60.0) for v in values[:3]] + [f"{100 * values[3]:.1f} %"]
+        shown += [_known(values[4], ""), *(_known(v, " USD") for v in values[5:])]
         over = values[0] / found.bound.completion_mean_s
         ratio = paired_ratio(mean[policy], mean[best])
         half = "" if math.isnan(ratio.low) else f" ({digits(ratio.low)} to {digits(ratio.high)})"
         tail = ["best", ""] if policy == best else [f"x{digits(ratio.mean)}{half}", f"{adjusted[policy]:.2g}"]
-        lines.append(f"| `{policy}` | {' | '.join([*shown, digits(over), *tail])} |")
+        lines.append(f"| `{policy}` | {' | '.join([*shown, digits(over), *tail, _starves(policy)])} |")
     return "\n".join(lines)
 
 
-def _minutes(seconds: float) -> str:
-    return digits(seconds / 60.0)
+def _starves(policy: str) -> str:
+    """Whether its last stage says that nobody starves."""
+    try:
+        text = str(getattr(make_stage(policy.split("+")[-1].split("(")[0]), "starvation", ""))
+    except KeyError:
+        return ""
+    return "" if not text else "no" if text.startswith("never") else "may"
 
 
-def _money(usd: float) -> str:
-    return "-" if math.isnan(usd) else f"{digits(usd)} USD"
+def _known(value: float, unit: str) -> str:
+    return "-" if math.isnan(value) else f"{digits(value)}{unit}"
 
 
-def write(seeds: int, jobs: int) -> None:
-    """The whole page, case by case: one that is stopped says what it lacks."""
-    parts, left = [HEAD.format(seeds=seeds)], cases()
-    while left:
-        title, what, case, trace, policies = left.pop(0)
-        found = api.compare(case, policies, seeds, trace=trace, jobs=jobs)
-        n = len(found.seeds)
-        parts += [f"## {title}\n", f"{what} {n} seed{'s' * (n > 1)}.\n", table(found) + "\n"]
-        parts += [f"- {line}" for line in found.failures]
-        missing = ", ".join(name for name, *_ in left)
-        PAGE.write_text(
-            "\n".join([*parts, f"Not made yet: {missing}.\n"] if left else parts), encoding="utf-8"
-        )
+def write(out: Path, steps: Sequence[int], wanted: Sequence[str]) -> None:
+    """The whole page, again after each case and number of seeds."""
+    done: dict[str, str] = {}
+    todo = cases()
+    for seeds in steps:
+        for case in todo:
+            if wanted and case.title not in wanted:
+                continue
+            kept = out / case.title
+            found = api.compare(case.scenario, case.policies, seeds, trace=case.trace, out=kept)
+            n = len(found.seeds)
+            lines = [
+                f"## {case.title}\n",
+                f"{case.what} {n} seed{'s' * (n > 1)}. {case.without}".rstrip() + "\n",
+            ]
+            lines += [table(found), "", *(f"- {line}" for line in found.failures)]
+            done[case.title] = "\n".join(lines)
+            missing = ", ".join(other.title for other in todo if other.title not in done)
+            tail = [f"Not made yet: {missing}.\n"] if missing else []
+            parts = [HEAD, *(done[other.title] for other in todo if other.title in done), *tail]
+            PAGE.write_text("\n".join(parts), encoding="utf-8")
+
+
+def main() -> None:
+    """Make what is missing."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="folder that keeps the runs")
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(STEPS))
+    parser.add_argument("--case", nargs="*", default=[])
+    asked: Any = parser.parse_args()
+    write(asked.out, asked.seeds, asked.case)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--jobs", type=int, default=1)
-    asked = parser.parse_args()
-    write(asked.seeds, asked.jobs)
+    main()

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from equipoise.calibrate.fit.fits import collective_predictor
+from equipoise.calibrate.fit.step_noise import fit_noise
 from equipoise.study.validation.run import FILES, run
 from equipoise.study.validation.score import Line
 
@@ -26,6 +27,8 @@ TOLERANCE = 0.005
 MOST = 300
 """About so many rows of a line are kept, chosen by their digest."""
 Predictions = dict[tuple[str, str], float]
+
+FITS = {"nccl": collective_predictor, "jitter": fit_noise}
 
 
 def predictions(lines: Iterable[Line]) -> Predictions:
@@ -80,7 +83,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--write", action="store_true")
     given = parser.parse_args(arguments)
     names = [name for name, files in FILES.items() if all(any(given.data.glob(file)) for file in files)]
-    now = predictions(one for name in names for one in run(name, given.data, collective_predictor))
+    now = predictions(one for name in names for one in run(name, given.data, FITS))
     if given.write:
         write(now, KEPT)
         return 0

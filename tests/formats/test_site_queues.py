@@ -16,7 +16,10 @@ from tests.formats.test_site import write
 
 SLURM = """\
 ClusterName=lab
-SchedulerParameters=bf_window=4320,bf_interval=120,bf_max_job_test=50,bf_continue
+SchedulerParameters=bf_window=4320,bf_interval=120,bf_max_job_test=50,bf_continue,preempt_youngest_first
+PreemptType=preempt/qos
+PreemptMode=REQUEUE
+PreemptExemptTime=00:10:00
 PriorityType=priority/multifactor
 PriorityDecayHalfLife=30-0
 PriorityWeightFairshare=120000
@@ -25,11 +28,12 @@ PriorityMaxAge=7-0
 NodeName=g[01-04] CPUs=8 Gres=gpu:a100:4
 NodeName=h[01-02] CPUs=8 Gres=gpu:h100:8
 PartitionName=all Nodes=ALL Default=YES
-PartitionName=half Nodes=g[01-02] PriorityTier=5 PriorityJobFactor=3 QOS=high AllowAccounts=physics
+PartitionName=half Nodes=g[01-02] PriorityTier=5 PriorityJobFactor=3 QOS=high AllowAccounts=physics PreemptMode=OFF
 """
 QOS = """\
 Name|Priority|Preempt|Flags|UsageFactor|GrpTRES|MaxTRES|MaxWall|MaxTRESPU|MaxJobsPU|MaxTRESPA|MaxSubmitPU
-high|100|normal|OverPartQOS|1.000000|cpu=9,gres/gpu:a100=4,gres/gpu=8|gres/gpu=2|1-00:00:00|gres/gpu=3|5|gres/gpu=6|7
+normal|0||||||||||
+high|100|normal,old|OverPartQOS|1.000000|cpu=9,mem=2T,bb/x=3,gres/gpu:a100=4,gres/gpu=8|gres/gpu=2|1-00:00:00|gres/gpu=3|5|gres/gpu=6|7
 """
 DUMP = """\
 # To edit this file start with a cluster line for the new cluster
@@ -80,11 +84,21 @@ def test_partitions_priorities_backfill_and_qos(tmp_path: Path) -> None:
     one, half = q.partitions
     assert (one.name, one.nodes, one.default) == ("all", (), True)
     assert (half.nodes, half.tier, half.priority, half.qos) == (("g",), 5, 3.0, "high")
-    (high,) = q.qos
+    _, high = q.qos
+    assert (high.preempts, high.tres.cpu, high.tres.mem) == (("normal",), 9.0, 2.0 * 2**40)
+    assert q.preemption is not None
+    assert (q.preemption.by, q.preemption.exempt, q.preemption.youngest_first) == ("qos", 600.0, True)
+    assert (one.spared, half.spared) == (False, True)
+    assert scenario.decide.estimate == "time-limit"
     assert (high.priority, high.gpus, high.gpus_per_user, high.gpus_per_account) == (100.0, 8.0, 3.0, 6.0)
     assert (high.gpus_per_job, high.jobs_per_user) == (2.0, 5)
     assert high.gpus_of_type == {"a100_sxm_80gb": 4.0}
-    for told in ("GrpTRES cpu=9", "MaxSubmitPU 7", "preempts normal", "allowaccounts physics"):
+    for told in (
+        "GrpTRES bb/x=3",
+        "MaxSubmitPU 7",
+        "preempts a QOS that is not here old",
+        "allowaccounts physics",
+    ):
         assert told in text
 
 
@@ -142,7 +156,10 @@ kind: ClusterQueue
 metadata: {name: cq}
 spec:
   cohort: all
-  preemption: {reclaimWithinCohort: Any, withinClusterQueue: LowerPriority}
+  preemption:
+    reclaimWithinCohort: Any
+    withinClusterQueue: LowerPriority
+    borrowWithinCohort: {policy: LowerPriority, maxPriorityThreshold: 100}
   fairSharing: {weight: 2}
   resourceGroups:
     - coveredResources: [nvidia.com/gpu]
@@ -158,6 +175,15 @@ spec: {clusterQueue: cq}
 """
 
 
+def test_a_cohort_above_that_is_declared_nowhere_is_there(tmp_path: Path) -> None:
+    """Kueue makes a cohort that somebody names; v1beta2 calls the keys `cohortName` and `parentName`."""
+    above = "---\napiVersion: kueue.x-k8s.io/v1beta2\nkind: Cohort\nmetadata: {name: all}\n"
+    above += "spec: {parentName: root}\n"
+    text = KUEUE.replace("cohort: all", "cohortName: all").replace("v1beta1", "v1beta2") + above
+    scenario, _ = imported(tmp_path, kueue=text)
+    assert [(c.name, c.parent) for c in scenario.queues.cohorts] == [("all", "root"), ("root", "")]
+
+
 def test_queues_cohorts_and_flavors_of_kueue(tmp_path: Path) -> None:
     scenario, text = imported(tmp_path, kueue=KUEUE)
     assert scenario.policy == ("kueue",)
@@ -171,5 +197,6 @@ def test_queues_cohorts_and_flavors_of_kueue(tmp_path: Path) -> None:
         2.0,
         ("door",),
     )
+    assert (queue.borrow_within, queue.borrow_within_most) == ("lower-priority", 100.0)
     assert scenario.queues.flavors == {"spot+reserved": ("a100_sxm_80gb",), "new": ("h100_sxm",)}
     assert "so one, with the sum of their quotas" in text

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise import cli
-from equipoise.live.group.launch_files import Launch, kubernetes, slurm
+from equipoise.live.launch_files import Launch, kubernetes, slurm
 from equipoise.policies.contract import Policy
 from equipoise.policies.record.export import (
     MAX_BYTES,
@@ -387,41 +387,42 @@ def test_launch_files_hold_any_name(name: str, script: str, image: str) -> None:
     assert pod["spec"]["containers"][0]["image"] == image
     assert pod["spec"]["containers"][0]["args"][-1] == script
     assert config["data"]["policy.yaml"] == "format: 1\n"
-    last = slurm(launch).split('exec python "$0"\' ', 1)[1].split(" &\nranks=", 1)[0]
+    last = slurm(launch).split('\n  "$address" ', 1)[1].split(" &\nranks=", 1)[0]
     assert shlex.split(last) == [script]
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash here")
 @pytest.mark.parametrize("code", [0, 143])
 def test_the_slurm_file_is_a_script_that_starts_every_rank(tmp_path: Path, code: int) -> None:
-    """With stand-ins for Slurm's programs: the store first, then one process per task; queued again if lost."""
+    """With stand-ins for Slurm's programs: the store, then a launcher on each node; queued again if lost."""
     text = slurm(Launch("it's", 2, 3, "my script.py", "it's.yaml"))
     checked = subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True, check=False)
     assert (checked.returncode, checked.stderr) == (0, "")
     programs = {
         "scontrol": 'case "$1" in show) echo host-a; echo host-b;; *) echo "scontrol $*" >> "$CALLS";; esac',
-        "srun": 'echo "srun $* | ${EQUIPOISE_STORE:-} $EQUIPOISE_POLICY $WORLD_SIZE ${#EQUIPOISE_TOKEN}" \\\n'
-        '>> "$CALLS"\n'
-        'case "$*" in *--address-file*) echo host-a:4711 > "${@: -1}"; exec sleep 60;; *) exit "$RANKS_END";; esac',
+        "srun": 'for first in "$@"; do case $first in -*) shift;; *) break;; esac; done\n'
+        'case "$*" in *--address-file*) echo host-a:4711 > "${@: -1}"; exec sleep 60;;\n'
+        '*) for node in 0 1; do SLURM_NODEID=$node "$@"; done; exit "$RANKS_END";; esac',
+        "python": 'case "$*" in -c*) exec "$PYTHON" "$@";; esac\n'
+        'echo "$* | $EQUIPOISE_POLICY ${#EQUIPOISE_TOKEN}" >> "$CALLS"; exit "$RANKS_END"',
     }
     for name, body in programs.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
         (tmp_path / name).chmod(0o755)
     environment = {
         "PATH": f"{tmp_path}:{os.environ['PATH']}", "CALLS": str(tmp_path / "calls"), "SLURM_JOB_ID": "7",
-        "SLURM_JOB_NODELIST": "host-[a-b]", "SLURM_NTASKS": "6", "RANKS_END": str(code),
+        "SLURM_JOB_NODELIST": "host-[a-b]", "SLURM_NNODES": "2", "SLURM_CPUS_ON_NODE": "9",
+        "RANKS_END": str(code), "PYTHON": sys.executable,
     }  # fmt: skip
     done = subprocess.run(
         ["bash"], input=text, text=True, env=environment, cwd=tmp_path, capture_output=True, check=False
     )
     assert (done.returncode, done.stderr) == (code, "")
-    store, ranks, *after = (tmp_path / "calls").read_text().splitlines()
-    assert "python -m equipoise.live.group.store --host host-a --port 0 --address-file" in store
-    assert store.endswith("|  it's.yaml 6 32")
-    assert "my script.py" in ranks
-    assert "--kill-on-bad-exit=0" in ranks
-    assert ranks.endswith("| host-a:4711 it's.yaml 6 32")
-    assert after == (["scontrol requeue 7"] if code >= 128 else [])
+    launch = "-m equipoise.live.group.launch --store host-a:4711 --nodes 2 --node-rank {} --ranks 3"
+    assert (tmp_path / "calls").read_text().splitlines() == [
+        *(f"{launch.format(node)} --max-restarts 10 my script.py | it's.yaml 32" for node in (0, 1)),
+        *["scontrol requeue 7"] * (code >= 128),
+    ]
 
 
 def test_a_launch_needs_nodes_and_gpus() -> None:

@@ -31,13 +31,13 @@ def batch(known: list[Source], folder: Path, first: int) -> list[str]:
     return failed
 
 
-@pytest.mark.parametrize("first", range(0, 200, BATCH))
+@pytest.mark.parametrize("first", range(0, 100, BATCH))
 def test_a_few_inputs(known: list[Source], tmp_path: Path, first: int) -> None:
     assert batch(known, tmp_path, first) == []
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("first", range(200, 2200, BATCH))
+@pytest.mark.parametrize("first", range(100, 2100, BATCH))
 def test_many_inputs(known: list[Source], tmp_path: Path, first: int) -> None:
     assert batch(known, tmp_path, first) == []
 

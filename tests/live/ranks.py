@@ -28,6 +28,7 @@ _PRELOAD = [  # imported once, not once a rank
     "equipoise.policies.stages.s2",
     "equipoise.policies.stages.s3",
     "equipoise.policies.baselines.allocation",
+    "tests.live.warm",
 ]
 
 

@@ -25,8 +25,11 @@ def record(sampler: Any, seen: list[list[int]]) -> None:
         inner.schedule(Change(inner.drawn, shares=(12, 4)))
 
 
-def hugging_face(rank: int, folder: str, accumulation: int) -> tuple[list[list[int]], list[Any]]:
-    from transformers import Trainer, TrainingArguments
+def hugging_face(
+    rank: int, folder: str, accumulation: int, stop: int = 0, resume: int = 0
+) -> tuple[list[list[int]], list[Any], float]:
+    """Stops after so many steps, and resumes from a checkpoint of so many (0: neither)."""
+    from transformers import Trainer, TrainerCallback, TrainingArguments
 
     from equipoise.live.callbacks import policy_for_trainer
 
@@ -51,7 +54,8 @@ def hugging_face(rank: int, folder: str, accumulation: int) -> tuple[list[list[i
         per_device_train_batch_size=PER_RANK,
         num_train_epochs=2,
         gradient_accumulation_steps=accumulation,
-        save_strategy="no",
+        save_strategy="steps" if stop or resume else "no",
+        save_steps=max(1, stop),
         report_to=[],
         disable_tqdm=True,
         learning_rate=LR,
@@ -60,7 +64,12 @@ def hugging_face(rank: int, folder: str, accumulation: int) -> tuple[list[list[i
         max_grad_norm=0.0,
     )
     data = [{"x": a, "labels": b} for a, b in zip(x, y, strict=True)]
-    trainer = Trainer(net, arguments, train_dataset=data)
+
+    class Stop(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            control.should_training_stop |= state.global_step == stop
+
+    trainer = Trainer(net, arguments, train_dataset=data, callbacks=[Stop()])
     sampler = policy_for_trainer(trainer, "none", mode="observe")
     seen: list[list[int]] = []
     step = sampler.step
@@ -70,11 +79,14 @@ def hugging_face(rank: int, folder: str, accumulation: int) -> tuple[list[list[i
         step(stepped)
 
     sampler.step = recorded  # type: ignore[method-assign]
-    trainer.train()
-    return seen, [p.detach().clone() for p in net.parameters()]
+    trainer.train(resume_from_checkpoint=f"{folder}/checkpoint-{resume}" if resume else None)
+    return seen, [p.detach().clone() for p in net.parameters()], trainer.state.epoch
 
 
-def lightning(rank: int, folder: str, accumulation: int) -> tuple[list[list[int]], list[Any]]:
+def lightning(
+    rank: int, folder: str, accumulation: int, stop: int = 0, resume: int = 0
+) -> tuple[list[list[int]], list[Any], float]:
+    """See `hugging_face`."""
     import lightning.pytorch as lit
     from lightning.fabric.plugins.environments import TorchElasticEnvironment
     from lightning.pytorch.strategies import DDPStrategy
@@ -113,6 +125,7 @@ def lightning(rank: int, folder: str, accumulation: int) -> tuple[list[list[int]
         devices=2,
         strategy=DDPStrategy(process_group_backend="gloo", cluster_environment=environment),
         max_epochs=2,
+        max_steps=stop or -1,
         accumulate_grad_batches=accumulation,
         callbacks=[callback, Watch()],
         use_distributed_sampler=False,
@@ -121,8 +134,11 @@ def lightning(rank: int, folder: str, accumulation: int) -> tuple[list[list[int]
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    trainer.fit(net, DataLoader(data, batch_sampler=sampler))
-    return seen, [p.detach().clone() for p in net.parameters()]
+    path = f"{folder}/checkpoint-{stop or resume}"
+    trainer.fit(net, DataLoader(data, batch_sampler=sampler), ckpt_path=path if resume else None)
+    if stop:
+        trainer.save_checkpoint(path)
+    return seen, [p.detach().clone() for p in net.parameters()], trainer.current_epoch
 
 
 def test_the_loader_keeps_what_it_was_told() -> None:
@@ -172,6 +188,21 @@ def test_training_equals_one_process(tmp_path: Any, package: str, script: Any, a
         if k % accumulation == 0:
             optimizer.step()
             optimizer.zero_grad()
-    for _, weights in results:
+    for _, weights, _ in results:
         for found, expected in zip(weights, layer.parameters(), strict=True):
             torch.testing.assert_close(found, expected.detach(), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("package", "script"), [("transformers", hugging_face), ("lightning", lightning)])
+def test_they_resume_in_the_middle_of_an_epoch(tmp_path: Any, package: str, script: Any) -> None:
+    """Six rounds an epoch: stopped in the second, which goes on with what nobody trained on."""
+    pytest.importorskip(package)
+    before = live_ranks.Ranks(script, 2, str(tmp_path), 1, 8).join(timeout_s=120)
+    after = live_ranks.Ranks(script, 2, str(tmp_path), 1, 0, 8).join(timeout_s=120)
+    parts = [[*first[0], *rest[0]] for first, rest in zip(before, after, strict=True)]
+    rounds = [mine + other for mine, other in zip(*parts, strict=True)]
+    assert len(rounds) == 2 * SAMPLES // (2 * PER_RANK)
+    for epoch in (rounds[:6], rounds[6:]):
+        assert collections.Counter(i for batch in epoch for i in batch) == collections.Counter(range(SAMPLES))
+    assert after[0][2] == 2

@@ -79,8 +79,9 @@ OPTIONS = {
     "share_backend": ("gpu", "'gpu' is not allowed, needed is one of none, duty-cycle, green-context, mps"),
     "allow": (
         "samples",
-        "'samples' is not allowed, needed is a set of samples, moves, order, interval, share, resize",
+        "'samples' is not allowed, needed is a set of samples, moves, order, interval, share, batch, resize",
     ),
+    "batch_max": (10, "10 is not allowed, at least the global_batch of 20 is"),
     "seed": (-1, "-1 is not allowed, needed is a whole number of at least 0"),
     "shuffle": ("no", "'no' is not allowed, needed is one of True, False"),
     "control_timeout_s": (float("inf"), "inf is not allowed, needed is a finite number above 0"),
@@ -107,7 +108,8 @@ def refused(rank: int) -> dict[str, str]:
     sgd = torch.optim.SGD(parameters, lr=0.1)
     zero = ZeroRedundancyOptimizer(parameters, torch.optim.SGD, lr=0.1)
     tries: dict[str, tuple[Any, dict[str, Any]]] = {
-        "list": ([sgd, sgd], {}),
+        "list": ([sgd, torch.optim.SGD(parameters[1:])], {}),
+        "none": ([], {}),
         "LBFGS": (torch.optim.LBFGS(parameters), {}),
         "averaging": (PostLocalSGDOptimizer(sgd, None), {}),
         "sharded": (zero, {}),
@@ -146,8 +148,10 @@ def test_an_option_that_is_not_allowed_is_one_line_with_its_name_and_what_is(
 
 def test_an_optimizer_under_which_replicas_would_part_is_refused(sayings: dict[str, str]) -> None:
     assert sayings["list"] == (
-        "TypeError: optimizer: a list is not allowed, needed is one torch.optim.Optimizer; "
-        "any other one goes into `state`"
+        "ValueError: optimizer: a parameter in two optimizers is not allowed, each steps on its own"
+    )
+    assert sayings["none"] == (
+        "TypeError: optimizer: a list is not allowed, needed is one torch.optim.Optimizer or a list of them"
     )
     assert sayings["LBFGS"].startswith("ValueError: optimizer: LBFGS is not allowed, it decides by the loss")
     assert sayings["averaging"].endswith("it averages replicas itself; give the one inside")

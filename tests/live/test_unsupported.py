@@ -27,7 +27,7 @@ class Stream(torch.utils.data.IterableDataset):  # type: ignore[misc]
         return iter(range(40))
 
 
-def attached(model: Any, parameters: Any, dataset: Any) -> str:
+def attached(model: Any, parameters: Any, dataset: Any, **options: Any) -> str:
     """What `attach` says, or the sampler, or how many rounds were trained."""
     from torch.utils.data import DataLoader
 
@@ -35,8 +35,8 @@ def attached(model: Any, parameters: Any, dataset: Any) -> str:
 
     optimizer = torch.optim.SGD(parameters, lr=0.1)
     try:
-        runtime = attach(model, optimizer, "none", global_batch=10)
-    except TypeError as error:
+        runtime = attach(model, optimizer, "none", global_batch=10, **options)
+    except (TypeError, ValueError) as error:
         return str(error)
     try:
         for x, y in DataLoader(dataset, batch_sampler=runtime.sampler(dataset)):
@@ -52,25 +52,37 @@ def attached(model: Any, parameters: Any, dataset: Any) -> str:
 
 
 def refused(rank: int) -> dict[str, str]:
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
     from torch.nn.parallel import DistributedDataParallel
     from torch.utils.data import TensorDataset
 
     torch.distributed.init_process_group("gloo")
-    sharded = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
-    fully_shard(sharded[0])
+    mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("data", "tensor"))
+    in_part = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
+    fully_shard(in_part[0], mesh=mesh["data"])
+    sharded = fully_shard(torch.nn.Linear(2, 1), mesh=mesh["data"])
+    split = parallelize_module(torch.nn.Linear(2, 2), mesh["tensor"], ColwiseParallel())
+    fully_shard(split, mesh=mesh["data"])
+    before = FullyShardedDataParallel(torch.nn.Linear(2, 1), device_id=torch.device("cpu"))
     ddp = DistributedDataParallel(torch.nn.Linear(2, 1))
     inside = DistributedDataParallel(torch.compile(torch.nn.Linear(2, 1), backend="eager"))
     data = TensorDataset(torch.randn(40, 2), torch.randn(40, 1))
     tries = {
+        "sharded in part": (in_part, data),
         "sharded": (sharded, data),
+        "sharded before": (before, data),
+        "split in another way": (split, data),
         "compiled": (torch.compile(ddp, backend="eager"), data),
         "compiled inside": (inside, data),
         "not wrapped": (torch.nn.Linear(2, 1), data),
         "stream": (ddp, Stream()),
         "generator": (ddp, (x for x in range(40))),
     }
-    return {what: attached(model, list(model.parameters()), data) for what, (model, data) in tries.items()}
+    found = {what: attached(model, list(model.parameters()), data) for what, (model, data) in tries.items()}
+    alone = attached(sharded, list(sharded.parameters()), data, drift=0.1)
+    return {**found, "sharded and told to step alone": alone}
 
 
 @pytest.fixture(scope="module")
@@ -83,26 +95,43 @@ def told() -> dict[str, str]:
     ("what", "says"),
     [
         (
-            "sharded",
-            "model: one that is sharded (fully_shard, FullyShardedDataParallel) is not supported, every rank must "
-            "hold the whole model; wrap it in DistributedDataParallel instead, or train without equipoise",
+            "sharded in part",
+            "model: one that is not wrapped is not allowed, needed is fully_shard(model), too, behind its parts",
+        ),
+        ("sharded", "4 rounds"),
+        (
+            "sharded before",
+            "model: FullyShardedDataParallel is not supported, shard it by fully_shard (FSDP2) instead",
+        ),
+        (
+            "sharded and told to step alone",
+            "drift: 0.1 is not allowed with fully_shard, which exchanges gradients in each step; leave it out",
+        ),
+        (
+            "split in another way",
+            "model: weight is split in another way than over the data of all ranks, which is not supported "
+            "(tensor or pipeline parallel); needed is fully_shard over a mesh of all ranks",
         ),
         (
             "compiled",
-            "model: torch.compile(ddp) is not allowed, attach ddp itself, or compile inside of it: "
-            "DistributedDataParallel(torch.compile(module))",
+            "model: torch.compile(...) around what exchanges gradients is not allowed, attach that "
+            "itself and compile inside of it: DistributedDataParallel(torch.compile(module)), "
+            "fully_shard(torch.compile(layer))",
         ),
         ("compiled inside", "4 rounds"),
-        ("not wrapped", "attach needs a model wrapped in torch.nn.parallel.DistributedDataParallel"),
+        (
+            "not wrapped",
+            "model: one that is not wrapped is not allowed, needed is DistributedDataParallel or fully_shard",
+        ),
         (
             "stream",
-            "dataset: Stream is not supported, ranks are dealt samples by number; give one with __len__ and "
-            "__getitem__, as one over the files or records of the stream",
+            "dataset: Stream is not supported here, ranks are dealt samples by number; take batches from "
+            "runtime.stream(dataset), or give one with __len__ and __getitem__",
         ),
         (
             "generator",
-            "dataset: generator is not supported, ranks are dealt samples by number; give one with __len__ "
-            "and __getitem__, as one over the files or records of the stream",
+            "dataset: generator is not supported here, ranks are dealt samples by number; take batches from "
+            "runtime.stream(dataset), or give one with __len__ and __getitem__",
         ),
     ],
 )
@@ -169,7 +198,7 @@ def left_out(rank: int) -> str:
 def test_a_rank_that_was_left_out_is_told_why_and_how_to_come_back() -> None:
     assert live_ranks.run(left_out, 2) == [
         "[0]",
-        "False the others went on without member 1, as the group of members [0]: it was silent for 3 s, or "
+        "False the others went on without member 1, as the group of members [0]: it was silent for 6 s, or "
         "reported dead. What it trained on since is dealt again; let this process end, and start a new one with "
         "--join",
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from statistics import NormalDist
 
 MASK = 0xFFFFFFFF
 
@@ -26,3 +27,20 @@ def noise(key: int, worker: int, step: int, mu: float, sigma: float) -> float:
     v = ((c << 20) | (d >> 12)) / 2**52
     radius, angle = math.sqrt(-2 * math.log(u)), 2 * math.pi * v
     return math.exp(mu + sigma * radius * (math.sin(angle) if worker % 2 else math.cos(angle)))
+
+
+def step_noise(
+    key: int, cov: float, lasting: float, steps: int, common: float, chance: float, factor: float,
+    worker: int, step: int,
+) -> float:  # fmt: skip
+    """The sum of a step's, a stretch's and all workers' logarithms, and a rare long step."""
+    if cov == 0 and (chance == 0 or factor == 1):
+        return 1.0
+    variance = math.log1p(cov * cov)
+    own, stays, shared = (
+        math.sqrt(variance * part) for part in ((1 - common) * (1 - lasting), (1 - common) * lasting, common)
+    )
+    found = math.exp(-variance / 2) * noise(key, worker, step, 0.0, own)
+    found *= noise(key ^ 1, worker, step // steps, 0.0, stays) * noise(key ^ 2, 0, step, 0.0, shared)
+    rare = chance > 0 and math.log(noise(key ^ 3, worker, step, 0.0, 1.0)) > -NormalDist().inv_cdf(chance)
+    return found * (factor if rare else 1.0)

@@ -73,6 +73,11 @@ class Links:
         rate = self.measured.get((source, target), (math.nan, 0.0))[0]
         return rate if rate > 0 else min(self.nic[source], self.nic[target])
 
+    def part(self, source, target):
+        """A path's part of the fastest measured one from its source."""
+        fastest = max((r for (s, _), (r, _) in self.measured.items() if s == source and r > 0), default=0.0)
+        return min(1.0, self.rate(source, target) / fastest) if fastest else 1.0
+
     def time(self, source, target, size):
         if source == target:
             return 0.0
@@ -135,7 +140,9 @@ def pick_shards(flow, queue, samples, size, stored, node, capacity, owned, room,
             arrives = 0.0
             if source != target:
                 before = sent[source] - (size[row] if source != node[i] else 0.0)
-                arrives = links.time(source, target, max(before, received[target]) + size[row])
+                arrives = links.time(
+                    source, target, max(before * links.part(source, target), received[target]) + size[row]
+                )
             done = max(owned[j] / capacity[j], arrives) + samples[row] / capacity[j]
             worth = done < owned[i] / capacity[i] and samples[row] / capacity[i] > own_s
             back_s = links.time(source, node[i], size[row])
@@ -185,7 +192,8 @@ def fetch_queues(shards, node, rack, links):
             def total(same):
                 return sum(b for b, s, o, _, _ in shards[:k] if same(s, node[o]))
 
-            waits = [total(lambda s, t: s == source), total(lambda s, t: t == to)]
+            leaving = total(lambda s, t: s == source)
+            waits = [leaving * links.part(source, to), total(lambda s, t: t == to)]
             if rack[source] != rack[to]:
                 waits.append(total(lambda s, t: (rack[s], rack[t]) == (rack[source], rack[to])))
             return max(waits)
@@ -205,7 +213,8 @@ def distribute_late(late, before, node, capacity, owned, room, links):
             fetch = links.time(source, node[w], before[k][i] + size)
             tail = owned[w] / capacity[w]
             ends = max(tail, fetch) + samples / capacity[w]
-            before_owner = ends < owned[owner] / capacity[owner] + lateness
+            here = needed + lateness + samples / capacity[owner]
+            before_owner = ends < max(owned[owner] / capacity[owner], here)
             fits = fetch == 0 or size <= room[node[w]]
             if w != owner and w not in taken and fetch <= needed and fits and before_owner:
                 options.append((max(fetch - tail, 0.0), tail, w))
@@ -387,11 +396,9 @@ def worst_slowdown(shares, held, step, others, kappa):
     return worst
 
 
-def nearest_slices(wanted, least_memory, room):
+def nearest_slices(wanted, least_memory, compute, memory):
     """Every choice of profiles, the nearest of those that fit; None where none do."""
     profiles = [(1, 1), (2, 2), (3, 4), (4, 4), (7, 8)]
-    compute = int(7 * room + 0.05)
-    memory = {7: 8, 3: 4}.get(compute, compute)
     best = None
     for choice in itertools.product(range(5), repeat=len(wanted)):
         used = [profiles[p] for p in choice]

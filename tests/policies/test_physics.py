@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -260,9 +261,15 @@ def test_a_law_is_written_down_once(law: str) -> None:
 
 def places(matches: Callable[[ast.AST], bool]) -> Iterator[str]:
     """`file:function` of every match in the rooms."""
-    for room in ROOMS:
-        for path in sorted((ROOT / room).rglob("*.py")):
-            yield from within(ast.parse(path.read_bytes()), path.relative_to(ROOT).as_posix(), "", matches)
+    for path, tree in parsed().items():
+        yield from within(tree, path, "", matches)
+
+
+@cache
+def parsed() -> dict[str, ast.Module]:
+    """Every file of the rooms, parsed once."""
+    files = [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
+    return {path.relative_to(ROOT).as_posix(): ast.parse(path.read_bytes()) for path in files}
 
 
 def within(node: ast.AST, file: str, function: str, matches: Callable[[ast.AST], bool]) -> Iterator[str]:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.sim.randomness import lognormal_parameters, noise, noise_key, philox4x32, stream
+from equipoise.sim.randomness import gpu_times, noise, noise_key, philox4x32, step_noise, stream
 from tests.oracles import philox as naive_philox
 
 # Known answers published with the generator (Random123, kat_vectors, philox4x32 10 rounds).
@@ -28,20 +28,50 @@ def test_philox_known_answers(counter: list[int], key: list[int], answer: list[i
     assert [word.tolist() for word in words] == [[word] * 5 for word in answer]
 
 
-@given(st.integers(0, 2**63 - 1), st.integers(0, 5000), st.integers(0, 2**40), st.floats(0, 1))
-def test_noise_equals_its_twin(key: int, worker: int, step: int, cov: float) -> None:
-    mu, sigma = lognormal_parameters(cov)
-    assert noise(key, worker, step, mu, sigma) == pytest.approx(
-        naive_philox.noise(key, worker, step, mu, sigma), rel=1e-12
+SHARES = st.floats(0, 1)
+
+
+@given(
+    st.integers(0, 2**63 - 1), st.integers(0, 5000), st.integers(0, 2**40), st.floats(0, 1), SHARES,
+    st.integers(1, 99), SHARES, st.floats(0, 0.9), st.floats(1, 9),
+)  # fmt: skip
+def test_noise_equals_its_twin(
+    key: int, worker: int, step: int, cov: float, lasting: float, steps: int, common: float, chance: float,
+    factor: float,
+) -> None:  # fmt: skip
+    parts = (key, cov, lasting, steps, common, chance, factor)
+    assert noise(step_noise(*parts), worker, step) == pytest.approx(
+        naive_philox.step_noise(*parts, worker, step), rel=1e-9
     )
 
 
+def drawn(*parts: float) -> np.ndarray:
+    """Noise of 2,000 steps and 20 workers."""
+    found = step_noise(noise_key(1, "job"), *parts)  # type: ignore[arg-type]
+    return np.array([[noise(found, w, s) for w in range(20)] for s in range(2000)])
+
+
 def test_noise_has_mean_one_and_the_given_variation() -> None:
-    mu, sigma = lognormal_parameters(0.3)
-    key = noise_key(1, "job")
-    values = np.array([noise(key, w, s, mu, sigma) for w in range(20) for s in range(2000)])
+    values = drawn(0.3)
     assert values.mean() == pytest.approx(1, abs=5 * 0.3 / np.sqrt(values.size))
     assert values.std() == pytest.approx(0.3, rel=0.03)
+
+
+def test_lasting_common_and_tailed_noise_have_the_figures_that_were_asked_for() -> None:
+    logs = np.log(drawn(0.1, 0.8, 10, 0.25))
+    assert logs.std() == pytest.approx(np.sqrt(np.log1p(0.01)), rel=0.05)
+    assert np.corrcoef(logs[:, 3], logs[:, 4])[0, 1] == pytest.approx(0.25, abs=0.08)
+    own = logs - logs.mean(axis=1, keepdims=True)  # without what the workers share
+    lagged = [np.mean([np.corrcoef(own[:-k, w], own[k:, w])[0, 1] for w in range(20)]) for k in (1, 5, 20)]
+    assert lagged == pytest.approx([0.8 * 0.9, 0.8 * 0.5, 0.0], abs=0.05)
+    assert (drawn(0.01, 0.0, 1, 0.0, 0.02, 5.0) > 4).mean() == pytest.approx(0.02, rel=0.1)
+
+
+def test_gpus_have_persistent_speeds_of_the_given_spread() -> None:
+    times = gpu_times(3, 20_000, 0.02)
+    assert (times.mean(), times.std()) == pytest.approx((1.0, 0.02), rel=0.02)
+    assert np.array_equal(gpu_times(3, 100, 0.02), gpu_times(3, 100, 0.02))
+    assert (gpu_times(3, 9, 0.0) == 1).all()
 
 
 def test_named_streams_are_independent_of_each_other() -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from equipoise.commands.hardware.fit_noise import fit_noise
 from equipoise.commands.hardware.fit_steps import fit_steps
 from equipoise.commands.tables import aligned
 from equipoise.commands.types import FloatRange
@@ -77,7 +78,7 @@ def calibrate(
     folder: Path | None,
     form: str,
 ) -> int:
-    """Measure this machine, fit a hardware profile, and say how sure; or fit measured steps (fit-steps).
+    """Measure this machine, fit a hardware profile, and say how sure; or fit measured steps (fit-steps, fit-noise).
 
     Raw samples are kept beside the profile. Exit code 5: --check found a number beyond its interval.
     """
@@ -109,6 +110,7 @@ def calibrate(
         raise WrongInputError(str(error)) from None
 
 
+calibrate.add_command(fit_noise)
 calibrate.add_command(fit_steps)
 
 

@@ -163,7 +163,7 @@ def _promised(exported: ExportedPolicy) -> str:
 
 
 def _launch_file(kind: str, scenario: Scenario, out: str, script: str, image: str) -> str:
-    from equipoise.live.group.launch_files import Launch, kubernetes, slurm
+    from equipoise.live.launch_files import Launch, kubernetes, slurm
 
     groups = scenario.cluster.groups
     launch = Launch(

@@ -33,8 +33,8 @@ def replay(
 ) -> None:
     """Replay recorded training steps operation by operation: what stragglers cost, who causes it, what if.
 
-    FILEs are PyTorch profiler traces, one a rank, or one table (CSV, Parquet) with columns step, rank, dp_rank,
-    stage, optype, start_ts, duration, seq_id.
+    FILEs are PyTorch profiler or Chakra traces, one a rank, or one table (CSV, Parquet) with columns step, rank,
+    dp_rank, stage, optype, start_ts, duration, seq_id.
     """
     from equipoise.formats.operations import read_operations
     from equipoise.formats.text.errors import FormatError

@@ -72,6 +72,7 @@ def validate_against(
 def _found(name: str | None, data: Path) -> dict[str, list[Line]]:
     """The lines of one data set, or of all whose files are there. Raises WrongInputError, one line."""
     from equipoise.calibrate.fit.fits import collective_predictor
+    from equipoise.calibrate.fit.step_noise import fit_noise
     from equipoise.study.validation.run import FILES, run
 
     found = {}
@@ -81,7 +82,7 @@ def _found(name: str | None, data: Path) -> dict[str, list[Line]]:
             print(f"{each}: not run, {data / missing[0]} is not there", file=sys.stderr)
             continue
         try:
-            found[each] = run(each, data, collective_predictor)
+            found[each] = run(each, data, {"nccl": collective_predictor, "jitter": fit_noise})
         except FileNotFoundError as error:
             raise WrongInputError(f"{error.filename}: no such file") from None
         except (ValueError, KeyError) as error:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from equipoise.commands.types import FloatRange
 from equipoise.options import State, common, note, pass_state
 
 
@@ -19,6 +20,14 @@ def _written(option: str) -> Iterator[None]:
     except OSError as error:
         where = error.filename or "the result"
         raise click.BadParameter(f"{where}: {error.strerror or error}", param_hint=f"'{option}'") from error
+
+
+def _live(folder: str) -> Path | None:
+    """The record of a live run that is meant by DIR, if one is."""
+    from equipoise.study.live.account import is_live
+    from equipoise.study.twin.record import the_run_in
+
+    return the_run_in(Path(folder)) if is_live(Path(folder)) else None
 
 
 @click.command()
@@ -38,10 +47,13 @@ def _written(option: str) -> Iterator[None]:
     show_default=True,
     help="Of the figures.",
 )
+@click.option("--gpu-hour-usd", type=FloatRange(min=0.0), help="Of a live run: what a GPU costs per hour.")
 @common
 @pass_state
-def report(state: State, folder: str, out: str | None, figures: str | None, form: str) -> None:
-    """Write the results in DIR (of run, compare or sweep) as one HTML file that opens offline.
+def report(
+    state: State, folder: str, out: str | None, figures: str | None, form: str, gpu_hour_usd: float | None
+) -> None:
+    """Write the results in DIR as one HTML file that opens offline: of run, compare, sweep, or a live run.
 
     With --figures, draw its charts through matplotlib (pip install 'equipoise[report]').
     """
@@ -54,10 +66,25 @@ def report(state: State, folder: str, out: str | None, figures: str | None, form
         if out is None:
             return
     from equipoise.study.folders import check_target
-    from equipoise.study.report.page import make_report
 
     if out is not None:
         check_target(out, (".html", ".htm"))
+    live = _live(folder)
+    if live is not None:
+        from equipoise.study.live.page import live_report
+
+        target = live / "report.html" if out is None else Path(out)
+        with _written("--out"):
+            size_bytes, notes = live_report(live, target, gpu_hour_usd)
+        note(state.quiet, *(f"note: {text}" for text in notes))
+        click.echo(f"{target}: {size_bytes / 1e6:.2f} MB")
+        return
+    if gpu_hour_usd is not None:
+        raise click.BadParameter(
+            f"{folder}: holds no live run; a scenario says prices", param_hint="'--gpu-hour-usd'"
+        )
+    from equipoise.study.report.page import make_report
+
     with _written("--out"):
         made = make_report(folder, out)
     note(state.quiet, *(f"note: {text}" for text in made.notes))
@@ -74,13 +101,23 @@ def report(state: State, folder: str, out: str | None, figures: str | None, form
 def timeline(state: State, folder: str, out: str | None) -> None:
     """Write the timeline of the run in DIR as Chrome trace JSON, for Perfetto (ui.perfetto.dev) and others.
 
-    A process is a node, a thread is a GPU, a slice is a job's stretch. The run has to be made with --timeline.
+    A process is a node, a thread is a GPU, a slice is a job's stretch; of a live run, a thread is a rank, and a
+    slice is what its time went to. A simulated run has to be made with --timeline.
     """
     from equipoise.study.folders import check_target
     from equipoise.study.report.perfetto import MANY, write_trace
 
     if out is not None:
         check_target(out, (".json", ".json.gz"))
+    live = _live(folder)
+    if live is not None:
+        from equipoise.study.live.trace import write_live_trace
+
+        target = live / "trace.json.gz" if out is None else Path(out)
+        with _written("--out"):
+            slices, instants = write_live_trace(live, target)
+        click.echo(f"{target}: {slices} slices, {instants} instants")
+        return
     with _written("--out"):
         written = write_trace(folder, Path(folder) / "trace.json.gz" if out is None else out)
     if written.slices > MANY:

@@ -11,6 +11,7 @@ from equipoise.formats.kueue.objects import ClusterQueue, KueueObjects, Quota
 from equipoise.formats.slurm.accounts import Accounts
 from equipoise.formats.slurm.config import Partition, SlurmConfig
 from equipoise.formats.slurm.hardware import Qos
+from equipoise.formats.slurm.values import parse_memory
 from equipoise.sim.loading.site.cluster import Nodes, Site, accelerator_of
 
 _AMOUNTS = {
@@ -22,6 +23,7 @@ _COUNTS = {
     "grpjobs": "jobs", "maxjobspu": "jobs_per_user", "maxjobsperuser": "jobs_per_user",
     "maxjobspa": "jobs_per_account", "maxjobsperaccount": "jobs_per_account",
 }  # fmt: skip
+_TRES = {"cpu": "cpu", "mem": "mem", "node": "node"}
 _OF_USER = {"grptres": "gpus", "grpjobs": "jobs", "maxjobs": "jobs", "maxtres": "gpus_per_job"}
 """Limits of an association of a user; of an account's, `MaxJobs` is each user's."""
 
@@ -49,6 +51,8 @@ def _limits(
             typed = unit == "GPUs" and name.startswith("gres/gpu:") and key == "gpus"
             if key and whole and value.isdecimal():
                 found[key] = int(value)
+            elif key and name in _TRES and (amount := _amount(name, value)) is not None:
+                found.setdefault(key.replace("gpus", "tres", 1), {})[name] = amount
             elif typed and value.isdecimal():
                 found.setdefault("gpus_of_type", {})[accelerator_of(name.partition(":")[2])[0]] = int(value)
             else:
@@ -62,12 +66,29 @@ def _limits(
     return found
 
 
+def _amount(name: str, value: str) -> str | int | None:
+    """An amount of cores, memory or nodes as a scenario says it; None for one that is no number."""
+    if name != "mem":
+        return int(value) if value.isdecimal() else None
+    held = parse_memory(value)
+    return None if held is None or held[0] <= 0 else f"{held[0] / 2**20:.12g} MiB"
+
+
 def add_qos(site: Site, rows: Sequence[Qos], unit: str) -> None:
-    """Quality of service: priority and limits."""
+    """Quality of service: priority, limits, and whose jobs its own may stop."""
+    known = {qos.name for qos in rows}
     for qos in rows:
         limits = _limits(site, f"QOS {qos.name}", qos.limits, qos.counts, unit, _AMOUNTS, _COUNTS)
-        tell(site, "qos", {"name": qos.name, "priority": qos.priority or None, **limits})
-        other = {"preempts": ",".join(qos.preempt), "flags": ",".join(qos.flags), "longest": qos.max_wall_s}
+        preempts = [name for name in qos.preempt if name in known]
+        tell(
+            site, "qos", {"name": qos.name, "priority": qos.priority or None, "preempts": preempts, **limits}
+        )
+        strange = ",".join(name for name in qos.preempt if name not in known)
+        other = {
+            "preempts a QOS that is not here": strange,
+            "flags": ",".join(qos.flags),
+            "longest": qos.max_wall_s,
+        }
         listed = ", ".join(f"{key} {value}" for key, value in other.items() if value)
         listed += f", usage factor {qos.usage_factor:g}" if qos.usage_factor != 1.0 else ""
         site.add_aside("More on QOS", *([f"{qos.name}: {listed.strip(', ')}"] if listed else []))
@@ -106,7 +127,8 @@ def add_scheduling(site: Site, config: SlurmConfig) -> set[str]:
     kind = config.settings.get("schedulertype", "sched/backfill").removeprefix("sched/")
     given = "as configured" if "schedulertype" in config.settings else "Slurm's default"
     site.policy, site.policy_why = "multifactor", f"sched/{kind}, {given}"
-    used = {"schedulertype", "prioritytype"}
+    used = {"schedulertype", "prioritytype", *_add_preemption(site, config)}
+    site.extra["decide"] = {"estimate": "time-limit"}  # what sched/backfill plans with
     if kind == "backfill":
         told = config.scheduler_parameters
         depth, window, interval = (
@@ -136,6 +158,25 @@ def add_scheduling(site: Site, config: SlurmConfig) -> set[str]:
     return used
 
 
+def _add_preemption(site: Site, config: SlurmConfig) -> set[str]:
+    """Who may stop whom; returns the settings that are told."""
+    kind = config.settings.get("preempttype", "preempt/none").removeprefix("preempt/")
+    mode = config.settings.get("preemptmode", "OFF").upper()
+    if kind not in ("qos", "partition_prio") or mode == "OFF":
+        return set()
+    entry = {
+        "by": "partition" if kind == "partition_prio" else "qos",
+        "exempt": _time(config.times_s.get("preemptexempttime")),
+        "youngest_first": "preempt_youngest_first" in config.scheduler_parameters or None,
+    }
+    site.queues["preemption"] = {key: value for key, value in entry.items() if value is not None}
+    if mode != "REQUEUE":
+        site.add_aside(
+            "Preemption", f"PreemptMode={mode}: here a stopped job is queued again, and goes on from there"
+        )
+    return {"preempttype", "preemptexempttime"} | ({"preemptmode"} if mode == "REQUEUE" else set())
+
+
 def add_partition(site: Site, partition: Partition) -> None:
     """A partition: its nodes by the site's names, its tier, its factor and its QOS."""
     tell(
@@ -147,6 +188,7 @@ def add_partition(site: Site, partition: Partition) -> None:
             "tier": partition.priority_tier if partition.priority_tier != 1 else None,
             "priority": partition.priority_job_factor if partition.priority_job_factor != 1 else None,
             "qos": partition.qos,
+            "spared": partition.preempt_mode.upper() == "OFF" or None,
         },
     )  # fmt: skip
 
@@ -190,7 +232,8 @@ def add_queues(site: Site, found: KueueObjects, unit: str, kinds: Mapping[str, s
             "weight": None if cohort.weight == 1.0 else cohort.weight,
         })  # fmt: skip
     known = {cohort.name for cohort in found.cohorts}
-    for name in dict.fromkeys(q.cohort for q in found.cluster_queues if q.cohort and q.cohort not in known):
+    named = [*(c.parent for c in found.cohorts), *(q.cohort for q in found.cluster_queues)]
+    for name in dict.fromkeys(name for name in named if name and name not in known):
         tell(site, "cohorts", {"name": name})
     for queue in found.cluster_queues:
         _add_queue(
@@ -237,17 +280,15 @@ def _add_queue(
     if not quotas["gpus"]:
         site.add_aside("Queues without a quota of " + unit, queue.name)
         quotas["gpus"] = 0
+    borrows = queue.borrow_within_cohort == "LowerPriority" and queue.reclaim_within_cohort != "Never"
     tell(site, "queues", {
         "name": queue.name, "cohort": queue.cohort, **quotas,
         "order": "strict" if queue.strategy == "StrictFIFO" else None,
         "reclaim": _PREEMPT.get(queue.reclaim_within_cohort), "within": _PREEMPT.get(queue.within_cluster_queue),
+        **({"borrow_within": "lower-priority", "borrow_within_most": queue.borrow_within_most} if borrows else {}),
         "weight": None if queue.weight == 1.0 else queue.weight, "names": [n for n in names if n != queue.name],
     })  # fmt: skip
-    rest = {
-        "while borrowing": queue.borrow_within_cohort,
-        "admission": queue.admission_mode,
-        "stop": queue.stop_policy,
-    }
+    rest = {"admission": queue.admission_mode, "stop": queue.stop_policy}
     told = ", ".join(f"{key} {value}" for key, value in rest.items() if value not in ("", "Never", "None"))
     site.add_aside("More on cluster queues", *([f"{queue.name}: {told}"] if told else []))
 

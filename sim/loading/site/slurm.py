@@ -45,7 +45,7 @@ def partition_line(partition: Partition) -> str:
     told = {
         "longest": _hours(partition.max_time_s),
         "default time": _hours(partition.default_time_s),
-        "preemption": partition.preempt_mode,
+        "preemption": "" if partition.preempt_mode.upper() == "OFF" else partition.preempt_mode,
         **partition.other,
     }
     listed = ", ".join(f"{key} {value}" for key, value in told.items() if value)

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+import os
 import statistics
 import sys
 import tempfile
@@ -119,6 +121,14 @@ def measure(
     return {"plain": times[0], "attached": times[1], "cpu": cpu, "shares": shares}
 
 
+def _interval(ratios: list[float]) -> list[float]:
+    """Where the median lies with 95 % confidence: order statistics of the sorted pairs, without any assumption."""
+    n = len(ratios)
+    below = [sum(math.comb(n, k) for k in range(j + 1)) / 2**n for j in range(n)]
+    j = max((j for j in range(n // 2) if 2 * below[j] <= 0.05), default=-1)
+    return [ratios[j], ratios[n - 1 - j]] if j >= 0 else [-math.inf, math.inf]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, default=2)
@@ -150,6 +160,8 @@ def main() -> None:
         "plain_step_s": statistics.median(result["plain"]),
         "attached_step_s": statistics.median(result["attached"]),
         "overhead_median": statistics.median(ratios),
+        "overhead_interval_95": _interval(ratios),
+        "load": os.getloadavg()[0],
         "overhead_quartiles": [ratios[len(ratios) // 4], ratios[3 * len(ratios) // 4]],
         "pairs": len(ratios),
         "extra_cpu_s_per_step": statistics.median(b - a for a, b in zip(*result["cpu"], strict=True)),

@@ -45,7 +45,9 @@ def gathered(shares: tuple[float, float]) -> Any:
 @pytest.fixture
 def leader(tmp_path: Path) -> Leader:
     raw = [{**vars(Place(m, "a", f"d{m}")), "memory_bytes": None, "share": None} for m in range(2)]
-    options = Options(8, allow=frozenset(("share", "resize")), bounds=Bounds(workers_min=1))
+    options = Options(
+        8, allow=frozenset(("share", "resize")), bounds=Bounds(workers_min=1), decision_budget_s=60.0
+    )
     return Leader(
         options, Policy("x", (Halving(),)), Recorder(tmp_path, 0), places_from(raw), resizable=False
     )

@@ -84,7 +84,7 @@ def test_the_last_to_arrive_does_not_wait() -> None:
 def test_what_ranks_report_survives_the_gather() -> None:
     rows = rows_of([(8, 0.1, 2.0, 0.5, 0.1), (8, 0.2, 2.0, 0.5, 0.1)])[0]
     header = [float(k) for k in range(len(HEADER))]
-    columns, back = unpack(np.stack([pack(header, rows), pack(header, rows + 1)]))
+    columns, _, back = unpack(np.stack([pack(header, rows), pack(header, rows + 1)]))
     assert [columns[name][0] for name in columns] == header
     np.testing.assert_array_equal(back, np.stack([rows, rows + 1]))
 
@@ -245,6 +245,23 @@ def test_the_upper_bound_is_shown_to_the_policy() -> None:
     problem = check(Plan(samples_per_step=np.array([4, 8])), made.observe())
     assert problem is not None
     assert "memory holds 7" in problem
+
+
+def test_another_global_batch_is_dealt_in_the_proportions_of_the_shares() -> None:
+    bigger = Plan(global_batch=np.array([24]))
+    change, refused = applied(world(places(0, 1), batch_max=48), bigger)
+    assert (change.global_batch, change.shares, refused) == (24, (12, 12), [])
+    with_shares = bigger.with_(samples_per_step=np.array([3, 9]))
+    change, refused = applied(world(places(1, 0), batch_max=48), with_shares)
+    assert (change.global_batch, change.shares, refused) == (24, (18, 6), [])
+    change, refused = applied(world(places(0, 1), batch_max=48, bounds=Bounds(samples_max=11)), bigger)
+    assert change.is_empty()
+    assert refused == ["batch: 24 gives a rank more or fewer samples than it may have"]
+    assert check(bigger, world(places(0, 1)).observe()) is not None  # without batch_max it is fixed
+    weighted = Plan(gradient_weight=np.array([0.0, 1.0]))
+    assert applied(world(places(0, 1)), weighted)[1] == [
+        "gradient_weight: a live job leaves no rank's gradient out"
+    ]
 
 
 def test_an_allocation_becomes_a_new_set_of_members() -> None:

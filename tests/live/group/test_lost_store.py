@@ -150,8 +150,12 @@ def test_a_node_that_is_started_again_is_taken_in(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_rank_that_comes_back_to_nobody_ends_the_store(tmp_path: Path) -> None:
+def test_a_rank_that_comes_back_to_nobody_begins_again(tmp_path: Path) -> None:
+    """As the only pod, replaced: it looks for the others in vain, and is the job then; once more, all is done."""
     (tmp_path / "node.py").write_text(NODE)
+    (tmp_path / "again.py").write_text(
+        "from equipoise.live.group import regroup; job = regroup.start(); print(job.members); job.close()"
+    )
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore", "EQUIPOISE_TOKEN": "x"}
     file = tmp_path / "address"
     module = [sys.executable, "-m"]
@@ -160,14 +164,20 @@ def test_a_rank_that_comes_back_to_nobody_ends_the_store(tmp_path: Path) -> None
         while not file.exists():
             assert host.poll() is None
             time.sleep(0.02)
-        node = [*module, "equipoise.live.group.launch", "--store", file.read_text().strip(), "node.py"]
-        assert subprocess.run([*node, "0"], cwd=tmp_path, env=environment, check=False).returncode == 9
-        again = subprocess.run(
-            [*node, "-1"], cwd=tmp_path, env=environment, check=False, stderr=subprocess.PIPE, text=True
-        )
-        assert again.returncode != 0
-        assert "nobody is left in the job to take it in" in again.stderr
-        assert host.wait(timeout=20) == 1
+        node = [*module, "equipoise.live.group.launch", "--store", file.read_text().strip()]
+
+        def run(*more: str) -> subprocess.CompletedProcess[str]:
+            return subprocess.run(
+                [*node, *more], cwd=tmp_path, env=environment, check=False, capture_output=True, text=True
+            )
+
+        assert run("node.py", "0").returncode == 9
+        alone = run("again.py")
+        assert (alone.returncode, alone.stdout) == (0, "[0]\n")
+        assert "nobody is left in the job; it begins again, from its last checkpoint" in alone.stderr
+        done = run("again.py")
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+        host.terminate()
 
 
 RESUMING = """
@@ -229,3 +239,39 @@ def test_a_launcher_that_is_started_again_goes_on_from_the_checkpoint(tmp_path: 
             rounds[rank, number] = indices  # rounds 7 to 10 were trained on again
     assert sorted(i for indices in rounds.values() for i in indices) == list(range(160))
     assert len(logs[0].read_text().splitlines()) == 20 + 4
+
+
+OUTER = """
+import datetime, sys
+import torch.distributed as dist
+store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+print(store.port, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.long
+def test_on_a_store_of_somebody_elses_the_death_of_the_launcher_ends_nothing(tmp_path: Path) -> None:
+    """As inside torchrun's c10d rendezvous, whose store is a plain one of PyTorch's."""
+    (tmp_path / "train.py").write_text(RESUMING)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore", "EQUIPOISE_TOKEN": "x"}
+    outer = [sys.executable, "-c", OUTER]
+    with subprocess.Popen(outer, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as store:
+        assert store.stdout is not None
+        address = f"127.0.0.1:{store.stdout.readline().strip()}"
+        command = [sys.executable, "-m", "equipoise.live.group.launch", "--store", address, "--ranks", "2"]
+        logs = [tmp_path / "log-0", tmp_path / "log-1"]
+        with subprocess.Popen(
+            [*command, "train.py"], stderr=subprocess.PIPE, cwd=tmp_path, env=environment
+        ) as launcher:
+            while not all(log.exists() and log.read_text().count("\n") == 11 for log in logs):
+                assert launcher.poll() is None
+                time.sleep(0.02)
+            launcher.kill()
+            (tmp_path / "again").touch()
+            assert launcher.stderr is not None
+            said = launcher.stderr.read().decode()  # until nobody is left
+        assert said.splitlines()[1:] == []
+        rounds = [json.loads(line) for log in logs for line in log.read_text().splitlines()]
+        assert sorted(i for _, indices in rounds for i in indices) == list(range(160))
+        store.communicate()

@@ -243,3 +243,52 @@ def test_the_rest_that_makes_no_whole_batch_is_left_out_when_wanted() -> None:
     assert [len(batch) for batch in made] == [4] * 5
     with pytest.raises(ValueError, match="drop_last: leaves nothing of 7 samples"):
         sampler(samples=7, drop_last=True)
+
+
+def save_while_the_group_breaks(rank: int) -> list[Any]:
+    """Rank 1 hears of a broken exchange behind what rank 0 had already."""
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.utils.data import DataLoader, TensorDataset
+
+    from equipoise.live import checkpoint
+    from equipoise.live.attach import attach
+    from equipoise.live.group import regroup
+
+    membership = regroup.start()
+    save, saves = checkpoint.save, []
+
+    def broken(*arguments: Any) -> dict[str, Any]:
+        saves.append(save(*arguments))
+        if rank == 1 and len(saves) == 1:
+            membership.break_exchange()
+            raise torch.distributed.DistError("broken")
+        return saves[-1]
+
+    checkpoint.save = broken
+    x, y = make_data()
+    net = make_net()
+    model = DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9)
+    runtime = attach(model, optimizer, "none", global_batch=BATCH, mode="observe")
+    sampler = runtime.sampler(SAMPLES)
+    seen, states = [], []
+    for _ in runtime.epochs(1):
+        for inputs, labels in runtime.batches(DataLoader(TensorDataset(x, y), batch_sampler=sampler)):
+            indices, generation = sampler.current().indices.tolist(), runtime.generation
+            with runtime.recover():
+                torch.nn.functional.mse_loss(model(inputs), labels).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            runtime.step()
+            seen += indices if runtime.generation == generation else []
+            if runtime.round == 7 and not states:
+                states.append(runtime.state_dict())
+    runtime.close()
+    return [seen, states[0], len(saves)]
+
+
+def test_a_checkpoint_that_breaks_off_for_one_rank_is_saved_again_by_all() -> None:
+    (seen, first, saves), (others, second, _) = live_ranks.run(save_while_the_group_breaks, 2)
+    assert sorted(seen + others) == list(range(SAMPLES))
+    assert first["round"] == second["round"] == 7
+    assert saves == 2  # rank 0 was in its next round already

@@ -71,16 +71,30 @@ def test_a_store_listens_on_the_host_that_it_prints_and_nowhere_else() -> None:
         host_store("192.0.2.1")  # nobody's, by RFC 5737
 
 
+GARBAGE = (b"", b"\x00" * 64, b"\xff" * 4096, b"GET / HTTP/1.1\r\n\r\n", pickle.dumps(print))
+CONNECTIONS = 300
+
+
 def test_a_stranger_without_the_token_does_not_stop_training(tmp_path: Path) -> None:
-    """It writes all keys that would end the members, or the training, for those who know the token."""
+    """It writes all keys that would end the members, or the training, for those who know the token.
+
+    It also holds hundreds of connections open, and sends garbage.
+    """
     job = live_ranks.Ranks(train, 2, str(tmp_path), {}, 1, -2, -1)
+    where = ("127.0.0.1", job._server.port)
+    silent = [socket.create_connection(where, timeout=60) for _ in range(CONNECTIONS)]
     for token in ("", "another"):
         stranger = of_job(job._server, token)
         for key in ("dead/0", "dead/1", "done", *(f"ask/{attempt}" for attempt in range(9))):
             stranger.set(key, "1")
+    for number in range(60):
+        with socket.create_connection(where, timeout=60) as other, contextlib.suppress(OSError):
+            other.sendall(GARBAGE[number % len(GARBAGE)])
     results = job.join()
     exactly_once([result["log"] for result in results])
     assert [(result["generation"], result["members"]) for result in results] == [(0, [0, 1])] * 2
+    for connection in silent:
+        connection.close()
 
 
 def test_who_joins_needs_the_token_which_only_its_owner_can_read(
@@ -100,7 +114,8 @@ def test_who_joins_needs_the_token_which_only_its_owner_can_read(
     assert (len(token), out.strip()) == (32, token)
     assert token not in err
     assert stat.S_IMODE(secret.stat().st_mode) == 0o600
-    assert launch.main(["--join", "127.0.0.1:1", "--token-file", str(secret), str(script)]) == 0
+    server = host_store("127.0.0.1")
+    assert launch.main(["--join", f"127.0.0.1:{server.port}", "--token-file", str(secret), str(script)]) == 0
     assert capfd.readouterr().out.strip() == token
 
 

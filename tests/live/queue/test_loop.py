@@ -432,6 +432,27 @@ def test_ended_jobs_are_forgotten_in_the_end(case: Make, monkeypatch: pytest.Mon
     assert len(c.events("end")) == len(c.events("start")) == len(c.events("job")) == 60
 
 
+def test_gpus_that_come_free_later_than_their_job_ended_are_news(case: Make) -> None:
+    c = case("fifo")
+    c.queue.submit(5.0, 8, "block")
+    c.step()
+    true, late = c.queue.snapshot, True
+
+    def snapshot() -> Any:
+        found = true()
+        used = tuple(node._replace(gpus_used=8) for node in found.nodes)
+        return found._replace(nodes=used) if late else found
+
+    c.queue.snapshot = snapshot  # type: ignore[method-assign]
+    c.step(10.0)
+    before = c.scheduler.decisions
+    c.step()
+    assert c.scheduler.decisions == before
+    late = False
+    c.step()
+    assert c.scheduler.decisions == before + 1
+
+
 def test_two_schedulers_do_not_share_a_record(case: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     c = case("sjf")
     monkeypatch.setattr("equipoise.live.queue.record._PATIENCE_S", 0.0)

@@ -79,7 +79,12 @@ def test_parts_of_a_gradient_are_all_of_it(kind: str) -> None:
 def test_the_probe_measures_when_asked_and_marks_every_pass() -> None:
     net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
     marks: list[str] = []
-    probe = BackwardProbe(net.parameters(), lambda: marks.append("local"), lambda: marks.append("done"))
+    probe = BackwardProbe(
+        net.parameters(),
+        lambda: (p.grad for p in net.parameters()),
+        lambda: marks.append("local"),
+        lambda: marks.append("done"),
+    )
     net(torch.randn(3, 4)).sum().backward()
     exact = sum(float(p.grad.square().sum()) for p in net.parameters())
     assert probe.local_square == pytest.approx(exact)

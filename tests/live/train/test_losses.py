@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -13,10 +16,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from equipoise.live.train.weighting import WeightedGradients, is_weighted  # noqa: E402
+from equipoise.live.train.wrapped import wrapped  # noqa: E402
 from tests.live import ranks as live_ranks  # noqa: E402
 
 BATCH, FEATURES, WIDTH, CLASSES, ROUNDS = 24, 6, 8, 5, 18
 SPLITS = [(20, 4), (0, 24), (7, 17), (12, 12), (24, 0)]
+IN_PARTS = [(20, 4), (7, 17), (12, 12), (22, 2)]
 WITH_SAMPLES = [(20, 4), (1, 23), (7, 17), (12, 12), (23, 1)]
 
 
@@ -129,7 +134,8 @@ def penalised(model: Any, net: Any, x: Any, y: Any) -> Any:
 
 
 def tied(model: Any, net: Any, x: Any, y: Any) -> Any:
-    return torch.nn.functional.mse_loss(net.head.weight.T @ model(x).T, x.T)
+    hidden = model(x)
+    return torch.nn.functional.mse_loss(hidden @ net.head.weight, x)
 
 
 def summed(model: Any, net: Any, x: Any, y: Any) -> Any:
@@ -192,6 +198,7 @@ class Case:
     communication: bool = False  # a communication hook of the script
     splits: list[tuple[int, int]] = field(default_factory=lambda: SPLITS)
     wrapping: dict[str, Any] = field(default_factory=dict)
+    mesh: tuple[int, ...] = ()  # under fully_shard, over these ranks
 
 
 CASES = {
@@ -216,7 +223,36 @@ CASES = {
     "synchronised batch norm": Case(net=Normalised, splits=WITH_SAMPLES),
     "gradient scaler": Case(dtype="float32", scaler=True, error=1e-5),
     "bf16 parameters": Case(dtype="bfloat16", error=0.02),
+    "another global batch": Case(splits=[(20, 4), (30, 18), (0, 8), (12, 12)]),
+    "static graph": Case(auxiliary, wrapping={"static_graph": True, "bucket_cap_mb": 0.0001}),
+    "fully_shard": Case(mesh=(2,)),
+    "fully_shard, gathered once": Case(mesh=(2,), wrapping={"reshard_after_forward": False}),
+    "fully_shard, no exchange within a round": Case(mesh=(2,), no_sync="parts", splits=IN_PARTS),
+    "fully_shard, no exchange over rounds": Case(mesh=(2,), accumulation=3, no_sync="rounds"),
+    "fully_shard, two optimisers": Case(mesh=(2,), optimizers=two_optimizers),
+    "fully_shard, tied weights": Case(tied, Tied, mesh=(2,)),
+    "fully_shard, float32": Case(mesh=(2,), dtype="float32", error=1e-5),
+    "fully_shard, summed": Case(summed, reduction="sum", splits=WITH_SAMPLES, mesh=(2,)),
+    "HSDP": Case(auxiliary, mesh=(2, 1)),
 }
+
+
+QUICK = (
+    "fused head",
+    "penalty",
+    "no_sync over rounds",
+    "another global batch",
+    "two optimisers",
+    "fully_shard",
+    "HSDP",
+)
+"""Cases that every run of the tests tries; the others are long."""
+
+
+def deal(split: tuple[int, int], ranks: int) -> tuple[int, ...]:
+    """The shares of two ranks, or of four of which each pair has those of one."""
+    a, b = split
+    return split if ranks == 2 else (a // 2, a - a // 2, b - b // 3, b // 3)
 
 
 def make_net(case: Case) -> Any:
@@ -241,12 +277,22 @@ class Script:
         self.scaler = torch.amp.GradScaler("cpu", enabled=case.scaler, growth_interval=5)
         self.rounds = 0
 
+    @contextlib.contextmanager
+    def without_exchange(self) -> Iterator[None]:
+        """What `no_sync` is under fully_shard."""
+        sharded = hasattr(self.model, "set_requires_gradient_sync")
+        if sharded:
+            self.model.set_requires_gradient_sync(False)
+        yield
+        if sharded:
+            self.model.set_requires_gradient_sync(True)
+
     def train(self, x: Any, y: Any) -> None:
         """One round: backward, and the optimisers' step where it is due."""
         case, skip = self.case, contextlib.nullcontext
         self.rounds += 1
         steps = self.rounds % case.accumulation == 0
-        quiet = getattr(self.model, "no_sync", skip)
+        quiet = getattr(self.model, "no_sync", self.without_exchange if case.mesh else skip)
         parts = halves(self.model, self.net, x, y) if case.no_sync == "parts" else [(x, y, 1.0)]
         for k, (inputs, labels, weight) in enumerate(parts, start=1):
             alone = (case.no_sync == "rounds" and not steps) or k < len(parts)
@@ -260,24 +306,42 @@ class Script:
             self.scaler.update()
 
 
+def wrap_model(case: Case, net: Any) -> Any:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.nn.parallel import DistributedDataParallel
+
+    if case.mesh:
+        shape = (*case.mesh[:-1], torch.distributed.get_world_size() // math.prod(case.mesh[:-1]))
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
+        if not isinstance(net, Tied):  # what is tied belongs in one unit
+            fully_shard(net.trunk, mesh=mesh, **case.wrapping)
+        return fully_shard(net, mesh=mesh, **case.wrapping)
+    # The CPU is refused there because PyTorch's own synchronised layer has no kernel for it; this one needs none.
+    with mock.patch.object(DistributedDataParallel, "_passing_sync_batchnorm_handle"):
+        return DistributedDataParallel(net, **case.wrapping)
+
+
+def whole(parameter: Any) -> Any:
+    """A copy of a parameter, of which a rank may hold a part."""
+    return (parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter).detach().clone()
+
+
 def on_a_rank(case: Case) -> tuple[list[list[int]], list[Any]]:
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-    from torch.nn.parallel import DistributedDataParallel
     from torch.utils.data import DataLoader, TensorDataset
 
     from equipoise.live.attach import attach
     from equipoise.live.train.change import Change
 
     net = make_net(case)
-    # The CPU is refused there because PyTorch's own synchronised layer has no kernel for it; this one needs none.
-    with mock.patch.object(DistributedDataParallel, "_passing_sync_batchnorm_handle"):
-        model = DistributedDataParallel(net, **case.wrapping)
+    model = wrap_model(case, net)
     if case.communication:
         model.register_comm_hook(None, allreduce_hook)
     script = Script(case, model, net)
     options = {"accumulation": case.accumulation, "loss_reduction": case.reduction, "statistics_every": 2}
     runtime = attach(
-        model, script.optimizers[0], "none", global_batch=BATCH, mode="observe", nvml=False, **options
+        model, script.optimizers, "none", global_batch=BATCH, mode="observe", nvml=False, **options
     )
     dataset = TensorDataset(*make_data(case))
     sampler = runtime.sampler(dataset)
@@ -286,38 +350,70 @@ def on_a_rank(case: Case) -> tuple[list[list[int]], list[Any]]:
         for x, y in loader:
             trained.append(sampler.current().indices.tolist())
             script.train(x, y)
-            sampler.schedule(Change(sampler.drawn, shares=case.splits[len(trained) % len(case.splits)]))
+            split = deal(case.splits[len(trained) % len(case.splits)], runtime.ranks)
+            sampler.schedule(Change(sampler.drawn, shares=split, global_batch=sum(split)))
             runtime.step()
     runtime.close()
-    return trained, [p.detach().clone() for p in net.parameters()]
+    return trained, [whole(p) for p in net.parameters()]
 
 
-def all_cases(rank: int) -> dict[str, Any]:
+def some_cases(rank: int, names: tuple[str, ...]) -> dict[str, Any]:
     torch.distributed.init_process_group("gloo")
-    return {name: on_a_rank(case) for name, case in CASES.items()}
+    return {name: on_a_rank(CASES[name]) for name in names}
 
 
-@pytest.fixture(scope="module")
-def results() -> list[dict[str, Any]]:
-    return live_ranks.run(all_cases, 2)
+@functools.cache
+def trained(names: tuple[str, ...], ranks: int) -> list[dict[str, Any]]:
+    """What every rank trained on, and its weights then, of some cases; in one go, since starting takes long."""
+    return live_ranks.Ranks(some_cases, ranks, names).join(timeout_s=600)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_uneven_shares_equal_the_single_process(name: str, results: list[dict[str, Any]]) -> None:
-    case, parts = CASES[name], [result[name] for result in results]
-    assert {len(batch) for batch in parts[0][0]} == {first for first, _ in (*case.splits, (12, 12))}
+def error_of(name: str, ranks: int, names: tuple[str, ...]) -> float:
+    """How far the weights are from those of one process; raises AssertionError where the replicas differ."""
+    case, parts = CASES[name], [result[name] for result in trained(names, ranks)]
+    assert {len(b) for b in parts[0][0]} >= {
+        deal(split, ranks)[0] for split in case.splits
+    }  # the shares did change
     net = make_net(case)
     script, (x, y) = Script(case, net, net), make_data(case)
     for rounds in zip(*(part[0] for part in parts), strict=True):
-        whole = [k for batch in rounds for k in batch]
-        script.train(x[whole], y[whole])
-    for found, same, exact in zip(parts[0][1], parts[1][1], net.parameters(), strict=True):
-        assert torch.equal(found, same), "the replicas differ"
-        error = float((found - exact).detach().double().norm() / exact.detach().double().norm())
-        assert error <= case.error, f"relative error {error}"
+        indices = [k for batch in rounds for k in batch]
+        script.train(x[indices], y[indices])
+    errors = []
+    for exact, *found in zip(net.parameters(), *(part[1] for part in parts), strict=True):
+        assert all(torch.equal(found[0], same) for same in found[1:]), "the replicas differ"
+        errors.append(float((found[0] - exact).detach().double().norm() / exact.detach().double().norm()))
+    return max(errors)
+
+
+LONG = tuple(name for name in CASES if name not in QUICK)
+ON_FOUR = tuple(name for name in CASES if CASES[name].splits == SPLITS)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_uneven_shares_equal_the_single_process(name: str) -> None:
+    assert error_of(name, 2, QUICK) <= CASES[name].error
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "ranks"), [*((name, 2) for name in LONG), *((name, 4) for name in ON_FOUR)])
+def test_all_ways_to_train_equal_the_single_process(name: str, ranks: int) -> None:
+    assert error_of(name, ranks, LONG if ranks == 2 else ON_FOUR) <= CASES[name].error
+
+
+def test_the_page_lists_what_is_tried_here() -> None:
+    """The rows of the table of ways to train in docs/live.md are the cases, and no other."""
+    page = (Path(__file__).parents[3] / "docs" / "live.md").read_text(encoding="utf-8")
+    rows = [line for line in page.split("<!-- cases -->")[1].splitlines() if line.startswith("| ")][1:]
+    assert {row.split("|")[1].strip() for row in rows} == set(CASES)
 
 
 # -- where the factor is applied -----------------------------------------------------------------------------
+
+
+def weighted(model: Any, factor: Callable[[], float], **options: Any) -> WeightedGradients:
+    wrapper = wrapped(model)
+    return WeightedGradients(wrapper, wrapper.leaves(), factor, **options)
 
 
 @pytest.fixture
@@ -331,7 +427,7 @@ def wrap() -> Iterator[Callable[[Any], Any]]:
 
 def test_gradients_that_are_stored_are_weighted_and_those_that_are_returned_are_not(wrap: Any) -> None:
     net = torch.nn.Linear(2, 1, bias=False)
-    weighting = WeightedGradients(wrap(net), lambda: 3.0)
+    weighting = weighted(wrap(net), lambda: 3.0)
     assert is_weighted(net)
     (returned,) = torch.autograd.grad(net.weight.sum(), [net.weight])
     net.weight.sum().backward()
@@ -345,7 +441,7 @@ def test_gradients_that_are_stored_are_weighted_and_those_that_are_returned_are_
 
 def test_a_rank_without_samples_contributes_zeros_even_for_nan(wrap: Any) -> None:
     net = torch.nn.ModuleList([torch.nn.Embedding(5, 2, sparse=True), torch.nn.Linear(2, 1)])
-    weighting = WeightedGradients(wrap(net), lambda: 0.0)
+    weighting = weighted(wrap(net), lambda: 0.0)
     (net[1](net[0](torch.tensor([1, 3]))).sum() * float("nan")).backward()
     assert torch.equal(net[0].weight.grad.to_dense(), torch.zeros(5, 2))
     assert torch.equal(net[1].weight.grad, torch.zeros(1, 2))
@@ -356,7 +452,7 @@ def test_a_frozen_parameter_is_weighted_once_it_is_trained(wrap: Any) -> None:
     net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
     net[0].requires_grad_(False)
     net.register_parameter("kept", torch.nn.Parameter(torch.ones(2, dtype=torch.uint8), requires_grad=False))
-    weighting = WeightedGradients(wrap(net), lambda: 2.0)
+    weighting = weighted(wrap(net), lambda: 2.0)
     assert not net[0].weight.requires_grad
     net[0].requires_grad_(True)
     net[0].weight.sum().backward()
@@ -369,7 +465,7 @@ def test_gradients_stay_weighted_when_the_model_is_wrapped_anew(wrap: Any) -> No
 
     net = torch.nn.Linear(2, 1, bias=False)
     model = wrap(net)
-    weighting, settings = WeightedGradients(model, lambda: 3.0), wrapping(model)
+    weighting, settings = weighted(model, lambda: 3.0), wrapping(model)
     for _ in range(2):
         release(model)
         rewrap(model, settings)
@@ -381,7 +477,7 @@ def test_gradients_stay_weighted_when_the_model_is_wrapped_anew(wrap: Any) -> No
 def test_what_the_wrapper_leaves_out_of_the_exchange_is_not_weighted(wrap: Any) -> None:
     net, own = torch.nn.Linear(2, 1), torch.nn.Parameter(torch.ones(2))
     net._ddp_params_and_buffers_to_ignore = ["bias"]  # type: ignore[assignment]
-    weighting = WeightedGradients(wrap(net), lambda: 2.0)
+    weighting = weighted(wrap(net), lambda: 2.0)
     (net.weight.sum() + net.bias.sum() + own.sum()).backward()
     assert (net.weight.grad.tolist(), net.bias.grad.tolist()) == ([[2.0, 2.0]], [1.0])
     assert own.grad.tolist() == [1.0, 1.0]
@@ -408,7 +504,7 @@ def test_a_summed_loss_on_a_rank_without_samples_may_only_come_from_the_outputs(
     """A penalty would count in full there, the stand-in sample not at all, and nobody can tell which it is."""
     net = Structured(2, 1)
     model = wrap(net)
-    weighting = WeightedGradients(model, lambda: 0.0, own_weights=True)
+    weighting = weighted(model, lambda: 0.0, own_weights=True)
     found = model(torch.ones(3, 2))["all"][0]
     (found.logits.sum() + found.more.logits.sum() * float("inf")).backward()
     assert torch.equal(net.weight.grad, torch.zeros(1, 2))

@@ -210,3 +210,19 @@ def test_a_nan_replica_of_no_weight_goes_nowhere() -> None:
         assert torch.equal(values[1], kept[1])  # integers are left alone
     finally:
         dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("tensors", [1, 2])
+def test_when_the_exchange_breaks_no_tensor_is_changed(tensors: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch.distributed as dist
+
+    from equipoise.live.train.sync import average
+
+    def broken(*_: Any, **__: Any) -> None:
+        raise dist.DistError("broken")
+
+    monkeypatch.setattr(dist, "all_reduce", broken)
+    values = [torch.full((3,), 2.0) for _ in range(tensors)]
+    with pytest.raises(dist.DistError):
+        average(values, 0.25)
+    assert all(torch.equal(value, torch.full((3,), 2.0)) for value in values)

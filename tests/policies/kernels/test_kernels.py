@@ -437,6 +437,37 @@ def test_best_interval_is_the_best(seed):
             assert gain[k] == pytest.approx(1 - cost(best[k]) / cost(current[k]), abs=1e-12)
 
 
+@settings(MANY, max_examples=10)
+@given(SEEDS)
+def test_best_levels_are_the_best(seed):
+    d = Drawn(seed)
+    step, std = d.floats(0.5, 1.5), d.floats(0, 0.3)
+    near, far, gamma = d.floats(0, 0.3, d.jobs), d.floats(0, 3, d.jobs), d.floats(1, 3, d.jobs)
+    drift, ratio = d.floats(0, 0.05, d.jobs, unknown=0.2), d.floats(0.1, 0.9, d.jobs)
+    one = d.ints(1, 9, d.jobs)
+    given_h, given_every = d.ints(1, 4, d.jobs), d.ints(1, 5, d.jobs)
+    for longest in (0, 12):
+        args = (d.first, step, std, near, far, gamma, drift, ratio, given_h, given_every, one, longest)
+        h, every, gain = kernels_sync.best_levels(*args)
+        for k, rows in enumerate(naive.segments(d.first)):
+            mean, spread = step[rows.start : rows.stop], std[rows.start : rows.stop]
+
+            def cost(h, m, k=k, mean=mean, spread=spread):
+                """By the exchanges of one turn, one after the other."""
+                exchanges = [near[k]] * (m - 1) + [far[k]]
+                turn_s = sum(kernels_sync.sync_period(float(h), mean, spread, x, gamma[k]) for x in exchanges)
+                drifts = ratio[k] * (m * h - 1) + (1 - ratio[k]) * (h - 1)
+                return turn_s * (1 + drift[k] * drifts) / (m * h)
+
+            if np.isnan(drift[k]):
+                assert np.isnan(gain[k])
+                continue
+            tried = [(h, m) for h in range(1, longest + 1) for m in range(1, longest // h + 1)]
+            best = min((cost(*t) for t in tried), default=cost(given_h[k], given_every[k]))
+            assert cost(h[k], every[k]) == pytest.approx(best)
+            assert gain[k] == pytest.approx(1 - best / cost(one[k], 1), abs=1e-12)
+
+
 @MANY
 @given(SEEDS)
 def test_share_kernels(seed):

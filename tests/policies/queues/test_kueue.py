@@ -14,7 +14,7 @@ from equipoise.policies.observation import RUNNING
 from equipoise.policies.queues.limits import Quota, held_amounts
 from equipoise.policies.record.journal import read
 from equipoise.policies.registry import make_policy
-from equipoise.sim.loading.file import load
+from equipoise.sim.loading.file import from_mapping, load
 from equipoise.sim.loading.site.read import import_site
 from equipoise.sim.run import run
 from tests.policies.queues.test_limits import case
@@ -68,6 +68,70 @@ def test_only_as_many_as_needed_are_stopped() -> None:
     jobs = [job(f"a{k}", "qa", 2, arrival=k) for k in range(4)] + [job("b", "qb", 2, arrival=10)]
     found = starts(jobs, two(reclaim="any"))
     assert [found[f"a{k}"][1] for k in range(4)] == [0.0, 0.0, 0.0, 1.0]  # the last to start
+
+
+def test_while_it_borrows_a_queue_stops_lower_priorities_of_others_up_to_the_threshold() -> None:
+    """Kueue, "BorrowWithinCohort": b asks for 6 with a quota of 4; qa holds all 8, of which 2 are its own."""
+    jobs = [job(f"a{k}", "qa", 2, priority=2, arrival=k) for k in range(4)]
+    jobs.append(job("b", "qb", 6, arrival=10, priority=5))
+    queues: dict[str, Any] = {
+        "cohorts": [{"name": "all", "gpus": 2}],
+        "queues": [
+            {"name": n, "cohort": "all", "gpus": g, "reclaim": "any"} for n, g in (("qa", 2), ("qb", 4))
+        ],
+    }
+    assert starts(jobs, queues)["b"] == [102.0, 0.0]  # larger than its quota: it stops nobody
+    queues["queues"][1]["borrow_within"] = "lower-priority"
+    found = starts(jobs, queues)
+    assert found["b"] == [10.0, 0.0]
+    assert [found[f"a{k}"][1] for k in range(4)] == [
+        0.0,
+        1.0,
+        1.0,
+        1.0,
+    ]  # the last to start, as many as needed
+    for most, start_s in ((1, 102.0), (2, 10.0)):  # of a higher priority than this nobody is stopped
+        queues["queues"][1]["borrow_within_most"] = most
+        assert starts(jobs, queues)["b"][0] == start_s
+    queues["queues"][1]["borrow_within_most"] = 9
+    jobs[-1]["priority"] = 2  # never of its own priority
+    assert starts(jobs, queues)["b"][0] == 102.0
+
+
+def test_partial_admission_takes_as_many_workers_as_fit() -> None:
+    """Kueue, "Partial admission": full size first, then stopping others, then as few fewer workers as it can be."""
+    model = {"parameters": 1e6, "flop_per_sample": 1e9}
+    elastic = {
+        "name": "e",
+        "model": "m",
+        "gpus": 8,
+        "global_batch": 32,
+        "steps": 50,
+        "queue": "qa",
+        "arrival": 5,
+    }
+    text = {
+        "schema_version": 1, "name": "x", "cluster": {"nodes": [{"name": "a", "count": 2, "gpus": 4}]},
+        "workload": {"models": {"m": model}, "jobs": [job("r", "qb", 3, duration=5000), elastic]},
+        "queues": two(),
+    }  # fmt: skip
+
+    def first() -> list[Any]:
+        made = run(from_mapping(text), policy=make_policy("kueue"), timeline=True)
+        assert made.timeline is not None
+        segments = made.timeline["segments"]
+        row = made.jobs["name"].tolist().index("e")
+        held = [
+            int(g) for j, g in zip(segments["job_id"], segments["gpus"], strict=True)
+            if j == made.jobs["job_id"][row] and g
+        ]  # fmt: skip
+        return [float(made.jobs["start_s"][row]), held[0]]
+
+    assert first() == [5000.0, 8]
+    elastic["workers_min"] = 2
+    assert first() == [5.0, 5]
+    elastic["workers_min"] = 6
+    assert first() == [5000.0, 8]
 
 
 def test_strict_and_best_effort() -> None:

@@ -28,7 +28,7 @@ def test_what_is_no_sub_step_of_the_stage_is_refused():
     ("step", "field", "observations"),
     [
         ("S113", MOVES, rates([2.0] * 4)), ("S223", SAMPLES, uneven()),
-        ("S313", INTERVAL, exchange(30.0) * 3),
+        ("S312", INTERVAL, exchange(30.0) * 3),
     ],
 )  # fmt: skip
 def test_it_leaves_what_it_would_decide(step, field, observations):

@@ -1,10 +1,19 @@
 """S321 to S323 on shared GPUs: what more of one is worth, quanta, MIG slices and turns of equal length."""
 
+import itertools
+
 import numpy as np
 import pytest
 
 from equipoise.policies.contract import UNCHANGED, check
-from equipoise.policies.kernels.slices import EIGHTHS, SEVENTHS, is_slice, nearest_slices
+from equipoise.policies.kernels.slices import (
+    EIGHTHS,
+    SEVENTHS,
+    fit_together,
+    is_slice,
+    nearest_slices,
+    share_left,
+)
 from equipoise.policies.registry import make_policy, make_stage
 from equipoise.policies.stages.virtual import capability
 from equipoise.sim.run import run
@@ -19,9 +28,9 @@ def test_slices_are_the_nearest_that_fit_together(seed):
     rng = np.random.default_rng(seed)
     n = int(rng.integers(1, 5))
     wanted, least = rng.uniform(0.02, 1.0, n), rng.choice([0.0, 0.0, 0.1, 0.3], n)
-    room = float(rng.choice([1.0, 1.0, 4 / 7, 3 / 7, 0.86]))
-    found = nearest_slices(wanted, least, room, SEVENTHS, EIGHTHS)
-    best = naive.nearest_slices(wanted, least, room)
+    room = [(7, 8), (7, 8), (4, 4), (3, 4), (6, 6)][rng.integers(5)]
+    found = nearest_slices(wanted, least, *room, SEVENTHS, EIGHTHS)
+    best = naive.nearest_slices(wanted, least, *room)
     if best is None:
         assert (found == -1).all()
     else:
@@ -32,6 +41,45 @@ def test_slices_are_the_nearest_that_fit_together(seed):
 def test_what_is_a_slice():
     assert [is_slice(f) for f in (0.14, 2 / 7, 0.43, 0.57, 1.0)] == [True] * 5
     assert not any(is_slice(f) for f in (0.5, 0.25, 5 / 7, 0.05))
+
+
+@pytest.mark.parametrize(
+    "held", [h for n in range(5) for h in itertools.combinations_with_replacement((1, 2, 3, 4), n)]
+)
+def test_mig_profiles_fit_where_the_device_has_places_for_them(held):
+    """Where they may begin among the 8 memory slices: 1g at 0..6, 2g at 0, 2, 4, 3g at 0, 4, 4g and 7g at 0."""
+    begins = {1: range(7), 2: (0, 2, 4), 3: (0, 4), 4: (0,), 7: (0,)}
+    size = {1: 1, 2: 2, 3: 4, 4: 4, 7: 8}
+
+    def placed(profiles):
+        return any(
+            sum(size[p] for p in profiles) == len({s for p, b in zip(profiles, at, strict=True)
+                                                  for s in range(b, b + size[p])})
+            and sum(profiles) <= 7
+            for at in itertools.product(*(begins[p] for p in profiles))
+        )  # fmt: skip
+
+    shares = np.array(held) / 7
+    assert fit_together(shares) == placed(held)
+    if placed(held):
+        left = share_left(shares)
+        for p in (1, 2, 3, 4, 7):
+            if p / 7 <= left + 1e-9:
+                assert placed((*held, p)), f"{p}g does not fit beside {held}"
+        assert left > 0 or not any(placed((*held, p)) for p in (1, 2, 3, 4))
+
+
+def test_no_gpu_is_cut_into_what_it_cannot_be_cut_into():
+    """Two 3g take all the memory of an A100: the 1g that asks for the seventh left waits, or goes elsewhere."""
+    jobs = [
+        {"name": f"j{k}", "gpus": 1, "gpu_share": f / 7, "duration": 100.0} for k, f in enumerate((3, 3, 1))
+    ]
+    node = {"name": "cut", "gpus": 1, "accelerator": "a100_sxm_80gb", "sharing": "mig"}
+    for count, ends in ((1, [100.0, 100.0, 200.0]), (2, [100.0, 100.0, 100.0])):
+        case = scenario(cluster={"nodes": [{**node, "count": count}]}, workload={"jobs": jobs})
+        for policy in ("fifo-greedy", "s4", "s4(mode=optimal)"):
+            made = run(case, policy=make_policy(policy), seed=0)
+            assert sorted(made.jobs["completion_s"].tolist()) == pytest.approx(ends), policy
 
 
 # -- S321: E / P ---------------------------------------------------------------------------------------------------

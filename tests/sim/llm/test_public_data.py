@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 
 from equipoise.sim.llm.fit import fit
-from equipoise.study.validation import dense_llm, playbook, sailor, vtrain
-from equipoise.study.validation.predict import KEEPS_SCORES, predicted
-from equipoise.study.validation.predict_memory import memory_score
+from equipoise.study.validation.predict import KEEPS_SCORES, memory_score, predicted
 from equipoise.study.validation.rows import Row, labels, partition, seconds, stacked
 from equipoise.study.validation.run import run
 from equipoise.study.validation.score import relative_error
+from equipoise.study.validation.sets import dense_llm, playbook, sailor, vtrain
 from equipoise.study.validation.splits import SPLITS, bucket, fitted_half, fitted_tenth
 
 DATA = Path(__file__).resolve().parents[4] / "shared" / "data"

@@ -16,7 +16,7 @@ from equipoise.cli import main
 from equipoise.sim.llm.stack import Stack
 from equipoise.sim.llm.step_time import step_time
 from equipoise.sim.loading.file import load
-from equipoise.study.validation import sailor
+from equipoise.study.validation.sets import sailor
 from tests.sim.llm.test_fit_steps import HEAD
 from tests.sim.llm.test_scenario import data
 from tests.sim.llm.test_shape import LLAMA

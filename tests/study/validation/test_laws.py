@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from equipoise.study.validation import jitter, mig, pollux, power, storage, train_time
 from equipoise.study.validation.run import run
 from equipoise.study.validation.score import Line, judge, line
+from equipoise.study.validation.sets import jitter, mig, pollux, power, storage, train_time
 from tests.bench.predictions import moved, predictions
 
 DATA = Path(__file__).resolve().parents[4] / "shared" / "data"
@@ -127,7 +127,9 @@ def test_the_gate_sees_a_prediction_that_moves_comes_or_goes() -> None:
         ("train-time", 0.14),
         ("staging", 0.10),
         ("mig", 0.16),
-        ("power", 0.5),
+        ("power", 0.08),
+        ("neusight", 0.14),
+        pytest.param("shockwave", 0.10, marks=pytest.mark.long),
         ("storage", 0.03),
     ],
 )

@@ -18,8 +18,7 @@ from equipoise.sim.llm.quantities import Plan
 from equipoise.sim.llm.shape import Transformer
 from equipoise.sim.llm.stacks import STACKS
 from equipoise.sim.llm.step_time import step_times
-from equipoise.study.validation.predict import score
-from equipoise.study.validation.predict_memory import fit_rows, memory_score
+from equipoise.study.validation.predict import fit_rows, memory_score, score
 from equipoise.study.validation.rows import Row, partition, read_csv, seconds, stacked
 from equipoise.study.validation.score import Line, Score, line, relative_error
 from equipoise.study.validation.splits import SPLITS, fitted_half

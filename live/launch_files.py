@@ -38,9 +38,9 @@ class Launch:
 
 
 def slurm(launch: Launch) -> str:
-    """A batch script: one task per GPU, each a rank, so that the others outlive one that dies.
+    """A batch script: a launcher on every node, which starts a rank for each GPU, and starts the dead again.
 
-    The store runs beside them on the first node, on a free port. Ranks die without ending the job step
+    The store runs beside them on the first node, on a free port. A node that is lost does not end the job step
     (`--no-kill`, `--kill-on-bad-exit=0`); the group is formed anew inside the allocation. Before the time is up,
     and when the store is lost, ranks get SIGTERM and the job is queued again, to go on from its checkpoint.
     """
@@ -60,25 +60,25 @@ set -uo pipefail
 
 first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 address="$PWD/.equipoise-store-$SLURM_JOB_ID"
-rm -f "$address"
+rm -f "$address" "$address.done"
 EQUIPOISE_TOKEN=$(python -c 'import secrets; print(secrets.token_hex(16))')
 export EQUIPOISE_TOKEN
 export EQUIPOISE_POLICY={shlex.quote(launch.policy_file)}
-export WORLD_SIZE=$SLURM_NTASKS
 
 srun --nodes=1 --ntasks=1 --nodelist="$first" --overlap \\
   python -m equipoise.live.group.store --host "$first" --port 0 --address-file "$address" &
 store=$!
-trap 'kill "$store" 2>/dev/null; rm -f "$address"' EXIT
+trap 'kill "$store" 2>/dev/null; rm -f "$address" "$address.done"' EXIT
 while [ ! -s "$address" ]; do
   kill -0 "$store" 2>/dev/null || {{ echo "equipoise: the store did not start" >&2; exit 1; }}
   sleep 0.2
 done
-EQUIPOISE_STORE=$(cat "$address")
-export EQUIPOISE_STORE
 
-srun --kill-on-bad-exit=0 --overlap bash -c \\
-  'RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID exec python "$0"' {script} &
+srun --ntasks="$SLURM_NNODES" --ntasks-per-node=1 --cpus-per-task="$SLURM_CPUS_ON_NODE" --kill-on-bad-exit=0 \\
+  --overlap bash -c 'python -m equipoise.live.group.launch --store "$(cat "$0")" --nodes "$SLURM_NNODES" \\
+  --node-rank "$SLURM_NODEID" --ranks {launch.gpus_per_node} --max-restarts {RESTARTS_MAX} "$1" &&
+  touch "$0.done"' \\
+  "$address" {script} &
 ranks=$!
 trap 'kill -TERM "$ranks"' TERM
 wait "$ranks"
@@ -86,6 +86,9 @@ code=$?
 if kill -0 "$ranks" 2>/dev/null; then # the signal ended the first wait
   wait "$ranks"
   code=143
+fi
+if [ -e "$address.done" ]; then # trained to the end, whatever a lost node says
+  exit 0
 fi
 if [ "$code" -ge 128 ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {RESTARTS_MAX} ]; then
   scontrol requeue "$SLURM_JOB_ID"
@@ -203,6 +206,7 @@ spec:
             - --nodes={launch.nodes}
             - --node-rank=$(JOB_COMPLETION_INDEX)
             - --ranks={launch.gpus_per_node}
+            - --max-restarts={RESTARTS_MAX}
             - {_quoted(launch.script)}
           env:
             - {{name: EQUIPOISE_POLICY, value: /policy/policy.yaml}}{_token(launch)}

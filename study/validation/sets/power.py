@@ -1,10 +1,10 @@
 """MLPerf power of H100 nodes: energy of a run from what an idle node and one benchmark draw.
 
-Law: for the first S seconds of a run (start, loading) a node draws its idle power, then its busy power; the
-energy is S idle + (T - S) busy. Idle power is the lowest seen of the kind of node; busy and S are fitted to
-the runs of one benchmark, weakly held near its highest power and `START_S`. One line counts every node of
-every run, one every system and benchmark once: a system of 64 nodes makes half of the rows. Naive: the
-benchmark's mean power all the time.
+Law: a node draws its idle power while a run starts and loads, then its busy power; the idle share of a run of T
+seconds is S / (S + T), since what loads longer also runs longer. Idle power is the lowest seen of the kind of node,
+busy power the highest of the benchmark's runs; S makes the benchmark's mean power right and is drawn half-way, in
+the logarithm, towards `START_S`. One line counts every node of every run, one every system and benchmark once: a
+system of 64 nodes makes half of the rows. Naive: the benchmark's mean power all the time.
 """
 
 from __future__ import annotations
@@ -15,10 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from scipy.optimize import least_squares
 
 from equipoise.sim.llm.interval import spread
-from equipoise.sim.llm.stack import Floats
 from equipoise.study.validation.rows import read_csv
 from equipoise.study.validation.score import Line, Score, judge, line
 from equipoise.study.validation.splits import SPLITS, bucket
@@ -26,8 +24,8 @@ from equipoise.study.validation.splits import SPLITS, bucket
 FILE = "power/mlperf_power_summary.csv.gz"
 GROUP = ("round", "submitter", "system", "benchmark")
 START_S = 60.0
-WEIGHTS = np.array([0.5, 0.1])
-"""Penalty per e-fold of busy power and of S, relative to the error of all rows."""
+IDLE_SHARES = (1e-3, 0.95)
+"""Bounds of the idle share of the runs that S is learned from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +43,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A kind of node: idle and busy power [W], and the idle seconds at the start of a run."""
+    """A kind of node: idle and busy power [W], and the idle seconds of a long run."""
 
     idle_w: float
     busy_w: float
@@ -53,8 +51,8 @@ class Node:
 
     def energy_j(self, seconds: float) -> float:
         """Energy of a run of that length."""
-        start = min(self.start_s, seconds)
-        return start * self.idle_w + (seconds - start) * self.busy_w
+        idle_s = seconds * self.start_s / (self.start_s + seconds)
+        return idle_s * self.idle_w + (seconds - idle_s) * self.busy_w
 
 
 def read(data: Path) -> list[Run]:
@@ -91,17 +89,12 @@ def medians(rows: Sequence[Run]) -> list[Run]:
 
 def learn(known: Sequence[Run], idle_w: float) -> Node:
     """A kind of node from its idle power and the runs of one benchmark."""
-    seconds, mean = np.array([r.seconds for r in known]), np.array([r.mean_w for r in known])
-    centre = np.log([max(r.high_w for r in known), START_S])
-
-    def residuals(logs: Floats) -> Floats:
-        """Misfit of every row, and distance from where it starts."""
-        busy, start = np.exp(logs)
-        guess = idle_w + (busy - idle_w) * np.maximum(1 - start / seconds, 0.02)
-        return np.concatenate([np.log(guess / mean), WEIGHTS * np.sqrt(len(known)) * (logs - centre)])
-
-    busy, start = np.exp(least_squares(residuals, centre, loss="soft_l1", f_scale=0.05).x)
-    return Node(idle_w, float(busy), float(start))
+    seconds, mean, high = (
+        np.array([getattr(r, name) for r in known]) for name in ("seconds", "mean_w", "high_w")
+    )
+    idle = np.clip((high - mean) / np.maximum(high - idle_w, 1e-9), *IDLE_SHARES)
+    start_s = np.exp(np.median(np.log(idle / (1 - idle) * seconds)))
+    return Node(idle_w, float(np.median(high)), float(np.sqrt(start_s * START_S)))
 
 
 def run(data: Path) -> list[Line]:

@@ -3,21 +3,26 @@
 A worker's times in the fitted stretches stand for its times to come, as measured: with its own speed, its
 tail, and with what it shares with others in a step. One line predicts the second half of the time from the
 first, one divides stretches of `STRETCH` steps by a hash, which asks nothing about workers whose speed
-changes for good. Naive: independent normal jitter of the workers' common spread, which is what a
-coefficient of variation alone says.
+changes for good. A third draws steps of the simulator's noise, as `equipoise calibrate fit-noise` fits it to
+those stretches, at each worker's level. Naive: independent normal jitter of the workers' common spread, which is
+what a coefficient of variation alone says.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from equipoise.policies.kernels.jit import ZERO
 from equipoise.sim.llm.interval import spread
 from equipoise.sim.llm.stack import Floats
+from equipoise.sim.randomness import noise_key, noise_space, step_noise, step_noise_row
 from equipoise.study.validation.rows import read_csv
 from equipoise.study.validation.score import Line, Score, judge, line
 from equipoise.study.validation.splits import SPLITS, fitted_half
@@ -25,6 +30,8 @@ from equipoise.study.validation.splits import SPLITS, fitted_half
 PATTERN = "traces/alibaba2020_minibatch_job*.csv.gz"
 Bools = npt.NDArray[np.bool_]
 STRETCH = 20
+DRAWN = 4000
+"""Steps of the simulator's noise that stand for times to come."""
 MOST_GROUPS = 60
 """Groups of workers of one size that are looked at, the first in order of their numbers."""
 
@@ -53,10 +60,31 @@ def wait(times: Floats, group: tuple[int, ...]) -> float:
     return float((part.max(axis=1) - part.mean(axis=1)).mean())
 
 
-def run(data: Path) -> list[Line]:
+class Noise(Protocol):
+    """What calibration fits: the shares of a scenario's `noise`, and each worker's level over their mean."""
+
+    levels: Floats
+
+    def keys(self) -> dict[str, float]:
+        """The section `noise`."""
+
+
+def drawn(times: Floats, fit: Callable[[Floats], Noise]) -> Floats:
+    """Steps of the simulator's noise (DRAWN, workers) fitted to times (steps, workers), at the workers' levels."""
+    found, workers = fit(times), times.shape[1]
+    said = {name: value for name, value in found.keys().items() if name != "gpu_cov"}
+    noise = step_noise(noise_key(0, "jitter"), said.pop("step_cov"), **said)  # type: ignore[arg-type]
+    rows, space = np.ones((DRAWN, workers + workers % 2)), noise_space(workers)
+    for step in range(DRAWN):
+        step_noise_row(noise, step, ZERO, space, rows[step])
+    return np.asarray(rows[:, :workers] * np.exp(np.median(np.log(times), axis=0)))
+
+
+def run(data: Path, fit: Callable[[Floats], Noise]) -> list[Line]:
     """Some of the time predicts the barrier waits in the rest, for every number of workers from two."""
     jobs = read(data)
     hashed = [_score(jobs, _hashed(jobs, split)) for split in SPLITS]
+    simulated = [_score(jobs, _hashed(jobs, split), lambda times: drawn(times, fit)) for split in SPLITS]
     first = {name: np.arange(len(times)) < len(times) // 2 for name, times in jobs.items()}
     return [
         line("Alibaba: barrier wait, first half of the time -> second", 0.08, [_score(jobs, first)]),
@@ -65,6 +93,7 @@ def run(data: Path) -> list[Line]:
             0.08,
             hashed,
         ),
+        line("Alibaba: barrier wait of the simulator's noise, stretches -> others", 0.08, simulated),
     ]
 
 
@@ -75,16 +104,21 @@ def _hashed(jobs: dict[str, Floats], split: int) -> dict[str, Bools]:
     }
 
 
-def _score(jobs: dict[str, Floats], fitted: dict[str, Bools]) -> Score:
-    """`fitted`: by job, which steps the prediction is made from, shape (steps,)."""
+def _score(
+    jobs: dict[str, Floats],
+    fitted: dict[str, Bools],
+    to_come: Callable[[Floats], Floats] = lambda times: times,
+) -> Score:
+    """`fitted`: by job, which steps the prediction is made from, (steps,); `to_come`: times to come from those."""
     keys: list[str] = []
     columns: list[tuple[float, float, float]] = []
     residuals: list[float] = []
     for name, times in jobs.items():
         known = fitted[name]
+        expected = to_come(times[known])
         halves = np.cumsum(known) % (2 * STRETCH) < STRETCH  # of the fitted stretches, for the interval
         for group in _groups(times.shape[1]):
-            guess, truth = wait(times[known], group), wait(times[~known], group)
+            guess, truth = wait(expected, group), wait(times[~known], group)
             columns.append((guess, _normal(times[known], len(group)), truth))
             keys.append(f"{name} {len(group)} workers {group}")
             inner = [wait(times[known & part], group) for part in (halves, ~halves)]

@@ -13,8 +13,7 @@ from equipoise.sim.llm.memory import MemoryStack
 from equipoise.sim.llm.published import GPT_NEO_2_7B, OPT_350M
 from equipoise.sim.llm.quantities import Plan
 from equipoise.sim.llm.shape import Transformer
-from equipoise.study.validation.predict import KEEPS_SCORES, score
-from equipoise.study.validation.predict_memory import memory_score
+from equipoise.study.validation.predict import KEEPS_SCORES, memory_score, score
 from equipoise.study.validation.rows import Row, divided, read_csv
 from equipoise.study.validation.score import Line, line
 from equipoise.study.validation.splits import SPLITS, fitted_half

@@ -1,0 +1,164 @@
+"""The files that a node keeps of the shards it fetched: shared by all processes on it, never above its limit.
+
+A file is written under a temporary name and has its full size from the beginning, so that what is being fetched
+counts, too; it gets its name when it is whole. Locks (flock) say who uses what, and end with the process that holds
+them: a temporary file that nobody holds is what a dead process left; a file that nobody holds may go, the one that
+was used longest ago first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+PART = ".part"
+_LOCK = ".lock"
+
+
+class NoRoomError(OSError):
+    """What the cache holds is in use, and leaves no room for one more file."""
+
+
+@dataclass(slots=True)
+class Pin:
+    """A hold on a file: it is not evicted before `release`."""
+
+    path: Path
+    descriptor: int
+
+    def release(self) -> None:
+        """Let the file go; forked children that inherited the hold lose it, too."""
+        if self.descriptor >= 0:
+            fcntl.flock(self.descriptor, fcntl.LOCK_UN)
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+
+class NodeCache:
+    """A folder on a local disk that holds at most `limit_bytes`, whoever writes to it."""
+
+    def __init__(self, folder: Path, limit_bytes: int) -> None:
+        """Raises OSError when the folder cannot be made."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.limit_bytes = folder, limit_bytes
+        self._mine = threading.Lock()  # flock does not keep the threads of one process apart from each other
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_mine"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _mine=threading.Lock())
+
+    def path(self, key: str) -> Path:
+        """Where the file of that key is, or will be."""
+        return self.folder / key
+
+    def keys(self) -> set[str]:
+        """Keys of all files that are whole."""
+        return {e.name for e in os.scandir(self.folder) if not e.name.endswith(PART) and e.name != _LOCK}
+
+    def fetching(self) -> int:
+        """How many files the processes of this node are fetching now, at least 1."""
+        return max(1, sum(e.name.endswith(PART) for e in os.scandir(self.folder)))
+
+    def pin(self, key: str, size_bytes: int) -> Pin | None:
+        """Hold a file that is there; None where it is not. One of another size was damaged, and goes."""
+        with self._locked():
+            path = self.path(key)
+            try:
+                descriptor = os.open(path, os.O_RDONLY)
+            except FileNotFoundError:
+                return None
+            if os.fstat(descriptor).st_size != size_bytes:
+                os.close(descriptor)
+                path.unlink()
+                return None
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+            os.utime(path)
+            return Pin(path, descriptor)
+
+    def reserve(self, key: str, size_bytes: int) -> Pin | None:
+        """Room for a file that is to be fetched, held for writing; None where it is there, or another fetches it.
+
+        Raises NoRoomError when too much is in use.
+        """
+        with self._locked():
+            part = self.path(key + PART)
+            if self.path(key).exists() or (part.exists() and not _abandoned(part)):
+                return None
+            self._make_room(size_bytes)
+            descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            os.truncate(descriptor, size_bytes)
+            return Pin(part, descriptor)
+
+    def commit(self, part: Pin) -> Pin:
+        """The file is whole: it gets its name, and stays held."""
+        with self._locked():
+            path = part.path.with_name(part.path.name.removesuffix(PART))
+            part.path.rename(path)
+            fcntl.flock(part.descriptor, fcntl.LOCK_SH)
+            return Pin(path, part.descriptor)
+
+    def discard(self, part: Pin) -> None:
+        """The file did not become whole."""
+        with self._locked():
+            part.path.unlink(missing_ok=True)
+            part.release()
+
+    def used_bytes(self) -> int:
+        """What is taken now, files that are being fetched with their full size."""
+        return sum(size for _, size, _ in self._files())
+
+    def _files(self) -> list[tuple[float, int, Path]]:
+        """(last use, bytes, path) of everything in the folder."""
+        found = []
+        for entry in os.scandir(self.folder):
+            with contextlib.suppress(FileNotFoundError):
+                stat = entry.stat()
+                found.append((stat.st_mtime, stat.st_size, Path(entry.path)))
+        return found
+
+    def _make_room(self, size_bytes: int) -> None:
+        files = sorted(self._files())
+        free = self.limit_bytes - sum(size for _, size, _ in files)
+        for _, size, path in files:
+            if free >= size_bytes:
+                return
+            if path.name != _LOCK and _abandoned(path):
+                path.unlink()
+                free += size
+        if free < size_bytes:
+            raise NoRoomError(
+                f"{self.folder}: no room for {size_bytes} bytes, the rest of the {self.limit_bytes} is in use"
+            )
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Alone in the folder, among all threads and processes of the node."""
+        with self._mine:
+            descriptor = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                yield
+            finally:
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+                os.close(descriptor)
+
+
+def _abandoned(path: Path) -> bool:
+    """Whether nobody holds a file."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True

@@ -1,0 +1,135 @@
+"""Rank 0's view of the data: where shards lie, what is in whose cache, and what the paths between reach.
+
+The columns are those that the simulator fills; a store is a node without GPUs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from equipoise.live.data.index import Shard
+from equipoise.live.data.plane import BITS, OF_STORE, unpacked
+from equipoise.live.train.deal import Piece
+from equipoise.policies.observation import Bools, Floats, Ints, Paths
+from equipoise.policies.paths import PathSpeeds
+from equipoise.policies.physics import response_s_per_sample, sustainable
+
+
+class DataView:
+    """What the ranks reported of their data. Hosts have a number for life; rows of nodes are hosts, then stores."""
+
+    def __init__(self, shards: Sequence[Shard]) -> None:
+        self._shards = shards
+        self.size_bytes: Floats = np.array([s.size_bytes for s in shards], dtype=np.float64)
+        self.samples: Floats = np.array([s.samples for s in shards], dtype=np.float64)
+        self.store: Ints = np.array([s.store for s in shards], dtype=np.int64)
+        self.stores = 1 + int(self.store.max())
+        self.speeds = PathSpeeds()
+        self.waited_s: Floats = np.empty(0)  # by rank, in the last window
+        self._hosts: list[str] = []  # by rank
+        self._held: dict[str, Bools] = {}  # by host
+        self._on_its_way: list[Bools] = []  # by rank
+        self._numbers: dict[str, int] = {}
+
+    @property
+    def length(self) -> int:
+        """Numbers in the report of a rank."""
+        return 1 + self.stores * OF_STORE + 2 * -(-len(self.store) // BITS)
+
+    def update(self, reports: Floats, hosts: Sequence[str]) -> None:
+        """A window has ended; reports (ranks, length), hosts by rank."""
+        count, bits = len(self.store), -(-len(self.store) // BITS)
+        self._hosts, self.waited_s = list(hosts), reports[:, 0].copy()
+        self._held = {host: np.zeros(count, dtype=np.bool_) for host in hosts}
+        self._on_its_way, under_way = [], set[tuple[int, int]]()
+        for host, report in zip(hosts, reports, strict=True):
+            number = self._numbers.setdefault(host, len(self._numbers))
+            end = 1 + self.stores * OF_STORE
+            for store, (size_bytes, alone_s, delay_s, fetches) in enumerate(
+                report[1:end].reshape(-1, OF_STORE)
+            ):
+                self.speeds.finished(store, number, size_bytes, alone_s, delay_s, int(fetches))
+            self._held[host] |= unpacked(report[end : end + bits], count)
+            self._on_its_way.append(unpacked(report[end + bits :], count))
+            under_way |= {(int(store), number) for store in self.store[self._on_its_way[-1]]}
+        self.speeds.close(under_way)
+
+    def blank(self) -> DataView:
+        """The same shards, of which nothing was reported yet."""
+        return DataView(self._shards)
+
+    def made_up(self, ranks: int) -> Floats:
+        """Reports as they may come, for a policy that is to compile: the last rank's paths are the slowest."""
+        reports = np.zeros((ranks, self.length))
+        for rank, report in enumerate(reports):
+            by_store = report[1 : 1 + self.stores * OF_STORE].reshape(-1, OF_STORE)
+            by_store[:] = (self.size_bytes.mean(), 1.0 + 10.0 * rank, 0.01, 1.0)
+        return reports
+
+    def path(self, store: int, host: str) -> tuple[float, float]:
+        """(bytes/s, delay in s) of late, NaN where unknown; fades to the fastest path of the store."""
+        number = self._numbers.get(host, -1)
+        fastest = self.speeds.fastest(store)
+        return self.speeds.at(store, number, *fastest) if fastest is not None else (math.nan, math.nan)
+
+    def paths(self, hosts: Sequence[str]) -> Paths:
+        """One row per store and host whose path is known."""
+        found = [
+            (len(hosts) + store, row, *self.path(store, host))
+            for store in range(self.stores) for row, host in enumerate(hosts)
+        ]  # fmt: skip
+        known = [row for row in found if row[2] > 0.0]
+        columns = zip(*known, strict=True) if known else ((), (), (), ())
+        return Paths.of(**dict(zip(("source", "target", "bytes_per_s", "latency_s"), columns, strict=True)))
+
+    def is_local(self, rank: int, shard: int) -> bool:
+        """Whether a shard is in the cache of the rank's node."""
+        return rank < len(self._hosts) and bool(self._held[self._hosts[rank]][shard])
+
+    def is_on_its_way(self, rank: int, shard: int) -> bool:
+        """Whether the rank fetches a shard now: then it stays with it."""
+        return rank < len(self._on_its_way) and bool(self._on_its_way[rank][shard])
+
+    def left_bytes(self, rank: int, piece: Piece) -> float:
+        """Bytes of a piece; of one that is to be fetched those of its whole file, for that is what travels."""
+        size = float(self.size_bytes[piece.shard])
+        return size * piece.left / self.samples[piece.shard] if self.is_local(rank, piece.shard) else size
+
+    def reading_samples_per_s(self, rank: int, host: str, queue: Sequence[Piece], part: float) -> float:
+        """What a rank can read of what it still has to; infinite where all is here, or no path is known.
+
+        `part`: samples of the rest of the epoch that are its share. What it does not own of them it will take from
+        others, and fetch from the store that has most.
+        """
+        rates = [self.path(store, host)[0] for store in range(self.stores)]
+        away = [p for p in queue if not self.is_local(rank, p.shard)]
+        needed_s = sum(float(self.size_bytes[p.shard]) / rates[self.store[p.shard]] for p in away)
+        owned = sum(p.left for p in queue)
+        lacking_bytes = max(0.0, part - owned) * float(self.size_bytes.sum() / self.samples.sum())
+        needed_s += lacking_bytes / rates[int(np.bincount(self.store).argmax())]
+        return max(part, owned) / needed_s if needed_s > 0.0 else math.inf
+
+    def worker_columns(
+        self, samples: Floats, busy_s: Floats, stall_s: Floats, rounds: int, supply: Floats
+    ) -> dict[str, Any]:
+        """Columns of workers that depend on what they wait for; (ranks,) each, sums over `rounds` rounds.
+
+        `busy_s` with everything, `stall_s` waiting for the loader: what of it was waiting for shards is taken out
+        of the time of a step, as in a simulation. `supply`: `reading_samples_per_s`.
+        """
+        waited_s = self.waited_s if len(self.waited_s) == len(samples) else np.zeros(len(samples))
+        stalled_s = np.fmin(np.nan_to_num(stall_s), waited_s)
+        computing_s = busy_s - stalled_s
+        with np.errstate(divide="ignore", invalid="ignore"):
+            keeps_up = np.where(samples > 0, sustainable(samples / computing_s, supply), np.nan)
+            return {
+                "step_s": computing_s / rounds,
+                "gradient_rate_per_s": rounds / computing_s,
+                "capacity_samples_per_s": keeps_up,
+                "input_samples_per_s": supply,
+                "response_s_per_sample": response_s_per_sample(computing_s, stalled_s, samples, keeps_up),
+            }

@@ -1,0 +1,106 @@
+"""Where a launcher may start ranks: a list of hosts that can change while the job runs, and a way to each."""
+
+from __future__ import annotations
+
+import shlex
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from equipoise.policies.numerals import strict_int
+
+LOOK_EVERY_S = 2.0
+_COMMAND_MAX_S = 20.0
+
+
+def parse_hosts(text: str, name: str) -> dict[str, int]:
+    """Ranks by host, of lines `HOST` or `HOST:RANKS`; `#` begins a comment.
+
+    Raises ValueError, one line with the place in the file called `name`.
+    """
+    found: dict[str, int] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        entry = line.partition("#")[0].strip()
+        if not entry:
+            continue
+        host, _, count = entry.partition(":")
+        try:
+            ranks = strict_int(count) if count else 1
+        except ValueError:
+            ranks = 0
+        if ranks < 1 or host in found or not host or host.startswith("-") or len(host.split()) != 1:
+            why = "stands there twice" if host in found else "is not HOST or HOST:RANKS with at least 1 rank"
+            raise ValueError(f"{name}:{number}:1: {entry!r} {why}")
+        found[host] = ranks
+    if not found:
+        raise ValueError(f"{name}:1:1: no host is named; a line is HOST or HOST:RANKS")
+    return found
+
+
+class HostList:
+    """Ranks by host, from a file or from what a command prints; looked at again every `LOOK_EVERY_S`."""
+
+    def __init__(self, file: Path | None, command: str | None) -> None:
+        """Raises ValueError or OSError when there is no list to begin with."""
+        self._file, self._command = file, command
+        self._told = ""
+        self.ranks = self._read()
+        self._next_s = time.monotonic() + LOOK_EVERY_S
+
+    def changed(self) -> bool:
+        """Whether the list was due and is another now; one that cannot be read leaves the last in force."""
+        if time.monotonic() < self._next_s:
+            return False
+        before = self.ranks
+        try:
+            self.ranks = self._read()
+        except (OSError, ValueError) as error:
+            if str(error) != self._told:
+                self._told = str(error)
+                print(f"equipoise: {error}; the hosts stay as they were", file=sys.stderr)
+        self._next_s = time.monotonic() + LOOK_EVERY_S
+        return self.ranks != before
+
+    def _read(self) -> dict[str, int]:
+        if self._file is not None:
+            return parse_hosts(self._file.read_text(encoding="utf-8"), str(self._file))
+        assert self._command is not None
+        try:
+            said = subprocess.run(
+                shlex.split(self._command), capture_output=True, text=True, timeout=_COMMAND_MAX_S, check=True
+            )
+        except subprocess.SubprocessError as error:
+            raise ValueError(f"{self._command}: {error}") from error
+        return parse_hosts(said.stdout, self._command)
+
+
+def is_here(host: str) -> bool:
+    """Whether a host of the list is this machine."""
+    return host in ("localhost", "127.0.0.1", socket.gethostname())
+
+
+def start(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    inherited: Mapping[str, str],
+    remote: Sequence[str],
+) -> subprocess.Popen[bytes]:
+    """Start a process; `remote`: through the command that reaches another machine ("ssh HOST"), empty: here.
+
+    There it begins in the same folder; what it is told travels on standard input, where no list of processes
+    shows the token.
+    """
+    if not remote:
+        return subprocess.Popen(list(command), env={**inherited, **environment})
+    told = [f"export {name}={shlex.quote(value)}" for name, value in environment.items()]
+    script = "\n".join(
+        [*told, f"cd {shlex.quote(str(Path.cwd()))} &&", f"exec {shlex.join(command)} </dev/null\n"]
+    )
+    process = subprocess.Popen([*remote, "sh"], stdin=subprocess.PIPE, env=dict(inherited))
+    assert process.stdin is not None
+    with process.stdin as pipe:
+        pipe.write(script.encode())
+    return process

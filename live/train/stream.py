@@ -1,0 +1,160 @@
+"""Samples without numbers: every rank reads the same stream and keeps what it is dealt, every sample once.
+
+A round takes the next positions of the stream, cut among the ranks by their shares. How long a stream is shows
+at its end only: each rank reads one global batch ahead, so that all see the end at the same round, without a
+message. After a regroup, or from a checkpoint, the stream is read again up to where its epoch stood.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from equipoise.live.train.deal import Deal
+from equipoise.live.train.sampler import ShareSampler
+from equipoise.policies.observation import Ints
+
+ENDLESS = 2**40  # samples that a stream of unknown length is said to have
+
+
+def length_of(source: Any) -> int | None:
+    """How many samples a stream says it has; None where it does not."""
+    try:
+        return len(source)
+    except TypeError:
+        return None
+
+
+class Reader:
+    """A stream of samples by position, read as far as somebody asked."""
+
+    def __init__(self, source: Iterable[Any]) -> None:
+        self._source = source
+        self.rewind(0, 0)
+
+    def rewind(self, epoch: int, position: int) -> None:
+        """Read `epoch` from its beginning, and drop what stands before `position`."""
+        if hasattr(self._source, "set_epoch"):
+            self._source.set_epoch(epoch)
+        self.end: int | None = None  # positions in all, once the end was seen
+        self._read: Iterator[Any] | None = None  # opened when the first sample is asked for
+        self._held: deque[Any] = deque()
+        self.first = position  # of those held
+
+    def reaches(self, position: int) -> bool:
+        """Whether there are that many samples; reads so far."""
+        if self._read is None:
+            self._read = itertools.islice(self._source, self.first, None)
+        while self.end is None and self.first + len(self._held) < position:
+            try:
+                self._held.append(next(self._read))
+            except StopIteration:
+                self.end = self.first + len(self._held)
+        return self.first + len(self._held) >= position
+
+    def take(self, positions: Sequence[int], upto: int) -> list[Any]:
+        """The samples at some positions; all before `upto` are let go."""
+        self.reaches(max(positions) + 1)
+        taken = [self._held[position - self.first] for position in positions]
+        while self.first < upto and self._held:
+            self._held.popleft()
+            self.first += 1
+        return taken
+
+
+class StreamDeal(Deal):
+    """The rest of an epoch of a stream: positions from `at` on, but for those that were trained on already."""
+
+    def __init__(
+        self, reader: Reader, workers: int, length: int, batch: int, at: int = 0, gone: Iterable[int] = ()
+    ) -> None:
+        """`length`: samples that the stream says it has; `batch`: samples of a round."""
+        super().__init__(np.empty(0, dtype=np.int64), [()] * workers, 0)
+        self._reader, self._length, self._batch, self.at = reader, length, batch, at
+        self._gone = {int(position) for position in gone}  # trained on, from `at` on
+        self._first = at  # a position of the round drawn last
+
+    @property
+    def left(self) -> int:
+        """See `Deal`; reads a round ahead, so it is exact where it is less than a round."""
+        self._reader.reaches(self.at + self._batch + len(self._gone))
+        end = self._reader.end
+        if end is not None:
+            return end - self.at - len(self._gone)
+        return max(self._batch, self._length - self.at - len(self._gone))
+
+    def demand(self, shares: Ints, unit: int) -> Ints:
+        """See `Deal`."""
+        self._batch = int(shares.sum())
+        return super().demand(shares, unit)
+
+    def any_sample(self) -> int:
+        """See `Deal`: one of the running round, which the reader holds."""
+        return self._first
+
+    def copy(self) -> StreamDeal:
+        """See `Deal`."""
+        return self._at(self.at, self._gone)
+
+    def draw(self, demand: Ints, worker: int) -> Ints:
+        """See `Deal`: each worker takes the positions behind those of the workers before it."""
+        free = (position for position in itertools.count(self.at) if position not in self._gone)
+        taken = list(itertools.islice(free, int(demand.sum())))
+        if taken:
+            self._first, self.at = taken[0], taken[-1] + 1
+            self._gone = {position for position in self._gone if position >= self.at}
+        self.owned = np.full(len(demand), self.left // len(demand), dtype=np.int64)
+        before = int(demand[:worker].sum())
+        return np.array(taken[before : before + int(demand[worker])], dtype=np.int64)
+
+    def to_data(self, *, order: bool = True) -> dict[str, Any]:
+        """See `Deal`."""
+        return {"order": None, "at": self.at, "gone": sorted(self._gone)}
+
+    def without(self, trained: Ints, workers: int) -> StreamDeal:
+        """See `Deal`."""
+        gone = self._gone | {int(position) for position in trained if position >= self.at}
+        return self._at(self.at, gone, workers)
+
+    def _at(self, at: int, gone: Iterable[int], workers: int | None = None) -> StreamDeal:
+        workers = len(self._queues) if workers is None else workers
+        return StreamDeal(self._reader, workers, self._length, self._batch, at, gone)
+
+
+class StreamSampler(ShareSampler):
+    """Deals the positions of a stream. There are no shards, so none can be moved or reordered."""
+
+    def __init__(self, reader: Reader, length: int | None, **options: Any) -> None:
+        self._reader = reader
+        super().__init__(length or ENDLESS, **{**options, "shards": 1, "shuffle": False})
+        self.shards = 0
+
+    def preview(self) -> None:
+        """See `ShareSampler`: reading a stream only to look at it could not be undone."""
+
+    def whole_deal(self, epoch: int) -> Deal:
+        """See `ShareSampler`."""
+        return self.deal_of({"at": 0, "gone": ()}, epoch)
+
+    def deal_of(self, data: Mapping[str, Any], epoch: int) -> Deal:
+        """See `ShareSampler`; the stream is read from there on."""
+        self._reader.rewind(epoch, data["at"])
+        return StreamDeal(self._reader, self.ranks, self.samples, self.global_batch, data["at"], data["gone"])
+
+
+class StreamLoader:
+    """Batches of this rank from a stream: iterate over it once per epoch, as over a DataLoader."""
+
+    def __init__(self, reader: Reader, sampler: ShareSampler, collate: Callable[[list[Any]], Any]) -> None:
+        self._reader, self._sampler, self._collate = reader, sampler, collate
+
+    def __iter__(self) -> Iterator[Any]:
+        rounds = iter(self._sampler)
+        for positions in rounds:
+            deal = self._sampler.deal
+            assert isinstance(deal, StreamDeal)
+            yield self._collate(self._reader.take(positions, deal.at))

@@ -1,0 +1,58 @@
+"""What lighter models and lighter gradients cost and save: pruning, distillation, gradient compression.
+
+Compression is bound by the memory that it moves. With S the bytes of the gradient: int8 (Dettmers 2016) reads and
+writes it with its residual, 4 S, and both forms of 8 bits; top-k (Aji and Heafield 2017; Lin et al. 2018) reads
+both twice, for a threshold and for the choice, and writes the residual, 5 S; PowerSGD (Vogels et al. 2019) reads it
+for two products, adds the residual before and after, 6 S. What top-k chooses differs by worker: all is gathered.
+"""
+
+from __future__ import annotations
+
+import math
+
+from equipoise.sim.hardware.profile import Accelerator
+from equipoise.sim.scenario.model import Model
+
+INDEX_BYTES = 4
+
+
+def kept(model: Model) -> float:
+    """Part of a model's work and weights that pruning leaves."""
+    return 1.0 - model.lighter.pruned
+
+
+def teacher_s(model: Model, accelerator: Accelerator, samples: int) -> float:
+    """Seconds of the teacher's forward pass over samples, on one GPU (Hinton et al. 2015)."""
+    flop = model.lighter.teacher_flop_per_sample * samples
+    if flop == 0.0:
+        return 0.0
+    rate = accelerator.peak_flop_per_s(model.precision) * (
+        model.efficiency or accelerator.efficiency_at(flop)
+    )
+    return flop / rate
+
+
+def compressed(
+    model: Model, workers: int, accelerator: Accelerator, gradient: float, element: int
+) -> tuple[float, float]:
+    """(bytes sent over bytes of gradient, seconds) of one exchange of a gradient of so many bytes.
+
+    `element`: bytes of one gradient. The share is that of an all-reduce of equal traffic, at most 1.
+    """
+    lighter = model.lighter
+    if lighter.gradients is None or workers < 2:
+        return 1.0, 0.0
+    if lighter.gradients == "int8":
+        share, moved = 1.0 / element, 4.0 + 2.0 / element
+    elif lighter.gradients == "top-k":
+        share, moved = 0.5 * workers * lighter.density * (1.0 + INDEX_BYTES / element), 5.0
+    else:
+        share, moved = 2.0 * lighter.rank * 4.0 / element / _side(model), 6.0
+    return min(1.0, share), moved * gradient / accelerator.hbm_bytes_per_s.value
+
+
+def _side(model: Model) -> float:
+    """Rows of a typical weight: the width of a transformer, else of a layer as if all were square."""
+    if model.transformer is not None:
+        return float(model.transformer.shape().hidden)
+    return max(1.0, math.sqrt(model.parameters * kept(model) / model.memory.layers))

@@ -1,0 +1,175 @@
+"""What the GPU time of a live run went to, and when, from what its ranks wrote down.
+
+A round's line holds times and no clock; the notes that every rank writes at a decision hold the clock and how many
+rounds were trained by then. So rounds are laid back to back before each note. Each rank counts as one GPU. The
+exchange of a round is the time of the rank that waited least; what another's took beyond it is waiting.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from equipoise.study.twin.record import lines_of, manifest_of, the_run_in
+
+USES = ("busy", "input_stall", "barrier_wait", "exposed_communication", "restart", "lost_to_faults", "other")
+"""Computing and updating; waiting for data; for other ranks; the exchange; forming groups; rounds that were trained
+again; what was not timed: pauses, checkpoints, the start and the end."""
+_TIMES = ("stall_s", "compute_s", "tail_s", "update_s")
+
+
+@dataclass(frozen=True)
+class Slice:
+    """A part of a rank's time, from the start of the run (s)."""
+
+    begin_s: float
+    end_s: float
+    use: str
+    round: int
+
+
+@dataclass
+class RankTime:
+    """One rank's time."""
+
+    member: int
+    host: str
+    slices: list[Slice] = field(default_factory=list)
+    begin_s: float = math.nan  # of the first round, from the start of the run
+    end_s: float = math.nan  # of the last thing on record
+    samples: int = 0
+    rounds: int = 0
+
+    def seconds(self) -> dict[str, float]:
+        """Its seconds by use; they sum to its span."""
+        found = dict.fromkeys(USES, 0.0)
+        for part in self.slices:
+            found[part.use] += part.end_s - part.begin_s
+        found["other"] = max(0.0, self.end_s - self.begin_s - sum(found.values()))
+        return found
+
+
+@dataclass(frozen=True)
+class LiveAccount:
+    """A live run's time: ranks by member, what happened, samples that count, and the median round by number."""
+
+    folder: Path
+    manifest: Mapping[str, Any]
+    ranks: tuple[RankTime, ...]
+    events: tuple[tuple[float, int, Mapping[str, Any]], ...]  # (seconds from the start, member, what)
+    rounds: Mapping[int, Mapping[int, Mapping[str, Any]]]  # the last line of each round, by member
+    span_s: float
+
+    @property
+    def samples(self) -> int:
+        """Samples of rounds that count."""
+        return sum(rank.samples for rank in self.ranks)
+
+    def seconds(self) -> dict[str, float]:
+        """GPU seconds by use."""
+        each = [rank.seconds() for rank in self.ranks]
+        return {use: sum(one[use] for one in each) for use in USES}
+
+
+def is_live(folder: Path) -> bool:
+    """Whether a folder is the record of a live run, or what `run_dir` named with records in it."""
+    return any(folder.glob("rounds-*.jsonl")) or any(folder.glob("*/rounds-*.jsonl"))
+
+
+def read_account(folder: Path) -> LiveAccount:
+    """Read a live run's record. Raises InputError, one line, when it holds none."""
+    folder = the_run_in(folder)
+    manifest = manifest_of(folder)
+    hosts = {int(place["member"]): str(place["host"]) for place in manifest["members"]}
+    found: dict[int, list[dict[str, Any]]] = {}
+    for path in sorted(folder.glob("rounds-*.jsonl"), key=lambda path: int(path.stem.partition("-")[2])):
+        found[int(path.stem.partition("-")[2])] = list(lines_of(path))
+    rounds: dict[int, dict[int, dict[str, Any]]] = {}
+    for member, lines in found.items():
+        for line in lines:
+            if "round" in line:
+                rounds.setdefault(line["round"], {})[member] = line
+    tails = {
+        number: [v["tail_s"] for v in by.values() if v["tail_s"] is not None] for number, by in rounds.items()
+    }
+    shortest = {number: min(known, default=0.0) for number, known in tails.items()}
+    ranks, events = [], []
+    for member, lines in found.items():
+        rank = RankTime(member, hosts.get(member, "-"))
+        _lay(rank, lines, rounds, shortest)
+        ranks.append(rank)
+        events += [(line["unix_s"], member, line) for line in lines if "event" in line]
+    begins = [rank.begin_s for rank in ranks if math.isfinite(rank.begin_s)] or [
+        float(manifest.get("unix_s", 0.0))
+    ]
+    start_s = min(begins)
+    for rank in ranks:
+        rank.begin_s, rank.end_s = rank.begin_s - start_s, rank.end_s - start_s
+        rank.slices = [Slice(s.begin_s - start_s, s.end_s - start_s, s.use, s.round) for s in rank.slices]
+    ends = [rank.end_s for rank in ranks if math.isfinite(rank.end_s)]
+    told = sorted(((at_s - start_s, member, line) for at_s, member, line in events), key=lambda e: e[:2])
+    kept = [rank for rank in ranks if math.isfinite(rank.begin_s)]
+    return LiveAccount(folder, manifest, tuple(kept), tuple(told), rounds, max(ends, default=0.0))
+
+
+def _seconds(value: Any) -> float:
+    return 0.0 if value is None else float(value)
+
+
+def _lay(
+    rank: RankTime, lines: Sequence[Mapping[str, Any]], rounds: Mapping[int, Mapping[int, Any]],
+    shortest: Mapping[int, float],
+) -> None:  # fmt: skip
+    """Give a rank its slices: rounds end at the next note that has a clock, those behind the last follow it."""
+    waiting: list[Mapping[str, Any]] = []
+    at_s = math.nan
+    for line in lines:
+        if "round" in line:
+            waiting.append(line)
+            continue
+        at_s = float(line["unix_s"])
+        spent_s = sum(_length(w) for w in waiting)
+        rank.begin_s = at_s - spent_s if math.isnan(rank.begin_s) else rank.begin_s
+        before_s = rank.slices[-1].end_s if rank.slices else rank.begin_s
+        _place(rank, waiting, max(before_s, at_s - spent_s), rounds, shortest)
+        waiting = []
+        if line["event"] == "regrouped":
+            rank.slices.append(Slice(max(before_s, at_s - float(line["took_s"])), at_s, "restart", -1))
+    if math.isnan(at_s):
+        return
+    last_s = rank.slices[-1].end_s if rank.slices else at_s
+    _place(rank, waiting, max(last_s, at_s), rounds, shortest)
+    rank.end_s = max(at_s, rank.slices[-1].end_s if rank.slices else at_s)
+
+
+def _length(line: Mapping[str, Any]) -> float:
+    return sum(_seconds(line[name]) for name in _TIMES)
+
+
+def _place(
+    rank: RankTime, lines: Sequence[Mapping[str, Any]], at_s: float, rounds: Mapping[int, Mapping[int, Any]],
+    shortest: Mapping[int, float],
+) -> None:  # fmt: skip
+    """Rounds back to back from `at_s` on; one that was trained again later is lost."""
+    for line in lines:
+        number = line["round"]
+        lost = rounds[number][rank.member] is not line
+        tail_s = _seconds(line["tail_s"])
+        exchange_s = min(tail_s, shortest[number])
+        parts = (
+            ("input_stall", _seconds(line["stall_s"])),
+            ("busy", _seconds(line["compute_s"])),
+            ("barrier_wait", tail_s - exchange_s),
+            ("exposed_communication", exchange_s),
+            ("busy", _seconds(line["update_s"])),
+        )
+        for use, length_s in parts:
+            if length_s > 0:
+                rank.slices.append(Slice(at_s, at_s + length_s, "lost_to_faults" if lost else use, number))
+                at_s += length_s
+        if not lost:
+            rank.samples += int(_seconds(line["samples"]))
+            rank.rounds += 1

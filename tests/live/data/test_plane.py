@@ -1,0 +1,322 @@
+"""The data plane: the stages of the simulator decide what is fetched by whom, and every sample counts once."""
+
+from __future__ import annotations
+
+import collections
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("fsspec")
+
+from equipoise.live.data.index import Shard, main
+from equipoise.live.data.plane import DataPlane, packed, unpacked
+from equipoise.live.data.view import DataView
+from equipoise.live.decide.window import Telemetry, measure
+from equipoise.live.decide.world import LiveWorld
+from equipoise.live.group.places import Place
+from equipoise.live.options import Options
+from equipoise.live.train.change import Change
+from equipoise.live.train.deal import Deal
+from equipoise.live.train.sampler import Files, ShareSampler
+from equipoise.policies.contract import refine
+from equipoise.policies.observation import Floats
+from equipoise.policies.registry import make_policy
+from tests.live import ranks as live_ranks
+from tests.live.data.store import SlowStore, tar_of, write_shards
+from tests.live.data.training import train
+
+SIZES = np.array([7, 3, 12, 1, 9, 5, 8, 4], dtype=np.int64)
+BATCH = 6
+
+
+def samplers(ranks: int, shuffle: bool = True, files: Files | None = None) -> list[ShareSampler]:
+    files = files or Files(SIZES, "these")
+    total = int(files.sizes.sum())
+    return [
+        ShareSampler(total, rank=r, ranks=ranks, global_batch=BATCH, shuffle=shuffle, files=files)
+        for r in range(ranks)
+    ]
+
+
+Draws = list[Iterator[list[int]]]
+
+
+def train_all(group: list[ShareSampler], rounds: int, seen: list[int], draws: Draws | None = None) -> Draws:
+    draws = draws or [iter(s) for s in group]
+    for _ in range(rounds):
+        indices = [next(d, None) for d in draws]
+        if indices[0] is None:
+            break
+        for sampler, drawn in zip(group, indices, strict=True):
+            assert drawn is not None
+            current = sampler.current()
+            assert current is not None
+            seen += drawn[: len(current.indices)]
+            sampler.finish(True)
+            sampler.commit()
+    return draws
+
+
+# -- dealing files -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_every_sample_once_through_moves_orders_a_smaller_group_and_a_resume(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    group, seen = samplers(3), list[int]()
+    draws = train_all(group, 2, seen)
+    deal = group[0].deal
+    assert deal is not None
+    pieces = [p.id for queue in deal.queues() for p in queue]
+    moves = tuple((int(p), int(rng.integers(3))) for p in rng.permutation(pieces)[:3])
+    change = Change(
+        group[0].drawn, shares=(1, 4, 1), moves=moves, order=tuple(rng.permutation(pieces).tolist())
+    )
+    for sampler in group:
+        sampler.schedule(change)
+    train_all(group, 2, seen, draws)
+    state = json.loads(json.dumps(group[0].state()))
+    smaller = samplers(2)
+    for sampler in smaller:
+        sampler.load(state)
+    train_all(smaller, 100, seen)
+    assert collections.Counter(seen) == collections.Counter(range(int(SIZES.sum())))
+
+
+def test_a_rank_reads_file_by_file_and_the_order_of_an_epoch_is_its_own() -> None:
+    orders = []
+    for epoch in range(2):
+        (sampler,) = samplers(1)
+        sampler.set_epoch(epoch)
+        read = [i for batch in sampler for i in batch]
+        files = np.searchsorted(np.cumsum(SIZES), read, side="right")
+        runs = files[np.flatnonzero(np.diff(files, prepend=-1))]
+        assert sorted(runs) == list(range(len(SIZES)))  # no file is opened twice
+        orders.append((runs.tolist(), read))
+    assert orders[0][0] != orders[1][0]
+    assert orders[0][1] != sorted(orders[0][1])
+
+
+def test_a_checkpoint_of_other_files_is_refused() -> None:
+    (sampler,) = samplers(1)
+    state = sampler.state()
+    (other,) = samplers(1, files=Files(SIZES, "those"))
+    with pytest.raises(ValueError, match="files of these is not allowed, the job has those"):
+        other.load(state)
+
+
+# -- what is fetched -----------------------------------------------------------------------------------------
+
+
+class Noted:
+    """Stands for a data set and its fetcher; keeps what was last wanted."""
+
+    def __init__(self, sizes: Any, prefetch: int) -> None:
+        self.prefetch, self.cache_bytes, self._ends = prefetch, 10**6, np.cumsum(sizes)
+        self.shards = [Shard(f"{k}.tar", int(n), 100, None, 0) for k, n in enumerate(sizes)]
+        self.wanted: tuple[list[int], list[int], int] = ([], [], 0)
+
+    def start(self) -> Any:
+        return self
+
+    def want(self, now: list[int], ahead: list[int], quota: int) -> None:
+        self.wanted = (now, ahead, quota)
+
+    def shards_of(self, indices: Any) -> list[int]:
+        return np.searchsorted(self._ends, indices, side="right").tolist()  # type: ignore[no-any-return]
+
+
+def test_what_a_plan_moves_and_reorders_is_what_is_fetched_next() -> None:
+    sizes = np.full(8, 6)
+    group = samplers(2, shuffle=False, files=Files(sizes, "x"))
+    data = [Noted(sizes, prefetch=2) for _ in group]
+    for sampler, noted in zip(group, data, strict=True):
+        DataPlane(noted, sampler, lambda: 2)  # type: ignore[arg-type]
+    draws = train_all(group, 1, [])
+    assert data[0].wanted == ([0], [1, 2], 500_000)
+    assert data[1].wanted == ([4], [5, 6], 500_000)
+    for sampler in group:
+        sampler.schedule(Change(1, moves=((3, 1), (7, 0)), order=(7, 2, 1, 3, 6, 5)))
+    train_all(group, 1, [], draws)
+    assert data[0].wanted[:2] == ([7], [2, 1])  # both are through with their first shard
+    assert data[1].wanted[:2] == ([3], [6, 5])
+
+
+def test_a_cache_too_small_for_the_ranks_on_a_node_is_refused() -> None:
+    (sampler,) = samplers(1)
+    noted = Noted(SIZES, prefetch=1)
+    noted.cache_bytes = 399
+    with pytest.raises(
+        ValueError, match="cache_bytes: 399 is not allowed, 2 ranks on this node need room for two"
+    ):
+        DataPlane(noted, sampler, lambda: 2)  # type: ignore[arg-type]
+
+
+# -- what is decided -----------------------------------------------------------------------------------------
+
+
+def test_flags_survive_the_gather() -> None:
+    flags = np.random.default_rng(0).random(77) < 0.5
+    assert unpacked(packed(flags), 77).tolist() == flags.tolist()
+
+
+def observed(policy: str, files: list[tuple[int, int, int]], rates: Any, held: tuple[int, ...] = ()) -> Any:
+    """One decision of a job of 2 ranks on 2 nodes that computes 100 samples/s each: (observation, change).
+
+    `files` are (samples, bytes, store), rates[rank][store] in bytes/s, `held` in the cache of every node.
+    """
+    shards = [Shard(f"{k}.tar", n, size, None, store) for k, (n, size, store) in enumerate(files)]
+    made = LiveWorld(Options(global_batch=20), [Place(m, f"host-{m}", f"d{m}") for m in range(2)])
+    sizes = np.array([s.samples for s in shards])
+    made.deal = Deal.whole(np.arange(sizes.sum()), len(files), None, 2, sizes=sizes)
+    made.shares = np.array([10, 10])
+    made.data = DataView(shards)
+    view, stall_s = made.data, [0.0, 0.0]
+    reports: Floats = np.zeros((2, view.length))
+    for rank in range(2):
+        for store in range(view.stores):
+            reports[rank, 1 + 4 * store : 5 + 4 * store] = (1e6, 1e6 / rates[rank][store], 0.0, 1)
+        flags = np.isin(np.arange(len(files)), held)
+        reports[rank, 1 + 4 * view.stores :] = np.concatenate([packed(flags), packed(flags & False)])
+        stall_s[rank] = 0.2 if min(rates[rank]) < 1e5 else 0.0
+        reports[rank, 0] = 5 * stall_s[rank]
+    view.update(reports, ["host-0", "host-1"])
+    rows = np.array([[[10, stall_s[r], 0.1, 0.01, 0.0, np.nan, np.nan]] * 5 for r in range(2)])
+    made.telemetry = Telemetry(measure(rows, [True] * 5), np.ones(2), *(np.full(2, np.nan),) * 2, 50.0, 7)
+    decision = refine(make_policy(policy), made.observe(), {})
+    made.apply(decision.plan)
+    return decision.observation, made.change
+
+
+EQUAL = [(10, 10_000, 0)] * 40
+SLOW_AND_FAST = ((1e6,), (2e4,))  # rank 1 reads 20 samples/s and computes 100
+
+
+def test_waiting_for_shards_is_told_from_computing_as_in_a_simulation() -> None:
+    seen, _ = observed("s1+s2", EQUAL, SLOW_AND_FAST)
+    workers, paths = seen.workers, seen.paths
+    assert workers.step_s == pytest.approx([0.1, 0.1])
+    assert workers.input_samples_per_s == pytest.approx([1000.0, 20.0])
+    assert workers.capacity_samples_per_s == pytest.approx([100.0, 20.0])
+    assert workers.response_s_per_sample == pytest.approx([0.01, 0.05])
+    assert list(zip(paths.source, paths.target, paths.bytes_per_s, strict=True)) == [
+        (2, 0, pytest.approx(1e6)), (2, 1, pytest.approx(2e4)),
+    ]  # fmt: skip
+    assert seen.nodes.gpus.tolist() == [1, 1, 0]
+    assert (seen.shards.node == 2).all()
+    assert not seen.shards.local.any()
+
+
+def test_late_shards_go_from_the_slow_path_to_the_fast_one() -> None:
+    _, change = observed("s1+s2", EQUAL, SLOW_AND_FAST)
+    assert change.shares is not None
+    assert change.shares[0] > 10
+    assert change.moves
+    assert all(owner == 0 and piece >= 20 for piece, owner in change.moves)
+    _, frozen = observed("s1(frozen=S113)+s2(frozen=S213)", EQUAL, SLOW_AND_FAST)
+    assert frozen.moves == ()
+    _, blind = observed("s1(frozen=S113)+s2(frozen=S211)", EQUAL, SLOW_AND_FAST)
+    assert blind.moves == ()  # without measured paths nothing is late
+
+
+def test_equal_paths_or_cached_shards_change_nothing() -> None:
+    _, equal = observed("s1+s2", EQUAL, ((1e6,), (1e6,)))
+    assert equal.is_empty()
+    seen, cached = observed("s1+s2", EQUAL, ((1e6,), (1e6,)), held=tuple(range(40)))
+    assert seen.shards.local.all()
+    assert (seen.workers.input_samples_per_s == np.inf).all()
+    assert cached.is_empty()
+
+
+def test_small_and_urgent_shards_are_fetched_first() -> None:
+    files = [(10, 10_000 * (1 + 5 * (k % 4 == 1)), 0) for k in range(16)]
+    for rate, large_first in ((1e5, True), (1e7, False)):  # there is no slack for it; there is for all
+        _, change = observed("s1+s2", files, ((rate,), (rate,)))
+        assert change.order is not None
+        assert (change.order.index(5) < change.order.index(2)) == large_first
+    _, frozen = observed("s1+s2(frozen=S212)", files, ((1e5,), (1e5,)))
+    assert frozen.order is None
+
+
+def test_a_path_that_is_not_measured_again_fades_to_the_fastest_of_its_store() -> None:
+    view = DataView([Shard("a.tar", 1, 100, None, 0)])
+    first = np.zeros((2, view.length))
+    first[:, 1:5] = [(1e6, 1.0, 0.0, 1), (1e6, 10.0, 0.0, 1)]
+    view.update(first, ["a", "b"])
+    assert view.path(0, "b")[0] == pytest.approx(1e5)
+    slow = np.zeros((2, view.length))
+    slow[1, -1:] = packed(np.array([True]))
+    for _ in range(80):
+        view.update(slow, ["a", "b"])
+    assert view.path(0, "b")[0] == pytest.approx(1e5)  # the next one is on its way
+    for _ in range(80):
+        view.update(np.zeros((2, view.length)), ["a", "b"])
+    assert view.path(0, "b")[0] > 0.95e6
+    assert np.isnan(DataView([Shard("a.tar", 1, 100, None, 0)]).path(0, "a")[0])
+
+
+# -- real ranks ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+def test_three_ranks_one_of_them_killed(tmp_path: Path) -> None:
+    """Over HTTP, loaded by worker processes, with a cache of four shards: every sample once."""
+    pytest.importorskip("aiohttp")
+    write_shards(tmp_path / "store", [20] * 18, 2000)
+    largest = max(path.stat().st_size for path in (tmp_path / "store").glob("*.tar"))
+    store = SlowStore(tmp_path / "store", {"fast": 4e6, "slow": 5e5})
+    roots = [store.url("fast"), store.url("fast"), store.url("slow")]
+    options = {
+        "roots": roots, "sample_s": [0.004] * 3, "folder": str(tmp_path), "policy": "s1+s2", "batch": 18,
+        "victim": 1, "at": 8, "workers": 1, "cache_bytes": 4 * largest, "shuffle": True,
+    }  # fmt: skip
+    job = live_ranks.Ranks(train, 3, options)
+    job.report_death(1)
+    results = job.join(timeout_s=170, killed=[1])
+    store.close()
+    living = [r for r in results if r is not None]
+    assert all(r["used_bytes"] <= 4 * largest for r in living)
+    dead = [json.loads(line) for line in (tmp_path / "log-1.jsonl").read_text().splitlines()]
+    resumed = min(e[0] for e in living[0]["log"] if not e[2])
+    seen = [i for r in living for e in r["log"] if e[2] for i in e[3]]
+    seen += [i for e in dead if e[0] < resumed for i in e[3]]
+    assert collections.Counter(seen) == collections.Counter(range(360))
+
+
+@pytest.mark.long
+def test_the_script_of_the_page_trains(tmp_path: Path) -> None:
+    page = Path(__file__).resolve().parents[3] / "docs" / "live-data.md"
+    script = page.read_text().split("```python\n")[1].split("```")[0]
+    for told, here in (
+        ("s3://bucket/train", str(tmp_path / "store")), ("/local/cache", str(tmp_path / "cache")), ("512", "16"),
+        ("epochs(10)", "epochs(2)"), ("num_workers=4", "num_workers=1"),
+    ):  # fmt: skip
+        assert told in script
+        script = script.replace(told, here)
+    (tmp_path / "train.py").write_text(script)
+    (tmp_path / "store").mkdir()
+    values = np.random.default_rng(0).standard_normal((60, 64)).astype("<f4")
+    for k in range(5):
+        own = range(12 * k, 12 * k + 12)
+        samples = {f"{n:02d}": {"x.f32": values[n].tobytes(), "cls": b"%d" % (n % 10)} for n in own}
+        (tmp_path / "store" / f"{k}.tar").write_bytes(tar_of(samples))
+    assert main([str(tmp_path / "store")]) == 0
+    command = [
+        sys.executable,
+        "-m",
+        "equipoise.live.group.launch",
+        "--ranks",
+        "2",
+        str(tmp_path / "train.py"),
+    ]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=170, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "epoch 1: loss " in done.stdout
