@@ -224,7 +224,7 @@ def test_redrawn_batches_wait_as_the_traces_and_drawn_ones_do_not():
 
 @pytest.mark.long
 def test_a_redrawn_virtual_cluster_waits_as_it_did():
-    """Of Philly, on GPUs that are busy 80 % of the time; under shortest job first it does not (docs/planning.md)."""
+    """Of Philly, on GPUs busy 80 % of the time; under shortest job first it does not (docs/planning.md)."""
     path = Path(__file__).resolve().parents[4] / "shared" / "data" / "traces" / "philly_jobs.csv.gz"
     if not path.is_file():
         pytest.skip("needs the public traces")
