@@ -457,6 +457,10 @@ const Charts = (() => {
         }
         const text = svg("text", { x: this.px(end) + 8, y: y + 4 }, this.layer, mean.labels[k]);
         if (best) text.setAttribute("style", "font-weight:650;fill:var(--text)");
+        if (this.px(end) + 8 + text.getComputedTextLength() > this.width - 2) { // no room: on the bar, in front of its end
+          const before = this.px(Math.max(0, low.y[k] === null ? value : low.y[k])) - 6;
+          for (const [key, to] of [["x", before], ["text-anchor", "end"], ["class", "on-axis"]]) text.setAttribute(key, to);
+        }
       });
       if (!bound) return;
       const x = this.px(bound.y[0]);
