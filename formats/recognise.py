@@ -66,7 +66,7 @@ def _is_accounting(head: Head) -> bool:
 def _is_sinfo(head: Head) -> bool:
     names = set(map(canonical, re.split(r"[|\s#,;]+", head.lines[0])))
     return bool({"partition", "nodelist", "hostnames"} & names) and bool({"avail", "state"} & names) and not (
-        {"jobid", "user", "name"} & (names - {"user"})
+        {"jobid", "jobidraw", "name", "submit", "elapsed"} & names
     )  # fmt: skip
 
 

@@ -116,6 +116,12 @@ class Hand:
             self.stopped.append(row)
             self._touched[row] = True
 
+    def stop_whole(self, rows: Ints, gpu: Ints) -> None:
+        """Take from running jobs, which share none, all the GPUs that they hold (`gpu`, of all of them)."""
+        self._take(gpu, np.ones(len(gpu)))
+        self.stopped += rows.tolist()
+        self._touched[rows] = True
+
     def resize(self, row: int, held: Ints, gpu: Ints) -> None:
         """Let a job hold the whole GPUs `gpu` instead of those it holds now."""
         self._take(held, np.ones(len(held)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -18,8 +18,9 @@ from equipoise.policies.baselines.rounds import (
     work_left,
 )
 from equipoise.policies.contract import Memory, Plan
+from equipoise.policies.kernels.jit import jit_in_place
 from equipoise.policies.kernels.simplex import maximise
-from equipoise.policies.observation import Floats, Ints, Observation
+from equipoise.policies.observation import Bools, Floats, Ints, Observation
 
 OBJECTIVES = ("max-min", "makespan", "finish-time", "throughput")
 _FILL = 1e-3  # worth of what a job gets beyond the least: enough that no GPU idles, too little to change the least
@@ -50,7 +51,7 @@ def shares(speed: Floats, gpus: Floats, room: Floats, need: Floats, count: Float
     d[-1, :size] = (_FILL / count.sum() * count[:, None] * relative / (best / best.min())[:, None]).ravel()
     d[-1, size] = 1.0
     x, label = np.empty(size + 1), np.empty(size + 1 + len(d) - 1, dtype=np.int64)
-    if maximise(d, label, x, 100 * len(label)) < 0:
+    if maximise(d, label, np.empty(size + 2, dtype=np.int64), x, 100 * len(label)) < 0:
         raise ValueError("no shares of time were found")
     part: Floats = np.clip(x[:-1].reshape(n, models), 0.0, 1.0)
     return part, float(x[-1] * best.min())
@@ -193,16 +194,24 @@ def _fairest(
 
 def _first_due(rows: Ints, due: Floats, speed: Floats, gpus: Ints, room: Ints) -> list[Grant]:
     """Jobs for the next round: pairs of job and model by descending `due`, then who is fastest on what is left."""
-    grants: list[Grant] = []
-    taken = np.zeros(len(rows), dtype=np.bool_)
     best = np.maximum(speed.max(axis=1, initial=0.0), 1e-300)[:, None]
-    order: list[Any] = []
+    parts = []
     for worth, able in ((due, due > 1e-9), (speed / best, speed > 0)):
         job, model = np.nonzero(able)
-        order += [(job[k], model[k]) for k in np.lexsort((model, rows[job], -worth[job, model]))]
-    for k, model in order:
-        if not taken[k] and gpus[k] <= room[model] and speed[k, model] > 0:
-            taken[k] = True
-            room[model] -= gpus[k]
-            grants.append((int(rows[k]), int(model), int(gpus[k])))
-    return grants
+        order = np.lexsort((model, rows[job], -worth[job, model]))
+        parts.append((job[order], model[order]))
+    job, model = (np.concatenate(both).astype(np.int64) for both in zip(*parts, strict=True))
+    given = np.zeros(len(job), dtype=np.bool_)
+    _give(job, model, speed[job, model], gpus, room, np.zeros(len(rows), dtype=np.bool_), given)
+    job, model = job[given], model[given]
+    return list(zip(rows[job].tolist(), model.tolist(), gpus[job].tolist(), strict=True))
+
+
+@jit_in_place
+def _give(job: Ints, model: Ints, speed: Floats, gpus: Ints, room: Ints, taken: Bools, given: Bools) -> None:
+    """Mark the pairs that are given GPUs, in order, while they last; room (models,) is used up."""
+    for k in range(job.size):
+        i, m = job[k], model[k]
+        if not taken[i] and gpus[i] <= room[m] and speed[k] > 0.0:
+            taken[i] = given[k] = True
+            room[m] -= gpus[i]

@@ -5,7 +5,7 @@ They hand out whole GPUs: a job that asks for a part of one gets all of it, unle
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -16,6 +16,7 @@ from equipoise.policies.allocation.gangs import holdings, request_columns, some_
 from equipoise.policies.allocation.ranking import gpus_wanted
 from equipoise.policies.baselines.queueing import NONE_WAITS, PLANNED, unchanged
 from equipoise.policies.contract import AllocationStage, Memory, Plan
+from equipoise.policies.kernels.jit import jit_in_place
 from equipoise.policies.kernels.placement import ANY, WHOLE
 from equipoise.policies.observation import WAITING, Bools, Floats, Ints, Observation
 
@@ -128,10 +129,10 @@ def hand_out(o: Observation, plan: Plan, name: str, grants: Iterable[Grant], **v
     mine = open_jobs(o)
     running = mine[o.jobs.state[mine] != WAITING]
     offset, own = holdings(running, o.gpus.job)
-    held = {row: own[offset[k] : offset[k + 1]] for k, row in enumerate(running.tolist())}
-    keep = {row for row, gpu in held.items() if row in wanted and wanted[row] == _what(o, gpu)}
-    gone = [row for row in held if row not in keep]
-    hand.stop(gone)
+    kept, keep = _kept(o, running, offset, own, wanted), set[int]()
+    keep.update(running[kept].tolist())
+    held = set(running.tolist())
+    hand.stop_whole(running[~kept], own[np.repeat(~kept, np.diff(offset))])
     resized = 0
     for row, (model, gpus) in wanted.items():
         if row in keep:
@@ -155,27 +156,60 @@ def hand_out(o: Observation, plan: Plan, name: str, grants: Iterable[Grant], **v
     return plan.with_(allocation=allocation).because(name, text, **values)
 
 
-def _what(o: Observation, gpu: Ints) -> tuple[int, int] | None:
-    """(GPU model, GPUs) that a job holds; None when they differ or some are down."""
-    model = o.gpus.model[gpu]
-    if not len(gpu) or (model != model[0]).any() or not o.nodes.up[o.gpus.node[gpu]].all():
-        return None
-    return int(model[0]), len(gpu)
+def _kept(
+    o: Observation, running: Ints, offset: Ints, gpu: Ints, wanted: Mapping[int, tuple[int, int]]
+) -> Bools:
+    """Whether each running job holds what it shall have: so many GPUs of one model, all of them up."""
+    nothing = (-1, -1)
+    model, gpus = (
+        np.array([wanted.get(row, nothing) for row in running.tolist()], dtype=np.int64).reshape(-1, 2).T
+    )
+    job = np.repeat(np.arange(len(running)), np.diff(offset))
+    bad = (o.gpus.model[gpu] != model[job]) | ~o.nodes.up[o.gpus.node[gpu]]
+    found: Bools = (np.diff(offset) == gpus) & (np.bincount(job, weights=bad, minlength=len(running)) == 0)
+    return found
 
 
 def pick(hand: Hand, model: int, gpus: int, need_bytes: float) -> Ints:
     """So many free GPUs of a model, on the tightest node that holds them or else on the emptiest; none: too few."""
-    o = hand.observation
-    free = (hand.holder == -1) & (hand.columns[4] >= WHOLE) & (o.gpus.model == model)
-    rows = np.flatnonzero(free & o.nodes.up[o.gpus.node] & ~(o.gpus.memory_bytes < need_bytes))
-    if gpus < 1 or len(rows) < gpus:
-        return rows[:0]
-    node = o.gpus.node[rows]
-    count = np.bincount(node, minlength=len(o.nodes))
-    enough = np.flatnonzero(count >= gpus)
-    if len(enough):
-        first: Ints = rows[node == enough[count[enough].argmin()]][:gpus]
-        return first
-    order = np.lexsort((rows, node, -count[node]))
-    chosen: Ints = np.sort(rows[order[:gpus]])
-    return chosen
+    o, out = hand.observation, np.empty(max(gpus, 0), dtype=np.int64)
+    free, count = np.empty(len(o.gpus), dtype=np.bool_), np.empty(len(o.nodes), dtype=np.int64)
+    taken = _pick(
+        hand.holder, hand.columns[4], o.gpus.model, o.gpus.node, o.nodes.up, o.gpus.memory_bytes, model, need_bytes,
+        free, count, out,
+    )  # fmt: skip
+    return np.sort(out) if taken else out[:0]
+
+
+@jit_in_place
+def _pick(
+    holder: Ints, room: Floats, gpu_model: Ints, gpu_node: Ints, up: Bools, memory_bytes: Floats, model: int,
+    need_bytes: float, free: Bools, count: Ints, out: Ints,
+) -> bool:  # fmt: skip
+    """Write rows of free GPUs; free (GPUs,) and count (nodes,) are scratch."""
+    total, n = 0, 0
+    for k in range(count.size):
+        count[k] = 0
+    for g in range(free.size):
+        able = holder[g] == -1 and room[g] >= WHOLE and gpu_model[g] == model and up[gpu_node[g]]
+        free[g] = able and not memory_bytes[g] < need_bytes
+        if free[g]:
+            count[gpu_node[g]] += 1
+            total += 1
+    if out.size < 1 or total < out.size:
+        return False
+    while n < out.size:
+        best = -1
+        for k in range(count.size):
+            if n == 0 and count[k] >= out.size and (best < 0 or count[k] < count[best]):
+                best = k
+        if best < 0:
+            for k in range(count.size):
+                if best < 0 or count[k] > count[best]:
+                    best = k
+        for g in range(free.size):
+            if free[g] and gpu_node[g] == best and n < out.size:
+                out[n] = g
+                n += 1
+        count[best] = 0
+    return True

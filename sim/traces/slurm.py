@@ -46,6 +46,8 @@ def from_accounting(jobs: JobTable, unit: str, *, queue: bool = False) -> Rows:
         changes=jobs.changes,
     )
     rows.arrival_s = np.where(np.isnan(jobs.submit_s), np.nan, rows.arrival_s)
+    if len(jobs) and not queue and np.isnan(jobs.submit_s).all() and np.isnan(jobs.start_s).all():
+        rows.drop("the file tells neither Submit nor Start", np.ones(len(jobs), dtype=np.bool_))
     _join_attempts(rows, jobs)
     _join_parts(rows, jobs)
     rows.drop(f"no {'GPUs, CPUs only' if unit == 'GPUs' else unit}", rows.units == 0)

@@ -227,7 +227,7 @@ def lighter_gradients(scenario: Scenario, how: str) -> Scenario:
 
 
 def fp8_products(scenario: Scenario) -> Scenario:
-    """Products of models that are not fitted run in 8 bits, where every accelerator of the cluster can."""
+    """Products of models of known shape run in 8 bits, where every accelerator can; others were not measured."""
     profile = load_profile(scenario.cluster.hardware)
     on = {group.accelerator for group in scenario.cluster.groups if group.gpus}
     if any("fp8" not in profile.accelerator(name).flop_per_s for name in on):
@@ -235,8 +235,7 @@ def fp8_products(scenario: Scenario) -> Scenario:
 
     def change(model: Model) -> Model:
         """The section with the lever pulled."""
-        derived = model.flop_per_sample is not None or model.transformer is not None
-        if not derived or model.step is not None or model.precision not in ("bf16", "fp16"):
+        if model.transformer is None or model.precision not in ("bf16", "fp16"):
             return model
         return _with(model, precision="fp8")  # type: ignore[no-any-return]
 

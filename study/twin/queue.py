@@ -150,9 +150,9 @@ def twin(run: QueueRun, seed: int = 0) -> QueueTwin:
 def _seen_s(run: QueueRun, first_s: Mapping[int, float], waited: Bools) -> Floats:
     """When each job was there for the policy (s): at the first decision that saw it; without one, when it came.
 
-    A manager's times are whole seconds, cut off, so half a second is taken from the scheduler's. What others
-    started before the changes of that decision had been made was started without the job. One that
-    waited for no other's end waited for the manager alone, until its start.
+    A manager's times are whole seconds, cut off, so half a second is taken from the scheduler's. What was started
+    before the changes of that decision had been made was started without the job. One that waited for no other's
+    end waited for the manager alone, until its start.
     """
     seen_s = np.array([first_s.get(job, -np.inf) for job in run.id.tolist()])
     done = np.searchsorted(

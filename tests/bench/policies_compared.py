@@ -69,10 +69,10 @@ def cases() -> list[Case]:
              _three_kinds(), QUEUE),
         Case("uneven-job", "One job on eight uneven nodes (`quickstart`).",
              api.load("scenarios/quickstart.yaml"), INSIDE),
-        Case("congested-core", "Four jobs on 32 nodes, jitter, a congested core (`congested`, doubled).",
+        Case("congested-core", "Four jobs on 32 nodes, jitter, a congested core.",
              _congested(), INSIDE),
-        Case("month-with-quotas", "48 GPUs, 1,500 jobs of four teams in a month, each team with a quota of 12 "
-             "GPUs, that it may lend.", _quotas(), RIGID, _teams(1500, 48), _LEFT_OUT),
+        Case("month-with-quotas", "48 GPUs, 1,500 jobs of four teams in a month, each with a quota of 12 GPUs, "
+             "that it may lend.", _quotas(), RIGID, _teams(1500, 48), _LEFT_OUT),
         Case("week-with-faults", "400 GPUs, 6,700 jobs with a heavy tail in a week, GPUs crash every 2,000 h.",
              _week(), RIGID, queueing_trace(6700, 400), _LEFT_OUT),
     ]  # fmt: skip

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from equipoise.formats.recognise import recognise
 from equipoise.formats.slurm.accounting import read_accounting
 from equipoise.formats.slurm.jobs import JobTable
 from equipoise.formats.slurm.json_output import read_accounting_json
@@ -458,3 +459,14 @@ def test_an_error_is_one_line_whatever_the_file_holds() -> None:
 
 def test_a_huge_array_of_tasks_is_counted_and_not_spelled_out() -> None:
     assert read("JobID|State", "1_[0-4000000%5]|PENDING").array_tasks[0] == 4_000_001
+
+
+def test_any_delimiter_is_told_from_a_table_of_nodes() -> None:
+    names, row = (
+        "JobIDRaw User Partition Submit Start End State AllocTRES",
+        "1 a gpu T T T COMPLETED gres/gpu=2",
+    )
+    for mark in ("\t", "|", ";", "^"):
+        text = f"{names}\n{row}\n".replace("T ", "2024-01-01T00:00:00 ").replace(" ", mark)
+        assert recognise(text.encode()) == "sacct", mark
+        assert read_accounting(text.encode()).gpus.tolist() == [2], mark

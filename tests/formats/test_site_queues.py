@@ -175,6 +175,15 @@ spec: {clusterQueue: cq}
 """
 
 
+def test_a_cohort_above_that_is_declared_nowhere_is_there(tmp_path: Path) -> None:
+    """Kueue makes a cohort that somebody names; v1beta2 calls the keys `cohortName` and `parentName`."""
+    above = "---\napiVersion: kueue.x-k8s.io/v1beta2\nkind: Cohort\nmetadata: {name: all}\n"
+    above += "spec: {parentName: root}\n"
+    text = KUEUE.replace("cohort: all", "cohortName: all").replace("v1beta1", "v1beta2") + above
+    scenario, _ = imported(tmp_path, kueue=text)
+    assert [(c.name, c.parent) for c in scenario.queues.cohorts] == [("all", "root"), ("root", "")]
+
+
 def test_queues_cohorts_and_flavors_of_kueue(tmp_path: Path) -> None:
     scenario, text = imported(tmp_path, kueue=KUEUE)
     assert scenario.policy == ("kueue",)

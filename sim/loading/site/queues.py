@@ -232,7 +232,8 @@ def add_queues(site: Site, found: KueueObjects, unit: str, kinds: Mapping[str, s
             "weight": None if cohort.weight == 1.0 else cohort.weight,
         })  # fmt: skip
     known = {cohort.name for cohort in found.cohorts}
-    for name in dict.fromkeys(q.cohort for q in found.cluster_queues if q.cohort and q.cohort not in known):
+    named = [*(c.parent for c in found.cohorts), *(q.cohort for q in found.cluster_queues)]
+    for name in dict.fromkeys(name for name in named if name and name not in known):
         tell(site, "cohorts", {"name": name})
     for queue in found.cluster_queues:
         _add_queue(

@@ -81,21 +81,21 @@ def main() -> None:
     parser.add_argument("--fast", type=float, default=6.0, help="MB/s, shared by the fast ranks")
     parser.add_argument("--slow", type=float, default=1.0, help="MB/s")
     parser.add_argument("--kill", action="store_true")
+    parser.add_argument("--against", nargs="+", choices=("plain", "static"), default=("plain", "static"))
     parser.add_argument("--format", choices=["text", "json"], default="text")
     given = parser.parse_args()
-    took: dict[str, list[float]] = {name: [] for name in VARIANTS}
+    variants = [*given.against, "moved"]
+    took: dict[str, list[float]] = {name: [] for name in variants}
     once = True
     with tempfile.TemporaryDirectory() as scratch:
         write_shards(Path(scratch, "store"), [given.samples] * given.shards, 20_000)
         for pair in range(given.pairs):
-            for name in VARIANTS if pair % 2 == 0 else reversed(VARIANTS):
+            for name in variants if pair % 2 == 0 else variants[::-1]:
                 found = measure(Path(scratch, f"{name}-{pair}"), given, name)
                 took[name].append(found["took_s"])
                 once = once and found["once"]
                 print(f"pair {pair}: {name} {found['took_s']:.1f} s, once: {found['once']}", file=sys.stderr)
-    ratios = {
-        name: [a / b for a, b in zip(took[name], took["moved"], strict=True)] for name in ("plain", "static")
-    }
+    ratios = {name: [a / b for a, b in zip(took[name], took["moved"], strict=True)] for name in given.against}
     result = {
         "ranks": given.ranks,
         "killed": given.kill,

@@ -7,9 +7,12 @@ As in the paper's simulation (section 7): 984 jobs of 26 types arrive at random 
 from __future__ import annotations
 
 import argparse
+import time
+from typing import Any
 
 import numpy as np
 
+from equipoise.policies.baselines import gavel
 from equipoise.policies.registry import make_policy
 from equipoise.sim.run import run
 from equipoise.sim.scenario.model import Scenario
@@ -41,16 +44,27 @@ def case(jobs: int = 984) -> Scenario:
 
 
 def main() -> None:
-    """Print the CPU time of a replay, less that of compiling, and how many programmes were solved."""
+    """Print how many programmes a replay solves, their CPU time and that of the replay, without compiling."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--jobs", type=int, default=984)
     parser.add_argument("--policy", default="gavel")
     asked = parser.parse_args()
     policy = make_policy(asked.policy)
     run(case(20), policy=policy)  # compiles
+    spent, plain = list[float](), gavel.shares
+
+    def timed(*values: Any) -> Any:
+        """The same, its CPU time noted."""
+        begin_s = time.process_time()
+        found = plain(*values)
+        spent.append(time.process_time() - begin_s)
+        return found
+
+    gavel.shares = timed
     made = run(case(asked.jobs), policy=policy, timeline=False)
     print(
-        f"{asked.policy}: {made.cpu_s:.2f} CPU s (at most {MOST_S}), {made.totals['decisions']:.0f} decisions"
+        f"{asked.policy}: {len(spent)} programmes in {sum(spent):.2f} CPU s (at most {MOST_S}), the whole replay "
+        f"{made.cpu_s:.2f} CPU s, {made.totals['decisions']:.0f} decisions"
     )
 
 

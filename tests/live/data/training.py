@@ -30,6 +30,7 @@ def train(rank: int, options: Mapping[str, Any]) -> dict[str, Any]:
         "allow": None, "decide_every": 3, "victim": -1, "at": -1, "workers": 0, "attach": {}, **options,
     }  # fmt: skip
     os.environ["EQUIPOISE_HOST"] = f"host-{rank}"
+    regroup.DEAD_AFTER_S = 60.0  # the launcher tells of deaths; a busy machine is none
     membership = regroup.start()
     torch.manual_seed(0)
     model = DistributedDataParallel(torch.nn.Linear(1, 1).double())

@@ -189,6 +189,28 @@ def test_a_controller_that_is_restarted_is_waited_for(slurm: RealSlurm) -> None:
     schedule.end()
 
 
+def test_a_running_job_is_requeued_where_that_is_allowed(slurm: RealSlurm) -> None:
+    """srtf stops the long job for the short one; the one that forbids it is left alone."""
+    took = {"fixed": 40.0, "long": 30.0, "short": 2.0}
+    options = ["--mode", "act", "--requeue", "--restart", "1", "--estimates", estimates(slurm.folder, took)]
+    schedule = Schedule(slurm, "srtf", *options)
+    fixed = slurm.submit(took["fixed"], 4, "fixed", "--no-requeue")
+    long = slurm.submit(took["long"], 4, "long")
+    slurm.wait_for(lambda: slurm.jobs()[long]["State"] == "RUNNING", 30.0, "both run")
+    first_s = int(slurm.jobs()[long]["StartTime"])
+    short = slurm.submit(took["short"], 4, "short")
+    slurm.wait_for(lambda: slurm.jobs()[short]["State"] == "COMPLETED", 60.0, "the short job has ended")
+    assert slurm.jobs()[fixed]["State"] == "RUNNING"
+    slurm.wait_for(lambda: all_over(slurm), 240.0, "all jobs have ended")
+    found = slurm.jobs()
+    assert {job["State"] for job in found.values()} == {"COMPLETED"}
+    assert int(found[long]["StartTime"]) > first_s
+    assert int(found[short]["EndTime"]) <= int(found[long]["StartTime"])
+    requeues = [e for e in schedule.events("did") if e["verb"] == "requeue"]
+    assert [event["id"] for event in requeues] == [long]
+    schedule.end()
+
+
 def test_nothing_is_lost_of_200_at_once_one_cancelled_and_one_changed_by_hand(slurm: RealSlurm) -> None:
     schedule = Schedule(slurm, "s4", "--mode", "act", "--changes", "1000")
     block = slurm.submit(15.0, 8, "block")

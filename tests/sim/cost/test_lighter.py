@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,11 +10,12 @@ import pytest
 from equipoise.sim.cost.lighter import compressed
 from equipoise.sim.cost.step import gradient_bytes, memory_need_bytes
 from equipoise.sim.hardware.profile import load_profile
-from equipoise.sim.loading.file import from_mapping
+from equipoise.sim.loading.file import from_mapping, load
 from equipoise.sim.run import run
 from equipoise.sim.scenario.model import Model
 from equipoise.study.questions.levers import levers
 
+SCENARIOS = Path(__file__).resolve().parents[3] / "scenarios"
 PARAMETERS, WORKERS = 1e9, 8
 H100 = load_profile("catalogue").accelerator("h100_sxm")
 
@@ -73,6 +75,9 @@ def test_pruning_takes_work_and_weights_and_a_teacher_adds_them() -> None:
 
 def test_limits_tries_compression_where_gradients_flow_and_8_bits_where_the_gpu_can() -> None:
     names = {lever.name for lever in levers(from_mapping(case()), "fifo", ())}
-    assert {"gradients in 8 bits", "the largest 1 % of the gradients", "products in 8 bits"} <= names
+    assert {"gradients in 8 bits", "the largest 1 % of the gradients"} <= names
+    assert "products in 8 bits" not in names
+    large = load(SCENARIOS / "llm-13b.yaml")
+    assert "products in 8 bits" in {lever.name for lever in levers(large, large.policy[0], ())}
     names = {lever.name for lever in levers(from_mapping(case(gradients="int8")), "fifo", ())}
     assert "gradients in 8 bits" not in names

@@ -127,7 +127,9 @@ def test_the_gate_sees_a_prediction_that_moves_comes_or_goes() -> None:
         ("train-time", 0.14),
         ("staging", 0.10),
         ("mig", 0.16),
-        ("power", 0.5),
+        ("power", 0.08),
+        ("neusight", 0.14),
+        pytest.param("shockwave", 0.10, marks=pytest.mark.long),
         ("storage", 0.03),
     ],
 )
