@@ -42,7 +42,7 @@ PROOF = {
     "S321": "shared-gpus", "S322": "shared-gpus", "S411": "worn-nodes", "S412": "unequal-demand",
     "S413": "slow-uplinks", "S421": "shared-hosts", "S422": "shared-hosts",
 }  # fmt: skip
-"""For each sub-step the scenario that was made to show it."""
+"""For each sub-step a scenario that shows it, chosen after two seeds of all of them."""
 SAME_AFTER = 2
 """A sub-step without which so many seeds give the same times to the bit is not run on the others."""
 STEP_NAMES = tuple(step for own in STEPS.values() for step in own)
@@ -79,7 +79,7 @@ def worth(times: Mapping[str, Sequence[float]]) -> dict[str, Interval]:
 
 
 def proofs(kept: Kept, seeds: int) -> list[str]:
-    """Lines of the table of sub-steps, each in the scenario that was made to show it."""
+    """Lines of the table of sub-steps, each in the scenario that stands for it."""
     lines = [f"| step | in | with it frozen over with it, {seeds} seeds |", "|---|---|---|"]
     for step, name in PROOF.items():
         file, alike = (
