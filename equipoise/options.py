@@ -161,7 +161,7 @@ def to_mlflow(out: str, experiment: str | None) -> None:
     from pathlib import Path
 
     from equipoise.study.report.page import make_report
-    from equipoise.study.runs.track import track
+    from equipoise.study.track import track
 
     logged = track(Path(out), experiment, [make_report(out).path])
     note(False, f"{logged} runs logged to MLflow experiment {experiment!r}")

@@ -7,7 +7,7 @@ import numpy as np
 from equipoise.formats.text.columns import Text
 from equipoise.sim.randomness import stream
 from equipoise.sim.scenario.model import Redraw
-from equipoise.sim.traces.trace import Ints, Trace, make_trace
+from equipoise.sim.traces.trace import Floats, Ints, Trace, make_trace
 
 
 def redrawn(trace: Trace, spec: Redraw, seed: int) -> Trace:
@@ -27,8 +27,7 @@ def redrawn(trace: Trace, spec: Redraw, seed: int) -> Trace:
     for k in np.unique(window[copies]):
         here = np.flatnonzero(window[copies] == k)
         places = begin_s[window == k]
-        wanted = np.concatenate([random.permutation(places) for _ in range(-(-len(here) // len(places)))])
-        at_s[here] = random.permutation(wanted[: len(here)])
+        at_s[here] = random.permutation(_begins(np.sort(places), len(here), random))
     rows, of = _rows(session, copies)
     arrival_s = trace.arrival_s[rows] - begin_s[copies[of]] + at_s[of]
     often = np.array([int(k) for k in np.arange(len(copies)) - np.searchsorted(copies, copies)])[of]
@@ -74,6 +73,16 @@ def _taken(count: int, scale: float, random: np.random.Generator) -> Ints:
     more = round((scale - whole) * count)
     taken[random.permutation(count)[: max(more, 0 if whole else 1)]] += 1
     return taken
+
+
+def _begins(places: Floats, count: int, random: np.random.Generator) -> Floats:
+    """So many begins (s): the places of the window, those beyond their number between two neighbouring ones."""
+    if count <= len(places):
+        return random.permutation(places)[:count]
+    before = random.integers(0, len(places), count - len(places))
+    after = np.minimum(before + 1, len(places) - 1)
+    between = places[before] + random.uniform(size=len(before)) * (places[after] - places[before])
+    return np.concatenate((places, between))
 
 
 def _rows(session: Ints, copies: Ints) -> tuple[Ints, Ints]:

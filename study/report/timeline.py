@@ -232,12 +232,12 @@ def _first_nodes(
     nodes = connection.execute(f"SELECT node, any_value(node_name) FROM {gpus} GROUP BY node ORDER BY node")
     names = {int(node): str(name) for node, name in nodes.fetchall()}
     found = connection.execute(
-        f"SELECT coalesce(any_value(g.node), -1) FROM {jobs} j LEFT JOIN "
+        f"SELECT coalesce(any_value(g.node), -1) AS node FROM {jobs} j LEFT JOIN "
         f"(SELECT job_id, arg_min(first_gpu, segment) AS gpu FROM {held} WHERE first_gpu >= 0 GROUP BY job_id) s "
         f"USING (job_id) LEFT JOIN {gpus} g ON g.gpu = s.gpu GROUP BY j.file_row_number ORDER BY j.file_row_number"
-    ).fetchall()
+    ).fetchnumpy()["node"]
     place = {node: k for k, node in enumerate(names)}
-    return list(names.values()), [place.get(int(node), -1) for (node,) in found]
+    return list(names.values()), [place.get(node, -1) for node in np.ma.getdata(found).tolist()]
 
 
 def pack(columns: Columns, start_s: float, tick_s: float) -> bytes:

@@ -15,7 +15,12 @@ TOLERANCE = 0.2
 
 
 @pytest.mark.parametrize(
-    "page", [pytest.param("planning.md", marks=pytest.mark.long), "research.md", "site.md"]
+    "page",
+    [
+        pytest.param("planning.md", marks=pytest.mark.long),
+        pytest.param("research.md", marks=pytest.mark.long),
+        "site.md",
+    ],
 )
 def test_every_command_prints_what_the_page_shows(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

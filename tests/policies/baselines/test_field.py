@@ -89,7 +89,7 @@ def test_gavel_places_each_job_where_it_gains(objective):
     plan, memory = make_stage("gavel", {"objective": objective}).refine(observation, UNCHANGED, {})
     assert placed(plan, observation) == {0: [0], 1: [1]}
     assert plan.revisit_s == 360.0
-    assert memory["solved"] >= 1
+    assert (memory["solved"] >= 1) == (objective != "throughput"), "only the sum of speeds needs no programme"
 
 
 def test_gavel_solves_once_while_nothing_changes():

@@ -88,7 +88,10 @@ def test_a_gang_keeps_to_one_gpu_model_unless_it_says_otherwise(policy):
     slower = np.sqrt(125 / 312 * 900 / 1555)
     jobs = [{"gpus": 1, "duration": "1 h"}] * 2 + [{"gpus": 3, "duration": "1 h", "arrival": 2}]
     gang_s = spans_s(api.run(case(jobs, **nodes), policy=policy))[2]
-    assert gang_s == pytest.approx(3600.0) or gang_s == pytest.approx(3600 / slower)
+    moved_s = (
+        3598 + 30 + (3600 - 3598 * slower)
+    )  # from the slower ones, once the faster ones are free: a restart
+    assert any(gang_s == pytest.approx(expected) for expected in (3600.0, 3600 / slower, moved_s))
     whole = {"name": "gang", "gpus": 6, "duration": "1 h", "mix_gpus": True}
     mixed = api.run(case([whole], **nodes), policy=policy)
     assert spans_s(mixed) == pytest.approx([3600 / slower]), "at the pace of the slowest"
