@@ -80,6 +80,7 @@ SHIPPED = {
     "two-rooms": (STAGES, "none"),
     "full-memory": (STAGES, "none"),
     "shared-gpus": (STAGES, "none"),
+    "mig-slices": (STAGES, "none"),
     "llm-13b": ("none",),
     "meant-to-fail": TRAINING,
     "counted": QUEUED,
