@@ -79,10 +79,14 @@ class RealSlurm:
         (folder / "gres.conf").write_text(f"NodeName={host} Name=gpu File={folder}/gpu[0-7]\n")
         path = f"{os.environ['PATH']}:/usr/sbin:/sbin"
         self.env = os.environ | {"SLURM_CONF": str(folder / "slurm.conf"), "PATH": path}
-        self._munge()
-        self.start_controller()
-        subprocess.run(["slurmd"], env=self.env, check=True, timeout=30)
-        self.wait_for(lambda: "idle" in self.run("sinfo", "-h", "-o", "%T"), 30.0, "the node is idle")
+        try:
+            self._munge()
+            self.start_controller()
+            subprocess.run(["slurmd"], env=self.env, check=True, timeout=30)
+            self.wait_for(lambda: "idle" in self.run("sinfo", "-h", "-o", "%T"), 30.0, "the node is idle")
+        except BaseException:
+            self.stop()
+            raise
 
     def _munge(self) -> None:
         """Its own key and socket, so that a munge of the machine is left alone."""
