@@ -13,6 +13,7 @@ from itertools import groupby, pairwise
 from pathlib import Path
 
 import click
+import numpy as np
 
 from equipoise.sim.hardware.profile import scenarios_dir
 from equipoise.sim.loading.file import read_scenario
@@ -79,8 +80,8 @@ def ratio_table(comparison: Comparison) -> list[str]:
     one_job = comparison.results[0].metrics["jobs"] == 1
     for metric, group in groupby(comparison.cells, key=lambda cell: cell.metric):
         row = list(group)
-        if (one_job and metric in PER_JOB) or not any(cell.value.mean for cell in row):
-            continue  # percentiles of one job say nothing new, and a row of zeros nothing at all
+        if (one_job and metric in PER_JOB) or not any(np.nan_to_num(cell.value.mean) for cell in row):
+            continue  # percentiles of one job say nothing new, a row of zeros or of nothing known nothing at all
         lines.append(_row(LABELS.get(metric, metric), [_cell(cell, k == 0) for k, cell in enumerate(row)]))
         if math.isfinite(row[0].over_bound):
             lines.append(_row(f"{LABELS[metric]} over its lower bound", [digits(c.over_bound) for c in row]))
