@@ -57,8 +57,8 @@ def _free_rate(o: Observation) -> Floats:
 def own_room(hand: Hand, row: int, gpus: int) -> RoomColumns:
     """The room as one job with data sees it: weights over 1 + d, the nodes that it may want in their order."""
     o, columns = hand.observation, hand.columns
-    weight, order = columns[6], columns[8]
-    free = columns[3]
+    weight, order = columns.weight, columns.order
+    free = columns.free
     first, end = np.searchsorted(o.stores.job, (row, row + 1))
     some = order[free[order] > 0]
     near = np.zeros(len(o.nodes), dtype=np.bool_)
@@ -67,7 +67,7 @@ def own_room(hand: Hand, row: int, gpus: int) -> RoomColumns:
     own = weight.copy()
     own[looked_at] = weight[looked_at] / (1.0 + delays(o, row, gpus, looked_at))
     ranked = looked_at[np.lexsort((free[looked_at], -own[looked_at]))]
-    return (*columns[:6], frozen(own), columns[7], frozen(ranked))
+    return columns._replace(weight=frozen(own), order=frozen(ranked))
 
 
 def exchanging(o: Observation, rows: Ints, requests: RequestColumns) -> Bools:
@@ -89,7 +89,7 @@ def in_one_rack(o: Observation, columns: RoomColumns, gpus: int) -> RoomColumns:
 
     As it was where none has.
     """
-    free, weight, order = columns[3], columns[6], columns[8]
+    free, weight, order = columns.free, columns.weight, columns.order
     best, most = order, 0.0
     for rack in np.unique(o.nodes.rack[order]).tolist():
         inside = order[o.nodes.rack[order] == rack]
@@ -98,7 +98,7 @@ def in_one_rack(o: Observation, columns: RoomColumns, gpus: int) -> RoomColumns:
         worth = float((taken * weight[inside]).sum())
         if taken.sum() == gpus and worth > most:
             best, most = inside, worth
-    return (*columns[:8], frozen(best))
+    return columns._replace(order=frozen(best))
 
 
 def start_near(hand: Hand, queue: Ints, strict: bool, requests: RequestColumns) -> int:

@@ -273,7 +273,7 @@ class _Turn:
 
     def _room(self, head: _Head, leaf: int, victims: Sequence[int]) -> bool:
         """Whether enough GPUs of the flavor's nodes are free once the victims are gone."""
-        free = np.array(self.hand.columns[3])
+        free = np.array(self.hand.columns.free)
         for row in victims:
             np.add.at(free, self.o.gpus.node[self._held[row]], 1)
         share = float(self.o.jobs.gpu_share_requested[head.row])

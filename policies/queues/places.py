@@ -50,11 +50,11 @@ def place_job(
     share, memory = float(min(o.jobs.gpu_share_requested[row], 1.0)), float(o.jobs.memory_bytes[row])
     out = np.empty(wanted, dtype=np.int64)
     for mask in (one for some in of_one_model(o, row, allowed) for one in masks(o, row, some)):
-        first, size, up, now, *rest = hand.columns
-        left = np.where(mask, now, 0)
+        room = hand.columns
+        left = np.where(mask, room.free, 0)
         if share >= 1.0 and int(left.sum()) < wanted:
             continue
-        columns = working((first, size, frozen(up & mask), frozen(left), *rest))  # type: ignore[arg-type]
+        columns = working(room._replace(up=frozen(room.up & mask), free=frozen(left)))
         if place_gang(columns, wanted, share, memory, rule, out):
             return out
     return None
