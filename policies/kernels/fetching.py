@@ -92,8 +92,8 @@ def lateness_elsewhere(
     """Lateness in s of a late shard if `worker` had it instead of `owner`; infinite where it may not go.
 
     It may go to a node that has room and can have it by the time it is needed, to a worker that would then
-    still finish before the owner does, which reads all that it owns at `capacity`, and stands still while this shard
-    is late: as long as it would compute (`computing`), and that. `before`: bytes it waits for.
+    still finish before the owner does, which reads all that it owns at `capacity`, and stands still while this
+    shard is late: as long as it would compute (`computing`), and that. `before`: bytes it waits for.
     """
     fetch_s = transfer_time(links, source, node[worker], before + size_bytes)
     if worker == owner or fetch_s > needed_s or (fetch_s > 0.0 and size_bytes > room_bytes[node[worker]]):
