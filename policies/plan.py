@@ -77,6 +77,7 @@ class Plan:
     gpu_share: Floats | None = None  # per row of workers
     allocation: Allocation | None = None  # new GPUs of some jobs; none: stop it
     revisit_s: float = math.inf  # decide again at this time at the latest
+    told: int = 0  # waiting jobs that are told why, where that takes a scheduler time
     reasons: tuple[Reason, ...] = ()  # what each stage computed and did, in order
     gradient_weight: Floats | None = None  # per row of workers: 0 leaves its gradient out, 1 is whole
     suspect: Bools | None = None  # per row of gpus: found unsound, an allocation should replace it

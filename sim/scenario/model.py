@@ -420,6 +420,9 @@ class Decide(Section):
     estimate_error: Annotated[Float, Field(ge=0)] = 0.0  # log-normal spread of duration estimates
     # what policies take a duration job to need: about its true time, or its time limit where it has one
     estimate: Literal["duration", "time-limit"] = "duration"
+    # starts, stops and refusals that a scheduler writes down; none: at once. `kueue` then decides cycle by cycle
+    writes_per_s: Annotated[Float, Field(gt=0)] | None = None
+    writes_burst: Count = 1  # of them, at once after a pause
 
 
 class Noise(Section):

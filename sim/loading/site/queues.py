@@ -313,7 +313,7 @@ def add_generated(site: Site, cohorts: Sequence[GeneratedCohorts]) -> None:
                     site.jobs += [
                         {
                             "name": f"{work.name}-{title}-{k}", "count": work.count, "gpus": int(work.request),
-                            "spacing": f"{work.interval_s:g} s", "duration": f"{work.run_s:g} s",
+                            "arrival": f"{work.interval_s:g} s", "spacing": f"{work.interval_s:g} s", "duration": f"{work.run_s:g} s",
                             "priority": work.priority, "queue": name,
                         }
                         for work in group.work
@@ -321,6 +321,7 @@ def add_generated(site: Site, cohorts: Sequence[GeneratedCohorts]) -> None:
     site.name, site.policy, site.policy_why = "kueue-performance-test", "kueue", "whose test it is"
     site.extra = {
         "restart": {"detection": "0 s", "initialisation": "0 s", "checkpoint_write": "0 s"},
+        "decide": {"writes_per_s": 50, "writes_burst": 100},
     }
-    remark = "one for each unit of nominal quota; the test's controllers take time, these do not"
+    remark = "one for each unit of nominal quota"
     site.nodes.append(Nodes((), int(total), count=1, label="pool", remark=remark))
