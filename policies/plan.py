@@ -77,12 +77,12 @@ class Plan:
     gpu_share: Floats | None = None  # per row of workers
     allocation: Allocation | None = None  # new GPUs of some jobs; none: stop it
     revisit_s: float = math.inf  # decide again at this time at the latest
-    told: int = 0  # waiting jobs that are told why, where that takes a scheduler time
     reasons: tuple[Reason, ...] = ()  # what each stage computed and did, in order
     gradient_weight: Floats | None = None  # per row of workers: 0 leaves its gradient out, 1 is whole
     suspect: Bools | None = None  # per row of gpus: found unsound, an allocation should replace it
     global_batch: Ints | None = None  # per row of jobs; dealt in the proportions of samples_per_step
     far_every: Ints | None = None  # per row of jobs: of so many exchanges one is of all workers
+    told: int = 0  # waiting jobs that are told why, where that takes a scheduler time
 
     def with_(self, **changes: Any) -> Plan:
         """A copy with some fields replaced."""

@@ -97,6 +97,11 @@ class PodSet:
         """GPUs of all its pods."""
         return self.count * gpus_of(self.requests)
 
+    @property
+    def fewest_gpus(self) -> float:
+        """GPUs of as few pods as it may be admitted with."""
+        return min(self.min_count, self.count) * gpus_of(self.requests)
+
 
 @dataclass(frozen=True)
 class Workload:

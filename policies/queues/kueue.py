@@ -28,7 +28,6 @@ from equipoise.policies.queues.limits import (
 )
 from equipoise.policies.queues.places import masks, place_job, start_on, wanted_gpus
 
-
 CYCLE_S = 0.005
 """Time of a cycle that writes nothing down (assumed; what is written takes longer by far)."""
 _NO_ROWS: Ints = np.empty(0, dtype=np.int64)
@@ -38,11 +37,12 @@ _NO_ROWS: Ints = np.empty(0, dtype=np.int64)
 class Kueue(AllocationStage):
     """Kueue's admission: each queue within its quota, idle quota lent in its cohort, and taken back.
 
-    Order: in a cycle the heads of all queues, by priority and arrival; those within their nominal quota first, then
-    by priority and arrival (with fair sharing: the queue that borrows least for its weight first). Blocking: a
-    strict queue waits for its head, another passes over it. Where decisions take time (`decide.writes_per_s`), each
-    is one cycle, and what is refused is looked at again when a job of its cohort has ended. Preemption: lower priorities of its own queue, and
-    jobs of queues that borrow, as each queue says; a queue takes back no more than its nominal quota.
+    Order: in a cycle the heads of all queues, by priority and arrival; those within their nominal quota first,
+    then by priority and arrival (with fair sharing: the queue that borrows least for its weight first).
+    Blocking: a strict queue waits for its head, another passes over it. Where decisions take time
+    (`decide.writes_per_s`), each is one cycle, and what is refused is looked at again when a job of its cohort
+    has ended. Preemption: lower priorities of its own queue, and jobs of queues that borrow, as each queue
+    says; a queue takes back no more than its nominal quota.
     """
 
     name: ClassVar[str] = "kueue"
@@ -252,11 +252,11 @@ class _Turn:
                 self._set_aside(head)
 
     def _with_fewer(self, head: _Head) -> list[int] | None:
-        """Partial admission: make an elastic head as much smaller as it must be; returns whom to stop for it.
+        """Partial admission: make a head as much smaller as it must be; returns whom to stop for it.
 
-        None where even its fewest workers find no place: the head is then as before.
+        None where even its fewest workers (or pods) find no place: the head is then as before.
         """
-        if self.o.jobs.rigid[head.row]:
+        if self.o.jobs.workers_max[head.row] <= self.o.jobs.workers_min[head.row]:
             return None
         per, asked, found = int(self.o.jobs.gpus_per_worker[head.row]), head.wanted, None
         low, high = int(self.o.jobs.workers_min[head.row]), asked // per - 1

@@ -313,7 +313,8 @@ def add_generated(site: Site, cohorts: Sequence[GeneratedCohorts]) -> None:
                     site.jobs += [
                         {
                             "name": f"{work.name}-{title}-{k}", "count": work.count, "gpus": int(work.request),
-                            "arrival": f"{work.interval_s:g} s", "spacing": f"{work.interval_s:g} s", "duration": f"{work.run_s:g} s",
+                            "arrival": f"{work.interval_s:g} s", "spacing": f"{work.interval_s:g} s",
+                            "duration": f"{work.run_s:g} s",
                             "priority": work.priority, "queue": name,
                         }
                         for work in group.work

@@ -136,6 +136,21 @@ def test_partial_admission_takes_as_many_workers_as_fit() -> None:
     assert first() == [5000.0, 8]
 
 
+def test_a_job_of_a_known_duration_shrinks_too_and_runs_longer_in_proportion() -> None:
+    jobs = [job("r", "qb", 3), job("e", "qa", 8, arrival=5)]
+
+    def found(**more: Any) -> list[float]:
+        made = run(case([jobs[0], {**jobs[1], **more}], two()), policy=make_policy("kueue"))
+        row = made.jobs["name"].tolist().index("e")
+        return [float(made.jobs[key][row]) for key in ("start_s", "completion_s", "useful_gpu_s")]
+
+    assert found() == [100.0, 200.0, 800.0]
+    assert found(gpus_min=2) == pytest.approx([5.0, 5.0 + 100 * 8 / 5, 800.0])  # 5 of 8 are free
+    assert found(gpus_min=6) == [100.0, 200.0, 800.0]
+    text = case([jobs[0], {**jobs[1], "gpus_min": 2}], two())
+    assert run(text, policy=make_policy("easy")).jobs["start_s"].max() == 100.0  # others keep it whole
+
+
 def test_strict_and_best_effort() -> None:
     jobs = [job("runs", "qa", 6), job("large", "qa", 4, arrival=1), job("small", "qa", 1, arrival=2)]
     assert starts(jobs, two())["small"] == [2.0, 0.0]
