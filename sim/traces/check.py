@@ -11,6 +11,7 @@ import numpy as np
 
 from equipoise.formats.text.columns import Text, TextBuilder
 from equipoise.sim.scenario.model import Cluster, TraceSpec
+from equipoise.sim.scenario.tree import InputError
 from equipoise.sim.traces.keep import chosen
 from equipoise.sim.traces.read import FORMATS, read_spec, trace_format
 from equipoise.sim.traces.rows import Rows, moment
