@@ -45,6 +45,10 @@ def from_kueue(found: KueueObjects, unit: str, file: str) -> Rows:
         columns=texts,
         changes=(*found.changes, *gangs),
     )
+    sliced = [bool(row["slices"]) for row in made]
+    rows.count(
+        "asks for slices of its pods that stay together: not simulated", np.array(sliced, dtype=np.bool_)
+    )
     order = np.array([float(str(row["priority"]) or 0.0) for row in made])
     if order.any():  # Kueue has 0 and below, a scenario is above 0
         rows.priority = order + max(0.0, 1.0 - float(order.min()))
@@ -84,6 +88,7 @@ def _of_workload(workload: Workload, found: KueueObjects, unit: str) -> Row:
         "priority": "" if priority is None else priority,
         "state": workload.finished_reason,
         "kind": workload.kind,
+        "slices": any(pod_set.slice_level for pod_set in workload.pod_sets),
         "together": next((word for pod_set in workload.pod_sets if (word := _together(pod_set))), ""),
     }
 
@@ -124,6 +129,7 @@ def _of_gang(pods: Sequence[Pod], unit: str) -> Row:
         "priority": "",
         "state": next((pod.phase for pod in pods if pod.phase not in _ENDED), first.phase),
         "kind": first.owner.partition("/")[0] or "Pod",
+        "slices": False,
         "together": "",
     }
 
