@@ -231,9 +231,9 @@ def add_queues(site: Site, found: KueueObjects, unit: str, kinds: Mapping[str, s
     site.add_aside(
         "Local queues of one name in several namespaces: jobs name the cluster queue", *sorted(double)
     )
-    told = (*found.local_queues, *found.cohorts)
+    more = [(x.name, x.rest) for x in found.local_queues] + [(x.name, x.rest) for x in found.cohorts]
     site.add_aside(
-        "More on local queues and cohorts", *(f"{x.name}: {', '.join(x.rest)}" for x in told if x.rest)
+        "More on local queues and cohorts", *(f"{n}: {', '.join(rest)}" for n, rest in more if rest)
     )
     for cohort in found.cohorts:
         tell(site, "cohorts", {
