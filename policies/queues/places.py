@@ -69,7 +69,7 @@ def start_on(hand: Hand, row: int, gpus: Ints) -> None:
 def least_gpus(o: Observation, row: int) -> int:
     """Fewest GPUs with which a job starts."""
     jobs = o.jobs
-    if jobs.rigid[row]:
+    if jobs.rigid[row] and jobs.workers_max[row] <= jobs.workers_min[row]:
         return int(jobs.gpus_requested[row])
     return int(jobs.workers_min[row] * jobs.gpus_per_worker[row])
 

@@ -111,7 +111,10 @@ class Site:
         )
         self.nodes = [group for group in self.nodes if group.gpus >= 1]
         if not self.nodes:
-            raise InputError(["no node with GPUs in these files; --count cpus takes each core for a GPU"])
+            cores = any(group.cores for group in without)
+            raise InputError([
+                f"no node with GPUs in these files; {'--count cpus takes each core for a GPU' if cores else _GPUS}"
+            ])  # fmt: skip
 
     def split_by_partition(self) -> None:
         """Make groups of nodes that are in the same partitions, so that partitions are whole groups."""
@@ -124,6 +127,9 @@ class Site:
             whole = len(parts) < 2
             made += [group] if whole else [replace(group, names=tuple(n), count=0) for n in parts.values()]
         self.nodes = made
+
+
+_GPUS = "--gpus N, or NCCL's topology XML or `nvidia-smi topo -m` beside them, tells how many a node has"
 
 
 def span(names: Sequence[str]) -> str:
