@@ -174,10 +174,10 @@ def test_batches_follow_the_gpus_where_they_may(name):
 def test_pollux_evens_out_speed_ups():
     """Two elastic jobs that scale alike share four GPUs equally; 1 / speed-up falls most where it is largest."""
     ladders = {row: [goodput.Option(0, n, 32, float(n)) for n in (1, 2, 3, 4)] for row in (0, 1)}
-    chosen = goodput._climb(ladders, np.array([4]))
+    chosen = goodput.climb(ladders, np.array([4]))
     assert {row: way.gpus for row, way in chosen.items()} == {0: 2, 1: 2}
     ladders[1] = [goodput.Option(0, n, 32, 1.0 + 0.01 * n) for n in (1, 2, 3, 4)]
-    chosen = goodput._climb(ladders, np.array([4]))
+    chosen = goodput.climb(ladders, np.array([4]))
     assert {row: way.gpus for row, way in chosen.items()} == {0: 3, 1: 1}
 
 
