@@ -40,6 +40,7 @@ BUILT_IN: dict[str, str] = {
     "pollux": "equipoise.policies.baselines.goodput:Pollux",
     "sia": "equipoise.policies.baselines.goodput:Sia",
     "lb-bsp": "equipoise.policies.baselines.tasks:LbBsp",
+    "drf": "equipoise.policies.baselines.optimus:Drf",
     "optimus": "equipoise.policies.baselines.optimus:Optimus",
     "shockwave": "equipoise.policies.baselines.shockwave:Shockwave",
     "lucid": "equipoise.policies.baselines.lucid:Lucid",

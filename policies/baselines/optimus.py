@@ -54,19 +54,39 @@ class Optimus(RoundBased):
             held = np.flatnonzero(o.gpus.job == row)
             model = int(o.gpus.model[held[0]]) if len(held) else int(left.argmax())
             weight = self.beginner_weight if o.jobs.progress[row] < self.beginner else 1.0
-            ladder = _ladder(ways, model, float(work[k]) * weight)
+            ladder = self._ladder(ways, model, float(work[k]) * weight)
             if ladder:
                 ladders[row] = ladder
                 left[ladder[0].model] -= ladder[0].gpus
         grants = [(row, way.model, way.gpus) for row, way in climb(ladders, room).items()]
         return hand_out(o, plan, self.name, grants), {}
 
+    def _ladder(self, ways: list[Option], model: int, work: float) -> list[Option]:
+        """Options on one model by GPUs, each worth more than the last, their goodput 1 / the time of `work`."""
+        here = [way for way in ways if way.model == model]
+        here = here or [way for way in ways if way.model == ways[0].model]
+        found: list[Option] = []
+        for way in sorted(here, key=lambda way: way.gpus):
+            worth = self._worth(way, work)
+            if not found or worth > found[-1].goodput:
+                found.append(replace(way, goodput=worth))
+        return found
 
-def _ladder(ways: list[Option], model: int, work: float) -> list[Option]:
-    """Options on one model by GPUs, each faster than the last, their goodput 1 / the time of `work`."""
-    here = [way for way in ways if way.model == model] or [way for way in ways if way.model == ways[0].model]
-    found: list[Option] = []
-    for way in sorted(here, key=lambda way: way.gpus):
-        if not found or way.goodput / work > found[-1].goodput:
-            found.append(replace(way, goodput=way.goodput / work))
-    return found
+    def _worth(self, way: Option, work: float) -> float:
+        """What is climbed: GPUs go to where 1 / worth falls most per GPU."""
+        return way.goodput / work
+
+
+@dataclass(frozen=True)
+class Drf(Optimus):
+    """Dominant resource fairness (Ghodsi et al., NSDI 2011) over GPUs alone: the next GPU to who has fewest.
+
+    Elastic jobs get equal GPUs between their fewest and most; it is what Optimus is compared with in its paper.
+    """
+
+    name: ClassVar[str] = "drf"
+    order: ClassVar[str] = "fewest GPUs"
+
+    def _worth(self, way: Option, work: float) -> float:
+        """GPUs: 1 / GPUs falls most for who has fewest."""
+        return float(way.gpus)

@@ -27,11 +27,11 @@ class Shockwave(RoundBased):
     """Shockwave (Zheng et al., NSDI 2023), simplified: rounds of a window by a Fisher market over time.
 
     Section 5: over the next `window` rounds maximise sum of rho^power x log(part of the job done by then), less
-    `makespan` x the longest time left at the end over the window (equations 9 to 11); rho is the estimated time in
-    the system over that on an equal part of the cluster (Themis' finish-time fairness). A round goes to where it
+    `makespan` x the longest time left at the end over the sum of all now (equations 9 to 11); rho is the estimated
+    time in the system over that on an equal part of the cluster (as for Themis). A round goes to where it
     adds most per GPU, one after another: exact where gangs are equal and `makespan` is 0, as the sum is concave;
-    the paper has a solver. The schedule holds until the window ends, or jobs come or go. Within it those run first
-    that have no round to spare, then those that run already; GPUs left over go to whoever is fastest on them.
+    the paper has a solver. The schedule holds until the window ends, or jobs come or go. Who is furthest
+    behind the rounds that it has bought runs first, on ties who runs already; GPUs left over go to the others.
 
     The paper's estimate of how throughput changes is of batches that users' jobs change by themselves; jobs here
     change theirs by plans only, so that `service_s` and `speeds` as observed stand for it.
@@ -63,31 +63,32 @@ class Shockwave(RoundBased):
         rounds, ahead = memory.get("rounds"), int(memory.get("ahead", 0))
         if rounds is None or ahead < 1 or not np.array_equal(memory["rows"], rows):
             rounds, ahead = self._sell(o, rows, speed, gpus, int(room.sum())), self.window
-        must = (rounds >= ahead) & (rounds > 0)
-        order = np.lexsort((rows, -rounds, o.jobs.state[rows] != RUNNING, ~must, rounds == 0))
+        credit, old = np.zeros(len(o.jobs)), memory.get("credit", np.empty(0))[: len(o.jobs)]
+        credit[: len(old)] = old
+        credit[rows] = np.minimum(credit[rows] + rounds / self.window, 2.0)
         grants: list[Grant] = []
-        left = rounds.copy()
-        for k in order.tolist():
+        for k in np.lexsort((rows, o.jobs.state[rows] != RUNNING, -credit[rows])).tolist():
             can = np.where((speed[k] > 0) & (gpus[k] <= room), speed[k], 0.0)
             if can.max(initial=0.0) > 0:
                 model = int(can.argmax())
                 room[model] -= gpus[k]
-                left[k] = max(left[k] - 1, 0)
+                credit[rows[k]] = max(credit[rows[k]] - 1.0, 0.0)
                 grants.append((int(rows[k]), model, int(gpus[k])))
-        return hand_out(o, plan, self.name, grants), {"rounds": left, "rows": rows, "ahead": ahead - 1}
+        memory = {"rounds": rounds, "rows": rows, "ahead": ahead - 1, "credit": credit}
+        return hand_out(o, plan, self.name, grants), memory
 
     def _sell(self, o: Observation, rows: Ints, speed: Floats, gpus: Ints, total: int) -> Ints:
         """Rounds of the next window for each of `rows`."""
         left_s = work_left(o, rows, speed) / np.maximum(speed.max(axis=1, initial=0.0), 1e-9)
         ran_s = np.nan_to_num(o.jobs.attained_gpu_s[rows]) / np.maximum(gpus, 1)
         age_s = np.maximum(o.time_s - np.nan_to_num(o.jobs.arrival_s[rows]), 0.0)
-        crowd = max(1.0, float(gpus.sum()) / max(total, 1))
+        crowd = np.maximum(1.0, len(rows) * gpus / max(total, 1))
         rho = (age_s + left_s * crowd) / ((ran_s + left_s) * crowd)
         rounds = np.zeros(len(rows), dtype=np.int64)
         budget = np.minimum(rho, 1e3) ** self.power
         market(
             ran_s / self.round_s, left_s / self.round_s, gpus, budget / max(budget.sum(), 1e-300),
-            self.makespan / self.window, self.window, total, rounds,
+            self.makespan * self.round_s / max(float(left_s.sum()), self.round_s), self.window, total, rounds,
         )  # fmt: skip
         return rounds
 
