@@ -252,8 +252,8 @@ class Configuration:
     def _exchange_estimate_s(self, gpu_model: int, workers: int, apart: bool = False) -> float:
         """One exchange (s) on links that nothing else uses, on the fewest nodes with that GPU model.
 
-        Where these hold fewer workers, the nodes with other models help out; NaN where all hold fewer. `apart`: half
-        of the workers are in the first of those nodes' racks, the others elsewhere; NaN where all are in one.
+        Where these hold fewer workers, the nodes with other models help out; NaN where all hold fewer. `apart`:
+        half of the workers are in the first of those nodes' racks, the others elsewhere; NaN where all are in one.
         """
         cluster = self.cluster
         room = cluster.nodes.gpus // self.gpus_per_worker
