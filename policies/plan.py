@@ -116,7 +116,9 @@ class Plan:
 
     def changes_nothing(self) -> bool:
         """Whether applying this plan would change nothing."""
-        return all(getattr(self, name) is None for name in CHANGES)
+        if self.allocation is not None:  # the usual change, and asked at every decision
+            return False
+        return self is UNCHANGED or all(getattr(self, name) is None for name in CHANGES)
 
 
 CHANGES = (
