@@ -252,25 +252,25 @@ def test_thousands_of_tiny_jobs(stage):
     run(stage, pool.observe(), memory=memory)
 
 
+@pytest.mark.parametrize("borrows", [False, True])
 @stages("allocation")
-def test_a_quota_of_zero(stage):
-    """What may have no GPUs at all never gets any; the others do, whatever stands in line before them."""
+def test_a_quota_of_zero(stage, borrows):
+    """Who has none and may not borrow never gets a GPU; who may gets what is left; the others are all served."""
     jobs = [
-        {"name": f"{queue}-{k}", "queue": queue, "gpus": 1, "duration": "10 min", "arrival": f"{k} s"}
+        {"name": f"{queue}-{k}", "queue": queue, "gpus": 2, "duration": "10 min", "arrival": f"{k} s"}
         for k in range(2)
-        for queue in ("nothing", "all")
+        for queue in ("none", "all")
     ]
+    more = {"cohort": "site"} if borrows else {}
+    queues = [{"name": "none", "gpus": 0, **more}, {"name": "all", "gpus": 4, **more}]
     case = Scenario.model_validate({
-        "schema_version": 1, "name": "zero", "horizon": "1 h",
+        "schema_version": 1, "name": "zero", "workload": {"jobs": jobs},
         "cluster": {"nodes": [{"count": 1, "gpus": 4, "accelerator": "v100_sxm2_32gb"}]},
-        "queues": {"queues": [{"name": "nothing", "gpus": 0}, {"name": "all", "gpus": 4}]},
-        "workload": {"jobs": jobs},
+        "queues": {"queues": queues, "cohorts": [{"name": "site"}], "too_large": "leave-out"},
     })  # fmt: skip
     found = simulate(case, policy=Policy(stage.name, (stage,)), timeline=False)
-    done = dict(
-        zip(found.jobs["name"].tolist(), np.isfinite(found.jobs["completion_s"]).tolist(), strict=True)
-    )
-    assert done == {"nothing-0": False, "nothing-1": False, "all-0": True, "all-1": True}
+    served = {name for name, at in zip(found.jobs["name"], found.jobs["completion_s"], strict=True) if at > 0}
+    assert served == {"all-0", "all-1"} | ({"none-0", "none-1"} if borrows else set())
 
 
 @stages("allocation")
