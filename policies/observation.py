@@ -286,6 +286,7 @@ class Speeds(Table):
     gpus = _int("number of GPUs")
     samples_per_s = _float("estimated throughput, exchanges apart")
     exchange_s = _float("estimated time of one gradient exchange that nothing else slows")
+    apart_exchange_s = _float("the same with half of the workers in one rack and half in another")
 
 
 class Shards(Table):

@@ -428,6 +428,8 @@ class Decide(Section):
 
     every: Annotated[Span, Field(ge=1e-3)] | None = None  # between decisions; none: on events only
     every_steps: Count | None = None  # of any one training job
+    # steps that a training job goes on for while policies decide; then what the plan asks of its workers acts
+    delay_rounds: Annotated[Int, Field(ge=0)] = 0
     on_events: bool = True  # also at arrivals, completions and faults
     estimate_error: Annotated[Float, Field(ge=0)] = 0.0  # log-normal spread of duration estimates
     # what policies take a duration job to need: about its true time, or its time limit where it has one
@@ -435,6 +437,14 @@ class Decide(Section):
     # starts, stops and refusals that a scheduler writes down; none: at once. `kueue` then decides cycle by cycle
     writes_per_s: Annotated[Float, Field(gt=0)] | None = None
     writes_burst: Count = 1  # of them, at once after a pause
+
+    @model_validator(mode="after")
+    def _in_turn(self) -> Self:
+        if self.every_steps is not None and self.delay_rounds >= self.every_steps:
+            raise ValueError(
+                f"delay_rounds: {self.delay_rounds} is not allowed, under every_steps of {self.every_steps} is"
+            )
+        return self
 
 
 class Noise(Section):

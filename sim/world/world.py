@@ -258,7 +258,7 @@ class SimWorld:
             seen = self.observer
             hand_over(
                 plan, replaced, self.roster.training, seen.members, seen.shards, seen.workers,
-                self.engine.plan_changed,
+                self.engine.plan_changed, self.scenario.decide.delay_rounds,
             )  # fmt: skip
         return refused
 
