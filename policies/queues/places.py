@@ -10,12 +10,7 @@ from equipoise.policies.allocation.draft import Hand
 from equipoise.policies.allocation.gangs import frozen, place_gang, working
 from equipoise.policies.kernels.placement import ANY
 from equipoise.policies.observation import Bools, Ints, Observation
-from equipoise.policies.queues.declared import (
-    NO_PLACE,
-    NODE_PREFERRED,
-    NODE_REQUIRED,
-    RACK_PREFERRED,
-)
+from equipoise.policies.queues.declared import NO_PLACE, NODE_PREFERRED, NODE_REQUIRED, RACK_PREFERRED
 from equipoise.policies.queues.limits import allowed_nodes, node_model
 
 

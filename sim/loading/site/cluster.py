@@ -34,10 +34,7 @@ def accelerator_of(kind: str) -> tuple[str, str]:
         if re.search(f"(?:{pattern})(?![0-9])", text):
             sure = text == name.replace("_", "-") or re.search(exact, text)
             return name, "" if sure else f"{kind} taken for {name}: guessed"
-    return (
-        "generic",
-        f"{kind} is not in the hardware profile: generic" if kind else "GPU type not given",
-    )
+    return ("generic", f"{kind} is not in the hardware profile: generic" if kind else "GPU type not given")
 
 
 @dataclass

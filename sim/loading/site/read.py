@@ -18,13 +18,7 @@ from equipoise.sim.loading.site.cluster import Nodes, Site
 from equipoise.sim.loading.site.fabric import add_fabric, node_of_matrix, node_of_nccl
 from equipoise.sim.loading.site.kubernetes import add_kueue
 from equipoise.sim.loading.site.queues import add_accounts, add_generated, add_partition, add_qos
-from equipoise.sim.loading.site.slurm import (
-    add_config,
-    add_gres,
-    add_nodes,
-    add_topology,
-    partition_line,
-)
+from equipoise.sim.loading.site.slurm import add_config, add_gres, add_nodes, add_topology, partition_line
 from equipoise.sim.loading.site.write import scenario_text
 from equipoise.sim.scenario.tree import InputError
 
