@@ -93,6 +93,7 @@ class Configuration:
     def set_batch(self, batch: int) -> None:
         """Deal another batch in the present proportions."""
         self.batch = batch
+        self._cost.cache_clear()  # an evaluation's time falls on a step by its batch
         self.set_samples(deal(batch, self.samples, self.spec.micro_batch))
 
     def set_gradient_weight(self, weight: Floats) -> None:
@@ -304,7 +305,12 @@ class Configuration:
 
     def _cost_uncached(self, model: int, samples: int, workers: int) -> tuple[float, float]:
         limited, accelerator = self._in_passes(model, workers), self.cluster.accelerators[model]
-        return replica_cost_s(limited, accelerator, samples, self.fabric_bytes_per_s)
+        fixed_s, total_s = replica_cost_s(limited, accelerator, samples, self.fabric_bytes_per_s)
+        evaluation = self.model.evaluation
+        if evaluation is None or samples == 0:
+            return fixed_s, total_s
+        own_s = evaluation.time * self.batch / evaluation.every  # of each step, on every worker
+        return fixed_s + own_s, total_s + own_s
 
     def _in_passes_uncached(self, gpu_model: int, workers: int) -> Model:
         """The model with passes that fit into the memory of a GPU model; one that holds none takes one each."""

@@ -1,24 +1,48 @@
-"""What lighter models and lighter gradients cost and save: pruning, distillation, gradient compression.
+"""What lighter models and lighter gradients cost and save: pruning, quantisation, distillation, compression.
 
 Compression is bound by the memory that it moves. With S the bytes of the gradient: int8 (Dettmers 2016) reads and
 writes it with its residual, 4 S, and both forms of 8 bits; top-k (Aji and Heafield 2017; Lin et al. 2018) reads
 both twice, for a threshold and for the choice, and writes the residual, 5 S; PowerSGD (Vogels et al. 2019) reads it
 for two products, adds the residual before and after, 6 S. What top-k chooses differs by worker: all is gathered.
+Adam's moments in 8 bits (Dettmers et al. 2022) take 2 bytes of a parameter in place of 8. A pruned transformer has
+narrower heads and feed-forwards; embeddings, the head and the width of the model stay.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import fields, replace
 
 from equipoise.sim.hardware.profile import Accelerator
+from equipoise.sim.llm.shape import LatentAttention, Transformer
 from equipoise.sim.scenario.model import Model
 
 INDEX_BYTES = 4
 
 
 def kept(model: Model) -> float:
-    """Part of a model's work and weights that pruning leaves."""
-    return 1.0 - model.lighter.pruned
+    """Part of a model's work and weights that pruning leaves; a transformer's pruned shape says it already."""
+    return 1.0 - model.lighter.pruned if model.transformer is None else 1.0
+
+
+def pruned_shape(shape: Transformer, part: float) -> Transformer:
+    """A transformer with this part of every head and feed-forward taken out."""
+    if part == 0.0:
+        return shape
+    left = {"ffn": shape.ffn, "expert_ffn": shape.expert_ffn, "head_size": shape.head_size}
+    changed = {name: max(1, round(size * (1.0 - part))) if size else 0 for name, size in left.items()}
+    latent = shape.latent
+    if latent is not None:
+        sizes = {f.name: getattr(latent, f.name) for f in fields(latent)}
+        latent = LatentAttention(
+            **{name: max(1, round(n * (1.0 - part))) if n else 0 for name, n in sizes.items()}
+        )
+    return replace(shape, **changed, latent=latent)
+
+
+def moment_bytes_saved(model: Model) -> float:
+    """Bytes per parameter that moments in 8 bits save."""
+    return 6.0 if model.lighter.moments == "int8" else 0.0
 
 
 def teacher_s(model: Model, accelerator: Accelerator, samples: int) -> float:

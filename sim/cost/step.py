@@ -11,12 +11,14 @@ import numpy as np
 
 from equipoise.policies.observation import Floats, Ints
 from equipoise.sim.cost import transformer
-from equipoise.sim.cost.lighter import compressed, kept, teacher_s
+from equipoise.sim.cost.lighter import compressed, kept, moment_bytes_saved, teacher_s
 from equipoise.sim.hardware.profile import Accelerator, HardwareProfile
 from equipoise.sim.network.topology import Topology
 from equipoise.sim.scenario.model import Model
 
 PRECISION_BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
+PASSES = 3.0
+"""Work of a training sample over that of an evaluated one: backward costs twice the forward pass."""
 
 
 def passes(samples: int, samples_per_pass: int | None) -> int:
@@ -69,7 +71,18 @@ def replica_cost_s(
 
     The work is divided; the pipeline adds its bubble (p - 1) / microbatches (Narayanan et al. 2021, section
     2.2.1); tensor parallelism adds ring all-reduces of `tensor_bytes_per_sample`, every stage those of its layers.
+    Samples that are evaluated between steps cost a third of their pass.
     """
+    fixed_s, total_s = _training_cost_s(model, accelerator, samples, fabric_bytes_per_s)
+    if model.evaluation is not None:
+        total_s += (total_s - fixed_s) * model.evaluation.samples / model.evaluation.every / PASSES
+    return fixed_s, total_s
+
+
+def _training_cost_s(
+    model: Model, accelerator: Accelerator, samples: int, fabric_bytes_per_s: float
+) -> tuple[float, float]:
+    """The same without evaluations."""
     if model.transformer is not None:
         fixed_s, total_s = transformer.replica_cost_s(model, accelerator, samples, fabric_bytes_per_s)
         gpus = model.parallel.tensor * model.parallel.pipeline
@@ -110,7 +123,8 @@ def memory_need_bytes(model: Model, samples: int, workers: int) -> float:
         return transformer.memory_need_bytes(model, samples, workers) + held
     p, size = model.parallel, state_bytes(model)
     parameters = model.parameters * kept(model) / (p.tensor * p.pipeline)
-    state = [parameters * model.memory.optimizer_bytes_per_parameter, parameters * size, parameters * size]
+    optimizer = model.memory.optimizer_bytes_per_parameter - moment_bytes_saved(model)
+    state = [parameters * optimizer, parameters * size, parameters * size]
     held = sum(part / workers if p.zero > k else part for k, part in enumerate(state))
     held += model.lighter.teacher_parameters * size / (p.tensor * p.pipeline)
     per_pass = min(samples, model.samples_per_pass or samples)
@@ -132,7 +146,8 @@ def gradient_bytes(model: Model) -> float:
 
 def checkpoint_bytes(model: Model) -> float:
     """Bytes of a checkpoint: weights in fp32 and optimiser state."""
-    return model.parameters * kept(model) * (4.0 + model.memory.optimizer_bytes_per_parameter)
+    optimizer = model.memory.optimizer_bytes_per_parameter - moment_bytes_saved(model)
+    return model.parameters * kept(model) * (4.0 + optimizer)
 
 
 @dataclass(frozen=True)

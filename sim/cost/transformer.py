@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
+from equipoise.sim.cost.lighter import moment_bytes_saved, pruned_shape
 from equipoise.sim.hardware.profile import Accelerator
 from equipoise.sim.llm import hardware
-from equipoise.sim.llm.memory import USABLE, memory
+from equipoise.sim.llm.memory import USABLE, MemoryStack, memory
 from equipoise.sim.llm.quantities import Plan
 from equipoise.sim.llm.stack import Stack
 from equipoise.sim.llm.step_time import step_time
@@ -69,7 +71,12 @@ def plan_of(
     dp = replicas or bound.dp
     layout = bound.layout.layout(dp, dp * passes * bound.layout.micro_batch, model.precision)
     machine = accelerator_of(accelerator, model.precision, fabric_bytes_per_s)
-    return Plan(spec.shape(), layout, machine, hardware.Network(bound.node_gpus, bound.nic))
+    return Plan(
+        pruned_shape(spec.shape(), model.lighter.pruned),
+        layout,
+        machine,
+        hardware.Network(bound.node_gpus, bound.nic),
+    )
 
 
 def replica_cost_s(
@@ -120,5 +127,16 @@ def memory_need_bytes(model: Model, samples: int, replicas: int) -> float:
     passes = -(-max(samples, -(-bound.global_batch // replicas)) // size)  # a pipeline keeps several of them
     layout = bound.layout.layout(replicas, replicas * passes * size, model.precision)
     machine = hardware.Accelerator("", 1.0, 1.0, 1.0, 1.0, 1.0)  # memory does not depend on how fast it is
-    plan = Plan(spec.shape(), layout, machine, hardware.Network(bound.node_gpus, bound.nic))
-    return memory(plan, spec.memory_constants()).peak / USABLE
+    plan = Plan(
+        pruned_shape(spec.shape(), model.lighter.pruned),
+        layout,
+        machine,
+        hardware.Network(bound.node_gpus, bound.nic),
+    )
+    return memory(plan, memory_stack(spec, model)).peak / USABLE
+
+
+def memory_stack(spec: TransformerSpec, model: Model) -> MemoryStack:
+    """What the software keeps in memory of this model."""
+    stack = spec.memory_constants()
+    return replace(stack, optimizer_bytes=stack.optimizer_bytes - moment_bytes_saved(model))

@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
-from equipoise.sim.cost.transformer import accelerator_of, section
+from equipoise.sim.cost.lighter import pruned_shape
+from equipoise.sim.cost.step import PRECISION_BYTES
+from equipoise.sim.cost.transformer import accelerator_of, memory_stack, section
 from equipoise.sim.hardware.profile import HardwareProfile, link_bytes_per_s, load_profile
 from equipoise.sim.llm import search as llm
 from equipoise.sim.llm.hardware import Accelerator, Network
@@ -36,8 +38,8 @@ CHECKPOINT_BYTES = 10.0
 
 
 def has_transformers(scenario: Scenario) -> bool:
-    """Whether any model is given by its shape."""
-    return any(model.transformer is not None for model in scenario.workload.models.values())
+    """Whether any model is given by its shape or its layers."""
+    return any(m.transformer or m.convolutional for m in scenario.workload.models.values())
 
 
 def read_files(scenario: Scenario, base: Path | None) -> tuple[Scenario, list[Problem]]:
@@ -85,6 +87,9 @@ def bind(scenario: Scenario, profile: HardwareProfile) -> tuple[Scenario, list[P
     models, jobs = dict(scenario.workload.models), list(scenario.workload.jobs)
     problems: list[Problem] = []
     for name, model in models.items():
+        if model.convolutional is not None:
+            size = PRECISION_BYTES[model.precision]
+            models[name] = model.model_copy(update=model.convolutional.follows(model, max(2, size)))
         if model.transformer is None:
             continue
         path: KeyPath = ("workload", "models", name)
@@ -158,7 +163,7 @@ def _bound(
         nic=network.node_bytes_per_s,
         why=why,
     )
-    shape = spec.shape()
+    shape = pruned_shape(spec.shape(), model.lighter.pruned)
     made = model.model_copy(
         update={
             "transformer": spec.model_copy(update={"bound": bound}),
@@ -193,13 +198,13 @@ def _layout(
     gpus, batch = sizes.pop()
     try:
         found = _search(
-            spec.shape(),
+            pruned_shape(spec.shape(), model.lighter.pruned),
             machine,
             network,
             gpus,
             batch,
             spec.constants(),
-            spec.memory_constants(),
+            memory_stack(spec, model),
             precision_of(model.precision),
         )
     except ValueError as error:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from equipoise.sim.scenario.convolutional import Convolutional
 from equipoise.sim.scenario.faults import Faults as Faults
 from equipoise.sim.scenario.generate import Generate
 from equipoise.sim.scenario.lighter import Lighter
@@ -164,6 +165,14 @@ class Memory(Section):
     layers: Count = 24  # with recomputation, 1 / sqrt(layers) of the activations are kept
 
 
+class Evaluation(Section):
+    """Evaluation of a model while it trains, on the GPUs that train it; its time is spread over the steps."""
+
+    every: Count  # samples of training between two evaluations
+    samples: Annotated[Int, Field(ge=0)] = 0  # each costs a forward pass, a third of a training sample
+    time: Seconds = 0.0  # of each evaluation, beside them, which no number of GPUs shortens
+
+
 class Model(Section):
     """One training workload: what a step costs and how it learns."""
 
@@ -173,6 +182,7 @@ class Model(Section):
     efficiency: Annotated[Share, Field(gt=0)] | None = None  # of that roofline; none: the accelerator's
     step: str | None = None  # a step that the hardware profile has, in the precision below
     transformer: TransformerSpec | None = None  # a large model by its shape; all costs follow from it
+    convolutional: Convolutional | None = None  # an image model by its layers; its work follows from them
     bytes_per_sample: Bytes = 0.0  # read from memory by a pass, for the roofline
     precision: Precision = "bf16"  # of the pass
     tokens_per_sample: Count | None = None  # of a language model, for tokens/s and money per token
@@ -191,7 +201,8 @@ class Model(Section):
     noise_scale_growth: Annotated[Float, Field(ge=0)] = 0.0  # phi grows by this factor over the run
     drift: Annotated[Float, Field(ge=0)] = 0.0  # kappa_d
     staleness: Annotated[Float, Field(ge=0)] = 0.0  # penalty per update missed, asynchronous only
-    lighter: Lighter = Lighter()  # compressed gradients, pruning, distillation
+    evaluation: Evaluation | None = None  # while it trains; none: it takes no time
+    lighter: Lighter = Lighter()  # compressed gradients, pruning, quantisation, distillation
 
     @property
     def tokens(self) -> int:
@@ -202,14 +213,21 @@ class Model(Section):
 
     @model_validator(mode="after")
     def _cost_given(self) -> Self:
+        if self.lighter.moments == "int8" and self.memory.optimizer_bytes_per_parameter < 8:
+            raise ValueError(
+                "lighter.moments: int8 needs 'memory.optimizer_bytes_per_parameter' of 8 or more"
+            )
         if self.transformer is not None:
             self.transformer.alone(self)
+            return self
+        if self.convolutional is not None:
+            self.convolutional.alone(self)
             return self
         costs = (self.sample_time, self.flop_per_sample, self.step)
         if sum(cost is not None for cost in costs) != 1:
             names = (
                 "'sample_time' (a fit), 'flop_per_sample' (a roofline), 'step' (of the hardware profile), "
-                "'transformer' (a shape)"
+                "'transformer' (a shape), 'convolutional' (layers)"
             )
             raise ValueError(f"needs exactly one of {names}")
         if self.step is not None and self.fixed_time is not None:

@@ -41,6 +41,17 @@ def levers(scenario: Scenario, policy: str, policies: Sequence[str] = POLICIES) 
         ("GPUs twice as fast", "compute", faster_gpus),
         ("twice the GPUs per training job", "compute", larger_jobs),
         ("products in 8 bits", "compute", fp8_products),
+        (
+            "half of each layer pruned (learning not priced)",
+            "compute",
+            lambda s: smaller_models(s, taught=False),
+        ),
+        (
+            "half of each layer, taught by the whole (learning not priced)",
+            "compute",
+            lambda s: smaller_models(s, taught=True),
+        ),
+        ("optimiser's moments in 8 bits", "memory", smaller_moments),
         ("twice the GPU memory and its bandwidth", "memory", more_memory),
         ("storage and host input twice as fast", "input", faster_input),
         ("data spread evenly over each job's nodes", "input", data_at_hand),
@@ -238,6 +249,35 @@ def fp8_products(scenario: Scenario) -> Scenario:
         if model.transformer is None or model.precision not in ("bf16", "fp16"):
             return model
         return _with(model, precision="fp8")  # type: ignore[no-any-return]
+
+    return _models(scenario, change)
+
+
+def smaller_models(scenario: Scenario, taught: bool) -> Scenario:
+    """Models with half of each layer; taught: with the whole one beside it. What they learn is not in it."""
+
+    def change(model: Model) -> Model:
+        """The section with the lever pulled."""
+        known = model.parameters and (model.flop_per_sample or not taught)
+        if model.lighter.pruned or model.lighter.teacher_parameters or not known:
+            return model
+        own = {"pruned": 0.5}
+        if taught:
+            flop = (model.flop_per_sample or 0.0) / 3.0  # the forward pass
+            own |= {"teacher_flop_per_sample": flop, "teacher_parameters": model.parameters}
+        return _with(model, lighter=_with(model.lighter, **own))  # type: ignore[no-any-return]
+
+    return _models(scenario, change)
+
+
+def smaller_moments(scenario: Scenario) -> Scenario:
+    """Adam's moments in 8 bits, so that more samples fit into a pass."""
+
+    def change(model: Model) -> Model:
+        """The section with the lever pulled."""
+        if not model.parameters or model.memory.optimizer_bytes_per_parameter < 8:
+            return model
+        return _with(model, lighter=_with(model.lighter, moments="int8"))  # type: ignore[no-any-return]
 
     return _models(scenario, change)
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from equipoise.sim.cost.lighter import compressed
-from equipoise.sim.cost.step import gradient_bytes, memory_need_bytes
+from equipoise.sim.cost.step import checkpoint_bytes, gradient_bytes, memory_need_bytes, replica_cost_s
 from equipoise.sim.hardware.profile import load_profile
-from equipoise.sim.loading.file import from_mapping, load
+from equipoise.sim.loading.file import changed_tree, from_mapping, load
 from equipoise.sim.run import run
 from equipoise.sim.scenario.model import Model
 from equipoise.study.questions.levers import levers
@@ -72,11 +72,37 @@ def test_pruning_takes_work_and_weights_and_a_teacher_adds_them() -> None:
     assert makespan_s(pruned=0.4) < makespan_s() < makespan_s(teacher_flop_per_sample="100 TFLOP")
 
 
+def test_a_pruned_transformer_computes_holds_and_exchanges_less() -> None:
+    data = changed_tree(SCENARIOS / "llm-13b.yaml", [])
+    name, model = next(iter(data["workload"]["models"].items()))
+    del model["transformer"]["plan"]
+    model["transformer"]["layout"] = {"tp": 2, "pp": 2, "micro_batch": 1}
+    found = {}
+    for key, own in {"plain": {}, "pruned": {"pruned": 0.5}, "moments": {"moments": "int8"}}.items():
+        data["workload"]["models"] = {name: {**model, "lighter": own}}
+        bound = from_mapping(data).workload.models[name]
+        found[key] = bound, replica_cost_s(bound, H100, 8, 450e9)[1], memory_need_bytes(bound, 1, 8)
+    plain, pruned, moments = found["plain"], found["pruned"], found["moments"]
+    assert 0.5 < pruned[0].parameters / plain[0].parameters < 0.6  # embeddings stay
+    assert gradient_bytes(pruned[0]) == pytest.approx(2.0 * pruned[0].parameters)
+    assert 0.4 < pruned[1] / plain[1] < 0.8
+    assert pruned[2] < plain[2]
+    assert moments[1] == plain[1]
+    assert moments[2] < plain[2]
+    assert checkpoint_bytes(moments[0]) == checkpoint_bytes(plain[0]) - 6.0 * plain[0].parameters
+
+
 def test_limits_tries_compression_where_gradients_flow_and_8_bits_where_the_gpu_can() -> None:
     names = {lever.name for lever in levers(from_mapping(case()), "fifo", ())}
     assert {"gradients in 8 bits", "the largest 1 % of the gradients"} <= names
     assert "products in 8 bits" not in names
     large = load(SCENARIOS / "llm-13b.yaml")
-    assert "products in 8 bits" in {lever.name for lever in levers(large, large.policy[0], ())}
+    tried = {lever.name for lever in levers(large, large.policy[0], ())}
+    assert {
+        "products in 8 bits",
+        "half of each layer pruned (learning not priced)",
+        "optimiser's moments in 8 bits",
+    } <= tried
+    assert "half of each layer, taught by the whole (learning not priced)" in tried
     names = {lever.name for lever in levers(from_mapping(case(gradients="int8")), "fifo", ())}
     assert "gradients in 8 bits" not in names
