@@ -132,7 +132,9 @@ def rack_frees_in_s(ends_s: Floats, first: Ints, gpus: int) -> float:
     return float(ends_s[at[at < first[1:]]].min(initial=np.inf))
 
 
-def start_near(hand: Hand, queue: Ints, strict: bool, requests: RequestColumns, intervals: Ints | None) -> int:
+def start_near(
+    hand: Hand, queue: Ints, strict: bool, requests: RequestColumns, intervals: Ints | None
+) -> int:
     """Start jobs of `queue` (rows) in order, near to their data and their own workers; `strict`: up to the first
     that cannot. With the planned `intervals` (by job row), a gang waits for a rack where that is quicker.
 

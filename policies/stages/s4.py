@@ -341,9 +341,7 @@ class NodeAllocation(AllocationStage):
             "s422_overdue": overdue,
         }
 
-    def _start_first(
-        self, hand: Hand, queue: Ints, requests: RequestColumns, intervals: Ints | None
-    ) -> int:
+    def _start_first(self, hand: Hand, queue: Ints, requests: RequestColumns, intervals: Ints | None) -> int:
         """Start jobs in order up to the first that cannot start, in a smaller size either; returns it, or -1."""
         while len(queue):
             queue = queue[start_near(hand, queue, True, requests, intervals) :]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields, replace
+from typing import Any
 
 from equipoise.sim.hardware.profile import Accelerator
 from equipoise.sim.llm.shape import LatentAttention, Transformer
@@ -37,7 +38,8 @@ def pruned_shape(shape: Transformer, part: float) -> Transformer:
         latent = LatentAttention(
             **{name: max(1, round(n * (1.0 - part))) if n else 0 for name, n in sizes.items()}
         )
-    return replace(shape, **changed, latent=latent)
+    smaller: Any = changed  # the other fields keep their types
+    return replace(shape, **smaller, latent=latent)
 
 
 def moment_bytes_saved(model: Model) -> float:

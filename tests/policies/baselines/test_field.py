@@ -213,7 +213,7 @@ def test_adacomm_communicates_more_as_the_gradient_falls():
 
 
 def test_optimus_gives_the_next_worker_where_most_time_is_saved():
-    """T(n) = Q / f(n): 100 / (1, 2, 3), 60 / (1, 1.2, 1.3): after one GPU each -50 s against -10, -17 against -10."""
+    """T(n) = Q / f(n): 100 / (1, 2, 3), 60 / (1, 1.2, 1.3): after one each -50 s against -10, -17 against -10."""
     ladders = {
         0: [goodput.Option(0, n, 32, n / 100) for n in (1, 2, 3)],
         1: [goodput.Option(0, n, 32, f / 60) for n, f in ((1, 1.0), (2, 1.2), (3, 1.3))],
