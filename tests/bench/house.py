@@ -23,7 +23,7 @@ import numpy as np
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 
-from tests.policies.test_physics import LAWS, within
+from tests.policies.test_physics import LAWS, nodes_of, within
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("policies", "formats", "sim", "study", "calibrate", "live", "equipoise")
@@ -186,7 +186,8 @@ def asks_kind(node: ast.AST) -> bool:
 
 def definitions(law: str, trees: dict[str, ast.Module]) -> int:
     """Functions that write the law down."""
-    return len({place for path, tree in trees.items() for place in within(tree, path, "", LAWS[law][0])})
+    matches = LAWS[law][0]
+    return len({place for path, tree in trees.items() for place in within(nodes_of(tree), path, matches)})
 
 
 if __name__ == "__main__":

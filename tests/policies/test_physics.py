@@ -261,20 +261,28 @@ def test_a_law_is_written_down_once(law: str) -> None:
 
 def places(matches: Callable[[ast.AST], bool]) -> Iterator[str]:
     """`file:function` of every match in the rooms."""
-    for path, tree in parsed().items():
-        yield from within(tree, path, "", matches)
+    for path, nodes in parsed().items():
+        yield from within(nodes, path, matches)
 
 
 @cache
-def parsed() -> dict[str, ast.Module]:
-    """Every file of the rooms, parsed once."""
+def parsed() -> dict[str, list[tuple[ast.AST, str]]]:
+    """The nodes of every file of the rooms."""
     files = [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
-    return {path.relative_to(ROOT).as_posix(): ast.parse(path.read_bytes()) for path in files}
+    return {path.relative_to(ROOT).as_posix(): nodes_of(ast.parse(path.read_bytes())) for path in files}
 
 
-def within(node: ast.AST, file: str, function: str, matches: Callable[[ast.AST], bool]) -> Iterator[str]:
-    function = node.name if isinstance(node, ast.FunctionDef) else function
-    if matches(node):
-        yield f"{file}:{function}"
-    for child in ast.iter_child_nodes(node):
-        yield from within(child, file, function, matches)
+def nodes_of(tree: ast.AST) -> list[tuple[ast.AST, str]]:
+    """Every node with the name of the innermost function around it."""
+    found, waiting = [], [(tree, "")]
+    while waiting:
+        node, function = waiting.pop()
+        function = node.name if isinstance(node, ast.FunctionDef) else function
+        found.append((node, function))
+        waiting += [(child, function) for child in ast.iter_child_nodes(node)]
+    return found
+
+
+def within(nodes: list[tuple[ast.AST, str]], file: str, matches: Callable[[ast.AST], bool]) -> Iterator[str]:
+    """`file:function` of every match among these nodes."""
+    return (f"{file}:{function}" for node, function in nodes if matches(node))
