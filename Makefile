@@ -17,6 +17,9 @@ ARGS   ?=
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
+# Tests start hundreds of processes: without kept bytecode each would compile all modules anew.
+KEEP   := env -u PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo installed-live live-demo test test-long fuzz soak test-mutation test-lowest check bench clean
 
 demo: $(VENV)/installed
@@ -29,10 +32,10 @@ live-demo: $(VENV)/installed-live
 	$(BIN)/python -m equipoise.live.demo $(ARGS)
 
 test: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -n auto --dist loadfile $(TESTS)
+	$(KEEP) $(BIN)/python -m pytest -n auto --dist loadfile $(TESTS)
 
 test-long: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -n auto --dist load --long .test-long/passed $(TESTS)
+	$(KEEP) $(BIN)/python -m pytest -n auto --dist load --long .test-long/passed $(TESTS)
 
 fuzz soak: $(VENV)/installed-dev
 	$(BIN)/python -m tests.$@ $(ARGS)

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -123,12 +123,12 @@ def _with_trace_changes(
     return (*ctx.meta.get(__name__, ()), *value)
 
 
-def output_options(command: F) -> F:
-    """Adds --out and --format."""
+def output_options(command: F, more: Sequence[str] = ()) -> F:
+    """Adds --out and --format; more: what it may be besides."""
     out = click.option(
         "--out", metavar="DIR", type=click.Path(file_okay=False), help="Keep the records here."
     )
-    kinds = click.Choice(["table", "json", "csv"])
+    kinds = click.Choice(["table", "json", "csv", *more])
     form = click.option("--format", "form", type=kinds, default="table", show_default=True)
     return out(form(command))
 

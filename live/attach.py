@@ -61,6 +61,8 @@ def attach(
                         over tokens
     decide_every        rounds between decisions; statistics_every: optimiser steps between measurements of
                         gradient norms and noise scale
+    delay_rounds        rounds that are trained while a decision is made: it acts so many later, and holds nothing
+                        up where it takes no longer (0: training waits for it); under decide_every
     decision_budget_s   what a decision may hold up training; a later one is ignored. warm_up_budget_s: what
                         the policy may take to compile before the first round
     allow, bounds       levers a policy may use ("samples", "moves", "order", "interval", "share", "batch",

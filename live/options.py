@@ -60,6 +60,7 @@ _RULES: dict[str, Rule] = {
     "batch_reference": optional(whole(1)),
     "batch_max": optional(whole(1)),
     "decide_every": whole(1),
+    "delay_rounds": whole(0),
     "statistics_every": whole(1),
     "decision_budget_s": _POSITIVE,
     "warm_up_budget_s": _POSITIVE,
@@ -112,7 +113,7 @@ class Bounds:
 
 
 _COMMON = (
-    "global_batch", "micro_batch", "accumulation", "loss_reduction", "weighted", "decide_every",
+    "global_batch", "micro_batch", "accumulation", "loss_reduction", "weighted", "decide_every", "delay_rounds",
     "statistics_every", "shards", "shuffle", "drop_last", "seed", "outer_lr", "outer_momentum",
 )  # fmt: skip
 
@@ -133,6 +134,7 @@ class Options:
     batch_reference: int | None = None
     batch_max: int | None = None
     decide_every: int = 6
+    delay_rounds: int = 0
     statistics_every: int = 10
     decision_budget_s: float = 0.25
     warm_up_budget_s: float = 30.0
@@ -164,6 +166,11 @@ class Options:
             raise ValueError(
                 f"micro_batch: {self.micro_batch} is not allowed, at most the global_batch of "
                 f"{self.global_batch} is"
+            )
+        if self.delay_rounds >= self.decide_every:
+            raise ValueError(
+                f"delay_rounds: {self.delay_rounds} is not allowed, less than decide_every "
+                f"({self.decide_every}) is"
             )
         if self.weighted and self.loss_reduction == "sum":
             raise ValueError("weighted: True is not allowed with a summed loss, which is weighted already")

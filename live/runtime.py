@@ -220,7 +220,9 @@ class Runtime(Status):
         # A group that was just formed anew has saved already, with members that will not call this.
         if self._saved is None or self._parts.meter.in_round:
             with self._recovery.surviving():
-                return checkpoint.save(self._parts, self._stepping)
+                self._stepping.settle()
+                if self._saved is None:
+                    return checkpoint.save(self._parts, self._stepping)
         return dict(self._saved or {})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -259,7 +261,7 @@ class Runtime(Status):
         resync(
             parts.group, sampler, parts.model, parts.optimizer, parts.local, self.options.state, replica, boundary
         )  # fmt: skip
-        self._stepping.round = sampler.trained
+        self._stepping.go_on_from(sampler.trained)
         parts.meter.clear()
         parts.lead(again=True)  # what the policy remembers is with rank 0
         self._saved = checkpoint.save(parts, self._stepping)

@@ -24,6 +24,7 @@ class Stepping:
         self.round = 0  # rounds trained since the start
         self.first = 0  # of those, the ones before the checkpoint that this run began with
         self.resize_to: int | None = None
+        self._begun_at: int | None = None  # rounds trained as a decision was begun that does not act yet
         self._given: Callable[[], list[float]] | None = None  # weights of the running round, on their way
         self._weights: tuple[float, ...] = ()  # of every rank in the running round
         self._last_weights: tuple[float, ...] = ()  # in the one before
@@ -137,18 +138,44 @@ class Stepping:
         self.round, self._last_weights = self.round + 1, weights
         if met:
             sampler.commit()
-            if meter.rounds >= parts.options.decide_every or self.resize_to is not None:
-                self._decide()
+            self._decide()
 
     def _decide(self) -> None:
-        parts = self._parts
-        change = parts.agreement.next_change(
-            parts.meter, self.dealt(), interval=parts.local.interval, gpu_share=parts.share.share,
-            resize_to=self.resize_to, trained=self.round,
-        )  # fmt: skip
-        self.resize_to = None
+        """Carry out a decision that is due, and begin another one where it is time. Collective."""
+        parts, asked = self._parts, self.resize_to is not None
+        if self._begun_at is not None and (
+            asked or self.round - self._begun_at >= parts.options.delay_rounds
+        ):
+            self._carry_out_begun()
+        asked = self.resize_to is not None
+        if self._begun_at is None and (asked or parts.meter.rounds >= parts.options.decide_every):
+            parts.agreement.report(
+                parts.meter, self.dealt(), interval=parts.local.interval, gpu_share=parts.share.share,
+                trained=self.round,
+            )  # fmt: skip
+            self._begun_at = self.round
+            if asked or not parts.options.delay_rounds:
+                self._carry_out_begun()
+
+    def _carry_out_begun(self) -> None:
+        """What was decided on begins to act. Collective."""
+        later = self.round != self._begun_at
+        change = self._parts.agreement.change(self.dealt(), self.resize_to, later=later)
+        self._begun_at = self.resize_to = None
         if change is not None:
             self.carry_out(change)
+
+    def settle(self) -> None:
+        """Carry out a decision that was begun, if there is one, with all replicas equal. Collective."""
+        if self._begun_at is not None:
+            self._parts.local.meet()
+            self.dealt().commit()
+            self._carry_out_begun()
+            self.begin()
+
+    def go_on_from(self, trained: int) -> None:
+        """The group was formed anew after so many rounds; what was being decided falls."""
+        self.round, self._begun_at = trained, None
 
     def carry_out(self, change: Change) -> None:
         """Do what all ranks agreed on."""

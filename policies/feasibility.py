@@ -181,7 +181,7 @@ _ALLOCATION_FAULTS = {
     3: "GPU {1} for job row {0} does not exist",
     4: "GPU {1} for job row {0} is on a node that is down",
     5: "GPU {1} is booked beyond its free share (job row {0})",
-    6: "job row {0} is rigid and must get exactly the GPUs it asks for, or none",
+    6: "job row {0} is rigid and must get exactly the GPUs it asks for (or its fewest and more), or none",
     7: "job row {0} must get whole workers, between its fewest and its most",
     8: "GPU {1} has too little memory for job row {0}",
     9: "GPU {1} is listed twice for job row {0}",

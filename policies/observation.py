@@ -224,7 +224,9 @@ class Jobs(Table):
     id = _int("the job's number in its trace or scenario")
     arrival_s = _float("submission time")
     state = Column(np.int8, JobState.WAITING, "see `JobState`")
-    rigid = _bool("known by duration only: fixed GPUs, no steps; data, task and sync stages leave it alone")
+    rigid = _bool(
+        "known by duration only: no steps, fixed GPUs (fewer where workers_min is below workers_max)"
+    )
     priority = _float("weight, 1 is normal", 1.0)
     gpus_requested = _int("GPUs asked for", 1)
     gpus_held = _int("GPUs held now", 0)
@@ -284,6 +286,7 @@ class Speeds(Table):
     gpus = _int("number of GPUs")
     samples_per_s = _float("estimated throughput, exchanges apart")
     exchange_s = _float("estimated time of one gradient exchange that nothing else slows")
+    apart_exchange_s = _float("the same with half of the workers in one rack and half in another")
 
 
 class Shards(Table):

@@ -82,6 +82,7 @@ class Plan:
     suspect: Bools | None = None  # per row of gpus: found unsound, an allocation should replace it
     global_batch: Ints | None = None  # per row of jobs; dealt in the proportions of samples_per_step
     far_every: Ints | None = None  # per row of jobs: of so many exchanges one is of all workers
+    told: int = 0  # waiting jobs that are told why, where that takes a scheduler time
 
     def with_(self, **changes: Any) -> Plan:
         """A copy with some fields replaced."""
@@ -115,7 +116,9 @@ class Plan:
 
     def changes_nothing(self) -> bool:
         """Whether applying this plan would change nothing."""
-        return all(getattr(self, name) is None for name in CHANGES)
+        if self.allocation is not None:  # the usual change, and asked at every decision
+            return False
+        return self is UNCHANGED or all(getattr(self, name) is None for name in CHANGES)
 
 
 CHANGES = (

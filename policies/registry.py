@@ -40,6 +40,14 @@ BUILT_IN: dict[str, str] = {
     "pollux": "equipoise.policies.baselines.goodput:Pollux",
     "sia": "equipoise.policies.baselines.goodput:Sia",
     "lb-bsp": "equipoise.policies.baselines.tasks:LbBsp",
+    "drf": "equipoise.policies.baselines.optimus:Drf",
+    "optimus": "equipoise.policies.baselines.optimus:Optimus",
+    "shockwave": "equipoise.policies.baselines.shockwave:Shockwave",
+    "lucid": "equipoise.policies.baselines.lucid:Lucid",
+    "best-fit": "equipoise.policies.baselines.shares:BestFit",
+    "fgd": "equipoise.policies.baselines.shares:Fgd",
+    "hierarchical-local-sgd": "equipoise.policies.baselines.sync:HierarchicalLocalSgd",
+    "diloco": "equipoise.policies.baselines.sync:DiLoCo",
     "adacomm": "equipoise.policies.baselines.sync:AdaComm",
 }
 

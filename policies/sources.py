@@ -9,7 +9,7 @@ import ast
 import hashlib
 import re
 import sysconfig
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache, lru_cache
 from pathlib import Path
 
@@ -136,12 +136,20 @@ def _digest(path: Path, mtime_ns: int, size_bytes: int) -> str:
 def _imports(path: Path, mtime_ns: int) -> frozenset[str]:
     """Top-level names that a file imports, wherever in it; none of a file that is not Python of this version."""
     try:
-        nodes = list(ast.walk(ast.parse(path.read_bytes())))
+        nodes = list(_statements(ast.parse(path.read_bytes())))
     except (SyntaxError, ValueError):
         return frozenset()
     plain = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     of = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and node.level == 0]
     return frozenset(name.partition(".")[0] for name in (*plain, *of) if name)
+
+
+def _statements(tree: ast.AST) -> Iterator[ast.AST]:
+    """All statements; looking at expressions, too, would take three times as long."""
+    for name in ("body", "orelse", "handlers", "finalbody", "cases"):
+        for node in getattr(tree, name, ()):
+            yield node
+            yield from _statements(node)
 
 
 @cache

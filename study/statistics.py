@@ -226,6 +226,19 @@ def _percentile_interval(estimate: float, drawn: NDArray[np.float64], confidence
     return Interval(estimate, float(low), float(high), n)
 
 
+def paired_effect(values: ArrayLike, reference: ArrayLike) -> float:
+    """Cohen's d (1988) for pairs of positive (n,): mean of the log ratios over their spread; NaN without one.
+
+    Raises ValueError when the lengths differ.
+    """
+    x, y = _pair(values, reference)
+    if x.size < 2 or not ((x > 0).all() and (y > 0).all()):
+        return math.nan
+    log = np.log(x / y)
+    spread = float(log.std(ddof=1))
+    return float(log.mean()) / spread if spread > 0.0 else math.nan
+
+
 def paired_p(values: ArrayLike, reference: ArrayLike) -> float:
     """Two-sided p of a paired t-test (Student 1908) that two positive (n,) differ, on log ratios; NaN for one pair.
 
@@ -242,8 +255,15 @@ def paired_p(values: ArrayLike, reference: ArrayLike) -> float:
 
 
 def holm(p: ArrayLike) -> NDArray[np.float64]:
-    """p values (n,) of a family of tests, adjusted so that the family errs no more often (Holm 1979)."""
+    """p values (n,) of a family of tests, adjusted so that the family errs no more often (Holm 1979).
+
+    NaN: no test, which stays NaN and is not counted.
+    """
     raw = np.asarray(p, dtype=np.float64)
+    if np.isnan(raw).any():
+        known = raw.copy()
+        known[~np.isnan(raw)] = holm(raw[~np.isnan(raw)])
+        return known
     order = np.argsort(raw)
     stepped = np.maximum.accumulate(raw[order] * np.arange(raw.size, 0, -1))
     adjusted = np.empty(raw.size)

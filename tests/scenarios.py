@@ -172,7 +172,16 @@ def cases(draw: st.DrawFn) -> Scenario:
     if draw(st.booleans()):
         jobs.append({"name": "rigid", "arrival": draw(SECONDS), "gpus": 1, "duration": draw(SECONDS)})
     decide = draw(
-        st.sampled_from([{}, {"every_steps": 7}, {"every": 3.3}, {"every": 11.1, "every_steps": 5}])
+        st.sampled_from(
+            [
+                {},
+                {"every_steps": 7},
+                {"every_steps": 7, "delay_rounds": 3},
+                {"every": 3.3},
+                {"every": 3.3, "delay_rounds": 5},
+                {"every": 11.1, "every_steps": 5},
+            ]
+        )
     )
     return scenario(
         cluster=cluster,
@@ -229,6 +238,9 @@ def shared_links(draw: st.DrawFn) -> Scenario:
     return scenario(
         cluster={"nodes": groups, "topology": draw(st.sampled_from(topologies))},
         workload={"models": models, "jobs": jobs},
-        decide={"every_steps": draw(st.sampled_from([5, 9]))},
+        decide={
+            "every_steps": draw(st.sampled_from([5, 9])),
+            "delay_rounds": draw(st.sampled_from([0, 0, 1, 4])),
+        },
         noise=draw(st.sampled_from(NOISES)),
     )

@@ -23,7 +23,10 @@ class Quota:
 
 @dataclass(frozen=True)
 class ClusterQueue:
-    """A queue with quota. strategy: BestEffortFIFO or StrictFIFO; the preemption policies are Never by default."""
+    """A queue with quota. strategy: BestEffortFIFO or StrictFIFO; the preemption policies are Never by default.
+
+    rest: what else is set, `key: value`; so in the other objects.
+    """
 
     name: str
     cohort: str
@@ -33,10 +36,8 @@ class ClusterQueue:
     reclaim_within_cohort: str
     borrow_within_cohort: str
     borrow_within_most: int | None
-    fungibility: Mapping[str, str]
     weight: float
-    admission_mode: str
-    stop_policy: str
+    rest: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class LocalQueue:
     namespace: str
     name: str
     cluster_queue: str
-    weight: float
+    rest: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class Cohort:
     parent: str
     quotas: tuple[Quota, ...]
     weight: float
+    rest: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,7 @@ class ResourceFlavor:
     name: str
     node_labels: Mapping[str, str]
     topology: str
+    rest: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,7 @@ class KubeTopology:
 class PodSet:
     """Equal pods. requests: of one pod. topology: `required`, `preferred`, `unconstrained` or ""; level: its label.
 
-    slice_size: pods that must stay within one `slice_level`, 0 for none.
+    slice_level: of which label parts of the pods must stay within one place, "" for none.
     """
 
     name: str
@@ -89,13 +92,17 @@ class PodSet:
     requests: Mapping[str, float]
     topology: str = ""
     level: str = ""
-    slice_size: int = 0
     slice_level: str = ""
 
     @property
     def gpus(self) -> float:
         """GPUs of all its pods."""
         return self.count * gpus_of(self.requests)
+
+    @property
+    def fewest_gpus(self) -> float:
+        """GPUs of as few pods as it may be admitted with."""
+        return min(self.min_count, self.count) * gpus_of(self.requests)
 
 
 @dataclass(frozen=True)
@@ -113,9 +120,7 @@ class Workload:
     priority_class: str
     pod_sets: tuple[PodSet, ...]
     created_s: float = math.nan
-    reserved_s: float = math.nan
     admitted_s: float = math.nan
-    ready_s: float = math.nan
     finished_s: float = math.nan
     finished_reason: str = ""
     evictions: int = 0

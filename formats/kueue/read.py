@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -21,6 +22,7 @@ from equipoise.formats.kueue.objects import (
     Workload,
 )
 from equipoise.formats.kueue.values import Thing, gpus_of, pod_requests
+from equipoise.formats.text.errors import shown
 from equipoise.formats.text.tally import Tally
 from equipoise.formats.text.textfile import TextFile
 from equipoise.formats.text.yamlfile import load_documents
@@ -29,6 +31,7 @@ _QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 _PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 _TOPOLOGY = "kueue.x-k8s.io/podset-"
 _MODES = ("required", "preferred", "unconstrained")
+_UNSET: tuple[Any, ...] = (None, "", "None", "Never", {}, [])
 
 
 def read_kueue(source: str | Path | bytes, *, name: str = "") -> KueueObjects:
@@ -97,11 +100,16 @@ def _cluster_queue(thing: Thing) -> ClusterQueue:
         reclaim_within_cohort=preemption.get("reclaimWithinCohort").text("Never"),
         borrow_within_cohort=preemption.get("borrowWithinCohort", "policy").text("Never"),
         borrow_within_most=_whole(preemption.get("borrowWithinCohort", "maxPriorityThreshold")),
-        fungibility=spec.get("flavorFungibility").texts(),
         weight=_weight(spec),
-        admission_mode=spec.get("admissionScope", "admissionMode").text(),
-        stop_policy=spec.get("stopPolicy").text("None"),
+        rest=_rest(spec, "cohort cohortName queueingStrategy resourceGroups preemption fairSharing"),
     )
+
+
+def _rest(spec: Thing, known: str) -> tuple[str, ...]:
+    """What else is set, `key: value` on one line each."""
+    found = spec.value if isinstance(spec.value, dict) else {}
+    said = {key: value for key, value in found.items() if key not in known.split()}
+    return tuple(f"{key} {shown(json.dumps(v, default=str))}" for key, v in said.items() if v not in _UNSET)
 
 
 def _quotas(spec: Thing) -> tuple[Quota, ...]:
@@ -127,18 +135,20 @@ def _weight(spec: Thing) -> float:
 def _local_queue(thing: Thing) -> LocalQueue:
     spec = thing.get("spec")
     namespace = thing.get("metadata", "namespace").text("default")
-    return LocalQueue(namespace, _name(thing), spec.get("clusterQueue").text(), _weight(spec))
+    return LocalQueue(namespace, _name(thing), spec.get("clusterQueue").text(), _rest(spec, "clusterQueue"))
 
 
 def _cohort(thing: Thing) -> Cohort:
     spec = thing.get("spec")
     parent = spec.get("parentName").text() or spec.get("parent").text()
-    return Cohort(_name(thing), parent, _quotas(spec), _weight(spec))
+    rest = _rest(spec, "parent parentName resourceGroups fairSharing")
+    return Cohort(_name(thing), parent, _quotas(spec), _weight(spec), rest)
 
 
 def _flavor(thing: Thing) -> ResourceFlavor:
     spec = thing.get("spec")
-    return ResourceFlavor(_name(thing), spec.get("nodeLabels").texts(), spec.get("topologyName").text())
+    labels, topology = spec.get("nodeLabels").texts(), spec.get("topologyName").text()
+    return ResourceFlavor(_name(thing), labels, topology, _rest(spec, "nodeLabels topologyName"))
 
 
 def _topology(thing: Thing) -> KubeTopology:
@@ -167,9 +177,7 @@ def _workload(thing: Thing) -> Workload:
         priority_class=spec.get("priorityClassName").text() or spec.get("priorityClassRef", "name").text(),
         pod_sets=tuple(_pod_set(part) for part in spec.get("podSets").members()),
         created_s=thing.get("metadata", "creationTimestamp").time_s(),
-        reserved_s=at.get("QuotaReserved", math.nan),
         admitted_s=at.get("Admitted", math.nan),
-        ready_s=at.get("PodsReady", math.nan),
         finished_s=at.get("Finished", math.nan),
         finished_reason=true["Finished"].get("reason").text() if "Finished" in true else "",
         evictions=sum(evictions) if evictions else int("Evicted" in ever),
@@ -189,7 +197,6 @@ def _pod_set(part: Thing) -> PodSet:
 def _placed(name: str, count: int, least: int, template: Thing, annotations: Mapping[str, str]) -> PodSet:
     """A pod set with what its annotations ask of the topology."""
     mode = next((mode for mode in _MODES if annotations.get(f"{_TOPOLOGY}{mode}-topology")), "")
-    size = annotations.get(f"{_TOPOLOGY}slice-size", "0")
     return PodSet(
         name=name,
         count=count,
@@ -197,7 +204,6 @@ def _placed(name: str, count: int, least: int, template: Thing, annotations: Map
         requests=pod_requests(template.get("spec")),
         topology=mode,
         level=annotations.get(f"{_TOPOLOGY}{mode}-topology", "") if mode in _MODES[:2] else "",
-        slice_size=int(size) if size.isascii() and size.isdigit() and len(size) < 10 else 0,
         slice_level=annotations.get(f"{_TOPOLOGY}slice-required-topology", ""),
     )
 

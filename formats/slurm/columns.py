@@ -66,11 +66,7 @@ def _xdmod() -> list[tuple[str, ...]]:
     return layouts
 
 
-HEADERLESS: tuple[tuple[str, ...], ...] = (
-    DEFAULT,
-    *_xdmod(),
-    tuple(_APEL.split()),
-)
+HEADERLESS: tuple[tuple[str, ...], ...] = (DEFAULT, *_xdmod(), tuple(_APEL.split()))
 """Column lists of `sacct --noheader` that are published: the default, Open XDMoD's, APEL's."""
 
 _DATE = r"[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9:.,]{4,16}(?:Z| ?[+-][0-9:]{2,6})?"

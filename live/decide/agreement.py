@@ -73,17 +73,10 @@ class Agreement:
         places = self._group.places
         return sum(place.host == places[self._group.rank].host for place in places)
 
-    def next_change(
-        self,
-        meter: RoundMeter,
-        sampler: ShareSampler,
-        *,
-        interval: int,
-        gpu_share: float,
-        resize_to: int | None,
-        trained: int,
-    ) -> Change | None:
-        """What changes after `trained` rounds, as rank 0 says; None for nothing. Collective."""
+    def report(
+        self, meter: RoundMeter, sampler: ShareSampler, *, interval: int, gpu_share: float, trained: int
+    ) -> None:
+        """Tell rank 0 of the rounds up to the `trained`th: the policy begins to think about them. Collective."""
         with self._recorder.holding():  # not beyond: who leads the next group reads the last decision
             rows, infos = meter.take()
             self._recorder.rounds(rows, infos)
@@ -95,12 +88,20 @@ class Agreement:
             gathered = self._group.control.collect(
                 pack((*own, *(device[n] for n in GPU_COLUMNS)), rows, data)
             )
-            payload = None
             if self.leader is not None and gathered is not None:
-                change = self.leader.decide(gathered, infos, sampler, interval)
-                payload = _encoded(self._with_members(change, resize_to))
+                self.leader.begin(gathered, infos, sampler, interval)
                 self.leader.show(trained)
             sampler.refused.clear()
+
+    def change(self, sampler: ShareSampler, resize_to: int | None, *, later: bool) -> Change | None:
+        """What changes, as rank 0 says; None for nothing. `later`: rounds were drawn since. Collective."""
+        with self._recorder.holding():
+            drawn = self._group.control.collect(np.array([float(sampler.drawn)])) if later else None
+            payload = None
+            if self.leader is not None:
+                known = self.leader.world.telemetry.first_free_round
+                change = self.leader.answer(known if drawn is None else drawn.max())
+                payload = _encoded(self._with_members(change, resize_to))
             agreed = self._group.control.broadcast(payload)
         return Change.from_json(agreed.decode()) if agreed else None
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from equipoise.policies.contract import Decision, Memory, Policy, Refusal, World, decide, refine
+from equipoise.policies.contract import Decision, Memory, Policy, Refusal, World, refine
 from equipoise.policies.observation import Observation
 
 _MOST_SKIPPED = 64
@@ -26,10 +27,6 @@ class Answer:
     decision: Decision | None = None
     problem: str | None = None
     refused: tuple[Refusal, ...] = ()  # of the decision's plan, at once
-
-
-class _NoDecisionError(Exception):
-    """The policy raised, or was late."""
 
 
 class _Worker:
@@ -51,14 +48,18 @@ class _Worker:
                 answer = Answer(problem=str(error) or type(error).__name__)
             self._answered.put(answer)
 
-    def ask(self, observation: Observation, memory: Mapping[str, Memory], budget_s: float) -> Answer:
-        """The policy's answer within `budget_s`, or why there is none."""
+    def begin(self, observation: Observation, memory: Mapping[str, Memory]) -> bool:
+        """Let the policy think; False: it is still busy with an earlier decision."""
         if self.busy and not self._finished_late():
-            return Answer(problem="still busy with an earlier decision")
+            return False
         self.busy = True
         self._asked.put((observation, memory))
+        return True
+
+    def answer(self, budget_s: float, since_s: float) -> Answer:
+        """What it thought of within `budget_s` of `since_s`, or why there is nothing."""
         try:
-            answer = self._answered.get(timeout=budget_s)
+            answer = self._answered.get(timeout=max(0.0, since_s + budget_s - time.monotonic()))
         except queue.Empty:
             return Answer(problem=f"no decision within {budget_s:g} s")
         self.busy = False
@@ -80,6 +81,7 @@ class Decider:
         self.policy, self.budget_s = policy, budget_s
         self.failures = 0  # in a row
         self._skip = 0
+        self._begun: tuple[float, bool] | None = None  # when it was last asked, and whether it was free
         self._worker = _Worker(policy)
         try:
             self.memory: dict[str, Memory] = dict(policy.initial() if memory is None else memory)
@@ -93,7 +95,8 @@ class Decider:
         """
         memory: Mapping[str, Memory] = self.memory
         for observation in observations:
-            answer = self._worker.ask(observation, memory, budget_s)
+            self._worker.begin(observation, memory)
+            answer = self._worker.answer(budget_s, time.monotonic())
             if answer.decision is None:
                 return answer.problem
             memory = answer.decision.memory
@@ -101,22 +104,34 @@ class Decider:
 
     def decide(self, world: World) -> Answer:
         """Ask for a decision on what `world` shows now, and let it apply the plan."""
+        self.begin(world)
+        return self.answer(world)
+
+    def begin(self, world: World) -> None:
+        """The first half of `decide`: the policy thinks about what `world` shows now, while others go on."""
+        self._begun = None
         if self._skip > 0:
             self._skip -= 1
+        else:
+            observation = world.observe()
+            self._begun = time.monotonic(), self._worker.begin(observation, self.memory)
+
+    def answer(self, world: World) -> Answer:
+        """The second half: let `world` apply the plan, where there is one in time."""
+        if self._begun is None:
             return Answer()
-        try:
-            decision, refused = decide(self.policy, world, self.memory, self._in_time)
-        except _NoDecisionError as problem:
+        (since_s, free), self._begun = self._begun, None
+        answer = Answer(problem="still busy with an earlier decision")
+        if free:
+            answer = self._worker.answer(self.budget_s, since_s)
+        if answer.decision is None:
             self.failures += 1
             self._skip = min(2**self.failures - 1, _MOST_SKIPPED)
-            return Answer(problem=str(problem))
+            return answer
         self.failures = 0
-        self.memory = decision.memory
-        return Answer(decision, refused=tuple(refused))
+        self.memory = answer.decision.memory
+        return replace(answer, refused=tuple(world.apply(answer.decision.plan)))
 
-    def _in_time(self, policy: Policy, observation: Observation, memory: Mapping[str, Memory]) -> Decision:
-        """`refine`, in the thread of the policy."""
-        answer = self._worker.ask(observation, memory, self.budget_s)
-        if answer.decision is None:
-            raise _NoDecisionError(answer.problem)
-        return answer.decision
+    def forget(self) -> None:
+        """The world has changed: nobody will ask for the answer any more."""
+        self._begun = None

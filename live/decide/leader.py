@@ -84,6 +84,7 @@ class Leader:
         self.options, self.recorder = options, recorder
         self.world = LiveWorld(options, places, resizable=resizable)
         self.decisions = self.failures = 0
+        self._trained = 0  # rounds at the last of them
         self.points = 0  # moments at which the policy was due to decide
         self._noise = NoiseScale()
         self._prometheus: PrometheusServer | None = None
@@ -134,6 +135,8 @@ class Leader:
         """The group was formed anew; what the last plan asked for no longer holds."""
         self.world.change = Change(0)
         self.world.set_members(active, parked)
+        if self.decider is not None:
+            self.decider.forget()
         self._norm = np.full(len(active), math.nan)
 
     def warm_up(self, shares: Ints, deal: Deal | None) -> None:
@@ -164,10 +167,10 @@ class Leader:
         if problem:
             self.recorder.event("policy-warm-up-failed", problem=problem)
 
-    def decide(
+    def begin(
         self, gathered: Floats, rounds: Sequence[RoundInfo], sampler: ShareSampler, interval: int
-    ) -> Change:
-        """The change that the policy wants now; an empty one when it wants none or failed."""
+    ) -> None:
+        """Take in what the ranks report, and let the policy think about it."""
         world = self.world
         header, reports, rows = unpack(gathered, 0 if world.data is None else world.data.length)
         if world.data is not None:
@@ -184,10 +187,23 @@ class Leader:
             int(header["drawn"].max()), {name: header[name] for name in GPU_COLUMNS},
         )  # fmt: skip
         world.gpu_s += (window.span_s if window.rounds else 0.0) * len(world.active)
-        world.change = Change(world.telemetry.first_free_round)
+        self._trained = rounds[-1].number + 1
         if self.options.mode != "observe" and self.decider is not None:
-            self._ask(self.decider, rounds[-1].number + 1)
-        return world.change
+            self.points += 1
+            self.decider.begin(world)
+
+    def answer(self, drawn: float) -> Change:
+        """The change that the policy wants, of rounds that no rank has `drawn`; empty: it wants none or failed."""
+        first = self.world.telemetry.first_free_round = int(drawn)
+        self.world.change = Change(first)
+        if self.options.mode != "observe" and self.decider is not None:
+            answer = self.decider.answer(self.world)
+            if answer.problem is not None:
+                self.failures += 1
+                self.recorder.event("decision-failed", problem=answer.problem, failures=self.decider.failures)
+            elif answer.decision is not None:
+                self._note(answer.decision, answer.refused)
+        return self.world.change
 
     def _refused_late(self, moves: Sequence[str], gpu_share: Floats) -> None:
         """What came of the last change: `moves` that were too late, shares (by rank) that devices refused."""
@@ -200,17 +216,7 @@ class Leader:
         if moves:
             self.recorder.event("refused", lever="moves", why=list(moves))
 
-    def _ask(self, decider: Decider, trained: int) -> None:
-        """Ask the policy after `trained` rounds."""
-        self.points += 1
-        answer = decider.decide(self.world)
-        if answer.problem is not None:
-            self.failures += 1
-            self.recorder.event("decision-failed", problem=answer.problem, failures=decider.failures)
-        elif answer.decision is not None:
-            self._note(answer.decision, answer.refused, trained)
-
-    def _note(self, decision: Decision, refused: Sequence[Refusal], trained: int) -> None:
+    def _note(self, decision: Decision, refused: Sequence[Refusal]) -> None:
         self.decisions += 1
         self.recorder.decision(decision, refused)
         change = self.world.change
@@ -219,7 +225,7 @@ class Leader:
             number=self.decisions,
             time_s=decision.observation.time_s,
             point=self.points,
-            rounds=trained,
+            rounds=self._trained,
             change=None if change.is_empty() else change.to_json(),
             refused=[f"{r.what}: {r.why}" for r in refused],
         )
@@ -269,6 +275,7 @@ class Leader:
                 "micro_batch": options.micro_batch,
                 "accumulation": options.accumulation,
                 "decide_every": options.decide_every,
+                "delay_rounds": options.delay_rounds,
                 "drift": options.drift,
                 "samples": sampler.samples,
                 "sample_bytes": options.sample_bytes,

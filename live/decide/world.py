@@ -57,6 +57,7 @@ class LiveWorld:
         self.shares: Ints = np.empty(0, dtype=np.int64)
         self.change = Change(0)
         self._last_s = 0.0
+        self._pieces: list[int] = []  # ids of the shards last observed
         self._exchange_s = self._exchange_alone_s = math.nan
         self.set_members(active, parked)
 
@@ -241,6 +242,7 @@ class LiveWorld:
         return self.deal.left if self.deal is not None else 0
 
     def _shards(self) -> Shards:
+        self._pieces = []
         if self.deal is None:
             return Shards()
         measured, data, queues = self._measured(), self.data, self.deal.queues()
@@ -263,6 +265,7 @@ class LiveWorld:
                 needed_s = ahead * each_s if ahead else 0.0
                 rows.append((piece.id, row, node, piece.left, size, started, local, needed_s))
                 ahead += piece.left
+        self._pieces = [row[0] for row in rows]
         columns = zip(*rows, strict=True) if rows else [()] * 8
         names = ("id", "worker", "node", "samples", "bytes", "started", "local", "needed_in_s")
         return Shards.of(job=np.zeros(len(rows)), **dict(zip(names, columns, strict=True)))
@@ -279,13 +282,12 @@ class LiveWorld:
             self._apply_batch(int(plan.global_batch[0]), plan.samples_per_step, refused)
         if plan.gradient_weight is not None and (plan.gradient_weight != 1.0).any():
             refused.append(Refusal("gradient_weight", "a live job leaves no rank's gradient out"))
+        pieces = self._pieces
         if plan.moves is not None and self._allowed("moves", refused):
-            pieces = self._piece_ids()
             pairs = zip(plan.moves.shard.tolist(), plan.moves.worker.tolist(), strict=True)
             moves = tuple((pieces[shard], int(self._rank_of_row[worker])) for shard, worker in pairs)
             self.change = replace(self.change, moves=moves)
         if plan.fetch_order is not None and self._allowed("order", refused):
-            pieces = self._piece_ids()
             self.change = replace(self.change, order=tuple(pieces[k] for k in plan.fetch_order.tolist()))
         if plan.sync_interval is not None:
             self._apply_interval(int(plan.sync_interval[0]), refused)
@@ -303,10 +305,6 @@ class LiveWorld:
         else:
             return True
         return False
-
-    def _piece_ids(self) -> list[int]:
-        queues = self.deal.queues() if self.deal is not None else []
-        return [piece.id for rank in self._rank_of_row.tolist() for piece in queues[rank]]
 
     def _by_rank(self, by_row: Sequence[Any]) -> list[Any]:
         values: list[Any] = [None] * len(self._rank_of_row)

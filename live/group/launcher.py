@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from equipoise.live.group import hosts
+from equipoise.live.group.doorman import Doorman
 from equipoise.live.group.hosting import (
     DESERTED,
     TOKEN,
@@ -65,6 +66,9 @@ class Launcher:
         self.token, self._store = token, self._eras.store
         self.address = f"{host}:{self._server.port}"
         self.workers: list[Worker] = []  # that run
+        self._world = 0
+        if store is None:
+            Doorman(self._server, token, lambda: max(self._world, len(self.workers)))
         self.restarts_left, self._remote = restarts, remote
         self._codes: dict[str, int] = {}  # of those that ended
         self._started = 0

@@ -14,6 +14,7 @@ from typing import ClassVar, cast
 
 import numpy as np
 
+from equipoise.live.queue.machines import FREE_NEXT
 from equipoise.policies.contract import Allocation, Kind, Memory, Plan, Policy, Stage, refine
 from equipoise.policies.observation import DONE, RUNNING, WAITING, Observation, Table, writable
 
@@ -95,7 +96,11 @@ class _Future:
         return order
 
     def _end_first(self) -> bool:
-        """Let time go on until the first running job has ended; whether there was one."""
+        """Let time go on until a running job has ended, or one that is over gives its GPUs back; whether any."""
+        if (self.seen.gpus.job == FREE_NEXT).any():
+            self._release(FREE_NEXT, DONE)
+            self._refresh(math.nextafter(self.seen.time_s, math.inf))
+            return True
         running = self.seen.running
         if not len(running):
             return False
@@ -131,6 +136,8 @@ class _Future:
         up = self.seen.nodes.up[nodes]
         writable(self.gpus, "share_free")[held] = up
         np.add.at(self.free, nodes[up], 1)
+        if row == FREE_NEXT:
+            return
         self.state[row] = state
         writable(self.jobs, "gpus_held")[row] = 0
         if state == WAITING:

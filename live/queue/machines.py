@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -10,8 +11,8 @@ import numpy as np
 from equipoise.live.queue.manager import Phase, QueuedJob, QueueNode
 from equipoise.policies.observation import Gpus, Ints, Nodes
 
-FOREIGN = -2
-"""Stands in `Gpus.job` for jobs that are not ours, or are just ending."""
+FOREIGN, FREE_NEXT = -2, -3
+"""Stand in `Gpus.job` for jobs that are not ours, and for ours that are over but have not given their GPUs back."""
 
 
 class Machines:
@@ -21,9 +22,17 @@ class Machines:
         self._held: dict[tuple[int, float], list[int]] = {}  # rows in `gpus` by job and start
 
     def tables(
-        self, nodes: tuple[QueueNode, ...], jobs: Iterable[QueuedJob], row: Mapping[int, int]
+        self,
+        nodes: tuple[QueueNode, ...],
+        jobs: Iterable[QueuedJob],
+        row: Mapping[int, int],
+        ending: Iterable[QueuedJob] = (),
     ) -> tuple[tuple[str, ...], Gpus, Nodes]:
-        """(GPU models, GPUs, nodes) now. jobs: all that have not ended; row: of a job in the jobs table."""
+        """(GPU models, GPUs, nodes) now. jobs: all that have not ended; row: of a job in the jobs table.
+
+        ending: those that are over and still hold GPUs.
+        """
+        next_free = Counter(name for job in ending for name in job.nodes for _ in range(_share(job, name)))
         count = np.array([node.gpus for node in nodes], dtype=np.int64)
         first = np.cumsum(count) - count
         of_node = np.repeat(np.arange(len(nodes)), count)
@@ -33,7 +42,9 @@ class Machines:
         for node in nodes:
             part = holder[part_of[node.name]]
             unseen = node.gpus_used - int(np.count_nonzero(part >= 0))
-            part[np.flatnonzero(part < 0)[: max(unseen, 0)]] = FOREIGN
+            taken = np.flatnonzero(part < 0)[: max(unseen, 0)]
+            part[taken] = FOREIGN
+            part[taken[: next_free[node.name]]] = FREE_NEXT
         models = tuple(dict.fromkeys(node.gpu_type or "gpu" for node in nodes)) or ("gpu",)
         kind = np.array([models.index(node.gpu_type or "gpu") for node in nodes], dtype=np.int64)
         free = (holder == -1) & up[of_node]
@@ -57,10 +68,14 @@ class Machines:
         for key, job in running.items():
             if key not in self._held:
                 self._held[key] = []
-                places = [part_of[name] for name in job.nodes if name in part_of]
-                for k, part in enumerate(places):
-                    share = job.gpus // len(places) + (k < job.gpus % len(places))
-                    taken = part.start + np.flatnonzero(holder[part] == -1)[:share]
+                places = {name: part_of[name] for name in job.nodes if name in part_of}
+                for name, part in places.items():
+                    taken = part.start + np.flatnonzero(holder[part] == -1)[: _share(job, name)]
                     holder[taken] = row[job.id]
                     self._held[key] += taken.tolist()
         return holder
+
+
+def _share(job: QueuedJob, name: str) -> int:
+    """GPUs that a job holds on one of its nodes, dealt evenly: the first nodes have one more."""
+    return job.gpus // len(job.nodes) + (job.nodes.index(name) < job.gpus % len(job.nodes))

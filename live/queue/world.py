@@ -108,8 +108,9 @@ class QueueWorld:
         now_s = self.snapshot.time_s
         self.rows.refresh(now_s)
         models, gpus, nodes = self._machines.tables(
-            self.snapshot.nodes, self.rows.jobs.values(), self.rows.row
-        )
+            self.snapshot.nodes, self.rows.jobs.values(), self.rows.row,
+            [job for job in self.snapshot.jobs if job.phase is Phase.ENDING and job.id in self.rows.row],
+        )  # fmt: skip
         window_s = 0.0 if math.isnan(self._last_s) else now_s - self._last_s
         self._last_s = now_s
         found = Observation.of(

@@ -173,7 +173,7 @@ def backfill(
     this decision has started included, which end after their `service_s`; `holder` is the row that holds each
     GPU. Returns the jobs started, and the time (s) reserved for queue[0], NaN when there is none.
     """
-    if len(queue) < 2 or not some_room(columns[3], columns[4]):
+    if len(queue) < 2 or not some_room(columns.free, columns.room):
         return NO_GRANTS, np.nan
     room, later, running = working(columns), working(columns), _by_end(o, job, holder)
     spare, failures = np.empty(max(len(holder), 1), dtype=np.int64), new_failures()
@@ -185,4 +185,4 @@ def backfill(
             failures,
         )  # fmt: skip
 
-    return fill_in_parts(fill, float("nan"), len(queue), int(columns[3].sum()) + 8)
+    return fill_in_parts(fill, float("nan"), len(queue), int(columns.free.sum()) + 8)

@@ -67,7 +67,7 @@ class Hand:
             np.maximum(self._free, 0, out=self._free)  # of a node that is down none is free anyway
             self._room[shunned] = 0.0
         self._holder = o.gpus.job.copy()
-        self.columns: RoomColumns = (
+        self.columns = RoomColumns(
             o.nodes.first_gpu, o.nodes.gpus, o.nodes.up, frozen(self._free), frozen(self._room),
             o.gpus.memory_bytes, frozen(weight), node_models(o) if group is None else frozen(group), frozen(order),
         )  # fmt: skip
@@ -83,10 +83,8 @@ class Hand:
 
     def without_free(self) -> RoomColumns:
         """The room in which nothing is free: only what running jobs give up can be handed out."""
-        return (
-            *self.columns[:3], frozen(np.zeros_like(self._free)), frozen(np.zeros_like(self._room)),
-            *self.columns[5:],
-        )  # fmt: skip
+        nothing = frozen(np.zeros_like(self._free)), frozen(np.zeros_like(self._room))
+        return self.columns._replace(free=nothing[0], room=nothing[1])
 
     def gpus_of(self, job: int) -> tuple[Ints, Floats]:
         """GPUs that a job row holds now, and its share of each; a rigid job's shared GPUs are not known."""

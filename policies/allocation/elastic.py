@@ -132,7 +132,7 @@ def chosen(columns: ElasticColumns, order: Ints) -> ElasticColumns:
 
 def on_living_nodes(o: Observation, columns: ElasticColumns) -> Bools:
     """Whether each elastic job holds whole workers, all on nodes that are up."""
-    job, offset, gpu = columns[:3]
+    job, offset, gpu, *_ = columns
     up = o.nodes.up[o.gpus.node[gpu]]
     dead = np.bincount(np.repeat(np.arange(len(job)), np.diff(offset)), weights=~up, minlength=len(job))
     held = np.diff(offset)
@@ -154,7 +154,7 @@ def shrink_jobs(
     columns = elastic_columns(hand, nodes, rows)
     columns = chosen(columns, np.flatnonzero(on_living_nodes(o, columns)))
     for k in waits.tolist():
-        rows, offset, held = columns[:3]
+        rows, offset, held, *_ = columns
         if not len(rows):
             break
         row = int(ranking.waiting[k])
@@ -215,10 +215,10 @@ def grow_jobs(
     order = order[on_living_nodes(o, columns)[order]]
     columns = chosen(columns, order)
     models = len(nodes.model_speed)
-    open_nodes = hand.columns[8][~away[hand.columns[8]]]
+    open_nodes = hand.columns.order[~away[hand.columns.order]]
     by_model = open_nodes[np.argsort(nodes.model[open_nodes], kind="stable")]
     first = np.searchsorted(nodes.model[by_model], np.arange(models + 1)).astype(np.int64)
-    free = np.bincount(nodes.model, weights=np.where(away, 0, hand.columns[3]), minlength=models).astype(
+    free = np.bincount(nodes.model, weights=np.where(away, 0, hand.columns.free), minlength=models).astype(
         np.int64
     )
     grants, gain_s = new_grants(len(order), 2 * len(o.gpus) + 1), np.empty(len(order))

@@ -62,8 +62,21 @@ class Failures(NamedTuple):
 
 GrantColumns = tuple[Ints, Ints, Ints, Floats]
 RequestColumns = tuple[Bools, Ints, Ints, Ints, Ints, Floats, Floats, Bools]
-RoomColumns = tuple[Ints, Ints, Bools, Ints, Floats, Floats, Floats, Ints, Ints]
 WorkingColumns = tuple[Ints, Bools, Floats, Floats, Ints, Ints, Floats, Ints]
+
+
+class RoomColumns(NamedTuple):
+    """What `Room` is made of; its fields have their meanings there."""
+
+    first_gpu: Ints
+    size: Ints
+    up: Bools
+    free: Ints
+    room: Floats
+    memory_bytes: Floats
+    weight: Floats
+    group: Ints
+    order: Ints
 
 
 def frozen(array: NDArray[S]) -> NDArray[S]:
@@ -97,7 +110,7 @@ def asking_for(o: Observation, gpus: Ints) -> RequestColumns:
 def room_columns(o: Observation) -> RoomColumns:
     """Columns of the nodes and GPUs tables that make up `Room`, as observed and without weights of nodes."""
     nodes, gpus = o.nodes, o.gpus
-    return (
+    return RoomColumns(
         nodes.first_gpu, nodes.gpus, nodes.up, nodes.gpus_free, gpus.share_free, gpus.memory_bytes,
         NO_VALUES, node_models(o), NO_ROWS,
     )  # fmt: skip
@@ -302,7 +315,7 @@ def start_in_order(
     `strict` stops at the first that cannot; else it is passed over. Returns the jobs started and whether
     the queue ended before the room did.
     """
-    at, left = _first_that_may(queue, strict, requests, columns[3], columns[4])
+    at, left = _first_that_may(queue, strict, requests, columns.free, columns.room)
     if at < 0:
         return NO_GRANTS, at == -2 and (not strict or not len(queue))
     room, failures, space, parts = working(columns), new_failures(), left + 8, []

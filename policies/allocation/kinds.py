@@ -130,7 +130,7 @@ def assign(
         return NO_ROWS
     now = held_models(o, rows)
     gpus = np.where(o.jobs.state[rows] == WAITING, wanted[rows], o.jobs.gpus_held[rows])
-    room = np.bincount(nodes.model, weights=hand.columns[3], minlength=len(nodes.model_speed)).astype(
+    room = np.bincount(nodes.model, weights=hand.columns.free, minlength=len(nodes.model_speed)).astype(
         np.int64
     )
     stoppable, then = np.isin(rows, patient), now.copy()

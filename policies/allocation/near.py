@@ -2,7 +2,8 @@
 
 For one job and the nodes that it could take, d is the time that its workers there would wait for data from
 elsewhere, relative to the time that it computes. Only the nodes that store its data and the first others by
-weight are looked at: no more of those can be used. A gang whose exchanges take a while stays in one rack if it can.
+weight are looked at: no more of those can be used. A gang whose exchanges take a while stays in one rack if it can,
+and waits for one where that costs it less than to exchange across racks.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from equipoise.policies.allocation.draft import Hand
 from equipoise.policies.allocation.gangs import RequestColumns, RoomColumns, frozen, start_in_order
 from equipoise.policies.kernels.placement import WEIGHTED
 from equipoise.policies.observation import Bools, Floats, Ints, Observation
+from equipoise.policies.physics import overlapped_s
 
 _OWN = 16  # waiting jobs with data or dear exchanges, from the first, that are placed each for itself
 _DEAR = 0.05  # exchange over work from which on a gang stays in one rack
@@ -57,8 +59,8 @@ def _free_rate(o: Observation) -> Floats:
 def own_room(hand: Hand, row: int, gpus: int) -> RoomColumns:
     """The room as one job with data sees it: weights over 1 + d, the nodes that it may want in their order."""
     o, columns = hand.observation, hand.columns
-    weight, order = columns[6], columns[8]
-    free = columns[3]
+    weight, order = columns.weight, columns.order
+    free = columns.free
     first, end = np.searchsorted(o.stores.job, (row, row + 1))
     some = order[free[order] > 0]
     near = np.zeros(len(o.nodes), dtype=np.bool_)
@@ -67,7 +69,7 @@ def own_room(hand: Hand, row: int, gpus: int) -> RoomColumns:
     own = weight.copy()
     own[looked_at] = weight[looked_at] / (1.0 + delays(o, row, gpus, looked_at))
     ranked = looked_at[np.lexsort((free[looked_at], -own[looked_at]))]
-    return (*columns[:6], frozen(own), columns[7], frozen(ranked))
+    return columns._replace(weight=frozen(own), order=frozen(ranked))
 
 
 def exchanging(o: Observation, rows: Ints, requests: RequestColumns) -> Bools:
@@ -84,13 +86,10 @@ def exchanging(o: Observation, rows: Ints, requests: RequestColumns) -> Bools:
     return np.asarray(found[rows] & (requests[1][rows] > int(o.nodes.gpus.max())))
 
 
-def in_one_rack(o: Observation, columns: RoomColumns, gpus: int) -> RoomColumns:
-    """The room with the nodes of one rack only to choose from: of those that have enough, the one worth most.
-
-    As it was where none has.
-    """
-    free, weight, order = columns[3], columns[6], columns[8]
-    best, most = order, 0.0
+def in_one_rack(o: Observation, columns: RoomColumns, gpus: int) -> RoomColumns | None:
+    """The room with the nodes of one rack only to choose from: of those that have enough, the one worth most."""
+    free, weight, order = columns.free, columns.weight, columns.order
+    best, most = None, 0.0
     for rack in np.unique(o.nodes.rack[order]).tolist():
         inside = order[o.nodes.rack[order] == rack]
         before = np.cumsum(free[inside]) - free[inside]
@@ -98,12 +97,44 @@ def in_one_rack(o: Observation, columns: RoomColumns, gpus: int) -> RoomColumns:
         worth = float((taken * weight[inside]).sum())
         if taken.sum() == gpus and worth > most:
             best, most = inside, worth
-    return (*columns[:8], frozen(best))
+    return None if best is None else columns._replace(order=frozen(best))
 
 
-def start_near(hand: Hand, queue: Ints, strict: bool, requests: RequestColumns) -> int:
+def lost_apart_s(o: Observation, row: int, gpus: int, interval: int) -> float:
+    """How much longer (s) a job (row) takes on so many GPUs of two racks than in one; 0 where it is not known."""
+    speeds, gamma = o.speeds, float(np.nan_to_num(o.jobs.gamma[row], nan=1.0))
+    here = np.flatnonzero((speeds.job == row) & (speeds.gpus == gpus) & (speeds.apart_exchange_s > 0.0))
+    if not len(here):
+        return 0.0
+    k = here[np.argmax(speeds.samples_per_s[here])]
+    work_s = float(o.jobs.global_batch[row] / speeds.samples_per_s[k])
+    step_s, apart_s = (
+        (interval - 1) * work_s + overlapped_s(work_s, float(exchange_s[k]), gamma)
+        for exchange_s in (speeds.exchange_s, speeds.apart_exchange_s)
+    )
+    return float(np.nan_to_num(o.jobs.service_s[row])) * max(apart_s / step_s - 1.0, 0.0)
+
+
+def frees_by_rack(hand: Hand) -> tuple[Floats, Ints]:
+    """When (s) the GPUs of each rack are free if jobs end as expected, ascending, and where each rack begins."""
+    o, holder = hand.observation, hand.holder
+    left_s = np.where(holder == -1, 0.0, np.nan_to_num(o.jobs.service_s, nan=np.inf)[holder])
+    left_s[(holder < -1) | ~o.nodes.up[o.gpus.node]] = np.inf
+    rack = o.nodes.rack[o.gpus.node]
+    order = np.lexsort((left_s, rack))
+    first = np.flatnonzero(np.diff(rack[order], prepend=-1, append=-1))
+    return left_s[order], first.astype(np.int64)
+
+
+def rack_frees_in_s(ends_s: Floats, first: Ints, gpus: int) -> float:
+    """When (s) the first rack has so many free GPUs, by `frees_by_rack`; infinite where none has as many."""
+    at = first[:-1] + gpus - 1
+    return float(ends_s[at[at < first[1:]]].min(initial=np.inf))
+
+
+def start_near(hand: Hand, queue: Ints, strict: bool, requests: RequestColumns, intervals: Ints | None) -> int:
     """Start jobs of `queue` (rows) in order, near to their data and their own workers; `strict`: up to the first
-    that cannot.
+    that cannot. With the planned `intervals` (by job row), a gang waits for a rack where that is quicker.
 
     Returns how many started.
     """
@@ -111,7 +142,7 @@ def start_near(hand: Hand, queue: Ints, strict: bool, requests: RequestColumns) 
     gang = exchanging(hand.observation, queue, requests)
     own = data | gang
     own[np.flatnonzero(own)[_OWN:]] = False
-    begun, at = 0, 0
+    begun, at, frees = 0, 0, None
     while at < len(queue):
         end = at + 1 if own[at] else at + int(np.argmax(np.append(own[at:], True)))
         part, columns = frozen(queue[at:end]), hand.columns
@@ -121,9 +152,17 @@ def start_near(hand: Hand, queue: Ints, strict: bool, requests: RequestColumns) 
             gpus = int(requests[1][row])
             if data[at]:
                 columns = own_room(hand, row, gpus)
-            if gang[at]:
-                columns = in_one_rack(hand.observation, columns, gpus)
-            started = len(hand.start(start_in_order(part, strict, WEIGHTED, requests, columns)[0]))
+            rack = in_one_rack(hand.observation, columns, gpus) if gang[at] else None
+            if gang[at] and rack is None and intervals is not None:
+                lost_s = lost_apart_s(hand.observation, row, gpus, int(intervals[row]))
+                if lost_s > 0.0 and frees is None:
+                    frees = frees_by_rack(hand)
+                if lost_s > 0.0 and frees is not None and rack_frees_in_s(*frees, gpus) < lost_s:
+                    if strict:
+                        break
+                    at = end
+                    continue
+            started = len(hand.start(start_in_order(part, strict, WEIGHTED, requests, rack or columns)[0]))
         if not started:
             started = len(hand.start(start_in_order(part, strict, WEIGHTED, requests, hand.columns)[0]))
         begun += started

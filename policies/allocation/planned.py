@@ -41,13 +41,13 @@ def plan_jobs(
     columns = elastic_columns(hand, nodes, movable[~hand.touched(movable)])
     columns = chosen(columns, np.flatnonzero(on_living_nodes(o, columns) & one_model(hand, columns)))
     waiting = ranking.waiting[o.jobs.gpu_share_requested[ranking.waiting] >= WHOLE]
-    running = columns[0]
+    running, offset, held, model, *_ = columns
     if len(running) + len(waiting) > _JOBS:
         raise TimeoutError(f"more than {_JOBS} jobs")
     rows = np.concatenate((running, waiting)).astype(np.int64)
     if not len(rows):
         raise ValueError("no job may change or start")
-    options = _options(hand, nodes, rows, columns[1], columns[3], able, patient, scaling, table)
+    options = _options(hand, nodes, rows, offset, model, able, patient, scaling, table)
     busy, capacity = _room(hand, nodes, running, scaling, table)
     weight = np.nan_to_num(o.jobs.priority[rows], nan=1.0)
     stay = [[i for i in own if i.stays] or own for own in options]
@@ -56,7 +56,7 @@ def plan_jobs(
     if not best.cost < kept.cost * (1.0 - margin):
         options, best = stay, kept
     picked = [options[k][i] for k, i in enumerate(best.chosen)]
-    _carry_out(hand, nodes, rows, columns[1], columns[2], picked, best.begin_s)
+    _carry_out(hand, nodes, rows, offset, held, picked, best.begin_s)
     if hand.allocation() is not None or len(o.running):
         hand.leave(rows)
     return best
@@ -126,7 +126,7 @@ def _room(
 ) -> tuple[list[Busy], list[int]]:
     """GPUs that other jobs hold, and the GPUs of each model that are handed out in all."""
     o, models = hand.observation, len(nodes.model_speed)
-    capacity = np.bincount(nodes.model, weights=hand.columns[3], minlength=models)
+    capacity = np.bincount(nodes.model, weights=hand.columns.free, minlength=models)
     capacity += np.bincount(o.gpus.model[np.isin(hand.holder, running)], minlength=models)
     busy = []
     others = np.setdiff1d(np.unique(hand.holder[hand.holder >= 0]), running)

@@ -179,8 +179,8 @@ def start_with_preemption(
     """
     if not len(queue):
         return NO_ROWS, NO_GRANTS, False
-    free, able = int(columns[3].sum()), np.flatnonzero(bar > key.min())
-    if free == 0 and not len(able) and not partly_free(columns[4]):
+    free, able = int(columns.free.sum()), np.flatnonzero(bar > key.min())
+    if free == 0 and not len(able) and not partly_free(columns.room):
         return NO_ROWS, NO_GRANTS, False
     room, failures = working(columns), new_failures()
     some = running_standing[able] if len(running_standing) else running_standing

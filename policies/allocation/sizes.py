@@ -193,10 +193,10 @@ def placed(hand: Hand, nodes: NodeState, row: int, gpus: int, model: int) -> Int
     if with_data(o, np.array([row]))[0]:
         rooms.insert(0, own_room(hand, row, gpus))
     for columns in rooms:
-        order = columns[8]
+        order = columns.order
         only = frozen(order[nodes.model[order] == model])
         out = np.empty(gpus, dtype=np.int64)
-        if place_gang(working((*columns[:7], NO_ROWS, only)), gpus, 1.0, need, WEIGHTED, out):
+        if place_gang(working(columns._replace(group=NO_ROWS, order=only)), gpus, 1.0, need, WEIGHTED, out):
             return out
     return NO_ROWS
 
@@ -229,7 +229,7 @@ def resize_optimally(
     if not len(elastic[0]) and not len(first):
         return 0
     c = choices(hand, nodes, ranking, scaling, table, elastic, first, horizon_s, reluctance)
-    free = hand.columns[3] if waits else np.zeros(len(nodes.model), dtype=np.int64)  # else it is reserved
+    free = hand.columns.free if waits else np.zeros(len(nodes.model), dtype=np.int64)  # else it is reserved
     room = np.bincount(nodes.model, weights=free, minlength=len(nodes.model_speed))
     room += np.bincount(o.gpus.model[elastic[2]], minlength=len(room))
     must = np.arange(len(c.row)) < len(elastic[0])

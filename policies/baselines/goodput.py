@@ -130,13 +130,13 @@ class Pollux(RoundBased):
         rows = open_jobs(o)
         room, speed, fits = model_counts(o, rows), job_speeds(o, rows), fits_memory(o, rows)
         ladders, left = {}, room.copy()
-        for k in _longest_waiting_first(o, rows):
+        for k in oldest_first(o, rows):
             row = int(rows[k])
             ladder = self._ladder(o, row, options(o, row, speed[k], room, fits[k]), left, len(rows))
             if ladder:
                 ladders[row] = ladder
                 left[ladder[0].model] -= ladder[0].gpus
-        chosen = _climb(ladders, room)
+        chosen = climb(ladders, room)
         grants = [(row, option.model, option.gpus) for row, option in chosen.items()]
         plan = with_batches(o, plan, chosen)
         return hand_out(o, plan, self.name, grants, batches=[c.batch for c in chosen.values()]), {}
@@ -160,13 +160,13 @@ class Pollux(RoundBased):
         return ladder
 
 
-def _longest_waiting_first(o: Observation, rows: Ints) -> list[int]:
+def oldest_first(o: Observation, rows: Ints) -> list[int]:
     """Positions: jobs that run, then those that wait by arrival."""
     order: list[int] = np.lexsort((rows, o.jobs.state[rows] == WAITING)).tolist()
     return order
 
 
-def _climb(ladders: dict[int, list[Option]], room: Ints) -> dict[int, Option]:
+def climb(ladders: dict[int, list[Option]], room: Ints) -> dict[int, Option]:
     """Steps up the ladders by the fall of 1 / speed-up per GPU (a first step: from speed-up 0) while GPUs last."""
     left, chosen = room.copy(), dict[int, Option]()
     heap = [(0, ladder[0].gpus, row, 0) for row, ladder in ladders.items()]  # all first steps come first

@@ -146,7 +146,7 @@ def hand_out(o: Observation, plan: Plan, name: str, grants: Iterable[Grant], **v
         hand.start((np.array([row]), np.array([0, len(gpu)]), gpu, np.ones(len(gpu))))
     part = o.waiting[o.jobs.gpu_share_requested[o.waiting] < WHOLE]
     part = part[~hand.touched(part)]
-    if len(part) and some_room(hand.columns[3], hand.columns[4]):
+    if len(part) and some_room(hand.columns.free, hand.columns.room):
         hand.start(start_in_order(part, False, ANY, request_columns(o), hand.columns)[0])
     allocation = hand.allocation()
     started = len(hand.started())
@@ -175,8 +175,8 @@ def pick(hand: Hand, model: int, gpus: int, need_bytes: float) -> Ints:
     o, out = hand.observation, np.empty(max(gpus, 0), dtype=np.int64)
     free, count = np.empty(len(o.gpus), dtype=np.bool_), np.empty(len(o.nodes), dtype=np.int64)
     taken = _pick(
-        hand.holder, hand.columns[4], o.gpus.model, o.gpus.node, o.nodes.up, o.gpus.memory_bytes, model, need_bytes,
-        free, count, out,
+        hand.holder, hand.columns.room, o.gpus.model, o.gpus.node, o.nodes.up, o.gpus.memory_bytes, model,
+        need_bytes, free, count, out,
     )  # fmt: skip
     return np.sort(out) if taken else out[:0]
 

@@ -219,7 +219,7 @@ def _runs(memory: Memory) -> Runs:
 
 
 def _rebuilt(o: Observation, columns: Columns) -> Memory:
-    row, tie = o.waiting, columns[2]
+    row, tie = o.waiting, Keys(*columns).tie
     key = keys_of(row, columns)
     order = np.lexsort((row, tie[row] if len(tie) else row, key))
     return {

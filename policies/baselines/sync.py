@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from equipoise.policies.contract import Kind, Memory, Plan, Stage
-from equipoise.policies.observation import Observation
+from equipoise.policies.observation import Ints, Observation
 from equipoise.policies.stages.groups import group_workers
 
 
@@ -22,6 +22,22 @@ def _set_interval(observation: Observation, plan: Plan, name: str, interval: int
     intervals[rows] = interval
     changed = int(np.count_nonzero(intervals != before))
     return plan.with_(sync_interval=intervals).because(name, f"sets {changed} intervals to {interval}")
+
+
+def _set_levels(
+    o: Observation, plan: Plan, name: str, near: int, far: int | Ints, single: int | Ints
+) -> Plan:
+    """Near workers every `near` steps, all of them `far` times as rarely; jobs of one level every `single`."""
+    groups = group_workers(o)
+    rows = groups.rows[groups.sound]
+    two = ~np.isnan(o.jobs.near_exchange_s[rows])
+    intervals, every = plan.intervals(o).copy(), plan.far(o).copy()
+    intervals[rows] = np.where(two, near, np.broadcast_to(single, len(o.jobs))[rows])
+    every[rows] = np.where(two, np.broadcast_to(far, len(o.jobs))[rows], 1)
+    if np.array_equal(intervals, plan.intervals(o)) and np.array_equal(every, plan.far(o)):
+        return plan.because(name, "every interval is as it should be")
+    changed = int(np.count_nonzero((intervals != plan.intervals(o)) | (every != plan.far(o))))
+    return plan.with_(sync_interval=intervals, far_every=every).because(name, f"sets {changed} intervals")
 
 
 @dataclass(frozen=True)
@@ -54,6 +70,61 @@ class FixedInterval(Stage):
     def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
         """Set every interval to `interval`."""
         return _set_interval(observation, plan, self.name, self.interval), memory
+
+
+@dataclass(frozen=True)
+class HierarchicalLocalSgd(Stage):
+    """Hierarchical local SGD (Lin et al., ICLR 2020, section 5): near workers exchange often, all of them rarely.
+
+    Workers of one node, or one rack where the job spans several, exchange every `interval` local steps (the paper's
+    H), all of them at every `far_every`-th exchange (H^b). Jobs whose workers are all near each other, or none is:
+    every `interval`.
+    """
+
+    name: ClassVar[str] = "hierarchical-local-sgd"
+    kind: ClassVar[Kind] = "sync"
+    needs: ClassVar[frozenset[str]] = frozenset({"nodes", "jobs", "workers"})
+
+    interval: int = 2
+    far_every: int = 8
+
+    def __post_init__(self) -> None:
+        if self.interval < 1 or self.far_every < 1:
+            raise ValueError("interval and far_every must be at least 1")
+
+    def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
+        """Set both intervals."""
+        return _set_levels(observation, plan, self.name, self.interval, self.far_every, self.interval), memory
+
+
+@dataclass(frozen=True)
+class DiLoCo(Stage):
+    """DiLoCo (Douillard et al. 2023): islands that train by themselves and exchange every `interval` steps.
+
+    An island is a group of near workers, which exchange at every step; the islands do so every `interval` (500 in
+    the paper), and a worker with no one near is an island by itself. Before `warm_up` of the training is done all
+    exchange at every step: the paper begins at a model trained for 24,000 of its 88,000 steps, and finds as good
+    a model without. What its outer optimiser (Nesterov momentum) saves is not in the law of drift here: give a
+    model a `drift` that was fitted with it.
+    """
+
+    name: ClassVar[str] = "diloco"
+    kind: ClassVar[Kind] = "sync"
+    needs: ClassVar[frozenset[str]] = frozenset({"nodes", "jobs", "workers"})
+
+    interval: int = 500
+    warm_up: float = 24 / 88
+
+    def __post_init__(self) -> None:
+        if self.interval < 1:
+            raise ValueError("interval must be at least 1")
+        if not 0.0 <= self.warm_up <= 1.0:
+            raise ValueError("warm_up must be 0 to 1")
+
+    def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
+        """Set both intervals of the jobs that have warmed up, 1 for the others."""
+        every = np.where(observation.jobs.progress < self.warm_up, 1, self.interval)
+        return _set_levels(observation, plan, self.name, 1, every, every), memory
 
 
 @dataclass(frozen=True)

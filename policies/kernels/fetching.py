@@ -87,20 +87,20 @@ def _queued(s: int, t: int, out: Floats, into: Floats, between: Floats, rack: In
 @jit
 def lateness_elsewhere(
     size_bytes: float, samples: float, source: int, needed_s: float, late_s: float, owner: int, worker: int,
-    before: float, node: Ints, capacity: Floats, owned: Floats, room_bytes: Floats, links: Links,
+    before: float, node: Ints, capacity: Floats, computing: Floats, owned: Floats, room_bytes: Floats, links: Links,
 ) -> float:  # fmt: skip
     """Lateness in s of a late shard if `worker` had it instead of `owner`; infinite where it may not go.
 
     It may go to a node that has room and can have it by the time it is needed, to a worker that would then
-    still finish before the owner does: that is through with what it owns, and with this shard once it has come.
-    `before`: bytes it waits for.
+    still finish before the owner does, which reads all that it owns at `capacity`, and stands still while this
+    shard is late: as long as it would compute (`computing`), and that. `before`: bytes it waits for.
     """
     fetch_s = transfer_time(links, source, node[worker], before + size_bytes)
     if worker == owner or fetch_s > needed_s or (fetch_s > 0.0 and size_bytes > room_bytes[node[worker]]):
         return np.inf
     tail_s = float(owned[worker] / capacity[worker])
     finish_s = max(tail_s, fetch_s) + samples / capacity[worker]
-    if not finish_s < max(owned[owner] / capacity[owner], needed_s + late_s + samples / capacity[owner]):
+    if not finish_s < max(owned[owner] / capacity[owner], owned[owner] / computing[owner] + late_s):
         return np.inf
     return max(fetch_s - tail_s, 0.0)
 
@@ -109,7 +109,7 @@ def lateness_elsewhere(
 def distribute_late(
     rows: Ints, size_bytes: Floats, samples: Floats, source: Ints, needed_s: Floats, late_s: Floats,
     owner: Ints, begin: Ints, end: Ints, before: Floats,
-    node: Ints, capacity: Floats, owned: Floats, room_bytes: Floats, links: Links,
+    node: Ints, capacity: Floats, computing: Floats, owned: Floats, room_bytes: Floats, links: Links,
 ) -> Ints:  # fmt: skip
     """New owner of each late shard, most critical first, or -1: the least late of its job's workers
     begin .. end - 1, then the one with least work left. A worker takes at most one shard per decision.
@@ -126,7 +126,7 @@ def distribute_late(
                 continue
             late = lateness_elsewhere(
                 size_bytes[k], samples[k], source[k], needed_s[k], late_s[k], owner[k], w,
-                before[k, w - begin[k]], node, capacity, owned, room_bytes, links,
+                before[k, w - begin[k]], node, capacity, computing, owned, room_bytes, links,
             )  # fmt: skip
             tail = owned[w] / capacity[w]
             if late < best_late or (late == best_late and late < np.inf and tail < best_tail):

@@ -389,7 +389,11 @@ def allocation_fault(
             return 2, j, -1
         if held > 0:
             if job_rigid[j]:
-                if held != job_gpus[j]:
+                per = job_gpus_per_worker[j]
+                fewer = held < job_gpus[j] and job_workers_max[j] > job_workers_min[j]
+                if held != job_gpus[j] and not (
+                    fewer and held % per == 0 and held >= per * job_workers_min[j]
+                ):
                     return 6, j, -1
             else:
                 per = job_gpus_per_worker[j]

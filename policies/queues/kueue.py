@@ -6,7 +6,7 @@ stop), https://kueue.sigs.k8s.io/docs/concepts/cluster_queue/. A cycle looks at 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -28,15 +28,21 @@ from equipoise.policies.queues.limits import (
 )
 from equipoise.policies.queues.places import masks, place_job, start_on, wanted_gpus
 
+CYCLE_S = 0.005
+"""Time of a cycle that writes nothing down (assumed; what is written takes longer by far)."""
+_NO_ROWS: Ints = np.empty(0, dtype=np.int64)
+
 
 @dataclass(frozen=True)
 class Kueue(AllocationStage):
     """Kueue's admission: each queue within its quota, idle quota lent in its cohort, and taken back.
 
-    Order: in a cycle the heads of all queues, by priority and arrival; those within their nominal quota first, then
-    by priority and arrival (with fair sharing: the queue that borrows least for its weight first). Blocking: a
-    strict queue waits for its head, another passes over it. Preemption: lower priorities of its own queue, and
-    jobs of queues that borrow, as each queue says; a queue takes back no more than its nominal quota.
+    Order: in a cycle the heads of all queues, by priority and arrival; those within their nominal quota first,
+    then by priority and arrival (with fair sharing: the queue that borrows least for its weight first).
+    Blocking: a strict queue waits for its head, another passes over it. Where decisions take time
+    (`decide.writes_per_s`), each is one cycle, and what is refused is looked at again when a job of its cohort
+    has ended. Preemption: lower priorities of its own queue, and jobs of queues that borrow, as each queue
+    says; a queue takes back no more than its nominal quota.
     """
 
     name: ClassVar[str] = "kueue"
@@ -58,12 +64,15 @@ class Kueue(AllocationStage):
         """Admit the heads of queues, cycle by cycle, until none can be; memory: kinds of equal jobs."""
         o = observation
         memory = _kinds(o, memory)
+        cycles = bool(o.queues.numbers.get("cycles"))
         if plan.allocation is not None:
             return unchanged(plan, self.name, PLANNED), memory
         if not len(o.waiting):
             return unchanged(plan, self.name, NONE_WAITS), memory
         turn = _Turn(o, memory["kind"])
-        while heads := turn.heads():
+        if cycles:
+            plan, memory = turn.one_cycle(plan, memory)
+        while not cycles and (heads := turn.heads()):
             turn.cycle(heads)
         allocation = turn.hand.allocation()
         stopped = len(turn.hand.stopped)
@@ -97,6 +106,11 @@ def _kinds(o: Observation, memory: Memory) -> Memory:
     return {"kind": kind, "keys": tuple(known)}
 
 
+def _unparked(parked: Mapping[int, int], roots: set[int]) -> dict[int, int]:
+    """Kinds that stay parked when something has changed below these roots."""
+    return {kind: root for kind, root in parked.items() if root not in roots}
+
+
 @dataclass
 class _Head:
     """The next job of a queue, and how it could be admitted: `leaf` is the quota of the flavor, -1 without."""
@@ -118,6 +132,7 @@ class _Turn:
         self.o, self.hand, self.quota = o, Hand(o), Quota.now(o)
         self.limited: dict[int, int] = {}
         self.victims: dict[int, int] = {}
+        self._aside: set[int] = set()
         q = o.queues
         self.owner, self.nominal = q.owner.tolist(), q.gpus_nominal.tolist()
         self.root = list(range(len(q.parent)))
@@ -162,14 +177,58 @@ class _Turn:
 
     def _set_aside(self, head: _Head) -> None:
         """No job of this kind can be admitted now; a strict queue waits for it."""
-        strict = head.queue >= 0 and bool(self.o.queues.strict[head.queue])
-        entries = self._order[head.queue]
-        self._order[head.queue] = [] if strict else [entry for entry in entries if entry[2] != head.kind]
+        self._aside.add(head.kind)
+        self._park(head.kind)
+
+    def one_cycle(self, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
+        """The cycle of this decision, and the next after it; memory: parked kinds by root, who was told what.
+
+        Kueue parks a workload that it refuses until one of the cohort ends or is stopped, and writes down why.
+        """
+        o = self.o
+        ended = np.setdiff1d(memory.get("ran", _NO_ROWS), o.running, assume_unique=True)
+        parked = _unparked(memory.get("parked", {}), {self._root_of(row) for row in ended.tolist()})
+        for kind in parked:
+            self._park(kind)
+        told: dict[int, float] = dict(memory.get("told", {}))
+        heads = self.heads()
+        self.cycle(heads, once=True)
+        count = 0
+        for head in heads:
+            if head.row in self.hand.given:
+                told.pop(head.row, None)
+                continue
+            if head.kind in self._aside:
+                parked[head.kind] = self._root_of(head.row)
+            short = round(head.gpus - self.quota.left(head.leaf), 6) if head.leaf >= 0 else 0.0
+            count += told.get(head.row) != short
+            told[head.row] = short
+        parked = _unparked(parked, {self._root_of(row) for row in self.victims})
+        ran = np.setdiff1d(np.concatenate((o.running, np.array(list(self.hand.given), dtype=np.int64))),
+                           np.array(list(self.victims), dtype=np.int64))  # fmt: skip
+        if any(self._order.values()) or self.victims:
+            plan = plan.with_(revisit_s=min(plan.revisit_s, o.time_s + CYCLE_S))
+        return plan.with_(told=count), {**memory, "parked": parked, "told": told, "ran": ran}
+
+    def _root_of(self, row: int) -> int:
+        """The cohort's limit at the top of a job's first quota, -1 where it has none."""
+        return next((self.root[leaf] for leaf in self._quotas(row)), -1)
+
+    def _park(self, kind: int) -> None:
+        """Leave out a kind that was refused before; a strict queue waits for it."""
+        for queue, entries in self._order.items():
+            if any(entry[2] == kind for entry in entries):
+                strict = queue >= 0 and bool(self.o.queues.strict[queue])
+                self._order[queue] = [] if strict else [entry for entry in entries if entry[2] != kind]
 
     # -- one cycle -------------------------------------------------------------------------------------------
 
-    def cycle(self, heads: Sequence[_Head]) -> None:
-        """Admit, with preemption where a queue may, or set aside each of the heads."""
+    def cycle(self, heads: Sequence[_Head], once: bool = False) -> None:
+        """Admit, with preemption where a queue may, or set aside each of the heads.
+
+        once: of the heads of a cohort only the first may stop others; the rest come again in the next cycle.
+        """
+        stopping: set[int] = set()
         for head in heads:
             self._nominate(head)
         changed = False
@@ -179,9 +238,12 @@ class _Turn:
                 changed = True
             elif head.fits and changed:
                 continue  # another head took what it counted on: it comes again in the next cycle
+            elif once and head.leaf >= 0 and self.root[head.leaf] in stopping:
+                continue
             elif (victims := self._whom_to_stop(head) or self._with_fewer(head)) is not None:
                 for row in victims:
                     self._stop(row, head.row)
+                    stopping.add(self.root[head.leaf])
                 self._start(head)
                 self._admitted(head)
                 changed = True
@@ -190,11 +252,11 @@ class _Turn:
                 self._set_aside(head)
 
     def _with_fewer(self, head: _Head) -> list[int] | None:
-        """Partial admission: make an elastic head as much smaller as it must be; returns whom to stop for it.
+        """Partial admission: make a head as much smaller as it must be; returns whom to stop for it.
 
-        None where even its fewest workers find no place: the head is then as before.
+        None where even its fewest workers (or pods) find no place: the head is then as before.
         """
-        if self.o.jobs.rigid[head.row]:
+        if self.o.jobs.workers_max[head.row] <= self.o.jobs.workers_min[head.row]:
             return None
         per, asked, found = int(self.o.jobs.gpus_per_worker[head.row]), head.wanted, None
         low, high = int(self.o.jobs.workers_min[head.row]), asked // per - 1
@@ -273,7 +335,7 @@ class _Turn:
 
     def _room(self, head: _Head, leaf: int, victims: Sequence[int]) -> bool:
         """Whether enough GPUs of the flavor's nodes are free once the victims are gone."""
-        free = np.array(self.hand.columns[3])
+        free = np.array(self.hand.columns.free)
         for row in victims:
             np.add.at(free, self.o.gpus.node[self._held[row]], 1)
         share = float(self.o.jobs.gpu_share_requested[head.row])

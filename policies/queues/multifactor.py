@@ -246,7 +246,7 @@ class _Turn:
         candidates = [other for other in stoppable(o, row) if other not in self.victims]
         if allowed is None or not candidates:
             return False
-        free = np.array(self.hand.columns[3])
+        free = np.array(self.hand.columns.free)
         nodes = {other: o.gpus.node[np.flatnonzero(o.gpus.job == other)] for other in candidates}
         victims: list[int] = []
         for other in candidates:

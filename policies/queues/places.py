@@ -10,12 +10,7 @@ from equipoise.policies.allocation.draft import Hand
 from equipoise.policies.allocation.gangs import frozen, place_gang, working
 from equipoise.policies.kernels.placement import ANY
 from equipoise.policies.observation import Bools, Ints, Observation
-from equipoise.policies.queues.declared import (
-    NO_PLACE,
-    NODE_PREFERRED,
-    NODE_REQUIRED,
-    RACK_PREFERRED,
-)
+from equipoise.policies.queues.declared import NO_PLACE, NODE_PREFERRED, NODE_REQUIRED, RACK_PREFERRED
 from equipoise.policies.queues.limits import allowed_nodes, node_model
 
 
@@ -50,11 +45,11 @@ def place_job(
     share, memory = float(min(o.jobs.gpu_share_requested[row], 1.0)), float(o.jobs.memory_bytes[row])
     out = np.empty(wanted, dtype=np.int64)
     for mask in (one for some in of_one_model(o, row, allowed) for one in masks(o, row, some)):
-        first, size, up, now, *rest = hand.columns
-        left = np.where(mask, now, 0)
+        room = hand.columns
+        left = np.where(mask, room.free, 0)
         if share >= 1.0 and int(left.sum()) < wanted:
             continue
-        columns = working((first, size, frozen(up & mask), frozen(left), *rest))  # type: ignore[arg-type]
+        columns = working(room._replace(up=frozen(room.up & mask), free=frozen(left)))
         if place_gang(columns, wanted, share, memory, rule, out):
             return out
     return None
@@ -69,7 +64,7 @@ def start_on(hand: Hand, row: int, gpus: Ints) -> None:
 def least_gpus(o: Observation, row: int) -> int:
     """Fewest GPUs with which a job starts."""
     jobs = o.jobs
-    if jobs.rigid[row]:
+    if jobs.rigid[row] and jobs.workers_max[row] <= jobs.workers_min[row]:
         return int(jobs.gpus_requested[row])
     return int(jobs.workers_min[row] * jobs.gpus_per_worker[row])
 

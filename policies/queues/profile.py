@@ -102,7 +102,7 @@ class Profile:
         at = slot[hand.holder[whole]]
         key = (at * self.classes + node_class[o.gpus.node[whole]])[at >= 0]
         given = np.bincount(key, minlength=len(times_s) * self.classes).reshape(len(times_s), self.classes)
-        now = np.bincount(node_class, weights=hand.columns[3], minlength=self.classes).astype(np.int64)
+        now = np.bincount(node_class, weights=hand.columns.free, minlength=self.classes).astype(np.int64)
         self._used = len(times_s) + 1
         self._times_s = np.empty(self._used + 2 * planned)
         self._free = np.empty((self._used + 2 * planned, self.classes), dtype=np.int64)

@@ -129,7 +129,7 @@ def _moved(o: Observation, allocation: Allocation) -> tuple[Allocation, list[int
         if not len(gpus):
             continue
         share = allocation.share[allocation.offset[k] : allocation.offset[k + 1]]
-        if which[k] or (hand.columns[4][gpus] < share - 1e-9).any():
+        if which[k] or (hand.columns.room[gpus] < share - 1e-9).any():
             found = place_job(hand, row, len(gpus))
             if found is None:
                 homeless.append(row)

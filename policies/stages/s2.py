@@ -141,13 +141,15 @@ class Tasks(Stage):
         k = groups.spread(np.arange(len(groups.rows)))[owner]
         # An unknown capacity makes every comparison false, so nothing moves to or from such a worker.
         capacity = np.where(groups.spread(groups.sound), workers.capacity_samples_per_s, np.nan)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            computing = workers.samples_per_step / workers.step_s
         room = room_bytes(observation, plan)
         size, samples = shards.bytes[rows], shards.samples[rows].astype(np.float64)
         source = shards.node[rows]
         if self.mode == "formula":
             return distribute_late(
                 rows, size, samples, source, needed_s, late_s, owner, groups.first[k], groups.first[k + 1], before,
-                workers.node, capacity, workers.samples_owned, room, links,
+                workers.node, capacity, computing, workers.samples_owned, room, links,
             )  # fmt: skip
         chosen = np.full(len(rows), -1, dtype=np.int64)
         for job in np.unique(k):
@@ -155,7 +157,8 @@ class Tasks(Stage):
             here = range(groups.first[job], groups.first[job + 1])
             saved = np.array([[late_s[n] - lateness_elsewhere(
                 size[n], samples[n], source[n], needed_s[n], late_s[n], owner[n], w,
-                before[n, w - groups.first[job]], workers.node, capacity, workers.samples_owned, room, links,
+                before[n, w - groups.first[job]], workers.node, capacity, computing, workers.samples_owned, room,
+                links,
             ) for w in here] for n in mine])  # fmt: skip
             worker = least_cost_assignment(np.where(saved > 0, -saved, np.inf))
             for n, w in zip(mine[worker >= 0], worker[worker >= 0] + groups.first[job], strict=True):

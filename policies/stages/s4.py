@@ -313,12 +313,13 @@ class NodeAllocation(AllocationStage):
     ) -> dict[str, Any]:
         """S422: start overdue jobs, then the others in order; those only where they delay no overdue one."""
         o = hand.observation
+        intervals = scaling[5]
         seen = np.concatenate((ranking.overdue[:_PREEMPTING], ranking.waiting[:_PREEMPTING]))
         requests = asking_for(o, start_widths(hand, nodes, seen, scaling, table))
-        overdue = self._start_first(hand, ranking.overdue[~hand.touched(ranking.overdue)], requests)
+        overdue = self._start_first(hand, ranking.overdue[~hand.touched(ranking.overdue)], requests, None)
         queue, first = ranking.waiting[~hand.touched(ranking.waiting)], -1
         if overdue < 0:
-            first = self._start_first(hand, queue, requests)
+            first = self._start_first(hand, queue, requests, intervals)
             if first >= 0 and _waited_s(o, first) > self.reserve_after_s:
                 overdue = first
             queue = queue[~hand.touched(queue)]
@@ -331,7 +332,7 @@ class NodeAllocation(AllocationStage):
             hand.start(more)
         elif first >= 0:
             queue = frozen(queue[1:])
-            start_near(hand, queue, False, requests)
+            start_near(hand, queue, False, requests, intervals)
             self._start_smaller(hand, queue[~hand.touched(queue)][:_SMALLER], requests)
         return {
             "s412_priority": ranking.waiting_a[:5],
@@ -340,10 +341,12 @@ class NodeAllocation(AllocationStage):
             "s422_overdue": overdue,
         }
 
-    def _start_first(self, hand: Hand, queue: Ints, requests: RequestColumns) -> int:
+    def _start_first(
+        self, hand: Hand, queue: Ints, requests: RequestColumns, intervals: Ints | None
+    ) -> int:
         """Start jobs in order up to the first that cannot start, in a smaller size either; returns it, or -1."""
         while len(queue):
-            queue = queue[start_near(hand, queue, True, requests) :]
+            queue = queue[start_near(hand, queue, True, requests, intervals) :]
             if len(queue) and not self._start_smaller(hand, queue[:1], requests):
                 return int(queue[0])
             queue = queue[1:]
@@ -358,7 +361,7 @@ class NodeAllocation(AllocationStage):
             while workers >= fewest and hand.free >= fewest * per:
                 asked = requests[1].copy()
                 asked[row] = workers * per
-                if start_near(hand, np.array([row]), True, asking_for(o, asked)):
+                if start_near(hand, np.array([row]), True, asking_for(o, asked), None):
                     started += 1
                     break
                 workers //= 2

@@ -82,7 +82,7 @@ class EventByEvent:
         job.config.stale = True
 
     def plan_changed(self, job: TrainingJob) -> None:
-        """A plan asks the job for changes: they act from its next period on."""
+        """A plan asks the job for changes: they act when they are due."""
 
     def links_changed(self, links: Ints, transfers: int) -> None:
         """Traffic or capacity has changed on some links: every exchange is a flow anyway."""

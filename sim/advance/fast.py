@@ -78,13 +78,15 @@ class Fast(EventByEvent):
     def reconfigure(self, job: TrainingJob) -> None:
         """Something about the job changes when its running period ends."""
         job.config.stale = True
-        self.plan_changed(job)
-
-    def plan_changed(self, job: TrainingJob) -> None:
-        """A plan asks for changes: the stretch ends with the running period."""
         stretch = self._stretch.get(job.row)
         if stretch is not None:
             self._cut(stretch)
+
+    def plan_changed(self, job: TrainingJob) -> None:
+        """A plan asks for changes: the stretch ends with the running period, or where they are due."""
+        stretch = self._stretch.get(job.row)
+        if stretch is not None:
+            self._cut(stretch, stretch.credited - (-job.steps_to_held // job.progress.interval))
 
     def links_changed(self, links: Ints, transfers: int) -> None:
         """Transfers begin (+1) or end (-1) to use links, or the links' capacity changed (0)."""
@@ -141,7 +143,8 @@ class Fast(EventByEvent):
         if job.config.asynchronous or self.links.disturbed(job):
             return 0
         per_period = job.config.samples * job.progress.interval
-        count = min(MAX_PERIODS, -(-self.steps_to_decision(job) // job.progress.interval))
+        steps = min(self.steps_to_decision(job), job.steps_to_held)
+        count = min(MAX_PERIODS, -(-steps // job.progress.interval))
         if job.data is not None:
             if job.data.left == 0:
                 job.data.next_epoch()
@@ -167,10 +170,11 @@ class Fast(EventByEvent):
             at_s, lambda _: None if stretch.wake.triggered else stretch.wake.succeed()
         )
 
-    def _cut(self, stretch: Stretch) -> None:
+    def _cut(self, stretch: Stretch, least: int = 0) -> None:
+        """End a stretch with its running period, or after `least` of its periods where that is later."""
         ends_s = stretch.end_s[: stretch.count]
         # The running period is the last, or one that ends right now: the next has not begun (`clock.LATE`).
-        count = int(np.searchsorted(ends_s, self.clock.now, side="left")) + 1
+        count = max(least, int(np.searchsorted(ends_s, self.clock.now, side="left")) + 1)
         if count < stretch.count:
             stretch.count, stretch.after = count, None
             self._set_timer(stretch)

@@ -250,17 +250,23 @@ class Configuration:
         """Bytes of the dataset; 0 without one."""
         return self.spec.data.sample_size * self.spec.data.samples if self.spec.data else 0.0
 
-    def _exchange_estimate_s(self, gpu_model: int, workers: int) -> float:
+    def _exchange_estimate_s(self, gpu_model: int, workers: int, apart: bool = False) -> float:
         """One exchange (s) on links that nothing else uses, on the fewest nodes with that GPU model.
 
-        Where these hold fewer workers, the nodes with other models help out; NaN where all hold fewer.
+        Where these hold fewer workers, the nodes with other models help out; NaN where all hold fewer. `apart`:
+        half of the workers are in the first of those nodes' racks, the others elsewhere; NaN where all are in one.
         """
         cluster = self.cluster
         room = cluster.nodes.gpus // self.gpus_per_worker
         order = np.lexsort((np.arange(len(room)), -room, cluster.node_model != gpu_model))
-        places = np.repeat(order, room[order])[:workers]
-        if len(places) < workers:
+        places = np.repeat(order, room[order])
+        if apart:
+            rack = cluster.topology.rack[places]
+            here = rack == rack[:1]
+            places = np.concatenate((places[here][: workers // 2], places[~here][: workers - workers // 2]))
+        if len(places) < workers or workers == 0:
             return math.nan
+        places = places[:workers]
         name = cluster.gpu_models[gpu_model]
         return make_exchange(self.model, places.tolist(), cluster.topology, cluster.profile, name).alone_s
 

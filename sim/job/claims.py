@@ -69,17 +69,18 @@ def texts_by_kind(
 
 
 def make_claims(
-    scenario: Scenario, cluster: Cluster, texts: Mapping[str, Texts], words: Texts | None,
+    scenario: Scenario, cluster: Cluster, texts: Mapping[str, Texts], told: Mapping[str, Texts],
     listed: Mapping[int, Job], least: Ints, share: NDArray[np.float64], tres: Sequence[tuple[float, ...]],
 ) -> Claims:  # fmt: skip
     """Claims of all jobs.
 
-    texts: names by kind (`texts_by_kind`). words: GPU type of each job as a trace says it. listed: the scenario's
-    own jobs by row. least: fewest GPUs of each job, each by its `share`. tres: what each takes of RESOURCES. Raises
-    InputError for wrong names.
+    texts: names by kind (`texts_by_kind`). told: a trace's columns, of which `gpu_type` and `together` count.
+    listed: the scenario's own jobs by row. least: fewest GPUs of each job, each by its `share`. tres: what each
+    takes of RESOURCES. Raises InputError for wrong names.
     """
     jobs, declared = len(least), Declared(scenario, cluster)
     asked = bool(listed) and any(job.gpu_types or job.together for job in listed.values())
+    asked = asked or "together" in told
     if not (texts or declared.weighs or asked or scenario.queues.gpu_types):
         return Claims()
     none = np.full(jobs, "", dtype=object)
@@ -96,7 +97,7 @@ def make_claims(
         claim[row] = plain[raw]
     if len(number) > _MOST and not declared.weighs:
         return Claims()  # columns of that name which say something else, such as seconds in the queue
-    types, together, notes = _types(scenario, Places(cluster), words, listed, jobs)
+    types, together, notes = _types(scenario, Places(cluster), told, listed, jobs)
     queues = declared.build(list(number), bool((types != -1).any() or together.any()))
     return Claims(
         queues, claim, types, together,
@@ -106,10 +107,13 @@ def make_claims(
 
 
 def _types(
-    scenario: Scenario, places: Places, words: Texts | None, listed: Mapping[int, Job], jobs: int
+    scenario: Scenario, places: Places, told: Mapping[str, Texts], listed: Mapping[int, Job], jobs: int
 ) -> tuple[Ints, NDArray[np.int8], list[str]]:
     """(models that each job may use, how close together, notes)."""
     types, together = np.full(jobs, -1, dtype=np.int64), np.zeros(jobs, dtype=np.int8)
+    if (close := told.get("together")) is not None:
+        together[:] = [_TOGETHER.get(word or None, 0) for word in close.tolist()]
+    words = told.get("gpu_type")
     for row, job in listed.items():
         together[row] = _TOGETHER[job.together]
         if job.gpu_types:

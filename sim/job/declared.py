@@ -107,6 +107,7 @@ class Declared:
 
     def __init__(self, scenario: Scenario, cluster: Cluster) -> None:
         self.spec, self.cluster, self.places = scenario.queues, cluster, Places(cluster)
+        self.cycles = scenario.decide.writes_per_s is not None
         self.accounts = {a.name: a for a in self.spec.accounts}
         self.users = {(u.account, u.name): u for u in self.spec.users}
         self.partitions = {p.name: p for p in self.spec.partitions}
@@ -195,7 +196,7 @@ class Declared:
 
     def _numbers(self) -> dict[str, float]:
         p, b = self.spec.priority, self.spec.backfill
-        numbers = {"fair_sharing": float(self.spec.fair_sharing)}
+        numbers = {"fair_sharing": float(self.spec.fair_sharing), "cycles": float(self.cycles)}
         if p is not None:
             numbers |= {key: getattr(p, key) for key in ("age", "fairshare", "size", "partition", "qos")}
             half_life_s = math.inf if p.half_life == "never" else p.half_life

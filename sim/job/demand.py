@@ -46,6 +46,9 @@ class Demand:
     columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     claims: Claims = field(default_factory=Claims)
     by_limit: bool = False  # policies plan with time limits
+    shrinks: Mapping[int, tuple[int, int]] = field(
+        default_factory=dict
+    )  # duration jobs: (fewest GPUs, in steps of)
 
     def __len__(self) -> int:
         return len(self.id)
@@ -124,9 +127,27 @@ def make_demand(scenario: Scenario, trace: Trace | None, cluster: Cluster) -> De
         {} if trace is None else _columns(trace, len(listed), order),
         by_limit=scenario.decide.estimate == "time-limit",
     )
+    demand = replace(demand, shrinks=_shrinks(demand, {back[k]: job for k, (_, _, job) in enumerate(listed)}))
     demand = _ended_at_limits(demand, {back[k]: job for k, (_, _, job) in enumerate(listed)})
     _check_fits(scenario, demand, cluster)
     return _claimed(scenario, demand, cluster, {back[k]: job for k, (_, _, job) in enumerate(listed)})
+
+
+def _shrinks(demand: Demand, listed: Mapping[int, Job]) -> dict[int, tuple[int, int]]:
+    """Duration jobs that may start with fewer GPUs, by row: a trace's columns `gpus_min` and `pods`, or the key."""
+    none = np.full(len(demand), np.nan)
+    least, pods = (demand.columns.get(name, none) for name in ("gpus_min", "pods"))
+    found = {
+        row: (job.gpus_min, 1) for row, job in listed.items() if job.gpus_min and job.gpus_min < job.gpus
+    }
+    if least.dtype == object:
+        return found
+    for row in np.flatnonzero((least >= 1) & (least < demand.gpus)).tolist():
+        fewest, gpus = math.ceil(least[row]), int(demand.gpus[row])
+        each = gpus / pods[row] if pods.dtype != object and pods[row] >= 1 else 1.0
+        whole = each == int(each) and (gpus - fewest) % each == 0 and fewest % each == 0
+        found[row] = fewest, int(each) if whole else 1
+    return {row: pair for row, pair in found.items() if row not in demand.training}
 
 
 def _ended_at_limits(demand: Demand, listed: Mapping[int, Job]) -> Demand:
@@ -154,9 +175,12 @@ def _claimed(scenario: Scenario, demand: Demand, cluster: Cluster, listed: Mappi
         model = scenario.workload.models[job.model or ""]
         per = model.parallel.tensor * model.parallel.pipeline
         least[row] = (job.workers_min or max(1, job.gpus // per)) * per
-    words = demand.columns.get("gpu_type")
+    for row, (fewest, _) in demand.shrinks.items():
+        least[row] = fewest
     share = np.minimum(demand.gpu_share, 1.0)
-    claims = make_claims(scenario, cluster, texts, words, listed, least, share, _tres(demand, listed))
+    claims = make_claims(
+        scenario, cluster, texts, demand.columns, listed, least, share, _tres(demand, listed)
+    )
     found = replace(
         demand, columns={**demand.columns, **texts}, claims=claims, notes=(*demand.notes, *claims.notes)
     )
@@ -195,7 +219,7 @@ def _without(demand: Demand, stay: Bools) -> Demand:
             claims, claim=claims.claim[kept], gpu_types=claims.gpu_types[kept], together=claims.together[kept],
             too_large=(),
         ),
-        demand.by_limit,
+        demand.by_limit, {new[row]: pair for row, pair in demand.shrinks.items() if row in new},
     )  # fmt: skip
 
 

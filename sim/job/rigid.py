@@ -98,7 +98,7 @@ class RigidJob:
     def start(self, holding: Holding, now_s: float, delay_s: float) -> None:
         """Run from `delay_s` from now on."""
         jobs, row, weight = self.all, self.row, holding.weight
-        rate = jobs.cluster.rigid_speed(holding.nodes, jobs.pace_of(row))
+        rate = self._rate(holding)
         begin_s = now_s + delay_s
         jobs.begin_s[row], jobs.rate[row], jobs.weight[row] = begin_s, rate, weight
         if delay_s:
@@ -109,6 +109,12 @@ class RigidJob:
         if jobs.metered is not None:
             self._metered_gpu_s = self.computed_gpu_s
         self._end = jobs.clock.at(begin_s + jobs.left_s.item(row) / rate, self._ended)
+
+    def _rate(self, holding: Holding) -> float:
+        """Work (s) a second: of its slowest node, and in proportion where it started with fewer GPUs than asked."""
+        jobs, row = self.all, self.row
+        rate = jobs.cluster.rigid_speed(holding.nodes, jobs.pace_of(row))
+        return rate * holding.gpu.size / jobs.demand.gpus.item(row) if row in jobs.demand.shrinks else rate
 
     def _ended(self, _: Event) -> None:
         jobs, row = self.all, self.row
@@ -152,7 +158,7 @@ class RigidJob:
         """Its nodes run at another speed from now on."""
         jobs, row = self.all, self.row
         assert self.holding is not None
-        rate = jobs.cluster.rigid_speed(self.holding.nodes, jobs.pace_of(row))
+        rate = self._rate(self.holding)
         if rate == jobs.rate[row]:
             return
         jobs.clock.cancel(self._end)

@@ -101,6 +101,7 @@ class TrainingJob:
         self.progress = Progress(spec, model, asynchronous=self.config.asynchronous)
         self.checkpoints = Checkpoints(spec.checkpoint, model, cluster, mtbf_s, restart)
         self.measured, self.ends, self.pending = Measurements(), Ends(), Pending()
+        self.held: list[tuple[int, Pending]] = []  # asked for, and the steps trained at which it acts
         self.data: JobData | None = None
         self.homes_before_start: list[list[int]] | None = None  # where its data lies; None: not known
         self.holding: Holding | None = None
@@ -163,7 +164,7 @@ class TrainingJob:
         if self.data is not None:
             self.data.release()
         self.report_traffic()
-        self.pending = Pending()
+        self.pending, self.held = Pending(), []
         self._leave()
         self.holding = None
         return save_s
@@ -221,7 +222,7 @@ class TrainingJob:
 
     def regroup(self, holding: Holding, now_s: float, delay_s: float) -> None:
         """Go on with the workers that are left."""
-        self.pending = Pending()
+        self.pending, self.held = Pending(), []
         self._place(holding, None)
         self._go_on(now_s, delay_s)
         self.advance.begin(self)
@@ -396,15 +397,34 @@ class TrainingJob:
         useful = self.progress.credit(period, busy_gpu_s, outcome.staleness, self.config.credit)
         self.measured.window.add(period, outcome, demand, wait_s, useful)
 
+    def ask(self, asked: Pending, delay_rounds: int) -> None:
+        """A plan asks for this: it acts when the running period ends, or `delay_rounds` steps from now.
+
+        What is held so falls when the job is stopped or regrouped.
+        """
+        if delay_rounds and self.runs:
+            self.held.append((self.progress.account.steps + delay_rounds, asked))
+        else:
+            self.pending = self.pending.then(asked)
+
+    @property
+    def steps_to_held(self) -> int:
+        """Steps until something acts that is held; 0 when something already waits for the running period."""
+        if self.pending.asked:
+            return 0
+        return self.held[0][0] - self.progress.account.steps if self.held else 2**40
+
     def apply_pending(self) -> list[tuple[str, str]]:
-        """Apply what plans asked for during the last period; returns (what, why) of what was refused."""
+        """Apply what plans asked for and what is due; returns (what, why) of what was refused."""
+        while self.held and self.held[0][0] <= self.progress.account.steps:
+            self.pending = self.pending.then(self.held.pop(0)[1])
         pending, refused = self.pending, []
         self.pending = Pending()
         if pending.samples is not None:
             self.config.set_samples(pending.samples)
-        if pending.batch is not None:
-            self.progress.global_batch = pending.batch
-            self.config.set_batch(pending.batch)
+        if pending.global_batch is not None:
+            self.progress.global_batch = pending.global_batch
+            self.config.set_batch(pending.global_batch)
         if pending.interval is not None:
             self.progress.interval = pending.interval
         if pending.far_every is not None:

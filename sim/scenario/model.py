@@ -309,6 +309,9 @@ class Job(Section):
         False  # a duration job may hold GPUs of several models, and runs at the pace of the slowest
     )
     model: str | None = None  # name in workload.models, of a training job
+    gpus_min: Count | None = (
+        None  # a duration job may start with fewer GPUs; it then runs longer in proportion
+    )
     workers_min: Count | None = None  # default: what `gpus` makes; fewer and more makes the job elastic
     workers_max: Count | None = None  # most workers; none: as asked for
     steps: Count | None = None  # target; or epochs, or samples
@@ -339,10 +342,19 @@ class Job(Section):
     def _one_kind(self) -> Self:
         if (self.duration is None) == (self.model is None):
             raise ValueError("needs either 'duration' (a rigid job) or 'model' (a training job)")
+        if self.gpus_min is not None and self.gpus_min > self.gpus:
+            raise ValueError(f"'gpus_min' {self.gpus_min} must not exceed 'gpus' {self.gpus}")
         if self.model is not None:
-            if self.job_type or self.mix_gpus or self.time_limit is not None:
+            of_duration = (
+                self.job_type,
+                self.mix_gpus,
+                self.time_limit is not None,
+                self.gpus_min is not None,
+            )
+            if any(of_duration):
                 raise ValueError(
-                    "'job_type', 'mix_gpus' and 'time_limit' are of jobs with 'duration'; this one has a 'model'"
+                    "'job_type', 'mix_gpus', 'time_limit' and 'gpus_min' are of jobs with 'duration'; this one has "
+                    "a 'model'"
                 )
             targets = [k for k in ("steps", "epochs", "samples") if getattr(self, k) is not None]
             if len(targets) != 1:
@@ -434,10 +446,23 @@ class Decide(Section):
 
     every: Annotated[Span, Field(ge=1e-3)] | None = None  # between decisions; none: on events only
     every_steps: Count | None = None  # of any one training job
+    # steps that a training job goes on for while policies decide; then what the plan asks of its workers acts
+    delay_rounds: Annotated[Int, Field(ge=0)] = 0
     on_events: bool = True  # also at arrivals, completions and faults
     estimate_error: Annotated[Float, Field(ge=0)] = 0.0  # log-normal spread of duration estimates
     # what policies take a duration job to need: about its true time, or its time limit where it has one
     estimate: Literal["duration", "time-limit"] = "duration"
+    # starts, stops and refusals that a scheduler writes down; none: at once. `kueue` then decides cycle by cycle
+    writes_per_s: Annotated[Float, Field(gt=0)] | None = None
+    writes_burst: Count = 1  # of them, at once after a pause
+
+    @model_validator(mode="after")
+    def _in_turn(self) -> Self:
+        if self.every_steps is not None and self.delay_rounds >= self.every_steps:
+            raise ValueError(
+                f"delay_rounds: {self.delay_rounds} is not allowed, under every_steps of {self.every_steps} is"
+            )
+        return self
 
 
 class Noise(Section):

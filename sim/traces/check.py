@@ -11,6 +11,7 @@ import numpy as np
 
 from equipoise.formats.text.columns import Text, TextBuilder
 from equipoise.sim.scenario.model import Cluster, TraceSpec
+from equipoise.sim.scenario.tree import InputError
 from equipoise.sim.traces.keep import chosen
 from equipoise.sim.traces.read import FORMATS, read_spec, trace_format
 from equipoise.sim.traces.rows import Rows, moment
@@ -59,6 +60,8 @@ def check_trace(spec: TraceSpec, path: Path, cluster: Cluster | None = None) -> 
         for reason, wanted in chosen(rows.columns, spec.keep, spec.clusters, rows.path).items():
             rows.drop(reason, ~wanted)
     every_s = np.nan_to_num(rows.units) * np.nan_to_num(np.maximum(rows.duration_s, 0.0), posinf=0.0)
+    if not len(rows.line) and not rows.changes:
+        raise InputError([f"{path}: no jobs in it"])
     rows.sift(unit)
     found = [*_left_out(rows, every_s, unit), *_clock(rows), *_twice(rows, every_s)]
     if rows.keep.any():

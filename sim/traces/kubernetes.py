@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from equipoise.formats.kueue.objects import KueueObjects, Pod, Workload
+from equipoise.formats.kueue.objects import KueueObjects, Pod, PodSet, Workload
 from equipoise.formats.text.columns import Text, TextBuilder
 from equipoise.formats.text.tally import Change
 from equipoise.sim.scenario.tree import InputError
@@ -35,6 +35,7 @@ def from_kueue(found: KueueObjects, unit: str, file: str) -> Rows:
     numbers = {key: np.array([row[key] for row in made], dtype=np.float64) for key in _NUMBERS}
     texts: dict[str, Column] = {key: _text([str(row[key]) for row in made]) for key in _TEXTS}
     texts |= {"site_queueing_s": numbers["start"] - numbers["arrival"], "pods": numbers["pods"]}
+    texts |= {} if np.isnan(numbers["gpus_min"]).all() else {"gpus_min": numbers["gpus_min"]}
     rows = Rows(
         name=_text([str(row["name"]) for row in made]),
         arrival_s=numbers["arrival"],
@@ -44,6 +45,13 @@ def from_kueue(found: KueueObjects, unit: str, file: str) -> Rows:
         columns=texts,
         changes=(*found.changes, *gangs),
     )
+    sliced = [bool(row["slices"]) for row in made]
+    rows.count(
+        "asks for slices of its pods that stay together: not simulated", np.array(sliced, dtype=np.bool_)
+    )
+    order = np.array([float(str(row["priority"]) or 0.0) for row in made])
+    if order.any():  # Kueue has 0 and below, a scenario is above 0
+        rows.priority = order + max(0.0, 1.0 - float(order.min()))
     rows.drop("never admitted, never started", np.isnan(numbers["start"]) & (rows.units > 0))
     rows.drop("had not ended when the file was written", np.isnan(numbers["end"]) & (rows.units > 0))
     rows.count(
@@ -52,8 +60,9 @@ def from_kueue(found: KueueObjects, unit: str, file: str) -> Rows:
     return rows
 
 
-_NUMBERS = ("arrival", "start", "end", "units", "pods", "evictions")
-_TEXTS = ("account", "queue", "cluster_queue", "priority", "state", "kind")
+_NUMBERS = ("arrival", "start", "end", "units", "pods", "evictions", "gpus_min")
+_TEXTS = ("account", "queue", "cluster_queue", "priority", "state", "kind", "together")
+_HOST = "kubernetes.io/hostname"
 
 
 def _of_workload(workload: Workload, found: KueueObjects, unit: str) -> Row:
@@ -69,6 +78,9 @@ def _of_workload(workload: Workload, found: KueueObjects, unit: str) -> Row:
         if unit == "CPUs"
         else workload.gpus,
         "pods": sum(pod_set.count for pod_set in workload.pod_sets),
+        "gpus_min": sum(pod_set.fewest_gpus for pod_set in workload.pod_sets)
+        if unit == "GPUs" and any(pod_set.min_count < pod_set.count for pod_set in workload.pod_sets)
+        else np.nan,
         "evictions": workload.evictions,
         "account": workload.namespace,
         "queue": workload.queue,
@@ -76,7 +88,16 @@ def _of_workload(workload: Workload, found: KueueObjects, unit: str) -> Row:
         "priority": "" if priority is None else priority,
         "state": workload.finished_reason,
         "kind": workload.kind,
+        "slices": any(pod_set.slice_level for pod_set in workload.pod_sets),
+        "together": next((word for pod_set in workload.pod_sets if (word := _together(pod_set))), ""),
     }
+
+
+def _together(pod_set: PodSet) -> str:
+    """What a pod set asks of the topology, in a scenario's words: one host, or what is above it as a rack."""
+    if pod_set.topology not in ("required", "preferred"):
+        return ""
+    return f"{'node' if pod_set.level == _HOST else 'rack'}-{pod_set.topology}"
 
 
 def _gangs(pods: Sequence[Pod]) -> list[list[Pod]]:
@@ -100,6 +121,7 @@ def _of_gang(pods: Sequence[Pod], unit: str) -> Row:
         "end": np.maximum.reduce([pod.finished_s for pod in pods]),
         "units": sum(pod.requests.get("cpu", 0.0) if unit == "CPUs" else pod.gpus for pod in pods),
         "pods": len(pods),
+        "gpus_min": np.nan,
         "evictions": 0,
         "account": first.namespace,
         "queue": first.labels.get("kueue.x-k8s.io/queue-name", ""),
@@ -107,6 +129,8 @@ def _of_gang(pods: Sequence[Pod], unit: str) -> Row:
         "priority": "",
         "state": next((pod.phase for pod in pods if pod.phase not in _ENDED), first.phase),
         "kind": first.owner.partition("/")[0] or "Pod",
+        "slices": False,
+        "together": "",
     }
 
 

@@ -48,7 +48,10 @@ def from_swf(jobs: SwfTable, unit: str) -> Rows:
     states = tuple(_SWF_STATES.get(code, "") for code in range(6))
     columns["state"] = Text(np.clip(jobs.status, -1, 5).astype(np.int32), (*states, ""))
     columns["time_limit_s"] = _known(jobs.time_requested_s)
-    columns["site_queueing_s"] = _known(jobs.wait_s)
+    columns |= {"site_queueing_s": _known(jobs.wait_s), "executable": _ids(jobs.executable)}
+    columns["preceding_job"] = _ids(jobs.preceding_job)
+    for name in ("cpu_s", "memory_kib", "memory_requested_kib", "think_s"):
+        columns[name] = _known(getattr(jobs, name))
     rows = Rows(
         name=_ids(jobs.job_id),
         arrival_s=np.where(jobs.submit_s < 0, np.nan, jobs.submit_s),

@@ -15,6 +15,7 @@ from equipoise.sim.job.listener import Listeners
 from equipoise.sim.job.rigid import RigidJob, RigidJobs
 from equipoise.sim.scenario.model import Restart
 from equipoise.sim.world.roster import Roster
+from equipoise.sim.world.writes import Writes
 
 
 class Allocator:
@@ -27,18 +28,15 @@ class Allocator:
         roster: Roster,
         rigid: RigidJobs,
         restart: Restart,
+        writes: Writes,
         listeners: Listeners,
         changed: Callable[[], None] | None,
     ) -> None:
-        self.clock, self.cluster, self.roster, self.rigid, self.restart = (
-            clock,
-            cluster,
-            roster,
-            rigid,
-            restart,
-        )
+        self.clock, self.cluster, self.roster = clock, cluster, roster
+        self.rigid, self.restart, self.writes = rigid, restart, writes
         self.listeners, self.changed = listeners, changed
         self.refused: list[Refusal] = []  # of the last allocation
+        self.stopped_s = 0.0  # when the stops of the last allocation are written
 
     def apply(self, allocation: Allocation) -> set[int]:
         """Carry out an allocation, all stops before all starts; returns the rows of running jobs it replaced."""
@@ -51,6 +49,7 @@ class Allocator:
                 self.stop(roster.running_jobs[row], "preempted" if ousted else "resized")
                 roster.preemptions[row] += ousted
                 replaced.add(row)
+        self.stopped_s = self.writes.take(self.clock._now, len(replaced))
         for k, row in enumerate(listed):
             gpus = allocation.gpus_of(k)
             if gpus.size:
@@ -69,7 +68,10 @@ class Allocator:
         roster.started(job, holding, now_s)
         if holding.weight != holding.gpu.size:
             self._neighbours_changed(job, holding)
-        job.start(holding, now_s, roster.take_restart_s(row))
+        written_s = self.writes.take(now_s)
+        if written_s > now_s:
+            roster.writing(row, now_s, written_s)
+        job.start(holding, now_s, roster.take_restart_s(row) + written_s - now_s)
         self._input_changed(job, holding)
         if self.changed is not None:
             self.changed()

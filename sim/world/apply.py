@@ -1,11 +1,13 @@
-"""Hands to running jobs what a plan asks of them: it acts when their running periods end."""
+"""Hands to running jobs what a plan asks of them: it acts when their running periods end, or some steps later."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence, Set
 
 from equipoise.policies.contract import Moves, Plan
 from equipoise.policies.observation import Ints, Shards, Workers
+from equipoise.sim.job.pending import Pending
 from equipoise.sim.job.training import TrainingJob
 from equipoise.sim.world.tables import PIECE_BITS, Member
 
@@ -18,39 +20,42 @@ def hand_over(
     shards: Shards,
     workers: Workers,
     changed: Callable[[TrainingJob], None],
+    delay_rounds: int,
 ) -> None:
     """Note what a plan asks of each training job, and call `changed(job)` for those observed that it concerns.
 
-    replaced: rows of jobs that the plan's allocation has stopped; members: the jobs whose workers were observed.
+    replaced: rows of jobs that the plan's allocation has stopped; members: the jobs whose workers were observed;
+    delay_rounds: steps after which it acts on running jobs.
     """
+    asked: defaultdict[int, Pending] = defaultdict(Pending)
     for job, part in members:
         if job.row in replaced or job.holding is None:
             continue
-        config, pending = job.config, job.pending
-        if plan.samples_per_step is not None and (plan.samples_per_step[part] != config.samples).any():
-            pending.samples = plan.samples_per_step[part].copy()
-        if plan.gpu_share is not None and (plan.gpu_share[part] != config.share).any():
-            pending.share = plan.gpu_share[part].copy()
-        if plan.gradient_weight is not None and (plan.gradient_weight[part] != config.gradient_weight).any():
-            pending.weight = plan.gradient_weight[part].copy()
-    if plan.sync_interval is not None:
-        for row, job in training.items():
-            if row < len(plan.sync_interval) and plan.sync_interval[row] != job.progress.interval:
-                job.pending.interval = int(plan.sync_interval[row])
-    if plan.far_every is not None:
-        for row, job in training.items():
-            if row < len(plan.far_every) and plan.far_every[row] != job.progress.far_every:
-                job.pending.far_every = int(plan.far_every[row])
-    if plan.global_batch is not None:
-        for row, job in training.items():
-            if row < len(plan.global_batch) and plan.global_batch[row] != job.progress.global_batch:
-                job.pending.batch = int(plan.global_batch[row])
+        config = job.config
+        for name, wanted, now in (
+            ("samples", plan.samples_per_step, config.samples),
+            ("share", plan.gpu_share, config.share),
+            ("weight", plan.gradient_weight, config.gradient_weight),
+        ):
+            if wanted is not None and (job.held or (wanted[part] != now).any()):
+                setattr(asked[job.row], name, wanted[part].copy())
+    for name, of_jobs in (
+        ("interval", plan.sync_interval),
+        ("far_every", plan.far_every),
+        ("global_batch", plan.global_batch),
+    ):
+        if of_jobs is not None:
+            for row, job in training.items():
+                if row < len(of_jobs) and (job.held or of_jobs[row] != getattr(job.progress, name)):
+                    setattr(asked[row], name, int(of_jobs[row]))
     if plan.moves is not None:
-        _move(plan.moves, replaced, training, shards, workers)
+        _move(plan.moves, replaced, asked, shards, workers)
     if plan.fetch_order is not None:
-        _order_fetches(plan.fetch_order, training, shards)
+        _order_fetches(plan.fetch_order, asked, shards)
+    for row, pending in asked.items():
+        training[row].ask(pending, 0 if row in replaced else delay_rounds)
     for job, _ in members:
-        if job.pending.asked:
+        if job.row in asked:
             changed(job)
 
 
@@ -60,18 +65,18 @@ def _piece(shards: Shards, shard: int) -> tuple[int, int]:
 
 
 def _move(
-    moves: Moves, replaced: Set[int], training: Mapping[int, TrainingJob], shards: Shards, workers: Workers
+    moves: Moves, replaced: Set[int], asked: Mapping[int, Pending], shards: Shards, workers: Workers
 ) -> None:
     for shard, worker in zip(moves.shard.tolist(), moves.worker.tolist(), strict=True):
         row, piece = _piece(shards, shard)
         if row not in replaced:
-            training[row].pending.moves.append((piece, int(workers.index[worker])))
+            asked[row].moves.append((piece, int(workers.index[worker])))
 
 
-def _order_fetches(order: Ints, training: Mapping[int, TrainingJob], shards: Shards) -> None:
+def _order_fetches(order: Ints, asked: Mapping[int, Pending], shards: Shards) -> None:
     ranks: dict[int, dict[int, int]] = {}
     for rank, shard in enumerate(order.tolist()):
         row, piece = _piece(shards, shard)
         ranks.setdefault(row, {})[piece] = rank
     for row, by_piece in ranks.items():
-        training[row].pending.order = by_piece
+        asked[row].order = by_piece

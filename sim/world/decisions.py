@@ -33,6 +33,7 @@ class Decisions:
         self._revisit: Event | None = None
         self._revisit_s = math.inf
         self._ticks = 0
+        self.busy_until_s = -math.inf  # no decision before: the last one is still being written down
 
     def begin(self) -> None:
         """Plan the first of the regular decisions, when there are any."""
@@ -46,16 +47,18 @@ class Decisions:
 
     def last_event(self) -> None:
         """As `event`, for what a handler does last: with nothing else at this instant, decide right away."""
-        if self._asked is None and self.clock.peek() > self.clock._now:
+        now_s = self.clock._now
+        if self._asked is None and self.clock.peek() > now_s and self.busy_until_s <= now_s:
             if self.spec.on_events:
                 self.decide()
         else:
             self.event()
 
     def request(self) -> None:
-        """Decide once at this instant, after everything else."""
+        """Decide once at this instant, after everything else; while the last decision is written, after that."""
         if self._asked is None:
-            self._asked = self.clock.at(self.clock._now, self._on_request, DECISION)
+            at_s = max(self.clock._now, self.busy_until_s)
+            self._asked = self.clock.at(at_s, self._on_request, DECISION)
 
     def _on_request(self, _: Event) -> None:
         self._asked = None
@@ -92,7 +95,10 @@ class Decisions:
     def next_planned_s(self) -> float:
         """Time of the next decision, or other look at all jobs, that is planned already."""
         tick_s = math.inf if self.spec.every is None else self._ticks * self.spec.every
-        return min(tick_s, self._revisit_s, self.next_look_s())
+        asked_s = math.inf if self._asked is None else self.busy_until_s
+        return min(
+            tick_s, self._revisit_s, asked_s if asked_s > self.clock._now else math.inf, self.next_look_s()
+        )
 
     def steps_left(self, job: TrainingJob) -> int:
         """Steps of a job until it asks for a decision."""

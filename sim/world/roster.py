@@ -34,6 +34,7 @@ class Roster:
         self.restarts = np.zeros(len(demand), dtype=np.int64)
         self.restart_s = np.zeros(len(demand))  # cost that the next start has to pay
         self.completed = 0
+        self._written_s: dict[int, float] = {}  # when the last start is written, where that takes time
         resize(self.table, len(demand))
         estimate_s = np.maximum(demand.duration_s * factor + demand.spare_s, 0.0)
         rigid = np.array([row not in demand.training for row in range(len(demand))])
@@ -44,6 +45,10 @@ class Roster:
             ("duration_s", estimate_s), ("service_s", estimate_s), ("restart_s", initialisation_s),
         ):  # fmt: skip
             self.columns[name][:] = values
+        for row, (fewest, step) in demand.shrinks.items():
+            self.columns["gpus_per_worker"][row] = step
+            self.columns["workers_min"][row] = fewest // step
+            self.columns["workers_max"][row] = demand.gpus[row] // step
         if len(demand.claims.claim):
             for name in ("claim", "gpu_types", "together"):
                 self.columns[name][:] = getattr(demand.claims, name)
@@ -65,6 +70,13 @@ class Roster:
         if math.isnan(self.start_s[row]):
             self.start_s[row] = now_s
 
+    def writing(self, row: int, now_s: float, until_s: float) -> None:
+        """A start that was decided now is written down only then: the job has waited until then."""
+        self._written_s[row] = until_s
+        self._waited_s[row] += until_s - now_s
+        if self.start_s[row] == now_s:
+            self.start_s[row] = until_s
+
     def regrouped(self, job: Job, holding: Holding, now_s: float) -> None:
         """A job goes on with fewer GPUs; it has not been in the queue."""
         row = job.row
@@ -75,6 +87,11 @@ class Roster:
     def stopped(self, job: Job, now_s: float, cost_s: float) -> None:
         """A job is back in the queue; its next start costs `cost_s`."""
         row = job.row
+        unwritten_s = self._written_s.pop(row, now_s) - now_s
+        if unwritten_s > 0.0:
+            self._waited_s[row] -= unwritten_s
+            if self.start_s[row] > now_s:
+                self.start_s[row] = math.nan
         del self.running_jobs[row]
         self.running.remove(row)
         self.waiting.add(row)

@@ -126,6 +126,7 @@ def fill_speeds(
                 step_s = config.cost_s(model, -(-batch // workers), workers)[1]
                 rows["samples_per_s"].append(batch / max(step_s, 1e-12))
                 rows["exchange_s"].append(config.exchange_estimate_s(model, workers))
+                rows["apart_exchange_s"].append(config.exchange_estimate_s(model, workers, apart=True))
     refill(table, rows)
     if gpu_models > 1 and len(rigid):
         _add_rigid(table, rigid, columns["gpus_requested"], paces.speed[paces.kind[rigid]])
@@ -138,6 +139,7 @@ def _add_rigid(table: Speeds, rows: Ints, gpus: Ints, speed: Floats) -> None:
     values = {
         "job": job, "gpu_model": np.tile(np.arange(models), len(rows)), "gpus": gpus[job],
         "samples_per_s": speed.ravel(), "exchange_s": np.full(len(job), np.nan),
+        "apart_exchange_s": np.full(len(job), np.nan),
     }  # fmt: skip
     order = np.argsort(np.concatenate((table.job, job)), kind="stable")
     merged = {name: np.concatenate((getattr(table, name), new))[order] for name, new in values.items()}

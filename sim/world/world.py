@@ -54,6 +54,7 @@ from equipoise.sim.world.observe import Observer, Traffic
 from equipoise.sim.world.paths import PathWatch
 from equipoise.sim.world.roster import Roster
 from equipoise.sim.world.stall import StallDetection, Stalled
+from equipoise.sim.world.writes import Writes
 
 DecisionHook = Callable[[Decision, list[Refusal]], None]
 
@@ -124,6 +125,7 @@ class SimWorld:
         )
         self._fractions = bool((demand.gpu_share < 1.0).any())
         self._fixed_gangs = self._starts_only and not self._fractions and not demand.training
+        self.writes = Writes(scenario.decide.writes_per_s, scenario.decide.writes_burst)
         self._horizon_s = math.inf if scenario.horizon is None else scenario.horizon
         self.network = Network(self.clock, topology.capacity_bytes_per_s)
         self.engine = self._make_engine(event_by_event, topology)
@@ -166,7 +168,7 @@ class SimWorld:
             scenario.restart,
         )  # fmt: skip
         self.allocator = Allocator(
-            clock, cluster, roster, self.rigid, scenario.restart, self.listeners,
+            clock, cluster, roster, self.rigid, scenario.restart, self.writes, self.listeners,
             (lambda: self.throttle.changed()) if varying else None,
         )  # fmt: skip
         self.nodes = NodeEvents(
@@ -256,7 +258,7 @@ class SimWorld:
             seen = self.observer
             hand_over(
                 plan, replaced, self.roster.training, seen.members, seen.shards, seen.workers,
-                self.engine.plan_changed,
+                self.engine.plan_changed, self.scenario.decide.delay_rounds,
             )  # fmt: skip
         return refused
 
@@ -266,6 +268,10 @@ class SimWorld:
         decision, refused = decide(self.policy, self, self.memory, self._refine)
         self.memory, plan = decision.memory, decision.plan
         self.decided += 1
+        if self.scenario.decide.writes_per_s is not None:
+            told_s = self.writes.take(self.clock.now, plan.told)
+            stopped_s = -math.inf if plan.allocation is None else self.allocator.stopped_s
+            self.decisions.busy_until_s = max(told_s, stopped_s)
         self.decisions.revisit_at(plan.revisit_s)
         if self.on_decision is not None:
             self.on_decision(decision, refused)

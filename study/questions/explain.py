@@ -182,7 +182,7 @@ def _cause(folder: Folder, decision: Decision, row: int) -> Cause:
         if wanted * share > max(room) + 1e-9:
             return _limit(quota, claim, wanted * share)
     allowed = allowed_nodes(o, row)
-    free = np.array(hand.columns[3])
+    free = np.array(hand.columns.free)
     mine, whole = int(free[allowed].sum()), int(free.sum())
     if share >= 1.0 and mine < wanted:
         if whole >= wanted:

@@ -14,7 +14,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
-from scipy.stats import beta
+from scipy.special import betaincinv
 
 from equipoise.policies.contract import Policy
 from equipoise.policies.numerals import is_index
@@ -98,7 +98,7 @@ class Trial:
         """
         if self.met == 0:
             return 0.0
-        return float(beta.ppf((1.0 - confidence) / sizes, self.met, self.runs - self.met + 1))
+        return float(betaincinv(self.met, self.runs - self.met + 1, (1.0 - confidence) / sizes))
 
 
 @dataclass(frozen=True)

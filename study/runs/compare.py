@@ -33,8 +33,16 @@ from equipoise.study.runs.make import How, Progress, make
 from equipoise.study.runs.orders import Order, Row, Shared, name_of, orders_at
 from equipoise.study.runs.store import FIXED, Memory, Store, ledger_with_copy, only_writer
 from equipoise.study.runs.until import Until, check_metric, check_policies
-from equipoise.study.statistics import CONFIDENCE, mean_interval, paired_difference, paired_ratio
-from equipoise.study.table import Cell, Precision, as_html, as_text
+from equipoise.study.statistics import (
+    CONFIDENCE,
+    holm,
+    mean_interval,
+    paired_difference,
+    paired_effect,
+    paired_p,
+    paired_ratio,
+)
+from equipoise.study.table import Cell, Precision, as_html, as_latex, as_text
 
 BOUNDED = ("makespan_s", "completion_mean_s")
 _RESIDUE = 1e-12
@@ -111,15 +119,25 @@ class Comparison:
     @cached_property
     def cells(self) -> tuple[Cell, ...]:
         """Every metric under every policy, metrics in the order of `Run.summary`."""
-        return tuple(self._cell(metric, policy) for metric in METRICS for policy in self.policies)
+        return tuple(
+            self._cell(metric, policy, p)
+            for metric in METRICS
+            for policy, p in zip(self.policies, self._p(metric), strict=True)
+        )
 
-    def _cell(self, metric: str, policy: str) -> Cell:
+    def _p(self, metric: str) -> list[float]:
+        """Of each policy, that it is no other than the first; NaN for that one and where there is no test."""
+        first = self._values(metric, self.policies[0])
+        found = [paired_p(self._values(metric, policy), first) for policy in self.policies[1:]]
+        return [math.nan, *holm(found).tolist()]
+
+    def _cell(self, metric: str, policy: str, p: float) -> Cell:
         mine, first = self._values(metric, policy), self._values(metric, self.policies[0])
         value = mean_interval(mine, self.level)
         bound = getattr(self.bound, metric) if metric in BOUNDED and self._all_done(policy) else math.nan
         over = value.mean / bound if bound > 0 else math.nan
         ratio, difference = paired_ratio(mine, first, self.level), paired_difference(mine, first, self.level)
-        return Cell(metric, policy, value, ratio, bound, over, difference)
+        return Cell(metric, policy, value, ratio, bound, over, difference, p, paired_effect(mine, first))
 
     def _values(self, metric: str, policy: str) -> list[float]:
         values = [result.metrics[metric] for result in self.of(policy)]
@@ -175,6 +193,10 @@ class Comparison:
         if self.precision is not None:
             content["until"] = {**asdict(self.precision), "level": self.level}
         return json.dumps(plain(content), indent=2, allow_nan=False) + "\n"
+
+    def as_latex(self) -> str:
+        """A table for a paper; the others against the first policy."""
+        return as_latex(f"{self.scenario_name}: {len(self.seeds)} seeds, paired", self.cells)
 
     def as_csv(self) -> str:
         """One line per metric and policy; what is unknown is empty."""

@@ -240,7 +240,12 @@ def scenario_data(
         "cluster": {"nodes": nodes},
         "workload": {"models": {"live": model}, "jobs": [job]},
         "policy": policy,
-        "decide": {"every_steps": manifest["decide_every"], "every": longest_s, "on_events": False},
+        "decide": {
+            "every_steps": manifest["decide_every"],
+            "delay_rounds": manifest.get("delay_rounds", 0),
+            "every": longest_s,
+            "on_events": False,
+        },
         "noise": {"step_cov": measured.step_cov},
         "faults": {"events": events},
     }

@@ -11,6 +11,9 @@ import pytest
 import equipoise
 from equipoise import cli
 from equipoise.formats.text.columns import Text
+from equipoise.policies.registry import make_policy
+from equipoise.sim.loading.file import from_mapping
+from equipoise.sim.run import run
 from equipoise.sim.scenario.tree import InputError
 from equipoise.sim.traces.read import Trace, read_trace
 
@@ -199,6 +202,35 @@ def test_workloads_of_kueue(tmp_path: Path) -> None:
     assert [texts(trace, key) for key in ("account", "queue", "priority")] == [["lab"], ["q1"], ["50"]]
     assert trace.columns["site_queueing_s"].tolist() == [600.0]
     assert "left out: 1 never admitted" in trace.notes[0]
+    assert "gpus_min" not in trace.columns
+
+
+def test_what_workloads_of_kueue_ask_for_travels_to_the_jobs(tmp_path: Path) -> None:
+    """Fewest pods, topology and priority: two workloads of 8 GPUs on 12, of which one may have fewer pods."""
+    status = {"conditions": [condition("Admitted", "10:10:00"), condition("Finished", "10:30:00")]}
+    host = {"required": "kubernetes.io/hostname"}
+    pods = {"count": 4, "template": {"spec": containers(2)}}
+    items = [
+        kube("Workload", "a", {"priority": 0, "podSets": [pods]}, status),
+        kube("Workload", "b", {"priority": -5, "podSets": [{**pods, "minCount": 1}]}, status),
+        kube(
+            "Workload",
+            "c",
+            {"priority": -9, "podSets": [{**pods, "count": 1, "topologyRequest": host}]},
+            status,
+        ),
+    ]
+    path = tmp_path / "workloads.json"
+    path.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": items}), encoding="utf-8")
+    trace = read_trace(path)
+    assert trace.priority.tolist() == [10.0, 5.0, 1.0]
+    assert texts(trace, "together") == ["", "", "node-required"]
+    cluster = {"nodes": [{"name": "n", "count": 3, "gpus": 4}]}
+    scenario = {"schema_version": 1, "name": "x", "cluster": cluster, "workload": {"trace": {"file": "w"}}}
+    made = run(from_mapping(scenario), trace=trace, policy=make_policy("kueue"))
+    times = zip(made.jobs["start_s"], made.jobs["completion_s"], strict=True)
+    jobs = dict(zip(made.jobs["name"].tolist(), times, strict=True))
+    assert jobs == {"lab/a": (0.0, 1200.0), "lab/b": (0.0, 2400.0), "lab/c": (1200.0, 2400.0)}
 
 
 def test_pods_of_one_owner_are_one_gang(tmp_path: Path) -> None:

@@ -239,3 +239,27 @@ def test_files_of_a_university(tmp_path: Path) -> None:
     assert jobs is not None
     assert len(jobs) == 4975
     assert "5000 rows, 4975 jobs; left out: 25 zero duration" in jobs.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (
+            "NodeName=n Name=gpu Count=4\n",
+            "(gres.conf); name slurm.conf, sinfo or `scontrol show node` beside",
+        ),
+        (
+            "apiVersion: kueue.x-k8s.io/v1beta1\nkind: ClusterQueue\nmetadata: {name: q}\nspec: {}\n",
+            "--count cpus",
+        ),
+    ],
+)
+def test_a_file_that_holds_only_a_part_says_what_to_name_beside_it(
+    tmp_path: Path, text: str, why: str
+) -> None:
+    path = tmp_path / "part"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(InputError) as error:
+        import_site([path], out=tmp_path / "out.yaml")
+    assert len(error.value.lines) == 1
+    assert why in error.value.lines[0]

@@ -200,3 +200,38 @@ def test_queues_cohorts_and_flavors_of_kueue(tmp_path: Path) -> None:
     assert (queue.borrow_within, queue.borrow_within_most) == ("lower-priority", 100.0)
     assert scenario.queues.flavors == {"spot+reserved": ("a100_sxm_80gb",), "new": ("h100_sxm",)}
     assert "so one, with the sum of their quotas" in text
+
+
+def test_what_objects_of_kueue_say_beside_is_never_dropped_silently(tmp_path: Path) -> None:
+    text = """
+apiVersion: kueue.x-k8s.io/v1beta1
+kind: ResourceFlavor
+metadata: {name: h100}
+spec: {nodeTaints: [{key: spot, effect: NoSchedule}]}
+---
+apiVersion: kueue.x-k8s.io/v1beta1
+kind: ResourceFlavor
+metadata: {name: a100}
+---
+apiVersion: kueue.x-k8s.io/v1beta1
+kind: ClusterQueue
+metadata: {name: q}
+spec:
+  flavorFungibility: {whenCanBorrow: TryNextFlavor}
+  resourceGroups:
+  - flavors:
+    - {name: h100, resources: [{name: nvidia.com/gpu, nominalQuota: 16}, {name: memory, nominalQuota: 9Gi}]}
+    - {name: a100, resources: [{name: nvidia.com/gpu, nominalQuota: 8}]}
+---
+apiVersion: kueue.x-k8s.io/v1beta1
+kind: LocalQueue
+metadata: {name: door}
+spec: {clusterQueue: q, stopPolicy: Hold}
+"""
+    (tmp_path / "queues.yaml").write_text(text, encoding="utf-8")
+    made = import_site([tmp_path / "queues.yaml"], out=tmp_path / "out.yaml")
+    aside = made.partition("# Not part of the simulation")[2]
+    for told in ("nodeTaints", "flavorFungibility", "quotas of memory", "door: stopPolicy"):
+        assert told in aside
+    # Flavors that no node is told of are told apart by their names.
+    assert "gpus: {h100: 16, a100: 8}" in made

@@ -204,7 +204,7 @@ def fetch_queues(shards, node, rack, links):
     return arrives, late
 
 
-def distribute_late(late, before, node, capacity, owned, room, links):
+def distribute_late(late, before, node, capacity, computing, owned, room, links):
     """`late` are (size, samples, source, needed, late, owner, workers), most critical first."""
     room, taken, chosen = list(room), set(), []
     for k, (size, samples, source, needed, lateness, owner, workers) in enumerate(late):
@@ -213,8 +213,8 @@ def distribute_late(late, before, node, capacity, owned, room, links):
             fetch = links.time(source, node[w], before[k][i] + size)
             tail = owned[w] / capacity[w]
             ends = max(tail, fetch) + samples / capacity[w]
-            here = needed + lateness + samples / capacity[owner]
-            before_owner = ends < max(owned[owner] / capacity[owner], here)
+            stands_still = owned[owner] / computing[owner] + lateness
+            before_owner = ends < max(owned[owner] / capacity[owner], stands_still)
             fits = fetch == 0 or size <= room[node[w]]
             if w != owner and w not in taken and fetch <= needed and fits and before_owner:
                 options.append((max(fetch - tail, 0.0), tail, w))

@@ -13,10 +13,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from equipoise.policies.contract import UNCHANGED, Moves, Policy, check, refine
-from equipoise.policies.observation import Observation
+from equipoise.policies.observation import JobState, Observation
 from equipoise.policies.record.journal import JournalWriter, replay
 from equipoise.policies.registry import available, make_stage
+from equipoise.sim.run import run as simulate
+from equipoise.sim.scenario.model import Scenario
 from equipoise.study.stage_check import rules
+from equipoise.study.stage_check.observations import Cluster
 from equipoise.study.stage_check.rules import change_time, run
 from equipoise.study.stage_check.same import same
 from tests.policies.observations import (
@@ -92,7 +95,7 @@ def test_one_worker(stage):
 def test_nothing_was_measured_yet(stage):
     observation = without_telemetry(one_job([2.0, 2.0, 1.0, 1.0]))
     plan, _ = run(stage, observation)
-    if stage.kind in ("data", "tasks", "sync") and stage.name != "fixed-h":
+    if stage.kind in ("data", "tasks", "sync") and stage.name not in ("fixed-h", "hierarchical-local-sgd"):
         assert plan.changes_nothing(), plan.reasons
 
 
@@ -208,7 +211,7 @@ def test_refines_what_is_planned(stage, observation):
         planned = planned.with_(moves=Moves(movable, shards.node[movable], shards.node[movable], worker))
     jobs = observation.jobs
     if len(jobs):
-        planned = planned.with_(sync_interval=jobs.sync_interval + 1)
+        planned = planned.with_(sync_interval=jobs.sync_interval + 1, far_every=jobs.far_every.copy())
     if stage.kind == "allocation":
         suspect, batch = np.zeros(len(observation.gpus), dtype=np.bool_), jobs.global_batch.copy()
         weight = np.full(len(observation.workers), 0.5)
@@ -223,6 +226,7 @@ def test_refines_what_is_planned(stage, observation):
         assert plan.moves.shard[0] == planned.moves.shard[0]
     if stage.kind != "sync":
         assert plan.sync_interval is planned.sync_interval
+        assert plan.far_every is planned.far_every
 
 
 @stages("allocation")
@@ -246,3 +250,41 @@ def test_thousands_of_tiny_jobs(stage):
     assert (pool.held >= 0).all(), "GPUs stay free"
     assert pool.forward(plan.revisit_s)
     run(stage, pool.observe(), memory=memory)
+
+
+@pytest.mark.parametrize("borrows", [False, True])
+@stages("allocation")
+def test_a_quota_of_zero(stage, borrows):
+    """Who has none and may not borrow never gets a GPU; who may gets what is left; the others are all served."""
+    jobs = [
+        {"name": f"{queue}-{k}", "queue": queue, "gpus": 2, "duration": "10 min", "arrival": f"{k} s"}
+        for k in range(2)
+        for queue in ("none", "all")
+    ]
+    more = {"cohort": "site"} if borrows else {}
+    queues = [{"name": "none", "gpus": 0, **more}, {"name": "all", "gpus": 4, **more}]
+    case = Scenario.model_validate({
+        "schema_version": 1, "name": "zero", "workload": {"jobs": jobs},
+        "cluster": {"nodes": [{"count": 1, "gpus": 4, "accelerator": "v100_sxm2_32gb"}]},
+        "queues": {"queues": queues, "cohorts": [{"name": "site"}], "too_large": "leave-out"},
+    })  # fmt: skip
+    found = simulate(case, policy=Policy(stage.name, (stage,)), timeline=False)
+    served = {name for name, at in zip(found.jobs["name"], found.jobs["completion_s"], strict=True) if at > 0}
+    assert served == {"all-0", "all-1"} | ({"none-0", "none-1"} if borrows else set())
+
+
+@stages("allocation")
+def test_the_node_of_a_start_dies_before_it(stage):
+    """What was planned on a node that is gone when the plan is carried out is refused, and later done elsewhere."""
+    cluster = Cluster(np.random.default_rng(3), [2, 2], [True, True])
+    cluster.add(JobState.WAITING, rigid=True, gpus=2)
+    observation = cluster.observe()
+    plan, memory = run(stage, observation)
+    if plan.allocation is None:
+        return
+    node = int(observation.gpus.node[plan.allocation.gpu[0]])
+    dead = with_dead_nodes(change_time(observation, observation.time_s + 1.0), [node])
+    assert check(plan, dead), "a start on a dead node is not feasible"
+    after, _ = run(stage, dead, memory=memory)
+    if after.allocation is not None:
+        assert (observation.gpus.node[after.allocation.gpu] != node).all()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable
+from functools import partial
 
 import click
 
@@ -53,7 +54,7 @@ def until_options(command: Callable[..., int]) -> Callable[..., int]:
 @click.option("--seeds", type=IntRange(min=1), default=5, show_default=True, help="Seeds per policy.")
 @until_options
 @click.option("--jobs", type=IntRange(min=1), default=1, show_default=True, help="Processes.")
-@output_options
+@partial(output_options, more=("latex",))
 @record_options
 @mlflow_option
 @common
@@ -102,7 +103,8 @@ def compare(
         sys.stdout.write(printable(result.as_table(width)))
     else:
         note(state.quiet, *(f"note: {text}" for text in result.notes))
-        sys.stdout.write(result.as_json() if form == "json" else result.as_csv())
+        texts = {"json": result.as_json, "csv": result.as_csv, "latex": result.as_latex}
+        sys.stdout.write(texts[form]())
     note(False, *(f"equipoise: {text}" for text in result.failures))
     if out is not None:
         to_mlflow(out, mlflow)

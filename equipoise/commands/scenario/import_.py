@@ -38,8 +38,6 @@ def import_(
     from equipoise.policies.files import write_whole
     from equipoise.sim.loading.site.read import import_site
 
-    if count == "cpus" and trace is None:
-        raise click.UsageError("--count cpus needs --trace, whose jobs are then counted in cores as well")
     target = Path(out)
     if target.exists() and not force:
         raise click.UsageError(f"{out} is there already; --force replaces it")

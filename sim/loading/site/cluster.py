@@ -34,10 +34,7 @@ def accelerator_of(kind: str) -> tuple[str, str]:
         if re.search(f"(?:{pattern})(?![0-9])", text):
             sure = text == name.replace("_", "-") or re.search(exact, text)
             return name, "" if sure else f"{kind} taken for {name}: guessed"
-    return (
-        "generic",
-        f"{kind} is not in the hardware profile: generic" if kind else "GPU type not given",
-    )
+    return ("generic", f"{kind} is not in the hardware profile: generic" if kind else "GPU type not given")
 
 
 @dataclass
@@ -111,7 +108,10 @@ class Site:
         )
         self.nodes = [group for group in self.nodes if group.gpus >= 1]
         if not self.nodes:
-            raise InputError(["no node with GPUs in these files; --count cpus takes each core for a GPU"])
+            cores = any(group.cores for group in without)
+            raise InputError([
+                f"no node with GPUs in these files; {'--count cpus takes each core for a GPU' if cores else _GPUS}"
+            ])  # fmt: skip
 
     def split_by_partition(self) -> None:
         """Make groups of nodes that are in the same partitions, so that partitions are whole groups."""
@@ -124,6 +124,9 @@ class Site:
             whole = len(parts) < 2
             made += [group] if whole else [replace(group, names=tuple(n), count=0) for n in parts.values()]
         self.nodes = made
+
+
+_GPUS = "--gpus N, or NCCL's topology XML or `nvidia-smi topo -m` beside them, tells how many a node has"
 
 
 def span(names: Sequence[str]) -> str:

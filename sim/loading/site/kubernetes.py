@@ -21,7 +21,10 @@ def add_kueue(site: Site, found: KueueObjects, unit: str) -> None:
     if found.cluster_queues:
         site.policy, site.policy_why = "kueue", "whose queues these are"
         add_queues(site, found, unit, _kinds(site, found))
-    flavors = (f"{f.name}: {_labels(f.node_labels)}, topology {f.topology or 'none'}" for f in found.flavors)
+    flavors = (
+        ", ".join([f"{f.name}: {_labels(f.node_labels)}", f"topology {f.topology or 'none'}", *f.rest])
+        for f in found.flavors
+    )
     site.add_aside("Flavors", *flavors)
     site.add_aside(
         "Priority classes", *(f"{name}: {value}" for name, value in found.priority_classes.items())
@@ -34,14 +37,17 @@ def _kinds(site: Site, found: KueueObjects) -> dict[str, str]:
     kinds = {group.gpu_type for group in site.nodes if group.gpus}
     told = {}
     for flavor in found.flavors:
-        product = _product(flavor) if any(key in flavor.node_labels for key in _PRODUCT) else ""
+        named = any(key in flavor.node_labels for key in _PRODUCT) or not found.nodes
+        product = _product(flavor) if named else ""
         mine = {
             next((node.labels[key] for key in _PRODUCT if key in node.labels), "")
             for node in found.nodes
             if node.gpus and flavor.node_labels.items() <= node.labels.items()
         }
         product = product or (mine.pop() if len(mine) == 1 and len(kinds) > 1 else "")
-        told[flavor.name] = accelerator_of(product)[0] if product else ""
+        accelerator = accelerator_of(product)[0] if product else ""
+        known = found.nodes or accelerator != "generic"  # without nodes, an unknown name tells nothing apart
+        told[flavor.name] = accelerator if known else ""
     return told
 
 

@@ -88,6 +88,11 @@ def add_qos(site: Site, rows: Sequence[Qos], unit: str) -> None:
             "preempts a QOS that is not here": strange,
             "flags": ",".join(qos.flags),
             "longest": qos.max_wall_s,
+            "grace time": qos.grace_time_s,
+            "preempt mode": qos.preempt_mode
+            if qos.preempt_mode.lower() not in ("cluster", "requeue")
+            else "",
+            **qos.other,
         }
         listed = ", ".join(f"{key} {value}" for key, value in other.items() if value)
         listed += f", usage factor {qos.usage_factor:g}" if qos.usage_factor != 1.0 else ""
@@ -226,6 +231,10 @@ def add_queues(site: Site, found: KueueObjects, unit: str, kinds: Mapping[str, s
     site.add_aside(
         "Local queues of one name in several namespaces: jobs name the cluster queue", *sorted(double)
     )
+    more = [(x.name, x.rest) for x in found.local_queues] + [(x.name, x.rest) for x in found.cohorts]
+    site.add_aside(
+        "More on local queues and cohorts", *(f"{n}: {', '.join(rest)}" for n, rest in more if rest)
+    )
     for cohort in found.cohorts:
         tell(site, "cohorts", {
             "name": cohort.name, "parent": cohort.parent, **_quotas(cohort.quotas, unit, flavor_of),
@@ -288,9 +297,10 @@ def _add_queue(
         **({"borrow_within": "lower-priority", "borrow_within_most": queue.borrow_within_most} if borrows else {}),
         "weight": None if queue.weight == 1.0 else queue.weight, "names": [n for n in names if n != queue.name],
     })  # fmt: skip
-    rest = {"admission": queue.admission_mode, "stop": queue.stop_policy}
-    told = ", ".join(f"{key} {value}" for key, value in rest.items() if value not in ("", "Never", "None"))
-    site.add_aside("More on cluster queues", *([f"{queue.name}: {told}"] if told else []))
+    counted = "/gpu" if unit == "GPUs" else "cpu"
+    others = sorted({quota.resource for quota in queue.quotas if not quota.resource.endswith(counted)})
+    more = [*queue.rest, *([f"quotas of {', '.join(others)}"] if others else [])]
+    site.add_aside("More on cluster queues", *([f"{queue.name}: {', '.join(more)}"] if more else []))
 
 
 def add_generated(site: Site, cohorts: Sequence[GeneratedCohorts]) -> None:
@@ -313,7 +323,8 @@ def add_generated(site: Site, cohorts: Sequence[GeneratedCohorts]) -> None:
                     site.jobs += [
                         {
                             "name": f"{work.name}-{title}-{k}", "count": work.count, "gpus": int(work.request),
-                            "spacing": f"{work.interval_s:g} s", "duration": f"{work.run_s:g} s",
+                            "arrival": f"{work.interval_s:g} s", "spacing": f"{work.interval_s:g} s",
+                            "duration": f"{work.run_s:g} s",
                             "priority": work.priority, "queue": name,
                         }
                         for work in group.work
@@ -321,6 +332,7 @@ def add_generated(site: Site, cohorts: Sequence[GeneratedCohorts]) -> None:
     site.name, site.policy, site.policy_why = "kueue-performance-test", "kueue", "whose test it is"
     site.extra = {
         "restart": {"detection": "0 s", "initialisation": "0 s", "checkpoint_write": "0 s"},
+        "decide": {"writes_per_s": 50, "writes_burst": 100},
     }
-    remark = "one for each unit of nominal quota; the test's controllers take time, these do not"
+    remark = "one for each unit of nominal quota"
     site.nodes.append(Nodes((), int(total), count=1, label="pool", remark=remark))

@@ -18,13 +18,7 @@ from equipoise.sim.loading.site.cluster import Nodes, Site
 from equipoise.sim.loading.site.fabric import add_fabric, node_of_matrix, node_of_nccl
 from equipoise.sim.loading.site.kubernetes import add_kueue
 from equipoise.sim.loading.site.queues import add_accounts, add_generated, add_partition, add_qos
-from equipoise.sim.loading.site.slurm import (
-    add_config,
-    add_gres,
-    add_nodes,
-    add_topology,
-    partition_line,
-)
+from equipoise.sim.loading.site.slurm import add_config, add_gres, add_nodes, add_topology, partition_line
 from equipoise.sim.loading.site.write import scenario_text
 from equipoise.sim.scenario.tree import InputError
 
@@ -50,7 +44,8 @@ def import_site(
     except FormatError as error:
         raise InputError([str(error)]) from error
     if not site.nodes:
-        raise InputError([f"{files[0]}: no nodes in these files"])
+        kinds = ", ".join(dict.fromkeys(kind for kind, _ in found))
+        raise InputError([f"{files[0]}: no nodes in these files ({kinds}); {_beside(found[0][0], unit)}"])
     if unit == "CPUs":
         site.count_cores()
     else:
@@ -58,6 +53,16 @@ def import_site(
     workload = {"file": _quoted(os.path.relpath(trace, out.parent))} if trace else {}
     workload |= {"count": "cpus"} if trace and unit == "CPUs" else {}
     return scenario_text(site, [Path(file).name for file in files], workload)
+
+
+def _beside(kind: str, unit: str) -> str:
+    """What tells of nodes, beside a file that does not."""
+    if kind != "kueue":
+        return "name slurm.conf, sinfo or `scontrol show node` beside them"
+    cpus = (
+        "" if unit == "CPUs" else ", or with quotas of CPUs say --count cpus, which takes each core for a GPU"
+    )
+    return f"name nodes (`kubectl get nodes -o json`) beside them{cpus}"
 
 
 def _quoted(text: str) -> str:

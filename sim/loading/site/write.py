@@ -12,6 +12,7 @@ import yaml
 from equipoise.sim.loading.site.cluster import NIC_BYTES_PER_S, Nodes, Site, Switch, accelerator_of, span
 
 _WIDTH = 100
+_WHY = "  # assumed: what Kueue's client may write (clientConnection.qps and burst, by default)"
 
 
 def scenario_text(site: Site, sources: Sequence[str], workload: Mapping[str, str]) -> str:
@@ -30,7 +31,9 @@ def scenario_text(site: Site, sources: Sequence[str], workload: Mapping[str, str
     else:
         lines += ["workload: {}  # no jobs: name them with --trace FILE"]
     lines += [f"policy: [{site.policy}]  # {site.policy_why}", *_queues(site, labels)]
-    lines += [f"{key}: {_flow(value)}" for key, value in site.extra.items()]
+    lines += [
+        f"{key}: {_flow(value)}{_WHY if 'writes_per_s' in value else ''}" for key, value in site.extra.items()
+    ]
     return "\n".join([*lines, *_aside(site)]) + "\n"
 
 

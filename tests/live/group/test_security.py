@@ -24,6 +24,7 @@ import torch.distributed as dist  # noqa: E402
 
 from equipoise.live.decide import metrics  # noqa: E402
 from equipoise.live.group import launch  # noqa: E402
+from equipoise.live.group.doorman import Doorman  # noqa: E402
 from equipoise.live.group.hosting import host_store, job_store, of_job, reach_store  # noqa: E402
 from equipoise.live.group.packing import pack, unpack  # noqa: E402
 from equipoise.live.group.rebuild import share_states  # noqa: E402
@@ -225,6 +226,29 @@ def test_a_silent_connection_to_the_metrics_is_closed(monkeypatch: pytest.Monkey
             assert silent.recv(1) == b""
     finally:
         server.close()
+
+
+def test_the_host_says_in_one_line_what_it_refuses(capfd: pytest.CaptureFixture[str]) -> None:
+    server = host_store("127.0.0.1")
+    of_job(server, "secret.1").set("dead/0", "1")
+    doorman = Doorman(server, "secret", lambda: 2)
+    doorman.look(server)
+    assert capfd.readouterr().err == ""
+    silent = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(CONNECTIONS)]
+    for token in ("", "another"):
+        for key in ("dead/0", "dead/1", "done", "ask/0"):
+            of_job(server, token).set(key, "1")
+    for _ in range(3):
+        doorman.look(server)
+    connections, keys = sorted(capfd.readouterr().err.splitlines())
+    assert keys == (
+        "equipoise: store: 8 keys written without the job's token, ignored, 'equipoise/another/ask/0' for one"
+    )
+    assert re.fullmatch(
+        r"equipoise: store: 30\d connections, more than the job's members make; the job goes on", connections
+    )
+    for connection in silent:
+        connection.close()
 
 
 def test_who_reaches_the_store_can_list_its_keys() -> None:

@@ -10,14 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 
 from equipoise import cli
+from equipoise.live.queue.ahead import order_of, with_order
 from equipoise.live.queue.lease import to_give_back
 from equipoise.live.queue.loop import Scheduler
+from equipoise.live.queue.machines import FOREIGN, FREE_NEXT
+from equipoise.live.queue.manager import Phase
 from equipoise.live.queue.options import QueueOptions
 from equipoise.live.queue.record import BusyError, Record, Touched
-from equipoise.policies.contract import Kind, Memory, Plan, Policy, Stage
+from equipoise.policies.contract import Kind, Memory, Plan, Policy, Stage, refine
 from equipoise.policies.observation import Observation
 from equipoise.policies.record.journal import read, replay
 from equipoise.policies.registry import make_policy
@@ -451,6 +455,31 @@ def test_gpus_that_come_free_later_than_their_job_ended_are_news(case: Make) -> 
     late = False
     c.step()
     assert c.scheduler.decisions == before + 1
+
+
+def test_gpus_of_a_job_that_is_over_are_the_next_to_be_free(case: Make) -> None:
+    """Between a job's end and the release of its GPUs, the gang that waits for them still comes first."""
+    c = case("sjf-greedy", estimates={"over": 5.0, "runs": 60.0, "gang": 10.0, "small": 20.0})
+    c.queue.submit(5.0, 6, "over")
+    c.queue.submit(60.0, 2, "runs")
+    gang, small = c.queue.submit(10.0, 6, "gang"), c.queue.submit(20.0, 2, "small")
+    c.step()
+    true, first = c.queue.snapshot, c.queue.snapshot().jobs
+    c.queue._start = lambda: None  # type: ignore[method-assign]
+
+    def snapshot() -> Any:
+        found, ending = true(), first[0]._replace(phase=Phase.ENDING)
+        jobs = (ending, *(job for job in found.jobs if job.id != ending.id))
+        return found._replace(jobs=jobs, nodes=tuple(node._replace(gpus_used=8) for node in found.nodes))
+
+    c.queue.snapshot = snapshot  # type: ignore[method-assign]
+    c.step(10.0)
+    seen = c.scheduler.world.observe()
+    assert [np.count_nonzero(seen.gpus.job == held) for held in (FREE_NEXT, FOREIGN, 1)] == [6, 0, 2]
+    policy = with_order(make_policy("sjf-greedy"))
+    plan = refine(policy, seen, policy.initial()).plan
+    assert plan.allocation is None
+    assert seen.jobs.id[order_of(plan)].tolist() == [gang, small]
 
 
 def test_two_schedulers_do_not_share_a_record(case: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from equipoise.policies.allocation import gangs
 from equipoise.policies.allocation.gangs import (
+    RoomColumns,
     frozen,
     holdings,
     place_gang,
@@ -44,8 +45,8 @@ def columns(nodes):
     size = np.array([len(node.gpus) for node in nodes], dtype=np.int64)
     gpus = [gpu for node in nodes for gpu in node.gpus]
     weight = np.array([node.weight for node in nodes])
-    return tuple(
-        frozen(column)
+    return RoomColumns(
+        *(frozen(column)
         for column in (
             np.concatenate(([0], np.cumsum(size)[:-1])).astype(np.int64), size,
             np.array([node.up for node in nodes]),
@@ -53,7 +54,7 @@ def columns(nodes):
             np.array([room for _, room, _ in gpus]), np.array([memory for _, _, memory in gpus]),
             weight, np.array([node.group for node in nodes], dtype=np.int64),
             np.argsort(-weight, kind="stable").astype(np.int64),
-        )
+        ))
     )  # fmt: skip
 
 

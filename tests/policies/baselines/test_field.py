@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from equipoise.policies.baselines import gavel, goodput
+from equipoise.policies.baselines.shockwave import market
 from equipoise.policies.contract import UNCHANGED
 from equipoise.policies.observation import Gpus, Jobs, JobState, Nodes, Observation, Speeds
 from equipoise.policies.registry import make_stage
@@ -174,10 +175,10 @@ def test_batches_follow_the_gpus_where_they_may(name):
 def test_pollux_evens_out_speed_ups():
     """Two elastic jobs that scale alike share four GPUs equally; 1 / speed-up falls most where it is largest."""
     ladders = {row: [goodput.Option(0, n, 32, float(n)) for n in (1, 2, 3, 4)] for row in (0, 1)}
-    chosen = goodput._climb(ladders, np.array([4]))
+    chosen = goodput.climb(ladders, np.array([4]))
     assert {row: way.gpus for row, way in chosen.items()} == {0: 2, 1: 2}
     ladders[1] = [goodput.Option(0, n, 32, 1.0 + 0.01 * n) for n in (1, 2, 3, 4)]
-    chosen = goodput._climb(ladders, np.array([4]))
+    chosen = goodput.climb(ladders, np.array([4]))
     assert {row: way.gpus for row, way in chosen.items()} == {0: 3, 1: 1}
 
 
@@ -209,3 +210,60 @@ def test_adacomm_communicates_more_as_the_gradient_falls():
         plan, memory = stage.refine(now, UNCHANGED, memory)
         taken.append(int(plan.intervals(now)[0]))
     assert taken == [10, 9, 4, 2, 1], "ceil(10 x 0.81), ceil(10 x 0.4), halved where it does not fall"
+
+
+def test_optimus_gives_the_next_worker_where_most_time_is_saved():
+    """T(n) = Q / f(n): 100 / (1, 2, 3), 60 / (1, 1.2, 1.3): after one GPU each -50 s against -10, -17 against -10."""
+    ladders = {
+        0: [goodput.Option(0, n, 32, n / 100) for n in (1, 2, 3)],
+        1: [goodput.Option(0, n, 32, f / 60) for n, f in ((1, 1.0), (2, 1.2), (3, 1.3))],
+    }
+    chosen = goodput.climb(ladders, np.array([4]))
+    assert {row: way.gpus for row, way in chosen.items()} == {0: 3, 1: 1}
+
+
+@pytest.mark.parametrize(("name", "gpus"), [("optimus", {0: 4}), ("drf", {0: 4})])
+def test_optimus_scales_one_job_at_its_own_batch(name, gpus):
+    plan, _ = make_stage(name).refine(elastic(1024), UNCHANGED, {})
+    assert {job: len(models) for job, models in placed(plan, elastic()).items()} == gpus
+    assert plan.global_batch is None, "the batch is the user's"
+
+
+def test_shockwave_sells_rounds_by_budget():
+    """One GPU, four rounds: equal budgets share them; who is worth 8 times as much buys all."""
+    rounds = np.zeros(2, dtype=np.int64)
+    market(np.zeros(2), np.full(2, 9.0), np.ones(2, dtype=np.int64), np.array([0.5, 0.5]), 0.0, 4, 1, rounds)
+    assert rounds.tolist() == [2, 2]
+    rounds[:] = 0
+    market(
+        np.zeros(2), np.full(2, 9.0), np.ones(2, dtype=np.int64), np.array([8 / 9, 1 / 9]), 0.0, 4, 1, rounds
+    )
+    assert rounds.tolist() == [4, 0]
+    rounds[:] = 0
+    market(np.zeros(2), np.array([3.0, 9.0]), np.ones(2, dtype=np.int64), np.full(2, 0.5), 10.0, 4, 1, rounds)
+    assert rounds.tolist() == [0, 4], "the longest job first, where the makespan weighs"
+
+
+def test_shockwave_is_exact_for_equal_gangs():
+    """Against all ways to share 6 rounds among three jobs."""
+    ran, left, budget = np.array([0.0, 2.0, 5.0]), np.full(3, 9.0), np.array([0.2, 0.3, 0.5])
+    rounds = np.zeros(3, dtype=np.int64)
+    market(ran, left, np.ones(3, dtype=np.int64), budget, 0.0, 6, 1, rounds)
+    best = max(
+        (np.array([a, b, 6 - a - b]) for a in range(7) for b in range(7 - a)),
+        key=lambda n: float(budget @ np.log(ran + 1.0 + n)),
+    )
+    assert rounds.tolist() == best.tolist()
+
+
+@pytest.mark.parametrize(
+    ("name", "near_s", "progress", "expected"),
+    [
+        ("hierarchical-local-sgd", 0.1, 0.5, (2, 8)), ("hierarchical-local-sgd", np.nan, 0.5, (2, 1)),
+        ("diloco", 0.1, 0.5, (1, 500)), ("diloco", np.nan, 0.5, (500, 1)), ("diloco", 0.1, 0.2, (1, 1)),
+    ],
+)  # fmt: skip
+def test_intervals_of_two_levels(name, near_s, progress, expected):
+    observation = one_job([1.0] * 4, job={"near_exchange_s": near_s, "progress": progress})
+    plan, _ = make_stage(name).refine(observation, UNCHANGED, {})
+    assert (int(plan.intervals(observation)[0]), int(plan.far(observation)[0])) == expected

@@ -237,17 +237,19 @@ def test_distribute_late(seed):
     size, samples, source = d.floats(0, 5e6, count), d.floats(1, 50, count), d.ints(0, 3, count)
     needed, late = d.floats(0, 5, count), d.floats(0, 20, count)
     capacity, owned, room = d.floats(0.5, 4), d.floats(0, 100), d.floats(0, 1e7, d.nodes)
+    computing = capacity * d.floats(1, 3)
     begin, end = d.first[job], d.first[job + 1]
     before = d.floats(0, 5e6, count * d.n).reshape(count, d.n)
     chosen = fetching.distribute_late(
         np.arange(count), size, samples, source, needed, late, owner, begin, end, before,
-        d.node, capacity, owned, room.copy(), links,
+        d.node, capacity, computing, owned, room.copy(), links,
     )  # fmt: skip
     rows = [
         (size[k], samples[k], source[k], needed[k], late[k], owner[k], range(begin[k], end[k]))
         for k in range(count)
     ]
-    assert chosen.tolist() == naive.distribute_late(rows, before, d.node, capacity, owned, room, plain)
+    expected = naive.distribute_late(rows, before, d.node, capacity, computing, owned, room, plain)
+    assert chosen.tolist() == expected
 
 
 def deals(seed):

@@ -17,6 +17,8 @@ from equipoise.policies.registry import make_policy
 from equipoise.sim.loading.file import from_mapping, load
 from equipoise.sim.loading.site.read import import_site
 from equipoise.sim.run import run
+from equipoise.sim.scenario.model import Decide
+from equipoise.sim.world.writes import Writes
 from tests.policies.queues.test_limits import case
 
 DATA = Path(__file__).resolve().parents[4] / "shared" / "data" / "formats"
@@ -134,6 +136,21 @@ def test_partial_admission_takes_as_many_workers_as_fit() -> None:
     assert first() == [5000.0, 8]
 
 
+def test_a_job_of_a_known_duration_shrinks_too_and_runs_longer_in_proportion() -> None:
+    jobs = [job("r", "qb", 3), job("e", "qa", 8, arrival=5)]
+
+    def found(**more: Any) -> list[float]:
+        made = run(case([jobs[0], {**jobs[1], **more}], two()), policy=make_policy("kueue"))
+        row = made.jobs["name"].tolist().index("e")
+        return [float(made.jobs[key][row]) for key in ("start_s", "completion_s", "useful_gpu_s")]
+
+    assert found() == [100.0, 200.0, 800.0]
+    assert found(gpus_min=2) == pytest.approx([5.0, 5.0 + 100 * 8 / 5, 800.0])  # 5 of 8 are free
+    assert found(gpus_min=6) == [100.0, 200.0, 800.0]
+    text = case([jobs[0], {**jobs[1], "gpus_min": 2}], two())
+    assert run(text, policy=make_policy("easy")).jobs["start_s"].max() == 100.0  # others keep it whole
+
+
 def test_strict_and_best_effort() -> None:
     jobs = [job("runs", "qa", 6), job("large", "qa", 4, arrival=1), job("small", "qa", 1, arrival=2)]
     assert starts(jobs, two())["small"] == [2.0, 0.0]
@@ -240,8 +257,37 @@ def test_the_performance_test_of_kueue(tmp_path: Path) -> None:
     assert made.policy_name == "kueue"
     assert len(made.jobs["name"]) == 4 * 40
     large = np.array([name.startswith("large") for name in made.jobs["name"]])
-    assert made.jobs["queueing_s"][large].max() == 0.0  # highest priority, each within its quota
-    assert made.jobs["queueing_s"][~large].mean() > 0.0
+    wait_s = made.jobs["queueing_s"]
+    assert wait_s[large].mean() < wait_s[~large].mean()
+    at_once = scenario.model_copy(update={"decide": Decide()})
+    assert run(at_once).jobs["queueing_s"][large].max() == 0.0  # highest priority, each within its quota
+    # Every start is a write: 160 of them at 4 a second, after a burst of 8.
+    slow = scenario.model_copy(update={"decide": Decide(writes_per_s=4.0, writes_burst=8)})
+    jobs = run(slow).jobs
+    assert jobs["completion_s"].max() >= (160 - 8) / 4.0
+    assert (jobs["start_s"] >= jobs["arrival_s"]).all()
+    written = np.sort(jobs["start_s"])
+    assert all(np.count_nonzero((written > t) & (written <= t + 2.0)) <= 2.0 * 4.0 + 8 for t in written)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.tuples(st.floats(0.0, 3.0), st.integers(1, 5)), min_size=1, max_size=30),
+    st.floats(0.5, 20.0), st.integers(1, 10),
+)  # fmt: skip
+def test_what_is_written_down_goes_through_a_bucket(
+    asked: list[tuple[float, int]], per_s: float, burst: int
+) -> None:
+    """The plain twin: a bucket that is filled, and who comes when it is empty waits for the next drop."""
+    writes, now_s, level, at_s = Writes(per_s, burst), 0.0, float(burst), 0.0
+    for gap_s, count in asked:
+        now_s += gap_s
+        for _ in range(count):
+            level, at_s = min(float(burst), level + max(0.0, now_s - at_s) * per_s), max(at_s, now_s)
+            at_s += max(0.0, 1.0 - level) / per_s
+            level = max(level, 1.0) - 1.0
+        assert writes.take(now_s, count) == pytest.approx(at_s, abs=1e-6)
+    assert Writes(None, 1).take(3.0, 9) == 3.0
 
 
 @pytest.mark.long
@@ -256,4 +302,7 @@ def test_the_real_performance_test_of_kueue(tmp_path: Path) -> None:
         n: np.array([name.startswith(n) for name in made.jobs["name"]]) for n in ("small", "medium", "large")
     }
     waits = {name: float(made.jobs["queueing_s"][rows].mean()) for name, rows in of.items()}
-    assert waits["large"] < waits["medium"] < waits["small"]
+    assert 5.0 < waits["large"] < 15.0
+    assert 70.0 < waits["medium"] < 85.0
+    assert 210.0 < waits["small"] < 235.0
+    assert 300.0 < made.jobs["completion_s"].max() < 380.0  # 15,000 starts at 50 a second, and what is told

@@ -313,3 +313,51 @@ def test_an_interruption_that_changes_nothing_changes_nothing() -> None:
     observed = simulate(case.model_copy(update={"decide": case.decide.model_copy(update={"every": 0.777})}))
     assert plain.jobs["completion_s"].tolist() == observed.jobs["completion_s"].tolist()
     assert plain.jobs["busy_gpu_s"].tolist() == observed.jobs["busy_gpu_s"].tolist()
+
+
+@dataclass(frozen=True)
+class Uneven(Stage):
+    """Once, as soon as two workers of different speed are seen: twice as many samples for the first."""
+
+    name: ClassVar[str] = "uneven"
+    kind: ClassVar[Kind] = "tasks"
+
+    def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
+        """Samples of 20 and 10."""
+        if memory or not len(observation.workers):
+            return plan, memory
+        return plan.with_(samples_per_step=np.array([20, 10])), {"done": 1}
+
+
+@pytest.mark.parametrize("event_by_event", [False, True])
+@pytest.mark.parametrize("delay", [0, 1, 3])
+def test_a_plan_acts_so_many_rounds_later_and_falls_with_its_workers(
+    delay: int, event_by_event: bool
+) -> None:
+    """By hand: 300 ms a step as dealt at first, 200 ms as planned after 5 of 20 steps."""
+
+    def completion_s(**changes: Any) -> float:
+        case = scenario(
+            cluster={"nodes": [{"name": "fast"}, {"name": "slow", "speed": 0.5}]},
+            workload={
+                "models": {"m": model()},
+                "jobs": [
+                    {
+                        "gpus": 2,
+                        "model": "m",
+                        "steps": 20,
+                        "global_batch": 30,
+                        "checkpoint": {"interval": "never"},
+                    }
+                ],
+            },
+            decide={"every_steps": 5, "delay_rounds": delay},
+            restart={"detection": 0.0, "rescheduling": 0.0, "initialisation": 0.0},
+            **changes,
+        )
+        policy = Policy("late", (*make_policy("fifo").stages, Uneven()))
+        return float(run(case, policy=policy, seed=0, event_by_event=event_by_event).jobs["completion_s"][0])
+
+    assert completion_s() == pytest.approx((5 + delay) * 0.3 + (15 - delay) * 0.2)
+    crash = {"kind": "crash", "node": "fast-0", "at": 1.6, "duration": 0.4}
+    assert completion_s(faults={"events": [crash]}) == pytest.approx(2.0 + 20 * 0.3)

@@ -35,7 +35,7 @@ class Sizes(Stage):
 def case(**data: Any) -> Scenario:
     whole = {"samples": 1000, "shards": 4, "sample_size": 1e6} | data
     job = {"gpus": 2, "model": "m", "epochs": 1, "global_batch": 10, "data": whole}
-    return scenario(workload={"models": {"m": model()}, "jobs": [job]}, decide={"every": 0.001})
+    return scenario(workload={"models": {"m": model()}, "jobs": [job]}, decide={"every": 0.04})
 
 
 def sizes(spec: Scenario, seed: int = 0) -> list[int]:

@@ -3,9 +3,11 @@ import dataclasses
 import io
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy.stats import ttest_rel
 
 from equipoise.policies.registry import PolicyError, make_policy
 from equipoise.sim.record import Run
@@ -13,6 +15,7 @@ from equipoise.sim.run import RunFailed
 from equipoise.sim.scenario.model import Scenario
 from equipoise.study.display import show
 from equipoise.study.runs.compare import compare, is_random
+from equipoise.study.table import as_latex
 
 SPEED = {"fifo": 1.0, "sjf": 0.5, "las": 0.8, "easy": 0.9}
 USES = (
@@ -209,6 +212,26 @@ def test_json_and_csv_hold_the_same_numbers(comparison):
         assert (float(line["mean"]) if line["mean"] else None) == row["mean"]
     assert content["runs"][0]["metrics"]["makespan_s"] == 200.0
     assert content["bound"]["makespan_s"] == 150.0
+
+
+def test_differences_are_tested_and_stand_in_a_table_for_papers(comparison):
+    noise = np.random.default_rng(1).lognormal(0.0, 0.2, len(comparison.results))
+    results = [
+        replace(r, metrics={**r.metrics, "makespan_s": r.metrics["makespan_s"] * factor})
+        for r, factor in zip(comparison.results, noise, strict=True)
+    ]
+    noisy = replace(comparison, results=tuple(results))
+    first, mine = ([r.metrics["makespan_s"] for r in noisy.of(policy)] for policy in ("fifo", "sjf"))
+    found, logs = cell(noisy, "makespan_s", "sjf"), np.log(np.divide(mine, first))
+    assert found.effect == pytest.approx(logs.mean() / logs.std(ddof=1))
+    assert found.p == pytest.approx(ttest_rel(np.log(mine), np.log(first)).pvalue)
+    assert math.isnan(cell(noisy, "makespan_s", "fifo").p)
+    text = as_latex(
+        "90 % of it", [replace(found, policy="first", p=math.nan), replace(found, policy="a_b", p=0.001)]
+    )
+    assert r"90 \% of it" in text
+    assert r"a\_b" in text
+    assert text.count("$^{**}$") == 1
 
 
 def test_progress_counts_every_run():

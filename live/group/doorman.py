@@ -1,0 +1,73 @@
+"""Says, on the host of a store, what it refuses of strangers: in one line a kind, then seldom and counted.
+
+A store of PyTorch's takes every connection and every key; what is not the job's own is never looked at.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import torch.distributed as dist
+
+_LOOK_S = 1.0
+_AGAIN_S = 60.0  # between two lines of a kind
+_PER_MEMBER, _SPARE = 16, 64  # connections that a job may have
+_ESTABLISHED = "01"
+
+
+def connections_to(port: int) -> int:
+    """TCP connections of this machine's that end at its `port`; 0 where /proc does not tell."""
+    count = 0
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with contextlib.suppress(OSError):
+            rows = (line.split() for line in Path(table).read_text(encoding="ascii").splitlines()[1:])
+            count += sum(row[3] == _ESTABLISHED and row[1].endswith(f":{port:04X}") for row in rows)
+    return count
+
+
+def strange_keys(keys: Iterable[str], token: str) -> list[str]:
+    """Keys that look like a member's and were written without the job's token."""
+    own = (f"equipoise/{token}/", f"equipoise/{token}.")  # of its first era, and of later ones
+    return sorted(key for key in keys if key.startswith("equipoise/") and not key.startswith(own))
+
+
+class Doorman:
+    """Looks at a store of this process every second, from a thread of its own, for as long as it is there."""
+
+    def __init__(self, store: dist.TCPStore, token: str, members: Callable[[], int]) -> None:
+        """`members`: of the job, as of now."""
+        self._token, self._members = token, members
+        self._told: dict[str, tuple[int, float]] = {}  # by kind: how many were told of, and when
+        self._store = weakref.ref(store)
+        threading.Thread(target=self._run, name="equipoise-doorman", daemon=True).start()
+
+    def _run(self) -> None:
+        while (store := self._store()) is not None:
+            self.look(store)
+            del store
+            time.sleep(_LOOK_S)
+
+    def look(self, store: dist.TCPStore) -> None:
+        """One look at the store."""
+        if hasattr(store, "list_keys"):  # PyTorch's got it later
+            keys = strange_keys(store.list_keys(), self._token)
+            first = f", {keys[0][:80]!a} for one" if keys else ""
+            self._tell("keys written without the job's token, ignored", len(keys), first)
+        allowed, found = _PER_MEMBER * self._members() + _SPARE, connections_to(store.port)
+        self._tell(
+            "connections, more than the job's members make",
+            found if found > allowed else 0,
+            "; the job goes on",
+        )
+
+    def _tell(self, kind: str, count: int, more: str) -> None:
+        before, at_s = self._told.get(kind, (0, -_AGAIN_S))
+        if count > before and time.monotonic() - at_s >= _AGAIN_S:
+            self._told[kind] = count, time.monotonic()
+            print(f"equipoise: store: {count} {kind}{more}", file=sys.stderr, flush=True)
