@@ -26,7 +26,7 @@ from equipoise.policies.queues.limits import (
     held_amounts,
     node_model,
 )
-from equipoise.policies.queues.places import masks, place_job, start_on, wanted_gpus
+from equipoise.policies.queues.places import masks, of_one_model, place_job, start_on, wanted_gpus
 
 CYCLE_S = 0.005
 """Time of a cycle that writes nothing down (assumed; what is written takes longer by far)."""
@@ -341,7 +341,8 @@ class _Turn:
         share = float(self.o.jobs.gpu_share_requested[head.row])
         if share < 1.0 and not victims:
             return place_job(self.hand, head.row, head.wanted, allowed=self._nodes(head, leaf)) is not None
-        sets = masks(self.o, head.row, self._nodes(head, leaf))
+        alike = of_one_model(self.o, head.row, self._nodes(head, leaf))
+        sets = (mask for nodes in alike for mask in masks(self.o, head.row, nodes))
         return any(int(free[mask].sum()) >= head.wanted for mask in sets)
 
     def _start(self, head: _Head) -> bool:

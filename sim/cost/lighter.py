@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields, replace
-from typing import Any
 
 from equipoise.sim.hardware.profile import Accelerator
 from equipoise.sim.llm.shape import LatentAttention, Transformer
@@ -30,16 +29,16 @@ def pruned_shape(shape: Transformer, part: float) -> Transformer:
     """A transformer with this part of every head and feed-forward taken out."""
     if part == 0.0:
         return shape
-    left = {"ffn": shape.ffn, "expert_ffn": shape.expert_ffn, "head_size": shape.head_size}
-    changed = {name: max(1, round(size * (1.0 - part))) if size else 0 for name, size in left.items()}
+
+    def left(size: int) -> int:
+        """Of a width; 0 stays."""
+        return max(1, round(size * (1.0 - part))) if size else 0
+
     latent = shape.latent
     if latent is not None:
-        sizes = {f.name: getattr(latent, f.name) for f in fields(latent)}
-        latent = LatentAttention(
-            **{name: max(1, round(n * (1.0 - part))) if n else 0 for name, n in sizes.items()}
-        )
-    smaller: Any = changed  # the other fields keep their types
-    return replace(shape, **smaller, latent=latent)
+        latent = LatentAttention(**{f.name: left(getattr(latent, f.name)) for f in fields(latent)})
+    ffn, expert_ffn, head_size = left(shape.ffn), left(shape.expert_ffn), left(shape.head_size)
+    return replace(shape, ffn=ffn, expert_ffn=expert_ffn, head_size=head_size, latent=latent)
 
 
 def moment_bytes_saved(model: Model) -> float:

@@ -50,7 +50,7 @@ def accelerator_of(
 
 
 FITTED_EFFICIENCY = 0.7
-"""Share of the peak in large products, in the catalogue, of the accelerators that stacks were fitted on."""
+"""Share of the peak in large products from which on an accelerator counts as those that stacks were fitted on."""
 _LARGE_FLOP = 1e12
 
 

@@ -15,9 +15,13 @@ from equipoise.sim.llm.memory import MemoryStack, counts, peaks
 from equipoise.sim.llm.stack import Floats
 from equipoise.study.validation.rows import Row, labels, left_out_groups, seconds, stacked
 from equipoise.study.validation.score import Score, judge, rank_correlation, regret
+from equipoise.study.validation.splits import bucket
 
 KEEPS_SCORES = {**PRIORS, "score_bytes": Prior(8.0, 1.0, 40.0, "stack")}
 """Of a stack without fused attention, which writes and reads its scores."""
+
+PARTS = 12
+"""Keys are left out in so many parts."""
 
 
 @dataclass(frozen=True)
@@ -28,12 +32,13 @@ class Prediction:
     spread: tuple[float, float]
 
 
-def learn(rows: Sequence[Row], priors: Mapping[str, Prior] = PRIORS) -> Prediction:
-    """Fits two rows or more. Raises ValueError with fewer."""
+def learn(rows: Sequence[Row], priors: Mapping[str, Prior] = PRIORS, by: str = "family") -> Prediction:
+    """Fits two rows or more; the interval is of what is left out `by`: families, or keys. Raises ValueError."""
     q, measured, marks = stacked(rows), seconds(rows), labels(rows)
-    groups = left_out_groups(rows)
+    groups = left_out_groups(rows) if by == "family" else [r.key for r in rows]
+    parts = groups if by == "family" else [str(bucket(key, 0, PARTS)) for key in groups]
     fitted = fit(q, measured, marks, priors)
-    left = left_out_residuals(q, measured, marks, groups, fitted, priors)
+    left = left_out_residuals(q, measured, marks, parts, fitted, priors)
     return Prediction(fitted, spread(left, groups))
 
 
@@ -61,9 +66,11 @@ def _flop(row: Row) -> float:
     return row.plan.shape.train_flop_per_token() * la.global_batch * row.plan.shape.sequence / la.gpus
 
 
-def score(known: Sequence[Row], asked: Sequence[Row], priors: Mapping[str, Prior] = PRIORS) -> Score:
-    """The score of predicting `asked` from `known`."""
-    learned = learn(known, priors)
+def score(
+    known: Sequence[Row], asked: Sequence[Row], priors: Mapping[str, Prior] = PRIORS, by: str = "family"
+) -> Score:
+    """The score of predicting `asked` from `known`; rows were divided `by` family or key."""
+    learned = learn(known, priors, by)
     guess, measured = predicted(learned.fitted, asked), seconds(asked)
     return judge(
         [row.key for row in asked], guess, constant_rate(known, asked), measured, learned.spread,

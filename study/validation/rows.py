@@ -30,12 +30,12 @@ class Row:
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:
-    """The rows of a CSV file, gzipped or not, as texts by column. Raises FileNotFoundError."""
-    if path.suffix == ".gz":
-        with gzip.open(path, "rt", newline="") as file:
-            return list(csv.DictReader(file))
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
+    """The rows of a CSV file, gzipped or not, as texts by column. Raises OSError, ValueError without one."""
+    with gzip.open(path, "rt", newline="") if path.suffix == ".gz" else path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    if not rows:
+        raise ValueError(f"{path.name}: has no rows")
+    return rows
 
 
 def labels(rows: Iterable[Row]) -> dict[str, list[str]]:

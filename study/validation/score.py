@@ -52,7 +52,15 @@ def judge(
     spearman: float = np.nan,
     picked: float = np.nan,
 ) -> Score:
-    """The score of predictions whose interval is [low, high] times them; `naive` are the plainest model's."""
+    """The score of predictions whose interval is [low, high] times them; `naive` are the plainest model's.
+
+    Raises ValueError without a row, or where a measurement is not a number above 0.
+    """
+    wrong = [key for key, value in zip(keys, measured, strict=True) if not 0.0 < value < np.inf]
+    if wrong or not len(keys):
+        raise ValueError(
+            f"row {wrong[0]!r}: measured is not above 0" if wrong else "no row is left to predict"
+        )
     low, high = (np.asarray(predicted * factor, dtype=np.float64) for factor in spread)
     inside = (measured >= low) & (measured <= high)
     return Score(
@@ -85,7 +93,9 @@ class Line:
 
 
 def line(what: str, target: float, scores: Sequence[Score]) -> Line:
-    """The line of several splits; `target` is the median error asked for."""
+    """The line of several splits; `target` is the median error asked for. Raises ValueError without a split."""
+    if not scores:
+        raise ValueError("no row is left to predict")
 
     def middle(name: str) -> float:
         """Median of what is known."""

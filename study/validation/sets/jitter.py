@@ -32,6 +32,8 @@ Bools = npt.NDArray[np.bool_]
 STRETCH = 20
 DRAWN = 4000
 """Steps of the simulator's noise that stand for times to come."""
+BLOCKS = 4
+"""Of time in the fitted half: how much later ones differ from earlier ones makes the interval of the future."""
 MOST_GROUPS = 60
 """Groups of workers of one size that are looked at, the first in order of their numbers."""
 
@@ -109,23 +111,36 @@ def _score(
     fitted: dict[str, Bools],
     to_come: Callable[[Floats], Floats] = lambda times: times,
 ) -> Score:
-    """`fitted`: by job, which steps the prediction is made from, (steps,); `to_come`: times to come from those."""
+    """`fitted`: by job, which steps the prediction is made from, (steps,); `to_come`: times to come from those.
+
+    The interval is that of parts of the fitted steps, predicted from one another.
+    """
     keys: list[str] = []
     columns: list[tuple[float, float, float]] = []
     residuals: list[float] = []
+    whose: list[str] = []
     for name, times in jobs.items():
         known = fitted[name]
         expected = to_come(times[known])
-        halves = np.cumsum(known) % (2 * STRETCH) < STRETCH  # of the fitted stretches, for the interval
+        pairs = [(to_come(times[a]), times[b]) for a, b in _parts(known)]
         for group in _groups(times.shape[1]):
             guess, truth = wait(expected, group), wait(times[~known], group)
             columns.append((guess, _normal(times[known], len(group)), truth))
             keys.append(f"{name} {len(group)} workers {group}")
-            inner = [wait(times[known & part], group) for part in (halves, ~halves)]
-            residuals += [float(np.log(inner[0] / inner[1])), float(np.log(inner[1] / inner[0]))]
+            residuals += [float(np.log(wait(b, group) / wait(a, group))) for a, b in pairs]
+            whose += [keys[-1]] * len(pairs)
     guesses, naive, measured = np.array(columns).T
-    pairs = [str(k // 2) for k in range(len(residuals))]
-    return judge(keys, guesses, naive, measured, spread(np.array(residuals), pairs))
+    return judge(keys, guesses, naive, measured, spread(np.array(residuals), whose))
+
+
+def _parts(known: Bools) -> list[tuple[Bools, Bools]]:
+    """(from, to) of fitted steps: stretches by turns both ways, or, where the future is asked, blocks of time."""
+    order = np.cumsum(known)
+    if not known[: order[-1]].all():
+        turn = known & (order % (2 * STRETCH) < STRETCH)
+        return [(turn, known & ~turn), (known & ~turn, turn)]
+    blocks = [known & ((order - 1) * BLOCKS // order[-1] == k) for k in range(BLOCKS)]
+    return [(a, b) for k, a in enumerate(blocks) for b in blocks[k + 1 :]]
 
 
 def _groups(workers: int) -> list[tuple[int, ...]]:

@@ -63,6 +63,6 @@ def run(data: Path) -> list[Line]:
     tenths = [divided(single, split, fitted_tenth, "key") for split in SPLITS]
     halves = [divided(single, split, fitted_half, "key")[0] for split in SPLITS]
     return [
-        line("vTrain one node: a tenth -> the rest", 0.06, [score(a, b) for a, b in tenths]),
+        line("vTrain one node: a tenth -> the rest", 0.06, [score(a, b, by="key") for a, b in tenths]),
         line("vTrain: one node and a NIC figure -> many nodes", 0.10, [score(a, multi) for a in halves]),
     ]

@@ -151,6 +151,22 @@ def test_a_job_of_a_known_duration_shrinks_too_and_runs_longer_in_proportion() -
     assert run(text, policy=make_policy("easy")).jobs["start_s"].max() == 100.0  # others keep it whole
 
 
+def test_nobody_is_stopped_for_a_gang_that_still_finds_no_place_of_one_model() -> None:
+    nodes = [{"name": "a", "gpus": 4}, {"name": "h", "gpus": 4, "accelerator": "h100_sxm"}]
+    jobs = [
+        job("stays-a", "q", 2, gpu_types=["a"], priority=9), job("stays-h", "q", 2, gpu_types=["h"], priority=9),
+        job("low", "q", 1, gpu_types=["a"], duration=200), job("gang", "q", 4, arrival=10, priority=5),
+        job("tiny", "q", 1, arrival=12),
+    ]  # fmt: skip
+    queues = {"queues": [{"name": "q", "gpus": 8, "within": "lower-priority", "order": "strict"}]}
+    rows = run(case(jobs, queues, nodes), policy=make_policy("kueue")).jobs
+    columns = zip(rows["start_s"], rows["preemptions"], rows["completion_s"], strict=True)
+    found = dict(zip(rows["name"].tolist(), columns, strict=True))
+    assert found["low"][:2] == (0.0, 0)
+    assert found["gang"][0] == found["stays-h"][2]  # on h, whole
+    assert found["tiny"][0] >= found["gang"][0]  # behind it in a strict queue
+
+
 def test_strict_and_best_effort() -> None:
     jobs = [job("runs", "qa", 6), job("large", "qa", 4, arrival=1), job("small", "qa", 1, arrival=2)]
     assert starts(jobs, two())["small"] == [2.0, 0.0]

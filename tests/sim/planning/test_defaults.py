@@ -156,12 +156,12 @@ def test_the_interval_between_checkpoints_is_told_with_what_it_comes_from():
 def test_utilisation_tokens_and_their_price_are_in_every_result():
     made = run(from_mapping(BASE))
     found = made.summary()
-    step = 512 * 250e12 / (32 * 989.5e12 * 0.7)
+    step = 512 * 250e12 / (32 * 989.5e12 * 0.77)
     assert found["tokens_per_s"] == pytest.approx(512 * 4096 / step, rel=0.02)
-    assert found["mfu_ratio"] == pytest.approx(0.7, rel=0.02)
+    assert found["mfu_ratio"] == pytest.approx(0.77, rel=0.02)
     per_token = 32 * 3.0 / 3600 / found["tokens_per_s"]
     assert found["cost_per_million_tokens_usd"] == pytest.approx(1e6 * per_token)
-    assert any("70 % of the peak rate of h100_sxm, 40 % to 85 %" in note for note in made.notes)
+    assert any("77 % of the peak rate of h100_sxm, 68 % to 82 %" in note for note in made.notes)
 
 
 def test_kinds_of_accelerators_reach_their_own_share_of_the_peak():
