@@ -10,7 +10,7 @@ from equipoise.sim.cost.step import memory_need_bytes
 from equipoise.sim.hardware.profile import load_profile
 from equipoise.sim.llm.search import describe
 from equipoise.sim.scenario.model import Scenario
-from equipoise.study.questions.size import Question, Trial
+from equipoise.study.questions.size import Objective, Question, Trial
 
 COLUMNS = (
     "rank", "values", "meets", "gpus", "layout", "mfu_ratio", "memory_ratio", "makespan_s", "cost_usd",
@@ -67,3 +67,25 @@ def _layouts(scenario: Scenario) -> Iterator[tuple[str, float]]:
         if bound is not None:
             name = describe(bound.layout.layout(workers, job.global_batch, model.precision))
         yield name, need / room
+
+
+def changes(rows: Sequence[dict[str, Any]], objective: Objective) -> list[dict[str, Any]]:
+    """What would put each other size that meets the targets first, the nearest first: {values, price, rate}.
+
+    price: factor on what its hour costs; rate: factor on how fast it works. Either alone makes its cost that of the
+    present first, since a run costs its hours times their price. Only for the objectives cost and price (an hour),
+    where the first is known; a rate says nothing about the price of an hour (NaN).
+    """
+    key = {"cost": "cost_usd", "price": "price_usd_per_h"}.get(objective, "")
+    meeting = [row for row in rows if row["meets"] and key and row[key] > 0.0]
+    found = [
+        {
+            "values": row["values"],
+            "price": meeting[0][key] / row[key],
+            "rate": row[key] / meeting[0][key] if key == "cost_usd" else math.nan,
+            "price_usd_per_gpu_h": row["price_usd_per_h"] * meeting[0][key] / row[key] / row["gpus"],
+            "mfu_ratio": row["mfu_ratio"] * row[key] / meeting[0][key] if key == "cost_usd" else math.nan,
+        }
+        for row in meeting[1:]
+    ]
+    return sorted(found, key=lambda change: -change["price"])

@@ -64,7 +64,7 @@ def size(
     wait_p95[8 GPUs] or of `workload.generate`), goodput, gpu_busy (shares), cost and energy (of the run), price
     (per hour), power (highest, of the site). Exit code 4 when none will do.
     """
-    from equipoise.study.questions.ranking import ranked
+    from equipoise.study.questions.ranking import changes, ranked
     from equipoise.study.questions.size import Question, needed, read_vary
     from equipoise.study.questions.size import size as find
     from equipoise.study.questions.targets import read_supply, read_target
@@ -87,12 +87,11 @@ def size(
         if rank
         else []
     )
-    shown = (
-        as_json(answer, rows)
-        if form == "json"
-        else "\n".join([*as_text(answer, question.targets), *_ranking(rows)])
-    )
-    click.echo(shown)
+    turned = changes(rows, objective)
+    if form == "json":
+        click.echo(as_json(answer, rows, turned))
+    else:
+        click.echo("\n".join([*as_text(answer, question.targets), *_ranking(rows), *_changes(rows, turned)]))
     return OK if answer.best is not None else IMPOSSIBLE
 
 
@@ -194,7 +193,25 @@ def _ranking(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
         yield from aligned(table, [key not in ("values", "layout") for key in named])
 
 
-def as_json(answer: Answer, rows: Sequence[dict[str, Any]] = ()) -> str:
+def _changes(rows: Sequence[dict[str, Any]], found: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """What would put each of the others first, in words."""
+    from equipoise.study.display import show
+
+    if found:
+        yield f"what would change the ranking, each alone ({rows[0]['values']} is first):"
+    for change in found:
+        rate, mfu = change["rate"], change["mfu_ratio"]
+        text = f"  {change['values']}: {100 * (1 - change['price']):.1f} % cheaper by the hour"
+        text += f" ({change['price_usd_per_gpu_h']:.2f} USD per GPU)"
+        if not math.isnan(rate):
+            text += f", or {100 * (rate - 1):.1f} % faster"
+            text += f" (MFU {show('mfu_ratio', mfu)})" if not math.isnan(mfu) else ""
+        yield text + ("; more than the peak" if mfu > 1 else "")
+
+
+def as_json(
+    answer: Answer, rows: Sequence[dict[str, Any]] = (), changes: Sequence[dict[str, Any]] = ()
+) -> str:
     """The answer for programs."""
     found = answer.best or answer.closest
     content: dict[str, Any] = {
@@ -206,6 +223,7 @@ def as_json(answer: Answer, rows: Sequence[dict[str, Any]] = ()) -> str:
         "sizes_excluded": answer.excluded,
         "not_possible": list(answer.impossible),
         "ranking": list(rows),
+        "ranking_changes": list(changes),
     }
     if answer.best is not None:
         best = answer.best

@@ -51,3 +51,24 @@ def test_sizes_are_ranked_and_jobs_grow_with_them(tmp_path, capsys):
     assert slow["makespan_s"] == pytest.approx(2 * fast["makespan_s"], rel=0.02)
     assert main(command) == 0
     assert "MFU" in capsys.readouterr().out
+
+
+def test_what_would_change_the_ranking_does(tmp_path, capsys):
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(BASE))
+
+    def asked(**set_: float) -> dict:
+        command = ["size", str(tmp_path / "plan.yaml"), "--rank", "--objective", "cost", "--format", "json"]
+        kinds = "h100_sxm,a100_sxm_80gb,l40s"
+        command += ["--target", "makespan<=1d", "--vary", f"cluster.nodes.0.accelerator={kinds}"]
+        command += [part for key, value in set_.items() for part in ("--set", f"cost.gpu_hour.{key}={value}")]
+        assert main(command) == 0
+        return json.loads(capsys.readouterr().out)
+
+    found = asked()
+    first, nearest = found["values"]["cluster.nodes.0.accelerator"], found["ranking_changes"][0]
+    other = nearest["values"].removeprefix("accelerator ")
+    assert 0 < nearest["price"] < 1
+    assert nearest["rate"] * nearest["price"] == pytest.approx(1)
+    for factor, wins in ((1.01, first), (0.99, other)):
+        changed_price = asked(**{other: factor * nearest["price_usd_per_gpu_h"]})
+        assert changed_price["values"]["cluster.nodes.0.accelerator"] == wins
