@@ -38,11 +38,12 @@ class CostAccounts(Listener):
         row = job.row
         holding, before = self._open.pop(row)
         held = job.gpu_s[:HELD] - before
+        held_s = float(held.sum())
         node_of_gpu, power = self.meter.node_of_gpu, self.meter.power
-        self.idle_j[row] += float(held.sum()) * mean_over(power.idle_w, holding, node_of_gpu)
+        self.idle_j[row] += held_s * mean_over(power.idle_w, holding, node_of_gpu)
         if self.meter.pays is not None:
             paid_w = power.idle_w * self.meter.pays
-            self.paid_idle_j[row] += float(held.sum()) * mean_over(paid_w, holding, node_of_gpu)
+            self.paid_idle_j[row] += held_s * mean_over(paid_w, holding, node_of_gpu)
         self.used_usd[row] += held * mean_over(self.usd_per_gpu_s, holding, node_of_gpu)
 
     def regrouped(self, job: Job, holding: Holding, now_s: float) -> None:

@@ -59,5 +59,7 @@ class Meter:
 
 def mean_over(per_node: Floats, holding: Holding, node_of_gpu: Ints) -> float:
     """Mean of a per-node quantity over the GPUs of a holding, weighted by the shares held."""
+    if holding.nodes.size == 1:  # as most
+        return per_node.item(holding.nodes.item(0))
     values = per_node[node_of_gpu[holding.gpu]]
     return float(values @ holding.share / holding.share.sum())

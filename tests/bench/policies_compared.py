@@ -79,8 +79,8 @@ def cases() -> list[Case]:
         Case("month-with-quotas", "48 GPUs, 1,500 jobs of four teams in a month, each with a quota of 12 GPUs, "
              "that it may lend.", _quotas(), RIGID, _teams(1500, 48), _LEFT_OUT),
         Case("week-with-faults", "400 GPUs, 6,700 jobs of up to four days in a week, 5 % more work than the GPUs "
-             "can do, GPUs crash every 2,000 h.", _week(), RIGID, _at_most(queueing_trace(6700, 400), 345600.0),
-             _LEFT_OUT),
+             "can do, GPUs crash every 2,000 h.", _week(), tuple(p for p in RIGID if p != "shockwave"),
+             _at_most(queueing_trace(6700, 400), 345600.0), f"{_LEFT_OUT} shockwave too: rounds too slow."),
     ]  # fmt: skip
 
 
@@ -199,9 +199,7 @@ def write(out: Path, steps: Sequence[int], wanted: Sequence[str], jobs: int) -> 
             if wanted and case.title not in wanted:
                 continue
             kept = out / case.title
-            found = api.compare(
-                case.scenario, case.policies, seeds, trace=case.trace, out=kept, jobs_parallel=jobs
-            )
+            found = api.compare(case.scenario, case.policies, seeds, trace=case.trace, out=kept, jobs=jobs)
             n = len(found.seeds)
             lines = [
                 f"## {case.title}\n",
