@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from scipy.stats import t as student
 
 from equipoise.sim.llm.fit import PRIORS, FittedStack, Labels, Prior, fit, predict
 from equipoise.sim.llm.quantities import Quantities
@@ -47,21 +46,16 @@ def chosen(labels: Labels, rows: Sequence[int]) -> dict[str, list[str]]:
 def spread(residuals: Floats, families: Sequence[str], share: float = 0.90) -> tuple[float, float]:
     """Factors (low, high) by which a prediction is multiplied to hold `share` of measurements.
 
-    Every family has the same weight. From (1 + share) / (1 - share) families on: weighted quantiles of residuals,
-    and one family to come of unknown residual (conformal prediction: Vovk et al. 2005). Of fewer families there are
-    no such quantiles: Student's t around their mean. Raises ValueError without a row.
+    Weighted quantiles of the residuals, every family of the same weight, and one family to come of unknown residual
+    (conformal prediction: Vovk et al. 2005): with few families the ends are the largest residuals met. Raises
+    ValueError without a row.
     """
     if len(residuals) == 0:
         raise ValueError("residuals: at least one row is needed")
-    names, place, counts = np.unique(np.array(families), return_inverse=True, return_counts=True)
-    weight, n = 1.0 / counts[place] / len(names), len(names)
-    tail = (1 - share) / 2 - (1 + share) / 2 / n
-    if tail < 0.0:
-        mean = float(weight @ residuals)
-        wide = float(student.ppf((1 + share) / 2, max(1, n - 1)) * np.sqrt(1 + 1 / n))
-        half = wide * float(np.sqrt(weight @ (residuals - mean) ** 2))
-        return float(np.exp(mean - half)), float(np.exp(mean + half))
+    names, counts = np.unique(np.array(families), return_counts=True)
+    weight = 1.0 / counts[np.searchsorted(names, np.array(families))]
     order = np.argsort(residuals)
     below = np.cumsum(weight[order]) - weight[order] / 2
-    low, high = np.interp([tail, 1 - tail], below, residuals[order])
+    tail = (1 - share) / 2 - (1 + share) / 2 / len(names)
+    low, high = np.interp([max(0.0, tail), min(1.0, 1 - tail)], below / weight.sum(), residuals[order])
     return float(np.exp(low)), float(np.exp(high))

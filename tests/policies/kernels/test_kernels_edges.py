@@ -43,6 +43,15 @@ def test_what_a_batch_leaves_over(
     assert dealt(most, batch, micro, speed) == wanted
 
 
+def test_a_worker_without_samples_counts_as_if_it_had_one() -> None:
+    """Of its response nothing is known per sample; the rest of 1 goes to the other, which is five times as fast."""
+    out, done = deal_by_share(
+        ints(0, 2), np.ones(1, dtype=np.bool_), np.array([0.5, 0.5]), np.array([5.0, 1.0]), np.full(2, 0.5),
+        ints(0, 3), ints(9, 9), ints(5), ints(2),
+    )  # fmt: skip
+    assert (out.tolist(), done.tolist()) == ([2, 3], [True])
+
+
 def test_shards_of_nobody_and_without_bytes_count_for_nobody() -> None:
     worker, size = ints(-1, 0, 0, 1, 1, 2), np.array([5.0, 3.0, 1.0, 2.0, 0.0, 0.0])
     local = np.array([False, True, False, False, True, False])
