@@ -45,6 +45,7 @@ class Stepping:
             micro_batch=options.micro_batch, shards=options.shards, shuffle=options.shuffle,
             drop_last=options.drop_last, seed=options.seed,
         )  # fmt: skip
+        self.sampler.members = tuple(group.members)
         return self.sampler
 
     def current(self) -> Round:

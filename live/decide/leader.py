@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from equipoise.live.decide.decider import Decider
 from equipoise.live.decide.metrics import MlflowCopy, PrometheusServer
+from equipoise.live.decide.slow import SlowRanks
 from equipoise.live.decide.telemetry import Recorder, last_decision
 from equipoise.live.decide.window import Telemetry, measure
 from equipoise.live.decide.world import LiveWorld
@@ -87,6 +88,7 @@ class Leader:
         self._trained = 0  # rounds at the last of them
         self.points = 0  # moments at which the policy was due to decide
         self._noise = NoiseScale()
+        self._slow = SlowRanks()
         self._prometheus: PrometheusServer | None = None
         self._mlflow: MlflowCopy | None = None
         self._open_sinks()
@@ -138,6 +140,7 @@ class Leader:
         if self.decider is not None:
             self.decider.forget()
         self._norm = np.full(len(active), math.nan)
+        self._slow = SlowRanks()
 
     def warm_up(self, shares: Ints, deal: Deal | None) -> None:
         """Let the policy compile on made-up measurements, before the first round."""
@@ -188,6 +191,9 @@ class Leader:
         )  # fmt: skip
         world.gpu_s += (window.span_s if window.rounds else 0.0) * len(world.active)
         self._trained = rounds[-1].number + 1
+        for rank, cause, evidence in self._slow.news(window, world.telemetry.gpu or {}):
+            member = world.active[rank].member
+            self._warn(f"rank {rank} (member {member}) is slow: {cause} ({evidence})")
         if self.options.mode != "observe" and self.decider is not None:
             self.points += 1
             self.decider.begin(world)

@@ -283,6 +283,9 @@ class LiveWorld:
         if plan.gradient_weight is not None and (plan.gradient_weight != 1.0).any():
             refused.append(Refusal("gradient_weight", "a live job leaves no rank's gradient out"))
         pieces = self._pieces
+        if plan.suspect is not None and plan.suspect.any():
+            rows = ", ".join(str(k) for k in np.flatnonzero(plan.suspect))
+            refused.append(Refusal("suspect", f"a live job replaces no GPU; look at that of row {rows}"))
         if plan.moves is not None and self._allowed("moves", refused):
             pairs = zip(plan.moves.shard.tolist(), plan.moves.worker.tolist(), strict=True)
             moves = tuple((pieces[shard], int(self._rank_of_row[worker])) for shard, worker in pairs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from equipoise.live.train.optimizers import Optimizers
 from equipoise.live.train.sampler import ShareSampler
 from equipoise.live.train.sync import LocalSteps
 from equipoise.policies.observation import Ints
+from equipoise.policies.physics import deal
 
 
 def resync(
@@ -49,22 +50,33 @@ def resync(
     state = json.loads(group.control.broadcast(content))
     sampler.global_batch = state["global_batch"]
     sampler.set_world(group.rank, group.ranks)
-    deal = None if state["deal"] is None else sampler.deal_of(state["deal"], state["epoch"])
-    sampler.resume(state["epoch"], deal, state["round"])
+    sampler.shares, sampler.members = np.array(state["shares"], dtype=np.int64), tuple(group.members)
+    left = None if state["deal"] is None else sampler.deal_of(state["deal"], state["epoch"])
+    sampler.resume(state["epoch"], left, state["round"])
     group.joins_seen = state["joins_seen"]
     local.reset(state["interval"])
+
+
+def kept_shares(sampler: ShareSampler, members: Sequence[int]) -> Ints:
+    """Shares of the next group: in the old proportions, with the mean of those who stay for who comes."""
+    known = dict(zip(sampler.members, sampler.planned_shares().tolist(), strict=True))
+    stay = [known[m] for m in members if m in known]
+    usual = round(sum(stay) / len(stay)) if stay else 1
+    parts = np.array([known.get(m, usual) for m in members], dtype=np.int64)
+    return deal(sampler.global_batch, parts if parts.any() else np.ones_like(parts), sampler.micro_batch)
 
 
 def _progress(
     group: Group, sampler: ShareSampler, local: LocalSteps, boundary: int, trained: Ints
 ) -> dict[str, Any]:
     rest = sampler.rest_at(boundary)
-    epoch, deal = rest if rest is not None else (-1, None)
+    epoch, left = rest if rest is not None else (-1, None)
     return {
         "epoch": epoch,
         "round": max(boundary, 0),
         "interval": local.interval,
         "joins_seen": group.joins_seen,
         "global_batch": sampler.global_batch,
-        "deal": None if deal is None else deal.without(trained, group.ranks).to_data(),
+        "shares": kept_shares(sampler, group.members).tolist(),
+        "deal": None if left is None else left.without(trained, group.ranks).to_data(),
     }

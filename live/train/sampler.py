@@ -82,6 +82,7 @@ class ShareSampler:
                 f"drop_last: leaves nothing of {samples} samples, the global batch is {global_batch}"
             )
         self.drop_last, self._given_batch = drop_last, global_batch
+        self.members: tuple[int, ...] = tuple(range(ranks))  # whose shares these are
         self.epoch = -1
         self.drawn = 0  # rounds drawn since the start
         self.trained = 0  # rounds finished since the start

@@ -262,6 +262,10 @@ def test_another_global_batch_is_dealt_in_the_proportions_of_the_shares() -> Non
     assert applied(world(places(0, 1)), weighted)[1] == [
         "gradient_weight: a live job leaves no rank's gradient out"
     ]
+    suspect = Plan(suspect=np.array([False, True]))
+    assert applied(world(places(0, 1)), suspect)[1] == [
+        "suspect: a live job replaces no GPU; look at that of row 1"
+    ]
 
 
 def test_an_allocation_becomes_a_new_set_of_members() -> None:

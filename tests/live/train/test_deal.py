@@ -250,3 +250,15 @@ def test_every_sample_once_through_losses_and_regroups(data: st.DataObject) -> N
     boundary = some[0].boundary
     counted += [i for s in some for i in s.trained_since(boundary).tolist()]
     assert sorted(counted) == list(range(samples))
+
+
+def test_the_next_group_keeps_the_proportions_of_the_shares() -> None:
+    from equipoise.live.group.resync import kept_shares
+
+    sampler = ShareSampler(960, rank=0, ranks=3, global_batch=24)
+    sampler.members, sampler.shares = (0, 1, 2), np.array([12, 8, 4])
+    assert kept_shares(sampler, [0, 2]).tolist() == [18, 6]
+    assert kept_shares(sampler, [2, 0, 7]).tolist() == [4, 12, 8]  # who comes gets the mean
+    assert kept_shares(sampler, [8, 9]).tolist() == [12, 12]
+    sampler.shares = np.array([24, 0, 0])
+    assert kept_shares(sampler, [1, 2]).tolist() == [12, 12]

@@ -1,0 +1,66 @@
+"""Which rank is slow, and why, for one line in the log; `equipoise ranks` says it of a whole run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from equipoise.live.decide.window import Window
+from equipoise.policies.observation import Floats
+
+SLOW = 1.25  # times the others' time per sample, in `LASTS` windows in a row
+LASTS = 2
+_LOW_CLOCK = 0.95  # of the others' clock
+
+
+def _of_others(values: Floats, rank: int) -> float:
+    """Median over the other ranks; NaN where nothing is known."""
+    known = np.delete(values, rank)
+    known = known[np.isfinite(known)]
+    return float(np.median(known)) if len(known) else math.nan
+
+
+def causes(window: Window, device: Mapping[str, Floats]) -> dict[int, tuple[str, str]]:
+    """(cause, evidence) of every rank that is slow: compute, thermal, input or host (a long update)."""
+    if not window.rounds or len(window.samples) < 2:
+        return {}
+    found: dict[int, tuple[str, str]] = {}
+    with np.errstate(divide="ignore", invalid="ignore"):
+        each = np.where(window.samples > 0, window.samples / window.rounds, np.nan)
+        parts = {
+            "compute": (window.step_s - window.stall_s - window.fixed_s) / each,
+            "input": window.stall_s / each,
+            "host": window.fixed_s / each,
+        }
+    for rank, mine_s in enumerate(window.response_s_per_sample.tolist()):
+        times = mine_s / _of_others(window.response_s_per_sample, rank)
+        if not times > SLOW:
+            continue
+        excess = {cause: float(of[rank]) - _of_others(of, rank) for cause, of in parts.items()}
+        cause = max(excess, key=lambda name: excess[name])
+        own_s, theirs_s = float(parts[cause][rank]), _of_others(parts[cause], rank)
+        evidence = f"{times:.2f} times; {own_s * 1e3:.3g} ms per sample, the others {theirs_s * 1e3:.3g} ms"
+        clock = device.get("clock_ratio", np.full(len(each), np.nan))
+        if cause == "compute" and clock[rank] < _LOW_CLOCK * _of_others(clock, rank):
+            cause = "thermal"
+            evidence += f"; clock at {clock[rank]:.0%} of its highest"
+        found[rank] = cause, evidence
+    return found
+
+
+class SlowRanks:
+    """Tells of each slow rank once, when it has lasted, and again when the cause is another."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, tuple[str, int]] = {}  # by rank: the cause, and windows in a row
+
+    def news(self, window: Window, device: Mapping[str, Floats]) -> list[tuple[int, str, str]]:
+        """(rank, cause, evidence) of what is to be told now."""
+        found, before = causes(window, device), self._seen
+        self._seen = {}
+        for rank, (cause, _) in found.items():
+            known, lasted = before.get(rank, (cause, 0))
+            self._seen[rank] = cause, lasted + 1 if known == cause else 1
+        return [(rank, *found[rank]) for rank, (_, lasted) in self._seen.items() if lasted == LASTS]

@@ -1,0 +1,146 @@
+"""Twins of three training scripts: `python -m tests.bench.live.twins [--seconds 40] [--only convolution]`
+
+A convolutional and a transformer model that compute on this machine's processors, and a small one that pauses for
+evaluation and checkpoints; 2 ranks under s1+s2, rank 0 slower from half-way on (another model computes half of its
+batch, too). Each is trained, twinned, and judged: the step time of every window within 5 %, and the first ten
+decisions alike, or one sentence why not. Exit code 1 when a window is further off.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from equipoise.live.group.launcher import Launcher
+from equipoise.study.twin.record import read_run
+from equipoise.study.twin.text import render
+from equipoise.study.twin.twin import twin
+
+ROOT = Path(__file__).resolve().parents[3]
+SCRIPTS = ("convolution", "transformer", "pauses")
+RANKS, BATCH, WITHIN = 2, 16, 0.05  # samples per rank
+PAUSE_EVERY = 25  # rounds
+
+
+def network(script: str) -> tuple[Any, Any]:
+    """(model, 4,096 inputs) of a script."""
+    import torch
+    from torch import nn
+
+    if script == "convolution":
+        layers = [
+            nn.Conv2d(3, 24, 3, 2),
+            nn.ReLU(),
+            nn.Conv2d(24, 48, 3, 2),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(1),
+        ]
+        return nn.Sequential(*layers, nn.Flatten(), nn.Linear(48, 10)), torch.randn(4096, 3, 48, 48)
+    if script == "transformer":
+        layer = nn.TransformerEncoderLayer(96, 4, 192, dropout=0.0, batch_first=True)
+        model = nn.Sequential(nn.TransformerEncoder(layer, 2), nn.Flatten(), nn.Linear(32 * 96, 10))
+        return model, torch.randn(4096, 32, 96)
+    wide = nn.Sequential(
+        nn.Linear(256, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 10)
+    )
+    return wide, torch.randn(4096, 256)
+
+
+def train(script: str, run_dir: str, seconds: float) -> None:
+    """One rank: trains for so long."""
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.utils.data import DataLoader, TensorDataset
+
+    from equipoise.live.attach import attach
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    (net, inputs), (other, _) = network(script), network(script)
+    data = TensorDataset(inputs, torch.randint(10, (len(inputs),)))
+    model = DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    runtime = attach(
+        model, optimizer, policy="s1+s2", global_batch=BATCH * RANKS, warm_up_budget_s=600.0, delay_rounds=1,
+        run_dir=run_dir,
+    )  # fmt: skip
+    loader = DataLoader(data, batch_sampler=runtime.sampler(data))
+    rank, began_s, over = dist.get_rank(), time.perf_counter(), torch.zeros(1)
+    for _ in runtime.epochs(10**6):
+        for x, y in loader:
+            late = time.perf_counter() - began_s
+            if rank == 0 and late > seconds / 2:  # other work on its processor, in proportion to its batch
+                torch.nn.functional.cross_entropy(other(x[: len(x) // 2]), y[: len(x) // 2]).backward()
+            torch.nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            runtime.step()
+            if script == "pauses" and runtime.round % PAUSE_EVERY == 0:
+                with torch.no_grad():
+                    model(inputs[:1024])
+                net.state_dict()
+            if runtime.round % 10 == 0:
+                over[0] = float(late > seconds)
+                dist.all_reduce(over)
+                if over[0]:
+                    break
+        if over[0]:
+            break
+    runtime.close()
+    dist.destroy_process_group()
+
+
+def judge(script: str, seconds: float, folder: Path) -> bool:
+    """Train, twin, print; whether every window is close enough."""
+    command = [sys.executable, "-m", "tests.bench.live.twins", "--worker", script, "--seconds", str(seconds)]
+    launcher = Launcher()
+    try:
+        launcher.start([*command, "--run-dir", str(folder)], RANKS, PYTHONPATH=search_path())
+        if launcher.wait() != 0:
+            raise RuntimeError(f"{script}: training failed")
+    finally:
+        launcher.stop()
+    found = twin(read_run(folder))
+    errors = [window.error for window in found.windows]
+    print(f"== {script}\n{render(found)}", flush=True)
+    far = sum(error > WITHIN for error in errors)
+    print(
+        f"{script}: {len(errors)} windows, step time off by {max(errors):.1%} at most, {far} by more than "
+        f"{WITHIN:.0%}; the first {found.decisions_identical} decisions alike\n",
+        flush=True,
+    )
+    return far == 0
+
+
+def search_path() -> str:
+    """This project, whatever was installed."""
+    return os.pathsep.join([str(ROOT), *(p for p in sys.path if p)])
+
+
+def main() -> int:
+    """Run the command line; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=40.0, help="of training, each")
+    parser.add_argument("--only", choices=SCRIPTS)
+    parser.add_argument("--worker", choices=SCRIPTS, help=argparse.SUPPRESS)
+    parser.add_argument("--run-dir", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.worker:
+        train(given.worker, given.run_dir, given.seconds)
+        return 0
+    close = []
+    for script in [given.only] if given.only else SCRIPTS:
+        with tempfile.TemporaryDirectory() as folder:
+            close.append(judge(script, given.seconds, Path(folder)))
+    return 0 if all(close) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,47 @@
+"""The line in the log that says which rank is slow, and why."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+from equipoise.live.decide.slow import LASTS, SlowRanks
+from equipoise.live.decide.window import Window, measure
+from equipoise.live.train.rounds import COLUMNS, COMPUTE, SAMPLES, STALL, TAIL, UPDATE
+
+
+def window(ranks: int = 3, **extra_s: float) -> Window:
+    """Equal ranks, but for rank 1: what it takes longer per round."""
+    rows = np.zeros((ranks, 6, len(COLUMNS)))
+    rows[:, :, SAMPLES] = 10
+    columns = {"compute": COMPUTE, "input": STALL, "host": UPDATE}
+    for name, column in columns.items():
+        rows[:, :, column] = 0.1 if name == "compute" else 0.01
+        rows[-1 if ranks == 1 else 1, :, column] += extra_s.get(name, 0.0)
+    rows[:, :, TAIL] = 0.02
+    return measure(rows, [True] * 6)
+
+
+@pytest.mark.parametrize("cause", ["compute", "input", "host"])
+def test_a_slow_rank_is_told_of_once_with_its_cause(cause: str) -> None:
+    watch, slow = SlowRanks(), window(**{cause: 0.1})
+    told = [watch.news(slow, {}) for _ in range(LASTS + 3)]
+    assert [len(one) for one in told] == [0] * (LASTS - 1) + [1] + [0] * 3
+    rank, found, evidence = told[LASTS - 1][0]
+    assert (rank, found) == (1, cause)
+    assert "1.83 times" in evidence
+    assert watch.news(window(), {}) == []
+    again = [watch.news(slow, {}) for _ in range(LASTS)]
+    assert len(again[-1]) == 1  # it had gone meanwhile
+
+
+def test_heat_is_told_from_computing_and_equal_ranks_from_slow_ones() -> None:
+    watch, clock = SlowRanks(), {"clock_ratio": np.array([1.0, 0.7, 1.0])}
+    told = [watch.news(window(compute=0.1), clock) for _ in range(LASTS)]
+    assert told[-1][0][1] == "thermal"
+    assert "clock at 70%" in told[-1][0][2]
+    for known in (window(), window(compute=0.01), window(1, compute=1.0), Window.unknown(3)):
+        watch = SlowRanks()
+        assert [watch.news(known, {}) for _ in range(3)] == [[]] * 3
