@@ -82,9 +82,6 @@ SHIPPED = {
     "shared-gpus": (STAGES, "none"),
     "mig-slices": (STAGES, "none"),
     "llm-13b": ("none",),
-    "lucid-packing": ("lucid", "fifo"),
-    "optimus-marginal-gain": ("optimus", "fifo"),
-    "shockwave-window": ("shockwave", "fifo"),
     "meant-to-fail": TRAINING,
     "counted": QUEUED,
     "philly": QUEUED,
@@ -92,6 +89,8 @@ SHIPPED = {
 """Shipped scenarios and their policies, the longest first."""
 RATIOS_HELD = {"gavel-three-kinds", "tiresias-heavy-tail", "pollux-adaptive", "sia-three-kinds"}
 """Scenarios named after papers: their ratios are held instead (tests/study/test_published.py)."""
+TOO_LONG = {"lucid-packing", "optimus-marginal-gain", "shockwave-window"}
+"""Scenarios of baselines that would take minutes each; those policies have worked cases of their own."""
 TRACED = {"counted": 1, "philly": 8}
 """Scenarios that need a trace, and how many GPUs its smallest job has."""
 SHRUNK = {
