@@ -91,10 +91,8 @@ def attach(
     check_model(model)
     wrapper = wrapped(model)
     if is_weighted(wrapper.module):
-        raise ValueError(
-            "model: one that is attached already is not allowed, its gradients would be weighted twice; "
-            "close() its runtime first"
-        )
+        twice = "its gradients would be weighted twice; close() its runtime first"
+        raise ValueError(f"model: one that is attached already is not allowed, {twice}")
     if key is not None and not isinstance(key, bytes):
         raise ValueError(f"key: a {type(key).__name__} is not allowed, needed are bytes")
     known = {f.name for f in dataclasses.fields(Options)}

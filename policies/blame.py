@@ -28,6 +28,7 @@ def with_ids(problem: str, observation: Observation) -> str:
     """`job row 3` as `job 17 (row 3)`, where 17 is the job's number in its trace or scenario."""
 
     def named(found: re.Match[str]) -> str:
+        """What stands for one `job row`."""
         row = int(found[1])
         known = 0 <= row < len(observation.jobs)
         return f"job {observation.jobs.id[row]} (row {row})" if known else found[0]

@@ -157,6 +157,9 @@ Refine = Callable[[Policy, Observation, Mapping[str, Memory]], Decision]
 def decide(
     policy: Policy, world: World, memory: Mapping[str, Memory], refine: Refine = refine
 ) -> tuple[Decision, list[Refusal]]:
-    """Observe, refine, apply: the loop body shared by both worlds; `refine` says how a policy is asked."""
+    """Observe, refine, apply; `refine` says how a policy is asked.
+
+    Live training takes the same three steps apart, with rounds between them (`live/decide/decider.py`).
+    """
     decision = refine(policy, world.observe(), memory)
     return decision, world.apply(decision.plan)

@@ -145,7 +145,7 @@ def _imports(path: Path, mtime_ns: int) -> frozenset[str]:
 
 
 def _statements(tree: ast.AST) -> Iterator[ast.AST]:
-    """All statements; looking at expressions, too, would take three times as long."""
+    """All statements; expressions import nothing."""
     for name in ("body", "orelse", "handlers", "finalbody", "cases"):
         for node in getattr(tree, name, ()):
             yield node

@@ -231,11 +231,8 @@ def paired_effect(values: ArrayLike, reference: ArrayLike) -> float:
 
     Raises ValueError when the lengths differ.
     """
-    x, y = _pair(values, reference)
-    if x.size < 2 or not ((x > 0).all() and (y > 0).all()):
-        return math.nan
-    log = np.log(x / y)
-    spread = float(log.std(ddof=1))
+    log = _log_ratios(values, reference)
+    spread = float(log.std(ddof=1)) if log.size else 0.0
     return float(log.mean()) / spread if spread > 0.0 else math.nan
 
 
@@ -244,14 +241,22 @@ def paired_p(values: ArrayLike, reference: ArrayLike) -> float:
 
     Raises ValueError when the lengths differ.
     """
-    x, y = _pair(values, reference)
-    if x.size < 2 or not ((x > 0).all() and (y > 0).all()):
+    log = _log_ratios(values, reference)
+    if not log.size:
         return math.nan
-    log = np.log(x / y)
     spread = float(log.std(ddof=1))
     if spread == 0.0:
         return 1.0 if log[0] == 0.0 else 0.0
-    return float(2.0 * stdtr(x.size - 1, -abs(float(log.mean())) / (spread / math.sqrt(x.size))))
+    return float(2.0 * stdtr(log.size - 1, -abs(float(log.mean())) / (spread / math.sqrt(log.size))))
+
+
+def _log_ratios(values: ArrayLike, reference: ArrayLike) -> NDArray[np.float64]:
+    """Logarithms of the ratios of pairs (n,); none of fewer than two, or of pairs that are not all positive."""
+    x, y = _pair(values, reference)
+    if x.size < 2 or not ((x > 0).all() and (y > 0).all()):
+        return np.empty(0)
+    ratios: NDArray[np.float64] = np.log(x / y)
+    return ratios
 
 
 def holm(p: ArrayLike) -> NDArray[np.float64]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
@@ -25,7 +26,7 @@ Spans = tuple[float, float, float, float]
 Mark = TypeVar("Mark")
 
 
-class Timer(Generic[Mark]):
+class Timer(ABC, Generic[Mark]):
     """Marks moments of the running round; `moment` gives one as the clock has it."""
 
     def __init__(self, moment: Callable[[], Mark]) -> None:
@@ -68,9 +69,9 @@ class Timer(Generic[Mark]):
         ended, self._ended = self._ended, []
         return [_spans(marks) for marks in self._seconds(ended)]
 
+    @abstractmethod
     def _seconds(self, rounds: list[dict[str, Mark]]) -> list[dict[str, float]]:
         """The marks on one clock, in seconds."""
-        raise NotImplementedError
 
 
 class HostTimer(Timer[float]):

@@ -101,18 +101,22 @@ class Sharded(Replicated):
 
             @staticmethod
             def forward(ctx: Any, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+                """The same tensors."""
                 return tensors
 
             @staticmethod
             def backward(ctx: Any, *gradients: Any) -> Any:
+                """The same gradients, and the wait is over."""
                 end()
                 return gradients
 
         def before(unit: Any, arguments: Any, named: Any) -> Any:
+            """The unit begins to wait for its parameters."""
             begin()
             return _replaced((arguments, named), lambda tensors: Behind.apply(*tensors))
 
         def gathered(unit: Any, arguments: Any, named: Any) -> None:
+            """It has them, and waits again as its backward begins."""
             end()
             _hooked((arguments, named), begin)
 

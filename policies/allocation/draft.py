@@ -83,8 +83,8 @@ class Hand:
 
     def without_free(self) -> RoomColumns:
         """The room in which nothing is free: only what running jobs give up can be handed out."""
-        nothing = frozen(np.zeros_like(self._free)), frozen(np.zeros_like(self._room))
-        return self.columns._replace(free=nothing[0], room=nothing[1])
+        free, room = np.zeros_like(self._free), np.zeros_like(self._room)
+        return self.columns._replace(free=frozen(free), room=frozen(room))
 
     def gpus_of(self, job: int) -> tuple[Ints, Floats]:
         """GPUs that a job row holds now, and its share of each; a rigid job's shared GPUs are not known."""

@@ -98,7 +98,7 @@ class Lucid(AllocationStage):
         for row in np.unique(o.workers.job).tolist():
             part = o.workers_of(row)
             gpu, own = o.workers.gpu[part], o.workers.gpu_share[part]
-            free = hand.columns[4][gpu]
+            free = hand.columns.room[gpu]
             alone = (crowd[gpu] == 1).all() and (np.abs(own + free - 1.0) < 1e-6).all()
             asked = o.jobs.gpu_share_requested[row] >= WHOLE and o.jobs.gpus_per_worker[row] == 1
             if alone and asked and o.nodes.up[o.gpus.node[gpu]].all() and not o.gpus.mig[gpu].any():
@@ -137,7 +137,7 @@ class Lucid(AllocationStage):
         if not ready:
             share[np.isin(o.workers.gpu, gpu)] = 1.0 - part
             return
-        hand.start((np.array([row]), np.array([0, count]), gpu, hand.columns[4][gpu].copy()))
+        hand.start((np.array([row]), np.array([0, count]), gpu, hand.columns.room[gpu].copy()))
 
 
 def _kind(o: Observation, row: int) -> str:

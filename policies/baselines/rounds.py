@@ -5,6 +5,7 @@ They hand out whole GPUs: a job that asks for a part of one gets all of it, unle
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -53,9 +54,9 @@ class RoundBased(AllocationStage):
         next_s = o.time_s + self.round_s
         return plan.with_(revisit_s=min(plan.revisit_s, next_s)), {**memory, "next_s": next_s}
 
+    @abstractmethod
     def decide(self, o: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
         """What the next round is like."""
-        raise NotImplementedError
 
 
 def open_jobs(o: Observation) -> Ints:

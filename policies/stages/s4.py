@@ -50,7 +50,7 @@ from equipoise.policies.allocation.widths import narrow_jobs, start_widths
 from equipoise.policies.contract import AllocationStage, Memory, Plan
 from equipoise.policies.kernels.arrays import sort_by
 from equipoise.policies.kernels.placement import ANY, WEIGHTED
-from equipoise.policies.kernels.scaling import ScalingColumns, TableColumns
+from equipoise.policies.kernels.scaling import Scaling, ScalingColumns, TableColumns
 from equipoise.policies.observation import Bools, Floats, Ints, Observation
 from equipoise.policies.stages.frozen import check_frozen
 from equipoise.policies.stages.guard import Record, Verdict, guard_blocked, guard_empty
@@ -313,7 +313,7 @@ class NodeAllocation(AllocationStage):
     ) -> dict[str, Any]:
         """S422: start overdue jobs, then the others in order; those only where they delay no overdue one."""
         o = hand.observation
-        intervals = scaling[5]
+        intervals = Scaling(*scaling).sync_interval
         seen = np.concatenate((ranking.overdue[:_PREEMPTING], ranking.waiting[:_PREEMPTING]))
         requests = asking_for(o, start_widths(hand, nodes, seen, scaling, table))
         overdue = self._start_first(hand, ranking.overdue[~hand.touched(ranking.overdue)], requests, None)

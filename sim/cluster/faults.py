@@ -146,10 +146,12 @@ class Faults:
         """Have a fault begin at a time and end so much later; then `again` plans the next of its kind."""
 
         def begins(_: Event) -> None:
+            """The fault begins, and its end is planned."""
             begin()
             self.clock.at(self.clock.now + length_s, ends, FAULTS)
 
         def ends(_: Event) -> None:
+            """The fault ends, and the next one is planned."""
             end()
             if again is not None:
                 again()
@@ -172,10 +174,12 @@ class Faults:
         at_s = self.clock.now + float(random.exponential(spec.mtbf))
 
         def fail() -> None:
+            """All nodes of the rack fail at once."""
             for node in nodes:
                 self._take_down(node)
 
         def repair() -> None:
+            """All of them come back."""
             for node in nodes:
                 self._bring_up(node)
 
@@ -185,10 +189,12 @@ class Faults:
         at_s = self.clock.now + float(random.exponential(spec.mtbf))
 
         def reclaim() -> None:
+            """The provider takes the node, after its notice."""
             self._take_down(node, saved=self.victim.can_save(node, spec.notice))
             self.victim.reclaimed(node)
 
         def back() -> None:
+            """It is to be had again."""
             self.victim.returned(node)
             self._bring_up(node)
 

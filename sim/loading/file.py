@@ -41,12 +41,13 @@ _TRACE_FILE = ("workload", "trace", "file")
 
 @dataclass(frozen=True)
 class ScenarioFile:
-    """A scenario, the folders in which it looks for files, and one line per doubtful value."""
+    """A scenario, where it looks for files, one line per doubtful value, and where it names a trace."""
 
     path: Path
     scenario: Scenario
     folders: tuple[Path, ...]
     warnings: tuple[str, ...]
+    trace_place: str
 
     def trace(self) -> Trace | None:
         """The trace that the scenario names; None when it has jobs of its own only.
@@ -58,7 +59,7 @@ class ScenarioFile:
             if not workload.jobs and workload.generate is None:
                 raise InputError([f"{self.path}: workload: no jobs in it; give a trace (--trace FILE)"])
             return None
-        trace = to_trace(workload.trace, self.folders)
+        trace = to_trace(workload.trace, self.folders, self.trace_place)
         if wrong := trace_problems(self.scenario, trace, workload.trace.file):
             raise InputError(wrong)
         return trace
@@ -79,9 +80,13 @@ def read_scenario(
         assign(tree, _TRACE_FILE, trace, Place(f"--trace {trace}"))
     scenario = _scenario(tree, source.parent, fits=fits)
     # A file named on the command line is meant from the working folder, one named in a scenario beside it.
-    folders = (source.parent, Path()) if tree.place(_TRACE_FILE).line else (Path(), source.parent)
+    place = tree.place(_TRACE_FILE)
+    folders = (source.parent, Path()) if place.line else (Path(), source.parent)
+    named = (
+        f"{place}: workload.trace.file: " if place.line else ""
+    )  # else the line begins with the option's value
     warnings = tuple(f"warning: {line}" for line in _lines(tree, doubts(scenario, tree)))
-    return ScenarioFile(source, scenario, folders, warnings)
+    return ScenarioFile(source, scenario, folders, warnings, named)
 
 
 def changed_tree(path: str | Path, overrides: Sequence[str]) -> Any:
@@ -125,8 +130,11 @@ def json_schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
-def to_trace(spec: TraceSpec, folders: Sequence[Path]) -> Trace:
-    """Jobs of the trace that a scenario names, looked up in `folders` in order. Raises InputError."""
+def to_trace(spec: TraceSpec, folders: Sequence[Path], place: str = "") -> Trace:
+    """Jobs of the trace that a scenario names, looked up in `folders` in order.
+
+    Raises InputError, its line begun with `place`.
+    """
     for folder in folders:
         path = Path(os.path.normpath(folder / spec.file))
         if path.is_file():
@@ -134,7 +142,7 @@ def to_trace(spec: TraceSpec, folders: Sequence[Path]) -> Trace:
 
             return read_spec(spec, path)
     looked = ", ".join(sorted({str(folder) for folder in folders}))
-    raise InputError([f"{spec.file}: no such trace file (looked in: {looked})"])
+    raise InputError([f"{place}{spec.file}: no such trace file (looked in: {looked})"])
 
 
 def _file(path: str | Path) -> Path:

@@ -319,7 +319,9 @@ def test_a_trace_is_found_beside_the_scenario_then_in_the_working_folder(
     beside.mkdir(), working.mkdir()
     monkeypatch.chdir(working)
     path = write(beside, BASE + "  trace: {file: t.csv}\n")
-    with pytest.raises(InputError, match=r"t\.csv: no such trace file"):
+    with pytest.raises(
+        InputError, match=r"s\.yaml:\d+:\d+: workload\.trace\.file: t\.csv: no such trace file"
+    ):
         read_scenario(path).trace()
     write(working, TRACE, "t.csv")
     write(beside, TRACE.replace("1,0", "2,0"), "t.csv")
