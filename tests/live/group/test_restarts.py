@@ -45,7 +45,11 @@ def test_when_all_are_dead_the_job_begins_again_where_the_old_one_is_not_seen(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("EQUIPOISE_TOKEN", "x")
-    assert launched(FAILS_ONCE, 2, restarts) == code
+    launcher = Launcher(restarts=restarts)
+    launcher.start(["sh", "-c", FAILS_ONCE], 2)
+    for process in launcher.processes:  # both are dead before the launcher looks for the first time
+        process.wait()
+    assert launcher.wait() == code
     again = ["0 x.1", "1 x.1"] * restarts
     assert sorted(Path("said").read_text().splitlines()) == sorted(["0 x", "1 x", *again])
 
