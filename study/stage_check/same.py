@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.policies.observation import TABLES
+from equipoise.policies.observation import TABLES, Table
 
 
 def freeze(value: Any) -> Any:
@@ -47,8 +47,10 @@ def same(one: Any, other: Any) -> Any:
         )
     if isinstance(one, list | tuple):
         return type(one) is type(other) and len(one) == len(other) and all(map(same, one, other))
-    if hasattr(one, "as_dict"):
-        return same(one.as_dict(), other.as_dict())
+    if isinstance(one, Table):
+        return type(one) is type(other) and all(
+            same(getattr(one, name), getattr(other, name)) for name in one.columns
+        )
     if hasattr(one, "__dataclass_fields__"):
         return type(one) is type(other) and all(
             same(getattr(one, name), getattr(other, name)) for name in one.__dataclass_fields__
