@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import atexit
 import errno
+import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -19,6 +22,7 @@ from typing import Any, TypeVar, cast
 import numba
 import numpy as np
 import platformdirs
+from numba.core.compiler_lock import global_compiler_lock
 
 from equipoise.policies.sources import (
     PACKAGE,
@@ -76,6 +80,8 @@ def cache_dir() -> Path:
     return Path(private)
 
 
+_WAIT_S = 30.0  # for another process that compiles the same kernel
+
 # No C function is ever asked for; without one, compiling takes 2 % less.
 _FLAGS = {"cache": True, "nogil": True, "error_model": "numpy", "fastmath": False, "no_cfunc_wrapper": True}
 
@@ -109,9 +115,51 @@ def _compiled(function: F, **flags: bool) -> F:
     usual = numba.config.CACHE_DIR
     numba.config.CACHE_DIR = str(folder)
     try:
-        return cast(F, numba.njit(**_FLAGS, **flags)(function))
+        kernel = numba.njit(**_FLAGS, **flags)(function)
     finally:
         numba.config.CACHE_DIR = usual
+    lock = folder / f"{function.__module__}.{function.__qualname__}.lock"
+    kernel.compile = _one_at_a_time(kernel.compile, lock)
+    return cast(F, kernel)
+
+
+def _one_at_a_time(compiles: Callable[[Any], Any], lock: Path) -> Callable[[Any], Any]:
+    """`compiles`, but no two processes compile the same kernel: the second waits, and loads what the first kept.
+
+    Numba's own lock comes first, so that threads of one process never wait for each other's files; kernels call
+    each other in one direction only, so neither do processes.
+    """
+
+    def compile_or_load(signature: Any) -> Any:
+        with global_compiler_lock, _held(lock):
+            return compiles(signature)
+
+    return compile_or_load
+
+
+@contextmanager
+def _held(lock: Path) -> Iterator[None]:
+    """The lock held, or not after `_WAIT_S`, or where no file can be made: then the kernel is compiled twice."""
+    try:
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError:
+        yield
+        return
+    try:
+        end_s = time.monotonic() + _WAIT_S
+        while not _taken(descriptor) and time.monotonic() < end_s:
+            time.sleep(0.02)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _taken(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def compiled_for(kernel: F, *arguments: Any) -> F:

@@ -92,7 +92,7 @@ def warm(policies: Iterable[str | Policy], scenario: Scenario | None = None) -> 
 def warming(policies: Iterable[str | Policy], scenario: Scenario | None = None) -> Iterator[None]:
     """As `warm`, but goes on when this process has done its part, while others may still be at theirs.
 
-    What they have not compiled when it is needed is compiled again here; at the end they are waited for.
+    At the end they are waited for.
     """
     missing = [portion for portion in _portions(policies, scenario) if not _mark(portion).exists()]
     groups = _share_out(missing, min(_processors(), len(missing)))

@@ -77,3 +77,31 @@ def test_a_named_folder_that_cannot_be_used_is_one_line(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "EQUIPOISE_KERNEL_CACHE" in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+COMPILES = """
+import sys
+from equipoise.policies.kernels import jit
+kernel = jit.jit(jit._nothing.py_func)
+sys.stdout.write("ready\\n"), sys.stdout.flush(), sys.stdin.readline()
+kernel()
+print(sum(kernel.stats.cache_misses.values()))
+"""
+
+
+def test_of_two_processes_one_compiles_a_kernel_and_the_other_loads_it(tmp_path: Path) -> None:
+    environment = {**os.environ, "EQUIPOISE_KERNEL_CACHE": str(tmp_path)}
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-c", COMPILES], env=environment, cwd=ROOT,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )
+        for _ in range(2)
+    ]  # fmt: skip
+    assert [process.stdout.readline() for process in both if process.stdout] == ["ready\n"] * 2
+    for process in both:
+        assert process.stdin
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    assert sorted(process.communicate()[0] for process in both) == ["0\n", "1\n"]
+    assert [process.returncode for process in both] == [0, 0]
