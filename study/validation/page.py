@@ -105,8 +105,11 @@ real test.
 """
 
 
-def page(found: Mapping[str, Sequence[Line]], picture: str) -> str:
-    """The Markdown text; `picture` is the scatter plot's file name, beside the page."""
+def page(found: Mapping[str, Sequence[Line]], picture: str, left_out: Sequence[str] = ()) -> str:
+    """The Markdown text.
+
+    `picture` is the scatter plot's file name, beside the page; `left_out` what of each data set was not used.
+    """
     out = [INTRO.format(splits=len(SPLITS)), HEAD, "|---" * (HEAD.count("|") - 1) + "|"]
     for lines in found.values():
         out += [_row(one) for one in lines]
@@ -118,6 +121,8 @@ def page(found: Mapping[str, Sequence[Line]], picture: str) -> str:
     if missed:
         out += ["", "## Missed", ""]
         out += [f"- {one.what}: {_percent(one.median)}, wanted {_percent(one.target)}" for one in missed]
+    if left_out:
+        out += ["", "## Rows left out", "", *(f"- {text}" for text in left_out)]
     return "\n".join(out) + "\n" + NOTES
 
 

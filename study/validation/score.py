@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from scipy.stats import spearmanr
 
 from equipoise.sim.llm.stack import Floats
-from equipoise.study.validation.rows import Row
+from equipoise.study.validation.rows import LeftOutWarning, Row
+from equipoise.study.validation.splits import SPLITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,25 @@ class Line:
     spearman: float
     picked: float
     points: Points | None = None
+
+
+def of_splits(make: Callable[[int], Score], splits: Iterable[int] = SPLITS) -> list[Score]:
+    """The score of every split that leaves enough rows on both sides; a `LeftOutWarning` tells the others.
+
+    Raises ValueError where none does.
+    """
+    scores, wrong = [], {}
+    for split in splits:
+        try:
+            scores.append(make(split))
+        except ValueError as error:
+            wrong[split] = str(error)
+    if not scores:
+        raise ValueError(next(iter(wrong.values()), "no split was asked for"))
+    if wrong:
+        told = ", ".join(map(str, wrong))
+        warnings.warn(f"splits left out: {told} ({next(iter(wrong.values()))})", LeftOutWarning, stacklevel=2)
+    return scores
 
 
 def line(what: str, target: float, scores: Sequence[Score]) -> Line:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import sys
+import warnings
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -59,47 +60,58 @@ def validate_against(
         return OK
     if data is None:
         raise click.UsageError("needs --data DIR, the folder of the measurements")
-    found = _found(name, data)
+    found, left_out = _found(name, data)
     lines = [one for each in found.values() for one in each]
     if target is not None:
-        _write_page(found, target)
+        _write_page(found, left_out, target)
     if rows_file is not None:
         _write_rows(lines, rows_file)
     click.echo(_as_json(lines) if form == "json" else as_text(lines))
     return OK
 
 
-def _found(name: str | None, data: Path) -> dict[str, list[Line]]:
-    """The lines of one data set, or of all whose files are there. Raises WrongInputError, one line."""
+def _found(name: str | None, data: Path) -> tuple[dict[str, list[Line]], list[str]]:
+    """The lines of one data set, or of all whose files are there, and what was left out, said on stderr too.
+
+    Raises WrongInputError, one line.
+    """
     from equipoise.calibrate.fit.fits import collective_predictor
     from equipoise.calibrate.fit.step_noise import fit_noise
+    from equipoise.study.validation.rows import LeftOutWarning
     from equipoise.study.validation.run import FILES, run
 
-    found = {}
+    found: dict[str, list[Line]] = {}
+    left_out: list[str] = []
     for each in FILES if name is None else [name]:
         missing = [file for file in FILES.get(each, ()) if not any(data.glob(file))]
         if missing and name is None:
             print(f"{each}: not run, {data / missing[0]} is not there", file=sys.stderr)
             continue
         try:
-            found[each] = run(each, data, {"nccl": collective_predictor, "jitter": fit_noise})
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always", LeftOutWarning)
+                found[each] = run(each, data, {"nccl": collective_predictor, "jitter": fit_noise})
         except FileNotFoundError as error:
             raise WrongInputError(f"{error.filename}: no such file") from None
         except (ValueError, KeyError) as error:
             text = f"no column {error}" if isinstance(error, KeyError) else str(error)
             raise WrongInputError(text if each not in FILES else f"{each}: {text}") from None
+        told = [str(w.message) for w in caught if issubclass(w.category, LeftOutWarning)]
+        left_out += [f"{each}: {text}" for text in dict.fromkeys(told)]
+    for text in left_out:
+        print(f"note: {text}", file=sys.stderr)
     if not found:
         raise WrongInputError(f"{data}: none of the data sets is there")
-    return found
+    return found, left_out
 
 
-def _write_page(found: dict[str, list[Line]], target: Path) -> None:
+def _write_page(found: dict[str, list[Line]], left_out: list[str], target: Path) -> None:
     from equipoise.policies.files import write_whole
     from equipoise.study.validation.page import page, scatter
 
     picture = target.with_suffix(".svg")
     write_whole(picture, scatter([one for each in found.values() for one in each]))
-    write_whole(target, page(found, picture.name))
+    write_whole(target, page(found, picture.name, left_out))
 
 
 def _write_rows(lines: list[Line], target: Path) -> None:

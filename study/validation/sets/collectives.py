@@ -14,9 +14,9 @@ import numpy as np
 
 from equipoise.sim.llm.interval import spread
 from equipoise.sim.llm.stack import Floats
-from equipoise.study.validation.rows import read_csv
-from equipoise.study.validation.score import Line, Score, judge, line
-from equipoise.study.validation.splits import SPLITS, fitted_half
+from equipoise.study.validation.rows import Cells, read_rows
+from equipoise.study.validation.score import Line, Score, judge, line, of_splits
+from equipoise.study.validation.splits import fitted_half
 
 FILE = "comm/nccl_aiconfigurator.csv.gz"
 CURVE = ("system", "nccl_version", "op", "dtype", "num_gpus")
@@ -37,17 +37,20 @@ Fit = Callable[[Floats, Floats], Curve]
 def read(data: Path) -> dict[str, tuple[Floats, Floats]]:
     """(bytes, seconds), each (sizes,), ascending, of every curve. Raises FileNotFoundError, KeyError."""
     found: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for row in read_csv(data / FILE):
-        found[" ".join(row[name] for name in CURVE)].append(
-            (float(row["bytes"]), float(row["time_us"]) * 1e-6)
-        )
+    for curve, size, seconds in read_rows(data / FILE, _point):
+        found[curve].append((size, seconds))
     return {key: (a[:, 0], a[:, 1]) for key, a in ((k, np.array(sorted(v))) for k, v in found.items())}
+
+
+def _point(text: Cells) -> tuple[str, float, float]:
+    curve = " ".join(text[name] for name in CURVE)
+    return curve, text.measured("bytes"), text.measured("time_us") * 1e-6
 
 
 def run(data: Path, fit: Fit) -> list[Line]:
     """Half of the sizes of every curve predict the other half."""
     curves = read(data)
-    scores = [_score(curves, fit, split) for split in SPLITS]
+    scores = of_splits(lambda split: _score(curves, fit, split))
     return [line("NCCL collectives: half of the sizes -> the others", 0.021, scores)]
 
 
@@ -67,6 +70,8 @@ def _score(curves: Mapping[str, tuple[Floats, Floats]], fit: Fit, split: int) ->
         left = _left_out(size[known], seconds[known], fit)
         inner.append(left)
         groups += [key] * len(left)
+    if not parts:
+        raise ValueError(f"no curve has {LEAST} sizes on either side")
     guess, naive, measured = (np.concatenate(column) for column in zip(*parts, strict=True))
     return judge(keys, guess, naive, measured, spread(np.concatenate(inner), groups))
 

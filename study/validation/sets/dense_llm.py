@@ -22,9 +22,9 @@ from equipoise.sim.llm.published import SHAPES, with_sequence
 from equipoise.sim.llm.quantities import Plan
 from equipoise.sim.llm.shape import Transformer
 from equipoise.study.validation.predict import predicted, score
-from equipoise.study.validation.rows import Row, divided, labels, read_csv, seconds, stacked
-from equipoise.study.validation.score import Line, Score, judge, line
-from equipoise.study.validation.splits import SPLITS, fitted_half
+from equipoise.study.validation.rows import Cells, Row, divided, labels, read_rows, seconds, stacked
+from equipoise.study.validation.score import Line, Score, judge, line, of_splits
+from equipoise.study.validation.splits import fitted_half
 
 FILE = "throughput/llm_training_throughput.csv"
 
@@ -69,10 +69,8 @@ _MICRO_BATCH = {("megatron", "megatron-22b"): 4}
 def read(data: Path) -> list[Row]:
     """The usable rows of the file under `data`. Raises FileNotFoundError where it is absent."""
     found: dict[str, Row] = {}
-    for text in read_csv(data / FILE):
-        row = _row(text)
-        if row is not None:
-            found.setdefault(f"{row.key} {row.seconds:.6g}", row)
+    for row in read_rows(data / FILE, _row):
+        found.setdefault(f"{row.key} {row.seconds:.6g}", row)
     return list(found.values())
 
 
@@ -85,44 +83,47 @@ def family_of(model: str) -> str:
     return ""
 
 
-def _row(text: dict[str, str]) -> Row | None:
+def _row(text: Cells) -> Row:
     family, stack = family_of(text["model"]), _SOURCES.get(text["source_repo"], "")
-    if family not in SHAPES or not stack or text["gpu"] not in _GPUS or "finetuning" in text["heading"]:
-        return None
-    if text["precision"] not in _PRECISIONS or not text["num_gpus"]:
-        return None
+    for usable, what in (
+        (family in SHAPES, "model: not a dense one of a shape that is known"),
+        (stack, "source_repo: not one of the four sources"),
+        (text["gpu"] in _GPUS, "gpu: not an A100 or H100"),
+        ("finetuning" not in text["heading"], "heading: fine-tuning"),
+        (text["precision"] in _PRECISIONS, "precision: not one that is known"),
+        (stack == "fsdp" or text["tp"], "tp: no layout is printed"),
+        (stack == "megatron" or text["mbs"], "mbs: no layout is printed"),
+    ):
+        if not usable:
+            raise ValueError(what)
     shape = _shape(family, text)
     layout = _layout(family, stack, shape, text)
-    if layout is None:
-        return None
     accelerator, node_bytes_per_s = _GPUS[text["gpu"]]
     plan = Plan(shape, layout, ACCELERATORS[accelerator], Network(8, node_bytes_per_s))
     tokens = layout.global_batch * shape.sequence
-    rate = float(text["tokens_per_s_per_gpu"] or 0) * layout.gpus
-    seconds = float(text["step_s"]) if text["step_s"] else tokens / rate
+    told = "step_s" if text["step_s"] else "tokens_per_s_per_gpu"
+    seconds = text.measured(told) if text["step_s"] else tokens / (text.measured(told) * layout.gpus)
     configuration = _configuration(family, stack, plan)
     page = f"{configuration} {text['commit'][:8]}"
     return Row(plan, seconds, family, f"{configuration} {layout}", stack, page)
 
 
-def _shape(family: str, text: dict[str, str]) -> Transformer:
+def _shape(family: str, text: Cells) -> Transformer:
     shape = SHAPES[family]
     layers = re.match(r"layers=(\d+)$", text["notes"])
     if layers:
         shape = replace(shape, layers=int(layers.group(1)))
-    return with_sequence(shape, int(float(text["seq_len"]))) if text["seq_len"] else shape
+    return with_sequence(shape, text.whole("seq_len")) if text["seq_len"] else shape
 
 
-def _layout(family: str, stack: str, shape: Transformer, text: dict[str, str]) -> Layout | None:
-    gpus = int(float(text["num_gpus"]))
+def _layout(family: str, stack: str, shape: Transformer, text: Cells) -> Layout:
+    gpus = text.whole("num_gpus")
     if stack == "fsdp":
         return _fsdp_layout(gpus, text)
-    if not text["tp"] or not (text["mbs"] or stack == "megatron"):
-        return None
-    t, p, c = int(text["tp"]), int(text["pp"] or 1), int(text["cp"] or 1)
-    micro = int(float(text["mbs"])) if text["mbs"] else _MICRO_BATCH.get((stack, family), 1)
+    t, p, c = text.whole("tp"), _whole(text, "pp", 1), _whole(text, "cp", 1)
+    micro = _whole(text, "mbs", _MICRO_BATCH.get((stack, family), 1))
     data = gpus // (t * p * c)
-    virtual = int(text["vp"] or _VIRTUAL.get((stack, family), 1)) if p > 1 else 1
+    virtual = _whole(text, "vp", _VIRTUAL.get((stack, family), 1)) if p > 1 else 1
     full = text["notes"].startswith("full")
     return Layout(
         data=data,
@@ -140,23 +141,30 @@ def _layout(family: str, stack: str, shape: Transformer, text: dict[str, str]) -
     )
 
 
-def _global_batch(text: dict[str, str], gpus: int, unit: int, sequence: int) -> int:
+def _whole(text: Cells, name: str, unsaid: int) -> int:
+    return text.whole(name) if text[name] else unsaid
+
+
+def _global_batch(text: Cells, gpus: int, unit: int, sequence: int) -> int:
     """The printed batch, or the tokens of a step that the printed step and rate mean, in whole micro-batches."""
     if text["gbs"]:
-        return int(float(text["gbs"]))
-    tokens = float(text["tokens_per_s_per_gpu"]) * gpus * float(text["step_s"])
+        return text.whole("gbs")
+    tokens = text.measured("tokens_per_s_per_gpu") * gpus * text.measured("step_s")
     return max(1, round(tokens / sequence / unit)) * unit
 
 
-def _fsdp_layout(gpus: int, text: dict[str, str]) -> Layout:
-    notes = dict(item.split("=", 1) for item in text["notes"].split(";"))
+def _fsdp_layout(gpus: int, text: Cells) -> Layout:
+    notes = dict(item.partition("=")[::2] for item in text["notes"].split(";"))
+    zero = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2}.get(notes.get("shard", ""))
+    if zero is None:
+        raise ValueError("notes: do not say how parameters are sharded")
     return Layout(
         data=gpus,
-        zero={"FULL_SHARD": 3, "SHARD_GRAD_OP": 2}[notes["shard"]],
-        recompute="full" if notes["act_ckpt"] == "True" else "none",
+        zero=zero,
+        recompute="full" if notes.get("act_ckpt") == "True" else "none",
         precision=_PRECISIONS[text["precision"]],
-        micro_batch=int(float(text["mbs"])),
-        global_batch=int(float(text["gbs"])),
+        micro_batch=text.whole("mbs"),
+        global_batch=text.whole("gbs"),
     )
 
 
@@ -171,9 +179,9 @@ def _configuration(family: str, stack: str, plan: Plan) -> str:
 def run(data: Path) -> list[Line]:
     """The two lines of this data set: unseen families, and larger scales from one step of each configuration."""
     rows = read(data)
-    halves = [divided(rows, split, fitted_half, "family") for split in SPLITS]
+    halves = of_splits(lambda split: score(*divided(rows, split, fitted_half, "family")))
     return [
-        line("dense LLM: half of the families -> the others", 0.05, [score(a, b) for a, b in halves]),
+        line("dense LLM: half of the families -> the others", 0.05, halves),
         line(
             "dense LLM: other sources, one step of a configuration -> its larger scales", 0.018, _scales(rows)
         ),

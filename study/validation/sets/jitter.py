@@ -23,9 +23,9 @@ from equipoise.policies.kernels.jit import ZERO
 from equipoise.sim.llm.interval import spread
 from equipoise.sim.llm.stack import Floats
 from equipoise.sim.randomness import noise_key, noise_space, step_noise, step_noise_row
-from equipoise.study.validation.rows import read_csv
-from equipoise.study.validation.score import Line, Score, judge, line
-from equipoise.study.validation.splits import SPLITS, fitted_half
+from equipoise.study.validation.rows import Cells, read_rows
+from equipoise.study.validation.score import Line, Score, judge, line, of_splits
+from equipoise.study.validation.splits import fitted_half
 
 PATTERN = "traces/alibaba2020_minibatch_job*.csv.gz"
 Bools = npt.NDArray[np.bool_]
@@ -47,13 +47,15 @@ def read(data: Path) -> dict[str, Floats]:
 
 
 def _times(file: Path) -> Floats:
-    steps: dict[int, dict[str, float]] = defaultdict(dict)
-    workers = set()
-    for text in read_csv(file):
-        steps[int(text["time"])][text["worker"]] = float(text["batch_time_norm"])
-        workers.add(text["worker"])
-    order = sorted(workers, key=int)
+    steps: dict[int, dict[int, float]] = defaultdict(dict)
+    for step, worker, time in read_rows(file, _time):
+        steps[step][worker] = time
+    order = sorted({worker for row in steps.values() for worker in row})
     return np.array([[row[w] for w in order] for _, row in sorted(steps.items()) if len(row) == len(order)])
+
+
+def _time(text: Cells) -> tuple[int, int, float]:
+    return text.whole("time"), text.whole("worker"), text.measured("batch_time_norm")
 
 
 def wait(times: Floats, group: tuple[int, ...]) -> float:
@@ -85,8 +87,8 @@ def drawn(times: Floats, fit: Callable[[Floats], Noise]) -> Floats:
 def run(data: Path, fit: Callable[[Floats], Noise]) -> list[Line]:
     """Some of the time predicts the barrier waits in the rest, for every number of workers from two."""
     jobs = read(data)
-    hashed = [_score(jobs, _hashed(jobs, split)) for split in SPLITS]
-    simulated = [_score(jobs, _hashed(jobs, split), lambda times: drawn(times, fit)) for split in SPLITS]
+    hashed = of_splits(lambda split: _score(jobs, _hashed(jobs, split)))
+    simulated = of_splits(lambda split: _score(jobs, _hashed(jobs, split), lambda times: drawn(times, fit)))
     first = {name: np.arange(len(times)) < len(times) // 2 for name, times in jobs.items()}
     return [
         line("Alibaba: barrier wait, first half of the time -> second", 0.08, [_score(jobs, first)]),

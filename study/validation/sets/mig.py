@@ -18,9 +18,9 @@ from scipy.optimize import least_squares
 
 from equipoise.sim.llm.interval import spread
 from equipoise.sim.llm.stack import Floats
-from equipoise.study.validation.rows import read_csv
-from equipoise.study.validation.score import Line, Score, judge, line
-from equipoise.study.validation.splits import SPLITS, fitted_half
+from equipoise.study.validation.rows import Cells, read_rows
+from equipoise.study.validation.score import Line, Score, judge, line, of_splits
+from equipoise.study.validation.splits import fitted_half
 
 FILE = "colocation/miso_mig_iteration_times.csv"
 WHOLE_SLICES = 7
@@ -45,10 +45,12 @@ class Row:
 
 def read(data: Path) -> list[Row]:
     """All rows. Raises FileNotFoundError, KeyError."""
-    return [
-        Row(t["workload"], float(t["batch"]), t["slice"], int(t["slice"].split("g")[0]), float(t["median"]))
-        for t in read_csv(data / FILE)
-    ]
+    return read_rows(data / FILE, _row)
+
+
+def _row(text: Cells) -> Row:
+    sevenths = Cells(slice=text["slice"].split("g")[0]).whole("slice")
+    return Row(text["workload"], text.measured("batch"), text["slice"], sevenths, text.measured("median"))
 
 
 def curve(whole: Sequence[Row]) -> Floats:
@@ -97,20 +99,17 @@ def run(data: Path) -> list[Line]:
     slices = [r for r in rows if r.sevenths < WHOLE_SLICES and r.workload in curves]
     at = {(r.workload, r.batch): r.seconds for r in whole}
     slices = [r for r in slices if (r.workload, r.batch) in at]
-    scores = [_score(slices, curves, at, split) for split in SPLITS]
-    return [
-        line("MIG slices: whole GPU, other workloads -> slices", 0.12, [s for s in scores if s is not None])
-    ]
+    scores = of_splits(lambda split: _score(slices, curves, at, split))
+    return [line("MIG slices: whole GPU, other workloads -> slices", 0.12, scores)]
 
 
 def _score(
     slices: Sequence[Row], curves: Mapping[str, Floats], at: Mapping[tuple[str, float], float], split: int
-) -> Score | None:
-    """None where a split has all workloads on one side."""
+) -> Score:
     known = [r for r in slices if fitted_half(r.workload, split)]
     asked = [r for r in slices if not fitted_half(r.workload, split)]
     if not known or not asked:
-        return None
+        raise ValueError("all workloads are on one side")
     guess = predict(asked, curves, shares(known, curves))
     naive = np.array([at[r.workload, r.batch] * WHOLE_SLICES / r.sevenths for r in asked])
     measured = np.array([r.seconds for r in asked])

@@ -23,7 +23,7 @@ from equipoise.sim.llm.published import gpt
 from equipoise.sim.llm.quantities import Plan
 from equipoise.sim.llm.stack import Stack
 from equipoise.sim.llm.step_time import StepTime, step_time
-from equipoise.study.validation.rows import Row, read_csv, seconds
+from equipoise.study.validation.rows import Cells, Row, read_rows, seconds
 from equipoise.study.validation.score import Line, judge, line
 
 FILE = "throughput/neusight_e2e_latency.csv"
@@ -60,16 +60,22 @@ def read(data: Path) -> list[tuple[Row, StepTime, bool]]:
 
     Raises ValueError where none trains, FileNotFoundError, KeyError.
     """
-    found = []
-    for text in read_csv(data / FILE):
-        sheet = next((found for name, found in GPUS.items() if _names(name, text["gpu"])), None)
-        if sheet is None or text["model"] not in SHAPES or "fusion" in text["variant"]:
-            continue
-        row = _row(text, *sheet)
-        found.append((row, step_time(row.plan, stack(text["model"])), text["mode"] == "train"))
+    found = read_rows(data / FILE, _read)
     if not any(trains for _, _, trains in found):
         raise ValueError("no row trains a known model on a known GPU")
     return found
+
+
+def _read(text: Cells) -> tuple[Row, StepTime, bool]:
+    sheet = next((found for name, found in GPUS.items() if _names(name, text["gpu"])), None)
+    if sheet is None:
+        raise ValueError(f"gpu: {text['gpu']} has no data sheet here")
+    if text["model"] not in SHAPES:
+        raise ValueError(f"model: {text['model']} has no shape here")
+    if "fusion" in text["variant"]:
+        raise ValueError("variant: fused kernels are other software")
+    row = _row(text, *sheet)
+    return row, step_time(row.plan, stack(text["model"])), text["mode"] == "train"
 
 
 def _names(name: str, gpu: str) -> bool:
@@ -77,19 +83,19 @@ def _names(name: str, gpu: str) -> bool:
     return re.search(rf"(^|[_-]){name}($|[_-])", gpu) is not None
 
 
-def _row(text: dict[str, str], tflop_per_s: float, gb_per_s: float) -> Row:
+def _row(text: Cells, tflop_per_s: float, gb_per_s: float) -> Row:
     degrees = {"dp": 1, "tp": 1, "pp": 1}
     if parallel := re.match(r"(dp|tp|pp)(\d+)", text["variant"]):
         degrees[parallel.group(1)] = int(parallel.group(2))
-    batch = int(text["batch"])
+    batch = text.whole("batch")
     layout = Layout(
         data=degrees["dp"], tensor=degrees["tp"], pipeline=degrees["pp"], precision="fp32",
         micro_batch=max(1, batch // degrees["dp"]), global_batch=batch,
     )  # fmt: skip
     accelerator = Accelerator(text["gpu"], 2e12 * tflop_per_s, 0, 80e9, 1e9 * gb_per_s, 300e9)
-    plan = Plan(gpt(*SHAPES[text["model"]], int(text["seq"])), layout, accelerator, Network(8, 100e9))
+    plan = Plan(gpt(*SHAPES[text["model"]], text.whole("seq")), layout, accelerator, Network(8, 100e9))
     key = " ".join(text[name] for name in ("gpu", "model", "mode", "seq", "batch", "variant"))
-    return Row(plan, float(text["e2e_latency"]) / 1e3, text["model"], key, text["gpu"])
+    return Row(plan, text.measured("e2e_latency") / 1e3, text["model"], key, text["gpu"])
 
 
 def _forward_s(times: StepTime) -> float:

@@ -19,9 +19,9 @@ from equipoise.sim.llm.shape import Transformer
 from equipoise.sim.llm.stacks import STACKS
 from equipoise.sim.llm.step_time import step_times
 from equipoise.study.validation.predict import fit_rows, memory_score, score
-from equipoise.study.validation.rows import Row, partition, read_csv, seconds, stacked
-from equipoise.study.validation.score import Line, Score, line, relative_error
-from equipoise.study.validation.splits import SPLITS, fitted_half
+from equipoise.study.validation.rows import Cells, Row, partition, read_rows, seconds, stacked
+from equipoise.study.validation.score import Line, Score, line, of_splits, relative_error
+from equipoise.study.validation.splits import fitted_half
 
 FILE = "throughput/ultrascale_playbook_h100.csv.gz"
 NETWORK = Network(8, 400e9)
@@ -47,12 +47,12 @@ SHAPES = {
 
 def read(data: Path) -> list[Row]:
     """The rows that ran. Raises FileNotFoundError."""
-    return [_row(text) for text in read_csv(data / FILE) if text["model"] in SHAPES and text["ran"] == "1"]
+    return [row for row, ran in read_all(data) if ran]
 
 
 def read_all(data: Path) -> list[tuple[Row, bool]]:
     """Every row and whether it ran; a row that did not has 0 for its step and memory."""
-    return [(_row(text), text["ran"] == "1") for text in read_csv(data / FILE) if text["model"] in SHAPES]
+    return read_rows(data / FILE, lambda text: (_row(text), text["ran"] == "1"))
 
 
 def nanotron_stages(shape: Transformer, pipeline: int) -> tuple[tuple[int, ...], int, int]:
@@ -76,29 +76,29 @@ def nanotron_stages(shape: Transformer, pipeline: int) -> tuple[tuple[int, ...],
     return tuple(counts), head, stage
 
 
-def _row(text: dict[str, str]) -> Row:
-    shape = SHAPES[text["model"]]
-    pipeline, tensor, data = int(text["pp"]), int(text["tp"]), int(text["dp"])
-    micro = int(text["micro_batch"])
+def _row(text: Cells) -> Row:
+    if text["model"] not in SHAPES:
+        raise ValueError(f"model: {text['model']} is not one of {', '.join(SHAPES)}")
+    shape, ran = SHAPES[text["model"]], text["ran"] == "1"
+    pipeline, tensor, data = text.whole("pp"), text.whole("tp"), text.whole("dp")
+    micro = text.whole("micro_batch")
     layout = Layout(
         data=data,
         tensor=tensor,
         pipeline=pipeline,
         sequence_parallel=tensor > 1,
-        zero=int(text["zero_stage"]),
+        zero=text.whole("zero_stage"),
         micro_batch=micro,
-        global_batch=micro * int(text["grad_accumulation"]) * data,
+        global_batch=micro * text.whole("grad_accumulation") * data,
     )
     stages, head, loss = nanotron_stages(shape, pipeline)
     plan = Plan(shape, layout, ACCELERATORS["H100"], NETWORK, stages, head, loss)
-    rate = float(text["tokens_per_s_per_gpu"] or 0) * layout.gpus
     tokens = layout.global_batch * shape.sequence
     family = f"{text['model']} tensor {tensor} pipeline {pipeline} zero {layout.zero}"
     key = " ".join(f"{name}={value}" for name, value in text.items() if name in _KEY)
-    memory = float(text["gpu_memory_GB"] or 0) * 2**30
-    return Row(
-        plan, tokens / rate if rate else 0.0, family, key, "nanotron", f"{family} micro {micro}", memory
-    )
+    seconds = tokens / (text.measured("tokens_per_s_per_gpu") * layout.gpus) if ran else 0.0
+    memory = text.measured("gpu_memory_GB") * 2**30 if ran else 0.0
+    return Row(plan, seconds, family, key, "nanotron", f"{family} micro {micro}", memory)
 
 
 _KEY = ("model", "nodes", "gpus", "micro_batch", "grad_accumulation", "dp", "pp", "tp", "zero_stage")
@@ -119,12 +119,17 @@ def run(data: Path) -> list[Line]:
         return [
             line("playbook: constants of equipoise.sim.llm.stacks -> all rows, step", 0.08, [_shipped(rows)])
         ]
-    halves = [[r for r in small if fitted_half(r.family, split)] for split in SPLITS]
+
+    def half(split: int) -> list[Row]:
+        """The fitted half of the smallest model's rows."""
+        return [r for r in small if fitted_half(r.family, split)]
+
     name = f"{SMALLEST} on <= {NODES} nodes"
-    memories = [memory_score(half, asked, MEMORY, 0, STATES) for half in halves]
+    steps = of_splits(lambda split: score(half(split), asked))
+    memories = of_splits(lambda split: memory_score(half(split), asked, MEMORY, 0, STATES))
     return [
         line(f"playbook: {name} -> the rest, step", 0.08, [score(small, asked)]),
-        line(f"playbook: half of {name} -> the rest, step", 0.08, [score(half, asked) for half in halves]),
+        line(f"playbook: half of {name} -> the rest, step", 0.08, steps),
         line(f"playbook: {name} -> the rest, memory", 0.05, [memory_score(small, asked, MEMORY, 0, STATES)]),
         line(f"playbook: half of {name} -> the rest, memory", 0.05, memories),
         line("playbook: fits or not, share wrong", 0.05, [_fits(small, everything)]),

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from equipoise.sim.llm.interval import spread
-from equipoise.study.validation.rows import read_csv
+from equipoise.study.validation.rows import Cells, read_rows
 from equipoise.study.validation.score import Line, judge, line
 
 FILE = "throughput/pollux_sia_profiles.csv.gz"
@@ -39,16 +39,17 @@ class Step:
 
 def read(data: Path) -> list[Step]:
     """The rows within the machines that exist. Raises FileNotFoundError, KeyError."""
-    rows = (text for text in read_csv(data / FILE) if text["beyond_physical"] != "1")
-    return [_step(text) for text in rows]
+    return read_rows(data / FILE, _step)
 
 
-def _step(text: dict[str, str]) -> Step:
+def _step(text: Cells) -> Step | None:
+    if text["beyond_physical"] == "1":
+        return None
     group = " ".join(text[name] for name in ("model", "cluster_key", "profile_kind"))
     key = f"{group} {text['placement']} {text['num_nodes']} {text['num_gpus']} {text['local_bsz']}"
     return Step(
-        group, key, int(text["num_nodes"]), int(text["num_gpus"]), float(text["local_bsz"]),
-        float(text["step_time_s"]), float(text["sync_time_s"]),
+        group, key, text.whole("num_nodes"), text.whole("num_gpus"), text.number("local_bsz"),
+        text.measured("step_time_s"), text.number("sync_time_s"),
     )  # fmt: skip
 
 

@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from equipoise.sim.llm.interval import spread
-from equipoise.study.validation.rows import read_csv
-from equipoise.study.validation.score import Line, Score, judge, line
-from equipoise.study.validation.splits import SPLITS, bucket
+from equipoise.study.validation.rows import Cells, read_rows
+from equipoise.study.validation.score import Line, Score, judge, line, of_splits
+from equipoise.study.validation.splits import bucket
 
 FILE = "power/mlperf_power_summary.csv.gz"
 GROUP = ("round", "submitter", "system", "benchmark")
@@ -57,17 +57,15 @@ class Node:
 
 def read(data: Path) -> list[Run]:
     """Every node of every run. Raises FileNotFoundError, KeyError."""
-    columns = ("duration_s", "w_mean", "w_p05", "w_p95")
-    return [
-        Run(
-            " ".join(t[name] for name in GROUP),
-            " ".join(t[name] for name in GROUP[:2]),
-            t["benchmark"],
-            *(float(t[name]) for name in columns),
-        )
-        for t in read_csv(data / FILE)
-        if all(t[name] for name in columns) and t["unit"].startswith("node")
-    ]
+    return read_rows(data / FILE, _run)
+
+
+def _run(text: Cells) -> Run | None:
+    if not text["unit"].startswith("node"):
+        return None
+    system, kind = (" ".join(text[name] for name in GROUP[:n]) for n in (len(GROUP), 2))
+    figures = (text.measured(name) for name in ("duration_s", "w_mean", "w_p05", "w_p95"))
+    return Run(system, kind, text["benchmark"], *figures)
 
 
 def medians(rows: Sequence[Run]) -> list[Run]:
@@ -103,8 +101,8 @@ def run(data: Path) -> list[Line]:
     each = medians(rows)
     what = "MLPerf power: idle and one benchmark -> energy of the others"
     return [
-        line(f"{what}, every node", 0.07, [_score(each, rows, split) for split in SPLITS]),
-        line(f"{what}, systems count once", 0.07, [_score(each, each, split) for split in SPLITS]),
+        line(f"{what}, every node", 0.07, of_splits(lambda split: _score(each, rows, split))),
+        line(f"{what}, systems count once", 0.07, of_splits(lambda split: _score(each, each, split))),
     ]
 
 
@@ -119,6 +117,8 @@ def _score(each: Sequence[Run], counted: Sequence[Run], split: int) -> Score:
         node, mean_w = learn(known, min(r.low_w for r in runs)), float(np.median([r.mean_w for r in known]))
         rest = (r for r in counted if r.kind == kind and r.benchmark != chosen)
         rows += [(r.key, node.energy_j(r.seconds), mean_w * r.seconds, r.mean_w * r.seconds) for r in rest]
+    if not rows:
+        raise ValueError("no kind of node has two benchmarks")
     keys, *columns = zip(*rows, strict=True)
     guess, naive, measured = (np.array(column) for column in columns)
     benchmarks = np.array([key.split()[-1] for key in keys])

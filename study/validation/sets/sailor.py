@@ -14,9 +14,9 @@ from equipoise.sim.llm.published import GPT_NEO_2_7B, OPT_350M
 from equipoise.sim.llm.quantities import Plan
 from equipoise.sim.llm.shape import Transformer
 from equipoise.study.validation.predict import KEEPS_SCORES, memory_score, score
-from equipoise.study.validation.rows import Row, divided, read_csv
-from equipoise.study.validation.score import Line, line
-from equipoise.study.validation.splits import SPLITS, fitted_half
+from equipoise.study.validation.rows import Cells, Row, divided, read_rows
+from equipoise.study.validation.score import Line, Score, line, of_splits
+from equipoise.study.validation.splits import fitted_half
 
 FILE = "throughput/sailor_plans_gh200.csv.gz"
 NETWORK = Network(4, 4 * 25e9)
@@ -25,34 +25,39 @@ MEMORY = MemoryStack(score_bytes=5.0, base_bytes=4e9)
 
 
 def read(data: Path) -> list[Row]:
-    """All rows. Raises FileNotFoundError, and ValueError on a model whose shape is not known."""
-    return [_row(text) for text in read_csv(data / FILE)]
+    """The rows of models whose shape is known. Raises FileNotFoundError, ValueError, KeyError."""
+    return read_rows(data / FILE, _row)
 
 
 def _shape(model: str) -> Transformer:
     for start, shape in (("OPT-350", OPT_350M), ("GPT-Neo", GPT_NEO_2_7B)):
         if model.startswith(start):
             return shape
-    raise ValueError(f"model: {model} is not known; allowed: OPT-350M, GPT-Neo-2.7B")
+    raise ValueError(f"model: {model} is not OPT-350M or GPT-Neo-2.7B")
 
 
-def _row(text: dict[str, str]) -> Row:
+def _row(text: Cells) -> Row:
     shape = _shape(text["model"])
     layout = Layout(
-        data=int(text["dp"].split("/")[0]), tensor=int(text["tp"].split("/")[0]), pipeline=int(text["pp"]),
-        precision="fp16", micro_batch=int(text["micro_batch"]), global_batch=int(text["global_batch"]),
+        data=_first(text, "dp"), tensor=_first(text, "tp"), pipeline=text.whole("pp"),
+        precision="fp16", micro_batch=text.whole("micro_batch"), global_batch=text.whole("global_batch"),
     )  # fmt: skip
     plan = Plan(shape, layout, ACCELERATORS["GH200"], NETWORK, _stages(text, shape.layers))
     key = " ".join(value for name, value in text.items() if not name.startswith("measured"))
     return Row(
-        plan, float(text["measured_step_s"]), text["model"], key, "megatron-deepspeed", text["model"],
-        float(text["measured_peak_bytes"]),
+        plan, text.measured("measured_step_s"), text["model"], key, "megatron-deepspeed", text["model"],
+        text.measured("measured_peak_bytes"),
     )  # fmt: skip
 
 
-def _stages(text: dict[str, str], layers: int) -> tuple[int, ...]:
+def _first(text: Cells, name: str) -> int:
+    """The number of the first stage, of those that `4/2` lists."""
+    return Cells({name: text[name].split("/")[0]}).whole(name)
+
+
+def _stages(text: Cells, layers: int) -> tuple[int, ...]:
     """Transformer layers of every stage, without the embedding in front and the head behind."""
-    counts = [int(n) for n in text["layers_per_stage"].split("/")]
+    counts = [Cells(layers=n).whole("layers") for n in text["layers_per_stage"].split("/")]
     counts[0] -= 1
     counts[-1] -= 1
     if sum(counts) != layers:
@@ -65,8 +70,16 @@ def _stages(text: dict[str, str], layers: int) -> tuple[int, ...]:
 def run(data: Path) -> list[Line]:
     """Half of the plans predict the other half: step, and peak memory."""
     rows = read(data)
-    halves = [divided(rows, split, fitted_half, "key") for split in SPLITS]
+
+    def step(split: int) -> Score:
+        """Steps of one half from the other."""
+        return score(*divided(rows, split, fitted_half, "key"), KEEPS_SCORES)
+
+    def memory(split: int) -> Score:
+        """Peaks of one half from the other."""
+        return memory_score(*divided(rows, split, fitted_half, "key"), MEMORY)
+
     return [
-        line("Sailor plans: half -> half, step", 0.05, [score(a, b, KEEPS_SCORES) for a, b in halves]),
-        line("Sailor plans: half -> half, memory", 0.05, [memory_score(a, b, MEMORY) for a, b in halves]),
+        line("Sailor plans: half -> half, step", 0.05, of_splits(step)),
+        line("Sailor plans: half -> half, memory", 0.05, of_splits(memory)),
     ]

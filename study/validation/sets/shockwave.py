@@ -19,7 +19,7 @@ import numpy as np
 from equipoise.policies.registry import make_policy
 from equipoise.sim.loading.file import from_mapping
 from equipoise.sim.run import run as simulate
-from equipoise.study.validation.rows import read_csv
+from equipoise.study.validation.rows import Cells, read_rows
 from equipoise.study.validation.score import Line, judge, line
 
 TRACE = "traces/shockwave_tacc32_trace.tsv.gz"
@@ -49,9 +49,9 @@ class Job:
 def read_jobs(data: Path, policy: str) -> list[Job]:
     """The jobs with their lengths under a policy. Raises FileNotFoundError, KeyError."""
     rates: dict[int, list[float]] = defaultdict(list)
-    for text in read_csv(data / RATES):
-        if text["policy"] == policy and text["mode"] == "simulation":
-            rates[int(float(text["job_id"]))].append(float(text["steps_per_s"]))
+    for name, mode, number, rate in read_rows(data / RATES, lambda text: _told(text, "steps_per_s")):
+        if (name, mode) == (policy, "simulation"):
+            rates[number].append(rate)
     with gzip.open(data / TRACE, "rt", newline="") as file:
         rows = list(csv.reader(file, delimiter="\t"))
     return [
@@ -61,6 +61,11 @@ def read_jobs(data: Path, policy: str) -> list[Job]:
         for k, row in enumerate(rows)
         if rates[k]
     ]  # fmt: skip
+
+
+def _told(text: Cells, column: str) -> tuple[str, str, int, float]:
+    """(policy, mode, job, figure) of a row."""
+    return text["policy"], text["mode"], text.whole("job_id"), text.number(column)
 
 
 def completions_s(jobs: list[Job], policy: str) -> dict[int, float]:
@@ -85,9 +90,9 @@ def completions_s(jobs: list[Job], policy: str) -> dict[int, float]:
 def run(data: Path) -> list[Line]:
     """A line for all policies together and one for each. Raises FileNotFoundError, KeyError."""
     measured: dict[str, dict[int, float]] = defaultdict(dict)
-    for text in read_csv(data / TIMES):
-        if text["mode"] == "physical":
-            measured[text["policy"]][int(float(text["job_id"]))] = float(text["jct_s"])
+    for name, mode, number, seconds in read_rows(data / TIMES, lambda text: _told(text, "jct_s")):
+        if mode == "physical":
+            measured[name][number] = seconds
     rows: list[tuple[str, str, float, float, float]] = []
     for name in sorted(measured):
         if name not in POLICIES:

@@ -19,9 +19,9 @@ from pathlib import Path
 import numpy as np
 
 from equipoise.sim.llm.interval import spread
-from equipoise.study.validation.rows import read_csv
-from equipoise.study.validation.score import Line, Score, judge, line
-from equipoise.study.validation.splits import SPLITS, bucket, fitted_half
+from equipoise.study.validation.rows import Cells, read_rows
+from equipoise.study.validation.score import Line, Score, judge, line, of_splits
+from equipoise.study.validation.splits import bucket, fitted_half
 
 INPUT = "storage/mlperf_storage_input.csv.gz"
 STAGING = "storage/mlperf_hpc_staging.csv.gz"
@@ -40,29 +40,32 @@ class Fed:
 
 def read_input(data: Path) -> list[Fed]:
     """Rows that state workload and computing time. Raises FileNotFoundError, KeyError."""
-    return [
-        Fed(
-            f"{t['submitter']} {t['system']}",
-            f"{t['submitter']} {t['system']} {t['workload']} {t['accelerator']} {t['accelerators']}",
-            f"{t['workload']} {t['accelerator']}",
-            float(t["compute_time_s"]),
-            float(t["au_percent"]) / 100,
-        )
-        for t in read_csv(data / INPUT)
-        if t["workload"] and t["compute_time_s"] and t["au_percent"]
-    ]
+    return read_rows(data / INPUT, _fed)
+
+
+def _fed(t: Cells) -> Fed:
+    if not t["workload"]:
+        raise ValueError("workload: empty")
+    return Fed(
+        f"{t['submitter']} {t['system']}",
+        f"{t['submitter']} {t['system']} {t['workload']} {t['accelerator']} {t['accelerators']}",
+        f"{t['workload']} {t['accelerator']}",
+        t.measured("compute_time_s"),
+        t.measured("au_percent") / 100,
+    )
 
 
 def run_input(data: Path) -> list[Line]:
     """Half of the systems predict the utilisation on the others."""
     rows = read_input(data)
-    return [
-        line("MLPerf Storage: half of the systems -> utilisation", 0.08, [_input(rows, s) for s in SPLITS])
-    ]
+    scores = of_splits(lambda split: _input(rows, split))
+    return [line("MLPerf Storage: half of the systems -> utilisation", 0.08, scores)]
 
 
 def _input(rows: Sequence[Fed], split: int) -> Score:
     known = [r for r in rows if fitted_half(r.system, split)]
+    if not known:
+        raise ValueError("all systems are held out")
     stalls: dict[str, list[float]] = defaultdict(list)
     for r in known:
         for name in (r.workload, ""):
@@ -94,11 +97,8 @@ class Staged:
 def read_staging(data: Path) -> list[Staged]:
     """Every point with staging times: runs by themselves (one job) and many at once."""
     found: dict[tuple[str, ...], list[float]] = defaultdict(list)
-    for t in read_csv(data / STAGING):
-        if t["staging_s"]:
-            found[tuple(t[n] for n in ("submitter", "system", "scaling", "benchmark", "nodes"))].append(
-                float(t["staging_s"])
-            )
+    for point, seconds in read_rows(data / STAGING, _staged):
+        found[point].append(seconds)
     return [
         Staged(
             f"{submitter} {system.split('_')[0]} {benchmark}",
@@ -111,15 +111,23 @@ def read_staging(data: Path) -> list[Staged]:
     ]
 
 
+def _staged(text: Cells) -> tuple[tuple[str, ...], float] | None:
+    """(submitter, system, scaling, benchmark, nodes) and seconds of a run that staged."""
+    if not text["staging_s"]:
+        return None
+    text.measured("nodes")
+    place = tuple(text[name] for name in ("submitter", "system", "scaling", "benchmark", "nodes"))
+    return place, text.measured("staging_s")
+
+
 def run_staging(data: Path) -> list[Line]:
     """Runs alone and one contended point of a system predict its other contended points."""
     points = read_staging(data)
-    scores = [s for s in (_staging(points, split) for split in SPLITS) if s is not None]
-    what = "MLPerf HPC staging: alone, one contended point -> many jobs at once"
-    return [line(what, 0.20, scores)] if scores else []
+    scores = of_splits(lambda split: _staging(points, split))
+    return [line("MLPerf HPC staging: alone, one contended point -> many jobs at once", 0.20, scores)]
 
 
-def _staging(points: Sequence[Staged], split: int) -> Score | None:
+def _staging(points: Sequence[Staged], split: int) -> Score:
     rows: list[tuple[str, float, float, float]] = []
     for system in sorted({p.system for p in points}):
         own = [p for p in points if p.system == system]
@@ -132,7 +140,7 @@ def _staging(points: Sequence[Staged], split: int) -> Score | None:
             nearest = min(alone, key=lambda other: abs(np.log(other.nodes / p.nodes)))
             rows.append((p.key, max(nearest.seconds, p.jobs * each_s), nearest.seconds, p.seconds))
     if not rows:
-        return None
+        raise ValueError("no system has a run alone and two contended points")
     keys, guess, naive, measured = zip(*rows, strict=True)
     no_interval = (np.nan, np.nan)
     found = judge(keys, np.array(guess), np.array(naive), np.array(measured), no_interval)

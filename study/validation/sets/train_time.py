@@ -18,9 +18,9 @@ from scipy.optimize import least_squares
 
 from equipoise.sim.llm.interval import spread
 from equipoise.sim.llm.stack import Floats
-from equipoise.study.validation.rows import read_csv
-from equipoise.study.validation.score import Line, Score, judge, line
-from equipoise.study.validation.splits import SPLITS, fitted_half
+from equipoise.study.validation.rows import Cells, read_rows
+from equipoise.study.validation.score import Line, Score, judge, line, of_splits
+from equipoise.study.validation.splits import fitted_half
 
 FILE = "throughput/mlperf_runs.csv.gz"
 GROUP = ("round", "submitter", "benchmark", "accelerator_model")
@@ -44,12 +44,18 @@ class Scaled:
 def read(data: Path) -> list[Scaled]:
     """The larger scales of every group: medians of successful runs. Raises FileNotFoundError, KeyError."""
     runs: dict[tuple[str, ...], dict[tuple[float, str], list[tuple[float, float]]]] = defaultdict(dict)
-    for text in read_csv(data / FILE):
-        if text["run_status"] == "success" and text["total_accelerators"] and text["run_s"]:
-            scale = (float(text["total_accelerators"]), text["system"])
-            pair = (float(text["run_s"]), float(text["global_batch_size"] or "nan"))
-            runs[tuple(text[name] for name in GROUP)].setdefault(scale, []).append(pair)
+    for group, scale, pair in read_rows(data / FILE, _run):
+        runs[group].setdefault(scale, []).append(pair)
     return [found for group, scales in runs.items() for found in _scaled(group, scales)]
+
+
+def _run(text: Cells) -> tuple[tuple[str, ...], tuple[float, str], tuple[float, float]] | None:
+    """(group, (accelerators, system), (seconds, batch)) of a run that succeeded; a batch not told is NaN."""
+    if text["run_status"] != "success":
+        return None
+    batch = text.measured("global_batch_size") if text["global_batch_size"] else np.nan
+    scale = (text.measured("total_accelerators"), text["system"])
+    return tuple(text[name] for name in GROUP), scale, (text.measured("run_s"), batch)
 
 
 def _scaled(
@@ -94,7 +100,7 @@ def run(data: Path) -> list[Line]:
     """Half of the benchmarks give the law; it predicts the other half's larger scales."""
     rows = read(data)
     what = "MLPerf time to train: smallest scale, other benchmarks -> larger scales"
-    return [line(what, 0.10, [_score(rows, split) for split in SPLITS])]
+    return [line(what, 0.10, of_splits(lambda split: _score(rows, split)))]
 
 
 def _score(rows: Sequence[Scaled], split: int) -> Score:

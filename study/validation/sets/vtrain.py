@@ -14,9 +14,9 @@ from equipoise.sim.llm.layout import Layout
 from equipoise.sim.llm.published import gpt
 from equipoise.sim.llm.quantities import Plan
 from equipoise.study.validation.predict import score
-from equipoise.study.validation.rows import Row, divided, read_csv
-from equipoise.study.validation.score import Line, line
-from equipoise.study.validation.splits import SPLITS, fitted_half, fitted_tenth
+from equipoise.study.validation.rows import Cells, Row, divided, read_rows
+from equipoise.study.validation.score import Line, line, of_splits
+from equipoise.study.validation.splits import fitted_half, fitted_tenth
 
 SINGLE = "throughput/vtrain_a100_single_node.csv"
 MULTI = "throughput/vtrain_a100_multi_node.csv"
@@ -26,19 +26,16 @@ NETWORK = Network(8, 8 * 12.5e9)
 
 def read_single(data: Path) -> list[Row]:
     """The single-node rows; a family is a model. Raises FileNotFoundError."""
-    return [_row(text) for text in read_csv(data / SINGLE)]
+    return read_rows(data / SINGLE, _row)
 
 
 def read_multi(data: Path) -> list[Row]:
     """The multi-node rows; a family is a model. Raises FileNotFoundError."""
-    return [_row(text) for text in read_csv(data / MULTI)]
+    return read_rows(data / MULTI, _row)
 
 
-def _row(text: dict[str, str]) -> Row:
-    def count(name: str) -> int:
-        """A whole number of the row."""
-        return int(text[name])
-
+def _row(text: Cells) -> Row:
+    count = text.whole
     shape = gpt(
         count("# layers"),
         count("hidden size"),
@@ -54,15 +51,15 @@ def _row(text: dict[str, str]) -> Row:
     plan = Plan(shape, layout, ACCELERATORS["A100-80GB"], NETWORK)
     key = " ".join(value for name, value in text.items() if "time" not in name)
     family = f"{shape.layers} layers of {shape.hidden}, sequence {shape.sequence}"
-    return Row(plan, float(text["iteration time (ms)"]) / 1e3, family, key, "megatron-deepspeed", family)
+    return Row(plan, text.measured("iteration time (ms)") / 1e3, family, key, "megatron-deepspeed", family)
 
 
 def run(data: Path) -> list[Line]:
     """One tenth of the single-node rows predicts the rest; half of them predict all multi-node rows."""
     single, multi = read_single(data), read_multi(data)
-    tenths = [divided(single, split, fitted_tenth, "key") for split in SPLITS]
-    halves = [divided(single, split, fitted_half, "key")[0] for split in SPLITS]
+    tenths = of_splits(lambda split: score(*divided(single, split, fitted_tenth, "key"), by="key"))
+    halves = of_splits(lambda split: score(divided(single, split, fitted_half, "key")[0], multi))
     return [
-        line("vTrain one node: a tenth -> the rest", 0.06, [score(a, b, by="key") for a, b in tenths]),
-        line("vTrain: one node and a NIC figure -> many nodes", 0.10, [score(a, multi) for a in halves]),
+        line("vTrain one node: a tenth -> the rest", 0.06, tenths),
+        line("vTrain: one node and a NIC figure -> many nodes", 0.10, halves),
     ]

@@ -16,6 +16,7 @@ from equipoise.cli import main
 from equipoise.sim.llm.stack import Stack
 from equipoise.sim.llm.step_time import step_time
 from equipoise.sim.loading.file import load
+from equipoise.study.validation.rows import Cells
 from equipoise.study.validation.sets import sailor
 from tests.sim.llm.test_fit_steps import HEAD
 from tests.sim.llm.test_scenario import data
@@ -122,7 +123,7 @@ def made_up(folder: Path, rows: int = 16) -> Path:
     times = []
     for line in lines:
         text = dict(zip(names, map(str, line), strict=True)) | MEASURED
-        plan = sailor._row(text).plan
+        plan = sailor._row(Cells(text)).plan
         times.append(float(step_time(plan, Stack(score_bytes=8.0)).total))
     with gzip.open(path, "wt", newline="") as file:
         writer = csv.writer(file)

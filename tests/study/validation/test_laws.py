@@ -120,6 +120,7 @@ def test_the_gate_sees_a_prediction_that_moves_comes_or_goes() -> None:
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="the public measurements are not beside the checkout")
 @pytest.mark.shared_data
+@pytest.mark.filterwarnings("ignore::equipoise.study.validation.rows.LeftOutWarning")
 @pytest.mark.parametrize(
     ("name", "most"),
     [
