@@ -118,9 +118,7 @@ def memory_need_bytes(model: Model, samples: int, workers: int) -> float:
     2020, section 3.1). Recomputation keeps 1 / sqrt(layers) of the activations (Chen et al. 2016).
     """
     if model.transformer is not None:
-        held = model.lighter.teacher_parameters * state_bytes(model)
-        held /= model.parallel.tensor * model.parallel.pipeline
-        return transformer.memory_need_bytes(model, samples, workers) + held
+        return transformer.memory_need_bytes(model, samples, workers)
     p, size = model.parallel, state_bytes(model)
     parameters = model.parameters * kept(model) / (p.tensor * p.pipeline)
     optimizer = model.memory.optimizer_bytes_per_parameter - moment_bytes_saved(model)

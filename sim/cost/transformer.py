@@ -76,6 +76,7 @@ def plan_of(
         layout,
         machine,
         hardware.Network(bound.node_gpus, bound.nic),
+        frozen_parameters=model.lighter.teacher_parameters,
     )
 
 
@@ -132,6 +133,7 @@ def memory_need_bytes(model: Model, samples: int, replicas: int) -> float:
         layout,
         machine,
         hardware.Network(bound.node_gpus, bound.nic),
+        frozen_parameters=model.lighter.teacher_parameters,
     )
     return memory(plan, memory_stack(spec, model)).peak / USABLE
 

@@ -115,7 +115,8 @@ def counts(plan: Plan) -> tuple[Floats, Floats]:
         over = [la.shard_ranks if la.zero >= level else 1 for level in (3, 2, 1)]
         width = 4.0 if la.precision == "fp32" else 2.0
         gathered = held / max(1, layers[stage]) if la.zero == 3 else 0.0
-        weights.append(width * (held / over[0] + gathered))
+        frozen = plan.frozen_parameters / (la.tensor * la.pipeline)
+        weights.append(width * (held / over[0] + gathered + frozen))
         kept = _activations(plan, layers[stage], _in_flight(la, stage))
         ends = stage in (head, plan.loss_stage % la.pipeline)
         around = la.micro_batch * plan.shape.sequence / la.context * plan.shape.hidden if ends else 0.0

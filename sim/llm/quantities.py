@@ -26,7 +26,8 @@ class Plan:
     excluded.
 
     Empty `stages`: layers are dealt evenly, the first stages take the remainder. `head_stage` and `loss_stage` are
-    where the logits and the loss are computed, counted from the end (-1: the last).
+    where the logits and the loss are computed, counted from the end (-1: the last). `frozen_parameters` are those
+    of a model beside it that only computes forwards (a teacher), spread like the pipeline and tensor ranks.
     """
 
     shape: Transformer
@@ -36,6 +37,7 @@ class Plan:
     stages: tuple[int, ...] = ()
     head_stage: int = -1
     loss_stage: int = -1
+    frozen_parameters: float = 0.0
 
     def stage_layers(self) -> tuple[int, ...]:
         """Layers of every pipeline stage. Raises ValueError where a chunk would have none."""

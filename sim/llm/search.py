@@ -54,13 +54,14 @@ def search(
     stack: Stack,
     memory: MemoryStack,
     precision: Precision = "bf16",
+    frozen_parameters: float = 0.0,
 ) -> Search:
     """Layouts of `gpus` accelerators for `global_batch` sequences. Raises ValueError where none is possible at all.
 
     Tensor ranks stay inside a node; optimiser state is sharded; sequence parallelism goes with tensor parallelism.
     """
     plans = [
-        Plan(shape, layout, accelerator, network)
+        Plan(shape, layout, accelerator, network, frozen_parameters=frozen_parameters)
         for layout in _layouts(shape, network.node_gpus, gpus, global_batch, precision)
     ]
     if not plans:

@@ -206,6 +206,7 @@ def _layout(
             spec.constants(),
             memory_stack(spec, model),
             precision_of(model.precision),
+            model.lighter.teacher_parameters,
         )
     except ValueError as error:
         raise WrongValueError((*path, "plan"), error) from None
@@ -214,7 +215,8 @@ def _layout(
         raise WrongValueError(
             (*path, "plan"), f"none of {found.tried} layouts fits: the least needs {least:.4g} bytes on a GPU"
         )
-    return layout_spec(found.found[0].plan.layout), llm.why(found)
+    taught = "; the teacher's forward passes come on top" if model.lighter.teacher_flop_per_sample else ""
+    return layout_spec(found.found[0].plan.layout), llm.why(found) + taught
 
 
 _search = lru_cache(maxsize=64)(llm.search)

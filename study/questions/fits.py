@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from equipoise.sim.cost.lighter import teacher_s
 from equipoise.sim.cost.transformer import memory_stack, plan_of, reached_share, section
 from equipoise.sim.hardware.profile import link_bytes_per_s, load_profile
 from equipoise.sim.llm.layout import Layout
@@ -37,11 +38,18 @@ class Fits:
     change: Mapping[str, tuple[Any, Any]] | None
     other: Search | None
     reached: float = 1.0  # of the peak rate, see `reached_share`
+    teacher_s: float = 0.0  # of a step, where the model is taught by another
 
     @property
     def step_s(self) -> float:
         """The whole step [s]."""
-        return self.factor * float(self.step.total)
+        return self.factor * float(self.step.total) + self.teacher_s
+
+    @property
+    def parts_s(self) -> dict[str, float]:
+        """The step by what takes the time [s]."""
+        found = {f.name: self.factor * float(getattr(self.step, f.name)) for f in fields(StepTime)}
+        return found | ({"teacher": self.teacher_s} if self.teacher_s else {})
 
     @property
     def utilisation(self) -> float:
@@ -81,8 +89,13 @@ def _each(scenario: Scenario, plans: int) -> Iterator[Fits]:
         )
         machines = (plan.shape, plan.accelerator, plan.network)
         precision = precision_of(model.precision)
-        other = search(*machines, job.gpus, job.global_batch, stack, keeps, precision) if plans else None
+        other = (
+            search(
+                *machines, job.gpus, job.global_batch, stack, keeps, precision, plan.frozen_parameters
+            ) if plans else None
+        )  # fmt: skip
         step = step_time(plan, stack)
+        samples, ranks = -(-job.global_batch // plan.layout.data), plan.layout.replica_gpus
         yield Fits(
             job.name,
             job.model or "",
@@ -94,6 +107,7 @@ def _each(scenario: Scenario, plans: int) -> Iterator[Fits]:
             change,
             other,
             reached_share(profile.accelerator(group.accelerator)),
+            teacher_s(model, profile.accelerator(group.accelerator), samples) / ranks,
         )
 
 
@@ -101,7 +115,7 @@ def _plan(plan: Plan, job: Job) -> Plan:
     la = plan.layout
     values = {f.name: getattr(la, f.name) for f in fields(la)}
     values |= {"data": job.gpus // la.replica_gpus, "global_batch": job.global_batch}
-    return Plan(plan.shape, Layout(**values), plan.accelerator, plan.network)
+    return replace(plan, layout=Layout(**values))
 
 
 def _difference(before: Layout, after: Layout) -> dict[str, tuple[Any, Any]]:
@@ -126,6 +140,6 @@ def as_dict(found: Fits) -> dict[str, Any]:
         "stages": [{**asdict(stage), "total": stage.total} for stage in estimate.stages],
         "change": None if found.change is None else {k: list(v) for k, v in found.change.items()},
         "step_s": found.step_s,
-        "step_parts_s": {f.name: found.factor * getattr(found.step, f.name) for f in fields(StepTime)},
+        "step_parts_s": found.parts_s,
         "utilisation": found.utilisation,
     }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -84,7 +83,7 @@ def _stages(found: Fits) -> Iterator[str]:
 
 
 def _parts(found: Fits) -> str:
-    shares = {f.name: getattr(found.step, f.name) / float(found.step.total) for f in fields(found.step)}
+    shares = {name: part_s / found.step_s for name, part_s in found.parts_s.items()}
     largest = sorted(shares.items(), key=lambda item: -item[1])
     return ", ".join(f"{name} {100 * share:.0f} %" for name, share in largest if share >= 0.005)
 

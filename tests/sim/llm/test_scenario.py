@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from equipoise.sim.loading.file import dump, from_mapping, load, read_scenario
 from equipoise.sim.run import run
 from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.scenario.tree import InputError
+from equipoise.study.questions.fits import fits
 from tests.sim.llm.test_shape import LLAMA
 
 H100 = Accelerator("", 989.5e12, 1979e12, 80e9, 3.35e12, 450e9)
@@ -212,3 +214,28 @@ def test_the_shipped_scenario_trains_at_a_plausible_rate() -> None:
     utilisation = 6 * 13.0e9 * 1024 * 4096 / (step * 256 * 989.5e12)
     assert 0.40 < utilisation < 0.60
     assert np.isfinite(step)
+
+
+def test_a_teacher_takes_memory_and_time_in_fit_and_run_alike(tmp_path: Path) -> None:
+    """The teacher's weights decide which layouts fit; its forward passes are part of the step."""
+    path = tmp_path / "case.yaml"
+    found = {}
+    for parameters in (0.0, 13e9):
+        case = data(batch=512)
+        spec = case["workload"]["models"]["m"]
+        del spec["transformer"]["layout"]
+        spec["transformer"]["plan"] = "auto"
+        spec["lighter"] = {"teacher_parameters": parameters, "teacher_flop_per_sample": 1e4 * parameters}
+        path.write_text(yaml.safe_dump(case))
+        (found[parameters],) = fits(path)
+        assert found[parameters].memory.fits
+        assert step_s(load(path)) == pytest.approx(found[parameters].step_s, rel=1e-6)
+    alone, taught = found[0.0].plan, found[13e9].plan
+    ranks = taught.layout.tensor * taught.layout.pipeline
+    beside = (
+        memory(taught, MemoryStack()).peak
+        - memory(replace(taught, frozen_parameters=0.0), MemoryStack()).peak
+    )
+    assert beside == pytest.approx(2 * 13e9 / ranks)
+    assert alone.layout != taught.layout  # the fastest layout of the pupil alone has no room for the teacher
+    assert "teacher" in found[13e9].parts_s
