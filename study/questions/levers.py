@@ -302,7 +302,7 @@ def fastest_layout(scenario: Scenario) -> Scenario:
         spec = model.transformer
         if spec is None or spec.plan is not None:
             return model
-        return _with(model, transformer=_with(spec, layout=None, plan="auto", bound=None))  # type: ignore[no-any-return]
+        return _with(model, transformer=_with(spec, layout=None, plan="auto"))  # type: ignore[no-any-return]
 
     return _models(scenario, change)
 

@@ -18,6 +18,7 @@ from equipoise.study.questions.levers import LIMITS, levers
 from equipoise.study.questions.limits import ALL, PerJob, key, limits, memory_share, times_by_limit
 from equipoise.study.runs.variants import Means
 from tests.scenarios import cases
+from tests.sim.llm.test_scenario import data as large_model
 
 
 def case(model=None, job=None, cluster=None, **sections):
@@ -334,3 +335,10 @@ def test_command_line(tmp_path, capsys):
 
 def test_names_of_shipped_scenarios_work():
     assert read_scenario("quickstart").scenario.name == "quickstart"
+
+
+def test_a_given_layout_is_held_against_the_fastest_that_fits():
+    given = from_mapping(large_model({"tp": 8, "pp": 4, "zero": 1}))
+    lever = next(one for one in levers(given, "fifo") if one.name == "the fastest layout that fits")
+    sent = type(given).model_validate_json(lever.scenario.model_dump_json())  # as to another process
+    assert run(sent).totals["makespan_s"] < 0.9 * run(given).totals["makespan_s"]
