@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from equipoise.sim.cost.lighter import moment_bytes_saved, pruned_shape
+import numpy as np
+
+from equipoise.sim.cost.lighter import compressed, moment_bytes_saved, pruned_shape
 from equipoise.sim.hardware.profile import Accelerator
 from equipoise.sim.llm import hardware
 from equipoise.sim.llm.memory import USABLE, MemoryStack, memory
-from equipoise.sim.llm.quantities import Plan
+from equipoise.sim.llm.quantities import Plan, stage_parameters
 from equipoise.sim.llm.stack import Stack
 from equipoise.sim.llm.step_time import step_time
 from equipoise.sim.scenario.model import Model
@@ -66,18 +68,44 @@ def plan_of(
     replicas: int | None = None,
     passes: int = 1,
 ) -> Plan:
-    """The plan of so many replicas (none: as bound), each with `passes` micro-batches. Raises ValueError."""
+    """The plan of so many replicas (none: as bound), each with `passes` micro-batches, gradients compressed.
+
+    Of sharded parameters (ZeRO 3) one of three passes is of gradients: the gathers are not compressed. Raises
+    ValueError.
+    """
     spec, bound = section(model)
     dp = replicas or bound.dp
     layout = bound.layout.layout(dp, dp * passes * bound.layout.micro_batch, model.precision)
     machine = accelerator_of(accelerator, model.precision, fabric_bytes_per_s)
-    return Plan(
+    plan = Plan(
         pruned_shape(spec.shape(), model.lighter.pruned),
         layout,
         machine,
         hardware.Network(bound.node_gpus, bound.nic),
         frozen_parameters=model.lighter.teacher_parameters,
     )
+    width = 4 if layout.precision == "fp32" else 2
+    kept, taken_s = compressed(model, dp, accelerator, width * max(stage_parameters(plan)), width)
+    kept *= model.exchange.compression
+    return replace(
+        plan,
+        exchange_kept=(2.0 + kept) / 3.0 if layout.zero == 3 else kept,
+        compression_s=taken_s + model.exchange.compression_time,
+    )
+
+
+def stack_in_force(model: Model) -> Stack:
+    """The constants, with the factor of a measured step taken out of what the network cannot do faster.
+
+    All times are multiplied by the factor; below the exchange's efficiency it would have links beyond their rate.
+    """
+    spec, bound = section(model)
+    return capped(spec.constants(), bound.factor)
+
+
+def capped(stack: Stack, factor: float) -> Stack:
+    """Constants whose exchange, its time multiplied by `factor`, keeps to the rate of its links."""
+    return replace(stack, exchange_efficiency=np.minimum(stack.exchange_efficiency, factor))
 
 
 def replica_cost_s(
@@ -89,9 +117,9 @@ def replica_cost_s(
     """
     if samples == 0:
         return 0.0, 0.0
-    spec, bound = section(model)
+    _, bound = section(model)
     passes = -(-samples // bound.layout.micro_batch)
-    pass_s, step_s, _, _ = _costs(plan_of(model, accelerator, fabric_bytes_per_s), spec.constants())
+    pass_s, step_s, _, _ = _costs(plan_of(model, accelerator, fabric_bytes_per_s), stack_in_force(model))
     return bound.factor * step_s, bound.factor * (step_s + passes * pass_s)
 
 
@@ -101,10 +129,10 @@ def replica_shares(
     """Shares of `replica_cost_s` that are (pipeline bubble, exchanges inside the replica)."""
     if samples == 0:
         return 0.0, 0.0
-    spec, bound = section(model)
+    _, bound = section(model)
     passes = -(-samples // bound.layout.micro_batch)
     pass_s, step_s, bubble_s, inside_s = _costs(
-        plan_of(model, accelerator, fabric_bytes_per_s), spec.constants()
+        plan_of(model, accelerator, fabric_bytes_per_s), stack_in_force(model)
     )
     total_s = step_s + passes * pass_s
     return bubble_s / total_s, passes * inside_s / total_s

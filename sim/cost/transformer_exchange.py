@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from equipoise.policies.observation import Ints
-from equipoise.sim.cost.lighter import compressed
 from equipoise.sim.cost.step import NO_EXCHANGE, Exchange, flow
-from equipoise.sim.cost.transformer import plan_of, section
+from equipoise.sim.cost.transformer import plan_of, section, stack_in_force
 from equipoise.sim.hardware.profile import Accelerator
 from equipoise.sim.llm.quantities import quantities
 from equipoise.sim.llm.step_time import exchange
@@ -28,20 +27,18 @@ def make_transformer_exchange(
     The GPUs of a pipeline stage follow each other; the stages' rings run beside each other, as many in a node as a
     tensor group has ranks there (Narayanan et al. 2021). Sharded parameters are exchanged in every micro-batch.
     """
-    spec, bound = section(model)
+    _, bound = section(model)
     replicas = len(gpu_nodes) // bound.layout.replica_gpus
     passes = max(1, -(-samples // bound.layout.micro_batch))
     plan = plan_of(model, accelerator, fabric_bytes_per_s, replicas, passes)
-    q, stack = quantities([plan]), spec.constants()
+    q, stack = quantities([plan]), stack_in_force(model)
     bytes_, latency_s = (float(part[0]) for part in exchange(q, stack))
     if bytes_ == 0.0:
         return NO_EXCHANGE
     times = passes if q.sharded_passes[0] > 0 else 1
     efficiency = float(np.asarray(stack.exchange_efficiency)) / bound.factor
-    width = int(q.gradient_bytes[0])
-    share, lighter_s = compressed(model, replicas, accelerator, width * float(q.stage_parameters[0]), width)
-    bytes_ *= times * share * model.exchange.compression
-    delay_s = times * (latency_s * bound.factor + lighter_s) + model.exchange.compression_time
+    bytes_ *= times
+    delay_s = times * latency_s * bound.factor
     stages = gpu_nodes.reshape(plan.layout.pipeline, -1)
     places = [list(dict.fromkeys(stage.tolist())) for stage in stages]
     if max(len(nodes) for nodes in places) == 1:

@@ -27,7 +27,8 @@ class Plan:
 
     Empty `stages`: layers are dealt evenly, the first stages take the remainder. `head_stage` and `loss_stage` are
     where the logits and the loss are computed, counted from the end (-1: the last). `frozen_parameters` are those
-    of a model beside it that only computes forwards (a teacher), spread like the pipeline and tensor ranks.
+    of a model beside it that only computes forwards (a teacher), spread like the pipeline and tensor ranks. Of the
+    bytes of an exchange `exchange_kept` are left by compression, which takes `compression_s`.
     """
 
     shape: Transformer
@@ -38,6 +39,8 @@ class Plan:
     head_stage: int = -1
     loss_stage: int = -1
     frozen_parameters: float = 0.0
+    exchange_kept: float = 1.0
+    compression_s: float = 0.0
 
     def stage_layers(self) -> tuple[int, ...]:
         """Layers of every pipeline stage. Raises ValueError where a chunk would have none."""
@@ -102,6 +105,8 @@ class Quantities:
     link_exchange: Floats
     gradient_bytes: Floats
     sharded_passes: Floats
+    exchange_kept: Floats
+    compression_s: Floats
     optimizer_parameters: Floats
     offload_bytes: Floats
     tokens_per_step: Floats
@@ -274,6 +279,8 @@ def _exchange(plan: Plan) -> dict[str, object]:
         "link_exchange": link,
         "gradient_bytes": width,
         "sharded_passes": passes,
+        "exchange_kept": plan.exchange_kept,
+        "compression_s": plan.compression_s,
         "optimizer_parameters": held / spread,
         "offload_bytes": 4.0 * held / spread if la.offload else 0.0,
     }

@@ -188,7 +188,7 @@ def _shown(compute: Floats, exchange: Floats, overlap: Number) -> Floats:
 
 
 def exchange(q: Quantities, c: Stack) -> tuple[Floats, Floats]:
-    """Bytes that a rank sends in one exchange, and its latency [s], shape (rows,) each.
+    """Bytes that a rank sends in one exchange, and its latency with that of compression [s], shape (rows,) each.
 
     Where parameters are sharded there is one exchange in every micro-batch (gathers and a scatter), else one of
     the whole gradients in every step.
@@ -196,8 +196,8 @@ def exchange(q: Quantities, c: Stack) -> tuple[Floats, Floats]:
     sharded = q.sharded_passes > 0
     passes = np.where(sharded, q.sharded_passes, 2.0)
     hops = np.where(sharded, q.sharded_passes * q.layers, 1.0) * q.exchange_hops
-    bytes_ = passes * q.gradient_bytes * q.stage_parameters * q.exchange_share
-    return bytes_, np.where(q.exchange_share > 0, hops * c.exchange_latency_s, 0.0)
+    bytes_ = passes * q.gradient_bytes * q.stage_parameters * q.exchange_share * q.exchange_kept
+    return bytes_, np.where(q.exchange_share > 0, hops * c.exchange_latency_s + q.compression_s, 0.0)
 
 
 def _exchange_s(q: Quantities, c: Stack) -> Floats:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from equipoise.policies.physics import overlapped_s
-from equipoise.sim.cost.transformer import plan_of, replica_cost_s, section
+from equipoise.sim.cost.transformer import capped, plan_of, replica_cost_s, section, stack_in_force
 from equipoise.sim.hardware.profile import HardwareProfile, link_bytes_per_s
-from equipoise.sim.llm.quantities import quantities
+from equipoise.sim.llm.quantities import Plan, quantities
+from equipoise.sim.llm.stack import Stack
 from equipoise.sim.llm.step_time import exchange, step_time
 from equipoise.sim.scenario.model import Model, NodeGroup
 from equipoise.sim.scenario.tree import KeyPath
+from equipoise.sim.scenario.units import format_seconds
+
+LEAST_FACTOR = 1e-4
 
 
 class WrongValueError(ValueError):
@@ -39,9 +45,32 @@ def with_factor(model: Model, profile: HardwareProfile, group: NodeGroup, path: 
     plan = plan_of(
         model, profile.accelerator(group.accelerator), link_bytes_per_s(group, profile), dp, passes
     )
-    factor = own.time / float(step_time(plan, spec.constants()).total)
+    factor = _factor(plan, spec.constants(), own.time, path)
     scaled = bound.model_copy(update={"factor": factor})
     return model.model_copy(update={"transformer": spec.model_copy(update={"bound": scaled})})
+
+
+def _factor(plan: Plan, stack: Stack, measured_s: float, path: KeyPath) -> float:
+    """By what the step's times are multiplied to give the measured one, the exchange within its links' rate."""
+    from scipy.optimize import brentq  # slow to import, and few scenarios name a measured step
+
+    def off(factor: float) -> float:
+        """Predicted over measured, less 1."""
+        return factor * float(step_time(plan, capped(stack, factor)).total) / measured_s - 1.0
+
+    efficiency = float(np.asarray(stack.exchange_efficiency))
+    factor = 1.0 / (off(1.0) + 1.0)
+    if factor >= efficiency:  # the step is in proportion to it
+        return factor
+    least = off(LEAST_FACTOR)
+    if least > 0.0:
+        least_s = format_seconds((least + 1.0) * measured_s)
+        raise WrongValueError(
+            (*path, "measured_step", "time"),
+            f"{format_seconds(measured_s)} is less than the exchange takes at its links' rate, {least_s}; "
+            "check the nodes' nic and nics, or the stack",
+        )
+    return float(brentq(off, LEAST_FACTOR, efficiency, xtol=1e-12))
 
 
 def overlap_of(model: Model, profile: HardwareProfile, group: NodeGroup) -> float:
@@ -49,8 +78,8 @@ def overlap_of(model: Model, profile: HardwareProfile, group: NodeGroup) -> floa
 
     `sim.llm` lets gradients run beside the last backward pass only, the simulator beside the whole step.
     """
-    spec, bound = section(model)
-    stack = spec.constants()
+    _, bound = section(model)
+    stack = stack_in_force(model)
     accelerator = profile.accelerator(group.accelerator)
     passes = max(1, math.ceil(bound.global_batch / (bound.dp * bound.layout.micro_batch)))
     link = link_bytes_per_s(group, profile)

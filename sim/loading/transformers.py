@@ -215,8 +215,12 @@ def _layout(
         raise WrongValueError(
             (*path, "plan"), f"none of {found.tried} layouts fits: the least needs {least:.4g} bytes on a GPU"
         )
-    taught = "; the teacher's forward passes come on top" if model.lighter.teacher_flop_per_sample else ""
-    return layout_spec(found.found[0].plan.layout), llm.why(found) + taught
+    why = llm.why(found)
+    if model.lighter.teacher_flop_per_sample:
+        why += "; the teacher's forward passes come on top"
+    if model.lighter.gradients is not None or model.exchange.compression < 1.0:
+        why += "; searched with gradients as they are, not compressed"
+    return layout_spec(found.found[0].plan.layout), why
 
 
 _search = lru_cache(maxsize=64)(llm.search)

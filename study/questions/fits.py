@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.sim.cost.lighter import teacher_s
-from equipoise.sim.cost.transformer import memory_stack, plan_of, reached_share, section
+from equipoise.sim.cost.transformer import memory_stack, plan_of, reached_share, section, stack_in_force
 from equipoise.sim.hardware.profile import link_bytes_per_s, load_profile
 from equipoise.sim.llm.layout import Layout
 from equipoise.sim.llm.memory import MemoryEstimate, memory, smallest_change
@@ -81,7 +81,7 @@ def _each(scenario: Scenario, plans: int) -> Iterator[Fits]:
         plan = _plan(
             plan_of(model, profile.accelerator(group.accelerator), link_bytes_per_s(group, profile)), job
         )
-        stack, keeps = spec.constants(), memory_stack(spec, model)
+        stack, keeps = stack_in_force(model), memory_stack(spec, model)
         estimate = memory(plan, keeps, spec.memory_spread())
         changed = None if estimate.fits else smallest_change(plan, keeps)
         change = (

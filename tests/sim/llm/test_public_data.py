@@ -11,7 +11,7 @@ import pytest
 
 from equipoise.sim.llm.fit import fit
 from equipoise.study.validation.predict import KEEPS_SCORES, memory_score, predicted
-from equipoise.study.validation.rows import Row, labels, partition, seconds, stacked
+from equipoise.study.validation.rows import Row, labels, partition, read_csv, seconds, stacked
 from equipoise.study.validation.run import run
 from equipoise.study.validation.score import relative_error
 from equipoise.study.validation.sets import dense_llm, playbook, sailor, vtrain
@@ -53,7 +53,7 @@ def test_dense_models_of_unseen_families() -> None:
 @needs_data
 @pytest.mark.shared_data
 def test_shapes_have_the_parameters_that_a_source_prints() -> None:
-    for text in dense_llm.read_csv(DATA / dense_llm.FILE):
+    for text in read_csv(DATA / dense_llm.FILE):
         if text["source_repo"].startswith("mosaicml"):
             shape = dense_llm._shape(dense_llm.family_of(text["model"]), text)
             assert shape.parameters == int(text["notes"].split("params=")[1])

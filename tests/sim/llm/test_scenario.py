@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from equipoise.sim.llm.hardware import Accelerator, Network
 from equipoise.sim.llm.layout import Layout
@@ -89,6 +92,47 @@ def test_a_measured_step_sets_one_factor() -> None:
     plain, twice = (step_s(from_mapping(data(batch=256, **more))) for more in ({}, {"measured_step": own}))
     small = step_s(from_mapping(data()))
     assert twice / plain == pytest.approx(7.5 / small, rel=1e-3)
+
+
+def test_a_measured_step_never_makes_links_faster() -> None:
+    """What the exchange takes at its links' rate stays; the rest of the step gives way."""
+    layout = {"tp": 4, "pp": 4, "zero": 2}
+    plain = step_s(from_mapping(data(layout)))
+    own = {"time": 0.8 * plain, "gpus": 64, "global_batch": 128}
+    case = from_mapping(data(layout, measured_step=own))
+    assert step_s(case) == pytest.approx(0.8 * plain, rel=1e-6)
+    spec = case.workload.models["m"].transformer
+    assert spec is not None
+    assert spec.bound is not None
+    assert spec.bound.factor < 0.8  # in proportion it would be 0.8
+    own["time"] = 0.01
+    with pytest.raises(InputError, match=r"measured_step\.time: 10 ms is less than the exchange takes"):
+        from_mapping(data(layout, measured_step=own))
+
+
+LIGHTER = st.fixed_dictionaries({}, optional={
+    "gradients": st.sampled_from(["int8", "top-k", "powersgd"]),
+    "pruned": st.just(0.25), "moments": st.just("int8"), "teacher_flop_per_sample": st.just(1e14),
+})  # fmt: skip
+
+
+@settings(max_examples=15)
+@given(
+    st.sampled_from([4, 8]), st.sampled_from([1, 2]), st.sampled_from([0, 1, 2, 3]), LIGHTER, st.booleans(),
+    st.sampled_from(["megatron-core/H100", "fsdp-eager/H100"]),
+)  # fmt: skip
+def test_fit_shows_the_step_that_is_simulated(
+    tp: int, pp: int, zero: int, lighter: dict[str, Any], measured: bool, stack: str
+) -> None:
+    layout = {"tp": tp, "pp": pp, "zero": zero, "recompute": "full"}
+    own = {"measured_step": {"time": 9.0, "gpus": 64, "global_batch": 128}} if measured else {}
+    case = data(layout, stack=stack, **own)
+    case["workload"]["models"]["m"]["lighter"] = lighter
+    case["cluster"]["nodes"][0]["accelerator"] = "h200_sxm"
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "case.yaml"
+        path.write_text(yaml.safe_dump(case))
+        assert step_s(load(path)) == pytest.approx(fits(path)[0].step_s, rel=1e-4)
 
 
 def test_every_gpu_sends_its_part_through_its_own_node() -> None:
