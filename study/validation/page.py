@@ -82,6 +82,11 @@ real test.
   firm (9.2, 11.0, 11.2 %); the dense LLM rows' constants as priors (9.5 %; firm 11.2 %); the median of eight
   fits to redrawn families (9.8 %); the loss quadratic up to 3 or 30 % in place of 10 % (9.3, 9.2 %). What helps
   a little is within the spread of the splits (9 to 12 %): it takes more families.
+- NeuSight, data sheets alone: bytes guessed (15.7 %), then counted (13.3 %); a share of the peak rate of 0.70
+  to 0.95 (9.9 to 14.1 %) and of the memory rate of 0.7 or 0.9 (9.4, 14.9 %), which scatter without order; 0.9
+  of the peak on NVIDIA's GPUs and 0.75 on AMD's (8.6 %), the best, was seen with the measurements in sight and
+  is not kept. Steps of V100 and A100 come out 15 to 30 % too long, those of two AMD GPUs at a batch of 4 37 %
+  too short: one share of the peak cannot serve both. A measured latency of each GPU gives 7.4 %.
 - NCCL: the pieces of `equipoise calibrate` (3.8 %); straight lines between sizes in logarithms (5.8 %); a
   monotone cubic (4.4 %); deviations that curves of one operation share (3.8 to 4.0 %). With the other data
   type's time at the same size it would be 2.8 %: the two types differ by 1.9 % at equal bytes, about what can be
