@@ -62,8 +62,8 @@ class Column(Generic[S]):
         whole: NDArray[S] | None = table._shown.get(self.name)
         if whole is None:
             whole = table._shown[self.name] = table._arrays[self.name].view()
-            whole.flags.writeable = False  # slow, so done once: what is sliced from it cannot be written either
-        # Kept in the instance, where Python finds it first next time, until the table changes its length.
+            whole.flags.writeable = False  # slow, so done once; nor can be written what is sliced from it
+        # Kept in the instance, where Python finds it first next time; `resize` keeps it at the table's length.
         view = table.__dict__[self.name] = whole[: table.rows]
         return view
 
@@ -144,17 +144,19 @@ def writable(table: Table, name: str) -> NDArray[Any]:
 
 def resize(table: Table, rows: int) -> None:
     """Set the number of visible rows, growing the backing arrays when needed. Not for stages."""
-    for name in table._shown:
-        table.__dict__.pop(name, None)
     table.rows = rows
     capacity = len(next(iter(table._arrays.values())))
     if rows > capacity:
+        for name in table._shown:
+            del table.__dict__[name]
         table._shown.clear()
         grown = max(rows, 2 * capacity)
         for name, column in table.columns.items():
             array = column.filled(grown)
             array[:capacity] = table._arrays[name]
             table._arrays[name] = array
+    for name, whole in table._shown.items():  # whoever has read a column mostly reads it again
+        table.__dict__[name] = whole[:rows]
 
 
 class Nodes(Table):

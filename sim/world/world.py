@@ -80,7 +80,7 @@ def _estimate_factor(scenario: Scenario, seed: int, jobs: int) -> Floats:
 
 
 def _refine_copy(policy: Policy, observation: Observation, memory: Mapping[str, Memory]) -> Decision:
-    """As `refine`, for a decision that is told: it keeps what was seen, as the tables change when it is carried out."""
+    """As `refine`, for a decision that is told: it keeps what was seen, as the tables change soon after."""
     return refine(policy, observation.snapshot(), memory)
 
 
