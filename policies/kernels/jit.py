@@ -104,7 +104,15 @@ def jit_in_place(function: F) -> F:
     return _compiled(function, _nrt=False)
 
 
-def _compiled(function: F, **flags: bool) -> F:
+def jit_inside(function: F) -> F:
+    """As `jit_in_place`, written into each kernel that calls it.
+
+    For what is called once a period with many arrays: handing them over takes as long as the work on 64 workers.
+    """
+    return _compiled(function, _nrt=False, inline="always")
+
+
+def _compiled(function: F, **flags: Any) -> F:
     """With a cache of our own, so that other users of Numba in this process keep theirs.
 
     That of a kernel from elsewhere goes by all its sources (Numba looks at one file only).

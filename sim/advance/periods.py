@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from equipoise.policies.kernels.jit import ZERO, jit_in_place
+from equipoise.policies.kernels.jit import ZERO, jit_in_place, jit_inside
 from equipoise.policies.observation import Floats
 from equipoise.policies.physics import efficiency, hidden_s
 from equipoise.sim.job.account import (
@@ -98,7 +98,7 @@ class Scratch(NamedTuple):
     wait_s: Floats
 
 
-@jit_in_place
+@jit_inside
 def unfold(
     steps: int, first_step: int, noise: StepNoise,
     compute_s: Floats, input_s: Floats, last_compute_s: Floats, last_input_s: Floats,
@@ -169,19 +169,31 @@ def dot(values: Floats, weight: Floats) -> float:
 
 
 @jit_in_place
+def largest(values: Floats, n: int) -> float:
+    """The largest of the first n values and 0, in eight interleaved parts, as in `dot`."""
+    a = b = c = d = e = f = g = h = 0.0
+    whole = n - n % 8
+    for w in range(0, whole, 8):
+        a, b = max(a, values[w]), max(b, values[w + 1])
+        c, d = max(c, values[w + 2]), max(d, values[w + 3])
+        e, f = max(e, values[w + 4]), max(f, values[w + 5])
+        g, h = max(g, values[w + 6]), max(h, values[w + 7])
+    for w in range(whole, n):
+        a = max(a, values[w])
+    return max(max(max(a, b), max(c, d)), max(max(e, f), max(g, h)))
+
+
+@jit_inside
 def meet(n: int, scratch: Scratch, alone_s: float, gamma: float) -> tuple[float, float, float]:
     """(arrival of the last worker, begin of the exchange, duration) of an uncontended period, as offsets (s)."""
-    finish, begins, last_s = scratch.finish, scratch.begin, scratch.last_s
-    slowest, arrival, begin = 0, float(finish[0]), 0.0
-    for w in range(n):
-        if finish[w] > arrival:
-            arrival = float(finish[w])
-    while finish[slowest] < arrival * (1.0 - TIE):
+    finish, last_s = scratch.finish, scratch.last_s
+    slowest, arrival = 0, largest(finish, n)
+    least = arrival * (1.0 - TIE)
+    while slowest + 8 <= n and largest(finish[slowest : slowest + 8], 8) < least:
+        slowest += 8
+    while finish[slowest] < least:
         slowest += 1
-    for w in range(n):
-        if begins[w] > begin:
-            begin = float(begins[w])
-    begin = max(begin, arrival - hidden_s(last_s[slowest], alone_s, gamma))
+    begin = max(largest(scratch.begin, n), arrival - hidden_s(last_s[slowest], alone_s, gamma))
     return arrival, begin, max(arrival, begin + alone_s)
 
 
@@ -194,7 +206,7 @@ def gain(fixed: Fixed, useful: float) -> float:
     return efficiency(float(fixed.batch), fixed.mean_interval, phi, fixed.reference, fixed.drift)
 
 
-@jit_in_place
+@jit_inside
 def book(
     fixed: Fixed,
     worker: PerWorker,

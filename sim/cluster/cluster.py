@@ -145,7 +145,8 @@ class Cluster:
             raise DoubleBookingError(f"job row {job} on GPUs {gpu.tolist()}")
         held = Holding(gpu, share, nodes[:count], weight)
         self.holding[job] = held
-        self._cut(gpu)
+        if self.any_mig:
+            self._cut(gpu)
         self.free_gpus -= taken
         return held
 
@@ -155,7 +156,8 @@ class Cluster:
         self.free_gpus += _release(
             held.gpu, held.share, self._job, self._share_free, self._holders, self._node, self._node_free
         )
-        self._cut(held.gpu)
+        if self.any_mig:
+            self._cut(held.gpu)
         return held
 
     def has_room(self, job: int, share: Floats) -> bool:
@@ -169,7 +171,8 @@ class Cluster:
         held = self.holding[job]
         np.add.at(self._share_free, held.gpu, held.share - share)
         held.share, held.weight = share, float(share.sum())
-        self._cut(held.gpu)
+        if self.any_mig:
+            self._cut(held.gpu)
         self._job[held.gpu] = np.where((share == 1.0) & (self._holders[held.gpu] == 1), job, SHARED)
 
     def can_be_cut(self, gpu: Ints, share: Floats, beside: int = -1) -> bool:
@@ -187,8 +190,6 @@ class Cluster:
 
     def _cut(self, gpu: Ints) -> None:
         """Note what MIG leaves free of these GPUs: memory slices can be short before compute slices are."""
-        if not self.any_mig:
-            return
         for g in gpu[self.gpus.mig[gpu]].tolist():
             self._share_free[g] = share_left(self._shares_on(g))
 

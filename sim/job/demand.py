@@ -140,14 +140,14 @@ def _shrinks(demand: Demand, listed: Mapping[int, Job]) -> dict[int, tuple[int, 
     found = {
         row: (job.gpus_min, 1) for row, job in listed.items() if job.gpus_min and job.gpus_min < job.gpus
     }
-    if least.dtype == object:
-        return found
-    for row in np.flatnonzero((least >= 1) & (least < demand.gpus)).tolist():
+    for row in [] if least.dtype == object else np.flatnonzero((least >= 1) & (least < demand.gpus)).tolist():
         fewest, gpus = math.ceil(least[row]), int(demand.gpus[row])
         each = gpus / pods[row] if pods.dtype != object and pods[row] >= 1 else 1.0
         whole = each == int(each) and (gpus - fewest) % each == 0 and fewest % each == 0
         found[row] = fewest, int(each) if whole else 1
-    return {row: pair for row, pair in found.items() if row not in demand.training}
+    for row in demand.training:  # these say their fewest workers
+        found.pop(row, None)
+    return found
 
 
 def _ended_at_limits(demand: Demand, listed: Mapping[int, Job]) -> Demand:

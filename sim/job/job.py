@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from numpy.typing import NDArray
-
 from equipoise.policies.observation import Bools, Floats, Ints
 from equipoise.sim.cluster.cluster import Holding
 
@@ -61,7 +59,7 @@ class Job(Protocol):
     def speed_changed(self) -> None:
         """Its nodes run at another speed from now on."""
 
-    def fill_row(self, columns: Mapping[str, NDArray[Any]], factor: float) -> None:
+    def fill_row(self, cells: Mapping[str, Any], factor: float) -> None:
         """Write what has been booked to its row of the jobs table; factor: estimated over real duration."""
 
     def utilisation(self, now_s: float) -> Floats:

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from simpy.events import Event
 
 from equipoise.policies.kernels.jit import jit
 from equipoise.policies.observation import Floats, Ints
+from equipoise.sim.cells import cells
 from equipoise.sim.clock import Clock
 from equipoise.sim.cluster.cluster import Cluster, Holding
 from equipoise.sim.job.account import BUSY, LOST_TO_FAULTS, RESTART, USEFUL, Use
@@ -60,21 +60,28 @@ class RigidJobs:
         n = len(demand)
         self.clock, self.cluster, self.demand, self.ended = clock, cluster, demand, ended
         self.metered, self.mtbf_s, self.restart = metered, mtbf_s, restart
-        self.left_s = np.where(np.isnan(demand.duration_s), 0.0, demand.duration_s)
-        self.begin_s, self.rate, self.weight = np.zeros(n), np.zeros(n), np.zeros(n)
-        self.saved_s = np.zeros(n)  # work done that a crash cannot take back
         self.gpu_s = np.zeros((n, len(Use)))
-        self.attained_base = np.zeros(n)
+        self._left_s = np.where(np.isnan(demand.duration_s), 0.0, demand.duration_s)
+        self._begin_s, self._rate, self._weight, self._attained_gpu_s = np.zeros((4, n))
+        self.account, self.left_s, self.begin_s = cells(self.gpu_s), cells(self._left_s), cells(self._begin_s)
+        self.rate, self.weight, self.attained_gpu_s = (
+            cells(self._rate), cells(self._weight), cells(self._attained_gpu_s),
+        )  # fmt: skip
+        self.saved_s = cells(np.zeros(n))  # work done that a crash cannot take back
+        self.duration_s, self.spare_s = cells(demand.duration_s), cells(demand.spare_s)
         self._paces = None if demand.paces.alike else demand.paces
 
-    def pace_of(self, row: int) -> Floats | None:
-        """Speed of a job on each GPU model, (GPU models,); None: 1 on all."""
-        return None if self._paces is None else self._paces.speed[self._paces.kind[row]]
+    def rate_on(self, holding: Holding, row: int) -> float:
+        """Work (s) a second: of its slowest node, and in proportion where it started with fewer GPUs than asked."""
+        paces, demand = self._paces, self.demand
+        pace = None if paces is None else paces.speed[paces.kind[row]]
+        rate = self.cluster.rigid_speed(holding.nodes, pace)
+        return rate * holding.gpu.size / demand.gpus.item(row) if row in demand.shrinks else rate
 
     def refresh(self, now_s: float, running: Ints, factor: Floats, attained: Floats, service: Floats) -> None:
         """Write attained GPU-seconds and estimated remaining service (s) of the running rigid jobs, by row."""
         refresh(
-            now_s, running, self.begin_s, self.rate, self.weight, self.attained_base, self.left_s, factor,
+            now_s, running, self._begin_s, self._rate, self._weight, self._attained_gpu_s, self._left_s, factor,
             self.demand.spare_s, attained, service,
         )  # fmt: skip
 
@@ -98,27 +105,21 @@ class RigidJob:
     def start(self, holding: Holding, now_s: float, delay_s: float) -> None:
         """Run from `delay_s` from now on."""
         jobs, row, weight = self.all, self.row, holding.weight
-        rate = self._rate(holding)
+        rate = jobs.rate_on(holding, row)
         begin_s = now_s + delay_s
         jobs.begin_s[row], jobs.rate[row], jobs.weight[row] = begin_s, rate, weight
         if delay_s:
-            jobs.gpu_s[row, RESTART] += delay_s * weight
+            jobs.account[row, RESTART] += delay_s * weight
         # Where the rate changes while it runs: work done until then (s), and the rate before.
         self._earlier: list[tuple[float, float]] | None = None
         self.holding: Holding | None = holding
         if jobs.metered is not None:
             self._metered_gpu_s = self.computed_gpu_s
-        self._end = jobs.clock.at(begin_s + jobs.left_s.item(row) / rate, self._ended)
-
-    def _rate(self, holding: Holding) -> float:
-        """Work (s) a second: of its slowest node, and in proportion where it started with fewer GPUs than asked."""
-        jobs, row = self.all, self.row
-        rate = jobs.cluster.rigid_speed(holding.nodes, jobs.pace_of(row))
-        return rate * holding.gpu.size / jobs.demand.gpus.item(row) if row in jobs.demand.shrinks else rate
+        self._end = jobs.clock.at(begin_s + jobs.left_s[row] / rate, self._ended)
 
     def _ended(self, _: Event) -> None:
         jobs, row = self.all, self.row
-        self._book(jobs.left_s.item(row))
+        self._book(jobs.left_s[row])
         jobs.rate[row] = 0.0
         if jobs.metered is not None:
             self._meter()
@@ -132,7 +133,7 @@ class RigidJob:
         if lost:
             self._lose()
         jobs.rate[row] = 0.0
-        jobs.saved_s[row] = float(jobs.demand.duration_s[row]) - jobs.left_s[row]
+        jobs.saved_s[row] = jobs.duration_s[row] - jobs.left_s[row]
         self._meter()
         self.holding = None
         return 0.0
@@ -145,8 +146,8 @@ class RigidJob:
     def _settle(self, now_s: float) -> None:
         """Count what it has done by now, and take back what a restart has not used."""
         jobs, row = self.all, self.row
-        unspent_s = max(0.0, float(jobs.begin_s[row]) - now_s)
-        jobs.gpu_s[row, RESTART] -= unspent_s * jobs.weight.item(row)
+        unspent_s = max(0.0, jobs.begin_s[row] - now_s)
+        jobs.account[row, RESTART] -= unspent_s * jobs.weight[row]
         self._book(self._progress(now_s))
 
     def meter_until_now(self) -> None:
@@ -158,13 +159,13 @@ class RigidJob:
         """Its nodes run at another speed from now on."""
         jobs, row = self.all, self.row
         assert self.holding is not None
-        rate = self._rate(self.holding)
+        rate = jobs.rate_on(self.holding, row)
         if rate == jobs.rate[row]:
             return
         jobs.clock.cancel(self._end)
         begin_s = self._book_running()
-        done_s = jobs.demand.duration_s.item(row) - jobs.left_s.item(row)
-        self._earlier = [*(self._earlier or ()), (done_s, jobs.rate.item(row))]
+        done_s = jobs.duration_s[row] - jobs.left_s[row]
+        self._earlier = [*(self._earlier or ()), (done_s, jobs.rate[row])]
         jobs.rate[row] = rate
         self._end = jobs.clock.at(begin_s + jobs.left_s[row] / rate, self._ended)
 
@@ -173,49 +174,48 @@ class RigidJob:
     def _book(self, work_s: float) -> None:
         """Count work done at the present rate."""
         jobs, row = self.all, self.row
-        gpu_s = work_s / jobs.rate.item(row) * jobs.weight.item(row)
-        jobs.gpu_s[row, BUSY] += gpu_s
-        jobs.gpu_s[row, USEFUL] += gpu_s
-        jobs.attained_base[row] += gpu_s
+        gpu_s = work_s / jobs.rate[row] * jobs.weight[row]
+        jobs.account[row, BUSY] += gpu_s
+        jobs.account[row, USEFUL] += gpu_s
+        jobs.attained_gpu_s[row] += gpu_s
         jobs.left_s[row] -= work_s
 
     def _book_running(self) -> float:
         """Book what it has done by now; returns when it does, or will, go on (s)."""
         jobs, row, now_s = self.all, self.row, self.all.clock.now
         self._book(self._progress(now_s))
-        begin_s = max(now_s, float(jobs.begin_s[row]))
+        begin_s: float = max(now_s, jobs.begin_s[row])
         jobs.begin_s[row] = begin_s
         return begin_s
 
     def _progress(self, now_s: float) -> float:
         jobs, row = self.all, self.row
-        ran_s = max(0.0, now_s - float(jobs.begin_s[row]))
-        return min(float(jobs.left_s[row]), ran_s * float(jobs.rate[row]))
+        ran_s = max(0.0, now_s - jobs.begin_s[row])
+        return float(min(jobs.left_s[row], ran_s * jobs.rate[row]))
 
     def _lose(self) -> None:
         jobs, row = self.all, self.row
-        duration_s = float(jobs.demand.duration_s[row])
-        done_s = duration_s - float(jobs.left_s[row])
+        duration_s, kept_s = jobs.duration_s[row], jobs.saved_s[row]
+        done_s = duration_s - jobs.left_s[row]
         every_s = self._checkpoint_interval_s()
-        kept_s = float(jobs.saved_s[row])
         if every_s < math.inf:
             since = done_s - kept_s
             kept_s += since if every_s == 0.0 else math.floor(since / every_s) * every_s
-        lost_gpu_s = self._took_s(kept_s, done_s) * jobs.weight.item(row)
-        jobs.gpu_s[row, BUSY] -= lost_gpu_s
-        jobs.gpu_s[row, USEFUL] -= lost_gpu_s
-        jobs.gpu_s[row, LOST_TO_FAULTS] += lost_gpu_s
+        lost_gpu_s = self._took_s(kept_s, done_s) * jobs.weight[row]
+        jobs.account[row, BUSY] -= lost_gpu_s
+        jobs.account[row, USEFUL] -= lost_gpu_s
+        jobs.account[row, LOST_TO_FAULTS] += lost_gpu_s
         jobs.left_s[row] = duration_s - kept_s
 
     def _took_s(self, kept_s: float, done_s: float) -> float:
         """Time that the work from `kept_s` to `done_s` took, at the rates at which it was done."""
-        took_s, rate = 0.0, self.all.rate.item(self.row)
+        took_s, rate = 0.0, self.all.rate[self.row]
         for until_s, before in reversed(self._earlier or ()):
             if until_s <= kept_s:
                 break
             took_s += (done_s - until_s) / rate
             done_s, rate = until_s, before
-        return took_s + (done_s - kept_s) / rate
+        return float(took_s + (done_s - kept_s) / rate)
 
     def _checkpoint_interval_s(self) -> float:
         """Work between checkpoints: as given, or Young/Daly (see `job.checkpoints`)."""
@@ -251,8 +251,8 @@ class RigidJob:
     @property
     def computed_gpu_s(self) -> float:
         """All its computing so far, whether it came to something or not."""
-        gpu_s = self.all.gpu_s[self.row]
-        return float(gpu_s[BUSY] + gpu_s[LOST_TO_FAULTS])
+        account, row = self.all.account, self.row
+        return float(account[row, BUSY] + account[row, LOST_TO_FAULTS])
 
     @property
     def kept(self) -> float:
@@ -264,17 +264,16 @@ class RigidJob:
         """It is booked when it changes: until it began, or went on."""
         return float(self.all.begin_s[self.row])
 
-    def fill_row(self, columns: Mapping[str, NDArray[Any]], factor: float) -> None:
+    def fill_row(self, cells: Mapping[str, Any], factor: float) -> None:
         """Write what has been booked to its row of the jobs table; factor: estimated over real duration."""
-        row = self.row
-        columns["attained_gpu_s"][row] = self.all.attained_base[row]
-        columns["service_s"][row] = max(self.all.left_s[row] * factor + self.all.demand.spare_s[row], 0.0)
+        jobs, row = self.all, self.row
+        cells["attained_gpu_s"][row] = jobs.attained_gpu_s[row]
+        cells["service_s"][row] = max(jobs.left_s[row] * factor + jobs.spare_s[row], 0.0)
 
     def utilisation(self, now_s: float) -> Floats:
         """Busy share of each GPU it holds (GPUs held,): all it holds, once it has restarted."""
         assert self.holding is not None
-        busy: Floats = self.holding.share * (self.all.begin_s[self.row] < now_s)
-        return busy
+        return self.holding.share * float(self.all.begin_s[self.row] < now_s)
 
     def on_links(self, since: tuple[int, int]) -> tuple[float, Ints, Floats]:
         """It exchanges nothing."""

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from equipoise.policies.observation import Bools, Floats, Ints
 from equipoise.policies.shards import next_batch
@@ -292,7 +291,7 @@ class TrainingJob:
             for tell in self.listeners.carried:
                 tell(links, amounts)
 
-    def fill_row(self, columns: Mapping[str, NDArray[Any]], factor: float) -> None:
+    def fill_row(self, cells: Mapping[str, Any], factor: float) -> None:
         """Write what has been booked to its row of the jobs table; estimates are in its `duration_s` already."""
         row, progress = self.row, self.progress
         left = max(0.0, progress.target - progress.account.useful_samples)
@@ -300,7 +299,7 @@ class TrainingJob:
         for name, value in (
             ("progress", progress.ratio),
             ("remaining_samples", left),
-            ("service_s", columns["duration_s"][row] * left / progress.target),
+            ("service_s", cells["duration_s"][row] * left / progress.target),
             ("sync_interval", progress.interval),
             ("far_every", progress.far_every),
             ("far_ratio", progress.far_ratio),
@@ -310,7 +309,7 @@ class TrainingJob:
             ("compute_demand_flops", (self.model.flop_per_sample or 0.0) * left),
             ("noise_scale", math.nan if phi < 0 else phi),
         ):
-            columns[name][row] = value
+            cells[name][row] = value
 
     def utilisation(self, now_s: float) -> Floats:
         """Busy share of each GPU it holds (GPUs held,), over the whole periods since this was last asked."""

@@ -40,20 +40,20 @@ class Allocator:
 
     def apply(self, allocation: Allocation) -> set[int]:
         """Carry out an allocation, all stops before all starts; returns the rows of running jobs it replaced."""
-        listed, roster = allocation.job.tolist(), self.roster
+        roster, offset = self.roster, allocation.offset.tolist()
+        listed = list(zip(allocation.job.tolist(), offset, offset[1:], strict=False))
         self.refused = []
         replaced = set()
-        for k, row in enumerate(listed):
+        for row, first, end in listed:
             if roster.state[row] == RUNNING:
-                ousted = bool(allocation.offset[k + 1] == allocation.offset[k])
+                ousted = end == first
                 self.stop(roster.running_jobs[row], "preempted" if ousted else "resized")
                 roster.preemptions[row] += ousted
                 replaced.add(row)
         self.stopped_s = self.writes.take(self.clock._now, len(replaced))
-        for k, row in enumerate(listed):
-            gpus = allocation.gpus_of(k)
-            if gpus.size:
-                self._start(row, gpus, allocation.share[allocation.offset[k] : allocation.offset[k + 1]])
+        for row, first, end in listed:
+            if end > first:
+                self._start(row, allocation.gpu[first:end].copy(), allocation.share[first:end].copy())
         return replaced
 
     def _start(self, row: int, gpus: Ints, share: Floats) -> None:
@@ -62,17 +62,18 @@ class Allocator:
             self.refused.append(Refusal(f"start of job row {row}", "MIG cannot cut the GPU into such slices"))
             return
         job: Job = roster.training[row] if row in roster.training else RigidJob(self.rigid, row)
-        holding = self.cluster.book(row, gpus.copy(), share.copy())
+        holding = self.cluster.book(row, gpus, share)
         for tell in self.listeners.began:
             tell(job, holding, now_s)
         roster.started(job, holding, now_s)
-        if holding.weight != holding.gpu.size:
+        if roster.training:
             self._neighbours_changed(job, holding)
         written_s = self.writes.take(now_s)
         if written_s > now_s:
             roster.writing(row, now_s, written_s)
         job.start(holding, now_s, roster.take_restart_s(row) + written_s - now_s)
-        self._input_changed(job, holding)
+        if roster.training:
+            self._input_changed(job, holding)
         if self.changed is not None:
             self.changed()
 
@@ -104,9 +105,9 @@ class Allocator:
         for tell in self.listeners.ended:
             tell(job, reason, now_s)
         holding = self.cluster.release(job.row)
-        if holding.weight != holding.gpu.size:
+        if self.roster.training:
             self._neighbours_changed(job, holding)
-        self._input_changed(job, holding)
+            self._input_changed(job, holding)
 
     def regroup(self, job: Job, node: int) -> bool:
         """Let a job go on with what it has left on other nodes, when it may; returns whether it does."""
@@ -148,6 +149,8 @@ class Allocator:
 
     def _neighbours_changed(self, job: Job, holding: Holding) -> None:
         """Training jobs that share a GPU with this one run at another speed from their next period on."""
+        if holding.weight == holding.gpu.size:
+            return
         for row, other in self.roster.training.items():
             if row != job.row and other.holding is not None and np.isin(other.holding.gpu, holding.gpu).any():
                 other.speed_changed()

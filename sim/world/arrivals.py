@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.random import Generator
@@ -12,6 +13,7 @@ from simpy.events import Event
 
 from equipoise.policies.observation import Ints, resize, writable
 from equipoise.policies.physics import deal, overlapped_s
+from equipoise.sim.cells import cells
 from equipoise.sim.clock import Clock
 from equipoise.sim.cluster.cluster import Cluster
 from equipoise.sim.cost.memory import least_bytes
@@ -39,7 +41,7 @@ class Arrivals:
     ) -> None:
         self.clock, self.roster, self.make = clock, roster, make
         self.arrived, self.unasked_until_s = arrived, unasked_until_s
-        self._arrival_s = memoryview(roster.demand.arrival_s)  # type: ignore[arg-type]  # (single numbers, fast)
+        self._arrival_s = cells(roster.demand.arrival_s)
         self._training = sorted(roster.demand.training)
         self._next = 0
 
@@ -72,7 +74,7 @@ class Arrivals:
         self.arrived()
 
 
-def _first_after(time_s: float, arrival_s: memoryview, first: int) -> int:
+def _first_after(time_s: float, arrival_s: Any, first: int) -> int:
     """The first row from `first` on that arrives after `time_s`."""
     while first < len(arrival_s) and arrival_s[first] <= time_s:
         first += 1

@@ -73,6 +73,8 @@ class Decisions:
 
     def revisit_at(self, time_s: float) -> None:
         """Decide again at this time at the latest, instead of the last time given; inf: not planned."""
+        if time_s == self._revisit_s == math.inf:
+            return
         self.clock.cancel(self._revisit)
         self._revisit, self._revisit_s = None, time_s
         if time_s < math.inf:

@@ -127,7 +127,7 @@ class Observer:
         self.watch.speeds.close()
         for job in jobs:
             job.advance.settle(job)
-            job.fill_row(roster.columns, roster.factor.item(job.row))
+            job.fill_row(roster.cells, roster.factor.item(job.row))
             self._measure(job, now_s)
         if "workers" in needs:
             self.members = fill_workers(self.workers, jobs)

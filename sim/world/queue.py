@@ -7,6 +7,7 @@ from bisect import bisect_left
 import numpy as np
 
 from equipoise.policies.observation import Ints
+from equipoise.sim.cells import cells
 
 
 class RowQueue:
@@ -17,8 +18,9 @@ class RowQueue:
         self._head = self._tail = 32
 
     def _hold(self, buffer: Ints) -> None:
-        # Python reads and moves single numbers several times faster through a memory view than through NumPy.
-        self._buffer, self._entries = buffer, memoryview(buffer)  # type: ignore[arg-type]
+        self._buffer, self._entries = buffer, cells(buffer)
+        self._shown = buffer.view()
+        self._shown.flags.writeable = False  # and whatever is sliced from it
 
     def __len__(self) -> int:
         return self._tail - self._head
@@ -26,9 +28,7 @@ class RowQueue:
     @property
     def rows(self) -> Ints:
         """All rows, ascending."""
-        view = self._buffer[self._head : self._tail]
-        view.flags.writeable = False
-        return view
+        return self._shown[self._head : self._tail]
 
     def add(self, row: int) -> None:
         """Insert a row that is not there."""

@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from equipoise.policies.observation import DONE, RUNNING, WAITING, Floats, Jobs, resize, writable
+from equipoise.sim.cells import cells
 from equipoise.sim.cluster.cluster import Holding
 from equipoise.sim.job.demand import Demand
 from equipoise.sim.job.job import Job
@@ -18,7 +19,8 @@ class Roster:
     """State of each job that has arrived, and of those still to come.
 
     running_jobs: by row, those that hold GPUs; training: those that have arrived, whether they run or not.
-    factor (jobs,): estimated over real duration. initialisation_s: least cost of a start.
+    factor (jobs,): estimated over real duration. initialisation_s: least cost of a start. columns, cells: what
+    policies see of all jobs, and of single ones.
     """
 
     def __init__(self, demand: Demand, factor: Floats, initialisation_s: float) -> None:
@@ -53,10 +55,13 @@ class Roster:
             for name in ("claim", "gpu_types", "together"):
                 self.columns[name][:] = getattr(demand.claims, name)
         resize(self.table, 0)
-        columns = self.columns
-        self.state, self._held, self._waited_s = columns["state"], columns["gpus_held"], columns["waited_s"]
-        self._since_s, self._started_s = columns["queued_since_s"], columns["started_s"]
-        self._restart_s, self._progress = columns["restart_s"], columns["progress"]
+        self.cells = {name: cells(column) for name, column in self.columns.items()}
+        self.state, self._held = self.cells["state"], self.cells["gpus_held"]
+        self._since_s, self._started_s = self.cells["queued_since_s"], self.cells["started_s"]
+        self._restart_s, self._waited_s = self.cells["restart_s"], self.cells["waited_s"]
+        self._progress = self.cells["progress"]
+        self._first_s, self._done_s = cells(self.start_s), cells(self.completion_s)
+        self._cost_s, self._factor = cells(self.restart_s), cells(factor)
 
     def started(self, job: Job, holding: Holding, now_s: float) -> None:
         """A job has left the queue."""
@@ -67,8 +72,8 @@ class Roster:
         self.state[row], self._held[row] = RUNNING, holding.gpu.size
         self._waited_s[row] += now_s - self._since_s[row]
         self._since_s[row] = self._started_s[row] = now_s
-        if math.isnan(self.start_s[row]):
-            self.start_s[row] = now_s
+        if math.isnan(self._first_s[row]):
+            self._first_s[row] = now_s
 
     def writing(self, row: int, now_s: float, until_s: float) -> None:
         """A start that was decided now is written down only then: the job has waited until then."""
@@ -96,9 +101,9 @@ class Roster:
         self.running.remove(row)
         self.waiting.add(row)
         self.state[row], self._held[row] = WAITING, 0
-        self.restart_s[row] = self._restart_s[row] = cost_s
+        self._cost_s[row] = self._restart_s[row] = cost_s
         self._since_s[row] = now_s
-        job.fill_row(self.columns, self.factor.item(row))
+        job.fill_row(self.cells, self._factor[row])
 
     def finished(self, job: Job, now_s: float) -> None:
         """A job is done."""
@@ -106,20 +111,21 @@ class Roster:
         del self.running_jobs[row]
         self.running.remove(row)
         self.state[row], self._held[row] = DONE, 0
-        self.completion_s[row] = now_s
-        job.fill_row(self.columns, self.factor.item(row))
+        self._done_s[row] = now_s
+        job.fill_row(self.cells, self._factor[row])
         self._progress[row] = 1.0
         self.completed += 1
 
     def take_restart_s(self, row: int) -> float:
         """What a job's start costs now; paid with it, also what a crash has cost it more."""
-        cost_s, self.restart_s[row] = self.restart_s.item(row), 0.0
+        cost_s: float = self._cost_s[row]
+        self._cost_s[row] = 0.0
         self._restart_s[row] = self.initialisation_s
         return cost_s
 
     def queueing_s(self, now_s: float) -> Floats:
         """Time in the queue up to now, (jobs,)."""
-        queueing_s: Floats = self._waited_s.copy()
+        queueing_s: Floats = self.columns["waited_s"].copy()
         rows = self.waiting.rows
-        queueing_s[rows] += now_s - self._since_s[rows]
+        queueing_s[rows] += now_s - self.columns["queued_since_s"][rows]
         return queueing_s

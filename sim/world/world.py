@@ -79,6 +79,11 @@ def _estimate_factor(scenario: Scenario, seed: int, jobs: int) -> Floats:
     return factor
 
 
+def _refine_copy(policy: Policy, observation: Observation, memory: Mapping[str, Memory]) -> Decision:
+    """As `refine`, for a decision that is told: it keeps what was seen, as the tables change soon after."""
+    return refine(policy, observation.snapshot(), memory)
+
+
 class SimWorld:
     """One side of the seam between policies and worlds: the simulator, composed of what each knows one thing.
 
@@ -109,6 +114,7 @@ class SimWorld:
         policy = within_queues(policy) if demand.claims.queues.restricts else policy
         self.scenario, self.demand, self.cluster, self.policy = scenario, demand, cluster, policy
         self.seed, self.on_decision, self.prices = seed, on_decision, prices
+        self._ask = refine if on_decision is None else _refine_copy
         self.clock = Clock()
         self.done = Event(self.clock)
         self.memory: dict[str, Memory] = policy.initial()
@@ -265,7 +271,7 @@ class SimWorld:
     def _decide(self) -> None:
         if self._nothing_to_start():
             return
-        decision, refused = decide(self.policy, self, self.memory, self._refine)
+        decision, refused = decide(self.policy, self, self.memory, self._ask)
         self.memory, plan = decision.memory, decision.plan
         self.decided += 1
         if self.scenario.decide.writes_per_s is not None:
@@ -279,11 +285,6 @@ class SimWorld:
             self._check_not_stalled()
         else:
             self._idle_ticks = 0
-
-    def _refine(self, policy: Policy, observation: Observation, memory: Mapping[str, Memory]) -> Decision:
-        """As `refine`; a decision that is told keeps what was seen, as the tables change when it is carried out."""
-        seen = observation if self.on_decision is None else observation.snapshot()
-        return refine(policy, seen, memory)
 
     def _nothing_to_start(self) -> bool:
         """Whether the policy can only start jobs, and none can be: nothing waits, or nothing is free."""
