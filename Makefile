@@ -32,7 +32,7 @@ live-demo: $(VENV)/installed-live
 	$(BIN)/python -m equipoise.live.demo $(ARGS)
 
 test: $(VENV)/installed-dev
-	$(KEEP) $(BIN)/python -m pytest -n auto --dist loadfile $(TESTS)
+	$(KEEP) $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(TESTS)
 
 test-long: $(VENV)/installed-dev
 	$(KEEP) $(BIN)/python -m pytest -n auto --dist load --long .test-long/passed $(TESTS)

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import stdtr, stdtrit
 
 CONFIDENCE = 0.95
 _RESAMPLES = 2000
@@ -38,6 +37,8 @@ def t_quantile(confidence: float, degrees: int) -> float:
     """Two-sided quantile of Student's t: P(|T| <= t) = confidence. Raises ValueError outside 0..1."""
     if not 0.0 < confidence < 1.0:
         raise ValueError(f"confidence {confidence}: allowed is between 0 and 1")
+    from scipy.special import stdtrit  # takes a while to load, and a single run has no interval
+
     return float(stdtrit(degrees, 0.5 + 0.5 * confidence))
 
 
@@ -247,6 +248,8 @@ def paired_p(values: ArrayLike, reference: ArrayLike) -> float:
     spread = float(log.std(ddof=1))
     if spread == 0.0:
         return 1.0 if log[0] == 0.0 else 0.0
+    from scipy.special import stdtr
+
     return float(2.0 * stdtr(log.size - 1, -abs(float(log.mean())) / (spread / math.sqrt(log.size))))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -28,6 +29,28 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Without `--long`, tests marked long are left out."""
     config.pluginmanager.register(LongRun(config), "long-run")
+
+
+LONGEST = (
+    "calibrate/test_cuda.py", "front/test_robust_runs.py", "kills/test_kills.py",
+    "policies/test_contract.py", "live/queue/test_real_slurm.py", "live/group/test_security.py",
+    "live/test_misuse.py", "sim/advance/test_advance.py", "front/test_cli.py",
+    "live/train/test_gradients.py", "front/test_walkthroughs.py", "study/report/test_report.py",
+    "study/report/test_report_browser.py", "fuzz/test_fuzz.py", "campaign/test_campaign.py",
+    "study/runs/test_compare_runs.py", "study/questions/test_size.py", "policies/kernels/test_kernels.py",
+    "sim/world/test_starvation.py", "live/train/test_losses.py", "live/group/test_lost_store.py",
+    "study/runs/sweeps/test_sweep_launch.py", "study/runs/sweeps/test_sweep_kills.py",
+    "calibrate/test_compose.py", "live/group/test_launch.py", "live/group/test_regroup.py",
+    "study/twin/test_twin.py",
+)  # fmt: skip
+"""Files that take longest, the longest first: begun last, one of them would keep one process busy alone."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The files that take longest first, whose order `--no-loadscope-reorder` keeps."""
+    tests = Path(__file__).resolve().parent
+    place = {tests / name: k for k, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path, len(place)))
 
 
 def pytest_xdist_auto_num_workers() -> int:

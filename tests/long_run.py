@@ -98,7 +98,8 @@ class LongRun:
             for item in items
             if ("long" in item.keywords) == (self.file is not None) and item.nodeid not in self.before
         ]
-        config.hook.pytest_deselected(items=[item for item in items if item not in set(keep)])
+        kept = set(keep)
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = keep
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:

@@ -14,8 +14,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
-from scipy.special import betaincinv
-
 from equipoise.policies.contract import Policy
 from equipoise.policies.numerals import is_index
 from equipoise.policies.parameters import AnyPolicy
@@ -98,6 +96,8 @@ class Trial:
         """
         if self.met == 0:
             return 0.0
+        from scipy.special import betaincinv  # takes a while to load, and every command loads this file
+
         return float(betaincinv(self.met, self.runs - self.met + 1, (1.0 - confidence) / sizes))
 
 

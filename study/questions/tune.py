@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from scipy.special import stdtr
 
 from equipoise.policies.files import write_whole
 from equipoise.policies.numerals import strict_float
@@ -292,6 +291,8 @@ def _p_less(found: Any, start: Any) -> float:
     spread = float(log.std(ddof=1))
     if spread == 0.0:
         return 0.0 if log.mean() < 0 else 1.0
+    from scipy.special import stdtr
+
     return float(stdtr(len(log) - 1, log.mean() / (spread / math.sqrt(len(log)))))
 
 

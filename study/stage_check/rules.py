@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.policies.contract import UNCHANGED, AllocationStage, Decision, Stage, check
+from equipoise.policies.contract import UNCHANGED, AllocationStage, Stage, check
 from equipoise.policies.observation import Gpus, Jobs, JobState, Nodes, Observation
-from equipoise.policies.record.journal import encode
+from equipoise.policies.record.journal import encode_memory
 from equipoise.study.stage_check.observations import (
     Cluster,
     change,
@@ -24,7 +24,6 @@ from equipoise.study.stage_check.same import freeze, only, same
 KINDS = ("data", "tasks", "sync", "allocation")
 CASES = 20
 """Random clusters of each rule."""
-NOTHING = Observation.of(0.0, 1.0)
 
 
 def run(stage: Any, observation: Any, plan: Any = UNCHANGED, memory: Any = None) -> Any:
@@ -42,7 +41,7 @@ def run(stage: Any, observation: Any, plan: Any = UNCHANGED, memory: Any = None)
     again = stage.refine(twin_observation, twin_plan, twin_memory)
     assert same(again[0], new_plan), "the same input gave another plan"
     assert same(again[1], new_memory), "the same input gave another memory"
-    encode(Decision(NOTHING, new_plan, {"stage": memory}, {"stage": new_memory}))  # raises when it cannot
+    encode_memory({"plan": new_plan, "before": memory, "after": new_memory})  # raises when a journal cannot
     assert len(new_plan.reasons) > len(plan.reasons), "no reason was given"
     assert new_plan.reasons[: len(plan.reasons)] == plan.reasons
     assert_starts_once(new_plan, observation)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+from tests.conftest import LONGEST, pytest_collection_modifyitems
 from tests.long_run import ROOT, Passed, page
 
 CONFTEST = """
@@ -55,3 +58,11 @@ def test_the_page_names_commit_and_slowest(tmp_path: Path) -> None:
     assert f"Commit: {passed.code}." in text
     assert "2 tests passed in 9 s" in text
     assert text.index("test_b") < text.index("test_a")
+
+
+def test_the_files_that_take_longest_are_there_and_come_first() -> None:
+    assert [name for name in LONGEST if not (ROOT / "tests" / name).is_file()] == []
+    named = [SimpleNamespace(path=ROOT / "tests" / name) for name in ("front/test_cli.py", *LONGEST[:2])]
+    items: list[Any] = list(named)
+    pytest_collection_modifyitems(items)
+    assert items == [*named[1:], named[0]]

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tests.fuzz.grammar import ROOT, Source, make, sources
+from tests.fuzz.grammar import ROOT, Source, chosen, make, sources
 from tests.fuzz.judge import Fault, judge, ready
 from tests.fuzz.shrink import shrunk
 
@@ -21,12 +21,12 @@ SUFFIX = {"yaml": ".yaml", "policy": ".policy.yaml", "trace": ".csv"}
 NEXT = ROOT / ".fuzz" / "next"
 
 
-def tried(source: Source, seed: int, folder: Path) -> tuple[str, Fault | None]:
-    """One input and what is wrong with it."""
+def tried(source: Source, seed: int, folder: Path, *, runs: bool = True) -> tuple[str, Fault | None]:
+    """One input and what is wrong with it; `runs` as of `judge`."""
     text = make(source, seed)
     path = folder / f"input{SUFFIX[source.kind]}"
     path.write_text(text, encoding="utf-8", errors="surrogatepass")
-    return text, judge(path, source.kind)
+    return text, judge(path, source.kind, runs=runs)
 
 
 def keep(source: Source, seed: int, text: str, fault: Fault, folder: Path) -> Path:
@@ -59,7 +59,7 @@ def main() -> int:
         known = sources(folder)
         ready()
         while number < first + given.inputs and time.monotonic() < until_s:
-            source = known[number % len(known)]
+            source = chosen(known, number)
             text, fault = tried(source, number, folder)
             if fault is not None and fault.kind not in seen:
                 seen.add(fault.kind)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,11 @@ from equipoise.policies.record.export import ExportedPolicy, write_policy
 from equipoise.policies.registry import make_policy
 
 ROOT = Path(__file__).resolve().parents[2]
+# The parser and the writer in C where there are any: thousands of inputs are made.
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_Dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+LARGE = 10_000
+"""Characters from which on a source is tried in one round of ten only."""
 NUMBERS = (
     0, -1, 1, 2, 3, 7, 1e-300, 1e-30, 1e-9, 0.5, 1e6, 1e9, 2**31, 2**63, 10**30, 1e30, 1e300, -0.0, 1.7e308,
 )  # fmt: skip
@@ -68,6 +74,25 @@ class Source:
     kind: str
     name: str
     text: str
+
+    @cached_property
+    def tree(self) -> Any:
+        """The text as plain data."""
+        return yaml.load(self.text, Loader=_Loader)
+
+
+def chosen(known: Sequence[Source], number: int) -> Source:
+    """The source of the input of that number: each in turn, a large one in one round of ten."""
+    rounds, k = divmod(number, len(known))
+    if len(known[k].text) < LARGE or rounds % 10 == 0:
+        return known[k]
+    small = [source for source in known if len(source.text) < LARGE]
+    return small[number % len(small)]
+
+
+def dumped(tree: Any) -> str:
+    """YAML text of plain data."""
+    return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1000)
 
 
 def sources(folder: Path) -> list[Source]:
@@ -146,14 +171,12 @@ def _grafted(holder: Any, path: tuple[Any, ...], dice: random.Random, tree: Any)
 CHANGES: tuple[Change, ...] = (_number, _number, _in_text, _in_text, _text, _shape, _gone, _renamed, _grafted)
 
 
-def mutated_tree(tree: Any, dice: random.Random) -> Any:
-    """A copy of plain data with one change."""
-    tree = copy.deepcopy(tree)
+def mutate(tree: Any, dice: random.Random) -> None:
+    """One change of plain data, in place."""
     known = list(places(tree))
     if known:
         path = dice.choice(known)
         dice.choice(CHANGES)(_holder(tree, path), path, dice, tree)
-    return tree
 
 
 def mutated_text(text: str, dice: random.Random) -> str:
@@ -205,7 +228,7 @@ def make(source: Source, seed: int) -> str:
         return text
     if dice.random() < 0.2:
         return mutated_text(text, dice)
-    tree = yaml.safe_load(text)
+    tree = copy.deepcopy(source.tree)
     for _ in range(changes):
-        tree = mutated_tree(tree, dice)
-    return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=1000)
+        mutate(tree, dice)
+    return dumped(tree)

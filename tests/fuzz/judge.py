@@ -50,20 +50,25 @@ def ready() -> None:
     warm([make_policy(name) for name in BUILT_IN], load(ROOT / "scenarios" / "faulty.yaml"))
 
 
-def judge(path: Path, kind: str) -> Fault | None:
-    """What is wrong with how the input at `path` is taken; None when all is well."""
-    found = _judged(path, kind)
+def judge(path: Path, kind: str, *, runs: bool = True) -> Fault | None:
+    """What is wrong with how the input at `path` is taken; None when all is well.
+
+    runs: a scenario that is taken is run, too.
+    """
+    found = _judged(path, kind, runs)
     return (
-        _judged(path, kind) if found is not None and found.kind == "hangs" else found
+        _judged(path, kind, runs) if found is not None and found.kind == "hangs" else found
     )  # kernels were compiled
 
 
-def _judged(path: Path, kind: str) -> Fault | None:
+def _judged(path: Path, kind: str, runs: bool) -> Fault | None:
     began_s, before = time.process_time(), _peak_bytes()
     try:
         with _limit(LIMIT_S), warnings.catch_warnings():
             warnings.simplefilter("error", RuntimeWarning)
-            found = _JUDGES[kind](path)
+            found, taken = _JUDGES[kind](path)
+            if runs and taken:
+                found = _run(path)
     except Hangs:
         return Fault("hangs", traceback.format_exc(limit=-3))
     except Exception as error:
@@ -113,13 +118,15 @@ def _command(path: Path, *words: str) -> tuple[int, str, str]:
     return code, out.getvalue(), err.getvalue()
 
 
-def _yaml(path: Path) -> Fault | None:
+def _yaml(path: Path) -> tuple[Fault | None, bool]:
     code, said, complaints = _command(path, "validate", str(path))
+    return _answered(path, code, complaints), said.endswith("scenario ok\n")
+
+
+def _answered(path: Path, code: int, complaints: str) -> Fault | None:
     if code == cli.WRONG_INPUT:
         return _placed(path, complaints)
-    if code != cli.OK:
-        return Fault(f"exit code {code}", complaints[-300:])
-    return _run(path) if said.endswith("scenario ok\n") else None
+    return None if code == cli.OK else Fault(f"exit code {code}", complaints[-300:])
 
 
 def _placed(path: Path, complaints: str) -> Fault | None:
@@ -166,24 +173,20 @@ def _run(path: Path) -> Fault | None:
     return None
 
 
-def _trace(path: Path) -> Fault | None:
+def _trace(path: Path) -> tuple[Fault | None, bool]:
     code, _, complaints = _command(path, "check", str(path))
-    if code == cli.WRONG_INPUT:
-        return _placed(path, complaints)
-    return None if code == cli.OK else Fault(f"exit code {code}", complaints[-300:])
+    return _answered(path, code, complaints), False
 
 
-def _policy(path: Path) -> Fault | None:
+def _policy(path: Path) -> tuple[Fault | None, bool]:
     try:
         load_policy(path)
     except ExportError as error:
         text = str(error)
-        return (
-            None
-            if re.match(re.escape(str(path)), text) and "\n" not in text
-            else Fault("no place", text[:300])
-        )
-    return None
+        if not re.match(re.escape(str(path)), text) or "\n" in text:
+            return Fault("no place", text[:300]), False
+    return None, False
 
 
+# Each: what is wrong, and whether it is a scenario that was taken.
 _JUDGES = {"yaml": _yaml, "trace": _trace, "policy": _policy}

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from tests.fuzz.grammar import places
+from tests.fuzz.grammar import dumped, places
 
 
 def shrunk(text: str, fails: Callable[[str], bool], seconds: float = 60.0) -> str:
@@ -19,13 +19,9 @@ def shrunk(text: str, fails: Callable[[str], bool], seconds: float = 60.0) -> st
         tree = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError):
         tree = None
-    if isinstance(tree, dict) and fails(_dumped(tree)):
-        text = _dumped(_smaller(tree, lambda data: fails(_dumped(data)), until_s))
+    if isinstance(tree, dict) and fails(dumped(tree)):
+        text = dumped(_smaller(tree, lambda data: fails(dumped(data)), until_s))
     return _fewer_lines(text, fails, until_s)
-
-
-def _dumped(tree: Any) -> str:
-    return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=1000)
 
 
 def _smaller(tree: Any, fails: Callable[[Any], bool], until_s: float) -> Any:

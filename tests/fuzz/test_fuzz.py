@@ -7,43 +7,57 @@ from pathlib import Path
 
 import pytest
 
+from equipoise.sim.scenario.tree import InputError
 from tests.fuzz.__main__ import KEPT, tried
-from tests.fuzz.grammar import Source, sources
+from tests.fuzz.grammar import Source, chosen, make, sources
 from tests.fuzz.judge import judge, ready
 
-BATCH = 25
+BATCH = 100
+RUNS = 100
+"""Of so many inputs of the suite, scenarios that are taken are run, too; of all in the long tests."""
 
 
 @pytest.fixture(scope="module")
-def known(tmp_path_factory: pytest.TempPathFactory) -> list[Source]:
-    ready()
-    return sources(tmp_path_factory.mktemp("made"))
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("made")
 
 
-def batch(known: list[Source], folder: Path, first: int) -> list[str]:
+@pytest.fixture(scope="module")
+def known(folder: Path) -> list[Source]:
+    return sources(folder)  # beside the input lies what it names
+
+
+def batch(known: list[Source], folder: Path, first: int, *, runs: bool) -> list[str]:
     failed = []
-    sources(folder)  # beside the input lies what it names
     for number in range(first, first + BATCH):
-        source = known[number % len(known)]
-        _, fault = tried(source, number, folder)
+        source = chosen(known, number)
+        _, fault = tried(source, number, folder, runs=runs)
         if fault is not None:
             failed.append(f"python -m tests.fuzz --from {number} --inputs 1   # {source.name}: {fault}")
     return failed
 
 
-@pytest.mark.parametrize("first", range(0, 100, BATCH))
-def test_a_few_inputs(known: list[Source], tmp_path: Path, first: int) -> None:
-    assert batch(known, tmp_path, first) == []
+@pytest.mark.parametrize("first", range(0, 2000, BATCH))
+def test_an_input_is_taken_or_refused_with_its_place(known: list[Source], folder: Path, first: int) -> None:
+    assert batch(known, folder, first, runs=False) == []
+
+
+@pytest.mark.parametrize("first", range(0, RUNS, BATCH))
+def test_what_is_taken_runs(known: list[Source], folder: Path, first: int) -> None:
+    ready()
+    assert batch(known, folder, first, runs=True) == []
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("first", range(100, 2100, BATCH))
-def test_many_inputs(known: list[Source], tmp_path: Path, first: int) -> None:
-    assert batch(known, tmp_path, first) == []
+@pytest.mark.parametrize("first", range(RUNS, 2000, BATCH))
+def test_whatever_is_taken_runs(known: list[Source], folder: Path, first: int) -> None:
+    ready()
+    assert batch(known, folder, first, runs=True) == []
 
 
 @pytest.mark.parametrize("path", sorted(KEPT.iterdir()), ids=lambda path: path.name)
-def test_what_failed_once(known: list[Source], path: Path, tmp_path: Path) -> None:
+def test_what_failed_once(path: Path, tmp_path: Path) -> None:
+    ready()
     sources(tmp_path)
     path = Path(shutil.copy(path, tmp_path))
     kind = "policy" if path.name.endswith(".policy.yaml") else "trace" if path.suffix == ".csv" else "yaml"
@@ -52,5 +66,21 @@ def test_what_failed_once(known: list[Source], path: Path, tmp_path: Path) -> No
 
 
 def test_the_same_number_gives_the_same_input(known: list[Source], tmp_path: Path) -> None:
-    for number, source in enumerate(known):
-        assert tried(source, number, tmp_path)[0] == tried(source, number, tmp_path)[0]
+    for number, (source, again) in enumerate(zip(known, sources(tmp_path), strict=True)):
+        assert make(source, number) == make(again, number)
+
+
+@pytest.mark.parametrize(
+    ("raised", "kind"),
+    [(InputError(["somewhere: wrong"]), "no place"), (ZeroDivisionError(), "ZeroDivisionError in ")],
+)
+def test_a_fault_is_seen(
+    known: list[Source], folder: Path, monkeypatch: pytest.MonkeyPatch, raised: Exception, kind: str
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise raised
+
+    monkeypatch.setattr("equipoise.sim.loading.file.read_scenario", fails)
+    fault = judge(folder / "quickstart.yaml", "yaml")
+    assert fault is not None
+    assert fault.kind.startswith(kind)

@@ -3,13 +3,11 @@
 A package that ships stages checks them with `equipoise check-stage NAME`, which has the rules without hypothesis.
 """
 
-import tempfile
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 from equipoise.policies.contract import UNCHANGED, Moves, Policy, check, refine
@@ -32,9 +30,29 @@ from tests.policies.observations import (
 )
 
 EXAMPLES = settings(
-    max_examples=10, deadline=None, derandomize=True,
+    max_examples=10, deadline=None, database=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )  # fmt: skip
+
+
+@cache
+def drawn(strategy, number):
+    """Ten examples of a strategy, the same ones for a number: drawn once for all stages, which takes a while."""
+    found = []
+
+    @seed(number)
+    @EXAMPLES
+    @given(example=strategy)
+    def draw(example):
+        found.append(example)
+
+    draw()
+    return tuple(found)
+
+
+CLUSTERS = clusters()
+SEVERAL = st.lists(CLUSTERS, min_size=2, max_size=3)
+WITH_A_NODE = CLUSTERS.flatmap(lambda seen: st.tuples(st.just(seen), st.integers(0, len(seen.nodes) - 1)))
 
 
 @cache
@@ -138,69 +156,66 @@ def test_memory_of_other_workers(stage):
 
 
 @stages()
-@EXAMPLES
-@given(observation=clusters())
-def test_random_clusters(stage, observation):
-    run(stage, observation)
+def test_random_clusters(stage):
+    for observation in drawn(CLUSTERS, 1):
+        run(stage, observation)
 
 
 @stages()
-@EXAMPLES
-@given(observations=st.lists(clusters(), min_size=2, max_size=3))
-def test_memory_of_anything(stage, observations):
-    memory, time_s = stage.initial(), 60.0
-    for observation in observations:
-        _, memory = run(stage, change_time(observation, time_s), memory=memory)
-        time_s += 10.0
+def test_memory_of_anything(stage):
+    for observations in drawn(SEVERAL, 2):
+        memory, time_s = stage.initial(), 60.0
+        for observation in observations:
+            _, memory = run(stage, change_time(observation, time_s), memory=memory)
+            time_s += 10.0
 
 
 @stages()
-@EXAMPLES
-@given(observation=clusters())
-def test_random_clusters_without_telemetry(stage, observation):
-    plan, _ = run(stage, without_telemetry(observation))
-    if stage.kind in ("data", "tasks") and stage.name not in ("locality", "equal"):
-        assert plan.changes_nothing(), plan.reasons
+def test_random_clusters_without_telemetry(stage):
+    for observation in drawn(CLUSTERS, 3):
+        plan, _ = run(stage, without_telemetry(observation))
+        if stage.kind in ("data", "tasks") and stage.name not in ("locality", "equal"):
+            assert plan.changes_nothing(), plan.reasons
 
 
 @stages()
-@EXAMPLES
-@given(observation=clusters(), data=st.data())
-def test_random_clusters_with_a_death(stage, observation, data):
-    _, memory = run(stage, observation)
-    dead = data.draw(st.integers(0, len(observation.nodes) - 1))
-    run(stage, with_dead_nodes(change_time(observation, observation.time_s + 10), [dead]), memory=memory)
+def test_random_clusters_with_a_death(stage):
+    for observation, dead in drawn(WITH_A_NODE, 4):
+        _, memory = run(stage, observation)
+        run(stage, with_dead_nodes(change_time(observation, observation.time_s + 10), [dead]), memory=memory)
 
 
 @stages()
-@EXAMPLES
-@given(observations=st.lists(clusters(), min_size=2, max_size=3))
-def test_decisions_replay_from_a_journal(stage, observations):
+def test_decisions_replay_from_a_journal(stage, tmp_path):
     """What is read back gives the same decisions: nothing outside (observation, memory) decides."""
     policy = Policy("replayed", (stage,))
-    memory, time_s = policy.initial(), 60.0
-    with tempfile.TemporaryDirectory() as folder, JournalWriter(Path(folder) / "journal.jsonl") as journal:
-        for observation in observations:
-            decision = refine(policy, change_time(observation, time_s), memory)
-            journal.write(decision)
-            memory, time_s = decision.memory, time_s + 10.0
-        assert replay(policy, Path(folder) / "journal.jsonl") == []
+    for k, observations in enumerate(drawn(SEVERAL, 5)):
+        memory, time_s = policy.initial(), 60.0
+        with JournalWriter(tmp_path / f"{k}.jsonl") as journal:
+            for observation in observations:
+                decision = refine(policy, change_time(observation, time_s), memory)
+                journal.write(decision)
+                memory, time_s = decision.memory, time_s + 10.0
+        assert replay(policy, tmp_path / f"{k}.jsonl") == []
 
 
 @stages()
-@EXAMPLES
-@given(observation=clusters())
-def test_reads_only_what_it_needs(stage, observation):
-    whole, _ = run(stage, observation)
-    part, _ = stage.refine(only(observation, stage.needs), UNCHANGED, stage.initial())
-    assert same(part.with_(reasons=()), whole.with_(reasons=())), "a table that `needs` leaves out was read"
+def test_reads_only_what_it_needs(stage):
+    for observation in drawn(CLUSTERS, 6):
+        whole, _ = run(stage, observation)
+        part, _ = stage.refine(only(observation, stage.needs), UNCHANGED, stage.initial())
+        same_plan = same(part.with_(reasons=()), whole.with_(reasons=()))
+        assert same_plan, "a table that `needs` leaves out was read"
 
 
 @stages()
-@EXAMPLES
-@given(observation=clusters())
-def test_refines_what_is_planned(stage, observation):
+def test_refines_what_is_planned(stage):
     """What earlier stages planned stays feasible, and is kept where the stage has nothing to say about it."""
+    for observation in drawn(CLUSTERS, 7):
+        refines_what_is_planned(stage, observation)
+
+
+def refines_what_is_planned(stage, observation):
     planned = UNCHANGED.because("earlier", "planned something")
     shards = observation.shards
     movable = np.flatnonzero(
@@ -229,16 +244,14 @@ def test_refines_what_is_planned(stage, observation):
         assert plan.far_every is planned.far_every
 
 
+JOBS = st.lists(st.tuples(st.integers(1, 6), st.integers(1, 50), st.integers(0, 60)), min_size=1, max_size=10)
+
+
 @stages("allocation")
-@settings(EXAMPLES, max_examples=8)
-@given(
-    sizes=st.lists(
-        st.tuples(st.integers(1, 6), st.integers(1, 50), st.integers(0, 60)), min_size=1, max_size=10
-    )
-)
-def test_every_job_is_served(stage, sizes):
+def test_every_job_is_served(stage):
     """A pool of 6 GPUs, rigid jobs of (GPUs, duration, arrival): all of them end."""
-    rules.serves_every_job(stage, sizes)
+    for sizes in drawn(JOBS, 8):
+        rules.serves_every_job(stage, sizes)
 
 
 @stages("allocation")
