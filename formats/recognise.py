@@ -10,6 +10,7 @@ from pathlib import Path
 from equipoise.formats.slurm.accounting import find_layout
 from equipoise.formats.slurm.columns import canonical
 from equipoise.formats.slurm.queue import MONITOR
+from equipoise.formats.slurm.tables import which_table
 from equipoise.formats.text.csvfile import delimiter_of
 from equipoise.formats.text.errors import FormatError, shown
 from equipoise.formats.text.tally import Tally
@@ -40,16 +41,24 @@ class Head:
         """The lines, joined."""
         return "\n".join(self.lines)
 
+    @property
+    def title(self) -> str:
+        """The first line that is no comment."""
+        return next((line for line in self.lines if not line.lstrip().startswith("#")), "")
+
     def begins(self, pattern: str) -> bool:
         """Whether a line begins with this."""
         return any(re.match(pattern, line, re.IGNORECASE) for line in self.lines)
+
+
+_ONLY_SACCT = {"submit", "start", "end", "elapsed", "elapsedraw", "alloctres", "exitcode"}
 
 
 def _is_queue(head: Head) -> bool:
     """squeue's header, or the columns that a monitor asks it for."""
     names = set(map(canonical, re.split(r"[|\s#,;]+", head.lines[0])))
     if "jobid" in names or "jobarrayid" in names:
-        upper = head.lines[0].upper() == head.lines[0]
+        upper = head.lines[0].upper() == head.lines[0] and not names & _ONLY_SACCT
         return upper and bool(
             names & {"st", "state", "nodelist(reason)", "timeused", "time", "partition", "name"}
         )
@@ -93,7 +102,7 @@ _TESTS: tuple[tuple[str, Callable[[Head], bool]], ...] = (
     ("kueue", lambda head: head.begins(r"(- )?\s*apiVersion:") or head.begins(r"kind:")),
     ("topology.yaml", lambda head: head.begins(r"-\s+topology:")),
     ("slurm-events", lambda head: head.begins(r"\s*-dt\s")),
-    ("scontrol", lambda head: head.begins(r"(JobId|NodeName|PartitionName)=\S+\s") and bool(
+    ("scontrol", lambda head: head.begins(r"(JobId|NodeName|PartitionName)=\S+(\s|$)") and bool(
         re.search(r"\b(JobState|CPUTot|CoresPerSocket=\d+\s+CPUAlloc|TotalNodes|CPUAlloc)=", head.text))),
     ("slurm.conf", lambda head: head.begins(r"\s*(ClusterName|SlurmctldHost|ControlMachine|PartitionName)\s*=")
      or (head.begins(r"\s*NodeName=") and not re.search(r"\bName=", head.text, re.IGNORECASE))),
@@ -102,9 +111,9 @@ _TESTS: tuple[tuple[str, Callable[[Head], bool]], ...] = (
     ("sacctmgr-script", lambda head: head.begins(r"(add|modify|remove)\s+(QOS|cluster|account|user)\b")),
     ("ibnetdiscover", lambda head: head.begins(r"(Switch|Ca)\s+\d+\s+\"") or head.begins(r"# Topology file")),
     ("nvidia-smi-topo", lambda head: head.begins(r"(\x1b\[4m)?\s*GPU0\b.*\b(GPU1|CPU Affinity)")),
-    ("sacctmgr-assoc", lambda head: head.begins(r"(Cluster\|)?Account\|(ParentName\|)?User\|")),
+    ("sacctmgr-assoc", lambda head: which_table(head.title) == "sacctmgr-assoc"),
     ("sacctmgr-dump", lambda head: head.begins(r"(Cluster|Parent|Account)\s*-\s*\S")),
-    ("sacctmgr-qos", lambda head: head.begins(r"Name\|Priority\|")),
+    ("sacctmgr-qos", lambda head: which_table(head.title) == "sacctmgr-qos"),
     ("swf", _is_swf),
     ("squeue", _is_queue),
     ("sinfo", _is_sinfo),

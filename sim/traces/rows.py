@@ -154,7 +154,7 @@ def told(tally: Tally) -> list[str]:
 
 
 def _left(tally: Tally) -> str:
-    parts = [text for text in told(tally) if text.startswith(("left out", "merged"))]
+    parts = [text for text in told(tally) if not text.startswith("noted")]
     return f": {'; '.join(parts)}" if parts else ""
 
 

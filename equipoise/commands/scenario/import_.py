@@ -20,9 +20,7 @@ from equipoise.options import common, trace_changes, trace_options
     "--count", type=click.Choice(["gpus", "cpus"]), default="gpus", show_default=True,
     help="What jobs hold; cpus takes each core for a GPU.",
 )  # fmt: skip
-@click.option(
-    "--gpus", type=IntRange(min=1), help="GPUs of each node, where only ibnetdiscover tells of nodes."
-)
+@click.option("--gpus", type=IntRange(min=1), help="GPUs of each node, where no file tells of any.")
 @click.option("--force", is_flag=True, help="Replace the file at --out.")
 @common
 @click.pass_context

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from equipoise.formats.kueue.objects import KubeNode, KueueObjects, ResourceFlavor
 from equipoise.sim.loading.site.cluster import Nodes, Site, Switch, accelerator_of
-from equipoise.sim.loading.site.queues import add_queues
+from equipoise.sim.loading.site.queues import add_queues, counts
 
 _PRODUCT = ("nvidia.com/gpu.product", "cloud.google.com/gke-accelerator", "amd.com/gpu.product-name")
 _HOST = "kubernetes.io/hostname"
@@ -87,7 +87,7 @@ def _add_quotas(site: Site, found: KueueObjects, unit: str) -> None:
     quotas += [quota for cohort in found.cohorts for quota in cohort.quotas]
     total: dict[str, float] = {}
     for quota in quotas:
-        if quota.resource.endswith("/gpu") if unit == "GPUs" else quota.resource == "cpu":
+        if counts(quota.resource, unit):
             total[quota.flavor] = total.get(quota.flavor, 0.0) + quota.nominal
     flavors = {flavor.name: flavor for flavor in found.flavors}
     for name, amount in total.items():

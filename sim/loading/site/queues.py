@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from equipoise.formats.accelerators import gres_name, is_accelerator
 from equipoise.formats.kueue.generator import GeneratedCohorts
 from equipoise.formats.kueue.objects import ClusterQueue, KueueObjects, Quota
 from equipoise.formats.slurm.accounts import Accounts
@@ -47,14 +48,15 @@ def _limits(
     for column, tres in limits.items():
         key = amounts.get(column.lower(), "")
         for name, value in tres.items():
-            whole = name == ("cpu" if unit == "CPUs" else "gres/gpu")
-            typed = unit == "GPUs" and name.startswith("gres/gpu:") and key == "gpus"
+            gres = gres_name(name) if unit == "GPUs" else None
+            whole = name == "cpu" if unit == "CPUs" else gres is not None and not gres[1]
+            typed = gres is not None and key == "gpus"
             if key and whole and value.isdecimal():
                 found[key] = int(value)
             elif key and name in _TRES and (amount := _amount(name, value)) is not None:
                 found.setdefault(key.replace("gpus", "tres", 1), {})[name] = amount
-            elif typed and value.isdecimal():
-                found.setdefault("gpus_of_type", {})[accelerator_of(name.partition(":")[2])[0]] = int(value)
+            elif gres is not None and typed and value.isdecimal():
+                found.setdefault("gpus_of_type", {})[accelerator_of(gres[1])[0]] = int(value)
             else:
                 rest.append(f"{column} {name}={value}")
     for column, count in counts.items():
@@ -216,6 +218,11 @@ _PREEMPT = {
 }  # fmt: skip
 
 
+def counts(resource: str, unit: str) -> bool:
+    """Whether a resource of Kubernetes is what is counted here."""
+    return is_accelerator(resource) if unit == "GPUs" else resource == "cpu"
+
+
 def add_queues(site: Site, found: KueueObjects, unit: str, kinds: Mapping[str, str]) -> None:
     """Cluster queues with the names of their local queues, cohorts and flavors; kinds: GPU type by flavor."""
     names = _merged(site, found, kinds)
@@ -266,7 +273,7 @@ def _quotas(quotas: Iterable[Quota], unit: str, flavor_of: Mapping[str, str]) ->
     """`gpus`, `borrow` and `lend`: one number where there is one flavor for everything."""
     found: dict[str, dict[str, float]] = {"gpus": {}, "borrow": {}, "lend": {}}
     for quota in quotas:
-        if not (quota.resource.endswith("/gpu") if unit == "GPUs" else quota.resource == "cpu"):
+        if not counts(quota.resource, unit):
             continue
         flavor = flavor_of.get(quota.flavor, quota.flavor)
         parts = (("gpus", quota.nominal), ("borrow", quota.borrowing_limit), ("lend", quota.lending_limit))
@@ -297,8 +304,7 @@ def _add_queue(
         **({"borrow_within": "lower-priority", "borrow_within_most": queue.borrow_within_most} if borrows else {}),
         "weight": None if queue.weight == 1.0 else queue.weight, "names": [n for n in names if n != queue.name],
     })  # fmt: skip
-    counted = "/gpu" if unit == "GPUs" else "cpu"
-    others = sorted({quota.resource for quota in queue.quotas if not quota.resource.endswith(counted)})
+    others = sorted({quota.resource for quota in queue.quotas if not counts(quota.resource, unit)})
     more = [*queue.rest, *([f"quotas of {', '.join(others)}"] if others else [])]
     site.add_aside("More on cluster queues", *([f"{queue.name}: {', '.join(more)}"] if more else []))
 

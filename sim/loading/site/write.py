@@ -66,6 +66,8 @@ def _queues(site: Site, labels: Sequence[str]) -> Iterator[str]:
     if told:
         yield "queues:"
     for key, value in told.items():
+        if value == []:
+            continue
         if isinstance(value, list):
             yield f"  {key}:"
             yield from (f"    - {_flow(entry)}" for entry in value)
