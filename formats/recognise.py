@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from equipoise.formats.fabric import UNDERLINE
 from equipoise.formats.slurm.accounting import find_layout
 from equipoise.formats.slurm.columns import canonical
 from equipoise.formats.slurm.queue import MONITOR
@@ -110,7 +111,7 @@ _TESTS: tuple[tuple[str, Callable[[Head], bool]], ...] = (
     ("topology.conf", lambda head: head.begins(r"\s*(SwitchName|BlockName)=")),
     ("sacctmgr-script", lambda head: head.begins(r"(add|modify|remove)\s+(QOS|cluster|account|user)\b")),
     ("ibnetdiscover", lambda head: head.begins(r"(Switch|Ca)\s+\d+\s+\"") or head.begins(r"# Topology file")),
-    ("nvidia-smi-topo", lambda head: head.begins(r"(\x1b\[4m)?\s*GPU0\b.*\b(GPU1|CPU Affinity)")),
+    ("nvidia-smi-topo", lambda head: head.begins(r"\s*GPU0\b.*\b(GPU1|CPU Affinity)")),
     ("sacctmgr-assoc", lambda head: which_table(head.title) == "sacctmgr-assoc"),
     ("sacctmgr-dump", lambda head: head.begins(r"(Cluster|Parent|Account)\s*-\s*\S")),
     ("sacctmgr-qos", lambda head: which_table(head.title) == "sacctmgr-qos"),
@@ -139,7 +140,7 @@ def recognise(source: str | Path | bytes, *, name: str = "") -> str:
         lines += [line for line in chunk if line.strip()]
         if len(lines) >= _HEAD or sum(map(len, lines)) > 1 << 20:
             break
-    head = Head(tuple(lines[:_HEAD]))
+    head = Head(tuple(UNDERLINE.sub("", line) for line in lines[:_HEAD]))
     if not lines:
         raise file.error(0, "empty")
     found = _json(head, lines) if head.lines[0].lstrip()[:1] in ("{", "[") else _text(head)

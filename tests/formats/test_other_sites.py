@@ -207,3 +207,32 @@ def test_milliseconds_and_durations_as_python_writes_them(tmp_path: Path) -> Non
     jobs = trace(tmp_path, text, columns={"arrival": "when", "gpus": "gpus", "duration": "took"})
     assert jobs.arrival_s.tolist() == [0.0, 300.0]
     assert jobs.duration_s.tolist() == [86410.0, 60.0]
+
+
+MATRIX = "GPU0\tCPU Affinity\tNUMA Affinity{}\nGPU0\t X \t0-15\t0\n"
+
+
+@pytest.mark.parametrize(
+    "marks", [("\x1b[4m", "\x1b[0m"), ("[4m", "[0m"), ("", "")], ids=["told", "cut", "none"]
+)
+def test_a_matrix_whose_header_was_underlined(marks: tuple[str, str]) -> None:
+    text = f"\t{marks[0]}{MATRIX.format(marks[1])}".encode()
+    assert recognise(text) == "nvidia-smi-topo"
+    assert read(text).other == {"CPU Affinity": ("0-15",), "NUMA Affinity": ("0",)}
+
+
+def test_a_matrix_of_another_tool_is_refused() -> None:
+    text = b"===== ROCm System Management Interface =====\n       GPU0   GPU1\nGPU0   0   15\nGPU1   15   0\n"
+    with pytest.raises(FormatError, match=r"f: of rocm-smi, which is not read; RCCL's topology XML"):
+        read(text, name="f")
+
+
+def test_slow_ports_of_a_machine_are_left_out(tmp_path: Path) -> None:
+    text = (
+        '<system version="1"><cpu numaid="0"><pci busid="1" class="0x030200"><gpu dev="0" sm="103">'
+        '<nvlink target="2" count="18"/></gpu></pci><nic><net name="mlx5_0" speed="400000"/></nic>'
+        '<nic><net name="eth0" speed="10000"/></nic></cpu></system>'
+    )
+    made = imported(tmp_path, text)
+    assert "nic: 400 Gbit/s fabric: 900 GB/s" in made
+    assert "# slow ports left out: eth0" in made

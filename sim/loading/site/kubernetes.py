@@ -29,6 +29,11 @@ def add_kueue(site: Site, found: KueueObjects, unit: str) -> None:
     site.add_aside(
         "Priority classes", *(f"{name}: {value}" for name, value in found.priority_classes.items())
     )
+    levels = (f"{t.name}: {', '.join(t.levels)}" for t in found.topologies if not found.nodes)
+    site.add_aside("Topologies without nodes (`kubectl get nodes -o json` tells them)", *levels)
+    for kind, things in (("workloads and jobs", found.workloads), ("pods", found.pods)):
+        said = f"{len(things)} {kind}: as jobs of the scenario they are named with --trace"
+        site.add_aside("Jobs", *([said] if things else []))
     site.add_aside("Left out", *(f"{change.count} {change.reason}" for change in found.changes))
 
 
