@@ -236,3 +236,5 @@ def test_slow_ports_of_a_machine_are_left_out(tmp_path: Path) -> None:
     made = imported(tmp_path, text)
     assert "nic: 400 Gbit/s fabric: 900 GB/s" in made
     assert "# slow ports left out: eth0" in made
+    amd = text.replace('sm="103"', 'sm="304" gcn="gfx942"').replace("nvlink", "xgmi").replace('"18"', '"7"')
+    assert "accelerator: mi300x nic: 400 Gbit/s fabric: 448 GB/s" in imported(tmp_path, amd)

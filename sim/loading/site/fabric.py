@@ -10,10 +10,12 @@ from dataclasses import replace
 from equipoise.formats.fabric import Device, Fabric, FabricNode, TopologyMatrix
 from equipoise.sim.loading.site.cluster import Nodes, Site, Switch
 
-_NVLINK_BYTES_PER_S = {
-    "60": 20e9, "70": 25e9, "80": 25e9, "86": 14.0625e9, "90": 25e9, "100": 50e9, "103": 50e9,
+_LINK_BYTES_PER_S = {
+    "60": 20e9, "70": 25e9, "80": 25e9, "86": 14.0625e9, "90": 25e9, "100": 50e9, "103": 50e9, "gfx90a": 50e9,
+    "gfx942": 64e9,
 }  # fmt: skip
-"""One NVLink, one direction, by compute capability: NVIDIA's data sheets of P100, V100, A100, A40, H100, B200, B300."""
+"""One NVLink or xGMI link, one direction, by what NCCL calls the GPU: data sheets of P100, V100, A100, A40, H100, B200,
+B300, MI250X and MI300X."""
 
 _MANAGEMENT = 0.1
 """Ports slower than this share of the fastest are not for training."""
@@ -63,9 +65,9 @@ def _fabric(devices: Sequence[Device], gpus: Sequence[Device], cards: Sequence[D
     for device in devices:
         if device.kind in ("nvlink", "xgmi") and device.parent >= 0:
             links[device.parent] += int(device.values.get("count", "1") or 1)
-    sm = gpus[0].values.get("sm", "") if gpus else ""
-    if links and sm in _NVLINK_BYTES_PER_S:
-        return min(links.values()) * _NVLINK_BYTES_PER_S[sm], ""
+    kind = gpus[0].values.get("gcn", gpus[0].values.get("sm", "")) if gpus else ""
+    if links and kind in _LINK_BYTES_PER_S:
+        return min(links.values()) * _LINK_BYTES_PER_S[kind], ""
     if links:
         return (
             0.0,
