@@ -22,7 +22,7 @@ _HEAD, _HEAD_BYTES = 60, 8 << 20
 """Lines of a file that are looked at, in so many of its bytes."""
 
 _JSON_KEYS = {
-    "sacct-json": r'"(?:association|allocation_nodes)"\s*:',
+    "sacct-json": r'"(?:association|allocation_nodes)"\s*:|"jobs"\s*:\s*\[\s*\]',
     "squeue-json": r'"(?:job_state|tres_req_str)"\s*:',
     "nodes-json": r'"(?:nodes|sinfo)"\s*:\s*\[',
     "kueue": r'"apiVersion"\s*:',
@@ -44,8 +44,8 @@ class Head:
 
     @property
     def title(self) -> str:
-        """The first line that is no comment."""
-        return next((line for line in self.lines if not line.lstrip().startswith("#")), "")
+        """The first line that is no comment, and no `CLUSTER: name` of a tool that was asked for several."""
+        return next((line for line in self.lines if not re.match(r"\s*#|CLUSTER: \S+$", line)), "")
 
     def begins(self, pattern: str) -> bool:
         """Whether a line begins with this."""
@@ -57,9 +57,9 @@ _ONLY_SACCT = {"submit", "start", "end", "elapsed", "elapsedraw", "alloctres", "
 
 def _is_queue(head: Head) -> bool:
     """squeue's header, or the columns that a monitor asks it for."""
-    names = set(map(canonical, re.split(r"[|\s#,;]+", head.lines[0])))
+    names = set(map(canonical, re.split(r"[|\s#,;]+", head.title)))
     if "jobid" in names or "jobarrayid" in names:
-        upper = head.lines[0].upper() == head.lines[0] and not names & _ONLY_SACCT
+        upper = head.title.upper() == head.title and not names & _ONLY_SACCT
         return upper and bool(
             names & {"st", "state", "nodelist(reason)", "timeused", "time", "partition", "name"}
         )

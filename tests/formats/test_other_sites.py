@@ -238,3 +238,29 @@ def test_slow_ports_of_a_machine_are_left_out(tmp_path: Path) -> None:
     assert "# slow ports left out: eth0" in made
     amd = text.replace('sm="103"', 'sm="304" gcn="gfx942"').replace("nvlink", "xgmi").replace('"18"', '"7"')
     assert "accelerator: mi300x nic: 400 Gbit/s fabric: 448 GB/s" in imported(tmp_path, amd)
+
+
+@pytest.mark.parametrize(
+    ("options", "gpus"),
+    [
+        ("-N 2 -n 8 --gpus-per-task=2", 16), ("-N 3 --ntasks-per-node=2 --gpus-per-task=h100:1", 6),
+        ("-N 3 --tres-per-node=gres/gpu:2", 6), ("-n 4 --tres-per-task=cpu=4,gres/gpu:a100:1", 4), ("-G4 -N 2", 4),
+    ],
+)  # fmt: skip
+def test_gpus_of_submissions_in_all_their_ways(options: str, gpus: int) -> None:
+    event = f"-dt 1 -e submit_batch_job | -J a -sim-walltime 5 {options} x.job\n"
+    assert read(event.encode()).gpus.tolist() == [gpus]
+
+
+def test_queues_of_several_clusters(tmp_path: Path) -> None:
+    head = "JOBID|USER|STATE|SUBMIT_TIME|TIME_LIMIT|NODES|TRES_PER_NODE"
+    rows = "1|ada|RUNNING|2024-03-01T10:00:00|2:00:00|{}|gres:gpu:4"
+    text = f"CLUSTER: one\n{head}\n{rows.format(2)}\n\nCLUSTER: two\n{head}\n{rows.format(1)}\n"
+    jobs = trace(tmp_path, text)
+    assert jobs.gpus.tolist() == [8, 4]
+    assert list(jobs.columns["cluster"]) == ["one", "two"]
+
+
+def test_accounts_of_a_day_without_jobs(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no jobs in it"):
+        trace(tmp_path, '{"meta": {}, "jobs": [\n], "errors": []}')

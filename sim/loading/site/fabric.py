@@ -14,8 +14,8 @@ _LINK_BYTES_PER_S = {
     "60": 20e9, "70": 25e9, "80": 25e9, "86": 14.0625e9, "90": 25e9, "100": 50e9, "103": 50e9, "gfx90a": 50e9,
     "gfx942": 64e9,
 }  # fmt: skip
-"""One NVLink or xGMI link, one direction, by what NCCL calls the GPU: data sheets of P100, V100, A100, A40, H100, B200,
-B300, MI250X and MI300X."""
+"""One NVLink or xGMI link, one direction, by what NCCL calls the GPU: data sheets of P100, V100, A100, A40, H100,
+B200, B300, MI250X and MI300X."""
 
 _MANAGEMENT = 0.1
 """Ports slower than this share of the fastest are not for training."""
