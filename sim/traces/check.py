@@ -69,7 +69,7 @@ def check_trace(spec: TraceSpec, path: Path, cluster: Cluster | None = None) -> 
         if "site_queueing_s" in rows.columns:  # without starts nothing is known of what the site held
             found += [*_edges(rows, every_s), *_load(rows, unit, cluster)]
         found += _too_large(rows, unit, cluster) if cluster is not None else []
-    return Checked(path.name, len(rows.line), int(rows.keep.sum()), tuple(found))
+    return Checked(path.name, rows.read, int(rows.keep.sum()), tuple(found))
 
 
 def _of_trace(spec: TraceSpec, path: Path) -> Rows:
