@@ -12,6 +12,9 @@ from equipoise.formats.text.numbers import decimal, integer
 from equipoise.formats.text.tally import Change, Tally
 from equipoise.formats.text.textfile import TextFile
 
+UNDERLINE = re.compile(r"\x1b?\[[0-9;]*m")
+"""What `nvidia-smi` prints around its header; a copy from a terminal may have lost the first of its letters."""
+
 _PCIE = re.compile(r"([0-9.]+)\s*(?:GT/s)?.*")
 _LINK = re.compile(r"(?:X|NV[0-9]+|PIX|PXB|PHB|NODE|SYS|SOC|PSB)")
 _DEVICE = re.compile(r"(?:GPU|NIC|mlx5_)[0-9A-Za-z_]+")
@@ -84,7 +87,9 @@ class TopologyMatrix:
 def read_topology_matrix(source: str | Path | bytes, *, name: str = "") -> TopologyMatrix:
     """The matrix that `nvidia-smi topo -m` prints. Raises FormatError when there is none, or a row is broken."""
     file = TextFile(source, name)
-    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in file.text(Tally()).split("\n")]
+    lines = [UNDERLINE.sub("", line) for line in file.text(Tally()).split("\n")]
+    if any("ROCm" in line for line in lines):
+        raise file.error(0, "of rocm-smi, which is not read; RCCL's topology XML (NCCL_TOPO_DUMP_FILE) is")
     begin = next(
         (k for k, line in enumerate(lines) if line.split()[:1] == ["GPU0"] and "X" not in line.split()), -1
     )

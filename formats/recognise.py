@@ -7,9 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from equipoise.formats.fabric import UNDERLINE
 from equipoise.formats.slurm.accounting import find_layout
 from equipoise.formats.slurm.columns import canonical
 from equipoise.formats.slurm.queue import MONITOR
+from equipoise.formats.slurm.tables import which_table
 from equipoise.formats.text.csvfile import delimiter_of
 from equipoise.formats.text.errors import FormatError, shown
 from equipoise.formats.text.tally import Tally
@@ -20,7 +22,7 @@ _HEAD, _HEAD_BYTES = 60, 8 << 20
 """Lines of a file that are looked at, in so many of its bytes."""
 
 _JSON_KEYS = {
-    "sacct-json": r'"(?:association|allocation_nodes)"\s*:',
+    "sacct-json": r'"(?:association|allocation_nodes)"\s*:|"jobs"\s*:\s*\[\s*\]',
     "squeue-json": r'"(?:job_state|tres_req_str)"\s*:',
     "nodes-json": r'"(?:nodes|sinfo)"\s*:\s*\[',
     "kueue": r'"apiVersion"\s*:',
@@ -40,16 +42,24 @@ class Head:
         """The lines, joined."""
         return "\n".join(self.lines)
 
+    @property
+    def title(self) -> str:
+        """The first line that is no comment, and no `CLUSTER: name` of a tool that was asked for several."""
+        return next((line for line in self.lines if not re.match(r"\s*#|CLUSTER: \S+$", line)), "")
+
     def begins(self, pattern: str) -> bool:
         """Whether a line begins with this."""
         return any(re.match(pattern, line, re.IGNORECASE) for line in self.lines)
 
 
+_ONLY_SACCT = {"submit", "start", "end", "elapsed", "elapsedraw", "alloctres", "exitcode"}
+
+
 def _is_queue(head: Head) -> bool:
     """squeue's header, or the columns that a monitor asks it for."""
-    names = set(map(canonical, re.split(r"[|\s#,;]+", head.lines[0])))
+    names = set(map(canonical, re.split(r"[|\s#,;]+", head.title)))
     if "jobid" in names or "jobarrayid" in names:
-        upper = head.lines[0].upper() == head.lines[0]
+        upper = head.title.upper() == head.title and not names & _ONLY_SACCT
         return upper and bool(
             names & {"st", "state", "nodelist(reason)", "timeused", "time", "partition", "name"}
         )
@@ -93,7 +103,7 @@ _TESTS: tuple[tuple[str, Callable[[Head], bool]], ...] = (
     ("kueue", lambda head: head.begins(r"(- )?\s*apiVersion:") or head.begins(r"kind:")),
     ("topology.yaml", lambda head: head.begins(r"-\s+topology:")),
     ("slurm-events", lambda head: head.begins(r"\s*-dt\s")),
-    ("scontrol", lambda head: head.begins(r"(JobId|NodeName|PartitionName)=\S+\s") and bool(
+    ("scontrol", lambda head: head.begins(r"(JobId|NodeName|PartitionName)=\S+(\s|$)") and bool(
         re.search(r"\b(JobState|CPUTot|CoresPerSocket=\d+\s+CPUAlloc|TotalNodes|CPUAlloc)=", head.text))),
     ("slurm.conf", lambda head: head.begins(r"\s*(ClusterName|SlurmctldHost|ControlMachine|PartitionName)\s*=")
      or (head.begins(r"\s*NodeName=") and not re.search(r"\bName=", head.text, re.IGNORECASE))),
@@ -101,10 +111,10 @@ _TESTS: tuple[tuple[str, Callable[[Head], bool]], ...] = (
     ("topology.conf", lambda head: head.begins(r"\s*(SwitchName|BlockName)=")),
     ("sacctmgr-script", lambda head: head.begins(r"(add|modify|remove)\s+(QOS|cluster|account|user)\b")),
     ("ibnetdiscover", lambda head: head.begins(r"(Switch|Ca)\s+\d+\s+\"") or head.begins(r"# Topology file")),
-    ("nvidia-smi-topo", lambda head: head.begins(r"(\x1b\[4m)?\s*GPU0\b.*\b(GPU1|CPU Affinity)")),
-    ("sacctmgr-assoc", lambda head: head.begins(r"(Cluster\|)?Account\|(ParentName\|)?User\|")),
+    ("nvidia-smi-topo", lambda head: head.begins(r"\s*GPU0\b.*\b(GPU1|CPU Affinity)")),
+    ("sacctmgr-assoc", lambda head: which_table(head.title) == "sacctmgr-assoc"),
     ("sacctmgr-dump", lambda head: head.begins(r"(Cluster|Parent|Account)\s*-\s*\S")),
-    ("sacctmgr-qos", lambda head: head.begins(r"Name\|Priority\|")),
+    ("sacctmgr-qos", lambda head: which_table(head.title) == "sacctmgr-qos"),
     ("swf", _is_swf),
     ("squeue", _is_queue),
     ("sinfo", _is_sinfo),
@@ -130,7 +140,7 @@ def recognise(source: str | Path | bytes, *, name: str = "") -> str:
         lines += [line for line in chunk if line.strip()]
         if len(lines) >= _HEAD or sum(map(len, lines)) > 1 << 20:
             break
-    head = Head(tuple(lines[:_HEAD]))
+    head = Head(tuple(UNDERLINE.sub("", line) for line in lines[:_HEAD]))
     if not lines:
         raise file.error(0, "empty")
     found = _json(head, lines) if head.lines[0].lstrip()[:1] in ("{", "[") else _text(head)

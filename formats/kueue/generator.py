@@ -12,7 +12,11 @@ from equipoise.formats.text.yamlfile import load_documents
 
 @dataclass(frozen=True)
 class GeneratedWork:
-    """`count` workloads of one class submitted to each queue, one every `interval_s`; request: units of quota."""
+    """`count` workloads of one class submitted to each queue, one every `interval_s`.
+
+    request: units of quota of each of its `pods`. topology: `required`, `preferred`, `balanced` or "", within a
+    place of `level`.
+    """
 
     name: str
     count: int
@@ -20,6 +24,9 @@ class GeneratedWork:
     run_s: float
     priority: int
     request: float
+    pods: int = 1
+    topology: str = ""
+    level: str = ""
 
 
 @dataclass(frozen=True)
@@ -44,14 +51,39 @@ class GeneratedCohorts:
     queues: tuple[GeneratedQueues, ...]
 
 
-def read_generator(source: str | Path | bytes, *, name: str = "") -> tuple[GeneratedCohorts, ...]:
-    """The cohorts of a generator's YAML. Raises FormatError when it is no such file, or for a wrong value."""
+@dataclass(frozen=True)
+class GeneratedLevel:
+    """`count` places in each place of the level above it; the last are nodes with so many `cpus`."""
+
+    label: str
+    count: int
+    cpus: float
+
+
+@dataclass(frozen=True)
+class GeneratedTest:
+    """levels: of the topology, coarse to fine; none where the test has no nodes."""
+
+    cohorts: tuple[GeneratedCohorts, ...]
+    levels: tuple[GeneratedLevel, ...] = ()
+
+
+def read_generator(source: str | Path | bytes, *, name: str = "") -> GeneratedTest:
+    """The cohorts and nodes of a generator's YAML. Raises FormatError for another file, or a wrong value."""
     file = TextFile(source, name)
     documents = load_documents(file)
     if not documents or not isinstance(documents[0], dict) or "cohorts" not in documents[0]:
         raise file.error(0, "no key `cohorts`, which the generator of Kueue's performance test has")
     top = Thing(documents[0], f"{file.name}: ")
-    return tuple(_cohorts(part) for part in top.get("cohorts").members())
+    levels = tuple(
+        GeneratedLevel(
+            part.get("nodeLabel").text(),
+            part.get("count").whole(1),
+            part.get("capacity", "cpu").quantity(0.0) or 0.0,
+        )
+        for part in top.get("topology", "levels").members()
+    )
+    return GeneratedTest(tuple(_cohorts(part) for part in top.get("cohorts").members()), levels)
 
 
 def _cohorts(part: Thing) -> GeneratedCohorts:
@@ -84,4 +116,7 @@ def _work(member: Thing, kind: Thing) -> GeneratedWork:
         run_s=kind.get("runtimeMs").whole(0) / 1000.0,
         priority=kind.get("priority").whole(0),
         request=kind.get("request").quantity(0.0) or 0.0,
+        pods=kind.get("podCount").whole(1),
+        topology=kind.get("tasConstraint").text(),
+        level=kind.get("tasLevel").text(),
     )

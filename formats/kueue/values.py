@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from equipoise.formats.accelerators import is_accelerator
 from equipoise.formats.text.errors import FormatError, shown
 from equipoise.formats.text.times import parse_times
 
@@ -127,5 +128,5 @@ def _requests(container: Thing) -> dict[str, float]:
 
 
 def gpus_of(requests: Mapping[str, float]) -> float:
-    """GPUs among the requests: `nvidia.com/gpu`, `amd.com/gpu` and the like, not slices (`nvidia.com/mig-*`)."""
-    return sum(amount for name, amount in requests.items() if name.endswith("/gpu"))
+    """GPUs among the requests, see `is_accelerator`."""
+    return sum(amount for name, amount in requests.items() if is_accelerator(name))

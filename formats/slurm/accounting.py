@@ -6,12 +6,13 @@ import csv
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice, pairwise
+from itertools import chain, islice
 from pathlib import Path
 
 from equipoise.formats.slurm.builder import JobTableBuilder
 from equipoise.formats.slurm.columns import DEFAULT, HEADERLESS, canonical, kinds, known_names
 from equipoise.formats.slurm.jobs import JobTable
+from equipoise.formats.slurm.tables import DASHES, cut
 from equipoise.formats.text.csvfile import numbered_rows
 from equipoise.formats.text.delimited import Batch, Records, batch_of, header_delimiter
 from equipoise.formats.text.errors import FormatError, shown
@@ -23,7 +24,6 @@ _PREVIEW = 60
 """Lines looked at to find the header."""
 
 _DELIMITERS = ("|#", "|", "\t", ";", ",", "^", "~", "::", "#")
-_DASHES = re.compile(r"-{2,}(?: +-{2,})* *")
 _DEFAULT_WIDTHS = (12, 10, 10, 10, 10, 10, 8)
 _KNOWN = known_names()
 
@@ -110,18 +110,16 @@ def _quoted(
 
 def _fixed(layout: Layout, chunks: Iterator[tuple[int, list[str]]], tally: Tally) -> Iterator[Batch]:
     """Rows cut at the columns' places. A row with text between the columns is left out."""
-    spans = layout.spans
-    gaps = [(a[1], b[0]) for a, b in pairwise(spans)]
     for first, lines in chunks:
         rows, numbers = [], []
         for number, line in enumerate(lines, first):
             if not line.strip():
                 continue
-            if any(line[a:b].strip() for a, b in gaps) or line[spans[-1][1] :].strip():
+            if row := cut(line, layout.spans):
+                rows.append([cell.lstrip() for cell in row])
+                numbers.append(number)
+            else:
                 tally.add("left out", "text between the columns", number)
-                continue
-            rows.append([line[a:b].strip() for a, b in spans])
-            numbers.append(number)
         yield batch_of(rows, numbers)
 
 
@@ -136,7 +134,7 @@ def find_layout(
     published: column lists that a file without a header may have.
     """
     for k, line in enumerate(lines):
-        if k + 1 < len(lines) and _DASHES.fullmatch(lines[k + 1]) and (layout := _by_dashes(lines, k)):
+        if k + 1 < len(lines) and DASHES.fullmatch(lines[k + 1]) and (layout := _by_dashes(lines, k)):
             return layout
         mark = delimiter if delimiter and delimiter in line else header_delimiter(line, _is_known)
         if mark and not columns and _is_header(line.split(mark)):

@@ -9,15 +9,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from equipoise.formats.slurm.hardware import Qos, qos_of
+from equipoise.formats.slurm.tables import ASSOCIATIONS, read_table
 from equipoise.formats.slurm.values import parse_tres, whole
 from equipoise.formats.text.errors import FormatError
 from equipoise.formats.text.numbers import decimal
 from equipoise.formats.text.tally import Change, Tally
 from equipoise.formats.text.textfile import TextFile
 
-_OWN = frozenset(
-    {"account", "user", "parentname", "parent", "share", "fairshare", "rawshares", "name", "defaultaccount"}
-)
+_OWN = frozenset({
+    "account", "user", "parentname", "parent", "share", "fairshare", "rawshares", "name", "defaultaccount",
+    "normshares", "rawusage", "normusage", "effectvusage", "levelfs",
+})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -46,24 +48,36 @@ class Accounts:
 
 
 def read_associations(source: str | Path | bytes, *, name: str = "") -> Accounts:
-    """Rows of `sacctmgr show assoc -P`. Raises FormatError without its header.
+    """Rows of `sacctmgr show assoc` or `sshare`. Raises FormatError without its header.
 
-    Without a column of parents, accounts stand directly below the root.
+    Without a column of parents, blanks before the accounts tell the tree (`sacctmgr show assoc tree`, `sshare`);
+    without those accounts stand directly below the root.
     """
     file = TextFile(source, name)
-    lines = [line for line in file.text(Tally()).split("\n") if line.strip()]
-    header = [cell.strip().replace(" ", "").lower() for cell in lines[0].split("|")] if lines else []
-    if not {"account", "user"} <= set(header):
-        raise file.error(1, "no header `Cluster|Account|User|...` of `sacctmgr show assoc -P`")
-    rows = [dict(zip(header, (cell.strip() for cell in line.split("|")), strict=False)) for line in lines[1:]]
+    rows = [
+        {title.replace(" ", "").lower(): cell for title, cell in row.items()}
+        for row in read_table(file, ASSOCIATIONS | {"account", "user"})
+    ]
+    if not rows or not {"account", "user"} <= set(rows[0]):
+        raise file.error(
+            1, "no header `Cluster|Account|User|...` of `sacctmgr show assoc -P`, or no row below it"
+        )
+    above: list[tuple[int, str]] = []
+    for row in rows:
+        account = row["account"].lstrip()
+        depth = len(row["account"]) - len(account)
+        if not row["user"].strip():
+            above = [*(pair for pair in above if pair[0] < depth), (depth, account.rstrip())]
+            row.setdefault("parentname", above[-2][1] if len(above) > 1 else "")
+    stripped = [{key: cell.strip() for key, cell in row.items()} for row in rows]
     return Accounts(
-        tuple(_association(row, row["account"], row["user"]) for row in rows if row["account"] != "root")
+        tuple(_association(row, row["account"], row["user"]) for row in stripped if row["account"] != "root")
     )
 
 
 def _association(values: Mapping[str, str], account: str, user: str) -> Association:
     parent = values.get("parentname", values.get("parent", ""))
-    told = next((values[key] for key in ("share", "fairshare", "rawshares") if values.get(key)), "1")
+    told = next((values[key] for key in ("share", "rawshares", "fairshare") if values.get(key)), "1")
     filled = {key: value for key, value in values.items() if value and key not in _OWN}
     limits = {key: parse_tres(value) for key, value in filled.items() if "=" in value}
     counts = {key: whole(value) for key, value in filled.items() if key not in limits and whole(value) >= 0}

@@ -69,7 +69,7 @@ def _xdmod() -> list[tuple[str, ...]]:
 HEADERLESS: tuple[tuple[str, ...], ...] = (DEFAULT, *_xdmod(), tuple(_APEL.split()))
 """Column lists of `sacct --noheader` that are published: the default, Open XDMoD's, APEL's."""
 
-_DATE = r"[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9:.,]{4,16}(?:Z| ?[+-][0-9:]{2,6})?"
+_DATE = r"[0-9]{4}[-/][0-9]{1,2}[-/][0-9]{1,2}[T ][0-9:.,]{4,16}(?:Z| ?[+-][0-9:]{2,6})?"
 _TIME = rf"(?:|Unknown|None|NONE|N/A|{_DATE}|[0-9]{{1,11}})"
 _CLOCK = r"(?:[0-9]{1,9}-)?(?:[0-9]{1,9}(?::[0-9]{1,2}){0,2}(?:\.[0-9]+)?)?"
 _COUNT = r"[0-9.]*[KMGTP]?[cn]?"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from equipoise.formats.slurm.hostlist import split_list
@@ -119,7 +119,7 @@ def read_slurm_conf(source: str | Path | bytes, *, name: str = "") -> SlurmConfi
     return SlurmConfig(
         cluster=settings.get("clustername", ""),
         nodes=tuple(nodes),
-        partitions=tuple(partitions),
+        partitions=_with_sets(partitions, nodes, [line for line in other if line.get("nodeset")]),
         priority_weights=_weights(settings),
         tres_weights=_pairs_of(settings.get("priorityweighttres", "")),
         scheduler_parameters=_parameters(settings.get("schedulerparameters", "")),
@@ -128,6 +128,22 @@ def read_slurm_conf(source: str | Path | bytes, *, name: str = "") -> SlurmConfi
         other=tuple(other),
         changes=tally.changes(),
     )
+
+
+def _with_sets(
+    partitions: Sequence[Partition], nodes: Sequence[ConfiguredNodes], lines: Sequence[ConfigLine]
+) -> tuple[Partition, ...]:
+    """The partitions with nodes in place of the names of node sets (`NodeSet=big Feature=h100`)."""
+    sets: dict[str, list[str]] = {}
+    for line in lines:
+        named = [*hosts_of(line, line.get("nodes"))]
+        named += [name for n in nodes if line.get("feature") in n.features for name in n.names]
+        sets.setdefault(line.get("nodeset"), []).extend(named)
+    made = []
+    for part in partitions:
+        names = (one for name in part.node_names for one in sets.get(name, [name]))
+        made.append(replace(part, node_names=tuple(dict.fromkeys(names))))
+    return tuple(made)
 
 
 def _set(settings: dict[str, str], line: ConfigLine, tally: Tally) -> None:

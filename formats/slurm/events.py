@@ -126,7 +126,8 @@ def _table(found: list[dict[str, str]], lines: list[int], tally: Tally) -> Event
     gpus = [_gpus(options) for options in found]
     own = {
         "-dt", "-sim-walltime", "time", "nodes", "ntasks", "cpus-per-task", "job-name", "uid", "account",
-        "partition", "qos", "gres", "gpus", "gpus-per-node", "mem", "mem-per-cpu",
+        "partition", "qos", "gres", "gpus", "gpus-per-node", "gpus-per-task", "tres-per-node", "tres-per-task",
+        "mem", "mem-per-cpu", "ntasks-per-node",
     }  # fmt: skip
     other = sorted({key for options in found for key in options} - own)
 
@@ -138,12 +139,13 @@ def _table(found: list[dict[str, str]], lines: list[int], tally: Tally) -> Event
         """The numbers of one option."""
         return _numbers(found, lines, key, convert, tally)
 
+    nodes, tasks, each = (numbers(key, _least) for key in ("nodes", "ntasks", "ntasks-per-node"))
     return EventTable(
         submit_s=numbers("-dt", decimal),
         run_s=numbers("-sim-walltime", decimal),
         time_limit_s=numbers("time", limit_s),
-        nodes=_whole(numbers("nodes", _least)),
-        tasks=_whole(numbers("ntasks", _least)),
+        nodes=_whole(nodes),
+        tasks=_whole(np.where(np.isnan(tasks), each * np.nan_to_num(nodes, nan=1.0), tasks)),
         cpus_per_task=_whole(numbers("cpus-per-task", _least)),
         gpus=np.array([count for count, _ in gpus], dtype=np.int64),
         gpu_type=_text([kind for _, kind in gpus]),
@@ -198,18 +200,30 @@ def _nodes(options: dict[str, str]) -> int:
 
 
 def _gpus(options: dict[str, str]) -> tuple[int, str]:
-    """(GPUs of the job, their type): `--gpus` counts them all, `--gres` and `--gpus-per-node` on each node."""
-    for key, times in (("gpus", 1), ("gpus-per-node", _nodes(options)), ("gres", _nodes(options))):
+    """(GPUs of the job, their type): `--gpus` counts them all, the others on each node or for each task."""
+    nodes, tasks = _nodes(options), _tasks(options)
+    for key, times in (
+        ("gpus", 1), ("gpus-per-node", nodes), ("gres", nodes), ("tres-per-node", nodes), ("gpus-per-task", tasks),
+        ("tres-per-task", tasks),
+    ):  # fmt: skip
         if key in options:
             value = options[key]
-            count, kind = gres_gpus(value if key == "gres" else f"gpu:{value}")
-            return (count * times if count > 0 else max(count, 0)), kind
+            count, kind = gres_gpus(f"gpu:{value}" if key.startswith("gpus") else value)
+            if count > 0:
+                return count * times, kind
     return 0, ""
+
+
+def _tasks(options: dict[str, str]) -> int:
+    """`--ntasks`, else `--ntasks-per-node` on each node, else one."""
+    if "ntasks" in options:
+        return int(_least(options["ntasks"]) or 1)
+    return int(_least(options.get("ntasks-per-node", "1")) or 1) * _nodes(options)
 
 
 def _memory(options: dict[str, str]) -> int:
     """Bytes of the whole job: `--mem` on each node, `--mem-per-cpu` on each CPU."""
-    tasks = int(_least(options.get("ntasks", "1")) or 1) * int(_least(options.get("cpus-per-task", "1")) or 1)
+    tasks = _tasks(options) * int(_least(options.get("cpus-per-task", "1")) or 1)
     for key, times in (("mem", _nodes(options)), ("mem-per-cpu", tasks)):
         parsed = parse_memory(options[key]) if key in options else None
         if parsed and parsed[0] * times < 2**62:

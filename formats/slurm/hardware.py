@@ -11,8 +11,8 @@ import yaml
 
 from equipoise.formats.slurm.hostlist import expand_hosts, split_list
 from equipoise.formats.slurm.lines import ConfigLine, config_lines, hosts_of
+from equipoise.formats.slurm.tables import QOS, read_table
 from equipoise.formats.slurm.values import NOT_GIVEN, parse_tres, whole
-from equipoise.formats.text.delimited import header_delimiter
 from equipoise.formats.text.errors import FormatError
 from equipoise.formats.text.jsonfile import path
 from equipoise.formats.text.numbers import decimal, duration_s
@@ -175,26 +175,12 @@ def _yaml_switches(members: Any, key: str) -> tuple[Switch, ...]:
 
 
 def read_qos(source: str | Path | bytes, *, name: str = "") -> tuple[Qos, ...]:
-    """Rows of `sacctmgr show qos -p` (or `-P`). Raises FormatError without its header."""
-    tally, file = Tally(), TextFile(source, name)
-    lines = [line for line in file.text(tally).split("\n") if line.strip() and not line.startswith("#")]
-    known = {
-        "name",
-        "priority",
-        "gracetime",
-        "preempt",
-        "flags",
-        "grptres",
-        "maxwall",
-        "usagefactor",
-        "maxtrespu",
-    }
-    mark = header_delimiter(lines[0], lambda text: text.strip().lower() in known) if lines else ""
-    if not mark or not lines[0].lower().startswith("name"):
-        raise file.error(1, "no header `Name|Priority|...` of `sacctmgr show qos -P`")
-    header = [column.strip() for column in lines[0].split(mark)]
-    rows = [dict(zip(header, line.split(mark), strict=False)) for line in lines[1:]]
-    return tuple(qos_of(row) for row in rows)
+    """Rows of `sacctmgr show qos`. Raises FormatError without its header."""
+    file = TextFile(source, name)
+    rows = read_table(file, QOS | {"name"})
+    if not rows or "Name" not in rows[0]:
+        raise file.error(1, "no header `Name|Priority|...` of `sacctmgr show qos -P`, or no row below it")
+    return tuple(qos_of({key: value.strip() for key, value in row.items()}) for row in rows)
 
 
 def qos_of(row: Mapping[str, str]) -> Qos:

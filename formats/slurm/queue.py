@@ -39,6 +39,7 @@ MONITOR = tuple(_MONITOR.split())
 """Columns that Meta's cluster monitor asks squeue for, without a header; newer ones add LAST_SCHED_EVAL."""
 
 _KNOWN = known_names() | {canonical(name) for name in LETTERS.values()}
+_CLUSTER = re.compile(r"CLUSTER: \S+$")
 _PLACE_OR_REASON = "NODELIST(REASON)"
 
 
@@ -68,10 +69,13 @@ def read_queue(
     if layout is None:
         raise file.error(0, "not squeue output: the line JOBID PARTITION NAME ..., or columns=, is needed")
     rest: Iterator[tuple[int, list[str]]] = chain([(first + layout.first, lines[layout.first :])], chunks)
-    builder = JobTableBuilder(layout.names, zone, tally)
+    names = layout.names
     if layout.delimiter == " ":
         rest = _single_blanks(rest)
-    for batch in Records(layout.delimiter, kinds(layout.names), tally, layout.names).of_chunks(rest):
+    if named := [line for line in lines[: layout.first] if _CLUSTER.match(line)]:
+        names, rest = (*names, "CLUSTER"), _with_cluster(rest, layout.delimiter, named[-1])
+    builder = JobTableBuilder(names, zone, tally)
+    for batch in Records(layout.delimiter, kinds(names), tally, names).of_chunks(rest):
         builder.add(batch)
     return as_queue(builder.finish(), tally)
 
@@ -88,6 +92,19 @@ def _in_columns(lines: Sequence[str]) -> Layout | None:
 def _single_blanks(chunks: Iterator[tuple[int, list[str]]]) -> Iterator[tuple[int, list[str]]]:
     for first, lines in chunks:
         yield first, [" ".join(line.split()) for line in lines]
+
+
+def _with_cluster(
+    chunks: Iterator[tuple[int, list[str]]], mark: str, named: str
+) -> Iterator[tuple[int, list[str]]]:
+    """Rows of `squeue -M` with their cluster, which a line of its own tells, as a last column."""
+    for first, lines in chunks:
+        made = []
+        for line in lines:
+            named = line if _CLUSTER.match(line) else named
+            blank = not line.strip() or line == named
+            made.append("" if blank else f"{line}{mark}{named.split()[1]}")
+        yield first, made
 
 
 def as_queue(jobs: JobTable, tally: Tally) -> JobTable:

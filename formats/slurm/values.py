@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from equipoise.formats.accelerators import GRES, gres_name
 from equipoise.formats.slurm.hostlist import split_list
 from equipoise.formats.text.numbers import integer, scaled
 
@@ -36,7 +37,12 @@ _JOB_ID = re.compile(
 )
 _TASKS = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?")
 _MEMORY = re.compile(r"([0-9.]+[KMGTP]?)([cn]?)", re.IGNORECASE)
-_GRES = re.compile(r"(?:(?:PER_[A-Z]+|gres)[:/])?gpu(?:[:/=](.*))?")
+_GPU_ID = "7696487"
+"""What versions before 21.08 print for `gpu`: its letters as the bytes of a number."""
+_GRES = re.compile(
+    rf"(?:(?:per_[a-z]+|gres)[:/])*({'|'.join(sorted(GRES))}|{_GPU_ID})(?:[:/=](.*))?", re.IGNORECASE
+)
+_NUMBER = re.compile(r"[0-9]+[KMG]?")
 _MOST = 10**9
 """Nodes, CPUs or GPUs beyond this are a broken number."""
 _MAX_TASKS = 4_000_001
@@ -104,17 +110,24 @@ def tres_number(tres: dict[str, str], name: str, unit: str = "") -> float | None
 
 
 def tres_gpus(text: str) -> tuple[int, str]:
-    """(GPUs, their types) of a TRES text. `gres/gpu` is the total, `gres/gpu:TYPE` are its parts.
+    """(GPUs, their types) of a TRES text. `gres/gpu` is the total, `gres/gpu:TYPE` are its parts; so of `gres/npu`.
 
     NOT_GIVEN for an empty text; types are joined by commas, "" where they are not named.
     """
     tres = parse_tres(text)
     if not tres:
         return NOT_GIVEN, ""
-    typed = {name[9:]: scaled(value) or 0.0 for name, value in tres.items() if name.startswith("gres/gpu:")}
-    total = tres_number(tres, "gres/gpu")
-    types = ",".join(sorted(name for name, count in typed.items() if count > 0))
-    return _count(sum(typed.values()) if total is None else total), types
+    whole: dict[str, float] = {}
+    typed: dict[str, dict[str, float]] = {}
+    for name, value in tres.items():
+        if (found := gres_name(name)) is not None:
+            (typed.setdefault(found[0], {}) if found[1] else whole)[found[1] or found[0]] = (
+                scaled(value) or 0.0
+            )
+    total = sum(whole.values()) + sum(sum(own.values()) for kind, own in typed.items() if kind not in whole)
+    types = {label for own in typed.values() for label, count in own.items() if count > 0}
+    types |= {kind for kind, count in whole.items() if count > 0 and kind != "gpu" and kind not in typed}
+    return _count(total), ",".join(sorted(types))
 
 
 def gres_gpus(text: str) -> tuple[int, str]:
@@ -124,14 +137,15 @@ def gres_gpus(text: str) -> tuple[int, str]:
     """
     if text.strip().lower() in ("", "n/a", "(null)", "none"):
         return NOT_GIVEN, ""
-    total, types = 0, set()
-    for member in split_list(text.replace("gres:gres/", "gres:")):
+    total, types = 0.0, set()
+    for member in split_list(text):
         if match := _GRES.fullmatch(member.split("(")[0]):
-            rest = (match[1] or "").replace("=", ":")
-            name, _, count = rest.rpartition(":")
-            number = integer(count)
+            parts = [part for part in re.split("[:=]", match[2] or "") if part != "no_consume"]
+            number = scaled(parts[-1]) if parts and _NUMBER.fullmatch(parts[-1]) else None
+            name = ":".join(parts if number is None else parts[:-1])
             total += 1 if number is None else number
-            types.add(rest if number is None else name)
+            kind = match[1].lower()
+            types.add(name or ("" if kind in ("gpu", _GPU_ID) or number == 0 else kind))
     return _count(total), ",".join(sorted(types - {""}))
 
 

@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from equipoise.formats.text.tally import Tally
 from equipoise.formats.text.textfile import TextFile
 
+_BLANKS = re.compile(r"[ \t\r\n]*")
+
 
 def load_json(file: TextFile, tally: Tally) -> Any:
     """The value in a file. Raises FormatError."""
-    return parse_json(file, file.text(tally))
+    text = file.text(tally)
+    values = list(parse_values(file, text))
+    if len(values) > 1:
+        raise file.error(0, "not JSON: several values, one after the other")
+    return values[0]
 
 
-def parse_json(file: TextFile, text: str) -> Any:
-    """The value in a file's text. Raises FormatError, at the line of the mistake."""
+def parse_values(file: TextFile, text: str) -> Iterator[Any]:
+    """The values in a file's text, one after the other. Raises FormatError, at the line of the mistake."""
+    decoder, at = json.JSONDecoder(parse_constant=_refuse), 0
     try:
-        return json.loads(text, parse_constant=_refuse)
+        while (begin := _BLANKS.match(text, at).end()) < len(text) or not at:  # type: ignore[union-attr]
+            value, at = decoder.raw_decode(text, begin)
+            yield value
     except json.JSONDecodeError as error:
         raise file.error(error.lineno, f"not JSON: {error.msg}") from error
     except (ValueError, RecursionError) as error:

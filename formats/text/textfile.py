@@ -44,11 +44,15 @@ class TextFile:
     def chunks(self, tally: Tally) -> Iterator[tuple[int, list[str]]]:
         """(number of the first line, lines without their ends), some megabytes at a time.
 
-        A line that is not UTF-8 is read as Latin-1 and counted. Raises FormatError for damaged or binary data.
+        Lines end in LF, in CR LF, or all of them in a bare CR. A line that is not UTF-8 is read as Latin-1 and
+        counted. Raises FormatError for damaged or binary data.
         """
         line = 1
         rest: list[bytes] = []
+        bare = False
         for data in self._blocks():
+            bare = bare or (line == 1 and not rest and b"\r" in data and b"\n" not in data)
+            data = data.replace(b"\r", b"\n") if bare else data
             cut = data.rfind(b"\n") + 1
             if not cut:
                 rest.append(data)

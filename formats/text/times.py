@@ -17,11 +17,13 @@ MISSING = frozenset({"", "unknown", "none", "n/a", "null", "(null)", "na", "nan"
 """Texts (in lower case) that stand for no time: not started, not ended."""
 
 _ISO = re.compile(
-    r"([0-9]{4})-([0-9]{2})-([0-9]{2})"
-    r"(?:[T ]([0-9]{2}):([0-9]{2})(?::([0-9]{2})(?:[.,]([0-9]{1,9}))?)?)?"
+    r"([0-9]{4})[-/]([0-9]{1,2})[-/]([0-9]{1,2})"
+    r"(?:[T ]([0-9]{1,2}):([0-9]{2})(?::([0-9]{2})(?:[.,]([0-9]{1,9}))?)?)?"
     r" ?(Z|UTC|[+-][0-9]{2}(?::?[0-9]{2})?)?"
 )
 _EPOCH = re.compile(r"[0-9]{1,11}(\.[0-9]{1,9})?")
+MILLISECONDS_FROM = 1e11
+"""Numbers from here on (the year 5138 in seconds) count milliseconds, as Java and JavaScript do."""
 _DIGITS = np.array([0, 1, 2, 3, 5, 6, 8, 9, 11, 12, 14, 15, 17, 18])
 _BLANK = "0" * 19
 _QUARTER_S = 900

@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 from equipoise.formats.text.errors import FormatError
-from equipoise.formats.text.jsonfile import parse_json
+from equipoise.formats.text.jsonfile import parse_values
 from equipoise.formats.text.tally import Tally
 from equipoise.formats.text.textfile import TextFile
 
@@ -23,11 +23,11 @@ _Loader.yaml_implicit_resolvers = {
 
 
 def load_documents(file: TextFile) -> list[Any]:
-    """Every document of a YAML file, or the value of a JSON file. Raises FormatError."""
+    """Every document of a YAML file, or every value of a JSON file, one after the other. Raises FormatError."""
     text = file.text(Tally())
     if text.lstrip()[:1] in ("{", "["):
         try:
-            return [parse_json(file, text)]
+            return [*parse_values(file, text)]
         except FormatError:
             if not text.lstrip().startswith(("{}", "[]")) and "\n---" not in text:
                 raise

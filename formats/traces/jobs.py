@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timezone
@@ -16,7 +17,7 @@ from equipoise.formats.text.csvfile import CsvTable
 from equipoise.formats.text.errors import FormatError, shown
 from equipoise.formats.text.numbers import decimal, duration_s
 from equipoise.formats.text.tally import Change
-from equipoise.formats.text.times import MISSING, parse_times, to_utc, zone_of
+from equipoise.formats.text.times import MILLISECONDS_FROM, MISSING, parse_times, to_utc, zone_of
 
 TEXTS = ("job_id", "gpu_type", "user", "group", "state", "kind")
 TIMES = ("submit", "start", "end")
@@ -31,6 +32,7 @@ ALIASES = {
     "model": "kind",
     "cluster": "group",
 }
+_DAYS = re.compile(r"^([0-9]+) days?,? ")
 _BLANK = MISSING - {"0"}
 
 
@@ -108,8 +110,9 @@ def _text(table: CsvTable, column: str | None) -> Text:
 
 
 def _seconds(text: str) -> float | None:
+    """Seconds: plain, as Slurm writes them, or as Python does (`1 day, 2:03:04`, `1 days 02:03:04`)."""
     number = decimal(text)
-    return duration_s(text) if number is None else number
+    return duration_s(_DAYS.sub(r"\1-", text)) if number is None else number
 
 
 def _numbers(table: CsvTable, column: str | None, convert: Callable[[str], float | None]) -> Floats:
@@ -130,7 +133,10 @@ def _times(table: CsvTable, column: str | None, clock: ZoneInfo | timezone, zone
     text = table.columns[column]
     filled = [value for value in text.values if value.lower() not in _BLANK]
     if all(decimal(value) is not None for value in filled):
-        return _numbers(table, column, decimal)
+        numbers = _numbers(table, column, decimal)
+        large = numbers >= MILLISECONDS_FROM
+        _count(table, f"{column} counts milliseconds", large, "noted")
+        return np.where(large, numbers / 1000.0, numbers)
     seconds, naive, bad = parse_times(text.values)
     seconds, odd = to_utc(seconds, naive, clock)
     rows = text.codes

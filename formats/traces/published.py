@@ -140,6 +140,11 @@ def read_published(source: str | Path | bytes, trace: str, *, name: str = "") ->
     table = read_csv(source, name=name)
     if known.headerless and not set(known.needs) <= set(table.columns):
         table = read_csv(source, columns=known.headerless, delimiter=",", name=name)
+        if not len(table):
+            names = ", ".join(known.headerless)
+            raise FormatError(
+                f"{table.name}: no row of the {len(known.headerless)} columns of {trace}: {names}"
+            )
     missing = [column for column in known.needs if column not in table.columns]
     if missing:
         raise FormatError(

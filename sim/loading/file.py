@@ -141,6 +141,8 @@ def to_trace(spec: TraceSpec, folders: Sequence[Path], place: str = "") -> Trace
             from equipoise.sim.traces.read import read_spec  # takes a while, and most scenarios name no trace
 
             return read_spec(spec, path)
+    if there := [str(folder / spec.file) for folder in folders if (folder / spec.file).exists()]:
+        raise InputError([f"{place}{there[0]}: not a regular file (a folder, a device or a pipe)"])
     looked = ", ".join(sorted({str(folder) for folder in folders}))
     raise InputError([f"{place}{spec.file}: no such trace file (looked in: {looked})"])
 

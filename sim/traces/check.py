@@ -69,7 +69,7 @@ def check_trace(spec: TraceSpec, path: Path, cluster: Cluster | None = None) -> 
         if "site_queueing_s" in rows.columns:  # without starts nothing is known of what the site held
             found += [*_edges(rows, every_s), *_load(rows, unit, cluster)]
         found += _too_large(rows, unit, cluster) if cluster is not None else []
-    return Checked(path.name, len(rows.line), int(rows.keep.sum()), tuple(found))
+    return Checked(path.name, rows.read, int(rows.keep.sum()), tuple(found))
 
 
 def _of_trace(spec: TraceSpec, path: Path) -> Rows:
@@ -124,10 +124,23 @@ def _clock(rows: Rows) -> Iterator[Finding]:
         numbers = np.array([_number(text) for text in rows.name.values], dtype=np.float64)[rows.name.codes]
         there = np.flatnonzero(np.isfinite(numbers) & np.isfinite(rows.submit_s))
         order = there[np.lexsort((rows.submit_s[there], numbers[there]))]
-        back_s = -np.diff(rows.submit_s[order])
+        times_s = rows.submit_s[order]
+        back_s = -np.diff(times_s)
         wrong = back_s > _BACK_S
-        if 0 < wrong.sum() <= _MOST_BACK * len(order):  # more: numbers do not follow submission at this site
-            most = float(back_s.max())
+        few = 0 < wrong.sum() <= _MOST_BACK * len(order)
+        alone = wrong.copy()  # the job after it is where the job before it was: only this one is late
+        alone[1:] &= times_s[2:] >= times_s[:-2] - _BACK_S
+        alone[:1] = False
+        wrong &= ~alone
+        if few and alone.any():
+            yield Finding(
+                "submitted later than its job number says",
+                int(alone.sum()),
+                int(rows.line[order[:-1][alone]].min()),
+                "a requeue renews the submit time: what such a job waited before is not known",
+            )
+        if few and wrong.any():  # more: numbers do not follow submission at this site
+            most = float(back_s[wrong].max())
             hour = "; about an hour: a change of daylight saving time" if abs(most - 3600) < 120 else ""
             yield Finding(
                 "clock jumps: submitted before the job with the number before",

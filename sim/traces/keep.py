@@ -8,7 +8,7 @@ import numpy as np
 
 from equipoise.formats.text.columns import Text
 from equipoise.sim.scenario.tree import InputError
-from equipoise.sim.traces.trace import Bools, Column
+from equipoise.sim.traces.trace import Bools, Column, column_name
 
 _CLUSTERS = ("cluster", "account", "partition", "queue")
 """Columns that tell virtual clusters apart: the first of them that a trace has."""
@@ -37,7 +37,7 @@ def chosen(
 
 
 def _texts(columns: Mapping[str, Column], name: str, why: str, file: str) -> Text:
-    column = columns.get(name)
+    column = columns.get(name, columns.get(column_name(name)))  # `State` and `JobName` as the file has them
     if isinstance(column, Text):
         return column
     known = ", ".join(name for name, column in columns.items() if isinstance(column, Text)) or "none"
@@ -45,10 +45,10 @@ def _texts(columns: Mapping[str, Column], name: str, why: str, file: str) -> Tex
 
 
 def _among(texts: Text, wanted: Sequence[str], name: str, file: str) -> Bools:
-    known = sorted(set(texts.values))
+    known = sorted(set(texts.values) - {""})
     absent = [value for value in wanted if value not in known]
     if absent:
-        listed = ", ".join(known[:20]) + (" ..." if len(known) > 20 else "")
+        listed = ", ".join(known[:20] or ["none"]) + (" ..." if len(known) > 20 else "")
         raise InputError([f"{file}: no {name} {value!r}; known: {listed}" for value in absent])
     marks = np.array([value in wanted for value in texts.values], dtype=np.bool_)
     return marks[texts.codes]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -15,7 +14,7 @@ from equipoise.formats.text.tally import ACTIONS, Change, Tally
 from equipoise.policies.numerals import is_index
 from equipoise.sim.scenario.tree import InputError
 from equipoise.sim.traces.keep import chosen
-from equipoise.sim.traces.trace import Bools, Column, Floats, Ints, Trace, make_trace
+from equipoise.sim.traces.trace import Bools, Column, Floats, Ints, Trace, column_name, make_trace
 
 _EPOCH_FROM_S = 1e8
 """Times from here on (1973) are dates, below they are seconds of the trace's own clock."""
@@ -53,6 +52,12 @@ class Rows:
         self.tally = Tally()
         for change in self.changes:
             self.tally.add(change.action, change.reason, change.first_line, change.count)
+
+    @property
+    def read(self) -> int:
+        """Rows of the file, those that its reader left out or merged already included."""
+        lost = sum(change.count for change in self.changes if change.action in ("left out", "merged"))
+        return len(self.line) - self.made + lost
 
     def drop(self, reason: str, rows: Bools, action: str = "left out") -> None:
         """Leave out (or, by `action`, merge) those of these rows that are still there."""
@@ -95,8 +100,7 @@ class Rows:
         if not self.keep.any():
             raise InputError([f"{self.path}: no jobs in it{_left(self.tally)}{_hint(self.tally, unit)}"])
         first_s = float(self.arrival_s[self.keep].min())
-        read = len(self.line) - self.made + _lost(self.changes)
-        notes = [f"{read} rows, {int(self.keep.sum())} jobs", *told(self.tally)]
+        notes = [f"{self.read} rows, {int(self.keep.sum())} jobs", *told(self.tally)]
         notes += ["each CPU counts as a GPU: energy and money mean nothing"] if unit == "CPUs" else []
         if first_s != 0.0:
             notes.append(f"arrivals counted from {moment(first_s)}")
@@ -138,11 +142,6 @@ def _says(column: Column, keep: Bools) -> bool:
     return bool(np.isfinite(kept).any())
 
 
-def _lost(changes: Sequence[Change]) -> int:
-    """Rows that the reader of the file left out or merged already."""
-    return sum(change.count for change in changes if change.action in ("left out", "merged"))
-
-
 def told(tally: Tally) -> list[str]:
     """One text per action: `left out: 3 no submit time, 2 zero duration`."""
     found = tally.changes()
@@ -154,7 +153,7 @@ def told(tally: Tally) -> list[str]:
 
 
 def _left(tally: Tally) -> str:
-    parts = [text for text in told(tally) if text.startswith(("left out", "merged"))]
+    parts = [text for text in told(tally) if not text.startswith("noted")]
     return f": {'; '.join(parts)}" if parts else ""
 
 
@@ -168,12 +167,6 @@ def moment(time_s: float) -> str:
     if time_s < _EPOCH_FROM_S:
         return f"{time_s:g} s"
     return datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def column_name(title: str) -> str:
-    """A column's title as results name columns: `ReqTRES` is req_tres, `GPU Type` gpu_type."""
-    words = re.sub(r"([a-z0-9])([A-Z])|([A-Z])([A-Z][a-z])", r"\1\3_\2\4", title)
-    return re.sub(r"[^0-9a-z]+", "_", words.lower()).strip("_") or "column"
 
 
 def further(other: Mapping[str, Text], taken: Mapping[str, Column]) -> dict[str, Column]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from equipoise.formats.accelerators import is_slice
 from equipoise.formats.slurm.events import EventTable
 from equipoise.formats.slurm.jobs import JobTable
 from equipoise.formats.slurm.values import NOT_GIVEN
@@ -57,7 +58,12 @@ def from_accounting(jobs: JobTable, unit: str, *, queue: bool = False) -> Rows:
         rows.made = int((waiting - 1).sum())
     else:
         rows.drop("never started", np.isnan(jobs.start_s) & ~(rows.duration_s > 0))
-        rows.drop("had not ended when the file was written", ~jobs.ended)
+        over = np.isfinite(jobs.end_s) | ~np.isfinite(jobs.end_s).any()
+        untold = over & (jobs.state.floats(lambda state: float(not state)) > 0) & (rows.duration_s > 0)
+        rows.drop("had not ended when the file was written", ~jobs.ended & ~untold)
+        rows.count("no State, taken to have ended", untold)
+    sliced = jobs.gpu_type.floats(lambda kind: float(any(map(is_slice, kind.split(","))))) > 0
+    rows.count("a slice of a GPU (MIG) counts as a GPU", sliced, "noted")
     rows.count("arrival is when it became eligible, after submission", jobs.eligible_s > jobs.submit_s)
     return rows
 

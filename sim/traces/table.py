@@ -50,7 +50,6 @@ class Table:
             raise InputError([f"{self.name}:{reader.line_num}:1: not CSV: {error}"]) from error
         if not any(self.header):
             raise InputError([f"{self.name}:1:1: empty; the first line must name the columns"])
-        self._check_widths()
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -68,16 +67,17 @@ class Table:
         self.fail([f"{self.name}:1:1: column {name!r} stands there twice" for name in double])
 
     def need(self, columns: Sequence[str], optional: Sequence[str] = ()) -> None:
-        """Raises InputError for a missing column, or one that looks like a misspelt optional one."""
-        mistakes, found = [], ", ".join(self.header)
-        for name in columns:
-            if name not in self.header:
-                mistakes.append(f"{self.name}:1:1: column {name!r} is missing; found: {found}")
+        """Raises InputError for missing columns, one that looks like a misspelt optional one, and uneven rows."""
+        mistakes = []
+        if missing := [repr(name) for name in columns if name not in self.header]:
+            said = f"column{'s' * (len(missing) > 1)} {', '.join(missing)} {'are' if missing[1:] else 'is'} missing"
+            mistakes.append(f"{self.name}:1:1: {said}; found: {', '.join(self.header)}")
         for name in self.header:
             close = difflib.get_close_matches(name, optional, n=1, cutoff=0.8)
             if close and name not in optional and name not in columns and close[0] not in self.header:
                 mistakes.append(f"{self.name}:1:1: unknown column {name!r}; did you mean {close[0]!r}?")
         self.fail(mistakes)
+        self._check_widths()
 
     def text(self, column: str) -> list[str]:
         """A column as text, without surrounding blanks."""
@@ -156,12 +156,13 @@ class Table:
 
 
 def header_of(path: Path) -> list[str]:
-    """The names in a file's first line; none when it cannot be read."""
+    """The names in a file's first line; none when it is empty or cannot be read."""
     try:
         _, lines = next(TextFile(path, head_bytes=1 << 20).chunks(Tally()), (1, [""]))
-        return [name.strip() for name in next(csv.reader(lines[:1]), [])]
+        names = [name.strip() for name in next(csv.reader(lines[:1]), [])]
     except (FormatError, csv.Error):
         return []
+    return names if any(names) else []
 
 
 def left_out(rows: Mapping[str, Bools]) -> tuple[Bools, list[str]]:
@@ -178,7 +179,11 @@ def left_out(rows: Mapping[str, Bools]) -> tuple[Bools, list[str]]:
 
 def _text(path: Path) -> str:
     try:
-        return read_unpacked(path, TABLE_BYTES).decode("utf-8-sig")
+        text = read_unpacked(path, TABLE_BYTES).decode("utf-8-sig")
+        if "\0" in text:
+            line = text.count("\n", 0, text.index("\0")) + 1
+            raise InputError([f"{path}:{line}:1: holds a zero byte: binary data, not text"])
+        return text
     except RefusedError as error:
         raise InputError([f"{path}: {error}"]) from error
     except UnicodeDecodeError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -124,3 +125,9 @@ def make_trace(
 
 def _taken(column: Column, rows: Ints) -> Column:
     return column.take(rows) if isinstance(column, Text) else column[rows]
+
+
+def column_name(title: str) -> str:
+    """A column's title as results name columns: `ReqTRES` is req_tres, `GPU Type` gpu_type."""
+    words = re.sub(r"([a-z0-9])([A-Z])|([A-Z])([A-Z][a-z])", r"\1\3_\2\4", title)
+    return re.sub(r"[^0-9a-z]+", "_", words.lower()).strip("_") or "column"

@@ -110,6 +110,8 @@ def _changes(folder: Folder, scenario: Scenario, trace: Trace | None, row: int) 
     names["qos"] = [name for name in names["qos"] if name not in of_partition]
     for kind, known in names.items():
         own = str(folder.jobs[kind][row]) if kind in folder.jobs else ""
+        if kind == "queue":  # jobs may name one of its doors
+            own = next((q.name for q in queues.queues if own in q.names), own)
         for other in [name for name in known if name != own][:_EACH]:
             word = "QOS" if kind == "qos" else kind
             yield edit.job(

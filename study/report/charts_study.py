@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from equipoise.study.display import LABELS, digits, show
 from equipoise.study.report.charts import Axis, Chart, Series, time_unit
+from equipoise.study.report.fairness import fairness_charts
 from equipoise.study.report.first import ranking
 from equipoise.study.report.study import Point, RunFolder, Study, Trend, idle_after_last, in_order
 from equipoise.study.report.timeline import SHARES, USES, link_load, literal, read, usage_shares
@@ -43,6 +44,7 @@ def study_charts(study: Study) -> list[Chart]:
         where_time_goes(study),
         completion_times(study),
         trade_off(study),
+        *fairness_charts(study),
         parallel(study),
     ]
     made.append(tornado(study))

@@ -1,4 +1,4 @@
-"""How users, accounts and queues fared under each policy, as small tables of a report."""
+"""How users, accounts and queues fared under each policy: charts and small tables of a report."""
 
 from __future__ import annotations
 
@@ -7,19 +7,30 @@ from typing import Any
 from equipoise.sim.fairness import KINDS, groups
 from equipoise.sim.record import read_parquet
 from equipoise.study.display import digits, show
+from equipoise.study.report.charts import Axis, Chart, Series, time_unit
 from equipoise.study.report.study import RunFolder, Study, first_of_each_policy
 from equipoise.study.report.tables import table
 
 LISTED = 20
+DRAWN = 400
+Runs = list[tuple[str, list[dict[str, Any]]]]
+
+
+def fairness_charts(study: Study) -> list[Chart]:
+    """Waiting against service of users, accounts, queues and partitions, a dot each, where jobs tell."""
+    return [_chart(study, kind, runs) for kind, runs in _by_kind(study)]
 
 
 def fairness_tables(study: Study) -> str:
-    """A table for users, accounts, queues and partitions each, where jobs tell; the first run of each policy."""
-    folders = first_of_each_policy(study.folders)
-    found = [(folder, _groups(folder)) for folder in folders]
-    return "".join(
-        _table(kind, [(folder.policy, of[kind]) for folder, of in found if of.get(kind)]) for kind in KINDS
-    )
+    """The same as tables, with finish-time ratios."""
+    return "".join(_table(kind, runs) for kind, runs in _by_kind(study))
+
+
+def _by_kind(study: Study) -> list[tuple[str, Runs]]:
+    """(kind, (policy, groups) of the first run of each policy), where there are two groups or more."""
+    found = [(folder.policy, _groups(folder)) for folder in first_of_each_policy(study.folders)]
+    runs = [(kind, [(policy, of[kind]) for policy, of in found if of.get(kind)]) for kind in KINDS]
+    return [(kind, of) for kind, of in runs if of and len(of[0][1]) > 1]
 
 
 def _groups(folder: RunFolder) -> dict[str, list[dict[str, Any]]]:
@@ -28,10 +39,37 @@ def _groups(folder: RunFolder) -> dict[str, list[dict[str, Any]]]:
     return {kind: groups(jobs, kind) for kind in KINDS} if jobs else {}
 
 
-def _table(kind: str, runs: list[tuple[str, list[dict[str, Any]]]]) -> str:
-    names = [row[kind] for row in runs[0][1]] if runs else []
-    if len(names) < 2:
-        return ""
+def _chart(study: Study, kind: str, runs: Runs) -> Chart:
+    unit = time_unit(max(row["queueing_mean_s"] for _, rows in runs for row in rows))
+    series = tuple(
+        Series(
+            policy, [row["service_gpu_s"] / 3600 for row in rows[:DRAWN]],
+            [row["queueing_mean_s"] / unit.seconds for row in rows[:DRAWN]],
+            colour=study.policies.index(policy), labels=[row[kind] for row in rows[:DRAWN]],
+        )
+        for policy, rows in runs
+    )  # fmt: skip
+    told = "; ".join(
+        f"{policy}: "
+        + ", ".join(f"{row[kind]} waits {show('_s', row['queueing_mean_s'])}" for row in rows[:3])
+        for policy, rows in runs[:4]
+    )
+    most = max(len(rows) for _, rows in runs)
+    return Chart(
+        f"fairness-{kind}",
+        "scatter",
+        f"Waiting by {kind}",
+        told,
+        Axis("GPU hours held"),
+        Axis(f"mean waiting ({unit.name})"),
+        series,
+        note=f"A dot is one {kind}; the first run of each policy."
+        + (f" The {DRAWN} with most service of {most:,}." if most > DRAWN else ""),
+    )
+
+
+def _table(kind: str, runs: Runs) -> str:
+    names = [row[kind] for row in runs[0][1]]
     of = [(policy, {row[kind]: row for row in rows}) for policy, rows in runs]
     header = [
         kind,

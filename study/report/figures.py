@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 FORMATS = ("svg", "pdf")
 DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (2, 2)), (0, (7, 2, 2, 2)), "--", ":", "-.", (0, (1, 1)))
 MARKERS = "os^Dv<>p"
+NAMED = 12
+"""Dots of a series that are named where they stand; of more, the report tells each."""
 SIZE_IN = (5.5, 3.2)
 
 
@@ -162,6 +164,11 @@ def _scatter(chart: Chart, axes: Axes) -> None:
             axes.scatter(
                 series.x, series.y, s=24, color=_colour(series), marker=MARKERS[k % 8], label=series.name
             )
+        if k == 0 and 1 < len(series.labels) <= NAMED:
+            for place in zip(series.labels, series.x, series.y, strict=True):
+                axes.annotate(
+                    place[0], place[1:], xytext=(4, 4), textcoords="offset points", fontsize="small"
+                )
     _from_zero(chart, axes)
 
 

@@ -155,7 +155,6 @@ def _sections(
     if shown is not None:
         del by[shown.id]
     trends = [chart for chart in by.values() if chart.id.startswith("trend-")]
-    fair = fairness_tables(study)
     return [
         ("answer", "", _answer(study, shown)),
         (
@@ -163,7 +162,13 @@ def _sections(
             "Results",
             section("results", "Results", _results(study, by.get("ranking"))),
         ),
-        *([("fairness", "Fairness", section("fairness", "Who was served how", fair))] if fair else []),
+        *_charts(
+            "fairness",
+            "Fairness",
+            "Who was served how",
+            [chart for chart in charts if chart.id.startswith("fairness-")],
+            fairness_tables(study),
+        ),
         *_charts("use", "GPU time", "Where the GPU time goes", [by.get("uses")]),
         *_charts("completion", "Completion", "When jobs are done", [by.get("completion")], _no_jobs(study)),
         *_charts("tradeoff", "Trade-off", "What it takes", [by.get("pareto")]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,7 @@ from equipoise.formats.kueue.generator import read_generator
 from equipoise.formats.kueue.read import read_kueue
 from equipoise.formats.kueue.values import quantity
 from equipoise.formats.text.errors import FormatError
+from equipoise.sim.loading.site.read import import_site
 
 QUEUES = b"""
 apiVersion: kueue.x-k8s.io/v1beta2
@@ -219,7 +221,7 @@ cohorts:
     workloadsSets:
     - {count: 350, creationIntervalMs: 100, workloads: [{className: s, runtimeMs: 200, priority: 50, request: 1}]}
 """
-    (cohorts,) = read_generator(text)
+    (cohorts,) = read_generator(text).cohorts
     (queues,) = cohorts.queues
     assert (cohorts.count, queues.count, queues.nominal_quota, queues.borrowing_limit) == (5, 6, 20.0, 100.0)
     work = queues.work[0]
@@ -290,3 +292,67 @@ def test_any_values_give_objects_or_one_clear_error(kind: str, rest: dict[str, o
             else:
                 message = ""
             assert "\n" not in message
+
+
+def test_performance_test_with_nodes_and_pods(tmp_path: Path) -> None:
+    text = """
+topology:
+  levels:
+    - {name: rack, count: 3, nodeLabel: x/rack}
+    - {name: node, count: 4, nodeLabel: kubernetes.io/hostname, capacity: {cpu: "96"}}
+cohorts:
+  - className: c
+    queuesSets:
+    - className: q
+      nominalQuota: "500"
+      workloadsSets:
+      - count: 5
+        creationIntervalMs: 200
+        workloads:
+        - {className: near, runtimeMs: 1000, request: "2", podCount: 4, tasConstraint: required, tasLevel: x/rack}
+        - {className: even, runtimeMs: 1000, request: "2", podCount: 8, tasConstraint: balanced, tasLevel: x/rack}
+"""
+    path = tmp_path / "generator.yaml"
+    path.write_text(text)
+    made = import_site([path], out=tmp_path / "lab.yaml")
+    assert "count: 12\n      gpus: 96" in made
+    assert "{kind: tree, nodes_per_rack: 4}" in made
+    assert "{name: near-c-0-0, count: 5, gpus: 8," in made
+    assert made.count("together: rack-required") == 1
+    assert "#   even: balanced in x/rack" in made
+
+
+def test_objects_of_several_commands_in_one_file() -> None:
+    flavor = '{"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "ResourceFlavor", "metadata": {"name": "%s"}}'
+    found = read_kueue(f"{flavor % 'a'}\n{flavor % 'b'} {flavor % 'c'}\n".encode())
+    assert [one.name for one in found.flavors] == ["a", "b", "c"]
+    with pytest.raises(FormatError, match=r"f:2: not JSON: Expecting"):
+        read_kueue(f"{flavor % 'a'}\n{{oops\n".encode(), name="f")
+
+
+def test_what_an_import_has_no_place_for_is_told(tmp_path: Path) -> None:
+    text = """
+apiVersion: kueue.x-k8s.io/v1beta2
+kind: Topology
+metadata: {name: t}
+spec: {levels: [{nodeLabel: x/rack}]}
+---
+apiVersion: kueue.x-k8s.io/v1beta2
+kind: ClusterQueue
+metadata: {name: q}
+spec:
+  resourceGroups:
+  - flavors: [{name: f, resources: [{name: habana.ai/gaudi, nominalQuota: 16}, {name: cpu, nominalQuota: 9}]}]
+---
+apiVersion: batch/v1
+kind: Job
+metadata: {name: j}
+spec: {template: {spec: {containers: [{name: c}]}}}
+"""
+    path = tmp_path / "kueue.yaml"
+    path.write_text(text)
+    made = import_site([path], out=tmp_path / "lab.yaml")
+    assert "count: 2\n      gpus: 8" in made
+    assert "#   t: x/rack" in made
+    assert "#   q: quotas of cpu" in made
+    assert "#   1 workloads and jobs" in made

@@ -217,6 +217,27 @@ def test_check_tells_what_is_odd_and_what_it_does(tmp_path: Path, capsys: pytest
     assert any(f["what"] == "the site held up to 254 GPUs at once" for f in told["findings"])
 
 
+def test_check_tells_a_renewed_submission_from_a_clock_jump(tmp_path: Path) -> None:
+    rows = [
+        sacct_row(
+            str(k),
+            submit=f"2024-03-01T10:{k // 4:02}:{k % 4 * 15:02}",
+            start="2024-03-02T10:00:00",
+            end="2024-03-02T11:00:00",
+        )
+        for k in range(1, 121)
+    ]
+    rows.append(
+        sacct_row("200", submit="2024-03-01T12:00:00", start="2024-03-02T10:00:00", end="2024-03-02T11:00:00")
+    )
+    rows.append(
+        sacct_row("201", submit="2024-03-01T11:00:00", start="2024-03-02T10:00:00", end="2024-03-02T11:00:00")
+    )
+    found = findings(sacct(tmp_path, *rows))
+    assert found["submitted later than its job number says"].count == 1
+    assert "clock jumps: submitted before the job with the number before" not in found
+
+
 def test_check_tells_of_twins_and_of_both_ends(tmp_path: Path) -> None:
     long = {"start": "2024-03-01T10:00:00", "end": "2024-03-01T22:00:00", "elapsed": "12:00:00"}
     path = sacct(tmp_path, sacct_row("1", **long), sacct_row("2"), sacct_row("3"))

@@ -14,7 +14,7 @@ from equipoise.options import State, common, note, pass_state
 
 
 @click.command()
-@click.argument("trace", type=click.Path(dir_okay=False))
+@click.argument("trace", type=click.Path())
 @click.option(
     "--cluster", "clusters", multiple=True, metavar="NAME", help="Only jobs of this virtual cluster."
 )

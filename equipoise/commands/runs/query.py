@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,9 +13,11 @@ import click
 
 from equipoise.commands.tables import aligned, as_csv
 from equipoise.exit_codes import OK
-from equipoise.options import State, common, pass_state
+from equipoise.options import State, common, note, pass_state
 from equipoise.policies.plain import plain
 from equipoise.study.terminal import printable
+
+_BARE_USER = re.compile(r"""(?<![\w."])user(?![\w"(])""", re.IGNORECASE)
 
 
 @click.command()
@@ -69,6 +72,8 @@ def query(
         if state.debug:
             raise
         raise click.UsageError(f"SQL: {' '.join(str(error).split())}") from error
+    if _BARE_USER.search(re.sub(r"'[^']*'", "", sql)):
+        note(state.quiet, 'in SQL user alone is who asks; the column is "user", in quotes')
     if to is not None:
         return OK
     click.echo(render(names, rows, form), nl=False)

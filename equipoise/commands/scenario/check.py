@@ -12,7 +12,7 @@ from equipoise.options import common, trace_changes, trace_options
 
 
 @click.command()
-@click.argument("trace", type=click.Path(dir_okay=False))
+@click.argument("trace", type=click.Path())
 @click.argument("scenario", required=False, type=click.Path(dir_okay=False))
 @trace_options
 @click.option(

@@ -8,27 +8,26 @@ import click
 
 from equipoise.commands.types import IntRange
 from equipoise.exit_codes import OK
-from equipoise.options import common
+from equipoise.options import common, trace_changes, trace_options
 
 
 @click.command("import")
-@click.argument("files", nargs=-1, required=True, type=click.Path(dir_okay=False))
+@click.argument("files", nargs=-1, required=True, type=click.Path())
 @click.option("--out", metavar="FILE", default="site.yaml", show_default=True, help="Scenario to write.")
-@click.option(
-    "--trace", metavar="FILE", type=click.Path(dir_okay=False), help="Its jobs, as for run --trace."
-)
+@click.option("--trace", metavar="FILE", type=click.Path(), help="Its jobs, as for run --trace.")
+@trace_options
 @click.option(
     "--count", type=click.Choice(["gpus", "cpus"]), default="gpus", show_default=True,
     help="What jobs hold; cpus takes each core for a GPU.",
 )  # fmt: skip
-@click.option(
-    "--gpus", type=IntRange(min=1), help="GPUs of each node, where only ibnetdiscover tells of nodes."
-)
+@click.option("--gpus", type=IntRange(min=1), help="GPUs of each node, where no file tells of any.")
 @click.option("--force", is_flag=True, help="Replace the file at --out.")
 @common
+@click.pass_context
 def import_(
-    files: tuple[str, ...], out: str, trace: str | None, count: str, gpus: int | None, force: bool
-) -> int:
+    ctx: click.Context, files: tuple[str, ...], out: str, trace: str | None, count: str, gpus: int | None,
+    force: bool,
+) -> int:  # fmt: skip
     """Write a scenario from FILES that describe a cluster, recognised by their content.
 
     slurm.conf, gres.conf, topology.conf or topology.yaml, `sacctmgr show qos -P`, sinfo, scontrol show node;
@@ -41,7 +40,10 @@ def import_(
     target = Path(out)
     if target.exists() and not force:
         raise click.UsageError(f"{out} is there already; --force replaces it")
-    text = import_site(files, out=target, trace=trace, count=count, gpus=gpus or 0)
+    changes = trace_changes(ctx)
+    if changes and not trace:
+        raise click.UsageError("--trace-format, --columns, --zone and --keep are for the file at --trace")
+    text = import_site(files, out=target, trace=trace, reading=changes, count=count, gpus=gpus or 0)
     write_whole(target, text)
     comments = sum(line.startswith("#   ") for line in text.splitlines())
     click.echo(f"{out}: {comments} lines of comments on what a scenario has no counterpart for")

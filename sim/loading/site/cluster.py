@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from equipoise.formats.accelerators import is_slice
 from equipoise.sim.scenario.tree import InputError
 
 NIC_BYTES_PER_S = 12.5e9
@@ -33,6 +34,10 @@ def accelerator_of(kind: str) -> tuple[str, str]:
     for pattern, name, exact in _KNOWN:
         if re.search(f"(?:{pattern})(?![0-9])", text):
             sure = text == name.replace("_", "-") or re.search(exact, text)
+            if "," in kind:
+                return name, f"{kind} on one node: all taken for {name}"
+            if is_slice(kind):
+                return name, f"{kind} is a slice of a GPU (MIG): each counts as a whole {name} here"
             return name, "" if sure else f"{kind} taken for {name}: guessed"
     return ("generic", f"{kind} is not in the hardware profile: generic" if kind else "GPU type not given")
 

@@ -10,8 +10,15 @@ from dataclasses import replace
 from equipoise.formats.fabric import Device, Fabric, FabricNode, TopologyMatrix
 from equipoise.sim.loading.site.cluster import Nodes, Site, Switch
 
-_NVLINK_BYTES_PER_S = {"60": 20e9, "70": 25e9, "80": 25e9, "90": 25e9, "100": 50e9}
-"""One NVLink, one direction, by compute capability: NVIDIA's data sheets of P100, V100, A100, H100 and B200."""
+_LINK_BYTES_PER_S = {
+    "60": 20e9, "70": 25e9, "80": 25e9, "86": 14.0625e9, "90": 25e9, "100": 50e9, "103": 50e9, "gfx90a": 50e9,
+    "gfx942": 64e9,
+}  # fmt: skip
+"""One NVLink or xGMI link, one direction, by what NCCL calls the GPU: data sheets of P100, V100, A100, A40, H100,
+B200, B300, MI250X and MI300X."""
+
+_MANAGEMENT = 0.1
+"""Ports slower than this share of the fastest are not for training."""
 
 _ADAPTER = re.compile(r"(mlx|hca|ib|bnxt|roce)[0-9_-]", re.IGNORECASE)
 _GPU_CLASSES = ("0x030200", "0x030000", "0x120000")
@@ -22,6 +29,7 @@ _NAMES = {
     "80": "A100",
     "90": "H100",
     "100": "B200",
+    "103": "B300",
     "gfx942": "MI300X",
 }
 
@@ -31,11 +39,14 @@ def node_of_nccl(devices: Sequence[Device]) -> tuple[Nodes, list[str]]:
     gpus = [device for device in devices if device.kind == "gpu"]
     cards = [d for d in devices if d.kind == "pci" and d.values.get("class", "").startswith(_GPU_CLASSES)]
     nets = [device for device in devices if device.kind == "net"]
+    slow = [n for n in nets if n.bytes_per_s < _MANAGEMENT * max(net.bytes_per_s for net in nets)]
     slots = [
         d for d in devices if d.kind == "pci" and d.values.get("class", "").startswith(("0x0207", "0x0200"))
     ]
     remarks = []
-    nic = sum(net.bytes_per_s for net in nets) or sum(slot.bytes_per_s for slot in slots)
+    if slow:
+        remarks.append(f"slow ports left out: {', '.join(net.values.get('name', '?') for net in slow)}")
+    nic = sum(net.bytes_per_s for net in nets if net not in slow) or sum(slot.bytes_per_s for slot in slots)
     if not nets and nic:
         remarks.append(f"no rates of ports: the NICs taken at what their {len(slots)} PCIe links carry")
     fabric, how = _fabric(devices, gpus, cards)
@@ -54,9 +65,9 @@ def _fabric(devices: Sequence[Device], gpus: Sequence[Device], cards: Sequence[D
     for device in devices:
         if device.kind in ("nvlink", "xgmi") and device.parent >= 0:
             links[device.parent] += int(device.values.get("count", "1") or 1)
-    sm = gpus[0].values.get("sm", "") if gpus else ""
-    if links and sm in _NVLINK_BYTES_PER_S:
-        return min(links.values()) * _NVLINK_BYTES_PER_S[sm], ""
+    kind = gpus[0].values.get("gcn", gpus[0].values.get("sm", "")) if gpus else ""
+    if links and kind in _LINK_BYTES_PER_S:
+        return min(links.values()) * _LINK_BYTES_PER_S[kind], ""
     if links:
         return (
             0.0,

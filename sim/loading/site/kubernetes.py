@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from equipoise.formats.kueue.objects import KubeNode, KueueObjects, ResourceFlavor
 from equipoise.sim.loading.site.cluster import Nodes, Site, Switch, accelerator_of
-from equipoise.sim.loading.site.queues import add_queues
+from equipoise.sim.loading.site.queues import add_queues, counts
 
 _PRODUCT = ("nvidia.com/gpu.product", "cloud.google.com/gke-accelerator", "amd.com/gpu.product-name")
 _HOST = "kubernetes.io/hostname"
@@ -29,6 +29,11 @@ def add_kueue(site: Site, found: KueueObjects, unit: str) -> None:
     site.add_aside(
         "Priority classes", *(f"{name}: {value}" for name, value in found.priority_classes.items())
     )
+    levels = (f"{t.name}: {', '.join(t.levels)}" for t in found.topologies if not found.nodes)
+    site.add_aside("Topologies without nodes (`kubectl get nodes -o json` tells them)", *levels)
+    for kind, things in (("workloads and jobs", found.workloads), ("pods", found.pods)):
+        said = f"{len(things)} {kind}: as jobs of the scenario they are named with --trace"
+        site.add_aside("Jobs", *([said] if things else []))
     site.add_aside("Left out", *(f"{change.count} {change.reason}" for change in found.changes))
 
 
@@ -87,7 +92,7 @@ def _add_quotas(site: Site, found: KueueObjects, unit: str) -> None:
     quotas += [quota for cohort in found.cohorts for quota in cohort.quotas]
     total: dict[str, float] = {}
     for quota in quotas:
-        if quota.resource.endswith("/gpu") if unit == "GPUs" else quota.resource == "cpu":
+        if counts(quota.resource, unit):
             total[quota.flavor] = total.get(quota.flavor, 0.0) + quota.nominal
     flavors = {flavor.name: flavor for flavor in found.flavors}
     for name, amount in total.items():

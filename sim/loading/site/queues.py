@@ -6,13 +6,14 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from equipoise.formats.kueue.generator import GeneratedCohorts
+from equipoise.formats.accelerators import gres_name, is_accelerator
+from equipoise.formats.kueue.generator import GeneratedLevel, GeneratedTest, GeneratedWork
 from equipoise.formats.kueue.objects import ClusterQueue, KueueObjects, Quota
 from equipoise.formats.slurm.accounts import Accounts
 from equipoise.formats.slurm.config import Partition, SlurmConfig
 from equipoise.formats.slurm.hardware import Qos
 from equipoise.formats.slurm.values import parse_memory
-from equipoise.sim.loading.site.cluster import Nodes, Site, accelerator_of
+from equipoise.sim.loading.site.cluster import Nodes, Site, Switch, accelerator_of
 
 _AMOUNTS = {
     "grptres": "gpus", "maxtrespu": "gpus_per_user", "maxtresperuser": "gpus_per_user",
@@ -47,14 +48,15 @@ def _limits(
     for column, tres in limits.items():
         key = amounts.get(column.lower(), "")
         for name, value in tres.items():
-            whole = name == ("cpu" if unit == "CPUs" else "gres/gpu")
-            typed = unit == "GPUs" and name.startswith("gres/gpu:") and key == "gpus"
+            gres = gres_name(name) if unit == "GPUs" else None
+            whole = name == "cpu" if unit == "CPUs" else gres is not None and not gres[1]
+            typed = gres is not None and key == "gpus"
             if key and whole and value.isdecimal():
                 found[key] = int(value)
             elif key and name in _TRES and (amount := _amount(name, value)) is not None:
                 found.setdefault(key.replace("gpus", "tres", 1), {})[name] = amount
-            elif typed and value.isdecimal():
-                found.setdefault("gpus_of_type", {})[accelerator_of(name.partition(":")[2])[0]] = int(value)
+            elif gres is not None and typed and value.isdecimal():
+                found.setdefault("gpus_of_type", {})[accelerator_of(gres[1])[0]] = int(value)
             else:
                 rest.append(f"{column} {name}={value}")
     for column, count in counts.items():
@@ -216,6 +218,11 @@ _PREEMPT = {
 }  # fmt: skip
 
 
+def counts(resource: str, unit: str) -> bool:
+    """Whether a resource of Kubernetes is what is counted here."""
+    return is_accelerator(resource) if unit == "GPUs" else resource == "cpu"
+
+
 def add_queues(site: Site, found: KueueObjects, unit: str, kinds: Mapping[str, str]) -> None:
     """Cluster queues with the names of their local queues, cohorts and flavors; kinds: GPU type by flavor."""
     names = _merged(site, found, kinds)
@@ -266,7 +273,7 @@ def _quotas(quotas: Iterable[Quota], unit: str, flavor_of: Mapping[str, str]) ->
     """`gpus`, `borrow` and `lend`: one number where there is one flavor for everything."""
     found: dict[str, dict[str, float]] = {"gpus": {}, "borrow": {}, "lend": {}}
     for quota in quotas:
-        if not (quota.resource.endswith("/gpu") if unit == "GPUs" else quota.resource == "cpu"):
+        if not counts(quota.resource, unit):
             continue
         flavor = flavor_of.get(quota.flavor, quota.flavor)
         parts = (("gpus", quota.nominal), ("borrow", quota.borrowing_limit), ("lend", quota.lending_limit))
@@ -297,16 +304,15 @@ def _add_queue(
         **({"borrow_within": "lower-priority", "borrow_within_most": queue.borrow_within_most} if borrows else {}),
         "weight": None if queue.weight == 1.0 else queue.weight, "names": [n for n in names if n != queue.name],
     })  # fmt: skip
-    counted = "/gpu" if unit == "GPUs" else "cpu"
-    others = sorted({quota.resource for quota in queue.quotas if not quota.resource.endswith(counted)})
+    others = sorted({quota.resource for quota in queue.quotas if not counts(quota.resource, unit)})
     more = [*queue.rest, *([f"quotas of {', '.join(others)}"] if others else [])]
     site.add_aside("More on cluster queues", *([f"{queue.name}: {', '.join(more)}"] if more else []))
 
 
-def add_generated(site: Site, cohorts: Sequence[GeneratedCohorts]) -> None:
-    """Kueue's performance test: its queues, its jobs, and as many GPUs as the nominal quotas add up to."""
+def add_generated(site: Site, test: GeneratedTest) -> None:
+    """Kueue's performance test: its queues, its jobs and its nodes, else as many GPUs as its nominal quotas."""
     total = 0.0
-    for cohort in cohorts:
+    for cohort in test.cohorts:
         for c in range(cohort.count):
             title = f"{cohort.name}-{c}"
             tell(site, "cohorts", {"name": title})
@@ -322,10 +328,12 @@ def add_generated(site: Site, cohorts: Sequence[GeneratedCohorts]) -> None:
                     })  # fmt: skip
                     site.jobs += [
                         {
-                            "name": f"{work.name}-{title}-{k}", "count": work.count, "gpus": int(work.request),
+                            "name": f"{work.name}-{title}-{k}", "count": work.count,
+                            "gpus": int(work.request * work.pods),
                             "arrival": f"{work.interval_s:g} s", "spacing": f"{work.interval_s:g} s",
                             "duration": f"{work.run_s:g} s",
                             "priority": work.priority, "queue": name,
+                            **_together(work, test.levels),
                         }
                         for work in group.work
                     ]  # fmt: skip
@@ -334,5 +342,30 @@ def add_generated(site: Site, cohorts: Sequence[GeneratedCohorts]) -> None:
         "restart": {"detection": "0 s", "initialisation": "0 s", "checkpoint_write": "0 s"},
         "decide": {"writes_per_s": 50, "writes_burst": 100},
     }
-    remark = "one for each unit of nominal quota"
-    site.nodes.append(Nodes((), int(total), count=1, label="pool", remark=remark))
+    works = [work for cohort in test.cohorts for group in cohort.queues for work in group.work]
+    aside = [
+        f"{w.name}: {w.topology} in {w.level}" for w in works if w.topology and not _together(w, test.levels)
+    ]
+    site.add_aside("Places that jobs ask for and do not get here", *dict.fromkeys(aside))
+    if test.levels:
+        _add_generated_nodes(site, test.levels)
+    else:
+        remark = "one for each unit of nominal quota"
+        site.nodes.append(Nodes((), int(total), count=1, label="pool", remark=remark))
+
+
+def _together(work: GeneratedWork, levels: Sequence[GeneratedLevel]) -> dict[str, str]:
+    """What a job asks of the topology, in a scenario's words: the level above nodes is a rack."""
+    labels = [level.label for level in levels[-2:]]
+    if work.topology not in ("required", "preferred") or work.level not in labels:
+        return {}
+    return {"together": f"{'node' if work.level == labels[-1] else 'rack'}-{work.topology}"}
+
+
+def _add_generated_nodes(site: Site, levels: Sequence[GeneratedLevel]) -> None:
+    """Nodes in equal racks; quota counts cores, so each core is a GPU."""
+    racks, size = math.prod(level.count for level in levels[:-1]), levels[-1].count
+    names = [f"node-{k:06d}" for k in range(racks * size)]
+    remark = "each core counts as a GPU, as quotas count cores"
+    site.nodes.append(Nodes(tuple(names), int(levels[-1].cpus), label="node", remark=remark))
+    site.switches = [Switch(f"rack-{k}", tuple(names[k * size : (k + 1) * size])) for k in range(racks)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,9 @@ from equipoise.sim.loading.site.kubernetes import add_kueue
 from equipoise.sim.loading.site.queues import add_accounts, add_generated, add_partition, add_qos
 from equipoise.sim.loading.site.slurm import add_config, add_gres, add_nodes, add_topology, partition_line
 from equipoise.sim.loading.site.write import scenario_text
+from equipoise.sim.scenario.model import TraceSpec
 from equipoise.sim.scenario.tree import InputError
+from equipoise.sim.traces.read import read_spec
 
 _ORDER = ("slurm.conf", "sinfo", "nodes-json", "scontrol", "trace-nodes", "kueue", "gres.conf", "topology.conf",
           "topology.yaml", "sacctmgr-qos", "sacctmgr-assoc", "sacctmgr-dump", "sacctmgr-script",
@@ -29,13 +31,19 @@ _ORDER = ("slurm.conf", "sinfo", "nodes-json", "scontrol", "trace-nodes", "kueue
 
 
 def import_site(
-    files: Sequence[str | Path], *, out: Path, trace: str | None = None, count: str = "gpus", gpus: int = 0
-) -> str:
+    files: Sequence[str | Path], *, out: Path, trace: str | None = None, reading: Mapping[str, Any] | None = None,
+    count: str = "gpus", gpus: int = 0,
+) -> str:  # fmt: skip
     """The text of a scenario file that is to stand at `out`.
 
-    trace: a job trace for it. count: `cpus` takes each CPU core for a GPU. gpus: of each node, where only a fabric
-    is known. Raises InputError, one line, for a file that is not understood or holds no part of a cluster.
+    trace: a job trace for it. reading: further keys of `workload.trace`, such as `columns`. count: `cpus` takes
+    each CPU core for a GPU. gpus: of each node, where only a fabric is known. Raises InputError, one line, for a
+    file that is not understood or holds no part of a cluster.
     """
+    workload = {**(reading or {}), **({"count": "cpus"} if count == "cpus" else {})} if trace else {}
+    if trace:  # what is wrong with it is told now, not by the first run
+        read_spec(TraceSpec(file=trace, **workload), trace)
+        workload = {"file": os.path.relpath(trace, out.parent), **workload}
     site, unit = Site(), "CPUs" if count == "cpus" else "GPUs"
     found = sorted(((_kind(file), Path(file)) for file in files), key=lambda pair: _ORDER.index(pair[0]))
     try:
@@ -46,12 +54,13 @@ def import_site(
     if not site.nodes:
         kinds = ", ".join(dict.fromkeys(kind for kind, _ in found))
         raise InputError([f"{files[0]}: no nodes in these files ({kinds}); {_beside(found[0][0], unit)}"])
+    if gpus and not any(group.gpus for group in site.nodes):
+        for group in site.nodes:
+            group.gpus, group.remark = gpus, f"{gpus} GPUs a node: as given by --gpus"
     if unit == "CPUs":
         site.count_cores()
     else:
         site.only_gpus()
-    workload = {"file": _quoted(os.path.relpath(trace, out.parent))} if trace else {}
-    workload |= {"count": "cpus"} if trace and unit == "CPUs" else {}
     return scenario_text(site, [Path(file).name for file in files], workload)
 
 
@@ -63,10 +72,6 @@ def _beside(kind: str, unit: str) -> str:
         "" if unit == "CPUs" else ", or with quotas of CPUs say --count cpus, which takes each core for a GPU"
     )
     return f"name nodes (`kubectl get nodes -o json`) beside them{cpus}"
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
 
 
 def _kind(file: str | Path) -> str:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
+from equipoise.formats.accelerators import GRES
 from equipoise.formats.slurm.config import Partition, SlurmConfig
 from equipoise.formats.slurm.hardware import Gres, SlurmTopology
 from equipoise.formats.slurm.nodes import NodeRow
-from equipoise.sim.loading.site.cluster import Nodes, Site, Switch
+from equipoise.sim.loading.site.cluster import Nodes, Site, Switch, span
 from equipoise.sim.loading.site.queues import add_scheduling
 
 _SCHEDULING = ("priority", "sched", "preempt", "select", "fairshare", "accountingstorageenforce", "enforcepart",
@@ -19,6 +21,9 @@ def add_config(site: Site, config: SlurmConfig) -> None:
     """Nodes, partitions, priorities and backfill; the rest as comments."""
     site.name = config.cluster or site.name
     for line in config.nodes:
+        if line.state.upper().startswith("FUTURE"):
+            site.add_aside("Nodes that are not there yet", f"{span(line.names)}: State={line.state}")
+            continue
         memory = line.memory_bytes if line.memory_bytes > 0 else None
         site.nodes.append(Nodes(line.names, line.gpus, line.gpu_type, line.cpus, memory))
         if line.state.upper() not in ("UNKNOWN", "CLOUD", "IDLE"):
@@ -32,7 +37,11 @@ def add_config(site: Site, config: SlurmConfig) -> None:
     site.add_aside(
         "Other lines of slurm.conf", *(" ".join(f"{k}={v}" for k, v in o.pairs) for o in config.other)
     )
-    weights = {f"{n.names[0]} ... weight {n.weight}, features {','.join(n.features)}" for n in config.nodes}
+    weights = {
+        f"{n.names[0]} ... weight {n.weight}, features {','.join(n.features)}"
+        for n in config.nodes
+        if n.names and (n.weight != 1 or n.features)
+    }
     site.add_aside("Weights and features of nodes", *sorted(weights))
     for change in config.changes:
         site.add_aside(
@@ -61,23 +70,32 @@ def add_gres(site: Site, lines: Sequence[Gres]) -> None:
     found: dict[str, tuple[int, str]] = {}
     every = (0, "")
     for line in lines:
-        if line.name != "gpu":
+        if line.name.lower() not in GRES:
             where = f"{len(line.nodes) or 'all'} nodes"
             site.add_aside("Other generic resources", f"{line.name} of {where}: {line.count}")
             continue
         for node in line.nodes:
             before, kind = found.get(node, (0, ""))
-            found[node] = before + line.count, kind or line.type
-        every = every if line.nodes else (every[0] + line.count, every[1] or line.type)
+            found[node] = before + line.count, kind or line.type or _kind(line)
+        every = every if line.nodes else (every[0] + line.count, every[1] or line.type or _kind(line))
+    made: list[Nodes] = []
     for group in site.nodes:
-        told = {found.get(name, every) for name in group.names}
-        if len(told) == 1 and (counted := told.pop())[0]:
-            if group.gpus and group.gpus != counted[0]:
-                both = f"{group.gpus} GPUs in slurm.conf, {counted[0]} in gres.conf"
-                site.add_aside("Contradictions", f"{group.names[0]} ...: {both}: the first holds")
-            group.gpus, group.gpu_type = group.gpus or counted[0], group.gpu_type or counted[1]
-        elif told:
-            site.add_aside("GPUs of gres.conf on a part of equal nodes", f"{group.names[0]} ...: left out")
+        told: dict[tuple[int, str], list[str]] = {}
+        for name in group.names:
+            told.setdefault(found.get(name, every), []).append(name)
+        parts = [replace(group, names=tuple(names), count=0) for names in told.values()] if told else [group]
+        for part, (counted, kind) in zip(parts, told, strict=False):
+            if part.gpus and counted and part.gpus != counted:
+                both = f"{part.gpus} GPUs in slurm.conf, {counted} in gres.conf"
+                site.add_aside("Contradictions", f"{part.names[0]} ...: {both}: the first holds")
+            part.gpus, part.gpu_type = part.gpus or counted, part.gpu_type or kind
+        made += parts
+    site.nodes = made
+
+
+def _kind(line: Gres) -> str:
+    """A type where only the name tells: `npu`."""
+    return "" if line.name == "gpu" else line.name
 
 
 def add_topology(site: Site, topologies: Sequence[SlurmTopology]) -> None:
@@ -86,7 +104,13 @@ def add_topology(site: Site, topologies: Sequence[SlurmTopology]) -> None:
     if chosen.kind == "flat":
         return
     made = chosen.switches if chosen.kind == "tree" else chosen.blocks
-    site.switches = [Switch(part.name, part.nodes, part.switches) for part in made]
+    nodes = {part.name: part.nodes for part in made}
+    for part in made:
+        further = {node for name in part.switches for node in nodes.get(name, ())}
+        own = tuple(
+            node for node in part.nodes if node not in further
+        )  # `scontrol show topology` lists all below
+        site.switches.append(Switch(part.name, own, part.switches))
     if chosen.kind == "block":
         site.add_aside(
             "Blocks",

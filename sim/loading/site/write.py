@@ -15,7 +15,7 @@ _WIDTH = 100
 _WHY = "  # assumed: what Kueue's client may write (clientConnection.qps and burst, by default)"
 
 
-def scenario_text(site: Site, sources: Sequence[str], workload: Mapping[str, str]) -> str:
+def scenario_text(site: Site, sources: Sequence[str], workload: Mapping[str, Any]) -> str:
     """YAML of a scenario; workload: keys of `workload.trace`, none for a scenario without jobs of its own."""
     site.split_by_partition()
     labels = _labels(site.nodes)
@@ -27,7 +27,7 @@ def scenario_text(site: Site, sources: Sequence[str], workload: Mapping[str, str
     if site.jobs:
         lines += ["workload:", "  jobs:", *(f"    - {_flow(job)}" for job in site.jobs)]
     elif workload:
-        lines += ["workload:", "  trace:", *(f"    {key}: {value}" for key, value in workload.items())]
+        lines += ["workload:", "  trace:", *(f"    {_entry(key, value)}" for key, value in workload.items())]
     else:
         lines += ["workload: {}  # no jobs: name them with --trace FILE"]
     lines += [f"policy: [{site.policy}]  # {site.policy_why}", *_queues(site, labels)]
@@ -35,6 +35,12 @@ def scenario_text(site: Site, sources: Sequence[str], workload: Mapping[str, str
         f"{key}: {_flow(value)}{_WHY if 'writes_per_s' in value else ''}" for key, value in site.extra.items()
     ]
     return "\n".join([*lines, *_aside(site)]) + "\n"
+
+
+def _entry(key: str, value: Any) -> str:
+    return (
+        f"{key}: {_flow(value)}" if isinstance(value, (dict, list)) else yaml.safe_dump({key: value}).strip()
+    )
 
 
 def _flow(value: Any) -> str:
@@ -60,6 +66,8 @@ def _queues(site: Site, labels: Sequence[str]) -> Iterator[str]:
     if told:
         yield "queues:"
     for key, value in told.items():
+        if value == []:
+            continue
         if isinstance(value, list):
             yield f"  {key}:"
             yield from (f"    - {_flow(entry)}" for entry in value)

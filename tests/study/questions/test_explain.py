@@ -108,6 +108,15 @@ def test_changes_are_run(tmp_path: Path) -> None:
     assert (best.text, best.start_s) == ("3 GPUs in place of 6, running longer in proportion", 10.0)
 
 
+def test_the_own_queue_by_another_name_is_no_change(tmp_path: Path) -> None:
+    jobs = [job("r", 4, queue="door"), job("x", 4, 5, queue="door")]
+    queues = [{"name": "one", "gpus": 4, "names": ["door"]}, {"name": "two", "gpus": 4}]
+    folder = made(tmp_path, jobs, "kueue", queues=queues)
+    tried = [one.text for one in try_changes(folder, folder.row("x"))]
+    assert "in queue two in place of one" in tried
+    assert not [text for text in tried if text.startswith("in queue one")]
+
+
 def test_a_job_of_a_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("t.csv").write_text(

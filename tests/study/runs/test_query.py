@@ -25,7 +25,7 @@ CASE = {
     "schema_version": 1,
     "name": "case \x1b[31m",
     "cluster": {"gpus": 4},
-    "workload": {"jobs": [{"name": "job\x1b[31m\x9b", "gpus": 1, "duration": 10.0}]},
+    "workload": {"jobs": [{"name": "job\x1b[31m\x9b", "gpus": 1, "duration": 10.0, "user": "ada"}]},
 }
 
 
@@ -34,6 +34,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("kept") / "it's a run"
     equipoise.run(CASE, out=out, timeline=True)
     return out
+
+
+def test_user_without_quotes_is_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for sql, told in (
+        ("SELECT user FROM jobs", True), ('SELECT "user" FROM jobs', False), ("SELECT jobs.user FROM jobs", False),
+        ("SELECT 'the user' AS x, count(*) AS users FROM jobs", False),
+    ):  # fmt: skip
+        assert cli.main(["query", "--out", str(folder), sql]) == 0
+        assert ('"user", in quotes' in capsys.readouterr().err) == told, sql
 
 
 def test_what_is_kept_can_be_asked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
