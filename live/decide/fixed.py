@@ -6,6 +6,7 @@ fewer still: shares drift apart.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 
 import numpy as np
@@ -50,15 +51,22 @@ class FixedPart:
         told = np.isfinite(elastic) & (np.abs(change) >= _LEAST_CHANGE)
         self._found.extend(zip(fixed[told].tolist(), np.abs(change)[told].tolist(), strict=True))
 
-    def of(self, window: Window) -> Floats:
-        """Seconds of each rank's round that do not grow: the update's, or more where that was learnt; (ranks,)."""
-        if not self._found or not window.rounds:
-            return window.fixed_s
+    @property
+    def samples(self) -> float:
+        """f; NaN while no shares have changed."""
+        if not self._found:
+            return math.nan
         found = np.array(sorted(self._found))
         below = np.cumsum(found[:, 1])
-        fixed = found[int(np.searchsorted(below, 0.5 * below[-1])), 0]
+        return float(found[int(np.searchsorted(below, 0.5 * below[-1])), 0])
+
+    def of(self, window: Window) -> Floats:
+        """Seconds of each rank's round that do not grow: what was learnt, and before that the update; (ranks,)."""
+        fixed = self.samples
+        if math.isnan(fixed) or not window.rounds:
+            return window.fixed_s
         samples = window.samples / window.rounds
         if samples.mean() < _ALL_FIXED * (fixed + samples.mean()):
             return window.step_s
         part_s: Floats = window.step_s * fixed / (fixed + samples)
-        return np.fmax(window.fixed_s, part_s)
+        return part_s

@@ -197,7 +197,8 @@ class Leader:
         )  # fmt: skip
         world.gpu_s += (window.span_s if window.rounds else 0.0) * len(world.active)
         self._trained = rounds[-1].number + 1
-        for rank, cause, evidence in self._slow.news(window, world.telemetry.gpu or {}):
+        fixed = np.nan_to_num(self._fixed.samples)
+        for rank, cause, evidence in self._slow.news(window, world.telemetry.gpu or {}, float(fixed)):
             member = world.active[rank].member
             self._warn(f"rank {rank} (member {member}) is slow: {cause} ({evidence})")
         if self.options.mode != "observe" and self.decider is not None:
