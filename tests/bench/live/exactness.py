@@ -1,4 +1,4 @@
-"""The table of ways to train in docs/live.md: `python -m tests.bench.live.exactness` tries each, and writes it."""
+"""The table of docs/live-measured.md: `python -m tests.bench.live.exactness` tries all ways to train, and writes it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.live.train.test_losses import CASES, ON, QUICK, error_of
 
-PAGE = Path(__file__).parents[3] / "docs" / "live.md"
+PAGE = Path(__file__).parents[3] / "docs" / "live-measured.md"
 MARK = "<!-- cases -->\n"
 
 
