@@ -1,4 +1,4 @@
-"""The table of docs/live-measured.md: `python -m tests.bench.live.exactness` tries all ways to train, and writes it."""
+"""The table of ways to train: `python -m tests.bench.live.exactness` writes it into docs/live-measured.md."""
 
 from __future__ import annotations
 
