@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import reprlib
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -123,9 +124,16 @@ def _check_state(state: Mapping[str, Any]) -> None:
 def _policy(
     policy: Policy | str | Path | Sequence[Any], key: bytes | None, plugins: bool
 ) -> tuple[Policy | None, str | None]:
-    """The policy, or None and what is wrong with its file. Raises PolicyError for stages that do not exist."""
+    """The policy, or None and what is wrong with its file.
+
+    Raises TypeError for what is no policy, PolicyError for stages that do not exist.
+    """
     if isinstance(policy, Policy):
         return policy, None
+    if not isinstance(policy, str | Path | Sequence):
+        raise TypeError(
+            f"policy: {reprlib.repr(policy)} is not allowed, needed is a file, a Policy, or stages, as 's1+s2'"
+        )
     is_file = isinstance(policy, Path) or (isinstance(policy, str) and policy.endswith((".yaml", ".yml")))
     if not is_file:
         return make_policy(policy), None  # type: ignore[arg-type]  # no path is left

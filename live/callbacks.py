@@ -12,6 +12,7 @@ Both wrap the model late, so the policy is attached when the first batch is draw
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -48,6 +49,11 @@ class DeferredSampler:
                 self.runtime.load_state_dict(self._resumes_from)
             self._sampler = self.runtime.sampler(self._samples)
         return iter(self._sampler)
+
+    @property
+    def was_left(self) -> bool:
+        """Whether it was given a checkpoint, and nothing was drawn since."""
+        return self._resumes_from is not None and self.runtime is None
 
     def step(self, stepped: bool | None = None) -> None:
         """The batch was trained on; `stepped` as for `Runtime.step`."""
@@ -205,6 +211,16 @@ def lightning_callback(policy: Any = None, *, global_batch: int, **options: Any)
             """After the last."""
             if self._sampler is not None:
                 self._sampler.close()
+
+        def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+            """Says why a checkpoint in the middle of an epoch was not gone on from."""
+            if self._sampler is not None and self._sampler.was_left and trainer.is_global_zero:
+                print(
+                    f"equipoise: nothing was trained: by its checkpoint Lightning is done with max_epochs="
+                    f"{trainer.max_epochs}; behind fit, it counts an epoch that was broken off as a whole one: to "
+                    "train its rest, take a checkpoint of ModelCheckpoint's, or one more max_epochs",
+                    file=sys.stderr,
+                )
 
         def state_dict(self) -> dict[str, Any]:
             """What Lightning writes into its checkpoint, which every rank makes up."""

@@ -46,6 +46,9 @@ def load(parts: Parts, stepping: Stepping, state: Mapping[str, Any]) -> None:
     """Go on from there. Collective. Raises ValueError for a state of another version or other data."""
     if state.get("format") != FORMAT:
         raise ValueError(f"state: format {state.get('format')!r} is not allowed, needed is {FORMAT}")
+    missing = [name for name in ("round", "interval", "sampler", "policy", "random") if name not in state]
+    if missing:
+        raise ValueError(f"state: {missing[0]} is missing; needed is what runtime.state_dict() gave")
     parts.group.same_on_all_ranks({"the round of the checkpoint": state["round"]})
     sampler = stepping.dealt()
     sampler.load(json.loads(state["sampler"]))

@@ -66,7 +66,7 @@ _RULES: dict[str, Rule] = {
     "warm_up_budget_s": _POSITIVE,
     "control_timeout_s": _POSITIVE,
     "allow": (_levers, f"a set of {', '.join(LEVERS)}"),
-    "bounds": (_bounds, "a equipoise.live.options.Bounds"),
+    "bounds": (_bounds, "an equipoise.live.options.Bounds"),
     "drift": real(
         lambda v: math.isnan(v) or 0 <= v < math.inf, "a finite number of at least 0 (NaN: unknown)"
     ),

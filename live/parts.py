@@ -48,6 +48,7 @@ class Parts:
             backend=backend,
             control_timeout_s=options.control_timeout_s,
             problem=problem,
+            model=wrapper.model if membership is not None else None,
         )
         folder = None if options.run_dir is None else options.run_dir / self.group.run
         self.recorder = recorder = Recorder(folder, self.group.member)

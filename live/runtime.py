@@ -48,7 +48,7 @@ class Runtime(Status):
         hooks = Hooks(self._leave, self._agree, self._resumed, parts.recorder.event)
         self._recovery = Recovery(parts.group, parts.model, hooks)
         self._stepping = Stepping(parts, self._recovery.regroup)
-        self._joined = membership is not None and membership.generation > 0
+        self._joined = parts.group.joined
         self._resumes_from: Mapping[str, Any] | None = None
         self._lost_round = self._closed = False
         self._saved: dict[str, Any] | None = None  # as the group met, while nothing was trained on since
@@ -99,17 +99,20 @@ class Runtime(Status):
         options, group, leader = self.options, self._parts.group, self._parts.agreement.leader
         if self._joined:
             self._agree(None, -1)
+            # Who was there before may not have trained yet: then all load a checkpoint that there is.
+            self._joined = self._stepping.round > 0 or sampler.epoch >= 0
         else:
             told = {"samples in the dataset": sampler.samples, "files of the dataset": digest}
             with self._recovery.surviving():
                 group.same_on_all_ranks({**told, **options.common()})
             if leader is not None:
                 leader.warm_up(sampler.shares, sampler.preview())
+        leader = self._parts.agreement.leader  # another one where a rank was lost meanwhile
         if leader is not None:
             leader.write_manifest(self.run, sampler, self._parts.wrapper.module.parameters())
-        if self._resumes_from is not None:
+        if self._resumes_from is not None and not self._joined:
             self._load(self._resumes_from)
-            self._resumes_from = None
+        self._resumes_from = None
         self._stepping.begin()
 
     def step(self, stepped: bool | None = None) -> None:
@@ -231,11 +234,9 @@ class Runtime(Status):
         Collective, before the first batch. A member that joins a running job takes the others' state instead.
         Raises ValueError when the state is of other data, RuntimeError when a batch was drawn already.
         """
-        if self._joined:
-            return
         if self._stepping.sampler is None:
             self._resumes_from = state
-        else:
+        elif not self._joined:
             self._load(state)
             self._stepping.begin()
 

@@ -22,20 +22,24 @@ def _of_others(values: Floats, rank: int) -> float:
     return float(np.median(known)) if len(known) else math.nan
 
 
-def causes(window: Window, device: Mapping[str, Floats]) -> dict[int, tuple[str, str]]:
-    """(cause, evidence) of every rank that is slow: compute, thermal, input or host (a long update)."""
+def causes(window: Window, device: Mapping[str, Floats], fixed: float = 0.0) -> dict[int, tuple[str, str]]:
+    """(cause, evidence) of every rank that is slow: compute, thermal, input or host (a long update).
+
+    `fixed`: what does not grow with the samples of a round counts as so many more of them.
+    """
     if not window.rounds or len(window.samples) < 2:
         return {}
     found: dict[int, tuple[str, str]] = {}
     with np.errstate(divide="ignore", invalid="ignore"):
-        each = np.where(window.samples > 0, window.samples / window.rounds, np.nan)
+        each = np.where(window.samples > 0, window.samples / window.rounds + fixed, np.nan)
+        response_s = window.step_s / each
         parts = {
             "compute": (window.step_s - window.stall_s - window.fixed_s) / each,
             "input": window.stall_s / each,
             "host": window.fixed_s / each,
         }
-    for rank, mine_s in enumerate(window.response_s_per_sample.tolist()):
-        times = mine_s / _of_others(window.response_s_per_sample, rank)
+    for rank, mine_s in enumerate(response_s.tolist()):
+        times = mine_s / _of_others(response_s, rank)
         if not times > SLOW:
             continue
         excess = {cause: float(of[rank]) - _of_others(of, rank) for cause, of in parts.items()}
@@ -56,9 +60,11 @@ class SlowRanks:
     def __init__(self) -> None:
         self._seen: dict[int, tuple[str, int]] = {}  # by rank: the cause, and windows in a row
 
-    def news(self, window: Window, device: Mapping[str, Floats]) -> list[tuple[int, str, str]]:
-        """(rank, cause, evidence) of what is to be told now."""
-        found, before = causes(window, device), self._seen
+    def news(
+        self, window: Window, device: Mapping[str, Floats], fixed: float = 0.0
+    ) -> list[tuple[int, str, str]]:
+        """(rank, cause, evidence) of what is to be told now; `fixed` as for `causes`."""
+        found, before = causes(window, device, fixed), self._seen
         self._seen = {}
         for rank, (cause, _) in found.items():
             known, lasted = before.get(rank, (cause, 0))

@@ -1,6 +1,7 @@
 """Says, on the host of a store, what it refuses of strangers: in one line a kind, then seldom and counted.
 
-A store of PyTorch's takes every connection and every key; what is not the job's own is never looked at.
+A store of PyTorch's takes every connection and every key; what is not the job's own is never looked at. It answers
+each member at once, and garbage never: a connection that sent something and gets no answer is closed.
 """
 
 from __future__ import annotations
@@ -15,8 +16,11 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from equipoise.live.group.sockets import shut, unanswered
+
 _LOOK_S = 1.0
 _AGAIN_S = 60.0  # between two lines of a kind
+_UNANSWERED_S = 5.0  # so long a busy store may take to answer a member
 _PER_MEMBER, _SPARE = 16, 64  # connections that a job may have
 _ESTABLISHED = "01"
 
@@ -40,10 +44,14 @@ def strange_keys(keys: Iterable[str], token: str) -> list[str]:
 class Doorman:
     """Looks at a store of this process every second, from a thread of its own, for as long as it is there."""
 
-    def __init__(self, store: dist.TCPStore, token: str, members: Callable[[], int]) -> None:
-        """`members`: of the job, as of now."""
+    def __init__(
+        self, store: dist.TCPStore, token: str | None, members: Callable[[], int] | None = None
+    ) -> None:
+        """`members`: of the job, as of now; what is not given is not looked at."""
         self._token, self._members = token, members
         self._told: dict[str, tuple[int, float]] = {}  # by kind: how many were told of, and when
+        self._waiting: dict[tuple[int, int], float] = {}  # connections without an answer, and since when
+        self._shut = 0
         self._store = weakref.ref(store)
         threading.Thread(target=self._run, name="equipoise-doorman", daemon=True).start()
 
@@ -55,16 +63,27 @@ class Doorman:
 
     def look(self, store: dist.TCPStore) -> None:
         """One look at the store."""
-        if hasattr(store, "list_keys"):  # PyTorch's got it later
+        if self._token is not None and hasattr(store, "list_keys"):  # PyTorch's got it later
             keys = strange_keys(store.list_keys(), self._token)
             first = f", {keys[0][:80]!a} for one" if keys else ""
             self._tell("keys written without the job's token, ignored", len(keys), first)
-        allowed, found = _PER_MEMBER * self._members() + _SPARE, connections_to(store.port)
-        self._tell(
-            "connections, more than the job's members make",
-            found if found > allowed else 0,
-            "; the job goes on",
-        )
+        self._close_garbage(store.port)
+        if self._members is not None:
+            allowed, found = _PER_MEMBER * self._members() + _SPARE, connections_to(store.port)
+            more = found if found > allowed else 0
+            self._tell("connections, more than the job's members make", more, "; the job goes on")
+
+    def _close_garbage(self, port: int) -> None:
+        now, found = time.monotonic(), unanswered(port)
+        self._waiting = {one: self._waiting.get(one, now) for one in found}
+        closed = [one for one, since in self._waiting.items() if now - since >= _UNANSWERED_S]
+        if closed:
+            self._shut += shut(frozenset(closed))
+            self._tell(
+                "connections that sent what no member sends, closed",
+                self._shut,
+                f", from {found[closed[0]]} for one",
+            )
 
     def _tell(self, kind: str, count: int, more: str) -> None:
         before, at_s = self._told.get(kind, (0, -_AGAIN_S))

@@ -31,8 +31,12 @@ class Group:
         backend: ShareBackend,
         control_timeout_s: float,
         problem: str | None = None,
+        model: DistributedDataParallel | None = None,
     ) -> None:
-        """`problem`: why this rank cannot begin, told to all. Raises ExportError when some rank has one."""
+        """`problem`: why this rank cannot begin, told to all. `model`: wrapped anew if somebody dies meanwhile.
+
+        Raises ExportError when some rank has a problem.
+        """
         self.membership = membership
         self._device, self._backend, self._timeout_s = device, backend, control_timeout_s
         self.member = membership.member if membership is not None else dist.get_rank()
@@ -40,13 +44,29 @@ class Group:
         self.parked: list[Place] = []
         self.joins_seen = 0
         self.run = ""  # the id of this run, the same on every rank and in every later group
-        self._begin(self.connect(problem))
+        self.joined = False  # others had begun the run before
+        self._problem = problem
+        self._control: Control | None = None
+        try:
+            reports = self.connect()
+        except Exception as error:
+            if membership is None or model is None or not is_transport_error(error):
+                raise
+            reports = self.reform(model, rebuild.wrapping(model), -1, None)
+        self._begin(reports)
 
     def _begin(self, reports: Sequence[Mapping[str, Any]]) -> None:
+        self._problem = None
         for rank, report in enumerate(reports):
             if report["problem"] is not None:
                 self.control.close()
                 raise ExportError(f"rank {rank}: {report['problem']}")
+
+    @property
+    def control(self) -> Control:
+        """The channel between the ranks of the present group."""
+        assert self._control is not None
+        return self._control
 
     @property
     def rank(self) -> int:
@@ -63,16 +83,18 @@ class Group:
         """Member ids by rank."""
         return [place.member for place in self.places]
 
-    def connect(self, problem: str | None = None) -> Sequence[Mapping[str, Any]]:
+    def connect(self) -> Sequence[Mapping[str, Any]]:
         """Open the control channel of the group just formed and learn who is where; reports by rank. Collective."""
         linking = self.membership.connecting() if self.membership is not None else contextlib.nullcontext()
         with linking as connect_timeout:
-            self.control = Control(self._timeout_s, connect_timeout)
+            self._control = Control(self._timeout_s, connect_timeout)
             mine = my_place(self.member, self._device, self._backend.quantum, self._backend.fixed)
             reports = self.control.gather_text(
-                {"run": self.run or _new_run(), "place": mine, "problem": problem}
+                {"run": self.run, "next": _new_run(), "place": mine, "problem": self._problem}
             )
-        self.run = reports[0]["run"]  # rank 0 has been in the run before, if anyone has
+        first = reports[0]  # has been in the run before, if anyone has
+        self.joined = self.joined or (not self.run and bool(first["run"]))
+        self.run = first["run"] or first["next"]
         known = {p.member: p for p in [*self.places, *self.parked]}
         self.places = places_from([report["place"] for report in reports])
         self._backend.set(self.places[self.rank].share)
@@ -126,15 +148,18 @@ class Group:
         wrapping: Mapping[str, Any],
         boundary: int,
         target: Sequence[int] | None,
-    ) -> None:
-        """Form the next group, of `target` or of all who are alive, and wrap `model` on it. Collective.
+    ) -> Sequence[Mapping[str, Any]]:
+        """Form the next group, of `target` or of all who are alive, and wrap `model` on it; reports as `connect`.
+
+        Collective.
 
         A member that the target leaves out waits here until it is taken in again. Raises EvictedError,
         `planned` when training ends meanwhile, else when the others went on without this member.
         """
         assert self.membership is not None
         while True:
-            self.control.close()
+            if self._control is not None:
+                self._control.close()
             rebuild.release(model)
             self.membership.leave_group()
             try:
@@ -146,8 +171,7 @@ class Group:
                 boundary = -1
             try:
                 rebuild.rewrap(model, wrapping)
-                self.connect()
-                return
+                return self.connect()
             except Exception as error:
                 if not is_transport_error(error):
                     raise

@@ -19,6 +19,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from equipoise.live.group import quiet  # noqa: F401  # first of all
 from equipoise.live.group.hosting import TOKEN
 from equipoise.live.group.hosts import HostList
 from equipoise.live.group.launcher import Launcher

@@ -19,8 +19,11 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from typing import Any
 
+import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from equipoise.live.group.hosting import DESERTED, WORKER, address, is_hosted, job_store
 from equipoise.live.group.lifeline import Lifeline, reached
@@ -417,6 +420,22 @@ def _why_left_out(member: int, members: Sequence[int], planned: bool) -> str:
 def set_timeout(timeout_s: float, group: dist.ProcessGroup | None = None) -> None:
     """Bound every further exchange in `group` (None: the default one)."""
     dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=timeout_s), group)
+
+
+def wrap(module: torch.nn.Module, **settings: Any) -> DistributedDataParallel:
+    """DistributedDataParallel(module, **settings), by those who are left where somebody dies meanwhile. Collective.
+
+    Raises EvictedError and RegroupError as `Membership.regroup`.
+    """
+    while True:
+        try:
+            return DistributedDataParallel(module, **settings)
+        except Exception as error:
+            if _current is None or not is_transport_error(error):
+                raise
+        gc.collect()  # what was half made holds the group
+        _current.leave_group()
+        _current.regroup(-1)
 
 
 _current: Membership | None = None

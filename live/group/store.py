@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from equipoise.live.group.hosting import host_store, write_whole
+from equipoise.live.group import quiet  # noqa: F401  # first of all
+from equipoise.live.group.doorman import Doorman
+from equipoise.live.group.hosting import TOKEN, host_store, write_whole
 from equipoise.policies.numerals import plain_numbers
 
 
@@ -30,6 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (OSError, RuntimeError) as error:
         print(f"equipoise: no store on {given.host}:{given.port}: {error}", file=sys.stderr)
         return 1
+    Doorman(store, os.environ.get(TOKEN))
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())

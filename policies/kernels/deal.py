@@ -62,8 +62,8 @@ def _speed_at(dealt: float, response_s: float, fixed_s: float, samples: int) -> 
 
 @jit
 def sample_time(response_s: float, fixed_s: float, samples: int) -> float:
-    """Seconds per further sample: the response without the fixed part, at least 1 % of it."""
-    return max(response_s - fixed_s / samples, 0.01 * response_s)
+    """Seconds per further sample: the response without the fixed part, at least 0.1 % of it."""
+    return max(response_s - fixed_s / samples, 0.001 * response_s)
 
 
 @jit

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import os
+import types
 from typing import Any
 
 import pytest
@@ -119,6 +120,9 @@ def lightning(
         def on_train_batch_start(self, *_: Any, **__: Any) -> None:
             record(sampler, seen)
 
+    saves = lit.callbacks.ModelCheckpoint(
+        folder, f"checkpoint-{stop}", every_n_train_steps=max(1, stop), save_top_k=-1
+    )
     environment = TorchElasticEnvironment()
     trainer = lit.Trainer(
         accelerator="cpu",
@@ -127,17 +131,15 @@ def lightning(
         max_epochs=2,
         max_steps=stop or -1,
         accumulate_grad_batches=accumulation,
-        callbacks=[callback, Watch()],
+        callbacks=[callback, Watch(), *[saves] * bool(stop)],
         use_distributed_sampler=False,
         logger=False,
-        enable_checkpointing=False,
+        enable_checkpointing=bool(stop),
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    path = f"{folder}/checkpoint-{stop or resume}"
+    path = f"{folder}/checkpoint-{resume}.ckpt"
     trainer.fit(net, DataLoader(data, batch_sampler=sampler), ckpt_path=path if resume else None)
-    if stop:
-        trainer.save_checkpoint(path)
     return seen, [p.detach().clone() for p in net.parameters()], trainer.current_epoch
 
 
@@ -166,6 +168,25 @@ def test_the_loader_keeps_what_it_was_told() -> None:
     assert made.dataset is without_columns
     assert (made.collate_fn, made.worker_init_fn, made.batch_sampler) == (collate, begin, sampler)
     assert (made.num_workers, made.prefetch_factor, made.pin_memory) == (2, 5, False)
+
+
+def test_lightning_says_when_its_checkpoint_leaves_nothing_to_train(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Behind `fit`, it counts an epoch that `max_steps` broke off as a whole one."""
+    pytest.importorskip("lightning")
+    from equipoise.live.callbacks import lightning_callback
+
+    callback = lightning_callback("none", global_batch=4)
+    callback.sampler(list(range(8)))
+    trainer = types.SimpleNamespace(is_global_zero=True, max_epochs=2)
+    callback.teardown(trainer, None, "fit")
+    assert capsys.readouterr().err == ""
+    callback.load_state_dict({"round": 1})
+    callback.teardown(trainer, None, "fit")
+    assert capsys.readouterr().err.startswith(
+        "equipoise: nothing was trained: by its checkpoint Lightning is done with max_epochs=2; behind fit,"
+    )
 
 
 @pytest.mark.parametrize(

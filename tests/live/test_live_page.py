@@ -35,6 +35,8 @@ def test_the_plain_script_trains_and_goes_on_from_its_checkpoint(tmp_path: Path)
 
 
 @pytest.mark.long
-def test_the_elastic_script_trains(tmp_path: Path) -> None:
-    said = run(tmp_path, "elastic.py", "equipoise.live.group.launch", "--ranks", "2")
-    assert said.splitlines()[-1] == "64 rounds, 2 ranks"
+def test_the_elastic_script_trains_and_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    first = run(tmp_path, "elastic.py", "equipoise.live.group.launch", "--ranks", "2")
+    assert re.findall(r"epoch (\d), round (\d+): 2 ranks", first) == [("1", "20"), ("2", "40"), ("3", "60")]
+    again = run(tmp_path, "elastic.py", "equipoise.live.group.launch", "--ranks", "3")
+    assert "round" not in again  # only the 4 rounds behind the checkpoint are left

@@ -70,7 +70,7 @@ OPTIONS = {
     "decide_every": (1.5, "1.5 is not allowed, needed is a whole number of at least 1"),
     "bounds": (
         {"samples_min": 1},
-        "{'samples_min': 1} is not allowed, needed is a equipoise.live.options.Bounds",
+        "{'samples_min': 1} is not allowed, needed is an equipoise.live.options.Bounds",
     ),
     "drift": (-1, "-1 is not allowed, needed is a finite number of at least 0 (NaN: unknown)"),
     "outer_lr": (float("nan"), "nan is not allowed, needed is a finite number above 0"),
@@ -110,6 +110,7 @@ def refused(rank: int) -> dict[str, str]:
     tries: dict[str, tuple[Any, dict[str, Any]]] = {
         "list": ([sgd, torch.optim.SGD(parameters[1:])], {}),
         "none": ([], {}),
+        "no policy": (sgd, {"policy": 5}),
         "LBFGS": (torch.optim.LBFGS(parameters), {}),
         "averaging": (PostLocalSGDOptimizer(sgd, None), {}),
         "sharded": (zero, {}),
@@ -125,7 +126,7 @@ def refused(rank: int) -> dict[str, str]:
         runtimes = []
         try:
             for _ in range(1 + (what == "twice")):
-                runtimes.append(attach(model, optimizer, "none", **{"global_batch": 20, **options}))
+                runtimes.append(attach(model, optimizer, **{"policy": "none", "global_batch": 20, **options}))
             found[what] = ""
         except (TypeError, ValueError) as error:
             found[what] = f"{type(error).__name__}: {error}"
@@ -161,6 +162,12 @@ def test_an_optimizer_under_which_replicas_would_part_is_refused(sayings: dict[s
     )
     for allowed in ("sharded, whole state not needed", "sharded, observed", "part, no local steps"):
         assert sayings[allowed] == ""
+
+
+def test_what_is_no_policy_is_one_line(sayings: dict[str, str]) -> None:
+    assert sayings["no policy"] == (
+        "TypeError: policy: 5 is not allowed, needed is a file, a Policy, or stages, as 's1+s2'"
+    )
 
 
 def test_a_model_is_attached_once(sayings: dict[str, str]) -> None:

@@ -291,6 +291,21 @@ def test_three_ranks_one_of_them_killed(tmp_path: Path) -> None:
     assert collections.Counter(seen) == collections.Counter(range(360))
 
 
+def test_a_rank_that_joins_reads_its_part_of_the_files(tmp_path: Path) -> None:
+    write_shards(tmp_path / "store", [10] * 12, 200)
+    options = {
+        "roots": [str(tmp_path / "store")] * 3, "sample_s": [0.0] * 3, "folder": str(tmp_path), "batch": 10,
+        "newcomer_at": 2,
+    }  # fmt: skip
+    job = live_ranks.Ranks(train, 2, options)
+    job.start(2, EQUIPOISE_JOIN="1")
+    results = job.join(timeout_s=170)
+    assert all(result["members"] == [0, 1, 2] for result in results)
+    assert all(result["log"][-1][3] for result in results)  # the last round is of all three
+    seen = collections.Counter(i for result in results for entry in result["log"] for i in entry[3])
+    assert seen == collections.Counter(range(120))
+
+
 @pytest.mark.long
 def test_the_script_of_the_page_trains(tmp_path: Path) -> None:
     page = Path(__file__).resolve().parents[3] / "docs" / "live-data.md"

@@ -27,7 +27,8 @@ def train(rank: int, options: Mapping[str, Any]) -> dict[str, Any]:
 
     given = {
         "policy": "none", "batch": 40, "epochs": 1, "cache_bytes": 1e9, "prefetch": 2, "shuffle": False,
-        "allow": None, "decide_every": 3, "victim": -1, "at": -1, "workers": 0, "attach": {}, **options,
+        "allow": None, "decide_every": 3, "victim": -1, "at": -1, "workers": 0, "newcomer_at": -1,
+        "attach": {}, **options,
     }  # fmt: skip
     os.environ["EQUIPOISE_HOST"] = f"host-{rank}"
     regroup.DEAD_AFTER_S = 60.0  # the launcher tells of deaths; a busy machine is none
@@ -61,6 +62,8 @@ def train(rank: int, options: Mapping[str, Any]) -> dict[str, Any]:
             for ids in runtime.batches(loader):
                 number, generation, current = runtime.round, runtime.generation, sampler.current()
                 assert current is not None
+                while number == given["newcomer_at"] and not membership.joins_asked():
+                    time.sleep(0.01)
                 if rank == given["victim"] and number == given["at"]:
                     os.kill(os.getpid(), signal.SIGKILL)
                 mine = ids[: len(current.indices)].tolist()

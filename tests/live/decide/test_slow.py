@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from equipoise.live.decide.slow import LASTS, SlowRanks
+from equipoise.live.decide.slow import LASTS, SlowRanks, causes
 from equipoise.live.decide.window import Window, measure
 from equipoise.live.train.rounds import COLUMNS, COMPUTE, SAMPLES, STALL, TAIL, UPDATE
 
@@ -45,3 +45,15 @@ def test_heat_is_told_from_computing_and_equal_ranks_from_slow_ones() -> None:
     for known in (window(), window(compute=0.01), window(1, compute=1.0), Window.unknown(3)):
         watch = SlowRanks()
         assert [watch.news(known, {}) for _ in range(3)] == [[]] * 3
+
+
+def test_a_rank_that_is_dealt_few_samples_is_not_slow_for_what_does_not_grow_with_them() -> None:
+    rows = np.zeros((2, 6, len(COLUMNS)))
+    rows[:, :, SAMPLES] = np.array([[30], [10]])
+    rows[:, :, COMPUTE] = (100 + rows[:, :, SAMPLES]) * 1e-3
+    rows[:, :, TAIL] = 0.02
+    seen = measure(rows, [True] * 6)
+    assert list(causes(seen, {})) == [1]
+    assert causes(seen, {}, 100.0) == {}
+    rows[0, :, COMPUTE] *= 2
+    assert list(causes(measure(rows, [True] * 6), {}, 100.0)) == [0]

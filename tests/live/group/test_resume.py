@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import collections
+import os
 import random
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +132,61 @@ def one_process(found: dict[int, list[int]]) -> tuple[list[Any], dict[int, float
         optimizer.zero_grad()
         losses[number] = float(loss.detach())
     return [p.detach() for p in net.parameters()], losses
+
+
+def founds(rank: int, path: str, stop: int, dies: str) -> dict[str, Any]:
+    """A script whose ranks may die; rank 1 does before it `dies`; saves after `stop` rounds."""
+    from torch.utils.data import DataLoader
+
+    from equipoise.live.attach import attach
+    from equipoise.live.group import regroup
+
+    def begins(what: str) -> None:
+        if rank == 1 and what == dies:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    begins("start")
+    regroup.start()
+    begins("wrap")
+    net = make_net()
+    model = regroup.wrap(net)
+    begins("attach")
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+    runtime = attach(model, optimizer, "none", global_batch=BATCH)
+    begins("sampler")
+    if Path(path).exists():
+        saved = torch.load(path, weights_only=True)
+        net.load_state_dict(saved["net"])
+        runtime.load_state_dict(saved["runtime"])
+    sampler = runtime.sampler(SAMPLES)
+    found, log, x = {"began_at": runtime.round}, [], make_data()[0]
+    for _ in runtime.epochs(1):
+        for inputs, indices in runtime.batches(
+            DataLoader(list(zip(x, range(SAMPLES), strict=True)), batch_sampler=sampler)
+        ):
+            with runtime.recover():
+                model(inputs).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            runtime.step()
+            log += indices.tolist()
+            if runtime.round == stop:
+                torch.save({"net": net.state_dict(), "runtime": runtime.state_dict()}, path)
+                return found | {"log": log}
+    runtime.close()
+    return found | {"log": log, "ranks": runtime.ranks}
+
+
+@pytest.mark.parametrize("dies", ["start", "wrap", "attach", "sampler"])
+def test_who_is_left_before_the_first_round_goes_on_from_the_checkpoint(dies: str, tmp_path: Path) -> None:
+    path, stop = str(tmp_path / "checkpoint.pt"), 5
+    (first,) = live_ranks.run(founds, 1, path, stop, "")
+    job = live_ranks.Ranks(founds, 3, path, NEVER, dies)
+    job.report_death(1)
+    left = [result for result in job.join(killed=(1,)) if result is not None]
+    assert [(result["began_at"], result["ranks"]) for result in left] == [(stop, 2)] * 2
+    seen = collections.Counter(i for result in (first, *left) for i in result["log"])
+    assert seen == collections.Counter(range(SAMPLES))
 
 
 @pytest.mark.long
@@ -292,3 +349,13 @@ def test_a_checkpoint_that_breaks_off_for_one_rank_is_saved_again_by_all() -> No
     assert sorted(seen + others) == list(range(SAMPLES))
     assert first["round"] == second["round"] == 7
     assert saves == 2  # rank 0 was in its next round already
+
+
+def test_a_state_that_lacks_a_part_is_one_line() -> None:
+    from equipoise.live import checkpoint
+
+    nothing: Any = None
+    with pytest.raises(
+        ValueError, match=r"^state: round is missing; needed is what runtime\.state_dict\(\) gave$"
+    ):
+        checkpoint.load(nothing, nothing, {"format": checkpoint.FORMAT})

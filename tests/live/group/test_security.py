@@ -12,6 +12,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -23,11 +24,13 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 
 from equipoise.live.decide import metrics  # noqa: E402
+from equipoise.live.group import doorman as doormen  # noqa: E402
 from equipoise.live.group import launch  # noqa: E402
 from equipoise.live.group.doorman import Doorman  # noqa: E402
 from equipoise.live.group.hosting import host_store, job_store, of_job, reach_store  # noqa: E402
 from equipoise.live.group.packing import pack, unpack  # noqa: E402
 from equipoise.live.group.rebuild import share_states  # noqa: E402
+from equipoise.live.group.sockets import unanswered  # noqa: E402
 from tests.live import ranks as live_ranks  # noqa: E402
 from tests.live.group.test_regroup import exactly_once, train  # noqa: E402
 
@@ -56,18 +59,28 @@ def listening_on(port: int) -> set[str]:
     return {address for address, number in local if int(number, 16) == port}
 
 
+LONG_KEY = b"\x00\xce\xf7\x85\x3c" + b"\x09" + b"\xff" * 7 + b"\x7f"
+"""What PyTorch's clients begin with, and then a key of 2**63 bytes."""
+
+
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="Linux only")
 def test_a_store_listens_on_the_host_that_it_prints_and_nowhere_else() -> None:
     launcher = launch.Launcher()
     assert listening_on(int(launcher.address.rpartition(":")[2])) == {"0100007F"}
     command = [sys.executable, "-m", "equipoise.live.group.store", "--port", "0"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
         assert process.stdout is not None
         said = process.stdout.readline().strip()
         port = int(said.removeprefix("equipoise: store on 127.0.0.1:"))
         assert listening_on(port) == {"0100007F"}
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as stranger:
+            stranger.sendall(LONG_KEY)
+            assert stranger.recv(1) == b""  # hung up on
         process.terminate()
+        assert process.communicate()[1] == ""
     with pytest.raises(OSError, match="assign requested address"):
         host_store("192.0.2.1")  # nobody's, by RFC 5737
 
@@ -249,6 +262,37 @@ def test_the_host_says_in_one_line_what_it_refuses(capfd: pytest.CaptureFixture[
     )
     for connection in silent:
         connection.close()
+
+
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="Linux only")
+def test_a_connection_that_sends_garbage_is_closed_and_told_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    server = host_store("127.0.0.1")
+    member, idle = reach_store("127.0.0.1", server.port), socket.create_connection(("127.0.0.1", server.port))
+    strangers = [socket.create_connection(("127.0.0.1", server.port), timeout=60) for _ in GARBAGE[1:]]
+    for stranger, content in zip(strangers, GARBAGE[1:], strict=True):
+        stranger.sendall(content)
+    while len(unanswered(server.port)) < len(strangers):
+        time.sleep(0.001)
+    monkeypatch.setattr(Doorman, "_run", lambda _: None)  # no looks but those of this test
+    doorman = Doorman(server, None)
+    doorman.look(server)
+    assert capfd.readouterr().err == ""  # a busy store has some time to answer
+    monkeypatch.setattr(doormen, "_UNANSWERED_S", 0.0)
+    for _ in range(2):
+        doorman.look(server)
+    assert capfd.readouterr().err == (
+        "equipoise: store: 4 connections that sent what no member sends, closed, from 127.0.0.1 for one\n"
+    )
+    for stranger in strangers:
+        with contextlib.suppress(ConnectionResetError):
+            assert stranger.recv(1) == b""
+    member.set("k", "v")
+    assert member.get("k") == b"v"
+    idle.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        idle.recv(1)
 
 
 def test_who_reaches_the_store_can_list_its_keys() -> None:
