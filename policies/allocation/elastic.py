@@ -106,6 +106,8 @@ def slowest_models(o: Observation, nodes: NodeState, offset: Ints, gpu: Ints) ->
 
 def held_gpus(holder: Ints, rows: Ints) -> tuple[Ints, Ints]:
     """GPUs that each job row holds alone by `holder` (job row per GPU), in compressed rows: (offset, gpu)."""
+    if not len(rows):  # looking at every GPU takes a while
+        return np.zeros(1, dtype=np.int64), np.empty(0, dtype=np.int64)
     ascending = np.sort(rows)
     offset, gpu = holdings(ascending, holder)
     return reordered(offset, gpu, np.searchsorted(ascending, rows).astype(np.int64))
@@ -245,14 +247,21 @@ def parallel_work(
     started = hand.started()
     stays = before[~np.isin(before, np.array(hand.stopped, dtype=np.int64))]
     after = np.concatenate((stays, started[~o.jobs.rigid[started]]))
-    values: dict[str, Any] = {}
-    for name, holder, rows in (("before", o.gpus.job, before), ("after", hand.holder, after)):
-        efficiency = math.nan
-        if len(rows):
-            offset, gpu = held_gpus(holder, rows)
-            model = slowest_models(o, nodes, offset, gpu)
-            per = np.maximum(o.jobs.gpus_per_worker[rows], 1)
-            workers, now = np.diff(offset) // per, o.jobs.gpus_held[rows] // per
-            efficiency = parallel_efficiency(rows, workers, now, model, scaling, table)
-        values[f"s423_efficiency_{name}"] = efficiency
+    efficiency = _efficiency(o, nodes, o.gpus.job, before, scaling, table)
+    values = {"s423_efficiency_before": efficiency, "s423_efficiency_after": efficiency}
+    if hand.stopped or hand.given:
+        values["s423_efficiency_after"] = _efficiency(o, nodes, hand.holder, after, scaling, table)
     return values
+
+
+def _efficiency(
+    o: Observation, nodes: NodeState, holder: Ints, rows: Ints, scaling: ScalingColumns, table: TableColumns
+) -> float:
+    """Estimated efficiency of parallel work of jobs (rows) that hold GPUs by `holder`; NaN: there are none."""
+    if not len(rows):
+        return math.nan
+    offset, gpu = held_gpus(holder, rows)
+    model = slowest_models(o, nodes, offset, gpu)
+    per = np.maximum(o.jobs.gpus_per_worker[rows], 1)
+    workers, now = np.diff(offset) // per, o.jobs.gpus_held[rows] // per
+    return float(parallel_efficiency(rows, workers, now, model, scaling, table))

@@ -27,6 +27,8 @@ def first_intervals(observation: Observation, plan: Plan, delay: float) -> Plan:
     Those of the GPUs it asks for, on the GPU model where it is quickest; jobs without estimates keep theirs.
     """
     o, jobs, speeds = observation, observation.jobs, observation.speeds
+    if not len(speeds) or not len(o.waiting):
+        return plan
     known = (speeds.exchange_s >= 0.0) & (speeds.samples_per_s > 0.0)
     known &= (speeds.gpus == jobs.gpus_requested[speeds.job]) & (jobs.attained_gpu_s[speeds.job] == 0.0)
     known &= np.isin(speeds.job, o.waiting)
