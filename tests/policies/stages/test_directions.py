@@ -1,6 +1,6 @@
 """Direction: each variable of the formulas of S1 to S3, changed alone, moves its decision as the text says.
 
-Those of S4 are in `tests.policies.allocation`.
+Those of S4 are in `test_directions_s4`.
 """
 
 import numpy as np
