@@ -55,12 +55,13 @@ class Synchronisation(Stage):
     `formula`: K = alpha / (1 + r) - beta * r with r = exchange / (h * step), the least over a job's workers;
     h <- h * exp(-eta * K) within 1 .. 1 + 0.1 / drift, so that fast updates with little delay synchronise more
     often. alpha is 1 and beta 1 / `delay` (h settles near r = 0.09 then), until recorded changes of the interval
-    say otherwise (`policies.stages.coefficient`). Where some workers reach each other much faster than all do, their near exchanges have an interval of
-    their own, and all exchange less often. A job that waits begins where its estimates would settle. Shares
-    follow R' = R * (E / P) * lambda / (1 + delta), and what is free of a GPU is handed out while no job waits
-    for a share. `optimal`: the H of least expected period per useful step, and the shares that minimise the
-    slowest co-located job's slowdown. While a job's step times are spread wider than `spread` and its work is
-    being dealt anew, its interval is kept: tasks first. New deals and shares that lower goodput are rolled back.
+    say otherwise (`policies.stages.coefficient`). Where some workers reach each other much faster than all do,
+    their near exchanges have an interval of their own, and all exchange less often. A job that waits begins where
+    its estimates would settle. Shares follow R' = R * (E / P) * lambda / (1 + delta), and what is free of a GPU is
+    handed out while no job waits for a share. `optimal`: the H of least expected period per useful step, and the
+    shares that minimise the slowest co-located job's slowdown. While a job's step times are spread wider than
+    `spread` and its work is being dealt anew, its interval is kept: tasks first. New deals and shares that lower
+    goodput are rolled back.
     The source's formula images are lost: the forms are ours, with its variables and directions.
     """
 
