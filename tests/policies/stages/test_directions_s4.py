@@ -141,11 +141,21 @@ def gives_way(priority=1.0, needs_s=250.0, left_s=1000.0, restart_s=100.0):
     return int(decide(cluster([1], [running, waiting]))[0] == {0: [], 1: [0]})
 
 
-def shrinks(exchange_s=2.0, priority_of_waiting=1.0):
-    """GPUs that an elastic job of four gives up for one that waits for two."""
+def shrinks(exchange_s=2.0, priority_of_waiting=1.0, other_left_s=1100.0, response_s=0.01, apart_s=0.0):
+    """GPUs that an elastic job of four gives up for one that waits for two, while another one holds two more.
+
+    response_s: of the elastic job's workers on the second of its two nodes, in another rack.
+    """
     job = {**ELASTIC, "holds": [0, 1, 2, 3], "exchange_s": exchange_s}
-    waiting = {"gpus_requested": 2, "priority": priority_of_waiting}
-    return 4 - len(decide(cluster([4], [job, waiting]))[0].get(0, range(4)))
+    job["response_s"] = [0.01, 0.01, 0.01, response_s]
+    waiting = {**TWO, "priority": priority_of_waiting, "work_s": math.nan, "exchange_s": math.nan}
+    other = {"holds": [4, 5], "gpus_requested": 2, "service_s": other_left_s}
+    speeds = Speeds.of(
+        job=[2], gpu_model=[0], gpus=[2], samples_per_s=[64.0], exchange_s=[0.0], apart_exchange_s=[apart_s]
+    )
+    seen = cluster([3, 1, 2], [job, other, waiting], speeds=speeds)
+    seen.nodes = Nodes.of(**{**seen.nodes.as_dict(), "rack": [0, 1, 1]})
+    return 4 - len(decide(seen)[0].get(0, range(4)))
 
 
 def in_racks(exchange_s=0.5):
@@ -232,6 +242,10 @@ CASES = [
     ("S422 exchange: who loses little gives GPUs up", shrinks, "exchange_s", 0.0, 2.0, UP),
     ("S422 A: for an important one they are given up",
      lambda p: shrinks(exchange_s=0.0, priority_of_waiting=p), "p", 0.1, 9.0, UP),
+    ("S422 wait: nobody gives up GPUs for one that can start soon", shrinks, "other_left_s", 20.0, 1100.0, UP),
+    ("S422 speed: nobody gives up slow GPUs for one that loses more on them than by waiting",
+     lambda s: shrinks(other_left_s=300.0, response_s=s), "s", 0.01, 0.04, DOWN),
+    ("S422 racks: nor GPUs of two racks", lambda s: shrinks(other_left_s=300.0, apart_s=s), "s", 0.0, 4.0, DOWN),
 ]  # fmt: skip
 
 
