@@ -18,6 +18,7 @@ from equipoise.policies.allocation.gangs import (
     trimmed,
     working,
 )
+from equipoise.policies.allocation.near import lost_apart_s
 from equipoise.policies.allocation.ranking import NodeState, Ranking, gpus_wanted
 from equipoise.policies.kernels.jit import jit_in_place
 from equipoise.policies.kernels.placement import WHOLE
@@ -28,6 +29,7 @@ from equipoise.policies.kernels.scaling import (
     grow,
     parallel_efficiency,
     shrink_for,
+    times_of,
 )
 from equipoise.policies.observation import Bools, Floats, Ints, Observation
 
@@ -106,6 +108,8 @@ def slowest_models(o: Observation, nodes: NodeState, offset: Ints, gpu: Ints) ->
 
 def held_gpus(holder: Ints, rows: Ints) -> tuple[Ints, Ints]:
     """GPUs that each job row holds alone by `holder` (job row per GPU), in compressed rows: (offset, gpu)."""
+    if not len(rows):  # looking at every GPU takes a while
+        return np.zeros(1, dtype=np.int64), np.empty(0, dtype=np.int64)
     ascending = np.sort(rows)
     offset, gpu = holdings(ascending, holder)
     return reordered(offset, gpu, np.searchsorted(ascending, rows).astype(np.int64))
@@ -147,8 +151,9 @@ def shrink_jobs(
 ) -> Ints:  # fmt: skip
     """Start waiting jobs (positions in the ranking) on GPUs that elastic jobs give up, where that pays.
 
-    What a job loses counts by its priority and by how busy its GPUs are compared with others'. Returns the rows of
-    those that gave.
+    A waiting job gains the time that it would wait until as many GPUs are free, at most its own, less what it loses
+    on slower nodes or apart. What a job loses counts by its priority and by how busy its GPUs are compared with
+    others'. Returns the rows of those that gave.
     """
     o, shrunk = hand.observation, []
     columns = elastic_columns(hand, nodes, rows)
@@ -161,14 +166,15 @@ def shrink_jobs(
         claim = ranking.priority(rows)
         claim = claim * _busy(offset, nodes.efficiency[o.gpus.node[held]])
         service_s = float(np.nan_to_num(o.jobs.service_s[row], nan=horizon_s))
-        worth_s = float(ranking.waiting_a[k]) * min(service_s, horizon_s)
+        gain_s = min(service_s, horizon_s, free_in_s(hand, columns, int(ranking.wanted[k]), scaling, table))
         share = min(float(o.jobs.gpu_share_requested[row]), 1.0)
         kept, gpu = np.empty(len(rows), dtype=np.int64), np.empty(int(ranking.wanted[k]), dtype=np.int64)
-        if not shrink_for(
-            len(gpu), share, float(o.jobs.memory_bytes[row]), bool(o.jobs.one_gpu_model[row]), worth_s, columns,
-            claim, horizon_s,
-            working(hand.columns), o.gpus.node, scaling, table, kept, gpu,
-        ):  # fmt: skip
+        room = (hand, columns, claim, horizon_s, scaling, table, kept, gpu)
+        a = float(ranking.waiting_a[k])
+        if not _makes_way(row, share, a * gain_s, *room):
+            continue
+        lost_s = lost_there_s(o, nodes, row, gpu, int(scaling[5][row]), service_s)
+        if lost_s > 0.0 and not _makes_way(row, share, a * (gain_s - lost_s), *room):
             continue
         gpus = kept * o.jobs.gpus_per_worker[rows]
         given = gpus < np.diff(offset)
@@ -179,6 +185,49 @@ def shrink_jobs(
         columns = chosen(columns, np.flatnonzero(~given))
         hand.start((np.array([row]), np.array([0, len(gpu)]), gpu, np.full(len(gpu), share)))
     return np.array(shrunk, dtype=np.int64)
+
+
+def _makes_way(
+    row: int, share: float, worth_s: float, hand: Hand, columns: ElasticColumns, claim: Floats, horizon_s: float,
+    scaling: ScalingColumns, table: TableColumns, kept: Ints, gpu: Ints,
+) -> bool:  # fmt: skip
+    """Whether the start of a job (row) that is worth so much pays; writes what each keeps, and its GPUs."""
+    o = hand.observation
+    return shrink_for(
+        len(gpu), share, float(o.jobs.memory_bytes[row]), bool(o.jobs.one_gpu_model[row]), worth_s, columns,
+        claim, horizon_s, working(hand.columns), o.gpus.node, scaling, table, kept, gpu,
+    )  # fmt: skip
+
+
+def free_in_s(
+    hand: Hand, columns: ElasticColumns, gpus: int, scaling: ScalingColumns, table: TableColumns
+) -> float:
+    """When (s) so many GPUs are free, if jobs end as expected at the sizes that they have; infinite: never."""
+    o, (rows, offset, _, model, _, requested) = hand.observation, columns
+    left_s = np.nan_to_num(o.jobs.service_s, nan=np.inf)
+    now = np.diff(offset) // np.maximum(o.jobs.gpus_per_worker[rows], 1)
+    now_s, asked_s, every = np.empty(len(rows)), np.empty(len(rows)), np.arange(len(rows))
+    times_of(frozen(rows), now, model, every, now, model, scaling, table, now_s)
+    times_of(frozen(rows), now, model, every, requested, model, scaling, table, asked_s)
+    left_s[rows] *= now_s / asked_s
+    ends_s = np.where(hand.holder == -1, 0.0, left_s[hand.holder])
+    ends_s[(hand.holder < -1) | ~o.nodes.up[o.gpus.node]] = np.inf
+    if hand.shunned is not None:
+        ends_s[hand.shunned] = np.inf
+    return float(np.partition(ends_s, gpus - 1)[gpus - 1]) if gpus <= len(ends_s) else math.inf
+
+
+def lost_there_s(
+    o: Observation, nodes: NodeState, row: int, gpu: Ints, interval: int, service_s: float
+) -> float:
+    """How much longer (s) a job takes on these GPUs than on as many of the fastest, in one rack if one has them."""
+    speed, node = np.where(o.nodes.up, nodes.speed, 0.0)[o.gpus.node], o.gpus.node[gpu]
+    best = float(-np.partition(-speed, len(gpu) - 1)[len(gpu) - 1])
+    lost_s = service_s * max(best / float(nodes.speed[node].min()) - 1.0, 0.0)
+    racks, size = np.unique(o.nodes.rack[o.gpus.node], return_counts=True)
+    if len(racks) > 1 and size.max() >= len(gpu) and len(np.unique(o.nodes.rack[node])) > 1:
+        lost_s += lost_apart_s(o, row, len(gpu), interval)
+    return lost_s
 
 
 def _busy(offset: Ints, efficiency: Floats) -> Floats:
@@ -245,14 +294,21 @@ def parallel_work(
     started = hand.started()
     stays = before[~np.isin(before, np.array(hand.stopped, dtype=np.int64))]
     after = np.concatenate((stays, started[~o.jobs.rigid[started]]))
-    values: dict[str, Any] = {}
-    for name, holder, rows in (("before", o.gpus.job, before), ("after", hand.holder, after)):
-        efficiency = math.nan
-        if len(rows):
-            offset, gpu = held_gpus(holder, rows)
-            model = slowest_models(o, nodes, offset, gpu)
-            per = np.maximum(o.jobs.gpus_per_worker[rows], 1)
-            workers, now = np.diff(offset) // per, o.jobs.gpus_held[rows] // per
-            efficiency = parallel_efficiency(rows, workers, now, model, scaling, table)
-        values[f"s423_efficiency_{name}"] = efficiency
+    efficiency = _efficiency(o, nodes, o.gpus.job, before, scaling, table)
+    values = {"s423_efficiency_before": efficiency, "s423_efficiency_after": efficiency}
+    if hand.stopped or hand.given:
+        values["s423_efficiency_after"] = _efficiency(o, nodes, hand.holder, after, scaling, table)
     return values
+
+
+def _efficiency(
+    o: Observation, nodes: NodeState, holder: Ints, rows: Ints, scaling: ScalingColumns, table: TableColumns
+) -> float:
+    """Estimated efficiency of parallel work of jobs (rows) that hold GPUs by `holder`; NaN: there are none."""
+    if not len(rows):
+        return math.nan
+    offset, gpu = held_gpus(holder, rows)
+    model = slowest_models(o, nodes, offset, gpu)
+    per = np.maximum(o.jobs.gpus_per_worker[rows], 1)
+    workers, now = np.diff(offset) // per, o.jobs.gpus_held[rows] // per
+    return float(parallel_efficiency(rows, workers, now, model, scaling, table))

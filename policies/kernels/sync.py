@@ -40,25 +40,31 @@ def busiest_node(first: Ints, node: Ints, busy_s: Floats) -> Floats:
 
 @jit
 def sync_coefficient(
-    first: Ints, interval: Floats, exchange_s: Floats, step_s: Floats, delay: float
+    first: Ints,
+    interval: Floats,
+    exchange_s: Floats,
+    step_s: Floats,
+    counts: Bools,
+    alpha: Floats,
+    beta: Floats,
 ) -> Floats:
-    """K per job: the mean of its workers' K_i = V_i/V_ref - d_i/d_ref, weighted by d_i, clipped to -1..1.
+    """K per job: the least of its workers' K_i = alpha * V_i/V_ref - beta * d_i, clipped to -1..1.
 
     With r_i = exchange / (h * step_i): worker i's update speed is V_i/V_ref = 1 / (1 + r_i) of what it would be
-    without delay, its delay is d_i = r_i of its computation between two exchanges, and d_ref is `delay`. NaN
-    where an exchange or a step is not known.
+    without delay, and its delay is d_i = r_i of its computation between two exchanges. alpha and beta are by job;
+    workers that do not count (their gradients are left out) have no say. NaN where an exchange or a step is not
+    known.
     """
     coefficient = np.full(interval.size, np.nan)
     for k in range(interval.size):
-        weighted, weights, known = 0.0, 0.0, exchange_s[k] >= 0.0
+        least, known = 1.0, exchange_s[k] >= 0.0
         for i in range(first[k], first[k + 1]):
-            known = known and step_s[i] > 0.0
-            r = exchange_s[k] / (interval[k] * step_s[i])
-            weighted += r * (1.0 / (1.0 + r) - r / delay)
-            weights += r
+            if counts[i]:
+                known = known and step_s[i] > 0.0
+                r = exchange_s[k] / (interval[k] * step_s[i])
+                least = min(least, alpha[k] / (1.0 + r) - beta[k] * r)
         if known:
-            mean = weighted / weights if weights > 0.0 else 1.0
-            coefficient[k] = min(max(mean, -1.0), 1.0)
+            coefficient[k] = max(least, -1.0)
     return coefficient
 
 

@@ -20,11 +20,12 @@ class Groups:
 
     rows: Ints
     first: Ints
+    count: Ints  # workers of each job
     sound: Bools  # a training job whose workers' nodes are all up
 
     def spread(self, per_job: NDArray[Any]) -> NDArray[Any]:
         """One value per job, repeated for each of its workers."""
-        return np.repeat(per_job, np.diff(self.first))
+        return np.repeat(per_job, self.count)
 
 
 def group_workers(observation: Observation) -> Groups:
@@ -34,7 +35,8 @@ def group_workers(observation: Observation) -> Groups:
     rows = job[start]
     up = observation.nodes.up[observation.workers.node] if len(job) else np.empty(0, dtype=np.bool_)
     all_up = np.logical_and.reduceat(up, start) if len(start) else up
-    return Groups(rows, np.append(start, len(job)), all_up & ~observation.jobs.rigid[rows])
+    first = np.append(start, len(job))
+    return Groups(rows, first, np.diff(first), all_up & ~observation.jobs.rigid[rows])
 
 
 def carry(memory: Memory, observation: Observation, defaults: Mapping[str, float]) -> dict[str, NDArray[Any]]:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from equipoise.policies.contract import Memory, Plan
 from equipoise.policies.kernels.dataflow import match_sorted
-from equipoise.policies.kernels.sync import best_levels, next_interval, sync_coefficient
+from equipoise.policies.kernels.sync import best_levels, next_interval
 from equipoise.policies.observation import Bools, Floats, Ints, Observation
 from equipoise.policies.stages.groups import Groups
 
+Coefficient = Callable[[Floats, Floats], Floats]
 INTERVAL_MOST = 1000.0  # formula mode, where no drift bounds the interval
 
 
@@ -27,6 +29,8 @@ def first_intervals(observation: Observation, plan: Plan, delay: float) -> Plan:
     Those of the GPUs it asks for, on the GPU model where it is quickest; jobs without estimates keep theirs.
     """
     o, jobs, speeds = observation, observation.jobs, observation.speeds
+    if not len(speeds) or not len(o.waiting):
+        return plan
     known = (speeds.exchange_s >= 0.0) & (speeds.samples_per_s > 0.0)
     known &= (speeds.gpus == jobs.gpus_requested[speeds.job]) & (jobs.attained_gpu_s[speeds.job] == 0.0)
     known &= np.isin(speeds.job, o.waiting)
@@ -58,14 +62,15 @@ def carried(memory: Memory, name: str, rows: Ints, else_: Ints) -> Floats:
 
 
 def level_intervals(
-    observation: Observation, groups: Groups, memory: Memory, one: Ints, far_s: Floats, acts: Bools, delay: float,
-    eta: float, longest: int, hysteresis: float,
+    observation: Observation, groups: Groups, memory: Memory, one: Ints, far_s: Floats, acts: Bools,
+    coefficient: Coefficient, eta: float, longest: int, hysteresis: float,
 ) -> tuple[Ints, Ints, dict[str, Any]]:  # fmt: skip
     """(interval, exchanges per exchange of all workers) of each running job, and what to remember.
 
-    Both follow their K as the one interval does, near workers' by `near_exchange_s`, all workers' by `far_s`; the
-    drift bounds what both leave together. longest > 0: those of least cost instead. Two levels are taken
-    where their predicted time per useful step is shorter than with the interval `one` by more than `hysteresis`.
+    Both follow their K as the one interval does, near workers' by `near_exchange_s`, all workers' by `far_s`;
+    `coefficient` gives it for intervals and times of an exchange, and the drift bounds what both leave together.
+    longest > 0: those of least cost instead. Two levels are taken where their predicted time per useful step is
+    shorter than with the interval `one` by more than `hysteresis`.
     """
     jobs, rows, step_s = observation.jobs, groups.rows, observation.workers.step_s.copy()
     near_s, drift, ratio = jobs.near_exchange_s[rows], jobs.drift[rows], jobs.far_ratio[rows]
@@ -73,9 +78,9 @@ def level_intervals(
     near_h = carried(memory, "near_interval", rows, np.where(every > 1, now, one))
     far_h = carried(memory, "far_interval", rows, np.where(every > 1, now * every, one))
     if not longest:
-        k = np.where(acts, sync_coefficient(groups.first, near_h, near_s, step_s, delay), np.nan)
+        k = np.where(acts, coefficient(near_h, near_s), np.nan)
         near_h, near = next_interval(near_h, np.rint(near_h).astype(np.int64), k, drift, eta, INTERVAL_MOST)
-        k = np.where(acts, sync_coefficient(groups.first, far_h, far_s, step_s, delay), np.nan)
+        k = np.where(acts, coefficient(far_h, far_s), np.nan)
         with np.errstate(divide="ignore", invalid="ignore"):
             left = ratio * drift / (1.0 - np.minimum(drift * (near - 1) / 0.1, 1.0) * (1.0 - ratio))
         far_h, _ = next_interval(far_h, np.rint(far_h).astype(np.int64), k, left, eta, INTERVAL_MOST)

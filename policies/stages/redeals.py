@@ -33,8 +33,9 @@ def review_deals(
         settle_s=o.window_s, backoff_s=backoff_s,
     )  # fmt: skip
     old = _old_deals(o, groups, memory)
-    better = _slowest_s(o, groups, old) < _slowest_s(o, groups, now)
-    undone = np.isin(rows, verdict.rollback) & better
+    undone = np.isin(rows, verdict.rollback)
+    if undone.any():
+        undone &= _slowest_s(o, groups, old) < _slowest_s(o, groups, now)
     watched = record["id"][record["watched"]]
     blocked = guard_blocked(record, rows, o.time_s) & ~np.isin(rows, watched)
     sound = np.logical_and.reduceat(now <= workers.samples_max, groups.first[:-1])

@@ -25,6 +25,7 @@ from equipoise.policies.kernels.sync import (
     weighted_shares,
 )
 from equipoise.policies.observation import Bools, Floats, Ints, Observation
+from equipoise.policies.stages.coefficient import adapted
 from equipoise.policies.stages.frozen import check_frozen
 from equipoise.policies.stages.groups import Groups, group_workers, moved_bytes
 from equipoise.policies.stages.guard import (
@@ -51,14 +52,16 @@ from equipoise.policies.stages.virtual import capability, gpu_room, virtual_gpus
 class Synchronisation(Stage):
     """Adapts how often gradients are exchanged, and how co-located workers share a GPU.
 
-    `formula`: K = 1 / (1 + r) - r / delay with r = exchange / (h * step), by worker; h <- h * exp(-eta * K) within
-    1 .. 1 + 0.1 / drift, so that fast updates with little delay synchronise more often; it settles near
-    r = 0.09. Where some workers reach each other much faster than all do, their near exchanges have an interval of
-    their own, and all exchange less often. A job that waits begins where its estimates would settle. Shares
-    follow R' = R * (E / P) * lambda / (1 + delta), and what is free of a GPU is handed out while no job waits
-    for a share. `optimal`: the H of least expected period per useful step, and the shares that minimise the
-    slowest co-located job's slowdown. While a job's step times are spread wider than `spread` and its work is
-    being dealt anew, its interval is kept: tasks first. New deals and shares that lower goodput are rolled back.
+    `formula`: K = alpha / (1 + r) - beta * r with r = exchange / (h * step), the least over a job's workers;
+    h <- h * exp(-eta * K) within 1 .. 1 + 0.1 / drift, so that fast updates with little delay synchronise more
+    often. alpha is 1 and beta 1 / `delay` (h settles near r = 0.09 then), until recorded changes of the interval
+    say otherwise (`policies.stages.coefficient`). Where some workers reach each other much faster than all do,
+    their near exchanges have an interval of their own, and all exchange less often. A job that waits begins where
+    its estimates would settle. Shares follow R' = R * (E / P) * lambda / (1 + delta), and what is free of a GPU is
+    handed out while no job waits for a share. `optimal`: the H of least expected period per useful step, and the
+    shares that minimise the slowest co-located job's slowdown. While a job's step times are spread wider than
+    `spread` and its work is being dealt anew, its interval is kept: tasks first. New deals and shares that lower
+    goodput are rolled back.
     The source's formula images are lost: the forms are ours, with its variables and directions.
     """
 
@@ -133,7 +136,16 @@ class Synchronisation(Stage):
         # With one level the interval is in force: it may have been changed from outside.
         h = np.where(levels | (np.abs(h - planned[rows]) < 1.0), h, planned[rows])
         current = np.where(levels, np.rint(h).astype(np.int64), planned[rows])
-        k = sync_coefficient(groups.first, h, far_s, observation.workers.step_s.copy(), self.delay)
+        alpha, beta, recorded = adapted(observation, groups, memory, self.noise)
+        step_s, counts = observation.workers.step_s.copy(), plan.weights(observation) > 0.0
+
+        def coefficient(interval: Floats, exchange_s: Floats) -> Floats:
+            """K of each job at such intervals and times of an exchange."""
+            return sync_coefficient(
+                groups.first, interval, exchange_s, step_s, counts, alpha, beta / self.delay
+            )
+
+        k = coefficient(h, far_s)
         acts = groups.sound & (~held | (self.frozen == "S311")) & (self.frozen != "S312")
         if self.mode == "formula":
             h, whole = next_interval(h, current, np.where(acts, k, np.nan), drift, self.eta, INTERVAL_MOST)
@@ -146,11 +158,11 @@ class Synchronisation(Stage):
             whole = np.where(gain > self.hysteresis, whole, current)
             values["s313_gain"] = float(np.nanmax(gain)) if np.isfinite(gain).any() else 0.0
             h = np.where(acts, whole, h)
-        state = {"job": rows, "interval": h}
+        state = {"job": rows, "interval": h, **recorded}
         far = np.ones_like(whole)
         if self.frozen != "S313" and not np.isnan(jobs.near_exchange_s[rows]).all():
             whole, far, more = level_intervals(
-                observation, groups, memory, whole, far_s, acts, self.delay, self.eta,
+                observation, groups, memory, whole, far_s, acts, coefficient, self.eta,
                 self.interval_max if self.mode == "optimal" else 0, self.hysteresis,
             )  # fmt: skip
             state |= more
@@ -158,6 +170,8 @@ class Synchronisation(Stage):
         values |= {
             "s312_coefficient_min": float(finite.min()) if len(finite) else np.nan,
             "s312_coefficient_max": float(finite.max()) if len(finite) else np.nan,
+            "s312_alpha_max": float(alpha.max()),
+            "s312_beta_min": float(beta.min()),
             "s313_interval_max": int((whole * far).max()),
             "s313_levels": int((far > 1).sum()),
             "s313_changed": int(((whole != planned[rows]) | (far != every[rows])).sum()),

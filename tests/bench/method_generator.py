@@ -31,6 +31,7 @@ def generated(number: int) -> Scenario:
     raw["workload"] = {"models": {f"m{k}": _model(rng) for k in range(len(jobs))}, "jobs": jobs}
     if faults := _faults(rng):
         raw["faults"] = faults
+    _in_two_rooms(np.random.default_rng([20261122, number, 1]), raw)  # of its own: others stay as they were
     return from_mapping(raw)
 
 
@@ -102,6 +103,32 @@ def _job(rng: Generator, k: int, gpus: int, stores: bool, shared: bool) -> dict[
         if rng.random() < 0.4:
             job["data"]["shard_sizes"] = {"kind": "lognormal", "cov": 1.0}
     return job
+
+
+def _in_two_rooms(rng: Generator, raw: dict[str, Any]) -> None:
+    """In a fifth: two rooms with a store each and a line between them; the first job spans both and reads both."""
+    if rng.random() >= 0.2:
+        return
+    fast, slow = (dict(node) for node in raw["cluster"]["nodes"][:2])
+    slow["count"] = min(slow["count"], fast["count"])
+    store = {"gpus": 0, "nic": fast["nic"], "storage_rate": "500 MB/s"}
+    rooms = (fast, {"name": "store", "count": 1, **store}, slow, {"name": "far-store", "count": 1, **store})
+    line = {"nodes_per_rack": fast["count"] + 1, "oversubscription": float(_pick(rng, 4, 16, 50))}
+    raw["cluster"] |= {"nodes": list(rooms), "topology": {"kind": "tree", **line}}
+    asked = (fast["count"] + slow["count"]) * fast["gpus"]
+    samples, size = 8 * asked * int(rng.integers(100, 400)), _pick(rng, "100 kB", "500 kB", "1 MB")
+    job = raw["workload"]["jobs"][0]
+    for key in ("gpu_share", "workers_min", "workers_max"):
+        job.pop(key, None)
+    job |= {"gpus": asked, "global_batch": 32 * asked, "data": {
+        "samples": samples, "sample_size": size, "shards": 200,
+        "placement": {"kind": "nodes", "nodes": ["store", "far-store"]},
+    }}  # fmt: skip
+    for other in raw["workload"]["jobs"][1:]:
+        other["gpus"] = min(other["gpus"], asked)
+        other["global_batch"] = 32 * other["gpus"]
+        if "workers_max" in other:
+            other["workers_max"] = min(asked, 2 * other["gpus"])
 
 
 def _faults(rng: Generator) -> dict[str, Any]:

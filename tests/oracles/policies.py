@@ -337,14 +337,14 @@ def busiest_node(first, node, busy):
     return [max(busy[node[i]] for i in rows) for rows in segments(first)]
 
 
-def sync_coefficient(first, interval, exchange, step, delay):
+def sync_coefficient(first, interval, exchange, step, counts, alpha, beta):
     result = []
-    for rows, h, x in zip(segments(first), interval, exchange, strict=True):
-        if not (x >= 0 and all(step[i] > 0 for i in rows)):
+    for rows, h, x, a, b in zip(segments(first), interval, exchange, alpha, beta, strict=True):
+        ratios = [x / (h * step[i]) for i in rows if counts[i]]
+        if not (x >= 0 and all(step[i] > 0 for i in rows if counts[i])):
             result.append(math.nan)
             continue
-        ratios = [x / (h * step[i]) for i in rows]
-        k = sum(r * (1 / (1 + r) - r / delay) for r in ratios) / sum(ratios) if x > 0 else 1.0
+        k = min((a / (1 + r) - b * r for r in ratios), default=1.0)
         result.append(max(-1.0, min(1.0, k)))
     return result
 

@@ -1,6 +1,6 @@
 """Direction: each variable of the formulas of S1 to S3, changed alone, moves its decision as the text says.
 
-Those of S4 are in `tests.policies.allocation`.
+Those of S4 are in `test_directions_s4`.
 """
 
 import numpy as np
@@ -91,10 +91,27 @@ def samples_of_0(most=64, weight=1.0):
     return 32 if dealt is None else dealt[0]
 
 
-def coefficient(exchange_s=1.0, step_s=4.0, interval=2.0):
+def coefficient(exchange_s=1.0, step_s=4.0, interval=2.0, alpha=1.0, beta=5.0, counts=True):
+    """K of a job of two workers, the first of which computes no longer than the other."""
     return sync_coefficient(
-        FIRST, np.array([interval]), np.array([exchange_s]), np.array([step_s, 4.0]), 0.1
-    )[0]
+        FIRST, np.array([interval]), np.array([exchange_s]), np.array([step_s, 8.0]), np.array([counts, True]),
+        np.array([alpha]), np.array([beta]),
+    )[0]  # fmt: skip
+
+
+def interval_adapted(faster=0.0, better=0.0):
+    """The interval after one of 2 became 4, which made training, and useful training, so much faster."""
+    seen = [
+        one_job([2.0] * 4, job={
+            "exchange_s": 6.0, "sync_interval": h, "throughput_samples_per_s": 10.0 * throughput,
+            "goodput_samples_per_s": 10.0 * goodput, "drift": 0.001,
+        })
+        for h, throughput, goodput in ((2, 1.0, 1.0), (4, 1.0 + faster, 1.0 + better))
+    ]  # fmt: skip
+    stage, memory = make_stage("s3"), {}
+    for o in seen:
+        _, memory = stage.refine(o, UNCHANGED, memory)
+    return memory["interval"][0]
 
 
 def interval_after(exchange_s=20.0, drift=0.01, **levels):
@@ -149,8 +166,16 @@ CASES = [
     ("S223 memory: never more than fits", samples_of_0, "most", 64, 40, DOWN),
     ("S223 weight: a gradient left out is dealt little", samples_of_0, "weight", 1.0, 0.0, DOWN),
     ("S311 spread: tasks first", interval_held, "other_speed", 2.0, 0.5, UP),
-    ("S312 V: slow steps synchronise more often", coefficient, "step_s", 4.0, 8.0, UP),
-    ("S312 d: dear exchanges synchronise less often", coefficient, "exchange_s", 1.0, 4.0, DOWN),
+    ("S312 V: slow steps synchronise more often", coefficient, "step_s", 2.0, 4.0, UP),
+    ("S312 d: dear exchanges synchronise less often", coefficient, "exchange_s", 1.0, 2.0, DOWN),
+    ("S312 K: the least of the workers, who has most delay", coefficient, "step_s", 4.0, 2.0, DOWN),
+    ("S312 K: who is left out has no say", coefficient, "counts", True, False, UP),
+    ("S312 alpha: update speed weighs more, more often", coefficient, "alpha", 1.0, 2.0, UP),
+    ("S312 beta: delay weighs more, less often", coefficient, "beta", 5.0, 8.0, DOWN),
+    ("S312 beta: a change that gained little, more often again",
+     lambda t: interval_adapted(t, t), "t", 0.11, 0.01, DOWN),
+    ("S312 alpha: a gain lost to drift, more often again",
+     lambda g: interval_adapted(0.11, g), "g", 0.11, 0.01, DOWN),
     ("S312 h: what is seldom already becomes no more so", coefficient, "interval", 2.0, 8.0, UP),
     ("S313 K: dearer exchange, longer interval", interval_after, "exchange_s", 5.0, 60.0, UP),
     ("S313 drift: shorter interval", interval_after, "drift", 0.001, 0.1, DOWN),

@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from equipoise.policies.contract import UNCHANGED, Plan, check
 from equipoise.policies.observation import Paths
@@ -133,6 +135,50 @@ def test_s111_smoothing_forgets_a_single_slow_window():
     assert smoothed["s111_rate_cov"] > 0
 
 
+def drifting(slope, windows=12, last=1.6):
+    """Observations of four workers, the last of which changes its speed by `slope` a window and ends at `last`."""
+    dealt = np.array([27, 27, 27, 15])
+    even = one_job([2.0] * 4, shards_each=24, shard_samples=50, samples=dealt)
+    speeds = np.full((windows, 4), 2.0)
+    speeds[:, 3] = last - slope * np.arange(windows - 1, -1, -1)
+    return [
+        change(even, "workers", gradient_rate_per_s=speed / dealt, step_s=dealt / speed) for speed in speeds
+    ]
+
+
+def test_s111_a_worker_that_keeps_slowing_down_counts_as_slow_as_it_will_be():
+    """It ends as fast as one that never changed: the trend makes the difference, and decides what it keeps."""
+    forecast = {}
+    for slope in (-0.1, 0.0, 0.1):
+        stage, memory = DataFlow(threshold=9.0), None
+        for seen in drifting(slope):
+            _, memory, values = refine(stage, seen, memory)
+        forecast[slope] = (values["s111_forecast_gradients_per_s"] - 3 * 2.0 / 27) * 15
+    assert forecast[-0.1] == pytest.approx(1.5, abs=0.03), "a window ahead"
+    assert forecast[0.0] == pytest.approx(1.6)
+    assert forecast[0.1] == pytest.approx(1.7, abs=0.03)
+    left = {}
+    for slope in (-0.1, 0.1):
+        stage, memory = DataFlow(threshold=9.0), None
+        *before, last = drifting(slope)
+        for seen in before:
+            _, memory, _ = refine(stage, seen, memory)
+        plan, _, _ = refine(DataFlow(threshold=0.01), last, memory)
+        left[slope] = 0 if plan.moves is None else len(plan.moves.shard)
+    assert left[-0.1] > left[0.1], "who gets slower gives more away"
+
+
+def test_s111_a_norm_that_drifts_slowly_is_sound():
+    """It grows by 3 % a window, and is twice as large in the end; the same in one window is not sound."""
+    stage, memory = DataFlow(), None
+    for k in range(25):
+        seen = observations.one_job([2.0] * 4, norm=[1.0, 1.03**k, 1.0, 1.0])
+        _, memory, values = refine(stage, seen, memory)
+        assert values["s111_unhealthy"] == 0, k
+    seen = observations.one_job([2.0] * 4, norm=[1.0, 2.0 * 1.03**24, 1.0, 1.0])
+    assert refine(stage, seen, memory)[2]["s111_unhealthy"] == 1
+
+
 # -- S112 imbalance ----------------------------------------------------------------------------------------
 
 
@@ -185,6 +231,33 @@ def test_s113_data_follows_speed_and_settles(stage):
     assert values["s112_imbalance"] < 0.1
     assert total <= 17, "16 shards of 50 make it even; none goes back"
     assert observation.workers.samples_owned == pytest.approx([1600, 1600, 800, 800], abs=50)
+
+
+@BOTH
+@settings(max_examples=25)
+@given(
+    speeds=st.lists(st.floats(0.5, 4.0), min_size=3, max_size=5),
+    busy=st.lists(st.floats(0.0, 0.9), min_size=5, max_size=5), alternates=st.booleans(),
+    rows=st.lists(st.sampled_from([50, 100, 300]), min_size=5, max_size=5),
+)  # fmt: skip
+def test_s113_moves_end_under_constant_or_alternating_load(stage, speeds, busy, alternates, rows):
+    """No shard returns within ten decisions, and nobody falls under a tenth of its fair share."""
+    n = len(speeds)
+    seen = one_job(speeds, shards_each=20, shard_samples=rows[:n], nic_busy=busy[:n])
+    memory, owners = None, [seen.shards.worker.copy()]
+    for window in range(14):
+        plan, memory, _ = refine(stage, seen, memory)
+        load = busy[::-1] if alternates and window % 2 else busy
+        seen = change(carry_out(seen, plan, 110.0 + 10 * window), "nodes", nic_busy_ratio=load[:n])
+        owners.append(seen.shards.worker.copy())
+    assert (owners[-1] == owners[-2]).all(), "it comes to rest"
+    for k in range(1, len(owners)):
+        gone = owners[k] != owners[k - 1]
+        for later in owners[k : k + 10]:
+            assert (later[gone] != owners[k - 1][gone]).all(), "a shard is back"
+    fair = seen.workers.samples_owned.sum() * np.array(speeds) / np.sum(speeds)
+    least = np.minimum(0.1 * fair, np.bincount(owners[0], weights=seen.shards.samples, minlength=n))
+    assert (seen.workers.samples_owned >= least).all()
 
 
 @BOTH

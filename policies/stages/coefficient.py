@@ -1,0 +1,76 @@
+"""S312's alpha and beta: what update speed and delay weigh, by the recorded changes of the interval.
+
+K = alpha * V - beta * d. Each change from the interval h0 to h1 is expected to make training 1 / (1 + r1) over
+1 / (1 + r0) times as fast (P, as a logarithm). What came of it adapts both, within a half and twice their defaults:
+beta by what throughput gained (T), since a delay that hides behind computing counts less; alpha by what of that
+was lost to drift (T - G, with the goodput's gain G), since then it is worth more to synchronise.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from equipoise.policies.contract import Memory
+from equipoise.policies.kernels.dataflow import match_sorted
+from equipoise.policies.observation import Bools, Floats, Observation
+from equipoise.policies.stages.groups import Groups
+
+_KEPT = 0.8  # of the sums of earlier changes, when one is added
+_BOUND = 2.0
+_SUMS = ("predicted", "faster", "lost")
+_SEEN = ("seen_interval", "seen_throughput", "seen_goodput")
+
+
+def adapted(
+    observation: Observation, groups: Groups, memory: Memory, noise: float
+) -> tuple[Floats, Floats, dict[str, Any]]:
+    """(alpha, beta) of each running job over their defaults, and what to remember.
+
+    Least squares through the origin of T and T - G over P, drawn to the defaults as if a change by `noise` (a part)
+    had done what was expected. A window counts if only the interval has changed since the one before it, and what
+    came of it is, but for `noise`, between nothing and twice what was expected: else it has another cause.
+    """
+    workers, jobs, rows = observation.workers, observation.jobs, groups.rows
+    now = [
+        jobs.sync_interval[rows].astype(np.float64),
+        jobs.throughput_samples_per_s[rows],
+        jobs.goodput_samples_per_s[rows],
+    ]
+    at = match_sorted(memory["rows"], rows) if "rows" in memory else np.full(len(rows), -1, dtype=np.int64)
+    known = at >= 0
+    seen = {name: np.full(len(rows), np.nan if name in _SEEN else 0.0) for name in (*_SEEN, *_SUMS)}
+    for name, values in seen.items():
+        if known.any():
+            values[known] = memory[name][at[known]]
+    before = [seen[name] for name in _SEEN]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = jobs.exchange_s[rows] / np.maximum.reduceat(workers.step_s, groups.first[:-1])
+        predicted = np.log((1.0 + ratio / before[0]) / (1.0 + ratio / now[0]))
+        faster, better = np.log(now[1] / before[1]), np.log(now[2] / before[2])
+    counts = _as_before(observation, groups, memory) & (jobs.far_every[rows] == 1) & (before[0] != now[0])
+    counts &= now[1] != before[1]  # else nothing was measured since
+    with np.errstate(invalid="ignore"):  # NaN compares as False
+        counts &= np.abs(faster - predicted) <= np.abs(predicted) + noise
+        counts &= np.abs(faster - better) <= np.abs(predicted) + noise
+    for name, value in zip(_SUMS, (predicted, faster, faster - better), strict=True):
+        seen[name] = np.where(counts, _KEPT * seen[name] + np.nan_to_num(value) * predicted, seen[name])
+    prior = max(noise, 1e-3) ** 2
+    beta = (prior + seen["faster"]) / (prior + seen["predicted"])
+    alpha = 1.0 + seen["lost"] / (prior + seen["predicted"])
+    state = {"rows": rows, "seen_id": workers.id, "seen_gpu": workers.gpu.copy(), **seen}
+    state |= {"seen_deal": workers.samples_per_step.copy(), **dict(zip(_SEEN, now, strict=True))}
+    return np.clip(alpha, 1.0 / _BOUND, _BOUND), np.clip(beta, 1.0 / _BOUND, _BOUND), state
+
+
+def _as_before(observation: Observation, groups: Groups, memory: Memory) -> Bools:
+    """Whether each job has the workers, GPUs and deal that were seen last."""
+    workers = observation.workers
+    if "seen_id" not in memory or not len(memory["seen_id"]):
+        return np.zeros(len(groups.rows), dtype=np.bool_)
+    at = match_sorted(memory["seen_id"], workers.id)
+    same = (at >= 0) & (memory["seen_gpu"][at] == workers.gpu)
+    same &= memory["seen_deal"][at] == workers.samples_per_step
+    as_before: Bools = np.logical_and.reduceat(same, groups.first[:-1])
+    return as_before
