@@ -349,7 +349,9 @@ def format_share(value: float) -> str:
 
 
 def format_usd(value: float) -> str:
-    """US dollars: 1234.5 -> "1,234.50 USD"; below one dollar three digits."""
+    """US dollars: 1234.5 -> "1,234 USD", 12.345 -> "12.35 USD": prices bear no cents beside hundreds."""
+    if abs(value) >= 99.995:
+        return f"{value:,.0f} USD"
     return f"{value:,.2f} USD" if abs(value) >= 1 or value == 0 else f"{value:.3g} USD"
 
 

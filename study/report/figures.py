@@ -127,6 +127,9 @@ def _curves(chart: Chart, axes: Axes) -> None:
             else {"marker": MARKERS[k % 8], "markersize": 4}
         )
         axes.plot(x, y, color=_colour(series), linestyle=DASHES[k % 8], label=series.name, **how)
+        if len(series.half):
+            half = np.nan_to_num(np.asarray(series.half, dtype=float))
+            axes.errorbar(x, y, yerr=half, fmt="none", ecolor=_colour(series), elinewidth=1, capsize=3)
     if chart.x.ticks:
         axes.set_xticks([at for at, _ in chart.x.ticks], [text for _, text in chart.x.ticks])
     if chart.x.log:
@@ -162,6 +165,10 @@ def _scatter(chart: Chart, axes: Axes) -> None:
             axes.scatter(
                 series.x, series.y, s=24, color=_colour(series), marker=MARKERS[k % 8], label=series.name
             )
+    if chart.x.log:
+        axes.set_xscale("log")
+    if chart.y.log:
+        axes.set_yscale("log")
     _from_zero(chart, axes)
 
 

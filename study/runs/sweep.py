@@ -96,7 +96,7 @@ def sweep(
         with _store(out, options.shard) as store:
             if away := store.keep_only(order.id for order in orders):
                 notes.append(f"{away} runs of an earlier file or earlier code were put aside")
-            store.set_about(**_about(file, until))
+            store.set_about(**_about(file, until), scenario=orders[0].scenario)
             if options.shard is None:
                 store.set_about(planned=str(len(orders)))
             chosen, made = make(store, orders, shared, how, until)
