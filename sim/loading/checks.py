@@ -289,7 +289,7 @@ def _memory(
         yield (
             path,
             f"needs {need:.0f} bytes ({format_bytes(need)}) for one sample at a time on each of {wanted} GPUs"
-            f"{share}; {fitting} GPUs have that much, "
+            f"{share}; {fitting or 'no'} GPUs have that much, "
             f"the largest has {largest:.0f} bytes ({format_bytes(largest)})",
         )
 

@@ -49,9 +49,9 @@ def _times(scenario: Scenario, tree: Tree | None) -> Iterator[Problem]:
             found.append((("faults", kind, "mtbf"), section.mtbf or 0.0, 1e6))
     for path, value, least in found:
         if 0.0 < value < least and _bare(tree, path):
-            text = (
-                f"{value:g} was read as {value:g} s ({format_seconds(value)}), a bare number being in seconds"
-            )
+            long = format_seconds(value)
+            also = "" if long.endswith(" s") else f" ({long})"
+            text = f"{value:g} was read as {value:g} s{also}, a bare number being in seconds"
             yield path, f"{text}; if hours were meant, write '{value:g} h'"
 
 

@@ -18,7 +18,7 @@ from equipoise.sim.hardware.profile import is_path, profile_path, scenarios_dir
 from equipoise.sim.loading.checks import doubts, problems, trace_problems
 from equipoise.sim.loading.measured import with_measured
 from equipoise.sim.loading.throughputs import with_rates
-from equipoise.sim.loading.transformers import bound_scenario, has_transformers, read_files
+from equipoise.sim.loading.transformers import bound_scenario, has_transformers, read_files, with_samples
 from equipoise.sim.scenario.errors import describe
 from equipoise.sim.scenario.model import Scenario, TraceSpec
 from equipoise.sim.scenario.override import assign, override
@@ -168,6 +168,9 @@ def _scenario(tree: Tree, base: Path | None, *, fits: bool = True) -> Scenario:
         scenario, wrong = read_files(scenario, base)
         if wrong:
             raise InputError(_lines(tree, wrong))
+    scenario, wrong = with_samples(scenario)
+    if wrong:
+        raise InputError(_lines(tree, wrong))
     scenario = with_rates(scenario, base)
     if wrong := problems(scenario, base, fits=fits):
         raise InputError(_lines(tree, wrong))
@@ -188,23 +191,42 @@ def _scenario(tree: Tree, base: Path | None, *, fits: bool = True) -> Scenario:
 
 def _also_wrong(tree: Tree, base: Path | None, error: ValidationError) -> list[str]:
     """What is wrong beside values that cannot be read: with these left out, what the other checks find."""
-    data, left = copy.deepcopy(tree.data), error
-    for _ in range(_ATTEMPTS):
+    data, left, found = copy.deepcopy(tree.data), error, list[str]()
+    gone: set[tuple[str | int, ...]] = set()
+    for _ in range(ATTEMPTS):
         for item in left.errors(include_url=False):
-            _leave_out(data, item["loc"])
+            gone.add(item["loc"])
+            if item["loc"] in _STAND_INS and item["loc"][0] in data:
+                data[item["loc"][0]] = _STAND_INS[item["loc"]]
+            elif item["loc"][:2] == ("workload", "models") and len(item["loc"]) == 3:
+                data["workload"]["models"][item["loc"][2]] = {"sample_time": 1.0}
+            else:
+                leave_out(data, item["loc"])
         try:
             scenario = Scenario.model_validate(data)
         except ValidationError as again:
             left = again
+            whole = {item["loc"] for item in again.errors(include_url=False)} == {("workload",)}
+            if whole and not any(loc[:2] == ("workload", "jobs") for loc in gone):
+                found += describe(again, tree, Scenario)  # such as the name of a model that is not there
             continue
-        return _lines(tree, () if has_transformers(scenario) else problems(scenario, base))
-    return []
+        if has_transformers(scenario):
+            return found
+        away = {loc[0] for loc in gone & _STAND_INS.keys()}
+        if "cluster" in away or any(loc[0] == "cluster" and loc[-1] in ("count", "gpus") for loc in gone):
+            away |= {"workload", "faults"}  # what fits into a cluster of unknown size, nobody can say
+        return found + _lines(tree, [p for p in problems(scenario, base) if p[0][0] not in away])
+    return found
 
 
-_ATTEMPTS = 3
+ATTEMPTS = 4
+_STAND_INS: dict[tuple[str | int, ...], Any] = {
+    ("workload",): {"jobs": [{"duration": 1.0}]}, ("cluster",): {"gpus": 1},
+}  # fmt: skip
+"""In place of a section that cannot be read and must be there."""
 
 
-def _leave_out(data: Any, loc: tuple[str | int, ...]) -> None:
+def leave_out(data: Any, loc: tuple[str | int, ...]) -> None:
     """Take away the value at a pydantic location, as far as it exists."""
     holder, key = None, None
     for part in loc:  # tags of unions stand in a location, but not in the data

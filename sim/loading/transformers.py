@@ -57,17 +57,38 @@ def read_files(scenario: Scenario, base: Path | None) -> tuple[Scenario, list[Pr
     return _with_models(scenario, models), problems
 
 
+def with_samples(scenario: Scenario) -> tuple[Scenario, list[Problem]]:
+    """With the targets of jobs in samples where they were given in tokens, rounded up."""
+    jobs, problems = list(scenario.workload.jobs), list[Problem]()
+    for k, job in enumerate(jobs):
+        if job.tokens is None or job.model is None:
+            continue
+        each = scenario.workload.models[job.model].tokens
+        if each:
+            jobs[k] = job.model_copy(update={"samples": -(-job.tokens // each), "tokens": None})
+        else:
+            wanted = f"model {job.model!r} has no 'tokens_per_sample', and no 'transformer' that says it"
+            problems.append((("workload", "jobs", k, "tokens"), wanted))
+    workload = scenario.workload.model_copy(update={"jobs": tuple(jobs)})
+    return scenario.model_copy(update={"workload": workload}), problems
+
+
+def _found(base: Path, name: str) -> Path:
+    """A file beside the scenario; else one in the working folder, such as `--set` may name."""
+    return base / name if (base / name).exists() or not Path(name).exists() else Path(name)
+
+
 def _with_files(spec: TransformerSpec, base: Path, path: KeyPath) -> TransformerSpec:
     if spec.config is not None and is_file(spec.config):
         try:
-            spec = spec.with_shape(from_config(read_text(base / spec.config), spec.sequence or None))
+            spec = spec.with_shape(from_config(read_text(_found(base, spec.config)), spec.sequence or None))
         except InputError as error:
             raise WrongValueError((*path, "config"), error.lines[0]) from None
         except ValueError as error:
             raise WrongValueError((*path, "config"), f"{spec.config}: {error}") from None
     if isinstance(spec.stack, str) and is_file(spec.stack):
         try:
-            spec = spec.model_copy(update={"stack": read_model(base / spec.stack, StackSpec)})
+            spec = spec.model_copy(update={"stack": read_model(_found(base, spec.stack), StackSpec)})
         except InputError as error:
             raise WrongValueError((*path, "stack"), error.lines[0]) from None
     try:

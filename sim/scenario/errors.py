@@ -33,6 +33,8 @@ def describe(error: ValidationError, tree: Tree, model: type[BaseModel]) -> list
     found: dict[tuple[KeyPath, bool], list[str]] = {}
     for item in error.errors(include_url=False):
         loc, kind = item["loc"], item["type"]
+        if kind == "too_short" and len(item["input"]) >= item["ctx"]["min_length"]:
+            continue  # its entries are there, and wrong: their own lines say so
         path = _path(loc, tree, missing=kind == "missing")
         text, path = _text(item, loc, path, tree, model)
         texts = found.setdefault((path, kind == "extra_forbidden"), [])
@@ -72,7 +74,7 @@ def _text(
 ) -> tuple[str, KeyPath]:
     kind, context = item["type"], item.get("ctx", {})
     if kind == "extra_forbidden":
-        return _unknown_key(str(loc[-1]), sorted(_keys_at(model, loc[:-1]))), path
+        return _unknown_key(str(loc[-1]), loc[:-1], model), path
     if kind in ("value_error", "assertion_error"):
         return _refine(str(context["error"]), path, tree)
     if kind == "union_tag_not_found":
@@ -80,6 +82,8 @@ def _text(
         return f"needs {key!r}, one of {', '.join(_tags_at(model, loc))}", path
     if kind == "union_tag_invalid":
         return f"{context['tag']!r} is not allowed; allowed: {context['expected_tags']}", (*path, "kind")
+    if kind == "missing" and (examples := _examples(model, loc)):
+        return f"is missing; there are {', '.join(examples)}", path
     shown = _shown(item["input"])
     if kind in _MESSAGES:
         return _MESSAGES[kind].format(value=shown, **context), path
@@ -104,7 +108,7 @@ _MESSAGES = {
     "greater_than_equal": "{value} is not allowed, must be at least {ge:g}",
     "less_than": "{value} is not allowed, must be below {lt:g}",
     "less_than_equal": "{value} is not allowed, must be at most {le:g}",
-    "too_short": "needs at least {min_length} entries",
+    "too_short": "is empty, at least {min_length} is needed",
     "model_type": "a section is needed, not {value}",
     "model_attributes_type": "a section is needed, not {value}",
     "dict_type": "a section is needed, not {value}",
@@ -126,11 +130,14 @@ def _shown(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _unknown_key(key: str, allowed: Sequence[str]) -> str:
+def _unknown_key(key: str, section: Sequence[Key], model: type[BaseModel]) -> str:
+    allowed = sorted(_keys_at(model, section))
     close = difflib.get_close_matches(key, allowed, n=1)
-    return (
-        f"unknown key; did you mean {close[0]!r}?" if close else f"unknown key; allowed: {', '.join(allowed)}"
-    )
+    if close:
+        return f"unknown key; did you mean {close[0]!r}?"
+    inner = [name for name in allowed if key in _keys_at(model, (*section, name)) - set(allowed)]
+    belongs = f"; {key!r} is a key of {' and of '.join(map(repr, inner))}" if inner else ""
+    return f"unknown key; allowed: {', '.join(allowed)}{belongs}"
 
 
 def _refine(message: str, path: KeyPath, tree: Tree) -> tuple[str, KeyPath]:
@@ -182,6 +189,12 @@ def _classes_at(model: type[BaseModel], loc: Sequence[Key]) -> list[type[BaseMod
 def _keys_at(model: type[BaseModel], loc: Sequence[Key]) -> set[str]:
     """Keys that the section at a pydantic location may have."""
     return {name for cls in _classes_at(model, loc) for name in cls.model_fields}
+
+
+def _examples(model: type[BaseModel], loc: Sequence[Key]) -> list[str]:
+    """What the field at a pydantic location may be, where its class says so."""
+    fields = (cls.model_fields.get(str(loc[-1])) for cls in _classes_at(model, loc[:-1]))
+    return [str(text) for field in fields if field is not None for text in field.examples or ()]
 
 
 def _tags_at(model: type[BaseModel], loc: Sequence[Key]) -> list[str]:

@@ -24,6 +24,7 @@ from equipoise.sim.scenario.units import (
     Celsius,
     Float,
     Flop,
+    GramsPerKwh,
     Int,
     Rate,
     Seconds,
@@ -314,9 +315,10 @@ class Job(Section):
     )
     workers_min: Count | None = None  # default: what `gpus` makes; fewer and more makes the job elastic
     workers_max: Count | None = None  # most workers; none: as asked for
-    steps: Count | None = None  # target; or epochs, or samples
-    epochs: Positive | None = None  # target; or steps, or samples
-    samples: Count | None = None  # target; or steps, or epochs
+    steps: Count | None = None  # target; or epochs, samples or tokens
+    epochs: Positive | None = None  # target; or steps, samples or tokens
+    samples: Count | None = None  # target; or steps, epochs or tokens
+    tokens: Count | None = None  # target, of a language model: as many samples as hold them
     global_batch: Count = 1  # samples of a step, over all workers
     batch_reference: Count | None = None  # M0; none: global_batch
     batch_max: Count | None = None  # a policy may raise the batch up to this; none: it stays as it is
@@ -356,9 +358,9 @@ class Job(Section):
                     "'job_type', 'mix_gpus', 'time_limit' and 'gpus_min' are of jobs with 'duration'; this one has "
                     "a 'model'"
                 )
-            targets = [k for k in ("steps", "epochs", "samples") if getattr(self, k) is not None]
+            targets = [k for k in ("steps", "epochs", "samples", "tokens") if getattr(self, k) is not None]
             if len(targets) != 1:
-                raise ValueError("needs exactly one of 'steps', 'epochs', 'samples'")
+                raise ValueError("needs exactly one of 'steps', 'epochs', 'samples', 'tokens'")
             if self.epochs is not None and self.data is None:
                 raise ValueError("'epochs' needs 'data'")
             if self.batch_reference is not None and self.batch_reference > self.global_batch:
@@ -525,7 +527,7 @@ class Energy(Section):
     """Power: its price, and caps that slow computing. What GPUs draw comes from the hardware profile."""
 
     tariff: UsdPerJoule | None = None  # none: the price book's
-    carbon: Annotated[Float, Field(ge=0)] | None = None  # of the site's electricity, g of CO2 per kWh
+    carbon: GramsPerKwh | None = None  # CO2 of the site's electricity
     region: str | None = (
         None  # in place of `carbon`: a region of `carbon_book`, by the hour where it has hours
     )

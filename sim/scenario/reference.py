@@ -6,7 +6,7 @@ import ast
 import inspect
 import io
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, ForwardRef, Literal, get_args, get_origin, get_type_hints
@@ -14,14 +14,20 @@ from typing import Any, ForwardRef, Literal, get_args, get_origin, get_type_hint
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from equipoise.policies.numerals import is_index
 from equipoise.sim.scenario.model import Scenario
-from equipoise.sim.scenario.units import Quantity
+from equipoise.sim.scenario.units import Quantity, format_bytes, format_bytes_per_s, format_seconds
 
 TYPES = {
     int: "whole number", float: "number", str: "text", bool: "true or false", dict: "section", tuple: "list",
 }  # fmt: skip
 DERIVED = ("bound",)
 """Sections that loading works out, and no file gives."""
+_SHOWN: dict[str, Callable[[float], tuple[str, ...]]] = {
+    "s": lambda value: (format_seconds(value), f"{value:g} s"),
+    "bytes": lambda value: (f"{value / 2**30:g} GiB", format_bytes(value)),
+    "bytes/s": lambda value: (f"{8 * value / 1e9:g} Gbit/s", format_bytes_per_s(value)),
+}
 LIMITS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 
 
@@ -47,8 +53,11 @@ def all_keys() -> list[Key]:
 
 def under(path: str) -> list[Key]:
     """The keys at and below `path`, where indices and names of a scenario may stand for [] and NAME."""
-    wanted = _parts(path)
-    return [key for key in all_keys() if _matches(_parts(key.path), wanted)]
+    found = [key for key in all_keys() if _matches(_parts(key.path), _parts(path))]
+    if found or "[" in path:
+        return found
+    bare = [part for part in _parts(path) if not is_index(part)]  # as in messages, or without any brackets
+    return [key for key in all_keys() if _matches([p for p in _parts(key.path) if p != "[]"], bare)]
 
 
 def _parts(path: str) -> list[str]:
@@ -145,10 +154,21 @@ def _default(field: FieldInfo) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):
-        return f"{value:g}"
+        return _with_unit(field, value)
     if isinstance(value, tuple | list | dict):
         return ", ".join(map(str, value)) or "empty"
     return str(value) or "empty"
+
+
+def _with_unit(field: FieldInfo, value: float) -> str:
+    """A number as people write it, where that says exactly the same."""
+    found = [*_walk(field.annotation), *field.metadata]
+    quantity = next((item for item in found if isinstance(item, Quantity)), None)
+    shown = _SHOWN.get(quantity.base) if quantity is not None and value else None
+    for text in shown(value) if shown is not None else ():
+        if quantity is not None and quantity.parse(text) == value:
+            return text
+    return f"{value:g}"
 
 
 @cache

@@ -8,6 +8,7 @@ writes.
 from __future__ import annotations
 
 from dataclasses import fields
+from difflib import get_close_matches
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, Field, model_validator
@@ -143,7 +144,7 @@ class TransformerSpec(Section):
     latent: LatentSpec | None = None  # multi-head latent attention
     layout: LayoutSpec | None = None  # how it is spread over GPUs
     plan: Literal["auto"] | None = None  # auto: the fastest layout that fits
-    stack: str | StackSpec
+    stack: str | StackSpec = Field(examples=list(STACKS))  # software: a name, or a file of `fit-steps`
     measured_step: MeasuredStep | None = None  # one measured step, which sets a factor
     bound: Bound | None = None
 
@@ -170,9 +171,10 @@ class TransformerSpec(Section):
             if name != "sequence" and getattr(self, name) != TransformerSpec.model_fields[name].default:
                 raise ValueError(f"{name}: 'config' says it already; leave one of them out")
         if not is_file(str(self.config)) and self.config not in SHAPES:
-            known = ", ".join(SHAPES)
+            close = get_close_matches(str(self.config).lower(), SHAPES, n=1)
+            meant = f"; did you mean {close[0]!r}?" if close else ";"
             raise ValueError(
-                f"config: unknown model {self.config!r}; known: {known}, or the path of a config.json"
+                f"config: unknown model {self.config!r}{meant} known: {', '.join(SHAPES)}, or a config.json"
             )
 
     def _check(self, layout: LayoutSpec, shape: Transformer) -> None:

@@ -291,10 +291,23 @@ TEMPERATURE = Quantity(
     "a temperature", "degrees Celsius", "25 C", {c: Fraction(1) for c in ("C", "°C", "degC")}, low=-273.15,
     high=1e6, plausible=(-60.0, 150.0),
 )  # fmt: skip
+CARBON = Quantity(
+    "a carbon intensity",
+    "g/kWh",
+    "400 g/kWh",
+    {
+        f"{mass}{gas}/{energy}": factor / each
+        for mass, factor in (("g", Fraction(1)), ("kg", Fraction(1000)), ("t", Fraction(10**6)))
+        for gas in ("", "CO2", " CO2", "CO2e")
+        for energy, each in (("kWh", Fraction(1)), ("MWh", Fraction(1000)), ("GWh", Fraction(10**6)))
+    },
+    high=1e6,
+    plausible=(1.0, 2000.0),
+)
 
 QUANTITIES = (
     SIZE, DATA_RATE, TIME, WORK, WORK_RATE, SAMPLE_RATE, SHARE, PRICE, TARIFF, MONEY, STORAGE_PRICE, POWER,
-    TEMPERATURE,
+    TEMPERATURE, CARBON,
 )  # fmt: skip
 
 Bytes = Annotated[float, SIZE]
@@ -310,6 +323,7 @@ Usd = Annotated[float, MONEY]
 UsdPerByteSecond = Annotated[float, STORAGE_PRICE]
 Watts = Annotated[float, POWER]
 Celsius = Annotated[float, TEMPERATURE]
+GramsPerKwh = Annotated[float, CARBON]
 
 
 def format_scaled(value: float, unit: str, step: float = 1000.0, digits: int = 3) -> str:
@@ -349,7 +363,9 @@ def format_share(value: float) -> str:
 
 
 def format_usd(value: float) -> str:
-    """US dollars: 1234.5 -> "1,234.50 USD"; below one dollar three digits."""
+    """US dollars: 1234.5 -> "1,234 USD", 12.345 -> "12.35 USD": prices bear no cents beside hundreds."""
+    if abs(value) >= 99.995:
+        return f"{value:,.0f} USD"
     return f"{value:,.2f} USD" if abs(value) >= 1 or value == 0 else f"{value:.3g} USD"
 
 

@@ -19,23 +19,24 @@ COLUMNS = (
 
 
 def ranked(trials: Sequence[Trial], question: Question, needed: int) -> list[dict[str, Any]]:
-    """A row of COLUMNS for each size: those that meet the targets first, by the objective; numbers are means.
+    """A row for each size: those that meet the targets first, by the objective. Numbers are means.
 
-    power_w: mean of the site while it runs. What is not known is NaN.
+    Keys: COLUMNS, and those of the targets' results. power_w: mean of the site while it runs. Not known: NaN.
     """
     key = {"cost": "cost_usd", "price": "price_usd_per_h", "nodes": "gpus"}[question.objective]
-    rows = [_row(trial, trial.met >= needed) for trial in trials]
+    asked = [target.measure.key for target in question.targets]
+    rows = [_row(trial, trial.met >= needed, asked) for trial in trials]
     rows.sort(key=lambda row: (not row["meets"], math.isnan(row[key]), row[key], row["gpus"]))
     return [{"rank": place + 1, **row} for place, row in enumerate(rows)]
 
 
-def _row(trial: Trial, meets: bool) -> dict[str, Any]:
+def _row(trial: Trial, meets: bool, asked: Sequence[str]) -> dict[str, Any]:
     scenario = trial.candidate.scenario
     layout, memory = next(_layouts(scenario), ("", math.nan))
     names = ("mfu_ratio", "makespan_s", "cost_usd", "energy_j", "carbon_kg")
     means = {name: trial.mean(name) if name in trial.results[0] else math.nan for name in names}
     power_w = means["energy_j"] / means["makespan_s"] if means["makespan_s"] > 0.0 else math.nan
-    return {
+    return {key: trial.mean(key) for key in asked} | {
         "values": ", ".join(
             f"{key.rpartition('.')[2]} {value}" for key, value in trial.candidate.values.items()
         ),

@@ -55,7 +55,7 @@ def read_range(text: str, scenario: Scenario) -> Range:
     Raises InputError, one line with what is allowed.
     """
     key, equals, values = text.partition("=")
-    low, dots, high = values.partition("..")
+    low, dots, high = values.partition(".." if ".." in values else ":")
     key, low, high = key.strip(), low.strip(), high.strip()
     if not (equals and dots and key and low and high):
         raise InputError(

@@ -337,6 +337,22 @@ def read_candidates(
     return found, trace, folders
 
 
+def doubts(question: Question) -> list[str]:
+    """What of a question is allowed, and seldom meant. Raises InputError."""
+    found = [one.doubt for one in question.targets if one.doubt]
+    tree = changed_tree(question.file, question.overrides)
+    workload = tree.get("workload") if isinstance(tree, dict) else None
+    generate = workload.get("generate") if isinstance(workload, dict) else None
+    classes = generate.get("classes") if isinstance(generate, dict) else None
+    loads = [c for c in classes or () if isinstance(c, dict) and c.get("load") is not None]
+    if loads and any(key.startswith("cluster.") for key in question.vary):
+        found.append(
+            "workload.generate: 'load' is a share of each size, so larger clusters get more jobs; "
+            "give 'rate' to keep the jobs as they are"
+        )
+    return found
+
+
 def grown(file: Path, before: Sequence[str], after: Sequence[str]) -> list[str]:
     """Changes that give each training job the share of the cluster after changes that it has before them."""
     trees = [changed_tree(file, changes) for changes in (before, after)]
@@ -370,13 +386,13 @@ def _candidate(
 def read_vary(text: str) -> tuple[str, list[Any]]:
     """`KEY=LOW:HIGH`, `KEY=LOW:HIGH:STEP` (whole numbers) or `KEY=A,B,C` as (key, values)."""
     key, equals, values = text.partition("=")
-    parts = values.split(":")
+    parts = values.replace("..", ":").split(":")
     if equals and key and len(parts) in (2, 3) and all(is_index(part.strip()) for part in parts):
         low, high, step = [int(part) for part in parts] + ([1] if len(parts) == 2 else [])
         if low <= high and step >= 1:
             if (many := (high - low) // step + 1) > SIZES_MOST:
                 raise InputError([f"--vary {text!r}: {many:,} sizes; at most {SIZES_MOST:,} are possible"])
             return key.strip(), list(range(low, high + 1, step))
-    elif equals and key and values.strip():
+    elif equals and key and values.strip() and ".." not in values:
         return key.strip(), [value.strip() for value in values.split(",")]
     raise InputError([f"--vary {text!r}: write KEY=LOW:HIGH, KEY=LOW:HIGH:STEP or KEY=A,B,C"])

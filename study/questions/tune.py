@@ -106,7 +106,7 @@ class Found:
 def read_range(text: str) -> tuple[str, Range | tuple[str, ...]]:
     """`KEY=LOW:HIGH`, `KEY=LOW:HIGH:log` or `KEY=A,B,C`. Raises InputError."""
     key, equals, values = text.partition("=")
-    parts = values.split(":")
+    parts = values.replace("..", ":").split(":")
     if equals and key.strip() and len(parts) in (2, 3) and parts[2:] in ([], ["log"]):
         try:
             low, high = map(strict_float, parts[:2])

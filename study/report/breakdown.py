@@ -35,14 +35,14 @@ def by_size(study: Study) -> str:
         if len(sizes) < 2:
             return ""
         rows = [_row(size, [found[p].get(size) for p in policies]) for size in sizes]
-        made.append(table(f"{title}: mean, 95th percentile", ("GPUs", "jobs", *policies), rows))
+        made.append(table(f"{title}: mean, and 95th percentile below it", ("GPUs", "jobs", *policies), rows))
     return "".join(made)
 
 
 def _row(size: int, cells: Sequence[tuple[int, float, float] | None]) -> list[str]:
     jobs = next((cell[0] for cell in cells if cell is not None), 0)
     shown = [
-        "-" if cell is None or math.isnan(cell[1]) else f"{show('x_s', cell[1])}, {show('x_s', cell[2])}"
+        "-" if cell is None or math.isnan(cell[1]) else f"{show('x_s', cell[1])}\n{show('x_s', cell[2])}"
         for cell in cells
     ]
     return [_name(size), f"{jobs:,}", *shown]

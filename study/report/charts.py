@@ -22,7 +22,7 @@ DIGITS = 5
 class Axis:
     """One axis. ticks: (place, text) pairs of a scale without numbers. zero: the scale begins at 0.
 
-    log: equal ratios are equal distances (all values above 0).
+    log: equal ratios are equal distances (all values above 0); of y only in scatter charts.
     """
 
     label: str
@@ -36,7 +36,8 @@ class Axis:
 class Series:
     """Equal-length x and y; for `area` and `heat` x has the edges, one more than y.
 
-    colour: number of the colour, or the name of a use of GPU time. labels: what a point is called.
+    colour: number of the colour, or the name of a use of GPU time. labels: what a point is called. half: half the
+    interval of each y.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Series:
     y: Numbers
     colour: int | str = 0
     labels: Sequence[str] = ()
+    half: Numbers = ()
 
     def plain(self) -> dict[str, Any]:
         """The series as JSON: five significant digits, unknown numbers as null."""
@@ -55,6 +57,8 @@ class Series:
         }
         if len(self.labels):
             row["labels"] = list(self.labels)
+        if len(self.half):
+            row["half"] = rounded(self.half)
         return row
 
 

@@ -15,6 +15,7 @@ from equipoise.study.report.fairness import fairness_charts
 from equipoise.study.report.first import ranking
 from equipoise.study.report.study import Point, RunFolder, Study, Trend, idle_after_last, in_order
 from equipoise.study.report.timeline import SHARES, USES, link_load, literal, read, usage_shares
+from equipoise.study.report.words import NOUNS
 
 QUANTILES = 400
 POLICIES_DRAWN = 8
@@ -72,7 +73,7 @@ def parallel(study: Study) -> Chart | None:
         for place, text in _spread(values[key])
     ]  # fmt: skip
     ticks += [
-        (10.0 * len(keys) + v / high if high > 0 else 0.0, show(metric, v)) for v in (0.0, high / 2, high)
+        (10.0 * len(keys) + place, show(metric, low + place * (high - low))) for place in (0.0, 0.5, 1.0)
     ]
     where = {k: {text: at for at, text in _spread(values[k])} for k in keys}
     series = list[Series]()
@@ -86,7 +87,7 @@ def parallel(study: Study) -> Chart | None:
             y += [*places, end, math.nan]
             labels += [told] * (len(keys) + 2)
         series.append(Series(policy, x, y, colour=len(series), labels=labels))
-    noun = LABELS.get(metric, metric)
+    noun = NOUNS.get(metric, metric)
     left = len(study.points) - len(known)
     return Chart(
         "parallel",
@@ -246,6 +247,7 @@ def trade_off(study: Study) -> Chart | None:
     unit = time_unit(float(np.nanmax(results)))
     y = [value / unit.seconds for value in results]
     best = front(costs, results)
+    log = _spread_out(costs) and _spread_out(results)
     drawn = _thinned(len(points), best)
     series = [
         Series(
@@ -268,14 +270,29 @@ def trade_off(study: Study) -> Chart | None:
         "scatter",
         f"{name[0].upper()}{name[1:]} against {label.partition(' (')[0]}",
         text,
-        Axis(label),
-        Axis(f"{name} ({unit.name})"),
+        Axis(label, zero=not log, log=log),
+        Axis(f"{name} ({unit.name})", zero=not log, log=log),
         tuple(series),
         ("policy", "point", label, name),
         rows,
-        "Line: Pareto front. Means over seeds."
+        (
+            f"{_called(points[best[0]])} is best in both. Means over seeds."
+            if len(best) == 1
+            else "Line: Pareto front. Means over seeds."
+        )
         + (f" {len(drawn):,} of {len(points):,} points are drawn." if len(drawn) < len(points) else ""),
     )
+
+
+def _spread_out(values: Sequence[float]) -> bool:
+    """Whether a linear axis would press most values into a corner."""
+    known = [value for value in values if math.isfinite(value)]
+    return min(known) > 0.0 and max(known) > 4.0 * float(np.median(known))
+
+
+def _called(point: Point) -> str:
+    text = _point_text(point)
+    return f"{point.policy} at {text}" if text else point.policy
 
 
 def _traded(study: Study, points: Sequence[Point]) -> tuple[str, str]:
@@ -386,26 +403,38 @@ def trend(found: Trend, number: int) -> Chart:
     unit = time_unit(max(everything, default=1.0))
     at = list(range(len(found.values)))
     series = tuple(
-        Series(p, at, [v / unit.seconds for v in means], colour=k)
+        Series(
+            p, at, [v / unit.seconds for v in means], colour=k,
+            half=[v / unit.seconds for v in found.halves.get(p, ())],
+        )
         for k, (p, means) in enumerate(found.means.items())
+    )  # fmt: skip
+    unknown = [math.nan] * len(at)
+    rows = tuple(
+        (p, *(show(found.metric, v, h) for v, h in zip(means, found.halves.get(p, unknown), strict=True)))
+        for p, means in found.means.items()
     )
-    rows = tuple((p, *(show(found.metric, v) for v in means)) for p, means in found.means.items())
-    name = LABELS.get(found.metric, found.metric)
+    name = NOUNS.get(found.metric, found.metric)
     text = "; ".join(
         f"{row[0]}: from {row[1]} at {found.values[0]} to {row[-1]} at {found.values[-1]}" for row in rows[:6]
     )
     return Chart(
         f"trend-{number}",
         "line",
-        f"{name} over {found.key}",
+        f"{name[0].upper()}{name[1:]} by {found.key}",
         text,
         Axis(found.key, zero=False, ticks=tuple((float(k), v) for k, v in enumerate(found.values))),
         Axis(f"{name} ({unit.name})"),
         series,
         ("policy", *found.values),
         rows,
-        "Means over all other varied keys and seeds.",
+        "Means over all other varied keys and seeds" + (", with 95 % intervals." if _sure(found) else "."),
     )
+
+
+def _sure(found: Trend) -> bool:
+    """Whether any interval is known, and is one."""
+    return any(half > 0.0 for halves in found.halves.values() for half in halves)
 
 
 def usage_over_time(folder: RunFolder, identifier: str) -> Chart:
@@ -512,7 +541,8 @@ def load_of_links(folder: RunFolder, identifier: str) -> Chart | None:
     )
     text = "Busiest: " + "; ".join(f"{row[0]}: mean {row[1]}, highest {row[2]}" for row in rows[:5])
     left = load.total - len(load.names)
-    note = f"The {len(load.names)} links that carried most of {load.total}." if left else ""
+    note = "The darker, the fuller: white is 0 %, full colour 100 % of the link's capacity."
+    note += f" The {len(load.names)} of {load.total} links that carried most." if left else ""
     ticks = tuple((float(k), name) for k, name in enumerate(load.names))
     return Chart(
         identifier,

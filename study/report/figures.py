@@ -129,6 +129,9 @@ def _curves(chart: Chart, axes: Axes) -> None:
             else {"marker": MARKERS[k % 8], "markersize": 4}
         )
         axes.plot(x, y, color=_colour(series), linestyle=DASHES[k % 8], label=series.name, **how)
+        if len(series.half):
+            half = np.nan_to_num(np.asarray(series.half, dtype=float))
+            axes.errorbar(x, y, yerr=half, fmt="none", ecolor=_colour(series), elinewidth=1, capsize=3)
     if chart.x.ticks:
         axes.set_xticks([at for at, _ in chart.x.ticks], [text for _, text in chart.x.ticks])
     if chart.x.log:
@@ -169,6 +172,10 @@ def _scatter(chart: Chart, axes: Axes) -> None:
                 axes.annotate(
                     place[0], place[1:], xytext=(4, 4), textcoords="offset points", fontsize="small"
                 )
+    if chart.x.log:
+        axes.set_xscale("log")
+    if chart.y.log:
+        axes.set_yscale("log")
     _from_zero(chart, axes)
 
 

@@ -24,6 +24,8 @@ _LABELS = {
     "goodput_ratio": "Goodput",
     "cost_usd": "Cost",
     "energy_j": "Energy",
+    "mfu_ratio": "MFU",
+    "cost_per_million_tokens_usd": "Cost per million tokens",
 }
 
 
@@ -170,7 +172,7 @@ def _span(study: Study, k: int) -> float:
 
 
 def context(study: Study) -> list[tuple[str, str]]:
-    """(heading, text) of cluster, workload and disturbances; [] when no run directory was kept."""
+    """(heading, text) of cluster, workload and disturbances; [] when the scenario was not kept."""
     config = study.config or {}
     cluster = config.get("cluster")
     if not isinstance(cluster, Mapping):
@@ -179,6 +181,7 @@ def context(study: Study) -> list[tuple[str, str]]:
         ("Cluster", _cluster(cluster)),
         ("Workload", _workload(study)),
         ("Disturbances", _faults(config)),
+        ("Varied (the above is the first point)", ", ".join(study.points[0].values) if study.points else ""),
     ]
     return [(name, text) for name, text in lines if text]
 
@@ -189,7 +192,9 @@ def _cluster(cluster: Mapping[str, Any]) -> str:
         count, each = int(node.get("count") or 1), int(node.get("gpus") or 0)
         gpus += count * each
         kind = node.get("accelerator") or node.get("name") or "GPU"
-        groups.append(f"{count} x {each} {kind}" if each else f"{count} nodes without GPUs")
+        speed = node.get("speed", 1.0)
+        told = "" if speed == 1.0 else f" at {speed:g} of its speed"
+        groups.append(f"{count} x {each} {kind}{told}" if each else f"{count} nodes without GPUs")
     topology = cluster.get("topology") or {}
     shape = str(topology.get("kind", "")) if isinstance(topology, Mapping) else ""
     over = topology.get("oversubscription") if isinstance(topology, Mapping) else None
@@ -203,7 +208,8 @@ def _workload(study: Study) -> str:
     """Number, size and arrival of the jobs of the first run."""
     paths = [folder.path / "jobs.parquet" for folder in study.folders[:1]]
     if not paths:
-        return ""
+        jobs = max((study.mean("jobs", policy) for policy in study.policies), default=math.nan)
+        return "" if math.isnan(jobs) else f"{jobs:,.0f} job{'s' if jobs != 1 else ''}"
     query = (
         "SELECT count(*), min(gpus), median(gpus), max(gpus), max(arrival_s) - min(arrival_s) "
         f"FROM read_parquet({literal(paths[0])})"

@@ -38,6 +38,7 @@ KIND_LABELS = {
     "resized": "ran until resized", "fault": "ran until a fault", "open": "still running at the end",
 }  # fmt: skip
 CONFIG_CHARS = 200_000
+NOTES_SHOWN = 4
 
 
 @dataclass(frozen=True)
@@ -240,8 +241,7 @@ def _answer(study: Study, shown: Chart | None) -> str:
     told = headline(study)
     lead = "".join(f'<p class="answer">{escape(s.text)}</p>' for s in told if s.strong)
     rest = "".join(f'<p class="because">{escape(s.text)}</p>' for s in told if not s.strong)
-    notes = "".join(f"<li>{escape(note)}</li>" for note in study.notes)
-    listed = f'<ul class="note">{notes}</ul>' if notes else ""
+    listed = _noted(study.notes)
     drawn = figure(shown) if shown is not None else ""
     about = context_html(study)
     left, right = (drawn + rest, about + listed) if about else (drawn, rest + listed)
@@ -252,9 +252,26 @@ def _answer(study: Study, shown: Chart | None) -> str:
     )
 
 
+def _noted(notes: Sequence[str]) -> str:
+    """The notes as a list; what a first screen has no room for is folded."""
+    items = [f"<li>{escape(note)}</li>" for note in notes]
+    if not items:
+        return ""
+    listed = f'<ul class="note">{"".join(items[:NOTES_SHOWN])}</ul>'
+    rest = items[NOTES_SHOWN:]
+    return listed + (
+        folded(f"{len(rest)} more notes", f'<ul class="note">{"".join(rest)}</ul>') if rest else ""
+    )
+
+
 def _results(study: Study, ranked: Chart | None) -> str:
     chart = figure(ranked) if ranked is not None else ""
-    return results(study) + failures(study) + by_size(study) + chart
+    sizes = by_size(study)
+    made = results(study) + failures(study)
+    if sizes and len(study.policies) > 1:  # a table of few columns leaves room beside it
+        made = f'<div class="beside"><div>{made}</div><div>{sizes}</div></div>'
+        sizes = ""
+    return made + sizes + chart
 
 
 def _no_jobs(study: Study) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 import duckdb
 
 from equipoise.sim.scenario.tree import InputError, read_tree
+from equipoise.study.display import METRICS
 from equipoise.study.folders import LEDGER, RUNS, reading
 from equipoise.study.report.study import (
     UNKNOWN,
@@ -56,6 +57,12 @@ def read_sweep_study(path: Path) -> Study:
         raise InputError([f"{path / LEDGER}: cannot be read: {' '.join(str(error).split())}"]) from error
 
 
+def _scenario(about: Mapping[str, str]) -> Mapping[str, Any] | None:
+    """The scenario of the first point, as the sweep keeps it."""
+    data = read_tree(about["scenario"], "the sweep's scenario").data if "scenario" in about else None
+    return data if isinstance(data, dict) else None
+
+
 def _ledger(path: Path) -> tuple[dict[str, str], int, tuple[Failure, ...]]:
     """Facts about the sweep, the number of failed runs, and the first of them."""
     with reading(path / LEDGER) as db:
@@ -88,7 +95,7 @@ def _study(
     ]
     policies = tuple(there)
     runs, seeds = db.execute("SELECT count(*), count(DISTINCT seed) FROM runs").fetchall()[0]
-    rows = _rows(db, metrics, policies)
+    rows = _rows(db, _as_listed(metrics), policies)
     jobs = max((row.value.mean for row in rows if row.metric == "jobs"), default=math.nan)
     judged = "completion_mean_s" if jobs > 1 else "makespan_s"
     folders = _folders(path, db)
@@ -102,8 +109,13 @@ def _study(
         first_of_each_policy(folders), lambda a, b, m: ratios.get((a, b, m), UNKNOWN), failures, failed,
         tuple(notes),
         points=points, trends=_trends(db, varied, judged if judged in metrics else None, policies),
-        tornado=read_tornado(path), about=about, config=read_config(folders),
+        tornado=read_tornado(path), about=about, config=read_config(folders) or _scenario(about),
     )  # fmt: skip
+
+
+def _as_listed(metrics: Sequence[str]) -> list[str]:
+    """Metrics in the order of every other table, further totals behind them."""
+    return [*(m for m in METRICS if m in metrics), *(m for m in metrics if m not in METRICS)]
 
 
 def _varied(spec: Mapping[str, Any]) -> list[str]:
@@ -245,15 +257,30 @@ def _trends(
         values = sorted({value for value, _ in means}, key=in_order)
         if len(values) < 2:
             continue
+        halves = _halves(db, key, metric)
         trends.append(
             Trend(
                 key,
                 metric,
                 tuple(values),
                 {p: [means.get((v, p), math.nan) for v in values] for p in policies},
+                {p: [halves.get((v, p), math.nan) for v in values] for p in policies},
             )
         )
     return tuple(trends)
+
+
+def _halves(db: duckdb.DuckDBPyConnection, key: str, metric: str) -> dict[tuple[str, str], float]:
+    """Half the interval of each mean over a varied key, by (value, policy); points are strata as everywhere."""
+    listed = f"SELECT DISTINCT {quoted(key)} FROM runs WHERE {quoted(key)} IS NOT NULL ORDER BY ALL"
+    found: dict[tuple[str, str], float] = {}
+    for number_, (value,) in enumerate(db.execute(listed).fetchall()):
+        source = (
+            f"SELECT policy, point, {quoted(metric)} AS value FROM runs WHERE {_good(metric)} AND {quoted(key)} = "
+            f"({listed} LIMIT 1 OFFSET {number_})"
+        )
+        found |= {(_text(value), policy): i.half_width for policy, i in _intervals(db, source).items()}
+    return found
 
 
 def _folders(path: Path, db: duckdb.DuckDBPyConnection) -> tuple[RunFolder, ...]:

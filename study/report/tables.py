@@ -27,10 +27,16 @@ def table(caption: str, header: Sequence[str], rows: Iterable[Sequence[str]], ki
     """A table of texts: the first cell of a row is its heading."""
     head = "".join(f'<th scope="col">{escape(text)}</th>' for text in header)
     body = "".join(
-        f'<tr><th scope="row">{escape(row[0])}</th>{"".join(f"<td>{escape(text)}</td>" for text in row[1:])}</tr>'
-        for row in rows
+        f'<tr><th scope="row">{escape(row[0])}</th>{"".join(map(_data, row[1:]))}</tr>' for row in rows
     )
     return _frame(caption, head, body, kind)
+
+
+def _data(text: str) -> str:
+    """A cell; what stands behind the end of a line is shown below it, smaller."""
+    first, _, below = text.partition("\n")
+    under = f'<span class="of">{escape(below)}</span>' if below else ""
+    return f"<td>{escape(first)}{under}</td>"
 
 
 def _frame(caption: str, head: str, body: str, kind: str = "", mark: str = "") -> str:
@@ -240,7 +246,7 @@ def _flat(key: str, value: Any) -> Iterable[tuple[str, str]]:
 def origins(study: Study) -> str:
     """The hardware numbers that the simulation rests on, each with its origin."""
     cluster = (study.config or {}).get("cluster")
-    if not isinstance(cluster, Mapping):
+    if not isinstance(cluster, Mapping) or not study.folders:
         return (
             '<p class="note">No run directory was kept, so the hardware that was simulated is not listed.</p>'
         )
@@ -270,7 +276,8 @@ def _origin_rows(profile: HardwareProfile, used: set[str]) -> list[tuple[str, st
         rows += [_origin(f"{name}: {what}", m) for what, m in _measured(profile.accelerators[name])]
     for fabric in profile.fabrics:
         if fabric.accelerator in used or not fabric.accelerator:
-            label = f"fabric {fabric.tier} {fabric.collective}"
+            whose = f" ({fabric.accelerator})" if fabric.accelerator else ""
+            label = f"fabric {fabric.tier} {fabric.collective}{whose}"
             rows += [_origin(f"{label}: {what}", m) for what, m in _measured(fabric)]
     return rows
 

@@ -182,10 +182,10 @@ def _swept(study: Study, best: Point) -> list[Sentence]:
     means = [p.means.get(metric, math.nan) for p in study.points]
     near = sum(mean <= value * (1 + FLAT) for mean in means)
     worst = max(mean for mean in means if math.isfinite(mean))
-    also = "no other choice is" if near == 1 else f"{near - 1} others are"
+    also = "No other is" if near == 1 else f"{near - 1} other{'s are' if near > 2 else ' is'}"
     told.append(
         Sentence(
-            f"Of {len(means)} choices of point and policy {also} within {100 * FLAT:g} % of it; "
+            f"{len(means)} combinations of point and policy were run. {also} within {100 * FLAT:g} % of the best; "
             f"the worst takes {digits(worst / value)} times as long."
         )
     )
@@ -193,9 +193,7 @@ def _swept(study: Study, best: Point) -> list[Sentence]:
     if effects:
         listed = ", ".join(f"{key} {digits(factor)}x" for key, factor in effects[:4])
         told.append(
-            Sentence(
-                f"From its best to its worst value, averaged over the rest, each changes it by: {listed}."
-            )
+            Sentence(f"What matters most, as worst over best value, averaged over all else: {listed}.")
         )
     return told
 
@@ -234,18 +232,16 @@ def _waste(study: Study) -> list[Sentence]:
         shares = {metric: study.mean(metric, policy) for metric in WASTED}
         known = sorted((m for m in shares if shares[m] > 0), key=lambda m: -shares[m])[:2]
         if known:
-            listed = " and ".join(
-                f"{show('x_ratio', shares[m])} ({_wasted(study, policy, m)})" for m in known
-            )
-            parts.append(f"under {policy} {listed}")
-    return [Sentence(f"Most GPU time is wasted {'; '.join(parts)}.")] if parts else []
+            listed = ", ".join(_wasted(study, policy, m, shares[m]) for m in known)
+            parts.append(listed if len(study.policies) == 1 else f"{listed} under {policy}")
+    return [Sentence(f"Largest losses of GPU time: {'; '.join(parts)}.")] if parts else []
 
 
-def _wasted(study: Study, policy: str, metric: str) -> str:
+def _wasted(study: Study, policy: str, metric: str, share: float) -> str:
     """What wastes the time; idle GPUs at the end, when no job is to come, are told apart."""
     late = idle_after_last(study, policy) if metric == "idle_ratio" else math.nan
-    tail = f", {show('x_ratio', late)} after the last arrival" if late > 5e-4 else ""
-    return WASTED[metric] + tail
+    tail = f" ({show('x_ratio', late)} after the last arrival)" if late > 5e-4 else ""
+    return f"{WASTED[metric]} {show('x_ratio', share)}{tail}"
 
 
 def _money(study: Study) -> list[Sentence]:
@@ -255,7 +251,8 @@ def _money(study: Study) -> list[Sentence]:
         cost, wasted = study.mean("cost_usd", policy), study.mean("waste_usd", policy)
         if math.isfinite(cost):
             lost = f", {show('waste_usd', wasted)} of it wasted" if wasted > 0 else ""
-            parts.append(f"{show('cost_usd', cost)} under {policy}{lost}")
+            under = "" if len(study.policies) == 1 else f" under {policy}"
+            parts.append(f"{show('cost_usd', cost)}{under}{lost}")
     return [Sentence(f"Cost: {'; '.join(parts)}.")] if parts else []
 
 

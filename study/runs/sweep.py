@@ -23,13 +23,13 @@ from equipoise.sim.loading.checks import trace_problems
 from equipoise.sim.loading.file import ScenarioFile, read_scenario
 from equipoise.sim.record import Run, versions
 from equipoise.sim.run import is_random, run
-from equipoise.sim.scenario.tree import InputError
+from equipoise.sim.scenario.tree import InputError, read_text, read_tree
 from equipoise.study.folders import LEDGER, RUNS, check_free
 from equipoise.study.runs.make import How, Progress, make
 from equipoise.study.runs.orders import Order, Row, Shared, name_of, orders_at, trace_at
 from equipoise.study.runs.shards import FOLDER, ShardFile
 from equipoise.study.runs.store import PARQUET, Store, ledger_with_copy, only_writer
-from equipoise.study.runs.sweep_spec import RUNS_MOST, Point, SweepSpec, read_sweep
+from equipoise.study.runs.sweep_spec import RUNS_MOST, Point, SweepSpec, read_sweep, what_can_be_read
 from equipoise.study.runs.until import MOST, Until, check_policies, how_it_ended, read_until, whole_points
 
 _RUN_ID = re.compile("[0-9a-f]{16}")
@@ -96,7 +96,7 @@ def sweep(
         with _store(out, options.shard) as store:
             if away := store.keep_only(order.id for order in orders):
                 notes.append(f"{away} runs of an earlier file or earlier code were put aside")
-            store.set_about(**_about(file, until))
+            store.set_about(**_about(file, until), scenario=orders[0].scenario)
             if options.shard is None:
                 store.set_about(planned=str(len(orders)))
             chosen, made = make(store, orders, shared, how, until)
@@ -170,8 +170,16 @@ def orders_of(
 
 def check(file: Path) -> None:
     """Raises InputError with everything that is wrong with the sweep in `file`: policies, scenario, points."""
-    spec, tree = read_sweep(file)
-    lines = []
+    lines: list[str] = []
+    found: SweepSpec | None
+    try:
+        found = read_sweep(file)[0]
+    except InputError as error:
+        lines += error.lines
+        found = what_can_be_read(file)
+    if found is None:
+        raise InputError(lines)
+    spec, tree = found, read_tree(read_text(file), str(file))
     for k, policy in enumerate(spec.policies):
         try:
             make_policy(policy)

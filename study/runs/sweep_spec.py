@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, Self
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from equipoise.sim.loading.file import ATTEMPTS, leave_out
 from equipoise.sim.scenario.errors import describe
 from equipoise.sim.scenario.tree import InputError, Tree, read_text, read_tree
 from equipoise.sim.scenario.units import Float, Int
@@ -221,3 +222,15 @@ def read_sweep(path: str | Path) -> tuple[SweepSpec, Tree]:
         return SweepSpec.model_validate(tree.data), tree
     except ValidationError as error:
         raise InputError(describe(error, tree, SweepSpec)) from error
+
+
+def what_can_be_read(path: str | Path) -> SweepSpec | None:
+    """The sweep in a file without the values that are wrong, to check the others; None where too little is left."""
+    data = read_tree(read_text(Path(path)), str(path)).data
+    for _ in range(ATTEMPTS):
+        try:
+            return SweepSpec.model_validate(data)
+        except ValidationError as error:
+            for item in error.errors(include_url=False):
+                leave_out(data, item["loc"])
+    return None

@@ -65,7 +65,7 @@ def size(
     (per hour), power (highest, of the site). Exit code 4 when none will do.
     """
     from equipoise.study.questions.ranking import changes, ranked
-    from equipoise.study.questions.size import Question, needed, read_vary
+    from equipoise.study.questions.size import Question, doubts, needed, read_vary
     from equipoise.study.questions.size import size as find
     from equipoise.study.questions.targets import read_supply, read_target
 
@@ -79,7 +79,7 @@ def size(
         seeds, confidence, objective, overrides, trace, jobs, grow, rank,
         dict(map(read_supply, available)),
     )  # fmt: skip
-    note(state.quiet, *(f"warning: {one.doubt}" for one in question.targets if one.doubt))
+    note(False, *(f"warning: {doubt}" for doubt in doubts(question)))
     with progress(state.quiet, Path(scenario).stem, "sizes") as tell:
         answer = find(question, tell)
     rows = (
@@ -91,7 +91,8 @@ def size(
     if form == "json":
         click.echo(as_json(answer, rows, turned))
     else:
-        click.echo("\n".join([*as_text(answer, question.targets), *_ranking(rows), *_changes(rows, turned)]))
+        shown = _ranking(rows, question.targets)
+        click.echo("\n".join([*as_text(answer, question.targets), *shown, *_changes(rows, turned)]))
     return OK if answer.best is not None else IMPOSSIBLE
 
 
@@ -148,9 +149,13 @@ def _results(found: Trial, targets: Sequence[Target]) -> str:
         else:
             value = found.candidate.known.get(measure.key, math.nan)
             text = f"at best {measure.show(value)}" if not math.isnan(value) else "not run"
-        name = target.text.partition("<" if target.at_most else ">")[0]
-        texts.append(f"{name} {text} (limit {measure.show(target.limit)})")
+        texts.append(f"{_name(target)} {text} (limit {measure.show(target.limit)})")
     return ", ".join(texts)
+
+
+def _name(target: Target) -> str:
+    """What the target is called, as it was asked for."""
+    return target.text.partition("<" if target.at_most else ">")[0]
 
 
 def _sure(answer: Answer) -> str:
@@ -170,20 +175,23 @@ _TITLES = {
 }  # fmt: skip
 
 
-def _ranking(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+def _ranking(rows: Sequence[dict[str, Any]], targets: Sequence[Target]) -> Iterator[str]:
     """The sizes that were run as a table; columns of which nothing is known are left out."""
     from equipoise.commands.tables import aligned
     from equipoise.sim.scenario.units import format_scaled
     from equipoise.study.display import show
 
-    named = [key for key in _TITLES if any(plain(row[key]) not in (None, "") for row in rows)]
-    table = [[_TITLES[key] for key in named]]
+    asked = {target.measure.key: target for target in targets if target.measure.key not in _TITLES}
+    titles = {key: _TITLES[key] for key in ("rank", "values", "meets")}
+    titles |= {key: _name(target) for key, target in asked.items()} | _TITLES
+    named = [key for key in titles if any(plain(row[key]) not in (None, "") for row in rows)]
+    table = [[titles[key] for key in named]]
     for row in rows:
         shown = {
             "meets": "yes" if row["meets"] else "no",
             "power_w": format_scaled(row["power_w"], "W"),
             "price_usd_per_h": show("_usd", row["price_usd_per_h"]),
-        }
+        } | {key: target.measure.show(row[key]) for key, target in asked.items()}
         cells = (
             shown.get(key) or (show(key, row[key]) if isinstance(row[key], float) else str(row[key]))
             for key in named

@@ -78,6 +78,7 @@ const Charts = (() => {
       this.figure = figure;
       this.chart = chart;
       this.hidden = new Set();
+      if (chart.y.log) for (const s of chart.series) s.y = s.y.map((y) => (y > 0 ? Math.log10(y) : null));
       if (chart.x.log) for (const s of chart.series) s.x = s.x.map((x) => (x > 0 ? Math.log10(x) : null));
       this.box = figure.querySelector(".plot");
       this.box.textContent = "";
@@ -104,7 +105,7 @@ const Charts = (() => {
     bounds() {
       const { chart } = this;
       const xs = chart.series.map((s) => s.x);
-      const ys = chart.series.map((s) => s.y);
+      const ys = chart.series.map((s) => s.y.map((y, k) => (y !== null && s.half && s.half[k] ? y + s.half[k] : y)));
       let x, y;
       if (chart.kind === "bars") {
         x = [0, chart.x.high || 100];
@@ -128,7 +129,8 @@ const Charts = (() => {
         y = extent(chart.kind === "area" ? [this.stacked().map((band) => Math.max(0, ...band.above))] : ys, chart.y.zero);
         if (chart.kind === "scatter") x[1] += (x[1] - x[0]) * 0.04;
         if (chart.x.ticks) x = [x[0] - 0.2, x[1] + 0.2];
-        y[1] = chart.y.high !== undefined ? chart.y.high : y[1] * 1.05;
+        y[1] = chart.y.high !== undefined ? chart.y.high : y[1] + 0.05 * (chart.y.zero ? y[1] : y[1] - y[0]);
+        if (chart.y.log) { y[0] -= 0.08; x[0] -= 0.04 * (x[1] - x[0]); } // points off the edges
       }
       return { x0: x[0], x1: x[1], y0: y[0], y1: y[1] };
     }
@@ -242,19 +244,22 @@ const Charts = (() => {
       const group = svg("g", { class: "axes", "aria-hidden": "true" }, this.svg);
       const bottom = this.top + this.inner;
       const places = chart.x.ticks || this.places();
-      const every = chart.x.ticks ? Math.ceil((places.length * this.widest(places)) / this.plotWidth) : 1;
+      const every = chart.x.ticks && chart.kind !== "parallel" ? Math.ceil((places.length * this.widest(places)) / this.plotWidth) : 1;
       places.forEach(([at, text], k) => {
         const x = this.px(at);
         if (x < this.left - 1 || x > this.width - this.right + 1 || k % every) return;
         svg("line", { x1: x, x2: x, y1: this.top, y2: bottom, class: "grid" }, group);
-        svg("text", { x, y: bottom + 16, "text-anchor": "middle" }, group, text);
+        const label = svg("text", { x, y: bottom + 16, "text-anchor": "middle" }, group, text);
+        const half = label.getComputedTextLength() / 2;
+        if (x + half > this.width) label.setAttribute("x", this.width - half);
       });
       if (this.rowed) this.rowLabels(group);
       else if (chart.kind !== "parallel") {
-        for (const at of ticks(this.view.y0, this.view.y1, 5)) {
+        const { y0, y1 } = this.view;
+        for (const [at, text] of chart.y.log ? this.decades(y0, y1, 5) : ticks(y0, y1, 5).map((t) => [t, digits(t)])) {
           const y = this.py(at);
           svg("line", { x1: this.left, x2: this.width - this.right, y1: y, y2: y, class: "grid" }, group);
-          svg("text", { x: this.left - 6, y: y + 4, "text-anchor": "end" }, group, digits(at));
+          svg("text", { x: this.left - 6, y: y + 4, "text-anchor": "end" }, group, text);
         }
         const middle = this.top + this.inner / 2;
         svg("text", { x: 11, y: middle, "text-anchor": "middle", transform: `rotate(-90 11 ${middle})` }, group, chart.y.label);
@@ -265,15 +270,19 @@ const Charts = (() => {
     places() {
       const { x0, x1 } = this.view;
       const wanted = this.plotWidth / 90;
-      if (!this.chart.x.log || x1 - x0 < 0.8) return ticks(x0, x1, wanted).map((t) => [t, digits(this.real(t))]);
-      const steps = wanted > 3 * (x1 - x0) ? [1, 2, 5] : [1];
-      const every = Math.max(1, Math.ceil((x1 - x0) / wanted));
+      return this.chart.x.log ? this.decades(x0, x1, wanted) : ticks(x0, x1, wanted).map((t) => [t, digits(t)]);
+    }
+
+    decades(low, high, wanted) {
+      if (high - low < 0.8) return ticks(low, high, wanted).map((t) => [t, digits(Number(Math.pow(10, t).toPrecision(2)))]);
+      const steps = wanted >= 2 * (high - low) ? [1, 2, 5] : [1];
+      const every = Math.max(1, Math.ceil((high - low) / wanted));
       const found = [];
-      for (let k = Math.floor(x0); k <= x1; k++) {
+      for (let k = Math.floor(low); k <= high; k++) {
         if (k % every) continue;
         for (const m of steps) found.push([k + Math.log10(m), digits(m * Math.pow(10, k))]);
       }
-      return found.filter(([t]) => t >= x0 && t <= x1);
+      return found.filter(([t]) => t >= low && t <= high);
     }
 
     real(x) {
@@ -345,6 +354,11 @@ const Charts = (() => {
         }
         const style = `fill:none;stroke-width:2;stroke:${colour(series.colour)}`;
         svg("path", { d: path, style, "stroke-dasharray": DASHES[k % 8] }, this.layer);
+        (series.half || []).forEach((half, i) => { // intervals
+          if (!half || series.y[i] === null) return;
+          const [x, a, b] = [this.px(series.x[i]), this.py(series.y[i] - half), this.py(series.y[i] + half)];
+          svg("path", { d: `M${x - 4} ${a}H${x + 4}M${x} ${a}V${b}M${x - 4} ${b}H${x + 4}`, class: "spread", style: `stroke:${colour(series.colour)}` }, this.layer);
+        });
         if (this.chart.x.ticks) series.x.forEach((x, i) => this.marker(this.layer, this.px(x), this.py(series.y[i] || 0), k, series.colour));
       });
     }
@@ -411,13 +425,19 @@ const Charts = (() => {
       const points = this.shown.filter((s) => s.colour !== "front")
         .flatMap((s) => s.x.map((x, i) => [this.px(x), this.py(s.y[i]), (s.labels || [])[i] || s.name]));
       if (points.length > 12) return;
-      const taken = [];
+      const taken = points.map(([x, y]) => [x - 5, y - 7, 10, 14]); // no label on a marker
       for (const [x, y, name] of points.sort((a, b) => a[1] - b[1])) {
         const text = name.length > 28 ? `${name.slice(0, 27)}\u2026` : name;
         const wide = text.length * 6.6;
-        const right = x + 10 + wide < this.left + this.plotWidth;
-        const box = [right ? x + 8 : x - 8 - wide, y - 7, wide, 14];
-        if (taken.some((b) => box[0] < b[0] + b[2] && b[0] < box[0] + box[2] && Math.abs(box[1] - b[1]) < 13)) continue;
+        const free = (right) => {
+          const box = [right ? x + 8 : x - 8 - wide, y - 7, wide, 14];
+          const inside = box[0] > this.left && box[0] + wide < this.left + this.plotWidth;
+          const hit = taken.some((b) => box[0] < b[0] + b[2] && b[0] < box[0] + box[2] && Math.abs(box[1] - b[1]) < 13);
+          return inside && !hit ? box : null;
+        };
+        const right = Boolean(free(true));
+        const box = free(true) || free(false);
+        if (!box) continue;
         taken.push(box);
         svg("text", { x: right ? x + 9 : x - 9, y: y + 4, "text-anchor": right ? "start" : "end" }, this.layer, text);
       }
@@ -641,7 +661,7 @@ const Charts = (() => {
       const { series, k } = best;
       if (this.chart.kind === "parallel") return [series.name, ...series.labels[k].split("; ")];
       return [series.name, ...((series.labels || [])[k] ? [series.labels[k]] : []),
-        `${this.chart.x.label}: ${digits(this.real(series.x[k]))}`, `${this.chart.y.label}: ${digits(series.y[k])}`];
+        `${this.chart.x.label}: ${digits(this.real(series.x[k]))}`, `${this.chart.y.label}: ${digits(this.chart.y.log ? Math.pow(10, series.y[k]) : series.y[k])}`];
     }
   }
 

@@ -119,13 +119,13 @@ def test_a_note_says_how_many_passes() -> None:
     [
         (
             {"memory": {"activation_per_sample": 65e9}},
-            "needs 81000000000 bytes (81 GB) for one sample at a time on each of 2 GPUs; 0 GPUs have that much, "
+            "needs 81000000000 bytes (81 GB) for one sample at a time on each of 2 GPUs; no GPUs have that much, "
             "the largest has 80000000000 bytes (80 GB)",
         ),
         (
             {"memory": {"activation_per_sample": 25e9}, "job": {"gpu_share": 0.5}},
             "needs 82000000000 bytes (82 GB) for one sample at a time on each of 2 GPUs, of which it has the "
-            "share 0.5; 0 GPUs have that much",
+            "share 0.5; no GPUs have that much",
         ),
     ],
 )

@@ -155,7 +155,7 @@ def test_micro_batches_pay_for_sharded_parameters() -> None:
 
 def test_memory_is_checked_before_a_run() -> None:
     with pytest.raises(
-        InputError, match=r"workload.jobs.0: needs \d+ bytes .* on each of 64 GPUs; 0 GPUs have that much"
+        InputError, match=r"workload.jobs.0: needs \d+ bytes .* on each of 64 GPUs; no GPUs have that much"
     ):
         from_mapping(data({"tp": 1}))
     plan = Plan(SHAPES["llama2-13b"], Layout(data=64, global_batch=128), H100, NETWORK)
@@ -206,7 +206,11 @@ def test_a_config_and_a_stack_are_read_beside_the_scenario(tmp_path: Path) -> No
             {},
             r"global_batch: 128 is not a multiple of dp x micro_batch \(32 x 3\)",
         ),
-        (None, {"config": "llama9"}, r"transformer.config: unknown model 'llama9'; known: mpt-125m"),
+        (
+            None,
+            {"config": "llama9"},
+            r"transformer.config: unknown model 'llama9'; did you mean 'llama3-8b'\? known: mpt-125m",
+        ),
         (None, {"stack": "mine"}, r"transformer.stack: unknown stack 'mine'; known: fsdp-eager/A100"),
         (None, {"plan": "auto"}, r"transformer: needs either 'layout' .* or 'plan: auto'"),
         (None, {"hidden": 100}, r"transformer.hidden: 'config' says it already"),
@@ -283,3 +287,39 @@ def test_a_teacher_takes_memory_and_time_in_fit_and_run_alike(tmp_path: Path) ->
     assert beside == pytest.approx(2 * 13e9 / ranks)
     assert alone.layout != taught.layout  # the fastest layout of the pupil alone has no room for the teacher
     assert "teacher" in found[13e9].parts_s
+
+
+def test_a_target_in_tokens_is_as_many_samples(tmp_path: Path) -> None:
+    given = data()
+    del given["workload"]["jobs"][0]["steps"]
+    given["workload"]["jobs"][0]["tokens"] = "2M"
+    each = SHAPES["llama2-13b"].sequence
+    job = from_mapping(given).workload.jobs[0]
+    assert (job.samples, job.tokens) == (-(-2_000_000 // each), None)
+    given["workload"]["models"]["m"] = {"sample_time": 1.0}
+    with pytest.raises(InputError, match="tokens: model 'm' has no 'tokens_per_sample'"):
+        from_mapping(given)
+    given["workload"]["models"]["m"]["tokens_per_sample"] = 512
+    assert from_mapping(given).workload.jobs[0].samples == 3907
+
+
+def test_who_knows_no_stack_and_no_name_is_told_some(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    given = data(config="llama-13B")
+    with pytest.raises(InputError, match="unknown model 'llama-13B'; did you mean 'llama2-13b'\\? known: "):
+        from_mapping(given)
+    del given["workload"]["models"]["m"]["transformer"]["stack"]
+    with pytest.raises(
+        InputError, match=r"stack: is missing; there are fsdp-eager/A100, .*megatron-core/H100"
+    ):
+        from_mapping(given)
+
+
+def test_a_config_named_on_the_command_line_is_found_in_the_working_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    monkeypatch.chdir(tmp_path)
+    key = "workload.models.llama-13b.transformer.config"
+    model = read_scenario("llm-13b", [f"{key}=config.json"]).scenario.workload.models["llama-13b"]
+    assert model.transformer is not None
+    assert model.transformer.layers == LLAMA["num_hidden_layers"]

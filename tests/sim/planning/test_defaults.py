@@ -1,7 +1,11 @@
-"""What is assumed is said, what is free elsewhere costs here, and what was probably not meant is told."""
+"""What is assumed is said, what is free elsewhere costs here, and what was probably not meant is told.
+
+`ROWS` lists the defaults that once misled planners, each with the tests that hold it to what it is now.
+"""
 
 from __future__ import annotations
 
+import importlib
 import math
 
 import pytest
@@ -11,7 +15,59 @@ from equipoise.cli import main
 from equipoise.sim.loading.file import from_mapping, read_scenario
 from equipoise.sim.run import run
 from equipoise.sim.scenario.tree import InputError
+from equipoise.study.questions.levers import faster_gpus
+from equipoise.study.questions.size import Question, doubts, read_vary
 from equipoise.study.questions.targets import read_target
+
+HERE, LARGE = "tests.sim.planning.test_defaults", "tests.sim.planning.test_large_models"
+ROWS = {
+    "tensor parallelism runs over the accelerator's link, the narrowest on the way": (
+        f"{LARGE}:test_a_tensor_group_uses_the_link_of_its_accelerator",
+        f"{LARGE}:test_a_tensor_group_over_two_nodes_uses_the_network_between_them",
+        f"{HERE}:test_slow_links_do_not_make_a_cheap_accelerator_cheap",
+    ),
+    "NICs are counted, and one for eight GPUs is doubted": (
+        f"{LARGE}:test_all_nics_of_a_node_carry_its_traffic",
+        f"{HERE}:test_the_network_of_a_node_is_doubted",
+    ),
+    "bubble and tensor exchange are categories of time, money, energy and limits": (
+        f"{LARGE}:test_bubble_and_tensor_exchange_are_uses_of_their_own",
+        f"{HERE}:test_faster_gpus_do_not_exchange_faster",
+    ),
+    "checkpoints take what the scenario says, on local, shared and object storage": (
+        f"{HERE}:test_a_checkpoint_takes_what_the_scenario_says",
+        f"{HERE}:test_the_interval_between_checkpoints_is_told_with_what_it_comes_from",
+    ),
+    "efficiency by kind of accelerator with its interval; MFU, tokens/s, USD per million tokens": (
+        f"{HERE}:test_utilisation_tokens_and_their_price_are_in_every_result",
+        f"{HERE}:test_kinds_of_accelerators_reach_their_own_share_of_the_peak",
+    ),
+    "hosts draw power; unknown power is unknown": (
+        f"{HERE}:test_hosts_draw_power_and_unknown_power_is_said",
+    ),
+    "spot nodes that are away are not billed": (f"{HERE}:test_a_spot_node_is_not_paid_for_while_it_is_away",),
+    "values that are seldom meant are doubted": (
+        f"{HERE}:test_what_was_probably_not_meant_is_told",
+        f"{HERE}:test_units_make_short_times_meant",
+        f"{HERE}:test_a_target_without_a_unit_is_doubted_and_turned_signs_are_read",
+        f"{HERE}:test_a_batch_in_tokens_is_doubted",
+        f"{HERE}:test_more_flop_than_the_peak_is_doubted",
+        f"{HERE}:test_jobs_that_grow_with_the_cluster_are_doubted",
+    ),
+    "numbers as people write them; every mistake at once, of sweeps as well": (
+        f"{HERE}:test_people_write_numbers_so",
+        f"{HERE}:test_every_mistake_is_told_at_once",
+        f"{HERE}:test_mistakes_beside_a_section_that_cannot_be_read_are_told",
+        f"{HERE}:test_a_sweep_is_checked_whole",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", [name for names in ROWS.values() for name in names])
+def test_every_row_has_its_tests(name):
+    module, _, test = name.partition(":")
+    assert callable(getattr(importlib.import_module(module), test))
+
 
 MODEL = {"flop_per_sample": "250 TFLOP", "parameters": 2e9, "tokens_per_sample": 4096}
 BASE = {
@@ -46,6 +102,7 @@ def test_nothing_is_doubted_in_a_sound_plan(tmp_path):
     [
         ({"faults": {"crash": {"mtbf": 50000}}}, "50000 was read as 50000 s (13.9 h)"),
         ({"faults": {"crash": {"mtbf": 50000}}}, "if hours were meant, write '50000 h'"),
+        ({"horizon": 24}, "24 was read as 24 s, a bare number"),
         ({"horizon": 24}, "if hours were meant, write '24 h'"),
         ({"noise": {"step_cov": 5}}, "5 is 500 % of a step; 5 % is '5 %' or 0.05"),
         ({"energy": {"power_cap": "100 W"}}, "100 W is 14.3 % of the 700 W of h100_sxm"),
@@ -113,6 +170,39 @@ def test_every_mistake_is_told_at_once():
         assert told in text, text
 
 
+def test_mistakes_beside_a_section_that_cannot_be_read_are_told():
+    data = changed(policy=["EASY"], faults={"crash": {"mtbf": "5 h", "mttf": 3}})
+    data["cluster"]["nodes"][0]["accelerator"] = "H100"
+    data["workload"]["models"]["m"]["flop_per_sample"] = "250 TFLOP/s"  # without it, the model says nothing
+    data["workload"]["jobs"] += [{"model": "n", "gpus": 8, "steps": 10, "global_batch": 8}]
+    with pytest.raises(InputError) as raised:
+        from_mapping(data)
+    told = ["is a compute rate", "did you mean 'mtbf'", "unknown model 'n'; known: m", "h100_sxm", "'easy'"]
+    assert len(raised.value.lines) == len(told)
+    assert all(any(text in line for line in raised.value.lines) for text in told), raised.value.lines
+
+
+def test_a_wrong_size_of_the_cluster_blames_no_job():
+    data = changed(policy=["EASY"])
+    data["cluster"]["nodes"][0]["count"] = 0
+    with pytest.raises(InputError) as raised:
+        from_mapping(data)
+    assert len(raised.value.lines) == 2, raised.value.lines
+
+
+def test_a_key_that_belongs_one_section_deeper_is_told():
+    kind = {"rate": "1/h", "duration": {"kind": "pareto", "low": "1 h"}}
+    data = changed(workload={"generate": {"length": "1 d", "arrivals": {}, "classes": [kind]}})
+    with pytest.raises(InputError) as raised:
+        from_mapping(data)
+    text = "\n".join(raised.value.lines)
+    assert "'arrivals' is a key of 'classes'" in text
+    assert "alpha" in text
+    assert "is empty" not in text  # the class is there, and wrong
+    with pytest.raises(InputError, match="classes: is empty, at least 1 is needed"):
+        from_mapping(changed(workload={"generate": {"length": "1 d", "classes": []}}))
+
+
 def test_a_sweep_is_checked_whole(tmp_path, capsys):
     sweep = {"schema_version": 1, "name": "s", "scenario": "plan.yaml", "policies": ["fifa", "sjff"],
              "parameters": {"cluster.nodes.0.nic": ["1 GB"], "noise.step_cov": [0.1]}}  # fmt: skip
@@ -121,6 +211,10 @@ def test_a_sweep_is_checked_whole(tmp_path, capsys):
     assert main(["validate", str(tmp_path / "sweep.yaml")]) == 2
     told = capsys.readouterr().err
     assert all(text in told for text in ("'fifa'", "'sjff'", "'1 GB' is a size"))
+    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(sweep | {"sede": 3}))
+    assert main(["validate", str(tmp_path / "sweep.yaml")]) == 2
+    told = capsys.readouterr().err
+    assert all(text in told for text in ("did you mean 'seeds'", "'fifa'", "'1 GB' is a size"))
     (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(sweep | {"scenario": "../../etc/passwd"}))
     assert main(["validate", str(tmp_path / "sweep.yaml")]) == 2
     assert "passwd" in capsys.readouterr().err
@@ -207,6 +301,40 @@ def test_slow_links_do_not_make_a_cheap_accelerator_cheap():
         return run(from_mapping(data)).summary()["cost_usd"]
 
     assert cost("l40s") > 1.5 * cost("h100_sxm")
+
+
+def test_faster_gpus_do_not_exchange_faster():
+    data = changed()
+    parallel = {"tensor": 8, "tensor_bytes_per_sample": "400 GB"}
+    data["workload"]["models"]["m"] |= {"parallel": parallel, "samples_per_pass": 1}
+    before = from_mapping(data)
+    shares = run(before).summary()
+    left = shares["tensor_exchange_ratio"] + shares["gpu_busy_ratio"] / 2
+    assert shares["tensor_exchange_ratio"] > 0.3
+    faster = run(faster_gpus(before)).totals["makespan_s"] / run(before).totals["makespan_s"]
+    assert faster == pytest.approx(
+        left / (shares["tensor_exchange_ratio"] + shares["gpu_busy_ratio"]), rel=0.02
+    )
+
+
+def test_jobs_that_grow_with_the_cluster_are_doubted(tmp_path):
+    def told(vary: str, **kind: object) -> list[str]:
+        one = {"duration": {"kind": "lognormal", "median": "1 h", "sigma": 1}} | kind
+        data = changed(workload={"generate": {"length": "1 d", "classes": [one]}})
+        (tmp_path / "plan.yaml").write_text(yaml.safe_dump(data))
+        return doubts(
+            Question(tmp_path / "plan.yaml", dict([read_vary(vary)]), [read_target("wait_p95<=1h")])
+        )
+
+    (line,) = told("cluster.nodes.0.count=2..4", load=0.8)
+    assert "larger clusters get more jobs; give 'rate'" in line
+    assert not told("cluster.nodes.0.count=2..4", rate="5/h")
+    assert not told("restart.detection=1 s,2 s", load=0.8)
+
+
+def test_carbon_has_units(tmp_path):
+    assert from_mapping(changed(energy={"carbon": "0.4 kg/kWh"})).energy.carbon == 400.0
+    assert "0.4 g/kWh is implausibly small" in warnings(tmp_path, changed(energy={"carbon": 0.4}))
 
 
 def test_more_flop_than_the_peak_is_doubted():

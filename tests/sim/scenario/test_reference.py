@@ -20,6 +20,10 @@ def test_a_key_has_its_unit_limits_default_and_meaning() -> None:
     assert speed.meaning == "relative to the accelerator's profile"
     (rate,) = under("cluster.nodes[].storage_rate")
     assert rate.kind == "bytes/s, e.g. 100 Gbit/s"
+    assert rate.default == "24 Gbit/s"
+    assert under("cluster.nodes.storage_rate") == [rate]  # brackets and indices may be left out
+    assert under("cluster.nodes.host_memory")[0].default == "256 GiB"
+    assert under("faults.spot.notice")[0].default == "2 min"
 
 
 def test_what_is_needed_has_no_default() -> None:

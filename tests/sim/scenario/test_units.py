@@ -161,7 +161,8 @@ def test_implausible_values_are_named() -> None:
         (units.format_seconds(-276480), "-3.2 d"),
         (units.format_seconds(math.nan), "nan s"),
         (units.format_share(0.1234), "12.3 %"),
-        (units.format_usd(1234.5), "1,234.50 USD"),
+        (units.format_usd(1234.4), "1,234 USD"),
+        (units.format_usd(12.345), "12.35 USD"),
         (units.format_usd(0.00123), "0.00123 USD"),
     ],
 )

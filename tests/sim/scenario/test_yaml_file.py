@@ -104,7 +104,7 @@ def test_a_mistake_is_one_line_with_its_place(tmp_path: Path, old: str, new: str
             "1e6}",
             "1e10}",
             "11:7: workload.jobs.1: needs 160000000000 bytes (160 GB) for one sample at a time on each of 4 GPUs; "
-            "0 GPUs have that much, the largest has 80000000000 bytes (80 GB)",
+            "no GPUs have that much, the largest has 80000000000 bytes (80 GB)",
         ),
         ("gpus: 2}", "gpus: 2, accelerator: h100}", "cluster.nodes.0.accelerator: no accelerator 'h100' in hardware"),
         ("cluster:", "cluster:\n  hardware: nothing", "4:13: cluster.hardware: unknown hardware profile 'nothing'; known: "),

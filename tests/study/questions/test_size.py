@@ -268,8 +268,9 @@ def test_wrong_targets(text):
 def test_vary():
     assert read_vary("a.b=2:4") == ("a.b", [2, 3, 4])
     assert read_vary("a=1:9:4") == ("a", [1, 5, 9])
+    assert read_vary("a=2..4") == ("a", [2, 3, 4])  # as `sensitivity` has it
     assert read_vary("a=10 GB,20 GB") == ("a", ["10 GB", "20 GB"])
-    for wrong in ("a", "a=", "=3", "a=4:2", "a=1:2:0"):
+    for wrong in ("a", "a=", "=3", "a=4:2", "a=1:2:0", "a=4..2", "a=low..high"):
         with pytest.raises(InputError, match="--vary"):
             read_vary(wrong)
 

@@ -293,4 +293,4 @@ def test_idle_after_the_last_arrival_is_told_apart(tmp_path: Path) -> None:
     assert shares["idle"] == pytest.approx(100 * 3 / 16, rel=1e-2)
     assert shares["idle after the last arrival"] == pytest.approx(100 * 6 / 16, rel=1e-2)
     told = " ".join(sentence.text for sentence in headline(study))
-    assert "56.2 % (idle GPUs, 37.5 % after the last arrival)" in told
+    assert "idle GPUs 56.2 % (37.5 % after the last arrival)" in told

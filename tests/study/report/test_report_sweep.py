@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from collections import defaultdict
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from equipoise.study.report import sweep as report_sweep
 from equipoise.study.report.charts_study import front, study_charts
+from equipoise.study.report.first import context
 from equipoise.study.report.page import make_report
 from equipoise.study.report.read import read_study
 from equipoise.study.runs.store import Ledger
@@ -130,8 +132,8 @@ def test_what_a_sweep_says(sweep: Path) -> None:
     page = Page(make_report(sweep).path.read_text())
     assert "Sweep: made sweep" in page.text
     assert "Shortest makespan: 9.00 min, easy at " in page.text
-    assert "Of 6 choices of point and policy no other choice is within 2 % of it" in page.text
-    assert "averaged over the rest, each changes it by: " in page.text
+    assert "6 combinations of point and policy were run. No other is within 2 % of the best" in page.text
+    assert "What matters most, as worst over best value, averaged over all else: " in page.text
     assert "1 run failed and is not in these numbers." in page.text
     assert "RunFailed: </script><b>" in page.text
     assert "--keep" in page.text
@@ -152,6 +154,34 @@ def test_trends_follow_the_numbers_of_the_key(sweep: Path) -> None:
     (trend,) = read_study(sweep).trends  # a key with one value shows nothing
     assert (trend.key, trend.values) == ("cluster.nodes.0.count", ("1", "2", "10"))
     assert trend.means["easy"] == pytest.approx([0.9 * 4020, 0.9 * 2211, 540])
+    half = t_quantile(0.95, 1) * 0.9 * 40 / 2  # two seeds, 36 s apart
+    assert trend.halves["easy"] == pytest.approx([half, half * 2200 / 4000, math.nan], nan_ok=True)
+    assert "with 95 % intervals" in next(c for c in study_charts(read_study(sweep)) if c.id == "trend-0").note
+
+
+def test_a_sweep_shows_what_was_simulated(tmp_path: Path) -> None:
+    node = {"count": 6, "gpus": 8, "accelerator": "h100_sxm", "speed": 0.5}
+    folder = make_sweep(tmp_path, [row(k, k, "fifo", 1, 100.0 + k) for k in range(2)])
+    with Ledger(folder) as ledger:
+        ledger.set_about(
+            scenario=json.dumps({"cluster": {"nodes": [node]}, "faults": {"crash": {"mtbf": 1}}})
+        )
+    told = dict(context(read_study(folder)))
+    assert told["Cluster"] == "6 x 8 h100_sxm at 0.5 of its speed (48 GPUs)"
+    assert told["Disturbances"] == "faults: crash"
+    assert told["Varied (the above is the first point)"] == "cluster.nodes.0.count, noise.step_cov"
+
+
+def test_a_trade_off_that_is_spread_out_has_log_axes(tmp_path: Path) -> None:
+    rows = [row(k, k, "fifo", 1, 100.0 * 10.0**k) | {"cost_usd": 5.0 * 8.0**k} for k in range(3)]
+    chart = next(c for c in study_charts(read_study(make_sweep(tmp_path, rows))) if c.id == "pareto")
+    assert chart.x.log
+    assert chart.y.log
+    assert chart.note.startswith("fifo at count=1, step_cov=0.1 is best in both.")
+    less = [row(k, k, "fifo", 1, 300.0 - k) | {"cost_usd": 5.0 + k} for k in range(3)]
+    chart = next(c for c in study_charts(read_study(make_sweep(tmp_path / "b", less))) if c.id == "pareto")
+    assert not chart.x.log
+    assert chart.note.startswith("Line: Pareto front.")
 
 
 def test_the_front_of_a_sweep(sweep: Path) -> None:
@@ -184,6 +214,7 @@ def test_parallel_coordinates_join_the_values_and_the_metric_of_each_point(tmp_p
     chart = next(c for c in study_charts(study) if c.id == "parallel")
     assert [text for _, text in chart.x.ticks] == ["count", "nic", "makespan"]
     ticks = dict(chart.y.ticks)
+    assert [ticks[at] for at in (20.0, 20.5, 21.0)] == ["100 s", "5.84 min", "10.0 min"]
     for series in chart.series:
         lines = np.array(series.y).reshape(-1, 4)[:, :3]
         for (count, nic, end), label in zip(lines, series.labels[::4], strict=True):
