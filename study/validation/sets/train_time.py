@@ -106,6 +106,8 @@ def run(data: Path) -> list[Line]:
 def _score(rows: Sequence[Scaled], split: int) -> Score:
     known = [r for r in rows if fitted_half(r.benchmark, split)]
     asked = [r for r in rows if not fitted_half(r.benchmark, split)]
+    if not known or not asked:
+        raise ValueError("all benchmarks with two scales are on one side")
     guess = predict(learn(known), asked)
     naive = np.array([r.first_s / r.accelerators for r in asked])
     measured = np.array([r.measured_s for r in asked])
