@@ -120,6 +120,9 @@ def elastic_columns(hand: Hand, nodes: NodeState, rows: Ints) -> ElasticColumns:
     o = hand.observation
     offset, gpu = held_gpus(hand.holder, rows)
     _best_first(offset, gpu, o.gpus.node, frozen(nodes.speed), np.zeros(len(o.nodes), dtype=np.int64))
+    if hand.shunned is not None:  # these go first
+        job = np.repeat(np.arange(len(rows)), np.diff(offset))
+        gpu = gpu[np.lexsort((np.arange(len(gpu)), hand.shunned[gpu], job))]
     model = slowest_models(o, nodes, offset, gpu)
     waiting = o.jobs.gpus_held[rows] == 0
     cost_s = np.where(waiting, 0.0, np.nan_to_num(o.jobs.restart_s[rows]))
@@ -145,6 +148,15 @@ def on_living_nodes(o: Observation, columns: ElasticColumns) -> Bools:
     return living
 
 
+def without_shunned(hand: Hand, columns: ElasticColumns) -> Bools:
+    """Whether each elastic job holds none of the shunned GPUs: what it gives up may be handed out again."""
+    _, offset, gpu, *_ = columns
+    if hand.shunned is None:
+        return np.ones(len(offset) - 1, dtype=np.bool_)
+    job = np.repeat(np.arange(len(offset) - 1), np.diff(offset))
+    return np.asarray(np.bincount(job, weights=hand.shunned[gpu], minlength=len(offset) - 1) == 0)
+
+
 def shrink_jobs(
     hand: Hand, nodes: NodeState, ranking: Ranking, scaling: ScalingColumns, table: TableColumns, rows: Ints,
     waits: Ints, horizon_s: float,
@@ -157,7 +169,7 @@ def shrink_jobs(
     """
     o, shrunk = hand.observation, []
     columns = elastic_columns(hand, nodes, rows)
-    columns = chosen(columns, np.flatnonzero(on_living_nodes(o, columns)))
+    columns = chosen(columns, np.flatnonzero(on_living_nodes(o, columns) & without_shunned(hand, columns)))
     for k in waits.tolist():
         rows, offset, held, *_ = columns
         if not len(rows):
@@ -243,12 +255,11 @@ def _busy(offset: Ints, efficiency: Floats) -> Floats:
 
 def grow_jobs(
     hand: Hand, nodes: NodeState, ranking: Ranking, scaling: ScalingColumns, table: TableColumns, rows: Ints,
-    horizon_s: float, margin: float, away: Bools,
+    horizon_s: float, margin: float,
 ) -> tuple[Ints, Floats]:  # fmt: skip
     """Give free GPUs to elastic jobs that gain by them; returns their rows and the seconds each gains.
 
-    `away`: nodes on which no job grows. First those that hold less than they ask for, then by descending
-    sum_j R_ij per GPU held.
+    First those that hold less than they ask for, then by descending sum_j R_ij per GPU held.
     """
     o = hand.observation
     if not len(rows) or not hand.free:
@@ -261,15 +272,16 @@ def grow_jobs(
     worth = worth * ranking.priority(rows)
     enough = held >= requested * o.jobs.gpus_per_worker[rows]
     order = np.lexsort((rows, -worth, enough))
-    order = order[on_living_nodes(o, columns)[order]]
+    able = on_living_nodes(o, columns)
+    if len(nodes.model_speed) > 1:  # who changes its model gives all back
+        able &= without_shunned(hand, columns)
+    order = order[able[order]]
     columns = chosen(columns, order)
     models = len(nodes.model_speed)
-    open_nodes = hand.columns.order[~away[hand.columns.order]]
+    open_nodes = hand.columns.order[~hand.away[hand.columns.order]]
     by_model = open_nodes[np.argsort(nodes.model[open_nodes], kind="stable")]
     first = np.searchsorted(nodes.model[by_model], np.arange(models + 1)).astype(np.int64)
-    free = np.bincount(nodes.model, weights=np.where(away, 0, hand.columns.free), minlength=models).astype(
-        np.int64
-    )
+    free = np.bincount(nodes.model, weights=hand.free_to_grow, minlength=models).astype(np.int64)
     grants, gain_s = new_grants(len(order), 2 * len(o.gpus) + 1), np.empty(len(order))
     n = grow(
         columns, horizon_s, margin, o.jobs.memory_bytes, working(hand.columns), nodes.model, o.gpus.node,
