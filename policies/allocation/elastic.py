@@ -259,7 +259,8 @@ def grow_jobs(
 ) -> tuple[Ints, Floats]:  # fmt: skip
     """Give free GPUs to elastic jobs that gain by them; returns their rows and the seconds each gains.
 
-    First those that hold less than they ask for, then by descending sum_j R_ij per GPU held.
+    First those that hold less than they ask for, then by descending sum_j R_ij per GPU held. Who is in one rack
+    stays there, unless it gains also with exchanges across racks.
     """
     o = hand.observation
     if not len(rows) or not hand.free:
@@ -277,12 +278,70 @@ def grow_jobs(
         able &= without_shunned(hand, columns)
     order = order[able[order]]
     columns = chosen(columns, order)
-    models = len(nodes.model_speed)
-    open_nodes = hand.columns.order[~hand.away[hand.columns.order]]
+    bound = in_one_rack_and_dear(o, columns)
+    grown, gains = [], []
+    parts = (
+        np.split(np.arange(len(order)), np.unique(np.concatenate((bound, bound + 1)))) if len(bound) else []
+    )
+    for part in parts or [np.arange(len(order))]:
+        for place, rack, estimates in _ways(o, part, bound, columns, table):
+            rows, gain_s = _grow(
+                hand, nodes, scaling, estimates, chosen(columns, place), horizon_s, margin, rack
+            )
+            grown.append(rows)
+            gains.append(gain_s)
+            if len(rows):
+                break
+    return np.concatenate(grown).astype(np.int64), np.concatenate(gains)
+
+
+def in_one_rack_and_dear(o: Observation, columns: ElasticColumns) -> Ints:
+    """Positions of elastic jobs that hold GPUs of one rack, and whose exchange across racks takes longer."""
+    rows, offset, gpu, *_ = columns
+    racks = o.nodes.rack
+    if not len(racks) or (racks == racks[0]).all() or not len(rows):
+        return NO_ROWS
+    apart = np.zeros(len(o.jobs), dtype=np.bool_)
+    apart[o.speeds.job[o.speeds.apart_exchange_s > o.speeds.exchange_s]] = True
+    rack, first = racks[o.gpus.node[gpu]], offset[:-1]
+    one = np.minimum.reduceat(rack, first) == np.maximum.reduceat(rack, first)
+    return np.flatnonzero(one & apart[rows])
+
+
+def _ways(
+    o: Observation, part: Ints, bound: Ints, columns: ElasticColumns, table: TableColumns
+) -> list[tuple[Ints, int, TableColumns]]:
+    """How jobs (positions) may grow, the first way that is found: (positions, rack or -1, estimates).
+
+    One in one rack grows there, or else anywhere by the estimates of exchanges across racks.
+    """
+    if len(part) != 1 or part[0] not in bound:
+        return [(part, -1, table)]
+    _, offset, gpu, *_ = columns
+    rack = int(o.nodes.rack[o.gpus.node[gpu[offset[part[0]]]]])
+    apart_s = np.fmax(o.speeds.apart_exchange_s, o.speeds.exchange_s)
+    if (np.diff(o.speeds.job) < 0).any():  # as `table_columns`
+        apart_s = apart_s[np.argsort(o.speeds.job, kind="stable")]
+    here = (
+        table[2] == o.jobs.gpus_held[table[0]]
+    )  # what is measured is compared with the estimate for one rack
+    across = (*table[:4], frozen(np.where(here, table[4], np.fmax(apart_s, table[4]))), table[5])
+    return [(part, rack, table), (part, -1, across)]
+
+
+def _grow(
+    hand: Hand, nodes: NodeState, scaling: ScalingColumns, table: TableColumns, columns: ElasticColumns,
+    horizon_s: float, margin: float, rack: int,
+) -> tuple[Ints, Floats]:  # fmt: skip
+    """Let elastic jobs grow in their order, in one rack (-1: anywhere); returns rows and seconds gained."""
+    o, models = hand.observation, len(nodes.model_speed)
+    closed = hand.away if rack < 0 else hand.away | (o.nodes.rack != rack)
+    open_nodes = hand.columns.order[~closed[hand.columns.order]]
     by_model = open_nodes[np.argsort(nodes.model[open_nodes], kind="stable")]
     first = np.searchsorted(nodes.model[by_model], np.arange(models + 1)).astype(np.int64)
-    free = np.bincount(nodes.model, weights=hand.free_to_grow, minlength=models).astype(np.int64)
-    grants, gain_s = new_grants(len(order), 2 * len(o.gpus) + 1), np.empty(len(order))
+    free = np.where(closed, 0, hand.free_to_grow)
+    free = np.bincount(nodes.model, weights=free, minlength=models).astype(np.int64)
+    grants, gain_s = new_grants(len(columns[0]), 2 * len(o.gpus) + 1), np.empty(len(columns[0]))
     n = grow(
         columns, horizon_s, margin, o.jobs.memory_bytes, working(hand.columns), nodes.model, o.gpus.node,
         frozen(by_model), first, free, scaling, table, grants, gain_s,
