@@ -59,6 +59,7 @@ class Hand:
         """`shunned` GPUs, by row, are not handed out."""
         o = observation
         self.observation, self.shunned = o, shunned
+        self.away: Bools = np.zeros(len(o.nodes), dtype=np.bool_)  # nodes onto which no job grows
         self._free, self._room = o.nodes.gpus_free.copy(), o.gpus.share_free.copy()
         if shunned is not None:
             self._free -= np.bincount(o.gpus.node, shunned & (o.gpus.job == -1), len(o.nodes)).astype(
@@ -80,6 +81,11 @@ class Hand:
     def free(self) -> int:
         """Whole GPUs that are free now."""
         return int(self._free.sum())
+
+    @property
+    def free_to_grow(self) -> Ints:
+        """Whole free GPUs of each node onto which jobs may grow."""
+        return np.where(self.away, 0, self._free)
 
     def without_free(self) -> RoomColumns:
         """The room in which nothing is free: only what running jobs give up can be handed out."""

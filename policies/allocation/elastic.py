@@ -120,6 +120,9 @@ def elastic_columns(hand: Hand, nodes: NodeState, rows: Ints) -> ElasticColumns:
     o = hand.observation
     offset, gpu = held_gpus(hand.holder, rows)
     _best_first(offset, gpu, o.gpus.node, frozen(nodes.speed), np.zeros(len(o.nodes), dtype=np.int64))
+    if hand.shunned is not None:  # these go first
+        job = np.repeat(np.arange(len(rows)), np.diff(offset))
+        gpu = gpu[np.lexsort((np.arange(len(gpu)), hand.shunned[gpu], job))]
     model = slowest_models(o, nodes, offset, gpu)
     waiting = o.jobs.gpus_held[rows] == 0
     cost_s = np.where(waiting, 0.0, np.nan_to_num(o.jobs.restart_s[rows]))
@@ -145,6 +148,15 @@ def on_living_nodes(o: Observation, columns: ElasticColumns) -> Bools:
     return living
 
 
+def without_shunned(hand: Hand, columns: ElasticColumns) -> Bools:
+    """Whether each elastic job holds none of the shunned GPUs: what it gives up may be handed out again."""
+    _, offset, gpu, *_ = columns
+    if hand.shunned is None:
+        return np.ones(len(offset) - 1, dtype=np.bool_)
+    job = np.repeat(np.arange(len(offset) - 1), np.diff(offset))
+    return np.asarray(np.bincount(job, weights=hand.shunned[gpu], minlength=len(offset) - 1) == 0)
+
+
 def shrink_jobs(
     hand: Hand, nodes: NodeState, ranking: Ranking, scaling: ScalingColumns, table: TableColumns, rows: Ints,
     waits: Ints, horizon_s: float,
@@ -157,7 +169,7 @@ def shrink_jobs(
     """
     o, shrunk = hand.observation, []
     columns = elastic_columns(hand, nodes, rows)
-    columns = chosen(columns, np.flatnonzero(on_living_nodes(o, columns)))
+    columns = chosen(columns, np.flatnonzero(on_living_nodes(o, columns) & without_shunned(hand, columns)))
     for k in waits.tolist():
         rows, offset, held, *_ = columns
         if not len(rows):
@@ -243,12 +255,12 @@ def _busy(offset: Ints, efficiency: Floats) -> Floats:
 
 def grow_jobs(
     hand: Hand, nodes: NodeState, ranking: Ranking, scaling: ScalingColumns, table: TableColumns, rows: Ints,
-    horizon_s: float, margin: float, away: Bools,
+    horizon_s: float, margin: float,
 ) -> tuple[Ints, Floats]:  # fmt: skip
     """Give free GPUs to elastic jobs that gain by them; returns their rows and the seconds each gains.
 
-    `away`: nodes on which no job grows. First those that hold less than they ask for, then by descending
-    sum_j R_ij per GPU held.
+    First those that hold less than they ask for, then by descending sum_j R_ij per GPU held. Who is in one rack
+    stays there, unless it gains also with exchanges across racks.
     """
     o = hand.observation
     if not len(rows) or not hand.free:
@@ -261,16 +273,75 @@ def grow_jobs(
     worth = worth * ranking.priority(rows)
     enough = held >= requested * o.jobs.gpus_per_worker[rows]
     order = np.lexsort((rows, -worth, enough))
-    order = order[on_living_nodes(o, columns)[order]]
+    able = on_living_nodes(o, columns)
+    if len(nodes.model_speed) > 1:  # who changes its model gives all back
+        able &= without_shunned(hand, columns)
+    order = order[able[order]]
     columns = chosen(columns, order)
-    models = len(nodes.model_speed)
-    open_nodes = hand.columns.order[~away[hand.columns.order]]
+    bound = in_one_rack_and_dear(o, columns)
+    grown, gains = [], []
+    parts = (
+        np.split(np.arange(len(order)), np.unique(np.concatenate((bound, bound + 1)))) if len(bound) else []
+    )
+    for part in parts or [np.arange(len(order))]:
+        for place, rack, estimates in _ways(o, part, bound, columns, table):
+            rows, gain_s = _grow(
+                hand, nodes, scaling, estimates, chosen(columns, place), horizon_s, margin, rack
+            )
+            grown.append(rows)
+            gains.append(gain_s)
+            if len(rows):
+                break
+    return np.concatenate(grown).astype(np.int64), np.concatenate(gains)
+
+
+def in_one_rack_and_dear(o: Observation, columns: ElasticColumns) -> Ints:
+    """Positions of elastic jobs that hold GPUs of one rack, and whose exchange across racks takes longer."""
+    rows, offset, gpu, *_ = columns
+    racks = o.nodes.rack
+    if not len(racks) or (racks == racks[0]).all() or not len(rows):
+        return NO_ROWS
+    apart = np.zeros(len(o.jobs), dtype=np.bool_)
+    apart[o.speeds.job[o.speeds.apart_exchange_s > o.speeds.exchange_s]] = True
+    rack, first = racks[o.gpus.node[gpu]], offset[:-1]
+    one = np.minimum.reduceat(rack, first) == np.maximum.reduceat(rack, first)
+    return np.flatnonzero(one & apart[rows])
+
+
+def _ways(
+    o: Observation, part: Ints, bound: Ints, columns: ElasticColumns, table: TableColumns
+) -> list[tuple[Ints, int, TableColumns]]:
+    """How jobs (positions) may grow, the first way that is found: (positions, rack or -1, estimates).
+
+    One in one rack grows there, or else anywhere by the estimates of exchanges across racks.
+    """
+    if len(part) != 1 or part[0] not in bound:
+        return [(part, -1, table)]
+    _, offset, gpu, *_ = columns
+    rack = int(o.nodes.rack[o.gpus.node[gpu[offset[part[0]]]]])
+    apart_s = np.fmax(o.speeds.apart_exchange_s, o.speeds.exchange_s)
+    if (np.diff(o.speeds.job) < 0).any():  # as `table_columns`
+        apart_s = apart_s[np.argsort(o.speeds.job, kind="stable")]
+    here = (
+        table[2] == o.jobs.gpus_held[table[0]]
+    )  # what is measured is compared with the estimate for one rack
+    across = (*table[:4], frozen(np.where(here, table[4], np.fmax(apart_s, table[4]))), table[5])
+    return [(part, rack, table), (part, -1, across)]
+
+
+def _grow(
+    hand: Hand, nodes: NodeState, scaling: ScalingColumns, table: TableColumns, columns: ElasticColumns,
+    horizon_s: float, margin: float, rack: int,
+) -> tuple[Ints, Floats]:  # fmt: skip
+    """Let elastic jobs grow in their order, in one rack (-1: anywhere); returns rows and seconds gained."""
+    o, models = hand.observation, len(nodes.model_speed)
+    closed = hand.away if rack < 0 else hand.away | (o.nodes.rack != rack)
+    open_nodes = hand.columns.order[~closed[hand.columns.order]]
     by_model = open_nodes[np.argsort(nodes.model[open_nodes], kind="stable")]
     first = np.searchsorted(nodes.model[by_model], np.arange(models + 1)).astype(np.int64)
-    free = np.bincount(nodes.model, weights=np.where(away, 0, hand.columns.free), minlength=models).astype(
-        np.int64
-    )
-    grants, gain_s = new_grants(len(order), 2 * len(o.gpus) + 1), np.empty(len(order))
+    free = np.where(closed, 0, hand.free_to_grow)
+    free = np.bincount(nodes.model, weights=free, minlength=models).astype(np.int64)
+    grants, gain_s = new_grants(len(columns[0]), 2 * len(o.gpus) + 1), np.empty(len(columns[0]))
     n = grow(
         columns, horizon_s, margin, o.jobs.memory_bytes, working(hand.columns), nodes.model, o.gpus.node,
         frozen(by_model), first, free, scaling, table, grants, gain_s,

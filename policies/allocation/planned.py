@@ -126,7 +126,8 @@ def _room(
 ) -> tuple[list[Busy], list[int]]:
     """GPUs that other jobs hold, and the GPUs of each model that are handed out in all."""
     o, models = hand.observation, len(nodes.model_speed)
-    capacity = np.bincount(nodes.model, weights=hand.columns.free, minlength=models)
+    free = hand.columns.free if len(o.waiting) else hand.free_to_grow
+    capacity = np.bincount(nodes.model, weights=free, minlength=models)
     capacity += np.bincount(o.gpus.model[np.isin(hand.holder, running)], minlength=models)
     busy = []
     others = np.setdiff1d(np.unique(hand.holder[hand.holder >= 0]), running)

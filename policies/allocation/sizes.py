@@ -19,7 +19,7 @@ from equipoise.policies.allocation.near import own_room, with_data
 from equipoise.policies.allocation.ranking import NodeState, Ranking, paces
 from equipoise.policies.kernels.placement import WEIGHTED, WHOLE
 from equipoise.policies.kernels.scaling import ElasticColumns, ScalingColumns, TableColumns, times_of
-from equipoise.policies.observation import Bools, Floats, Ints, Observation
+from equipoise.policies.observation import RUNNING, Bools, Floats, Ints, Observation
 
 _WAITING = 200
 """Waiting jobs, from the first, that the programme looks at."""
@@ -187,14 +187,18 @@ def _fixed(hand: Hand, row: int) -> bool:
 
 
 def placed(hand: Hand, nodes: NodeState, row: int, gpus: int, model: int) -> Ints:
-    """So many free GPUs of one model, near to the job's data or else on the heaviest nodes; none if too few."""
+    """So many free GPUs of one model, near to the job's data or else on the heaviest nodes; none if too few.
+
+    Those of a job that runs already are on no node onto which jobs are not to grow.
+    """
     o, need = hand.observation, float(hand.observation.jobs.memory_bytes[row])
+    closed = hand.away & (o.jobs.state[row] == RUNNING)
     rooms = [hand.columns]
     if with_data(o, np.array([row]))[0]:
         rooms.insert(0, own_room(hand, row, gpus))
     for columns in rooms:
         order = columns.order
-        only = frozen(order[nodes.model[order] == model])
+        only = frozen(order[(nodes.model[order] == model) & ~closed[order]])
         out = np.empty(gpus, dtype=np.int64)
         if place_gang(working(columns._replace(group=NO_ROWS, order=only)), gpus, 1.0, need, WEIGHTED, out):
             return out
@@ -229,7 +233,9 @@ def resize_optimally(
     if not len(elastic[0]) and not len(first):
         return 0
     c = choices(hand, nodes, ranking, scaling, table, elastic, first, horizon_s, reluctance)
-    free = hand.columns.free if waits else np.zeros(len(nodes.model), dtype=np.int64)  # else it is reserved
+    free = hand.columns.free if len(first) else hand.free_to_grow
+    if not waits:  # what is free is reserved
+        free = np.zeros_like(free)
     room = np.bincount(nodes.model, weights=free, minlength=len(nodes.model_speed))
     room += np.bincount(o.gpus.model[elastic[2]], minlength=len(room))
     must = np.arange(len(c.row)) < len(elastic[0])

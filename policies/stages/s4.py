@@ -51,7 +51,7 @@ from equipoise.policies.contract import AllocationStage, Memory, Plan
 from equipoise.policies.kernels.arrays import sort_by
 from equipoise.policies.kernels.placement import ANY, WEIGHTED
 from equipoise.policies.kernels.scaling import Scaling, ScalingColumns, TableColumns
-from equipoise.policies.observation import Bools, Floats, Ints, Observation
+from equipoise.policies.observation import Floats, Ints, Observation
 from equipoise.policies.stages.frozen import check_frozen
 from equipoise.policies.stages.guard import Record, Verdict, guard_blocked, guard_empty
 from equipoise.policies.stages.unsound import replace_suspects, shunned_gpus
@@ -180,6 +180,7 @@ class NodeAllocation(AllocationStage):
         values = nodes.values() | _use(o) | self._undo(hand, verdict, memory, before)
         values["s413_replaced"] = replace_suspects(hand)
         memory = remember_nodes(hand, memory, before, verdict.keep, verdict.rollback, self.noise)
+        hand.away = shunned(o, memory)
         able = elastic_rows(o, ranking.running)
         able = able[~guard_blocked(memory["guard"], able, o.time_s) & measured(o, memory, able)]
         solved = {}
@@ -194,8 +195,7 @@ class NodeAllocation(AllocationStage):
         values |= solved | self._start(hand, nodes, ranking, scaling, table)
         if by_formula:
             values |= self._preempt(hand, ranking, values["s422_overdue"] >= 0)
-            away = shunned(o, memory)
-            values |= self._resize(hand, nodes, ranking, scaling, table, able, values["s422_overdue"], away)
+            values |= self._resize(hand, nodes, ranking, scaling, table, able, values["s422_overdue"])
         allocation = hand.allocation()
         values |= parallel_work(hand, nodes, scaling, table)
         if allocation is None:
@@ -386,7 +386,7 @@ class NodeAllocation(AllocationStage):
 
     def _resize(
         self, hand: Hand, nodes: NodeState, ranking: Ranking, scaling: ScalingColumns, table: TableColumns,
-        able: Ints, overdue: int, away: Bools,
+        able: Ints, overdue: int,
     ) -> dict[str, Any]:  # fmt: skip
         """S422: elastic jobs give up workers for waiting ones, or take GPUs that nobody waits for."""
         o = hand.observation
@@ -404,9 +404,7 @@ class NodeAllocation(AllocationStage):
             )
             return {"s422_shrunk": np.concatenate((narrowed, shrunk))}
         rows = np.concatenate((rows, elastic_rows(o, hand.started())))
-        grown, gain_s = grow_jobs(
-            hand, nodes, ranking, scaling, table, rows, self.horizon_s, self.margin, away
-        )
+        grown, gain_s = grow_jobs(hand, nodes, ranking, scaling, table, rows, self.horizon_s, self.margin)
         return {"s422_grown": grown, "s422_gain_s": gain_s, "s422_shrunk": narrowed}
 
 

@@ -158,6 +158,23 @@ def shrinks(exchange_s=2.0, priority_of_waiting=1.0, other_left_s=1100.0, respon
     return 4 - len(decide(seen)[0].get(0, range(4)))
 
 
+def grows_onto(exchange_s=0.1, apart_s=4.0, rack_free=True):
+    """GPUs, and ten for a second rack, of a running job of two; a faster node is free in the other rack."""
+    job = {**ELASTIC, "holds": [0, 1], "gpus_requested": 2, "workers_max": 4, "service_s": 3000.0}
+    other = {"holds": [] if rack_free else [2, 3], "gpus_requested": 2, "service_s": 1e5, "restart_s": 1e6}
+    speeds = Speeds.of(
+        job=[0] * 3, gpu_model=[0] * 3, gpus=[2, 3, 4], samples_per_s=[64.0, 96.0, 128.0],
+        exchange_s=[exchange_s] * 3, apart_exchange_s=[apart_s] * 3,
+    )  # fmt: skip
+    seen = cluster(
+        [2, 2, 2], [{**job, "exchange_s": exchange_s}, *([] if rack_free else [other])], speeds=speeds
+    )
+    seen.nodes = Nodes.of(**{**seen.nodes.as_dict(), "rack": [0, 0, 1]})
+    memory = {"node_speed": np.array([1.0, 0.9, 1.0]), "time_s": seen.time_s}
+    held = decide(seen, memory)[0].get(0, [0, 1])
+    return len(held) + 10 * (len({g // 4 for g in held}) - 1)
+
+
 def in_racks(exchange_s=0.5):
     """Racks of a gang of four; nodes 0, 2 and 5 are in one rack."""
     racks = [0, 1, 0, 1, 1, 0]
@@ -228,6 +245,9 @@ CASES = [
     ("S422 S3's interval: exchanges less often, more GPUs", started_with, "interval", 1, 64, UP),
     ("S422 overlap: exchanges hide, more GPUs", started_with, "gamma", 1.0, 4.0, UP),
     ("S422 racks: dear exchanges stay in one", in_racks, "exchange_s", 0.001, 0.5, DOWN),
+    ("S422 racks: a job grows in its own", lambda s: grows_onto(apart_s=s), "s", 0.1, 4.0, DOWN),
+    ("S422 racks: it grows elsewhere only where that gains, exchanges included",
+     lambda s: grows_onto(apart_s=s, rack_free=False), "s", 0.11, 4.0, DOWN),
     ("S422 racks: it waits for one that is soon free", waits_for_rack, "left_s", 50.0, 1e5, DOWN),
     ("S422 racks: it waits where apart is slow", waits_for_rack, "apart_s", 0.2, 3.0, UP),
     ("S422 racks: a long job waits", waits_for_rack, "service_s", 10.0, 5000.0, UP),

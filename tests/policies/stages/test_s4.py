@@ -185,7 +185,8 @@ def test_s413_a_resize_that_does_harm_is_undone_and_backed_off():
     assert decide(cluster([4], [back], time_s=again_s + 1.0), memory)[0] == {0: [0, 1, 2, 3]}
 
 
-def test_s413_nobody_grows_onto_nodes_where_growing_did_harm():
+@pytest.mark.parametrize("mode", ["formula", "optimal"])
+def test_s413_nobody_grows_onto_nodes_where_growing_did_harm(mode):
     job = {**ELASTIC, "holds": [0, 1], "gpus_requested": 2, "workers_max": 4, "goodput_samples_per_s": 100.0}
     _, _, memory = decide(cluster([2, 2], [job]))
     grown = {**job, "holds": [0, 1, 2, 3]}
@@ -197,9 +198,19 @@ def test_s413_nobody_grows_onto_nodes_where_growing_did_harm():
     both = cluster([2, 2, 2], [{**job, "goodput_samples_per_s": 100.5}, other], time_s=1050.0)
     memory = {**memory, "shunned": np.append(memory["shunned"], 0)}
     memory["shunned_until_s"] = np.append(memory["shunned_until_s"], -np.inf)
-    assert decide(both, memory)[0] == {}  # the nodes as well as the job are left alone
+    assert decide(both, memory, mode=mode)[0] == {}  # the nodes as well as the job are left alone
     both.time_s = 1e6
-    assert decide(both, memory)[0]
+    assert decide(both, memory, mode=mode)[0]
+
+
+@pytest.mark.parametrize("mode", ["formula", "optimal"])
+def test_a_suspect_gpu_goes_to_nobody(mode):
+    """An elastic job would give up two of its GPUs, one of which is suspect."""
+    job = {**ELASTIC, "holds": [0, 1, 2, 3], "exchange_s": 2.0}
+    for suspect in (0, 3):
+        gpu = {"suspect": np.arange(4) == suspect}
+        given, _, _ = decide(cluster([4], [job, {"gpus_requested": 2}], gpu=gpu), mode=mode)
+        assert suspect not in given.get(1, []), suspect
 
 
 def test_s413_stale_measurements_do_not_count():
