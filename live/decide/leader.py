@@ -15,7 +15,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from equipoise.live.decide.decider import Decider
-from equipoise.live.decide.fixed import FixedPart
+from equipoise.live.decide.growth import Growth
 from equipoise.live.decide.metrics import MlflowCopy, PrometheusServer
 from equipoise.live.decide.slow import SlowRanks
 from equipoise.live.decide.telemetry import Recorder, last_decision
@@ -90,7 +90,7 @@ class Leader:
         self.points = 0  # moments at which the policy was due to decide
         self._noise = NoiseScale()
         self._slow = SlowRanks()
-        self._fixed = FixedPart()
+        self._growth = Growth()
         self._prometheus: PrometheusServer | None = None
         self._mlflow: MlflowCopy | None = None
         self._open_sinks()
@@ -142,7 +142,7 @@ class Leader:
         if self.decider is not None:
             self.decider.forget()
         self._norm = np.full(len(active), math.nan)
-        self._slow, self._fixed = SlowRanks(), FixedPart()
+        self._slow, self._growth = SlowRanks(), Growth()
 
     def warm_up(self, shares: Ints, deal: Deal | None) -> None:
         """Let the policy compile on made-up measurements, before the first round."""
@@ -189,16 +189,16 @@ class Leader:
         world.shares_of_gpu = header["gpu_share"]
         seen = window
         if world.data is None:  # else waits for files come and go
-            self._fixed.learn(window)
-            seen = replace(window, fixed_s=self._fixed.of(window))
+            self._growth.learn(window)
+            seen = replace(window, fixed_s=self._growth.fixed_s(window))
         world.telemetry = Telemetry(
             seen, self._norm, header["memory_free_bytes"], header["samples_max"], self._noise.value,
             int(header["drawn"].max()), {name: header[name] for name in GPU_COLUMNS},
         )  # fmt: skip
         world.gpu_s += (window.span_s if window.rounds else 0.0) * len(world.active)
         self._trained = rounds[-1].number + 1
-        fixed = np.nan_to_num(self._fixed.samples)
-        for rank, cause, evidence in self._slow.news(window, world.telemetry.gpu or {}, float(fixed)):
+        grows = self._growth.is_seen
+        for rank, cause, evidence in self._slow.news(window, world.telemetry.gpu or {}, grows=grows):
             member = world.active[rank].member
             self._warn(f"rank {rank} (member {member}) is slow: {cause} ({evidence})")
         if self.options.mode != "observe" and self.decider is not None:

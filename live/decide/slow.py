@@ -22,16 +22,16 @@ def _of_others(values: Floats, rank: int) -> float:
     return float(np.median(known)) if len(known) else math.nan
 
 
-def causes(window: Window, device: Mapping[str, Floats], fixed: float = 0.0) -> dict[int, tuple[str, str]]:
+def causes(window: Window, device: Mapping[str, Floats], *, grows: bool = True) -> dict[int, tuple[str, str]]:
     """(cause, evidence) of every rank that is slow: compute, thermal, input or host (a long update).
 
-    `fixed`: what does not grow with the samples of a round counts as so many more of them.
+    `grows` False: a round takes equally long whatever is dealt, so that rounds are compared, not samples.
     """
     if not window.rounds or len(window.samples) < 2:
         return {}
     found: dict[int, tuple[str, str]] = {}
     with np.errstate(divide="ignore", invalid="ignore"):
-        each = np.where(window.samples > 0, window.samples / window.rounds + fixed, np.nan)
+        each = np.where(window.samples > 0, window.samples / window.rounds if grows else 1.0, np.nan)
         response_s = window.step_s / each
         parts = {
             "compute": (window.step_s - window.stall_s - window.fixed_s) / each,
@@ -45,7 +45,8 @@ def causes(window: Window, device: Mapping[str, Floats], fixed: float = 0.0) -> 
         excess = {cause: float(of[rank]) - _of_others(of, rank) for cause, of in parts.items()}
         cause = max(excess, key=lambda name: excess[name])
         own_s, theirs_s = float(parts[cause][rank]), _of_others(parts[cause], rank)
-        evidence = f"{times:.2f} times; {own_s * 1e3:.3g} ms per sample, the others {theirs_s * 1e3:.3g} ms"
+        what = "sample" if grows else "round"
+        evidence = f"{times:.2f} times; {own_s * 1e3:.3g} ms per {what}, the others {theirs_s * 1e3:.3g} ms"
         clock = device.get("clock_ratio", np.full(len(each), np.nan))
         if cause == "compute" and clock[rank] < _LOW_CLOCK * _of_others(clock, rank):
             cause = "thermal"
@@ -61,10 +62,10 @@ class SlowRanks:
         self._seen: dict[int, tuple[str, int]] = {}  # by rank: the cause, and windows in a row
 
     def news(
-        self, window: Window, device: Mapping[str, Floats], fixed: float = 0.0
+        self, window: Window, device: Mapping[str, Floats], *, grows: bool = True
     ) -> list[tuple[int, str, str]]:
-        """(rank, cause, evidence) of what is to be told now; `fixed` as for `causes`."""
-        found, before = causes(window, device, fixed), self._seen
+        """(rank, cause, evidence) of what is to be told now; `grows` as for `causes`."""
+        found, before = causes(window, device, grows=grows), self._seen
         self._seen = {}
         for rank, (cause, _) in found.items():
             known, lasted = before.get(rank, (cause, 0))

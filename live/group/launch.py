@@ -18,12 +18,21 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from equipoise.live.group import quiet  # noqa: F401  # first of all
 from equipoise.live.group.hosting import TOKEN
 from equipoise.live.group.hosts import HostList
 from equipoise.live.group.launcher import Launcher
 from equipoise.policies.numerals import plain_numbers
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """End with code 2."""
+        self.exit(2, f"equipoise: {message}\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -53,9 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     """What the command line takes."""
-    parser = argparse.ArgumentParser(
-        prog="python -m equipoise.live.group.launch", description=__doc__.splitlines()[0]
-    )
+    parser = _Parser(prog="python -m equipoise.live.group.launch", description=__doc__.splitlines()[0])
     plain_numbers(parser)
     add = parser.add_argument
     add("--ranks", type=int, default=1, help="processes to start")
@@ -76,6 +83,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _problem(given: argparse.Namespace) -> str | None:
     """What is wrong with the options together."""
+    if given.hosts is None and given.host_command is None and not Path(given.script).is_file():
+        return f"{given.script}: no such file; needed is a training script"
     if given.ranks < 1:
         return "--ranks: at least 1 is needed"
     if given.max_restarts < 0:

@@ -159,6 +159,25 @@ def test_the_demonstration_refuses_what_it_cannot_show(
     assert says in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["train.py"], "train.py: no such file; needed is a training script"),
+        (["--ranks", "0", __file__], "--ranks: at least 1 is needed"),
+        (["--ranks", "two", __file__], "argument --ranks: invalid"),
+        (["--nodes", "2", __file__], "--nodes: several need a --store that all of them reach"),
+    ],
+)
+def test_the_launcher_says_in_one_line_what_it_cannot_start(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        launch.main(arguments)
+    assert stop.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"equipoise: {says}")
+
+
 def test_the_demonstration_says_how_to_get_pytorch(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

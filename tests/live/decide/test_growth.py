@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from equipoise.live.decide.fixed import FixedPart
+from equipoise.live.decide.growth import Growth
 from equipoise.live.decide.window import Telemetry, Window, measure
 from equipoise.live.decide.world import LiveWorld
 from equipoise.live.group.places import Place
@@ -34,13 +34,13 @@ def window(shares: Ints, fixed: float, slow: Floats, rng: np.random.Generator) -
 
 def trained(fixed: float, slow: float, last: int, *, learns: bool = True) -> list[int]:
     """Shares of two ranks in the end, where rank 1 was `slow` at the decisions from the tenth to the `last`."""
-    rng, part = np.random.default_rng(1), FixedPart()
+    rng, part = np.random.default_rng(1), Growth()
     world = LiveWorld(Options(global_batch=BATCH), [Place(k, f"h{k}", "cpu") for k in range(2)])
     policy, memory, shares = make_policy("s2"), {}, np.array([32, 32])
     for k in range(DECISIONS):
         seen = window(shares, fixed, np.array([1.0, slow if 10 <= k < last else 1.0]), rng)
         part.learn(seen)
-        seen = replace(seen, fixed_s=part.of(seen)) if learns else seen
+        seen = replace(seen, fixed_s=part.fixed_s(seen)) if learns else seen
         world.started_s -= seen.span_s  # so long ago did it begin
         unknown = np.full(2, np.nan)
         world.shares, world.telemetry = shares, Telemetry(seen, unknown, unknown, unknown, first_free_round=k)
@@ -53,13 +53,13 @@ def trained(fixed: float, slow: float, last: int, *, learns: bool = True) -> lis
 
 def test_shares_do_not_drift_apart_where_a_round_takes_equally_long_whatever_is_dealt() -> None:
     assert trained(1e4, 2.0, DECISIONS, learns=False) == [63, 1]  # what it is about: nothing is gained by it
-    assert trained(1e4, 2.0, DECISIONS) == [37, 27]  # the first new deal, which teaches that
+    assert trained(1e4, 2.0, DECISIONS) == [42, 22]  # the first two new deals, which teach that
 
 
 @pytest.mark.parametrize(("fixed", "best"), [(0.0, 42.7), (16.0, 48.0), (100.0, 63.0)])
-def test_a_slow_rank_is_dealt_what_makes_the_round_shortest(fixed: float, best: float) -> None:
+def test_a_slow_rank_is_still_dealt_what_it_can_do(fixed: float, best: float) -> None:
     """Twice as slow: with f samples' worth of fixed time, both take as long at n = (2 * 64 + f) / 3, or 63."""
-    assert trained(fixed, 2.0, DECISIONS)[0] == pytest.approx(best, abs=1.5)
+    assert trained(fixed, 2.0, DECISIONS)[0] == pytest.approx(best, abs=3.5)
 
 
 @pytest.mark.parametrize("fixed", [0.0, 16.0, 100.0])
@@ -67,12 +67,20 @@ def test_what_was_learnt_of_a_slow_rank_does_not_keep_it_from_its_share_later(fi
     assert trained(fixed, 2.0, 20)[0] == pytest.approx(32, abs=2)
 
 
-def test_what_was_learnt_is_the_fixed_part() -> None:
-    rng, part = np.random.default_rng(2), FixedPart()
-    shares = [np.array(pair) for pair in ((32, 32), (40, 24), (28, 36), (40, 24))]
-    first = window(shares[0], 16.0, np.ones(2), rng)
-    assert (part.of(first) == first.fixed_s).all()
-    for pair in shares:
-        seen = window(pair, 16.0, np.ones(2), rng)
-        part.learn(seen)
-    assert part.of(seen) == pytest.approx([16e-3, 16e-3], rel=0.2)
+@pytest.mark.parametrize(
+    ("fixed", "noise", "grows"), [(1e4, 0.02, False), (32.0, 0.02, True), (1e4, 0.5, True)]
+)
+def test_nothing_grows_only_where_that_is_sure(fixed: float, noise: float, grows: bool) -> None:
+    rng, growth = np.random.default_rng(2), Growth()
+    for pair in ((32, 32), (40, 24), (28, 36), (40, 24)):
+        seen = window(np.array(pair), fixed, np.exp(noise * rng.standard_normal(2)), rng)
+        growth.learn(seen)
+    assert growth.is_seen == grows
+    assert (growth.fixed_s(seen) == (seen.fixed_s if grows else seen.step_s)).all()
+
+
+def test_an_old_change_of_shares_is_forgotten_so_that_one_is_tried_again() -> None:
+    rng, growth = np.random.default_rng(2), Growth()
+    for pair in ((32, 32), (40, 24), (28, 36), *[(40, 24)] * 203):
+        growth.learn(window(np.array(pair), 1e4, np.ones(2), rng))
+    assert growth.is_seen
