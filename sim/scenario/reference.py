@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import io
+import re
 import tokenize
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -91,7 +92,8 @@ def _section(model: type[BaseModel], path: str) -> Iterator[Key]:
 
 def _docline(model: type[BaseModel]) -> str:
     """The first sentence of a section's docstring, without its full stop."""
-    return (model.__doc__ or "").strip().split("\n")[0].split(". ")[0].rstrip(".")
+    first = (model.__doc__ or "").strip().split("\n")[0]
+    return re.split(r"(?<!\bal)\. ", first)[0].rstrip(".")
 
 
 def _inside(annotation: Any) -> tuple[list[type[BaseModel]], str]:

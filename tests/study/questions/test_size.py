@@ -290,7 +290,7 @@ def test_command_line(case, capsys):
     assert " nodes meet makespan<=180s: cluster.nodes.0.count=" in text
     # (0.05 / 6) ** (1 / 3): three of three, the best of six sizes.
     assert (
-        "3 of 3 runs meet the targets: with 95 % confidence, chosen from 6 sizes, 20 % of runs or more do"
+        "3 of 3 runs meet the targets; with 95 % confidence at least 20 % of all runs do (the best of 6 sizes)"
         in text
     )
     assert main([*arguments, "--target", "makespan<=10s", "--format", "json", "--seeds", "2"]) == 4
