@@ -77,7 +77,7 @@ def _matches(parts: list[str], wanted: list[str]) -> bool:
 def _section(model: type[BaseModel], path: str) -> Iterator[Key]:
     said = comments(model)
     for name, field in model.model_fields.items():
-        if field.exclude or name in DERIVED:
+        if name in DERIVED:
             continue
         here = f"{path}.{name}" if path else name
         annotation = field.annotation
