@@ -195,13 +195,18 @@ def _also_wrong(tree: Tree, base: Path | None, error: ValidationError) -> list[s
     gone: set[tuple[str | int, ...]] = set()
     for _ in range(ATTEMPTS):
         for item in left.errors(include_url=False):
-            gone.add(item["loc"])
-            if item["loc"] in _STAND_INS and item["loc"][0] in data:
-                data[item["loc"][0]] = _STAND_INS[item["loc"]]
-            elif item["loc"][:2] == ("workload", "models") and len(item["loc"]) == 3:
-                data["workload"]["models"][item["loc"][2]] = {"sample_time": 1.0}
+            loc = item["loc"]
+            gone.add(loc)
+            if loc in _STAND_INS and loc[0] in data:
+                data[loc[0]] = _STAND_INS[loc]
+            elif (
+                loc[:2] == ("workload", "models")
+                and len(loc) == 3
+                and loc[2] in data["workload"].get("models", {})
+            ):
+                data["workload"]["models"][loc[2]] = {"sample_time": 1.0}
             else:
-                leave_out(data, item["loc"])
+                leave_out(data, loc)
         try:
             scenario = Scenario.model_validate(data)
         except ValidationError as again:

@@ -318,7 +318,8 @@ class Job(Section):
     steps: Count | None = None  # target; or epochs, samples or tokens
     epochs: Positive | None = None  # target; or steps, samples or tokens
     samples: Count | None = None  # target; or steps, epochs or tokens
-    tokens: Count | None = None  # target, of a language model: as many samples as hold them
+    # target, of a language model: as many samples as hold them, which loading puts in its place
+    tokens: Count | None = Field(default=None, exclude=True)
     global_batch: Count = 1  # samples of a step, over all workers
     batch_reference: Count | None = None  # M0; none: global_batch
     batch_max: Count | None = None  # a policy may raise the batch up to this; none: it stays as it is

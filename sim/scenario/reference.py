@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import io
+import re
 import tokenize
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -76,7 +77,7 @@ def _matches(parts: list[str], wanted: list[str]) -> bool:
 def _section(model: type[BaseModel], path: str) -> Iterator[Key]:
     said = comments(model)
     for name, field in model.model_fields.items():
-        if field.exclude or name in DERIVED:
+        if name in DERIVED:
             continue
         here = f"{path}.{name}" if path else name
         annotation = field.annotation
@@ -91,7 +92,8 @@ def _section(model: type[BaseModel], path: str) -> Iterator[Key]:
 
 def _docline(model: type[BaseModel]) -> str:
     """The first sentence of a section's docstring, without its full stop."""
-    return (model.__doc__ or "").strip().split("\n")[0].split(". ")[0].rstrip(".")
+    first = (model.__doc__ or "").strip().split("\n")[0]
+    return re.split(r"(?<!\bal)\. ", first)[0].rstrip(".")
 
 
 def _inside(annotation: Any) -> tuple[list[type[BaseModel]], str]:

@@ -192,7 +192,7 @@ def _search(question: Question, progress: Progress | None, *, faults: bool) -> A
             if candidate.missing:
                 impossible.append(f"{_named(candidate.values)}: {candidate.missing}")
                 continue
-            if _cannot(candidate, question.targets, random):
+            if not question.every and _cannot(candidate, question.targets, random):
                 excluded.append(candidate)
                 continue
             trial = try_out(candidate, question, made, trace, random)

@@ -45,7 +45,7 @@ def _frame(caption: str, head: str, body: str, kind: str = "", mark: str = "") -
     opened = f'<table class="{kind}">' if kind else "<table>"
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{named}">{opened}'
-        f"<caption>{named}{mark}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+        f"<caption><span>{named}{mark}</span></caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 
 

@@ -116,7 +116,7 @@ def _conclusion(twin: Twin) -> Iterator[str]:
     if twin.replay_differences:
         yield f"replay: {len(twin.replay_differences)} differences, the first: {twin.replay_differences[0]}"
     else:
-        yield "replay: every recorded decision comes out again"
+        yield "replay: all recorded decisions are reproduced"
 
 
 def _parting(parting: Parting, alike: int) -> Iterator[str]:

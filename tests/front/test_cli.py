@@ -109,6 +109,19 @@ def test_run_prints_a_table_and_notes_apart(scenario: str, capsys: pytest.Captur
     assert capsys.readouterr().err == ""
 
 
+def test_a_table_of_a_run_folds_what_is_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "one.yaml"
+    path.write_text(
+        "schema_version: 1\nname: one\ncluster: {nodes: [{gpus: 2}]}\n"
+        "workload: {jobs: [{gpus: 1, duration: 1 h}]}\n"
+    )
+    assert cli.main(["run", str(path), "--quiet"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1].startswith("0: queueing mean, input stall, ")
+    assert not any(line.startswith(("completion p", "input stall", "queueing")) for line in lines)
+    assert any(line.split() == ["idle", "50.0", "%"] for line in lines)
+
+
 def test_run_as_json_has_metrics_totals_and_cpu_time(
     scenario: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

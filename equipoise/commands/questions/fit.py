@@ -56,7 +56,7 @@ def _text(found: Fits, plans: int) -> Iterator[str]:
     verb = "fits" if estimate.fits else "does not fit"
     yield f"{verb}: {_gb(estimate.peak)} (90 %: {interval}) of {_gb(estimate.capacity)} usable"
     if not found.measured:
-        yield "  no peaks of this stack were measured: general constants, the interval of another stack"
+        yield "  the memory of this stack was not measured: general values, with the interval of another stack"
     if estimate.fits and estimate.high > estimate.capacity:
         yield "  not certain: the interval reaches beyond the memory"
     if found.change is None:

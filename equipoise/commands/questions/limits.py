@@ -67,7 +67,7 @@ def _group(group: Limited, every: bool) -> Iterator[str]:
     yield "  time: " + ", ".join(f"{limit} {100 * s:.1f} %" for limit, s in shares if s >= _SMALL_SHARE)
     yield _stage(group)
     if group.best is None:
-        yield "  no lever helps"
+        yield "  no change helps"
     for effect in group.effects if every else _worth_showing(group):
         yield f"  {_mark(effect, group)} {effect.lever.name}: {_effect(effect)}"
 
@@ -75,10 +75,12 @@ def _group(group: Limited, every: bool) -> Iterator[str]:
 def _stage(group: Limited) -> str:
     """Whether one of the stages that the policy does without can do something about it."""
     if group.stage is not None:
-        return f"  stage {group.stage.lever.name} lifts it: {_effect(group.stage)}"
+        return f"  stage {group.stage.lever.name} reduces it: {_effect(group.stage)}"
     left = any(e.lever.against == "stage" for e in group.effects)
     return (
-        "  none of the stages lifts it" if left else "  all four stages are in use: what is left none lifts"
+        "  no stage (s1 to s4) reduces it"
+        if left
+        else "  all four stages are in use: none reduces what is left"
     )
 
 

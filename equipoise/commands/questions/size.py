@@ -116,9 +116,10 @@ def as_text(answer: Answer, targets: Sequence[Target]) -> Iterator[str]:
             target.met({target.measure.key: answer.closest.mean(target.measure.key)}) for target in targets
         ):
             yield f"  on average; {answer.closest.met} of {answer.closest.runs} runs meet the targets"
-    yield f"  {answer.tried} sizes were run, {answer.excluded} excluded by bounds, price or power"
-    if answer.impossible:
-        yield f"  {len(answer.impossible)} more were not possible: {answer.impossible[0]}"
+    ran = "1 size was run" if answer.tried == 1 else f"{answer.tried} sizes were run"
+    yield f"  {ran}, {answer.excluded} excluded by bounds, price or power"
+    if many := len(answer.impossible):
+        yield f"  {many} more {'was' if many == 1 else 'were'} not possible: {answer.impossible[0]}"
 
 
 def _saved(answer: Answer, targets: Sequence[Target]) -> str:
@@ -163,9 +164,9 @@ def _sure(answer: Answer) -> str:
     if answer.deterministic:
         return "nothing in the scenario is random: every run is this one"
     met = f"{answer.best.met} of {answer.best.runs} runs meet the targets"
-    choice = f", chosen from {answer.sizes} sizes" if answer.sizes > 1 else ""
+    choice = f" (the best of {answer.sizes} sizes)" if answer.sizes > 1 else ""
     share = 100 * answer.chance_at_least
-    return f"{met}: with 95 % confidence{choice}, {share:.0f} % of runs or more do"
+    return f"{met}; with 95 % confidence at least {share:.0f} % of all runs do{choice}"
 
 
 _TITLES = {
@@ -179,7 +180,7 @@ def _ranking(rows: Sequence[dict[str, Any]], targets: Sequence[Target]) -> Itera
     """The sizes that were run as a table; columns of which nothing is known are left out."""
     from equipoise.commands.tables import aligned
     from equipoise.sim.scenario.units import format_scaled
-    from equipoise.study.display import show
+    from equipoise.study.display import UNKNOWN, show
 
     asked = {target.measure.key: target for target in targets if target.measure.key not in _TITLES}
     titles = {key: _TITLES[key] for key in ("rank", "values", "meets")}
@@ -189,7 +190,7 @@ def _ranking(rows: Sequence[dict[str, Any]], targets: Sequence[Target]) -> Itera
     for row in rows:
         shown = {
             "meets": "yes" if row["meets"] else "no",
-            "power_w": format_scaled(row["power_w"], "W"),
+            "power_w": UNKNOWN if math.isnan(row["power_w"]) else format_scaled(row["power_w"], "W"),
             "price_usd_per_h": show("_usd", row["price_usd_per_h"]),
         } | {key: target.measure.show(row[key]) for key, target in asked.items()}
         cells = (

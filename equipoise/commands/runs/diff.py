@@ -11,6 +11,13 @@ from equipoise.commands.tables import aligned
 from equipoise.options import common
 from equipoise.study.terminal import printable
 
+_WIDEST = 40
+"""Characters of a value, such as what a scenario asks in words; JSON has all of them."""
+
+
+def _short(value: str) -> str:
+    return value if len(value) <= _WIDEST else f"{value[: _WIDEST - 3]}..."
+
 
 @click.command()
 @click.argument("first", metavar="RUN", type=click.Path(file_okay=False))
@@ -29,7 +36,8 @@ def diff(first: str, second: str, form: str) -> None:
         click.echo(json.dumps(plain(content), indent=2, allow_nan=False))
         return
     if found.inputs:
-        click.echo(printable("\n".join(aligned([("input", first, second), *found.inputs]))))
+        told = [(key, *(_short(value) for value in values)) for key, *values in found.inputs]
+        click.echo(printable("\n".join(aligned([("input", first, second), *told]))))
     else:
         click.echo("inputs: equal")
     rows = [

@@ -299,7 +299,7 @@ const Gantt = (() => {
         if (y < TOP + 4 || y > TOP + this.plotH - 2) continue;
         if (this.lanes.titles && (!this.label(at) || y - below < 13)) continue;
         below = y;
-        context.fillText(cut(this.label(at), this.left < 80 ? 8 : 13), this.left - 6, y);
+        context.fillText(fitted(context, this.label(at), this.left - 8), this.left - 6, y);
       }
       if (this.cursor !== undefined) this.outline(context);
     }
@@ -604,8 +604,12 @@ const Gantt = (() => {
     return 0.299 * r + 0.587 * g + 0.114 * b > 140 ? "#111111" : "#ffffff";
   }
 
-  function cut(text, most) {
-    return text.length > most ? `${text.slice(0, most - 1)}\u2026` : text;
+  function fitted(context, text, room) {
+    // As much of a name as there is room for; its end stays, since names of jobs differ in their numbers.
+    const tail = text.slice(-3);
+    let shown = text;
+    for (let n = text.length - 4; n > 0 && context.measureText(shown).width > room; n--) shown = `${text.slice(0, n)}\u2026${tail}`;
+    return shown;
   }
 
   function clamp(value, low, high) {

@@ -44,6 +44,18 @@ def test_inputs_and_metrics_that_differ(runs: tuple[Path, Path], capsys: pytest.
     assert "jobs completed" not in out
 
 
+def test_a_long_text_does_not_widen_the_table(
+    runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = runs[1] / "config.yaml"
+    lines = [line for line in config.read_text().splitlines() if not line.startswith("why:")]
+    config.write_text("\n".join([*lines, f"why: {'long ' * 40}"]) + "\n")
+    assert main(["diff", *map(str, runs)]) == 0
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("why"))
+    assert line.endswith("...")
+    assert len(line) < 160
+
+
 def test_a_run_does_not_differ_from_itself(
     runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

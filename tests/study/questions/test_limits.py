@@ -309,7 +309,7 @@ def test_command_line(tmp_path, capsys):
     assert "train (1 job," in text
     assert "limited by network" in text
     assert "network twice as fast: time x0." in text
-    assert "stage s3 lifts it: time x0." in text
+    assert "stage s3 reduces it: time x0." in text
     written = json.loads((out / "limits.json").read_text())
     assert written["groups"][0]["limit"] == "network"
     assert {lever["lever"] for lever in written["groups"][0]["levers"]} >= {

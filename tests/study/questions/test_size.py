@@ -290,13 +290,20 @@ def test_command_line(case, capsys):
     assert " nodes meet makespan<=180s: cluster.nodes.0.count=" in text
     # (0.05 / 6) ** (1 / 3): three of three, the best of six sizes.
     assert (
-        "3 of 3 runs meet the targets: with 95 % confidence, chosen from 6 sizes, 20 % of runs or more do"
+        "3 of 3 runs meet the targets; with 95 % confidence at least 20 % of all runs do (the best of 6 sizes)"
         in text
     )
     assert main([*arguments, "--target", "makespan<=10s", "--format", "json", "--seeds", "2"]) == 4
     answer = json.loads(capsys.readouterr().out)
     assert answer["met"] is False
     assert answer["values"] is not None
+    ranked = [*arguments, "--target", "makespan<=180s", "--target", "wait_p50<=1h", "--seeds", "1", "--rank"]
+    assert main([*ranked, "--target", "price<=5 USD/h"]) in (0, 4)
+    answer, _, table = capsys.readouterr().out.partition("   size")
+    assert "0 excluded" in answer  # every size is run, too dear ones as well
+    assert "wait_p50" in table.splitlines()[0]  # what was asked for has a column
+    assert "price" not in table.splitlines()[0]  # "an hour" shows it
+    assert len(table.splitlines()) == 1 + 6
     assert main([*arguments, "--target", "makespan=10s"]) == 2
     assert main([*arguments[:2], "--vary", "cluster.nodes.0.cuont=1:2", "--target", "makespan<=1h"]) == 2
 

@@ -355,7 +355,7 @@ def test_the_command_for_machines_and_people(
     assert cli.main(["twin", str(record), "--tolerance", "0.05"]) == 0
     text = capsys.readouterr().out
     assert "step time: median error" in text
-    assert "replay: every recorded decision comes out again" in text
+    assert "replay: all recorded decisions are reproduced" in text
     assert "4 ms per sample from round" in text
 
 
