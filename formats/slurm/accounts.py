@@ -11,7 +11,6 @@ from pathlib import Path
 from equipoise.formats.slurm.hardware import Qos, qos_of
 from equipoise.formats.slurm.tables import ASSOCIATIONS, read_table
 from equipoise.formats.slurm.values import parse_tres, whole
-from equipoise.formats.text.errors import FormatError
 from equipoise.formats.text.numbers import decimal
 from equipoise.formats.text.tally import Change, Tally
 from equipoise.formats.text.textfile import TextFile
@@ -169,5 +168,3 @@ _QOS = {
     "maxtresperjob": "MaxTRES", "grpjobs": "GrpJobs", "maxjobsperuser": "MaxJobsPU", "flags": "Flags",
     "maxjobsperaccount": "MaxJobsPA", "preempt": "Preempt", "preemptmode": "PreemptMode", "maxwall": "MaxWall",
 }  # fmt: skip
-
-__all__ = ["Accounts", "Association", "FormatError", "read_associations", "read_dump", "read_script"]

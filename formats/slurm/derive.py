@@ -33,20 +33,9 @@ from equipoise.formats.text.times import Times, to_utc
 
 _PLAIN = ("cluster", "user", "account", "partition", "qos", "name", "reason")
 TIMES = ("submit", "eligible", "start", "end")
-_BLANK = frozenset(
-    {
-        "",
-        "unknown",
-        "none",
-        "n/a",
-        "(null)",
-        "none assigned",
-        "partition_limit",
-        "not_set",
-        "invalid",
-        "notset",
-    }
-)
+_BLANK = frozenset({
+    "", "unknown", "none", "n/a", "(null)", "none assigned", "partition_limit", "not_set", "invalid", "notset",
+})  # fmt: skip
 
 
 @dataclass
