@@ -14,7 +14,7 @@ from equipoise.formats.slurm.columns import DEFAULT, HEADERLESS, canonical, kind
 from equipoise.formats.slurm.jobs import JobTable
 from equipoise.formats.slurm.tables import DASHES, cut
 from equipoise.formats.text.csvfile import even_batches, numbered_rows
-from equipoise.formats.text.delimited import Batch, Records, batch_of, header_delimiter
+from equipoise.formats.text.delimited import MANY, Batch, Records, batch_of, header_delimiter
 from equipoise.formats.text.errors import shown
 from equipoise.formats.text.tally import Tally
 from equipoise.formats.text.textfile import TextFile
@@ -180,12 +180,15 @@ def _headerless(lines: Sequence[str], lists: Sequence[tuple[str, ...]], delimite
 
 def _fit(rows: Sequence[list[str]], names: Sequence[str], mark: str) -> float:
     """Share of rows that hold what these columns may; one with the delimiter in a text counts for less."""
-    records = Records(mark, kinds(names), Tally(), names)
+    own = kinds(names)
+    records = Records(mark, own, Tally(), names)
+    lists = [(k, kind.form) for k, kind in enumerate(own) if kind.take == MANY and kind.form]
     good = 0.0
     for row in rows:
         trailing = names[-1] == "" and row[-1] != ""
         if len(row) >= len(names) > 1 and not trailing and records.is_record(row):
-            good += 1.0 if len(row) == len(names) else 0.9
+            fits = all(form.fullmatch(row[k]) for k, form in lists)
+            good += 0.9 if len(row) > len(names) else 1.0 if fits else 0.5
     return good / len(rows) if rows else 0.0
 
 

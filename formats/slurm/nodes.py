@@ -120,8 +120,8 @@ def read_nodes_json(source: str | Path | bytes, *, name: str = "") -> tuple[Node
 _JSON_KEYS = {
     "nodename": ("nodes.nodes", "name", "hostname"), "nodes": ("nodes.total",), "state": ("node.state", "state"),
     "gres": ("gres.total", "gres"), "gresused": ("gres.used", "gres_used"),
-    "partition": ("partition.name", "partitions"), "features": ("features.total", "features"),
-    "memory": ("memory.maximum", "real_memory"), "cpus": ("cpus.maximum", "cpus"),
+    "partition": ("partition.name", "partitions"), "features": ("features.total", "features.active", "features"),
+    "memory": ("memory.maximum", "memory.minimum", "real_memory"), "cpus": ("cpus.maximum", "cpus.minimum", "cpus"),
     "reason": ("reason.description", "reason"),
 }  # fmt: skip
 """Where a node, or a group of nodes of newer `sinfo`, has what the columns of the texts tell."""
@@ -137,6 +137,8 @@ def _cells(row: Any) -> dict[str, str]:
             cells[column] = ("+" if column == "state" else ",").join(map(str, value))
         elif number is not None or isinstance(value, str):
             cells[column] = str(value if number is None else number)
+    if "cpus" not in cells and len(first_of(row, ("nodes.nodes",)) or ()) == 1:
+        cells["cpus"] = str(plain_number(first_of(row, ("cpus.total",))))
     return cells
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timezone
@@ -28,7 +27,6 @@ TARGETS = (*TEXTS, *TIMES, "duration", *NUMBERS)
 ALIASES = {
     "arrival": "submit", "arrival_s": "submit", "duration_s": "duration", "model": "kind", "cluster": "group",
 }  # fmt: skip
-_DAYS = re.compile(r"^([0-9]+) days?,? ")
 _BLANK = MISSING - {"0"}
 
 
@@ -106,9 +104,8 @@ def _text(table: CsvTable, column: str | None) -> Text:
 
 
 def _seconds(text: str) -> float | None:
-    """Seconds: plain, as Slurm writes them, or as Python does (`1 day, 2:03:04`, `1 days 02:03:04`)."""
     number = decimal(text)
-    return duration_s(_DAYS.sub(r"\1-", text)) if number is None else number
+    return duration_s(text) if number is None else number
 
 
 def _numbers(table: CsvTable, column: str | None, convert: Callable[[str], float | None]) -> Floats:

@@ -264,3 +264,44 @@ def test_queues_of_several_clusters(tmp_path: Path) -> None:
 def test_accounts_of_a_day_without_jobs(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no jobs in it"):
         trace(tmp_path, '{"meta": {}, "jobs": [\n], "errors": []}')
+
+
+ACCOUNTED = (
+    "{id}|{id}|c|p|acct|group|3|ada|4|2020-01-01T00:00:00|2020-01-01T00:00:01|2020-01-01T00:00:02|2020-01-01T01:00:02|"
+    "01:00:00|0:0|COMPLETED|8|256|256|1000Mc|{resources}|3-00:00:00|a[01-08]|name\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("resources", "gpus"),
+    [
+        (("gpu:0|", "gpu:P100:2(IDX:1,3),hbm:0|"), [0, 16]), (("||", "|cpu=256,gres/gpu=8|"), [-1, 8]),
+        (("cpu=256,gres/gpu=8|", "|"), [8, -1]),
+    ],
+    ids=["gres", "gres and tres", "tres"],
+)  # fmt: skip
+def test_columns_of_headerless_accounts_are_told_by_what_they_hold(
+    resources: tuple[str, str], gpus: list[int]
+) -> None:
+    rows = [ACCOUNTED.format(id=f"{k}_[1-3]", resources=text) for k, text in enumerate(resources)]
+    jobs = read("".join(rows).encode())
+    assert jobs.gpus.tolist() == gpus
+    assert jobs.name.tolist() == ["name", "name"]
+    assert jobs.time_limit_s.tolist() == [259200.0, 259200.0]
+
+
+def test_durations_in_days(tmp_path: Path) -> None:
+    jobs = trace(tmp_path, f"{HEAD}|Timelimit\n{ROW.replace('01:00:00', '1 days 01:00:00')}|3 days\n")
+    assert (jobs.duration_s.tolist(), jobs.columns["time_limit_s"].tolist()) == ([90000.0], [259200.0])
+
+
+def test_nodes_of_json_that_tells_the_least(tmp_path: Path) -> None:
+    node = (
+        '{"node": {"state": ["IDLE", "DRAIN"]}, "nodes": {"nodes": ["n1"]}, "cpus": {"total": 80, "idle": 0}, '
+        '"memory": {"minimum": 500000}, "features": {"active": "ib4"}, "gres": {"total": "gpu:v100:8(S:0-1)"}, "partition": '
+        '{"name": "p"}, "reason": {"description": "bad disk"}}'
+    )
+    text = imported(tmp_path, f'{{"sinfo": [{node}]}}')
+    assert "gpus: 8 accelerator: v100_sxm2_32gb cores: 80 host_memory: 500000 MiB" in text
+    assert "# n1: IDLE+DRAIN: bad disk" in text
+    assert "# n1: ib4" in text
