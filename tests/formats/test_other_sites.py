@@ -298,8 +298,8 @@ def test_durations_in_days(tmp_path: Path) -> None:
 def test_nodes_of_json_that_tells_the_least(tmp_path: Path) -> None:
     node = (
         '{"node": {"state": ["IDLE", "DRAIN"]}, "nodes": {"nodes": ["n1"]}, "cpus": {"total": 80, "idle": 0}, '
-        '"memory": {"minimum": 500000}, "features": {"active": "ib4"}, "gres": {"total": "gpu:v100:8(S:0-1)"}, "partition": '
-        '{"name": "p"}, "reason": {"description": "bad disk"}}'
+        '"memory": {"minimum": 500000}, "features": {"active": "ib4"}, "gres": '
+        '{"total": "gpu:v100:8(S:0-1)"}, "partition": {"name": "p"}, "reason": {"description": "bad disk"}}'
     )
     text = imported(tmp_path, f'{{"sinfo": [{node}]}}')
     assert "gpus: 8 accelerator: v100_sxm2_32gb cores: 80 host_memory: 500000 MiB" in text
