@@ -119,7 +119,10 @@ def read_script(source: str | Path | bytes, *, name: str = "") -> Accounts:
     file, tally = TextFile(source, name), Tally()
     accounts, qos = dict[tuple[str, str], dict[str, str]](), dict[str, dict[str, str]]()
     for number, line in enumerate(file.text(tally).split("\n"), start=1):
-        words = shlex.split(line, comments=True)
+        try:
+            words = shlex.split(line, comments=True)
+        except ValueError as error:
+            raise file.error(number, "quotes that do not match") from error
         if not words:
             continue
         what = " ".join(words[:2]).lower()
