@@ -13,7 +13,7 @@ from equipoise.formats.slurm.columns import canonical
 from equipoise.formats.slurm.queue import MONITOR
 from equipoise.formats.slurm.tables import which_table
 from equipoise.formats.text.csvfile import delimiter_of
-from equipoise.formats.text.errors import FormatError, shown
+from equipoise.formats.text.errors import shown
 from equipoise.formats.text.tally import Tally
 from equipoise.formats.text.textfile import TextFile
 from equipoise.formats.traces.published import which_published
@@ -178,6 +178,3 @@ def looks_like(lines: tuple[str, ...]) -> str:
     more = f" and {len(cells) - 8} more" if len(cells) > 8 else ""
     title = ", ".join(cell[:24] for cell in cells[:8])
     return f"{len(cells)} columns cut by {mark!r} in {same} of the first {len(lines)} lines: {title}{more}"
-
-
-__all__ = ["FORMATS", "FormatError", "looks_like", "recognise"]

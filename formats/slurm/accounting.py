@@ -6,20 +6,19 @@ import csv
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 
 from equipoise.formats.slurm.builder import JobTableBuilder
 from equipoise.formats.slurm.columns import DEFAULT, HEADERLESS, canonical, kinds, known_names
 from equipoise.formats.slurm.jobs import JobTable
 from equipoise.formats.slurm.tables import DASHES, cut
-from equipoise.formats.text.csvfile import numbered_rows
-from equipoise.formats.text.delimited import Batch, Records, batch_of, header_delimiter
-from equipoise.formats.text.errors import FormatError, shown
+from equipoise.formats.text.csvfile import even_batches, numbered_rows
+from equipoise.formats.text.delimited import MANY, Batch, Records, batch_of, header_delimiter
+from equipoise.formats.text.errors import shown
 from equipoise.formats.text.tally import Tally
 from equipoise.formats.text.textfile import TextFile
 
-_QUOTED_ROWS = 4096
 _PREVIEW = 60
 """Lines looked at to find the header."""
 
@@ -51,13 +50,11 @@ def read_accounting(
     delimiter: str = "",
     zone: str = "UTC",
     name: str = "",
-    keep_other: bool = True,
 ) -> JobTable:
     """Jobs of a `sacct` text.
 
     columns: the names of a file without a header, as given to `--format`. delimiter: where it cannot be seen
-    from the file. zone: of the clock that wrote the times (`UTC` when sacct ran with TZ=UTC). keep_other: keep
-    columns that no field of the table needs, as text.
+    from the file. zone: of the clock that wrote the times (`UTC` when sacct ran with TZ=UTC).
 
     Raises FormatError, one line, when the file is not readable or no `sacct` output.
     """
@@ -69,7 +66,7 @@ def read_accounting(
         raise file.error(0, not_accounting(lines))
     _count_before(lines, layout, tally)
     rest = chain([(first + layout.first, lines[layout.first :])], chunks)
-    builder = JobTableBuilder(layout.names, zone, tally, keep_other=keep_other)
+    builder = JobTableBuilder(layout.names, zone, tally)
     for batch in _batches(file, layout, rest, tally):
         builder.add(batch)
     return builder.finish()
@@ -99,13 +96,7 @@ def _quoted(
     """Rows of a table that another program has written out again, with quotes around texts."""
     lines = (f"{line}\n" for _, part in chunks for line in part)
     rows = numbered_rows(file, csv.reader(lines, delimiter=layout.delimiter), layout.first)
-    while part := list(islice(rows, _QUOTED_ROWS)):
-        whole = [(line, row) for line, row in part if len(row) == len(layout.names)]
-        for line, row in part:
-            if len(row) != len(layout.names):
-                tally.add("left out", f"not as many fields as the {len(layout.names)} columns", line)
-        if whole:
-            yield batch_of([row for _, row in whole], [line for line, _ in whole])
+    return even_batches(rows, len(layout.names), tally)
 
 
 def _fixed(layout: Layout, chunks: Iterator[tuple[int, list[str]]], tally: Tally) -> Iterator[Batch]:
@@ -189,12 +180,15 @@ def _headerless(lines: Sequence[str], lists: Sequence[tuple[str, ...]], delimite
 
 def _fit(rows: Sequence[list[str]], names: Sequence[str], mark: str) -> float:
     """Share of rows that hold what these columns may; one with the delimiter in a text counts for less."""
-    records = Records(mark, kinds(names), Tally(), names)
+    own = kinds(names)
+    records = Records(mark, own, Tally(), names)
+    lists = [(k, kind.form) for k, kind in enumerate(own) if kind.take == MANY and kind.form]
     good = 0.0
     for row in rows:
         trailing = names[-1] == "" and row[-1] != ""
         if len(row) >= len(names) > 1 and not trailing and records.is_record(row):
-            good += 1.0 if len(row) == len(names) else 0.9
+            fits = all(form.fullmatch(row[k]) for k, form in lists)
+            good += 0.9 if len(row) > len(names) else 1.0 if fits else 0.5
     return good / len(rows) if rows else 0.0
 
 
@@ -225,6 +219,3 @@ def not_accounting(lines: Sequence[str]) -> str:
         f"not sacct output that can be read without help: its first line is {shown(sample)}; "
         "needed: the header line, or the columns= given to --format"
     )
-
-
-__all__ = ["FormatError", "JobTable", "Layout", "find_layout", "not_accounting", "read_accounting"]

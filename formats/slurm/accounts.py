@@ -11,7 +11,6 @@ from pathlib import Path
 from equipoise.formats.slurm.hardware import Qos, qos_of
 from equipoise.formats.slurm.tables import ASSOCIATIONS, read_table
 from equipoise.formats.slurm.values import parse_tres, whole
-from equipoise.formats.text.errors import FormatError
 from equipoise.formats.text.numbers import decimal
 from equipoise.formats.text.tally import Change, Tally
 from equipoise.formats.text.textfile import TextFile
@@ -120,7 +119,10 @@ def read_script(source: str | Path | bytes, *, name: str = "") -> Accounts:
     file, tally = TextFile(source, name), Tally()
     accounts, qos = dict[tuple[str, str], dict[str, str]](), dict[str, dict[str, str]]()
     for number, line in enumerate(file.text(tally).split("\n"), start=1):
-        words = shlex.split(line, comments=True)
+        try:
+            words = shlex.split(line, comments=True)
+        except ValueError as error:
+            raise file.error(number, "quotes that do not match") from error
         if not words:
             continue
         what = " ".join(words[:2]).lower()
@@ -169,5 +171,3 @@ _QOS = {
     "maxtresperjob": "MaxTRES", "grpjobs": "GrpJobs", "maxjobsperuser": "MaxJobsPU", "flags": "Flags",
     "maxjobsperaccount": "MaxJobsPA", "preempt": "Preempt", "preemptmode": "PreemptMode", "maxwall": "MaxWall",
 }  # fmt: skip
-
-__all__ = ["Accounts", "Association", "FormatError", "read_associations", "read_dump", "read_script"]

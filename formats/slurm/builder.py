@@ -21,16 +21,15 @@ from equipoise.formats.text.times import Times, zone_of
 class JobTableBuilder:
     """Collects rows of these columns; `finish` gives the table."""
 
-    def __init__(self, names: Sequence[str], zone: str, tally: Tally, *, keep_other: bool = True) -> None:
-        """zone: of the clock that wrote times without a zone. keep_other: keep columns that no field needs."""
+    def __init__(self, names: Sequence[str], zone: str, tally: Tally) -> None:
+        """zone: of the clock that wrote times without a zone."""
         self._names, self._tally = list(names), tally
         self._zone_name, self._zone = zone, zone_of(zone)
         self._place = sources(names)
         self._id = self._place.get("job_id", NOT_GIVEN)
         self._times = {target: Times() for target in TIMES if target in self._place}
         timed = {self._place[target] for target in self._times}
-        wanted = range(len(names)) if keep_other else set(self._place.values())
-        self._texts = {k: TextBuilder() for k in wanted if k not in timed}
+        self._texts = {k: TextBuilder() for k in range(len(names)) if k not in timed}
         self._line: list[int] = []
         self._digest: list[int] = []
 

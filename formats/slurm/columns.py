@@ -51,7 +51,7 @@ _XDMOD_BEGIN = (
 _APEL = (
     "JobID JobName User Group Start End Elapsed CPUTimeRAW Partition NCPUS NNodes NodeList MaxRSS MaxVMSize State"
 )  # fmt: skip
-_XDMOD_ENDS = ("ReqTRES AllocTRES", "ReqGRES ReqTRES")
+_XDMOD_ENDS = ("ReqTRES AllocTRES", "ReqGRES ReqTRES", "ReqGRES ReqTRES AllocTRES")
 
 
 def _xdmod() -> list[tuple[str, ...]]:
@@ -71,7 +71,7 @@ HEADERLESS: tuple[tuple[str, ...], ...] = (DEFAULT, *_xdmod(), tuple(_APEL.split
 
 _DATE = r"[0-9]{4}[-/][0-9]{1,2}[-/][0-9]{1,2}[T ][0-9:.,]{4,16}(?:Z| ?[+-][0-9:]{2,6})?"
 _TIME = rf"(?:|Unknown|None|NONE|N/A|{_DATE}|[0-9]{{1,11}})"
-_CLOCK = r"(?:[0-9]{1,9}-)?(?:[0-9]{1,9}(?::[0-9]{1,2}){0,2}(?:\.[0-9]+)?)?"
+_CLOCK = r"(?:[0-9]{1,9}(?:-| days?,? ?))?(?:[0-9]{1,9}(?::[0-9]{1,2}){0,2}(?:\.[0-9]+)?)?"
 _COUNT = r"[0-9.]*[KMGTP]?[cn]?"
 _WORD = r"[^\s|]*"
 _FORMS: dict[str, str] = {

@@ -33,9 +33,6 @@ class ConfiguredNodes:
 
     names: tuple[str, ...]
     cpus: int
-    sockets: int
-    cores_per_socket: int
-    threads_per_core: int
     memory_bytes: int
     gpus: int
     gpu_type: str
@@ -70,8 +67,8 @@ class SlurmConfig:
     """A `slurm.conf`.
 
     priority_weights: PriorityWeight* by what they weigh in lower case (`age`, `fairshare`, `jobsize`, `partition`,
-    `qos`, `assoc`, `site`); tres_weights: PriorityWeightTRES. scheduler_parameters: flags have the value "".
-    times_s: PriorityDecayHalfLife, PriorityMaxAge and others that are times. settings: every `Key=Value` line that
+    `qos`, `assoc`, `site`). scheduler_parameters: flags have the value "".
+    times_s: PriorityDecayHalfLife, PriorityMaxAge, PreemptExemptTime. settings: every `Key=Value` line that
     is neither node nor partition, by its lower-case key, these included. other: lines of further tables.
     """
 
@@ -79,7 +76,6 @@ class SlurmConfig:
     nodes: tuple[ConfiguredNodes, ...]
     partitions: tuple[Partition, ...]
     priority_weights: Mapping[str, float]
-    tres_weights: Mapping[str, float]
     scheduler_parameters: Mapping[str, str]
     times_s: Mapping[str, float]
     settings: Mapping[str, str]
@@ -121,7 +117,6 @@ def read_slurm_conf(source: str | Path | bytes, *, name: str = "") -> SlurmConfi
         nodes=tuple(nodes),
         partitions=_with_sets(partitions, nodes, [line for line in other if line.get("nodeset")]),
         priority_weights=_weights(settings),
-        tres_weights=_pairs_of(settings.get("priorityweighttres", "")),
         scheduler_parameters=_parameters(settings.get("schedulerparameters", "")),
         times_s=_times(settings),
         settings=settings,
@@ -166,9 +161,6 @@ def _nodes(line: ConfigLine, values: Mapping[str, str]) -> ConfiguredNodes:
     return ConfiguredNodes(
         names=hosts_of(line, values["nodename"]),
         cpus=_whole(values, "cpus", _whole(values, "procs", sockets * cores * threads)),
-        sockets=sockets,
-        cores_per_socket=cores,
-        threads_per_core=threads,
         memory_bytes=memory_mb * 2**20 if memory_mb >= 0 else NOT_GIVEN,
         gpus=max(gpus, 0),
         gpu_type=kind,
@@ -219,13 +211,6 @@ def _weights(settings: Mapping[str, str]) -> dict[str, float]:
     return {key: value for key, value in weights.items() if value is not None}
 
 
-def _pairs_of(text: str) -> dict[str, float]:
-    """`CPU=1000,Mem=.03,GRES/gpu=3` to numbers by lower-case names."""
-    pairs = (member.partition("=") for member in split_list(text))
-    numbers = {name.lower(): decimal(value) for name, _, value in pairs}
-    return {name: value for name, value in numbers.items() if value is not None}
-
-
 def _parameters(text: str) -> dict[str, str]:
     pairs = (member.partition("=") for member in split_list(text))
     return {name.lower(): value for name, _, value in pairs}
@@ -233,15 +218,6 @@ def _parameters(text: str) -> dict[str, str]:
 
 def _times(settings: Mapping[str, str]) -> dict[str, float]:
     """Settings that are times in the form `D-H:M:S` or minutes."""
-    keys = (
-        "prioritydecayhalflife",
-        "prioritymaxage",
-        "prioritycalcperiod",
-        "overtimelimit",
-        "preemptexempttime",
-    )
+    keys = ("prioritydecayhalflife", "prioritymaxage", "preemptexempttime")
     found = {key: limit_s(settings[key]) for key in keys if key in settings}
     return {key: value for key, value in found.items() if value is not None}
-
-
-__all__ = ["ConfiguredNodes", "Partition", "SlurmConfig", "partition_of", "read_slurm_conf"]

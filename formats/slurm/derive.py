@@ -33,20 +33,9 @@ from equipoise.formats.text.times import Times, to_utc
 
 _PLAIN = ("cluster", "user", "account", "partition", "qos", "name", "reason")
 TIMES = ("submit", "eligible", "start", "end")
-_BLANK = frozenset(
-    {
-        "",
-        "unknown",
-        "none",
-        "n/a",
-        "(null)",
-        "none assigned",
-        "partition_limit",
-        "not_set",
-        "invalid",
-        "notset",
-    }
-)
+_BLANK = frozenset({
+    "", "unknown", "none", "n/a", "(null)", "none assigned", "partition_limit", "not_set", "invalid", "notset",
+})  # fmt: skip
 
 
 @dataclass
@@ -102,7 +91,8 @@ class Derivation:
     def _text(self, target: str) -> Text:
         k = self.place.get(target)
         text = constant("", self._rows) if k is None else self.found[k]
-        return text.mapped(lambda value: value.replace("(null)", "")) if "(null)" in text.values else text
+        none = target != "name" and "(null)" in text.values  # a job may be called so
+        return text.mapped(lambda value: value.replace("(null)", "")) if none else text
 
     def _other(self) -> dict[str, Text]:
         other: dict[str, Text] = {}

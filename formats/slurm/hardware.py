@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from equipoise.formats.slurm.hostlist import expand_hosts, split_list
 from equipoise.formats.slurm.lines import ConfigLine, config_lines, hosts_of
 from equipoise.formats.slurm.tables import QOS, read_table
@@ -18,22 +16,20 @@ from equipoise.formats.text.jsonfile import path
 from equipoise.formats.text.numbers import decimal, duration_s
 from equipoise.formats.text.tally import Tally
 from equipoise.formats.text.textfile import TextFile, called
+from equipoise.formats.text.yamlfile import load_documents
 
 
 @dataclass(frozen=True)
 class Gres:
     """Generic resources of some nodes (of every node where `nodes` is empty), from one line of `gres.conf`.
 
-    count: as `Count` says, else the number of files. links: `Links`, the NVLinks to each other device.
+    count: as `Count` says, else the number of files. other: the remaining keys, `cores` and `links` among them.
     """
 
     nodes: tuple[str, ...]
     name: str
     type: str
     count: int
-    files: tuple[str, ...]
-    cores: str
-    links: tuple[int, ...]
     other: Mapping[str, str]
     line: int
 
@@ -93,15 +89,12 @@ def read_gres_conf(source: str | Path | bytes, *, name: str = "") -> tuple[Gres,
 def _gres(line: ConfigLine) -> Gres:
     files = hosts_of(line, line.get("file", line.get("multiplefiles")))
     count = whole(line.get("count"))
-    own = ("nodename", "name", "type", "count", "file", "multiplefiles", "cores", "cpus", "links")
+    own = ("nodename", "name", "type", "count", "file", "multiplefiles")
     return Gres(
         nodes=hosts_of(line, line.get("nodename")),
         name=line.get("name"),
         type=line.get("type"),
         count=count if count != NOT_GIVEN else max(len(files), 1),
-        files=files,
-        cores=line.get("cores", line.get("cpus")),
-        links=tuple(int(part) for part in line.get("links").split(",") if part.strip("-").isdecimal()),
         other={key: value for key, value in line.pairs if key not in own},
         line=line.line,
     )
@@ -135,11 +128,8 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 def read_topology_yaml(source: str | Path | bytes, *, name: str = "") -> tuple[SlurmTopology, ...]:
     """The named topologies of a `topology.yaml` (Slurm 25.05 on). Raises FormatError."""
-    tally, file = Tally(), TextFile(source, name)
-    try:
-        documents = yaml.load(file.text(tally), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise file.error(0, f"not YAML: {' '.join(str(error).split())}") from error
+    file = TextFile(source, name)
+    (documents,) = load_documents(file)[:1] or [None]
     if not isinstance(documents, list) or not all(isinstance(path(d, "topology"), str) for d in documents):
         raise file.error(0, "no list of `- topology: NAME`, which topology.yaml is")
     return tuple(_yaml_topology(file, document) for document in documents)
@@ -203,9 +193,3 @@ def qos_of(row: Mapping[str, str]) -> Qos:
         counts=counts,
         other={key: value for key, value in filled.items() if key not in limits and key not in counts},
     )
-
-
-__all__ = [
-    "Gres", "Qos", "SlurmTopology", "Switch", "qos_of", "read_gres_conf", "read_qos", "read_topology_conf",
-    "read_topology_yaml",
-]  # fmt: skip

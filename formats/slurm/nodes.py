@@ -10,10 +10,10 @@ from typing import Any
 from equipoise.formats.slurm.columns import canonical
 from equipoise.formats.slurm.hostlist import expand_hosts, split_list
 from equipoise.formats.slurm.json_output import plain_number
-from equipoise.formats.slurm.values import NOT_GIVEN, gres_gpus, parse_tres, tres_gpus, tres_number, whole
+from equipoise.formats.slurm.values import NOT_GIVEN, gres_gpus, tres_gpus, whole
 from equipoise.formats.text.delimited import header_delimiter
 from equipoise.formats.text.errors import FormatError
-from equipoise.formats.text.jsonfile import first_of, load_json, path
+from equipoise.formats.text.jsonfile import first_of, load_json
 from equipoise.formats.text.tally import Tally
 from equipoise.formats.text.textfile import TextFile
 
@@ -40,8 +40,7 @@ class NodeRow:
 
     count: how many nodes (the names may be cut short or absent). state: base state in long form and upper case;
     flags: what else holds (`DRAIN`, `NOT_RESPONDING`). cpus, memory_bytes, gpus: of each node. Whole numbers are
-    NOT_GIVEN (-1) where the file does not say. other: the remaining columns. line: of the file, or the place in a
-    JSON list.
+    NOT_GIVEN (-1) where the file does not say. line: of the file, or the place in a JSON list.
     """
 
     names: tuple[str, ...]
@@ -50,15 +49,12 @@ class NodeRow:
     state: str
     flags: tuple[str, ...]
     cpus: int
-    cpus_allocated: int
     memory_bytes: int
     gpus: int
     gpus_allocated: int
     gpu_type: str
     features: tuple[str, ...]
-    weight: int
     reason: str
-    other: Mapping[str, str]
     line: int
 
 
@@ -78,112 +74,34 @@ def read_sinfo(
 ) -> tuple[NodeRow, ...]:
     """Rows of a `sinfo` text. columns: where it has no header. Raises FormatError when it is no such text."""
     file = TextFile(source, name)
-    lines = file.text(Tally()).split("\n")
-    begin = next((k for k, line in enumerate(lines) if line.strip()), len(lines))
-    if begin == len(lines):
+    lines = [(k, line) for k, line in enumerate(file.text(Tally()).split("\n"), 1) if line.strip()]
+    lines = [(k, line) for k, line in lines if not line.startswith("CLUSTER: ")]
+    if not lines:
         raise file.error(0, "empty: sinfo output with its header is needed")
-    mark = header_delimiter(lines[begin], lambda text: canonical(text) in _KNOWN) if not columns else "|"
+    first = lines[0][1]
+    mark = header_delimiter(first, lambda text: canonical(text) in _KNOWN) if not columns else "|"
     mark = "" if mark.isspace() and mark != "\t" else mark
-    header = list(columns) or (lines[begin].split(mark) if mark else lines[begin].split())
-    names = set(map(canonical, header))
-    if len(names & _KNOWN) < 2 or not names & _NEEDED:
+    header = [canonical(name) for name in columns or (first.split(mark) if mark else first.split())]
+    if len(_KNOWN.intersection(header)) < 2 or not _NEEDED.intersection(header):
         raise file.error(
-            begin + 1, "not sinfo output: the line PARTITION AVAIL ... STATE, or columns=, is needed"
+            lines[0][0], "not sinfo output: the line PARTITION AVAIL ... STATE, or columns=, is needed"
         )
     rows = []
-    for number, line in enumerate(lines[begin + (not columns) :], begin + 1 + (not columns)):
-        if line.strip():
-            cells = line.split(mark) if mark else line.split(None, len(header) - 1)
-            rows.append(_sinfo_row(file, header, cells, number))
+    for number, line in lines[0 if columns else 1 :]:
+        cells = line.split(mark) if mark else line.split(None, len(header) - 1)
+        cell = dict(reversed(list(zip(header, map(str.strip, cells), strict=False))))  # of two, the first
+        if list(map(canonical, cells)) == header:
+            continue
+        try:
+            rows.append(_row(cell, number))
+        except FormatError as error:
+            raise file.error(number, str(error)) from error
     return tuple(rows)
 
 
-def _sinfo_row(file: TextFile, header: Sequence[str], cells: Sequence[str], line: int) -> NodeRow:
-    cell: dict[str, str] = {}
-    for column, text in zip(header, cells, strict=False):
-        cell.setdefault(canonical(column), text.strip())
-    try:
-        names = expand_hosts(cell.get("nodelist", cell.get("hostnames", cell.get("nodehost", ""))))
-    except FormatError as error:
-        raise file.error(line, str(error)) from error
-    state, flags = parse_node_state(cell.get("state", cell.get("statelong", cell.get("statecompact", ""))))
-    gpus, kind = gres_gpus(cell.get("gres", ""))
-    used, _ = gres_gpus(cell.get("gresused", ""))
-    memory_mb = whole(cell.get("memory", "").rstrip("+"))
-    total = whole(cell.get("nodes", ""))
-    own = {
-        "nodelist",
-        "hostnames",
-        "nodehost",
-        "state",
-        "gres",
-        "gresused",
-        "memory",
-        "partition",
-        "cpus",
-        "nodes",
-    }
-    return NodeRow(
-        names=names,
-        count=total if total >= 0 else len(names),
-        partitions=tuple(part.rstrip("*") for part in split_list(cell.get("partition", ""))),
-        state=state,
-        flags=flags,
-        cpus=whole(cell.get("cpus", "").rstrip("+")),
-        cpus_allocated=whole(cell.get("cpus(a/i/o/t)", "").split("/")[0]),
-        memory_bytes=memory_mb * 2**20 if memory_mb >= 0 else NOT_GIVEN,
-        gpus=gpus,
-        gpus_allocated=used,
-        gpu_type=kind,
-        features=tuple(split_list(cell.get("availfeatures", cell.get("features", "")))),
-        weight=whole(cell.get("weight", "")),
-        reason=cell.get("reason", ""),
-        other={key: value for key, value in cell.items() if key not in own},
-        line=line,
-    )
-
-
 def node_of_values(values: Mapping[str, str], line: int) -> NodeRow:
-    """A node from the keys of `scontrol show node`."""
-    state, flags = parse_node_state(values.get("State", ""))
-    gpus, kind = gres_gpus(values.get("Gres", ""))
-    configured, types = tres_gpus(values.get("CfgTRES", ""))
-    allocated = parse_tres(values.get("AllocTRES", ""))
-    memory_mb = whole(values.get("RealMemory", ""))
-    cpus = tres_number(allocated, "cpu")
-    own = {
-        "NodeName",
-        "State",
-        "Gres",
-        "Partitions",
-        "CPUTot",
-        "RealMemory",
-        "Reason",
-        "Weight",
-        "AvailableFeatures",
-    }
-    return NodeRow(
-        names=(values["NodeName"],),
-        count=1,
-        partitions=tuple(split_list(values.get("Partitions", ""))),
-        state=state,
-        flags=flags,
-        cpus=whole(values.get("CPUTot", "")),
-        cpus_allocated=whole(values.get("CPUAlloc", "")) if cpus is None else int(cpus),
-        memory_bytes=memory_mb * 2**20 if memory_mb >= 0 else NOT_GIVEN,
-        gpus=gpus if gpus >= 0 else configured,
-        gpus_allocated=tres_gpus(values["AllocTRES"])[0]
-        if allocated
-        else (0 if "AllocTRES" in values else NOT_GIVEN),
-        gpu_type=kind or types,
-        features=tuple(
-            split_list(values.get("AvailableFeatures", values.get("Features", "")).replace("(null)", ""))
-        ),
-        weight=whole(values.get("Weight", "")),
-        reason=values.get("Reason", ""),
-        other={key: value for key, value in values.items() if key not in own},
-        line=line,
-    )
+    """A node from the keys of `scontrol show node`. Raises FormatError for a malformed name."""
+    return _row({canonical(key): value.replace("(null)", "") for key, value in values.items()}, line)
 
 
 def read_nodes_json(source: str | Path | bytes, *, name: str = "") -> tuple[NodeRow, ...]:
@@ -194,56 +112,63 @@ def read_nodes_json(source: str | Path | bytes, *, name: str = "") -> tuple[Node
     if not isinstance(rows, list):
         raise file.error(0, "JSON without a list `nodes` or `sinfo`")
     try:
-        return tuple(_json_node(row, place) for place, row in enumerate(rows, 1) if isinstance(row, dict))
+        return tuple(_row(_cells(row), place) for place, row in enumerate(rows, 1) if isinstance(row, dict))
     except FormatError as error:
         raise file.error(0, str(error)) from error
 
 
-def _json_node(row: Any, place: int) -> NodeRow:
-    """A node, or a group of nodes of newer `sinfo`."""
-    names = first_of(row, ("nodes.nodes", "name", "hostname"))
-    listed = ",".join(map(str, names)) if isinstance(names, list) else str(names or "")
-    states = first_of(row, ("node.state", "state"))
-    state = "+".join(map(str, states)) if isinstance(states, list) else str(states or "")
-    base, flags = parse_node_state(state)
-    gpus, kind = gres_gpus(_text(first_of(row, ("gres.total", "gres"))))
-    used, _ = gres_gpus(_text(first_of(row, ("gres.used", "gres_used"))))
-    partitions = first_of(row, ("partition.name", "partitions"))
-    features = first_of(row, ("features.total", "features"))
-    memory_mb = _whole(row, ("memory.maximum", "real_memory"))
-    hosts = expand_hosts(listed)
-    total = _whole(row, ("nodes.total",))
+_JSON_KEYS = {
+    "nodename": ("nodes.nodes", "name", "hostname"), "nodes": ("nodes.total",), "state": ("node.state", "state"),
+    "gres": ("gres.total", "gres"), "gresused": ("gres.used", "gres_used"),
+    "partition": ("partition.name", "partitions"), "features": ("features.total", "features.active", "features"),
+    "memory": ("memory.maximum", "memory.minimum", "real_memory"), "cpus": ("cpus.maximum", "cpus.minimum", "cpus"),
+    "reason": ("reason.description", "reason"),
+}  # fmt: skip
+"""Where a node, or a group of nodes of newer `sinfo`, has what the columns of the texts tell."""
+
+
+def _cells(row: Any) -> dict[str, str]:
+    """A node of JSON by the names of the columns."""
+    cells = {}
+    for column, keys in _JSON_KEYS.items():
+        value = first_of(row, keys)
+        number = plain_number(value)
+        if isinstance(value, list):
+            cells[column] = ("+" if column == "state" else ",").join(map(str, value))
+        elif number is not None or isinstance(value, str):
+            cells[column] = str(value if number is None else number)
+    if "cpus" not in cells and len(first_of(row, ("nodes.nodes",)) or ()) == 1:
+        cells["cpus"] = str(plain_number(first_of(row, ("cpus.total",))))
+    return cells
+
+
+def _row(cell: Mapping[str, str], line: int) -> NodeRow:
+    """A row from its columns or keys by their canonical names. Raises FormatError for a malformed host list."""
+
+    def first(*names: str) -> str:
+        """What stands under the first of these names that is there."""
+        return next((cell[name] for name in names if name in cell), "")
+
+    names = expand_hosts(first("nodelist", "hostnames", "nodehost", "nodename"))
+    state, flags = parse_node_state(first("state", "statelong", "statecompact"))
+    gpus, kind = gres_gpus(first("gres"))
+    configured, configured_kind = tres_gpus(first("cfgtres"))
+    used = gres_gpus(first("gresused"))[0] if "gresused" in cell else NOT_GIVEN
+    if "alloctres" in cell:
+        used = max(tres_gpus(cell["alloctres"])[0], 0)
+    memory_mb, total = whole(first("memory", "realmemory").rstrip("+")), whole(first("nodes"))
     return NodeRow(
-        names=hosts,
-        count=total if total >= 0 else len(hosts),
-        partitions=_texts(partitions),
-        state=base,
+        names=names,
+        count=total if total >= 0 else len(names),
+        partitions=tuple(part.rstrip("*") for part in split_list(first("partition", "partitions"))),
+        state=state,
         flags=flags,
-        cpus=_whole(row, ("cpus.maximum", "cpus")),
-        cpus_allocated=_whole(row, ("cpus.allocated", "alloc_cpus")),
+        cpus=whole(first("cpus", "cputot").rstrip("+")),
         memory_bytes=memory_mb * 2**20 if memory_mb >= 0 else NOT_GIVEN,
-        gpus=gpus,
+        gpus=gpus if gpus >= 0 else configured,
         gpus_allocated=used,
-        gpu_type=kind,
-        features=_texts(features),
-        weight=_whole(row, ("weight.maximum", "weight")),
-        reason=_text(first_of(row, ("reason.description", "reason"))),
-        other={},
-        line=place,
+        gpu_type=kind or configured_kind,
+        features=tuple(split_list(first("availfeatures", "availablefeatures", "features"))),
+        reason=first("reason"),
+        line=line,
     )
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else ""
-
-
-def _texts(value: Any) -> tuple[str, ...]:
-    return tuple(map(str, value)) if isinstance(value, list) else tuple(split_list(_text(value)))
-
-
-def _whole(row: Any, keys: Sequence[str]) -> int:
-    for key in keys:
-        number = plain_number(path(row, *key.split(".")))
-        if number is not None and 0 <= number <= 10**12:
-            return int(number)
-    return NOT_GIVEN

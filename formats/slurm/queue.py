@@ -21,15 +21,6 @@ from equipoise.formats.text.delimited import Records
 from equipoise.formats.text.tally import Tally
 from equipoise.formats.text.textfile import TextFile
 
-LETTERS = {
-    "i": "JOBID", "A": "JOBID_RAW", "F": "ARRAY_JOB_ID", "K": "ARRAY_TASK_ID", "j": "NAME", "T": "STATE", "t": "ST",
-    "Q": "PRIORITY", "p": "PRIORITY", "b": "TRES_PER_NODE", "V": "SUBMIT_TIME", "S": "START_TIME", "e": "END_TIME",
-    "l": "TIME_LIMIT", "L": "TIME_LEFT", "M": "TIME", "u": "USER", "a": "ACCOUNT", "P": "PARTITION", "q": "QOS",
-    "N": "NODELIST", "R": "NODELIST(REASON)", "r": "REASON", "D": "NODES", "C": "CPUS", "m": "MIN_MEMORY",
-    "f": "FEATURES", "k": "COMMENT", "Z": "WORK_DIR", "y": "NICE", "E": "DEPENDENCY", "v": "RESERVATION",
-}  # fmt: skip
-"""What the letters of `squeue --format` print, by the names of its headers."""
-
 _MONITOR = (
     "TRES_PER_NODE MIN_CPUS JOBARRAYID JOBID NAME TIME_LIMIT MIN_MEMORY COMMAND PRIORITY STATE USERNAME NUMCPUS "
     "NUMNODES TIME_LEFT TIMEUSED NODELIST DEPENDENCY EXC_NODES START_TIME SUBMIT_TIME ELIGIBLE_TIME ACCRUE_TIME "
@@ -38,14 +29,13 @@ _MONITOR = (
 MONITOR = tuple(_MONITOR.split())
 """Columns that Meta's cluster monitor asks squeue for, without a header; newer ones add LAST_SCHED_EVAL."""
 
-_KNOWN = known_names() | {canonical(name) for name in LETTERS.values()}
+_OWN = (
+    "jobidraw arrayjobid arraytaskid timeleft nodelist(reason) features dependency reservation nice minmemory "
+    "trespernode"
+)
+_KNOWN = known_names() | frozenset(_OWN.split())
 _CLUSTER = re.compile(r"CLUSTER: \S+$")
 _PLACE_OR_REASON = "NODELIST(REASON)"
-
-
-def columns_of_format(form: str) -> tuple[str, ...]:
-    """The columns of a `squeue --format` such as `%i|%.9P|%j`; a letter that is not known is kept as it is."""
-    return tuple(LETTERS.get(letter, f"%{letter}") for letter in re.findall(r"%\.?[0-9]*([A-Za-z])", form))
 
 
 def read_queue(

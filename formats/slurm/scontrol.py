@@ -14,7 +14,6 @@ from equipoise.formats.slurm.lines import ConfigLine
 from equipoise.formats.slurm.nodes import NodeRow, node_of_values
 from equipoise.formats.slurm.queue import as_queue
 from equipoise.formats.text.delimited import batch_of
-from equipoise.formats.text.errors import FormatError
 from equipoise.formats.text.tally import Tally
 from equipoise.formats.text.textfile import TextFile
 
@@ -115,6 +114,3 @@ def partitions_of(blocks: tuple[Block, ...], *, name: str = "<input>") -> tuple[
             line = ConfigLine(f"{name}:{block.line}", block.line, tuple(values.items()))
             found.append(partition_of(line, values))
     return tuple(found)
-
-
-__all__ = ["Block", "FormatError", "jobs_of", "nodes_of", "partitions_of", "read_blocks"]

@@ -73,4 +73,5 @@ def read_table(file: TextFile, known: Collection[str]) -> list[dict[str, str]]:
             return []
         header = [name.strip() for name in lines[0][1].split(mark)]
         rows = [(k, line.split(mark)) for k, line in lines[1:]]
-    return [dict(zip(header, row, strict=False)) for _, row in rows]
+    blank = dict.fromkeys(header, "")
+    return [{**blank, **dict(zip(header, row, strict=False))} for _, row in rows]

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from equipoise.formats.text.columns import Ints, Text, TextBuilder
-from equipoise.formats.text.delimited import batch_of
+from equipoise.formats.text.delimited import Batch, batch_of
 from equipoise.formats.text.errors import shown
 from equipoise.formats.text.tally import Tally
 from equipoise.formats.text.textfile import TextFile
@@ -60,18 +60,22 @@ def read_csv(
         raise file.error(1, f"column {shown(double[0])} stands there twice")
     builders = [TextBuilder() for _ in header]
     numbers: list[int] = []
-    while part := list(islice(rows, _BATCH_ROWS)):
-        whole = [(line, row) for line, row in part if len(row) == len(header)]
-        for line, row in part:
-            if len(row) != len(header):
-                tally.add("left out", f"not as many fields as the {len(header)} columns", line)
-        if whole:
-            batch = batch_of([row for _, row in whole], [line for line, _ in whole])
-            numbers += batch.lines
-            for builder, column in zip(builders, batch.columns, strict=True):
-                builder.add([cell.strip() for cell in column])
+    for batch in even_batches(rows, len(header), tally):
+        numbers += batch.lines
+        for builder, column in zip(builders, batch.columns, strict=True):
+            builder.add([cell.strip() for cell in column])
     texts = {column: builder.finish() for column, builder in zip(header, builders, strict=True)}
     return CsvTable(texts, np.array(numbers, dtype=np.int64), tally, file.name)
+
+
+def even_batches(rows: Iterator[tuple[int, list[str]]], width: int, tally: Tally) -> Iterator[Batch]:
+    """The rows of `width` fields, some thousand at a time; others are counted and left out."""
+    while part := list(islice(rows, _BATCH_ROWS)):
+        for line, row in part:
+            if len(row) != width:
+                tally.add("left out", f"not as many fields as the {width} columns", line)
+        if whole := [(line, row) for line, row in part if len(row) == width]:
+            yield batch_of([row for _, row in whole], [line for line, _ in whole])
 
 
 def numbered_rows(

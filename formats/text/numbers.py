@@ -12,6 +12,7 @@ _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 _DECIMAL = re.compile(r"[+-]?(?:[0-9]{1,30}(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?")
 _SCALED = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)([KMGTPE]?)(?:i?B)?", re.IGNORECASE)
 _CLOCK = re.compile(r"(?:([0-9]{1,9})-)?([0-9]{1,9})(?::([0-9]{1,9}))?(?::([0-9]{1,9})(\.[0-9]{1,9})?)?")
+_DAYS = re.compile(r"^([0-9]{1,9}) days?,? ?")
 _MINUTES = re.compile(r"([0-9]{1,9}):([0-9]{2})(\.[0-9]{1,9})?")
 _POWER = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
 _NO_LIMIT = frozenset({"unlimited", "infinite"})
@@ -42,8 +43,10 @@ def scaled(text: str, unit: str = "") -> float | None:
 def duration_s(text: str) -> float | None:
     """Seconds of a Slurm duration `[DD-[HH:]]MM:SS[.mmm]` as its tools print it; inf for `UNLIMITED`.
 
-    None for anything else. `D-HH` and `D-HH:MM` carry hours first, as Slurm's time specifications say.
+    None for anything else. `D-HH` and `D-HH:MM` carry hours first, as Slurm's time specifications say; `1 day,
+    2:03:04`, `1 days 02:03:04` and `1 days` are how Python writes them.
     """
+    text = _DAYS.sub(r"\1-0:00:00", text) if text.endswith(("day", "days")) else _DAYS.sub(r"\1-", text)
     if match := _MINUTES.fullmatch(text):
         return 60.0 * int(match[1]) + float(match[2] + (match[3] or ""))
     match = _CLOCK.fullmatch(text)

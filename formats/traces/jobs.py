@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timezone
@@ -26,13 +25,8 @@ TARGETS = (*TEXTS, *TIMES, "duration", *NUMBERS)
 """What a column can be told to be."""
 
 ALIASES = {
-    "arrival": "submit",
-    "arrival_s": "submit",
-    "duration_s": "duration",
-    "model": "kind",
-    "cluster": "group",
-}
-_DAYS = re.compile(r"^([0-9]+) days?,? ")
+    "arrival": "submit", "arrival_s": "submit", "duration_s": "duration", "model": "kind", "cluster": "group",
+}  # fmt: skip
 _BLANK = MISSING - {"0"}
 
 
@@ -83,7 +77,7 @@ def jobs_of(table: CsvTable, columns: Mapping[str, str], zone: str = "UTC") -> T
             found = ", ".join(list(table.columns)[:40])
             raise FormatError(f"{table.name}:1: column {shown(column)} is missing; found: {found}")
     clock = zone_of(zone)
-    times = {target: _times(table, wanted.get(target), clock, zone) for target in TIMES}
+    times = {target: times_of(table, wanted.get(target), clock, zone) for target in TIMES}
     duration = _numbers(table, wanted.get("duration"), _seconds)
     start, end = times["start"], times["end"]
     own: dict[str, Any] = {target: _numbers(table, wanted.get(target), decimal) for target in NUMBERS}
@@ -110,9 +104,8 @@ def _text(table: CsvTable, column: str | None) -> Text:
 
 
 def _seconds(text: str) -> float | None:
-    """Seconds: plain, as Slurm writes them, or as Python does (`1 day, 2:03:04`, `1 days 02:03:04`)."""
     number = decimal(text)
-    return duration_s(_DAYS.sub(r"\1-", text)) if number is None else number
+    return duration_s(text) if number is None else number
 
 
 def _numbers(table: CsvTable, column: str | None, convert: Callable[[str], float | None]) -> Floats:
@@ -127,7 +120,8 @@ def _numbers(table: CsvTable, column: str | None, convert: Callable[[str], float
     return np.array([math.nan if v is None else v for v in values], dtype=np.float64)[text.codes]
 
 
-def _times(table: CsvTable, column: str | None, clock: ZoneInfo | timezone, zone: str) -> Floats:
+def times_of(table: CsvTable, column: str | None, clock: ZoneInfo | timezone, zone: str) -> Floats:
+    """UTC seconds of a column, NaN where there is no time; what is not understood is counted."""
     if column is None:
         return np.full(len(table), np.nan)
     text = table.columns[column]

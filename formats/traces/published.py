@@ -31,13 +31,8 @@ class Published:
 
 _TIMES = {"submit": "submit_time", "start": "start_time", "end": "end_time", "duration": "duration"}
 _JOB = {
-    "job_id": "job_id",
-    "user": "user",
-    "gpus": "gpu_num",
-    "cpus": "cpu_num",
-    "nodes": "node_num",
-    "state": "state",
-}
+    "job_id": "job_id", "user": "user", "gpus": "gpu_num", "cpus": "cpu_num", "nodes": "node_num", "state": "state",
+}  # fmt: skip
 _TASKS = (
     "job_name", "task_name", "inst_num", "status", "start_time", "end_time", "plan_cpu", "plan_mem", "plan_gpu",
     "gpu_type",

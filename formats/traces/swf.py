@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from equipoise.formats.text.columns import Floats, Ints
 from equipoise.formats.text.numbers import decimal
@@ -26,36 +25,23 @@ _WHOLE -= {"memory_kib", "memory_requested_kib"}
 
 @dataclass(frozen=True, eq=False)
 class SwfTable:
-    """Jobs as equal-length columns; -1 stands for unknown, as in the file. submit_s: from the start of the log.
+    """Jobs as equal-length columns, `table["wait_s"]`, by FIELDS; -1 stands for unknown, as in the file.
 
-    memory_kib: per processor. status: 1 completed, 0 failed, 5 cancelled, 2 to 4 parts of a job. header: what the
-    comment lines `; Name: value` say, the first of each name. line: where each row stands.
+    submit_s: from the start of the log. memory_kib: per processor. status: 1 completed, 0 failed, 5 cancelled, 2
+    to 4 parts of a job. header: what the comment lines `; Name: value` say, the first of each name. line: where
+    each row stands.
     """
 
-    job_id: Ints
-    submit_s: Floats
-    wait_s: Floats
-    run_s: Floats
-    processors: Ints
-    cpu_s: Floats
-    memory_kib: Floats
-    processors_requested: Ints
-    time_requested_s: Floats
-    memory_requested_kib: Floats
-    status: Ints
-    user: Ints
-    group: Ints
-    executable: Ints
-    queue: Ints
-    partition: Ints
-    preceding_job: Ints
-    think_s: Floats
+    columns: Mapping[str, Floats | Ints]
     line: Ints
-    header: dict[str, str]
+    header: Mapping[str, str]
     changes: tuple[Change, ...]
 
     def __len__(self) -> int:
-        return len(self.job_id)
+        return len(self.line)
+
+    def __getitem__(self, field: str) -> Any:
+        return self.columns[field]
 
 
 def read_swf(source: str | Path | bytes, *, name: str = "") -> SwfTable:
@@ -74,8 +60,11 @@ def read_swf(source: str | Path | bytes, *, name: str = "") -> SwfTable:
     if not rows:
         raise file.error(0, f"no line of {len(FIELDS)} numbers, which SWF has")
     table = np.array(rows, dtype=np.float64)
-    columns: dict[str, Any] = {field: _column(field, table[:, k]) for k, field in enumerate(FIELDS)}
-    return SwfTable(**columns, line=np.array(lines, dtype=np.int64), header=header, changes=tally.changes())
+    columns = {
+        field: table[:, k].astype(np.int64) if field in _WHOLE else table[:, k]
+        for k, field in enumerate(FIELDS)
+    }
+    return SwfTable(columns, np.array(lines, dtype=np.int64), header, tally.changes())
 
 
 def _add(line: str, number: int, rows: list[Sequence[float]], lines: list[int], tally: Tally) -> None:
@@ -90,7 +79,3 @@ def _add(line: str, number: int, rows: list[Sequence[float]], lines: list[int], 
         return
     rows.append(numbers)
     lines.append(number)
-
-
-def _column(field: str, values: NDArray[np.float64]) -> Floats | Ints:
-    return values.astype(np.int64) if field in _WHOLE else values

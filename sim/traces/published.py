@@ -38,30 +38,30 @@ def from_published(jobs: TraceJobs, unit: str, *, mapped: bool = False) -> Rows:
 
 def from_swf(jobs: SwfTable, unit: str) -> Rows:
     """Jobs of the Standard Workload Format, which knows processors and no GPUs."""
-    cpus = np.where(jobs.processors > 0, jobs.processors, jobs.processors_requested)
+    cpus = np.where(jobs["processors"] > 0, jobs["processors"], jobs["processors_requested"])
     columns: dict[str, Column] = {
-        name: _ids(values)
-        for name, values in (
-            ("user", jobs.user), ("account", jobs.group), ("partition", jobs.partition), ("queue", jobs.queue),
+        name: _ids(jobs[field])
+        for name, field in (
+            ("user", "user"), ("account", "group"), ("partition", "partition"), ("queue", "queue"),
         )
     }  # fmt: skip
     states = tuple(_SWF_STATES.get(code, "") for code in range(6))
-    columns["state"] = Text(np.clip(jobs.status, -1, 5).astype(np.int32), (*states, ""))
-    columns["time_limit_s"] = _known(jobs.time_requested_s)
-    columns |= {"site_queueing_s": _known(jobs.wait_s), "executable": _ids(jobs.executable)}
-    columns["preceding_job"] = _ids(jobs.preceding_job)
+    columns["state"] = Text(np.clip(jobs["status"], -1, 5).astype(np.int32), (*states, ""))
+    columns["time_limit_s"] = _known(jobs["time_requested_s"])
+    columns |= {"site_queueing_s": _known(jobs["wait_s"]), "executable": _ids(jobs["executable"])}
+    columns["preceding_job"] = _ids(jobs["preceding_job"])
     for name in ("cpu_s", "memory_kib", "memory_requested_kib", "think_s"):
-        columns[name] = _known(getattr(jobs, name))
+        columns[name] = _known(jobs[name])
     rows = Rows(
-        name=_ids(jobs.job_id),
-        arrival_s=np.where(jobs.submit_s < 0, np.nan, jobs.submit_s),
-        duration_s=_known(jobs.run_s),
+        name=_ids(jobs["job_id"]),
+        arrival_s=np.where(jobs["submit_s"] < 0, np.nan, jobs["submit_s"]),
+        duration_s=_known(jobs["run_s"]),
         units=np.maximum(cpus, 0).astype(np.float64) if unit == "CPUs" else np.zeros(len(jobs)),
         line=jobs.line,
         columns=columns,
         changes=jobs.changes,
     )
-    part = np.isin(jobs.status, (2, 3, 4))
+    part = np.isin(jobs["status"], (2, 3, 4))
     rows.drop("a part of a job that has a row of its own", part, "merged")
     return rows
 

@@ -19,6 +19,7 @@ from equipoise.sim.traces.trace import Bools, Column, Floats, Ints, Trace, colum
 _EPOCH_FROM_S = 1e8
 """Times from here on (1973) are dates, below they are seconds of the trace's own clock."""
 
+_MOST_UNITS = 1e9
 NO_GPUS = "no GPUs, CPUs only"
 
 
@@ -73,6 +74,7 @@ class Rows:
     def sift(self, unit: str) -> None:
         """Leave out what cannot be simulated: no GPUs, no arrival, no known or no positive duration."""
         self.drop(f"does not say how many {unit}", np.isnan(self.units))
+        self.drop(f"more {unit} than any cluster has", self.units > _MOST_UNITS)
         self.drop(NO_GPUS if unit == "GPUs" else f"no {unit}", ~(self.units > 0))
         self.drop("no submit time", np.isnan(self.arrival_s))
         self.drop("no duration: it does not say when the job ended", ~np.isfinite(self.duration_s))

@@ -11,6 +11,7 @@ from equipoise.formats.read import read
 from equipoise.formats.recognise import recognise
 from equipoise.formats.slurm.values import gres_gpus, tres_gpus
 from equipoise.formats.text.errors import FormatError
+from equipoise.sim.loading.file import read_scenario
 from equipoise.sim.loading.site.read import import_site
 from equipoise.sim.scenario.tree import InputError
 from equipoise.sim.traces.read import read_trace
@@ -236,8 +237,14 @@ def test_slow_ports_of_a_machine_are_left_out(tmp_path: Path) -> None:
     made = imported(tmp_path, text)
     assert "nic: 400 Gbit/s fabric: 900 GB/s" in made
     assert "# slow ports left out: eth0" in made
-    amd = text.replace('sm="103"', 'sm="304" gcn="gfx942"').replace("nvlink", "xgmi").replace('"18"', '"7"')
-    assert "accelerator: mi300x nic: 400 Gbit/s fabric: 448 GB/s" in imported(tmp_path, amd)
+    for target in ("gfx942", "942"):
+        amd = (
+            text.replace('sm="103"', f'sm="304" gcn="{target}"')
+            .replace("nvlink", "xgmi")
+            .replace('"18"', '"7"')
+        )
+        assert "accelerator: mi300x nic: 400 Gbit/s fabric: 448 GB/s" in imported(tmp_path, amd)
+    assert "fabric: 350 GB/s" in imported(tmp_path, amd.replace('"942"', '"910"'))
 
 
 @pytest.mark.parametrize(
@@ -264,3 +271,82 @@ def test_queues_of_several_clusters(tmp_path: Path) -> None:
 def test_accounts_of_a_day_without_jobs(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no jobs in it"):
         trace(tmp_path, '{"meta": {}, "jobs": [\n], "errors": []}')
+
+
+ACCOUNTED = (
+    "{id}|{id}|c|p|acct|group|3|ada|4|2020-01-01T00:00:00|2020-01-01T00:00:01|2020-01-01T00:00:02|2020-01-01T01:00:02|"
+    "01:00:00|0:0|COMPLETED|8|256|256|1000Mc|{resources}|3-00:00:00|a[01-08]|name\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("resources", "gpus"),
+    [
+        (("gpu:0|", "gpu:P100:2(IDX:1,3),hbm:0|"), [0, 16]), (("||", "|cpu=256,gres/gpu=8|"), [-1, 8]),
+        (("cpu=256,gres/gpu=8|", "|"), [8, -1]),
+    ],
+    ids=["gres", "gres and tres", "tres"],
+)  # fmt: skip
+def test_columns_of_headerless_accounts_are_told_by_what_they_hold(
+    resources: tuple[str, str], gpus: list[int]
+) -> None:
+    rows = [ACCOUNTED.format(id=f"{k}_[1-3]", resources=text) for k, text in enumerate(resources)]
+    jobs = read("".join(rows).encode())
+    assert jobs.gpus.tolist() == gpus
+    assert jobs.name.tolist() == ["name", "name"]
+    assert jobs.time_limit_s.tolist() == [259200.0, 259200.0]
+
+
+def test_durations_in_days(tmp_path: Path) -> None:
+    jobs = trace(tmp_path, f"{HEAD}|Timelimit\n{ROW.replace('01:00:00', '1 days 01:00:00')}|3 days\n")
+    assert (jobs.duration_s.tolist(), jobs.columns["time_limit_s"].tolist()) == ([90000.0], [259200.0])
+
+
+def test_nodes_of_json_that_tells_the_least(tmp_path: Path) -> None:
+    node = (
+        '{"node": {"state": ["IDLE", "DRAIN"]}, "nodes": {"nodes": ["n1"]}, "cpus": {"total": 80, "idle": 0}, '
+        '"memory": {"minimum": 500000}, "features": {"active": "ib4"}, "gres": '
+        '{"total": "gpu:v100:8(S:0-1)"}, "partition": {"name": "p"}, "reason": {"description": "bad disk"}}'
+    )
+    text = imported(tmp_path, f'{{"sinfo": [{node}]}}')
+    assert "gpus: 8 accelerator: v100_sxm2_32gb cores: 80 host_memory: 500000 MiB" in text
+    assert "# n1: IDLE+DRAIN: bad disk" in text
+    assert "# n1: ib4" in text
+
+
+def test_names_that_look_like_numbers_stay_text(tmp_path: Path) -> None:
+    slurm = (
+        "ClusterName=7\nNodeName=12,13 Gres=gpu:4\nPartitionName=1e5 Nodes=12\nPartitionName=0x1f Nodes=13\n"
+    )
+    paths = [tmp_path / "slurm.conf"]
+    paths[0].write_text(slurm)
+    text = import_site(paths, out=tmp_path / "lab.yaml")
+    (tmp_path / "lab.yaml").write_text(text)
+    made = read_scenario(tmp_path / "lab.yaml").scenario
+    assert (made.name, [part.name for part in made.queues.partitions]) == ("7", ["1e5", "0x1f"])
+
+
+def test_accounts_of_several_clusters_count_once(tmp_path: Path) -> None:
+    table = "Cluster|Account|User|Share\nx|ml||5\nx|ml|ada|1\ny|ml||7\ny|ml|ada|1\ny\n"
+    text = imported(tmp_path, NODES, table)
+    assert "accounts: - {name: ml, shares: 5.0} users: - {name: ada, account: ml}" in text
+    assert "# accounts ml # users ada" in text
+
+
+def test_broken_scripts_and_amounts(tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match="f:2: quotes that do not match"):
+        read(b"add QOS Name=a\nadd QOS Name='b\n", name="f")
+    with pytest.raises(InputError, match="1 more GPUs than any cluster has"):
+        trace(tmp_path, "a,g,d\n1,1e30,5\n", columns={"arrival": "a", "gpus": "g", "duration": "d"})
+
+
+def test_flavors_of_gpus_that_are_not_there(tmp_path: Path) -> None:
+    kueue = (
+        "apiVersion: kueue.x-k8s.io/v1beta2\nkind: ResourceFlavor\nmetadata: {name: h100}\nspec:\n"
+        "  nodeLabels: {nvidia.com/gpu.product: NVIDIA-H100-80GB-HBM3}\n---\n"
+        "apiVersion: kueue.x-k8s.io/v1beta2\nkind: ClusterQueue\nmetadata: {name: q}\nspec:\n  resourceGroups:\n"
+        "  - flavors: [{name: h100, resources: [{name: nvidia.com/gpu, nominalQuota: 8}]}]\n"
+    )
+    text = imported(tmp_path, NODES, kueue)
+    assert "flavors:" not in text.partition("# Not part")[0]
+    assert "# Flavors of GPUs that no node here has, so of any: # h100" in text

@@ -40,10 +40,9 @@ def test_a_configuration() -> None:
     assert first.names == ("gn01", "gn02", "gn07")
     assert (first.cpus, first.memory_bytes, first.gpus, first.gpu_type) == (32, 1000 * 2**20, 4, "a100")
     assert (first.features, first.weight) == (("ib", "fast"), 9)
-    assert (second.cpus, second.sockets, second.memory_bytes, second.gpus) == (8, 2, 2000 * 2**20, 0)
+    assert (second.cpus, second.memory_bytes, second.gpus) == (8, 2000 * 2**20, 0)
     assert conf.cluster == "toy"
     assert conf.priority_weights == {"age": 70000.0}
-    assert conf.tres_weights == {"cpu": 0.0, "mem": 0.03, "gres/gpu": 30000.0}
     assert conf.scheduler_parameters == {"bf_window": "4320", "bf_continue": ""}
     assert conf.times_s == {"prioritymaxage": 604800.0, "prioritydecayhalflife": 43200.0}
     assert conf.settings["mailprog"] == "/bin/my mail"
@@ -82,8 +81,7 @@ def test_generic_resources() -> None:
         b"AutoDetect=off\nNodeName=g[1-2] Name=gpu Type=a100 File=/dev/nvidia[0-3] Cores=0-15 Links=-1,4,4,4\n"
         b"Name=gpu Count=2\n"
     )
-    assert (one.nodes, one.type, one.count, one.links) == (("g1", "g2"), "a100", 4, (-1, 4, 4, 4))
-    assert one.files == tuple(f"/dev/nvidia{k}" for k in range(4))
+    assert (one.nodes, one.type, one.count, one.other["links"]) == (("g1", "g2"), "a100", 4, "-1,4,4,4")
     assert (two.nodes, two.count) == ((), 2)
     assert read_gres_conf(b"AutoDetect=nvml\n") == ()
 

@@ -153,9 +153,13 @@ def test_philly_log() -> None:
 
 def test_swf() -> None:
     jobs = read_swf(SWF + b"3 too few\n4 0 10 100 x -1 -1 4 200 -1 1 3 1 -1 0 0 -1 -1\n")
-    assert jobs.job_id.tolist() == [1, 2]
-    assert jobs.wait_s.tolist() == [10.0, 0.0]
-    assert (jobs.status.tolist(), jobs.user.tolist(), jobs.header["MaxProcs"]) == ([1, 5], [3, 4], "128")
+    assert jobs["job_id"].tolist() == [1, 2]
+    assert jobs["wait_s"].tolist() == [10.0, 0.0]
+    assert (jobs["status"].tolist(), jobs["user"].tolist(), jobs.header["MaxProcs"]) == (
+        [1, 5],
+        [3, 4],
+        "128",
+    )
     assert {(c.reason, c.first_line) for c in jobs.changes} == {
         ("not 18 fields", 5),
         ("a field that is not a number, or a broken number of what is counted", 6),
@@ -247,9 +251,7 @@ NUMBERS = st.integers(-1, 10**6)
 @given(st.lists(st.lists(NUMBERS, min_size=18, max_size=18), min_size=1, max_size=9))
 def test_swf_that_is_written_is_read_back(rows: list[list[int]]) -> None:
     jobs = read_swf("\n".join(" ".join(map(str, row)) for row in rows).encode())
-    assert [getattr(jobs, field).tolist() for field in FIELDS] == [
-        list(column) for column in zip(*rows, strict=True)
-    ]
+    assert [jobs[field].tolist() for field in FIELDS] == [list(column) for column in zip(*rows, strict=True)]
 
 
 @given(st.binary(max_size=200), st.sampled_from(sorted(SAMPLES)))

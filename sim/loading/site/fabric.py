@@ -8,30 +8,21 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from equipoise.formats.fabric import Device, Fabric, FabricNode, TopologyMatrix
+from equipoise.formats.text.numbers import integer
 from equipoise.sim.loading.site.cluster import Nodes, Site, Switch
 
-_LINK_BYTES_PER_S = {
-    "60": 20e9, "70": 25e9, "80": 25e9, "86": 14.0625e9, "90": 25e9, "100": 50e9, "103": 50e9, "gfx90a": 50e9,
-    "gfx942": 64e9,
+_KINDS = {  # (bytes/s of one NVLink or xGMI link in one direction, name) by compute capability or AMD's target
+    "60": (20e9, "P100"), "70": (25e9, "V100"), "75": (0.0, "T4"), "80": (25e9, "A100"), "86": (14.0625e9, ""),
+    "90": (25e9, "H100"), "100": (50e9, "B200"), "103": (50e9, "B300"), "gfx906": (50e9, "MI60"),
+    "gfx908": (46e9, "MI100"), "gfx90a": (50e9, "MI250X"), "gfx942": (64e9, "MI300X"), "gfx950": (76.8e9, "MI355X"),
 }  # fmt: skip
-"""One NVLink or xGMI link, one direction, by what NCCL calls the GPU: data sheets of P100, V100, A100, A40, H100,
-B200, B300, MI250X and MI300X."""
+"""From the vendors' data sheets; 86 is the A40 and others."""
 
 _MANAGEMENT = 0.1
 """Ports slower than this share of the fastest are not for training."""
 
 _ADAPTER = re.compile(r"(mlx|hca|ib|bnxt|roce)[0-9_-]", re.IGNORECASE)
-_GPU_CLASSES = ("0x030200", "0x030000", "0x120000")
-_NAMES = {
-    "60": "P100",
-    "70": "V100",
-    "75": "T4",
-    "80": "A100",
-    "90": "H100",
-    "100": "B200",
-    "103": "B300",
-    "gfx942": "MI300X",
-}
+_GPU_CLASSES = ("0x030200", "0x030000", "0x038000", "0x120000")
 
 
 def node_of_nccl(devices: Sequence[Device]) -> tuple[Nodes, list[str]]:
@@ -51,7 +42,7 @@ def node_of_nccl(devices: Sequence[Device]) -> tuple[Nodes, list[str]]:
         remarks.append(f"no rates of ports: the NICs taken at what their {len(slots)} PCIe links carry")
     fabric, how = _fabric(devices, gpus, cards)
     remarks += [how] if how else []
-    kinds = {_NAMES.get(g.values.get("gcn", ""), _NAMES.get(g.values.get("sm", ""), "")) for g in gpus}
+    kinds = {_KINDS.get(_target(gpu), (0.0, ""))[1] for gpu in gpus}
     kind = kinds.pop() if len(kinds) == 1 else ""
     count = len(gpus) or len(cards)
     return Nodes(
@@ -59,15 +50,21 @@ def node_of_nccl(devices: Sequence[Device]) -> tuple[Nodes, list[str]]:
     ), remarks
 
 
+def _target(gpu: Device) -> str:
+    """Compute capability, or AMD's target: `gfx942`, in older files `942`, and `910` for gfx90a."""
+    gcn = gpu.values.get("gcn", "").removeprefix("gfx")
+    return f"gfx{'90a' if gcn == '910' else gcn}" if gcn else gpu.values.get("sm", "")
+
+
 def _fabric(devices: Sequence[Device], gpus: Sequence[Device], cards: Sequence[Device]) -> tuple[float, str]:
     """(bytes/s between the GPUs of a node, how it was found)."""
     links: Counter[int] = Counter()
     for device in devices:
         if device.kind in ("nvlink", "xgmi") and device.parent >= 0:
-            links[device.parent] += int(device.values.get("count", "1") or 1)
-    kind = gpus[0].values.get("gcn", gpus[0].values.get("sm", "")) if gpus else ""
-    if links and kind in _LINK_BYTES_PER_S:
-        return min(links.values()) * _LINK_BYTES_PER_S[kind], ""
+            links[device.parent] += max(integer(device.values.get("count", "")) or 1, 0)
+    rate, _ = _KINDS.get(_target(gpus[0]), (0.0, "")) if gpus else (0.0, "")
+    if links and rate:
+        return min(links.values()) * rate, ""
     if links:
         return (
             0.0,

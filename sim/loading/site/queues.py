@@ -30,9 +30,16 @@ _OF_USER = {"grptres": "gpus", "grpjobs": "jobs", "maxjobs": "jobs", "maxtres": 
 
 
 def tell(site: Site, section: str, entry: Mapping[str, Any]) -> None:
-    """Declare one more; values that are empty are left out."""
+    """Declare one more; values that are empty are left out, and so is what has no name or stands there already."""
     full = {key: value for key, value in entry.items() if value not in (None, "", (), {}, [])}
-    site.queues.setdefault(section, []).append(full)
+    told = site.queues.setdefault(section, [])
+    key = (full.get("name"), full.get("account") if section == "users" else None)
+    if key[0] is None or (section == "users" and key[1] is None):
+        site.add_aside("Without a name or an account", f"one of {section}")
+    elif any((one["name"], one.get("account") if section == "users" else None) == key for one in told):
+        site.add_aside("Told twice, as of several clusters: the first holds", f"{section} {key[0]}")
+    else:
+        told.append(full)
 
 
 # -- Slurm -----------------------------------------------------------------------------------------------------
@@ -312,6 +319,8 @@ def _add_queue(
 def add_generated(site: Site, test: GeneratedTest) -> None:
     """Kueue's performance test: its queues, its jobs and its nodes, else as many GPUs as its nominal quotas."""
     total = 0.0
+    every = [work for cohort in test.cohorts for group in cohort.queues for work in group.work]
+    lift = max(0, 1 - min((work.priority for work in every), default=1))  # a scenario's are above 0
     for cohort in test.cohorts:
         for c in range(cohort.count):
             title = f"{cohort.name}-{c}"
@@ -332,19 +341,19 @@ def add_generated(site: Site, test: GeneratedTest) -> None:
                             "gpus": int(work.request * work.pods),
                             "arrival": f"{work.interval_s:g} s", "spacing": f"{work.interval_s:g} s",
                             "duration": f"{work.run_s:g} s",
-                            "priority": work.priority, "queue": name,
+                            "priority": work.priority + lift, "queue": name,
                             **_together(work, test.levels),
                         }
                         for work in group.work
+                        if work.request * work.pods >= 1 and work.count > 0 and work.run_s > 0
                     ]  # fmt: skip
     site.name, site.policy, site.policy_why = "kueue-performance-test", "kueue", "whose test it is"
     site.extra = {
         "restart": {"detection": "0 s", "initialisation": "0 s", "checkpoint_write": "0 s"},
         "decide": {"writes_per_s": 50, "writes_burst": 100},
     }
-    works = [work for cohort in test.cohorts for group in cohort.queues for work in group.work]
     aside = [
-        f"{w.name}: {w.topology} in {w.level}" for w in works if w.topology and not _together(w, test.levels)
+        f"{w.name}: {w.topology} in {w.level}" for w in every if w.topology and not _together(w, test.levels)
     ]
     site.add_aside("Places that jobs ask for and do not get here", *dict.fromkeys(aside))
     if test.levels:

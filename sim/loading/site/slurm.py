@@ -16,6 +16,8 @@ from equipoise.sim.loading.site.queues import add_scheduling
 _SCHEDULING = ("priority", "sched", "preempt", "select", "fairshare", "accountingstorageenforce", "enforcepart",
                "maxjob", "maxarray", "jobrequeue", "overtimelimit", "topology")  # fmt: skip
 
+_NOT_UP = ("DOWN", "DRAIN", "FAIL", "MAINT", "UNKNOWN", "NOT_RESPONDING", "RESERVED")
+
 
 def add_config(site: Site, config: SlurmConfig) -> None:
     """Nodes, partitions, priorities and backfill; the rest as comments."""
@@ -74,6 +76,8 @@ def add_gres(site: Site, lines: Sequence[Gres]) -> None:
             where = f"{len(line.nodes) or 'all'} nodes"
             site.add_aside("Other generic resources", f"{line.name} of {where}: {line.count}")
             continue
+        more = ", ".join(f"{key} {value}" for key, value in line.other.items())
+        site.add_aside("More on gres.conf", *([f"{span(line.nodes) or 'all nodes'}: {more}"] if more else []))
         for node in line.nodes:
             before, kind = found.get(node, (0, ""))
             found[node] = before + line.count, kind or line.type or _kind(line)
@@ -127,14 +131,26 @@ def add_nodes(site: Site, rows: Sequence[NodeRow]) -> None:
     """Nodes of `sinfo` or `scontrol show node`; a node that stands there twice counts once."""
     seen: set[str] = set()
     equal: dict[tuple[int, str, int, int], list[str]] = {}
+    told: dict[str, list[str]] = {}
     for row in rows:
+        if row.state == "FUTURE":
+            site.add_aside("Nodes that are not there yet", f"{span(row.names)}: {row.state}")
+            continue
         key = (max(row.gpus, 0), row.gpu_type, max(row.cpus, 0), max(row.memory_bytes, 0))
         if row.count > len(row.names):
             site.add_aside(
                 "Nodes without names", f"{row.count - len(row.names)} in state {row.state}: left out"
             )
-        equal.setdefault(key, []).extend(name for name in row.names if name not in seen)
-        seen.update(row.names)
+        new = [name for name in row.names if name not in seen]
+        equal.setdefault(key, []).extend(new)
+        seen.update(new)
+        state = "+".join((row.state, *row.flags))
+        if new and any(word in state for word in _NOT_UP):
+            why = f": {row.reason}" if row.reason not in ("", "none") else ""
+            site.add_aside("States of nodes, all taken to be up", f"{span(new)}: {state}{why}")
+        if new and row.features:
+            told.setdefault(",".join(row.features), []).extend(new)
+    site.add_aside("Features of nodes", *(f"{span(names)}: {features}" for features, names in told.items()))
     for (gpus, kind, cpus, memory), names in equal.items():
         if names:
             site.nodes.append(Nodes(tuple(names), gpus, kind, cpus or None, memory or None))

@@ -20,14 +20,14 @@ def scenario_text(site: Site, sources: Sequence[str], workload: Mapping[str, Any
     site.split_by_partition()
     labels = _labels(site.nodes)
     lines = [f"# Written by `equipoise import` from {', '.join(sources)}.", "schema_version: 1"]
-    lines += [f"name: {_plain(site.name)}", "cluster:", "  nodes:"]
+    lines += [f"name: {_flow(_plain(site.name))}", "cluster:", "  nodes:"]
     for group, label in zip(site.nodes, labels, strict=True):
         lines += _node_lines(group, label)
     lines += _topology(site, labels)
     if site.jobs:
         lines += ["workload:", "  jobs:", *(f"    - {_flow(job)}" for job in site.jobs)]
     elif workload:
-        lines += ["workload:", "  trace:", *(f"    {_entry(key, value)}" for key, value in workload.items())]
+        lines += ["workload:", "  trace:", *(f"    {key}: {_flow(value)}" for key, value in workload.items())]
     else:
         lines += ["workload: {}  # no jobs: name them with --trace FILE"]
     lines += [f"policy: [{site.policy}]  # {site.policy_why}", *_queues(site, labels)]
@@ -37,14 +37,21 @@ def scenario_text(site: Site, sources: Sequence[str], workload: Mapping[str, Any
     return "\n".join([*lines, *_aside(site)]) + "\n"
 
 
-def _entry(key: str, value: Any) -> str:
-    return (
-        f"{key}: {_flow(value)}" if isinstance(value, (dict, list)) else yaml.safe_dump({key: value}).strip()
-    )
+class _Dumper(yaml.SafeDumper):
+    """Puts texts that a reader could take for numbers in quotes: `12`, `1e5`, `0x1f`, `1_000`."""
+
+
+_Dumper.add_representer(
+    str,
+    lambda dumper, text: dumper.represent_scalar(
+        "tag:yaml.org,2002:str", text, style="'" if re.fullmatch(r"[+-]?[.0-9][\w.+-]*", text) else None
+    ),
+)
 
 
 def _flow(value: Any) -> str:
-    return yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10**6).strip()
+    text: str = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, sort_keys=False, width=10**6)
+    return text.strip().removesuffix("...").strip()
 
 
 def _queues(site: Site, labels: Sequence[str]) -> Iterator[str]:
@@ -54,6 +61,11 @@ def _queues(site: Site, labels: Sequence[str]) -> Iterator[str]:
         if "partitions" in site.queues
         else site.queues
     )
+    kinds = {accelerator_of(group.gpu_type)[0] for group in site.nodes}
+    absent = [name for name, own in told.get("flavors", {}).items() if not kinds.intersection(own)]
+    if absent:
+        told = {**told, "flavors": {name: own for name, own in told["flavors"].items() if name not in absent}}
+        site.add_aside("Flavors of GPUs that no node here has, so of any", *absent)
     known = {entry["name"] for entry in told.get("qos", ())}
     strange = {
         p["qos"]: {"name": p["qos"]}
@@ -66,7 +78,7 @@ def _queues(site: Site, labels: Sequence[str]) -> Iterator[str]:
     if told:
         yield "queues:"
     for key, value in told.items():
-        if value == []:
+        if value in ([], {}):
             continue
         if isinstance(value, list):
             yield f"  {key}:"
@@ -118,7 +130,7 @@ def _node_lines(group: Nodes, label: str) -> Iterator[str]:
     yield f"    # {named}({group.count} nodes){'; ' if notes else ''}{'; '.join(notes)}"
     nic, fabric = group.nic_bytes_per_s, group.fabric_bytes_per_s
     values = {
-        "name": label,
+        "name": _flow(label),
         "count": group.count,
         "gpus": group.gpus,
         "accelerator": accelerator,
