@@ -21,11 +21,15 @@ from equipoise.formats.text.times import MILLISECONDS_FROM, MISSING, parse_times
 TEXTS = ("job_id", "gpu_type", "user", "group", "state", "kind")
 TIMES = ("submit", "start", "end")
 NUMBERS = ("gpus", "cpus", "nodes", "priority")
-TARGETS = (*TEXTS, *TIMES, "duration", *NUMBERS)
+PASSED = ("partition", "queue", "qos")
+"""Texts that travel under these names, as a file's own columns of these names do."""
+
+TARGETS = (*TEXTS, *TIMES, "duration", *NUMBERS, *PASSED)
 """What a column can be told to be."""
 
 ALIASES = {
     "arrival": "submit", "arrival_s": "submit", "duration_s": "duration", "model": "kind", "cluster": "group",
+    "account": "group", "id": "job_id",
 }  # fmt: skip
 _BLANK = MISSING - {"0"}
 
@@ -86,6 +90,7 @@ def jobs_of(table: CsvTable, columns: Mapping[str, str], zone: str = "UTC") -> T
     if "job_id" not in wanted:
         own["job_id"] = Text(np.arange(rows, dtype=np.int32), tuple(map(str, range(rows))))
     used = set(wanted.values())
+    passed = {target: table.columns[wanted[target]] for target in PASSED if target in wanted}
     return TraceJobs(
         submit_s=times["submit"],
         start_s=np.where(np.isnan(start), end - duration, start),
@@ -93,7 +98,7 @@ def jobs_of(table: CsvTable, columns: Mapping[str, str], zone: str = "UTC") -> T
         duration_s=np.where(np.isnan(duration), end - start, duration),
         attempts=np.ones(rows, dtype=np.int64),
         line=table.line,
-        other={name: text for name, text in table.columns.items() if name not in used},
+        other={name: text for name, text in table.columns.items() if name not in used} | passed,
         changes=table.tally.changes(),
         **own,
     )

@@ -350,3 +350,14 @@ def test_flavors_of_gpus_that_are_not_there(tmp_path: Path) -> None:
     text = imported(tmp_path, NODES, kueue)
     assert "flavors:" not in text.partition("# Not part")[0]
     assert "# Flavors of GPUs that no node here has, so of any: # h100" in text
+
+
+def test_columns_may_be_told_by_the_names_that_they_have_later(tmp_path):
+    text = "t,g,d,team,pool,colour,no\n0,1,5,red,long,blue,12_3\n"
+    told = {"arrival": "t", "gpus": "g", "duration": "d", "account": "team", "partition": "pool", "id": "no"}
+    jobs = trace(tmp_path, text, columns=told)
+    assert {name: str(jobs.columns[name][0]) for name in ("account", "partition", "colour")} == {
+        "account": "red", "partition": "long", "colour": "blue",
+    }  # fmt: skip
+    assert "pool" not in jobs.columns
+    assert jobs.name[0] == "12_3"
