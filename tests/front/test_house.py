@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
 
+from equipoise.api import load
+from equipoise.sim.job.account import WASTED_USES
+from equipoise.sim.record import Run
+from equipoise.sim.run import run
 from tests.bench.house import ROOT, measure, product_files, table
 
 SLOW = {"duckdb", "matplotlib", "optuna", "pandas", "pyarrow", "rich", "scipy", "torch", "xlsxwriter"}
@@ -69,3 +74,10 @@ def test_what_an_unexplained_import_is() -> None:
     assert unexplained_imports("import json\ndef f():\n    import torch.nn\n") == []
     assert unexplained_imports("def f():\n    import json\n") == ["json"]
     assert unexplained_imports("def f():\n    # It may be missing.\n    import json\n") == []
+
+
+def test_a_run_says_what_its_columns_and_totals_are() -> None:
+    made = run(load(ROOT / "scenarios" / "quickstart.yaml"), seed=1)
+    said = set(re.findall(r"\w+", Run.__doc__ or ""))
+    parts = {use.label + "_usd" for use in WASTED_USES} | {"idle_usd"}
+    assert {*made.jobs, *made.totals} - parts <= said
