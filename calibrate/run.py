@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
-from equipoise.calibrate.device import nvml
-from equipoise.calibrate.measure import inventory
+from equipoise.calibrate.device import cuda, nvml, nvrtc
+from equipoise.calibrate.measure import gemm, inventory, microbench, shares, sustained, verify
 from equipoise.calibrate.measure.collectives import collective_measures, open_groups, overlap_measures
 from equipoise.calibrate.measure.framework import convolution_measures, framework_measures
 from equipoise.calibrate.measure.host import HostBench
@@ -125,9 +125,6 @@ def _cpu_plan(stack: ExitStack, quick: bool, folder: Path | None, only: frozense
 
 
 def _cuda_plan(stack: ExitStack, quick: bool, folder: Path | None, only: frozenset[str]) -> Plan:
-    from equipoise.calibrate.device import cuda, nvrtc
-    from equipoise.calibrate.measure import gemm, microbench, shares, sustained, verify
-
     count = cuda.device_count()
     device = cuda.Device(0)
     verify.check_all(device)

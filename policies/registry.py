@@ -72,7 +72,7 @@ def stage_class(name: str) -> type[Stage]:
         hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(found))}"
         raise PolicyError(f"unknown stage {name!r}; {hint}")
     module, _, attribute = found[name].partition(":")
-    from equipoise.policies.contract import Stage
+    from equipoise.policies.contract import Stage  # loads Numba, which names of stages do without
 
     try:
         cls = getattr(importlib.import_module(module), attribute)
@@ -162,7 +162,7 @@ def make_policy(spec: str | Sequence[Any]) -> Policy:
     A policy's name is such a text, so `make_policy(policy.name)` gives the same policy again.
     Without an allocation stage `fifo` is appended, because jobs must be started by something.
     """
-    from equipoise.policies.contract import Policy
+    from equipoise.policies.contract import Policy  # as in `stage_class`
 
     if isinstance(spec, str):
         spec = [] if spec == "none" else _entries(spec)

@@ -88,26 +88,6 @@ def paired_difference(values: ArrayLike, reference: ArrayLike, confidence: float
     return mean_interval(x - y, confidence)
 
 
-def bootstrap_interval(
-    values: ArrayLike,
-    statistic: Callable[[NDArray[np.float64]], float],
-    confidence: float = CONFIDENCE,
-    *,
-    resamples: int = _RESAMPLES,
-    key: int = 0,
-) -> Interval:
-    """Percentile bootstrap (Efron 1979) of any statistic of independent values (n,).
-
-    For statistics without a t interval, such as percentiles. The resampling is keyed by `key`, so equal
-    inputs give equal intervals.
-    """
-    x = np.asarray(values, dtype=np.float64)
-    if x.size < 2:
-        return Interval(statistic(x) if x.size else math.nan, math.nan, math.nan, x.size)
-    drawn = np.array([statistic(x[rows]) for rows in _draws(x.size, resamples, key)])
-    return _percentile_interval(statistic(x), drawn, confidence, x.size)
-
-
 def paired_bootstrap(
     values: ArrayLike,
     reference: ArrayLike,

@@ -95,21 +95,31 @@ def job_of(j: int, workers: int, model: int, columns: ScalingColumns) -> Job:
 
 
 @jit_in_place
-def listed_work_s(j: int, batch: int, gpus: int, model: int, t: Table) -> float:
-    """Local work of a step (s) by the table; between listed counts linear in 1/GPUs, outside proportional.
+def _around(known: Floats, zero: bool, j: int, gpus: int, model: int, t: Table) -> tuple[int, int]:
+    """Rows of the table that list this job with the next fewer and the next more GPUs (or as many); -1: none.
 
-    NaN where the table has nothing for this job and GPU model.
+    Only those count of which `known` is above 0, or 0 where that may be.
     """
     below, above = -1, -1
     for k in range(position(t.job, j), t.job.size):
         if t.job[k] != j:
             break
-        if t.model[k] != model or not t.samples_per_s[k] > 0.0:
+        if t.model[k] != model or not (known[k] > 0.0 or (zero and known[k] == 0.0)):
             continue
         if t.gpus[k] <= gpus and (below < 0 or t.gpus[k] > t.gpus[below]):
             below = k
         if t.gpus[k] >= gpus and (above < 0 or t.gpus[k] < t.gpus[above]):
             above = k
+    return below, above
+
+
+@jit_in_place
+def listed_work_s(j: int, batch: int, gpus: int, model: int, t: Table) -> float:
+    """Local work of a step (s) by the table; between listed counts linear in 1/GPUs, outside proportional.
+
+    NaN where the table has nothing for this job and GPU model.
+    """
+    below, above = _around(t.samples_per_s, False, j, gpus, model, t)
     if below < 0 and above < 0:
         return np.nan
     if below < 0 or above < 0:
@@ -150,16 +160,7 @@ def listed_exchange_s(j: int, gpus: int, model: int, t: Table) -> float:
 
     NaN where the table has nothing for this job and GPU model.
     """
-    below, above = -1, -1
-    for k in range(position(t.job, j), t.job.size):
-        if t.job[k] != j:
-            break
-        if t.model[k] != model or not t.exchange_s[k] >= 0.0:
-            continue
-        if t.gpus[k] <= gpus and (below < 0 or t.gpus[k] > t.gpus[below]):
-            below = k
-        if t.gpus[k] >= gpus and (above < 0 or t.gpus[k] < t.gpus[above]):
-            above = k
+    below, above = _around(t.exchange_s, True, j, gpus, model, t)
     if below < 0 and above < 0:
         return np.nan
     if below < 0 or above < 0 or t.gpus[below] == t.gpus[above]:

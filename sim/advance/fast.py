@@ -86,7 +86,8 @@ class Fast(EventByEvent):
         """A plan asks for changes: the stretch ends with the running period, or where they are due."""
         stretch = self._stretch.get(job.row)
         if stretch is not None:
-            self._cut(stretch, stretch.credited - (-job.steps_to_held // job.progress.interval))
+            steps = job.asked.steps_left(job.progress.account.steps)
+            self._cut(stretch, stretch.credited - (-steps // job.progress.interval))
 
     def links_changed(self, links: Ints, transfers: int) -> None:
         """Transfers begin (+1) or end (-1) to use links, or the links' capacity changed (0)."""
@@ -143,7 +144,7 @@ class Fast(EventByEvent):
         if job.config.asynchronous or self.links.disturbed(job):
             return 0
         per_period = job.config.samples * job.progress.interval
-        steps = min(self.steps_to_decision(job), job.steps_to_held)
+        steps = min(self.steps_to_decision(job), job.asked.steps_left(job.progress.account.steps))
         count = min(MAX_PERIODS, -(-steps // job.progress.interval))
         if job.data is not None:
             if job.data.left == 0:

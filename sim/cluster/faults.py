@@ -26,6 +26,8 @@ from equipoise.sim.scenario.faults import (
 from equipoise.sim.scenario.faults import Faults as FaultsSpec
 
 HOUR_S = 3600.0
+Change = Callable[[int, float], None]
+"""A spell of this factor begins or ends on a node."""
 
 
 class Victim(Protocol):
@@ -71,9 +73,13 @@ class Faults:
             if faults.crash:
                 self._next_crash(node, faults.crash, self._stream("crash", node))
             if faults.fail_slow:
-                self._next_slow(node, faults.fail_slow, self._stream("slow", node))
+                self._next_spell(
+                    node, faults.fail_slow, self._begin_slow, self._end_slow, self._stream("slow", node)
+                )
             if faults.link:
-                self._next_link(node, faults.link, self._stream("link", node))
+                self._next_spell(
+                    node, faults.link, self._begin_link, self._end_link, self._stream("link", node)
+                )
             if faults.spot and cluster.group(node).name == faults.spot.group:
                 self._next_spot(node, faults.spot, self._stream("spot", node))
         if faults.corrupt_gradient:
@@ -200,12 +206,14 @@ class Faults:
 
         self._plan(at_s + spec.notice, spec.away, reclaim, back, partial(self._next_spot, node, spec, random))
 
-    def _next_slow(self, node: int, spec: FailSlow, random: Generator) -> None:
+    def _next_spell(
+        self, node: int, spec: FailSlow | LinkDegrade, begin: Change, end: Change, random: Generator
+    ) -> None:
         at_s = self.clock.now + float(random.exponential(spec.mtbf))
         length_s = float(random.exponential(spec.duration))
         self._plan(
-            at_s, length_s, partial(self._begin_slow, node, spec.factor),
-            partial(self._end_slow, node, spec.factor), partial(self._next_slow, node, spec, random),
+            at_s, length_s, partial(begin, node, spec.factor), partial(end, node, spec.factor),
+            partial(self._next_spell, node, spec, begin, end, random),
         )  # fmt: skip
 
     def _next_corrupt(self, gpu: int, spec: CorruptGradient, random: Generator) -> None:
@@ -214,14 +222,6 @@ class Faults:
         self._plan(
             at_s, spec.duration, partial(self._corrupt, gpu, factor), partial(self._corrupt, gpu, 1.0),
             partial(self._next_corrupt, gpu, spec, random),
-        )  # fmt: skip
-
-    def _next_link(self, node: int, spec: LinkDegrade, random: Generator) -> None:
-        at_s = self.clock.now + float(random.exponential(spec.mtbf))
-        length_s = float(random.exponential(spec.duration))
-        self._plan(
-            at_s, length_s, partial(self._begin_link, node, spec.factor),
-            partial(self._end_link, node, spec.factor), partial(self._next_link, node, spec, random),
         )  # fmt: skip
 
     def _planned(self, event: FaultEvent) -> None:

@@ -223,21 +223,6 @@ def _without(demand: Demand, stay: Bools) -> Demand:
     )  # fmt: skip
 
 
-def _check_alike(scenario: Scenario, demand: Demand, cluster: Cluster) -> None:
-    most = int(np.bincount(cluster.gpus.model).max())
-    split = np.flatnonzero(~demand.mixes & (demand.gpus > most))
-    if split.size:
-        row = int(split[0])
-        more = f" (and {split.size - 1} more such jobs)" if split.size > 1 else ""
-        raise InputError(
-            [
-                f"{scenario.name}: job {demand.name[row]} asks for {demand.gpus[row]} GPUs of one model, "
-                f"the cluster has {most}{more}; a gang over several models needs mix_gpus: true (of the job, "
-                "or of workload.trace)"
-            ]
-        )
-
-
 def _columns(trace: Trace, listed: int, order: Ints) -> dict[str, NDArray[Any]]:
     """A trace's further columns over all jobs, `listed` jobs of the scenario's own before its rows."""
     found: dict[str, NDArray[Any]] = {}
@@ -251,18 +236,21 @@ def _columns(trace: Trace, listed: int, order: Ints) -> dict[str, NDArray[Any]]:
 
 
 def _check_fits(scenario: Scenario, demand: Demand, cluster: Cluster) -> None:
-    total = len(cluster.gpus)
-    too_large = np.flatnonzero(demand.gpus > total)
-    if too_large.size:
-        row = int(too_large[0])
-        more = f" (and {too_large.size - 1} more such jobs)" if too_large.size > 1 else ""
-        raise InputError(
-            [
-                f"{scenario.name}: job {demand.name[row]} asks for {demand.gpus[row]} GPUs, "
-                f"the cluster has {total}{more}"
-            ]
-        )
-    _check_alike(scenario, demand, cluster)
+    most = int(np.bincount(cluster.gpus.model).max())
+    for too_large, of, has, advice in (
+        (demand.gpus > len(cluster.gpus), "", len(cluster.gpus), ""),
+        (
+            ~demand.mixes & (demand.gpus > most), " of one model", most,
+            "; a gang over several models needs mix_gpus: true (of the job, or of workload.trace)",
+        ),
+    ):  # fmt: skip
+        rows = np.flatnonzero(too_large).tolist()
+        if rows:
+            more = f" (and {len(rows) - 1} more such jobs)" if len(rows) > 1 else ""
+            raise InputError([
+                f"{scenario.name}: job {demand.name[rows[0]]} asks for {demand.gpus[rows[0]]} GPUs{of}, "
+                f"the cluster has {has}{more}{advice}"
+            ])  # fmt: skip
 
 
 def _models_of(scenario: Scenario, wanted: TrainingJobs, trace: Trace) -> dict[int, str]:

@@ -35,3 +35,24 @@ class Pending:
         both = Pending(*(old if new is None else new for old, new in pairs))
         both.moves = self.moves + later.moves
         return both
+
+
+class Asked:
+    """What plans have asked of a job and has not acted yet: when the running period ends, or at later steps."""
+
+    def __init__(self) -> None:
+        self.pending = Pending()
+        self.held: list[tuple[int, Pending]] = []  # steps trained at which it acts, and what is asked
+
+    def steps_left(self, steps: int) -> int:
+        """Steps until something acts that is held, after so many; 0 when something waits for the running period."""
+        if self.pending.asked:
+            return 0
+        return self.held[0][0] - steps if self.held else 2**40
+
+    def take(self, steps: int) -> Pending:
+        """What is due after so many steps; it is asked no more."""
+        while self.held and self.held[0][0] <= steps:
+            self.pending = self.pending.then(self.held.pop(0)[1])
+        due, self.pending = self.pending, Pending()
+        return due

@@ -33,7 +33,7 @@ from equipoise.sim.job.checkpoints import Checkpoints, State
 from equipoise.sim.job.dataset import JobData, Snapshot
 from equipoise.sim.job.listener import Listeners
 from equipoise.sim.job.measurements import Measurements
-from equipoise.sim.job.pending import Pending
+from equipoise.sim.job.pending import Asked, Pending
 from equipoise.sim.job.period import Ends, Outcome, Period
 from equipoise.sim.job.progress import Progress
 from equipoise.sim.randomness import noise_key, step_noise
@@ -99,8 +99,7 @@ class TrainingJob:
         self.config = Configuration(row, spec, model, cluster)
         self.progress = Progress(spec, model, asynchronous=self.config.asynchronous)
         self.checkpoints = Checkpoints(spec.checkpoint, model, cluster, mtbf_s, restart)
-        self.measured, self.ends, self.pending = Measurements(), Ends(), Pending()
-        self.held: list[tuple[int, Pending]] = []  # asked for, and the steps trained at which it acts
+        self.measured, self.ends, self.asked = Measurements(), Ends(), Asked()
         self.data: JobData | None = None
         self.homes_before_start: list[list[int]] | None = None  # where its data lies; None: not known
         self.holding: Holding | None = None
@@ -163,7 +162,7 @@ class TrainingJob:
         if self.data is not None:
             self.data.release()
         self.report_traffic()
-        self.pending, self.held = Pending(), []
+        self.asked = Asked()
         self._leave()
         self.holding = None
         return save_s
@@ -221,7 +220,7 @@ class TrainingJob:
 
     def regroup(self, holding: Holding, now_s: float, delay_s: float) -> None:
         """Go on with the workers that are left."""
-        self.pending, self.held = Pending(), []
+        self.asked = Asked()
         self._place(holding, None)
         self._go_on(now_s, delay_s)
         self.advance.begin(self)
@@ -402,23 +401,13 @@ class TrainingJob:
         What is held so falls when the job is stopped or regrouped.
         """
         if delay_rounds and self.runs:
-            self.held.append((self.progress.account.steps + delay_rounds, asked))
+            self.asked.held.append((self.progress.account.steps + delay_rounds, asked))
         else:
-            self.pending = self.pending.then(asked)
-
-    @property
-    def steps_to_held(self) -> int:
-        """Steps until something acts that is held; 0 when something already waits for the running period."""
-        if self.pending.asked:
-            return 0
-        return self.held[0][0] - self.progress.account.steps if self.held else 2**40
+            self.asked.pending = self.asked.pending.then(asked)
 
     def apply_pending(self) -> list[tuple[str, str]]:
         """Apply what plans asked for and what is due; returns (what, why) of what was refused."""
-        while self.held and self.held[0][0] <= self.progress.account.steps:
-            self.pending = self.pending.then(self.held.pop(0)[1])
-        pending, refused = self.pending, []
-        self.pending = Pending()
+        pending, refused = self.asked.take(self.progress.account.steps), []
         if pending.samples is not None:
             self.config.set_samples(pending.samples)
         if pending.global_batch is not None:
@@ -438,21 +427,23 @@ class TrainingJob:
                 self.data.reorder(pending.order)
         if pending.weight is not None:
             self.config.set_gradient_weight(pending.weight)
-        if pending.share is not None:
-            share = np.repeat(pending.share, self.config.gpus_per_worker)
-            if self.cluster.has_room(self.row, share):
-                self.meter_booked()  # at the share it had
-                moved = np.abs(pending.share - self.config.share) > 0.01
-                if self.cluster.gpus.mig[self.config.gpu[moved]].any():
-                    self._pause(
-                        self.initialisation_s + 2.0 * self.save_s
-                    )  # a slice is made anew without its process
-                self.measured.open_window(self.ends.start_s)
-                self.config.set_share(pending.share)
-                self.cluster.set_share(self.row, share)
-            else:  # another job has come since this was decided
-                refused.append((f"share of job {self.name}", "the GPU has no room for it any more"))
+        if pending.share is not None and not self._set_share(pending.share):
+            refused.append((f"share of job {self.name}", "the GPU has no room for it any more"))
         return refused
+
+    def _set_share(self, by_worker: Floats) -> bool:
+        """Take another share of its GPUs; False: another job has come since this was decided."""
+        share = np.repeat(by_worker, self.config.gpus_per_worker)
+        if not self.cluster.has_room(self.row, share):
+            return False
+        self.meter_booked()  # at the share it had
+        moved = np.abs(by_worker - self.config.share) > 0.01
+        if self.cluster.gpus.mig[self.config.gpu[moved]].any():  # a slice is made anew without its process
+            self._pause(self.initialisation_s + 2.0 * self.save_s)
+        self.measured.open_window(self.ends.start_s)
+        self.config.set_share(by_worker)
+        self.cluster.set_share(self.row, share)
+        return True
 
     # -- checkpoints ---------------------------------------------------------------------------------------
 

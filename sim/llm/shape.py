@@ -188,14 +188,6 @@ class Transformer:
         moe = self.moe_layers * self.moe_layer_parameters if self.experts else 0
         return self.embedding_parameters + dense + moe + self.head_parameters
 
-    @property
-    def active_parameters(self) -> int:
-        """Parameters that one token meets: with routed experts, only `top_k` of them."""
-        idle = (
-            (self.experts - self.top_k) * self.feed_forward_parameters(self.expert_ffn) if self.experts else 0
-        )
-        return self.parameters - self.moe_layers * idle
-
     def forward_flop_per_token(self) -> FlopPerToken:
         """Forward FLOP of one token of a full sequence; backward is twice that (Kaplan et al. 2020)."""
         attention = sum(n * k for n, k in self.attention_products())

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 from simpy.events import Event
@@ -18,21 +17,12 @@ from equipoise.policies.kernels.jit import compiled_for
 from equipoise.sim.clock import RATES, STATE, Clock
 from equipoise.sim.network import fairness
 from equipoise.sim.network import tables as flows
-from equipoise.sim.network.tables import CHOSEN, DUE, Floats, Ints, State
+from equipoise.sim.network.tables import DUE, Floats, Ints, State
 
 OnDone = Callable[[int], object]
 Kernel = Callable[..., tuple[float, int, int]]
 INFINITY = math.inf
 _NO_LINKS: tuple[Ints, Floats] = (np.empty(0, dtype=np.int64), np.empty(0))
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """Counters of all links at one time, (links,): bytes carried, and bytes that their capacity allowed."""
-
-    time_s: float
-    carried_bytes: Floats
-    offered_bytes: Floats
 
 
 class Network:
@@ -51,7 +41,7 @@ class Network:
         if not (np.isfinite(capacity) & (capacity >= 0)).all():
             raise ValueError("link capacities must be finite and not negative")
         self.clock = clock
-        self._tables = flows.make_state(capacity, flows=64, uses=256, now_s=clock.now)
+        self._tables = flows.make_state(capacity, flows=64, uses=256)
         self._kernel: Kernel | None = None  # compiled when first needed
         self._leaving = -1  # slot of a flow that has ended; the next kernel takes it out of the tables
         self._slot_of: dict[int, int] = {}  # live flows by handle, in order of their start
@@ -128,7 +118,7 @@ class Network:
             raise ValueError(f"capacity of link {link} must be finite and not negative, not {bytes_per_s}")
         if not 0 <= link < len(self._state.links):
             raise ValueError(f"no link {link}, there are {len(self._state.links)}")
-        flows.change_capacity(*self._state, int(link), float(bytes_per_s), self.clock._now)
+        flows.change_capacity(*self._state, int(link), float(bytes_per_s))
         self._changed()
 
     def rate(self, flow: int) -> float:
@@ -138,14 +128,6 @@ class Network:
     def remaining(self, flow: int) -> float:
         """Bytes that a live flow has left now. Raises KeyError when it is not live."""
         return flows.left_of(self._state.flows, self._slot_of[flow], self.clock._now)
-
-    def flows_on(self, link: int) -> list[int]:
-        """Handles of the live flows that use a link, in order of their start. Raises IndexError: no such link."""
-        if not 0 <= link < len(self._tables.links):
-            raise IndexError(f"no link {link}, there are {len(self._tables.links)}")
-        _, links, uses, _, ints = self._state
-        n = flows.list_flows(links, uses, ints, link)
-        return sorted(self._owner[slot][0] for slot in ints[CHOSEN, :n].tolist())
 
     def count_on(self, link: int) -> int:
         """Number of live flows that use a link."""
@@ -159,20 +141,6 @@ class Network:
         slots = np.fromiter(self._slot_of.values(), dtype=np.int64, count=len(self._slot_of))
         flows.add_carried(self._state.flows, self._state.uses, slots, carried, self.clock._now)
         return carried
-
-    def reading(self) -> Reading:
-        """The links' counters now, to compare a later time with."""
-        links, now_s = self._state.links, self.clock._now
-        offered = links["offered"] + links["capacity"] * (now_s - links["offered_s"])
-        return Reading(now_s, self.carried_bytes(), offered)
-
-    def busy_ratio(self, since: Reading) -> Floats:
-        """Share of each link's capacity used since that reading, 0..1; NaN where there was none, (links,)."""
-        now = self.reading()
-        carried, offered = now.carried_bytes - since.carried_bytes, now.offered_bytes - since.offered_bytes
-        ratio = np.full(len(carried), np.nan)
-        np.divide(carried, offered, out=ratio, where=offered > 0)
-        return ratio
 
     # --- events ------------------------------------------------------------------------------------------
 

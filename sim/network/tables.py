@@ -60,8 +60,6 @@ LINK = np.dtype(
         ("flows", "i4"),
         ("dirty", "i4"),  # 1: in the list DIRTY
         ("carried", "f8"),  # bytes of flows that have left
-        ("offered", "f8"),  # integral of the capacity up to `offered_s`
-        ("offered_s", "f8"),
     ]
 )
 USE = np.dtype([("usage", "f8"), ("flow", "i4"), ("link", "i4"), ("next", "i4"), ("previous", "i4")])
@@ -88,10 +86,10 @@ class State(NamedTuple):
     ints: Ints
 
 
-def make_state(capacity_bytes_per_s: Floats, flows: int, uses: int, now_s: float) -> State:
+def make_state(capacity_bytes_per_s: Floats, flows: int, uses: int) -> State:
     """Tables without flows, with room for `flows` flows and `uses` uses."""
     links = np.zeros(len(capacity_bytes_per_s), LINK)
-    links["capacity"], links["head"], links["offered_s"] = capacity_bytes_per_s, -1, now_s
+    links["capacity"], links["head"] = capacity_bytes_per_s, -1
     reals, ints = np.zeros((3, 0)), np.zeros((ROWS, 0), dtype=np.int64)
     state = grow_flows(State(np.zeros(0, FLOW), links, np.zeros(uses, USE), reals, ints), flows)
     state.ints[COUNT, FREE_USES:COUNTERS] = -1
@@ -264,12 +262,9 @@ def change_capacity(
     ints: Ints,
     number: int,
     capacity: float,
-    now_s: float,
 ) -> None:
     """Set a link's capacity, and with it the limits of its flows."""
     changed = links[number]
-    changed.offered += changed.capacity * (now_s - changed.offered_s)
-    changed.offered_s = now_s
     changed.capacity = capacity
     mark_dirty(links, ints, number)
     e = changed.head
@@ -324,14 +319,3 @@ def add_carried(flows: Records, uses: Records, slots: Ints, carried: Floats, now
         through = flow.volume - left_at(flow, now_s)
         for e in range(flow.first, flow.first + flow.length):
             carried[uses[e].link] += uses[e].usage * through
-
-
-@jit_in_place
-def list_flows(links: Records, uses: Records, ints: Ints, number: int) -> int:
-    """Put the slots of the flows that use a link into `ints[CHOSEN]`; returns how many."""
-    n, e = 0, links[number].head
-    while e >= 0:
-        ints[CHOSEN, n] = uses[e].flow
-        n += 1
-        e = uses[e].next
-    return n

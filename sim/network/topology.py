@@ -99,12 +99,6 @@ class Topology:
             return f"{self.node_names[link // 4]}.{NODE_LINKS[link % 4]}"
         return self._shared_names[link - own]
 
-    @property
-    def link_names(self) -> list[str]:
-        """Names of all links, in order."""
-        own = [f"{node}.{link}" for node in self.node_names for link in NODE_LINKS]
-        return own + self._shared_names
-
     # --- routes ------------------------------------------------------------------------------------------
 
     def route(self, source: int, target: int) -> tuple[Ints, float]:

@@ -15,6 +15,7 @@ from fractions import Fraction
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator
+from pydantic_core import core_schema
 
 from equipoise.policies.numerals import strict_float, strict_int
 
@@ -142,8 +143,6 @@ class Quantity:
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
         """Pydantic hook: a float, read by `parse`."""
-        from pydantic_core import core_schema
-
         return core_schema.no_info_before_validator_function(self.parse, core_schema.float_schema())
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def hand_over(
             ("share", plan.gpu_share, config.share),
             ("weight", plan.gradient_weight, config.gradient_weight),
         ):
-            if wanted is not None and (job.held or (wanted[part] != now).any()):
+            if wanted is not None and (job.asked.held or (wanted[part] != now).any()):
                 setattr(asked[job.row], name, wanted[part].copy())
     for name, of_jobs in (
         ("interval", plan.sync_interval),
@@ -46,7 +46,7 @@ def hand_over(
     ):
         if of_jobs is not None:
             for row, job in training.items():
-                if row < len(of_jobs) and (job.held or of_jobs[row] != getattr(job.progress, name)):
+                if row < len(of_jobs) and (job.asked.held or of_jobs[row] != getattr(job.progress, name)):
                     setattr(asked[row], name, int(of_jobs[row]))
     if plan.moves is not None:
         _move(plan.moves, replaced, asked, shards, workers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -50,8 +51,6 @@ class Folder:
         rows = rows or [k for k, number in enumerate(self.jobs["job_id"].tolist()) if str(number) == job]
         if len(rows) == 1:
             return rows[0]
-        import difflib
-
         close = difflib.get_close_matches(job, names, n=1)
         hint = (
             f"did you mean {close[0]!r}?"

@@ -46,7 +46,7 @@ def engine(shared: Shared, jobs: int = 1, dask: str | None = None) -> Iterator[E
     """
     if dask is not None:
         try:
-            from equipoise.study.runs.dask_engine import local, remote
+            from equipoise.study.runs.dask_engine import local, remote  # Dask need not be installed
         except ImportError as error:
             raise EngineError("Dask is not installed: pip install 'equipoise[dist]'") from error
         with local(jobs, shared) if dask == "local" else remote(dask, shared) as cluster:
@@ -54,7 +54,7 @@ def engine(shared: Shared, jobs: int = 1, dask: str | None = None) -> Iterator[E
     elif jobs == 1:
         yield InProcess(shared)
     else:
-        from equipoise.study.runs.processes import Processes
+        from equipoise.study.runs.processes import Processes  # loads multiprocessing
 
         with Processes(shared, jobs) as processes:
             yield processes

@@ -117,60 +117,6 @@ def one_job(
     return Observation.of(time_s, window_s, **tables)
 
 
-def shared_gpu(
-    shares: Any,
-    steps_s: Any,
-    *,
-    others_s: Any = None,
-    goodput: Any = None,
-    kappa: Any = np.nan,
-    stall_s: Any = 0.0,
-    quantum: Any = 0.01,
-    time_s: Any = 100.0,
-) -> Any:
-    """Jobs 0, 1, ... with one worker each on GPU 0; with `others_s` a second worker on a GPU of its own.
-
-    `steps_s[j]` is the step of job j's worker on the shared GPU.
-    """
-    n = len(shares)
-    pairs = others_s is not None
-    per_job = 2 if pairs else 1
-    job = np.repeat(np.arange(n), per_job)
-    index = np.tile(np.arange(per_job), n)
-    on_shared = index == 0
-    step_s = np.where(on_shared, np.asarray(steps_s, float)[job], np.asarray(others_s or steps_s, float)[job])
-    slowest_s = np.maximum.reduceat(step_s, np.arange(0, len(job), per_job))
-    gpu = np.where(on_shared, 0, 1 + job)
-    gpus = 1 + n if pairs else 1
-    share = np.where(on_shared, np.asarray(shares, float)[job], 1.0)
-    held = np.bincount(gpu, weights=share, minlength=gpus)
-    goodput = 10 / slowest_s if goodput is None else np.asarray(goodput, float)
-    return Observation.of(
-        time_s, 10.0,
-        nodes=Nodes.of(gpus=[gpus], first_gpu=[0], gpus_free=[0], up=[True], nic_bytes_per_s=[1e9]),
-        gpus=Gpus.of(
-            node=np.zeros(gpus), job=np.where(np.arange(gpus) == 0, SHARED, np.arange(gpus) - 1),
-            share_free=1 - held, share_quantum=np.full(gpus, quantum), memory_bytes=np.full(gpus, 80e9),
-        ),
-        jobs=Jobs.of(
-            id=np.arange(n), arrival_s=np.arange(n), state=np.full(n, JobState.RUNNING),
-            gpus_requested=np.full(n, per_job), gpus_held=np.full(n, per_job),
-            workers_min=np.full(n, per_job), workers_max=np.full(n, per_job),
-            global_batch=np.full(n, 8 * per_job), batch_reference=np.full(n, 8 * per_job),
-            work_s=slowest_s, exchange_s=np.zeros(n),
-            goodput_samples_per_s=goodput,
-        ),
-        workers=Workers.of(
-            job=job, index=index, gpu=gpu, node=np.zeros(len(job)), gpu_share=share,
-            share_kappa=np.broadcast_to(kappa, n)[job],
-            samples_per_step=np.full(len(job), 8), step_s=step_s, step_cov=np.zeros(len(job)),
-            wait_s=slowest_s[job] - step_s, input_stall_s=np.broadcast_to(stall_s, len(job)),
-            capacity_samples_per_s=8 / step_s, response_s_per_sample=step_s / 8,
-            gradient_rate_per_s=1 / step_s,
-        ),
-    )  # fmt: skip
-
-
 class Cluster:
     """A random but consistent cluster, built job by job. Sizes come from the caller, details from `rng`."""
 

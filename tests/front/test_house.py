@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from pathlib import Path
 
-from tests.bench.house import measure, table
+import pytest
+
+from equipoise.api import load
+from equipoise.sim.job.account import WASTED_USES
+from equipoise.sim.record import Run
+from equipoise.sim.run import run
+from tests.bench.house import ROOT, measure, product_files, table
+
+SLOW = {"duckdb", "matplotlib", "optuna", "pandas", "pyarrow", "rich", "scipy", "torch", "xlsxwriter"}
+"""Packages that take long to load, or need not be installed."""
 
 SMALL = {
     "policies/a.py": "from equipoise.policies import b\n",
@@ -35,3 +46,38 @@ def test_a_small_house_counts_as_it_should(tmp_path: Path) -> None:
     assert found["definitions: share curve"] == "1"
     assert found["definitions: overlap"] == "0"
     assert table(["then", "now"], [found, found]).splitlines()[0] == "|  | then | now |"
+
+
+@pytest.mark.parametrize("room", ["policies", "formats", "sim", "study", "calibrate"])
+def test_an_import_inside_a_function_is_of_something_slow_or_says_why(room: str) -> None:
+    for path in product_files(ROOT):
+        if path.startswith(f"{room}/"):
+            source = (ROOT / path).read_text(encoding="utf-8")
+            assert unexplained_imports(source) == [], path
+
+
+def unexplained_imports(source: str) -> list[str]:
+    """Packages imported inside functions that are not slow, with no comment on that line or the one before."""
+    lines, found = source.splitlines(), []
+    functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)]
+    for node in (node for function in functions for node in ast.walk(function)):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            said = any("#" in line for line in lines[max(0, node.lineno - 2) : node.end_lineno])
+            names = (
+                [node.module or ""] if isinstance(node, ast.ImportFrom) else [one.name for one in node.names]
+            )
+            found += [name for name in names if not said and name.partition(".")[0] not in SLOW]
+    return found
+
+
+def test_what_an_unexplained_import_is() -> None:
+    assert unexplained_imports("import json\ndef f():\n    import torch.nn\n") == []
+    assert unexplained_imports("def f():\n    import json\n") == ["json"]
+    assert unexplained_imports("def f():\n    # It may be missing.\n    import json\n") == []
+
+
+def test_a_run_says_what_its_columns_and_totals_are() -> None:
+    made = run(load(ROOT / "scenarios" / "quickstart.yaml"), seed=1)
+    said = set(re.findall(r"\w+", Run.__doc__ or ""))
+    parts = {use.label + "_usd" for use in WASTED_USES} | {"idle_usd"}
+    assert {*made.jobs, *made.totals} - parts <= said

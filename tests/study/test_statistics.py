@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from equipoise.study.statistics import (
     _Pool,
-    bootstrap_interval,
     mean_interval,
     paired_bootstrap,
     paired_difference,
@@ -89,21 +88,6 @@ def test_paired_difference():
         paired_difference([1.0], [1.0, 2.0])
 
 
-def test_bootstrap_is_repeatable_and_agrees_with_t_for_a_mean():
-    x = np.random.Generator(np.random.Philox(5)).normal(100, 10, size=200)
-    first, second = (bootstrap_interval(x, np.mean, key=4) for _ in range(2))
-    assert first == second
-    assert first != bootstrap_interval(x, np.mean, key=5)
-    exact = mean_interval(x)
-    assert first.low == pytest.approx(exact.low, abs=0.15 * exact.half_width)
-    assert first.high == pytest.approx(exact.high, abs=0.15 * exact.half_width)
-
-
-def test_bootstrap_of_one_value_has_no_interval():
-    assert math.isnan(bootstrap_interval([3.0], np.median).low)
-    assert bootstrap_interval([3.0], np.median).mean == 3.0
-
-
 GROUPS = st.lists(st.lists(POSITIVE, min_size=1, max_size=6), min_size=1, max_size=5)
 
 
@@ -130,8 +114,9 @@ def test_pooled_percentile_covers_where_jobs_of_one_seed_are_alike():
         groups = list(math.sqrt(3) * rng.normal(size=(30, 1)) + rng.normal(size=(30, 30)))
         found = pooled_percentile(groups, 95, resamples=300, key=trial)
         hits += found.low <= truth <= found.high
-        alone = bootstrap_interval(
-            np.concatenate(groups), lambda x: float(np.percentile(x, 95)), resamples=100, key=trial
+        pool = np.concatenate(groups)
+        alone = paired_bootstrap(
+            pool, pool, lambda x, _: float(np.percentile(x, 95)), resamples=100, key=trial
         )
         naive += alone.low <= truth <= alone.high
     assert hits / 150 >= 0.85  # some 0.92: the bootstrap of 30 groups is a little narrow
@@ -164,7 +149,7 @@ def test_paired_bootstrap_of_a_difference_of_medians():
     assert found == paired_bootstrap(shifted, common, between, resamples=500, key=2)
     assert found.low <= 0.25 <= found.high
     assert found.half_width < 0.05
-    unpaired = bootstrap_interval(shifted, lambda x: float(np.median(x)), resamples=500)
+    unpaired = paired_bootstrap(shifted, shifted, lambda x, _: float(np.median(x)), resamples=500)
     assert unpaired.half_width > 3 * found.half_width
     assert math.isnan(paired_bootstrap([1.0], [2.0], between).low)
     with pytest.raises(ValueError, match="cannot be paired"):

@@ -65,7 +65,7 @@ def end_times_s(capacity_bytes_per_s: Floats, flows: TimedFlows) -> Floats:
     """When each flow ends (n,), s. Raises ValueError for values out of range and for flows that never end."""
     _check(len(capacity_bytes_per_s), flows)
     n = len(flows)
-    state = make_state(capacity_bytes_per_s, n, 4 * len(flows.link) + 2 * n, 0.0)
+    state = make_state(capacity_bytes_per_s, n, 4 * len(flows.link) + 2 * n)
     waits = np.diff(flows.after_offset)
     follower_offset = np.concatenate(([0], np.cumsum(np.bincount(flows.after, minlength=n))))
     follower = np.repeat(np.arange(n), waits)[np.argsort(flows.after, kind="stable")]

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from equipoise.policies.contract import Kind, Memory, Plan, Policy, Stage
 from equipoise.policies.observation import Observation
 from equipoise.policies.registry import make_policy
+from equipoise.sim.job.account import HELD_USES
 from equipoise.sim.record import Run
 from equipoise.sim.run import run
 from equipoise.sim.scenario.model import Scenario
@@ -45,33 +46,12 @@ def assert_equal(fast: Run, oracle: Run) -> None:
 
 def assert_conserved(run: Run) -> None:
     jobs, totals = run.jobs, run.totals
-    used = sum(
-        jobs[f"{use}_gpu_s"].sum()
-        for use in (
-            "busy",
-            "input_stall",
-            "barrier_wait",
-            "exposed_communication",
-            "pipeline_bubble",
-            "tensor_exchange",
-            "restart",
-            "lost_to_faults",
-        )
-    )
+    used = sum(jobs[use.column].sum() for use in HELD_USES)
     capacity = totals["gpus"] * totals["makespan_s"]
     assert used + totals["idle_gpu_s"] == pytest.approx(capacity)
     assert totals["idle_gpu_s"] >= -1e-6 * capacity
-    for use in (
-        "busy",
-        "input_stall",
-        "barrier_wait",
-        "exposed_communication",
-        "pipeline_bubble",
-        "tensor_exchange",
-        "restart",
-        "lost_to_faults",
-    ):
-        assert (jobs[f"{use}_gpu_s"] >= -1e-6).all(), use
+    for use in HELD_USES:
+        assert (jobs[use.column] >= -1e-6).all(), use
     assert (jobs["start_s"] >= jobs["arrival_s"]).all()
     assert (jobs["completion_s"] >= jobs["start_s"]).all()
     assert (jobs["queueing_s"] >= 0).all()

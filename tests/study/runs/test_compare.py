@@ -10,6 +10,7 @@ import pytest
 from scipy.stats import ttest_rel
 
 from equipoise.policies.registry import PolicyError, make_policy
+from equipoise.sim.job.account import Use
 from equipoise.sim.record import Run
 from equipoise.sim.run import RunFailed
 from equipoise.sim.scenario.model import Scenario
@@ -18,17 +19,6 @@ from equipoise.study.runs.compare import compare, is_random
 from equipoise.study.table import as_latex
 
 SPEED = {"fifo": 1.0, "sjf": 0.5, "las": 0.8, "easy": 0.9}
-USES = (
-    "busy",
-    "input_stall",
-    "barrier_wait",
-    "exposed_communication",
-    "pipeline_bubble",
-    "tensor_exchange",
-    "restart",
-    "lost_to_faults",
-    "useful",
-)
 
 
 def scenario(**changes):
@@ -46,7 +36,7 @@ def fake_run(case, *, policy, seed, trace=None):
     """A run whose metrics are known functions of (policy, seed): times 100 * SPEED * (1 + seed / 10)."""
     end = 100.0 * SPEED[policy.name] * (1.0 + seed / 10.0) * np.array([1.0, 1.5, 2.0])
     columns = {"arrival_s": np.zeros(3), "completion_s": end, "queueing_s": np.zeros(3)}
-    columns |= {f"{use}_gpu_s": np.zeros(3) for use in USES}
+    columns |= {use.column: np.zeros(3) for use in Use}
     columns["busy_gpu_s"] = columns["useful_gpu_s"] = 2.0 * end
     idle_gpu_s = float(4 * end.max() - 2 * end.sum())
     totals = {"gpus": 4.0, "makespan_s": float(end.max()), "idle_gpu_s": idle_gpu_s}

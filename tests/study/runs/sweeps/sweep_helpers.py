@@ -10,20 +10,10 @@ from pathlib import Path
 import numpy as np
 import yaml
 
+from equipoise.sim.job.account import Use
 from equipoise.sim.record import Run
 from equipoise.study.runs.store import connect
 
-USES = (
-    "busy",
-    "input_stall",
-    "barrier_wait",
-    "exposed_communication",
-    "pipeline_bubble",
-    "tensor_exchange",
-    "restart",
-    "lost_to_faults",
-    "useful",
-)
 LOG = "EQUIPOISE_TEST_LOG"
 TIMINGS = ("attempts", "cpu_s", "wall_s")  # columns that differ between equal sweeps
 SCENARIO = {
@@ -71,7 +61,7 @@ def quick(scenario, *, policy, seed, trace=None) -> Run:
     time.sleep(0.003)
     end = 100.0 * (1 + seed) * (1 + scenario.noise.step_cov) * (2 if policy.name == "sjf" else 1) * np.ones(3)
     jobs = {"arrival_s": np.zeros(3), "completion_s": end, "queueing_s": np.zeros(3)}
-    jobs |= {f"{use}_gpu_s": np.zeros(3) for use in USES}
+    jobs |= {use.column: np.zeros(3) for use in Use}
     totals = {"gpus": 4.0, "makespan_s": float(end[0]), "idle_gpu_s": 4.0 * float(end[0])}
     return Run(scenario.name, policy.name, seed, "fake", "{}", jobs, totals)
 
