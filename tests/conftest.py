@@ -53,6 +53,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: place.get(item.path, len(place)))
 
 
+@pytest.hookimpl(optionalhook=True)  # `make test-lowest` has no pytest-xdist
 def pytest_xdist_auto_num_workers() -> int:
     """One process more than cores: tests of live training wait for each other most of their time."""
     return len(os.sched_getaffinity(0)) + 1

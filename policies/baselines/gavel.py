@@ -163,6 +163,7 @@ def _by_class(speed: Floats, gpus: Ints, room: Ints, need: Floats) -> Floats:
     _, first, which, count = np.unique(
         alike, axis=0, return_index=True, return_inverse=True, return_counts=True
     )
+    which = which.reshape(-1)  # NumPy 2.0.0 gives it a further axis
     one, models = alike[first], speed.shape[1]
     part, _ = shares(
         one[:, :models], one[:, models], room.astype(np.float64), one[:, -1], count.astype(np.float64)

@@ -153,6 +153,7 @@ class Configuration:
             return
         pairs = np.stack((self.cluster.node_model[self.nodes], self.samples))
         kinds, inverse = np.unique(pairs, axis=1, return_inverse=True)
+        inverse = inverse.reshape(-1)  # NumPy 2.0.0 gives it a further axis
         shares = np.array([
             replica_shares(self._in_passes(int(m), self.workers), self.cluster.accelerators[m], int(b),
                            self.fabric_bytes_per_s)
@@ -300,7 +301,7 @@ class Configuration:
             np.stack((self.cluster.node_model[self.nodes], samples)), axis=1, return_inverse=True
         )
         costs = np.array([self._cost(int(m), int(b), self.workers)[which] for m, b in kinds.T])
-        per_worker: Floats = costs[inverse]
+        per_worker: Floats = costs[inverse.reshape(-1)]  # NumPy 2.0.0 gives it a further axis
         return per_worker
 
     def _cost_uncached(self, model: int, samples: int, workers: int) -> tuple[float, float]:

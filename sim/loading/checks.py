@@ -40,7 +40,7 @@ _PLAUSIBLE = {
 }
 
 
-MAX_GPUS, MAX_JOBS = 20_000_000, 20_000_000
+MAX_NODES, MAX_GPUS, MAX_JOBS = 1_000_000, 20_000_000, 20_000_000
 """More than fits into memory: most likely a number meant for something else."""
 
 
@@ -124,8 +124,17 @@ def _sizes(scenario: Scenario) -> Iterator[Problem]:
                 f"{format_bytes(group.cache)}, more than its host_memory of {format_bytes(group.host_memory)}"
             )
             yield ("cluster", "nodes", k, "cache"), given
-    if (scenario.cluster.gpus or 0) > MAX_GPUS:
-        yield ("cluster", "gpus"), f"{scenario.cluster.gpus} GPUs; at most {MAX_GPUS} are possible"
+        if group.count > MAX_NODES:
+            yield ("cluster", "nodes", k), f"{group.count} nodes; at most {MAX_NODES} are possible"
+    groups = scenario.cluster.groups
+    where = "gpus" if scenario.cluster.gpus else "nodes"
+    for what, most, found in (
+        ("nodes", MAX_NODES, [group.count for group in groups]),
+        ("GPUs", MAX_GPUS, [group.count * group.gpus for group in groups]),
+    ):
+        # Of a single group that is too large it is said above, at its own place.
+        if sum(found) > most and (where == "gpus" or max(found) <= most):
+            yield ("cluster", where), f"{sum(found)} {what}; at most {most} are possible"
     for k, job in enumerate(scenario.workload.jobs):
         if job.count > MAX_JOBS:
             yield ("workload", "jobs", k, "count"), f"{job.count} jobs; at most {MAX_JOBS} are possible"
@@ -162,7 +171,8 @@ def _policy(scenario: Scenario) -> Iterator[Problem]:
 def _names(scenario: Scenario, profile: HardwareProfile) -> Iterator[Problem]:
     """Names of nodes, groups and models that do not exist."""
     groups = [group.name for group in scenario.cluster.groups]
-    double = [k for k, name in enumerate(groups) if name in groups[:k]]
+    first = {name: k for k, name in reversed(list(enumerate(groups)))}
+    double = [k for k, name in enumerate(groups) if first[name] < k]
     for k in double:
         yield ("cluster", "nodes", k, "name"), f"{groups[k]!r} is the name of two groups"
     spot, trace = scenario.faults.spot, scenario.workload.trace

@@ -15,10 +15,13 @@ Problem = tuple[KeyPath, str]
 def queue_problems(scenario: Scenario) -> Iterator[Problem]:
     """Names of nodes, accelerators, accounts, partitions, QOS and queues that do not exist."""
     q, groups = scenario.queues, scenario.cluster.groups
-    nodes = {g.name for g in groups} | {f"{g.name}-{k}" for g in groups for k in range(g.count)}
     kinds = {g.name for g in groups if g.gpus} | {g.accelerator for g in groups if g.gpus}
-    for i, part in enumerate(q.partitions):
-        yield from _each(("queues", "partitions", i, "nodes"), part.nodes, nodes, "node or group of nodes")
+    if any(part.nodes for part in q.partitions):  # a million names take a while
+        nodes = {g.name for g in groups} | {f"{g.name}-{k}" for g in groups for k in range(g.count)}
+        for i, part in enumerate(q.partitions):
+            yield from _each(
+                ("queues", "partitions", i, "nodes"), part.nodes, nodes, "node or group of nodes"
+            )
     for section in ("flavors", "gpu_types"):
         for name, words in getattr(q, section).items():
             yield from _each(("queues", section, name), words, kinds, "accelerator or group of nodes")

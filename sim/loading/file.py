@@ -66,16 +66,22 @@ class ScenarioFile:
 
 
 def read_scenario(
-    path: str | Path, overrides: Sequence[str] = (), trace: str | None = None, *, fits: bool = True
+    path: str | Path,
+    overrides: Sequence[str] = (),
+    trace: str | None = None,
+    *,
+    fits: bool = True,
+    tree: Tree | None = None,
 ) -> ScenarioFile:
     """Read a scenario file, or one that comes with the software by its name.
 
     `overrides` are `dotted.key=value` texts, `trace` sets `workload.trace.file`. `fits`: jobs must fit into memory.
+    `tree`: what the file says, if it has been read already.
 
     Raises InputError with all mistakes, each `file:line:column: key: what is wrong, what is allowed`.
     """
     source = _file(path)
-    tree = _changed(source, overrides)
+    tree = _changed(source, overrides, tree)
     if trace is not None:
         assign(tree, _TRACE_FILE, trace, Place(f"--trace {trace}"))
     scenario = _scenario(tree, source.parent, fits=fits)
@@ -94,8 +100,8 @@ def changed_tree(path: str | Path, overrides: Sequence[str]) -> Any:
     return _changed(_file(path), overrides).data
 
 
-def _changed(source: Path, overrides: Sequence[str]) -> Tree:
-    tree = read_tree(read_text(source), str(source))
+def _changed(source: Path, overrides: Sequence[str], tree: Tree | None = None) -> Tree:
+    tree = read_tree(read_text(source), str(source)) if tree is None else tree
     if not isinstance(tree.data, dict):
         raise InputError([tree.error((), "a scenario is a section with keys such as 'name' and 'cluster'")])
     for text in overrides:

@@ -181,6 +181,7 @@ class _Builder:
     def __init__(self, source: str) -> None:
         self.source = source
         self.tree = Tree(None)
+        self.parts: dict[KeyPath, list[KeyPath]] = {}  # of a section or list: where its values stand
         self.mistakes: list[str] = []
         self.count = 0
         self.merging = 0  # merges inside one another
@@ -188,7 +189,9 @@ class _Builder:
     def build(self, node: Node, path: KeyPath) -> Any:
         """The plain value of a node, its place noted."""
         self.count += 1
-        self.tree.values.setdefault(path, self.at(node))
+        if path not in self.tree.values:
+            self.tree.values[path] = self.at(node)
+            self.parts.setdefault(path[:-1], []).append(path)
         if self.count > MAX_VALUES:
             raise InputError(
                 [f"{self.at(node)}: more than {MAX_VALUES} values; put job lists into a CSV trace"]
@@ -243,10 +246,10 @@ class _Builder:
 
     def forget(self, path: KeyPath) -> None:
         """Drop places that a merge left below `path`, so that an own key's places stand alone."""
-        if path in self.tree.values:
-            for places in (self.tree.keys, self.tree.values):
-                for old in [p for p in places if p[: len(path)] == path]:
-                    del places[old]
+        if self.tree.values.pop(path, None) is not None:
+            self.tree.keys.pop(path, None)
+            for part in self.parts.pop(path, ()):
+                self.forget(part)
 
     def scalar(self, node: ScalarNode, path: KeyPath) -> Any:
         """A text, number, truth value or nothing."""

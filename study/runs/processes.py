@@ -33,13 +33,14 @@ def _serve(pipe: Connection, shared: Shared) -> None:
     """The process: make what comes through the pipe until it closes, or until the parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then closes the pipe
     threading.Thread(target=_die_with_parent, daemon=True).start()
-    pipe.send(_READY)
+    answer: object = _READY
     while True:
         try:
+            pipe.send(answer)
             order = pipe.recv()
-        except EOFError:
+        except (EOFError, BrokenPipeError, ConnectionResetError):
             return
-        pipe.send(perform(order, shared))
+        answer = perform(order, shared)
 
 
 def _die_with_parent() -> None:

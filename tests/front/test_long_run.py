@@ -12,7 +12,7 @@ from tests.conftest import LONGEST, pytest_collection_modifyitems
 from tests.long_run import ROOT, Passed, page
 
 CONFTEST = """
-from tests.conftest import pytest_addoption, pytest_configure
+from tests.conftest import pytest_addoption, pytest_configure, pytest_xdist_auto_num_workers
 """
 TESTS = """
 import pathlib, pytest
@@ -25,7 +25,18 @@ def test_c(): pass
 
 
 def run(folder: Path, *arguments: str) -> str:
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-o", "markers=long", *arguments]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        "-o",
+        "markers=long",
+        *arguments,
+    ]
     done = subprocess.run(
         command, cwd=folder, capture_output=True, text=True, env={"PYTHONPATH": str(ROOT)}, check=False
     )

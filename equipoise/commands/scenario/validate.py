@@ -38,7 +38,8 @@ def _validate(name: str) -> tuple[str, tuple[str, ...]]:
     from equipoise.sim.loading.file import read_scenario
     from equipoise.sim.scenario.tree import read_text, read_tree
 
-    data = read_tree(read_text(Path(name)), name).data
+    tree = read_tree(read_text(Path(name)), name)
+    data = tree.data
     if isinstance(data, dict) and "accelerators" in data:
         load_profile(Path(name).resolve())
         return "hardware profile", ()
@@ -57,7 +58,7 @@ def _validate(name: str) -> tuple[str, tuple[str, ...]]:
 
         read_carbon(Path(name).resolve())
         return "carbon file", ()
-    file = read_scenario(name)
+    file = read_scenario(name, tree=tree)
     if file.scenario.workload.trace is not None:
         file.trace()
     return "scenario", file.warnings

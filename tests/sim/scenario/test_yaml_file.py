@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.policies import registry as policies
-from equipoise.sim.hardware.profile import HardwareProfile, save_profile, scenarios_dir
+from equipoise.sim.hardware.profile import HardwareProfile, load_profile, save_profile, scenarios_dir
+from equipoise.sim.loading.checks import _names
 from equipoise.sim.loading.file import InputError, dump, from_mapping, json_schema, load, read_scenario
-from equipoise.sim.scenario.model import Scenario
+from equipoise.sim.scenario.model import Cluster, Scenario
 from equipoise.sim.scenario.tree import MAX_VALUES, read_tree, write_tree
 
 BASE = """\
@@ -132,7 +134,13 @@ def test_a_mistake_is_one_line_with_its_place(tmp_path: Path, old: str, new: str
         ("global_batch: 8", f"global_batch: 1{'0' * 400}", "is too large, must be at most 1e+15"),
         ("1 h}", "1 h, priority: 1e300}", "workload.jobs.0.priority: 1e+300 is too large, must be at most 1e+30"),
         ("name: case", "name: case\ndecide: {every: 1e-6}", "decide.every: 1e-06 is not allowed, must be at least 0.001"),
-        ("count: 4", "count: 1e12", "5:7: cluster.nodes.0: 2000000000000 GPUs; at most 20000000 are possible"),
+        ("count: 4", "count: 1e7", "5:7: cluster.nodes.0: 10000000 nodes; at most 1000000 are possible"),
+        ("gpus: 2}", "gpus: 20000000}", "5:7: cluster.nodes.0: 80000000 GPUs; at most 20000000 are possible"),
+        (
+            "count: 4, gpus: 2}",
+            "count: 4, gpus: 2}\n" + "\n".join(f"    - {{name: g{k}, count: 600000}}" for k in range(2)),
+            "cluster.nodes: 1200004 nodes; at most 1000000 are possible",
+        ),
         ("1 h}", "1 h, count: 1e9}", "workload.jobs.0.count: 1000000000 jobs; at most 20000000 are possible"),
         ("sample_time: 1 ms", "flop_per_sample: 1e9, precision: fp8", None),
     ],
@@ -508,3 +516,26 @@ def test_policies_as_text_and_list_mean_the_same() -> None:
     assert Scenario.model_validate(base | {"policy": "none"}).policy == ()
     named = policies.make_policy([{"fifo": {"placement": "packed"}}])
     assert policies.make_policy(named.name).stages == named.stages
+
+
+def test_many_keys_that_replace_merged_ones_take_their_time_once_each() -> None:
+    """Each looked through the places of all others: 10,000 keys took a minute."""
+    keys = [f"k{k}" for k in range(10_000)]
+    text = "x: &x {" + ", ".join(f"{key}: [1]" for key in keys) + "}\ny:\n  <<: *x\n"
+    began_s = time.process_time()
+    tree = read_tree(text + "".join(f"  {key}: 2\n" for key in keys), "t")
+    assert time.process_time() - began_s < 8.0
+    assert tree.data["y"] == dict.fromkeys(keys, 2)
+    assert ("y", "k0", 0) not in tree.values
+    assert str(tree.values["y", "k0"]) == "t:4:7"
+
+
+def test_many_groups_are_checked_in_one_pass() -> None:
+    """Each name was looked for among all before it: 60,000 groups took half a minute."""
+    groups = [{"name": f"g{k}", "gpus": 1} for k in range(60_000)] + [{"name": "g7", "gpus": 1}]
+    case = load(scenarios_dir() / "quickstart.yaml")
+    case = case.model_copy(update={"cluster": Cluster.model_validate({"nodes": groups})})
+    began_s = time.process_time()
+    names = list(_names(case, load_profile(case.cluster.hardware)))
+    assert time.process_time() - began_s < 4.0
+    assert names == [(("cluster", "nodes", 60_000, "name"), "'g7' is the name of two groups")]

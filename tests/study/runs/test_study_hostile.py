@@ -22,6 +22,7 @@ from equipoise.sim.run import run
 from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.questions.size import SIZES_MOST, read_vary
+from equipoise.study.runs import processes
 from equipoise.study.runs.compare import compare
 from equipoise.study.runs.shards import merge
 from equipoise.study.runs.store import connect
@@ -304,3 +305,14 @@ def test_what_was_interrupted_meanwhile_is_heard_afterwards() -> None:
     command = [sys.executable, "-c", MEANWHILE]  # a process of one thread: others would hear it at once
     ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert (ended.stdout, ended.stderr) == ("goes on\nheard False\n", "")
+
+
+def test_a_process_whose_parent_has_closed_the_pipe_ends_in_silence() -> None:
+    """It wrote a traceback when Ctrl-C came while it made a run."""
+    pipe, theirs = processes._CONTEXT.Pipe()
+    pipe.close()
+    process = processes._CONTEXT.Process(target=processes._serve, args=(theirs, None), daemon=True)
+    process.start()
+    theirs.close()
+    process.join(60)
+    assert process.exitcode == 0
