@@ -341,11 +341,21 @@ class Refusal:
     why: str
 
 
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """A text that jobs tell, as codes (jobs,) with their names: that of a row is `names[codes[row]]`."""
+
+    codes: Ints
+    names: tuple[str, ...]
+
+
 @dataclass(slots=True)
 class Observation:
     """Everything a stage may read. `waiting` and `running` are job rows; `waiting` in (arrival, id) order.
 
-    `refused` are parts of earlier plans that turned out impossible since the last observation.
+    `refused` are parts of earlier plans that turned out impossible since the last observation. `told` holds labels
+    or numbers (jobs,); some are known at a job's end only (its state, its waiting at the site), and a stage that
+    reads those knows what no scheduler can.
     """
 
     time_s: float  # now
@@ -364,6 +374,9 @@ class Observation:
     refused: tuple[Refusal, ...] = ()  # parts of earlier plans that turned out impossible since the last one
     queues: Queues = EMPTY  # what the site declares of queues, and what of it is used
     held: Ints = field(default_factory=lambda: _NO_ROWS)  # jobs that a limit keeps out of `waiting`
+    told: Mapping[str, Labels | Floats] = field(
+        default_factory=dict
+    )  # further columns of a job trace by name
 
     @classmethod
     def of(

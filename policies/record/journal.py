@@ -38,12 +38,14 @@ from equipoise.policies.contract import (
     refine,
 )
 from equipoise.policies.files import naming
-from equipoise.policies.observation import TABLES, Observation, Table
+from equipoise.policies.observation import TABLES, Labels, Observation, Table
 from equipoise.policies.queues.declared import EMPTY, Queues
 from equipoise.policies.queues.within import within_queues
 
 FORMAT = {"format": "equipoise-journal", "version": 1}
-_CLASSES: dict[str, type[Any]] = {c.__name__: c for c in (Plan, Moves, Allocation, Reason, Refusal, Queues)}
+_CLASSES: dict[str, type[Any]] = {
+    c.__name__: c for c in (Plan, Moves, Allocation, Reason, Refusal, Queues, Labels)
+}
 
 
 class JournalError(ValueError):
@@ -155,6 +157,7 @@ def _encode_observation(o: Observation) -> dict[str, Any]:
         **{name: {k: _encode_array(v) for k, v in t.as_dict().items()} for name, t in o.tables().items()},
         **({"refused": _encode(o.refused)} if o.refused else {}),
         **({"queues": _encode(o.queues)} if o.queues is not EMPTY else {}),
+        **({"told": _encode(o.told)} if o.told else {}),
     }
 
 
@@ -165,7 +168,8 @@ def _decode_observation(value: dict[str, Any]) -> Observation:
     scalars = {name: _decode(value[name]) for name in _SCALARS}
     refused = _decode(value.get("refused", {"$tuple": []}))
     queues = _decode(value["queues"]) if "queues" in value else EMPTY
-    return Observation(**scalars, **tables, refused=refused, queues=queues)  # type: ignore[arg-type]
+    told = _decode(value["told"]) if "told" in value else {}
+    return Observation(**scalars, **tables, refused=refused, queues=queues, told=told)  # type: ignore[arg-type]
 
 
 def encode(decision: Decision, refused: Sequence[Refusal] = ()) -> str:

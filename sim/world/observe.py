@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from equipoise.policies.contract import Policy
 from equipoise.policies.observation import (
     Floats,
     Ints,
+    Labels,
     Observation,
     Paths,
     Refusal,
@@ -40,6 +41,7 @@ from equipoise.sim.world.tables import (
     fill_stores,
     fill_workers,
 )
+from equipoise.sim.world.told import Told
 
 
 class Traffic(Listener):
@@ -73,6 +75,9 @@ class Traffic(Listener):
         return now_s > self._since_s
 
 
+_NOTHING_TOLD: Mapping[str, Labels | Floats] = {}
+
+
 class Observer:
     """Keeps the observation's tables up to date."""
 
@@ -95,6 +100,7 @@ class Observer:
         self.refused: list[Refusal] = []  # since the last observation
         self._needs = frozenset().union(*(stage.needs for stage in policy.stages))
         self._last_s = 0.0
+        self._coded: dict[str, Labels | Floats] = {}
 
     def observe(self) -> Observation:
         """All tables, as of now."""
@@ -118,8 +124,12 @@ class Observer:
         return Observation(
             now_s, window_s, self.cluster.nodes, self.cluster.gpus, roster.table, self.workers, self.shards,
             self.paths, self.speeds, self.stores, roster.waiting.rows, roster.running.rows,
-            self.cluster.gpu_models, refused, roster.demand.claims.queues,
+            self.cluster.gpu_models, refused, roster.demand.claims.queues, told=self._told(),
         )  # fmt: skip
+
+    def _told(self) -> Mapping[str, Labels | Floats]:
+        columns = self.roster.demand.columns
+        return Told(columns, len(self.roster.table), self._coded) if columns else _NOTHING_TOLD
 
     def _observe_training(self, now_s: float) -> None:
         roster, needs, cluster = self.roster, self._needs, self.cluster
