@@ -36,6 +36,8 @@ def unanswered(port: int) -> dict[tuple[int, int], str]:
     found = {}
     for descriptor, inode in open_sockets():
         with contextlib.suppress(OSError, struct.error), socket.socket(fileno=os.dup(descriptor)) as handle:
+            if handle.family not in (socket.AF_INET, socket.AF_INET6):
+                continue
             if handle.getsockname()[1] != port or handle.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                 continue
             counts = handle.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)

@@ -47,7 +47,7 @@ def adapted(
     before = [seen[name] for name in _SEEN]
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = jobs.exchange_s[rows] / np.maximum.reduceat(workers.step_s, groups.first[:-1])
-        predicted = np.log((1.0 + ratio / before[0]) / (1.0 + ratio / now[0]))
+        predicted = np.log1p(ratio / before[0]) - np.log1p(ratio / now[0])
         faster, better = np.log(now[1] / before[1]), np.log(now[2] / before[2])
     counts = _as_before(observation, groups, memory) & (jobs.far_every[rows] == 1) & (before[0] != now[0])
     counts &= now[1] != before[1]  # else nothing was measured since
@@ -57,7 +57,7 @@ def adapted(
     for name, value in zip(_SUMS, (predicted, faster, faster - better), strict=True):
         seen[name] = np.where(counts, _KEPT * seen[name] + np.nan_to_num(value) * predicted, seen[name])
     prior = max(noise, 1e-3) ** 2
-    beta = (prior + seen["faster"]) / (prior + seen["predicted"])
+    beta = (seen["faster"] + prior) / (seen["predicted"] + prior)
     alpha = 1.0 + seen["lost"] / (prior + seen["predicted"])
     state = {"rows": rows, "seen_id": workers.id, "seen_gpu": workers.gpu.copy(), **seen}
     state |= {"seen_deal": workers.samples_per_step.copy(), **dict(zip(_SEEN, now, strict=True))}

@@ -319,3 +319,10 @@ def test_without_a_launcher_of_ours_a_token_is_used_if_it_is_there(monkeypatch: 
     monkeypatch.setenv("EQUIPOISE_STORE", f"127.0.0.1:{server.port}")
     with pytest.raises(KeyError, match="EQUIPOISE_TOKEN"):
         job_store()
+
+
+def test_sockets_without_a_port_are_passed_over() -> None:
+    mine, other = socket.socketpair()  # in the file system's family on Linux
+    with mine, other:
+        other.sendall(b"x")
+        assert unanswered(1) == {}

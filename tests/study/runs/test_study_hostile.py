@@ -101,7 +101,7 @@ def test_a_size_that_cannot_be_is_told_with_its_reason(
     assert main([*asked, "--vary", "cluster.gpus=1:3"]) == 0
     shown = capsys.readouterr().out
     assert "cluster.gpus=2" in shown
-    assert "1 more were not possible: " in shown
+    assert "1 more was not possible: " in shown
     assert "needs 2 GPUs, the cluster has 1" in shown
     assert main([*asked, "--vary", "cluster.gpus=2,3x", "--format", "json"]) == 0
     (why,) = json.loads(capsys.readouterr().out)["not_possible"]
