@@ -108,7 +108,7 @@ def launch(folder: Path, plan: Plan, address: str | None, joins: bool, forks: st
     told = ["--ranks", str(1 if joins else plan.ranks), "--max-restarts", str(plan.restarts)]
     if address is not None:
         told += ["--join" if joins else "--store", address]
-    code = command_line.main([*told, "train.py"])
+    code = command_line.main([*told, __file__])  # a script that is there; what runs is given above
     _note(folder, what="launcher-ended", code=code)
     os._exit(code)
 
