@@ -7,6 +7,7 @@ So the query has a thread of its own, and an interruption does not wait for it.
 from __future__ import annotations
 
 import os
+import re
 import resource
 import sys
 import threading
@@ -66,14 +67,19 @@ def _lock(connection: duckdb.DuckDBPyConnection, folder: Path, to: Path | None) 
     connection.execute("SET lock_configuration = true")
 
 
+_PRAGMA = re.compile(r"(?:\s|--[^\n]*\n|/\*.*?\*/)*PRAGMA\b", re.IGNORECASE | re.DOTALL)
+"""Some versions of DuckDB call some of these a SELECT."""
+
+
 def _check(connection: duckdb.DuckDBPyConnection, sql: str, allow_files: bool) -> None:
     statements = connection.extract_statements(sql)
     if not statements:
         raise InputError(["SQL: nothing is asked; write e.g. SELECT * FROM runs"])
     if allow_files:
         return
-    if len(statements) > 1 or statements[0].type != duckdb.StatementType.SELECT:
-        kind = str(statements[0].type).rpartition(".")[2]
+    pragma = _PRAGMA.match(statements[0].query)
+    if len(statements) > 1 or pragma or statements[0].type != duckdb.StatementType.SELECT:
+        kind = "PRAGMA" if pragma else str(statements[0].type).rpartition(".")[2]
         what = f"{len(statements)} statements" if len(statements) > 1 else f"a {kind} statement"
         raise InputError([f"SQL: {what}; allowed is one SELECT over the results (--allow-files allows any)"])
 

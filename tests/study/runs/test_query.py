@@ -73,6 +73,7 @@ def test_what_is_kept_can_be_asked(folder: Path, monkeypatch: pytest.MonkeyPatch
         "CREATE TABLE x AS FROM runs",
         "INSTALL httpfs",
         "PRAGMA database_list",
+        "/* a */ -- b\n pragma database_list",
         "CALL enable_logging()",
     ],
 )
