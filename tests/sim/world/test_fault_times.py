@@ -46,3 +46,18 @@ def test_faults_come_and_go_in_their_time(kind: str) -> None:
     assert begun[0] > 0.0
     assert gaps_s.mean() == pytest.approx(MTBF_S, rel=0.3)
     assert (ended[:count] - begun[:count]).mean() == pytest.approx(LENGTH_S, rel=0.3)
+
+
+@pytest.mark.parametrize("factor", [2.0, 4.0])
+def test_a_planned_fault_of_a_link_slows_what_crosses_it_as_long_as_it_lasts(factor: float) -> None:
+    """In four seconds at a part of its rate a link carries that part of what it else would."""
+    model = {"sample_time": 1e-6, "gradient": 1e8, "exchange": {"alpha": 0.0}}
+    job = {"gpus": 2, "model": "m", "steps": 100, "global_batch": 2, "checkpoint": {"interval": "never"}}
+    took_s = []
+    for events in ([], [{"kind": "link", "node": "n-0", "at": 2.0, "duration": 4.0, "factor": factor}]):
+        case = scenario(
+            cluster={"nodes": [{"name": "n", "count": 2, "gpus": 1, "nic": 1e9}]},
+            workload={"models": {"m": model}, "jobs": [job]}, faults={"events": events}, noise={},
+        )  # fmt: skip
+        took_s.append(simulate(case).totals["makespan_s"])
+    assert took_s[1] - took_s[0] == pytest.approx(4.0 * (1.0 - 1.0 / factor), abs=0.02)
