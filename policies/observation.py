@@ -374,9 +374,7 @@ class Observation:
     refused: tuple[Refusal, ...] = ()  # parts of earlier plans that turned out impossible since the last one
     queues: Queues = EMPTY  # what the site declares of queues, and what of it is used
     held: Ints = field(default_factory=lambda: _NO_ROWS)  # jobs that a limit keeps out of `waiting`
-    told: Mapping[str, Labels | Floats] = field(
-        default_factory=dict
-    )  # further columns of a job trace by name
+    told: Mapping[str, Labels | Floats] = field(default_factory=dict)  # other columns of a job trace
 
     @classmethod
     def of(
