@@ -113,7 +113,7 @@ class Run:
         waste = {f"{use}_usd": self.totals.get(f"{use}_usd", math.nan) for use in WASTE}
         return {
             **of,
-            "waste_usd": sum(waste.values()),
+            "waste_usd": math.fsum(waste.values()),
             **waste,
             **self._model_work(of["cost_usd"]),
             "energy_per_useful_sample_j": of["energy_j"] / useful if useful > 0.0 else math.nan,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Any
@@ -143,7 +144,7 @@ class Results:
 
     def _totals(self) -> dict[str, float]:
         world, gpus = self.world, float(len(self.world.cluster.gpus))
-        used = sum(float(self.gpu_s[:, use].sum()) for use in HELD_USES)
+        used = math.fsum(self.gpu_s[:, use].sum() for use in HELD_USES)
         there = gpus * (self.end_s - self.start_s)
         return {
             "gpus": gpus,
@@ -153,7 +154,9 @@ class Results:
             "idle_gpu_s": 0.0 if abs(there - used) <= RESIDUE * there else there - used,
             "decisions": float(world.decided),
             "refusals": float(len(world.refusals)),
-            "exchanged_bytes": sum(job.exchanged_bytes for _, job in sorted(world.roster.training.items())),
+            "exchanged_bytes": math.fsum(
+                job.exchanged_bytes for _, job in sorted(world.roster.training.items())
+            ),
             "transferred_bytes": world.transfers.moved_bytes,
             **self._model_work(),
         }
@@ -182,7 +185,7 @@ class Results:
             if model.tokens:
                 tokens.append(account.samples * model.tokens)
         named = {"model_flop": flop, "peak_flop": peak_flop, "tokens": tokens}
-        return {name: float(sum(found)) for name, found in named.items()}
+        return {name: math.fsum(found) for name, found in named.items()}
 
     def notes(self, *, is_random: bool) -> list[str]:
         """What a reader of the results should know about their input; is_random: whether seeds matter."""

@@ -85,7 +85,7 @@ class _Search:
             return
         for k in sorted(jobs, key=lambda k: self.least_s[k] / self.weight[k]):
             others = jobs - {k}
-            rest = cost + sum(self.weight[j] * (last_s + self.least_s[j]) for j in others)
+            rest = cost + math.fsum(self.weight[j] * (last_s + self.least_s[j]) for j in others)
             for i, option in enumerate(self.options[k]):
                 if rest + self.weight[k] * (last_s + option.time_s) >= self.best.cost:
                     continue

@@ -60,7 +60,7 @@ def level_shares(parent: Ints, share: Floats, usage: Floats) -> Floats:
     total, children = totals(parent, usage), _children(parent)
     level = np.full(len(parent), math.inf)
     for rows in children:
-        shares, used = sum(float(share[row]) for row in rows), sum(float(total[row]) for row in rows)
+        shares, used = math.fsum(share[row] for row in rows), math.fsum(total[row] for row in rows)
         for row in rows:
             if share[row] <= 0.0:
                 level[row] = 0.0
@@ -103,7 +103,7 @@ def classic(parent: Ints, share: Floats, usage: Floats) -> Floats:
     whole = total[0] if total[0] > 0.0 else 1.0
     effective[0] = total[0] / whole
     for above, rows in enumerate(children):
-        shares = sum(float(share[row]) for row in rows)
+        shares = math.fsum(share[row] for row in rows)
         for row in rows:
             mine = float(share[row]) / shares if shares > 0.0 else 0.0
             part[row] = part[above] * mine

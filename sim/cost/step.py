@@ -123,7 +123,7 @@ def memory_need_bytes(model: Model, samples: int, workers: int) -> float:
     parameters = model.parameters * kept(model) / (p.tensor * p.pipeline)
     optimizer = model.memory.optimizer_bytes_per_parameter - moment_bytes_saved(model)
     state = [parameters * optimizer, parameters * size, parameters * size]
-    held = sum(part / workers if p.zero > k else part for k, part in enumerate(state))
+    held = math.fsum(part / workers if p.zero > k else part for k, part in enumerate(state))
     held += model.lighter.teacher_parameters * size / (p.tensor * p.pipeline)
     per_pass = min(samples, model.samples_per_pass or samples)
     activations = model.memory.activation_per_sample * kept(model) * per_pass / (p.tensor * p.pipeline)

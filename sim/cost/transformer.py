@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import lru_cache
 
@@ -143,7 +144,7 @@ def _costs(plan: Plan, stack: Stack) -> tuple[float, float, float, float]:
     """Seconds of (a micro-batch, a step beside them, the bubble, exchanges inside in a micro-batch)."""
     times = step_time(plan, stack)
     pass_s, step_s, bubble_s, inside_s = (
-        sum(float(getattr(times, name)) for name in names)
+        math.fsum(float(getattr(times, name)) for name in names)
         for names in (IN_PASS, IN_STEP, ("bubble",), INSIDE)
     )
     return pass_s, step_s, bubble_s, inside_s

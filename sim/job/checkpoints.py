@@ -44,7 +44,7 @@ def write_s(
         return UNKNOWN_WRITE_S
     store = restart.storage
     if store.kind == "local":
-        return size_bytes / float(sum(cluster.group(node).storage_rate for node in nodes.tolist()))
+        return size_bytes / math.fsum(cluster.group(node).storage_rate for node in nodes.tolist())
     nics = cluster.topology.nic_bytes_per_s[nodes]
     each = float(np.minimum(nics, math.inf if store.node_rate is None else store.node_rate).sum())
     return store.latency + size_bytes / min(each, store.rate or math.inf)

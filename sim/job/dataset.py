@@ -6,6 +6,7 @@ whole, one piece ahead.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -291,7 +292,9 @@ class JobData:
                 if node not in home and not self._is_kept(worker, piece):
                     left[home[0]] = left.get(home[0], 0) + piece.left
             if left:
-                each_s = sum(n * self.bytes_per_sample / bytes_per_s(home, node) for home, n in left.items())
+                each_s = math.fsum(
+                    n * self.bytes_per_sample / bytes_per_s(home, node) for home, n in left.items()
+                )
                 speed[worker] = self.owned[worker] / each_s
         return speed
 

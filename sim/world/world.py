@@ -67,7 +67,7 @@ def mtbf_s(faults: FaultsSpec, node_gpus: float) -> float:
     rates = [1.0 / f.mtbf for f in (faults.rack, faults.spot) if f is not None]
     if faults.crash is not None:
         rates.insert(0, 1.0 / faults.crash.node_mtbf_s(node_gpus))
-    return 1.0 / sum(rates) if rates else math.inf
+    return 1.0 / math.fsum(rates) if rates else math.inf
 
 
 def _estimate_factor(scenario: Scenario, seed: int, jobs: int) -> Floats:
