@@ -75,7 +75,7 @@ real test.
 - Playbook, what fits (29 of 501 labels wrong): usable memory learned from the labels of the fitted rows, 0.91
   in place of 0.97 of the device (27 wrong); predicted peaks times the median residual of the fitted rows of the
   same pipeline depth (31 wrong, memory 6.8 %); both together (24 wrong), chosen after looking and not kept. Two
-  thirds of the wrong ones are 8B plans called fitting at 65 to 75 GiB. What is measured is what the allocator
+  thirds of the wrong ones are 8B plans called fitting at 65 to 77 GiB. What is measured is what the allocator
   has reserved: with 2 stages and tensor groups of 4 it grows by 20 GiB from micro-batch 2 to 4, where
   activations grow by 14, and by 29 from 4 to 8, where they grow by 29; no plan says when.
 - Playbook, steps from half of the 1B rows (9.7 %, all of them 7.6 %): priors twice, four and eight times as
