@@ -76,6 +76,17 @@ def compressed(
     return min(1.0, share), moved * gradient / accelerator.hbm_bytes_per_s.value
 
 
+def exchange_kept(zero: int, gradient_kept: float) -> float:
+    """Bytes of an exchange over those without compression, which leaves `gradient_kept` of a gradient's.
+
+    Parameters are gathered whole: half of the bytes of ZeRO 1 and 2, two thirds of ZeRO 3 (Rajbhandari et al. 2020,
+    section 7).
+    """
+    gathers = (0, 1, 1, 2)[zero]
+    gradients = 2 if zero == 0 else 1
+    return (gathers + gradients * gradient_kept) / (gathers + gradients)
+
+
 def _side(model: Model) -> float:
     """Rows of a typical weight: the width of a transformer, else of a layer as if all were square."""
     if model.transformer is not None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from equipoise.policies.observation import Floats, Ints
 from equipoise.sim.cost import transformer
-from equipoise.sim.cost.lighter import compressed, kept, moment_bytes_saved, teacher_s
+from equipoise.sim.cost.lighter import compressed, exchange_kept, kept, moment_bytes_saved, teacher_s
 from equipoise.sim.hardware.profile import Accelerator, HardwareProfile
 from equipoise.sim.network.topology import Topology
 from equipoise.sim.scenario.model import Model
@@ -85,14 +85,18 @@ def _training_cost_s(
     """The same without evaluations."""
     if model.transformer is not None:
         fixed_s, total_s = transformer.replica_cost_s(model, accelerator, samples, fabric_bytes_per_s)
-        gpus = model.parallel.tensor * model.parallel.pipeline
-        return fixed_s, total_s + teacher_s(model, accelerator, samples) / gpus
+        return fixed_s, total_s + replica_teacher_s(model, accelerator, samples)
     fixed_s, total_s = single_gpu_cost_s(model, accelerator, samples)
     p = model.parallel
     bubble = 1.0 + (p.pipeline - 1) / p.pipeline_microbatches
     stretch = bubble / (p.tensor * p.pipeline)
     reduce_bytes = 2.0 * (p.tensor - 1) / p.tensor * p.tensor_bytes_per_sample * samples
     return fixed_s * stretch, total_s * stretch + reduce_bytes * (bubble / p.pipeline) / fabric_bytes_per_s
+
+
+def replica_teacher_s(model: Model, accelerator: Accelerator, samples: int) -> float:
+    """Seconds of the teacher's forward passes in a step of a replica, shared by its tensor and pipeline ranks."""
+    return teacher_s(model, accelerator, samples) / (model.parallel.tensor * model.parallel.pipeline)
 
 
 def replica_shares(
@@ -136,10 +140,10 @@ def state_bytes(model: Model) -> int:
 
 
 def gradient_bytes(model: Model) -> float:
-    """Bytes of gradient that one exchange carries, after the scenario's `compression`."""
+    """Bytes of gradient of one exchange, before any compression."""
     size = model.parameters * state_bytes(model)
     size = model.gradient if model.gradient is not None else size
-    return size * kept(model) * model.exchange.compression
+    return size * kept(model)
 
 
 def checkpoint_bytes(model: Model) -> float:
@@ -184,8 +188,6 @@ def make_exchange(
     n, size = len(nodes), gradient_bytes(model)
     if n < 2 or (size == 0.0 and not model.exchange.alpha):
         return NO_EXCHANGE
-    if model.parallel.zero == 3:
-        size *= 1.5  # parameters are gathered twice: Rajbhandari et al. 2020, section 7.2.2
     spec = model.exchange
     size, lighter_s = _lighter(model, n, profile, accelerator, size)
     alpha_s, cap = _constants(model, profile, "inter" if len(set(nodes)) > 1 else "intra", accelerator, size)
@@ -206,9 +208,14 @@ def make_exchange(
 def _lighter(
     model: Model, workers: int, profile: HardwareProfile, accelerator: str, size: float
 ) -> tuple[float, float]:
-    """(bytes that an exchange carries, seconds of compression) of a gradient of `size` bytes."""
+    """(bytes of an all-reduce of equal traffic, seconds of compression) of a gradient of `size` bytes.
+
+    ZeRO 3 gathers parameters twice: Rajbhandari et al. 2020, section 7.2.2.
+    """
     share, seconds = compressed(model, workers, profile.accelerator(accelerator), size, state_bytes(model))
-    return size * share, seconds + model.exchange.compression_time
+    share = exchange_kept(model.parallel.zero, share * model.exchange.compression)
+    passes = 1.5 if model.parallel.zero == 3 else 1.0
+    return size * passes * share, seconds + model.exchange.compression_time
 
 
 def make_near_exchange(

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from equipoise.sim.cost.lighter import compressed, moment_bytes_saved, pruned_shape
+from equipoise.sim.cost.lighter import compressed, exchange_kept, moment_bytes_saved, pruned_shape
 from equipoise.sim.hardware.profile import Accelerator
 from equipoise.sim.llm import hardware
 from equipoise.sim.llm.memory import USABLE, MemoryStack, memory
@@ -71,8 +71,7 @@ def plan_of(
 ) -> Plan:
     """The plan of so many replicas (none: as bound), each with `passes` micro-batches, gradients compressed.
 
-    Of sharded parameters (ZeRO 3) one of three passes is of gradients: the gathers are not compressed. Raises
-    ValueError.
+    Raises ValueError.
     """
     spec, bound = section(model)
     dp = replicas or bound.dp
@@ -90,7 +89,7 @@ def plan_of(
     kept *= model.exchange.compression
     return replace(
         plan,
-        exchange_kept=(2.0 + kept) / 3.0 if layout.zero == 3 else kept,
+        exchange_kept=exchange_kept(layout.zero, kept),
         compression_s=taken_s + model.exchange.compression_time,
     )
 

@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from equipoise.policies.physics import overlapped_s
+from equipoise.sim.cost.step import replica_teacher_s
 from equipoise.sim.cost.transformer import capped, plan_of, replica_cost_s, section, stack_in_force
 from equipoise.sim.hardware.profile import HardwareProfile, link_bytes_per_s
 from equipoise.sim.llm.quantities import Plan, quantities
@@ -28,7 +29,7 @@ class WrongValueError(ValueError):
 
 
 def with_factor(model: Model, profile: HardwareProfile, group: NodeGroup, path: KeyPath) -> Model:
-    """With the factor that the measured step sets."""
+    """With the factor that the measured step, less its teacher's forward passes, sets."""
     spec, bound = section(model)
     if spec.measured_step is None:
         return model
@@ -42,10 +43,14 @@ def with_factor(model: Model, profile: HardwareProfile, group: NodeGroup, path: 
     if rest or not passes:
         text = f"{own.global_batch} is not a multiple of dp x micro_batch ({dp} x {layout.micro_batch})"
         raise WrongValueError((*path, "measured_step", "global_batch"), text)
-    plan = plan_of(
-        model, profile.accelerator(group.accelerator), link_bytes_per_s(group, profile), dp, passes
-    )
-    factor = _factor(plan, spec.constants(), own.time, path)
+    accelerator = profile.accelerator(group.accelerator)
+    plan = plan_of(model, accelerator, link_bytes_per_s(group, profile), dp, passes)
+    beside_s = replica_teacher_s(model, accelerator, passes * layout.micro_batch)
+    if beside_s >= own.time:
+        took = f"the teacher's forward passes take, {format_seconds(beside_s)}"
+        text = f"{format_seconds(own.time)} is less than {took}"
+        raise WrongValueError((*path, "measured_step", "time"), text)
+    factor = _factor(plan, spec.constants(), own.time - beside_s, path)
     scaled = bound.model_copy(update={"factor": factor})
     return model.model_copy(update={"transformer": spec.model_copy(update={"bound": scaled})})
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -81,3 +82,17 @@ def test_a_run_says_what_its_columns_and_totals_are() -> None:
     said = set(re.findall(r"\w+", Run.__doc__ or ""))
     parts = {use.label + "_usd" for use in WASTED_USES} | {"idle_usd"}
     assert {*made.jobs, *made.totals} - parts <= said
+
+
+TOP = {
+    ".ci", ".gitignore", "Makefile", "README.md", "SECURITY.md", "calibrate", "constraints.txt", "docs",
+    "equipoise", "formats", "live", "policies", "pyproject.toml", "scenarios", "sim", "study", "tests",
+}  # fmt: skip
+
+
+def test_nothing_strays_into_the_top_level() -> None:
+    """A trial's files are easily committed with the rest."""
+    done = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip("not a git checkout")
+    assert {name.split("/")[0] for name in done.stdout.splitlines()} == TOP

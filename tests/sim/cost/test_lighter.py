@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from equipoise.sim.cost.lighter import compressed
+from equipoise.sim.cost.lighter import compressed, exchange_kept
 from equipoise.sim.cost.step import checkpoint_bytes, gradient_bytes, memory_need_bytes, replica_cost_s
 from equipoise.sim.hardware.profile import load_profile
 from equipoise.sim.loading.file import changed_tree, from_mapping, load
@@ -106,3 +106,10 @@ def test_limits_tries_compression_where_gradients_flow_and_8_bits_where_the_gpu_
     assert "half of each layer, taught by the whole (learning not priced)" in tried
     names = {lever.name for lever in levers(from_mapping(case(gradients="int8")), "fifo", ())}
     assert "gradients in 8 bits" not in names
+
+
+@pytest.mark.parametrize(("zero", "kept"), [(0, 0.25), (1, 0.625), (2, 0.625), (3, 0.75)])
+def test_parameters_that_are_gathered_are_not_compressed(zero: int, kept: float) -> None:
+    """Half of an exchange is gathers under ZeRO 1 and 2, two thirds under ZeRO 3."""
+    assert exchange_kept(zero, 0.25) == kept
+    assert exchange_kept(zero, 1.0) == 1.0

@@ -94,6 +94,19 @@ def test_a_measured_step_sets_one_factor() -> None:
     assert twice / plain == pytest.approx(7.5 / small, rel=1e-3)
 
 
+def test_a_measured_step_contains_the_passes_of_the_teacher() -> None:
+    """The run takes the step named, with its teacher; a step shorter than the teacher's passes is refused."""
+    own = {"time": 7.5, "gpus": 64, "global_batch": 128}
+    given = data(measured_step=own)
+    lighter = given["workload"]["models"]["m"]["lighter"] = {"teacher_flop_per_sample": 1e14}
+    assert step_s(from_mapping(given)) == pytest.approx(7.5, rel=1e-6)
+    lighter["teacher_flop_per_sample"] = 1e18
+    with pytest.raises(
+        InputError, match=r"measured_step\.time: 7\.5 s is less than the teacher's forward passes"
+    ):
+        from_mapping(given)
+
+
 def test_a_measured_step_never_makes_links_faster() -> None:
     """What the exchange takes at its links' rate stays; the rest of the step gives way."""
     layout = {"tp": 4, "pp": 4, "zero": 2}
