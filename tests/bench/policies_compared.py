@@ -76,11 +76,12 @@ def cases() -> list[Case]:
              api.load("scenarios/quickstart.yaml"), INSIDE),
         Case("congested-core", "Four jobs on 32 nodes, jitter, a congested core.",
              _congested(), INSIDE),
-        Case("month-with-quotas", "48 GPUs, 1,500 jobs of four teams in a month, each with a quota of 12 GPUs, "
-             "that it may lend.", _quotas(), RIGID, _teams(1500, 48), _LEFT_OUT),
+        Case("month-with-quotas", "48 GPUs, 5,000 jobs of up to four days in a month, 95 % of what the GPUs can do, of "
+             "four teams that submit 40, 30, 20 and 10 % of them; each has a quota of 12 GPUs, that it may lend.",
+             _quotas(), RIGID, _teams(5000, 48), _LEFT_OUT),
         Case("week-with-faults", "400 GPUs, 6,700 jobs of up to four days in a week, 5 % more work than the GPUs "
              "can do, GPUs crash every 2,000 h.", _week(), tuple(p for p in RIGID if p != "shockwave"),
-             _at_most(queueing_trace(6700, 400), 345600.0), f"{_LEFT_OUT} shockwave too: rounds too slow."),
+             _at_most(queueing_trace(6700, 400), 345600.0, 400, 1.05), f"{_LEFT_OUT} shockwave too: rounds too slow."),
     ]  # fmt: skip
 
 
@@ -117,7 +118,7 @@ def _quotas() -> Scenario:
 
 def _teams(jobs: int, gpus: int) -> Trace:
     """The same jobs, of four teams that submit 40, 30, 20 and 10 % of them."""
-    trace = queueing_trace(jobs, gpus)
+    trace = _at_most(queueing_trace(jobs, gpus), 345600.0, gpus, 0.95)
     team = np.random.default_rng(20260103).choice(4, p=[0.4, 0.3, 0.2, 0.1], size=jobs)
     column = Text(team, tuple(f"team-{k}" for k in range(4)))
     return make_trace(
@@ -126,7 +127,7 @@ def _teams(jobs: int, gpus: int) -> Trace:
     )  # fmt: skip
 
 
-def _at_most(trace: Trace, longest_s: float, gpus: int = 400, load: float = 1.05) -> Trace:
+def _at_most(trace: Trace, longest_s: float, gpus: int, load: float) -> Trace:
     """The same jobs, none longer than this; they come so fast that the cluster has `load` times what it can do."""
     duration_s = np.minimum(trace.duration_s, longest_s)
     span_s = float((duration_s * trace.gpus).sum()) / (load * gpus)
