@@ -76,12 +76,13 @@ def cases() -> list[Case]:
              api.load("scenarios/quickstart.yaml"), INSIDE),
         Case("congested-core", "Four jobs on 32 nodes, jitter, a congested core.",
              _congested(), INSIDE),
-        Case("month-with-quotas", "48 GPUs, 5,000 jobs of up to four days in a month, 95 % of what the GPUs can do, of "
-             "four teams that submit 40, 30, 20 and 10 % of them; each has a quota of 12 GPUs, that it may lend.",
+        Case("month-with-quotas", "48 GPUs, 5,000 jobs of up to four days in a month, 95 % of what the GPUs can do, "
+             "of four teams that submit 40, 30, 20 and 10 % of them; each has a quota of 12 GPUs, that it may lend.",
              _quotas(), RIGID, _teams(5000, 48), _LEFT_OUT),
         Case("week-with-faults", "400 GPUs, 6,700 jobs of up to four days in a week, 5 % more work than the GPUs "
              "can do, GPUs crash every 2,000 h.", _week(), tuple(p for p in RIGID if p != "shockwave"),
-             _at_most(queueing_trace(6700, 400), 345600.0, 400, 1.05), f"{_LEFT_OUT} shockwave too: rounds too slow."),
+             _at_most(queueing_trace(6700, 400), 345600.0, 400, 1.05),
+             f"{_LEFT_OUT} shockwave too: rounds too slow."),
     ]  # fmt: skip
 
 
