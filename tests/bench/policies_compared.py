@@ -76,8 +76,8 @@ def cases() -> list[Case]:
              api.load("scenarios/quickstart.yaml"), INSIDE),
         Case("congested-core", "Four jobs on 32 nodes, jitter, a congested core.",
              _congested(), INSIDE),
-        Case("month-with-quotas", "48 GPUs, 5,000 jobs of up to four days in a month, 95 % of what the GPUs can do, "
-             "of four teams that submit 40, 30, 20 and 10 % of them; each has a quota of 12 GPUs, that it may lend.",
+        Case("month-with-quotas", "48 GPUs, 5,000 jobs of up to four days in a month, a load of 95 %, "
+             "of four teams that submit 40, 30, 20 and 10 % of them; each has a quota of 12 GPUs, and may lend it.",
              _quotas(), RIGID, _teams(5000, 48), _LEFT_OUT),
         Case("week-with-faults", "400 GPUs, 6,700 jobs of up to four days in a week, 5 % more work than the GPUs "
              "can do, GPUs crash every 2,000 h.", _week(), tuple(p for p in RIGID if p != "shockwave"),
