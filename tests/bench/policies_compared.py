@@ -17,7 +17,7 @@ import numpy as np
 
 from equipoise import api
 from equipoise.formats.text.columns import Text
-from equipoise.policies.registry import make_stage
+from equipoise.policies.registry import PolicyError, make_stage
 from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.traces.trace import Trace, make_trace
 from equipoise.study.display import digits
@@ -171,17 +171,17 @@ def table(found: Comparison) -> str:
         ratio = paired_ratio(mean[policy], mean[best])
         half = "" if math.isnan(ratio.low) else f" ({digits(ratio.low)} to {digits(ratio.high)})"
         tail = ["best", ""] if policy == best else [f"x{digits(ratio.mean)}{half}", f"{adjusted[policy]:.2g}"]
-        lines.append(f"| `{policy}` | {' | '.join([*shown, digits(over), *tail, _starves(policy)])} |")
+        lines.append(f"| `{policy}` | {' | '.join([*shown, digits(over), *tail, starves(policy)])} |")
     return "\n".join(lines)
 
 
-def _starves(policy: str) -> str:
+def starves(policy: str) -> str:
     """Whether its last stage says that nobody starves."""
     if FREE in policy:
         return "may"
     try:
         text = str(getattr(make_stage(policy.split("+")[-1].split("(")[0]), "starvation", ""))
-    except KeyError:
+    except PolicyError:  # none, which has no stages
         return ""
     return "" if not text else "no" if text.startswith("never") else "may"
 
