@@ -399,13 +399,14 @@ class NodeAllocation(AllocationStage):
         waits = np.flatnonzero(~hand.touched(ranking.waiting))
         if overdue >= 0:
             waits = waits[ranking.waiting[waits] == overdue]  # what is free is reserved for it
-        if len(waits) or overdue >= 0:
+        if len(waits):
             shrunk = shrink_jobs(
                 hand, nodes, ranking, scaling, table, rows, waits[:_SHRINKING], self.horizon_s
             )
             narrowed = np.concatenate((narrowed, shrunk))
-        blocked = ranking.waiting[waits] if overdue < 0 else np.array([overdue])
-        blocked = blocked[~hand.touched(blocked)]
+        if overdue >= 0:
+            return {"s422_grown": NO_ROWS, "s422_shrunk": narrowed}
+        blocked = ranking.waiting[waits][~hand.touched(ranking.waiting[waits])]
         rows = np.concatenate((rows[~hand.touched(rows)], elastic_rows(o, hand.started())))
         if len(blocked):
             rows = in_nobodys_way(hand, nodes, rows, blocked, scaling, table)
