@@ -215,18 +215,50 @@ def free_in_s(
     hand: Hand, columns: ElasticColumns, gpus: int, scaling: ScalingColumns, table: TableColumns
 ) -> float:
     """When (s) so many GPUs are free, if jobs end as expected at the sizes that they have; infinite: never."""
-    o, (rows, offset, _, model, _, requested) = hand.observation, columns
+    o = hand.observation
     left_s = np.nan_to_num(o.jobs.service_s, nan=np.inf)
+    left_s[columns[0]] = _left_s(o, columns, scaling, table)
+    return _free_by(hand, left_s, gpus)
+
+
+def _left_s(o: Observation, columns: ElasticColumns, scaling: ScalingColumns, table: TableColumns) -> Floats:
+    """Time left (s) of each elastic job at the size that it has; infinite where it is not known."""
+    rows, offset, _, model, _, requested = columns
     now = np.diff(offset) // np.maximum(o.jobs.gpus_per_worker[rows], 1)
     now_s, asked_s, every = np.empty(len(rows)), np.empty(len(rows)), np.arange(len(rows))
     times_of(frozen(rows), now, model, every, now, model, scaling, table, now_s)
     times_of(frozen(rows), now, model, every, requested, model, scaling, table, asked_s)
-    left_s[rows] *= now_s / asked_s
+    left_s: Floats = np.nan_to_num(o.jobs.service_s[rows], nan=np.inf) * (now_s / asked_s)
+    return left_s
+
+
+def _free_by(hand: Hand, left_s: Floats, gpus: int) -> float:
+    """When (s) so many GPUs are free, if each job ends after `left_s` (jobs,); infinite: never."""
+    o = hand.observation
     ends_s = np.where(hand.holder == -1, 0.0, left_s[hand.holder])
     ends_s[(hand.holder < -1) | ~o.nodes.up[o.gpus.node]] = np.inf
     if hand.shunned is not None:
         ends_s[hand.shunned] = np.inf
     return float(np.partition(ends_s, gpus - 1)[gpus - 1]) if gpus <= len(ends_s) else math.inf
+
+
+def in_nobodys_way(
+    hand: Hand, nodes: NodeState, rows: Ints, waiting: Ints, scaling: ScalingColumns, table: TableColumns
+) -> Ints:
+    """Those of the elastic jobs (rows) that end before any job of `waiting` could start, free GPUs counted in.
+
+    What they take until then nobody else could use. Jobs of which no end is known may end at any time.
+    """
+    o, jobs = hand.observation, hand.observation.jobs
+    if not len(rows) or not hand.free:
+        return NO_ROWS
+    columns = elastic_columns(hand, nodes, rows)
+    own_s = _left_s(o, columns, scaling, table)
+    left_s = np.nan_to_num(jobs.service_s, nan=0.0)
+    left_s[rows] = np.where(np.isfinite(own_s), own_s, 0.0)
+    fewest = jobs.workers_min[waiting] * jobs.gpus_per_worker[waiting]
+    fewest = np.where(jobs.rigid[waiting], gpus_wanted(o, waiting), fewest)
+    return rows[own_s <= _free_by(hand, left_s, max(int(fewest.min()), 1))]
 
 
 def lost_there_s(

@@ -131,3 +131,12 @@ def append_moves(plan: Plan, observation: Observation, rows: Ints, owners: Ints)
             for pair in zip((before.shard, before.source, before.target, before.worker), parts, strict=True)
         )
     return plan.with_(moves=Moves(*parts))
+
+
+def measurement_noise(observation: Observation, groups: Groups) -> Floats:
+    """Relative standard error of the step times over the window, the largest of each job; 0 if unknown."""
+    workers = observation.workers
+    with np.errstate(invalid="ignore", divide="ignore"):
+        steps = np.maximum(observation.window_s / (workers.step_s + np.nan_to_num(workers.wait_s)), 1.0)
+        error = np.nan_to_num(workers.step_cov / np.sqrt(steps), nan=0.0, posinf=0.0)
+    return np.maximum.reduceat(error, groups.first[:-1])

@@ -162,6 +162,16 @@ def guard_blocked(record: Record, ids: Ints, time_s: float) -> Bools:
     return result
 
 
+def guard_acquit(record: Record, ids: Ints) -> Record:
+    """Take back the latest failure of `ids`, and its back-off: something else than the change was to blame."""
+    state = {name: values.copy() for name, values in _full(record).items()}
+    at, found = _find(state["id"], ids)
+    state["failures"][at[found]] = np.maximum(state["failures"][at[found]] - 1, 0)
+    state["blocked_until_s"][at[found]] = -np.inf
+    stays = state["watched"] | (state["failures"] > 0)
+    return {name: values[stays] for name, values in state.items()}
+
+
 def guard_forget(record: Record, ids: Ints) -> Record:
     """Stop watching `ids` and their groups, because something else changed them; back-off stays."""
     state = dict(_full(record))

@@ -9,11 +9,18 @@ import numpy as np
 from equipoise.policies.contract import Memory, Plan
 from equipoise.policies.kernels.dataflow import match_sorted
 from equipoise.policies.kernels.deal import slowest_step
-from equipoise.policies.observation import Floats, Ints, Observation
-from equipoise.policies.stages.groups import Groups
-from equipoise.policies.stages.guard import guard_blocked, guard_empty, guard_review, guard_watch
+from equipoise.policies.observation import Bools, Floats, Ints, Observation
+from equipoise.policies.stages.groups import Groups, measurement_noise
+from equipoise.policies.stages.guard import (
+    guard_acquit,
+    guard_blocked,
+    guard_empty,
+    guard_review,
+    guard_watch,
+)
 
 _NONE: Ints = np.empty(0, dtype=np.int64)
+_SIGMAS = 3.0  # of the measurement, beyond which a speed has changed
 
 
 def review_deals(
@@ -23,7 +30,8 @@ def review_deals(
 
     A job is watched from its first new deal on, through those that follow, until its goodput was measured twice.
     The old deal comes back if by what is measured now its slowest step would be shorter: else something else is to
-    blame. Returns (plan, what to remember, values).
+    blame. It stays until the back-off ends, or some worker's speed has changed, for which no deal is to blame.
+    Returns (plan, what to remember, values).
     """
     o, workers, rows = observation, observation.workers, groups.rows
     goodput = o.jobs.goodput_samples_per_s[rows]
@@ -32,34 +40,59 @@ def review_deals(
         memory.get("deal_guard", guard_empty()), rows, goodput, o.time_s, noise=noise,
         settle_s=o.window_s, backoff_s=backoff_s,
     )  # fmt: skip
-    old = _old_deals(o, groups, memory)
-    undone = np.isin(rows, verdict.rollback)
-    if undone.any():
-        undone &= _slowest_s(o, groups, old) < _slowest_s(o, groups, now)
-    watched = record["id"][record["watched"]]
-    blocked = guard_blocked(record, rows, o.time_s) & ~np.isin(rows, watched)
+    old, old_s = _old_deals(o, groups, memory)
     sound = np.logical_and.reduceat(now <= workers.samples_max, groups.first[:-1])
     sound &= np.logical_and.reduceat(plan.weights(o) > 0.0, groups.first[:-1])
+    undone = np.isin(rows, verdict.rollback)
+    if undone.any():
+        undone &= sound & (_slowest_s(o, groups, old) < _slowest_s(o, groups, now))
+        record = guard_acquit(record, np.setdiff1d(verdict.rollback, rows[undone]))
+    watched = record["id"][record["watched"]]
+    blocked = guard_blocked(record, rows, o.time_s) & ~np.isin(rows, watched)
+    if blocked.any():
+        lifted = blocked & _changed(o, groups, memory, old, old_s, noise)
+        record, blocked = guard_acquit(record, rows[lifted]), blocked & ~lifted
     keep = groups.spread((blocked & sound) | undone)
     new = np.where(groups.spread(undone), old, np.where(keep, now, dealt))
     fresh = np.logical_or.reduceat(new != now, groups.first[:-1]) & ~undone & ~np.isin(rows, watched)
     record = guard_watch(record, rows[fresh], goodput[fresh], o.time_s, np.zeros(int(fresh.sum())))
-    remembered = np.where(groups.spread(fresh), now, old)
-    state = {"deal_guard": record, "deal_id": workers.id, "deal": remembered}
+    new_here = groups.spread(fresh)
+    state = {"deal_guard": record, "deal_id": workers.id, "deal": np.where(new_here, now, old)}
+    state["deal_seen"] = now.copy()
+    state["deal_s"] = np.where(new_here, workers.response_s_per_sample, old_s)
     if not np.array_equal(new, dealt):
         plan = plan.with_(samples_per_step=new)
     return plan, state, {"s311_undone": int(undone.sum()), "s311_backed_off": int(blocked.sum())}
 
 
-def _old_deals(o: Observation, groups: Groups, memory: Memory) -> Ints:
-    """Deal of each watched job before it changed; that in force where a worker was not there then."""
-    now = o.workers.samples_per_step
+def _old_deals(o: Observation, groups: Groups, memory: Memory) -> tuple[Ints, Floats]:
+    """Deal of each watched job before it changed, and seconds per sample then.
+
+    Those of now where a worker was not there then.
+    """
+    now, now_s = o.workers.samples_per_step, o.workers.response_s_per_sample
     at = match_sorted(memory.get("deal_id", _NONE), o.workers.id)
-    old = np.where(at >= 0, memory["deal"][at], now) if len(memory.get("deal", _NONE)) else now.copy()
+    if not len(memory.get("deal", _NONE)):
+        return now.copy(), now_s.copy()
+    old, old_s = np.where(at >= 0, memory["deal"][at], now), np.where(at >= 0, memory["deal_s"][at], now_s)
     total = np.add.reduceat(old, groups.first[:-1]) == o.jobs.global_batch[groups.rows]
-    fits = np.logical_and.reduceat(old <= o.workers.samples_max, groups.first[:-1])
-    deals: Ints = np.where(groups.spread(total & fits), old, now)
-    return deals
+    fits = groups.spread(total & np.logical_and.reduceat(old <= o.workers.samples_max, groups.first[:-1]))
+    return np.where(fits, old, now), np.where(fits, old_s, now_s)
+
+
+def _changed(o: Observation, groups: Groups, memory: Memory, old: Ints, old_s: Floats, noise: float) -> Bools:
+    """Whether a worker of each job takes another time per sample at its old deal than it took before the new one.
+
+    Known once the old deal has been in force for a whole window.
+    """
+    now, at = o.workers.samples_per_step, match_sorted(memory.get("deal_id", _NONE), o.workers.id)
+    seen = np.where(at >= 0, memory["deal_seen"][at], -1) if len(memory.get("deal_seen", _NONE)) else now - 1
+    back = np.logical_and.reduceat((now == old) & (seen == old), groups.first[:-1])
+    with np.errstate(invalid="ignore", divide="ignore"):
+        off = np.abs(o.workers.response_s_per_sample / old_s - 1.0)
+        other = off > groups.spread(noise + _SIGMAS * measurement_noise(o, groups))
+    changed: Bools = back & np.logical_or.reduceat(other, groups.first[:-1])
+    return changed
 
 
 def _slowest_s(o: Observation, groups: Groups, deal: Ints) -> Floats:

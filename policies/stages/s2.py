@@ -30,6 +30,7 @@ from equipoise.policies.stages.groups import (
     free_shards,
     group_workers,
     links_of,
+    measurement_noise,
     room_bytes,
 )
 from equipoise.policies.stages.optimal import least_cost_assignment
@@ -198,7 +199,7 @@ class Tasks(Stage):
         with np.errstate(invalid="ignore", divide="ignore"):
             gain = np.where(known & done, 1 - new_s / now_s, 0.0)
         broken = known & done & ~_deal_holds(groups, measured, most, batch)
-        adopt = broken | (gain > np.maximum(self.epsilon, _measurement_noise(observation, groups)))
+        adopt = broken | (gain > np.maximum(self.epsilon, measurement_noise(observation, groups)))
         best = int(np.argmax(gain))
         values = {
             "s221_known_jobs": int(known.sum()),
@@ -294,12 +295,3 @@ def _deal_holds(groups: Groups, samples: Ints, samples_max: Ints, batch: Ints) -
     over = np.logical_or.reduceat(samples > samples_max, groups.first[:-1])
     holds: Bools = (np.add.reduceat(samples, groups.first[:-1]) == batch) & ~over
     return holds
-
-
-def _measurement_noise(observation: Observation, groups: Groups) -> Floats:
-    """Relative standard error of the step times over the window, the largest of each job; 0 if unknown."""
-    workers = observation.workers
-    with np.errstate(invalid="ignore", divide="ignore"):
-        steps = np.maximum(observation.window_s / (workers.step_s + np.nan_to_num(workers.wait_s)), 1.0)
-        error = np.nan_to_num(workers.step_cov / np.sqrt(steps), nan=0.0, posinf=0.0)
-    return np.maximum.reduceat(error, groups.first[:-1])

@@ -18,6 +18,7 @@ from equipoise.policies.allocation.draft import Hand
 from equipoise.policies.allocation.elastic import (
     elastic_rows,
     grow_jobs,
+    in_nobodys_way,
     parallel_work,
     scaling_columns,
     shrink_jobs,
@@ -193,7 +194,7 @@ class NodeAllocation(AllocationStage):
         if by_formula and len(o.gpu_models) > 1 and self.frozen != "S422":
             values |= self._assign(hand, nodes, ranking, scaling, table, memory)
         values |= solved | self._start(hand, nodes, ranking, scaling, table)
-        if by_formula:
+        if by_formula and self.frozen != "S422":
             values |= self._preempt(hand, ranking, values["s422_overdue"] >= 0)
             values |= self._resize(hand, nodes, ranking, scaling, table, able, values["s422_overdue"])
         allocation = hand.allocation()
@@ -388,7 +389,7 @@ class NodeAllocation(AllocationStage):
         self, hand: Hand, nodes: NodeState, ranking: Ranking, scaling: ScalingColumns, table: TableColumns,
         able: Ints, overdue: int,
     ) -> dict[str, Any]:  # fmt: skip
-        """S422: elastic jobs give up workers for waiting ones, or take GPUs that nobody waits for."""
+        """S422: elastic jobs give up workers for waiting ones, or take GPUs that no waiting job could use."""
         o = hand.observation
         if not len(able) and o.jobs.rigid[o.waiting].all():
             return {"s422_grown": NO_ROWS, "s422_shrunk": NO_ROWS}
@@ -398,12 +399,17 @@ class NodeAllocation(AllocationStage):
         waits = np.flatnonzero(~hand.touched(ranking.waiting))
         if overdue >= 0:
             waits = waits[ranking.waiting[waits] == overdue]  # what is free is reserved for it
-        if len(waits) or overdue >= 0:
+        if len(waits):
             shrunk = shrink_jobs(
                 hand, nodes, ranking, scaling, table, rows, waits[:_SHRINKING], self.horizon_s
             )
-            return {"s422_shrunk": np.concatenate((narrowed, shrunk))}
-        rows = np.concatenate((rows, elastic_rows(o, hand.started())))
+            narrowed = np.concatenate((narrowed, shrunk))
+        if overdue >= 0:
+            return {"s422_grown": NO_ROWS, "s422_shrunk": narrowed}
+        blocked = ranking.waiting[waits][~hand.touched(ranking.waiting[waits])]
+        rows = np.concatenate((rows[~hand.touched(rows)], elastic_rows(o, hand.started())))
+        if len(blocked):
+            rows = in_nobodys_way(hand, nodes, rows, blocked, scaling, table)
         grown, gain_s = grow_jobs(hand, nodes, ranking, scaling, table, rows, self.horizon_s, self.margin)
         return {"s422_grown": grown, "s422_gain_s": gain_s, "s422_shrunk": narrowed}
 

@@ -55,6 +55,30 @@ def test_a_deal_is_not_to_blame_when_the_old_one_would_be_slower_still():
     assert decisions(*measured(4.0, speeds=(2.0, 2.0, 1.0, 1.0)))[2] == NEW.tolist()
 
 
+def test_after_what_no_deal_is_to_blame_for_deals_go_on():
+    slower = measured(4.0, speeds=(2.0, 2.0, 1.0, 1.0))
+    again = window(130.0, NEW, 4.0, speeds=(2.0, 2.0, 1.0, 1.0)), np.array([32, 32, 16, 16])
+    assert decisions(*slower[:3], again)[3] == [32, 32, 16, 16]
+
+
+def test_the_back_off_ends_when_a_worker_has_another_speed():
+    """The last worker is twice as fast at the old deal, which has been in force for a window."""
+    there = [(window(time_s, OLD, 6.0), NEW) for time_s in (130.0, 140.0)]
+    other = [(window(time_s, OLD, 6.0, speeds=(2.0, 2.0, 2.0, 4.0)), NEW) for time_s in (130.0, 140.0)]
+    assert decisions(*measured(4.0)[:3], *there)[3:] == [OLD.tolist()] * 2
+    assert decisions(*measured(4.0)[:3], *other)[3:] == [OLD.tolist(), NEW.tolist()]
+
+
+def test_no_deal_comes_back_to_a_worker_whose_gradient_does_not_count():
+    stage, memory, windows = make_stage("s3"), {}, measured(4.0)[:3]
+    for observation, planned in windows:
+        plan = UNCHANGED if planned is None else UNCHANGED.with_(samples_per_step=planned)
+        if observation.time_s == 120.0:
+            plan = plan.with_(gradient_weight=np.array([1.0, 1.0, 1.0, 0.0]))
+        plan, memory = stage.refine(observation, plan, memory)
+    assert plan.samples(observation).tolist() == NEW.tolist()
+
+
 def test_frozen_it_stays():
     assert decisions(*measured(4.0), frozen="S311")[2] == NEW.tolist()
 

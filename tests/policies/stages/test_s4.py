@@ -419,8 +419,19 @@ def test_s422_elastic_jobs_take_what_nobody_waits_for():
     assert decide(cluster([4, 2], [{**job, "exchange_s": 99.0, "workers_min": 2}]))[0] == {}
     assert decide(cluster([4, 2], [{**job, "service_s": 40.0}]))[0] == {}  # it ends soon anyway
     assert len(decide(cluster([4, 2], [{**job, "global_batch": 3}]))[0][0]) == 3  # no worker without a batch
-    given, _, _ = decide(cluster([4, 2], [job, {"gpus_requested": 5}]))
-    assert 0 not in given or len(given[0]) <= 2  # somebody waits
+
+
+def test_s422_elastic_jobs_take_what_no_waiting_job_could_use():
+    """Three GPUs are free; a job of fixed size holds the last one, and ends later than the elastic one."""
+    job = {**ELASTIC, "holds": [0, 1], "gpus_requested": 2, "workers_min": 2, "service_s": 500.0}
+    rest = {"holds": [5], "service_s": 900.0}
+    needs_all, needs_four = {"gpus_requested": 6}, {"gpus_requested": 4}
+    assert len(decide(cluster([4, 2], [job, rest, needs_all]))[0][0]) == 5, "it waits for both in any case"
+    assert len(decide(cluster([4, 2], [job, rest, needs_four]))[0][0]) == 5, "it waits for the elastic one"
+    sooner = {**rest, "service_s": 300.0}
+    assert decide(cluster([4, 2], [job, sooner, needs_four]))[0] == {}, "it could have those three and the last"
+    assert decide(cluster([4, 2], [job, {**rest, "service_s": math.nan, "started_s": 990.0}, needs_four]))[0] == {}, "may end now"
+    assert decide(cluster([4, 2], [job, rest, needs_all], models=[0, 0]), frozen="S422")[0] == {}
 
 
 def test_s422_who_grows_first():
