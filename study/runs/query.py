@@ -62,13 +62,15 @@ def _lock(connection: duckdb.DuckDBPyConnection, folder: Path, to: Path | None) 
     connection.execute(f"SET allowed_directories = [{text(folder / '_')[:-2]}']")  # it must end in a slash
     if to is not None:
         connection.execute(f"SET allowed_paths = [{text(draft_of(to))}]")
+    for setting in ("autoinstall_known_extensions", "autoload_known_extensions"):
+        connection.execute(f"SET {setting} = false")  # a name such as read_xlsx would fetch a program and run it
     connection.execute("SET enable_external_access = false")
     connection.execute("SET python_enable_replacements = false")  # variables of this program are no tables
     connection.execute("SET lock_configuration = true")
 
 
-_PRAGMA = re.compile(r"(?:\s|--[^\n]*\n|/\*.*?\*/)*PRAGMA\b", re.IGNORECASE | re.DOTALL)
-"""Some versions of DuckDB call some of these a SELECT."""
+_PRAGMA = re.compile(r"(?:[\s;\ufeff]|--[^\n]*\n|/\*.*?\*/)*PRAGMA\b", re.IGNORECASE | re.DOTALL)
+"""DuckDB calls some of these a SELECT, and writes them anew as one."""
 
 
 def _check(connection: duckdb.DuckDBPyConnection, sql: str, allow_files: bool) -> None:
@@ -77,7 +79,7 @@ def _check(connection: duckdb.DuckDBPyConnection, sql: str, allow_files: bool) -
         raise InputError(["SQL: nothing is asked; write e.g. SELECT * FROM runs"])
     if allow_files:
         return
-    pragma = _PRAGMA.match(statements[0].query)
+    pragma = _PRAGMA.match(sql)
     if len(statements) > 1 or pragma or statements[0].type != duckdb.StatementType.SELECT:
         kind = "PRAGMA" if pragma else str(statements[0].type).rpartition(".")[2]
         what = f"{len(statements)} statements" if len(statements) > 1 else f"a {kind} statement"

@@ -1,80 +1,120 @@
-"""Which changes of the code no test notices: `python -m tests.mutation [--share S] [--only FILE] [--lines A-B]`.
+"""Which changes of the code no test notices: `python -m tests.mutation [--share S | --draw N] [--only FILE]`.
 
-Cosmic Ray changes one operator, number or condition at a time in a copy of the tree (`.mutation/`) and runs the
-tests named here for the file. What was tried is kept in a session per file: a second start goes on, and begins anew
-only for files that were changed. Survivors are listed with their lines; the exit code is then 1.
+Cosmic Ray changes one operator, number or condition at a time in a copy of the tree (`.mutation/`), and tests that
+are about the file are run. `--share` takes that share of each file that targets.py names, `--draw` so many of all
+mutants of the rooms that decide results, each as likely as another. What was tried is kept in
+`.mutation/tried.jsonl`, and a second start goes on: a mutant is tried again when its file changes, and a survivor
+also when its tests do. Survivors are listed with their lines; the exit code is then 1.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import hashlib
+import json
+import math
 import os
+import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any
 
-from tests.named import path_of
+from tests.mutation.equivalent import EQUIVALENT
+from tests.mutation.targets import ROOMS, TESTS, noticing
 
 ROOT = Path(__file__).resolve().parents[2]
 PLACE = ROOT / ".mutation"
 TREE = PLACE / "tree"
-SECONDS_A_MUTANT = 300.0
+TRIED = PLACE / "tried.jsonl"
+SECONDS_A_MUTANT = 600.0
 
-TESTS = {
-    "policies/kernels/allocation.py": "kernels_edges kernels_allocation",
-    "policies/kernels/deal.py": "kernels_edges policies/kernels",
-    "policies/kernels/scaling.py": "kernels_allocation",
-    "policies/kernels/dataflow.py": "policies/kernels s1",
-    "policies/stages/s1.py": "s1 contract",
-    "policies/stages/s2.py": "s2 contract",
-    "policies/stages/s3.py": "s3 contract",
-    "policies/stages/s4.py": "s4 contract",
-    "policies/stages/guard.py": "guard s3",
-    "sim/cluster/faults.py": "fault_times corrupt sim/world",
-    "sim/cluster/cluster.py": "soak sim/world timeline",
-    "sim/advance/periods.py": "small_sums advance timeline",
-    "sim/advance/fast.py": "advance timeline",
-    "sim/ledger/bill.py": "small_sums energy",
-    "sim/ledger/costs.py": "energy",
-    "sim/ledger/timeline.py": "timeline",
-    "sim/cost/step.py": "cost advance",
-    "sim/job/progress.py": "advance sim/world",
-    "sim/world/stall.py": "robust_runs starvation",
-    "live/decide/telemetry.py": "telemetry",
-    "study/statistics.py": "statistics",
-    "study/bounds.py": "bounds",
-    "study/runs/store.py": "store damaged",
-    "study/folders.py": "study_folders damaged",
-}
-"""Names of test files by file, the quickest first; a mutant is killed when one of their tests fails."""
-EQUIVALENT = ("@dataclass(", "# fmt:", '"""')
-"""Lines of which a change changes nothing that a test could see."""
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change of one file."""
+
+    path: str
+    operator: str
+    occurrence: int
+    line: int
+
+    @property
+    def name(self) -> str:
+        """The same in every start."""
+        return f"{self.path} {self.operator} {self.occurrence}"
+
+    @property
+    def lot(self) -> float:
+        """In 0 .. 1, by what the mutant is, so that every start chooses alike."""
+        return int(hashlib.sha256(self.name.encode()).hexdigest()[:8], 16) / 2**32
 
 
 def main() -> int:
     """Returns 1 when a mutant survived."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutation", description="Test the tests.")
-    parser.add_argument(
-        "--share", type=float, default=0.02, help="of the mutants of each file, by a fixed choice"
-    )
-    parser.add_argument("--only", default="", help="files whose path begins so")
+    parser.add_argument("--share", type=float, default=0.02, help="of the mutants of each named file")
+    parser.add_argument("--draw", type=int, default=0, help="so many of the mutants of all rooms instead")
+    parser.add_argument("--only", default="", help="files whose path begins so; parted by commas")
     parser.add_argument("--lines", default="", help="A-B: all mutants of these lines, whatever the share")
     given = parser.parse_args()
-    chosen = [path for path in TESTS if path.startswith(given.only) and (ROOT / path).is_file()]
-    low, _, high = given.lines.partition("-")
-    lines = range(int(low), int(high or low) + 1) if low else None
     _copy_tree()
-    tried = survived = 0
-    for path in chosen:
-        some, left = _mutate(path, given.share, lines)
-        tried, survived = tried + some, survived + len(left)
-        print(f"{path}: {some} mutants, {len(left)} survived", *left, sep="\n  ", flush=True)
-    share = 1.0 - survived / tried if tried else 1.0
-    print(f"{tried} mutants of {len(chosen)} files, {survived} survived: {share:.1%} killed")
+    os.chdir(TREE)
+    files = [path for room in ROOMS for path in sorted(room_files(room))] if given.draw else list(TESTS)
+    files = [path for path in files if path.startswith(tuple(given.only.split(",")))]
+    mutants = [mutant for path in files for mutant in _mutants(path)]
+    if given.lines:
+        low, _, high = given.lines.partition("-")
+        chosen = [mutant for mutant in mutants if int(low) <= mutant.line <= int(high or low)]
+    elif given.draw:
+        chosen = sorted(mutants, key=lambda mutant: mutant.lot)[: given.draw]
+    else:
+        chosen = [mutant for mutant in mutants if mutant.lot < given.share]
+    known = _known()
+    killed, survived, equal = 0, 0, 0
+    for k, mutant in enumerate(chosen):
+        kept = known.get(mutant.name)
+        if kept is None or not _holds(kept, mutant):
+            kept = _try(mutant)
+        if kept["outcome"] != "survived":
+            killed += 1
+            continue
+        if kept["change"] in EQUIVALENT.get(mutant.path, {}):
+            equal += 1
+            continue
+        survived += 1
+        print(f"{mutant.path}:{mutant.line}: {kept['change']}  [{k + 1} of {len(chosen)}]", flush=True)
+    low_share, high_share = interval(killed, killed + survived)
+    print(
+        f"{len(chosen)} of {len(mutants)} mutants of {len({m.path for m in chosen})} files: {killed} killed, "
+        f"{survived} survived, {equal} change nothing: "
+        f"{killed / max(killed + survived, 1):.1%} killed (95 % interval {low_share:.1%} to {high_share:.1%})"
+    )
     return 1 if survived else 0
+
+
+def interval(hits: int, tries: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share."""
+    if tries == 0:
+        return 0.0, 1.0
+    z, share = 1.959964, hits / tries
+    middle = share + z * z / (2 * tries)
+    half = z * math.sqrt(share * (1 - share) / tries + z * z / (4 * tries * tries))
+    return (middle - half) / (1 + z * z / tries), (middle + half) / (1 + z * z / tries)
+
+
+def room_files(room: str) -> Iterator[str]:
+    """The Python files of a room, or the file itself."""
+    if (ROOT / room).is_file():
+        yield room
+    for path in (ROOT / room).rglob("*.py"):
+        if path.name != "__init__.py":
+            yield path.relative_to(ROOT).as_posix()
 
 
 def _copy_tree() -> None:
@@ -96,86 +136,134 @@ def _copy_tree() -> None:
             shutil.copy2(source, target)
 
 
-def _mutate(path: str, share: float, lines: range | None) -> tuple[int, list[str]]:
-    """(mutants that were tried, those that survived) of one file."""
-    # The library has optional parts that fail to import elsewhere; it is needed here alone.
-    from cosmic_ray.work_db import use_db
+def _mutants(path: str) -> list[Mutant]:
+    """All of a file, without those of annotations and of settings of data classes, which nothing reads."""
+    source = (TREE / path).read_text()
+    kept = PLACE / "mutants" / f"{path.replace('/', '-')}-{_digest(path)}.json"
+    if not kept.is_file():
+        # The library has optional parts that fail to import elsewhere; it is needed here alone.
+        from cosmic_ray.commands.init import init
+        from cosmic_ray.work_db import WorkDB
 
-    tests = [path_of(name) for name in TESTS[path].split()]
-    hashed = [(ROOT / name).read_bytes() for name in (path, *tests)]
-    content = hashlib.sha256(b"".join(hashed)).hexdigest()[:12]
-    session = PLACE / f"{path.replace('/', '-').removesuffix('.py')}-{content}.sqlite"
-    config = session.with_suffix(".toml")
-    command = f"{sys.executable} -m pytest -x -p no:cacheprovider --hypothesis-seed=0 {' '.join(tests)}"
-    config.write_text(
-        f'[cosmic-ray]\nmodule-path = "{path}"\ntimeout = {SECONDS_A_MUTANT}\nexcluded-modules = []\n'
-        f'test-command = "{command}"\n[cosmic-ray.distributor]\nname = "local"\n'
-    )
-    if not session.exists():
-        if _in_tree(command.split(" ")) != 0:
-            raise SystemExit(f"{path}: its tests fail without any change: {command}")
-        _cosmic_ray("init", config, session)
-    with use_db(session) as kept:
-        pending = {item.job_id: item for item in kept.pending_work_items}
-        later = [key for key, item in pending.items() if not _chosen(item, share, lines)]
-    work = session.with_suffix(".now.sqlite")
-    shutil.copy2(session, work)
-    with use_db(work) as now:
-        _leave_out(now, later)
-    try:
-        _cosmic_ray("exec", config, work)
-    finally:
-        _keep_results(work, session, set(later))
-    with use_db(session) as kept:
-        return len([1 for _ in kept.completed_work_items]), list(_survivors(kept, path))
+        kept.parent.mkdir(exist_ok=True)
+        database = WorkDB(str(kept.with_suffix(".sqlite")), WorkDB.Mode.create)
+        init([Path(path)], database, {})
+        silent = list(_never_run(ast.parse(source)))
+        found = [
+            (m.operator_name, m.occurrence, m.start_pos[0])
+            for item in database.work_items
+            for m in item.mutations
+            if not any(begin <= tuple(m.start_pos) < end for begin, end in silent)
+        ]
+        database.close()
+        kept.with_suffix(".sqlite").unlink()
+        kept.write_text(json.dumps(found))
+    return [Mutant(path, *each) for each in json.loads(kept.read_text())]
 
 
-def _in_tree(command: list[str]) -> int:
-    """The exit code of a command in the copy, with kernels of its own."""
-    environment = os.environ | {"PYTHONPATH": str(TREE), "EQUIPOISE_KERNEL_CACHE": str(PLACE / "cache")}
+def _never_run(tree: ast.Module) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+    """(begin, end) as (line, column) of annotations, which stay text, and of `@dataclass(...)`."""
+    for node in ast.walk(tree):
+        found: list[ast.expr | None] = []
+        if isinstance(node, ast.arg | ast.AnnAssign):
+            found = [node.annotation]
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            found = [node.returns]
+        elif isinstance(node, ast.ClassDef):
+            found = [d for d in node.decorator_list if "dataclass" in ast.unparse(d)]
+        for each in found:
+            if each is not None:
+                yield (
+                    (each.lineno, each.col_offset),
+                    (each.end_lineno or each.lineno, each.end_col_offset or 0),
+                )
+
+
+def _try(mutant: Mutant) -> dict[str, Any]:
+    """Run the tests on the changed file, and keep what came of it."""
+    from cosmic_ray.mutating import mutate_and_test
+    from cosmic_ray.work_item import MutationSpec
+
+    for test in noticing(mutant.path):
+        _passes_unchanged(test)
+    place = (
+        (mutant.line, 0),
+        (mutant.line, 1),
+    )  # the library asks for it, and finds the change by its occurrence
+    spec = MutationSpec(Path(mutant.path), mutant.operator, mutant.occurrence, *place)
+    result = mutate_and_test([spec], shlex.join(_command(noticing(mutant.path))), SECONDS_A_MUTANT)
+    _forget_kernels()
+    diff = [line for line in (result.diff or "").splitlines() if line[:1] in ("+", "-")]
+    changed = [line[1:].strip() for line in diff if line[:3] not in ("+++", "---")]
+    kept = {
+        "name": mutant.name, "line": mutant.line, "code": _digest(mutant.path),
+        "tests": _digest(*noticing(mutant.path)), "change": " -> ".join(changed),
+        "outcome": str(getattr(result.test_outcome, "value", result.worker_outcome)),
+    }  # fmt: skip
+    if kept["outcome"] not in ("survived", "killed"):
+        raise SystemExit(f"{mutant.name}: {result.output}")
+    _keep(kept)
+    return kept
+
+
+def _command(tests: list[str]) -> list[str]:
+    os.environ["PYTHONPATH"] = str(TREE)
+    os.environ["EQUIPOISE_KERNEL_CACHE"] = str(PLACE / "cache")
     (PLACE / "cache").mkdir(mode=0o700, exist_ok=True)
-    ended = subprocess.run(command, cwd=TREE, env=environment, check=False, stdout=subprocess.DEVNULL)
-    return ended.returncode
+    return [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-x",
+        "-p",
+        "no:cacheprovider",
+        "--hypothesis-seed=0",
+        *tests,
+    ]
 
 
-def _cosmic_ray(what: str, config: Path, session: Path) -> None:
-    if code := _in_tree([sys.executable, "-m", "cosmic_ray.cli", what, str(config), str(session)]):
-        raise SystemExit(f"cosmic-ray {what} ended with {code}")
+@cache
+def _passes_unchanged(test: str) -> None:
+    """Else every mutant would seem to be killed."""
+    name, digest = f"unchanged {test}", _digest(test)
+    if name in (known := _known()) and known[name]["tests"] == digest:
+        return
+    ended = subprocess.run(_command([test]), check=False, capture_output=True, text=True)
+    if ended.returncode not in (0, 5):  # 5: all of its tests are long ones
+        raise SystemExit(f"{test} fails without any change: {ended.stdout[-2000:]}")
+    _keep({"name": name, "tests": digest})
+    (PLACE / "kernels").write_text(",".join(path.name for path in (PLACE / "cache").glob("*/*")))
 
 
-def _chosen(item: object, share: float, lines: range | None) -> bool:
-    """By what the mutant is, so that every start chooses alike."""
-    mutation = item.mutations[0]  # type: ignore[attr-defined]
-    if lines is not None:
-        return mutation.start_pos[0] in lines
-    what = f"{mutation.module_path} {mutation.operator_name} {mutation.occurrence}"
-    return int(hashlib.sha256(what.encode()).hexdigest()[:8], 16) < share * 2**32
+def _forget_kernels() -> None:
+    """Those of mutants: each has all of its own."""
+    ours = (PLACE / "kernels").read_text().split(",") if (PLACE / "kernels").is_file() else []
+    for path in (PLACE / "cache").glob("*/*"):
+        if path.name not in ours:
+            shutil.rmtree(path)
 
 
-def _leave_out(now: object, keys: list[str]) -> None:
-    from cosmic_ray.work_item import WorkerOutcome, WorkResult
-
-    now.set_multiple_results(keys, WorkResult(worker_outcome=WorkerOutcome.SKIPPED))  # type: ignore[attr-defined]
-
-
-def _keep_results(work: Path, session: Path, left_out: set[str]) -> None:
-    """What has been tried, also when the rest was interrupted."""
-    from cosmic_ray.work_db import use_db
-
-    with use_db(work) as now, use_db(session) as kept:
-        known = {item.job_id for item in kept.completed_work_items}
-        for key, result in now.results:
-            if key not in left_out and key not in known:
-                kept.set_result(key, result)
-    work.unlink()
+def _holds(kept: dict[str, Any], mutant: Mutant) -> bool:
+    same = kept["code"] == _digest(mutant.path)
+    return same and (kept["outcome"] == "killed" or kept["tests"] == _digest(*noticing(mutant.path)))
 
 
-def _survivors(kept: object, path: str) -> Iterator[str]:
-    for item, result in kept.completed_work_items:  # type: ignore[attr-defined]
-        diff = [line for line in (result.diff or "").splitlines() if line[:1] in ("+", "-")]
-        changed = [line[1:].strip() for line in diff if line[:3] not in ("+++", "---")]
-        if result.test_outcome == "survived" and not changed[0].startswith(EQUIVALENT):
-            yield f"{path}:{item.mutations[0].start_pos[0]}: {' -> '.join(changed)}"
+@cache
+def _digest(*paths: str) -> str:
+    """Of the contents of files."""
+    return hashlib.sha256(b"".join((ROOT / path).read_bytes() for path in paths)).hexdigest()[:16]
+
+
+def _known() -> dict[str, dict[str, Any]]:
+    if not TRIED.is_file():
+        return {}
+    return {kept["name"]: kept for kept in map(json.loads, TRIED.read_text().splitlines())}
+
+
+def _keep(kept: dict[str, Any]) -> None:
+    with TRIED.open("a") as file:
+        file.write(json.dumps(kept) + "\n")
 
 
 if __name__ == "__main__":

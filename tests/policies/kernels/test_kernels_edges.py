@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from equipoise.policies.kernels.allocation import entitlements, remote_share
-from equipoise.policies.kernels.deal import deal_by_share
+from equipoise.policies.kernels.deal import deal_by_share, exact_deal
+from tests.oracles import policies as naive
 
 
 def ints(*values: int) -> np.ndarray:
@@ -69,3 +72,42 @@ def test_a_job_gets_of_each_node_what_it_wants_or_what_is_free() -> None:
     assert ratio.tolist() == [
         a[i] * sum(w * max(0, min(wanted[i], f)) for f, w in zip(free, weight, strict=True)) for i in range(5)
     ]
+
+
+def test_a_part_of_a_byte_is_a_size_too() -> None:
+    total, remote = np.full(1, np.nan), np.full(1, np.nan)
+    remote_share(ints(0, 0), np.array([0.375, 0.125]), np.array([True, False]), total, remote)
+    assert (total.tolist(), remote.tolist()) == ([0.5], [0.25])
+
+
+UNITS = 10**15
+
+
+def test_any_number_of_units_is_dealt_at_once() -> None:
+    """One at a time, these would take a month."""
+    dealt = exact_deal(np.array([5.0, 0.0, 1.0]), np.array([1.0, 2.0, 4.0]), UNITS, 1, np.full(3, UNITS))
+    assert dealt.sum() == UNITS
+    assert dealt / UNITS == pytest.approx([4 / 7, 2 / 7, 1 / 7], rel=1e-12)
+
+
+@given(st.integers(0, 2**32))
+def test_a_deal_with_many_equal_ends_is_as_good_as_one_unit_at_a_time(seed: int) -> None:
+    """Times far from zero, too, where several units of a worker end at what floats call the same time."""
+    rng = np.random.default_rng(seed)
+    workers, units = int(rng.integers(2, 8)), int(rng.integers(1, 30))
+    low = 1 if units >= workers else 0
+    cap = np.maximum(rng.integers(low, units + 1, workers), low)
+    while cap.sum() < units:
+        cap[rng.integers(workers)] += 1
+    far_s = float(rng.choice([0.0, 0.0, 2.0**52, 2.0**53, 2.0**54]))
+    fixed_s = far_s + rng.integers(0, 5, workers) * float(rng.integers(0, 2))
+    unit_s = rng.choice([0.25, 0.5, 1.0, 2.0, 3.0], workers)
+    dealt = exact_deal(fixed_s, unit_s, units, low, cap)
+    assert dealt.sum() == units
+    assert ((dealt >= low) & (dealt <= cap)).all()
+    slow = naive.exact_deal(fixed_s, unit_s, units, low, cap)
+    ends_s = [
+        max(fixed_s[i] + given_[i] * unit_s[i] for i in range(workers) if given_[i])
+        for given_ in (dealt, slow)
+    ]
+    assert ends_s[0] == ends_s[1]

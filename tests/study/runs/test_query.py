@@ -67,6 +67,19 @@ def test_what_is_kept_can_be_asked(folder: Path, monkeypatch: pytest.MonkeyPatch
         "SELECT * FROM glob('{there}/*')",
         "SELECT * FROM '{there}/secret'",
         "SELECT * FROM query('COPY runs TO ''{there}/x''')",
+        "SELECT * FROM read_csv('{run}/link.csv')",
+        "SELECT * FROM '{run}/linked/secret.csv'",
+        "SELECT * FROM read_csv('/dev/stdin')",
+        "FROM read_blob('file:///etc/passwd')",
+        "SELECT * FROM sniff_csv('/etc/passwd')",
+        "FROM parquet_metadata('{there}/secret')",
+        "FROM 'http://127.0.0.1:1/x.csv'",
+        "SELECT getenv('HOME')",
+        "CREATE SECRET x (TYPE s3)",
+        "CREATE MACRO m() AS TABLE FROM read_text('{there}/secret')",
+        "CREATE TEMP VIEW v AS FROM read_text('{there}/secret')",
+        "WITH x AS (DELETE FROM runs RETURNING *) FROM x",
+        "FROM json_execute_serialized_sql(json_serialize_sql('FROM read_text(''{there}/secret'')'))",
         "SELECT * FROM folder",
         "SET enable_external_access = true",
         "SELECT 1; COPY runs TO '{there}/x.csv'",
@@ -74,17 +87,30 @@ def test_what_is_kept_can_be_asked(folder: Path, monkeypatch: pytest.MonkeyPatch
         "INSTALL httpfs",
         "PRAGMA database_list",
         "/* a */ -- b\n pragma database_list",
+        "\ufeff;PRAGMA version",
         "CALL enable_logging()",
     ],
 )
 def test_nothing_else_is_read_or_written(folder: Path, tmp_path: Path, sql: str) -> None:
     (tmp_path / "secret").write_text("a\n1\n")
+    (tmp_path / "secret.csv").write_text("a\n1\n")
     (folder.parent / "secret").write_text("a\n1\n")
+    for name, target in (("link.csv", tmp_path / "secret.csv"), ("linked", tmp_path)):
+        (folder / name).unlink(missing_ok=True)  # results may come from others, with links in them
+        (folder / name).symlink_to(target)
     before = sorted(folder.rglob("*")), sorted(tmp_path.iterdir())
     run = str(folder).replace("'", "''")
     with pytest.raises((InputError, duckdb.Error)):
         ask(folder, sql.format(there=tmp_path, run=run))
     assert (sorted(folder.rglob("*")), sorted(tmp_path.iterdir())) == before
+
+
+@pytest.mark.parametrize("sql", ["FROM read_xlsx('x')", "FROM sqlite_scan('x', 'y')", "FROM iceberg_scan('x')"])
+def test_no_extension_of_the_database_is_fetched(folder: Path, sql: str) -> None:
+    with pytest.raises(duckdb.Error) as caught:
+        ask(folder, sql)
+    assert "automatically install" not in str(caught.value)
+    assert "ownload" not in str(caught.value)
 
 
 def test_other_files_when_they_are_allowed(folder: Path, tmp_path: Path) -> None:

@@ -1,0 +1,34 @@
+"""Changes of the code that no input can tell from the code, with the reason."""
+
+from __future__ import annotations
+
+_HEAP = "the heap deals out whatever the halvings leave, so that only the time differs"
+_CAP = "no worker ever has more units than its cap"
+_SIZE = "sizes are never negative, and a sum of them is not"
+
+EQUIVALENT: dict[str, dict[str, str]] = {
+    "policies/kernels/deal.py": {
+        "early, late = 0.0, 0.0 -> early, late = -1.0, 0.0": _HEAP,
+        "early, late = 0.0, 0.0 -> early, late = 0.0, 1.0": _HEAP,
+        "early, late = 0.0, 0.0 -> early, late = 0.0, -1.0": "the end of all units is later",
+        "for _ in range(64): -> for _ in range( 65):": _HEAP,
+        "for _ in range(64): -> for _ in range( 63):": _HEAP,
+        "if _deal_until(middle, fixed_s, unit_s, units, low, cap, dealt) <= units: -> "
+        "if _deal_until(middle, fixed_s, unit_s, units, low, cap, dealt) < units:": _HEAP,
+        "end_s[i] = fixed_s[i] + (dealt[i] + 1) * unit_s[i] if dealt[i] < cap[i] else np.inf -> "
+        "end_s[i] = fixed_s[i] + (dealt[i] + 1) * unit_s[i] if dealt[i] != cap[i] else np.inf": _CAP,
+        "end_s[0] = fixed_s[i] + (dealt[i] + 1) * unit_s[i] if dealt[i] < cap[i] else np.inf -> "
+        "end_s[0] = fixed_s[i] + (dealt[i] + 1) * unit_s[i] if dealt[i] != cap[i] else np.inf": _CAP,
+        "by_then = min(max((end_s - fixed_s[i]) / unit_s[i], 0.0), float(units)) -> "
+        "by_then = min(max((end_s - fixed_s[i]) / unit_s[i], -1.0), float(units))": "at least `low` is dealt",
+        "by_then = min(max((end_s - fixed_s[i]) / unit_s[i], 0.0), float(units)) -> "
+        "by_then = min(max((end_s - fixed_s[i]) // unit_s[i], 0.0), float(units))": "rounded down on the next line",
+    },
+    "policies/kernels/allocation.py": {
+        "if worker[k] >= 0 and size_bytes[k] > 0.0: -> if worker[k] >= 0 and size_bytes[k] != 0.0:": _SIZE,
+        "if worker[k] >= 0 and size_bytes[k] > 0.0: -> if worker[k] >= 0 and size_bytes[k] >= 0.0:": _SIZE,
+        "if worker[k] >= 0 and size_bytes[k] > 0.0: -> if worker[k] >= 0 and size_bytes[k] > -1.0:": _SIZE,
+        "if total[w] > 0.0: -> if total[w] != 0.0:": _SIZE,
+    },
+}
+"""By file: the line and what it became, as `python -m tests.mutation` prints it, and why nothing differs."""
