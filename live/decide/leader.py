@@ -15,7 +15,6 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from equipoise.live.decide.decider import Decider
-from equipoise.live.decide.growth import Growth
 from equipoise.live.decide.metrics import MlflowCopy, PrometheusServer
 from equipoise.live.decide.slow import SlowRanks
 from equipoise.live.decide.telemetry import Recorder, last_decision
@@ -30,6 +29,7 @@ from equipoise.live.train.gradients import NoiseScale, noise_statistics
 from equipoise.live.train.rounds import COLUMNS, COMPUTE, LOCAL_SQUARE, MEAN_SQUARE, SAMPLES, RoundInfo
 from equipoise.live.train.sampler import ShareSampler
 from equipoise.policies.contract import Decision, Policy, Refusal
+from equipoise.policies.growth import LEAST_ROUNDS, Growth
 from equipoise.policies.observation import Floats, Ints
 from equipoise.policies.record.export import stage_entries
 from equipoise.policies.record.journal import decode_memory, encode_memory
@@ -189,16 +189,18 @@ class Leader:
         world.shares_of_gpu = header["gpu_share"]
         seen = window
         if world.data is None:  # else waits for files come and go
-            self._growth.learn(window)
-            seen = replace(window, fixed_s=self._growth.fixed_s(window))
+            each = window.each()
+            if window.rounds >= LEAST_ROUNDS:
+                self._growth.learn(each, window.step_s)
+            sure_s = self._growth.sure.fixed_s(each, window.step_s)
+            seen = replace(window, fixed_s=np.fmax(window.fixed_s, sure_s))
         world.telemetry = Telemetry(
             seen, self._norm, header["memory_free_bytes"], header["samples_max"], self._noise.value,
             int(header["drawn"].max()), {name: header[name] for name in GPU_COLUMNS},
         )  # fmt: skip
         world.gpu_s += (window.span_s if window.rounds else 0.0) * len(world.active)
         self._trained = rounds[-1].number + 1
-        grows = self._growth.is_seen
-        for rank, cause, evidence in self._slow.news(window, world.telemetry.gpu or {}, grows=grows):
+        for rank, cause, evidence in self._slow.news(window, world.telemetry.gpu or {}, self._growth.law):
             member = world.active[rank].member
             self._warn(f"rank {rank} (member {member}) is slow: {cause} ({evidence})")
         if self.options.mode != "observe" and self.decider is not None:

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from equipoise.live.decide.window import Window
+from equipoise.policies.growth import ALL_GROWS, Law
 from equipoise.policies.observation import Floats
 
-SLOW = 1.25  # times the others' time per sample, in `LASTS` windows in a row
+SLOW = 1.25  # times what the others take for as much, in `LASTS` windows in a row
 LASTS = 2
 _LOW_CLOCK = 0.95  # of the others' clock
 
@@ -22,32 +23,35 @@ def _of_others(values: Floats, rank: int) -> float:
     return float(np.median(known)) if len(known) else math.nan
 
 
-def causes(window: Window, device: Mapping[str, Floats], *, grows: bool = True) -> dict[int, tuple[str, str]]:
+def causes(window: Window, device: Mapping[str, Floats], law: Law = ALL_GROWS) -> dict[int, tuple[str, str]]:
     """(cause, evidence) of every rank that is slow: compute, thermal, input or host (a long update).
 
-    `grows` False: a round takes equally long whatever is dealt, so that rounds are compared, not samples.
+    `law`: what of a round grows with its samples, so that ranks are compared which are dealt unequally many.
     """
     if not window.rounds or len(window.samples) < 2:
         return {}
     found: dict[int, tuple[str, str]] = {}
     with np.errstate(divide="ignore", invalid="ignore"):
-        each = np.where(window.samples > 0, window.samples / window.rounds if grows else 1.0, np.nan)
-        response_s = window.step_s / each
+        samples = np.where(window.samples > 0, window.each(), np.nan)
+        work = np.where(window.samples > 0, law.work(samples), np.nan)
+        unit_s = window.step_s / work
         parts = {
-            "compute": (window.step_s - window.stall_s - window.fixed_s) / each,
-            "input": window.stall_s / each,
-            "host": window.fixed_s / each,
+            "compute": (window.step_s - window.stall_s - window.fixed_s) / work,
+            "input": window.stall_s / work,
+            "host": window.fixed_s / work,
         }
-    for rank, mine_s in enumerate(response_s.tolist()):
-        times = mine_s / _of_others(response_s, rank)
+    for rank, mine_s in enumerate(unit_s.tolist()):
+        times = mine_s / _of_others(unit_s, rank)
         if not times > SLOW:
             continue
         excess = {cause: float(of[rank]) - _of_others(of, rank) for cause, of in parts.items()}
         cause = max(excess, key=lambda name: excess[name])
-        own_s, theirs_s = float(parts[cause][rank]), _of_others(parts[cause], rank)
-        what = "sample" if grows else "round"
+        per, what = float(work[rank]), f"round of {samples[rank]:.3g} samples"
+        if law.fixed_samples == 0.0:
+            per, what = 1.0, "sample"
+        own_s, theirs_s = float(parts[cause][rank]) * per, _of_others(parts[cause], rank) * per
         evidence = f"{times:.2f} times; {own_s * 1e3:.3g} ms per {what}, the others {theirs_s * 1e3:.3g} ms"
-        clock = device.get("clock_ratio", np.full(len(each), np.nan))
+        clock = device.get("clock_ratio", np.full(len(samples), np.nan))
         if cause == "compute" and clock[rank] < _LOW_CLOCK * _of_others(clock, rank):
             cause = "thermal"
             evidence += f"; clock at {clock[rank]:.0%} of its highest"
@@ -62,10 +66,10 @@ class SlowRanks:
         self._seen: dict[int, tuple[str, int]] = {}  # by rank: the cause, and windows in a row
 
     def news(
-        self, window: Window, device: Mapping[str, Floats], *, grows: bool = True
+        self, window: Window, device: Mapping[str, Floats], law: Law = ALL_GROWS
     ) -> list[tuple[int, str, str]]:
-        """(rank, cause, evidence) of what is to be told now; `grows` as for `causes`."""
-        found, before = causes(window, device, grows=grows), self._seen
+        """(rank, cause, evidence) of what is to be told now; `law` as for `causes`."""
+        found, before = causes(window, device, law), self._seen
         self._seen = {}
         for rank, (cause, _) in found.items():
             known, lasted = before.get(rank, (cause, 0))

@@ -40,6 +40,10 @@ class Window:
         with np.errstate(divide="ignore", invalid="ignore"):
             return 1.0 / self.response_s_per_sample
 
+    def each(self) -> Floats:
+        """Samples per round of every rank; NaN where nothing was measured."""
+        return self.samples / self.rounds if self.rounds else self.samples
+
     def throughput(self) -> float:
         """Samples per second over all ranks."""
         return float(self.samples.sum() / self.span_s) if self.rounds else float("nan")

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.policies.contract import Decision, Memory, Plan, Policy, StageError, refine
+from equipoise.policies.contract import Decision, Memory, Policy, StageError, refine
 from equipoise.policies.observation import Observation, Table, writable
 
 PARTED = 0.01  # relative difference from which on a column counts as parted
@@ -47,6 +47,7 @@ def actions(decision: Decision) -> dict[str, Any]:
     found: dict[str, Any] = {}
     now = (
         ("samples_per_step", plan.samples_per_step, o.workers.samples_per_step),
+        ("global_batch", plan.global_batch, o.jobs.global_batch),
         ("sync_interval", plan.sync_interval, o.jobs.sync_interval),
         ("gpu_share", plan.gpu_share, o.workers.gpu_share),
     )
@@ -168,8 +169,3 @@ def _apart(live: NDArray[Any], simulated: NDArray[Any]) -> float:
     largest = np.maximum(np.abs(live[known]), np.abs(simulated[known]))
     difference = np.abs(live[known] - simulated[known])
     return float(np.max(np.where(largest > 0, difference / np.maximum(largest, 1e-300), 0.0), initial=0.0))
-
-
-def without(plan: Plan, fields: Sequence[str]) -> Plan:
-    """The plan with some fields left as they are."""
-    return plan.with_(**dict.fromkeys(fields))

@@ -22,11 +22,11 @@ from equipoise.sim.scenario.tree import InputError
 from equipoise.study.twin.record import LiveRun
 
 LEAST_ROUNDS = 4  # a change of speed lasts at least as long
-LEAST_JUMP = 0.1  # relative; a smaller change of speed is noise
+LEAST_JUMP = 0.03  # relative; a smaller change of speed is noise
 _HICCUP = 2.0  # times the median; what is above counts as that
 _LONG_EXCHANGE = 5.0  # likewise; exchanges vary more
 _SMOOTHED = 5  # rounds; shorter hiccups are no change of speed
-_DEEPEST = 4  # halvings of a record: at most 2**4 speeds of a rank
+_DEEPEST = 5  # halvings of a record: at most 2**5 speeds of a rank
 _WORTH = 0.01  # mean relative error; a fixed cost that explains less than this more is not believed
 _MAD_TO_SIGMA = 1.4826  # of a normal distribution
 
@@ -45,6 +45,7 @@ class Measured:
 
     speeds: tuple[Speeds, ...]
     fixed_samples: float  # fixed part of a step, as so many samples
+    update_samples: float  # of these, the part that the run itself measured as the update
     exchange_s: float  # one exchange, beyond what backward hides
     step_cov: float  # coefficient of variation of a local step
 
@@ -115,6 +116,8 @@ def measure(run: LiveRun) -> Measured:
     grows_s = np.maximum(busy_s - run.update_s, np.finfo(np.float64).tiny)
     fixed = float(np.nanmedian(run.update_s * samples / grows_s))
     fixed, begins = _fixed_samples(busy_s, samples, fixed)
+    decided = {point.rounds for point in run.points}
+    begins = [_where_told(begin, row, decided) for begin, row in zip(begins, busy_s, strict=True)]
     per_sample_s = busy_s / (fixed + samples)
     levels = [_levels(row, begin) for row, begin in zip(per_sample_s, begins, strict=True)]
     spread = [_spread(level, begin, run.rounds) for level, begin in zip(levels, begins, strict=True)]
@@ -122,9 +125,21 @@ def measure(run: LiveRun) -> Measured:
     return Measured(
         tuple(Speeds(tuple(b), tuple(v.tolist())) for b, v in zip(begins, levels, strict=True)),
         fixed,
+        min(fixed, float(np.nanmedian(run.update_s / per_sample_s))),
         _exchange_s(run),
         float(_MAD_TO_SIGMA * np.nanmedian(np.abs(ratio - np.nanmedian(ratio)))),
     )
+
+
+def _where_told(begins: list[int], values: Floats, decided: set[int]) -> list[int]:
+    """Changes of speed behind rounds that were not timed: at the decision among these, or the first."""
+    found = []
+    for begin in begins:
+        first = begin
+        while first > 0 and not math.isfinite(values[first - 1]):
+            first -= 1
+        found.append(next((k for k in range(first, begin + 1) if k in decided), first))
+    return found
 
 
 def _levels(per_sample_s: Floats, begins: list[int]) -> Floats:

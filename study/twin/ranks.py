@@ -1,7 +1,9 @@
 """Which rank of a live run is slow, and why: compute, input, host or heat, from what the ranks wrote down.
 
-A rank is slow when a sample takes it more than `SLOW` times what it takes the others (their median). The part of
-its round that exceeds the others' most is the cause. Slow computing is put down to heat when the clock is lower,
+A rank is slow when it takes more than `SLOW` times what the others take (their median) for as much work. What of a
+round does not grow with its samples is learnt from the rounds around changes of shares (`policies.growth`); where
+these never changed, a rank that is slower per sample but not per round is neither called slow nor cleared. The part
+of its round that exceeds the others' most is the cause. Slow computing is put down to heat when the clock is lower,
 and to the host when the process was preempted more often. The exchange is the time of the rank that waits least:
 a slow link holds up all ranks alike, so that it is shown for the job, and no rank is blamed.
 """
@@ -9,21 +11,26 @@ a slow link holds up all ranks alike, so that it is shown for the job, and no ra
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from equipoise.policies.growth import LEAST_ROUNDS as LEAST_LEARNT
+from equipoise.policies.growth import Growth, Law
 from equipoise.policies.observation import Floats
 from equipoise.policies.plain import plain
 from equipoise.sim.scenario.tree import InputError
 from equipoise.sim.scenario.units import format_seconds, format_share
 from equipoise.study.twin.record import lines_of, manifest_of, the_run_in
 
-SLOW = 1.1  # times the others' time per sample
+SLOW = 1.1  # times the others' time for as much work
 LEAST_ROUNDS = 8
+STRETCHES = 10  # of a run, in which speeds are shown
+_PIECE = 8  # rounds of the same shares that are looked at together
+_UNEQUAL = 1.1  # times the others' samples
 _LOW_CLOCK = 0.95  # of the others' clock
 _PREEMPTED = 3.0  # times as often as the others, per second
 _NETWORK = 0.3  # of a round
@@ -39,16 +46,27 @@ class Rank:
     host: str
     samples: float  # per round
     per_sample_s: float  # computing, waiting for data and updating
+    fixed_s: float  # of a round, as far as it is known not to grow with the samples
     compute_s: float  # per sample
     stall_s: float  # per sample
-    update_s: float  # per round
+    update_s: float  # per sample
     wait_s: float  # for the others, per round
     clock_ratio: float  # of the highest clock; NaN: unknown
     temperature_c: float
     preempted_per_s: float
-    slower: float  # times the others' time per sample
-    cause: str | None  # None: it is not slow
+    slower: float  # times what the others take for as much work
+    cause: str | None  # None: it is not slow; "unclear": that cannot be told
     evidence: str
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """How fast the ranks were in some rounds."""
+
+    first_round: int
+    last_round: int
+    samples: tuple[float, ...]  # per round, by rank
+    samples_per_s: tuple[float, ...]  # by rank, in a round of `Diagnosis.usual_samples`; NaN: it had none
 
 
 @dataclass(frozen=True)
@@ -60,6 +78,11 @@ class Diagnosis:
     ranks: tuple[Rank, ...]
     exchange_s: float
     round_s: float
+    fixed_samples: (
+        float  # what of a round does not grow, as so many samples; NaN: shares never changed enough
+    )
+    usual_samples: float  # of a rank's round
+    speeds: tuple[Stretch, ...]
 
 
 def diagnose(folder: Path, last: int | None = None) -> Diagnosis:
@@ -71,40 +94,94 @@ def diagnose(folder: Path, last: int | None = None) -> Diagnosis:
         member: {line["round"]: line for line in found if "round" in line} for member, found in lines.items()
     }
     common = sorted(set.intersection(*(set(found) for found in rows.values())))
-    timed = [k for k in common if all(_is_timed(found[k]) for found in rows.values())][-(last or 0) :]
+    timed = [k for k in common if all(_is_timed(found[k]) for found in rows.values())]
+    growth = _learnt(_table(rows, timed))  # from all there is
+    timed = timed[-(last or 0) :]
     if len(timed) < LEAST_ROUNDS:
         raise InputError(
             [f"{folder}: {len(timed)} rounds were timed on every rank, {LEAST_ROUNDS} are needed"]
         )
-    table = {
-        name: np.array([[float(rows[member][k][name]) for k in timed] for member in rows])
-        for name in ("samples", *_TIMES)
-    }
+    table = _table(rows, timed)
     tail = table["tail_s"]
     shortest = tail.min(axis=0)
     exchanged = np.array([any(found[k]["exchanged"] for found in rows.values()) for k in timed])
     exchange_s = float(np.median(shortest[exchanged])) if exchanged.any() else math.nan
     spent = sum(table[name] for name in _TIMES)
-    usual = [_usual(table, k, tail[k] - shortest, _device(lines[m])) for k, m in enumerate(rows)]
-    found = [_judged(m, places[m], k, usual) for k, m in enumerate(rows)]
-    return Diagnosis(folder, len(timed), tuple(found), exchange_s, float(np.median(np.asarray(spent))))
+    law = growth.law
+    usual = [_usual(table, k, tail[k] - shortest, _device(lines[m]), law) for k, m in enumerate(rows)]
+    found = [_judged(m, places[m], k, usual, law, known=growth.is_known) for k, m in enumerate(rows)]
+    each = float(np.mean(table["samples"]))
+    return Diagnosis(
+        folder, len(timed), tuple(found), exchange_s, float(np.median(np.asarray(spent))),
+        law.fixed_samples if growth.is_known else math.nan, each, tuple(_speeds(table, timed, law, each)),
+    )  # fmt: skip
+
+
+def _table(rows: Mapping[int, Mapping[int, Mapping[str, Any]]], rounds: Sequence[int]) -> dict[str, Floats]:
+    """Samples and times of these rounds, (ranks, rounds) each."""
+    return {
+        name: np.array([[float(rows[member][k][name]) for k in rounds] for member in rows])
+        for name in ("samples", *_TIMES)
+    }
+
+
+def _busy_s(table: Mapping[str, Floats]) -> Floats:
+    return np.asarray(sum(table[name] for name in _PARTS.values()))
+
+
+def _learnt(table: Mapping[str, Floats]) -> Growth:
+    """What changes of shares say of all ranks' rounds."""
+    growth, samples, busy_s = Growth(forgotten=2**62), table["samples"], _busy_s(table)
+    begin, rounds = 0, samples.shape[1]
+    for k in range(1, rounds + 1):
+        if k == rounds or k - begin == _PIECE or (samples[:, k] != samples[:, begin]).any():
+            if k - begin >= LEAST_LEARNT:
+                dealt = samples[:, begin]
+                growth.learn(dealt, np.where(dealt > 0, np.median(busy_s[:, begin:k], axis=1), np.nan))
+            begin = k
+    return growth
+
+
+def _speeds(table: Mapping[str, Floats], rounds: Sequence[int], law: Law, each: float) -> Iterator[Stretch]:
+    """Medians of so many stretches, with at least `LEAST_ROUNDS` rounds in each."""
+    samples = table["samples"]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        unit_s = np.where(samples > 0, _busy_s(table) / law.work(samples), np.nan)
+    per_s = each / float(law.work(np.array(each)))
+    for part in np.array_split(np.arange(len(rounds)), max(1, min(STRETCHES, len(rounds) // LEAST_ROUNDS))):
+        usual = [
+            float(np.median(row[np.isfinite(row)])) if np.isfinite(row).any() else math.nan
+            for row in unit_s[:, part]
+        ]
+        yield Stretch(
+            rounds[part[0]], rounds[part[-1]], tuple(np.median(samples[:, part], axis=1).tolist()),
+            tuple(per_s / value for value in usual),
+        )  # fmt: skip
 
 
 def _is_timed(line: Mapping[str, Any]) -> bool:
     return all(line.get(name) is not None for name in _TIMES)
 
 
-def _usual(table: Mapping[str, Floats], k: int, wait_s: Floats, device: dict[str, float]) -> dict[str, float]:
+def _usual(
+    table: Mapping[str, Floats], k: int, wait_s: Floats, device: dict[str, float], law: Law
+) -> dict[str, float]:
     samples = table["samples"][k]
     some = samples > 0
     if not some.any():
         return {"samples": 0.0, "wait_s": float(np.median(wait_s)), **device}
-    per_sample = {name: float(np.median(table[name][k][some] / samples[some])) for name in _PARTS.values()}
-    busy = sum(table[name][k][some] for name in _PARTS.values())
+    work = law.work(samples[some])
+    parts = {name: table[name][k][some] for name in _PARTS.values()}
+    busy_s = np.asarray(sum(parts.values()))
     return {
-        **per_sample,
+        **{name: float(np.median(part / samples[some])) for name, part in parts.items()},
+        **{f"unit_{name}": float(np.median(part / work)) for name, part in parts.items()},
         "samples": float(np.median(samples)),
-        "per_sample_s": float(np.median(busy / samples[some])),
+        "work": float(np.median(work)),
+        "round_s": float(np.median(busy_s)),
+        "per_sample_s": float(np.median(busy_s / samples[some])),
+        "unit_s": float(np.median(busy_s / work)),
+        "fixed_s": float(np.median(law.fixed_s(samples[some], busy_s))),
         "wait_s": float(np.median(wait_s)),
         **device,
     }
@@ -123,28 +200,43 @@ def _device(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return found
 
 
-def _judged(member: int, host: str, k: int, usual: Sequence[Mapping[str, float]]) -> Rank:
-    mine = dict.fromkeys(("per_sample_s", *_PARTS.values()), math.nan) | dict(usual[k])
+def _judged(
+    member: int, host: str, k: int, usual: Sequence[Mapping[str, float]], law: Law, *, known: bool
+) -> Rank:
+    units = [f"unit_{name}" for name in _PARTS.values()]
+    shown = ("per_sample_s", "fixed_s", *_PARTS.values())
+    mine = dict.fromkeys((*shown, *units, "unit_s", "round_s", "work"), math.nan) | dict(usual[k])
     others = [u for j, u in enumerate(usual) if j != k and u["samples"] > 0]
 
     def theirs(name: str) -> float:
         """Median over the other ranks."""
-        known = [u[name] for u in others if math.isfinite(u[name])]
-        return float(np.median(known)) if known else math.nan
+        values = [u[name] for u in others if math.isfinite(u[name])]
+        return float(np.median(values)) if values else math.nan
 
-    slower = mine["per_sample_s"] / theirs("per_sample_s") if others else math.nan
+    slower = mine["unit_s"] / theirs("unit_s") if others else math.nan
     cause, evidence = None, ""
     if slower > SLOW:
-        excess = {part: mine[column] - theirs(column) for part, column in _PARTS.items()}
+        excess = {part: mine[f"unit_{column}"] - theirs(f"unit_{column}") for part, column in _PARTS.items()}
         cause = max(excess, key=lambda part: excess[part])
-        column = _PARTS[cause]
-        evidence = f"{format_seconds(mine[column])} per sample, the others {format_seconds(theirs(column))}"
-        if cause == "compute":
+        column = f"unit_{_PARTS[cause]}"
+        times, per = (
+            (1.0, "sample") if law.fixed_samples == 0.0 else (mine["work"], _round_of(mine["samples"]))
+        )
+        own_s, their_s = mine[column] * times, theirs(column) * times
+        evidence = f"{format_seconds(own_s)} per {per}, the others {format_seconds(their_s)}"
+        fewer = mine["samples"] * _UNEQUAL < theirs("samples")
+        if not known and fewer and not mine["round_s"] > SLOW * theirs("round_s"):
+            cause = "unclear"
+        elif cause == "compute":
             cause, more = _why_computing(mine, theirs("clock_ratio"), theirs("preempted_per_s"))
             evidence += more
-    values = {name: mine[name] for name in (*_PARTS.values(), "samples", "per_sample_s", "wait_s")}
+    values = {name: mine[name] for name in (*shown, "samples", "wait_s")}
     device = {name: mine[name] for name in ("clock_ratio", "temperature_c", "preempted_per_s")}
     return Rank(member=member, host=host, **values, **device, slower=slower, cause=cause, evidence=evidence)
+
+
+def _round_of(samples: float) -> str:
+    return f"round of {samples:.0f} samples"
 
 
 def _why_computing(mine: Mapping[str, float], clock: float, preempted: float) -> tuple[str, str]:
@@ -158,29 +250,33 @@ def _why_computing(mine: Mapping[str, float], clock: float, preempted: float) ->
 
 
 def as_data(found: Diagnosis) -> dict[str, Any]:
-    """Plain data; null for what is unknown."""
-    data: dict[str, Any] = plain(
-        {
-            "run": str(found.folder),
-            "rounds": found.rounds,
-            "exchange_s": found.exchange_s,
-            "round_s": found.round_s,
-            "ranks": [asdict(rank) for rank in found.ranks],
-        }
-    )
+    """Plain data; null for what is unknown, and for a `fixed_samples` without end (nothing grows)."""
+    data: dict[str, Any] = plain({**asdict(found), "run": str(found.folder)})
+    del data["folder"]
     return data
 
 
 def render(found: Diagnosis) -> str:
-    """Sentences for people."""
+    """Sentences for people, and how fast the ranks were over time."""
     lines = [f"{found.folder}: {len(found.ranks)} ranks, {found.rounds} rounds"]
     for rank in found.ranks:
-        speed = (
-            f"{format_seconds(rank.per_sample_s)} per sample, waits {format_seconds(rank.wait_s)} per round"
+        speed = f"{format_seconds(rank.per_sample_s)} per sample"
+        if rank.fixed_s > 0:
+            speed += f", of which {format_seconds(rank.fixed_s)} of a round do not grow with its samples"
+        waits = f"waits {format_seconds(rank.wait_s)} per round"
+        lines.append(
+            f"  rank {rank.member} on {rank.host}: {rank.samples:.0f} samples per round, {speed}, {waits}"
         )
-        lines.append(f"  rank {rank.member} on {rank.host}: {rank.samples:.0f} samples per round, {speed}")
     for rank in sorted((r for r in found.ranks if r.cause), key=lambda r: -r.slower):
-        lines.append(f"rank {rank.member} is {rank.slower:.2f} times slower: {rank.cause} ({rank.evidence})")
+        if rank.cause == "unclear":
+            lines.append(
+                f"rank {rank.member} may be slow: {rank.evidence}, but its rounds of fewer samples take no longer; "
+                "as shares never changed, a fixed part of a round cannot be told from a slow rank"
+            )
+        else:
+            lines.append(
+                f"rank {rank.member} is {rank.slower:.2f} times slower: {rank.cause} ({rank.evidence})"
+            )
     if not any(rank.cause for rank in found.ranks):
         lines.append("no rank is slow")
     part = found.exchange_s / found.round_s
@@ -189,4 +285,19 @@ def render(found: Diagnosis) -> str:
             f"network: an exchange takes {format_seconds(found.exchange_s)}, {format_share(part)} of a round, on "
             "all ranks; whose link is slow does not show here"
         )
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_speed_lines(found)]) + "\n"
+
+
+def _speed_lines(found: Diagnosis) -> Iterator[str]:
+    """A row for each stretch of rounds: every rank's speed, and its samples."""
+    yield f"samples per second in a {_round_of(found.usual_samples)} (and samples per round):"
+    header = ("rounds", *(f"rank {rank.member}" for rank in found.ranks))
+    rows = [
+        (f"{s.first_round}-{s.last_round}", *(
+            f"{speed:.4g} ({n:.0f})" for speed, n in zip(s.samples_per_s, s.samples, strict=True)
+        ))
+        for s in found.speeds
+    ]  # fmt: skip
+    widths = [max(len(row[k]) for row in (header, *rows)) for k in range(len(header))]
+    for row in (header, *rows):
+        yield "  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -45,6 +46,7 @@ class LiveRun:
     update_s: Floats
     exchanged: Bools  # (rounds,)
     points: tuple[Point, ...]
+    unheard: frozenset[int]  # points at which the policy was due, and failed, came late or was not asked
     notes: tuple[str, ...]
 
     @property
@@ -87,7 +89,7 @@ def read_run(folder: Path, policy: Policy | None = None) -> LiveRun:
         notes.append(f"the group changed after round {len(exchanged) - 1}: what followed is not simulated")
     failed = sum(line.get("event") == "decision-failed" for line in lines[leader])
     if failed:
-        notes.append(f"{failed} decisions failed or came late live; the twin makes them in time")
+        notes.append(f"{failed} decisions failed or came late live; the twin leaves them out, too")
     samples, stall_s, compute_s, tail_s, update_s = columns
     return LiveRun(
         folder=folder,
@@ -101,6 +103,7 @@ def read_run(folder: Path, policy: Policy | None = None) -> LiveRun:
         update_s=update_s,
         exchanged=exchanged,
         points=tuple(_points(folder, leader, lines[leader], len(exchanged))),
+        unheard=_unheard(lines[leader]),
         notes=tuple(notes),
     )
 
@@ -242,3 +245,11 @@ def _points(folder: Path, leader: int, lines: Sequence[Mapping[str, Any]], round
                 return
             if line["time_s"] in entries:  # a full disk may have cost one or the other
                 yield Point(int(line["point"]), int(line["rounds"]), entries[line["time_s"]])
+
+
+def _unheard(lines: Sequence[Mapping[str, Any]]) -> frozenset[int]:
+    """Points between two decisions that followed one another; where a full disk cost lines, nothing is known."""
+    told = [(0, 0), *((line["number"], line["point"]) for line in lines if line.get("event") == "decision")]
+    pairs = itertools.pairwise(told)
+    between = (range(a + 1, b) for (one, a), (next_one, b) in pairs if next_one == one + 1)
+    return frozenset(point for points in between for point in points)

@@ -11,30 +11,26 @@ what is compared are the decisions, and the step times that they lead to.
 from __future__ import annotations
 
 import math
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
-from equipoise.policies.contract import Decision, Kind, Memory, Plan, Policy, Stage, refine
-from equipoise.policies.observation import Observation
-from equipoise.policies.record.journal import JournalError, read, replay
+from equipoise.policies.contract import Decision, Policy
+from equipoise.policies.record.journal import JournalError, replay
 from equipoise.sim.loading.file import from_mapping
 from equipoise.sim.run import run as simulate
 from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.scenario.tree import InputError
-from equipoise.study.twin.compare import Parting, actions, first_difference, identical, parting, without
+from equipoise.study.twin.compare import Parting, actions, first_difference, identical, parting
+from equipoise.study.twin.eyes import AsLive, levers
 from equipoise.study.twin.fit import Measured, measure, scenario_data
 from equipoise.study.twin.record import LiveRun, Point, journals
 
-_FIELDS = {
-    "samples": "samples_per_step", "moves": "moves", "order": "fetch_order", "interval": "sync_interval",
-    "share": "gpu_share", "resize": "allocation",
-}  # fmt: skip
-"""Levers of a live run and the fields of a plan that use them."""
+SEEDS = 5  # noise of the prediction itself is averaged away over so many
+_NOISY = 0.002  # variation of steps; below it, one will do
 
 
 @dataclass(frozen=True)
@@ -74,22 +70,6 @@ class Twin:
         return float(np.median([w.error for w in self.windows])) if self.windows else math.nan
 
 
-@dataclass(frozen=True)
-class Held(Stage):
-    """The last stage of a twin whose live run only advised: takes back what was not carried out there."""
-
-    name: ClassVar[str] = "held"
-    kind: ClassVar[Kind] = "tasks"
-    needs: ClassVar[frozenset[str]] = frozenset()
-
-    fields: tuple[str, ...] = ()
-
-    def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
-        """The plan without `fields`; the start of the job is let through."""
-        kept = [f for f in self.fields if not (f == "allocation" and len(observation.waiting))]
-        return without(plan, kept), memory
-
-
 def twin(run: LiveRun, seed: int = 0) -> Twin:
     """Build the twin of a live run, simulate it, and compare.
 
@@ -99,12 +79,14 @@ def twin(run: LiveRun, seed: int = 0) -> Twin:
         raise InputError([f"{run.folder}: no decision is on record, there is nothing to compare"])
     measured = measure(run)
     scenario, simulated = _simulated(run, measured, seed)
-    pairs = [(p, simulated[p.point - 1]) for p in run.points if p.point <= len(simulated)]
+    others = range(1, SEEDS) if measured.step_cov > _NOISY else ()
+    everywhere = [simulated, *(_simulated(run, measured, seed + k)[1] for k in others)]
+    pairs = [(p, simulated[p.point - 1]) for p in run.points if all(p.point <= len(s) for s in everywhere)]
     live = [point.entry.decision for point, _ in pairs]
     other = [decision for _, decision in pairs]
     same = identical(live, other)
     return Twin(
-        run, measured, scenario, tuple(_windows(run, pairs, simulated)), same,
+        run, measured, scenario, tuple(_windows(run, pairs, everywhere)), same,
         parting(run.policy, live, other), replayed(run.folder, run.policy),
     )  # fmt: skip
 
@@ -152,35 +134,35 @@ def _decisions(
 ) -> tuple[Scenario, list[Decision]]:
     stages = run.manifest.get("stages") or ["fifo"]
     scenario = from_mapping(scenario_data(run, measured, events, stages))
-    held = _held(run)
-    policy = Policy(run.policy.name, (*run.policy.stages, Held(held))) if held else run.policy
-    with tempfile.TemporaryDirectory(prefix="equipoise-twin-") as folder:
-        path = Path(folder) / "decisions.jsonl"
-        simulate(scenario, policy=policy, seed=seed, journal=path)
-        found = [entry.decision for entry in read(path)]
-    started = [d for d in found if len(d.observation.workers)]
-    if held:  # what the policy wanted, before it was taken back
-        started = [refine(run.policy, d.observation, d.memory_before) for d in started]
-    return scenario, started
-
-
-def _held(run: LiveRun) -> tuple[str, ...]:
-    """Fields of plans that the live run did not carry out, whatever they said."""
     allowed = run.manifest.get("allow", ()) if run.manifest["mode"] == "act" else ()
-    return tuple(field for lever, field in _FIELDS.items() if lever not in allowed)
+    found: list[Decision] = []
+    eyes = AsLive(
+        run.policy,
+        found,
+        levers() - set(allowed),
+        run.unheard,
+        measured.fixed_samples,
+        measured.update_samples,
+    )
+    simulate(scenario, policy=Policy(run.policy.name, (eyes,)), seed=seed)
+    return scenario, found
 
 
 def _begin_of_round(begin: int, run: LiveRun, simulated: Sequence[Decision]) -> float:
-    """When round `begin` begins in the simulation, less half a round: a period keeps the speed it began with."""
+    """When round `begin` begins in the simulation, less half a round: a period keeps the speed it began with.
+
+    Rounds are told by the samples before them: the last of an epoch may be short.
+    """
+    each = run.samples.sum(axis=0)
+    wanted = float(each[:begin].sum()) - 0.5 * float(each[begin])
     at_s = trained = 0.0
-    batch = float(run.manifest["global_batch"])
     for decision in simulated:
-        rounds = _trained(decision) / batch
-        if trained + rounds > begin:
-            return at_s + (begin - trained - 0.5) * (decision.observation.time_s - at_s) / rounds
-        at_s, trained = decision.observation.time_s, trained + rounds
-    last_s = _step_s(simulated[-1], batch) if simulated else 0.0
-    return at_s + max(0.5, begin - trained - 0.5) * last_s
+        new = _trained(decision)
+        if trained + new > wanted:
+            return at_s + (wanted - trained) * (decision.observation.time_s - at_s) / new
+        at_s, trained = decision.observation.time_s, trained + new
+    batch = float(run.manifest["global_batch"])
+    return at_s + (wanted - trained) / batch * (_step_s(simulated[-1], batch) if simulated else 0.0)
 
 
 def _trained(decision: Decision) -> float:
@@ -194,16 +176,20 @@ def _step_s(decision: Decision, batch: float) -> float:
     return batch / float(decision.observation.jobs.throughput_samples_per_s[0])
 
 
+def _mean_step_s(decisions: Sequence[Decision], batch: float) -> float:
+    """Time per global batch in the windows before these decisions."""
+    return sum(d.observation.window_s for d in decisions) * batch / sum(map(_trained, decisions))
+
+
 # -- the comparison ------------------------------------------------------------------------------------------
 
 
 def _windows(
-    run: LiveRun, pairs: Sequence[tuple[Point, Decision]], simulated: Sequence[Decision]
+    run: LiveRun, pairs: Sequence[tuple[Point, Decision]], simulated: Sequence[Sequence[Decision]]
 ) -> Iterator[Window]:
-    """The rounds before each decision, where some of them were timed."""
+    """The rounds before each decision, where some of them were timed; `simulated` on several seeds: their mean."""
     batch, round_s, first, before = float(run.manifest["global_batch"]), run.round_s, 0, 0
     for point, decision in pairs:
-        same = simulated[before : point.point]  # more than one where a decision failed live
         part, live = slice(first, point.rounds), point.entry.decision
         timed = np.isfinite(round_s[part])  # without the rounds that a pause held up
         trained = float(run.samples[:, part][:, timed].sum())
@@ -215,7 +201,8 @@ def _windows(
                 samples=tuple(run.samples[:, point.rounds - 1].tolist()),
                 interval=int(live.observation.jobs.sync_interval[0]),
                 measured_s=float(round_s[part][timed].sum()) * batch / trained,
-                predicted_s=sum(d.observation.window_s for d in same) * batch / sum(map(_trained, same)),
+                # Several simulated decisions where one failed live.
+                predicted_s=float(np.mean([_mean_step_s(s[before : point.point], batch) for s in simulated])),
                 equal=first_difference(actions(live), actions(decision)) is None,
             )
         first, before = point.rounds, point.point

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -9,13 +10,13 @@ import pytest
 
 pytest.importorskip("torch")
 
-from equipoise.live.decide.growth import Growth
 from equipoise.live.decide.window import Telemetry, Window, measure
 from equipoise.live.decide.world import LiveWorld
 from equipoise.live.group.places import Place
 from equipoise.live.options import Options
 from equipoise.live.train.rounds import COLUMNS, COMPUTE, SAMPLES, TAIL
 from equipoise.policies.contract import refine
+from equipoise.policies.growth import Growth
 from equipoise.policies.observation import Floats, Ints
 from equipoise.policies.registry import make_policy
 
@@ -39,8 +40,9 @@ def trained(fixed: float, slow: float, last: int, *, learns: bool = True) -> lis
     policy, memory, shares = make_policy("s2"), {}, np.array([32, 32])
     for k in range(DECISIONS):
         seen = window(shares, fixed, np.array([1.0, slow if 10 <= k < last else 1.0]), rng)
-        part.learn(seen)
-        seen = replace(seen, fixed_s=part.fixed_s(seen)) if learns else seen
+        part.learn(seen.each(), seen.step_s)
+        fixed_s = np.fmax(seen.fixed_s, part.sure.fixed_s(seen.each(), seen.step_s))
+        seen = replace(seen, fixed_s=fixed_s) if learns else seen
         world.started_s -= seen.span_s  # so long ago did it begin
         unknown = np.full(2, np.nan)
         world.shares, world.telemetry = shares, Telemetry(seen, unknown, unknown, unknown, first_free_round=k)
@@ -67,20 +69,47 @@ def test_what_was_learnt_of_a_slow_rank_does_not_keep_it_from_its_share_later(fi
     assert trained(fixed, 2.0, 20)[0] == pytest.approx(32, abs=2)
 
 
+PAIRS = ((32, 32), (40, 24), (28, 36), (40, 24))
+
+
 @pytest.mark.parametrize(
-    ("fixed", "noise", "grows"), [(1e4, 0.02, False), (32.0, 0.02, True), (1e4, 0.5, True)]
+    ("fixed", "noise", "least", "most"),
+    [
+        (1e4, 0.02, math.inf, math.inf),
+        (32.0, 0.02, 20.0, 33.0),
+        (0.0, 0.02, 0.0, 0.1),
+        (1e4, 0.5, 0.0, 100.0),
+    ],
 )
-def test_nothing_grows_only_where_that_is_sure(fixed: float, noise: float, grows: bool) -> None:
+def test_what_does_not_grow_is_said_only_as_far_as_it_is_sure(
+    fixed: float, noise: float, least: float, most: float
+) -> None:
     rng, growth = np.random.default_rng(2), Growth()
-    for pair in ((32, 32), (40, 24), (28, 36), (40, 24)):
+    assert not growth.is_known
+    for pair in PAIRS:
         seen = window(np.array(pair), fixed, np.exp(noise * rng.standard_normal(2)), rng)
-        growth.learn(seen)
-    assert growth.is_seen == grows
-    assert (growth.fixed_s(seen) == (seen.fixed_s if grows else seen.step_s)).all()
+        growth.learn(seen.each(), seen.step_s)
+    assert growth.is_known
+    assert least <= growth.sure.fixed_samples <= most
+    assert growth.law.fixed_samples >= growth.sure.fixed_samples
+
+
+@pytest.mark.parametrize("fixed", [0.0, 3.0, 32.0, 150.0])
+def test_the_law_is_found_where_nothing_varies(fixed: float) -> None:
+    """Two workers of other speeds, t = speed * (fixed + n)."""
+    growth = Growth()
+    for pair in PAIRS:
+        samples = np.array(pair, dtype=float)
+        growth.learn(samples, np.array([1.0, 3.0]) * (fixed + samples))
+    assert growth.law.fixed_samples == pytest.approx(fixed, rel=1e-3, abs=1e-3)
+    assert growth.sure.fixed_s(np.array([10.0]), np.array([2.0])) == pytest.approx(
+        [2.0 * fixed / (fixed + 10.0)], rel=1e-3, abs=1e-3
+    )
 
 
 def test_an_old_change_of_shares_is_forgotten_so_that_one_is_tried_again() -> None:
-    rng, growth = np.random.default_rng(2), Growth()
+    growth = Growth()
     for pair in ((32, 32), (40, 24), (28, 36), *[(40, 24)] * 203):
-        growth.learn(window(np.array(pair), 1e4, np.ones(2), rng))
-    assert growth.is_seen
+        growth.learn(np.array(pair, dtype=float), np.ones(2))
+    assert not growth.is_known
+    assert growth.sure.fixed_samples == 0.0

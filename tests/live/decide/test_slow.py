@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,7 @@ pytest.importorskip("torch")
 from equipoise.live.decide.slow import LASTS, SlowRanks, causes
 from equipoise.live.decide.window import Window, measure
 from equipoise.live.train.rounds import COLUMNS, COMPUTE, SAMPLES, STALL, TAIL, UPDATE
+from equipoise.policies.growth import Law
 
 
 def window(ranks: int = 3, **extra_s: float) -> Window:
@@ -54,7 +57,10 @@ def test_a_rank_that_is_dealt_few_samples_is_not_slow_for_what_does_not_grow_wit
     rows[:, :, TAIL] = 0.02
     seen = measure(rows, [True] * 6)
     assert list(causes(seen, {})) == [1]
-    assert causes(seen, {}, grows=False) == {}
+    assert causes(seen, {}, Law(math.inf)) == {}
     rows[0, :, COMPUTE] *= 2
-    slow = causes(measure(rows, [True] * 6), {}, grows=False)
-    assert slow == {0: ("compute", "2.00 times; 200 ms per round, the others 100 ms")}
+    slow = causes(measure(rows, [True] * 6), {}, Law(math.inf))
+    assert slow == {0: ("compute", "2.00 times; 200 ms per round of 30 samples, the others 100 ms")}
+    rows[:, :, COMPUTE] = np.array([[0.04], [0.04]])  # (10 + n) ms, and twice that
+    slow = causes(measure(rows, [True] * 6), {}, Law(10.0))
+    assert slow == {1: ("compute", "2.00 times; 40 ms per round of 10 samples, the others 20 ms")}

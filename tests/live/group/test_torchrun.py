@@ -1,13 +1,22 @@
-"""Inside a rendezvous that exists: real torchrun with c10d ends all ranks when one dies, and starts them again."""
+"""Inside a rendezvous that exists: real torchrun ends all ranks when one dies, and starts them again.
+
+With c10d, and with etcd where its server and its Python client (of the system, say) are installed.
+"""
 
 from __future__ import annotations
 
 import collections
+import contextlib
 import json
 import os
+import shutil
+import socket
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,19 +70,70 @@ torch.distributed.destroy_process_group()
 """
 
 
+@contextlib.contextmanager
+def etcd(folder: Path) -> Iterator[tuple[list[str], str]]:
+    """(torchrun's options, a search path that its client is on) of an etcd that runs meanwhile."""
+    program = shutil.which("etcd")
+    client = [
+        Path(p) / "etcd" for p in (*sys.path, "/usr/lib/python3/dist-packages") if (Path(p) / "etcd").is_dir()
+    ]
+    if program is None or not client:
+        pytest.skip("no etcd, or not its Python client")
+    for name in ("etcd", "dns", "urllib3", "six.py"):  # of that folder nothing else
+        (folder / name).symlink_to(client[0].parent / name)
+    ports = [free_port() for _ in range(2)]
+    mine, peers = (f"http://127.0.0.1:{port}" for port in ports)
+    command = [program, "--enable-v2", "--data-dir", str(folder / "data"), "--listen-client-urls", mine,
+               "--advertise-client-urls", mine, "--listen-peer-urls", peers]  # fmt: skip
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        wait_for_port(ports[0], server)
+        yield ["--rdzv-backend", "etcd-v2", "--rdzv-endpoint", f"127.0.0.1:{ports[0]}"], str(folder)
+    finally:
+        server.kill()
+        server.wait()
+
+
+def free_port() -> int:
+    """One that nobody listens on."""
+    with socket.socket() as own:
+        own.bind(("127.0.0.1", 0))
+        return int(own.getsockname()[1])
+
+
+def wait_for_port(port: int, server: subprocess.Popen[bytes]) -> None:
+    """Until somebody listens there."""
+    while True:
+        assert server.poll() is None, "etcd ended"
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return
+        time.sleep(0.05)
+
+
+@contextlib.contextmanager
+def c10d(folder: Path) -> Iterator[tuple[list[str], str]]:
+    """torchrun's own rendezvous."""
+    yield ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"], str(folder)
+
+
 @pytest.mark.long
-def test_after_a_death_torchrun_goes_on_from_the_checkpoint_with_every_sample_once(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(SCRIPT)
-    torchrun = ["torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1"]
-    c10d = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", *torchrun, *c10d, "train.py"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+@pytest.mark.parametrize("rendezvous", [c10d, etcd])
+def test_after_a_death_torchrun_goes_on_from_the_checkpoint_with_every_sample_once(
+    rendezvous: Any, tmp_path: Path
+) -> None:
+    work, outer = tmp_path / "work", tmp_path / "outer"
+    work.mkdir()
+    outer.mkdir()
+    (work / "train.py").write_text(SCRIPT)
+    torchrun = ["torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1", "--rdzv-id", "job"]
+    with rendezvous(outer) as (options, path):
+        search = os.pathsep.join([str(ROOT), path])
+        environment = {**os.environ, "PYTHONPATH": search, "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", *torchrun, *options, "train.py"]
+        done = subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [f"from {SAVED} to {SAMPLES // BATCH} on 2"] * 2
     parts = [
-        json.loads((tmp_path / f"{when}-{k}.json").read_text())
-        for when in ("before", "after")
-        for k in (0, 1)
+        json.loads((work / f"{when}-{k}.json").read_text()) for when in ("before", "after") for k in (0, 1)
     ]
     assert collections.Counter(i for part in parts for i in part) == collections.Counter(range(SAMPLES))

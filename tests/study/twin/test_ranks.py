@@ -23,6 +23,10 @@ def write(folder: Path, ranks: list[dict[str, Any]], devices: list[dict[str, Any
     (folder / "manifest.json").write_text(json.dumps(manifest))
     for m, own in enumerate(ranks):
         rounds = [{"round": k, "exchanged": True, **USUAL, **own} for k in range(20)]
+        for line in rounds:  # what is given by round
+            line.update(
+                {name: value[line["round"]] for name, value in line.items() if isinstance(value, list)}
+            )
         rounds[5] = {**rounds[5], "stall_s": None, "paused": True}  # and is left out
         device = {"event": "device", "preempted": 0, **(devices[m] if devices else {})}
         notes = [{**device, "unix_s": t, "preempted": device["preempted"] * t} for t in (0.0, 2.0)]
@@ -68,6 +72,45 @@ def test_a_rank_with_more_samples_is_not_slow(tmp_path: Path) -> None:
     found = diagnose(write(tmp_path / "run", [{}, double]))
     assert [rank.cause for rank in found.ranks] == [None, None]
     assert "no rank is slow" in render(found)
+
+
+def dealt(samples: list[int], slow: float, fixed_s: float, each_s: float) -> dict[str, Any]:
+    """Rounds of so many samples that take slow * (fixed + each * samples)."""
+    return {"samples": samples, "compute_s": [slow * (fixed_s + each_s * n) for n in samples], "stall_s": 0.0}
+
+
+def test_a_rank_with_few_samples_is_not_slow_for_what_does_not_grow(tmp_path: Path) -> None:
+    few, many = [8] * 6 + [6] * 7 + [4] * 7, [8] * 6 + [10] * 7 + [12] * 7
+    own = [dealt(few, 1.0, 0.016, 0.001), dealt(many, 1.0, 0.016, 0.001)]
+    found = diagnose(write(tmp_path / "equal", own))
+    assert [rank.cause for rank in found.ranks] == [None, None]
+    assert found.ranks[0].fixed_s == pytest.approx(0.024, rel=0.02)
+    slow = [dealt(few, 2.0, 0.016, 0.001), dealt(many, 1.0, 0.016, 0.001)]
+    found = diagnose(write(tmp_path / "slow", slow))
+    assert [rank.cause for rank in found.ranks] == ["compute", None]
+    assert "per round of 6 samples" in found.ranks[0].evidence
+    assert found.ranks[0].slower > 1.6
+
+
+def test_shares_that_never_changed_leave_open_whether_a_rank_is_slow(tmp_path: Path) -> None:
+    same = [dealt([4] * 20, 1.0, 0.1, 0.0), dealt([12] * 20, 1.0, 0.1, 0.0)]
+    found = diagnose(write(tmp_path / "same", same))
+    assert [rank.cause for rank in found.ranks] == ["unclear", None]
+    assert "cannot be told from a slow rank" in render(found)
+    slow = [dealt([4] * 20, 2.0, 0.1, 0.0), dealt([12] * 20, 1.0, 0.1, 0.0)]
+    found = diagnose(write(tmp_path / "slow", slow))
+    assert [rank.cause for rank in found.ranks] == ["compute", None]  # it is slower per round, too
+
+
+def test_speeds_over_time_are_shown(tmp_path: Path) -> None:
+    times = [0.084] * 10 + [0.184] * 10
+    found = diagnose(write(tmp_path / "run", [{"compute_s": times}, {}]))
+    first, second = found.speeds
+    assert (first.first_round, second.last_round) == (0, 19)
+    assert first.samples_per_s == pytest.approx((80.0, 8 / 0.096), rel=1e-6)
+    assert second.samples_per_s == pytest.approx((40.0, 8 / 0.096), rel=1e-6)
+    assert "11-19" in render(found)
+    assert "40 (8)" in render(found)
 
 
 def test_a_slow_network_is_the_jobs(tmp_path: Path) -> None:

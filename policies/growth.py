@@ -1,0 +1,128 @@
+"""What of a worker's step does not grow with its samples, learnt from the steps around changes of shares.
+
+A step that takes equally long whatever is dealt (launches, weights read from memory, a fixed wait) looks slow
+per sample where few are dealt: a worker that is slow for another reason is dealt fewer and fewer, and nothing is
+gained.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from equipoise.policies.observation import Floats
+
+LEAST_PAIRS = 4
+LEAST_ROUNDS = 3  # of a window that is worth learning from
+_LEAST_CHANGE = 0.05  # of the logarithm of a worker's samples; a smaller one tells nothing
+_ALL_FIXED = 0.15  # part that grows; what another deal could gain at most
+_FORGOTTEN = 200  # windows after which a change of shares no longer counts, so that one is tried again
+_PAIRS = 512  # that are kept
+
+
+@dataclass(frozen=True, slots=True)
+class Law:
+    """A worker's step of n samples takes its own time per sample * (`fixed_samples` + n).
+
+    0: all of it grows with the samples; infinity: nothing does.
+    """
+
+    fixed_samples: float = 0.0
+
+    def work(self, samples: Floats) -> Floats:
+        """What a step of `samples` is in units that take a worker equally long: samples, or steps; any shape."""
+        return np.ones_like(samples) if math.isinf(self.fixed_samples) else self.fixed_samples + samples
+
+    def fixed_s(self, samples: Floats, took_s: Floats) -> Floats:
+        """Seconds that do not grow, of steps of `samples` that took so long; any shape."""
+        if math.isinf(self.fixed_samples):
+            return took_s
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return took_s * (self.fixed_samples / (self.fixed_samples + samples))
+
+
+ALL_GROWS = Law()
+
+
+class Growth:
+    """Learns one law for all workers of a job, whose speeds may differ and drift, by least squares.
+
+    Two windows in a row in which a worker had other samples are a pair: ln t2/t1 = ln (c + n2)/(c + n1), whatever
+    its speed. What is sure is the law of least fixed time within two standard errors.
+    """
+
+    def __init__(self, forgotten: int = _FORGOTTEN) -> None:
+        """`forgotten`: windows after which a pair no longer counts."""
+        self._forgotten = forgotten
+        self._windows = 0
+        self._last: tuple[Floats, Floats] | None = None  # samples per step and seconds, by worker
+        self._pairs: deque[tuple[int, float, float, float]] = deque(maxlen=_PAIRS)  # window, n1, n2, ln t2/t1
+        self._laws: tuple[Law, Law] | None = None
+
+    def learn(self, samples: Floats, took_s: Floats) -> None:
+        """Take in the next window of the same workers: samples and seconds of a step, (workers,); NaN: unknown."""
+        self._windows += 1
+        while self._pairs and self._pairs[0][0] < self._windows - self._forgotten:
+            self._pairs.popleft()
+            self._laws = None
+        before, self._last = self._last, (samples, took_s)
+        if before is None:
+            return
+        with np.errstate(divide="ignore", invalid="ignore"):
+            change, answer = np.log(samples / before[0]), np.log(took_s / before[1])
+        for n1, n2, c, a in zip(
+            before[0].tolist(), samples.tolist(), change.tolist(), answer.tolist(), strict=True
+        ):
+            if abs(c) >= _LEAST_CHANGE and math.isfinite(c) and math.isfinite(a):
+                self._pairs.append((self._windows, n1, n2, a))
+                self._laws = None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether shares changed often enough to tell."""
+        return len(self._pairs) >= LEAST_PAIRS
+
+    @property
+    def law(self) -> Law:
+        """The law that fits best; that all grows where too little is known."""
+        return self._found()[0]
+
+    @property
+    def sure(self) -> Law:
+        """The law of least fixed time that is as likely but for two standard errors."""
+        return self._found()[1]
+
+    def _found(self) -> tuple[Law, Law]:
+        if not self.is_known:
+            return ALL_GROWS, ALL_GROWS
+        if self._laws is None:
+            self._laws = self._fit()
+        return self._laws
+
+    def _fit(self) -> tuple[Law, Law]:
+        _, n1, n2, answer = np.array(self._pairs).T
+        usual = math.exp(float(np.log(n1 * n2).mean()) / 2.0)
+
+        def left(growing: Floats) -> Floats:
+            """Sum of squares that is left where these parts of a step of `usual` samples grow."""
+            fixed = usual * (1.0 - growing)[:, None]
+            ratio = (fixed + growing[:, None] * n2) / (fixed + growing[:, None] * n1)
+            return np.asarray(((answer - np.log(ratio)) ** 2).sum(axis=1))
+
+        parts = np.linspace(0.0, 1.0, 101)
+        near = parts[int(np.argmin(left(parts)))]
+        finer = np.unique(np.clip(near + np.linspace(-0.01, 0.01, 201), 0.0, 1.0))
+        parts = np.unique(np.concatenate([parts, finer]))
+        squares = left(parts)
+        best = int(np.argmin(squares))
+        likely = squares <= squares[best] * (1.0 + 4.0 / (len(answer) - 1))
+        most = float(parts[likely].max())
+        return _law(float(parts[best]), usual), _law(most, usual)
+
+
+def _law(growing: float, usual: float) -> Law:
+    """A law of which this part of a step of `usual` samples grows."""
+    return Law(usual * (1.0 - growing) / growing if growing >= _ALL_FIXED else math.inf)

@@ -1,0 +1,83 @@
+"""A policy in the simulator that sees and acts as it did in the live job whose twin is made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+
+from equipoise.policies.contract import UNCHANGED, Decision, Kind, Memory, Plan, Policy, Stage, refine
+from equipoise.policies.growth import LEAST_ROUNDS, Growth
+from equipoise.policies.observation import Observation, writable
+
+_FIELDS = {
+    "samples": ("samples_per_step",), "moves": ("moves",), "order": ("fetch_order",), "batch": ("global_batch",),
+    "interval": ("sync_interval",), "share": ("gpu_share",), "resize": ("allocation",),
+}  # fmt: skip
+"""Levers of a live run and the fields of a plan that use them."""
+
+
+@dataclass(frozen=True)
+class AsLive(Stage):
+    """All stages of a policy, asked as a live job asks them.
+
+    It sees what a live job measures of the fixed part of a step: the update, and what changes of shares taught. It
+    is not asked where it was not heard live, and what the live job did not carry out is taken back.
+    """
+
+    name: ClassVar[str] = "as-live"
+    kind: ClassVar[Kind] = "tasks"
+
+    policy: Policy
+    decided: list[Decision]  # filled: what the policy wanted at each point, the start of the job left out
+    held: frozenset[str]  # levers that were not pulled live, whatever the plan
+    unheard: frozenset[int]  # points, from 1 on, at which there was no decision live
+    fixed_samples: float  # fixed part of a step, as so many samples
+    update_samples: float  # of these, what a live job measures as the update
+
+    def initial(self) -> Memory:
+        """Memory of the policy, and what was learnt of steps."""
+        return {"policy": self.policy.initial(), "growth": Growth()}
+
+    def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
+        """What the policy wants and the live job would carry out."""
+        if not len(observation.workers):
+            decision = refine(self.policy, observation, memory["policy"])
+            return decision.plan, {**memory, "policy": decision.memory}
+        seen = self._seen(observation.snapshot(), memory["growth"])
+        if len(self.decided) + 1 in self.unheard:
+            before = memory["policy"]
+            self.decided.append(Decision(seen, UNCHANGED, before, before))
+            return plan, memory
+        decision = refine(self.policy, seen, memory["policy"])
+        self.decided.append(decision)
+        fields = [field for lever in self.held for field in _FIELDS[lever]]
+        kept = [field for field in fields if not (field == "allocation" and len(observation.waiting))]
+        return without(decision.plan, kept), {**memory, "policy": decision.memory}
+
+    def _seen(self, observation: Observation, growth: Growth) -> Observation:
+        """The observation with the fixed part of a step as a live job knows it."""
+        workers = observation.workers
+        with np.errstate(divide="ignore", invalid="ignore"):
+            samples = workers.step_s / workers.response_s_per_sample
+            update_s = workers.step_s * self.update_samples / (self.fixed_samples + samples)
+        batch = float(observation.jobs.global_batch[0])
+        rounds = float(observation.jobs.throughput_samples_per_s[0]) * observation.window_s / batch
+        if rounds > LEAST_ROUNDS - 0.5:
+            growth.learn(samples, workers.step_s)
+        fixed_s = np.nan_to_num(np.fmax(update_s, growth.sure.fixed_s(samples, workers.step_s)))
+        changed = type(workers).of(**workers.as_dict())
+        writable(changed, "fixed_s")[:] = fixed_s
+        return replace(observation, workers=changed)
+
+
+def without(plan: Plan, fields: Sequence[str]) -> Plan:
+    """The plan with some fields left as they are."""
+    return plan.with_(**dict.fromkeys(fields))
+
+
+def levers() -> frozenset[str]:
+    """All levers of a live run."""
+    return frozenset(_FIELDS)

@@ -1,0 +1,153 @@
+"""Records of live runs whose times are given: the code of a live run decides and writes, nothing is trained."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+from unittest.mock import patch
+
+import numpy as np
+
+from equipoise.live.decide.leader import HEADER, Leader, pack
+from equipoise.live.decide.telemetry import Recorder
+from equipoise.live.group.places import Place
+from equipoise.live.options import Options
+from equipoise.live.train.rounds import COLUMNS, RoundInfo
+from equipoise.live.train.sampler import ShareSampler
+from equipoise.policies.contract import Kind, Memory, Plan, Policy, Stage
+from equipoise.policies.observation import Floats, Observation
+from equipoise.policies.registry import make_policy
+
+
+@dataclass(frozen=True)
+class Raises(Stage):
+    """Always fails."""
+
+    name: ClassVar[str] = "raises"
+    kind: ClassVar[Kind] = "tasks"
+
+    def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
+        raise RuntimeError("no")
+
+
+@dataclass
+class Given:
+    """Ranks whose rounds take slow * (fixed + each * samples) seconds, computing and waiting for data apart."""
+
+    fixed_s: float = 20e-3
+    update_part: float = 0.5  # of the fixed time
+    each_s: float = 2e-3
+    stall_part: float = 0.1  # of what grows with the samples
+    exchange_s: float = 8e-3
+    slow: Callable[[int], Floats] = lambda k: np.array([2.0 if k >= 150 else 1.0, 1.0])  # by round and rank
+    pause: Callable[[int], float] = lambda k: 0.0  # seconds that rank 0 does something else before round k
+    step_cov: float = 0.0
+    rounds: int = 300
+    samples: int = 4096
+    policy: str = "s1+s2"
+    fails: frozenset[int] = frozenset()  # points at which the policy raises
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def write(given: Given, folder: Path, seed: int = 0) -> Path:
+    """Make the run of `given`; returns its folder."""
+    ranks = len(given.slow(0))
+    options = Options(**{"global_batch": 32, "decision_budget_s": 600.0, **given.options})
+    recorders = [Recorder(folder, rank) for rank in range(ranks)]
+    places = [Place(rank, f"h{rank}", "cpu") for rank in range(ranks)]
+    leader = Leader(options, make_policy(given.policy), recorders[0], places, resizable=False)
+    sampler = ShareSampler(
+        given.samples, rank=0, ranks=ranks, global_batch=options.global_batch,
+        micro_batch=options.micro_batch, shards=options.shards, seed=options.seed,
+    )  # fmt: skip
+    with patch("torch.distributed.get_backend", return_value="gloo"):
+        leader.write_manifest("run", sampler, [])
+    clock_s, random = 0.0, np.random.default_rng(seed)
+    leader.world.now_s = lambda: clock_s  # type: ignore[method-assign]
+    leader.world.started_s = 0.0
+    rows: list[Floats] = []
+    infos: list[RoundInfo] = []
+    begun_at: int | None = None
+    update_s, batches = np.zeros(ranks), iter(sampler)
+    for k in range(given.rounds):
+        try:
+            next(batches)
+        except StopIteration:
+            batches = iter(sampler)
+            next(batches)
+        drawn = sampler.current()
+        assert drawn is not None
+        n = np.array(drawn.samples, dtype=np.float64)
+        scale = given.slow(k) * np.exp(given.step_cov * random.standard_normal(ranks))
+        stall_s = scale * given.stall_part * given.each_s * n
+        compute_s = scale * (
+            (1 - given.stall_part) * given.each_s * n + (1 - given.update_part) * given.fixed_s
+        )
+        pause_s = np.zeros(ranks)
+        pause_s[0] = given.pause(k)
+        arrives_s = update_s + pause_s + stall_s + compute_s
+        tail_s = arrives_s.max() - arrives_s + given.exchange_s
+        clock_s += float(arrives_s.max()) + given.exchange_s
+        update_s = scale * given.update_part * given.fixed_s
+        nothing = np.full(ranks, math.nan)
+        paused = bool(pause_s.any())
+        row = np.stack([n, stall_s + pause_s, compute_s, tail_s, update_s, nothing, nothing], axis=1)
+        infos.append(RoundInfo(k, int(n[0]), True, False, drawn.samples, paused, tuple(n.tolist())))
+        rows.append(row)
+        assert row.shape == (ranks, len(COLUMNS))
+        sampler.finish(True)
+        sampler.commit()
+        if begun_at is not None and k + 1 - begun_at >= options.delay_rounds:
+            _act(leader, sampler)
+            begun_at = None
+        if begun_at is None and len(infos) >= options.decide_every:
+            with _failing(leader, leader.points + 1 in given.fails):
+                _report(leader, recorders, sampler, rows, infos)
+            rows, infos, begun_at = [], [], k + 1
+            if not options.delay_rounds:
+                _act(leader, sampler)
+                begun_at = None
+    for recorder in recorders:
+        recorder.close()
+    return folder
+
+
+@contextlib.contextmanager
+def _failing(leader: Leader, fails: bool) -> Iterator[None]:
+    """The policy that is asked inside raises, where it `fails`."""
+    decider = leader.decider
+    assert decider is not None
+    asked = patch.object(decider._worker, "_policy", Policy("raises", (Raises(),)))
+    with asked if fails else contextlib.nullcontext():
+        yield
+        while fails and decider._worker._answered.empty():  # the policy is asked in a thread
+            time.sleep(0.001)
+
+
+def _report(
+    leader: Leader,
+    recorders: list[Recorder],
+    sampler: ShareSampler,
+    rows: list[Floats],
+    infos: list[RoundInfo],
+) -> None:
+    table, gathered = np.stack(rows, axis=1), []
+    for rank, recorder in enumerate(recorders):
+        own = table[rank]
+        # Only the rank that pauses knows it.
+        own[[info.paused and rank == 0 for info in infos], 1:5] = math.nan
+        recorder.rounds(own, infos)
+        header = {"drawn": float(sampler.drawn), "gpu_share": 1.0}
+        gathered.append(pack([header.get(name, math.nan) for name in HEADER], own))
+    leader.begin(np.stack(gathered), infos, sampler, 1)
+
+
+def _act(leader: Leader, sampler: ShareSampler) -> None:
+    change = leader.answer(float(sampler.drawn))
+    if not change.is_empty():
+        sampler.schedule(change)
