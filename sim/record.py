@@ -44,7 +44,8 @@ class Run:
         refusals, exchanged_bytes (by gradients), transferred_bytes (of data), energy_j, cost_usd and its parts
         gpu_usd, energy_usd and storage_usd, and what of gpu_usd went to each use of GPU time that trains nothing
         (idle_usd, input_stall_usd, ...); tokens trained on, their model_flop, and the peak_flop of the GPUs held
-        (0: no model says them); carbon_kg where the scenario says where it runs.
+        (0: no model says them); carbon_kg where the scenario says where it runs; committed_usd and upfront_usd
+        where a contract binds for a term.
     inputs: hash or version by file or package of all that the records depend on; `identity` is the hash of these.
     cpu_s: processor time of the run; not part of its records, because it differs between equal runs.
     """
@@ -113,6 +114,7 @@ class Run:
         waste = {f"{use}_usd": self.totals.get(f"{use}_usd", math.nan) for use in WASTE}
         return {
             **of,
+            **{name: self.totals[name] for name in ("committed_usd", "upfront_usd") if name in self.totals},
             "waste_usd": math.fsum(waste.values()),
             **waste,
             **self._model_work(of["cost_usd"]),

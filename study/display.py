@@ -39,6 +39,8 @@ LABELS = {
     "energy_j": "energy",
     "carbon_kg": "CO2",
     "cost_usd": "cost",
+    "committed_usd": "  bound by contracts",
+    "upfront_usd": "  of it in advance",
     "waste_usd": "  wasted",
     "idle_usd": "    idle",
     "input_stall_usd": "    input stall",

@@ -140,7 +140,7 @@ class Comparison:
         return Cell(metric, policy, value, ratio, bound, over, difference, p, paired_effect(mine, first))
 
     def _values(self, metric: str, policy: str) -> list[float]:
-        values = [result.metrics[metric] for result in self.of(policy)]
+        values = [result.metrics.get(metric, math.nan) for result in self.of(policy)]
         # A share that is nothing but rounding (total less parts) must not become a ratio.
         residue = _RESIDUE if metric.endswith("_ratio") else 0.0
         return [0.0 if abs(value) < residue else value for value in values]
