@@ -38,7 +38,8 @@ class Run:
         completion_s (NaN: not completed), gpus, queueing_s, samples, useful_samples, lost_samples, steps,
         preemptions, restarts, and GPU-seconds by use (busy_gpu_s, input_stall_gpu_s, barrier_wait_gpu_s,
         exposed_communication_gpu_s, pipeline_bubble_gpu_s, tensor_exchange_gpu_s, restart_gpu_s,
-        lost_to_faults_gpu_s, useful_gpu_s), energy_j and cost_usd (NaN: not known).
+        lost_to_faults_gpu_s, useful_gpu_s), energy_j and cost_usd (NaN: not known); ran_on, the types of its GPUs,
+        where the cluster has several.
     config: the scenario with every default, as JSON.
     totals: numbers of the whole cluster: gpus, nodes, end_s, makespan_s, idle_gpu_s, down_gpu_s, decisions,
         refusals, exchanged_bytes (by gradients), transferred_bytes (of data), energy_j, cost_usd and its parts
@@ -91,14 +92,14 @@ class Run:
     def by_class(self) -> dict[str, float]:
         """Percentiles of waiting and completion of each class of jobs, as `queueing_p95_s[NAME]`.
 
-        A class is one of `workload.generate`, and also each number of GPUs, as "8 GPUs".
+        A class is one of `workload.generate`, each number of GPUs ("8 GPUs"), and each type that jobs ran on.
         """
         jobs, found = self.jobs, dict[str, float]()
         span_s = jobs["completion_s"] - jobs["arrival_s"]
         groups = {gpus_class(int(n)): jobs["gpus"] == n for n in np.unique(jobs["gpus"])}
-        classes = _classes(jobs)
-        if classes is not None:
-            groups |= {str(name): classes == name for name in sorted(set(classes.tolist()))}
+        for names in (_classes(jobs), jobs.get("ran_on")):
+            if names is not None:
+                groups |= {str(name): names == name for name in sorted(set(names.tolist()) - {""})}
         for name, rows in groups.items():
             done = rows & ~np.isnan(span_s)
             for q in (50, 95, 99):

@@ -140,7 +140,8 @@ class Results:
         for row, job in roster.training.items():
             for name in ("samples", "useful_samples", "lost_samples", "steps"):
                 columns[name][row] = getattr(job.progress.account, name)
-        return columns | {use.column: self.gpu_s[:, use].copy() for use in Use}
+        ran_on = {} if self.world.ran_on is None else {"ran_on": self.world.ran_on.column()}
+        return columns | ran_on | {use.column: self.gpu_s[:, use].copy() for use in Use}
 
     def _totals(self) -> dict[str, float]:
         world, gpus = self.world, float(len(self.world.cluster.gpus))

@@ -62,6 +62,8 @@ LABELS = {
 }
 METRICS = tuple(LABELS)
 """Names of `Run.summary`, in its order."""
+WHERE_BOUND = ("committed_usd", "upfront_usd")
+"""Metrics that only runs under a contract for a term have."""
 IN_DETAIL = (
     "idle_usd", "input_stall_usd", "barrier_wait_usd", "exposed_communication_usd", "pipeline_bubble_usd",
     "tensor_exchange_usd", "restart_usd", "lost_to_faults_usd", "energy_per_useful_sample_j",
