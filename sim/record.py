@@ -41,7 +41,8 @@ class Run:
         lost_to_faults_gpu_s, useful_gpu_s), energy_j and cost_usd (NaN: not known); ran_on, the types of its GPUs,
         where the cluster has several.
     config: the scenario with every default, as JSON.
-    totals: numbers of the whole cluster: gpus, nodes, end_s, makespan_s, idle_gpu_s, down_gpu_s, decisions,
+    totals: numbers of the whole cluster: gpus, nodes, end_s, makespan_s, idle_gpu_s, idle_late_gpu_s (after the
+        last arrival), down_gpu_s, decisions,
         refusals, exchanged_bytes (by gradients), transferred_bytes (of data), energy_j, cost_usd and its parts
         gpu_usd, energy_usd and storage_usd, and what of gpu_usd went to each use of GPU time that trains nothing
         (idle_usd, input_stall_usd, ...); tokens trained on, their model_flop, and the peak_flop of the GPUs held
@@ -84,6 +85,7 @@ class Run:
         row["goodput_ratio"] = float(jobs["useful_gpu_s"].sum()) / gpu_s
         row["gpu_busy_ratio"] = float(jobs["busy_gpu_s"].sum()) / gpu_s
         row["idle_ratio"] = totals["idle_gpu_s"] / gpu_s
+        row["idle_late_ratio"] = totals.get("idle_late_gpu_s", math.nan) / gpu_s
         for use in WASTE[1:]:
             row[f"{use}_ratio"] = float(jobs[f"{use}_gpu_s"].sum()) / gpu_s
         told = self.by_class() if _classes(self.jobs) is not None else {}

@@ -147,12 +147,15 @@ class Results:
         world, gpus = self.world, float(len(self.world.cluster.gpus))
         used = math.fsum(self.gpu_s[:, use].sum() for use in HELD_USES)
         there = gpus * (self.end_s - self.start_s)
+        late = gpus * max(0.0, self.end_s - world.held_late.after_s)
+        idle_late = late - world.held_late.gpu_s
         return {
             "gpus": gpus,
             "nodes": float(len(world.cluster.nodes)),
             "end_s": self.end_s,
             "makespan_s": self.end_s - self.start_s,
             "idle_gpu_s": 0.0 if abs(there - used) <= RESIDUE * there else there - used,
+            "idle_late_gpu_s": 0.0 if abs(idle_late) <= RESIDUE * late else idle_late,
             "decisions": float(world.decided),
             "refusals": float(len(world.refusals)),
             "exchanged_bytes": math.fsum(

@@ -29,6 +29,7 @@ LABELS = {
     "goodput_ratio": "goodput",
     "gpu_busy_ratio": "GPU busy",
     "idle_ratio": "idle",
+    "idle_late_ratio": "  after last arrival",
     "input_stall_ratio": "input stall",
     "barrier_wait_ratio": "barrier wait",
     "exposed_communication_ratio": "exposed comm.",
@@ -72,7 +73,7 @@ IN_DETAIL = (
 _DECIMALS = 3
 PER_JOB = tuple(f"{of}_p{q}_s" for of in ("completion", "queueing") for q in (50, 95, 99))
 _ONLY_SOME = ("pipeline_bubble_ratio", "tensor_exchange_ratio", "pipeline_bubble_usd", "tensor_exchange_usd")
-_IF_KNOWN = ("_usd", "_j", "_kg", "mfu_ratio", "tokens_per_s")
+_IF_KNOWN = ("_usd", "_j", "_kg", "mfu_ratio", "tokens_per_s", "idle_late_ratio")
 
 
 def folded(metric: str, *values: float) -> bool:

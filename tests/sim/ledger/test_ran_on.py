@@ -1,4 +1,4 @@
-"""On which types of GPUs each job ran: in the records, as classes of metrics, and in the tables."""
+"""On which types of GPUs each job ran, and how much of the idle time comes after the last arrival."""
 
 from __future__ import annotations
 
@@ -74,3 +74,16 @@ def test_tables_by_type(tmp_path: Path, capsys):
     page = by_type(read_study(tmp_path / "run"))
     assert "Waiting by type of GPU" in page
     assert f"{mean_s:.1f} s"[:4] in page
+
+
+def test_idle_time_after_the_last_arrival_counts_what_faults_interrupt():
+    crash = [{"kind": "crash", "node": "fast-0", "at": 20.0, "duration": 60.0}]
+    made = simulate(two_types([JOBS[0], {**JOBS[2], "gpus": 1}], faults={"events": crash}), "fifo")
+    end_s, last_s = made.totals["end_s"], 2.0
+    # From 2 s on the first holds two GPUs but for the time that it waits, the other one from its start to its end.
+    jobs = made.jobs
+    other = jobs["completion_s"][1] - max(jobs["start_s"][1], last_s)
+    first = 2 * (jobs["completion_s"][0] - last_s - jobs["queueing_s"][0])
+    assert jobs["restarts"].tolist() == [1, 0]
+    assert made.totals["idle_late_gpu_s"] == pytest.approx(4 * (end_s - last_s) - first - other)
+    assert made.totals["idle_late_gpu_s"] <= made.totals["idle_gpu_s"]
