@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from equipoise.policies.observation import Ints
 from equipoise.sim.cluster.cluster import Cluster
 from equipoise.sim.cluster.power import host_w
+from equipoise.sim.hardware.contracts import terms_of
 from equipoise.sim.hardware.profile import Measured
 from equipoise.sim.scenario.model import Faults, Scenario
 from equipoise.sim.scenario.units import format_scaled, format_seconds, format_share
@@ -20,6 +21,7 @@ def assumptions(scenario: Scenario, cluster: Cluster) -> Iterator[str]:
     """Lines on the power of hosts and GPUs, and on how much of their peak rate GPUs reach."""
     yield from _power(scenario, cluster)
     yield from _efficiency(scenario, cluster)
+    yield from _contracts(scenario)
 
 
 def _power(scenario: Scenario, cluster: Cluster) -> Iterator[str]:
@@ -35,6 +37,14 @@ def _power(scenario: Scenario, cluster: Cluster) -> Iterator[str]:
         drawn = format_scaled(host_w(typical[0], profile), "W")
         kind = profile.node_base_w.kind if profile.node_base_w is not None else "assumed"
         yield f"a host draws {drawn} beside its GPUs ({kind}, {profile.name}); give your own as 'host_power'"
+
+
+def _contracts(scenario: Scenario) -> Iterator[str]:
+    """Spot GPUs that nothing ever takes away."""
+    reclaimed = {scenario.faults.spot.group} if scenario.faults.spot is not None else set()
+    for group in scenario.cluster.groups:
+        if terms_of(group, scenario.cost)[1].kind == "spot" and group.name not in reclaimed:
+            yield f"spot nodes of {group.name!r} are never taken away here; give 'faults.spot'"
 
 
 def _efficiency(scenario: Scenario, cluster: Cluster) -> Iterator[str]:

@@ -11,7 +11,10 @@ from numpy.typing import NDArray
 
 KINDS = ("user", "account", "queue", "partition")
 Columns = Mapping[str, NDArray[Any]]
-USES = ("busy", "input_stall", "barrier_wait", "exposed_communication", "restart", "lost_to_faults")
+USES = (
+    "busy", "input_stall", "barrier_wait", "exposed_communication", "pipeline_bubble", "tensor_exchange", "restart",
+    "lost_to_faults",
+)  # fmt: skip
 
 
 def finish_ratios(jobs: Columns) -> NDArray[np.float64]:
@@ -46,7 +49,7 @@ def groups(jobs: Columns, kind: str) -> list[dict[str, Any]]:
     code, n = code[told], len(codes)
     ratio = finish_ratios(jobs)[told]
     done = np.isfinite(ratio)
-    held = np.sum([jobs[f"{use}_gpu_s"][told] for use in USES], axis=0)
+    held = np.sum([jobs[f"{use}_gpu_s"][told] for use in USES if f"{use}_gpu_s" in jobs], axis=0)
     count, completed = np.bincount(code, minlength=n), np.bincount(code[done], minlength=n)
     worst = np.full(n, -math.inf)
     np.maximum.at(worst, code[done], ratio[done])

@@ -38,13 +38,16 @@ class Run:
         completion_s (NaN: not completed), gpus, queueing_s, samples, useful_samples, lost_samples, steps,
         preemptions, restarts, and GPU-seconds by use (busy_gpu_s, input_stall_gpu_s, barrier_wait_gpu_s,
         exposed_communication_gpu_s, pipeline_bubble_gpu_s, tensor_exchange_gpu_s, restart_gpu_s,
-        lost_to_faults_gpu_s, useful_gpu_s), energy_j and cost_usd (NaN: not known).
+        lost_to_faults_gpu_s, useful_gpu_s), energy_j and cost_usd (NaN: not known); ran_on, the types of its GPUs,
+        where the cluster has several.
     config: the scenario with every default, as JSON.
-    totals: numbers of the whole cluster: gpus, nodes, end_s, makespan_s, idle_gpu_s, down_gpu_s, decisions,
+    totals: numbers of the whole cluster: gpus, nodes, end_s, makespan_s, idle_gpu_s, idle_late_gpu_s (after the
+        last arrival), down_gpu_s, decisions,
         refusals, exchanged_bytes (by gradients), transferred_bytes (of data), energy_j, cost_usd and its parts
         gpu_usd, energy_usd and storage_usd, and what of gpu_usd went to each use of GPU time that trains nothing
         (idle_usd, input_stall_usd, ...); tokens trained on, their model_flop, and the peak_flop of the GPUs held
-        (0: no model says them); carbon_kg where the scenario says where it runs.
+        (0: no model says them); carbon_kg where the scenario says where it runs; committed_usd and upfront_usd
+        where a contract binds for a term.
     inputs: hash or version by file or package of all that the records depend on; `identity` is the hash of these.
     cpu_s: processor time of the run; not part of its records, because it differs between equal runs.
     """
@@ -82,6 +85,7 @@ class Run:
         row["goodput_ratio"] = float(jobs["useful_gpu_s"].sum()) / gpu_s
         row["gpu_busy_ratio"] = float(jobs["busy_gpu_s"].sum()) / gpu_s
         row["idle_ratio"] = totals["idle_gpu_s"] / gpu_s
+        row["idle_late_ratio"] = totals.get("idle_late_gpu_s", math.nan) / gpu_s
         for use in WASTE[1:]:
             row[f"{use}_ratio"] = float(jobs[f"{use}_gpu_s"].sum()) / gpu_s
         told = self.by_class() if _classes(self.jobs) is not None else {}
@@ -90,14 +94,14 @@ class Run:
     def by_class(self) -> dict[str, float]:
         """Percentiles of waiting and completion of each class of jobs, as `queueing_p95_s[NAME]`.
 
-        A class is one of `workload.generate`, and also each number of GPUs, as "8 GPUs".
+        A class is one of `workload.generate`, each number of GPUs ("8 GPUs"), and each type that jobs ran on.
         """
         jobs, found = self.jobs, dict[str, float]()
         span_s = jobs["completion_s"] - jobs["arrival_s"]
         groups = {gpus_class(int(n)): jobs["gpus"] == n for n in np.unique(jobs["gpus"])}
-        classes = _classes(jobs)
-        if classes is not None:
-            groups |= {str(name): classes == name for name in sorted(set(classes.tolist()))}
+        for names in (_classes(jobs), jobs.get("ran_on")):
+            if names is not None:
+                groups |= {str(name): names == name for name in sorted(set(names.tolist()) - {""})}
         for name, rows in groups.items():
             done = rows & ~np.isnan(span_s)
             for q in (50, 95, 99):
@@ -113,6 +117,7 @@ class Run:
         waste = {f"{use}_usd": self.totals.get(f"{use}_usd", math.nan) for use in WASTE}
         return {
             **of,
+            **{name: self.totals[name] for name in ("committed_usd", "upfront_usd") if name in self.totals},
             "waste_usd": math.fsum(waste.values()),
             **waste,
             **self._model_work(of["cost_usd"]),

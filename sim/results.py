@@ -140,18 +140,22 @@ class Results:
         for row, job in roster.training.items():
             for name in ("samples", "useful_samples", "lost_samples", "steps"):
                 columns[name][row] = getattr(job.progress.account, name)
-        return columns | {use.column: self.gpu_s[:, use].copy() for use in Use}
+        ran_on = {} if self.world.ran_on is None else {"ran_on": self.world.ran_on.column()}
+        return columns | ran_on | {use.column: self.gpu_s[:, use].copy() for use in Use}
 
     def _totals(self) -> dict[str, float]:
         world, gpus = self.world, float(len(self.world.cluster.gpus))
         used = math.fsum(self.gpu_s[:, use].sum() for use in HELD_USES)
         there = gpus * (self.end_s - self.start_s)
+        late = gpus * max(0.0, self.end_s - world.held_late.after_s)
+        idle_late = late - world.held_late.gpu_s
         return {
             "gpus": gpus,
             "nodes": float(len(world.cluster.nodes)),
             "end_s": self.end_s,
             "makespan_s": self.end_s - self.start_s,
             "idle_gpu_s": 0.0 if abs(there - used) <= RESIDUE * there else there - used,
+            "idle_late_gpu_s": 0.0 if abs(idle_late) <= RESIDUE * late else idle_late,
             "decisions": float(world.decided),
             "refusals": float(len(world.refusals)),
             "exchanged_bytes": math.fsum(

@@ -22,13 +22,14 @@ LABELS = {
     "completion_p50_s": "completion p50",
     "completion_p95_s": "completion p95",
     "completion_p99_s": "completion p99",
-    "queueing_mean_s": "queueing mean",
-    "queueing_p50_s": "queueing p50",
-    "queueing_p95_s": "queueing p95",
-    "queueing_p99_s": "queueing p99",
+    "queueing_mean_s": "waiting mean",
+    "queueing_p50_s": "waiting p50",
+    "queueing_p95_s": "waiting p95",
+    "queueing_p99_s": "waiting p99",
     "goodput_ratio": "goodput",
     "gpu_busy_ratio": "GPU busy",
     "idle_ratio": "idle",
+    "idle_late_ratio": "  after last arrival",
     "input_stall_ratio": "input stall",
     "barrier_wait_ratio": "barrier wait",
     "exposed_communication_ratio": "exposed comm.",
@@ -39,6 +40,8 @@ LABELS = {
     "energy_j": "energy",
     "carbon_kg": "CO2",
     "cost_usd": "cost",
+    "committed_usd": "  bound by contracts",
+    "upfront_usd": "  of it in advance",
     "waste_usd": "  wasted",
     "idle_usd": "    idle",
     "input_stall_usd": "    input stall",
@@ -60,6 +63,8 @@ LABELS = {
 }
 METRICS = tuple(LABELS)
 """Names of `Run.summary`, in its order."""
+WHERE_BOUND = ("committed_usd", "upfront_usd")
+"""Metrics that only runs under a contract for a term have."""
 IN_DETAIL = (
     "idle_usd", "input_stall_usd", "barrier_wait_usd", "exposed_communication_usd", "pipeline_bubble_usd",
     "tensor_exchange_usd", "restart_usd", "lost_to_faults_usd", "energy_per_useful_sample_j",
@@ -68,7 +73,7 @@ IN_DETAIL = (
 _DECIMALS = 3
 PER_JOB = tuple(f"{of}_p{q}_s" for of in ("completion", "queueing") for q in (50, 95, 99))
 _ONLY_SOME = ("pipeline_bubble_ratio", "tensor_exchange_ratio", "pipeline_bubble_usd", "tensor_exchange_usd")
-_IF_KNOWN = ("_usd", "_j", "_kg", "mfu_ratio", "tokens_per_s")
+_IF_KNOWN = ("_usd", "_j", "_kg", "mfu_ratio", "tokens_per_s", "idle_late_ratio")
 
 
 def folded(metric: str, *values: float) -> bool:

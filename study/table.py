@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import groupby
+from textwrap import wrap
 from typing import Any
 
 from equipoise.sim.scenario.units import format_share
@@ -15,6 +16,7 @@ from equipoise.study.display import IN_DETAIL, LABELS, PER_JOB, UNKNOWN, digits,
 from equipoise.study.statistics import Interval
 
 _GAP = 2
+_TOLD_AT_0 = ("jobs", "completed", "makespan_s", "cost_usd")
 _CELL = "text-align:right;padding:0.2em 0.9em"
 _SOFT = "opacity:0.65;font-size:0.9em"
 
@@ -83,17 +85,26 @@ def as_text(title: str, cells: Sequence[Cell], notes: Sequence[str], noise_free:
     cells: by metric, and of each metric the policies in order. noise_free: what kind of bound there is.
     """
     policies = list(dict.fromkeys(cell.policy for cell in cells))
-    lines = [line for found in _shown(cells) for line in _lines(found, noise_free)]
+    shown = list(_shown(cells))
+    nothing = [found[0].metric for found in shown if found[0].metric not in _TOLD_AT_0 and _all_0(found)]
+    lines = [line for found in shown if found[0].metric not in nothing for line in _lines(found, noise_free)]
     header = ["", *policies]
     widths = [max(len(line[k]) for line in [header, *lines]) for k in range(len(header))]
     text = [title]
     for block in _blocks(widths[1:], width - widths[0]):
         text.append("")
         for line in [header, *lines]:
-            shown = "".join(" " * _GAP + line[k + 1].rjust(widths[k + 1]) for k in block)
-            text.append((line[0].ljust(widths[0]) + shown).rstrip())
+            values = "".join(" " * _GAP + line[k + 1].rjust(widths[k + 1]) for k in block)
+            text.append((line[0].ljust(widths[0]) + values).rstrip())
+    if nothing:
+        named = ", ".join(LABELS.get(metric, metric).strip() for metric in nothing)
+        text += wrap(f"0: {named}", width, subsequent_indent="   ")
     text += ["", *(f"note: {note}" for note in notes)] if notes else []
     return "\n".join(text) + "\n"
+
+
+def _all_0(cells: Sequence[Cell]) -> bool:
+    return all(cell.value.mean == 0.0 for cell in cells)
 
 
 def _shown(cells: Sequence[Cell]) -> Iterator[list[Cell]]:

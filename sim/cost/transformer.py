@@ -117,9 +117,10 @@ def replica_cost_s(
     """
     if samples == 0:
         return 0.0, 0.0
-    _, bound = section(model)
+    spec, bound = section(model)
     passes = -(-samples // bound.layout.micro_batch)
-    pass_s, step_s, _, _ = _costs(plan_of(model, accelerator, fabric_bytes_per_s), stack_in_force(model))
+    plan = plan_of(model, accelerator, fabric_bytes_per_s)
+    pass_s, step_s, _, _ = _costs(plan, stack_in_force(model), spec.replica_links)
     return bound.factor * step_s, bound.factor * (step_s + passes * pass_s)
 
 
@@ -129,24 +130,30 @@ def replica_shares(
     """Shares of `replica_cost_s` that are (pipeline bubble, exchanges inside the replica)."""
     if samples == 0:
         return 0.0, 0.0
-    _, bound = section(model)
+    spec, bound = section(model)
     passes = -(-samples // bound.layout.micro_batch)
-    pass_s, step_s, bubble_s, inside_s = _costs(
-        plan_of(model, accelerator, fabric_bytes_per_s), stack_in_force(model)
-    )
+    plan = plan_of(model, accelerator, fabric_bytes_per_s)
+    pass_s, step_s, bubble_s, inside_s = _costs(plan, stack_in_force(model), spec.replica_links)
     total_s = step_s + passes * pass_s
     return bubble_s / total_s, passes * inside_s / total_s
 
 
 @lru_cache(maxsize=256)
-def _costs(plan: Plan, stack: Stack) -> tuple[float, float, float, float]:
-    """Seconds of (a micro-batch, a step beside them, the bubble, exchanges inside in a micro-batch)."""
+def _costs(plan: Plan, stack: Stack, links: float) -> tuple[float, float, float, float]:
+    """Seconds of (a micro-batch, a step beside them, the bubble, exchanges inside in a micro-batch).
+
+    links: rate of the exchanges inside over what the plan's links give; the bubble grows as a micro-batch does.
+    """
     times = step_time(plan, stack)
     pass_s, step_s, bubble_s, inside_s = (
         math.fsum(float(getattr(times, name)) for name in names)
         for names in (IN_PASS, IN_STEP, ("bubble",), INSIDE)
     )
-    return pass_s, step_s, bubble_s, inside_s
+    if links == 1.0:
+        return pass_s, step_s, bubble_s, inside_s
+    longer_s = pass_s + inside_s * (1.0 / links - 1.0)
+    filled_s = bubble_s * longer_s / pass_s
+    return longer_s, step_s + filled_s - bubble_s, filled_s, inside_s / links
 
 
 def memory_need_bytes(model: Model, samples: int, replicas: int) -> float:

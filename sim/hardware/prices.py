@@ -1,8 +1,10 @@
 """Money: a dated price book, what a scenario changes of it, and what a run costs.
 
-A GPU is rented by the hour or owned: capex / (life * utilisation) per hour, the utilisation being the share of
-its life in which it is in use. Rents of GPUs include their electricity, so energy is charged on the nodes whose
-GPUs are owned, or on all when the scenario says so. An unknown price is None or NaN, never 0.
+A GPU is rented by the hour or owned: (price - what it is sold for) / (life * utilisation) per hour, the utilisation
+being the share of its life in which it is in use. A contract takes a discount off the rent and binds for its term.
+Money that is paid before it is used bears simple interest: on half of it on the mean, since it is used up evenly.
+Rents of GPUs include their electricity, so energy is charged on the nodes whose GPUs are owned, or on all when the
+scenario says so. An unknown price is None or NaN, never 0.
 """
 
 from __future__ import annotations
@@ -15,16 +17,16 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, field_validator, model_validator
 
 from equipoise.policies.observation import Bools, Floats
+from equipoise.sim.hardware.contracts import HOUR_S, Bond, bond, of_on_demand, owned_usd_per_h, terms_of
 from equipoise.sim.hardware.profile import HardwareProfile, Kind, Measured, is_path, price_of, scenarios_dir
 from equipoise.sim.scenario.errors import read_model
-from equipoise.sim.scenario.model import Cost, NodeGroup, Scenario
+from equipoise.sim.scenario.model import NodeGroup, Scenario
+from equipoise.sim.scenario.money import Cost, Terms, read_terms
 from equipoise.sim.scenario.tree import InputError
-from equipoise.sim.scenario.units import STORAGE_PRICE, TARIFF, Quantity
-
-HOUR_S = 3600.0
+from equipoise.sim.scenario.units import SHARE, STORAGE_PRICE, TARIFF, Quantity
 
 
 def _number(quantity: Quantity) -> BeforeValidator:
@@ -40,7 +42,8 @@ def _number(quantity: Quantity) -> BeforeValidator:
 class PriceBook(BaseModel):
     """Prices of one date. Each number may state its own source and kind, else has those of the book.
 
-    gpu_hour: rent of one GPU with its share of the node, by accelerator; tariff: electricity, USD/J; storage:
+    gpu_hour: rent of one GPU with its share of the node, by accelerator; discounts: off that rent, by contract
+    (`spot`, `reserved 3 y`); tariff: electricity, USD/J; storage:
     USD/(byte s); network: USD/h per node, beyond what the GPUs' prices include.
     """
 
@@ -53,6 +56,7 @@ class PriceBook(BaseModel):
     kind: Kind = "catalogue"
     source: str = ""
     gpu_hour: dict[str, Annotated[Measured, price_of]] = {}
+    discounts: dict[str, Annotated[Measured, _number(SHARE)]] = {}
     tariff: Annotated[Measured, _number(TARIFF)] | None = None
     storage: Annotated[Measured, _number(STORAGE_PRICE)] | None = None
     network: Annotated[Measured, price_of] | None = None
@@ -69,17 +73,37 @@ class PriceBook(BaseModel):
             return {**origin, **value} if isinstance(value, Mapping) else {**origin, "value": value}
 
         done = dict(raw)
-        if isinstance(raw.get("gpu_hour"), Mapping):
-            done["gpu_hour"] = {name: with_origin(value) for name, value in raw["gpu_hour"].items()}
+        for section in ("gpu_hour", "discounts"):
+            if isinstance(raw.get(section), Mapping):
+                done[section] = {name: with_origin(value) for name, value in raw[section].items()}
         return done | {
             k: with_origin(raw[k]) for k in ("tariff", "storage", "network") if raw.get(k) is not None
         }
+
+    @field_validator("discounts")
+    @classmethod
+    def _of_contracts(cls, discounts: dict[str, Measured]) -> dict[str, Measured]:
+        for name in discounts:
+            if contract_of(name) is None:
+                raise ValueError(f"{name!r} is no contract with a discount, such as 'spot' or 'reserved 3 y'")
+        return discounts
+
+    def discount(self, terms: Terms) -> float | None:
+        """What a contract takes off the price on demand; None: not known."""
+        wanted = (terms.kind, terms.term_s)
+        return next((d.value for name, d in self.discounts.items() if contract_of(name) == wanted), None)
 
     @model_validator(mode="after")
     def _dated(self) -> Self:
         if not self.date:
             raise ValueError("date: prices change, so say of when they are")
         return self
+
+
+def contract_of(name: str) -> tuple[str, float] | None:
+    """(kind, term in s) of a contract that has a discount; None for anything else."""
+    read = read_terms(name)
+    return None if read is None or read[0] in ("on_demand", "owned") else read
 
 
 def load_book(name_or_path: str, base: Path | None = None) -> PriceBook:
@@ -118,6 +142,7 @@ class Prices:
     pays_energy: Bools | None = (
         None  # (nodes,), whether electricity is charged there; None: alike on all nodes
     )
+    bonds: tuple[Bond, ...] = ()
 
     @property
     def usd_per_gpu_s(self) -> Floats:
@@ -136,40 +161,68 @@ class Prices:
         return self.known and self.pays_energy is None and bool(np.ptp(self.usd_per_gpu_s) == 0.0)
 
 
-def group_usd_per_h(
+def _on_demand(
     group: NodeGroup, cost: Cost, book: PriceBook, profile: HardwareProfile
 ) -> tuple[float | None, str]:
-    """(USD/h of one node of a group, where the price is from); None: not known.
+    """(USD/h of the GPUs of one node without any contract, where the price is from); None: not known.
 
-    In order: the group's price, the scenario's rent, the scenario's capex, the price book, the profile.
+    In order: the group's price (with its network), the scenario's rent, the price book, the profile.
     """
-    model, network = group.accelerator, cost.network
-    if network is None:
-        network = book.network.value if book.network is not None else 0.0
     if group.price is not None:
         return group.price, "scenario"
-    if model in cost.gpu_hour:
-        return group.gpus * cost.gpu_hour[model] + network, "scenario"
-    if model in cost.capex:
-        owned = cost.capex[model]
-        return group.gpus * owned.price / (owned.life / HOUR_S * owned.utilisation) + network, "owned"
-    listed = book.gpu_hour.get(model) or profile.accelerator(model).price_usd_per_gpu_h
-    return (None, "") if listed is None else (group.gpus * listed.value + network, "book")
+    if group.accelerator in cost.gpu_hour:
+        return group.gpus * cost.gpu_hour[group.accelerator], "scenario"
+    listed = (
+        book.gpu_hour.get(group.accelerator) or profile.accelerator(group.accelerator).price_usd_per_gpu_h
+    )
+    return (None, "") if listed is None else (group.gpus * listed.value, "book")
+
+
+def group_price(
+    group: NodeGroup, cost: Cost, book: PriceBook, profile: HardwareProfile, gpus: int
+) -> tuple[float | None, str, Bond | None]:
+    """(USD/h of one node, where the price is from, what the group's contract binds); None: not known, or nothing.
+
+    gpus: all under the group's contract; a commitment is shared evenly among them.
+    """
+    _, terms = terms_of(group, cost)
+    own, network = group.count * group.gpus, cost.network
+    if network is None:
+        network = book.network.value if book.network is not None else 0.0
+    if terms.kind == "owned":
+        bought = cost.capex[group.accelerator]
+        paid = own * bought.price
+        return group.gpus * owned_usd_per_h(bought) + network, "owned", Bond(paid, paid, bought.life)
+    listed, origin = _on_demand(group, cost, book, profile)
+    around = 0.0 if group.price is not None else network
+    if listed is None or terms.kind == "on_demand":
+        return (None if listed is None else listed + around), origin, None
+    discount = book.discount(terms) if terms.discount is None else terms.discount
+    if discount is None:
+        return None, "", None
+    usd_per_h = listed * of_on_demand(terms, discount, gpus)
+    return usd_per_h + around, origin, bond(terms, discount, group.count * listed, gpus)
 
 
 def make_prices(scenario: Scenario, profile: HardwareProfile) -> Prices:
     """Prices of a scenario's cluster. Raises InputError for a price book that cannot be read."""
     cost, groups = scenario.cost, scenario.cluster.groups
     book = load_book(cost.book)
-    priced = [group_usd_per_h(group, cost, book, profile) for group in groups]
-    per_node = [math.nan if usd is None else usd for usd, _ in priced]
-    origins = {origin for _, origin in priced}
     count = [group.count for group in groups]
+    keys = [terms_of(group, cost)[0] for group in groups]
+    under = {
+        key: sum(g.count * g.gpus for g, k in zip(groups, keys, strict=True) if k == key) for key in keys
+    }
+    priced = [
+        group_price(group, cost, book, profile, under[key]) for group, key in zip(groups, keys, strict=True)
+    ]
+    per_node = [math.nan if usd is None else usd for usd, _, _ in priced]
+    origins = {origin for _, origin, _ in priced}
     tariff = scenario.energy.tariff
     if tariff is None:
         tariff = book.tariff.value if book.tariff is not None else None
     charged = "owned" in origins if cost.energy == "auto" else cost.energy == "separate"
-    owned = [origin == "owned" for _, origin in priced]
+    owned = [origin == "owned" for _, origin, _ in priced]
     some = cost.energy == "auto" and any(owned) and not all(owned)
     storage = cost.storage
     if storage is None and book.storage is not None:
@@ -181,4 +234,5 @@ def make_prices(scenario: Scenario, profile: HardwareProfile) -> Prices:
         storage,
         f"prices of {book.date} ({book.kind}, {book.name})" if "book" in origins else "",
         np.repeat(owned, count) if some else None,
+        tuple(bound for _, _, bound in priced if bound is not None),
     )

@@ -8,7 +8,8 @@ import numpy as np
 
 from equipoise.policies.observation import Floats
 from equipoise.sim.cluster.cluster import Cluster
-from equipoise.sim.hardware.prices import HOUR_S, Prices
+from equipoise.sim.hardware.contracts import HOUR_S
+from equipoise.sim.hardware.prices import Prices
 from equipoise.sim.job.account import WASTED_USES
 from equipoise.sim.job.demand import Demand
 from equipoise.sim.ledger.costs import CostAccounts
@@ -64,6 +65,9 @@ class Biller:
             "idle_usd": 0.0 if abs(idle_usd) < RESIDUE * gpu_usd else idle_usd,
         }
         totals |= {f"{use.label}_usd": float(used_usd[:, use].sum()) for use in WASTED_USES}
+        if bonds := [bond.due(span_s) for bond in prices.bonds]:
+            totals["committed_usd"] = sum(usd for usd, _ in bonds)
+            totals["upfront_usd"] = sum(upfront for _, upfront in bonds)
         totals["cost_usd"] = gpu_usd + totals["energy_usd"] + totals["storage_usd"]
         return {"energy_j": energy_j, "cost_usd": cost_usd}, totals
 

@@ -9,10 +9,12 @@ from pathlib import Path
 
 from equipoise.sim.cluster.power import host_w
 from equipoise.sim.hardware.carbon import load_carbon
-from equipoise.sim.hardware.prices import load_book
+from equipoise.sim.hardware.contracts import terms_of
+from equipoise.sim.hardware.prices import PriceBook, load_book
 from equipoise.sim.hardware.profile import Accelerator, HardwareProfile
 from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.scenario.tree import InputError, KeyPath
+from equipoise.sim.scenario.units import format_seconds
 
 Problem = tuple[KeyPath, str]
 
@@ -68,10 +70,34 @@ def _prices(scenario: Scenario, profile: HardwareProfile, base: Path | None) -> 
                 hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(profile.accelerators)}"
                 yield ("cost", section, name), f"unknown accelerator {name!r}; {hint}"
     try:
-        load_book(cost.book, base)
+        book = load_book(cost.book, base)
     except InputError as error:
         yield from ((("cost", "book"), line) for line in error.lines)
+    else:
+        yield from _terms(scenario, book)
     try:
         load_carbon(scenario.energy, base)
     except InputError as error:
         yield from ((("energy", "region"), line) for line in error.lines)
+
+
+def _terms(scenario: Scenario, book: PriceBook) -> Iterator[Problem]:
+    """Contracts of nothing that is there, owned GPUs without a price, and discounts that nothing states."""
+    cost, groups = scenario.cost, scenario.cluster.groups
+    names = {group.name for group in groups} | {group.accelerator for group in groups}
+    for name, terms in cost.terms.items():
+        at = ("cost", "terms", name)
+        if name not in names:
+            there = ", ".join(sorted(names))
+            yield at, f"no node group or accelerator of the cluster is called {name!r}; there are {there}"
+        elif terms.kind == "owned":
+            bought = {group.accelerator for group in groups if terms_of(group, cost)[0] == name}
+            if missing := sorted(bought - set(cost.capex)):
+                yield at, f"owned GPUs need their price: cost.capex.{missing[0]}.price"
+        elif terms.kind != "on_demand" and terms.discount is None and book.discount(terms) is None:
+            term = "" if terms.kind == "spot" else f" {format_seconds(terms.term_s)}"
+            known = ", ".join(book.discounts) or "none"
+            yield (
+                at,
+                f"no discount known for {terms.kind}{term}; give 'discount' (price book {book.name!r}: {known})",
+            )

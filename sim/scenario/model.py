@@ -14,6 +14,7 @@ from equipoise.sim.scenario.convolutional import Convolutional
 from equipoise.sim.scenario.faults import Faults as Faults
 from equipoise.sim.scenario.generate import Generate
 from equipoise.sim.scenario.lighter import Lighter
+from equipoise.sim.scenario.money import Cost as Cost
 from equipoise.sim.scenario.queues import Queues
 from equipoise.sim.scenario.section import Count, Positive, Section, Span
 from equipoise.sim.scenario.throughputs import Throughputs as Throughputs
@@ -29,8 +30,6 @@ from equipoise.sim.scenario.units import (
     Rate,
     Seconds,
     Share,
-    Usd,
-    UsdPerByteSecond,
     UsdPerHour,
     UsdPerJoule,
     Watts,
@@ -551,32 +550,6 @@ class Thermal(Section):
 
     every: Span = 10.0  # between two looks at the temperatures
     clock_min: Annotated[Share, Field(gt=0, le=1)] = 0.3  # throttling goes no further
-
-
-class Capex(Section):
-    """GPUs that are owned, each with its share of node and network."""
-
-    price: Usd  # of one GPU with its part of the node
-    life: Span = 4 * 365 * 86400.0  # over which it is written off
-    utilisation: Annotated[Share, Field(gt=0, le=1)] = 1.0  # share of its life in which it is in use
-
-
-class Cost(Section):
-    """Prices in place of those of the price book. Keys of `gpu_hour` and `capex` are accelerators."""
-
-    book: str = "prices"  # price book that comes with the software, or a file
-    # USD by accelerator, in place of the book's
-    gpu_hour: dict[str, UsdPerHour] = Field(default_factory=dict)
-    capex: dict[str, Capex] = Field(default_factory=dict)
-    storage: UsdPerByteSecond | None = None  # of stored data
-    network: UsdPerHour | None = None  # per node, beyond what GPU prices include
-    energy: Literal["auto", "included", "separate"] = "auto"  # auto: separate when some GPUs are owned
-
-    @model_validator(mode="after")
-    def _one_price(self) -> Self:
-        if both := sorted(set(self.gpu_hour) & set(self.capex)):
-            raise ValueError(f"{both[0]!r} has both a 'gpu_hour' and a 'capex' price; give one")
-        return self
 
 
 class Scenario(Section):

@@ -146,6 +146,7 @@ class TransformerSpec(Section):
     plan: Literal["auto"] | None = None  # auto: the fastest layout that fits
     stack: str | StackSpec = Field(examples=list(STACKS))  # software: a name, or a file of `fit-steps`
     measured_step: MeasuredStep | None = None  # one measured step, which sets a factor
+    replica_links: Positive = 1.0  # what if the links inside a replica were so many times as fast
     bound: Bound | None = None
 
     @model_validator(mode="after")

@@ -37,7 +37,9 @@ from equipoise.sim.job.listener import Listener, Listeners
 from equipoise.sim.job.rigid import RigidJob, RigidJobs
 from equipoise.sim.job.training import TrainingJob
 from equipoise.sim.ledger.costs import CostAccounts
+from equipoise.sim.ledger.late import HeldLate
 from equipoise.sim.ledger.meter import Meter
+from equipoise.sim.ledger.ran_on import RanOn
 from equipoise.sim.ledger.timeline import Timeline
 from equipoise.sim.network.network import Network
 from equipoise.sim.network.topology import Topology
@@ -166,8 +168,19 @@ class SimWorld:
         self.timeline = Timeline(demand, cluster, meter, can_lose=can_lose) if timeline else None
         traffic, paths = Traffic(cluster), PathWatch(cluster.topology)
         self.mtbf_s = mtbf_s(scenario.faults, cluster.node_gpus)
+        several = len(cluster.gpu_models) > 1
+        self.ran_on = RanOn(len(demand), cluster.gpu_models, cluster.gpus.model) if several else None
+        self.held_late = HeldLate(float(demand.arrival_s[-1]))
         stall = StallDetection(demand, roster.waiting, roster.running, self.mtbf_s)
-        listening: list[Listener | None] = [self.costs, traffic, paths, self.timeline, stall]
+        listening: list[Listener | None] = [
+            self.costs,
+            traffic,
+            paths,
+            self.timeline,
+            stall,
+            self.ran_on,
+            self.held_late,
+        ]
         self.listeners = Listeners(listener for listener in listening if listener is not None)
         self.rigid = RigidJobs(
             clock, cluster, demand, self._rigid_ended, meter.computed_evenly if uneven else None, self.mtbf_s,

@@ -115,9 +115,11 @@ def faster_gpus(scenario: Scenario) -> Scenario:
     faster = _groups(scenario, lambda group: _with(group, speed=2.0 * group.speed))
 
     def change(model: Model) -> Model:
-        """`speed` divides a replica's exchanges as well: twice the bytes take the same time."""
-        p = model.parallel
-        if model.transformer is not None or p.tensor == 1:
+        """`speed` divides a replica's exchanges as well: on links half as fast they take the same time."""
+        p, spec = model.parallel, model.transformer
+        if spec is not None:
+            return _with(model, transformer=_with(spec, replica_links=0.5 * spec.replica_links))  # type: ignore[no-any-return]
+        if p.tensor == 1:
             return model
         twice = _with(p, tensor_bytes_per_sample=2.0 * p.tensor_bytes_per_sample)
         return _with(model, parallel=twice)  # type: ignore[no-any-return]

@@ -33,6 +33,8 @@ from equipoise.study.statistics import CONFIDENCE, Interval, mean_interval, pair
 
 FILE = "limits.json"
 ALL = "all jobs"
+NOTHING = 5e-4
+"""A change of the time by less than this, relative, is none."""
 _USES = {
     "compute": ("busy_gpu_s",),
     "input": ("input_stall_gpu_s",),
@@ -58,7 +60,12 @@ class Effect:
     def helps(self) -> bool:
         """Whether the time is shorter with it, beyond doubt where there is any."""
         high = self.ratio.high if math.isfinite(self.ratio.high) else self.ratio.mean
-        return high < 1.0
+        return high < 1.0 and self.ratio.mean < 1.0 - NOTHING
+
+    @property
+    def idle(self) -> bool:
+        """Whether the time is as long with it as without, as three digits show it."""
+        return self.problem is None and 1.0 - NOTHING <= self.ratio.mean < 1.0 + 10 * NOTHING
 
 
 @dataclass(frozen=True)

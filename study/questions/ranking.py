@@ -14,7 +14,7 @@ from equipoise.study.questions.size import Objective, Question, Trial
 
 COLUMNS = (
     "rank", "values", "meets", "gpus", "layout", "mfu_ratio", "memory_ratio", "makespan_s", "cost_usd",
-    "price_usd_per_h", "power_w", "carbon_kg",
+    "price_usd_per_h", "committed_usd", "power_w", "carbon_kg",
 )  # fmt: skip
 
 
@@ -33,7 +33,7 @@ def ranked(trials: Sequence[Trial], question: Question, needed: int) -> list[dic
 def _row(trial: Trial, meets: bool, asked: Sequence[str]) -> dict[str, Any]:
     scenario = trial.candidate.scenario
     layout, memory = next(_layouts(scenario), ("", math.nan))
-    names = ("mfu_ratio", "makespan_s", "cost_usd", "energy_j", "carbon_kg")
+    names = ("mfu_ratio", "makespan_s", "cost_usd", "committed_usd", "energy_j", "carbon_kg")
     means = {name: trial.mean(name) if name in trial.results[0] else math.nan for name in names}
     power_w = means["energy_j"] / means["makespan_s"] if means["makespan_s"] > 0.0 else math.nan
     return {key: trial.mean(key) for key in asked} | {
@@ -48,6 +48,7 @@ def _row(trial: Trial, meets: bool, asked: Sequence[str]) -> dict[str, Any]:
         "makespan_s": means["makespan_s"],
         "cost_usd": means["cost_usd"],
         "price_usd_per_h": means["cost_usd"] / (means["makespan_s"] / 3600.0),
+        "committed_usd": means["committed_usd"],
         "power_w": power_w,
         "carbon_kg": means["carbon_kg"],
     }

@@ -70,6 +70,7 @@ MEASURES: dict[str, Measure] = {
     "goodput": Measure("goodput_ratio", SHARE, format_share),
     "gpu_busy": Measure("gpu_busy_ratio", SHARE, format_share),
     "cost": Measure("cost_usd", USD, format_usd),
+    "committed": Measure("committed_usd", USD, format_usd),
     "energy": Measure("energy_j", ENERGY, format_joules),
     "price": Measure("price_usd_per_h", PRICE, lambda value: f"{format_usd(value)}/h", of_cluster=True),
     "power": Measure("power_w", POWER, lambda value: format_scaled(value, "W"), of_cluster=True),

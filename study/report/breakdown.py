@@ -1,10 +1,11 @@
-"""Results by size of job: who waits and who finishes late, which a mean over all jobs hides."""
+"""Results by size of job and by type of GPU: who waits and who finishes late, which a mean over all jobs hides."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import duckdb
 
@@ -16,36 +17,47 @@ from equipoise.study.report.timeline import literal
 POLICIES_SHOWN = 6
 EDGES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 """Largest GPU counts of the classes."""
-MEASURES = (
-    ("queueing_s", "Waiting by GPUs of the job"),
-    ("completion_s - arrival_s", "Completion time by GPUs of the job"),
-)
+MEASURES = (("queueing_s", "Waiting"), ("completion_s - arrival_s", "Completion time"))
+_SIZE = " ".join(f"WHEN gpus <= {edge} THEN {edge}" for edge in EDGES)
+Cell = tuple[int, float, float]
 
 
 def by_size(study: Study) -> str:
     """Two tables as HTML: waiting and completion time by GPUs of the job; "" where all jobs are of one size."""
+    return _tables(study, f"CASE {_SIZE} ELSE {EDGES[-1] + 1} END", "GPUs", "GPUs of the job")
+
+
+def by_type(study: Study) -> str:
+    """The same by the type of GPU that jobs ran on; "" where all GPUs are of one type."""
+    return _tables(study, "ran_on", "type of GPU", "type of GPU")
+
+
+def _tables(study: Study, key: str, head: str, title: str) -> str:
     policies = columns(study)[:POLICIES_SHOWN] if study.folders else []
     of = {p: [f.path / "jobs.parquet" for f in study.folders if f.policy == p] for p in policies}
     if not all(of.values()) or not policies:
         return ""
     made = []
-    for column, title in MEASURES:
-        found = {p: _classes(paths, column) for p, paths in of.items()}
-        sizes = sorted({size for classes in found.values() for size in classes})
-        if len(sizes) < 2:
+    for column, what in MEASURES:
+        found = {p: _classes(paths, key, column) for p, paths in of.items()}
+        names = sorted({name for classes in found.values() for name in classes})
+        if len(names) < 2:
             return ""
-        rows = [_row(size, [found[p].get(size) for p in policies]) for size in sizes]
-        made.append(table(f"{title}: mean, and 95th percentile below it", ("GPUs", "jobs", *policies), rows))
+        rows = [_row(name, [found[p].get(name) for p in policies]) for name in names]
+        made.append(
+            table(f"{what} by {title}: mean, and 95th percentile below it", (head, "jobs", *policies), rows)
+        )
     return "".join(made)
 
 
-def _row(size: int, cells: Sequence[tuple[int, float, float] | None]) -> list[str]:
-    jobs = next((cell[0] for cell in cells if cell is not None), 0)
+def _row(name: int | str, cells: Sequence[Cell | None]) -> list[str]:
+    counts = sorted({0 if cell is None else cell[0] for cell in cells})
+    jobs = f"{counts[0]:,}" + (f" to {counts[-1]:,}" if len(counts) > 1 else "")
     shown = [
         "-" if cell is None or math.isnan(cell[1]) else f"{show('x_s', cell[1])}\n{show('x_s', cell[2])}"
         for cell in cells
     ]
-    return [_name(size), f"{jobs:,}", *shown]
+    return [_name(name) if isinstance(name, int) else name, jobs, *shown]
 
 
 def _name(size: int) -> str:
@@ -57,16 +69,17 @@ def _name(size: int) -> str:
     return str(size) if least == size else f"{least} to {size}"
 
 
-def _classes(paths: Sequence[Path], column: str) -> dict[int, tuple[int, float, float]]:
-    """(jobs, mean, 95th percentile) of completed jobs by the largest GPU count of their class, runs pooled."""
-    edges = " ".join(f"WHEN gpus <= {edge} THEN {edge}" for edge in EDGES)
+def _classes(paths: Sequence[Path], key: str, column: str) -> dict[Any, Cell]:
+    """(jobs, mean, 95th percentile) of completed jobs by class, runs pooled; none where the key is not known."""
+    of = f"read_parquet([{', '.join(literal(p) for p in paths)}], union_by_name=true)"
     query = (
-        f"SELECT CASE {edges} ELSE {EDGES[-1] + 1} END AS size, count(*), avg(v), quantile_cont(v, 0.95) "
-        f"FROM (SELECT gpus, {column} AS v FROM read_parquet([{', '.join(literal(p) for p in paths)}]) "
-        "WHERE NOT isnan(completion_s)) GROUP BY size"
+        f"SELECT name, count(*), avg(v), quantile_cont(v, 0.95) FROM (SELECT {key} AS name, {column} AS v "
+        f"FROM {of} WHERE NOT isnan(completion_s)) WHERE name IS NOT NULL GROUP BY name"
     )
     with duckdb.connect(config={"threads": "2"}) as db:
+        known = {row[0] for row in db.execute(f"DESCRIBE SELECT * FROM {of}").fetchall()}
+        if key.isidentifier() and key not in known:
+            return {}
         return {
-            int(size): (int(n), float(mean), float(p95))
-            for size, n, mean, p95 in db.execute(query).fetchall()
+            name: (int(n), float(mean), float(p95)) for name, n, mean, p95 in db.execute(query).fetchall()
         }

@@ -16,7 +16,7 @@ from string import Template
 from typing import Any
 
 from equipoise.policies.files import write_whole
-from equipoise.study.report.breakdown import by_size
+from equipoise.study.report.breakdown import by_size, by_type
 from equipoise.study.report.changes import NOTE, changes_html
 from equipoise.study.report.charts import Chart
 from equipoise.study.report.charts_study import USE_LABELS, study_charts
@@ -266,7 +266,7 @@ def _noted(notes: Sequence[str]) -> str:
 
 def _results(study: Study, ranked: Chart | None) -> str:
     chart = figure(ranked) if ranked is not None else ""
-    sizes = by_size(study)
+    sizes = by_size(study) + by_type(study)
     made = results(study) + failures(study)
     if sizes and len(study.policies) > 1:  # a table of few columns leaves room beside it
         made = f'<div class="beside"><div>{made}</div><div>{sizes}</div></div>'

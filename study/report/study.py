@@ -209,7 +209,10 @@ def in_order(text: str) -> tuple[float, str]:
 
 def idle_after_last(study: Study, policy: str) -> float:
     """Share of the GPU time in which no job held a GPU and none was to come, a mean over runs; NaN if not known."""
-    found = [
+    known = study.mean("idle_late_ratio", policy)
+    if math.isfinite(known):
+        return known
+    found = [  # what an older version recorded, or a live run
         idle_tail(folder.path) for folder in study.folders if folder.policy == policy and folder.timeline
     ]
     return sum(found) / len(found) if found else math.nan

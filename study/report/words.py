@@ -244,13 +244,23 @@ def _wasted(study: Study, policy: str, metric: str, share: float) -> str:
     return f"{WASTED[metric]} {show('x_ratio', share)}{tail}"
 
 
+def _late_usd(study: Study, policy: str) -> float:
+    """What idle GPUs cost after the last arrival, at the price of all idle time; 0 where that is not known."""
+    usd, idle = study.mean("idle_usd", policy), study.mean("idle_ratio", policy)
+    late = idle_after_last(study, policy)
+    return usd * min(1.0, late / idle) if idle > 0 and math.isfinite(usd * late) else 0.0
+
+
 def _money(study: Study) -> list[Sentence]:
     """What the work costs under the best and under the first policy, where prices are known."""
     parts = []
     for policy in dict.fromkeys((best_policy(study), study.policies[0])):
         cost, wasted = study.mean("cost_usd", policy), study.mean("waste_usd", policy)
         if math.isfinite(cost):
-            lost = f", {show('waste_usd', wasted)} of it wasted" if wasted > 0 else ""
+            late = _late_usd(study, policy)
+            lost = f", {show('waste_usd', wasted - late)} of it wasted" if wasted > 0 else ""
+            if late > 5e-4 * cost:
+                lost += f" and {show('waste_usd', late)} idle after the last arrival"
             under = "" if len(study.policies) == 1 else f" under {policy}"
             parts.append(f"{show('cost_usd', cost)}{under}{lost}")
     return [Sentence(f"Cost: {'; '.join(parts)}.")] if parts else []

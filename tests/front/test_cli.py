@@ -117,7 +117,7 @@ def test_a_table_of_a_run_folds_what_is_0(tmp_path: Path, capsys: pytest.Capture
     )
     assert cli.main(["run", str(path), "--quiet"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-1].startswith("0: queueing mean, input stall, ")
+    assert lines[-1].startswith("0: waiting mean, input stall, ")
     assert not any(line.startswith(("completion p", "input stall", "queueing")) for line in lines)
     assert any(line.split() == ["idle", "50.0", "%"] for line in lines)
 

@@ -79,6 +79,31 @@ def test_spot_nodes_wait_for_each_other():
     assert float(usd.replace(",", "")) == pytest.approx(256 * 1.2 * 24 * by_hand, rel=0.1)
 
 
+def test_contracts_are_the_price_on_demand_less_what_they_take_off():
+    rows = re.findall(
+        r"h100_sxm (.+?)  +yes .* ([\d.]+) d  +([\d,]+) USD .*?USD  +([\d,]+|-)",
+        section("Who owns the GPUs?"),
+    )
+    found = {
+        name: (float(time), *(float(t.replace(",", "").replace("-", "0")) for t in usd))
+        for name, time, *usd in rows
+    }
+    year_h, gpus, life_h = 365 * 24, 256, 4 * 365 * 24
+    tariff = 0.1 * 312 * 24  # USD a day at the page's power, which rents include
+    by_hand = {
+        "on_demand": (3.0, 0.0),
+        "spot": (3.0 * 0.35, 0.0),
+        "reserved 1 y": (3.0 * 0.65, gpus * 1.95 * year_h),
+        "reserved 3 y": (3.0 * 0.45, gpus * 1.35 * 3 * year_h),
+        "owned": (30_000 / life_h + tariff / 24 / gpus, gpus * 30_000.0),
+    }
+    assert set(found) == set(by_hand)
+    for name, (usd_per_h, bound) in by_hand.items():
+        time, usd, committed = found[name]
+        assert usd == pytest.approx(gpus * usd_per_h * 24 * time, rel=0.02), name
+        assert committed == pytest.approx(bound), name
+
+
 def test_a_shared_cluster_needs_the_nodes_of_its_load_and_its_faults():
     text = section("A shared cluster: how long do people wait?")
     answers = [int(n) for n in re.findall(r"^(\d+) nodes meet wait_p95<=1h", text, re.MULTILINE)]

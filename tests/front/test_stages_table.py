@@ -34,7 +34,7 @@ def test_page_of_a_small_scenario(tmp_path):
     verdicts = [line for line in page.splitlines() if line.startswith("- S")]
     assert [line.split()[1] for line in verdicts] == list(ADDED)
     for line, target in zip(
-        verdicts, ("input stall", "barrier wait", "exposed comm.", "queueing mean"), strict=True
+        verdicts, ("input stall", "barrier wait", "exposed comm.", "waiting mean"), strict=True
     ):
         assert ("**helps**" in line) != line.endswith(" without it")
         assert "**helps**" in line or f"; {target} was " in line

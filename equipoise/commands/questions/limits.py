@@ -68,8 +68,10 @@ def _group(group: Limited, every: bool) -> Iterator[str]:
     yield _stage(group)
     if group.best is None:
         yield "  no change helps"
-    for effect in group.effects if every else _worth_showing(group):
+    for effect in [e for e in group.effects if not e.idle] if every else _worth_showing(group):
         yield f"  {_mark(effect, group)} {effect.lever.name}: {_effect(effect)}"
+    if every and (idle := [e.lever.name for e in group.effects if e.idle]):
+        yield f"  no effect: {', '.join(idle)}"
 
 
 def _stage(group: Limited) -> str:

@@ -61,8 +61,8 @@ def size(
 
     Targets: makespan, done (makespan after the delivery), completion_mean, completion_p50, completion_p95,
     completion_p99, wait_mean, wait_p50, wait_p95, wait_p99 (times; percentiles also of a class of jobs, such as
-    wait_p95[8 GPUs] or of `workload.generate`), goodput, gpu_busy (shares), cost and energy (of the run), price
-    (per hour), power (highest, of the site). Exit code 4 when none will do.
+    wait_p95[8 GPUs] or of `workload.generate`), goodput, gpu_busy (shares), cost and energy (of the run), committed
+    (what contracts bind), price (per hour), power (highest, of the site). Exit code 4 when none will do.
     """
     from equipoise.study.questions.ranking import changes, ranked
     from equipoise.study.questions.size import Question, doubts, needed, read_vary
@@ -172,7 +172,7 @@ def _sure(answer: Answer) -> str:
 _TITLES = {
     "rank": "", "values": "size", "meets": "meets", "gpus": "GPUs", "layout": "layout", "mfu_ratio": "MFU",
     "memory_ratio": "memory", "makespan_s": "time", "cost_usd": "cost", "price_usd_per_h": "an hour",
-    "power_w": "power", "carbon_kg": "CO2",
+    "committed_usd": "committed", "power_w": "power", "carbon_kg": "CO2",
 }  # fmt: skip
 
 

@@ -100,22 +100,22 @@ _GROUPS = 12
 
 
 def _fairness_rows(made: Run) -> dict[str, Any]:
-    """Every user, account, queue and partition, where jobs tell."""
+    """Every user, account, queue and partition, where jobs tell; every type of GPU where there are several."""
     from equipoise.sim.fairness import KINDS, groups
 
-    return {kind: rows for kind in KINDS if (rows := groups(made.jobs, kind))}
+    return {kind: rows for kind in (*KINDS, "ran_on") if (rows := groups(made.jobs, kind))}
 
 
 def _groups(made: Run) -> Iterator[str]:
-    """How users, accounts and queues fared: those with most service."""
+    """How users, accounts, queues and types of GPUs fared: those with most service."""
     from equipoise.sim.fairness import KINDS, groups
     from equipoise.study.display import digits, show
 
-    for kind in KINDS:
+    for kind, title in [*((kind, kind) for kind in KINDS), ("ran_on", "type of GPU")]:
         rows = groups(made.jobs, kind)
         if len(rows) < 2:
             continue
-        head = (kind, "jobs", "GPU hours", "waiting", "finish-time ratio", "worst")
+        head = (title, "jobs", "GPU hours", "waiting", "finish-time ratio", "worst")
         lines = [
             (r[kind], str(r["jobs"]), f"{r['service_gpu_s'] / 3600:.1f}", show("_s", r["queueing_mean_s"]),
              digits(r["finish_ratio_mean"]), digits(r["finish_ratio_worst"]))

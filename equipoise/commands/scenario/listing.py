@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import click
@@ -90,5 +91,16 @@ def files(kind: str) -> list[dict[str, Any]]:
         data = read_tree(read_text(path), path.name).data
         found = next((of for key, of in _BY_KEY.items() if key in data), "prices")
         if found == kind:
-            rows.append({"name": path.stem, "what": " ".join(data.get("why", "").split()), "file": str(path)})
+            row = {"name": path.stem, "what": " ".join(data.get("why", "").split()), "file": str(path)}
+            rows.append(row | (_amounts(path) if kind == "prices" else {}))
     return rows
+
+
+def _amounts(path: Path) -> dict[str, str]:
+    """The prices of a book, with their date."""
+    from equipoise.sim.hardware.prices import load_book
+
+    book = load_book(str(path))
+    rents = ", ".join(f"{name} {price.value:g}" for name, price in book.gpu_hour.items())
+    off = ", ".join(f"{name} {100 * share.value:g} %" for name, share in book.discounts.items())
+    return {"date": book.date, "USD per GPU hour": rents, "off it, by contract": off, "source": book.source}

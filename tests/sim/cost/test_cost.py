@@ -11,7 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from equipoise.sim.hardware.prices import HOUR_S, load_book, make_prices
+from equipoise.sim.hardware.contracts import HOUR_S
+from equipoise.sim.hardware.prices import load_book, make_prices
 from equipoise.sim.hardware.profile import load_profile
 from equipoise.sim.loading.file import from_mapping, load
 from equipoise.sim.record import WASTE
@@ -85,6 +86,7 @@ def test_a_book_of_ones_own(tmp_path: Path) -> None:
         ('name: x\ndate: "2026"\ntariff: 1 USD/h\n', "'1 USD/h' is a price, an energy price is needed"),
         ('name: x\ndate: "2026"\nstorage: 1 USD/GB\n', "storage"),
         ('name: x\ndate: "2026"\nprices: {}\n', "prices: unknown key"),
+        ('name: x\ndate: "2026"\ndiscounts: {owned: 5 %}\n', "'owned' is no contract with a discount"),
     ],
 )
 def test_a_mistake_in_a_book_is_one_line_with_its_place(tmp_path: Path, text: str, line: str) -> None:
@@ -221,6 +223,118 @@ def test_unlike_gpus_each_cost_their_own() -> None:
     whole = simulate(priced(nodes=nodes, workload={"jobs": [HOUR | {"gpus": 3}]}))
     assert whole.jobs["cost_usd"][0] == pytest.approx(9.0)
     assert whole.summary()["idle_usd"] == pytest.approx(0.0, abs=1e-9)
+
+
+# -- contracts -------------------------------------------------------------------------------------------------
+
+YEAR_H = 365 * 24
+LIST = BOOK.gpu_hour["h100_sxm"].value
+
+
+@pytest.mark.parametrize(
+    ("terms", "usd_per_gpu_h"),
+    [
+        ("on demand", LIST),
+        ("spot", LIST * 0.35),
+        ("reserved", LIST * 0.65),
+        ("reserved 1 y", LIST * 0.65),
+        ("Reserved 3 years", LIST * 0.45),
+        ({"kind": "reserved", "term": "2 y", "discount": "40 %"}, LIST * 0.6),
+        # Two years at 60 %, half of them paid first: a tenth a year on half of that half, twice.
+        (
+            {"kind": "reserved", "term": "2 y", "discount": 0.4, "upfront": "50 %", "interest": "10 %"},
+            LIST * 0.6 * (1 + 0.5 * 0.1 * 2 / 2),
+        ),
+        ({"kind": "committed", "term": "3 y", "gpus": 6}, LIST * (6 * 0.54 + 2) / 8),
+        ({"kind": "committed", "gpus": 16, "discount": 0.5}, LIST * 2 * 0.5),  # twice what is there
+    ],
+)
+def test_a_contract_changes_the_price_on_demand(terms: Any, usd_per_gpu_h: float) -> None:
+    case = priced({"terms": {"h100_sxm": terms}})
+    assert usd_per_h(case) == pytest.approx([4 * usd_per_gpu_h] * 2, rel=1e-12)
+    by_group = priced({"terms": {"node": terms, "h100_sxm": "spot"}})
+    assert usd_per_h(by_group) == usd_per_h(case)
+
+
+def test_an_owned_gpu_loses_value_and_binds_money() -> None:
+    bought = {"price": "30 kUSD", "life": "5 y", "utilisation": "80 %", "residual": "20 %", "interest": "6 %"}
+    lost = 30_000 * 0.8
+    interest = 5 * 0.06 * 30_000 * (1 + 0.2) / 2
+    expected = (lost + interest) / (5 * YEAR_H * 0.8)
+    case = priced({"capex": {"h100_sxm": bought}})
+    assert usd_per_h(case) == pytest.approx([4 * expected] * 2)
+    both = {"capex": {"h100_sxm": bought}, "gpu_hour": {"h100_sxm": 2.0}}
+    assert usd_per_h(priced(both | {"terms": {"h100_sxm": "owned"}})) == usd_per_h(case)
+    assert usd_per_h(priced(both | {"terms": {"h100_sxm": "reserved"}})) == pytest.approx([8 * 0.65] * 2)
+
+
+def test_a_contract_binds_its_whole_term_and_a_run_pays_its_hours() -> None:
+    terms = {"kind": "reserved", "term": "1 y", "discount": "40 %", "upfront": "25 %"}
+    prices = {"gpu_hour": {"h100_sxm": "2 USD/h"}, "terms": {"h100_sxm": terms}}
+    summary = simulate(priced(prices)).summary()
+    assert summary["cost_usd"] == pytest.approx(8 * 1.2)  # an hour of eight GPUs
+    assert summary["committed_usd"] == pytest.approx(8 * 1.2 * YEAR_H)
+    assert summary["upfront_usd"] == pytest.approx(0.25 * 8 * 1.2 * YEAR_H)
+    longer = {"jobs": [HOUR | {"duration": "400 d"}]}
+    assert simulate(priced(prices, workload=longer)).summary()["committed_usd"] == pytest.approx(
+        2 * summary["committed_usd"]
+    )
+    bought = simulate(priced({"capex": {"h100_sxm": {"price": "30 kUSD"}}})).summary()
+    assert bought["committed_usd"] == bought["upfront_usd"] == 8 * 30_000
+    assert "committed_usd" not in simulate(priced()).summary()
+
+
+def test_each_group_binds_its_part_of_a_contract() -> None:
+    nodes = [
+        {"name": name, "gpus": 4, "accelerator": "h100_sxm", "price": price}
+        for name, price in (("a", "4 USD/h"), ("b", "12 USD/h"))
+    ]
+    half = {"kind": "reserved", "discount": "50 %"}
+    made = simulate(priced({"terms": {"h100_sxm": half}}, nodes))
+    assert made.totals["committed_usd"] == pytest.approx((4 + 12) * 0.5 * YEAR_H)
+    only = simulate(priced({"terms": {"b": half}}, nodes))
+    assert only.totals["committed_usd"] == pytest.approx(12 * 0.5 * YEAR_H)
+    shared = {"kind": "committed", "gpus": 4, "discount": "50 %"}
+    assert usd_per_h(priced({"terms": {"h100_sxm": shared}}, nodes)) == [3.0, 9.0]
+
+
+def test_spot_nodes_that_are_never_taken_away_are_told() -> None:
+    told = [note for note in simulate(priced({"terms": {"node": "spot"}})).notes if "spot" in note]
+    assert told == ["spot nodes of 'node' are never taken away here; give 'faults.spot'"]
+    spot = {"spot": {"group": "node", "mtbf": "500 h"}}
+    assert not [n for n in simulate(priced({"terms": {"node": "spot"}}, faults=spot)).notes if "never" in n]
+
+
+@pytest.mark.parametrize(
+    ("terms", "line"),
+    [
+        ("{h100_sxm: reservd}", "cost.terms.h100_sxm: 'reservd' is no contract; known: on_demand, spot, reserved"),
+        ("{h100_sxm: reserved 5 y}", "no discount known for reserved 1825 d; give 'discount' (price book"),
+        ("{h100_sxm: reserved 3 GB}", "cost.terms.h100_sxm: '3 GB' is a size, a time is needed"),
+        ("{a100: spot}", "no node group or accelerator of the cluster is called 'a100'; there are h100_sxm, node"),
+        ("{node: owned}", "owned GPUs need their price: cost.capex.h100_sxm.price"),
+        ("{node: {kind: committed}}", "a committed contract needs 'gpus', for how many; the others are on demand"),
+        ("{node: {kind: spot, upfront: 0.5}}", "'upfront' is of reserved and committed contracts"),
+        ("{node: {discount: 0.5}}", "'discount' is of spot, reserved and committed contracts"),
+        ("{node: {kind: spot, gpus: 4}}", "'gpus' is of committed contracts; this one is spot, for all GPUs"),
+        ("{node: {kind: spot, discount: 1}}", "cost.terms.node.discount"),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_a_contract_is_one_line(tmp_path: Path, terms: str, line: str) -> None:
+    (tmp_path / "case.yaml").write_text(
+        "schema_version: 1\nname: x\ncluster: {nodes: [{accelerator: h100_sxm}]}\n"
+        f"workload: {{jobs: [{{gpus: 1, duration: 1 h}}]}}\ncost: {{terms: {terms}}}\n", "utf-8"
+    )  # fmt: skip
+    with pytest.raises(InputError) as wrong:
+        load(tmp_path / "case.yaml")
+    assert len(wrong.value.lines) == 1
+    assert line in wrong.value.lines[0]
+
+
+def test_a_run_with_contracts_is_read_again_from_its_own_config() -> None:
+    case = priced({"terms": {"h100_sxm": "reserved 3 y"}})
+    assert from_mapping(case.model_dump(mode="json")) == case
+    assert simulate(priced({"terms": {"h100_sxm": "on demand"}})).config
 
 
 # -- what is not known -----------------------------------------------------------------------------------------

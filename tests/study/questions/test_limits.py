@@ -9,14 +9,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.cli import main
+from equipoise.commands.questions.limits import as_text
 from equipoise.policies.registry import make_policy
 from equipoise.sim.loading.checks import problems
 from equipoise.sim.loading.file import from_mapping, load, read_scenario
 from equipoise.sim.run import run
 from equipoise.study.questions import levers as levers_module
-from equipoise.study.questions.levers import LIMITS, levers
-from equipoise.study.questions.limits import ALL, PerJob, key, limits, memory_share, times_by_limit
+from equipoise.study.questions.levers import LIMITS, Lever, levers
+from equipoise.study.questions.limits import (
+    ALL,
+    Effect,
+    Limited,
+    Limits,
+    PerJob,
+    key,
+    limits,
+    memory_share,
+    times_by_limit,
+)
 from equipoise.study.runs.variants import Means
+from equipoise.study.statistics import Interval
 from tests.scenarios import cases
 from tests.sim.llm.test_scenario import data as large_model
 
@@ -330,7 +342,7 @@ def test_command_line(tmp_path, capsys):
     assert main(["limits", str(tmp_path / "none.yaml"), "-q"]) == 2
     every = main(["limits", str(path), "-q", "--try", "s3", "--all"])
     assert every == 0
-    assert "twice the nodes: time x1.00" in capsys.readouterr().out
+    assert "no effect: twice the nodes, " in capsys.readouterr().out
 
 
 def test_names_of_shipped_scenarios_work():
@@ -342,3 +354,37 @@ def test_a_given_layout_is_held_against_the_fastest_that_fits():
     lever = next(one for one in levers(given, "fifo") if one.name == "the fastest layout that fits")
     sent = type(given).model_validate_json(lever.scenario.model_dump_json())  # as to another process
     assert run(sent).totals["makespan_s"] < 0.9 * run(given).totals["makespan_s"]
+
+
+def test_gpus_twice_as_fast_leave_what_the_gpus_of_a_replica_exchange():
+    given = from_mapping(large_model({"tp": 8, "pp": 2, "zero": 1}))
+    before, after = run(given), run(levers_module.faster_gpus(given))
+    shares = [made.jobs["tensor_exchange_gpu_s"][0] for made in (before, after)]
+    assert shares[0] > 0.0
+    assert shares[1] == pytest.approx(shares[0], rel=1e-3)
+    assert after.jobs["busy_gpu_s"][0] == pytest.approx(before.jobs["busy_gpu_s"][0] / 2, rel=0.01)
+    assert 0.5 < after.totals["makespan_s"] / before.totals["makespan_s"] < 0.8
+
+
+def test_levers_without_effect_are_one_line():
+    def effect(name, ratio):
+        return Effect(Lever(name, "compute", None, "fifo"), Interval(ratio, math.nan, math.nan, 1))
+
+    effects = (
+        effect("doubled", 0.5),
+        effect("nearly nothing", 0.9997),
+        effect("worse", 1.2),
+        effect("same", 1.0),
+    )
+    group = Limited(
+        "train",
+        1,
+        Interval(10.0, math.nan, math.nan, 1),
+        dict.fromkeys(LIMITS, 0.0) | {"compute": 1.0},
+        effects,
+    )
+    every = list(as_text(Limits("x", "fifo", 1, (group,), ()), every=True))
+    assert [line.strip() for line in every[-3:]] == [
+        "* doubled: time x0.500", "- worse: time x1.20", "no effect: nearly nothing, same",
+    ]  # fmt: skip
+    assert not any("nothing" in line for line in as_text(Limits("x", "fifo", 1, (group,), ())))

@@ -1,0 +1,31 @@
+"""On which types of GPUs each job ran, in a cluster that has several."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from equipoise.policies.observation import Ints
+from equipoise.sim.cluster.cluster import Holding
+from equipoise.sim.job.job import Job
+from equipoise.sim.job.listener import Listener
+
+
+class RanOn(Listener):
+    """Notes the types of all GPUs that a job ever held. names: of the types; type_of_gpu (gpus,): indices."""
+
+    def __init__(self, jobs: int, names: tuple[str, ...], type_of_gpu: Ints) -> None:
+        self.names, self.type_of_gpu = names, type_of_gpu
+        self._held = np.zeros((jobs, len(names)), dtype=np.bool_)
+
+    def began(self, job: Job, holding: Holding, now_s: float) -> None:
+        """A job takes GPUs."""
+        self._held[job.row, self.type_of_gpu[holding.gpu]] = True
+
+    def column(self) -> NDArray[np.object_]:
+        """(jobs,) names joined by "+" in their order in the cluster; "" for a job that never ran."""
+        kinds, of = np.unique(self._held, axis=0, return_inverse=True)
+        texts = [
+            "+".join(name for name, held in zip(self.names, kind, strict=True) if held) for kind in kinds
+        ]
+        return np.array([*texts, ""], dtype=object)[of.reshape(-1)]

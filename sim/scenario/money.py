@@ -1,0 +1,110 @@
+"""The section `cost` of a scenario: prices, purchases and contracts."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal, Self, get_args
+
+from pydantic import Field, model_validator
+
+from equipoise.sim.scenario.section import Section, Span
+from equipoise.sim.scenario.units import TIME, Int, Share, Usd, UsdPerByteSecond, UsdPerHour
+
+YEAR_S = 365 * 86400.0
+
+
+class Capex(Section):
+    """GPUs that are owned, each with its share of node and network."""
+
+    price: Usd  # of one GPU with its part of the node
+    life: Span = 4 * 365 * 86400.0  # over which it is written off, in equal parts
+    utilisation: Annotated[Share, Field(gt=0, le=1)] = 1.0  # share of its life in which it is in use
+    residual: Annotated[Share, Field(lt=1)] = 0.0  # share of the price that it is sold for in the end
+    interest: Share = 0.0  # a year, on the money that is bound in it
+
+
+Contract = Literal["on_demand", "spot", "reserved", "committed", "owned"]
+_CONTRACTS = get_args(Contract)
+
+
+class Terms(Section):
+    """The contract under which GPUs are had. A text such as `reserved 3 y` stands for `kind` and `term`."""
+
+    # on_demand, spot, reserved (all of the term is paid), committed (so for some GPUs, the others on demand), owned
+    kind: Contract = "on_demand"
+    term: Annotated[Span | None, Field(gt=0)] = None  # of reserved and committed contracts; none: a year
+    # off the price on demand; none: the price book's for this kind and term
+    discount: Annotated[Share | None, Field(lt=1)] = None
+    upfront: Annotated[Share, Field(le=1)] = 0.0  # share of the sum over the term that is paid when it begins
+    interest: Share = 0.0  # a year, on what is paid before it is used
+    gpus: Annotated[Int, Field(gt=0)] | None = None  # committed: for so many GPUs
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short(cls, raw: object) -> object:
+        if not isinstance(raw, str):
+            return raw
+        if (known := _read(raw)) is None:
+            raise ValueError(
+                f"{raw!r} is no contract; known: {', '.join(_CONTRACTS)}, with a term such as 'reserved 3 y'"
+            )
+        kind, term = known
+        return {"kind": kind} | ({} if term is None else {"term": term})
+
+    @model_validator(mode="after")
+    def _has_a_use(self) -> Self:
+        of_terms = {"term": self.term is not None, "upfront": self.upfront > 0, "interest": self.interest > 0}
+        if self.kind not in ("reserved", "committed") and any(of_terms.values()):
+            key = next(key for key, given in of_terms.items() if given)
+            raise ValueError(f"{key!r} is of reserved and committed contracts; this one is {self.kind}")
+        if self.kind in ("on_demand", "owned") and self.discount is not None:
+            raise ValueError(
+                f"'discount' is of spot, reserved and committed contracts; this one is {self.kind}"
+            )
+        if self.kind == "committed" and self.gpus is None:
+            raise ValueError("a committed contract needs 'gpus', for how many; the others are on demand")
+        if self.kind != "committed" and self.gpus is not None:
+            raise ValueError(f"'gpus' is of committed contracts; this one is {self.kind}, for all GPUs")
+        return self
+
+    @property
+    def term_s(self) -> float:
+        """How long a reservation or commitment binds."""
+        return YEAR_S if self.term is None else self.term
+
+
+def _read(text: str) -> tuple[str, str | None] | None:
+    """(kind, term as it was written) of a contract in words; None for anything else."""
+    known = re.fullmatch(
+        rf"\s*({'|'.join(_CONTRACTS)}|on[- ]demand)(?:[\s_-]+(\S.*?))?\s*", text, re.IGNORECASE
+    )
+    return None if known is None else (re.sub("[- ]", "_", known[1].lower()), known[2])
+
+
+def read_terms(text: str) -> tuple[str, float] | None:
+    """(kind, term in s) of `spot` or `reserved 3 y`; a year where it says none. None for anything else."""
+    known = _read(text)
+    try:
+        return None if known is None else (known[0], YEAR_S if known[1] is None else TIME.parse(known[1]))
+    except ValueError:
+        return None
+
+
+class Cost(Section):
+    """Prices in place of those of the price book. Keys of `gpu_hour` and `capex` are accelerators."""
+
+    book: str = "prices"  # price book that comes with the software, or a file
+    # USD by accelerator, in place of the book's
+    gpu_hour: dict[str, UsdPerHour] = Field(default_factory=dict)
+    capex: dict[str, Capex] = Field(default_factory=dict)
+    terms: dict[str, Terms] = Field(default_factory=dict)  # contract, by accelerator or node group
+    storage: UsdPerByteSecond | None = None  # of stored data
+    network: UsdPerHour | None = None  # per node, beyond what GPU prices include
+    energy: Literal["auto", "included", "separate"] = "auto"  # auto: separate when some GPUs are owned
+
+    @model_validator(mode="after")
+    def _one_price(self) -> Self:
+        if both := sorted((set(self.gpu_hour) & set(self.capex)) if not self.terms else ()):
+            text = "give one, or say in 'terms' which holds"
+            raise ValueError(f"{both[0]!r} has both a 'gpu_hour' and a 'capex' price; {text}")
+        return self
