@@ -155,11 +155,16 @@ Refine = Callable[[Policy, Observation, Mapping[str, Memory]], Decision]
 
 
 def decide(
-    policy: Policy, world: World, memory: Mapping[str, Memory], refine: Refine = refine
+    policy: Policy,
+    world: World,
+    memory: Mapping[str, Memory],
+    refine: Refine = refine,
+    seen: Observation | None = None,
 ) -> tuple[Decision, list[Refusal]]:
-    """Observe, refine, apply; `refine` says how a policy is asked.
+    """Observe, refine, apply: the loop body of the simulator, of live training and in front of a queue.
 
-    Live training takes the same three steps apart, with rounds between them (`live/decide/decider.py`).
+    refine: how the policy is asked; what it raises leaves the world as it is. seen: what was observed when the
+    policy was asked, where it has thought since (`live/decide/decider.py`).
     """
-    decision = refine(policy, world.observe(), memory)
+    decision = refine(policy, world.observe() if seen is None else seen, memory)
     return decision, world.apply(decision.plan)

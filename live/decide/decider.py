@@ -12,9 +12,9 @@ import queue
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from equipoise.policies.contract import Decision, Memory, Policy, Refusal, World, refine
+from equipoise.policies.contract import Decision, Memory, Policy, Refusal, World, decide, refine
 from equipoise.policies.observation import Observation
 
 _MOST_SKIPPED = 64
@@ -29,13 +29,17 @@ class Answer:
     refused: tuple[Refusal, ...] = ()  # of the decision's plan, at once
 
 
+class NoDecision(Exception):
+    """A policy raised, or was late."""
+
+
 class _Worker:
     """One daemon thread that refines one observation at a time."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._asked: queue.SimpleQueue[tuple[Observation, Mapping[str, Memory]]] = queue.SimpleQueue()
-        self._answered: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+        self._answered: queue.SimpleQueue[Decision | NoDecision] = queue.SimpleQueue()
         self.busy = False
         threading.Thread(target=self._run, name="equipoise-policy", daemon=True).start()
 
@@ -43,10 +47,9 @@ class _Worker:
         while True:
             observation, memory = self._asked.get()
             try:
-                answer = Answer(decision=refine(self._policy, observation, memory))
+                self._answered.put(refine(self._policy, observation, memory))
             except BaseException as error:  # a policy may even call sys.exit; training goes on
-                answer = Answer(problem=str(error) or type(error).__name__)
-            self._answered.put(answer)
+                self._answered.put(NoDecision(str(error) or type(error).__name__))
 
     def begin(self, observation: Observation, memory: Mapping[str, Memory]) -> bool:
         """Let the policy think; False: it is still busy with an earlier decision."""
@@ -56,13 +59,15 @@ class _Worker:
         self._asked.put((observation, memory))
         return True
 
-    def answer(self, budget_s: float, since_s: float) -> Answer:
-        """What it thought of within `budget_s` of `since_s`, or why there is nothing."""
+    def answer(self, budget_s: float, since_s: float) -> Decision:
+        """What it thought of within `budget_s` of `since_s`. Raises NoDecision."""
         try:
             answer = self._answered.get(timeout=max(0.0, since_s + budget_s - time.monotonic()))
         except queue.Empty:
-            return Answer(problem=f"no decision within {budget_s:g} s")
+            raise NoDecision(f"no decision within {budget_s:g} s") from None
         self.busy = False
+        if isinstance(answer, NoDecision):
+            raise answer
         return answer
 
     def _finished_late(self) -> bool:
@@ -81,7 +86,7 @@ class Decider:
         self.policy, self.budget_s = policy, budget_s
         self.failures = 0  # in a row
         self._skip = 0
-        self._begun: tuple[float, bool] | None = None  # when it was last asked, and whether it was free
+        self._begun: tuple[Observation, float, bool] | None = None  # asked of what, when; whether it was free
         self._worker = _Worker(policy)
         try:
             self.memory: dict[str, Memory] = dict(policy.initial() if memory is None else memory)
@@ -96,10 +101,10 @@ class Decider:
         memory: Mapping[str, Memory] = self.memory
         for observation in observations:
             self._worker.begin(observation, memory)
-            answer = self._worker.answer(budget_s, time.monotonic())
-            if answer.decision is None:
-                return answer.problem
-            memory = answer.decision.memory
+            try:
+                memory = self._worker.answer(budget_s, time.monotonic()).memory
+            except NoDecision as problem:
+                return str(problem)
         return None
 
     def decide(self, world: World) -> Answer:
@@ -113,24 +118,30 @@ class Decider:
         if self._skip > 0:
             self._skip -= 1
         else:
-            observation = world.observe()
-            self._begun = time.monotonic(), self._worker.begin(observation, self.memory)
+            seen = world.observe()
+            since_s = time.monotonic()
+            self._begun = seen, since_s, self._worker.begin(seen, self.memory)
 
     def answer(self, world: World) -> Answer:
         """The second half: let `world` apply the plan, where there is one in time."""
         if self._begun is None:
             return Answer()
-        (since_s, free), self._begun = self._begun, None
-        answer = Answer(problem="still busy with an earlier decision")
-        if free:
-            answer = self._worker.answer(self.budget_s, since_s)
-        if answer.decision is None:
+        (seen, since_s, free), self._begun = self._begun, None
+
+        def thought(*_: object) -> Decision:
+            if not free:
+                raise NoDecision("still busy with an earlier decision")
+            decision = self._worker.answer(self.budget_s, since_s)
+            self.failures, self.memory = 0, decision.memory
+            return decision
+
+        try:
+            decision, refused = decide(self.policy, world, self.memory, thought, seen)
+        except NoDecision as problem:
             self.failures += 1
             self._skip = min(2**self.failures - 1, _MOST_SKIPPED)
-            return answer
-        self.failures = 0
-        self.memory = answer.decision.memory
-        return replace(answer, refused=tuple(world.apply(answer.decision.plan)))
+            return Answer(problem=str(problem))
+        return Answer(decision, refused=tuple(refused))
 
     def forget(self) -> None:
         """The world has changed: nobody will ask for the answer any more."""

@@ -6,7 +6,6 @@ import datetime
 import os
 import secrets
 import socket
-from pathlib import Path
 
 import torch.distributed as dist
 
@@ -67,13 +66,6 @@ class Eras:
         before = str(self._era)
         self._era = int(self._base.compare_set("era", before, str(self._era + 1)))
         return self.store
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file that others wait for: they see all of it, or none."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(text, encoding="utf-8")
-    draft.replace(path)
 
 
 def own_token() -> str:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from equipoise.live.group import quiet  # noqa: F401  # first of all
 from equipoise.live.group.doorman import Doorman
-from equipoise.live.group.hosting import TOKEN, host_store, write_whole
+from equipoise.live.group.hosting import TOKEN, host_store
+from equipoise.policies.files import write_whole
 from equipoise.policies.numerals import plain_numbers
 
 

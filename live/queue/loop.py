@@ -94,7 +94,6 @@ class Scheduler:
             return
         self.decisions += 1
         self._revisit_s = answer.decision.plan.revisit_s
-        self.world.refused.extend(answer.refused)
         try:
             self.record.decision(answer.decision, answer.refused)
         except TypeError as error:

@@ -40,7 +40,7 @@ class QueueWorld:
         self.rows = JobRows(options, record.event)
         self.snapshot = Snapshot(math.nan, (), ())
         self.by_hand: set[int] = set()
-        self.refused: list[Refusal] = []
+        self.refused: list[Refusal] = []  # since the last observation
         self.behind = False  # some changes were put off
         self._expected: dict[int, int] = {}  # nice values as they were last set
         self._until_s: dict[int, float] = {}  # ends of leases
@@ -123,7 +123,10 @@ class QueueWorld:
     # -- apply ---------------------------------------------------------------------------------------------
 
     def apply(self, plan: Plan) -> list[Refusal]:
-        """Do what a plan says, or write down what would be done; returns what is refused at once."""
+        """Do what a plan says, or write down what would be done; returns what is refused at once.
+
+        What the manager says against it, the next observation tells.
+        """
         refused: list[Refusal] = []
         changes = [*self.renewals(), *self._stops_and_starts(plan, refused), *self._places(plan)]
         self.carry_out(changes)
@@ -213,6 +216,7 @@ class QueueWorld:
         self.record.actions(changes, "did")
         if said:
             self.record.event("said", why=said)
+            self.refused.append(Refusal("changes", f"{self.manager.name}: {said}"))
 
     def _within_rate(self, changes: Sequence[Change]) -> Sequence[Change]:
         now_s, rate = time.monotonic(), self.options.changes_per_s

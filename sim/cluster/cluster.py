@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from equipoise.policies.kernels.jit import jit
+from equipoise.policies.kernels.placement import give, take
 from equipoise.policies.kernels.slices import fit_together, share_left
 from equipoise.policies.observation import Floats, Gpus, Ints, Nodes, writable
 from equipoise.sim.cluster.cache import NodeCaches
@@ -37,11 +38,9 @@ def _book(gpu, share, job, gpu_job, gpu_share_free, gpu_holders, gpu_node, node_
                 nodes[i] = nodes[i - 1]
             nodes[at] = gpu_node[g]
             count += 1
-        if gpu_holders[g] == 0:
-            node_free[gpu_node[g]] -= 1
-            taken += 1
+        taken += gpu_holders[g] == 0
         gpu_holders[g] += 1
-        gpu_share_free[g] -= share[k]
+        take(node_free, gpu_share_free, gpu_node[g], g, share[k])
         gpu_job[g] = job if share[k] == 1.0 else SHARED
     return taken, weight, count
 
@@ -52,12 +51,11 @@ def _release(gpu, share, gpu_job, gpu_share_free, gpu_holders, gpu_node, node_fr
     for k in range(gpu.size):
         g = gpu[k]
         gpu_holders[g] -= 1
-        if gpu_holders[g] == 0:  # exact, so that shares do not drift by rounding
-            gpu_share_free[g], gpu_job[g] = 1.0, FREE
-            node_free[gpu_node[g]] += 1
+        back = share[k]
+        if gpu_holders[g] == 0:  # all of it, so that shares do not drift by rounding
+            gpu_share_free[g], gpu_job[g], back = 0.0, FREE, 1.0
             freed += 1
-        else:
-            gpu_share_free[g] += share[k]
+        give(node_free, gpu_share_free, gpu_node[g], g, back)
     return freed
 
 

@@ -77,6 +77,20 @@ def test_what_an_unexplained_import_is() -> None:
     assert unexplained_imports("def f():\n    # It may be missing.\n    import json\n") == []
 
 
+def test_every_world_is_asked_and_told_by_the_one_decide() -> None:
+    """In the rooms of the worlds nothing else applies a plan, and each of them calls it."""
+    applying, calling = [], set()
+    for path in (path for path in product_files(ROOT) if path.startswith(("policies/", "sim/", "live/"))):
+        for node in ast.walk(ast.parse((ROOT / path).read_bytes())):
+            if isinstance(node, ast.Call):
+                name = ast.unparse(node.func)
+                plans = [ast.unparse(value) for value in node.args]
+                applying += [path for plan in plans if name.endswith(".apply") and plan.endswith("plan")]
+                calling |= {path} if name == "decide" else set()
+    assert applying == ["policies/contract.py"]
+    assert calling == {"live/decide/decider.py", "sim/world/world.py"}
+
+
 def test_a_run_says_what_its_columns_and_totals_are() -> None:
     made = run(load(ROOT / "scenarios" / "quickstart.yaml"), seed=1)
     said = set(re.findall(r"\w+", Run.__doc__ or ""))

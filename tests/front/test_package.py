@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from equipoise.policies.registry import PolicyError, stage_class
 from equipoise.policies.sources import root
+
+ROOT = root().parent
+ROOMS = ("policies", "formats", "sim", "study", "calibrate", "live", "scenarios")
 
 TWICE = """
 import sys
@@ -68,3 +73,59 @@ def test_a_plug_in_that_imports_an_old_name_is_told_the_new_one(
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(PolicyError, match="our modules are now below 'equipoise'"):
         stage_class("old")
+
+
+def test_a_link_in_a_room_is_a_file_in_the_archive_of_sources() -> None:
+    """There the rooms lie a folder deeper: a link out of one leads nowhere, and no wheel can be made."""
+    target = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"][
+        "sdist"
+    ]
+    links = {
+        (root() / path.relative_to(ROOT)).relative_to(ROOT).as_posix(): path.resolve().relative_to(ROOT)
+        for room in ROOMS
+        for path in (ROOT / room).rglob("*")
+        if path.is_symlink()
+    }
+    assert {f"/{link}" for link in links} == set(target["exclude"])
+    assert {str(file): link for link, file in links.items()} == target["force-include"]
+
+
+@pytest.mark.long
+def test_the_wheel_of_the_archive_of_sources_makes_the_run_of_the_checkout(tmp_path: Path) -> None:
+    """Sources, wheel, fresh environment; needs a package index."""
+
+    def do(*command: str | Path, cwd: Path = tmp_path) -> str:
+        clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        done = subprocess.run(command, cwd=cwd, env=clean, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return done.stdout
+
+    tree, outside = tmp_path / "tree", tmp_path / "outside"
+    listed = do("git", "ls-files", "-z", cwd=ROOT).rstrip("\0").split("\0")
+    for name in listed:
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, tree / name, follow_symlinks=False)
+    outside.mkdir()
+    for name in ("make", "use"):
+        do(sys.executable, "-m", "venv", tmp_path / name)
+    do("make/bin/pip", "install", "-q", "hatchling")
+    do(
+        tmp_path / "make/bin/python",
+        "-m",
+        "hatchling",
+        "build",
+        "-t",
+        "sdist",
+        "-d",
+        tmp_path / "sdist",
+        cwd=tree,
+    )
+    do("make/bin/pip", "wheel", "-q", "--no-deps", "-w", "wheel", *(tmp_path / "sdist").iterdir())
+    do("use/bin/pip", "install", "-q", "-c", tree / "constraints.txt", *(tmp_path / "wheel").iterdir())
+    run_it = ("run", "quickstart", "--policy", "s1", "--seed", "1", "--out")
+    do(tmp_path / "use/bin/equipoise", *run_it, "wheel", cwd=outside)
+    do(Path(sys.executable).parent / "equipoise", *run_it, outside / "checkout", cwd=ROOT)
+    wheel, checkout = (
+        json.loads((outside / name / "summary.json").read_text()) for name in ("wheel", "checkout")
+    )
+    assert wheel["identity"] == checkout["identity"]

@@ -22,7 +22,7 @@ from equipoise.live.queue.manager import Phase
 from equipoise.live.queue.options import QueueOptions
 from equipoise.live.queue.record import BusyError, Record, Touched
 from equipoise.policies.contract import Kind, Memory, Plan, Policy, Stage, refine
-from equipoise.policies.observation import Observation
+from equipoise.policies.observation import Observation, Refusal
 from equipoise.policies.record.journal import read, replay
 from equipoise.policies.registry import make_policy
 from equipoise.sim.scenario.tree import InputError
@@ -410,6 +410,32 @@ def test_running_jobs_are_stopped_only_when_that_was_allowed(case: Make) -> None
     assert [e["id"] for e in c.events("requeued")] == [1]
     with pytest.raises(InputError, match="queued again; what such a job still needs has no twin"):
         read_queue(c.folder)
+
+
+def test_what_the_manager_says_against_a_plan_is_told_with_the_next_observation(case: Make) -> None:
+    c = case("sjf", estimates=ESTIMATES)
+    submit_all(c.queue)
+    c.queue.said = "Access/permission denied"
+    c.step()
+    c.queue.said = ""
+    c.until_over()
+    seen = [entry.decision.observation.refused for entry in read(c.folder / "decisions.jsonl")]
+    told = (Refusal("changes", "fake: Access/permission denied"),)
+    assert seen[:2] == [(), told]
+    assert set(seen[2:]) == {()}
+
+
+def test_what_is_refused_at_once_is_told_once(case: Make) -> None:
+    c = case("las(thresholds_gpu_s=[80])", estimates={"long": 500.0, "short": 5.0})
+    c.queue.submit(500.0, 8, "long")
+    c.step()
+    c.queue.advance(c.queue.now_s + 30.0)
+    c.queue.submit(5.0, 8, "short")
+    c.step()
+    c.until_over()
+    entries = list(read(c.folder / "decisions.jsonl"))
+    assert Refusal("stop", "job 1: requeuing was not allowed") in {r for e in entries for r in e.refused}
+    assert not any(e.decision.observation.refused for e in entries)
 
 
 def test_no_more_changes_than_allowed_are_made_and_the_rest_follows(case: Make) -> None:
