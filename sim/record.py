@@ -47,7 +47,8 @@ class Run:
         gpu_usd, energy_usd and storage_usd, and what of gpu_usd went to each use of GPU time that trains nothing
         (idle_usd, input_stall_usd, ...); tokens trained on, their model_flop, and the peak_flop of the GPUs held
         (0: no model says them); carbon_kg where the scenario says where it runs; committed_usd and upfront_usd
-        where a contract binds for a term.
+        where a contract binds for a term; where nodes come and go,
+        away_gpu_s in which they were not paid for, and node_h[GROUP] and gpu_usd[GROUP] of each group of nodes.
     inputs: hash or version by file or package of all that the records depend on; `identity` is the hash of these.
     cpu_s: processor time of the run; not part of its records, because it differs between equal runs.
     """
@@ -70,7 +71,8 @@ class Run:
         jobs, totals = self.jobs, self.totals
         done = ~np.isnan(jobs["completion_s"])
         span_s = jobs["completion_s"][done] - jobs["arrival_s"][done]
-        gpu_s = max(totals["gpus"] * totals["makespan_s"], math.ulp(0.0))
+        away_gpu_s = totals.get("away_gpu_s", 0.0)
+        gpu_s = max(totals["gpus"] * totals["makespan_s"] - away_gpu_s, math.ulp(0.0))
         row: dict[str, float] = {
             "jobs": float(done.size),
             "completed": float(done.sum()),
@@ -84,8 +86,8 @@ class Run:
             row[f"queueing_p{q}_s"] = float(np.percentile(jobs["queueing_s"], q)) if done.size else math.nan
         row["goodput_ratio"] = float(jobs["useful_gpu_s"].sum()) / gpu_s
         row["gpu_busy_ratio"] = float(jobs["busy_gpu_s"].sum()) / gpu_s
-        row["idle_ratio"] = totals["idle_gpu_s"] / gpu_s
-        row["idle_late_ratio"] = totals.get("idle_late_gpu_s", math.nan) / gpu_s
+        row["idle_ratio"] = max(0.0, totals["idle_gpu_s"] - away_gpu_s) / gpu_s
+        row["idle_late_ratio"] = min(totals.get("idle_late_gpu_s", math.nan) / gpu_s, row["idle_ratio"])
         for use in WASTE[1:]:
             row[f"{use}_ratio"] = float(jobs[f"{use}_gpu_s"].sum()) / gpu_s
         told = self.by_class() if _classes(self.jobs) is not None else {}
@@ -109,6 +111,11 @@ class Run:
                 known = float(np.percentile(span_s[done], q)) if done.any() else math.nan
                 found[f"completion_p{q}_s[{name}]"] = known
         return found
+
+    def pools(self) -> list[dict[str, Any]]:
+        """Node hours that were paid for, and their price, by group of nodes; empty where none comes and goes."""
+        named = [(key[7:-1], hours) for key, hours in self.totals.items() if key.startswith("node_h[")]
+        return [{"group": name, "node_h": h, "gpu_usd": self.totals[f"gpu_usd[{name}]"]} for name, h in named]
 
     def _energy_and_money(self) -> dict[str, float]:
         """What the totals say of both; a number that is not there is not known."""

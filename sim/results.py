@@ -14,6 +14,7 @@ from equipoise.policies.contract import AllocationStage
 from equipoise.sim.assumptions import assumptions, failures
 from equipoise.sim.cost.measured import measured_notes
 from equipoise.sim.hardware.carbon import KWH_J, emitted_kg, load_carbon
+from equipoise.sim.hardware.prices import HOUR_S
 from equipoise.sim.job.account import BUSY, HELD, HELD_USES, LOST_TO_FAULTS, Use
 from equipoise.sim.job.training import TrainingJob
 from equipoise.sim.ledger.bill import RESIDUE, Biller
@@ -106,9 +107,24 @@ class Results:
             totals["makespan_s"],
         )  # fmt: skip
         jobs = self._jobs() | billed
-        bills |= self._carbon(bills["energy_j"])
+        bills |= self._carbon(bills["energy_j"]) | self._pools(totals["makespan_s"])
         told = {(f"trace_{k}" if k in jobs else k): column for k, column in self.world.demand.columns.items()}
         return jobs | told, totals | bills
+
+    def _pools(self, span_s: float) -> dict[str, float]:
+        """Where nodes come and go: paid hours of each group of nodes, their price, and GPU time away."""
+        world, groups = self.world, self.world.scenario.cluster.groups
+        if world.scenario.faults.spot is None and not any(group.may_be_away for group in groups):
+            return {}
+        unpaid_s = world.nodes.unpaid_s()
+        paid_h = (span_s - unpaid_s) / HOUR_S
+        found, first = {"away_gpu_s": float(world.cluster.nodes.gpus @ unpaid_s)}, 0
+        for group in groups:
+            of = slice(first, first + group.count)
+            found[f"node_h[{group.name}]"] = float(paid_h[of].sum())
+            found[f"gpu_usd[{group.name}]"] = float(world.prices.usd_per_h[of] @ paid_h[of])
+            first += group.count
+        return found
 
     def _carbon(self, energy_j: float) -> dict[str, float]:
         """CO2 of the energy drawn, where the scenario says what electricity emits."""

@@ -232,7 +232,8 @@ def is_random(scenario: Scenario) -> bool:
     faults = scenario.faults
     random = (faults.crash, faults.fail_slow, faults.link, faults.rack, faults.spot, faults.corrupt_gradient)
     spread = any(job.data and isinstance(job.data.shard_sizes, SpreadSizes) for job in scenario.workload.jobs)
-    if scenario.workload.generate is not None or redraws(scenario):
+    supply = any(group.available is not None for group in scenario.cluster.groups)
+    if scenario.workload.generate is not None or redraws(scenario) or supply:
         return True
     return bool(step_noise(scenario) or scenario.decide.estimate_error or spread or any(random))
 

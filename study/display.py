@@ -65,6 +65,11 @@ METRICS = tuple(LABELS)
 """Names of `Run.summary`, in its order."""
 WHERE_BOUND = ("committed_usd", "upfront_usd")
 """Metrics that only runs under a contract for a term have."""
+MORE_IS_BETTER = frozenset({
+    "completed", "goodput_ratio", "gpu_busy_ratio", "mfu_ratio", "tokens_per_s", "fairness_user",
+    "fairness_account", "fairness_queue",
+})  # fmt: skip
+"""Of all other metrics less is better."""
 IN_DETAIL = (
     "idle_usd", "input_stall_usd", "barrier_wait_usd", "exposed_communication_usd", "pipeline_bubble_usd",
     "tensor_exchange_usd", "restart_usd", "lost_to_faults_usd", "energy_per_useful_sample_j",

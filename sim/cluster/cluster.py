@@ -78,7 +78,7 @@ class Cluster:
 
     def __init__(self, spec: ClusterSpec, profile: HardwareProfile, topology: Topology) -> None:
         groups = [group for group in spec.groups for _ in range(group.count)]
-        self.profile, self.topology, self.groups = profile, topology, groups
+        self.spec, self.profile, self.topology, self.groups = spec, profile, topology, groups
         self.gpu_models = tuple(dict.fromkeys(group.accelerator for group in spec.groups if group.gpus))
         self.accelerators: list[Accelerator] = [profile.accelerator(name) for name in self.gpu_models]
         counts = np.array([group.gpus for group in groups], dtype=np.int64)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from typing import Protocol
 
 from numpy.random import Generator
@@ -24,6 +25,8 @@ from equipoise.sim.scenario.faults import (
     Spot,
 )
 from equipoise.sim.scenario.faults import Faults as FaultsSpec
+from equipoise.sim.scenario.model import NodeGroup
+from equipoise.sim.scenario.pools import Available
 
 HOUR_S = 3600.0
 Change = Callable[[int, float], None]
@@ -69,6 +72,7 @@ class Faults:
         self._slow: dict[int, list[float]] = {}  # factors of the episodes under way, by node
         self._weak: dict[int, list[float]] = {}
         self._down: dict[int, int] = {}  # causes that keep a node down
+        self.gone: set[int] = set()  # nodes that a series of availability never gives back
         for node in range(len(cluster.nodes)):
             if faults.crash:
                 self._next_crash(node, faults.crash, self._stream("crash", node))
@@ -90,6 +94,11 @@ class Faults:
                 self._next_rack(rack, faults.rack, self._stream("rack", rack))
         for event in faults.events:
             self._planned(event)
+        first = 0
+        for group in cluster.spec.groups:
+            if group.available is not None:
+                self._supply(group, range(first, first + group.count), group.available)
+            first += group.count
 
     def _stream(self, kind: str, key: int) -> Generator:
         return stream(self.seed, f"fault:{kind}:{key}")
@@ -194,17 +203,41 @@ class Faults:
     def _next_spot(self, node: int, spec: Spot, random: Generator) -> None:
         at_s = self.clock.now + float(random.exponential(spec.mtbf))
 
-        def reclaim() -> None:
-            """The provider takes the node, after its notice."""
-            self._take_down(node, saved=self.victim.can_save(node, spec.notice))
+        self._plan(
+            at_s + spec.notice, spec.away, partial(self._reclaim, node, spec.notice),
+            partial(self._give_back, node), partial(self._next_spot, node, spec, random),
+        )  # fmt: skip
+
+    def _supply(self, group: NodeGroup, nodes: range, spec: Available) -> None:
+        """Nodes of a group go and come as a series of counts says."""
+        order = [nodes[k] for k in stream(self.seed, f"supply:{group.name}").permutation(len(nodes)).tolist()]
+        changes = spec.changes()
+        for node in order[changes[0][1] :]:
+            self._down[node] = self._down.get(node, 0) + 1
+            self.victim.node_down(node, saved=True)
             self.victim.reclaimed(node)
 
-        def back() -> None:
-            """It is to be had again."""
-            self.victim.returned(node)
-            self._bring_up(node)
+        def change(last: int, count: int, _: Event) -> None:
+            """So many nodes can be had from now on, and so many could until now."""
+            for node in order[count:last]:
+                self._reclaim(node, spec.notice)
+            for node in order[last:count]:
+                self._give_back(node)
 
-        self._plan(at_s + spec.notice, spec.away, reclaim, back, partial(self._next_spot, node, spec, random))
+        for (_, last), (at_s, count) in pairwise(changes):
+            self.clock.at(at_s, partial(change, last, count), FAULTS)
+        ends_s, least = changes[-1]
+        self.clock.at(ends_s, lambda _: self.gone.update(order[least:]), FAULTS)
+
+    def _reclaim(self, node: int, notice_s: float) -> None:
+        """The provider takes a node, after its notice."""
+        self._take_down(node, saved=self.victim.can_save(node, notice_s))
+        self.victim.reclaimed(node)
+
+    def _give_back(self, node: int) -> None:
+        """It is to be had again."""
+        self.victim.returned(node)
+        self._bring_up(node)
 
     def _next_spell(
         self, node: int, spec: FailSlow | LinkDegrade, begin: Change, end: Change, random: Generator

@@ -17,6 +17,7 @@ from equipoise.policies.kernels.slices import is_slice
 from equipoise.policies.registry import PolicyError, make_policy, make_stage
 from equipoise.sim.cost.memory import least_bytes
 from equipoise.sim.hardware.profile import Accelerator, HardwareProfile, load_profile
+from equipoise.sim.loading.availability import pool_problems
 from equipoise.sim.loading.checks_energy import energy_problems
 from equipoise.sim.loading.checks_parallel import parallel_doubts
 from equipoise.sim.loading.checks_plausible import plausible_doubts
@@ -74,7 +75,7 @@ def problems(scenario: Scenario, base: Path | None = None, *, fits: bool = True)
     for k, job in enumerate(scenario.workload.jobs):
         found += _job(scenario, profile, job, ("workload", "jobs", k), fits)
     found += _described(scenario)
-    found += throughput_problems(scenario)
+    found += [*throughput_problems(scenario), *pool_problems(scenario)]
     for name, model in scenario.workload.models.items():
         found += _model(scenario, profile, model, ("workload", "models", name))
     return found

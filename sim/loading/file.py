@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from equipoise.sim.hardware.carbon import carbon_path
 from equipoise.sim.hardware.prices import book_path
 from equipoise.sim.hardware.profile import is_path, profile_path, scenarios_dir
+from equipoise.sim.loading.availability import with_availability
 from equipoise.sim.loading.checks import doubts, problems, trace_problems
 from equipoise.sim.loading.measured import with_measured
 from equipoise.sim.loading.throughputs import with_rates
@@ -177,7 +178,7 @@ def _scenario(tree: Tree, base: Path | None, *, fits: bool = True) -> Scenario:
     scenario, wrong = with_samples(scenario)
     if wrong:
         raise InputError(_lines(tree, wrong))
-    scenario = with_rates(scenario, base)
+    scenario = with_availability(with_rates(scenario, base), base)
     if wrong := problems(scenario, base, fits=fits):
         raise InputError(_lines(tree, wrong))
     hardware = scenario.cluster.hardware

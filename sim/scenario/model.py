@@ -15,6 +15,7 @@ from equipoise.sim.scenario.faults import Faults as Faults
 from equipoise.sim.scenario.generate import Generate
 from equipoise.sim.scenario.lighter import Lighter
 from equipoise.sim.scenario.money import Cost as Cost
+from equipoise.sim.scenario.pools import Autoscale, Available
 from equipoise.sim.scenario.queues import Queues
 from equipoise.sim.scenario.section import Count, Positive, Section, Span
 from equipoise.sim.scenario.throughputs import Throughputs as Throughputs
@@ -62,6 +63,13 @@ class NodeGroup(Section):
     price: UsdPerHour | None = None  # per node; none: by GPU, from `cost` or the price book
     # How jobs that ask for a part of a GPU share it: by percentages, by slices, or in turns of equal length.
     sharing: Literal["mps", "mig", "time-slice"] = "mps"
+    available: Available | None = None  # how many of its nodes can be had, over time; none: all, always
+    autoscale: Autoscale | None = None  # nodes come when jobs wait and go when idle; none: all stay
+
+    @property
+    def may_be_away(self) -> bool:
+        """Whether its nodes come and go, and are paid for only while there."""
+        return self.available is not None or self.autoscale is not None
 
     @property
     def network(self) -> float:

@@ -43,6 +43,10 @@ class NodeEvents:
         self._down_since_s: dict[int, float] = {}
         self._away_s = np.zeros(len(cluster.nodes))
         self._away_since_s: dict[int, float] = {}
+        self.reclaimed_nodes: set[int] = set()  # back with their owner
+        self.released_nodes: set[int] = set()  # not rented
+        self.scaled: set[int] = set()  # rented when they are needed
+        self._failed: set[int] = set()  # that a fault, or their owner, keeps down
         self._first_s = float(roster.demand.arrival_s[0])
 
     def _jobs_on(self, node: int) -> list[Job]:
@@ -50,12 +54,21 @@ class NodeEvents:
 
     def node_down(self, node: int, *, saved: bool = False) -> None:
         """A node dies; its jobs lose what is not saved, unless they could save first."""
+        self._failed.add(node)
         if not self.cluster.up[node]:
             return
         for job in self._jobs_on(node):
             if not self.allocator.regroup(job, node):
                 self.allocator.stop(job, "preempted" if saved else "fault")
                 self.roster.preemptions[job.row] += saved
+        self._off(node)
+
+    def node_up(self, node: int) -> None:
+        """A node is repaired; one that is not rented stays away."""
+        self._failed.discard(node)
+        self._on(node)
+
+    def _off(self, node: int) -> None:
         self.cluster.take_down(node)
         self.transfers.node_changed(node)
         self._down_since_s[node] = max(self.clock.now, self._first_s)
@@ -64,9 +77,9 @@ class NodeEvents:
             tell(node, self.clock.now)
         self.event()
 
-    def node_up(self, node: int) -> None:
-        """A node is repaired."""
-        if self.cluster.up[node]:
+    def _on(self, node: int) -> None:
+        """A node comes up, unless something else keeps it down."""
+        if self.cluster.up[node] or node in self._failed or node in self.released_nodes:
             return
         self.cluster.bring_up(node)
         self.transfers.node_changed(node)
@@ -76,24 +89,51 @@ class NodeEvents:
         self._changed()
         self.event()
 
+    def released(self, node: int) -> None:
+        """A node that holds no job is given back: it is not paid for until it is `rented`."""
+        self.released_nodes.add(node)
+        self._account_away(node)
+        if self.cluster.up[node]:
+            self._off(node)
+
+    def rented(self, node: int) -> None:
+        """A node is there from now on, and paid for."""
+        self.released_nodes.discard(node)
+        self._account_away(node)
+        self._on(node)
+
     def _changed(self) -> None:
         if self.allocator.changed is not None:
             self.allocator.changed()
 
     def reclaimed(self, node: int) -> None:
         """A spot node goes back to its owner: it is not paid for until it is `returned`."""
-        self._away_since_s[node] = max(self.clock.now, self._first_s)
+        self.reclaimed_nodes.add(node)
+        if node in self.scaled:  # it does not come back by itself
+            self.released_nodes.add(node)
+        self._account_away(node)
 
     def returned(self, node: int) -> None:
-        """A spot node has come back."""
-        self._away_s[node] += max(0.0, self.clock.now - self._away_since_s.pop(node))
+        """A spot node can be had again."""
+        self.reclaimed_nodes.discard(node)
+        self._account_away(node)
+        if node in self.scaled:
+            self.event()
+
+    def _account_away(self, node: int) -> None:
+        """A node is paid for while it is rented and not with its owner."""
+        away = node in self.reclaimed_nodes or node in self.released_nodes
+        if away and node not in self._away_since_s:
+            self._away_since_s[node] = max(self.clock.now, self._first_s)
+        elif not away and node in self._away_since_s:
+            self._away_s[node] += max(0.0, self.clock.now - self._away_since_s.pop(node))
 
     def down_s(self) -> Floats:
         """Time that each node has been down since the first arrival, (nodes,)."""
         return self._until_now(self._down_s, self._down_since_s)
 
     def unpaid_s(self) -> Floats:
-        """Time for which each node was back with its owner since the first arrival, (nodes,)."""
+        """Time for which each node was with its owner, or not rented, since the first arrival, (nodes,)."""
         return self._until_now(self._away_s, self._away_since_s)
 
     def _until_now(self, passed_s: Floats, since_s: dict[int, float]) -> Floats:
@@ -149,6 +189,8 @@ class NodeEvents:
         return busy
 
     def happened(self, kind: str, node: int, value: float) -> None:
-        """Something happened on a node that a reader of the run should see."""
+        """Something happened on a node that a reader of the run should see; not on one that is not rented."""
+        if node in self.released_nodes and kind not in ("rented", "released"):
+            return
         for tell in self.listeners.happened:
             tell(kind, self.cluster.topology.node_names[node], value, self.clock.now)

@@ -6,7 +6,7 @@ Handlers change state and ask for a decision; one decision per instant, after al
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from simpy.events import Event
@@ -45,11 +45,12 @@ from equipoise.sim.network.network import Network
 from equipoise.sim.network.topology import Topology
 from equipoise.sim.network.transfers import Transfer, Transfers
 from equipoise.sim.randomness import stream
-from equipoise.sim.scenario.model import Data, Scenario
+from equipoise.sim.scenario.model import Data, NodeGroup, Scenario
 from equipoise.sim.scenario.model import Faults as FaultsSpec
 from equipoise.sim.world.allocate import Allocator
 from equipoise.sim.world.apply import hand_over
 from equipoise.sim.world.arrivals import Arrivals, place_data
+from equipoise.sim.world.autoscale import Autoscaler
 from equipoise.sim.world.decisions import Decisions
 from equipoise.sim.world.nodes import NodeEvents
 from equipoise.sim.world.observe import Observer, Traffic
@@ -64,12 +65,15 @@ IDLE_TICKS = 1000
 """A policy that starts nothing on an idle cluster at so many regular decisions in a row never will."""
 
 
-def mtbf_s(faults: FaultsSpec, node_gpus: float) -> float:
-    """Mean time between crashes of one node with so many GPUs, all causes together."""
+def mtbf_s(faults: FaultsSpec, groups: Sequence[NodeGroup], node_gpus: float) -> float:
+    """Mean time between losses of a node with so many GPUs, all causes together, of the group worst off."""
     rates = [1.0 / f.mtbf for f in (faults.rack, faults.spot) if f is not None]
+    rates.append(
+        max((g.available.loss_per_s(g.count) for g in groups if g.available is not None), default=0.0)
+    )
     if faults.crash is not None:
         rates.insert(0, 1.0 / faults.crash.node_mtbf_s(node_gpus))
-    return 1.0 / math.fsum(rates) if rates else math.inf
+    return 1.0 / math.fsum(rates) if any(rates) else math.inf
 
 
 def _estimate_factor(scenario: Scenario, seed: int, jobs: int) -> Floats:
@@ -123,6 +127,7 @@ class SimWorld:
         self.decided = 0  # decisions made
         self.refusals: list[tuple[float, Refusal]] = []
         self._idle_ticks = 0
+        self._idle = False  # jobs wait, none runs, and the policy has started none
         factor = np.where(demand.spare_s == 0.0, _estimate_factor(scenario, seed, len(demand)), 1.0)
         self.roster = Roster(demand, factor, scenario.restart.initialisation)
         self.decisions = Decisions(
@@ -132,7 +137,8 @@ class SimWorld:
             isinstance(stage, AllocationStage) and stage.starts_only for stage in policy.stages
         )
         self._fractions = bool((demand.gpu_share < 1.0).any())
-        self._fixed_gangs = self._starts_only and not self._fractions and not demand.training
+        scales = any(group.autoscale is not None for group in scenario.cluster.groups)
+        self._fixed_gangs = self._starts_only and not self._fractions and not demand.training and not scales
         self.writes = Writes(scenario.decide.writes_per_s, scenario.decide.writes_burst)
         self._horizon_s = math.inf if scenario.horizon is None else scenario.horizon
         self.network = Network(self.clock, topology.capacity_bytes_per_s)
@@ -143,7 +149,8 @@ class SimWorld:
         self._connect(timeline)
         self.arrivals.plan_next()
         self.decisions.begin()
-        Faults(scenario.faults, self.clock, cluster, self.nodes, seed)
+        self.faults = Faults(scenario.faults, self.clock, cluster, self.nodes, seed)
+        self.autoscaler = Autoscaler(self.clock, cluster, self.roster, self.nodes) if scales else None
 
     def _make_engine(self, event_by_event: bool, topology: Topology) -> EventByEvent:
         if event_by_event:
@@ -164,10 +171,12 @@ class SimWorld:
             power, cluster.gpus.node, len(demand), self.prices.pays_energy, varies=uneven
         )
         self.costs = CostAccounts(len(demand), meter, self.prices.usd_per_gpu_s) if uneven else None
-        can_lose = scenario.faults != FaultsSpec()
+        can_lose = scenario.faults != FaultsSpec() or any(
+            g.available is not None for g in scenario.cluster.groups
+        )
         self.timeline = Timeline(demand, cluster, meter, can_lose=can_lose) if timeline else None
         traffic, paths = Traffic(cluster), PathWatch(cluster.topology)
-        self.mtbf_s = mtbf_s(scenario.faults, cluster.node_gpus)
+        self.mtbf_s = mtbf_s(scenario.faults, scenario.cluster.groups, cluster.node_gpus)
         several = len(cluster.gpu_models) > 1
         self.ran_on = RanOn(len(demand), cluster.gpu_models, cluster.gpus.model) if several else None
         self.held_late = HeldLate(float(demand.arrival_s[-1]))
@@ -282,6 +291,14 @@ class SimWorld:
         return refused
 
     def _decide(self) -> None:
+        self._ask_policy()
+        if self.autoscaler is not None:
+            self.autoscaler.look()
+        if self._idle:
+            self._check_not_stalled()
+
+    def _ask_policy(self) -> None:
+        self._idle = False
         if self._nothing_to_start():
             return
         decision, refused = decide(self.policy, self, self.memory, self._ask)
@@ -294,9 +311,8 @@ class SimWorld:
         self.decisions.revisit_at(plan.revisit_s)
         if self.on_decision is not None:
             self.on_decision(decision, refused)
-        if self.roster.waiting and not self.roster.running and plan.allocation is None:
-            self._check_not_stalled()
-        else:
+        self._idle = bool(self.roster.waiting) and not self.roster.running and plan.allocation is None
+        if not self._idle:
             self._idle_ticks = 0
 
     def _nothing_to_start(self) -> bool:
@@ -308,7 +324,7 @@ class SimWorld:
 
     def _check_not_stalled(self) -> None:
         """Raise Stalled when no event is left that could ever start a waiting job."""
-        if not self.arrivals.all_here or self.decisions.revisits or not self.cluster.up.all():
+        if not self.arrivals.all_here or self.decisions.revisits or self._nodes_may_come():
             return
         if self.decisions.ticks and self._idle_ticks < IDLE_TICKS:
             self._idle_ticks += 1
@@ -317,6 +333,16 @@ class SimWorld:
         names = ", ".join(self.demand.name[row] for row in waiting.rows[:3].tolist())
         raise Stalled(
             f"policy {self.policy.name} leaves {len(waiting)} jobs waiting on an idle cluster ({names})"
+        )
+
+    def _nodes_may_come(self) -> bool:
+        """Whether a node is away that something may bring back."""
+        away = set(np.flatnonzero(~self.cluster.up).tolist()) - self.faults.gone
+        if self.autoscaler is None:
+            return bool(away)
+        nodes = self.nodes
+        return (
+            self.autoscaler.pending or bool(away & nodes.reclaimed_nodes) or not away <= nodes.released_nodes
         )
 
     def close(self, time_s: float) -> None:

@@ -25,7 +25,15 @@ from equipoise.sim.scenario.model import Faults, Scenario
 from equipoise.sim.scenario.tree import InputError
 from equipoise.sim.traces.trace import Trace
 from equipoise.study.bounds import lower_bound
-from equipoise.study.questions.targets import Supply, Target, power_w, price_usd_per_h, supplied, with_rent
+from equipoise.study.questions.targets import (
+    Supply,
+    Target,
+    power_w,
+    price_usd_per_h,
+    standing_usd_per_h,
+    supplied,
+    with_rent,
+)
 from equipoise.study.runs.engines import Engine
 from equipoise.study.runs.make import Progress, workers
 from equipoise.study.runs.orders import Order, Shared, orders_at
@@ -45,6 +53,7 @@ class Candidate:
     scenario: Scenario
     nodes: int
     price_usd_per_h: float
+    standing_usd_per_h: float  # of the nodes that are paid for all the time
     power_w: float
     bound_s: Mapping[str, float]
     missing: str = ""  # what of it cannot be had
@@ -60,7 +69,7 @@ class Candidate:
             "price_usd_per_h": self.price_usd_per_h,
             "power_w": self.power_w,
         }
-        return with_rent(values, self.price_usd_per_h)
+        return with_rent(values, self.standing_usd_per_h)
 
     def score(self, objective: Objective) -> tuple[float, float, int]:
         """Least first; for cost, from the lower bound."""
@@ -379,8 +388,11 @@ def _candidate(
     nodes = sum(group.count for group in scenario.cluster.groups)
     priced = question.asks_for("price_usd_per_h", "cost_usd")
     price = price_usd_per_h(scenario, profile) if priced else math.nan
+    standing = standing_usd_per_h(scenario, profile) if priced else math.nan
     power = power_w(scenario, profile) if question.asks_for("power_w", "energy_j") else math.nan
-    return Candidate(values, scenario, nodes, price, power, bound_s, *supplied(scenario, question.available))
+    return Candidate(
+        values, scenario, nodes, price, standing, power, bound_s, *supplied(scenario, question.available)
+    )
 
 
 def read_vary(text: str) -> tuple[str, list[Any]]:

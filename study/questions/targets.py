@@ -145,6 +145,18 @@ def price_usd_per_h(scenario: Scenario, profile: HardwareProfile) -> float:
     return float(prices.usd_per_h.sum())
 
 
+def standing_usd_per_h(scenario: Scenario, profile: HardwareProfile) -> float:
+    """Price of the nodes that are paid for all the time: the least that an hour can cost. Raises as the above."""
+    price_usd_per_h(scenario, profile)
+    rates, first, found = make_prices(scenario, profile).usd_per_h, 0, list[float]()
+    spot = scenario.faults.spot
+    for group in scenario.cluster.groups:
+        if not group.may_be_away and (spot is None or spot.group != group.name):
+            found.append(float(rates[first : first + group.count].sum()))
+        first += group.count
+    return math.fsum(found)
+
+
 def _group_of(node: int, scenario: Scenario) -> NodeGroup:
     for group in scenario.cluster.groups:
         if node < group.count:

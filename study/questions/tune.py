@@ -1,10 +1,12 @@
 """Values of a scenario, and parameters of its stages, under which a policy does best; proved on fresh seeds.
 
-Optuna's tree-structured Parzen estimator (Bergstra et al. 2011) asks for points and is told what they gave. Each is
-run on the same seeds through the engine and the ledger of a sweep, so a second call makes only what is missing and,
-being told the same, asks for the same points. The first point is the scenario as it is. The best one is then held
-against that on seeds that no trial has seen: it counts as found when it is better there with p < 0.01 (one-sided
-paired t-test on log ratios, Student 1908).
+Optuna's tree-structured Parzen estimator (Bergstra et al. 2011; of several objectives Ozaki et al. 2022) asks
+for points and is told what they gave. Each is run on the same seeds through the engine and the ledger of a
+sweep, so a second call makes only what is missing and, being told the same, asks for the same points. The
+first point is the scenario as it is. A point that is surely worse than another is not run on all seeds
+(study.questions.race). The best point, or of several objectives each that no other beats, is then held
+against the start on seeds that no trial has seen: it counts as found when it is better there with p < 0.01
+(one-sided paired t-test on log ratios, Student 1908; after Holm over points and objectives).
 """
 
 from __future__ import annotations
@@ -28,13 +30,14 @@ from equipoise.sim.loading.file import read_scenario
 from equipoise.sim.record import MissingError
 from equipoise.sim.run import is_random
 from equipoise.sim.scenario.tree import InputError
-from equipoise.study.display import METRICS
+from equipoise.study.display import METRICS, MORE_IS_BETTER
 from equipoise.study.folders import check_free
+from equipoise.study.questions.race import LEVEL, Values, expected, front, looks, p_better, surely_worse
 from equipoise.study.runs.make import How, Progress, make
 from equipoise.study.runs.orders import Order, Shared, orders_at, trace_at
 from equipoise.study.runs.store import Memory, Store, ledger_with_copy, only_writer
 from equipoise.study.runs.variants import policy_text
-from equipoise.study.statistics import Interval, paired_ratio
+from equipoise.study.statistics import Interval, holm, paired_ratio
 
 FILE = "tune.json"
 SURE = 0.01
@@ -56,50 +59,73 @@ Varied = Mapping[str, Range | Sequence[str]]
 
 @dataclass(frozen=True)
 class Search:
-    """What to search. seeds: of each trial; fresh: seeds of the final figure, none of which a trial has seen."""
+    """What to search. seeds: of each trial; fresh: seeds of the final figure, none of which a trial has seen.
+
+    metrics: the objectives. prune: stop a trial that is surely worse before it has had all seeds.
+    """
 
     file: Path
     vary: Varied
     policy: str | None = None
-    metric: str = "completion_mean_s"
+    metrics: tuple[str, ...] = ("completion_mean_s",)
     trials: int = 30
     seeds: int = 3
     fresh: int = 10
     overrides: tuple[str, ...] = ()
     jobs: int = 1
     out: Path | None = None
+    prune: bool = True
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One point and the mean of the metric on the seeds of the trials; infinite where a run failed."""
+    """One point, the means of the objectives on the seeds of the trials, and on how many of these it was run.
+
+    Infinite: a run failed. Of one that was stopped early, what it would have had at its ratio to a better one.
+    """
 
     values: dict[str, Any]
-    mean: float
+    means: dict[str, float]
+    seeds: int
+    pruned: bool = False
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A point against the start on fresh seeds, by objective. p: that it is no better, after Holm; NaN: no test."""
+
+    trial: Trial
+    means: dict[str, float]
+    ratios: dict[str, Interval]
+    p: dict[str, float]
+
+    def better_in(self) -> tuple[str, ...]:
+        """Objectives in which it is better than the start for sure."""
+        return tuple(
+            metric for metric, p in self.p.items()
+            if (p < SURE if not math.isnan(p) else (self.ratios[metric].mean < 1.0) != (metric in MORE_IS_BETTER))
+            and self.ratios[metric].mean != 1.0
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Found:
-    """How a search ended. ratio: best over start on fresh seeds; p: that this is chance; NaN: nothing is random."""
+    """How a search ended. choices: the best point, or those of several objectives that no other trial beats."""
 
-    metric: str
     policy: str
     trials: tuple[Trial, ...]
-    best: Trial
-    ratio: Interval
-    p: float
+    choices: tuple[Choice, ...]
+    start: dict[str, float]  # the scenario as it is, on the fresh seeds
     notes: tuple[str, ...]
 
     @property
     def better(self) -> bool:
-        """Whether the best point is better than the start for sure."""
-        if self.best is self.trials[0]:
-            return False
-        return self.p < SURE if not math.isnan(self.p) else self.ratio.mean < 1.0
+        """Whether some choice is better than the start for sure, in some objective."""
+        return any(choice.trial is not self.trials[0] and choice.better_in() for choice in self.choices)
 
     def as_json(self) -> str:
         """Everything, for programs."""
-        content = {"schema_version": 1, "better": self.better, **asdict(self)}
+        content = {"schema_version": 2, "better": self.better, **asdict(self)}
         return json.dumps(plain(content), indent=2, allow_nan=False) + "\n"
 
 
@@ -139,41 +165,111 @@ def tune(search: Search, progress: Progress | None = None) -> Found:
         )
     study = _study(search)
     with _store(search.out) as store:
-        trials = []
+        race = _Race(store, search, seeds, progress)
         for number in range(search.trials):
             asked = study.ask()
-            values = {} if number == 0 else _suggest(asked, search.vary)
-            mean = _mean(store, search, values, range(seeds), number, progress)
-            if number == 0 and mean == math.inf:
+            trial = race.run({} if number == 0 else _suggest(asked, search.vary), number)
+            if number == 0 and not all(map(math.isfinite, trial.means.values())):
                 raise RuntimeError(f"the scenario as it is cannot be run: {store.failures()[0]['error']}")
-            study.tell(asked, mean if math.isfinite(mean) else 1e300)
-            trials.append(Trial(values, mean))
-        best = min(trials, key=lambda trial: trial.mean)
+            study.tell(asked, [_told(metric, mean) for metric, mean in trial.means.items()])
+        trials = race.trials
+        whole = [trial for trial in trials if not trial.pruned]
+        best = [whole[k] for k in front([trial.means for trial in whole])]
         fresh = range(seeds, seeds + search.fresh) if random else range(1)
-        pair = [
+        start, *found = [
             _values(store, search, values, fresh, search.trials + k, progress)
-            for k, values in enumerate(({}, best.values))
+            for k, values in enumerate(({}, *(trial.values for trial in best)))
         ]
-        start, found = np.array(pair[0]), np.array(pair[1])
-    if failed := sum(trial.mean == math.inf for trial in trials):
+    if failed := sum(math.inf in map(abs, trial.means.values()) for trial in trials):
         notes.append(f"{failed} of {len(trials)} points could not be run")
     answer = Found(
-        search.metric,
-        first.policy,
-        tuple(trials),
-        best,
-        paired_ratio(found, start),
-        _p_less(found, start),
-        tuple(notes),
+        first.policy, tuple(trials), _choices(search.metrics, best, found, start), _means(start), tuple(notes)
     )
     if search.out is not None:
         write_whole(search.out / FILE, answer.as_json())
     return answer
 
 
+def _means(values: Values) -> dict[str, float]:
+    return {metric: float(np.mean(found)) for metric, found in values.items()}
+
+
+def _told(metric: str, mean: float) -> float:
+    """What Optuna is told: it takes no infinite numbers."""
+    return mean if math.isfinite(mean) else (-1e300 if metric in MORE_IS_BETTER else 1e300)
+
+
+def _choices(
+    metrics: Sequence[str], best: Sequence[Trial], found: Sequence[Values], start: Values
+) -> tuple[Choice, ...]:
+    """The best trials against the start on fresh seeds."""
+    raw = [
+        p_better(metric, values[metric], start[metric])
+        if trial.values
+        else math.nan  # the start against itself
+        for trial, values in zip(best, found, strict=True)
+        for metric in metrics
+    ]
+    p = holm(np.array(raw)).reshape(len(best), len(metrics))
+    return tuple(
+        Choice(
+            trial,
+            _means(values),
+            {metric: paired_ratio(values[metric], start[metric]) for metric in metrics},
+            dict(zip(metrics, of.tolist(), strict=True)),
+        )
+        for trial, values, of in zip(best, found, p, strict=True)
+    )
+
+
+class _Race:
+    """Runs trials one after the other, each on as many seeds as it needs to be judged."""
+
+    def __init__(self, store: Store, search: Search, seeds: int, progress: Progress | None) -> None:
+        self.store, self.search, self.seeds, self.progress = store, search, seeds, progress
+        self.trials: list[Trial] = []
+        self._whole: list[Values] = []  # results of the trials that have had all seeds
+
+    def run(self, values: dict[str, Any], number: int) -> Trial:
+        """Run a point and remember it."""
+        trial = self._made(values, number)
+        self.trials.append(trial)
+        return trial
+
+    def _made(self, values: dict[str, Any], number: int) -> Trial:
+        metrics, early = self.search.metrics, looks(self.seeds) if self.search.prune and number else ()
+        found: dict[str, list[float]] = {metric: [] for metric in metrics}
+        for upto in (*early, self.seeds):
+            seeds = range(len(found[metrics[0]]), upto)
+            try:
+                made = _values(self.store, self.search, values, seeds, number, self.progress)
+            except (InputError, PolicyError):
+                if not values:
+                    raise
+                made = {metric: [_worst(metric)] * len(seeds) for metric in metrics}  # it makes no scenario
+            for metric in metrics:
+                found[metric] += made[metric]
+            if not all(np.isfinite(of).all() for of in found.values()):
+                return Trial(values, {metric: _worst(metric) for metric in metrics}, upto)
+            if upto < self.seeds and surely_worse(found, self._whole, LEVEL / len(early)):
+                best = next(
+                    other for other in self._whole if surely_worse(found, [other], LEVEL / len(early))
+                )
+                return Trial(values, expected(found, best), upto, pruned=True)
+        self._whole.append(found)
+        return Trial(values, _means(found), self.seeds)
+
+
+def _worst(metric: str) -> float:
+    return -math.inf if metric in MORE_IS_BETTER else math.inf
+
+
 def _check(search: Search) -> None:
-    if search.metric not in METRICS:
-        raise InputError([f"--metric {search.metric!r}: allowed: {', '.join(METRICS)}"])
+    for metric in search.metrics:
+        if metric not in METRICS:
+            raise InputError([f"--metric {metric!r}: allowed: {', '.join(METRICS)}"])
+        if search.metrics.count(metric) > 1:
+            raise InputError([f"--metric {metric!r} is given twice"])
     if not search.vary:
         raise InputError(["nothing to vary: give --vary KEY=LOW:HIGH"])
     for name, count, least in (
@@ -195,7 +291,9 @@ def _study(search: Search) -> Any:
         raise MissingError("tune needs Optuna: pip install 'equipoise[tune]'") from error
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     start = min(10, max(3, search.trials // 3))
-    return optuna.create_study(sampler=optuna.samplers.TPESampler(seed=0, n_startup_trials=start))
+    ways = ["maximize" if metric in MORE_IS_BETTER else "minimize" for metric in search.metrics]
+    sampler = optuna.samplers.TPESampler(seed=0, n_startup_trials=start)
+    return optuna.create_study(directions=ways, sampler=sampler)
 
 
 def _suggest(trial: Any, vary: Varied) -> dict[str, Any]:
@@ -224,7 +322,7 @@ def _orders(
     policy = with_parameters(policy_text(file.scenario, search.policy), own)
     trace = trace_at(file.scenario.workload.trace, file.folders)
     return list(
-        orders_at(scenario, [policy], count, trace, point=number, values=values, number=number * 1000)
+        orders_at(scenario, [policy], count, trace, point=number, values=values, number=number * 1000 + first)
     )
 
 
@@ -246,8 +344,11 @@ def _values(
     seeds: range,
     number: int,
     progress: Progress | None,
-) -> list[float]:
-    """The metric of one point on each seed; nothing where the point is not a valid scenario; infinite: failed."""
+) -> dict[str, list[float]]:
+    """The objectives of one point on each seed; the worst there is: the run failed, or left jobs undone.
+
+    Raises InputError and PolicyError where the point is not a valid scenario.
+    """
     orders = _orders(search, values, seeds.start, len(seeds), number)
     folders = read_scenario(search.file, search.overrides).folders
     how = How(
@@ -258,42 +359,13 @@ def _values(
     )
     make(store, orders, Shared(folders), how)
     rows = {row["id"]: row for row in store.rows()}
-    return [_metric(rows[order.id], search.metric) for order in orders]
+    return {metric: [_metric(rows[order.id], metric) for order in orders] for metric in search.metrics}
 
 
 def _metric(row: Mapping[str, Any], metric: str) -> float:
-    """Infinite for a run that failed or left jobs undone: it is early for the wrong reason."""
+    """The worst there is for a run that failed or left jobs undone: it is early for the wrong reason."""
     done = row["status"] == "done" and row["completed"] == row["jobs"]
-    return float(row[metric]) if done and row[metric] is not None else math.inf
-
-
-def _mean(
-    store: Store,
-    search: Search,
-    values: Mapping[str, Any],
-    seeds: range,
-    number: int,
-    progress: Progress | None,
-) -> float:
-    try:
-        return float(np.mean(_values(store, search, values, seeds, number, progress)))
-    except (InputError, PolicyError):
-        if not values:
-            raise
-        return math.inf  # a combination that makes no scenario
-
-
-def _p_less(found: Any, start: Any) -> float:
-    """One-sided p of a paired t-test that `found` is less than `start`, on log ratios; NaN with one pair."""
-    if len(found) < 2 or not (np.isfinite(found).all() and np.isfinite(start).all()):
-        return math.nan if len(found) < 2 else 1.0
-    log = np.log(np.maximum(found, 1e-300) / np.maximum(start, 1e-300))
-    spread = float(log.std(ddof=1))
-    if spread == 0.0:
-        return 0.0 if log.mean() < 0 else 1.0
-    from scipy.special import stdtr
-
-    return float(stdtr(len(log) - 1, log.mean() / (spread / math.sqrt(len(log)))))
+    return float(row[metric]) if done and row[metric] is not None else _worst(metric)
 
 
 @contextmanager

@@ -56,6 +56,20 @@ def write_figures(folder: str | Path, out: str | Path, form: str = "svg") -> lis
     return made
 
 
+def write_chart(chart: Chart, path: Path) -> None:
+    """Draw one chart into a file; its name ends in one of FORMATS.
+
+    Raises InputError for another name, FiguresUnavailable without matplotlib, OSError when it cannot be written.
+    """
+    form = path.suffix.lstrip(".")
+    if form not in FORMATS:
+        raise InputError(
+            [f"{path}: the name of a picture ends in {' or '.join(f'.{form}' for form in FORMATS)}"]
+        )
+    with _matplotlib().rc_context(_style()):
+        _write(chart, path, form)
+
+
 def _matplotlib() -> Any:
     try:
         import matplotlib

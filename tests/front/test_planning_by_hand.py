@@ -122,3 +122,21 @@ def test_a_shared_cluster_needs_the_nodes_of_its_load_and_its_faults():
     lost = 0.5 / (7 * 24) * nodes_held * float((hours**2).mean()) / (2 * hours.mean())
     for calm, faulty in ((fifo, fifo_faults), (easy, easy_faults)):
         assert faulty == pytest.approx(calm * (1 + lost) / (1 - away), rel=0.1)
+
+
+def test_nodes_that_come_and_go_cost_their_hours():
+    text = section("Nodes that come and go")
+    rows = {
+        name: (float(h), float(usd))
+        for name, h, usd in re.findall(r"^(\S+) +([\d.]+) +([\d.]+) USD$", text, re.M)
+    }
+    total = float(re.search(r"^cost +(\d+) USD$", text, re.M)[1])
+    span_h = float(re.search(r"^makespan +([\d.]+) h$", text, re.M)[1])
+    first = {
+        name: rows[name] for name in ("reserved", "on-demand")
+    }  # of spot nodes the second run shows fewer
+    assert first["reserved"][0] == pytest.approx(2 * span_h, rel=0.01)
+    for name, price in (("reserved", 12.0), ("spot", 6.0), ("on-demand", 20.0)):
+        assert rows[name][1] == pytest.approx(price * rows[name][0], rel=0.01)
+    assert total == pytest.approx(sum(usd for _, usd in rows.values()), rel=0.01)
+    assert sum(hours for hours, _ in rows.values()) > 12 * 1.5 + 4 * 2 * 3.0

@@ -1,8 +1,8 @@
 """Runs the pages of docs/ that are walk-throughs, and writes what comes out into them.
 
-A page has fenced blocks: `yaml` and `python` blocks that begin with `# file: NAME` are files; `console` blocks
-hold commands after `$ ` with what they print. `...` stands for lines left out. A command is `equipoise ...` or
-`python FILE`, and may end with `; echo $?`.
+A page has fenced blocks: `yaml`, `python` and `csv` blocks that begin with `# file: NAME` are files; `console`
+blocks hold commands after `$ ` with what they print. `...` stands for lines left out. A command is `equipoise
+...` or `python FILE`, and may end with `; echo $?`.
 
     python -m tests.front.walkthrough docs/planning.md     # makes every command again and writes its output
 """
@@ -46,6 +46,8 @@ def _block(kind: str, body: str) -> list[Step]:
     named = FILE.match(body)
     if kind in ("yaml", "python") and named is not None:
         return [Step(named[1], body)]
+    if kind == "csv" and named is not None:  # a table has no comments
+        return [Step(named[1], body[named.end() :])]
     return [step for _, step in _commands(body)] if kind == "console" else []
 
 

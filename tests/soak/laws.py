@@ -46,7 +46,7 @@ def broken(data: Mapping[str, Any], stop: Asked = lambda: False) -> list[str]:
             with _shares_watched() as found:
                 fast = made(case, stop, timeline=True)
             found = [*found[:1], *_conserved(fast), *_ordered(fast)]
-            found += [*_held_once(case, fast), *_bounded(case, fast)]
+            found += [*_held_once(case, fast), *_bounded(case, fast), *_paid(case, fast)]
             found += _equal("again", fast, made(case, stop), exactly=True)
             oracle = made(case, stop, event_by_event=True)
     except TooLong:
@@ -90,24 +90,26 @@ def _ordered(of: Run) -> Iterator[str]:
 
 @contextmanager
 def _shares_watched() -> Iterator[list[str]]:
-    """What goes wrong with the shares of GPUs, whenever they change, meanwhile."""
+    """What goes wrong with the shares of GPUs and their nodes, whenever they change, meanwhile."""
     found: list[str] = []
-    before = Cluster.set_share, Cluster.book
+    before = Cluster.set_share, Cluster.book, Cluster.take_down
 
     def watched(change: Callable[..., Any]) -> Callable[..., Any]:
         def changed(self: Cluster, *given: Any) -> Any:
             result = change(self, *given)
             if self._share_free.min(initial=0.0) < -NEAR:
                 found.append(f"shares of a GPU: {self._share_free.min()} is left of one")
+            if any(not self.up[held.nodes].all() for held in self.holding.values()):
+                found.append("a job holds GPUs of a node that is not there")
             return result
 
         return changed
 
-    Cluster.set_share, Cluster.book = map(watched, before)  # type: ignore[method-assign]
+    Cluster.set_share, Cluster.book, Cluster.take_down = map(watched, before)  # type: ignore[method-assign]
     try:
         yield found
     finally:
-        Cluster.set_share, Cluster.book = before  # type: ignore[method-assign]
+        Cluster.set_share, Cluster.book, Cluster.take_down = before  # type: ignore[method-assign]
 
 
 def _held_once(case: Scenario, of: Run) -> Iterator[str]:
@@ -131,6 +133,39 @@ def _held_once(case: Scenario, of: Run) -> Iterator[str]:
             if now > 1.0 + 1e-6:
                 yield f"GPU {gpu} gives {now} of itself at {at_s} s"
                 break
+
+
+def _paid(case: Scenario, of: Run) -> Iterator[str]:
+    """Each group's bill is its node hours times its price; rented nodes are paid for while they are there."""
+    assert of.timeline is not None
+    pools, span_h = of.pools(), of.totals["makespan_s"] / 3600.0
+    if pools and abs(sum(pool["gpu_usd"] for pool in pools) - of.totals["gpu_usd"]) > 1e-6:
+        yield f"groups cost {pools}, all of it {of.totals['gpu_usd']}"
+    events, origin_s = of.timeline["events"], min(float(of.jobs["arrival_s"].min()), of.totals["end_s"])
+    for group, pool in zip(case.cluster.groups, pools, strict=False):
+        if group.price is not None and abs(pool["gpu_usd"] - group.price * pool["node_h"]) > 1e-6:
+            yield f"{group.name}: {pool['node_h']} h cost {pool['gpu_usd']} USD"
+        if not -1e-9 <= pool["node_h"] <= group.count * span_h + 1e-9:
+            yield f"{group.name}: {pool['node_h']} node hours of {group.count} nodes in {span_h} h"
+        if (
+            group.autoscale is None
+            or group.available is not None
+            or case.faults.model_fields_set - {"events"}
+        ):
+            continue
+        rented_s = group.autoscale.min * (of.totals["end_s"] - origin_s)
+        for kind, at_s in zip(
+            *((events[n][_of(events["subject"], group.name)]) for n in ("kind", "time_s")), strict=True
+        ):
+            left_s = of.totals["end_s"] - max(origin_s, float(at_s))
+            rented_s += max(0.0, left_s) * {"rented": 1, "released": -1}.get(kind, 0)
+        if abs(rented_s / 3600.0 - pool["node_h"]) > 1e-6:
+            yield f"{group.name}: rented for {rented_s / 3600.0} h, paid for {pool['node_h']} h"
+
+
+def _of(names: Any, group: str) -> list[int]:
+    """Rows of a group's nodes."""
+    return [k for k, name in enumerate(names.tolist()) if name.rpartition("-")[0] == group]
 
 
 def _bounded(case: Scenario, of: Run) -> Iterator[str]:

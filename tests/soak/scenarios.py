@@ -109,6 +109,25 @@ def _faults(dice: random.Random, nodes: list[str], group: str) -> Plain:
     )  # fmt: skip
 
 
+def _pools(dice: random.Random, groups: list[Plain], job_data: bool) -> None:
+    """Let nodes come and go; not where data may lie on them."""
+    for group in groups if not job_data else ():
+        if group["gpus"] and dice.random() < 0.5:
+            group["autoscale"] = {
+                "min": dice.randint(0, group["count"]), "delay": dice.choice((0.0, 7.7)),
+                "idle": dice.choice((0.0, 13.0)), "wait": dice.choice((0.0, 3.1)),
+                "cool_down": dice.choice((0.0, 9.0)),
+            }  # fmt: skip
+        if group["gpus"] and group["name"] != "g0" and dice.random() < 0.3:
+            counts = [dice.randint(0, group["count"]) for _ in range(4)] + [group["count"]]
+            supply = [{"at": 40.0 * k, "nodes": n} for k, n in enumerate(counts)]
+            group["available"] = {
+                "supply": supply,
+                "notice": dice.choice((0.0, 20.0)),
+                "begin": dice.choice((0.0, 60.0)),
+            }
+
+
 def make(number: int) -> Plain:
     """The scenario of that number; its policy and seed with it."""
     dice = random.Random(number)
@@ -121,6 +140,9 @@ def make(number: int) -> Plain:
             "spacing": dice.choice((0.0, 3.0)), "priority": dice.choice((1.0, 3.0)),
             "checkpoint": {"interval": dice.choice(("never", 20.0))}, "mix_gpus": True,
         })  # fmt: skip
+    come_and_go = random.Random(f"pools {number}")
+    if come_and_go.random() < 0.5:
+        _pools(come_and_go, cluster["nodes"], any("data" in job for job in jobs))
     decide = dice.choice(({}, {"every_steps": 7}, {"every": 3.3}, {"every": 11.1, "every_steps": 5}))
     return {
         "schema_version": 1, "name": f"soak {number}", "cluster": cluster, "policy": policy(dice).split("+"),

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+from equipoise.commands.tables import aligned
 from equipoise.exit_codes import OK
 from equipoise.options import common
+
+if TYPE_CHECKING:
+    from equipoise.study.questions.tune import Choice, Found, Search
 
 
 @click.command()
@@ -17,7 +24,14 @@ from equipoise.options import common
     "--vary", multiple=True, required=True, metavar="KEY=LOW:HIGH[:log]|A,B,C",
     help="A key of the scenario, or policy.STAGE.PARAMETER.",
 )  # fmt: skip
-@click.option("--metric", default="completion_mean_s", show_default=True, help="Result to make small.")
+@click.option(
+    "--metric",
+    "metrics",
+    multiple=True,
+    default=("completion_mean_s",),
+    show_default=True,
+    help="Result to make small (goodput, fairness and the like: large). Several: points that no other beats.",
+)
 @click.option(
     "--trials", default=30, show_default=True, help="Points to try; the first is the scenario as it is."
 )
@@ -25,39 +39,87 @@ from equipoise.options import common
 @click.option(
     "--fresh", default=10, show_default=True, help="Seeds of the final figure, that no trial has seen."
 )
+@click.option("--no-prune", is_flag=True, help="Run every trial on all seeds, also one that is surely worse.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change the scenario first.")
 @click.option("--jobs", default=1, show_default=True, help="Processes.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder that keeps all runs; resumes by itself.")
+@click.option(
+    "--picture", type=click.Path(path_type=Path), help="SVG or PDF of all points, for two objectives or more."
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(("table", "json")),
+    default="table",
+    show_default=True,
+    help="Of stdout.",
+)
 @common
 def tune(
-    scenario: str, policy: str | None, vary: tuple[str, ...], metric: str, trials: int, seeds: int, fresh: int,
-    overrides: tuple[str, ...], jobs: int, out: Path | None,
+    scenario: str, policy: str | None, vary: tuple[str, ...], metrics: tuple[str, ...], trials: int, seeds: int,
+    fresh: int, no_prune: bool, overrides: tuple[str, ...], jobs: int, out: Path | None, picture: Path | None,
+    form: str,
 ) -> int:  # fmt: skip
-    """Search the values of SCENARIO and parameters of its stages that make a result smallest.
+    """Search the values of SCENARIO and parameters of its stages under which it does best.
 
-    The best point is held against the scenario as it is on fresh seeds; if it is not better there with p < 0.01,
-    nothing was found.
+    The best point (of several objectives: each that no other beats) is held against the scenario as it is on fresh
+    seeds; if none is better there with p < 0.01, nothing was found.
     """
-    from equipoise.study.display import LABELS, show
     from equipoise.study.questions.tune import Search, read_range
     from equipoise.study.questions.tune import tune as find
 
+    if picture is not None and len(metrics) < 2:
+        raise click.UsageError("--picture draws objectives against each other: give --metric twice")
     ranges = dict(map(read_range, vary))
-    search = Search(Path(scenario), ranges, policy, metric, trials, seeds, fresh, overrides, jobs, out)
+    search = Search(
+        Path(scenario), ranges, policy, metrics, trials, seeds, fresh, overrides, jobs, out, not no_prune
+    )
     found = find(search, lambda done, total, what: None)
     for note in found.notes:
         click.echo(f"note: {note}", err=True)
-    start = found.trials[0]
-    click.echo(
-        f"{LABELS.get(metric, metric)} under {found.policy}, {len(found.trials)} trials of {seeds} seeds"
-    )
-    click.echo(f"as it is  {show(metric, start.mean, 0.0)}")
-    click.echo(f"best      {show(metric, found.best.mean, 0.0)}  {_values(found.best.values)}")
-    ratio = f"x{found.ratio.mean:.3f}"
-    if found.ratio.n > 1:
-        ratio += f" ({found.ratio.low:.3f} to {found.ratio.high:.3f}), p {found.p:.2g}, {found.ratio.n} fresh seeds"
-    click.echo(f"found     {ratio}" if found.better else f"found nothing: {ratio}")
+    if form == "json":
+        click.echo(found.as_json(), nl=False)
+    else:
+        for line in _lines(found, search):
+            click.echo(line)
+    if picture is not None:
+        from equipoise.study.report.charts_tune import objectives
+        from equipoise.study.report.figures import write_chart
+
+        write_chart(objectives(json.loads(found.as_json()), metrics), picture)
     return OK
+
+
+def _lines(found: Found, search: Search) -> Iterator[str]:
+    """The answer as a table: the start and each choice, on the seeds of the trials and on fresh ones."""
+    from equipoise.study.display import LABELS, show
+
+    metrics, start, early = search.metrics, found.trials[0], sum(trial.pruned for trial in found.trials)
+    told = f", {early} of them stopped early" if early else ""
+    what = " and ".join(LABELS.get(metric, metric).strip() for metric in metrics)
+    yield f"{what} under {found.policy}, {len(found.trials)} trials of {start.seeds} seeds{told}"
+    names = [LABELS.get(metric, metric).strip() for metric in metrics]
+    rows = [("", *names, *(f"{name}, fresh seeds" for name in names))]
+    rows.append(("as it is", *(show(m, start.means[m]) for m in metrics), *("" for _ in metrics)))
+    for choice in found.choices:
+        if choice.trial is start:
+            continue
+        fresh = [_ratio(choice, metric) for metric in metrics]
+        rows.append(
+            (_values(choice.trial.values), *(show(m, choice.trial.means[m]) for m in metrics), *fresh)
+        )
+    yield from aligned(rows)
+    if found.better:
+        yield f"found: {sum(bool(choice.better_in()) for choice in found.choices)} better than as it is"
+    else:
+        yield "found nothing that is better than as it is on fresh seeds"
+
+
+def _ratio(choice: Choice, metric: str) -> str:
+    ratio, p = choice.ratios[metric], choice.p[metric]
+    if ratio.n < 2:
+        return f"x{ratio.mean:.3f}"
+    return f"x{ratio.mean:.3f} ({ratio.low:.3f} to {ratio.high:.3f}), p {p:.2g}"
 
 
 def _values(values: dict[str, object]) -> str:

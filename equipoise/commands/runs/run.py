@@ -127,6 +127,16 @@ def _groups(made: Run) -> Iterator[str]:
             yield f"and {len(rows) - _GROUPS} more"
 
 
+def _pools(made: Run) -> Iterator[str]:
+    """What was rented of each group of nodes, where nodes come and go."""
+    from equipoise.study.display import show
+
+    if rows := made.pools():
+        lines = [(r["group"], f"{r['node_h']:.1f}", show("_usd", r["gpu_usd"])) for r in rows]
+        yield ""
+        yield from aligned([("nodes", "hours", "cost"), *lines], (False, True, True))
+
+
 def _shown(made: Run, form: str) -> str:
     head = {"scenario": made.scenario_name, "policy": made.policy_name, "seed": made.seed}
     row: dict[str, Any] = {**head, "identity": made.identity, "cpu_s": made.cpu_s, **made.summary()}
@@ -141,11 +151,12 @@ def _shown(made: Run, form: str) -> str:
         title = f"{made.scenario_name}: {made.policy_name}, seed {made.seed}, {made.cpu_s:.2f} s of CPU"
         zeros = ", ".join(LABELS.get(k, k).strip() for k in nothing if not k.endswith("_usd"))
         told = [f"0: {zeros}"] if zeros else []
-        return "\n".join([title, "", *aligned(lines), *told, *_groups(made)]) + "\n"
+        return "\n".join([title, "", *aligned(lines), *told, *_pools(made), *_groups(made)]) + "\n"
     if form == "csv":
         return as_csv(list(row), [list(row.values())])
     more = {
         "fairness": _fairness_rows(made),
+        "pools": made.pools(),
         "totals": dict(made.totals),
         "notes": list(made.notes),
         "stopped": made.stopped,

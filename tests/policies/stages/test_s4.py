@@ -429,8 +429,13 @@ def test_s422_elastic_jobs_take_what_no_waiting_job_could_use():
     assert len(decide(cluster([4, 2], [job, rest, needs_all]))[0][0]) == 5, "it waits for both in any case"
     assert len(decide(cluster([4, 2], [job, rest, needs_four]))[0][0]) == 5, "it waits for the elastic one"
     sooner = {**rest, "service_s": 300.0}
-    assert decide(cluster([4, 2], [job, sooner, needs_four]))[0] == {}, "it could have those three and the last"
-    assert decide(cluster([4, 2], [job, {**rest, "service_s": math.nan, "started_s": 990.0}, needs_four]))[0] == {}, "may end now"
+    assert decide(cluster([4, 2], [job, sooner, needs_four]))[0] == {}, (
+        "it could have those three and the last"
+    )
+    assert (
+        decide(cluster([4, 2], [job, {**rest, "service_s": math.nan, "started_s": 990.0}, needs_four]))[0]
+        == {}
+    ), "may end now"
     assert decide(cluster([4, 2], [job, rest, needs_all], models=[0, 0]), frozen="S422")[0] == {}
 
 

@@ -217,7 +217,7 @@ def test_spares_are_what_faults_cost(case, calm):
 
 def test_chance_of_a_trial():
     def trial(met, runs):
-        return Trial(Candidate({}, None, 1, 1.0, 1.0, {}), ({},) * runs, met)
+        return Trial(Candidate({}, None, 1, 1.0, 1.0, 1.0, {}), ({},) * runs, met)
 
     assert trial(5, 5).chance_at_least() == pytest.approx(0.05 ** (1 / 5))  # p^5 = 0.05
     assert trial(0, 5).chance_at_least() == 0.0
@@ -232,7 +232,7 @@ def test_the_chance_holds_for_a_size_that_was_chosen_for_its_results():
     for _ in range(answers):
         if not (rng.binomial(5, 0.5, size=20) == 5).any():
             continue
-        found = Trial(Candidate({}, None, 1, 1.0, 1.0, {}), ({},) * 5, 5)
+        found = Trial(Candidate({}, None, 1, 1.0, 1.0, 1.0, {}), ({},) * 5, 5)
         wrong += found.chance_at_least(sizes=20) > 0.5
         naive += found.chance_at_least() > 0.5
     assert wrong / answers <= 0.05

@@ -11,6 +11,7 @@ from equipoise.policies.registry import PolicyError
 from equipoise.sim.record import MissingError
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.questions import tune as questions
+from equipoise.study.questions.race import LEVEL, front, looks, p_better, surely_worse
 from equipoise.study.questions.tune import Range, Search, read_range, tune
 
 JOB = {
@@ -43,17 +44,18 @@ def search(case, **more):
 
 def test_finds_what_is_better_on_fresh_seeds(case):
     found = tune(search(case, policy="fixed-h(interval=1)", trials=8))
+    (choice,) = found.choices
     assert found.better
-    assert found.p < 0.01
-    assert found.ratio.high < 1.0
-    assert found.best.values["policy.fixed-h.interval"] > 2
+    assert choice.p["completion_mean_s"] < 0.01
+    assert choice.ratios["completion_mean_s"].high < 1.0
+    assert choice.trial.values["policy.fixed-h.interval"] > 2
     assert found.trials[0].values == {}, "the first trial is the scenario as it is"
 
 
 def test_says_that_it_found_nothing(case):
     found = tune(search(case, vary={"policy.fixed-h.interval": ("4",)}))
     assert not found.better
-    assert found.ratio.mean == pytest.approx(1.0)
+    assert found.choices[0].ratios["completion_mean_s"].mean == pytest.approx(1.0)
 
 
 def test_killed_and_resumed_gives_the_same_trials(case, tmp_path):
@@ -70,7 +72,7 @@ def test_killed_and_resumed_gives_the_same_trials(case, tmp_path):
     again = []
     resumed = tune(search(case, out=tmp_path / "out"), lambda done, total, what: again.append(what))
     assert resumed.trials == whole.trials
-    assert (resumed.best, resumed.p) == (whole.best, whole.p)
+    assert resumed.choices == whole.choices
     third = []
     tune(search(case, out=tmp_path / "out"), lambda done, total, what: third.append(what))
     assert third == [], "all runs are kept"
@@ -96,13 +98,14 @@ def test_a_scenario_without_chance_says_so(tmp_path):
     (tmp_path / "calm.yaml").write_text(json.dumps(CASE | {"noise": {}}))
     found = tune(Search(tmp_path / "calm.yaml", VARY, trials=4))
     assert "nothing in this scenario is random" in found.notes[0]
-    assert np.isnan(found.p)
+    assert np.isnan(found.choices[0].p["completion_mean_s"])
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"metric": "speed"}, "--metric 'speed': allowed: "),
+        ({"metrics": ("speed",)}, "--metric 'speed': allowed: "),
+        ({"metrics": ("makespan_s", "makespan_s")}, "--metric 'makespan_s' is given twice"),
         ({"vary": {}}, "nothing to vary"),
         ({"trials": 1}, "--trials 1: at least 2"),
         ({"vary": {"policy.las.promote": Range(1, 2, False, "linear")}}, "no policy has that stage"),
@@ -150,5 +153,65 @@ def test_the_command(case, capsys):
     line = ["tune", str(case), "--vary", "policy.fixed-h.interval=1:32:log", "--trials", "6", "--seeds", "1"]
     assert cli.main([*line, "--fresh", "3"]) == 0
     out = capsys.readouterr().out
-    assert "best" in out
+    assert "as it is" in out
     assert "found" in out
+
+
+TWO = ("completion_mean_s", "exposed_communication_ratio")
+
+
+def test_several_objectives_give_the_points_that_no_other_beats(case, tmp_path, capsys):
+    found = tune(
+        search(case, metrics=TWO, trials=10, vary={"policy.fixed-h.interval": Range(1, 64, True, "log")})
+    )
+    means = [tuple(choice.trial.means[m] for m in TWO) for choice in found.choices]
+    assert len(means) > 1, "more local steps save exchanges and cost statistical efficiency"
+    for mine in means:
+        for trial in found.trials:
+            other = tuple(trial.means[m] for m in TWO)
+            assert not (all(a <= b for a, b in zip(other, mine, strict=True)) and other != mine)
+    assert found.better
+    picture = tmp_path / "front.svg"
+    line = ["tune", str(case), "--vary", "policy.fixed-h.interval=1:64:log", "--trials", "6", "--fresh", "3"]
+    assert cli.main([*line, *(x for m in TWO for x in ("--metric", m)), "--picture", str(picture)]) == 0
+    assert "found: " in capsys.readouterr().out
+    assert "exposed comm." in picture.read_text()
+    assert cli.main([*line, "--picture", str(picture)]) == 2
+    assert "give --metric twice" in capsys.readouterr().err
+
+
+def test_what_is_surely_worse_is_not_run_on_all_seeds(case):
+    vary = {"policy.fixed-h.interval": Range(1, 64, True, "log")}
+    early = tune(search(case, seeds=8, trials=8, vary=vary))
+    whole = tune(search(case, seeds=8, trials=8, vary=vary, prune=False))
+    stopped = [trial for trial in early.trials if trial.pruned]
+    assert stopped
+    assert {trial.seeds for trial in stopped} <= {3, 5}
+    assert all(trial.seeds == 8 for trial in whole.trials)
+    by_value = {str(trial.values): trial.means["completion_mean_s"] for trial in whole.trials}
+    for trial in stopped:
+        assert trial.means["completion_mean_s"] > min(by_value.values())
+        known = by_value.get(str(trial.values), trial.means["completion_mean_s"])
+        assert trial.means["completion_mean_s"] == pytest.approx(known, rel=0.05)
+    assert early.choices[0].trial.values == whole.choices[0].trial.values
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_an_equal_point_is_seldom_stopped(seed):
+    """One of no difference is stopped with at most 5 %: here counted over 200 pairs."""
+    dice = np.random.default_rng(seed)
+    early, stopped = looks(20), 0
+    for _ in range(200):
+        best, other = (np.exp(0.1 * dice.standard_normal(20)).tolist() for _ in range(2))
+        stopped += any(
+            surely_worse({"makespan_s": other[:n]}, [{"makespan_s": best}], LEVEL / len(early)) for n in early
+        )
+    assert stopped <= 0.05 * 200 + 3 * (200 * 0.05 * 0.95) ** 0.5
+
+
+def test_more_goodput_is_better():
+    assert p_better("goodput_ratio", [0.8, 0.82, 0.81], [0.4, 0.42, 0.405]) < 0.01
+    assert p_better("makespan_s", [0.8, 0.82, 0.81], [0.4, 0.42, 0.405]) > 0.99
+    means = [{"makespan_s": 2.0, "goodput_ratio": 0.5}, {"makespan_s": 1.0, "goodput_ratio": 0.4},
+             {"makespan_s": 2.0, "goodput_ratio": 0.3}, {"makespan_s": 1.0, "goodput_ratio": 0.4}]  # fmt: skip
+    assert front(means) == [0, 1]

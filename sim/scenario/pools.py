@@ -1,0 +1,71 @@
+"""Nodes that are not always there: those of a spot market, and those that are rented when jobs wait."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from equipoise.sim.scenario.section import Section
+from equipoise.sim.scenario.units import Int, Seconds
+
+
+class Supply(Section):
+    """How many nodes can be had from a time on."""
+
+    at: Seconds  # of the series
+    nodes: Annotated[Int, Field(ge=0)]  # that can be had
+
+
+class Available(Section):
+    """How many nodes of a group can be had, over time; whoever is beyond that is reclaimed, and not paid for.
+
+    `file` is CSV with the column time_s and one column of counts of nodes for each series (a zone, a GPU model);
+    its rows take the place of `supply`. A count holds until the next row, the last one to the end. Which nodes go
+    first is drawn once per seed.
+    """
+
+    file: str | None = None  # CSV with the column time_s and a column of counts for each series
+    series: str | None = None  # column of the file; none: it has only one
+    supply: tuple[Supply, ...] = ()  # in place of a file
+    begin: Seconds = 0.0  # time of the series at which the run begins
+    notice: Seconds = 120.0  # between the warning and the loss
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if (self.file is None) == (not self.supply):
+            raise ValueError("needs either 'file' or 'supply' (at least one entry)")
+        if self.file is None and self.series is not None:
+            raise ValueError("'series' names a column of 'file', which is not given")
+        times = [entry.at for entry in self.supply]
+        if any(later <= sooner for sooner, later in pairwise(times)):
+            raise ValueError("'supply' must be in order of 'at', each time once")
+        return self
+
+    def changes(self) -> tuple[tuple[float, int], ...]:
+        """(time of the run (s), nodes from then on), ascending, the first at 0."""
+        found = [(entry.at - self.begin, entry.nodes) for entry in self.supply]
+        first = max((k for k, (at, _) in enumerate(found) if at <= 0.0), default=0)
+        return ((0.0, found[first][1]), *found[first + 1 :])
+
+    def loss_per_s(self, count: int) -> float:
+        """Rate (1/s) at which one of `count` nodes is reclaimed while it is there: over all of the series."""
+        had = [(entry.at, min(entry.nodes, count)) for entry in self.supply]
+        steps = list(pairwise(had))
+        lost = sum(max(0, before - after) for (_, before), (_, after) in steps)
+        node_s = sum(before * (end - start) for (start, before), (end, _) in steps)
+        return lost / node_s if node_s > 0.0 else 0.0
+
+
+class Autoscale(Section):
+    """Nodes of a group are rented when jobs wait for them, up to its `count`, and given back when idle.
+
+    A group that stands first is taken first. A node is paid for from when it comes until it goes.
+    """
+
+    min: Annotated[Int, Field(ge=0)] = 0  # nodes that are always kept; `count` is the most
+    wait: Seconds = 0.0  # of a job, before nodes are ordered for it
+    delay: Seconds = 180.0  # between the order of a node and its use
+    idle: Seconds = 600.0  # without a job, before a node is given back
+    cool_down: Seconds = 0.0  # between two orders of the group

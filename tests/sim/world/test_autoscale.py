@@ -1,0 +1,226 @@
+"""Nodes that come and go: when they are rented, given back and reclaimed, and what they cost."""
+
+from __future__ import annotations
+
+import pytest
+
+from equipoise.cli import main
+from equipoise.sim.hardware.profile import load_profile
+from equipoise.sim.loading.file import from_mapping, read_scenario
+from equipoise.sim.record import Run
+from equipoise.sim.run import RunFailed, run
+from equipoise.sim.scenario.tree import InputError
+from equipoise.study.questions.targets import price_usd_per_h, standing_usd_per_h
+
+OWN = {"name": "own", "gpus": 8, "price": "10 USD/h"}
+DEMAND = {
+    "name": "demand",
+    "count": 3,
+    "gpus": 8,
+    "price": "20 USD/h",
+    "autoscale": {"delay": "3 min", "idle": "5 min"},
+}
+
+
+def scaled(jobs: list[dict], *groups: dict, policy: str = "fifo", **more: object) -> Run:
+    nodes = list(groups or (OWN, DEMAND))
+    data = {
+        "schema_version": 1,
+        "name": "x",
+        "cluster": {"nodes": nodes},
+        "workload": {"jobs": jobs},
+        "policy": policy,
+    }
+    return run(from_mapping(data | more), timeline=True)
+
+
+def events(made: Run) -> list[tuple[float, str, str]]:
+    columns = made.timeline["events"]
+    return list(zip(*(columns[name].tolist() for name in ("time_s", "kind", "subject")), strict=True))
+
+
+def test_a_node_comes_when_a_job_waits_and_goes_when_idle():
+    made = scaled(
+        [{"gpus": 8, "count": 2, "duration": "30 min"}, {"gpus": 1, "arrival": "2 h", "duration": "1 min"}]
+    )
+    assert made.jobs["start_s"].tolist() == [0.0, 180.0, 7200.0]
+    assert events(made) == [(180.0, "rented", "demand-0"), (1980.0 + 300.0, "released", "demand-0")]
+    own_h, demand_h = 7260.0 / 3600.0, 2100.0 / 3600.0
+    assert made.pools() == [
+        {"group": "own", "node_h": pytest.approx(own_h), "gpu_usd": pytest.approx(10.0 * own_h)},
+        {"group": "demand", "node_h": pytest.approx(demand_h), "gpu_usd": pytest.approx(20.0 * demand_h)},
+    ]
+    assert made.totals["gpu_usd"] == pytest.approx(10.0 * own_h + 20.0 * demand_h)
+    row = made.summary()
+    used = 8 * 2 * 1800.0 + 60.0
+    assert row["gpu_busy_ratio"] == pytest.approx(used / (8 * 3600.0 * (own_h + demand_h)))
+    assert row["idle_ratio"] == pytest.approx(1.0 - row["gpu_busy_ratio"])
+
+
+def test_only_as_many_nodes_come_as_are_lacking():
+    made = scaled([{"gpus": 12, "duration": "1 h"}, {"gpus": 4, "arrival": "1 min", "duration": "1 h"}])
+    assert [what for _, *what in events(made)] == [["rented", "demand-0"]]  # 8 are free, 8 are on their way
+
+
+def test_a_job_that_no_number_of_nodes_could_hold_now_orders_none():
+    jobs = [{"gpus": 8, "duration": "1 h"}, {"gpus": 32, "arrival": "1 min", "duration": "1 h"}]
+    assert scaled(jobs).jobs["start_s"].tolist() == [0.0, 3600.0 + 180.0]
+
+
+def test_the_group_that_stands_first_is_rented_first_and_spot_nodes_only_while_they_can_be_had():
+    spot = {
+        "name": "spot",
+        "gpus": 8,
+        "count": 2,
+        "price": 5.0,
+        "autoscale": {"delay": "1 min", "idle": "1 h"},
+    }
+    spot["available"] = {
+        "supply": [{"at": 0, "nodes": 1}, {"at": "20 min", "nodes": 0}, {"at": "1 h", "nodes": 2}]
+    }
+    made = scaled([{"gpus": 8, "count": 2, "duration": "30 min"}], spot, DEMAND)
+    (first, *_), (second, *_), (third, kind, lost), (fourth, *last) = events(made)
+    assert (first, second, third, fourth) == (60.0, 180.0, 1200.0, 1200.0 + 180.0)
+    assert (kind, lost[:4], last) == ("reclaim", "spot", ["rented", "demand-1"])
+    assert made.jobs["preemptions"].tolist() == [1, 0]  # it was told, and nothing was to be saved
+    assert made.pools()[0]["node_h"] == pytest.approx((1200.0 - 60.0) / 3600.0)
+
+
+def test_what_is_not_rented_is_there_whenever_it_can_be_had():
+    spot = {"name": "spot", "gpus": 8, "count": 2, "price": 5.0}
+    spot["available"] = {
+        "supply": [{"at": 0, "nodes": 2}, {"at": 600, "nodes": 1}, {"at": 1800, "nodes": 2}],
+        "begin": 300,
+    }
+    made = scaled([{"gpus": 16, "duration": "1 h"}], spot)
+    restart_s = 30.0  # it was told, saved what it had done in 300 s, and goes on with that
+    assert made.totals["makespan_s"] == pytest.approx(1500.0 + restart_s + 3600.0 - 300.0)
+    assert made.pools()[0]["node_h"] == pytest.approx((2 * made.totals["makespan_s"] - 1200.0) / 3600.0)
+
+
+def test_no_node_is_ordered_before_the_job_has_waited_nor_within_the_cool_down():
+    demand = DEMAND | {"autoscale": {"wait": "10 min", "delay": "1 min", "cool_down": "1 h"}}
+    jobs = [
+        {"gpus": 8, "duration": "3 h"},
+        {"gpus": 8, "duration": "3 h"},
+        {"gpus": 8, "arrival": "11 min", "duration": "3 h"},
+    ]
+    made = scaled(jobs, OWN, demand)
+    assert made.jobs["start_s"].tolist() == [0.0, 660.0, 600.0 + 3600.0 + 60.0]
+
+
+def test_the_least_number_of_nodes_stays():
+    demand = DEMAND | {"autoscale": {"min": 2, "delay": "3 min", "idle": 0}}
+    made = scaled(
+        [{"gpus": 24, "duration": "1 h"}, {"gpus": 1, "arrival": "2 h", "duration": "1 h"}], OWN, demand
+    )
+    assert made.jobs["start_s"].tolist() == [0.0, 7200.0]
+    assert events(made) == []
+    assert made.pools()[1]["node_h"] == pytest.approx(2 * 3.0)
+
+
+def test_free_gpus_that_a_waiting_job_cannot_use_do_not_keep_it_from_others():
+    """In one node there are not enough, though in all nodes there are."""
+    small = {"name": "small", "count": 2, "gpus": 4, "price": 1.0}
+    job = {"gpus": 8, "duration": "1 h", "together": "node-required"}
+    made = scaled([job], small, DEMAND, policy="s4")
+    assert made.jobs["start_s"].tolist() == [180.0]
+
+
+@pytest.mark.parametrize("policy", ["srtf", "las", "s4", "gavel", "sia", "pollux", "drf", "themis"])
+def test_policies_that_move_jobs_leave_none_on_a_node_that_goes(policy):
+    jobs = [
+        {"gpus": 8, "count": 8, "duration": "20 min", "spacing": "4 min"},
+        {"gpus": 1, "count": 3, "duration": "3 h"},
+    ]
+    spot = {"name": "spot", "gpus": 8, "count": 2, "price": 5.0, "autoscale": {"idle": "1 min"}}
+    spot["available"] = {
+        "supply": [{"at": 0, "nodes": 2}, {"at": "20 min", "nodes": 1}, {"at": "1 h", "nodes": 2}]
+    }
+    made = scaled(jobs, OWN, spot, DEMAND, policy=policy)
+    assert made.summary()["completed"] == 11
+    assert made.totals["gpu_usd"] == pytest.approx(sum(p["gpu_usd"] for p in made.pools()))
+
+
+def test_a_supply_that_ends_with_nothing_is_no_reason_to_wait_for_ever():
+    spot = {
+        "name": "spot",
+        "gpus": 8,
+        "price": 5.0,
+        "available": {"supply": [{"at": 0, "nodes": 1}, {"at": 60, "nodes": 0}]},
+    }
+    with pytest.raises(RunFailed, match="idle cluster"):
+        scaled([{"gpus": 8, "duration": "1 h"}], spot, decide={"every": "5 min"})
+
+
+def test_a_file_of_counts(tmp_path):
+    (tmp_path / "spot.csv").write_text("time_s,zone-a,zone-b\n0,1,3\n60,2,0\n")
+    file = tmp_path / "x.yaml"
+    node = "{name: s, count: 3, gpus: 1, available: {file: spot.csv%s}}"
+    text = "schema_version: 1\nname: x\ncluster:\n  nodes:\n    - %s\nworkload: {jobs: [{duration: 1 h}]}\n"
+    file.write_text(text % (node % ", series: zone-b"))
+    found = read_scenario(file).scenario.cluster.nodes[0].available
+    assert [(entry.at, entry.nodes) for entry in found.supply] == [(0.0, 3), (60.0, 0)]
+    assert found.loss_per_s(3) == pytest.approx(3 / 180.0)
+    for more, message in (
+        ("", "which of the columns of spot.csv? allowed: zone-a, zone-b"),
+        (", series: zone-c", "spot.csv has no column 'zone-c'; allowed: zone-a, zone-b"),
+    ):
+        file.write_text(text % (node % more))
+        with pytest.raises(InputError, match=message.replace("?", r"\?")):
+            read_scenario(file)
+    file.write_text(text % (node % ", series: zone-b"))
+    (tmp_path / "spot.csv").write_text("time_s,zone-b\n0,1\n60,-2\n")
+    with pytest.raises(InputError, match=r"spot.csv:3:4: zone-b: "):
+        read_scenario(file)
+    (tmp_path / "spot.csv").write_text("time_s,zone-b\n60,1\n60,2\n")
+    with pytest.raises(InputError, match=r"spot.csv:3:1: time_s 60 does not come after 60"):
+        read_scenario(file)
+
+
+@pytest.mark.parametrize(
+    ("group", "job", "message"),
+    [
+        ({"autoscale": {"min": 4}}, {}, "autoscale.min: 4 nodes, but the group has a count of 3"),
+        ({"autoscale": {"max": 4}}, {}, "autoscale.max: unknown key"),
+        ({"available": {}}, {}, "needs either 'file' or 'supply'"),
+        ({"available": {"supply": [{"at": 5, "nodes": 1}, {"at": 4, "nodes": 1}]}}, {}, "must be in order of 'at'"),
+        ({"available": {"file": "none.csv"}}, {}, "none.csv: no such file"),
+        ({"autoscale": {}}, {"kind": "nodes", "nodes": ["s-0"]}, "nodes of s are not always there to store data"),
+        ({"autoscale": {}}, {"kind": "even", "over": "cluster"}, "nodes of s are not always there; allowed: job"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_told(group, job, message):
+    training = (
+        {"model": "m", "steps": 1, "data": {"samples": 9, "placement": job}} if job else {"duration": 9}
+    )
+    data = {
+        "schema_version": 1, "name": "x", "cluster": {"nodes": [{"name": "s", "count": 3, "gpus": 1} | group]},
+        "workload": {"models": {"m": {"sample_time": 1}}, "jobs": [training]},
+    }  # fmt: skip
+    with pytest.raises(InputError) as error:
+        from_mapping(data)
+    assert message in str(error.value)
+
+
+def test_what_is_not_always_there_is_not_what_a_run_costs_at_least():
+    data = {
+        "schema_version": 1,
+        "name": "x",
+        "cluster": {"nodes": [OWN, DEMAND]},
+        "workload": {"jobs": [{"duration": 9}]},
+    }
+    scenario, profile = from_mapping(data), load_profile("catalogue")
+    assert (price_usd_per_h(scenario, profile), standing_usd_per_h(scenario, profile)) == (70.0, 10.0)
+
+
+def test_the_shipped_pools_cost_less_than_half(capsys):
+    """As the scenario expects: 24 nodes at the reserved price, for as long, are twice as dear."""
+    assert main(["run", "elastic-pools"]) == 0
+    lines = {line.split("  ")[0]: line.split() for line in capsys.readouterr().out.splitlines()}
+    assert lines["queueing p95"][-1] == "min"
+    assert float(lines["queueing p95"][-2]) < 30.0
+    hours, usd = (float(lines["reserved"][k].replace(",", "")) for k in (1, 2))
+    cost = float(lines["cost"][1].replace(",", ""))
+    assert usd == pytest.approx(12.0 * hours, rel=1e-3)
+    assert cost < 0.5 * 24 * 12.0 * hours / 4
