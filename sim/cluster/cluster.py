@@ -16,7 +16,8 @@ from equipoise.sim.network.topology import Topology
 from equipoise.sim.scenario.model import Cluster as ClusterSpec
 from equipoise.sim.scenario.model import NodeGroup
 
-FREE, SHARED = -1, -2
+FREE, SHARED, SERVING = -1, -2, -3
+"""What the column `job` of the GPUs says where no job holds all of one."""
 
 
 @jit
@@ -134,11 +135,14 @@ class Cluster:
         return self.groups[node]
 
     def book(self, job: int, gpu: Ints, share: Floats) -> Holding:
-        """Give GPUs to a job. Raises DoubleBookingError when they are not free (checked plans never do)."""
+        """Give GPUs to a job, or to a replica of a service (`job` below 0).
+
+        Raises DoubleBookingError when they are not free (checked plans never do).
+        """
         taken, weight, count, nodes = -1, 0.0, 0, np.empty_like(gpu)
         if job not in self.holding:
             taken, weight, count = _book(
-                gpu, share, job, self._job, self._share_free, self._holders, self._node, self._node_free,
+                gpu, share, job if job >= 0 else SERVING, self._job, self._share_free, self._holders, self._node, self._node_free,
                 nodes,
             )  # fmt: skip
         if taken < 0:
@@ -199,7 +203,7 @@ class Cluster:
 
     def jobs_on(self, node: int) -> list[int]:
         """Jobs that hold a GPU of the node, ascending."""
-        return sorted(job for job, held in self.holding.items() if node in held.nodes)
+        return sorted(job for job, held in self.holding.items() if job >= 0 and node in held.nodes)
 
     def co_located(self, gpu: int, job: int) -> float:
         """Sum of the shares that other jobs hold on a GPU."""

@@ -53,6 +53,7 @@ from equipoise.sim.world.nodes import NodeEvents
 from equipoise.sim.world.observe import Observer, Traffic
 from equipoise.sim.world.paths import PathWatch
 from equipoise.sim.world.roster import Roster
+from equipoise.sim.world.services import ServingWorld
 from equipoise.sim.world.stall import StallDetection, Stalled
 from equipoise.sim.world.writes import Writes
 
@@ -95,6 +96,7 @@ class SimWorld:
         event_by_event: use the plain time advance (the oracle) instead of the fast one.
         prices: of the cluster.
         timeline: record what happens when.
+        requests: times (n,) of requests that come from files, by service.
     """
 
     def __init__(
@@ -110,6 +112,7 @@ class SimWorld:
         event_by_event: bool = False,
         prices: Prices,
         timeline: bool = False,
+        requests: Mapping[str, Floats] | None = None,
     ) -> None:
         policy = within_queues(policy) if demand.claims.queues.restricts else policy
         self.scenario, self.demand, self.cluster, self.policy = scenario, demand, cluster, policy
@@ -139,6 +142,7 @@ class SimWorld:
             self.clock, self.network, topology, cluster.up, self.engine.links_changed, self._transferred
         )
         self._connect(timeline)
+        self.services = self._make_services(requests or {})
         self.arrivals.plan_next()
         self.decisions.begin()
         Faults(scenario.faults, self.clock, cluster, self.nodes, seed)
@@ -191,6 +195,17 @@ class SimWorld:
 
     # -- jobs ----------------------------------------------------------------------------------------------
 
+    def _make_services(self, requests: Mapping[str, Floats]) -> ServingWorld:
+        services = ServingWorld(
+            self.scenario, self.clock, self.cluster, self.roster, self.allocator, self.meter,
+            self.prices.usd_per_gpu_s, self.timeline, self.decisions.event, self.seed,
+            float(self.demand.arrival_s[0]), requests,
+        )  # fmt: skip
+        if services:
+            self.nodes.tenants, self.allocator.beside = services, services.neighbours_changed
+            self.observer.services, self.throttle.beside = services, services
+        return services
+
     def _make_training(self, row: int) -> TrainingJob:
         spec, scenario = self.demand.training[row], self.scenario
         assert spec.model is not None
@@ -226,7 +241,9 @@ class SimWorld:
 
     def _finish(self, job: TrainingJob | RigidJob) -> None:
         self.allocator.finish(job)
-        if self.roster.completed == len(self.demand):
+        if self.services.short:
+            self.services.look()
+        if self.roster.completed == len(self.demand) and not self.lasts:
             self.done.succeed()
 
     def _transferred(self, transfer: Transfer) -> None:
@@ -237,6 +254,11 @@ class SimWorld:
         refusal = Refusal(what, why)
         self.refusals.append((self.clock.now, refusal))
         self.observer.refused.append(refusal)
+
+    @property
+    def lasts(self) -> bool:
+        """Whether the run goes on to its horizon when all jobs are done: with services it does."""
+        return bool(self.services) and self.scenario.horizon is not None
 
     # -- decisions -----------------------------------------------------------------------------------------
 
@@ -269,6 +291,8 @@ class SimWorld:
         return refused
 
     def _decide(self) -> None:
+        if self.services.short:
+            self.services.look()
         if self._nothing_to_start():
             return
         decision, refused = decide(self.policy, self, self.memory, self._ask)
@@ -296,6 +320,8 @@ class SimWorld:
     def _check_not_stalled(self) -> None:
         """Raise Stalled when no event is left that could ever start a waiting job."""
         if not self.arrivals.all_here or self.decisions.revisits or not self.cluster.up.all():
+            return
+        if self.services.can_shrink:
             return
         if self.decisions.ticks and self._idle_ticks < IDLE_TICKS:
             self._idle_ticks += 1

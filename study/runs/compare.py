@@ -27,7 +27,7 @@ from equipoise.sim.run import is_random, run, trace_of
 from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.traces.trace import Trace
 from equipoise.study.bounds import Bound, lower_bound
-from equipoise.study.display import METRICS
+from equipoise.study.display import METRICS, SERVING
 from equipoise.study.folders import COMPARISON, RUNS, check_free
 from equipoise.study.runs.make import How, Progress, make
 from equipoise.study.runs.orders import Order, Row, Shared, name_of, orders_at
@@ -75,7 +75,11 @@ class Result:
             order.policy,
             order.seed,
             order.id,
-            {name: float(known.get(name, math.nan)) for name in METRICS},
+            {
+                name: float(known.get(name, math.nan))
+                for name in METRICS
+                if name in known or name not in SERVING
+            },
             tuple(json.loads(notes) if isinstance(notes, str) else notes),
             {name: v for name, v in known.items() if name not in METRICS or name in _TOTALS_TOO},
             reused,
@@ -122,6 +126,7 @@ class Comparison:
         return tuple(
             self._cell(metric, policy, p)
             for metric in METRICS
+            if metric not in SERVING or any(metric in result.metrics for result in self.results)
             for policy, p in zip(self.policies, self._p(metric), strict=True)
         )
 
@@ -140,7 +145,7 @@ class Comparison:
         return Cell(metric, policy, value, ratio, bound, over, difference, p, paired_effect(mine, first))
 
     def _values(self, metric: str, policy: str) -> list[float]:
-        values = [result.metrics[metric] for result in self.of(policy)]
+        values = [result.metrics.get(metric, math.nan) for result in self.of(policy)]
         # A share that is nothing but rounding (total less parts) must not become a ratio.
         residue = _RESIDUE if metric.endswith("_ratio") else 0.0
         return [0.0 if abs(value) < residue else value for value in values]
