@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -127,6 +127,7 @@ class Cluster:
         self._node_free = writable(self.nodes, "gpus_free")
         self._job, self._share_free = writable(self.gpus, "job"), writable(self.gpus, "share_free")
         self._holders = np.zeros(len(self.gpus), dtype=np.int64)
+        self.shares_changed: Callable[[Ints], None] | None = None  # told of GPUs of which a job takes another part
         self.free_gpus = len(self.gpus)  # GPUs that nothing holds, on nodes that are up
         self._node = writable(self.gpus, "node")
 
@@ -140,9 +141,10 @@ class Cluster:
         Raises DoubleBookingError when they are not free (checked plans never do).
         """
         taken, weight, count, nodes = -1, 0.0, 0, np.empty_like(gpu)
+        code = job if job >= 0 else SERVING
         if job not in self.holding:
             taken, weight, count = _book(
-                gpu, share, job if job >= 0 else SERVING, self._job, self._share_free, self._holders, self._node, self._node_free,
+                gpu, share, code, self._job, self._share_free, self._holders, self._node, self._node_free,
                 nodes,
             )  # fmt: skip
         if taken < 0:
@@ -178,6 +180,8 @@ class Cluster:
         if self.any_mig:
             self._cut(held.gpu)
         self._job[held.gpu] = np.where((share == 1.0) & (self._holders[held.gpu] == 1), job, SHARED)
+        if self.shares_changed is not None:
+            self.shares_changed(held.gpu)
 
     def can_be_cut(self, gpu: Ints, share: Floats, beside: int = -1) -> bool:
         """Whether MIG can cut these GPUs so that a job has these shares, beside all others; `beside`: its row."""

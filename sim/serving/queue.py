@@ -132,7 +132,7 @@ class RequestQueue:
     """Requests of one service and the slots of its replicas.
 
     batch_s (most + 1,): time of a batch by its requests, at factor 1; cov: its coefficient of variation;
-    queue_most: requests that may wait, 0: all. busy_s (slots,): time spent on batches, which whoever reads it sets back.
+    queue_most: requests that may wait, 0: all. busy_s (slots,): time spent on batches; who reads it sets it back.
     """
 
     def __init__(

@@ -44,8 +44,8 @@ class RequestTimes:
         spec = self.spec
         count = int(self._random.poisson(cumulative[-1] / spec.burst))
         came = np.sort(self._random.random(count)) * cumulative[-1]
-        drawn: Floats = np.interp(came, cumulative, edges)
-        times: Floats = np.minimum(drawn, math.nextafter(end_s, -math.inf))
+        last_s = math.nextafter(end_s, -math.inf)
+        times: Floats = np.interp(came, cumulative, edges).clip(max=last_s).astype(np.float64)
         if spec.burst == 1.0:
             return times
         sizes = self._random.geometric(1.0 / spec.burst, count)
@@ -61,14 +61,12 @@ class RequestTimes:
 
     def _expected(self, begin_s: float, end_s: float) -> tuple[Floats, Floats]:
         """(times, requests expected until then), ascending; linear in between."""
-        step = step_s(self.spec)
-        if math.isinf(step):
-            inner = np.empty(0)
-        else:
-            inner = np.arange(math.floor(begin_s / step) + 1, math.ceil(end_s / step)) * step
-        edges = np.concatenate(([begin_s], inner, [end_s]))
+        step, inner = step_s(self.spec), list[float]()
+        if not math.isinf(step):
+            inner = [k * step for k in range(math.floor(begin_s / step) + 1, math.ceil(end_s / step))]
+        edges = np.array([begin_s, *inner, end_s])
         middle = (edges[:-1] + edges[1:]) / 2.0
-        if inner.size or not math.isinf(step):  # the rate of a step is that at its middle, however it is cut
+        if not math.isinf(step):  # the rate of a step is that at its middle, however it is cut
             middle = (np.floor(middle / step) + 0.5) * step
         rate = self._scale * relative_rate(self.spec, middle)
         return edges, np.concatenate(([0.0], np.cumsum(rate * np.diff(edges))))

@@ -204,6 +204,7 @@ class SimWorld:
         if services:
             self.nodes.tenants, self.allocator.beside = services, services.neighbours_changed
             self.observer.services, self.throttle.beside = services, services
+            self.cluster.shares_changed = services.neighbours_changed
         return services
 
     def _make_training(self, row: int) -> TrainingJob:
