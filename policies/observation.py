@@ -181,7 +181,7 @@ class Gpus(Table):
 
     node = _int("row in `nodes`")
     model = _int("index into `Observation.gpu_models`", 0)
-    job = _int("job row that holds all of it; -1 free; -2 shared (see `workers`)")
+    job = _int("job row that holds all of it; -1 free; -2 shared (see `workers`); -3 a service holds it")
     memory_bytes = _float("device memory")
     share_free = _float("unallocated fraction, 0..1; 0 when the node is down", 1.0)
     suspect = _bool("a plan has found it unsound, and it has not been repaired since")
@@ -330,6 +330,28 @@ class Paths(Table):
     latency_s = _float("delay before the first byte", 0.0)
 
 
+class Services(Table):
+    """One row per service that answers requests beside the jobs; what is measured is of its last window.
+
+    A service takes GPUs and gives them back by itself: no plan can. Where it shares GPUs, its part is missing in
+    `Gpus.share_free`.
+    """
+
+    replicas = _int("replicas that it has", 0)
+    wanted = _int("replicas that it wants now", 0)
+    replicas_min = _int("fewest replicas", 0)
+    replicas_max = _int("most replicas", 0)
+    gpus_per_replica = _int("GPUs of a replica, all of one node", 1)
+    gpu_share = _float("part of each of these GPUs that is the replica's", 1.0)
+    requests_per_s = _float("requests that came per second")
+    waiting = _int("requests that wait", 0)
+    latency_p99_s = _float("latency of its answers, 99th percentile, waiting included")
+    latency_target_s = _float("time within which a request is to be answered")
+    target_ratio = _float("share of the requests that is to be answered within it")
+    goodput_ratio = _float("share of the requests that was")
+
+
+NO_SERVICES = Services()
 _NO_ROWS: Ints = np.empty(0, dtype=np.int64)
 _NO_ROWS.flags.writeable = False
 
@@ -376,6 +398,8 @@ class Observation:
     queues: Queues = EMPTY  # what the site declares of queues, and what of it is used
     held: Ints = field(default_factory=lambda: _NO_ROWS)  # jobs that a limit keeps out of `waiting`
     told: Mapping[str, Labels | Floats] = field(default_factory=dict)  # other columns of a job trace
+    services: Services = NO_SERVICES  # that answer requests beside the jobs
+    service_names: tuple[str, ...] = ()  # of the services, by row
 
     @classmethod
     def of(
@@ -437,4 +461,5 @@ TABLES: dict[str, type[Table]] = {
     "paths": Paths,
     "speeds": Speeds,
     "stores": Stores,
+    "services": Services,
 }

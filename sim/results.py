@@ -14,11 +14,14 @@ from equipoise.policies.contract import AllocationStage
 from equipoise.sim.assumptions import assumptions, failures
 from equipoise.sim.cost.measured import measured_notes
 from equipoise.sim.hardware.carbon import KWH_J, emitted_kg, load_carbon
-from equipoise.sim.hardware.prices import HOUR_S
+from equipoise.sim.hardware.contracts import HOUR_S
 from equipoise.sim.job.account import BUSY, HELD, HELD_USES, LOST_TO_FAULTS, Use
 from equipoise.sim.job.training import TrainingJob
 from equipoise.sim.ledger.bill import RESIDUE, Biller
+from equipoise.sim.ledger.serving import ServingAccount
 from equipoise.sim.scenario.units import format_seconds
+from equipoise.sim.world.service_tables import service_row, window_row
+from equipoise.sim.world.services import service_notes
 from equipoise.sim.world.world import SimWorld
 
 Columns = dict[str, NDArray[Any]]
@@ -80,6 +83,16 @@ def _intervals(jobs: Iterable[TrainingJob]) -> list[str]:
             f"{len(nodes)} nodes"]  # fmt: skip
 
 
+def _columns(rows: list[dict[str, Any]]) -> Columns:
+    """Rows of one form as columns; texts as objects."""
+    names = list(rows[0]) if rows else []
+    found = {name: [row[name] for row in rows] for name in names}
+    return {
+        name: np.array(values, dtype=object if isinstance(values[0], str) else None)
+        for name, values in found.items()
+    }
+
+
 class Results:
     """Reads a world whose run has ended."""
 
@@ -90,21 +103,20 @@ class Results:
         for row, job in world.roster.training.items():
             self.gpu_s[row], self.computed_gpu_s[row] = job.gpu_s, job.computed_gpu_s
         done_s = world.roster.completion_s
-        all_done = not bool(np.isnan(done_s).any()) and done_s.size > 0
+        all_done = not bool(np.isnan(done_s).any()) and done_s.size > 0 and not world.lasts
         self.end_s = (
             float(done_s.max()) if all_done else world.clock.now
         )  # with its last job, or when stopped
         self.start_s = min(float(world.demand.arrival_s[0]), self.end_s)  # a horizon may end it before
+        world.services.close(self.end_s)
+        self.serving = ServingAccount.total(tenant.account for tenant in world.services.tenants)
 
     def billed(self) -> tuple[Columns, dict[str, float]]:
         """(columns of jobs, totals), with energy and money."""
-        world, totals = self.world, self._totals()
-        biller = Biller(
-            world.cluster, world.demand, world.prices, world.meter, world.costs, world.scenario.energy.pue
-        )
+        world, totals, biller = self.world, self._totals(), self._biller()
         billed, bills = biller.bill(
             self.gpu_s[:, :HELD], self.computed_gpu_s, world.nodes.down_s(), world.nodes.unpaid_s(),
-            totals["makespan_s"],
+            totals["makespan_s"], self.serving if world.services else None,
         )  # fmt: skip
         jobs = self._jobs() | billed
         bills |= self._carbon(bills["energy_j"]) | self._pools(totals["makespan_s"])
@@ -125,6 +137,21 @@ class Results:
             found[f"gpu_usd[{group.name}]"] = float(world.prices.usd_per_h[of] @ paid_h[of])
             first += group.count
         return found
+
+    def _biller(self) -> Biller:
+        world = self.world
+        return Biller(
+            world.cluster, world.demand, world.prices, world.meter, world.costs, world.scenario.energy.pue
+        )
+
+    def services(self) -> tuple[Columns | None, Columns | None]:
+        """(a row per service, a row per window of each); None without services."""
+        tenants, biller = self.world.services.tenants, self._biller()
+        if not tenants:
+            return None, None
+        rows = [service_row(tenant, self.end_s, *biller.service_bill(tenant.account)) for tenant in tenants]
+        windows = [window_row(tenant.spec.name, window) for tenant in tenants for window in tenant.records]
+        return _columns(rows), _columns(windows)
 
     def _carbon(self, energy_j: float) -> dict[str, float]:
         """CO2 of the energy drawn, where the scenario says what electricity emits."""
@@ -161,17 +188,18 @@ class Results:
 
     def _totals(self) -> dict[str, float]:
         world, gpus = self.world, float(len(self.world.cluster.gpus))
-        used = math.fsum(self.gpu_s[:, use].sum() for use in HELD_USES)
+        used = math.fsum([*(self.gpu_s[:, use].sum() for use in HELD_USES), self.serving.gpu_s])
         there = gpus * (self.end_s - self.start_s)
         late = gpus * max(0.0, self.end_s - world.held_late.after_s)
         idle_late = late - world.held_late.gpu_s
+        ends = {"idle_late_gpu_s": 0.0 if abs(idle_late) <= RESIDUE * late else idle_late}
         return {
             "gpus": gpus,
             "nodes": float(len(world.cluster.nodes)),
             "end_s": self.end_s,
             "makespan_s": self.end_s - self.start_s,
             "idle_gpu_s": 0.0 if abs(there - used) <= RESIDUE * there else there - used,
-            "idle_late_gpu_s": 0.0 if abs(idle_late) <= RESIDUE * late else idle_late,
+            **({} if world.services else ends),  # services go on after the last arrival
             "decisions": float(world.decided),
             "refusals": float(len(world.refusals)),
             "exchanged_bytes": math.fsum(
@@ -179,6 +207,7 @@ class Results:
             ),
             "transferred_bytes": world.transfers.moved_bytes,
             **self._model_work(),
+            **({"serving_gpu_s": self.serving.gpu_s} if world.services else {}),
         }
 
     def _model_work(self) -> dict[str, float]:
@@ -226,6 +255,7 @@ class Results:
         scenario, cluster = world.scenario, world.cluster
         on = dict(zip(cluster.gpu_models, cluster.accelerators, strict=True))
         notes += measured_notes(scenario.noise, scenario.workload.models, on)
+        notes += service_notes(world.scenario, world.cluster)
         notes += failures(world.scenario.faults, world.cluster, world.demand.gpus)
         flop, peak_flop, _ = self._model_work().values()
         if flop > peak_flop > 0.0:

@@ -30,6 +30,7 @@ from equipoise.sim.randomness import gpu_times
 from equipoise.sim.record import Run
 from equipoise.sim.results import Results
 from equipoise.sim.scenario.model import Scenario, SpreadSizes
+from equipoise.sim.serving.file import request_times
 from equipoise.sim.traces.generate import generate
 from equipoise.sim.traces.redraw import redrawn
 from equipoise.sim.traces.trace import Trace
@@ -93,6 +94,7 @@ def run(
     cluster = Cluster(scenario.cluster, profile, topology)
     cluster.gpu_time = gpu_times(seed, len(cluster.gpus), scenario.noise.gpu_cov)
     demand = make_demand(scenario, drawn, cluster)
+    requests = request_times(scenario)
     writer = _journal(journal)
     initialise()
     began = time.process_time()
@@ -100,7 +102,7 @@ def run(
     world = SimWorld(
         scenario, demand, cluster, topology, policy, seed, None if writer is None else writer.write,
         event_by_event=event_by_event, prices=make_prices(scenario, profile),
-        timeline=timeline or scenario.energy.region is not None,
+        timeline=timeline or scenario.energy.region is not None, requests=requests,
     )  # fmt: skip
     stopped: str | None = None
     try:
@@ -115,7 +117,7 @@ def run(
         world.close(world.clock.now)
     cpu_s = time.process_time() - began
     results, inputs = Results(world, keeps_timeline=timeline), run_inputs(scenario, policy, seed, trace)
-    jobs, totals = results.billed()
+    (jobs, totals), (services, windows) = results.billed(), results.services()
     result = Run(
         scenario_name=scenario.name,
         policy_name=policy.name,
@@ -129,6 +131,8 @@ def run(
         cpu_s=cpu_s,
         inputs=inputs,
         timeline=results.timeline(),
+        services=services,
+        service_windows=windows,
     )
     if stopped is not None:
         raise (RunInterrupted if stopped == INTERRUPTED else RunFailed)(stopped, result)
@@ -213,6 +217,10 @@ def _inputs(scenario: Scenario, policy: Policy, trace: Trace | None) -> dict[str
             if (carbon := load_carbon(scenario.energy)) is None
             else {"carbon": carbon[0].model_dump_json()}
         ),
+        **{
+            f"requests of {name}": hashlib.sha256(times.tobytes()).hexdigest()
+            for name, times in request_times(scenario).items()
+        },
         "parameters of the stages": json.dumps(
             [[type(s).__qualname__, {f.name: getattr(s, f.name) for f in fields(s)}] for s in policy.stages],
             default=lambda value: type(value).__qualname__,
@@ -230,6 +238,8 @@ def _inputs(scenario: Scenario, policy: Policy, trace: Trace | None) -> dict[str
 def is_random(scenario: Scenario) -> bool:
     """Whether runs with different seeds can differ."""
     faults = scenario.faults
+    if any(service.requests.file is None or service.batch_latency.cov for service in scenario.services):
+        return True
     random = (faults.crash, faults.fail_slow, faults.link, faults.rack, faults.spot, faults.corrupt_gradient)
     spread = any(job.data and isinstance(job.data.shard_sizes, SpreadSizes) for job in scenario.workload.jobs)
     supply = any(group.available is not None for group in scenario.cluster.groups)

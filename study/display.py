@@ -37,6 +37,14 @@ LABELS = {
     "tensor_exchange_ratio": "tensor exchange",
     "restart_ratio": "restart",
     "lost_to_faults_ratio": "lost to faults",
+    "serving_ratio": "serving",
+    "service_requests": "requests",
+    "service_goodput_ratio": "answered in time",
+    "service_goodput_per_s": "in time per second",
+    "service_latency_p50_s": "latency p50",
+    "service_latency_p95_s": "latency p95",
+    "service_latency_p99_s": "latency p99",
+    "cost_per_million_requests_usd": "cost per 1e6 requests",
     "energy_j": "energy",
     "carbon_kg": "CO2",
     "cost_usd": "cost",
@@ -51,6 +59,7 @@ LABELS = {
     "tensor_exchange_usd": "    tensor exchange",
     "restart_usd": "    restart",
     "lost_to_faults_usd": "    lost to faults",
+    "serving_usd": "  serving",
     "mfu_ratio": "MFU",
     "tokens_per_s": "tokens/s",
     "cost_per_million_tokens_usd": "cost per 1e6 tokens",
@@ -70,6 +79,8 @@ MORE_IS_BETTER = frozenset({
     "fairness_account", "fairness_queue",
 })  # fmt: skip
 """Of all other metrics less is better."""
+SERVING = tuple(m for m in METRICS if m.startswith(("serving_", "service_", "cost_per_million_requests")))
+"""Those that only scenarios with services have."""
 IN_DETAIL = (
     "idle_usd", "input_stall_usd", "barrier_wait_usd", "exposed_communication_usd", "pipeline_bubble_usd",
     "tensor_exchange_usd", "restart_usd", "lost_to_faults_usd", "energy_per_useful_sample_j",
@@ -109,7 +120,7 @@ def plus_minus(half: float) -> str:
 
 def _scaled(metric: str, mean: float) -> tuple[float, str]:
     """(divisor, unit) that suit the metric and the size of its mean."""
-    if metric == "tokens_per_s":
+    if metric.endswith("_per_s"):
         return 1.0, ""
     if metric.endswith("_s"):
         unit = format_seconds(mean).rsplit(" ", 1)[1]

@@ -430,6 +430,8 @@ def allocation_fault(
             at = position(listed, holder)
             if at < listed.size and listed[at] == holder:
                 room = 1.0
+        elif holder == -3:
+            return 13, job[_owner(offset, order[first])], g
         elif holder == -2:
             for k in range(job.size):
                 room += _share_held(job[k], g, worker_job, worker_gpu, worker_share)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,8 @@ from equipoise.sim.network.topology import Topology
 from equipoise.sim.scenario.model import Cluster as ClusterSpec
 from equipoise.sim.scenario.model import NodeGroup
 
-FREE, SHARED = -1, -2
+FREE, SHARED, SERVING = -1, -2, -3
+"""What the column `job` of the GPUs says where no job holds all of one."""
 
 
 @jit
@@ -124,6 +125,9 @@ class Cluster:
         self._node_free = writable(self.nodes, "gpus_free")
         self._job, self._share_free = writable(self.gpus, "job"), writable(self.gpus, "share_free")
         self._holders = np.zeros(len(self.gpus), dtype=np.int64)
+        self.shares_changed: Callable[[Ints], None] | None = (
+            None  # told of GPUs of which a job takes another part
+        )
         self.free_gpus = len(self.gpus)  # GPUs that nothing holds, on nodes that are up
         self._node = writable(self.gpus, "node")
 
@@ -132,11 +136,15 @@ class Cluster:
         return self.groups[node]
 
     def book(self, job: int, gpu: Ints, share: Floats) -> Holding:
-        """Give GPUs to a job. Raises DoubleBookingError when they are not free (checked plans never do)."""
+        """Give GPUs to a job, or to a replica of a service (`job` below 0).
+
+        Raises DoubleBookingError when they are not free (checked plans never do).
+        """
         taken, weight, count, nodes = -1, 0.0, 0, np.empty_like(gpu)
+        code = job if job >= 0 else SERVING
         if job not in self.holding:
             taken, weight, count = _book(
-                gpu, share, job, self._job, self._share_free, self._holders, self._node, self._node_free,
+                gpu, share, code, self._job, self._share_free, self._holders, self._node, self._node_free,
                 nodes,
             )  # fmt: skip
         if taken < 0:
@@ -172,6 +180,8 @@ class Cluster:
         if self.any_mig:
             self._cut(held.gpu)
         self._job[held.gpu] = np.where((share == 1.0) & (self._holders[held.gpu] == 1), job, SHARED)
+        if self.shares_changed is not None:
+            self.shares_changed(held.gpu)
 
     def can_be_cut(self, gpu: Ints, share: Floats, beside: int = -1) -> bool:
         """Whether MIG can cut these GPUs so that a job has these shares, beside all others; `beside`: its row."""
@@ -197,7 +207,7 @@ class Cluster:
 
     def jobs_on(self, node: int) -> list[int]:
         """Jobs that hold a GPU of the node, ascending."""
-        return sorted(job for job, held in self.holding.items() if node in held.nodes)
+        return sorted(job for job, held in self.holding.items() if job >= 0 and node in held.nodes)
 
     def co_located(self, gpu: int, job: int) -> float:
         """Sum of the shares that other jobs hold on a GPU."""

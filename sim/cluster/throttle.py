@@ -79,6 +79,14 @@ class Computing(Protocol):
         """Something happened that policies should see."""
 
 
+class HasReplicas(Protocol):
+    """Services beside the jobs."""
+
+    @property
+    def replicas(self) -> int:
+        """Replicas that hold GPUs."""
+
+
 def clocks_vary(scenario: Scenario) -> bool:
     """Whether clocks change as the run goes on."""
     return scenario.energy.cluster_power_cap is not None or scenario.thermal is not None
@@ -110,6 +118,7 @@ class Throttle:
         self.hot = np.ones(len(self.limit))  # clocks that heat allows
         self._pending: Event | None = None
         self._ticking = False
+        self.beside: HasReplicas | None = None  # services, that are at work, too
         self.next_look_s = math.inf
         if self.thermal is not None:
             self._prepare_heat()
@@ -119,10 +128,14 @@ class Throttle:
         """Jobs have taken or given back GPUs, or nodes have come or gone."""
         if self.cap_w is not None and self._pending is None:
             self._pending = self.clock.at(self.clock.now, self._share_out, DECISION)
-        if self.thermal is not None and not self._ticking and self.running:
+        if self.thermal is not None and not self._ticking and self._at_work:
             self._ticking = True
             self._warm(utilised=False)  # it has been cooling since
             self._next_look()
+
+    @property
+    def _at_work(self) -> bool:
+        return bool(self.running) or (self.beside is not None and self.beside.replicas > 0)
 
     def _share_out(self, _: Event | None) -> None:
         self._pending = None
@@ -163,7 +176,7 @@ class Throttle:
         slowest = np.ones(len(self.hot))  # of a node that only stores data, too
         np.minimum.at(slowest, self.node, clock)
         self._set_hot(slowest)
-        self._ticking = bool(self.running)
+        self._ticking = self._at_work
         if self._ticking:
             self._next_look()
 

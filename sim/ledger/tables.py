@@ -18,8 +18,10 @@ from equipoise.sim.ledger.buckets import Buckets
 
 USE_NAMES = tuple(use.column for use in HELD_USES)
 
-RUNNING, QUEUED, DOWN_GPU_S, DOWN_J, DYNAMIC_J, NETWORK_BYTES = range(HELD, HELD + 6)
-USAGE_COLUMNS = (*USE_NAMES, "running_s", "queued_s", "down_gpu_s", "down_j", "dynamic_j", "network_bytes")
+RUNNING, QUEUED, DOWN_GPU_S, DOWN_J, DYNAMIC_J, NETWORK_BYTES, SERVING_GPU_S = range(HELD, HELD + 7)
+USAGE_COLUMNS = (
+    *USE_NAMES, "running_s", "queued_s", "down_gpu_s", "down_j", "dynamic_j", "network_bytes", "serving_gpu_s",
+)  # fmt: skip
 """Columns of the usage buckets; the uses come first."""
 
 STATES = ("queued", "running")
@@ -67,6 +69,7 @@ class Records:
     link_column: Mapping[int, int]
     events: Sequence[tuple[float, str, str, float]]
     end_s: float
+    serves: bool = False  # whether there are services
 
 
 def build(
@@ -76,7 +79,9 @@ def build(
     return {
         "segments": _segments(demand, records.segments),
         "holdings": _holdings(demand, cluster, records.holdings),
-        "usage": _usage(len(cluster.gpus), idling_w, pue, records.usage, records.end_s),
+        "usage": _usage(
+            len(cluster.gpus), idling_w, pue, records.usage, records.end_s, serves=records.serves
+        ),
         "links": _links(cluster, records.network, records.link_column, records.end_s),
         "events": _events(records.events),
         "gpus": _gpus(cluster),
@@ -111,17 +116,18 @@ def _holdings(demand: Demand, cluster: Cluster, holdings: Holdings) -> Columns:
     }
 
 
-def _usage(gpus: int, idling_w: float, pue: float, usage: Buckets, end_s: float) -> Columns:
+def _usage(gpus: int, idling_w: float, pue: float, usage: Buckets, end_s: float, *, serves: bool) -> Columns:
     start_s, stop_s = usage.edges_s(end_s)
     length_s = stop_s - start_s
     totals = usage.totals[: len(start_s)]
     of = {name: totals[:, k].copy() for k, name in enumerate(USAGE_COLUMNS)}
-    held = totals[:, :HELD].sum(axis=1)
+    held = totals[:, :HELD].sum(axis=1) + of["serving_gpu_s"]
     safe_s = np.where(length_s > 0.0, length_s, 1.0)
     return {
         "start_s": start_s,
         "end_s": stop_s,
         **{name: of[name] for name in USE_NAMES},
+        **({"serving_gpu_s": of["serving_gpu_s"]} if serves else {}),
         "idle_gpu_s": gpus * length_s - held - of["down_gpu_s"],
         "down_gpu_s": of["down_gpu_s"],
         "jobs_waiting": of["queued_s"] / safe_s,

@@ -32,6 +32,7 @@ from equipoise.sim.ledger.tables import (
     REASONS,
     ROW_FIELDS,
     RUNNING,
+    SERVING_GPU_S,
     USAGE_COLUMNS,
     Holdings,
     Records,
@@ -87,6 +88,7 @@ class Timeline(Listener):
         self._open: dict[int, _Open] = {}
         self._events: list[tuple[float, str, str, float]] = []
         self._down_s: dict[int, float] = {}
+        self._serves = False
 
     # -- jobs ----------------------------------------------------------------------------------------------
 
@@ -260,6 +262,14 @@ class Timeline(Listener):
                 self.network.grow(column + 1)
             self.network.add(start_s, end_s, column, amount)
 
+    # -- services --------------------------------------------------------------------------------------------
+
+    def served(self, start_s: float, end_s: float, gpu_s: float, dynamic_j: float) -> None:
+        """A replica has held so many GPU-seconds, and drawn so much beyond idling."""
+        self._serves = True
+        self.usage.add(start_s, end_s, SERVING_GPU_S, gpu_s)
+        self.usage.add(start_s, end_s, DYNAMIC_J, dynamic_j)
+
     # -- faults ----------------------------------------------------------------------------------------------
 
     def happened(self, kind: str, subject: str, value: float, now_s: float) -> None:
@@ -291,7 +301,14 @@ class Timeline(Listener):
         self.network.widen(self.usage.width_s * len(self.usage.totals))
         segments = np.array(self._segments).reshape(-1, ROW_FIELDS)
         records = Records(
-            segments, self._holdings, self.usage, self.network, self._link_column, self._events, end_s
+            segments,
+            self._holdings,
+            self.usage,
+            self.network,
+            self._link_column,
+            self._events,
+            end_s,
+            self._serves,
         )
         idling_w = float(self.meter.power.idling_w(self.cluster.nodes.gpus).sum())
         return build(self.demand, self.cluster, idling_w, pue, records)

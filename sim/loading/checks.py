@@ -22,6 +22,7 @@ from equipoise.sim.loading.checks_energy import energy_problems
 from equipoise.sim.loading.checks_parallel import parallel_doubts
 from equipoise.sim.loading.checks_plausible import plausible_doubts
 from equipoise.sim.loading.checks_queues import queue_problems
+from equipoise.sim.loading.checks_services import service_doubts, service_problems
 from equipoise.sim.loading.throughputs import throughput_problems
 from equipoise.sim.loading.transformers import bind, has_transformers
 from equipoise.sim.network.topology import Topology, TopologyError
@@ -75,6 +76,7 @@ def problems(scenario: Scenario, base: Path | None = None, *, fits: bool = True)
     for k, job in enumerate(scenario.workload.jobs):
         found += _job(scenario, profile, job, ("workload", "jobs", k), fits)
     found += _described(scenario)
+    found += service_problems(scenario, profile)
     found += [*throughput_problems(scenario), *pool_problems(scenario)]
     for name, model in scenario.workload.models.items():
         found += _model(scenario, profile, model, ("workload", "models", name))
@@ -112,7 +114,8 @@ def most_alike(scenario: Scenario) -> int:
 def doubts(scenario: Scenario, tree: Tree | None = None) -> list[Problem]:
     """Values given in the scenario that are allowed but look like a mistake; `tree`: how they were written."""
     profile = load_profile(scenario.cluster.hardware)
-    return [*_doubts(scenario, ()), *parallel_doubts(scenario), *plausible_doubts(scenario, profile, tree)]
+    return [*_doubts(scenario, ()), *parallel_doubts(scenario), *plausible_doubts(scenario, profile, tree),
+            *service_doubts(scenario, profile)]  # fmt: skip
 
 
 def _sizes(scenario: Scenario) -> Iterator[Problem]:

@@ -24,6 +24,7 @@ from equipoise.sim.scenario.errors import describe
 from equipoise.sim.scenario.model import Scenario, TraceSpec
 from equipoise.sim.scenario.override import assign, override
 from equipoise.sim.scenario.tree import InputError, Place, Tree, read_text, read_tree, write_tree
+from equipoise.sim.serving.file import with_paths
 from equipoise.sim.traces.trace import Trace
 
 __all__ = [
@@ -178,7 +179,7 @@ def _scenario(tree: Tree, base: Path | None, *, fits: bool = True) -> Scenario:
     scenario, wrong = with_samples(scenario)
     if wrong:
         raise InputError(_lines(tree, wrong))
-    scenario = with_availability(with_rates(scenario, base), base)
+    scenario = with_paths(with_availability(with_rates(scenario, base), base), base)
     if wrong := problems(scenario, base, fits=fits):
         raise InputError(_lines(tree, wrong))
     hardware = scenario.cluster.hardware

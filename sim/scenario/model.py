@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
 from equipoise.sim.scenario.convolutional import Convolutional
 from equipoise.sim.scenario.faults import Faults as Faults
@@ -18,6 +18,7 @@ from equipoise.sim.scenario.money import Cost as Cost
 from equipoise.sim.scenario.pools import Autoscale, Available
 from equipoise.sim.scenario.queues import Queues
 from equipoise.sim.scenario.section import Count, Positive, Section, Span
+from equipoise.sim.scenario.services import Service as Service
 from equipoise.sim.scenario.throughputs import Throughputs as Throughputs
 from equipoise.sim.scenario.transformer import TransformerSpec
 from equipoise.sim.scenario.units import (
@@ -569,6 +570,7 @@ class Scenario(Section):
     expect: str = ""  # the answer that is expected, in words
     cluster: Cluster
     workload: Workload
+    services: tuple[Service, ...] = ()  # that answer requests beside the jobs
     # stages in order; a stage with parameters is {name: {...}}; none: nothing is changed
     policy: tuple[str | dict[str, dict[str, Any] | None], ...] = ("fifo",)
     decide: Decide = Decide()
@@ -580,7 +582,7 @@ class Scenario(Section):
     cost: Cost = Cost()
     queues: Queues = Queues()
     seed: Annotated[Int, Field(ge=0)] = 0  # of all that is random
-    horizon: Span | None = None  # stop here; none: run until every job is done
+    horizon: Span | None = None  # stop here; none: run until every job is done. Services go on until here
 
     @field_validator("policy", mode="before")
     @classmethod
@@ -588,3 +590,11 @@ class Scenario(Section):
         if isinstance(value, str):
             return [] if value == "none" else value.split("+")
         return [value] if isinstance(value, dict) else value
+
+    @model_serializer(mode="wrap")
+    def _without_no_services(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A scenario without services is written as it was before there were any."""
+        written: dict[str, Any] = write(self)
+        if not self.services:
+            written.pop("services", None)
+        return written

@@ -249,6 +249,14 @@ JOB_RATE = Quantity(
     above=True,
     high=1e9,
 )
+REQUEST_RATE = Quantity(
+    "a rate of requests",
+    "requests/s",
+    "40/s",
+    {f"{n}/{t}": 1 / s for n in ("", "1", "request", "requests") for t, s in _PER.items()},
+    above=True,
+    high=1e9,
+)
 SHARE = Quantity("a share", "(0 to 1)", "50 %", {"%": Fraction(1, 100)}, high=1.0)
 PRICE = Quantity(
     "a price",
@@ -315,6 +323,7 @@ Seconds = Annotated[float, TIME]
 Flop = Annotated[float, WORK]
 Rate = Annotated[float, SAMPLE_RATE]  # samples/s
 JobRate = Annotated[float, JOB_RATE]
+RequestRate = Annotated[float, REQUEST_RATE]  # requests/s
 Share = Annotated[float, SHARE]
 UsdPerHour = Annotated[float, PRICE]
 UsdPerJoule = Annotated[float, TARIFF]

@@ -136,13 +136,23 @@ def _cumulative(spec: Arrivals, length_s: float) -> tuple[Floats, Floats]:
     """(times, relative number of arrivals until then), ascending; linear in between."""
     if spec.kind == "poisson":
         return np.array([0.0, length_s]), np.array([0.0, 1.0])
-    step_s = spec.every if spec.kind == "profile" else _STEP_S
-    edges = np.append(np.arange(0.0, length_s, step_s), length_s)
-    middle = (edges[:-1] + edges[1:]) / 2.0
-    if spec.kind == "profile":
-        rate = np.array(spec.weights)[np.arange(len(middle)) % len(spec.weights)]
-    else:
-        rate = 1.0 + spec.swing * np.cos(2.0 * math.pi * (middle - spec.peak) / DAY_S)
-        rate = rate * np.where((middle // DAY_S) % 7 >= 5, spec.weekend, 1.0)
+    edges = np.append(np.arange(0.0, length_s, step_s(spec)), length_s)
+    rate = relative_rate(spec, (edges[:-1] + edges[1:]) / 2.0)
     cumulative = np.concatenate(([0.0], np.cumsum(rate * np.diff(edges))))
     return edges, cumulative
+
+
+def relative_rate(spec: Arrivals, time_s: Floats) -> Floats:
+    """The rate at these times (n,), relative to others of the same kind; not of steps shorter than `step_s`."""
+    if spec.kind == "poisson":
+        return np.ones(len(time_s))
+    if spec.kind == "profile":
+        return np.array(spec.weights)[(time_s // spec.every).astype(np.int64) % len(spec.weights)]
+    rate = 1.0 + spec.swing * np.cos(2.0 * math.pi * (time_s - spec.peak) / DAY_S)
+    told: Floats = rate * np.where((time_s // DAY_S) % 7 >= 5, spec.weekend, 1.0)
+    return told
+
+
+def step_s(spec: Arrivals) -> float:
+    """Time for which the rate of a kind of arrivals is taken as constant (s)."""
+    return math.inf if spec.kind == "poisson" else spec.every if spec.kind == "profile" else _STEP_S

@@ -37,6 +37,9 @@ class Allocator:
         self.listeners, self.changed = listeners, changed
         self.refused: list[Refusal] = []  # of the last allocation
         self.stopped_s = 0.0  # when the stops of the last allocation are written
+        self.beside: Callable[[Ints], None] | None = (
+            None  # told which GPUs jobs share with others anew, or no more
+        )
 
     def apply(self, allocation: Allocation) -> set[int]:
         """Carry out an allocation, all stops before all starts; returns the rows of running jobs it replaced."""
@@ -68,6 +71,7 @@ class Allocator:
         roster.started(job, holding, now_s)
         if roster.training:
             self._neighbours_changed(job, holding)
+        self._tell_beside(holding)
         written_s = self.writes.take(now_s)
         if written_s > now_s:
             roster.writing(row, now_s, written_s)
@@ -105,6 +109,7 @@ class Allocator:
         for tell in self.listeners.ended:
             tell(job, reason, now_s)
         holding = self.cluster.release(job.row)
+        self._tell_beside(holding)
         if self.roster.training:
             self._neighbours_changed(job, holding)
             self._input_changed(job, holding)
@@ -146,6 +151,10 @@ class Allocator:
             shares = row != job.row and other.runs and other.config.shares_input
             if shares and np.isin(other.config.nodes, holding.nodes).any():
                 other.speed_changed()
+
+    def _tell_beside(self, holding: Holding) -> None:
+        if self.beside is not None and holding.weight < holding.gpu.size:
+            self.beside(holding.gpu)
 
     def _neighbours_changed(self, job: Job, holding: Holding) -> None:
         """Training jobs that share a GPU with this one run at another speed from their next period on."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 
@@ -15,6 +16,25 @@ from equipoise.sim.ledger.meter import Meter
 from equipoise.sim.network.transfers import Transfers
 from equipoise.sim.world.allocate import Allocator
 from equipoise.sim.world.roster import Roster
+
+
+class Tenants(Protocol):
+    """Who holds GPUs beside jobs: services."""
+
+    def node_lost(self, node: int) -> None:
+        """A node is about to go down."""
+
+    def node_changed(self) -> None:
+        """A node has gone down or come back."""
+
+    def settle(self) -> None:
+        """Book everything up to now, at the clocks as they are."""
+
+    def speed_changed(self) -> None:
+        """Nodes run at other speeds from now on."""
+
+    def add_utilisation(self, busy: Floats, now_s: float) -> None:
+        """Add the busy share of each GPU since this was last asked, to (gpus,)."""
 
 
 class NodeEvents:
@@ -38,6 +58,7 @@ class NodeEvents:
         self.clock, self.cluster, self.roster, self.allocator = clock, cluster, roster, allocator
         self.meter, self.transfers, self.listeners = meter, transfers, listeners
         self._set_capacity, self.event = set_capacity, event
+        self.tenants: Tenants | None = None
         self._fault_slow = np.ones(len(cluster.nodes))
         self._down_s = np.zeros(len(cluster.nodes))
         self._down_since_s: dict[int, float] = {}
@@ -69,12 +90,17 @@ class NodeEvents:
         self._on(node)
 
     def _off(self, node: int) -> None:
+        """It goes down, whatever the cause."""
+        if self.tenants is not None:
+            self.tenants.node_lost(node)
         self.cluster.take_down(node)
         self.transfers.node_changed(node)
         self._down_since_s[node] = max(self.clock.now, self._first_s)
         self._changed()
         for tell in self.listeners.node_down:
             tell(node, self.clock.now)
+        if self.tenants is not None:
+            self.tenants.node_changed()
         self.event()
 
     def _on(self, node: int) -> None:
@@ -87,6 +113,8 @@ class NodeEvents:
         for tell in self.listeners.node_up:
             tell(node, self.clock.now)
         self._changed()
+        if self.tenants is not None:
+            self.tenants.node_changed()
         self.event()
 
     def released(self, node: int) -> None:
@@ -152,6 +180,8 @@ class NodeEvents:
         self.cluster.slow[node] = factor / self.meter.clock[node]
         for job in self._jobs_on(node):
             job.speed_changed()
+        if self.tenants is not None:
+            self.tenants.speed_changed()
         self.event()
 
     def set_corrupt(self, gpu: int, factor: float) -> None:
@@ -172,20 +202,28 @@ class NodeEvents:
         changed = np.flatnonzero(slower)
         if not changed.size:
             return
-        rows = sorted(row for row, held in self.cluster.holding.items() if slower[held.nodes].any())
+        rows = sorted(
+            row for row, held in self.cluster.holding.items() if row >= 0 and slower[held.nodes].any()
+        )
         jobs = [self.roster.running_jobs[row] for row in rows]
         for job in jobs:
             job.meter_until_now()
+        if self.tenants is not None:
+            self.tenants.settle()
         self.meter.set_clock(clock)
         self.cluster.slow[changed] = self._fault_slow[changed] / clock[changed]
         for job in jobs:
             job.speed_changed()
+        if self.tenants is not None:
+            self.tenants.speed_changed()
 
     def utilisation(self, now_s: float) -> Floats:
         """Busy share of each GPU since this was last asked, (gpus,)."""
         busy = np.zeros(len(self.cluster.gpus))
         for row in self.roster.running.rows.tolist():
             np.add.at(busy, self.cluster.holding[row].gpu, self.roster.running_jobs[row].utilisation(now_s))
+        if self.tenants is not None:
+            self.tenants.add_utilisation(busy, now_s)
         return busy
 
     def happened(self, kind: str, node: int, value: float) -> None:

@@ -33,6 +33,7 @@ from equipoise.sim.network.topology import NIC_IN, NIC_OUT, NODE_LINKS
 from equipoise.sim.network.transfers import Transfer
 from equipoise.sim.world.paths import PathWatch
 from equipoise.sim.world.roster import Roster
+from equipoise.sim.world.services import ServingWorld
 from equipoise.sim.world.tables import (
     Member,
     fill_active,
@@ -100,6 +101,7 @@ class Observer:
         self.refused: list[Refusal] = []  # since the last observation
         self._needs = frozenset().union(*(stage.needs for stage in policy.stages))
         self._last_s = 0.0
+        self.services: ServingWorld | None = None
         self._coded: dict[str, Labels | Floats] = {}
 
     def observe(self) -> Observation:
@@ -121,11 +123,14 @@ class Observer:
         window_s, self._last_s = now_s - self._last_s, now_s
         refused = tuple(self.refused)
         self.refused.clear()
-        return Observation(
+        found = Observation(
             now_s, window_s, self.cluster.nodes, self.cluster.gpus, roster.table, self.workers, self.shards,
             self.paths, self.speeds, self.stores, roster.waiting.rows, roster.running.rows,
             self.cluster.gpu_models, refused, roster.demand.claims.queues, told=self._told(),
         )  # fmt: skip
+        if self.services is not None:
+            found.services, found.service_names = self.services.observed(), self.services.names
+        return found
 
     def _told(self) -> Mapping[str, Labels | Floats]:
         columns = self.roster.demand.columns

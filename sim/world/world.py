@@ -56,6 +56,7 @@ from equipoise.sim.world.nodes import NodeEvents
 from equipoise.sim.world.observe import Observer, Traffic
 from equipoise.sim.world.paths import PathWatch
 from equipoise.sim.world.roster import Roster
+from equipoise.sim.world.services import ServingWorld
 from equipoise.sim.world.stall import StallDetection, Stalled
 from equipoise.sim.world.writes import Writes
 
@@ -101,6 +102,7 @@ class SimWorld:
         event_by_event: use the plain time advance (the oracle) instead of the fast one.
         prices: of the cluster.
         timeline: record what happens when.
+        requests: times (n,) of requests that come from files, by service.
     """
 
     def __init__(
@@ -116,6 +118,7 @@ class SimWorld:
         event_by_event: bool = False,
         prices: Prices,
         timeline: bool = False,
+        requests: Mapping[str, Floats] | None = None,
     ) -> None:
         policy = within_queues(policy) if demand.claims.queues.restricts else policy
         self.scenario, self.demand, self.cluster, self.policy = scenario, demand, cluster, policy
@@ -147,6 +150,7 @@ class SimWorld:
             self.clock, self.network, topology, cluster.up, self.engine.links_changed, self._transferred
         )
         self._connect(timeline)
+        self.services = self._make_services(requests or {})
         self.arrivals.plan_next()
         self.decisions.begin()
         self.faults = Faults(scenario.faults, self.clock, cluster, self.nodes, seed)
@@ -213,6 +217,18 @@ class SimWorld:
 
     # -- jobs ----------------------------------------------------------------------------------------------
 
+    def _make_services(self, requests: Mapping[str, Floats]) -> ServingWorld:
+        services = ServingWorld(
+            self.scenario, self.clock, self.cluster, self.roster, self.allocator, self.meter,
+            self.prices.usd_per_gpu_s, self.timeline, self.decisions.event, self.seed,
+            float(self.demand.arrival_s[0]), requests,
+        )  # fmt: skip
+        if services:
+            self.nodes.tenants, self.allocator.beside = services, services.neighbours_changed
+            self.observer.services, self.throttle.beside = services, services
+            self.cluster.shares_changed = services.neighbours_changed
+        return services
+
     def _make_training(self, row: int) -> TrainingJob:
         spec, scenario = self.demand.training[row], self.scenario
         assert spec.model is not None
@@ -248,7 +264,9 @@ class SimWorld:
 
     def _finish(self, job: TrainingJob | RigidJob) -> None:
         self.allocator.finish(job)
-        if self.roster.completed == len(self.demand):
+        if self.services.short:
+            self.services.look()
+        if self.roster.completed == len(self.demand) and not self.lasts:
             self.done.succeed()
 
     def _transferred(self, transfer: Transfer) -> None:
@@ -259,6 +277,11 @@ class SimWorld:
         refusal = Refusal(what, why)
         self.refusals.append((self.clock.now, refusal))
         self.observer.refused.append(refusal)
+
+    @property
+    def lasts(self) -> bool:
+        """Whether the run goes on to its horizon when all jobs are done: with services it does."""
+        return bool(self.services) and self.scenario.horizon is not None
 
     # -- decisions -----------------------------------------------------------------------------------------
 
@@ -291,6 +314,8 @@ class SimWorld:
         return refused
 
     def _decide(self) -> None:
+        if self.services.short:
+            self.services.look()
         self._ask_policy()
         if self.autoscaler is not None:
             self.autoscaler.look()
@@ -325,6 +350,8 @@ class SimWorld:
     def _check_not_stalled(self) -> None:
         """Raise Stalled when no event is left that could ever start a waiting job."""
         if not self.arrivals.all_here or self.decisions.revisits or self._nodes_may_come():
+            return
+        if self.services.can_shrink:
             return
         if self.decisions.ticks and self._idle_ticks < IDLE_TICKS:
             self._idle_ticks += 1

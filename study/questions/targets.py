@@ -69,6 +69,11 @@ MEASURES: dict[str, Measure] = {
     },
     "goodput": Measure("goodput_ratio", SHARE, format_share),
     "gpu_busy": Measure("gpu_busy_ratio", SHARE, format_share),
+    "service_goodput": Measure("service_goodput_ratio", SHARE, format_share),
+    **{
+        f"service_latency_p{q}": Measure(f"service_latency_p{q}_s", TIME, format_seconds)
+        for q in (50, 95, 99)
+    },
     "cost": Measure("cost_usd", USD, format_usd),
     "committed": Measure("committed_usd", USD, format_usd),
     "energy": Measure("energy_j", ENERGY, format_joules),
@@ -109,7 +114,7 @@ def read_target(text: str) -> Target:
         raise InputError([f"target {text!r}: write NAME<=VALUE or NAME>=VALUE; names: {', '.join(MEASURES)}"])
     measure = MEASURES[match[1]]
     if match[2] is not None:
-        if not re.search(r"_p\d\d_s$", measure.key):
+        if not re.search(r"_p\d\d_s$|^service_", measure.key):
             raise InputError(
                 [f"target {text!r}: only percentiles of waits and completions have classes of jobs"]
             )
@@ -122,7 +127,7 @@ def read_target(text: str) -> Target:
         raise InputError([f"target {text!r}: {error}"]) from error
     at_most = match[3] in ("<=", "=<", "≤", "<")
     doubt = ""
-    if measure.quantity is TIME and re.fullmatch(r"[0-9.]+", match[4]):
+    if measure.quantity is TIME and re.fullmatch(r"[0-9.]+", match[4]) and "service" not in match[1]:
         doubt = (
             f"target {text!r}: {match[4]} was read as {match[4]} s; if hours were meant, write {match[4]}h"
         )

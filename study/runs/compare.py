@@ -27,7 +27,7 @@ from equipoise.sim.run import is_random, run, trace_of
 from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.traces.trace import Trace
 from equipoise.study.bounds import Bound, lower_bound
-from equipoise.study.display import METRICS, WHERE_BOUND
+from equipoise.study.display import METRICS, SERVING, WHERE_BOUND
 from equipoise.study.folders import COMPARISON, RUNS, check_free
 from equipoise.study.runs.make import How, Progress, make
 from equipoise.study.runs.orders import Order, Row, Shared, name_of, orders_at
@@ -78,7 +78,7 @@ class Result:
             {
                 name: float(known.get(name, math.nan))
                 for name in METRICS
-                if name in known or name not in WHERE_BOUND
+                if name in known or name not in (*WHERE_BOUND, *SERVING)
             },
             tuple(json.loads(notes) if isinstance(notes, str) else notes),
             {name: v for name, v in known.items() if name not in METRICS or name in _TOTALS_TOO},
@@ -126,6 +126,7 @@ class Comparison:
         return tuple(
             self._cell(metric, policy, p)
             for metric in METRICS
+            if metric not in SERVING or any(metric in result.metrics for result in self.results)
             for policy, p in zip(self.policies, self._p(metric), strict=True)
         )
 

@@ -218,8 +218,8 @@ def test_the_shipped_pools_cost_less_than_half(capsys):
     """As the scenario expects: 24 nodes at the reserved price, for as long, are twice as dear."""
     assert main(["run", "elastic-pools"]) == 0
     lines = {line.split("  ")[0]: line.split() for line in capsys.readouterr().out.splitlines()}
-    assert lines["queueing p95"][-1] == "min"
-    assert float(lines["queueing p95"][-2]) < 30.0
+    assert lines["waiting p95"][-1] == "min"
+    assert float(lines["waiting p95"][-2]) < 30.0
     hours, usd = (float(lines["reserved"][k].replace(",", "")) for k in (1, 2))
     cost = float(lines["cost"][1].replace(",", ""))
     assert usd == pytest.approx(12.0 * hours, rel=1e-3)

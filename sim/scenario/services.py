@@ -1,0 +1,190 @@
+"""The section `services`: models that answer requests beside the jobs, on GPUs of the same cluster."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from equipoise.sim.scenario.generate import Arrivals
+from equipoise.sim.scenario.section import Count, Section, Span
+from equipoise.sim.scenario.units import Float, Int, RequestRate, Seconds, Share
+
+BATCH_MOST = 4096
+"""Requests of the largest batch; more is most likely a number meant for something else."""
+
+
+class BatchLatency(Section):
+    """Time of one batch on one replica, by its number of requests: `measured`, or a line through two figures.
+
+    Between measured batches it is linear. On other GPU models than `of` it takes as much longer as data sheets say
+    (a guess, with a note), and a node group's `speed` counts.
+    """
+
+    measured: dict[Count, Span] = Field(
+        default_factory=dict
+    )  # requests of a batch: its time; 1 must be there
+    fixed: Span | None = None  # of a batch, however few requests it holds
+    per_request: Seconds = 0.0  # beside `fixed`, for each request
+    # requests of a batch; none: the largest measured
+    most: Annotated[Int, Field(ge=1, le=BATCH_MOST)] | None = None
+    of: str | None = None  # accelerator that it is the time of; none: the first that the service may have
+    cov: Annotated[Float, Field(ge=0, le=5)] = 0.0  # coefficient of variation of the time of a batch (gamma)
+
+    @model_validator(mode="after")
+    def _one_curve(self) -> Self:
+        if bool(self.measured) == (self.fixed is not None):
+            raise ValueError(
+                "needs either 'measured' (times by requests of a batch) or 'fixed' and 'per_request'"
+            )
+        if not self.measured:
+            if self.most is None:
+                raise ValueError("needs 'most', the requests of the largest batch")
+            return self
+        if self.per_request:
+            raise ValueError("per_request: goes with 'fixed', not with 'measured'")
+        sizes = sorted(self.measured)
+        if sizes[0] != 1:
+            raise ValueError("measured: a batch of 1 is missing; the table begins with it")
+        for smaller, larger in pairwise(sizes):
+            if self.measured[larger] <= self.measured[smaller]:
+                raise ValueError(
+                    f"measured.{larger}: {self.measured[larger]:g} s is not more than the "
+                    f"{self.measured[smaller]:g} s of {smaller}; a larger batch must take longer"
+                )
+        if sizes[-1] > BATCH_MOST:
+            raise ValueError(f"measured.{sizes[-1]}: a batch has at most {BATCH_MOST} requests")
+        if self.most is not None and self.most > sizes[-1]:
+            raise ValueError(f"most: {self.most} is beyond the largest measured batch, {sizes[-1]}")
+        return self
+
+    @property
+    def largest(self) -> int:
+        """Requests of the largest batch."""
+        return self.most or max(self.measured)
+
+
+class Requests(Arrivals):
+    """When requests come, drawn anew for each seed and the same under every policy; or at times from a file."""
+
+    rate: RequestRate | None = None  # mean number of requests a time; of `diurnal` over whole days or weeks
+    file: str | None = None  # CSV with a column time_s, from the first arrival of a job on; instead of `rate`
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if (self.rate is None) == (self.file is None):
+            raise ValueError("needs either 'rate' (e.g. 40/s) or 'file' (times of requests)")
+        if self.file is not None and self.model_fields_set - {"file"}:
+            raise ValueError(
+                f"{min(self.model_fields_set - {'file'})}: says nothing beside 'file', which has the times"
+            )
+        return self
+
+
+class LatencyTarget(Section):
+    """How soon which share of the requests is to be answered, waiting included: one of the three."""
+
+    p50: Span | None = None  # half of the requests
+    p95: Span | None = None  # 95 % of the requests
+    p99: Span | None = None  # 99 % of the requests
+
+    @model_validator(mode="after")
+    def _just_one(self) -> Self:
+        if sum(value is not None for value in (self.p50, self.p95, self.p99)) != 1:
+            raise ValueError("needs exactly one of 'p50', 'p95', 'p99', e.g. p99: 200 ms")
+        return self
+
+    @property
+    def key(self) -> str:
+        """Which of the three it is."""
+        return next(name for name in ("p50", "p95", "p99") if getattr(self, name) is not None)
+
+    @property
+    def within_s(self) -> float:
+        """The time within which a request counts as goodput (s)."""
+        return float(getattr(self, self.key))
+
+    @property
+    def share(self) -> float:
+        """The share of the requests that has to be answered within it."""
+        return int(self.key[1:]) / 100.0
+
+
+class Replicas(Section):
+    """Copies of the service's model, each on GPUs of one node, that take batches from one queue."""
+
+    min: Count = 1  # however few requests come
+    max: Count = 1  # however many requests come
+    gpus: Count = 1  # of a replica, all of one node
+    start: Seconds = 30.0  # from having GPUs to answering; the first ones are ready from the beginning
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.max < self.min:
+            raise ValueError(f"max: {self.max} replicas are fewer than the {self.min} of 'min'")
+        return self
+
+
+class ServicePlacement(Section):
+    """Whose the GPUs are.
+
+    own: those of `max` replicas are the service's all the time. lent: jobs may have what the replicas do not need
+    now. shared: as lent, and a replica has the part `share` of each of its GPUs; jobs that ask for a `gpu_share`
+    may have the rest.
+    """
+
+    kind: Literal["own", "lent", "shared"] = "lent"  # whose the GPUs are
+    preempt: bool = True  # a replica that finds no free GPUs takes them from jobs; false: it waits for some
+    take_back: Seconds = 30.0  # from asking to having them; a job that cannot save by then loses its work
+    share: Annotated[Share, Field(gt=0, lt=1)] | None = None  # shared: of each GPU of a replica
+    share_kappa: Annotated[Float, Field(gt=0)] | None = None  # as of a model
+    interference: Annotated[Float, Field(ge=0)] | None = None  # as of a model
+    on: tuple[str, ...] = ()  # accelerators or groups of nodes, any of them; none: all
+
+    @model_validator(mode="after")
+    def _share_of_shared(self) -> Self:
+        if (self.kind == "shared") != (self.share is not None):
+            raise ValueError(
+                "share: 'shared' needs the part of each GPU that a replica has; no other kind has one"
+            )
+        if self.share is None and (self.share_kappa is not None or self.interference is not None):
+            raise ValueError("'share_kappa' and 'interference' are of kind 'shared'")
+        return self
+
+
+class Autoscaler(Section):
+    """How many replicas a service has: those that answer what came in the last window, and what waits.
+
+    wanted = ceil((requests + waiting) / every / (utilisation x capacity)), within min and max. The capacity of a
+    replica is the rate of the largest batch of which two, one after the other, take no longer than the target.
+    """
+
+    every: Annotated[Span, Field(ge=0.1)] = (
+        30.0  # between two looks; also the windows of the service's records
+    )
+    utilisation: Annotated[Share, Field(gt=0, le=1)] = 0.7  # of the replicas' capacity, that it aims at
+    hold: Seconds = 300.0  # a replica goes when so long none was wanted in its place
+
+
+class Service(Section):
+    """A model that answers requests: batches as large as what waits, on replicas that come and go with the load."""
+
+    name: Annotated[str, Field(min_length=1)] = "service"  # in results
+    batch_latency: BatchLatency
+    requests: Requests
+    latency: LatencyTarget
+    replicas: Replicas = Replicas()
+    placement: ServicePlacement = ServicePlacement()
+    autoscaler: Autoscaler = Autoscaler()
+    queue_most: Count | None = None  # requests that may wait; more are turned away; none: all may
+
+    @property
+    def kept(self) -> int:
+        """Replicas that are there all the time."""
+        return self.replicas.max if self.placement.kind == "own" else self.replicas.min
+
+    @property
+    def share(self) -> float:
+        """Part of each of its GPUs that a replica has."""
+        return self.placement.share or 1.0

@@ -1,0 +1,117 @@
+"""One service: its queue, what it has answered, and how many replicas it wants."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from equipoise.policies.observation import Floats
+from equipoise.sim.randomness import stream
+from equipoise.sim.scenario.services import BatchLatency, Service
+from equipoise.sim.serving.queue import RequestQueue, Tally
+from equipoise.sim.serving.requests import RequestTimes
+
+
+def batch_times_s(spec: BatchLatency) -> Floats:
+    """Time (s) of a batch by its requests, (most + 1,): as measured with straight lines between, or a line."""
+    requests = np.arange(spec.largest + 1, dtype=np.float64)
+    if spec.measured:
+        sizes = sorted(spec.measured)
+        times = np.interp(requests, sizes, [spec.measured[size] for size in sizes])
+    else:
+        times = (spec.fixed or 0.0) + spec.per_request * requests
+    times[0] = 0.0
+    return times
+
+
+def capacity_per_s(batch_s: Floats, within_s: float, factor: float) -> float:
+    """Requests a second that a replica can answer in time, with batches `factor` times as long.
+
+    A request waits for the batch under way and is then part of the next: the largest batch of which two take no
+    longer than the target counts, at least a batch of one.
+    """
+    took_s = factor * batch_s
+    fits = np.flatnonzero(2.0 * took_s <= within_s)
+    best = max(1, int(fits[-1]) if fits.size else 1)
+    return float(best / took_s[best])
+
+
+@dataclass
+class Window:
+    """What happened to a service from `start_s` to `end_s`; rates, latencies and counts of that time."""
+
+    start_s: float
+    end_s: float
+    arrived: int
+    tally: Tally
+    waiting: int
+    replicas: int
+    wanted: int
+    gpu_s: float
+
+    def percentile_s(self, share: float) -> float:
+        """Latency that this share of its answers does not exceed; NaN without any."""
+        return self.tally.percentiles_s(share)[0]
+
+
+class ServiceState:
+    """A service while a run goes on. times: of its requests from a file, or None; begin_s: of the run."""
+
+    def __init__(self, spec: Service, seed: int, begin_s: float, times: Floats | None) -> None:
+        self.spec = spec
+        self.batch_s = batch_times_s(spec.batch_latency)
+        self.within_s = spec.latency.within_s
+        self.queue = RequestQueue(
+            self.batch_s, self.within_s, spec.queue_most or 0, spec.batch_latency.cov,
+            stream(seed, f"service:{spec.name}:batches"),
+        )  # fmt: skip
+        self.requests = RequestTimes(spec.requests, seed, spec.name, begin_s, times)
+        self.begin_s, self.windows = begin_s, 0
+        self.total, self.arrived = Tally(), 0
+        self.last: Window | None = None
+        self.wanted = spec.kept
+        self._earlier: deque[tuple[float, int]] = deque()  # (time, wanted) of the last looks
+
+    @property
+    def next_s(self) -> float:
+        """When the window under way ends."""
+        return self.begin_s + (self.windows + 1) * self.spec.autoscaler.every
+
+    def open_window(self) -> None:
+        """The next window begins; its requests are drawn."""
+        self._came = self.requests.window(self.next_s)
+        self.queue.open(self._came)
+
+    def close_window(self, now_s: float, replicas: int, gpu_s: float) -> Window:
+        """The window ends, at its end or with the run: what came of it."""
+        start_s = self.begin_s + self.windows * self.spec.autoscaler.every
+        tally = self.queue.take()
+        arrived = int(np.searchsorted(self._came, now_s))
+        window = Window(start_s, now_s, arrived, tally, self.queue.waiting, replicas, self.wanted, gpu_s)
+        self.total.add(tally)
+        self.arrived += arrived
+        self.windows += 1
+        self.last = window
+        return window
+
+    def replicas_for(self, requests_per_s: float, factor: float) -> int:
+        """Replicas that answer so many requests a second at the utilisation aimed at, within min and max."""
+        spec = self.spec
+        if spec.placement.kind == "own":
+            return spec.replicas.max
+        one = spec.autoscaler.utilisation * capacity_per_s(self.batch_s, self.within_s, factor)
+        needed = math.ceil(min(requests_per_s / one, 1e9))
+        return min(max(needed, spec.replicas.min), spec.replicas.max)
+
+    def look(self, window: Window, factor: float) -> None:
+        """Say how many replicas are wanted from now on; factor: of a replica's batches, in the mean."""
+        spec, now_s = self.spec, window.end_s
+        every_s = max(window.end_s - window.start_s, math.ulp(1.0))
+        now = self.replicas_for((window.arrived + window.waiting) / every_s, factor)
+        self._earlier.append((now_s, now))
+        while self._earlier[0][0] < now_s - spec.autoscaler.hold:
+            self._earlier.popleft()
+        self.wanted = max(count for _, count in self._earlier)

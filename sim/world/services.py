@@ -1,0 +1,488 @@
+"""Services in the world: their replicas take GPUs, from jobs if need be, and give them back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from simpy.events import Event
+
+from equipoise.policies.observation import Bools, Floats, Ints, Services, resize, writable
+from equipoise.policies.physics import speed_at
+from equipoise.sim.clock import Clock
+from equipoise.sim.cluster.cluster import Cluster, Holding
+from equipoise.sim.job.paces import typical_speed
+from equipoise.sim.ledger.meter import Meter
+from equipoise.sim.ledger.serving import ServingAccount
+from equipoise.sim.ledger.timeline import Timeline
+from equipoise.sim.scenario.model import Scenario, Service
+from equipoise.sim.serving.service import ServiceState, Window
+from equipoise.sim.world.allocate import Allocator
+from equipoise.sim.world.roster import Roster
+from equipoise.sim.world.stall import Stalled
+
+IDLE_S = 30 * 86400.0
+"""Jobs that wait for so long while none runs, beside services alone, wait for ever."""
+
+
+@dataclass(eq=False)
+class Replica:
+    """A copy of a service's model on GPUs of one node. booked_s: until when its account is complete."""
+
+    key: int  # of its holding
+    slot: int  # in the queue of its service
+    node: int
+    holding: Holding
+    booked_s: float
+    leaving: bool = False
+    busy_s: float = 0.0  # on batches, since its GPUs' utilisation was last asked for
+    asked_s: float = 0.0
+
+
+class Tenant:
+    """One service with its replicas, the oldest first, and what it has used."""
+
+    def __init__(self, state: ServiceState, cluster: Cluster, speed: Floats, scenario: Scenario) -> None:
+        self.state, self.spec = state, state.spec
+        self.speed = speed  # (GPU models,), of a replica relative to the stated time
+        self.allowed = allowed_gpus(self.spec, cluster)
+        self.replicas: list[Replica] = []
+        self.account = ServingAccount()
+        self.window_gpu_s = 0.0
+        self.taken = 0  # jobs stopped to make room
+        self.records: list[Window] = []
+
+    @property
+    def active(self) -> int:
+        """Replicas that stay."""
+        return sum(not replica.leaving for replica in self.replicas)
+
+
+class ServingWorld:
+    """All services of a run. event(): policies should look, as GPUs have come free or jobs have been stopped.
+
+    times: of requests from files, by name of the service; begin_s: of the run, when the services begin.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        clock: Clock,
+        cluster: Cluster,
+        roster: Roster,
+        allocator: Allocator,
+        meter: Meter,
+        usd_per_gpu_s: Floats,
+        timeline: Timeline | None,
+        event: Callable[[], None],
+        seed: int,
+        begin_s: float,
+        times: Mapping[str, Floats],
+    ) -> None:
+        self.clock, self.cluster, self.roster, self.allocator = clock, cluster, roster, allocator
+        self.meter, self.usd_per_gpu_s, self.timeline = meter, usd_per_gpu_s, timeline
+        self.event, self.restart, self.begin_s = event, scenario.restart, begin_s
+        self.tenants = [
+            Tenant(
+                ServiceState(spec, seed, begin_s, times.get(spec.name)), cluster, speeds(spec, scenario, cluster),
+                scenario,
+            )
+            for spec in scenario.services
+        ]  # fmt: skip
+        self.names = tuple(spec.name for spec in scenario.services)
+        self.table = Services(0, len(self.tenants))
+        self.short = False  # some service has fewer replicas than it wants
+        self._made = 0
+        self._idle_since_s = math.inf
+        if self.tenants:
+            clock.at(begin_s, self._begin)
+
+    def __bool__(self) -> bool:
+        return bool(self.tenants)
+
+    # -- replicas come and go ----------------------------------------------------------------------------------
+
+    def _begin(self, _: Event) -> None:
+        for tenant in self.tenants:
+            state = tenant.state
+            factor = 1.0 / float(tenant.speed.max())
+            state.wanted = state.replicas_for(state.requests.rate_per_s(self.begin_s), factor)
+            self._fill(tenant, ready_s=self.begin_s)
+            state.open_window()
+            self.clock.at(state.next_s, self._next_window(tenant))
+        self._note_shortage()
+
+    def _next_window(self, tenant: Tenant) -> Callable[[Event], None]:
+        def ended(_: Event) -> None:
+            """A window of the service ends, and the next begins."""
+            state = tenant.state
+            self._close(tenant)
+            state.look(tenant.records[-1], self._factor(tenant))
+            before = len(tenant.replicas), tenant.taken
+            self.look()
+            state.open_window()
+            self.clock.at(state.next_s, self._next_window(tenant))
+            if before != (len(tenant.replicas), tenant.taken):
+                self.event()
+            self._check_not_stalled()
+
+        return ended
+
+    def look(self) -> None:
+        """Give every service the replicas that it wants, as far as there are GPUs for them."""
+        for tenant in self.tenants:
+            self._fill(tenant)
+            over = tenant.active - tenant.state.wanted
+            if over > 0:
+                stay = [replica for replica in tenant.replicas if not replica.leaving]
+                for replica in reversed(stay[-over:]):
+                    self._leave(tenant, replica)
+        self._note_shortage()
+
+    def _note_shortage(self) -> None:
+        self.short = any(tenant.active < tenant.state.wanted for tenant in self.tenants)
+
+    def _fill(self, tenant: Tenant, ready_s: float | None = None, late_s: float = 0.0) -> None:
+        """Start replicas up to the number wanted; ready_s: at this time, else when they have started."""
+        spec, now_s = tenant.spec, self.clock._now
+        while tenant.active < tenant.state.wanted:
+            gpus, delay_s = self._room(tenant), late_s + spec.replicas.start
+            if gpus is None and spec.placement.preempt:
+                gpus, delay_s = self._take_back(tenant), delay_s + spec.placement.take_back
+            if gpus is None:
+                return
+            self._start(tenant, gpus, now_s + delay_s if ready_s is None else ready_s)
+
+    def _start(self, tenant: Tenant, gpus: Ints, ready_s: float) -> None:
+        self._made += 1
+        key, now_s = -self._made, self.clock._now
+        holding = self.cluster.book(key, gpus, np.full(len(gpus), tenant.spec.share))
+        replica = Replica(key, -1, int(holding.nodes[0]), holding, now_s, asked_s=now_s)
+        self._settle(tenant)
+        replica.slot = tenant.state.queue.add(ready_s, self._factor_of(tenant, replica))
+        tenant.replicas.append(replica)
+        self._changed(holding)
+
+    def _leave(self, tenant: Tenant, replica: Replica) -> None:
+        """A replica ends its batch and then gives back its GPUs."""
+        self._settle(tenant)
+        replica.leaving = True
+        done_s = tenant.state.queue.leave(replica.slot, self.clock._now)
+        if done_s <= self.clock._now:
+            self._give_back(tenant, replica)
+            return
+
+        def done(_: Event) -> None:
+            """The last batch is done."""
+            if replica in tenant.replicas:
+                self._settle(tenant)
+                self._give_back(tenant, replica)
+                self.event()
+
+        self.clock.at(done_s, done)
+
+    def _give_back(self, tenant: Tenant, replica: Replica) -> None:
+        tenant.state.queue.gone(replica.slot)
+        tenant.replicas.remove(replica)
+        self._changed(self.cluster.release(replica.key))
+
+    def _changed(self, holding: Holding) -> None:
+        """GPUs have changed hands: who shares them runs at another speed, and clocks may change."""
+        if holding.weight < holding.gpu.size:
+            for row, other in sorted(self.cluster.holding.items()):
+                if row >= 0 and np.isin(other.gpu, holding.gpu).any():
+                    self.roster.running_jobs[row].speed_changed()
+            self.neighbours_changed(holding.gpu)
+        if self.allocator.changed is not None:
+            self.allocator.changed()
+
+    # -- where to ----------------------------------------------------------------------------------------------
+
+    def _room(self, tenant: Tenant) -> Ints | None:
+        """Free GPUs of one node for a replica: where the least stays free beside it; None: there are none."""
+        gpus, spec = self.cluster.gpus, tenant.spec
+        rows = np.flatnonzero(tenant.allowed & (gpus.share_free >= spec.share - 1e-9))
+        node = gpus.node[rows]
+        count = np.bincount(node, minlength=len(self.cluster.nodes))[node]
+        if not (count >= spec.replicas.gpus).any():
+            return None
+        order = np.lexsort((rows, count, gpus.share_free[rows]))
+        return self._whole(spec, rows[order[count[order] >= spec.replicas.gpus]].tolist())
+
+    def _whole(self, spec: Service, rows: Sequence[int]) -> Ints | None:
+        """The first GPUs of `rows` that make a replica of one node."""
+        found: dict[int, list[int]] = {}
+        for gpu in rows:
+            chosen = found.setdefault(int(self.cluster.gpus.node[gpu]), [])
+            chosen.append(gpu)
+            if len(chosen) == spec.replicas.gpus:
+                gpus = np.array(sorted(chosen), dtype=np.int64)
+                if not self.cluster.any_mig or self.cluster.can_be_cut(gpus, np.full(len(gpus), spec.share)):
+                    return gpus
+                chosen.pop()
+        return None
+
+    def _take_back(self, tenant: Tenant) -> Ints | None:
+        """Stop jobs so that a replica has room in some node, and return its GPUs; None: nothing would help.
+
+        On each node those of the lowest priority go first, then those started last. The node is the one whose most
+        important victim matters least; then the one whose victims hold the fewest GPUs.
+        """
+        cluster, spec, columns = self.cluster, tenant.spec, self.roster.columns
+        on: dict[int, list[int]] = {}
+        for row, held in cluster.holding.items():
+            for node in held.nodes.tolist() if row >= 0 else ():
+                on.setdefault(node, []).append(row)
+        best: tuple[float, float, int] | None = None
+        chosen: list[int] = []
+        for node in sorted(on):
+            rows = sorted(
+                on[node], key=lambda row: (columns["priority"][row], -columns["started_s"][row], -row)
+            )
+            victims = self._victims(tenant, node, rows)
+            if victims is None:
+                continue
+            weight = math.fsum(cluster.holding[row].weight for row in victims)
+            cost = (float(max(columns["priority"][row] for row in victims)), weight, node)
+            if best is None or cost < best:
+                best, chosen = cost, victims
+        if best is None:
+            return None
+        for row in chosen:
+            job = self.roster.running_jobs[row]
+            saved = job.save_s <= spec.placement.take_back
+            self.allocator.stop(job, "preempted" if saved else "fault")
+            self.roster.preemptions[row] += saved
+        tenant.taken += len(chosen)
+        for tell in self.allocator.listeners.happened:
+            tell("taken_back", spec.name, float(len(chosen)), self.clock._now)
+        return self._on_node(tenant, best[2])
+
+    def _on_node(self, tenant: Tenant, node: int) -> Ints | None:
+        gpus = self.cluster.gpus
+        fits = tenant.allowed & (gpus.node == node) & (gpus.share_free >= tenant.spec.share - 1e-9)
+        rows = np.flatnonzero(fits)
+        return self._whole(tenant.spec, rows[np.lexsort((rows, gpus.share_free[rows]))].tolist())
+
+    def _victims(self, tenant: Tenant, node: int, rows: Sequence[int]) -> list[int] | None:
+        """The first of the jobs on a node that make room for a replica when they stop; None: all are not enough."""
+        cluster, spec = self.cluster, tenant.spec
+        if not cluster.up[node]:
+            return None
+        first, count = int(cluster.nodes.first_gpu[node]), int(cluster.nodes.gpus[node])
+        room = cluster.gpus.share_free[first : first + count].copy()
+        room[~tenant.allowed[first : first + count]] = -1.0
+        for k, row in enumerate(rows):
+            held = cluster.holding[row]
+            inside = (held.gpu >= first) & (held.gpu < first + count)
+            room[held.gpu[inside] - first] += held.share[inside]
+            if np.count_nonzero(room >= spec.share - 1e-9) >= spec.replicas.gpus:
+                return list(rows[: k + 1])
+        return None
+
+    # -- nodes ---------------------------------------------------------------------------------------------------
+
+    def node_lost(self, node: int) -> None:
+        """A node is about to go down: its replicas are gone, and their batches wait again."""
+        for tenant in self.tenants:
+            lost = [replica for replica in tenant.replicas if replica.node == node]
+            if lost:
+                self._settle(tenant)
+            for replica in lost:
+                self._give_back(tenant, replica)
+
+    def node_changed(self) -> None:
+        """A node has gone down or come back: make up for replicas that were lost."""
+        late_s = self.restart.detection
+        for tenant in self.tenants:
+            self._fill(tenant, late_s=late_s)
+        self._note_shortage()
+
+    def settle(self) -> None:
+        """Book everything up to now, at the clocks as they are."""
+        for tenant in self.tenants:
+            self._settle(tenant)
+
+    def speed_changed(self) -> None:
+        """Nodes run at other speeds: batches that begin from now on take another time."""
+        for tenant in self.tenants:
+            self._settle(tenant)
+            for replica in tenant.replicas:
+                tenant.state.queue.set_factor(replica.slot, self._factor_of(tenant, replica))
+
+    def neighbours_changed(self, gpus: Ints) -> None:
+        """Others have taken or left a part of these GPUs."""
+        for tenant in self.tenants:
+            beside = [replica for replica in tenant.replicas if np.isin(replica.holding.gpu, gpus).any()]
+            if beside:
+                self._settle(tenant)
+            for replica in beside:
+                if replica.slot >= 0:
+                    tenant.state.queue.set_factor(replica.slot, self._factor_of(tenant, replica))
+
+    def _factor_of(self, tenant: Tenant, replica: Replica) -> float:
+        """How much longer than stated a batch takes on a replica's GPUs now."""
+        cluster, place, node = self.cluster, tenant.spec.placement, replica.node
+        model = cluster.node_model[node]
+        speed = float(cluster.node_speed[node] / cluster.slow[node] * tenant.speed[model])
+        slowest = math.inf
+        accelerator = cluster.accelerators[model]
+        kappa, iota = place.share_kappa, place.interference
+        if kappa is None:
+            kappa = math.nan if accelerator.share_kappa is None else accelerator.share_kappa.value
+        if iota is None:
+            iota = 0.0 if accelerator.interference is None else accelerator.interference.value
+        for gpu, share in zip(replica.holding.gpu.tolist(), replica.holding.share.tolist(), strict=True):
+            own = 1.0 / cluster.gpu_time.item(gpu)
+            part = cluster.share_in_force(gpu, share)
+            if part < 1.0:
+                own *= speed_at(part, kappa)
+            if iota:
+                own /= 1.0 + iota * cluster.co_located(gpu, replica.key)
+            slowest = min(slowest, own)
+        return 1.0 / (speed * slowest)
+
+    def _factor(self, tenant: Tenant) -> float:
+        """Mean factor of a service's replicas; without any, on its fastest GPUs."""
+        factors = [self._factor_of(tenant, replica) for replica in tenant.replicas]
+        return math.fsum(factors) / len(factors) if factors else 1.0 / float(tenant.speed.max())
+
+    # -- accounts ------------------------------------------------------------------------------------------------
+
+    def _settle(self, tenant: Tenant) -> None:
+        """Answer requests up to now, and book what the replicas have held and done."""
+        now_s, queue = self.clock._now, tenant.state.queue
+        queue.advance(now_s)
+        for replica in tenant.replicas:
+            held_s, busy_s = now_s - replica.booked_s, queue.busy_s.item(replica.slot)
+            queue.busy_s[replica.slot] = 0.0
+            if held_s <= 0.0:
+                continue
+            weight = replica.holding.weight
+            drawn_j = tenant.account.book(
+                self.meter, self.usd_per_gpu_s, replica.node, held_s * weight, busy_s * weight
+            )
+            if self.timeline is not None:
+                self.timeline.served(replica.booked_s, now_s, held_s * weight, drawn_j)
+            tenant.window_gpu_s += held_s * weight
+            replica.busy_s += busy_s
+            replica.booked_s = now_s
+
+    def _close(self, tenant: Tenant) -> None:
+        self._settle(tenant)
+        window = tenant.state.close_window(self.clock._now, tenant.active, tenant.window_gpu_s)
+        tenant.window_gpu_s = 0.0
+        tenant.records.append(window)
+
+    def close(self, end_s: float) -> None:
+        """The run has ended: book everything up to now."""
+        for tenant in self.tenants:
+            if end_s > self.begin_s:
+                self._close(tenant)
+
+    def add_utilisation(self, busy: Floats, now_s: float) -> None:
+        """Add the busy share of each GPU since this was last asked, to (gpus,)."""
+        self.settle()
+        for tenant in self.tenants:
+            for replica in tenant.replicas:
+                passed_s = now_s - replica.asked_s
+                if passed_s > 0.0:
+                    np.add.at(busy, replica.holding.gpu, replica.holding.share * replica.busy_s / passed_s)
+                replica.busy_s, replica.asked_s = 0.0, now_s
+
+    @property
+    def replicas(self) -> int:
+        """Replicas of all services."""
+        return sum(len(tenant.replicas) for tenant in self.tenants)
+
+    @property
+    def can_shrink(self) -> bool:
+        """Whether some service may give back GPUs later."""
+        return any(len(tenant.replicas) > tenant.spec.kept for tenant in self.tenants)
+
+    def _check_not_stalled(self) -> None:
+        """Raise Stalled when jobs have waited very long and none ran."""
+        roster, now_s = self.roster, self.clock._now
+        if roster.running or not roster.waiting:
+            self._idle_since_s = math.inf
+            return
+        self._idle_since_s = min(self._idle_since_s, now_s)
+        if now_s - self._idle_since_s > IDLE_S:
+            name = roster.demand.name[int(roster.waiting.rows[0])]
+            raise Stalled(
+                f"job {name} and {len(roster.waiting) - 1} more wait, none has run for "
+                f"{IDLE_S / 86400:g} days: the services leave too few GPUs"
+            )
+
+    # -- what policies see -----------------------------------------------------------------------------------------
+
+    def observed(self) -> Services:
+        """The services as of now; what was measured is of the last window."""
+        table = self.table
+        resize(table, len(self.tenants))
+        for k, tenant in enumerate(self.tenants):
+            window, spec = tenant.state.last, tenant.spec
+            for name, value in (
+                ("replicas", tenant.active),
+                ("wanted", tenant.state.wanted),
+                ("replicas_min", spec.kept),
+                ("replicas_max", spec.replicas.max),
+                ("gpus_per_replica", spec.replicas.gpus),
+                ("gpu_share", spec.share),
+                ("latency_target_s", spec.latency.within_s),
+                ("target_ratio", spec.latency.share),
+            ):
+                writable(table, name)[k] = value
+            if window is not None:
+                passed_s = max(window.end_s - window.start_s, math.ulp(1.0))
+                answered = window.tally.served + window.tally.refused
+                writable(table, "requests_per_s")[k] = window.arrived / passed_s
+                writable(table, "waiting")[k] = window.waiting
+                writable(table, "latency_p99_s")[k] = window.percentile_s(0.99)
+                writable(table, "goodput_ratio")[k] = window.tally.within / answered if answered else math.nan
+        return table
+
+
+def allowed_gpus(spec: Service, cluster: Cluster) -> Bools:
+    """Whether a service may use each GPU, (gpus,)."""
+    groups = cluster.groups
+    on = np.array(
+        [not spec.placement.on or bool({g.name, g.accelerator} & set(spec.placement.on)) for g in groups]
+    )
+    allowed: Bools = on[cluster.gpus.node]
+    return allowed
+
+
+def reference(spec: Service, cluster: Cluster) -> str:
+    """The accelerator that the stated times of a service are of."""
+    if spec.batch_latency.of is not None:
+        return spec.batch_latency.of
+    allowed = allowed_gpus(spec, cluster)
+    return cluster.gpu_models[int(cluster.gpus.model[int(np.argmax(allowed))])]
+
+
+def speeds(spec: Service, scenario: Scenario, cluster: Cluster) -> Floats:
+    """Speed of a service on each GPU model of the cluster, relative to the one that its times are of.
+
+    As data sheets have it, see `typical_speed`; 1 where node groups have a `speed` of their own.
+    """
+    if any(group.speed != 1.0 for group in scenario.cluster.groups):
+        return np.ones(len(cluster.gpu_models))
+    base = cluster.profile.accelerator(reference(spec, cluster))
+    return np.array([typical_speed(accelerator, base) for accelerator in cluster.accelerators])
+
+
+def service_notes(scenario: Scenario, cluster: Cluster) -> Iterator[str]:
+    """A line on each service whose times on some GPU model are guessed."""
+    for spec in scenario.services:
+        models = sorted(set(cluster.gpus.model[allowed_gpus(spec, cluster)].tolist()))
+        found = speeds(spec, scenario, cluster)
+        guessed = [k for k in models if found[k] != 1.0]
+        if guessed:
+            ratios = ", ".join(f"{cluster.gpu_models[k]} {found[k]:.2f}" for k in guessed)
+            yield (
+                f"service {spec.name}: its times are of {reference(spec, cluster)}; speeds elsewhere are guessed "
+                f"from data sheets ({ratios}): give a speed of each node group, or placement.on"
+            )
