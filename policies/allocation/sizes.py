@@ -8,6 +8,10 @@ it waits, and a change costs its restart. SciPy is loaded when first used.
 
 from __future__ import annotations
 
+import ctypes
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,6 +42,26 @@ class Choices:
     worth: Floats
 
 
+@contextmanager
+def _nothing_printed() -> Iterator[None]:
+    """Standard output is for results: HiGHS prints a line on it now and then, whatever its options say."""
+    try:
+        kept = os.dup(1)
+    except OSError:  # it is closed
+        yield
+        return
+    c, null = ctypes.CDLL(None), os.open(os.devnull, os.O_WRONLY)
+    c.fflush(None)
+    os.dup2(null, 1)
+    try:
+        yield
+    finally:
+        c.fflush(None)
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(null)
+
+
 def best_sizes(
     gpus: Ints, model: Ints, worth: Floats, index: Ints, must: Bools, room: Ints, limit_s: float
 ) -> Bools:
@@ -52,16 +76,17 @@ def best_sizes(
     n, jobs = len(gpus), len(must)
     one = csr_array((np.ones(n), (index, np.arange(n))), shape=(jobs, n))
     held = csr_array((gpus.astype(np.float64), (model, np.arange(n))), shape=(len(room), n))
-    solved = milp(
-        -worth,
-        integrality=np.ones(n, dtype=np.int64),
-        bounds=Bounds(0.0, 1.0),
-        constraints=[
-            LinearConstraint(one, lb=must.astype(np.float64), ub=1.0),
-            LinearConstraint(held, ub=room),
-        ],
-        options={"time_limit": limit_s},
-    )
+    with _nothing_printed():
+        solved = milp(
+            -worth,
+            integrality=np.ones(n, dtype=np.int64),
+            bounds=Bounds(0.0, 1.0),
+            constraints=[
+                LinearConstraint(one, lb=must.astype(np.float64), ub=1.0),
+                LinearConstraint(held, ub=room),
+            ],
+            options={"time_limit": limit_s},
+        )
     if solved.status == 1:
         raise TimeoutError(f"no optimum within {limit_s} s")
     if solved.x is None:
