@@ -45,7 +45,10 @@ def plain_numbers(parser: ArgumentParser) -> None:
 
 
 def _hint(text: str) -> str:
-    return "; write it without '_'" if _FLOAT.fullmatch(text.replace("_", "")) else ""
+    for mark in ("_", ","):
+        if mark in text and _FLOAT.fullmatch(text.replace(mark, "")):
+            return f"; write it without {mark!r}"
+    return ""
 
 
 def _shown(text: str) -> str:

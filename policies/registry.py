@@ -70,6 +70,8 @@ def stage_class(name: str) -> type[Stage]:
     if name not in found:
         close = difflib.get_close_matches(name.lower(), found, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(found))}"
+        if "," in name:
+            hint = f"stages are joined by +: {'+'.join(part.strip() for part in name.split(','))}"
         raise PolicyError(f"unknown stage {name!r}; {hint}")
     module, _, attribute = found[name].partition(":")
     from equipoise.policies.contract import Stage  # loads Numba, which names of stages do without

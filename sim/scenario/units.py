@@ -23,6 +23,7 @@ _NUMBER = re.compile(
     r"\s*([-+]?(?:[0-9]{1,40}(?:\.[0-9]{0,40})?|\.[0-9]{1,40})(?:[eE][-+]?[0-9]{1,3})?)"
     r"\s*((?:(?:1/|[^\d\s_]).*?)?)\s*"
 )
+_DOLLARS = re.compile(r"\s*\$\s*([0-9.]+)\s*([kM]?)((?:/.*)?)\s*")
 _SI = {"": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 _PER = {"s": Fraction(1), "min": Fraction(60), "h": Fraction(3600), "d": Fraction(86400)}
 _KWH = Fraction(3_600_000)  # J
@@ -101,7 +102,9 @@ class Quantity:
         if 0.0 < abs(result) < SMALLEST:
             raise ValueError(f"{shown} is too small, {self.noun} must be at least {SMALLEST:g} {self.base}")
         if result > self.high:
-            raise ValueError(f"{shown} is too large, {self.noun} must be at most {self.high:g}")
+            meant = _percent(value) if "%" in self.factors else None
+            hint = "" if meant is None else f"; {meant:g} per cent is '{meant:g} %'"
+            raise ValueError(f"{shown} is too large, {self.noun} must be at most {self.high:g}{hint}")
         return result
 
     def implausible(self, value: float, limits: tuple[float, float] | None = None) -> str:
@@ -117,9 +120,12 @@ class Quantity:
         return f"{value:g} {self.base} is implausibly {word}; {hint}"
 
     def _of_text(self, text: str) -> float:
-        match = _NUMBER.fullmatch(text)
+        before = _DOLLARS.fullmatch(text)
+        match = _NUMBER.fullmatch(text if before is None else f"{before[1]} {before[2]}${before[3]}")
         if match is None or ":" in match[2]:
             raise ValueError(f"{text!r} is not {self.noun}; {self._wanted()}")
+        if match[2].startswith(","):
+            raise ValueError(f"{text!r}: numbers are written without ',', and with '.' before decimals")
         number, unit = Fraction(match[1]), match[2]
         if unit and unit not in self.factors:
             raise ValueError(self._wrong_unit(text, unit))
@@ -155,6 +161,13 @@ class Quantity:
             number["maximum"] = self.high
         text = {"type": "string", "examples": [self.example]}
         return {"anyOf": [number, text], "description": f"{self.base}, or text such as {self.example}"}
+
+
+def _percent(value: object) -> float | None:
+    """A number from 1 to 100 that was probably meant in per cent, else None."""
+    match = _NUMBER.fullmatch(str(value))
+    number = float(match[1]) if match is not None and not match[2] else math.nan
+    return number if 1.0 < number <= 100.0 else None
 
 
 def _shown(value: object) -> str:
@@ -208,6 +221,8 @@ def _money_units(per: Mapping[str, Fraction]) -> dict[str, Fraction]:
     return {f"{c}/{t}": 1 / f for c in ("USD", "$") for t, f in per.items()}
 
 
+_COUNTS = {"k": Fraction(1000), "M": Fraction(10**6)}
+"""As money is written: `30k` is 30 kUSD."""
 MAX_TIME_S = 1e12
 """Beyond it (30,000 years) a float64 no longer tells milliseconds apart."""
 
@@ -262,7 +277,7 @@ PRICE = Quantity(
     "a price",
     "USD/h",
     "2.1 USD/h",
-    _money_units({"h": Fraction(1), "d": Fraction(24)}),
+    _money_units({"h": Fraction(1), "hour": Fraction(1), "d": Fraction(24)}),
     high=1e15,
     plausible=(1e-3, 1e4),
 )
@@ -275,7 +290,7 @@ TARIFF = Quantity(
     plausible=(1e-10, 1e-6),
 )
 MONEY = Quantity(
-    "an amount of money", "USD", "30 kUSD", _prefixed("USD", "$"), high=1e18, plausible=(1e-2, 1e12)
+    "an amount of money", "USD", "30 kUSD", _prefixed("USD", "$") | _COUNTS, high=1e18, plausible=(1e-2, 1e12)
 )
 STORAGE_PRICE = Quantity(
     "a storage price",

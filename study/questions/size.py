@@ -8,6 +8,7 @@ by its price or by its power is not run at all.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -41,6 +42,7 @@ from equipoise.study.runs.variants import policy_text
 
 Objective = Literal["nodes", "price", "cost"]
 _ROOM = 1e-9
+_RANGE = re.compile(r"\s*\d+\s*(?:-|to)\s*\d+\s*")  # 4-8 is no value of any key
 SIZES_MOST = 10_000
 """Sizes to choose from; each is read and checked before the first is run."""
 
@@ -405,6 +407,6 @@ def read_vary(text: str) -> tuple[str, list[Any]]:
             if (many := (high - low) // step + 1) > SIZES_MOST:
                 raise InputError([f"--vary {text!r}: {many:,} sizes; at most {SIZES_MOST:,} are possible"])
             return key.strip(), list(range(low, high + 1, step))
-    elif equals and key and values.strip() and ".." not in values:
+    elif equals and key and values.strip() and ".." not in values and not _RANGE.fullmatch(values):
         return key.strip(), [value.strip() for value in values.split(",")]
     raise InputError([f"--vary {text!r}: write KEY=LOW:HIGH, KEY=LOW:HIGH:STEP or KEY=A,B,C"])

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from fractions import Fraction
 
 import numpy as np
@@ -31,7 +32,8 @@ from equipoise.sim.scenario.units import (
     format_usd,
 )
 
-_MONEY = {"USD": Fraction(1), "$": Fraction(1), "kUSD": Fraction(1000), "MUSD": Fraction(10**6)}
+_MONEY = {f"{p}{unit}": Fraction(10**n) for p, n in (("", 0), ("k", 3), ("M", 6)) for unit in ("USD", "$")}
+_MONEY |= {"k": Fraction(1000), "M": Fraction(10**6)}
 USD = Quantity("an amount of money", "USD", "5000 USD", _MONEY)
 _JOULES = {f"{prefix}J": Fraction(10**power) for prefix, power in (("", 0), ("k", 3), ("M", 6), ("G", 9))}
 _WATT_HOURS = {f"{p}Wh": Fraction(3600 * 10**power) for p, power in (("", 0), ("k", 3), ("M", 6), ("G", 9))}
@@ -111,7 +113,7 @@ def read_target(text: str) -> Target:
     """A target such as `completion_p95<=2h`. Raises InputError with what is allowed."""
     match = re.fullmatch(r"\s*([a-z0-9_]+)\s*(?:\[([^\]]+)\])?\s*(<=|>=|=<|=>|≤|≥|<|>)\s*(.+?)\s*", text)
     if match is None or match[1] not in MEASURES:
-        raise InputError([f"target {text!r}: write NAME<=VALUE or NAME>=VALUE; names: {', '.join(MEASURES)}"])
+        raise InputError([f"target {text!r}: {_wanted(text)}"])
     measure = MEASURES[match[1]]
     if match[2] is not None:
         if not re.search(r"_p\d\d_s$|^service_", measure.key):
@@ -134,6 +136,17 @@ def read_target(text: str) -> Target:
     of = f"[{match[2].strip()}]" if match[2] else ""
     value = match[4].replace(" ", "")
     return Target(measure, at_most, limit, f"{match[1]}{of}{'<=' if at_most else '>='}{value}", doubt)
+
+
+def _wanted(text: str) -> str:
+    """How a target is written, with the name that was probably meant."""
+    name = re.match(r"[\w -]+", text.strip())
+    spelled = re.sub(r"[\s-]+", "_", name[0].strip()) if name is not None else ""
+    close = get_close_matches(spelled.lower().replace("waiting", "wait"), MEASURES, n=1)
+    names = f"names: {', '.join(MEASURES)}"
+    if close and not text.strip().startswith(close[0]):
+        names = f"did you mean {close[0]!r}?"
+    return f"write NAME<=VALUE or NAME>=VALUE; {names}"
 
 
 def price_usd_per_h(scenario: Scenario, profile: HardwareProfile) -> float:

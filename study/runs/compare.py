@@ -25,6 +25,7 @@ from equipoise.policies.registry import make_policy
 from equipoise.sim.record import WASTE, Run, data_frame
 from equipoise.sim.run import is_random, run, trace_of
 from equipoise.sim.scenario.model import Scenario
+from equipoise.sim.scenario.units import format_share
 from equipoise.sim.traces.trace import Trace
 from equipoise.study.bounds import Bound, lower_bound
 from equipoise.study.display import METRICS, SERVING, WHERE_BOUND
@@ -94,6 +95,10 @@ class Result:
             "metrics": dict(self.metrics),
             "totals": dict(self.totals),
         }
+
+
+ENOUGH = 0.8
+"""Share of the time that GPUs compute on a cluster that suits its jobs."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -297,7 +302,7 @@ def _comparison(
         level = until.level
     return Comparison(
         scenario.name, policies, tuple(dict.fromkeys(o.seed for o in orders)), results, bound,
-        (*notes, *_notes(results)), level, precision, failures, is_random(scenario),
+        (*notes, *_never_waits(results), *_notes(results)), level, precision, failures, is_random(scenario),
     )  # fmt: skip
 
 
@@ -317,6 +322,22 @@ def _check(given: Sequence[AnyPolicy], seeds: int, jobs_parallel: int, until: Un
     if until is not None:
         check_metric(until)
         check_policies(until, policies)
+
+
+def _never_waits(results: Sequence[Result]) -> list[str]:
+    """A line where no order of the queue can matter, because there never is one."""
+    known = [result.metrics for result in results]
+    if len({r.policy for r in results}) < 2 or any(
+        m["queueing_mean_s"] > 0 or not m["jobs"] > 1 for m in known
+    ):
+        return []
+    gpus, busy = results[0].totals.get("gpus", math.nan), known[0]["gpu_busy_ratio"]
+    if not (gpus > 1 and busy < ENOUGH):
+        return []
+    return [
+        f"no job ever waits: the {gpus:.0f} GPUs compute {format_share(busy)} of the time; "
+        f"{max(1, math.ceil(gpus * busy / ENOUGH))} would {format_share(ENOUGH)}"
+    ]
 
 
 def _notes(results: Sequence[Result]) -> list[str]:

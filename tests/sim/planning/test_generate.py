@@ -24,6 +24,7 @@ from equipoise.sim.traces.trace import make_trace
 from equipoise.study.questions.workload import compared, fitted
 
 LOGNORMAL = {"kind": "lognormal", "median": "1 h", "sigma": 1.6, "low": "60 s", "high": "5 d"}
+PHILLY = Path(__file__).resolve().parents[4] / "shared" / "data" / "traces" / "philly_jobs.csv.gz"
 MIX = {1: 45, 2: 15, 4: 15, 8: 17, 16: 5, 32: 2, 64: 1}
 
 
@@ -150,6 +151,22 @@ def test_jobs_drawn_from_a_fit_wait_as_those_of_the_trace():
     for one in compared(scenario, trace, ("fifo", "easy", "sjf"), 5):
         tight = 0.15 if one.quantity == "duration" else 0.35
         assert one.drawn == pytest.approx(one.trace, rel=tight, abs=60.0), one
+
+
+@pytest.mark.long
+@pytest.mark.shared_data
+@pytest.mark.skipif(not PHILLY.is_file(), reason="a public trace that is not part of the project")
+def test_jobs_like_those_of_a_virtual_cluster_wait_as_its_jobs_do():
+    trace = read_trace(PHILLY, clusters=("7f04ca",))
+    like = {"file": str(PHILLY), "clusters": ["7f04ca"], "redraw": {}}
+    scenario = from_mapping({
+        "schema_version": 1, "name": "like", "cluster": {"gpus": 106}, "workload": {"trace": like},
+    })  # fmt: skip
+    waits = [one for one in compared(scenario, trace, ("fifo", "easy", "sjf"), 5) if "wait" in one.quantity]
+    assert len(waits) == 6
+    for one in waits:
+        assert one.drawn == pytest.approx(one.trace, rel=0.15), one
+        assert one.spread > 0.0  # other jobs on each seed
 
 
 def test_the_command_writes_a_scenario_that_runs(tmp_path, capsys):

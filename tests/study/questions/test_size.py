@@ -387,3 +387,32 @@ def test_what_can_be_had_bounds_the_sizes(tmp_path):
             read_supply(wrong)
     with pytest.raises(InputError, match="'h100' is no accelerator"):
         best("makespan<=2h", "h100=8")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("wait p95<=1h", "write NAME<=VALUE or NAME>=VALUE; did you mean 'wait_p95'?"),
+        ("waiting_p95<=1h", "did you mean 'wait_p95'?"),
+        ("Makespan<=3d", "did you mean 'makespan'?"),
+        ("makespan==3d", "write NAME<=VALUE or NAME>=VALUE; names: makespan, "),
+        ("goodput>=50", "50 per cent is '50 %'"),
+        ("cost<=5,000 USD", "numbers are written without ','"),
+    ],
+)
+def test_a_target_in_other_words_is_answered_with_the_right_ones(text, says):
+    with pytest.raises(InputError) as wrong:
+        read_target(text)
+    assert len(wrong.value.lines) == 1
+    assert says in wrong.value.lines[0]
+
+
+def test_money_of_a_target_as_it_is_written():
+    assert [read_target(f"cost<={text}").limit for text in ("5k", "$5000", "$5k", "5 kUSD")] == [5000.0] * 4
+
+
+def test_a_range_is_written_with_a_colon():
+    assert read_vary("a.0.count=4..6") == read_vary("a.0.count=4:6") == ("a.0.count", [4, 5, 6])
+    for text in ("4-8", "4 to 8"):
+        with pytest.raises(InputError, match="write KEY=LOW:HIGH"):
+            read_vary(f"a.0.count={text}")

@@ -11,6 +11,7 @@ from scipy.stats import ttest_rel
 
 from equipoise.policies.registry import PolicyError, make_policy
 from equipoise.sim.job.account import Use
+from equipoise.sim.loading.file import from_mapping
 from equipoise.sim.record import Run
 from equipoise.sim.run import RunFailed
 from equipoise.sim.scenario.model import Scenario
@@ -287,3 +288,16 @@ def test_a_failure_while_compiling_does_not_stop_the_runs(monkeypatch, tmp_path)
         found = compare(scenario(), ["fifo", "sjf"], 1, jobs_parallel=processes)
         assert found.as_csv() == alone.as_csv()
     assert not list(tmp_path.iterdir())
+
+
+def test_a_comparison_in_which_no_job_waits_says_so():
+    jobs = [{"gpus": 2, "duration": "1 h", "count": 2, "spacing": "1 h"}]
+    idle, busy = case_of({"gpus": 20}, jobs), case_of({"gpus": 3}, jobs * 2)
+    told = "no job ever waits: the 20 GPUs compute 10 % of the time; 3 would 80 %"
+    assert told in compare(idle, ["fifo", "sjf"], 1).notes
+    assert not any("ever waits" in note for note in compare(idle, ["fifo"], 1).notes)
+    assert not any("ever waits" in note for note in compare(busy, ["fifo", "sjf"], 1).notes)
+
+
+def case_of(cluster, jobs):
+    return from_mapping({"schema_version": 1, "name": "x", "cluster": cluster, "workload": {"jobs": jobs}})
