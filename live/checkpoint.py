@@ -36,6 +36,7 @@ def save(parts: Parts, stepping: Stepping) -> dict[str, Any]:
         "format": FORMAT,
         "round": stepping.round,
         "interval": parts.local.interval,
+        "far_every": parts.local.far_every,
         "sampler": json.dumps(sampler.state()),
         "policy": control.broadcast(policy if leader is not None else None).decode(),
         "random": json.dumps(control.gather_text(randomness.state(parts.device))),
@@ -53,7 +54,7 @@ def load(parts: Parts, stepping: Stepping, state: Mapping[str, Any]) -> None:
     sampler = stepping.dealt()
     sampler.load(json.loads(state["sampler"]))
     stepping.round = stepping.first = sampler.trained
-    parts.local.reset(state["interval"])
+    parts.local.reset(state["interval"], state.get("far_every", 1))
     if parts.agreement.leader is not None:
         parts.agreement.leader.load(json.loads(state["policy"]))
     states, rank = json.loads(state["random"]), parts.group.rank

@@ -189,7 +189,7 @@ spec:
   podFailurePolicy:
     rules:
       - action: Ignore
-        onPodConditions: [{{type: DisruptionTarget}}]
+        onPodConditions: [{{type: DisruptionTarget, status: "True"}}]
   template:
     metadata:
       labels: {{app: {label}}}

@@ -185,6 +185,11 @@ class Options:
                 f"batch_max: {self.batch_max} is not allowed, at least the global_batch of {self.global_batch} is"
             )
 
+    @property
+    def may_step_alone(self) -> bool:
+        """Whether a plan may ask for local steps."""
+        return self.mode == "act" and "interval" in self.allow and not math.isnan(self.drift)
+
     def common(self) -> dict[str, Any]:
         """What must be the same on every rank, because each deals and counts for itself."""
         return {name: getattr(self, name) for name in _COMMON}

@@ -254,8 +254,8 @@ class Runtime(Status):
     def _leave(self) -> tuple[Replica, int]:
         parts = self._parts
         parts.agreement.flush(parts.meter)
-        alone = parts.local.interval > 1 and parts.local.done > 0
-        return rebuild.local_state(parts.model) if alone else None, self._stepping.dealt().boundary
+        apart = parts.local.has_apart
+        return rebuild.local_state(parts.model) if apart else None, self._stepping.dealt().boundary
 
     def _agree(self, replica: Replica, boundary: int) -> None:
         parts, sampler = self._parts, self._stepping.dealt()

@@ -66,7 +66,7 @@ class Stepping:
         group, reduction = self._parts.group, self._parts.options.loss_reduction
         weights = self._weigh(current)
         mine, total = weights[group.rank], sum(weights)
-        if self._parts.local.interval == 1:
+        if not self._parts.local.alone:
             return contribution_scale(mine, total, group.ranks, reduction)
         if mine == 0:
             return 0.0
@@ -128,14 +128,16 @@ class Stepping:
         local, meter = parts.local, parts.meter
         weights = self._weigh(current)
         local.count(weights)
-        stepped, alone = meter.count(current.samples, weights, stepped), local.interval > 1
+        stepped, alone = meter.count(current.samples, weights, stepped), local.alone
         sampler.finish(stepped)
-        exchanged = stepped and (not alone or local.will_exchange(current.last))
-        with meter.exchanging() if exchanged and alone else contextlib.nullcontext():
+        exchanges = stepped and (not alone or local.will_exchange(current.last))
+        exchanged = exchanges and (not alone or local.will_meet(current.last))
+        with meter.exchanging() if exchanges and alone else contextlib.nullcontext():
             met = stepped and local.step(current.last)
         meter.end(
-            self.round - self.first, current.samples[parts.group.rank], exchanged=exchanged, local=alone
-        )
+            self.round - self.first, current.samples[parts.group.rank], exchanged=exchanged, local=alone,
+            near=exchanges and not exchanged,
+        )  # fmt: skip
         self.round, self._last_weights = self.round + 1, weights
         if met:
             sampler.commit()
@@ -151,7 +153,8 @@ class Stepping:
         asked = self.resize_to is not None
         if self._begun_at is None and (asked or parts.meter.rounds >= parts.options.decide_every):
             parts.agreement.report(
-                parts.meter, self.dealt(), interval=parts.local.interval, gpu_share=parts.share.share,
+                parts.meter, self.dealt(), intervals=(parts.local.interval, parts.local.far_every),
+                gpu_share=parts.share.share,
                 trained=self.round,
             )  # fmt: skip
             self._begun_at = self.round
@@ -185,7 +188,8 @@ class Stepping:
             return
         if change.shares is not None or change.moves or change.order is not None:
             self.dealt().schedule(change)
-        if change.interval is not None:
-            self._parts.local.change(change.interval)
+        local = self._parts.local
+        if change.interval is not None or change.far_every is not None:
+            local.change(change.interval or local.interval, change.far_every or local.far_every)
         if change.gpu_share is not None:
             self._parts.share.set(change.gpu_share[self._parts.group.rank])

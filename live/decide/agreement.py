@@ -74,7 +74,13 @@ class Agreement:
         return sum(place.host == places[self._group.rank].host for place in places)
 
     def report(
-        self, meter: RoundMeter, sampler: ShareSampler, *, interval: int, gpu_share: float, trained: int
+        self,
+        meter: RoundMeter,
+        sampler: ShareSampler,
+        *,
+        intervals: tuple[int, int],
+        gpu_share: float,
+        trained: int,
     ) -> None:
         """Tell rank 0 of the rounds up to the `trained`th: the policy begins to think about them. Collective."""
         with self._recorder.holding():  # not beyond: who leads the next group reads the last decision
@@ -89,7 +95,7 @@ class Agreement:
                 pack((*own, *(device[n] for n in GPU_COLUMNS)), rows, data)
             )
             if self.leader is not None and gathered is not None:
-                self.leader.begin(gathered, infos, sampler, interval)
+                self.leader.begin(gathered, infos, sampler, intervals)
                 self.leader.show(trained)
             sampler.refused.clear()
 

@@ -173,17 +173,21 @@ class Leader:
             self.recorder.event("policy-warm-up-failed", problem=problem)
 
     def begin(
-        self, gathered: Floats, rounds: Sequence[RoundInfo], sampler: ShareSampler, interval: int
+        self, gathered: Floats, rounds: Sequence[RoundInfo], sampler: ShareSampler, intervals: tuple[int, int]
     ) -> None:
-        """Take in what the ranks report, and let the policy think about it."""
+        """Take in what the ranks report, and let the policy think about it.
+
+        `intervals`: local steps per exchange, and exchanges per exchange of all ranks.
+        """
         world = self.world
         header, reports, rows = unpack(gathered, 0 if world.data is None else world.data.length)
         if world.data is not None:
             world.data.update(reports, [place.host for place in world.active])
-        world.interval, world.deal, world.shares = interval, sampler.deal, sampler.planned_shares()
+        world.interval, world.far_every = intervals
+        world.deal, world.shares = sampler.deal, sampler.planned_shares()
         world.batch = sampler.planned_batch()
         world.samples_done += int(np.nansum(rows[:, :, SAMPLES]))
-        window = measure(rows, [r.exchanged for r in rounds])
+        window = measure(rows, [r.exchanged for r in rounds], [r.near for r in rounds], world.near)
         self._gradients(rows, rounds)
         self._refused_late(sampler.refused, header["gpu_share"])
         world.shares_of_gpu = header["gpu_share"]
@@ -350,6 +354,7 @@ class Leader:
             "equipoise_exchange_seconds": seen.window.exchange_s,
             "equipoise_throughput_samples_per_second": seen.window.throughput(),
             "equipoise_sync_interval": float(self.world.interval),
+            "equipoise_far_every": float(self.world.far_every),
             "equipoise_noise_scale_samples": seen.noise_scale,
             "equipoise_decisions_total": float(self.decisions),
             "equipoise_decision_failures_total": float(self.failures),

@@ -24,6 +24,7 @@ METRICS = {
     "equipoise_exchange_seconds": ("gauge", "One exchange beyond what backward hides."),
     "equipoise_throughput_samples_per_second": ("gauge", "Samples trained per second by all ranks."),
     "equipoise_sync_interval": ("gauge", "Local steps per exchange."),
+    "equipoise_far_every": ("gauge", "Exchanges per exchange of all ranks, not of near ones only."),
     "equipoise_noise_scale_samples": ("gauge", "Gradient noise scale."),
     "equipoise_decisions_total": ("counter", "Decisions made."),
     "equipoise_decision_failures_total": ("counter", "Decisions that failed or were late."),

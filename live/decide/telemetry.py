@@ -156,6 +156,7 @@ def _line(values: Sequence[float], info: RoundInfo) -> dict[str, Any]:
         "exchanged": info.exchanged,
         "local": info.local,
         "ranks": len(info.window),
+        **({"near": True} if info.near else {}),
         **({"paused": True} if info.paused else {}),
     }
     return {**head, **dict(zip(COLUMNS, values, strict=True))}

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.live.train.rounds import COMPUTE, SAMPLES, STALL, TAIL, UPDATE
-from equipoise.policies.observation import Floats
+from equipoise.policies.observation import Floats, Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,7 @@ class Window:
     response_s_per_sample: Floats
     exchange_s: float  # per exchange, beyond what backward hides
     exchanges: int
+    near_exchange_s: float = float("nan")  # per exchange of near ranks
 
     @classmethod
     def unknown(cls, ranks: int) -> Window:
@@ -68,8 +69,15 @@ class Telemetry:
         return cls(Window.unknown(ranks), nothing, nothing, nothing)
 
 
-def measure(rows: NDArray[np.float64], exchanged: list[bool]) -> Window:
-    """Summarise `rows` (ranks, rounds, columns); `exchanged[k]`: round k ended in an exchange.
+def measure(
+    rows: NDArray[np.float64],
+    exchanged: list[bool],
+    near: list[bool] | None = None,
+    group: Ints | None = None,
+) -> Window:
+    """Summarise `rows` (ranks, rounds, columns); `exchanged[k]`: round k ended in an exchange of all ranks.
+
+    `near[k]`: it ended in one of near ranks; `group` (ranks,) says who is near whom.
 
     The last rank to arrive at an exchange does not wait: the shortest tail is the exchange, what a rank's
     own tail exceeds it by is waiting. Clocks of different ranks are never compared. Rounds in which some
@@ -78,13 +86,20 @@ def measure(rows: NDArray[np.float64], exchanged: list[bool]) -> Window:
     ranks = rows.shape[0]
     whole = np.isfinite(rows[:, :, SAMPLES : UPDATE + 1]).all(axis=(0, 2))
     rows, ends = rows[:, whole], np.array(exchanged, dtype=bool)[whole]
+    apart = np.zeros(rows.shape[1], dtype=np.bool_)
+    if near is not None and group is not None:
+        apart = np.array(near, dtype=np.bool_)[whole]
     rounds = rows.shape[1]
     if rounds == 0:
         return Window.unknown(ranks)
     samples, tail = rows[:, :, SAMPLES].sum(axis=1), rows[:, :, TAIL]
     computing = rows[:, :, COMPUTE] + rows[:, :, UPDATE]
     busy = rows[:, :, STALL] + computing
-    shortest = tail.min(axis=0)
+    shortest = np.broadcast_to(tail.min(axis=0), tail.shape).copy()
+    if group is not None:  # in such a round only the members of a group wait for each other
+        for k in range(int(group.max()) + 1):
+            mine = np.ix_(group == k, apart)
+            shortest[mine] = tail[mine].min(axis=0)
     idle = samples == 0
     step_s = np.where(idle, np.nan, busy.mean(axis=1))
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -102,6 +117,7 @@ def measure(rows: NDArray[np.float64], exchanged: list[bool]) -> Window:
         stall_s=rows[:, :, STALL].mean(axis=1),
         fixed_s=rows[:, :, UPDATE].mean(axis=1),
         response_s_per_sample=response,
-        exchange_s=float(shortest[ends].mean()) if ends.any() else float("nan"),
+        exchange_s=float(shortest[0, ends].mean()) if ends.any() else float("nan"),
         exchanges=int(ends.sum()),
+        near_exchange_s=float(shortest[:, apart].max(axis=0).mean()) if apart.any() else float("nan"),
     )

@@ -17,6 +17,7 @@ from equipoise.live.options import Lever, Options
 from equipoise.live.train.change import Change
 from equipoise.live.train.deal import Deal
 from equipoise.policies.contract import Allocation, Plan, Refusal
+from equipoise.policies.levels import mean_interval
 from equipoise.policies.observation import (
     Floats,
     Gpus,
@@ -51,6 +52,12 @@ class LiveWorld:
         self.samples_done = 0
         self.gpu_s = 0.0
         self.interval, self.batch = 1, options.global_batch
+        self.far_every = 1  # of so many exchanges one is of all ranks
+        self.near: Ints | None = None  # near group by rank, where there are two levels
+        self.far_ratio, self.near_exchange_s = (
+            1.0,
+            math.nan,
+        )  # of the drift, left by near exchanges; one of these
         self.restart_s = math.nan
         self.deal: Deal | None = None
         self.data: DataView | None = None  # where the data lies in files
@@ -101,6 +108,8 @@ class LiveWorld:
         if seen.exchanges:
             self._exchange_s = seen.exchange_s
             self._exchange_alone_s = np.fmin(self._exchange_alone_s, seen.exchange_s)
+        if math.isfinite(seen.near_exchange_s):
+            self.near_exchange_s = seen.near_exchange_s
         gpus, refused = self._gpus(), tuple(self.refused)
         self.refused.clear()
         observation = Observation.of(
@@ -202,7 +211,7 @@ class LiveWorld:
         throughput = window.throughput()
         learning = efficiency(
             float(self.batch),
-            self.interval,
+            mean_interval(self.interval, self.far_every, self.far_ratio),
             self.telemetry.noise_scale,
             float(reference),
             options.drift,
@@ -222,6 +231,10 @@ class LiveWorld:
             micro_batch=[options.micro_batch],
             sync_interval=[self.interval],
             work_s=[work_s],
+            far_every=[self.far_every],
+            far_ratio=[self.far_ratio],
+            near_exchange_s=[self.near_exchange_s],
+            far_exchange_s=[self._exchange_s],
             exchange_s=[self._exchange_s],
             exchange_alone_s=[self._exchange_alone_s],
             drift=[options.drift],
@@ -294,6 +307,8 @@ class LiveWorld:
             self.change = replace(self.change, order=tuple(pieces[k] for k in plan.fetch_order.tolist()))
         if plan.sync_interval is not None:
             self._apply_interval(int(plan.sync_interval[0]), refused)
+        if plan.far_every is not None:
+            self._apply_levels(int(plan.far_every[0]), refused)
         if plan.gpu_share is not None:
             self._apply_share(plan.gpu_share, refused)
         if plan.allocation is not None:
@@ -340,6 +355,18 @@ class LiveWorld:
             refused.append(Refusal("interval", f"{interval} is above the bound of {most}"))
         elif interval != self.interval and self._allowed("interval", refused):
             self.change = replace(self.change, interval=interval)
+
+    def _apply_levels(self, far_every: int, refused: list[Refusal]) -> None:
+        interval = self.interval if self.change.interval is None else self.change.interval
+        most = self.options.bounds.interval_max
+        if interval * far_every > most and far_every > 1:
+            refused.append(
+                Refusal(
+                    "interval", f"{interval * far_every} steps until all meet are above the bound of {most}"
+                )
+            )
+        elif far_every != self.far_every and self._allowed("interval", refused):
+            self.change = replace(self.change, far_every=far_every)
 
     def _apply_share(self, share: Floats, refused: list[Refusal]) -> None:
         least = self.options.bounds.share_min

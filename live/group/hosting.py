@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from equipoise.policies.numerals import strict_int
 
+StoreGoneError = dist.DistError  # what a client raises when its store is gone
 TOKEN = "EQUIPOISE_TOKEN"  # the environment variable that holds it
 WORKER = "EQUIPOISE_WORKER"  # the one that holds the name that a launcher gave to the process
 DESERTED = "deserted"  # key of the store: nobody is left who could take others in

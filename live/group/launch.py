@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from equipoise.live.group import quiet  # noqa: F401  # first of all
-from equipoise.live.group.hosting import TOKEN
+from equipoise.live.group.hosting import TOKEN, StoreGoneError
 from equipoise.live.group.hosts import HostList
 from equipoise.live.group.launcher import Launcher
 from equipoise.policies.numerals import plain_numbers
@@ -123,6 +123,11 @@ def _launch(command: Sequence[str], given: argparse.Namespace, listed: HostList 
         return launcher.wait()
     except KeyboardInterrupt:
         return 130
+    except StoreGoneError:  # as its ranks end then, so that whoever supervises this starts it again
+        print(
+            f"equipoise: the job's store at {launcher.address} is gone; start the job again", file=sys.stderr
+        )
+        return 128 + signal.SIGTERM
     finally:
         launcher.stop()
         signal.signal(signal.SIGTERM, ended)

@@ -19,6 +19,7 @@ class Change:
     gpu_share: tuple[float, ...] | None = None  # per rank
     members: tuple[int, ...] | None = None  # member ids of the new world
     global_batch: int | None = None  # samples per round over all ranks; never without shares
+    far_every: int | None = None  # of so many exchanges one is of all ranks, the others of near ones
 
     def is_empty(self) -> bool:
         """Whether it changes nothing."""

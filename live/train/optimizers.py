@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -101,8 +100,7 @@ def check_parameters(
     stepped = {id(p) for group in optimizers.param_groups for p in group["params"]}
     trained = {id(p): n for n, p in wrapper.module.named_parameters() if p.requires_grad}
     left_out = [name for key, name in trained.items() if key not in stepped]
-    steps_alone = options.mode == "act" and "interval" in options.allow and not math.isnan(options.drift)
-    if left_out and steps_alone:
+    if left_out and options.may_step_alone:
         raise ValueError(
             f"drift: {options.drift} is not allowed, the optimizer leaves out {left_out[0]} (of {len(left_out)}); "
             "local steps need optimizers for all that is trained, or an `allow` without interval"

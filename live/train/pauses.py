@@ -1,4 +1,4 @@
-"""Rounds in which a script evaluated or saved: what they took says nothing about a step."""
+"""Rounds in which a script evaluated or saved, and the first of a group: their times say nothing about a step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ class Pauses:
 
     def __init__(self) -> None:
         self._noticed = self._noticed_before = False  # in the running round, in the one before
-        self._paused = False  # the running round is held up
+        # The running round is held up; the first one sets up connections and memory, up to its exchange.
+        self._paused = True
         self._in_next = False  # the next one is, too: its exchange is the first behind the pause
 
     def note(self, computing: bool) -> None:

@@ -30,11 +30,12 @@ class RoundInfo:
 
     number: int
     samples: int  # of this rank
-    exchanged: bool  # the ranks met at its end
+    exchanged: bool  # all ranks met at its end
     local: bool  # ranks stepped on their own gradients
     window: tuple[int, ...]  # samples of every rank since the last optimiser step
     paused: bool  # so that its times tell nothing
     weights: tuple[float, ...]  # what their losses weigh: samples, where the script gives no weights
+    near: bool = False  # only ranks that are near each other met at its end
 
 
 class RoundMeter:
@@ -125,12 +126,14 @@ class RoundMeter:
         yield
         self._timer.mark("leave")
 
-    def end(self, number: int, samples: int, *, exchanged: bool, local: bool) -> None:
-        """The round that was counted last is over; `samples` were this rank's."""
+    def end(self, number: int, samples: int, *, exchanged: bool, local: bool, near: bool = False) -> None:
+        """The round that was counted last is over; `samples` were this rank's. `near`: as in `RoundInfo`."""
         self._timer.end_round()
         self._squares.append((self._probe.local_square, self._probe.mean_square))
         paused = self._pauses.end_round(exchanged)
-        self._infos.append(RoundInfo(number, samples, exchanged, local, self._window, paused, self._weights))
+        self._infos.append(
+            RoundInfo(number, samples, exchanged, local, self._window, paused, self._weights, near)
+        )
         self._waited.append(self._waited_s)
         if self._stepped:
             self.in_window = 0

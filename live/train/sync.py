@@ -4,6 +4,9 @@ H = 1 is plain data-parallel training: gradients are exchanged in backward. With
 its own mean gradient, and after H steps every replica becomes sum_r w_r theta_r, w_r = rank r's part of the
 samples of the period (Stich 2019, for unequal batches). For one step of plain SGD both are the same.
 
+With two levels only near ranks (`live.train.near`) exchange after H steps, and all of them at every `far_every`th
+exchange (Lin et al. 2020, hierarchical local SGD): a group's mean weighs its samples since all met.
+
 An outer optimiser (Nesterov momentum on the mean movement, Douillard et al. 2023) may follow the mean. Its
 gain lr / (1 - momentum) was tuned for a long interval and diverges at a short one; both parameters
 therefore fall linearly to 1 and 0, plain averaging, at H = 1, and momentum, which is a sum of movements over
@@ -18,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
+from equipoise.live.train.near import Near
 from equipoise.live.train.optimizers import Optimizers
 from equipoise.live.train.wrapped import Replicated
 
@@ -78,11 +82,25 @@ class LocalSteps:
         self._wrapper, self.optimizer = wrapper, optimizer
         self.outer_lr, self.outer_momentum = outer_lr, outer_momentum
         self.interval = 1
-        self.done = 0  # local steps of the running period
-        self._samples: list[float] = []  # by rank, of the running period
+        self.near: Near | None = None  # where some ranks are near each other, and may exchange among them
+        self.far_every = 1  # of so many exchanges one is of all ranks
+        self.done = 0  # local steps since the last exchange
+        self._turn = 0  # exchanges of near ranks since the last one of all
+        self._samples: list[float] = []  # by rank, since the last exchange of all
+        self._near_samples: list[float] = []  # by rank, since the last exchange
         self._last_weights: list[float] = []
         self._start: list[torch.Tensor] = []
         self._velocity: list[torch.Tensor] = []
+
+    @property
+    def alone(self) -> bool:
+        """Whether ranks step on their own gradients and exchange parameters instead."""
+        return self.interval > 1 or self.far_every > 1
+
+    @property
+    def has_apart(self) -> bool:
+        """Whether replicas differ now."""
+        return self.alone and (self.done > 0 or self._turn > 0)
 
     @property
     def has_outer(self) -> bool:
@@ -91,66 +109,95 @@ class LocalSteps:
 
     def outer_parameters(self) -> tuple[float, float]:
         """Learning rate and momentum of the outer optimiser at the present interval."""
-        reach = min(1.0, (self.interval - 1) / (_REFERENCE_INTERVAL - 1))
+        reach = min(1.0, (self.interval * self.far_every - 1) / (_REFERENCE_INTERVAL - 1))
         return 1.0 + (self.outer_lr - 1.0) * reach, self.outer_momentum * reach
 
     def count(self, samples: Sequence[float]) -> None:
         """A round of `samples` (by rank) was trained on."""
-        if self.interval == 1:
+        if not self.alone:
             return  # gradients are weighted one by one
-        if len(self._samples) != len(samples):
-            self._samples = [0.0] * len(samples)
-        self._samples = [a + b for a, b in zip(self._samples, samples, strict=True)]
+        for kept in (self._samples, self._near_samples):
+            if len(kept) != len(samples):
+                kept[:] = [0.0] * len(samples)
+            kept[:] = [a + b for a, b in zip(kept, samples, strict=True)]
 
     def weights(self) -> list[float]:
-        """Each rank's part of the samples of the running period."""
+        """Each rank's part in the mean of all replicas; empty without any samples."""
         total = sum(self._samples)
-        return [s / total for s in self._samples] if total > 0 else []
+        if total == 0:
+            return []
+        if self.near is None or self._turn == 0:
+            return [s / total for s in self._samples]
+        inside = self.near_weights()
+        return [
+            part * sum(self._samples[k] for k in self.near.peers(rank)) / total
+            for rank, part in enumerate(inside)
+        ]
+
+    def near_weights(self) -> list[float]:
+        """Each rank's part in the mean of its near group."""
+        assert self.near is not None
+        samples = self._near_samples or [0.0] * len(self.near.group)
+        groups = [self.near.peers(rank) for rank in range(len(samples))]
+        totals = [sum(samples[k] for k in peers) for peers in groups]
+        return [
+            n / total if total > 0 else 1.0 / len(peers)  # none had any
+            for n, total, peers in zip(samples, totals, groups, strict=True)
+        ]
 
     def will_exchange(self, last: bool) -> bool:
-        """Whether the next step ends its period with an exchange; the last of an epoch always does."""
-        return self.interval > 1 and (self.done + 1 >= self.interval or last)
+        """Whether the next step is followed by an exchange of parameters; the last of an epoch always is."""
+        return self.alone and (self.done + 1 >= self.interval or last)
+
+    def will_meet(self, last: bool) -> bool:
+        """Whether that exchange, if there is one, is of all ranks."""
+        return last or self._turn + 1 >= self.far_every
 
     def step(self, last: bool) -> bool:
         """One optimiser step was made; returns whether all replicas are equal now. Collective when they
         exchange."""
-        exchange = self.will_exchange(last)
+        exchange, meet = self.will_exchange(last), self.will_meet(last)
         self.done += 1
+        if exchange and not meet:
+            self._exchange_near()
+            return False
         if exchange:
             self._exchange()
-        if exchange or self.interval == 1:
+        if exchange or not self.alone:
             self._begin_period()
             return True
         return False
 
     def meet(self) -> None:
         """Make all replicas equal now, their optimisers' moments, too. Collective."""
-        if self.interval == 1:
+        if not self.alone:
             return
-        if self.done > 0:
+        if self.has_apart:
             self._exchange()
             self._begin_period()
         if self._last_weights:
             with torch.no_grad():
                 average(optimizer_tensors(self.optimizer), self._last_weights[dist.get_rank()])
 
-    def change(self, interval: int) -> None:
-        """Use another interval. Collective; only where all replicas are equal."""
-        old, self.interval = self.interval, interval
-        if old > 1 and interval == 1 and self._last_weights:
+    def change(self, interval: int, far_every: int = 1) -> None:
+        """Use other intervals. Collective; only where all replicas are equal. `far_every` above 1 needs `near`."""
+        was_alone, steps = self.alone, self.interval * self.far_every
+        self.interval, self.far_every = interval, far_every if self.near is not None else 1
+        if was_alone and not self.alone and self._last_weights:
             # With H = 1 replicas stay equal only if their optimisers' moments are.
             with torch.no_grad():
                 average(optimizer_tensors(self.optimizer), self._last_weights[dist.get_rank()])
         with torch.no_grad():
-            for velocity in self._velocity if old > 1 else ():
-                velocity.mul_(interval / old)
-        if old == 1:
+            for velocity in self._velocity if was_alone else ():
+                velocity.mul_(interval * self.far_every / steps)
+        if not was_alone:
             self._velocity = []
         self._begin_period()
 
-    def reset(self, interval: int) -> None:
-        """Begin anew from equal replicas and equal moments."""
+    def reset(self, interval: int, far_every: int = 1) -> None:
+        """Begin anew from equal replicas and equal moments; without near ranks all meet at every exchange."""
         self.interval, self._velocity, self._last_weights = interval, [], []
+        self.far_every = far_every if self.near is not None else 1
         self._begin_period()
 
     def close(self) -> None:
@@ -158,15 +205,24 @@ class LocalSteps:
         self._wrapper.exchange(True)
 
     def _begin_period(self) -> None:
-        self.done, self._samples = 0, []
-        self._wrapper.exchange(self.interval == 1)
-        if self.interval > 1 and self.has_outer:
+        self.done = self._turn = 0
+        self._samples, self._near_samples = [], []
+        self._wrapper.exchange(not self.alone)
+        if self.alone and self.has_outer:
             self._start = [p.detach().clone() for p in self._parameters()]
             if not self._velocity:
                 self._velocity = [torch.zeros_like(p) for p in self._start]
 
     def _parameters(self) -> list[torch.Tensor]:
         return [p for p in self._wrapper.module.parameters() if p.requires_grad]
+
+    def _exchange_near(self) -> None:
+        assert self.near is not None
+        weight = self.near_weights()[dist.get_rank()]
+        with torch.no_grad():
+            average([*self._parameters(), *self._wrapper.module.buffers()], weight, self.near.own)
+        self.done, self._near_samples = 0, []
+        self._turn += 1
 
     def _exchange(self) -> None:
         self._last_weights = self.weights()

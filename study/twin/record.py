@@ -81,6 +81,10 @@ def read_run(folder: Path, policy: Policy | None = None) -> LiveRun:
     _check(folder / "manifest.json", manifest)
     members = tuple(sorted(int(place["member"]) for place in manifest["members"]))
     lines = {member: list(lines_of(folder / f"rounds-{member}.jsonl")) for member in members}
+    if any(line.get("near") for found in lines.values() for line in found):
+        raise InputError(
+            [f"{folder}: near ranks exchanged among themselves; a twin has one interval for all"]
+        )
     rows, changed = _rounds_of(lines)
     columns, exchanged = _columns(rows, members)
     leader = int(manifest["members"][0]["member"])

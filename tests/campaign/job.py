@@ -20,7 +20,7 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
-from tests.campaign.plan import PHASES, ROUNDS, Fault, Plan
+from tests.campaign.plan import EARLY, PHASES, ROUNDS, Fault, Plan
 from tests.live.ranks import _context
 
 BATCH = 12
@@ -150,8 +150,9 @@ class Faults:
         self.member, self.run_dir = -1, folder / "run"
         self.mine = [(k, f) for k, f in enumerate(plan.faults) if f.who in (-1, founder)]
         for k, fault in self.mine:
-            if fault.where in PHASES:
-                self._before(*PHASES[fault.where], k, fault)
+            call = {**PHASES, **EARLY}.get(fault.where)
+            if call is not None:
+                self._before(*call, k, fault)
 
     def round(self, number: int) -> None:
         """Round `number` begins."""
@@ -224,7 +225,6 @@ def train(folder: Path, plan: Plan, environment: dict[str, str]) -> None:
 
 def _train(folder: Path, plan: Plan) -> int:
     import torch
-    from torch.nn.parallel import DistributedDataParallel
     from torch.utils.data import DataLoader
 
     import equipoise
@@ -247,7 +247,7 @@ def _train(folder: Path, plan: Plan) -> int:
             return self.seen[indices]
 
     net = Counts()
-    model = DistributedDataParallel(net)
+    model = regroup.wrap(net)
     optimizer = torch.optim.SGD(model.parameters(), lr=float(BATCH))
     runtime = equipoise.attach(
         model, optimizer, policy="none", global_batch=BATCH, mode="observe", decide_every=4, shuffle=True,

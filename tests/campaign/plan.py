@@ -19,6 +19,14 @@ PHASES = {
 }
 """Before which call of a process, as module:name, and which one of them."""
 
+EARLY = {
+    "before the first wrap": ("equipoise.live.group.regroup:wrap", 1),
+    "before the first control group": ("equipoise.live.parts:Group", 1),
+    "before the first deal": ("equipoise.live.stepping:Stepping.deal", 1),
+}
+"""The same, before the first round; they befall the seeds from `EARLY_FROM` on."""
+EARLY_FROM = 200
+
 ROUNDS = 40  # of one epoch
 STOPS = ("launcher", "store", "net")  # what may end a run, so that it has to be started again
 
@@ -28,7 +36,7 @@ class Fault:
     """What befalls whom, and when.
 
     what: kill, stop, cut (the rank's connections), disk (full), join, launcher, store (killed), net (cut for all).
-    who: a founder's number, -1: whoever gets there first. where: a round ("12") or one of `PHASES`.
+    who: a founder's number, -1: whoever gets there first. where: a round ("12") or one of `PHASES` or `EARLY`.
     """
 
     what: str
@@ -82,6 +90,8 @@ def make(seed: int, net: bool = True) -> Plan:
         "net",
         "none",
     ]
+    if seed >= EARLY_FROM:
+        faults = [Fault(draw.choice(["kill", "kill", "stop"]), who, draw.choice([*EARLY]), 8.0)]
     kind = draw.choice(kinds)
     others = [k for k in range(ranks) if k != who]
     if kind == "kill":

@@ -346,7 +346,9 @@ MANIFEST: dict[str, Any] = {
             "parallelism": int,
             "completionMode": str,
             "backoffLimit": int,
-            "podFailurePolicy": {"rules": [{"action": str, "onPodConditions": [{"type": str}]}]},
+            "podFailurePolicy": {
+                "rules": [{"action": str, "onPodConditions": [{"type": str, "status": str}]}]
+            },
             "template": POD,
         }
     },
@@ -383,6 +385,8 @@ def test_launch_files_hold_any_name(name: str, script: str, image: str) -> None:
     for document in documents:
         assert unknown_fields(document, MANIFEST[document["kind"]]) == []
     pod = job["spec"]["template"]
+    (rule,) = job["spec"]["podFailurePolicy"]["rules"]
+    assert rule["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]  # both are required
     assert service["spec"]["selector"] == pod["metadata"]["labels"] == {"app": launch.label}
     assert pod["spec"]["containers"][0]["image"] == image
     assert pod["spec"]["containers"][0]["args"][-1] == script

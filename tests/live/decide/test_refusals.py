@@ -57,11 +57,11 @@ def test_refusals_reach_the_policy_and_the_journal(leader: Leader, tmp_path: Pat
     sampler = ShareSampler(96, rank=0, ranks=2, global_batch=8)
     sampler.begin_epoch(0)
     rounds = [RoundInfo(k, 4, True, False, (4, 4), False, (4.0, 4.0)) for k in range(4)]
-    leader.begin(gathered((1.0, 1.0)), rounds, sampler, 1)
+    leader.begin(gathered((1.0, 1.0)), rounds, sampler, (1, 1))
     change = leader.answer(0)
     assert change.gpu_share == (0.5, 0.5)
     sampler.refused.append("piece 3 to rank 1: it has been started")
-    leader.begin(gathered((0.5, 1.0)), rounds, sampler, 1)  # rank 1's device did not take it
+    leader.begin(gathered((0.5, 1.0)), rounds, sampler, (1, 1))  # rank 1's device did not take it
     leader.answer(0)
     leader.recorder.close()
     first, second = read(tmp_path / "decisions-0.jsonl")

@@ -307,3 +307,38 @@ def test_impossible_options_are_refused(values: dict[str, Any], said: str) -> No
 def test_columns_are_named_once() -> None:
     assert len(set(COLUMNS)) == len(COLUMNS)
     assert (COLUMNS[STALL], COLUMNS[TAIL]) == ("stall_s", "tail_s")
+
+
+# -- two levels ----------------------------------------------------------------------------------------------
+
+
+def test_in_a_round_of_near_ranks_only_those_wait_for_each_other() -> None:
+    rows = rows_of(
+        [(4, 0, 1.0, 0.3, 0), (4, 0, 1.0, 1.1, 0)],
+        [(4, 0, 1.2, 0.1, 0), (4, 0, 1.2, 0.9, 0)],
+        [(4, 0, 2.0, 0.2, 0), (4, 0, 2.0, 0.1, 0)],
+        [(4, 0, 1.9, 0.4, 0), (4, 0, 1.9, 0.2, 0)],
+    )
+    window = measure(rows, [False, True], [True, False], np.array([0, 0, 1, 1]))
+    assert window.near_exchange_s == pytest.approx(0.2)  # of the slower group
+    assert window.exchange_s == pytest.approx(0.1)
+    np.testing.assert_allclose(window.wait_s, [(0.2 + 1.0) / 2, (0.0 + 0.8) / 2, 0.0, (0.2 + 0.1) / 2])
+
+
+def test_levels_are_observed_and_planned_within_the_bound() -> None:
+    world = LiveWorld(
+        Options(global_batch=8, bounds=Bounds(interval_max=12)),
+        [Place(k, f"h{k // 2}", "cpu") for k in range(4)],
+    )
+    world.shares = np.full(4, 2)
+    assert check(Plan(far_every=np.array([3])), world.observe())  # not where it is not known what is near
+    world.near, world.far_ratio, world.near_exchange_s = np.array([0, 0, 1, 1]), 1 / 3, 0.01
+    seen = world.observe()
+    assert (seen.jobs.near_exchange_s[0], seen.jobs.far_every[0]) == (0.01, 1)
+    plan = Plan(sync_interval=np.array([4]), far_every=np.array([3]))
+    assert not check(plan, seen)
+    assert not world.apply(plan)
+    assert (world.change.interval, world.change.far_every) == (4, 3)
+    (refusal,) = world.apply(plan.with_(far_every=np.array([4])))
+    assert "16 steps until all meet are above the bound of 12" in refusal.why
+    assert world.change.far_every is None

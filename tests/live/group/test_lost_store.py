@@ -91,6 +91,29 @@ def test_a_launcher_that_is_told_to_end_ends_its_ranks(tmp_path: Path) -> None:
         assert launcher.stdout.read() == b""  # the ranks held it, too
 
 
+def test_a_launcher_whose_store_dies_ends_its_ranks_and_says_so_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "waits.py").write_text("import pathlib, time; pathlib.Path('up').touch(); time.sleep(60)")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "EQUIPOISE_TOKEN": "0" * 32}
+    python = [sys.executable, "-m"]
+    store = [*python, "equipoise.live.group.store", "--host", "127.0.0.1", "--port", "0"]
+    with subprocess.Popen([*store, "--address-file", "address"], cwd=tmp_path, env=environment) as own:
+        while not (tmp_path / "address").exists():
+            assert own.poll() is None
+            time.sleep(0.02)
+        address = (tmp_path / "address").read_text().strip()
+        command = [*python, "equipoise.live.group.launch", "--ranks", "1", "--store", address, "waits.py"]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, cwd=tmp_path, env=environment) as launcher:
+            while not (tmp_path / "up").exists():
+                assert launcher.poll() is None
+                time.sleep(0.02)
+            own.kill()
+            assert launcher.stderr is not None
+            said = launcher.stderr.read().decode().splitlines()
+            assert launcher.wait(timeout=60) == 128 + signal.SIGTERM
+    gone = f"equipoise: the job's store at {address} is gone; start the job again"
+    assert said == [f"equipoise: store on {address}", gone]
+
+
 NODE = """
 import os, pathlib, sys, time
 import torch

@@ -224,6 +224,9 @@ CASES = {
     "gradient scaler": Case(dtype="float32", scaler=True, error=1e-5),
     "bf16 parameters": Case(dtype="bfloat16", error=0.02),
     "another global batch": Case(splits=[(20, 4), (30, 18), (0, 8), (12, 12)]),
+    "another global batch, no_sync over rounds": Case(
+        accumulation=3, no_sync="rounds", splits=[(20, 4), (30, 18), (0, 8), (12, 12)]
+    ),
     "static graph": Case(auxiliary, wrapping={"static_graph": True, "bucket_cap_mb": 0.0001}),
     "fully_shard": Case(mesh=(2,)),
     "fully_shard, gathered once": Case(mesh=(2,), wrapping={"reshard_after_forward": False}),

@@ -186,7 +186,7 @@ def test_outer_parameters_run_from_plain_averaging_to_the_given_ones() -> None:
     from equipoise.live.train.sync import LocalSteps
 
     local = LocalSteps.__new__(LocalSteps)
-    local.outer_lr, local.outer_momentum, local.interval = 0.7, 0.9, 1
+    local.outer_lr, local.outer_momentum, local.interval, local.far_every = 0.7, 0.9, 1, 1
     assert local.outer_parameters() == (1.0, 0.0)
     local.interval = 16
     assert local.outer_parameters() == pytest.approx((0.7, 0.9))

@@ -144,7 +144,7 @@ def _report(
         recorder.rounds(own, infos)
         header = {"drawn": float(sampler.drawn), "gpu_share": 1.0}
         gathered.append(pack([header.get(name, math.nan) for name in HEADER], own))
-    leader.begin(np.stack(gathered), infos, sampler, 1)
+    leader.begin(np.stack(gathered), infos, sampler, (1, 1))
 
 
 def _act(leader: Leader, sampler: ShareSampler) -> None:

@@ -256,6 +256,14 @@ def test_runs_without_a_twin_are_refused(record: Path, tmp_path: Path, changes: 
     assert len(wrong.value.lines) == 1
 
 
+def test_a_run_of_two_levels_has_no_twin(record: Path, tmp_path: Path) -> None:
+    folder = copied(record, tmp_path / "run")
+    path = folder / "rounds-1.jsonl"
+    path.write_text(path.read_text().replace('"round": 7,', '"round": 7, "near": true,'))
+    with pytest.raises(InputError, match="near ranks exchanged among themselves"):
+        read_run(folder)
+
+
 def test_damaged_records_are_refused(record: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"manifest\.json: No such file"):
         read_run(tmp_path / "nowhere")
