@@ -12,7 +12,7 @@ import click
 
 from equipoise.commands.types import IntRange
 from equipoise.exit_codes import OK
-from equipoise.options import State, WrongInputError, common, note, pass_state, progress
+from equipoise.options import State, WrongInputError, common, note, pass_state, progress, say
 
 if TYPE_CHECKING:
     from equipoise.policies.contract import Policy
@@ -85,7 +85,7 @@ def export(
     note(state.quiet, f"{out}: {made.policy_name}, digest {digest[:16]}, {_promised(exported)}")
     note(state.quiet, *_without_effect(exported.policy, out))
     if launch is not None:
-        click.echo(_launch_file(launch, ready, out, script, image), nl=False)
+        say(_launch_file(launch, ready, out, script, image), nl=False)
     return OK
 
 
@@ -127,8 +127,8 @@ def _check(path: str, key: bytes | None, plugins: bool) -> None:
     from equipoise.policies.record.export import load_policy
 
     found: ExportedPolicy = _tried(lambda: load_policy(Path(path), key, plugins=plugins))
-    click.echo(f"{path}: ok, {'signature checked' if found.signed else 'signature not checked'}")
-    click.echo(json.dumps(found.content(), indent=2))
+    say(f"{path}: ok, {'signature checked' if found.signed else 'signature not checked'}")
+    say(json.dumps(found.content(), indent=2))
 
 
 def _exported(scenario: Scenario, made: Run, policy: str | None) -> ExportedPolicy:

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from equipoise.exit_codes import OK
-from equipoise.options import common
+from equipoise.options import common, say
 
 
 @click.command()
@@ -46,17 +46,15 @@ def tune(
     search = Search(Path(scenario), ranges, policy, metric, trials, seeds, fresh, overrides, jobs, out)
     found = find(search, lambda done, total, what: None)
     for note in found.notes:
-        click.echo(f"note: {note}", err=True)
+        say(f"note: {note}", err=True)
     start = found.trials[0]
-    click.echo(
-        f"{LABELS.get(metric, metric)} under {found.policy}, {len(found.trials)} trials of {seeds} seeds"
-    )
-    click.echo(f"as it is  {show(metric, start.mean, 0.0)}")
-    click.echo(f"best      {show(metric, found.best.mean, 0.0)}  {_values(found.best.values)}")
+    say(f"{LABELS.get(metric, metric)} under {found.policy}, {len(found.trials)} trials of {seeds} seeds")
+    say(f"as it is  {show(metric, start.mean, 0.0)}")
+    say(f"best      {show(metric, found.best.mean, 0.0)}  {_values(found.best.values)}")
     ratio = f"x{found.ratio.mean:.3f}"
     if found.ratio.n > 1:
         ratio += f" ({found.ratio.low:.3f} to {found.ratio.high:.3f}), p {found.p:.2g}, {found.ratio.n} fresh seeds"
-    click.echo(f"found     {ratio}" if found.better else f"found nothing: {ratio}")
+    say(f"found     {ratio}" if found.better else f"found nothing: {ratio}")
     return OK
 
 

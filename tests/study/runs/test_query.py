@@ -105,7 +105,9 @@ def test_nothing_else_is_read_or_written(folder: Path, tmp_path: Path, sql: str)
     assert (sorted(folder.rglob("*")), sorted(tmp_path.iterdir())) == before
 
 
-@pytest.mark.parametrize("sql", ["FROM read_xlsx('x')", "FROM sqlite_scan('x', 'y')", "FROM iceberg_scan('x')"])
+@pytest.mark.parametrize(
+    "sql", ["FROM read_xlsx('x')", "FROM sqlite_scan('x', 'y')", "FROM iceberg_scan('x')"]
+)
 def test_no_extension_of_the_database_is_fetched(folder: Path, sql: str) -> None:
     with pytest.raises(duckdb.Error) as caught:
         ask(folder, sql)
