@@ -12,6 +12,7 @@ import click
 
 from equipoise.commands.types import IntRange
 from equipoise.exit_codes import OK
+from equipoise.formats.regular import RefusedError, read_file
 from equipoise.options import State, WrongInputError, common, note, pass_state, progress, say
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from equipoise.sim.record import Run
     from equipoise.sim.scenario.model import Scenario
 
+_KEY_BYTES = 65_536
 _PROMISED = ("makespan_s", "completion_mean_s", "goodput_ratio", "gpu_busy_ratio")
 
 
@@ -103,9 +105,9 @@ def _key(key_file: str | None) -> bytes | None:
     if key_file is None:
         return None
     try:
-        key = Path(key_file).read_bytes().strip()
-    except OSError as error:
-        raise WrongInputError(f"{key_file}: {error.strerror}") from error
+        key = read_file(Path(key_file), _KEY_BYTES).strip()
+    except (OSError, RefusedError) as error:
+        raise WrongInputError(f"{key_file}: {getattr(error, 'strerror', error)}") from error
     if len(key) < 16:
         raise WrongInputError(f"{key_file}: a key of at least 16 bytes is needed")
     return key
