@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from equipoise.policies.files import check_regular
 from equipoise.sim.llm.fit import FittedStack, fit, predict
 from equipoise.sim.llm.hardware import ACCELERATORS, Network
 from equipoise.sim.llm.hf_config import from_config
@@ -47,6 +48,7 @@ class StepFit:
 
 def read_steps(path: Path) -> list[MeasuredStep]:
     """The rows of a CSV of steps. Raises ValueError, `file:line: column: what is wrong`, on the first bad row."""
+    check_regular(path)
     with path.open(newline="") as file:
         reader = csv.DictReader(file)
         known = {*OWN, *(f.name for f in fields(Layout))}

@@ -12,10 +12,12 @@ import math
 import os
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from equipoise.formats.regular import RefusedError, opened
 from equipoise.policies.files import naming
 
 SCHEMA_VERSION = 1
@@ -166,9 +168,11 @@ def read_samples(path: str | Path) -> SampleSet:
 
 def _lines(path: Path) -> list[str]:
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            content = file.read(MAX_FILE_BYTES + 1)
+        with opened(path) as file, gzip.open(file) if path.suffix == ".gz" else nullcontext(file) as unpacked:
+            content = unpacked.read(MAX_FILE_BYTES + 1)
         text = content.decode("utf-8")
+    except RefusedError as error:
+        raise SamplesError(f"{path}: {error}") from None
     except UnicodeDecodeError:
         raise SamplesError(f"{path}: not a text file") from None
     except (EOFError, zlib.error):

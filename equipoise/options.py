@@ -266,6 +266,11 @@ def _clock(seconds: float) -> str:
     return f"{minutes // 60}:{minutes % 60:02}:{whole:02}"
 
 
+def say(text: str, *, err: bool = False, nl: bool = True) -> None:
+    """Print what people read: what names, values and paths bring along must not steer their terminal."""
+    click.echo(printable(text), err=err, nl=nl)
+
+
 def note(quiet: bool, *lines: str) -> None:
     """Notes for people, on stderr."""
     if not quiet:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from equipoise.formats.regular import RECORD_BYTES, RefusedError, read_file
 from equipoise.formats.text.errors import FormatError
 
 COLLECTIVES = (
@@ -137,7 +138,10 @@ def from_json(path: Path, content: Mapping[str, Any]) -> list[Node]:
 
 def from_protobuf(path: Path) -> list[Node]:
     """The nodes of an `.et` file. Raises FormatError, OSError."""
-    raw = path.read_bytes()
+    try:
+        raw = read_file(path, RECORD_BYTES)
+    except RefusedError as error:
+        raise FormatError(f"{path}: {error}") from error
     try:
         return [_node(message) for message in list(_messages(raw))[1:]]
     except (IndexError, ValueError, UnicodeDecodeError) as error:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from statistics import median
 from typing import Any
 
 from equipoise.formats import chakra
+from equipoise.formats.regular import RECORD_BYTES, RefusedError, opened, read_unpacked
 from equipoise.formats.text.errors import FormatError, shown
 
 COLUMNS = ("step", "rank", "dp_rank", "stage", "optype", "start_ts", "duration", "seq_id")
@@ -44,6 +46,10 @@ class Operation:
     duration_s: float
     group: str = ""
     like: str = ""
+
+
+OPERATIONS_MOST = 2_000_000
+"""Rows of a table; a packed one of a few kilobytes can hold billions."""
 
 
 def read_operations(paths: Sequence[Path]) -> list[Operation]:
@@ -87,17 +93,23 @@ def _rows(path: Path) -> list[dict[str, Any]]:
 
     quoted = "'" + str(path).replace("'", "''") + "'"
     read = f"read_parquet({quoted})" if path.suffix == ".parquet" else f"read_csv({quoted})"
-    path.stat()
+    try:
+        opened(path).close()
+    except RefusedError as error:
+        raise FormatError(f"{path}: {error}") from error
     types = {"optype": "VARCHAR", "start_ts": "DOUBLE", "duration": "DOUBLE"}
     columns = ", ".join(f"CAST({name} AS {types.get(name, 'BIGINT')})" for name in COLUMNS)
     try:
         with duckdb.connect(config={"threads": "2"}) as db:
-            rows = db.execute(f"SELECT {columns} FROM {read} ORDER BY ALL").fetchall()
+            some = f"(SELECT {columns} FROM {read} LIMIT {OPERATIONS_MOST + 1})"
+            rows = db.execute(f"SELECT * FROM {some} ORDER BY ALL").fetchall()
     except duckdb.Error as error:
         why = " ".join(str(error).split())[:200]
         raise FormatError(f"{path}: needs the columns {', '.join(COLUMNS)}: {why}") from error
     if not rows:
         raise FormatError(f"{path}: holds no operations")
+    if len(rows) > OPERATIONS_MOST:
+        raise FormatError(f"{path}: more than {OPERATIONS_MOST} operations; replay some of its steps")
     if any(value is None for row in rows for value in row):
         raise FormatError(f"{path}: a value is missing in one of {', '.join(COLUMNS)}")
     return [dict(zip(COLUMNS, row, strict=True)) for row in rows]
@@ -196,10 +208,12 @@ def _aligned(ranks: Sequence[Sequence[Operation]]) -> list[Operation]:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        raw = path.read_bytes()
-        text = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
-        content = json.loads(text)
-    except (ValueError, EOFError, gzip.BadGzipFile) as error:
+        content = json.loads(read_unpacked(path, RECORD_BYTES))
+    except RefusedError as error:
+        raise FormatError(f"{path}: {error}") from error
+    except RecursionError as error:
+        raise FormatError(f"{path}: is nested too deeply") from error
+    except (ValueError, EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise FormatError(f"{path}: is no JSON: {error}") from error
     if not isinstance(content, dict):
         raise FormatError(f"{path}: a section with 'traceEvents' is needed")

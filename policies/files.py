@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +13,12 @@ from pathlib import Path
 def draft_of(target: Path) -> Path:
     """Where this process writes `target` before it takes its place: beside it, absolute."""
     return target.absolute().with_name(f".{target.name}.{os.getpid()}")
+
+
+def check_regular(path: Path | str) -> None:
+    """Raises OSError for a device or a pipe, which might never end."""
+    if not stat.S_ISREG(mode := os.stat(path).st_mode) and not stat.S_ISDIR(mode):
+        raise OSError(errno.EINVAL, "not a regular file (a device or a pipe)", str(path))
 
 
 @contextmanager

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from equipoise.calibrate.fit.robust import MAD_TO_SIGMA, Floats
+from equipoise.policies.files import check_regular
 
 LEAST_STEPS, LEAST_WORKERS = 20, 2
 LONG = 5.0
@@ -114,6 +115,7 @@ def read_worker_times(path: Path) -> Floats:
     Raises ValueError, `file:line: column: what is wrong`.
     """
     steps: dict[int, dict[str, float]] = defaultdict(dict)
+    check_regular(path)
     with path.open(newline="") as file:
         reader = csv.DictReader(file)
         for name in ("worker", "step", "seconds"):

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from equipoise.commands.types import IntRange
-from equipoise.options import State, common, note, pass_state, progress, scenario_options, writable
-from equipoise.study.terminal import printable
+from equipoise.options import State, common, note, pass_state, progress, say, scenario_options, writable
 
 if TYPE_CHECKING:
     from equipoise.study.runs.variants import Means
@@ -47,8 +46,7 @@ class Given:
         from equipoise.policies.files import write_whole
 
         text = json.dumps(result, indent=2) + "\n"
-        shown = text if self.form == "json" else printable("".join(f"{line}\n" for line in lines))
-        click.echo(shown, nl=False)
+        say(text if self.form == "json" else "".join(f"{line}\n" for line in lines), nl=False)
         note(self.quiet, *(f"note: {text}" for text in notes))
         if self.out is not None:
             write_whole(Path(self.out) / file, text)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from equipoise.formats.regular import opened
 from equipoise.formats.text.errors import FormatError
 from equipoise.formats.text.tally import Tally
 
@@ -117,9 +118,7 @@ def called(source: str | Path | bytes, name: str = "") -> str:
 def _opened(source: str | Path | bytes) -> IO[bytes]:
     if isinstance(source, bytes):
         return io.BytesIO(source)
-    if Path(source).exists() and not Path(source).is_file() and not Path(source).is_dir():
-        raise ValueError("not a regular file (a device or a pipe); write what it gives into a file")
-    return Path(source).open("rb")
+    return opened(Path(source))
 
 
 def _unpacked(raw: IO[bytes]) -> IO[bytes]:

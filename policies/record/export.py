@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 import yaml
 
 from equipoise.policies.contract import CONTRACT_VERSION, Policy
-from equipoise.policies.files import write_whole
+from equipoise.policies.files import check_regular, write_whole
 from equipoise.policies.numerals import strict_float, strict_int
 from equipoise.policies.registry import BUILT_IN, PolicyError, make_policy
 
@@ -112,6 +112,7 @@ def load_policy(path: Path, key: bytes | None = None, *, plugins: bool = False) 
     `plugins`: also accept stages of installed packages, whose code then runs.
     Raises ExportError with one line, OSError when the file cannot be read.
     """
+    check_regular(path)
     with path.open("rb") as file:
         raw = file.read(MAX_BYTES + 1)
     if len(raw) > MAX_BYTES:

@@ -37,7 +37,7 @@ from equipoise.policies.contract import (
     StageError,
     refine,
 )
-from equipoise.policies.files import naming
+from equipoise.policies.files import check_regular, naming
 from equipoise.policies.observation import TABLES, Labels, Observation
 from equipoise.policies.queues.declared import EMPTY, Queues
 from equipoise.policies.queues.within import within_queues
@@ -288,6 +288,7 @@ def read_plans(path: Path | str) -> Iterator[tuple[float, Plan, tuple[Refusal, .
 
 def _lines(path: Path | str) -> Iterator[tuple[int, Any]]:
     """Number and content of each complete line behind the first."""
+    check_regular(path)
     with open(path, "rb") as file:
         for number, line in enumerate(file, start=1):
             if not line.endswith(b"\n"):

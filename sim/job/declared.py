@@ -21,6 +21,7 @@ from equipoise.policies.queues.declared import (
 )
 from equipoise.sim.cluster.cluster import Cluster
 from equipoise.sim.scenario.model import Scenario
+from equipoise.sim.scenario.names import nearest
 from equipoise.sim.scenario.queues import Cohort, Limits, Queue, Tres
 from equipoise.sim.scenario.tree import InputError
 
@@ -81,8 +82,8 @@ class Places:
         for word in words:
             rows = [k for k, group in enumerate(self._groups) if word in (group, self._names[k])]
             if not rows:
-                known = ", ".join(dict.fromkeys(self._groups))
-                raise InputError([f"queues: {what}: no group of nodes and no node {word!r}; groups: {known}"])
+                groups = nearest(word, dict.fromkeys(self._groups))
+                raise InputError([f"queues: {what}: no group of nodes and no node {word!r}; {groups}"])
             found[rows] = True
         return found
 
@@ -93,10 +94,8 @@ class Places:
             groups = {group.accelerator for group in self.cluster.groups if word == group.name and group.gpus}
             named = [model for model in known if model == word or model in groups]
             if not named:
-                listed = ", ".join((*known, *dict.fromkeys(self._groups)))
-                raise InputError(
-                    [f"queues: {what}: {word!r} is no accelerator or group here; known: {listed}"]
-                )
+                listed = nearest(word, (*known, *dict.fromkeys(self._groups)))
+                raise InputError([f"queues: {what}: {word!r} is no accelerator or group here; {listed}"])
             for model in named:
                 bits |= 1 << known.index(model)
         return bits

@@ -18,6 +18,7 @@ from equipoise.sim.cost.step import replica_cost_s
 from equipoise.sim.job.claims import Claims, make_claims, refuse_too_large, texts_by_kind
 from equipoise.sim.job.paces import Paces, make_paces
 from equipoise.sim.scenario.model import Checkpoint, Data, Job, Model, Scenario, TraceSpec, TrainingJobs
+from equipoise.sim.scenario.names import unknown
 from equipoise.sim.scenario.tree import InputError
 from equipoise.sim.scenario.units import MAX_TIME_S
 from equipoise.sim.traces.trace import Trace
@@ -261,13 +262,8 @@ def _models_of(scenario: Scenario, wanted: TrainingJobs, trace: Trace) -> dict[i
         named.setdefault(row, wanted.models[k % len(wanted.models)])
     for row, name in named.items():
         if name not in scenario.workload.models:
-            known = ", ".join(sorted(scenario.workload.models)) or "none are defined"
-            raise InputError(
-                [
-                    f"{scenario.name}: job {trace.name_of(row)} of the trace: "
-                    f"unknown model {name!r}; known: {known}"
-                ]
-            )
+            told = unknown("model", name, sorted(scenario.workload.models))
+            raise InputError([f"{scenario.name}: job {trace.name_of(row)} of the trace: {told}"])
     return dict(sorted(named.items()))
 
 

@@ -5,8 +5,7 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
@@ -27,6 +26,7 @@ from equipoise.sim.loading.throughputs import throughput_problems
 from equipoise.sim.loading.transformers import bind, has_transformers
 from equipoise.sim.network.topology import Topology, TopologyError
 from equipoise.sim.scenario.model import Job, Model, NodeGroup, OnNodes, Scenario
+from equipoise.sim.scenario.names import unknown
 from equipoise.sim.scenario.tree import InputError, KeyPath, Tree
 from equipoise.sim.scenario.units import Quantity, format_bytes
 from equipoise.sim.traces.trace import Trace
@@ -99,7 +99,7 @@ def trace_problems(scenario: Scenario, trace: Trace, file: str) -> list[str]:
     models = sorted(scenario.workload.models)
     for name in sorted(set(trace.model.tolist()) - {"", *models}):
         first = int(np.flatnonzero(trace.model == name)[0])
-        found.append(line(first, f"names an {_unknown('model', name, models)}"))
+        found.append(line(first, f"names an {unknown('model', name, models)}"))
     return found[:10]
 
 
@@ -181,12 +181,12 @@ def _names(scenario: Scenario, profile: HardwareProfile) -> Iterator[Problem]:
         yield ("cluster", "nodes", k, "name"), f"{groups[k]!r} is the name of two groups"
     spot, trace = scenario.faults.spot, scenario.workload.trace
     if spot is not None and spot.group not in groups:
-        yield ("faults", "spot", "group"), _unknown("group", spot.group, groups)
+        yield ("faults", "spot", "group"), unknown("group", spot.group, groups)
     if trace is not None:
         models = sorted(scenario.workload.models)
         for k, name in enumerate(trace.training.models):
             if name not in models:
-                yield ("workload", "trace", "training", "models", k), _unknown("model", name, models)
+                yield ("workload", "trace", "training", "models", k), unknown("model", name, models)
     if not double:
         yield from _nodes(scenario, profile)
 
@@ -221,13 +221,6 @@ def _nodes(scenario: Scenario, profile: HardwareProfile) -> Iterator[Problem]:
     for k, event in enumerate(scenario.faults.events):
         if event.kind == "corrupt" and event.node in without:
             yield ("faults", "events", k, "node"), f"{event.node!r} has no GPU that could be corrupt"
-
-
-def _unknown(what: str, name: str, known: Iterable[str]) -> str:
-    known = list(known)
-    close = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known) or 'none'}"
-    return f"unknown {what} {name!r}; {hint}"
 
 
 def _accelerators(scenario: Scenario, profile: HardwareProfile) -> Iterator[Problem]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from equipoise.sim.hardware.contracts import terms_of
 from equipoise.sim.hardware.prices import PriceBook, load_book
 from equipoise.sim.hardware.profile import Accelerator, HardwareProfile
 from equipoise.sim.scenario.model import Scenario
+from equipoise.sim.scenario.names import unknown
 from equipoise.sim.scenario.tree import InputError, KeyPath
 from equipoise.sim.scenario.units import format_seconds
 
@@ -66,9 +66,7 @@ def _prices(scenario: Scenario, profile: HardwareProfile, base: Path | None) -> 
     for section in ("gpu_hour", "capex"):
         for name in getattr(cost, section):
             if name not in profile.accelerators:
-                close = difflib.get_close_matches(name, profile.accelerators, n=1)
-                hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(profile.accelerators)}"
-                yield ("cost", section, name), f"unknown accelerator {name!r}; {hint}"
+                yield ("cost", section, name), unknown("accelerator", name, profile.accelerators)
     try:
         book = load_book(cost.book, base)
     except InputError as error:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from equipoise.sim.job.declared import copies
 from equipoise.sim.scenario.model import Scenario
+from equipoise.sim.scenario.names import unknown
 from equipoise.sim.scenario.tree import KeyPath
 
 Problem = tuple[KeyPath, str]
@@ -56,11 +56,3 @@ def _each(
     for k, word in enumerate(words):
         if word not in known:
             yield (*path, word if keys else k), unknown(what, word, known)
-
-
-def unknown(what: str, name: str, known: Iterable[str]) -> str:
-    """One phrase on a name that does not exist, with the nearest that does."""
-    listed = sorted(known)
-    close = difflib.get_close_matches(name, listed, n=1)
-    hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(listed[:8]) or 'none'}"
-    return f"unknown {what} {name!r}; {hint}"

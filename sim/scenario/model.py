@@ -15,6 +15,7 @@ from equipoise.sim.scenario.faults import Faults as Faults
 from equipoise.sim.scenario.generate import Generate
 from equipoise.sim.scenario.lighter import Lighter
 from equipoise.sim.scenario.money import Cost as Cost
+from equipoise.sim.scenario.names import unknown
 from equipoise.sim.scenario.pools import Autoscale, Available
 from equipoise.sim.scenario.queues import Queues
 from equipoise.sim.scenario.section import Count, Positive, Section, Span
@@ -447,8 +448,7 @@ class Workload(Section):
             raise ValueError("generate: has both a 'trace' and 'generate'; give one")
         for k, job in enumerate(self.jobs):
             if job.model is not None and job.model not in self.models:
-                known = ", ".join(sorted(self.models)) or "none are defined"
-                raise ValueError(f"jobs.{k}.model: unknown model {job.model!r}; known: {known}")
+                raise ValueError(f"jobs.{k}.model: {unknown('model', job.model, sorted(self.models))}")
         return self
 
 

@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from equipoise.sim.scenario.names import nearest
 from equipoise.sim.scenario.section import Count, Positive, Section, Span
 from equipoise.sim.scenario.units import Bytes, Float, Int
 
@@ -194,8 +195,9 @@ class Queues(Section):
         for k, part in enumerate(getattr(self, what)):
             name = getattr(part, key)
             if name and name not in known:
-                listed = ", ".join(sorted(known)[:8]) or "none"
-                raise ValueError(f"{what}.{k}.{key}: {name!r} is not declared; known: {listed}")
+                raise ValueError(
+                    f"{what}.{k}.{key}: {name!r} is not declared; {nearest(name, sorted(known))}"
+                )
 
     def _no_circle(self, what: str) -> None:
         parents = {part.name: part.parent for part in getattr(self, what)}

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from equipoise.formats.text.columns import Text
+from equipoise.sim.scenario.names import nearest
 from equipoise.sim.scenario.tree import InputError
 from equipoise.sim.traces.trace import Bools, Column, column_name
 
@@ -48,7 +49,6 @@ def _among(texts: Text, wanted: Sequence[str], name: str, file: str) -> Bools:
     known = sorted(set(texts.values) - {""})
     absent = [value for value in wanted if value not in known]
     if absent:
-        listed = ", ".join(known[:20] or ["none"]) + (" ..." if len(known) > 20 else "")
-        raise InputError([f"{file}: no {name} {value!r}; known: {listed}" for value in absent])
+        raise InputError([f"{file}: no {name} {value!r}; {nearest(value, known)}" for value in absent])
     marks = np.array([value in wanted for value in texts.values], dtype=np.bool_)
     return marks[texts.codes]

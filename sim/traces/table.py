@@ -15,12 +15,13 @@ from typing import Any
 
 import numpy as np
 
+from equipoise.formats.regular import TABLE_BYTES, RefusedError, read_unpacked
 from equipoise.formats.text.columns import TextBuilder
 from equipoise.formats.text.errors import FormatError
 from equipoise.formats.text.tally import Tally
 from equipoise.formats.text.textfile import TextFile
 from equipoise.policies.numerals import strict_float
-from equipoise.sim.scenario.input_file import TABLE_BYTES, RefusedError, read_unpacked
+from equipoise.sim.scenario.names import nearest
 from equipoise.sim.scenario.tree import InputError
 from equipoise.sim.traces.rows import further
 from equipoise.sim.traces.trace import Bools, Column, Floats, Ints
@@ -151,7 +152,7 @@ class Table:
         texts = self.text(column)
         known = sorted(set(texts))
         absent = [name for name in wanted if name not in known]
-        self.fail([f"{self.name}: no cluster {name!r}; known: {', '.join(known)}" for name in absent])
+        self.fail([f"{self.name}: no cluster {name!r}; {nearest(name, known)}" for name in absent])
         return np.isin(np.array(texts), list(wanted))
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from equipoise.formats.regular import RECORD_BYTES, RefusedError, read_file
 from equipoise.policies.numerals import strict_float
 from equipoise.sim.scenario.tree import InputError, read_text, read_tree
 from equipoise.sim.scenario.units import DATA_RATE, SHARE, SIZE, TIME
@@ -142,9 +143,11 @@ class Study:
 def read_json(path: Path) -> Any:
     """The content of a JSON file, a section. Raises InputError when it cannot be read or is something else."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_file(path, RECORD_BYTES))
     except OSError as error:
         raise InputError([f"{path}: cannot be read: {error.strerror}"]) from error
+    except RefusedError as error:
+        raise InputError([f"{path}: {error}"]) from error
     except ValueError as error:
         raise InputError([f"{path}: is damaged: {error}"]) from error
     if not isinstance(content, dict):

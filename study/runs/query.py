@@ -63,9 +63,8 @@ def _lock(connection: duckdb.DuckDBPyConnection, folder: Path, to: Path | None) 
     if to is not None:
         connection.execute(f"SET allowed_paths = [{text(draft_of(to))}]")
     for setting in ("autoinstall_known_extensions", "autoload_known_extensions"):
-        connection.execute(
-            f"SET {setting} = false"
-        )  # a name such as read_xlsx would fetch a program and run it
+        # Else a name such as read_xlsx fetches a program and runs it.
+        connection.execute(f"SET {setting} = false")
     connection.execute("SET enable_external_access = false")
     connection.execute("SET python_enable_replacements = false")  # variables of this program are no tables
     connection.execute("SET lock_configuration = true")

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from equipoise.formats.regular import RECORD_BYTES, RefusedError, read_file
 from equipoise.policies.contract import Policy
 from equipoise.policies.observation import Bools, Floats, Ints
 from equipoise.policies.record.journal import Entry, JournalError, read
@@ -131,7 +132,7 @@ def manifest_of(folder: Path) -> dict[str, Any]:
     """What the run in `folder` was. Raises InputError, one line."""
     path = folder / "manifest.json"
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
+        manifest = json.loads(read_file(path, RECORD_BYTES))
     except OSError as error:
         raise InputError(
             [f"{path}: {error.strerror}; a folder given to attach as run_dir is needed"]
@@ -178,9 +179,9 @@ def _policy(folder: Path, manifest: Mapping[str, Any]) -> Policy:
 def lines_of(path: Path) -> Iterator[dict[str, Any]]:
     """Lines of a member's record; one that was not written to its end is left out."""
     try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise InputError([f"{path}: {error.strerror}"]) from error
+        raw = read_file(path, RECORD_BYTES)
+    except (OSError, RefusedError) as error:
+        raise InputError([f"{path}: {getattr(error, 'strerror', error)}"]) from error
     for number, line in enumerate(raw.splitlines(keepends=True), start=1):
         if not line.endswith(b"\n"):
             return

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from equipoise import __version__
-from equipoise.options import common
+from equipoise.options import common, say
 
 if TYPE_CHECKING:
     from equipoise.calibrate.device.nvml import Gpu
@@ -26,14 +26,14 @@ OPTIONAL = ("nvidia-ml-py", "torch")
 @common
 def doctor() -> None:
     """Show versions, the kernel cache, processors and GPUs."""
-    click.echo(f"equipoise     {__version__}, Python {platform.python_version()} ({sys.executable})")
-    click.echo(f"packages      {', '.join(f'{name} {_version(name)}' for name in (*PACKAGES, *OPTIONAL))}")
-    click.echo(f"processors    {_processors()}")
-    click.echo(f"kernel cache  {_kernel_cache()}")
+    say(f"equipoise     {__version__}, Python {platform.python_version()} ({sys.executable})")
+    say(f"packages      {', '.join(f'{name} {_version(name)}' for name in (*PACKAGES, *OPTIONAL))}")
+    say(f"processors    {_processors()}")
+    say(f"kernel cache  {_kernel_cache()}")
     first, *others = _gpus()
-    click.echo("\n".join([f"GPUs          {first}", *(f"{'':14}{line}" for line in others)]))
-    click.echo(f"calibration   {', '.join(_calibration())}")
-    click.echo(f"scenarios     {_scenarios()}")
+    say("\n".join([f"GPUs          {first}", *(f"{'':14}{line}" for line in others)]))
+    say(f"calibration   {', '.join(_calibration())}")
+    say(f"scenarios     {_scenarios()}")
 
 
 def _version(name: str) -> str:

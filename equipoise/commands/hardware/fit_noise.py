@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from equipoise.exit_codes import OK
-from equipoise.options import WrongInputError, common
+from equipoise.options import WrongInputError, common, say
 
 
 @click.command("fit-noise")
@@ -31,10 +31,10 @@ def fit_noise(times: Path, form: str) -> int:
         text = str(error)
         raise WrongInputError(text if text.startswith(str(times)) else f"{times}: {text}") from None
     if form == "json":
-        click.echo(json.dumps({"noise": found}, indent=2))
+        say(json.dumps({"noise": found}, indent=2))
         return OK
-    click.echo(f"# {measured.shape[0]} steps of {measured.shape[1]} workers")
-    click.echo("noise:")
+    say(f"# {measured.shape[0]} steps of {measured.shape[1]} workers")
+    say("noise:")
     for key, value in found.items():
-        click.echo(f"  {key}: {value:g}")
+        say(f"  {key}: {value:g}")
     return OK

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from equipoise.exit_codes import OK
-from equipoise.options import WrongInputError, common
+from equipoise.options import WrongInputError, common, say
 
 if TYPE_CHECKING:
     from equipoise.calibrate.fit_steps import MeasuredStep, StepFit
@@ -49,9 +49,9 @@ def fit_steps(steps: Path, out: Path | None, wanted: str | None, form: str) -> i
     if out is not None:
         _write(content, out)
     if form == "json":
-        click.echo(json.dumps(content, indent=2))
+        say(json.dumps(content, indent=2))
     else:
-        click.echo("\n".join(_text(rows, found, content)))
+        say("\n".join(_text(rows, found, content)))
     return OK
 
 

@@ -12,7 +12,8 @@ import click
 
 from equipoise.commands.types import IntRange
 from equipoise.exit_codes import OK
-from equipoise.options import State, WrongInputError, common, note, pass_state, progress
+from equipoise.formats.regular import RefusedError, read_file
+from equipoise.options import State, WrongInputError, common, note, pass_state, progress, say
 
 if TYPE_CHECKING:
     from equipoise.policies.contract import Policy
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from equipoise.sim.record import Run
     from equipoise.sim.scenario.model import Scenario
 
+_KEY_BYTES = 65_536
 _PROMISED = ("makespan_s", "completion_mean_s", "goodput_ratio", "gpu_busy_ratio")
 
 
@@ -85,7 +87,7 @@ def export(
     note(state.quiet, f"{out}: {made.policy_name}, digest {digest[:16]}, {_promised(exported)}")
     note(state.quiet, *_without_effect(exported.policy, out))
     if launch is not None:
-        click.echo(_launch_file(launch, ready, out, script, image), nl=False)
+        say(_launch_file(launch, ready, out, script, image), nl=False)
     return OK
 
 
@@ -103,9 +105,9 @@ def _key(key_file: str | None) -> bytes | None:
     if key_file is None:
         return None
     try:
-        key = Path(key_file).read_bytes().strip()
-    except OSError as error:
-        raise WrongInputError(f"{key_file}: {error.strerror}") from error
+        key = read_file(Path(key_file), _KEY_BYTES).strip()
+    except (OSError, RefusedError) as error:
+        raise WrongInputError(f"{key_file}: {getattr(error, 'strerror', error)}") from error
     if len(key) < 16:
         raise WrongInputError(f"{key_file}: a key of at least 16 bytes is needed")
     return key
@@ -127,8 +129,8 @@ def _check(path: str, key: bytes | None, plugins: bool) -> None:
     from equipoise.policies.record.export import load_policy
 
     found: ExportedPolicy = _tried(lambda: load_policy(Path(path), key, plugins=plugins))
-    click.echo(f"{path}: ok, {'signature checked' if found.signed else 'signature not checked'}")
-    click.echo(json.dumps(found.content(), indent=2))
+    say(f"{path}: ok, {'signature checked' if found.signed else 'signature not checked'}")
+    say(json.dumps(found.content(), indent=2))
 
 
 def _exported(scenario: Scenario, made: Run, policy: str | None) -> ExportedPolicy:

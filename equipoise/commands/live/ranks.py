@@ -9,7 +9,7 @@ import click
 
 from equipoise.commands.types import IntRange
 from equipoise.exit_codes import OK
-from equipoise.options import State, common, pass_state
+from equipoise.options import State, common, pass_state, say
 
 
 @click.command()
@@ -27,5 +27,5 @@ def ranks(state: State, run_dir: str, form: str, last: int | None) -> int:
     from equipoise.study.twin.ranks import as_data, diagnose, render
 
     found = diagnose(Path(run_dir), last)
-    click.echo(json.dumps(as_data(found)) if form == "json" else render(found), nl=form == "json")
+    say(json.dumps(as_data(found)) if form == "json" else render(found), nl=form == "json")
     return OK

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import click
 
-from equipoise.options import State, common, pass_state, progress
-from equipoise.study.terminal import printable
+from equipoise.options import State, common, pass_state, progress, say
 
 
 @click.command()
@@ -60,6 +59,6 @@ def replay(
         summary = summarise(
             found, changes, host_is_fixed=fixed, told=lambda done: tell(done, len(found), f"step {done}")
         )
-    click.echo(printable(summary.as_json() if form == "json" else summary.as_text()))
+    say(summary.as_json() if form == "json" else summary.as_text())
     if timeline is not None:
         write_timeline(found[0], Path(timeline), typical(found))

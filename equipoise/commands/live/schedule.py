@@ -14,7 +14,7 @@ import click
 from equipoise.commands.live.twin import policy_of
 from equipoise.commands.types import FloatRange
 from equipoise.exit_codes import FAILURE, OK
-from equipoise.options import State, WrongInputError, common, note, pass_state
+from equipoise.options import State, WrongInputError, common, note, pass_state, say
 
 if TYPE_CHECKING:
     from equipoise.live.queue.options import Mode, QueueOptions
@@ -182,4 +182,4 @@ def _echo(line: Mapping[str, Any]) -> None:
         for key in _SHOWN
         if line.get(key) not in (None, "")
     ]
-    click.echo(" ".join([at, line["event"], *parts]))
+    say(" ".join([at, line["event"], *parts]))

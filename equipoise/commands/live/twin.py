@@ -10,7 +10,7 @@ import click
 
 from equipoise.commands.types import FloatRange, IntRange
 from equipoise.exit_codes import OK, OUTSIDE
-from equipoise.options import WrongInputError, common
+from equipoise.options import WrongInputError, common, say
 
 if TYPE_CHECKING:
     from equipoise.policies.contract import Policy
@@ -63,7 +63,7 @@ def twin(
             write_whole(Path(scenario), dump(found.scenario))
         except OSError as error:
             raise WrongInputError(f"{scenario}: {error.strerror}") from error
-    click.echo(json.dumps(as_data(found)) if form == "json" else render(found), nl=form == "json")
+    say(json.dumps(as_data(found)) if form == "json" else render(found), nl=form == "json")
     if tolerance is None:
         return OK
     return OK if found.step_error_median <= tolerance and not found.replay_differences else OUTSIDE
@@ -80,7 +80,7 @@ def _queue(
     if scenario is not None:
         raise click.UsageError("--scenario: only of a training job's record")
     found = compare(read_queue(Path(folder), policy), seed)
-    click.echo(json.dumps(as_data(found)) if form == "json" else render(found), nl=form == "json")
+    say(json.dumps(as_data(found)) if form == "json" else render(found), nl=form == "json")
     return OK if tolerance is None or 1.0 - found.near_ratio(found.replayed_s) <= tolerance else OUTSIDE
 
 

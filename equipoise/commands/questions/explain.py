@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from equipoise.exit_codes import OK
-from equipoise.options import State, common, pass_state, progress
+from equipoise.options import State, common, pass_state, progress, say
 
 _LISTED = 8
 
@@ -42,9 +42,7 @@ def explain(
         lines = stage_lines(folder, decision)
         head = f"{folder.policy} at {_span(decision.observation.time_s)}"
         told: dict[str, Any] = {"time_s": decision.observation.time_s, "lines": lines}
-        click.echo(
-            json.dumps(told, indent=2) if form == "json" else "\n".join([head, *(f"  {t}" for t in lines)])
-        )
+        say(json.dumps(told, indent=2) if form == "json" else "\n".join([head, *(f"  {t}" for t in lines)]))
         return OK
     row = folder.row(job)
     wait = why_it_waited(folder, row)
@@ -55,7 +53,7 @@ def explain(
         with progress(state.quiet, folder.name(row), "changes") as tell:
             tried = try_changes(folder, row, trace, tell)
     told = _told(folder, row, wait, tried)
-    click.echo(json.dumps(told, indent=2) if form == "json" else _text(told))
+    say(json.dumps(told, indent=2) if form == "json" else _text(told))
     return OK
 
 

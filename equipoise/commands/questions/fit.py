@@ -11,7 +11,7 @@ import click
 
 from equipoise.commands.types import IntRange
 from equipoise.exit_codes import IMPOSSIBLE, OK
-from equipoise.options import common
+from equipoise.options import common, say
 
 if TYPE_CHECKING:
     from equipoise.study.questions.fits import Fits
@@ -40,9 +40,9 @@ def fit(scenario: str, overrides: tuple[str, ...], plans: int, form: str) -> int
 
     found = fits(Path(scenario), overrides, plans)
     if form == "json":
-        click.echo(json.dumps([as_dict(one) for one in found], indent=2))
+        say(json.dumps([as_dict(one) for one in found], indent=2))
     else:
-        click.echo("\n\n".join("\n".join(_text(one, plans)) for one in found))
+        say("\n\n".join("\n".join(_text(one, plans)) for one in found))
     return OK if all(one.memory.fits for one in found) else IMPOSSIBLE
 
 

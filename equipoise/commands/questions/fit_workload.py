@@ -10,7 +10,7 @@ import click
 
 from equipoise.commands.types import FloatRange, IntRange
 from equipoise.exit_codes import OK
-from equipoise.options import State, common, note, pass_state
+from equipoise.options import State, common, note, pass_state, say
 
 
 @click.command()
@@ -80,8 +80,8 @@ def fit_workload(
             drawn["scale"] = scale
         write_whole(Path(out), write_tree(content))
     note(state.quiet, *read.notes)
-    click.echo(f"{len(read)} jobs in {told}; compared on {pool} GPUs, {seeds} seeds")
-    click.echo(_table(compared(scenario, read, policy, seeds)))
+    say(f"{len(read)} jobs in {told}; compared on {pool} GPUs, {seeds} seeds")
+    say(_table(compared(scenario, read, policy, seeds)))
     return OK
 
 

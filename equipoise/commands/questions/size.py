@@ -11,7 +11,7 @@ import click
 
 from equipoise.commands.types import FloatRange, IntRange
 from equipoise.exit_codes import IMPOSSIBLE, OK
-from equipoise.options import State, common, note, pass_state, progress, scenario_options
+from equipoise.options import State, common, note, pass_state, progress, say, scenario_options
 from equipoise.policies.plain import plain
 
 if TYPE_CHECKING:
@@ -89,10 +89,10 @@ def size(
     )
     turned = changes(rows, objective)
     if form == "json":
-        click.echo(as_json(answer, rows, turned))
+        say(as_json(answer, rows, turned))
     else:
         shown = _ranking(rows, question.targets)
-        click.echo("\n".join([*as_text(answer, question.targets), *shown, *_changes(rows, turned)]))
+        say("\n".join([*as_text(answer, question.targets), *shown, *_changes(rows, turned)]))
     return OK if answer.best is not None else IMPOSSIBLE
 
 

@@ -11,7 +11,7 @@ import click
 
 from equipoise.commands.tables import aligned
 from equipoise.exit_codes import OK
-from equipoise.options import common
+from equipoise.options import common, say
 
 if TYPE_CHECKING:
     from equipoise.study.questions.tune import Choice, Found, Search
@@ -76,12 +76,12 @@ def tune(
     )
     found = find(search, lambda done, total, what: None)
     for note in found.notes:
-        click.echo(f"note: {note}", err=True)
+        say(f"note: {note}", err=True)
     if form == "json":
         click.echo(found.as_json(), nl=False)
     else:
         for line in _lines(found, search):
-            click.echo(line)
+            say(line)
     if picture is not None:
         from equipoise.study.report.charts_tune import objectives
         from equipoise.study.report.figures import write_chart

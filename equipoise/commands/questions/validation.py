@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from equipoise.exit_codes import OK
-from equipoise.options import WrongInputError, common
+from equipoise.options import WrongInputError, common, say
 from equipoise.policies.plain import plain
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def validate_against(
         raise click.UsageError("give NAME or --all, not both")
     if name is None and not every:
         for known, files in FILES.items():
-            click.echo(f"{known:<14} {', '.join(files)}")
+            say(f"{known:<14} {', '.join(files)}")
         return OK
     if data is None:
         raise click.UsageError("needs --data DIR, the folder of the measurements")
@@ -66,7 +66,7 @@ def validate_against(
         _write_page(found, left_out, target)
     if rows_file is not None:
         _write_rows(lines, rows_file)
-    click.echo(_as_json(lines) if form == "json" else as_text(lines))
+    say(_as_json(lines) if form == "json" else as_text(lines))
     return OK
 
 

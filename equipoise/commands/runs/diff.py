@@ -8,8 +8,7 @@ from pathlib import Path
 import click
 
 from equipoise.commands.tables import aligned
-from equipoise.options import common
-from equipoise.study.terminal import printable
+from equipoise.options import common, say
 
 _WIDEST = 40
 """Characters of a value, such as what a scenario asks in words; JSON has all of them."""
@@ -33,13 +32,13 @@ def diff(first: str, second: str, form: str) -> None:
     found = difference(Path(first), Path(second))
     if form == "json":
         content = {"inputs": found.inputs, "metrics": found.metrics}
-        click.echo(json.dumps(plain(content), indent=2, allow_nan=False))
+        say(json.dumps(plain(content), indent=2, allow_nan=False))
         return
     if found.inputs:
         told = [(key, *(_short(value) for value in values)) for key, *values in found.inputs]
-        click.echo(printable("\n".join(aligned([("input", first, second), *told]))))
+        say("\n".join(aligned([("input", first, second), *told])))
     else:
-        click.echo("inputs: equal")
+        say("inputs: equal")
     rows = [
         (LABELS[m].strip(), show(m, a), show(m, b), f"x {digits(b / a)}" if a > 0 else "-")
         for m, a, b in found.metrics
@@ -47,6 +46,6 @@ def diff(first: str, second: str, form: str) -> None:
     ]
     if rows:
         table = aligned([("metric", first, second, "ratio"), *rows], [False, True, True, True])
-        click.echo(printable("\n" + "\n".join(table)))
+        say("\n" + "\n".join(table))
     else:
-        click.echo("metrics: equal")
+        say("metrics: equal")

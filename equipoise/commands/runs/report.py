@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from equipoise.commands.types import FloatRange
-from equipoise.options import State, common, note, pass_state
+from equipoise.options import State, common, note, pass_state, say
 
 
 @contextmanager
@@ -62,7 +62,7 @@ def report(
 
         with _written("--figures"):
             for path in write_figures(folder, figures, form):
-                click.echo(str(path))
+                say(str(path))
         if out is None:
             return
     from equipoise.study.folders import check_target
@@ -77,7 +77,7 @@ def report(
         with _written("--out"):
             size_bytes, notes = live_report(live, target, gpu_hour_usd)
         note(state.quiet, *(f"note: {text}" for text in notes))
-        click.echo(f"{target}: {size_bytes / 1e6:.2f} MB")
+        say(f"{target}: {size_bytes / 1e6:.2f} MB")
         return
     if gpu_hour_usd is not None:
         raise click.BadParameter(
@@ -88,7 +88,7 @@ def report(
     with _written("--out"):
         made = make_report(folder, out)
     note(state.quiet, *(f"note: {text}" for text in made.notes))
-    click.echo(f"{made.path}: {made.size_bytes / 1e6:.2f} MB")
+    say(f"{made.path}: {made.size_bytes / 1e6:.2f} MB")
 
 
 @click.command()
@@ -116,12 +116,10 @@ def timeline(state: State, folder: str, out: str | None) -> None:
         target = live / "trace.json.gz" if out is None else Path(out)
         with _written("--out"):
             slices, instants = write_live_trace(live, target)
-        click.echo(f"{target}: {slices} slices, {instants} instants")
+        say(f"{target}: {slices} slices, {instants} instants")
         return
     with _written("--out"):
         written = write_trace(folder, Path(folder) / "trace.json.gz" if out is None else out)
     if written.slices > MANY:
         note(state.quiet, f"note: {written.slices:,} slices; viewers may fail above some {MANY:,}")
-    click.echo(
-        f"{written.path}: {written.slices} slices, {written.counters} counters, {written.instants} instants"
-    )
+    say(f"{written.path}: {written.slices} slices, {written.counters} counters, {written.instants} instants")

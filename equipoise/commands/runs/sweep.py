@@ -10,9 +10,8 @@ import click
 from equipoise.commands.runs.compare import until_options
 from equipoise.commands.types import IntRange
 from equipoise.exit_codes import OK, OUTSIDE, SOME_FAILED
-from equipoise.options import KEPT, State, common, mlflow_option, note, pass_state, progress, to_mlflow
+from equipoise.options import KEPT, State, common, mlflow_option, note, pass_state, progress, say, to_mlflow
 from equipoise.policies.numerals import is_index
-from equipoise.study.terminal import printable
 
 if TYPE_CHECKING:
     from equipoise.study.runs.sweep import Outcome
@@ -85,12 +84,12 @@ def sweep(
     if launch is not None:
         planned(path, options)  # what is wrong with the sweep is said here, not by sixteen machines
         given = _kept_options(keep, timeline, retry, until, max_seeds)
-        click.echo(FORMS[launch](Launch(file, out, shards, jobs, given, image, claim)), nl=False)
+        say(FORMS[launch](Launch(file, out, shards, jobs, given, image, claim)), nl=False)
         return OK
     if dry_run:
         orders, _, notes, _ = planned(path, options)
         most = "" if until is None else "at most "
-        click.echo(f"{most}{len(orders)} runs, {len({order.point for order in orders})} points")
+        say(f"{most}{len(orders)} runs, {len({order.point for order in orders})} points")
         note(state.quiet, *(f"note: {text}" for text in notes))
         return OK
     try:
@@ -100,7 +99,7 @@ def sweep(
         note(state.quiet, KEPT)
         raise
     note(state.quiet, *(f"note: {text}" for text in outcome.notes))
-    click.echo(printable(_summary(outcome, out)))
+    say(_summary(outcome, out))
     to_mlflow(out, mlflow)
     if outcome.failed:
         return SOME_FAILED
@@ -145,6 +144,6 @@ def merge(state: State, folders: tuple[str, ...]) -> int:
     from equipoise.study.runs.shards import merge as join
 
     done, failed, notes = join(Path(folders[0]), [Path(folder) for folder in folders])
-    click.echo(f"{done + failed} runs in {folders[0]}: {failed} failed")
+    say(f"{done + failed} runs in {folders[0]}: {failed} failed")
     note(state.quiet, *(f"note: {text}" for text in notes))
     return SOME_FAILED if failed or notes else OK

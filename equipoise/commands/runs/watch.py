@@ -10,8 +10,7 @@ import click
 
 from equipoise.commands.types import FloatRange
 from equipoise.exit_codes import OK, SOME_FAILED
-from equipoise.options import State, common, note, pass_state
-from equipoise.study.terminal import printable
+from equipoise.options import State, common, note, pass_state, say
 
 
 @click.command()
@@ -40,7 +39,7 @@ def watch(state: State, folder: str, every: float, once: bool, page: str | None)
         ended, at_s = now.done + now.failed, time.monotonic()
         first = first or (at_s, ended)
         rate = (ended - first[1]) / (at_s - first[0]) if at_s > first[0] else math.nan
-        click.echo(printable(now.text(rate)))
+        say(now.text(rate))
         if page is not None and now.done:
             try:
                 make_report(folder, page, refresh_s=None if once or now.ended else every)

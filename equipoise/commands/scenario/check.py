@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from equipoise.exit_codes import OK
-from equipoise.options import common, trace_changes, trace_options
+from equipoise.options import common, say, trace_changes, trace_options
 
 
 @click.command()
@@ -41,10 +41,10 @@ def check(ctx: click.Context, trace: str, scenario: str | None, count: str | Non
     found = check_trace(spec, Path(trace), cluster)
     if form == "json":
         shown = {"file": found.file, "rows": found.rows, "jobs": found.jobs}
-        click.echo(json.dumps({**shown, "findings": [f.as_dict() for f in found.findings]}, indent=2))
+        say(json.dumps({**shown, "findings": [f.as_dict() for f in found.findings]}, indent=2))
         return OK
-    click.echo(f"{found.file}: {found.rows} rows, {found.jobs} jobs")
+    say(f"{found.file}: {found.rows} rows, {found.jobs} jobs")
     for finding in found.findings:
         place = f" (first in line {finding.line})" if finding.line else ""
-        click.echo(f"  {finding.count:>9}  {finding.what}{place}\n             {finding.effect}")
+        say(f"  {finding.count:>9}  {finding.what}{place}\n             {finding.effect}")
     return OK

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from equipoise.exit_codes import FAILURE
-from equipoise.options import common
+from equipoise.options import common, say
 
 
 @click.command("check-stage")
@@ -27,7 +27,7 @@ def check_stage(ctx: click.Context, stage: str) -> None:
     for rule in rules_for(made):
         problem = _problem(rule, made)
         name = rule.__name__.replace("_", " ")
-        click.echo(f"ok      {name}" if problem is None else f"broken  {name}: {problem}")
+        say(f"ok      {name}" if problem is None else f"broken  {name}: {problem}")
         broken += problem is not None
     if broken:
         ctx.exit(FAILURE)

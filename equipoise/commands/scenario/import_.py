@@ -8,7 +8,7 @@ import click
 
 from equipoise.commands.types import IntRange
 from equipoise.exit_codes import OK
-from equipoise.options import common, trace_changes, trace_options
+from equipoise.options import common, say, trace_changes, trace_options
 
 
 @click.command("import")
@@ -46,5 +46,5 @@ def import_(
     text = import_site(files, out=target, trace=trace, reading=changes, count=count, gpus=gpus or 0)
     write_whole(target, text)
     comments = sum(line.startswith("#   ") for line in text.splitlines())
-    click.echo(f"{out}: {comments} lines of comments on what a scenario has no counterpart for")
+    say(f"{out}: {comments} lines of comments on what a scenario has no counterpart for")
     return OK

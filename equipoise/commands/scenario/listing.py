@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from equipoise.options import common
+from equipoise.options import common, say
 
 WHAT = ("stages", "hardware", "scenarios", "sweeps", "prices", "carbon")
 _BY_KEY = {"scenario": "sweeps", "cluster": "scenarios", "regions": "carbon"}
@@ -25,15 +25,15 @@ def list_(what: str | None, form: str) -> None:
     makers = {"stages": stages, "hardware": hardware}
     found = {name: makers[name]() if name in makers else files(name) for name in ([what] if what else WHAT)}
     if form == "json":
-        click.echo(json.dumps(found, indent=2))
+        say(json.dumps(found, indent=2))
         return
     for name, rows in found.items():
-        click.echo(f"{name}:")
+        say(f"{name}:")
         width = max((len(row["name"]) for row in rows), default=0) + 2
         for row in rows:
-            click.echo(f"  {row['name']:{width}}{_line(row) if what else row['what']}")
+            say(f"  {row['name']:{width}}{_line(row) if what else row['what']}")
     if not what:
-        click.echo("more of each: equipoise list stages, equipoise list hardware, ...")
+        say("more of each: equipoise list stages, equipoise list hardware, ...")
 
 
 def _line(row: Mapping[str, Any]) -> str:

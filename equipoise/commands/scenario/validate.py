@@ -11,7 +11,7 @@ import click
 
 from equipoise.commands.tables import aligned
 from equipoise.exit_codes import OK, WRONG_INPUT
-from equipoise.options import common, note
+from equipoise.options import common, note, say
 
 
 @click.command()
@@ -26,7 +26,7 @@ def validate(files: tuple[str, ...]) -> int:
         try:
             kind, warnings = _validate(name)
             note(False, *warnings)
-            click.echo(f"{name}: {kind} ok")
+            say(f"{name}: {kind} ok")
         except InputError as error:
             note(False, *error.lines)
             code = WRONG_INPUT
@@ -82,12 +82,12 @@ def schema(key: str | None, form: str | None) -> None:
     if form == "json" and key is None:
         from equipoise.sim.loading.file import json_schema
 
-        click.echo(json.dumps(json_schema(), indent=2))
+        say(json.dumps(json_schema(), indent=2))
         return
     from equipoise.sim.scenario import reference
 
     if form == "markdown" and key is None:
-        click.echo(reference.page(), nl=False)
+        say(reference.page(), nl=False)
         return
     found = reference.under(key or "")
     if not found:
@@ -96,7 +96,7 @@ def schema(key: str | None, form: str | None) -> None:
         hint = f"did you mean {close[0]!r}?" if close else "see: equipoise schema --format table"
         raise click.UsageError(f"no key {key!r}; {hint}")
     if form == "json":
-        click.echo(json.dumps([asdict(row) for row in found], indent=2))
+        say(json.dumps([asdict(row) for row in found], indent=2))
         return
     rows = [(row.path, row.kind, row.default or "needed", row.meaning) for row in found]
-    click.echo("\n".join(aligned([("key", "may be", "default", "meaning"), *rows])))
+    say("\n".join(aligned([("key", "may be", "default", "meaning"), *rows])))

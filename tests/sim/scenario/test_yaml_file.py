@@ -13,7 +13,8 @@ from equipoise.policies import registry as policies
 from equipoise.sim.hardware.profile import HardwareProfile, load_profile, save_profile, scenarios_dir
 from equipoise.sim.loading.checks import _names
 from equipoise.sim.loading.file import InputError, dump, from_mapping, json_schema, load, read_scenario
-from equipoise.sim.scenario.model import Cluster, Scenario
+from equipoise.sim.scenario.model import Cluster, Scenario, Workload
+from equipoise.sim.scenario.names import unknown
 from equipoise.sim.scenario.tree import MAX_VALUES, read_tree, write_tree
 
 BASE = """\
@@ -539,3 +540,17 @@ def test_many_groups_are_checked_in_one_pass() -> None:
     names = list(_names(case, load_profile(case.cluster.hardware)))
     assert time.process_time() - began_s < 4.0
     assert names == [(("cluster", "nodes", 60_000, "name"), "'g7' is the name of two groups")]
+
+
+def test_a_name_among_thousands_is_told_with_the_nearest() -> None:
+    many = [f"model-{k}" for k in range(2000)]
+    assert unknown("model", "modle-77", many) == "unknown model 'modle-77'; did you mean 'model-77'?"
+    told = unknown("model", "x" * 1_000_000, many)
+    assert told.startswith("unknown model 'xxx")
+    assert told.endswith("model-6, model-7, ... (2000 in all)")
+    assert len(told) < 250
+    assert unknown("model", "x", []) == "unknown model 'x'; known: none"
+    jobs = [{"model": "m", "gpus": 1, "steps": 1, "global_batch": 1}]
+    with pytest.raises(ValueError, match=r"jobs\.0\.model: unknown model 'm'; ") as caught:
+        Workload.model_validate({"models": {name: {"sample_time": 1.0} for name in many}, "jobs": jobs})
+    assert len(str(caught.value)) < 500

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import gzip
+import io
 import os
 import stat
 from pathlib import Path
+from typing import BinaryIO
 
 YAML_BYTES = 8_000_000
 """Most of a scenario, sweep, profile or price book."""
 
 TABLE_BYTES = 256_000_000
 """Most of a job trace, unpacked: about eight million jobs."""
+
+RECORD_BYTES = 1_000_000_000
+"""Most of a profiled step, a member's record or a shard, unpacked."""
 
 _GZIP = b"\x1f\x8b"
 
@@ -25,14 +30,22 @@ def read_file(path: Path, most_bytes: int) -> bytes:
 
     Raises RefusedError for a device, a pipe or a larger file, OSError when it cannot be read.
     """
-    with open(path, "rb", opener=_without_waiting) as file:
-        mode = os.fstat(file.fileno()).st_mode
-        if not stat.S_ISREG(mode):
-            raise RefusedError("not a regular file (a device or a pipe); write what it gives into a file")
+    with opened(path) as file:
         data = file.read(most_bytes + 1)
     if len(data) > most_bytes:
         raise RefusedError(f"larger than {most_bytes} bytes")
     return data
+
+
+def opened(path: Path) -> BinaryIO:
+    """A regular file to read from. Raises RefusedError for a device or a pipe, OSError when it cannot be read."""
+    if "\0" in str(path):
+        raise RefusedError("no file has a NUL in its name")
+    file = open(path, "rb", opener=_without_waiting)  # noqa: SIM115 - the caller closes it
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise RefusedError("not a regular file (a device or a pipe); write what it gives into a file")
+    return file
 
 
 def _without_waiting(path: str, flags: int) -> int:
@@ -47,7 +60,7 @@ def read_unpacked(path: Path, most_bytes: int) -> bytes:
     data = read_file(path, most_bytes)
     if data[:2] != _GZIP:
         return data
-    with gzip.open(path) as packed:
+    with gzip.open(io.BytesIO(data)) as packed:
         data = packed.read(most_bytes + 1)
     if len(data) > most_bytes:
         raise RefusedError(f"larger than {most_bytes} bytes when unpacked")
