@@ -10,10 +10,21 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
-from equipoise.sim.scenario.convolutional import Convolutional
 from equipoise.sim.scenario.faults import Faults as Faults
 from equipoise.sim.scenario.generate import Generate
-from equipoise.sim.scenario.lighter import Lighter
+from equipoise.sim.scenario.jobs import Checkpoint as Checkpoint
+from equipoise.sim.scenario.jobs import Data as Data
+from equipoise.sim.scenario.jobs import Even as Even
+from equipoise.sim.scenario.jobs import Job as Job
+from equipoise.sim.scenario.jobs import OnNodes as OnNodes
+from equipoise.sim.scenario.jobs import Redraw as Redraw
+from equipoise.sim.scenario.jobs import Skewed as Skewed
+from equipoise.sim.scenario.jobs import SpreadSizes as SpreadSizes
+from equipoise.sim.scenario.jobs import TraceSpec as TraceSpec
+from equipoise.sim.scenario.jobs import TrainingJobs as TrainingJobs
+from equipoise.sim.scenario.models import Memory as Memory
+from equipoise.sim.scenario.models import Model as Model
+from equipoise.sim.scenario.models import Parallel as Parallel
 from equipoise.sim.scenario.money import Cost as Cost
 from equipoise.sim.scenario.names import unknown
 from equipoise.sim.scenario.pools import Autoscale, Available
@@ -21,13 +32,11 @@ from equipoise.sim.scenario.queues import Queues
 from equipoise.sim.scenario.section import Count, Positive, Section, Span
 from equipoise.sim.scenario.services import Service as Service
 from equipoise.sim.scenario.throughputs import Throughputs as Throughputs
-from equipoise.sim.scenario.transformer import TransformerSpec
 from equipoise.sim.scenario.units import (
     Bytes,
     BytesPerS,
     Celsius,
     Float,
-    Flop,
     GramsPerKwh,
     Int,
     Rate,
@@ -37,8 +46,6 @@ from equipoise.sim.scenario.units import (
     UsdPerJoule,
     Watts,
 )
-
-Precision = Literal["fp64", "fp32", "tf32", "fp16", "bf16", "fp8"]
 
 
 class NodeGroup(Section):
@@ -142,295 +149,6 @@ class Cluster(Section):
     def groups(self) -> tuple[NodeGroup, ...]:
         """Node groups; a counted pool is one node that holds all GPUs."""
         return self.nodes or (NodeGroup(name="pool", gpus=self.gpus or 1),)
-
-
-class Exchange(Section):
-    """How gradients are exchanged. alpha and rate default to the hardware profile's fabric."""
-
-    # of the gradient exchange
-    algorithm: Literal["ring", "tree", "hierarchical", "parameter-server", "async-parameter-server"] = "ring"
-    alpha: Seconds | None = None  # per message
-    rate: BytesPerS | None = None  # highest rate a flow reaches (B)
-    servers: Count = 1  # parameter servers, where the algorithm has them
-    compression: Annotated[Float, Field(gt=0, le=1)] = 1.0  # bytes sent over bytes of gradient
-    compression_time: Seconds = 0.0  # extra compute per exchange
-
-
-class Parallel(Section):
-    """Model parallelism of one replica."""
-
-    tensor: Count = 1  # GPUs that share each layer
-    pipeline: Count = 1  # stages of layers
-    pipeline_microbatches: Count = 8  # micro-batches that fill the pipeline
-    zero: Literal[0, 1, 2, 3] = 0  # ZeRO stage: what is split over replicas
-    tensor_bytes_per_sample: Bytes = 0.0  # all-reduced inside a tensor-parallel group, per step
-
-
-class Memory(Section):
-    """Device memory of one replica, for the check before the run."""
-
-    optimizer_bytes_per_parameter: Annotated[Float, Field(ge=0)] = 12.0  # Adam in mixed precision has 12
-    activation_per_sample: Bytes = 0.0  # kept for the backward pass
-    recompute: bool = False  # recompute activations instead of keeping them
-    layers: Count = 24  # with recomputation, 1 / sqrt(layers) of the activations are kept
-
-
-class Evaluation(Section):
-    """Evaluation of a model while it trains, on the GPUs that train it; its time is spread over the steps."""
-
-    every: Count  # samples of training between two evaluations
-    samples: Annotated[Int, Field(ge=0)] = 0  # each costs a forward pass, a third of a training sample
-    time: Seconds = 0.0  # of each evaluation, beside them, which no number of GPUs shortens
-
-
-class Model(Section):
-    """One training workload: what a step costs and how it learns."""
-
-    fixed_time: Seconds | None = None  # alpha_c: per pass, on the reference accelerator
-    sample_time: Seconds | None = None  # beta_c: per sample
-    flop_per_sample: Flop | None = None  # roofline instead of a fit
-    efficiency: Annotated[Share, Field(gt=0)] | None = None  # of that roofline; none: the accelerator's
-    step: str | None = None  # a step that the hardware profile has, in the precision below
-    transformer: TransformerSpec | None = None  # a large model by its shape; all costs follow from it
-    convolutional: Convolutional | None = None  # an image model by its layers; its work follows from them
-    bytes_per_sample: Bytes = 0.0  # read from memory by a pass, for the roofline
-    precision: Precision = "bf16"  # of the pass
-    tokens_per_sample: Count | None = None  # of a language model, for tokens/s and money per token
-    # of the model: gradients, memory and checkpoints follow from it
-    parameters: Annotated[Float, Field(ge=0)] = 0.0
-    gradient: Bytes | None = None  # bytes exchanged; none: parameters x bytes of the precision
-    exchange: Exchange = Exchange()
-    overlap: Annotated[Float, Field(ge=1)] = 1.0  # gamma; left out: of a `step` as measured, if it was
-    samples_per_pass: Count | None = None  # m_max
-    preprocess_time: Seconds | None = None  # of one host core for a sample; none: never the limit
-    parallel: Parallel = Parallel()
-    memory: Memory = Memory()
-    share_kappa: Annotated[Float, Field(gt=0)] | None = None  # none: the profile's, else in proportion
-    interference: Annotated[Float, Field(ge=0)] | None = None  # iota; none: the profile's, else 0
-    noise_scale: Annotated[Float, Field(ge=0)] | None = None  # phi in samples; none: efficiency 1
-    noise_scale_growth: Annotated[Float, Field(ge=0)] = 0.0  # phi grows by this factor over the run
-    drift: Annotated[Float, Field(ge=0)] = 0.0  # kappa_d
-    staleness: Annotated[Float, Field(ge=0)] = 0.0  # penalty per update missed, asynchronous only
-    evaluation: Evaluation | None = None  # while it trains; none: it takes no time
-    lighter: Lighter = Lighter()  # compressed gradients, pruning, quantisation, distillation
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of a sample; 0 for a model without."""
-        if self.transformer is not None:
-            return self.transformer.shape().sequence
-        return self.tokens_per_sample or 0
-
-    @model_validator(mode="after")
-    def _cost_given(self) -> Self:
-        if self.lighter.moments == "int8" and self.memory.optimizer_bytes_per_parameter < 8:
-            raise ValueError(
-                "lighter.moments: int8 needs 'memory.optimizer_bytes_per_parameter' of 8 or more"
-            )
-        if self.transformer is not None:
-            self.transformer.alone(self)
-            return self
-        if self.convolutional is not None:
-            self.convolutional.alone(self)
-            return self
-        costs = (self.sample_time, self.flop_per_sample, self.step)
-        if sum(cost is not None for cost in costs) != 1:
-            names = (
-                "'sample_time' (a fit), 'flop_per_sample' (a roofline), 'step' (of the hardware profile), "
-                "'transformer' (a shape), 'convolutional' (layers)"
-            )
-            raise ValueError(f"needs exactly one of {names}")
-        if self.step is not None and self.fixed_time is not None:
-            raise ValueError("'fixed_time' is part of the 'step' of the hardware profile; leave it out")
-        return self
-
-
-class Even(Section):
-    """Shards dealt round robin over the nodes of the job (or over all nodes)."""
-
-    kind: Literal["even"] = "even"  # equally
-    over: Literal["job", "cluster"] = "job"  # the nodes of the job, or all of the cluster
-
-
-class Skewed(Section):
-    """Shards by a Zipf law over the nodes: node k holds a share proportional to 1/(k+1)^exponent."""
-
-    kind: Literal["skewed"]  # by a power law
-    exponent: Annotated[Float, Field(ge=0)] = 1.0  # of the power law; 0 is even
-    over: Literal["job", "cluster"] = "job"  # the nodes of the job, or all of the cluster
-
-
-class OnNodes(Section):
-    """All shards on the named nodes, round robin."""
-
-    kind: Literal["nodes"]  # on named nodes
-    nodes: Annotated[tuple[str, ...], Field(min_length=1)]  # names of nodes
-
-
-class SpreadSizes(Section):
-    """Sizes of shards drawn from a log-normal distribution, anew for each seed."""
-
-    kind: Literal["lognormal"]  # distribution of the sizes
-    cov: Annotated[Float, Field(gt=0, le=5)]  # coefficient of variation
-
-
-class Data(Section):
-    """A job's dataset."""
-
-    samples: Count  # of the dataset
-    sample_size: Bytes = 0.0  # bytes to read for a sample
-    shards: Count = 64  # pieces that are stored, owned and moved
-    shard_sizes: tuple[Positive, ...] | SpreadSizes | None = None  # relative, one per shard; none: equal
-    prefetch: Annotated[Int, Field(ge=0)] = 1  # shards that are fetched before a worker gets to them
-    replicas: Count = 1  # copies of every shard, on different nodes
-    # where shards are stored at first
-    placement: Annotated[Even | Skewed | OnNodes, Field(discriminator="kind")] = Even()
-
-    @model_validator(mode="after")
-    def _a_size_each(self) -> Self:
-        if isinstance(self.shard_sizes, tuple) and len(self.shard_sizes) != self.shards:
-            raise ValueError(f"'shard_sizes' has {len(self.shard_sizes)} sizes for {self.shards} 'shards'")
-        return self
-
-
-class Checkpoint(Section):
-    """Saving and restoring."""
-
-    size: Bytes | None = None  # none: parameters x (4 + optimiser bytes)
-    # between two saves; young-daly: from what a save and a failure cost
-    interval: Span | Literal["young-daly", "never"] = "young-daly"
-
-
-class Job(Section):
-    """One job, or `count` of them `spacing` apart. With `model` it trains; with `duration` it is rigid."""
-
-    name: str = "job"  # copies are NAME-0, NAME-1, ...
-    count: Count = 1  # copies of the job
-    arrival: Seconds = 0.0  # of the first copy
-    spacing: Seconds = 0.0  # between the arrivals of copies
-    priority: Positive = 1.0  # higher is served earlier, where the policy heeds it
-    gpus: Count = 1  # asked for
-    gpu_share: Annotated[Share, Field(gt=0, le=1)] = 1.0  # of each GPU, for jobs that share
-    duration: Seconds | None = None  # of a job known by its time only
-    time_limit: Seconds | None = None  # a duration job is ended when it has run for so long
-    job_type: str = ""  # of a duration job: whose rates it has in `workload.throughputs`
-    # its GPUs may be of several models
-    mix_gpus: bool = (
-        False  # a duration job may hold GPUs of several models, and runs at the pace of the slowest
-    )
-    model: str | None = None  # name in workload.models, of a training job
-    gpus_min: Count | None = (
-        None  # a duration job may start with fewer GPUs; it then runs longer in proportion
-    )
-    workers_min: Count | None = None  # default: what `gpus` makes; fewer and more makes the job elastic
-    workers_max: Count | None = None  # most workers; none: as asked for
-    steps: Count | None = None  # target; or epochs, samples or tokens
-    epochs: Positive | None = None  # target; or steps, samples or tokens
-    samples: Count | None = None  # target; or steps, epochs or tokens
-    # target, of a language model: as many samples as hold them, which loading puts in its place
-    tokens: Count | None = Field(default=None, exclude=True)
-    global_batch: Count = 1  # samples of a step, over all workers
-    batch_reference: Count | None = None  # M0; none: global_batch
-    batch_max: Count | None = None  # a policy may raise the batch up to this; none: it stays as it is
-    micro_batch: Count = 1  # batches are dealt in multiples of it
-    sync_interval: Count = 1  # local steps between two gradient exchanges
-    data: Data | None = None  # the dataset; none: input costs nothing
-    checkpoint: Checkpoint = Checkpoint()  # when it is saved
-    # restart from the checkpoint, or go on with the others
-    on_worker_loss: Literal["restart", "regroup"] = "restart"
-    user: str = ""  # who submitted it
-    account: str = ""  # of the user
-    partition: str = ""  # that it asks for
-    qos: str = ""  # quality of service that it asks for
-    queue: str = ""  # that it goes to
-    gpu_types: tuple[str, ...] = ()  # accelerators or groups of nodes, any of them; none: all
-    # how close its GPUs must, or should, be
-    together: Literal["rack-preferred", "rack-required", "node-preferred", "node-required"] | None = None
-    cpus: Count | None = None  # cores that it asks for; counted by limits only
-    host_memory: Bytes | None = None  # that it asks for; counted by limits only
-    nodes: Count | None = None  # that it asks for; counted by limits only
-
-    @model_validator(mode="after")
-    def _one_kind(self) -> Self:
-        if (self.duration is None) == (self.model is None):
-            raise ValueError("needs either 'duration' (a rigid job) or 'model' (a training job)")
-        if self.gpus_min is not None and self.gpus_min > self.gpus:
-            raise ValueError(f"'gpus_min' {self.gpus_min} must not exceed 'gpus' {self.gpus}")
-        if self.model is not None:
-            of_duration = (
-                self.job_type,
-                self.mix_gpus,
-                self.time_limit is not None,
-                self.gpus_min is not None,
-            )
-            if any(of_duration):
-                raise ValueError(
-                    "'job_type', 'mix_gpus', 'time_limit' and 'gpus_min' are of jobs with 'duration'; this one has "
-                    "a 'model'"
-                )
-            targets = [k for k in ("steps", "epochs", "samples", "tokens") if getattr(self, k) is not None]
-            if len(targets) != 1:
-                raise ValueError("needs exactly one of 'steps', 'epochs', 'samples', 'tokens'")
-            if self.epochs is not None and self.data is None:
-                raise ValueError("'epochs' needs 'data'")
-            if self.batch_reference is not None and self.batch_reference > self.global_batch:
-                raise ValueError("'batch_reference' must not exceed 'global_batch'")
-            if self.batch_max is not None and self.batch_max < self.global_batch:
-                raise ValueError("'batch_max' must not be below 'global_batch'")
-        return self
-
-
-class Redraw(Section):
-    """Other jobs on each seed that are like those of the trace: its sessions, in another order.
-
-    Sessions (jobs of one user and size, each soon after the one before) stay whole and change places with others
-    that begin in the same window, so that the load of each window stays what it was.
-    """
-
-    window: Span = 86400.0  # in which sessions change places; shorter ones keep more of the trace
-    together: Span = 600.0  # a session ends when its next job takes longer to come
-    scale: Positive = 1.0  # as many times the jobs: sessions are taken twice, or not at all
-
-
-class TraceSpec(Section):
-    """Jobs from a file. `training` turns every k-th job into a training job of the named models."""
-
-    file: str  # beside the scenario, or where it is run
-    format: str = "auto"  # one of the formats that `equipoise.sim.traces.read` knows
-    # Of a CSV file: arrival, gpus, duration (or start and end), by column.
-    columns: dict[str, str] = Field(default_factory=dict)
-    zone: str = ""  # of the clock that wrote times without one; none: UTC, or the one of a published trace
-    keep: tuple[str, ...] = ()  # only jobs with `column=value`
-    count: Literal["gpus", "cpus"] = "gpus"  # cpus: each core counts as a GPU of the cluster
-    limit: Count | None = None  # first jobs only
-    clusters: tuple[str, ...] = ()  # keep only these virtual clusters
-    time_scale: Positive = 1.0  # multiplies arrivals: below 1 raises the load
-    mix_gpus: bool = False  # as of a job; a column job_type names the rates of `workload.throughputs`
-    checkpoint: Checkpoint = Checkpoint()  # of all jobs of the trace
-    redraw: Redraw | None = None  # none: the jobs of the trace as they came, on every seed
-    # which jobs of the trace train a model
-    training: TrainingJobs = Field(default_factory=lambda: TrainingJobs())
-
-
-class TrainingJobs(Section):
-    """Gives some jobs of a trace a workload, so that their ideal duration equals the trace's.
-
-    `count` jobs, evenly spread over the trace, take `models` in turn; a job whose trace names a model has that.
-    """
-
-    count: Annotated[Int, Field(ge=0)] = 0  # jobs of the trace that train; the others are known by duration
-    models: tuple[str, ...] = ()  # of `workload.models`, taken in turn
-    global_batch: Count = 64  # samples of a step, over all workers
-    micro_batch: Count = 1  # batches are dealt in multiples of it
-    shards: Count = 16  # pieces of each job's dataset
-    sample_size: Bytes = 0.0  # of a sample; 0: reading takes no time
-    steps_max: Count = 2000  # longer jobs get longer steps, by more samples a step
-
-    @model_validator(mode="after")
-    def _models_named(self) -> Self:
-        if self.count and not self.models:
-            raise ValueError("'count' needs 'models', the names of some of the workload's models")
-        return self
 
 
 class Workload(Section):

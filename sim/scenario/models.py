@@ -1,0 +1,116 @@
+"""What a scenario may say of the models that jobs train: what a step costs, and how it learns."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from equipoise.sim.scenario.convolutional import Convolutional
+from equipoise.sim.scenario.lighter import Lighter
+from equipoise.sim.scenario.section import Count, Section
+from equipoise.sim.scenario.transformer import TransformerSpec
+from equipoise.sim.scenario.units import Bytes, BytesPerS, Float, Flop, Int, Seconds, Share
+
+Precision = Literal["fp64", "fp32", "tf32", "fp16", "bf16", "fp8"]
+
+
+class Exchange(Section):
+    """How gradients are exchanged. alpha and rate default to the hardware profile's fabric."""
+
+    # of the gradient exchange
+    algorithm: Literal["ring", "tree", "hierarchical", "parameter-server", "async-parameter-server"] = "ring"
+    alpha: Seconds | None = None  # per message
+    rate: BytesPerS | None = None  # highest rate a flow reaches (B)
+    servers: Count = 1  # parameter servers, where the algorithm has them
+    compression: Annotated[Float, Field(gt=0, le=1)] = 1.0  # bytes sent over bytes of gradient
+    compression_time: Seconds = 0.0  # extra compute per exchange
+
+
+class Parallel(Section):
+    """Model parallelism of one replica."""
+
+    tensor: Count = 1  # GPUs that share each layer
+    pipeline: Count = 1  # stages of layers
+    pipeline_microbatches: Count = 8  # micro-batches that fill the pipeline
+    zero: Literal[0, 1, 2, 3] = 0  # ZeRO stage: what is split over replicas
+    tensor_bytes_per_sample: Bytes = 0.0  # all-reduced inside a tensor-parallel group, per step
+
+
+class Memory(Section):
+    """Device memory of one replica, for the check before the run."""
+
+    optimizer_bytes_per_parameter: Annotated[Float, Field(ge=0)] = 12.0  # Adam in mixed precision has 12
+    activation_per_sample: Bytes = 0.0  # kept for the backward pass
+    recompute: bool = False  # recompute activations instead of keeping them
+    layers: Count = 24  # with recomputation, 1 / sqrt(layers) of the activations are kept
+
+
+class Evaluation(Section):
+    """Evaluation of a model while it trains, on the GPUs that train it; its time is spread over the steps."""
+
+    every: Count  # samples of training between two evaluations
+    samples: Annotated[Int, Field(ge=0)] = 0  # each costs a forward pass, a third of a training sample
+    time: Seconds = 0.0  # of each evaluation, beside them, which no number of GPUs shortens
+
+
+class Model(Section):
+    """One training workload: what a step costs and how it learns."""
+
+    fixed_time: Seconds | None = None  # alpha_c: per pass, on the reference accelerator
+    sample_time: Seconds | None = None  # beta_c: per sample
+    flop_per_sample: Flop | None = None  # roofline instead of a fit
+    efficiency: Annotated[Share, Field(gt=0)] | None = None  # of that roofline; none: the accelerator's
+    step: str | None = None  # a step that the hardware profile has, in the precision below
+    transformer: TransformerSpec | None = None  # a large model by its shape; all costs follow from it
+    convolutional: Convolutional | None = None  # an image model by its layers; its work follows from them
+    bytes_per_sample: Bytes = 0.0  # read from memory by a pass, for the roofline
+    precision: Precision = "bf16"  # of the pass
+    tokens_per_sample: Count | None = None  # of a language model, for tokens/s and money per token
+    # of the model: gradients, memory and checkpoints follow from it
+    parameters: Annotated[Float, Field(ge=0)] = 0.0
+    gradient: Bytes | None = None  # bytes exchanged; none: parameters x bytes of the precision
+    exchange: Exchange = Exchange()
+    overlap: Annotated[Float, Field(ge=1)] = 1.0  # gamma; left out: of a `step` as measured, if it was
+    samples_per_pass: Count | None = None  # m_max
+    preprocess_time: Seconds | None = None  # of one host core for a sample; none: never the limit
+    parallel: Parallel = Parallel()
+    memory: Memory = Memory()
+    share_kappa: Annotated[Float, Field(gt=0)] | None = None  # none: the profile's, else in proportion
+    interference: Annotated[Float, Field(ge=0)] | None = None  # iota; none: the profile's, else 0
+    noise_scale: Annotated[Float, Field(ge=0)] | None = None  # phi in samples; none: efficiency 1
+    noise_scale_growth: Annotated[Float, Field(ge=0)] = 0.0  # phi grows by this factor over the run
+    drift: Annotated[Float, Field(ge=0)] = 0.0  # kappa_d
+    staleness: Annotated[Float, Field(ge=0)] = 0.0  # penalty per update missed, asynchronous only
+    evaluation: Evaluation | None = None  # while it trains; none: it takes no time
+    lighter: Lighter = Lighter()  # compressed gradients, pruning, quantisation, distillation
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a sample; 0 for a model without."""
+        if self.transformer is not None:
+            return self.transformer.shape().sequence
+        return self.tokens_per_sample or 0
+
+    @model_validator(mode="after")
+    def _cost_given(self) -> Self:
+        if self.lighter.moments == "int8" and self.memory.optimizer_bytes_per_parameter < 8:
+            raise ValueError(
+                "lighter.moments: int8 needs 'memory.optimizer_bytes_per_parameter' of 8 or more"
+            )
+        if self.transformer is not None:
+            self.transformer.alone(self)
+            return self
+        if self.convolutional is not None:
+            self.convolutional.alone(self)
+            return self
+        costs = (self.sample_time, self.flop_per_sample, self.step)
+        if sum(cost is not None for cost in costs) != 1:
+            names = (
+                "'sample_time' (a fit), 'flop_per_sample' (a roofline), 'step' (of the hardware profile), "
+                "'transformer' (a shape), 'convolutional' (layers)"
+            )
+            raise ValueError(f"needs exactly one of {names}")
+        if self.step is not None and self.fixed_time is not None:
+            raise ValueError("'fixed_time' is part of the 'step' of the hardware profile; leave it out")
+        return self
