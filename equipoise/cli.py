@@ -132,16 +132,28 @@ def _run(arguments: Sequence[str] | None, state: State) -> int:
         _say(error.format_message(), usage=error)
         return error.exit_code  # 2 for wrong usage
     except (KeyboardInterrupt, click.Abort):
-        print("equipoise: interrupted", file=sys.stderr)
-        return INTERRUPTED
+        return _interrupted()
     except BrokenPipeError:
         # The reader of stdout has gone (`| head`); Python must not complain once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILURE
     except Exception as error:
+        if any(_heard_by_duckdb(one) for one in (error, error.__cause__, error.__context__)):
+            return _interrupted()
         if state.debug:
             raise
         return _report(error)
+
+
+def _interrupted() -> int:
+    print("equipoise: interrupted", file=sys.stderr)
+    return INTERRUPTED
+
+
+def _heard_by_duckdb(error: BaseException | None) -> bool:
+    """Whether it is Ctrl-C that came while DuckDB worked, which raises an error of its own in its place."""
+    own = type(error).__name__ == "InterruptException" and type(error).__module__ in ("duckdb", "_duckdb")
+    return own or (type(error) is RuntimeError and str(error) == "Query interrupted")
 
 
 def _open_closed_streams() -> None:

@@ -13,6 +13,9 @@ import yaml
 
 from equipoise.cli import main
 from tests.formats.test_site import GRES, SLURM
+from tests.sim.llm.test_fit_steps import write as write_steps
+from tests.study.replay.test_replay import recorded
+from tests.study.replay.test_replay import write as write_operations
 from tests.study.twin.twin_runs import Truth, write_run
 
 CASE = {
@@ -34,6 +37,8 @@ SWEEP = {
     "seeds": 2, "parameters": {"noise.step_cov": [0.1, 0.2]},
 }  # fmt: skip
 
+STEPS_S = {"small": 1.0, "large": 1.9}
+
 COMMANDS = {
     "run": "run case.yaml --out new --timeline --journal",
     "run over another": "run case.yaml --policy sjf --out kept --timeline --journal",
@@ -48,12 +53,16 @@ COMMANDS = {
     "limits": "limits case.yaml --out new",
     "report": "report kept --out page.html",
     "report of a comparison": "report compared",
+    "figures": "report kept --figures drawn",
+    "watched page": "watch compared --once --page watched.html",
     "timeline": "timeline kept",
+    "timeline of steps": "replay steps.csv --timeline step.json.gz",
     "query parquet": "query --out compared --to rows.parquet FROM\tjobs",
     "query xlsx": "query --out compared --to rows.xlsx FROM\truns",
     "export": "export case.yaml --out policy.yaml",
     "import": "import slurm.conf gres.conf --out site.yaml",
     "twin": "twin live --scenario twin.yaml",
+    "fit-steps": "calibrate fit-steps fit/steps.csv --out stack.yaml",
     "calibrate": "calibrate --device cpu --quick --only triad,fma,storage_write --seconds 0.5 --out host.yaml",
 }
 """By name; words are parted by spaces, and within a word there are tabs."""
@@ -73,6 +82,11 @@ def prepare(folder: Path) -> None:
     (folder / "slurm.conf").write_text(SLURM)
     (folder / "gres.conf").write_text(GRES)
     write_run(Truth(rounds=24, slow_at_s=0.5), folder / "live")
+    write_operations(folder / "steps.csv", recorded(lambda step, replica, stage, k: 1.0))
+    (folder / "fit").mkdir()
+    write_steps(
+        folder / "fit", *(f"{name}.json,H100,8,400e9,{s},8,1,1,64,true" for name, s in STEPS_S.items())
+    )
     for line in (
         "run case.yaml --policy fifo --out kept --timeline --journal -q",
         "compare case.yaml --policy fifo --policy sjf --seeds 2 --out compared --timeline -q",

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 import equipoise
 from equipoise import cli
 from equipoise.sim.scenario.tree import InputError
+from equipoise.study.report import page
 from equipoise.study.runs.query import ask, memory_at_most
 from equipoise.study.terminal import printable
 
@@ -217,3 +218,23 @@ def test_ctrl_c_ends_a_query_that_is_being_folded(folder: Path) -> None:
     asked.send_signal(signal.SIGINT)
     said = asked.communicate()[1]
     assert (said, asked.returncode) == ("equipoise: interrupted\n", 130)
+
+
+LONG = "SELECT sum(a.range * b.range) FROM range(100000000) a, range(100000000) b"
+
+
+def test_ctrl_c_that_duckdb_hears_ends_any_command_as_it_should(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def asks(*_: object) -> None:
+        signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+        signal.setitimer(signal.ITIMER_REAL, 0.05)  # whenever it comes: the question takes hours
+        duckdb.connect().execute(LONG).fetchall()
+
+    before = signal.getsignal(signal.SIGALRM)
+    monkeypatch.setattr(page, "make_report", asks)
+    try:
+        assert cli.main(["report", str(folder)]) == 130
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert capsys.readouterr().err.lstrip() == "equipoise: interrupted\n"
