@@ -123,6 +123,7 @@ def compare(
     max_seeds: int = 100,
     timeline: bool = False,
     journal: bool = False,
+    by: Sequence[str] = (),
 ) -> Comparison:
     """Simulate every policy (text or Policy) on the same seeds; ratios refer to the first policy.
 
@@ -130,7 +131,8 @@ def compare(
     as in `run`; progress is called as progress(runs done, runs in all, "POLICY seed N"). until:
     `ci:SHARE[:METRIC[:ratio]]` adds seeds, from `seeds` up to `max_seeds`, until the 95 % interval of the metric
     under every policy (or of the ratios to the first) is within that share of its middle. timeline, journal: keep
-    them, too, with each run in `out`. A policy with a run that fails is left out and named in `failures`.
+    them, too, with each run in `out`. by: what jobs are grouped by as well (`gpus`, `gpu_model`, `class`, `user`,
+    `account`, `queue`, `partition`). A policy with a run that fails is left out and named in `failures`.
 
     Raises InputError and PolicyError, one clear line per mistake.
     """
@@ -146,6 +148,7 @@ def compare(
         until=None if until is None else read_until(until, seeds, max_seeds),
         timeline=timeline,
         journal=journal,
+        by=by,
     )
 
 

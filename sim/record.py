@@ -35,10 +35,11 @@ class Run:
     """One finished (or stopped) simulation.
 
     jobs: equal-length columns, in order of (arrival, id): job_id, name, arrival_s, start_s (first start),
-        completion_s (NaN: not completed), gpus, queueing_s, samples, useful_samples, lost_samples, steps,
-        preemptions, restarts, and GPU-seconds by use (busy_gpu_s, input_stall_gpu_s, barrier_wait_gpu_s,
-        exposed_communication_gpu_s, pipeline_bubble_gpu_s, tensor_exchange_gpu_s, restart_gpu_s,
-        lost_to_faults_gpu_s, useful_gpu_s), energy_j and cost_usd (NaN: not known).
+        completion_s (NaN: not completed), gpus, gpu_model (all that it has held, joined by +), queueing_s, samples,
+        useful_samples, lost_samples, steps, preemptions, restarts, and GPU-seconds by use (busy_gpu_s,
+        input_stall_gpu_s, barrier_wait_gpu_s, exposed_communication_gpu_s, pipeline_bubble_gpu_s,
+        tensor_exchange_gpu_s, restart_gpu_s, lost_to_faults_gpu_s, useful_gpu_s), energy_j and cost_usd (NaN: not
+        known).
     config: the scenario with every default, as JSON.
     totals: numbers of the whole cluster: gpus, nodes, end_s, makespan_s, idle_gpu_s, down_gpu_s, decisions,
         refusals, exchanged_bytes (by gradients), transferred_bytes (of data), energy_j, cost_usd and its parts

@@ -145,6 +145,7 @@ class Results:
             "start_s": roster.start_s,
             "completion_s": roster.completion_s,
             "gpus": demand.gpus,
+            "gpu_model": self._gpu_models(),
             "queueing_s": roster.queueing_s(self.world.clock.now),
             "samples": np.zeros(len(demand), dtype=np.int64),
             "useful_samples": np.zeros(len(demand)),
@@ -157,6 +158,13 @@ class Results:
             for name in ("samples", "useful_samples", "lost_samples", "steps"):
                 columns[name][row] = getattr(job.progress.account, name)
         return columns | {use.column: self.gpu_s[:, use].copy() for use in Use}
+
+    def _gpu_models(self) -> NDArray[Any]:
+        """The GPU models that each job has held, as text (jobs,); "" of one that never started."""
+        held, models = self.world.models_held, self.world.cluster.gpu_models
+        if held is not None:
+            return held.names(models)
+        return np.where(np.isnan(self.world.roster.start_s), "", models[0]).astype(object)
 
     def _totals(self) -> dict[str, float]:
         world, gpus = self.world, float(len(self.world.cluster.gpus))

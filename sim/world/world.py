@@ -38,6 +38,7 @@ from equipoise.sim.job.rigid import RigidJob, RigidJobs
 from equipoise.sim.job.training import TrainingJob
 from equipoise.sim.ledger.costs import CostAccounts
 from equipoise.sim.ledger.meter import Meter
+from equipoise.sim.ledger.models_held import ModelsHeld
 from equipoise.sim.ledger.timeline import Timeline
 from equipoise.sim.network.network import Network
 from equipoise.sim.network.topology import Topology
@@ -176,7 +177,10 @@ class SimWorld:
         traffic, paths = Traffic(cluster), PathWatch(cluster.topology)
         self.mtbf_s = mtbf_s(scenario.faults, scenario.cluster.groups, cluster.node_gpus)
         stall = StallDetection(demand, roster.waiting, roster.running, self.mtbf_s)
-        listening: list[Listener | None] = [self.costs, traffic, paths, self.timeline, stall]
+        self.models_held = ModelsHeld(len(demand), cluster) if len(cluster.gpu_models) > 1 else None
+        listening: list[Listener | None] = [
+            self.costs, traffic, paths, self.timeline, stall, self.models_held,
+        ]  # fmt: skip
         self.listeners = Listeners(listener for listener in listening if listener is not None)
         self.rigid = RigidJobs(
             clock, cluster, demand, self._rigid_ended, meter.computed_evenly if uneven else None, self.mtbf_s,
