@@ -74,9 +74,10 @@ def run(
     """Simulate one scenario under one policy (default: the scenario's) and seed (default: the scenario's).
 
     policy: a text such as `s1+s2+easy`, a Policy, a stage or a list of stages. trace: a job trace, or the path of
-    one, in place of the scenario's. overrides: `dotted.key=value` texts. out: folder for the run's records. progress: called as
-    progress(simulated seconds, jobs done, jobs in all). timeline: record what happens when (`Run.timeline`).
-    journal: write every decision to `out/journal.jsonl`. stop: asked before each event; true ends the run there.
+    one, in place of the scenario's. overrides: `dotted.key=value` texts. out: folder for the run's records.
+    progress: called as progress(simulated seconds, jobs done, jobs in all). timeline: record what happens when
+    (`Run.timeline`). journal: write every decision to `out/journal.jsonl`. stop: asked before each event; true ends
+    the run there.
 
     A finished run in `out` is replaced when this one is finished, too; until then this one's records are in
     `out/unfinished`.
