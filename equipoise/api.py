@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from equipoise.policies.contract import Policy
-from equipoise.policies.parameters import AnyPolicy
+from equipoise.policies.parameters import GivenPolicy, as_policies, as_policy
 from equipoise.policies.registry import make_policy
 from equipoise.sim.loading.file import from_mapping, load, read_scenario, to_trace
 from equipoise.sim.record import Run
@@ -62,7 +61,7 @@ def prepare(
 def run(
     scenario: AnyScenario,
     *,
-    policy: str | Policy | None = None,
+    policy: GivenPolicy | None = None,
     seed: int | None = None,
     trace: Trace | str | Path | None = None,
     overrides: Sequence[str] = (),
@@ -74,10 +73,11 @@ def run(
 ) -> Run:
     """Simulate one scenario under one policy (default: the scenario's) and seed (default: the scenario's).
 
-    policy: a text such as `s1+s2+easy`, or a Policy. trace: a job trace, or the path of one, in place of the
-    scenario's. overrides: `dotted.key=value` texts. out: folder for the run's records. progress: called as
-    progress(simulated seconds, jobs done, jobs in all). timeline: record what happens when (`Run.timeline`).
-    journal: write every decision to `out/journal.jsonl`. stop: asked before each event; true ends the run there.
+    policy: a text such as `s1+s2+easy`, a Policy, a stage or a list of stages. trace: a job trace, or the path of
+    one, in place of the scenario's. overrides: `dotted.key=value` texts. out: folder for the run's records.
+    progress: called as progress(simulated seconds, jobs done, jobs in all). timeline: record what happens when
+    (`Run.timeline`). journal: write every decision to `out/journal.jsonl`. stop: asked before each event; true ends
+    the run there.
 
     A finished run in `out` is replaced when this one is finished, too; until then this one's records are in
     `out/unfinished`.
@@ -93,7 +93,8 @@ def run(
     3600.0
     """
     ready, jobs, _ = prepare(scenario, trace, overrides)
-    chosen = make_policy(policy) if isinstance(policy, str) else policy
+    given = None if policy is None else as_policy(policy)
+    chosen = make_policy(given) if isinstance(given, str) else given
     if journal and out is None:
         raise ValueError("a journal needs out, the folder to keep it in")
     warm([chosen if chosen is not None else make_policy(list(ready.policy))], ready)
@@ -111,7 +112,7 @@ def unfinished(out: Path) -> Path:
 
 def compare(
     scenario: AnyScenario,
-    policies: Sequence[AnyPolicy],
+    policies: GivenPolicy | Sequence[GivenPolicy],
     seeds: int = 5,
     *,
     trace: Trace | str | Path | None = None,
@@ -123,21 +124,23 @@ def compare(
     max_seeds: int = 100,
     timeline: bool = False,
     journal: bool = False,
+    by: Sequence[str] = (),
 ) -> Comparison:
-    """Simulate every policy (text or Policy) on the same seeds; ratios refer to the first policy.
+    """Simulate every policy (text, Policy or stage) on the same seeds; ratios refer to the first policy.
 
     jobs: processes. out: folder that keeps the runs; a second call with the same inputs reads them. The rest
     as in `run`; progress is called as progress(runs done, runs in all, "POLICY seed N"). until:
     `ci:SHARE[:METRIC[:ratio]]` adds seeds, from `seeds` up to `max_seeds`, until the 95 % interval of the metric
     under every policy (or of the ratios to the first) is within that share of its middle. timeline, journal: keep
-    them, too, with each run in `out`. A policy with a run that fails is left out and named in `failures`.
+    them, too, with each run in `out`. by: what jobs are grouped by as well (`gpus`, `ran_on`, `class`, `user`,
+    `account`, `queue`, `partition`). A policy with a run that fails is left out and named in `failures`.
 
     Raises InputError and PolicyError, one clear line per mistake.
     """
     ready, read, _ = prepare(scenario, trace, overrides)
     return compare_policies(
         ready,
-        list(policies),
+        as_policies(policies),
         seeds,
         trace=read,
         jobs_parallel=jobs,
@@ -146,6 +149,7 @@ def compare(
         until=None if until is None else read_until(until, seeds, max_seeds),
         timeline=timeline,
         journal=journal,
+        by=by,
     )
 
 
@@ -153,7 +157,7 @@ def sweep(
     file: str | Path,
     out: str | Path,
     *,
-    policies: Sequence[AnyPolicy] = (),
+    policies: GivenPolicy | Sequence[GivenPolicy] = (),
     jobs: int = 1,
     progress: Progress | None = None,
 ) -> Outcome:
@@ -163,7 +167,9 @@ def sweep(
 
     Raises InputError and PolicyError, one clear line per mistake, StoreError when `out` cannot be used.
     """
-    return make_sweep(Path(file), Path(out), Options(jobs=jobs, policies=tuple(policies)), progress=progress)
+    return make_sweep(
+        Path(file), Path(out), Options(jobs=jobs, policies=tuple(as_policies(policies))), progress=progress
+    )
 
 
 def size(
@@ -171,7 +177,7 @@ def size(
     vary: Sequence[str],
     targets: Sequence[str],
     *,
-    policy: AnyPolicy | None = None,
+    policy: GivenPolicy | None = None,
     seeds: int = 5,
     jobs: int = 1,
     progress: Progress | None = None,
@@ -184,4 +190,5 @@ def size(
     """
     varied = dict(map(read_vary, vary))
     wanted = tuple(map(read_target, targets))
-    return find_size(Question(Path(scenario), varied, wanted, policy, seeds, jobs=jobs), progress)
+    chosen = None if policy is None else as_policy(policy)
+    return find_size(Question(Path(scenario), varied, wanted, chosen, seeds, jobs=jobs), progress)

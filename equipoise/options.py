@@ -61,11 +61,15 @@ def common(command: F) -> F:
     )
 
 
-def scenario_options(command: F) -> F:
-    """Adds the scenario file and what changes it: --trace, --set."""
+def scenario_options(command: F, several: bool = False) -> F:
+    """Adds the scenario file and what changes it: --trace (several: may be given more than once), --set."""
     command = click.argument("scenario", type=click.Path(dir_okay=False))(command)
     trace = click.option(
-        "--trace", metavar="FILE", help="Job trace (of any known format, packed or not), not the scenario's."
+        "--trace",
+        metavar="FILE",
+        multiple=several,
+        help="Job trace (of any known format, packed or not), not the scenario's."
+        + " Several: a table each, and one over all." * several,
     )
     changes = click.option(
         "--set",

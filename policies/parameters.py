@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from equipoise.policies.contract import Policy
+from equipoise.policies.contract import Policy, Stage
 from equipoise.policies.registry import PolicyError, make_policy, make_stage
 
 AnyPolicy = str | Policy
+GivenPolicy = str | Policy | Stage | Sequence[Stage | str]
+"""What callers may give for a policy: also a stage, or several."""
 """A policy, or its name."""
 
 PREFIX = "policy."
@@ -27,6 +29,53 @@ def split_point(point: Mapping[str, Any]) -> tuple[dict[str, Any], Parameters]:
                 raise PolicyError(f"{key}: write policy.STAGE.PARAMETER, e.g. policy.las.promote")
             own.setdefault(stage, {})[parameter] = value
     return {key: value for key, value in point.items() if not key.startswith(PREFIX)}, own
+
+
+def as_policy(given: GivenPolicy) -> AnyPolicy:
+    """A policy from what a caller gave: text and policies as they are, stages under their own names.
+
+    As everywhere, `fifo` starts the jobs where no stage allocates. Raises PolicyError for what is none of these.
+    """
+    if isinstance(given, str | Policy):
+        return given
+    entries = given if isinstance(given, Sequence) else [given]
+    stages, names = list[Stage](), list[str]()
+    for entry in entries:
+        if isinstance(entry, str):
+            made = make_stage(entry)
+        elif isinstance(entry, Stage):
+            made = entry
+        else:
+            what = f"{entry.__name__} itself" if isinstance(entry, type) else repr(entry)
+            raise PolicyError(
+                f"{what} is no policy: give a text such as 's1+easy', a stage such as {_an_object(entry)}, a list "
+                "of stages, or Policy('name', (stage, ...))"
+            )
+        stages.append(made)
+        names.append(entry if isinstance(entry, str) else _shown(made))
+    if not any(stage.kind == "allocation" for stage in stages):
+        stages.append(make_stage("fifo"))
+    return Policy("+".join(names), tuple(stages))
+
+
+def as_policies(given: GivenPolicy | Sequence[GivenPolicy]) -> list[AnyPolicy]:
+    """Policies from a list of them, or from one alone. Raises PolicyError."""
+    alone = isinstance(given, str | Policy | Stage) or not isinstance(given, Sequence)
+    return [as_policy(one) for one in ([given] if alone else given)]  # type: ignore[arg-type, union-attr]
+
+
+def _an_object(entry: object) -> str:
+    return f"{entry.__name__}()" if isinstance(entry, type) else "SmallestFirst()"
+
+
+def _shown(stage: Stage) -> str:
+    """The name of a stage with those of its parameters that are not the default."""
+    own = []
+    for f in dataclasses.fields(stage) if dataclasses.is_dataclass(stage) else ():
+        default = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
+        if getattr(stage, f.name) != default:
+            own.append(f"{f.name}={getattr(stage, f.name)}")
+    return stage.name + (f"({','.join(own)})" if own else "")
 
 
 def with_parameters(policy: AnyPolicy, own: Parameters) -> AnyPolicy:

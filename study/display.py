@@ -128,8 +128,20 @@ def _scaled(metric: str, mean: float) -> tuple[float, str]:
     return (0.01, "%") if metric.endswith("_ratio") else (1.0, "")
 
 
+def of_all(metric: str) -> str:
+    """The metric of which this is the part of one group: "queueing_p95_s" of "queueing_p95_s[8 GPUs]"."""
+    return metric.partition("[")[0]
+
+
+def label(metric: str) -> str:
+    """What tables call a metric, or the part of one group."""
+    base = of_all(metric)
+    return f"{LABELS.get(base, base)}{' ' * (base != metric)}{metric[len(base) :]}"
+
+
 def show(metric: str, mean: float, half: float = math.nan) -> str:
     """A mean and its half interval in the unit of the metric: "43.1 ±0.2 s"; "-" when unknown."""
+    metric = of_all(metric)
     if not math.isfinite(mean):
         return UNKNOWN
     other: dict[str, Callable[[float], str]] = {

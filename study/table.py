@@ -12,7 +12,18 @@ from textwrap import wrap
 from typing import Any
 
 from equipoise.sim.scenario.units import format_share
-from equipoise.study.display import IN_DETAIL, LABELS, PER_JOB, UNKNOWN, digits, folded, plus_minus, show
+from equipoise.study.display import (
+    IN_DETAIL,
+    LABELS,
+    PER_JOB,
+    UNKNOWN,
+    digits,
+    folded,
+    label,
+    of_all,
+    plus_minus,
+    show,
+)
 from equipoise.study.statistics import Interval
 
 _GAP = 2
@@ -120,13 +131,13 @@ def _shown(cells: Sequence[Cell]) -> Iterator[list[Cell]]:
 def _lines(cells: Sequence[Cell], noise_free: bool) -> Iterator[list[str]]:
     """Rows of text of one metric: value, ratio to the first policy, multiple of the bound."""
     metric = cells[0].metric
-    yield [LABELS.get(metric, metric), *(show(metric, c.value.mean, c.value.half_width) for c in cells)]
-    compared = metric.endswith("_s") or metric in ("goodput_ratio", "cost_usd")
+    yield [label(metric), *(show(metric, c.value.mean, c.value.half_width) for c in cells)]
+    compared = of_all(metric).endswith("_s") or metric in ("goodput_ratio", "cost_usd")
     if compared and len(cells) > 1 and math.isfinite(cells[0].ratio.mean):
         yield [f"  ratio to {cells[0].policy}", *map(_ratio, cells)]
     if any(math.isfinite(c.over_bound) for c in cells):
-        label = "  of noise-free bound" if noise_free else "  of lower bound"
-        yield [label, *(f"{digits(c.over_bound)}x" if c.over_bound > 0 else UNKNOWN for c in cells)]
+        kind = "  of noise-free bound" if noise_free else "  of lower bound"
+        yield [kind, *(f"{digits(c.over_bound)}x" if c.over_bound > 0 else UNKNOWN for c in cells)]
 
 
 def _ratio(cell: Cell) -> str:
@@ -157,8 +168,7 @@ def as_latex(title: str, cells: Sequence[Cell]) -> str:
     for found in shown:
         marks = ["".join("*" for level in (0.05, 0.01) if c.p < level) for c in found]
         texts = [show(c.metric, c.value.mean, c.value.half_width) for c in found]
-        label = LABELS.get(found[0].metric, found[0].metric)
-        rows.append([label, *(text + mark for text, mark in zip(texts, marks, strict=True))])
+        rows.append([label(found[0].metric), *(text + mark for text, mark in zip(texts, marks, strict=True))])
     body = [" & ".join(map(_escaped, row)) + r" \\" for row in rows]
     columns = "l" + "r" * len(policies)
     return "\n".join([

@@ -329,7 +329,11 @@ def start_in_order(
 
 
 @jit_in_place
-def _holdings(job: Ints, gpu_job: Ints, slot: Ints, offset: Ints, fill: Ints, gpu: Ints) -> None:
+def _holdings(
+    job: Ints, gpu_job: Ints, order: Ints, slot: Ints, offset: Ints, fill: Ints, place_of: Ints, gpu: Ints
+) -> None:
+    for i in range(order.size):
+        place_of[order[i]] = i
     for g in range(gpu_job.size):
         if gpu_job[g] < 0:
             slot[g] = -1
@@ -338,7 +342,8 @@ def _holdings(job: Ints, gpu_job: Ints, slot: Ints, offset: Ints, fill: Ints, gp
             slot[g] = slot[g - 1]
         else:
             at = position(job, gpu_job[g])
-            slot[g] = at if at < job.size and job[at] == gpu_job[g] else -1
+            held = at < job.size and job[at] == gpu_job[g]
+            slot[g] = -1 if not held else place_of[at] if order.size > 0 else at
         if slot[g] >= 0:
             offset[slot[g] + 1] += 1
     for i in range(job.size):
@@ -350,10 +355,16 @@ def _holdings(job: Ints, gpu_job: Ints, slot: Ints, offset: Ints, fill: Ints, gp
             fill[slot[g]] += 1
 
 
-def holdings(job: Ints, gpu_job: Ints) -> tuple[Ints, Ints]:
-    """GPUs that each of `job` (rows, ascending) holds alone, in compressed rows: (offset, gpu)."""
+def holdings(job: Ints, gpu_job: Ints, order: Ints = NO_ROWS) -> tuple[Ints, Ints]:
+    """GPUs that each of `job` (rows, ascending) holds alone, in compressed rows: (offset, gpu).
+
+    order: the positions in `job` in the order in which the answer has them; none: as they are.
+    """
     offset, slot = np.zeros(len(job) + 1, dtype=np.int64), np.empty((2, len(gpu_job)), dtype=np.int64)
-    _holdings(frozen(job), frozen(gpu_job), slot[0], offset, np.empty(len(job), dtype=np.int64), slot[1])
+    scratch = np.empty((2, len(job)), dtype=np.int64)
+    _holdings(
+        frozen(job), frozen(gpu_job), frozen(order), slot[0], offset, scratch[0], scratch[1], slot[1]
+    )  # fmt: skip
     return offset, slot[1, : offset[-1]]
 
 

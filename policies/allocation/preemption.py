@@ -135,6 +135,12 @@ def _start_with_victims(
     return n, -1, left > 0 or shared or highest > key[-1]
 
 
+def _by_bar(bar: Floats) -> Ints:
+    """Positions by descending bar, later ones first (a stable sort from the end)."""
+    order: Ints = len(bar) - 1 - np.argsort(-bar[::-1], kind="stable")
+    return order
+
+
 def _victims(
     o: Observation, running: Ints, bar: Floats, standing: Floats, holder: Ints
 ) -> tuple[Ints, VictimColumns]:
@@ -144,26 +150,30 @@ def _victims(
     """
     if not len(running):
         return NO_ROWS, NO_VICTIMS
-    offset, gpu = holdings(running, holder)
-    share = np.ones(len(gpu))
-    workers = o.workers
+    order, workers = _by_bar(bar), o.workers
     if len(workers) and (o.gpus.job[workers.gpu] == SHARED).any():
-        partly = np.flatnonzero(np.isin(workers.job, running) & (o.gpus.job[workers.gpu] == SHARED))
-        job = np.concatenate((np.repeat(running, np.diff(offset)), workers.job[partly]))
-        by_job = np.argsort(job, kind="stable")
-        gpu = np.concatenate((gpu, workers.gpu[partly]))[by_job]
-        share = np.concatenate((share, workers.gpu_share[partly]))[by_job]
-        offset = np.searchsorted(job[by_job], np.append(running, np.iinfo(np.int64).max)).astype(np.int64)
-    if len(running) == 1:
-        spare = np.zeros(1, dtype=np.bool_), np.empty(1, dtype=np.int64)
-        return running, (bar, standing.copy(), offset, gpu, share, *spare)
-    order = np.lexsort((-running, -bar)).astype(np.int64)
-    new_offset, entry = reordered(offset, np.arange(len(gpu)), order)
+        offset, gpu, share = _with_shared(o, running, holder, order)
+    else:
+        offset, gpu = holdings(running, holder, order)
+        share = np.ones(len(gpu))
     columns = (
-        bar[order], standing[order] if len(standing) else standing.copy(), new_offset, gpu[entry], share[entry],
+        bar[order], standing[order] if len(standing) else standing.copy(), offset, gpu, share,
         np.zeros(len(order), dtype=np.bool_), np.empty(len(order), dtype=np.int64),
     )  # fmt: skip
     return running[order], columns
+
+
+def _with_shared(o: Observation, running: Ints, holder: Ints, order: Ints) -> tuple[Ints, Ints, Floats]:
+    """What some jobs hold, alone or shared, in that order of them and in compressed rows: (offset, gpu, share)."""
+    workers, (offset, gpu) = o.workers, holdings(running, holder)
+    partly = np.flatnonzero(np.isin(workers.job, running) & (o.gpus.job[workers.gpu] == SHARED))
+    job = np.concatenate((np.repeat(running, np.diff(offset)), workers.job[partly]))
+    by_job = np.argsort(job, kind="stable")
+    gpu = np.concatenate((gpu, workers.gpu[partly]))[by_job]
+    share = np.concatenate((np.ones(len(gpu) - len(partly)), workers.gpu_share[partly]))[by_job]
+    offset = np.searchsorted(job[by_job], np.append(running, np.iinfo(np.int64).max)).astype(np.int64)
+    offset, entry = reordered(offset, np.arange(len(gpu)), order)
+    return offset, gpu[entry], share[entry]
 
 
 def start_with_preemption(

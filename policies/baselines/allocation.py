@@ -289,15 +289,11 @@ class Las(_Placed):
         promotion = min(promotion, next_promotion(stopped, columns), key=itemgetter(0))
         revisit_s = min(plan.revisit_s, promotion[0])
         if queue["waiting"] or len(stopped):
-            held = running
-            if len(stopped):
-                stays = np.ones(len(running), dtype=np.bool_)
-                stays[np.searchsorted(running, stopped)] = False
-                held = frozen(running[stays])
-            share = jobs.gpu_share_requested
-            revisit_s = min(revisit_s, next_demotion_s(held, jobs.gpus_held, share, columns))
-            started = frozen(allocation.job[len(stopped) :])
-            revisit_s = min(revisit_s, next_demotion_s(started, jobs.gpus_requested, share, columns))
+            demotion_s = next_demotion_s(
+                running, jobs.gpus_held, frozen(allocation.job), len(stopped), jobs.gpus_requested,
+                jobs.gpu_share_requested, columns,
+            )  # fmt: skip
+            revisit_s = min(revisit_s, demotion_s)
         queue = {**queue, "promotion": promotion}
         if not len(allocation.job):
             return unchanged(plan, self.name, NONE_STARTS).with_(revisit_s=revisit_s), queue

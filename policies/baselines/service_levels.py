@@ -22,15 +22,32 @@ def _soonest_s(time_s: float) -> float:
 
 
 @jit_in_place
-def next_demotion_s(rows: Ints, gpus: Ints, share: Floats, columns: Columns) -> float:
-    """When the first of some running jobs, with share[row] of gpus[row] GPUs, reaches its next threshold (s)."""
-    keys, soonest = Keys(*columns), np.inf
-    for j in rows:
-        service = counted_service(j, keys)
-        k = level(service, keys.thresholds)
-        rate = gpus[j] * min(share[j], 1.0)
-        if k < keys.thresholds.size and rate > 0.0:
-            soonest = min(soonest, keys.time_s + (keys.thresholds[k] - service) / rate)
+def _demotion_s(j: int, gpus: int, share: float, keys: Keys) -> float:
+    """When a job on so many GPUs, with this share of each, reaches its next threshold (s)."""
+    service = counted_service(j, keys)
+    k, rate = level(service, keys.thresholds), gpus * min(share, 1.0)
+    if k < keys.thresholds.size and rate > 0.0:
+        return float(keys.time_s + (keys.thresholds[k] - service) / rate)
+    return np.inf
+
+
+@jit_in_place
+def next_demotion_s(
+    running: Ints, held: Ints, planned: Ints, stops: int, asked: Ints, share: Floats, columns: Columns
+) -> float:
+    """When the first of the jobs that run from now on reaches its next threshold (s).
+
+    running: rows that run, ascending, on held[row] GPUs; planned: first `stops` of them that are stopped,
+    ascending, then those that are started, on asked[row] GPUs; share (jobs,): of each GPU.
+    """
+    keys, soonest, stopped = Keys(*columns), np.inf, 0
+    for j in running:
+        if stopped < stops and planned[stopped] == j:
+            stopped += 1
+            continue
+        soonest = min(soonest, _demotion_s(j, held[j], share[j], keys))
+    for j in planned[stops:]:
+        soonest = min(soonest, _demotion_s(j, asked[j], share[j], keys))
     return max(soonest, _soonest_s(keys.time_s))
 
 

@@ -113,9 +113,7 @@ class Autoscaler:
         stuck = not self.roster.running and not any(pool.coming for pool in self.pools)
         for row in self.roster.waiting.rows.tolist() if open_pools else ():
             sets = self._models_for(row)
-            share = float(columns["gpu_share_requested"][row])
-            most = float(columns["gpus_requested"][row]) * share
-            least = min(most, float(columns["workers_min"][row] * columns["gpus_per_worker"][row]) * share)
+            most, least = self._needs(row)
             queued_s = float(columns["queued_since_s"][row])
             usable = [pool for pool, _ in open_pools if pool.model in sets[-1]]
             ready_s = [max(queued_s + pool.spec.wait, pool.ready_s(now_s)) for pool in usable]
@@ -131,6 +129,16 @@ class Autoscaler:
             if not open_pools:
                 break
         return later_s
+
+    def _needs(self, row: int) -> tuple[float, float]:
+        """GPUs that a job asks for, and with how many it could start."""
+        columns = self.roster.columns
+        share, most = float(columns["gpu_share_requested"][row]), float(columns["gpus_requested"][row])
+        if columns["workers_min"][row] >= columns["workers_max"][row]:
+            return most * share, most * share
+        return most * share, min(
+            most, float(columns["workers_min"][row] * columns["gpus_per_worker"][row])
+        ) * share
 
     def _models_for(self, row: int) -> list[list[int]]:
         """GPU models of which a job may have its GPUs: one set after the other, the last with all of them."""

@@ -112,7 +112,7 @@ class Trial:
         return float(betaincinv(self.met, self.runs - self.met + 1, (1.0 - confidence) / sizes))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Answer:
     """What was found. `best` is None when no candidate meets the targets; then `closest` misses least.
 
@@ -130,6 +130,16 @@ class Answer:
     impossible: tuple[str, ...] = ()
     without_spares: Trial | None = None
     trials: tuple[Trial, ...] = ()
+
+    def __repr__(self) -> str:
+        found = self.best or self.closest
+        values = (
+            ""
+            if found is None
+            else ", ".join(f"{key}={value}" for key, value in found.candidate.values.items())
+        )
+        which = "nothing" if found is None else f"best {values}" if self.best else f"none, closest {values}"
+        return f"<Answer: {which}; {self.tried} of {self.sizes} sizes were run>"
 
     @property
     def chance_at_least(self) -> float:

@@ -22,12 +22,14 @@ from equipoise.policies.files import write_whole
 from equipoise.policies.parameters import AnyPolicy
 from equipoise.policies.plain import plain
 from equipoise.policies.registry import make_policy
-from equipoise.sim.record import WASTE, Run, data_frame
+from equipoise.sim.record import WASTE, Run, data_frame, read_parquet
 from equipoise.sim.run import is_random, run, trace_of
 from equipoise.sim.scenario.model import Scenario
+from equipoise.sim.scenario.tree import InputError
 from equipoise.sim.scenario.units import format_share
 from equipoise.sim.traces.trace import Trace
 from equipoise.study.bounds import Bound, lower_bound
+from equipoise.study.breakdown import BY, breakdown
 from equipoise.study.display import METRICS, SERVING, WHERE_BOUND
 from equipoise.study.folders import COMPARISON, RUNS, check_free
 from equipoise.study.runs.make import How, Progress, make
@@ -66,12 +68,17 @@ class Result:
     notes: tuple[str, ...] = ()
     totals: Mapping[str, float] = field(default_factory=dict)
     reused: bool = False
+    groups: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, order: Order, row: Row, reused: bool) -> Result:
+    def of(cls, order: Order, row: Row, reused: bool, groups: Mapping[str, float]) -> Result:
         """The result of an order from its row; a number that is not there is not known."""
         notes = row.get("notes", ())
-        known = {k: v for k, v in row.items() if k not in FIXED and k != "notes" and v is not None and v == v}
+        known = {
+            k: v
+            for k, v in row.items()
+            if k not in FIXED and k not in ("notes", "groups") and v is not None and v == v
+        }
         return cls(
             order.policy,
             order.seed,
@@ -84,6 +91,7 @@ class Result:
             tuple(json.loads(notes) if isinstance(notes, str) else notes),
             {name: v for name, v in known.items() if name not in METRICS or name in _TOTALS_TOO},
             reused,
+            groups,
         )
 
     def row(self) -> dict[str, Any]:
@@ -107,6 +115,7 @@ class Comparison:
 
     level: of each interval; above 95 % where seeds were added until one was narrow enough (study.runs.until).
     precision: the condition and how it ended, when there was one.
+    unit: what results are paired by: seeds, or traces (study.runs.across).
     failures: one line per run that failed; policies with such a run are left out of all the rest.
     """
 
@@ -120,6 +129,7 @@ class Comparison:
     precision: Precision | None = None
     failures: tuple[str, ...] = ()
     random: bool = True
+    unit: str = "seed"
 
     def of(self, policy: str) -> tuple[Result, ...]:
         """Results of one policy, seeds ascending."""
@@ -128,9 +138,17 @@ class Comparison:
     @cached_property
     def cells(self) -> tuple[Cell, ...]:
         """Every metric under every policy, metrics in the order of `Run.summary`."""
+        return self._cells_of(METRICS)
+
+    @cached_property
+    def group_cells(self) -> tuple[Cell, ...]:
+        """The same of each group of jobs that was asked for, in the order in which the first policy has them."""
+        return self._cells_of(tuple(dict.fromkeys(name for result in self.results for name in result.groups)))
+
+    def _cells_of(self, metrics: Sequence[str]) -> tuple[Cell, ...]:
         return tuple(
             self._cell(metric, policy, p)
-            for metric in METRICS
+            for metric in metrics
             if metric not in SERVING or any(metric in result.metrics for result in self.results)
             for policy, p in zip(self.policies, self._p(metric), strict=True)
         )
@@ -150,7 +168,10 @@ class Comparison:
         return Cell(metric, policy, value, ratio, bound, over, difference, p, paired_effect(mine, first))
 
     def _values(self, metric: str, policy: str) -> list[float]:
-        values = [result.metrics.get(metric, math.nan) for result in self.of(policy)]
+        values = [
+            (result.metrics if metric in METRICS else result.groups).get(metric, math.nan)
+            for result in self.of(policy)
+        ]
         # A share that is nothing but rounding (total less parts) must not become a ratio.
         residue = _RESIDUE if metric.endswith("_ratio") else 0.0
         return [0.0 if abs(value) < residue else value for value in values]
@@ -161,7 +182,7 @@ class Comparison:
 
     def rows(self) -> list[dict[str, Any]]:
         """One flat row per metric and policy."""
-        return [cell.row() for cell in self.cells]
+        return [cell.row() for cell in (*self.cells, *self.group_cells)]
 
     def to_df(self) -> Any:
         """`rows` as a pandas DataFrame. Raises MissingError where pandas is not installed."""
@@ -175,10 +196,15 @@ class Comparison:
     def as_table(self, width: int = 100) -> str:
         """Plain text: metrics as rows, policies as columns, human units."""
         n = len(self.seeds)
-        runs = "one seed" if n == 1 else f"{n} seeds, mean ± 95 % interval, ratios paired by seed"
+        runs = (
+            f"{n} {self.unit}s, mean ± 95 % interval, ratios paired by {self.unit}"
+            if n > 1
+            else f"one {self.unit}"
+        )
         ended = "" if self.precision is None else f"\n{self.precision.text(self.policies[0])}"
         title = f"{self.scenario_name}: {runs}{ended}"
-        return as_text(title, self.cells, self.notes, self.bound.noise_free, width)
+        cells = (*self.cells, *self.group_cells)
+        return as_text(title, cells, self.notes, self.bound.noise_free, width)
 
     def _repr_html_(self) -> str:
         n = len(self.seeds)
@@ -206,7 +232,8 @@ class Comparison:
 
     def as_latex(self) -> str:
         """A table for a paper; the others against the first policy."""
-        return as_latex(f"{self.scenario_name}: {len(self.seeds)} seeds, paired", self.cells)
+        cells = (*self.cells, *self.group_cells)
+        return as_latex(f"{self.scenario_name}: {len(self.seeds)} {self.unit}s, paired", cells)
 
     def as_csv(self) -> str:
         """One line per metric and policy; what is unknown is empty."""
@@ -230,6 +257,7 @@ def compare(
     until: Until | None = None,
     timeline: bool = False,
     journal: bool = False,
+    by: Sequence[str] = (),
 ) -> Comparison:
     """Run every policy on the same `seeds` seeds (the scenario's and the next ones) and compare.
 
@@ -239,12 +267,16 @@ def compare(
         not made again.
     until: seeds are added until its interval is narrow enough, in place of `seeds`.
     timeline, journal: keep them, too, with each run.
+    by: what jobs are grouped by as well (study.breakdown.BY); a group that no job is of is left out.
 
     Raises InputError for an unknown metric in `until` or a folder with another study, ValueError for an empty or
     double list of policies or counts below 1, PolicyError for an unknown stage, StoreError when `out` cannot be
     written, EveryPolicyFailed.
     """
     _check(policies, seeds, jobs_parallel, until)
+    for kind in by:
+        if kind not in BY:
+            raise InputError([f"--by {kind!r}: allowed: {', '.join(BY)}"])
     trace = trace if trace is not None else trace_of(scenario)
     notes = []
     if seeds > 1 and not is_random(scenario):
@@ -252,15 +284,18 @@ def compare(
         seeds, until = 1, None
     orders = list(orders_at(scenario, policies, seeds if until is None else until.most, trace))
     keep = None if out is None else (out / RUNS).resolve()
-    shared = Shared(keep=keep, runner=runner, timeline=timeline, journal=journal, trace=trace)
+    shared = Shared(
+        keep=keep, runner=runner, timeline=timeline, journal=journal, trace=trace, by=() if out else tuple(by)
+    )  # fmt: skip
     with _store(out) as store:
         store.keep_only(order.id for order in orders)
         store.set_about(study="comparison", name=scenario.name, planned=str(len(orders)))
         chosen, made = make(store, orders, shared, How(jobs_parallel, retry=True, progress=progress), until)
         store.keep_only(order.id for order in chosen)
         comparison = _comparison(
-            scenario, lower_bound(scenario, trace), chosen, store.rows(), made, notes, until
-        )
+            scenario, lower_bound(scenario, trace), chosen, store.rows(), made, notes, until,
+            lambda order, row: _groups(shared.folder(order), row, by),
+        )  # fmt: skip
         if out is not None:
             write_whole(out / COMPARISON, comparison.as_json())
     return comparison
@@ -285,6 +320,7 @@ def _comparison(
     made: set[str],
     notes: Sequence[str],
     until: Until | None,
+    groups: Callable[[Order, Row], Mapping[str, float]],
 ) -> Comparison:
     """The runs that were asked for, without policies of which one failed."""
     by_id = {row["id"]: row for row in rows}  # two policies can be the same in other words
@@ -294,7 +330,11 @@ def _comparison(
     failures = tuple(f"{o.policy} seed {o.seed} failed: {by_id[o.id]['error']}" for o in bad)
     if not policies:
         raise EveryPolicyFailed(failures[0])
-    results = tuple(Result.of(o, by_id[o.id], o.id not in made) for o in orders if o.policy not in out)
+    results = tuple(
+        Result.of(o, by_id[o.id], o.id not in made, groups(o, by_id[o.id]))
+        for o in orders
+        if o.policy not in out
+    )
     precision, level = None, CONFIDENCE
     if until is not None:
         values = {p: [r.metrics[until.metric] for r in results if r.policy == p] for p in policies}
@@ -304,6 +344,16 @@ def _comparison(
         scenario.name, policies, tuple(dict.fromkeys(o.seed for o in orders)), results, bound,
         (*notes, *_never_waits(results), *_notes(results)), level, precision, failures, is_random(scenario),
     )  # fmt: skip
+
+
+def _groups(folder: Path | None, row: Row, by: Sequence[str]) -> Mapping[str, float]:
+    """The breakdown of one run, from its directory or, where none is kept, its row."""
+    if not by:
+        return {}
+    if folder is None:
+        found: Mapping[str, float] = row["groups"]
+        return found
+    return breakdown(read_parquet(folder / "jobs.parquet"), by)
 
 
 def _check(given: Sequence[AnyPolicy], seeds: int, jobs_parallel: int, until: Until | None) -> None:

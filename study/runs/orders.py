@@ -26,6 +26,7 @@ from equipoise.sim.record import Run
 from equipoise.sim.run import RunFailed, run, run_identities
 from equipoise.sim.scenario.model import Scenario, TraceSpec
 from equipoise.sim.traces.trace import Trace
+from equipoise.study.breakdown import breakdown
 from equipoise.study.folders import SUMMARY
 
 UNFINISHED = "unfinished"
@@ -62,7 +63,8 @@ class Shared:
 
     folders: where traces are looked up. code: hash of the sources, against workers of another version. keep: folder
     of run directories, None for none. runner: what makes a run. timeline, journal: keep them, too. trace: the jobs
-    of all runs, in place of the file that their scenario names. by_class: rows also hold `Run.by_class`.
+    of all runs, in place of the file that their scenario names. by_class: rows also hold `Run.by_class`. by: rows
+    that are kept in memory also hold `groups`, the breakdown by these (study.breakdown).
     """
 
     folders: tuple[Path, ...] = ()
@@ -73,11 +75,12 @@ class Shared:
     journal: bool = False
     trace: Trace | None = None
     by_class: bool = False
+    by: tuple[str, ...] = ()
 
     @property
     def token(self) -> str:
         """Differs for studies that must not be mixed up on one worker."""
-        text = f"{self.folders} {self.code} {self.keep} {self.timeline} {self.journal} {self.by_class} "
+        text = f"{self.folders} {self.code} {self.keep} {self.timeline} {self.journal} {self.by_class} {self.by} "
         text += f"{self.runner.__module__}.{self.runner.__qualname__} "
         text += self.trace.digest().hex() if self.trace is not None else ""
         return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -216,6 +219,8 @@ def perform(order: Order, shared: Shared) -> Row:
             **made.summary(),
             **(made.by_class() if shared.by_class else {}),
         }
+        if shared.by:
+            outcome["groups"] = breakdown(made.jobs, shared.by)
         if made.notes:
             outcome["notes"] = list(made.notes)
     except RunFailed as error:

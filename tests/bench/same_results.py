@@ -93,9 +93,10 @@ RATIOS_HELD = {
     "pollux-adaptive",
     "sia-three-kinds",
     "elastic-pools",
+    "lucid-packing",
 }
 """What these expect is held instead: ratios of papers (tests/study/test_published.py), costs of pools."""
-TOO_LONG = {"lucid-packing", "optimus-marginal-gain", "shockwave-window"}
+TOO_LONG = {"optimus-marginal-gain", "shockwave-window"}
 """Scenarios of baselines that would take minutes each; those policies have worked cases of their own."""
 TRACED = {"counted": 1, "philly": 8}
 """Scenarios that need a trace, and how many GPUs its smallest job has."""

@@ -12,6 +12,7 @@ RATIOS = [
     ("tiresias-heavy-tail", "fifo", "tiresias", 5.5),
     ("pollux-adaptive", "tiresias", "pollux", 1 / (1 - 0.37)),
     ("sia-three-kinds", "pollux", "sia", 1 / (1 - 0.30)),
+    ("lucid-packing", "tiresias", "lucid", 1.3),
 ]
 
 

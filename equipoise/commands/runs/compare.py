@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+from equipoise.commands.tables import as_csv
 from equipoise.commands.types import IntRange
 from equipoise.exit_codes import OK, OUTSIDE, SOME_FAILED
 from equipoise.options import (
@@ -28,6 +33,9 @@ from equipoise.options import (
 )
 from equipoise.study.terminal import printable
 
+if TYPE_CHECKING:
+    from equipoise.study.runs.compare import Comparison
+
 
 def until_options(command: Callable[..., int]) -> Callable[..., int]:
     """Adds --until and --max-seeds."""
@@ -43,7 +51,7 @@ def until_options(command: Callable[..., int]) -> Callable[..., int]:
 
 
 @click.command()
-@scenario_options
+@partial(scenario_options, several=True)
 @click.option(
     "--policy",
     "policies",
@@ -53,6 +61,13 @@ def until_options(command: Callable[..., int]) -> Callable[..., int]:
 )
 @click.option("--seeds", type=IntRange(min=1), default=5, show_default=True, help="Seeds per policy.")
 @until_options
+@click.option(
+    "--by",
+    "kinds",
+    multiple=True,
+    metavar="KIND",
+    help="Also by group of jobs: gpus, ran_on, class, user, account, queue or partition; may be given again.",
+)
 @click.option("--jobs", type=IntRange(min=1), default=1, show_default=True, help="Processes.")
 @partial(output_options, more=("latex",))
 @record_options
@@ -66,8 +81,9 @@ def compare(
     seeds: int,
     until: str | None,
     max_seeds: int,
+    kinds: tuple[str, ...],
     jobs: int,
-    trace: str | None,
+    trace: tuple[str, ...],
     overrides: tuple[str, ...],
     out: str | None,
     form: str,
@@ -83,31 +99,65 @@ def compare(
     double = [policy for k, policy in enumerate(policies) if policy in policies[:k]]
     if double:
         raise click.UsageError(f"policy {double[0]!r} is named twice")
-    ready, read, warnings = api.prepare(scenario, trace, overrides)
-    note(False, *warnings)
-    chosen = policies or tuple(dict.fromkeys(("none", make_policy(ready.policy).name)))
-    for policy in chosen:
-        make_policy(policy)
+    names = _named(trace)
+    many = len(names) > 1
     writable(out, "comparison")
-    try:
-        with progress(state.quiet, ready.name) as tell:
-            result = api.compare(
-                ready, chosen, seeds, trace=read, jobs=jobs, out=out, progress=tell, until=until,
-                max_seeds=max_seeds, timeline=timeline, journal=journal,
-            )  # fmt: skip
-    except KeyboardInterrupt:
-        note(state.quiet or out is None, KEPT)
-        raise
-    if form == "table":
-        width = shutil.get_terminal_size((120, 40)).columns if sys.stdout.isatty() else 120
-        sys.stdout.write(printable(result.as_table(width)))
-    else:
-        note(state.quiet, *(f"note: {text}" for text in result.notes))
-        texts = {"json": result.as_json, "csv": result.as_csv, "latex": result.as_latex}
-        sys.stdout.write(texts[form]())
-    note(False, *(f"equipoise: {text}" for text in result.failures))
+    made: dict[str, Comparison] = {}
+    for name, file in names.items():
+        ready, read, warnings = api.prepare(scenario, file, overrides)
+        note(False, *warnings)
+        chosen = policies or tuple(dict.fromkeys(("none", make_policy(ready.policy).name)))
+        for policy in chosen:
+            make_policy(policy)
+        try:
+            with progress(state.quiet, f"{ready.name} {name}".strip()) as tell:
+                found = api.compare(
+                    ready, chosen, seeds, trace=read, jobs=jobs, out=str(Path(out) / name) if out and many else out,
+                    progress=tell, until=until, max_seeds=max_seeds, timeline=timeline, journal=journal, by=kinds,
+                )  # fmt: skip
+        except KeyboardInterrupt:
+            note(state.quiet or out is None, KEPT)
+            raise
+        made[name] = replace(found, scenario_name=f"{found.scenario_name}, {name}") if many else found
+    _print(made, form, state)
+    note(False, *(f"equipoise: {text}" for one in made.values() for text in one.failures))
     if out is not None:
         to_mlflow(out, mlflow)
-    if result.failures:
+    if any(one.failures for one in made.values()):
         return SOME_FAILED
-    return OUTSIDE if result.precision is not None and not result.precision.met else OK
+    met = all(one.precision is None or one.precision.met for one in made.values())
+    return OK if met else OUTSIDE
+
+
+def _named(traces: tuple[str, ...]) -> dict[str, str | None]:
+    """Traces by the name that tables and folders give them."""
+    names = [Path(trace).name.partition(".")[0] for trace in traces]
+    if double := [name for k, name in enumerate(names) if name in names[:k]]:
+        raise click.UsageError(f"two traces are called {double[0]!r}")
+    return dict(zip(names, traces, strict=True)) if traces else {"": None}
+
+
+def _print(made: dict[str, Comparison], form: str, state: State) -> None:
+    """A table of each trace, and one over all of them."""
+    from equipoise.study.runs.across import across
+
+    tables = made if len(made) == 1 else {**made, "all traces": across(made)}
+    if form == "table":
+        width = shutil.get_terminal_size((120, 40)).columns if sys.stdout.isatty() else 120
+        sys.stdout.write(printable("\n".join(one.as_table(width) for one in tables.values())))
+        return
+    note(state.quiet, *dict.fromkeys(f"note: {text}" for one in made.values() for text in one.notes))
+    if form == "latex":
+        sys.stdout.write("\n".join(one.as_latex() for one in tables.values()))
+    elif len(tables) == 1:
+        (one,) = tables.values()
+        sys.stdout.write(one.as_json() if form == "json" else one.as_csv())
+    elif form == "json":
+        content = {
+            "schema_version": 1,
+            "tables": {name: json.loads(one.as_json()) for name, one in tables.items()},
+        }
+        sys.stdout.write(json.dumps(content, indent=2, allow_nan=False) + "\n")
+    else:
+        rows = [{"trace": name, **row} for name, one in tables.items() for row in one.rows()]
+        sys.stdout.write(as_csv(list(rows[0]), [list(row.values()) for row in rows]))

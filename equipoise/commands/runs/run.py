@@ -141,15 +141,15 @@ def _shown(made: Run, form: str) -> str:
     head = {"scenario": made.scenario_name, "policy": made.policy_name, "seed": made.seed}
     row: dict[str, Any] = {**head, "identity": made.identity, "cpu_s": made.cpu_s, **made.summary()}
     if form == "table":
-        from equipoise.study.display import LABELS, PER_JOB, folded, show
+        from equipoise.study.display import PER_JOB, folded, label, show
 
         row = {k: v for k, v in made.summary().items() if not folded(k, v)}
         if row["jobs"] == 1:  # percentiles of one job are its time
             row = {k: v for k, v in row.items() if k not in PER_JOB}
         nothing = [k for k, v in row.items() if v == 0 and k not in ("jobs", "completed", "makespan_s")]
-        lines = [(LABELS.get(k, k), f"{show(k, v):>12}") for k, v in row.items() if k not in nothing]
+        lines = [(label(k), f"{show(k, v):>12}") for k, v in row.items() if k not in nothing]
         title = f"{made.scenario_name}: {made.policy_name}, seed {made.seed}, {made.cpu_s:.2f} s of CPU"
-        zeros = ", ".join(LABELS.get(k, k).strip() for k in nothing if not k.endswith("_usd"))
+        zeros = ", ".join(label(k).strip() for k in nothing if not k.endswith("_usd"))
         told = [f"0: {zeros}"] if zeros else []
         return "\n".join([title, "", *aligned(lines), *told, *_pools(made), *_groups(made)]) + "\n"
     if form == "csv":

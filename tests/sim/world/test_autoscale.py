@@ -64,7 +64,9 @@ def test_only_as_many_nodes_come_as_are_lacking():
 
 def test_a_job_that_no_number_of_nodes_could_hold_now_orders_none():
     jobs = [{"gpus": 8, "duration": "1 h"}, {"gpus": 32, "arrival": "1 min", "duration": "1 h"}]
-    assert scaled(jobs).jobs["start_s"].tolist() == [0.0, 3600.0 + 180.0]
+    made = scaled(jobs)
+    assert made.jobs["start_s"].tolist() == [0.0, 3600.0 + 180.0]
+    assert [at for at, *_ in events(made)] == [3780.0] * 3
 
 
 def test_the_group_that_stands_first_is_rented_first_and_spot_nodes_only_while_they_can_be_had():
