@@ -127,7 +127,9 @@ class Cluster:
         self._node_free = writable(self.nodes, "gpus_free")
         self._job, self._share_free = writable(self.gpus, "job"), writable(self.gpus, "share_free")
         self._holders = np.zeros(len(self.gpus), dtype=np.int64)
-        self.shares_changed: Callable[[Ints], None] | None = None  # told of GPUs of which a job takes another part
+        self.shares_changed: Callable[[Ints], None] | None = (
+            None  # told of GPUs of which a job takes another part
+        )
         self.free_gpus = len(self.gpus)  # GPUs that nothing holds, on nodes that are up
         self._node = writable(self.gpus, "node")
 

@@ -324,12 +324,12 @@ class ServingWorld:
 
     def _factor_of(self, tenant: Tenant, replica: Replica) -> float:
         """How much longer than stated a batch takes on a replica's GPUs now."""
-        cluster, place, node = self.cluster, tenant.spec.placement, replica.node
+        cluster, node = self.cluster, replica.node
         model = cluster.node_model[node]
         speed = float(cluster.node_speed[node] / cluster.slow[node] * tenant.speed[model])
         slowest = math.inf
         accelerator = cluster.accelerators[model]
-        kappa, iota = place.share_kappa, place.interference
+        kappa, iota = tenant.spec.share_kappa, tenant.spec.interference
         if kappa is None:
             kappa = math.nan if accelerator.share_kappa is None else accelerator.share_kappa.value
         if iota is None:

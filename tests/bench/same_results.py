@@ -91,6 +91,8 @@ RATIOS_HELD = {"gavel-three-kinds", "tiresias-heavy-tail", "pollux-adaptive", "s
 """Scenarios named after papers: their ratios are held instead (tests/study/test_published.py)."""
 TOO_LONG = {"lucid-packing", "optimus-marginal-gain", "shockwave-window"}
 """Scenarios of baselines that would take minutes each; those policies have worked cases of their own."""
+BESIDE = {"serving-beside-training"}
+"""Scenarios with services, whose figures tests/sim/world/test_services.py holds."""
 TRACED = {"counted": 1, "philly": 8}
 """Scenarios that need a trace, and how many GPUs its smallest job has."""
 SHRUNK = {

@@ -140,13 +140,13 @@ def test_a_service_that_may_not_preempt_waits_for_a_free_gpu():
 
 
 def test_shared_gpus_have_room_for_both_and_each_slows_the_other():
-    place = {"kind": "shared", "share": 0.5, "share_kappa": 1.0}
+    place = {"kind": "shared", "share": 0.5}
     job = {"name": "t", "model": "m", "gpus": 1, "gpu_share": 0.5, "global_batch": 10, "steps": 1000}
     models = {"m": {"sample_time": "5 ms", "share_kappa": 1.0, "interference": 0.4}}
     workload = {"models": models, "jobs": [job]}
 
     def shared(iota, gpus=1):
-        service = {"placement": place | {"interference": iota}, "requests": {"rate": "1/s"}}
+        service = {"placement": place, "share_kappa": 1.0, "interference": iota, "requests": {"rate": "1/s"}}
         return made(service, gpus=gpus, workload=workload)
 
     alone, beside = shared(0.0, gpus=2), shared(0.4)
