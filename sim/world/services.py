@@ -379,7 +379,7 @@ class ServingWorld:
     def close(self, end_s: float) -> None:
         """The run has ended: book everything up to now."""
         for tenant in self.tenants:
-            if end_s > self.begin_s:
+            if end_s > tenant.state.window_s:
                 self._close(tenant)
 
     def add_utilisation(self, busy: Floats, now_s: float) -> None:

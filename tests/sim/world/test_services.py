@@ -16,6 +16,7 @@ from equipoise.policies.contract import Allocation, Policy, Stage
 from equipoise.policies.registry import make_policy
 from equipoise.sim.job.account import HELD_USES
 from equipoise.sim.loading.file import from_mapping
+from equipoise.sim.record import read_parquet
 from equipoise.sim.run import RunFailed, run
 
 CHAT = {
@@ -363,3 +364,14 @@ def test_without_services_nothing_tells_of_them():
     told = [*result.summary(), *result.totals, *json.loads(result.config)]
     assert not [name for name in told if "serv" in name]
     assert result.services is None
+
+
+def test_what_is_not_known_is_read_back_as_such(tmp_path):
+    late = case({}, jobs=[{"duration": "100 s", "gpus": 4, "arrival": "0 s"}], gpus=5, horizon="50 s")
+    run(late).write(tmp_path)
+    assert np.isnan(read_parquet(tmp_path / "jobs.parquet")["completion_s"]).all()
+    silent = case({"requests": {"kind": "profile", "weights": [0, 1], "rate": "1/s"}}, horizon="60 s")
+    run(silent).write(tmp_path)
+    windows = read_parquet(tmp_path / "service_windows.parquet")
+    assert windows["end_s"].tolist() == [30.0, 60.0]
+    assert np.isnan(windows["latency_p99_s"]).all()
