@@ -95,6 +95,7 @@ class ServingWorld:
         self.table = Services(0, len(self.tenants))
         self.short = False  # some service has fewer replicas than it wants
         self._made = 0
+        self._begun = False
         self._idle_since_s = math.inf
         if self.tenants:
             clock.at(begin_s, self._begin)
@@ -105,6 +106,7 @@ class ServingWorld:
     # -- replicas come and go ----------------------------------------------------------------------------------
 
     def _begin(self, _: Event) -> None:
+        self._begun = True
         for tenant in self.tenants:
             state = tenant.state
             factor = 1.0 / float(tenant.speed.max())
@@ -295,9 +297,10 @@ class ServingWorld:
 
     def node_changed(self) -> None:
         """A node has gone down or come back: make up for replicas that were lost."""
-        late_s = self.restart.detection
+        if not self._begun:
+            return
         for tenant in self.tenants:
-            self._fill(tenant, late_s=late_s)
+            self._fill(tenant, late_s=self.restart.detection)
         self._note_shortage()
 
     def settle(self) -> None:

@@ -375,3 +375,12 @@ def test_what_is_not_known_is_read_back_as_such(tmp_path):
     windows = read_parquet(tmp_path / "service_windows.parquet")
     assert windows["end_s"].tolist() == [30.0, 60.0]
     assert np.isnan(windows["latency_p99_s"]).all()
+
+
+def test_a_node_that_fails_before_the_first_job_comes_starts_no_service():
+    crash = {"events": [{"kind": "crash", "node": "node-0", "at": "10 s", "duration": "20 s"}]}
+    jobs = [{"duration": "100 s", "arrival": "60 s"}]
+    result = made({}, jobs=jobs, nodes=2, faults=crash, options={"timeline": True})
+    assert of(result, "gpu_s") == pytest.approx(100.0)
+    assert result.timeline["usage"]["serving_gpu_s"].sum() == pytest.approx(100.0)
+    check_sums(result)
