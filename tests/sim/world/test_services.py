@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from equipoise.policies.contract import Allocation, Policy, Stage
 from equipoise.policies.registry import make_policy
 from equipoise.sim.job.account import HELD_USES
-from equipoise.sim.loading.file import from_mapping
+from equipoise.sim.loading.file import from_mapping, load
 from equipoise.sim.record import read_parquet
 from equipoise.sim.run import RunFailed, run
 
@@ -384,3 +384,19 @@ def test_a_node_that_fails_before_the_first_job_comes_starts_no_service():
     assert of(result, "gpu_s") == pytest.approx(100.0)
     assert result.timeline["usage"]["serving_gpu_s"].sum() == pytest.approx(100.0)
     check_sums(result)
+
+
+def test_the_shipped_scenario_shows_what_it_expects():
+    def shown(*changes):
+        overrides = ["horizon=12h", *(f"services.0.{change}" for change in changes)]
+        return run(load("serving-beside-training", overrides)).summary()
+
+    own = shown("placement.kind=own", "replicas.max=7")
+    lent, shared = shown(), shown("placement.kind=shared")
+    price = "cost_per_million_requests_usd"
+    assert shared[price] < lent[price] < 0.7 * own[price]
+    assert (
+        own["service_latency_p99_s"] < lent["service_latency_p99_s"] < shared["service_latency_p99_s"] < 0.5
+    )
+    assert min(row["service_goodput_ratio"] for row in (own, lent, shared)) > 0.999
+    assert own["goodput_ratio"] < lent["goodput_ratio"]
