@@ -293,13 +293,17 @@ def write_parquet(path: Path, columns: Mapping[str, NDArray[Any]]) -> None:
 
 
 def read_parquet(path: Path) -> dict[str, NDArray[Any]]:
-    """The columns of a file that `write_parquet` wrote; texts as objects."""
+    """The columns of a file that `write_parquet` wrote; texts as objects, what is not there NaN."""
     with duckdb.connect(config={"threads": "1"}) as connection:
         found = connection.execute("SELECT * FROM read_parquet(?)", [str(path)]).fetchnumpy()
-    return {
-        name: np.ma.filled(column) if np.ma.isMaskedArray(column) else column
-        for name, column in found.items()
-    }
+    return {name: _filled(column) for name, column in found.items()}
+
+
+def _filled(column: NDArray[Any]) -> NDArray[Any]:
+    """A column without a mask; a number that is not there is NaN (numpy's own filling would be 1e20)."""
+    if not np.ma.isMaskedArray(column):
+        return column
+    return np.ma.filled(column, np.nan) if column.dtype.kind == "f" else np.ma.filled(column)
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:

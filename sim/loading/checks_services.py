@@ -84,7 +84,7 @@ def best_speed(scenario: Scenario, profile: HardwareProfile, spec: Service) -> f
     found = []
     for group in groups:
         accelerator = profile.accelerator(group.accelerator)
-        kappa = spec.placement.share_kappa
+        kappa = spec.share_kappa
         if kappa is None:
             kappa = math.nan if accelerator.share_kappa is None else accelerator.share_kappa.value
         part = 1.0 if spec.share == 1.0 or group.sharing == "time-slice" else speed_at(spec.share, kappa)

@@ -24,8 +24,8 @@ class Arrivals(Section):
     weekend: Weight = 1.0  # diurnal: rate of the sixth and seventh day, relative to the others
     every: Span = 3600.0  # profile: of each weight
     weights: tuple[Weight, ...] = ()  # profile: relative rates, one after the other and from the start again
-    burst: Annotated[Float, Field(ge=1)] = 1.0  # jobs that come together, in the mean
-    within: Seconds = 10.0  # between the jobs of a burst
+    burst: Annotated[Float, Field(ge=1)] = 1.0  # jobs, or requests, that come together, in the mean
+    within: Seconds = 10.0  # between those of a burst
 
     @model_validator(mode="after")
     def _profile_given(self) -> Self:

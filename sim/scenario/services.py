@@ -134,22 +134,18 @@ class ServicePlacement(Section):
     may have the rest.
     """
 
-    kind: Literal["own", "lent", "shared"] = "lent"  # whose the GPUs are
+    # own: those of `max` replicas, always; lent: jobs have what is not needed; shared: as lent, parts of GPUs
+    kind: Literal["own", "lent", "shared"] = "lent"
     preempt: bool = True  # a replica that finds no free GPUs takes them from jobs; false: it waits for some
     take_back: Seconds = 30.0  # from asking to having them; a job that cannot save by then loses its work
-    share: Annotated[Share, Field(gt=0, lt=1)] | None = None  # shared: of each GPU of a replica
-    share_kappa: Annotated[Float, Field(gt=0)] | None = None  # as of a model
-    interference: Annotated[Float, Field(ge=0)] | None = None  # as of a model
+    # shared: of each GPU of a replica; none: half
+    share: Annotated[Share, Field(gt=0, lt=1)] | None = None
     on: tuple[str, ...] = ()  # accelerators or groups of nodes, any of them; none: all
 
     @model_validator(mode="after")
     def _share_of_shared(self) -> Self:
-        if (self.kind == "shared") != (self.share is not None):
-            raise ValueError(
-                "share: 'shared' needs the part of each GPU that a replica has; no other kind has one"
-            )
-        if self.share is None and (self.share_kappa is not None or self.interference is not None):
-            raise ValueError("'share_kappa' and 'interference' are of kind 'shared'")
+        if self.kind != "shared" and self.share is not None:
+            raise ValueError(f"share: 'shared' has a part of each GPU; {self.kind!r} has all of it")
         return self
 
 
@@ -177,6 +173,8 @@ class Service(Section):
     replicas: Replicas = Replicas()
     placement: ServicePlacement = ServicePlacement()
     autoscaler: Autoscaler = Autoscaler()
+    share_kappa: Annotated[Float, Field(gt=0)] | None = None  # as of a model, on a part of a GPU
+    interference: Annotated[Float, Field(ge=0)] | None = None  # as of a model, beside others on the same GPU
     queue_most: Count | None = None  # requests that may wait; more are turned away; none: all may
 
     @property
@@ -187,4 +185,4 @@ class Service(Section):
     @property
     def share(self) -> float:
         """Part of each of its GPUs that a replica has."""
-        return self.placement.share or 1.0
+        return (self.placement.share or 0.5) if self.placement.kind == "shared" else 1.0

@@ -198,7 +198,7 @@ class RequestQueue:
             counter = self._counter
             waiting = self._waiting_s[counter[FIRST] : counter[LAST]]
             held = np.sort(np.concatenate((self._batch[slot, :count], waiting)))
-            self._hold(held, 0)
+            self._hold(held)
         self._size[slot], self._done_s[slot] = 0, math.inf
         self._taken[slot] = self._there[slot] = False
 
@@ -210,12 +210,11 @@ class RequestQueue:
         waiting = self._waiting_s[counter[FIRST] : counter[LAST]]
         self._arrival_s = arrival_s
         counter[ARRIVED] = 0
-        self._hold(waiting, len(arrival_s))
+        self._hold(waiting)
 
-    def _hold(self, waiting: Floats, more: int) -> None:
-        """Have these requests wait, with room for so many more beside those of the window that are yet to come."""
-        room = len(waiting) + more + len(self._arrival_s) - int(self._counter[ARRIVED])
-        held = np.empty(room + 1)
+    def _hold(self, waiting: Floats) -> None:
+        """Have these requests wait, with room for those of the window that are yet to come."""
+        held = np.empty(len(waiting) + len(self._arrival_s) - int(self._counter[ARRIVED]))
         held[: len(waiting)] = waiting
         self._waiting_s = held
         self._counter[FIRST], self._counter[LAST] = 0, len(waiting)

@@ -76,6 +76,11 @@ class ServiceState:
         self._earlier: deque[tuple[float, int]] = deque()  # (time, wanted) of the last looks
 
     @property
+    def window_s(self) -> float:
+        """When the window under way began."""
+        return self.begin_s + self.windows * self.spec.autoscaler.every
+
+    @property
     def next_s(self) -> float:
         """When the window under way ends."""
         return self.begin_s + (self.windows + 1) * self.spec.autoscaler.every
@@ -87,7 +92,7 @@ class ServiceState:
 
     def close_window(self, now_s: float, replicas: int, gpu_s: float) -> Window:
         """The window ends, at its end or with the run: what came of it."""
-        start_s = self.begin_s + self.windows * self.spec.autoscaler.every
+        start_s = self.window_s
         tally = self.queue.take()
         arrived = int(np.searchsorted(self._came, now_s))
         window = Window(start_s, now_s, arrived, tally, self.queue.waiting, replicas, self.wanted, gpu_s)

@@ -95,6 +95,7 @@ class ServingWorld:
         self.table = Services(0, len(self.tenants))
         self.short = False  # some service has fewer replicas than it wants
         self._made = 0
+        self._begun = False
         self._idle_since_s = math.inf
         if self.tenants:
             clock.at(begin_s, self._begin)
@@ -105,6 +106,7 @@ class ServingWorld:
     # -- replicas come and go ----------------------------------------------------------------------------------
 
     def _begin(self, _: Event) -> None:
+        self._begun = True
         for tenant in self.tenants:
             state = tenant.state
             factor = 1.0 / float(tenant.speed.max())
@@ -295,9 +297,10 @@ class ServingWorld:
 
     def node_changed(self) -> None:
         """A node has gone down or come back: make up for replicas that were lost."""
-        late_s = self.restart.detection
+        if not self._begun:
+            return
         for tenant in self.tenants:
-            self._fill(tenant, late_s=late_s)
+            self._fill(tenant, late_s=self.restart.detection)
         self._note_shortage()
 
     def settle(self) -> None:
@@ -324,12 +327,12 @@ class ServingWorld:
 
     def _factor_of(self, tenant: Tenant, replica: Replica) -> float:
         """How much longer than stated a batch takes on a replica's GPUs now."""
-        cluster, place, node = self.cluster, tenant.spec.placement, replica.node
+        cluster, node = self.cluster, replica.node
         model = cluster.node_model[node]
         speed = float(cluster.node_speed[node] / cluster.slow[node] * tenant.speed[model])
         slowest = math.inf
         accelerator = cluster.accelerators[model]
-        kappa, iota = place.share_kappa, place.interference
+        kappa, iota = tenant.spec.share_kappa, tenant.spec.interference
         if kappa is None:
             kappa = math.nan if accelerator.share_kappa is None else accelerator.share_kappa.value
         if iota is None:
@@ -379,7 +382,7 @@ class ServingWorld:
     def close(self, end_s: float) -> None:
         """The run has ended: book everything up to now."""
         for tenant in self.tenants:
-            if end_s > self.begin_s:
+            if end_s > tenant.state.window_s:
                 self._close(tenant)
 
     def add_utilisation(self, busy: Floats, now_s: float) -> None:

@@ -26,6 +26,7 @@ from equipoise.policies.queues.places import least_gpus, place_job
 from equipoise.policies.record.journal import JournalError, read
 from equipoise.sim.record import read_parquet
 from equipoise.sim.scenario.tree import InputError, read_text, read_tree
+from equipoise.sim.scenario.units import format_seconds, format_share
 from equipoise.study.folders import MANIFEST
 
 JOURNAL = "journal.jsonl"
@@ -289,6 +290,21 @@ def stage_lines(folder: Folder, decision: Decision) -> list[str]:
     if decision.plan.changes_nothing():
         lines.append("nothing was changed")
     return lines
+
+
+def service_lines(o: Observation) -> list[str]:
+    """What each service had and wanted at a decision, and what became of the requests of its last window."""
+    s, found = o.services, []
+    for k, name in enumerate(o.service_names):
+        text = f"service {name}: {s.replicas[k]} of {s.wanted[k]} replicas wanted ({s.replicas_min[k]} to "
+        text += f"{s.replicas_max[k]})"
+        if math.isfinite(s.requests_per_s[k]):
+            text += f"; {s.requests_per_s[k]:.4g} requests/s came, {s.waiting[k]} waited"
+        if math.isfinite(s.latency_p99_s[k]):
+            text += f"; p99 {format_seconds(s.latency_p99_s[k])}, "
+            text += f"{format_share(s.goodput_ratio[k])} within {format_seconds(s.latency_target_s[k])}"
+        found.append(text)
+    return found
 
 
 def _some(texts: Sequence[str]) -> str:

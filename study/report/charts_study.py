@@ -14,7 +14,7 @@ from equipoise.study.report.charts import Axis, Chart, Series, time_unit
 from equipoise.study.report.fairness import fairness_charts
 from equipoise.study.report.first import ranking
 from equipoise.study.report.study import Point, RunFolder, Study, Trend, idle_after_last, in_order
-from equipoise.study.report.timeline import SHARES, USES, link_load, literal, read, usage_shares
+from equipoise.study.report.timeline import USES, link_load, literal, read, usage_shares
 from equipoise.study.report.words import NOUNS
 
 QUANTILES = 400
@@ -30,11 +30,12 @@ USE_LABELS = {
     "tensor_exchange": "tensor exchange",
     "restart": "restart",
     "lost_to_faults": "lost to faults",
+    "serving": "serving requests",
     "idle": "idle",
     "late": "idle after the last arrival",
     "down": "node down",
 }
-_USE_METRICS = {"gpu_busy_ratio": "busy"} | {f"{use}_ratio": use for use in (*USES[1:], "idle")}
+_USE_METRICS = {"gpu_busy_ratio": "busy"} | {f"{use}_ratio": use for use in (*USES[1:], "serving", "idle")}
 PARALLEL_LINES = 600
 
 
@@ -445,12 +446,12 @@ def usage_over_time(folder: RunFolder, identifier: str) -> Chart:
     mean = {use: float(values @ width / max(width.sum(), 1e-300)) for use, values in shares.items()}
     series = tuple(
         Series(USE_LABELS[use], edges / unit.seconds, 100 * shares[use], colour=use)
-        for use in SHARES
+        for use in shares
         if mean[use] > 0
     )
     rows = tuple(
         (USE_LABELS[use], show("x_ratio", mean[use]), show("x_ratio", float(shares[use].max(initial=0.0))))
-        for use in SHARES
+        for use in shares
         if mean[use] > 0
     )
     text = ", ".join(f"{row[0]} {row[1]}" for row in rows) + " of all GPU time on average"

@@ -19,6 +19,7 @@ from equipoise.study.report.charts_study import (
     power_over_time,
     usage_over_time,
 )
+from equipoise.study.report.services import services_over_time
 from equipoise.study.report.study import RunFolder
 from equipoise.study.report.timeline import FOLDER, Bars, bars, events, squeeze
 
@@ -61,6 +62,7 @@ def read_detail(folder: RunFolder, key: str, most_bars: int | None) -> Detail | 
         jobs_over_time(folder, f"jobs-{key}"),
         power_over_time(folder, f"power-{key}"),
         load_of_links(folder, f"links-{key}"),
+        *services_over_time(folder, f"services-{key}"),
     ]
     drawn = tuple(chart for chart in charts if chart is not None)
     content = {"charts": [_whole(c) for c in drawn], "decisions": decisions, "events": _events(folder)}
@@ -90,7 +92,7 @@ def fault_times(folder: RunFolder) -> list[float]:
     """When something failed, in s, at most `FAULTS_DRAWN`: lines across the Gantt chart."""
     if not (folder.path / FOLDER / "events.parquet").is_file():
         return []
-    ends = ("repair", "restored")
+    ends = ("repair", "restored", "taken_back")  # the last is no fault
     found = [t for t, kind, _, _ in events(folder.path) if kind not in ends and not kind.endswith("_end")]
     return [float(f"{t:.9g}") for t in found[:FAULTS_DRAWN]]
 

@@ -25,6 +25,7 @@ from equipoise.study.report.fairness import fairness_tables
 from equipoise.study.report.first import context_html, picture, strip_html
 from equipoise.study.report.metrics import page_html
 from equipoise.study.report.read import read_study
+from equipoise.study.report.services import service_tables
 from equipoise.study.report.study import Study
 from equipoise.study.report.tables import failures, folded, origins, points, provenance, results, table
 from equipoise.study.report.words import headline
@@ -170,6 +171,7 @@ def _sections(
             [chart for chart in charts if chart.id.startswith("fairness-")],
             fairness_tables(study),
         ),
+        *_charts("services", "Services", "How requests were answered", [], service_tables(study)),
         *_charts("use", "GPU time", "Where the GPU time goes", [by.get("uses")]),
         *_charts("completion", "Completion", "When jobs are done", [by.get("completion")], _no_jobs(study)),
         *_charts("tradeoff", "Trade-off", "What it takes", [by.get("pareto")]),

@@ -24,7 +24,7 @@ FOLDER = "timeline"
 USES = tuple(use.label for use in HELD_USES)
 """Uses of GPU-seconds that a job is charged for."""
 SHARES = (*USES, "idle", "down")
-"""Uses of all GPU-seconds of the cluster: they sum to GPUs x time."""
+"""Uses of all GPU-seconds of the cluster: they sum to GPUs x time, with `serving` where there are services."""
 KINDS = ("queued", "completed", "preempted", "resized", "fault", "open")
 """What a bar is: time in the queue, or a stretch of running by how it ended."""
 
@@ -117,7 +117,8 @@ def usage_shares(folder: Path) -> tuple[NDArray[np.float64], dict[str, NDArray[n
     """
     usage = read(folder, "usage", rest="ORDER BY start_s")
     edges = np.append(usage["start_s"], usage["end_s"][-1:])
-    used = {name: np.maximum(np.asarray(usage[f"{name}_gpu_s"], dtype=np.float64), 0.0) for name in SHARES}
+    names = (*USES, "serving", *SHARES[len(USES) :]) if "serving_gpu_s" in usage else SHARES
+    used = {name: np.maximum(np.asarray(usage[f"{name}_gpu_s"], dtype=np.float64), 0.0) for name in names}
     total = np.sum(list(used.values()), axis=0)
     safe = np.where(total > 0, total, 1.0)
     return edges, {name: values / safe for name, values in used.items()}

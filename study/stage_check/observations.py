@@ -14,13 +14,14 @@ from equipoise.policies.observation import (
     Nodes,
     Observation,
     Paths,
+    Services,
     Shards,
     Speeds,
     Workers,
     writable,
 )
 
-FREE, SHARED = -1, -2
+FREE, SHARED, SERVING = -1, -2, -3
 
 
 def change(observation: Any, table: Any, **columns: Any) -> Any:
@@ -283,6 +284,20 @@ def with_dead_nodes(observation: Any, dead: Any) -> Any:
     other = change(observation, "nodes", up=up, gpus_free=np.where(up, observation.nodes.gpus_free, 0))
     other = change(other, "gpus", share_free=np.where(gpu_up, observation.gpus.share_free, 0.0))
     return change(other, "shards", node=np.where(up[other.shards.node], other.shards.node, -1))
+
+
+def with_services(observation: Any, every: Any = 2) -> Any:
+    """The same, with a service on each `every`-th free GPU, which nothing else may have."""
+    free = np.flatnonzero((observation.gpus.job == FREE) & observation.nodes.up[observation.gpus.node])[
+        ::every
+    ]
+    job, share = observation.gpus.job.copy(), observation.gpus.share_free.copy()
+    job[free], share[free] = SERVING, 0.0
+    taken = np.bincount(observation.gpus.node[free], minlength=len(observation.nodes))
+    other = change(observation, "nodes", gpus_free=observation.nodes.gpus_free - taken)
+    other = change(other, "gpus", job=job, share_free=share)
+    other.services, other.service_names = Services.of(replicas=[len(free)], wanted=[len(free) + 1]), ("chat",)
+    return other
 
 
 def without_telemetry(observation: Any) -> Any:

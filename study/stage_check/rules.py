@@ -17,6 +17,7 @@ from equipoise.study.stage_check.observations import (
     one_job,
     random_cluster,
     with_dead_nodes,
+    with_services,
     without_telemetry,
 )
 from equipoise.study.stage_check.same import freeze, only, same
@@ -166,6 +167,15 @@ def survives_lost_nodes_and_telemetry(stage: Any) -> Any:
     run(stage, without_telemetry(observation))
 
 
+def leaves_services_alone(stage: Any) -> Any:
+    """GPUs that services hold are in no plan, however free and full the others are; nodes may die beside."""
+    for seed in range(CASES // 2):
+        observation = with_services(random_cluster(seed), every=1 + seed % 3)
+        _, memory = run(stage, observation)
+        later = change_time(observation, observation.time_s + 10.0)
+        run(stage, with_dead_nodes(later, [seed % len(observation.nodes)]), memory=memory)
+
+
 def survives_anything(stage: Any) -> Any:
     """Random clusters, one after another with the same memory, some blind, some with a node that dies."""
     memory, time_s = stage.initial(), 60.0
@@ -209,6 +219,7 @@ RULES = (
     survives_nothing,
     survives_a_full_cluster,
     survives_lost_nodes_and_telemetry,
+    leaves_services_alone,
     survives_anything,
     reads_only_what_it_needs,
 )

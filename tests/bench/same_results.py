@@ -98,6 +98,8 @@ RATIOS_HELD = {
 """What these expect is held instead: ratios of papers (tests/study/test_published.py), costs of pools."""
 TOO_LONG = {"optimus-marginal-gain", "shockwave-window"}
 """Scenarios of baselines that would take minutes each; those policies have worked cases of their own."""
+BESIDE = {"serving-beside-training"}
+"""Scenarios with services, whose figures tests/sim/world/test_services.py holds."""
 TRACED = {"counted": 1, "philly": 8}
 """Scenarios that need a trace, and how many GPUs its smallest job has."""
 SHRUNK = {

@@ -89,6 +89,11 @@ def test_full_cluster(stage):
 
 
 @stages()
+def test_gpus_of_services_are_left_alone(stage):
+    rules.leaves_services_alone(stage)
+
+
+@stages()
 def test_random_clusters_by_seed(stage):
     rules.survives_anything(stage)
 

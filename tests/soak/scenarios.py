@@ -152,3 +152,31 @@ def make(number: int) -> Plain:
         "energy": _some(dice, 0.3, power_cap=250.0, cluster_power_cap=40_000.0, ambient=35.0), "seed": number % 5,
         **_some(dice, 0.15, thermal={"every": 5.0}, horizon=dice.uniform(50, 300)),
     }  # fmt: skip
+
+
+def make_serving(number: int) -> Plain:
+    """The scenario of that number with services beside its jobs, which leave them a GPU at least."""
+    dice, case = random.Random(f"serving {number}"), make(number)
+    gpus = sum(group.get("count", 1) * group["gpus"] for group in case["cluster"]["nodes"])
+    if gpus < 3:
+        return case
+    services = []
+    for k in range(dice.randint(1, 2)):
+        kind = dice.choice(("lent", "lent", "shared", "own"))
+        arrivals = {"rate": dice.choice((5.0, 60.0)), "kind": dice.choice(("poisson", "profile"))}
+        if arrivals["kind"] == "profile":
+            arrivals |= {"weights": [1, 6, 2], "every": 20.0}
+        services.append({
+            "name": f"s{k}", "batch_latency": {"fixed": 0.02, "per_request": 0.004, "most": 16},
+            "latency": {"p95": 0.4}, "requests": arrivals | _some(dice, 0.3, burst=4.0, within=0.3),
+            "replicas": {"max": 1 if kind == "own" else max(1, gpus // 3), "start": dice.choice((0.0, 3.1))},
+            "placement": {
+                "kind": kind, "preempt": dice.random() < 0.8, "take_back": dice.choice((0.0, 2.7, 30.0)),
+            },
+            "autoscaler": {"every": dice.choice((3.0, 10.0)), "hold": dice.choice((0.0, 25.0))},
+            **_some(dice, 0.3, share_kappa=0.7, interference=0.3, queue_most=40),
+        })  # fmt: skip
+    kept = len(services)
+    for job in case["workload"]["jobs"]:
+        job["gpus"] = min(job["gpus"], gpus - kept)
+    return case | {"services": services, "horizon": dice.uniform(60, 250)}

@@ -32,14 +32,20 @@ def explain(
 
     RUN is the folder of `run --out DIR --journal`. Without JOB: what each stage saw, computed and did at a time.
     """
-    from equipoise.study.questions.explain import at_time, read_folder, stage_lines, why_it_waited
+    from equipoise.study.questions.explain import (
+        at_time,
+        read_folder,
+        service_lines,
+        stage_lines,
+        why_it_waited,
+    )
 
     if job is not None and at is not None:
         raise click.UsageError("--at is for a run without JOB")
     folder = read_folder(run_dir)
     if job is None:
         decision = at_time(folder, _time_s(at))
-        lines = stage_lines(folder, decision)
+        lines = [*service_lines(decision.observation), *stage_lines(folder, decision)]
         head = f"{folder.policy} at {_span(decision.observation.time_s)}"
         told: dict[str, Any] = {"time_s": decision.observation.time_s, "lines": lines}
         say(json.dumps(told, indent=2) if form == "json" else "\n".join([head, *(f"  {t}" for t in lines)]))

@@ -99,6 +99,14 @@ def run(
 _GROUPS = 12
 
 
+def _service_rows(services: Any) -> list[dict[str, Any]]:
+    """Every service with its numbers by name."""
+    return [
+        {name: values[k] if name == "service" else values[k].item() for name, values in services.items()}
+        for k in range(len(services["service"]))
+    ]
+
+
 def _fairness_rows(made: Run) -> dict[str, Any]:
     """Every user, account, queue and partition, where jobs tell; every type of GPU where there are several."""
     from equipoise.sim.fairness import KINDS, groups
@@ -137,6 +145,16 @@ def _pools(made: Run) -> Iterator[str]:
         yield from aligned([("nodes", "hours", "cost"), *lines], (False, True, True))
 
 
+def _services(made: Run) -> Iterator[str]:
+    """Each service in a line."""
+    from equipoise.study.report.services import HEADER, service_rows
+
+    if made.services is not None:
+        yield ""
+        rows = [(HEADER[0], *HEADER[2:]), *service_rows(made.services)]
+        yield from aligned(rows, (False, *(True for _ in rows[0][1:])))
+
+
 def _shown(made: Run, form: str) -> str:
     head = {"scenario": made.scenario_name, "policy": made.policy_name, "seed": made.seed}
     row: dict[str, Any] = {**head, "identity": made.identity, "cpu_s": made.cpu_s, **made.summary()}
@@ -151,12 +169,16 @@ def _shown(made: Run, form: str) -> str:
         title = f"{made.scenario_name}: {made.policy_name}, seed {made.seed}, {made.cpu_s:.2f} s of CPU"
         zeros = ", ".join(label(k).strip() for k in nothing if not k.endswith("_usd"))
         told = [f"0: {zeros}"] if zeros else []
-        return "\n".join([title, "", *aligned(lines), *told, *_pools(made), *_groups(made)]) + "\n"
+        return (
+            "\n".join([title, "", *aligned(lines), *told, *_services(made), *_pools(made), *_groups(made)])
+            + "\n"
+        )
     if form == "csv":
         return as_csv(list(row), [list(row.values())])
     more = {
         "fairness": _fairness_rows(made),
         "pools": made.pools(),
+        **({} if made.services is None else {"services": _service_rows(made.services)}),
         "totals": dict(made.totals),
         "notes": list(made.notes),
         "stopped": made.stopped,

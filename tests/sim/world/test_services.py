@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from equipoise.policies.contract import Allocation, Policy, Stage
 from equipoise.policies.registry import make_policy
 from equipoise.sim.job.account import HELD_USES
-from equipoise.sim.loading.file import from_mapping
+from equipoise.sim.loading.file import from_mapping, load
+from equipoise.sim.record import read_parquet
 from equipoise.sim.run import RunFailed, run
 
 CHAT = {
@@ -140,13 +141,13 @@ def test_a_service_that_may_not_preempt_waits_for_a_free_gpu():
 
 
 def test_shared_gpus_have_room_for_both_and_each_slows_the_other():
-    place = {"kind": "shared", "share": 0.5, "share_kappa": 1.0}
+    place = {"kind": "shared", "share": 0.5}
     job = {"name": "t", "model": "m", "gpus": 1, "gpu_share": 0.5, "global_batch": 10, "steps": 1000}
     models = {"m": {"sample_time": "5 ms", "share_kappa": 1.0, "interference": 0.4}}
     workload = {"models": models, "jobs": [job]}
 
     def shared(iota, gpus=1):
-        service = {"placement": place | {"interference": iota}, "requests": {"rate": "1/s"}}
+        service = {"placement": place, "share_kappa": 1.0, "interference": iota, "requests": {"rate": "1/s"}}
         return made(service, gpus=gpus, workload=workload)
 
     alone, beside = shared(0.0, gpus=2), shared(0.4)
@@ -363,3 +364,39 @@ def test_without_services_nothing_tells_of_them():
     told = [*result.summary(), *result.totals, *json.loads(result.config)]
     assert not [name for name in told if "serv" in name]
     assert result.services is None
+
+
+def test_what_is_not_known_is_read_back_as_such(tmp_path):
+    late = case({}, jobs=[{"duration": "100 s", "gpus": 4, "arrival": "0 s"}], gpus=5, horizon="50 s")
+    run(late).write(tmp_path)
+    assert np.isnan(read_parquet(tmp_path / "jobs.parquet")["completion_s"]).all()
+    silent = case({"requests": {"kind": "profile", "weights": [0, 1], "rate": "1/s"}}, horizon="60 s")
+    run(silent).write(tmp_path)
+    windows = read_parquet(tmp_path / "service_windows.parquet")
+    assert windows["end_s"].tolist() == [30.0, 60.0]
+    assert np.isnan(windows["latency_p99_s"]).all()
+
+
+def test_a_node_that_fails_before_the_first_job_comes_starts_no_service():
+    crash = {"events": [{"kind": "crash", "node": "node-0", "at": "10 s", "duration": "20 s"}]}
+    jobs = [{"duration": "100 s", "arrival": "60 s"}]
+    result = made({}, jobs=jobs, nodes=2, faults=crash, options={"timeline": True})
+    assert of(result, "gpu_s") == pytest.approx(100.0)
+    assert result.timeline["usage"]["serving_gpu_s"].sum() == pytest.approx(100.0)
+    check_sums(result)
+
+
+def test_the_shipped_scenario_shows_what_it_expects():
+    def shown(*changes):
+        overrides = ["horizon=12h", *(f"services.0.{change}" for change in changes)]
+        return run(load("serving-beside-training", overrides)).summary()
+
+    own = shown("placement.kind=own", "replicas.max=7")
+    lent, shared = shown(), shown("placement.kind=shared")
+    price = "cost_per_million_requests_usd"
+    assert shared[price] < lent[price] < 0.7 * own[price]
+    assert (
+        own["service_latency_p99_s"] < lent["service_latency_p99_s"] < shared["service_latency_p99_s"] < 0.5
+    )
+    assert min(row["service_goodput_ratio"] for row in (own, lent, shared)) > 0.999
+    assert own["goodput_ratio"] < lent["goodput_ratio"]

@@ -1,0 +1,130 @@
+"""What may not be said of services, and the one line that says so."""
+
+from pathlib import Path
+
+import pytest
+
+from equipoise.sim.loading.file import dump, load, read_scenario
+from equipoise.sim.run import run
+from equipoise.sim.scenario.tree import InputError
+
+LINES = {
+    "schema_version": "1",
+    "name": "case",
+    "cluster": "{nodes: [{count: 2, gpus: 4, accelerator: a100_sxm_40gb}]}",
+    "workload": "{jobs: [{duration: 100 s, gpus: 1}]}",
+}
+SERVICE = {
+    "name": "chat",
+    "batch_latency": "{measured: {1: 20 ms, 8: 50 ms}}",
+    "requests": "{rate: 10/s}",
+    "latency": "{p99: 200 ms}",
+}
+
+
+def written(folder: Path, services, **top) -> Path:
+    path = folder / "case.yaml"
+    text = "".join(f"{key}: {value}\n" for key, value in (LINES | top).items()) + "services:\n"
+    for service in services:
+        entries = [f"{key}: {value}" for key, value in (SERVICE | service).items()]
+        text += "  - " + "\n    ".join(entries) + "\n"
+    path.write_text(text)
+    return path
+
+
+def lines_of(path: Path) -> list[str]:
+    with pytest.raises(InputError) as caught:
+        load(path)
+    return [line.removeprefix(f"{path}:") for line in caught.value.lines]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "line"),
+    [
+        ("latency", "{p99: 10 ms}",
+         "9:20: services.0.latency.p99: 10 ms is less than a request takes alone, 20 ms; none can be in time"),
+        ("latency", "{}", "9:5: services.0.latency: needs exactly one of 'p50', 'p95', 'p99', e.g. p99: 200 ms"),
+        ("latency", "{p50: 1 s, p99: 2 s}",
+         "9:5: services.0.latency: needs exactly one of 'p50', 'p95', 'p99', e.g. p99: 200 ms"),
+        ("requests", "{rate: 0}",
+         "8:22: services.0.requests.rate: 0 is too small, a rate of requests must be above 0"),
+        ("requests", "{}",
+         "8:5: services.0.requests: needs either 'rate' (e.g. 40/s) or 'file' (times of requests)"),
+        ("requests", "{file: none.csv}", "services.0.requests.file: none.csv: no such file in FOLDER"),
+        ("replicas", "{min: 3, max: 2}",
+         "10:29: services.0.replicas.max: 2 replicas are fewer than the 3 of 'min'"),
+        ("replicas", "{max: 9}", "10:21: services.0.replicas.max: 9 replicas, there is room for 8"),
+        ("replicas", "{gpus: 5}", "10:22: services.0.replicas.gpus: a replica has 5 GPUs of one node, the largest "
+         "that it may have has 4"),
+        ("batch_latency", "{measured: {1: 20 ms, 8: 15 ms}}",
+         "7:5: services.0.batch_latency: measured.8: 0.015 s is not more than the 0.02 s of 1; a larger batch must "
+         "take longer"),
+        ("batch_latency", "{measured: {2: 20 ms}}",
+         "7:21: services.0.batch_latency.measured: a batch of 1 is missing; the table begins with it"),
+        ("batch_latency", "{fixed: 20 ms}",
+         "7:5: services.0.batch_latency: needs 'most', the requests of the largest batch"),
+        ("batch_latency", "{measured: {1: 20 ms}, of: a100}", None),
+        ("placement", "{kind: lent, share: 0.3}",
+         "10:36: services.0.placement.share: 'shared' has a part of each GPU; 'lent' has all of it"),
+        ("placement", "{on: [nodes]}",
+         "10:22: services.0.placement.on.0: no accelerator or group of nodes is named 'nodes'; "
+         "did you mean 'node'?"),
+        ("autoscaler", "{utilisation: 0}",
+         "10:31: services.0.autoscaler.utilisation: 0 is not allowed, must be above 0"),
+    ],
+)  # fmt: skip
+def test_nonsense_is_one_line_at_its_place(tmp_path, key, value, line):
+    found = lines_of(written(tmp_path, [{key: value}]))
+    assert len(found) == 1
+    if line is not None:
+        assert found[0].replace(str(tmp_path), "FOLDER") == line
+    else:
+        assert "services.0.batch_latency.of: no accelerator 'a100'" in found[0]
+
+
+def test_services_of_one_name_and_too_many_gpus(tmp_path):
+    assert "'chat' is the name of two services" in lines_of(written(tmp_path, [{}, {}]))[0]
+    both = [{"name": name, "replicas": "{min: 5, max: 5}"} for name in ("one", "two")]
+    assert lines_of(written(tmp_path, both))[0].endswith("need 10 GPUs all the time, the cluster has 8")
+
+
+def test_a_job_that_never_fits_beside_the_services(tmp_path):
+    jobs = "{jobs: [{duration: 1 s, gpus: 8}]}"
+    line = lines_of(written(tmp_path, [{}], workload=jobs))[0]
+    assert line.endswith("workload.jobs.0.gpus: needs 8 GPUs, 7 of 8 are left beside what services keep")
+
+
+def test_more_requests_than_all_replicas_can_answer_is_a_warning(tmp_path):
+    def warnings(rate):
+        return read_scenario(written(tmp_path, [{"requests": f"{{rate: {rate}}}"}])).warnings
+
+    assert warnings("10/s") == ()
+    assert "500/s come in the mean, 1 replicas answer 160/s at most" in warnings("500/s")[0]
+
+
+def test_a_file_of_requests_with_a_wrong_line(tmp_path):
+    for text, problem in (
+        ("time_s\n1\n0.5\n", "requests.csv:3:1: time_s: 0.5 is before the line above"),
+        ("time_s\n", "requests.csv:1:1: no requests in it"),
+        ("when\n1\n", "column 'time_s' is missing; found: when"),
+        ("time_s\n-1\n", "requests.csv:2:1: time_s: "),
+    ):
+        (tmp_path / "requests.csv").write_text(text)
+        assert problem in lines_of(written(tmp_path, [{"requests": "{file: requests.csv}"}]))[0]
+
+
+def test_requests_of_a_file_are_those_that_come_and_part_of_the_identity(tmp_path):
+    (tmp_path / "requests.csv").write_text("time_s\n0\n0\n50\n99.99\n500\n")
+    case = load(written(tmp_path, [{"requests": "{file: requests.csv}"}]))
+    first = run(case)
+    assert first.services["requests"].tolist() == [4]
+    assert first.services["latency_p50_s"].item() == pytest.approx(0.02, rel=0.01)
+    (tmp_path / "requests.csv").write_text("time_s\n0\n0\n50\n\n")
+    assert run(case).identity != first.identity
+
+
+def test_what_is_written_is_read_back_equal(tmp_path):
+    case = load(written(tmp_path, [{"placement": "{kind: shared}"}]))
+    (tmp_path / "again.yaml").write_text(dump(case))
+    assert load(tmp_path / "again.yaml") == case
+    assert case.services[0].share == 0.5

@@ -1,0 +1,86 @@
+"""Comparisons, sizes and reports of scenarios with services show what became of the requests."""
+
+import math
+
+import pytest
+
+from equipoise.cli import main
+from equipoise.policies.record.journal import read, replay
+from equipoise.policies.registry import make_policy
+from equipoise.sim.loading.file import from_mapping
+from equipoise.sim.run import run
+from equipoise.study.questions.targets import read_target
+from equipoise.study.report.page import make_report
+from equipoise.study.runs.compare import compare
+
+CHAT = {
+    "name": "chat", "batch_latency": {"measured": {1: "25 ms", 8: "60 ms", 32: "180 ms"}},
+    "requests": {"rate": "100/s"}, "latency": {"p99": "500 ms"}, "replicas": {"max": 2},
+}  # fmt: skip
+
+
+def case(services):
+    return from_mapping({
+        "schema_version": 1, "name": "beside", "services": services, "horizon": "300 s",
+        "cluster": {"nodes": [{"gpus": 4, "accelerator": "a100_sxm_40gb"}]},
+        "workload": {"jobs": [{"duration": "100 s", "count": 3}]},
+    })  # fmt: skip
+
+
+def test_a_comparison_has_the_metrics_of_services_only_where_there_are_some():
+    found = compare(case([CHAT]), ["fifo", "las"], seeds=2)
+    of = {cell.metric: cell for cell in found.cells if cell.policy == "fifo"}
+    assert of["service_requests"].value.mean == pytest.approx(30_000, rel=0.02)
+    assert of["service_goodput_ratio"].value.mean == 1.0
+    assert 0.0 < of["cost_per_million_requests_usd"].value.mean < 100.0
+    parts = [cell.value.mean for name, cell in of.items() if name in (
+        "gpu_busy_ratio", "idle_ratio", "serving_ratio", "restart_ratio", "lost_to_faults_ratio",
+    )]  # fmt: skip
+    assert math.fsum(parts) == pytest.approx(1.0)
+    text = found.as_table()
+    for label in ("answered in time", "latency p99", "cost per 1e6 requests", "  serving"):
+        assert label in text
+    without = compare(case([]), ["fifo"], seeds=1)
+    assert not [cell.metric for cell in without.cells if "serv" in cell.metric or "requests" in cell.metric]
+
+
+def test_targets_of_services():
+    row = run(case([CHAT, CHAT | {"name": "other", "requests": {"rate": "1/s"}}])).summary()
+    assert read_target("service_latency_p99<=0.5 s").met(row)
+    assert read_target("service_goodput>=99 %").met(row)
+    assert not read_target("service_latency_p50[chat]<=30 ms").met(row)
+    assert read_target("service_latency_p50[other]<=30 ms").met(row)
+    assert row["service_latency_p50_s"] == row["service_latency_p50_s[chat]"]
+
+
+def test_a_report_shows_each_service(tmp_path):
+    run(case([CHAT]), policy=make_policy("fifo"), timeline=True).write(tmp_path)
+    page = make_report(tmp_path).path.read_text()
+    for text in ("How requests were answered", "serving requests", '<th scope="row">chat</th>'):
+        assert text in page
+
+
+def test_the_command_prints_a_line_for_each_service(capsys, tmp_path):
+    from equipoise.sim.loading.file import dump  # the file as users write it
+
+    (tmp_path / "case.yaml").write_text(dump(case([CHAT])))
+    assert main(["run", str(tmp_path / "case.yaml"), "-q"]) == 0
+    out = capsys.readouterr().out
+    assert [line.split()[0] for line in out.splitlines()[-2:]] == ["service", "chat"]
+    assert main(["size", str(tmp_path / "case.yaml"), "--vary", "services.0.replicas.max=1:2", "--target",
+                 "service_latency_p99<=400ms", "--seeds", "1", "-q"]) == 0  # fmt: skip
+
+
+def test_a_journal_keeps_the_services_and_explain_tells_of_them(capsys, tmp_path):
+    made = run(case([CHAT]), policy=make_policy("las"), journal=tmp_path / "journal.jsonl")
+    made.write(tmp_path)
+    assert replay(make_policy("las"), tmp_path / "journal.jsonl") == []
+    kept = [entry.decision.observation for entry in read(tmp_path / "journal.jsonl")]
+    assert kept[-1].service_names == ("chat",)
+    assert kept[-1].services.replicas.tolist() == [1]
+    assert kept[-1].services.latency_p99_s.item() > 0.025
+    assert (kept[-1].gpus.job == -3).sum() == 1
+    assert main(["explain", str(tmp_path), "--at", "100 s"]) == 0
+    line = capsys.readouterr().out.splitlines()[1]
+    assert line.startswith("  service chat: 1 of 1 replicas wanted (1 to 2); ")
+    assert line.endswith("100 % within 500 ms")
