@@ -59,6 +59,7 @@ class Hand:
         """`shunned` GPUs, by row, are not handed out."""
         o = observation
         self.observation, self.shunned = o, shunned
+        self.speed: Floats = np.ones(len(o.nodes))  # of nodes, relative
         self.away: Bools = np.zeros(len(o.nodes), dtype=np.bool_)  # nodes onto which no job grows
         self._free, self._room = o.nodes.gpus_free.copy(), o.gpus.share_free.copy()
         if shunned is not None:

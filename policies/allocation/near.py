@@ -115,6 +115,20 @@ def lost_apart_s(o: Observation, row: int, gpus: int, interval: int) -> float:
     return float(np.nan_to_num(o.jobs.service_s[row])) * max(apart_s / step_s - 1.0, 0.0)
 
 
+def lost_in_rack_s(hand: Hand, row: int, gpus: int, rack: RoomColumns, columns: RoomColumns) -> float:
+    """How much longer (s) a job (row) takes on the best nodes of one rack than on the best of all.
+
+    Work is dealt by speed, so that the sum over its GPUs counts.
+    """
+    speeds = []
+    for room in (rack, columns):
+        free = room.free[room.order]
+        taken = np.clip(gpus - (np.cumsum(free) - free), 0, free)
+        speeds.append(float((taken * hand.speed[room.order]).sum()))
+    service_s = float(np.nan_to_num(hand.observation.jobs.service_s[row]))
+    return service_s * max(speeds[1] / speeds[0] - 1.0, 0.0)
+
+
 def frees_by_rack(hand: Hand) -> tuple[Floats, Ints]:
     """When (s) the GPUs of each rack are free if jobs end as expected, ascending, and where each rack begins."""
     o, holder = hand.observation, hand.holder
@@ -155,6 +169,11 @@ def start_near(
             if data[at]:
                 columns = own_room(hand, row, gpus)
             rack = in_one_rack(hand.observation, columns, gpus) if gang[at] else None
+            if rack is not None and intervals is not None:
+                apart_s = lost_apart_s(hand.observation, row, gpus, int(intervals[row]))
+                if 0.0 < apart_s < lost_in_rack_s(hand, row, gpus, rack, columns):
+                    rack = None
+                    gang[at] = False
             if gang[at] and rack is None and intervals is not None:
                 lost_s = lost_apart_s(hand.observation, row, gpus, int(intervals[row]))
                 if lost_s > 0.0 and frees is None:

@@ -178,6 +178,7 @@ class NodeAllocation(AllocationStage):
         table = corrected(table_columns(o, nodes), o, memory)
         order = _heaviest_first(ranking.weight, o.nodes.gpus_free)
         hand = Hand(o, ranking.weight, nodes.model, order, unsound)
+        hand.speed = nodes.speed
         values = nodes.values() | _use(o) | self._undo(hand, verdict, memory, before)
         values["s413_replaced"] = replace_suspects(hand)
         memory = remember_nodes(hand, memory, before, verdict.keep, verdict.rollback, self.noise)

@@ -106,7 +106,7 @@ def test_s311_tasks_come_first():
     stage, job = Synchronisation(), {"exchange_s": 25.0, "sync_interval": 20}
     skewed = one_job([2.0, 2.0, 1.0, 1.0], job=job)
     redealt = Plan(samples_per_step=np.array([32, 32, 16, 16]))
-    plan, memory, values = refine(stage, skewed, plan=redealt)
+    plan, _, values = refine(stage, skewed, plan=redealt)
     assert plan.sync_interval is None
     assert values["s311_held"] == 1
     assert values["s311_spread"] == pytest.approx(1 / 3)

@@ -292,23 +292,35 @@ def test_s422_a_gang_stays_on_one_model_and_takes_the_fast_one():
     assert sorted(given[0]) == [0, 1, 2]  # neither model alone is enough
 
 
-def _racks(exchange_s, free=(1, 1, 2, 2)):
-    """A gang of four waits; nodes 0 and 3 are in one rack, 1 and 2 in another, each partly taken."""
+def _racks(exchange_s, free=(1, 1, 2, 2), apart_s=math.nan, memory=None, up=None):
+    """A gang of four waits; nodes 0, 2 and 5 are in one rack, 1, 3 and 4 in another, some partly taken."""
     holds = [k * 2 + 1 for k, n in enumerate(free) if n == 1]
-    jobs = [{"holds": [g]} for g in holds] + [
+    jobs = [{"holds": [g], "service_s": 60.0} for g in holds] + [
         {**ELASTIC, "workers_min": 4, "workers_max": 4, "work_s": math.nan}
     ]
     row = len(holds)
-    speeds = Speeds.of(job=[row], gpu_model=[0], gpus=[4], samples_per_s=[64.0], exchange_s=[exchange_s])
-    seen = cluster([2] * 6, jobs, speeds=speeds)
+    speeds = Speeds.of(
+        job=[row], gpu_model=[0], gpus=[4], samples_per_s=[64.0], exchange_s=[exchange_s],
+        apart_exchange_s=[apart_s],
+    )  # fmt: skip
+    seen = cluster([2] * 6, jobs, speeds=speeds, up=up)
     seen.nodes = Nodes.of(**{**seen.nodes.as_dict(), "rack": [0, 1, 0, 1, 1, 0]})
-    given, _, _ = decide(seen)
+    given, _, _ = decide(seen, memory)
     return {[0, 1, 0, 1, 1, 0][gpu // 2] for gpu in given[row]}
 
 
 def test_s422_a_gang_with_dear_exchanges_stays_in_one_rack():
     assert len(_racks(0.5)) == 1
     assert len(_racks(0.001)) == 2
+
+
+def test_s422_a_gang_leaves_a_slow_rack_where_exchanges_across_racks_cost_less():
+    slow = {"node_speed": np.array([1.0, 0.5, 1.0, 0.5, 0.5, 1.0]), "time_s": 1000.0}
+    up = [True, True, False, True, True, False]
+    assert _racks(0.1, (), 0.2, slow, up) == {0, 1}, "two fast ones and two slow ones"
+    assert _racks(0.1, (), 9.0, slow, up) == {1}
+    assert _racks(0.1, (), 0.2, None, up) == {1}, "equal nodes"
+    assert _racks(0.1, (), math.nan, slow, up) == {1}, "what is lost is not known"
 
 
 def test_s422_the_overdue_first_is_not_delayed():
@@ -429,8 +441,13 @@ def test_s422_elastic_jobs_take_what_no_waiting_job_could_use():
     assert len(decide(cluster([4, 2], [job, rest, needs_all]))[0][0]) == 5, "it waits for both in any case"
     assert len(decide(cluster([4, 2], [job, rest, needs_four]))[0][0]) == 5, "it waits for the elastic one"
     sooner = {**rest, "service_s": 300.0}
-    assert decide(cluster([4, 2], [job, sooner, needs_four]))[0] == {}, "it could have those three and the last"
-    assert decide(cluster([4, 2], [job, {**rest, "service_s": math.nan, "started_s": 990.0}, needs_four]))[0] == {}, "may end now"
+    assert decide(cluster([4, 2], [job, sooner, needs_four]))[0] == {}, (
+        "it could have those three and the last"
+    )
+    assert (
+        decide(cluster([4, 2], [job, {**rest, "service_s": math.nan, "started_s": 990.0}, needs_four]))[0]
+        == {}
+    ), "may end now"
     assert decide(cluster([4, 2], [job, rest, needs_all], models=[0, 0]), frozen="S422")[0] == {}
 
 
