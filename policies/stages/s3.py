@@ -60,8 +60,8 @@ class Synchronisation(Stage):
     its estimates would settle. Shares follow R' = R * (E / P) * lambda / (1 + delta), and what is free of a GPU is
     handed out while no job waits for a share. `optimal`: the H of least expected period per useful step, and the
     shares that minimise the slowest co-located job's slowdown. While a job's step times are spread wider than
-    `spread` and its work is being dealt anew, its interval changes only as far as the steps before and after the new
-    deal agree (under `optimal` not at all): tasks first. New deals and shares that lower goodput are rolled back.
+    `spread` and its work is being dealt anew, its interval changes only as far as the steps before and after that
+    agree (under `optimal` not at all): tasks first. New deals and shares that lower goodput are rolled back.
     The source's formula images are lost: the forms are ours, with its variables and directions.
     """
 

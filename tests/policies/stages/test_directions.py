@@ -128,7 +128,7 @@ def interval_after(exchange_s=20.0, drift=0.01, **levels):
 
 def interval_held(other_speed):
     """Whether S311 keeps the interval while work is dealt anew (1), by the spread of the steps."""
-    o = one_job([2.0, 2.0, other_speed, other_speed], job={"exchange_s": 500.0, "sync_interval": 4})
+    o = one_job([2.0, 2.0, other_speed, other_speed], job={"exchange_s": 25.0, "sync_interval": 20})
     planned = UNCHANGED.with_(samples_per_step=np.array([32, 32, 16, 16]))
     return int(make_stage("s3").refine(o, planned, {})[0].sync_interval is None)
 

@@ -111,7 +111,7 @@ def test_the_command_has_a_table_for_each_trace_and_one_for_all(traces, capsys, 
     elif form == "csv":
         assert {row.split(",")[0] for row in out.splitlines()} == {"trace", "t0", "t1", "t2", "all traces"}
     else:
-        assert out.count("queueing p95 [user a]") == 4
+        assert out.count("waiting p95 [user a]") == 4
         assert "all traces: 3 traces" in out
 
 
