@@ -139,6 +139,7 @@ def _one_at_a_time(compiles: Callable[[Any], Any], lock: Path) -> Callable[[Any]
     """
 
     def compile_or_load(signature: Any) -> Any:
+        """The kernel for these types, compiled here or by whoever held the lock."""
         with global_compiler_lock, _held(lock):
             return compiles(signature)
 

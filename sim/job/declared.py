@@ -422,6 +422,7 @@ class _Shares:
         parents, shares, rows = [-1], [1.0], {"": 0}
 
         def account(name: str) -> int:
+            """Row of an account; those above it get theirs before it."""
             if name not in rows:
                 spec = declared.accounts.get(name)
                 above = account(spec.parent) if spec is not None else 0
@@ -433,6 +434,7 @@ class _Shares:
         users: dict[tuple[str, str], int] = {}
 
         def user(name: str, of: str) -> int:
+            """Row of a user of an account."""
             if (of, name) not in users:
                 above = account(of)
                 users[of, name] = len(parents)

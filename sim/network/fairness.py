@@ -406,7 +406,7 @@ def settle(
     and answers why: (inf, -why, -1).
     """
     if ended >= 0:
-        detach(flows, links, uses, reals, ints, ended, 0.0)
+        detach(flows, links, uses, reals, ints, ended)
     if slot >= 0:
         answer = attach(flows, links, uses, reals, ints, slot, volume, cap, now_s, route, usage)
         if answer != ENTERED:

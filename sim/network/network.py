@@ -108,7 +108,7 @@ class Network:
     def cancel(self, flow: int) -> float:
         """Take a flow out without a call back; returns the bytes left. Raises KeyError: not live."""
         left = self.remaining(flow)
-        self._remove(flow, left)
+        self._remove(flow)
         self._changed()
         return left
 
@@ -132,15 +132,6 @@ class Network:
     def count_on(self, link: int) -> int:
         """Number of live flows that use a link."""
         return int(self._state.links[link]["flows"])
-
-    # --- links -------------------------------------------------------------------------------------------
-
-    def carried_bytes(self) -> Floats:
-        """Bytes that each link has carried up to now, (links,)."""
-        carried: Floats = self._state.links["carried"].copy()
-        slots = np.fromiter(self._slot_of.values(), dtype=np.int64, count=len(self._slot_of))
-        flows.add_carried(self._state.flows, self._state.uses, slots, carried, self.clock._now)
-        return carried
 
     # --- events ------------------------------------------------------------------------------------------
 
@@ -183,7 +174,7 @@ class Network:
                 self._owner[self._leaving][1](flow)
         else:
             live = [flow for flow in self._due if flow in self._slot_of]
-            for on_done, flow in [(self._remove(flow, 0.0), flow) for flow in live]:
+            for on_done, flow in [(self._remove(flow), flow) for flow in live]:
                 on_done(flow)
         if self._more_happens():
             self.clock.at(self.clock._now, self._settle, RATES)
@@ -206,12 +197,12 @@ class Network:
 
     def _take_out(self) -> None:
         slot, self._leaving = self._leaving, -1
-        flows.detach(*self._tables, slot, 0.0)
+        flows.detach(*self._tables, slot)
         self._free_slots.append(slot)
 
-    def _remove(self, flow: int, left_bytes: float) -> OnDone:
+    def _remove(self, flow: int) -> OnDone:
         slot = self._slot_of.pop(flow)
-        flows.detach(*self._state, slot, left_bytes)
+        flows.detach(*self._state, slot)
         self._free_slots.append(slot)
         return self._owner[slot][1]
 

@@ -35,7 +35,6 @@ FLOW = np.dtype(
         ("next_bottleneck", "i4"),
         ("left", "f8"),  # bytes left at `anchor_s`
         ("anchor_s", "f8"),  # when the rate last changed
-        ("volume", "f8"),
         ("cap", "f8"),  # the highest rate it reaches by itself
         ("reserved", "i4"),  # for so many uses there is room from `first` on
         ("fresh", "i4"),  # 1: in the list FRESH
@@ -59,7 +58,6 @@ LINK = np.dtype(
         ("demand", "f8"),  # sum of usage * limit, but for rounding
         ("flows", "i4"),
         ("dirty", "i4"),  # 1: in the list DIRTY
-        ("carried", "f8"),  # bytes of flows that have left
     ]
 )
 USE = np.dtype([("usage", "f8"), ("flow", "i4"), ("link", "i4"), ("next", "i4"), ("previous", "i4")])
@@ -211,7 +209,7 @@ def attach(
         mark_dirty(links, ints, route[k])
         end += 1
     flow = flows[slot]
-    flow.rate, flow.left, flow.volume, flow.anchor_s, flow.cap = 0.0, volume, volume, now_s, cap
+    flow.rate, flow.left, flow.anchor_s, flow.cap = 0.0, volume, now_s, cap
     flow.first, flow.length, flow.stamp, flow.bottleneck = first, end - first, 0, OWN_LIMIT
     flow.reserved = route.size
     flow.limit = alone(flow, links, uses)
@@ -223,10 +221,8 @@ def attach(
 
 
 @jit_in_place
-def detach(
-    flows: Records, links: Records, uses: Records, reals: Floats, ints: Ints, slot: int, left: float
-) -> None:
-    """Take a flow out; `left` bytes of it were not carried."""
+def detach(flows: Records, links: Records, uses: Records, reals: Floats, ints: Ints, slot: int) -> None:
+    """Take a flow out."""
     flow = flows[slot]
     for e in range(flow.first, flow.first + flow.length):
         use, link = uses[e], links[uses[e].link]
@@ -237,7 +233,6 @@ def detach(
         if use.next >= 0:
             uses[use.next].previous = use.previous
         link.flows -= 1
-        link.carried += use.usage * (flow.volume - left)
         link.load -= use.usage * flow.rate
         link.demand -= use.usage * flow.limit
         if link.flows == 0:
@@ -309,13 +304,3 @@ def next_due(reals: Floats, ints: Ints) -> tuple[float, int, int]:
 def left_of(flows: Records, slot: int, now_s: float) -> float:
     """Bytes that the flow in `slot` has left at `now_s`."""
     return left_at(flows[slot], now_s)
-
-
-@jit_in_place
-def add_carried(flows: Records, uses: Records, slots: Ints, carried: Floats, now_s: float) -> None:
-    """Add what the flows in `slots` have carried so far to `carried` (links,)."""
-    for slot in slots:
-        flow = flows[slot]
-        through = flow.volume - left_at(flow, now_s)
-        for e in range(flow.first, flow.first + flow.length):
-            carried[uses[e].link] += uses[e].usage * through

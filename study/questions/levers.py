@@ -215,6 +215,7 @@ def faster_network(scenario: Scenario) -> Scenario:
     profile = load_profile(scenario.cluster.hardware)
 
     def faster(group: NodeGroup) -> NodeGroup:
+        """The nodes with links twice as fast."""
         changed: NodeGroup = _with(group, nic=2.0 * group.nic, fabric=2.0 * link_bytes_per_s(group, profile))
         return changed
 
@@ -298,6 +299,7 @@ def more_micro_batches(scenario: Scenario) -> Scenario:
     """Pipelines are filled with twice the micro-batches."""
 
     def change(model: Model) -> Model:
+        """The model with twice the micro-batches, where it is typed as a pipeline."""
         p = model.parallel
         if model.transformer is not None or p.pipeline == 1:
             return model
@@ -311,6 +313,7 @@ def fastest_layout(scenario: Scenario) -> Scenario:
     """Models that are given by their shape and a layout search for the fastest one instead."""
 
     def change(model: Model) -> Model:
+        """The model with the layout left to the search."""
         spec = model.transformer
         if spec is None or spec.plan is not None:
             return model

@@ -100,7 +100,7 @@ def _run(
                 slot = ints[DUE, d]
                 done = owner[slot]
                 end_s[done] = now_s
-                detach(flows, links, uses, reals, ints, slot, 0.0)
+                detach(flows, links, uses, reals, ints, slot)
                 free[n_free] = slot
                 n_free += 1
                 for f in range(follower_offset[done], follower_offset[done + 1]):
