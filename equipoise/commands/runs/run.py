@@ -169,10 +169,8 @@ def _shown(made: Run, form: str) -> str:
         title = f"{made.scenario_name}: {made.policy_name}, seed {made.seed}, {made.cpu_s:.2f} s of CPU"
         zeros = ", ".join(label(k).strip() for k in nothing if not k.endswith("_usd"))
         told = [f"0: {zeros}"] if zeros else []
-        return (
-            "\n".join([title, "", *aligned(lines), *told, *_services(made), *_pools(made), *_groups(made)])
-            + "\n"
-        )
+        told += [*_services(made), *_pools(made), *_groups(made)]
+        return "\n".join([title, "", *aligned(lines), *told]) + "\n"
     if form == "csv":
         return as_csv(list(row), [list(row.values())])
     more = {
