@@ -13,6 +13,7 @@ from equipoise.study.runs.store import FIXED, connect
 CHARS = 250
 """MLflow takes no longer names and values."""
 _PARAMETERS = ("policy", "seed", "point")
+_NO_PARAMETER = (*FIXED, "notes")
 
 
 def track(folder: Path, experiment: str, artefacts: Iterable[Path] = ()) -> int:
@@ -25,9 +26,8 @@ def track(folder: Path, experiment: str, artefacts: Iterable[Path] = ()) -> int:
     try:
         import mlflow  # type: ignore[import-not-found, unused-ignore]
     except ImportError as error:
-        raise MissingError(
-            "--mlflow needs MLflow, which is not installed: pip install 'equipoise[track]'"
-        ) from error
+        why = "is not installed" if error.name == "mlflow" else f"cannot be loaded ({error})"
+        raise MissingError(f"--mlflow needs MLflow, which {why}: pip install 'equipoise[track]'") from error
     with connect(folder) as connection:
         found = connection.execute("SELECT * FROM runs")
         names = [column[0] for column in found.description]
@@ -45,7 +45,9 @@ def track(folder: Path, experiment: str, artefacts: Iterable[Path] = ()) -> int:
 
 
 def _parameters(row: Mapping[str, Any]) -> dict[str, str]:
-    told = {k: v for k, v in row.items() if k in _PARAMETERS or (isinstance(v, str) and k not in FIXED)}
+    told = {
+        k: v for k, v in row.items() if k in _PARAMETERS or (isinstance(v, str) and k not in _NO_PARAMETER)
+    }
     return {_allowed(k): str(v)[:CHARS] for k, v in told.items() if v is not None}
 
 

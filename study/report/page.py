@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -237,11 +238,16 @@ def figure(chart: Chart, origin: str = "simulated") -> str:
     )
 
 
+def _wrapping(text: str) -> str:
+    """Text as HTML in which long dotted keys break after their dots, on phones."""
+    return re.sub(r"(?<=[\w\]])\.(?=[a-z])", ".<wbr>", escape(text))
+
+
 def _answer(study: Study, shown: Chart | None) -> str:
     """The first screen: one sentence, the figures, one picture, what was simulated; then what it rests on."""
     kinds = {"run": "One run", "comparison": f"{len(study.policies)} policies compared", "sweep": "Sweep"}
     told = headline(study)
-    lead = "".join(f'<p class="answer">{escape(s.text)}</p>' for s in told if s.strong)
+    lead = "".join(f'<p class="answer">{_wrapping(s.text)}</p>' for s in told if s.strong)
     rest = "".join(f'<p class="because">{escape(s.text)}</p>' for s in told if not s.strong)
     listed = _noted(study.notes)
     drawn = figure(shown) if shown is not None else ""

@@ -71,11 +71,8 @@ def _alone(study: Study) -> str:
     jobs, done = study.mean("jobs", policy), study.mean("completed", policy)
     if math.isnan(study.mean(metric, policy)):
         return f"Under {policy}, no job was completed."
-    subject = (
-        "the job finishes in"
-        if jobs == 1
-        else f"the mean completion time of {done:.0f} of {jobs:.0f} jobs is"
-    )
+    which = f"all {jobs:.0f}" if done == jobs else f"{done:.0f} of {jobs:.0f}"
+    subject = "the job finishes in" if jobs == 1 else f"the mean completion time of {which} jobs is"
     return f"Under {policy}, {subject} {value}."
 
 

@@ -284,3 +284,17 @@ def test_a_file_that_holds_only_a_part_says_what_to_name_beside_it(
         import_site([path], out=tmp_path / "out.yaml")
     assert len(error.value.lines) == 1
     assert why in error.value.lines[0]
+
+
+def test_a_file_of_jobs_alone_says_what_to_do_with_it(tmp_path):
+    path = tmp_path / "jobs.txt"
+    path.write_text(
+        "JobID|Submit|Start|End|AllocTRES|State\n1|2024-03-01T00:00:00|2024-03-01T00:00:00|2024-03-01T01:00:00|"
+        "gres/gpu=2|COMPLETED\n",
+        encoding="utf-8",
+    )
+    with pytest.raises(InputError) as wrong:
+        import_site([path], out=tmp_path / "site.yaml")
+    assert len(wrong.value.lines) == 1
+    assert "give the file as --trace, beside one that does" in wrong.value.lines[0]
+    assert f"equipoise fit-workload {path} --gpus NUMBER" in wrong.value.lines[0]

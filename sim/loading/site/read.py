@@ -23,6 +23,7 @@ from equipoise.sim.loading.site.write import scenario_text
 from equipoise.sim.scenario.model import TraceSpec
 from equipoise.sim.scenario.tree import InputError
 from equipoise.sim.traces.read import read_spec
+from equipoise.sim.traces.site import JOB_FORMATS
 
 _ORDER = ("slurm.conf", "sinfo", "nodes-json", "scontrol", "trace-nodes", "kueue", "gres.conf", "topology.conf",
           "topology.yaml", "sacctmgr-qos", "sacctmgr-assoc", "sacctmgr-dump", "sacctmgr-script",
@@ -80,9 +81,13 @@ def _kind(file: str | Path) -> str:
     except FormatError as error:
         raise InputError([str(error)]) from error
     if kind not in _ORDER:
-        raise InputError(
-            [f"{file}: looks like {kind}, which describes no cluster; read here: {', '.join(_ORDER)}"]
-        )
+        how = f"read here: {', '.join(_ORDER)}"
+        if kind in JOB_FORMATS:
+            how = (
+                "give the file as --trace, beside one that does (slurm.conf, sinfo, ...), or have its jobs on so "
+                f"many GPUs: equipoise fit-workload {file} --gpus NUMBER --out FILE"
+            )
+        raise InputError([f"{file}: looks like {kind}, which describes no cluster; {how}"])
     return kind
 
 

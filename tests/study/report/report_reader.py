@@ -8,7 +8,7 @@ import json
 from html.parser import HTMLParser
 from typing import Any
 
-VOID = {"meta", "br", "input", "link", "img", "hr"}
+VOID = {"meta", "br", "wbr", "input", "link", "img", "hr"}
 
 
 class Page(HTMLParser):

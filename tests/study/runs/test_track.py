@@ -91,3 +91,14 @@ def test_without_mlflow_nothing_is_run(tmp_path, monkeypatch, capsys):
     assert main(asked) == 2
     assert "MLflow is not installed" in capsys.readouterr().err
     assert not (tmp_path / "one").exists()
+
+
+def test_a_broken_mlflow_is_told_apart_from_none(tmp_path, monkeypatch, capsys):
+    (tmp_path / "tracked.yaml").write_text(SCENARIO)
+    (tmp_path / "mlflow.py").write_text("import nothing_of_that_name\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "mlflow", raising=False)
+    asked = ["run", str(tmp_path / "tracked.yaml"), "--out", str(tmp_path / "out"), "--mlflow", "x", "-q"]
+    assert main(asked) != 0
+    told = capsys.readouterr().err
+    assert "--mlflow needs MLflow, which cannot be loaded (No module named 'nothing_of_that_name')" in told
