@@ -369,9 +369,10 @@ def test_a_signal_ends_a_real_process_with_130(tmp_path: Path) -> None:
     path = tmp_path / "endless.yaml"
     path.write_text(endless, encoding="utf-8")
     code = (
-        "import sys, threading, signal, os, time; from equipoise.cli import main; import equipoise.api\n"
-        "def strike():\n    time.sleep(1.0)\n    os.kill(os.getpid(), signal.SIGINT)\n"
-        "threading.Thread(target=strike, daemon=True).start()\nsys.exit(main(sys.argv[1:]))"
+        "import sys, signal, os; from equipoise.cli import main; from equipoise.sim import run\n"
+        "advance = run._advance\n"
+        "def strike(*given):\n    os.kill(os.getpid(), signal.SIGINT)\n    return advance(*given)\n"
+        "run._advance = strike\nsys.exit(main(sys.argv[1:]))"
     )
     command = [sys.executable, "-c", code, "run", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False)

@@ -28,6 +28,22 @@ GOOD = [
     (units.TIME, "1.5 us", 1.5e-6),
     (units.TIME, "2 days", 172800.0),
     (units.TIME, ".5 min", 30.0),
+    *(
+        (units.TIME, f"2 {word}", 2.0 * seconds)
+        for words, seconds in (
+            ("ns", 1e-9),
+            ("us µs", 1e-6),
+            ("ms", 1e-3),
+            ("s sec second seconds", 1.0),
+            ("min minute minutes", 60.0),
+            ("h hr hour hours", 3600.0),
+            ("d day days", 86400.0),
+            ("w week weeks", 604800.0),
+            ("month months", 2628000.0),
+            ("y year years", 31536000.0),
+        )
+        for word in words.split()
+    ),
     (units.WORK, "6 TFLOP", 6e12),
     (units.WORK_RATE, "989.5 TFLOP/s", 9.895e14),
     (units.SAMPLE_RATE, "2000 samples/s", 2000.0),
