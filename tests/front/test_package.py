@@ -124,7 +124,8 @@ def test_the_wheel_of_the_archive_of_sources_makes_the_run_of_the_checkout(tmp_p
     do("use/bin/pip", "install", "-q", "-c", tree / "constraints.txt", *(tmp_path / "wheel").iterdir())
     run_it = ("run", "quickstart", "--policy", "s1", "--seed", "1", "--out")
     do(tmp_path / "use/bin/equipoise", *run_it, "wheel", cwd=outside)
-    do(Path(sys.executable).parent / "equipoise", *run_it, outside / "checkout", cwd=ROOT)
+    from_here = "import sys; from equipoise.cli import main; sys.exit(main())"
+    do(sys.executable, "-c", from_here, *run_it, outside / "checkout", cwd=tree)
     wheel, checkout = (
         json.loads((outside / name / "summary.json").read_text()) for name in ("wheel", "checkout")
     )
