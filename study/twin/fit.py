@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 from scipy.ndimage import median_filter
-from scipy.optimize import minimize_scalar
+from scipy.optimize import brentq, minimize_scalar
 
 from equipoise.policies.observation import Floats
 from equipoise.sim.scenario.tree import InputError
@@ -28,6 +28,7 @@ _LONG_EXCHANGE = 5.0  # likewise; exchanges vary more
 _SMOOTHED = 5  # rounds; shorter hiccups are no change of speed
 _DEEPEST = 5  # halvings of a record: at most 2**5 speeds of a rank
 _WORTH = 0.01  # mean relative error; a fixed cost that explains less than this more is not believed
+_DRAWS = 16  # of the noise of a whole record
 _MAD_TO_SIGMA = 1.4826  # of a normal distribution
 
 
@@ -127,8 +128,33 @@ def measure(run: LiveRun) -> Measured:
         fixed,
         min(fixed, float(np.nanmedian(run.update_s / per_sample_s))),
         _exchange_s(run),
-        float(_MAD_TO_SIGMA * np.nanmedian(np.abs(ratio - np.nanmedian(ratio)))),
+        _apart_cov(
+            float(_MAD_TO_SIGMA * np.nanmedian(np.abs(ratio - np.nanmedian(ratio)))), busy_s, busy_s / ratio
+        ),
     )
+
+
+def _apart_cov(step_cov: float, busy_s: Floats, expected_s: Floats) -> float:
+    """The variation of steps that is each rank's own: as far as it makes the slowest one later than expected.
+
+    What holds up all ranks at once (a busy machine) varies their steps, too, but makes nobody wait for another.
+    """
+    whole = np.isfinite(busy_s).all(axis=0)
+    if len(busy_s) == 1 or not whole.any():
+        return step_cov
+    expected_s = expected_s[:, whole]
+    # Hiccups count as in the levels, which are means.
+    later = float(np.minimum(busy_s[:, whole], _HICCUP * expected_s).max(axis=0).mean())
+    noise = np.random.default_rng(0).standard_normal((_DRAWS, *expected_s.shape))
+
+    def beyond(cov: float) -> float:
+        """How much later the slowest rank is with noise of its own than it was."""
+        factor = np.exp(cov * noise - 0.5 * cov**2)
+        return float((expected_s * factor).max(axis=1).mean()) - later
+
+    if beyond(step_cov) <= 0.0:
+        return step_cov
+    return 0.0 if beyond(0.0) >= 0.0 else float(brentq(beyond, 0.0, step_cov, xtol=1e-5))
 
 
 def _where_told(begins: list[int], values: Floats, decided: set[int]) -> list[int]:

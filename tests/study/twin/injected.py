@@ -46,7 +46,8 @@ class Given:
     exchange_s: float = 8e-3
     slow: Callable[[int], Floats] = lambda k: np.array([2.0 if k >= 150 else 1.0, 1.0])  # by round and rank
     pause: Callable[[int], float] = lambda k: 0.0  # seconds that rank 0 does something else before round k
-    step_cov: float = 0.0
+    step_cov: float = 0.0  # of each rank's steps on its own,
+    common_cov: float = 0.0  # and of all ranks' together
     rounds: int = 300
     samples: int = 4096
     policy: str = "s1+s2"
@@ -84,6 +85,8 @@ def write(given: Given, folder: Path, seed: int = 0) -> Path:
         assert drawn is not None
         n = np.array(drawn.samples, dtype=np.float64)
         scale = given.slow(k) * np.exp(given.step_cov * random.standard_normal(ranks))
+        if given.common_cov:
+            scale = scale * math.exp(given.common_cov * random.standard_normal())
         stall_s = scale * given.stall_part * given.each_s * n
         compute_s = scale * (
             (1 - given.stall_part) * given.each_s * n + (1 - given.update_part) * given.fixed_s

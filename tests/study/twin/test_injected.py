@@ -65,6 +65,14 @@ def test_noise_adds_no_error_of_its_own(tmp_path: Path) -> None:
     assert SEEDS > 1
 
 
+def test_what_slows_all_ranks_down_at_once_makes_nobody_wait(tmp_path: Path) -> None:
+    given = Given(step_cov=0.01, common_cov=0.1, options={"mode": "advise"})
+    found = twin(read_run(write(given, tmp_path / "run")))
+    bias = np.mean([window.predicted_s / window.measured_s - 1.0 for window in found.windows])
+    assert abs(bias) < 0.015
+    assert found.measured.step_cov < 0.05
+
+
 def test_a_decision_that_failed_live_is_left_out_in_the_twin_too(tmp_path: Path) -> None:
     """Three points without a decision, just where the slow rank would have been dealt less."""
     given = Given(fails=frozenset({26}), options={"delay_rounds": 1})
