@@ -99,16 +99,16 @@ def compare(
     double = [policy for k, policy in enumerate(policies) if policy in policies[:k]]
     if double:
         raise click.UsageError(f"policy {double[0]!r} is named twice")
-    names = _named(trace)
-    many = len(names) > 1
-    writable(out, "comparison")
-    made: dict[str, Comparison] = {}
-    for name, file in names.items():
-        ready, read, warnings = api.prepare(scenario, file, overrides)
-        note(False, *warnings)
+    prepared = {name: api.prepare(scenario, file, overrides) for name, file in _named(trace).items()}
+    note(False, *dict.fromkeys(line for _, _, warnings in prepared.values() for line in warnings))
+    many = len(prepared) > 1
+    for ready, _, _ in prepared.values():
         chosen = policies or tuple(dict.fromkeys(("none", make_policy(ready.policy).name)))
         for policy in chosen:
             make_policy(policy)
+    writable(out, "comparison")
+    made: dict[str, Comparison] = {}
+    for name, (ready, read, _) in prepared.items():
         try:
             with progress(state.quiet, f"{ready.name} {name}".strip()) as tell:
                 found = api.compare(
