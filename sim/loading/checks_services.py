@@ -105,6 +105,11 @@ def _crowded(scenario: Scenario) -> Iterator[Problem]:
         if left < (needs := _fewest(job, scenario)) <= total:
             text = f"needs {needs} GPUs, {left} of {total} are left beside what services keep"
             yield ("workload", "jobs", k, "gpus"), text
+    described = scenario.workload.generate
+    for k, kind in enumerate(described.classes if described is not None else ()):
+        if left < (most := max(count for count, weight in kind.gpus.items() if weight)) <= total:
+            text = f"needs {most} GPUs, {left} of {total} are left beside what services keep"
+            yield ("workload", "generate", "classes", k, "gpus"), text
 
 
 def _fewest(job: Job, scenario: Scenario) -> int:

@@ -94,6 +94,13 @@ def test_a_job_that_never_fits_beside_the_services(tmp_path):
     assert line.endswith("workload.jobs.0.gpus: needs 8 GPUs, 7 of 8 are left beside what services keep")
 
 
+def test_described_jobs_that_never_fit_beside_the_services(tmp_path):
+    kind = "{rate: 1/h, duration: {kind: pareto, alpha: 2}, gpus: {1: 1, 8: 1}}"
+    workload = f"{{generate: {{length: 1 h, classes: [{kind}]}}}}"
+    line = lines_of(written(tmp_path, [{}], workload=workload))[0]
+    assert line.endswith("classes.0.gpus: needs 8 GPUs, 7 of 8 are left beside what services keep")
+
+
 def test_more_requests_than_all_replicas_can_answer_is_a_warning(tmp_path):
     def warnings(rate):
         return read_scenario(written(tmp_path, [{"requests": f"{{rate: {rate}}}"}])).warnings

@@ -300,7 +300,7 @@ def crowds(draw):
     return services, jobs, nodes, gpus, faults, policy, draw(st.integers(0, 5))
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow])
 @given(crowds())
 def test_no_service_starves_under_any_policy(drawn):
     services, jobs, nodes, gpus, faults, policy, seed = drawn
