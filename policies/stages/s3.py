@@ -60,8 +60,8 @@ class Synchronisation(Stage):
     its estimates would settle. Shares follow R' = R * (E / P) * lambda / (1 + delta), and what is free of a GPU is
     handed out while no job waits for a share. `optimal`: the H of least expected period per useful step, and the
     shares that minimise the slowest co-located job's slowdown. While a job's step times are spread wider than
-    `spread` and its work is being dealt anew, its interval changes only as far as the steps before and after that
-    agree (under `optimal` not at all): tasks first. New deals and shares that lower goodput are rolled back.
+    `spread` and its work is being dealt anew, its interval is kept: tasks first. New deals and shares that lower
+    goodput are rolled back.
     The source's formula images are lost: the forms are ours, with its variables and directions.
     """
 
@@ -126,7 +126,7 @@ class Synchronisation(Stage):
     ) -> tuple[Ints | None, Ints | None, dict[str, Any], dict[str, Any]]:
         """S311-S313: (new intervals or None, exchanges per exchange of all or None, state by job, values)."""
         jobs, rows = observation.jobs, groups.rows
-        held, after_s, values = self._tasks_first(observation, groups, plan)
+        held, values = self._tasks_first(observation, groups, plan)
         levels = jobs.far_every[rows] > 1
         far_s = np.where(levels, jobs.far_exchange_s[rows], jobs.exchange_s[rows])
         far_s = far_s * (1 + _planned_traffic(observation, groups, plan))
@@ -140,16 +140,13 @@ class Synchronisation(Stage):
         step_s, counts = observation.workers.step_s.copy(), plan.weights(observation) > 0.0
 
         def coefficient(interval: Floats, exchange_s: Floats) -> Floats:
-            """K of each job at such intervals and times of an exchange; of one dealt anew what is sure of it."""
-            now, then = (
-                sync_coefficient(groups.first, interval, exchange_s, each_s, counts, alpha, beta / self.delay)
-                for each_s in (step_s, after_s)
+            """K of each job at such intervals and times of an exchange."""
+            return sync_coefficient(
+                groups.first, interval, exchange_s, step_s, counts, alpha, beta / self.delay
             )
-            agree = np.where(now * then > 0.0, np.sign(now) * np.minimum(abs(now), abs(then)), np.nan)
-            return np.where(held, agree, now)
 
         k = coefficient(h, far_s)
-        acts = groups.sound & ~(held & (np.isnan(k) | (self.mode == "optimal"))) & (self.frozen != "S312")
+        acts = groups.sound & (~held | (self.frozen == "S311")) & (self.frozen != "S312")
         if self.mode == "formula":
             h, whole = next_interval(h, current, np.where(acts, k, np.nan), drift, self.eta, INTERVAL_MOST)
         else:
@@ -183,8 +180,8 @@ class Synchronisation(Stage):
 
     def _tasks_first(
         self, observation: Observation, groups: Groups, plan: Plan
-    ) -> tuple[Bools, Floats, dict[str, Any]]:
-        """S311: jobs that are being dealt anew, steps (s) after it, and update speeds and data before and after."""
+    ) -> tuple[Bools, dict[str, Any]]:
+        """S311: jobs whose interval waits for the new deal, with update speeds and data before and after."""
         workers = observation.workers
         dealt = plan.samples(observation)
         grows = workers.step_s - np.nan_to_num(workers.fixed_s)
@@ -201,8 +198,8 @@ class Synchronisation(Stage):
             "s311_spread_after": float(np.nanmax(after)) if np.isfinite(after).any() else np.nan,
             **_owned_bytes(observation, plan),
         }
-        held = redealt & (before > self.spread) & (self.frozen != "S311")
-        return held, after_s, values | {"s311_held": int(held.sum())}
+        held = redealt & (before > self.spread)
+        return held, values | {"s311_held": int(held.sum())}
 
     def _shares(
         self, observation: Observation, groups: Groups, plan: Plan, record: Record

@@ -191,7 +191,7 @@ def test_the_integer_programme_has_a_time_limit():
 
 
 def test_s3_waits_for_a_new_deal_above_spread():
-    skewed = one_job([2.0, 2.0, 1.0, 1.0], job={"exchange_s": 25.0, "sync_interval": 20})
+    skewed = one_job([2.0, 2.0, 1.0, 1.0], job={"exchange_s": 500.0, "sync_interval": 4})
     planned = UNCHANGED.with_(samples_per_step=np.array([32, 32, 16, 16]))
     changed = [
         make_stage("s3", {"spread": s}).refine(skewed, planned, {})[0].sync_interval for s in (0.1, 0.5)
