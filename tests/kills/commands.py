@@ -49,7 +49,7 @@ COMMANDS = {
     "merge": "merge shards",
     "sensitivity": "sensitivity case.yaml --vary noise.step_cov=0..0.3 --out new",
     "tune": "tune case.yaml --vary decide.every_steps=10,20 --trials 2 --seeds 1 --fresh 2 --out new",
-    "fit-workload": "fit-workload kept/jobs.csv --out workload.yaml",
+    "fit-workload": "fit-workload trace.csv --out workload.yaml",
     "limits": "limits case.yaml --out new",
     "report": "report kept --out page.html",
     "report of a comparison": "report compared",
@@ -81,6 +81,8 @@ def prepare(folder: Path) -> None:
     (folder / "sweep.yaml").write_text(yaml.safe_dump(SWEEP))
     (folder / "slurm.conf").write_text(SLURM)
     (folder / "gres.conf").write_text(GRES)
+    rows = [f"{k},{60 * k},{1 + k % 2},{30 + 7 * k}" for k in range(20)]
+    (folder / "trace.csv").write_text("\n".join(["job_id,arrival_s,gpus,duration_s", *rows]) + "\n")
     write_run(Truth(rounds=24, slow_at_s=0.5), folder / "live")
     write_operations(folder / "steps.csv", recorded(lambda step, replica, stage, k: 1.0))
     (folder / "fit").mkdir()
