@@ -109,8 +109,8 @@ class Growth:
         def left(growing: Floats) -> Floats:
             """Sum of squares that is left where these parts of a step of `usual` samples grow."""
             fixed = usual * (1.0 - growing)[:, None]
-            ratio = (fixed + growing[:, None] * n2) / (fixed + growing[:, None] * n1)
-            return np.asarray(((answer - np.log(ratio)) ** 2).sum(axis=1))
+            more = growing[:, None] * (n2 - n1) / (fixed + growing[:, None] * n1)
+            return np.asarray(((answer - np.log1p(more)) ** 2).sum(axis=1))
 
         parts = np.linspace(0.0, 1.0, 101)
         near = parts[int(np.argmin(left(parts)))]

@@ -82,9 +82,8 @@ def exchange_kept(zero: int, gradient_kept: float) -> float:
     Parameters are gathered whole: half of the bytes of ZeRO 1 and 2, two thirds of ZeRO 3 (Rajbhandari et al. 2020,
     section 7).
     """
-    gathers = (0, 1, 1, 2)[zero]
-    gradients = 2 if zero == 0 else 1
-    return (gathers + gradients * gradient_kept) / (gathers + gradients)
+    of_gradients = (1.0, 1 / 2, 1 / 2, 1 / 3)[zero]
+    return 1.0 - of_gradients * (1.0 - gradient_kept)
 
 
 def _side(model: Model) -> float:

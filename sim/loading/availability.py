@@ -8,14 +8,14 @@ from pathlib import Path
 
 from equipoise.sim.scenario.model import NodeGroup, OnNodes, Scenario
 from equipoise.sim.scenario.pools import Available, Supply
-from equipoise.sim.scenario.tree import InputError, KeyPath
+from equipoise.sim.scenario.tree import InputError, KeyPath, WrongValueError
 from equipoise.sim.traces.table import Table
 
 _TIME = "time_s"
 
 
 def with_availability(scenario: Scenario, base: Path | None) -> Scenario:
-    """The scenario with the rows of its availability files in it. Raises InputError, one line per mistake."""
+    """The scenario with the rows of its availability files in it. Raises InputError, WrongValueError."""
     if all(group.available is None or group.available.file is None for group in scenario.cluster.nodes):
         return scenario
     groups = tuple(_filled(group, k, base) for k, group in enumerate(scenario.cluster.nodes))
@@ -27,19 +27,19 @@ def _filled(group: NodeGroup, k: int, base: Path | None) -> NodeGroup:
     if spec is None or spec.file is None:
         return group
     path = Path(os.path.normpath((base or Path()) / spec.file))
-    at = f"cluster.nodes.{k}.available"
+    at: KeyPath = ("cluster", "nodes", k, "available")
     if not path.is_file():
-        raise InputError([f"{at}.file: {spec.file}: no such file in {base or Path()}"])
+        raise WrongValueError((*at, "file"), f"{spec.file}: no such file in {base or Path()}")
     table = Table(path)
     table.need((_TIME,))
     known = [name for name in table.header if name != _TIME]
     if spec.series is None and len(known) != 1:
-        raise InputError(
-            [f"{at}.series: which of the columns of {spec.file}? allowed: {', '.join(known) or 'none'}"]
-        )
+        text = f"which of the columns of {spec.file}? allowed: {', '.join(known) or 'none'}"
+        raise WrongValueError((*at, "series"), text)
     series = spec.series or known[0]
     if series not in known:
-        raise InputError([f"{at}.series: {spec.file} has no column {series!r}; allowed: {', '.join(known)}"])
+        text = f"{spec.file} has no column {series!r}; allowed: {', '.join(known)}"
+        raise WrongValueError((*at, "series"), text)
     time_s, nodes = table.floats(_TIME), table.ints(series, low=0)
     if not len(table):
         raise InputError([f"{path}:1:1: no rows"])

@@ -23,7 +23,15 @@ from equipoise.sim.loading.transformers import bound_scenario, has_transformers,
 from equipoise.sim.scenario.errors import describe
 from equipoise.sim.scenario.model import Scenario, TraceSpec
 from equipoise.sim.scenario.override import assign, override
-from equipoise.sim.scenario.tree import InputError, Place, Tree, read_text, read_tree, write_tree
+from equipoise.sim.scenario.tree import (
+    InputError,
+    Place,
+    Tree,
+    WrongValueError,
+    read_text,
+    read_tree,
+    write_tree,
+)
 from equipoise.sim.serving.file import with_paths
 from equipoise.sim.traces.trace import Trace
 
@@ -179,7 +187,10 @@ def _scenario(tree: Tree, base: Path | None, *, fits: bool = True) -> Scenario:
     scenario, wrong = with_samples(scenario)
     if wrong:
         raise InputError(_lines(tree, wrong))
-    scenario = with_paths(with_availability(with_rates(scenario, base), base), base)
+    try:
+        scenario = with_paths(with_availability(with_rates(scenario, base), base), base)
+    except WrongValueError as error:
+        raise InputError(_lines(tree, [(error.path, str(error))])) from None
     if wrong := problems(scenario, base, fits=fits):
         raise InputError(_lines(tree, wrong))
     hardware = scenario.cluster.hardware

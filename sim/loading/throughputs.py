@@ -8,7 +8,7 @@ from pathlib import Path
 
 from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.scenario.throughputs import Rate, Throughputs
-from equipoise.sim.scenario.tree import InputError, KeyPath
+from equipoise.sim.scenario.tree import KeyPath, WrongValueError
 from equipoise.sim.traces.table import Table
 
 _AT: KeyPath = ("workload", "throughputs")
@@ -16,13 +16,14 @@ COLUMNS = ("job_type", "gpu_model", "gpus", "rate")
 
 
 def with_rates(scenario: Scenario, base: Path | None) -> Scenario:
-    """The scenario with the rows of its throughput file in it. Raises InputError, one line per mistake."""
+    """The scenario with the rows of its throughput file in it. Raises InputError, WrongValueError."""
     table = scenario.workload.throughputs
     if table is None or table.file is None:
         return scenario
     path = Path(os.path.normpath((base or Path()) / table.file))
     if not path.is_file():
-        raise InputError([f"workload.throughputs.file: {table.file}: no such file in {base or Path()}"])
+        text = f"{table.file}: no such file in {base or Path()}"
+        raise WrongValueError(("workload", "throughputs", "file"), text)
     filled = Throughputs(rates=(*table.rates, *_rows(path)), reference=table.reference)
     workload = scenario.workload.model_copy(update={"throughputs": filled})
     return scenario.model_copy(update={"workload": workload})

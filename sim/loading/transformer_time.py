@@ -14,18 +14,10 @@ from equipoise.sim.llm.quantities import Plan, quantities
 from equipoise.sim.llm.stack import Stack
 from equipoise.sim.llm.step_time import exchange, step_time
 from equipoise.sim.scenario.model import Model, NodeGroup
-from equipoise.sim.scenario.tree import KeyPath
+from equipoise.sim.scenario.tree import KeyPath, WrongValueError
 from equipoise.sim.scenario.units import format_seconds
 
 LEAST_FACTOR = 1e-4
-
-
-class WrongValueError(ValueError):
-    """A problem at a key."""
-
-    def __init__(self, path: KeyPath, text: object) -> None:
-        super().__init__(str(text))
-        self.path = path
 
 
 def with_factor(model: Model, profile: HardwareProfile, group: NodeGroup, path: KeyPath) -> Model:

@@ -19,7 +19,7 @@ from equipoise.sim.llm.hardware import Accelerator, Network
 from equipoise.sim.llm.hf_config import from_config
 from equipoise.sim.llm.layout import Layout
 from equipoise.sim.llm.shape import Transformer
-from equipoise.sim.loading.transformer_time import WrongValueError, overlap_of, with_factor
+from equipoise.sim.loading.transformer_time import overlap_of, with_factor
 from equipoise.sim.scenario.errors import read_model
 from equipoise.sim.scenario.model import Job, Memory, Model, Parallel, Scenario
 from equipoise.sim.scenario.transformer import (
@@ -30,7 +30,7 @@ from equipoise.sim.scenario.transformer import (
     is_file,
     precision_of,
 )
-from equipoise.sim.scenario.tree import InputError, KeyPath, read_text
+from equipoise.sim.scenario.tree import InputError, KeyPath, WrongValueError, read_text
 
 Problem = tuple[KeyPath, str]
 CHECKPOINT_BYTES = 10.0

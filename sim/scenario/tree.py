@@ -47,6 +47,14 @@ class InputError(ValueError):
         super().__init__("\n".join(self.lines))
 
 
+class WrongValueError(ValueError):
+    """The value at a key is wrong; who knows the file adds the place."""
+
+    def __init__(self, path: KeyPath, text: object) -> None:
+        super().__init__(str(text))
+        self.path = path
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where something was written: a file with line and column (from 1), or an option of the command line."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from equipoise.policies.observation import Floats
 from equipoise.sim.scenario.model import Scenario
-from equipoise.sim.scenario.tree import InputError
+from equipoise.sim.scenario.tree import InputError, WrongValueError
 from equipoise.sim.traces.table import Table
 
 COLUMN = "time_s"
@@ -26,14 +26,18 @@ def request_times(scenario: Scenario) -> dict[str, Floats]:
 
 
 def with_paths(scenario: Scenario, base: Path | None) -> Scenario:
-    """The scenario with the places of its files of requests, which stand beside it in `base`. Raises InputError."""
+    """The scenario with the places of its files of requests, which stand beside it in `base`.
+
+    Raises InputError, WrongValueError.
+    """
     services = []
     for k, spec in enumerate(scenario.services):
         file = spec.requests.file
         if file is not None:
             path = Path(os.path.normpath((base or Path()) / file))
             if not path.is_file():
-                raise InputError([f"services.{k}.requests.file: {file}: no such file in {base or Path()}"])
+                text = f"{file}: no such file in {base or Path()}"
+                raise WrongValueError(("services", k, "requests", "file"), text)
             read_times(str(path))
             requests = spec.requests.model_copy(update={"file": str(path)})
             spec = spec.model_copy(update={"requests": requests})

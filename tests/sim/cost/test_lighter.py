@@ -111,5 +111,5 @@ def test_limits_tries_compression_where_gradients_flow_and_8_bits_where_the_gpu_
 @pytest.mark.parametrize(("zero", "kept"), [(0, 0.25), (1, 0.625), (2, 0.625), (3, 0.75)])
 def test_parameters_that_are_gathered_are_not_compressed(zero: int, kept: float) -> None:
     """Half of an exchange is gathers under ZeRO 1 and 2, two thirds under ZeRO 3."""
-    assert exchange_kept(zero, 0.25) == kept
+    assert exchange_kept(zero, 0.25) == pytest.approx(kept)
     assert exchange_kept(zero, 1.0) == 1.0

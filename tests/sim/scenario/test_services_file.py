@@ -50,7 +50,7 @@ def lines_of(path: Path) -> list[str]:
          "8:22: services.0.requests.rate: 0 is too small, a rate of requests must be above 0"),
         ("requests", "{}",
          "8:5: services.0.requests: needs either 'rate' (e.g. 40/s) or 'file' (times of requests)"),
-        ("requests", "{file: none.csv}", "services.0.requests.file: none.csv: no such file in FOLDER"),
+        ("requests", "{file: none.csv}", "8:22: services.0.requests.file: none.csv: no such file in FOLDER"),
         ("replicas", "{min: 3, max: 2}",
          "10:29: services.0.replicas.max: 2 replicas are fewer than the 3 of 'min'"),
         ("replicas", "{max: 9}", "10:21: services.0.replicas.max: 9 replicas, there is room for 8"),
