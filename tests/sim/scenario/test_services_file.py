@@ -1,5 +1,6 @@
 """What may not be said of services, and the one line that says so."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -135,3 +136,11 @@ def test_what_is_written_is_read_back_equal(tmp_path):
     (tmp_path / "again.yaml").write_text(dump(case))
     assert load(tmp_path / "again.yaml") == case
     assert case.services[0].share == 0.5
+
+
+def test_nodes_that_are_rented_for_jobs_only_are_a_warning(tmp_path):
+    path = written(tmp_path, [{}])
+    text = path.read_text()
+    assert "autoscale" not in text
+    path.write_text(re.sub(r"(count: \d+)", r"\1, autoscale: {min: 1}", text, count=1))
+    assert "never for a service" in read_scenario(path).warnings[0]
