@@ -107,6 +107,8 @@ def guard_review(
     as many while its trend would bring it there within one more window, and is rolled back otherwise; its ids
     are then blocked for backoff_s * 2**(failures before). Groups with an id that vanished are forgotten.
     """
+    if not record or not len(record["id"]):  # most decisions: nothing is watched
+        return Verdict(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0)), record or guard_empty()
     state = {name: values.copy() for name, values in _full(record).items()}
     at, there = _find(ids, state["id"])
     now = np.where(there, goodput[at] if len(ids) else np.nan, np.nan)

@@ -163,7 +163,7 @@ class NodeAllocation(AllocationStage):
             return plan.because("s4", "an earlier stage has handed out GPUs already"), memory
         if not len(o.waiting) and not len(o.running):
             return plan.because("s4", "no job waits or runs"), memory
-        before = memory.get("guard", guard_empty())
+        before = memory.get("guard") or guard_empty()
         verdict, memory = review(o, memory, self.noise, self.backoff_s)
         if self.frozen == "S413":
             verdict, memory = Verdict(NO_ROWS, NO_ROWS, NO_VALUES), {**memory, "guard": guard_empty()}

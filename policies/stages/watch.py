@@ -36,6 +36,8 @@ def review(o: Observation, memory: Memory, noise: float, backoff_s: float) -> tu
     memory = {**_NOTHING, **memory}
     rows = np.sort(o.running)
     rows = rows[~o.jobs.rigid[rows]]
+    if not (len(rows) or len(memory["goodput_id"]) or len(memory["guard"]["id"])):
+        return Verdict(rows, rows, np.empty(0)), memory
     goodput = o.jobs.goodput_samples_per_s[rows]
     known = np.isin(rows, memory["goodput_id"])
     at = np.searchsorted(memory["goodput_id"], rows[known])
