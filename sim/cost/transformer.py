@@ -16,7 +16,7 @@ from equipoise.sim.llm.quantities import Plan, stage_parameters
 from equipoise.sim.llm.stack import Stack
 from equipoise.sim.llm.step_time import step_time
 from equipoise.sim.scenario.model import Model
-from equipoise.sim.scenario.transformer import Bound, TransformerSpec
+from equipoise.sim.scenario.models.transformer import Bound, TransformerSpec
 
 IN_PASS = (
     "products", "attention", "elementwise", "host", "head", "recompute", "tensor", "context", "expert", "send",

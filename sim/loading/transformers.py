@@ -22,7 +22,7 @@ from equipoise.sim.llm.shape import Transformer
 from equipoise.sim.loading.transformer_time import overlap_of, with_factor
 from equipoise.sim.scenario.errors import read_model
 from equipoise.sim.scenario.model import Job, Memory, Model, Parallel, Scenario
-from equipoise.sim.scenario.transformer import (
+from equipoise.sim.scenario.models.transformer import (
     Bound,
     LayoutSpec,
     StackSpec,

@@ -22,9 +22,9 @@ from equipoise.sim.scenario.jobs import Skewed as Skewed
 from equipoise.sim.scenario.jobs import SpreadSizes as SpreadSizes
 from equipoise.sim.scenario.jobs import TraceSpec as TraceSpec
 from equipoise.sim.scenario.jobs import TrainingJobs as TrainingJobs
-from equipoise.sim.scenario.models import Memory as Memory
-from equipoise.sim.scenario.models import Model as Model
-from equipoise.sim.scenario.models import Parallel as Parallel
+from equipoise.sim.scenario.models.model import Memory as Memory
+from equipoise.sim.scenario.models.model import Model as Model
+from equipoise.sim.scenario.models.model import Parallel as Parallel
 from equipoise.sim.scenario.money import Cost as Cost
 from equipoise.sim.scenario.names import unknown
 from equipoise.sim.scenario.pools import Autoscale, Available

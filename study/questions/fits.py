@@ -17,7 +17,7 @@ from equipoise.sim.llm.search import Search, search
 from equipoise.sim.llm.step_time import StepTime, step_time
 from equipoise.sim.loading.file import read_scenario
 from equipoise.sim.scenario.model import Job, Scenario
-from equipoise.sim.scenario.transformer import NAMES, precision_of
+from equipoise.sim.scenario.models.transformer import NAMES, precision_of
 from equipoise.sim.scenario.tree import InputError
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from equipoise.sim.loading.file import from_mapping
 from equipoise.sim.run import run
-from equipoise.sim.scenario.convolutional import Convolutional
+from equipoise.sim.scenario.models.convolutional import Convolutional
 from equipoise.sim.scenario.tree import InputError
 
 IMAGE = [3, 224, 224]

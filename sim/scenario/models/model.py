@@ -6,10 +6,10 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from equipoise.sim.scenario.convolutional import Convolutional
-from equipoise.sim.scenario.lighter import Lighter
+from equipoise.sim.scenario.models.convolutional import Convolutional
+from equipoise.sim.scenario.models.lighter import Lighter
+from equipoise.sim.scenario.models.transformer import TransformerSpec
 from equipoise.sim.scenario.section import Count, Section
-from equipoise.sim.scenario.transformer import TransformerSpec
 from equipoise.sim.scenario.units import Bytes, BytesPerS, Float, Flop, Int, Seconds, Share
 
 Precision = Literal["fp64", "fp32", "tf32", "fp16", "bf16", "fp8"]

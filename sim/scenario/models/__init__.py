@@ -1,0 +1,1 @@
+"""What is trained: a model by its figures, by its shape, from its layers, and lighter."""
