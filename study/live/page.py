@@ -14,7 +14,7 @@ from equipoise.policies.files import write_whole
 from equipoise.sim.scenario.tree import InputError
 from equipoise.sim.scenario.units import format_seconds, format_share, format_usd
 from equipoise.study.live.account import USES, LiveAccount, read_account
-from equipoise.study.report.charts import Axis, Chart, Series, time_unit
+from equipoise.study.report.chart import Axis, Chart, Series, time_unit
 from equipoise.study.report.first import Figure, figures_html
 from equipoise.study.report.page import composed, figure, section
 from equipoise.study.report.tables import table

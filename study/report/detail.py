@@ -12,8 +12,8 @@ from equipoise.policies.contract import Plan, Refusal
 from equipoise.policies.record.journal import JournalError, read_plans
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.display import digits, show
-from equipoise.study.report.charts import Chart
-from equipoise.study.report.charts_study import (
+from equipoise.study.report.chart import Chart
+from equipoise.study.report.charts.study import (
     jobs_over_time,
     load_of_links,
     power_over_time,

@@ -9,8 +9,8 @@ import numpy as np
 
 from equipoise.policies.files import replacing
 from equipoise.sim.scenario.tree import InputError
-from equipoise.study.report.charts import PALETTE, Chart, Series
-from equipoise.study.report.charts_study import (
+from equipoise.study.report.chart import PALETTE, Chart, Series
+from equipoise.study.report.charts.study import (
     jobs_over_time,
     load_of_links,
     power_over_time,

@@ -11,7 +11,7 @@ from typing import Any
 import duckdb
 
 from equipoise.study.display import digits, show
-from equipoise.study.report.charts import Axis, Chart, Series, time_unit
+from equipoise.study.report.chart import Axis, Chart, Series, time_unit
 from equipoise.study.report.study import Point, Study
 from equipoise.study.report.timeline import literal
 from equipoise.study.report.words import NOUNS, best_point, best_policy

@@ -19,8 +19,8 @@ from typing import Any
 from equipoise.policies.files import write_whole
 from equipoise.study.report.breakdown import by_size, by_type
 from equipoise.study.report.changes import NOTE, changes_html
-from equipoise.study.report.charts import Chart
-from equipoise.study.report.charts_study import USE_LABELS, study_charts
+from equipoise.study.report.chart import Chart
+from equipoise.study.report.charts.study import USE_LABELS, study_charts
 from equipoise.study.report.detail import Detail, read_detail
 from equipoise.study.report.fairness import fairness_tables
 from equipoise.study.report.first import context_html, picture, strip_html

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from equipoise.sim.record import read_parquet
 from equipoise.study.display import digits, show
-from equipoise.study.report.charts import Axis, Chart, Series, time_unit
+from equipoise.study.report.chart import Axis, Chart, Series, time_unit
 from equipoise.study.report.study import RunFolder, Study, first_of_each_policy
 from equipoise.study.report.tables import table
 

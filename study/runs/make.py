@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from equipoise.policies.contract import Policy
 from equipoise.policies.parameters import AnyPolicy
 from equipoise.sim.run import run
-from equipoise.study.runs.engines import Engine, EngineError, InProcess
+from equipoise.study.runs.engines.engine import Engine, EngineError, InProcess
 from equipoise.study.runs.orders import Order, Row, Shared, scenario_of
 from equipoise.study.runs.store import Store
 from equipoise.study.runs.until import Until, looks
@@ -46,7 +46,7 @@ def engine(shared: Shared, jobs: int = 1, dask: str | None = None) -> Iterator[E
     """
     if dask is not None:
         try:
-            from equipoise.study.runs.dask_engine import local, remote  # Dask need not be installed
+            from equipoise.study.runs.engines.dask_cluster import local, remote  # Dask need not be installed
         except ImportError as error:
             raise EngineError("Dask is not installed: pip install 'equipoise[dist]'") from error
         with local(jobs, shared) if dask == "local" else remote(dask, shared) as cluster:
@@ -54,7 +54,7 @@ def engine(shared: Shared, jobs: int = 1, dask: str | None = None) -> Iterator[E
     elif jobs == 1:
         yield InProcess(shared)
     else:
-        from equipoise.study.runs.processes import Processes  # loads multiprocessing
+        from equipoise.study.runs.engines.processes import Processes  # loads multiprocessing
 
         with Processes(shared, jobs) as processes:
             yield processes

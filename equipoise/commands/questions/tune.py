@@ -83,7 +83,7 @@ def tune(
         for line in _lines(found, search):
             say(line)
     if picture is not None:
-        from equipoise.study.report.charts_tune import objectives
+        from equipoise.study.report.charts.tune import objectives
         from equipoise.study.report.figures import write_chart
 
         write_chart(objectives(json.loads(found.as_json()), metrics), picture)

@@ -22,8 +22,8 @@ from equipoise.sim.run import run
 from equipoise.study.display import digits
 from equipoise.study.report import figures as charts_figures
 from equipoise.study.report import timeline
-from equipoise.study.report.charts import Chart, rounded, time_unit
-from equipoise.study.report.charts_study import (
+from equipoise.study.report.chart import Chart, rounded, time_unit
+from equipoise.study.report.charts.study import (
     QUANTILES,
     jobs_over_time,
     load_of_links,

@@ -10,7 +10,7 @@ import pytest
 
 from equipoise.sim.fairness import groups
 from equipoise.sim.record import read_parquet, write_parquet
-from equipoise.study.report.charts_study import study_charts
+from equipoise.study.report.charts.study import study_charts
 from equipoise.study.report.figures import write_figures
 from equipoise.study.report.read import read_study
 from tests.study.report.report_data import make_run

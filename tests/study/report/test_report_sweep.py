@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from equipoise.study.report import sweep as report_sweep
-from equipoise.study.report.charts_study import front, study_charts
+from equipoise.study.report.charts.study import front, study_charts
 from equipoise.study.report.first import context
 from equipoise.study.report.page import make_report
 from equipoise.study.report.read import read_study

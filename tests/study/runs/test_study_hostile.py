@@ -22,8 +22,8 @@ from equipoise.sim.run import run
 from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.questions.size import SIZES_MOST, read_vary
-from equipoise.study.runs import processes
 from equipoise.study.runs.compare import compare
+from equipoise.study.runs.engines import processes
 from equipoise.study.runs.shards import merge
 from equipoise.study.runs.store import connect
 from equipoise.study.runs.sweep import Options, sweep

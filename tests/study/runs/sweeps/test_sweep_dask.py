@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from distributed import Client
 
-from equipoise.study.runs import dask_engine
-from equipoise.study.runs.engines import EngineError
+from equipoise.study.runs.engines import dask_cluster
+from equipoise.study.runs.engines.engine import EngineError
 from equipoise.study.runs.make import engine
 from equipoise.study.runs.orders import Shared
 from equipoise.study.runs.sweep import Options, sweep
@@ -94,7 +94,7 @@ def test_workers_of_another_version_are_refused(cluster):
 
 
 def test_no_scheduler_there(monkeypatch):
-    monkeypatch.setattr(dask_engine, "CONNECT_S", 0.5)
+    monkeypatch.setattr(dask_cluster, "CONNECT_S", 0.5)
     with (
         pytest.raises(EngineError, match="no Dask scheduler answers"),
         engine(Shared((), ""), dask="tcp://127.0.0.1:9"),

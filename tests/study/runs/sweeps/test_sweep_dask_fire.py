@@ -18,7 +18,7 @@ import dask
 import pytest
 from distributed import Client
 
-from equipoise.study.runs.engines import EngineError
+from equipoise.study.runs.engines.engine import EngineError
 from equipoise.study.runs.store import connect
 from equipoise.study.runs.sweep import Options, sweep
 from tests.study.runs.sweeps import sweep_helpers

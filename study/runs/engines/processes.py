@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 
 from equipoise.exit_codes import FAILURE
-from equipoise.study.runs.engines import EngineError
+from equipoise.study.runs.engines.engine import EngineError
 from equipoise.study.runs.orders import Order, Row, Shared, failed, perform
 from equipoise.study.signals import uninterrupted
 

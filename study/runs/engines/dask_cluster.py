@@ -17,7 +17,7 @@ import dask
 from distributed import Client, Future, KilledWorker, LocalCluster, WorkerPlugin, as_completed
 
 from equipoise.sim.scenario.tree import InputError
-from equipoise.study.runs.engines import EngineError
+from equipoise.study.runs.engines.engine import EngineError
 from equipoise.study.runs.orders import Order, Row, Shared, failed, perform
 
 AHEAD = 3

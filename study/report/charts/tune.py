@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from equipoise.study.display import LABELS, show
-from equipoise.study.report.charts import Axis, Chart, Series
+from equipoise.study.report.chart import Axis, Chart, Series
 
 
 def objectives(content: Mapping[str, Any], metrics: Sequence[str]) -> Chart:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.study.display import LABELS, digits, show
-from equipoise.study.report.charts import Axis, Chart, Series, time_unit
+from equipoise.study.report.chart import Axis, Chart, Series, time_unit
 from equipoise.study.report.fairness import fairness_charts
 from equipoise.study.report.first import ranking
 from equipoise.study.report.study import Point, RunFolder, Study, Trend, idle_after_last, in_order

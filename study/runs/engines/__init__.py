@@ -1,0 +1,1 @@
+"""Who makes the runs: this process, several here, or a Dask cluster."""
