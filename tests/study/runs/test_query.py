@@ -228,8 +228,11 @@ def test_ctrl_c_that_duckdb_hears_ends_any_command_as_it_should(
 ) -> None:
     def asks(*_: object) -> None:
         signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
-        signal.setitimer(signal.ITIMER_REAL, 0.05)  # whenever it comes: the question takes hours
-        duckdb.connect().execute(LONG).fetchall()
+        signal.setitimer(signal.ITIMER_REAL, 0.05, 1.0)  # whenever it comes: the question takes hours
+        try:  # with several threads the main one may wait for another, and hears nothing meanwhile
+            duckdb.connect(config={"threads": 1}).execute(LONG).fetchall()
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
 
     before = signal.getsignal(signal.SIGALRM)
     monkeypatch.setattr(page, "make_report", asks)
