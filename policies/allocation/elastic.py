@@ -37,7 +37,10 @@ from equipoise.policies.observation import Bools, Floats, Ints, Observation
 def elastic_rows(o: Observation, rows: Ints) -> Ints:
     """Those of some job rows that train on whole GPUs and may have more or fewer workers."""
     jobs = o.jobs
-    able = ~jobs.rigid[rows] & (jobs.workers_max[rows] > jobs.workers_min[rows])
+    able = ~jobs.rigid[rows]
+    if not able.any():  # as where all jobs are rigid: nothing else needs to be looked at
+        return NO_ROWS
+    able &= jobs.workers_max[rows] > jobs.workers_min[rows]
     return rows[able & (jobs.gpu_share_requested[rows] >= WHOLE)]
 
 
@@ -395,8 +398,9 @@ def parallel_work(
     before = np.sort(o.running)
     before = before[~o.jobs.rigid[before]]
     started = hand.started()
-    stays = before[~np.isin(before, np.array(hand.stopped, dtype=np.int64))]
-    after = np.concatenate((stays, started[~o.jobs.rigid[started]]))
+    after = started[~o.jobs.rigid[started]]
+    if len(before):
+        after = np.concatenate((before[~np.isin(before, np.array(hand.stopped, dtype=np.int64))], after))
     efficiency = _efficiency(o, nodes, o.gpus.job, before, scaling, table)
     values = {"s423_efficiency_before": efficiency, "s423_efficiency_after": efficiency}
     if hand.stopped or hand.given:

@@ -23,6 +23,8 @@ _NIC_LEAST_FREE = 0.01  # an interface counts as at least that much free
 
 def with_data(o: Observation, rows: Ints) -> Bools:
     """Whether each job row's data lies on known nodes and takes time to read."""
+    if not len(o.stores):
+        return np.zeros(len(rows), dtype=np.bool_)
     known = np.zeros(len(o.jobs), dtype=np.bool_)
     known[o.stores.job] = True
     return np.asarray(known[rows] & (o.jobs.input_bytes[rows] > 0.0))
@@ -157,6 +159,8 @@ def start_near(
     data = with_data(hand.observation, queue)
     gang = exchanging(hand.observation, queue, requests)
     own = data | gang
+    if not own.any():
+        return len(hand.start(start_in_order(frozen(queue), strict, WEIGHTED, requests, hand.columns)[0]))
     own[np.flatnonzero(own)[_OWN:]] = False
     begun, at, frees = 0, 0, None
     while at < len(queue):

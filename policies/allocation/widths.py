@@ -46,10 +46,10 @@ def start_widths(
 ) -> Ints:
     """GPUs to ask for, by row of the jobs table: fewer where an elastic job of `rows` is quicker on fewer."""
     o = hand.observation
-    asked: Ints = o.jobs.gpus_requested.copy()
     rows = elastic_rows(o, rows)
     if not len(rows):
-        return frozen(asked)
+        return o.jobs.gpus_requested
+    asked: Ints = o.jobs.gpus_requested.copy()
     per = np.maximum(o.jobs.gpus_per_worker[rows], 1)
     most, model = gpus_wanted(o, rows) // per, np.full(len(rows), _fastest(nodes))
     best, _ = quickest(

@@ -66,8 +66,11 @@ def remember_exchanges(o: Observation, memory: dict[str, Any], half_life_s: floa
     over = np.ones(len(o.jobs))
     if "exchange_over" in memory:
         faded = 0.5 ** (max(o.time_s - memory["exchange_s"], 0.0) / half_life_s)
-        count = min(len(over), len(memory["exchange_over"]))
-        over[:count] = memory["exchange_over"][:count] ** faded
+        before = memory["exchange_over"][: len(over)]
+        some = np.flatnonzero(before != 1.0)  # few of all that have ever arrived
+        over[some] = before[some] ** faded
+    if not len(o.speeds):
+        return {**memory, "exchange_over": over, "exchange_s": o.time_s}
     job, jobs = o.speeds.job, o.jobs
     here = (o.speeds.gpus == jobs.gpus_held[job]) & (jobs.gpus_held[job] > jobs.gpus_per_worker[job])
     here &= (jobs.exchange_s[job] > 0.0) & (o.speeds.exchange_s > 0.0)
@@ -120,7 +123,10 @@ def watch(
     The goodput must not fall; that of a job which gives GPUs to others must not fall below what was expected.
     """
     o = hand.observation
-    rows = np.setdiff1d(hand.resized(), undone)
+    rows = hand.resized()
+    if not len(rows):
+        return memory
+    rows = np.setdiff1d(rows, undone)
     rows = rows[~o.jobs.rigid[rows]]
     if not len(rows):
         return memory

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from simpy.events import Event
 
+from equipoise.sim.advance.waiting import awaited
 from equipoise.sim.clock import Clock
 from equipoise.sim.cost.step import Exchange
 from equipoise.sim.job.period import Outcome, Period
@@ -113,7 +114,7 @@ class Asynchronous:
         demand = np.zeros(job.config.workers, dtype=np.int64)
         demand[worker] = take
         job.data.prepare(demand, job.config.seconds_per_sample())
-        pieces = job.data.awaited(worker, 0, take)
+        pieces = awaited(job.data, worker, 0, take)
         job.data.consume(demand)  # nobody else may take them while this worker waits
         for piece in pieces:
             if piece.transfer is not None:

@@ -14,9 +14,17 @@ from simpy.events import Event
 from equipoise.policies.observation import Ints
 from equipoise.policies.physics import hidden_s
 from equipoise.sim.advance.asynchronous import Asynchronous
+from equipoise.sim.advance.waiting import awaited
 from equipoise.sim.clock import LATE, Clock
 from equipoise.sim.cost.step import Exchange
 from equipoise.sim.job.period import TIE, Outcome, Period
+from equipoise.sim.job.rounds import (
+    apply_pending,
+    checkpoint_if_due,
+    checkpoint_written,
+    end_period,
+    next_period,
+)
 from equipoise.sim.job.training import TrainingJob
 from equipoise.sim.network.network import Network
 from equipoise.sim.randomness import noise
@@ -93,12 +101,12 @@ class EventByEvent:
 
     def _life(self, job: TrainingJob, generation: int) -> Life:
         while job.generation == generation and not job.progress.done:
-            job.checkpoint_if_due(self.clock.now)
+            checkpoint_if_due(job, self.clock.now)
             yield self.clock.until(job.ends.start_s, LATE)
             if job.generation != generation:
                 return
-            job.checkpoint_written(self.clock.now)
-            for what, why in job.apply_pending():
+            checkpoint_written(job, self.clock.now)
+            for what, why in apply_pending(job):
                 self.refused(what, why)
             if job.ends.start_s > self.clock.now:  # it has to wait first
                 continue
@@ -116,14 +124,14 @@ class EventByEvent:
 
     def _periods(self, job: TrainingJob, generation: int) -> Generator[Event, Any, bool]:
         """Advance by one period; returns whether the job goes on."""
-        period = job.next_period()
+        period = next_period(job)
         if job.config.asynchronous:
             outcome = yield from self._asynchronous.unfold(job, period, generation)
         else:
             outcome = yield from self._unfold(job, period, generation)
         if outcome is None:
             return False
-        job.end_period(period, outcome)
+        end_period(job, period, outcome)
         return True
 
     def _unfold(
@@ -182,7 +190,7 @@ class EventByEvent:
             last = k == period.steps - 1
             samples = period.last_samples if last else period.samples
             if job.data is not None:
-                for piece in job.data.awaited(worker, read, int(samples[worker])):
+                for piece in awaited(job.data, worker, read, int(samples[worker])):
                     if piece.transfer is None:  # arrived while the worker waited for another
                         continue
                     yield piece.transfer.done

@@ -287,14 +287,6 @@ class Configuration:
         free = memory[model] - held - each * np.minimum(self.samples, most[model])
         return most[model], free
 
-    def first_pass(self) -> tuple[int, int]:
-        """(most samples of one pass that memory holds, samples of a step) of one of the workers asked for."""
-        part = -(-self.spec.global_batch // self.asked)
-        kinds = range(len(self.cluster.accelerators))
-        fits = [samples_per_pass(self.model, self.memory_bytes(k), self.asked) for k in kinds]
-        limit = self.model.samples_per_pass
-        return (UNBOUNDED if max(fits) == limit else max(1, max(fits))), part
-
     def _costs(self, samples: Ints, which: int) -> Floats:
         """Fixed (0) or total (1) cost per worker at speed 1; most workers are alike."""
         kinds, inverse = np.unique(
