@@ -20,7 +20,7 @@ from equipoise.sim.llm.hardware import ACCELERATORS, Network
 from equipoise.sim.llm.hf_config import from_config
 from equipoise.sim.llm.interval import left_out_residuals, spread
 from equipoise.sim.llm.layout import Layout
-from equipoise.sim.llm.quantities import Plan, quantities
+from equipoise.sim.llm.quantities import ShardingPlan, quantities
 from equipoise.sim.llm.stack import Floats
 
 OWN = ("config", "accelerator", "node_gpus", "node_bytes_per_s", "seconds", "stack", "sequence")
@@ -31,7 +31,7 @@ TEXTS, FLAGS = ("schedule", "recompute", "precision"), ("sequence_parallel", "of
 class MeasuredStep:
     """A plan and its measured step [s], with the file of its model as its family."""
 
-    plan: Plan
+    plan: ShardingPlan
     seconds: float
     family: str
     stack: str
@@ -78,7 +78,7 @@ def _parse(folder: Path, row: dict[str, str]) -> MeasuredStep:
     network = Network(
         int(_number("node_gpus", row["node_gpus"])), _number("node_bytes_per_s", row["node_bytes_per_s"])
     )
-    plan = Plan(shape, _layout(row), ACCELERATORS[row["accelerator"]], network)
+    plan = ShardingPlan(shape, _layout(row), ACCELERATORS[row["accelerator"]], network)
     plan.layout.check(shape)
     seconds = _number("seconds", row["seconds"])
     return MeasuredStep(plan, seconds, row["config"], row.get("stack") or "default")

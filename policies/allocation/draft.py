@@ -45,7 +45,7 @@ def _unbook(
             holder[g] = -1
 
 
-class Hand:
+class Draft:
     """What is free, who holds what, and what has been decided so far; starts as observed."""
 
     def __init__(

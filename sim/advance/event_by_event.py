@@ -17,7 +17,7 @@ from equipoise.sim.advance.asynchronous import Asynchronous
 from equipoise.sim.advance.waiting import awaited
 from equipoise.sim.clock import LATE, Clock
 from equipoise.sim.cost.step import Exchange
-from equipoise.sim.job.period import TIE, Outcome, Period
+from equipoise.sim.job.period import TIE, Period, PeriodOutcome
 from equipoise.sim.job.rounds import (
     apply_pending,
     checkpoint_if_due,
@@ -136,7 +136,7 @@ class EventByEvent:
 
     def _unfold(
         self, job: TrainingJob, period: Period, generation: int
-    ) -> Generator[Event, Any, Outcome | None]:
+    ) -> Generator[Event, Any, PeriodOutcome | None]:
         """One period, one process per worker; None when the job was stopped meanwhile."""
         barrier = _Barrier(self.clock, job.config.workers)
         for worker in range(job.config.workers):
@@ -149,7 +149,7 @@ class EventByEvent:
         last_step_s = float(barrier.last_step_s[last])
         alone_s = exchange_of(job, period).alone_s
         begin_s = max(barrier.last_begin_s, arrival_s - hidden_s(last_step_s, alone_s, job.model.overlap))
-        outcome = Outcome(
+        outcome = PeriodOutcome(
             max(arrival_s, begin_s + alone_s), arrival_s, barrier.finish_s, barrier.busy_s,
             barrier.busy_square, barrier.stall_s, 0.0, None,
         )  # fmt: skip
@@ -159,11 +159,11 @@ class EventByEvent:
         self,
         job: TrainingJob,
         period: Period,
-        outcome: Outcome,
+        outcome: PeriodOutcome,
         begin_s: float,
         waited: bool,
         generation: int,
-    ) -> Generator[Event, Any, Outcome | None]:
+    ) -> Generator[Event, Any, PeriodOutcome | None]:
         """The exchange (from offset `begin_s` on) and the end of a period."""
         clock, exchange, contended = self.clock, exchange_of(job, period), False
         alone_s = outcome.exchange_s = exchange.alone_s

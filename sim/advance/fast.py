@@ -19,7 +19,7 @@ from equipoise.sim.advance.links import Links
 from equipoise.sim.advance.stretch import Stretch, copied, refresh_window, restore, state_of
 from equipoise.sim.advance.waiting import anyone_waits, quiet_periods
 from equipoise.sim.clock import Clock
-from equipoise.sim.job.period import Outcome, Period
+from equipoise.sim.job.period import Period, PeriodOutcome
 from equipoise.sim.job.rounds import checkpoint_due_s
 from equipoise.sim.job.training import TrainingJob
 from equipoise.sim.network.network import Network
@@ -213,7 +213,7 @@ class Fast(EventByEvent):
 
     def _unfold(
         self, job: TrainingJob, period: Period, generation: int
-    ) -> Generator[Event, Any, Outcome | None]:
+    ) -> Generator[Event, Any, PeriodOutcome | None]:
         """One period: in closed form up to the exchange when no worker has to wait for data."""
         if job.data is not None and anyone_waits(job.data, period.demand):
             return (yield from super()._unfold(job, period, generation))
@@ -226,7 +226,7 @@ class Fast(EventByEvent):
         arrival_s, begin_s, duration_s = p.meet(
             n, scratch, exchange_of(job, period).alone_s, job.model.overlap
         )
-        outcome = Outcome(
+        outcome = PeriodOutcome(
             duration_s, arrival_s, scratch.finish[:n], scratch.busy_s[:n], scratch.square[:n],
             scratch.stall_s[:n], 0.0, None,
         )  # fmt: skip

@@ -25,8 +25,7 @@ from equipoise.sim.cost.step import (
 )
 from equipoise.sim.cost.transformer_exchange import make_transformer_exchange
 from equipoise.sim.hardware.profile import Accelerator
-from equipoise.sim.scenario.model import Job as JobSpec
-from equipoise.sim.scenario.model import Model
+from equipoise.sim.scenario.model import JobSpec, Model
 
 
 class Configuration:

@@ -18,7 +18,7 @@ from equipoise.sim.job.account import (
     TENSOR_EXCHANGE,
 )
 from equipoise.sim.job.pending import Pending
-from equipoise.sim.job.period import Outcome, Period
+from equipoise.sim.job.period import Period, PeriodOutcome
 from equipoise.sim.job.training import TrainingJob
 
 
@@ -48,7 +48,7 @@ def next_period(job: TrainingJob) -> Period:
     return period
 
 
-def end_period(job: TrainingJob, period: Period, outcome: Outcome) -> None:
+def end_period(job: TrainingJob, period: Period, outcome: PeriodOutcome) -> None:
     """Book one finished period and find out when the next may begin."""
     job.ends.advance(outcome)
     demand = period.demand if outcome.samples is None else outcome.samples

@@ -20,8 +20,7 @@ from equipoise.sim.job.pending import Asked
 from equipoise.sim.job.period import Ends
 from equipoise.sim.job.progress import Progress
 from equipoise.sim.randomness import noise_key
-from equipoise.sim.scenario.model import Data, Model, Noise, Restart
-from equipoise.sim.scenario.model import Job as JobSpec
+from equipoise.sim.scenario.model import Data, JobSpec, Model, Noise, Restart
 
 
 class PowerMeter(Protocol):

@@ -20,8 +20,7 @@ from equipoise.sim.job.listener import Listeners
 from equipoise.sim.job.pending import Asked
 from equipoise.sim.job.state import PowerMeter, TrainingState
 from equipoise.sim.randomness import step_noise
-from equipoise.sim.scenario.model import Data, Model, Noise, Restart
-from equipoise.sim.scenario.model import Job as JobSpec
+from equipoise.sim.scenario.model import Data, JobSpec, Model, Noise, Restart
 
 
 class Advance(Protocol):

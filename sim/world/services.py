@@ -19,7 +19,7 @@ from equipoise.sim.ledger.meter import Meter
 from equipoise.sim.ledger.serving import ServingAccount
 from equipoise.sim.ledger.timeline import Timeline
 from equipoise.sim.scenario.model import Scenario, Service
-from equipoise.sim.serving.service import ServiceState, Window
+from equipoise.sim.serving.service import ServiceState, ServiceWindow
 from equipoise.sim.world.allocate import Allocator
 from equipoise.sim.world.room import cheapest_victims, free_room, room_on
 from equipoise.sim.world.roster import Roster
@@ -54,7 +54,7 @@ class Tenant:
         self.account = ServingAccount()
         self.window_gpu_s = 0.0
         self.taken = 0  # jobs stopped to make room
-        self.records: list[Window] = []
+        self.records: list[ServiceWindow] = []
 
     @property
     def active(self) -> int:
