@@ -28,7 +28,7 @@ TEXTS, FLAGS = ("schedule", "recompute", "precision"), ("sequence_parallel", "of
 
 
 @dataclass(frozen=True)
-class MeasuredStep:
+class TimedStep:
     """A plan and its measured step [s], with the file of its model as its family."""
 
     plan: ShardingPlan
@@ -46,7 +46,7 @@ class StepFit:
     families: int
 
 
-def read_steps(path: Path) -> list[MeasuredStep]:
+def read_steps(path: Path) -> list[TimedStep]:
     """The rows of a CSV of steps. Raises ValueError, `file:line: column: what is wrong`, on the first bad row."""
     check_regular(path)
     with path.open(newline="") as file:
@@ -58,14 +58,14 @@ def read_steps(path: Path) -> list[MeasuredStep]:
         return [_step(path, reader.line_num, row) for row in reader]
 
 
-def _step(path: Path, line: int, row: dict[str, str]) -> MeasuredStep:
+def _step(path: Path, line: int, row: dict[str, str]) -> TimedStep:
     try:
         return _parse(path.parent, row)
     except (ValueError, OSError) as error:
         raise ValueError(f"{path}:{line}: {error}") from None
 
 
-def _parse(folder: Path, row: dict[str, str]) -> MeasuredStep:
+def _parse(folder: Path, row: dict[str, str]) -> TimedStep:
     for name in ("config", "accelerator", "node_gpus", "node_bytes_per_s", "seconds"):
         if not row.get(name):
             raise ValueError(f"{name}: missing")
@@ -81,7 +81,7 @@ def _parse(folder: Path, row: dict[str, str]) -> MeasuredStep:
     plan = ShardingPlan(shape, _layout(row), ACCELERATORS[row["accelerator"]], network)
     plan.layout.check(shape)
     seconds = _number("seconds", row["seconds"])
-    return MeasuredStep(plan, seconds, row["config"], row.get("stack") or "default")
+    return TimedStep(plan, seconds, row["config"], row.get("stack") or "default")
 
 
 def _number(name: str, text: str) -> float:
@@ -113,7 +113,7 @@ def _layout(row: dict[str, str]) -> Layout:
     return Layout(**given)  # type: ignore[arg-type]  # Layout checks every value itself
 
 
-def fit_steps(steps: list[MeasuredStep]) -> StepFit:
+def fit_steps(steps: list[TimedStep]) -> StepFit:
     """Fits measured steps of two models or more. Raises ValueError with fewer."""
     q, measured, labels = (
         quantities(s.plan for s in steps),
@@ -130,12 +130,12 @@ def fit_steps(steps: list[MeasuredStep]) -> StepFit:
     return StepFit(fitted, spread(left, families), len(set(families)))
 
 
-def predicted_steps(found: StepFit, steps: list[MeasuredStep]) -> Floats:
+def predicted_steps(found: StepFit, steps: list[TimedStep]) -> Floats:
     """What the fit predicts for these steps, shape (rows,) [s]."""
     return predict(found.fitted, quantities(s.plan for s in steps), _labels(steps))
 
 
-def _labels(steps: list[MeasuredStep]) -> dict[str, list[str]]:
+def _labels(steps: list[TimedStep]) -> dict[str, list[str]]:
     stacks = [s.stack for s in steps]
     accelerators = [s.plan.accelerator.name for s in steps]
     both = [f"{a}/{b}" for a, b in zip(stacks, accelerators, strict=True)]
