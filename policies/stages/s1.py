@@ -27,7 +27,7 @@ from equipoise.policies.kernels.dataflow import (
 from equipoise.policies.observation import Bools, Floats, Ints, Observation
 from equipoise.policies.stages.frozen import check_frozen
 from equipoise.policies.stages.groups import (
-    Groups,
+    WorkersByJob,
     append_moves,
     bytes_to_fetch,
     carry,
@@ -155,7 +155,7 @@ class DataFlow(Stage):
         return append_moves(plan, observation, rows, owners).because("s1", text, **values), after
 
     def _watch_gradients(
-        self, observation: Observation, groups: Groups, memory: Memory
+        self, observation: Observation, groups: WorkersByJob, memory: Memory
     ) -> tuple[Floats, Bools, dict[str, NDArray[Any]]]:
         """S111: forecast gradient rates, sound workers, and the smoothed state by worker."""
         workers = observation.workers
@@ -200,7 +200,7 @@ class DataFlow(Stage):
         forecast: Floats = holt(level, trend, windows, value, self.smoothing, self.trend_smoothing, least)
         return forecast
 
-    def _acting(self, groups: Groups, index: Floats, memory: Memory) -> tuple[Ints, Bools]:
+    def _acting(self, groups: WorkersByJob, index: Floats, memory: Memory) -> tuple[Ints, Bools]:
         """S112's hysteresis: (job rows to remember, jobs to even out now)."""
         before = np.isin(groups.rows, memory.get("acting", np.empty(0, dtype=np.int64)))
         acting = (index > self.threshold) | (before & (index >= 0.5 * self.threshold))
@@ -208,7 +208,7 @@ class DataFlow(Stage):
 
 
 def _imbalance_values(
-    observation: Observation, groups: Groups, index: Floats, surplus: Floats
+    observation: Observation, groups: WorkersByJob, index: Floats, surplus: Floats
 ) -> dict[str, Any]:
     """The largest imbalance, whose it is, and all deficits in bytes (at the mean size of a sample)."""
     known = ~np.isnan(index)
@@ -226,7 +226,7 @@ def _imbalance_values(
 
 
 def _norm_deviation(
-    groups: Groups, state: dict[str, NDArray[Any]], norm: Floats
+    groups: WorkersByJob, state: dict[str, NDArray[Any]], norm: Floats
 ) -> tuple[Floats, Floats, Bools]:
     """How far the logarithm of each norm is from its forecast, how far it usually is, and whether that is known.
 
@@ -272,14 +272,14 @@ def _why_not(index: Floats) -> str:
 
 
 def _weighted_flow(
-    groups: Groups, acting: Bools, surplus: Floats, pull: Floats, node: Ints, links: Links
+    groups: WorkersByJob, acting: Bools, surplus: Floats, pull: Floats, node: Ints, links: Links
 ) -> tuple[Flow, float]:
     """S113 formula: the flow filled greedily by weight, and F(T)."""
     return greedy_flow(groups.first, acting, surplus, pull, node, links)
 
 
 def _least_time_flow(
-    groups: Groups, acting: Bools, surplus: Floats, pull: Floats, node: Ints, links: Links
+    groups: WorkersByJob, acting: Bools, surplus: Floats, pull: Floats, node: Ints, links: Links
 ) -> tuple[Flow, float]:
     """S113 optimal: meet every deficit with the least transfer time, job by job; also F(T) of that flow."""
     parts: list[Flow] = [(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64), np.empty(0))]

@@ -24,7 +24,7 @@ from equipoise.policies.kernels.fetching import (
 from equipoise.policies.observation import Bools, Floats, Ints, Observation
 from equipoise.policies.stages.frozen import check_frozen
 from equipoise.policies.stages.groups import (
-    Groups,
+    WorkersByJob,
     append_moves,
     carry,
     free_shards,
@@ -92,7 +92,7 @@ class Tasks(Stage):
         return plan.because("s2", ", ".join(done) or idle, **data, **tasks), state
 
     def _place_data(
-        self, observation: Observation, groups: Groups, plan: Plan
+        self, observation: Observation, groups: WorkersByJob, plan: Plan
     ) -> tuple[Plan, dict[str, Any]]:
         """S211-S213: fetch order and moves of late shards, and the values."""
         shards, workers = observation.shards, observation.workers
@@ -133,8 +133,8 @@ class Tasks(Stage):
         return plan, values
 
     def _new_owners(
-        self, observation: Observation, groups: Groups, plan: Plan, rows: Ints, needed_s: Floats, late_s: Floats,
-        before: Floats, links: Links,
+        self, observation: Observation, groups: WorkersByJob, plan: Plan, rows: Ints, needed_s: Floats,
+        late_s: Floats, before: Floats, links: Links,
     ) -> Ints:  # fmt: skip
         """S213: new owner of each late shard, most critical first, or -1."""
         shards, workers = observation.shards, observation.workers
@@ -169,7 +169,7 @@ class Tasks(Stage):
         return chosen
 
     def _deal(
-        self, observation: Observation, groups: Groups, plan: Plan, memory: Memory
+        self, observation: Observation, groups: WorkersByJob, plan: Plan, memory: Memory
     ) -> tuple[Ints | None, dict[str, Any], dict[str, Any]]:
         """S221-S223: (new samples per step or None, smoothed shares by worker, values)."""
         workers, jobs = observation.workers, observation.jobs
@@ -215,7 +215,7 @@ class Tasks(Stage):
         return np.where(groups.spread(adopt), dealt, plan.samples(observation)), state, values
 
     def _move_shares(
-        self, observation: Observation, groups: Groups, target: Floats, memory: Memory
+        self, observation: Observation, groups: WorkersByJob, target: Floats, memory: Memory
     ) -> dict[str, Any]:
         """S222: shares move towards R by `damping`, and are R once the change is under `epsilon`.
 
@@ -235,7 +235,7 @@ class Tasks(Stage):
         return state
 
 
-def _needs(observation: Observation, groups: Groups) -> Floats:
+def _needs(observation: Observation, groups: WorkersByJob) -> Floats:
     """Seconds until each shard is needed when workers of a job step together: as fast as the slowest computes.
 
     `needed_in_s` is without waits for others. Waits for input are not counted: they pass once data comes in time.
@@ -251,7 +251,7 @@ def _needs(observation: Observation, groups: Groups) -> Floats:
 
 
 def _late_ones(
-    observation: Observation, groups: Groups, rows: Ints, need_s: Floats, links: Links
+    observation: Observation, groups: WorkersByJob, rows: Ints, need_s: Floats, links: Links
 ) -> tuple[Ints, Floats, Floats]:
     """Shards that come late when they are fetched in the order `rows`: (rows, seconds late, bytes before them).
 
@@ -290,7 +290,7 @@ def _order_by_rank(observation: Observation, ranked: Ints) -> Ints | None:
     return order[np.argsort(soon_s[queued], kind="stable")]
 
 
-def _deal_holds(groups: Groups, samples: Ints, samples_max: Ints, batch: Ints) -> Bools:
+def _deal_holds(groups: WorkersByJob, samples: Ints, samples_max: Ints, batch: Ints) -> Bools:
     """Whether each job's deal sums to its batch within the memory bounds."""
     over = np.logical_or.reduceat(samples > samples_max, groups.first[:-1])
     holds: Bools = (np.add.reduceat(samples, groups.first[:-1]) == batch) & ~over

@@ -26,7 +26,7 @@ from equipoise.sim.clock import Clock
 from equipoise.sim.cluster.cluster import Cluster
 from equipoise.sim.job.gradients import mean_norm, norm_noise
 from equipoise.sim.job.listener import Listener, Listeners
-from equipoise.sim.job.measurements import Window
+from equipoise.sim.job.measurements import JobWindow
 from equipoise.sim.job.rigid import RigidJobs
 from equipoise.sim.job.training import TrainingJob
 from equipoise.sim.network.topology import NIC_IN, NIC_OUT, NODE_LINKS
@@ -194,7 +194,7 @@ class Observer:
 
 
 def worker_columns(
-    job: TrainingJob, window: Window, bytes_per_s: Callable[[int, int], float]
+    job: TrainingJob, window: JobWindow, bytes_per_s: Callable[[int, int], float]
 ) -> dict[str, Floats]:
     """Measured columns of a job's workers; NaN for a worker that did nothing."""
     steps, samples = window.steps, window.samples

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.policies.allocation.draft import Hand
+from equipoise.policies.allocation.draft import Draft
 from equipoise.policies.contract import Decision, Plan, Reason
 from equipoise.policies.observation import RUNNING, Ints, Observation
 from equipoise.policies.queues.limits import (
@@ -151,30 +151,30 @@ def _started(decision: Decision) -> dict[int, Ints]:
     return {row: allocation.gpus_of(k) for k, row in enumerate(rows) if o.jobs.state[row] != RUNNING}
 
 
-def _after(decision: Decision) -> tuple[Hand, Quota]:
+def _after(decision: Decision) -> tuple[Draft, Quota]:
     """What is free, and what is used of limits, once the decision is carried out."""
     o, allocation = decision.observation, decision.plan.allocation
-    hand, quota = Hand(o), Quota.now(o)
+    draft, quota = Draft(o), Quota.now(o)
     if allocation is None:
-        return hand, quota
+        return draft, quota
     parts = [(row, k) for k, row in enumerate(allocation.job.tolist())]
     for row, _ in parts:
         if o.jobs.state[row] == RUNNING:
             quota.book(int(o.jobs.claim[row]), {m: -n for m, n in held_amounts(o, row).items()}, -1)
-            hand.stop((row,))
+            draft.stop((row,))
     for row, k in parts:
         gpus = allocation.gpus_of(k)
         share = allocation.share[allocation.offset[k] : allocation.offset[k + 1]]
         if len(gpus):
             quota.book(int(o.jobs.claim[row]), amounts_of(o, gpus, share))
-            hand.start((np.array([row]), np.array([0, len(gpus)]), gpus, share))
-    return hand, quota
+            draft.start((np.array([row]), np.array([0, len(gpus)]), gpus, share))
+    return draft, quota
 
 
 def _cause(folder: Folder, decision: Decision, row: int) -> Cause:
     """Why a job still waits after a decision."""
     o = decision.observation
-    hand, quota = _after(decision)
+    draft, quota = _after(decision)
     wanted, claim = least_gpus(o, row), int(o.jobs.claim[row])
     share = float(min(o.jobs.gpu_share_requested[row], 1.0))
     if claim >= 0:
@@ -182,13 +182,13 @@ def _cause(folder: Folder, decision: Decision, row: int) -> Cause:
         if wanted * share > max(room) + 1e-9:
             return _limit(quota, claim, wanted * share)
     allowed = allowed_nodes(o, row)
-    free = np.array(hand.columns.free)
+    free = np.array(draft.columns.free)
     mine, whole = int(free[allowed].sum()), int(free.sum())
     if share >= 1.0 and mine < wanted:
         if whole >= wanted:
             return Cause("places", f"{wanted} GPUs needed; free ones are on nodes that it may not use")
         return Cause("GPUs", f"{wanted} GPUs needed, fewer were free")
-    if place_job(hand, row, wanted) is None:
+    if place_job(draft, row, wanted) is None:
         return Cause(
             "topology", f"{wanted} GPUs free, but not together as it asks, or with too little memory"
         )

@@ -41,7 +41,7 @@ class Speeds:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredSpeeds:
     """What was measured: seconds per sample by rank and round, and what all ranks have in common."""
 
     speeds: tuple[Speeds, ...]
@@ -106,7 +106,7 @@ def _best_split(x: Floats) -> int:
     return int(count[int(np.argmax(explained))])
 
 
-def measure(run: LiveRun) -> Measured:
+def measure(run: LiveRun) -> MeasuredSpeeds:
     """Fit a run. Raises InputError when too little was recorded."""
     busy_s = run.stall_s + run.compute_s + run.update_s
     works = (run.samples > 0) & np.isfinite(busy_s) & (busy_s > 0)
@@ -123,7 +123,7 @@ def measure(run: LiveRun) -> Measured:
     levels = [_levels(row, begin) for row, begin in zip(per_sample_s, begins, strict=True)]
     spread = [_spread(level, begin, run.rounds) for level, begin in zip(levels, begins, strict=True)]
     ratio = per_sample_s / np.stack(spread)
-    return Measured(
+    return MeasuredSpeeds(
         tuple(Speeds(tuple(b), tuple(v.tolist())) for b, v in zip(begins, levels, strict=True)),
         fixed,
         min(fixed, float(np.nanmedian(run.update_s / per_sample_s))),
@@ -232,7 +232,7 @@ def _exchange_s(run: LiveRun) -> float:
 
 
 def scenario_data(
-    run: LiveRun, measured: Measured, events: list[dict[str, Any]], policy: list[Any]
+    run: LiveRun, measured: MeasuredSpeeds, events: list[dict[str, Any]], policy: list[Any]
 ) -> dict[str, Any]:
     """The run as a scenario, as plain data in SI units. `events`: planned changes of speed.
 
