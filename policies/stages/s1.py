@@ -50,6 +50,7 @@ _STATE = {
     "norm_variance": 0.0,
     "norm_windows": 0,
     "sick_windows": 0,  # in a row whose gradient was not sound
+    "load": np.nan,  # smoothed load of its node by others
 }
 _WARM_WINDOWS = 5  # before that a norm's usual deviation is not known
 _SIGMA_LEAST = 0.05  # relative; a norm this far off is never suspicious, however steady it was
@@ -78,7 +79,7 @@ class DataFlow(Stage):
 
     mode: str = "formula"
     threshold: float = 0.1  # acts above this imbalance, stops under half of it
-    smoothing: float = 0.5  # Holt's gain of the level
+    smoothing: float = 0.5  # Holt's gain of the level, and that of the load
     trend_smoothing: float = 0.2  # Holt's gain of the trend
     sigmas: float = 5.0  # a gradient norm this far off is not sound
     sick_windows: int = 3  # of unsound gradients in a row, after which a GPU is suspect...
@@ -107,6 +108,9 @@ class DataFlow(Stage):
         if self.frozen == "S111":
             rate = observation.workers.gradient_rate_per_s
             forecast, healthy = np.where(rate > 0, rate, forecast), np.ones(len(rate), dtype=np.bool_)
+        seen_load, load = observation.workers.load_ratio, state["load"]
+        load = np.where(np.isnan(load), seen_load, load + self.smoothing * (seen_load - load))
+        state["load"] = np.where(np.isnan(seen_load), state["load"], load)
         plan = leave_out(observation, groups, plan, healthy)
         state["sick_windows"] = np.where(healthy, 0, state["sick_windows"] + 1)
         sick = np.flatnonzero(state["sick_windows"] >= self.sick_windows)
@@ -138,7 +142,7 @@ class DataFlow(Stage):
         if not acting.any() or self.frozen == "S113":
             return plan.because("s1", _why_not(index), **values, s113_moves=0), after
         links = links_of(observation)
-        load = np.nan_to_num(observation.nodes.nic_busy_ratio, nan=0.0)[observation.workers.node]
+        load = np.nan_to_num(after["load"], nan=0.0)
         solve = _least_time_flow if self.mode == "optimal" else _weighted_flow
         flow, value = solve(groups, acting, surplus, capacity / (1 + load), observation.workers.node, links)
         rows, owners, refused = _carry_out(observation, plan, flow, capacity, links)

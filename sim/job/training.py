@@ -288,7 +288,7 @@ class TrainingJob:
         self.exchanged_bytes += volume
         if volume:
             for tell in self.listeners.carried:
-                tell(links, amounts)
+                tell(self.row, links, amounts)
 
     def fill_row(self, cells: Mapping[str, Any], factor: float) -> None:
         """Write what has been booked to its row of the jobs table; estimates are in its `duration_s` already."""
