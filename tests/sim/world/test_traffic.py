@@ -41,9 +41,8 @@ def looked(jobs: list[dict[str, Any]], event_by_event: bool) -> list[tuple[Any, 
         "placement": {"kind": "nodes", "nodes": ["n-0"]},
     }
     common = {"gpus": 2, "gpu_share": 0.5, "model": "m", "steps": 300, "global_batch": 10, "data": data}
-    case = scenario(
-        cluster=cluster, decide={"every_steps": 20}, workload={"models": models, "jobs": [{**common, **j} for j in jobs]}
-    )  # fmt: skip
+    workload = {"models": models, "jobs": [{**common, **j} for j in jobs]}
+    case = scenario(cluster=cluster, decide={"every_steps": 20}, workload=workload)
     stage = Look()
     run(case, policy=Policy("look", (make_stage("fifo"), stage)), event_by_event=event_by_event)
     return [seen for seen in stage.seen if len(seen[0])]
