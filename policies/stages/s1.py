@@ -109,8 +109,9 @@ class DataFlow(Stage):
             rate = observation.workers.gradient_rate_per_s
             forecast, healthy = np.where(rate > 0, rate, forecast), np.ones(len(rate), dtype=np.bool_)
         seen_load, load = observation.workers.load_ratio, state["load"]
-        load = np.where(np.isnan(load), seen_load, load + self.smoothing * (seen_load - load))
-        state["load"] = np.where(np.isnan(seen_load), state["load"], load)
+        if not np.isnan(seen_load).all():
+            load += self.smoothing * np.nan_to_num(seen_load - load)
+            np.copyto(load, seen_load, where=np.isnan(load))
         plan = leave_out(observation, groups, plan, healthy)
         state["sick_windows"] = np.where(healthy, 0, state["sick_windows"] + 1)
         sick = np.flatnonzero(state["sick_windows"] >= self.sick_windows)
@@ -140,7 +141,9 @@ class DataFlow(Stage):
         values |= _imbalance_values(observation, groups, index, surplus)
         values["s112_acting"] = int(acting.sum())
         if not acting.any() or self.frozen == "S113":
-            return plan.because("s1", _why_not(index), **values, s113_moves=0), after
+            return plan.because(
+                "s1", _why_not(index, len(observation.shards) > 0), **values, s113_moves=0
+            ), after
         links = links_of(observation)
         load = np.nan_to_num(after["load"], nan=0.0)
         solve = _least_time_flow if self.mode == "optimal" else _weighted_flow
@@ -243,7 +246,9 @@ def _remember_variance(state: dict[str, NDArray[Any]], what: str, error: Floats)
     variance[known] += (gain * (error**2 - variance))[known]
 
 
-def _why_not(index: Floats) -> str:
+def _why_not(index: Floats, has_data: bool) -> str:
+    if not has_data:
+        return "no job has data to move"
     if np.isnan(index).all():
         return "capacity or data of every job is unknown or gone"
     return "data and speed are in balance"
