@@ -50,6 +50,7 @@ _STATE = {
     "norm_variance": 0.0,  # of its logarithm's forecast error
     "norm_windows": 0,
     "sick_windows": 0,  # in a row whose gradient was not sound
+    "load": np.nan,  # smoothed load of its node by others
 }
 _WARM_WINDOWS = 5  # before that a norm's usual deviation is not known
 _SIGMA_LEAST = 0.05  # of the logarithm; a norm this far off is never suspicious, however steady it was
@@ -80,7 +81,7 @@ class DataFlow(Stage):
 
     mode: str = "formula"
     threshold: float = 0.1  # acts above this imbalance, stops under half of it
-    smoothing: float = 0.5  # Holt's gain of the level
+    smoothing: float = 0.5  # Holt's gain of the level, and that of the load
     trend_smoothing: float = 0.2  # Holt's gain of the trend
     sigmas: float = 5.0  # a gradient norm this far off is not sound
     sick_windows: int = 3  # of unsound gradients in a row, after which a GPU is suspect...
@@ -109,6 +110,10 @@ class DataFlow(Stage):
         if self.frozen == "S111":
             rate = observation.workers.gradient_rate_per_s
             forecast, healthy = np.where(rate > 0, rate, forecast), np.ones(len(rate), dtype=np.bool_)
+        seen_load, load = observation.workers.load_ratio, state["load"]
+        if not np.isnan(seen_load).all():
+            load += self.smoothing * np.nan_to_num(seen_load - load)
+            np.copyto(load, seen_load, where=np.isnan(load))
         plan = leave_out(observation, groups, plan, healthy)
         state["sick_windows"] = np.where(healthy, 0, state["sick_windows"])
         sick = np.flatnonzero(state["sick_windows"] >= self.sick_windows)
@@ -138,9 +143,11 @@ class DataFlow(Stage):
         values |= _imbalance_values(observation, groups, index, surplus)
         values["s112_acting"] = int(acting.sum())
         if not acting.any() or self.frozen == "S113":
-            return plan.because("s1", _why_not(index), **values, s113_moves=0), after
+            return plan.because(
+                "s1", _why_not(index, len(observation.shards) > 0), **values, s113_moves=0
+            ), after
         links = links_of(observation)
-        load = np.nan_to_num(observation.nodes.nic_busy_ratio, nan=0.0)[observation.workers.node]
+        load = np.nan_to_num(after["load"], nan=0.0)
         solve = _least_time_flow if self.mode == "optimal" else _weighted_flow
         flow, value = solve(groups, acting, surplus, capacity / (1 + load), observation.workers.node, links)
         rows, owners, refused = _carry_out(observation, plan, flow, capacity, links)
@@ -244,7 +251,7 @@ def _norm_deviation(
     return deviation, sigma, state["norm_windows"] >= _WARM_WINDOWS
 
 
-def _less_sure(groups: Groups, windows: Ints, sigmas: float) -> Floats:
+def _less_sure(groups: WorkersByJob, windows: Ints, sigmas: float) -> Floats:
     """How many times further off a norm must be, (workers,), because its usual deviation is itself an estimate.
 
     Student's t that is as rare as `sigmas` standard deviations of a normal distribution, over `sigmas`: its
@@ -265,7 +272,9 @@ def _remember_variance(state: dict[str, NDArray[Any]], what: str, error: Floats)
     variance[known] += (gain * (error**2 - variance))[known]
 
 
-def _why_not(index: Floats) -> str:
+def _why_not(index: Floats, has_data: bool) -> str:
+    if not has_data:
+        return "no job has data to move"
     if np.isnan(index).all():
         return "capacity or data of every job is unknown or gone"
     return "data and speed are in balance"

@@ -173,7 +173,7 @@ class TrainingState:
         self.exchanged_bytes += volume
         if volume:
             for tell in self.listeners.carried:
-                tell(links, amounts)
+                tell(self.row, links, amounts)
 
     # -- energy --------------------------------------------------------------------------------------------
 

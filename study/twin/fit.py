@@ -238,7 +238,7 @@ def scenario_data(
 
     One node per rank; the exchange is pure latency, because one size on one number of ranks cannot tell
     latency from bandwidth. A drift that was not known live is put so high that no interval above 1 pays, which
-    is how a policy acts that does not know it.
+    is how a policy acts that does not know it; one that was measured is the one that the policy saw last.
     """
     manifest, n = run.manifest, run.ranks
     beta_s = measured.reference_s
@@ -254,7 +254,7 @@ def scenario_data(
         "sample_time": beta_s,
         "gradient": 0.0,
         "exchange": exchange,
-        "drift": 1.0 if drift is None else drift,
+        "drift": 1.0 if drift is None else _last_drift(run) if drift == "measured" else drift,
         **({"noise_scale": phi} if phi > 0 else {}),
     }
     trained = int(run.samples.sum())
@@ -290,6 +290,12 @@ def scenario_data(
         "noise": {"step_cov": measured.step_cov},
         "faults": {"events": events},
     }
+
+
+def _last_drift(run: LiveRun) -> float:
+    """The latest drift that the policy saw; 1 where it was never asked."""
+    seen = [float(p.entry.decision.observation.jobs.drift[0]) for p in run.points]
+    return seen[-1] if seen else 1.0
 
 
 def _last_noise_scale(run: LiveRun) -> float:
