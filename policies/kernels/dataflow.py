@@ -112,7 +112,10 @@ def _of_rank(values: Floats, size: int, rank: int) -> float:
 
 @jit
 def common_ratio(first: Ints, ratio: Floats) -> Floats:
-    """Lower median of the known ratios of each job's workers; 1 where fewer than three are known."""
+    """Lower median of the known ratios of each job's workers; of two the one nearer to 1, and 1 of one.
+
+    Two that fall alike have that in common; where one alone is off, the other one says so.
+    """
     common, known = np.ones(first.size - 1), np.empty(ratio.size)
     for k in range(first.size - 1):
         n = ZERO
@@ -122,6 +125,9 @@ def common_ratio(first: Ints, ratio: Floats) -> Floats:
                 n += 1
         if n >= 3:
             common[k] = _of_rank(known, n, (n - 1) // 2)
+        elif n == 2 and known[0] > 0.0 and known[1] > 0.0:
+            nearer = max(known[0], 1.0 / known[0]) <= max(known[1], 1.0 / known[1])
+            common[k] = known[0] if nearer else known[1]
     return common
 
 

@@ -221,13 +221,17 @@ def _norm_deviation(
     """Relative deviation of each norm from its forecast, its usual size, and whether that is known.
 
     What the workers of a job have in common (the loss falls, the learning rate changes) is taken out by the
-    median of their ratios; with fewer than three norms there is no telling.
+    median of their ratios, of two by the one that is less off; with a single norm there is no telling.
     """
     with np.errstate(invalid="ignore", divide="ignore"):
         ratio = norm / np.maximum(state["norm_level"] + state["norm_trend"], 0.5 * state["norm_level"])
     ratio[~np.isfinite(ratio)] = np.nan
     deviation: Floats = ratio / groups.spread(common_ratio(groups.first, ratio)) - 1
-    sigma: Floats = np.maximum(np.sqrt(state["norm_variance"]), _SIGMA_LEAST)
+    variance, first = state["norm_variance"], groups.first[:-1]
+    # Of two norms the one that is less off deviates by nothing, so that only both together tell what is usual.
+    pair = groups.spread(np.diff(groups.first) == 2)
+    variance = np.where(pair, groups.spread(np.add.reduceat(variance, first)), variance)
+    sigma: Floats = np.maximum(np.sqrt(variance), _SIGMA_LEAST)
     return deviation, sigma, state["norm_windows"] >= _WARM_WINDOWS
 
 

@@ -110,11 +110,14 @@ def greedy_flow(first, acting, surplus, pull, node, links):
 
 
 def common_ratio(first, ratio):
-    """Lower median of what is known, per job; 1 for fewer than three."""
+    """Lower median of what is known, per job; of two the one nearer to 1, by factors; 1 for one."""
     result = []
     for a, b in itertools.pairwise(first):
-        known = sorted(r for r in ratio[a:b] if not math.isnan(r))
-        result.append(known[(len(known) - 1) // 2] if len(known) >= 3 else 1.0)
+        known = [r for r in ratio[a:b] if not math.isnan(r)]
+        if len(known) == 2:
+            result.append(min(known, key=lambda r: max(r, 1 / r)) if min(known) > 0 else 1.0)
+        else:
+            result.append(sorted(known)[(len(known) - 1) // 2] if len(known) >= 3 else 1.0)
     return result
 
 

@@ -168,6 +168,19 @@ def test_s111_a_worker_that_keeps_slowing_down_counts_as_slow_as_it_will_be():
     assert left[-0.1] > left[0.1], "who gets slower gives more away"
 
 
+def test_s111_two_norms_that_fall_with_the_loss_are_sound_and_one_that_alone_does_is_not():
+    stage, memory, noise = DataFlow(), DataFlow().initial(), np.random.default_rng(1)
+    for k in range(30):  # to a tenth within ten windows, and each batch has a norm of its own
+        norm = np.array([8.0, 7.0]) * max(0.1, 0.8**k) * np.exp(0.15 * noise.standard_normal(2))
+        seen = observations.one_job([2.0] * 2, norm=norm)
+        _, memory, values = refine(stage, seen, memory)
+        assert values["s111_unhealthy"] == 0, k
+    seen = observations.one_job([2.0] * 2, norm=[20.0 * norm[0], norm[1]])
+    plan, _, _ = refine(stage, seen, memory)
+    assert plan.gradient_weight is not None
+    assert plan.gradient_weight.tolist() == [0.0, 1.0]
+
+
 def test_s111_a_norm_that_drifts_slowly_is_sound():
     """It grows by 3 % a window, and is twice as large in the end; the same in one window is not sound."""
     stage, memory = DataFlow(), None
