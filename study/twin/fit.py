@@ -10,6 +10,7 @@ middle half's, because hiccups are no log-normal noise: they come alone.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,7 @@ _LONG_EXCHANGE = 5.0  # likewise; exchanges vary more
 _SMOOTHED = 5  # rounds; shorter hiccups are no change of speed
 _DEEPEST = 5  # halvings of a record: at most 2**5 speeds of a rank
 _WORTH = 0.01  # mean relative error; a fixed cost that explains less than this more is not believed
+_ROUNDING = 1e-9  # relative; a smaller change of speed is none
 _DRAWS = 16  # of the noise of a whole record
 _MAD_TO_SIGMA = 1.4826  # of a normal distribution
 
@@ -45,6 +47,7 @@ class Measured:
     """What was measured: seconds per sample by rank and round, and what all ranks have in common."""
 
     speeds: tuple[Speeds, ...]
+    trace: tuple[Speeds, ...]  # the same window by window: how fast the machine was
     fixed_samples: float  # fixed part of a step, as so many samples
     update_samples: float  # of these, the part that the run itself measured as the update
     exchange_s: float  # one exchange, beyond what backward hides
@@ -56,12 +59,14 @@ class Measured:
         return min(rank.per_sample_s[0] for rank in self.speeds)
 
     def changes(self) -> list[tuple[int, int, float]]:
-        """(round, rank, times slower than at the start) of every change of speed, by round."""
-        found = [
-            (begin, rank, now_s / speeds.per_sample_s[0])
-            for rank, speeds in enumerate(self.speeds)
-            for begin, now_s in zip(speeds.begin[1:], speeds.per_sample_s[1:], strict=True)
-        ]
+        """(round, rank, times slower than at the start) of every change of speed in the trace, by round."""
+        found = []
+        for rank, (speeds, traced) in enumerate(zip(self.speeds, self.trace, strict=True)):
+            before_s = first_s = speeds.per_sample_s[0]
+            for begin, now_s in zip(traced.begin, traced.per_sample_s, strict=True):
+                if abs(now_s - before_s) > _ROUNDING * before_s:
+                    found.append((begin, rank, now_s / first_s))
+                before_s = now_s
         return sorted(found)
 
 
@@ -121,10 +126,13 @@ def measure(run: LiveRun) -> Measured:
     begins = [_where_told(begin, row, decided) for begin, row in zip(begins, busy_s, strict=True)]
     per_sample_s = busy_s / (fixed + samples)
     levels = [_levels(row, begin) for row, begin in zip(per_sample_s, begins, strict=True)]
-    spread = [_spread(level, begin, run.rounds) for level, begin in zip(levels, begins, strict=True)]
+    windows = [sorted({*begin, *(k for k in decided if k < run.rounds)}) for begin in begins]
+    traced = [_levels(row, window, math.inf) for row, window in zip(per_sample_s, windows, strict=True)]
+    spread = [_spread(level, window, run.rounds) for level, window in zip(traced, windows, strict=True)]
     ratio = per_sample_s / np.stack(spread)
     return Measured(
-        tuple(Speeds(tuple(b), tuple(v.tolist())) for b, v in zip(begins, levels, strict=True)),
+        _speeds(begins, levels),
+        _speeds(windows, traced),
         fixed,
         min(fixed, float(np.nanmedian(run.update_s / per_sample_s))),
         _exchange_s(run),
@@ -132,6 +140,10 @@ def measure(run: LiveRun) -> Measured:
             float(_MAD_TO_SIGMA * np.nanmedian(np.abs(ratio - np.nanmedian(ratio)))), busy_s, busy_s / ratio
         ),
     )
+
+
+def _speeds(begins: Sequence[Sequence[int]], levels: Sequence[Floats]) -> tuple[Speeds, ...]:
+    return tuple(Speeds(tuple(b), tuple(v.tolist())) for b, v in zip(begins, levels, strict=True))
 
 
 def _apart_cov(step_cov: float, busy_s: Floats, expected_s: Floats) -> float:
@@ -168,12 +180,12 @@ def _where_told(begins: list[int], values: Floats, decided: set[int]) -> list[in
     return found
 
 
-def _levels(per_sample_s: Floats, begins: list[int]) -> Floats:
-    """Level of each stretch; one without any value takes the level before it."""
+def _levels(per_sample_s: Floats, begins: list[int], most: float = _HICCUP) -> Floats:
+    """Level of each stretch; one without any value takes the level before it. `most`: as for `_usual`."""
     levels: list[float] = []
     for begin, end in zip(begins, [*begins[1:], len(per_sample_s)], strict=True):
         part = per_sample_s[begin:end]
-        levels.append(_usual(part, _HICCUP) if np.isfinite(part).any() else levels[-1])
+        levels.append(_usual(part, most) if np.isfinite(part).any() else levels[-1])
     return np.array(levels)
 
 

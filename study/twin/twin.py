@@ -11,7 +11,7 @@ what is compared are the decisions, and the step times that they lead to.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,8 @@ from equipoise.study.twin.fit import Measured, measure, scenario_data
 from equipoise.study.twin.record import LiveRun, Point, journals
 
 SEEDS = 5  # noise of the prediction itself is averaged away over so many
+_MEETINGS = 12  # simulations until the changes of speed come at their rounds, at most
+_MET = 1e-9  # relative; so near is met
 _NOISY = 0.002  # variation of steps; below it, one will do
 
 
@@ -105,28 +107,47 @@ def replayed(folder: Path, policy: Policy) -> tuple[str, ...]:
 def _simulated(run: LiveRun, measured: Measured, seed: int) -> tuple[Scenario, list[Decision]]:
     """The scenario, and what the policy decides in it, in order, without the start of the job.
 
-    A change of speed came at a round; its time in the simulation depends on all that came before it. So the
-    scenario is built change by change: simulate, see when that round begins, add the change.
+    A change of speed came at a round; its time in the simulation depends on all that came before it. So it is
+    simulated until the rounds begin when the changes say that they do.
     """
     changes = measured.changes()
-    events: list[dict[str, Any]] = []
-    for begin in sorted({begin for begin, _, _ in changes}):
-        at_s = _begin_of_round(begin, run, _decisions(run, measured, events, seed)[1])
-        for event in events:
-            if event["node"] in {_node(run, rank) for k, rank, _ in changes if k == begin}:
-                event["duration"] = min(event["duration"], at_s - event["at"])
-        events += [
-            _event(run, rank, at_s, factor) for k, rank, factor in changes if k == begin and factor != 1.0
-        ]
-    return _decisions(run, measured, events, seed)
+    begins = sorted({begin for begin, _, _ in changes})
+    took_s = run.round_s
+    usual_s = float(np.nanmean(took_s)) if np.isfinite(took_s).any() else 0.0
+    ends_s = np.cumsum(np.where(np.isfinite(took_s), took_s, usual_s))
+    at_s = {begin: float(ends_s[begin - 1]) if begin else 0.0 for begin in begins}
+    for _ in range(_MEETINGS if begins else 1):
+        scenario, found = _decisions(run, measured, _events(run, changes, at_s), seed)
+        before_s, at_s = at_s, {k: max(0.0, _begin_of_round(k, run, found)) for k in begins}
+        if all(abs(at_s[k] - before_s[k]) <= _MET * max(at_s[k], 1.0) for k in begins):
+            break
+    return scenario, found
 
 
 def _node(run: LiveRun, rank: int) -> str:
     return f"rank-{run.members[rank]}-0"
 
 
-def _event(run: LiveRun, rank: int, at_s: float, factor: float) -> dict[str, Any]:
-    return {"kind": "slow", "node": _node(run, rank), "at": at_s, "duration": 1e9, "factor": factor}
+def _events(
+    run: LiveRun, changes: Sequence[tuple[int, int, float]], at_s: Mapping[int, float]
+) -> list[dict[str, Any]]:
+    """The changes of speed as planned events, each until the next one of its rank."""
+    events: list[dict[str, Any]] = []
+    for rank in range(run.ranks):
+        mine = [(at_s[begin], factor) for begin, of, factor in changes if of == rank]
+        ends_s = [*(at for at, _ in mine[1:]), math.inf]
+        events += [
+            {
+                "kind": "slow",
+                "node": _node(run, rank),
+                "at": at,
+                "duration": min(1e9, end - at),
+                "factor": factor,
+            }
+            for (at, factor), end in zip(mine, ends_s, strict=True)
+            if factor != 1.0 and end > at
+        ]
+    return sorted(events, key=lambda event: float(event["at"]))
 
 
 def _decisions(
