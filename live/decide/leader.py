@@ -18,7 +18,7 @@ from equipoise.live.decide.decider import Decider
 from equipoise.live.decide.metrics import MlflowCopy, PrometheusServer
 from equipoise.live.decide.slow import SlowRanks
 from equipoise.live.decide.telemetry import Recorder, last_decision
-from equipoise.live.decide.window import Telemetry, measure
+from equipoise.live.decide.window import Telemetry, joined, measure
 from equipoise.live.decide.world import LiveWorld
 from equipoise.live.group.places import Place
 from equipoise.live.options import Options, Reduction
@@ -90,7 +90,7 @@ class Leader:
         self.points = 0  # moments at which the policy was due to decide
         self._noise = NoiseScale()
         self._slow = SlowRanks()
-        self._growth = Growth()
+        self._growth, self._passes = Growth(), 1
         self._prometheus: PrometheusServer | None = None
         self._mlflow: MlflowCopy | None = None
         self._open_sinks()
@@ -142,7 +142,7 @@ class Leader:
         if self.decider is not None:
             self.decider.forget()
         self._norm = np.full(len(active), math.nan)
-        self._slow, self._growth = SlowRanks(), Growth()
+        self._slow, self._growth, self._passes = SlowRanks(), Growth(), 1
 
     def warm_up(self, shares: Ints, deal: Deal | None) -> None:
         """Let the policy compile on made-up measurements, before the first round."""
@@ -185,15 +185,21 @@ class Leader:
             world.data.update(reports, [place.host for place in world.active])
         world.interval, world.far_every = intervals
         world.deal, world.shares = sampler.deal, sampler.planned_shares()
-        world.batch = sampler.planned_batch()
+        world.batch, world.passes = sampler.planned_batch(), sampler.planned_accumulation()
         world.samples_done += int(np.nansum(rows[:, :, SAMPLES]))
-        window = measure(rows, [r.exchanged for r in rounds], [r.near for r in rounds], world.near)
+        steps = [r for r in rounds if r.ends_step]
+        window = measure(
+            joined(rows, [r.ends_step for r in rounds]), [r.exchanged for r in steps], [r.near for r in steps],
+            world.near,
+        )  # fmt: skip
         self._gradients(rows, rounds)
         self._refused_late(sampler.refused, header["gpu_share"])
         world.shares_of_gpu = header["gpu_share"]
         seen = window
         if world.data is None:  # else waits for files come and go
             each = window.each()
+            if sampler.accumulation != self._passes:  # what does not grow comes once for each pass
+                self._growth, self._passes = Growth(), sampler.accumulation
             if window.rounds >= LEAST_ROUNDS:
                 self._growth.learn(each, window.step_s)
             sure_s = self._growth.sure.fixed_s(each, window.step_s)
@@ -250,7 +256,11 @@ class Leader:
         )
 
     def _gradients(self, rows: NDArray[np.float64], rounds: Sequence[RoundInfo]) -> None:
-        """Gradient norms and noise scale from the rounds on which they were measured."""
+        """Gradient norms and noise scale from the rounds on which they were measured.
+
+        A norm is told once: a policy that saw it again would think that norms hardly vary.
+        """
+        self._norm = np.full(len(self.world.active), math.nan)
         for k, info in enumerate(rounds):
             stored = rows[:, k, LOCAL_SQUARE]
             if np.isnan(stored).all():

@@ -303,6 +303,7 @@ class TrainingJob:
             ("far_every", progress.far_every),
             ("far_ratio", progress.far_ratio),
             ("global_batch", progress.global_batch),
+            ("accumulation", progress.accumulation),
             ("attained_gpu_s", float(self.gpu_s[:HELD].sum())),
             ("input_bytes", left * (self.spec.data.sample_size if self.spec.data else 0.0)),
             ("compute_demand_flops", (self.model.flop_per_sample or 0.0) * left),
@@ -413,6 +414,9 @@ class TrainingJob:
         if pending.global_batch is not None:
             self.progress.global_batch = pending.global_batch
             self.config.set_batch(pending.global_batch)
+        if pending.accumulation is not None:
+            self.progress.accumulation = pending.accumulation
+            self.config.set_accumulation(pending.accumulation)
         if pending.interval is not None:
             self.progress.interval = pending.interval
         if pending.far_every is not None:
