@@ -29,7 +29,7 @@ _LONG_EXCHANGE = 5.0  # likewise; exchanges vary more
 _SMOOTHED = 5  # rounds; shorter hiccups are no change of speed
 _DEEPEST = 5  # halvings of a record: at most 2**5 speeds of a rank
 _WORTH = 0.01  # mean relative error; a fixed cost that explains less than this more is not believed
-_ROUNDING = 1e-9  # relative; a smaller change of speed is none
+_ROUNDING = 1e-6  # relative; a smaller change of speed is none
 _DRAWS = 16  # of the noise of a whole record
 _MAD_TO_SIGMA = 1.4826  # of a normal distribution
 

@@ -10,6 +10,7 @@ what is compared are the decisions, and the step times that they lead to.
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from equipoise.policies.contract import Decision, Policy
+from equipoise.policies.observation import Floats
 from equipoise.policies.record.journal import JournalError, replay
 from equipoise.sim.loading.file import from_mapping
 from equipoise.sim.run import run as simulate
@@ -45,6 +47,7 @@ class Window:
     samples: tuple[int, ...]  # per rank, live
     interval: int  # live
     measured_s: float
+    noise: float  # relative standard error of that, by how its rounds vary; NaN of a single round
     predicted_s: float
     equal: bool  # the decision at its end is the same on both sides
 
@@ -70,6 +73,12 @@ class Twin:
     def step_error_median(self) -> float:
         """Median relative error of the predicted step times; NaN without any decision."""
         return float(np.median([w.error for w in self.windows])) if self.windows else math.nan
+
+    @property
+    def noise_median(self) -> float:
+        """Median relative standard error of the measured step times; NaN where none is known."""
+        known = [w.noise for w in self.windows if math.isfinite(w.noise)]
+        return float(np.median(known)) if known else math.nan
 
 
 def twin(run: LiveRun, seed: int = 0) -> Twin:
@@ -108,20 +117,37 @@ def _simulated(run: LiveRun, measured: Measured, seed: int) -> tuple[Scenario, l
     """The scenario, and what the policy decides in it, in order, without the start of the job.
 
     A change of speed came at a round; its time in the simulation depends on all that came before it. So it is
-    simulated until the rounds begin when the changes say that they do.
+    simulated until the decisions before the changes are made when the changes say that they are.
     """
     changes = measured.changes()
     begins = sorted({begin for begin, _, _ in changes})
-    took_s = run.round_s
-    usual_s = float(np.nanmean(took_s)) if np.isfinite(took_s).any() else 0.0
-    ends_s = np.cumsum(np.where(np.isfinite(took_s), took_s, usual_s))
-    at_s = {begin: float(ends_s[begin - 1]) if begin else 0.0 for begin in begins}
+    at_s = _begins(run, begins, [])
     for _ in range(_MEETINGS if begins else 1):
         scenario, found = _decisions(run, measured, _events(run, changes, at_s), seed)
-        before_s, at_s = at_s, {k: max(0.0, _begin_of_round(k, run, found)) for k in begins}
+        before_s, at_s = at_s, _begins(run, begins, found)
         if all(abs(at_s[k] - before_s[k]) <= _MET * max(at_s[k], 1.0) for k in begins):
             break
     return scenario, found
+
+
+def _begins(run: LiveRun, begins: Sequence[int], simulated: Sequence[Decision]) -> dict[int, float]:
+    """When these rounds begin in the simulation, less half a round: a period keeps the speed it began with.
+
+    As long behind the simulated decision before them as they did live; without one, behind the start.
+    """
+    took_s = np.where(np.isfinite(run.round_s), run.round_s, np.nanmean(run.round_s))
+    ends_s = np.concatenate(([0.0], np.cumsum(took_s)))
+    anchors = [(0, 0.0)]
+    anchors += [
+        (p.rounds, simulated[p.point - 1].observation.time_s) for p in run.points if p.point <= len(simulated)
+    ]
+    rounds = [first for first, _ in anchors]
+    found = {}
+    for begin in begins:
+        first, at_s = anchors[bisect.bisect_right(rounds, begin) - 1]
+        half_s = 0.5 * took_s[begin - 1] if begin else 0.0
+        found[begin] = max(0.0, at_s + float(ends_s[begin] - ends_s[first] - half_s))
+    return found
 
 
 def _node(run: LiveRun, rank: int) -> str:
@@ -135,7 +161,7 @@ def _events(
     events: list[dict[str, Any]] = []
     for rank in range(run.ranks):
         mine = [(at_s[begin], factor) for begin, of, factor in changes if of == rank]
-        ends_s = [*(at for at, _ in mine[1:]), math.inf]
+        ends_s = [*(at for at, _ in mine), math.inf][1:]
         events += [
             {
                 "kind": "slow",
@@ -169,32 +195,10 @@ def _decisions(
     return scenario, found
 
 
-def _begin_of_round(begin: int, run: LiveRun, simulated: Sequence[Decision]) -> float:
-    """When round `begin` begins in the simulation, less half a round: a period keeps the speed it began with.
-
-    Rounds are told by the samples before them: the last of an epoch may be short.
-    """
-    each = run.samples.sum(axis=0)
-    wanted = float(each[:begin].sum()) - 0.5 * float(each[begin])
-    at_s = trained = 0.0
-    for decision in simulated:
-        new = _trained(decision)
-        if trained + new > wanted:
-            return at_s + (wanted - trained) * (decision.observation.time_s - at_s) / new
-        at_s, trained = decision.observation.time_s, trained + new
-    batch = float(run.manifest["global_batch"])
-    return at_s + (wanted - trained) / batch * (_step_s(simulated[-1], batch) if simulated else 0.0)
-
-
 def _trained(decision: Decision) -> float:
     """Samples of the window before a decision."""
     o = decision.observation
     return float(o.jobs.throughput_samples_per_s[0]) * o.window_s
-
-
-def _step_s(decision: Decision, batch: float) -> float:
-    """Time per global batch in the window before a decision."""
-    return batch / float(decision.observation.jobs.throughput_samples_per_s[0])
 
 
 def _mean_step_s(decisions: Sequence[Decision], batch: float) -> float:
@@ -203,6 +207,11 @@ def _mean_step_s(decisions: Sequence[Decision], batch: float) -> float:
 
 
 # -- the comparison ------------------------------------------------------------------------------------------
+
+
+def _standard_error(values: Floats) -> float:
+    """That of the mean of `values`, over the mean; NaN of a single one."""
+    return float(values.std(ddof=1) / math.sqrt(len(values)) / values.mean()) if len(values) > 1 else math.nan
 
 
 def _windows(
@@ -222,6 +231,7 @@ def _windows(
                 samples=tuple(run.samples[:, point.rounds - 1].tolist()),
                 interval=int(live.observation.jobs.sync_interval[0]),
                 measured_s=float(round_s[part][timed].sum()) * batch / trained,
+                noise=_standard_error(round_s[part][timed]),
                 # Several simulated decisions where one failed live.
                 predicted_s=float(np.mean([_mean_step_s(s[before : point.point], batch) for s in simulated])),
                 equal=first_difference(actions(live), actions(decision)) is None,
