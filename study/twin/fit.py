@@ -29,6 +29,8 @@ _LONG_EXCHANGE = 5.0  # likewise; exchanges vary more
 _SMOOTHED = 5  # rounds; shorter hiccups are no change of speed
 _DEEPEST = 5  # halvings of a record: at most 2**5 speeds of a rank
 _WORTH = 0.01  # mean relative error; a fixed cost that explains less than this more is not believed
+_LEAST_EXCHANGE = 1e-3  # times the usual one
+_VOLUME_BYTES = 1e6  # of an exchange; one run cannot tell latency from bandwidth
 _ROUNDING = 1e-6  # relative; a smaller change of speed is none
 _DRAWS = 16  # of the noise of a whole record
 _MAD_TO_SIGMA = 1.4826  # of a normal distribution
@@ -51,6 +53,9 @@ class Measured:
     fixed_samples: float  # fixed part of a step, as so many samples
     update_samples: float  # of these, the part that the run itself measured as the update
     exchange_s: float  # one exchange, beyond what backward hides
+    exchanges: tuple[
+        tuple[int, float], ...
+    ]  # (first round, times that) of windows in which it took otherwise
     step_cov: float  # coefficient of variation of a local step
 
     @property
@@ -136,6 +141,7 @@ def measure(run: LiveRun) -> Measured:
         fixed,
         min(fixed, float(np.nanmedian(run.update_s / per_sample_s))),
         _exchange_s(run),
+        _exchanges(run, sorted({0, *(k for k in decided if k < run.rounds)})),
         _apart_cov(
             float(_MAD_TO_SIGMA * np.nanmedian(np.abs(ratio - np.nanmedian(ratio)))), busy_s, busy_s / ratio
         ),
@@ -243,29 +249,47 @@ def _exchange_s(run: LiveRun) -> float:
     return _usual(shortest, _LONG_EXCHANGE) if np.isfinite(shortest).any() else 0.0
 
 
+def _exchanges(run: LiveRun, begins: Sequence[int]) -> tuple[tuple[int, float], ...]:
+    """How much longer the exchanges of each window took than usual, where that is another factor than before."""
+    usual_s, found, before = _exchange_s(run), [], 1.0
+    if usual_s <= 0.0 or run.manifest.get("sample_bytes"):  # data that moves would be as slow
+        return ()
+    for begin, end in zip(begins, [*begins[1:], run.rounds], strict=True):
+        tails_s = run.tail_s[:, begin:end][:, run.exchanged[begin:end]].min(axis=0)
+        took_s = float(np.nanmean(tails_s)) if np.isfinite(tails_s).any() else usual_s
+        factor = max(took_s / usual_s, _LEAST_EXCHANGE)
+        if abs(factor - before) > _ROUNDING:
+            found.append((begin, factor))
+            before = factor
+    return tuple(found)
+
+
 def scenario_data(
     run: LiveRun, measured: Measured, events: list[dict[str, Any]], policy: list[Any]
 ) -> dict[str, Any]:
     """The run as a scenario, as plain data in SI units. `events`: planned changes of speed.
 
-    One node per rank; the exchange is pure latency, because one size on one number of ranks cannot tell
-    latency from bandwidth. A drift that was not known live is put so high that no interval above 1 pays, which
+    One node per rank; the exchange is pure bandwidth, which may change, because one size on one number of ranks
+    cannot tell it from latency. A drift that was not known live is put so high that no interval above 1 pays, which
     is how a policy acts that does not know it.
     """
     manifest, n = run.manifest, run.ranks
     beta_s = measured.reference_s
     drift, target = manifest.get("drift"), manifest.get("samples_target")
+    exchanged = n > 1 and measured.exchange_s > 0.0
+    nic = {"nic": _VOLUME_BYTES / measured.exchange_s} if exchanged else {}
     nodes = [
-        {"name": f"rank-{member}", "speed": beta_s / speeds.per_sample_s[0]}
+        {"name": f"rank-{member}", "speed": beta_s / speeds.per_sample_s[0], **nic}
         for member, speeds in zip(run.members, measured.speeds, strict=True)
     ]
-    exchange = {"alpha": measured.exchange_s / max(1, 2 * (n - 1)), "rate": 1e12}
     phi = _last_noise_scale(run)
     model = {
         "fixed_time": measured.fixed_samples * beta_s,
         "sample_time": beta_s,
-        "gradient": 0.0,
-        "exchange": exchange,
+        "gradient": _VOLUME_BYTES * n / (2 * (n - 1))
+        if exchanged
+        else 0.0,  # a ring sends 2 (n - 1) / n of it
+        "exchange": {"alpha": 0.0, "rate": 1e24},
         "drift": 1.0 if drift is None else drift,
         **({"noise_scale": phi} if phi > 0 else {}),
     }

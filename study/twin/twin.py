@@ -11,6 +11,7 @@ what is compared are the decisions, and the step times that they lead to.
 from __future__ import annotations
 
 import bisect
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -120,10 +121,10 @@ def _simulated(run: LiveRun, measured: Measured, seed: int) -> tuple[Scenario, l
     simulated until the decisions before the changes are made when the changes say that they are.
     """
     changes = measured.changes()
-    begins = sorted({begin for begin, _, _ in changes})
+    begins = sorted({*(begin for begin, _, _ in changes), *(begin for begin, _ in measured.exchanges)})
     at_s = _begins(run, begins, [])
     for _ in range(_MEETINGS if begins else 1):
-        scenario, found = _decisions(run, measured, _events(run, changes, at_s), seed)
+        scenario, found = _decisions(run, measured, _events(run, measured, at_s), seed)
         before_s, at_s = at_s, _begins(run, begins, found)
         if all(abs(at_s[k] - before_s[k]) <= _MET * max(at_s[k], 1.0) for k in begins):
             break
@@ -154,17 +155,20 @@ def _node(run: LiveRun, rank: int) -> str:
     return f"rank-{run.members[rank]}-0"
 
 
-def _events(
-    run: LiveRun, changes: Sequence[tuple[int, int, float]], at_s: Mapping[int, float]
-) -> list[dict[str, Any]]:
-    """The changes of speed as planned events, each until the next one of its rank."""
+def _events(run: LiveRun, measured: Measured, at_s: Mapping[int, float]) -> list[dict[str, Any]]:
+    """The changes of speed and of exchanges as planned events, each until the next one of its rank."""
     events: list[dict[str, Any]] = []
-    for rank in range(run.ranks):
-        mine = [(at_s[begin], factor) for begin, of, factor in changes if of == rank]
+    changes, usual_s = measured.changes(), float(np.nanmean(run.round_s))
+    slower = [("slow", rank, at_s[begin], factor) for begin, rank, factor in changes]
+    # The round before ends with an exchange of its own.
+    links = [(at_s[begin] + 0.75 * usual_s, 1.0 / factor) for begin, factor in measured.exchanges]
+    slower += [("link", rank, at, factor) for rank in range(run.ranks) for at, factor in links]
+    for kind, rank in itertools.product(("slow", "link"), range(run.ranks)):
+        mine = [(at, factor) for what, of, at, factor in slower if (what, of) == (kind, rank)]
         ends_s = [*(at for at, _ in mine), math.inf][1:]
         events += [
             {
-                "kind": "slow",
+                "kind": kind,
                 "node": _node(run, rank),
                 "at": at,
                 "duration": min(1e9, end - at),
