@@ -256,11 +256,10 @@ class Leader:
         )
 
     def _gradients(self, rows: NDArray[np.float64], rounds: Sequence[RoundInfo]) -> None:
-        """Gradient norms and noise scale from the rounds on which they were measured.
-
-        A norm is told once: a policy that saw it again would think that norms hardly vary.
-        """
-        self._norm = np.full(len(self.world.active), math.nan)
+        """Gradient norms and noise scale from the rounds on which they were measured; no norms where on none."""
+        self._norm = np.full(
+            len(rows), math.nan
+        )  # one that is told twice would seem to vary less than it does
         for k, info in enumerate(rounds):
             stored = rows[:, k, LOCAL_SQUARE]
             if np.isnan(stored).all():
