@@ -13,7 +13,7 @@ from equipoise.live.rules import Rule, follow, one_of, optional, real, whole
 
 Reduction = Literal["mean", "sum"]
 Mode = Literal["observe", "advise", "act"]
-Lever = Literal["samples", "moves", "order", "interval", "share", "batch", "resize"]
+Lever = Literal["samples", "moves", "order", "interval", "share", "batch", "accumulation", "resize"]
 Backend = Literal["none", "duty-cycle", "green-context", "mps"]
 LEVERS: tuple[Lever, ...] = get_args(Lever)
 
@@ -185,11 +185,20 @@ class Options:
                 f"batch_reference: {self.batch_reference} is not allowed, at most the global_batch of "
                 f"{self.global_batch} is"
             )
-
+        if self.takes_passes and (self.accumulation > 1 or self.weighted):
+            other = f"accumulation of {self.accumulation}" if self.accumulation > 1 else "weighted batches"
+            raise ValueError(
+                f"allow: 'accumulation' is not allowed with {other}: batches of a step are then the script's"
+            )
         if self.batch_max is not None and self.batch_max < self.global_batch:
             raise ValueError(
                 f"batch_max: {self.batch_max} is not allowed, at least the global_batch of {self.global_batch} is"
             )
+
+    @property
+    def takes_passes(self) -> bool:
+        """Whether a plan says in how many batches a step is computed, and the script follows."""
+        return "accumulation" in self.allow
 
     @property
     def may_step_alone(self) -> bool:
@@ -208,4 +217,5 @@ class Options:
 
     def common(self) -> dict[str, Any]:
         """What must be the same on every rank, because each deals and counts for itself."""
-        return {name: getattr(self, name) for name in _COMMON}
+        named = {name: getattr(self, name) for name in _COMMON}
+        return {**named, "'accumulation' in allow": self.takes_passes}

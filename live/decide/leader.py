@@ -18,7 +18,7 @@ from equipoise.live.decide.decider import Decider
 from equipoise.live.decide.metrics import MlflowCopy, PrometheusServer
 from equipoise.live.decide.slow import SlowRanks
 from equipoise.live.decide.telemetry import Recorder, last_decision
-from equipoise.live.decide.window import Telemetry, measure
+from equipoise.live.decide.window import Telemetry, joined, measure
 from equipoise.live.decide.world import LiveWorld
 from equipoise.live.group.places import Place
 from equipoise.live.options import Options, Reduction
@@ -93,7 +93,7 @@ class Leader:
         most = max(2, options.bounds.interval_max)
         self._drift = Drift(options.assumed_drift, least=0.1 / (most - 1))  # a smaller one bounds no interval
         self._slow = SlowRanks()
-        self._growth = Growth()
+        self._growth, self._passes = Growth(), 1
         self._prometheus: PrometheusServer | None = None
         self._mlflow: MlflowCopy | None = None
         self._open_sinks()
@@ -152,7 +152,7 @@ class Leader:
         if self.decider is not None:
             self.decider.forget()
         self._norm = np.full(len(active), math.nan)
-        self._slow, self._growth = SlowRanks(), Growth()
+        self._slow, self._growth, self._passes = SlowRanks(), Growth(), 1
 
     def warm_up(self, shares: Ints, deal: Deal | None) -> None:
         """Let the policy compile on made-up measurements, before the first round."""
@@ -195,9 +195,13 @@ class Leader:
             world.data.update(reports, [place.host for place in world.active])
         world.interval, world.far_every = intervals
         world.deal, world.shares = sampler.deal, sampler.planned_shares()
-        world.batch = sampler.planned_batch()
+        world.batch, world.passes = sampler.planned_batch(), sampler.planned_accumulation()
         world.samples_done += int(np.nansum(rows[:, :, SAMPLES]))
-        window = measure(rows, [r.exchanged for r in rounds], [r.near for r in rounds], world.near)
+        steps = [r for r in rounds if r.ends_step]
+        window = measure(
+            joined(rows, [r.ends_step for r in rounds]), [r.exchanged for r in steps], [r.near for r in steps],
+            world.near,
+        )  # fmt: skip
         self._gradients(rows, rounds)
         self._note_drift(header, int(np.count_nonzero(world.shares)))
         self._refused_late(sampler.refused, header["gpu_share"])
@@ -205,6 +209,8 @@ class Leader:
         seen = window
         if world.data is None:  # else waits for files come and go
             each = window.each()
+            if sampler.accumulation != self._passes:  # what does not grow comes once for each pass
+                self._growth, self._passes = Growth(), sampler.accumulation
             if window.rounds >= LEAST_ROUNDS:
                 self._growth.learn(each, window.step_s)
             sure_s = self._growth.sure.fixed_s(each, window.step_s)

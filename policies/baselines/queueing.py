@@ -89,5 +89,5 @@ def with_allocation(
     return Plan(
         plan.moves, plan.samples_per_step, plan.fetch_order, plan.sync_interval, plan.gpu_share,
         allocation, min(plan.revisit_s, revisit_s), (*plan.reasons, reason),
-        plan.gradient_weight, plan.suspect, plan.global_batch, plan.far_every,
+        plan.gradient_weight, plan.suspect, plan.global_batch, plan.far_every, plan.accumulation,
     )  # fmt: skip

@@ -238,14 +238,18 @@ def _norm_deviation(
     """How far the logarithm of each norm is from its forecast, how far it usually is, and whether that is known.
 
     What the workers of a job have in common (the loss falls, the learning rate changes) is taken out by the
-    median of their ratios; with fewer than three norms there is no telling. A worker's norm varies at least as
-    much as those of its job usually do: a few windows in which it happened not to say little.
+    median of their ratios, of two by the one that is less off; with one norm there is no telling. A worker's
+    norm varies at least as much as those of its job usually do: a few windows in which it happened not to say
+    little.
     """
     with np.errstate(over="ignore"):
         ratio = np.exp(norm - state["norm_level"] - state["norm_trend"])
     ratio[~np.isfinite(ratio) | (ratio == 0.0)] = np.nan
     deviation: Floats = np.log(ratio / groups.spread(common_ratio(groups.first, ratio)))
-    own = state["norm_variance"]
+    # Of two norms the one that is less off deviates by nothing, so that only both together tell what is usual.
+    pair = groups.spread(np.diff(groups.first) == 2)
+    both = groups.spread(np.add.reduceat(state["norm_variance"], groups.first[:-1]))
+    own = np.where(pair, both, state["norm_variance"])
     usual = np.where(np.diff(groups.first) >= 3, common_ratio(groups.first, own), 0.0)
     sigma: Floats = np.maximum(np.sqrt(np.maximum(own, groups.spread(usual))), _SIGMA_LEAST)
     return deviation, sigma, state["norm_windows"] >= _WARM_WINDOWS

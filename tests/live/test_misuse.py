@@ -79,7 +79,8 @@ OPTIONS = {
     "share_backend": ("gpu", "'gpu' is not allowed, needed is one of none, duty-cycle, green-context, mps"),
     "allow": (
         "samples",
-        "'samples' is not allowed, needed is a set of samples, moves, order, interval, share, batch, resize",
+        "'samples' is not allowed, needed is a set of samples, moves, order, interval, share, batch, "
+        "accumulation, resize",
     ),
     "batch_max": (10, "10 is not allowed, at least the global_batch of 20 is"),
     "seed": (-1, "-1 is not allowed, needed is a whole number of at least 0"),
