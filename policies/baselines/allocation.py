@@ -39,8 +39,8 @@ from equipoise.policies.baselines.service_levels import (
 )
 from equipoise.policies.baselines.sorted_queue import key_columns, keys_of, queue_now
 from equipoise.policies.contract import Allocation, AllocationStage, Memory, Plan
-from equipoise.policies.kernels.placement import PLACEMENTS
-from equipoise.policies.observation import Floats, Observation
+from equipoise.policies.kernels.placement import PLACEMENTS, WHOLE
+from equipoise.policies.observation import Floats, Ints, Observation
 
 
 @dataclass(frozen=True)
@@ -224,13 +224,21 @@ class Srtf(_Placed):
         queue = queue_now(memory, observation, columns, memory.get("again", NO_ROWS))
         running = frozen(np.sort(observation.running))
         bar = remaining_bars(running, jobs.service_s, jobs.restart_s)
-        allocation, stopped, queue = preempt_from_queue(
+        allocation, stopped, _, queue = preempt_from_queue(
             observation, queue, columns, PLACEMENTS[self.placement], running, bar
         )
         if not len(allocation.job):
             return unchanged(plan, self.name, NONE_STARTS), queue
         waiting, stops = len(observation.waiting), len(stopped)
         return with_allocation(plan, self.name, waiting, allocation, stops), queue
+
+
+def _room_left(o: Observation, allocation: Allocation, stopped: Ints) -> bool:
+    """Whether GPUs stay free where jobs are stopped; a part of one may, where jobs have shares."""
+    if not len(stopped):
+        return False
+    held = int(o.jobs.gpus_held[stopped].sum())
+    return int(o.nodes.gpus_free.sum()) + held != len(allocation.gpu) or bool((allocation.share < WHOLE).any())
 
 
 @dataclass(frozen=True)
@@ -245,7 +253,7 @@ class Las(_Placed):
     No job starves for what it has attained: `promote` seconds of waiting take one second of service on all
     its GPUs off its account, in whole quanta of the first threshold, which brings a job back to the first queue
     in the end (0: never). A gang may wait there for as long as smaller jobs of that queue arrive. The decision
-    at which a job changes queue is asked for by `revisit_s`, so nothing is polled.
+    at which a job changes queue, and another one could gain by it, is asked for by `revisit_s`: nothing is polled.
     """
 
     thresholds_gpu_s: tuple[float, ...] = (3600.0, 36000.0)
@@ -283,7 +291,7 @@ class Las(_Placed):
         queue = queue_now(memory, observation, columns, again)
         running = frozen(np.sort(observation.running))
         bar = keys_of(running, columns)
-        allocation, stopped, queue = preempt_from_queue(
+        allocation, stopped, lowest, queue = preempt_from_queue(
             observation, queue, columns, PLACEMENTS[self.placement], running, bar
         )
         promotion = min(promotion, next_promotion(stopped, columns), key=itemgetter(0))
@@ -291,7 +299,7 @@ class Las(_Placed):
         if queue["waiting"] or len(stopped):
             demotion_s = next_demotion_s(
                 running, jobs.gpus_held, frozen(allocation.job), len(stopped), jobs.gpus_requested,
-                jobs.gpu_share_requested, columns,
+                jobs.gpu_share_requested, lowest, _room_left(observation, allocation, stopped), columns,
             )  # fmt: skip
             revisit_s = min(revisit_s, demotion_s)
         queue = {**queue, "promotion": promotion}

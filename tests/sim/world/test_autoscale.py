@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import csv
+import gzip
+from itertools import pairwise
+from pathlib import Path
+
 import pytest
 
 from equipoise.cli import main
@@ -180,6 +185,59 @@ def test_a_file_of_counts(tmp_path):
         read_scenario(file)
 
 
+SPOT = Path(__file__).resolve().parents[4] / "shared" / "data" / "spot"
+NODE = "{name: s, count: 4, gpus: 1, available: {file: %s%s}}"
+CASE = "schema_version: 1\nname: x\ncluster:\n  nodes:\n    - %s\nworkload: {jobs: [{duration: 1 h}]}\n"
+
+
+def supply_of(folder: Path, file: object, more: str = "") -> list[tuple[float, int]]:
+    (folder / "x.yaml").write_text(CASE % (NODE % (file, more)))
+    found = read_scenario(folder / "x.yaml").scenario.cluster.nodes[0].available
+    return [(entry.at, entry.nodes) for entry in found.supply]
+
+
+def test_a_file_of_digits(tmp_path):
+    head = "series,gap_s,available\n"
+    (tmp_path / "spot.csv").write_text(head + "a,600,110002\nb,60,0\n")
+    assert supply_of(tmp_path, "spot.csv", ", series: a") == [(0.0, 1), (1200.0, 0), (3000.0, 2)]
+    assert supply_of(tmp_path, "spot.csv", ", series: a, nodes_each: 2")[2] == (3000.0, 4)
+    assert supply_of(tmp_path, "spot.csv", ", series: b") == [(0.0, 0)]
+    for text, message in (
+        (head + "a,600,11x\n", "spot.csv:2:7: available: 'x' is no digit; each stands for 600 s"),
+        (head + "a,600,\n", "spot.csv:2:7: available: '' is no digit"),
+        (head + "a,0,11\n", "spot.csv:2:3: gap_s: 0, must be above 0"),
+        (head + "a,600,11\na,600,11\n", "which of the series of spot.csv"),
+        (head, "spot.csv:1:1: no rows"),
+        ("zone,count\na,1\n", "spot.csv:1:1: no series of availability; found: zone, count; allowed: time_s"),
+    ):
+        (tmp_path / "spot.csv").write_text(text)
+        with pytest.raises(InputError) as caught:
+            supply_of(tmp_path, "spot.csv")
+        assert len(caught.value.lines) == 1
+        assert message in str(caught.value)
+    (tmp_path / "spot.csv").write_text(head + "a,600,11\na,600,11\n")
+    with pytest.raises(InputError, match="spot.csv:2:1: series 'a' stands there 2 times"):
+        supply_of(tmp_path, "spot.csv", ", series: a")
+
+
+@pytest.mark.shared_data
+@pytest.mark.skipif(not SPOT.is_dir(), reason="no shared data")
+def test_public_spot_series_as_they_stand(tmp_path):
+    file = SPOT / "aws_2022_10_availability.csv.gz"
+    with gzip.open(file, "rt", encoding="utf-8") as lines:
+        rows = list(csv.DictReader(lines))
+    assert len(rows) == 8
+    for row in rows:
+        found = supply_of(tmp_path, file, f", series: {row['series']}, nodes_each: 4")
+        text = "".join(
+            str(count // 4) * round((end_s - at_s) / 600)
+            for (at_s, count), (end_s, _) in pairwise([*found, (600.0 * len(row["available"]), 0)])
+        )
+        assert text == row["available"]
+    made = run(read_scenario(tmp_path / "x.yaml").scenario)
+    assert made.jobs["completion_s"][0] >= 3600.0
+
+
 @pytest.mark.parametrize(
     ("group", "job", "message"),
     [
@@ -187,6 +245,7 @@ def test_a_file_of_counts(tmp_path):
         ({"autoscale": {"max": 4}}, {}, "autoscale.max: unknown key"),
         ({"available": {}}, {}, "needs either 'file' or 'supply'"),
         ({"available": {"supply": [{"at": 5, "nodes": 1}, {"at": 4, "nodes": 1}]}}, {}, "must be in order of 'at'"),
+        ({"available": {"nodes_each": 2, "supply": [{"at": 0, "nodes": 1}]}}, {}, "'nodes_each' goes with 'file'"),
         ({"available": {"file": "none.csv"}}, {}, "none.csv: no such file"),
         ({"autoscale": {}}, {"kind": "nodes", "nodes": ["s-0"]}, "nodes of s are not always there to store data"),
         ({"autoscale": {}}, {"kind": "even", "over": "cluster"}, "nodes of s are not always there; allowed: job"),
