@@ -234,14 +234,17 @@ def paired_p(values: ArrayLike, reference: ArrayLike) -> float:
 
 
 def stratified_ratio(
-    values: Sequence[ArrayLike], reference: Sequence[ArrayLike], exact: Sequence[bool], confidence: float = CONFIDENCE
+    values: Sequence[ArrayLike],
+    reference: Sequence[ArrayLike],
+    exact: Sequence[bool],
+    confidence: float = CONFIDENCE,
 ) -> tuple[Interval, float, float]:
-    """(ratio, p, effect) of pairs that come in groups, each group counted once: positive values of groups (pairs,).
+    """(ratio, p, effect) of positive pairs that come in groups (pairs,), each group counted once.
 
-    The ratio is the geometric mean over the groups of their own geometric means. Its interval and two-sided p are of
-    Student's t on the log ratios within groups, with the degrees of freedom of Welch (1947) and Satterthwaite (1946);
-    the effect is Cohen's d, by the root of the mean variance within groups. exact: groups in which nothing is
-    random, whose one pair says all. NaN where a value is not positive, or a group tells no spread.
+    The ratio is the geometric mean over the groups of their own geometric means. Its interval and two-sided p are
+    of Student's t on the log ratios within groups, with the degrees of freedom of Welch (1947) and Satterthwaite
+    (1946); the effect is Cohen's d, by the root of the mean variance within groups. exact: groups in which nothing
+    is random, whose one pair says all. NaN where a value is not positive, or a group tells no spread.
     Raises ValueError when lengths differ.
     """
     pairs = [_pair(x, y) for x, y in zip(values, reference, strict=True)]

@@ -14,12 +14,14 @@ from equipoise.policies.allocation.backfill import backfill
 from equipoise.policies.allocation.draft import Hand
 from equipoise.policies.allocation.gangs import (
     NO_ROWS,
+    ascending,
     frozen,
     joined,
     request_columns,
     room_columns,
     some_room,
     start_in_order,
+    total,
 )
 from equipoise.policies.allocation.preemption import remaining_bars
 from equipoise.policies.baselines.queueing import (
@@ -39,8 +41,8 @@ from equipoise.policies.baselines.service_levels import (
 )
 from equipoise.policies.baselines.sorted_queue import key_columns, keys_of, queue_now
 from equipoise.policies.contract import Allocation, AllocationStage, Memory, Plan
-from equipoise.policies.kernels.placement import PLACEMENTS, WHOLE
-from equipoise.policies.observation import Floats, Ints, Observation
+from equipoise.policies.kernels.placement import PLACEMENTS
+from equipoise.policies.observation import Floats, Observation
 
 
 @dataclass(frozen=True)
@@ -222,7 +224,7 @@ class Srtf(_Placed):
             return unchanged(plan, self.name, NONE_WAITS), memory
         columns = key_columns(observation, jobs.service_s, jobs.id)
         queue = queue_now(memory, observation, columns, memory.get("again", NO_ROWS))
-        running = frozen(np.sort(observation.running))
+        running = ascending(observation.running)
         bar = remaining_bars(running, jobs.service_s, jobs.restart_s)
         allocation, stopped, _, queue = preempt_from_queue(
             observation, queue, columns, PLACEMENTS[self.placement], running, bar
@@ -231,14 +233,6 @@ class Srtf(_Placed):
             return unchanged(plan, self.name, NONE_STARTS), queue
         waiting, stops = len(observation.waiting), len(stopped)
         return with_allocation(plan, self.name, waiting, allocation, stops), queue
-
-
-def _room_left(o: Observation, allocation: Allocation, stopped: Ints) -> bool:
-    """Whether GPUs stay free where jobs are stopped; a part of one may, where jobs have shares."""
-    if not len(stopped):
-        return False
-    held = int(o.jobs.gpus_held[stopped].sum())
-    return int(o.nodes.gpus_free.sum()) + held != len(allocation.gpu) or bool((allocation.share < WHOLE).any())
 
 
 @dataclass(frozen=True)
@@ -289,7 +283,7 @@ class Las(_Placed):
         columns = key_columns(observation, jobs.attained_gpu_s, NO_ROWS, self._thresholds, relief)
         again, promotion = promoted(observation, memory, columns)
         queue = queue_now(memory, observation, columns, again)
-        running = frozen(np.sort(observation.running))
+        running = ascending(observation.running)
         bar = keys_of(running, columns)
         allocation, stopped, lowest, queue = preempt_from_queue(
             observation, queue, columns, PLACEMENTS[self.placement], running, bar
@@ -299,7 +293,8 @@ class Las(_Placed):
         if queue["waiting"] or len(stopped):
             demotion_s = next_demotion_s(
                 running, jobs.gpus_held, frozen(allocation.job), len(stopped), jobs.gpus_requested,
-                jobs.gpu_share_requested, lowest, _room_left(observation, allocation, stopped), columns,
+                jobs.gpu_share_requested, lowest, total(observation.nodes.gpus_free) - len(allocation.gpu),
+                columns,
             )  # fmt: skip
             revisit_s = min(revisit_s, demotion_s)
         queue = {**queue, "promotion": promotion}

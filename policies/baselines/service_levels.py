@@ -8,7 +8,7 @@ from equipoise.policies.allocation.gangs import NO_ROWS, frozen
 from equipoise.policies.baselines.sorted_queue import Columns, Keys, counted_service, key_of, level, waited
 from equipoise.policies.contract import Memory
 from equipoise.policies.kernels.jit import jit_in_place
-from equipoise.policies.kernels.placement import NOTHING
+from equipoise.policies.kernels.placement import NOTHING, WHOLE
 from equipoise.policies.observation import WAITING, Floats, Ints, Observation
 
 Promotion = tuple[float, int]
@@ -31,26 +31,27 @@ def _reaches_s(service: float, k: int, rate: float, keys: Keys) -> float:
 
 @jit_in_place
 def next_demotion_s(
-    running: Ints, held: Ints, planned: Ints, stops: int, asked: Ints, share: Floats, lowest: float, room: bool,
+    running: Ints, held: Ints, planned: Ints, stops: int, asked: Ints, share: Floats, lowest: float, room: int,
     columns: Columns,
 ) -> float:  # fmt: skip
     """When the first of the jobs that run from now on could give way to one that waits (s).
 
-    That is when it comes to a later queue than the first in which jobs wait. Jobs that are stopped now have not been
-    looked at: where there is `room` for them, or one that runs stands in a later queue, any change of queue counts.
+    That is when it comes to a later queue than the first in which jobs wait. Jobs that are stopped now have not
+    been looked at: where GPUs are left for them, or one that runs is in a later queue, any change of queue counts.
 
     running: rows that run, ascending, on held[row] GPUs; planned: first `stops` of them that are stopped,
     ascending, then those that are started, on asked[row] GPUs; share (jobs,): of each GPU. lowest: no job of an
-    earlier queue waits, apart from those that are stopped.
+    earlier queue waits, apart from those that are stopped. room: GPUs that were free less those handed out.
     """
     keys, stopped, highest = Keys(*columns), 0, 0
     first, first_stopped = keys.thresholds.size, keys.thresholds.size
     if lowest < first:
-        first = np.int64(lowest)
+        first = int(lowest)
     for j in planned[:stops]:
         first_stopped = min(first_stopped, level(counted_service(j, keys), keys.thresholds))
+        room += held[j]
     first = min(first, first_stopped)
-    soonest, soonest_of_any = np.inf, np.inf
+    soonest, soonest_of_any, parts = np.inf, np.inf, False
     for i in range(running.size + planned.size - stops):
         if i < running.size:
             j, gpus = running[i], held[running[i]]
@@ -62,10 +63,10 @@ def next_demotion_s(
             gpus = asked[j]
         service = counted_service(j, keys)
         k, rate = level(service, keys.thresholds), gpus * min(share[j], 1.0)
-        highest = max(highest, k)
+        highest, parts = max(highest, k), parts or share[j] < WHOLE
         soonest_of_any = min(soonest_of_any, _reaches_s(service, k, rate, keys))
         soonest = min(soonest, _reaches_s(service, max(k, first), rate, keys))
-    if stops > 0 and (room or highest > first_stopped):
+    if stops > 0 and (parts or room > 0 or highest > first_stopped):
         soonest = soonest_of_any
     return max(soonest, _soonest_s(keys.time_s))
 

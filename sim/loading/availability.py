@@ -44,8 +44,8 @@ def _filled(group: NodeGroup, k: int, base: Path | None) -> NodeGroup:
         rows = _counts(table, _chosen(spec, known, "column", at))
     else:
         text = (
-            f"{path}:1:1: no series of availability; found: {', '.join(table.header)}; allowed: {_TIME} and a column of "
-            f"counts for each series, or {', '.join(_BY_SERIES)} with a row of digits for each"
+            f"{path}:1:1: no series of counts; found: {', '.join(table.header)}; allowed: {_TIME} and a column "
+            f"of counts for each series, or {', '.join(_BY_SERIES)} with a row of digits for each"
         )
         raise InputError([text])
     supply = tuple(Supply(at=at_s, nodes=count * spec.nodes_each) for at_s, count in rows)

@@ -125,7 +125,7 @@ class Together:
 
     @cached_property
     def lines(self) -> tuple[Line, ...]:
-        """Metrics in the order of `Run.summary`; of each the scenarios and then all, of each of these the policies."""
+        """Metrics in the order of `Run.summary`; of each the scenarios and then all, of each row the policies."""
         known = [m for m in METRICS if all(self._known(m, one) for one in self.comparisons.values())]
         return tuple(line for metric in known for line in self._of(metric))
 
@@ -150,26 +150,33 @@ class Together:
         for name in values:
             for policy in self.policies:
                 cell, p = cells[name, policy], math.nan if policy == first else next(adjusted)
-                found.append(
-                    Line(metric, name, policy, cell.value.n, cell.value, cell.ratio, p, cell.effect)
-                )
+                found.append(Line(metric, name, policy, cell.value.n, cell.value, cell.ratio, p, cell.effect))
         return [*found, *self._over_seeds(metric, values), *self._over_scenarios(metric, values)]
 
     def _over_seeds(self, metric: str, values: Mapping[str, Mapping[str, list[float]]]) -> list[Line]:
         exact = [not one.random for one in self.comparisons.values()]
         reference = [values[name][self.policies[0]] for name in values]
         found = [stratified_ratio([values[n][p] for n in values], reference, exact) for p in self.policies]
-        return self._over(metric, SEEDS, [r for r, _, _ in found], [p for _, p, _ in found], [d for *_, d in found])
+        return self._over(
+            metric, SEEDS, [r for r, _, _ in found], [p for _, p, _ in found], [d for *_, d in found]
+        )
 
     def _over_scenarios(self, metric: str, values: Mapping[str, Mapping[str, list[float]]]) -> list[Line]:
         mean = {p: [float(np.mean(values[name][p])) for name in values] for p in self.policies}
         first = mean[self.policies[0]]
         ratios = [paired_ratio(mean[p], first) for p in self.policies]
         effects = [paired_effect(mean[p], first) for p in self.policies]
-        return self._over(metric, SCENARIOS, ratios, [paired_p(mean[p], first) for p in self.policies], effects)
+        return self._over(
+            metric, SCENARIOS, ratios, [paired_p(mean[p], first) for p in self.policies], effects
+        )
 
     def _over(
-        self, metric: str, scenario: str, ratio: Sequence[Interval], p: Sequence[float], effect: Sequence[float]
+        self,
+        metric: str,
+        scenario: str,
+        ratio: Sequence[Interval],
+        p: Sequence[float],
+        effect: Sequence[float],
     ) -> list[Line]:
         tested = [math.nan, *holm(p[1:]).tolist()]
         return [
@@ -221,7 +228,10 @@ class Together:
         rows = self.texts()
         wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = [
-            (row[0].ljust(wide[0]) + "".join(f"  {c.rjust(w)}" for c, w in zip(row[1:], wide[1:], strict=True)))
+            (
+                row[0].ljust(wide[0])
+                + "".join(f"  {c.rjust(w)}" for c, w in zip(row[1:], wide[1:], strict=True))
+            )
             for row in rows
         ]
         return "\n".join([self.title, "", *(line.rstrip() for line in lines)]) + "\n"

@@ -208,7 +208,7 @@ def test_a_file_of_digits(tmp_path):
         (head + "a,0,11\n", "spot.csv:2:3: gap_s: 0, must be above 0"),
         (head + "a,600,11\na,600,11\n", "which of the series of spot.csv"),
         (head, "spot.csv:1:1: no rows"),
-        ("zone,count\na,1\n", "spot.csv:1:1: no series of availability; found: zone, count; allowed: time_s"),
+        ("zone,count\na,1\n", "spot.csv:1:1: no series of counts; found: zone, count; allowed: time_s"),
     ):
         (tmp_path / "spot.csv").write_text(text)
         with pytest.raises(InputError) as caught:
@@ -216,7 +216,7 @@ def test_a_file_of_digits(tmp_path):
         assert len(caught.value.lines) == 1
         assert message in str(caught.value)
     (tmp_path / "spot.csv").write_text(head + "a,600,11\na,600,11\n")
-    with pytest.raises(InputError, match="spot.csv:2:1: series 'a' stands there 2 times"):
+    with pytest.raises(InputError, match=r"spot.csv:2:1: series 'a' stands there 2 times"):
         supply_of(tmp_path, "spot.csv", ", series: a")
 
 
