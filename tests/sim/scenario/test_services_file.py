@@ -152,4 +152,4 @@ def test_services_alone_are_refused_in_one_line(tmp_path):
     with pytest.raises(InputError) as caught:
         read_scenario(path).trace()
     assert len(caught.value.lines) == 1
-    assert "beside the services it needs one" in caught.value.lines[0]
+    assert "beside the services it needs some" in caught.value.lines[0]
