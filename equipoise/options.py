@@ -62,8 +62,14 @@ def common(command: F) -> F:
 
 
 def scenario_options(command: F, several: bool = False) -> F:
-    """Adds the scenario file and what changes it: --trace (several: may be given more than once), --set."""
-    command = click.argument("scenario", type=click.Path(dir_okay=False))(command)
+    """Adds the scenario file and what changes it: --trace, --set. several: more scenarios and traces than one."""
+    file = click.Path(dir_okay=False)
+    if several:
+        command = click.argument("scenarios", metavar="SCENARIO...", type=file, nargs=-1, required=True)(
+            command
+        )
+    else:
+        command = click.argument("scenario", type=file)(command)
     trace = click.option(
         "--trace",
         metavar="FILE",
