@@ -36,18 +36,29 @@ from equipoise.options import State, common, note, pass_state, say
     help="As many times the jobs, in what is written.",
 )
 @click.option("--seeds", type=IntRange(1), default=5, show_default=True)
+@click.option(
+    "--calibrate",
+    metavar="DRAWS",
+    type=IntRange(0),
+    default=0,
+    show_default=True,
+    help="Of so many orders of sessions keep those (--seeds) that wait most like the trace under fifo and sjf.",
+)
 @click.option("--out", type=click.Path(dir_okay=False), help="Write a scenario with the description.")
 @common
 @pass_state
 def fit_workload(
     state: State, trace: str, clusters: tuple[str, ...], gpus: int | None, policy: tuple[str, ...], kind: str,
-    scale: float, seeds: int, out: str | None,
+    scale: float, seeds: int, calibrate: int, out: str | None,
 ) -> int:  # fmt: skip
     """Write a workload like that of TRACE, other jobs on each seed, and compare their waits with the trace's.
 
     Of `sessions` (jobs of one user and size, soon after each other) the order changes within each day: batches, the
     load over days and weeks, and sizes with their durations stay. `classes` holds only arrivals over time and
     durations for each number of GPUs: it needs no trace, and its jobs wait otherwise: the comparison shows how.
+
+    A trace is one draw: where few long jobs decide who waits, other draws differ from it by much. With --calibrate,
+    the draws are those that came out like the trace; without, they show what could have come as well.
     """
     import numpy as np
 
@@ -56,7 +67,10 @@ def fit_workload(
     from equipoise.sim.scenario.tree import write_tree
     from equipoise.sim.traces.read import read_trace
     from equipoise.sim.traces.redraw import sessions
-    from equipoise.study.questions.workload import compared, fitted
+    from equipoise.study.questions.workload import compared, fitted, likest
+
+    if calibrate and (kind != "sessions" or calibrate < seeds):
+        raise click.UsageError("--calibrate: needs --model sessions, and no fewer draws than --seeds")
 
     read = read_trace(trace, clusters=clusters)
     busy = float((read.gpus * read.duration_s).sum()) / max(float(read.arrival_s.max()), 1.0)
@@ -75,6 +89,10 @@ def fit_workload(
         "cluster": {"gpus": pool}, "workload": workload, "policy": policy[0],
     }  # fmt: skip
     scenario = from_mapping(content)
+    if calibrate:
+        drawn["draws"] = likest(scenario, read, calibrate, seeds)
+        scenario = from_mapping(content)
+        told += f", the {seeds} likest of {calibrate} orders"
     if out is not None:
         if scale != 1.0:
             drawn["scale"] = scale

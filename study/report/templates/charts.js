@@ -223,6 +223,7 @@ const Charts = (() => {
 
     draw() {
       this.measure();
+      if (this.chart.kind === "ranked") this.view.x1 = this.roomy();
       if (this.svg) this.svg.remove();
       this.svg = svg("svg", {
         viewBox: `0 0 ${this.width} ${this.height}`, class: "drawing", role: "img", tabindex: "0",
@@ -461,30 +462,39 @@ const Charts = (() => {
       }
     }
 
+    // The end of the scale that leaves each text its room behind its bar, where that is at most half of the width.
+    roomy() {
+      const [mean, , high] = this.chart.series;
+      const ends = mean.y.map((value, k) => {
+        const text = Math.min(0.5, (7.2 * mean.labels[k].length + 10) / this.plotWidth);
+        return Math.max(value, high.y[k] === null ? 0 : high.y[k]) / (1 - text);
+      });
+      return Math.max(...ends, this.full.x1 / 1.3);
+    }
+
     ranked() {
       const [mean, low, high, bound] = this.chart.series;
       const height = (this.inner / this.chart.y.ticks.length) * 0.6;
-      mean.y.forEach((value, k) => {
-        const y = this.py(k);
-        const best = k === 0;
-        const x = this.px(0);
-        svg("rect", { x, y: y - height / 2, width: Math.max(1, this.px(value) - x), height, style: `fill:${best ? "var(--p0)" : "var(--u-down)"}` }, this.layer);
-        let end = value;
-        if (low.y[k] !== null && high.y[k] !== null && high.y[k] > low.y[k]) {
-          end = Math.max(end, high.y[k]);
-          const [a, b] = [this.px(Math.max(0, low.y[k])), this.px(high.y[k])];
-          svg("path", { d: `M${a} ${y - 5}V${y + 5}M${a} ${y}H${b}M${b} ${y - 5}V${y + 5}`, style: "fill:none;stroke:var(--text);stroke-width:1.4" }, this.layer);
-        }
-        const text = svg("text", { x: this.px(end) + 8, y: y + 4 }, this.layer, mean.labels[k]);
-        if (best) text.setAttribute("style", "font-weight:650;fill:var(--text)");
+      const ends = mean.y.map((value, k) => {
+        const [x, y] = [this.px(0), this.py(k)];
+        svg("rect", { x, y: y - height / 2, width: Math.max(1, this.px(value) - x), height, style: `fill:${k ? "var(--u-down)" : "var(--p0)"}` }, this.layer);
+        if (low.y[k] === null || high.y[k] === null || !(high.y[k] > low.y[k])) return value;
+        const [a, b] = [this.px(Math.max(0, low.y[k])), this.px(high.y[k])];
+        svg("path", { d: `M${a} ${y - 5}V${y + 5}M${a} ${y}H${b}M${b} ${y - 5}V${y + 5}`, style: "fill:none;stroke:var(--text);stroke-width:1.4" }, this.layer);
+        return Math.max(value, high.y[k]);
+      });
+      if (bound) { // below the texts, which keep it off them
+        const x = this.px(bound.y[0]);
+        svg("line", { x1: x, x2: x, y1: this.top, y2: this.top + this.inner, style: "stroke:var(--text)", "stroke-dasharray": "5 4" }, this.layer);
+      }
+      ends.forEach((end, k) => {
+        const text = svg("text", { x: this.px(end) + 8, y: this.py(k) + 4, class: "on-axis" }, this.layer, mean.labels[k]);
+        if (k === 0) text.setAttribute("style", "font-weight:650");
         if (this.px(end) + 8 + text.getComputedTextLength() > this.width - 2) { // no room: on the bar, in front of its end
-          const before = this.px(Math.max(0, low.y[k] === null ? value : low.y[k])) - 6;
-          for (const [key, to] of [["x", before], ["text-anchor", "end"], ["class", "on-axis"]]) text.setAttribute(key, to);
+          const before = this.px(Math.max(0, low.y[k] === null ? mean.y[k] : low.y[k])) - 6;
+          for (const [key, to] of [["x", before], ["text-anchor", "end"]]) text.setAttribute(key, to);
         }
       });
-      if (!bound) return;
-      const x = this.px(bound.y[0]);
-      svg("line", { x1: x, x2: x, y1: this.top, y2: this.top + this.inner, style: "stroke:var(--text)", "stroke-dasharray": "5 4" }, this.layer);
     }
 
     tornado() {
