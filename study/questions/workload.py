@@ -76,24 +76,20 @@ class Likeness:
 
 
 PERCENTILES = (50, 95)
-CALIBRATED_ON = ("fifo", "sjf")
-"""Policies under which draws are held against the trace: by order of arrival, and not."""
 ALIKE_S = 60.0
 """A wait that is shorter counts as hardly any: ratios are those of waits longer by so much."""
 
 
-def likest(scenario: Scenario, trace: Trace, draws: int, keep: int) -> list[int]:
+def likest(scenario: Scenario, trace: Trace, names: Sequence[str], draws: int, keep: int) -> list[int]:
     """Numbers of the orders, of so many, under which jobs wait most like those of the trace, the likest first.
 
-    What is likest differs least in its worst percentile of waiting under CALIBRATED_ON, as a ratio: rejection, as
+    What is likest differs least in its worst percentile of waiting under these policies, as a ratio: rejection, as
     in approximate Bayesian computation (Pritchard et al. 1999), with waits as the summary.
     """
     as_it_is = _without_redraw(scenario)
 
     def waits(of: Scenario, seed: int) -> Floats:
-        found = [
-            run(of, policy=make_policy(name), seed=seed, trace=trace).summary() for name in CALIBRATED_ON
-        ]
+        found = [run(of, policy=make_policy(name), seed=seed, trace=trace).summary() for name in names]
         return np.log([row[f"queueing_p{q}_s"] + ALIKE_S for row in found for q in PERCENTILES])
 
     own = waits(as_it_is, 0)

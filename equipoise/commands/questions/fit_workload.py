@@ -18,7 +18,11 @@ from equipoise.options import State, common, note, pass_state, say
 @click.option(
     "--cluster", "clusters", multiple=True, metavar="NAME", help="Only jobs of this virtual cluster."
 )
-@click.option("--gpus", type=IntRange(1), help="GPUs to compare waits on. Default: busy 80 % of the time.")
+@click.option(
+    "--gpus",
+    type=IntRange(1),
+    help="GPUs of the cluster for the comparison. Default: so many that they are busy 80 % of the time.",
+)
 @click.option("--policy", multiple=True, default=("fifo", "easy", "sjf"), show_default=True)
 @click.option(
     "--model",
@@ -33,7 +37,7 @@ from equipoise.options import State, common, note, pass_state, say
     type=FloatRange(0.0, min_open=True),
     default=1.0,
     show_default=True,
-    help="As many times the jobs, in what is written.",
+    help="Number of jobs, as a multiple of the trace's, in --out.",
 )
 @click.option("--seeds", type=IntRange(1), default=5, show_default=True)
 @click.option(
@@ -42,14 +46,22 @@ from equipoise.options import State, common, note, pass_state, say
     type=IntRange(0),
     default=0,
     show_default=True,
-    help="Of so many orders of sessions keep those (--seeds) that wait most like the trace under fifo and sjf.",
+    help="Of so many orders of sessions keep those (--seeds) whose jobs wait most like those of the trace.",
+)
+@click.option(
+    "--calibrate-on",
+    metavar="POLICY",
+    multiple=True,
+    default=("fifo", "easy", "sjf"),
+    show_default=True,
+    help="Policies under which they do; what --policy names beside them is a test.",
 )
 @click.option("--out", type=click.Path(dir_okay=False), help="Write a scenario with the description.")
 @common
 @pass_state
 def fit_workload(
     state: State, trace: str, clusters: tuple[str, ...], gpus: int | None, policy: tuple[str, ...], kind: str,
-    scale: float, seeds: int, calibrate: int, out: str | None,
+    scale: float, seeds: int, calibrate: int, calibrate_on: tuple[str, ...], out: str | None,
 ) -> int:  # fmt: skip
     """Write a workload like that of TRACE, other jobs on each seed, and compare their waits with the trace's.
 
@@ -90,7 +102,7 @@ def fit_workload(
     }  # fmt: skip
     scenario = from_mapping(content)
     if calibrate:
-        drawn["draws"] = likest(scenario, read, calibrate, seeds)
+        drawn["draws"] = likest(scenario, read, calibrate_on, calibrate, seeds)
         scenario = from_mapping(content)
         told += f", the {seeds} likest of {calibrate} orders"
     if out is not None:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 @click.option("--grow", is_flag=True, help="Training jobs grow and shrink with the cluster.")
 @click.option("--rank", is_flag=True, help="Run every size, and list them all, the best first.")
 @click.option("--available", multiple=True, metavar="ACCELERATOR=GPUS [in TIME]",
-              help="What can be had of it, and when: quota and delivery.")  # fmt: skip
+              help="GPUs that are available, and when: mi300x=128, 'h100_sxm=in 25 d'.")  # fmt: skip
 @click.option("--policy", help="Stages joined by +, or none. Default: the scenario's.")
 @click.option("--seeds", type=IntRange(1), default=5, show_default=True, help="Runs per size.")
 @click.option("--confidence", type=FloatRange(0.0, 1.0, min_open=True), default=0.95, show_default=True,
@@ -65,7 +65,7 @@ def size(
     Targets: makespan, done (makespan after the delivery), completion_mean, completion_p50, completion_p95,
     completion_p99, wait_mean, wait_p50, wait_p95, wait_p99 (times; percentiles also of a class of jobs, such as
     wait_p95[8 GPUs] or of `workload.generate`), goodput, gpu_busy (shares), cost and energy (of the run), committed
-    (what contracts bind), price (per hour), power (highest, of the site). Exit code 4 when none will do.
+    (what contracts bind), price (per hour), power (highest, of the site). Exit code 4 if no size meets them.
     """
     from equipoise.policies.files import write_whole
     from equipoise.study.folders import SIZE, check_free

@@ -37,7 +37,7 @@ def _live(folder: str) -> Path | None:
     "--figures",
     metavar="FOLDER",
     type=click.Path(file_okay=False),
-    help="Write figures for papers here instead.",
+    help="Write figures for papers into this folder instead.",
 )
 @click.option(
     "--format",
@@ -45,9 +45,9 @@ def _live(folder: str) -> Path | None:
     type=click.Choice(["svg", "pdf"]),
     default="svg",
     show_default=True,
-    help="Of the figures.",
+    help="Format of the figures.",
 )
-@click.option("--gpu-hour-usd", type=FloatRange(min=0.0), help="Of a live run: what a GPU costs per hour.")
+@click.option("--gpu-hour-usd", type=FloatRange(min=0.0), help="Price of a GPU-hour, for a live run.")
 @common
 @pass_state
 def report(

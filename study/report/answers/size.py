@@ -117,7 +117,7 @@ def against_target(rows: Sequence[Row], target: Target) -> Chart | None:
     ends = [row["results"].get(key) or [row[key]] for row in known]
     x, divisor = axis(key, [*(value for end in ends for value in end), target.limit])
     at = [float(k) for k in range(len(known))]
-    labels = [target.measure.show(row[key]) + ("" if row["meets"] else " (misses)") for row in known]
+    labels = [target.measure.show(row[key]) + _misses(row, target) for row in known]
     told = tuple((row["values"], text) for row, text in zip(known, labels, strict=True))
     many = max(map(len, ends))
     spread = f"Mean of {many} runs; thin lines: lowest to highest." if many > 1 else "One run each."
@@ -133,6 +133,13 @@ def against_target(rows: Sequence[Row], target: Target) -> Chart | None:
         ("size", target.text), told,
         f"{spread} Dashed: the limit." + (f" The first {BARS_MOST}." if len(rows) > BARS_MOST else ""),
     )  # fmt: skip
+
+
+def _misses(row: Row, target: Target) -> str:
+    """Behind the result of a size that misses a target: this one in the mean, or some."""
+    if row["meets"]:
+        return ""
+    return " (misses another)" if target.met({target.measure.key: row[target.measure.key]}) else " (misses)"
 
 
 def cost_and_time(rows: Sequence[Row]) -> Chart | None:

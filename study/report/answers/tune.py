@@ -33,6 +33,8 @@ from equipoise.study.report.words import FLAT
 KEYS = ("scenario", "policy", "vary", "better", "trials", "choices", "start", "notes")
 GROUPS_MOST = 5
 """Into so many ranges the values of a parameter are divided to see what it changes."""
+DISTINCT_MOST = 8
+"""Of so many values, each is a group of its own."""
 
 Row = Mapping[str, Any]
 
@@ -166,6 +168,8 @@ def _groups(values: Sequence[Any]) -> list[int]:
     if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
         texts = sorted({str(value) for value in values})
         return [texts.index(str(value)) for value in values]
+    if len(values) >= 2 * len(distinct := sorted(set(values))) and len(distinct) <= DISTINCT_MOST:
+        return [distinct.index(value) for value in values]
     many = min(GROUPS_MOST, max(2, len(values) // 6))
     edges = np.unique(np.quantile(np.asarray(values, dtype=float), np.linspace(0, 1, many + 1)[1:-1]))
     return np.searchsorted(edges, np.asarray(values, dtype=float), side="right").tolist()  # type: ignore[no-any-return]
