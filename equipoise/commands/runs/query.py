@@ -75,7 +75,7 @@ def query(
             raise
         raise click.UsageError(f"SQL: {' '.join(str(error).split())}") from error
     if _BARE_USER.search(re.sub(r"'[^']*'", "", sql)):
-        note(state.quiet, 'in SQL user alone is who asks; the column is "user", in quotes')
+        note(state.quiet, 'in SQL, user without quotes is whoever asks; the column is "user", in quotes')
     if to is not None:
         return OK
     click.echo(render(names, rows, form), nl=False)
