@@ -45,7 +45,11 @@ def until_options(command: Callable[..., int]) -> Callable[..., int]:
         help="Add seeds until every 95 % interval is within ±SHARE, e.g. ci:2%:makespan_s; exit code 5 if not.",
     )
     most = click.option(
-        "--max-seeds", type=IntRange(min=1), default=100, show_default=True, help="With --until."
+        "--max-seeds",
+        type=IntRange(min=1),
+        default=100,
+        show_default=True,
+        help="Most seeds that --until may use.",
     )
     return until(most(command))
 
