@@ -9,6 +9,7 @@ import duckdb
 import pytest
 
 from equipoise.cli import main
+from equipoise.formats.database import database
 from equipoise.sim.run import RunFailed, run
 from equipoise.sim.scenario.model import Scenario
 from equipoise.study.runs import export as export_module
@@ -30,7 +31,7 @@ _NS = {"m": "http://schemas.openxmlformats.org/spreadsheetml/2006/main"}
 
 @pytest.fixture
 def table():
-    connection = duckdb.connect()
+    connection = database()
     connection.execute("CREATE TABLE t (id VARCHAR, words VARCHAR, share DOUBLE, n INTEGER, flag BOOLEAN)")
     connection.executemany("INSERT INTO t VALUES (?, ?, ?, ?, ?)", ROWS)
     yield connection
