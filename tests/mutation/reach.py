@@ -109,30 +109,35 @@ class Lines:
 
     @cache  # noqa: B019 (one object a start)
     def noticing(self, path: str, line: int) -> list[Test]:
-        """Tests that reach the statement, the quickest first, then others of their files; all that reach the file
-        when the statement runs at its import, or the file has changed since. At least one, then as many as
-        `BUDGET_S` allows.
+        """Tests that reach the statement, the quickest first (all that reach the file when the statement runs at
+        its import, or the file has changed since), then those that reach the file, for what is kept from one test
+        to the next, then others of the same test files. At least one, then as many as `BUDGET_S` allows.
         """
         file = self.tree / path
         lines, imported = statement(ast.parse(file.read_text(encoding="utf-8")), line)
         mask = sum(1 << k for k in lines)
         now = digest(file)
-        near, far = list[Test](), list[Test]()
+        near, far, others = list[Test](), list[Test](), list[Test]()
         for kept in self._kept:
             changed = imported or kept["sources"].get(path, now) != now
-            tests = {name: Test(name, each["s"]) for name, each in kept["tests"].items()}
-            reaching = [
-                test
-                for name, test in tests.items()
-                if path in (of := kept["tests"][name]["lines"]) and (changed or int(of[path], 16) & mask)
-            ]
-            near += reaching
-            if reaching:
-                far += [test for test in tests.values() if test not in reaching]
-        chosen, left_s = list[Test](), BUDGET_S
+            reaching = False
+            for name, each in kept["tests"].items():
+                reached = int(each["lines"].get(path, "0"), 16)
+                reaching |= bool(reached & mask)
+                (near if reached & mask or (reached and changed) else far if reached else others).append(
+                    Test(name, each["s"])
+                )
+            if not reaching:
+                others = [test for test in others if test.name not in kept["tests"]]
         if has_kernels(file):  # compiling them anew takes minutes
-            near, far = [t for t in near if t.plain], [t for t in far if t.plain]
-        for test in [*sorted(near, key=_seconds), *sorted(far, key=_seconds)]:
+            near, far, others = ([t for t in tests if t.plain] for tests in (near, far, others))
+
+        def first(test: Test) -> tuple[bool, float]:
+            """Those of the file's own name, then the quickest."""
+            return Path(test.path).stem != f"test_{file.stem}", test.seconds
+
+        chosen, left_s = list[Test](), BUDGET_S
+        for test in [*sorted(near, key=_seconds), *sorted(far, key=first), *sorted(others, key=_seconds)]:
             if chosen and test.seconds > left_s:
                 break
             chosen.append(test)

@@ -81,7 +81,7 @@ def test_a_statement_is_found_with_all_its_lines() -> None:
     assert texts(lines.index("LIMIT = 3") + 1) == (["LIMIT = 3"], True)
 
 
-def test_tests_that_reach_a_line_are_asked_first_and_then_others_of_their_file(tmp_path: Path) -> None:
+def test_tests_that_reach_a_line_are_asked_first_then_those_that_reach_its_file(tmp_path: Path) -> None:
     tree, place = tmp_path / "tree", tmp_path / "place"
     (tree / "tests" / "sim").mkdir(parents=True)
     (tree / "sim").mkdir()
@@ -94,7 +94,7 @@ def test_tests_that_reach_a_line_are_asked_first_and_then_others_of_their_file(t
         tests = {
             f"{test}::slow": {"s": 5.0, "lines": {"sim/a.py": f"{1 << line:x}"}},
             f"{test}::quick": {"s": 1.0, "lines": {"sim/a.py": f"{1 << line:x}"}},
-            f"{test}::far": {"s": 0.1, "lines": {"sim/a.py": f"{1 << 2:x}"}},
+            f"{test}::far": {"s": 0.2, "lines": {"sim/a.py": f"{1 << 2:x}"}},
         } if name == "a" else {f"{test}::other": {"s": 0.1, "lines": {"sim/a.py": f"{1 << 2:x}"}}}  # fmt: skip
         kept = {"test": "", "sources": {"sim/a.py": digest(tree / "sim" / "a.py")}, "tests": tests}
         (place / "reach" / f"tests-sim-test_{name}.py.json").write_text(json.dumps(kept))
@@ -102,9 +102,9 @@ def test_tests_that_reach_a_line_are_asked_first_and_then_others_of_their_file(t
     def asked() -> list[str]:
         return [test.name.rpartition("test_")[2] for test in Lines(tree, place).noticing("sim/a.py", line)]
 
-    assert asked() == ["a.py::quick", "a.py::slow", "a.py::far"]
+    assert asked() == ["a.py::quick", "a.py::slow", "b.py::other", "a.py::far"]
     (tree / "sim" / "a.py").write_text(SOURCE + "\n")  # lines may have moved: all that reach the file
-    assert asked() == ["a.py::far", "b.py::other", "a.py::quick", "a.py::slow"]
+    assert asked() == ["b.py::other", "a.py::far", "a.py::quick", "a.py::slow"]
 
 
 def test_a_trial_tells_what_fails_and_ends_what_takes_too_long(tmp_path: Path) -> None:
