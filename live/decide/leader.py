@@ -250,7 +250,10 @@ class Leader:
         )
 
     def _gradients(self, rows: NDArray[np.float64], rounds: Sequence[RoundInfo]) -> None:
-        """Gradient norms and noise scale from the rounds on which they were measured."""
+        """Gradient norms and noise scale from the rounds on which they were measured; no norms where on none."""
+        self._norm = np.full(
+            len(rows), math.nan
+        )  # one that is told twice would seem to vary less than it does
         for k, info in enumerate(rounds):
             stored = rows[:, k, LOCAL_SQUARE]
             if np.isnan(stored).all():

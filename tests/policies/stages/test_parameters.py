@@ -44,7 +44,7 @@ def rates(*windows, **more):
 
 def strange_norm():
     steady = one_job([2.0] * 4, norm=[1.0, 1.1, 0.9, 1.0], **SKEWED)
-    return [steady] * 8 + [change(steady, "workers", gradient_norm=[1.0, 1.6, 0.9, 1.0])]
+    return [steady] * 8 + [change(steady, "workers", gradient_norm=[1.0, 2.2, 0.9, 1.0])]
 
 
 def sick():

@@ -96,6 +96,42 @@ def test_s111_a_strange_norm_is_suspicious_only_once_the_usual_one_is_known():
     assert windows(DataFlow(), 8, gradient_norm=[1.0, 1.2, 0.9, 1.0])[2]["s111_unhealthy"] == 0
 
 
+@pytest.mark.parametrize("workers", [2, 3, 4, 8])
+def test_s111_norms_of_sound_gradients_that_vary_and_fall_raise_no_alarm(workers):
+    """By a quarter, as those of small batches do, falling to a fifth within some windows, then shares change."""
+    rng, stage, memory, alarms = np.random.default_rng(workers), DataFlow(), None, 0
+    for window in range(400):
+        fall = 0.2 + 0.8 * 0.8 ** (window % 80)
+        samples = np.full(workers, 48)
+        if window % 80 >= 40:
+            samples[0] -= 20
+        usual = fall * np.sqrt(1 + 66 / samples)
+        norm = usual * np.exp(0.25 * rng.standard_normal(workers))
+        seen = observations.one_job([2.0] * workers, samples=samples, norm=norm, job={"noise_scale": 66.0})
+        _, memory, values = refine(stage, seen, memory)
+        alarms += values["s111_unhealthy"]
+    assert alarms == 0
+
+
+def test_s111_half_the_workers_are_not_strange_together():
+    _, _, values = windows(DataFlow(), 8, gradient_norm=[9.0, 9.9, 0.9, 1.0])
+    assert values["s111_unhealthy"] == 0
+
+
+def test_s111_a_window_without_norms_changes_no_verdict():
+    """Norms are measured now and then; a GPU is suspect only after as many that were."""
+    stage = DataFlow(sick_windows=2)
+    plan, memory, values = windows(stage, 8, gradient_norm=[1.0, 9.0, 0.9, 1.0])
+    assert (values["s111_unhealthy"], values["s111_suspect"]) == (1, 0)
+    unknown = one_job([2.0] * 4, norm=[np.nan] * 4, **SKEWED)
+    for _ in range(3):
+        plan, memory, values = refine(stage, unknown, memory)
+        assert (values["s111_unhealthy"], values["s111_suspect"]) == (1, 0)
+        assert plan.weights(unknown).tolist() == [1.0, 0.0, 1.0, 1.0]
+    _, _, values = refine(stage, one_job([2.0] * 4, norm=[1.0, 9.0, 0.9, 1.0], **SKEWED), memory)
+    assert (values["s111_unhealthy"], values["s111_suspect"]) == (1, 1)
+
+
 def test_s111_what_all_workers_share_is_no_fault_of_one():
     _, _, values = windows(DataFlow(), 8, gradient_norm=[7.0, 7.7, 6.3, 7.0])
     assert values["s111_unhealthy"] == 0
