@@ -102,7 +102,7 @@ def test_tests_that_reach_a_line_are_asked_first_then_those_that_reach_its_file(
     def asked() -> list[str]:
         return [test.name.rpartition("test_")[2] for test in Lines(tree, place).noticing("sim/a.py", line)]
 
-    assert asked() == ["a.py::quick", "a.py::slow", "b.py::other", "a.py::far"]
+    assert asked() == ["a.py::quick", "a.py::slow", "a.py::far", "b.py::other"]
     (tree / "sim" / "a.py").write_text(SOURCE + "\n")  # lines may have moved: all that reach the file
     assert asked() == ["b.py::other", "a.py::far", "a.py::quick", "a.py::slow"]
 
