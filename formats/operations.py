@@ -91,7 +91,7 @@ def read_table(path: Path) -> list[Operation]:
 def _rows(path: Path) -> list[dict[str, Any]]:
     import duckdb
 
-    from equipoise.formats.database import database
+    from equipoise.formats.database import database  # loads DuckDB
 
     quoted = "'" + str(path).replace("'", "''") + "'"
     read = f"read_parquet({quoted})" if path.suffix == ".parquet" else f"read_csv({quoted})"
