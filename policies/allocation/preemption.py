@@ -10,13 +10,13 @@ from equipoise.policies.allocation.gangs import (
     NO_GRANTS,
     NO_ROWS,
     SHARED,
-    Demand,
-    Failures,
+    GangDemand,
     GrantColumns,
     Grants,
     RequestColumns,
     Requests,
     RoomColumns,
+    UnmetDemands,
     WorkingColumns,
     demand,
     fill_in_parts,
@@ -74,7 +74,15 @@ def _restore(c: Room, v: Victims, i: int, gpu_node: Ints) -> None:
 
 @jit_in_place
 def _make_way(
-    c: Room, v: Victims, d: Demand, key: float, standing: float, rule: int, out: Ints, at: int, gpu_node: Ints
+    c: Room,
+    v: Victims,
+    d: GangDemand,
+    key: float,
+    standing: float,
+    rule: int,
+    out: Ints,
+    at: int,
+    gpu_node: Ints,
 ) -> bool:
     """Place a gang after stopping victims with a bar above `key` and a standing below `standing`.
 
@@ -110,7 +118,7 @@ def _start_with_victims(
 ) -> tuple[int, int, bool]:  # fmt: skip
     """Start jobs of queue[first:]; returns (how many, where space for grants ran out or -1, more might start)."""
     r, room, v = Requests(*requests), room_of(columns), Victims(*victims)
-    out, tried = Grants(*grants), Failures(*failures)
+    out, tried = Grants(*grants), UnmetDemands(*failures)
     left, shared, n = total(room.free), partly_free(room.room), ZERO
     highest = v.bar[0] if v.bar.size else -np.inf
     for k in range(first, queue.size):

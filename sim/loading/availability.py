@@ -9,7 +9,7 @@ from pathlib import Path
 from equipoise.sim.scenario.model import NodeGroup, OnNodes, Scenario
 from equipoise.sim.scenario.pools import Available, Supply
 from equipoise.sim.scenario.tree import InputError, KeyPath, WrongValueError
-from equipoise.sim.traces.table import Table
+from equipoise.sim.traces.table import TextTable
 
 _TIME = "time_s"
 
@@ -30,7 +30,7 @@ def _filled(group: NodeGroup, k: int, base: Path | None) -> NodeGroup:
     at: KeyPath = ("cluster", "nodes", k, "available")
     if not path.is_file():
         raise WrongValueError((*at, "file"), f"{spec.file}: no such file in {base or Path()}")
-    table = Table(path)
+    table = TextTable(path)
     table.need((_TIME,))
     known = [name for name in table.header if name != _TIME]
     if spec.series is None and len(known) != 1:
