@@ -25,6 +25,7 @@ from equipoise.study.display import (
     show,
 )
 from equipoise.study.statistics import Interval
+from equipoise.study.terminal import printable
 
 _GAP = 2
 _TOLD_AT_0 = ("jobs", "completed", "makespan_s", "cost_usd")
@@ -184,8 +185,13 @@ def latex_table(title: str, rows: Sequence[Sequence[str]]) -> str:
 
 def _escaped(text: str) -> str:
     """Text with what LaTeX reads as commands written out."""
-    marked = re.sub(r"([&%$#_{}])", r"\\\1", text).replace("±", r"$\pm$")
+    marked = "".join(_LATEX.get(character, character) for character in printable(text))
     return re.sub(r"\*+", lambda stars: f"$^{{{stars[0]}}}$", marked)
+
+
+_LATEX = {character: f"\\{character}" for character in "&%$#_{}"} | {
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "\n": " ",
+}  # fmt: skip
 
 
 def as_html(title: str, cells: Sequence[Cell], notes: Sequence[str]) -> str:

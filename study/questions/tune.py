@@ -30,6 +30,7 @@ from equipoise.sim.loading.file import read_scenario
 from equipoise.sim.record import MissingError
 from equipoise.sim.run import is_random
 from equipoise.sim.scenario.tree import InputError
+from equipoise.sim.scenario.units import LARGEST
 from equipoise.study.display import METRICS, MORE_IS_BETTER
 from equipoise.study.folders import TUNE, check_free
 from equipoise.study.questions.race import LEVEL, Values, expected, front, looks, p_better, surely_worse
@@ -140,7 +141,7 @@ def read_range(text: str) -> tuple[str, Range | tuple[str, ...]]:
         except ValueError:
             low, high = 1.0, 0.0
         scale: Literal["linear", "log"] = "log" if parts[2:] else "linear"
-        if low < high and (scale == "linear" or low > 0):
+        if -LARGEST <= low < high <= LARGEST and (scale == "linear" or low > 0):
             whole = all(part.strip().lstrip("-").isdigit() for part in parts[:2])
             return key.strip(), Range(low, high, whole, scale)
     elif equals and key.strip() and len(parts) == 1 and values.strip():
@@ -284,6 +285,25 @@ def _check(search: Search) -> None:
             raise InputError([f"{name} {count}: at least {least} are needed"])
     scenario = read_scenario(search.file, search.overrides).scenario
     check_used(search.vary, [policy_text(scenario, search.policy)])
+    for key, values in search.vary.items():
+        _check_key(search, key, values)
+
+
+def _check_key(search: Search, key: str, values: Range | Sequence[str]) -> None:
+    """That one of the values, or of the ends, can be had; else the search would only find that none can."""
+    tried = (
+        [int(v) if values.whole else v for v in (values.low, values.high)]
+        if isinstance(values, Range)
+        else values
+    )
+    refused: list[InputError | PolicyError] = []
+    for value in tried:
+        try:
+            _orders(search, {key: value}, 0, 1)
+            return
+        except (InputError, PolicyError) as error:
+            refused.append(error)
+    raise refused[0]
 
 
 def _study(search: Search) -> Any:

@@ -431,3 +431,13 @@ def test_memory_follows_the_worker_and_forgets_one_that_moved():
 def test_wrong_parameters_are_refused(wrong):
     with pytest.raises(PolicyError, match=r"^s1"):
         make_stage("s1", wrong)
+
+
+def test_the_usual_level_of_every_gradient_is_learnt_while_the_deal_stays():
+    stage, memory, observation = DataFlow(), {}, one_job([2.0] * 4, batch=96, micro=4)
+    for k in range(4):
+        observation.time_s = 100.0 + 10.0 * k
+        _, memory = stage.refine(observation, UNCHANGED, memory)
+    learnt = next(value for key, value in memory.items() if key.endswith("norm_windows"))
+    assert learnt.tolist() == [learnt[0]] * 4
+    assert learnt[0] >= 3
