@@ -169,8 +169,13 @@ def as_latex(title: str, cells: Sequence[Cell]) -> str:
         marks = ["".join("*" for level in (0.05, 0.01) if c.p < level) for c in found]
         texts = [show(c.metric, c.value.mean, c.value.half_width) for c in found]
         rows.append([label(found[0].metric), *(text + mark for text, mark in zip(texts, marks, strict=True))])
+    return latex_table(title, rows)
+
+
+def latex_table(title: str, rows: Sequence[Sequence[str]]) -> str:
+    """A table of texts (booktabs), the first row its head; stars are raised."""
     body = [" & ".join(map(_escaped, row)) + r" \\" for row in rows]
-    columns = "l" + "r" * len(policies)
+    columns = "l" + "r" * (len(rows[0]) - 1)
     return "\n".join([
         r"\begin{table}", rf"\caption{{{_escaped(title)}}}", rf"\begin{{tabular}}{{{columns}}}", r"\toprule",
         body[0], r"\midrule", *body[1:], r"\bottomrule", r"\end{tabular}", r"\end{table}", "",

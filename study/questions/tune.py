@@ -31,7 +31,7 @@ from equipoise.sim.record import MissingError
 from equipoise.sim.run import is_random
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.display import METRICS, MORE_IS_BETTER
-from equipoise.study.folders import check_free
+from equipoise.study.folders import TUNE, check_free
 from equipoise.study.questions.race import LEVEL, Values, expected, front, looks, p_better, surely_worse
 from equipoise.study.runs.make import How, Progress, make
 from equipoise.study.runs.orders import Order, Shared, orders_at, trace_at
@@ -39,7 +39,6 @@ from equipoise.study.runs.store import Memory, Store, ledger_with_copy, only_wri
 from equipoise.study.runs.variants import policy_text
 from equipoise.study.statistics import Interval, holm, paired_ratio
 
-FILE = "tune.json"
 SURE = 0.01
 
 
@@ -117,6 +116,8 @@ class Found:
     choices: tuple[Choice, ...]
     start: dict[str, float]  # the scenario as it is, on the fresh seeds
     notes: tuple[str, ...]
+    scenario: str  # its name
+    vary: dict[str, Any]
 
     @property
     def better(self) -> bool:
@@ -157,7 +158,8 @@ def tune(search: Search, progress: Progress | None = None) -> Found:
     """
     _check(search)
     first = _orders(search, {}, 0, 1)[0]
-    random = is_random(read_scenario(search.file, search.overrides).scenario)
+    scenario = read_scenario(search.file, search.overrides).scenario
+    random = is_random(scenario)
     seeds, notes = (search.seeds if random else 1), []
     if not random:
         notes.append(
@@ -183,10 +185,11 @@ def tune(search: Search, progress: Progress | None = None) -> Found:
     if failed := sum(math.inf in map(abs, trial.means.values()) for trial in trials):
         notes.append(f"{failed} of {len(trials)} points could not be run")
     answer = Found(
-        first.policy, tuple(trials), _choices(search.metrics, best, found, start), _means(start), tuple(notes)
-    )
+        first.policy, tuple(trials), _choices(search.metrics, best, found, start), _means(start), tuple(notes),
+        scenario.name, dict(search.vary),
+    )  # fmt: skip
     if search.out is not None:
-        write_whole(search.out / FILE, answer.as_json())
+        write_whole(search.out / TUNE, answer.as_json())
     return answer
 
 

@@ -45,7 +45,7 @@ class Speeds:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredSpeeds:
     """What was measured: seconds per sample by rank and round, and what all ranks have in common."""
 
     speeds: tuple[Speeds, ...]
@@ -116,7 +116,7 @@ def _best_split(x: Floats) -> int:
     return int(count[int(np.argmax(explained))])
 
 
-def measure(run: LiveRun) -> Measured:
+def measure(run: LiveRun) -> MeasuredSpeeds:
     """Fit a run. Raises InputError when too little was recorded."""
     busy_s = run.stall_s + run.compute_s + run.update_s
     works = (run.samples > 0) & np.isfinite(busy_s) & (busy_s > 0)
@@ -135,7 +135,7 @@ def measure(run: LiveRun) -> Measured:
     traced = [_levels(row, window, math.inf) for row, window in zip(per_sample_s, windows, strict=True)]
     spread = [_spread(level, window, run.rounds) for level, window in zip(traced, windows, strict=True)]
     ratio = per_sample_s / np.stack(spread)
-    return Measured(
+    return MeasuredSpeeds(
         _speeds(begins, levels),
         _speeds(windows, traced),
         fixed,
@@ -265,13 +265,13 @@ def _exchanges(run: LiveRun, begins: Sequence[int]) -> tuple[tuple[int, float], 
 
 
 def scenario_data(
-    run: LiveRun, measured: Measured, events: list[dict[str, Any]], policy: list[Any]
+    run: LiveRun, measured: MeasuredSpeeds, events: list[dict[str, Any]], policy: list[Any]
 ) -> dict[str, Any]:
     """The run as a scenario, as plain data in SI units. `events`: planned changes of speed.
 
     One node per rank; the exchange is pure bandwidth, which may change, because one size on one number of ranks
     cannot tell it from latency. A drift that was not known live is put so high that no interval above 1 pays, which
-    is how a policy acts that does not know it.
+    is how a policy acts that does not know it; one that was measured is the one that the policy saw last.
     """
     manifest, n = run.manifest, run.ranks
     beta_s = measured.reference_s
@@ -290,7 +290,7 @@ def scenario_data(
         if exchanged
         else 0.0,  # a ring sends 2 (n - 1) / n of it
         "exchange": {"alpha": 0.0, "rate": 1e24},
-        "drift": 1.0 if drift is None else drift,
+        "drift": 1.0 if drift is None else _last_drift(run) if drift == "measured" else drift,
         **({"noise_scale": phi} if phi > 0 else {}),
     }
     trained = int(run.samples.sum())
@@ -326,6 +326,12 @@ def scenario_data(
         "noise": {"step_cov": measured.step_cov},
         "faults": {"events": events},
     }
+
+
+def _last_drift(run: LiveRun) -> float:
+    """The latest drift that the policy saw; 1 where it was never asked."""
+    seen = [float(p.entry.decision.observation.jobs.drift[0]) for p in run.points]
+    return seen[-1] if seen else 1.0
 
 
 def _last_noise_scale(run: LiveRun) -> float:

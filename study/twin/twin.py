@@ -29,7 +29,7 @@ from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.twin.compare import Parting, actions, first_difference, identical, parting
 from equipoise.study.twin.eyes import AsLive, levers
-from equipoise.study.twin.fit import Measured, measure, scenario_data
+from equipoise.study.twin.fit import MeasuredSpeeds, measure, scenario_data
 from equipoise.study.twin.record import LiveRun, Point, journals
 
 SEEDS = 5  # noise of the prediction itself is averaged away over so many
@@ -39,7 +39,7 @@ _NOISY = 0.002  # variation of steps; below it, one will do
 
 
 @dataclass(frozen=True)
-class Window:
+class TwinWindow:
     """The rounds up to one decision, live and simulated. Step times are per global batch, in seconds."""
 
     decision: int
@@ -63,9 +63,9 @@ class Twin:
     """A live run beside its simulated twin."""
 
     run: LiveRun
-    measured: Measured
+    measured: MeasuredSpeeds
     scenario: Scenario
-    windows: tuple[Window, ...]
+    windows: tuple[TwinWindow, ...]
     decisions_identical: int  # from the first on
     parted: Parting | None
     replay_differences: tuple[str, ...]  # of the journals, decided on again; none: they replay
@@ -114,7 +114,7 @@ def replayed(folder: Path, policy: Policy) -> tuple[str, ...]:
 # -- the simulation ------------------------------------------------------------------------------------------
 
 
-def _simulated(run: LiveRun, measured: Measured, seed: int) -> tuple[Scenario, list[Decision]]:
+def _simulated(run: LiveRun, measured: MeasuredSpeeds, seed: int) -> tuple[Scenario, list[Decision]]:
     """The scenario, and what the policy decides in it, in order, without the start of the job.
 
     A change of speed came at a round; its time in the simulation depends on all that came before it. So it is
@@ -155,7 +155,7 @@ def _node(run: LiveRun, rank: int) -> str:
     return f"rank-{run.members[rank]}-0"
 
 
-def _events(run: LiveRun, measured: Measured, at_s: Mapping[int, float]) -> list[dict[str, Any]]:
+def _events(run: LiveRun, measured: MeasuredSpeeds, at_s: Mapping[int, float]) -> list[dict[str, Any]]:
     """The changes of speed and of exchanges as planned events, each until the next one of its rank."""
     events: list[dict[str, Any]] = []
     changes, usual_s = measured.changes(), float(np.nanmean(run.round_s))
@@ -181,7 +181,7 @@ def _events(run: LiveRun, measured: Measured, at_s: Mapping[int, float]) -> list
 
 
 def _decisions(
-    run: LiveRun, measured: Measured, events: list[dict[str, Any]], seed: int
+    run: LiveRun, measured: MeasuredSpeeds, events: list[dict[str, Any]], seed: int
 ) -> tuple[Scenario, list[Decision]]:
     stages = run.manifest.get("stages") or ["fifo"]
     scenario = from_mapping(scenario_data(run, measured, events, stages))
@@ -220,7 +220,7 @@ def _standard_error(values: Floats) -> float:
 
 def _windows(
     run: LiveRun, pairs: Sequence[tuple[Point, Decision]], simulated: Sequence[Sequence[Decision]]
-) -> Iterator[Window]:
+) -> Iterator[TwinWindow]:
     """The rounds before each decision, where some of them were timed; `simulated` on several seeds: their mean."""
     batch, round_s, first, before = float(run.manifest["global_batch"]), run.round_s, 0, 0
     for point, decision in pairs:
@@ -228,7 +228,7 @@ def _windows(
         timed = np.isfinite(round_s[part])  # without the rounds that a pause held up
         trained = float(run.samples[:, part][:, timed].sum())
         if trained > 0:
-            yield Window(
+            yield TwinWindow(
                 decision=point.point,
                 first_round=first,
                 last_round=point.rounds - 1,
