@@ -62,13 +62,19 @@ def common(command: F) -> F:
 
 
 def scenario_options(command: F, several: bool = False) -> F:
-    """Adds the scenario file and what changes it: --trace (several: may be given more than once), --set."""
-    command = click.argument("scenario", type=click.Path(dir_okay=False))(command)
+    """Adds the scenario file and what changes it: --trace, --set. several: more scenarios and traces than one."""
+    file = click.Path(dir_okay=False)
+    if several:
+        command = click.argument("scenarios", metavar="SCENARIO...", type=file, nargs=-1, required=True)(
+            command
+        )
+    else:
+        command = click.argument("scenario", type=file)(command)
     trace = click.option(
         "--trace",
         metavar="FILE",
         multiple=several,
-        help="Job trace (of any known format, packed or not), not the scenario's."
+        help="Use this job trace instead of the scenario's (any known format, gzip or not)."
         + " Several: a table each, and one over all." * several,
     )
     changes = click.option(
@@ -86,13 +92,13 @@ def trace_options(command: F) -> F:
     """Adds what says how a trace is read; each is short for a `--set workload.trace...`."""
     of_trace = partial(click.option, expose_value=False, is_eager=True, callback=_trace_change)
     command = of_trace(
-        "--keep", metavar="COLUMN=VALUE", multiple=True, help="Only jobs such as state=COMPLETED."
+        "--keep", metavar="COLUMN=VALUE", multiple=True, help="Keep only these jobs, e.g. state=COMPLETED."
     )(command)
-    command = of_trace("--zone", metavar="ZONE", help="Of the trace's times, e.g. Europe/Berlin.")(command)
+    command = of_trace("--zone", metavar="ZONE", help="Time zone of the trace, e.g. Europe/Berlin.")(command)
     command = of_trace(
-        "--columns", metavar="arrival=NAME,gpus=NAME,...", help="Which columns of a CSV trace say what."
+        "--columns", metavar="arrival=NAME,gpus=NAME,...", help="Names of the columns of a CSV trace."
     )(command)
-    return of_trace("--trace-format", metavar="FORMAT", help="Of the trace, where it is not recognised.")(
+    return of_trace("--trace-format", metavar="FORMAT", help="Format of the trace, if it is not recognised.")(
         command
     )
 
@@ -130,7 +136,7 @@ def _with_trace_changes(
 def output_options(command: F, more: Sequence[str] = ()) -> F:
     """Adds --out and --format; more: what it may be besides."""
     out = click.option(
-        "--out", metavar="DIR", type=click.Path(file_okay=False), help="Keep the records here."
+        "--out", metavar="DIR", type=click.Path(file_okay=False), help="Folder for the results."
     )
     kinds = click.Choice(["table", "json", "csv", *more])
     form = click.option("--format", "form", type=kinds, default="table", show_default=True)

@@ -91,6 +91,8 @@ def read_table(path: Path) -> list[Operation]:
 def _rows(path: Path) -> list[dict[str, Any]]:
     import duckdb
 
+    from equipoise.formats.database import database  # loads DuckDB
+
     quoted = "'" + str(path).replace("'", "''") + "'"
     read = f"read_parquet({quoted})" if path.suffix == ".parquet" else f"read_csv({quoted})"
     try:
@@ -100,7 +102,7 @@ def _rows(path: Path) -> list[dict[str, Any]]:
     types = {"optype": "VARCHAR", "start_ts": "DOUBLE", "duration": "DOUBLE"}
     columns = ", ".join(f"CAST({name} AS {types.get(name, 'BIGINT')})" for name in COLUMNS)
     try:
-        with duckdb.connect(config={"threads": "2"}) as db:
+        with database() as db:
             some = f"(SELECT {columns} FROM {read} LIMIT {OPERATIONS_MOST + 1})"
             rows = db.execute(f"SELECT * FROM {some} ORDER BY ALL").fetchall()
     except duckdb.Error as error:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import io
 import os
 import stat
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, TypeVar
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+T = TypeVar("T")
 
 YAML_BYTES = 8_000_000
 """Most of a scenario, sweep, profile or price book."""
@@ -41,11 +47,30 @@ def opened(path: Path) -> BinaryIO:
     """A regular file to read from. Raises RefusedError for a device or a pipe, OSError when it cannot be read."""
     if "\0" in str(path):
         raise RefusedError("no file has a NUL in its name")
-    file = open(path, "rb", opener=_without_waiting)  # noqa: SIM115 - the caller closes it
+    file = io.BufferedReader(_Regular(path, opener=_without_waiting))
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         raise RefusedError("not a regular file (a device or a pipe); write what it gives into a file")
     return file
+
+
+class _Regular(io.FileIO):
+    """A file that has its content now: one of the system's that waits for more (`/proc/kmsg`) cannot be read."""
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        """As that of a file, but OSError for nothing yet."""
+        found: int | None = super().readinto(buffer)
+        return self._there(found)
+
+    def readall(self) -> bytes:
+        """As that of a file, but OSError for nothing yet."""
+        found: bytes | None = super().readall()
+        return self._there(found)
+
+    def _there(self, found: T | None) -> T:
+        if found is None:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN), str(self.name))
+        return found
 
 
 def _without_waiting(path: str, flags: int) -> int:

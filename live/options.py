@@ -13,7 +13,7 @@ from equipoise.live.rules import Rule, follow, one_of, optional, real, whole
 
 Reduction = Literal["mean", "sum"]
 Mode = Literal["observe", "advise", "act"]
-Lever = Literal["samples", "moves", "order", "interval", "share", "batch", "resize"]
+Lever = Literal["samples", "moves", "order", "interval", "share", "batch", "accumulation", "resize"]
 Backend = Literal["none", "duty-cycle", "green-context", "mps"]
 LEVERS: tuple[Lever, ...] = get_args(Lever)
 
@@ -34,6 +34,14 @@ def _text(value: Any) -> str:
     if not isinstance(value, str) or not value:
         raise ValueError
     return value
+
+
+def _drift(value: Any) -> float | str:
+    if value == "measured" and isinstance(value, str):
+        return value
+    if isinstance(value, bool | str) or not (math.isnan(value) or 0 <= value < math.inf):
+        raise ValueError
+    return float(value)
 
 
 def _bounds(value: Any) -> Bounds:
@@ -67,9 +75,7 @@ _RULES: dict[str, Rule] = {
     "control_timeout_s": _POSITIVE,
     "allow": (_levers, f"a set of {', '.join(LEVERS)}"),
     "bounds": (_bounds, "an equipoise.live.options.Bounds"),
-    "drift": real(
-        lambda v: math.isnan(v) or 0 <= v < math.inf, "a finite number of at least 0 (NaN: unknown)"
-    ),
+    "drift": (_drift, 'a finite number of at least 0, NaN (unknown), or "measured"'),
     "samples_target": optional(whole(1)),
     "weighted": one_of(True, False),
     "sample_bytes": real(lambda v: 0 <= v < math.inf, "a finite number of at least 0"),
@@ -141,7 +147,7 @@ class Options:
     control_timeout_s: float = 1800.0
     allow: frozenset[Lever] = frozenset(("samples", "moves", "order", "interval", "share", "batch"))
     bounds: Bounds = Bounds()
-    drift: float = math.nan
+    drift: float | Literal["measured"] = math.nan
     samples_target: int | None = None
     sample_bytes: float = 0.0
     shards: int = 64
@@ -179,17 +185,37 @@ class Options:
                 f"batch_reference: {self.batch_reference} is not allowed, at most the global_batch of "
                 f"{self.global_batch} is"
             )
-
+        if self.takes_passes and (self.accumulation > 1 or self.weighted):
+            other = f"accumulation of {self.accumulation}" if self.accumulation > 1 else "weighted batches"
+            raise ValueError(
+                f"allow: 'accumulation' is not allowed with {other}: batches of a step are then the script's"
+            )
         if self.batch_max is not None and self.batch_max < self.global_batch:
             raise ValueError(
                 f"batch_max: {self.batch_max} is not allowed, at least the global_batch of {self.global_batch} is"
             )
 
     @property
+    def takes_passes(self) -> bool:
+        """Whether a plan says in how many batches a step is computed, and the script follows."""
+        return "accumulation" in self.allow
+
+    @property
     def may_step_alone(self) -> bool:
         """Whether a plan may ask for local steps."""
-        return self.mode == "act" and "interval" in self.allow and not math.isnan(self.drift)
+        return self.mode == "act" and "interval" in self.allow and self.local_steps
+
+    @property
+    def local_steps(self) -> bool:
+        """Whether local steps are wanted: their drift is given, or is to be measured."""
+        return self.drift == "measured" or not math.isnan(self.drift)
+
+    @property
+    def assumed_drift(self) -> float:
+        """The drift before anything was measured: where it is to be, one that allows two local steps."""
+        return 0.1 if isinstance(self.drift, str) else self.drift
 
     def common(self) -> dict[str, Any]:
         """What must be the same on every rank, because each deals and counts for itself."""
-        return {name: getattr(self, name) for name in _COMMON}
+        named = {name: getattr(self, name) for name in _COMMON}
+        return {**named, "'accumulation' in allow": self.takes_passes}

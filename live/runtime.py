@@ -49,6 +49,7 @@ class Runtime(Status):
         self._recovery = Recovery(parts.group, parts.model, hooks)
         self._stepping = Stepping(parts, self._recovery.regroup)
         self._joined = parts.group.joined
+        self._lags = self._joined  # the others' state has not come yet
         self._resumes_from: Mapping[str, Any] | None = None
         self._lost_round = self._closed = False
         self._saved: dict[str, Any] | None = None  # as the group met, while nothing was trained on since
@@ -98,7 +99,8 @@ class Runtime(Status):
         """Agree on the data with the other ranks, and begin the first round."""
         options, group, leader = self.options, self._parts.group, self._parts.agreement.leader
         if self._joined:
-            self._agree(None, -1)
+            with self._recovery.surviving():
+                self._agree(None, -1)
             # Who was there before may not have trained yet: then all load a checkpoint that there is.
             self._joined = self._stepping.round > 0 or sampler.epoch >= 0
         else:
@@ -255,13 +257,15 @@ class Runtime(Status):
         parts = self._parts
         parts.agreement.flush(parts.meter)
         apart = parts.local.has_apart
-        return rebuild.local_state(parts.model) if apart else None, self._stepping.dealt().boundary
+        boundary = -1 if self._lags else self._stepping.dealt().boundary
+        return rebuild.local_state(parts.model) if apart else None, boundary
 
     def _agree(self, replica: Replica, boundary: int) -> None:
         parts, sampler = self._parts, self._stepping.dealt()
         resync(
             parts.group, sampler, parts.model, parts.optimizer, parts.local, self.options.state, replica, boundary
         )  # fmt: skip
+        self._lags = False
         self._stepping.go_on_from(sampler.trained)
         parts.meter.clear()
         parts.lead(again=True)  # what the policy remembers is with rank 0

@@ -53,6 +53,21 @@ class Status:
         return self._parts.options.global_batch if sampler is None else sampler.global_batch
 
     @property
+    def passes(self) -> int:
+        """Batches in which the running batch's optimiser step is computed: its loss is divided by them.
+
+        Where a plan says them ("accumulation" in `allow`); else 1.
+        """
+        current = self._stepping.sampler and self._stepping.sampler.current()
+        return current.passes if current else 1
+
+    @property
+    def ends_step(self) -> bool:
+        """Whether the optimiser steps behind the running batch: it is the last of its `passes`."""
+        current = self._stepping.sampler and self._stepping.sampler.current()
+        return current.ends_step if current else True
+
+    @property
     def generation(self) -> int:
         """How often the group was formed anew."""
         return self._recovery.generation

@@ -27,6 +27,8 @@ class Stepping:
         self._begun_at: int | None = None  # rounds trained as a decision was begun that does not act yet
         self._given: Callable[[], list[float]] | None = None  # weights of the running round, on their way
         self._weights: tuple[float, ...] = ()  # of every rank in the running round
+        if parts.options.takes_passes:
+            parts.meter.ends_step = lambda: self.current().ends_step
         self._last_weights: tuple[float, ...] = ()  # in the one before
 
     def dealt(self) -> ShareSampler:
@@ -45,7 +47,7 @@ class Stepping:
             micro_batch=options.micro_batch, shards=options.shards, shuffle=options.shuffle,
             drop_last=options.drop_last, seed=options.seed,
         )  # fmt: skip
-        self.sampler.members = tuple(group.members)
+        self.sampler.members, self.sampler.takes_passes = tuple(group.members), options.takes_passes
         return self.sampler
 
     def current(self) -> Round:
@@ -65,12 +67,16 @@ class Stepping:
             return 1.0
         group, reduction = self._parts.group, self._parts.options.loss_reduction
         weights = self._weigh(current)
-        mine, total = weights[group.rank], sum(weights)
+        # A pass counts by its samples, and not one part in so many as the script weighs it.
+        passes, of_step = current.passes, current.of_step if current.passes > 1 else weights
+        mine, total = weights[group.rank], sum(of_step)
         if not self._parts.local.alone:
-            return contribution_scale(mine, total, group.ranks, reduction)
+            return contribution_scale(mine, total / passes, group.ranks, reduction)
         if mine == 0:
             return 0.0
-        return 1.0 if reduction == "mean" else total / (group.ranks * mine)
+        if reduction == "sum":
+            return total / (group.ranks * of_step[group.rank])
+        return mine * passes / of_step[group.rank]
 
     def give(self, weight: float) -> None:
         """The running round's batch of this rank weighs so much. Collective, but it does not wait.
@@ -117,7 +123,7 @@ class Stepping:
         """The next round begins."""
         group, self._given = self._parts.group, None
         self._weights = ()
-        self._parts.meter.begin(self.round, group.rank, group.ranks)
+        self._parts.meter.begin(group.rank, group.ranks)
 
     def finish(self, stepped: bool | None) -> None:
         """The running round was trained on; `stepped`: the optimiser has made its step (None: when it is due).
@@ -128,6 +134,8 @@ class Stepping:
         local, meter = parts.local, parts.meter
         weights = self._weigh(current)
         local.count(weights)
+        if stepped is None and parts.options.takes_passes:
+            stepped = current.ends_step
         stepped, alone = meter.count(current.samples, weights, stepped), local.alone
         sampler.finish(stepped)
         exchanges = stepped and (not alone or local.will_exchange(current.last))
@@ -136,7 +144,7 @@ class Stepping:
             met = stepped and local.step(current.last)
         meter.end(
             self.round - self.first, current.samples[parts.group.rank], exchanged=exchanged, local=alone,
-            near=exchanges and not exchanged,
+            near=exchanges and not exchanged, ends_step=current.ends_step,
         )  # fmt: skip
         self.round, self._last_weights = self.round + 1, weights
         if met:
@@ -154,8 +162,7 @@ class Stepping:
         if self._begun_at is None and (asked or parts.meter.rounds >= parts.options.decide_every):
             parts.agreement.report(
                 parts.meter, self.dealt(), intervals=(parts.local.interval, parts.local.far_every),
-                gpu_share=parts.share.share,
-                trained=self.round,
+                gpu_share=parts.share.share, movement=parts.local.movement, trained=self.round,
             )  # fmt: skip
             self._begun_at = self.round
             if asked or not parts.options.delay_rounds:
@@ -186,7 +193,8 @@ class Stepping:
         if change.members is not None:
             self._regroup(change.members)
             return
-        if change.shares is not None or change.moves or change.order is not None:
+        dealt = (change.shares, change.order, change.accumulation)
+        if change.moves or any(part is not None for part in dealt):
             self.dealt().schedule(change)
         local = self._parts.local
         if change.interval is not None or change.far_every is not None:

@@ -40,6 +40,7 @@ _DENSE = {
     "suspect": ("gpus", "b"),
     "global_batch": ("jobs", "i"),
     "far_every": ("jobs", "i"),
+    "accumulation": ("jobs", "i"),
 }
 """Fields with one value per row of a table, and the kind of their dtype."""
 
@@ -84,6 +85,17 @@ def _check_far(every: Ints, observation: Observation) -> str | None:
     if wrong.any():
         job = int(np.argmax(wrong))
         return f"job row {job} has {every[job]} exchanges per exchange of all workers; 1, more where some are near"
+    return None
+
+
+def _check_accumulation(passes: Ints, observation: Observation) -> str | None:
+    jobs = observation.jobs
+    most = jobs.global_batch // np.maximum(jobs.micro_batch, 1)
+    wrong = (passes != jobs.accumulation) & ((passes < 1) | (passes > most) | (jobs.accumulation == 0))
+    if wrong.any():
+        job = int(np.argmax(wrong))
+        allowed = f"1 to {most[job]}" if jobs.accumulation[job] else "0, its layout says them"
+        return f"job row {job} gets {passes[job]} passes a step, allowed: {allowed}"
     return None
 
 
@@ -221,5 +233,6 @@ _RULES: dict[str, Any] = {
     "moves": _check_moves, "samples_per_step": _check_samples, "fetch_order": _check_fetch_order,
     "sync_interval": _check_interval, "gpu_share": _check_share, "gradient_weight": _check_weight,
     "global_batch": _check_batch, "far_every": _check_far,
+    "accumulation": _check_accumulation,
     "allocation": _check_allocation,
 }  # fmt: skip

@@ -221,6 +221,7 @@ class Workers(Table):
     gradient_norm = _float("norm of its local gradient, before the exchange")
     gradient_weight = _float("weight of its gradient in the mean, 0 left out .. 1 whole", 1.0)
     memory_free_bytes = _float("free device memory")
+    load_ratio = _float("share of its node's interface that others than its job used over the window, 0..1")
 
     @property
     def id(self) -> Ints:
@@ -249,6 +250,7 @@ class Jobs(Table):
     batch_reference = _int("reference batch M0 of the statistical efficiency; never less is dealt", 0)
     batch_max = _int("most samples per step that a plan may give it; 0: its global batch is fixed", 0)
     micro_batch = _int("granularity of samples_per_step", 1)
+    accumulation = _int("passes in which a step is computed at least; 0: a plan cannot set it", 1)
     sync_interval = _int("local steps per gradient exchange (H)", 1)
     work_s = _float("mean over workers of a local step, without waiting")
     far_every = _int("of so many gradient exchanges one is of all workers, the others of near ones only", 1)

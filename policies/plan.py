@@ -83,6 +83,7 @@ class Plan:
     suspect: Bools | None = None  # per row of gpus: found unsound, an allocation should replace it
     global_batch: Ints | None = None  # per row of jobs; dealt in the proportions of samples_per_step
     far_every: Ints | None = None  # per row of jobs: of so many exchanges one is of all workers
+    accumulation: Ints | None = None  # per row of jobs: passes in which a step is computed at least
     told: int = 0  # waiting jobs that are told why, where that takes a scheduler time
 
     def with_(self, **changes: Any) -> Plan:
@@ -127,7 +128,7 @@ _values_of = attrgetter(*_FIELDS)  # three times as fast as dataclasses.replace,
 
 CHANGES = (
     "moves", "samples_per_step", "fetch_order", "sync_interval", "gpu_share", "gradient_weight", "suspect",
-    "global_batch", "far_every", "allocation",
+    "global_batch", "far_every", "accumulation", "allocation",
 )  # fmt: skip
 """Fields of a plan that change something; what they hold is checked in this order."""
 

@@ -13,10 +13,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import numpy as np
 from numpy.typing import NDArray
 
+from equipoise.formats.database import database
 from equipoise.policies.files import replacing, write_whole
 from equipoise.policies.plain import plain
 from equipoise.sim.fairness import fairness
@@ -284,7 +284,7 @@ def write_parquet(path: Path, columns: Mapping[str, NDArray[Any]]) -> None:
     listed = [
         f'"{k}"' if v.dtype != object else f'CAST("{k}" AS VARCHAR) AS "{k}"' for k, v in columns.items()
     ]
-    with replacing(path) as draft, duckdb.connect(config={"threads": "1"}) as connection:
+    with replacing(path) as draft, database() as connection:
         connection.register("columns_", dict(columns))
         target = str(draft).replace("'", "''")
         connection.execute(
@@ -294,7 +294,7 @@ def write_parquet(path: Path, columns: Mapping[str, NDArray[Any]]) -> None:
 
 def read_parquet(path: Path) -> dict[str, NDArray[Any]]:
     """The columns of a file that `write_parquet` wrote; texts as objects, what is not there NaN."""
-    with duckdb.connect(config={"threads": "1"}) as connection:
+    with database() as connection:
         found = connection.execute("SELECT * FROM read_parquet(?)", [str(path)]).fetchnumpy()
     return {name: _filled(column) for name, column in found.items()}
 

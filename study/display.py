@@ -76,7 +76,7 @@ WHERE_BOUND = ("committed_usd", "upfront_usd")
 """Metrics that only runs under a contract for a term have."""
 MORE_IS_BETTER = frozenset({
     "completed", "goodput_ratio", "gpu_busy_ratio", "mfu_ratio", "tokens_per_s", "fairness_user",
-    "fairness_account", "fairness_queue",
+    "fairness_account", "fairness_queue", "service_goodput_ratio", "service_goodput_per_s",
 })  # fmt: skip
 """Of all other metrics less is better."""
 SERVING = tuple(m for m in METRICS if m.startswith(("serving_", "service_", "cost_per_million_requests")))

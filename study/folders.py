@@ -2,7 +2,8 @@
 
 A run directory has `config.yaml`, `manifest.json`, `jobs.parquet` and, when the run has ended, `summary.json`. A
 comparison or a sweep has a ledger with a row per run, and below `runs/` a run directory per run that was kept, by
-the run's id; a comparison that has ended has its result in `comparison.json`.
+the run's id; a comparison that has ended has its result in `comparison.json`, a search for the best values in
+`tune.json` beside its ledger. The answer of `size` is `size.json`.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from urllib.parse import quote
 
 from equipoise.sim.scenario.tree import InputError
 
-Kind = Literal["run", "comparison", "sweep"]
+Kind = Literal["run", "comparison", "sweep", "size"]
 LEDGER, RUNS = "sweep.db", "runs"
 COMPARISON, MANIFEST, SUMMARY = "comparison.json", "manifest.json", "summary.json"
-_MARKS = {"sweep": LEDGER, "comparison": COMPARISON, "run": MANIFEST}
+SIZE, TUNE = "size.json", "tune.json"
+_MARKS = {"sweep": LEDGER, "comparison": COMPARISON, "run": MANIFEST, "size": SIZE}
 _OWN = (*_MARKS.values(), SUMMARY, "config.yaml", "jobs.parquet", "runs.parquet", "journal.jsonl")
 
 
@@ -29,7 +31,9 @@ def kind_of(folder: Path) -> Kind | None:
         return "comparison"
     if (folder / LEDGER).is_file():
         return _kind_by(folder / LEDGER)
-    return "run" if (folder / MANIFEST).is_file() else None
+    if (folder / MANIFEST).is_file():
+        return "run"
+    return "size" if (folder / SIZE).is_file() else None
 
 
 def _kind_by(ledger: Path) -> Kind | None:

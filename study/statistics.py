@@ -233,6 +233,44 @@ def paired_p(values: ArrayLike, reference: ArrayLike) -> float:
     return float(2.0 * stdtr(log.size - 1, -abs(float(log.mean())) / (spread / math.sqrt(log.size))))
 
 
+def stratified_ratio(
+    values: Sequence[ArrayLike],
+    reference: Sequence[ArrayLike],
+    exact: Sequence[bool],
+    confidence: float = CONFIDENCE,
+) -> tuple[Interval, float, float]:
+    """(ratio, p, effect) of positive pairs that come in groups (pairs,), each group counted once.
+
+    The ratio is the geometric mean over the groups of their own geometric means. Its interval and two-sided p are
+    of Student's t on the log ratios within groups, with the degrees of freedom of Welch (1947) and Satterthwaite
+    (1946); the effect is Cohen's d, by the root of the mean variance within groups. exact: groups in which nothing
+    is random, whose one pair says all. NaN where a value is not positive, or a group tells no spread.
+    Raises ValueError when lengths differ.
+    """
+    pairs = [_pair(x, y) for x, y in zip(values, reference, strict=True)]
+    n = sum(x.size for x, _ in pairs)
+    if not pairs or not all(x.size and (x > 0).all() and (y > 0).all() for x, y in pairs):
+        return Interval(math.nan, math.nan, math.nan, n), math.nan, math.nan
+    logs = [np.log(x / y) for x, y in pairs]
+    mean = float(np.mean([log.mean() for log in logs]))
+    free = [log for log, known in zip(logs, exact, strict=True) if not known]
+    if not free or any(log.size < 2 for log in free):
+        return Interval(math.exp(mean), math.nan, math.nan, n), math.nan, math.nan
+    variance = np.array([log.var(ddof=1) for log in free])
+    size = np.array([log.size for log in free], dtype=np.float64)
+    parts = variance / size
+    if not parts.any():
+        return Interval(math.exp(mean), math.exp(mean), math.exp(mean), n), float(mean == 0.0), math.nan
+    from scipy.special import stdtr, stdtrit
+
+    error = math.sqrt(float(parts.sum())) / len(pairs)
+    degrees = float(parts.sum()) ** 2 / float((parts**2 / (size - 1.0)).sum())
+    half = float(stdtrit(degrees, 0.5 + 0.5 * confidence)) * error
+    p = float(2.0 * stdtr(degrees, -abs(mean) / error))
+    interval = Interval(math.exp(mean), math.exp(mean - half), math.exp(mean + half), n)
+    return interval, p, mean / math.sqrt(float(variance.mean()))
+
+
 def _log_ratios(values: ArrayLike, reference: ArrayLike) -> NDArray[np.float64]:
     """Logarithms of the ratios of pairs (n,); none of fewer than two, or of pairs that are not all positive."""
     x, y = _pair(values, reference)

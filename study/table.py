@@ -25,6 +25,7 @@ from equipoise.study.display import (
     show,
 )
 from equipoise.study.statistics import Interval
+from equipoise.study.terminal import printable
 
 _GAP = 2
 _TOLD_AT_0 = ("jobs", "completed", "makespan_s", "cost_usd")
@@ -169,8 +170,13 @@ def as_latex(title: str, cells: Sequence[Cell]) -> str:
         marks = ["".join("*" for level in (0.05, 0.01) if c.p < level) for c in found]
         texts = [show(c.metric, c.value.mean, c.value.half_width) for c in found]
         rows.append([label(found[0].metric), *(text + mark for text, mark in zip(texts, marks, strict=True))])
+    return latex_table(title, rows)
+
+
+def latex_table(title: str, rows: Sequence[Sequence[str]]) -> str:
+    """A table of texts (booktabs), the first row its head; stars are raised."""
     body = [" & ".join(map(_escaped, row)) + r" \\" for row in rows]
-    columns = "l" + "r" * len(policies)
+    columns = "l" + "r" * (len(rows[0]) - 1)
     return "\n".join([
         r"\begin{table}", rf"\caption{{{_escaped(title)}}}", rf"\begin{{tabular}}{{{columns}}}", r"\toprule",
         body[0], r"\midrule", *body[1:], r"\bottomrule", r"\end{tabular}", r"\end{table}", "",
@@ -179,8 +185,13 @@ def as_latex(title: str, cells: Sequence[Cell]) -> str:
 
 def _escaped(text: str) -> str:
     """Text with what LaTeX reads as commands written out."""
-    marked = re.sub(r"([&%$#_{}])", r"\\\1", text).replace("±", r"$\pm$")
+    marked = "".join(_LATEX.get(character, character) for character in printable(text))
     return re.sub(r"\*+", lambda stars: f"$^{{{stars[0]}}}$", marked)
+
+
+_LATEX = {character: f"\\{character}" for character in "&%$#_{}"} | {
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "\n": " ",
+}  # fmt: skip
 
 
 def as_html(title: str, cells: Sequence[Cell], notes: Sequence[str]) -> str:

@@ -74,7 +74,7 @@ def variant_options(command: Callable[..., int]) -> Callable[..., int]:
         click.option("--seeds", type=IntRange(1), default=5, show_default=True, help="Runs per change."),
         click.option("--jobs", type=IntRange(1), default=1, show_default=True, help="Processes."),
         click.option(
-            "--out", metavar="DIR", type=click.Path(file_okay=False), help="Keep the result here as JSON."
+            "--out", metavar="DIR", type=click.Path(file_okay=False), help="Folder for the result, as JSON."
         ),
         click.option("--format", "form", type=kinds, default="table", show_default=True),
         common,

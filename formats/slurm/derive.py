@@ -228,7 +228,7 @@ class Derivation:
 
 def _id_parts(texts: Sequence[str]) -> Ints:
     """(job, array index, array tasks, part of a heterogeneous job) of each job id; job is NOT_GIVEN for no id."""
-    plain = np.fromiter(map(str.isdigit, texts), dtype=np.bool_, count=len(texts))
+    plain = np.fromiter((t.isdigit() and t.isascii() for t in texts), dtype=np.bool_, count=len(texts))
     parts = np.full((len(texts), 4), (NOT_GIVEN, NOT_GIVEN, 1, NOT_GIVEN), dtype=np.int64)
     parts[plain, 0] = list(map(int, compress(texts, plain)))  # most ids: a tenth of the time
     for k in np.flatnonzero(~plain).tolist():

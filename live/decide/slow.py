@@ -13,6 +13,8 @@ from equipoise.policies.observation import Floats
 
 SLOW = 1.25  # times what the others take for as much, in `LASTS` windows in a row
 LASTS = 2
+_LEAST_S = 1e-3  # of a round that it takes longer; less holds nobody up
+_SURE = 3.0  # standard errors of the rounds' means that it takes longer
 _LOW_CLOCK = 0.95  # of the others' clock
 
 
@@ -28,7 +30,8 @@ def causes(
 ) -> dict[int, tuple[str, str]]:
     """(cause, evidence) of every rank that is slow: compute, thermal, input or host (a long update).
 
-    `law`: what of a round grows with its samples, so that ranks are compared which are dealt unequally many.
+    `law`: what of a round grows with its samples, so that ranks are compared which are dealt unequally many. A rank
+    is slow that takes longer than the others in proportion, by enough of a round, and by more than rounds vary.
     """
     if not window.rounds or len(window.samples) < 2:
         return {}
@@ -37,14 +40,17 @@ def causes(
         samples = np.where(window.samples > 0, window.each(), np.nan)
         work = np.where(window.samples > 0, law.work(samples), np.nan)
         unit_s = window.step_s / work
+        error_s = unit_s * window.step_cov / math.sqrt(window.rounds)
         parts = {
             "compute": (window.step_s - window.stall_s - window.fixed_s) / work,
             "input": window.stall_s / work,
             "host": window.fixed_s / work,
         }
     for rank, mine_s in enumerate(unit_s.tolist()):
-        times = mine_s / _of_others(unit_s, rank)
-        if not times > SLOW:
+        others_s = _of_others(unit_s, rank)
+        times, longer_s = mine_s / others_s, mine_s - others_s
+        noise_s = math.hypot(float(error_s[rank]), _of_others(error_s, rank))
+        if not (times > SLOW and longer_s * work[rank] >= _LEAST_S and longer_s > _SURE * noise_s):
             continue
         excess = {cause: float(of[rank]) - _of_others(of, rank) for cause, of in parts.items()}
         cause = max(excess, key=lambda name: excess[name])

@@ -69,6 +69,17 @@ class Telemetry:
         return cls(LiveWindow.unknown(ranks), nothing, nothing, nothing)
 
 
+def joined(rows: NDArray[np.float64], ends_step: list[bool]) -> NDArray[np.float64]:
+    """`rows` (ranks, rounds, columns) with the passes of a step in one: their samples and times in all."""
+    ends = np.flatnonzero(ends_step)
+    if len(ends) == rows.shape[1]:
+        return rows
+    begins = np.concatenate(([0], ends[:-1] + 1))
+    whole = rows[:, ends].copy()
+    whole[:, :, SAMPLES : UPDATE + 1] = np.add.reduceat(rows, begins, axis=1)[:, :, SAMPLES : UPDATE + 1]
+    return whole
+
+
 def measure(
     rows: NDArray[np.float64],
     exchanged: list[bool],

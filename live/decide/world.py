@@ -53,12 +53,14 @@ class LiveWorld:
         self.gpu_s = 0.0
         self.interval, self.batch = 1, options.global_batch
         self.far_every = 1  # of so many exchanges one is of all ranks
+        self.passes = self.least_passes = 1  # batches of a step, and those that a plan asked for
         self.near: Ints | None = None  # near group by rank, where there are two levels
         self.far_ratio, self.near_exchange_s = (
             1.0,
             math.nan,
         )  # of the drift, left by near exchanges; one of these
         self.restart_s = math.nan
+        self.drift = options.assumed_drift
         self.deal: Deal | None = None
         self.data: DataView | None = None  # where the data lies in files
         self.shares: Ints = np.empty(0, dtype=np.int64)
@@ -181,9 +183,8 @@ class LiveWorld:
         seen, by = self.telemetry, self._rank_of_row
         window = seen.window
         owned = self.deal.owned.astype(np.float64) if self.deal is not None else np.full(len(by), math.nan)
-        limit = np.where(np.isfinite(seen.samples_max), seen.samples_max, UNBOUNDED)
-        if self.options.bounds.samples_max is not None:
-            limit = np.minimum(limit, self.options.bounds.samples_max)
+        limit, endless = self._limit()[by], np.full(len(by), UNBOUNDED, dtype=np.int64)
+        most, each = (endless, limit) if self.options.takes_passes else (limit, endless)
         places = [self.active[rank] for rank in by]
         return Workers.of(
             job=np.zeros(len(by), dtype=np.int64),
@@ -192,7 +193,8 @@ class LiveWorld:
             node=[self._hosts.index(place.host) for place in places],
             gpu_share=self.shares_of_gpu[by],
             samples_per_step=self.shares[by],
-            samples_max=np.minimum(limit, UNBOUNDED).astype(np.int64)[by],
+            samples_max=most,
+            samples_per_pass=each,
             samples_owned=owned[by],
             fixed_s=np.nan_to_num(window.fixed_s)[by],
             wait_s=window.wait_s[by],
@@ -201,6 +203,12 @@ class LiveWorld:
             memory_free_bytes=seen.memory_free_bytes[by],
             **{name: values[by] for name, values in self._measured().items()},
         )
+
+    def _limit(self) -> Ints:
+        """Most samples of each rank in one round, (ranks,)."""
+        most, bound = self.telemetry.samples_max, self.options.bounds.samples_max or UNBOUNDED
+        known = np.where(np.isfinite(most), most, UNBOUNDED)
+        return np.minimum(np.minimum(known, bound), UNBOUNDED).astype(np.int64)
 
     def _jobs(self, now: float) -> Jobs:
         options, window = self.options, self.telemetry.window
@@ -214,7 +222,7 @@ class LiveWorld:
             mean_interval(self.interval, self.far_every, self.far_ratio),
             self.telemetry.noise_scale,
             float(reference),
-            options.drift,
+            self.drift,
         )
         work_s = float(np.nanmean(window.step_s)) if np.isfinite(window.step_s).any() else math.nan
         return Jobs.of(
@@ -229,6 +237,7 @@ class LiveWorld:
             batch_max=[options.batch_max or 0],
             batch_reference=[reference],
             micro_batch=[options.micro_batch],
+            accumulation=[self.least_passes if options.takes_passes else 0],
             sync_interval=[self.interval],
             work_s=[work_s],
             far_every=[self.far_every],
@@ -237,7 +246,7 @@ class LiveWorld:
             far_exchange_s=[self._exchange_s],
             exchange_s=[self._exchange_s],
             exchange_alone_s=[self._exchange_alone_s],
-            drift=[options.drift],
+            drift=[self.drift],
             noise_scale=[self.telemetry.noise_scale],
             throughput_samples_per_s=[throughput],
             goodput_samples_per_s=[throughput * learning],
@@ -289,12 +298,18 @@ class LiveWorld:
         """Turn a feasible plan for the tables last observed into `self.change`; returns what is refused."""
         self.change = Change(self.telemetry.first_free_round)
         refused: list[Refusal] = []
-        if plan.samples_per_step is not None:
-            self._apply_samples(plan.samples_per_step, refused)
-        if plan.global_batch is not None and int(plan.global_batch[0]) != self.batch:
-            self._apply_batch(int(plan.global_batch[0]), plan.samples_per_step, refused)
+        samples = plan.samples_per_step
         if plan.gradient_weight is not None and (plan.gradient_weight != 1.0).any():
             refused.append(Refusal("gradient_weight", "a live job leaves no rank's gradient out"))
+            if samples is not None:
+                refused.append(Refusal("samples", "dealt so as to leave a rank's gradient out"))
+            samples = None
+        if samples is not None:
+            self._apply_samples(samples, refused)
+        if plan.global_batch is not None and int(plan.global_batch[0]) != self.batch:
+            self._apply_batch(int(plan.global_batch[0]), samples, refused)
+        if self.options.takes_passes:
+            self._apply_passes(plan.accumulation, refused)
         pieces = self._pieces
         if plan.suspect is not None and plan.suspect.any():
             rows = ", ".join(str(k) for k in np.flatnonzero(plan.suspect))
@@ -341,13 +356,24 @@ class LiveWorld:
         """Another global batch, dealt in the proportions that are planned, else in those that are."""
         dealt = self.shares[self._rank_of_row] if samples is None else samples
         shares = deal(batch, dealt, self.options.micro_batch)
-        most, least = self.telemetry.samples_max[self._rank_of_row], self.options.bounds.samples_min
-        limit = np.fmin(most, float(self.options.bounds.samples_max or UNBOUNDED))
-        if (shares > limit).any() or (shares < least).any():
+        least, limit = self.options.bounds.samples_min, self._limit()[self._rank_of_row]
+        over = (shares > limit).any() and not self.options.takes_passes
+        if over or (shares < least).any():
             refused.append(Refusal("batch", f"{batch} gives a rank more or fewer samples than it may have"))
         elif self._allowed("batch", refused):
             by_rank = tuple(self._by_rank(shares.tolist()))
             self.change = replace(self.change, shares=by_rank, global_batch=batch)
+
+    def _apply_passes(self, asked: Ints | None, refused: list[Refusal]) -> None:
+        """As many passes as are asked for, and as the largest share needs that a round cannot hold."""
+        if asked is not None and self._allowed("accumulation", refused):
+            self.least_passes = int(asked[0])
+        shares = self.shares if self.change.shares is None else np.array(self.change.shares)
+        unit = self.options.micro_batch
+        needed = np.ceil(np.ceil(shares / unit) / np.maximum(self._limit() // unit, 1))
+        passes = max(self.least_passes, int(needed.max()))
+        if passes != self.passes and self.options.mode == "act":
+            self.change = replace(self.change, accumulation=passes)
 
     def _apply_interval(self, interval: int, refused: list[Refusal]) -> None:
         most = self.options.bounds.interval_max

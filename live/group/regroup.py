@@ -276,6 +276,7 @@ class Membership:
         try:
             self._regroup(boundary, target)
         except dist.DistError as problem:
+            self.wait_for_end()
             raise RegroupError("the job's store cannot be reached") from problem
 
     def _regroup(self, boundary: int, target: Sequence[int] | None) -> None:

@@ -48,7 +48,7 @@ def resync(
         gone = np.array(sorted(done), dtype=np.int64)
         content = json.dumps(_progress(group, sampler, local, furthest, gone)).encode()
     state = json.loads(group.control.broadcast(content))
-    sampler.global_batch = state["global_batch"]
+    sampler.global_batch, sampler.accumulation = state["global_batch"], state["accumulation"]
     sampler.set_world(group.rank, group.ranks)
     sampler.shares, sampler.members = np.array(state["shares"], dtype=np.int64), tuple(group.members)
     left = None if state["deal"] is None else sampler.deal_of(state["deal"], state["epoch"])
@@ -77,6 +77,7 @@ def _progress(
         "interval": local.interval,
         "joins_seen": group.joins_seen,
         "global_batch": sampler.global_batch,
+        "accumulation": sampler.accumulation,
         "shares": kept_shares(sampler, group.members).tolist(),
         "deal": None if left is None else left.without(trained, group.ranks).to_data(),
     }

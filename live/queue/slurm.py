@@ -22,6 +22,7 @@ from equipoise.formats.slurm.queue import read_queue
 from equipoise.formats.slurm.values import ENDED, gres_gpus
 from equipoise.formats.text.errors import FormatError
 from equipoise.live.queue.manager import Change, ManagerError, Phase, QueuedJob, QueueNode, Snapshot, Verb
+from equipoise.policies.numerals import is_index
 
 _SQUEUE = {
     "JobID": "JOBID", "State": "STATE", "PriorityLong": "PRIORITY", "Nice": "NICE", "tres-alloc": "TRES_ALLOC",
@@ -163,7 +164,7 @@ def _phase(state: str) -> Phase:
 
 
 def _whole(text: str) -> int:
-    return int(text) if text.lstrip("-").isdigit() else 0
+    return int(text) if is_index(text.removeprefix("-")) else 0
 
 
 def _gpus(table: JobTable) -> list[int]:

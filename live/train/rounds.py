@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +36,7 @@ class RoundInfo:
     paused: bool  # so that its times tell nothing
     weights: tuple[float, ...]  # what their losses weigh: samples, where the script gives no weights
     near: bool = False  # only ranks that are near each other met at its end
+    ends_step: bool = True  # the last of the passes in which a step's batch was computed
 
 
 class RoundMeter:
@@ -64,6 +65,7 @@ class RoundMeter:
             wrapper.module.register_state_dict_pre_hook(lambda *_: self._notice()),
             *optimizer.on_state_dict(self._notice),
         ]
+        self.ends_step: Callable[[], bool | None] = lambda: None  # of the running round, where a plan says it
         self.clear()
 
     def clear(self) -> None:
@@ -71,6 +73,7 @@ class RoundMeter:
         self.in_window = 0  # rounds since the last optimiser step
         self._computing = False
         self._pauses = Pauses()
+        self._steps = 0  # optimiser steps
         self._stepped = False  # an optimiser step ended the round that was counted last
         self._window: tuple[int, ...] = ()
         self._weights: tuple[float, ...] = ()
@@ -89,12 +92,11 @@ class RoundMeter:
         """Rounds since the last `take`."""
         return len(self._infos)
 
-    def begin(self, number: int, rank: int, ranks: int) -> None:
-        """Round `number` begins."""
-        ends_window = self.in_window == self._accumulation - 1
+    def begin(self, rank: int, ranks: int) -> None:
+        """The next round begins."""
         self._probe.reset()
         self._probe.part = self._wrapper.part(rank, ranks)
-        self._probe.measure(ends_window and number // self._accumulation % self._every == 0)
+        self._probe.measure(False)
         self._computing = False
         self._waited_s = 0.0
         self._timer.begin_round()
@@ -126,17 +128,27 @@ class RoundMeter:
         yield
         self._timer.mark("leave")
 
-    def end(self, number: int, samples: int, *, exchanged: bool, local: bool, near: bool = False) -> None:
-        """The round that was counted last is over; `samples` were this rank's. `near`: as in `RoundInfo`."""
+    def end(
+        self,
+        number: int,
+        samples: int,
+        *,
+        exchanged: bool,
+        local: bool,
+        near: bool = False,
+        ends_step: bool = True,
+    ) -> None:
+        """The round that was counted last is over; `samples` were this rank's. The rest is as in `RoundInfo`."""
         self._timer.end_round()
         self._squares.append((self._probe.local_square, self._probe.mean_square))
         paused = self._pauses.end_round(exchanged)
         self._infos.append(
-            RoundInfo(number, samples, exchanged, local, self._window, paused, self._weights, near)
+            RoundInfo(number, samples, exchanged, local, self._window, paused, self._weights, near, ends_step)
         )
         self._waited.append(self._waited_s)
         if self._stepped:
             self.in_window = 0
+            self._steps += 1
 
     def take(self) -> tuple[Floats, list[RoundInfo]]:
         """The rounds since the last call, as (rounds, len(COLUMNS)) and one by one."""
@@ -162,6 +174,11 @@ class RoundMeter:
         """The script does something else than to train."""
         self._pauses.note(self._computing)
 
+    def _is_last(self) -> bool:
+        """Whether the optimiser steps at the end of the running round."""
+        told = self.ends_step()
+        return self.in_window == self._accumulation - 1 if told is None else told
+
     def _notice(self) -> None:
         self._pauses.notice(self._computing)
 
@@ -170,6 +187,7 @@ class RoundMeter:
             self._notice()
         elif not self._computing:
             self._computing = True
+            self._probe.measure(self._steps % self._every == 0 and self._is_last())
             self._timer.mark("forward")
             self._share.begin()
 

@@ -1,7 +1,8 @@
 """A batch sampler whose share of every batch may change between rounds, with every sample once per epoch.
 
-A round is one global batch. A loader may draw rounds ahead of training (worker processes, prefetching);
-a change therefore names the first round it holds for, and is applied by every rank when it draws that round.
+A round is one global batch, or one of the passes in which the global batch of a step is computed. A loader may draw
+rounds ahead of training (worker processes, prefetching); a change therefore names the first round it holds for, and
+is applied by every rank when it draws that round, or the first of the next step.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ class Round:
     total: int  # over all ranks
     indices: Ints  # dataset indices of this rank
     last: bool  # of its epoch
+    passes: int = 1  # rounds in which its optimiser step is computed
+    ends_step: bool = True
+    of_step: tuple[int, ...] = ()  # samples of every rank in that step
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,17 @@ class Files:
 
 def _nothing() -> None:
     """Nobody watches."""
+
+
+def in_passes(demand: Ints, passes: int, unit: int) -> deque[Ints]:
+    """`demand` (ranks,) cut into at most so many passes, in multiples of `unit` but for rests; none is empty.
+
+    No rank takes more in one than ceil(its units / passes) units.
+    """
+    units = -(-demand // unit)
+    passes = max(1, min(passes, int(units.max(initial=0))))
+    ends = [np.minimum(k * units // passes * unit, demand) for k in range(1, passes)]
+    return deque(np.diff(np.stack([np.zeros_like(demand), *ends, demand]), axis=0))
 
 
 class ShareSampler:
@@ -82,6 +97,10 @@ class ShareSampler:
                 f"drop_last: leaves nothing of {samples} samples, the global batch is {global_batch}"
             )
         self.drop_last, self._given_batch = drop_last, global_batch
+        self.takes_passes = False  # the script follows `accumulation`
+        self.accumulation = 1  # passes in which a step's batch is dealt
+        self._passes: deque[Ints] = deque()  # of the step being drawn, what every rank takes in those to come
+        self._of_step: tuple[int, tuple[int, ...]] = (1, ())  # passes of that step, and samples of every rank
         self.members: tuple[int, ...] = tuple(range(ranks))  # whose shares these are
         self.epoch = -1
         self.drawn = 0  # rounds drawn since the start
@@ -127,7 +146,8 @@ class ShareSampler:
 
     def __len__(self) -> int:
         left = self.deal.left if self._resume and self.deal is not None else self.samples
-        return left // self.global_batch if self.drop_last else -(-left // self.global_batch)
+        steps = left // self.global_batch if self.drop_last else -(-left // self.global_batch)
+        return steps * self.accumulation
 
     def __iter__(self) -> Iterator[list[int]]:
         if self._resume and self.deal is not None:
@@ -135,7 +155,7 @@ class ShareSampler:
         else:
             self.begin_epoch(self.epoch + 1)
         deal = self.deal
-        while deal is self.deal and deal is not None and deal.left >= self._least:
+        while deal is self.deal and deal is not None and (self._passes or deal.left >= self._least):
             drawn = self._draw(deal)
             yield drawn.indices.tolist() if len(drawn.indices) else [deal.any_sample()]
 
@@ -155,6 +175,7 @@ class ShareSampler:
                 stacklevel=3,
             )
         self.epoch, self.drawn, self._begun_at = epoch, self.trained, self.trained
+        self._passes.clear()
         self._forget_rounds(self.trained)
         self.deal = self.whole_deal(epoch)
         self._next_id, self._is_whole = self.deal.next_id, True
@@ -197,12 +218,20 @@ class ShareSampler:
         if self.before_draw is not None:
             self.before_draw()
             self.before_draw = None
-        while self._pending and self._pending[0].round <= self.drawn:
-            self._apply(self._pending.pop(0), deal)
-        demand = deal.demand(self.shares, self.micro_batch)
+        if not self._passes:
+            while self._pending and self._pending[0].round <= self.drawn:
+                self._apply(self._pending.pop(0), deal)
+            demand = deal.demand(self.shares, self.micro_batch)
+            self._passes = in_passes(demand, self.accumulation, self.micro_batch)
+            self._of_step = (len(self._passes), tuple(demand.tolist()))
+        demand = self._passes.popleft()
         self._before[self.drawn] = (self.epoch, deal.copy())
         indices, samples = deal.draw(demand, self.rank), tuple(demand.tolist())
-        new = Round(self.drawn, self.epoch, samples, sum(samples), indices, deal.left < self._least)
+        ends, (passes, of_step) = not self._passes, self._of_step
+        new = Round(
+            self.drawn, self.epoch, samples, sum(samples), indices, ends and deal.left < self._least, passes,
+            ends, of_step,
+        )  # fmt: skip
         self._next_id = max(self._next_id, deal.next_id)
         self._rounds.append(new)
         self.drawn += 1
@@ -214,6 +243,8 @@ class ShareSampler:
             self.shares = np.array(change.shares, dtype=np.int64)
         if change.global_batch is not None:
             self.global_batch = change.global_batch
+        if change.accumulation is not None:
+            self.accumulation = change.accumulation
         shard_of = {p.id: p.shard for queue in deal.queues() for p in queue} if change.moves else {}
         for piece, rank in change.moves:
             problem = deal.move(piece, rank)
@@ -234,6 +265,11 @@ class ShareSampler:
         """Samples of a round once every scheduled change holds."""
         planned = [c.global_batch for c in self._pending if c.global_batch is not None]
         return planned[-1] if planned else self.global_batch
+
+    def planned_accumulation(self) -> int:
+        """Passes of a step once every scheduled change holds."""
+        planned = [c.accumulation for c in self._pending if c.accumulation is not None]
+        return planned[-1] if planned else self.accumulation
 
     def planned_shares(self) -> Ints:
         """Shares once every scheduled change holds."""
@@ -288,6 +324,7 @@ class ShareSampler:
         self._is_whole = False
         self.epoch, self.deal, self.drawn = epoch, deal, rounds
         self.trained = self.stepped = self.boundary = rounds
+        self._passes.clear()
         self._resume = deal is not None and deal.left >= self._least
         self._next_id = max(self._next_id, deal.next_id if deal is not None else 0)
         self.watch()
@@ -307,6 +344,7 @@ class ShareSampler:
             "shares": self.planned_shares().tolist(),
             "global_batch": self.planned_batch(),
             "given_batch": self._given_batch,
+            "accumulation": self.planned_accumulation(),
             "owner": self.owner.tolist(),
         }
 
@@ -328,6 +366,7 @@ class ShareSampler:
         if state["given_batch"] == self._given_batch:  # else the script wants another one now
             self.global_batch = state["global_batch"]
             self.set_world(self.rank, self.ranks)
+        self.accumulation = state.get("accumulation", 1) if self.takes_passes else 1
         deal = state["deal"]
         if deal is not None:
             whole = deal["order"] is None

@@ -9,6 +9,7 @@ import numpy as np
 from equipoise.policies.allocation.gangs import (
     NO_GRANTS,
     NO_ROWS,
+    NO_VALUES,
     SHARED,
     GangDemand,
     GrantColumns,
@@ -113,10 +114,13 @@ def _make_way(
 @jit_in_place
 def _start_with_victims(
     queue: Ints, first: int, key: Floats, standing: Floats, rule: int, requests: RequestColumns,
-    columns: WorkingColumns, victims: VictimColumns, gpu_node: Ints,
+    columns: WorkingColumns, victims: VictimColumns, some: bool, gpu_node: Ints,
     grants: GrantColumns, failures: tuple[Floats, Ints],
-) -> tuple[int, int, bool]:  # fmt: skip
-    """Start jobs of queue[first:]; returns (how many, where space for grants ran out or -1, more might start)."""
+) -> tuple[int, int, bool, bool]:  # fmt: skip
+    """Start jobs of queue[first:]; returns (how many, where space ran out or -1, more might start, False).
+
+    `some`: these are not all victims. The last value is True, and the others say nothing, when they do not suffice.
+    """
     r, room, v = Requests(*requests), room_of(columns), Victims(*victims)
     out, tried = Grants(*grants), UnmetDemands(*failures)
     left, shared, n = total(room.free), partly_free(room.room), ZERO
@@ -128,19 +132,44 @@ def _start_with_victims(
         if has_failed(tried, d, False) or (d.share >= WHOLE and d.gpus > left and highest <= key[k]):
             continue
         if n == out.job.size or at + d.gpus > out.gpu.size:
-            return n, k, True
+            return n, k, True, False
         fits = place(room, d.gpus, d.share, d.memory_bytes, d.alike, rule, out.gpu, at)
         if not fits and highest > key[k]:
             mine = standing[k] if standing.size > 0 else 0.0
             fits = _make_way(room, v, d, key[k], mine, rule, out.gpu, at, gpu_node)
             if fits:
                 tried.used[0] = 0
+            elif some and v.bar[-1] > key[k]:
+                return n, -1, True, True
         if fits:
             n = granted(out, n, queue[k], d)
             left, shared = total(room.free), shared or d.share < WHOLE
         elif standing.size == 0:  # else a job of higher standing may still fit
             remember_failure(tried, d, False)
-    return n, -1, left > 0 or shared or highest > key[-1]
+    return n, -1, left > 0 or shared or highest > key[-1], False
+
+
+@jit_in_place
+def _first_to_go(bar: Floats, key: Floats, chosen: Ints, chosen_bar: Floats) -> tuple[int, bool]:
+    """Write the positions with the highest bars above the least key, later ones first; (count, are there more)."""
+    n, more, least = 0, False, key[0]
+    for value in key:
+        least = min(least, value)
+    for i in range(bar.size - 1, -1, -1):
+        if bar[i] <= least:
+            continue
+        if n == chosen.size:
+            more = True
+            if bar[i] <= chosen_bar[n - 1]:
+                continue
+            n -= 1
+        at = n
+        while at > 0 and chosen_bar[at - 1] < bar[i]:
+            chosen[at], chosen_bar[at] = chosen[at - 1], chosen_bar[at - 1]
+            at -= 1
+        chosen[at], chosen_bar[at] = i, bar[i]
+        n += 1
+    return n, more
 
 
 def _by_bar(bar: Floats) -> Ints:
@@ -197,21 +226,47 @@ def start_with_preemption(
     """
     if not len(queue):
         return NO_ROWS, NO_GRANTS, False
-    free, able = int(columns.free.sum()), np.flatnonzero(bar > key.min())
-    if free == 0 and not len(able) and not partly_free(columns.room):
+    free, chosen = total(columns.free), np.empty(_FEW, dtype=np.int64)
+    found, more = _first_to_go(frozen(bar), frozen(key), chosen, np.empty(_FEW))
+    if free == 0 and not found and not partly_free(columns.room):
         return NO_ROWS, NO_GRANTS, False
-    room, failures = working(columns), new_failures()
+    if not len(running_standing):
+        few = chosen[:found]
+        few.sort()
+        done = _started(
+            o, queue, key, standing, rule, running[few], bar[few], NO_VALUES, more, holder, requests, columns, free
+        )  # fmt: skip
+        if done is not None:
+            return done
+    able = np.flatnonzero(bar > key.min())
     some = running_standing[able] if len(running_standing) else running_standing
-    order, victims = _victims(o, running[able], bar[able], standing=some, holder=holder)
+    done = _started(
+        o, queue, key, standing, rule, running[able], bar[able], some, False, holder, requests, columns, free
+    )  # fmt: skip
+    assert done is not None
+    return done
 
-    def fill(at: int, _: bool, grants: GrantColumns) -> tuple[int, int, bool]:
+
+_FEW = 16  # victims looked at first
+
+
+def _started(
+    o: Observation, queue: Ints, key: Floats, standing: Floats, rule: int, running: Ints, bar: Floats,
+    running_standing: Floats, some: bool, holder: Ints, requests: RequestColumns, columns: RoomColumns, free: int,
+) -> tuple[Ints, GrantColumns, bool] | None:  # fmt: skip
+    """As `start_with_preemption`, in place of these jobs; `some`: there are others, None: these are too few."""
+    room, failures = working(columns), new_failures()
+    order, victims = _victims(o, running, bar, running_standing, holder)
+
+    def fill(at: int, _: tuple[bool, bool], grants: GrantColumns) -> tuple[int, int, tuple[bool, bool]]:
         """Start jobs from this place in the queue on."""
-        return _start_with_victims(
-            queue, at, key, standing, rule, requests, room, victims, o.gpus.node, grants, failures
+        n, end, more, too_few = _start_with_victims(
+            queue, at, key, standing, rule, requests, room, victims, some, o.gpus.node, grants, failures
         )
+        return n, end, (more, too_few)
 
-    grants, more = fill_in_parts(fill, False, len(queue), 64 + free)
-    return np.sort(order[victims[5]]), grants, more
+    grants, (more, too_few) = fill_in_parts(fill, (False, False), len(queue), 64 + free)
+    return None if too_few else (np.sort(order[victims[5]]), grants, more)
 
 
 def remaining_bars(running: Ints, service_s: Floats, restart_s: Floats) -> Floats:

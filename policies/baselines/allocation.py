@@ -14,12 +14,14 @@ from equipoise.policies.allocation.backfill import backfill
 from equipoise.policies.allocation.draft import Draft
 from equipoise.policies.allocation.gangs import (
     NO_ROWS,
+    ascending,
     frozen,
     joined,
     request_columns,
     room_columns,
     some_room,
     start_in_order,
+    total,
 )
 from equipoise.policies.allocation.preemption import remaining_bars
 from equipoise.policies.baselines.queueing import (
@@ -222,9 +224,9 @@ class Srtf(_Placed):
             return unchanged(plan, self.name, NONE_WAITS), memory
         columns = key_columns(observation, jobs.service_s, jobs.id)
         queue = queue_now(memory, observation, columns, memory.get("again", NO_ROWS))
-        running = frozen(np.sort(observation.running))
+        running = ascending(observation.running)
         bar = remaining_bars(running, jobs.service_s, jobs.restart_s)
-        allocation, stopped, queue = preempt_from_queue(
+        allocation, stopped, _, queue = preempt_from_queue(
             observation, queue, columns, PLACEMENTS[self.placement], running, bar
         )
         if not len(allocation.job):
@@ -245,7 +247,7 @@ class Las(_Placed):
     No job starves for what it has attained: `promote` seconds of waiting take one second of service on all
     its GPUs off its account, in whole quanta of the first threshold, which brings a job back to the first queue
     in the end (0: never). A gang may wait there for as long as smaller jobs of that queue arrive. The decision
-    at which a job changes queue is asked for by `revisit_s`, so nothing is polled.
+    at which a job changes queue, and another one could gain by it, is asked for by `revisit_s`: nothing is polled.
     """
 
     thresholds_gpu_s: tuple[float, ...] = (3600.0, 36000.0)
@@ -281,9 +283,9 @@ class Las(_Placed):
         columns = key_columns(observation, jobs.attained_gpu_s, NO_ROWS, self._thresholds, relief)
         again, promotion = promoted(observation, memory, columns)
         queue = queue_now(memory, observation, columns, again)
-        running = frozen(np.sort(observation.running))
+        running = ascending(observation.running)
         bar = keys_of(running, columns)
-        allocation, stopped, queue = preempt_from_queue(
+        allocation, stopped, lowest, queue = preempt_from_queue(
             observation, queue, columns, PLACEMENTS[self.placement], running, bar
         )
         promotion = min(promotion, next_promotion(stopped, columns), key=itemgetter(0))
@@ -291,7 +293,8 @@ class Las(_Placed):
         if queue["waiting"] or len(stopped):
             demotion_s = next_demotion_s(
                 running, jobs.gpus_held, frozen(allocation.job), len(stopped), jobs.gpus_requested,
-                jobs.gpu_share_requested, columns,
+                jobs.gpu_share_requested, lowest, total(observation.nodes.gpus_free) - len(allocation.gpu),
+                columns,
             )  # fmt: skip
             revisit_s = min(revisit_s, demotion_s)
         queue = {**queue, "promotion": promotion}

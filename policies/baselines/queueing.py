@@ -41,8 +41,11 @@ def start_from_queue(
 
 def preempt_from_queue(
     o: Observation, queue: Memory, columns: Columns, rule: int, running: Ints, bar: Floats
-) -> tuple[Allocation, Ints, Memory]:
-    """Start jobs from a sorted queue, if need be in place of `running` ones; returns also those stopped."""
+) -> tuple[Allocation, Ints, float, Memory]:
+    """Start jobs from a sorted queue, if need be in place of `running` ones.
+
+    Returns also those stopped, and a key below which none of the queue waits from now on.
+    """
     requests, room, limit = request_columns(o), room_columns(o), FEW
     while True:
         rows, key, queue = first_rows(queue, o, columns, limit)
@@ -53,11 +56,22 @@ def preempt_from_queue(
             break
         limit *= 16
     job, offset, gpu, share = grants
+    lowest = _first_left(rows, key, job, limit)
     if len(stopped):
         job = np.concatenate((stopped, job))
         offset = np.concatenate((np.zeros(len(stopped), dtype=np.int64), offset))
     queue = {**queue, "waiting": len(o.waiting) - len(grants[0]), "again": frozen(stopped)}
-    return Allocation(job, offset, gpu, share), stopped, queue
+    return Allocation(job, offset, gpu, share), stopped, lowest, queue
+
+
+def _first_left(rows: Ints, key: Floats, started: Ints, limit: int) -> float:
+    """Key of the first of a queue's first `limit` rows that is not started; started (rows,): in the same order."""
+    left = 0
+    while left < len(started) and started[left] == rows[left]:
+        left += 1
+    if left < len(rows):
+        return float(key[left])
+    return float(key[-1]) if left and left == limit else math.inf
 
 
 @lru_cache
@@ -89,5 +103,5 @@ def with_allocation(
     return Plan(
         plan.moves, plan.samples_per_step, plan.fetch_order, plan.sync_interval, plan.gpu_share,
         allocation, min(plan.revisit_s, revisit_s), (*plan.reasons, reason),
-        plan.gradient_weight, plan.suspect, plan.global_batch, plan.far_every,
+        plan.gradient_weight, plan.suspect, plan.global_batch, plan.far_every, plan.accumulation,
     )  # fmt: skip

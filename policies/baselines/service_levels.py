@@ -8,7 +8,7 @@ from equipoise.policies.allocation.gangs import NO_ROWS, frozen
 from equipoise.policies.baselines.sorted_queue import Columns, Keys, counted_service, key_of, level, waited
 from equipoise.policies.contract import Memory
 from equipoise.policies.kernels.jit import jit_in_place
-from equipoise.policies.kernels.placement import NOTHING
+from equipoise.policies.kernels.placement import NOTHING, WHOLE
 from equipoise.policies.observation import WAITING, Floats, Ints, Observation
 
 Promotion = tuple[float, int]
@@ -22,10 +22,8 @@ def _soonest_s(time_s: float) -> float:
 
 
 @jit_in_place
-def _demotion_s(j: int, gpus: int, share: float, keys: Keys) -> float:
-    """When a job on so many GPUs, with this share of each, reaches its next threshold (s)."""
-    service = counted_service(j, keys)
-    k, rate = level(service, keys.thresholds), gpus * min(share, 1.0)
+def _reaches_s(service: float, k: int, rate: float, keys: Keys) -> float:
+    """When a job that gets `rate` GPU-seconds a second reaches threshold k (s); never where there is none."""
     if k < keys.thresholds.size and rate > 0.0:
         return float(keys.time_s + (keys.thresholds[k] - service) / rate)
     return np.inf
@@ -33,21 +31,43 @@ def _demotion_s(j: int, gpus: int, share: float, keys: Keys) -> float:
 
 @jit_in_place
 def next_demotion_s(
-    running: Ints, held: Ints, planned: Ints, stops: int, asked: Ints, share: Floats, columns: Columns
-) -> float:
-    """When the first of the jobs that run from now on reaches its next threshold (s).
+    running: Ints, held: Ints, planned: Ints, stops: int, asked: Ints, share: Floats, lowest: float, room: int,
+    columns: Columns,
+) -> float:  # fmt: skip
+    """When the first of the jobs that run from now on could give way to one that waits (s).
+
+    That is when it comes to a later queue than the first in which jobs wait. Jobs that are stopped now have not
+    been looked at: where GPUs are left for them, or one that runs is in a later queue, any change of queue counts.
 
     running: rows that run, ascending, on held[row] GPUs; planned: first `stops` of them that are stopped,
-    ascending, then those that are started, on asked[row] GPUs; share (jobs,): of each GPU.
+    ascending, then those that are started, on asked[row] GPUs; share (jobs,): of each GPU. lowest: no job of an
+    earlier queue waits, apart from those that are stopped. room: GPUs that were free less those handed out.
     """
-    keys, soonest, stopped = Keys(*columns), np.inf, 0
-    for j in running:
-        if stopped < stops and planned[stopped] == j:
-            stopped += 1
-            continue
-        soonest = min(soonest, _demotion_s(j, held[j], share[j], keys))
-    for j in planned[stops:]:
-        soonest = min(soonest, _demotion_s(j, asked[j], share[j], keys))
+    keys, stopped, highest = Keys(*columns), 0, 0
+    first, first_stopped = keys.thresholds.size, keys.thresholds.size
+    if lowest < first:
+        first = int(lowest)
+    for j in planned[:stops]:
+        first_stopped = min(first_stopped, level(counted_service(j, keys), keys.thresholds))
+        room += held[j]
+    first = min(first, first_stopped)
+    soonest, soonest_of_any, parts = np.inf, np.inf, False
+    for i in range(running.size + planned.size - stops):
+        if i < running.size:
+            j, gpus = running[i], held[running[i]]
+            if stopped < stops and planned[stopped] == j:
+                stopped += 1
+                continue
+        else:
+            j = planned[stops + i - running.size]
+            gpus = asked[j]
+        service = counted_service(j, keys)
+        k, rate = level(service, keys.thresholds), gpus * min(share[j], 1.0)
+        highest, parts = max(highest, k), parts or share[j] < WHOLE
+        soonest_of_any = min(soonest_of_any, _reaches_s(service, k, rate, keys))
+        soonest = min(soonest, _reaches_s(service, max(k, first), rate, keys))
+    if stops > 0 and (parts or room > 0 or highest > first_stopped):
+        soonest = soonest_of_any
     return max(soonest, _soonest_s(keys.time_s))
 
 

@@ -22,6 +22,7 @@ from equipoise.policies.kernels.jit import jit_in_place
 from equipoise.policies.observation import Floats, Ints, JobState, Observation
 
 SHORT = 512
+_WASTE = 8  # entries passed over for each waiting job that make up for sorting anew
 WAITING = int(JobState.WAITING)
 
 
@@ -128,6 +129,15 @@ def _insert(key: Floats, row: Ints, held: int, new_key: float, new_row: int, tie
 
 
 @jit_in_place
+def _is_in(rows: Ints, end: int, row: int) -> bool:
+    """Whether a row is among the first `end`."""
+    for i in range(end):  # noqa: SIM110 (the compiler knows no generators)
+        if rows[i] == row:
+            return True
+    return False
+
+
+@jit_in_place
 def _add_newcomers(
     runs: Runs, seen: int, expected: int, last_s: float, again: Ints, waiting: Ints, columns: Columns,
     key: Floats, row: Ints,
@@ -143,13 +153,13 @@ def _add_newcomers(
     held = new_row.size - new_head
     for i in range(held):
         key[i], row[i] = new_key[new_head + i], new_row[new_head + i]
-    first = held
+    first, known = held, 0  # known: jobs that came back to a place that is still theirs
     for j in range(seen, state.size):
         if state[j] == WAITING:
             _insert(key, row, held, key_of(j, keys), j, tie)
             held += 1
     for i in range(again.size + waiting.size):
-        if i >= again.size and waiting.size <= expected + held - first:
+        if i >= again.size and waiting.size <= expected + held - first + known:
             break
         j = again[i] if i < again.size else waiting[i - again.size]
         late = i < again.size or keys.queued_since_s[j] >= last_s
@@ -159,17 +169,22 @@ def _add_newcomers(
         if _holds(old_key, old_row, old_head, old_row.size, k, j, tie) or _holds(
             key, row, 0, held, k, j, tie
         ):
+            if i < again.size and keys.queued_since_s[j] >= last_s and not _is_in(again, i, j):
+                known += 1
             continue
         if held == row.size:
             return -1
         _insert(key, row, held, k, j, tie)
         held += 1
-    return held if expected + held - first >= waiting.size else -1
+    return held if expected + held - first + known >= waiting.size else -1
 
 
 @jit_in_place
-def _first_rows(runs: Runs, columns: Columns, rows: Ints, found: Floats) -> tuple[int, int, int, bool]:
-    """Write the first waiting jobs and their keys; returns (how many, the advanced heads, an entry is stale)."""
+def _first_rows(runs: Runs, columns: Columns, rows: Ints, found: Floats) -> tuple[int, int, int, bool, int]:
+    """Write the first waiting jobs and their keys.
+
+    Returns (how many, the advanced heads, an entry is stale, entries passed over behind the first).
+    """
     keys = Keys(*columns)
     old_key, old_row, old_head, new_key, new_row, new_head = runs
     tie, n, a, b = keys.tie, 0, old_head, new_head
@@ -194,10 +209,10 @@ def _first_rows(runs: Runs, columns: Columns, rows: Ints, found: Floats) -> tupl
             _holds(old_key, old_row, old_head, old_row.size, now, row, tie)
             or _holds(new_key, new_row, new_head, new_row.size, now, row, tie)
         ):
-            return n, old_head, new_head, True
+            return n, old_head, new_head, True, 0
         if n == 0:
             old_head, new_head = a, b
-    return n, old_head, new_head, False
+    return n, old_head, new_head, False, a + b - old_head - new_head - n
 
 
 def key_columns(
@@ -225,7 +240,7 @@ def _rebuilt(o: Observation, columns: Columns) -> Memory:
     return {
         "key": frozen(key[order]), "row": frozen(row[order]), "head": 0,
         "new_key": NO_VALUES, "new_row": NO_ROWS, "new_head": 0,
-        "jobs": len(o.jobs), "waiting": len(o.waiting), "time_s": o.time_s, "held": o.held,
+        "jobs": len(o.jobs), "waiting": len(o.waiting), "time_s": o.time_s, "held": o.held, "wasted": 0,
     }  # fmt: skip
 
 
@@ -251,6 +266,7 @@ def queue_now(memory: Memory, o: Observation, columns: Columns, again: Ints = NO
         "key": memory["key"], "row": memory["row"], "head": memory["head"],
         "new_key": frozen(key[:held]), "new_row": frozen(row[:held]), "new_head": 0,
         "jobs": len(o.jobs), "waiting": len(o.waiting), "time_s": o.time_s, "held": o.held,
+        "wasted": memory["wasted"],
     }  # fmt: skip
 
 
@@ -258,10 +274,11 @@ def first_rows(memory: Memory, o: Observation, columns: Columns, limit: int) -> 
     """The first `limit` waiting jobs (fewer only when fewer wait), their keys, and the advanced queue."""
     limit = min(limit, len(o.waiting))
     row, key = np.empty(limit, dtype=np.int64), np.empty(limit)
-    n, head, new_head, stale = _first_rows(_runs(memory), columns, row, key)
-    if stale or n < limit:
-        memory = _rebuilt(o, columns)
-        n, head, new_head, stale = _first_rows(_runs(memory), columns, row, key)
-    if head != memory["head"] or new_head != memory["new_head"]:
-        memory = {**memory, "head": head, "new_head": new_head}
+    n, head, new_head, stale, wasted = _first_rows(_runs(memory), columns, row, key)
+    wasted += memory["wasted"]
+    if stale or n < limit or wasted > _WASTE * (limit + len(o.waiting)):
+        memory, wasted = _rebuilt(o, columns), 0
+        n, head, new_head, stale, _ = _first_rows(_runs(memory), columns, row, key)
+    if head != memory["head"] or new_head != memory["new_head"] or wasted != memory["wasted"]:
+        memory = {**memory, "head": head, "new_head": new_head, "wasted": wasted}
     return (row if n == limit else row[:n]), (key if n == limit else key[:n]), memory

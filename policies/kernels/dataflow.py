@@ -41,11 +41,14 @@ def match_sorted(old: Ints, new: Ints) -> Ints:
 
 
 @jit
-def holt(level: Floats, trend: Floats, windows: Ints, value: Floats, alpha: float, beta: float) -> Floats:
+def holt(
+    level: Floats, trend: Floats, windows: Ints, value: Floats, alpha: float, beta: float, least: float
+) -> Floats:
     """Advance Holt's linear smoothing by one window, in place; returns the one-window forecasts.
 
     Holt (1957), level and trend with gains `alpha` and `beta`. Windows without a finite value leave the
-    state alone; a forecast never falls below half the level, so that a steep fall cannot turn it negative.
+    state alone. A forecast never falls below the part `least` of the level, so that a steep fall cannot turn it
+    negative; 0: what is smoothed may be negative.
     """
     forecast = np.full(level.size, np.nan)
     for i in range(level.size):
@@ -58,7 +61,9 @@ def holt(level: Floats, trend: Floats, windows: Ints, value: Floats, alpha: floa
                 trend[i] += alpha * beta * error
             windows[i] += 1
         if windows[i] > 0:
-            forecast[i] = max(level[i] + trend[i], 0.5 * level[i])
+            forecast[i] = level[i] + trend[i]
+            if least > 0.0:
+                forecast[i] = max(forecast[i], least * level[i])
     return forecast
 
 
@@ -69,20 +74,25 @@ def gradient_health(
     """Which workers send sound gradients.
 
     A norm that is missing (while the worker does compute and a peer's norm is known), infinite or zero is
-    not sound, nor is one whose relative deviation exceeds `sigmas` times its usual one once that is `warm`.
+    not sound, nor is one whose deviation exceeds `sigmas` times its usual one once that is `warm`; but where
+    half of a job's known norms or more do, it is not those workers that are strange.
     """
     healthy = np.ones(norm.size, dtype=np.bool_)
     for k in range(first.size - 1):
-        known = False
+        known, strange = 0, 0
         for i in range(first[k], first[k + 1]):
-            known = known or np.isfinite(norm[i])
-        if not known:
+            if np.isfinite(norm[i]):
+                known += 1
+                if norm[i] > 0.0 and warm[i] and abs(deviation[i]) > sigmas * sigma[i]:
+                    strange += 1
+        if known == 0:
             continue
+        some = first[k + 1] - first[k] < 3 or 2 * strange < known
         for i in range(first[k], first[k + 1]):
             if not np.isfinite(rate[i]):
                 continue
             sound = np.isfinite(norm[i]) and norm[i] > 0.0
-            healthy[i] = sound and not (warm[i] and abs(deviation[i]) > sigmas * sigma[i])
+            healthy[i] = sound and not (some and warm[i] and abs(deviation[i]) > sigmas * sigma[i])
     return healthy
 
 
@@ -366,18 +376,23 @@ def pick_shards(
     """Whole shards that carry a flow of `amount` samples per pair: (shard rows, new owners, refused).
 
     Worker i may give the shards shard_row[shard_first[i]:shard_first[i + 1]] (last needed first); those the
-    receiver's node already stores go first. A shard goes when at least half of it is wanted, there is room
+    receiver's node already stores go first. A shard goes when more than half of it is wanted, of this pair
+    and of what is left of all pairs of either worker (else what each pair rounds up adds up), there is room
     for it, the work that it takes off its donor lasts longer than its transfer (gain_s_per_step * steps_left
     > transfer_s), and the receiver, counting what both interfaces still have to carry (the source's at its
-    fastest measured rate), finishes it before the donor would have finished its queue. If one to fetch is wanted
-    in part only, what the donor keeps lasts until it could have it back. `sent` and `received` are the bytes that
-    each node is still to send and to receive; they, `owned` and `room_bytes` are updated in place.
+    fastest measured rate), finishes it before the donor would have finished its queue. If one to fetch is
+    wanted in part only, what the donor keeps lasts until it could have it back. `sent` and `received` are the
+    bytes that each node is still to send and to receive; they, `owned` and `room_bytes` are updated in place.
     """
     limit = shard_row.size
     rows, owners = np.empty(limit, dtype=np.int64), np.empty(limit, dtype=np.int64)
     gone = np.zeros(limit, dtype=np.bool_)
     count, refused, linked, rate, delay_s, part = 0, 0, (-1, -1), np.inf, 0.0, 1.0
     fastest = source_rates(links)
+    gives, needs = np.zeros(capacity.size), np.zeros(capacity.size)
+    for pair in range(donors.size):
+        gives[donors[pair]] += amount[pair]
+        needs[receivers[pair]] += amount[pair]
     for pair in range(donors.size):
         i, j, wanted = donors[pair], receivers[pair], amount[pair]
         target = node[j]
@@ -385,7 +400,10 @@ def pick_shards(
             for e in range(shard_first[i], shard_first[i + 1]):
                 row = shard_row[e]
                 source, size, samples = shard_node[row], shard_bytes[row], shard_samples[row]
-                if gone[e] or (source == target) != stored_there or 2.0 * wanted < samples or samples <= 0.0:
+                least = 0.5 * samples * (1.0 + _NOISE)  # half a shard too many comes back as half too few
+                if min(wanted, gives[i], needs[j]) <= least or samples <= 0.0:
+                    continue
+                if gone[e] or (source == target) != stored_there:
                     continue
                 if source != linked[0] or target != linked[1]:  # mostly as for the shard before
                     rate, delay_s = link(links, source, target)
@@ -411,6 +429,8 @@ def pick_shards(
                 rows[count], owners[count] = row, j
                 count += 1
                 wanted -= samples
+                gives[i] -= samples
+                needs[j] -= samples
                 owned[i] -= samples
                 owned[j] += samples
                 if on_its_way:

@@ -11,6 +11,7 @@ import errno
 import fcntl
 import os
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -50,13 +51,19 @@ def kernel_source_hash() -> str:
 
 
 def _own(folder: Path) -> bool:
-    """Whether the folder can be written and is nobody else's to write: what lies in it is executed."""
+    """Whether the folder can be written, and nobody else can write or replace it: what lies in it is executed."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder = folder.resolve()  # behind links lies another one
         found = folder.stat()
+        above = [parent.stat().st_mode for parent in folder.parents]
     except OSError:
         return False
-    mine = not hasattr(os, "getuid") or (found.st_uid == os.getuid() and not found.st_mode & 0o022)
+    mine = not hasattr(os, "getuid") or (
+        found.st_uid == os.getuid()
+        and not found.st_mode & 0o022
+        and not any(mode & stat.S_IWOTH and not mode & stat.S_ISVTX for mode in above)
+    )
     return mine and os.access(folder, os.W_OK)
 
 

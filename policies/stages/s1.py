@@ -45,15 +45,18 @@ _STATE = {
     "rate_trend": 0.0,
     "rate_variance": 0.0,  # of the relative forecast error
     "rate_windows": 0,
-    "norm_level": np.nan,
+    "norm_level": np.nan,  # of its logarithm: norms fall, and spread, by factors
     "norm_trend": 0.0,
-    "norm_variance": 0.0,
+    "norm_variance": 0.0,  # of its logarithm's forecast error
     "norm_windows": 0,
     "sick_windows": 0,  # in a row whose gradient was not sound
+    "load": np.nan,  # smoothed load of its node by others
 }
 _WARM_WINDOWS = 5  # before that a norm's usual deviation is not known
-_SIGMA_LEAST = 0.05  # relative; a norm this far off is never suspicious, however steady it was
+_SIGMA_LEAST = 0.05  # of the logarithm; a norm this far off is never suspicious, however steady it was
 _MEMORY_GAIN = 0.2  # of the exponential variance
+_MEMORY_WINDOWS = 2.0 / _MEMORY_GAIN - 1.0  # as many in a plain mean are as exact (Brown 1963)
+_EXPONENT_MOST = 50.0  # so far off is never reached
 _FLOW_LEAST = 1e-9  # samples; a smaller flow is rounding
 
 Flow = tuple[Ints, Ints, Floats]  # donors, receivers, samples
@@ -78,7 +81,7 @@ class DataFlow(Stage):
 
     mode: str = "formula"
     threshold: float = 0.1  # acts above this imbalance, stops under half of it
-    smoothing: float = 0.5  # Holt's gain of the level
+    smoothing: float = 0.5  # Holt's gain of the level, and that of the load
     trend_smoothing: float = 0.2  # Holt's gain of the trend
     sigmas: float = 5.0  # a gradient norm this far off is not sound
     sick_windows: int = 3  # of unsound gradients in a row, after which a GPU is suspect...
@@ -107,8 +110,12 @@ class DataFlow(Stage):
         if self.frozen == "S111":
             rate = observation.workers.gradient_rate_per_s
             forecast, healthy = np.where(rate > 0, rate, forecast), np.ones(len(rate), dtype=np.bool_)
+        seen_load, load = observation.workers.load_ratio, state["load"]
+        if not np.isnan(seen_load).all():
+            load += self.smoothing * np.nan_to_num(seen_load - load)
+            np.copyto(load, seen_load, where=np.isnan(load))
         plan = leave_out(observation, groups, plan, healthy)
-        state["sick_windows"] = np.where(healthy, 0, state["sick_windows"] + 1)
+        state["sick_windows"] = np.where(healthy, 0, state["sick_windows"])
         sick = np.flatnonzero(state["sick_windows"] >= self.sick_windows)
         plan, suspects = suspect_gpus(observation, plan, memory, sick, self.suspect_s)
         after: dict[str, Any] = {**state, **suspects}
@@ -136,9 +143,11 @@ class DataFlow(Stage):
         values |= _imbalance_values(observation, groups, index, surplus)
         values["s112_acting"] = int(acting.sum())
         if not acting.any() or self.frozen == "S113":
-            return plan.because("s1", _why_not(index), **values, s113_moves=0), after
+            return plan.because(
+                "s1", _why_not(index, len(observation.shards) > 0), **values, s113_moves=0
+            ), after
         links = links_of(observation)
-        load = np.nan_to_num(observation.nodes.nic_busy_ratio, nan=0.0)[observation.workers.node]
+        load = np.nan_to_num(after["load"], nan=0.0)
         solve = _least_time_flow if self.mode == "optimal" else _weighted_flow
         flow, value = solve(groups, acting, surplus, capacity / (1 + load), observation.workers.node, links)
         rows, owners, refused = _carry_out(observation, plan, flow, capacity, links)
@@ -165,7 +174,8 @@ class DataFlow(Stage):
             # More samples per gradient make fewer gradients at the same speed.
             scale = np.where(redealt, state["samples"] / batch, 1.0)
             phi = observation.jobs.noise_scale[workers.job]
-            norm = workers.gradient_norm / np.where(phi >= 0, np.sqrt(1 + phi / batch), 1.0)
+            norm = np.log(workers.gradient_norm) - np.where(phi >= 0, 0.5 * np.log1p(phi / batch), 0.0)
+        norm[~np.isfinite(norm)] = np.nan
         state["samples"] = batch
         for column in ("rate_level", "rate_trend"):
             state[column] *= scale
@@ -176,18 +186,25 @@ class DataFlow(Stage):
         forecast = self._smooth(state, "rate", rate)
         deviation, sigma, warm = _norm_deviation(groups, state, norm)
         seen = np.where(trained, workers.gradient_norm, np.nan)
-        healthy = gradient_health(groups.first, seen, rate, deviation, sigma, warm, self.sigmas)
+        wide = sigma * _less_sure(groups, state["norm_windows"], self.sigmas)
+        healthy = gradient_health(groups.first, seen, rate, deviation, wide, warm, self.sigmas)
+        measured = groups.spread(np.logical_or.reduceat(np.isfinite(norm), groups.first[:-1]))
+        healthy = np.where(
+            measured | ~trained, healthy, state["sick_windows"] == 0
+        )  # else nothing new is known
+        state["sick_windows"] = state["sick_windows"] + (measured & ~healthy)
         bound = np.where(warm, self.sigmas * sigma, np.inf)
-        with np.errstate(invalid="ignore"):
-            usual = norm * (1 + np.clip(deviation, -bound, bound)) / (1 + deviation)
-            usual = np.where(np.isnan(deviation), norm, usual)  # an outlier moves the level a little only
-        _remember_variance(state, "norm", np.clip(deviation, -bound, bound))
-        self._smooth(state, "norm", np.where(trained & (usual > 0), usual, np.nan))
+        near = np.clip(deviation, -bound, bound)
+        usual = np.where(
+            np.isnan(deviation), norm, norm - deviation + near
+        )  # an outlier moves it a little only
+        _remember_variance(state, "norm", near)
+        self._smooth(state, "norm", np.where(trained, usual, np.nan), 0.0)
         return forecast, healthy, state
 
-    def _smooth(self, state: dict[str, NDArray[Any]], what: str, value: Floats) -> Floats:
+    def _smooth(self, state: dict[str, NDArray[Any]], what: str, value: Floats, least: float = 0.5) -> Floats:
         level, trend, windows = (state[f"{what}_{part}"] for part in ("level", "trend", "windows"))
-        forecast: Floats = holt(level, trend, windows, value, self.smoothing, self.trend_smoothing)
+        forecast: Floats = holt(level, trend, windows, value, self.smoothing, self.trend_smoothing, least)
         return forecast
 
     def _acting(self, groups: WorkersByJob, index: Floats, memory: Memory) -> tuple[Ints, Bools]:
@@ -218,17 +235,37 @@ def _imbalance_values(
 def _norm_deviation(
     groups: WorkersByJob, state: dict[str, NDArray[Any]], norm: Floats
 ) -> tuple[Floats, Floats, Bools]:
-    """Relative deviation of each norm from its forecast, its usual size, and whether that is known.
+    """How far the logarithm of each norm is from its forecast, how far it usually is, and whether that is known.
 
     What the workers of a job have in common (the loss falls, the learning rate changes) is taken out by the
-    median of their ratios; with fewer than three norms there is no telling.
+    median of their ratios, of two by the one that is less off; with one norm there is no telling. A worker's
+    norm varies at least as much as those of its job usually do: a few windows in which it happened not to say
+    little.
     """
-    with np.errstate(invalid="ignore", divide="ignore"):
-        ratio = norm / np.maximum(state["norm_level"] + state["norm_trend"], 0.5 * state["norm_level"])
-    ratio[~np.isfinite(ratio)] = np.nan
-    deviation: Floats = ratio / groups.spread(common_ratio(groups.first, ratio)) - 1
-    sigma: Floats = np.maximum(np.sqrt(state["norm_variance"]), _SIGMA_LEAST)
+    with np.errstate(over="ignore"):
+        ratio = np.exp(norm - state["norm_level"] - state["norm_trend"])
+    ratio[~np.isfinite(ratio) | (ratio == 0.0)] = np.nan
+    deviation: Floats = np.log(ratio / groups.spread(common_ratio(groups.first, ratio)))
+    # Of two norms the one that is less off deviates by nothing, so that only both together tell what is usual.
+    pair = groups.spread(np.diff(groups.first) == 2)
+    both = groups.spread(np.add.reduceat(state["norm_variance"], groups.first[:-1]))
+    own = np.where(pair, both, state["norm_variance"])
+    usual = np.where(np.diff(groups.first) >= 3, common_ratio(groups.first, own), 0.0)
+    sigma: Floats = np.maximum(np.sqrt(np.maximum(own, groups.spread(usual))), _SIGMA_LEAST)
     return deviation, sigma, state["norm_windows"] >= _WARM_WINDOWS
+
+
+def _less_sure(groups: WorkersByJob, windows: Ints, sigmas: float) -> Floats:
+    """How many times further off a norm must be, (workers,), because its usual deviation is itself an estimate.
+
+    Student's t that is as rare as `sigmas` standard deviations of a normal distribution, over `sigmas`: its
+    inverse by Wallace (1959), with as many degrees of freedom as half of what was measured of the job's workers.
+    """
+    workers = groups.spread(np.diff(groups.first))
+    freedom = np.maximum(np.minimum(windows, _MEMORY_WINDOWS) * workers / 2.0, 1.0)
+    exponent = (sigmas * (8.0 * freedom + 3.0) / (8.0 * freedom + 1.0)) ** 2 / freedom
+    factor: Floats = np.sqrt(freedom * np.expm1(np.minimum(exponent, _EXPONENT_MOST))) / sigmas
+    return factor
 
 
 def _remember_variance(state: dict[str, NDArray[Any]], what: str, error: Floats) -> None:
@@ -239,7 +276,9 @@ def _remember_variance(state: dict[str, NDArray[Any]], what: str, error: Floats)
     variance[known] += (gain * (error**2 - variance))[known]
 
 
-def _why_not(index: Floats) -> str:
+def _why_not(index: Floats, has_data: bool) -> str:
+    if not has_data:
+        return "no job has data to move"
     if np.isnan(index).all():
         return "capacity or data of every job is unknown or gone"
     return "data and speed are in balance"

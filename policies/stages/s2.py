@@ -37,6 +37,7 @@ from equipoise.policies.stages.optimal import least_cost_assignment
 from equipoise.policies.stages.unsound import samples_bound
 
 _SHARE_ERROR = 1e-6  # shares of one job that sum to 1 but for this belong together
+_OVERLOAD = 0.5  # of the shards come late: an order by path would only leave the other paths idle
 _LATE_MOST = 256  # late shards that are looked at in one decision
 _PRIORITY_STEP = 0.01  # priorities are compared in these steps, so that rounding reorders nothing
 
@@ -112,8 +113,9 @@ class Tasks(Stage):
         )  # fmt: skip
         level = np.round(priority / _PRIORITY_STEP)
         ranked = np.lexsort((rows, needed_s, -level))
-        order = _order_by_rank(observation, rows[ranked]) if self.frozen != "S212" else None
-        late, late_s, before = _late_ones(observation, groups, rows[ranked], need_s, links)
+        late, late_s, before, part = _late_ones(observation, groups, rows[ranked], need_s, links)
+        acts = self.frozen != "S212" and part <= _OVERLOAD
+        order = _order_by_rank(observation, rows[ranked]) if acts else None
         values: dict[str, Any] = {
             "s211_fetch_s": float(fetch_s.mean()),
             "s212_waiting": len(rows),
@@ -252,10 +254,11 @@ def _needs(observation: Observation, groups: WorkersByJob) -> Floats:
 
 def _late_ones(
     observation: Observation, groups: WorkersByJob, rows: Ints, need_s: Floats, links: Links
-) -> tuple[Ints, Floats, Floats]:
+) -> tuple[Ints, Floats, Floats, float]:
     """Shards that come late when they are fetched in the order `rows`: (rows, seconds late, bytes before them).
 
-    The bytes are by worker of its job. Only the first `_LATE_MOST`: later ones will be seen again.
+    The bytes are by worker of its job. Only the first `_LATE_MOST`: later ones will be seen again. Last, which part
+    of all comes late.
     """
     shards, node = observation.shards, observation.workers.node
     owner = shards.worker[rows]
@@ -264,7 +267,8 @@ def _late_ones(
         shards.bytes[rows], shards.node[rows], owner, need_s[rows], groups.first[k],
         groups.first[k + 1], _LATE_MOST, node, observation.nodes.rack, links,
     )  # fmt: skip
-    return rows[late], (arrives_s - need_s[rows])[late], before
+    late_s = arrives_s - need_s[rows]
+    return rows[late], late_s[late], before, float((late_s > 0.0).mean())
 
 
 def _order_by_rank(observation: Observation, ranked: Ints) -> Ints | None:

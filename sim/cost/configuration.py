@@ -43,6 +43,7 @@ class Configuration:
             model.exchange.algorithm == "async-parameter-server"
         )  # workers go on without a barrier
         self.workers, self.batch = 0, spec.global_batch
+        self.accumulation = 1  # passes of a step at least; memory may ask for more
         self.asked = max(1, spec.gpus // self.gpus_per_worker)  # workers that it asks for
         memories = [self.memory_bytes(kind) for kind in range(len(cluster.accelerators))]
         self.fewest = fewest_workers(model, self.asked, spec.workers_min or 1, memories)  # that memory allows
@@ -94,6 +95,11 @@ class Configuration:
         self.batch = batch
         self._cost.cache_clear()  # an evaluation's time falls on a step by its batch
         self.set_samples(deal(batch, self.samples, self.spec.micro_batch))
+
+    def set_accumulation(self, passes: int) -> None:
+        """Compute every step in at least so many passes."""
+        self.accumulation, self.stale = passes, True
+        self._cost.cache_clear()
 
     def set_gradient_weight(self, weight: Floats) -> None:
         """Take each worker's gradient into the mean with this weight from now on (workers,)."""
@@ -297,6 +303,10 @@ class Configuration:
 
     def _cost_uncached(self, model: int, samples: int, workers: int) -> tuple[float, float]:
         limited, accelerator = self._in_passes(model, workers), self.cluster.accelerators[model]
+        if self.accumulation > 1:
+            shorter = max(1, -(-samples // self.accumulation))
+            limit = min(shorter, limited.samples_per_pass or shorter)
+            limited = limited.model_copy(update={"samples_per_pass": limit})
         fixed_s, total_s = replica_cost_s(limited, accelerator, samples, self.fabric_bytes_per_s)
         evaluation = self.model.evaluation
         if evaluation is None or samples == 0:

@@ -35,8 +35,8 @@ class Listener:
     def checkpointed(self, job: Job, now_s: float) -> None:
         """A checkpoint is written: what it holds lasts."""
 
-    def carried(self, links: Ints, amounts: Floats) -> None:
-        """Exchanges have carried so many bytes over each of these links."""
+    def carried(self, row: int, links: Ints, amounts: Floats) -> None:
+        """Exchanges of the job in a row have carried so many bytes over each of these links."""
 
     def transferred(self, transfer: Transfer, now_s: float) -> None:
         """A transfer of data has arrived."""

@@ -20,6 +20,7 @@ class Pending:
     weight: Floats | None = None  # of gradients
     global_batch: int | None = None
     far_every: int | None = None
+    accumulation: int | None = None
 
     @property
     def asked(self) -> bool:

@@ -33,6 +33,7 @@ class Progress:
         self.target = target_of(spec)
         self.account = Account()
         self.interval = spec.sync_interval
+        self.accumulation = 1 if model.transformer is None else 0  # passes of a step; 0: as its layout says
         self.far_every, self.far_ratio = (
             1,
             1.0,

@@ -230,9 +230,10 @@ class RigidJob:
 
     def _meter(self) -> None:
         """Tell what it has computed up to the time its account is booked to."""
-        jobs, computed_gpu_s = self.all, self.computed_gpu_s
-        if jobs.metered is not None and self.holding is not None:
-            jobs.metered(self.row, self.holding, computed_gpu_s - self._metered_gpu_s)
+        metered = self.all.metered
+        if metered is not None and self.holding is not None:
+            computed_gpu_s = self.computed_gpu_s
+            metered(self.row, self.holding, computed_gpu_s - self._metered_gpu_s)
             self._metered_gpu_s = computed_gpu_s
 
     # -- what others ask -----------------------------------------------------------------------------------

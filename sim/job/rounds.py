@@ -93,6 +93,9 @@ def apply_pending(job: TrainingJob) -> list[tuple[str, str]]:
     if pending.global_batch is not None:
         job.progress.global_batch = pending.global_batch
         job.config.set_batch(pending.global_batch)
+    if pending.accumulation is not None:
+        job.progress.accumulation = pending.accumulation
+        job.config.set_accumulation(pending.accumulation)
     if pending.interval is not None:
         job.progress.interval = pending.interval
     if pending.far_every is not None:

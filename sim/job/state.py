@@ -134,6 +134,7 @@ class TrainingState:
             ("far_every", progress.far_every),
             ("far_ratio", progress.far_ratio),
             ("global_batch", progress.global_batch),
+            ("accumulation", progress.accumulation),
             ("attained_gpu_s", float(self.gpu_s[:HELD].sum())),
             ("input_bytes", left * (self.spec.data.sample_size if self.spec.data else 0.0)),
             ("compute_demand_flops", (self.model.flop_per_sample or 0.0) * left),
@@ -173,7 +174,7 @@ class TrainingState:
         self.exchanged_bytes += volume
         if volume:
             for tell in self.listeners.carried:
-                tell(links, amounts)
+                tell(self.row, links, amounts)
 
     # -- energy --------------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from equipoise.sim.scenario.model import NodeGroup, OnNodes, Scenario
@@ -12,6 +12,8 @@ from equipoise.sim.scenario.tree import InputError, KeyPath, WrongValueError
 from equipoise.sim.traces.table import TextTable
 
 _TIME = "time_s"
+_BY_SERIES = ("series", "gap_s", "available")
+"""Columns of the other format: a row for each series, with a digit for each stretch of `gap_s`."""
 
 
 def with_availability(scenario: Scenario, base: Path | None) -> Scenario:
@@ -31,28 +33,64 @@ def _filled(group: NodeGroup, k: int, base: Path | None) -> NodeGroup:
     if not path.is_file():
         raise WrongValueError((*at, "file"), f"{spec.file}: no such file in {base or Path()}")
     table = TextTable(path)
-    table.need((_TIME,))
-    known = [name for name in table.header if name != _TIME]
-    if spec.series is None and len(known) != 1:
-        text = f"which of the columns of {spec.file}? allowed: {', '.join(known) or 'none'}"
-        raise WrongValueError((*at, "series"), text)
-    series = spec.series or known[0]
-    if series not in known:
-        text = f"{spec.file} has no column {series!r}; allowed: {', '.join(known)}"
-        raise WrongValueError((*at, "series"), text)
-    time_s, nodes = table.floats(_TIME), table.ints(series, low=0)
     if not len(table):
         raise InputError([f"{path}:1:1: no rows"])
+    if set(_BY_SERIES) <= set(table.header):
+        table.need(_BY_SERIES)
+        rows = _digits(table, _chosen(spec, table.text("series"), "series", at))
+    elif _TIME in table.header:
+        table.need((_TIME,))
+        known = [name for name in table.header if name != _TIME]
+        rows = _counts(table, _chosen(spec, known, "column", at))
+    else:
+        text = (
+            f"{path}:1:1: no series of counts; found: {', '.join(table.header)}; allowed: {_TIME} and a column "
+            f"of counts for each series, or {', '.join(_BY_SERIES)} with a row of digits for each"
+        )
+        raise InputError([text])
+    supply = tuple(Supply(at=at_s, nodes=count * spec.nodes_each) for at_s, count in rows)
+    filled = Available(supply=supply, begin=spec.begin, notice=spec.notice)
+    return group.model_copy(update={"available": filled})
+
+
+def _chosen(spec: Available, known: Sequence[str], what: str, at: KeyPath) -> str:
+    """The series that is meant: the one that is named, or the only one. Raises WrongValueError."""
+    there = f"allowed: {', '.join(known) or 'none'}"
+    if spec.series is None and len(known) != 1:
+        plural = what if what == "series" else f"{what}s"
+        raise WrongValueError((*at, "series"), f"which of the {plural} of {spec.file}? {there}")
+    series = spec.series or known[0]
+    if series not in known:
+        raise WrongValueError((*at, "series"), f"{spec.file} has no {what} {series!r}; {there}")
+    return series
+
+
+def _counts(table: TextTable, series: str) -> list[tuple[float, int]]:
+    """(time (s), count) of each row of a table of times. Raises InputError."""
+    time_s, nodes = table.floats(_TIME), table.ints(series, low=0)
     late = [j for j in range(1, len(table)) if time_s[j] <= time_s[j - 1]]
     table.fail(
-        [
-            f"{path}:{table.line[j]}:1: time_s {time_s[j]:g} does not come after {time_s[j - 1]:g}"
-            for j in late
-        ]
+        [f"{table.at(j, _TIME)}: time_s {time_s[j]:g} does not come after {time_s[j - 1]:g}" for j in late]
     )
-    rows = tuple(Supply(at=float(at_s), nodes=int(count)) for at_s, count in zip(time_s, nodes, strict=True))
-    filled = Available(supply=rows, begin=spec.begin, notice=spec.notice)
-    return group.model_copy(update={"available": filled})
+    return list(zip(time_s.tolist(), nodes.tolist(), strict=True))
+
+
+def _digits(table: TextTable, series: str) -> list[tuple[float, int]]:
+    """(time (s), count) at each change in the row of a series. Raises InputError."""
+    names = table.text("series")
+    row = names.index(series)
+    if (again := names[row + 1 :].count(series)) > 0:
+        raise InputError([f"{table.at(row, 'series')}: series {series!r} stands there {again + 1} times"])
+    text, gap_s = table.text("available")[row], float(table.floats("gap_s", low=0.0)[row])
+    if not gap_s > 0.0:
+        raise InputError([f"{table.at(row, 'gap_s')}: gap_s: {gap_s:g}, must be above 0"])
+    if not (text.isascii() and text.isdigit()):
+        wrong = next((c for c in text if not (c.isascii() and c.isdigit())), "")
+        raise InputError(
+            [f"{table.at(row, 'available')}: available: {wrong!r} is no digit; each stands for {gap_s:g} s"]
+        )
+    changed = [k for k in range(len(text)) if k == 0 or text[k] != text[k - 1]]
+    return [(k * gap_s, int(text[k])) for k in changed]
 
 
 def pool_problems(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:

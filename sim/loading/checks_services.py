@@ -122,9 +122,7 @@ def _fewest(job: JobSpec, scenario: Scenario) -> int:
 
 
 def service_doubts(scenario: Scenario, profile: HardwareProfile) -> Iterator[Problem]:
-    """Services that can never answer what comes, though all of their replicas ran; nodes not rented for them."""
-    if scenario.services and any(group.autoscale is not None for group in scenario.cluster.groups):
-        yield ("services",), "nodes with 'autoscale' are rented for jobs that wait, never for a service"
+    """Services that can never answer what comes, though all of their replicas ran."""
     for k, spec in enumerate(scenario.services):
         batch_s = batch_times_s(spec.batch_latency) / best_speed(scenario, profile, spec)
         sizes = np.arange(1, len(batch_s))

@@ -67,7 +67,12 @@ class ScenarioFile:
         workload = self.scenario.workload
         if workload.trace is None:
             if not workload.jobs and workload.generate is None:
-                raise InputError([f"{self.path}: workload: no jobs in it; give a trace (--trace FILE)"])
+                what = "give a trace (--trace FILE)"
+                if self.scenario.services:
+                    what = (
+                        "a run lasts as long as they do: beside the services it needs some (or --trace FILE)"
+                    )
+                raise InputError([f"{self.path}: workload: no jobs in it; {what}"])
             return None
         trace = to_trace(workload.trace, self.folders, self.trace_place)
         if wrong := trace_problems(self.scenario, trace, workload.trace.file):

@@ -7,7 +7,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from equipoise.sim.scenario.section import Section
+from equipoise.sim.scenario.section import Count, Section
 from equipoise.sim.scenario.units import Int, Seconds
 
 
@@ -21,13 +21,15 @@ class Supply(Section):
 class Available(Section):
     """How many nodes of a group can be had, over time; whoever is beyond that is reclaimed, and not paid for.
 
-    `file` is CSV with the column time_s and one column of counts of nodes for each series (a zone, a GPU model);
-    its rows take the place of `supply`. A count holds until the next row, the last one to the end. Which nodes go
-    first is drawn once per seed.
+    `file` is CSV, packed with gzip or not, and takes the place of `supply`: with the column time_s and a column of
+    counts of nodes for each series (a zone, a GPU model); or with the columns series, gap_s and available, whose
+    digits are the counts of one stretch of gap_s after the other (a probe's 0 and 1: `nodes_each` says of how many
+    nodes). A count holds until the next, the last one to the end. Which nodes go first is drawn once per seed.
     """
 
-    file: str | None = None  # CSV with the column time_s and a column of counts for each series
-    series: str | None = None  # column of the file; none: it has only one
+    file: str | None = None  # CSV: time_s and a column of counts for each series, or series, gap_s, available
+    series: str | None = None  # of the file; none: it has only one
+    nodes_each: Count = 1  # nodes that 1 in the file stands for
     supply: tuple[Supply, ...] = ()  # in place of a file
     begin: Seconds = 0.0  # time of the series at which the run begins
     notice: Seconds = 120.0  # between the warning and the loss
@@ -37,7 +39,9 @@ class Available(Section):
         if (self.file is None) == (not self.supply):
             raise ValueError("needs either 'file' or 'supply' (at least one entry)")
         if self.file is None and self.series is not None:
-            raise ValueError("'series' names a column of 'file', which is not given")
+            raise ValueError("'series' is one of 'file', which is not given")
+        if self.file is None and self.nodes_each != 1:
+            raise ValueError("'nodes_each' goes with 'file', which is not given")
         times = [entry.at for entry in self.supply]
         if any(later <= sooner for sooner, later in pairwise(times)):
             raise ValueError("'supply' must be in order of 'at', each time once")

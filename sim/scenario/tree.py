@@ -183,6 +183,12 @@ def write_tree(data: Any) -> str:
     return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
 
 
+def _cut(before: str, key: ScalarNode, value: Node) -> bool:
+    """Whether a key is the end of a number that a comma cut: the 000 of `{price: $30,000}`."""
+    alone = isinstance(value, ScalarNode) and not value.value and not value.style
+    return alone and re.match(r"\d{3}(?!\d)", key.value) is not None and re.search(r"\d$", before) is not None
+
+
 class _Builder:
     """Turns nodes into data, noting places and mistakes."""
 
@@ -218,6 +224,7 @@ class _Builder:
         """A section, merge keys first."""
         result: dict[str, Any] = {}
         merged: dict[str, Any] = {}
+        number = ""  # the value before, as far as a comma cut it
         # Merges first, whatever the order in the text: own keys then replace what they brought.
         for key_node, value_node in sorted(node.value, key=lambda pair: pair[0].tag != _TAG + "merge"):
             if key_node.tag == _TAG + "merge":
@@ -228,6 +235,12 @@ class _Builder:
                 continue
             key = key_node.value
             here = (*path, key)
+            if _cut(number, key_node, value_node):
+                if not self.mistakes or "a comma ends a value" not in self.mistakes[-1]:
+                    told = "write the number without commas, or the value in quotes"
+                    self.mistake(key_node, path, f"a comma ends a value inside braces: {told}")
+                continue
+            number = value_node.value if isinstance(value_node, ScalarNode) else ""
             if key in result:
                 first = self.tree.keys[here].line
                 self.mistake(key_node, here, f"duplicate key, already given in line {first}")

@@ -15,9 +15,10 @@ def redrawn(trace: Trace, spec: Redraw, seed: int) -> Trace:
 
     What changes from seed to seed is which session comes when, within a window, and which are taken twice or not
     at all. What stays: each session's jobs with their gaps, the times of day at which sessions begin, the load of
-    each window (but for sessions that reach beyond it), and so the sizes and durations that go together.
+    each window (but for sessions that reach beyond it), and so the sizes and durations that go together. With
+    `spec.draws` seeds take these orders in turn, so that no more than so many differ.
     """
-    random = stream(seed, "redraw")
+    random = stream(spec.draws[seed % len(spec.draws)] if spec.draws else seed, "redraw")
     session, first = sessions(trace, spec.together)
     begin_s = trace.arrival_s[first]
     window = (begin_s // spec.window).astype(np.int64)

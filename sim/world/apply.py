@@ -44,6 +44,7 @@ def hand_over(
         ("interval", plan.sync_interval),
         ("far_every", plan.far_every),
         ("global_batch", plan.global_batch),
+        ("accumulation", plan.accumulation),
     ):
         if of_jobs is not None:
             for row, job in training.items():

@@ -97,6 +97,7 @@ def _fill_row(job: TrainingJob, roster: Roster) -> None:
         ("batch_max", spec.batch_max or 0),
         ("batch_reference", progress.reference),
         ("micro_batch", spec.micro_batch),
+        ("accumulation", progress.accumulation),
         ("sync_interval", spec.sync_interval),
         ("gamma", model.overlap),
         ("drift", model.drift),

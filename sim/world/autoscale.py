@@ -1,9 +1,10 @@
-"""Nodes that are rented when jobs wait and given back when idle (`autoscale` of a node group).
+"""Nodes that are rented when jobs wait or services lack replicas, and given back when idle (`autoscale`).
 
 Looked at whenever policies decide. Jobs that wait are gone through in the order of arrival: what is free, or on
 its way, is set aside for them; for a job that this does not cover nodes are ordered, of the groups in the order in
-which the scenario names them, if so many can be had that it could run. No node is given back while a job
-waits that may run on its GPU model.
+which the scenario names them, if so many can be had that it could run. Services come first: nodes are ordered for
+the replicas that their load and latency target ask for and that have no room. No node is given back while a job
+waits that may run on its GPU model, or a service lacks a replica that may.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from equipoise.sim.scenario.model import NodeGroup
 from equipoise.sim.scenario.pools import Autoscale
 from equipoise.sim.world.nodes import NodeEvents
 from equipoise.sim.world.roster import Roster
+from equipoise.sim.world.services import ServingWorld
 
 _NEAR = 1e-9
 
@@ -46,8 +48,11 @@ class Pool:
 class Autoscaler:
     """Rents and gives back nodes. It is told by `look()` that a policy has decided."""
 
-    def __init__(self, clock: Clock, cluster: Cluster, roster: Roster, nodes: NodeEvents) -> None:
+    def __init__(
+        self, clock: Clock, cluster: Cluster, roster: Roster, nodes: NodeEvents, services: ServingWorld
+    ) -> None:
         self.clock, self.cluster, self.roster, self.nodes = clock, cluster, roster, nodes
+        self.services = services
         self.pools = list(_pools(cluster))
         self._idle_since_s = np.full(len(cluster.nodes), math.inf)
         self._timer: Event | None = None
@@ -64,11 +69,12 @@ class Autoscaler:
 
     def look(self) -> None:
         """Order what waiting jobs need, give back what nobody does, and plan when to look again."""
-        now_s, later_s = self.clock.now, math.inf
+        now_s = self.clock.now
         for pool in self.pools:
             self._order(pool, pool.spec.min - len(self._there(pool)) - len(pool.coming))
+        kept, later_s = self._serve(now_s)
         if self.roster.waiting:
-            later_s = min(later_s, self._rent(now_s))
+            later_s = min(later_s, self._rent(now_s, kept))
         later_s = min(later_s, self._give_back(now_s))
         self.clock.cancel(self._timer)
         self._timer = self.clock.at(later_s, self._on_timer, FAULTS) if later_s < math.inf else None
@@ -105,11 +111,36 @@ class Autoscaler:
             self.nodes.rented(node)
         self.nodes.event()
 
-    def _rent(self, now_s: float) -> float:
-        """Order nodes for waiting jobs; returns when the next of them will have waited for long enough (s)."""
+    def _serve(self, now_s: float) -> tuple[Floats, float]:
+        """Order nodes for replicas that lack room: (GPUs on their way for them (models,), when to look again)."""
+        kept, later_s = np.zeros(len(self.cluster.gpu_models)), math.inf
+        coming = {id(pool): len(pool.coming) for pool in self.pools}
+        for tenant in self.services.tenants:
+            lack, spec = tenant.lack, tenant.spec
+            for pool in self.pools:
+                each = pool.gpus // spec.replicas.gpus * math.floor(1.0 / spec.share + _NEAR)
+                if lack <= 0 or not each or not tenant.allowed[self.cluster.nodes.first_gpu[pool.nodes[0]]]:
+                    continue
+                nodes, at_s = math.ceil(lack / each), pool.ready_s(now_s)
+                if at_s <= now_s and (ordered := self._order(pool, nodes - coming[id(pool)])):
+                    coming[id(pool)] += ordered
+                    pool.ordered_s = now_s
+                elif at_s > now_s and nodes > coming[id(pool)]:
+                    later_s = min(later_s, at_s)
+                taken = min(nodes, coming[id(pool)])
+                coming[id(pool)] -= taken
+                lack -= taken * each
+                kept[pool.model] += taken * pool.gpus
+        return kept, later_s
+
+    def _rent(self, now_s: float, kept: Floats) -> float:
+        """Order nodes for waiting jobs; returns when the next of them will have waited for long enough (s).
+
+        kept (models,): GPUs on their way that are for others.
+        """
         found, later_s = [(pool, self._to_be_had(pool)) for pool in self.pools], math.inf
         open_pools = [(pool, len(nodes)) for pool, nodes in found if nodes]
-        free, columns = self._free(), self.roster.columns
+        free, columns = np.maximum(self._free() - kept, 0.0), self.roster.columns
         stuck = not self.roster.running and not any(pool.coming for pool in self.pools)
         for row in self.roster.waiting.rows.tolist() if open_pools else ():
             sets = self._models_for(row)
@@ -183,7 +214,7 @@ class Autoscaler:
         since_s[idle] = np.minimum(since_s[idle], now_s)
         waiting = self.roster.columns["gpu_types"][self.roster.waiting.rows]
         for pool in self.pools:
-            if ((waiting < 0) | (waiting >> pool.model & 1 > 0)).any():
+            if ((waiting < 0) | (waiting >> pool.model & 1 > 0)).any() or self._lacking(pool):
                 continue
             spare = len(self._there(pool)) - pool.spec.min
             for node in reversed([node for node in pool.nodes if idle[node]]):
@@ -198,6 +229,14 @@ class Autoscaler:
                 self.nodes.happened("released", node, 0.0)
                 self.nodes.released(node)
         return later_s
+
+    def _lacking(self, pool: Pool) -> bool:
+        """Whether a service lacks a replica that the nodes of a pool could hold."""
+        first = int(self.cluster.nodes.first_gpu[pool.nodes[0]])
+        return any(
+            tenant.lack > 0 and bool(tenant.allowed[first]) and pool.gpus >= tenant.spec.replicas.gpus
+            for tenant in self.services.tenants
+        )
 
 
 def _pools(cluster: Cluster) -> Iterator[Pool]:

@@ -61,6 +61,11 @@ class Tenant:
         """Replicas that stay."""
         return sum(not replica.leaving for replica in self.replicas)
 
+    @property
+    def lack(self) -> int:
+        """Replicas that it wants and has no room for."""
+        return max(0, self.state.wanted - self.active)
+
 
 class ServingWorld:
     """All services of a run. event(): policies should look, as GPUs have come free or jobs have been stopped.
@@ -96,6 +101,7 @@ class ServingWorld:
         self.names = tuple(spec.name for spec in scenario.services)
         self.table = Services(0, len(self.tenants))
         self.short = False  # some service has fewer replicas than it wants
+        self.scales = False  # nodes may be rented for what it lacks
         self._made = 0
         self._begun = False
         self._idle_since_s = math.inf
@@ -117,6 +123,8 @@ class ServingWorld:
             state.open_window()
             self.clock.at(state.next_s, self._next_window(tenant))
         self._note_shortage()
+        if self.scales and self.short:
+            self.event()
 
     def _next_window(self, tenant: Tenant) -> Callable[[Event], None]:
         def ended(_: Event) -> None:
@@ -128,7 +136,7 @@ class ServingWorld:
             self.look()
             state.open_window()
             self.clock.at(state.next_s, self._next_window(tenant))
-            if before != (len(tenant.replicas), tenant.taken):
+            if before != (len(tenant.replicas), tenant.taken) or (self.scales and self.short):
                 self.event()
             self._check_not_stalled()
 

@@ -154,7 +154,10 @@ class SimWorld:
         self.arrivals.plan_next()
         self.decisions.begin()
         self.faults = Faults(scenario.faults, self.clock, cluster, self.nodes, seed)
-        self.autoscaler = Autoscaler(self.clock, cluster, self.roster, self.nodes) if scales else None
+        self.services.scales = scales
+        self.autoscaler = (
+            Autoscaler(self.clock, cluster, self.roster, self.nodes, self.services) if scales else None
+        )
 
     def _make_engine(self, event_by_event: bool, topology: Topology) -> EventByEvent:
         if event_by_event:

@@ -100,7 +100,7 @@ def _answer(
         Figure("Samples", f"{account.samples:,}", f"in {len(account.rounds):,} rounds"),
         Figure("Samples per second", f"{per_s:,.4g}", f"over {format_seconds(account.span_s)}"),
         Figure("GPU time", format_seconds(total_s), f"{len(account.ranks)} ranks"),
-        Figure("Decisions", f"{decided:,}", f"{formed} times a rank joined a new group"),
+        Figure("Decisions", f"{decided:,}", f"groups formed anew: {formed}"),
     ]  # fmt: skip
     if gpu_hour_usd is not None and account.samples:
         cost = total_s / 3600 * gpu_hour_usd
@@ -173,7 +173,7 @@ def _ranks(account: LiveAccount, found: Diagnosis | None) -> str:
     rows = []
     for rank in account.ranks:
         one = judged.get(rank.member)
-        why = "-" if one is None else f"{one.cause}: {one.evidence}" if one.cause else "not slow"
+        why = "-" if one is None else one.cause or "no"  # the evidence stands in the first screen
         per_sample = "-" if one is None else format_seconds(one.per_sample_s)
         wait = format_share(seconds[rank.member]["barrier_wait"] / max(rank.end_s - rank.begin_s, 1e-9))
         rows.append(
@@ -198,7 +198,7 @@ def _events(account: LiveAccount) -> str:
                     format_seconds(at_s),
                     str(member),
                     _TOLD[what],
-                    ", ".join(f"{k} {v}" for k, v in more.items()),
+                    ", ".join(_said(k, v) for k, v in more.items()),
                 )
             )
     if not rows:
@@ -212,8 +212,21 @@ def _events(account: LiveAccount) -> str:
     return table("Events", ("time", "rank", "what", "more"), rows[:_EVENTS_MAX], "texts") + left
 
 
+def _said(key: str, value: Any) -> str:
+    """One fact of an event: sentences stand for themselves."""
+    return str(value) if key in ("text", "problem", "error") else f"{key.replace('_', ' ')} {_plain(value)}"
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value)) or "-"
+    return "-" if value is None else str(value)
+
+
 def _manifest(account: LiveAccount) -> str:
-    rows = [(key, str(value)) for key, value in account.manifest.items() if key not in ("members", "stages")]
+    rows = [
+        (key, _plain(value)) for key, value in account.manifest.items() if key not in ("members", "stages")
+    ]
     members = [
         (str(p["member"]), str(p["host"]), str(p["device"]), str(p["model"]))
         for p in account.manifest["members"]

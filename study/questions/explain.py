@@ -28,6 +28,7 @@ from equipoise.sim.record import read_parquet
 from equipoise.sim.scenario.tree import InputError, read_text, read_tree
 from equipoise.sim.scenario.units import format_seconds, format_share
 from equipoise.study.folders import MANIFEST
+from equipoise.study.questions.sub_steps import done_to, in_words
 
 JOURNAL = "journal.jsonl"
 
@@ -277,19 +278,32 @@ def stage_lines(folder: Folder, decision: Decision) -> list[str]:
     o = decision.observation
     running, waiting = len(o.running), len(o.waiting)
     free = int(o.nodes.gpus_free.sum())
-    lines = [f"{running} jobs ran, {waiting} waited, {free} of {int(o.nodes.gpus.sum())} GPUs were free"]
+    ran = f"{running} job{'s' * (running != 1)} ran"
+    lines = [f"{ran}, {waiting} waited, {free} of {int(o.nodes.gpus.sum())} GPUs were free"]
     if waiting:
         lines.append(f"waiting: {_some([folder.name(row) for row in o.waiting.tolist()])}")
     for reason in decision.plan.reasons:
         lines.append(f"{reason.stage}: {reason.text}")
+        words, told = in_words(reason, o, folder.name)
+        lines += [f"  {text}" for text in words]
         lines += [
             f"  {key}: {text}"
             for key, value in reason.values.items()
-            if (text := _shown(folder, o, key, value))
+            if key not in told and (text := _shown(folder, o, key, value))
         ]
     if decision.plan.changes_nothing():
         lines.append("nothing was changed")
     return lines
+
+
+def done_to_job(folder: Folder, row: int) -> list[tuple[float, str]]:
+    """What was changed of a job, when (s) and by which sub-step; said once where it is planned again and again."""
+    found: list[tuple[float, str]] = []
+    for decision in decisions(folder):
+        text = done_to(decision, row) if row < len(decision.observation.jobs) else ""
+        if text and (not found or found[-1][1] != text):
+            found.append((decision.observation.time_s, text))
+    return found
 
 
 def service_lines(o: Observation) -> list[str]:

@@ -21,7 +21,8 @@ COLUMNS = (
 def ranked(trials: Sequence[Trial], question: Question, needed: int) -> list[dict[str, Any]]:
     """A row for each size: those that meet the targets first, by the objective. Numbers are means.
 
-    Keys: COLUMNS, and those of the targets' results. power_w: mean of the site while it runs. Not known: NaN.
+    Keys: COLUMNS, and those of the targets' results; `results`: these of each run.
+    power_w: mean of the site while it runs. Not known: NaN.
     """
     key = {"cost": "cost_usd", "price": "price_usd_per_h", "nodes": "gpus"}[question.objective]
     asked = [target.measure.key for target in question.targets]
@@ -51,6 +52,7 @@ def _row(trial: Trial, meets: bool, asked: Sequence[str]) -> dict[str, Any]:
         "committed_usd": means["committed_usd"],
         "power_w": power_w,
         "carbon_kg": means["carbon_kg"],
+        "results": {key: [result[key] for result in trial.results] for key in asked},
     }
 
 

@@ -120,7 +120,7 @@ def read_target(text: str) -> Target:
             raise InputError(
                 [f"target {text!r}: only percentiles of waits and completions have classes of jobs"]
             )
-        size = re.fullmatch(r"\s*(\d+)\s*gpus?\s*", match[2], re.IGNORECASE)
+        size = re.fullmatch(r"\s*([0-9]+)\s*gpus?\s*", match[2], re.IGNORECASE)
         name = gpus_class(int(size[1])) if size is not None else match[2].strip()
         measure = replace(measure, key=f"{measure.key}[{name}]")
     try:
@@ -215,7 +215,7 @@ class Supply:
 
 def read_supply(text: str) -> tuple[str, Supply]:
     """`h100_sxm=256`, `l40s=1024 in 30 d` or `l40s=in 30 d` as (accelerator, supply). Raises InputError."""
-    match = re.fullmatch(r"\s*([\w.-]+)\s*=\s*(\d+)?\s*(?:in\s+(.+?))?\s*", text)
+    match = re.fullmatch(r"\s*([\w.-]+)\s*=\s*([0-9]+)?\s*(?:in\s+(.+?))?\s*", text)
     if match is None or (match[2] is None and match[3] is None):
         raise InputError([f"--available {text!r}: write ACCELERATOR=GPUS, or ACCELERATOR=GPUS in TIME"])
     try:

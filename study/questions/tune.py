@@ -30,8 +30,9 @@ from equipoise.sim.loading.file import read_scenario
 from equipoise.sim.record import MissingError
 from equipoise.sim.run import is_random
 from equipoise.sim.scenario.tree import InputError
+from equipoise.sim.scenario.units import LARGEST
 from equipoise.study.display import METRICS, MORE_IS_BETTER
-from equipoise.study.folders import check_free
+from equipoise.study.folders import TUNE, check_free
 from equipoise.study.questions.race import LEVEL, Values, expected, front, looks, p_better, surely_worse
 from equipoise.study.runs.make import How, Progress, make
 from equipoise.study.runs.orders import Order, Shared, orders_at, trace_at
@@ -39,7 +40,6 @@ from equipoise.study.runs.store import Memory, Store, ledger_with_copy, only_wri
 from equipoise.study.runs.variants import policy_text
 from equipoise.study.statistics import Interval, holm, paired_ratio
 
-FILE = "tune.json"
 SURE = 0.01
 
 
@@ -117,6 +117,8 @@ class Found:
     choices: tuple[Choice, ...]
     start: dict[str, float]  # the scenario as it is, on the fresh seeds
     notes: tuple[str, ...]
+    scenario: str  # its name
+    vary: dict[str, Any]
 
     @property
     def better(self) -> bool:
@@ -139,7 +141,7 @@ def read_range(text: str) -> tuple[str, Range | tuple[str, ...]]:
         except ValueError:
             low, high = 1.0, 0.0
         scale: Literal["linear", "log"] = "log" if parts[2:] else "linear"
-        if low < high and (scale == "linear" or low > 0):
+        if -LARGEST <= low < high <= LARGEST and (scale == "linear" or low > 0):
             whole = all(part.strip().lstrip("-").isdigit() for part in parts[:2])
             return key.strip(), Range(low, high, whole, scale)
     elif equals and key.strip() and len(parts) == 1 and values.strip():
@@ -157,7 +159,8 @@ def tune(search: Search, progress: Progress | None = None) -> Found:
     """
     _check(search)
     first = _orders(search, {}, 0, 1)[0]
-    random = is_random(read_scenario(search.file, search.overrides).scenario)
+    scenario = read_scenario(search.file, search.overrides).scenario
+    random = is_random(scenario)
     seeds, notes = (search.seeds if random else 1), []
     if not random:
         notes.append(
@@ -183,10 +186,11 @@ def tune(search: Search, progress: Progress | None = None) -> Found:
     if failed := sum(math.inf in map(abs, trial.means.values()) for trial in trials):
         notes.append(f"{failed} of {len(trials)} points could not be run")
     answer = Found(
-        first.policy, tuple(trials), _choices(search.metrics, best, found, start), _means(start), tuple(notes)
-    )
+        first.policy, tuple(trials), _choices(search.metrics, best, found, start), _means(start), tuple(notes),
+        scenario.name, dict(search.vary),
+    )  # fmt: skip
     if search.out is not None:
-        write_whole(search.out / FILE, answer.as_json())
+        write_whole(search.out / TUNE, answer.as_json())
     return answer
 
 
@@ -281,6 +285,25 @@ def _check(search: Search) -> None:
             raise InputError([f"{name} {count}: at least {least} are needed"])
     scenario = read_scenario(search.file, search.overrides).scenario
     check_used(search.vary, [policy_text(scenario, search.policy)])
+    for key, values in search.vary.items():
+        _check_key(search, key, values)
+
+
+def _check_key(search: Search, key: str, values: Range | Sequence[str]) -> None:
+    """That one of the values, or of the ends, can be had; else the search would only find that none can."""
+    tried = (
+        [int(v) if values.whole else v for v in (values.low, values.high)]
+        if isinstance(values, Range)
+        else values
+    )
+    refused: list[InputError | PolicyError] = []
+    for value in tried:
+        try:
+            _orders(search, {key: value}, 0, 1)
+            return
+        except (InputError, PolicyError) as error:
+            refused.append(error)
+    raise refused[0]
 
 
 def _study(search: Search) -> Any:

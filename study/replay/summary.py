@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from equipoise.policies.numerals import strict_float
+from equipoise.policies.numerals import is_index, strict_float
 from equipoise.policies.plain import plain
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.display import digits, show
@@ -155,7 +155,7 @@ def parse_change(text: str, graphs: Sequence[Graph]) -> Change:
     ranks = {op.rank for graph in graphs for op in graph.operations}
     if kind and kind not in kinds:
         raise InputError([f"--what-if {text}: no class {kind!r}; there are {', '.join(sorted(kinds)[:20])}"])
-    if at and (not rank_text.isdigit() or int(rank_text) not in ranks):
+    if at and (not is_index(rank_text) or int(rank_text) not in ranks):
         raise InputError(
             [f"--what-if {text}: no rank {rank_text!r}; there are {len(ranks)}, from {min(ranks)}"]
         )

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import duckdb
-
+from equipoise.formats.database import database
 from equipoise.study.display import show
 from equipoise.study.report.study import Study
 from equipoise.study.report.tables import columns, table
@@ -76,7 +75,7 @@ def _classes(paths: Sequence[Path], key: str, column: str) -> dict[Any, Cell]:
         f"SELECT name, count(*), avg(v), quantile_cont(v, 0.95) FROM (SELECT {key} AS name, {column} AS v "
         f"FROM {of} WHERE NOT isnan(completion_s)) WHERE name IS NOT NULL GROUP BY name"
     )
-    with duckdb.connect(config={"threads": "2"}) as db:
+    with database() as db:
         known = {row[0] for row in db.execute(f"DESCRIBE SELECT * FROM {of}").fetchall()}
         if key.isidentifier() and key not in known:
             return {}

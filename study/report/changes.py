@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import duckdb
 import numpy as np
 
+from equipoise.formats.database import database
 from equipoise.policies.record.changes import Change, changes
 from equipoise.policies.record.journal import JournalError, read_plans
 from equipoise.sim.scenario.tree import InputError
@@ -45,7 +45,7 @@ def _table(folder: RunFolder) -> str:
     more = f" The first {LISTED}." if len(found) > LISTED else ""
     caption = f"{folder.label}: {len(found)} changes of running jobs, {counts}.{more}"
     source = f"read_parquet({literal(folder.path / 'jobs.parquet')}, file_row_number = true)"
-    with duckdb.connect(config={"threads": "2"}) as db:
+    with database() as db:
         rows = db.execute(f"SELECT name FROM {source} ORDER BY file_row_number").fetchall()
     names = [str(name) for (name,) in rows]
     return table(caption, HEADER, [_row(change, names[change.job]) for change in found[:LISTED]])

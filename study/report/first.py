@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-import duckdb
-
+from equipoise.formats.database import database
 from equipoise.study.display import digits, show
 from equipoise.study.report.chart import Axis, Chart, Series, time_unit
 from equipoise.study.report.study import Point, Study
@@ -214,7 +213,7 @@ def _workload(study: Study) -> str:
         "SELECT count(*), min(gpus), median(gpus), max(gpus), max(arrival_s) - min(arrival_s) "
         f"FROM read_parquet({literal(paths[0])})"
     )
-    with duckdb.connect() as db:
+    with database() as db:
         jobs, least, middle, most, span = db.execute(query).fetchall()[0]
     if not jobs:
         return ""

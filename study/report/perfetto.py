@@ -15,10 +15,11 @@ from typing import Any, BinaryIO
 
 import duckdb
 
+from equipoise.formats.database import database
 from equipoise.policies.files import replacing
 from equipoise.policies.record.journal import JournalError, read_plans
 from equipoise.sim.scenario.tree import InputError
-from equipoise.study.report.timeline import SHARES, USES, database, has_timeline, literal, table
+from equipoise.study.report.timeline import SHARES, USES, has_timeline, literal, table
 
 CHUNK = 50_000
 CLUSTER = 0

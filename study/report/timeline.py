@@ -17,6 +17,7 @@ import duckdb
 import numpy as np
 from numpy.typing import NDArray
 
+from equipoise.formats.database import database
 from equipoise.sim.job.account import HELD_USES
 from equipoise.sim.scenario.tree import InputError
 
@@ -81,11 +82,6 @@ def table(folder: Path, name: str) -> str:
             [f"{folder}: no timeline here ({FOLDER}/{name}.parquet); make the run with --timeline"]
         )
     return f"read_parquet({literal(path)})"
-
-
-def database() -> duckdb.DuckDBPyConnection:
-    """A DuckDB connection whose answers come in the order of the files."""
-    return duckdb.connect(config={"threads": "2"})
 
 
 def read(folder: Path, name: str, columns: str = "*", rest: str = "") -> Columns:

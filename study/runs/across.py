@@ -1,14 +1,39 @@
-"""One comparison over several traces: the traces take the place of seeds."""
+"""One comparison over several traces, which take the place of seeds, and one table over several scenarios."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 
+from equipoise.policies.plain import plain
+from equipoise.sim.record import data_frame
 from equipoise.study.bounds import Bound
-from equipoise.study.display import METRICS
+from equipoise.study.display import METRICS, UNKNOWN, digits, label, plus_minus, show
 from equipoise.study.runs.compare import Comparison, Result
+from equipoise.study.statistics import (
+    CONFIDENCE,
+    Interval,
+    holm,
+    paired_effect,
+    paired_p,
+    paired_ratio,
+    stratified_ratio,
+)
+from equipoise.study.table import latex_table
+
+SEEDS, SCENARIOS = "all, over seeds", "all, over scenarios"
+"""What the rows over all scenarios are called: what they say of these, and of others of their kind."""
+SHOWN = (
+    "completion_mean_s", "completion_p95_s", "makespan_s", "queueing_mean_s", "goodput_ratio", "cost_usd",
+    "service_goodput_ratio", "service_latency_p99_s",
+)  # fmt: skip
+"""Metrics for which a printed table over scenarios has room."""
 
 
 def across(comparisons: Mapping[str, Comparison]) -> Comparison:
@@ -18,9 +43,7 @@ def across(comparisons: Mapping[str, Comparison]) -> Comparison:
     each has had. A policy that failed on one of them is left out. Raises ValueError when none is left.
     """
     made = list(comparisons.values())
-    policies = tuple(policy for policy in made[0].policies if all(policy in one.policies for one in made))
-    if not policies:
-        raise ValueError("no policy has run on every trace")
+    policies = _everywhere(made)
     results = tuple(
         _result(policy, number, name, one)
         for policy in policies
@@ -37,6 +60,14 @@ def across(comparisons: Mapping[str, Comparison]) -> Comparison:
     )  # fmt: skip
 
 
+def _everywhere(made: Sequence[Comparison]) -> tuple[str, ...]:
+    """The policies that no comparison has left out. Raises ValueError when there is none."""
+    policies = tuple(policy for policy in made[0].policies if all(policy in one.policies for one in made))
+    if not policies:
+        raise ValueError("no policy has run everywhere")
+    return policies
+
+
 def _result(policy: str, number: int, name: str, one: Comparison) -> Result:
     runs = one.of(policy)
     groups = [key for key in runs[0].groups if all(key in run.groups for run in runs)]
@@ -48,3 +79,182 @@ def _result(policy: str, number: int, name: str, one: Comparison) -> Result:
         },
         groups={key: float(np.mean([run.groups[key] for run in runs])) for key in groups},
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Line:
+    """One metric on one scenario, or on all of them, under one policy; NaN where unknown."""
+
+    metric: str
+    scenario: str
+    policy: str
+    pairs: int
+    value: Interval  # of one scenario; scenarios differ by too much for a mean of all
+    ratio: Interval  # to the first policy
+    p: float  # after Holm: over scenarios and policies, or over the policies of a row over all
+    effect: float
+
+    def row(self) -> dict[str, Any]:
+        """The line as plain data."""
+        return {
+            "metric": self.metric, "scenario": self.scenario, "policy": self.policy, "pairs": self.pairs,
+            "mean": self.value.mean, "low": self.value.low, "high": self.value.high,
+            "ratio": self.ratio.mean, "ratio_low": self.ratio.low, "ratio_high": self.ratio.high,
+            "p": self.p, "effect": self.effect,
+        }  # fmt: skip
+
+
+_NONE = Interval(math.nan, math.nan, math.nan, 0)
+
+
+@dataclass(frozen=True, repr=False)
+class Together:
+    """Policies on several scenarios: one table with ratios and tests by scenario, and over all of them.
+
+    comparisons: by name of the scenario, all with the same policies in the same order. The rows over all give each
+    scenario the same weight: `SEEDS` has the geometric mean of the scenarios' ratios with what seeds leave open of
+    it, `SCENARIOS` pairs the means of scenarios, as if they were drawn from many of their kind.
+    """
+
+    comparisons: Mapping[str, Comparison]
+
+    @cached_property
+    def policies(self) -> tuple[str, ...]:
+        """Those that have run on every scenario; ratios are to the first. Raises ValueError when none has."""
+        return _everywhere(list(self.comparisons.values()))
+
+    @cached_property
+    def lines(self) -> tuple[Line, ...]:
+        """Metrics in the order of `Run.summary`; of each the scenarios and then all, of each row the policies."""
+        known = [m for m in METRICS if all(self._known(m, one) for one in self.comparisons.values())]
+        return tuple(line for metric in known for line in self._of(metric))
+
+    def _known(self, metric: str, one: Comparison) -> bool:
+        return all(metric in result.metrics for policy in self.policies for result in one.of(policy))
+
+    def _of(self, metric: str) -> list[Line]:
+        values = {
+            name: {p: [r.metrics[metric] for r in one.of(p)] for p in self.policies}
+            for name, one in self.comparisons.items()
+        }
+        first, others = self.policies[0], self.policies[1:]
+        cells = {
+            (name, cell.policy): cell
+            for name, one in self.comparisons.items()
+            for cell in one.cells
+            if cell.metric == metric
+        }
+        raw = [paired_p(values[name][p], values[name][first]) for name in values for p in others]
+        adjusted = iter(holm(raw).tolist())
+        found = []
+        for name in values:
+            for policy in self.policies:
+                cell, p = cells[name, policy], math.nan if policy == first else next(adjusted)
+                found.append(Line(metric, name, policy, cell.value.n, cell.value, cell.ratio, p, cell.effect))
+        return [*found, *self._over_seeds(metric, values), *self._over_scenarios(metric, values)]
+
+    def _over_seeds(self, metric: str, values: Mapping[str, Mapping[str, list[float]]]) -> list[Line]:
+        exact = [not one.random for one in self.comparisons.values()]
+        reference = [values[name][self.policies[0]] for name in values]
+        found = [stratified_ratio([values[n][p] for n in values], reference, exact) for p in self.policies]
+        return self._over(
+            metric, SEEDS, [r for r, _, _ in found], [p for _, p, _ in found], [d for *_, d in found]
+        )
+
+    def _over_scenarios(self, metric: str, values: Mapping[str, Mapping[str, list[float]]]) -> list[Line]:
+        mean = {p: [float(np.mean(values[name][p])) for name in values] for p in self.policies}
+        first = mean[self.policies[0]]
+        ratios = [paired_ratio(mean[p], first) for p in self.policies]
+        effects = [paired_effect(mean[p], first) for p in self.policies]
+        return self._over(
+            metric, SCENARIOS, ratios, [paired_p(mean[p], first) for p in self.policies], effects
+        )
+
+    def _over(
+        self,
+        metric: str,
+        scenario: str,
+        ratio: Sequence[Interval],
+        p: Sequence[float],
+        effect: Sequence[float],
+    ) -> list[Line]:
+        tested = [math.nan, *holm(p[1:]).tolist()]
+        return [
+            Line(metric, scenario, policy, ratio[k].n, _NONE, ratio[k], tested[k], effect[k])
+            for k, policy in enumerate(self.policies)
+        ]
+
+    @property
+    def failures(self) -> tuple[str, ...]:
+        """One line per run that failed; policies with such a run are left out."""
+        return tuple(f"{name}: {text}" for name, one in self.comparisons.items() for text in one.failures)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One flat row per metric, scenario and policy."""
+        return [line.row() for line in self.lines]
+
+    def to_df(self) -> Any:
+        """`rows` as a pandas DataFrame. Raises MissingError where pandas is not installed."""
+        return data_frame(self.rows())
+
+    def __repr__(self) -> str:
+        return f"<{', '.join(self.policies)} on {', '.join(self.comparisons)}>"
+
+    @property
+    def title(self) -> str:
+        """What the table is of."""
+        n = sum(len(one.seeds) for one in self.comparisons.values())
+        return (
+            f"{len(self.comparisons)} scenarios, {n} pairs of runs: mean ± 95 % interval; ratio to "
+            f"{self.policies[0]}, Cohen's d; * p < 0.05, ** p < 0.01 after Holm"
+        )
+
+    def texts(self) -> list[list[str]]:
+        """The table as texts: a head, and of each metric in `SHOWN` a row for each scenario, and those over all."""
+        rows = [["", *self.policies]]
+        for metric in dict.fromkeys(line.metric for line in self.lines if line.metric in SHOWN):
+            mine = [line for line in self.lines if line.metric == metric]
+            if all(not line.value.mean > 0 for line in mine if line.value is not _NONE):
+                continue
+            rows.append([label(metric), *[""] * len(self.policies)])
+            for name in dict.fromkeys(line.scenario for line in mine):
+                cells = [_shown(line) for line in mine if line.scenario == name]
+                if any(cell.rstrip("*") != UNKNOWN for cell in cells[1:]) or len(cells) == 1:
+                    rows.append([f"  {name}", *cells])
+        return rows
+
+    def as_table(self, width: int = 100) -> str:
+        """Plain text: scenarios as rows, policies as columns; `width` is not kept to."""
+        rows = self.texts()
+        wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [
+            (
+                row[0].ljust(wide[0])
+                + "".join(f"  {c.rjust(w)}" for c, w in zip(row[1:], wide[1:], strict=True))
+            )
+            for row in rows
+        ]
+        return "\n".join([self.title, "", *(line.rstrip() for line in lines)]) + "\n"
+
+    def as_latex(self) -> str:
+        """The same for a paper (booktabs)."""
+        return latex_table(self.title, self.texts())
+
+    def as_json(self) -> str:
+        """Everything of the table, for programs; what is unknown is null."""
+        content = {
+            "schema_version": 1, "scenarios": list(self.comparisons), "policies": self.policies,
+            "confidence": CONFIDENCE, "rows": self.rows(), "failures": self.failures,
+        }  # fmt: skip
+        return json.dumps(plain(content), indent=2, allow_nan=False) + "\n"
+
+
+def _shown(line: Line) -> str:
+    """A value of a scenario; over all, the ratio with its interval and effect."""
+    stars = "*" * ((line.p < 0.05) + (line.p < 0.01))
+    if line.value is not _NONE:
+        return show(line.metric, line.value.mean, line.value.half_width) + stars
+    if not math.isfinite(line.ratio.mean):
+        return UNKNOWN
+    effect = f" (d {digits(line.effect, 2)})" if math.isfinite(line.effect) else ""
+    return f"x{digits(line.ratio.mean)}{plus_minus(line.ratio.half_width)}{effect}{stars}"

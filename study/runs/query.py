@@ -43,6 +43,7 @@ def ask(folder: Path, sql: str, to: Path | None = None, *, allow_files: bool = F
     """
     folder = folder.resolve() if folder.is_dir() else folder
     with connect(folder) as connection, memory_at_most(MEMORY_BYTES):
+        connection.execute("SET threads = 2")  # nobody waits here for the thread that asks
         connection.execute(f"SET memory_limit = '{MEMORY_BYTES // 2} B'")
         if not allow_files:
             _lock(connection, folder, to)

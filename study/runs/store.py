@@ -21,6 +21,7 @@ from typing import Any
 import duckdb
 import numpy as np
 
+from equipoise.formats.database import database
 from equipoise.sim.record import write_parquet
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.folders import LEDGER, RUNS, SUMMARY, reading
@@ -312,7 +313,7 @@ def connect(folder: str | Path) -> duckdb.DuckDBPyConnection:
     nothing of the kind in the folder, or it is damaged.
     """
     folder = Path(folder)
-    connection = duckdb.connect(config={"threads": "2"})
+    connection = database()
     try:
         _add_views(connection, folder)
     except (duckdb.Error, OSError) as error:

@@ -48,6 +48,7 @@ def actions(decision: Decision) -> dict[str, Any]:
     now = (
         ("samples_per_step", plan.samples_per_step, o.workers.samples_per_step),
         ("global_batch", plan.global_batch, o.jobs.global_batch),
+        ("accumulation", plan.accumulation, o.jobs.accumulation),
         ("sync_interval", plan.sync_interval, o.jobs.sync_interval),
         ("gpu_share", plan.gpu_share, o.workers.gpu_share),
     )

@@ -14,9 +14,12 @@ from equipoise.policies.observation import Observation, writable
 
 _FIELDS = {
     "samples": ("samples_per_step",), "moves": ("moves",), "order": ("fetch_order",), "batch": ("global_batch",),
-    "interval": ("sync_interval",), "share": ("gpu_share",), "resize": ("allocation",),
+    "interval": ("sync_interval",), "share": ("gpu_share",), "accumulation": ("accumulation",),
+    "resize": ("allocation",),
 }  # fmt: skip
 """Levers of a live run and the fields of a plan that use them."""
+
+_NEVER = ("gradient_weight", "suspect")  # a live job carries out neither
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,10 @@ class AsLive(Stage):
             return plan, memory
         decision = refine(self.policy, seen, memory["policy"])
         self.decided.append(decision)
-        fields = [field for lever in self.held for field in _FIELDS[lever]]
+        fields = [*_NEVER, *(field for lever in self.held for field in _FIELDS[lever])]
+        weight = decision.plan.gradient_weight
+        if weight is not None and (weight != 1.0).any():
+            fields.append("samples_per_step")  # as `live.decide.world` refuses what belongs to it
         kept = [field for field in fields if not (field == "allocation" and len(observation.waiting))]
         return without(decision.plan, kept), {**memory, "policy": decision.memory}
 

@@ -10,6 +10,7 @@ middle half's, because hiccups are no log-normal noise: they come alone.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,9 @@ _LONG_EXCHANGE = 5.0  # likewise; exchanges vary more
 _SMOOTHED = 5  # rounds; shorter hiccups are no change of speed
 _DEEPEST = 5  # halvings of a record: at most 2**5 speeds of a rank
 _WORTH = 0.01  # mean relative error; a fixed cost that explains less than this more is not believed
+_LEAST_EXCHANGE = 1e-3  # times the usual one
+_VOLUME_BYTES = 1e6  # of an exchange; one run cannot tell latency from bandwidth
+_ROUNDING = 1e-6  # relative; a smaller change of speed is none
 _DRAWS = 16  # of the noise of a whole record
 _MAD_TO_SIGMA = 1.4826  # of a normal distribution
 
@@ -45,9 +49,13 @@ class MeasuredSpeeds:
     """What was measured: seconds per sample by rank and round, and what all ranks have in common."""
 
     speeds: tuple[Speeds, ...]
+    trace: tuple[Speeds, ...]  # the same window by window: how fast the machine was
     fixed_samples: float  # fixed part of a step, as so many samples
     update_samples: float  # of these, the part that the run itself measured as the update
     exchange_s: float  # one exchange, beyond what backward hides
+    exchanges: tuple[
+        tuple[int, float], ...
+    ]  # (first round, times that) of windows in which it took otherwise
     step_cov: float  # coefficient of variation of a local step
 
     @property
@@ -56,12 +64,14 @@ class MeasuredSpeeds:
         return min(rank.per_sample_s[0] for rank in self.speeds)
 
     def changes(self) -> list[tuple[int, int, float]]:
-        """(round, rank, times slower than at the start) of every change of speed, by round."""
-        found = [
-            (begin, rank, now_s / speeds.per_sample_s[0])
-            for rank, speeds in enumerate(self.speeds)
-            for begin, now_s in zip(speeds.begin[1:], speeds.per_sample_s[1:], strict=True)
-        ]
+        """(round, rank, times slower than at the start) of every change of speed in the trace, by round."""
+        found = []
+        for rank, (speeds, traced) in enumerate(zip(self.speeds, self.trace, strict=True)):
+            before_s = first_s = speeds.per_sample_s[0]
+            for begin, now_s in zip(traced.begin, traced.per_sample_s, strict=True):
+                if abs(now_s - before_s) > _ROUNDING * before_s:
+                    found.append((begin, rank, now_s / first_s))
+                before_s = now_s
         return sorted(found)
 
 
@@ -121,17 +131,25 @@ def measure(run: LiveRun) -> MeasuredSpeeds:
     begins = [_where_told(begin, row, decided) for begin, row in zip(begins, busy_s, strict=True)]
     per_sample_s = busy_s / (fixed + samples)
     levels = [_levels(row, begin) for row, begin in zip(per_sample_s, begins, strict=True)]
-    spread = [_spread(level, begin, run.rounds) for level, begin in zip(levels, begins, strict=True)]
+    windows = [sorted({*begin, *(k for k in decided if k < run.rounds)}) for begin in begins]
+    traced = [_levels(row, window, math.inf) for row, window in zip(per_sample_s, windows, strict=True)]
+    spread = [_spread(level, window, run.rounds) for level, window in zip(traced, windows, strict=True)]
     ratio = per_sample_s / np.stack(spread)
     return MeasuredSpeeds(
-        tuple(Speeds(tuple(b), tuple(v.tolist())) for b, v in zip(begins, levels, strict=True)),
+        _speeds(begins, levels),
+        _speeds(windows, traced),
         fixed,
         min(fixed, float(np.nanmedian(run.update_s / per_sample_s))),
         _exchange_s(run),
+        _exchanges(run, sorted({0, *(k for k in decided if k < run.rounds)})),
         _apart_cov(
             float(_MAD_TO_SIGMA * np.nanmedian(np.abs(ratio - np.nanmedian(ratio)))), busy_s, busy_s / ratio
         ),
     )
+
+
+def _speeds(begins: Sequence[Sequence[int]], levels: Sequence[Floats]) -> tuple[Speeds, ...]:
+    return tuple(Speeds(tuple(b), tuple(v.tolist())) for b, v in zip(begins, levels, strict=True))
 
 
 def _apart_cov(step_cov: float, busy_s: Floats, expected_s: Floats) -> float:
@@ -168,12 +186,12 @@ def _where_told(begins: list[int], values: Floats, decided: set[int]) -> list[in
     return found
 
 
-def _levels(per_sample_s: Floats, begins: list[int]) -> Floats:
-    """Level of each stretch; one without any value takes the level before it."""
+def _levels(per_sample_s: Floats, begins: list[int], most: float = _HICCUP) -> Floats:
+    """Level of each stretch; one without any value takes the level before it. `most`: as for `_usual`."""
     levels: list[float] = []
     for begin, end in zip(begins, [*begins[1:], len(per_sample_s)], strict=True):
         part = per_sample_s[begin:end]
-        levels.append(_usual(part, _HICCUP) if np.isfinite(part).any() else levels[-1])
+        levels.append(_usual(part, most) if np.isfinite(part).any() else levels[-1])
     return np.array(levels)
 
 
@@ -231,30 +249,48 @@ def _exchange_s(run: LiveRun) -> float:
     return _usual(shortest, _LONG_EXCHANGE) if np.isfinite(shortest).any() else 0.0
 
 
+def _exchanges(run: LiveRun, begins: Sequence[int]) -> tuple[tuple[int, float], ...]:
+    """How much longer the exchanges of each window took than usual, where that is another factor than before."""
+    usual_s, found, before = _exchange_s(run), [], 1.0
+    if usual_s <= 0.0 or run.manifest.get("sample_bytes"):  # data that moves would be as slow
+        return ()
+    for begin, end in zip(begins, [*begins[1:], run.rounds], strict=True):
+        tails_s = run.tail_s[:, begin:end][:, run.exchanged[begin:end]].min(axis=0)
+        took_s = float(np.nanmean(tails_s)) if np.isfinite(tails_s).any() else usual_s
+        factor = max(took_s / usual_s, _LEAST_EXCHANGE)
+        if abs(factor - before) > _ROUNDING:
+            found.append((begin, factor))
+            before = factor
+    return tuple(found)
+
+
 def scenario_data(
     run: LiveRun, measured: MeasuredSpeeds, events: list[dict[str, Any]], policy: list[Any]
 ) -> dict[str, Any]:
     """The run as a scenario, as plain data in SI units. `events`: planned changes of speed.
 
-    One node per rank; the exchange is pure latency, because one size on one number of ranks cannot tell
-    latency from bandwidth. A drift that was not known live is put so high that no interval above 1 pays, which
-    is how a policy acts that does not know it.
+    One node per rank; the exchange is pure bandwidth, which may change, because one size on one number of ranks
+    cannot tell it from latency. A drift that was not known live is put so high that no interval above 1 pays, which
+    is how a policy acts that does not know it; one that was measured is the one that the policy saw last.
     """
     manifest, n = run.manifest, run.ranks
     beta_s = measured.reference_s
     drift, target = manifest.get("drift"), manifest.get("samples_target")
+    exchanged = n > 1 and measured.exchange_s > 0.0
+    nic = {"nic": _VOLUME_BYTES / measured.exchange_s} if exchanged else {}
     nodes = [
-        {"name": f"rank-{member}", "speed": beta_s / speeds.per_sample_s[0]}
+        {"name": f"rank-{member}", "speed": beta_s / speeds.per_sample_s[0], **nic}
         for member, speeds in zip(run.members, measured.speeds, strict=True)
     ]
-    exchange = {"alpha": measured.exchange_s / max(1, 2 * (n - 1)), "rate": 1e12}
     phi = _last_noise_scale(run)
     model = {
         "fixed_time": measured.fixed_samples * beta_s,
         "sample_time": beta_s,
-        "gradient": 0.0,
-        "exchange": exchange,
-        "drift": 1.0 if drift is None else drift,
+        "gradient": _VOLUME_BYTES * n / (2 * (n - 1))
+        if exchanged
+        else 0.0,  # a ring sends 2 (n - 1) / n of it
+        "exchange": {"alpha": 0.0, "rate": 1e24},
+        "drift": 1.0 if drift is None else _last_drift(run) if drift == "measured" else drift,
         **({"noise_scale": phi} if phi > 0 else {}),
     }
     trained = int(run.samples.sum())
@@ -290,6 +326,12 @@ def scenario_data(
         "noise": {"step_cov": measured.step_cov},
         "faults": {"events": events},
     }
+
+
+def _last_drift(run: LiveRun) -> float:
+    """The latest drift that the policy saw; 1 where it was never asked."""
+    seen = [float(p.entry.decision.observation.jobs.drift[0]) for p in run.points]
+    return seen[-1] if seen else 1.0
 
 
 def _last_noise_scale(run: LiveRun) -> float:

@@ -86,6 +86,10 @@ def read_run(folder: Path, policy: Policy | None = None) -> LiveRun:
         raise InputError(
             [f"{folder}: near ranks exchanged among themselves; a twin has one interval for all"]
         )
+    if any(line.get("ends_step") is False for found in lines.values() for line in found):
+        raise InputError(
+            [f"{folder}: steps were computed in several batches, as a plan said; they have no twin"]
+        )
     rows, changed = _rounds_of(lines)
     columns, exchanged = _columns(rows, members)
     leader = int(manifest["members"][0]["member"])

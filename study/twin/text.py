@@ -27,6 +27,7 @@ def as_data(twin: Twin) -> dict[str, Any]:
         "ranks": twin.run.ranks,
         "rounds": twin.run.rounds,
         "step_error_median": _finite(twin.step_error_median),
+        "noise_median": _finite(twin.noise_median),
         "step_error_max": _finite(max((w.error for w in twin.windows), default=math.nan)),
         "decisions": len(twin.windows),
         "decisions_identical": twin.decisions_identical,
@@ -39,7 +40,7 @@ def as_data(twin: Twin) -> dict[str, Any]:
             "exchange_s": twin.measured.exchange_s,
             "step_cov": twin.measured.step_cov,
         },
-        "windows": [asdict(w) | {"error": _finite(w.error)} for w in twin.windows],
+        "windows": [asdict(w) | {"noise": _finite(w.noise), "error": _finite(w.error)} for w in twin.windows],
         "notes": list(twin.run.notes),
     }
 
@@ -108,7 +109,8 @@ def _table(windows: Sequence[TwinWindow]) -> Iterator[str]:
 
 def _conclusion(twin: Twin) -> Iterator[str]:
     compared = len(twin.windows)
-    yield f"step time: median error {format_share(twin.step_error_median)} over {compared} decisions"
+    error, noise = format_share(twin.step_error_median), format_share(twin.noise_median)
+    yield f"step time: median error {error} over {compared} decisions; what was measured is uncertain by {noise}"
     if twin.parted is None:
         yield f"decisions: all {twin.decisions_identical} alike"
     else:

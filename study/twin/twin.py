@@ -10,8 +10,10 @@ what is compared are the decisions, and the step times that they lead to.
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from equipoise.policies.contract import Decision, Policy
+from equipoise.policies.observation import Floats
 from equipoise.policies.record.journal import JournalError, replay
 from equipoise.sim.loading.file import from_mapping
 from equipoise.sim.run import run as simulate
@@ -30,6 +33,8 @@ from equipoise.study.twin.fit import MeasuredSpeeds, measure, scenario_data
 from equipoise.study.twin.record import LiveRun, Point, journals
 
 SEEDS = 5  # noise of the prediction itself is averaged away over so many
+_MEETINGS = 12  # simulations until the changes of speed come at their rounds, at most
+_MET = 1e-9  # relative; so near is met
 _NOISY = 0.002  # variation of steps; below it, one will do
 
 
@@ -43,6 +48,7 @@ class TwinWindow:
     samples: tuple[int, ...]  # per rank, live
     interval: int  # live
     measured_s: float
+    noise: float  # relative standard error of that, by how its rounds vary; NaN of a single round
     predicted_s: float
     equal: bool  # the decision at its end is the same on both sides
 
@@ -68,6 +74,12 @@ class Twin:
     def step_error_median(self) -> float:
         """Median relative error of the predicted step times; NaN without any decision."""
         return float(np.median([w.error for w in self.windows])) if self.windows else math.nan
+
+    @property
+    def noise_median(self) -> float:
+        """Median relative standard error of the measured step times; NaN where none is known."""
+        known = [w.noise for w in self.windows if math.isfinite(w.noise)]
+        return float(np.median(known)) if known else math.nan
 
 
 def twin(run: LiveRun, seed: int = 0) -> Twin:
@@ -105,28 +117,67 @@ def replayed(folder: Path, policy: Policy) -> tuple[str, ...]:
 def _simulated(run: LiveRun, measured: MeasuredSpeeds, seed: int) -> tuple[Scenario, list[Decision]]:
     """The scenario, and what the policy decides in it, in order, without the start of the job.
 
-    A change of speed came at a round; its time in the simulation depends on all that came before it. So the
-    scenario is built change by change: simulate, see when that round begins, add the change.
+    A change of speed came at a round; its time in the simulation depends on all that came before it. So it is
+    simulated until the decisions before the changes are made when the changes say that they are.
     """
     changes = measured.changes()
-    events: list[dict[str, Any]] = []
-    for begin in sorted({begin for begin, _, _ in changes}):
-        at_s = _begin_of_round(begin, run, _decisions(run, measured, events, seed)[1])
-        for event in events:
-            if event["node"] in {_node(run, rank) for k, rank, _ in changes if k == begin}:
-                event["duration"] = min(event["duration"], at_s - event["at"])
-        events += [
-            _event(run, rank, at_s, factor) for k, rank, factor in changes if k == begin and factor != 1.0
-        ]
-    return _decisions(run, measured, events, seed)
+    begins = sorted({*(begin for begin, _, _ in changes), *(begin for begin, _ in measured.exchanges)})
+    at_s = _begins(run, begins, [])
+    for _ in range(_MEETINGS if begins else 1):
+        scenario, found = _decisions(run, measured, _events(run, measured, at_s), seed)
+        before_s, at_s = at_s, _begins(run, begins, found)
+        if all(abs(at_s[k] - before_s[k]) <= _MET * max(at_s[k], 1.0) for k in begins):
+            break
+    return scenario, found
+
+
+def _begins(run: LiveRun, begins: Sequence[int], simulated: Sequence[Decision]) -> dict[int, float]:
+    """When these rounds begin in the simulation, less half a round: a period keeps the speed it began with.
+
+    As long behind the simulated decision before them as they did live; without one, behind the start.
+    """
+    took_s = np.where(np.isfinite(run.round_s), run.round_s, np.nanmean(run.round_s))
+    ends_s = np.concatenate(([0.0], np.cumsum(took_s)))
+    anchors = [(0, 0.0)]
+    anchors += [
+        (p.rounds, simulated[p.point - 1].observation.time_s) for p in run.points if p.point <= len(simulated)
+    ]
+    rounds = [first for first, _ in anchors]
+    found = {}
+    for begin in begins:
+        first, at_s = anchors[bisect.bisect_right(rounds, begin) - 1]
+        half_s = 0.5 * took_s[begin - 1] if begin else 0.0
+        found[begin] = max(0.0, at_s + float(ends_s[begin] - ends_s[first] - half_s))
+    return found
 
 
 def _node(run: LiveRun, rank: int) -> str:
     return f"rank-{run.members[rank]}-0"
 
 
-def _event(run: LiveRun, rank: int, at_s: float, factor: float) -> dict[str, Any]:
-    return {"kind": "slow", "node": _node(run, rank), "at": at_s, "duration": 1e9, "factor": factor}
+def _events(run: LiveRun, measured: MeasuredSpeeds, at_s: Mapping[int, float]) -> list[dict[str, Any]]:
+    """The changes of speed and of exchanges as planned events, each until the next one of its rank."""
+    events: list[dict[str, Any]] = []
+    changes, usual_s = measured.changes(), float(np.nanmean(run.round_s))
+    slower = [("slow", rank, at_s[begin], factor) for begin, rank, factor in changes]
+    # The round before ends with an exchange of its own.
+    links = [(at_s[begin] + 0.75 * usual_s, factor) for begin, factor in measured.exchanges]
+    slower += [("link", rank, at, factor) for rank in range(run.ranks) for at, factor in links]
+    for kind, rank in itertools.product(("slow", "link"), range(run.ranks)):
+        mine = [(at, factor) for what, of, at, factor in slower if (what, of) == (kind, rank)]
+        ends_s = [*(at for at, _ in mine), math.inf][1:]
+        events += [
+            {
+                "kind": kind,
+                "node": _node(run, rank),
+                "at": at,
+                "duration": min(1e9, end - at),
+                "factor": factor,
+            }
+            for (at, factor), end in zip(mine, ends_s, strict=True)
+            if factor != 1.0 and end > at
+        ]
+    return sorted(events, key=lambda event: float(event["at"]))
 
 
 def _decisions(
@@ -148,32 +199,10 @@ def _decisions(
     return scenario, found
 
 
-def _begin_of_round(begin: int, run: LiveRun, simulated: Sequence[Decision]) -> float:
-    """When round `begin` begins in the simulation, less half a round: a period keeps the speed it began with.
-
-    Rounds are told by the samples before them: the last of an epoch may be short.
-    """
-    each = run.samples.sum(axis=0)
-    wanted = float(each[:begin].sum()) - 0.5 * float(each[begin])
-    at_s = trained = 0.0
-    for decision in simulated:
-        new = _trained(decision)
-        if trained + new > wanted:
-            return at_s + (wanted - trained) * (decision.observation.time_s - at_s) / new
-        at_s, trained = decision.observation.time_s, trained + new
-    batch = float(run.manifest["global_batch"])
-    return at_s + (wanted - trained) / batch * (_step_s(simulated[-1], batch) if simulated else 0.0)
-
-
 def _trained(decision: Decision) -> float:
     """Samples of the window before a decision."""
     o = decision.observation
     return float(o.jobs.throughput_samples_per_s[0]) * o.window_s
-
-
-def _step_s(decision: Decision, batch: float) -> float:
-    """Time per global batch in the window before a decision."""
-    return batch / float(decision.observation.jobs.throughput_samples_per_s[0])
 
 
 def _mean_step_s(decisions: Sequence[Decision], batch: float) -> float:
@@ -182,6 +211,11 @@ def _mean_step_s(decisions: Sequence[Decision], batch: float) -> float:
 
 
 # -- the comparison ------------------------------------------------------------------------------------------
+
+
+def _standard_error(values: Floats) -> float:
+    """That of the mean of `values`, over the mean; NaN of a single one."""
+    return float(values.std(ddof=1) / math.sqrt(len(values)) / values.mean()) if len(values) > 1 else math.nan
 
 
 def _windows(
@@ -201,6 +235,7 @@ def _windows(
                 samples=tuple(run.samples[:, point.rounds - 1].tolist()),
                 interval=int(live.observation.jobs.sync_interval[0]),
                 measured_s=float(round_s[part][timed].sum()) * batch / trained,
+                noise=_standard_error(round_s[part][timed]),
                 # Several simulated decisions where one failed live.
                 predicted_s=float(np.mean([_mean_step_s(s[before : point.point], batch) for s in simulated])),
                 equal=first_difference(actions(live), actions(decision)) is None,

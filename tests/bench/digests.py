@@ -14,10 +14,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import duckdb
 import numpy as np
 import yaml
 from numpy.typing import NDArray
+
+from equipoise.formats.database import database
 
 Values = NDArray[Any]
 Columns = dict[str, list[tuple[int, Values]]]
@@ -176,7 +177,7 @@ def read_tables(folder: Path, run: int) -> Tables:
 
 
 def _read_parquet(columns: Columns, record: int, path: Path) -> None:
-    with duckdb.connect() as connection:
+    with database() as connection:
         found = connection.read_parquet(str(path)).fetchnumpy()
     for name, values in found.items():
         missing = np.ma.is_masked(values)

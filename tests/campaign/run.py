@@ -74,7 +74,9 @@ class Run:
         address = None
         if self.plan.apart:
             self.processes.append(job._Process(job.serve, self.folder))
+            limit_s = time.monotonic() + 120.0
             while not (self.folder / "address").exists():
+                assert time.monotonic() < limit_s, "no store is served"
                 time.sleep(0.02)
             address = (self.folder / "address").read_text().strip()
         self.processes.append(

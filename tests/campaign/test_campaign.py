@@ -12,7 +12,33 @@ from tests.campaign.plan import EARLY, EARLY_FROM, PHASES, make
 from tests.campaign.run import make_run
 
 SHORT = 34  # three of four ranks are killed, two of them while the group forms anew
-SEEDS = (SHORT, 0, 2, 3, 5, 7, 8, 10, 12, 13, 14, 15, 17, 18, 19, 20, 24, 26, 27, 33, 200, 201, 203)
+SEEDS = (
+    SHORT,
+    0,
+    2,
+    3,
+    5,
+    7,
+    8,
+    10,
+    12,
+    13,
+    14,
+    15,
+    17,
+    18,
+    19,
+    20,
+    24,
+    26,
+    27,
+    33,
+    200,
+    201,
+    203,
+    1019,
+    1032,
+)
 
 
 def test_a_seed_says_what_happens_and_many_of_them_meet_every_phase() -> None:

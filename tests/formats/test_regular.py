@@ -32,6 +32,23 @@ def test_what_is_no_file_is_refused_at_once(
     assert capsys.readouterr().err.count("\n") == 1
 
 
+def test_a_file_that_has_its_content_later_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As `/proc/kmsg` does for root: a regular file, says the system, that gives nothing yet."""
+    path = tmp_path / "kmsg"
+    os.mkfifo(path)
+    kept = [os.open(path, os.O_RDONLY | os.O_NONBLOCK), os.open(path, os.O_WRONLY)]
+    monkeypatch.setattr(regular.stat, "S_ISREG", lambda _: True)
+    for command in (["validate"], ["run", "--policy", "fifo"], ["check"]):
+        assert cli.main([*command, str(path)]) == 2
+        err = capsys.readouterr().err
+        assert err.endswith(f"{path}: cannot be read: Resource temporarily unavailable\n")
+        assert err.count("\n") == 1
+    for handle in kept:
+        os.close(handle)
+
+
 def test_a_folder_is_no_file_either(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be read: Is a directory"):
         read_text(tmp_path)

@@ -10,11 +10,11 @@ import sys
 import time
 from pathlib import Path
 
-import duckdb
 import pytest
 
 import equipoise
 from equipoise import cli
+from equipoise.formats.database import database
 from equipoise.policies import registry as policies
 from equipoise.sim.hardware.profile import scenarios_dir
 from tests.study.runs.sweeps.sweep_helpers import run_folder
@@ -148,7 +148,7 @@ def test_run_writes_its_records(scenario: str, trace: str, tmp_path: Path) -> No
     )
     assert {p.name for p in out.iterdir()} == {"config.yaml", "manifest.json", "jobs.parquet", "summary.json"}
     query = f"SELECT job_id, arrival_s, start_s, completion_s, gpus FROM '{out}/jobs.parquet' ORDER BY job_id"
-    jobs = duckdb.connect().execute(query).fetchall()
+    jobs = database().execute(query).fetchall()
     assert jobs == [(7, 0.0, 0.0, 60.0, 2), (8, 5.0, 5.0, 65.0, 2), (9, 5.0, 60.0, 120.0, 2)]
     assert cli.main(["run", str(out / "config.yaml"), "--trace", trace, "-q"]) == 0
 

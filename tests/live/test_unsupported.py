@@ -6,15 +6,23 @@ import json
 import resource
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from equipoise.live.decide.telemetry import Recorder  # noqa: E402
-from tests.live import ranks as live_ranks  # noqa: E402
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from equipoise.live.attach import attach
+from equipoise.live.decide.telemetry import Recorder
+from equipoise.policies.contract import Kind, Memory, Plan, Policy, Stage
+from equipoise.policies.observation import Observation
+from tests.live import ranks as live_ranks
 
 
 class Stream(torch.utils.data.IterableDataset):  # type: ignore[misc]
@@ -30,8 +38,6 @@ class Stream(torch.utils.data.IterableDataset):  # type: ignore[misc]
 def attached(model: Any, parameters: Any, dataset: Any, **options: Any) -> str:
     """What `attach` says, or the sampler, or how many rounds were trained."""
     from torch.utils.data import DataLoader
-
-    from equipoise.live.attach import attach
 
     optimizer = torch.optim.SGD(parameters, lr=0.1)
     try:
@@ -202,3 +208,73 @@ def test_a_rank_that_was_left_out_is_told_why_and_how_to_come_back() -> None:
         "reported dead. What it trained on since is dealt again; let this process end, and start a new one with "
         "--join",
     ]
+
+
+# -- a loss that is no sum over the ranks --------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Uneven(Stage):
+    """Twelve of sixteen samples for the first rank."""
+
+    name: ClassVar[str] = "uneven"
+    kind: ClassVar[Kind] = "tasks"
+
+    def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
+        return plan.with_(samples_per_step=np.array([12, 4])), memory
+
+
+def gathering_net() -> Any:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Tanh()).double()
+
+
+def gathering_data() -> Any:
+    return torch.randn(64, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+def on_gathered_features(rank: int) -> dict[str, tuple[list[list[int]], list[Any]]]:
+    """A loss of the features of all ranks, gathered in a way that backward passes through."""
+    from torch.distributed.nn.functional import all_gather
+
+    torch.distributed.init_process_group("gloo")
+    x, found = gathering_data(), {}
+    for lever in ("moves", "samples"):
+        net = gathering_net()
+        model = DistributedDataParallel(net)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        runtime = attach(
+            model, optimizer, Policy("uneven", (Uneven(),)), global_batch=16, nvml=False, decide_every=1,
+            decision_budget_s=600.0, allow={lever},
+        )  # fmt: skip
+        sampler, trained = runtime.sampler(len(x)), []
+        for _ in runtime.epochs(2):
+            for batch in sampler:
+                trained.append(batch)
+                features = all_gather(model(x[batch]).sum(dim=0))
+                (sum(features) / 16).square().sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                runtime.step()
+        runtime.close()
+        found[lever] = trained, [p.detach().clone() for p in net.parameters()]
+    return found
+
+
+def test_a_loss_over_gathered_features_is_exact_with_equal_shares_only() -> None:
+    """Every rank backpropagates into the others' features: no weight of a rank's gradients makes that right."""
+    results = live_ranks.Ranks(on_gathered_features, 2).join(timeout_s=120)
+    x, errors = gathering_data(), {}
+    for lever in ("moves", "samples"):
+        net = gathering_net()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
+        for batches in zip(*(result[lever][0] for result in results), strict=True):
+            (net(x[[k for batch in batches for k in batch]]).sum(dim=0) / 16).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        pairs = zip(net.parameters(), results[0][lever][1], strict=True)
+        errors[lever] = max(float((exact.detach() - found).abs().max()) for exact, found in pairs)
+    assert {len(batch) for batch in results[0]["moves"][0]} == {8}
+    assert {len(batch) for batch in results[0]["samples"][0]} == {8, 12}
+    assert errors["moves"] < 1e-12
+    assert errors["samples"] > 1e-3

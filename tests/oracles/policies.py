@@ -19,7 +19,7 @@ def match_sorted(old, new):
     return [old.index(wanted) if wanted in old else -1 for wanted in new]
 
 
-def holt(series, alpha, beta):
+def holt(series, alpha, beta, least=0.5):
     """Forecast after all of `series` (None: not seen), by the textbook recursion."""
     level = trend = None
     for value in series:
@@ -31,7 +31,9 @@ def holt(series, alpha, beta):
             new = alpha * value + (1 - alpha) * (level + trend)
             trend = beta * (new - level) + (1 - beta) * trend
             level = new
-    return None if level is None else max(level + trend, level / 2)
+    if level is None:
+        return None
+    return max(level + trend, level * least) if least else level + trend
 
 
 def gradient_health(first, norm, rate, deviation, sigma, warm, sigmas):
@@ -39,10 +41,13 @@ def gradient_health(first, norm, rate, deviation, sigma, warm, sigmas):
     for rows in segments(first):
         if not any(math.isfinite(norm[i]) for i in rows):
             continue
+        known = [i for i in rows if math.isfinite(norm[i])]
+        odd = {i for i in known if norm[i] > 0 and warm[i] and abs(deviation[i]) > sigmas * sigma[i]}
+        if len(rows) >= 3 and len(odd) >= len(known) / 2:
+            odd = set()
         for i in rows:
             if math.isfinite(rate[i]):
-                odd = warm[i] and abs(deviation[i]) > sigmas * sigma[i]
-                healthy[i] = math.isfinite(norm[i]) and norm[i] > 0 and not odd
+                healthy[i] = math.isfinite(norm[i]) and norm[i] > 0 and i not in odd
     return healthy
 
 
@@ -129,12 +134,16 @@ def pick_shards(flow, queue, samples, size, stored, node, capacity, owned, room,
     owned, room, queue = list(owned), list(room), {i: list(rows) for i, rows in queue.items()}
     sent, received = list(sent), list(received)
     picked, refused = [], 0
+    gives, needs = [0.0] * len(capacity), [0.0] * len(capacity)
+    for i, j, wanted in flow:
+        gives[i] += wanted
+        needs[j] += wanted
     for i, j, wanted in flow:
         target = node[j]
         near = [row for row in queue.get(i, []) if stored[row] == target]
         far = [row for row in queue.get(i, []) if stored[row] != target]
         for row in near + far:
-            if wanted < samples[row] / 2 or samples[row] <= 0:
+            if min(wanted, gives[i], needs[j]) <= samples[row] / 2 * (1 + 2**-30) or samples[row] <= 0:
                 continue
             source, own_s = stored[row], links.time(stored[row], target, size[row])
             arrives = 0.0
@@ -157,6 +166,8 @@ def pick_shards(flow, queue, samples, size, stored, node, capacity, owned, room,
             queue[i].remove(row)
             picked.append((row, j))
             wanted -= samples[row]
+            gives[i] -= samples[row]
+            needs[j] -= samples[row]
             owned[i] -= samples[row]
             owned[j] += samples[row]
             if source != node[i]:

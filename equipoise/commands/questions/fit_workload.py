@@ -18,7 +18,11 @@ from equipoise.options import State, common, note, pass_state, say
 @click.option(
     "--cluster", "clusters", multiple=True, metavar="NAME", help="Only jobs of this virtual cluster."
 )
-@click.option("--gpus", type=IntRange(1), help="GPUs to compare waits on. Default: busy 80 % of the time.")
+@click.option(
+    "--gpus",
+    type=IntRange(1),
+    help="GPUs of the cluster for the comparison. Default: so many that they are busy 80 % of the time.",
+)
 @click.option("--policy", multiple=True, default=("fifo", "easy", "sjf"), show_default=True)
 @click.option(
     "--model",
@@ -33,21 +37,40 @@ from equipoise.options import State, common, note, pass_state, say
     type=FloatRange(0.0, min_open=True),
     default=1.0,
     show_default=True,
-    help="As many times the jobs, in what is written.",
+    help="Number of jobs, as a multiple of the trace's, in --out.",
 )
 @click.option("--seeds", type=IntRange(1), default=5, show_default=True)
+@click.option(
+    "--calibrate",
+    metavar="DRAWS",
+    type=IntRange(0),
+    default=0,
+    show_default=True,
+    help="Of so many orders of sessions keep those (--seeds) whose jobs wait most like those of the trace.",
+)
+@click.option(
+    "--calibrate-on",
+    metavar="POLICY",
+    multiple=True,
+    default=("fifo", "easy", "sjf"),
+    show_default=True,
+    help="Policies under which they do; what --policy names beside them is a test.",
+)
 @click.option("--out", type=click.Path(dir_okay=False), help="Write a scenario with the description.")
 @common
 @pass_state
 def fit_workload(
     state: State, trace: str, clusters: tuple[str, ...], gpus: int | None, policy: tuple[str, ...], kind: str,
-    scale: float, seeds: int, out: str | None,
+    scale: float, seeds: int, calibrate: int, calibrate_on: tuple[str, ...], out: str | None,
 ) -> int:  # fmt: skip
     """Write a workload like that of TRACE, other jobs on each seed, and compare their waits with the trace's.
 
     Of `sessions` (jobs of one user and size, soon after each other) the order changes within each day: batches, the
     load over days and weeks, and sizes with their durations stay. `classes` holds only arrivals over time and
     durations for each number of GPUs: it needs no trace, and its jobs wait otherwise: the comparison shows how.
+
+    A trace is one draw: where few long jobs decide who waits, other draws differ from it by much. With --calibrate,
+    the draws are those that came out like the trace; without, they show what could have come as well.
     """
     import numpy as np
 
@@ -56,7 +79,10 @@ def fit_workload(
     from equipoise.sim.scenario.tree import write_tree
     from equipoise.sim.traces.read import read_trace
     from equipoise.sim.traces.redraw import sessions
-    from equipoise.study.questions.workload import compared, fitted
+    from equipoise.study.questions.workload import compared, fitted, likest
+
+    if calibrate and (kind != "sessions" or calibrate < seeds):
+        raise click.UsageError("--calibrate: needs --model sessions, and no fewer draws than --seeds")
 
     read = read_trace(trace, clusters=clusters)
     busy = float((read.gpus * read.duration_s).sum()) / max(float(read.arrival_s.max()), 1.0)
@@ -75,6 +101,10 @@ def fit_workload(
         "cluster": {"gpus": pool}, "workload": workload, "policy": policy[0],
     }  # fmt: skip
     scenario = from_mapping(content)
+    if calibrate:
+        drawn["draws"] = likest(scenario, read, calibrate_on, calibrate, seeds)
+        scenario = from_mapping(content)
+        told += f", the {seeds} likest of {calibrate} orders"
     if out is not None:
         if scale != 1.0:
             drawn["scale"] = scale

@@ -24,10 +24,12 @@ _SMALL_SHARE = 0.005
     "--try", "tried", multiple=True, metavar="POLICY",
     help="Another policy to try as a lever. Default: s1+s2+s3, s1+s2+s3+s4.",
 )  # fmt: skip
-@click.option("--most", type=IntRange(1), default=10, show_default=True, help="Groups of jobs to look at.")
+@click.option(
+    "--most", type=IntRange(1), default=10, show_default=True, help="Most groups of jobs to report."
+)
 @click.option("--all", "every", is_flag=True, help="Show every lever, also those that do not help.")
 def limits(given: Given, tried: tuple[str, ...], most: int, every: bool) -> int:
-    """Name what limits the jobs of SCENARIO, and what would help most.
+    """Find what limits the jobs of SCENARIO, and what would help most.
 
     The limit (compute, memory, input, barrier, network, queue or faults) is where most of a job's time goes; the
     levers are found by running the scenario with each of them on the same seeds: resources doubled, disturbances

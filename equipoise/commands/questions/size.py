@@ -17,7 +17,7 @@ from equipoise.policies.plain import plain
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from equipoise.study.questions.size import Answer, Candidate, Trial
+    from equipoise.study.questions.size import Answer, Candidate, Question, Trial
     from equipoise.study.questions.targets import Target
 
 
@@ -31,13 +31,15 @@ if TYPE_CHECKING:
 @click.option("--grow", is_flag=True, help="Training jobs grow and shrink with the cluster.")
 @click.option("--rank", is_flag=True, help="Run every size, and list them all, the best first.")
 @click.option("--available", multiple=True, metavar="ACCELERATOR=GPUS [in TIME]",
-              help="What can be had of it, and when: quota and delivery.")  # fmt: skip
+              help="GPUs that are available, and when: mi300x=128, 'h100_sxm=in 25 d'.")  # fmt: skip
 @click.option("--policy", help="Stages joined by +, or none. Default: the scenario's.")
 @click.option("--seeds", type=IntRange(1), default=5, show_default=True, help="Runs per size.")
 @click.option("--confidence", type=FloatRange(0.0, 1.0, min_open=True), default=0.95, show_default=True,
               help="Share of the runs that must meet the targets.")  # fmt: skip
 @click.option("--jobs", type=IntRange(1), default=1, show_default=True, help="Processes.")
 @click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path),
+              help="Folder that keeps the answer; `equipoise report` makes a page of it.")  # fmt: skip
 @common
 @pass_state
 def size(
@@ -56,14 +58,17 @@ def size(
     trace: str | None,
     jobs: int,
     form: str,
+    out: Path | None,
 ) -> int:
     """Find the fewest or cheapest nodes with which SCENARIO meets every target.
 
     Targets: makespan, done (makespan after the delivery), completion_mean, completion_p50, completion_p95,
     completion_p99, wait_mean, wait_p50, wait_p95, wait_p99 (times; percentiles also of a class of jobs, such as
     wait_p95[8 GPUs] or of `workload.generate`), goodput, gpu_busy (shares), cost and energy (of the run), committed
-    (what contracts bind), price (per hour), power (highest, of the site). Exit code 4 when none will do.
+    (what contracts bind), price (per hour), power (highest, of the site). Exit code 4 if no size meets them.
     """
+    from equipoise.policies.files import write_whole
+    from equipoise.study.folders import SIZE, check_free
     from equipoise.study.questions.ranking import changes, ranked
     from equipoise.study.questions.size import Question, doubts, needed, read_vary
     from equipoise.study.questions.size import size as find
@@ -79,15 +84,23 @@ def size(
         seeds, confidence, objective, overrides, trace, jobs, grow, rank,
         dict(map(read_supply, available)),
     )  # fmt: skip
+    if out is not None:
+        check_free(out, "size")
+        out.mkdir(parents=True, exist_ok=True)
     note(False, *(f"warning: {doubt}" for doubt in doubts(question)))
     with progress(state.quiet, Path(scenario).stem, "sizes") as tell:
         answer = find(question, tell)
     rows = (
         ranked(answer.trials, question, needed(confidence, max((t.runs for t in answer.trials), default=1)))
-        if rank
+        if rank or out is not None
         else []
     )
     turned = changes(rows, objective)
+    if out is not None:
+        said = list(as_text(answer, question.targets))
+        write_whole(out / SIZE, kept(question, answer, rows, turned, said))
+    if not rank:
+        rows, turned = [], []
     if form == "json":
         say(as_json(answer, rows, turned))
     else:
@@ -218,10 +231,40 @@ def _changes(rows: Sequence[dict[str, Any]], found: Sequence[dict[str, Any]]) ->
         yield text + ("; more than the peak" if mfu > 1 else "")
 
 
+def kept(
+    question: Question, answer: Answer, rows: Sequence[dict[str, Any]], changes: Sequence[dict[str, Any]],
+    said: Sequence[str],
+) -> str:  # fmt: skip
+    """The answer with its question, for the page that `report` makes of it."""
+    from equipoise.study.runs.variants import policy_text
+
+    found = answer.best or answer.closest
+    policy = question.policy if isinstance(question.policy, str) else None  # as a command gives it
+    asked = {
+        "targets": [target.text for target in question.targets],
+        "vary": question.vary,
+        "objective": question.objective,
+        "policy": policy_text(found.candidate.scenario, policy) if found else "",
+        "seeds": 1 if answer.deterministic else question.seeds,
+        "confidence": question.confidence,
+        "changed": list(question.overrides),
+        "rank": question.every,
+    }
+    about = {"schema_version": 1, "scenario": found.candidate.scenario.name if found else question.file.stem}
+    content = about | {"question": asked, "said": list(said)} | _content(answer, rows, changes)
+    return json.dumps(plain(content), indent=2, allow_nan=False) + "\n"
+
+
 def as_json(
     answer: Answer, rows: Sequence[dict[str, Any]] = (), changes: Sequence[dict[str, Any]] = ()
 ) -> str:
     """The answer for programs."""
+    return json.dumps(plain(_content(answer, rows, changes)), indent=2)
+
+
+def _content(
+    answer: Answer, rows: Sequence[dict[str, Any]], changes: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
     found = answer.best or answer.closest
     content: dict[str, Any] = {
         "met": answer.best is not None,
@@ -240,4 +283,4 @@ def as_json(
     if found is not None and found.runs:
         keys = [key for key, value in found.results[0].items() if isinstance(value, float)]
         content["means"] = {key: found.mean(key) for key in keys}
-    return json.dumps(plain(content), indent=2)
+    return content

@@ -30,21 +30,23 @@ if TYPE_CHECKING:
     multiple=True,
     default=("completion_mean_s",),
     show_default=True,
-    help="Result to make small (goodput, fairness and the like: large). Several: points that no other beats.",
+    help="Metric to minimise (goodput, fairness and the like: maximise). Several: their Pareto front.",
 )
 @click.option(
-    "--trials", default=30, show_default=True, help="Points to try; the first is the scenario as it is."
+    "--trials", default=30, show_default=True, help="Points to try; the first is the unchanged scenario."
 )
 @click.option("--seeds", default=3, show_default=True, help="Seeds of each trial.")
+@click.option("--fresh", default=10, show_default=True, help="Unseen seeds for the final comparison.")
 @click.option(
-    "--fresh", default=10, show_default=True, help="Seeds of the final figure, that no trial has seen."
+    "--no-prune", is_flag=True, help="Run every trial on all seeds, even when it is already surely worse."
 )
-@click.option("--no-prune", is_flag=True, help="Run every trial on all seeds, also one that is surely worse.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change the scenario first.")
 @click.option("--jobs", default=1, show_default=True, help="Processes.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder that keeps all runs; resumes by itself.")
 @click.option(
-    "--picture", type=click.Path(path_type=Path), help="SVG or PDF of all points, for two objectives or more."
+    "--picture",
+    type=click.Path(path_type=Path),
+    help="Draw all points as SVG or PDF; needs two metrics or more.",
 )
 @click.option(
     "--format",
@@ -52,7 +54,7 @@ if TYPE_CHECKING:
     type=click.Choice(("table", "json")),
     default="table",
     show_default=True,
-    help="Of stdout.",
+    help="Format of the output.",
 )
 @common
 def tune(
@@ -60,7 +62,7 @@ def tune(
     fresh: int, no_prune: bool, overrides: tuple[str, ...], jobs: int, out: Path | None, picture: Path | None,
     form: str,
 ) -> int:  # fmt: skip
-    """Search the values of SCENARIO and parameters of its stages under which it does best.
+    """Search values of SCENARIO and parameters of its stages for the best result.
 
     The best point (of several objectives: each that no other beats) is held against the scenario as it is on fresh
     seeds; if none is better there with p < 0.01, nothing was found.

@@ -45,7 +45,11 @@ def until_options(command: Callable[..., int]) -> Callable[..., int]:
         help="Add seeds until every 95 % interval is within ±SHARE, e.g. ci:2%:makespan_s; exit code 5 if not.",
     )
     most = click.option(
-        "--max-seeds", type=IntRange(min=1), default=100, show_default=True, help="With --until."
+        "--max-seeds",
+        type=IntRange(min=1),
+        default=100,
+        show_default=True,
+        help="Most seeds that --until may use.",
     )
     return until(most(command))
 
@@ -76,7 +80,7 @@ def until_options(command: Callable[..., int]) -> Callable[..., int]:
 @pass_state
 def compare(
     state: State,
-    scenario: str,
+    scenarios: tuple[str, ...],
     policies: tuple[str, ...],
     seeds: int,
     until: str | None,
@@ -91,7 +95,10 @@ def compare(
     journal: bool,
     mlflow: str | None,
 ) -> int:
-    """Simulate SCENARIO under several policies: same arrivals, faults and noise for all of them."""
+    """Simulate SCENARIO under several policies: same arrivals, faults and noise for all of them.
+
+    Several scenarios: a table of each, and one with ratios and tests on each and over all.
+    """
     from equipoise import api
     from equipoise.policies.registry import make_policy
 
@@ -99,18 +106,19 @@ def compare(
     double = [policy for k, policy in enumerate(policies) if policy in policies[:k]]
     if double:
         raise click.UsageError(f"policy {double[0]!r} is named twice")
-    prepared = {name: api.prepare(scenario, file, overrides) for name, file in _named(trace).items()}
+    cases = _cases(scenarios, trace)
+    prepared = {name: api.prepare(file, of, overrides) for name, (file, of) in cases.items()}
     note(False, *dict.fromkeys(line for _, _, warnings in prepared.values() for line in warnings))
     many = len(prepared) > 1
-    for ready, _, _ in prepared.values():
-        chosen = policies or tuple(dict.fromkeys(("none", make_policy(ready.policy).name)))
-        for policy in chosen:
-            make_policy(policy)
+    own = [make_policy(ready.policy).name for ready, _, _ in prepared.values()]
+    chosen = policies or tuple(dict.fromkeys(("none", *own)))
+    for policy in chosen:
+        make_policy(policy)
     writable(out, "comparison")
     made: dict[str, Comparison] = {}
     for name, (ready, read, _) in prepared.items():
         try:
-            with progress(state.quiet, f"{ready.name} {name}".strip()) as tell:
+            with progress(state.quiet, name or ready.name) as tell:
                 found = api.compare(
                     ready, chosen, seeds, trace=read, jobs=jobs, out=str(Path(out) / name) if out and many else out,
                     progress=tell, until=until, max_seeds=max_seeds, timeline=timeline, journal=journal, by=kinds,
@@ -118,8 +126,10 @@ def compare(
         except KeyboardInterrupt:
             note(state.quiet or out is None, KEPT)
             raise
-        made[name] = replace(found, scenario_name=f"{found.scenario_name}, {name}") if many else found
-    _print(made, form, state)
+        made[name] = found
+    if len(scenarios) == 1 and many:
+        made = {k: replace(one, scenario_name=f"{one.scenario_name}, {k}") for k, one in made.items()}
+    _print(made, len(scenarios) > 1, form, state)
     note(False, *(f"equipoise: {text}" for one in made.values() for text in one.failures))
     if out is not None:
         to_mlflow(out, mlflow)
@@ -129,29 +139,44 @@ def compare(
     return OK if met else OUTSIDE
 
 
-def _named(traces: tuple[str, ...]) -> dict[str, str | None]:
-    """Traces by the name that tables and folders give them."""
-    names = [Path(trace).name.partition(".")[0] for trace in traces]
+def _cases(scenarios: tuple[str, ...], traces: tuple[str, ...]) -> dict[str, tuple[str, str | None]]:
+    """(scenario, trace or None) by the name that tables and folders give them: each scenario with each trace."""
+    of, on = _named(scenarios, "scenarios"), _named(traces, "traces")
+    if len(of) == 1:
+        (only,) = of.values()
+        return {name: (only, trace) for name, trace in on.items()} or {"": (only, None)}
+    if len(on) < 2:
+        return {name: (file, next(iter(on.values()), None)) for name, file in of.items()}
+    return {f"{name}-{trace}": (file, path) for name, file in of.items() for trace, path in on.items()}
+
+
+def _named(files: tuple[str, ...], what: str) -> dict[str, str]:
+    names = [Path(file).name.partition(".")[0] for file in files]
     if double := [name for k, name in enumerate(names) if name in names[:k]]:
-        raise click.UsageError(f"two traces are called {double[0]!r}")
-    return dict(zip(names, traces, strict=True)) if traces else {"": None}
+        raise click.UsageError(f"two {what} are called {double[0]!r}")
+    return dict(zip(names, files, strict=True))
 
 
-def _print(made: dict[str, Comparison], form: str, state: State) -> None:
-    """A table of each trace, and one over all of them."""
-    from equipoise.study.runs.across import across
+def _print(made: dict[str, Comparison], several: bool, form: str, state: State) -> None:
+    """A table of each scenario or trace, and one over all of them."""
+    from equipoise.study.runs.across import Together, across
 
-    tables = made if len(made) == 1 else {**made, "all traces": across(made)}
+    tables: dict[str, Comparison | Together] = dict(made)
+    if several:
+        tables["all scenarios"] = Together(made)
+    elif len(made) > 1:
+        tables["all traces"] = across(made)
     if form == "table":
         width = shutil.get_terminal_size((120, 40)).columns if sys.stdout.isatty() else 120
         sys.stdout.write(printable("\n".join(one.as_table(width) for one in tables.values())))
         return
     note(state.quiet, *dict.fromkeys(f"note: {text}" for one in made.values() for text in one.notes))
     if form == "latex":
-        sys.stdout.write("\n".join(one.as_latex() for one in tables.values()))
+        last = [tables["all scenarios"]] if several else tables.values()
+        sys.stdout.write("\n".join(one.as_latex() for one in last))
     elif len(tables) == 1:
-        (one,) = tables.values()
-        sys.stdout.write(one.as_json() if form == "json" else one.as_csv())
+        (only,) = made.values()
+        sys.stdout.write(only.as_json() if form == "json" else only.as_csv())
     elif form == "json":
         content = {
             "schema_version": 1,
@@ -159,5 +184,8 @@ def _print(made: dict[str, Comparison], form: str, state: State) -> None:
         }
         sys.stdout.write(json.dumps(content, indent=2, allow_nan=False) + "\n")
     else:
-        rows = [{"trace": name, **row} for name, one in tables.items() for row in one.rows()]
+        if several:
+            rows = Together(made).rows()
+        else:
+            rows = [{"trace": name, **row} for name, one in tables.items() for row in one.rows()]
         sys.stdout.write(as_csv(list(rows[0]), [list(row.values()) for row in rows]))

@@ -23,7 +23,7 @@ _BARE_USER = re.compile(r"""(?<![\w."])user(?![\w"(])""", re.IGNORECASE)
 @click.command()
 @click.argument("sql", required=False)
 @click.option(
-    "--identity", "run", metavar="RUN", help="Show what the identity of a run directory is made of."
+    "--identity", "run", metavar="RUN", help="Show which files and versions a run's identity covers."
 )
 @click.option(
     "--out", default=".", show_default=True, type=click.Path(file_okay=False),
@@ -34,7 +34,9 @@ _BARE_USER = re.compile(r"""(?<![\w."])user(?![\w"(])""", re.IGNORECASE)
 )
 @click.option("--to", metavar="FILE", type=click.Path(dir_okay=False),
               help="Write a file instead: .csv, .json, .parquet or .xlsx (Excel).")  # fmt: skip
-@click.option("--allow-files", is_flag=True, help="Any SQL, also what reads and writes other files.")
+@click.option(
+    "--allow-files", is_flag=True, help="Allow any SQL, including what reads and writes other files."
+)
 @common
 @pass_state
 def query(
@@ -73,7 +75,7 @@ def query(
             raise
         raise click.UsageError(f"SQL: {' '.join(str(error).split())}") from error
     if _BARE_USER.search(re.sub(r"'[^']*'", "", sql)):
-        note(state.quiet, 'in SQL user alone is who asks; the column is "user", in quotes')
+        note(state.quiet, 'in SQL, user without quotes is whoever asks; the column is "user", in quotes')
     if to is not None:
         return OK
     click.echo(render(names, rows, form), nl=False)

@@ -37,7 +37,7 @@ def _live(folder: str) -> Path | None:
     "--figures",
     metavar="FOLDER",
     type=click.Path(file_okay=False),
-    help="Write figures for papers here instead.",
+    help="Write figures for papers into this folder instead.",
 )
 @click.option(
     "--format",
@@ -45,15 +45,15 @@ def _live(folder: str) -> Path | None:
     type=click.Choice(["svg", "pdf"]),
     default="svg",
     show_default=True,
-    help="Of the figures.",
+    help="Format of the figures.",
 )
-@click.option("--gpu-hour-usd", type=FloatRange(min=0.0), help="Of a live run: what a GPU costs per hour.")
+@click.option("--gpu-hour-usd", type=FloatRange(min=0.0), help="Price of a GPU-hour, for a live run.")
 @common
 @pass_state
 def report(
     state: State, folder: str, out: str | None, figures: str | None, form: str, gpu_hour_usd: float | None
 ) -> None:
-    """Write the results in DIR as one HTML file that opens offline: of run, compare, sweep, or a live run.
+    """Write the results in DIR as one HTML file that opens offline: of run, compare, sweep, size, tune, a live run.
 
     With --figures, draw its charts through matplotlib (pip install 'equipoise[report]').
     """
@@ -83,10 +83,11 @@ def report(
         raise click.BadParameter(
             f"{folder}: holds no live run; a scenario says prices", param_hint="'--gpu-hour-usd'"
         )
+    from equipoise.study.report.answers.page import answer_report
     from equipoise.study.report.page import make_report
 
     with _written("--out"):
-        made = make_report(folder, out)
+        made = answer_report(folder, out) or make_report(folder, out)
     note(state.quiet, *(f"note: {text}" for text in made.notes))
     say(f"{made.path}: {made.size_bytes / 1e6:.2f} MB")
 

@@ -31,12 +31,12 @@ def _shard(ctx: click.Context, parameter: click.Parameter, text: str | None) -> 
 
 @click.command()
 @click.argument("file", metavar="SWEEP.yaml", type=click.Path(dir_okay=False))
-@click.option("--out", required=True, type=click.Path(file_okay=False), help="Where results are kept.")
+@click.option("--out", required=True, type=click.Path(file_okay=False), help="Folder for the results.")
 @click.option("--jobs", type=IntRange(1), default=1, show_default=True, help="Processes here.")
 @click.option("--dask", metavar="ADDRESS", help="Use this Dask scheduler; 'local' starts one here.")
-@click.option("--shard", metavar="I/N", callback=_shard, help="Make the I-th of N parts (then: merge).")
+@click.option("--shard", metavar="I/N", callback=_shard, help="Run only the I-th of N parts (then: merge).")
 @click.option("--fresh", is_flag=True, help="Start anew; by default, runs already in OUT are kept.")
-@click.option("--retry", is_flag=True, help="Make failed runs again.")
+@click.option("--retry", is_flag=True, help="Run failed runs again.")
 @click.option("--keep", is_flag=True, help="Keep a run directory per run, in OUT/runs/ID/.")
 @click.option("--timeline", is_flag=True, help="With --keep: keep timelines, too.")
 @until_options
@@ -45,7 +45,7 @@ def _shard(ctx: click.Context, parameter: click.Parameter, text: str | None) -> 
 @click.option("--image", default="IMAGE", show_default=True, help="With --launch k8s: container image.")
 @click.option("--claim", default="CLAIM", show_default=True, help="With --launch k8s: volume claim.")
 @mlflow_option
-@click.option("--dry-run", is_flag=True, help="Show how many runs there are, and make none.")
+@click.option("--dry-run", is_flag=True, help="Only show how many runs there are.")
 @common
 @pass_state
 def sweep(
@@ -68,10 +68,10 @@ def sweep(
     mlflow: str | None,
     dry_run: bool,
 ) -> int:
-    """Run every point of SWEEP.yaml; started again, it runs what is missing.
+    """Run every point of SWEEP.yaml; a second start runs only what is missing.
 
-    Exit code 3 when some runs failed: they are listed, and made again with --retry. Exit code 5 when --until
-    does not hold everywhere.
+    Exit code 3 when some runs failed: they are listed, and run again with
+    --retry. Exit code 5 when --until is not reached everywhere.
     """
     from equipoise.study.runs.launch import FORMS, Launch
     from equipoise.study.runs.sweep import Options, planned

@@ -16,13 +16,15 @@ from equipoise.options import common, say, trace_changes, trace_options
 @click.argument("scenario", required=False, type=click.Path(dir_okay=False))
 @trace_options
 @click.option(
-    "--count", type=click.Choice(["gpus", "cpus"]), help="What jobs hold. Default: the scenario's, gpus."
+    "--count",
+    type=click.Choice(["gpus", "cpus"]),
+    help="What jobs ask for. Default: the scenario's, else gpus.",
 )
 @click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @common
 @click.pass_context
 def check(ctx: click.Context, trace: str, scenario: str | None, count: str | None, form: str) -> int:
-    """Say what is missing or odd in TRACE and what it would do to a result; SCENARIO tells what can hold its jobs.
+    """Find what is missing or odd in TRACE and how it would affect a result; SCENARIO is the cluster for its jobs.
 
     Times at which the site held more than the scenario has, missing submit times, jobs cut off at both ends of the
     record, clock jumps, duplicates, jobs that no node can hold.

@@ -18,9 +18,9 @@ from equipoise.options import common, say, trace_changes, trace_options
 @trace_options
 @click.option(
     "--count", type=click.Choice(["gpus", "cpus"]), default="gpus", show_default=True,
-    help="What jobs hold; cpus takes each core for a GPU.",
+    help="What jobs ask for; cpus counts each core as a GPU.",
 )  # fmt: skip
-@click.option("--gpus", type=IntRange(min=1), help="GPUs of each node, where no file tells of any.")
+@click.option("--gpus", type=IntRange(min=1), help="GPUs of each node, if no file says so.")
 @click.option("--force", is_flag=True, help="Replace the file at --out.")
 @common
 @click.pass_context

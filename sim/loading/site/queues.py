@@ -13,6 +13,7 @@ from equipoise.formats.slurm.accounts import Accounts
 from equipoise.formats.slurm.config import Partition, SlurmConfig
 from equipoise.formats.slurm.hardware import Qos
 from equipoise.formats.slurm.values import parse_memory
+from equipoise.policies.numerals import is_index
 from equipoise.sim.loading.site.cluster import Nodes, Site, Switch, accelerator_of
 
 _AMOUNTS = {
@@ -58,11 +59,11 @@ def _limits(
             gres = gres_name(name) if unit == "GPUs" else None
             whole = name == "cpu" if unit == "CPUs" else gres is not None and not gres[1]
             typed = gres is not None and key == "gpus"
-            if key and whole and value.isdecimal():
+            if key and whole and is_index(value):
                 found[key] = int(value)
             elif key and name in _TRES and (amount := _amount(name, value)) is not None:
                 found.setdefault(key.replace("gpus", "tres", 1), {})[name] = amount
-            elif gres is not None and typed and value.isdecimal():
+            elif gres is not None and typed and is_index(value):
                 found.setdefault("gpus_of_type", {})[accelerator_of(gres[1])[0]] = int(value)
             else:
                 rest.append(f"{column} {name}={value}")
@@ -78,7 +79,7 @@ def _limits(
 def _amount(name: str, value: str) -> str | int | None:
     """An amount of cores, memory or nodes as a scenario says it; None for one that is no number."""
     if name != "mem":
-        return int(value) if value.isdecimal() else None
+        return int(value) if is_index(value) else None
     held = parse_memory(value)
     return None if held is None or held[0] <= 0 else f"{held[0] / 2**20:.12g} MiB"
 
@@ -149,9 +150,9 @@ def add_scheduling(site: Site, config: SlurmConfig) -> set[str]:
             told.get(key, "") for key in ("bf_max_job_test", "bf_window", "bf_interval")
         )
         site.queues["backfill"] = {
-            "depth": int(depth) if depth.isdecimal() else 500,
-            "window": f"{window if window.isdecimal() else 1440} min",
-            "interval": f"{interval if interval.isdecimal() and int(interval) else 30} s",
+            "depth": int(depth) if is_index(depth) else 500,
+            "window": f"{window if is_index(window) else 1440} min",
+            "interval": f"{interval if is_index(interval) and int(interval) else 30} s",
         }
     weights = {name: config.priority_weights.get(name) for name in ("age", "fairshare", "partition", "qos")}
     weights["size"] = config.priority_weights.get("jobsize")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-import duckdb
 import numpy as np
 from numpy.typing import NDArray
 
+from equipoise.formats.database import database
 from equipoise.study.display import LABELS, digits, show
 from equipoise.study.report.chart import Axis, Chart, Series, time_unit
 from equipoise.study.report.fairness import fairness_charts
@@ -205,7 +205,7 @@ def _completions(study: Study, policy: str) -> tuple[NDArray[np.float64], NDArra
         return None
     source = f"read_parquet([{', '.join(map(literal, paths))}])"
     span = "completion_s - arrival_s"
-    with duckdb.connect(config={"threads": "2"}) as db:
+    with database() as db:
         total, done = db.execute(
             f"SELECT count(*), count(*) FILTER (WHERE NOT isnan(completion_s)) FROM {source}"
         ).fetchall()[0]

@@ -127,7 +127,11 @@ const Charts = (() => {
       } else {
         x = extent(xs, chart.kind !== "area" && chart.x.zero && !chart.x.ticks && !chart.x.log);
         y = extent(chart.kind === "area" ? [this.stacked().map((band) => Math.max(0, ...band.above))] : ys, chart.y.zero);
-        if (chart.kind === "scatter") x[1] += (x[1] - x[0]) * 0.04;
+        if (chart.kind === "scatter") { // points off the edges
+          const [wide, high] = [(x[1] - x[0]) * 0.04, (y[1] - y[0]) * 0.06];
+          x = [x[0] - (chart.x.zero || chart.x.log ? 0 : wide), x[1] + wide];
+          y[0] -= chart.y.zero || chart.y.log ? 0 : high;
+        }
         if (chart.x.ticks) x = [x[0] - 0.2, x[1] + 0.2];
         y[1] = chart.y.high !== undefined ? chart.y.high : y[1] + 0.05 * (chart.y.zero ? y[1] : y[1] - y[0]);
         if (chart.y.log) { y[0] -= 0.08; x[0] -= 0.04 * (x[1] - x[0]); } // points off the edges
@@ -223,6 +227,7 @@ const Charts = (() => {
 
     draw() {
       this.measure();
+      if (this.chart.kind === "ranked") this.view.x1 = this.roomy();
       if (this.svg) this.svg.remove();
       this.svg = svg("svg", {
         viewBox: `0 0 ${this.width} ${this.height}`, class: "drawing", role: "img", tabindex: "0",
@@ -461,30 +466,45 @@ const Charts = (() => {
       }
     }
 
+    // The end of the scale that leaves each text its room behind its bar, where that is at most half of the width.
+    roomy() {
+      const [mean, , high] = this.chart.series;
+      const ends = mean.y.map((value, k) => {
+        const text = Math.min(0.5, (7.2 * mean.labels[k].length + 10) / this.plotWidth);
+        return Math.max(value, high.y[k] === null ? 0 : high.y[k]) / (1 - text);
+      });
+      return Math.max(...ends, this.full.x1 / 1.3);
+    }
+
     ranked() {
       const [mean, low, high, bound] = this.chart.series;
       const height = (this.inner / this.chart.y.ticks.length) * 0.6;
-      mean.y.forEach((value, k) => {
-        const y = this.py(k);
-        const best = k === 0;
-        const x = this.px(0);
-        svg("rect", { x, y: y - height / 2, width: Math.max(1, this.px(value) - x), height, style: `fill:${best ? "var(--p0)" : "var(--u-down)"}` }, this.layer);
-        let end = value;
-        if (low.y[k] !== null && high.y[k] !== null && high.y[k] > low.y[k]) {
-          end = Math.max(end, high.y[k]);
-          const [a, b] = [this.px(Math.max(0, low.y[k])), this.px(high.y[k])];
-          svg("path", { d: `M${a} ${y - 5}V${y + 5}M${a} ${y}H${b}M${b} ${y - 5}V${y + 5}`, style: "fill:none;stroke:var(--text);stroke-width:1.4" }, this.layer);
-        }
-        const text = svg("text", { x: this.px(end) + 8, y: y + 4 }, this.layer, mean.labels[k]);
-        if (best) text.setAttribute("style", "font-weight:650;fill:var(--text)");
+      const ends = mean.y.map((value, k) => {
+        const [x, y] = [this.px(0), this.py(k)];
+        svg("rect", { x, y: y - height / 2, width: Math.max(1, this.px(value) - x), height, style: `fill:${k ? "var(--u-down)" : "var(--p0)"}` }, this.layer);
+        if (low.y[k] === null || high.y[k] === null || !(high.y[k] > low.y[k])) return value;
+        const [a, b] = [this.px(Math.max(0, low.y[k])), this.px(high.y[k])];
+        svg("path", { d: `M${a} ${y - 5}V${y + 5}M${a} ${y}H${b}M${b} ${y - 5}V${y + 5}`, style: "fill:none;stroke:var(--text);stroke-width:1.4" }, this.layer);
+        return Math.max(value, high.y[k]);
+      });
+      const texts = ends.map((end, k) => {
+        const text = svg("text", { x: this.px(end) + 8, y: this.py(k) + 4, class: "on-axis" }, this.layer, mean.labels[k]);
+        if (k === 0) text.setAttribute("style", "font-weight:650");
         if (this.px(end) + 8 + text.getComputedTextLength() > this.width - 2) { // no room: on the bar, in front of its end
-          const before = this.px(Math.max(0, low.y[k] === null ? value : low.y[k])) - 6;
-          for (const [key, to] of [["x", before], ["text-anchor", "end"], ["class", "on-axis"]]) text.setAttribute(key, to);
+          const before = this.px(Math.max(0, low.y[k] === null ? mean.y[k] : low.y[k])) - 6;
+          for (const [key, to] of [["x", before], ["text-anchor", "end"]]) text.setAttribute(key, to);
         }
+        return text.getBBox();
       });
       if (!bound) return;
       const x = this.px(bound.y[0]);
-      svg("line", { x1: x, x2: x, y1: this.top, y2: this.top + this.inner, style: "stroke:var(--text)", "stroke-dasharray": "5 4" }, this.layer);
+      let [path, y] = ["", this.top];
+      for (const box of texts) { // the line leaves out the texts that stand where it is
+        if (box.x - 4 > x || box.x + box.width + 4 < x) continue;
+        path += `M${x} ${y}V${box.y}`;
+        y = box.y + box.height;
+      }
+      svg("path", { d: `${path}M${x} ${y}V${this.top + this.inner}`, style: "fill:none;stroke:var(--text)", "stroke-dasharray": "5 4" }, this.layer);
     }
 
     tornado() {

@@ -2,7 +2,8 @@
 
 Pairs of runs, plain data-parallel and with the policy in turn, of the same emulated training (a fixed delay
 per sample, doubled on rank 0 half-way). The throughput counts from 20 rounds after the slowdown. The figure
-is the median ratio of the pairs; at best it is 1.5 with 2 ranks and 1.75 with 4.
+is the median ratio of the pairs; at best it is 1.5 with 2 ranks and 1.75 with 4. The last line says whether it
+is enough: `WANTED`, or within 0.5 % of plain training where all ranks stay equal (`--slowdown 1`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,20 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from equipoise.live import demo
+
+WANTED = {2: 1.4, 4: 1.5}  # times plain training, by ranks, with one that turns twice as slow
+EQUAL = 0.995  # with none
+
+
+def verdict(ranks: int, slowdown: float, ratios: list[float]) -> str:
+    """One line: what was found, what is wanted, whether that is kept."""
+    found = statistics.median(ratios)
+    said = f"{found:.3f} times plain training ({min(ratios):.3f} to {max(ratios):.3f}, {len(ratios)} pairs)"
+    if slowdown == 1.0:
+        return f"{said}, wanted {EQUAL} with equal ranks: {'kept' if found >= EQUAL else 'missed'}"
+    if slowdown != 2.0 or ranks not in WANTED:
+        return f"{said}, nothing wanted of {ranks} ranks with one {slowdown:g} times as slow"
+    return f"{said}, wanted {WANTED[ranks]}: {'kept' if found >= WANTED[ranks] else 'missed'}"
 
 
 def main() -> None:
@@ -47,6 +62,7 @@ def main() -> None:
         "ratios": ratios,
         "bound": demo.bound(given.ranks, given.slowdown),
         "step_s": steps,
+        "verdict": verdict(given.ranks, given.slowdown, ratios),
     }
     print(json.dumps(found) if given.format == "json" else "\n".join(f"{k}: {v}" for k, v in found.items()))
 

@@ -1,31 +1,39 @@
-"""Twins of three training scripts: `python -m tests.bench.live.twins [--seconds 40] [--only convolution]`
+"""Twins of three training scripts: `python -m tests.bench.live.twins [--seconds 40] [--only SCRIPT] [--keep DIR]`
 
 A convolutional and a transformer model that compute on this machine's processors, and a small one that pauses for
 evaluation and checkpoints; 2 ranks under s1+s2, rank 0 at half its speed from half-way on (another model computes
-its batch, too). Each is trained, twinned, and judged: the step time of every window within 5 %, and the first ten
-decisions alike, or one sentence why not. Exit code 1 when a window is further off.
+its batch, too). Each is trained twice, twinned, and judged: the step time of every window within 5 %, and the
+first ten decisions alike, or one sentence why not. Beside it stands how far the two runs are apart themselves,
+which is this machine's noise alone. Exit code 1 when a window of the twin is further off.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from equipoise.live.group.launcher import Launcher
+from equipoise.policies.observation import Floats
 from equipoise.study.twin.record import read_run
 from equipoise.study.twin.text import render
-from equipoise.study.twin.twin import twin
+from equipoise.study.twin.twin import Twin, twin
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPTS = ("convolution", "transformer", "pauses")
 RANKS, BATCH, WITHIN = 2, 16, 0.05  # samples per rank
 DECIDE_EVERY = 12  # rounds
 PAUSE_EVERY = 25  # rounds
+TIMES = 2  # that each is trained
+SLOW_FROM = "slow-from"  # file with the round at which rank 0 turns slow
 
 
 def network(script: str) -> tuple[Any, Any]:
@@ -73,11 +81,14 @@ def train(script: str, run_dir: str, seconds: float) -> None:
         decide_every=DECIDE_EVERY, run_dir=run_dir,
     )  # fmt: skip
     loader = DataLoader(data, batch_sampler=runtime.sampler(data))
-    rank, began_s, over = dist.get_rank(), time.perf_counter(), torch.zeros(1)
+    rank, began_s, over, slow = dist.get_rank(), time.perf_counter(), torch.zeros(1), False
     for _ in runtime.epochs(10**6):
         for x, y in loader:
             late = time.perf_counter() - began_s
             if rank == 0 and late > seconds / 2:  # other work on its processor, as much as its own
+                if not slow:
+                    Path(run_dir, SLOW_FROM).write_text(str(runtime.round))
+                slow = True
                 torch.nn.functional.cross_entropy(other(x), y).backward()
             torch.nn.functional.cross_entropy(model(x), y).backward()
             optimizer.step()
@@ -98,8 +109,8 @@ def train(script: str, run_dir: str, seconds: float) -> None:
     dist.destroy_process_group()
 
 
-def judge(script: str, seconds: float, folder: Path) -> bool:
-    """Train, twin, print; whether every window is close enough."""
+def record(script: str, seconds: float, folder: Path) -> None:
+    """Train a script; its record lies in `folder`."""
     command = [sys.executable, "-m", "tests.bench.live.twins", "--worker", script, "--seconds", str(seconds)]
     launcher = Launcher()
     try:
@@ -108,16 +119,39 @@ def judge(script: str, seconds: float, folder: Path) -> bool:
             raise RuntimeError(f"{script}: training failed")
     finally:
         launcher.stop()
-    found = twin(read_run(folder))
-    errors = [window.error for window in found.windows]
-    print(f"== {script}\n{render(found)}", flush=True)
-    far = sum(error > WITHIN for error in errors)
-    print(
-        f"{script}: {len(errors)} windows, step time off by {max(errors):.1%} at most, {far} by more than "
-        f"{WITHIN:.0%}; the first {found.decisions_identical} decisions alike\n",
-        flush=True,
-    )
-    return far == 0
+
+
+def judge(script: str, folders: Sequence[Path]) -> bool:
+    """Twin each run and print the first; whether all of its windows are close enough."""
+    found = [twin(read_run(folder)) for folder in folders]
+    print(f"== {script}\n{render(found[0])}", flush=True)
+    errors = [window.error for window in found[0].windows]
+    apart = np.concatenate([floor(a, b) for a, b in itertools.combinations(found, 2)])
+    alike = found[0].decisions_identical
+    print(f"{script}: twin against run: {spread(errors)}; the first {alike} decisions alike")
+    print(f"{script}: run against run: {spread(apart)}\n", flush=True)
+    return max(errors) <= WITHIN
+
+
+def spread(errors: Sequence[float] | Floats) -> str:
+    """How far off windows are."""
+    far = int(np.sum(np.array(errors) > WITHIN))
+    share = f"{far} of {len(errors)} by more than {WITHIN:.0%}"
+    return f"step time off by {np.median(errors):.1%} in the median window, {np.max(errors):.0%} at most, {share}"
+
+
+def floor(one: Twin, other: Twin) -> Floats:
+    """How far the windows of two runs of one script are apart, in turn from the start and from the slowdown on."""
+    halves = [halved(one), halved(other)]
+    pairs = [pair for part in zip(*halves, strict=True) for pair in zip(*part, strict=False)]
+    return np.array([abs(a - b) / a for a, b in pairs])
+
+
+def halved(found: Twin) -> tuple[list[float], list[float]]:
+    """Measured step times (s) of the windows before the slowdown, and of those after it."""
+    slow = int((found.run.folder.parent / SLOW_FROM).read_text())
+    before = [w.measured_s for w in found.windows if w.last_round < slow]
+    return before, [w.measured_s for w in found.windows if w.first_round > slow]
 
 
 def search_path() -> str:
@@ -130,6 +164,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=40.0, help="of training, each")
     parser.add_argument("--only", choices=SCRIPTS)
+    parser.add_argument(
+        "--keep", type=Path, help="folder of the records; those that it holds are not made again"
+    )
     parser.add_argument("--worker", choices=SCRIPTS, help=argparse.SUPPRESS)
     parser.add_argument("--run-dir", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -137,9 +174,13 @@ def main() -> int:
         train(given.worker, given.run_dir, given.seconds)
         return 0
     close = []
-    for script in [given.only] if given.only else SCRIPTS:
-        with tempfile.TemporaryDirectory() as folder:
-            close.append(judge(script, given.seconds, Path(folder)))
+    with tempfile.TemporaryDirectory() as made:
+        for script in [given.only] if given.only else SCRIPTS:
+            folders = [(given.keep or Path(made)) / f"{script}-{k + 1}" for k in range(TIMES)]
+            for folder in folders:
+                if not folder.exists():
+                    record(script, given.seconds, folder)
+            close.append(judge(script, folders))
     return 0 if all(close) else 1
 
 

@@ -20,6 +20,7 @@ import numpy as np
 if __package__ in (None, ""):  # run as a script
     sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
+from equipoise.formats.database import database
 from equipoise.study.runs.store import Ledger, connect
 from equipoise.study.runs.views import text
 
@@ -63,7 +64,7 @@ def fill_timeline(folder: Path, run: str, rows: int, *, shuffled: bool = False) 
     jobs = max(1, rows // _STRETCHES)
     job = f"(i // {_STRETCHES}) * 7919 % {jobs}" if shuffled else f"i // {_STRETCHES}"
     uses = ", ".join(f"random() AS {use}_gpu_s" for use in _USES)
-    with duckdb.connect(config={"threads": "2"}) as connection:
+    with database() as connection:
         connection.execute(
             f"COPY (SELECT ({job})::BIGINT AS job_id, (i % {_STRETCHES})::INTEGER AS segment, "
             "CASE WHEN i % 2 = 0 THEN 'queued' ELSE 'running' END AS state, i * 1.0 AS start_s, "

@@ -64,3 +64,38 @@ def test_a_rank_that_is_dealt_few_samples_is_not_slow_for_what_does_not_grow_wit
     rows[:, :, COMPUTE] = np.array([[0.04], [0.04]])  # (10 + n) ms, and twice that
     slow = causes(measure(rows, [True] * 6), {}, Law(10.0))
     assert slow == {1: ("compute", "2.00 times; 40 ms per round of 10 samples, the others 20 ms")}
+
+
+def rounds_of(compute_s: np.ndarray) -> LiveWindow:
+    """Two ranks with 10 samples a round, (2, rounds) seconds of computing."""
+    rows = np.zeros((*compute_s.shape, len(COLUMNS)))
+    rows[:, :, SAMPLES], rows[:, :, COMPUTE] = 10, compute_s
+    return measure(rows, [True] * compute_s.shape[1])
+
+
+@pytest.mark.parametrize(
+    ("usual_s", "slow_s", "hiccup_s", "told"),
+    [
+        (100e-6, 300e-6, 0.0, False),  # three times as slow, by a fifth of a millisecond
+        (10e-3, 13e-3, 0.0, True),
+        (10e-3, 10e-3, 0.1, False),  # a single round, ten times as long
+        (10e-3, 13e-3, 1e-3, True),
+        (10e-3, 11e-3, 0.0, False),
+    ],
+    ids=["microseconds", "lasting", "one hiccup", "lasting with noise", "too little"],
+)
+def test_slow_is_what_is_so_in_proportion_in_time_and_beyond_noise(
+    usual_s: float, slow_s: float, hiccup_s: float, told: bool
+) -> None:
+    compute_s = np.full((2, 6), usual_s)
+    compute_s[0] = slow_s
+    compute_s[0, 3] += hiccup_s
+    assert list(causes(rounds_of(compute_s), {})) == ([0] if told else [])
+
+
+def test_microsecond_steps_of_equal_ranks_are_quiet() -> None:
+    noise, watch = np.random.default_rng(0), SlowRanks()
+    told = [
+        watch.news(rounds_of(200e-6 * np.exp(0.6 * noise.standard_normal((2, 6)))), {}) for _ in range(500)
+    ]
+    assert not any(told)

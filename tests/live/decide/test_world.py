@@ -262,6 +262,9 @@ def test_another_global_batch_is_dealt_in_the_proportions_of_the_shares() -> Non
     assert applied(world(places(0, 1)), weighted)[1] == [
         "gradient_weight: a live job leaves no rank's gradient out"
     ]
+    change, refused = applied(world(places(0, 1)), weighted.with_(samples_per_step=np.array([1, 11])))
+    assert change.is_empty()  # a share of next to nothing would cost speed, and leave nothing out
+    assert refused[1:] == ["samples: dealt so as to leave a rank's gradient out"]
     suspect = Plan(suspect=np.array([False, True]))
     assert applied(world(places(0, 1)), suspect)[1] == [
         "suspect: a live job replaces no GPU; look at that of row 1"

@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -69,7 +68,6 @@ def estimates(folder: Path, seconds: dict[str, float]) -> str:
 
 
 def all_over(slurm: RealSlurm) -> bool:
-    time.sleep(0.5)
     return all(job["State"] in ("COMPLETED", "CANCELLED") for job in slurm.jobs().values())
 
 

@@ -9,7 +9,11 @@ import numpy as np
 import pytest
 import scipy.optimize
 
+from equipoise.policies.allocation.draft import Hand
+from equipoise.policies.allocation.elastic import _free_by
 from equipoise.policies.allocation.sizes import best_sizes
+from equipoise.policies.observation import JobState
+from tests.policies.observations import Cluster
 
 
 def test_what_the_solver_prints_does_not_reach_standard_output(
@@ -29,3 +33,23 @@ def test_what_the_solver_prints_does_not_reach_standard_output(
     c.fflush(None)
     assert chosen.tolist() == [True, True]
     assert capfd.readouterr().out == "a line of ours\n"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_when_so_many_gpus_are_free_is_what_ends_one_after_another(seed: int) -> None:
+    """Against a plain walk over the GPUs: free now, freed by their job, or never (shared, down, shunned)."""
+    rng = np.random.default_rng(seed)
+    cluster = Cluster(rng, [4, 2, 3], [True, bool(seed % 2), True])
+    for gpus in (1, 2, 2):
+        cluster.add(JobState.RUNNING, rigid=True, gpus=gpus, share=1.0, per_worker=1, elastic=False)
+    observation = cluster.observe()
+    shunned = rng.random(len(observation.gpus)) < 0.2 if seed % 3 else None
+    hand = Hand(observation, shunned=shunned)
+    left_s = rng.uniform(1.0, 100.0, len(observation.jobs))
+    ends = []
+    for gpu, (job, node) in enumerate(zip(observation.gpus.job, observation.gpus.node, strict=True)):
+        gone = job < -1 or not observation.nodes.up[node] or (shunned is not None and shunned[gpu])
+        ends.append(np.inf if gone else 0.0 if job == -1 else float(left_s[job]))
+    for gpus in range(1, len(ends) + 3):
+        expected = sorted(ends)[gpus - 1] if gpus <= len(ends) else np.inf
+        assert _free_by(hand, left_s, gpus) == expected

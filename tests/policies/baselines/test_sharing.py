@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import equipoise
 from equipoise.policies.baselines.lucid import Lucid
 from equipoise.policies.baselines.shares import fragmentation
 from equipoise.policies.contract import UNCHANGED, check
@@ -90,6 +91,17 @@ def test_fgd_leaves_fewer_gpus_than_best_fit():
         for name in ("fgd", "best-fit", "fifo-greedy")
     }
     assert left["fgd"] < left["best-fit"], left
+
+
+def test_the_scenario_of_fgd_says_what_is_so():
+    """Jobs wait shorter than under best fit; that they wait no shorter than under fifo-greedy it says, too."""
+    case = equipoise.load("scenarios/fgd-fragmentation.yaml")
+    wait_s = {
+        name: equipoise.run(case, policy=name).summary()["queueing_mean_s"]
+        for name in ("fgd", "best-fit", "fifo-greedy")
+    }
+    assert 1.2 <= wait_s["best-fit"] / wait_s["fgd"] < 1.4
+    assert wait_s["fifo-greedy"] == pytest.approx(wait_s["fgd"], rel=0.02)
 
 
 def trainers(busy, shares=(1.0, 1.0), waiting=2):

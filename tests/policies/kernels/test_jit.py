@@ -67,6 +67,23 @@ def test_a_folder_that_others_may_write_is_not_used(tmp_path: Path, monkeypatch:
     assert jit.cache_dir() not in (usual, private)
 
 
+@pytest.mark.usefixtures("fresh_cache_dir")
+def test_a_folder_behind_a_link_or_in_one_that_all_may_write_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever may write the folder above could put another one in its place."""
+    theirs, link = tmp_path / "theirs", tmp_path / "link"
+    theirs.mkdir()
+    link.symlink_to(theirs)
+    monkeypatch.delenv("EQUIPOISE_KERNEL_CACHE", raising=False)
+    for name in (theirs, link):
+        monkeypatch.setattr("platformdirs.user_cache_dir", lambda _, name=name: str(name))
+        theirs.chmod(0o777)
+        assert tmp_path not in jit.cache_dir().resolve().parents
+        theirs.chmod(0o1777)  # as /tmp: what lies there is its owner's to replace
+        assert tmp_path in jit.cache_dir().resolve().parents
+
+
 def test_a_named_folder_that_cannot_be_used_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     done = subprocess.run(

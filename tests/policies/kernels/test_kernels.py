@@ -74,23 +74,28 @@ def test_match_sorted(old, new):
 
 
 @MANY
-@given(st.lists(st.one_of(st.none(), st.floats(0.1, 1e3)), min_size=1, max_size=12), st.floats(0.1, 1), SEEDS)
-def test_holt(series, alpha, seed):
+@given(
+    st.lists(st.one_of(st.none(), st.floats(0.1, 1e3)), min_size=1, max_size=12), st.floats(0.1, 1), SEEDS,
+    st.sampled_from([0.5, 0.0]),
+)  # fmt: skip
+def test_holt(series, alpha, seed, least):
     beta = float(np.random.default_rng(seed).uniform(0, 1))
     level, trend, windows = np.array([NAN]), np.zeros(1), np.zeros(1, dtype=np.int64)
     for value in series:
         forecast = kernels.holt(
-            level, trend, windows, np.array([NAN if value is None else value]), alpha, beta
+            level, trend, windows, np.array([NAN if value is None else value]), alpha, beta, least
         )
-    expected = naive.holt(series, alpha, beta)
-    assert forecast[0] == pytest.approx(NAN if expected is None else expected, rel=1e-9, nan_ok=True)
+    expected = naive.holt(series, alpha, beta, least)
+    assert forecast[0] == pytest.approx(
+        NAN if expected is None else expected, rel=1e-9, abs=1e-9, nan_ok=True
+    )
     assert windows[0] == sum(value is not None for value in series)
 
 
 def test_holt_follows_a_straight_line_exactly():
     level, trend, windows = np.array([NAN]), np.zeros(1), np.zeros(1, dtype=np.int64)
     for step in range(200):
-        forecast = kernels.holt(level, trend, windows, np.array([10.0 + 3 * step]), 0.5, 0.5)
+        forecast = kernels.holt(level, trend, windows, np.array([10.0 + 3 * step]), 0.5, 0.5, 0.5)
     assert forecast[0] == pytest.approx(10.0 + 3 * 200, rel=1e-12)
 
 

@@ -96,6 +96,42 @@ def test_s111_a_strange_norm_is_suspicious_only_once_the_usual_one_is_known():
     assert windows(DataFlow(), 8, gradient_norm=[1.0, 1.2, 0.9, 1.0])[2]["s111_unhealthy"] == 0
 
 
+@pytest.mark.parametrize("workers", [2, 3, 4, 8])
+def test_s111_norms_of_sound_gradients_that_vary_and_fall_raise_no_alarm(workers):
+    """By a quarter, as those of small batches do, falling to a fifth within some windows, then shares change."""
+    rng, stage, memory, alarms = np.random.default_rng(workers), DataFlow(), None, 0
+    for window in range(400):
+        fall = 0.2 + 0.8 * 0.8 ** (window % 80)
+        samples = np.full(workers, 48)
+        if window % 80 >= 40:
+            samples[0] -= 20
+        usual = fall * np.sqrt(1 + 66 / samples)
+        norm = usual * np.exp(0.25 * rng.standard_normal(workers))
+        seen = observations.one_job([2.0] * workers, samples=samples, norm=norm, job={"noise_scale": 66.0})
+        _, memory, values = refine(stage, seen, memory)
+        alarms += values["s111_unhealthy"]
+    assert alarms == 0
+
+
+def test_s111_half_the_workers_are_not_strange_together():
+    _, _, values = windows(DataFlow(), 8, gradient_norm=[9.0, 9.9, 0.9, 1.0])
+    assert values["s111_unhealthy"] == 0
+
+
+def test_s111_a_window_without_norms_changes_no_verdict():
+    """Norms are measured now and then; a GPU is suspect only after as many that were."""
+    stage = DataFlow(sick_windows=2)
+    plan, memory, values = windows(stage, 8, gradient_norm=[1.0, 9.0, 0.9, 1.0])
+    assert (values["s111_unhealthy"], values["s111_suspect"]) == (1, 0)
+    unknown = one_job([2.0] * 4, norm=[np.nan] * 4, **SKEWED)
+    for _ in range(3):
+        plan, memory, values = refine(stage, unknown, memory)
+        assert (values["s111_unhealthy"], values["s111_suspect"]) == (1, 0)
+        assert plan.weights(unknown).tolist() == [1.0, 0.0, 1.0, 1.0]
+    _, _, values = refine(stage, one_job([2.0] * 4, norm=[1.0, 9.0, 0.9, 1.0], **SKEWED), memory)
+    assert (values["s111_unhealthy"], values["s111_suspect"]) == (1, 1)
+
+
 def test_s111_what_all_workers_share_is_no_fault_of_one():
     _, _, values = windows(DataFlow(), 8, gradient_norm=[7.0, 7.7, 6.3, 7.0])
     assert values["s111_unhealthy"] == 0
@@ -248,7 +284,7 @@ def test_s113_moves_end_under_constant_or_alternating_load(stage, speeds, busy, 
     for window in range(14):
         plan, memory, _ = refine(stage, seen, memory)
         load = busy[::-1] if alternates and window % 2 else busy
-        seen = change(carry_out(seen, plan, 110.0 + 10 * window), "nodes", nic_busy_ratio=load[:n])
+        seen = change(carry_out(seen, plan, 110.0 + 10 * window), "workers", load_ratio=load[:n])
         owners.append(seen.shards.worker.copy())
     assert (owners[-1] == owners[-2]).all(), "it comes to rest"
     for k in range(1, len(owners)):
@@ -395,3 +431,13 @@ def test_memory_follows_the_worker_and_forgets_one_that_moved():
 def test_wrong_parameters_are_refused(wrong):
     with pytest.raises(PolicyError, match=r"^s1"):
         make_stage("s1", wrong)
+
+
+def test_the_usual_level_of_every_gradient_is_learnt_while_the_deal_stays():
+    stage, memory, observation = DataFlow(), {}, one_job([2.0] * 4, batch=96, micro=4)
+    for k in range(4):
+        observation.time_s = 100.0 + 10.0 * k
+        _, memory = stage.refine(observation, UNCHANGED, memory)
+    learnt = next(value for key, value in memory.items() if key.endswith("norm_windows"))
+    assert learnt.tolist() == [learnt[0]] * 4
+    assert learnt[0] >= 3

@@ -3,12 +3,15 @@
 import numpy as np
 import pytest
 
+from equipoise.policies.allocation.draft import Hand
 from equipoise.policies.contract import UNCHANGED, check
+from equipoise.policies.observation import JobState
 from equipoise.policies.registry import make_policy, make_stage
+from equipoise.policies.stages.unsound import replace_suspects
 from equipoise.sim.hardware.profile import scenarios_dir
 from equipoise.sim.loading.file import load
 from equipoise.sim.run import run
-from tests.policies.observations import change, one_job
+from tests.policies.observations import Cluster, change, one_job
 
 STEADY = one_job([2.0] * 4, batch=96, micro=4)
 SICK = change(STEADY, "workers", gradient_norm=[1.0, np.nan, 1.0, 1.0])
@@ -119,3 +122,27 @@ def test_without_a_spare_the_others_do_the_work():
 def test_frozen_every_gradient_counts():
     made = sick([SOON[0] | {"duration": 300.0}], "s1(frozen=S111)+s2+s3+s4")
     assert made.jobs["completion_s"][0] > 300.0 + 0.9 * sick([]).jobs["completion_s"][0]
+
+
+def replaced(gpus=8, *, touched=False, **jobs):
+    """Rows of the jobs that get another GPU for one of their four; a job of 100 s that restarts in 10 s."""
+    cluster = Cluster(np.random.default_rng(1), [gpus], [True])
+    cluster.add(JobState.RUNNING, rigid=False, gpus=4, share=1.0, per_worker=1, elastic=False)
+    observation = change(cluster.observe(), "jobs", **({"service_s": [100.0], "restart_s": [10.0]} | jobs))
+    suspect = np.arange(gpus) == np.flatnonzero(observation.gpus.job == 0)[1]
+    hand = Hand(observation, shunned=suspect)
+    if touched:
+        held, _ = hand.gpus_of(0)
+        hand.resize(0, held, held)
+    rows = replace_suspects(hand)
+    assert not len(rows) or not suspect[hand.gpus_of(0)[0]].any()
+    return rows.tolist()
+
+
+def test_a_gpu_is_replaced_where_it_pays_and_the_job_can_restart():
+    assert replaced() == [0]
+    assert replaced(gpus=4) == []  # none is free
+    assert replaced(rigid=[True]) == []
+    assert replaced(touched=True) == []
+    assert replaced(restart_s=[24.0]) == [0]  # a quarter of its work is lost on one GPU of four
+    assert replaced(restart_s=[25.0]) == []

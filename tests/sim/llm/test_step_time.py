@@ -217,3 +217,12 @@ def test_known_stacks_predict_a_plausible_utilisation() -> None:
 def test_more_stages_than_layers_are_named() -> None:
     with pytest.raises(ValueError, match="pipeline: 64 chunks are more than the 32 layers"):
         step_time(plan(pipeline=64, global_batch=64), Stack())
+
+
+def test_memory_of_accelerators_is_in_gib_up_to_the_h100_and_in_gb_later() -> None:
+    """Whole GiB up to the H100, GB for later ones."""
+    held = {name: accelerator.memory_bytes for name, accelerator in ACCELERATORS.items()}
+    assert held == {
+        "V100-32GB": 34_359_738_368, "A100-40GB": 42_949_672_960, "A100-80GB": 85_899_345_920,
+        "H100": 85_899_345_920, "H200": 141e9, "GH200": 96e9, "B200": 180e9, "GB200": 186e9,
+    }  # fmt: skip

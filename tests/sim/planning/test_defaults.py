@@ -170,6 +170,22 @@ def test_every_mistake_is_told_at_once():
         assert told in text, text
 
 
+@pytest.mark.parametrize(
+    ("cost", "where"),
+    [
+        ("{gpu_hour: {h100_sxm: $30,000}}", "cost.gpu_hour: "),
+        ("{capex: {h100_sxm: {price: $1,234,567, life: 4 y}}}", "cost.capex.h100_sxm: "),
+    ],
+)
+def test_a_comma_in_a_number_is_one_mistake(tmp_path, cost, where):
+    path = tmp_path / "plan.yaml"
+    path.write_text(yaml.safe_dump(BASE) + f"cost: {cost}\n")
+    with pytest.raises(InputError) as raised:
+        read_scenario(path)
+    (line,) = raised.value.lines
+    assert f"{where}a comma ends a value inside braces: write the number without commas" in line
+
+
 def test_mistakes_beside_a_section_that_cannot_be_read_are_told():
     data = changed(policy=["EASY"], faults={"crash": {"mtbf": "5 h", "mttf": 3}})
     data["cluster"]["nodes"][0]["accelerator"] = "H100"

@@ -21,7 +21,7 @@ from equipoise.sim.traces.generate import mean_s, quantile_s
 from equipoise.sim.traces.read import read_trace
 from equipoise.sim.traces.redraw import redrawn, sessions
 from equipoise.sim.traces.trace import make_trace
-from equipoise.study.questions.workload import compared, fitted
+from equipoise.study.questions.workload import compared, fitted, likest
 
 LOGNORMAL = {"kind": "lognormal", "median": "1 h", "sigma": 1.6, "low": "60 s", "high": "5 d"}
 PHILLY = Path(__file__).resolve().parents[4] / "shared" / "data" / "traces" / "philly_jobs.csv.gz"
@@ -237,6 +237,52 @@ def test_redrawn_batches_wait_as_the_traces_and_drawn_ones_do_not():
         for case in (like, drawn)
     ]
     assert errors[0] < 0.5 * errors[1], errors
+
+
+def calibrated(trace, gpus: int, draws: int, keep: int, **more: object):
+    """(the scenario, its numbers of orders) of a trace calibrated on three policies."""
+    spec = {"redraw": {"window": "1 d"}, "file": "jobs.csv"} | more
+    base = {"schema_version": 1, "name": "fit", "cluster": {"gpus": gpus}, "workload": {"trace": spec}}
+    chosen = likest(from_mapping(base), trace, ("fifo", "easy", "sjf"), draws, keep)
+    spec["redraw"] = {"window": "1 d", "draws": chosen}
+    return from_mapping(base), chosen
+
+
+def test_orders_that_were_chosen_are_those_that_seeds_take():
+    trace = batches()
+    chosen = Redraw.model_validate({"draws": [7, 3]})
+    for seed, number in ((0, 7), (1, 3), (2, 7)):
+        assert redrawn(trace, chosen, seed).digest() == redrawn(trace, Redraw(), number).digest()
+
+
+def test_the_orders_that_are_kept_wait_more_like_the_trace():
+    trace = batches(20)
+    kept, chosen = calibrated(trace, 12, draws=8, keep=2)
+    assert len(set(chosen)) == 2
+    assert chosen == calibrated(trace, 12, draws=8, keep=2)[1]
+    any_, every = calibrated(trace, 12, draws=8, keep=8)
+    assert every[:2] == chosen
+
+    def worst(case: Scenario, seeds: int) -> float:
+        found = [one for one in compared(case, trace, ("fifo", "sjf"), seeds) if "wait" in one.quantity]
+        return max(abs(math.log((one.drawn + 60) / (one.trace + 60))) for one in found)
+
+    assert worst(kept, 2) < worst(any_, 8)
+
+
+@pytest.mark.long
+@pytest.mark.shared_data
+@pytest.mark.skipif(not PHILLY.is_file(), reason="a public trace that is not part of the project")
+def test_a_calibrated_virtual_cluster_waits_as_it_did_under_sjf_too():
+    """LAS is not among the policies that orders are chosen by."""
+    trace = read_trace(PHILLY, clusters=("0e4a51",))
+    scenario, _ = calibrated(trace, 72, 40, 5, file=str(PHILLY), clusters=["0e4a51"])
+    waits = [
+        one for one in compared(scenario, trace, ("fifo", "easy", "sjf", "las"), 5) if "wait" in one.quantity
+    ]
+    assert len(waits) == 8
+    for one in waits:
+        assert one.drawn == pytest.approx(one.trace, rel=0.15, abs=60.0), one
 
 
 @pytest.mark.long

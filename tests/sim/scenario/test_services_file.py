@@ -138,9 +138,18 @@ def test_what_is_written_is_read_back_equal(tmp_path):
     assert case.services[0].share == 0.5
 
 
-def test_nodes_that_are_rented_for_jobs_only_are_a_warning(tmp_path):
+def test_nodes_that_scale_are_no_reason_to_warn(tmp_path):
     path = written(tmp_path, [{}])
     text = path.read_text()
     assert "autoscale" not in text
     path.write_text(re.sub(r"(count: \d+)", r"\1, autoscale: {min: 1}", text, count=1))
-    assert "never for a service" in read_scenario(path).warnings[0]
+    assert "rented" not in "".join(read_scenario(path).warnings)
+
+
+def test_services_alone_are_refused_in_one_line(tmp_path):
+    path = written(tmp_path, [{}])
+    path.write_text(re.sub(r"(?m)^workload:.*(\n[ -].*)*", "workload: {}", path.read_text()))
+    with pytest.raises(InputError) as caught:
+        read_scenario(path).trace()
+    assert len(caught.value.lines) == 1
+    assert "beside the services it needs some" in caught.value.lines[0]

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import csv
+import gzip
+from itertools import pairwise
+from pathlib import Path
+
 import pytest
 
 from equipoise.cli import main
@@ -180,6 +185,59 @@ def test_a_file_of_counts(tmp_path):
         read_scenario(file)
 
 
+SPOT = Path(__file__).resolve().parents[4] / "shared" / "data" / "spot"
+NODE = "{name: s, count: 4, gpus: 1, available: {file: %s%s}}"
+CASE = "schema_version: 1\nname: x\ncluster:\n  nodes:\n    - %s\nworkload: {jobs: [{duration: 1 h}]}\n"
+
+
+def supply_of(folder: Path, file: object, more: str = "") -> list[tuple[float, int]]:
+    (folder / "x.yaml").write_text(CASE % (NODE % (file, more)))
+    found = read_scenario(folder / "x.yaml").scenario.cluster.nodes[0].available
+    return [(entry.at, entry.nodes) for entry in found.supply]
+
+
+def test_a_file_of_digits(tmp_path):
+    head = "series,gap_s,available\n"
+    (tmp_path / "spot.csv").write_text(head + "a,600,110002\nb,60,0\n")
+    assert supply_of(tmp_path, "spot.csv", ", series: a") == [(0.0, 1), (1200.0, 0), (3000.0, 2)]
+    assert supply_of(tmp_path, "spot.csv", ", series: a, nodes_each: 2")[2] == (3000.0, 4)
+    assert supply_of(tmp_path, "spot.csv", ", series: b") == [(0.0, 0)]
+    for text, message in (
+        (head + "a,600,11x\n", "spot.csv:2:7: available: 'x' is no digit; each stands for 600 s"),
+        (head + "a,600,\n", "spot.csv:2:7: available: '' is no digit"),
+        (head + "a,0,11\n", "spot.csv:2:3: gap_s: 0, must be above 0"),
+        (head + "a,600,11\na,600,11\n", "which of the series of spot.csv"),
+        (head, "spot.csv:1:1: no rows"),
+        ("zone,count\na,1\n", "spot.csv:1:1: no series of counts; found: zone, count; allowed: time_s"),
+    ):
+        (tmp_path / "spot.csv").write_text(text)
+        with pytest.raises(InputError) as caught:
+            supply_of(tmp_path, "spot.csv")
+        assert len(caught.value.lines) == 1
+        assert message in str(caught.value)
+    (tmp_path / "spot.csv").write_text(head + "a,600,11\na,600,11\n")
+    with pytest.raises(InputError, match=r"spot.csv:2:1: series 'a' stands there 2 times"):
+        supply_of(tmp_path, "spot.csv", ", series: a")
+
+
+@pytest.mark.shared_data
+@pytest.mark.skipif(not SPOT.is_dir(), reason="no shared data")
+def test_public_spot_series_as_they_stand(tmp_path):
+    file = SPOT / "aws_2022_10_availability.csv.gz"
+    with gzip.open(file, "rt", encoding="utf-8") as lines:
+        rows = list(csv.DictReader(lines))
+    assert len(rows) == 8
+    for row in rows:
+        found = supply_of(tmp_path, file, f", series: {row['series']}, nodes_each: 4")
+        text = "".join(
+            str(count // 4) * round((end_s - at_s) / 600)
+            for (at_s, count), (end_s, _) in pairwise([*found, (600.0 * len(row["available"]), 0)])
+        )
+        assert text == row["available"]
+    made = run(read_scenario(tmp_path / "x.yaml").scenario)
+    assert made.jobs["completion_s"][0] >= 3600.0
+
+
 @pytest.mark.parametrize(
     ("group", "job", "message"),
     [
@@ -187,6 +245,7 @@ def test_a_file_of_counts(tmp_path):
         ({"autoscale": {"max": 4}}, {}, "autoscale.max: unknown key"),
         ({"available": {}}, {}, "needs either 'file' or 'supply'"),
         ({"available": {"supply": [{"at": 5, "nodes": 1}, {"at": 4, "nodes": 1}]}}, {}, "must be in order of 'at'"),
+        ({"available": {"nodes_each": 2, "supply": [{"at": 0, "nodes": 1}]}}, {}, "'nodes_each' goes with 'file'"),
         ({"available": {"file": "none.csv"}}, {}, "none.csv: no such file"),
         ({"autoscale": {}}, {"kind": "nodes", "nodes": ["s-0"]}, "nodes of s are not always there to store data"),
         ({"autoscale": {}}, {"kind": "even", "over": "cluster"}, "nodes of s are not always there; allowed: job"),
@@ -226,3 +285,55 @@ def test_the_shipped_pools_cost_less_than_half(capsys):
     cost = float(lines["cost"][1].replace(",", ""))
     assert usd == pytest.approx(12.0 * hours, rel=1e-3)
     assert cost < 0.5 * 24 * 12.0 * hours / 4
+
+
+def served(*groups: dict, jobs: int = 1, most: int = 4, **placement: object) -> Run:
+    """Two hours of a service with quiet and busy stretches of 20 min, beside a job."""
+    service = {
+        "name": "chat", "batch_latency": {"measured": {1: "25 ms", 8: "60 ms", 32: "180 ms"}},
+        "requests": {"rate": "250/s", "kind": "profile", "every": "20 min", "weights": [1, 9]},
+        "latency": {"p99": "500 ms"}, "replicas": {"min": 1, "max": most, "start": "20 s"},
+        "autoscaler": {"every": "30 s", "hold": "2 min"}, "placement": placement,
+    }  # fmt: skip
+    data = {
+        "schema_version": 1, "name": "x", "horizon": "2 h",
+        "cluster": {"nodes": [{"accelerator": "a100_sxm_40gb", "price": "2 USD/h", **group} for group in groups]},
+        "workload": {"jobs": [{"duration": "10 min", "count": jobs}] if jobs else []}, "services": [service],
+    }  # fmt: skip
+    return run(from_mapping(data), timeline=True)
+
+
+SMALL = {"name": "own", "gpus": 2}
+RENTED = {"name": "demand", "count": 3, "gpus": 1, "autoscale": {"delay": "2 min", "idle": "3 min"}}
+
+
+def test_nodes_are_rented_for_a_service_by_its_load_and_given_back():
+    alone, scaled_up = served(SMALL, most=2), served(SMALL, RENTED)
+    always = served(SMALL, RENTED | {"autoscale": {"min": 3}})
+    windows = scaled_up.service_windows
+    busy = (windows["start_s"] % 2400.0 >= 1200.0 + 300.0) & (windows["start_s"] % 2400.0 < 2370.0)
+    quiet = (windows["start_s"] % 2400.0 >= 300.0) & (windows["start_s"] % 2400.0 < 1200.0)
+    assert (windows["replicas"][busy] >= 3).all()
+    assert (windows["replicas"][quiet] == 1).all()
+    kinds = [kind for _, kind, _ in events(scaled_up)]
+    assert kinds.count("rented") >= 5
+    assert 0 <= kinds.count("rented") - kinds.count("released") <= 3
+    goodput = [made.summary()["service_goodput_ratio"] for made in (alone, scaled_up, always)]
+    assert goodput[0] + 0.2 < goodput[1] <= goodput[2] + 1e-9
+    cost = [made.totals["gpu_usd"] for made in (alone, scaled_up, always)]
+    assert cost[0] < cost[1] < 0.85 * cost[2]
+
+
+def test_what_is_on_its_way_for_a_service_is_not_counted_for_a_job_too():
+    """The busy stretch takes what comes; jobs that arrive then have nodes ordered for themselves."""
+    few = served(SMALL, RENTED | {"count": 3}, jobs=3)
+    many = served(SMALL, RENTED | {"count": 8}, jobs=3)
+    assert many.jobs["completion_s"].max() <= few.jobs["completion_s"].max()
+    assert many.jobs["start_s"].max() <= 150.0 + 1e-9
+    assert many.summary()["service_goodput_ratio"] >= few.summary()["service_goodput_ratio"] - 1e-9
+
+
+def test_a_service_that_may_not_use_them_has_no_nodes_rented():
+    made = served(SMALL, RENTED, on=["own"], most=2)
+    assert events(made) == [] or "rented" not in [kind for at_s, kind, _ in events(made) if at_s > 1200.0]
+    assert made.service_windows["replicas"].max() == 2

@@ -382,7 +382,7 @@ def test_what_can_be_had_bounds_the_sizes(tmp_path):
     assert best("done<=2h", "a100_sxm_80gb=in 30 min", "h100_sxm=in 3 h") == ("a100_sxm_80gb", 8, 0)
     assert best("done<=2h", "a100_sxm_80gb=1000 in 2 d") == ("h100_sxm", 4, 0)
     assert best("done<=2h", "a100_sxm_80gb=8", "h100_sxm=8") == (6,)
-    for wrong in ("a100_sxm_80gb", "h100_sxm=8 in 5 GB", "a=b"):
+    for wrong in ("a100_sxm_80gb", "h100_sxm=8 in 5 GB", "a=b", "h100_sxm=١", "h100_sxm=1_0", "h100_sxm=²"):
         with pytest.raises(InputError):
             read_supply(wrong)
     with pytest.raises(InputError, match="'h100' is no accelerator"):

@@ -107,6 +107,8 @@ def test_a_scenario_without_chance_says_so(tmp_path):
         ({"metrics": ("speed",)}, "--metric 'speed': allowed: "),
         ({"metrics": ("makespan_s", "makespan_s")}, "--metric 'makespan_s' is given twice"),
         ({"vary": {}}, "nothing to vary"),
+        ({"vary": {"nothing": Range(1, 2, False, "linear")}}, "nothing: unknown key"),
+        ({"vary": {"workload.jobs.0.gpus": ("many", "few")}}, "many"),
         ({"trials": 1}, "--trials 1: at least 2"),
         ({"vary": {"policy.las.promote": Range(1, 2, False, "linear")}}, "no policy has that stage"),
     ],
@@ -129,7 +131,9 @@ def test_ranges(text, expected):
     assert read_range(text) == ("a.b", expected)
 
 
-@pytest.mark.parametrize("text", ["a", "a=", "a=4:1", "a=0:1:log", "a=1:2:3", "=1:2"])
+@pytest.mark.parametrize(
+    "text", ["a=1:1e400", "a=-1e31:1", "a", "a=", "a=4:1", "a=0:1:log", "a=1:2:3", "=1:2"]
+)
 def test_wrong_ranges(text):
     with pytest.raises(InputError, match="write KEY=LOW:HIGH"):
         read_range(text)

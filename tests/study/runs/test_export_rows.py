@@ -9,6 +9,7 @@ import duckdb
 import pytest
 
 from equipoise.cli import main
+from equipoise.formats.database import database
 from equipoise.sim.run import RunFailed, run
 from equipoise.sim.scenario.model import Scenario
 from equipoise.study.runs import export as export_module
@@ -30,7 +31,7 @@ _NS = {"m": "http://schemas.openxmlformats.org/spreadsheetml/2006/main"}
 
 @pytest.fixture
 def table():
-    connection = duckdb.connect()
+    connection = database()
     connection.execute("CREATE TABLE t (id VARCHAR, words VARCHAR, share DOUBLE, n INTEGER, flag BOOLEAN)")
     connection.executemany("INSERT INTO t VALUES (?, ?, ?, ?, ?)", ROWS)
     yield connection
@@ -82,6 +83,8 @@ def test_csv_json_and_parquet(table, tmp_path):
         export(table, "SELECT id, n, flag FROM t ORDER BY id", tmp_path / f"t.{kind}")
     assert (tmp_path / "t.csv").read_text() == "id,n,flag\na,3,\nb,-4,true\n"
     assert json.loads((tmp_path / "t.json").read_text())[1] == {"id": "b", "n": -4, "flag": True}
+    export(table, "SELECT words FROM t ORDER BY id LIMIT 1", tmp_path / "words.csv")
+    assert (tmp_path / "words.csv").read_text() == "words\n=1+2\n"  # as it is: SECURITY.md tells
     back = duckdb.execute(f"SELECT * FROM read_parquet('{tmp_path / 't.parquet'}') ORDER BY id").fetchall()
     assert back == [("a", 3, None), ("b", -4, True)]
 

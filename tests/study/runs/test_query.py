@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import equipoise
 from equipoise import cli
+from equipoise.formats.database import database
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.report import page
 from equipoise.study.runs.query import ask, memory_at_most
@@ -229,8 +230,8 @@ def test_ctrl_c_that_duckdb_hears_ends_any_command_as_it_should(
     def asks(*_: object) -> None:
         signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
         signal.setitimer(signal.ITIMER_REAL, 0.05, 1.0)  # whenever it comes: the question takes hours
-        try:  # with several threads the main one may wait for another, and hears nothing meanwhile
-            duckdb.connect(config={"threads": 1}).execute(LONG).fetchall()
+        try:
+            database().execute(LONG).fetchall()
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0.0)
 

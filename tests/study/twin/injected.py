@@ -128,7 +128,9 @@ def _failing(leader: Leader, fails: bool) -> Iterator[None]:
     asked = patch.object(decider._worker, "_policy", Policy("raises", (Raises(),)))
     with asked if fails else contextlib.nullcontext():
         yield
+        limit_s = time.monotonic() + 60.0
         while fails and decider._worker._answered.empty():  # the policy is asked in a thread
+            assert time.monotonic() < limit_s
             time.sleep(0.001)
 
 

@@ -1,0 +1,227 @@
+"""The page of `equipoise size`: the answer, the sizes against the target, what would change their order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from equipoise.sim.scenario.units import format_scaled
+from equipoise.study.folders import SIZE
+from equipoise.study.questions.targets import Target, read_target
+from equipoise.study.report.answers.parts import ROWS_MOST, answer_html, axis, read_answer, shown
+from equipoise.study.report.chart import Axis, Chart, Series
+from equipoise.study.report.charts.study import front
+from equipoise.study.report.first import Figure
+from equipoise.study.report.page import composed, figure, section
+from equipoise.study.report.study import number
+from equipoise.study.report.tables import table
+
+KEYS = ("scenario", "question", "said", "met", "ranking", "ranking_changes", "not_possible", "sizes_excluded")
+BARS_MOST = 20
+_COLUMNS = {
+    "values": "size", "meets": "meets", "gpus": "GPUs", "layout": "layout", "mfu_ratio": "MFU",
+    "memory_ratio": "memory", "makespan_s": "time", "cost_usd": "cost", "price_usd_per_h": "an hour",
+    "committed_usd": "committed", "power_w": "power", "carbon_kg": "CO2",
+}  # fmt: skip
+_STRIP = {"makespan_s": "Time", "cost_usd": "Cost", "price_usd_per_h": "Cost of an hour", "power_w": "Power",
+          "mfu_ratio": "MFU", "carbon_kg": "CO2"}  # fmt: skip
+_BEST = {"nodes": "fewest nodes", "price": "lowest price of an hour", "cost": "lowest cost"}
+
+Row = Mapping[str, Any]
+
+
+def size_page(folder: Path) -> str:
+    """The page of the answer in a folder. Raises InputError when its file is damaged."""
+    content = read_answer(folder / SIZE, KEYS)
+    targets = [read_target(text) for text in content["question"]["targets"]]
+    rows: Sequence[Row] = content["ranking"]
+    charts = [chart for chart in (against_target(rows, targets[0]), cost_and_time(rows)) if chart is not None]
+    title = str(content["scenario"])
+    sections = [
+        ("answer", "", _answer(content, targets, charts[0] if charts else None)),
+        (
+            "sizes",
+            "Sizes",
+            section("sizes", "The sizes that were run, the best first", _sizes(rows, targets)),
+        ),
+    ]
+    if content["ranking_changes"]:
+        told = _changes(rows[0], content["ranking_changes"])
+        sections.append(
+            ("changes", "What would change it", section("changes", "What would change the ranking", told))
+        )
+    if len(charts) > 1:
+        sections.append(("cost", "Cost", section("cost", "Time against cost", figure(charts[1]))))
+    sections.append(("left", "Not run", section("left", "What was not run", _left(content))))
+    return composed(
+        title,
+        sections,
+        charts,
+        f"Equipoise report of the size of {title}. This file asks nothing from any network.",
+    )
+
+
+def _answer(content: Row, targets: Sequence[Target], picture: Chart | None) -> str:
+    asked = content["question"]
+    best = content["ranking"][0] if content["ranking"] else {}
+    lead, *because = (str(line).strip() for line in content["said"])
+    because = [
+        f"{text[:1].upper()}{text[1:]}." for text in because[1 if content["met"] else 0 :]
+    ]  # the strip has it
+    figures = [Figure("GPUs", f"{best['gpus']:,}", f"{content['nodes']} nodes")] if best else []
+    figures += [
+        Figure(_asked(target), target.measure.show(best[target.measure.key]),
+               f"limit {target.measure.show(target.limit)}")
+        for target in targets if best.get(target.measure.key) is not None
+    ]  # fmt: skip
+    asked_keys = {target.measure.key for target in targets}
+    figures += [
+        Figure(label, _cell(key, best[key]))
+        for key, label in _STRIP.items() if best.get(key) is not None and key not in asked_keys
+    ]  # fmt: skip
+    context = [
+        ("Targets", ", ".join(asked["targets"])),
+        ("Varied", "; ".join(f"{key}: {_values(values)}" for key, values in asked["vary"].items())),
+        ("Best is", _BEST[asked["objective"]]),
+        ("Policy", str(asked["policy"])),
+        ("Runs", f"{asked['seeds']} of each size; {100 * asked['confidence']:g} % of them must meet the targets"),
+        ("Changed first", ", ".join(asked["changed"])),
+    ]  # fmt: skip
+    return answer_html(f"Size: {content['scenario']}", f"{lead}.", figures[:6], picture, because, context)
+
+
+def _asked(target: Target) -> str:
+    """What a target limits, as a heading."""
+    text = target.text.partition("<" if target.at_most else ">")[0].replace("_", " ")
+    return f"{text[:1].upper()}{text[1:]}"
+
+
+def _values(values: Sequence[Any]) -> str:
+    texts = [str(value) for value in values]
+    return (
+        ", ".join(texts)
+        if len(texts) <= 8
+        else f"{', '.join(texts[:3])} to {texts[-1]} ({len(texts)} values)"
+    )
+
+
+def against_target(rows: Sequence[Row], target: Target) -> Chart | None:
+    """The result that the first target limits, by size, with the range of its runs; a line at the limit."""
+    key = target.measure.key
+    known = [row for row in rows if row.get(key) is not None and math.isfinite(row[key])][:BARS_MOST]
+    if not known:
+        return None
+    ends = [row["results"].get(key) or [row[key]] for row in known]
+    x, divisor = axis(key, [*(value for end in ends for value in end), target.limit])
+    at = [float(k) for k in range(len(known))]
+    labels = [target.measure.show(row[key]) + _misses(row, target) for row in known]
+    told = tuple((row["values"], text) for row, text in zip(known, labels, strict=True))
+    many = max(map(len, ends))
+    spread = f"Mean of {many} runs; thin lines: lowest to highest." if many > 1 else "One run each."
+    return Chart(
+        "target", "ranked", f"{target.text} by size, the best size first", "; ".join(f"{a}: {b}" for a, b in told),
+        x, Axis("", ticks=tuple((k, row["values"]) for k, row in zip(at, known, strict=True))),
+        (
+            Series("mean", at, [row[key] / divisor for row in known], labels=labels),
+            Series("low", at, [min(end) / divisor for end in ends]),
+            Series("high", at, [max(end) / divisor for end in ends]),
+            Series("limit", [0.0], [target.limit / divisor], colour="front"),
+        ),
+        ("size", target.text), told,
+        f"{spread} Dashed: the limit." + (f" The first {BARS_MOST}." if len(rows) > BARS_MOST else ""),
+    )  # fmt: skip
+
+
+def _misses(row: Row, target: Target) -> str:
+    """Behind the result of a size that misses a target: this one in the mean, or some."""
+    if row["meets"]:
+        return ""
+    return " (misses another)" if target.met({target.measure.key: row[target.measure.key]}) else " (misses)"
+
+
+def cost_and_time(rows: Sequence[Row]) -> Chart | None:
+    """Time against cost of the sizes, with the Pareto front; none where fewer than two have both."""
+    known = [row for row in rows if row.get("cost_usd") and row.get("makespan_s")]
+    if len(known) < 2:
+        return None
+    cost, time_s = ([float(row[key]) for row in known] for key in ("cost_usd", "makespan_s"))
+    y, divisor = axis("makespan_s", time_s)
+    best = front(cost, time_s)
+    parts = [(label, [k for k, row in enumerate(known) if row["meets"] == meets]) for label, meets in
+             (("meets the targets", True), ("misses", False))]  # fmt: skip
+    series = [
+        Series(
+            label, [cost[k] for k in of], [time_s[k] / divisor for k in of], colour,
+            [known[k]["values"] for k in of],
+        )
+        for colour, (label, of) in enumerate(parts) if of
+    ]  # fmt: skip
+    series.append(Series("front", [cost[k] for k in best], [time_s[k] / divisor for k in best], "front"))
+    told = tuple(
+        (known[k]["values"], shown("cost_usd", cost[k]), shown("makespan_s", time_s[k])) for k in best
+    )
+    return Chart(
+        "cost", "scatter", "Time against cost", "Pareto front: " + "; ".join(", ".join(row) for row in told[:5]),
+        Axis("cost (USD)"), y, tuple(series), ("size", "cost", "time"), told, "Line: Pareto front.",
+    )  # fmt: skip
+
+
+def _cell(key: str, value: Any) -> str:
+    if value is None or isinstance(value, str):
+        return value or "-"
+    if key == "meets":
+        return "yes" if value else "no"
+    if key == "gpus":
+        return f"{value:,}"
+    return (
+        format_scaled(value, "W")
+        if key == "power_w"
+        else shown("_usd" if key == "price_usd_per_h" else key, value)
+    )
+
+
+def _sizes(rows: Sequence[Row], targets: Sequence[Target]) -> str:
+    if not rows:
+        return '<p class="note">No size was run.</p>'
+    asked = {t.measure.key: t for t in targets if t.measure.key not in _COLUMNS}
+    titles = {key: _COLUMNS[key] for key in ("values", "meets")}
+    titles |= {key: target.text for key, target in asked.items()} | _COLUMNS
+    keys = [key for key in titles if any(row.get(key) not in (None, "") for row in rows)]
+    body = [
+        [asked[key].measure.show(number(row[key])) if key in asked else _cell(key, row[key]) for key in keys]
+        for row in rows[:ROWS_MOST]
+    ]
+    cut = f" The first {ROWS_MOST} of {len(rows)}." if len(rows) > ROWS_MOST else ""
+    return table(f"Means over the runs of a size.{cut}", [titles[key] for key in keys], body)
+
+
+def _changes(first: Row, found: Sequence[Row]) -> str:
+    rows = []
+    for change in found:
+        rate, mfu = number(change["rate"]), number(change["mfu_ratio"])
+        faster = "-" if math.isnan(rate) else f"{100 * (rate - 1):.1f} %"
+        needed = (
+            "-" if math.isnan(mfu) else shown("mfu_ratio", mfu) + (" (beyond the peak)" if mfu > 1 else "")
+        )
+        rows.append((change["values"], f"{100 * (1 - change['price']):.1f} %",
+                     f"{change['price_usd_per_gpu_h']:.2f} USD", faster, needed))  # fmt: skip
+    head = ("size", "cheaper by the hour by", "a GPU-hour then", "or faster by", "MFU then")
+    return table(f"Each alone would put it level with {first['values']}, the first", head, rows)
+
+
+def _left(content: Row) -> str:
+    excluded, impossible = content["sizes_excluded"], content["not_possible"]
+    told = [f"{excluded} sizes were excluded by lower bounds, price or power." if excluded else ""]
+    told += (
+        []
+        if content["question"]["rank"]
+        else ["The search ended at the first size that meets the targets; --rank runs all."]
+    )
+    lines = "".join(f"<p>{escape(text)}</p>" for text in told if text)
+    listed = "".join(f"<li>{escape(str(text))}</li>" for text in impossible[:ROWS_MOST])
+    return (
+        lines + (f"<p>Not possible:</p><ul>{listed}</ul>" if listed else "") or "<p>Every size was run.</p>"
+    )

@@ -1,0 +1,142 @@
+"""What is changed, what is left as it is, and which tests are asked."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.mutation.__main__ import interval, table
+from tests.mutation.equivalent import EQUIVALENT
+from tests.mutation.mutants import ROOMS, ROOT, Mutant, files, mutants, room_of, silent, statement
+from tests.mutation.reach import Lines
+from tests.mutation.trial import Limits, digest, trial, written
+
+SOURCE = """
+from functools import cache
+
+Rows = list[int] | None
+LIMIT = 3
+
+
+@cache
+def twice(n: int | str = 2) -> int | None:
+    if n > (
+        LIMIT
+    ):
+        raise ValueError(f"{n} is more than {LIMIT + 1}")
+    return (
+        n
+        * 2
+    )
+
+
+class A:
+    def __repr__(self) -> str:
+        return "A" * 2
+"""
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_every_room_has_files(room: str) -> None:
+    assert any(path.startswith(room) and room_of(path) == ROOMS[room] for path in files())
+
+
+@pytest.mark.parametrize("path", EQUIVALENT)
+def test_a_line_of_which_a_change_changes_nothing_is_still_there(path: str) -> None:
+    lines = {line.strip() for line in (ROOT / path).read_text().splitlines()}
+    for change in EQUIVALENT[path]:
+        before, _, after = change.partition(" -> ")
+        assert before in lines
+        assert after not in lines
+
+
+def test_only_what_decides_a_result_is_changed(tmp_path: Path) -> None:
+    found = mutants("a.py", SOURCE, tmp_path)
+    changed = {mutant.change(SOURCE)[1].partition(" -> ")[0] for mutant in found}
+    assert changed == {"LIMIT = 3", "if n > (", "* 2", "def twice(n: int | str = 2)"}
+    assert found == mutants("a.py", SOURCE, tmp_path)  # as it was kept
+
+
+def test_what_is_silent() -> None:
+    lines = SOURCE.splitlines()
+    begins = {lines[low[0] - 1][low[1] :] for low, _ in silent(ast.parse(SOURCE)) if low[0] == low[0]}
+    assert "@cache" in begins
+    assert 'return "A" * 2' in begins
+    assert not any(text.startswith(("if", "n", "*", "LIMIT = ")) for text in begins)
+
+
+def test_a_statement_is_found_with_all_its_lines() -> None:
+    lines = SOURCE.splitlines()
+
+    def texts(line: int) -> tuple[list[str], bool]:
+        found, imported = statement(ast.parse(SOURCE), line)
+        return [lines[k - 1].strip() for k in found], imported
+
+    assert texts(lines.index("        * 2") + 1) == (["return (", "n", "* 2", ")"], False)
+    assert texts(lines.index("        LIMIT") + 1) == (["if n > (", "LIMIT", "):"], False)
+    assert texts(lines.index("LIMIT = 3") + 1) == (["LIMIT = 3"], True)
+
+
+def test_tests_that_reach_a_line_are_asked_first_then_those_that_reach_its_file(tmp_path: Path) -> None:
+    tree, place = tmp_path / "tree", tmp_path / "place"
+    (tree / "tests" / "sim").mkdir(parents=True)
+    (tree / "sim").mkdir()
+    (tree / "sim" / "a.py").write_text(SOURCE)
+    (place / "reach").mkdir(parents=True)
+    line = SOURCE.splitlines().index("        * 2") + 1
+    for name in "ab":
+        (tree / "tests" / "sim" / f"test_{name}.py").write_text("")
+        test = f"tests/sim/test_{name}.py"
+        tests = {
+            f"{test}::slow": {"s": 5.0, "lines": {"sim/a.py": f"{1 << line:x}"}},
+            f"{test}::quick": {"s": 1.0, "lines": {"sim/a.py": f"{1 << line:x}"}},
+            f"{test}::far": {"s": 0.2, "lines": {"sim/a.py": f"{1 << 2:x}"}},
+        } if name == "a" else {f"{test}::other": {"s": 0.1, "lines": {"sim/a.py": f"{1 << 2:x}"}}}  # fmt: skip
+        kept = {"test": "", "sources": {"sim/a.py": digest(tree / "sim" / "a.py")}, "tests": tests}
+        (place / "reach" / f"tests-sim-test_{name}.py.json").write_text(json.dumps(kept))
+
+    def asked() -> list[str]:
+        return [test.name.rpartition("test_")[2] for test in Lines(tree, place).noticing("sim/a.py", line)]
+
+    assert asked() == ["a.py::quick", "a.py::slow", "a.py::far", "b.py::other"]
+    (tree / "sim" / "a.py").write_text(SOURCE + "\n")  # lines may have moved: all that reach the file
+    assert asked() == ["b.py::other", "a.py::far", "a.py::quick", "a.py::slow"]
+
+
+def test_a_trial_tells_what_fails_and_ends_what_takes_too_long(tmp_path: Path) -> None:
+    test = tmp_path / "test_it.py"
+    test.write_text(
+        "import time\ndef test_good(): pass\ndef test_bad(): assert 0\ndef test_long(): time.sleep(600)\n"
+    )
+    limits = Limits(lambda _: 0.2)
+    ends = [
+        trial([f"{test}::test_{name}"], 60.0, tmp_path / "log", plain=False, plugins=[limits])
+        for name in ("good", "bad", "long")
+    ]
+    assert [ended.code for ended in ends] == [0, 1, 1]
+    assert "this test takes too long" in ends[2].said
+
+
+def test_a_file_is_as_it_was_after_a_change(tmp_path: Path) -> None:
+    path = tmp_path / "a.py"
+    path.write_text("a = 1\n")
+    times = path.stat().st_mtime_ns
+    with written(path, "a = 2\n"):
+        assert path.read_text() == "a = 2\n"
+    assert (path.read_text(), path.stat().st_mtime_ns) == ("a = 1\n", times)
+
+
+def test_a_change_is_told_as_a_line_and_what_it_became() -> None:
+    changed, told = Mutant("a.py", "core/NumberReplacer", 0, 5).change("a = 1\nb = 2\n")
+    assert (changed, told) == ("a = 2\nb = 2\n", "a = 1 -> a = 2")
+
+
+def test_the_table_and_the_interval_of_a_share() -> None:
+    assert interval(0, 0) == (0.0, 1.0)
+    assert interval(88, 100) == pytest.approx((0.8019, 0.9300), abs=1e-4)  # Wilson (1927)
+    told = table(Counter({("live", "killed"): 88, ("live", "survived"): 12, ("live", "equal"): 3}))
+    assert "| live | 100 | 3 | 88 | 88.0% | 80.2% to 93.0% |" in told

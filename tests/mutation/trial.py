@@ -1,0 +1,245 @@
+"""Tests run in a fork of a process that has imported what comes from elsewhere, so that a trial costs a second.
+
+Kernels are compiled by Numba in minutes when one of them changes; so a file with kernels is tried on them as plain
+Python (`plain`), by tests that were seen to pass so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.mutation.mutants import ROOT
+
+ELSEWHERE = (
+    "numpy", "numba", "scipy.optimize", "scipy.stats", "simpy", "pydantic", "duckdb", "yaml", "click",
+    "rich.console", "rich.table", "hypothesis", "hypothesis.strategies", "coverage", "platformdirs", "sqlite3",
+    "torch", "torch.distributed", "torch.nn.parallel", "torch.utils.data", "torch._dynamo",
+)  # fmt: skip
+MARK = "EQUIPOISE_TRIAL"
+"""In the environment of whatever a trial starts, so that it can be ended with it."""
+KERNELS = "policies/kernels/jit.py"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a trial ended."""
+
+    code: int  # pytest's; -1 when its time was over
+    said: str
+
+
+def prepare(tree: Path, cache: Path) -> None:
+    """Work from `tree`, with everything from elsewhere imported and compiled kernels in `cache`."""
+    os.chdir(tree)
+    sys.path[:] = [str(tree), *(path for path in sys.path if Path(path or ".").resolve() != ROOT)]
+    cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+    os.environ |= {
+        "PYTHONPATH": str(tree), "EQUIPOISE_KERNEL_CACHE": str(cache), "CI": "1", "OMP_NUM_THREADS": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }  # fmt: skip
+    sys.dont_write_bytecode = True
+    for name in ELSEWHERE:
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            continue  # the tests of it are skipped, then
+    import numba
+
+    numba.njit(lambda: 0)()
+
+
+def trial(
+    tests: Sequence[str],
+    limit_s: float,
+    log: Path,
+    *,
+    plain: bool,
+    kernels: str = "",
+    own: Callable[[], Any] | None = None,
+    plugins: Sequence[object] = (),
+    options: Sequence[str] = ("-x",),
+) -> Ended:
+    """Run tests in a process of its own, until one fails unless `options` says otherwise; `own` is called first.
+
+    kernels: the name of the folder of compiled kernels, whatever the sources are now.
+    """
+    sys.stdout.flush()
+    process = os.fork()
+    if process == 0:
+        try:
+            os.setsid()
+            os.environ[MARK] = str(os.getpid())
+            out = os.open(log, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600)
+            os.dup2(out, 1)
+            os.dup2(out, 2)
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
+            if own is not None:
+                own()
+            code = _tested([*options, *tests], plain, kernels, plugins)
+            sys.stdout.flush()
+            os._exit(code)
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(70)
+    ended = os.pidfd_open(process)
+    in_time, _, _ = select.select([ended], [], [], limit_s)
+    os.close(ended)
+    if not in_time:
+        os.kill(process, signal.SIGKILL)
+    _, status = os.waitpid(process, 0)
+    _end_what_it_started(process)
+    code = os.waitstatus_to_exitcode(status) if in_time else -1
+    return Ended(code, log.read_text(encoding="utf-8", errors="replace"))
+
+
+def _tested(tests: Sequence[str], plain: bool, kernels: str, plugins: Sequence[object]) -> int:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
+        del sys.modules[name]  # those of the checkout
+    # Importing this is what may fail by the change that is tried: then it is noticed.
+    try:
+        from equipoise.policies.kernels import jit
+    except Exception:
+        import traceback
+
+        traceback.print_exc()
+        return int(pytest.ExitCode.TESTS_FAILED)
+    if plain:
+        for name in ("jit", "jit_in_place", "jit_inside"):
+            setattr(jit, name, lambda function: function)
+        jit.compiled_for = lambda kernel, *_: kernel  # type: ignore[assignment]
+    elif kernels:
+        jit.cache_dir.cache_clear()
+        jit.kernel_source_hash = lambda: kernels
+    arguments = [
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--tb=short",
+        "--disable-warnings",
+        "--hypothesis-seed=0",
+        *tests,
+    ]
+    return int(pytest.main(arguments, plugins=list(plugins)))
+
+
+def _end_what_it_started(process: int) -> None:
+    """All processes that carry its mark."""
+    mark = f"{MARK}={process}\0".encode()
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark in (folder / "environ").read_bytes() + b"\0":
+                os.kill(int(folder.name), signal.SIGKILL)
+        except OSError:
+            continue
+
+
+class Limits:
+    """A plugin of pytest: a test that takes much longer than it did fails."""
+
+    def __init__(self, limit_s: Callable[[str], float]) -> None:
+        self.limit_s = limit_s
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        """One test."""
+        before = signal.signal(signal.SIGALRM, _over)
+        signal.setitimer(signal.ITIMER_REAL, self.limit_s(item.nodeid))
+        try:
+            return (yield)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+            signal.signal(signal.SIGALRM, before)
+
+
+def _over(number: int, frame: object) -> None:
+    raise TimeoutError("this test takes too long")
+
+
+class Reached:
+    """A plugin of pytest: which lines each test reached, and how long it took; written to `kept` at the end."""
+
+    def __init__(self, tree: Path, kept: Path, head: dict[str, Any]) -> None:
+        self.tree, self.kept, self.head = tree, kept, head
+        self.seconds: dict[str, float] = {}
+        self.failed: set[str] = set()
+        self.coverage: Any = None
+
+    def start(self) -> None:
+        """Before anything of ours is imported."""
+        import coverage
+
+        self.coverage = coverage.Coverage(data_file=None, include=[f"{self.tree}/*"], omit=["*/tests/*"])
+        self.coverage.start()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        """One test."""
+        self.coverage.switch_context(item.nodeid)
+        begin_s = time.monotonic()
+        try:
+            return (yield)
+        finally:
+            self.seconds[item.nodeid] = round(time.monotonic() - begin_s, 3)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Only what passes can notice anything."""
+        if report.failed or report.skipped:
+            self.failed.add(report.nodeid)
+
+    def pytest_sessionfinish(self) -> None:
+        """Keep it."""
+        self.coverage.stop()
+        data = self.coverage.get_data()
+        lines: dict[str, dict[str, str]] = {}
+        for name in data.measured_files():
+            path = Path(name).resolve().relative_to(self.tree).as_posix()
+            masks: dict[str, int] = {}
+            for line, tests in data.contexts_by_lineno(name).items():
+                for test in tests:
+                    masks[test] = masks.get(test, 0) | 1 << line
+            for test, mask in masks.items():
+                lines.setdefault(test, {})[path] = f"{mask:x}"
+        tests = {
+            test: {"s": seconds, "lines": lines.get(test, {})}
+            for test, seconds in self.seconds.items()
+            if test not in self.failed
+        }
+        files = {path for each in tests.values() for path in each["lines"]}
+        sources = {path: digest(self.tree / path) for path in sorted(files)}
+        self.kept.parent.mkdir(parents=True, exist_ok=True)
+        self.kept.write_text(json.dumps(self.head | {"sources": sources, "tests": tests}))
+
+
+def digest(*paths: Path) -> str:
+    """First 16 hex digits of a SHA-256 over the contents of files."""
+    return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()[:16]
+
+
+@contextmanager
+def written(path: Path, text: str) -> Iterator[None]:
+    """A file with other contents, for a while; then it is as it was, its time too."""
+    before, times = path.read_bytes(), path.stat()
+    path.write_text(text, encoding="utf-8")
+    try:
+        yield
+    finally:
+        path.write_bytes(before)
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))

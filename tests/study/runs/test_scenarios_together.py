@@ -1,0 +1,157 @@
+"""One table over several scenarios: tests within them, over all of them, and as texts."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from equipoise import api
+from equipoise.cli import main
+from equipoise.study.runs.across import SCENARIOS, SEEDS, Together
+from equipoise.study.statistics import holm, paired_p, paired_ratio, stratified_ratio
+
+POLICIES = ("fifo", "srtf", "las")
+
+
+def case(name, spread, gpus):
+    dice = np.random.default_rng(gpus)
+    jobs = [
+        {
+            "arrival": f"{30 * k} s",
+            "gpus": int(dice.choice([1, 2])),
+            "duration": f"{dice.lognormal(6, 1):.0f} s",
+        }
+        for k in range(25)
+    ]
+    return {
+        "schema_version": 1, "name": name, "cluster": {"gpus": gpus}, "workload": {"jobs": jobs},
+        "decide": {"estimate_error": spread},
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("scenarios")
+    for name, spread, gpus in (("small", 0.6, 4), ("large", 0.9, 6), ("sure", 0.0, 5)):
+        (folder / f"{name}.yaml").write_text(json.dumps(case(name, spread, gpus)))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def together(files):
+    return Together(
+        {name: api.compare(files / f"{name}.yaml", POLICIES, 4) for name in ("small", "large", "sure")}
+    )
+
+
+def line_of(together, scenario, policy, metric="completion_mean_s"):
+    (found,) = [x for x in together.lines if (x.metric, x.scenario, x.policy) == (metric, scenario, policy)]
+    return found
+
+
+def values(together, name, policy, metric="completion_mean_s"):
+    return [r.metrics[metric] for r in together.comparisons[name].of(policy)]
+
+
+def test_equal_groups_are_a_t_test_on_what_each_group_leaves():
+    """Two groups of equal size and variance: the pooled two-sample formula by SciPy, with a sign turned."""
+    dice = np.random.default_rng(1)
+    noise = dice.normal(size=6)
+    a, b = 0.2 + noise, 0.4 + noise[::-1]
+    ratio, p, effect = stratified_ratio([np.exp(a), np.exp(b)], [np.ones(6)] * 2, [False, False])
+    # The mean of two means against 0 is the difference of one against the negative of the other.
+    oracle = stats.ttest_ind(a, -b, equal_var=False)
+    assert p == pytest.approx(oracle.pvalue)
+    assert math.log(ratio.mean) == pytest.approx(0.5 * (a.mean() + b.mean()))
+    low, high = (0.5 * x for x in oracle.confidence_interval(0.95))
+    assert (math.log(ratio.low), math.log(ratio.high)) == pytest.approx((low, high))
+    assert effect == pytest.approx(math.log(ratio.mean) / noise.std(ddof=1))
+
+
+def test_the_interval_covers_the_truth_as_often_as_it_says():
+    dice, hits = np.random.default_rng(2), 0
+    for _ in range(2000):
+        logs = [dice.normal(0.1, 0.2, 5), dice.normal(0.5, 0.05, 3), np.array([0.3])]
+        ratio, _, _ = stratified_ratio([np.exp(x) for x in logs], [np.ones(x.size) for x in logs], [0, 0, 1])
+        hits += ratio.low <= math.exp(0.3) <= ratio.high
+    assert 0.935 <= hits / 2000 <= 0.975
+
+
+def test_one_pair_of_a_random_group_tells_no_spread():
+    ratio, p, effect = stratified_ratio([[2.0], [3.0, 3.1]], [[1.0], [1.0, 1.0]], [False, False])
+    assert ratio.mean == pytest.approx(math.sqrt(2.0 * math.sqrt(9.3)))
+    assert np.isnan([ratio.low, p, effect]).all()
+    ratio, p, _ = stratified_ratio([[2.0], [3.0, 3.1]], [[1.0], [1.0, 1.0]], [True, False])
+    assert ratio.low < ratio.mean < ratio.high
+    assert p < 0.05
+    assert math.isnan(stratified_ratio([[0.0, 1.0]], [[1.0, 1.0]], [False])[0].mean)
+
+
+def test_rows_over_all_count_each_scenario_once(together):
+    names = list(together.comparisons)
+    for policy in POLICIES[1:]:
+        logs = [
+            np.log(np.array(values(together, n, policy)) / np.array(values(together, n, "fifo")))
+            for n in names
+        ]
+        seeds = line_of(together, SEEDS, policy)
+        assert seeds.ratio.mean == pytest.approx(math.exp(np.mean([x.mean() for x in logs])))
+        assert seeds.pairs == 4 + 4 + 1
+        means = [[np.mean(values(together, n, p)) for n in names] for p in (policy, "fifo")]
+        assert line_of(together, SCENARIOS, policy).ratio == paired_ratio(*means)
+    raw = [paired_p(values(together, n, p), values(together, n, "fifo")) for n in names for p in POLICIES[1:]]
+    mine = [line_of(together, n, p).p for n in names for p in POLICIES[1:]]
+    np.testing.assert_allclose(mine, holm(raw))
+    assert math.isnan(line_of(together, SEEDS, "fifo").p)
+
+
+def test_the_table_names_scenarios_and_both_kinds_of_ratio(together):
+    text = together.as_table()
+    head, *rest = text.splitlines()
+    assert head.startswith("3 scenarios, 9 pairs of runs")
+    for name in ("small", "large", "sure", SEEDS, SCENARIOS):
+        assert sum(line.startswith(f"  {name} ") for line in rest) >= 3
+    latex = together.as_latex()
+    assert latex.count(r"\begin{table}") == 1
+    assert "±" not in latex
+    assert repr(together) == "<fifo, srtf, las on small, large, sure>"
+    assert {row["scenario"] for row in together.rows()} == {"small", "large", "sure", SEEDS, SCENARIOS}
+
+
+def test_the_rows_as_a_frame(together):
+    pytest.importorskip("pandas")
+    assert len(together.to_df()) == len(together.rows())
+
+
+@pytest.mark.parametrize("form", ["table", "json", "csv", "latex"])
+def test_the_command_compares_several_scenarios(files, tmp_path, capsys, form):
+    line = [
+        "compare",
+        str(files / "small.yaml"),
+        str(files / "sure.yaml"),
+        "--policy",
+        "fifo",
+        "--policy",
+        "las",
+    ]
+    assert main([*line, "--seeds", "2", "--format", form, "--out", str(tmp_path / "out"), "-q"]) == 0
+    out = capsys.readouterr().out
+    if form == "json":
+        assert list(json.loads(out)["tables"]) == ["small", "sure", "all scenarios"]
+        assert any(row["scenario"] == SEEDS for row in json.loads(out)["tables"]["all scenarios"]["rows"])
+    elif form == "csv":
+        assert out.splitlines()[0].startswith("metric,scenario,policy,pairs,mean")
+    elif form == "latex":
+        assert out.count(r"\begin{table}") == 1
+        assert SEEDS in out
+    else:
+        assert out.count("completion mean") == 3
+    assert (tmp_path / "out" / "small" / "comparison.json").is_file()
+
+
+def test_two_scenarios_of_one_name_are_refused(files, capsys):
+    file = str(files / "small.yaml")
+    assert main(["compare", file, file]) == 2
+    assert "two scenarios are called 'small'" in capsys.readouterr().err
