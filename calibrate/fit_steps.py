@@ -20,7 +20,7 @@ from equipoise.sim.llm.hardware import ACCELERATORS, Network
 from equipoise.sim.llm.hf_config import from_config
 from equipoise.sim.llm.interval import left_out_residuals, spread
 from equipoise.sim.llm.layout import Layout
-from equipoise.sim.llm.quantities import Plan, quantities
+from equipoise.sim.llm.quantities import ShardingPlan, quantities
 from equipoise.sim.llm.stack import Floats
 
 OWN = ("config", "accelerator", "node_gpus", "node_bytes_per_s", "seconds", "stack", "sequence")
@@ -28,10 +28,10 @@ TEXTS, FLAGS = ("schedule", "recompute", "precision"), ("sequence_parallel", "of
 
 
 @dataclass(frozen=True)
-class MeasuredStep:
+class TimedStep:
     """A plan and its measured step [s], with the file of its model as its family."""
 
-    plan: Plan
+    plan: ShardingPlan
     seconds: float
     family: str
     stack: str
@@ -46,7 +46,7 @@ class StepFit:
     families: int
 
 
-def read_steps(path: Path) -> list[MeasuredStep]:
+def read_steps(path: Path) -> list[TimedStep]:
     """The rows of a CSV of steps. Raises ValueError, `file:line: column: what is wrong`, on the first bad row."""
     check_regular(path)
     with path.open(newline="") as file:
@@ -58,14 +58,14 @@ def read_steps(path: Path) -> list[MeasuredStep]:
         return [_step(path, reader.line_num, row) for row in reader]
 
 
-def _step(path: Path, line: int, row: dict[str, str]) -> MeasuredStep:
+def _step(path: Path, line: int, row: dict[str, str]) -> TimedStep:
     try:
         return _parse(path.parent, row)
     except (ValueError, OSError) as error:
         raise ValueError(f"{path}:{line}: {error}") from None
 
 
-def _parse(folder: Path, row: dict[str, str]) -> MeasuredStep:
+def _parse(folder: Path, row: dict[str, str]) -> TimedStep:
     for name in ("config", "accelerator", "node_gpus", "node_bytes_per_s", "seconds"):
         if not row.get(name):
             raise ValueError(f"{name}: missing")
@@ -78,10 +78,10 @@ def _parse(folder: Path, row: dict[str, str]) -> MeasuredStep:
     network = Network(
         int(_number("node_gpus", row["node_gpus"])), _number("node_bytes_per_s", row["node_bytes_per_s"])
     )
-    plan = Plan(shape, _layout(row), ACCELERATORS[row["accelerator"]], network)
+    plan = ShardingPlan(shape, _layout(row), ACCELERATORS[row["accelerator"]], network)
     plan.layout.check(shape)
     seconds = _number("seconds", row["seconds"])
-    return MeasuredStep(plan, seconds, row["config"], row.get("stack") or "default")
+    return TimedStep(plan, seconds, row["config"], row.get("stack") or "default")
 
 
 def _number(name: str, text: str) -> float:
@@ -113,7 +113,7 @@ def _layout(row: dict[str, str]) -> Layout:
     return Layout(**given)  # type: ignore[arg-type]  # Layout checks every value itself
 
 
-def fit_steps(steps: list[MeasuredStep]) -> StepFit:
+def fit_steps(steps: list[TimedStep]) -> StepFit:
     """Fits measured steps of two models or more. Raises ValueError with fewer."""
     q, measured, labels = (
         quantities(s.plan for s in steps),
@@ -130,12 +130,12 @@ def fit_steps(steps: list[MeasuredStep]) -> StepFit:
     return StepFit(fitted, spread(left, families), len(set(families)))
 
 
-def predicted_steps(found: StepFit, steps: list[MeasuredStep]) -> Floats:
+def predicted_steps(found: StepFit, steps: list[TimedStep]) -> Floats:
     """What the fit predicts for these steps, shape (rows,) [s]."""
     return predict(found.fitted, quantities(s.plan for s in steps), _labels(steps))
 
 
-def _labels(steps: list[MeasuredStep]) -> dict[str, list[str]]:
+def _labels(steps: list[TimedStep]) -> dict[str, list[str]]:
     stacks = [s.stack for s in steps]
     accelerators = [s.plan.accelerator.name for s in steps]
     both = [f"{a}/{b}" for a, b in zip(stacks, accelerators, strict=True)]

@@ -65,7 +65,7 @@ class ConditionsChangedError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Plan:
+class SessionPlan:
     """All measurements of a device, with the conditions as they are now."""
 
     measures: list[Measure]
@@ -76,7 +76,7 @@ class Plan:
 
 
 @dataclass
-class Outcome:
+class SessionOutcome:
     """What a session left: its samples, and what could not be measured and why."""
 
     samples: SampleSet
@@ -86,7 +86,7 @@ class Outcome:
 @contextmanager
 def plan_for(
     device: DeviceKind, quick: bool, only: frozenset[str] = frozenset(), folder: Path | None = None
-) -> Iterator[Plan]:
+) -> Iterator[SessionPlan]:
     """Everything there is to measure, or only the kinds named. Frees processes and memory when left.
 
     Raises SamplesError for an unknown kind; CudaUnavailableError, LibraryMissingError, VerificationError when
@@ -109,7 +109,7 @@ def _training(device: DeviceKind, quick: bool, only: frozenset[str]) -> list[Mea
     return training_measures(device, quick) if not only or wanted & only else []
 
 
-def _cpu_plan(stack: ExitStack, quick: bool, folder: Path | None, only: frozenset[str]) -> Plan:
+def _cpu_plan(stack: ExitStack, quick: bool, folder: Path | None, only: frozenset[str]) -> SessionPlan:
     bench = HostBench(quick, folder)
     stack.callback(bench.close)
     groups = stack.enter_context(open_groups("cpu", 0))
@@ -121,10 +121,10 @@ def _cpu_plan(stack: ExitStack, quick: bool, folder: Path | None, only: frozense
         *overlap_measures(groups, quick),
     ]
     conditions = inventory.cpu_conditions()
-    return Plan(measures, conditions, inventory.software_versions(), inventory.cpu_conditions)
+    return SessionPlan(measures, conditions, inventory.software_versions(), inventory.cpu_conditions)
 
 
-def _cuda_plan(stack: ExitStack, quick: bool, folder: Path | None, only: frozenset[str]) -> Plan:
+def _cuda_plan(stack: ExitStack, quick: bool, folder: Path | None, only: frozenset[str]) -> SessionPlan:
     count = cuda.device_count()
     device = cuda.Device(0)
     verify.check_all(device)
@@ -156,7 +156,7 @@ def _cuda_plan(stack: ExitStack, quick: bool, folder: Path | None, only: frozens
         current = next((g for g in nvml.gpus() if gpu and g.uuid == gpu.uuid), None) if gpu else None
         return inventory.gpu_conditions(current, versions, device.name, float(device.memory_bytes), count)
 
-    return Plan(measures, now(), software, now, tuple(_absent(measures, count)))
+    return SessionPlan(measures, now(), software, now, tuple(_absent(measures, count)))
 
 
 def _absent(measures: list[Measure], gpus: int) -> Iterator[str]:
@@ -180,8 +180,8 @@ def _nvml_side(stack: ExitStack, uuid: str) -> tuple[nvml.Gpu | None, nvml.Versi
 
 
 def calibrate(
-    plan: Plan, writer: SampleWriter, rounds: int, seconds: float, progress: Progress | None = None
-) -> Outcome:
+    plan: SessionPlan, writer: SampleWriter, rounds: int, seconds: float, progress: Progress | None = None
+) -> SessionOutcome:
     """Measure everything in `rounds` rounds of together about `seconds`, skipping what the writer has.
 
     Going through all of it several times, rather than repeating each thing in place, lets the spread between
@@ -215,7 +215,7 @@ def calibrate(
     if changed:
         raise ConditionsChangedError(f"conditions changed while measuring: {'; '.join(changed)}")
     samples = SampleSet(plan.conditions, plan.versions, tuple(writer))
-    return Outcome(samples, [*plan.missing, *_grouped(missing)])
+    return SessionOutcome(samples, [*plan.missing, *_grouped(missing)])
 
 
 def _grouped(missing: dict[str, str]) -> Iterator[str]:

@@ -21,7 +21,7 @@ from equipoise.study.runs.compare import Comparison
 from equipoise.study.runs.compare import compare as compare_policies
 from equipoise.study.runs.make import Progress
 from equipoise.study.runs.orders import UNFINISHED, make_run
-from equipoise.study.runs.sweep import Options, Outcome
+from equipoise.study.runs.sweep import Options, SweepOutcome
 from equipoise.study.runs.sweep import sweep as make_sweep
 from equipoise.study.runs.until import read_until
 from equipoise.study.runs.warm import warm
@@ -160,7 +160,7 @@ def sweep(
     policies: GivenPolicy | Sequence[GivenPolicy] = (),
     jobs: int = 1,
     progress: Progress | None = None,
-) -> Outcome:
+) -> SweepOutcome:
     """Make the runs of a sweep file that the folder `out` does not have yet; `policies` in place of its own.
 
     jobs: processes. progress: called as progress(runs done, runs in all, what the last one was).

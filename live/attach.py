@@ -68,7 +68,8 @@ def attach(
                         the policy may take to compile before the first round
     allow, bounds       levers a policy may use ("samples", "moves", "order", "interval", "share", "batch",
                         "resize"), and hard bounds (`live.options.Bounds`)
-    drift               efficiency lost per extra local step (kappa_d); unknown: the interval is left alone
+    drift               efficiency lost per extra local step (kappa_d); "measured": from how far replicas are
+                        apart, beginning with two local steps; unknown: the interval is left alone
     batch_reference     batch at which the statistical efficiency is 1 (none: global_batch)
     batch_max           largest global batch that a policy may choose, `batch_reference` being the smallest; the
                         script's learning rate has to follow `runtime.global_batch` (none: it stays as it is)

@@ -36,6 +36,14 @@ def _text(value: Any) -> str:
     return value
 
 
+def _drift(value: Any) -> float | str:
+    if value == "measured" and isinstance(value, str):
+        return value
+    if isinstance(value, bool | str) or not (math.isnan(value) or 0 <= value < math.inf):
+        raise ValueError
+    return float(value)
+
+
 def _bounds(value: Any) -> Bounds:
     if not isinstance(value, Bounds):
         raise TypeError
@@ -67,9 +75,7 @@ _RULES: dict[str, Rule] = {
     "control_timeout_s": _POSITIVE,
     "allow": (_levers, f"a set of {', '.join(LEVERS)}"),
     "bounds": (_bounds, "an equipoise.live.options.Bounds"),
-    "drift": real(
-        lambda v: math.isnan(v) or 0 <= v < math.inf, "a finite number of at least 0 (NaN: unknown)"
-    ),
+    "drift": (_drift, 'a finite number of at least 0, NaN (unknown), or "measured"'),
     "samples_target": optional(whole(1)),
     "weighted": one_of(True, False),
     "sample_bytes": real(lambda v: 0 <= v < math.inf, "a finite number of at least 0"),
@@ -141,7 +147,7 @@ class Options:
     control_timeout_s: float = 1800.0
     allow: frozenset[Lever] = frozenset(("samples", "moves", "order", "interval", "share", "batch"))
     bounds: Bounds = Bounds()
-    drift: float = math.nan
+    drift: float | Literal["measured"] = math.nan
     samples_target: int | None = None
     sample_bytes: float = 0.0
     shards: int = 64
@@ -188,7 +194,17 @@ class Options:
     @property
     def may_step_alone(self) -> bool:
         """Whether a plan may ask for local steps."""
-        return self.mode == "act" and "interval" in self.allow and not math.isnan(self.drift)
+        return self.mode == "act" and "interval" in self.allow and self.local_steps
+
+    @property
+    def local_steps(self) -> bool:
+        """Whether local steps are wanted: their drift is given, or is to be measured."""
+        return self.drift == "measured" or not math.isnan(self.drift)
+
+    @property
+    def assumed_drift(self) -> float:
+        """The drift before anything was measured: where it is to be, one that allows two local steps."""
+        return 0.1 if isinstance(self.drift, str) else self.drift
 
     def common(self) -> dict[str, Any]:
         """What must be the same on every rank, because each deals and counts for itself."""

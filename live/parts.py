@@ -41,8 +41,9 @@ class Parts:
         self.device = next(wrapper.module.parameters()).device
         backend = make_backend(options.share_backend, self.device)
         self.local = LocalSteps(
-            wrapper, optimizer, outer_lr=options.outer_lr, outer_momentum=options.outer_momentum
-        )
+            wrapper, optimizer, outer_lr=options.outer_lr, outer_momentum=options.outer_momentum,
+            measures=options.drift == "measured",
+        )  # fmt: skip
         self.group = Group(
             membership,
             self.device,

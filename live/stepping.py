@@ -154,8 +154,7 @@ class Stepping:
         if self._begun_at is None and (asked or parts.meter.rounds >= parts.options.decide_every):
             parts.agreement.report(
                 parts.meter, self.dealt(), intervals=(parts.local.interval, parts.local.far_every),
-                gpu_share=parts.share.share,
-                trained=self.round,
+                gpu_share=parts.share.share, movement=parts.local.movement, trained=self.round,
             )  # fmt: skip
             self._begun_at = self.round
             if asked or not parts.options.delay_rounds:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any
 
 import torch
@@ -79,7 +78,7 @@ def check_exchange(wrapper: Replicated, options: Options, *, regroups: bool) -> 
             "model: fully_shard is not allowed in a job that may lose ranks, each holds a part of the model; "
             "needed is DistributedDataParallel, or init_process_group and checkpoints"
         )
-    if options.mode == "act" and not math.isnan(options.drift):
+    if options.mode == "act" and options.local_steps:
         raise ValueError(
             f"drift: {options.drift} is not allowed with {kind}, which exchanges gradients in "
             "each step; leave it out"

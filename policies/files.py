@@ -29,14 +29,27 @@ def replacing(target: Path) -> Iterator[Path]:
     """
     draft = draft_of(target)
     try:
-        yield draft
+        with _naming_the_target(draft, target):
+            yield draft
+        put_in_place(draft, target)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def put_in_place(draft: Path, target: Path) -> None:
+    """A file that is whole takes its name, in the place of what had it. Raises OSError that names `target`."""
+    with _naming_the_target(draft, target):
         os.replace(draft, target)
+
+
+@contextmanager
+def _naming_the_target(draft: Path, target: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         if error.filename in (None, str(draft)):
             error.filename, error.filename2 = str(target), None
         raise
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -221,6 +221,7 @@ class Workers(Table):
     gradient_norm = _float("norm of its local gradient, before the exchange")
     gradient_weight = _float("weight of its gradient in the mean, 0 left out .. 1 whole", 1.0)
     memory_free_bytes = _float("free device memory")
+    load_ratio = _float("share of its node's interface that others than its job used over the window, 0..1")
 
     @property
     def id(self) -> Ints:

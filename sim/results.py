@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 
 from equipoise.policies.contract import AllocationStage
 from equipoise.sim.assumptions import assumptions, failures
+from equipoise.sim.cost.configuration import Configuration
 from equipoise.sim.cost.measured import measured_notes
+from equipoise.sim.cost.memory import UNBOUNDED, samples_per_pass
 from equipoise.sim.hardware.carbon import KWH_J, emitted_kg, load_carbon
 from equipoise.sim.hardware.contracts import HOUR_S
 from equipoise.sim.job.account import BUSY, HELD, HELD_USES, LOST_TO_FAULTS, Use
@@ -36,7 +38,7 @@ def _input_free(world: SimWorld) -> bool:
 
 def _passes(jobs: Iterable[TrainingJob]) -> list[str]:
     """A line for the first of the jobs whose step memory splits into passes."""
-    found = [(job, job.config.first_pass()) for job in jobs]
+    found = [(job, _first_pass(job.config)) for job in jobs]
     split = [(job, most, part) for job, (most, part) in found if most < part]
     if not split:
         return []
@@ -65,6 +67,15 @@ def _left_aside(world: SimWorld) -> list[str]:
     }
     honoured = {what for s in stages if isinstance(s, AllocationStage) for what in s.honours}
     return [what for what, there in declared.items() if there and what not in honoured]
+
+
+def _first_pass(config: Configuration) -> tuple[int, int]:
+    """(most samples of one pass that memory holds, samples of a step) of one of the workers asked for."""
+    part = -(-config.spec.global_batch // config.asked)
+    kinds = range(len(config.cluster.accelerators))
+    fits = [samples_per_pass(config.model, config.memory_bytes(k), config.asked) for k in kinds]
+    limit = config.model.samples_per_pass
+    return (UNBOUNDED if max(fits) == limit else max(1, max(fits))), part
 
 
 def _intervals(jobs: Iterable[TrainingJob]) -> list[str]:

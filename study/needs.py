@@ -21,15 +21,14 @@ from equipoise.sim.hardware.profile import Accelerator, HardwareProfile, link_by
 from equipoise.sim.job.paces import Paces
 from equipoise.sim.job.progress import DONE_TOLERANCE
 from equipoise.sim.network.topology import Topology
-from equipoise.sim.scenario.model import Cluster, Explicit, Model
-from equipoise.sim.scenario.model import Job as JobSpec
+from equipoise.sim.scenario.model import Cluster, Explicit, JobSpec, Model
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Group:
+class EqualGpus:
     """Equal GPUs of a cluster."""
 
     gpus: int
@@ -44,7 +43,7 @@ class Capacity:
 
     def __init__(self, spec: Cluster, profile: HardwareProfile) -> None:
         self.groups = [
-            Group(
+            EqualGpus(
                 gpus=group.count * group.gpus,
                 speed=group.speed,
                 accelerator=never_worse_when_larger(profile.accelerator(group.accelerator)),

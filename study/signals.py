@@ -30,6 +30,7 @@ def terminable() -> Iterator[Callable[[], bool]]:
     came = False
 
     def on_signal(number: int, frame: object) -> None:
+        """End the work as Ctrl-C does."""
         nonlocal came
         came = True
         if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in a shell's background jobs

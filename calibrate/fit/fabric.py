@@ -11,7 +11,7 @@ from equipoise.calibrate.fit.levels import LOW_QUANTILE, FitLine, Report, measur
 from equipoise.calibrate.fit.pieces import AlphaBeta, CollectiveFit, fit_collective
 from equipoise.calibrate.fit.robust import Estimate, Floats, low_quantile
 from equipoise.calibrate.samples import SampleSet
-from equipoise.sim.hardware.profile import Fabric, Measured, Piece
+from equipoise.sim.hardware.profile import Fabric, FabricRange, Measured
 
 BRIDGE_STEP = 1.2
 
@@ -69,7 +69,7 @@ def as_fabric(fit: CollectiveFit, collective: str, ranks: int, accelerator: str,
     """alpha per message and rate B such that the ring's closed form gives back the fitted times."""
     sequence, carried = messages(collective, ranks)
     pieces = [
-        Piece.model_validate(
+        FabricRange.model_validate(
             {
                 "from_bytes": Measured(value=start, source=source, kind="fitted"),
                 "alpha_s": measured(alpha.map(lambda a: a / sequence), source, "fitted"),

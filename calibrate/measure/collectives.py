@@ -40,7 +40,7 @@ def has_torch() -> bool:
     return importlib.util.find_spec("torch") is not None
 
 
-class Group:
+class WorkerProcesses:
     """Worker processes of one backend that live as long as the session, started on first use."""
 
     def __init__(self, backend: str, ranks: int) -> None:
@@ -124,7 +124,7 @@ class Group:
             self._folder.cleanup()
 
 
-def collective_measures(groups: list[Group], quick: bool) -> list[Measure]:
+def collective_measures(groups: list[WorkerProcesses], quick: bool) -> list[Measure]:
     """Collectives over sizes in each group; all-reduce only when quick."""
     found = []
     for group in groups:
@@ -145,7 +145,7 @@ def collective_measures(groups: list[Group], quick: bool) -> list[Measure]:
     return found
 
 
-def overlap_measures(groups: list[Group], quick: bool) -> list[Measure]:
+def overlap_measures(groups: list[WorkerProcesses], quick: bool) -> list[Measure]:
     """Training steps with and without their exchange on the largest group, over batch sizes."""
     found: list[Measure] = []
     for group in groups[-1:] if has_torch() else []:
@@ -158,17 +158,17 @@ def overlap_measures(groups: list[Group], quick: bool) -> list[Measure]:
 
 
 @contextmanager
-def open_groups(device: str, gpus: int) -> Iterator[list[Group]]:
+def open_groups(device: str, gpus: int) -> Iterator[list[WorkerProcesses]]:
     """The groups that make sense here: NCCL over 2, 4, ... and all GPUs; on a CPU two processes (and four).
 
     More processes than cores would measure the scheduler. Workers are ended when the block is left.
     """
     if device == "cuda":
         counts = sorted({n for n in (2, 4, 8, gpus) if 2 <= n <= gpus}) if has_torch() else []
-        groups = [Group("nccl", n) for n in counts]
+        groups = [WorkerProcesses("nccl", n) for n in counts]
     else:
         backend = "gloo" if has_torch() else "shared memory"
-        groups = [Group(backend, n) for n in (2, 4) if n <= max(len(os.sched_getaffinity(0)), 2)]
+        groups = [WorkerProcesses(backend, n) for n in (2, 4) if n <= max(len(os.sched_getaffinity(0)), 2)]
     try:
         yield groups
     finally:

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from equipoise.policies.files import put_in_place
+
 PART = ".part"
 _LOCK = ".lock"
 
@@ -102,7 +104,7 @@ class NodeCache:
         """The file is whole: it gets its name, and stays held."""
         with self._locked():
             path = part.path.with_name(part.path.name.removesuffix(PART))
-            part.path.rename(path)
+            put_in_place(part.path, path)
             fcntl.flock(part.descriptor, fcntl.LOCK_SH)
             return Pin(path, part.descriptor)
 
@@ -111,10 +113,6 @@ class NodeCache:
         with self._locked():
             part.path.unlink(missing_ok=True)
             part.release()
-
-    def used_bytes(self) -> int:
-        """What is taken now, files that are being fetched with their full size."""
-        return sum(size for _, size, _ in self._files())
 
     def _files(self) -> list[tuple[float, int, Path]]:
         """(last use, bytes, path) of everything in the folder."""

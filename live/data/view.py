@@ -13,7 +13,7 @@ import numpy as np
 
 from equipoise.live.data.index import Shard
 from equipoise.live.data.plane import BITS, OF_STORE, unpacked
-from equipoise.live.train.deal import Piece
+from equipoise.live.train.deal import LivePiece
 from equipoise.policies.observation import Bools, Floats, Ints, Paths
 from equipoise.policies.paths import PathSpeeds
 from equipoise.policies.physics import response_s_per_sample, sustainable
@@ -94,12 +94,12 @@ class DataView:
         """Whether the rank fetches a shard now: then it stays with it."""
         return rank < len(self._on_its_way) and bool(self._on_its_way[rank][shard])
 
-    def left_bytes(self, rank: int, piece: Piece) -> float:
+    def left_bytes(self, rank: int, piece: LivePiece) -> float:
         """Bytes of a piece; of one that is to be fetched those of its whole file, for that is what travels."""
         size = float(self.size_bytes[piece.shard])
         return size * piece.left / self.samples[piece.shard] if self.is_local(rank, piece.shard) else size
 
-    def reading_samples_per_s(self, rank: int, host: str, queue: Sequence[Piece], part: float) -> float:
+    def reading_samples_per_s(self, rank: int, host: str, queue: Sequence[LivePiece], part: float) -> float:
         """What a rank can read of what it still has to; infinite where all is here, or no path is known.
 
         `part`: samples of the rest of the epoch that are its share. What it does not own of them it will take from

@@ -19,6 +19,7 @@ from equipoise.live.decide.telemetry import Recorder
 from equipoise.live.group.group import Group
 from equipoise.live.group.places import samples_bound
 from equipoise.live.options import Options
+from equipoise.live.train.apart import Movement
 from equipoise.live.train.change import Change
 from equipoise.live.train.devices import GPU_COLUMNS, UNKNOWN, DeviceSampler
 from equipoise.live.train.rounds import RoundMeter
@@ -80,6 +81,7 @@ class Agreement:
         *,
         intervals: tuple[int, int],
         gpu_share: float,
+        movement: Movement | None,
         trained: int,
     ) -> None:
         """Tell rank 0 of the rounds up to the `trained`th: the policy begins to think about them. Collective."""
@@ -89,7 +91,8 @@ class Agreement:
             device = self.devices.latest() if self.devices is not None else UNKNOWN
             self._note_device(device, trained)
             free_bytes, bound = samples_bound(self._device, int(sampler.shares[self._group.rank]))
-            own = (float(sampler.drawn), free_bytes, bound, gpu_share)
+            moved = (math.nan, math.nan) if movement is None else movement.take()
+            own = (float(sampler.drawn), free_bytes, bound, gpu_share, *moved)
             data = self.plane.report() if self.plane is not None else np.empty(0)
             gathered = self._group.control.collect(
                 pack((*own, *(device[n] for n in GPU_COLUMNS)), rows, data)

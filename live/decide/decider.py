@@ -129,6 +129,7 @@ class Decider:
         (seen, since_s, free), self._begun = self._begun, None
 
         def thought(*_: object) -> Decision:
+            """What the policy has decided; raises NoDecision where it has not in time."""
             if not free:
                 raise NoDecision("still busy with an earlier decision")
             decision = self._worker.answer(self.budget_s, since_s)

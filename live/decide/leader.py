@@ -22,6 +22,7 @@ from equipoise.live.decide.window import Telemetry, measure
 from equipoise.live.decide.world import LiveWorld
 from equipoise.live.group.places import Place
 from equipoise.live.options import Options, Reduction
+from equipoise.live.train.apart import Drift
 from equipoise.live.train.change import Change
 from equipoise.live.train.deal import Deal
 from equipoise.live.train.devices import GPU_COLUMNS
@@ -35,7 +36,7 @@ from equipoise.policies.record.export import stage_entries
 from equipoise.policies.record.journal import decode_memory, encode_memory
 
 _NOTHING: Floats = np.empty(0)
-HEADER = ("drawn", "memory_free_bytes", "samples_max", "gpu_share", *GPU_COLUMNS)
+HEADER = ("drawn", "memory_free_bytes", "samples_max", "gpu_share", "moved_apart", "moved_mean", *GPU_COLUMNS)
 
 
 def pack(header: Sequence[float], rows: NDArray[np.float64], data: Floats = _NOTHING) -> Floats:
@@ -89,6 +90,8 @@ class Leader:
         self._trained = 0  # rounds at the last of them
         self.points = 0  # moments at which the policy was due to decide
         self._noise = NoiseScale()
+        most = max(2, options.bounds.interval_max)
+        self._drift = Drift(options.assumed_drift, least=0.1 / (most - 1))  # a smaller one bounds no interval
         self._slow = SlowRanks()
         self._growth = Growth()
         self._prometheus: PrometheusServer | None = None
@@ -107,6 +110,10 @@ class Leader:
         assert self.decider is not None
         self.decider.memory = last.memory
         self.world.continue_from(last.observation.time_s)
+        drift = float(last.observation.jobs.drift[0])
+        if self.options.drift == "measured" and drift != self._drift.assumed:
+            self._drift.parts = (drift, 1.0)
+            self.world.drift = drift
         self.recorder.event("policy-memory-restored", time_s=last.observation.time_s)
 
     def state(self) -> dict[str, Any]:
@@ -119,6 +126,7 @@ class Leader:
             "samples_done": world.samples_done,
             "gpu_s": world.gpu_s,
             "noise": self._noise.parts,
+            "drift": self._drift.parts,
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -127,6 +135,8 @@ class Leader:
         world.continue_from(state["time_s"])
         world.samples_done, world.gpu_s = state["samples_done"], state["gpu_s"]
         self._noise.parts = tuple(state["noise"])
+        self._drift.parts = tuple(state.get("drift", self._drift.parts))
+        world.drift = self._drift.value
         if self.decider is None or state["memory"] is None:
             return
         memory = decode_memory(state["memory"])
@@ -189,6 +199,7 @@ class Leader:
         world.samples_done += int(np.nansum(rows[:, :, SAMPLES]))
         window = measure(rows, [r.exchanged for r in rounds], [r.near for r in rounds], world.near)
         self._gradients(rows, rounds)
+        self._note_drift(header, int(np.count_nonzero(world.shares)))
         self._refused_late(sampler.refused, header["gpu_share"])
         world.shares_of_gpu = header["gpu_share"]
         seen = window
@@ -223,6 +234,15 @@ class Leader:
             elif answer.decision is not None:
                 self._note(answer.decision, answer.refused)
         return self.world.change
+
+    def _note_drift(self, header: Mapping[str, Floats], trained: int) -> None:
+        """How far replicas moved apart, of which so many `trained`, where that is measured."""
+        world = self.world
+        self._drift.add(
+            float(header["moved_apart"].sum()), float(header["moved_mean"][0]), trained,
+            self._noise.value / world.batch, world.interval, world.far_every, world.far_ratio,
+        )  # fmt: skip
+        world.drift = self._drift.value
 
     def _refused_late(self, moves: Sequence[str], gpu_share: Floats) -> None:
         """What came of the last change: `moves` that were too late, shares (by rank) that devices refused."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from equipoise.live.decide.window import Window
+from equipoise.live.decide.window import LiveWindow
 from equipoise.policies.growth import ALL_GROWS, Law
 from equipoise.policies.observation import Floats
 
@@ -23,7 +23,9 @@ def _of_others(values: Floats, rank: int) -> float:
     return float(np.median(known)) if len(known) else math.nan
 
 
-def causes(window: Window, device: Mapping[str, Floats], law: Law = ALL_GROWS) -> dict[int, tuple[str, str]]:
+def causes(
+    window: LiveWindow, device: Mapping[str, Floats], law: Law = ALL_GROWS
+) -> dict[int, tuple[str, str]]:
     """(cause, evidence) of every rank that is slow: compute, thermal, input or host (a long update).
 
     `law`: what of a round grows with its samples, so that ranks are compared which are dealt unequally many.
@@ -66,7 +68,7 @@ class SlowRanks:
         self._seen: dict[int, tuple[str, int]] = {}  # by rank: the cause, and windows in a row
 
     def news(
-        self, window: Window, device: Mapping[str, Floats], law: Law = ALL_GROWS
+        self, window: LiveWindow, device: Mapping[str, Floats], law: Law = ALL_GROWS
     ) -> list[tuple[int, str, str]]:
         """(rank, cause, evidence) of what is to be told now; `law` as for `causes`."""
         found, before = causes(window, device, law), self._seen

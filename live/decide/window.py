@@ -13,7 +13,7 @@ from equipoise.policies.observation import Floats, Ints
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class LiveWindow:
     """Means over the rounds of a window; arrays by rank, NaN where nothing is known."""
 
     rounds: int
@@ -31,7 +31,7 @@ class Window:
     near_exchange_s: float = float("nan")  # per exchange of near ranks
 
     @classmethod
-    def unknown(cls, ranks: int) -> Window:
+    def unknown(cls, ranks: int) -> LiveWindow:
         """A window in which nothing was measured."""
         no = np.full(ranks, np.nan)
         return cls(0, np.nan, no, no, no, no, no, no, no, no, np.nan, 0)
@@ -54,7 +54,7 @@ class Window:
 class Telemetry:
     """What the ranks reported at a decision; arrays by rank."""
 
-    window: Window
+    window: LiveWindow
     gradient_norm: Floats
     memory_free_bytes: Floats
     samples_max: Floats
@@ -66,7 +66,7 @@ class Telemetry:
     def unknown(cls, ranks: int) -> Telemetry:
         """Nothing was reported yet."""
         nothing = np.full(ranks, np.nan)
-        return cls(Window.unknown(ranks), nothing, nothing, nothing)
+        return cls(LiveWindow.unknown(ranks), nothing, nothing, nothing)
 
 
 def measure(
@@ -74,7 +74,7 @@ def measure(
     exchanged: list[bool],
     near: list[bool] | None = None,
     group: Ints | None = None,
-) -> Window:
+) -> LiveWindow:
     """Summarise `rows` (ranks, rounds, columns); `exchanged[k]`: round k ended in an exchange of all ranks.
 
     `near[k]`: it ended in one of near ranks; `group` (ranks,) says who is near whom.
@@ -91,7 +91,7 @@ def measure(
         apart = np.array(near, dtype=np.bool_)[whole]
     rounds = rows.shape[1]
     if rounds == 0:
-        return Window.unknown(ranks)
+        return LiveWindow.unknown(ranks)
     samples, tail = rows[:, :, SAMPLES].sum(axis=1), rows[:, :, TAIL]
     computing = rows[:, :, COMPUTE] + rows[:, :, UPDATE]
     busy = rows[:, :, STALL] + computing
@@ -106,7 +106,7 @@ def measure(
         response = np.where(idle, np.nan, busy.sum(axis=1) / samples)
         cov = busy.std(axis=1) / step_s
         computing_cov = computing.std(axis=1) / np.where(idle, np.nan, computing.mean(axis=1))
-    return Window(
+    return LiveWindow(
         rounds=rounds,
         span_s=float((busy + tail).sum(axis=1).max()),
         samples=samples,

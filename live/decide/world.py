@@ -59,6 +59,7 @@ class LiveWorld:
             math.nan,
         )  # of the drift, left by near exchanges; one of these
         self.restart_s = math.nan
+        self.drift = options.assumed_drift
         self.deal: Deal | None = None
         self.data: DataView | None = None  # where the data lies in files
         self.shares: Ints = np.empty(0, dtype=np.int64)
@@ -214,7 +215,7 @@ class LiveWorld:
             mean_interval(self.interval, self.far_every, self.far_ratio),
             self.telemetry.noise_scale,
             float(reference),
-            options.drift,
+            self.drift,
         )
         work_s = float(np.nanmean(window.step_s)) if np.isfinite(window.step_s).any() else math.nan
         return Jobs.of(
@@ -237,7 +238,7 @@ class LiveWorld:
             far_exchange_s=[self._exchange_s],
             exchange_s=[self._exchange_s],
             exchange_alone_s=[self._exchange_alone_s],
-            drift=[options.drift],
+            drift=[self.drift],
             noise_scale=[self.telemetry.noise_scale],
             throughput_samples_per_s=[throughput],
             goodput_samples_per_s=[throughput * learning],

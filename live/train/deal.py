@@ -19,7 +19,7 @@ from equipoise.policies.shards import next_batch, reordered, take_from, why_not_
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class LivePiece:
     """Positions [begin, end) of the epoch's order; the unread rest of shard `shard`."""
 
     id: int
@@ -45,12 +45,12 @@ class Deal:
     def __init__(
         self,
         order: Ints,
-        queues: Sequence[Sequence[Piece]],
+        queues: Sequence[Sequence[LivePiece]],
         next_id: int,
         begun: frozenset[int] = frozenset(),
     ) -> None:
         self.order = order
-        self._queues: list[tuple[Piece, ...]] = [tuple(queue) for queue in queues]
+        self._queues: list[tuple[LivePiece, ...]] = [tuple(queue) for queue in queues]
         self._begun = begun  # ids of pieces that were read in part, beside those whose cursor shows it
         self.next_id = next_id
         self.owned: Ints = np.array([sum(p.left for p in queue) for queue in self._queues], dtype=np.int64)
@@ -72,10 +72,10 @@ class Deal:
         cuts = np.concatenate(([0], np.cumsum(sizes[sequence])))
         if owners is None or len(owners) != shards:
             owners = block_owners(shards, workers)
-        queues: list[list[Piece]] = [[] for _ in range(workers)]
+        queues: list[list[LivePiece]] = [[] for _ in range(workers)]
         for at, k in enumerate(sequence.tolist()):
             if sizes[k]:
-                queues[owners[k]].append(Piece(first_id + k, k, int(cuts[at]), int(cuts[at + 1])))
+                queues[owners[k]].append(LivePiece(first_id + k, k, int(cuts[at]), int(cuts[at + 1])))
         return cls(order, queues, first_id + shards)
 
     @property
@@ -95,12 +95,12 @@ class Deal:
         other._behind = self._behind.copy()
         return other
 
-    def queues(self) -> list[tuple[Piece, ...]]:
+    def queues(self) -> list[tuple[LivePiece, ...]]:
         """Unread pieces of every worker, first to be read first."""
         self._settle()
         return list(self._queues)
 
-    def begun(self, piece: Piece) -> bool:
+    def begun(self, piece: LivePiece) -> bool:
         """Whether some of the piece's shard was read from it: it may be cut, but not moved."""
         return piece.id in self._begun
 
@@ -134,7 +134,7 @@ class Deal:
                     taken.append(self.order[head.begin : head.begin + some])
                 need -= some
                 if some < head.left:
-                    queue.insert(0, Piece(head.id, head.shard, head.begin + some, head.end))
+                    queue.insert(0, LivePiece(head.id, head.shard, head.begin + some, head.end))
                     self._begun |= {head.id}
             self._queues[w] = tuple(queue)
         self.owned = self.owned - demand
@@ -152,7 +152,7 @@ class Deal:
                 head, left = queue[0], int(self.owned[w] - self._behind[w])
                 if left != head.left:
                     self._begun |= {head.id}
-                    self._queues[w] = (Piece(head.id, head.shard, head.end - left, head.end), *queue[1:])
+                    self._queues[w] = (LivePiece(head.id, head.shard, head.end - left, head.end), *queue[1:])
 
     def _take_from_another(self, taker: int, short: int, demand: Ints) -> None:
         # A round stands for a second: shares follow speed, and are known to every rank.
@@ -163,12 +163,12 @@ class Deal:
         piece = self._queues[taken.source][-1]
         part = piece
         if taken.samples < piece.left:
-            part = Piece(self.next_id, piece.shard, piece.end - taken.samples, piece.end)
+            part = LivePiece(self.next_id, piece.shard, piece.end - taken.samples, piece.end)
             self.next_id += 1
         self._hand_over(taken.source, taker, piece, part)
 
-    def _hand_over(self, source: int, target: int, piece: Piece, part: Piece) -> None:
-        rest = Piece(piece.id, piece.shard, piece.begin, part.begin)
+    def _hand_over(self, source: int, target: int, piece: LivePiece, part: LivePiece) -> None:
+        rest = LivePiece(piece.id, piece.shard, piece.begin, part.begin)
         kept = tuple(p for p in self._queues[source] if p.id != piece.id)
         at = [p.id for p in self._queues[source]].index(piece.id)
         if rest.left > 0 and part.id != piece.id:
@@ -211,7 +211,7 @@ class Deal:
         if data["order"] is not None:
             order = np.frombuffer(base64.b64decode(data["order"]), dtype="<i8").astype(np.int64)
         assert order is not None
-        queues = [[Piece(*piece) for piece in queue] for queue in data["queues"]]
+        queues = [[LivePiece(*piece) for piece in queue] for queue in data["queues"]]
         return cls(order, queues, data["next_id"], frozenset(data["begun"]))
 
     # -- after a regroup -----------------------------------------------------------------------------------
@@ -231,7 +231,7 @@ class Deal:
             rest = indices[~gone[indices]]
             if len(rest):
                 owner = int(np.argmin(held))
-                queues[owner].append(Piece(next_id, piece.shard, at, at + len(rest)))
+                queues[owner].append(LivePiece(next_id, piece.shard, at, at + len(rest)))
                 orders.append(rest)
                 held[owner] += len(rest)
                 at, next_id = at + len(rest), next_id + 1

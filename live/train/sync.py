@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
+from equipoise.live.train.apart import Movement
 from equipoise.live.train.near import Near
 from equipoise.live.train.optimizers import Optimizers
 from equipoise.live.train.wrapped import Replicated
@@ -78,7 +79,9 @@ class LocalSteps:
         *,
         outer_lr: float = 1.0,
         outer_momentum: float = 0.0,
+        measures: bool = False,
     ) -> None:
+        """`measures`: how far replicas move apart (`live.train.apart`)."""
         self._wrapper, self.optimizer = wrapper, optimizer
         self.outer_lr, self.outer_momentum = outer_lr, outer_momentum
         self.interval = 1
@@ -91,6 +94,7 @@ class LocalSteps:
         self._last_weights: list[float] = []
         self._start: list[torch.Tensor] = []
         self._velocity: list[torch.Tensor] = []
+        self.movement = Movement() if measures else None
 
     @property
     def alone(self) -> bool:
@@ -182,6 +186,8 @@ class LocalSteps:
     def change(self, interval: int, far_every: int = 1) -> None:
         """Use other intervals. Collective; only where all replicas are equal. `far_every` above 1 needs `near`."""
         was_alone, steps = self.alone, self.interval * self.far_every
+        if self.movement is not None:
+            self.movement.forget()
         self.interval, self.far_every = interval, far_every if self.near is not None else 1
         if was_alone and not self.alone and self._last_weights:
             # With H = 1 replicas stay equal only if their optimisers' moments are.
@@ -198,6 +204,8 @@ class LocalSteps:
         """Begin anew from equal replicas and equal moments; without near ranks all meet at every exchange."""
         self.interval, self._velocity, self._last_weights = interval, [], []
         self.far_every = far_every if self.near is not None else 1
+        if self.movement is not None:
+            self.movement.forget()
         self._begin_period()
 
     def close(self) -> None:
@@ -208,6 +216,8 @@ class LocalSteps:
         self.done = self._turn = 0
         self._samples, self._near_samples = [], []
         self._wrapper.exchange(not self.alone)
+        if self.movement is not None and self.alone:
+            self.movement.begin(self._parameters())
         if self.alone and self.has_outer:
             self._start = [p.detach().clone() for p in self._parameters()]
             if not self._velocity:
@@ -227,8 +237,12 @@ class LocalSteps:
     def _exchange(self) -> None:
         self._last_weights = self.weights()
         with torch.no_grad():
-            parameters = self._parameters()
-            average([*parameters, *self._wrapper.module.buffers()], self._last_weights[dist.get_rank()])
+            parameters, weight = self._parameters(), self._last_weights[dist.get_rank()]
+            whole = self._turn * self.interval + self.done == self.interval * self.far_every
+            own = self.movement.own(parameters) if self.movement is not None and whole else None
+            average([*parameters, *self._wrapper.module.buffers()], weight)
+            if self.movement is not None and own is not None:
+                self.movement.add(own, parameters, weight)
             if self.has_outer:
                 self._outer_step(parameters)
 

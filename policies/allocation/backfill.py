@@ -10,13 +10,13 @@ import numpy as np
 from equipoise.policies.allocation.gangs import (
     NO_GRANTS,
     SHARED,
-    Demand,
-    Failures,
+    GangDemand,
     GrantColumns,
     Grants,
     RequestColumns,
     Requests,
     RoomColumns,
+    UnmetDemands,
     WorkingColumns,
     demand,
     fill_in_parts,
@@ -54,7 +54,7 @@ the node of each GPU."""
 
 
 @jit_in_place
-def _fits(c: Room, d: Demand, rule: int, gpu_node: Ints, spare: Ints) -> bool:
+def _fits(c: Room, d: GangDemand, rule: int, gpu_node: Ints, spare: Ints) -> bool:
     """Whether a gang could be placed; `c` stays as it is."""
     fits = place(c, d.gpus, d.share, d.memory_bytes, d.alike, rule, spare, ZERO)
     if fits:
@@ -63,7 +63,7 @@ def _fits(c: Room, d: Demand, rule: int, gpu_node: Ints, spare: Ints) -> bool:
 
 
 @jit_in_place
-def _reserve(head: Demand, later: Room, rule: int, now_s: float, running: Running, spare: Ints) -> float:
+def _reserve(head: GangDemand, later: Room, rule: int, now_s: float, running: Running, spare: Ints) -> float:
     """Free in `later` what running jobs have given back when the head fits; returns that time (s).
 
     All that end at that time count, whatever their order. NaN when the head does not fit even after all have
@@ -98,7 +98,7 @@ def _late(takes_s: float, now_s: float, reserved_s: float) -> bool:
 
 @jit_in_place
 def _harmless(
-    later: Room, head: Demand, rule: int, gpu: Ints, first: int, end: int, share: float, gpu_node: Ints,
+    later: Room, head: GangDemand, rule: int, gpu: Ints, first: int, end: int, share: float, gpu_node: Ints,
     spare: Ints,
 ) -> bool:  # fmt: skip
     """Whether the head still fits when gpu[first:end] stay taken; then takes them out of `later`."""
@@ -121,7 +121,7 @@ def _fill(
     `first` 0 the reservation is made; `later_columns` are what will be free then.
     """
     r, room, later = Requests(*requests), room_of(columns), room_of(later_columns)
-    out, tried, gpu_node = Grants(*grants), Failures(*failures), running[4]
+    out, tried, gpu_node = Grants(*grants), UnmetDemands(*failures), running[4]
     head = demand(r, queue[0])
     if first == 0:
         reserved_s = _reserve(head, later, rule, now_s, running, spare)

@@ -18,7 +18,7 @@ from equipoise.policies.allocation.gangs import (
 from equipoise.policies.contract import Allocation
 from equipoise.policies.kernels.jit import jit_in_place
 from equipoise.policies.kernels.placement import WHOLE, give, take
-from equipoise.policies.observation import Bools, Floats, Ints, JobState, Observation
+from equipoise.policies.observation import RUNNING, WAITING, Bools, Floats, Ints, Observation
 
 
 @jit_in_place
@@ -45,7 +45,7 @@ def _unbook(
             holder[g] = -1
 
 
-class Hand:
+class Draft:
     """What is free, who holds what, and what has been decided so far; starts as observed."""
 
     def __init__(
@@ -162,13 +162,15 @@ class Hand:
 
     def started(self) -> Ints:
         """Rows of the waiting jobs that start."""
-        return self._given(JobState.WAITING)
+        return self._given(WAITING)
 
     def resized(self) -> Ints:
         """Rows of the running jobs that get other GPUs."""
-        return self._given(JobState.RUNNING)
+        return self._given(RUNNING)
 
-    def _given(self, state: JobState) -> Ints:
+    def _given(self, state: int) -> Ints:
+        if not self.given:
+            return NO_ROWS
         rows = np.fromiter(self.given, dtype=np.int64, count=len(self.given))
         found: Ints = rows[self.observation.jobs.state[rows] == state]
         return found

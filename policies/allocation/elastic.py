@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.policies.allocation.draft import Hand
+from equipoise.policies.allocation.draft import Draft
 from equipoise.policies.allocation.gangs import (
     NO_ROWS,
     NO_VALUES,
@@ -37,7 +37,10 @@ from equipoise.policies.observation import Bools, Floats, Ints, Observation
 def elastic_rows(o: Observation, rows: Ints) -> Ints:
     """Those of some job rows that train on whole GPUs and may have more or fewer workers."""
     jobs = o.jobs
-    able = ~jobs.rigid[rows] & (jobs.workers_max[rows] > jobs.workers_min[rows])
+    able = ~jobs.rigid[rows]
+    if not able.any():  # as where all jobs are rigid: nothing else needs to be looked at
+        return NO_ROWS
+    able &= jobs.workers_max[rows] > jobs.workers_min[rows]
     return rows[able & (jobs.gpu_share_requested[rows] >= WHOLE)]
 
 
@@ -115,14 +118,14 @@ def held_gpus(holder: Ints, rows: Ints) -> tuple[Ints, Ints]:
     return reordered(offset, gpu, np.searchsorted(ascending, rows).astype(np.int64))
 
 
-def elastic_columns(hand: Hand, nodes: NodeState, rows: Ints) -> ElasticColumns:
+def elastic_columns(draft: Draft, nodes: NodeState, rows: Ints) -> ElasticColumns:
     """The parts of `Elastic`, in its order, for elastic jobs (rows) that hold GPUs now."""
-    o = hand.observation
-    offset, gpu = held_gpus(hand.holder, rows)
+    o = draft.observation
+    offset, gpu = held_gpus(draft.holder, rows)
     _best_first(offset, gpu, o.gpus.node, frozen(nodes.speed), np.zeros(len(o.nodes), dtype=np.int64))
-    if hand.shunned is not None:  # these go first
+    if draft.shunned is not None:  # these go first
         job = np.repeat(np.arange(len(rows)), np.diff(offset))
-        gpu = gpu[np.lexsort((np.arange(len(gpu)), hand.shunned[gpu], job))]
+        gpu = gpu[np.lexsort((np.arange(len(gpu)), draft.shunned[gpu], job))]
     model = slowest_models(o, nodes, offset, gpu)
     waiting = o.jobs.gpus_held[rows] == 0
     cost_s = np.where(waiting, 0.0, np.nan_to_num(o.jobs.restart_s[rows]))
@@ -148,17 +151,17 @@ def on_living_nodes(o: Observation, columns: ElasticColumns) -> Bools:
     return living
 
 
-def without_shunned(hand: Hand, columns: ElasticColumns) -> Bools:
+def without_shunned(draft: Draft, columns: ElasticColumns) -> Bools:
     """Whether each elastic job holds none of the shunned GPUs: what it gives up may be handed out again."""
     _, offset, gpu, *_ = columns
-    if hand.shunned is None:
+    if draft.shunned is None:
         return np.ones(len(offset) - 1, dtype=np.bool_)
     job = np.repeat(np.arange(len(offset) - 1), np.diff(offset))
-    return np.asarray(np.bincount(job, weights=hand.shunned[gpu], minlength=len(offset) - 1) == 0)
+    return np.asarray(np.bincount(job, weights=draft.shunned[gpu], minlength=len(offset) - 1) == 0)
 
 
 def shrink_jobs(
-    hand: Hand, nodes: NodeState, ranking: Ranking, scaling: ScalingColumns, table: TableColumns, rows: Ints,
+    draft: Draft, nodes: NodeState, ranking: Ranking, scaling: ScalingColumns, table: TableColumns, rows: Ints,
     waits: Ints, horizon_s: float,
 ) -> Ints:  # fmt: skip
     """Start waiting jobs (positions in the ranking) on GPUs that elastic jobs give up, where that pays.
@@ -167,9 +170,9 @@ def shrink_jobs(
     on slower nodes or apart. What a job loses counts by its priority and by how busy its GPUs are compared with
     others'. Returns the rows of those that gave.
     """
-    o, shrunk = hand.observation, []
-    columns = elastic_columns(hand, nodes, rows)
-    columns = chosen(columns, np.flatnonzero(on_living_nodes(o, columns) & without_shunned(hand, columns)))
+    o, shrunk = draft.observation, []
+    columns = elastic_columns(draft, nodes, rows)
+    columns = chosen(columns, np.flatnonzero(on_living_nodes(o, columns) & without_shunned(draft, columns)))
     for k in waits.tolist():
         rows, offset, held, *_ = columns
         if not len(rows):
@@ -178,10 +181,10 @@ def shrink_jobs(
         claim = ranking.priority(rows)
         claim = claim * _busy(offset, nodes.efficiency[o.gpus.node[held]])
         service_s = float(np.nan_to_num(o.jobs.service_s[row], nan=horizon_s))
-        gain_s = min(service_s, horizon_s, free_in_s(hand, columns, int(ranking.wanted[k]), scaling, table))
+        gain_s = min(service_s, horizon_s, free_in_s(draft, columns, int(ranking.wanted[k]), scaling, table))
         share = min(float(o.jobs.gpu_share_requested[row]), 1.0)
         kept, gpu = np.empty(len(rows), dtype=np.int64), np.empty(int(ranking.wanted[k]), dtype=np.int64)
-        room = (hand, columns, claim, horizon_s, scaling, table, kept, gpu)
+        room = (draft, columns, claim, horizon_s, scaling, table, kept, gpu)
         a = float(ranking.waiting_a[k])
         if not _makes_way(row, share, a * gain_s, *room):
             continue
@@ -192,33 +195,33 @@ def shrink_jobs(
         given = gpus < np.diff(offset)
         for i in np.flatnonzero(given).tolist():
             now = held[offset[i] : offset[i + 1]]
-            hand.resize(int(rows[i]), now, now[: gpus[i]])
+            draft.resize(int(rows[i]), now, now[: gpus[i]])
             shrunk.append(int(rows[i]))
         columns = chosen(columns, np.flatnonzero(~given))
-        hand.start((np.array([row]), np.array([0, len(gpu)]), gpu, np.full(len(gpu), share)))
+        draft.start((np.array([row]), np.array([0, len(gpu)]), gpu, np.full(len(gpu), share)))
     return np.array(shrunk, dtype=np.int64)
 
 
 def _makes_way(
-    row: int, share: float, worth_s: float, hand: Hand, columns: ElasticColumns, claim: Floats, horizon_s: float,
+    row: int, share: float, worth_s: float, draft: Draft, columns: ElasticColumns, claim: Floats, horizon_s: float,
     scaling: ScalingColumns, table: TableColumns, kept: Ints, gpu: Ints,
 ) -> bool:  # fmt: skip
     """Whether the start of a job (row) that is worth so much pays; writes what each keeps, and its GPUs."""
-    o = hand.observation
+    o = draft.observation
     return shrink_for(
         len(gpu), share, float(o.jobs.memory_bytes[row]), bool(o.jobs.one_gpu_model[row]), worth_s, columns,
-        claim, horizon_s, working(hand.columns), o.gpus.node, scaling, table, kept, gpu,
+        claim, horizon_s, working(draft.columns), o.gpus.node, scaling, table, kept, gpu,
     )  # fmt: skip
 
 
 def free_in_s(
-    hand: Hand, columns: ElasticColumns, gpus: int, scaling: ScalingColumns, table: TableColumns
+    draft: Draft, columns: ElasticColumns, gpus: int, scaling: ScalingColumns, table: TableColumns
 ) -> float:
     """When (s) so many GPUs are free, if jobs end as expected at the sizes that they have; infinite: never."""
-    o = hand.observation
+    o = draft.observation
     left_s = np.nan_to_num(o.jobs.service_s, nan=np.inf)
     left_s[columns[0]] = _left_s(o, columns, scaling, table)
-    return _free_by(hand, left_s, gpus)
+    return _free_by(draft, left_s, gpus)
 
 
 def _left_s(o: Observation, columns: ElasticColumns, scaling: ScalingColumns, table: TableColumns) -> Floats:
@@ -232,33 +235,33 @@ def _left_s(o: Observation, columns: ElasticColumns, scaling: ScalingColumns, ta
     return left_s
 
 
-def _free_by(hand: Hand, left_s: Floats, gpus: int) -> float:
+def _free_by(draft: Draft, left_s: Floats, gpus: int) -> float:
     """When (s) so many GPUs are free, if each job ends after `left_s` (jobs,); infinite: never."""
-    o = hand.observation
-    ends_s = np.where(hand.holder == -1, 0.0, left_s[hand.holder])
-    ends_s[(hand.holder < -1) | ~o.nodes.up[o.gpus.node]] = np.inf
-    if hand.shunned is not None:
-        ends_s[hand.shunned] = np.inf
+    o = draft.observation
+    ends_s = np.where(draft.holder == -1, 0.0, left_s[draft.holder])
+    ends_s[(draft.holder < -1) | ~o.nodes.up[o.gpus.node]] = np.inf
+    if draft.shunned is not None:
+        ends_s[draft.shunned] = np.inf
     return float(np.partition(ends_s, gpus - 1)[gpus - 1]) if gpus <= len(ends_s) else math.inf
 
 
 def in_nobodys_way(
-    hand: Hand, nodes: NodeState, rows: Ints, waiting: Ints, scaling: ScalingColumns, table: TableColumns
+    draft: Draft, nodes: NodeState, rows: Ints, waiting: Ints, scaling: ScalingColumns, table: TableColumns
 ) -> Ints:
     """Those of the elastic jobs (rows) that end before any job of `waiting` could start, free GPUs counted in.
 
     What they take until then nobody else could use. Jobs of which no end is known may end at any time.
     """
-    o, jobs = hand.observation, hand.observation.jobs
-    if not len(rows) or not hand.free:
+    o, jobs = draft.observation, draft.observation.jobs
+    if not len(rows) or not draft.free:
         return NO_ROWS
-    columns = elastic_columns(hand, nodes, rows)
+    columns = elastic_columns(draft, nodes, rows)
     own_s = _left_s(o, columns, scaling, table)
     left_s = np.nan_to_num(jobs.service_s, nan=0.0)
     left_s[rows] = np.where(np.isfinite(own_s), own_s, 0.0)
     fewest = jobs.workers_min[waiting] * jobs.gpus_per_worker[waiting]
     fewest = np.where(jobs.rigid[waiting], gpus_wanted(o, waiting), fewest)
-    return rows[own_s <= _free_by(hand, left_s, max(int(fewest.min()), 1))]
+    return rows[own_s <= _free_by(draft, left_s, max(int(fewest.min()), 1))]
 
 
 def lost_there_s(
@@ -286,7 +289,7 @@ def _busy(offset: Ints, efficiency: Floats) -> Floats:
 
 
 def grow_jobs(
-    hand: Hand, nodes: NodeState, ranking: Ranking, scaling: ScalingColumns, table: TableColumns, rows: Ints,
+    draft: Draft, nodes: NodeState, ranking: Ranking, scaling: ScalingColumns, table: TableColumns, rows: Ints,
     horizon_s: float, margin: float,
 ) -> tuple[Ints, Floats]:  # fmt: skip
     """Give free GPUs to elastic jobs that gain by them; returns their rows and the seconds each gains.
@@ -294,10 +297,10 @@ def grow_jobs(
     First those that hold less than they ask for, then by descending sum_j R_ij per GPU held. Who is in one rack
     stays there, unless it gains also with exchanges across racks.
     """
-    o = hand.observation
-    if not len(rows) or not hand.free:
+    o = draft.observation
+    if not len(rows) or not draft.free:
         return NO_ROWS, NO_VALUES
-    columns = elastic_columns(hand, nodes, rows)
+    columns = elastic_columns(draft, nodes, rows)
     _, offset, gpu, _, _, requested = columns
     held = np.maximum(np.diff(offset), 1)
     job_of = np.repeat(np.arange(len(rows)), np.diff(offset))
@@ -307,7 +310,7 @@ def grow_jobs(
     order = np.lexsort((rows, -worth, enough))
     able = on_living_nodes(o, columns)
     if len(nodes.model_speed) > 1:  # who changes its model gives all back
-        able &= without_shunned(hand, columns)
+        able &= without_shunned(draft, columns)
     order = order[able[order]]
     columns = chosen(columns, order)
     bound = in_one_rack_and_dear(o, columns)
@@ -318,7 +321,7 @@ def grow_jobs(
     for part in parts or [np.arange(len(order))]:
         for place, rack, estimates in _ways(o, part, bound, columns, table):
             rows, gain_s = _grow(
-                hand, nodes, scaling, estimates, chosen(columns, place), horizon_s, margin, rack
+                draft, nodes, scaling, estimates, chosen(columns, place), horizon_s, margin, rack
             )
             grown.append(rows)
             gains.append(gain_s)
@@ -362,20 +365,20 @@ def _ways(
 
 
 def _grow(
-    hand: Hand, nodes: NodeState, scaling: ScalingColumns, table: TableColumns, columns: ElasticColumns,
+    draft: Draft, nodes: NodeState, scaling: ScalingColumns, table: TableColumns, columns: ElasticColumns,
     horizon_s: float, margin: float, rack: int,
 ) -> tuple[Ints, Floats]:  # fmt: skip
     """Let elastic jobs grow in their order, in one rack (-1: anywhere); returns rows and seconds gained."""
-    o, models = hand.observation, len(nodes.model_speed)
-    closed = hand.away if rack < 0 else hand.away | (o.nodes.rack != rack)
-    open_nodes = hand.columns.order[~closed[hand.columns.order]]
+    o, models = draft.observation, len(nodes.model_speed)
+    closed = draft.away if rack < 0 else draft.away | (o.nodes.rack != rack)
+    open_nodes = draft.columns.order[~closed[draft.columns.order]]
     by_model = open_nodes[np.argsort(nodes.model[open_nodes], kind="stable")]
     first = np.searchsorted(nodes.model[by_model], np.arange(models + 1)).astype(np.int64)
-    free = np.where(closed, 0, hand.free_to_grow)
+    free = np.where(closed, 0, draft.free_to_grow)
     free = np.bincount(nodes.model, weights=free, minlength=models).astype(np.int64)
     grants, gain_s = new_grants(len(columns[0]), 2 * len(o.gpus) + 1), np.empty(len(columns[0]))
     n = grow(
-        columns, horizon_s, margin, o.jobs.memory_bytes, working(hand.columns), nodes.model, o.gpus.node,
+        columns, horizon_s, margin, o.jobs.memory_bytes, working(draft.columns), nodes.model, o.gpus.node,
         frozen(by_model), first, free, scaling, table, grants, gain_s,
     )  # fmt: skip
     job, new_offset, new_gpu, _ = trimmed(grants, n)
@@ -383,24 +386,25 @@ def _grow(
     at = {row: k for k, row in enumerate(rows.tolist())}
     for k, row in enumerate(job.tolist()):
         held = gpu[offset[at[row]] : offset[at[row] + 1]]
-        hand.resize(row, held, new_gpu[new_offset[k] : new_offset[k + 1]])
+        draft.resize(row, held, new_gpu[new_offset[k] : new_offset[k + 1]])
     return job, gain_s[:n]
 
 
 def parallel_work(
-    hand: Hand, nodes: NodeState, scaling: ScalingColumns, table: TableColumns
+    draft: Draft, nodes: NodeState, scaling: ScalingColumns, table: TableColumns
 ) -> dict[str, Any]:
     """S423: estimated efficiency of parallel work before and after."""
-    o = hand.observation
+    o = draft.observation
     before = np.sort(o.running)
     before = before[~o.jobs.rigid[before]]
-    started = hand.started()
-    stays = before[~np.isin(before, np.array(hand.stopped, dtype=np.int64))]
-    after = np.concatenate((stays, started[~o.jobs.rigid[started]]))
+    started = draft.started()
+    after = started[~o.jobs.rigid[started]]
+    if len(before):
+        after = np.concatenate((before[~np.isin(before, np.array(draft.stopped, dtype=np.int64))], after))
     efficiency = _efficiency(o, nodes, o.gpus.job, before, scaling, table)
     values = {"s423_efficiency_before": efficiency, "s423_efficiency_after": efficiency}
-    if hand.stopped or hand.given:
-        values["s423_efficiency_after"] = _efficiency(o, nodes, hand.holder, after, scaling, table)
+    if draft.stopped or draft.given:
+        values["s423_efficiency_after"] = _efficiency(o, nodes, draft.holder, after, scaling, table)
     return values
 
 

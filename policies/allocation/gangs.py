@@ -35,7 +35,7 @@ class Requests(NamedTuple):
     alike: Bools
 
 
-class Demand(NamedTuple):
+class GangDemand(NamedTuple):
     """What one job needs to start."""
 
     gpus: int
@@ -53,7 +53,7 @@ class Grants(NamedTuple):
     share: Floats
 
 
-class Failures(NamedTuple):
+class UnmetDemands(NamedTuple):
     """Demands that did not fit in this decision: (GPUs, share, memory, too late only, alike), and how many."""
 
     entry: Floats
@@ -159,10 +159,10 @@ def room_of(columns: WorkingColumns) -> Room:
 
 
 @jit_in_place
-def demand(r: Requests, j: int) -> Demand:
+def demand(r: Requests, j: int) -> GangDemand:
     """What job row j needs to start: a rigid job its request, a training job the nearest whole workers."""
     gpus = gpus_needed(r.rigid[j], r.gpus[j], r.per_worker[j], r.workers_min[j], r.workers_max[j])
-    return Demand(gpus, min(r.share[j], 1.0), r.memory_bytes[j], r.alike[j])
+    return GangDemand(gpus, min(r.share[j], 1.0), r.memory_bytes[j], r.alike[j])
 
 
 @jit_in_place
@@ -190,7 +190,7 @@ def some_room(node_gpus_free: Ints, share_free: Floats) -> bool:
 
 
 @jit_in_place
-def remember_failure(f: Failures, d: Demand, only_late: bool) -> None:
+def remember_failure(f: UnmetDemands, d: GangDemand, only_late: bool) -> None:
     """Note that a demand does not fit; `only_late`: only because it would end too late."""
     k = f.used[0]
     if k < f.entry.shape[0]:
@@ -201,7 +201,7 @@ def remember_failure(f: Failures, d: Demand, only_late: bool) -> None:
 
 
 @jit_in_place
-def has_failed(f: Failures, d: Demand, late: bool) -> bool:
+def has_failed(f: UnmetDemands, d: GangDemand, late: bool) -> bool:
     """Whether the same demand has failed already. What is left only shrinks, so it would fail again."""
     for k in range(f.used[0]):
         same = f.entry[k, 0] == d.gpus and f.entry[k, 1] == d.share and f.entry[k, 2] == d.memory_bytes
@@ -212,12 +212,12 @@ def has_failed(f: Failures, d: Demand, late: bool) -> bool:
 
 
 def new_failures() -> tuple[Floats, Ints]:
-    """The parts of `Failures`: nothing has failed yet."""
+    """The parts of `UnmetDemands`: nothing has failed yet."""
     return np.empty((16, 5)), np.zeros(1, dtype=np.int64)
 
 
 @jit_in_place
-def granted(g: Grants, n: int, job: int, d: Demand) -> int:
+def granted(g: Grants, n: int, job: int, d: GangDemand) -> int:
     """Book the GPUs written behind the first n grants for `job`; returns n + 1."""
     at = g.offset[n]
     g.job[n] = job
@@ -292,7 +292,7 @@ def _start(
     grants: GrantColumns, failures: tuple[Floats, Ints],
 ) -> tuple[int, int, bool]:  # fmt: skip
     """Start jobs of queue[first:]; returns (how many, where space for grants ran out or -1, room is left)."""
-    r, room, out, tried = Requests(*requests), room_of(columns), Grants(*grants), Failures(*failures)
+    r, room, out, tried = Requests(*requests), room_of(columns), Grants(*grants), UnmetDemands(*failures)
     left, shared, n, tight = total(room.free), partly_free(room.room), ZERO, NOTHING
     for k in range(first, queue.size):
         if left == 0 and not shared:

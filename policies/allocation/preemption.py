@@ -11,13 +11,13 @@ from equipoise.policies.allocation.gangs import (
     NO_ROWS,
     NO_VALUES,
     SHARED,
-    Demand,
-    Failures,
+    GangDemand,
     GrantColumns,
     Grants,
     RequestColumns,
     Requests,
     RoomColumns,
+    UnmetDemands,
     WorkingColumns,
     demand,
     fill_in_parts,
@@ -75,7 +75,15 @@ def _restore(c: Room, v: Victims, i: int, gpu_node: Ints) -> None:
 
 @jit_in_place
 def _make_way(
-    c: Room, v: Victims, d: Demand, key: float, standing: float, rule: int, out: Ints, at: int, gpu_node: Ints
+    c: Room,
+    v: Victims,
+    d: GangDemand,
+    key: float,
+    standing: float,
+    rule: int,
+    out: Ints,
+    at: int,
+    gpu_node: Ints,
 ) -> bool:
     """Place a gang after stopping victims with a bar above `key` and a standing below `standing`.
 
@@ -114,7 +122,7 @@ def _start_with_victims(
     `some`: these are not all victims. The last value is True, and the others say nothing, when they do not suffice.
     """
     r, room, v = Requests(*requests), room_of(columns), Victims(*victims)
-    out, tried = Grants(*grants), Failures(*failures)
+    out, tried = Grants(*grants), UnmetDemands(*failures)
     left, shared, n = total(room.free), partly_free(room.room), ZERO
     highest = v.bar[0] if v.bar.size else -np.inf
     for k in range(first, queue.size):

@@ -58,10 +58,11 @@ def node_state(o: Observation, memory: Memory, half_life_s: float, *, measured: 
     `measured`: else the speed is that of its GPU model.
     """
     nodes, gpus, workers, speeds = o.nodes, o.gpus, o.workers, o.speeds
-    first = np.clip(nodes.first_gpu, 0, max(len(gpus) - 1, 0))
-    model = gpus.model[first] if len(gpus) else np.zeros(len(nodes), dtype=np.int64)
     models = max(len(o.gpu_models), 1)
-    model = np.clip(model, 0, models - 1)
+    model = np.zeros(len(nodes), dtype=np.int64)
+    if len(gpus) and models > 1:
+        model = gpus.model[_between(nodes.first_gpu, 0, len(gpus) - 1)]
+        model = _between(model, 0, models - 1)
     model_speed = np.full(models, np.nan)
     if len(speeds):
         model_speed, count = np.zeros(models), np.zeros(models, dtype=np.int64)
@@ -86,10 +87,18 @@ def node_state(o: Observation, memory: Memory, half_life_s: float, *, measured: 
     efficiency = np.full(len(nodes), np.nan)
     if len(gpus) and np.isfinite(gpus.sm_active_ratio).any():
         efficiency = _mean_by(gpus.node, gpus.sm_active_ratio, len(nodes))
-    memory_free = np.full(len(nodes), np.inf)
-    np.minimum.at(memory_free, workers.node, np.nan_to_num(workers.memory_free_bytes, nan=np.inf))
-    memory_free[np.isinf(memory_free)] = np.nan
+    memory_free = np.full(len(nodes), np.nan)
+    if len(workers):
+        memory_free[:] = np.inf
+        np.minimum.at(memory_free, workers.node, np.nan_to_num(workers.memory_free_bytes, nan=np.inf))
+        memory_free[np.isinf(memory_free)] = np.nan
     return NodeState(model, efficiency, memory_free, speed, model_speed)
+
+
+def _between(value: Ints, least: Ints | int, most: Ints | int) -> Ints:
+    """As `np.clip`, in half of the time for a thousand values."""
+    found: Ints = np.minimum(np.maximum(value, least), most)
+    return found
 
 
 def _paces(o: Observation) -> Floats:
@@ -166,10 +175,12 @@ class Ranking:
 def gpus_wanted(o: Observation, rows: Ints) -> Ints:
     """GPUs that jobs get when they start: a rigid one its request, others the nearest whole workers."""
     jobs = o.jobs
+    asked, rigid = jobs.gpus_requested[rows], jobs.rigid[rows]
+    if rigid.all():
+        return asked
     per = np.maximum(jobs.gpus_per_worker[rows], 1)
-    asked = jobs.gpus_requested[rows]
-    workers = np.clip(asked // per, jobs.workers_min[rows], jobs.workers_max[rows])
-    return np.where(jobs.rigid[rows], asked, workers * per).astype(np.int64)
+    workers = _between(asked // per, jobs.workers_min[rows], jobs.workers_max[rows])
+    return np.where(rigid, asked, workers * per).astype(np.int64)
 
 
 def paces(o: Observation, model_speed: Floats, rows: Ints) -> Floats:
@@ -272,10 +283,12 @@ def _worth(o: Observation, rows: Ints, fit: Bools, demand: float) -> Floats:
     """
     jobs = o.jobs
     worth = np.where(np.isnan(jobs.priority[rows]), 1.0, jobs.priority[rows])
-    worth *= (
-        _over_mean(jobs.data_demand_bytes[rows]) * _over_mean(jobs.compute_demand_flops[rows])
-    ) ** demand
-    need = np.nan_to_num(jobs.memory_bytes[rows])
+    data, compute = jobs.data_demand_bytes[rows], jobs.compute_demand_flops[rows]
+    if (data > 0.0).any() or (compute > 0.0).any():
+        worth *= (_over_mean(data) * _over_mean(compute)) ** demand
+    need = jobs.memory_bytes[rows]
+    if need.any():
+        need = np.nan_to_num(need)
     if need.any() and np.isfinite(o.gpus.memory_bytes).any():
         available = float(np.nanmean(o.gpus.memory_bytes))
         worth *= available / (available + need)

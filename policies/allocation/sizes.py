@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from equipoise.policies.allocation.draft import Hand
+from equipoise.policies.allocation.draft import Draft
 from equipoise.policies.allocation.elastic import chosen, elastic_columns, elastic_rows, on_living_nodes
 from equipoise.policies.allocation.gangs import NO_ROWS, frozen, place_gang, working
 from equipoise.policies.allocation.near import own_room, with_data
@@ -107,11 +107,11 @@ def sizes_up_to(o: Observation, row: int) -> list[int]:
 
 
 def choices(
-    hand: Hand, nodes: NodeState, ranking: Ranking, scaling: ScalingColumns, table: TableColumns,
+    draft: Draft, nodes: NodeState, ranking: Ranking, scaling: ScalingColumns, table: TableColumns,
     elastic: ElasticColumns, waits: Ints, horizon_s: float, reluctance: float,
 ) -> Choices:  # fmt: skip
     """Configurations of running jobs that may change, and of waiting jobs (positions in the ranking)."""
-    jobs, models = hand.observation.jobs, len(nodes.model_speed)
+    jobs, models = draft.observation.jobs, len(nodes.model_speed)
     running, offset, _, now_model, cost_s, requested = elastic
     waiting = ranking.waiting[waits]
     row = np.concatenate((running, waiting))
@@ -125,7 +125,7 @@ def choices(
             request = int(jobs.gpus_requested[j])
             sizes = [request]
         else:
-            sizes = sizes_up_to(hand.observation, j)
+            sizes = sizes_up_to(draft.observation, j)
             sizes = sorted({*sizes, request, *([int(held[k] // per[k])] if held[k] else [])})
         entries += [(k, size, model, request) for size in sizes for model in range(models)]
     index, workers, model, _ = (np.array(part, dtype=np.int64) for part in zip(*entries, strict=True))
@@ -133,7 +133,7 @@ def choices(
     here = np.concatenate((now_model, np.zeros(len(waiting), dtype=np.int64)))
     stays = (held[index] > 0) & (gpus == held[index]) & (model == here[index])
     asked = np.array([size == request for _, size, _, request in entries])
-    pace = paces(hand.observation, nodes.model_speed, row)
+    pace = paces(draft.observation, nodes.model_speed, row)
     speed = _relative_speed(
         row, held // per, here, index, workers, model, asked, jobs.rigid[row], scaling, table, pace
     )
@@ -172,55 +172,55 @@ def _relative_speed(
     return np.asarray(reference[index] / time_s)
 
 
-def _carry_out(hand: Hand, nodes: NodeState, elastic: ElasticColumns, c: Choices, picked: Ints) -> None:
+def _carry_out(draft: Draft, nodes: NodeState, elastic: ElasticColumns, c: Choices, picked: Ints) -> None:
     """Book the picked configurations: what stops, what gives GPUs back, what goes elsewhere, then the others.
 
     What cannot be placed, for the GPUs that are missing are on their way to another job, stays as it is.
     """
     rows, offset, gpu, now_model, *_ = elastic
     running = len(rows)
-    hand.stop(np.delete(rows, c.index[picked][c.index[picked] < running]).tolist())
+    draft.stop(np.delete(rows, c.index[picked][c.index[picked] < running]).tolist())
     changes = [k for k in picked.tolist() if not c.stays[k]]
     fewer = [k for k in changes if c.index[k] < running]
-    moving = [k for k in fewer if _fixed(hand, int(rows[c.index[k]]))]
-    hand.stop([int(rows[c.index[k]]) for k in moving])
+    moving = [k for k in fewer if _fixed(draft, int(rows[c.index[k]]))]
+    draft.stop([int(rows[c.index[k]]) for k in moving])
     for k in [*fewer, *fewer, *changes]:
         at, wanted, model = int(c.index[k]), int(c.gpus[k]), int(c.model[k])
         row = int(c.row[at])
-        if row in hand.given:
+        if row in draft.given:
             continue
         held = gpu[offset[at] : offset[at + 1]] if at < running and k not in moving else NO_ROWS
         same = len(held) and model == now_model[at]
         if same and wanted <= len(held):
-            hand.resize(row, held, held[:wanted])
+            draft.resize(row, held, held[:wanted])
             continue
         extra = wanted - (len(held) if same else 0)
-        new = placed(hand, nodes, row, extra, model)
+        new = placed(draft, nodes, row, extra, model)
         if not len(new):
             continue
         if len(held):
-            hand.resize(row, held, np.concatenate((held, new)) if same else new)
+            draft.resize(row, held, np.concatenate((held, new)) if same else new)
             continue
         if k in moving:
-            hand.stopped.remove(row)
-        hand.start((np.array([row]), np.array([0, len(new)]), new, np.ones(len(new))))
+            draft.stopped.remove(row)
+        draft.start((np.array([row]), np.array([0, len(new)]), new, np.ones(len(new))))
 
 
-def _fixed(hand: Hand, row: int) -> bool:
-    jobs = hand.observation.jobs
+def _fixed(draft: Draft, row: int) -> bool:
+    jobs = draft.observation.jobs
     return bool(jobs.rigid[row] or jobs.workers_max[row] <= jobs.workers_min[row])
 
 
-def placed(hand: Hand, nodes: NodeState, row: int, gpus: int, model: int) -> Ints:
+def placed(draft: Draft, nodes: NodeState, row: int, gpus: int, model: int) -> Ints:
     """So many free GPUs of one model, near to the job's data or else on the heaviest nodes; none if too few.
 
     Those of a job that runs already are on no node onto which jobs are not to grow.
     """
-    o, need = hand.observation, float(hand.observation.jobs.memory_bytes[row])
-    closed = hand.away & (o.jobs.state[row] == RUNNING)
-    rooms = [hand.columns]
+    o, need = draft.observation, float(draft.observation.jobs.memory_bytes[row])
+    closed = draft.away & (o.jobs.state[row] == RUNNING)
+    rooms = [draft.columns]
     if with_data(o, np.array([row]))[0]:
-        rooms.insert(0, own_room(hand, row, gpus))
+        rooms.insert(0, own_room(draft, row, gpus))
     for columns in rooms:
         order = columns.order
         only = frozen(order[(nodes.model[order] == model) & ~closed[order]])
@@ -230,16 +230,16 @@ def placed(hand: Hand, nodes: NodeState, row: int, gpus: int, model: int) -> Int
     return NO_ROWS
 
 
-def one_model(hand: Hand, elastic: ElasticColumns) -> Bools:
+def one_model(draft: Draft, elastic: ElasticColumns) -> Bools:
     """Whether each job's GPUs are all of one model; others keep what they have."""
     _, offset, gpu, model, *_ = elastic
     job = np.repeat(np.arange(len(model)), np.diff(offset))
-    other = hand.observation.gpus.model[gpu] != model[job]
+    other = draft.observation.gpus.model[gpu] != model[job]
     return np.asarray(np.bincount(job, weights=other, minlength=len(model)) == 0)
 
 
 def resize_optimally(
-    hand: Hand, nodes: NodeState, ranking: Ranking, scaling: ScalingColumns, table: TableColumns,
+    draft: Draft, nodes: NodeState, ranking: Ranking, scaling: ScalingColumns, table: TableColumns,
     blocked: Bools, fixed: Ints, patient: Ints, waits: bool, horizon_s: float, reluctance: float, limit_s: float,
 ) -> int:  # fmt: skip
     """Give each job the size and GPU model that the integer programme chooses; returns how many it chose among.
@@ -249,16 +249,16 @@ def resize_optimally(
     is free is kept for one of them.
     Raises TimeoutError or ValueError, with nothing changed, as `best_sizes` does.
     """
-    o = hand.observation
-    able = elastic_rows(o, ranking.running[~blocked & ~hand.touched(ranking.running)])
-    elastic = elastic_columns(hand, nodes, np.concatenate((able, fixed)))
-    elastic = chosen(elastic, np.flatnonzero(on_living_nodes(o, elastic) & one_model(hand, elastic)))
+    o = draft.observation
+    able = elastic_rows(o, ranking.running[~blocked & ~draft.touched(ranking.running)])
+    elastic = elastic_columns(draft, nodes, np.concatenate((able, fixed)))
+    elastic = chosen(elastic, np.flatnonzero(on_living_nodes(o, elastic) & one_model(draft, elastic)))
     whole = o.jobs.gpu_share_requested[ranking.waiting] >= WHOLE
     first = np.flatnonzero(whole)[:_WAITING] if waits else NO_ROWS
     if not len(elastic[0]) and not len(first):
         return 0
-    c = choices(hand, nodes, ranking, scaling, table, elastic, first, horizon_s, reluctance)
-    free = hand.columns.free if len(first) else hand.free_to_grow
+    c = choices(draft, nodes, ranking, scaling, table, elastic, first, horizon_s, reluctance)
+    free = draft.columns.free if len(first) else draft.free_to_grow
     if not waits:  # what is free is reserved
         free = np.zeros_like(free)
     room = np.bincount(nodes.model, weights=free, minlength=len(nodes.model_speed))
@@ -266,5 +266,5 @@ def resize_optimally(
     must = np.arange(len(c.row)) < len(elastic[0])
     must &= ~np.isin(c.row, np.intersect1d(fixed, patient))
     picked = np.flatnonzero(best_sizes(c.gpus, c.model, c.worth, c.index, must, room, limit_s))
-    _carry_out(hand, nodes, elastic, c, picked)
+    _carry_out(draft, nodes, elastic, c, picked)
     return len(c.index)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from equipoise.policies.allocation.draft import Hand
+from equipoise.policies.allocation.draft import Draft
 from equipoise.policies.allocation.elastic import chosen, elastic_columns, elastic_rows, on_living_nodes
 from equipoise.policies.allocation.gangs import NO_ROWS, NO_VALUES, frozen
 from equipoise.policies.allocation.ranking import NodeState, gpus_wanted
@@ -42,14 +42,14 @@ def quickest(
 
 
 def start_widths(
-    hand: Hand, nodes: NodeState, rows: Ints, scaling: ScalingColumns, table: TableColumns
+    draft: Draft, nodes: NodeState, rows: Ints, scaling: ScalingColumns, table: TableColumns
 ) -> Ints:
     """GPUs to ask for, by row of the jobs table: fewer where an elastic job of `rows` is quicker on fewer."""
-    o = hand.observation
-    asked: Ints = o.jobs.gpus_requested.copy()
+    o = draft.observation
     rows = elastic_rows(o, rows)
     if not len(rows):
-        return frozen(asked)
+        return o.jobs.gpus_requested
+    asked: Ints = o.jobs.gpus_requested.copy()
     per = np.maximum(o.jobs.gpus_per_worker[rows], 1)
     most, model = gpus_wanted(o, rows) // per, np.full(len(rows), _fastest(nodes))
     best, _ = quickest(
@@ -64,7 +64,7 @@ def _fastest(nodes: NodeState) -> int:
 
 
 def narrow_jobs(
-    hand: Hand, nodes: NodeState, rows: Ints, scaling: ScalingColumns, table: TableColumns, horizon_s: float,
+    draft: Draft, nodes: NodeState, rows: Ints, scaling: ScalingColumns, table: TableColumns, horizon_s: float,
     margin: float,
 ) -> Ints:  # fmt: skip
     """Let elastic jobs (rows) that run give up workers without which they are quicker; returns which did.
@@ -72,8 +72,8 @@ def narrow_jobs(
     The time saved on what is left, at most `horizon_s`, must be more than the restart costs, and a step must
     shorten by `margin` at least.
     """
-    o = hand.observation
-    columns = elastic_columns(hand, nodes, rows)
+    o = draft.observation
+    columns = elastic_columns(draft, nodes, rows)
     columns = chosen(columns, np.flatnonzero(on_living_nodes(o, columns)))
     rows, offset, gpu, model, cost_s, requested = columns
     if not len(rows):
@@ -89,5 +89,5 @@ def narrow_jobs(
     pays = (left_s * (1.0 - then_s / now_s) > cost_s) & (then_s <= now_s * (1.0 - margin)) & (best < now)
     for k in np.flatnonzero(pays).tolist():
         held = gpu[offset[k] : offset[k + 1]]
-        hand.resize(int(rows[k]), held, held[: best[k] * per[k]])
+        draft.resize(int(rows[k]), held, held[: best[k] * per[k]])
     return rows[pays]

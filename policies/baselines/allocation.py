@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from equipoise.policies.allocation.backfill import backfill
-from equipoise.policies.allocation.draft import Hand
+from equipoise.policies.allocation.draft import Draft
 from equipoise.policies.allocation.gangs import (
     NO_ROWS,
     ascending,
@@ -183,12 +183,12 @@ class Easy(_Placed):
         first, _ = start_in_order(waiting, True, rule, requests, room)
         parts, reserved_s, rest = [first], math.nan, waiting[len(first[0]) :]
         if len(rest) > 1:
-            hand = Hand(observation)
-            hand.start(first)
+            draft = Draft(observation)
+            draft.start(first)
             running = np.sort(np.concatenate((observation.running, first[0])))
             second, reserved_s = backfill(
-                observation, rest, observation.jobs.service_s, rule, running, hand.holder, requests,
-                hand.columns,
+                observation, rest, observation.jobs.service_s, rule, running, draft.holder, requests,
+                draft.columns,
             )  # fmt: skip
             parts.append(second)
         grants = joined(parts)

@@ -9,7 +9,7 @@ import numpy as np
 
 from equipoise.policies.contract import Kind, Memory, Plan, Stage
 from equipoise.policies.observation import Ints, Observation
-from equipoise.policies.stages.groups import Groups, append_moves, free_shards, group_workers
+from equipoise.policies.stages.groups import WorkersByJob, append_moves, free_shards, group_workers
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Locality(Stage):
         return append_moves(plan, observation, rows[moved], owners[moved]).because(self.name, text), memory
 
 
-def _local_owners(observation: Observation, groups: Groups, rows: Ints) -> Ints:
+def _local_owners(observation: Observation, groups: WorkersByJob, rows: Ints) -> Ints:
     """New owner of each shard in `rows` on the node that stores it, or -1."""
     shards, workers = observation.shards, observation.workers
     owned = np.bincount(shards.worker[shards.worker >= 0], minlength=len(workers))

@@ -126,7 +126,7 @@ class Pollux(RoundBased):
     round_s: float = 60.0
 
     def decide(self, o: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
-        """Hand out the GPUs one step after another."""
+        """Draft out the GPUs one step after another."""
         rows = open_jobs(o)
         room, speed, fits = model_counts(o, rows), job_speeds(o, rows), fits_memory(o, rows)
         ladders, left = {}, room.copy()

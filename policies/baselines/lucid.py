@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from equipoise.policies.allocation.draft import Hand
+from equipoise.policies.allocation.draft import Draft
 from equipoise.policies.allocation.gangs import frozen, request_columns, start_in_order
 from equipoise.policies.allocation.ranking import gpus_wanted
 from equipoise.policies.baselines.queueing import NONE_WAITS, PLANNED, unchanged
@@ -53,18 +53,18 @@ class Lucid(AllocationStage):
         if plan.allocation is not None:
             return unchanged(plan, self.name, PLANNED), memory
         busy = self._learnt(o, memory)
-        hand, rows = Hand(o), o.waiting
+        draft, rows = Draft(o), o.waiting
         cost = gpus_wanted(o, rows) * np.nan_to_num(o.jobs.service_s[rows], nan=np.inf)
         queue = rows[np.lexsort((rows, cost))]
-        hand.start(start_in_order(
-            frozen(queue), False, PLACEMENTS[self.placement], request_columns(o), hand.columns
+        draft.start(start_in_order(
+            frozen(queue), False, PLACEMENTS[self.placement], request_columns(o), draft.columns
         )[0])  # fmt: skip
-        share, hosts = plan.shares(o).copy(), self._hosts(o, hand)
-        for row in queue[~hand.touched(queue)].tolist() if hosts else ():
-            self._join(o, row, hosts, hand, share, busy)
+        share, hosts = plan.shares(o).copy(), self._hosts(o, draft)
+        for row in queue[~draft.touched(queue)].tolist() if hosts else ():
+            self._join(o, row, hosts, draft, share, busy)
         for gpu, _ in hosts.values():  # whoever found no company keeps its GPUs to itself
             share[np.isin(o.workers.gpu, gpu)] = 1.0
-        started, allocation = len(hand.started()), hand.allocation()
+        started, allocation = len(draft.started()), draft.allocation()
         moved = not np.array_equal(share, plan.shares(o))
         if moved:  # parts change when a period ends: look again soon
             step_s = np.nan_to_num(o.jobs.work_s[o.running] * o.jobs.sync_interval[o.running], nan=1.0)
@@ -91,14 +91,14 @@ class Lucid(AllocationStage):
     def _score(self, busy: float) -> int:
         return 0 if busy < self.tiny else 1 if busy < self.medium else 2
 
-    def _hosts(self, o: Observation, hand: Hand) -> dict[int, tuple[Ints, bool]]:
+    def _hosts(self, o: Observation, draft: Draft) -> dict[int, tuple[Ints, bool]]:
         """Running training jobs without company: (their GPUs, whether they hold less than all of these)."""
         found: dict[int, tuple[Ints, bool]] = {}
         crowd = np.bincount(o.workers.gpu, minlength=len(o.gpus))
         for row in np.unique(o.workers.job).tolist():
             part = o.workers_of(row)
             gpu, own = o.workers.gpu[part], o.workers.gpu_share[part]
-            free = hand.columns.room[gpu]
+            free = draft.columns.room[gpu]
             alone = (crowd[gpu] == 1).all() and (np.abs(own + free - 1.0) < 1e-6).all()
             asked = o.jobs.gpu_share_requested[row] >= WHOLE and o.jobs.gpus_per_worker[row] == 1
             if alone and asked and o.nodes.up[o.gpus.node[gpu]].all() and not o.gpus.mig[gpu].any():
@@ -106,7 +106,7 @@ class Lucid(AllocationStage):
         return found
 
     def _join(
-        self, o: Observation, row: int, hosts: dict[int, tuple[Ints, bool]], hand: Hand, share: Floats,
+        self, o: Observation, row: int, hosts: dict[int, tuple[Ints, bool]], draft: Draft, share: Floats,
         busy: dict[str, Floats],
     ) -> None:  # fmt: skip
         """Let a job start beside a host that has made room, or have one make room; takes it from `hosts`."""
@@ -137,7 +137,7 @@ class Lucid(AllocationStage):
         if not ready:
             share[np.isin(o.workers.gpu, gpu)] = 1.0 - part
             return
-        hand.start((np.array([row]), np.array([0, count]), gpu, hand.columns.room[gpu].copy()))
+        draft.start((np.array([row]), np.array([0, count]), gpu, draft.columns.room[gpu].copy()))
 
 
 def _kind(o: Observation, row: int) -> str:

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from equipoise.policies.allocation.draft import Hand
+from equipoise.policies.allocation.draft import Draft
 from equipoise.policies.allocation.gangs import holdings, request_columns, some_room, start_in_order
 from equipoise.policies.allocation.ranking import gpus_wanted
 from equipoise.policies.baselines.queueing import NONE_WAITS, PLANNED, unchanged
@@ -126,34 +126,34 @@ def hand_out(o: Observation, plan: Plan, name: str, grants: Iterable[Grant], **v
     Who holds that already keeps its GPUs; who is not among them, or finds no place, stops. Jobs that share GPUs
     stay as they are, and waiting ones that ask for a part of a GPU take what is left.
     """
-    hand, wanted = Hand(o), {row: (model, gpus) for row, model, gpus in grants}
+    draft, wanted = Draft(o), {row: (model, gpus) for row, model, gpus in grants}
     mine = open_jobs(o)
     running = mine[o.jobs.state[mine] != WAITING]
     offset, own = holdings(running, o.gpus.job)
     kept, keep = _kept(o, running, offset, own, wanted), set[int]()
     keep.update(running[kept].tolist())
     held = set(running.tolist())
-    hand.stop_whole(running[~kept], own[np.repeat(~kept, np.diff(offset))])
+    draft.stop_whole(running[~kept], own[np.repeat(~kept, np.diff(offset))])
     resized = 0
     for row, (model, gpus) in wanted.items():
         if row in keep:
             continue
-        gpu = pick(hand, model, gpus, float(o.jobs.memory_bytes[row]))
+        gpu = pick(draft, model, gpus, float(o.jobs.memory_bytes[row]))
         if not len(gpu):
             continue
         if row in held:
-            hand.stopped.remove(row)
+            draft.stopped.remove(row)
             resized += 1
-        hand.start((np.array([row]), np.array([0, len(gpu)]), gpu, np.ones(len(gpu))))
+        draft.start((np.array([row]), np.array([0, len(gpu)]), gpu, np.ones(len(gpu))))
     part = o.waiting[o.jobs.gpu_share_requested[o.waiting] < WHOLE]
-    part = part[~hand.touched(part)]
-    if len(part) and some_room(hand.columns.free, hand.columns.room):
-        hand.start(start_in_order(part, False, ANY, request_columns(o), hand.columns)[0])
-    allocation = hand.allocation()
-    started = len(hand.started())
+    part = part[~draft.touched(part)]
+    if len(part) and some_room(draft.columns.free, draft.columns.room):
+        draft.start(start_in_order(part, False, ANY, request_columns(o), draft.columns)[0])
+    allocation = draft.allocation()
+    started = len(draft.started())
     if allocation is None:
         return plan.because(name, "all stays as it is", **values)
-    text = f"starts {started}, stops {len(hand.stopped)}, moves or resizes {resized}"
+    text = f"starts {started}, stops {len(draft.stopped)}, moves or resizes {resized}"
     return plan.with_(allocation=allocation).because(name, text, **values)
 
 
@@ -171,12 +171,12 @@ def _kept(
     return found
 
 
-def pick(hand: Hand, model: int, gpus: int, need_bytes: float) -> Ints:
+def pick(draft: Draft, model: int, gpus: int, need_bytes: float) -> Ints:
     """So many free GPUs of a model, on the tightest node that holds them or else on the emptiest; none: too few."""
-    o, out = hand.observation, np.empty(max(gpus, 0), dtype=np.int64)
+    o, out = draft.observation, np.empty(max(gpus, 0), dtype=np.int64)
     free, count = np.empty(len(o.gpus), dtype=np.bool_), np.empty(len(o.nodes), dtype=np.int64)
     taken = _pick(
-        hand.holder, hand.columns.room, o.gpus.model, o.gpus.node, o.nodes.up, o.gpus.memory_bytes, model,
+        draft.holder, draft.columns.room, o.gpus.model, o.gpus.node, o.nodes.up, o.gpus.memory_bytes, model,
         need_bytes, free, count, out,
     )  # fmt: skip
     return np.sort(out) if taken else out[:0]

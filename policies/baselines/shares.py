@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from equipoise.policies.allocation.draft import Hand
+from equipoise.policies.allocation.draft import Draft
 from equipoise.policies.allocation.gangs import request_columns, some_room, start_in_order
 from equipoise.policies.allocation.ranking import gpus_wanted
 from equipoise.policies.baselines.queueing import (
@@ -53,7 +53,7 @@ class BestFit(AllocationStage):
             return unchanged(plan, self.name, NONE_WAITS), memory
         if not some_room(o.nodes.gpus_free, o.gpus.share_free):
             return unchanged(plan, self.name, NONE_FREE), memory
-        hand, requests, failed = Hand(o), request_columns(o), set[tuple[float, ...]]()
+        draft, requests, failed = Draft(o), request_columns(o), set[tuple[float, ...]]()
         gpus, share = gpus_wanted(o, o.waiting), np.minimum(o.jobs.gpu_share_requested[o.waiting], 1.0)
         tasks, (out, tried) = self._tasks(o), np.empty((2, max(int(gpus.max()), 1)), dtype=np.int64)
         for row, count, part in zip(o.waiting.tolist(), gpus.tolist(), share.tolist(), strict=True):
@@ -61,16 +61,18 @@ class BestFit(AllocationStage):
             demand = (count, part, need, float(o.jobs.one_gpu_model[row]))
             if demand in failed or count < 1:
                 continue
-            if not some_room(hand.columns.free, hand.columns.room):
+            if not some_room(draft.columns.free, draft.columns.room):
                 break
-            now = hand.columns
+            now = draft.columns
             room = (now.first_gpu, now.size, now.up, now.memory_bytes, now.room.copy())
             one_place = count == 1 or part >= WHOLE
             if one_place and _place(*room, count, part, need, *tasks, out, tried):
-                hand.start((np.array([row]), np.array([0, count]), out[:count].copy(), np.full(count, part)))
-            elif len(hand.start(start_in_order(np.array([row]), False, ANY, requests, hand.columns)[0])) == 0:
+                draft.start((np.array([row]), np.array([0, count]), out[:count].copy(), np.full(count, part)))
+            elif (
+                len(draft.start(start_in_order(np.array([row]), False, ANY, requests, draft.columns)[0])) == 0
+            ):
                 failed.add(demand)
-        allocation = hand.allocation()
+        allocation = draft.allocation()
         if allocation is None:
             return unchanged(plan, self.name, NONE_STARTS), memory
         return with_allocation(plan, self.name, len(o.waiting), allocation), memory

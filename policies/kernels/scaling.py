@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from equipoise.policies.allocation.gangs import (
-    Demand,
+    GangDemand,
     GrantColumns,
     Grants,
     WorkingColumns,
@@ -31,7 +31,7 @@ from equipoise.policies.observation import Floats, Ints
 from equipoise.policies.physics import overlapped_s
 
 
-class Table(NamedTuple):
+class SpeedTable(NamedTuple):
     """Estimates by job, ascending, GPU model and number of GPUs, and the relative speed of each GPU model."""
 
     job: Ints
@@ -62,7 +62,7 @@ TableColumns = tuple[Ints, Ints, Ints, Floats, Floats, Floats]
 ScalingColumns = tuple[Ints, Ints, Ints, Ints, Ints, Ints, Floats, Floats, Floats, Floats, Floats]
 
 
-class Job(NamedTuple):
+class JobNow(NamedTuple):
     """One training job as it runs now."""
 
     row: int
@@ -81,13 +81,13 @@ class Job(NamedTuple):
 
 
 @jit_in_place
-def job_of(j: int, workers: int, model: int, columns: ScalingColumns) -> Job:
+def job_of(j: int, workers: int, model: int, columns: ScalingColumns) -> JobNow:
     """Row j of the jobs table, running with `workers` on a GPU model (the slowest of several)."""
     s = Scaling(*columns)
     useful = max(s.global_batch[j] // max(s.micro_batch[j], 1), 1)
     gamma = s.gamma[j] if s.gamma[j] >= 1.0 else 1.0
     work_s = s.work_s[j] if workers > 0 and s.work_s[j] > 0.0 else np.nan
-    return Job(
+    return JobNow(
         j, s.global_batch[j], max(s.per_worker[j], 1), s.workers_min[j], min(s.workers_max[j], useful),
         max(s.sync_interval[j], 1), work_s, s.exchange_s[j], s.exchange_alone_s[j], gamma, s.service_s[j],
         workers, model,
@@ -95,7 +95,7 @@ def job_of(j: int, workers: int, model: int, columns: ScalingColumns) -> Job:
 
 
 @jit_in_place
-def _around(known: Floats, zero: bool, j: int, gpus: int, model: int, t: Table) -> tuple[int, int]:
+def _around(known: Floats, zero: bool, j: int, gpus: int, model: int, t: SpeedTable) -> tuple[int, int]:
     """Rows of the table that list this job with the next fewer and the next more GPUs (or as many); -1: none.
 
     Only those count of which `known` is above 0, or 0 where that may be.
@@ -114,7 +114,7 @@ def _around(known: Floats, zero: bool, j: int, gpus: int, model: int, t: Table) 
 
 
 @jit_in_place
-def listed_work_s(j: int, batch: int, gpus: int, model: int, t: Table) -> float:
+def listed_work_s(j: int, batch: int, gpus: int, model: int, t: SpeedTable) -> float:
     """Local work of a step (s) by the table; between listed counts linear in 1/GPUs, outside proportional.
 
     NaN where the table has nothing for this job and GPU model.
@@ -133,7 +133,7 @@ def listed_work_s(j: int, batch: int, gpus: int, model: int, t: Table) -> float:
 
 
 @jit_in_place
-def _work_s(job: Job, workers: int, model: int, t: Table) -> float:
+def _work_s(job: JobNow, workers: int, model: int, t: SpeedTable) -> float:
     """Local work (s) with so many workers on a GPU model.
 
     Without table and measurement: relative to one worker on the fastest model.
@@ -155,7 +155,7 @@ def _work_s(job: Job, workers: int, model: int, t: Table) -> float:
 
 
 @jit_in_place
-def listed_exchange_s(j: int, gpus: int, model: int, t: Table) -> float:
+def listed_exchange_s(j: int, gpus: int, model: int, t: SpeedTable) -> float:
     """Exchange (s) by the table; between listed counts linear in GPUs, outside that of the nearest.
 
     NaN where the table has nothing for this job and GPU model.
@@ -170,7 +170,7 @@ def listed_exchange_s(j: int, gpus: int, model: int, t: Table) -> float:
 
 
 @jit_in_place
-def _exchange_s(job: Job, workers: int, model: int, t: Table) -> float:
+def _exchange_s(job: JobNow, workers: int, model: int, t: SpeedTable) -> float:
     """Exchange (s); 0 while the work is only known in relative terms.
 
     As estimated, times measured over estimated for the workers that it has; by the ring where nothing is.
@@ -191,7 +191,7 @@ def _exchange_s(job: Job, workers: int, model: int, t: Table) -> float:
 
 
 @jit_in_place
-def step_s(job: Job, workers: int, model: int, t: Table) -> float:
+def step_s(job: JobNow, workers: int, model: int, t: SpeedTable) -> float:
     """Estimated time (s) of a step with `workers` on a GPU model.
 
     Only ratios mean anything where neither the table nor a measurement knows the job.
@@ -208,7 +208,7 @@ def parallel_efficiency(
 
     `workers` is the size asked about, `now` the one at which the job was measured.
     """
-    t, speedups, count = Table(*table), 0.0, 0
+    t, speedups, count = SpeedTable(*table), 0.0, 0
     for i in range(rows.size):
         job = job_of(rows[i], now[i], model[i], scaling)
         many_s = step_s(job, workers[i], model[i], t)
@@ -224,7 +224,7 @@ def times_of(
     scaling: ScalingColumns, table: TableColumns, result_s: Floats,
 ) -> None:  # fmt: skip
     """Write the step time (s) of job rows[index[k]] with workers[k] on model[k], for every k."""
-    t = Table(*table)
+    t = SpeedTable(*table)
     for k in range(index.size):
         job = job_of(rows[index[k]], now[index[k]], now_model[index[k]], scaling)
         result_s[k] = step_s(job, workers[k], model[k], t)
@@ -245,7 +245,7 @@ ElasticColumns = tuple[Ints, Ints, Ints, Ints, Floats, Ints]
 
 
 @jit_in_place
-def _time_s(job: Job, requested: int, horizon_s: float, t: Table) -> float:
+def _time_s(job: JobNow, requested: int, horizon_s: float, t: SpeedTable) -> float:
     """Time (s) left at the present size, at most the horizon; `service_s` is that at the requested size."""
     here_s, there_s = step_s(job, job.workers, job.model, t), step_s(job, requested, job.model, t)
     left_s = job.service_s * (here_s / there_s if there_s > 0.0 else 1.0)
@@ -254,7 +254,7 @@ def _time_s(job: Job, requested: int, horizon_s: float, t: Table) -> float:
 
 @jit_in_place
 def _best_size(
-    job: Job, requested: int, cost_s: float, free: Ints, horizon_s: float, margin: float, t: Table
+    job: JobNow, requested: int, cost_s: float, free: Ints, horizon_s: float, margin: float, t: SpeedTable
 ) -> tuple[int, int, float]:
     """(workers, GPU model, seconds gained) of the best larger size, or move to another model; gain 0: stay.
 
@@ -299,7 +299,7 @@ def grow(
     order[first[m] : first[m + 1]] are the nodes with GPU model m by descending weight, free[m] its free GPUs.
     Returns how many jobs grow or move.
     """
-    e, room, t, out, n = Elastic(*elastic), room_of(columns), Table(*table), Grants(*grants), ZERO
+    e, room, t, out, n = Elastic(*elastic), room_of(columns), SpeedTable(*table), Grants(*grants), ZERO
     for i in range(e.row.size):
         if total(free) == 0:
             break
@@ -322,7 +322,7 @@ def grow(
             give(room.free, room.room, gpu_node[e.gpu[k]], e.gpu[k], 1.0)
             free[node_model[gpu_node[e.gpu[k]]]] += 1
         gains[n] = gain
-        n = granted(out, n, e.row[i], Demand(gpus, 1.0, need, False))
+        n = granted(out, n, e.row[i], GangDemand(gpus, 1.0, need, False))
     return n
 
 
@@ -334,7 +334,7 @@ def _cheapest(
     missing: int,
     horizon_s: float,
     scaling: ScalingColumns,
-    t: Table,
+    t: SpeedTable,
 ) -> tuple[int, int, float]:
     """(index, workers to give up, claim-weighted seconds lost) of the job that loses least per GPU, or -1."""
     best, fewer, best_lost, least = -1, 0, np.inf, np.inf
@@ -366,7 +366,7 @@ def shrink_for(
     Jobs that lose least per GPU give first; all of it happens only if the claim-weighted seconds lost,
     restarts included, stay below `worth_s`. Writes the workers each keeps and the GPUs of the gang.
     """
-    e, room, t, lost = Elastic(*elastic), room_of(columns), Table(*table), 0.0
+    e, room, t, lost = Elastic(*elastic), room_of(columns), SpeedTable(*table), 0.0
     for i in range(e.row.size):
         workers[i] = (e.offset[i + 1] - e.offset[i]) // max(scaling[2][e.row[i]], 1)
     while True:

@@ -15,7 +15,7 @@ import numpy as np
 from equipoise.policies.contract import Memory
 from equipoise.policies.kernels.dataflow import match_sorted
 from equipoise.policies.observation import Bools, Floats, Observation
-from equipoise.policies.stages.groups import Groups
+from equipoise.policies.stages.groups import WorkersByJob
 
 _KEPT = 0.8  # of the sums of earlier changes, when one is added
 _BOUND = 2.0
@@ -24,7 +24,7 @@ _SEEN = ("seen_interval", "seen_throughput", "seen_goodput")
 
 
 def adapted(
-    observation: Observation, groups: Groups, memory: Memory, noise: float
+    observation: Observation, groups: WorkersByJob, memory: Memory, noise: float
 ) -> tuple[Floats, Floats, dict[str, Any]]:
     """(alpha, beta) of each running job over their defaults, and what to remember.
 
@@ -64,7 +64,7 @@ def adapted(
     return np.clip(alpha, 1.0 / _BOUND, _BOUND), np.clip(beta, 1.0 / _BOUND, _BOUND), state
 
 
-def _as_before(observation: Observation, groups: Groups, memory: Memory) -> Bools:
+def _as_before(observation: Observation, groups: WorkersByJob, memory: Memory) -> Bools:
     """Whether each job has the workers, GPUs and deal that were seen last."""
     workers = observation.workers
     if "seen_id" not in memory or not len(memory["seen_id"]):

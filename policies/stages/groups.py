@@ -15,7 +15,7 @@ from equipoise.policies.observation import Bools, Floats, Ints, Observation, Pat
 
 
 @dataclass(frozen=True, slots=True)
-class Groups:
+class WorkersByJob:
     """Running training jobs: job row rows[k] has the worker rows first[k] .. first[k + 1] - 1."""
 
     rows: Ints
@@ -28,7 +28,7 @@ class Groups:
         return np.repeat(per_job, self.count)
 
 
-def group_workers(observation: Observation) -> Groups:
+def group_workers(observation: Observation) -> WorkersByJob:
     """Group the workers table, which is sorted by job."""
     job = observation.workers.job
     start = np.flatnonzero(np.diff(job, prepend=-1)).astype(np.int64)
@@ -36,7 +36,7 @@ def group_workers(observation: Observation) -> Groups:
     up = observation.nodes.up[observation.workers.node] if len(job) else np.empty(0, dtype=np.bool_)
     all_up = np.logical_and.reduceat(up, start) if len(start) else up
     first = np.append(start, len(job))
-    return Groups(rows, first, np.diff(first), all_up & ~observation.jobs.rigid[rows])
+    return WorkersByJob(rows, first, np.diff(first), all_up & ~observation.jobs.rigid[rows])
 
 
 def carry(memory: Memory, observation: Observation, defaults: Mapping[str, float]) -> dict[str, NDArray[Any]]:
@@ -133,7 +133,7 @@ def append_moves(plan: Plan, observation: Observation, rows: Ints, owners: Ints)
     return plan.with_(moves=Moves(*parts))
 
 
-def measurement_noise(observation: Observation, groups: Groups) -> Floats:
+def measurement_noise(observation: Observation, groups: WorkersByJob) -> Floats:
     """Relative standard error of the step times over the window, the largest of each job; 0 if unknown."""
     workers = observation.workers
     with np.errstate(invalid="ignore", divide="ignore"):

@@ -172,13 +172,3 @@ def guard_acquit(record: Record, ids: Ints) -> Record:
     state["blocked_until_s"][at[found]] = -np.inf
     stays = state["watched"] | (state["failures"] > 0)
     return {name: values[stays] for name, values in state.items()}
-
-
-def guard_forget(record: Record, ids: Ints) -> Record:
-    """Stop watching `ids` and their groups, because something else changed them; back-off stays."""
-    state = dict(_full(record))
-    changed = state["watched"] & np.isin(state["id"], ids)
-    touched = np.isin(state["group"], state["group"][changed])
-    state["watched"] = state["watched"] & ~touched
-    stays = state["watched"] | (state["failures"] > 0)
-    return {name: values[stays] for name, values in state.items()}

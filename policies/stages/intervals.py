@@ -12,7 +12,7 @@ from equipoise.policies.contract import Memory, Plan
 from equipoise.policies.kernels.dataflow import match_sorted
 from equipoise.policies.kernels.sync import best_levels, next_interval
 from equipoise.policies.observation import Bools, Floats, Ints, Observation
-from equipoise.policies.stages.groups import Groups
+from equipoise.policies.stages.groups import WorkersByJob
 
 Coefficient = Callable[[Floats, Floats], Floats]
 INTERVAL_MOST = 1000.0  # formula mode, where no drift bounds the interval
@@ -62,7 +62,7 @@ def carried(memory: Memory, name: str, rows: Ints, else_: Ints) -> Floats:
 
 
 def level_intervals(
-    observation: Observation, groups: Groups, memory: Memory, one: Ints, far_s: Floats, acts: Bools,
+    observation: Observation, groups: WorkersByJob, memory: Memory, one: Ints, far_s: Floats, acts: Bools,
     coefficient: Coefficient, eta: float, longest: int, hysteresis: float,
 ) -> tuple[Ints, Ints, dict[str, Any]]:  # fmt: skip
     """(interval, exchanges per exchange of all workers) of each running job, and what to remember.

@@ -10,7 +10,7 @@ from equipoise.policies.contract import Memory, Plan
 from equipoise.policies.kernels.dataflow import match_sorted
 from equipoise.policies.kernels.deal import slowest_step
 from equipoise.policies.observation import Bools, Floats, Ints, Observation
-from equipoise.policies.stages.groups import Groups, measurement_noise
+from equipoise.policies.stages.groups import WorkersByJob, measurement_noise
 from equipoise.policies.stages.guard import (
     guard_acquit,
     guard_blocked,
@@ -24,7 +24,7 @@ _SIGMAS = 3.0  # of the measurement, beyond which a speed has changed
 
 
 def review_deals(
-    observation: Observation, groups: Groups, plan: Plan, memory: Memory, noise: float, backoff_s: float
+    observation: Observation, groups: WorkersByJob, plan: Plan, memory: Memory, noise: float, backoff_s: float
 ) -> tuple[Plan, dict[str, Any], dict[str, Any]]:
     """`plan` without new deals of jobs that are backed off, and with the old ones of jobs that lost by theirs.
 
@@ -65,7 +65,7 @@ def review_deals(
     return plan, state, {"s311_undone": int(undone.sum()), "s311_backed_off": int(blocked.sum())}
 
 
-def _old_deals(o: Observation, groups: Groups, memory: Memory) -> tuple[Ints, Floats]:
+def _old_deals(o: Observation, groups: WorkersByJob, memory: Memory) -> tuple[Ints, Floats]:
     """Deal of each watched job before it changed, and seconds per sample then.
 
     Those of now where a worker was not there then.
@@ -80,7 +80,9 @@ def _old_deals(o: Observation, groups: Groups, memory: Memory) -> tuple[Ints, Fl
     return np.where(fits, old, now), np.where(fits, old_s, now_s)
 
 
-def _changed(o: Observation, groups: Groups, memory: Memory, old: Ints, old_s: Floats, noise: float) -> Bools:
+def _changed(
+    o: Observation, groups: WorkersByJob, memory: Memory, old: Ints, old_s: Floats, noise: float
+) -> Bools:
     """Whether a worker of each job takes another time per sample at its old deal than it took before the new one.
 
     Known once the old deal has been in force for a whole window.
@@ -95,7 +97,7 @@ def _changed(o: Observation, groups: Groups, memory: Memory, old: Ints, old_s: F
     return changed
 
 
-def _slowest_s(o: Observation, groups: Groups, deal: Ints) -> Floats:
+def _slowest_s(o: Observation, groups: WorkersByJob, deal: Ints) -> Floats:
     """Predicted time (s) of the slowest step of each job at a deal."""
     w = o.workers
     fixed_s = np.nan_to_num(w.fixed_s, nan=0.0)

@@ -27,7 +27,7 @@ from equipoise.policies.kernels.dataflow import (
 from equipoise.policies.observation import Bools, Floats, Ints, Observation
 from equipoise.policies.stages.frozen import check_frozen
 from equipoise.policies.stages.groups import (
-    Groups,
+    WorkersByJob,
     append_moves,
     bytes_to_fetch,
     carry,
@@ -50,6 +50,7 @@ _STATE = {
     "norm_variance": 0.0,  # of its logarithm's forecast error
     "norm_windows": 0,
     "sick_windows": 0,  # in a row whose gradient was not sound
+    "load": np.nan,  # smoothed load of its node by others
 }
 _WARM_WINDOWS = 5  # before that a norm's usual deviation is not known
 _SIGMA_LEAST = 0.05  # of the logarithm; a norm this far off is never suspicious, however steady it was
@@ -80,7 +81,7 @@ class DataFlow(Stage):
 
     mode: str = "formula"
     threshold: float = 0.1  # acts above this imbalance, stops under half of it
-    smoothing: float = 0.5  # Holt's gain of the level
+    smoothing: float = 0.5  # Holt's gain of the level, and that of the load
     trend_smoothing: float = 0.2  # Holt's gain of the trend
     sigmas: float = 5.0  # a gradient norm this far off is not sound
     sick_windows: int = 3  # of unsound gradients in a row, after which a GPU is suspect...
@@ -109,6 +110,10 @@ class DataFlow(Stage):
         if self.frozen == "S111":
             rate = observation.workers.gradient_rate_per_s
             forecast, healthy = np.where(rate > 0, rate, forecast), np.ones(len(rate), dtype=np.bool_)
+        seen_load, load = observation.workers.load_ratio, state["load"]
+        if not np.isnan(seen_load).all():
+            load += self.smoothing * np.nan_to_num(seen_load - load)
+            np.copyto(load, seen_load, where=np.isnan(load))
         plan = leave_out(observation, groups, plan, healthy)
         state["sick_windows"] = np.where(healthy, 0, state["sick_windows"])
         sick = np.flatnonzero(state["sick_windows"] >= self.sick_windows)
@@ -138,9 +143,11 @@ class DataFlow(Stage):
         values |= _imbalance_values(observation, groups, index, surplus)
         values["s112_acting"] = int(acting.sum())
         if not acting.any() or self.frozen == "S113":
-            return plan.because("s1", _why_not(index), **values, s113_moves=0), after
+            return plan.because(
+                "s1", _why_not(index, len(observation.shards) > 0), **values, s113_moves=0
+            ), after
         links = links_of(observation)
-        load = np.nan_to_num(observation.nodes.nic_busy_ratio, nan=0.0)[observation.workers.node]
+        load = np.nan_to_num(after["load"], nan=0.0)
         solve = _least_time_flow if self.mode == "optimal" else _weighted_flow
         flow, value = solve(groups, acting, surplus, capacity / (1 + load), observation.workers.node, links)
         rows, owners, refused = _carry_out(observation, plan, flow, capacity, links)
@@ -155,7 +162,7 @@ class DataFlow(Stage):
         return append_moves(plan, observation, rows, owners).because("s1", text, **values), after
 
     def _watch_gradients(
-        self, observation: Observation, groups: Groups, memory: Memory
+        self, observation: Observation, groups: WorkersByJob, memory: Memory
     ) -> tuple[Floats, Bools, dict[str, NDArray[Any]]]:
         """S111: forecast gradient rates, sound workers, and the smoothed state by worker."""
         workers = observation.workers
@@ -200,7 +207,7 @@ class DataFlow(Stage):
         forecast: Floats = holt(level, trend, windows, value, self.smoothing, self.trend_smoothing, least)
         return forecast
 
-    def _acting(self, groups: Groups, index: Floats, memory: Memory) -> tuple[Ints, Bools]:
+    def _acting(self, groups: WorkersByJob, index: Floats, memory: Memory) -> tuple[Ints, Bools]:
         """S112's hysteresis: (job rows to remember, jobs to even out now)."""
         before = np.isin(groups.rows, memory.get("acting", np.empty(0, dtype=np.int64)))
         acting = (index > self.threshold) | (before & (index >= 0.5 * self.threshold))
@@ -208,7 +215,7 @@ class DataFlow(Stage):
 
 
 def _imbalance_values(
-    observation: Observation, groups: Groups, index: Floats, surplus: Floats
+    observation: Observation, groups: WorkersByJob, index: Floats, surplus: Floats
 ) -> dict[str, Any]:
     """The largest imbalance, whose it is, and all deficits in bytes (at the mean size of a sample)."""
     known = ~np.isnan(index)
@@ -226,7 +233,7 @@ def _imbalance_values(
 
 
 def _norm_deviation(
-    groups: Groups, state: dict[str, NDArray[Any]], norm: Floats
+    groups: WorkersByJob, state: dict[str, NDArray[Any]], norm: Floats
 ) -> tuple[Floats, Floats, Bools]:
     """How far the logarithm of each norm is from its forecast, how far it usually is, and whether that is known.
 
@@ -244,7 +251,7 @@ def _norm_deviation(
     return deviation, sigma, state["norm_windows"] >= _WARM_WINDOWS
 
 
-def _less_sure(groups: Groups, windows: Ints, sigmas: float) -> Floats:
+def _less_sure(groups: WorkersByJob, windows: Ints, sigmas: float) -> Floats:
     """How many times further off a norm must be, (workers,), because its usual deviation is itself an estimate.
 
     Student's t that is as rare as `sigmas` standard deviations of a normal distribution, over `sigmas`: its
@@ -265,21 +272,23 @@ def _remember_variance(state: dict[str, NDArray[Any]], what: str, error: Floats)
     variance[known] += (gain * (error**2 - variance))[known]
 
 
-def _why_not(index: Floats) -> str:
+def _why_not(index: Floats, has_data: bool) -> str:
+    if not has_data:
+        return "no job has data to move"
     if np.isnan(index).all():
         return "capacity or data of every job is unknown or gone"
     return "data and speed are in balance"
 
 
 def _weighted_flow(
-    groups: Groups, acting: Bools, surplus: Floats, pull: Floats, node: Ints, links: Links
+    groups: WorkersByJob, acting: Bools, surplus: Floats, pull: Floats, node: Ints, links: Links
 ) -> tuple[Flow, float]:
     """S113 formula: the flow filled greedily by weight, and F(T)."""
     return greedy_flow(groups.first, acting, surplus, pull, node, links)
 
 
 def _least_time_flow(
-    groups: Groups, acting: Bools, surplus: Floats, pull: Floats, node: Ints, links: Links
+    groups: WorkersByJob, acting: Bools, surplus: Floats, pull: Floats, node: Ints, links: Links
 ) -> tuple[Flow, float]:
     """S113 optimal: meet every deficit with the least transfer time, job by job; also F(T) of that flow."""
     parts: list[Flow] = [(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64), np.empty(0))]

@@ -24,7 +24,7 @@ from equipoise.policies.kernels.fetching import (
 from equipoise.policies.observation import Bools, Floats, Ints, Observation
 from equipoise.policies.stages.frozen import check_frozen
 from equipoise.policies.stages.groups import (
-    Groups,
+    WorkersByJob,
     append_moves,
     carry,
     free_shards,
@@ -37,6 +37,7 @@ from equipoise.policies.stages.optimal import least_cost_assignment
 from equipoise.policies.stages.unsound import samples_bound
 
 _SHARE_ERROR = 1e-6  # shares of one job that sum to 1 but for this belong together
+_OVERLOAD = 0.5  # of the shards come late: an order by path would only leave the other paths idle
 _LATE_MOST = 256  # late shards that are looked at in one decision
 _PRIORITY_STEP = 0.01  # priorities are compared in these steps, so that rounding reorders nothing
 
@@ -92,7 +93,7 @@ class Tasks(Stage):
         return plan.because("s2", ", ".join(done) or idle, **data, **tasks), state
 
     def _place_data(
-        self, observation: Observation, groups: Groups, plan: Plan
+        self, observation: Observation, groups: WorkersByJob, plan: Plan
     ) -> tuple[Plan, dict[str, Any]]:
         """S211-S213: fetch order and moves of late shards, and the values."""
         shards, workers = observation.shards, observation.workers
@@ -112,8 +113,9 @@ class Tasks(Stage):
         )  # fmt: skip
         level = np.round(priority / _PRIORITY_STEP)
         ranked = np.lexsort((rows, needed_s, -level))
-        order = _order_by_rank(observation, rows[ranked]) if self.frozen != "S212" else None
-        late, late_s, before = _late_ones(observation, groups, rows[ranked], need_s, links)
+        late, late_s, before, part = _late_ones(observation, groups, rows[ranked], need_s, links)
+        acts = self.frozen != "S212" and part <= _OVERLOAD
+        order = _order_by_rank(observation, rows[ranked]) if acts else None
         values: dict[str, Any] = {
             "s211_fetch_s": float(fetch_s.mean()),
             "s212_waiting": len(rows),
@@ -133,8 +135,8 @@ class Tasks(Stage):
         return plan, values
 
     def _new_owners(
-        self, observation: Observation, groups: Groups, plan: Plan, rows: Ints, needed_s: Floats, late_s: Floats,
-        before: Floats, links: Links,
+        self, observation: Observation, groups: WorkersByJob, plan: Plan, rows: Ints, needed_s: Floats,
+        late_s: Floats, before: Floats, links: Links,
     ) -> Ints:  # fmt: skip
         """S213: new owner of each late shard, most critical first, or -1."""
         shards, workers = observation.shards, observation.workers
@@ -169,7 +171,7 @@ class Tasks(Stage):
         return chosen
 
     def _deal(
-        self, observation: Observation, groups: Groups, plan: Plan, memory: Memory
+        self, observation: Observation, groups: WorkersByJob, plan: Plan, memory: Memory
     ) -> tuple[Ints | None, dict[str, Any], dict[str, Any]]:
         """S221-S223: (new samples per step or None, smoothed shares by worker, values)."""
         workers, jobs = observation.workers, observation.jobs
@@ -215,7 +217,7 @@ class Tasks(Stage):
         return np.where(groups.spread(adopt), dealt, plan.samples(observation)), state, values
 
     def _move_shares(
-        self, observation: Observation, groups: Groups, target: Floats, memory: Memory
+        self, observation: Observation, groups: WorkersByJob, target: Floats, memory: Memory
     ) -> dict[str, Any]:
         """S222: shares move towards R by `damping`, and are R once the change is under `epsilon`.
 
@@ -235,7 +237,7 @@ class Tasks(Stage):
         return state
 
 
-def _needs(observation: Observation, groups: Groups) -> Floats:
+def _needs(observation: Observation, groups: WorkersByJob) -> Floats:
     """Seconds until each shard is needed when workers of a job step together: as fast as the slowest computes.
 
     `needed_in_s` is without waits for others. Waits for input are not counted: they pass once data comes in time.
@@ -251,11 +253,12 @@ def _needs(observation: Observation, groups: Groups) -> Floats:
 
 
 def _late_ones(
-    observation: Observation, groups: Groups, rows: Ints, need_s: Floats, links: Links
-) -> tuple[Ints, Floats, Floats]:
+    observation: Observation, groups: WorkersByJob, rows: Ints, need_s: Floats, links: Links
+) -> tuple[Ints, Floats, Floats, float]:
     """Shards that come late when they are fetched in the order `rows`: (rows, seconds late, bytes before them).
 
-    The bytes are by worker of its job. Only the first `_LATE_MOST`: later ones will be seen again.
+    The bytes are by worker of its job. Only the first `_LATE_MOST`: later ones will be seen again. Last, which part
+    of all comes late.
     """
     shards, node = observation.shards, observation.workers.node
     owner = shards.worker[rows]
@@ -264,7 +267,8 @@ def _late_ones(
         shards.bytes[rows], shards.node[rows], owner, need_s[rows], groups.first[k],
         groups.first[k + 1], _LATE_MOST, node, observation.nodes.rack, links,
     )  # fmt: skip
-    return rows[late], (arrives_s - need_s[rows])[late], before
+    late_s = arrives_s - need_s[rows]
+    return rows[late], late_s[late], before, float((late_s > 0.0).mean())
 
 
 def _order_by_rank(observation: Observation, ranked: Ints) -> Ints | None:
@@ -290,7 +294,7 @@ def _order_by_rank(observation: Observation, ranked: Ints) -> Ints | None:
     return order[np.argsort(soon_s[queued], kind="stable")]
 
 
-def _deal_holds(groups: Groups, samples: Ints, samples_max: Ints, batch: Ints) -> Bools:
+def _deal_holds(groups: WorkersByJob, samples: Ints, samples_max: Ints, batch: Ints) -> Bools:
     """Whether each job's deal sums to its batch within the memory bounds."""
     over = np.logical_or.reduceat(samples > samples_max, groups.first[:-1])
     holds: Bools = (np.add.reduceat(samples, groups.first[:-1]) == batch) & ~over

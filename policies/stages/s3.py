@@ -27,7 +27,7 @@ from equipoise.policies.kernels.sync import (
 from equipoise.policies.observation import Bools, Floats, Ints, Observation
 from equipoise.policies.stages.coefficient import adapted
 from equipoise.policies.stages.frozen import check_frozen
-from equipoise.policies.stages.groups import Groups, group_workers, moved_bytes
+from equipoise.policies.stages.groups import WorkersByJob, group_workers, moved_bytes
 from equipoise.policies.stages.guard import (
     Record,
     Verdict,
@@ -122,7 +122,7 @@ class Synchronisation(Stage):
         return plan.because("s3", text, **reviewed, **sync, **virtual), {**state, **deals, "guard": record}
 
     def _intervals(
-        self, observation: Observation, groups: Groups, plan: Plan, memory: Memory
+        self, observation: Observation, groups: WorkersByJob, plan: Plan, memory: Memory
     ) -> tuple[Ints | None, Ints | None, dict[str, Any], dict[str, Any]]:
         """S311-S313: (new intervals or None, exchanges per exchange of all or None, state by job, values)."""
         jobs, rows = observation.jobs, groups.rows
@@ -179,7 +179,7 @@ class Synchronisation(Stage):
         return _with_rows(planned, rows, whole), _with_rows(every, rows, far), state, values
 
     def _tasks_first(
-        self, observation: Observation, groups: Groups, plan: Plan
+        self, observation: Observation, groups: WorkersByJob, plan: Plan
     ) -> tuple[Bools, dict[str, Any]]:
         """S311: jobs whose interval waits for the new deal, with update speeds and data before and after."""
         workers = observation.workers
@@ -202,7 +202,7 @@ class Synchronisation(Stage):
         return held, values | {"s311_held": int(held.sum())}
 
     def _shares(
-        self, observation: Observation, groups: Groups, plan: Plan, record: Record
+        self, observation: Observation, groups: WorkersByJob, plan: Plan, record: Record
     ) -> tuple[Floats | None, Record, dict[str, Any]]:
         """S321-S323: (new shares or None, the guard's record, values)."""
         workers, now = observation.workers, observation.time_s
@@ -242,7 +242,13 @@ class Synchronisation(Stage):
         return new, record, values
 
     def _propose(
-        self, observation: Observation, groups: Groups, share: Floats, rows: Ints, first: Ints, room: Floats
+        self,
+        observation: Observation,
+        groups: WorkersByJob,
+        share: Floats,
+        rows: Ints,
+        first: Ints,
+        room: Floats,
     ) -> tuple[Floats, float]:
         """S321 and S322: (shares of the virtual GPUs `rows`, the least used one's use)."""
         workers = observation.workers
@@ -299,7 +305,7 @@ def _slowest_rate(step_s: Floats) -> float:
     return float(1 / np.nanmax(step_s)) if np.isfinite(step_s).any() else np.nan
 
 
-def _planned_traffic(observation: Observation, groups: Groups, plan: Plan) -> Floats:
+def _planned_traffic(observation: Observation, groups: WorkersByJob, plan: Plan) -> Floats:
     """Share of the window in which planned moves use the busiest interface of each job's nodes.
 
     A transfer leaves an exchange on the same link half of the rate, so the exchange takes that much longer.

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from equipoise.policies.allocation.backfill import backfill
-from equipoise.policies.allocation.draft import Hand
+from equipoise.policies.allocation.draft import Draft
 from equipoise.policies.allocation.elastic import (
     elastic_rows,
     grow_jobs,
@@ -177,34 +177,34 @@ class NodeAllocation(AllocationStage):
         scaling = scaling_columns(o, plan.intervals(o))
         table = corrected(table_columns(o, nodes), o, memory)
         order = _heaviest_first(ranking.weight, o.nodes.gpus_free)
-        hand = Hand(o, ranking.weight, nodes.model, order, unsound)
-        hand.speed = nodes.speed
-        values = nodes.values() | _use(o) | self._undo(hand, verdict, memory, before)
-        values["s413_replaced"] = replace_suspects(hand)
-        memory = remember_nodes(hand, memory, before, verdict.keep, verdict.rollback, self.noise)
-        hand.away = shunned(o, memory)
+        draft = Draft(o, ranking.weight, nodes.model, order, unsound)
+        draft.speed = nodes.speed
+        values = nodes.values() | _use(o) | self._undo(draft, verdict, memory, before)
+        values["s413_replaced"] = replace_suspects(draft)
+        memory = remember_nodes(draft, memory, before, verdict.keep, verdict.rollback, self.noise)
+        draft.away = shunned(o, memory)
         able = elastic_rows(o, ranking.running)
         able = able[~guard_blocked(memory["guard"], able, o.time_s) & measured(o, memory, able)]
         solved = {}
         if self.mode == "optimal" and self.frozen != "S422":
-            solved = self._solve(hand, nodes, ranking, scaling, table, able, memory)
+            solved = self._solve(draft, nodes, ranking, scaling, table, able, memory)
         if self.frozen == "S422":
-            hand.start(start_in_order(ranking.waiting, False, ANY, request_columns(o), hand.columns)[0])
-            hand.leave(np.arange(len(o.jobs)))
+            draft.start(start_in_order(ranking.waiting, False, ANY, request_columns(o), draft.columns)[0])
+            draft.leave(np.arange(len(o.jobs)))
         by_formula = "s422_fallback" in solved or self.mode == "formula"
         if by_formula and len(o.gpu_models) > 1 and self.frozen != "S422":
-            values |= self._assign(hand, nodes, ranking, scaling, table, memory)
-        values |= solved | self._start(hand, nodes, ranking, scaling, table)
+            values |= self._assign(draft, nodes, ranking, scaling, table, memory)
+        values |= solved | self._start(draft, nodes, ranking, scaling, table)
         if by_formula and self.frozen != "S422":
-            values |= self._preempt(hand, ranking, values["s422_overdue"] >= 0)
-            values |= self._resize(hand, nodes, ranking, scaling, table, able, values["s422_overdue"])
-        allocation = hand.allocation()
-        values |= parallel_work(hand, nodes, scaling, table)
+            values |= self._preempt(draft, ranking, values["s422_overdue"] >= 0)
+            values |= self._resize(draft, nodes, ranking, scaling, table, able, values["s422_overdue"])
+        allocation = draft.allocation()
+        values |= parallel_work(draft, nodes, scaling, table)
         if allocation is None:
             return plan.because("s4", "all stays as it is", **values), memory
-        memory = watch(hand, nodes, scaling, table, memory, values["s413_undone"])
-        values |= _changed(hand, values)
-        text = f"starts {len(hand.started())}, stops {len(hand.stopped)}, resizes {len(hand.resized())}"
+        memory = watch(draft, nodes, scaling, table, memory, values["s413_undone"])
+        values |= _changed(draft, values)
+        text = f"starts {len(draft.started())}, stops {len(draft.stopped)}, resizes {len(draft.resized())}"
         return plan.with_(allocation=allocation).because("s4", text, **values), memory
 
     def _nothing_to_do(self, o: Observation) -> bool:
@@ -236,15 +236,15 @@ class NodeAllocation(AllocationStage):
             self.longest_wait_s, self.unknown_s,
         )  # fmt: skip
 
-    def _undo(self, hand: Hand, verdict: Verdict, memory: Memory, before: Record) -> dict[str, Any]:
+    def _undo(self, draft: Draft, verdict: Verdict, memory: Memory, before: Record) -> dict[str, Any]:
         """S413: give jobs back the very GPUs that they had, where they are free and it pays."""
-        o, undone = hand.observation, []
+        o, undone = draft.observation, []
         judged = np.concatenate((verdict.keep, verdict.rollback))
         for row in verdict.rollback.tolist():
-            gpus = way_back(hand, memory, row)
+            gpus = way_back(draft, memory, row)
             was = float(before["before"][np.searchsorted(before["id"], row)])
             if gpus is not None and going_back_pays(o, row, was):
-                hand.resize(row, hand.gpus_of(row)[0], gpus)
+                draft.resize(row, draft.gpus_of(row)[0], gpus)
                 undone.append(row)
         return {
             "s413_kept": verdict.keep,
@@ -256,7 +256,7 @@ class NodeAllocation(AllocationStage):
         }
 
     def _solve(
-        self, hand: Hand, nodes: NodeState, ranking: Ranking, scaling: ScalingColumns, table: TableColumns,
+        self, draft: Draft, nodes: NodeState, ranking: Ranking, scaling: ScalingColumns, table: TableColumns,
         able: Ints, memory: Memory,
     ) -> dict[str, Any]:  # fmt: skip
         """S422, optimal: a whole schedule of few jobs, else sizes by an integer programme.
@@ -266,18 +266,18 @@ class NodeAllocation(AllocationStage):
         Waiting jobs are left to the formula while one of them is overdue and so may have a reservation.
         """
         overdue = len(ranking.overdue) > 0
-        fixed = NO_ROWS if overdue else self._movable(hand, ranking, memory)
-        patient = self._may_be_stopped(hand.observation, ranking.running)
+        fixed = NO_ROWS if overdue else self._movable(draft, ranking, memory)
+        patient = self._may_be_stopped(draft.observation, ranking.running)
         if not overdue:
             try:
-                schedule = plan_jobs(hand, nodes, ranking, scaling, table, able, patient, self.margin)
+                schedule = plan_jobs(draft, nodes, ranking, scaling, table, able, patient, self.margin)
                 return {"s422_schedule_s": np.array(schedule.begin_s)}
             except (TimeoutError, ValueError):  # as with many jobs: sizes only
                 pass
         blocked = ~np.isin(ranking.running, able)
         try:
             configurations = resize_optimally(
-                hand, nodes, ranking, scaling, table, blocked, fixed, patient, not overdue, self.horizon_s,
+                draft, nodes, ranking, scaling, table, blocked, fixed, patient, not overdue, self.horizon_s,
                 self.reluctance, self.time_limit_s,
             )  # fmt: skip
         except (TimeoutError, ValueError) as error:
@@ -285,57 +285,57 @@ class NodeAllocation(AllocationStage):
         return {"s422_configurations": configurations}
 
     def _assign(
-        self, hand: Hand, nodes: NodeState, ranking: Ranking, scaling: ScalingColumns, table: TableColumns,
+        self, draft: Draft, nodes: NodeState, ranking: Ranking, scaling: ScalingColumns, table: TableColumns,
         memory: Memory,
     ) -> dict[str, Any]:  # fmt: skip
         """S422: GPU models to jobs by their own speeds there, unless what is free is reserved."""
-        o = hand.observation
+        o = draft.observation
         if len(ranking.overdue):
             return {"s422_moved": NO_ROWS}
         patient = ranking.running[self._bars(o, ranking.running) > -math.inf]
         wanted = o.jobs.gpus_requested.copy()
         wanted[ranking.waiting] = ranking.wanted
         first = elastic_rows(o, ranking.waiting[:_PREEMPTING])
-        wanted[first] = start_widths(hand, nodes, first, scaling, table)[first]
-        running = self._movable(hand, ranking, memory)
-        moved = assign(hand, nodes, ranking, wanted, running, patient, self.reluctance, self.horizon_s)
+        wanted[first] = start_widths(draft, nodes, first, scaling, table)[first]
+        running = self._movable(draft, ranking, memory)
+        moved = assign(draft, nodes, ranking, wanted, running, patient, self.reluctance, self.horizon_s)
         return {"s422_moved": moved}
 
-    def _movable(self, hand: Hand, ranking: Ranking, memory: Memory) -> Ints:
+    def _movable(self, draft: Draft, ranking: Ranking, memory: Memory) -> Ints:
         """Rows of running jobs of fixed size that may change their GPU model, where there are several."""
-        o = hand.observation
+        o = draft.observation
         if len(o.gpu_models) < 2:
             return NO_ROWS
         blocked = guard_blocked(memory["guard"], ranking.running, o.time_s)
         blocked |= ~o.jobs.rigid[ranking.running] & ~measured(o, memory, ranking.running)
-        return movable(hand, ranking, blocked, self.reluctance)
+        return movable(draft, ranking, blocked, self.reluctance)
 
     def _start(
-        self, hand: Hand, nodes: NodeState, ranking: Ranking, scaling: ScalingColumns, table: TableColumns
+        self, draft: Draft, nodes: NodeState, ranking: Ranking, scaling: ScalingColumns, table: TableColumns
     ) -> dict[str, Any]:
         """S422: start overdue jobs, then the others in order; those only where they delay no overdue one."""
-        o = hand.observation
+        o = draft.observation
         intervals = Scaling(*scaling).sync_interval
         seen = np.concatenate((ranking.overdue[:_PREEMPTING], ranking.waiting[:_PREEMPTING]))
-        requests = asking_for(o, start_widths(hand, nodes, seen, scaling, table))
-        overdue = self._start_first(hand, ranking.overdue[~hand.touched(ranking.overdue)], requests, None)
-        queue, first = ranking.waiting[~hand.touched(ranking.waiting)], -1
+        requests = asking_for(o, start_widths(draft, nodes, seen, scaling, table))
+        overdue = self._start_first(draft, ranking.overdue[~draft.touched(ranking.overdue)], requests, None)
+        queue, first = ranking.waiting[~draft.touched(ranking.waiting)], -1
         if overdue < 0:
-            first = self._start_first(hand, queue, requests, intervals)
+            first = self._start_first(draft, queue, requests, intervals)
             if first >= 0 and _waited_s(o, first) > self.reserve_after_s:
                 overdue = first
-            queue = queue[~hand.touched(queue)]
+            queue = queue[~draft.touched(queue)]
         if overdue >= 0:
             queue = frozen(np.concatenate(([overdue], queue[queue != overdue])))
-            running = np.sort(np.concatenate((ranking.running, hand.started())))
+            running = np.sort(np.concatenate((ranking.running, draft.started())))
             more, _ = backfill(
-                o, queue, _takes_s(o, queue), WEIGHTED, running, hand.holder, requests, hand.columns
+                o, queue, _takes_s(o, queue), WEIGHTED, running, draft.holder, requests, draft.columns
             )
-            hand.start(more)
+            draft.start(more)
         elif first >= 0:
             queue = frozen(queue[1:])
-            start_near(hand, queue, False, requests, intervals)
-            self._start_smaller(hand, queue[~hand.touched(queue)][:_SMALLER], requests)
+            start_near(draft, queue, False, requests, intervals)
+            self._start_smaller(draft, queue[~draft.touched(queue)][:_SMALLER], requests)
         return {
             "s412_priority": ranking.waiting_a[:5],
             "s422_order": ranking.waiting[:5],
@@ -343,75 +343,77 @@ class NodeAllocation(AllocationStage):
             "s422_overdue": overdue,
         }
 
-    def _start_first(self, hand: Hand, queue: Ints, requests: RequestColumns, intervals: Ints | None) -> int:
+    def _start_first(
+        self, draft: Draft, queue: Ints, requests: RequestColumns, intervals: Ints | None
+    ) -> int:
         """Start jobs in order up to the first that cannot start, in a smaller size either; returns it, or -1."""
         while len(queue):
-            queue = queue[start_near(hand, queue, True, requests, intervals) :]
-            if len(queue) and not self._start_smaller(hand, queue[:1], requests):
+            queue = queue[start_near(draft, queue, True, requests, intervals) :]
+            if len(queue) and not self._start_smaller(draft, queue[:1], requests):
                 return int(queue[0])
             queue = queue[1:]
         return -1
 
-    def _start_smaller(self, hand: Hand, rows: Ints, requests: RequestColumns) -> int:
+    def _start_smaller(self, draft: Draft, rows: Ints, requests: RequestColumns) -> int:
         """Start elastic jobs with a half, a quarter, ... of the workers they ask for; returns how many."""
-        o, started = hand.observation, 0
+        o, started = draft.observation, 0
         for row in elastic_rows(o, rows).tolist():
             per, fewest = int(o.jobs.gpus_per_worker[row]), int(o.jobs.workers_min[row])
             workers = int(requests[1][row]) // per // 2
-            while workers >= fewest and hand.free >= fewest * per:
+            while workers >= fewest and draft.free >= fewest * per:
                 asked = requests[1].copy()
                 asked[row] = workers * per
-                if start_near(hand, np.array([row]), True, asking_for(o, asked), None):
+                if start_near(draft, np.array([row]), True, asking_for(o, asked), None):
                     started += 1
                     break
                 workers //= 2
         return started
 
-    def _preempt(self, hand: Hand, ranking: Ranking, overdue: bool) -> dict[str, Any]:
+    def _preempt(self, draft: Draft, ranking: Ranking, overdue: bool) -> dict[str, Any]:
         """S422: stop running jobs for waiting ones of higher priority that need much less time."""
-        o = hand.observation
-        left = ~hand.touched(ranking.waiting)
+        o = draft.observation
+        left = ~draft.touched(ranking.waiting)
         queue, standing = ranking.waiting[left][:_PREEMPTING], ranking.waiting_a[left][:_PREEMPTING]
-        able = ~hand.touched(ranking.running)
+        able = ~draft.touched(ranking.running)
         running = ranking.running[able]
         key, bar = np.nan_to_num(o.jobs.service_s[queue], nan=math.inf), self._bars(o, running)
         if not key.min(initial=math.inf) < bar.max(initial=-math.inf):
             return {"s422_stopped": NO_ROWS}
-        room = hand.without_free() if overdue else hand.columns
+        room = draft.without_free() if overdue else draft.columns
         stopped, grants, _ = start_with_preemption(
             o, frozen(queue), frozen(key), frozen(standing), WEIGHTED, running, bar,
-            ranking.running_a[able], hand.holder, request_columns(o), room,
+            ranking.running_a[able], draft.holder, request_columns(o), room,
         )  # fmt: skip
-        hand.stop(stopped.tolist())
-        hand.start(grants)
+        draft.stop(stopped.tolist())
+        draft.start(grants)
         return {"s422_stopped": stopped}
 
     def _resize(
-        self, hand: Hand, nodes: NodeState, ranking: Ranking, scaling: ScalingColumns, table: TableColumns,
+        self, draft: Draft, nodes: NodeState, ranking: Ranking, scaling: ScalingColumns, table: TableColumns,
         able: Ints, overdue: int,
     ) -> dict[str, Any]:  # fmt: skip
         """S422: elastic jobs give up workers for waiting ones, or take GPUs that no waiting job could use."""
-        o = hand.observation
+        o = draft.observation
         if not len(able) and o.jobs.rigid[o.waiting].all():
             return {"s422_grown": NO_ROWS, "s422_shrunk": NO_ROWS}
-        rows = able[~hand.touched(able)]
-        narrowed = narrow_jobs(hand, nodes, rows, scaling, table, self.horizon_s, self.margin)
-        rows = rows[~hand.touched(rows)]
-        waits = np.flatnonzero(~hand.touched(ranking.waiting))
+        rows = able[~draft.touched(able)]
+        narrowed = narrow_jobs(draft, nodes, rows, scaling, table, self.horizon_s, self.margin)
+        rows = rows[~draft.touched(rows)]
+        waits = np.flatnonzero(~draft.touched(ranking.waiting))
         if overdue >= 0:
             waits = waits[ranking.waiting[waits] == overdue]  # what is free is reserved for it
         if len(waits):
             shrunk = shrink_jobs(
-                hand, nodes, ranking, scaling, table, rows, waits[:_SHRINKING], self.horizon_s
+                draft, nodes, ranking, scaling, table, rows, waits[:_SHRINKING], self.horizon_s
             )
             narrowed = np.concatenate((narrowed, shrunk))
         if overdue >= 0:
             return {"s422_grown": NO_ROWS, "s422_shrunk": narrowed}
-        blocked = ranking.waiting[waits][~hand.touched(ranking.waiting[waits])]
-        rows = np.concatenate((rows[~hand.touched(rows)], elastic_rows(o, hand.started())))
+        blocked = ranking.waiting[waits][~draft.touched(ranking.waiting[waits])]
+        rows = np.concatenate((rows[~draft.touched(rows)], elastic_rows(o, draft.started())))
         if len(blocked):
-            rows = in_nobodys_way(hand, nodes, rows, blocked, scaling, table)
-        grown, gain_s = grow_jobs(hand, nodes, ranking, scaling, table, rows, self.horizon_s, self.margin)
+            rows = in_nobodys_way(draft, nodes, rows, blocked, scaling, table)
+        grown, gain_s = grow_jobs(draft, nodes, ranking, scaling, table, rows, self.horizon_s, self.margin)
         return {"s422_grown": grown, "s422_gain_s": gain_s, "s422_shrunk": narrowed}
 
 
@@ -439,9 +441,9 @@ def _takes_s(o: Observation, rows: Ints) -> Floats:
     return frozen(takes_s)
 
 
-def _changed(hand: Hand, values: dict[str, Any]) -> dict[str, Any]:
+def _changed(draft: Draft, values: dict[str, Any]) -> dict[str, Any]:
     """S423: the running jobs whose GPUs change, how many they have and get, and what asked for it."""
-    rows = np.sort(hand.resized())
+    rows = np.sort(draft.resized())
     asked = {"S413": "s413_undone", "S422: free GPUs": "s422_grown", "S422: fewer GPUs": "s422_shrunk"}
     names = [
         next((name for name, key in asked.items() if row in values.get(key, ())), "S422: optimal")
@@ -449,8 +451,8 @@ def _changed(hand: Hand, values: dict[str, Any]) -> dict[str, Any]:
     ]
     return {
         "s423_changed": rows,
-        "s423_gpus_before": hand.observation.jobs.gpus_held[rows],
-        "s423_gpus_after": np.array([len(hand.gpus_of(row)[0]) for row in rows.tolist()], dtype=np.int64),
+        "s423_gpus_before": draft.observation.jobs.gpus_held[rows],
+        "s423_gpus_after": np.array([len(draft.gpus_of(row)[0]) for row in rows.tolist()], dtype=np.int64),
         "s423_asked": names,
     }
 

@@ -6,15 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.policies.allocation.draft import Hand
+from equipoise.policies.allocation.draft import Draft
 from equipoise.policies.contract import Memory, Plan
 from equipoise.policies.observation import Bools, Ints, Observation
-from equipoise.policies.stages.groups import Groups
+from equipoise.policies.stages.groups import WorkersByJob
 
 NO_ROWS: Ints = np.empty(0, dtype=np.int64)
 
 
-def leave_out(observation: Observation, groups: Groups, plan: Plan, healthy: Bools) -> Plan:
+def leave_out(observation: Observation, groups: WorkersByJob, plan: Plan, healthy: Bools) -> Plan:
     """`plan` with weight 0 for the gradients of workers that are not `healthy`, 1 for the others.
 
     A job of which no gradient is sound keeps its weights: nothing can be told apart there.
@@ -51,7 +51,7 @@ def suspect_gpus(
     return plan, {"suspect_gpu": rows, "suspect_until_s": until_s[rows]}
 
 
-def samples_bound(observation: Observation, groups: Groups, plan: Plan) -> Ints:
+def samples_bound(observation: Observation, groups: WorkersByJob, plan: Plan) -> Ints:
     """Most samples of each worker in a step, (workers,): its memory's bound.
 
     One micro-batch where its gradient is left out, by which it is watched further, if the batch has one for all.
@@ -72,23 +72,23 @@ def shunned_gpus(observation: Observation, plan: Plan) -> Bools | None:
     return suspect if suspect.any() and len(observation.running) else None
 
 
-def replace_suspects(hand: Hand) -> Ints:
+def replace_suspects(draft: Draft) -> Ints:
     """Give jobs sound free GPUs for the suspect ones that they hold whole; returns their rows.
 
     Where as many of the same model are free, and what the job loses on its remaining time is more than its restart.
     On the nodes that it has already, if it can be.
     """
-    o, replaced = hand.observation, []
-    if hand.shunned is None:
+    o, replaced = draft.observation, []
+    if draft.shunned is None:
         return NO_ROWS
-    holders = np.unique(o.gpus.job[hand.shunned])
+    holders = np.unique(o.gpus.job[draft.shunned])
     for row in holders[holders >= 0].tolist():
-        held, _ = hand.gpus_of(row)
-        bad = np.flatnonzero(hand.shunned[held])
+        held, _ = draft.gpus_of(row)
+        bad = np.flatnonzero(draft.shunned[held])
         lost_s = o.jobs.service_s[row] * len(bad) / len(held)
-        if o.jobs.rigid[row] or hand.touched(np.array([row]))[0] or not lost_s > o.jobs.restart_s[row]:
+        if o.jobs.rigid[row] or draft.touched(np.array([row]))[0] or not lost_s > o.jobs.restart_s[row]:
             continue
-        free = (hand.holder == -1) & ~hand.shunned & o.nodes.up[o.gpus.node]
+        free = (draft.holder == -1) & ~draft.shunned & o.nodes.up[o.gpus.node]
         free &= (o.gpus.model == o.gpus.model[held[bad[0]]]) & ~(
             o.gpus.memory_bytes < o.jobs.memory_bytes[row]
         )
@@ -97,6 +97,6 @@ def replace_suspects(hand: Hand) -> Ints:
         if len(choice) >= len(bad):
             gpus = held.copy()
             gpus[bad] = choice[: len(bad)]
-            hand.resize(row, held, gpus)
+            draft.resize(row, held, gpus)
             replaced.append(row)
     return np.array(replaced, dtype=np.int64)

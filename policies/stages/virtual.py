@@ -7,10 +7,10 @@ import numpy as np
 from equipoise.policies.kernels.placement import WHOLE
 from equipoise.policies.observation import Floats, Ints, Observation
 from equipoise.policies.physics import speed_at
-from equipoise.policies.stages.groups import Groups
+from equipoise.policies.stages.groups import WorkersByJob
 
 
-def virtual_gpus(observation: Observation, groups: Groups) -> tuple[Ints, Ints]:
+def virtual_gpus(observation: Observation, groups: WorkersByJob) -> tuple[Ints, Ints]:
     """Worker rows, by GPU, on GPUs of which single-GPU workers hold or asked for a part, and where each's begin."""
     workers = observation.workers
     single = groups.spread(groups.sound & (observation.jobs.gpus_per_worker[groups.rows] == 1))

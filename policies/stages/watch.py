@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.policies.allocation.draft import Hand
+from equipoise.policies.allocation.draft import Draft
 from equipoise.policies.allocation.elastic import held_gpus, slowest_models
 from equipoise.policies.allocation.gangs import frozen
 from equipoise.policies.allocation.ranking import NodeState
@@ -66,8 +66,11 @@ def remember_exchanges(o: Observation, memory: dict[str, Any], half_life_s: floa
     over = np.ones(len(o.jobs))
     if "exchange_over" in memory:
         faded = 0.5 ** (max(o.time_s - memory["exchange_s"], 0.0) / half_life_s)
-        count = min(len(over), len(memory["exchange_over"]))
-        over[:count] = memory["exchange_over"][:count] ** faded
+        before = memory["exchange_over"][: len(over)]
+        some = np.flatnonzero(before != 1.0)  # few of all that have ever arrived
+        over[some] = before[some] ** faded
+    if not len(o.speeds):
+        return {**memory, "exchange_over": over, "exchange_s": o.time_s}
     job, jobs = o.speeds.job, o.jobs
     here = (o.speeds.gpus == jobs.gpus_held[job]) & (jobs.gpus_held[job] > jobs.gpus_per_worker[job])
     here &= (jobs.exchange_s[job] > 0.0) & (o.speeds.exchange_s > 0.0)
@@ -94,13 +97,13 @@ def measured(o: Observation, memory: Memory, rows: Ints) -> Bools:
     return np.asarray(seen | np.isnan(started_s))
 
 
-def way_back(hand: Hand, memory: Memory, row: int) -> Ints | None:
+def way_back(draft: Draft, memory: Memory, row: int) -> Ints | None:
     """The GPUs that a job held before its watched change, if it could have them back; else None."""
-    o, k = hand.observation, int(np.searchsorted(memory["undo_id"], row))
+    o, k = draft.observation, int(np.searchsorted(memory["undo_id"], row))
     if k == len(memory["undo_id"]) or memory["undo_id"][k] != row:
         return None
     gpus: Ints = memory["undo_gpu"][memory["undo_offset"][k] : memory["undo_offset"][k + 1]]
-    there = (hand.holder[gpus] == row) | ((hand.holder[gpus] == -1) & o.nodes.up[o.gpus.node[gpus]])
+    there = (draft.holder[gpus] == row) | ((draft.holder[gpus] == -1) & o.nodes.up[o.gpus.node[gpus]])
     return gpus if there.all() else None
 
 
@@ -112,20 +115,23 @@ def going_back_pays(o: Observation, row: int, before: float) -> bool:
 
 
 def watch(
-    hand: Hand, nodes: NodeState, scaling: ScalingColumns, table: TableColumns, memory: dict[str, Any],
+    draft: Draft, nodes: NodeState, scaling: ScalingColumns, table: TableColumns, memory: dict[str, Any],
     undone: Ints,
 ) -> dict[str, Any]:  # fmt: skip
     """Watch all jobs but `undone` that get other GPUs now, whatever for; returns the memory with the way back.
 
     The goodput must not fall; that of a job which gives GPUs to others must not fall below what was expected.
     """
-    o = hand.observation
-    rows = np.setdiff1d(hand.resized(), undone)
+    o = draft.observation
+    rows = draft.resized()
+    if not len(rows):
+        return memory
+    rows = np.setdiff1d(rows, undone)
     rows = rows[~o.jobs.rigid[rows]]
     if not len(rows):
         return memory
     offset, gpu = held_gpus(o.gpus.job, rows)
-    new_offset, new_gpu = held_gpus(hand.holder, rows)
+    new_offset, new_gpu = held_gpus(draft.holder, rows)
     per = np.maximum(o.jobs.gpus_per_worker[rows], 1)
     now, then = np.diff(offset) // per, np.diff(new_offset) // per
     model, new_model = slowest_models(o, nodes, offset, gpu), slowest_models(o, nodes, new_offset, new_gpu)

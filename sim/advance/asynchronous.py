@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 from simpy.events import Event
 
+from equipoise.sim.advance.waiting import awaited
 from equipoise.sim.clock import Clock
 from equipoise.sim.cost.step import Exchange
-from equipoise.sim.job.period import Outcome, Period
+from equipoise.sim.job.period import Period, PeriodOutcome
 from equipoise.sim.job.training import TrainingJob
 from equipoise.sim.network.network import Network
 from equipoise.sim.randomness import noise
@@ -48,11 +49,11 @@ class Asynchronous:
 
     def unfold(
         self, job: TrainingJob, period: Period, generation: int
-    ) -> Generator[Event, Any, Outcome | None]:
+    ) -> Generator[Event, Any, PeriodOutcome | None]:
         """One round; None when the job was stopped meanwhile."""
         n = job.config.workers
         finish_s, busy_s, busy_square, stall_s, exposed_s = np.zeros((5, n))
-        outcome = Outcome(
+        outcome = PeriodOutcome(
             0.0, 0.0, finish_s, busy_s, busy_square, stall_s, 0.0, None, np.zeros(n, np.int64), exposed_s
         )
         work = _Round(period.batch, n, Event(self.clock))
@@ -69,7 +70,13 @@ class Asynchronous:
         return outcome
 
     def _worker(
-        self, job: TrainingJob, period: Period, worker: int, work: _Round, outcome: Outcome, generation: int
+        self,
+        job: TrainingJob,
+        period: Period,
+        worker: int,
+        work: _Round,
+        outcome: PeriodOutcome,
+        generation: int,
     ) -> Generator[Event, Any, None]:
         clock, pulled = self.clock, work.version
         each = int(period.samples[worker])
@@ -113,7 +120,7 @@ class Asynchronous:
         demand = np.zeros(job.config.workers, dtype=np.int64)
         demand[worker] = take
         job.data.prepare(demand, job.config.seconds_per_sample())
-        pieces = job.data.awaited(worker, 0, take)
+        pieces = awaited(job.data, worker, 0, take)
         job.data.consume(demand)  # nobody else may take them while this worker waits
         for piece in pieces:
             if piece.transfer is not None:

@@ -14,9 +14,17 @@ from simpy.events import Event
 from equipoise.policies.observation import Ints
 from equipoise.policies.physics import hidden_s
 from equipoise.sim.advance.asynchronous import Asynchronous
+from equipoise.sim.advance.waiting import awaited
 from equipoise.sim.clock import LATE, Clock
 from equipoise.sim.cost.step import Exchange
-from equipoise.sim.job.period import TIE, Outcome, Period
+from equipoise.sim.job.period import TIE, Period, PeriodOutcome
+from equipoise.sim.job.rounds import (
+    apply_pending,
+    checkpoint_if_due,
+    checkpoint_written,
+    end_period,
+    next_period,
+)
 from equipoise.sim.job.training import TrainingJob
 from equipoise.sim.network.network import Network
 from equipoise.sim.randomness import noise
@@ -93,12 +101,12 @@ class EventByEvent:
 
     def _life(self, job: TrainingJob, generation: int) -> Life:
         while job.generation == generation and not job.progress.done:
-            job.checkpoint_if_due(self.clock.now)
+            checkpoint_if_due(job, self.clock.now)
             yield self.clock.until(job.ends.start_s, LATE)
             if job.generation != generation:
                 return
-            job.checkpoint_written(self.clock.now)
-            for what, why in job.apply_pending():
+            checkpoint_written(job, self.clock.now)
+            for what, why in apply_pending(job):
                 self.refused(what, why)
             if job.ends.start_s > self.clock.now:  # it has to wait first
                 continue
@@ -116,19 +124,19 @@ class EventByEvent:
 
     def _periods(self, job: TrainingJob, generation: int) -> Generator[Event, Any, bool]:
         """Advance by one period; returns whether the job goes on."""
-        period = job.next_period()
+        period = next_period(job)
         if job.config.asynchronous:
             outcome = yield from self._asynchronous.unfold(job, period, generation)
         else:
             outcome = yield from self._unfold(job, period, generation)
         if outcome is None:
             return False
-        job.end_period(period, outcome)
+        end_period(job, period, outcome)
         return True
 
     def _unfold(
         self, job: TrainingJob, period: Period, generation: int
-    ) -> Generator[Event, Any, Outcome | None]:
+    ) -> Generator[Event, Any, PeriodOutcome | None]:
         """One period, one process per worker; None when the job was stopped meanwhile."""
         barrier = _Barrier(self.clock, job.config.workers)
         for worker in range(job.config.workers):
@@ -141,7 +149,7 @@ class EventByEvent:
         last_step_s = float(barrier.last_step_s[last])
         alone_s = exchange_of(job, period).alone_s
         begin_s = max(barrier.last_begin_s, arrival_s - hidden_s(last_step_s, alone_s, job.model.overlap))
-        outcome = Outcome(
+        outcome = PeriodOutcome(
             max(arrival_s, begin_s + alone_s), arrival_s, barrier.finish_s, barrier.busy_s,
             barrier.busy_square, barrier.stall_s, 0.0, None,
         )  # fmt: skip
@@ -151,11 +159,11 @@ class EventByEvent:
         self,
         job: TrainingJob,
         period: Period,
-        outcome: Outcome,
+        outcome: PeriodOutcome,
         begin_s: float,
         waited: bool,
         generation: int,
-    ) -> Generator[Event, Any, Outcome | None]:
+    ) -> Generator[Event, Any, PeriodOutcome | None]:
         """The exchange (from offset `begin_s` on) and the end of a period."""
         clock, exchange, contended = self.clock, exchange_of(job, period), False
         alone_s = outcome.exchange_s = exchange.alone_s
@@ -182,7 +190,7 @@ class EventByEvent:
             last = k == period.steps - 1
             samples = period.last_samples if last else period.samples
             if job.data is not None:
-                for piece in job.data.awaited(worker, read, int(samples[worker])):
+                for piece in awaited(job.data, worker, read, int(samples[worker])):
                     if piece.transfer is None:  # arrived while the worker waited for another
                         continue
                     yield piece.transfer.done

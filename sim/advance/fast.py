@@ -17,8 +17,10 @@ from equipoise.sim.advance import periods as p
 from equipoise.sim.advance.event_by_event import EventByEvent, exchange_of
 from equipoise.sim.advance.links import Links
 from equipoise.sim.advance.stretch import Stretch, copied, refresh_window, restore, state_of
+from equipoise.sim.advance.waiting import anyone_waits, quiet_periods
 from equipoise.sim.clock import Clock
-from equipoise.sim.job.period import Outcome, Period
+from equipoise.sim.job.period import Period, PeriodOutcome
+from equipoise.sim.job.rounds import checkpoint_due_s
 from equipoise.sim.job.training import TrainingJob
 from equipoise.sim.network.network import Network
 
@@ -149,13 +151,13 @@ class Fast(EventByEvent):
         if job.data is not None:
             if job.data.left == 0:
                 job.data.next_epoch()
-            count = min(count, job.data.quiet_periods(per_period))
+            count = min(count, quiet_periods(job.data, per_period))
         return count
 
     def _work_out(self, job: TrainingJob, count: int) -> Stretch | None:
         state, end_s = state_of(job), np.empty(count)
         after, space = copied(state), p.scratch_for(job.config.workers)
-        done, moving = p.advance(count, self.next_tick_s(), job.checkpoint_due_s(), *after, *space, end_s)
+        done, moving = p.advance(count, self.next_tick_s(), checkpoint_due_s(job), *after, *space, end_s)
         if done == 0:
             return None
         after = after._replace(moving=moving)
@@ -211,9 +213,9 @@ class Fast(EventByEvent):
 
     def _unfold(
         self, job: TrainingJob, period: Period, generation: int
-    ) -> Generator[Event, Any, Outcome | None]:
+    ) -> Generator[Event, Any, PeriodOutcome | None]:
         """One period: in closed form up to the exchange when no worker has to wait for data."""
-        if job.data is not None and job.data.anyone_waits(period.demand):
+        if job.data is not None and anyone_waits(job.data, period.demand):
             return (yield from super()._unfold(job, period, generation))
         n = job.config.workers
         scratch, space = p.scratch_for(n)
@@ -224,7 +226,7 @@ class Fast(EventByEvent):
         arrival_s, begin_s, duration_s = p.meet(
             n, scratch, exchange_of(job, period).alone_s, job.model.overlap
         )
-        outcome = Outcome(
+        outcome = PeriodOutcome(
             duration_s, arrival_s, scratch.finish[:n], scratch.busy_s[:n], scratch.square[:n],
             scratch.stall_s[:n], 0.0, None,
         )  # fmt: skip

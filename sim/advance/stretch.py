@@ -10,7 +10,7 @@ from simpy.events import Event
 
 from equipoise.policies.observation import Floats
 from equipoise.sim.advance.periods import Fixed, Moving, PerWorker
-from equipoise.sim.job.measurements import Window
+from equipoise.sim.job.measurements import JobWindow
 from equipoise.sim.job.training import TrainingJob
 
 
@@ -32,7 +32,7 @@ class Stretch:
     end_s: Floats
     state: State  # before the first period not credited
     after: State | None  # after the last, when nothing was credited or cut
-    window: Window  # the job's window when the state was taken
+    window: JobWindow  # the job's window when the state was taken
     wake: Event
     timer: Event | None = None
 

@@ -25,8 +25,7 @@ from equipoise.sim.cost.step import (
 )
 from equipoise.sim.cost.transformer_exchange import make_transformer_exchange
 from equipoise.sim.hardware.profile import Accelerator
-from equipoise.sim.scenario.model import Job as JobSpec
-from equipoise.sim.scenario.model import Model
+from equipoise.sim.scenario.model import JobSpec, Model
 
 
 class Configuration:
@@ -286,14 +285,6 @@ class Configuration:
         each = memory_need_bytes(self.model, 1, self.workers) - held
         free = memory[model] - held - each * np.minimum(self.samples, most[model])
         return most[model], free
-
-    def first_pass(self) -> tuple[int, int]:
-        """(most samples of one pass that memory holds, samples of a step) of one of the workers asked for."""
-        part = -(-self.spec.global_batch // self.asked)
-        kinds = range(len(self.cluster.accelerators))
-        fits = [samples_per_pass(self.model, self.memory_bytes(k), self.asked) for k in kinds]
-        limit = self.model.samples_per_pass
-        return (UNBOUNDED if max(fits) == limit else max(1, max(fits))), part
 
     def _costs(self, samples: Ints, which: int) -> Floats:
         """Fixed (0) or total (1) cost per worker at speed 1; most workers are alike."""

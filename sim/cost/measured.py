@@ -6,15 +6,15 @@ import math
 from collections.abc import Iterable, Iterator
 
 from equipoise.sim.hardware.profile import Accelerator, Measured
-from equipoise.sim.scenario.model import Model, Noise
+from equipoise.sim.scenario.model import Model, Noise, Service
 
 
-def share_kappa(model: Model, accelerator: Accelerator) -> float:
+def share_kappa(model: Model | Service, accelerator: Accelerator) -> float:
     """kappa of the speed on a share of a GPU (`policies.physics.speed_at`); NaN: in proportion, nobody said."""
     return _either(model.share_kappa, accelerator.share_kappa, math.nan)
 
 
-def interference(model: Model, accelerator: Accelerator) -> float:
+def interference(model: Model | Service, accelerator: Accelerator) -> float:
     """iota: co-located workers slow each other by 1 + iota * sum of the others' shares; 0: nobody said."""
     return _either(model.interference, accelerator.interference, 0.0)
 

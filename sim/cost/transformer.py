@@ -12,7 +12,7 @@ from equipoise.sim.cost.lighter import compressed, exchange_kept, moment_bytes_s
 from equipoise.sim.hardware.profile import Accelerator
 from equipoise.sim.llm import hardware
 from equipoise.sim.llm.memory import USABLE, MemoryStack, memory
-from equipoise.sim.llm.quantities import Plan, stage_parameters
+from equipoise.sim.llm.quantities import ShardingPlan, stage_parameters
 from equipoise.sim.llm.stack import Stack
 from equipoise.sim.llm.step_time import step_time
 from equipoise.sim.scenario.model import Model
@@ -68,7 +68,7 @@ def plan_of(
     fabric_bytes_per_s: float,
     replicas: int | None = None,
     passes: int = 1,
-) -> Plan:
+) -> ShardingPlan:
     """The plan of so many replicas (none: as bound), each with `passes` micro-batches, gradients compressed.
 
     Raises ValueError.
@@ -77,7 +77,7 @@ def plan_of(
     dp = replicas or bound.dp
     layout = bound.layout.layout(dp, dp * passes * bound.layout.micro_batch, model.precision)
     machine = accelerator_of(accelerator, model.precision, fabric_bytes_per_s)
-    plan = Plan(
+    plan = ShardingPlan(
         pruned_shape(spec.shape(), model.lighter.pruned),
         layout,
         machine,
@@ -139,7 +139,7 @@ def replica_shares(
 
 
 @lru_cache(maxsize=256)
-def _costs(plan: Plan, stack: Stack, links: float) -> tuple[float, float, float, float]:
+def _costs(plan: ShardingPlan, stack: Stack, links: float) -> tuple[float, float, float, float]:
     """Seconds of (a micro-batch, a step beside them, the bubble, exchanges inside in a micro-batch).
 
     links: rate of the exchanges inside over what the plan's links give; the bubble grows as a micro-batch does.
@@ -163,7 +163,7 @@ def memory_need_bytes(model: Model, samples: int, replicas: int) -> float:
     passes = -(-max(samples, -(-bound.global_batch // replicas)) // size)  # a pipeline keeps several of them
     layout = bound.layout.layout(replicas, replicas * passes * size, model.precision)
     machine = hardware.Accelerator("", 1.0, 1.0, 1.0, 1.0, 1.0)  # memory does not depend on how fast it is
-    plan = Plan(
+    plan = ShardingPlan(
         pruned_shape(spec.shape(), model.lighter.pruned),
         layout,
         machine,

@@ -200,7 +200,7 @@ class Accelerator(_Part):
         return points[-1].efficiency.value
 
 
-class Piece(_Part):
+class FabricRange(_Part):
     """alpha-beta constants that hold from `from_bytes` on."""
 
     from_bytes: ByteCount
@@ -221,7 +221,7 @@ class Fabric(_Part):
     kind: Kind | None = None
     alpha_s: Duration
     bytes_per_s: ByteRate
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[FabricRange, ...] = ()
 
     @model_validator(mode="before")
     @classmethod

@@ -24,7 +24,7 @@ from equipoise.policies.queues.declared import (
 from equipoise.policies.queues.limits import Quota, bound, describe
 from equipoise.sim.cluster.cluster import Cluster
 from equipoise.sim.job.declared import Claim, Declared, Places
-from equipoise.sim.scenario.model import Job, Scenario
+from equipoise.sim.scenario.model import JobSpec, Scenario
 from equipoise.sim.scenario.tree import InputError
 
 _TOGETHER = {
@@ -52,7 +52,7 @@ class Claims:
 
 
 def texts_by_kind(
-    columns: Mapping[str, Texts], listed: Sequence[Job], rows: Ints, jobs: int
+    columns: Mapping[str, Texts], listed: Sequence[JobSpec], rows: Ints, jobs: int
 ) -> dict[str, Texts]:
     """Names of each of KINDS by job, "" where none is told; rows: where the scenario's own jobs stand."""
     found: dict[str, Texts] = {}
@@ -70,7 +70,7 @@ def texts_by_kind(
 
 def make_claims(
     scenario: Scenario, cluster: Cluster, texts: Mapping[str, Texts], told: Mapping[str, Texts],
-    listed: Mapping[int, Job], least: Ints, share: NDArray[np.float64], tres: Sequence[tuple[float, ...]],
+    listed: Mapping[int, JobSpec], least: Ints, share: NDArray[np.float64], tres: Sequence[tuple[float, ...]],
 ) -> Claims:  # fmt: skip
     """Claims of all jobs.
 
@@ -107,7 +107,7 @@ def make_claims(
 
 
 def _types(
-    scenario: Scenario, places: Places, told: Mapping[str, Texts], listed: Mapping[int, Job], jobs: int
+    scenario: Scenario, places: Places, told: Mapping[str, Texts], listed: Mapping[int, JobSpec], jobs: int
 ) -> tuple[Ints, NDArray[np.int8], list[str]]:
     """(models that each job may use, how close together, notes)."""
     types, together = np.full(jobs, -1, dtype=np.int64), np.zeros(jobs, dtype=np.int8)

@@ -246,39 +246,6 @@ class JobData:
             self.job,
         )
 
-    def awaited(self, worker: int, before: int, count: int) -> list[Piece]:
-        """Pieces that are not here and hold any of the `count` samples after the next `before` of a worker."""
-        found = []
-        for piece in self.queues[worker]:
-            if before < piece.left and not self.is_ready(worker, piece):
-                found.append(piece)
-            count -= max(0, min(count, piece.left - before)) if before < piece.left else 0
-            before = max(0, before - piece.left)
-            if count <= 0:
-                break
-        return found
-
-    def quiet_samples(self, worker: int) -> int:
-        """Samples the worker can read before anything happens to its queue (a fetch, a wait, running dry)."""
-        total, quiet, last = 0, -1, deque[int](maxlen=self.prefetch)
-        for piece in self.queues[worker]:
-            if not self.is_ready(worker, piece):
-                if piece.transfer is None:
-                    early = total - sum(last)  # when it is fetched ahead
-                    return early if quiet < 0 else min(quiet, early)
-                quiet = total if quiet < 0 else quiet
-            last.append(piece.left)
-            total += piece.left
-        return total if quiet < 0 else quiet
-
-    def quiet_periods(self, per_period: Ints) -> int:
-        """Whole periods of `per_period` samples before anything happens to the data."""
-        count = self.left // int(per_period.sum())
-        for worker, need in enumerate(per_period.tolist()):
-            if need > 0 and count > 0:
-                count = min(count, self.quiet_samples(worker) // need)
-        return count
-
     def reading_samples_per_s(self, bytes_per_s: Callable[[int, int], float]) -> Floats:
         """(workers,) that each can read of what it owns, over paths of `bytes_per_s(source, target)`.
 
@@ -297,10 +264,6 @@ class JobData:
                 )
                 speed[worker] = self.owned[worker] / each_s
         return speed
-
-    def anyone_waits(self, demand: Ints) -> bool:
-        """Whether some worker's next `demand` samples are not all here."""
-        return any(self.awaited(worker, 0, need) for worker, need in enumerate(demand.tolist()))
 
     def mark_started(self, demand: Ints) -> None:
         """The running period reads the next `demand` samples of each worker."""

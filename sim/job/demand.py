@@ -17,7 +17,7 @@ from equipoise.sim.cluster.cluster import Cluster
 from equipoise.sim.cost.step import replica_cost_s
 from equipoise.sim.job.claims import Claims, make_claims, refuse_too_large, texts_by_kind
 from equipoise.sim.job.paces import Paces, make_paces
-from equipoise.sim.scenario.model import Checkpoint, Data, Job, Model, Scenario, TraceSpec, TrainingJobs
+from equipoise.sim.scenario.model import Checkpoint, Data, JobSpec, Model, Scenario, TraceSpec, TrainingJobs
 from equipoise.sim.scenario.names import unknown
 from equipoise.sim.scenario.tree import InputError
 from equipoise.sim.scenario.units import MAX_TIME_S
@@ -40,7 +40,7 @@ class Demand:
     priority: Floats
     duration_s: Floats
     checkpoint: list[Checkpoint]
-    training: dict[int, Job]
+    training: dict[int, JobSpec]
     notes: tuple[str, ...]
     mixes: Bools  # its GPUs may be of several models
     paces: Paces
@@ -64,7 +64,7 @@ class Demand:
         return spare_s
 
 
-def expand(job: Job) -> list[tuple[str, float, Job]]:
+def expand(job: JobSpec) -> list[tuple[str, float, JobSpec]]:
     """(name, arrival, specification) of `count` copies of a job."""
     if job.count == 1:
         return [(job.name, job.arrival, job)]
@@ -85,7 +85,7 @@ def make_demand(scenario: Scenario, trace: Trace | None, cluster: Cluster) -> De
     share = np.array([j.gpu_share for _, _, j in listed], dtype=np.float64)
     priority = np.array([j.priority for _, _, j in listed], dtype=np.float64)
     duration = np.array([math.nan if j.duration is None else j.duration for _, _, j in listed])
-    specs: dict[int, Job] = {k: j for k, (_, _, j) in enumerate(listed) if j.model is not None}
+    specs: dict[int, JobSpec] = {k: j for k, (_, _, j) in enumerate(listed) if j.model is not None}
     names = [name for name, _, _ in listed]
     checkpoints = [j.checkpoint for _, _, j in listed]
     mixes = np.array([j.mix_gpus or j.model is not None for _, _, j in listed], dtype=np.bool_)
@@ -134,7 +134,7 @@ def make_demand(scenario: Scenario, trace: Trace | None, cluster: Cluster) -> De
     return _claimed(scenario, demand, cluster, {back[k]: job for k, (_, _, job) in enumerate(listed)})
 
 
-def _shrinks(demand: Demand, listed: Mapping[int, Job]) -> dict[int, tuple[int, int]]:
+def _shrinks(demand: Demand, listed: Mapping[int, JobSpec]) -> dict[int, tuple[int, int]]:
     """Duration jobs that may start with fewer GPUs, by row: a trace's columns `gpus_min` and `pods`, or the key."""
     none = np.full(len(demand), np.nan)
     least, pods = (demand.columns.get(name, none) for name in ("gpus_min", "pods"))
@@ -151,7 +151,7 @@ def _shrinks(demand: Demand, listed: Mapping[int, Job]) -> dict[int, tuple[int, 
     return found
 
 
-def _ended_at_limits(demand: Demand, listed: Mapping[int, Job]) -> Demand:
+def _ended_at_limits(demand: Demand, listed: Mapping[int, JobSpec]) -> Demand:
     """With the time limits of the scenario's own jobs, which end them; a trace's have ended its jobs already."""
     limits = {row: job.time_limit for row, job in listed.items() if job.time_limit is not None}
     if not limits:
@@ -167,7 +167,7 @@ def _ended_at_limits(demand: Demand, listed: Mapping[int, Job]) -> Demand:
     return replace(demand, duration_s=duration_s, columns=columns, notes=(*demand.notes, *notes))
 
 
-def _claimed(scenario: Scenario, demand: Demand, cluster: Cluster, listed: Mapping[int, Job]) -> Demand:
+def _claimed(scenario: Scenario, demand: Demand, cluster: Cluster, listed: Mapping[int, JobSpec]) -> Demand:
     """With who submitted what, and without jobs that no limit ever lets start, where these are to be left out."""
     rows = np.array(list(listed), dtype=np.int64)
     texts = texts_by_kind(demand.columns, list(listed.values()), rows, len(demand))
@@ -189,7 +189,7 @@ def _claimed(scenario: Scenario, demand: Demand, cluster: Cluster, listed: Mappi
     return found if stay.all() else _without(found, stay)
 
 
-def _tres(demand: Demand, listed: Mapping[int, Job]) -> list[tuple[float, ...]]:
+def _tres(demand: Demand, listed: Mapping[int, JobSpec]) -> list[tuple[float, ...]]:
     """What each job asks for of RESOURCES, 0 where nothing is told."""
     found = np.zeros((len(demand), 3))
     for k, name in enumerate(("cpus", "host_memory_bytes", "nodes")):
@@ -267,7 +267,7 @@ def _models_of(scenario: Scenario, wanted: TrainingJobs, trace: Trace) -> dict[i
     return dict(sorted(named.items()))
 
 
-def _trained(scenario: Scenario, spec: TraceSpec, trace: Trace, cluster: Cluster) -> dict[int, Job]:
+def _trained(scenario: Scenario, spec: TraceSpec, trace: Trace, cluster: Cluster) -> dict[int, JobSpec]:
     """Training jobs of a trace, by row: elastic, with as many steps as make their ideal duration the trace's."""
     wanted, jobs = spec.training, {}
     for row, name in _models_of(scenario, wanted, trace).items():
@@ -296,7 +296,7 @@ def _trained(scenario: Scenario, spec: TraceSpec, trace: Trace, cluster: Cluster
             batch = wanted.micro_batch * math.ceil(batch * longer / wanted.micro_batch)
             step_s = _step_s(model, cluster, batch // workers)
         steps = max(1, round(duration_s / step_s))
-        jobs[row] = Job(
+        jobs[row] = JobSpec(
             name=trace.name_of(row),
             arrival=arrival_s,
             gpus=workers * per_worker,

@@ -23,7 +23,7 @@ class Listener:
     def regrouped(self, job: Job, holding: Holding, now_s: float) -> None:
         """A job goes on with the GPUs that a fault has left it."""
 
-    def thrown_back(self, job: Job) -> None:
+    def rolled_back(self, job: Job) -> None:
         """A fault has stopped a job, or made it regroup, and that is all done."""
 
     def looked_at(self, job: Job, now_s: float) -> None:
@@ -35,8 +35,8 @@ class Listener:
     def checkpointed(self, job: Job, now_s: float) -> None:
         """A checkpoint is written: what it holds lasts."""
 
-    def carried(self, links: Ints, amounts: Floats) -> None:
-        """Exchanges have carried so many bytes over each of these links."""
+    def carried(self, row: int, links: Ints, amounts: Floats) -> None:
+        """Exchanges of the job in a row have carried so many bytes over each of these links."""
 
     def transferred(self, transfer: Transfer, now_s: float) -> None:
         """A transfer of data has arrived."""
@@ -63,7 +63,7 @@ class Listeners:
     began: tuple[Any, ...]
     ended: tuple[Any, ...]
     regrouped: tuple[Any, ...]
-    thrown_back: tuple[Any, ...]
+    rolled_back: tuple[Any, ...]
     looked_at: tuple[Any, ...]
     checkpointing: tuple[Any, ...]
     checkpointed: tuple[Any, ...]

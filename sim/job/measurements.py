@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from equipoise.policies.observation import Floats, Ints
-from equipoise.sim.job.period import Outcome, Period
+from equipoise.sim.job.period import Period, PeriodOutcome
 
 
 @dataclass(slots=True)
-class Window:
+class JobWindow:
     """What was measured since the last observation, per worker."""
 
     busy_s: Floats
@@ -28,12 +28,14 @@ class Window:
     since_s: float = 0.0
 
     @classmethod
-    def empty(cls, workers: int, since_s: float) -> Window:
+    def empty(cls, workers: int, since_s: float) -> JobWindow:
         """A window that begins now."""
         a, b, c, d, e = np.zeros((5, workers))
         return cls(a, b, c, d, e, since_s=since_s)
 
-    def add(self, period: Period, outcome: Outcome, samples: Ints, wait_s: Floats, useful: float) -> None:
+    def add(
+        self, period: Period, outcome: PeriodOutcome, samples: Ints, wait_s: Floats, useful: float
+    ) -> None:
         """Add one period; samples and wait_s (workers,) of it, and its useful samples."""
         self.busy_s += outcome.busy_s
         self.busy_square += outcome.busy_square
@@ -80,7 +82,7 @@ class Measurements:
 
     def open_window(self, since_s: float) -> None:
         """Measure anew from here on."""
-        self.window = Window.empty(self.workers, since_s)
+        self.window = JobWindow.empty(self.workers, since_s)
         self._busy_taken_s = np.zeros(self.workers)
 
     def fit_columns(self) -> None:

@@ -38,7 +38,7 @@ class Period:
 
 
 @dataclass(slots=True)
-class Outcome:
+class PeriodOutcome:
     """How a period went: per worker in seconds, and when it ended."""
 
     duration_s: float
@@ -72,14 +72,14 @@ class Ends:
         self.base_s = self.period_s = 0.0  # sum before the run of equal periods, and their length
         self.count = 0  # periods in that run
 
-    def of(self, outcome: Outcome) -> float:
+    def of(self, outcome: PeriodOutcome) -> float:
         """When the running period ends."""
         if outcome.end_s is not None:
             return outcome.end_s
         base_s, count = self._run_with(outcome.duration_s)
         return self.anchor_s + (base_s + count * outcome.duration_s)
 
-    def advance(self, outcome: Outcome) -> None:
+    def advance(self, outcome: PeriodOutcome) -> None:
         """The running period has ended."""
         end_s = self.of(outcome)
         if outcome.end_s is not None:

@@ -8,8 +8,7 @@ from equipoise.policies.levels import mean_interval
 from equipoise.policies.physics import efficiency
 from equipoise.sim.job.account import BUSY, USEFUL, Account
 from equipoise.sim.job.period import Period
-from equipoise.sim.scenario.model import Job as JobSpec
-from equipoise.sim.scenario.model import Model
+from equipoise.sim.scenario.model import JobSpec, Model
 
 DONE_TOLERANCE = 1e-9
 

@@ -9,7 +9,7 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from equipoise.sim.llm.memory import MemoryStack, counts, peaks
-from equipoise.sim.llm.quantities import Plan
+from equipoise.sim.llm.quantities import ShardingPlan
 from equipoise.sim.llm.stack import Floats
 
 BOUNDS = {
@@ -30,7 +30,7 @@ SOFT = 0.015
 
 
 def fit_memory(
-    plans: Sequence[Plan],
+    plans: Sequence[ShardingPlan],
     measured_bytes: Floats,
     prior: MemoryStack,
     stage: int | None = None,

@@ -18,7 +18,7 @@ import numpy as np
 
 from equipoise.sim.llm.hardware import Accelerator
 from equipoise.sim.llm.layout import Layout
-from equipoise.sim.llm.quantities import Plan, stage_parameters
+from equipoise.sim.llm.quantities import ShardingPlan, stage_parameters
 from equipoise.sim.llm.stack import Floats
 
 USABLE = 0.97
@@ -88,7 +88,9 @@ class MemoryEstimate:
         return self.peak <= self.capacity
 
 
-def memory(plan: Plan, stack: MemoryStack, spread: tuple[float, float] = (0.9, 1.1)) -> MemoryEstimate:
+def memory(
+    plan: ShardingPlan, stack: MemoryStack, spread: tuple[float, float] = (0.9, 1.1)
+) -> MemoryEstimate:
     """The estimate of a plan. `spread` is measured / predicted at 5 % and 95 %, as a fit's residuals give it."""
     weights, columns = counts(plan)
     by = columns * stack.vector()
@@ -105,7 +107,7 @@ def usable_bytes(accelerator: Accelerator) -> float:
     return USABLE * accelerator.memory_bytes
 
 
-def counts(plan: Plan) -> tuple[Floats, Floats]:
+def counts(plan: ShardingPlan) -> tuple[Floats, Floats]:
     """Bytes of weights, shape (stages,), and counts of what `MemoryStack` weighs, shape (stages, 9)."""
     la = plan.layout
     layers = plan.stage_layers()
@@ -134,7 +136,7 @@ def _in_flight(la: Layout, stage: int) -> float:
     return held
 
 
-def _activations(plan: Plan, layers: int, in_flight: float) -> tuple[float, float, float, float]:
+def _activations(plan: ShardingPlan, layers: int, in_flight: float) -> tuple[float, float, float, float]:
     """Elements of width hidden, such elements kept whole, inner elements and scores that a stage keeps."""
     s, la = plan.shape, plan.layout
     tokens = la.micro_batch * s.sequence / la.context
@@ -151,7 +153,7 @@ def _activations(plan: Plan, layers: int, in_flight: float) -> tuple[float, floa
     return plain * kept, whole, inner * kept, scores * (1 if la.recompute == "selective" else kept)
 
 
-def _logits(plan: Plan) -> float:
+def _logits(plan: ShardingPlan) -> float:
     s, la = plan.shape, plan.layout
     return la.micro_batch * s.sequence / la.context * s.vocab / la.tensor
 
@@ -163,7 +165,7 @@ def peaks(counted: Iterable[tuple[Floats, Floats]], stack: MemoryStack, stage: i
     return np.array([total.max() if stage is None else total[stage] for total in totals])
 
 
-def smallest_change(plan: Plan, stack: MemoryStack) -> Plan | None:
+def smallest_change(plan: ShardingPlan, stack: MemoryStack) -> ShardingPlan | None:
     """The plan itself if it fits, else with the first change of one kind that makes it fit; None where none does.
 
     Tried in the order of what they cost: sequence parallelism, a sharded optimiser, a smaller micro-batch,

@@ -21,7 +21,7 @@ PRODUCTS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ShardingPlan:
     """One row: a shape, a layout, and the machines. `stages` holds the layers of each pipeline stage, head
     excluded.
 
@@ -118,14 +118,14 @@ class Quantities:
         return Quantities(*(getattr(self, f.name)[index] for f in fields(self)))
 
 
-def quantities(plans: Iterable[Plan]) -> Quantities:
+def quantities(plans: Iterable[ShardingPlan]) -> Quantities:
     """The quantities of these plans, in their order. Raises ValueError on a layout that cannot hold its shape."""
     rows = [_row(plan) for plan in plans]
     names = [f.name for f in fields(Quantities)]
     return Quantities(*(np.array([row[name] for row in rows], dtype=np.float64) for name in names))
 
 
-def _row(plan: Plan) -> dict[str, object]:
+def _row(plan: ShardingPlan) -> dict[str, object]:
     plan.layout.check(plan.shape)
     return {
         **_rates(plan),
@@ -138,7 +138,7 @@ def _row(plan: Plan) -> dict[str, object]:
     }
 
 
-def _rates(plan: Plan) -> dict[str, object]:
+def _rates(plan: ShardingPlan) -> dict[str, object]:
     a, fp8 = plan.accelerator, plan.layout.precision == "fp8"
     if fp8 and not a.fp8_flop_per_s:
         raise ValueError(f"precision: {a.name} has no fp8")
@@ -146,7 +146,7 @@ def _rates(plan: Plan) -> dict[str, object]:
     return {"peak": peak, "fp8": fp8, "fp8_peak": a.fp8_flop_per_s, "memory_rate": a.memory_bytes_per_s}
 
 
-def _layer(plan: Plan) -> dict[str, object]:
+def _layer(plan: ShardingPlan) -> dict[str, object]:
     s, la = plan.shape, plan.layout
     tokens = la.micro_batch * s.sequence / la.context
     products = [(tokens, n, k) for n, k in s.attention_products()]
@@ -175,7 +175,7 @@ def _layer(plan: Plan) -> dict[str, object]:
     }
 
 
-def _link(plan: Plan, ranks: int, stride: int) -> tuple[float, int]:
+def _link(plan: ShardingPlan, ranks: int, stride: int) -> tuple[float, int]:
     """Bytes/s of one rank in a ring of `ranks` ranks `stride` apart, and how many nodes it spans.
 
     Within a node: the accelerator's own link. Across nodes: the node's NICs, shared by the `stride` rings that run
@@ -189,7 +189,7 @@ def _link(plan: Plan, ranks: int, stride: int) -> tuple[float, int]:
     return min(plan.network.node_bytes_per_s / beside, plan.accelerator.link_bytes_per_s), nodes
 
 
-def _groups(plan: Plan) -> dict[str, object]:
+def _groups(plan: ShardingPlan) -> dict[str, object]:
     s, la = plan.shape, plan.layout
     tokens = la.micro_batch * s.sequence / la.context
     link_tensor, nodes = _link(plan, la.tensor, 1)
@@ -212,7 +212,7 @@ def _groups(plan: Plan) -> dict[str, object]:
     }
 
 
-def _pipeline(plan: Plan) -> dict[str, object]:
+def _pipeline(plan: ShardingPlan) -> dict[str, object]:
     """Layers of the longest stage without head and loss, and of the stages with them.
 
     Every tensor rank sends its own part of the activations (scatter and gather: Narayanan et al. 2021, section
@@ -242,7 +242,7 @@ def _pipeline(plan: Plan) -> dict[str, object]:
     }
 
 
-def _layer_parameters(plan: Plan) -> float:
+def _layer_parameters(plan: ShardingPlan) -> float:
     """Parameters of one layer on one rank; of a model with experts, of a layer with them."""
     s, la = plan.shape, plan.layout
     expert = s.experts * s.feed_forward_parameters(s.expert_ffn) if s.experts else 0
@@ -250,7 +250,7 @@ def _layer_parameters(plan: Plan) -> float:
     return dense / la.tensor + expert / (la.expert * la.tensor)
 
 
-def stage_parameters(plan: Plan) -> tuple[float, ...]:
+def stage_parameters(plan: ShardingPlan) -> tuple[float, ...]:
     """Parameters held by one rank of every pipeline stage, experts spread over expert ranks."""
     s, la = plan.shape, plan.layout
     layers = plan.stage_layers()
@@ -263,7 +263,7 @@ def stage_parameters(plan: Plan) -> tuple[float, ...]:
     return tuple(held)
 
 
-def _exchange(plan: Plan) -> dict[str, object]:
+def _exchange(plan: ShardingPlan) -> dict[str, object]:
     """Gradient and parameter exchange of the stage that holds most, over its data and context ranks."""
     la = plan.layout
     held = max(stage_parameters(plan))

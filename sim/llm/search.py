@@ -11,7 +11,7 @@ import numpy as np
 from equipoise.sim.llm.hardware import Accelerator, Network
 from equipoise.sim.llm.layout import Layout, Precision, Recompute
 from equipoise.sim.llm.memory import MemoryStack, counts, peaks, usable_bytes
-from equipoise.sim.llm.quantities import Plan, quantities
+from equipoise.sim.llm.quantities import ShardingPlan, quantities
 from equipoise.sim.llm.shape import Transformer
 from equipoise.sim.llm.stack import Stack
 from equipoise.sim.llm.step_time import StepTime, step_times
@@ -26,7 +26,7 @@ RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
 class Found:
     """A layout that fits: its plan, step [s] by part, and peak memory [bytes]."""
 
-    plan: Plan
+    plan: ShardingPlan
     times: StepTime
     peak_bytes: float
 
@@ -61,7 +61,7 @@ def search(
     Tensor ranks stay inside a node; optimiser state is sharded; sequence parallelism goes with tensor parallelism.
     """
     plans = [
-        Plan(shape, layout, accelerator, network, frozen_parameters=frozen_parameters)
+        ShardingPlan(shape, layout, accelerator, network, frozen_parameters=frozen_parameters)
         for layout in _layouts(shape, network.node_gpus, gpus, global_batch, precision)
     ]
     if not plans:

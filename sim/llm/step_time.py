@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from equipoise.sim.llm.quantities import Plan, Quantities, quantities
+from equipoise.sim.llm.quantities import Quantities, ShardingPlan, quantities
 from equipoise.sim.llm.stack import Floats, Number, Stack
 
 
@@ -70,7 +70,7 @@ class _Layer:
         return own + self.tensor + self.context + self.expert
 
 
-def step_time(plan: Plan, stack: Stack) -> StepTime:
+def step_time(plan: ShardingPlan, stack: Stack) -> StepTime:
     """The step time of one plan, by part [s]. Raises ValueError on a layout that cannot hold its shape."""
     times = step_times(quantities([plan]), stack)
     return StepTime(*(float(np.ravel(getattr(times, f.name))[0]) for f in fields(times)))

@@ -9,7 +9,7 @@ from pathlib import Path
 from equipoise.sim.scenario.model import NodeGroup, OnNodes, Scenario
 from equipoise.sim.scenario.pools import Available, Supply
 from equipoise.sim.scenario.tree import InputError, KeyPath, WrongValueError
-from equipoise.sim.traces.table import Table
+from equipoise.sim.traces.table import TextTable
 
 _TIME = "time_s"
 _BY_SERIES = ("series", "gap_s", "available")
@@ -32,7 +32,7 @@ def _filled(group: NodeGroup, k: int, base: Path | None) -> NodeGroup:
     at: KeyPath = ("cluster", "nodes", k, "available")
     if not path.is_file():
         raise WrongValueError((*at, "file"), f"{spec.file}: no such file in {base or Path()}")
-    table = Table(path)
+    table = TextTable(path)
     if not len(table):
         raise InputError([f"{path}:1:1: no rows"])
     if set(_BY_SERIES) <= set(table.header):
@@ -65,7 +65,7 @@ def _chosen(spec: Available, known: Sequence[str], what: str, at: KeyPath) -> st
     return series
 
 
-def _counts(table: Table, series: str) -> list[tuple[float, int]]:
+def _counts(table: TextTable, series: str) -> list[tuple[float, int]]:
     """(time (s), count) of each row of a table of times. Raises InputError."""
     time_s, nodes = table.floats(_TIME), table.ints(series, low=0)
     late = [j for j in range(1, len(table)) if time_s[j] <= time_s[j - 1]]
@@ -75,7 +75,7 @@ def _counts(table: Table, series: str) -> list[tuple[float, int]]:
     return list(zip(time_s.tolist(), nodes.tolist(), strict=True))
 
 
-def _digits(table: Table, series: str) -> list[tuple[float, int]]:
+def _digits(table: TextTable, series: str) -> list[tuple[float, int]]:
     """(time (s), count) at each change in the row of a series. Raises InputError."""
     names = table.text("series")
     row = names.index(series)

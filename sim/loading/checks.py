@@ -25,7 +25,7 @@ from equipoise.sim.loading.checks_services import service_doubts, service_proble
 from equipoise.sim.loading.throughputs import throughput_problems
 from equipoise.sim.loading.transformers import bind, has_transformers
 from equipoise.sim.network.topology import Topology, TopologyError
-from equipoise.sim.scenario.model import Job, Model, NodeGroup, OnNodes, Scenario
+from equipoise.sim.scenario.model import JobSpec, Model, NodeGroup, OnNodes, Scenario
 from equipoise.sim.scenario.names import unknown
 from equipoise.sim.scenario.tree import InputError, KeyPath, Tree
 from equipoise.sim.scenario.units import Quantity, format_bytes
@@ -247,7 +247,7 @@ def _slices(scenario: Scenario, group: NodeGroup, profiles: tuple[str, ...], k: 
 
 
 def _job(
-    scenario: Scenario, profile: HardwareProfile, job: Job, path: KeyPath, fits: bool
+    scenario: Scenario, profile: HardwareProfile, job: JobSpec, path: KeyPath, fits: bool
 ) -> Iterator[Problem]:
     total = sum(group.count * group.gpus for group in scenario.cluster.groups)
     model = None if job.model is None else scenario.workload.models[job.model]
@@ -277,7 +277,7 @@ def _job(
 
 
 def _memory(
-    scenario: Scenario, profile: HardwareProfile, job: Job, model: Model, path: KeyPath
+    scenario: Scenario, profile: HardwareProfile, job: JobSpec, model: Model, path: KeyPath
 ) -> Iterator[Problem]:
     """A replica must fit into the memory of enough GPUs with one sample at a time; more take further passes."""
     size = model.parallel.tensor * model.parallel.pipeline

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from equipoise.sim.scenario.model import Job, Model, Scenario
+from equipoise.sim.scenario.model import JobSpec, Model, Scenario
 from equipoise.sim.scenario.tree import KeyPath
 
 Problem = tuple[KeyPath, str]
@@ -39,7 +39,7 @@ def _stack(scenario: Scenario, model: Model, path: KeyPath) -> Iterator[Problem]
             yield path, f"{stack} was measured on {kind}; {name} is timed by it and its own rates and links"
 
 
-def _typed(scenario: Scenario, model: Model, jobs: list[Job], path: KeyPath) -> Iterator[Problem]:
+def _typed(scenario: Scenario, model: Model, jobs: list[JobSpec], path: KeyPath) -> Iterator[Problem]:
     """What `parallel` cannot know: latencies, rates and passes that depend on the layout."""
     p, node = model.parallel, min((g.gpus for g in scenario.cluster.groups if g.gpus), default=0)
     if p.tensor > 1 and p.tensor_bytes_per_sample == 0.0:
@@ -64,7 +64,7 @@ def _typed(scenario: Scenario, model: Model, jobs: list[Job], path: KeyPath) -> 
         yield from _passes(model, job, path)
 
 
-def _passes(model: Model, job: Job, path: KeyPath) -> Iterator[Problem]:
+def _passes(model: Model, job: JobSpec, path: KeyPath) -> Iterator[Problem]:
     p = model.parallel
     samples = -(-job.global_batch // max(1, job.gpus // (p.tensor * p.pipeline)))
     passes = -(-samples // (model.samples_per_pass or samples))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from equipoise.sim.hardware.profile import UNKNOWN_LINK_BYTES_PER_S, HardwareProfile, link_known
-from equipoise.sim.scenario.model import Job, Model, NodeGroup, Scenario
+from equipoise.sim.scenario.model import JobSpec, Model, NodeGroup, Scenario
 from equipoise.sim.scenario.tree import KeyPath, Tree
 from equipoise.sim.scenario.units import format_bytes_per_s, format_scaled, format_seconds, format_share
 
@@ -90,7 +90,7 @@ def _node(scenario: Scenario, profile: HardwareProfile, group: NodeGroup, path: 
         yield (*path, "nic"), f"{text}; such nodes usually have one for each GPU: 'nics: {group.gpus}'"
 
 
-def _batch(job: Job, model: Model, path: KeyPath) -> Iterator[Problem]:
+def _batch(job: JobSpec, model: Model, path: KeyPath) -> Iterator[Problem]:
     tokens = model.tokens
     if tokens and job.global_batch * tokens > STEP_TOKENS_MOST:
         step = format_scaled(job.global_batch * tokens, "")

@@ -11,7 +11,7 @@ import numpy as np
 from equipoise.policies.physics import speed_at
 from equipoise.sim.hardware.profile import HardwareProfile
 from equipoise.sim.job.paces import typical_speed
-from equipoise.sim.scenario.model import Job, NodeGroup, Scenario, Service
+from equipoise.sim.scenario.model import JobSpec, NodeGroup, Scenario, Service
 from equipoise.sim.scenario.tree import KeyPath
 from equipoise.sim.scenario.units import format_seconds
 from equipoise.sim.serving.service import batch_times_s, capacity_per_s
@@ -112,7 +112,7 @@ def _crowded(scenario: Scenario) -> Iterator[Problem]:
             yield ("workload", "generate", "classes", k, "gpus"), text
 
 
-def _fewest(job: Job, scenario: Scenario) -> int:
+def _fewest(job: JobSpec, scenario: Scenario) -> int:
     """GPUs that a job needs at least to start."""
     if job.model is None:
         return job.gpus_min or job.gpus

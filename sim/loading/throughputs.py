@@ -9,7 +9,7 @@ from pathlib import Path
 from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.scenario.throughputs import Rate, Throughputs
 from equipoise.sim.scenario.tree import KeyPath, WrongValueError
-from equipoise.sim.traces.table import Table
+from equipoise.sim.traces.table import TextTable
 
 _AT: KeyPath = ("workload", "throughputs")
 COLUMNS = ("job_type", "gpu_model", "gpus", "rate")
@@ -30,7 +30,7 @@ def with_rates(scenario: Scenario, base: Path | None) -> Scenario:
 
 
 def _rows(path: Path) -> Iterator[Rate]:
-    table = Table(path)
+    table = TextTable(path)
     table.need(COLUMNS)
     gpus, rate = table.ints("gpus", low=1), table.floats("rate")
     table.refuse(rate <= 0, "rate", lambda k: f"{rate[k]:g} is not allowed, must be above 0")

@@ -10,7 +10,7 @@ from equipoise.policies.physics import overlapped_s
 from equipoise.sim.cost.step import replica_teacher_s
 from equipoise.sim.cost.transformer import capped, plan_of, replica_cost_s, section, stack_in_force
 from equipoise.sim.hardware.profile import HardwareProfile, link_bytes_per_s
-from equipoise.sim.llm.quantities import Plan, quantities
+from equipoise.sim.llm.quantities import ShardingPlan, quantities
 from equipoise.sim.llm.stack import Stack
 from equipoise.sim.llm.step_time import exchange, step_time
 from equipoise.sim.scenario.model import Model, NodeGroup
@@ -47,7 +47,7 @@ def with_factor(model: Model, profile: HardwareProfile, group: NodeGroup, path: 
     return model.model_copy(update={"transformer": spec.model_copy(update={"bound": scaled})})
 
 
-def _factor(plan: Plan, stack: Stack, measured_s: float, path: KeyPath) -> float:
+def _factor(plan: ShardingPlan, stack: Stack, measured_s: float, path: KeyPath) -> float:
     """By what the step's times are multiplied to give the measured one, the exchange within its links' rate."""
     from scipy.optimize import brentq  # slow to import, and few scenarios name a measured step
 

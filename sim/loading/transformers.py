@@ -21,7 +21,7 @@ from equipoise.sim.llm.layout import Layout
 from equipoise.sim.llm.shape import Transformer
 from equipoise.sim.loading.transformer_time import overlap_of, with_factor
 from equipoise.sim.scenario.errors import read_model
-from equipoise.sim.scenario.model import Job, Memory, Model, Parallel, Scenario
+from equipoise.sim.scenario.model import JobSpec, Memory, Model, Parallel, Scenario
 from equipoise.sim.scenario.models.transformer import (
     Bound,
     LayoutSpec,
@@ -156,7 +156,7 @@ def _with_models(scenario: Scenario, models: dict[str, Model]) -> Scenario:
 
 
 def _bound(
-    scenario: Scenario, profile: HardwareProfile, model: Model, jobs: list[Job], path: KeyPath
+    scenario: Scenario, profile: HardwareProfile, model: Model, jobs: list[JobSpec], path: KeyPath
 ) -> Model:
     """The model with what follows from its section, its jobs and the cluster. Raises WrongValueError."""
     spec, inner = model.transformer, (*path, "transformer")
@@ -204,7 +204,7 @@ def _bound(
 def _layout(
     spec: TransformerSpec,
     model: Model,
-    jobs: list[Job],
+    jobs: list[JobSpec],
     machine: Accelerator,
     network: Network,
     path: KeyPath,
@@ -256,7 +256,7 @@ def layout_spec(la: Layout) -> LayoutSpec:
     )  # fmt: skip
 
 
-def _possible(job: Job, layout: LayoutSpec, model: Model, shape: Transformer, path: KeyPath) -> None:
+def _possible(job: JobSpec, layout: LayoutSpec, model: Model, shape: Transformer, path: KeyPath) -> None:
     """Whole replicas and whole micro-batches. Raises WrongValueError."""
     size = layout.replica_gpus
     if job.gpus % size:
@@ -270,7 +270,7 @@ def _possible(job: Job, layout: LayoutSpec, model: Model, shape: Transformer, pa
         raise WrongValueError((*path, "transformer", "layout"), f"job {job.name!r}: {text}") from None
 
 
-def _job(job: Job, model: Model, path: KeyPath) -> Job:
+def _job(job: JobSpec, model: Model, path: KeyPath) -> JobSpec:
     spec, bound = section(model)
     micro = bound.layout.micro_batch
     if job.micro_batch not in (1, micro) and spec.plan is None:

@@ -66,7 +66,7 @@ class Checkpoint(Section):
     interval: Span | Literal["young-daly", "never"] = "young-daly"
 
 
-class Job(Section):
+class JobSpec(Section):
     """One job, or `count` of them `spacing` apart. With `model` it trains; with `duration` it is rigid."""
 
     name: str = "job"  # copies are NAME-0, NAME-1, ...

@@ -15,7 +15,7 @@ from equipoise.sim.scenario.generate import Generate
 from equipoise.sim.scenario.jobs import Checkpoint as Checkpoint
 from equipoise.sim.scenario.jobs import Data as Data
 from equipoise.sim.scenario.jobs import Even as Even
-from equipoise.sim.scenario.jobs import Job as Job
+from equipoise.sim.scenario.jobs import JobSpec as JobSpec
 from equipoise.sim.scenario.jobs import OnNodes as OnNodes
 from equipoise.sim.scenario.jobs import Redraw as Redraw
 from equipoise.sim.scenario.jobs import Skewed as Skewed
@@ -155,7 +155,7 @@ class Workload(Section):
     """Models by name, and jobs from the scenario's list, beside them from a trace or a description."""
 
     models: dict[str, Model] = Field(default_factory=dict)
-    jobs: tuple[Job, ...] = ()
+    jobs: tuple[JobSpec, ...] = ()
     trace: TraceSpec | None = None
     generate: Generate | None = None
     throughputs: Throughputs | None = None

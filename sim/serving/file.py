@@ -11,7 +11,7 @@ import numpy as np
 from equipoise.policies.observation import Floats
 from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.scenario.tree import InputError, WrongValueError
-from equipoise.sim.traces.table import Table
+from equipoise.sim.traces.table import TextTable
 
 COLUMN = "time_s"
 
@@ -52,7 +52,7 @@ def read_times(file: str) -> Floats:
 
 @lru_cache(maxsize=8)
 def _read(file: str, changed_ns: int) -> Floats:
-    table = Table(Path(file))
+    table = TextTable(Path(file))
     table.need((COLUMN,))
     times = table.floats(COLUMN, low=0.0)
     if not len(times):

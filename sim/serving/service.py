@@ -40,7 +40,7 @@ def capacity_per_s(batch_s: Floats, within_s: float, factor: float) -> float:
 
 
 @dataclass
-class Window:
+class ServiceWindow:
     """What happened to a service from `start_s` to `end_s`; rates, latencies and counts of that time."""
 
     start_s: float
@@ -71,7 +71,7 @@ class ServiceState:
         self.requests = RequestTimes(spec.requests, seed, spec.name, begin_s, times)
         self.begin_s, self.windows = begin_s, 0
         self.total, self.arrived = Tally(), 0
-        self.last: Window | None = None
+        self.last: ServiceWindow | None = None
         self.wanted = spec.kept
         self._earlier: deque[tuple[float, int]] = deque()  # (time, wanted) of the last looks
 
@@ -90,12 +90,14 @@ class ServiceState:
         self._came = self.requests.window(self.next_s)
         self.queue.open(self._came)
 
-    def close_window(self, now_s: float, replicas: int, gpu_s: float) -> Window:
+    def close_window(self, now_s: float, replicas: int, gpu_s: float) -> ServiceWindow:
         """The window ends, at its end or with the run: what came of it."""
         start_s = self.window_s
         tally = self.queue.take()
         arrived = int(np.searchsorted(self._came, now_s))
-        window = Window(start_s, now_s, arrived, tally, self.queue.waiting, replicas, self.wanted, gpu_s)
+        window = ServiceWindow(
+            start_s, now_s, arrived, tally, self.queue.waiting, replicas, self.wanted, gpu_s
+        )
         self.total.add(tally)
         self.arrived += arrived
         self.windows += 1
@@ -111,7 +113,7 @@ class ServiceState:
         needed = math.ceil(min(requests_per_s / one, 1e9))
         return min(max(needed, spec.replicas.min), spec.replicas.max)
 
-    def look(self, window: Window, factor: float) -> None:
+    def look(self, window: ServiceWindow, factor: float) -> None:
         """Say how many replicas are wanted from now on; factor: of a replica's batches, in the mean."""
         spec, now_s = self.spec, window.end_s
         every_s = max(window.end_s - window.start_s, math.ulp(1.0))

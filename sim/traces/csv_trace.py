@@ -13,7 +13,7 @@ import numpy as np
 from equipoise.policies.numerals import is_index
 from equipoise.sim.scenario.units import MAX_TIME_S
 from equipoise.sim.traces.keep import chosen
-from equipoise.sim.traces.table import Table, left_out
+from equipoise.sim.traces.table import TextTable, left_out
 from equipoise.sim.traces.trace import Bools, Ints, Trace, make_trace
 
 COLUMNS = ("job_id", "arrival_s", "gpus", "duration_s")
@@ -21,7 +21,7 @@ OPTIONAL = ("priority", "model", "cluster")
 
 
 def read_csv(
-    table: Table, limit: int | None, clusters: Sequence[str], time_scale: float, keep: Sequence[str] = ()
+    table: TextTable, limit: int | None, clusters: Sequence[str], time_scale: float, keep: Sequence[str] = ()
 ) -> Trace:
     """The trace in a table of this format. Raises InputError, one line per mistake."""
     table.need(COLUMNS, OPTIONAL)
@@ -55,7 +55,7 @@ def read_csv(
     )
 
 
-def _ids(table: Table) -> tuple[Ints, list[str] | None, Bools, list[str]]:
+def _ids(table: TextTable) -> tuple[Ints, list[str] | None, Bools, list[str]]:
     """(numbers, names where they are none, rows equal to an earlier row, notes).
 
     Raises InputError for one id on two different rows, and for a row without one.

@@ -15,7 +15,7 @@ import numpy as np
 
 from equipoise.sim.scenario.units import MAX_TIME_S
 from equipoise.sim.traces.keep import chosen
-from equipoise.sim.traces.table import Table, left_out
+from equipoise.sim.traces.table import TextTable, left_out
 from equipoise.sim.traces.trace import Floats, Trace, make_trace
 
 COLUMNS = ("timestamp", "duration", "num_gpus")
@@ -24,7 +24,7 @@ _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9:.]+)?(Z|[-+][0-9:]+)?")
 
 
 def read_philly(
-    table: Table, limit: int | None, clusters: Sequence[str], time_scale: float, keep: Sequence[str] = ()
+    table: TextTable, limit: int | None, clusters: Sequence[str], time_scale: float, keep: Sequence[str] = ()
 ) -> Trace:
     """The trace in a table of this format. Raises InputError, one line per mistake."""
     table.need(COLUMNS, OPTIONAL)
@@ -58,7 +58,7 @@ def read_philly(
     )
 
 
-def _times(table: Table) -> tuple[Floats, list[str]]:
+def _times(table: TextTable) -> tuple[Floats, list[str]]:
     """(seconds since 1970 or as given, text) of every row's timestamp. Raises InputError."""
     shown = table.text("timestamp")
     if shown and not any("-" in text.lstrip("-") or ":" in text for text in shown):

@@ -12,7 +12,7 @@ from equipoise.sim.scenario.model import TraceSpec
 from equipoise.sim.scenario.tree import InputError
 from equipoise.sim.traces import csv_trace, philly
 from equipoise.sim.traces.site import JOB_FORMATS, read_rows
-from equipoise.sim.traces.table import Table, header_of
+from equipoise.sim.traces.table import TextTable, header_of
 from equipoise.sim.traces.trace import Trace, make_trace
 
 __all__ = ["FORMATS", "Trace", "make_trace", "read_spec", "read_trace", "trace_format"]
@@ -54,7 +54,7 @@ def read_trace(
         if zone or count != "gpus":
             given = f"zone {zone!r}" if zone else f"count {count!r}"
             raise InputError([f"{path}: {given} has no effect on the format {form!r}; give columns"])
-        trace = _OWN[form][1](Table(path), limit, clusters, time_scale, keep)
+        trace = _OWN[form][1](TextTable(path), limit, clusters, time_scale, keep)
         if not len(trace):
             raise InputError([f"{path}: no jobs in it"])
         return trace

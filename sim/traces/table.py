@@ -32,7 +32,7 @@ MAX_LINES = 20
 _PLAIN = frozenset("0123456789+-.eE")
 
 
-class Table:
+class TextTable:
     """Columns of text by name. `line[k]` is where row k stands in the file."""
 
     def __init__(self, path: Path) -> None:

@@ -94,7 +94,7 @@ class Allocator:
         if self.changed is not None:
             self.changed()
         if lost:
-            for tell in self.listeners.thrown_back:
+            for tell in self.listeners.rolled_back:
                 tell(job)
 
     def finish(self, job: Job) -> None:
@@ -131,7 +131,7 @@ class Allocator:
         self.roster.regrouped(job, holding, now_s)
         if self.changed is not None:
             self.changed()
-        for tell in self.listeners.thrown_back:
+        for tell in self.listeners.rolled_back:
             tell(job)
         return True
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from equipoise.policies.contract import Moves, Plan
 from equipoise.policies.observation import Ints, Shards, Workers
 from equipoise.sim.job.pending import Pending
+from equipoise.sim.job.rounds import ask
 from equipoise.sim.job.training import TrainingJob
 from equipoise.sim.world.tables import PIECE_BITS, Member
 
@@ -53,7 +54,7 @@ def hand_over(
     if plan.fetch_order is not None:
         _order_fetches(plan.fetch_order, asked, shards)
     for row, pending in asked.items():
-        training[row].ask(pending, 0 if row in replaced else delay_rounds)
+        ask(training[row], pending, 0 if row in replaced else delay_rounds)
     for job, _ in members:
         if job.row in asked:
             changed(job)

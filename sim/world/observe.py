@@ -26,7 +26,7 @@ from equipoise.sim.clock import Clock
 from equipoise.sim.cluster.cluster import Cluster
 from equipoise.sim.job.gradients import mean_norm, norm_noise
 from equipoise.sim.job.listener import Listener, Listeners
-from equipoise.sim.job.measurements import Window
+from equipoise.sim.job.measurements import JobWindow
 from equipoise.sim.job.rigid import RigidJobs
 from equipoise.sim.job.training import TrainingJob
 from equipoise.sim.network.topology import NIC_IN, NIC_OUT, NODE_LINKS
@@ -52,24 +52,50 @@ class Traffic(Listener):
         self.cluster = cluster
         self._carried_bytes = np.zeros(len(cluster.topology.capacity_bytes_per_s))
         self._since_s = 0.0
+        self.by_job = False  # whether somebody asks what a job has of it
+        self._parts: dict[int, list[tuple[Ints, Floats]]] = {}  # by job row: links, bytes on each
+        self._told = self._parts  # those of the window that was last written
+        self._busy, self._room_bytes = self._carried_bytes.copy(), self._carried_bytes.copy()  # in that one
 
-    def carried(self, links: Ints, amounts: Floats) -> None:
-        """Exchanges have carried so many bytes over each of these links."""
+    def carried(self, row: int, links: Ints, amounts: Floats) -> None:
+        """Exchanges of the job in a row have carried so many bytes over each of these links."""
         np.add.at(self._carried_bytes, links, amounts)
+        if self.by_job:
+            self._parts.setdefault(row, []).append((links, amounts))
 
     def transferred(self, transfer: Transfer, now_s: float) -> None:
         """A transfer of data has arrived."""
         self._carried_bytes[transfer.links] += transfer.size_bytes
+        if self.by_job:
+            amounts = np.full(len(transfer.links), transfer.size_bytes)
+            self._parts.setdefault(transfer.owner, []).append((transfer.links, amounts))
 
     def fill(self, now_s: float) -> None:
         """Write which share of each NIC's capacity was used, and count anew."""
         capacity, nodes = self.cluster.topology.capacity_bytes_per_s, self.cluster.nodes
-        ratio = self._carried_bytes / (capacity * (now_s - self._since_s))
+        self._room_bytes = capacity * (now_s - self._since_s)
+        self._busy, self._told, self._parts = self._carried_bytes.copy(), self._parts, {}
+        ratio = self._carried_bytes / self._room_bytes
         per_node = ratio[: len(nodes) * len(NODE_LINKS)].reshape(len(nodes), len(NODE_LINKS))
         busiest = per_node[:, [NIC_OUT, NIC_IN]].max(axis=1)
         writable(nodes, "nic_busy_ratio")[:] = np.minimum(1.0, busiest)
         self._carried_bytes[:] = 0.0
         self._since_s = now_s
+
+    def by_others(self, row: int, node: Ints) -> Floats:
+        """Share of the NIC of each `node` that others than the job in a row used, as last written."""
+        links = node[:, None] * len(NODE_LINKS) + np.array([NIC_OUT, NIC_IN])
+        rest, room = self._busy[links], self._room_bytes[links]
+        if row in self._told:
+            used, amounts = (np.concatenate(part) for part in zip(*self._told[row], strict=True))
+            looked_at, place = np.unique(links, return_inverse=True)
+            at = np.minimum(np.searchsorted(looked_at, used), len(looked_at) - 1)
+            amounts = np.where(looked_at[at] == used, amounts, 0.0)
+            rest = (
+                rest - np.bincount(at, weights=amounts, minlength=len(looked_at))[place.reshape(rest.shape)]
+            )
+        share: Floats = np.clip(rest / np.where(room > 0.0, room, np.inf), 0.0, 1.0).max(axis=1)
+        return share
 
     def due(self, now_s: float) -> bool:
         """Whether time has passed since it was last written."""
@@ -100,6 +126,7 @@ class Observer:
         self.members: list[Member] = []  # the jobs behind the table of workers
         self.refused: list[Refusal] = []  # since the last observation
         self._needs = frozenset().union(*(stage.needs for stage in policy.stages))
+        self.traffic.by_job = {"nodes", "workers"} <= self._needs
         self._last_s = 0.0
         self.services: ServingWorld | None = None
         self._coded: dict[str, Labels | Floats] = {}
@@ -144,8 +171,14 @@ class Observer:
             job.advance.settle(job)
             job.fill_row(roster.cells, roster.factor.item(job.row))
             self._measure(job, now_s)
+        if "nodes" in needs and self.traffic.due(now_s):
+            for job in jobs:
+                job.report_traffic()
+            self.traffic.fill(now_s)
         if "workers" in needs:
             self.members = fill_workers(self.workers, jobs)
+            for job, part in self.members if self.traffic.by_job else ():
+                writable(self.workers, "load_ratio")[part] = self.traffic.by_others(job.row, job.config.nodes)
         if "shards" in needs:
             fill_shards(self.shards, jobs, cluster.up)
         if "paths" in needs:
@@ -159,10 +192,6 @@ class Observer:
             fill_stores(self.stores, open_jobs, cluster)
         if "gpus" in needs:
             fill_active(cluster, jobs)
-        if "nodes" in needs and self.traffic.due(now_s):
-            for job in jobs:
-                job.report_traffic()
-            self.traffic.fill(now_s)
 
     def _measure(self, job: TrainingJob, now_s: float) -> None:
         """Turn the window of a job into its measured columns; without a new period the last ones stay."""
@@ -194,7 +223,7 @@ class Observer:
 
 
 def worker_columns(
-    job: TrainingJob, window: Window, bytes_per_s: Callable[[int, int], float]
+    job: TrainingJob, window: JobWindow, bytes_per_s: Callable[[int, int], float]
 ) -> dict[str, Floats]:
     """Measured columns of a job's workers; NaN for a worker that did nothing."""
     steps, samples = window.steps, window.samples

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from equipoise.sim.serving.service import Window
+from equipoise.sim.serving.service import ServiceWindow
 from equipoise.sim.world.services import Tenant
 
 
@@ -45,7 +45,7 @@ def service_row(tenant: Tenant, end_s: float, energy_j: float, cost_usd: float) 
     }
 
 
-def window_row(name: str, window: Window) -> dict[str, Any]:
+def window_row(name: str, window: ServiceWindow) -> dict[str, Any]:
     """One window of a service."""
     tally = window.tally
     p50_s, p95_s, p99_s = tally.percentiles_s(0.5, 0.95, 0.99)

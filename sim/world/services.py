@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,13 +13,15 @@ from equipoise.policies.observation import Bools, Floats, Ints, Services, resize
 from equipoise.policies.physics import speed_at
 from equipoise.sim.clock import Clock
 from equipoise.sim.cluster.cluster import Cluster, Holding
+from equipoise.sim.cost.measured import interference, share_kappa
 from equipoise.sim.job.paces import typical_speed
 from equipoise.sim.ledger.meter import Meter
 from equipoise.sim.ledger.serving import ServingAccount
 from equipoise.sim.ledger.timeline import Timeline
 from equipoise.sim.scenario.model import Scenario, Service
-from equipoise.sim.serving.service import ServiceState, Window
+from equipoise.sim.serving.service import ServiceState, ServiceWindow
 from equipoise.sim.world.allocate import Allocator
+from equipoise.sim.world.room import cheapest_victims, free_room, room_on
 from equipoise.sim.world.roster import Roster
 from equipoise.sim.world.stall import Stalled
 
@@ -52,7 +54,7 @@ class Tenant:
         self.account = ServingAccount()
         self.window_gpu_s = 0.0
         self.taken = 0  # jobs stopped to make room
-        self.records: list[Window] = []
+        self.records: list[ServiceWindow] = []
 
     @property
     def active(self) -> int:
@@ -158,7 +160,7 @@ class ServingWorld:
         """Start replicas up to the number wanted; ready_s: at this time, else when they have started."""
         spec, now_s = tenant.spec, self.clock._now
         while tenant.active < tenant.state.wanted:
-            gpus, delay_s = self._room(tenant), late_s + spec.replicas.start
+            gpus, delay_s = free_room(spec, tenant.allowed, self.cluster), late_s + spec.replicas.start
             if gpus is None and spec.placement.preempt:
                 gpus, delay_s = self._take_back(tenant), delay_s + spec.placement.take_back
             if gpus is None:
@@ -208,58 +210,15 @@ class ServingWorld:
         if self.allocator.changed is not None:
             self.allocator.changed()
 
-    # -- where to ----------------------------------------------------------------------------------------------
-
-    def _room(self, tenant: Tenant) -> Ints | None:
-        """Free GPUs of one node for a replica: where the least stays free beside it; None: there are none."""
-        gpus, spec = self.cluster.gpus, tenant.spec
-        rows = np.flatnonzero(tenant.allowed & (gpus.share_free >= spec.share - 1e-9))
-        node = gpus.node[rows]
-        count = np.bincount(node, minlength=len(self.cluster.nodes))[node]
-        if not (count >= spec.replicas.gpus).any():
-            return None
-        order = np.lexsort((rows, count, gpus.share_free[rows]))
-        return self._whole(spec, rows[order[count[order] >= spec.replicas.gpus]].tolist())
-
-    def _whole(self, spec: Service, rows: Sequence[int]) -> Ints | None:
-        """The first GPUs of `rows` that make a replica of one node."""
-        found: dict[int, list[int]] = {}
-        for gpu in rows:
-            chosen = found.setdefault(int(self.cluster.gpus.node[gpu]), [])
-            chosen.append(gpu)
-            if len(chosen) == spec.replicas.gpus:
-                gpus = np.array(sorted(chosen), dtype=np.int64)
-                if not self.cluster.any_mig or self.cluster.can_be_cut(gpus, np.full(len(gpus), spec.share)):
-                    return gpus
-                chosen.pop()
-        return None
-
     def _take_back(self, tenant: Tenant) -> Ints | None:
-        """Stop jobs so that a replica has room in some node, and return its GPUs; None: nothing would help.
-
-        On each node those of the lowest priority go first, then those started last. The node is the one whose most
-        important victim matters least; then the one whose victims hold the fewest GPUs.
-        """
-        cluster, spec, columns = self.cluster, tenant.spec, self.roster.columns
-        on: dict[int, list[int]] = {}
-        for row, held in cluster.holding.items():
-            for node in held.nodes.tolist() if row >= 0 else ():
-                on.setdefault(node, []).append(row)
-        best: tuple[float, float, int] | None = None
-        chosen: list[int] = []
-        for node in sorted(on):
-            rows = sorted(
-                on[node], key=lambda row: (columns["priority"][row], -columns["started_s"][row], -row)
-            )
-            victims = self._victims(tenant, node, rows)
-            if victims is None:
-                continue
-            weight = math.fsum(cluster.holding[row].weight for row in victims)
-            cost = (float(max(columns["priority"][row] for row in victims)), weight, node)
-            if best is None or cost < best:
-                best, chosen = cost, victims
-        if best is None:
+        """Stop jobs so that a replica has room in some node, and return its GPUs; None: nothing would help."""
+        spec, columns = tenant.spec, self.roster.columns
+        found = cheapest_victims(
+            spec, tenant.allowed, self.cluster, columns["priority"], columns["started_s"]
+        )
+        if found is None:
             return None
+        node, chosen = found
         for row in chosen:
             job = self.roster.running_jobs[row]
             saved = job.save_s <= spec.placement.take_back
@@ -268,29 +227,7 @@ class ServingWorld:
         tenant.taken += len(chosen)
         for tell in self.allocator.listeners.happened:
             tell("taken_back", spec.name, float(len(chosen)), self.clock._now)
-        return self._on_node(tenant, best[2])
-
-    def _on_node(self, tenant: Tenant, node: int) -> Ints | None:
-        gpus = self.cluster.gpus
-        fits = tenant.allowed & (gpus.node == node) & (gpus.share_free >= tenant.spec.share - 1e-9)
-        rows = np.flatnonzero(fits)
-        return self._whole(tenant.spec, rows[np.lexsort((rows, gpus.share_free[rows]))].tolist())
-
-    def _victims(self, tenant: Tenant, node: int, rows: Sequence[int]) -> list[int] | None:
-        """The first of the jobs on a node that make room for a replica when they stop; None: all are not enough."""
-        cluster, spec = self.cluster, tenant.spec
-        if not cluster.up[node]:
-            return None
-        first, count = int(cluster.nodes.first_gpu[node]), int(cluster.nodes.gpus[node])
-        room = cluster.gpus.share_free[first : first + count].copy()
-        room[~tenant.allowed[first : first + count]] = -1.0
-        for k, row in enumerate(rows):
-            held = cluster.holding[row]
-            inside = (held.gpu >= first) & (held.gpu < first + count)
-            room[held.gpu[inside] - first] += held.share[inside]
-            if np.count_nonzero(room >= spec.share - 1e-9) >= spec.replicas.gpus:
-                return list(rows[: k + 1])
-        return None
+        return room_on(node, spec, tenant.allowed, self.cluster)
 
     # -- nodes ---------------------------------------------------------------------------------------------------
 
@@ -340,11 +277,7 @@ class ServingWorld:
         speed = float(cluster.node_speed[node] / cluster.slow[node] * tenant.speed[model])
         slowest = math.inf
         accelerator = cluster.accelerators[model]
-        kappa, iota = tenant.spec.share_kappa, tenant.spec.interference
-        if kappa is None:
-            kappa = math.nan if accelerator.share_kappa is None else accelerator.share_kappa.value
-        if iota is None:
-            iota = 0.0 if accelerator.interference is None else accelerator.interference.value
+        kappa, iota = share_kappa(tenant.spec, accelerator), interference(tenant.spec, accelerator)
         for gpu, share in zip(replica.holding.gpu.tolist(), replica.holding.share.tolist(), strict=True):
             own = 1.0 / cluster.gpu_time.item(gpu)
             part = cluster.share_in_force(gpu, share)

@@ -29,7 +29,7 @@ class StallDetection(Listener):
         self._fruitless = np.zeros(len(demand), dtype=np.int64)  # restarts since it last grew
         self._idle_failures = 0
 
-    def thrown_back(self, job: Job) -> None:
+    def rolled_back(self, job: Job) -> None:
         """A fault has thrown a job back. Raises Stalled when it has kept nothing for too many times."""
         row, kept = job.row, job.kept
         if kept > self._kept[row]:

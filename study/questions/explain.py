@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.policies.allocation.draft import Hand
+from equipoise.policies.allocation.draft import Draft
 from equipoise.policies.contract import Decision, Plan, Reason
 from equipoise.policies.observation import RUNNING, Ints, Observation
 from equipoise.policies.queues.limits import (
@@ -28,6 +28,7 @@ from equipoise.sim.record import read_parquet
 from equipoise.sim.scenario.tree import InputError, read_text, read_tree
 from equipoise.sim.scenario.units import format_seconds, format_share
 from equipoise.study.folders import MANIFEST
+from equipoise.study.questions.sub_steps import done_to, in_words
 
 JOURNAL = "journal.jsonl"
 
@@ -151,30 +152,30 @@ def _started(decision: Decision) -> dict[int, Ints]:
     return {row: allocation.gpus_of(k) for k, row in enumerate(rows) if o.jobs.state[row] != RUNNING}
 
 
-def _after(decision: Decision) -> tuple[Hand, Quota]:
+def _after(decision: Decision) -> tuple[Draft, Quota]:
     """What is free, and what is used of limits, once the decision is carried out."""
     o, allocation = decision.observation, decision.plan.allocation
-    hand, quota = Hand(o), Quota.now(o)
+    draft, quota = Draft(o), Quota.now(o)
     if allocation is None:
-        return hand, quota
+        return draft, quota
     parts = [(row, k) for k, row in enumerate(allocation.job.tolist())]
     for row, _ in parts:
         if o.jobs.state[row] == RUNNING:
             quota.book(int(o.jobs.claim[row]), {m: -n for m, n in held_amounts(o, row).items()}, -1)
-            hand.stop((row,))
+            draft.stop((row,))
     for row, k in parts:
         gpus = allocation.gpus_of(k)
         share = allocation.share[allocation.offset[k] : allocation.offset[k + 1]]
         if len(gpus):
             quota.book(int(o.jobs.claim[row]), amounts_of(o, gpus, share))
-            hand.start((np.array([row]), np.array([0, len(gpus)]), gpus, share))
-    return hand, quota
+            draft.start((np.array([row]), np.array([0, len(gpus)]), gpus, share))
+    return draft, quota
 
 
 def _cause(folder: Folder, decision: Decision, row: int) -> Cause:
     """Why a job still waits after a decision."""
     o = decision.observation
-    hand, quota = _after(decision)
+    draft, quota = _after(decision)
     wanted, claim = least_gpus(o, row), int(o.jobs.claim[row])
     share = float(min(o.jobs.gpu_share_requested[row], 1.0))
     if claim >= 0:
@@ -182,13 +183,13 @@ def _cause(folder: Folder, decision: Decision, row: int) -> Cause:
         if wanted * share > max(room) + 1e-9:
             return _limit(quota, claim, wanted * share)
     allowed = allowed_nodes(o, row)
-    free = np.array(hand.columns.free)
+    free = np.array(draft.columns.free)
     mine, whole = int(free[allowed].sum()), int(free.sum())
     if share >= 1.0 and mine < wanted:
         if whole >= wanted:
             return Cause("places", f"{wanted} GPUs needed; free ones are on nodes that it may not use")
         return Cause("GPUs", f"{wanted} GPUs needed, fewer were free")
-    if place_job(hand, row, wanted) is None:
+    if place_job(draft, row, wanted) is None:
         return Cause(
             "topology", f"{wanted} GPUs free, but not together as it asks, or with too little memory"
         )
@@ -277,19 +278,32 @@ def stage_lines(folder: Folder, decision: Decision) -> list[str]:
     o = decision.observation
     running, waiting = len(o.running), len(o.waiting)
     free = int(o.nodes.gpus_free.sum())
-    lines = [f"{running} jobs ran, {waiting} waited, {free} of {int(o.nodes.gpus.sum())} GPUs were free"]
+    ran = f"{running} job{'s' * (running != 1)} ran"
+    lines = [f"{ran}, {waiting} waited, {free} of {int(o.nodes.gpus.sum())} GPUs were free"]
     if waiting:
         lines.append(f"waiting: {_some([folder.name(row) for row in o.waiting.tolist()])}")
     for reason in decision.plan.reasons:
         lines.append(f"{reason.stage}: {reason.text}")
+        words, told = in_words(reason, o, folder.name)
+        lines += [f"  {text}" for text in words]
         lines += [
             f"  {key}: {text}"
             for key, value in reason.values.items()
-            if (text := _shown(folder, o, key, value))
+            if key not in told and (text := _shown(folder, o, key, value))
         ]
     if decision.plan.changes_nothing():
         lines.append("nothing was changed")
     return lines
+
+
+def done_to_job(folder: Folder, row: int) -> list[tuple[float, str]]:
+    """What was changed of a job, when (s) and by which sub-step; said once where it is planned again and again."""
+    found: list[tuple[float, str]] = []
+    for decision in decisions(folder):
+        text = done_to(decision, row) if row < len(decision.observation.jobs) else ""
+        if text and (not found or found[-1][1] != text):
+            found.append((decision.observation.time_s, text))
+    return found
 
 
 def service_lines(o: Observation) -> list[str]:

@@ -12,11 +12,11 @@ from equipoise.sim.cost.transformer import memory_stack, plan_of, reached_share,
 from equipoise.sim.hardware.profile import link_bytes_per_s, load_profile
 from equipoise.sim.llm.layout import Layout
 from equipoise.sim.llm.memory import MemoryEstimate, memory, smallest_change
-from equipoise.sim.llm.quantities import Plan
+from equipoise.sim.llm.quantities import ShardingPlan
 from equipoise.sim.llm.search import Search, search
 from equipoise.sim.llm.step_time import StepTime, step_time
 from equipoise.sim.loading.file import read_scenario
-from equipoise.sim.scenario.model import Job, Scenario
+from equipoise.sim.scenario.model import JobSpec, Scenario
 from equipoise.sim.scenario.models.transformer import NAMES, precision_of
 from equipoise.sim.scenario.tree import InputError
 
@@ -30,7 +30,7 @@ class Fits:
 
     job: str
     model: str
-    plan: Plan
+    plan: ShardingPlan
     memory: MemoryEstimate
     measured: bool
     step: StepTime
@@ -111,7 +111,7 @@ def _each(scenario: Scenario, plans: int) -> Iterator[Fits]:
         )
 
 
-def _plan(plan: Plan, job: Job) -> Plan:
+def _plan(plan: ShardingPlan, job: JobSpec) -> ShardingPlan:
     la = plan.layout
     values = {f.name: getattr(la, f.name) for f in fields(la)}
     values |= {"data": job.gpus // la.replica_gpus, "global_batch": job.global_batch}

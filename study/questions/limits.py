@@ -25,10 +25,10 @@ from equipoise.sim.hardware.profile import link_bytes_per_s, load_profile
 from equipoise.sim.loading.file import read_scenario
 from equipoise.sim.record import Run
 from equipoise.sim.run import run
-from equipoise.sim.scenario.model import Job, Model, Scenario
+from equipoise.sim.scenario.model import JobSpec, Model, Scenario
 from equipoise.sim.traces.trace import Trace
 from equipoise.study.questions.levers import LIMITS, POLICIES, STAGE, Lever, levers
-from equipoise.study.runs.variants import DEFAULT, Means, Outcome, Variant, policy_text, run_all
+from equipoise.study.runs.variants import DEFAULT, Means, Variant, VariantOutcome, policy_text, run_all
 from equipoise.study.statistics import CONFIDENCE, Interval, mean_interval, paired_ratio
 
 FILE = "limits.json"
@@ -220,7 +220,7 @@ def times_by_limit(made: Run) -> dict[str, NDArray[np.float64]]:
     return {**{limit: held_s * s for limit, s in share.items()}, "queue": jobs["queueing_s"].astype(float)}
 
 
-def memory_share(scenario: Scenario, job: Job, model: Model) -> float:
+def memory_share(scenario: Scenario, job: JobSpec, model: Model) -> float:
     """Share (0 to 1) of a job's computing that memory costs, on the mean GPU of the cluster.
 
     What would be saved if bytes moved at once, one pass held all samples and nothing were computed twice.
@@ -321,7 +321,7 @@ def _memory_by_group(scenario: Scenario) -> dict[str, float]:
     return found | ({ALL: weighted / total} if total and scenario.workload.trace is None else {})
 
 
-def _limited(group: str, found: Sequence[Lever], outcomes: Sequence[Outcome]) -> Limited:
+def _limited(group: str, found: Sequence[Lever], outcomes: Sequence[VariantOutcome]) -> Limited:
     base = outcomes[0]
     by_limit = {limit: float(np.mean(base.values(key(group, limit)))) for limit in LIMITS}
     total = sum(by_limit.values())
@@ -339,6 +339,6 @@ def _limited(group: str, found: Sequence[Lever], outcomes: Sequence[Outcome]) ->
     return Limited(group, jobs, mean_interval(times), shares, tuple(effects))
 
 
-def _times(group: str, outcome: Outcome) -> list[float]:
+def _times(group: str, outcome: VariantOutcome) -> list[float]:
     """Mean time of the group's jobs by seed."""
     return np.sum([outcome.values(key(group, limit)) for limit in LIMITS], axis=0).tolist()  # type: ignore[no-any-return]

@@ -19,7 +19,7 @@ from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.display import LABELS
 from equipoise.study.questions.sensitivity_keys import Range, default_ranges, read_range
-from equipoise.study.runs.variants import DEFAULT, Means, Outcome, Variant, policy_text, run_all
+from equipoise.study.runs.variants import DEFAULT, Means, Variant, VariantOutcome, policy_text, run_all
 from equipoise.study.statistics import CONFIDENCE, Interval, mean_interval, paired_ratio
 
 FILE = "sensitivity.json"
@@ -180,7 +180,7 @@ def _changed(
     return changed.scenario
 
 
-def _values(base: Outcome, metric: str) -> list[float]:
+def _values(base: VariantOutcome, metric: str) -> list[float]:
     """The metric of the base. Raises RuntimeError when it fails, InputError when it has no such number."""
     if base.failed is not None:
         raise RuntimeError(f"{base.variant.scenario.name}: {base.failed}")
@@ -201,7 +201,7 @@ def _result(
     policy: str,
     metric: str,
     chosen: Sequence[Range],
-    outcomes: Sequence[Outcome],
+    outcomes: Sequence[VariantOutcome],
     ends: Ends,
     notes: list[str],
 ) -> Sensitivity:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from equipoise.policies.numerals import is_index, strict_float
-from equipoise.sim.scenario.model import Job, Model, Scenario, Tree
+from equipoise.sim.scenario.model import JobSpec, Model, Scenario, Tree
 from equipoise.sim.scenario.tree import InputError
 from equipoise.sim.scenario.units import format_bytes_per_s, format_scaled, format_seconds
 
@@ -198,7 +198,7 @@ def _jobs(scenario: Scenario) -> Iterator[Range]:
         yield from _scaled("workload.trace.time_scale", scenario.workload.trace.time_scale, 0.8, 1.25)
 
 
-def _batch(key: str, job: Job) -> Iterator[Range]:
+def _batch(key: str, job: JobSpec) -> Iterator[Range]:
     """Half and twice the batch; a job that counts steps then takes twice and half as many, for equal work."""
     unit = job.micro_batch
     low, high = max(unit, job.global_batch // 2 // unit * unit), 2 * job.global_batch

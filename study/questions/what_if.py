@@ -15,7 +15,7 @@ from equipoise.sim.job.demand import expand
 from equipoise.sim.loading.file import read_scenario
 from equipoise.sim.record import Run
 from equipoise.sim.run import RunFailed, run
-from equipoise.sim.scenario.model import Explicit, Job, LinkSpec, Scenario
+from equipoise.sim.scenario.model import Explicit, JobSpec, LinkSpec, Scenario
 from equipoise.sim.scenario.tree import InputError
 from equipoise.sim.traces.read import Trace
 from equipoise.study.questions.explain import Folder
@@ -197,7 +197,7 @@ class _Editor:
         return len(self.listed)
 
 
-def _scaled(job: Job, values: dict[str, Any]) -> dict[str, Any]:
+def _scaled(job: JobSpec, values: dict[str, Any]) -> dict[str, Any]:
     if "gpus" in values and job.duration is not None:
         return {**values, "duration": job.duration * job.gpus / values["gpus"]}
     return values

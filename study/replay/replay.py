@@ -36,6 +36,7 @@ def replay(graph: Graph, durations_s: Floats, group_s: Floats, host_s: Floats) -
     last = np.zeros(n)
 
     def end(number: int) -> Floats:
+        """When the last operation of a slot ends, (alternatives,)."""
         parts: list[Floats] = [
             ends[g] if (g := graph.group_of[k]) >= 0 else starts[number] + durations_s[k]
             for k in graph.slots[number].operations

@@ -11,7 +11,7 @@ from equipoise.sim.scenario.tree import InputError
 from equipoise.study.folders import COMPARISON, LEDGER, MANIFEST, RUNS, SUMMARY
 from equipoise.study.report.study import (
     UNKNOWN,
-    Failure,
+    FailedRun,
     Row,
     RunFolder,
     Study,
@@ -54,7 +54,7 @@ def _run(path: Path) -> Study:
     rows: list[Row] = []
     notes: tuple[str, ...] = ()
     policy, gpus = str(manifest.get("policy", "")), math.nan
-    failures: tuple[Failure, ...] = ()
+    failures: tuple[FailedRun, ...] = ()
     if summary.is_file():
         content = read_json(summary)
         skipped = ("identity", "policy", "seed", "totals", "notes")
@@ -63,7 +63,7 @@ def _run(path: Path) -> Study:
         gpus = number((content.get("totals") or {}).get("gpus"))
     else:
         failures = (
-            Failure(f"{policy}, seed {manifest.get('seed')}", str(manifest.get("status", "unknown"))),
+            FailedRun(f"{policy}, seed {manifest.get('seed')}", str(manifest.get("status", "unknown"))),
         )
     folders = (folder,) if folder is not None else ()
     title = str(manifest.get("scenario", path.name))
@@ -105,14 +105,14 @@ def _comparison(path: Path) -> Study:
     )  # fmt: skip
 
 
-def _failures(content: Mapping[str, Any], folders: Sequence[RunFolder]) -> tuple[Failure, ...]:
+def _failures(content: Mapping[str, Any], folders: Sequence[RunFolder]) -> tuple[FailedRun, ...]:
     """Runs that failed: as the comparison lists them, else by what their folders say."""
     listed = content.get("failures")
     if isinstance(listed, list) and listed:
         parts = (str(line).partition(" failed: ") for line in listed)
-        return tuple(Failure(what, why) for what, _, why in parts)
+        return tuple(FailedRun(what, why) for what, _, why in parts)
     stopped = [folder for folder in folders if folder.manifest.get("status") != "complete"]
-    return tuple(Failure(folder.label, str(folder.manifest.get("status"))) for folder in stopped)
+    return tuple(FailedRun(folder.label, str(folder.manifest.get("status"))) for folder in stopped)
 
 
 def _row(row: Mapping[str, Any]) -> Row:

@@ -22,7 +22,7 @@ SENSITIVITY = "sensitivity.json"
 
 
 @dataclass(frozen=True)
-class Failure:
+class FailedRun:
     """A run that ended without a result."""
 
     what: str
@@ -106,7 +106,7 @@ class Study:
     folders: tuple[RunFolder, ...]
     detail: tuple[RunFolder, ...]
     versus: Callable[[str, str, str], Interval]
-    failures: tuple[Failure, ...] = ()
+    failures: tuple[FailedRun, ...] = ()
     failed: int = 0
     notes: tuple[str, ...] = ()
     noise_free: bool = False

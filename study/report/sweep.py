@@ -20,7 +20,7 @@ from equipoise.study.display import METRICS
 from equipoise.study.folders import LEDGER, RUNS, reading
 from equipoise.study.report.study import (
     UNKNOWN,
-    Failure,
+    FailedRun,
     Point,
     Row,
     RunFolder,
@@ -63,7 +63,7 @@ def _scenario(about: Mapping[str, str]) -> Mapping[str, Any] | None:
     return data if isinstance(data, dict) else None
 
 
-def _ledger(path: Path) -> tuple[dict[str, str], int, tuple[Failure, ...]]:
+def _ledger(path: Path) -> tuple[dict[str, str], int, tuple[FailedRun, ...]]:
     """Facts about the sweep, the number of failed runs, and the first of them."""
     with reading(path / LEDGER) as db:
         about = dict(db.execute("SELECT key, value FROM about ORDER BY key").fetchall())
@@ -72,7 +72,7 @@ def _ledger(path: Path) -> tuple[dict[str, str], int, tuple[Failure, ...]]:
             "SELECT id, point, policy, seed, error FROM runs WHERE status = 'failed' ORDER BY number LIMIT ?",
             (FAILURES_SHOWN,),
         ).fetchall()
-    told = [Failure(f"point {p}, {policy}, seed {s} ({key})", str(why)) for key, p, policy, s, why in rows]
+    told = [FailedRun(f"point {p}, {policy}, seed {s} ({key})", str(why)) for key, p, policy, s, why in rows]
     return about, failed, tuple(told)
 
 
@@ -81,7 +81,7 @@ def _study(
     db: duckdb.DuckDBPyConnection,
     about: Mapping[str, str],
     failed: int,
-    failures: tuple[Failure, ...],
+    failures: tuple[FailedRun, ...],
 ) -> Study:
     spec = read_tree(about.get("sweep", "{}"), "the sweep").data
     spec = spec if isinstance(spec, dict) else {}

@@ -36,7 +36,7 @@ _RUN_ID = re.compile("[0-9a-f]{16}")
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SweepOutcome:
     """How a sweep ended: numbers of runs, the failed ones, and points that are less sure than was asked for."""
 
     runs: int
@@ -76,7 +76,7 @@ def sweep(
     *,
     progress: Progress | None = None,
     runner: Callable[..., Run] = run,
-) -> Outcome:
+) -> SweepOutcome:
     """Make the runs of the sweep in `file` that `out` does not have yet.
 
     Raises InputError or PolicyError before anything is run when the sweep is wrong or `out` holds another kind of
@@ -105,7 +105,7 @@ def sweep(
                 more, unsure = how_it_ended(store, chosen, until)
                 notes += more
             failed = tuple(store.failures())
-    return Outcome(len(chosen), len(made), len(chosen) - len(made), failed, tuple(notes), unsure)
+    return SweepOutcome(len(chosen), len(made), len(chosen) - len(made), failed, tuple(notes), unsure)
 
 
 def _label(row: Row) -> str:

@@ -26,7 +26,7 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class VariantOutcome:
     """The rows of one variant, seeds ascending. `failed` says why, where a run failed."""
 
     variant: Variant
@@ -60,7 +60,7 @@ class Means:
 DEFAULT = Means()
 
 
-def run_all(variants: Sequence[Variant], means: Means) -> list[Outcome]:
+def run_all(variants: Sequence[Variant], means: Means) -> list[VariantOutcome]:
     """Run every variant on the same seeds, equal ones once; in the order of `variants`.
 
     When nothing is random in any variant, one seed is run. Raises PolicyError for an unknown stage.
@@ -77,7 +77,7 @@ def run_all(variants: Sequence[Variant], means: Means) -> list[Outcome]:
     make(store, ordered, Shared(means.folders, runner=means.runner), how)
     rows = {row["id"]: row for row in store.rows()}
     return [
-        Outcome(variant, tuple(rows[order.id] for order in one))
+        VariantOutcome(variant, tuple(rows[order.id] for order in one))
         for variant, one in zip(variants, asked, strict=True)
     ]
 

@@ -105,7 +105,7 @@ def one_job(
             step_cov=np.full(n, step_cov), wait_s=busy_s.max() - busy_s,
             input_stall_s=np.broadcast_to(stall_s, n), response_s_per_sample=busy_s / np.maximum(samples, 1),
             gradient_rate_per_s=1 / busy_s, gradient_norm=np.broadcast_to(norm, n),
-            memory_free_bytes=np.full(n, 70e9),
+            memory_free_bytes=np.full(n, 70e9), load_ratio=np.broadcast_to(nic_busy, n),
         ),
         "shards": Shards.of(
             id=np.arange(len(worker)), job=np.zeros(len(worker)), worker=worker,
@@ -316,6 +316,7 @@ MEASURED = {
     "workers": (
         "samples_owned", "capacity_samples_per_s", "step_s", "step_cov", "wait_s", "input_stall_s",
         "response_s_per_sample", "gradient_rate_per_s", "gradient_norm", "memory_free_bytes",
+        "load_ratio",
     ),
     "jobs": (
         "work_s", "exchange_s", "exchange_alone_s", "noise_scale", "throughput_samples_per_s",

@@ -41,7 +41,7 @@ class Speeds:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredSpeeds:
     """What was measured: seconds per sample by rank and round, and what all ranks have in common."""
 
     speeds: tuple[Speeds, ...]
@@ -106,7 +106,7 @@ def _best_split(x: Floats) -> int:
     return int(count[int(np.argmax(explained))])
 
 
-def measure(run: LiveRun) -> Measured:
+def measure(run: LiveRun) -> MeasuredSpeeds:
     """Fit a run. Raises InputError when too little was recorded."""
     busy_s = run.stall_s + run.compute_s + run.update_s
     works = (run.samples > 0) & np.isfinite(busy_s) & (busy_s > 0)
@@ -123,7 +123,7 @@ def measure(run: LiveRun) -> Measured:
     levels = [_levels(row, begin) for row, begin in zip(per_sample_s, begins, strict=True)]
     spread = [_spread(level, begin, run.rounds) for level, begin in zip(levels, begins, strict=True)]
     ratio = per_sample_s / np.stack(spread)
-    return Measured(
+    return MeasuredSpeeds(
         tuple(Speeds(tuple(b), tuple(v.tolist())) for b, v in zip(begins, levels, strict=True)),
         fixed,
         min(fixed, float(np.nanmedian(run.update_s / per_sample_s))),
@@ -232,13 +232,13 @@ def _exchange_s(run: LiveRun) -> float:
 
 
 def scenario_data(
-    run: LiveRun, measured: Measured, events: list[dict[str, Any]], policy: list[Any]
+    run: LiveRun, measured: MeasuredSpeeds, events: list[dict[str, Any]], policy: list[Any]
 ) -> dict[str, Any]:
     """The run as a scenario, as plain data in SI units. `events`: planned changes of speed.
 
     One node per rank; the exchange is pure latency, because one size on one number of ranks cannot tell
     latency from bandwidth. A drift that was not known live is put so high that no interval above 1 pays, which
-    is how a policy acts that does not know it.
+    is how a policy acts that does not know it; one that was measured is the one that the policy saw last.
     """
     manifest, n = run.manifest, run.ranks
     beta_s = measured.reference_s
@@ -254,7 +254,7 @@ def scenario_data(
         "sample_time": beta_s,
         "gradient": 0.0,
         "exchange": exchange,
-        "drift": 1.0 if drift is None else drift,
+        "drift": 1.0 if drift is None else _last_drift(run) if drift == "measured" else drift,
         **({"noise_scale": phi} if phi > 0 else {}),
     }
     trained = int(run.samples.sum())
@@ -290,6 +290,12 @@ def scenario_data(
         "noise": {"step_cov": measured.step_cov},
         "faults": {"events": events},
     }
+
+
+def _last_drift(run: LiveRun) -> float:
+    """The latest drift that the policy saw; 1 where it was never asked."""
+    seen = [float(p.entry.decision.observation.jobs.drift[0]) for p in run.points]
+    return seen[-1] if seen else 1.0
 
 
 def _last_noise_scale(run: LiveRun) -> float:

@@ -12,7 +12,7 @@ from equipoise.study.twin.words import reason
 
 if TYPE_CHECKING:
     from equipoise.study.twin.compare import Parting
-    from equipoise.study.twin.twin import Twin, Window
+    from equipoise.study.twin.twin import Twin, TwinWindow
 
 _HEADER = ("decision", "rounds", "samples", "H", "measured", "predicted", "error", "decides")
 _SHOWN = 40  # windows; of a longer run the first half and the last
@@ -84,7 +84,7 @@ def _measured(twin: Twin) -> Iterator[str]:
     )
 
 
-def _table(windows: Sequence[Window]) -> Iterator[str]:
+def _table(windows: Sequence[TwinWindow]) -> Iterator[str]:
     rows: list[tuple[str, ...]] = [
         (
             str(w.decision),

@@ -26,7 +26,7 @@ from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.twin.compare import Parting, actions, first_difference, identical, parting
 from equipoise.study.twin.eyes import AsLive, levers
-from equipoise.study.twin.fit import Measured, measure, scenario_data
+from equipoise.study.twin.fit import MeasuredSpeeds, measure, scenario_data
 from equipoise.study.twin.record import LiveRun, Point, journals
 
 SEEDS = 5  # noise of the prediction itself is averaged away over so many
@@ -34,7 +34,7 @@ _NOISY = 0.002  # variation of steps; below it, one will do
 
 
 @dataclass(frozen=True)
-class Window:
+class TwinWindow:
     """The rounds up to one decision, live and simulated. Step times are per global batch, in seconds."""
 
     decision: int
@@ -57,9 +57,9 @@ class Twin:
     """A live run beside its simulated twin."""
 
     run: LiveRun
-    measured: Measured
+    measured: MeasuredSpeeds
     scenario: Scenario
-    windows: tuple[Window, ...]
+    windows: tuple[TwinWindow, ...]
     decisions_identical: int  # from the first on
     parted: Parting | None
     replay_differences: tuple[str, ...]  # of the journals, decided on again; none: they replay
@@ -102,7 +102,7 @@ def replayed(folder: Path, policy: Policy) -> tuple[str, ...]:
 # -- the simulation ------------------------------------------------------------------------------------------
 
 
-def _simulated(run: LiveRun, measured: Measured, seed: int) -> tuple[Scenario, list[Decision]]:
+def _simulated(run: LiveRun, measured: MeasuredSpeeds, seed: int) -> tuple[Scenario, list[Decision]]:
     """The scenario, and what the policy decides in it, in order, without the start of the job.
 
     A change of speed came at a round; its time in the simulation depends on all that came before it. So the
@@ -130,7 +130,7 @@ def _event(run: LiveRun, rank: int, at_s: float, factor: float) -> dict[str, Any
 
 
 def _decisions(
-    run: LiveRun, measured: Measured, events: list[dict[str, Any]], seed: int
+    run: LiveRun, measured: MeasuredSpeeds, events: list[dict[str, Any]], seed: int
 ) -> tuple[Scenario, list[Decision]]:
     stages = run.manifest.get("stages") or ["fifo"]
     scenario = from_mapping(scenario_data(run, measured, events, stages))
@@ -186,7 +186,7 @@ def _mean_step_s(decisions: Sequence[Decision], batch: float) -> float:
 
 def _windows(
     run: LiveRun, pairs: Sequence[tuple[Point, Decision]], simulated: Sequence[Sequence[Decision]]
-) -> Iterator[Window]:
+) -> Iterator[TwinWindow]:
     """The rounds before each decision, where some of them were timed; `simulated` on several seeds: their mean."""
     batch, round_s, first, before = float(run.manifest["global_batch"]), run.round_s, 0, 0
     for point, decision in pairs:
@@ -194,7 +194,7 @@ def _windows(
         timed = np.isfinite(round_s[part])  # without the rounds that a pause held up
         trained = float(run.samples[:, part][:, timed].sum())
         if trained > 0:
-            yield Window(
+            yield TwinWindow(
                 decision=point.point,
                 first_round=first,
                 last_round=point.rounds - 1,

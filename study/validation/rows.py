@@ -15,7 +15,7 @@ from typing import TypeVar
 import numpy as np
 
 from equipoise.policies.numerals import strict_float
-from equipoise.sim.llm.quantities import Plan, Quantities, quantities
+from equipoise.sim.llm.quantities import Quantities, ShardingPlan, quantities
 from equipoise.sim.llm.stack import Floats
 
 
@@ -24,7 +24,7 @@ class Row:
     """A plan and its measured step [s]. `family` and `key` are what splits read; `configuration` is a plan without
     its scale, so that rows of one configuration differ in the number of accelerators only."""
 
-    plan: Plan
+    plan: ShardingPlan
     seconds: float
     family: str
     key: str

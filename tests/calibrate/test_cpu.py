@@ -21,7 +21,7 @@ from equipoise.calibrate.fit.robust import Estimate
 from equipoise.calibrate.measure import training
 from equipoise.calibrate.measure.collective_worker import SharedMemoryRank
 from equipoise.calibrate.measure.collective_worker import measure as measure_collective
-from equipoise.calibrate.measure.collectives import Group, overlap_measures
+from equipoise.calibrate.measure.collectives import WorkerProcesses, overlap_measures
 from equipoise.calibrate.measure.host import HostBench, cores, last_level_cache_bytes
 from equipoise.calibrate.measure.measure import MissingError, Series
 from equipoise.calibrate.samples import read_samples
@@ -275,7 +275,7 @@ def test_the_stand_in_does_only_what_it_says(tmp_path: Path) -> None:
 
 
 def test_worker_processes_measure_together_and_end() -> None:
-    group = Group("shared memory", 2)
+    group = WorkerProcesses("shared memory", 2)
     try:
         times = group.times({"collective": "all_reduce", "size_bytes": 65536}, 0.01)
         processes = list(group._processes)
@@ -288,7 +288,7 @@ def test_worker_processes_measure_together_and_end() -> None:
 
 @pytest.mark.long
 def test_a_worker_that_dies_is_a_reason_not_a_crash() -> None:
-    group = Group("no such backend", 1)
+    group = WorkerProcesses("no such backend", 1)
     with pytest.raises(MissingError, match="no such backend between 1 processes: "):
         group.times({"collective": "all_reduce", "size_bytes": 4096}, 0.01)
     group.close()
@@ -298,7 +298,7 @@ def test_a_worker_that_dies_is_a_reason_not_a_crash() -> None:
 def test_a_step_its_exchange_and_both_are_timed_in_turn() -> None:
     """Every rank's step with its exchange is at least about as long as the step alone."""
     pytest.importorskip("torch", reason="steps with their exchange need PyTorch")
-    group = Group("gloo", 2)
+    group = WorkerProcesses("gloo", 2)
     try:
         first, *_ = overlap_measures([group], quick=True)
         found = first.run(0.1)

@@ -11,15 +11,17 @@ import pytest
 from click.testing import CliRunner
 
 from equipoise.calibrate.measure.measure import Measure, MissingError, Series
-from equipoise.calibrate.run import ConditionsChangedError, Plan, calibrate
+from equipoise.calibrate.run import ConditionsChangedError, SessionPlan, calibrate
 from equipoise.calibrate.samples import SampleWriter, read_samples
 from equipoise.commands.hardware.calibrate import calibrate as command
 
 CONDITIONS = {"device": "bench", "driver": "1"}
 
 
-def plan(measures: list[Measure], now: Callable[[], dict[str, object]] = lambda: dict(CONDITIONS)) -> Plan:
-    return Plan(measures, dict(CONDITIONS), {}, now, ("peer: needs 2 GPUs",))  # type: ignore[arg-type]
+def plan(
+    measures: list[Measure], now: Callable[[], dict[str, object]] = lambda: dict(CONDITIONS)
+) -> SessionPlan:
+    return SessionPlan(measures, dict(CONDITIONS), {}, now, ("peer: needs 2 GPUs",))  # type: ignore[arg-type]
 
 
 def writer(path: Path) -> SampleWriter:
@@ -129,10 +131,12 @@ def test_a_session_that_is_complete_measures_nothing_and_says_so(
         return Measure(kind, parameters, run)
 
     @contextmanager
-    def fake_plan(*arguments: object) -> Iterator[Plan]:
+    def fake_plan(*arguments: object) -> Iterator[SessionPlan]:
         copy = fixed("copy", 1e-3, bytes=1e9, array_bytes=1e9)
         conditions = {**CONDITIONS, "memory_bytes": 1e9}
-        yield Plan([copy, fixed("fma", 1e-3, precision="fp32", flop=1e9)], conditions, {}, lambda: conditions)
+        yield SessionPlan(
+            [copy, fixed("fma", 1e-3, precision="fp32", flop=1e9)], conditions, {}, lambda: conditions
+        )
 
     monkeypatch.setattr("equipoise.calibrate.run.plan_for", fake_plan)
     arguments = ["--device", "cpu", "--quick", "--out", str(tmp_path / "p.yaml")]

@@ -110,3 +110,25 @@ def test_nothing_strays_into_the_top_level() -> None:
     if done.returncode:
         pytest.skip("not a git checkout")
     assert {name.split("/")[0] for name in done.stdout.splitlines()} == TOP
+
+
+WORDS = (
+    "Outcome", "Job", "Group", "Piece", "Window", "Table", "Demand", "Exchange", "Plan", "Measured", "Failure",
+)  # fmt: skip
+
+
+def test_each_of_eleven_words_names_one_class_where_the_page_says_and_the_others_say_which() -> None:
+    """No two classes whose names hold one of them are called the same; the bare word is of the file on the page."""
+    places: dict[str, list[str]] = {}
+    for path in product_files(ROOT):
+        for node in ast.walk(ast.parse((ROOT / path).read_bytes())):
+            if isinstance(node, ast.ClassDef) and any(word in node.name for word in WORDS):
+                places.setdefault(node.name, []).append(path)
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| (\w+) \| (.*?) \|", page, re.MULTILINE))
+    for word in WORDS:
+        said = re.findall(r"`([^`]+\.py)`", rows[word])
+        assert said == places.get(word, []), word
+    qualified = set(re.findall(r"`([A-Z]\w+)`", page.partition("Eleven words")[2]))
+    assert qualified - {"FailedRun"} <= set(places)

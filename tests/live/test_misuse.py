@@ -72,7 +72,7 @@ OPTIONS = {
         {"samples_min": 1},
         "{'samples_min': 1} is not allowed, needed is an equipoise.live.options.Bounds",
     ),
-    "drift": (-1, "-1 is not allowed, needed is a finite number of at least 0 (NaN: unknown)"),
+    "drift": (-1, '-1 is not allowed, needed is a finite number of at least 0, NaN (unknown), or "measured"'),
     "outer_lr": (float("nan"), "nan is not allowed, needed is a finite number above 0"),
     "outer_momentum": (1, "1 is not allowed, needed is a number of at least 0 and under 1"),
     "prometheus_port": (99999, "99999 is not allowed, needed is a whole number, 0 to 65535, or None"),

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from equipoise.policies.physics import hidden_s, speed_at
 from equipoise.sim.cost.step import replica_cost_s
 from equipoise.sim.hardware.profile import Accelerator, Fabric, HardwareProfile
-from equipoise.sim.scenario.model import Cluster, Job, Model
+from equipoise.sim.scenario.model import Cluster, JobSpec, Model
 from equipoise.study.needs import (
     Capacity,
     best_efficiency,
@@ -43,7 +43,7 @@ def fitted(**changes):
 
 
 def job(**changes):
-    return Job.model_validate({"model": "m", "gpus": 8, "steps": 100, "global_batch": 96} | changes)
+    return JobSpec.model_validate({"model": "m", "gpus": 8, "steps": 100, "global_batch": 96} | changes)
 
 
 def test_eight_nodes_of_two_speeds_by_hand():

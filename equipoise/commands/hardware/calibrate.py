@@ -23,7 +23,7 @@ from equipoise.options import State, WrongInputError, common, note, pass_state, 
 if TYPE_CHECKING:
     from equipoise.calibrate.check import Drift
     from equipoise.calibrate.fit.levels import Prediction, Report
-    from equipoise.calibrate.run import Outcome
+    from equipoise.calibrate.run import SessionOutcome
     from equipoise.calibrate.samples import SampleSet
 
 
@@ -154,7 +154,7 @@ def _measure(
     seconds: float | None,
     folder: Path | None,
     quiet: bool,
-) -> Outcome:
+) -> SessionOutcome:
     from equipoise.calibrate.run import BUDGET_S, FULL_ROUNDS, QUICK_ROUNDS, DeviceKind, plan_for
     from equipoise.calibrate.run import calibrate as run_calibration
     from equipoise.calibrate.samples import SampleWriter, read_samples

@@ -14,7 +14,7 @@ from equipoise.exit_codes import OK
 from equipoise.options import WrongInputError, common, say
 
 if TYPE_CHECKING:
-    from equipoise.calibrate.fit_steps import MeasuredStep, StepFit
+    from equipoise.calibrate.fit_steps import StepFit, TimedStep
 
 
 @click.command("fit-steps")
@@ -55,7 +55,7 @@ def fit_steps(steps: Path, out: Path | None, wanted: str | None, form: str) -> i
     return OK
 
 
-def _wanted(rows: list[MeasuredStep], wanted: str | None) -> str:
+def _wanted(rows: list[TimedStep], wanted: str | None) -> str:
     """The pair of stack and accelerator whose constants are asked for. Raises ValueError."""
     pairs = sorted({f"{row.stack}/{row.plan.accelerator.name}" for row in rows})
     if not pairs:
@@ -85,7 +85,7 @@ def _write(content: dict[str, object], out: Path) -> None:
         raise WrongInputError(f"--out {out}: {error.strerror}") from None
 
 
-def _text(rows: list[MeasuredStep], found: StepFit, content: dict[str, object]) -> Iterator[str]:
+def _text(rows: list[TimedStep], found: StepFit, content: dict[str, object]) -> Iterator[str]:
     import numpy as np
 
     from equipoise.calibrate.fit_steps import predicted_steps

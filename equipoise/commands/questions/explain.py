@@ -12,6 +12,7 @@ from equipoise.exit_codes import OK
 from equipoise.options import State, common, pass_state, progress, say
 
 _LISTED = 8
+_DONE = 20
 
 
 @click.command()
@@ -30,10 +31,12 @@ def explain(
 ) -> int:
     """Say why JOB of the run in RUN waited, who went first, and what would have started it sooner.
 
-    RUN is the folder of `run --out DIR --journal`. Without JOB: what each stage saw, computed and did at a time.
+    Then what was changed of it, and by which sub-step. RUN is the folder of `run --out DIR --journal`. Without JOB:
+    what each stage saw, computed and did at a time.
     """
     from equipoise.study.questions.explain import (
         at_time,
+        done_to_job,
         read_folder,
         service_lines,
         stage_lines,
@@ -59,6 +62,7 @@ def explain(
         with progress(state.quiet, folder.name(row), "changes") as tell:
             tried = try_changes(folder, row, trace, tell)
     told = _told(folder, row, wait, tried)
+    told["done"] = [{"time_s": time_s, "what": what} for time_s, what in done_to_job(folder, row)]
     say(json.dumps(told, indent=2) if form == "json" else _text(told))
     return OK
 
@@ -124,7 +128,7 @@ def _text(told: dict[str, Any]) -> str:
         lines.append(f"waited {_span(start_s - arrival_s)}")
     whole = sum(cause["span_s"] for cause in told["causes"])
     if not whole:
-        return "\n".join([*lines, "It did not wait."])
+        return "\n".join([*lines, "It did not wait.", *_done(told)])
     causes = sorted(told["causes"], key=lambda cause: -cause["span_s"])
     lines += ["", "What stood in its way, longest first:"]
     rows = [
@@ -140,7 +144,18 @@ def _text(told: dict[str, Any]) -> str:
         shown = (later or told["went_first"])[:_LISTED]
         lines += [f"  {line}" for line in aligned([(first["job"], first["why"]) for first in shown])]
         lines += [f"  and {len(later) - _LISTED} more that came after it"] if len(later) > _LISTED else []
-    return "\n".join([*lines, *_tried(told)])
+    return "\n".join([*lines, *_tried(told), *_done(told)])
+
+
+def _done(told: dict[str, Any]) -> list[str]:
+    from equipoise.commands.tables import aligned
+
+    done = told["done"]
+    if not done:
+        return []
+    rows = [(_span(one["time_s"]), one["what"]) for one in done[:_DONE]]
+    more = [f"  and {len(done) - _DONE} more; --format json has all"] if len(done) > _DONE else []
+    return ["", "What was changed of it:", *(f"  {line}" for line in aligned(rows)), *more]
 
 
 def _tried(told: dict[str, Any]) -> list[str]:

@@ -14,7 +14,7 @@ from equipoise.options import KEPT, State, common, mlflow_option, note, pass_sta
 from equipoise.policies.numerals import is_index
 
 if TYPE_CHECKING:
-    from equipoise.study.runs.sweep import Outcome
+    from equipoise.study.runs.sweep import SweepOutcome
 
 _FAILURES_SHOWN = 10
 
@@ -115,7 +115,7 @@ def _kept_options(
     return (*chosen, *(("--until", until, "--max-seeds", str(max_seeds)) if until is not None else ()))
 
 
-def _summary(outcome: Outcome, out: str) -> str:
+def _summary(outcome: SweepOutcome, out: str) -> str:
     """How a sweep ended, in words."""
     lines = [
         f"{outcome.runs} runs in {out}: {outcome.made} run, {outcome.reused} cached, "

@@ -15,7 +15,7 @@ from equipoise.sim.scenario.units import Bytes, BytesPerS, Float, Flop, Int, Sec
 Precision = Literal["fp64", "fp32", "tf32", "fp16", "bf16", "fp8"]
 
 
-class Exchange(Section):
+class ExchangeSpec(Section):
     """How gradients are exchanged. alpha and rate default to the hardware profile's fabric."""
 
     # of the gradient exchange
@@ -70,7 +70,7 @@ class Model(Section):
     # of the model: gradients, memory and checkpoints follow from it
     parameters: Annotated[Float, Field(ge=0)] = 0.0
     gradient: Bytes | None = None  # bytes exchanged; none: parameters x bytes of the precision
-    exchange: Exchange = Exchange()
+    exchange: ExchangeSpec = ExchangeSpec()
     overlap: Annotated[Float, Field(ge=1)] = 1.0  # gamma; left out: of a `step` as measured, if it was
     samples_per_pass: Count | None = None  # m_max
     preprocess_time: Seconds | None = None  # of one host core for a sample; none: never the limit

@@ -19,7 +19,7 @@ from equipoise.sim.llm.hardware import ACCELERATORS, Network
 from equipoise.sim.llm.interval import spread
 from equipoise.sim.llm.layout import Layout, Precision
 from equipoise.sim.llm.published import SHAPES, with_sequence
-from equipoise.sim.llm.quantities import Plan
+from equipoise.sim.llm.quantities import ShardingPlan
 from equipoise.sim.llm.shape import Transformer
 from equipoise.study.validation.predict import predicted, score
 from equipoise.study.validation.rows import Cells, Row, divided, labels, read_rows, seconds, stacked
@@ -99,7 +99,7 @@ def _row(text: Cells) -> Row:
     shape = _shape(family, text)
     layout = _layout(family, stack, shape, text)
     accelerator, node_bytes_per_s = _GPUS[text["gpu"]]
-    plan = Plan(shape, layout, ACCELERATORS[accelerator], Network(8, node_bytes_per_s))
+    plan = ShardingPlan(shape, layout, ACCELERATORS[accelerator], Network(8, node_bytes_per_s))
     tokens = layout.global_batch * shape.sequence
     told = "step_s" if text["step_s"] else "tokens_per_s_per_gpu"
     seconds = text.measured(told) if text["step_s"] else tokens / (text.measured(told) * layout.gpus)
@@ -168,7 +168,7 @@ def _fsdp_layout(gpus: int, text: Cells) -> Layout:
     )
 
 
-def _configuration(family: str, stack: str, plan: Plan) -> str:
+def _configuration(family: str, stack: str, plan: ShardingPlan) -> str:
     """Everything but the scale: the number of replicas and the batch that grows with it."""
     la, s = plan.layout, plan.shape
     model = (stack, plan.accelerator.name, family, s.layers, s.sequence, la.precision)

@@ -20,7 +20,7 @@ from equipoise.sim.llm.hardware import Accelerator, Network
 from equipoise.sim.llm.interval import spread
 from equipoise.sim.llm.layout import Layout
 from equipoise.sim.llm.published import gpt
-from equipoise.sim.llm.quantities import Plan
+from equipoise.sim.llm.quantities import ShardingPlan
 from equipoise.sim.llm.stack import Stack
 from equipoise.sim.llm.step_time import StepTime, step_time
 from equipoise.study.validation.rows import Cells, Row, read_rows, seconds
@@ -93,7 +93,9 @@ def _row(text: Cells, tflop_per_s: float, gb_per_s: float) -> Row:
         micro_batch=max(1, batch // degrees["dp"]), global_batch=batch,
     )  # fmt: skip
     accelerator = Accelerator(text["gpu"], 2e12 * tflop_per_s, 0, 80e9, 1e9 * gb_per_s, 300e9)
-    plan = Plan(gpt(*SHAPES[text["model"]], text.whole("seq")), layout, accelerator, Network(8, 100e9))
+    plan = ShardingPlan(
+        gpt(*SHAPES[text["model"]], text.whole("seq")), layout, accelerator, Network(8, 100e9)
+    )
     key = " ".join(text[name] for name in ("gpu", "model", "mode", "seq", "batch", "variant"))
     return Row(plan, text.measured("e2e_latency") / 1e3, text["model"], key, text["gpu"])
 

@@ -14,7 +14,7 @@ import numpy as np
 from equipoise.sim.llm.hardware import ACCELERATORS, Network
 from equipoise.sim.llm.layout import Layout
 from equipoise.sim.llm.memory import MemoryStack, memory
-from equipoise.sim.llm.quantities import Plan
+from equipoise.sim.llm.quantities import ShardingPlan
 from equipoise.sim.llm.shape import Transformer
 from equipoise.sim.llm.stacks import STACKS
 from equipoise.sim.llm.step_time import step_times
@@ -92,7 +92,7 @@ def _row(text: Cells) -> Row:
         global_batch=micro * text.whole("grad_accumulation") * data,
     )
     stages, head, loss = nanotron_stages(shape, pipeline)
-    plan = Plan(shape, layout, ACCELERATORS["H100"], NETWORK, stages, head, loss)
+    plan = ShardingPlan(shape, layout, ACCELERATORS["H100"], NETWORK, stages, head, loss)
     tokens = layout.global_batch * shape.sequence
     family = f"{text['model']} tensor {tensor} pipeline {pipeline} zero {layout.zero}"
     key = " ".join(f"{name}={value}" for name, value in text.items() if name in _KEY)

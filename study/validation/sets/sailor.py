@@ -11,7 +11,7 @@ from equipoise.sim.llm.hardware import ACCELERATORS, Network
 from equipoise.sim.llm.layout import Layout
 from equipoise.sim.llm.memory import MemoryStack
 from equipoise.sim.llm.published import GPT_NEO_2_7B, OPT_350M
-from equipoise.sim.llm.quantities import Plan
+from equipoise.sim.llm.quantities import ShardingPlan
 from equipoise.sim.llm.shape import Transformer
 from equipoise.study.validation.predict import KEEPS_SCORES, memory_score, score
 from equipoise.study.validation.rows import Cells, Row, divided, read_rows
@@ -42,7 +42,7 @@ def _row(text: Cells) -> Row:
         data=_first(text, "dp"), tensor=_first(text, "tp"), pipeline=text.whole("pp"),
         precision="fp16", micro_batch=text.whole("micro_batch"), global_batch=text.whole("global_batch"),
     )  # fmt: skip
-    plan = Plan(shape, layout, ACCELERATORS["GH200"], NETWORK, _stages(text, shape.layers))
+    plan = ShardingPlan(shape, layout, ACCELERATORS["GH200"], NETWORK, _stages(text, shape.layers))
     key = " ".join(value for name, value in text.items() if not name.startswith("measured"))
     return Row(
         plan, text.measured("measured_step_s"), text["model"], key, "megatron-deepspeed", text["model"],

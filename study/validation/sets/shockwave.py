@@ -36,7 +36,7 @@ POLICIES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class PublishedJob:
     """One job: GPUs, arrival and length [s], and its mean steps/s."""
 
     number: int
@@ -46,7 +46,7 @@ class Job:
     steps_per_s: float
 
 
-def read_jobs(data: Path, policy: str) -> list[Job]:
+def read_jobs(data: Path, policy: str) -> list[PublishedJob]:
     """The jobs with their lengths under a policy. Raises FileNotFoundError, KeyError."""
     rates: dict[int, list[float]] = defaultdict(list)
     for name, mode, number, rate in read_rows(data / RATES, lambda text: _told(text, "steps_per_s")):
@@ -55,7 +55,7 @@ def read_jobs(data: Path, policy: str) -> list[Job]:
     with gzip.open(data / TRACE, "rt", newline="") as file:
         rows = list(csv.reader(file, delimiter="\t"))
     return [
-        Job(
+        PublishedJob(
             k, int(row[6]), float(row[11]), (len(rates[k]) - 0.5) * ROUND_S, float(np.mean(rates[k]))
         )
         for k, row in enumerate(rows)
@@ -68,7 +68,7 @@ def _told(text: Cells, column: str) -> tuple[str, str, int, float]:
     return text["policy"], text["mode"], text.whole("job_id"), text.number(column)
 
 
-def completions_s(jobs: list[Job], policy: str) -> dict[int, float]:
+def completions_s(jobs: list[PublishedJob], policy: str) -> dict[int, float]:
     """Seconds from arrival to completion by job number, in our simulator."""
     scenario = from_mapping({
         "schema_version": 1, "name": "physical",

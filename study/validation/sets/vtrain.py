@@ -12,7 +12,7 @@ from pathlib import Path
 from equipoise.sim.llm.hardware import ACCELERATORS, Network
 from equipoise.sim.llm.layout import Layout
 from equipoise.sim.llm.published import gpt
-from equipoise.sim.llm.quantities import Plan
+from equipoise.sim.llm.quantities import ShardingPlan
 from equipoise.study.validation.predict import score
 from equipoise.study.validation.rows import Cells, Row, divided, read_rows
 from equipoise.study.validation.score import Line, line, of_splits
@@ -48,7 +48,7 @@ def _row(text: Cells) -> Row:
         pipeline=count("pipeline parallelism"), recompute="full", precision="fp16",
         micro_batch=count("micro batch"), global_batch=count("global batch"),
     )  # fmt: skip
-    plan = Plan(shape, layout, ACCELERATORS["A100-80GB"], NETWORK)
+    plan = ShardingPlan(shape, layout, ACCELERATORS["A100-80GB"], NETWORK)
     key = " ".join(value for name, value in text.items() if "time" not in name)
     family = f"{shape.layers} layers of {shape.hidden}, sequence {shape.sequence}"
     return Row(plan, text.measured("iteration time (ms)") / 1e3, family, key, "megatron-deepspeed", family)

@@ -1,8 +1,8 @@
-"""What each sub-step is worth in real ranks: python -m tests.bench.live.method --keep RUNS > docs/method-live.md
+"""What each sub-step is worth in real ranks: python -m tests.bench.live.method --keep RUNS --write
 
 Two gloo ranks on this machine, the policy against itself with one sub-step frozen (`policies.stages.frozen`), in
-turn, so many times. What is slow is a wait, not work: computing, a store's paths (a server with rates), a link
-between the ranks. `--keep` is a file of runs: what it holds already is not run again.
+turn, so many times, each about four minutes. What is slow is a wait, not work: computing, a store's paths (a server
+with rates), a link between the ranks. `--keep` is a file of runs: what it holds already is not run again.
 
 data        shards of very unequal size in a store, to which rank 1 has a slow path; s1+s2
 computing   equal shards, no store; rank 0 needs 3 times as long per sample; s1+s2
@@ -41,6 +41,7 @@ ROWS: dict[str, tuple[str, ...]] = {
 }
 ALIKE = {"S222": "S221", "S223": "S221"}
 STAGES = {"data": "s1+s2", "computing": "s1+s2", "exchange": "s1+s2+s3"}
+PAGE = Path(__file__).parents[3] / "docs" / "method-live.md"
 SHARDS, SAMPLES, BATCH, DRIFT = 40, 1600, 40, 0.01
 
 
@@ -166,7 +167,7 @@ def table(done: Sequence[Mapping[str, Any]]) -> str:
     pairs = len({d["pair"] for d in done})
     lines = [
         "# What each sub-step is worth in real ranks", "",
-        "Made by `python -m tests.bench.live.method --keep RUNS`; do not edit.",
+        "Made by `python -m tests.bench.live.method --keep RUNS --write`; do not edit.",
         f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}, gloo, no GPU; load "
         f"{os.getloadavg()[2]:.0f} (of processes that want a core) when this was written.",
         "",
@@ -196,13 +197,14 @@ def _ratio(took: Mapping[tuple[str, str, int], float], scenario: str, step: str)
 
 
 def main() -> None:
-    """Run what is missing and print the page."""
+    """Run what is missing, and print or write the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument(
         "--first", type=int, default=0, help="pair to begin with, where several share the work"
     )
     parser.add_argument("--keep", required=True, help="file of runs, one a line")
+    parser.add_argument("--write", action="store_true", help="write the page, once all is run")
     parser.add_argument("scenarios", nargs="*", choices=[*ROWS, []], help="default: all")
     given = parser.parse_args()
     path, chosen = Path(given.keep), given.scenarios or list(ROWS)
@@ -213,7 +215,11 @@ def main() -> None:
             with path.open("a") as file:
                 file.write(json.dumps(run) + "\n")
     done = [json.loads(line) for line in path.read_text().splitlines()]
-    print(table(done), end="")
+    page = table(done)
+    if given.write:
+        PAGE.write_text(page, encoding="utf-8")
+    else:
+        print(page, end="")
 
 
 if __name__ == "__main__":

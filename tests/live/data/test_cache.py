@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 
 from equipoise.live.data.cache import PART, NodeCache, NoRoomError, Pin
+from tests.live.data.store import taken_bytes
 
 LIMIT = 100
 
@@ -48,7 +49,7 @@ def use_at_random(folder: Path, draw: random.Random) -> int:
                 held += [pin] if pin is not None else []
             case "release" if held:
                 held.pop(draw.randrange(len(held))).release()
-        assert ranks[0].used_bytes() <= LIMIT
+        assert taken_bytes(ranks[0].folder) <= LIMIT
         assert all(pin.path.exists() for pin in held)
     return refused
 
@@ -75,7 +76,7 @@ def test_what_a_dead_process_left_is_room(tmp_path: Path) -> None:
     part = cache.reserve("y", 50)
     assert part is not None
     assert cache.reserve("y", 50) is None  # somebody fetches it
-    assert cache.used_bytes() == 50
+    assert taken_bytes(cache.folder) == 50
     cache.path("z" + PART).write_bytes(bytes(10))
     assert cache.reserve("z", 10) is not None  # nobody fetches it any more
 

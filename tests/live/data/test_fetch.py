@@ -19,7 +19,7 @@ from equipoise.live.data.dataset import ShardDataset
 from equipoise.live.data.fetch import Fetched, Fetcher, Source
 from equipoise.live.data.formats import ShardError
 from equipoise.live.data.index import main, read_index
-from tests.live.data.store import tar_of, write_shards
+from tests.live.data.store import taken_bytes, tar_of, write_shards
 
 SIZES = (3, 4, 2, 1)  # files of 10240 bytes each
 
@@ -67,7 +67,7 @@ def test_a_shard_that_is_not_what_the_index_says_is_refused_in_one_line(
     with pytest.raises(ShardError, match=said) as refused:
         made.fetch(1, lambda: True)
     assert "\n" not in str(refused.value)
-    assert made.cache.used_bytes() == 0
+    assert taken_bytes(made.cache.folder) == 0
 
 
 def test_a_store_that_breaks_off_is_tried_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +141,7 @@ def test_nothing_is_held_beyond_the_quota_but_what_is_needed_now(root: Path) -> 
     fetcher.wait(0)
     fetcher.want([3], [1, 2], 2 * 10240)
     fetcher.wait(3)
-    assert made.cache.used_bytes() <= 2 * 10240
+    assert taken_bytes(made.cache.folder) <= 2 * 10240
     fetcher.close()
     held = made.cache.reserve("another", 2 * 10240)  # nothing is in use any more
     assert held is not None
@@ -175,7 +175,7 @@ def dataset(root: Path, **options: Any) -> ShardDataset:
 def test_samples_are_numbered_shard_by_shard(root: Path) -> None:
     data = dataset(root, cache_bytes=3 * 10240, decode=lambda sample: int(sample["id"]))
     assert [data[k] for k in range(len(data))] == list(range(sum(SIZES)))
-    assert data.source.cache.used_bytes() <= 3 * 10240
+    assert taken_bytes(data.source.cache.folder) <= 3 * 10240
 
 
 def test_an_index_is_made_of_tar_files_and_plain_ones(tmp_path: Path, capsys: Any) -> None:

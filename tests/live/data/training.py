@@ -24,6 +24,7 @@ def train(rank: int, options: Mapping[str, Any]) -> dict[str, Any]:
     from equipoise.live.attach import attach
     from equipoise.live.data.dataset import ShardDataset
     from equipoise.live.group import regroup
+    from tests.live.data.store import taken_bytes
 
     given = {
         "policy": "none", "batch": 40, "epochs": 1, "cache_bytes": 1e9, "prefetch": 2, "shuffle": False,
@@ -85,6 +86,6 @@ def train(rank: int, options: Mapping[str, Any]) -> dict[str, Any]:
     took_s = time.monotonic() - began_s
     runtime.close()
     return {
-        "log": log, "took_s": took_s, "shares": runtime.shares, "used_bytes": data.source.cache.used_bytes(),
+        "log": log, "took_s": took_s, "shares": runtime.shares, "used_bytes": taken_bytes(data.source.cache.folder),
         "members": list(membership.members),
     }  # fmt: skip

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from equipoise.live.decide.window import Telemetry, Window, measure
+from equipoise.live.decide.window import LiveWindow, Telemetry, measure
 from equipoise.live.decide.world import LiveWorld
 from equipoise.live.group.places import Place
 from equipoise.live.options import Options
@@ -23,7 +23,7 @@ from equipoise.policies.registry import make_policy
 BATCH, ROUNDS, NOISE, DECISIONS = 64, 6, 0.02, 60
 
 
-def window(shares: Ints, fixed: float, slow: Floats, rng: np.random.Generator) -> Window:
+def window(shares: Ints, fixed: float, slow: Floats, rng: np.random.Generator) -> LiveWindow:
     """Rounds that take `slow` times as long as (fixed + samples) ms, and a little more or less."""
     rows = np.zeros((len(shares), ROUNDS, len(COLUMNS)))
     rows[:, :, SAMPLES] = shares[:, None]

@@ -10,12 +10,12 @@ import pytest
 pytest.importorskip("torch")
 
 from equipoise.live.decide.slow import LASTS, SlowRanks, causes
-from equipoise.live.decide.window import Window, measure
+from equipoise.live.decide.window import LiveWindow, measure
 from equipoise.live.train.rounds import COLUMNS, COMPUTE, SAMPLES, STALL, TAIL, UPDATE
 from equipoise.policies.growth import Law
 
 
-def window(ranks: int = 3, **extra_s: float) -> Window:
+def window(ranks: int = 3, **extra_s: float) -> LiveWindow:
     """Equal ranks, but for rank 1: what it takes longer per round."""
     rows = np.zeros((ranks, 6, len(COLUMNS)))
     rows[:, :, SAMPLES] = 10
@@ -45,7 +45,7 @@ def test_heat_is_told_from_computing_and_equal_ranks_from_slow_ones() -> None:
     told = [watch.news(window(compute=0.1), clock) for _ in range(LASTS)]
     assert told[-1][0][1] == "thermal"
     assert "clock at 70%" in told[-1][0][2]
-    for known in (window(), window(compute=0.01), window(1, compute=1.0), Window.unknown(3)):
+    for known in (window(), window(compute=0.01), window(1, compute=1.0), LiveWindow.unknown(3)):
         watch = SlowRanks()
         assert [watch.news(known, {}) for _ in range(3)] == [[]] * 3
 

@@ -268,11 +268,11 @@ def test_offsets_must_fit():
 
 
 def test_only_failures_are_remembered_as_such():
-    failures = gangs.Failures(*gangs.new_failures())
-    big, late = gangs.Demand(4, 1.0, 0.0, False), gangs.Demand(2, 1.0, 0.0, False)
+    failures = gangs.UnmetDemands(*gangs.new_failures())
+    big, late = gangs.GangDemand(4, 1.0, 0.0, False), gangs.GangDemand(2, 1.0, 0.0, False)
     gangs.remember_failure(failures, big, False)
     gangs.remember_failure(failures, late, True)
     assert gangs.has_failed(failures, big, False)
     assert gangs.has_failed(failures, late, True)
     assert not gangs.has_failed(failures, late, False)
-    assert not gangs.has_failed(failures, gangs.Demand(4, 0.5, 0.0, False), True)
+    assert not gangs.has_failed(failures, gangs.GangDemand(4, 0.5, 0.0, False), True)

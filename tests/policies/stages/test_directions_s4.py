@@ -252,6 +252,8 @@ CASES = [
     ("S422 racks: it waits where apart is slow", waits_for_rack, "apart_s", 0.2, 3.0, UP),
     ("S422 racks: a long job waits", waits_for_rack, "service_s", 10.0, 5000.0, UP),
     ("S422 measured exchange: dearer, grows less", grown_to, "exchange_s", 0.01, 5.0, DOWN),
+    ("S422 measured exchange, without contention: the same where nothing else is known",
+     lambda e: grown_to(exchange_s=math.nan, exchange_alone_s=e), "e", 0.01, 5.0, DOWN),
     ("S422 restart: dearer, no resize", grown_to, "restart_s", 1.0, 5000.0, DOWN),
     ("S422 time left: more is gained", grown_to, "service_s", 20.0, 6000.0, UP),
     ("S422 batch: no worker without samples", grown_to, "global_batch", 3, 64, UP),

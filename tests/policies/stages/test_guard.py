@@ -1,4 +1,4 @@
-"""The before/after guard: keep, let recover, roll back, back off, forget."""
+"""The before/after guard: keep, let recover, roll back, back off."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,6 @@ import pytest
 from equipoise.policies.stages.guard import (
     guard_blocked,
     guard_empty,
-    guard_forget,
     guard_review,
     guard_watch,
 )
@@ -120,12 +119,6 @@ def test_missing_measurements_postpone_the_verdict():
     assert guard_blocked(record, IDS, 50.0)[0]
 
 
-def test_forgetting_frees_the_whole_group_and_keeps_backoff():
-    _, record = after(watched((10.0,), (9,)), [1, 1, 1.0], [1, 1, 1.0])
-    record = guard_forget(watched(group=(5, 5), time_s=30.0, record=record), np.array([3]))
-    assert guard_blocked(record, IDS, 40.0).tolist() == [False, False, True]
-
-
 def test_records_are_never_changed_in_place():
     record = watched()
     before = {name: values.copy() for name, values in record.items()}
@@ -133,7 +126,6 @@ def test_records_are_never_changed_in_place():
         values.flags.writeable = False
     review(record, 30.0, [1.0, 1.0, 1.0])
     guard_watch(record, np.array([7]), np.array([5.0]), 1.0, np.array([0.5]))
-    guard_forget(record, np.array([3]))
     assert all(np.array_equal(record[name], before[name], equal_nan=True) for name in before)
 
 
@@ -141,5 +133,4 @@ def test_an_empty_memory_is_a_record():
     verdict, record = guard_review({}, IDS, np.ones(3), 0.0, **RULES)
     assert len(verdict.keep) == 0
     assert not guard_blocked({}, IDS, 0.0).any()
-    assert len(guard_forget({}, IDS)["id"]) == 0
     assert len(record["id"]) == 0

@@ -58,7 +58,7 @@ def sick():
 
 def remote():
     """Two shards of worker 0 on node 1: one urgent and large, one later and small."""
-    o = one_job([2.0, 2.0], shards_each=4, stored_on=[1, 1, 1, 1, 1, 1, 1, 1], nic_bytes_per_s=1e5)
+    o = one_job([2.0, 2.0], shards_each=4, stored_on=[1, 1, 1, 1, 1, 1, 1, 1], nic_bytes_per_s=1e6)
     size = [1e6, 9e6, 9e6, 1e5, 1e6, 1e6, 1e6, 1e6]
     return [change(o, "shards", bytes=size, needed_in_s=[0.0, 60.0, 80.0, 120.0, 0.0, 50.0, 100.0, 150.0])]
 

@@ -284,7 +284,7 @@ def test_s113_moves_end_under_constant_or_alternating_load(stage, speeds, busy, 
     for window in range(14):
         plan, memory, _ = refine(stage, seen, memory)
         load = busy[::-1] if alternates and window % 2 else busy
-        seen = change(carry_out(seen, plan, 110.0 + 10 * window), "nodes", nic_busy_ratio=load[:n])
+        seen = change(carry_out(seen, plan, 110.0 + 10 * window), "workers", load_ratio=load[:n])
         owners.append(seen.shards.worker.copy())
     assert (owners[-1] == owners[-2]).all(), "it comes to rest"
     for k in range(1, len(owners)):

@@ -231,6 +231,15 @@ def test_s212_only_remote_shards_trade_places():
     assert plan.fetch_order.tolist() == [0, 3, 2, 1]
 
 
+def test_s212_where_most_come_late_in_any_order_paths_are_mixed_as_they_are_needed():
+    """Shards of a slow path first would leave the other path idle, and its shards late, too."""
+    sizes = np.array([1e6, 1e6, 1e6, 8e6] + [1e6] * 8)
+    in_time, late = (refine(Tasks(priority_alpha=1.0), remote(sizes, rate=rate)) for rate in (1e6, 2e4))
+    assert in_time[0].fetch_order is not None
+    assert late[0].fetch_order is None
+    assert late[2]["s213_late"] == 3
+
+
 @BOTH
 def test_s212_a_shard_whose_need_is_not_known_keeps_its_place(stage):
     stage = replace(stage, priority_alpha=0.0)  # small ones come first where the need is known

@@ -13,9 +13,9 @@ from equipoise.sim.hardware.profile import (
     Accelerator,
     EfficiencyPoint,
     Fabric,
+    FabricRange,
     HardwareProfile,
     Measured,
-    Piece,
     list_profiles,
     load_profile,
     save_profile,
@@ -230,7 +230,7 @@ def profiles(draw: st.DrawFn) -> HardwareProfile:
         tau_s=draw(st.none() | measureds()),
     )
     pieces = tuple(
-        Piece(from_bytes=Measured(value=s), alpha_s=draw(measureds()), bytes_per_s=draw(measureds()))
+        FabricRange(from_bytes=Measured(value=s), alpha_s=draw(measureds()), bytes_per_s=draw(measureds()))
         for s in sizes
     )
     fabric = Fabric(

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from equipoise.sim.advance.waiting import awaited
 from equipoise.sim.clock import Clock
 from equipoise.sim.job.dataset import ConservationError, JobData, place_shards
 from equipoise.sim.loading.file import from_mapping
@@ -147,7 +148,7 @@ def test_every_sample_exactly_once_whatever_happens(draw: st.DataObject) -> None
             demand = np.diff([0, *cuts, batch])
             data.prepare(demand, np.array([draw.draw(st.floats(0.1, 9)) for _ in range(workers)]))
             for worker, need in enumerate(demand.tolist()):
-                for piece in data.awaited(worker, 0, need):
+                for piece in awaited(data, worker, 0, need):
                     assert piece.transfer is not None
             data.consume(demand)
         elif action == "move":

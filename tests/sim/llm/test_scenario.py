@@ -18,7 +18,7 @@ from equipoise.sim.llm.hardware import Accelerator, Network
 from equipoise.sim.llm.layout import Layout
 from equipoise.sim.llm.memory import MemoryStack, memory
 from equipoise.sim.llm.published import SHAPES
-from equipoise.sim.llm.quantities import Plan
+from equipoise.sim.llm.quantities import ShardingPlan
 from equipoise.sim.llm.stacks import STACKS
 from equipoise.sim.llm.step_time import step_time
 from equipoise.sim.loading.file import dump, from_mapping, load, read_scenario
@@ -82,7 +82,7 @@ def step_s(scenario: Scenario) -> float:
 )
 def test_a_simulated_step_is_the_predicted_one(keys: dict[str, Any], layout: Layout, stack: str) -> None:
     case = from_mapping(data(keys, stack=stack))
-    plan = Plan(SHAPES["llama2-13b"], layout, H100, NETWORK)
+    plan = ShardingPlan(SHAPES["llama2-13b"], layout, H100, NETWORK)
     assert step_s(case) == pytest.approx(float(step_time(plan, STACKS[stack]).total), rel=2e-6)
 
 
@@ -171,7 +171,7 @@ def test_memory_is_checked_before_a_run() -> None:
         InputError, match=r"workload.jobs.0: needs \d+ bytes .* on each of 64 GPUs; no GPUs have that much"
     ):
         from_mapping(data({"tp": 1}))
-    plan = Plan(SHAPES["llama2-13b"], Layout(data=64, global_batch=128), H100, NETWORK)
+    plan = ShardingPlan(SHAPES["llama2-13b"], Layout(data=64, global_batch=128), H100, NETWORK)
     assert not memory(plan, MemoryStack()).fits
 
 

@@ -14,7 +14,7 @@ from equipoise.sim.llm.hardware import ACCELERATORS, Network
 from equipoise.sim.llm.interval import left_out_residuals, spread
 from equipoise.sim.llm.layout import Layout
 from equipoise.sim.llm.memory import MemoryStack, memory, smallest_change
-from equipoise.sim.llm.quantities import Plan, quantities
+from equipoise.sim.llm.quantities import ShardingPlan, quantities
 from equipoise.sim.llm.shape import Transformer
 from equipoise.sim.llm.stack import Stack
 from equipoise.sim.llm.stacks import STACKS
@@ -25,8 +25,8 @@ H100, NETWORK = ACCELERATORS["H100"], Network(8, 400e9)
 POWERS = st.sampled_from([1, 2, 4, 8])
 
 
-def plan(**layout: object) -> Plan:
-    return Plan(SHAPE, Layout(**layout), H100, NETWORK)  # type: ignore[arg-type]
+def plan(**layout: object) -> ShardingPlan:
+    return ShardingPlan(SHAPE, Layout(**layout), H100, NETWORK)  # type: ignore[arg-type]
 
 
 @st.composite
@@ -50,7 +50,7 @@ def layouts(draw: st.DrawFn) -> Layout:
 
 @given(layouts())
 def test_every_part_is_finite_and_none_is_negative(layout: Layout) -> None:
-    times = step_time(Plan(SHAPE, layout, H100, NETWORK), Stack())
+    times = step_time(ShardingPlan(SHAPE, layout, H100, NETWORK), Stack())
     for field in fields(StepTime):
         assert 0 <= getattr(times, field.name) < np.inf, field.name
     assert times.total > 0
@@ -59,7 +59,9 @@ def test_every_part_is_finite_and_none_is_negative(layout: Layout) -> None:
 @given(layouts(), st.integers(2, 4))
 def test_more_samples_take_longer(layout: Layout, more: int) -> None:
     larger = replace(layout, global_batch=more * layout.global_batch)
-    short, long = (step_time(Plan(SHAPE, la, H100, NETWORK), Stack()).total for la in (layout, larger))
+    short, long = (
+        step_time(ShardingPlan(SHAPE, la, H100, NETWORK), Stack()).total for la in (layout, larger)
+    )
     assert short < long <= more * short * (1 + 1e-9)
 
 
@@ -71,7 +73,7 @@ def test_one_accelerator_exchanges_nothing_and_has_no_bubble() -> None:
 def test_the_bubble_is_that_of_the_real_number_of_micro_batches() -> None:
     stack = Stack(send_latency_s=0.0, send_efficiency=1e9, step_s=0.0)
     shape = replace(SHAPE, vocab=1)
-    base = Plan(shape, Layout(pipeline=4, global_batch=8), H100, NETWORK)
+    base = ShardingPlan(shape, Layout(pipeline=4, global_batch=8), H100, NETWORK)
     times = step_time(base, stack)
     busy = times.products + times.attention + times.elementwise + times.head
     assert times.bubble / busy == pytest.approx(3 / 8, rel=1e-3)
@@ -95,12 +97,14 @@ def test_sharded_parameters_are_gathered_for_every_micro_batch() -> None:
     slow = Network(8, 1e9)
     stack = Stack(overlap=1.0)
     few, many = (
-        step_time(Plan(SHAPE, Layout(data=16, zero=3, global_batch=16 * n), H100, slow), stack).exchange
+        step_time(
+            ShardingPlan(SHAPE, Layout(data=16, zero=3, global_batch=16 * n), H100, slow), stack
+        ).exchange
         for n in (1, 4)
     )
     assert many == pytest.approx(4 * few)
     whole = [
-        step_time(Plan(SHAPE, Layout(data=16, global_batch=16 * n), H100, slow), stack).exchange
+        step_time(ShardingPlan(SHAPE, Layout(data=16, global_batch=16 * n), H100, slow), stack).exchange
         for n in (1, 4)
     ]
     assert whole[1] == pytest.approx(whole[0])
@@ -108,8 +112,8 @@ def test_sharded_parameters_are_gathered_for_every_micro_batch() -> None:
 
 def test_a_tensor_group_over_two_nodes_is_slower() -> None:
     shape = replace(SHAPE, heads=64, head_size=64, kv_heads=16)
-    inside = step_time(Plan(shape, Layout(tensor=8, global_batch=1), H100, NETWORK), Stack()).tensor
-    across = step_time(Plan(shape, Layout(tensor=16, global_batch=1), H100, NETWORK), Stack()).tensor
+    inside = step_time(ShardingPlan(shape, Layout(tensor=8, global_batch=1), H100, NETWORK), Stack()).tensor
+    across = step_time(ShardingPlan(shape, Layout(tensor=16, global_batch=1), H100, NETWORK), Stack()).tensor
     assert across > 2 * inside
 
 
@@ -117,7 +121,7 @@ def test_a_tensor_group_over_two_nodes_is_slower() -> None:
 def test_more_tensor_ranks_never_need_more_memory(layout: Layout) -> None:
     shape = replace(SHAPE, heads=64, head_size=64, kv_heads=64)
     narrow, wide = (
-        memory(Plan(shape, replace(layout, tensor=t), H100, NETWORK), MemoryStack()).peak
+        memory(ShardingPlan(shape, replace(layout, tensor=t), H100, NETWORK), MemoryStack()).peak
         for t in (layout.tensor, 2 * layout.tensor)
     )
     assert wide <= narrow
@@ -127,7 +131,7 @@ def test_more_tensor_ranks_never_need_more_memory(layout: Layout) -> None:
 def test_zero_stages_and_recomputation_never_need_more_memory(layout: Layout) -> None:
     def peak(**change: object) -> float:
         changed = replace(layout, **change)  # type: ignore[arg-type]
-        return memory(Plan(SHAPE, changed, H100, NETWORK), MemoryStack()).peak
+        return memory(ShardingPlan(SHAPE, changed, H100, NETWORK), MemoryStack()).peak
 
     assert peak(zero=0) >= peak(zero=1) >= peak(zero=2)
     assert peak(recompute="none") >= peak(recompute="selective")
@@ -146,11 +150,11 @@ def test_the_smallest_change_that_fits() -> None:
     assert changed is not None
     assert changed.layout.zero == 1
     assert memory(changed, stack).fits
-    huge = Plan(replace(SHAPE, layers=2000), Layout(), H100, NETWORK)
+    huge = ShardingPlan(replace(SHAPE, layers=2000), Layout(), H100, NETWORK)
     assert smallest_change(huge, stack) is None
 
 
-def grid() -> list[Plan]:
+def grid() -> list[ShardingPlan]:
     plans = []
     for layers, hidden in ((12, 1024), (24, 2048), (32, 4096)):
         shape = Transformer(layers, hidden, hidden // 64, 4 * hidden, 50_000, 2048)
@@ -160,7 +164,7 @@ def grid() -> list[Plan]:
                     layout = Layout(
                         data=4, tensor=tensor, pipeline=pipeline, micro_batch=micro, global_batch=128
                     )
-                    plans.append(Plan(shape, layout, H100, NETWORK))
+                    plans.append(ShardingPlan(shape, layout, H100, NETWORK))
     return plans
 
 
@@ -205,7 +209,7 @@ def test_known_stacks_predict_a_plausible_utilisation() -> None:
     for name, stack in STACKS.items():
         accelerator = ACCELERATORS["H100" if name.endswith("H100") else "A100-80GB"]
         layout = Layout(data=8, tensor=4, sequence_parallel=True, micro_batch=2, global_batch=256)
-        one = Plan(SHAPE, layout, accelerator, NETWORK)
+        one = ShardingPlan(SHAPE, layout, accelerator, NETWORK)
         flop = SHAPE.train_flop_per_token() * layout.global_batch * SHAPE.sequence / layout.gpus
         assert 0.2 < flop / (step_time(one, stack).total * accelerator.flop_per_s) < 0.7, name
 

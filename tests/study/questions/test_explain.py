@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,17 @@ import pytest
 
 import equipoise
 from equipoise import cli
+from equipoise.policies.stages.frozen import STEPS
+from equipoise.sim.hardware.profile import scenarios_dir
 from equipoise.sim.scenario.tree import InputError
-from equipoise.study.questions.explain import at_time, read_folder, stage_lines, why_it_waited
+from equipoise.study.questions.explain import (
+    at_time,
+    decisions,
+    done_to_job,
+    read_folder,
+    stage_lines,
+    why_it_waited,
+)
 from equipoise.study.questions.what_if import smallest, try_changes
 
 NODES = [{"name": "a", "gpus": 4}, {"name": "h", "gpus": 4, "accelerator": "h100_sxm"}]
@@ -136,9 +146,54 @@ def test_a_job_of_a_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_what_each_stage_did_at_a_time(tmp_path: Path) -> None:
     folder = made(tmp_path, [job("r", 8), job("x", 6, 10)], "multifactor", priority={"age": 10})
     lines = stage_lines(folder, at_time(folder, 50.0))
-    assert lines[0] == "1 jobs ran, 1 waited, 0 of 8 GPUs were free"
+    assert lines[0] == "1 job ran, 1 waited, 0 of 8 GPUs were free"
     assert "multifactor: started 0 of 1 waiting jobs" in lines
     assert lines[-1] == "nothing was changed"
+
+
+@pytest.fixture(scope="module")
+def shipped(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Journals of scenarios in which each stage has something to do."""
+    folders = {}
+    for name in ("remote-storage", "shared-gpus", "slow-uplinks"):
+        out = tmp_path_factory.mktemp(name)
+        equipoise.run(scenarios_dir() / f"{name}.yaml", policy="s1+s2+s3+s4", out=out, journal=True)
+        folders[name] = read_folder(out)
+    return folders
+
+
+def test_sub_steps_are_told_in_words_and_none_is_left_out(shipped: dict[str, Any]) -> None:
+    told: set[str] = set()
+    for folder in shipped.values():
+        for decision in decisions(folder):
+            lines = stage_lines(folder, decision)
+            assert not [line for line in lines if re.match(r"\s*s[1-4]\d\d_", line)], "a name of the code"
+            assert not [line for line in lines if "nan" in line.split()]
+            told |= {line.split()[0] for line in lines if re.match(r"\s*S[1-4]\d\d ", line)}
+    assert told == {step for own in STEPS.values() for step in own} | {"S423"}
+
+
+def test_a_line_says_what_was_seen(shipped: dict[str, Any]) -> None:
+    folder = shipped["remote-storage"]
+    for busy in decisions(folder):
+        values = {key: value for reason in busy.plan.reasons for key, value in reason.values.items()}
+        if values.get("s113_moves"):
+            break
+    lines = stage_lines(folder, busy)
+    moved = next(line for line in lines if line.startswith("  S113"))
+    assert f"{values['s113_moves']} shard" in moved
+    assert any(f"S112 most uneven is {folder.name(values['s112_job'])}:" in line for line in lines)
+
+
+def test_what_was_changed_of_a_job_is_what_was_planned(shipped: dict[str, Any]) -> None:
+    folder = shipped["slow-uplinks"]
+    planned = [d for d in decisions(folder) if d.plan.allocation is not None and 0 in d.plan.allocation.job]
+    done = [(time_s, text) for time_s, text in done_to_job(folder, 0) if "GPU" in text]
+    assert len(done) == len(planned) > 0
+    for (time_s, text), decision in zip(done, planned, strict=True):
+        gpus = decision.plan.allocation.gpus_of(decision.plan.allocation.job.tolist().index(0))
+        assert time_s == decision.observation.time_s
+        assert f" to {len(gpus)} GPU" in text if len(gpus) else "stopped" in text
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,195 @@
+"""What one training job is: its parts, what it holds, and what has been booked of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from equipoise.policies.observation import Floats, Ints
+from equipoise.sim.cluster.cluster import Cluster, Holding
+from equipoise.sim.cost.configuration import Configuration
+from equipoise.sim.job.account import BUSY, HELD, RESTART
+from equipoise.sim.job.checkpoints import Checkpoints, State
+from equipoise.sim.job.dataset import JobData, Snapshot
+from equipoise.sim.job.listener import Listeners
+from equipoise.sim.job.measurements import Measurements
+from equipoise.sim.job.pending import Asked
+from equipoise.sim.job.period import Ends
+from equipoise.sim.job.progress import Progress
+from equipoise.sim.randomness import noise_key
+from equipoise.sim.scenario.model import Data, JobSpec, Model, Noise, Restart
+
+
+class PowerMeter(Protocol):
+    """What counts the energy of computing: told GPU-seconds by node."""
+
+    @property
+    def varies(self) -> bool:
+        """Whether power differs over nodes or time; else nothing needs to be told."""
+
+    def computed(self, row: int, nodes: Ints, gpu_s: Floats) -> None:
+        """A job's workers have computed so long on their nodes; both (workers,)."""
+
+
+class TrainingState:
+    """State and accounts of a training job, which `TrainingJob` starts and stops and `rounds` lets train."""
+
+    rigid = False
+
+    def __init__(
+        self,
+        row: int,
+        name: str,
+        spec: JobSpec,
+        model: Model,
+        cluster: Cluster,
+        meter: PowerMeter,
+        listeners: Listeners,
+        load: Callable[[Data, list[int]], JobData],
+        *,
+        seed: int,
+        noise: Noise,
+        mtbf_s: float,
+        restart: Restart,
+    ) -> None:
+        self.row, self.name, self.spec, self.model, self.cluster = row, name, spec, model, cluster
+        self.meter, self.listeners, self.load = meter, listeners, load
+        self.initialisation_s = restart.initialisation
+        self.step_key = noise_key(seed, f"step:{name}")
+        self.norm_key = noise_key(seed, f"norm:{name}")
+        self.noise = noise
+        self.config = Configuration(row, spec, model, cluster)
+        self.progress = Progress(spec, model, asynchronous=self.config.asynchronous)
+        self.checkpoints = Checkpoints(spec.checkpoint, model, cluster, mtbf_s, restart)
+        self.measured, self.ends, self.asked = Measurements(), Ends(), Asked()
+        self.data: JobData | None = None
+        self.homes_before_start: list[list[int]] | None = None  # where its data lies; None: not known
+        self.holding: Holding | None = None
+        self.steps_ever = 0  # local steps begun, never rewound: the noise counter
+        self.steps_of: dict[int, int] = {}  # the same by worker, of an asynchronous job
+        self.round: Snapshot | None = None  # data as an asynchronous round began
+        self.generation = 0  # raised by every stop: what was under way before is void
+        self.undone_gpu_s = 0.0  # computing that counts as lost or as restart
+        self.exchanged_bytes, self._traffic_seen = 0.0, (0, 0)
+
+    @property
+    def runs(self) -> bool:
+        """Whether it holds GPUs and is not done."""
+        return self.holding is not None and not self.progress.done
+
+    # -- accounts ------------------------------------------------------------------------------------------
+
+    @property
+    def gpu_s(self) -> Floats:
+        """GPU-seconds by `Use`, up to the last period that was settled."""
+        return self.progress.account.gpu_s
+
+    @property
+    def kept(self) -> float:
+        """Useful samples that no fault can take back."""
+        account = self.checkpoints.account if self.holding is None else self.progress.account
+        return account.useful_samples
+
+    @property
+    def save_s(self) -> float:
+        """Duration of writing a checkpoint (or reading one back)."""
+        return self.checkpoints.save_s(self.config.nodes)
+
+    @property
+    def computed_gpu_s(self) -> float:
+        """All its computing so far, whether it came to something or not."""
+        return float(self.gpu_s[BUSY]) + self.undone_gpu_s
+
+    @property
+    def booked_until_s(self) -> float:
+        """The end of the last period that was settled."""
+        return self.ends.start_s
+
+    def charge(self, use: int, seconds: float) -> None:
+        """Book `seconds` of all held GPUs."""
+        self.gpu_s[use] += seconds * float(self.config.weight.sum())
+
+    def pause(self, seconds: float) -> None:
+        """The next period begins so much later."""
+        self.charge(RESTART, seconds)
+        self.ends.resume_at(self.ends.start_s + seconds)
+
+    def saved_state(self) -> State:
+        """What a checkpoint that is begun now holds."""
+        return self.progress.account.copy(), self.data.snapshot() if self.data is not None else None
+
+    def fill_row(self, cells: Mapping[str, Any], factor: float) -> None:
+        """Write what has been booked to its row of the jobs table; estimates are in its `duration_s` already."""
+        row, progress = self.row, self.progress
+        left = max(0.0, progress.target - progress.account.useful_samples)
+        phi = progress.noise_scale
+        for name, value in (
+            ("progress", progress.ratio),
+            ("remaining_samples", left),
+            ("service_s", cells["duration_s"][row] * left / progress.target),
+            ("sync_interval", progress.interval),
+            ("far_every", progress.far_every),
+            ("far_ratio", progress.far_ratio),
+            ("global_batch", progress.global_batch),
+            ("attained_gpu_s", float(self.gpu_s[:HELD].sum())),
+            ("input_bytes", left * (self.spec.data.sample_size if self.spec.data else 0.0)),
+            ("compute_demand_flops", (self.model.flop_per_sample or 0.0) * left),
+            ("noise_scale", math.nan if phi < 0 else phi),
+        ):
+            cells[name][row] = value
+
+    # -- exchanges -----------------------------------------------------------------------------------------
+
+    @property
+    def exchanges(self) -> int:
+        """Gradient exchanges so far; a crash takes none back."""
+        return self.progress.account.exchanges
+
+    @property
+    def traffic(self) -> tuple[int, int]:
+        """Exchanges of all workers so far, and of near ones only; a crash takes none back."""
+        account = self.progress.account
+        return account.exchanges - account.near_exchanges, account.near_exchanges
+
+    def on_links(self, since: tuple[int, int]) -> tuple[float, Ints, Floats]:
+        """(bytes, links, bytes on each of these links) of the exchanges since those of `traffic`, as they are."""
+        far, near = self.config.exchange, self.config.near
+        volumes = [
+            (now - then) * exchange.volume_bytes
+            for now, then, exchange in zip(self.traffic, since, (far, near), strict=True)
+        ]
+        if not volumes[1]:
+            return volumes[0], far.links, volumes[0] * far.usage
+        links = np.concatenate((far.links, near.links))
+        return sum(volumes), links, np.concatenate((volumes[0] * far.usage, volumes[1] * near.usage))
+
+    def report_traffic(self) -> None:
+        """Tell what exchanges have carried since this was last called; before the exchange changes."""
+        volume, links, amounts = self.on_links(self._traffic_seen)
+        self._traffic_seen = self.traffic
+        self.exchanged_bytes += volume
+        if volume:
+            for tell in self.listeners.carried:
+                tell(self.row, links, amounts)
+
+    # -- energy --------------------------------------------------------------------------------------------
+
+    def meter_booked(self) -> None:
+        """Have the computing metered that is booked and was not metered before."""
+        if self.meter.varies:
+            busy_gpu_s = self.measured.take_busy_s() * self.config.busy_weight
+            self.meter.computed(self.row, self.config.nodes, busy_gpu_s)
+
+    def not_metered(self) -> tuple[Ints, Floats]:
+        """(nodes, GPU-seconds of computing), (workers,) each, that are booked and not metered yet."""
+        return self.config.nodes, self.measured.fresh_busy_s() * self.config.busy_weight
+
+    def meter_all(self, now_s: float) -> None:
+        """As `meter_booked`, with the running period, which ends here and counts as computing."""
+        self.meter_booked()
+        partial_s = now_s - self.ends.start_s
+        if self.meter.varies and partial_s > 0.0:
+            self.meter.computed(self.row, self.config.nodes, partial_s * self.config.weight)
