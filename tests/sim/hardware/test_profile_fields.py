@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +60,12 @@ SCENARIO = {
     "workload": {
         "models": {
             "timed": {"step": "timed", "precision": "fp16", "gradient": "100 MB"},
-            "counted": {"flop_per_sample": "10 GFLOP", "precision": "fp16", "parameters": 1e7, "samples_per_pass": 8},
+            "counted": {
+                "flop_per_sample": "10 GFLOP",
+                "precision": "fp16",
+                "parameters": 1e7,
+                "samples_per_pass": 8,
+            },
         },
         "jobs": [
             {"name": "timed", "gpus": 4, "model": "timed", "steps": 30, "global_batch": 32},
@@ -74,7 +78,7 @@ SCENARIO = {
 
 
 @pytest.fixture
-def seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[set[tuple[str, str]]]:
+def seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, str]]:
     """(class, field) of all that is read of the profile from here on; checks when it was loaded do not count."""
     found: set[tuple[str, str]] = set()
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(MINE))
@@ -87,7 +91,7 @@ def seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[set[tuple[
             return object.__getattribute__(one, field)
 
         monkeypatch.setattr(kind, "__getattribute__", read)
-    yield found
+    return found
 
 
 def test_every_field_is_read_by_a_run_or_named_as_provenance(
