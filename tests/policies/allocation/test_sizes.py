@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import scipy.optimize
 
-from equipoise.policies.allocation.draft import Hand
+from equipoise.policies.allocation.draft import Draft
 from equipoise.policies.allocation.elastic import _free_by
 from equipoise.policies.allocation.sizes import best_sizes
 from equipoise.policies.observation import JobState
@@ -44,7 +44,7 @@ def test_when_so_many_gpus_are_free_is_what_ends_one_after_another(seed: int) ->
         cluster.add(JobState.RUNNING, rigid=True, gpus=gpus, share=1.0, per_worker=1, elastic=False)
     observation = cluster.observe()
     shunned = rng.random(len(observation.gpus)) < 0.2 if seed % 3 else None
-    hand = Hand(observation, shunned=shunned)
+    draft = Draft(observation, shunned=shunned)
     left_s = rng.uniform(1.0, 100.0, len(observation.jobs))
     ends = []
     for gpu, (job, node) in enumerate(zip(observation.gpus.job, observation.gpus.node, strict=True)):
@@ -52,4 +52,4 @@ def test_when_so_many_gpus_are_free_is_what_ends_one_after_another(seed: int) ->
         ends.append(np.inf if gone else 0.0 if job == -1 else float(left_s[job]))
     for gpus in range(1, len(ends) + 3):
         expected = sorted(ends)[gpus - 1] if gpus <= len(ends) else np.inf
-        assert _free_by(hand, left_s, gpus) == expected
+        assert _free_by(draft, left_s, gpus) == expected

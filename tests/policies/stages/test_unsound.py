@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from equipoise.policies.allocation.draft import Hand
+from equipoise.policies.allocation.draft import Draft
 from equipoise.policies.contract import UNCHANGED, check
 from equipoise.policies.observation import JobState
 from equipoise.policies.registry import make_policy, make_stage
@@ -130,12 +130,12 @@ def replaced(gpus=8, *, touched=False, **jobs):
     cluster.add(JobState.RUNNING, rigid=False, gpus=4, share=1.0, per_worker=1, elastic=False)
     observation = change(cluster.observe(), "jobs", **({"service_s": [100.0], "restart_s": [10.0]} | jobs))
     suspect = np.arange(gpus) == np.flatnonzero(observation.gpus.job == 0)[1]
-    hand = Hand(observation, shunned=suspect)
+    draft = Draft(observation, shunned=suspect)
     if touched:
-        held, _ = hand.gpus_of(0)
-        hand.resize(0, held, held)
-    rows = replace_suspects(hand)
-    assert not len(rows) or not suspect[hand.gpus_of(0)[0]].any()
+        held, _ = draft.gpus_of(0)
+        draft.resize(0, held, held)
+    rows = replace_suspects(draft)
+    assert not len(rows) or not suspect[draft.gpus_of(0)[0]].any()
     return rows.tolist()
 
 
