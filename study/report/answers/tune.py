@@ -13,6 +13,7 @@ import numpy as np
 
 from equipoise.study.display import MORE_IS_BETTER, digits
 from equipoise.study.folders import TUNE
+from equipoise.study.questions.tune import SURE
 from equipoise.study.report.answers.parts import (
     ROWS_MOST,
     answer_html,
@@ -89,7 +90,7 @@ def _answer(
         ),
         Figure("Ratio on unseen seeds", f"x {digits(ratio['mean'])}", _interval(ratio)),
         *(
-            [Figure("p", _p(best["p"][metric]), "that it is no better")]
+            [Figure("p-value", _p(best["p"][metric]), f"that it is no better; sure: below {SURE:g}")]
             if best["p"][metric] is not None
             else []
         ),
