@@ -16,7 +16,7 @@ from equipoise.commands.types import IntRange
 from equipoise.options import State, common, note, pass_state, progress, say, scenario_options, writable
 
 if TYPE_CHECKING:
-    from equipoise.study.runs.variants import Means
+    from equipoise.study.runs.variants import RunOptions
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,12 @@ class Given:
     quiet: bool
 
     @contextmanager
-    def means(self) -> Iterator[Means]:
+    def run_options(self) -> Iterator[RunOptions]:
         """How the runs are made, and shown while they are."""
-        from equipoise.study.runs.variants import Means
+        from equipoise.study.runs.variants import RunOptions
 
         with progress(self.quiet, Path(self.scenario).stem) as tell:
-            yield Means(self.seeds, jobs=self.jobs, progress=tell)
+            yield RunOptions(self.seeds, jobs=self.jobs, progress=tell)
 
     def tell(self, result: Mapping[str, Any], file: str, lines: Iterable[str], notes: Iterable[str]) -> None:
         """Print a result, as text or as JSON, keep it as `file` in the folder of --out, print notes to stderr."""

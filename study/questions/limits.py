@@ -28,7 +28,14 @@ from equipoise.sim.run import run
 from equipoise.sim.scenario.model import JobSpec, Model, Scenario
 from equipoise.sim.traces.trace import Trace
 from equipoise.study.questions.levers import LIMITS, POLICIES, STAGE, Lever, levers
-from equipoise.study.runs.variants import DEFAULT, Means, Variant, VariantOutcome, policy_text, run_all
+from equipoise.study.runs.variants import (
+    DEFAULT,
+    RunOptions,
+    Variant,
+    VariantOutcome,
+    policy_text,
+    run_all,
+)
 from equipoise.study.statistics import CONFIDENCE, Interval, mean_interval, paired_ratio
 
 FILE = "limits.json"
@@ -254,7 +261,7 @@ def limits(
     overrides: Sequence[str] = (),
     trace: str | None = None,
     most: int = 10,
-    means: Means = DEFAULT,
+    options: RunOptions = DEFAULT,
 ) -> Limits:
     """Name the limit of each job of the scenario in `path`, and run with every lever.
 
@@ -274,7 +281,7 @@ def limits(
     found = levers(scenario, name, policies)
     variants = [Variant("base", scenario, name)]
     variants += [Variant(lever.name, lever.scenario, lever.policy) for lever in found]
-    outcomes = run_all(variants, replace(means, trace=read, folders=file.folders, runner=runner))
+    outcomes = run_all(variants, replace(options, trace=read, folders=file.folders, runner=runner))
     if outcomes[0].failed is not None:
         raise RuntimeError(f"{scenario.name}: {outcomes[0].failed}")
     names = [ALL, *dict.fromkeys(groups.values())]

@@ -19,7 +19,14 @@ from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.display import LABELS
 from equipoise.study.questions.sensitivity_keys import Range, default_ranges, read_range
-from equipoise.study.runs.variants import DEFAULT, Means, Variant, VariantOutcome, policy_text, run_all
+from equipoise.study.runs.variants import (
+    DEFAULT,
+    RunOptions,
+    Variant,
+    VariantOutcome,
+    policy_text,
+    run_all,
+)
 from equipoise.study.statistics import CONFIDENCE, Interval, mean_interval, paired_ratio
 
 FILE = "sensitivity.json"
@@ -109,12 +116,12 @@ def sensitivity(
     policy: str | None = None,
     overrides: Sequence[str] = (),
     trace: str | None = None,
-    means: Means = DEFAULT,
+    options: RunOptions = DEFAULT,
 ) -> Sensitivity:
     """Run the scenario in `path` with one key changed at a time.
 
     metric: a name of `Run.summary`. vary: `KEY=LOW..HIGH` texts. defaults: vary the default set as well.
-    `means` says with how many seeds and processes; its trace and folders are found here.
+    `options` says with how many seeds and processes; its trace and folders are found here.
 
     Raises InputError for a wrong scenario, key, value or metric, PolicyError for an unknown stage, RuntimeError
     when the base itself fails.
@@ -131,7 +138,7 @@ def sensitivity(
     if not chosen:
         raise InputError([f"{path}: nothing to vary; give --vary KEY=LOW..HIGH"])
     variants, ends, notes = _variants(file, chosen, overrides, trace, name)
-    settings = _with(means, file, read)
+    settings = _with(options, file, read)
     if metric not in LABELS:  # nothing else is run for a metric that does not exist
         _values(run_all(variants[:1], replace(settings, seeds=1))[0], metric)
     outcomes = run_all(variants, settings)
@@ -142,8 +149,8 @@ def _keys(ranges: Sequence[Range]) -> set[str]:
     return {found.key for found in ranges}
 
 
-def _with(means: Means, file: ScenarioFile, trace: Any) -> Means:
-    return Means(means.seeds, trace, file.folders, means.jobs, means.runner, means.progress)
+def _with(options: RunOptions, file: ScenarioFile, trace: Any) -> RunOptions:
+    return RunOptions(options.seeds, trace, file.folders, options.jobs, options.runner, options.progress)
 
 
 Ends = dict[tuple[int, str], int | str]

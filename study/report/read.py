@@ -86,7 +86,7 @@ def _comparison(path: Path) -> Study:
     except (KeyError, TypeError, ValueError) as error:
         raise InputError([f"{path / COMPARISON}: is damaged: {type(error).__name__}: {error}"]) from error
     values = {(policy, seed): metrics for policy, seed, metrics, _ in runs}
-    found = [read_run_folder(path / RUNS / key, f"{policy}, seed {seed}") for policy, seed, _, key in runs]
+    found = [read_run_folder(path / RUNS / key, policy) for policy, _, _, key in runs]
     folders = tuple(folder for folder in found if folder is not None)
 
     def versus(policy: str, other: str, metric: str) -> Interval:

@@ -155,12 +155,15 @@ def read_json(path: Path) -> Any:
     return content
 
 
-def read_run_folder(path: Path, label: str = "") -> RunFolder | None:
-    """The run directory at `path`, or None when there is none."""
+def read_run_folder(path: Path, policy: str = "", label: str = "") -> RunFolder | None:
+    """The run directory at `path`, or None when there is none.
+
+    policy: what the study calls it, where it is another text than the run's own name of it.
+    """
     if not (path / MANIFEST).is_file() or not (path / "jobs.parquet").is_file():
         return None
     manifest = read_json(path / MANIFEST)
-    policy, seed = str(manifest.get("policy", "")), int(manifest.get("seed", 0))
+    policy, seed = policy or str(manifest.get("policy", "")), int(manifest.get("seed", 0))
     return RunFolder(path, policy, seed, manifest, label or f"{policy}, seed {seed}")
 
 

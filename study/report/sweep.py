@@ -292,7 +292,7 @@ def _folders(path: Path, db: duckdb.DuckDBPyConnection) -> tuple[RunFolder, ...]
     ).fetchall()
     found = []
     for key, policy, seed, point in order:
-        folder = read_run_folder(path / RUNS / str(key), f"{policy}, point {point}, seed {seed}")
+        folder = read_run_folder(path / RUNS / str(key), policy, f"{policy}, point {point}, seed {seed}")
         if folder is not None:
             found.append(folder)
     return tuple(found)

@@ -43,7 +43,7 @@ class VariantOutcome:
 
 
 @dataclass(frozen=True)
-class Means:
+class RunOptions:
     """How variants are run.
 
     seeds: how many, from the first variant's own on. folders: where traces are looked up. jobs: processes.
@@ -57,24 +57,24 @@ class Means:
     progress: Progress | None = None
 
 
-DEFAULT = Means()
+DEFAULT = RunOptions()
 
 
-def run_all(variants: Sequence[Variant], means: Means) -> list[VariantOutcome]:
+def run_all(variants: Sequence[Variant], options: RunOptions) -> list[VariantOutcome]:
     """Run every variant on the same seeds, equal ones once; in the order of `variants`.
 
     When nothing is random in any variant, one seed is run. Raises PolicyError for an unknown stage.
     """
-    seeds = means.seeds if any(is_random(variant.scenario) for variant in variants) else 1
+    seeds = options.seeds if any(is_random(variant.scenario) for variant in variants) else 1
     asked = [
-        list(orders_at(v.scenario, [v.policy], seeds, means.trace, point=k, number=k * seeds))
+        list(orders_at(v.scenario, [v.policy], seeds, options.trace, point=k, number=k * seeds))
         for k, v in enumerate(variants)
     ]
     orders = {order.id: order for one in reversed(asked) for order in one}  # the first of equal ones
     store = Memory()
-    how = How(means.jobs, progress=means.progress, label=lambda row: variants[row["point"]].name)
+    how = How(options.jobs, progress=options.progress, label=lambda row: variants[row["point"]].name)
     ordered = sorted(orders.values(), key=lambda order: order.number)
-    make(store, ordered, Shared(means.folders, runner=means.runner), how)
+    make(store, ordered, Shared(options.folders, runner=options.runner), how)
     rows = {row["id"]: row for row in store.rows()}
     return [
         VariantOutcome(variant, tuple(rows[order.id] for order in one))

@@ -39,10 +39,10 @@ def limits(given: Given, tried: tuple[str, ...], most: int, every: bool) -> int:
     from equipoise.study.questions.limits import FILE
     from equipoise.study.questions.limits import limits as find
 
-    with given.means() as means:
+    with given.run_options() as options:
         found = find(
             Path(given.scenario), policy=given.policy, policies=tried or POLICIES, overrides=given.overrides,
-            trace=given.trace, most=most, means=means,
+            trace=given.trace, most=most, options=options,
         )  # fmt: skip
     given.tell(found.as_dict(), FILE, as_text(found, every), found.notes)
     return OK

@@ -37,10 +37,10 @@ def sensitivity(given: Given, vary: tuple[str, ...], default_set: bool, metric: 
     from equipoise.study.questions.sensitivity import FILE
     from equipoise.study.questions.sensitivity import sensitivity as find
 
-    with given.means() as means:
+    with given.run_options() as options:
         found = find(
             Path(given.scenario), metric, vary=vary, defaults=default_set or not vary, policy=given.policy,
-            overrides=given.overrides, trace=given.trace, means=means,
+            overrides=given.overrides, trace=given.trace, options=options,
         )  # fmt: skip
     given.tell(found.as_dict(), FILE, as_text(found), found.notes)
     return OK

@@ -200,7 +200,7 @@ def _reached(times: NDArray[np.float64], share: NDArray[np.float64]) -> list[str
 
 def _completions(study: Study, policy: str) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
     """(completion times ascending in s, share of all jobs completed by then), at most `QUANTILES` steps."""
-    paths = [folder.path / "jobs.parquet" for folder in study.folders if _is_of(folder, policy)]
+    paths = [folder.path / "jobs.parquet" for folder in study.folders if folder.policy == policy]
     if not paths:
         return None
     source = f"read_parquet([{', '.join(map(literal, paths))}])"
@@ -219,10 +219,6 @@ def _completions(study: Study, policy: str) -> tuple[NDArray[np.float64], NDArra
         query = f"SELECT quantile_disc({span}, {levels}) FROM {source} WHERE NOT isnan(completion_s)"
         times = np.array(db.execute(query).fetchall()[0][0], dtype=np.float64)
     return times, np.array(levels) * done / total
-
-
-def _is_of(folder: RunFolder, policy: str) -> bool:
-    return policy in (folder.policy, folder.label.split(", point ")[0].rsplit(", seed", 1)[0])
 
 
 def front(cost: Sequence[float], result: Sequence[float]) -> list[int]:

@@ -27,7 +27,7 @@ from equipoise.study.questions.limits import (
     memory_share,
     times_by_limit,
 )
-from equipoise.study.runs.variants import Means
+from equipoise.study.runs.variants import RunOptions
 from equipoise.study.statistics import Interval
 from tests.scenarios import cases
 from tests.sim.llm.test_scenario import data as large_model
@@ -111,7 +111,7 @@ def test_levers_against_other_limits_help_less(found, limit):
     content = CASES[limit]
     if "name" not in content["cluster"]["nodes"][0]:  # a second disturbance, small, so that it has a lever
         content = content | {"noise": {"step_cov": 0.02}}
-    group = found(content, means=Means(2)).groups[0]
+    group = found(content, options=RunOptions(2)).groups[0]
     best = group.best_against(limit).ratio.mean
     others = [e.ratio.mean for e in group.effects if e.lever.against not in (limit, "compute", "queue")]
     assert others, "some other lever must apply"
@@ -217,7 +217,7 @@ def test_jobs_of_a_trace_stand_alone(tmp_path, found):
 
 
 def test_gains_are_paired_by_seed(found):
-    result = found(case(noise={"step_cov": 0.3}), means=Means(seeds=4))
+    result = found(case(noise={"step_cov": 0.3}), options=RunOptions(seeds=4))
     group = result.groups[0]
     assert result.seeds == 4
     assert group.limit in ("compute", "barrier")
@@ -232,7 +232,10 @@ def test_gains_are_paired_by_seed(found):
 
 def test_processes_do_not_change_a_result(found):
     content = case(noise={"step_cov": 0.1})
-    assert found(content, means=Means(2, jobs=2)).as_dict() == found(content, means=Means(2)).as_dict()
+    assert (
+        found(content, options=RunOptions(2, jobs=2)).as_dict()
+        == found(content, options=RunOptions(2)).as_dict()
+    )
 
 
 def test_every_lever_changes_the_scenario_and_leaves_it_valid():

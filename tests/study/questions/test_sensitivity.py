@@ -11,7 +11,7 @@ from equipoise.sim.loading.file import from_mapping, load, read_scenario
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.questions.sensitivity import sensitivity
 from equipoise.study.questions.sensitivity_keys import default_ranges, read_range, value_at
-from equipoise.study.runs.variants import Means, Variant, run_all
+from equipoise.study.runs.variants import RunOptions, Variant, run_all
 
 SCENARIOS = Path(__file__).resolve().parents[3] / "scenarios"
 CASE = {
@@ -65,7 +65,9 @@ def test_longest_bars_first_and_equal_ones_in_order(found):
 
 
 def test_common_random_numbers_make_the_ratio_sure(found):
-    result = found(NOISY, vary=["cluster.nodes.0.speed=x0.5..x2"], defaults=False, means=Means(seeds=5))
+    result = found(
+        NOISY, vary=["cluster.nodes.0.speed=x0.5..x2"], defaults=False, options=RunOptions(seeds=5)
+    )
     (bar,) = result.bars
     assert result.seeds == 5
     assert bar.high.ratio.mean == pytest.approx(0.5, rel=1e-9)
@@ -74,7 +76,7 @@ def test_common_random_numbers_make_the_ratio_sure(found):
 
 
 def test_noise_can_be_taken_away(found):
-    result = found(NOISY, vary=["noise.step_cov=0..0.4"], defaults=False, means=Means(seeds=3))
+    result = found(NOISY, vary=["noise.step_cov=0..0.4"], defaults=False, options=RunOptions(seeds=3))
     (bar,) = result.bars
     assert bar.low.value.half_width == 0.0
     assert bar.low.ratio.mean < 1.0 < bar.high.ratio.mean
@@ -189,9 +191,9 @@ def test_wrong_metric_policy_and_nothing_to_vary(found):
         calls.append(given["seed"])
         return run(scenario, **given)
 
-    means = Means(runner=counted)
+    options = RunOptions(runner=counted)
     with pytest.raises(InputError, match=r"this scenario gives no 'span'; it gives .*makespan_s"):
-        found(metric="span", vary=["noise.step_cov=0..0.1"], defaults=False, means=means)
+        found(metric="span", vary=["noise.step_cov=0..0.1"], defaults=False, options=options)
     assert calls == [0]  # not every variant on every seed
     short = CASE | {"horizon": 1.0}
     with pytest.raises(InputError, match="'completion_mean_s' is not known"):
@@ -213,7 +215,7 @@ def test_equal_variants_are_run_once():
         return run(scenario, **given)
 
     same = [Variant(name, scenario, "fifo") for name in ("one", "two")]
-    first, second = run_all(same, Means(3, runner=counted))
+    first, second = run_all(same, RunOptions(3, runner=counted))
     assert calls == [0]
     assert first.rows == second.rows
 
@@ -226,13 +228,13 @@ def test_a_failing_end_is_told_and_a_failing_base_stops(found):
             raise ValueError("too fast\nfor me")
         return run(scenario, **given)
 
-    result = found(vary=["cluster.nodes.0.speed=0.5..2"], defaults=False, means=Means(runner=picky))
+    result = found(vary=["cluster.nodes.0.speed=0.5..2"], defaults=False, options=RunOptions(runner=picky))
     assert result.bars[0].high.problem == "ValueError: too fast for me"
     assert result.notes == ("cluster.nodes.0.speed=2: ValueError: too fast for me",)
     with pytest.raises(RuntimeError, match="too fast for me"):
         found(
             CASE | {"cluster": {"nodes": [{"count": 4, "speed": 2.0}]}},
-            vary=["noise.step_cov=0..0.1"], defaults=False, means=Means(runner=picky),
+            vary=["noise.step_cov=0..0.1"], defaults=False, options=RunOptions(runner=picky),
         )  # fmt: skip
 
 

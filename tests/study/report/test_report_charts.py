@@ -22,6 +22,7 @@ from equipoise.sim.run import run
 from equipoise.study.display import digits
 from equipoise.study.report import figures as charts_figures
 from equipoise.study.report import timeline
+from equipoise.study.report.breakdown import by_size
 from equipoise.study.report.chart import Chart, rounded, time_unit
 from equipoise.study.report.charts.study import (
     QUANTILES,
@@ -62,6 +63,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def chart(folder: Path, key: str) -> Chart:
     return next(c for c in study_charts(read_study(folder)) if c.id == key)
+
+
+def test_a_policy_in_other_words_than_its_own_has_its_curve_and_its_rows(tmp_path: Path) -> None:
+    asked = ["las(thresholds_gpu_s=[3600])", "fifo"]  # runs say [3600.0]
+    jobs = [{"gpus": n, "duration": 10.0 * n} for n in (1, 2)]
+    case = {"schema_version": 1, "name": "s", "cluster": {"gpus": 2}, "workload": {"jobs": jobs}}
+    (tmp_path / "s.yaml").write_text(json.dumps(case))
+    words = [word for policy in asked for word in ("--policy", policy)]
+    assert cli.main(["compare", str(tmp_path / "s.yaml"), *words, "--out", str(tmp_path / "out")]) == 0
+    study = read_study(tmp_path / "out")
+    assert [series.name for series in chart(tmp_path / "out", "completion").series] == asked
+    assert all(policy in by_size(study) for policy in asked)
+    assert [folder.policy for folder in study.detail] == asked
 
 
 def first_run(folder: Path) -> RunFolder:
