@@ -25,7 +25,8 @@ from equipoise.sim.scenario.tree import write_tree
 
 SCHEMA_VERSION = 1
 
-TIMELINE_TABLES = ("segments", "holdings", "usage", "links", "events", "gpus")  # files of the folder timeline
+TIMELINE_TABLES = ("segments", "holdings", "usage", "links", "events", "gpus", "replicas")
+"""Files of the folder `timeline`; `replicas` only where there are services."""
 SERVICE_TABLES = ("services", "service_windows")
 WASTE = ("idle", *(use.label for use in WASTED_USES))
 """GPU-seconds that were wasted. With `busy`, and `serving` of services, they sum to GPUs x makespan."""

@@ -58,6 +58,10 @@ class Holdings:
         return which[:, 0], which[:, 1], gpu, share
 
 
+Replica = tuple[str, int, float, float, int, int, int]
+"""A replica's service, number, start and end (s), GPUs, node and first GPU."""
+
+
 @dataclass(frozen=True)
 class Records:
     """What a timeline has recorded; segments (n, ROW_FIELDS) name jobs by row."""
@@ -70,6 +74,7 @@ class Records:
     events: Sequence[tuple[float, str, str, float]]
     end_s: float
     serves: bool = False  # whether there are services
+    replicas: Sequence[Replica] = ()
 
 
 def build(
@@ -85,6 +90,7 @@ def build(
         "links": _links(cluster, records.network, records.link_column, records.end_s),
         "events": _events(records.events),
         "gpus": _gpus(cluster),
+        **({"replicas": _replicas(records.replicas)} if records.replicas else {}),
     }
 
 
@@ -159,6 +165,16 @@ def _events(events: Sequence[tuple[float, str, str, float]]) -> Columns:
         "kind": np.array([event[1] for event in events], dtype=object),
         "subject": np.array([event[2] for event in events], dtype=object),
         "value": np.array([event[3] for event in events], dtype=np.float64),
+    }
+
+
+def _replicas(replicas: Sequence[Replica]) -> Columns:
+    names = ("service", "replica", "start_s", "end_s", "gpus", "node", "first_gpu")
+    kinds = (object, np.int32, np.float64, np.float64, np.int32, np.int32, np.int32)
+    found = sorted(replicas)
+    return {
+        name: np.array([row[k] for row in found], dtype=kind)
+        for k, (name, kind) in enumerate(zip(names, kinds, strict=True))
     }
 
 

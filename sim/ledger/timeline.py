@@ -36,6 +36,7 @@ from equipoise.sim.ledger.tables import (
     USAGE_COLUMNS,
     Holdings,
     Records,
+    Replica,
     build,
 )
 from equipoise.sim.network.transfers import Transfer
@@ -89,6 +90,7 @@ class Timeline(Listener):
         self._events: list[tuple[float, str, str, float]] = []
         self._down_s: dict[int, float] = {}
         self._serves = False
+        self._replicas: list[Replica] = []
 
     # -- jobs ----------------------------------------------------------------------------------------------
 
@@ -270,6 +272,12 @@ class Timeline(Listener):
         self.usage.add(start_s, end_s, SERVING_GPU_S, gpu_s)
         self.usage.add(start_s, end_s, DYNAMIC_J, dynamic_j)
 
+    def replica(self, service: str, number: int, start_s: float, end_s: float, holding: Holding) -> None:
+        """A replica of a service has held GPUs of one node; number: of those that it has at once."""
+        self._replicas.append(
+            (service, number, start_s, end_s, holding.gpu.size, int(holding.nodes[0]), int(holding.gpu.min()))
+        )
+
     # -- faults ----------------------------------------------------------------------------------------------
 
     def happened(self, kind: str, subject: str, value: float, now_s: float) -> None:
@@ -309,6 +317,7 @@ class Timeline(Listener):
             self._events,
             end_s,
             self._serves,
+            self._replicas,
         )
         idling_w = float(self.meter.power.idling_w(self.cluster.nodes.gpus).sum())
         return build(self.demand, self.cluster, idling_w, pue, records)

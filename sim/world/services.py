@@ -38,6 +38,8 @@ class Replica:
     node: int
     holding: Holding
     booked_s: float
+    since_s: float
+    lane: int  # the lowest number that no other replica of the service has
     leaving: bool = False
     busy_s: float = 0.0  # on batches, since its GPUs' utilisation was last asked for
     asked_s: float = 0.0
@@ -171,7 +173,9 @@ class ServingWorld:
         self._made += 1
         key, now_s = -self._made, self.clock._now
         holding = self.cluster.book(key, gpus, np.full(len(gpus), tenant.spec.share))
-        replica = Replica(key, -1, int(holding.nodes[0]), holding, now_s, asked_s=now_s)
+        taken = {replica.lane for replica in tenant.replicas}
+        lane = next(number for number in range(len(taken) + 1) if number not in taken)
+        replica = Replica(key, -1, int(holding.nodes[0]), holding, now_s, now_s, lane, asked_s=now_s)
         self._settle(tenant)
         replica.slot = tenant.state.queue.add(ready_s, self._factor_of(tenant, replica))
         tenant.replicas.append(replica)
@@ -198,7 +202,12 @@ class ServingWorld:
     def _give_back(self, tenant: Tenant, replica: Replica) -> None:
         tenant.state.queue.gone(replica.slot)
         tenant.replicas.remove(replica)
+        self._record(tenant, replica, self.clock._now)
         self._changed(self.cluster.release(replica.key))
+
+    def _record(self, tenant: Tenant, replica: Replica, end_s: float) -> None:
+        if self.timeline is not None and end_s > replica.since_s:
+            self.timeline.replica(tenant.spec.name, replica.lane, replica.since_s, end_s, replica.holding)
 
     def _changed(self, holding: Holding) -> None:
         """GPUs have changed hands: who shares them runs at another speed, and clocks may change."""
@@ -325,6 +334,8 @@ class ServingWorld:
         for tenant in self.tenants:
             if end_s > tenant.state.window_s:
                 self._close(tenant)
+            for replica in tenant.replicas:
+                self._record(tenant, replica, end_s)
 
     def add_utilisation(self, busy: Floats, now_s: float) -> None:
         """Add the busy share of each GPU since this was last asked, to (gpus,)."""

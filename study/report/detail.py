@@ -82,7 +82,9 @@ def _json(content: Any) -> bytes:
 
 
 def _bars_note(found: Bars) -> str:
-    note = f"{found.rows:,} jobs, {found.total:,} bars: a bar is a stretch of waiting or running."
+    note = f"{found.rows - found.replicas:,} jobs, {found.total:,} bars: a bar is a stretch of waiting or running."
+    if found.replicas:
+        note += " Below the jobs: replicas of services, and how long each had its GPUs."
     if found.count < found.total:
         note += f" Only the {found.count:,} longest bars are drawn."
     return note

@@ -26,8 +26,8 @@ USES = tuple(use.label for use in HELD_USES)
 """Uses of GPU-seconds that a job is charged for."""
 SHARES = (*USES, "idle", "down")
 """Uses of all GPU-seconds of the cluster: they sum to GPUs x time, with `serving` where there are services."""
-KINDS = ("queued", "completed", "preempted", "resized", "fault", "open")
-"""What a bar is: time in the queue, or a stretch of running by how it ended."""
+KINDS = ("queued", "completed", "preempted", "resized", "fault", "open", "serving")
+"""What a bar is: time in the queue, a stretch of running by how it ended, or the time of a service's replica."""
 
 TICKS = 2**26
 """Steps into which the span of a chart is cut: 30 days in steps of 0.04 s."""
@@ -39,9 +39,9 @@ Columns = Mapping[str, NDArray[Any]]
 class Bars:
     """Bars of a Gantt chart, packed.
 
-    count: bars kept. total: bars there were. rows: jobs. start_s: time of tick 0. tick_s: seconds a tick.
-    packed: gzip of the columns of `pack`. names: gzip of JSON: the jobs' `names`
-    in row order, the `nodes`, and `node_of`, of the first GPU that each job held.
+    count: bars kept. total: bars there were. rows: jobs, then the `replicas` of services. start_s: time of tick 0.
+    tick_s: seconds a tick. packed: gzip of the columns of `pack`. names: gzip of JSON: the `names` in row order,
+    the `nodes`, and `node_of`, of the first GPU that each row held.
     """
 
     count: int
@@ -51,6 +51,7 @@ class Bars:
     tick_s: float
     packed: bytes
     names: bytes
+    replicas: int = 0
 
     def header(self) -> dict[str, Any]:
         """What the reader of `packed` has to know."""
@@ -183,7 +184,7 @@ def link_load(folder: Path, most: int = 40) -> LinkLoad | None:
 
 
 def bars(folder: Path, most: int | None = None) -> Bars:
-    """The jobs' segments as packed bars; of more than `most`, the longest.
+    """The jobs' segments as packed bars, and those of services' replicas; of more than `most` of jobs, the longest.
 
     Raises InputError when the run directory holds no timeline.
     """
@@ -206,19 +207,37 @@ def bars(folder: Path, most: int | None = None) -> Bars:
         found = connection.execute(f"{query} ORDER BY j.file_row_number, s.segment").fetchnumpy()
         names = connection.execute(f"SELECT name FROM {jobs} ORDER BY file_row_number").fetchnumpy()["name"]
         nodes, node_of = _first_nodes(connection, folder, jobs)
-    rows = len(names)
-    said = {
-        "names": [None if name is None else str(name) for name in names],
-        "nodes": nodes,
-        "node_of": node_of,
-    }
-    text = json.dumps(said, separators=(",", ":"))
     columns = {key: np.ma.getdata(values) for key, values in found.items()}
+    called = [None if name is None else str(name) for name in names]
+    more, served, places = _of_replicas(folder, len(called))
+    if served:
+        columns = {key: np.concatenate((values, more[key])) for key, values in columns.items()}
+        total += len(more["row"])
+    said = {"names": called + served, "nodes": nodes, "node_of": node_of + places}
+    text, rows = json.dumps(said, separators=(",", ":")), len(called) + len(served)
     start_s = float(columns["start_s"].min()) if len(columns["row"]) else 0.0
     span_s = float(columns["end_s"].max()) - start_s if len(columns["row"]) else 0.0
     tick_s = span_s / TICKS if span_s > 0 else 1.0
     packed = pack(columns, start_s, tick_s)
-    return Bars(len(columns["row"]), total, rows, start_s, tick_s, packed, squeeze(text.encode()))
+    return Bars(
+        len(columns["row"]), total, rows, start_s, tick_s, packed, squeeze(text.encode()), len(served)
+    )
+
+
+def _of_replicas(folder: Path, first: int) -> tuple[Columns, list[str], list[int]]:
+    """(columns of bars, names, node of the first GPUs) of services' replicas, rows from `first` on."""
+    if not (folder / FOLDER / "replicas.parquet").is_file():
+        return {}, [], []
+    of = read(folder, "replicas", rest="ORDER BY service, replica, start_s")
+    keys = list(zip(of["service"].tolist(), of["replica"].tolist(), strict=True))
+    row_of = {key: first + k for k, key in enumerate(dict.fromkeys(keys))}
+    node_of = dict(zip(reversed(keys), reversed(of["node"].tolist()), strict=True))  # where each was first
+    count = len(keys)
+    columns = {
+        "row": np.array([row_of[key] for key in keys]), "start_s": of["start_s"], "end_s": of["end_s"],
+        "gpus": of["gpus"], "kind": np.full(count, KINDS.index("serving")), **{u: np.zeros(count) for u in USES},
+    }  # fmt: skip
+    return columns, [f"{name} replica {k + 1}" for name, k in row_of], [node_of[key] for key in row_of]
 
 
 def _first_nodes(

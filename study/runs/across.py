@@ -31,7 +31,8 @@ SEEDS, SCENARIOS = "all, over seeds", "all, over scenarios"
 """What the rows over all scenarios are called: what they say of these, and of others of their kind."""
 SHOWN = (
     "completion_mean_s", "completion_p95_s", "makespan_s", "queueing_mean_s", "goodput_ratio", "cost_usd",
-    "service_goodput_ratio", "service_latency_p99_s",
+    "service_goodput_ratio", "service_latency_p50_s", "service_latency_p95_s", "service_latency_p99_s",
+    "cost_per_million_requests_usd",
 )  # fmt: skip
 """Metrics for which a printed table over scenarios has room."""
 

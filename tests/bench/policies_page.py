@@ -13,15 +13,65 @@ from equipoise.policies.observation import TABLES, Observation
 from equipoise.policies.registry import BUILT_IN
 
 PAGE = Path(__file__).parents[2] / "docs" / "policies.md"
-HEAD = """# What a stage sees and plans
+HEAD = '''# What a stage sees and plans
 
 Made by `python -m tests.bench.policies_page`; do not edit.
 
-A stage is a frozen dataclass with `refine(observation, plan, memory) -> (plan, memory)`; the README has an example.
-`equipoise check-stage NAME` holds it to the contract. Tables are columns of equal length, read-only, valid while
-`refine` runs. What a world cannot know is NaN, or -1 for an index. A stage reads only the tables that its `needs`
-names.
-"""
+A stage is a frozen dataclass with `refine(observation, plan, memory) -> (plan, memory)`. Tables are columns of
+equal length, read-only, valid while `refine` runs. What a world cannot know is NaN, or -1 for an index. A stage
+reads only the tables that its `needs` names. The README has an example that allocates; here is one for
+training jobs:
+
+```python
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+import equipoise
+from equipoise.policies.contract import Stage
+from equipoise.study.stage_check.rules import rules_for
+
+
+@dataclass(frozen=True)
+class Rarely(Stage):
+    """Exchanges gradients after every `interval` local steps."""
+
+    name: ClassVar[str] = "rarely"
+    kind: ClassVar[str] = "sync"
+    needs: ClassVar[frozenset[str]] = frozenset({"jobs", "workers"})
+    interval: int = 4
+
+    def refine(self, observation, plan, memory):
+        intervals, rows = plan.intervals(observation).copy(), np.unique(observation.workers.job)
+        if (intervals[rows] == self.interval).all():  # a plan says only what changes
+            return plan.because(self.name, "nothing to do"), memory
+        intervals[rows] = self.interval
+        return plan.with_(sync_interval=intervals).because(self.name, f"every {self.interval} steps"), memory
+
+
+if __name__ == "__main__":
+    for rule in rules_for(Rarely()):
+        rule(Rarely())  # an AssertionError says what is broken
+    policies = ["none", Rarely(), [Rarely(interval=8), "easy"]]
+    found = equipoise.compare("scenarios/quickstart.yaml", policies, seeds=2)
+    print(found.as_table())
+    print(equipoise.run("scenarios/quickstart.yaml", policy=Rarely()))
+```
+
+It runs from a file, from a notebook and on standard input. `run`, `compare`, `sweep` and `size` take stages, lists
+of them and `Policy` objects; where none allocates, `fifo` starts the jobs. `run.to_df()` has a row per job,
+`found.to_df()` a row per metric and policy (both need pandas). An error in a stage names its file and line, and the
+id of the job.
+
+The command line takes stages by name: register the class in the `pyproject.toml` of a package of your own, install
+that, and `equipoise check-stage rarely` and `equipoise compare SCENARIO --policy 'rarely(interval=8)'` know it:
+
+```toml
+[project.entry-points."equipoise.stages"]
+rarely = "my_package:Rarely"
+```
+'''
 
 
 def text() -> str:

@@ -51,7 +51,7 @@ def query(
     """Query results with SQL (DuckDB).
 
     Tables: `runs`; from kept run directories `jobs`; from kept timelines `segments`, `usage`, `links`, `events`,
-    `holdings` and `gpus`.
+    `holdings`, `gpus` and `replicas`.
 
     Varied keys are columns by their dotted name: SELECT policy, "noise.step_cov", avg(makespan_s) FROM runs
     GROUP BY ALL.

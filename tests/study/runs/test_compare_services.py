@@ -1,5 +1,7 @@
 """Comparisons, sizes and reports of scenarios with services show what became of the requests."""
 
+import gzip
+import json
 import math
 
 import pytest
@@ -7,10 +9,11 @@ import pytest
 from equipoise.cli import main
 from equipoise.policies.record.journal import read, replay
 from equipoise.policies.registry import make_policy
-from equipoise.sim.loading.file import from_mapping
+from equipoise.sim.loading.file import dump, from_mapping
 from equipoise.sim.run import run
 from equipoise.study.questions.targets import read_target
 from equipoise.study.report.page import make_report
+from equipoise.study.report.timeline import bars
 from equipoise.study.runs.compare import compare
 
 CHAT = {
@@ -60,9 +63,63 @@ def test_a_report_shows_each_service(tmp_path):
         assert text in page
 
 
-def test_the_command_prints_a_line_for_each_service(capsys, tmp_path):
-    from equipoise.sim.loading.file import dump  # the file as users write it
+def test_the_gantt_chart_has_a_row_for_each_replica(tmp_path):
+    """Two replicas, one of which ends before the run: when each had its GPUs, and in which node."""
+    (tmp_path / "times.csv").write_text(
+        "time_s\n" + "".join(f"{k / 200:.3f}\n" for k in range(20_000)) + "299\n"
+    )
+    lent = CHAT | {
+        "requests": {"file": str(tmp_path / "times.csv")}, "autoscaler": {"every": "10 s", "hold": "20 s"},
+        "batch_latency": {"measured": {1: "10 ms"}},
+        "replicas": {"min": 1, "max": 3},
+    }  # fmt: skip
+    made = run(case([lent]), policy=make_policy("fifo"), timeline=True)
+    made.write(tmp_path / "run")
+    kept = made.timeline["replicas"]
+    held_s = (kept["end_s"] - kept["start_s"]) * kept["gpus"]
+    assert held_s.sum() == pytest.approx(made.services["gpu_s"].sum())
+    assert set(kept["replica"].tolist()) > {0, 1}
+    assert (kept["end_s"] < 299.0).any()
+    for number in set(kept["replica"].tolist()):
+        of = kept["replica"] == number
+        assert (kept["start_s"][of][1:] >= kept["end_s"][of][:-1]).all(), "one after the other"
+    found = bars(tmp_path / "run")
+    said = json.loads(gzip.decompress(found.names))
+    rows = 3 + len(set(kept["replica"].tolist()))
+    assert (found.rows, found.replicas) == (rows, rows - 3)
+    assert found.count == len(made.timeline["segments"]["job_id"]) + len(kept["replica"])
+    assert said["names"][3:5] == ["chat replica 1", "chat replica 2"]
+    assert {said["nodes"][k] for k in said["node_of"][3:]} == {said["nodes"][0]}
+    assert "replicas of services" in make_report(tmp_path / "run").path.read_text()
+    without = run(case([]), policy=make_policy("fifo"), timeline=True)
+    assert "replicas" not in without.timeline
 
+
+TOLD = ("answered in time", "latency p50", "latency p95", "latency p99", "cost per 1e6 requests", "cost")
+
+
+def test_run_compare_and_report_show_goodput_latency_and_cost(capsys, tmp_path):
+    file, out = tmp_path / "case.yaml", tmp_path / "out"
+    file.write_text(dump(case([CHAT])))
+    sweep = {"schema_version": 1, "name": "replicas", "scenario": str(file), "policies": ["fifo"], "seeds": 1}
+    keys = {"services.0.replicas.max": [1, 2]}
+    (tmp_path / "sweep.yaml").write_text(json.dumps(sweep | {"parameters": keys}))
+    other = tmp_path / "other.yaml"
+    other.write_text(dump(case([CHAT | {"name": "other"}])))
+    for command in (
+        ["run", str(file)],
+        ["compare", str(file), "--policy", "fifo", "--policy", "las", "--seeds", "2"],
+        ["compare", str(file), str(other), "--policy", "fifo", "--policy", "las", "--seeds", "2"],
+    ):  # fmt: skip
+        assert main([*command, "-q"]) == 0
+        text = capsys.readouterr().out
+        assert [told for told in TOLD if told not in text] == [], command[0]
+    assert main(["sweep", str(tmp_path / "sweep.yaml"), "--out", str(out), "-q"]) == 0  # prints no figures
+    page = make_report(out).path.read_text()
+    assert [told for told in TOLD if told not in page] == []
+
+
+def test_the_command_prints_a_line_for_each_service(capsys, tmp_path):
     (tmp_path / "case.yaml").write_text(dump(case([CHAT])))
     assert main(["run", str(tmp_path / "case.yaml"), "-q"]) == 0
     out = capsys.readouterr().out
