@@ -263,7 +263,7 @@ def _less_sure(groups: WorkersByJob, windows: Ints, sigmas: float) -> Floats:
     """
     workers = groups.spread(np.diff(groups.first))
     freedom = np.maximum(np.minimum(windows, _MEMORY_WINDOWS) * workers / 2.0, 1.0)
-    exponent = (sigmas * (8.0 * freedom + 3.0) / (8.0 * freedom + 1.0)) ** 2 / freedom
+    exponent = (sigmas * (1.0 + 2.0 / (8.0 * freedom + 1.0))) ** 2 / freedom
     factor: Floats = np.sqrt(freedom * np.expm1(np.minimum(exponent, _EXPONENT_MOST))) / sigmas
     return factor
 

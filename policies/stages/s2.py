@@ -37,7 +37,8 @@ from equipoise.policies.stages.optimal import least_cost_assignment
 from equipoise.policies.stages.unsound import samples_bound
 
 _SHARE_ERROR = 1e-6  # shares of one job that sum to 1 but for this belong together
-_OVERLOAD = 0.5  # of the shards come late: an order by path would only leave the other paths idle
+_OVERLOAD = 0.5  # of the shards come late: an order by path would leave other paths idle
+_ALIKE = 0.05  # paths whose speeds differ by less
 _LATE_MOST = 256  # late shards that are looked at in one decision
 _PRIORITY_STEP = 0.01  # priorities are compared in these steps, so that rounding reorders nothing
 
@@ -114,7 +115,10 @@ class Tasks(Stage):
         level = np.round(priority / _PRIORITY_STEP)
         ranked = np.lexsort((rows, needed_s, -level))
         late, late_s, before, part = _late_ones(observation, groups, rows[ranked], need_s, links)
-        acts = self.frozen != "S212" and part <= _OVERLOAD
+        with np.errstate(divide="ignore", invalid="ignore"):  # what takes no time is as fast as can be
+            speed = shards.bytes[rows] / fetch_s
+        alike = speed.max() <= (1.0 + _ALIKE) * speed.min()
+        acts = self.frozen != "S212" and (part <= _OVERLOAD or bool(alike))
         order = _order_by_rank(observation, rows[ranked]) if acts else None
         values: dict[str, Any] = {
             "s211_fetch_s": float(fetch_s.mean()),

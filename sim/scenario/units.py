@@ -386,10 +386,14 @@ def format_share(value: float) -> str:
 
 
 def format_usd(value: float) -> str:
-    """US dollars: 1234.5 -> "1,234 USD", 12.345 -> "12.35 USD": prices bear no cents beside hundreds."""
-    if abs(value) >= 99.995:
-        return f"{value:,.0f} USD"
-    return f"{value:,.2f} USD" if abs(value) >= 1 or value == 0 else f"{value:.3g} USD"
+    """US dollars: whole from a hundred on, else three significant digits, as prices per hour have.
+
+    1234.5 -> "1,234 USD", 12.345 -> "12.3 USD", 2.5 -> "2.50 USD", 0.00123 -> "0.00123 USD".
+    """
+    size = abs(value)
+    if 0 < size < 0.9995:
+        return f"{value:.3g} USD"
+    return f"{value:,.{0 if size >= 99.95 else 1 if size >= 9.995 else 2}f} USD"
 
 
 def format_joules(value: float) -> str:

@@ -211,7 +211,8 @@ def _given(decision: Decision, row: int, gpus: Ints) -> str:
     if not len(gpus):
         return f"stopped{why}"
     nodes = np.unique(decision.observation.gpus.node[gpus]).tolist()
-    return f"{held or 'no'} to {_count(len(gpus), 'GPU')}, on nodes {_list(np.array(nodes))}{why}"
+    where = f"{_count(len(gpus), 'GPU')} of nodes {_list(np.array(nodes))}{why}"
+    return f"{held} to {where}" if held else f"started on {where}"
 
 
 def _changed(what: str, old: Ints, new: Ints, step: str) -> list[str]:

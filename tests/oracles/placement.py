@@ -179,7 +179,9 @@ def fault(entries, jobs, gpus):
         job = jobs[row]
         if job.done:
             return 2
-        if got and job.rigid and len(got) != job.gpus:
+        shrinks = job.most > job.fewest and job.per * job.fewest <= len(got) < job.gpus
+        whole = len(got) % job.per == 0
+        if got and job.rigid and len(got) != job.gpus and not (shrinks and whole):
             return 6
         if (
             got

@@ -31,7 +31,7 @@ def explain(
 ) -> int:
     """Say why JOB of the run in RUN waited, who went first, and what would have started it sooner.
 
-    Then what was changed of it, and by which sub-step. RUN is the folder of `run --out DIR --journal`. Without JOB:
+    Then what was done to it, and by which sub-step. RUN is the folder of `run --out DIR --journal`. Without JOB:
     what each stage saw, computed and did at a time.
     """
     from equipoise.study.questions.explain import (
@@ -155,7 +155,7 @@ def _done(told: dict[str, Any]) -> list[str]:
         return []
     rows = [(_span(one["time_s"]), one["what"]) for one in done[:_DONE]]
     more = [f"  and {len(done) - _DONE} more; --format json has all"] if len(done) > _DONE else []
-    return ["", "What was changed of it:", *(f"  {line}" for line in aligned(rows)), *more]
+    return ["", "What was done to it:", *(f"  {line}" for line in aligned(rows)), *more]
 
 
 def _tried(told: dict[str, Any]) -> list[str]:

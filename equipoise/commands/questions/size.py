@@ -224,7 +224,7 @@ def _changes(rows: Sequence[dict[str, Any]], found: Sequence[dict[str, Any]]) ->
     for change in found:
         rate, mfu = change["rate"], change["mfu_ratio"]
         text = f"  {change['values']}: {100 * (1 - change['price']):.1f} % cheaper by the hour"
-        text += f" ({change['price_usd_per_gpu_h']:.2f} USD per GPU)"
+        text += f" ({show('_usd', change['price_usd_per_gpu_h'])} per GPU)"
         if not math.isnan(rate):
             text += f", or {100 * (rate - 1):.1f} % faster"
             text += f" (MFU {show('mfu_ratio', mfu)})" if not math.isnan(mfu) else ""

@@ -207,7 +207,7 @@ def _changes(first: Row, found: Sequence[Row]) -> str:
             "-" if math.isnan(mfu) else shown("mfu_ratio", mfu) + (" (beyond the peak)" if mfu > 1 else "")
         )
         rows.append((change["values"], f"{100 * (1 - change['price']):.1f} %",
-                     f"{change['price_usd_per_gpu_h']:.2f} USD", faster, needed))  # fmt: skip
+                     shown("_usd", number(change["price_usd_per_gpu_h"])), faster, needed))  # fmt: skip
     head = ("size", "cheaper by the hour by", "a GPU-hour then", "or faster by", "MFU then")
     return table(f"Each alone would put it level with {first['values']}, the first", head, rows)
 

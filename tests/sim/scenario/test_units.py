@@ -188,7 +188,12 @@ def test_implausible_values_are_named() -> None:
         (units.format_seconds(math.nan), "nan s"),
         (units.format_share(0.1234), "12.3 %"),
         (units.format_usd(1234.4), "1,234 USD"),
-        (units.format_usd(12.345), "12.35 USD"),
+        (units.format_usd(99.96), "100 USD"),
+        (units.format_usd(12.345), "12.3 USD"),
+        (units.format_usd(9.996), "10.0 USD"),
+        (units.format_usd(2.5), "2.50 USD"),
+        (units.format_usd(0.9996), "1.00 USD"),
+        (units.format_usd(0), "0.00 USD"),
         (units.format_usd(0.00123), "0.00123 USD"),
     ],
 )

@@ -193,7 +193,7 @@ def test_what_was_changed_of_a_job_is_what_was_planned(shipped: dict[str, Any]) 
     for (time_s, text), decision in zip(done, planned, strict=True):
         gpus = decision.plan.allocation.gpus_of(decision.plan.allocation.job.tolist().index(0))
         assert time_s == decision.observation.time_s
-        assert f" to {len(gpus)} GPU" in text if len(gpus) else "stopped" in text
+        assert f" {len(gpus)} GPU" in text if len(gpus) else "stopped" in text
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
