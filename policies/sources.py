@@ -60,16 +60,24 @@ _IMPORT = re.compile(
 
 def with_imported(files: Iterable[Path]) -> list[Path]:
     """These files of the package and all others of it that they import, one through another, sorted."""
-    waiting, found = list(files), set[Path]()
+    waiting, here = [*map(str, files)], str(root())
+    seen, found = {*waiting}, []
     while waiting:
         path = waiting.pop()
-        if path not in found:
-            found.add(path)
-            for module, names in _IMPORT.findall(path.read_bytes()):
-                base = root().joinpath(*module.decode().split(".")[1:])
-                inside = re.findall(r"\w+", names.decode())
-                candidates = [base.with_suffix(".py"), *(base / f"{name}.py" for name in inside)]
-                waiting += [candidate for candidate in candidates if candidate.is_file()]
+        try:
+            with open(path, "rb") as file:
+                text = file.read()
+        except (FileNotFoundError, NotADirectoryError):
+            continue  # a name inside a module, which is no file of its own
+        found.append(Path(path))
+        for module, names in _IMPORT.findall(text):
+            base = "/".join([here, *module.decode().split(".")[1:]])
+            fresh = {
+                f"{base}.py",
+                *(f"{base}/{name}.py" for name in re.findall(r"\w+", names.decode())),
+            } - seen
+            seen |= fresh
+            waiting += fresh
     return sorted(found)
 
 

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 
 import torch
 
+from equipoise.live.train.gradients import mean_of_pairs
 from equipoise.policies.levels import mean_interval
 
 _SAMPLED = 2**20  # parameters, at most about so many: an even sample of all
@@ -87,11 +88,7 @@ class Drift:
         q = max(noise_ratio, 0.0) if math.isfinite(noise_ratio) else 0.0
         noise = (ranks - 1) * q * reach / (steps * (steps + q))
         new = (apart / mean_square - noise, reach - 1.0)
-        if math.isnan(self.parts[0]):
-            self.parts = new
-        else:
-            pairs = zip(self.parts, new, strict=True)
-            self.parts = tuple(self.keep * a + (1 - self.keep) * b for a, b in pairs)  # type: ignore[assignment]
+        self.parts = mean_of_pairs(self.parts, new, self.keep)
 
     @property
     def value(self) -> float:

@@ -28,6 +28,13 @@ def noise_statistics(
     return covariance_trace, mean_square - covariance_trace / total
 
 
+def mean_of_pairs(old: tuple[float, float], new: tuple[float, float], keep: float) -> tuple[float, float]:
+    """Exponential mean of two numbers, each by itself; `new` while nothing is known."""
+    if math.isnan(old[0]):
+        return new
+    return keep * old[0] + (1 - keep) * new[0], keep * old[1] + (1 - keep) * new[1]
+
+
 class NoiseScale:
     """Gradient noise scale phi = S / |G|^2 in samples, each part smoothed before the division.
 
@@ -43,11 +50,7 @@ class NoiseScale:
         new = (covariance_trace, true_square)
         if not all(math.isfinite(v) for v in new):
             return
-        if math.isnan(self.parts[0]):
-            self.parts = new
-        else:
-            pairs = zip(self.parts, new, strict=True)
-            self.parts = tuple(self.keep * a + (1 - self.keep) * b for a, b in pairs)  # type: ignore[assignment]
+        self.parts = mean_of_pairs(self.parts, new, self.keep)
 
     @property
     def value(self) -> float:
