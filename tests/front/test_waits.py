@@ -35,6 +35,7 @@ PLAYED = {
     "study/runs/sweeps/test_sweep_dask_fire.py": "a slow network",
     "study/runs/sweeps/test_sweep_kills.py": "the kill comes at a random time, and any is right",
     "study/runs/test_study_hostile.py": "a run that takes long",
+    "study/test_user_paths.py": "a slow rank",
 }
 """Files with sleeps outside of such loops, and what they play."""
 
