@@ -53,7 +53,7 @@ six), what looked like harm cannot be told from 1: S311 in generated scenario 0 
 (1.054, 0.959 to 1.158), S211 to S213 in 29 (1.099, 1.052, 0.979; S113 helps there: 1.250, 1.008 to 1.550), S422
 in 7 (1.005, 0.993 to 1.017), and in `faulty` S313 (0.915, 0.799 to 1.047), S411 (0.909, 0.737 to 1.120), S422
 (0.894, 0.664 to 1.203). These repeats are older than the tables above: since then S1 counts as load what others
-use, judges norms by factors and beside those of its peers, and S2 keeps the order of need where most shards come late.
+use, judges norms by factors and beside those of peers, and S2 keeps the order of need where most shards come late.
 
 What remains is S422's, in 39 (0.885, 0.883 to 0.887), 34 (0.924, 0.894 to 0.954) and some like them. Its
 formula is greedy in three ways. It counts contention as it is now, not how long that lasts: a job takes slow
