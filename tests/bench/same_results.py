@@ -88,6 +88,7 @@ SHIPPED = {
 }
 """Shipped scenarios and their policies, the longest first."""
 RATIOS_HELD = {
+    "fgd-fragmentation",
     "gavel-three-kinds",
     "tiresias-heavy-tail",
     "pollux-adaptive",
