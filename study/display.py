@@ -121,7 +121,7 @@ def plus_minus(half: float) -> str:
 def _scaled(metric: str, mean: float) -> tuple[float, str]:
     """(divisor, unit) that suit the metric and the size of its mean."""
     if metric.endswith("_per_s"):
-        return 1.0, ""
+        return (1e6, "million") if abs(mean) >= 1e6 else (1.0, "")
     if metric.endswith("_s"):
         unit = format_seconds(mean).rsplit(" ", 1)[1]
         return float(TIME.factors[unit]), unit

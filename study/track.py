@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from equipoise.sim.record import MissingError
+from equipoise.sim.scenario.tree import read_tree
+from equipoise.study.folders import LEDGER, reading
 from equipoise.study.runs.store import FIXED, connect
+from equipoise.study.runs.sweep_spec import varied_keys
 
 CHARS = 250
 """MLflow takes no longer names and values."""
@@ -19,9 +23,10 @@ _NO_PARAMETER = (*FIXED, "notes")
 def track(folder: Path, experiment: str, artefacts: Iterable[Path] = ()) -> int:
     """Log every finished run of a folder (of a run, comparison or sweep) to MLflow; returns how many.
 
-    Where to is what MLflow's own settings say (MLFLOW_TRACKING_URI). Texts are parameters, numbers metrics; what is
-    not known is left out. artefacts: files that go with every run. Raises MissingError without MLflow, InputError
-    when the folder holds no results.
+    Several are children of one run that is named as the folder. Where to is what MLflow's own settings say
+    (MLFLOW_TRACKING_URI). Texts and varied keys are parameters, other numbers metrics; what is not known is left
+    out. artefacts: files that go with the run, or with the one above several. Raises MissingError without MLflow,
+    InputError when the folder holds no results.
     """
     try:
         import mlflow  # type: ignore[import-not-found, unused-ignore]
@@ -34,25 +39,44 @@ def track(folder: Path, experiment: str, artefacts: Iterable[Path] = ()) -> int:
         rows = [dict(zip(names, row, strict=True)) for row in found.fetchall()]
     mlflow.set_experiment(experiment)
     done = [row for row in rows if row.get("status", "done") == "done"]
-    files = list(artefacts)
-    for row in done:
-        with mlflow.start_run(run_name=f"{row['policy']}, seed {row['seed']}"):
-            mlflow.log_params(_parameters(row))
-            mlflow.log_metrics(_metrics(row))
-            for path in files:
-                mlflow.log_artifact(str(path))
+    given = {*_PARAMETERS, *_varied(folder)}
+    with ExitStack() as above:
+        if len(done) > 1:
+            above.enter_context(mlflow.start_run(run_name=folder.resolve().name))
+            _log_files(mlflow, artefacts)
+        for row in done:
+            with mlflow.start_run(run_name=f"{row['policy']}, seed {row['seed']}", nested=len(done) > 1):
+                mlflow.log_params(_parameters(row, given))
+                mlflow.log_metrics(_metrics(row, given))
+                if len(done) == 1:
+                    _log_files(mlflow, artefacts)
     return len(done)
 
 
-def _parameters(row: Mapping[str, Any]) -> dict[str, str]:
-    told = {
-        k: v for k, v in row.items() if k in _PARAMETERS or (isinstance(v, str) and k not in _NO_PARAMETER)
-    }
+def _log_files(mlflow: Any, artefacts: Iterable[Path]) -> None:
+    for path in artefacts:
+        mlflow.log_artifact(str(path))
+
+
+def _varied(folder: Path) -> list[str]:
+    """The keys that a sweep varies; none of a run or a comparison."""
+    if not (folder / LEDGER).is_file():
+        return []
+    with reading(folder / LEDGER) as ledger:
+        about = dict(ledger.execute("SELECT key, value FROM about").fetchall())
+    spec = read_tree(about.get("sweep", "{}"), "the sweep").data
+    return varied_keys(spec) if isinstance(spec, Mapping) else []
+
+
+def _parameters(row: Mapping[str, Any], given: Container[str]) -> dict[str, str]:
+    told = {k: v for k, v in row.items() if k in given or (isinstance(v, str) and k not in _NO_PARAMETER)}
     return {_allowed(k): str(v)[:CHARS] for k, v in told.items() if v is not None}
 
 
-def _metrics(row: Mapping[str, Any]) -> dict[str, float]:
-    numbers = {k: v for k, v in row.items() if isinstance(v, int | float) and k not in (*FIXED, *_PARAMETERS)}
+def _metrics(row: Mapping[str, Any], given: Container[str]) -> dict[str, float]:
+    numbers = {
+        k: v for k, v in row.items() if isinstance(v, int | float) and k not in FIXED and k not in given
+    }
     return {_allowed(k): float(v) for k, v in numbers.items() if math.isfinite(v)}
 
 

@@ -7,14 +7,15 @@ import io
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from equipoise.formats.text.spreadsheet import guarded
 from equipoise.policies.plain import plain
 
 
 def as_csv(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """A line of names and one per row; what is unknown is empty."""
+    """A line of names and one per row; what is unknown is empty, and no text is a formula to a spreadsheet."""
     text = io.StringIO()
-    cells = [["" if plain(value) is None else value for value in row] for row in rows]
-    csv.writer(text, lineterminator="\n").writerows([names, *cells])
+    cells = [["" if plain(value) is None else guarded(value) for value in row] for row in rows]
+    csv.writer(text, lineterminator="\n").writerows([list(map(guarded, names)), *cells])
     return text.getvalue()
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from equipoise.formats.text.columns import Ints, Text, TextBuilder
 from equipoise.formats.text.delimited import Batch, batch_of
 from equipoise.formats.text.errors import shown
+from equipoise.formats.text.spreadsheet import unguarded
 from equipoise.formats.text.tally import Tally
 from equipoise.formats.text.textfile import TextFile
 
@@ -63,7 +64,7 @@ def read_csv(
     for batch in even_batches(rows, len(header), tally):
         numbers += batch.lines
         for builder, column in zip(builders, batch.columns, strict=True):
-            builder.add([cell.strip() for cell in column])
+            builder.add([unguarded(cell.strip()) for cell in column])
     texts = {column: builder.finish() for column, builder in zip(header, builders, strict=True)}
     return CsvTable(texts, np.array(numbers, dtype=np.int64), tally, file.name)
 

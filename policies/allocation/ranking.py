@@ -36,24 +36,21 @@ class NodeState:
 
     model: Ints
     efficiency: Floats  # share of time its GPUs were busy; NaN unknown
-    memory_free_bytes: Floats  # least over its workers; NaN unknown
     speed: Floats  # relative to the fastest GPU model
     model_speed: Floats  # per GPU model
 
     def values(self) -> dict[str, Any]:
         """What goes to the reasons."""
         finite = self.efficiency[np.isfinite(self.efficiency)]
-        free = self.memory_free_bytes[np.isfinite(self.memory_free_bytes)]
         return {
             "s411_efficiency": float(finite.mean()) if len(finite) else np.nan,
-            "s411_memory_free_bytes": float(free.min()) if len(free) else np.nan,
             "s411_slowest_node": int(self.speed.argmin()) if len(self.speed) else -1,
             "s411_slowest_speed": float(self.speed.min()) if len(self.speed) else np.nan,
         }
 
 
 def node_state(o: Observation, memory: Memory, half_life_s: float, *, measured: bool = True) -> NodeState:
-    """Efficiency, memory and speed of each node; without workers its last speed fades to its model's.
+    """Efficiency and speed of each node; without workers its last speed fades to its model's.
 
     `measured`: else the speed is that of its GPU model.
     """
@@ -87,12 +84,7 @@ def node_state(o: Observation, memory: Memory, half_life_s: float, *, measured: 
     efficiency = np.full(len(nodes), np.nan)
     if len(gpus) and np.isfinite(gpus.sm_active_ratio).any():
         efficiency = _mean_by(gpus.node, gpus.sm_active_ratio, len(nodes))
-    memory_free = np.full(len(nodes), np.nan)
-    if len(workers):
-        memory_free[:] = np.inf
-        np.minimum.at(memory_free, workers.node, np.nan_to_num(workers.memory_free_bytes, nan=np.inf))
-        memory_free[np.isinf(memory_free)] = np.nan
-    return NodeState(model, efficiency, memory_free, speed, model_speed)
+    return NodeState(model, efficiency, speed, model_speed)
 
 
 def _between(value: Ints, least: Ints | int, most: Ints | int) -> Ints:

@@ -381,8 +381,9 @@ def pick_shards(
     for it, the work that it takes off its donor lasts longer than its transfer (gain_s_per_step * steps_left
     > transfer_s), and the receiver, counting what both interfaces still have to carry (the source's at its
     fastest measured rate), finishes it before the donor would have finished its queue. If one to fetch is
-    wanted in part only, what the donor keeps lasts until it could have it back. `sent` and `received` are the
-    bytes that each node is still to send and to receive; they, `owned` and `room_bytes` are updated in place.
+    wanted in part only, what the donor keeps lasts until it could have it back, and its own way to such a
+    shard is not the slower one: it may run out just before the end. `sent` and `received` are the bytes that
+    each node is still to send and to receive; they, `owned` and `room_bytes` are updated in place.
     """
     limit = shard_row.size
     rows, owners = np.empty(limit, dtype=np.int64), np.empty(limit, dtype=np.int64)
@@ -421,6 +422,12 @@ def pick_shards(
                         not stored_there
                         and wanted < samples
                         and _runs_dry(owned[i] - samples, capacity[i], links, source, node[i], size)
+                    )
+                    or (
+                        not stored_there
+                        and min(wanted, gives[i]) < samples
+                        and transfer_time(links, source, node[i], size)
+                        > (delay_s + size / rate) * (1.0 + _NOISE)
                     )
                 ):
                     refused += 1

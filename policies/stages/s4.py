@@ -1,6 +1,6 @@
 """S4, nodes and scheduling.
 
-S411 efficiency, memory and speed of nodes, S412 priority of jobs, S413 guard over past changes; S421 use,
+S411 efficiency and speed of nodes, S412 priority of jobs, S413 guard over past changes; S421 use,
 S422 allocation, S423 its effect on the efficiency of parallel work.
 """
 

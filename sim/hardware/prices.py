@@ -88,10 +88,10 @@ class PriceBook(BaseModel):
                 raise ValueError(f"{name!r} is no contract with a discount, such as 'spot' or 'reserved 3 y'")
         return discounts
 
-    def discount(self, terms: Terms) -> float | None:
+    def discount_of(self, terms: Terms) -> Measured | None:
         """What a contract takes off the price on demand; None: not known."""
         wanted = (terms.kind, terms.term_s)
-        return next((d.value for name, d in self.discounts.items() if contract_of(name) == wanted), None)
+        return next((found for name, found in self.discounts.items() if contract_of(name) == wanted), None)
 
     @model_validator(mode="after")
     def _dated(self) -> Self:
@@ -197,9 +197,11 @@ def group_price(
     around = 0.0 if group.price is not None else network
     if listed is None or terms.kind == "on_demand":
         return (None if listed is None else listed + around), origin, None
-    discount = book.discount(terms) if terms.discount is None else terms.discount
+    discount = terms.discount
     if discount is None:
-        return None, "", None
+        if (found := book.discount_of(terms)) is None:
+            return None, "", None
+        discount = found.value
     usd_per_h = listed * of_on_demand(terms, discount, gpus)
     return usd_per_h + around, origin, bond(terms, discount, group.count * listed, gpus)
 

@@ -92,7 +92,7 @@ def _terms(scenario: Scenario, book: PriceBook) -> Iterator[Problem]:
             bought = {group.accelerator for group in groups if terms_of(group, cost)[0] == name}
             if missing := sorted(bought - set(cost.capex)):
                 yield at, f"owned GPUs need their price: cost.capex.{missing[0]}.price"
-        elif terms.kind != "on_demand" and terms.discount is None and book.discount(terms) is None:
+        elif terms.kind != "on_demand" and terms.discount is None and book.discount_of(terms) is None:
             term = "" if terms.kind == "spot" else f" {format_seconds(terms.term_s)}"
             known = ", ".join(book.discounts) or "none"
             yield (

@@ -25,6 +25,10 @@ class Graph:
             self._into.setdefault(target, []).append(link)
         self._arrivals: dict[int, dict[int, int]] = {}  # by source: the link by which a place is reached
 
+    def named(self, place: int) -> bool:
+        """Whether a link begins or ends there."""
+        return place in self._out or place in self._into
+
     def shortest(self, source: int, target: int) -> list[int] | None:
         """Links from `source` to `target` in order, or None when there is no way."""
         if source not in self._arrivals:

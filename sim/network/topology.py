@@ -138,7 +138,16 @@ class Topology:
         return [out, self._rack_up(rack), self._rack_up(other) + 1, into]
 
     def _no_path(self, source: int, target: int) -> str:
-        return f"no path from {self.node_names[source]} to {self.node_names[target]}"
+        told = f"no path from {self.node_names[source]} to {self.node_names[target]}"
+        bare = [
+            place for place in (source, target) if self._graph is not None and not self._graph.named(place)
+        ]
+        if not bare:
+            return told
+        name = self.node_names[bare[0]]
+        return (
+            f"{told}: no link names {name}; where nodes are added, take {{kind: star}} or {{kind: tree, ...}}"
+        )
 
     def _rack_up(self, rack: int) -> int:
         return self.nodes * len(NODE_LINKS) + 2 * rack

@@ -155,6 +155,8 @@ class Redraw(Section):
     window: Span = 86400.0  # in which sessions change places; shorter ones keep more of the trace
     together: Span = 600.0  # a session ends when its next job takes longer to come
     scale: Positive = 1.0  # as many times the jobs: sessions are taken twice, or not at all
+    # only within groups of so many sessions of about as much GPU time do they change places; none: with any
+    alike: Annotated[Int, Field(ge=2)] | None = None
     draws: tuple[
         Annotated[Int, Field(ge=0)], ...
     ] = ()  # numbers of the orders that seeds take, one after the other; none: any order

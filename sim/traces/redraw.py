@@ -14,9 +14,10 @@ def redrawn(trace: Trace, spec: Redraw, seed: int) -> Trace:
     """The jobs of a trace with its sessions in another order within each window, `spec.scale` times as many.
 
     What changes from seed to seed is which session comes when, within a window, and which are taken twice or not
-    at all. What stays: each session's jobs with their gaps, the times of day at which sessions begin, the load of
-    each window (but for sessions that reach beyond it), and so the sizes and durations that go together. With
-    `spec.draws` seeds take these orders in turn, so that no more than so many differ.
+    at all. With `spec.alike` only sessions of about as much GPU time change places, so that the load stays where it
+    was within the window, too. What stays: each session's jobs with their gaps, the times of day at which sessions
+    begin, the load of each window (but for sessions that reach beyond it), and so the sizes and durations that go
+    together. With `spec.draws` seeds take these orders in turn, so that no more than so many differ.
     """
     random = stream(spec.draws[seed % len(spec.draws)] if spec.draws else seed, "redraw")
     session, first = sessions(trace, spec.together)
@@ -24,14 +25,21 @@ def redrawn(trace: Trace, spec: Redraw, seed: int) -> Trace:
     window = (begin_s // spec.window).astype(np.int64)
     taken = _taken(len(first), spec.scale, random)
     copies = np.repeat(np.arange(len(first)), taken)
+    again = np.arange(len(copies)) - np.searchsorted(copies, copies)
     at_s = np.empty(len(copies))
     for k in np.unique(window[copies]):
         here = np.flatnonzero(window[copies] == k)
-        places = begin_s[window == k]
-        at_s[here] = random.permutation(_begins(np.sort(places), len(here), random))
+        places = np.sort(begin_s[window == k])
+        if spec.alike is None:
+            at_s[here] = random.permutation(_begins(places, len(here), random))
+            continue
+        own = begin_s[copies[here]]
+        own[again[here] > 0] = _between(places, int((again[here] > 0).sum()), random)
+        work = np.bincount(session, weights=trace.gpus * trace.duration_s).astype(np.float64)[copies[here]]
+        at_s[here] = own[_among_alike(work, spec.alike, random)]
     rows, of = _rows(session, copies)
     arrival_s = trace.arrival_s[rows] - begin_s[copies[of]] + at_s[of]
-    often = np.array([int(k) for k in np.arange(len(copies)) - np.searchsorted(copies, copies)])[of]
+    often = again[of]
     names = [
         trace.name_of(row) + (f"-{n}" if n else "")
         for row, n in zip(rows.tolist(), often.tolist(), strict=True)
@@ -80,10 +88,28 @@ def _begins(places: Floats, count: int, random: np.random.Generator) -> Floats:
     """So many begins (s): the places of the window, those beyond their number between two neighbouring ones."""
     if count <= len(places):
         return random.permutation(places)[:count]
-    before = random.integers(0, len(places), count - len(places))
+    return np.concatenate((places, _between(places, count - len(places), random)))
+
+
+def _between(places: Floats, count: int, random: np.random.Generator) -> Floats:
+    """So many begins (s), each between two neighbouring places."""
+    before = random.integers(0, len(places), count)
     after = np.minimum(before + 1, len(places) - 1)
-    between = places[before] + random.uniform(size=len(before)) * (places[after] - places[before])
-    return np.concatenate((places, between))
+    drawn: Floats = places[before] + random.uniform(size=count) * (places[after] - places[before])
+    return drawn
+
+
+def _among_alike(work: Floats, many: int, random: np.random.Generator) -> Ints:
+    """For each session the one whose place it takes: one of a group of `many` that need about as much work.
+
+    Sorted by work, sessions are cut into groups from a place on that is drawn, so that neighbours differ.
+    """
+    order = np.argsort(work, kind="stable")
+    taken = np.arange(len(work))
+    cuts = np.arange(int(random.integers(0, many)), len(work), many)
+    for group in np.split(order, cuts):
+        taken[group] = random.permutation(group)
+    return taken
 
 
 def _rows(session: Ints, copies: Ints) -> tuple[Ints, Ints]:

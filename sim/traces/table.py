@@ -18,6 +18,7 @@ import numpy as np
 from equipoise.formats.regular import TABLE_BYTES, RefusedError, read_unpacked
 from equipoise.formats.text.columns import TextBuilder
 from equipoise.formats.text.errors import FormatError
+from equipoise.formats.text.spreadsheet import unguarded
 from equipoise.formats.text.tally import Tally
 from equipoise.formats.text.textfile import TextFile
 from equipoise.policies.numerals import strict_float
@@ -81,9 +82,9 @@ class TextTable:
         self._check_widths()
 
     def text(self, column: str) -> list[str]:
-        """A column as text, without surrounding blanks."""
+        """A column as text, without surrounding blanks and the apostrophe that keeps it from being a formula."""
         k = self.header.index(column)
-        return [row[k].strip() for row in self.rows]
+        return [unguarded(row[k].strip()) for row in self.rows]
 
     def further(self, used: Sequence[str]) -> dict[str, Column]:
         """The columns that are none of `used` and hold something, by the names that results give them."""

@@ -131,8 +131,6 @@ def _s4(v: Values, o: Observation, name: Name) -> Iterable[tuple[str, str]]:
         text = f"slowest is node {v['s411_slowest_node']}, {format_share(v['s411_slowest_speed'])} of the fastest"
         if _known(v, "s411_efficiency"):
             text += f"; GPUs that are held are busy {format_share(v['s411_efficiency'])} of the time"
-        if _known(v, "s411_memory_free_bytes"):
-            text += f"; the fullest has {format_bytes(v['s411_memory_free_bytes'])} of memory free"
         yield "S411", text
     order = np.asarray(v.get("s422_order", ()), dtype=np.int64)
     if len(order):

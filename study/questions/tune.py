@@ -152,7 +152,7 @@ def read_range(text: str) -> tuple[str, Range | tuple[str, ...]]:
 def tune(search: Search, progress: Progress | None = None) -> Found:
     """Search, then hold the best point against the start on fresh seeds.
 
-    progress: called as progress(runs done, runs in all, what the last one was) within each trial.
+    progress: called as progress(trials done, trials in all, what the last run was) after each run.
 
     Raises InputError and PolicyError for what is wrong with scenario, key, metric or counts, MissingError without
     Optuna, RuntimeError when the scenario as it is cannot be run.
@@ -180,7 +180,9 @@ def tune(search: Search, progress: Progress | None = None) -> Found:
         best = [whole[k] for k in front([trial.means for trial in whole])]
         fresh = range(seeds, seeds + search.fresh) if random else range(1)
         start, *found = [
-            _values(store, search, values, fresh, search.trials + k, progress)
+            _values(
+                store, search, values, fresh, search.trials + k, _of_trials(progress, search, search.trials)
+            )
             for k, values in enumerate(({}, *(trial.values for trial in best)))
         ]
     if failed := sum(math.inf in map(abs, trial.means.values()) for trial in trials):
@@ -192,6 +194,14 @@ def tune(search: Search, progress: Progress | None = None) -> Found:
     if search.out is not None:
         write_whole(search.out / TUNE, answer.as_json())
     return answer
+
+
+def _of_trials(progress: Progress | None, search: Search, done: int) -> Progress | None:
+    """What a run of a trial tells: how many trials are done; nobody knows how many runs each takes."""
+    if progress is None:
+        return None
+    what = "" if done < search.trials else "fresh seeds, "
+    return lambda runs, of, run: progress(done, search.trials, what + run)
 
 
 def _means(values: Values) -> dict[str, float]:
@@ -246,7 +256,8 @@ class _Race:
         for upto in (*early, self.seeds):
             seeds = range(len(found[metrics[0]]), upto)
             try:
-                made = _values(self.store, self.search, values, seeds, number, self.progress)
+                told = _of_trials(self.progress, self.search, number)
+                made = _values(self.store, self.search, values, seeds, number, told)
             except (InputError, PolicyError):
                 if not values:
                     raise

@@ -89,6 +89,7 @@ def likest(scenario: Scenario, trace: Trace, names: Sequence[str], draws: int, k
     as_it_is = _without_redraw(scenario)
 
     def waits(of: Scenario, seed: int) -> Floats:
+        """Logarithms of the percentiles of waiting under each policy, (policies x percentiles,)."""
         found = [run(of, policy=make_policy(name), seed=seed, trace=trace).summary() for name in names]
         return np.log([row[f"queueing_p{q}_s"] + ALIKE_S for row in found for q in PERCENTILES])
 

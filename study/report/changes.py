@@ -1,4 +1,4 @@
-"""The table of what S4 changed of running jobs: who asked for it, goodput before and after, kept or rolled back."""
+"""The table of what S4 changed of running jobs: who asked, goodput needed and reached, kept or rolled back."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from equipoise.study.report.tables import table
 from equipoise.study.report.timeline import literal
 
 LISTED = 200
-HEADER = ("time", "job", "asked for by", "GPUs", "goodput before", "after", "verdict")
+HEADER = ("time", "job", "asked for by", "GPUs", "goodput needed", "goodput after", "verdict")
 NOTE = (
-    "Before: samples per second below which a change does harm. For a job that takes or changes GPUs it is what "
-    "was measured before, for one that gives some to others what those left should do. A change is judged by two "
-    "measurements, unless the job ends or is changed again first."
+    "A change is kept if the job then trains at least as many samples per second as 'goodput needed' says: as many "
+    "as before the change, or, if it gave GPUs to others, as many as its remaining GPUs should train. It is judged "
+    "after two measurements, unless the job ends or changes again first. S4 has numbered sub-steps; 'asked for by' "
+    "names the one that wanted the change."
 )
 
 

@@ -82,7 +82,9 @@ def _json(content: Any) -> bytes:
 
 
 def _bars_note(found: Bars) -> str:
-    note = f"{found.rows - found.replicas:,} jobs, {found.total:,} bars: a bar is a stretch of waiting or running."
+    jobs = found.rows - found.replicas
+    many = f"{jobs:,} job{'s' * (jobs != 1)}, {found.total:,} bar{'s' * (found.total != 1)}"
+    note = f"{many}: a bar is a stretch of waiting or running."
     if found.replicas:
         note += " Below the jobs: replicas of services, and how long each had its GPUs."
     if found.count < found.total:

@@ -12,10 +12,13 @@ from equipoise.formats.database import database
 from equipoise.study.display import digits, show
 from equipoise.study.report.chart import Axis, Chart, Series, time_unit
 from equipoise.study.report.study import Point, Study
+from equipoise.study.report.tables import prices_of
 from equipoise.study.report.timeline import literal
 from equipoise.study.report.words import NOUNS, best_point, best_policy
 
 MOST_FIGURES = 6
+PRICES_MOST = 4
+"""In the first screen; all are below."""
 _LABELS = {
     "completion_mean_s": "Mean completion time",
     "makespan_s": "Makespan",
@@ -171,7 +174,7 @@ def _span(study: Study, k: int) -> float:
 
 
 def context(study: Study) -> list[tuple[str, str]]:
-    """(heading, text) of cluster, workload and disturbances; [] when the scenario was not kept."""
+    """(heading, text) of cluster, workload, disturbances and prices; [] when the scenario was not kept."""
     config = study.config or {}
     cluster = config.get("cluster")
     if not isinstance(cluster, Mapping):
@@ -180,6 +183,7 @@ def context(study: Study) -> list[tuple[str, str]]:
         ("Cluster", _cluster(cluster)),
         ("Workload", _workload(study)),
         ("Disturbances", _faults(config)),
+        ("Prices", "; ".join(price.short for price in prices_of(study)[:PRICES_MOST])),
         ("Varied (the above is the first point)", ", ".join(study.points[0].values) if study.points else ""),
     ]
     return [(name, text) for name, text in lines if text]

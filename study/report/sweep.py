@@ -34,6 +34,7 @@ from equipoise.study.report.study import (
     read_tornado,
 )
 from equipoise.study.runs.store import FIXED, connect, quoted
+from equipoise.study.runs.sweep_spec import varied_keys
 from equipoise.study.statistics import CONFIDENCE, Interval, t_quantile
 
 POINTS_READ = 20_000
@@ -86,7 +87,7 @@ def _study(
     spec = read_tree(about.get("sweep", "{}"), "the sweep").data
     spec = spec if isinstance(spec, dict) else {}
     columns = {row[0]: str(row[1]) for row in db.execute("DESCRIBE runs").fetchall()}
-    varied = [key for key in _varied(spec) if key in columns]
+    varied = [key for key in varied_keys(spec) if key in columns]
     known = (*FIXED, *varied)
     metrics = [name for name, kind in columns.items() if name not in known and kind in _NUMERIC]
     there = [
@@ -116,15 +117,6 @@ def _study(
 def _as_listed(metrics: Sequence[str]) -> list[str]:
     """Metrics in the order of every other table, further totals behind them."""
     return [*(m for m in METRICS if m in metrics), *(m for m in metrics if m not in METRICS)]
-
-
-def _varied(spec: Mapping[str, Any]) -> list[str]:
-    """The keys that a sweep varies."""
-    keys = list(spec.get("parameters") or {})
-    sampling = spec.get("sampling")
-    for point in (sampling.get("points") or []) if isinstance(sampling, dict) else []:
-        keys += list(point) if isinstance(point, dict) else []
-    return list(dict.fromkeys(str(key) for key in keys))
 
 
 def _count(db: duckdb.DuckDBPyConnection, column: str) -> int:

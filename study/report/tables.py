@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from pathlib import Path
 from typing import Any
 
-from equipoise.sim.hardware.prices import load_book
+from pydantic import ValidationError
+
 from equipoise.sim.hardware.profile import HardwareProfile, Measured, load_profile
+from equipoise.sim.hardware.used_prices import UsedPrice, used_prices
 from equipoise.sim.record import WASTE
+from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.display import LABELS, PER_JOB, digits, show
 from equipoise.study.display import folded as left_out
@@ -101,6 +103,8 @@ def _caption(study: Study) -> str:
         return "Metrics of the run"
     level = f"{100 * study.level:g} % interval"
     seeds = "one seed" if study.seeds == 1 else f"{study.seeds} seeds, mean ± {level}"
+    numbers = len({point.number for point in study.points})
+    seeds = f"means over {numbers} points; {seeds}" if numbers > 1 else seeds
     ratios = f"; × is the ratio to {study.policies[0]}, paired by seed" if len(study.policies) > 1 else ""
     return f"{seeds[0].upper()}{seeds[1:]}{ratios}"
 
@@ -244,7 +248,7 @@ def _flat(key: str, value: Any) -> Iterable[tuple[str, str]]:
 
 
 def origins(study: Study) -> str:
-    """The hardware numbers that the simulation rests on, each with its origin."""
+    """The hardware numbers and prices that the simulation rests on, each with its origin."""
     cluster = (study.config or {}).get("cluster")
     if not isinstance(cluster, Mapping) or not study.folders:
         return (
@@ -256,7 +260,7 @@ def origins(study: Study) -> str:
     except InputError:
         return f'<p class="note">Hardware profile {escape(name)} is not here any more: origins are not known.</p>'
     used = {str(node.get("accelerator")) for node in cluster.get("nodes") or () if isinstance(node, Mapping)}
-    rows = _origin_rows(profile, used) + _price_rows(study.config or {}, study.folders[0].path, used)
+    rows = _origin_rows(profile, used) + _price_rows(study)
     if not rows:
         why = "No accelerator of a hardware profile was simulated: all speeds come from the scenario."
         return f'<p class="note">{why}</p>'
@@ -266,7 +270,7 @@ def origins(study: Study) -> str:
         f"<td>{tag(kind)}</td><td>{escape(source)}</td></tr>"
         for what, value, kind, source in rows
     )
-    caption = f"Numbers of hardware profile {name} and of the price book that were used, as these read now"
+    caption = f"Numbers of hardware profile {name} that were used, and prices, as these read now"
     return _frame(caption, "".join(f'<th scope="col">{text}</th>' for text in heads), body, "texts")
 
 
@@ -282,28 +286,31 @@ def _origin_rows(profile: HardwareProfile, used: set[str]) -> list[tuple[str, st
     return rows
 
 
-def _price_rows(config: Mapping[str, Any], base: Path, used: set[str]) -> list[tuple[str, str, str, str]]:
-    """Prices of the book that apply: of the accelerators used, electricity, storage, network."""
-    cost = config.get("cost")
-    if not isinstance(cost, Mapping) or not cost.get("book"):
+def prices_of(study: Study) -> list[UsedPrice]:
+    """The prices behind the money of a study's first run or point; [] without its scenario or price book."""
+    if study.config is None:
         return []
     try:
-        book = load_book(str(cost["book"]), base)
-    except InputError:
+        return used_prices(
+            Scenario.model_validate(study.config), study.folders[0].path if study.folders else None
+        )
+    except (InputError, ValidationError):
         return []
-    prices = [(f"{name}: USD per GPU hour", m) for name, m in book.gpu_hour.items() if name in used]
-    prices += [
-        (f"{name} price", m) for name in ("tariff", "storage", "network") if (m := getattr(book, name))
-    ]
+
+
+def _price_rows(study: Study) -> list[tuple[str, str, str, str]]:
     return [
-        (what, value, kind, f"{source} ({book.date})")
-        for what, value, kind, source in (_origin(w, m) for w, m in prices)
-    ]
+        (f"price: {price.what}, {price.unit}", f"{price.value:.6g}", price.origin,
+         price.source + (f" ({price.date})" if price.date else ""))
+        for price in prices_of(study)
+    ]  # fmt: skip
 
 
 def _measured(part: Any) -> Iterable[tuple[str, Measured]]:
     for name in type(part).model_fields:
         value = getattr(part, name)
+        if name == "price_usd_per_gpu_h":  # prices that apply are listed apart
+            continue
         if isinstance(value, Measured):
             yield name, value
         elif isinstance(value, Mapping):
@@ -313,5 +320,6 @@ def _measured(part: Any) -> Iterable[tuple[str, Measured]]:
 def _origin(what: str, measured: Measured) -> tuple[str, str, str, str]:
     value = f"{measured.value:.6g}"
     if measured.low is not None and measured.high is not None:
-        value += f" ({measured.low:.6g} to {measured.high:.6g}, n = {measured.n})"
+        times = f", n = {measured.n}" if measured.n else ""
+        value += f" ({measured.low:.6g} to {measured.high:.6g}{times})"
     return what, value, measured.kind, measured.source

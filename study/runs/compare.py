@@ -18,6 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from equipoise.formats.text.spreadsheet import guarded
 from equipoise.policies.files import write_whole
 from equipoise.policies.parameters import AnyPolicy
 from equipoise.policies.plain import plain
@@ -236,11 +237,13 @@ class Comparison:
         return as_latex(f"{self.scenario_name}: {len(self.seeds)} {self.unit}s, paired", cells)
 
     def as_csv(self) -> str:
-        """One line per metric and policy; what is unknown is empty."""
+        """One line per metric and policy; what is unknown is empty, and no text is a formula to a spreadsheet."""
         text, rows = io.StringIO(), self.rows()
         writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
         writer.writeheader()
-        writer.writerows({key: "" if value != value else value for key, value in row.items()} for row in rows)
+        writer.writerows(
+            {key: "" if value != value else guarded(value) for key, value in row.items()} for row in rows
+        )
         return text.getvalue()
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import duckdb
 
+from equipoise.formats.text.spreadsheet import FORMULA, NUMBER, guarded
 from equipoise.policies.files import replacing
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.runs.store import quoted
@@ -34,7 +35,7 @@ def export(connection: duckdb.DuckDBPyConnection, sql: str, target: Path) -> Non
     format or the file cannot be written, duckdb.Error for wrong SQL.
     """
     writers: dict[str, Callable[[duckdb.DuckDBPyConnection, str, Path], None]] = {
-        ".csv": _copied("FORMAT csv, HEADER"),
+        ".csv": _copied("FORMAT csv, HEADER", _without_formulas),
         ".json": _copied("FORMAT json, ARRAY"),
         ".parquet": _copied("FORMAT parquet, COMPRESSION zstd"),
         ".xlsx": _workbook,
@@ -63,14 +64,35 @@ def zones_as_text(connection: duckdb.DuckDBPyConnection, sql: str) -> str:
     return f"SELECT {', '.join(shown)} FROM ({relation.sql_query()})"
 
 
-def _copied(options: str) -> Callable[[duckdb.DuckDBPyConnection, str, Path], None]:
+def _without_formulas(relation: duckdb.DuckDBPyRelation) -> str:
+    """A question for the same rows, with texts that a spreadsheet would take for formulas behind an apostrophe."""
+    columns = []
+    for k, (name, kind) in enumerate(zip(relation.columns, relation.types, strict=True), start=1):
+        cell = f"#{k}"
+        if str(kind).startswith(("VARCHAR", "ENUM")):
+            written = f"CAST(#{k} AS VARCHAR)"
+            formula = f"regexp_matches({written}, {text(f'^{FORMULA}')})"
+            number = f"regexp_full_match({written}, {text(NUMBER)})"
+            cell = f"CASE WHEN {formula} AND NOT {number} THEN chr(39) || {written} ELSE {written} END"
+        columns.append(f"{cell} AS {quoted(guarded(name))}")
+    return f"SELECT {', '.join(columns)} FROM ({relation.sql_query()})"
+
+
+def _as_it_is(relation: duckdb.DuckDBPyRelation) -> str:
+    query: str = relation.sql_query()
+    return query
+
+
+def _copied(
+    options: str, rows: Callable[[duckdb.DuckDBPyRelation], str] = _as_it_is
+) -> Callable[[duckdb.DuckDBPyConnection, str, Path], None]:
     def write(connection: duckdb.DuckDBPyConnection, sql: str, draft: Path) -> None:
         """Write what the statement gives."""
         relation = connection.sql(sql)
         if relation is None:
             raise InputError(["SQL: nothing comes out of this statement; write SELECT ..."])
         try:
-            connection.execute(f"COPY ({relation.sql_query()}) TO {text(draft)} ({options})")
+            connection.execute(f"COPY ({rows(relation)}) TO {text(draft)} ({options})")
         except duckdb.IOException as error:
             raise OSError(errno.EIO, " ".join(str(error).split())) from error
 

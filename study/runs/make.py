@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cache
 
 from equipoise.policies.contract import Policy
 from equipoise.policies.parameters import AnyPolicy
@@ -17,7 +18,7 @@ from equipoise.study.runs.engines.engine import Engine, EngineError, InProcess
 from equipoise.study.runs.orders import Order, Row, Shared, scenario_of
 from equipoise.study.runs.store import Store
 from equipoise.study.runs.until import Until, looks
-from equipoise.study.runs.warm import warm, warming
+from equipoise.study.runs.warm import processors, warm, warming
 
 Progress = Callable[[int, int, str], None]
 """Called as progress(runs done, runs in all, what the last one was)."""
@@ -35,6 +36,11 @@ class How:
     retry: bool = False
     progress: Progress | None = None
     label: Callable[[Row], str] = lambda row: f"{row['policy']} seed {row['seed']}"
+
+    def __post_init__(self) -> None:
+        """Raises EngineError for fewer than one process: nothing would ever be made."""
+        if self.jobs < 1:
+            raise EngineError(f"jobs: {self.jobs!r} processes can make no run; 1 or more can")
 
 
 @contextmanager
@@ -62,11 +68,16 @@ def engine(shared: Shared, jobs: int = 1, dask: str | None = None) -> Iterator[E
 
 @contextmanager
 def workers(shared: Shared, orders: Sequence[Order], jobs: int, dask: str | None = None) -> Iterator[Engine]:
-    """Who makes runs like these. What they need compiled is compiled once, not by each of several processes."""
+    """Who makes runs like these. What they need compiled is compiled once, not by each of several processes.
+
+    Simulations get no more processes here than there are processors, but two, so that one may be killed.
+    """
     policies = list({order.policy: order.given or order.policy for order in orders}.values())
     if jobs > 1 or dask is not None:
         _check_can_travel(policies)
     compiled = shared.runner is run or getattr(shared.runner, "simulates", False)
+    if compiled and dask in (None, "local"):
+        jobs = _at_most(jobs, max(processors(), 2))
     with ExitStack() as stack:
         if compiled and orders and dask in (None, "local"):
             scenario = scenario_of(orders[0].scenario)
@@ -75,6 +86,15 @@ def workers(shared: Shared, orders: Sequence[Order], jobs: int, dask: str | None
             else:
                 warm(policies, scenario)
         yield stack.enter_context(engine(shared, jobs, dask))
+
+
+@cache  # told once: a search asks for workers at each trial
+def _at_most(jobs: int, useful: int) -> int:
+    """Each further process would load the kernels for itself, and none would be done sooner."""
+    if jobs > useful:
+        told = "more of them than processors take memory and save no time"
+        print(f"{useful} processes instead of {jobs}: {told}", file=sys.stderr)
+    return min(jobs, useful)
 
 
 def _check_can_travel(policies: Sequence[AnyPolicy]) -> None:

@@ -192,6 +192,15 @@ class SweepSpec(_Section):
         ]
 
 
+def varied_keys(spec: Mapping[str, Any]) -> list[str]:
+    """The keys that a sweep's file, as it was read, varies."""
+    keys = list(spec.get("parameters") or {})
+    sampling = spec.get("sampling")
+    for point in (sampling.get("points") or []) if isinstance(sampling, dict) else []:
+        keys += list(point) if isinstance(point, dict) else []
+    return list(dict.fromkeys(str(key) for key in keys))
+
+
 def _count(values: Range | Sequence[Any]) -> int:
     """Values of a key in a grid, at most."""
     return (values.steps or 1) if isinstance(values, Range) else len(values)

@@ -15,8 +15,8 @@ import duckdb
 from equipoise.sim.record import TIMELINE_TABLES
 
 
-def text(path: Path) -> str:
-    """A path as an SQL string."""
+def text(path: Path | str) -> str:
+    """A path, or any text, as an SQL string."""
     return "'" + str(path).replace("'", "''") + "'"
 
 

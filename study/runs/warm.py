@@ -95,7 +95,7 @@ def warming(policies: Iterable[str | Policy], scenario: Scenario | None = None) 
     At the end they are waited for.
     """
     missing = [portion for portion in _portions(policies, scenario) if not _mark(portion).exists()]
-    groups = _share_out(missing, min(_processors(), len(missing)))
+    groups = _share_out(missing, min(processors(), len(missing)))
     if groups:
         print("compiling kernels, this once", file=sys.stderr)
     command = [sys.executable, "-m", "equipoise.study.runs.warm"]
@@ -211,7 +211,8 @@ def _mark(portion: str) -> Path:
     return cache_dir() / f"compiled-{portion.replace(' ', '-')}"
 
 
-def _processors() -> int:
+def processors() -> int:
+    """How many this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -31,7 +31,7 @@ SHOWN = {
     ),
     "exchanges of near ranks in jobs whose ranks may die or join: a mean of near ranks holds what a dead one "
     "trained on, which would be dealt again": (
-        "decide/test_world.py", "def test_levels_are_observed_and_planned_within_the_bound",
+        "train/test_levels.py", "def test_levels_are_refused_in_a_job_whose_ranks_may_die",
     ),
     "local steps with `fully_shard`, `static_graph=True` or ZeRO": (
         "test_live_page.py", "def test_ways_to_exchange_without_a_lever_are_refused",

@@ -1,5 +1,6 @@
-"""Which changes of the code no test notices: `python -m tests.mutation [--draw N] [--only FILE] [--tests FILE]`.
+"""Which changes of the code no test notices.
 
+`python -m tests.mutation [--draw N] [--seed S] [--only FILE] [--tests FILE]`.
 Cosmic Ray changes one operator, number or condition at a time in a copy of the tree (`.mutation/tree`), and the
 tests that reach its line are run, the quickest first. Which test reaches which line is found once by Coverage.py,
 and again for a test file that changed. Both are kept in `.mutation/`, and a second start goes on: a mutant is tried
@@ -35,6 +36,7 @@ def main() -> int:
     """Returns 1 when a mutant survived."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutation", description="Test the tests.")
     parser.add_argument("--draw", type=int, default=300, help="so many of all mutants")
+    parser.add_argument("--seed", default="", help="another draw")
     parser.add_argument("--only", default="", help="files whose path begins so; parted by commas")
     parser.add_argument("--lines", default="", help="A-B: all mutants of these lines instead")
     parser.add_argument("--tests", default="", help="ask only test files whose path below tests/ begins so")
@@ -55,7 +57,7 @@ def main() -> int:
         low, _, high = given.lines.partition("-")
         chosen = [mutant for mutant in chosen if int(low) <= mutant.line <= int(high or low)]
     else:
-        chosen = sorted(chosen, key=lambda mutant: mutant.lot)[: given.draw]
+        chosen = sorted(chosen, key=lambda mutant: mutant.lot(given.seed))[: given.draw]
     lines = reach.Lines(TREE, PLACE, asked)
     known = _known()
     count: Counter[tuple[str, str]] = Counter()

@@ -51,10 +51,9 @@ class Mutant:
         """The same in every start."""
         return f"{self.path} {self.operator} {self.occurrence}"
 
-    @property
-    def lot(self) -> float:
-        """In 0 .. 1, by what the mutant is, so that every start chooses alike."""
-        return int(hashlib.sha256(self.name.encode()).hexdigest()[:8], 16) / 2**32
+    def lot(self, seed: str = "") -> float:
+        """In 0 .. 1, by what the mutant is and the seed, so that every start chooses alike."""
+        return int(hashlib.sha256((seed + self.name).encode()).hexdigest()[:8], 16) / 2**32
 
     def change(self, source: str) -> tuple[str, str]:
         """(the changed source, the line and what it became)."""

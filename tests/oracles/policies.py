@@ -160,7 +160,10 @@ def pick_shards(flow, queue, samples, size, stored, node, capacity, owned, room,
                 and wanted < samples[row]
                 and (owned[i] - samples[row]) / capacity[i] < back_s
             )
-            if not worth or dry or (source != target and size[row] > room[target]):
+            rounded_up = (
+                source != target and min(wanted, gives[i]) < samples[row] and back_s > own_s * (1 + 2**-30)
+            )
+            if not worth or dry or rounded_up or (source != target and size[row] > room[target]):
                 refused += 1
                 continue
             queue[i].remove(row)

@@ -57,6 +57,42 @@ def test_an_administrator_learns_the_waits_under_another_policy(
     assert "sjf" in Path("site/report.html").read_text(encoding="utf-8")
 
 
+def accounting_line(number: int, start_h: int) -> str:
+    """A row as `sacct --parsable2 --noheader` prints it, of 26 fields: eight A100 for an hour."""
+    clock = [f"2024-03-01T{hour:02}:00:00" for hour in (8, 8, 8 + start_h, 9 + start_h)]
+    asked = "billing=64,cpu=64,gres/gpu=8,mem=480G,node=1"
+    held = "billing=64,cpu=64,gres/gpu:a100=8,gres/gpu=8,mem=480G,node=1"
+    cells = [
+        number, number, "lab", "gpu", "normal", "vision", "staff", 100, f"u{number % 3}", 1000 + number % 3,
+        *clock, "01:00:00", "0:0", "COMPLETED", 1, 64, 64, "480G", asked, held, "02:00:00",
+        f"g{number % 2 + 1:02}", "train",
+    ]  # fmt: skip
+    return "|".join(map(str, cells))
+
+
+def test_an_administrator_with_gpu_jobs_learns_how_many_nodes_the_queue_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ten jobs of a node each, handed in at once: with five nodes the p95 wait is an hour, with four it is two."""
+    monkeypatch.chdir(tmp_path)
+    Path("slurm.conf").write_text("ClusterName=lab\nNodeName=g[01-02] CPUs=64 Gres=gpu:a100:8\n")
+    rows = [accounting_line(100 + k, k // 2) for k in range(10)]
+    pending = rows[0].replace("100|100", "200|200", 1).split("|")
+    pending[12:17] = ["None", "Unknown", "00:00:00", "0:0", "CANCELLED by 1001"]
+    pending[22] = ""  # nothing was given to it
+    step = rows[0].replace("100|100", "100.batch|100.batch", 1)
+    Path("jobs.txt").write_text("\n".join([*rows, step, "|".join(pending)]) + "\n")
+    told(capsys, "import", "slurm.conf", "--trace", "jobs.txt", "--out", "lab.yaml")
+    assert "10 jobs" in told(capsys, "check", "jobs.txt", "lab.yaml")
+    question = ["--vary", "cluster.nodes.0.count=2:8", "--target", "wait_p95<=1h", "--policy", "fifo"]
+    answer = json.loads(
+        told(capsys, "size", "lab.yaml", *question, "--seeds", "1", "--rank", "--format", "json")
+    )
+    assert answer["values"] == {"cluster.nodes.0.count": 5}
+    waits_h = {row["values"]: row["queueing_p95_s"] / 3600 for row in answer["ranking"]}
+    assert [waits_h[f"count {n}"] for n in (2, 4, 5, 8)] == pytest.approx([4.0, 2.0, 1.0, 1.0])
+
+
 TRAIN = """
 import time
 

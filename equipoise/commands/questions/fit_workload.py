@@ -33,6 +33,12 @@ from equipoise.options import State, common, note, pass_state, say
     help="sessions: those of the trace in another order; classes: a description without the trace.",
 )
 @click.option(
+    "--alike",
+    metavar="SESSIONS",
+    type=IntRange(2),
+    help="Only sessions of about as much GPU time change places, in groups of so many. Default: any of a day do.",
+)
+@click.option(
     "--scale",
     type=FloatRange(0.0, min_open=True),
     default=1.0,
@@ -61,7 +67,7 @@ from equipoise.options import State, common, note, pass_state, say
 @pass_state
 def fit_workload(
     state: State, trace: str, clusters: tuple[str, ...], gpus: int | None, policy: tuple[str, ...], kind: str,
-    scale: float, seeds: int, calibrate: int, calibrate_on: tuple[str, ...], out: str | None,
+    alike: int | None, scale: float, seeds: int, calibrate: int, calibrate_on: tuple[str, ...], out: str | None,
 ) -> int:  # fmt: skip
     """Write a workload like that of TRACE, other jobs on each seed, and compare their waits with the trace's.
 
@@ -83,12 +89,14 @@ def fit_workload(
 
     if calibrate and (kind != "sessions" or calibrate < seeds):
         raise click.UsageError("--calibrate: needs --model sessions, and no fewer draws than --seeds")
+    if alike and kind != "sessions":
+        raise click.UsageError("--alike: needs --model sessions")
 
     read = read_trace(trace, clusters=clusters)
     busy = float((read.gpus * read.duration_s).sum()) / max(float(read.arrival_s.max()), 1.0)
     pool = gpus or max(math.ceil(busy / 0.8), int(np.max(read.gpus)))
     if kind == "sessions":
-        drawn: dict[str, Any] = {"window": "1 d", "together": "10 min"}
+        drawn: dict[str, Any] = {"window": "1 d", "together": "10 min"} | ({"alike": alike} if alike else {})
         spec = {"file": str(Path(trace).resolve()), "redraw": drawn}
         workload: dict[str, Any] = {"trace": spec | ({"clusters": list(clusters)} if clusters else {})}
         told = f"{len(sessions(read, 600.0)[1])} sessions"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -236,6 +237,7 @@ def kept(
     said: Sequence[str],
 ) -> str:  # fmt: skip
     """The answer with its question, for the page that `report` makes of it."""
+    from equipoise.sim.hardware.used_prices import used_prices
     from equipoise.study.runs.variants import policy_text
 
     found = answer.best or answer.closest
@@ -250,7 +252,13 @@ def kept(
         "changed": list(question.overrides),
         "rank": question.every,
     }
-    about = {"schema_version": 1, "scenario": found.candidate.scenario.name if found else question.file.stem}
+    paid = dict.fromkeys(
+        p for trial in answer.trials for p in used_prices(trial.candidate.scenario, question.file.parent)
+    )
+    about: dict[str, Any] = {
+        "schema_version": 1, "scenario": found.candidate.scenario.name if found else question.file.stem,
+        "prices": [asdict(price) for price in paid],
+    }  # fmt: skip
     content = about | {"question": asked, "said": list(said)} | _content(answer, rows, changes)
     return json.dumps(plain(content), indent=2, allow_nan=False) + "\n"
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import click
 
 from equipoise.commands.tables import aligned
+from equipoise.commands.types import IntRange
 from equipoise.exit_codes import OK
-from equipoise.options import common, say
+from equipoise.options import State, common, pass_state, progress, say
 
 if TYPE_CHECKING:
     from equipoise.study.questions.tune import Choice, Found, Search
@@ -33,15 +34,22 @@ if TYPE_CHECKING:
     help="Metric to minimise (goodput, fairness and the like: maximise). Several: their Pareto front.",
 )
 @click.option(
-    "--trials", default=30, show_default=True, help="Points to try; the first is the unchanged scenario."
+    "--trials",
+    type=IntRange(1),
+    default=30,
+    show_default=True,
+    help="Points to try; the first is the unchanged scenario.",
 )
-@click.option("--seeds", default=3, show_default=True, help="Seeds of each trial.")
-@click.option("--fresh", default=10, show_default=True, help="Unseen seeds for the final comparison.")
+@click.option("--seeds", type=IntRange(1), default=3, show_default=True, help="Seeds of each trial.")
+@click.option(
+    "--fresh", type=IntRange(1), default=10, show_default=True,
+    help="Unseen seeds for the final comparison.",
+)  # fmt: skip
 @click.option(
     "--no-prune", is_flag=True, help="Run every trial on all seeds, even when it is already surely worse."
 )
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change the scenario first.")
-@click.option("--jobs", default=1, show_default=True, help="Processes.")
+@click.option("--jobs", type=IntRange(1), default=1, show_default=True, help="Processes.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder that keeps all runs; resumes by itself.")
 @click.option(
     "--picture",
@@ -57,10 +65,11 @@ if TYPE_CHECKING:
     help="Format of the output.",
 )
 @common
+@pass_state
 def tune(
-    scenario: str, policy: str | None, vary: tuple[str, ...], metrics: tuple[str, ...], trials: int, seeds: int,
-    fresh: int, no_prune: bool, overrides: tuple[str, ...], jobs: int, out: Path | None, picture: Path | None,
-    form: str,
+    state: State, scenario: str, policy: str | None, vary: tuple[str, ...], metrics: tuple[str, ...], trials: int,
+    seeds: int, fresh: int, no_prune: bool, overrides: tuple[str, ...], jobs: int, out: Path | None,
+    picture: Path | None, form: str,
 ) -> int:  # fmt: skip
     """Search values of SCENARIO and parameters of its stages for the best result.
 
@@ -76,7 +85,8 @@ def tune(
     search = Search(
         Path(scenario), ranges, policy, metrics, trials, seeds, fresh, overrides, jobs, out, not no_prune
     )
-    found = find(search, lambda done, total, what: None)
+    with progress(state.quiet, Path(scenario).stem, "trials") as tell:
+        found = find(search, tell)
     for note in found.notes:
         say(f"note: {note}", err=True)
     if form == "json":

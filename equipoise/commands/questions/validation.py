@@ -115,6 +115,7 @@ def _write_page(found: dict[str, list[Line]], left_out: list[str], target: Path)
 
 
 def _write_rows(lines: list[Line], target: Path) -> None:
+    from equipoise.formats.text.spreadsheet import guarded
     from equipoise.policies.files import replacing
 
     with replacing(target) as draft, draft.open("w", newline="", encoding="utf-8") as file:
@@ -125,7 +126,7 @@ def _write_rows(lines: list[Line], target: Path) -> None:
                 continue
             p = one.points
             for row in zip(p.keys, p.predicted, p.low, p.high, p.measured, strict=True):
-                writer.writerow([one.what, row[0], *(f"{v:.6g}" for v in row[1:])])
+                writer.writerow([guarded(one.what), guarded(row[0]), *(f"{v:.6g}" for v in row[1:])])
 
 
 def _as_json(lines: list[Line]) -> str:

@@ -8,6 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from equipoise.sim.hardware.used_prices import UsedPrice
 from equipoise.sim.scenario.units import format_scaled
 from equipoise.study.folders import SIZE
 from equipoise.study.questions.targets import Target, read_target
@@ -19,8 +20,19 @@ from equipoise.study.report.page import composed, figure, section
 from equipoise.study.report.study import number
 from equipoise.study.report.tables import table
 
-KEYS = ("scenario", "question", "said", "met", "ranking", "ranking_changes", "not_possible", "sizes_excluded")
+KEYS = (
+    "scenario",
+    "prices",
+    "question",
+    "said",
+    "met",
+    "ranking",
+    "ranking_changes",
+    "not_possible",
+    "sizes_excluded",
+)
 BARS_MOST = 20
+PRICES_MOST = 8
 _COLUMNS = {
     "values": "size", "meets": "meets", "gpus": "GPUs", "layout": "layout", "mfu_ratio": "MFU",
     "memory_ratio": "memory", "makespan_s": "time", "cost_usd": "cost", "price_usd_per_h": "an hour",
@@ -38,7 +50,7 @@ def size_page(folder: Path) -> str:
     content = read_answer(folder / SIZE, KEYS)
     targets = [read_target(text) for text in content["question"]["targets"]]
     rows: Sequence[Row] = content["ranking"]
-    charts = [chart for chart in (against_target(rows, targets[0]), cost_and_time(rows)) if chart is not None]
+    charts = [chart for chart in (against_target(rows, targets), cost_and_time(rows)) if chart is not None]
     title = str(content["scenario"])
     sections = [
         ("answer", "", _answer(content, targets, charts[0] if charts else None)),
@@ -89,6 +101,7 @@ def _answer(content: Row, targets: Sequence[Target], picture: Chart | None) -> s
         ("Policy", str(asked["policy"])),
         ("Runs", f"{asked['seeds']} of each size; {100 * asked['confidence']:g} % of them must meet the targets"),
         ("Changed first", ", ".join(asked["changed"])),
+        ("Prices", "; ".join(UsedPrice(**price).short for price in content["prices"][:PRICES_MOST])),
     ]  # fmt: skip
     return answer_html(f"Size: {content['scenario']}", f"{lead}.", figures[:6], picture, because, context)
 
@@ -108,16 +121,16 @@ def _values(values: Sequence[Any]) -> str:
     )
 
 
-def against_target(rows: Sequence[Row], target: Target) -> Chart | None:
+def against_target(rows: Sequence[Row], targets: Sequence[Target]) -> Chart | None:
     """The result that the first target limits, by size, with the range of its runs; a line at the limit."""
-    key = target.measure.key
+    target, key = targets[0], targets[0].measure.key
     known = [row for row in rows if row.get(key) is not None and math.isfinite(row[key])][:BARS_MOST]
     if not known:
         return None
     ends = [row["results"].get(key) or [row[key]] for row in known]
     x, divisor = axis(key, [*(value for end in ends for value in end), target.limit])
     at = [float(k) for k in range(len(known))]
-    labels = [target.measure.show(row[key]) + _misses(row, target) for row in known]
+    labels = [target.measure.show(row[key]) + _misses(row, targets) for row in known]
     told = tuple((row["values"], text) for row, text in zip(known, labels, strict=True))
     many = max(map(len, ends))
     spread = f"Mean of {many} runs; thin lines: lowest to highest." if many > 1 else "One run each."
@@ -135,11 +148,25 @@ def against_target(rows: Sequence[Row], target: Target) -> Chart | None:
     )  # fmt: skip
 
 
-def _misses(row: Row, target: Target) -> str:
-    """Behind the result of a size that misses a target: this one in the mean, or some."""
+def _misses(row: Row, targets: Sequence[Target]) -> str:
+    """Behind the result of a size that misses a target: which ones in the mean, or in how many of its runs."""
     if row["meets"]:
         return ""
-    return " (misses another)" if target.met({target.measure.key: row[target.measure.key]}) else " (misses)"
+    missed = [target for target in targets if not _met(target, row[target.measure.key])]
+    if missed:
+        told = [_beyond(t) if t is targets[0] else f"misses {_asked(t).lower()}" for t in missed]
+        return f" ({', '.join(told)})"
+    runs = list(zip(*(row["results"][target.measure.key] for target in targets), strict=True))
+    met = sum(all(map(_met, targets, values)) for values in runs)
+    return f" ({met} of {len(runs)} runs meet the targets)"
+
+
+def _beyond(target: Target) -> str:
+    return "over the limit" if target.at_most else "below the limit"
+
+
+def _met(target: Target, value: float | None) -> bool:
+    return target.met({target.measure.key: number(value)})
 
 
 def cost_and_time(rows: Sequence[Row]) -> Chart | None:
@@ -148,7 +175,7 @@ def cost_and_time(rows: Sequence[Row]) -> Chart | None:
     if len(known) < 2:
         return None
     cost, time_s = ([float(row[key]) for row in known] for key in ("cost_usd", "makespan_s"))
-    y, divisor = axis("makespan_s", time_s)
+    y, divisor = axis("makespan_s", time_s, zero=False)
     best = front(cost, time_s)
     parts = [(label, [k for k, row in enumerate(known) if row["meets"] == meets]) for label, meets in
              (("meets the targets", True), ("misses", False))]  # fmt: skip
@@ -165,7 +192,7 @@ def cost_and_time(rows: Sequence[Row]) -> Chart | None:
     )
     return Chart(
         "cost", "scatter", "Time against cost", "Pareto front: " + "; ".join(", ".join(row) for row in told[:5]),
-        Axis("cost (USD)"), y, tuple(series), ("size", "cost", "time"), told, "Line: Pareto front.",
+        Axis("cost (USD)", zero=False), y, tuple(series), ("size", "cost", "time"), told, "Line: Pareto front.",
     )  # fmt: skip
 
 

@@ -84,7 +84,7 @@ def _answer(
     near = [trial for trial in trials if _near(metric, trial, best["trial"])]
     figures = [
         Figure(
-            _begin(name(metric)),
+            f"{_begin(name(metric))}, unseen seeds",
             shown(metric, best["means"][metric]),
             f"as it is: {shown(metric, content['start'][metric])}",
         ),
@@ -204,10 +204,11 @@ def over_key(content: Row, key: str, metric: str, number_: int) -> Chart | None:
     best = min(trials, key=lambda trial: _order(metric, trial))
     return Chart(
         f"over-{number_}", "scatter", f"{_begin(name(metric))} over {key.rpartition('.')[2]}",
-        f"{len(trials)} trials; the best at {best['values'][key]}: {shown(metric, best['means'][metric])}",
+        f"{len(trials)} trials; the best at {_text(best['values'][key])}: {shown(metric, best['means'][metric])}",
         Axis(key, zero=False, ticks=ticks, log=log and not ticks), y, tuple(series),
         ("trial", name(metric)), tuple((_point(trial), shown(metric, trial["means"][metric])) for trial in trials),
-        note="A point is a trial; other parameters differ, too. Line: the scenario as it is.",
+        note="A point is a trial; other parameters differ, too. Line: the scenario as it is. Means over the "
+        "search's own seeds, on which the best trial looks better than on the unseen ones of the figures above.",
     )  # fmt: skip
 
 

@@ -155,7 +155,7 @@ def completion_times(study: Study) -> Chart | None:
     """Share of all jobs completed within a time, one curve per policy, pooled over its runs."""
     found = {p: _completions(study, p) for p in study.policies[:POLICIES_DRAWN]}
     curves = {p: c for p, c in found.items() if c is not None and len(c[0])}
-    if not curves:
+    if not curves or all(study.mean("jobs", p) == 1 for p in curves):  # the time of one job is no curve
         return None
     unit = time_unit(max(float(np.percentile(times, 95)) for times, _ in curves.values()))
     series = tuple(

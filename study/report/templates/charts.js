@@ -129,7 +129,7 @@ const Charts = (() => {
         y = extent(chart.kind === "area" ? [this.stacked().map((band) => Math.max(0, ...band.above))] : ys, chart.y.zero);
         if (chart.kind === "scatter") { // points off the edges
           const [wide, high] = [(x[1] - x[0]) * 0.04, (y[1] - y[0]) * 0.06];
-          x = [x[0] - (chart.x.zero || chart.x.log ? 0 : wide), x[1] + wide];
+          x = [x[0] - (chart.x.zero || (chart.x.log && chart.y.log) ? 0 : wide), x[1] + wide];
           y[0] -= chart.y.zero || chart.y.log ? 0 : high;
         }
         if (chart.x.ticks) x = [x[0] - 0.2, x[1] + 0.2];

@@ -76,18 +76,14 @@ const Gantt = (() => {
       const { bars } = this;
       const work = [];
       let total = 0;
-      for (let k = 0; k < bars.n; k++) {
-        if (!bars.kind[k]) continue;
-        work.push([bars.start[k] + bars.length[k] / 2, bars.length[k] * bars.gpus[k]]);
-        total += bars.length[k] * bars.gpus[k];
-      }
-      work.sort((a, b) => a[0] - b[0]);
-      const at = (share) => {
+      for (let k = 0; k < bars.n; k++) if (bars.kind[k]) work.push(k), (total += bars.length[k] * bars.gpus[k]);
+      const at = (share, place) => {
         let sum = 0;
-        for (const [middle, weight] of work) if ((sum += weight) >= share * total) return middle;
+        work.sort((a, b) => place(a) - place(b));
+        for (const k of work) if ((sum += bars.length[k] * bars.gpus[k]) >= share * total) return place(k);
         return this.end;
       };
-      const [low, high] = [at(0.01), at(0.99)];
+      const [low, high] = [at(0.01, (k) => bars.start[k]), at(0.99, (k) => bars.start[k] + bars.length[k])];
       if (!(total > 0) || high - low > 0.6 * this.end) return;
       this.x0 = Math.max(0, low - 0.05 * (high - low));
       this.x1 = Math.min(this.end, high + 0.05 * (high - low) + 1);

@@ -12,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from equipoise.live.train.near import groups_by_host  # noqa: E402
+from equipoise.policies.contract import Plan, check  # noqa: E402
 from tests.live import ranks as live_ranks  # noqa: E402
 from tests.live.train.test_sync import BATCH, LR, make_data, make_net  # noqa: E402
 
@@ -167,3 +168,42 @@ def test_near_are_the_ranks_of_one_host_where_there_are_several() -> None:
     assert groups_by_host(["b", "a", "b"]) == [1, 0, 1]
     assert groups_by_host(["a", "a"]) is None
     assert groups_by_host(["a", "b"]) is None
+
+
+def elastic(rank: int) -> tuple[set[tuple[int, int]], list[str] | None]:
+    """(interval, exchanges per exchange of all) of rounds of a job whose ranks may die; why levels are refused."""
+    from torch.utils.data import DataLoader, TensorDataset
+
+    from equipoise.live.attach import attach
+    from equipoise.live.group import regroup
+
+    os.environ["EQUIPOISE_HOST"] = f"host-{rank // 2}"
+    regroup.start()
+    x, y = make_data(4 * BATCH)
+    model = regroup.wrap(make_net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+    runtime = attach(
+        model, optimizer, POLICIES[0], global_batch=BATCH, drift=0.01, decide_every=2, decision_budget_s=60.0,
+        warm_up_budget_s=60.0,
+    )  # fmt: skip
+    dataset, levels = TensorDataset(x, y), set()
+    loader = DataLoader(dataset, batch_sampler=runtime.sampler(dataset))
+    for _ in runtime.epochs(2):
+        for inputs, labels in runtime.batches(loader):
+            with runtime.recover():
+                torch.nn.functional.mse_loss(model(inputs), labels).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            runtime.step()
+            levels.add((runtime._parts.local.interval, runtime._parts.local.far_every))
+    leader, asked = runtime._parts.agreement.leader, Plan(far_every=np.array([3]))
+    why = None if leader is None else check(asked, leader.world.observe())
+    runtime.close()
+    return levels, why
+
+
+def test_levels_are_refused_in_a_job_whose_ranks_may_die() -> None:
+    found = live_ranks.run(elastic, RANKS)
+    assert [levels for levels, _ in found] == [{(1, 1), (2, 1)}] * RANKS  # the stage's local steps, one level
+    (refused,) = (why for _, why in found if why is not None)
+    assert refused

@@ -187,6 +187,8 @@ def test_nodes_do_not_pass_on_what_is_not_for_them():
 def test_nodes_that_cannot_reach_each_other_are_refused():
     with pytest.raises(TopologyError, match="no path from a-0 to c-0"):
         explicit([("a", "b", 1.0), ("c", "x", 1.0)], group("a"), group("b"), group("c"))
+    with pytest.raises(TopologyError, match=r"no path from a-0 to a-1: no link names a-1; .*\{kind: star\}"):
+        explicit([("a-0", "b", 1.0)], group("a", 2), group("b"))
     one_way = (LinkSpec(source="a", target="b", rate=1.0, both=False),)
     with pytest.raises(TopologyError, match="no path from b-0 to a-0"):
         Topology(Cluster(nodes=(group("a"), group("b")), topology=Explicit(kind="explicit", links=one_way)))

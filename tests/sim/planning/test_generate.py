@@ -178,12 +178,14 @@ def test_the_command_writes_a_scenario_that_runs(tmp_path, capsys):
     out = tmp_path / "like.yaml"
     columns = [str(tmp_path / "jobs.csv"), "--out", str(out), "--seeds", "2", "--policy", "fifo"]
     for model in ("classes", "sessions"):
-        assert main(["fit-workload", *columns, "--model", model, "--scale", "0.5"]) == 0
+        alike = ["--alike", "3"] if model == "sessions" else []
+        assert main(["fit-workload", *columns, "--model", model, "--scale", "0.5", *alike]) == 0
         told = capsys.readouterr().out
         assert "wait under fifo p95" in told
         workload = yaml.safe_load(out.read_text())["workload"]
         spec = workload["generate"] if model == "classes" else workload["trace"]["redraw"]
         assert spec["scale"] == 0.5
+        assert spec.get("alike") == (3 if alike else None)
         assert main(["run", str(out), "--format", "json"]) == 0
         assert json.loads(capsys.readouterr().out)["jobs"] == pytest.approx(0.5 * len(trace), rel=0.2)
 
@@ -213,10 +215,32 @@ def test_a_redrawn_trace_keeps_its_sessions_and_the_load_of_each_window():
     assert ((trace.arrival_s + moved_s)[first] // 86400 == trace.arrival_s[first] // 86400).all()
 
 
-def test_a_trace_is_scaled_by_whole_sessions():
+def test_only_sessions_of_about_as_much_work_change_places():
+    trace = batches()
+    session, first = sessions(trace, 600.0)
+    work = np.bincount(session, weights=trace.gpus * trace.duration_s)
+    day = trace.arrival_s[first] // 86400
+    rank = np.array([(work[day == d] < w).sum() for d, w in zip(day, work, strict=True)])
+    at = {float(a): k for k, a in enumerate(trace.arrival_s[first])}
+    place = {d: k for k, d in enumerate(trace.duration_s.tolist())}
+    orders = set()
+    for seed in range(4):
+        jobs = redrawn(trace, Redraw.model_validate({"alike": 2}), seed)
+        moved = {place[d]: a for d, a in zip(jobs.duration_s.tolist(), jobs.arrival_s.tolist(), strict=True)}
+        taken = np.array([at[min(at, key=lambda a: abs(a - moved[k]))] for k in first.tolist()])
+        assert sorted(taken) == list(range(len(first)))
+        assert (day[taken] == day).all()
+        assert np.abs(rank[taken] - rank).max() == 1  # with the next larger or smaller of the day
+        assert 0.2 < (taken != np.arange(len(first))).mean() < 0.8
+        orders.add(tuple(taken))
+    assert len(orders) == 4
+
+
+@pytest.mark.parametrize("more", [{}, {"alike": 2}])
+def test_a_trace_is_scaled_by_whole_sessions(more):
     trace = batches()
     for scale in (0.4, 1.0, 2.5):
-        jobs = redrawn(trace, Redraw.model_validate({"scale": scale}), 1)
+        jobs = redrawn(trace, Redraw.model_validate({"scale": scale} | more), 1)
         assert len(jobs) == pytest.approx(scale * len(trace), rel=0.05)
         assert len(sessions(jobs, 600.0)[1]) == pytest.approx(len(jobs) / 5, rel=0.2)
         assert len(set(jobs.name)) == len(jobs)

@@ -249,3 +249,13 @@ def test_public_traces_are_read_whole() -> None:
     assert isinstance(one, Trace)
     assert len(one) == 1_435
     assert one.notes == ()
+
+
+def test_a_mapped_priority_is_above_zero_or_the_job_is_left_out(tmp_path: Path) -> None:
+    path = write(tmp_path, "id,at,n,took,weight\na,0,1,5,2.5\nb,1,1,5,0\nc,2,1,5,\nd,3,1,5,-1\n")
+    names = {"job_id": "id", "arrival": "at", "gpus": "n", "duration": "took", "priority": "weight"}
+    trace = read_trace(path, columns=names)
+    assert trace.arrival_s.tolist() == [0.0, 2.0]
+    assert trace.priority.tolist() == [2.5, 1.0]
+    assert any("2" in note and "priority that is not above 0" in note for note in trace.notes)
+    assert any("no priority, taken as 1" in note for note in trace.notes)

@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 
 from equipoise import cli
+from equipoise.sim.hardware.prices import load_book
+from equipoise.sim.loading.file import from_mapping
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.bounds import Bound
 from equipoise.study.report import detail as report_detail
@@ -236,11 +238,22 @@ def test_failures_that_a_comparison_lists(tmp_path: Path) -> None:
 
 
 def test_prices_say_where_they_come_from(tmp_path: Path) -> None:
-    made = make_run(tmp_path, jobs=3, timeline=False, usd=10.0)
-    config = json.loads(made.config) | {"cost": {"book": "prices"}}
-    (tmp_path / "config.yaml").write_text(json.dumps(config))
-    text = page_of(tmp_path).text
-    assert "h100_sxm: USD per GPU hour" in text
+    make_run(tmp_path, jobs=3, timeline=False, usd=10.0)
+    nodes = [
+        {"name": kind, "count": 1, "gpus": 8, "accelerator": kind, "nics": 8} for kind in ("h100_sxm", "l40s")
+    ]
+    config = from_mapping({
+        "schema_version": 1, "name": "made", "cluster": {"nodes": nodes}, "cost": {"gpu_hour": {"l40s": 0.7}},
+        "workload": {"jobs": [{"gpus": 8, "duration": "1 h"}]},
+    }).model_dump_json()  # fmt: skip
+    (tmp_path / "config.yaml").write_text(config)
+    text = " ".join(page_of(tmp_path).text.split())
+    date = load_book("prices").date
+    listed = f"h100_sxm 3 USD per GPU hour (catalogue, {date}); l40s 0.7 USD per GPU hour (given)"
+    assert f"Prices {listed}" in text
+    assert "price: l40s, USD per GPU hour 0.7 given the scenario" in text
+    offers = "order of magnitude of public on-demand offers, rounded"
+    assert f"price: h100_sxm, USD per GPU hour 3 catalogue {offers} ({date})" in text
     assert "Cost: 10.0 USD" in text
 
 

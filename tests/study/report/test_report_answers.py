@@ -46,6 +46,7 @@ def test_the_page_of_size_has_the_answer_and_the_sizes(scenario, capsys):
     assert content["said"][0] == told[0]
     page = text_of(out / "report.html")
     assert told[0].replace("<", "&lt;") in page
+    assert "2 USD per GPU hour (catalogue, 2026-05)" in page
     assert len(content["ranking"]) == 4
     for row in content["ranking"]:
         assert row["values"] in page
@@ -61,28 +62,37 @@ def test_the_page_of_size_has_the_answer_and_the_sizes(scenario, capsys):
 
 
 def size_row(name: str, wait_s: float, cost: float, *, meets: bool) -> dict:
-    return {"values": name, "queueing_p95_s": wait_s, "results": {"queueing_p95_s": [wait_s - 60, wait_s + 60]},
+    results = {"queueing_p95_s": [wait_s - 60, wait_s + 60], "cost_usd": [cost, cost]}
+    return {"values": name, "queueing_p95_s": wait_s, "results": results,
             "meets": meets, "cost_usd": cost, "makespan_s": 3600.0 + wait_s}  # fmt: skip
 
 
 def test_sizes_are_drawn_against_the_limit_with_the_range_of_their_runs():
-    target = read_target("wait_p95<=1h")
+    targets = [read_target(text) for text in ("wait_p95<=1h", "cost<=25USD")]
     rows = [
         size_row("b", 1800, 20, meets=True),
         size_row("c", 900, 30, meets=False),
         size_row("a", 7200, 10, meets=False),
+        size_row("d", 7200, 40, meets=False),
+        size_row("e", 3590, 10, meets=False),  # one of its two runs takes longer than an hour
     ]
-    chart = against_target(rows, target)
+    chart = against_target(rows, targets)
     assert chart is not None
     mean, low, high, limit = (list(series.y) for series in chart.series)
-    assert (mean, limit) == ([0.5, 0.25, 2.0], [1.0])
+    assert (mean, limit) == (pytest.approx([0.5, 0.25, 2.0, 2.0, 3590 / 3600]), [1.0])
     assert low == pytest.approx([m - 1 / 60 for m in mean])
     assert high == pytest.approx([m + 1 / 60 for m in mean])
-    assert chart.series[0].labels == ["30 min", "15 min (misses another)", "2 h (misses)"]
-    trade = cost_and_time(rows)
+    assert chart.series[0].labels == [
+        "30 min",
+        "15 min (misses cost)",
+        "2 h (over the limit)",
+        "2 h (over the limit, misses cost)",
+        "59.8 min (1 of 2 runs meet the targets)",
+    ]
+    trade = cost_and_time(rows[:3])
     assert trade is not None
     assert list(trade.series[-1].x) == [10, 20, 30]  # none beats another in both
-    assert against_target([], target) is None
+    assert against_target([], targets) is None
     assert cost_and_time(rows[:1]) is None
 
 

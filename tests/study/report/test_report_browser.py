@@ -189,6 +189,20 @@ def test_hover_names_the_job_and_its_stretch(opened: Browser) -> None:
     assert "GPUs" in text
 
 
+def test_the_gantt_chart_of_one_long_bar_opens_on_all_of_it(browser: Browser, tmp_path: Path) -> None:
+    make_run(tmp_path, jobs=1, each=2)
+    browser.open(make_report(tmp_path).path)
+    begin, end = browser.until(
+        "const g = Gantt.views[0]; if (!g) return null;"
+        "const b = g.bars; const k = b.kind.findIndex((kind) => kind);"
+        "return [(b.start[k] - g.x0) / b.length[k], (g.x1 - b.start[k] - b.length[k]) / b.length[k]]"
+    )
+    assert min(begin, end) > -0.01  # the bar is in view
+    assert begin + end < 2.0  # and fills a good part of it
+    note = browser.js("return document.querySelector('.gantt-part').innerText")
+    assert "1 job, 2 bars" in note
+
+
 def test_the_gantt_chart_by_keyboard(opened: Browser) -> None:
     view = GANTT + "return [g.x0, g.x1, g.y0, g.y1]"
     full = opened.js(view)

@@ -233,7 +233,8 @@ def test_units_and_words_are_ordered_as_people_would() -> None:
 
 
 def test_kept_run_directories_give_curves_and_a_closer_look(sweep: Path, tmp_path: Path) -> None:
-    rows = [row(k, 0, p, 0, 100.0 + k) for k, p in enumerate(("fifo", "easy"))]
+    many = {"jobs": 5.0, "completed": 5.0}
+    rows = [row(k, 0, p, 0, 100.0 + k, **many) for k, p in enumerate(("fifo", "easy"))]
     out = make_sweep(tmp_path / "kept", rows)
     for one in rows:
         make_run(out / "runs" / one["id"], one["policy"], 0, jobs=5, timeline=one["number"] == 0)
@@ -241,6 +242,15 @@ def test_kept_run_directories_give_curves_and_a_closer_look(sweep: Path, tmp_pat
     assert [run["label"] for run in page.data["runs"]] == ["fifo, point 0, seed 0"]
     curves = next(c for c in page.data["charts"] if c["id"] == "completion")
     assert [s["name"] for s in curves["series"]] == ["fifo", "easy"]
+
+
+def test_the_time_of_a_single_job_is_no_curve(tmp_path: Path) -> None:
+    rows = [row(k, 0, p, 0, 100.0 + k) for k, p in enumerate(("fifo", "easy"))]
+    out = make_sweep(tmp_path / "kept", rows)
+    for one in rows:
+        make_run(out / "runs" / one["id"], one["policy"], 0, jobs=1, timeline=False)
+    page = Page(make_report(out).path.read_text())
+    assert "completion" not in {chart["id"] for chart in page.data["charts"]}
 
 
 def test_a_sweep_of_which_every_run_failed(tmp_path: Path) -> None:

@@ -285,7 +285,7 @@ def test_a_failure_while_compiling_does_not_stop_the_runs(monkeypatch, tmp_path)
     monkeypatch.setattr(
         "equipoise.study.runs.warm._mark", lambda portion: tmp_path / portion
     )  # nothing is compiled yet
-    monkeypatch.setattr("equipoise.study.runs.warm._processors", lambda: 1)
+    monkeypatch.setattr("equipoise.study.runs.warm.processors", lambda: 1)
     monkeypatch.setattr("equipoise.study.runs.warm._compile", fails)
     for processes in (1, 2):
         found = compare(scenario(), ["fifo", "sjf"], 1, jobs_parallel=processes)

@@ -13,6 +13,8 @@ from equipoise.sim.traces.read import read_trace
 from equipoise.study.folders import check_free, kind_of
 from equipoise.study.report.page import make_report
 from equipoise.study.runs.compare import EveryPolicyFailed, compare
+from equipoise.study.runs.engines import processes
+from equipoise.study.runs.make import _at_most
 from equipoise.study.runs.warm import _SMALL
 from tests.study.runs.sweeps.sweep_helpers import run_folder
 
@@ -47,6 +49,24 @@ def test_processes_do_not_change_a_result(small, plain, tmp_path):
     spread = compare(small, POLICIES, 2, jobs_parallel=2, out=tmp_path)
     assert spread.as_json() == plain.as_json() == (tmp_path / "comparison.json").read_text()
     assert (run_folder(tmp_path, "sjf-greedy", 1) / "summary.json").is_file()
+
+
+def test_no_more_processes_than_processors_are_started(small, plain, monkeypatch, capsys):
+    started = []
+
+    class Seen(processes.Processes):
+        def __init__(self, shared, count):
+            started.append(count)
+            super().__init__(shared, count)
+
+    _at_most.cache_clear()
+    monkeypatch.setattr(processes, "Processes", Seen)
+    monkeypatch.setattr("equipoise.study.runs.make.processors", lambda: 1)
+    for _ in range(2):
+        assert compare(small, POLICIES, 2, jobs_parallel=64).as_json() == plain.as_json()
+    assert started == [2, 2]  # two even on one processor: a run whose process is killed is made again
+    told = "2 processes instead of 4: more of them than processors take memory and save no time"
+    assert capsys.readouterr().err.count(told) == 1  # 4 runs are to be made
 
 
 def test_a_second_start_makes_only_what_is_missing(small, plain, tmp_path):

@@ -1,3 +1,4 @@
+import csv
 import dataclasses
 import importlib.util
 import json
@@ -9,9 +10,12 @@ import duckdb
 import pytest
 
 from equipoise.cli import main
+from equipoise.commands.tables import as_csv
 from equipoise.formats.database import database
+from equipoise.formats.text.spreadsheet import unguarded
 from equipoise.sim.run import RunFailed, run
 from equipoise.sim.scenario.model import Scenario
+from equipoise.sim.traces.read import read_trace
 from equipoise.study.runs import export as export_module
 from equipoise.study.runs.compare import compare
 from equipoise.study.runs.export import ExportError, export
@@ -83,10 +87,50 @@ def test_csv_json_and_parquet(table, tmp_path):
         export(table, "SELECT id, n, flag FROM t ORDER BY id", tmp_path / f"t.{kind}")
     assert (tmp_path / "t.csv").read_text() == "id,n,flag\na,3,\nb,-4,true\n"
     assert json.loads((tmp_path / "t.json").read_text())[1] == {"id": "b", "n": -4, "flag": True}
-    export(table, "SELECT words FROM t ORDER BY id LIMIT 1", tmp_path / "words.csv")
-    assert (tmp_path / "words.csv").read_text() == "words\n=1+2\n"  # as it is: SECURITY.md tells
     back = duckdb.execute(f"SELECT * FROM read_parquet('{tmp_path / 't.parquet'}') ORDER BY id").fetchall()
     assert back == [("a", 3, None), ("b", -4, True)]
+
+
+NAMES = ("=1+2", "+A1", "-A1", "@SUM(A1)", "\t=1", "'=1", "''=1", "＝1+2", "-", "--x", '=A1,"b"', "@\n=2")
+PLAIN = ("-4", "+1.5e-3", "a=1", "'a", "", "u-1")
+
+
+def test_a_name_in_csv_is_no_formula_and_comes_back(table, tmp_path):
+    table.execute("CREATE TABLE names (k INTEGER, name VARCHAR, kind ENUM('=x', 'y'), n DOUBLE)")
+    rows = [[k, name, "=x", -float(k)] for k, name in enumerate((*NAMES, *PLAIN))]
+    table.executemany("INSERT INTO names VALUES (?, ?, ?, ?)", rows)
+    target = tmp_path / "names.csv"
+    export(table, 'SELECT *, 1 AS "=y" FROM names ORDER BY k', target)
+    with target.open(newline="") as file:
+        head, *written = csv.reader(file)
+    assert head == ["k", "name", "kind", "n", "'=y"]
+    assert [row[1] for row in written] == [*(f"'{name}" for name in NAMES), *PLAIN]
+    assert [row[3] for row in written[:3]] == ["-0.0", "-1.0", "-2.0"]  # numbers are no formulas
+    assert {row[2] for row in written} == {"'=x"}
+    printed = list(csv.reader(as_csv(["k", "name", "kind", "n"], rows).splitlines(keepends=True)))
+    assert [row[:3] for row in printed[1:]] == [row[:3] for row in written]
+    stripped = [name.strip() for name in (*NAMES, *PLAIN)]  # readers take no notice of blanks at the ends
+    assert [unguarded(row[1]).strip() for row in written] == stripped
+
+
+def test_jobs_written_to_csv_are_read_as_a_trace_again(table, tmp_path):
+    table.execute("CREATE TABLE jobs AS SELECT * FROM (VALUES ('=a', '@eve', 0.0), ('b', '-bob', 5.0)) "
+                  "AS t(job_id, \"user\", arrival_s)")  # fmt: skip
+    target = tmp_path / "jobs.csv"
+    export(table, "SELECT *, 1 AS gpus, 60.0 AS duration_s FROM jobs ORDER BY arrival_s", target)
+    assert "'=a,'@eve" in target.read_text()
+    trace = read_trace(target)
+    assert [trace.name_of(row) for row in range(2)] == ["=a", "b"]
+    assert list(trace.columns["user"]) == ["@eve", "-bob"]
+    columns = {
+        "id": "job_id",
+        "arrival": "arrival_s",
+        "gpus": "gpus",
+        "duration": "duration_s",
+        "user": "user",
+    }
+    named = read_trace(target, columns=columns)
+    assert list(named.columns["user"]) == ["@eve", "-bob"]
 
 
 def test_what_cannot_be_written(table, tmp_path, monkeypatch):

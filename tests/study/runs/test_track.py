@@ -35,26 +35,33 @@ class Recorder(types.ModuleType):
         super().__init__("mlflow")
         self.__spec__ = types.SimpleNamespace(name="mlflow")  # type: ignore[assignment]
         self.experiment, self.runs = "", list[dict[str, Any]]()
+        self.open = list[dict[str, Any]]()
 
     def set_experiment(self, name: str) -> None:
         self.experiment = name
 
     @contextmanager
-    def start_run(self, run_name: str):
-        self.runs.append({"name": run_name, "params": {}, "metrics": {}, "files": []})
+    def start_run(self, run_name: str, nested: bool = False):
+        assert nested == bool(self.open), "MLflow refuses a second run that is not nested"
+        self.runs.append({
+            "name": run_name, "above": self.open[-1]["name"] if self.open else "", "params": {}, "metrics": {},
+            "files": [],
+        })  # fmt: skip
+        self.open.append(self.runs[-1])
         yield
+        self.open.pop()
 
     def log_params(self, values: dict[str, str]) -> None:
         assert all(len(v) <= 6000 and len(k) <= 250 for k, v in values.items())
-        self.runs[-1]["params"] |= values
+        self.open[-1]["params"] |= values
 
     def log_metrics(self, values: dict[str, float]) -> None:
         assert all(math.isfinite(v) for v in values.values())
         assert all(set("[]{},=").isdisjoint(k) for k in values)
-        self.runs[-1]["metrics"] |= values
+        self.open[-1]["metrics"] |= values
 
     def log_artifact(self, path: str) -> None:
-        self.runs[-1]["files"].append(Path(path).read_bytes()[:15])
+        self.open[-1]["files"].append(Path(path).read_bytes()[:15])
 
 
 @pytest.fixture
@@ -77,11 +84,20 @@ def test_runs_comparisons_and_sweeps_are_logged(tmp_path, monkeypatch, mlflow, c
         assert main([*command, "--mlflow", "trial"]) == 0
         assert "logged to MLflow experiment 'trial'" in capsys.readouterr().err
         assert mlflow.experiment == "trial"
-        assert len(mlflow.runs) == runs
-        for run in mlflow.runs:
+        above, children = mlflow.runs[: runs > 1], mlflow.runs[runs > 1 :]
+        assert len(children) == runs
+        assert [run["files"] for run in (above or children)] == [
+            [b"<!DOCTYPE html>"]
+        ]  # once, however many runs
+        assert [run["name"] for run in above] == ([command[-1]] if runs > 1 else [])
+        for run in children:
+            assert run["above"] == (command[-1] if runs > 1 else "")
+            assert run["params"].get("cluster.nodes.0.count") == (
+                None if command[0] != "sweep" else {"0": "2", "1": "3"}[run["params"]["point"]]
+            )
+            assert "cluster.nodes.0.count" not in run["metrics"]
             assert run["params"]["policy"] in ("fifo", "easy")
             assert run["metrics"]["makespan_s"] == (10800.0 if run["params"].get("point") != "1" else 7200.0)
-            assert run["files"] == [b"<!DOCTYPE html>"]
 
 
 def test_without_mlflow_nothing_is_run(tmp_path, monkeypatch, capsys):
@@ -102,3 +118,30 @@ def test_a_broken_mlflow_is_told_apart_from_none(tmp_path, monkeypatch, capsys):
     assert main(asked) != 0
     told = capsys.readouterr().err
     assert "--mlflow needs MLflow, which cannot be loaded (No module named 'nothing_of_that_name')" in told
+
+
+@pytest.mark.long
+def test_a_real_mlflow_has_parameters_metrics_and_the_report(tmp_path, monkeypatch):
+    real = pytest.importorskip("mlflow", reason="needs MLflow")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    Path("tracked.yaml").write_text(SCENARIO)
+    Path("sweep.yaml").write_text(SWEEP)
+    real.set_tracking_uri((tmp_path / "store").as_uri())
+    for command in (
+        ["run", "tracked.yaml", "--out", "one"],
+        ["compare", "tracked.yaml", "--policy", "fifo", "--policy", "easy", "--out", "two"],
+        ["sweep", "sweep.yaml", "--out", "many"],
+    ):
+        assert main([*command, "--mlflow", command[0], "--quiet"]) == 0
+    client = real.MlflowClient()
+    for name, children in (("run", 0), ("compare", 2), ("sweep", 2)):
+        found = client.search_runs([client.get_experiment_by_name(name).experiment_id])
+        below = [run for run in found if "mlflow.parentRunId" in run.data.tags]
+        (above,) = (run for run in found if run not in below)
+        assert len(below) == children
+        assert [file.path for file in client.list_artifacts(above.info.run_id)] == ["report.html"]
+        for run in below or [above]:
+            hours = 2.0 if run.data.params.get("cluster.nodes.0.count") == "3" else 3.0
+            assert run.data.metrics["makespan_s"] == 3600.0 * hours
+            assert run.data.params["policy"] in ("fifo", "easy")
