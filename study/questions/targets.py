@@ -39,6 +39,8 @@ _JOULES = {f"{prefix}J": Fraction(10**power) for prefix, power in (("", 0), ("k"
 _WATT_HOURS = {f"{p}Wh": Fraction(3600 * 10**power) for p, power in (("", 0), ("k", 3), ("M", 6), ("G", 9))}
 ENERGY = Quantity("an amount of energy", "J", "500 kWh", _JOULES | _WATT_HOURS)
 
+_ROUNDING = 1e-9  # of a limit: a wait of an hour may be 3600.0000000000005 s on another processor
+
 
 @dataclass(frozen=True)
 class Measure:
@@ -95,9 +97,10 @@ class Target:
     doubt: str = ""  # what was probably meant instead
 
     def met(self, values: Mapping[str, float]) -> bool:
-        """Whether results meet it; what is unknown (no job completed) does not."""
+        """Whether results meet it, up to rounding; what is unknown (no job completed) does not."""
         value = values.get(self.measure.key, math.nan)
-        return value <= self.limit if self.at_most else value >= self.limit
+        room = _ROUNDING * abs(self.limit)
+        return value <= self.limit + room if self.at_most else value >= self.limit - room
 
     def excess(self, values: Mapping[str, float]) -> float:
         """How far results are from it: 0 when met, 0.5 when half as much again as allowed."""

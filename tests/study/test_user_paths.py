@@ -21,7 +21,7 @@ def told(capsys: pytest.CaptureFixture[str], *command: str) -> str:
     """What a command prints that ends well."""
     code = main(list(command))
     out, err = capsys.readouterr()
-    assert code == 0, err
+    assert code == 0, f"{command}: {err}{out}"
     return out
 
 
@@ -84,7 +84,7 @@ def test_an_administrator_with_gpu_jobs_learns_how_many_nodes_the_queue_needs(
     Path("jobs.txt").write_text("\n".join([*rows, step, "|".join(pending)]) + "\n")
     told(capsys, "import", "slurm.conf", "--trace", "jobs.txt", "--out", "lab.yaml")
     assert "10 jobs" in told(capsys, "check", "jobs.txt", "lab.yaml")
-    question = ["--vary", "cluster.nodes.0.count=2:8", "--target", "wait_p95<=1h", "--policy", "fifo"]
+    question = ["--vary", "cluster.nodes.0.count=2:8", "--target", "wait_p95<=70min", "--policy", "fifo"]
     answer = json.loads(
         told(capsys, "size", "lab.yaml", *question, "--seeds", "1", "--rank", "--format", "json")
     )

@@ -416,3 +416,12 @@ def test_a_range_is_written_with_a_colon():
     for text in ("4-8", "4 to 8"):
         with pytest.raises(InputError, match="write KEY=LOW:HIGH"):
             read_vary(f"a.0.count={text}")
+
+
+def test_a_limit_is_met_up_to_rounding():
+    """An hour that sums of floating-point numbers made is an hour; a second more is not."""
+    at_most, at_least = read_target("wait_p95<=1h"), read_target("goodput>=50 %")
+    assert at_most.met({"queueing_p95_s": math.nextafter(3600.0, math.inf)})
+    assert not at_most.met({"queueing_p95_s": 3601.0})
+    assert at_least.met({"goodput_ratio": math.nextafter(0.5, 0.0)})
+    assert not at_least.met({"goodput_ratio": 0.4999})
