@@ -7,9 +7,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from equipoise.policies.allocation.ranking import gpus_wanted
+from equipoise.policies.allocation.ranking import gpus_wanted, held_models
 from equipoise.policies.baselines.rounds import (
-    Grant,
     RoundBased,
     hand_out,
     job_speeds,
@@ -66,9 +65,9 @@ class Gavel(RoundBased):
     its priority (4.1); `makespan` the least throughput over work left (4.2); `finish-time` minimises the worst time
     of a job here over that on its own equal part of the cluster (Themis' rho), found by halving; `throughput` the
     sum of throughputs times priorities: whole shares by descending worth of a GPU. Equal jobs are one
-    class of the programme, which is solved anew only when the jobs or the GPUs have changed. In each round the
-    pairs of job and model come first of which a job has had least for its share (section 5); GPUs left over then
-    go to whoever runs fastest on them. Pairs of jobs on one GPU are left out.
+    class of the programme, which is solved anew only when the jobs, their speeds or priorities, or the GPUs have
+    changed. In each round the pairs of job and model come first of which a job has had least for its share
+    (section 5); GPUs left over then go to whoever runs fastest on them. Pairs of jobs on one GPU are left out.
 
     Order: share of time due over time had, on each GPU model. Preemption: at the end of each round.
     """
@@ -92,13 +91,9 @@ class Gavel(RoundBased):
         speed = np.where(gpus[:, None] <= room, speed, 0.0)
         able = speed.max(axis=1, initial=0.0) > 0
         rows, speed, gpus = rows[able], speed[able], gpus[able]
-        solved = int(memory.get("solved", 0))
-        known = memory.get("share")
-        same = (
-            known is not None
-            and np.array_equal(memory["rows"], rows)
-            and np.array_equal(memory["room"], room)
-        )
+        solved, known = int(memory.get("solved", 0)), memory.get("share")
+        asks = (rows, gpus, room, speed, o.jobs.priority[rows])
+        same = known is not None and all(map(_equal, memory["asks"], asks))
         if not same and len(rows):
             known, solves = self._shares(o, rows, speed, gpus, room)
             solved += solves
@@ -108,8 +103,7 @@ class Gavel(RoundBased):
         grants = _first_due(rows, due, speed, gpus, room.copy())
         memory = {
             "share": share,
-            "rows": rows,
-            "room": room,
+            "asks": asks,
             "solved": solved,
             "had_s": had_s,
             "time_s": o.time_s,
@@ -122,10 +116,11 @@ class Gavel(RoundBased):
         old = memory.get("had_s")
         if old is not None and old.shape[1] == had_s.shape[1] and len(old) <= len(had_s):
             had_s[: len(old)] = old
-            held = np.flatnonzero(o.gpus.job >= 0)
-            job, first = np.unique(o.gpus.job[held], return_index=True)
+            job = np.arange(len(had_s))
+            model = held_models(o, job)
+            job = job[model >= 0]
             since_s = np.fmax(o.jobs.started_s[job], memory["time_s"])
-            had_s[job, o.gpus.model[held[first]]] += np.maximum(o.time_s - np.nan_to_num(since_s), 0.0)
+            had_s[job, model[job]] += np.maximum(o.time_s - since_s, 0.0)
         return had_s
 
     def _shares(
@@ -144,6 +139,11 @@ class Gavel(RoundBased):
         age_s = np.maximum(o.time_s - o.jobs.arrival_s[rows], 0.0)
         alone_s = age_s + left / (equal * np.minimum(1.0, room.sum() / (len(rows) * gpus)))
         return _fairest(speed, gpus.astype(np.float64), room.astype(np.float64), left, age_s, alone_s)
+
+
+def _equal(before: Floats | Ints, now: Floats | Ints) -> bool:
+    """Whether two arrays are the same; what is not known is the same as what was not known."""
+    return before.shape == now.shape and bool(((before == now) | ((before != before) & (now != now))).all())
 
 
 def _worthiest(worth: Floats, gpus: Ints, room: Ints) -> Floats:
@@ -193,19 +193,27 @@ def _fairest(
     return part, _HALVINGS + 1
 
 
-def _first_due(rows: Ints, due: Floats, speed: Floats, gpus: Ints, room: Ints) -> list[Grant]:
-    """Jobs for the next round: pairs of job and model by descending `due`, then who is fastest on what is left."""
-    best = np.maximum(speed.max(axis=1, initial=0.0), 1e-300)[:, None]
-    parts = []
-    for worth, able in ((due, due > 1e-9), (speed / best, speed > 0)):
-        job, model = np.nonzero(able)
-        order = np.lexsort((model, rows[job], -worth[job, model]))
-        parts.append((job[order], model[order]))
-    job, model = (np.concatenate(both).astype(np.int64) for both in zip(*parts, strict=True))
-    given = np.zeros(len(job), dtype=np.bool_)
-    _give(job, model, speed[job, model], gpus, room, np.zeros(len(rows), dtype=np.bool_), given)
-    job, model = job[given], model[given]
-    return list(zip(rows[job].tolist(), model.tolist(), gpus[job].tolist(), strict=True))
+def _first_due(rows: Ints, due: Floats, speed: Floats, gpus: Ints, room: Ints) -> Ints:
+    """(job row, model, GPUs) of the next round: by descending `due`, then who is fastest on what is left.
+
+    Equals come in order of job row and model: rows ascend.
+    """
+    taken = np.zeros(len(rows), dtype=np.bool_)
+    parts = [_given(due, due > 1e-9, speed, gpus, room, taken)]
+    if (gpus[~taken] <= room.max(initial=0)).any():
+        best = np.maximum(speed.max(axis=1, initial=0.0), 1e-300)[:, None]
+        parts.append(_given(speed / best, speed > 0, speed, gpus, room, taken))
+    job, model = np.concatenate(parts, axis=1)
+    return np.column_stack((rows[job], model, gpus[job]))
+
+
+def _given(worth: Floats, able: Bools, speed: Floats, gpus: Ints, room: Ints, taken: Bools) -> Ints:
+    """(2, pairs): the able pairs of job and model that are given GPUs, by descending worth; see `_give`."""
+    at = np.flatnonzero(able)
+    at = at[np.argsort(-worth.ravel()[at], kind="stable")]
+    pairs, given = np.stack(np.divmod(at, worth.shape[1])), np.zeros(len(at), dtype=np.bool_)
+    _give(pairs[0], pairs[1], speed.ravel()[at], gpus, room, taken, given)
+    return pairs[:, given]
 
 
 @jit_in_place

@@ -6,14 +6,20 @@ They hand out whole GPUs: a job that asks for a part of one gets all of it, unle
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from equipoise.policies.allocation.draft import Draft
-from equipoise.policies.allocation.gangs import holdings, request_columns, some_room, start_in_order
+from equipoise.policies.allocation.gangs import (
+    GrantColumns,
+    holdings,
+    request_columns,
+    some_room,
+    start_in_order,
+)
 from equipoise.policies.allocation.ranking import gpus_wanted
 from equipoise.policies.baselines.queueing import NONE_WAITS, PLANNED, unchanged
 from equipoise.policies.contract import AllocationStage, Memory, Plan
@@ -76,7 +82,9 @@ def whole_held(o: Observation, rows: Ints) -> Ints:
 
 def model_counts(o: Observation, rows: Ints) -> Ints:
     """GPUs of each model that are up and that nobody holds, or one of these job rows alone."""
-    free = ((o.gpus.job == -1) & (o.gpus.share_free >= WHOLE)) | np.isin(o.gpus.job, rows)
+    mine = np.zeros(len(o.jobs) + 1, dtype=np.bool_)  # the last for GPUs that no job holds alone
+    mine[rows] = True
+    free = ((o.gpus.job == -1) & (o.gpus.share_free >= WHOLE)) | mine[np.maximum(o.gpus.job, -1)]
     usable = free & o.nodes.up[o.gpus.node]
     return np.bincount(o.gpus.model[usable], minlength=len(o.gpu_models)).astype(np.int64)
 
@@ -86,25 +94,39 @@ def job_speeds(o: Observation, rows: Ints) -> Floats:
 
     A training job counts in samples/s, a rigid one in seconds of its duration per second (1 where not listed).
     """
-    speeds, jobs = o.speeds, o.jobs
-    place = np.full(len(jobs), -1, dtype=np.int64)
+    speeds, place = o.speeds, np.full(len(o.jobs), -1, dtype=np.int64)
     place[rows] = np.arange(len(rows))
-    found = np.full((len(rows), len(o.gpu_models)), np.nan)
-    wanted = np.zeros(len(jobs), dtype=np.int64)
-    wanted[rows] = gpus_wanted(o, rows)
-    here = (place[speeds.job] >= 0) & (speeds.gpus == wanted[speeds.job]) & (speeds.samples_per_s > 0)
-    found[place[speeds.job[here]], speeds.gpu_model[here]] = speeds.samples_per_s[here]
-    unknown = np.isnan(found).all(axis=1)
-    found[unknown] = 1.0
-    lowest: Floats = np.nan_to_num(found, nan=0.0)
-    return lowest * fits_memory(o, rows)
+    found = np.zeros((len(rows), len(o.gpu_models)))
+    _own_speeds(
+        place, gpus_wanted(o, rows), speeds.job, speeds.gpu_model, speeds.gpus, speeds.samples_per_s,
+        np.zeros(len(rows), dtype=np.bool_), found,
+    )  # fmt: skip
+    return found * fits_memory(o, rows)
+
+
+@jit_in_place
+def _own_speeds(
+    place: Ints, wanted: Ints, job: Ints, model: Ints, gpus: Ints, samples_per_s: Floats, known: Bools, out: Floats
+) -> None:  # fmt: skip
+    """Write the speeds listed for as many GPUs as wanted (rows,), 1 where none is; place: row of each job, or -1."""
+    for k in range(job.size):
+        at = place[job[k]]
+        if at >= 0 and gpus[k] == wanted[at] and samples_per_s[k] > 0.0:
+            out[at, model[k]] = samples_per_s[k]
+            known[at] = True
+    for at in range(known.size):
+        if not known[at]:
+            for m in range(out.shape[1]):
+                out[at, m] = 1.0
 
 
 def fits_memory(o: Observation, rows: Ints) -> Bools:
     """Whether each job row's need fits into the memory of each GPU model: (rows, models); unknown fits."""
+    need = np.nan_to_num(o.jobs.memory_bytes[rows])
+    if not need.any():
+        return np.ones((len(rows), len(o.gpu_models)), dtype=np.bool_)
     least = np.full(len(o.gpu_models), np.inf)
     np.fmin.at(least, o.gpus.model, np.nan_to_num(o.gpus.memory_bytes, nan=np.inf))
-    need = np.nan_to_num(o.jobs.memory_bytes[rows])
     fits: Bools = ~(least[None, :] < need[:, None])
     return fits
 
@@ -120,97 +142,117 @@ def work_left(o: Observation, rows: Ints, speed: Floats) -> Floats:
     return result
 
 
-def hand_out(o: Observation, plan: Plan, name: str, grants: Iterable[Grant], **values: object) -> Plan:
+def hand_out(
+    o: Observation, plan: Plan, name: str, grants: Iterable[Grant] | Ints, **values: object
+) -> Plan:
     """The plan in which exactly these jobs run, with so many GPUs of one model each, first come first placed.
 
     Who holds that already keeps its GPUs; who is not among them, or finds no place, stops. Jobs that share GPUs
     stay as they are, and waiting ones that ask for a part of a GPU take what is left.
     """
-    draft, wanted = Draft(o), {row: (model, gpus) for row, model, gpus in grants}
-    mine = open_jobs(o)
-    running = mine[o.jobs.state[mine] != WAITING]
+    draft = Draft(o)
+    asked = np.array(grants if isinstance(grants, np.ndarray) else list(grants), dtype=np.int64).reshape(-1, 3)
+    running = np.sort(o.running).astype(np.int64)
+    running = running[whole_held(o, running) == o.jobs.gpus_held[running]]
     offset, own = holdings(running, o.gpus.job)
-    kept, keep = _kept(o, running, offset, own, wanted), set[int]()
-    keep.update(running[kept].tolist())
-    held = set(running.tolist())
-    draft.stop_whole(running[~kept], own[np.repeat(~kept, np.diff(offset))])
-    resized = 0
-    for row, (model, gpus) in wanted.items():
-        if row in keep:
-            continue
-        gpu = pick(draft, model, gpus, float(o.jobs.memory_bytes[row]))
-        if not len(gpu):
-            continue
-        if row in held:
-            draft.stopped.remove(row)
-            resized += 1
-        draft.start((np.array([row]), np.array([0, len(gpu)]), gpu, np.ones(len(gpu))))
+    kept = _kept(o, running, offset, own, asked)
+    new = asked[~np.isin(asked[:, 0], running[kept])]
+    freed = np.repeat(~kept, np.diff(offset))
+    draft.stop_whole(running[~kept], own[freed])
+    placed = place_gangs(draft, new)
+    resized = set(placed[0].tolist()).intersection(running.tolist())
+    if resized:
+        draft.stopped = [row for row in draft.stopped if row not in resized]
+    draft.start(placed)
     part = o.waiting[o.jobs.gpu_share_requested[o.waiting] < WHOLE]
     part = part[~draft.touched(part)]
     if len(part) and some_room(draft.columns.free, draft.columns.room):
         draft.start(start_in_order(part, False, ANY, request_columns(o), draft.columns)[0])
     allocation = draft.allocation()
-    started = len(draft.started())
     if allocation is None:
         return plan.because(name, "all stays as it is", **values)
-    text = f"starts {started}, stops {len(draft.stopped)}, moves or resizes {resized}"
+    text = f"starts {len(draft.started())}, stops {len(draft.stopped)}, moves or resizes {len(resized)}"
     return plan.with_(allocation=allocation).because(name, text, **values)
 
 
-def _kept(
-    o: Observation, running: Ints, offset: Ints, gpu: Ints, wanted: Mapping[int, tuple[int, int]]
-) -> Bools:
+def _kept(o: Observation, running: Ints, offset: Ints, gpu: Ints, asked: Ints) -> Bools:
     """Whether each running job holds what it shall have: so many GPUs of one model, all of them up."""
-    nothing = (-1, -1)
-    model, gpus = (
-        np.array([wanted.get(row, nothing) for row in running.tolist()], dtype=np.int64).reshape(-1, 2).T
-    )
+    wanted = np.full((len(o.jobs), 2), -1, dtype=np.int64)
+    wanted[asked[:, 0]] = asked[:, 1:]
+    model, gpus = wanted[running].T
     job = np.repeat(np.arange(len(running)), np.diff(offset))
     bad = (o.gpus.model[gpu] != model[job]) | ~o.nodes.up[o.gpus.node[gpu]]
     found: Bools = (np.diff(offset) == gpus) & (np.bincount(job, weights=bad, minlength=len(running)) == 0)
     return found
 
 
-def pick(draft: Draft, model: int, gpus: int, need_bytes: float) -> Ints:
-    """So many free GPUs of a model, on the tightest node that holds them or else on the emptiest; none: too few."""
-    o, out = draft.observation, np.empty(max(gpus, 0), dtype=np.int64)
-    free, count = np.empty(len(o.gpus), dtype=np.bool_), np.empty(len(o.nodes), dtype=np.int64)
-    taken = _pick(
-        draft.holder, draft.columns.room, o.gpus.model, o.gpus.node, o.nodes.up, o.gpus.memory_bytes, model,
-        need_bytes, free, count, out,
+def place_gangs(draft: Draft, asked: Ints) -> GrantColumns:
+    """Free GPUs for each (job row, model, GPUs), in order: those of them that find a place.
+
+    Each goes to the tightest node that holds it, or else to the emptiest ones.
+    """
+    o, n = draft.observation, len(asked)
+    job, offset, gpu = np.empty(n, dtype=np.int64), np.zeros(n + 1, dtype=np.int64), np.empty_like(o.gpus.node)
+    able = (draft.holder == -1) & (draft.columns.room >= WHOLE) & o.nodes.up[o.gpus.node]
+    placed = _place_gangs(
+        asked, o.jobs.memory_bytes[asked[:, 0]], o.gpus.model, o.gpus.node, o.gpus.memory_bytes, able,
+        np.empty(len(o.gpus), dtype=np.bool_), np.empty(len(o.nodes), dtype=np.int64), job, offset, gpu,
     )  # fmt: skip
-    return np.sort(out) if taken else out[:0]
+    end = int(offset[placed])
+    return job[:placed], offset[: placed + 1], gpu[:end], np.ones(end)
+
+
+@jit_in_place
+def _place_gangs(
+    asked: Ints, need_bytes: Floats, gpu_model: Ints, gpu_node: Ints, memory_bytes: Floats, able: Bools,
+    free: Bools, count: Ints, job: Ints, offset: Ints, gpu: Ints,
+) -> int:  # fmt: skip
+    """Write who was placed where, and how many; able GPUs are used up; free (GPUs,), count (nodes,) are scratch."""
+    n = 0
+    for k in range(asked.shape[0]):
+        row, model, gpus = asked[k]
+        first = offset[n]
+        if not _pick(gpu_model, gpu_node, memory_bytes, able, model, need_bytes[k], free, count, gpu, first, gpus):
+            continue
+        for e in range(first, first + gpus):
+            able[gpu[e]] = False
+        job[n], offset[n + 1] = row, first + gpus
+        n += 1
+    return n
 
 
 @jit_in_place
 def _pick(
-    holder: Ints, room: Floats, gpu_model: Ints, gpu_node: Ints, up: Bools, memory_bytes: Floats, model: int,
-    need_bytes: float, free: Bools, count: Ints, out: Ints,
+    gpu_model: Ints, gpu_node: Ints, memory_bytes: Floats, able: Bools, model: int, need_bytes: float,
+    free: Bools, count: Ints, out: Ints, first: int, gpus: int,
 ) -> bool:  # fmt: skip
-    """Write rows of free GPUs; free (GPUs,) and count (nodes,) are scratch."""
+    """Write rows of that many able GPUs to out[first:], ascending; False, too few are."""
     total, n = 0, 0
     for k in range(count.size):
         count[k] = 0
     for g in range(free.size):
-        able = holder[g] == -1 and room[g] >= WHOLE and gpu_model[g] == model and up[gpu_node[g]]
-        free[g] = able and not memory_bytes[g] < need_bytes
+        free[g] = able[g] and gpu_model[g] == model and not memory_bytes[g] < need_bytes
         if free[g]:
             count[gpu_node[g]] += 1
             total += 1
-    if out.size < 1 or total < out.size:
+    if gpus < 1 or total < gpus:
         return False
-    while n < out.size:
+    while n < gpus:
         best = -1
         for k in range(count.size):
-            if n == 0 and count[k] >= out.size and (best < 0 or count[k] < count[best]):
+            if n == 0 and count[k] >= gpus and (best < 0 or count[k] < count[best]):
                 best = k
         if best < 0:
             for k in range(count.size):
                 if best < 0 or count[k] > count[best]:
                     best = k
         for g in range(free.size):
-            if free[g] and gpu_node[g] == best and n < out.size:
-                out[n] = g
+            if free[g] and gpu_node[g] == best and n < gpus:
+                at = first + n
+                while at > first and out[at - 1] > g:
+                    out[at] = out[at - 1]
+                    at -= 1
+                out[at] = g
                 n += 1
         count[best] = 0
     return True

@@ -112,6 +112,23 @@ def test_gavel_solves_once_while_nothing_changes():
     assert set(placed(plan, later)) - first, "who has had nothing comes first"
 
 
+@pytest.mark.parametrize("changed", ["priority", "speed", "gpus_requested"])
+def test_gavel_solves_anew_when_what_its_programme_reads_changes(changed):
+    """The same two jobs on one GPU, of which the first counts for more, is slower, or asks for more than there is."""
+    stage, observation = make_stage("gavel"), kinds([[1.0]] * 2, gpus=(1,))
+    _, memory = stage.refine(observation, UNCHANGED, {})
+    assert memory["share"][:, 0] == pytest.approx([0.5, 0.5], abs=1e-6)
+    if changed == "speed":
+        later = kinds([[0.5], [1.0]], gpus=(1,))  # both are told relative to an equal part of the cluster
+    else:
+        later = change(observation, "jobs", **{changed: [3, 1]})
+    later.time_s = 360.0
+    _, memory = stage.refine(later, UNCHANGED, memory)
+    assert memory["solved"] == 2
+    expected = {"priority": [0.75, 0.25], "speed": [0.5, 0.5], "gpus_requested": [1.0]}[changed]
+    assert memory["share"][:, 0] == pytest.approx(expected, abs=1e-3)
+
+
 def test_themis_serves_the_worst_off_first():
     """Equal jobs, one GPU: the one that has waited longest in terms of its own length."""
     observation = kinds([[1.0]] * 3, gpus=(1,), arrival_s=[0.0, 0.0, 0.0], service_s=[3600.0, 600.0, 1800.0])
