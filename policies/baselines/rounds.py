@@ -108,7 +108,7 @@ def job_speeds(o: Observation, rows: Ints) -> Floats:
 def _own_speeds(
     place: Ints, wanted: Ints, job: Ints, model: Ints, gpus: Ints, samples_per_s: Floats, known: Bools, out: Floats
 ) -> None:  # fmt: skip
-    """Write the speeds listed for as many GPUs as wanted (rows,), 1 where none is; place: row of each job, or -1."""
+    """Write the speeds listed for as many GPUs as wanted (rows,), else 1; place: row of each job, or -1."""
     for k in range(job.size):
         at = place[job[k]]
         if at >= 0 and gpus[k] == wanted[at] and samples_per_s[k] > 0.0:
@@ -142,16 +142,16 @@ def work_left(o: Observation, rows: Ints, speed: Floats) -> Floats:
     return result
 
 
-def hand_out(
-    o: Observation, plan: Plan, name: str, grants: Iterable[Grant] | Ints, **values: object
-) -> Plan:
+def hand_out(o: Observation, plan: Plan, name: str, grants: Iterable[Grant] | Ints, **values: object) -> Plan:
     """The plan in which exactly these jobs run, with so many GPUs of one model each, first come first placed.
 
     Who holds that already keeps its GPUs; who is not among them, or finds no place, stops. Jobs that share GPUs
     stay as they are, and waiting ones that ask for a part of a GPU take what is left.
     """
     draft = Draft(o)
-    asked = np.array(grants if isinstance(grants, np.ndarray) else list(grants), dtype=np.int64).reshape(-1, 3)
+    asked = np.array(grants if isinstance(grants, np.ndarray) else list(grants), dtype=np.int64).reshape(
+        -1, 3
+    )
     running = np.sort(o.running).astype(np.int64)
     running = running[whole_held(o, running) == o.jobs.gpus_held[running]]
     offset, own = holdings(running, o.gpus.job)
@@ -192,7 +192,11 @@ def place_gangs(draft: Draft, asked: Ints) -> GrantColumns:
     Each goes to the tightest node that holds it, or else to the emptiest ones.
     """
     o, n = draft.observation, len(asked)
-    job, offset, gpu = np.empty(n, dtype=np.int64), np.zeros(n + 1, dtype=np.int64), np.empty_like(o.gpus.node)
+    job, offset, gpu = (
+        np.empty(n, dtype=np.int64),
+        np.zeros(n + 1, dtype=np.int64),
+        np.empty_like(o.gpus.node),
+    )
     able = (draft.holder == -1) & (draft.columns.room >= WHOLE) & o.nodes.up[o.gpus.node]
     placed = _place_gangs(
         asked, o.jobs.memory_bytes[asked[:, 0]], o.gpus.model, o.gpus.node, o.gpus.memory_bytes, able,
@@ -212,7 +216,9 @@ def _place_gangs(
     for k in range(asked.shape[0]):
         row, model, gpus = asked[k]
         first = offset[n]
-        if not _pick(gpu_model, gpu_node, memory_bytes, able, model, need_bytes[k], free, count, gpu, first, gpus):
+        if not _pick(
+            gpu_model, gpu_node, memory_bytes, able, model, need_bytes[k], free, count, gpu, first, gpus
+        ):
             continue
         for e in range(first, first + gpus):
             able[gpu[e]] = False

@@ -114,7 +114,7 @@ def test_gavel_solves_once_while_nothing_changes():
 
 @pytest.mark.parametrize("changed", ["priority", "speed", "gpus_requested"])
 def test_gavel_solves_anew_when_what_its_programme_reads_changes(changed):
-    """The same two jobs on one GPU, of which the first counts for more, is slower, or asks for more than there is."""
+    """The same two jobs on one GPU, of which the first counts for more, is slower, or asks for too much."""
     stage, observation = make_stage("gavel"), kinds([[1.0]] * 2, gpus=(1,))
     _, memory = stage.refine(observation, UNCHANGED, {})
     assert memory["share"][:, 0] == pytest.approx([0.5, 0.5], abs=1e-6)
