@@ -229,7 +229,8 @@ class ShareSampler:
             while self._pending and self._pending[0].round <= self.drawn:
                 self._apply(self._pending.pop(0), deal)
             demand = deal.demand(self.shares, self.micro_batch)
-            self._passes = in_passes(demand, self.accumulation, self.micro_batch)
+            one = self.accumulation == 1  # as nearly always
+            self._passes = deque([demand]) if one else in_passes(demand, self.accumulation, self.micro_batch)
             self._of_step = (len(self._passes), tuple(demand.tolist()))
         demand = self._passes.popleft()
         self._before[self.drawn] = (self.epoch, deal.copy())
