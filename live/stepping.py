@@ -27,6 +27,7 @@ class Stepping:
         self._begun_at: int | None = None  # rounds trained as a decision was begun that does not act yet
         self._given: Callable[[], list[float]] | None = None  # weights of the running round, on their way
         self._weights: tuple[float, ...] = ()  # of every rank in the running round
+        self._factor: float | None = None  # on this rank's gradients in the running round
         if parts.options.takes_passes:
             parts.meter.ends_step = lambda: self.current().ends_step
         self._last_weights: tuple[float, ...] = ()  # in the one before
@@ -62,9 +63,14 @@ class Stepping:
 
     def scale(self) -> float:
         """Factor on this rank's gradients in the running round."""
-        current = self.sampler.current() if self.sampler is not None else None
-        if current is None:
-            return 1.0
+        if self._factor is None:  # asked for by every parameter
+            current = self.sampler.current() if self.sampler is not None else None
+            if current is None:
+                return 1.0
+            self._factor = self._scale(current)
+        return self._factor
+
+    def _scale(self, current: Round) -> float:
         group, reduction = self._parts.group, self._parts.options.loss_reduction
         weights = self._weigh(current)
         # A pass counts by its samples, and not one part in so many as the script weighs it.
@@ -89,7 +95,7 @@ class Stepping:
             raise ValueError(f"weight: {weight} is not allowed, needed is a finite number of at least 0")
         mine = float(weight) if self.current().samples[self._parts.group.rank] else 0.0
         self._given = self._parts.group.control.gather_later(mine)
-        self._weights = ()
+        self._weights, self._factor = (), None
 
     def _weigh(self, current: Round) -> tuple[float, ...]:
         """Weights of all ranks' batches in the running round; the first call waits for them."""
@@ -122,7 +128,7 @@ class Stepping:
     def begin(self) -> None:
         """The next round begins."""
         group, self._given = self._parts.group, None
-        self._weights = ()
+        self._weights, self._factor = (), None
         self._parts.meter.begin(group.rank, group.ranks)
 
     def finish(self, stepped: bool | None) -> None:
@@ -160,19 +166,28 @@ class Stepping:
             self._carry_out_begun()
         asked = self.resize_to is not None
         if self._begun_at is None and (asked or parts.meter.rounds >= parts.options.decide_every):
-            parts.agreement.report(
-                parts.meter, self.dealt(), intervals=(parts.local.interval, parts.local.far_every),
-                gpu_share=parts.share.share, movement=parts.local.movement, trained=self.round,
-            )  # fmt: skip
-            self._begun_at = self.round
-            if asked or not parts.options.delay_rounds:
-                self._carry_out_begun()
+            at_once, change = asked or not parts.options.delay_rounds, None
+            with parts.recorder.holding():  # not beyond: who leads the next group reads the last decision
+                parts.agreement.report(
+                    parts.meter, self.dealt(), intervals=(parts.local.interval, parts.local.far_every),
+                    gpu_share=parts.share.share, movement=parts.local.movement, trained=self.round,
+                )  # fmt: skip
+                self._begun_at = self.round
+                if at_once:
+                    change = self._agreed()
+            if change is not None:
+                self.carry_out(change)
 
-    def _carry_out_begun(self) -> None:
-        """What was decided on begins to act. Collective."""
+    def _agreed(self) -> Change | None:
+        """What was decided, once it is to act. Collective."""
         later = self.round != self._begun_at
         change = self._parts.agreement.change(self.dealt(), self.resize_to, later=later)
         self._begun_at = self.resize_to = None
+        return change
+
+    def _carry_out_begun(self) -> None:
+        """What was decided on begins to act. Collective."""
+        change = self._agreed()
         if change is not None:
             self.carry_out(change)
 

@@ -38,7 +38,7 @@ class DataPlane:
         sampler, data = self._sampler, self.data
         if sampler.deal is None:
             return
-        drawn = [dict.fromkeys(data.shards_of(indices)) for indices in sampler.to_train()]
+        drawn = [dict.fromkeys(data.shards_of(indices)) for indices in sampler.to_read()]
         queue = [piece.shard for piece in sampler.deal.queues()[sampler.rank]]
         now = list(drawn[0]) if drawn else queue[:1]
         ahead = [number for part in drawn[1:] for number in part if number not in now]

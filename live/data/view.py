@@ -113,6 +113,14 @@ class DataView:
         needed_s += lacking_bytes / rates[int(np.bincount(self.store).argmax())]
         return max(part, owned) / needed_s if needed_s > 0.0 else math.inf
 
+    def taking_samples_per_s(self, rank: int, host: str, queues: Sequence[Sequence[LivePiece]]) -> float:
+        """What a rank would read of what the others own, which it fetches whole; infinite where all is here."""
+        pieces = [p for other, queue in enumerate(queues) if other != rank for p in queue]
+        rates = [self.path(store, host)[0] for store in range(self.stores)]
+        away = [p.shard for p in pieces if not self.is_local(rank, p.shard)]
+        needed_s = sum(float(self.size_bytes[k]) / rates[self.store[k]] for k in away)
+        return sum(p.left for p in pieces) / needed_s if needed_s > 0.0 or math.isnan(needed_s) else math.inf
+
     def worker_columns(
         self, samples: Floats, busy_s: Floats, stall_s: Floats, rounds: int, supply: Floats
     ) -> dict[str, Any]:
@@ -133,3 +141,22 @@ class DataView:
                 "input_samples_per_s": supply,
                 "response_s_per_sample": response_s_per_sample(computing_s, stalled_s, samples, keeps_up),
             }
+
+
+def samples_at_hand(
+    owned: Floats, capacity: Floats, taking: Floats, batch: int, soon: int, unbounded: int
+) -> Ints:
+    """Most samples of each rank in a round, (ranks,), so that none waits at the end for what others have.
+
+    A rank whose samples, at its part of all `capacity` (samples/s), do not last `soon` rounds would take whole
+    files from the others. Where it fetches those (`taking`, samples/s) more slowly than the others would train on
+    them, it is dealt what it owns, evenly over the rest. `unbounded` where there is no such rank.
+    """
+    left = -(-owned.sum() // batch)  # rounds
+    with np.errstate(invalid="ignore", divide="ignore"):
+        wanted = batch * capacity / capacity.sum()
+        short = owned < min(soon, left) * wanted
+        bound = short & (taking < np.where(short, 0.0, capacity).sum())
+    if not bound.any():
+        return np.full(len(owned), unbounded, dtype=np.int64)
+    return np.where(bound, owned // left, unbounded).astype(np.int64)

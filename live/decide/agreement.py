@@ -85,7 +85,7 @@ class Agreement:
         trained: int,
     ) -> None:
         """Tell rank 0 of the rounds up to the `trained`th: the policy begins to think about them. Collective."""
-        with self._recorder.holding():  # not beyond: who leads the next group reads the last decision
+        with self._recorder.holding():
             rows, infos = meter.take()
             self._recorder.rounds(rows, infos)
             device = self.devices.latest() if self.devices is not None else UNKNOWN

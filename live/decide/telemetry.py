@@ -19,6 +19,7 @@ import queue
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,8 @@ class Recorder:
         self.lost = 0  # lines that could not be written
         self._told = False
         self._work: queue.SimpleQueue[_Work] = queue.SimpleQueue()
-        self._held: list[_Work] | None = None
+        self._held: deque[_Work] = deque()
+        self._holders = 0  # blocks inside which it is held
         self._lock = threading.Lock()  # other threads note things, too
         if folder is not None:
             threading.Thread(target=self._run, name="equipoise-record", daemon=True).start()
@@ -63,23 +65,26 @@ class Recorder:
 
     @contextlib.contextmanager
     def holding(self) -> Iterator[None]:
-        """Write what is noted inside the block only after it: writing would slow down what all ranks wait for."""
+        """Write what is noted inside the block only after it: writing would slow down what all ranks wait for.
+
+        A block inside another one ends with it.
+        """
         with self._lock:
-            self._held = []
+            self._holders += 1
         try:
             yield
         finally:
             with self._lock:
-                held, self._held = self._held, None
-                for work in held:
-                    self._work.put(work)
+                self._holders -= 1
+                while self._held and not self._holders:
+                    self._work.put(self._held.popleft())
 
     def _put(self, write: Callable[[], object], lines: int) -> None:
         with self._lock:
-            if self._held is None:
-                self._work.put((write, lines))
-            else:
+            if self._holders:
                 self._held.append((write, lines))
+            else:
+                self._work.put((write, lines))
 
     def rounds(self, rows: Floats, infos: Sequence[RoundInfo]) -> None:
         """Note finished rounds (this rank's rows, `live.train.rounds.COLUMNS`)."""

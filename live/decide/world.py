@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from equipoise.live.data.view import DataView
+from equipoise.live.data.view import DataView, samples_at_hand
 from equipoise.live.decide.window import Telemetry
 from equipoise.live.group.places import Place
 from equipoise.live.options import Lever, Options
@@ -112,11 +112,11 @@ class LiveWorld:
             self._exchange_alone_s = np.fmin(self._exchange_alone_s, seen.exchange_s)
         if math.isfinite(seen.near_exchange_s):
             self.near_exchange_s = seen.near_exchange_s
-        gpus, refused = self._gpus(), tuple(self.refused)
+        gpus, refused, measured = self._gpus(), tuple(self.refused), self._measured()
         self.refused.clear()
         observation = Observation.of(
             now, window_s, nodes=self._nodes(gpus), gpus=gpus, jobs=self._jobs(now),
-            workers=self._workers(), shards=self._shards(), gpu_models=tuple(self._models),
+            workers=self._workers(measured), shards=self._shards(measured), gpu_models=tuple(self._models),
             paths=None if self.data is None else self.data.paths(self._hosts),
         )  # fmt: skip
         return replace(observation, refused=refused)
@@ -179,12 +179,13 @@ class LiveWorld:
             ) | {"step_cov": window.computing_cov}  # fmt: skip
         return columns
 
-    def _workers(self) -> Workers:
+    def _workers(self, measured: Mapping[str, Floats]) -> Workers:
         seen, by = self.telemetry, self._rank_of_row
         window = seen.window
         owned = self.deal.owned.astype(np.float64) if self.deal is not None else np.full(len(by), math.nan)
         limit, endless = self._limit()[by], np.full(len(by), UNBOUNDED, dtype=np.int64)
         most, each = (endless, limit) if self.options.takes_passes else (limit, endless)
+        most = np.minimum(most, self._at_hand(measured["capacity_samples_per_s"])[by])
         places = [self.active[rank] for rank in by]
         return Workers.of(
             job=np.zeros(len(by), dtype=np.int64),
@@ -201,8 +202,18 @@ class LiveWorld:
             input_stall_s=window.stall_s[by],
             gradient_norm=seen.gradient_norm[by],
             memory_free_bytes=seen.memory_free_bytes[by],
-            **{name: values[by] for name, values in self._measured().items()},
+            **{name: values[by] for name, values in measured.items()},
         )
+
+    def _at_hand(self, capacity: Floats) -> Ints:
+        """Most samples of each rank in one round for which it has the files in time, (ranks,)."""
+        if self.data is None or self.deal is None or not self.telemetry.window.rounds:
+            return np.full(len(self.active), UNBOUNDED, dtype=np.int64)
+        queues, data = self.deal.queues(), self.data
+        taking = [data.taking_samples_per_s(k, p.host, queues) for k, p in enumerate(self.active)]
+        soon = 2 * self.options.decide_every + self.options.delay_rounds  # until the deal after next acts
+        owned = self.deal.owned.astype(np.float64)
+        return samples_at_hand(owned, capacity, np.array(taking), self.batch, soon, UNBOUNDED)
 
     def _limit(self) -> Ints:
         """Most samples of each rank in one round, (ranks,)."""
@@ -263,11 +274,11 @@ class LiveWorld:
     def _left_of_epoch(self) -> int:
         return self.deal.left if self.deal is not None else 0
 
-    def _shards(self) -> Shards:
+    def _shards(self, measured: Mapping[str, Floats]) -> Shards:
         self._pieces = []
         if self.deal is None:
             return Shards()
-        measured, data, queues = self._measured(), self.data, self.deal.queues()
+        data, queues = self.data, self.deal.queues()
         # What waits for shards is not counted where that is known: it passes once they come in time.
         with np.errstate(divide="ignore", invalid="ignore"):
             pace = measured["response_s_per_sample"]

@@ -68,13 +68,27 @@ class HostList:
         if self._file is not None:
             return parse_hosts(self._file.read_text(encoding="utf-8"), str(self._file))
         assert self._command is not None
-        try:
-            said = subprocess.run(
-                shlex.split(self._command), capture_output=True, text=True, timeout=_COMMAND_MAX_S, check=True
-            )
-        except subprocess.SubprocessError as error:
-            raise ValueError(f"{self._command}: {error}") from error
-        return parse_hosts(said.stdout, self._command)
+        return parse_hosts(_said(self._command), self._command)
+
+
+def _said(command: str) -> str:
+    """What a command prints. Raises ValueError, in one line, where it cannot be run, fails or takes too long."""
+    try:
+        words = shlex.split(command)
+        if not words:
+            raise ValueError("it is empty")
+        done = subprocess.run(words, capture_output=True, text=True, timeout=_COMMAND_MAX_S)
+    except subprocess.TimeoutExpired:
+        raise ValueError(f"{command}: it printed no hosts within {_COMMAND_MAX_S:g} s") from None
+    except (OSError, ValueError) as error:  # not there, or a quotation mark without its other half
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise ValueError(
+            f"--host-command {command!r}: {why}; needed is a command that prints hosts"
+        ) from error
+    if done.returncode:
+        last = done.stderr.strip().splitlines()[-1:]
+        raise ValueError(": ".join([command, f"exit code {done.returncode}", *last]))
+    return done.stdout
 
 
 def is_here(host: str) -> bool:

@@ -34,6 +34,12 @@ class Round:
     passes: int = 1  # rounds in which its optimiser step is computed
     ends_step: bool = True
     of_step: tuple[int, ...] = ()  # samples of every rank in that step
+    stand_in: int = 0  # the one that is read, without weight, by a rank that has none
+
+    @property
+    def read(self) -> Ints:
+        """Dataset indices that this rank reads."""
+        return self.indices if len(self.indices) else np.array([self.stand_in], dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +120,7 @@ class ShareSampler:
         self._rounds: deque[Round] = deque()  # drawn and not yet safe, oldest first
         self._before: dict[int, tuple[int, Deal]] = {}  # (epoch, deal) before each of those was drawn
         self._resume = False
+        self._stand_in = -1  # the last sample that was drawn, if any
         self.before_draw: Callable[[], None] | None = None  # called once
         self.watch: Callable[[], None] = _nothing  # called whenever rounds were dealt or trained
         self._is_whole = True  # the running epoch's order is the one that its number says
@@ -157,7 +164,7 @@ class ShareSampler:
         deal = self.deal
         while deal is self.deal and deal is not None and (self._passes or deal.left >= self._least):
             drawn = self._draw(deal)
-            yield drawn.indices.tolist() if len(drawn.indices) else [deal.any_sample()]
+            yield drawn.read.tolist()
 
     def set_epoch(self, epoch: int) -> None:
         """The next iteration is this epoch, as after a checkpoint; call it on every rank.
@@ -222,7 +229,8 @@ class ShareSampler:
             while self._pending and self._pending[0].round <= self.drawn:
                 self._apply(self._pending.pop(0), deal)
             demand = deal.demand(self.shares, self.micro_batch)
-            self._passes = in_passes(demand, self.accumulation, self.micro_batch)
+            one = self.accumulation == 1  # as nearly always
+            self._passes = deque([demand]) if one else in_passes(demand, self.accumulation, self.micro_batch)
             self._of_step = (len(self._passes), tuple(demand.tolist()))
         demand = self._passes.popleft()
         self._before[self.drawn] = (self.epoch, deal.copy())
@@ -230,8 +238,10 @@ class ShareSampler:
         ends, (passes, of_step) = not self._passes, self._of_step
         new = Round(
             self.drawn, self.epoch, samples, sum(samples), indices, ends and deal.left < self._least, passes,
-            ends, of_step,
+            ends, of_step, deal.any_sample() if self._stand_in < 0 else self._stand_in,
         )  # fmt: skip
+        if self._files is not None and len(indices):
+            self._stand_in = int(indices[-1])  # of a file that is here
         self._next_id = max(self._next_id, deal.next_id)
         self._rounds.append(new)
         self.drawn += 1
@@ -294,9 +304,9 @@ class ShareSampler:
             self.stepped = self.trained
         self.watch()
 
-    def to_train(self) -> list[Ints]:
-        """Dataset indices of this rank in the rounds that were drawn and are not trained yet."""
-        return [r.indices for r in self._rounds if r.number >= self.trained]
+    def to_read(self) -> list[Ints]:
+        """Dataset indices that this rank reads in the rounds that were drawn and are not trained yet."""
+        return [r.read for r in self._rounds if r.number >= self.trained]
 
     def commit(self) -> None:
         """All rounds trained on so far are in the state of every rank, and can no longer be lost."""

@@ -119,6 +119,17 @@ def free_shards(observation: Observation, plan: Plan) -> Bools:
     return free
 
 
+def owned_after(observation: Observation, plan: Plan) -> Floats:
+    """Samples that each worker owns once the planned moves are made, (workers,)."""
+    owned: Floats = observation.workers.samples_owned.copy()
+    if plan.moves is not None:
+        shards = observation.shards
+        samples = shards.samples[plan.moves.shard].astype(np.float64)
+        np.subtract.at(owned, shards.worker[plan.moves.shard], samples)
+        np.add.at(owned, plan.moves.worker, samples)
+    return owned
+
+
 def append_moves(plan: Plan, observation: Observation, rows: Ints, owners: Ints) -> Plan:
     """`plan` with the shards `rows` moved to the workers `owners`, after the moves it has."""
     if not len(rows):

@@ -31,6 +31,7 @@ from equipoise.policies.stages.groups import (
     group_workers,
     links_of,
     measurement_noise,
+    owned_after,
     room_bytes,
 )
 from equipoise.policies.stages.optimal import least_cost_assignment
@@ -150,13 +151,13 @@ class Tasks(Stage):
         capacity = np.where(groups.spread(groups.sound), workers.capacity_samples_per_s, np.nan)
         with np.errstate(invalid="ignore", divide="ignore"):
             computing = workers.samples_per_step / workers.step_s
-        room = room_bytes(observation, plan)
+        room, owned = room_bytes(observation, plan), owned_after(observation, plan)
         size, samples = shards.bytes[rows], shards.samples[rows].astype(np.float64)
         source = shards.node[rows]
         if self.mode == "formula":
             return distribute_late(
                 rows, size, samples, source, needed_s, late_s, owner, groups.first[k], groups.first[k + 1], before,
-                workers.node, capacity, computing, workers.samples_owned, room, links,
+                workers.node, capacity, computing, owned, room, links,
             )  # fmt: skip
         chosen = np.full(len(rows), -1, dtype=np.int64)
         for job in np.unique(k):
@@ -164,7 +165,7 @@ class Tasks(Stage):
             here = range(groups.first[job], groups.first[job + 1])
             saved = np.array([[late_s[n] - lateness_elsewhere(
                 size[n], samples[n], source[n], needed_s[n], late_s[n], owner[n], w,
-                before[n, w - groups.first[job]], workers.node, capacity, computing, workers.samples_owned, room,
+                before[n, w - groups.first[job]], workers.node, capacity, computing, owned, room,
                 links,
             ) for w in here] for n in mine])  # fmt: skip
             worker = least_cost_assignment(np.where(saved > 0, -saved, np.inf))

@@ -174,9 +174,7 @@ def table(done: Sequence[Mapping[str, Any]]) -> str:
         f"Seconds with one sub-step frozen over seconds with none, {pairs} pairs in turn, with a 95 % interval.",
         f"Bold: it helps by {HELPS - 1:.0%} or more, and its interval is clear of 1. What is slow is a wait; the",
         "script says what the scenarios are. S222 and S223 are frozen as S221 is. S313 needs a network of several",
-        "levels, S321 to S323 need a GPU. Why S113 harms in `data` is not known: in one recorded pair (0.993)",
-        "the slow rank ran short near the end with and without S113, and three rounds then took about 2 s longer,",
-        "while it fetched a large shard that the other rank had fetched already.",
+        "levels, S321 to S323 need a GPU.",
         "", "| step | " + " | ".join(scenarios) + " |", "|---" * (1 + len(scenarios)) + "|",
     ]  # fmt: skip
     took = {(d["scenario"], d["frozen"], d["pair"]): float(d["took_s"]) for d in done}

@@ -18,9 +18,9 @@ pytest.importorskip("fsspec")
 
 from equipoise.live.data.index import Shard, main
 from equipoise.live.data.plane import DataPlane, packed, unpacked
-from equipoise.live.data.view import DataView
+from equipoise.live.data.view import DataView, samples_at_hand
 from equipoise.live.decide.window import Telemetry, measure
-from equipoise.live.decide.world import LiveWorld
+from equipoise.live.decide.world import UNBOUNDED, LiveWorld
 from equipoise.live.group.places import Place
 from equipoise.live.options import Options
 from equipoise.live.train.change import Change
@@ -150,6 +150,25 @@ def test_what_a_plan_moves_and_reorders_is_what_is_fetched_next() -> None:
     assert data[1].wanted[:2] == ([3], [6, 5])
 
 
+def test_a_rank_without_samples_stands_in_with_one_of_its_last_file_and_fetches_no_other() -> None:
+    sizes = np.full(4, 6)
+    group = samplers(2, shuffle=False, files=Files(sizes, "x"))
+    data = [Noted(sizes, prefetch=0) for _ in group]
+    for d, s in zip(data, group, strict=True):
+        DataPlane(d, s, lambda: 1)  # type: ignore[arg-type]
+    seen = list[int]()
+    draws = train_all(group, 1, seen)
+    for sampler in group:
+        sampler.schedule(Change(1, shares=(BATCH, 0)))
+    assert [next(d) for d in draws] == [[3, 4, 5, 6, 7, 8], [14]]
+    assert data[1].wanted[0] == [2]  # and not the epoch's first file, which the other rank has
+    for sampler in group:
+        sampler.finish(True)
+    train_all(group, 9, seen, draws)
+    assert group[0].deal is not None
+    assert group[0].deal.left == 0
+
+
 def test_a_cache_too_small_for_the_ranks_on_a_node_is_refused() -> None:
     (sampler,) = samplers(1)
     noted = Noted(SIZES, prefetch=1)
@@ -168,15 +187,18 @@ def test_flags_survive_the_gather() -> None:
     assert unpacked(packed(flags), 77).tolist() == flags.tolist()
 
 
-def observed(policy: str, files: list[tuple[int, int, int]], rates: Any, held: tuple[int, ...] = ()) -> Any:
+def observed(
+    policy: str, files: list[tuple[int, int, int]], rates: Any, held: tuple[int, ...] = (), owners: Any = None
+) -> Any:
     """One decision of a job of 2 ranks on 2 nodes that computes 100 samples/s each: (observation, change).
 
-    `files` are (samples, bytes, store), rates[rank][store] in bytes/s, `held` in the cache of every node.
+    `files` are (samples, bytes, store), rates[rank][store] in bytes/s, `held` in the cache of every node, `owners`
+    the rank of each file (none: equal blocks).
     """
     shards = [Shard(f"{k}.tar", n, size, None, store) for k, (n, size, store) in enumerate(files)]
     made = LiveWorld(Options(global_batch=20), [Place(m, f"host-{m}", f"d{m}") for m in range(2)])
     sizes = np.array([s.samples for s in shards])
-    made.deal = Deal.whole(np.arange(sizes.sum()), len(files), None, 2, sizes=sizes)
+    made.deal = Deal.whole(np.arange(sizes.sum()), len(files), owners, 2, sizes=sizes)
     made.shares = np.array([10, 10])
     made.data = DataView(shards)
     view, stall_s = made.data, [0.0, 0.0]
@@ -234,6 +256,40 @@ def test_equal_paths_or_cached_shards_change_nothing() -> None:
     assert seen.shards.local.all()
     assert (seen.workers.input_samples_per_s == np.inf).all()
     assert cached.is_empty()
+
+
+@pytest.mark.parametrize(
+    ("owned", "taking", "most"),
+    [
+        ((900, 100), (500, 50), (-1, -1)),  # enough for 12 rounds of 8 samples
+        ((904, 56), (500, 50), (-1, 2)),  # 56 samples over 24 rounds
+        ((904, 56), (500, 250), (-1, -1)),  # it fetches the others' faster than they train on them
+        ((904, 56), (500, np.nan), (-1, -1)),  # not known
+        ((190, 10), (500, 50), (-1, 2)),  # 5 rounds are left, and 40 samples of them are its part
+        ((160, 40), (500, 50), (-1, -1)),  # it has them
+        ((0, 0), (500, 50), (-1, -1)),
+    ],
+)
+def test_a_rank_that_would_wait_for_what_others_have_is_dealt_what_it_has(
+    owned: tuple[float, ...], taking: tuple[float, ...], most: tuple[int, ...]
+) -> None:
+    capacity = np.array([200.0, 50.0])
+    found = samples_at_hand(np.array(owned, dtype=float), capacity, np.array(taking), 40, 12, -1)
+    assert found.tolist() == list(most)
+
+
+def test_the_last_samples_are_trained_on_where_they_are() -> None:
+    """Rank 1 reads 20 samples/s and has one file left, the other's 20 files come to it too late."""
+    files = [(10, 10_000, 0)] * 21
+
+    def dealt(rates: Any) -> Any:
+        seen, change = observed("s2", files, rates, owners=[0] * 20 + [1])
+        return seen.workers.samples_max.tolist(), change.shares
+
+    most, shares = dealt(SLOW_AND_FAST)
+    assert most == [UNBOUNDED, 0]  # less than one in each of the 11 rounds
+    assert shares == (20, 0)
+    assert dealt(((1e6,), (1e6,)))[0] == [UNBOUNDED] * 2
 
 
 def test_small_and_urgent_shards_are_fetched_first() -> None:

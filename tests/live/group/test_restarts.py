@@ -142,6 +142,61 @@ def test_ranks_follow_the_list_of_hosts(tmp_path: Path, monkeypatch: pytest.Monk
     assert launcher.token not in Path("reached").read_text()
 
 
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("sh -c 'echo gone >&2; exit 4'", "sh -c 'echo gone >&2; exit 4': exit code 4: gone"),
+        ("nobody-has-this", "--host-command 'nobody-has-this': No such file"),
+        ("", "--host-command '': it is empty"),
+        ("echo 'a", '--host-command "echo \'a": No closing quotation'),
+        ("echo a:0", "echo a:0:1:1: 'a:0' is not HOST or HOST:RANKS with at least 1 rank"),
+    ],
+)
+def test_a_command_that_names_no_hosts(command: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert launch.main(["--host-command", command, "train.py"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"equipoise: {says}")
+
+
+def test_a_command_that_does_not_end_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(hosts, "_COMMAND_MAX_S", 0.1)
+    assert launch.main(["--host-command", "sleep 600", "train.py"]) == 2
+    assert capsys.readouterr().err == "equipoise: sleep 600: it printed no hosts within 0.1 s\n"
+
+
+NOTES = """
+import os, pathlib, time
+with open("started", "a") as file:
+    file.write(f"{os.environ.get('HOST')} {os.environ.get('RANK', 'joins')} {os.environ['EQUIPOISE_STORE']}\\n")
+if os.environ.get("RANK") == "0":
+    pathlib.Path("list").write_text("localhost:1\\nnew:1\\n")
+until = time.monotonic() + 60
+while len(open("started").readlines()) < 3 and time.monotonic() < until:
+    time.sleep(0.02)
+"""
+
+
+def test_a_command_says_where_ranks_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--host-command` on the command line: asked at the start, and again while the job runs."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(hosts, "LOOK_EVERY_S", 0.0)
+    monkeypatch.delenv("HOST", raising=False)
+    Path("train.py").write_text(NOTES)
+    Path("list").write_text("localhost:1\nfar:1\n")
+    options = ["--host-command", "cat list", "--remote-shell", remote(tmp_path)]
+    assert launch.main([*options, "train.py"]) == 0
+    lines = [line.split() for line in Path("started").read_text().splitlines()]
+    assert sorted(line[:2] for line in lines) == [["None", "0"], ["far", "1"], ["new", "joins"]]
+    assert len({store for _, _, store in lines}) == 1
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == f"equipoise: store on {lines[0][2]}"
+    assert said[1:] == ["equipoise: hosts now: localhost:1, new:1"]
+
+
 TRAINS = """
 import json, os, pathlib, time
 import torch

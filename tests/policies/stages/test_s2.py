@@ -8,7 +8,7 @@ import pytest
 from equipoise.policies.contract import UNCHANGED, Plan, check
 from equipoise.policies.observation import Paths
 from equipoise.policies.registry import PolicyError, make_stage
-from equipoise.policies.stages.groups import carry
+from equipoise.policies.stages.groups import append_moves, carry
 from equipoise.policies.stages.s2 import Tasks
 from tests.oracles.policies import exact_deal
 from tests.policies.observations import change, even_deal, one_job
@@ -266,6 +266,19 @@ def test_s213_a_late_shard_goes_to_a_node_that_has_it():
 def test_s213_does_not_overload_who_has_it():
     observation = remote(rate=2e4)
     assert refine(Tasks(), change(observation, "workers", samples_owned=[40.0, 40.0, 190.0]))[0].moves is None
+
+
+@BOTH
+def test_s213_counts_what_an_earlier_stage_moves_to_and_from_a_worker(stage):
+    def moved(owned, rows, to):
+        """Moves of S213 beside those of some shards to a worker, with so many samples at worker 2."""
+        seen = change(remote(rate=2e4), "workers", samples_owned=[40.0, 40.0, owned])
+        before = append_moves(UNCHANGED, seen, np.array(rows, dtype=np.int64), np.full(len(rows), to))
+        plan = refine(stage, seen, plan=before)[0]
+        return (0 if plan.moves is None else len(plan.moves.shard)) - len(rows)
+
+    assert (moved(140.0, [], 2), moved(140.0, [5, 6, 7], 2)) == (1, 0)
+    assert (moved(160.0, [], 1), moved(160.0, [9, 10, 11], 1)) == (0, 1)
 
 
 def test_s213_does_not_send_where_it_cannot_be_in_time():
