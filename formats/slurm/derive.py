@@ -11,6 +11,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import numpy as np
+from numpy.typing import NDArray
 
 from equipoise.formats.slurm.jobs import JobTable
 from equipoise.formats.slurm.values import (
@@ -66,7 +67,7 @@ class Derivation:
                         self._whole("nodes_requested"), requested["node"]])  # fmt: skip
         cpus = _first([self._whole("cpus"), self._whole("cpus_allocated"), tres["cpu"],
                        self._whole("cpus_requested"), requested["cpu"]])  # fmt: skip
-        gpus, gpu_type = self._gpus(nodes)
+        gpus, gpu_type, given = self._gpus(nodes)
         columns: dict[str, Any] = dict(ids)
         columns |= {f"{target}_s": seconds for target, seconds in times.items()}
         columns |= {name: self._text(name) for name in _PLAIN}
@@ -82,6 +83,7 @@ class Derivation:
             cpus=cpus,
             gpus=gpus,
             gpu_type=gpu_type,
+            gpu_type_given=given,
             memory_bytes=self._memory(tres["mem"], requested["mem"], nodes, cpus),
             priority=self._floats("priority", decimal),
             line=self.lines,
@@ -180,11 +182,31 @@ class Derivation:
 
         return {"node": column("node"), "cpu": column("cpu"), "mem": column("mem", "M")}
 
-    def _gpus(self, nodes: Ints) -> tuple[Ints, Text]:
-        """GPUs and their types of the first source that has some: allocated, then requested."""
-        readers = (
-            ("tres", tres_gpus), ("gres", gres_gpus), ("tres_requested", tres_gpus), ("gres_per_node", gres_gpus),
-        )  # fmt: skip
+    def _gpus(self, nodes: Ints) -> tuple[Ints, Text, Text]:
+        """GPUs, as given, else as asked for; their types as asked for; those that were given.
+
+        What a job was given says nothing of what it would have taken: Slurm may even write down a type that it did
+        not give, where a request names none. Only where no request is told does the type given count as asked for.
+        """
+        gpus, given = self._first_gpus((("tres", tres_gpus), ("gres", gres_gpus)), nodes)
+        wanted, asked = self._first_gpus((("tres_requested", tres_gpus), ("gres_per_node", gres_gpus)), nodes)
+        told, held, named = wanted > 0, given != "", asked != ""
+        for reason, rows in (
+            ("GPU type known only from what was given: taken as asked for", held & ~told),
+            ("given a GPU type without having asked for one: may use any", held & told & ~named),
+            ("given another GPU type than asked for: the request counts", held & named & (given != asked)),
+        ):
+            self.count("changed", reason, rows)
+        types = TextBuilder(), TextBuilder()
+        types[0].add(np.where(told, asked, given).tolist())
+        types[1].add(given.tolist())
+        gpus = np.where((gpus <= 0) & (wanted > gpus), wanted, gpus)
+        return gpus, types[0].finish(), types[1].finish()
+
+    def _first_gpus(
+        self, readers: Sequence[tuple[str, Callable[[str], tuple[int, str]]]], nodes: Ints
+    ) -> tuple[Ints, NDArray[np.object_]]:
+        """(GPUs of the first of these columns that has some, their types by the first that names any), by row."""
         gpus = np.full(self._rows, NOT_GIVEN, dtype=np.int64)
         types = np.full(self._rows, "", dtype=object)
         for target, reader in readers:
@@ -193,14 +215,12 @@ class Derivation:
             text = self._text(target)
             pairs = [reader(value) for value in text.values]
             here = np.array([count for count, _ in pairs], dtype=np.int64)[text.codes]
+            kinds = np.array([kind.lower() for _, kind in pairs], dtype=object)[text.codes]
             if target == "gres_per_node":
                 here = np.where(here > 0, here * np.maximum(nodes, 1), here)
-            better = (gpus <= 0) & (here > gpus)
-            gpus = np.where(better, here, gpus)
-            types[better] = np.array([kind for _, kind in pairs], dtype=object)[text.codes][better]
-        builder = TextBuilder()
-        builder.add(types.tolist())
-        return gpus, builder.finish()
+            types = np.where((types == "") & (here > 0), kinds, types)
+            gpus = np.where((gpus <= 0) & (here > gpus), here, gpus)
+        return gpus, types
 
     def _memory(self, allocated: Ints, requested: Ints, nodes: Ints, cpus: Ints) -> Ints:
         asked = self._request("memory", "", nodes, cpus)

@@ -25,8 +25,9 @@ class JobTable:
     all tasks of an array; array_index: the task; array_tasks: how many tasks not yet started the row stands for,
     else 1; het_part: part of a heterogeneous job. attempt: 1 for the first row of a job, more after each requeue.
     state: full name, without the user id of `CANCELLED by`. time_limit_s: inf for none, NaN for not given.
-    gpu_type: as Slurm names it, several joined by commas. memory_bytes: of all nodes together. line: where the
-    row begins in its file. other: the columns that are none of these, by the name they have there.
+    gpu_type: as asked for, in small letters as Slurm names it, several joined by commas; as given where no request
+    is told. gpu_type_given: of the allocation. memory_bytes: of all nodes together. line: where the row begins in
+    its file. other: the columns that are none of these, by the name they have there.
     """
 
     job_id: Text
@@ -54,6 +55,7 @@ class JobTable:
     cpus: Ints
     gpus: Ints
     gpu_type: Text
+    gpu_type_given: Text
     memory_bytes: Ints
     priority: Floats
     line: Ints

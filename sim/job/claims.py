@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -80,7 +81,7 @@ def make_claims(
     """
     jobs, declared = len(least), Declared(scenario, cluster)
     asked = bool(listed) and any(job.gpu_types or job.together for job in listed.values())
-    asked = asked or "together" in told
+    asked = asked or "together" in told or ("gpu_type" in told and len(cluster.gpu_models) > 1)
     if not (texts or declared.weighs or asked or scenario.queues.gpu_types):
         return Claims()
     none = np.full(jobs, "", dtype=object)
@@ -119,22 +120,23 @@ def _types(
         if job.gpu_types:
             types[row] = places.models(job.gpu_types, f"gpu_types of job {job.name}")
     meaning, notes = scenario.queues.gpu_types, []
-    if words is not None and meaning:
-        bits = {word: places.models(names, f"gpu_types.{word}") for word, names in meaning.items()}
-        unknown: Counter[str] = Counter()
-        for row, word in enumerate(words.tolist()):
-            parts = [part for part in str(word).split("|") if part]
-            if row in listed or not parts:
-                continue
-            if all(part in bits for part in parts):
-                types[row] = np.bitwise_or.reduce([bits[part] for part in parts])
-            else:
-                unknown[word] += 1
-        if unknown:
-            total = unknown.total()
-            notes.append(
-                f"{total} jobs ask for GPU types that queues.gpu_types does not name: they may use any"
-            )
+    bits = {word.lower(): places.models(names, f"gpu_types.{word}") for word, names in meaning.items()}
+    several = len(places.cluster.gpu_models) > 1
+    unknown: Counter[str] = Counter()
+    for row, word in enumerate(words.tolist() if words is not None and (meaning or several) else ()):
+        parts = [part for part in re.split("[|,]", str(word).lower()) if part]
+        if row in listed or not parts:
+            continue
+        if all(part in bits for part in parts):
+            types[row] = np.bitwise_or.reduce([bits[part] for part in parts])
+        else:
+            unknown[word] += 1
+    if unknown:
+        first, total = unknown.most_common(1)[0][0], unknown.total()
+        notes.append(
+            f"{total} jobs ask for a GPU type that queues.gpu_types does not name (such as {first}): "
+            f"they may use any GPU"
+        )
     return types, together, notes
 
 

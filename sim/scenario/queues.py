@@ -167,7 +167,9 @@ class Queues(Section):
     queues: tuple[Queue, ...] = ()
     flavors: dict[str, tuple[str, ...]] = Field(default_factory=dict)  # accelerators or groups of nodes
     fair_sharing: bool = False  # what is borrowed is shared by weight
-    gpu_types: dict[str, tuple[str, ...]] = Field(default_factory=dict)  # words of a trace, as flavors
+    gpu_types: dict[str, tuple[str, ...]] = Field(
+        default_factory=dict
+    )  # by GPU type that a trace's jobs ask for
     too_large: Literal["refuse", "leave-out"] = "refuse"  # jobs that a limit never lets start
 
     @model_validator(mode="after")

@@ -30,6 +30,7 @@ def from_accounting(jobs: JobTable, unit: str, *, queue: bool = False) -> Rows:
     counts = jobs.cpus if unit == "CPUs" else jobs.gpus
     columns: dict[str, Column] = {name: getattr(jobs, name) for name in _TEXTS}
     columns["job_name"] = jobs.name
+    columns["site_gpu_type"] = jobs.gpu_type_given
     columns["priority"] = _number_text(jobs.priority)
     columns |= {"cpus": _given(jobs.cpus), "nodes": _given(jobs.nodes)}
     columns["host_memory_bytes"] = _given(jobs.memory_bytes)
@@ -64,6 +65,8 @@ def from_accounting(jobs: JobTable, unit: str, *, queue: bool = False) -> Rows:
         rows.count("no State, taken to have ended", untold)
     sliced = jobs.gpu_type.floats(lambda kind: float(any(map(is_slice, kind.split(","))))) > 0
     rows.count("a slice of a GPU (MIG) counts as a GPU", sliced, "noted")
+    several = jobs.gpu_type.floats(lambda kind: float("," in kind)) > 0
+    rows.count("asks for several GPU types at once: taken to run on one of them", several)
     rows.count("arrival is when it became eligible, after submission", jobs.eligible_s > jobs.submit_s)
     return rows
 

@@ -31,8 +31,9 @@ def read(*lines: str, **options: str) -> JobTable:
 
 
 def found(table: JobTable) -> set[tuple[str, str, int, int]]:
+    usual = ("times without a zone", "GPU type known only from what was given")
     return {
-        (c.action, c.reason, c.count, c.first_line) for c in table.changes if "without a zone" not in c.reason
+        (c.action, c.reason, c.count, c.first_line) for c in table.changes if not c.reason.startswith(usual)
     }
 
 
@@ -43,7 +44,10 @@ def test_a_row_by_its_header() -> None:
     assert [jobs.elapsed_s[0], jobs.time_limit_s[0]] == [3600.0, 86400.0]
     assert [jobs.nodes[0], jobs.cpus[0], jobs.gpus[0], jobs.gpu_type[0]] == [2, 16, 8, "a100"]
     assert jobs.memory_bytes[0] == 128 * 2**30
-    assert jobs.changes == (Change("noted", "times without a zone read as UTC", 1, 2),)
+    assert jobs.changes == (
+        Change("changed", "GPU type known only from what was given: taken as asked for", 1, 2),
+        Change("noted", "times without a zone read as UTC", 1, 2),
+    )
 
 
 def test_order_case_and_delimiter_of_the_columns_do_not_matter() -> None:
@@ -203,7 +207,10 @@ def test_requested_memory(text: str, size: int) -> None:
     ("alloc", "request_", "gpus", "kind"),
     [
         ("cpu=4,gres/gpu:a100=2,gres/gpu:v100=1,node=1", "", 3, "a100,v100"),
-        ("cpu=4,gres/gpu=4,gres/gpu:a100=4", "gres/gpu=8", 4, "a100"),
+        ("cpu=4,gres/gpu=4,gres/gpu:a100=4", "gres/gpu=8", 4, ""),  # it had not asked for that type
+        ("cpu=4,gres/gpu=4,gres/gpu:a100=4", "cpu=4", 4, "a100"),  # the request does not name its GPUs
+        ("cpu=4,gres/gpu=8", "cpu=4,gres/gpu:a100=8", 8, "a100"),
+        ("cpu=4,gres/gpu:a100=8", "cpu=4,gres/gpu:h100=8", 8, "h100"),
         ("", "cpu=4,gres/gpu=8", 8, ""),
         ("cpu=4,gres/gpumem=0,gres/gpuutil=0,gres/shard=3", "", 0, ""),
         ("", "", -1, ""),
@@ -217,7 +224,23 @@ def test_gpus_of_resource_texts(alloc: str, request_: str, gpus: int, kind: str)
 def test_generic_resources_of_older_versions() -> None:
     jobs = read("JobID|NNodes|AllocGRES|ReqGRES", "1|4||PER_NODE:gpu:8", "2|4|gpu:v100:32|gpu:8")
     assert jobs.gpus.tolist() == [32, 32]
-    assert jobs.gpu_type.tolist() == ["", "v100"]
+    assert (jobs.gpu_type.tolist(), jobs.gpu_type_given.tolist()) == (["", ""], ["", "v100"])
+    jobs = read("JobID|NNodes|AllocTRES|ReqTRES|ReqGRES", "1|2|gres/gpu=8|gres/gpu=8|gpu:A100:4")
+    assert (jobs.gpus.tolist(), jobs.gpu_type.tolist()) == ([8], ["a100"])
+
+
+def test_which_gpu_type_counts_is_said() -> None:
+    named, plain, other = "gres/gpu=8,gres/gpu:a100=8", "gres/gpu=8", "gres/gpu=8,gres/gpu:h100=8"
+    pairs = [(named, named), (plain, named), (named, plain), (named, ""), (named, other), (plain, plain)]
+    lines = [f"{k}|COMPLETED|{given}|{asked}" for k, (given, asked) in enumerate(pairs, 1)]
+    jobs = read("JobID|State|AllocTRES|ReqTRES", *lines)
+    assert jobs.gpus.tolist() == [8] * 6
+    assert jobs.gpu_type.tolist() == ["a100", "a100", "", "a100", "h100", ""]
+    assert {(c.action, c.reason, c.count, c.first_line) for c in jobs.changes} == {
+        ("changed", "given a GPU type without having asked for one: may use any", 1, 4),
+        ("changed", "GPU type known only from what was given: taken as asked for", 1, 5),
+        ("changed", "given another GPU type than asked for: the request counts", 1, 6),
+    }
 
 
 def test_rows_of_one_job_are_attempts_pictures_or_the_same_row_twice() -> None:

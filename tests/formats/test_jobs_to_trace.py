@@ -46,7 +46,10 @@ def texts(trace: Trace, name: str) -> list[str]:
 
 def test_accounting_with_arrays_and_what_is_known_of_each_job(tmp_path: Path) -> None:
     later = {"submit": "2024-03-01T10:10:00", "eligible": "2024-03-01T10:20:00", "user": "bob"}
-    path = sacct(tmp_path, sacct_row("12_3"), sacct_row("12_4", **later), sacct_row("12_3.batch"))
+    later["asked"] = "cpu=8,gres/gpu:a100=2,gres/gpu=2"
+    path = sacct(
+        tmp_path, sacct_row("12_3", asked=later["asked"]), sacct_row("12_4", **later), sacct_row("12_3.batch")
+    )
     trace = read_trace(path)
     assert trace.name == ("12_3", "12_4")
     assert trace.job_id.tolist() == [0, 1]
@@ -339,3 +342,38 @@ def test_ids_and_columns_stand_in_the_jobs_of_a_run(
     asked = "SELECT name, team FROM jobs WHERE team <> '' GROUP BY ALL"
     assert cli.main(["query", asked, "--out", out, "--format", "csv"]) == 0
     assert capsys.readouterr().out.split() == ["name,team", "a,x"]
+
+
+def test_jobs_run_on_the_gpu_type_that_they_asked_for(tmp_path: Path) -> None:
+    """Eight jobs of a node's GPUs on two nodes of A100 and two of H100; sacct names types here and there."""
+    (tmp_path / "slurm.conf").write_text(
+        "ClusterName=lab\nNodeName=a[01-02] Gres=gpu:A100:8\nNodeName=h[01-02] Gres=gpu:h100:8\n"
+    )
+    plain, a100, h100 = "gres/gpu=8", "gres/gpu:a100=8,gres/gpu=8", "gres/gpu:h100=8,gres/gpu=8"
+    asked_got = {
+        "1": (h100, h100),
+        "2": (h100, plain),
+        "3": ("cpu=8", h100),
+        "4": (h100, a100),
+        "5": (plain, h100),
+    }
+    both = "gres/gpu:a100=4,gres/gpu:h100=4"
+    asked_got |= {"6": (plain, plain), "7": (both, both), "8": ("gres/gpu:v100=8", plain)}
+    path = sacct(tmp_path, *(sacct_row(job, asked=a, got=g) for job, (a, g) in asked_got.items()))
+    out = tmp_path / "lab.yaml"
+    assert cli.main(["import", str(tmp_path / "slurm.conf"), "--trace", str(path), "--out", str(out)]) == 0
+    assert equipoise.load(out).queues.gpu_types == {"a100": ("a",), "h100": ("h",)}
+    made = equipoise.run(out, policy="fifo")
+    ran_on = dict(zip(made.jobs["name"].tolist(), made.jobs["ran_on"].tolist(), strict=True))
+    assert {ran_on[job] for job in "1234"} == {"h100_sxm"}
+    assert (made.jobs["start_s"] > 0.0).sum() == 4  # four jobs at a time
+    (of_trace,) = (note for note in made.notes if note.startswith("jobs.txt"))
+    for told in (
+        "1 GPU type known only from what was given: taken as asked for",
+        "1 given a GPU type without having asked for one: may use any",
+        "1 given another GPU type than asked for: the request counts",
+        "1 asks for several GPU types at once: taken to run on one of them",
+    ):
+        assert told in of_trace
+    (stranger,) = (note for note in made.notes if "gpu_types" in note)
+    assert stranger.startswith("1 jobs ask for a GPU type that queues.gpu_types does not name (such as v100)")

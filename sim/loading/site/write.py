@@ -61,6 +61,8 @@ def _queues(site: Site, labels: Sequence[str]) -> Iterator[str]:
         if "partitions" in site.queues
         else site.queues
     )
+    if words := _gpu_types(site, labels):
+        told = {**told, "gpu_types": words}
     kinds = {accelerator_of(group.gpu_type)[0] for group in site.nodes}
     absent = [name for name, own in told.get("flavors", {}).items() if not kinds.intersection(own)]
     if absent:
@@ -87,6 +89,25 @@ def _queues(site: Site, labels: Sequence[str]) -> Iterator[str]:
             yield f"  {key}: {_flow(value)}"
     if told:
         yield "  too_large: leave-out  # jobs that a limit never lets start are counted, not run"
+
+
+def _gpu_types(site: Site, labels: Sequence[str]) -> dict[str, list[str]]:
+    """The groups that a job may use which asks for a GPU type, by type; empty where all nodes have the same."""
+    words: dict[str, list[str]] = {}
+    models: dict[str, set[str]] = {}
+    for group, label in zip(site.nodes, labels, strict=True):
+        for word in filter(None, group.gpu_type.lower().split(",")):
+            words.setdefault(word, []).append(label)
+            models.setdefault(accelerator_of(group.gpu_type)[0], set()).add(word)
+    if len(words) < 2:
+        return {}
+    for model, same in models.items():
+        if len(same) > 1:
+            site.add_aside(
+                "GPU types that are one accelerator here: a job that asks for one may use the others",
+                f"{', '.join(sorted(same))}: {model}",
+            )
+    return words
 
 
 def _partitions(site: Site, labels: Sequence[str]) -> Iterator[dict[str, Any]]:
