@@ -8,13 +8,13 @@ the default.
 
 from __future__ import annotations
 
-import csv
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
 
-from equipoise.policies.files import check_regular
+from equipoise.calibrate.fit.csv_rows import CsvRows
+from equipoise.policies.numerals import is_index, strict_float
 from equipoise.sim.llm.fit import FittedStack, fit, predict
 from equipoise.sim.llm.hardware import ACCELERATORS, Network
 from equipoise.sim.llm.hf_config import from_config
@@ -22,9 +22,11 @@ from equipoise.sim.llm.interval import left_out_residuals, spread
 from equipoise.sim.llm.layout import Layout
 from equipoise.sim.llm.quantities import ShardingPlan, quantities
 from equipoise.sim.llm.stack import Floats
+from equipoise.sim.scenario.tree import read_text
 
 OWN = ("config", "accelerator", "node_gpus", "node_bytes_per_s", "seconds", "stack", "sequence")
 TEXTS, FLAGS = ("schedule", "recompute", "precision"), ("sequence_parallel", "offload")
+MOST, MOST_COUNT = 1e30, 10**15
 
 
 @dataclass(frozen=True)
@@ -48,14 +50,12 @@ class StepFit:
 
 def read_steps(path: Path) -> list[TimedStep]:
     """The rows of a CSV of steps. Raises ValueError, `file:line: column: what is wrong`, on the first bad row."""
-    check_regular(path)
-    with path.open(newline="") as file:
-        reader = csv.DictReader(file)
-        known = {*OWN, *(f.name for f in fields(Layout))}
-        for name in reader.fieldnames or ():
-            if name not in known:
-                raise ValueError(f"{path}:1: {name}: unknown column; allowed: {', '.join(sorted(known))}")
-        return [_step(path, reader.line_num, row) for row in reader]
+    rows = CsvRows(path)
+    known = {*OWN, *(f.name for f in fields(Layout))}
+    for name in rows.columns:
+        if name not in known:
+            raise ValueError(f"{path}:1: {name}: unknown column; allowed: {', '.join(sorted(known))}")
+    return [_step(path, line, row) for line, row in rows]
 
 
 def _step(path: Path, line: int, row: dict[str, str]) -> TimedStep:
@@ -73,10 +73,10 @@ def _parse(folder: Path, row: dict[str, str]) -> TimedStep:
         raise ValueError(
             f"accelerator: {row['accelerator']} is not known; allowed: {', '.join(ACCELERATORS)}"
         )
-    sequence = int(_number("sequence", row["sequence"])) if row.get("sequence") else None
-    shape = from_config((folder / row["config"]).read_text(), sequence)
+    sequence = _count("sequence", row["sequence"]) if row.get("sequence") else None
+    shape = from_config(read_text(folder / row["config"]), sequence)
     network = Network(
-        int(_number("node_gpus", row["node_gpus"])), _number("node_bytes_per_s", row["node_bytes_per_s"])
+        _count("node_gpus", row["node_gpus"]), _number("node_bytes_per_s", row["node_bytes_per_s"])
     )
     plan = ShardingPlan(shape, _layout(row), ACCELERATORS[row["accelerator"]], network)
     plan.layout.check(shape)
@@ -86,11 +86,17 @@ def _parse(folder: Path, row: dict[str, str]) -> TimedStep:
 
 def _number(name: str, text: str) -> float:
     try:
-        value = float(text)
+        value = strict_float(text)
     except ValueError:
-        value = np.nan
-    if not (np.isfinite(value) and value > 0):
-        raise ValueError(f"{name}: {text} is not a number above 0")
+        value = 0.0
+    if not 0.0 < value <= MOST:
+        raise ValueError(f"{name}: {text} is not a number above 0 and at most {MOST:g}")
+    return value
+
+
+def _count(name: str, text: str) -> int:
+    if not (is_index(text) and 0 < (value := int(text)) <= MOST_COUNT):
+        raise ValueError(f"{name}: {text} is not a whole number from 1 to {MOST_COUNT}")
     return value
 
 
@@ -106,10 +112,10 @@ def _layout(row: dict[str, str]) -> Layout:
             given[name] = text == "true"
         elif name in TEXTS:
             given[name] = text
-        elif text.isdigit():
+        elif is_index(text) and int(text) <= MOST_COUNT:
             given[name] = int(text)
         else:
-            raise ValueError(f"{name}: {text} is not a whole number >= 0")
+            raise ValueError(f"{name}: {text} is not a whole number from 0 to {MOST_COUNT}")
     return Layout(**given)  # type: ignore[arg-type]  # Layout checks every value itself
 
 

@@ -6,17 +6,21 @@ workers of a step, a part of the rest lasts for some steps, and rare long steps 
 
 from __future__ import annotations
 
-import csv
 import math
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from equipoise.calibrate.fit.csv_rows import CsvRows
 from equipoise.calibrate.fit.robust import MAD_TO_SIGMA, Floats
-from equipoise.policies.files import check_regular
+from equipoise.policies.numerals import strict_float, strict_int
+
+T = TypeVar("T", int, float)
 
 LEAST_STEPS, LEAST_WORKERS = 20, 2
 LONG = 5.0
@@ -115,21 +119,27 @@ def read_worker_times(path: Path) -> Floats:
     Raises ValueError, `file:line: column: what is wrong`.
     """
     steps: dict[int, dict[str, float]] = defaultdict(dict)
-    check_regular(path)
-    with path.open(newline="") as file:
-        reader = csv.DictReader(file)
-        for name in ("worker", "step", "seconds"):
-            if name not in (reader.fieldnames or ()):
-                raise ValueError(f"{path}:1: {name}: missing column; needed: worker, step, seconds")
-        for row in reader:
-            for name, kind in (("step", int), ("seconds", float)):
-                try:
-                    kind(row[name])
-                except (TypeError, ValueError):
-                    raise ValueError(
-                        f"{path}:{reader.line_num}: {name}: {row[name]!r} is no number"
-                    ) from None
-            steps[int(row["step"])][row["worker"]] = float(row["seconds"])
+    rows = CsvRows(path)
+    for name in ("worker", "step", "seconds"):
+        if name not in rows.columns:
+            raise ValueError(f"{path}:1: {name}: missing column; needed: worker, step, seconds")
+    for line, row in rows:
+        step, seconds = (
+            _read(path, line, row, "step", strict_int),
+            _read(path, line, row, "seconds", strict_float),
+        )
+        if not 0.0 < seconds <= 1e12:
+            raise ValueError(f"{path}:{line}: seconds: {row['seconds']} is not above 0 and at most 1e12")
+        if row["worker"] in steps[step]:
+            raise ValueError(f"{path}:{line}: step {step} of worker {row['worker']!r} stands there twice")
+        steps[step][row["worker"]] = seconds
     workers = sorted({worker for found in steps.values() for worker in found})
     whole = [found for _, found in sorted(steps.items()) if len(found) == len(workers)]
     return np.array([[found[worker] for worker in workers] for found in whole]).reshape(-1, len(workers))
+
+
+def _read(path: Path, line: int, row: dict[str, str], name: str, kind: Callable[[str], T]) -> T:
+    try:
+        return kind(row[name])
+    except ValueError as error:
+        raise ValueError(f"{path}:{line}: {name}: {error}") from None

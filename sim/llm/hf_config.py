@@ -13,6 +13,7 @@ from typing import Any
 from equipoise.sim.llm.shape import LatentAttention, Transformer
 
 Config = Mapping[str, Any]
+MOST = 10**15
 
 
 def from_config(text: str, sequence: int | None = None) -> Transformer:
@@ -24,6 +25,8 @@ def from_config(text: str, sequence: int | None = None) -> Transformer:
         config = json.loads(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"config.json:{error.lineno}:{error.colno}: {error.msg}") from None
+    except RecursionError:
+        raise ValueError("config.json: nested too deeply") from None
     if not isinstance(config, dict):
         raise ValueError("config.json: a mapping of keys is needed")
     family = config.get("model_type")
@@ -38,8 +41,8 @@ def _count(config: Config, *names: str, default: int | None = None) -> int:
         value = config.get(name)
         if value is None:
             continue
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise ValueError(f"{name}: {value!r} is not a whole number >= 0")
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST:
+            raise ValueError(f"{name}: {repr(value)[:40]} is not a whole number from 0 to {MOST}")
         return value
     if default is None:
         raise ValueError(f"{names[0]}: missing")

@@ -42,7 +42,7 @@ _PLAUSIBLE = {
 }
 
 
-MAX_NODES, MAX_GPUS, MAX_JOBS = 1_000_000, 20_000_000, 20_000_000
+MAX_NODES, MAX_GPUS, MAX_JOBS = 1_000_000, 20_000_000, 5_000_000
 """More than fits into memory: most likely a number meant for something else."""
 
 
@@ -142,6 +142,9 @@ def _sizes(scenario: Scenario) -> Iterator[Problem]:
     for k, job in enumerate(scenario.workload.jobs):
         if job.count > MAX_JOBS:
             yield ("workload", "jobs", k, "count"), f"{job.count} jobs; at most {MAX_JOBS} are possible"
+            return
+    if (total := sum(job.count for job in scenario.workload.jobs)) > MAX_JOBS:
+        yield ("workload", "jobs"), f"{total} jobs; at most {MAX_JOBS} are possible"
 
 
 def _described(scenario: Scenario) -> Iterator[Problem]:

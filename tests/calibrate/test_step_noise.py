@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
 
-from equipoise.calibrate.fit.step_noise import fit_noise
+from equipoise.calibrate.fit.step_noise import fit_noise, read_worker_times
 from equipoise.cli import main
 from equipoise.sim.randomness import gpu_times, noise_key, noise_space, step_noise, step_noise_row
 from equipoise.sim.scenario.model import Noise
@@ -62,7 +63,27 @@ def test_the_command_prints_the_section_of_a_scenario(
     assert said.lasting_share > 0.5
     file.write_text(file.read_text().replace("w1,3,", "w1,three,", 1))
     assert main(["calibrate", "fit-noise", str(file)]) == 2
-    assert "times.csv:15: step: 'three' is no number" in capsys.readouterr().err
+    assert "times.csv:15: step: 'three' is not a whole number" in capsys.readouterr().err
     file.write_text("worker,seconds\n")
     assert main(["calibrate", "fit-noise", str(file)]) == 2
     assert "step: missing column" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ("a,1_0,0.1", "2: step: '1_0' is not a whole number; write it without '_'"),
+        ("a,1,nan", "2: seconds: 'nan' is not a number"),
+        ("a,1,-1", "2: seconds: -1 is not above 0"),
+        ("a,1,1e400", "2: seconds: 1e400 is not above 0"),
+        ("a,1", "2: seconds: '' is not a number"),
+        ("a,1,0.1,5", "2: 4 values, but there are 3 columns"),
+        ("a,1,0.1\nb,1,0.2\na,1,0.1", "4: step 1 of worker 'a' stands there twice"),
+        ("a,1,0.1\n" + "b" * 200_000 + ",1,0.2", "3: not a table: field larger than field limit"),
+    ],
+)
+def test_a_row_that_is_no_time_is_named(tmp_path: Path, rows: str, message: str) -> None:
+    file = tmp_path / "times.csv"
+    file.write_text(f"worker,step,seconds\n{rows}\n")
+    with pytest.raises(ValueError, match=re.escape(f"{file}:{message}")):
+        read_worker_times(file)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -56,11 +57,31 @@ def test_a_fit_predicts_the_steps_it_read(tmp_path: Path) -> None:
         ("small.json,H100,8,400e9,1,3,1,1,8,true", r"steps.csv:2: global_batch: 8 is not a multiple"),
         ("none.json,H100,8,400e9,1,1,1,1,8,true", r"steps.csv:2: .*none.json"),
         (",H100,8,400e9,1,1,1,1,8,true", r"steps.csv:2: config: missing"),
+        ("small.json,H100,8,400e9,1_0,1,1,1,8,true", r"steps.csv:2: seconds: 1_0 is not a number above 0"),
+        ("small.json,H100,8_0,400e9,1,1,1,1,8,true", r"steps.csv:2: node_gpus: 8_0 is not a whole number"),
+        ("small.json,H100,8.5,400e9,1,1,1,1,8,true", r"steps.csv:2: node_gpus: 8.5 is not a whole number"),
+        ("small.json,H100,8,400e9,1,²,1,1,8,true", r"steps.csv:2: data: ² is not a whole number"),
+        ("small.json,H100,8,400e9,1,1,1,1,8,true,9", r"steps.csv:2: 11 values, but there are 10 columns"),
+        ("a" * 200_000, r"steps.csv:2: not a table: field larger than field limit"),
+        ('"small.json,H100', r"steps.csv:2: not a table: unexpected end of data"),
+        ("pipe.json,H100,8,400e9,1,1,1,1,8,true", r"steps.csv:2: .*pipe.json: not a regular file"),
+        ("deep.json,H100,8,400e9,1,1,1,1,8,true", r"steps.csv:2: config.json: nested too deeply"),
+        ("large_number.json,H100,8,400e9,1,1,1,1,8,true", r"steps.csv:2: hidden_size: 10{39} is not a whole"),
     ],
 )
 def test_a_wrong_row_is_named(tmp_path: Path, row: str, message: str) -> None:
+    os.mkfifo(tmp_path / "pipe.json")
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+    (tmp_path / "large_number.json").write_text(json.dumps({**LLAMA, "hidden_size": 10**400}))
     with pytest.raises(ValueError, match=message):
         read_steps(write(tmp_path, row))
+
+
+def test_what_is_no_text_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "steps.csv"
+    path.write_bytes(b"config\n\xff\n")
+    with pytest.raises(ValueError, match=r"steps.csv: not UTF-8 text \(byte 7\)"):
+        read_steps(path)
 
 
 def test_an_unknown_column_is_named(tmp_path: Path) -> None:

@@ -142,7 +142,12 @@ def test_a_mistake_is_one_line_with_its_place(tmp_path: Path, old: str, new: str
             "count: 4, gpus: 2}\n" + "\n".join(f"    - {{name: g{k}, count: 600000}}" for k in range(2)),
             "cluster.nodes: 1200004 nodes; at most 1000000 are possible",
         ),
-        ("1 h}", "1 h, count: 1e9}", "workload.jobs.0.count: 1000000000 jobs; at most 20000000 are possible"),
+        ("1 h}", "1 h, count: 1e9}", "workload.jobs.0.count: 1000000000 jobs; at most 5000000 are possible"),
+        (
+            "1 h}",
+            "1 h, count: 4e6}\n    - {gpus: 1, duration: 1 h, count: 4e6}",
+            "workload.jobs: 8000001 jobs; at most 5000000 are possible",
+        ),
         ("sample_time: 1 ms", "flop_per_sample: 1e9, precision: fp8", None),
     ],
 )  # fmt: skip
