@@ -187,7 +187,7 @@ def size(question: Question, progress: Progress | None = None) -> Answer:
     answer = _search(question, progress, faults=True)
     if answer.best is None or answer.best.candidate.scenario.faults == Faults():
         return answer
-    calm = _search(question, None, faults=False)
+    calm = _search(replace(question, every=False), None, faults=False)  # only its best is needed
     nodes = calm.best.candidate.nodes if calm.best is not None else answer.best.candidate.nodes
     fewer = next((trial for trial in answer.trials if trial.candidate.nodes == nodes), None)
     return replace(answer, spares=answer.best.candidate.nodes - nodes, without_spares=fewer)
@@ -197,7 +197,7 @@ def _search(question: Question, progress: Progress | None, *, faults: bool) -> A
     impossible: list[str] = []
     candidates, trace, folders = read_candidates(question, faults=faults, impossible=impossible)
     candidates.sort(key=lambda c: c.score(question.objective))
-    random = is_random(candidates[0].scenario)
+    random = any(is_random(candidate.scenario) for candidate in candidates)
     best: Trial | None = None
     missed: list[Trial] = []
     trials: list[Trial] = []
@@ -264,7 +264,10 @@ def _cannot(candidate: Candidate, targets: Sequence[Target], random: bool) -> bo
 def try_out(
     candidate: Candidate, question: Question, made: Engine, trace: Trace | None, random: bool
 ) -> Trial:
-    """Run a candidate on its seeds, no further than until it is clear that it misses."""
+    """Run a candidate on its seeds, no further than until it is clear that it misses.
+
+    Where every size is run (`Question.every`) all of them get all seeds: means over different seeds do not rank.
+    """
     orders = _orders(candidate, question, trace, random)
     allowed = len(orders) - needed(question.confidence, len(orders))
     results: dict[int, dict[str, float]] = {}
@@ -279,7 +282,7 @@ def try_out(
             _check_classes(row, question.targets)
             results[row["seed"]] = {**row, **known}
         met = sum(_meets_all(result, question.targets) for result in results.values())
-        if len(results) - met > allowed:
+        if len(results) - met > allowed and not question.every:
             break
     return Trial(candidate, tuple(results[seed] for seed in sorted(results)), met)
 

@@ -132,8 +132,9 @@ def against_target(rows: Sequence[Row], targets: Sequence[Target]) -> Chart | No
     at = [float(k) for k in range(len(known))]
     labels = [target.measure.show(row[key]) + _misses(row, targets) for row in known]
     told = tuple((row["values"], text) for row, text in zip(known, labels, strict=True))
-    many = max(map(len, ends))
-    spread = f"Mean of {many} runs; thin lines: lowest to highest." if many > 1 else "One run each."
+    few, many = min(map(len, ends)), max(map(len, ends))
+    runs = f"{many} runs" + (f" (of sizes that miss only {few} or more)" if few < many else "")
+    spread = f"Mean of {runs}; thin lines: lowest to highest." if many > 1 else "One run each."
     return Chart(
         "target", "ranked", f"{target.text} by size, the best size first", "; ".join(f"{a}: {b}" for a, b in told),
         x, Axis("", ticks=tuple((k, row["values"]) for k, row in zip(at, known, strict=True))),

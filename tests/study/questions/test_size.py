@@ -2,6 +2,7 @@ import itertools
 import json
 import math
 import re
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -213,6 +214,36 @@ def test_spares_are_what_faults_cost(case, calm):
     without = size(question(calm, "makespan<=250s", vary={"cluster.nodes.0.count": list(range(1, 9))}))
     assert answer.spares == answer.best.candidate.nodes - without.best.candidate.nodes
     assert without.spares is None
+
+
+def test_ranks_compare_sizes_on_the_same_seeds(case):
+    """Each row is the mean over all seeds, of sizes that miss as well; without ranks those end early."""
+    worst_s = sorted(max(r["makespan_s"] for r in runs) for _, runs in every_run(case.read_text()))
+    asked = question(
+        case, f"makespan<={worst_s[len(worst_s) // 3]}s", objective="price"
+    )  # a third of them meets it
+    answer = size(replace(asked, every=True))
+    found = {tuple(t.candidate.values.values()): t for t in answer.trials}
+    assert len(found) == len(SIZES)
+    for chosen, runs in every_run(case.read_text()):
+        assert [r["seed"] for r in found[chosen].results] == list(range(SEEDS))
+        assert found[chosen].mean("makespan_s") == pytest.approx(sum(r["makespan_s"] for r in runs) / SEEDS)
+    early = size(asked)
+    assert min(trial.runs for trial in early.trials) < SEEDS
+    assert early.best.candidate.values == answer.best.candidate.values
+
+
+def test_what_is_varied_may_be_what_is_random(calm):
+    """The first size never fails, the second does: both are run on every seed, in either order."""
+    for values in (["1 d", "1 min"], ["1 min", "1 d"]):
+        vary = {"faults.crash.repair": ["60 s"], "faults.crash.mtbf": values}
+        answer = size(replace(question(calm, "makespan<=1d", vary=vary), every=True))
+        assert [trial.runs for trial in answer.trials] == [SEEDS, SEEDS]
+    vary = {"noise.step_cov": [0, 0.2]}
+    answer = size(replace(question(calm, "makespan<=1d", vary=vary), every=True))
+    assert [trial.runs for trial in answer.trials] == [SEEDS, SEEDS]
+    spans = [len({r["makespan_s"] for r in trial.results}) for trial in answer.trials]
+    assert sorted(spans) == [1, SEEDS]
 
 
 def test_chance_of_a_trial():
