@@ -19,13 +19,37 @@ def redrawn(trace: Trace, spec: Redraw, seed: int) -> Trace:
     begin, the load of each window (but for sessions that reach beyond it), and so the sizes and durations that go
     together. With `spec.draws` seeds take these orders in turn, so that no more than so many differ.
     """
+    session, copies, begin_s, at_s = _order(trace, spec, seed)
+    again = _copy(copies)
+    rows, of = _rows(session, copies)
+    often = again[of]
+    names = [
+        trace.name_of(row) + (f"-{n}" if n else "")
+        for row, n in zip(rows.tolist(), often.tolist(), strict=True)
+    ]
+    return make_trace(
+        np.arange(len(rows)), trace.arrival_s[rows] - begin_s[of] + at_s[of], trace.gpus[rows],
+        trace.duration_s[rows], priority=trace.priority[rows], model=list(trace.model[rows]),
+        gpu_share=None if trace.gpu_share is None else trace.gpu_share[rows], name=names, source=trace.source,
+        columns={t: c.take(rows) if isinstance(c, Text) else c[rows] for t, c in trace.columns.items()},
+    )  # fmt: skip
+
+
+def shifts(trace: Trace, spec: Redraw, seed: int) -> Floats:
+    """How much later (s) than in the trace each session of `redrawn` begins; of copies only the first."""
+    _, copies, begin_s, at_s = _order(trace, spec, seed)
+    return (at_s - begin_s)[_copy(copies) == 0]
+
+
+def _order(trace: Trace, spec: Redraw, seed: int) -> tuple[Ints, Ints, Floats, Floats]:
+    """(session of each job; of each session drawn: which it is, when it begins in the trace and when drawn (s))."""
     random = stream(spec.draws[seed % len(spec.draws)] if spec.draws else seed, "redraw")
     session, first = sessions(trace, spec.together)
     begin_s = trace.arrival_s[first]
     window = (begin_s // spec.window).astype(np.int64)
     taken = _taken(len(first), spec.scale, random)
     copies = np.repeat(np.arange(len(first)), taken)
-    again = np.arange(len(copies)) - np.searchsorted(copies, copies)
+    again = _copy(copies)
     at_s = np.empty(len(copies))
     for k in np.unique(window[copies]):
         here = np.flatnonzero(window[copies] == k)
@@ -37,19 +61,12 @@ def redrawn(trace: Trace, spec: Redraw, seed: int) -> Trace:
         own[again[here] > 0] = _between(places, int((again[here] > 0).sum()), random)
         work = np.bincount(session, weights=trace.gpus * trace.duration_s).astype(np.float64)[copies[here]]
         at_s[here] = own[_among_alike(work, spec.alike, random)]
-    rows, of = _rows(session, copies)
-    arrival_s = trace.arrival_s[rows] - begin_s[copies[of]] + at_s[of]
-    often = again[of]
-    names = [
-        trace.name_of(row) + (f"-{n}" if n else "")
-        for row, n in zip(rows.tolist(), often.tolist(), strict=True)
-    ]
-    return make_trace(
-        np.arange(len(rows)), arrival_s, trace.gpus[rows], trace.duration_s[rows], priority=trace.priority[rows],
-        model=list(trace.model[rows]), gpu_share=None if trace.gpu_share is None else trace.gpu_share[rows],
-        name=names, source=trace.source,
-        columns={t: c.take(rows) if isinstance(c, Text) else c[rows] for t, c in trace.columns.items()},
-    )  # fmt: skip
+    return session, copies, begin_s[copies], at_s
+
+
+def _copy(copies: Ints) -> Ints:
+    """Of each session drawn, ascending, how often it came before."""
+    return np.arange(len(copies)) - np.searchsorted(copies, copies)
 
 
 def sessions(trace: Trace, together_s: float) -> tuple[Ints, Ints]:

@@ -13,6 +13,7 @@ from equipoise.policies.observation import Bools, Floats
 from equipoise.policies.registry import make_policy
 from equipoise.sim.run import drawn_jobs, redraws, run
 from equipoise.sim.scenario.model import Scenario
+from equipoise.sim.traces.redraw import shifts
 from equipoise.sim.traces.trace import Trace
 
 QUANTILES = 41
@@ -103,6 +104,14 @@ def _without_redraw(scenario: Scenario) -> Scenario:
     assert scenario.workload.trace is not None
     bare = scenario.workload.trace.model_copy(update={"redraw": None})
     return scenario.model_copy(update={"workload": scenario.workload.model_copy(update={"trace": bare})})
+
+
+def moved(scenario: Scenario, trace: Trace, seeds: int) -> float:
+    """Share of sessions that begin more than a minute earlier or later than in the trace, mean of the seeds."""
+    spec = scenario.workload.trace.redraw if scenario.workload.trace is not None else None
+    assert spec is not None
+    away = [np.abs(shifts(trace, spec, seed)) > ALIKE_S for seed in range(seeds)]
+    return float(np.mean([one.mean() for one in away]))
 
 
 def compared(scenario: Scenario, trace: Trace, policies: Sequence[str], seeds: int) -> list[Likeness]:

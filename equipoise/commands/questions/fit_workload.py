@@ -85,7 +85,7 @@ def fit_workload(
     from equipoise.sim.scenario.tree import write_tree
     from equipoise.sim.traces.read import read_trace
     from equipoise.sim.traces.redraw import sessions
-    from equipoise.study.questions.workload import compared, fitted, likest
+    from equipoise.study.questions.workload import compared, fitted, likest, moved
 
     if calibrate and (kind != "sessions" or calibrate < seeds):
         raise click.UsageError("--calibrate: needs --model sessions, and no fewer draws than --seeds")
@@ -112,7 +112,9 @@ def fit_workload(
     if calibrate:
         drawn["draws"] = likest(scenario, read, calibrate_on, calibrate, seeds)
         scenario = from_mapping(content)
-        told += f", the {seeds} likest of {calibrate} orders"
+        told += f" ({seeds} orders of {calibrate}, the likest)"
+    if kind == "sessions":
+        told += f", {100 * moved(scenario, read, seeds):.0f} % of them at another time than in the trace"
     if out is not None:
         if scale != 1.0:
             drawn["scale"] = scale
