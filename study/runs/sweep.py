@@ -23,13 +23,20 @@ from equipoise.sim.loading.checks import trace_problems
 from equipoise.sim.loading.file import ScenarioFile, read_scenario
 from equipoise.sim.record import Run, versions
 from equipoise.sim.run import is_random, run
-from equipoise.sim.scenario.tree import InputError, read_text, read_tree
+from equipoise.sim.scenario.tree import InputError, Tree, read_text, read_tree
 from equipoise.study.folders import LEDGER, RUNS, check_free
 from equipoise.study.runs.make import How, Progress, make
 from equipoise.study.runs.orders import Order, Row, Shared, name_of, orders_at, trace_at
 from equipoise.study.runs.shards import FOLDER, ShardFile
 from equipoise.study.runs.store import PARQUET, Store, ledger_with_copy, only_writer
-from equipoise.study.runs.sweep_spec import RUNS_MOST, Point, SweepSpec, read_sweep, what_can_be_read
+from equipoise.study.runs.sweep_spec import (
+    RUNS_MOST,
+    Point,
+    SweepSpec,
+    place_of,
+    read_sweep,
+    what_can_be_read,
+)
 from equipoise.study.runs.until import MOST, Until, check_policies, how_it_ended, read_until, whole_points
 
 _RUN_ID = re.compile("[0-9a-f]{16}")
@@ -127,7 +134,11 @@ def planned(file: Path, options: Options) -> tuple[list[Order], Shared, list[str
         spec = spec.model_copy(update={"seeds": until.most})
         if spec.runs_most > RUNS_MOST:
             raise InputError([f"{file}: {spec.runs_most:,} runs; at most {RUNS_MOST:,} are possible"])
-    orders, shared, notes = orders_of(spec, file.parent, str(file), options.policies)
+    try:
+        orders, shared, notes = orders_of(spec, file.parent, str(file), options.policies)
+    except (InputError, PolicyError):
+        check(file)  # says all that is wrong, and where
+        raise
     if options.shard is not None:
         part = of_shard if until is None else whole_points  # a point's seeds are looked at together
         orders = list(part(orders, *options.shard))
@@ -180,25 +191,70 @@ def check(file: Path) -> None:
     if found is None:
         raise InputError(lines)
     spec, tree = found, read_tree(read_text(file), str(file))
+    policies = []
     for k, policy in enumerate(spec.policies):
         try:
             make_policy(policy)
+            policies.append(policy)
         except PolicyError as error:
             lines.append(tree.error(("policies", k), str(error)))
+    points = spec.points()[:_CHECKED]
     try:
-        read_scenario(file.parent / spec.scenario, (), spec.trace)
-        points = spec.points()[:_CHECKED]
+        read_text(file.parent / spec.scenario)
     except InputError as error:
+        lines += [tree.error(("scenario",), line) for line in error.lines]
         points = []
+    try:
+        if points:
+            read = read_scenario(file.parent / spec.scenario, (), spec.trace)
+            trace_at(read.scenario.workload.trace, read.folders)
+    except InputError as error:
         lines += error.lines
-    told: dict[str, None] = {}
+        points = []
+    told = dict[str, None]()
     for number, point in enumerate(points):
-        try:
-            _at_point(spec, file.parent, point, f"{file}: {_named(number, point)}")
-        except InputError as error:
-            told |= dict.fromkeys(error.lines)
+        told |= dict.fromkeys(_wrong_at(spec, tree, file.parent, number, point))
+        told |= dict.fromkeys(_wrong_parameters(spec, tree, policies, number, point))
     if lines := [*lines, *told]:
         raise InputError(lines)
+
+
+def _wrong_at(spec: SweepSpec, tree: Tree, base: Path, number: int, whole: Point) -> Iterator[str]:
+    """What is wrong with the scenario at a point, at the value that makes it so where one alone does."""
+    try:
+        point, _ = split_point(whole)
+    except PolicyError:
+        return  # said with the parameters
+    try:
+        _at_point(spec, base, point, "")
+    except InputError as error:
+        for line in error.lines:
+            text = line.removeprefix(": ")
+            key = next((k for k in point if text.startswith(f"{_override(k, point[k])}: ")), None)
+            if key is None:
+                yield tree.error(place_of(spec, number), f"{_named(number, point)}: {text}")
+            else:
+                told = text.removeprefix(f"{_override(key, point[key])}: ").removeprefix(f"{key}: ")
+                yield tree.error(place_of(spec, number, key, point[key]), told)
+
+
+def _wrong_parameters(
+    spec: SweepSpec, tree: Tree, policies: Sequence[str], number: int, point: Point
+) -> Iterator[str]:
+    """What is wrong with the parameters of stages at a point."""
+    for key, value in point.items():
+        try:
+            own = split_point({key: value})[1]
+            if policies:
+                check_used([key], policies)
+        except PolicyError as error:
+            yield tree.error(place_of(spec, number, key), str(error))
+            continue
+        try:
+            for policy in policies:
+                with_parameters(policy, own)
+        except PolicyError as error:
+            yield tree.error(place_of(spec, number, key, value), str(error))
 
 
 _CHECKED = 200
@@ -217,10 +273,14 @@ def _distinct(orders: list[Order]) -> list[Order]:
 
 def _at_point(spec: SweepSpec, base: Path, point: Point, where: str) -> ScenarioFile:
     try:
-        overrides = [f"{key}={json.dumps(value)}" for key, value in point.items()]
+        overrides = [_override(key, value) for key, value in point.items()]
         return read_scenario(base / spec.scenario, overrides, spec.trace)
     except InputError as error:
         raise InputError(f"{where}: {line.removeprefix('--set ')}" for line in error.lines) from error
+
+
+def _override(key: str, value: object) -> str:
+    return f"{key}={json.dumps(value)}"
 
 
 def of_shard(orders: Sequence[Order], shard: int, shards: int) -> Iterator[Order]:

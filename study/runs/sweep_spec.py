@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from equipoise.sim.loading.file import ATTEMPTS, leave_out
 from equipoise.sim.scenario.errors import describe
-from equipoise.sim.scenario.tree import InputError, Tree, read_text, read_tree
+from equipoise.sim.scenario.tree import InputError, KeyPath, Tree, read_text, read_tree
 from equipoise.sim.scenario.units import Float, Int
 
 Point = dict[str, Any]
@@ -199,6 +199,18 @@ def varied_keys(spec: Mapping[str, Any]) -> list[str]:
     for point in (sampling.get("points") or []) if isinstance(sampling, dict) else []:
         keys += list(point) if isinstance(point, dict) else []
     return list(dict.fromkeys(str(key) for key in keys))
+
+
+def place_of(spec: SweepSpec, number: int, key: str | None = None, value: Any = None) -> KeyPath:
+    """Where a value of a point stands in its file, or what makes the point."""
+    if isinstance(spec.sampling, List):
+        return ("sampling", "points", number, *(() if key is None else (key,)))
+    if key is None:
+        return ("parameters",) if spec.parameters else ("scenario",)
+    values = spec.parameters[key]
+    listed = () if isinstance(values, Range) else values
+    at = [k for k, one in enumerate(listed) if (type(one), one) == (type(value), value)]  # true is not 1 here
+    return ("parameters", key, *at[:1])
 
 
 def _count(values: Range | Sequence[Any]) -> int:

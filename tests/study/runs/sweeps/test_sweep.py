@@ -1,10 +1,10 @@
 import json
+import re
 from collections import Counter
 
 import pytest
 
 from equipoise.cli import main
-from equipoise.policies.registry import PolicyError
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.runs.shards import merge
 from equipoise.study.runs.store import Ledger, connect
@@ -159,23 +159,35 @@ def test_ids_are_those_of_plain_runs(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "error", "says"),
+    ("changes", "says"),
     [
-        ({"policies": ["fifa"]}, PolicyError, "did you mean 'fifo'"),
+        ({"policies": ["fifa"]}, "policies.0: unknown stage 'fifa'; did you mean 'fifo'"),
+        ({"parameters": {"noise.step_cof": [0.1]}}, "parameters.noise.step_cof.0: unknown key; did you mean"),
+        ({"parameters": {"noise.step_cov": [0.1, 99]}}, "parameters.noise.step_cov.1: 99"),
+        ({"parameters": {"policy.las.promote": [3]}}, "parameters.policy.las.promote: policy.las: no policy"),
+        ({"parameters": {"policy.las": [3]}}, "parameters.policy.las: policy.las: write policy.STAGE.PARAM"),
         (
-            {"parameters": {"noise.step_cof": [0.1]}},
-            InputError,
-            "point 0 (noise.step_cof=0.1): noise.step_cof=0.1",
+            {"policies": ["las"], "parameters": {"policy.las.promote": [1, True]}},
+            "parameters.policy.las.promote.1: las.promote: True",
         ),
-        ({"parameters": {"noise.step_cov": [0.1, 99]}}, InputError, "point 1 (noise.step_cov=99)"),
-        ({"scenario": "missing.yaml"}, InputError, "missing.yaml"),
+        (
+            {"parameters": {}, "sampling": {"kind": "list", "points": [{"noise.step_cov": "x"}]}},
+            "sampling.points.0.noise.step_cov: 'x'",
+        ),
+        ({"scenario": "missing.yaml"}, "scenario: {folder}/missing.yaml: cannot be read: No such file"),
+        ({"scenario": "."}, "scenario: {folder}: cannot be read: Is a directory"),
+        ({"trace": "none.csv"}, "none.csv"),
     ],
 )
-def test_wrong_sweeps_are_refused_before_anything_runs(tmp_path, changes, error, says):
+def test_wrong_sweeps_are_refused_before_anything_runs(tmp_path, changes, says):
+    """Each mistake is one line with file, line and column."""
     file = write_sweep(tmp_path, **changes)
-    with pytest.raises(error) as raised:
+    with pytest.raises(InputError) as raised:
         quick_sweep(file, tmp_path / "out", runner=None)
-    assert says in str(raised.value)
+    (line,) = raised.value.lines
+    assert says.format(folder=tmp_path) in line
+    if "none.csv" not in says:
+        assert re.match(rf"{re.escape(str(file))}:\d+:\d+: ", line)
     assert not (tmp_path / "out").exists()
 
 
