@@ -38,7 +38,8 @@ def redrawn(trace: Trace, spec: Redraw, seed: int) -> Trace:
 def shifts(trace: Trace, spec: Redraw, seed: int) -> Floats:
     """How much later (s) than in the trace each session of `redrawn` begins; of copies only the first."""
     _, copies, begin_s, at_s = _order(trace, spec, seed)
-    return (at_s - begin_s)[_copy(copies) == 0]
+    later_s: Floats = (at_s - begin_s)[_copy(copies) == 0]
+    return later_s
 
 
 def _order(trace: Trace, spec: Redraw, seed: int) -> tuple[Ints, Ints, Floats, Floats]:

@@ -324,6 +324,20 @@ def test_a_calibrated_virtual_cluster_waits_as_it_did(name):
 
 
 @pytest.mark.long
+@pytest.mark.shared_data
+@pytest.mark.skipif(not PHILLY.is_file(), reason="a public trace that is not part of the project")
+@pytest.mark.parametrize("name", list(PHILLY_CLUSTERS)[:5])
+def test_a_virtual_cluster_waits_as_it_did_where_nothing_is_chosen(name):
+    spec = {"file": str(PHILLY), "clusters": [name], "redraw": {"alike": 2}}
+    base = {"schema_version": 1, "name": "fit", "cluster": {"gpus": PHILLY_CLUSTERS[name][0]}}
+    scenario, trace = from_mapping(base | {"workload": {"trace": spec}}), read_trace(PHILLY, clusters=(name,))
+    waits = [one for one in compared(scenario, trace, ("fifo", "easy", "las"), 5) if "wait" in one.quantity]
+    assert len(waits) == 6
+    for one in waits:
+        assert one.drawn == pytest.approx(one.trace, rel=0.15), one
+
+
+@pytest.mark.long
 def test_a_redrawn_virtual_cluster_waits_as_it_did():
     """Of Philly, on GPUs busy 80 % of the time; under shortest job first it does not (docs/planning.md)."""
     path = Path(__file__).resolve().parents[4] / "shared" / "data" / "traces" / "philly_jobs.csv.gz"
