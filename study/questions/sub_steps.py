@@ -169,6 +169,28 @@ def _s4(v: Values, o: Observation, name: Name) -> Iterable[tuple[str, str]]:
         yield "S423", text
 
 
+def touched(decision: Decision) -> list[int]:
+    """Rows of the jobs of which a decision changes more than the order of fetching, ascending."""
+    o, plan = decision.observation, decision.plan
+    found = [np.empty(0, dtype=np.int64)]
+    if plan.allocation is not None:
+        found.append(plan.allocation.job)
+    if plan.moves is not None:
+        found.append(o.shards.job[plan.moves.shard])
+    for new, old in (
+        (plan.samples_per_step, o.workers.samples_per_step), (plan.gpu_share, o.workers.gpu_share),
+        (plan.gradient_weight, o.workers.gradient_weight),
+    ):  # fmt: skip
+        found += [] if new is None else [o.workers.job[new != old]]
+    for new, old in (
+        (plan.sync_interval, o.jobs.sync_interval), (plan.far_every, o.jobs.far_every),
+        (plan.global_batch, o.jobs.global_batch),
+    ):  # fmt: skip
+        found += [] if new is None else [np.flatnonzero(new != old)]
+    rows: list[int] = np.unique(np.concatenate(found)).tolist()
+    return rows
+
+
 def done_to(decision: Decision, row: int) -> str:
     """What a decision changed of one job, and what asked for it; empty where nothing."""
     o, plan, done = decision.observation, decision.plan, []
@@ -209,8 +231,9 @@ def _given(decision: Decision, row: int, gpus: Ints) -> str:
     if not len(gpus):
         return f"stopped{why}"
     nodes = np.unique(decision.observation.gpus.node[gpus]).tolist()
-    where = f"{_count(len(gpus), 'GPU')} of nodes {_list(np.array(nodes))}{why}"
-    return f"{held} to {where}" if held else f"started on {where}"
+    of = "nodes" if len(nodes) > 1 else "node"
+    where = f"{_count(len(gpus), 'GPU')} of {of} {_list(np.array(nodes))}{why}"
+    return f"from {held} to {where}" if held else f"started on {where}"
 
 
 def _changed(what: str, old: Ints, new: Ints, step: str) -> list[str]:

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from equipoise.formats.database import database
 from equipoise.policies.record.changes import Change, changes
 from equipoise.policies.record.journal import JournalError, read_plans
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.display import digits, show
 from equipoise.study.report.study import RunFolder
 from equipoise.study.report.tables import table
-from equipoise.study.report.timeline import literal
+from equipoise.study.report.timeline import job_names
 
 LISTED = 200
 HEADER = ("time", "job", "asked for by", "GPUs", "goodput needed", "goodput after", "verdict")
@@ -45,10 +44,7 @@ def _table(folder: RunFolder) -> str:
     counts = ", ".join(f"{verdicts.count(v)} {v}" for v in dict.fromkeys(sorted(verdicts)))
     more = f" The first {LISTED}." if len(found) > LISTED else ""
     caption = f"{folder.label}: {len(found)} changes of running jobs, {counts}.{more}"
-    source = f"read_parquet({literal(folder.path / 'jobs.parquet')}, file_row_number = true)"
-    with database() as db:
-        rows = db.execute(f"SELECT name FROM {source} ORDER BY file_row_number").fetchall()
-    names = [str(name) for (name,) in rows]
+    names = job_names(folder.path)
     return table(caption, HEADER, [_row(change, names[change.job]) for change in found[:LISTED]])
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from equipoise.policies.contract import Plan, Refusal
-from equipoise.policies.record.journal import JournalError, read_plans
+from equipoise.policies.contract import Decision, Refusal
+from equipoise.policies.record.journal import JournalError, read
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.display import digits, show
+from equipoise.study.questions.sub_steps import done_to, touched
 from equipoise.study.report.chart import Chart
 from equipoise.study.report.charts.study import (
     jobs_over_time,
@@ -21,11 +22,12 @@ from equipoise.study.report.charts.study import (
 )
 from equipoise.study.report.services import services_over_time
 from equipoise.study.report.study import RunFolder
-from equipoise.study.report.timeline import FOLDER, Bars, bars, events, squeeze
+from equipoise.study.report.timeline import FOLDER, Bars, bars, events, job_names, squeeze
 
 ENTRIES = 50_000
 """Entries of the list of decisions; more make no list that anyone reads."""
 DETAIL_CHARS = 2000
+TEXT_CHARS = 160
 EVENTS_SHOWN = 2000
 FAULTS_DRAWN = 300
 
@@ -49,7 +51,7 @@ def read_detail(folder: RunFolder, key: str, most_bars: int | None) -> Detail | 
 
     Raises InputError when its files are damaged.
     """
-    decisions = None if folder.journal is None else read_decisions(folder.journal)
+    decisions = None if folder.journal is None else read_decisions(folder.journal, job_names(folder.path))
     if not folder.timeline:
         if decisions is None:
             return None
@@ -113,29 +115,37 @@ def _events(folder: RunFolder) -> dict[str, Any] | None:
     return {"header": ("time", "what", "where", "value"), "rows": rows[:EVENTS_SHOWN], "note": note}
 
 
-def read_decisions(path: Path) -> dict[str, Any]:
+def read_decisions(path: Path, names: Sequence[str] = ()) -> dict[str, Any]:
     """The decisions of a journal as columns, texts by number: time, stage, text, detail.
 
-    A reason is one entry, and so is what the world refused. Raises InputError when the journal is damaged.
+    A reason is one entry, and so are what was changed of one job, by its name (of `names`, by row), and what the
+    world refused. Raises InputError when the journal is damaged.
     """
     table = _Table()
     note = ""
     try:
-        for time_s, plan, refused in read_plans(path):
+        for entry in read(path):
             if len(table.time) >= ENTRIES:
                 note = f"The first {len(table.time):,} entries; later ones are in {path.name}."
                 break
-            for stage, text, detail in _entries(plan, refused):
-                table.add(time_s, stage, text, detail)
+            for stage, text, detail in _entries(entry.decision, entry.refused, names):
+                table.add(entry.decision.observation.time_s, stage, text, detail)
     except JournalError as error:
         raise InputError([str(error)]) from error
     return table.plain() | {"note": note}
 
 
-def _entries(plan: Plan, refused: Iterable[Refusal]) -> Iterable[tuple[str, str, str]]:
-    for reason in plan.reasons:
+def _entries(
+    decision: Decision, refused: Iterable[Refusal], names: Sequence[str]
+) -> Iterable[tuple[str, str, str]]:
+    for reason in decision.plan.reasons:
         values = json.dumps({k: _shown(v) for k, v in reason.values.items()}) if reason.values else ""
         yield reason.stage, reason.text, values[:DETAIL_CHARS]
+    for row in touched(decision):
+        if done := done_to(decision, row):
+            text = f"{names[row] if row < len(names) else f'job {row}'}: {done}"
+            cut = len(text) > TEXT_CHARS
+            yield "job", text[: TEXT_CHARS - 4] + " ..." if cut else text, text[:DETAIL_CHARS] if cut else ""
     for refusal in refused:
         yield "refused", f"{refusal.what}: {refusal.why}", ""
 

@@ -183,6 +183,14 @@ def link_load(folder: Path, most: int = 40) -> LinkLoad | None:
     return LinkLoad(edges, tuple(names), load, mean, load.max(axis=1), len(rows))
 
 
+def job_names(folder: Path) -> list[str]:
+    """Names of the jobs of a run directory by row."""
+    source = f"read_parquet({literal(folder / 'jobs.parquet')}, file_row_number = true)"
+    with database() as db:
+        found = db.execute(f"SELECT name FROM {source} ORDER BY file_row_number").fetchnumpy()["name"]
+    return [f"job {row}" if name is None else str(name) for row, name in enumerate(found)]
+
+
 def bars(folder: Path, most: int | None = None) -> Bars:
     """The jobs' segments as packed bars, and those of services' replicas; of more than `most` of jobs, the longest.
 
@@ -205,10 +213,9 @@ def bars(folder: Path, most: int | None = None) -> Bars:
             longest = "ORDER BY s.end_s - s.start_s DESC, s.job_id, s.segment"
             query += f"QUALIFY row_number() OVER ({longest}) <= {most:d} "
         found = connection.execute(f"{query} ORDER BY j.file_row_number, s.segment").fetchnumpy()
-        names = connection.execute(f"SELECT name FROM {jobs} ORDER BY file_row_number").fetchnumpy()["name"]
         nodes, node_of = _first_nodes(connection, folder, jobs)
     columns = {key: np.ma.getdata(values) for key, values in found.items()}
-    called = [None if name is None else str(name) for name in names]
+    called = job_names(folder)
     more, served, places = _of_replicas(folder, len(called))
     if served:
         columns = {key: np.concatenate((values, more[key])) for key, values in columns.items()}

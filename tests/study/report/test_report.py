@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+import equipoise
 from equipoise import cli
 from equipoise.sim.hardware.prices import load_book
 from equipoise.sim.loading.file import from_mapping
@@ -209,6 +210,31 @@ def test_a_run_with_decisions_but_no_timeline(tmp_path: Path) -> None:
     page = page_of(tmp_path)
     assert page.data["runs"][0]["bars"] is None
     assert len(json.loads(page.blob("run-0"))["decisions"]["time"]) == 10
+
+
+def test_decisions_name_the_jobs_that_they_change(tmp_path: Path) -> None:
+    """Each start of a job is an entry with its name, at the time and with the GPUs that its record says."""
+    scenario = {
+        "schema_version": 1, "name": "named", "cluster": {"nodes": [{"name": "n", "count": 2, "gpus": 4}]},
+        "workload": {"jobs": [
+            {"name": "small", "count": 3, "spacing": "5 min", "gpus": 2, "duration": "30 min"},
+            {"name": "wide", "gpus": 8, "arrival": "1 min", "duration": "10 min"},
+        ]},
+    }  # fmt: skip
+    made = equipoise.run(scenario, policy="fifo", out=tmp_path, journal=True)
+    found = json.loads(page_of(tmp_path).blob("run-0"))["decisions"]
+    entries = [
+        (found["time"][k], found["texts"][found["text"][k]])
+        for k in range(len(found["time"]))
+        if found["stages"][found["stage"][k]] == "job"
+    ]
+    starts = {text.partition(": ")[0]: (at_s, text) for at_s, text in entries if ": started on" in text}
+    names = [str(name) for name in made.jobs["name"]]
+    assert sorted(starts) == sorted(names) == ["small-0", "small-1", "small-2", "wide"]
+    for k, name in enumerate(names):
+        assert starts[name][0] == pytest.approx(made.jobs["start_s"][k])
+        assert f"started on {made.jobs['gpus'][k]} GPUs of node" in starts[name][1]
+    assert starts["wide"][1].endswith("of nodes 0/1")
 
 
 def test_of_very_many_decisions_the_first_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
