@@ -142,7 +142,7 @@ def _details(study: Study) -> tuple[list[Detail], tuple[str, ...]]:
         else []
     )
     if not details and not left:
-        why = "no run directory was kept" if not study.detail else "no timeline was kept"
+        why = "No run directory was kept" if not study.detail else "No timeline was kept"
         notes.append(
             f"{why}, so there is no Gantt chart; make the runs with --timeline (and --journal for decisions)"
         )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.front.walkthrough import alike, missing, perform, steps_of
+from tests.front.walkthrough import alike, kept, missing, perform, steps_of
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 TOLERANCE = 0.2
@@ -61,6 +61,14 @@ def test_what_is_missing_is_told():
     assert missing(("a 1", "c 3"), actual, 0.1) == "c 3"
     assert missing(("...", "c 3", "b 2"), actual, 0.1) == "b 2"
     assert "there is more" in missing(("a 1", "b 2"), actual, 0.1)
+
+
+def test_lines_that_are_written_anew_are_those_with_their_label():
+    actual = ["jobs   9", "jobs completed   8", "wait p50  3 s", "wait p95  4 min", "nodes  2  1 USD"]
+    assert kept(("a", "b"), actual) == tuple(actual)
+    shown = ("...", "jobs completed  7", "...", "wait p95  9 s", "wait p50  9 s", "nodes 3 4 USD", "gone 1")
+    renewed = ("...", actual[1], "...", actual[3], actual[2], actual[4], "gone 1")
+    assert kept(shown, actual) == renewed
 
 
 def test_a_command_that_fails_is_told(tmp_path, monkeypatch):

@@ -140,23 +140,34 @@ def _rewritten(kind: str, body: str) -> str:
             perform(step)
         return body
     parts = [
-        raw + "".join(f"{line}\n" for line in _kept(step.expected, perform(step)))
+        raw + "".join(f"{line}\n" for line in kept(step.expected, perform(step)))
         for raw, step in _commands(body)
     ]
     return "".join(parts)
 
 
-def _kept(expected: tuple[str, ...], actual: list[str]) -> tuple[str, ...]:
-    """The new output; where lines were left out, each kept line is the one that begins with the same word."""
+def kept(expected: tuple[str, ...], actual: list[str]) -> tuple[str, ...]:
+    """The new output; where lines were left out, each kept line is the one with its label, else its first word."""
     if LEFT_OUT not in expected:
         return tuple(actual)
-    kept = [
-        next((new for new in actual if new.split()[:1] == line.split()[:1]), line)
-        if line != LEFT_OUT
-        else line
-        for line in expected
-    ]
-    return tuple(kept)
+    return tuple(line if line == LEFT_OUT else _renewed(line, actual) for line in expected)
+
+
+def _renewed(line: str, actual: list[str]) -> str:
+    for of in (_label, _words, lambda text: text.split()[:1]):
+        for new in actual:
+            if of(new) == of(line):
+                return new
+    return line
+
+
+def _words(line: str) -> object:
+    return NUMBER.sub("#", line).split()
+
+
+def _label(line: str) -> object:
+    """What stands before the first column of results."""
+    return re.split(r"\s{2,}", line.strip())[0]
 
 
 if __name__ == "__main__":

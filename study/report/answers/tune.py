@@ -254,16 +254,16 @@ def _matters(found: Sequence[tuple[str, float]]) -> str:
 
 
 def _trials(content: Row, metrics: Sequence[str]) -> str:
-    trials = sorted(content["trials"], key=lambda trial: _order(metrics[0], trial))
+    trials = sorted(enumerate(content["trials"]), key=lambda numbered: _order(metrics[0], numbered[1]))
     keys = list(content["vary"])
     rows = [
         [
-            "as it is" if not trial["values"] else f"trial {content['trials'].index(trial)}",
+            "as it is" if not trial["values"] else f"trial {number}",
             *(_text(trial["values"].get(key, "-")) for key in keys),
             *(shown(metric, trial["means"][metric]) for metric in metrics),
             f"{trial['seeds']}{' (stopped)' if trial['pruned'] else ''}",
         ]
-        for trial in trials[:ROWS_MOST]
+        for number, trial in trials[:ROWS_MOST]
     ]
     head = ("", *(key.removeprefix("policy.") for key in keys), *map(name, metrics), "seeds")
     note = "Of a trial that was stopped early: what it would have had on all seeds, by its ratio to a better one."

@@ -340,8 +340,9 @@ const Charts = (() => {
 
     step() {
       this.curves((s) => {
-        const points = [[this.full.x0, 0]];
-        s.x.forEach((x, k) => points.push([x, k ? s.y[k - 1] : 0], [x, s.y[k]]));
+        const begins = s.x.length && s.x[0] <= this.full.x0 ? s.y[0] : 0; // no rise from 0 where it has begun
+        const points = [[this.full.x0, begins]];
+        s.x.forEach((x, k) => points.push([x, k ? s.y[k - 1] : begins], [x, s.y[k]]));
         if (s.x.length) points.push([this.full.x1, s.y[s.y.length - 1]]);
         return points;
       });
@@ -432,19 +433,21 @@ const Charts = (() => {
       if (points.length > 12) return;
       const taken = points.map(([x, y]) => [x - 5, y - 7, 10, 14]); // no label on a marker
       for (const [x, y, name] of points.sort((a, b) => a[1] - b[1])) {
-        const text = name.length > 28 ? `${name.slice(0, 27)}\u2026` : name;
-        const wide = text.length * 6.6;
-        const free = (right) => {
+        const free = (text, right) => {
+          const wide = text.length * 6.6;
           const box = [right ? x + 8 : x - 8 - wide, y - 7, wide, 14];
           const inside = box[0] > this.left && box[0] + wide < this.left + this.plotWidth;
           const hit = taken.some((b) => box[0] < b[0] + b[2] && b[0] < box[0] + box[2] && Math.abs(box[1] - b[1]) < 13);
           return inside && !hit ? box : null;
         };
-        const right = Boolean(free(true));
-        const box = free(true) || free(false);
-        if (!box) continue;
-        taken.push(box);
-        svg("text", { x: right ? x + 9 : x - 9, y: y + 4, "text-anchor": right ? "start" : "end" }, this.layer, text);
+        const short = name.length > 28 ? `${name.slice(0, 27)}\u2026` : name; // where the whole name has no room
+        const found = [[name, true], [name, false], [short, true], [short, false]].find(([t, right]) => free(t, right));
+        if (!found) continue;
+        const [text, right] = found;
+        taken.push(free(text, right));
+        const place = { x: right ? x + 9 : x - 9, y: y + 4, "text-anchor": right ? "start" : "end" };
+        const label = svg("text", place, this.layer, text);
+        if (text !== name) svg("title", {}, label, name);
       }
     }
 
