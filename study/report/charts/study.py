@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -114,11 +114,18 @@ def _spread(texts: Sequence[str]) -> list[tuple[float, str]]:
 
 def where_time_goes(study: Study) -> Chart | None:
     """Shares of GPU time by use, one bar per policy."""
-    shares = {use: [study.mean(metric, p) for p in study.policies] for metric, use in _USE_METRICS.items()}
+    late = [idle_after_last(study, p) for p in study.policies]
+    return shares_of_time("policy", study.policies, study.mean, late, "Means over runs. ")
+
+
+def shares_of_time(
+    what: str, names: Sequence[str], share: Callable[[str, str], float], late: Sequence[float], note: str
+) -> Chart | None:
+    """Shares of GPU time by use, a bar for each name: share(metric, name); late: idle after the last arrival."""
+    shares = {use: [share(metric, name) for name in names] for metric, use in _USE_METRICS.items()}
     if not any(value > 0 for values in shares.values() for value in values):
         return None
-    at = list(range(len(study.policies)))
-    late = [idle_after_last(study, p) for p in study.policies]
+    at = list(range(len(names)))
     if all(math.isfinite(v) for v in late) and any(v > 5e-4 for v in late):
         shares["idle"] = [idle - v for idle, v in zip(shares["idle"], late, strict=True)]
         shares["late"] = late
@@ -127,16 +134,16 @@ def where_time_goes(study: Study) -> Chart | None:
         for use, values in shares.items()
         if any(v > 5e-4 for v in values)
     )
-    header = ("policy", *(s.name for s in series))
+    header = (what, *(s.name for s in series))
     rows = tuple(
         (p, *(f"{digits(s.y[k])} %" if math.isfinite(s.y[k]) else "-" for s in series))
-        for k, p in enumerate(study.policies)
+        for k, p in enumerate(names)
     )
     text = "; ".join(
         f"{row[0]}: " + ", ".join(f"{n} {v}" for n, v in zip(header[1:], row[1:], strict=True))
         for row in rows[:4]
     )
-    ticks = tuple((float(k), p) for k, p in enumerate(study.policies))
+    ticks = tuple((float(k), p) for k, p in enumerate(names))
     return Chart(
         "uses",
         "bars",
@@ -147,7 +154,7 @@ def where_time_goes(study: Study) -> Chart | None:
         series,
         header,
         rows,
-        "Means over runs. All GPU time from the first arrival to the last completion is 100 %.",
+        f"{note}All GPU time from the first arrival to the last completion is 100 %.",
     )
 
 
