@@ -128,7 +128,7 @@ def shares_of_time(
     at = list(range(len(names)))
     if all(math.isfinite(v) for v in late) and any(v > 5e-4 for v in late):
         shares["idle"] = [idle - v for idle, v in zip(shares["idle"], late, strict=True)]
-        shares["late"] = late
+        shares["late"] = list(late)
     series = tuple(
         Series(USE_LABELS[use], at, [100 * max(v, 0.0) for v in values], colour=use)
         for use, values in shares.items()
