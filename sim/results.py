@@ -91,7 +91,7 @@ def _intervals(jobs: Iterable[TrainingJob]) -> list[str]:
     mtbf = format_seconds(saves.mtbf_s / len(nodes))
     return [f"job {job.name}{more}: a checkpoint every {format_seconds(every_s)}, by young-daly sqrt(2 C M) from "
             f"C {format_seconds(saves.save_s(nodes))} to write it and M {mtbf} between failures of its "
-            f"{len(nodes)} nodes"]  # fmt: skip
+            f"{len(nodes)} node{'s' * (len(nodes) != 1)}"]  # fmt: skip
 
 
 def _columns(rows: list[dict[str, Any]]) -> Columns:

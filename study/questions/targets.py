@@ -237,6 +237,6 @@ def supplied(scenario: Scenario, available: Mapping[str, Supply]) -> tuple[str, 
     for name, gpus in sorted(wanted.items()):
         supply = available.get(name, Supply())
         if gpus > supply.gpus:
-            return f"{gpus} GPUs of {name}, {supply.gpus:g} can be had", 0.0
+            return f"{gpus} GPUs of {name} are needed, {supply.gpus:g} are available", 0.0
         late_s = max(late_s, supply.after_s) if gpus else late_s
     return "", late_s

@@ -58,6 +58,20 @@ def test_checkpoint_interval_is_young_and_dalys():
     assert float(told) * 60 == pytest.approx(by_hand_s, rel=0.1)
 
 
+def test_causes_of_failures_add_up():
+    text = section("Failures, as they were reported")
+    rows = {
+        cause: (int(number), float(hours.replace(",", "")))
+        for cause, number, hours in re.findall(r"^\| (.+?) \| (\d+) \| ([\d,]+) \|$", text, re.MULTILINE)
+    }
+    number, between = rows.pop("all")
+    assert sum(n for n, _ in rows.values()) == number == 419
+    for n, hours in (*rows.values(), (number, between)):
+        assert hours == pytest.approx(54 * 24 * 16_384 / n, rel=0.01)
+    left = number - sum(n for cause, (n, _) in rows.items() if "GPU" in cause)
+    assert pytest.approx(54 * 24 * 16_384 / left, rel=0.01) == 130_000
+
+
 def test_power_cap_slows_by_the_cube_root():
     rows = re.findall(
         r"power_cap (\d+) W .*?  ([\d.]+) d .*?  (\d+) kW", section("What does a power cap cost?")
