@@ -2,7 +2,8 @@
 
 Points are fixed strata (Cochran 1977, Sampling Techniques, section 5): a mean is the mean over points of the
 means over seeds, its variance the sum of the points' variances over the square of their number, its degrees of
-freedom those of Satterthwaite. With one seed per point there is no interval.
+freedom those of Satterthwaite. With one seed per point there is no interval; a point in which nothing is random
+has the variance 0, and takes none from the others.
 """
 
 from __future__ import annotations
@@ -86,6 +87,7 @@ def _study(
 ) -> Study:
     spec = read_tree(about.get("sweep", "{}"), "the sweep").data
     spec = spec if isinstance(spec, dict) else {}
+    _find_exact(db, about, spec)
     columns = {row[0]: str(row[1]) for row in db.execute("DESCRIBE runs").fetchall()}
     varied = [key for key in varied_keys(spec) if key in columns]
     known = (*FIXED, *varied)
@@ -114,6 +116,24 @@ def _study(
     )  # fmt: skip
 
 
+def _find_exact(db: duckdb.DuckDBPyConnection, about: Mapping[str, str], spec: Mapping[str, Any]) -> None:
+    """Make the table `exact_points`: those run on one seed by a whole sweep of several seeds.
+
+    Nothing in them is random. What is under way, or has failed runs there, shows nothing of the kind.
+    """
+    seeds = spec.get("seeds", 1)
+    whole = "planned" in about and isinstance(seeds, int) and seeds > 1
+    rows = int(db.execute("SELECT count(*) FROM runs").fetchall()[0][0])
+    one = (
+        "HAVING count(*) = count(DISTINCT policy)"
+        if whole and rows == int(about["planned"])
+        else "HAVING false"
+    )
+    db.execute(
+        f"CREATE OR REPLACE TEMP TABLE exact_points AS SELECT point, true AS exact FROM runs GROUP BY point {one}"
+    )
+
+
 def _as_listed(metrics: Sequence[str]) -> list[str]:
     """Metrics in the order of every other table, further totals behind them."""
     return [*(m for m in METRICS if m in metrics), *(m for m in metrics if m not in METRICS)]
@@ -136,11 +156,12 @@ _STRATA = """
 SELECT policy, avg(m), sum(v) / pow(count(*), 2),
        pow(sum(v), 2) / nullif(sum(v * v / nullif(n - 1, 0)), 0), sum(n)
 FROM (SELECT policy, point, avg(value) AS m, count(*) AS n,
-             CASE WHEN count(*) > 1 THEN var_samp(value) / count(*) END AS v
-      FROM ({source}) GROUP BY ALL)
+             CASE WHEN count(*) > 1 THEN var_samp(value) / count(*)
+                  WHEN bool_or(exact) THEN 0 END AS v
+      FROM ({source}) LEFT JOIN exact_points USING (point) GROUP BY ALL)
 GROUP BY policy
 """
-# A point with one seed has no variance of its own: then the sum over points is not known either.
+# A point with one seed in which something is random has no known variance: then that of the mean is not known.
 _WHOLE = "CASE WHEN count(v) = count(*) THEN sum(v) END"
 
 

@@ -11,15 +11,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from equipoise import cli
 from equipoise.study.report import sweep as report_sweep
 from equipoise.study.report.charts.study import front, study_charts
 from equipoise.study.report.first import context
 from equipoise.study.report.page import make_report
 from equipoise.study.report.read import read_study
-from equipoise.study.runs.store import Ledger
+from equipoise.study.runs.store import Ledger, connect
 from equipoise.study.statistics import t_quantile
 from tests.study.report.report_data import make_run
 from tests.study.report.report_reader import Page
@@ -148,6 +150,34 @@ def test_the_failed_run_is_in_no_number(sweep: Path) -> None:
     assert found is not None
     assert found.value.n == 5
     assert math.isnan(found.value.half_width)  # one point has one run left
+
+
+def test_a_point_in_which_nothing_is_random_takes_no_interval_from_the_others(tmp_path: Path) -> None:
+    scenario = {
+        "schema_version": 1, "name": "s", "cluster": {"gpus": 4}, "workload": {
+            "models": {"m": {"sample_time": "10 ms", "parameters": 1e6}},
+            "jobs": [{"count": 3, "gpus": 2, "model": "m", "steps": 50, "global_batch": 16}],
+        },
+    }  # fmt: skip
+    spec = {"schema_version": 1, "name": "n", "scenario": "s.yaml", "policies": ["fifo", "sjf"], "seeds": 5,
+            "parameters": {"noise.step_cov": [0, 0.2]}}  # fmt: skip
+    (tmp_path / "s.yaml").write_text(yaml.safe_dump(scenario))
+    (tmp_path / "n.yaml").write_text(yaml.safe_dump(spec))
+    out = tmp_path / "out"
+    assert cli.main(["sweep", str(tmp_path / "n.yaml"), "--out", str(out), "-q"]) == 0
+    with connect(out) as db:
+        asked = "SELECT point, list(makespan_s) FROM runs WHERE policy = 'fifo' GROUP BY 1"
+        values = dict(db.execute(asked).fetchall())
+    assert [len(values[k]) for k in (0, 1)] == [1, 5]
+    found = read_study(out).row("makespan_s", "fifo")
+    assert found is not None
+    half = t_quantile(0.95, 4) * math.sqrt(
+        statistics.variance(values[1]) / 5 / 4
+    )  # the mean of two, one known
+    assert found.value.half_width == pytest.approx(half)
+    trend = next(t for t in read_study(out).trends if t.key == "noise.step_cov")
+    assert trend.halves["fifo"][0] == 0.0
+    assert trend.halves["fifo"][1] > 0.0
 
 
 def test_trends_follow_the_numbers_of_the_key(sweep: Path) -> None:
