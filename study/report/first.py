@@ -190,8 +190,10 @@ def context(study: Study) -> list[tuple[str, str]]:
 
 
 def _cluster(cluster: Mapping[str, Any]) -> str:
+    if not cluster.get("nodes"):
+        return f"{cluster.get('gpus') or 0:,} GPUs, in one pool"
     groups, gpus = [], 0
-    for node in cluster.get("nodes") or ():
+    for node in cluster["nodes"]:
         count, each = int(node.get("count") or 1), int(node.get("gpus") or 0)
         gpus += count * each
         kind = node.get("accelerator") or node.get("name") or "GPU"
@@ -204,7 +206,7 @@ def _cluster(cluster: Mapping[str, Any]) -> str:
     network = f"; network: {shape}" if shape else ""
     if isinstance(over, int | float) and over > 1:
         network += f", {over:g}:1 oversubscribed"
-    return f"{', '.join(groups)} ({gpus} GPUs){network}"
+    return f"{', '.join(groups)} ({gpus:,} GPUs){network}"
 
 
 def _workload(study: Study) -> str:

@@ -175,6 +175,7 @@ def test_a_point_in_which_nothing_is_random_takes_no_interval_from_the_others(tm
         statistics.variance(values[1]) / 5 / 4
     )  # the mean of two, one known
     assert found.value.half_width == pytest.approx(half)
+    assert ("Cluster", "4 GPUs, in one pool") in context(read_study(out))
     trend = next(t for t in read_study(out).trends if t.key == "noise.step_cov")
     assert trend.halves["fifo"][0] == 0.0
     assert trend.halves["fifo"][1] > 0.0
