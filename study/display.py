@@ -155,5 +155,9 @@ def show(metric: str, mean: float, half: float = math.nan) -> str:
             relative = half / abs(mean) if mean else math.nan
             return f"{number}{plus_minus(relative * abs(float(number.replace(',', ''))))} {unit}"
     scale, unit = _scaled(metric, mean)
-    number = f"{mean:.0f}" if not unit and mean == round(mean) else digits(mean / scale)
+    number = digits(mean / scale)
+    if not unit and abs(mean) >= 1e6:  # such as requests: no exponent
+        number = f"{mean:,.0f}"
+    elif not unit and mean == round(mean):
+        number = f"{mean:.0f}"
     return f"{number}{plus_minus(half / scale)} {unit}".rstrip()

@@ -277,8 +277,6 @@ def _trouble(study: Study) -> list[Sentence]:
 
 
 def _undone(study: Study, policies: Sequence[str]) -> str:
-    parts = [
-        f"{p} completes {digits(study.mean('completed', p))} of {digits(study.mean('jobs', p))} jobs"
-        for p in policies
-    ]
+    done = {p: [show(metric, study.mean(metric, p)) for metric in ("completed", "jobs")] for p in policies}
+    parts = [f"{p} completes {some} of {all_of} jobs" for p, (some, all_of) in done.items()]
     return f"{'; '.join(parts)}. Completion times count completed jobs only."

@@ -292,7 +292,7 @@ def test_jobs_that_were_not_completed_are_told(tmp_path: Path) -> None:
             row["mean"] = 3.0
     path.write_text(json.dumps(content))
     text = page_of(tmp_path).text
-    assert "easy completes 3.00 of 4.00 jobs. Completion times count completed jobs only." in text
+    assert "easy completes 3 of 4 jobs. Completion times count completed jobs only." in text
     assert text.index("fifo has the shortest mean completion time") > 0
 
 
