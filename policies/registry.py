@@ -95,6 +95,11 @@ def _renamed(error: Exception) -> str:
     return f"there is no module {old!r}: our modules are now below 'equipoise' (equipoise.policies.contract, ...)"
 
 
+def parameters_of(name: str) -> set[str]:
+    """Names of the parameters of a stage. Raises PolicyError for an unknown stage."""
+    return {f.name for f in dataclasses.fields(stage_class(name))}
+
+
 def make_stage(name: str, parameters: Mapping[str, Any] | None = None) -> Stage:
     """A stage with parameters. Raises PolicyError for an unknown, ill-typed or refused parameter."""
     cls, given = stage_class(name), dict(parameters or {})

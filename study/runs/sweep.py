@@ -17,7 +17,7 @@ from pathlib import Path
 
 from equipoise.policies.contract import CONTRACT_VERSION
 from equipoise.policies.parameters import AnyPolicy, check_used, split_point, with_parameters
-from equipoise.policies.registry import PolicyError, make_policy
+from equipoise.policies.registry import PolicyError, make_policy, parameters_of
 from equipoise.policies.sources import code_hash
 from equipoise.sim.loading.checks import trace_problems
 from equipoise.sim.loading.file import ScenarioFile, read_scenario
@@ -254,7 +254,8 @@ def _wrong_parameters(
             for policy in policies:
                 with_parameters(policy, own)
         except PolicyError as error:
-            yield tree.error(place_of(spec, number, key, value), str(error))
+            known = all(given.keys() <= parameters_of(stage) for stage, given in own.items())
+            yield tree.error(place_of(spec, number, key, *([value] if known else [])), str(error))
 
 
 _CHECKED = 200

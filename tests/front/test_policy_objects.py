@@ -11,9 +11,10 @@ import pytest
 
 import equipoise
 from equipoise.policies.contract import Allocation, AllocationStage, Policy
-from equipoise.policies.registry import PolicyError, make_policy
+from equipoise.policies.registry import make_policy
 from equipoise.sim.record import MissingError
 from equipoise.sim.run import RunFailed
+from equipoise.sim.scenario.tree import InputError
 from equipoise.study.runs.engines.engine import EngineError
 from equipoise.study.runs.sweep import Options
 from equipoise.study.runs.sweep import sweep as make_sweep
@@ -111,7 +112,9 @@ def test_keys_of_stages_that_mean_nothing_are_refused(tmp_path, key, said):
         "schema_version": 1, "name": "s", "scenario": "case.yaml", "policies": ["las"], "parameters": {key: [1.0]},
     }  # fmt: skip
     (tmp_path / "sweep.yaml").write_text(json.dumps(spec))
-    with pytest.raises(PolicyError, match=re.escape(said)):
+    with pytest.raises(
+        InputError, match=rf"sweep.yaml:1:\d+: parameters.{re.escape(key)}: .*{re.escape(said)}"
+    ):
         make_sweep(tmp_path / "sweep.yaml", tmp_path / "out")
 
 
