@@ -63,11 +63,6 @@ def wrapping(model: DistributedDataParallel) -> dict[str, Any]:
     }
 
 
-def local_state(model: DistributedDataParallel) -> list[torch.Tensor]:
-    """Copies of the parameters and buffers, which wrapping anew overwrites with rank 0's."""
-    return [t.detach().clone() for t in (*model.module.parameters(), *model.module.buffers())]
-
-
 def agree(
     model: DistributedDataParallel,
     optimizer: Optimizers,
