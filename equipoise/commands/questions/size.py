@@ -114,13 +114,20 @@ def as_text(answer: Answer, targets: Sequence[Target]) -> Iterator[str]:
     """The answer in words, a line at a time."""
     wanted = ", ".join(target.text for target in targets)
     if answer.best is not None:
-        yield f"{answer.best.candidate.nodes} nodes meet {wanted}: {_values(answer.best.candidate)}"
+        nodes = answer.best.candidate.nodes
+        meet = "1 node meets" if nodes == 1 else f"{nodes} nodes meet"
+        yield f"{meet} {wanted}: {_values(answer.best.candidate)}"
         yield f"  {_results(answer.best, targets)}"
         yield f"  {_sure(answer)}"
         if answer.spares:
             few = answer.best.candidate.nodes - answer.spares
             saved = _saved(answer, targets)
-            yield f"  {answer.spares} of the nodes are spares: {few} would do without faults{saved}"
+            are = (
+                "1 of the nodes is a spare"
+                if answer.spares == 1
+                else f"{answer.spares} of the nodes are spares"
+            )
+            yield f"  {are}: {few} would do without faults{saved}"
     elif answer.closest is None:
         yield f"no size meets {wanted}"
     else:
