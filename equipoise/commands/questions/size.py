@@ -245,6 +245,7 @@ def kept(
 ) -> str:  # fmt: skip
     """The answer with its question, for the page that `report` makes of it."""
     from equipoise.sim.hardware.used_prices import used_prices
+    from equipoise.study.report.first import cluster_line
     from equipoise.study.runs.variants import policy_text
 
     found = answer.best or answer.closest
@@ -262,7 +263,13 @@ def kept(
     paid = dict.fromkeys(
         p for trial in answer.trials for p in used_prices(trial.candidate.scenario, question.file.parent)
     )
-    about: dict[str, Any] = {
+    simulated: dict[str, str] = {}
+    if found is not None:
+        simulated["cluster"] = cluster_line(found.candidate.scenario.cluster.model_dump(mode="json"))
+        if found.runs:
+            jobs = found.mean("jobs")
+            simulated["workload"] = f"{jobs:,.0f} job{'s' if jobs != 1 else ''} in a run"
+    about: dict[str, Any] = simulated | {
         "schema_version": 1, "scenario": found.candidate.scenario.name if found else question.file.stem,
         "prices": [asdict(price) for price in paid],
     }  # fmt: skip
