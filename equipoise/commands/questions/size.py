@@ -114,13 +114,20 @@ def as_text(answer: Answer, targets: Sequence[Target]) -> Iterator[str]:
     """The answer in words, a line at a time."""
     wanted = ", ".join(target.text for target in targets)
     if answer.best is not None:
-        yield f"{answer.best.candidate.nodes} nodes meet {wanted}: {_values(answer.best.candidate)}"
+        nodes = answer.best.candidate.nodes
+        meet = "1 node meets" if nodes == 1 else f"{nodes} nodes meet"
+        yield f"{meet} {wanted}: {_values(answer.best.candidate)}"
         yield f"  {_results(answer.best, targets)}"
         yield f"  {_sure(answer)}"
         if answer.spares:
             few = answer.best.candidate.nodes - answer.spares
             saved = _saved(answer, targets)
-            yield f"  {answer.spares} of the nodes are spares: {few} would do without faults{saved}"
+            are = (
+                "1 of the nodes is a spare"
+                if answer.spares == 1
+                else f"{answer.spares} of the nodes are spares"
+            )
+            yield f"  {are}: {few} would do without faults{saved}"
     elif answer.closest is None:
         yield f"no size meets {wanted}"
     else:
@@ -232,6 +239,7 @@ def kept(
 ) -> str:  # fmt: skip
     """The answer with its question, for the page that `report` makes of it."""
     from equipoise.sim.hardware.used_prices import used_prices
+    from equipoise.study.report.first import cluster_line
     from equipoise.study.runs.variants import policy_text
 
     found = answer.best or answer.closest
@@ -249,7 +257,13 @@ def kept(
     paid = dict.fromkeys(
         p for trial in answer.trials for p in used_prices(trial.candidate.scenario, question.file.parent)
     )
-    about: dict[str, Any] = {
+    simulated: dict[str, str] = {}
+    if found is not None:
+        simulated["cluster"] = cluster_line(found.candidate.scenario.cluster.model_dump(mode="json"))
+        if found.runs:
+            jobs = found.mean("jobs")
+            simulated["workload"] = f"{jobs:,.0f} job{'s' if jobs != 1 else ''} in a run"
+    about: dict[str, Any] = simulated | {
         "schema_version": 1, "scenario": found.candidate.scenario.name if found else question.file.stem,
         "prices": [asdict(price) for price in paid],
     }  # fmt: skip
