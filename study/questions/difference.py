@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from equipoise.policies.plain import from_json
 from equipoise.sim.scenario.tree import InputError, read_text, read_tree
 from equipoise.study.display import LABELS
 from equipoise.study.folders import MANIFEST, SUMMARY
@@ -64,7 +64,7 @@ def _json(folder: Path, name: str) -> dict[str, Any]:
         why = "has not ended" if (folder / MANIFEST).is_file() else "is no run directory"
         raise InputError([f"{folder}: {why} (no {name})"])
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = from_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InputError([f"{path}: is damaged: {error}"]) from error
     if not isinstance(content, dict):

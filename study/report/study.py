@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from typing import Any, Literal
 
 from equipoise.formats.regular import RECORD_BYTES, RefusedError, read_file
 from equipoise.policies.numerals import strict_float
+from equipoise.policies.plain import from_json
 from equipoise.sim.scenario.tree import InputError, read_text, read_tree
 from equipoise.sim.scenario.units import DATA_RATE, SHARE, SIZE, TIME
 from equipoise.study.folders import MANIFEST
@@ -143,7 +143,7 @@ class Study:
 def read_json(path: Path) -> Any:
     """The content of a JSON file, a section. Raises InputError when it cannot be read or is something else."""
     try:
-        content = json.loads(read_file(path, RECORD_BYTES))
+        content = from_json(read_file(path, RECORD_BYTES))
     except OSError as error:
         raise InputError([f"{path}: cannot be read: {error.strerror}"]) from error
     except RefusedError as error:
