@@ -21,6 +21,14 @@ def plain(value: Any) -> Any:
     return value if isinstance(value, str | int | None) else str(value)
 
 
+def number(value: object) -> float:
+    """A number from JSON; NaN for null, for what is none, and for one that is too large to reckon with."""
+    try:
+        return float(value) if isinstance(value, int | float) else math.nan
+    except OverflowError:
+        return math.nan
+
+
 def from_json(text: str | bytes) -> Any:
     """A value from JSON. Raises ValueError, also for one that is nested deeper than can be read."""
     try:
