@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from equipoise.policies.plain import number
 from equipoise.sim.scenario.tree import InputError, read_text, read_tree
 from equipoise.study.display import LABELS
-from equipoise.study.folders import MANIFEST, SUMMARY
+from equipoise.study.folders import MANIFEST, SUMMARY, read_json
 
 ABSENT = "absent"
 _FACTS = ("scenario", "policy", "seed", "code", "versions")
@@ -35,7 +34,7 @@ def difference(first: Path, second: Path) -> Difference:
     names = [*a, *(key for key in b if key not in a)]
     inputs = tuple((k, a.get(k, ABSENT), b.get(k, ABSENT)) for k in names if a.get(k) != b.get(k))
     x, y = (_json(path, SUMMARY) for path in (first, second))
-    metrics = tuple((m, _number(x.get(m)), _number(y.get(m))) for m in LABELS if m in x or m in y)
+    metrics = tuple((m, number(x.get(m)), number(y.get(m))) for m in LABELS if m in x or m in y)
     return Difference(inputs, metrics)
 
 
@@ -63,14 +62,4 @@ def _json(folder: Path, name: str) -> dict[str, Any]:
     if not path.is_file():
         why = "has not ended" if (folder / MANIFEST).is_file() else "is no run directory"
         raise InputError([f"{folder}: {why} (no {name})"])
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError([f"{path}: is damaged: {error}"]) from error
-    if not isinstance(content, dict):
-        raise InputError([f"{path}: is damaged: a section is needed"])
-    return content
-
-
-def _number(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) else math.nan
+    return read_json(path)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from equipoise.policies.plain import number
 from equipoise.sim.scenario.tree import InputError
-from equipoise.study.folders import COMPARISON, LEDGER, MANIFEST, RUNS, SUMMARY
+from equipoise.study.folders import COMPARISON, LEDGER, MANIFEST, RUNS, SUMMARY, read_json, read_manifest
 from equipoise.study.report.study import (
     UNKNOWN,
     FailedRun,
@@ -16,9 +18,7 @@ from equipoise.study.report.study import (
     RunFolder,
     Study,
     first_of_each_policy,
-    number,
     read_config,
-    read_json,
     read_run_folder,
     read_tornado,
 )
@@ -49,7 +49,7 @@ def _single(value: float) -> Interval:
 
 def _run(path: Path) -> Study:
     folder = read_run_folder(path)
-    manifest = read_json(path / MANIFEST)
+    manifest = read_manifest(path)
     summary = path / SUMMARY
     rows: list[Row] = []
     notes: tuple[str, ...] = ()
@@ -59,8 +59,9 @@ def _run(path: Path) -> Study:
         content = read_json(summary)
         skipped = ("identity", "policy", "seed", "totals", "notes")
         rows = [Row(key, policy, _single(number(v))) for key, v in content.items() if key not in skipped]
-        notes = tuple(str(note) for note in content.get("notes", ()))
-        gpus = number((content.get("totals") or {}).get("gpus"))
+        with _damage(summary):
+            notes = tuple(str(note) for note in content.get("notes", ()))
+            gpus = number((content.get("totals") or {}).get("gpus"))
     else:
         failures = (
             FailedRun(f"{policy}, seed {manifest.get('seed')}", str(manifest.get("status", "unknown"))),
@@ -75,7 +76,7 @@ def _run(path: Path) -> Study:
 
 def _comparison(path: Path) -> Study:
     content = read_json(path / COMPARISON)
-    try:
+    with _damage(path / COMPARISON):
         policies, seeds = tuple(content["policies"]), tuple(content["seeds"])
         rows = tuple(_row(row) for row in content["rows"])
         noise_free = bool(content["bound"]["noise_free"])
@@ -83,8 +84,6 @@ def _comparison(path: Path) -> Study:
         runs = [(run["policy"], int(run["seed"]), run["metrics"], run["identity"]) for run in content["runs"]]
         exact = content.get("random") is False
         gpus = {number((run.get("totals") or {}).get("gpus")) for run in content["runs"]}
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputError([f"{path / COMPARISON}: is damaged: {type(error).__name__}: {error}"]) from error
     values = {(policy, seed): metrics for policy, seed, metrics, _ in runs}
     found = [read_run_folder(path / RUNS / key, policy) for policy, _, _, key in runs]
     folders = tuple(folder for folder in found if folder is not None)
@@ -103,6 +102,15 @@ def _comparison(path: Path) -> Study:
         exact,
         gpus.pop() if len(gpus) == 1 else math.nan, level, tornado=read_tornado(path), config=read_config(folders),
     )  # fmt: skip
+
+
+@contextmanager
+def _damage(path: Path) -> Iterator[None]:
+    """Raises InputError where a part of a file is missing or of another kind."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise InputError([f"{path}: is damaged: {type(error).__name__}: {error}"]) from error
 
 
 def _failures(content: Mapping[str, Any], folders: Sequence[RunFolder]) -> tuple[FailedRun, ...]:

@@ -8,6 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from equipoise.policies.plain import number
 from equipoise.sim.hardware.used_prices import UsedPrice
 from equipoise.sim.scenario.units import format_scaled
 from equipoise.study.folders import SIZE
@@ -18,7 +19,6 @@ from equipoise.study.report.chart import Axis, Chart, Series
 from equipoise.study.report.charts.study import front
 from equipoise.study.report.first import Figure
 from equipoise.study.report.page import composed, figure, section
-from equipoise.study.report.study import number
 from equipoise.study.report.tables import table
 
 KEYS = (
