@@ -67,11 +67,12 @@ class DataFlow(Stage):
     """Moves unstarted shards from workers that own too much for their speed to those that own too little.
 
     `formula` follows the source method; its formula images are lost, so the forms are ours, with each
-    variable acting in the direction that the text gives: capacity = forecast gradient rate x samples per
-    gradient = C; tau = data share * (1 + L) / C; I = max(tau) / mean(tau) - 1; F(T) = sum of T_ij * C_j / (1 + L_j)
-    * b_ij / b_max, filled greedily by weight. `optimal` solves the transportation problem that meets all
-    deficits with the least transfer time. L is the share of its node's interface that others than the job use,
-    smoothed; what others take of the node's cores and of the GPU is in the measured rates, and so in C, already. A worker gives and gets only what its capacity and its part of the deal
+    variable acting in the direction that the text gives: C = forecast gradient rate x samples per gradient;
+    tau = data share * (1 + L) / C; I = max(tau) / mean(tau) - 1; F(T) = sum of T_ij * C_j / (1 + L_j) * b_ij /
+    b_max, filled greedily by weight; a worker lacks what its part of C / (1 + L) is short of. `optimal` solves the
+    transportation problem that meets all deficits with the least transfer time. L is the share of its node's
+    interface that others than the job use, smoothed; what others take of the node's cores and of the GPU is in the
+    measured rates, and so in C, already. A worker gives and gets only what its capacity and its part of the deal
     both call for, since workers that step together read what is dealt. Equal workers with equal data change
     nothing. A gradient that is not sound has weight 0, and its GPU is suspect once that has lasted.
     """
