@@ -131,9 +131,10 @@ class DataFlow(Stage):
         if self.frozen == "S112":
             capacity = np.where(np.isnan(capacity), np.nan, 1.0)
         owned, free = observation.workers.samples_owned, capacity / loaded
-        index, lacking = imbalance(groups.first, free, owned, healthy)
-        _, surplus = imbalance(groups.first, capacity, owned, healthy)
-        surplus = np.where(surplus < 0.0, np.maximum(surplus, np.minimum(lacking, 0.0)), surplus)
+        index, surplus = imbalance(groups.first, free, owned, healthy)
+        if (loaded > 1.0).any():  # who is loaded lacks less; nobody has more to give for it
+            lacking, surplus = surplus, imbalance(groups.first, capacity, owned, healthy)[1]
+            surplus = np.where(surplus < 0.0, np.maximum(surplus, np.minimum(lacking, 0.0)), surplus)
         # Workers of a job step together, so what is read is what is dealt: no data goes where it is not.
         dealt = np.maximum(state["samples"], 1e-3)
         _, unread = imbalance(groups.first, np.where(np.isnan(capacity), np.nan, dealt), owned, healthy)
@@ -212,7 +213,7 @@ class DataFlow(Stage):
         if not np.isnan(seen).all():
             load += self.smoothing * np.nan_to_num(seen - load)
             np.copyto(load, seen, where=np.isnan(load))
-        factor: Floats = 1.0 + np.nan_to_num(load, nan=0.0)
+        factor: Floats = np.where(load > 0.0, 1.0 + load, 1.0)
         return factor
 
     def _acting(self, groups: WorkersByJob, index: Floats, memory: Memory) -> tuple[Ints, Bools]:
