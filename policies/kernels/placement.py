@@ -219,8 +219,8 @@ def _put_back(usable: Ints, node: Ints, count: Ints, k: int) -> None:
 
 @jit_in_place
 def _choose_weighted(
-    usable: Ints, most_usable: int, blocks: Ints, weight: Floats, group: Ints, groups: int, order: Ints, wanted: int,
-    alike: bool, node: Ints, count: Ints,
+    usable: Ints, most_usable: int, blocks: Ints, weight: Floats, group: Ints, groups: int, order: Ints,
+    wanted: int, alike: bool, node: Ints, count: Ints,
 ) -> int:  # fmt: skip
     """The heaviest nodes of the one group that is worth most; unless `alike`, of all where none is enough."""
     first = 0
