@@ -57,9 +57,9 @@ class Synchronisation(Stage):
     h <- h * exp(-eta * K) within 1 .. 1 + 0.1 / drift, so that fast updates with little delay synchronise more
     often. alpha is 1 and beta 1 / `delay` (h settles near r = 0.09 then), until recorded changes of the interval
     say otherwise (`policies.stages.coefficient`). Where some workers reach each other much faster than all do,
-    their near exchanges have an interval of their own, and all exchange less often. Workers that push by themselves,
-    without waiting for others, have each an interval of its own, by its own r. A job that waits begins where its
-    estimates would settle. Shares follow R' = R * (E / P) * lambda / (1 + delta), and what is free of a GPU is
+    their near exchanges have an interval of their own, and all exchange less often. Workers that push by themselves
+    and wait for no other have an interval each, by their own r. A job that waits begins where its estimates would
+    settle. Shares follow R' = R * (E / P) * lambda / (1 + delta), and what is free of a GPU is
     handed out while no job waits for a share. `optimal`: the H of least expected period per useful step, and the
     shares that minimise the slowest co-located job's slowdown. While a job's step times are spread wider than
     `spread` and its work is being dealt anew, its interval is kept: tasks first. New deals and shares that lower
@@ -145,8 +145,8 @@ class Synchronisation(Stage):
 
         k = coefficient(h, far_s)
         acts = groups.sound & (~held | (self.frozen == "S311")) & (self.frozen != "S312")
-        apart, pushes, pushed = do_not_wait(observation, groups), plan.pushes(observation), {}
-        rounds = planned[rows]
+        apart, pushes, rounds = do_not_wait(observation, groups), plan.pushes(observation), planned[rows]
+        pushed: dict[str, Any] = {}
         if apart.any():
             pushes, rounds, pushed = push_intervals(
                 observation, groups, plan, memory, acts & apart, alpha, beta / self.delay, self.eta,

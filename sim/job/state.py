@@ -74,7 +74,8 @@ class TrainingState:
         self.round: Snapshot | None = None  # data as an asynchronous round began
         self.generation = 0  # raised by every stop: what was under way before is void
         self.undone_gpu_s = 0.0  # computing that counts as lost or as restart
-        self.exchanged_bytes, self._traffic_seen = 0.0, (0, 0)
+        self.exchanged_bytes = 0.0
+        self._traffic_seen: tuple[float, int] = (0, 0)
 
     @property
     def runs(self) -> bool:

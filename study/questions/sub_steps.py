@@ -112,12 +112,10 @@ def _s3(v: Values, o: Observation, name: Name) -> Iterable[tuple[str, str]]:
         text += f": {' and '.join(f'{some}exchange {what} often' for what in wants) or 'settled'}"
         yield "S312", text
     text = f"intervals up to {_count(v['s313_interval_max'], 'step')}, {v['s313_changed'] or 'none'} changed"
-    yield (
-        "S313",
-        text
-        + (f"; near exchanges in {_count(v['s313_levels'], 'job')}" if v["s313_levels"] else "")
-        + (f"; pushes up to {_count(v['s313_push_interval_max'], 'step')} apart" if _known(v, "s313_push_interval_max") else ""),
-    )
+    text += f"; near exchanges in {_count(v['s313_levels'], 'job')}" if v["s313_levels"] else ""
+    if _known(v, "s313_push_interval_max"):
+        text += f"; pushes up to {_count(v['s313_push_interval_max'], 'step')} apart"
+    yield "S313", text
     if v["s321_virtual_gpus"]:
         text = f"{_count(v['s321_virtual_gpus'], 'worker')} on shared GPUs"
         if _known(v, "s321_capability_min"):
@@ -205,7 +203,9 @@ def done_to(decision: Decision, row: int) -> str:
     if plan.samples_per_step is not None:
         done += _changed("samples", o.workers.samples_per_step[mine], plan.samples_per_step[mine], "S223")
     if plan.push_interval is not None:
-        done += _changed("steps between pushes", o.workers.push_interval[mine], plan.push_interval[mine], "S313")
+        done += _changed(
+            "steps between pushes", o.workers.push_interval[mine], plan.push_interval[mine], "S313"
+        )
     if plan.gradient_weight is not None:
         left_out = int((plan.gradient_weight[mine] < o.workers.gradient_weight[mine]).sum())
         done += [f"{_count(left_out, 'gradient')} left out (S111)"] if left_out else []
