@@ -24,7 +24,7 @@ Grams = Annotated[float, Field(ge=0)]
 class Region(BaseModel):
     """What a kilowatt-hour emits (g of CO2), all day or in each hour of the local day."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
     mean: Grams | None = None
     hours: tuple[Grams, ...] = ()
@@ -43,7 +43,7 @@ class Region(BaseModel):
 class CarbonBook(BaseModel):
     """Regions of one date, with where the numbers are from."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     schema_version: Literal[1] = 1
     name: str

@@ -47,7 +47,7 @@ class PriceBook(BaseModel):
     USD/(byte s); network: USD/h per node, beyond what the GPUs' prices include.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
     schema_version: Literal[1] = 1
     name: str
