@@ -78,8 +78,15 @@ def test_a_kernel_may_call_itself(tmp_path: Path) -> None:
         "    if n < 2:\n        return 1\n    return n * factorial(n - 1)\n"
         "@jit\ndef doubled(n):\n    return 2 * factorial(n)\n"
     )
-    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\nfrom recursive import *\nprint(doubled(5), factorial(4))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    code = "from recursive import *\nprint(doubled(5), factorial(4))"
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+        check=True,
+    )
     assert done.stdout == "240 24\n"
 
 
