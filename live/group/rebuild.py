@@ -82,7 +82,8 @@ def agree(
     share_states(targets, {"optimizer": optimizer, **extra}, everything[0].device)
     with torch.no_grad():
         if merge:
-            sources = mine if mine is not None else [t.detach().clone() for t in everything]
+            # Copies: where this breaks off, and is tried again with others, `mine` is still this member's own.
+            sources = [t.detach().clone() for t in (everything if mine is None else mine)]
             average(sources, weight)
             moments = [t.clone() for t in optimizer_tensors(optimizer)]
             average(moments, weight)

@@ -117,9 +117,7 @@ def make(seed: int, net: bool = True) -> Plan:
     far_every = 1
     if seed >= LEVELS_FROM:
         ranks, interval, far_every = 4, draw.choice([1, 2]), draw.choice([2, 3])
-    if (
-        interval * far_every > 1
-    ):  # one death: what its replica held cannot be told from a share that was dealt twice
+    elif interval > 1:  # one death
         ranks = max(ranks, 3)
         faults = [f for k, f in enumerate(faults) if f.what not in ("kill", "stop", "cut") or k == 0]
     return Plan(
