@@ -103,7 +103,9 @@ def _inputs(found: Difference, names: list[str]) -> str:
 def _metrics(found: Difference, names: list[str]) -> str:
     rows, equal = [], []
     for metric, a, b in found.metrics:
-        if a == b or (math.isnan(a) and math.isnan(b)):
+        if math.isnan(a) and math.isnan(b):
+            continue
+        if a == b:
             equal.append(name(metric))
         else:
             ratio = f"x {digits(b / a)}" if a > 0.0 and math.isfinite(b) else "-"
