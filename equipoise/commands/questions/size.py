@@ -24,10 +24,26 @@ if TYPE_CHECKING:
 
 @click.command()
 @scenario_options
-@click.option("--vary", required=True, multiple=True, metavar="KEY=LOW:HIGH", help="Sizes to choose from.")
-@click.option("--target", required=True, multiple=True, metavar="NAME<=VALUE", help="E.g. makespan<=24h.")
 @click.option(
-    "--objective", type=click.Choice(["nodes", "price", "cost"]), default="nodes", show_default=True
+    "--vary",
+    required=True,
+    multiple=True,
+    metavar="KEY=LOW:HIGH",
+    help="Values to choose from: cluster.nodes.0.count=2:8, or KEY=A,B,C; may be given again.",
+)
+@click.option(
+    "--target",
+    required=True,
+    multiple=True,
+    metavar="NAME<=VALUE",
+    help="What must hold, e.g. makespan<=24h; may be given again.",
+)
+@click.option(
+    "--objective",
+    type=click.Choice(["nodes", "price", "cost"]),
+    default="nodes",
+    show_default=True,
+    help="What shall be least: nodes, the price of an hour, or the cost of the run.",
 )
 @click.option("--grow", is_flag=True, help="Training jobs grow and shrink with the cluster.")
 @click.option("--rank", is_flag=True, help="Run every size, and list them all, the best first.")

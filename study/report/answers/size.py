@@ -214,7 +214,7 @@ def against_cost(rows: Sequence[Row], target: Target) -> Chart | None:
     if len(known) < 2:
         return None
     cost, time_s = ([float(row[of]) for row in known] for of in ("cost_usd", key))
-    y, divisor = axis(key, time_s, zero=key != "makespan_s")
+    y, divisor = axis(key, time_s, zero=False)
     best = front(cost, time_s)
     parts = [(label, [k for k, row in enumerate(known) if row["meets"] == meets]) for label, meets in
              (("meets the targets", True), ("misses", False))]  # fmt: skip
