@@ -30,7 +30,7 @@ def number(value: object) -> float:
 
 
 def from_json(text: str | bytes) -> Any:
-    """A value from JSON. Raises ValueError, also for one nested deeper than can be read, or with half characters."""
+    """A value from JSON. Raises ValueError, also where it is nested too deeply or holds half a character."""
     try:
         value = json.loads(text)
     except RecursionError:
