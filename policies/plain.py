@@ -30,8 +30,15 @@ def number(value: object) -> float:
 
 
 def from_json(text: str | bytes) -> Any:
-    """A value from JSON. Raises ValueError, also for one that is nested deeper than can be read."""
+    """A value from JSON. Raises ValueError, also where it is nested too deeply or holds half a character."""
     try:
-        return json.loads(text)
+        value = json.loads(text)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+    halves = ("\\ud", "\\uD") if isinstance(text, str) else (b"\\ud", b"\\uD")
+    if any(half in text for half in halves):  # type: ignore[operator]
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise ValueError("half a character, which is no text") from None
+    return value

@@ -77,12 +77,16 @@ def _run(path: Path) -> Study:
 def _comparison(path: Path) -> Study:
     content = read_json(path / COMPARISON)
     with _damage(path / COMPARISON):
-        policies, seeds = tuple(content["policies"]), tuple(content["seeds"])
+        policies, seeds = tuple(map(str, content["policies"])), tuple(map(int, content["seeds"]))
         rows = tuple(_row(row) for row in content["rows"])
         noise_free = bool(content["bound"]["noise_free"])
         level = float((content.get("until") or {}).get("level") or content.get("confidence") or CONFIDENCE)
-        runs = [(run["policy"], int(run["seed"]), run["metrics"], run["identity"]) for run in content["runs"]]
+        runs = [
+            (str(run["policy"]), int(run["seed"]), dict(run["metrics"]), Path(str(run["identity"])).name)
+            for run in content["runs"]
+        ]
         exact = content.get("random") is False
+        scenario, notes = str(content["scenario"]), tuple(map(str, content.get("notes", ())))
         gpus = {number((run.get("totals") or {}).get("gpus")) for run in content["runs"]}
     values = {(policy, seed): metrics for policy, seed, metrics, _ in runs}
     found = [read_run_folder(path / RUNS / key, policy) for policy, _, _, key in runs]
@@ -96,10 +100,9 @@ def _comparison(path: Path) -> Study:
 
     failures = _failures(content, folders)
     return Study(
-        "comparison", path, str(content["scenario"]), policies, len(seeds), rows, folders,
+        "comparison", path, scenario, policies, len(seeds), rows, folders,
         first_of_each_policy(folders), versus, failures, len(failures),
-        tuple(map(str, content.get("notes", ()))), noise_free,
-        exact,
+        notes, noise_free, exact,
         gpus.pop() if len(gpus) == 1 else math.nan, level, tornado=read_tornado(path), config=read_config(folders),
     )  # fmt: skip
 
@@ -127,4 +130,6 @@ def _row(row: Mapping[str, Any]) -> Row:
     n = int(row["seeds"])
     value = Interval(number(row["mean"]), number(row["low"]), number(row["high"]), n)
     ratio = Interval(number(row["ratio"]), number(row["ratio_low"]), number(row["ratio_high"]), n)
-    return Row(row["metric"], row["policy"], value, ratio, number(row["bound"]), number(row["over_bound"]))
+    return Row(
+        str(row["metric"]), str(row["policy"]), value, ratio, number(row["bound"]), number(row["over_bound"])
+    )
