@@ -42,11 +42,12 @@ class Difference:
         rows: dict[str, tuple[str, str, str]] = {}
         for key, a, b in self.inputs:
             if {a, b} == {ABSENT, NONE} and any(
-                other.startswith(f"{key}.") for other in self.keys[a == NONE]
+                inner.startswith(f"{key}.") for inner in self.keys[a == NONE]
             ):
                 continue  # the section that the other run has is named by itself
             if ABSENT in (a, b) and (section := _alone(key, self.keys[a == ABSENT], self.keys[a != ABSENT])):
-                rows.setdefault(section, (section, *(ABSENT if v == ABSENT else GIVEN for v in (a, b))))
+                mine, other = (ABSENT if value == ABSENT else GIVEN for value in (a, b))
+                rows.setdefault(section, (section, mine, other))
             else:
                 rows[key] = (key, _with_unit(a, unit.get(key, "")), _with_unit(b, unit.get(key, "")))
         return list(rows.values())

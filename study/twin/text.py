@@ -126,7 +126,7 @@ def _parting(parting: Parting, alike: int) -> Iterator[str]:
         f"decisions: the first {alike} alike, at {parting.decision} {parting.what} parts: "
         f"live {parting.live}, simulated {parting.simulated}"
     )
-    causes = [[column] for column in parting.columns[:_COLUMNS_SHOWN]] or [parting.together]
+    causes = [[column] for column in parting.columns[:_COLUMNS_SHOWN]] or [list(parting.together)]
     for columns in causes:
         yield f"  {reason(parting, columns)}"
         for column in columns:
