@@ -11,7 +11,7 @@ from equipoise.policies.baselines.shares import fragmentation
 from equipoise.policies.contract import UNCHANGED, check
 from equipoise.policies.observation import Gpus, Jobs, JobState, Nodes, Observation, Workers
 from equipoise.policies.registry import PolicyError, make_stage
-from tests.bench.inflation import Tasks, openb, rules, unallocated
+from tests.policies.baselines.inflation import Tasks, openb, rules, unallocated
 from tests.policies.observations import change
 
 DATA = Path(__file__).resolve().parents[4] / "shared" / "data"
