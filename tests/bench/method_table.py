@@ -30,7 +30,8 @@ from tests.bench.method_generator import generated
 
 SCENARIOS = (
     "quickstart", "skewed-data", "congested", "weak-host", "remote-storage", "sick-gpu", "shared-gpus", "two-rooms",
-    "full-memory", "worn-nodes", "unequal-demand", "slow-uplinks", "shared-hosts", "two-racks", "faulty",
+    "full-memory", "worn-nodes", "unequal-demand", "slow-uplinks", "shared-hosts", "two-racks", "slow-pushes",
+    "faulty",
 )  # fmt: skip
 JUDGED = "completion_mean_s"
 HELPS = 1.02
