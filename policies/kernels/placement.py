@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.policies.kernels.arrays import position
-from equipoise.policies.kernels.jit import jit_in_place
+from equipoise.policies.kernels.jit import ZERO, jit_in_place
 from equipoise.policies.observation import Bools, Floats, Ints
 
 COUNTED, PACKED, ANY = 0, 1, 2
@@ -295,19 +295,6 @@ def place(
     `need` is memory per GPU (bytes); `alike`: all in one group, the first that has room. Writes the GPU rows to
     out[at : at + wanted] and takes them out of `c`; changes nothing when False.
     """
-    if not alike or wanted <= 1 or c.groups < 2 or rule == WEIGHTED:
-        return _place_in(c, wanted, share, need, alike, NOTHING, rule, out, at)
-    for only in range(c.groups):  # noqa: SIM110 (the compiler knows no generators)
-        if _place_in(c, wanted, share, need, alike, only, rule, out, at):
-            return True
-    return False
-
-
-@jit_in_place
-def _place_in(
-    c: Room, wanted: int, share: float, need: float, alike: bool, only: int, rule: int, out: Ints, at: int
-) -> bool:
-    """The same on nodes of group `only` (-1: of any)."""
     if wanted <= 0:
         return False
     first_gpu, room, memory = c.first_gpu, c.room, c.memory_bytes
@@ -317,44 +304,47 @@ def _place_in(
             out[at] = g
             take(c.free, room, n, g, share)
         return g >= 0
-    node, count, usable, size, most = c.scratch[0], c.scratch[1], c.free, c.size, c.most[0]
-    blocks = c.most if c.order.size > _BLOCK else c.most[:0]
-    if share < WHOLE or need > c.least_memory_bytes or only >= 0:
-        usable, size, most, blocks = c.scratch[2], c.scratch[3], c.largest, c.most[:0]
-        for n in range(size.size):
-            size[n] = c.size[n]
-        _count_usable(first_gpu, c.up, room, memory, share, need, usable, size)
-        if only >= 0:
+    grouped = alike and wanted > 1 and c.groups >= 2 and rule != WEIGHTED
+    node, count = c.scratch[0], c.scratch[1]
+    for only in range(ZERO if grouped else NOTHING, c.groups if grouped else ZERO):  # -1: of any group
+        usable, size, most = c.free, c.size, c.most[0]
+        blocks = c.most if c.order.size > _BLOCK else c.most[:0]
+        if share < WHOLE or need > c.least_memory_bytes or only >= 0:
+            usable, size, most, blocks = c.scratch[2], c.scratch[3], c.largest, c.most[:0]
             for n in range(size.size):
-                if c.group[n] != only:
-                    usable[n], size[n] = 0, 0
-    if rule == COUNTED:
-        chosen = _choose_counted(usable, wanted, node, count)
-    elif rule == ANY:
-        chosen = _choose_any(usable, wanted, node, count)
-    elif rule == PACKED:
-        chosen = _choose_packed(usable, size, c.up, wanted, node, count)
-    else:
-        chosen = _choose_weighted(
-            usable, most, blocks, c.weight, c.group, c.groups, c.order, wanted, alike, node, count
-        )
-    _put_back(usable, node, count, chosen)
-    end = at
-    for k in range(chosen):
-        first, missing = first_gpu[node[k]], count[k]
-        for g in range(first, first + c.size[node[k]]):
-            if missing > 0 and room[g] >= share - 1e-9 and not memory[g] < need:
-                out[end] = g
-                end += 1
-                missing -= 1
-    if end - at < wanted:
-        return False
-    end = at
-    for k in range(chosen):
-        for _ in range(count[k]):
-            take(c.free, room, node[k], out[end], share)
-            end += 1
-    return True
+                size[n] = c.size[n]
+            _count_usable(first_gpu, c.up, room, memory, share, need, usable, size)
+            if only >= 0:
+                for n in range(size.size):
+                    if c.group[n] != only:
+                        usable[n], size[n] = 0, 0
+        if rule == COUNTED:
+            chosen = _choose_counted(usable, wanted, node, count)
+        elif rule == ANY:
+            chosen = _choose_any(usable, wanted, node, count)
+        elif rule == PACKED:
+            chosen = _choose_packed(usable, size, c.up, wanted, node, count)
+        else:
+            chosen = _choose_weighted(
+                usable, most, blocks, c.weight, c.group, c.groups, c.order, wanted, alike, node, count
+            )
+        _put_back(usable, node, count, chosen)
+        end = at
+        for k in range(chosen):
+            first, missing = first_gpu[node[k]], count[k]
+            for g in range(first, first + c.size[node[k]]):
+                if missing > 0 and room[g] >= share - 1e-9 and not memory[g] < need:
+                    out[end] = g
+                    end += 1
+                    missing -= 1
+        if end - at >= wanted:
+            end = at
+            for k in range(chosen):
+                for _ in range(count[k]):
+                    take(c.free, room, node[k], out[end], share)
+                    end += 1
+            return True
+    return False
 
 
 @jit_in_place
