@@ -13,6 +13,7 @@ from equipoise.policies.observation import Floats
 from equipoise.sim.hardware.profile import file_of, scenarios_dir
 from equipoise.sim.scenario.errors import read_model
 from equipoise.sim.scenario.model import Energy
+from equipoise.sim.scenario.names import alike
 from equipoise.sim.scenario.tree import InputError
 
 DAY_S = 86400.0
@@ -68,8 +69,10 @@ def load_carbon(energy: Energy, base: Path | None = None) -> tuple[CarbonBook, R
     path = carbon_path(energy.carbon_book, base)
     book = read_carbon(path)
     if energy.region not in book.regions:
-        known = ", ".join(sorted(book.regions))
-        raise InputError([f"region {energy.region!r} is not in {path.name}; there are {known}"])
+        known = sorted(book.regions)
+        meant = [one for one in alike(energy.region, known) if one.lower() == energy.region.lower()]
+        hint = f"did you mean {meant[0]!r}?" if meant else f"there are {', '.join(known)}"
+        raise InputError([f"region {energy.region!r} is not in {path.name}; {hint}"])
     return book, book.regions[energy.region]
 
 

@@ -6,7 +6,6 @@ A profile is a YAML file (`scenarios/hardware/*.yaml`, or what calibration write
 
 from __future__ import annotations
 
-import difflib
 import math
 import os
 import re
@@ -30,6 +29,7 @@ from equipoise.policies.files import write_whole
 from equipoise.policies.sources import root
 from equipoise.sim.scenario.errors import read_model
 from equipoise.sim.scenario.model import NodeGroup
+from equipoise.sim.scenario.names import alike
 from equipoise.sim.scenario.tree import InputError, write_tree
 from equipoise.sim.scenario.units import (
     DATA_RATE,
@@ -319,9 +319,7 @@ class HardwareProfile(_Part):
     def accelerator(self, name: str) -> Accelerator:
         """The accelerator of that name. Raises ValueError with the known names."""
         if name not in self.accelerators:
-            text = name.lower().replace("-", "_").replace(" ", "_")
-            close = [known for known in self.accelerators if text in known or known in text]
-            close = close or difflib.get_close_matches(text, self.accelerators, n=1)
+            close = alike(name, list(self.accelerators))
             hint = (
                 f"did you mean {' or '.join(close)}?"
                 if close
