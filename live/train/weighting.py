@@ -98,8 +98,10 @@ class WeightedGradients:
             factor = self._factor()
             if factor == 1.0 or gradients[0] is None:
                 return None
-            is_ours = factor != 0.0 and gradients[0].numel() >= _LARGE and _holders(gradients) in _one_holder()
-            (gradient,) = gradients
+            is_ours = (
+                factor != 0.0 and gradients[0].numel() >= _LARGE and _holders(gradients) in _one_holder()
+            )
+            gradient = gradients[0]
             if factor == 0.0 and self._own_weights and _is_something(gradient):
                 raise ValueError(
                     f"loss_reduction: 'sum' is not allowed for this loss, of which a part reaches {name} past the "
@@ -133,12 +135,13 @@ class WeightedGradients:
                     tensor.register_hook(torch.zeros_like)
 
 
-def _holders(gradients: tuple[torch.Tensor, ...]) -> tuple[int, ...] | None:
+def _holders(gradients: tuple[torch.Tensor | None, ...]) -> tuple[int, ...] | None:
     """How many hold the one gradient that a hook was given: as an object, a tensor, its memory, and what it views.
 
     None where that cannot be told, or where one number may stand in several places.
     """
     gradient = gradients[0]
+    assert gradient is not None
     plain = type(gradient) is torch.Tensor and gradient.layout == torch.strided and gradient.is_contiguous()
     if not plain or torch.is_grad_enabled() or not hasattr(gradient, "_use_count"):
         return None
