@@ -154,8 +154,8 @@ def _holders(gradients: tuple[torch.Tensor | None, ...]) -> tuple[int, ...] | No
 def _one_holder() -> frozenset[tuple[int, ...]]:
     """The same of gradients that the backward pass alone holds, which may be changed where they lie.
 
-    Found by backward passes, of a product and of a linear layer, whose gradient is a view; what anyone else holds, as
-    a hook or another parameter does, counts more.
+    Found by backward passes, of a product and of a linear layer, whose gradient is a view; what anyone else holds,
+    as a hook or another parameter does, counts more.
     """
     found: list[tuple[int, ...] | None] = []
     parameter = torch.zeros(2, 2, requires_grad=True)

@@ -355,7 +355,9 @@ def large_losses() -> dict[str, Any]:
 @pytest.mark.parametrize("accumulated", [False, True])
 @pytest.mark.parametrize("hooked", [False, True])
 @pytest.mark.parametrize("name", large_losses())
-def test_a_large_gradient_is_weighted_once_whoever_holds_it(name: str, hooked: bool, accumulated: bool) -> None:
+def test_a_large_gradient_is_weighted_once_whoever_holds_it(
+    name: str, hooked: bool, accumulated: bool
+) -> None:
     from equipoise.live.train.weighting import WeightedGradients
 
     class Whole:
@@ -378,7 +380,9 @@ def test_a_large_gradient_is_weighted_once_whoever_holds_it(name: str, hooked: b
         loss(*pair).backward()
     for k, (gradient, parameter) in enumerate(zip(gradients, pair, strict=True)):
         torch.testing.assert_close(parameter.grad, times * 0.625 * gradient, rtol=1e-14, atol=0)
-        assert all(torch.equal(one, gradient) for one in kept[k])  # what the script's hook keeps stays as it was
+        assert all(
+            torch.equal(one, gradient) for one in kept[k]
+        )  # what the script's hook keeps stays as it was
         assert len(kept[k]) == hooked * times
 
 
