@@ -18,8 +18,6 @@ batch only: its statistics, and so the result, depend on the shares.
 from __future__ import annotations
 
 import dataclasses
-import functools
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from weakref import WeakSet
@@ -32,7 +30,6 @@ from equipoise.live.options import Reduction
 from equipoise.live.train.wrapped import Replicated
 
 _weighted: WeakSet[torch.nn.Module] = WeakSet()
-_LARGE = 1 << 14  # elements of a gradient that is worth asking who holds it: a copy takes fresh memory
 
 
 def contribution_scale(samples: float, total: float, ranks: int, reduction: Reduction) -> float:
@@ -95,19 +92,15 @@ class WeightedGradients:
     def _weigh(self, name: str, parameter: torch.Tensor) -> None:
         def weigh(gradients: tuple[torch.Tensor | None, ...]) -> tuple[torch.Tensor] | None:
             """The gradient times the rank's factor."""
-            factor = self._factor()
-            if factor == 1.0 or gradients[0] is None:
+            (gradient,), factor = gradients, self._factor()
+            if gradient is None or factor == 1.0:
                 return None
-            is_ours = (
-                factor != 0.0 and gradients[0].numel() >= _LARGE and _holders(gradients) in _one_holder()
-            )
-            gradient = gradients[0]
             if factor == 0.0 and self._own_weights and _is_something(gradient):
                 raise ValueError(
                     f"loss_reduction: 'sum' is not allowed for this loss, of which a part reaches {name} past the "
                     "model's outputs: without samples it may be a penalty's or nothing; 'mean' weights both"
                 )
-            return (gradient.mul_(factor) if is_ours else _times(gradient, factor),)
+            return (_times(gradient, factor),)
 
         frozen = not parameter.requires_grad  # it may be trained later on
         parameter.requires_grad_(True)
@@ -133,40 +126,6 @@ class WeightedGradients:
             for tensor in _tensors(outputs):
                 if tensor.grad_fn is not None:
                     tensor.register_hook(torch.zeros_like)
-
-
-def _holders(gradients: tuple[torch.Tensor | None, ...]) -> tuple[int, ...] | None:
-    """How many hold the one gradient that a hook was given: as an object, a tensor, its memory, and what it views.
-
-    None where that cannot be told, or where one number may stand in several places.
-    """
-    gradient = gradients[0]
-    assert gradient is not None
-    plain = type(gradient) is torch.Tensor and gradient.layout == torch.strided and gradient.is_contiguous()
-    if not plain or torch.is_grad_enabled() or not hasattr(gradient, "_use_count"):
-        return None
-    memory, base = torch._C._storage_Use_Count(gradient.untyped_storage()._cdata), gradient._base
-    held = (sys.getrefcount(gradient), gradient._use_count(), memory)
-    return held if base is None else (*held, sys.getrefcount(base), base._use_count())
-
-
-@functools.cache
-def _one_holder() -> frozenset[tuple[int, ...]]:
-    """The same of gradients that the backward pass alone holds, which may be changed where they lie.
-
-    Found by backward passes, of a product and of a linear layer, whose gradient is a view; what anyone else holds,
-    as a hook or another parameter does, counts more.
-    """
-    found: list[tuple[int, ...] | None] = []
-    parameter = torch.zeros(2, 2, requires_grad=True)
-    node = get_gradient_edge(parameter).node
-    handle = node.register_prehook(lambda gradients: found.append(_holders(gradients)))
-    with torch.enable_grad():
-        (parameter * 2.0).sum().backward()
-        parameter.grad = None
-        torch.nn.functional.linear(torch.ones(3, 2), parameter).sum().backward()
-    handle.remove()
-    return frozenset(held for held in found if held is not None)
 
 
 def _times(gradient: torch.Tensor, factor: float) -> torch.Tensor:

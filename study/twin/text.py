@@ -126,8 +126,8 @@ def _parting(parting: Parting, alike: int) -> Iterator[str]:
         f"decisions: the first {alike} alike, at {parting.decision} {parting.what} parts: "
         f"live {parting.live}, simulated {parting.simulated}"
     )
-    alone = [[column] for column in parting.columns[:_COLUMNS_SHOWN]]
-    for columns in alone or [list(parting.together)]:
+    causes = [[column] for column in parting.columns[:_COLUMNS_SHOWN]] or [list(parting.together)]
+    for columns in causes:
         yield f"  {reason(parting, columns)}"
         for column in columns:
             since = f"apart since decision {column.since}" if column.since else "never apart by more than 1 %"

@@ -384,18 +384,3 @@ def test_a_large_gradient_is_weighted_once_whoever_holds_it(
             torch.equal(one, gradient) for one in kept[k]
         )  # what the script's hook keeps stays as it was
         assert len(kept[k]) == hooked * times
-
-
-def test_a_gradient_that_nobody_else_holds_takes_no_fresh_memory() -> None:
-    from torch.autograd.graph import get_gradient_edge
-
-    from equipoise.live.train import weighting
-
-    parameter, found = torch.ones(200, 200, requires_grad=True), []
-    node = get_gradient_edge(parameter).node
-    node.register_prehook(lambda g: found.append(weighting._holders(g) in weighting._one_holder()))
-    torch.nn.functional.linear(torch.ones(3, 200), parameter).square().sum().backward()
-    (parameter @ parameter).sum().backward()
-    parameter.register_hook(found.append)
-    (parameter * 2.0).sum().backward()
-    assert [one for one in found if isinstance(one, bool)] == [True, True, False]

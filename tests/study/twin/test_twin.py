@@ -376,7 +376,9 @@ def test_what_follows_a_change_of_the_group_is_left_out(record: Path, tmp_path: 
         path = folder / f"rounds-{rank}.jsonl"
         lines = path.read_text().splitlines()
         at = next(k for k, line in enumerate(lines) if '"round": 20,' in line)
-        path.write_text("\n".join([*lines[:at], '{"event": "exchange-broken"}', *lines[at - 3 :]]) + "\n")
+        path.write_text(
+            "\n".join([*lines[:at], '{"event": "exchange-broken", "unix_s": 3.0}', *lines[at - 3 :]]) + "\n"
+        )
     run = read_run(folder)
     assert run.rounds == 20
     assert run.points[-1].rounds == 20
