@@ -16,7 +16,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from equipoise.live.group import lifeline
+from equipoise.live.group import lifeline  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = """
