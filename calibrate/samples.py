@@ -19,6 +19,7 @@ from typing import Any
 
 from equipoise.formats.regular import RefusedError, opened
 from equipoise.policies.files import naming
+from equipoise.policies.plain import from_json
 
 SCHEMA_VERSION = 1
 MAX_LINE_CHARACTERS = 4_000_000
@@ -188,7 +189,7 @@ def _parsed(line: str, path: str | Path, number: int) -> dict[str, Any]:
     if len(line) > MAX_LINE_CHARACTERS:
         raise SamplesError(f"{path}:{number}: longer than {MAX_LINE_CHARACTERS} characters")
     try:
-        value = json.loads(line)
+        value = from_json(line)
     except ValueError as error:
         raise SamplesError(f"{path}:{number}: not JSON: {error}") from None
     if not isinstance(value, dict):

@@ -37,8 +37,9 @@ def read_file(path: Path, most_bytes: int) -> bytes:
     Raises RefusedError for a device, a pipe or a larger file, OSError when it cannot be read.
     """
     with opened(path) as file:
-        data = file.read(most_bytes + 1)
-    if len(data) > most_bytes:
+        said_bytes = os.fstat(file.fileno()).st_size  # 0 of a file of the system's
+        data = file.read(most_bytes + 1) if said_bytes <= most_bytes else b""
+    if max(len(data), said_bytes) > most_bytes:
         raise RefusedError(f"larger than {most_bytes} bytes")
     return data
 

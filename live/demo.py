@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.policies.numerals import plain_numbers
+from equipoise.policies.sources import environment as own_environment
 from equipoise.policies.sources import search_path
 
 _FEATURES = 64
@@ -158,7 +159,7 @@ def throughput(result: dict[str, Any]) -> float:
 def twin(folder: Path, form: str) -> str | None:
     """What `equipoise twin` says about a run, as `table` or `json`; None, and why on stderr, when it fails."""
     command = [sys.executable, "-m", "equipoise.cli", "twin", str(folder), "--format", form]
-    environment = {**os.environ, "PYTHONPATH": _search_path()}
+    environment = own_environment()
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, env=environment)
     return done.stdout if done.returncode == 0 else None
 

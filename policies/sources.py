@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import os
 import re
 import sysconfig
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache, lru_cache
 from pathlib import Path
 
@@ -34,6 +36,31 @@ def root() -> Path:
 def search_path() -> Path:
     """The folder from which Python imports the package, for processes that are started elsewhere."""
     return root().parent
+
+
+def environment() -> dict[str, str]:
+    """Of a Python process of ours: it finds the package, and takes no module out of the working folder."""
+    others = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))  # an empty one is that folder
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(search_path()), *others]),
+        "PYTHONSAFEPATH": "1",
+    }
+
+
+@contextmanager
+def in_environment() -> Iterator[None]:
+    """As `environment`, for what starts processes with the environment of this one."""
+    before = dict(os.environ)
+    os.environ.update(environment())
+    try:
+        yield
+    finally:
+        for name in ("PYTHONPATH", "PYTHONSAFEPATH"):
+            if name in before:
+                os.environ[name] = before[name]
+            else:
+                del os.environ[name]
 
 
 def source_files(rooms: Iterable[str] = COMPUTING) -> list[tuple[str, Path]]:

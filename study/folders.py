@@ -12,9 +12,11 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import quote
 
+from equipoise.formats.regular import RECORD_BYTES, RefusedError, read_file
+from equipoise.policies.plain import from_json
 from equipoise.sim.scenario.tree import InputError
 
 Kind = Literal["run", "comparison", "sweep", "size"]
@@ -62,6 +64,31 @@ def reading(ledger: Path) -> Iterator[sqlite3.Connection]:
             else:
                 yield db
                 return
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The content of a JSON file, a section. Raises InputError when it cannot be read or is something else."""
+    try:
+        content = from_json(read_file(path, RECORD_BYTES))
+    except OSError as error:
+        raise InputError([f"{path}: cannot be read: {error.strerror}"]) from error
+    except RefusedError as error:
+        raise InputError([f"{path}: {error}"]) from error
+    except ValueError as error:
+        raise InputError([f"{path}: is damaged: {error}"]) from error
+    if not isinstance(content, dict):
+        raise InputError([f"{path}: is damaged: a section is needed, not {type(content).__name__}"])
+    return content
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """What the run in a folder was. Raises InputError when that cannot be read or is damaged."""
+    path = folder / MANIFEST
+    content = read_json(path)
+    for key, kind, wanted in (("policy", str, "a text"), ("seed", int, "a whole number")):
+        if not isinstance(content.get(key, kind()), kind):
+            raise InputError([f"{path}: is damaged: {key}: {wanted} is needed"])
+    return content
 
 
 def check_target(path: str | Path, suffixes: tuple[str, ...]) -> None:

@@ -25,7 +25,7 @@ from equipoise.calibrate.measure.collective_worker import SLOT_BYTES
 from equipoise.calibrate.measure.measure import Measure, MissingError, Outcome, Series
 from equipoise.calibrate.measure.training import SIZES, WORKLOADS
 from equipoise.calibrate.samples import Scalar
-from equipoise.policies.sources import search_path
+from equipoise.policies.sources import environment as own_environment
 
 KIB, MIB = 2**10, 2**20
 START_TIMEOUT_S = 120.0
@@ -50,8 +50,7 @@ class WorkerProcesses:
 
     def _start(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="equipoise-")
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        environment["PYTHONPATH"] = os.pathsep.join([str(search_path()), environment.get("PYTHONPATH", "")])
+        environment = {**own_environment(), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         for rank in range(self.ranks):
             command = [sys.executable, "-m", "equipoise.calibrate.measure.collective_worker", self.backend]
             command += [str(rank), str(self.ranks), str(Path(self._folder.name) / "meeting")]

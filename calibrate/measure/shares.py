@@ -21,6 +21,7 @@ from typing import Any
 from equipoise.calibrate.device.cuda import Buffer, CudaError, Device, Partition
 from equipoise.calibrate.measure.measure import Measure, MissingError, Outcome
 from equipoise.calibrate.measure.timing import time_calls
+from equipoise.policies.sources import environment as own_environment
 
 SHARES = (0.125, 0.25, 0.375, 0.5, 0.75, 1.0)
 QUICK_SHARES = (0.25, 0.5, 1.0)
@@ -158,7 +159,7 @@ def _mps(kernel: str, percentage: int, why_not_green: str, budget_s: float) -> O
     """Times from a process of its own, since MPS fixes the percentage when a process starts."""
     if not mps_is_running():
         raise MissingError(f"neither green contexts ({why_not_green}) nor a running MPS daemon")
-    environment = {**os.environ, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(percentage)}
+    environment = {**own_environment(), "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(percentage)}
     command = [sys.executable, "-m", "equipoise.calibrate.measure.shares", kernel, str(budget_s)]
     done = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=60 + 10 * budget_s

@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from equipoise.live.data.formats import ShardError, count_samples
+from equipoise.policies.plain import from_json
 
 INDEX = "index.json"
 _KIND = "wids-shard-index-v1"
@@ -55,7 +56,7 @@ def read_index(root: str, options: Mapping[str, Any]) -> list[Shard]:
     where = root if root.endswith(".json") else f"{root.rstrip('/')}/{INDEX}"
     system, path = open_store(where, options)
     try:
-        entries = json.loads(system.cat_file(path))["shardlist"]
+        entries = from_json(system.cat_file(path))["shardlist"]
     except FileNotFoundError:
         raise ShardError(
             f"{where}: not found; make it with python -m equipoise.live.data.index {root}"

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from equipoise.live.queue.manager import Change, ManagerError, Phase, QueueManager, Verb
 from equipoise.live.queue.record import Touched, lock
+from equipoise.policies.sources import environment
 
 DONE = b"done"
 _TRIES, _EVERY_S = 1800, 2.0  # an hour
@@ -44,7 +45,9 @@ class Watchdog:
     def __init__(self, folder: Path, partition: str, account: str) -> None:
         arguments = [sys.executable, "-m", "equipoise.live.queue.lease", str(folder), partition, account]
         # A session of its own, so that Ctrl-C and the death of a terminal do not reach it.
-        self._process = subprocess.Popen(arguments, stdin=subprocess.PIPE, start_new_session=True)
+        self._process = subprocess.Popen(
+            arguments, stdin=subprocess.PIPE, env=environment(), start_new_session=True
+        )
 
     def dismiss(self) -> None:
         """The queue has been given back already."""

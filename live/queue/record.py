@@ -18,6 +18,7 @@ from typing import IO, Any
 from equipoise.live.queue.manager import Change
 from equipoise.policies.contract import Decision, Refusal
 from equipoise.policies.files import write_whole
+from equipoise.policies.plain import from_json
 from equipoise.policies.record.journal import JournalWriter
 
 FORMAT = {"format": "equipoise-queue", "version": 1}
@@ -36,7 +37,7 @@ class Touched(dict[int, dict[str, Any]]):
         """What an earlier scheduler left behind; empty without one. Raises ValueError for a damaged file."""
         path = folder / "touched.json"
         try:
-            held = json.loads(path.read_text(encoding="utf-8"))
+            held = from_json(path.read_text(encoding="utf-8"))
             return cls({int(job): dict(was) for job, was in held.items()})
         except FileNotFoundError:
             return cls()

@@ -39,6 +39,7 @@ from equipoise.policies.contract import (
 )
 from equipoise.policies.files import check_regular, naming
 from equipoise.policies.observation import TABLES, Labels, Observation
+from equipoise.policies.plain import from_json
 from equipoise.policies.queues.declared import EMPTY, Queues
 from equipoise.policies.queues.within import within_queues
 
@@ -208,7 +209,7 @@ def encode_memory(memory: Mapping[str, Memory]) -> str:
 
 def decode_memory(text: str) -> dict[str, Memory]:
     """The inverse of `encode_memory`."""
-    return dict(_decode(json.loads(text)))
+    return dict(_decode(from_json(text)))
 
 
 class JournalWriter:
@@ -301,7 +302,7 @@ def _lines(path: Path | str) -> Iterator[tuple[int, Any]]:
             if not line.endswith(b"\n"):
                 return
             with _damage(path, number):
-                value = json.loads(line)
+                value = from_json(line)
             if number > 1:
                 yield number, value
             elif value != FORMAT:

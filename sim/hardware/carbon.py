@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from equipoise.policies.observation import Floats
-from equipoise.sim.hardware.profile import is_path, scenarios_dir
+from equipoise.sim.hardware.profile import file_of, scenarios_dir
 from equipoise.sim.scenario.errors import read_model
 from equipoise.sim.scenario.model import Energy
 from equipoise.sim.scenario.names import alike
@@ -25,7 +25,7 @@ Grams = Annotated[float, Field(ge=0)]
 class Region(BaseModel):
     """What a kilowatt-hour emits (g of CO2), all day or in each hour of the local day."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
     mean: Grams | None = None
     hours: tuple[Grams, ...] = ()
@@ -44,7 +44,7 @@ class Region(BaseModel):
 class CarbonBook(BaseModel):
     """Regions of one date, with where the numbers are from."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     schema_version: Literal[1] = 1
     name: str
@@ -56,11 +56,9 @@ class CarbonBook(BaseModel):
 
 def carbon_path(name_or_path: str, base: Path | None = None) -> Path:
     """The file behind a name or path (beside `base`, then in the working folder). Raises InputError."""
-    found = [base / name_or_path] if base else []
-    named = scenarios_dir() / f"{name_or_path}.yaml"
-    for candidate in [*found, Path(name_or_path)] if is_path(name_or_path) else [named]:
-        if candidate.is_file():
-            return candidate
+    path = file_of(name_or_path, base, scenarios_dir())
+    if path:
+        return path
     raise InputError([f"carbon file {name_or_path!r}: no such file; 'carbon' is the one that comes along"])
 
 

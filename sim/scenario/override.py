@@ -16,6 +16,8 @@ def override(tree: Tree, assignment: str) -> None:
     keys with dots in them can be reached.
     """
     source = f"--set {assignment}"
+    if not assignment.isascii() and assignment.encode("utf-8", "replace").decode() != assignment:
+        raise InputError([f"{source}: is no text in UTF-8"])
     name, equals, text = assignment.partition("=")
     if not equals or not name.strip():
         raise InputError([f"{source}: write dotted.key=value"])

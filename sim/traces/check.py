@@ -13,7 +13,7 @@ from equipoise.formats.text.columns import Text, TextBuilder
 from equipoise.sim.scenario.model import Cluster, TraceSpec
 from equipoise.sim.scenario.tree import InputError
 from equipoise.sim.traces.keep import chosen
-from equipoise.sim.traces.read import FORMATS, read_spec, trace_format
+from equipoise.sim.traces.read import FORMATS, check_format, read_spec, trace_format
 from equipoise.sim.traces.rows import Rows, moment
 from equipoise.sim.traces.site import JOB_FORMATS, read_rows
 from equipoise.sim.traces.trace import Floats
@@ -51,6 +51,7 @@ class Checked:
 
 def check_trace(spec: TraceSpec, path: Path, cluster: Cluster | None = None) -> Checked:
     """Look through a trace. cluster: for what it can hold. Raises InputError when the file cannot be read."""
+    check_format(spec.format)
     form = "columns" if spec.columns else trace_format(path) if spec.format == "auto" else spec.format
     unit = "CPUs" if spec.count == "cpus" else "GPUs"
     if form in FORMATS and form not in JOB_FORMATS:

@@ -15,7 +15,7 @@ from equipoise.sim.traces.site import JOB_FORMATS, read_rows
 from equipoise.sim.traces.table import TextTable, header_of
 from equipoise.sim.traces.trace import Trace, make_trace
 
-__all__ = ["FORMATS", "Trace", "make_trace", "read_spec", "read_trace", "trace_format"]
+__all__ = ["FORMATS", "Trace", "check_format", "make_trace", "read_spec", "read_trace", "trace_format"]
 
 _OWN = {"csv": (csv_trace.COLUMNS, csv_trace.read_csv), "philly": (philly.COLUMNS, philly.read_philly)}
 FORMATS = (*_OWN, *JOB_FORMATS)
@@ -63,10 +63,15 @@ def read_trace(
     return rows.trace(unit=unit, keep=keep, clusters=clusters, limit=limit, time_scale=time_scale)
 
 
+def check_format(format: str) -> None:
+    """Raises InputError for a format that is none."""
+    if format not in ("auto", *FORMATS):
+        raise InputError([f"workload.trace.format: {format!r}; allowed: auto, {', '.join(FORMATS)}"])
+
+
 def read_spec(spec: TraceSpec, path: str | Path) -> Trace:
     """Jobs of the file at `path` as a scenario's `workload.trace` says. Raises InputError."""
-    if spec.format not in ("auto", *FORMATS):
-        raise InputError([f"workload.trace.format: {spec.format!r}; allowed: auto, {', '.join(FORMATS)}"])
+    check_format(spec.format)
     return read_trace(
         path, spec.format, spec.limit, spec.clusters, spec.time_scale,
         columns=spec.columns, zone=spec.zone, keep=spec.keep, count=spec.count,

@@ -228,7 +228,7 @@ def _manifest(account: LiveAccount) -> str:
         (key, _plain(value)) for key, value in account.manifest.items() if key not in ("members", "stages")
     ]
     members = [
-        (str(p["member"]), str(p["host"]), str(p["device"]), str(p["model"]))
+        (str(p["member"]), str(p["host"]), str(p["device"]), str(p.get("model", "-")))
         for p in account.manifest["members"]
     ]
     return table("Ranks at the start", ("rank", "host", "device", "model"), members) + table(

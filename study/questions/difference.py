@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from equipoise.policies.plain import number
 from equipoise.sim.scenario.reference import units
 from equipoise.sim.scenario.tree import InputError, read_text, read_tree
 from equipoise.sim.scenario.units import (
@@ -19,7 +18,7 @@ from equipoise.sim.scenario.units import (
     format_share,
 )
 from equipoise.study.display import LABELS
-from equipoise.study.folders import MANIFEST, SUMMARY
+from equipoise.study.folders import MANIFEST, SUMMARY, read_json
 
 ABSENT, GIVEN, NONE = "absent", "given", "none"
 _FACTS = ("scenario", "policy", "seed", "code", "versions")
@@ -43,11 +42,12 @@ class Difference:
         rows: dict[str, tuple[str, str, str]] = {}
         for key, a, b in self.inputs:
             if {a, b} == {ABSENT, NONE} and any(
-                other.startswith(f"{key}.") for other in self.keys[a == NONE]
+                inner.startswith(f"{key}.") for inner in self.keys[a == NONE]
             ):
                 continue  # the section that the other run has is named by itself
             if ABSENT in (a, b) and (section := _alone(key, self.keys[a == ABSENT], self.keys[a != ABSENT])):
-                rows.setdefault(section, (section, *(ABSENT if v == ABSENT else GIVEN for v in (a, b))))
+                mine, other = (ABSENT if value == ABSENT else GIVEN for value in (a, b))
+                rows.setdefault(section, (section, mine, other))
             else:
                 rows[key] = (key, _with_unit(a, unit.get(key, "")), _with_unit(b, unit.get(key, "")))
         return list(rows.values())
@@ -86,7 +86,7 @@ def difference(first: Path, second: Path) -> Difference:
     names = [*a, *(key for key in b if key not in a)]
     inputs = tuple((k, a.get(k, ABSENT), b.get(k, ABSENT)) for k in names if a.get(k) != b.get(k))
     x, y = (_json(path, SUMMARY) for path in (first, second))
-    metrics = tuple((m, _number(x.get(m)), _number(y.get(m))) for m in LABELS if m in x or m in y)
+    metrics = tuple((m, number(x.get(m)), number(y.get(m))) for m in LABELS if m in x or m in y)
     return Difference(inputs, metrics, (frozenset(a), frozenset(b)))
 
 
@@ -114,14 +114,4 @@ def _json(folder: Path, name: str) -> dict[str, Any]:
     if not path.is_file():
         why = "has not ended" if (folder / MANIFEST).is_file() else "is no run directory"
         raise InputError([f"{folder}: {why} (no {name})"])
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError([f"{path}: is damaged: {error}"]) from error
-    if not isinstance(content, dict):
-        raise InputError([f"{path}: is damaged: a section is needed"])
-    return content
-
-
-def _number(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) else math.nan
+    return read_json(path)

@@ -25,9 +25,9 @@ from equipoise.policies.queues.limits import (
 from equipoise.policies.queues.places import least_gpus, place_job
 from equipoise.policies.record.journal import JournalError, read
 from equipoise.sim.record import read_parquet
-from equipoise.sim.scenario.tree import InputError, read_text, read_tree
+from equipoise.sim.scenario.tree import InputError
 from equipoise.sim.scenario.units import format_seconds, format_share
-from equipoise.study.folders import MANIFEST
+from equipoise.study.folders import MANIFEST, read_manifest
 from equipoise.study.questions.sub_steps import done_to, in_words
 
 JOURNAL = "journal.jsonl"
@@ -73,10 +73,10 @@ def read_folder(path: str | Path) -> Folder:
         raise InputError([f"{path}: no run here; give the folder of `run --out DIR --journal`"])
     if not (folder / JOURNAL).is_file():
         raise InputError([f"{path}: no journal of decisions; make the run again with --journal"])
-    manifest = read_tree(read_text(folder / MANIFEST), str(folder / MANIFEST)).data
-    return Folder(
-        folder, str(manifest["policy"]), int(manifest["seed"]), read_parquet(folder / "jobs.parquet")
-    )
+    manifest, jobs = read_manifest(folder), read_parquet(folder / "jobs.parquet")
+    if lost := [name for name in ("name", "job_id", "gpus", "arrival_s", "start_s") if name not in jobs]:
+        raise InputError([f"{folder / 'jobs.parquet'}: is damaged: it has no column {lost[0]!r}"])
+    return Folder(folder, str(manifest.get("policy", "")), int(manifest.get("seed", 0)), jobs)
 
 
 def decisions(folder: Folder) -> Iterator[Decision]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from equipoise.policies.plain import number
 from equipoise.sim.scenario.tree import InputError
-from equipoise.study.folders import COMPARISON, LEDGER, MANIFEST, RUNS, SUMMARY
+from equipoise.study.folders import COMPARISON, LEDGER, MANIFEST, RUNS, SUMMARY, read_json, read_manifest
 from equipoise.study.report.study import (
     UNKNOWN,
     FailedRun,
@@ -16,9 +18,7 @@ from equipoise.study.report.study import (
     RunFolder,
     Study,
     first_of_each_policy,
-    number,
     read_config,
-    read_json,
     read_run_folder,
     read_tornado,
 )
@@ -49,7 +49,7 @@ def _single(value: float) -> Interval:
 
 def _run(path: Path) -> Study:
     folder = read_run_folder(path)
-    manifest = read_json(path / MANIFEST)
+    manifest = read_manifest(path)
     summary = path / SUMMARY
     rows: list[Row] = []
     notes: tuple[str, ...] = ()
@@ -59,8 +59,9 @@ def _run(path: Path) -> Study:
         content = read_json(summary)
         skipped = ("identity", "policy", "seed", "totals", "notes")
         rows = [Row(key, policy, _single(number(v))) for key, v in content.items() if key not in skipped]
-        notes = tuple(str(note) for note in content.get("notes", ()))
-        gpus = number((content.get("totals") or {}).get("gpus"))
+        with _damage(summary):
+            notes = tuple(str(note) for note in content.get("notes", ()))
+            gpus = number((content.get("totals") or {}).get("gpus"))
     else:
         failures = (
             FailedRun(f"{policy}, seed {manifest.get('seed')}", str(manifest.get("status", "unknown"))),
@@ -75,16 +76,18 @@ def _run(path: Path) -> Study:
 
 def _comparison(path: Path) -> Study:
     content = read_json(path / COMPARISON)
-    try:
-        policies, seeds = tuple(content["policies"]), tuple(content["seeds"])
+    with _damage(path / COMPARISON):
+        policies, seeds = tuple(map(str, content["policies"])), tuple(map(int, content["seeds"]))
         rows = tuple(_row(row) for row in content["rows"])
         noise_free = bool(content["bound"]["noise_free"])
         level = float((content.get("until") or {}).get("level") or content.get("confidence") or CONFIDENCE)
-        runs = [(run["policy"], int(run["seed"]), run["metrics"], run["identity"]) for run in content["runs"]]
+        runs = [
+            (str(run["policy"]), int(run["seed"]), dict(run["metrics"]), Path(str(run["identity"])).name)
+            for run in content["runs"]
+        ]
         exact = content.get("random") is False
+        scenario, notes = str(content["scenario"]), tuple(map(str, content.get("notes", ())))
         gpus = {number((run.get("totals") or {}).get("gpus")) for run in content["runs"]}
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputError([f"{path / COMPARISON}: is damaged: {type(error).__name__}: {error}"]) from error
     values = {(policy, seed): metrics for policy, seed, metrics, _ in runs}
     found = [read_run_folder(path / RUNS / key, policy) for policy, _, _, key in runs]
     folders = tuple(folder for folder in found if folder is not None)
@@ -97,12 +100,20 @@ def _comparison(path: Path) -> Study:
 
     failures = _failures(content, folders)
     return Study(
-        "comparison", path, str(content["scenario"]), policies, len(seeds), rows, folders,
+        "comparison", path, scenario, policies, len(seeds), rows, folders,
         first_of_each_policy(folders), versus, failures, len(failures),
-        tuple(map(str, content.get("notes", ()))), noise_free,
-        exact,
+        notes, noise_free, exact,
         gpus.pop() if len(gpus) == 1 else math.nan, level, tornado=read_tornado(path), config=read_config(folders),
     )  # fmt: skip
+
+
+@contextmanager
+def _damage(path: Path) -> Iterator[None]:
+    """Raises InputError where a part of a file is missing or of another kind."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise InputError([f"{path}: is damaged: {type(error).__name__}: {error}"]) from error
 
 
 def _failures(content: Mapping[str, Any], folders: Sequence[RunFolder]) -> tuple[FailedRun, ...]:
@@ -119,4 +130,6 @@ def _row(row: Mapping[str, Any]) -> Row:
     n = int(row["seeds"])
     value = Interval(number(row["mean"]), number(row["low"]), number(row["high"]), n)
     ratio = Interval(number(row["ratio"]), number(row["ratio_low"]), number(row["ratio_high"]), n)
-    return Row(row["metric"], row["policy"], value, ratio, number(row["bound"]), number(row["over_bound"]))
+    return Row(
+        str(row["metric"]), str(row["policy"]), value, ratio, number(row["bound"]), number(row["over_bound"])
+    )

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from equipoise.formats.regular import RECORD_BYTES, RefusedError, read_file
 from equipoise.policies.numerals import strict_float
 from equipoise.sim.scenario.tree import InputError, read_text, read_tree
 from equipoise.sim.scenario.units import DATA_RATE, SHARE, SIZE, TIME
-from equipoise.study.folders import MANIFEST
+from equipoise.study.folders import MANIFEST, read_json, read_manifest
 from equipoise.study.report.timeline import has_timeline, idle_tail
 from equipoise.study.statistics import CONFIDENCE, Interval
 
@@ -140,21 +138,6 @@ class Study:
         return "completion_mean_s" if jobs > 1 else "makespan_s"
 
 
-def read_json(path: Path) -> Any:
-    """The content of a JSON file, a section. Raises InputError when it cannot be read or is something else."""
-    try:
-        content = json.loads(read_file(path, RECORD_BYTES))
-    except OSError as error:
-        raise InputError([f"{path}: cannot be read: {error.strerror}"]) from error
-    except RefusedError as error:
-        raise InputError([f"{path}: {error}"]) from error
-    except ValueError as error:
-        raise InputError([f"{path}: is damaged: {error}"]) from error
-    if not isinstance(content, dict):
-        raise InputError([f"{path}: is damaged: a section is needed, not {type(content).__name__}"])
-    return content
-
-
 def read_run_folder(path: Path, policy: str = "", label: str = "") -> RunFolder | None:
     """The run directory at `path`, or None when there is none.
 
@@ -162,7 +145,7 @@ def read_run_folder(path: Path, policy: str = "", label: str = "") -> RunFolder 
     """
     if not (path / MANIFEST).is_file() or not (path / "jobs.parquet").is_file():
         return None
-    manifest = read_json(path / MANIFEST)
+    manifest = read_manifest(path)
     policy, seed = policy or str(manifest.get("policy", "")), int(manifest.get("seed", 0))
     return RunFolder(path, policy, seed, manifest, label or f"{policy}, seed {seed}")
 
@@ -177,7 +160,7 @@ def read_tornado(path: Path) -> Mapping[str, Any] | None:
     rows = content.get("rows") if isinstance(content, dict) else None
     if not isinstance(rows, list) or not all(isinstance(row, dict) and keys <= row.keys() for row in rows):
         raise InputError([f"{file}: is damaged: needs metric, base and rows with {', '.join(sorted(keys))}"])
-    return content  # type: ignore[no-any-return]
+    return content
 
 
 def read_config(folders: Sequence[RunFolder]) -> Mapping[str, Any] | None:
@@ -188,11 +171,6 @@ def read_config(folders: Sequence[RunFolder]) -> Mapping[str, Any] | None:
             data = read_tree(read_text(path), str(path)).data
             return data if isinstance(data, dict) else None
     return None
-
-
-def number(value: Any) -> float:
-    """A number from JSON; null is NaN."""
-    return float(value) if isinstance(value, int | float) else math.nan
 
 
 def first_of_each_policy(folders: Sequence[RunFolder], most: int = 8) -> tuple[RunFolder, ...]:

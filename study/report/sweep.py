@@ -16,6 +16,7 @@ from typing import Any
 
 import duckdb
 
+from equipoise.policies.plain import number
 from equipoise.sim.scenario.tree import InputError, read_tree
 from equipoise.study.display import METRICS
 from equipoise.study.folders import LEDGER, RUNS, reading
@@ -29,7 +30,6 @@ from equipoise.study.report.study import (
     Trend,
     first_of_each_policy,
     in_order,
-    number,
     read_config,
     read_run_folder,
     read_tornado,

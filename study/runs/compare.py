@@ -21,7 +21,7 @@ from typing import Any
 from equipoise.formats.text.spreadsheet import guarded
 from equipoise.policies.files import write_whole
 from equipoise.policies.parameters import AnyPolicy
-from equipoise.policies.plain import plain
+from equipoise.policies.plain import from_json, plain
 from equipoise.policies.registry import make_policy
 from equipoise.sim.record import WASTE, Run, data_frame, read_parquet
 from equipoise.sim.run import is_random, run, trace_of
@@ -89,7 +89,7 @@ class Result:
                 for name in METRICS
                 if name in known or name not in (*WHERE_BOUND, *SERVING)
             },
-            tuple(json.loads(notes) if isinstance(notes, str) else notes),
+            tuple(from_json(notes) if isinstance(notes, str) else notes),
             {name: v for name, v in known.items() if name not in METRICS or name in _TOTALS_TOO},
             reused,
             groups,

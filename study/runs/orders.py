@@ -7,7 +7,6 @@ run that it asks for. What all orders share (where files lie, what is kept) is `
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 import time
@@ -19,6 +18,7 @@ from typing import Any
 
 from equipoise.policies.contract import Policy
 from equipoise.policies.parameters import AnyPolicy
+from equipoise.policies.plain import from_json
 from equipoise.policies.registry import make_policy
 from equipoise.policies.sources import code_hash
 from equipoise.sim.loading.file import to_trace
@@ -106,7 +106,7 @@ class Shared:
 def _is_whole(folder: Path) -> bool:
     """Whether a run was written to its end, and nobody has damaged its summary since."""
     try:
-        return "identity" in json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        return "identity" in from_json((folder / "summary.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, TypeError):
         return False
 

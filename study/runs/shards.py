@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from equipoise.policies.files import write_whole
+from equipoise.policies.plain import from_json
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.runs.orders import Row
 from equipoise.study.runs.store import Memory, StoreError, ledger_with_copy, only_writer
@@ -105,7 +106,7 @@ def read_lines(path: Path) -> tuple[list[Row], int]:
     rows = []
     for number, line in enumerate(whole.splitlines(), start=1):
         try:
-            row = json.loads(line)
+            row = from_json(line)
             row["id"], row["number"], row["status"], row["attempts"]
         except (ValueError, KeyError, TypeError):
             raise StoreError(f"{path}:{number}:1: not a run of a sweep") from None
@@ -115,7 +116,7 @@ def read_lines(path: Path) -> tuple[list[Row], int]:
 
 def _facts(path: Path) -> dict[str, str]:
     try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
+        facts = from_json(path.read_text(encoding="utf-8"))
         if not isinstance(facts["plan"], str):
             raise TypeError("plan is no text")
     except (ValueError, KeyError, TypeError) as error:

@@ -22,6 +22,7 @@ import duckdb
 import numpy as np
 
 from equipoise.formats.database import database
+from equipoise.policies.plain import from_json
 from equipoise.sim.record import write_parquet
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.folders import LEDGER, RUNS, SUMMARY, reading
@@ -211,7 +212,7 @@ class Ledger:
         some_away = any(key not in wanted for (key,) in self._ask("SELECT id FROM runs"))
         away = [row for row in self.rows() if row["id"] not in wanted] if some_away else []
         former = self._ask("SELECT id, row FROM former_runs")
-        back = [json.loads(text) for key, text in former if key in wanted]
+        back = [from_json(text) for key, text in former if key in wanted]
         with self._transaction() as db:
             for row in back:
                 self._put(row)

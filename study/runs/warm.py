@@ -26,7 +26,7 @@ from equipoise.policies.contract import Allocation, AllocationStage, Memory, Pla
 from equipoise.policies.kernels.jit import cache_dir
 from equipoise.policies.observation import Observation
 from equipoise.policies.registry import BUILT_IN, make_policy
-from equipoise.policies.sources import search_path
+from equipoise.policies.sources import environment
 from equipoise.sim.clock import Clock
 from equipoise.sim.network.network import Network
 from equipoise.sim.run import RunFailed, run
@@ -100,7 +100,7 @@ def warming(policies: Iterable[str | Policy], scenario: Scenario | None = None) 
         print("compiling kernels, this once", file=sys.stderr)
     command = [sys.executable, "-m", "equipoise.study.runs.warm"]
     others = [
-        subprocess.Popen([*command, *group], cwd=search_path(), stdout=DEVNULL, stderr=DEVNULL)
+        subprocess.Popen([*command, *group], env=environment(), stdout=DEVNULL, stderr=DEVNULL)
         for group in groups[1:]
     ]
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import numpy as np
 
 from equipoise.policies.contract import Policy
 from equipoise.policies.observation import Floats, Ints
+from equipoise.policies.plain import from_json
 from equipoise.policies.registry import PolicyError, make_policy
 from equipoise.sim.scenario.tree import InputError
 
@@ -113,7 +113,7 @@ def _events(path: Path) -> Iterator[dict[str, Any]]:
         raise InputError([f"{path}: {error.strerror}"]) from error
     for number, line in enumerate(lines, start=1):
         try:
-            value = json.loads(line)
+            value = from_json(line)
         except ValueError:
             continue
         if number == 1 and value != FORMAT:

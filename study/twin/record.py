@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +13,11 @@ import numpy as np
 from equipoise.formats.regular import RECORD_BYTES, RefusedError, read_file
 from equipoise.policies.contract import Policy
 from equipoise.policies.observation import Bools, Floats, Ints
+from equipoise.policies.plain import from_json
 from equipoise.policies.record.journal import Entry, JournalError, read
 from equipoise.policies.registry import PolicyError, make_policy
 from equipoise.sim.scenario.tree import InputError
+from equipoise.study.twin.checked import check_line, check_manifest
 
 FORMAT = 2
 _TIMES = ("stall_s", "compute_s", "tail_s", "update_s")
@@ -136,7 +137,7 @@ def manifest_of(folder: Path) -> dict[str, Any]:
     """What the run in `folder` was. Raises InputError, one line."""
     path = folder / "manifest.json"
     try:
-        manifest = json.loads(read_file(path, RECORD_BYTES))
+        manifest = from_json(read_file(path, RECORD_BYTES))
     except OSError as error:
         raise InputError(
             [f"{path}: {error.strerror}; a folder given to attach as run_dir is needed"]
@@ -146,10 +147,7 @@ def manifest_of(folder: Path) -> dict[str, Any]:
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         found = manifest.get("format") if isinstance(manifest, dict) else None
         raise InputError([f"{path}: format: {found!r}; this version reads the record of live runs {FORMAT}"])
-    needed = ("members", "policy", "global_batch", "micro_batch", "decide_every", "samples", "shards", "mode")
-    missing = [name for name in needed if name not in manifest]
-    if missing:
-        raise InputError([f"{path}: {missing[0]}: is missing"])
+    check_manifest(path, manifest)
     return manifest
 
 
@@ -190,11 +188,12 @@ def lines_of(path: Path) -> Iterator[dict[str, Any]]:
         if not line.endswith(b"\n"):
             return
         try:
-            value = json.loads(line)
+            value = from_json(line)
         except ValueError as error:
             raise InputError([f"{path}:{number}: is not JSON: {error}"]) from error
         if not isinstance(value, dict) or not ("round" in value or "event" in value):
             raise InputError([f"{path}:{number}: is neither a round nor an event"])
+        check_line(f"{path}:{number}", value)
         yield value
 
 

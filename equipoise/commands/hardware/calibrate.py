@@ -121,7 +121,7 @@ def _check_writable(option: str, path: Path) -> None:
     """Before anything is measured: what cannot be written must not show after ten minutes."""
     if not path.name:
         raise WrongInputError(f"{option}: a file name is needed")
-    folder = path.resolve().parent
+    folder = Path(os.path.realpath(path)).parent  # a link in a circle stays, and cannot be opened
     if not folder.is_dir():
         raise WrongInputError(f"{option} {path}: there is no folder {folder}")
     if not os.access(path if path.exists() else folder, os.W_OK):

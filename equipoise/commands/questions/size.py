@@ -206,22 +206,16 @@ def _sure(answer: Answer) -> str:
     return f"{met}; with 95 % confidence at least {share:.0f} % of all runs do{choice}"
 
 
-_TITLES = {
-    "rank": "", "values": "size", "meets": "meets", "gpus": "GPUs", "layout": "layout", "mfu_ratio": "MFU",
-    "memory_ratio": "memory", "makespan_s": "time", "cost_usd": "cost", "price_usd_per_h": "an hour",
-    "committed_usd": "committed", "power_w": "power", "carbon_kg": "CO2",
-}  # fmt: skip
-
-
 def _ranking(rows: Sequence[dict[str, Any]], targets: Sequence[Target]) -> Iterator[str]:
     """The sizes that were run as a table; columns of which nothing is known are left out."""
     from equipoise.commands.tables import aligned
     from equipoise.sim.scenario.units import format_scaled
     from equipoise.study.display import UNKNOWN, show
+    from equipoise.study.questions.ranking import TITLES
 
-    asked = {target.measure.key: target for target in targets if target.measure.key not in _TITLES}
-    titles = {key: _TITLES[key] for key in ("rank", "values", "meets")}
-    titles |= {key: _name(target) for key, target in asked.items()} | _TITLES
+    asked = {target.measure.key: target for target in targets if target.measure.key not in TITLES}
+    titles = {key: TITLES[key] for key in ("rank", "values", "meets")}
+    titles |= {key: _name(target) for key, target in asked.items()} | TITLES
     named = [key for key in titles if any(plain(row[key]) not in (None, "") for row in rows)]
     table = [[titles[key] for key in named]]
     for row in rows:

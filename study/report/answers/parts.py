@@ -9,10 +9,11 @@ from typing import Any
 
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.display import LABELS, show
+from equipoise.study.folders import read_json
 from equipoise.study.report.chart import Axis, Chart, time_unit
 from equipoise.study.report.first import Figure, figures_html
 from equipoise.study.report.page import figure
-from equipoise.study.report.study import in_order, read_json
+from equipoise.study.report.study import in_order
 
 ROWS_MOST = 400
 

@@ -8,16 +8,17 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from equipoise.policies.plain import number
 from equipoise.sim.hardware.used_prices import UsedPrice
 from equipoise.sim.scenario.units import format_scaled
 from equipoise.study.folders import SIZE
+from equipoise.study.questions.ranking import TITLES
 from equipoise.study.questions.targets import Target, read_target
 from equipoise.study.report.answers.parts import ROWS_MOST, answer_html, axis, name, read_answer, shown
 from equipoise.study.report.chart import Axis, Chart, Series
 from equipoise.study.report.charts.study import front
 from equipoise.study.report.first import Figure
 from equipoise.study.report.page import composed, figure, section
-from equipoise.study.report.study import number
 from equipoise.study.report.tables import table
 
 KEYS = (
@@ -35,11 +36,6 @@ KEYS = (
 )
 BARS_MOST = 20
 PRICES_MOST = 8
-_COLUMNS = {
-    "values": "size", "meets": "meets", "gpus": "GPUs", "layout": "layout", "mfu_ratio": "MFU",
-    "memory_ratio": "memory", "makespan_s": "time", "cost_usd": "cost", "price_usd_per_h": "an hour",
-    "committed_usd": "committed", "power_w": "power", "carbon_kg": "CO2",
-}  # fmt: skip
 _STRIP = {"makespan_s": "Time", "cost_usd": "Cost", "price_usd_per_h": "Cost of an hour", "power_w": "Power",
           "mfu_ratio": "MFU", "carbon_kg": "CO2"}  # fmt: skip
 _BEST = {"nodes": "fewest nodes", "price": "lowest price of an hour", "cost": "lowest cost"}
@@ -257,9 +253,10 @@ def _cell(key: str, value: Any) -> str:
 def _sizes(rows: Sequence[Row], targets: Sequence[Target]) -> str:
     if not rows:
         return '<p class="note">No size was run.</p>'
-    asked = {t.measure.key: t for t in targets if t.measure.key not in _COLUMNS}
-    titles = {key: _COLUMNS[key] for key in ("values", "meets")}
-    titles |= {key: _asked(target).lower() for key, target in asked.items()} | _COLUMNS
+    columns = {key: title for key, title in TITLES.items() if title}
+    asked = {t.measure.key: t for t in targets if t.measure.key not in columns}
+    titles = {key: columns[key] for key in ("values", "meets")}
+    titles |= {key: _asked(target).lower() for key, target in asked.items()} | columns
     keys = [key for key in titles if any(row.get(key) not in (None, "") for row in rows)]
     body = [
         [asked[key].measure.show(number(row[key])) if key in asked else _cell(key, row[key]) for key in keys]

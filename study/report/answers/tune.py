@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from equipoise.policies.plain import number
 from equipoise.study.display import MORE_IS_BETTER, digits
 from equipoise.study.folders import TUNE
 from equipoise.study.questions.tune import SURE
@@ -27,7 +28,6 @@ from equipoise.study.report.chart import Axis, Chart, Series
 from equipoise.study.report.charts.tune import objectives
 from equipoise.study.report.first import Figure
 from equipoise.study.report.page import composed, figure, section
-from equipoise.study.report.study import number
 from equipoise.study.report.tables import table
 from equipoise.study.report.words import FLAT
 

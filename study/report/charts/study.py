@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.formats.database import database
+from equipoise.policies.plain import number
 from equipoise.study.display import LABELS, digits, show
 from equipoise.study.report.chart import Axis, Chart, Series, time_unit
 from equipoise.study.report.fairness import fairness_charts
@@ -357,7 +358,7 @@ def tornado(study: Study) -> Chart | None:
         Series(
             end,
             at,
-            [_finite(row[end]) / scale for row in ordered],
+            [number(row[end]) / scale for row in ordered],
             colour=colour,
             labels=[str(row[f"{end}_value"]) for row in ordered],
         )
@@ -369,7 +370,7 @@ def tornado(study: Study) -> Chart | None:
             *(
                 part
                 for end in ("low", "high")
-                for part in (str(row[f"{end}_value"]), show(metric, _finite(row[end])))
+                for part in (str(row[f"{end}_value"]), show(metric, number(row[end])))
             ),
         )
         for row in ordered
@@ -392,12 +393,8 @@ def tornado(study: Study) -> Chart | None:
     )
 
 
-def _finite(value: object) -> float:
-    return float(value) if isinstance(value, int | float) else math.nan
-
-
 def _swing(row: Mapping[str, object]) -> float:
-    swing = abs(_finite(row["high"]) - _finite(row["low"]))
+    swing = abs(number(row["high"]) - number(row["low"]))
     return swing if math.isfinite(swing) else -1.0
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import dask
 from distributed import Client, Future, KilledWorker, LocalCluster, WorkerPlugin, as_completed
 
+from equipoise.policies.sources import in_environment
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.runs.engines.engine import EngineError
 from equipoise.study.runs.orders import Order, Row, Shared, failed, perform
@@ -114,6 +115,7 @@ def local(processes: int, shared: Shared) -> Iterator[OnDask]:
     """A Dask cluster of this machine, for as long as the context lasts."""
     with (
         dask.config.set(_LOCAL),
+        in_environment(),
         LocalCluster(
             n_workers=processes,
             threads_per_worker=1,

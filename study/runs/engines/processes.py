@@ -17,6 +17,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 
 from equipoise.exit_codes import FAILURE
+from equipoise.policies.sources import in_environment
 from equipoise.study.runs.engines.engine import EngineError
 from equipoise.study.runs.orders import Order, Row, Shared, failed, perform
 from equipoise.study.signals import uninterrupted
@@ -56,7 +57,7 @@ class _Worker:
     def __init__(self, shared: Shared) -> None:
         self.pipe, theirs = _CONTEXT.Pipe()
         self.process: ForkServerProcess = _CONTEXT.Process(target=_serve, args=(theirs, shared), daemon=True)
-        with uninterrupted():
+        with uninterrupted(), in_environment():
             self.process.start()
         theirs.close()
         self.ready = False
