@@ -17,6 +17,7 @@ from equipoise import cli
 from equipoise.formats.regular import read_file
 from equipoise.policies.plain import from_json, number
 from equipoise.policies.sources import environment, in_environment, search_path
+from equipoise.sim.loading.file import load
 from equipoise.sim.record import read_parquet, write_parquet
 from equipoise.study.twin.checked import NEEDED
 from tests.study.twin.twin_runs import Truth, write_run
@@ -156,6 +157,11 @@ def test_what_is_no_format_no_text_or_no_file_is_refused(
         assert said.endswith("equipoise: circle: Too many levels of symbolic links\n")
     else:
         assert line.split()[-1].encode("ascii", "backslashreplace").decode() in refused(line, capsys)
+
+
+def test_an_argument_in_a_locale_without_utf8_is_the_text_that_was_written(folder: Path) -> None:
+    escaped = "name=größe-日本".encode().decode("ascii", "surrogateescape")
+    assert load("case.yaml", [escaped]).name == "größe-日本"
 
 
 def test_a_file_that_says_that_it_is_too_large_is_not_read(tmp_path: Path) -> None:
