@@ -11,7 +11,6 @@ from equipoise.live.decide.telemetry import Recorder
 from equipoise.live.group.group import Group
 from equipoise.live.group.regroup import Membership
 from equipoise.live.options import Options
-from equipoise.live.train.near import Near, groups_by_host
 from equipoise.live.train.optimizers import Optimizers, check_parameters
 from equipoise.live.train.rounds import RoundMeter
 from equipoise.live.train.shares import HeldShare, make_backend
@@ -51,14 +50,14 @@ class Parts:
             control_timeout_s=options.control_timeout_s,
             problem=problem,
             model=wrapper.model if membership is not None else None,
+            levels=options.may_step_alone,
+            exchanged=list(self.leaves.values()),
         )
         folder = None if options.run_dir is None else options.run_dir / self.group.run
         self.recorder = recorder = Recorder(folder, self.group.member)
         self.share = HeldShare(backend, lambda why: recorder.event("refused", lever="share", why=why))
         self.agreement = Agreement(options, policy, self.group, recorder, self.device)
         self.lead(again=False)
-        if membership is None and options.may_step_alone:
-            self._find_near()
         self.meter = RoundMeter(
             wrapper,
             self.leaves,
@@ -72,19 +71,9 @@ class Parts:
         """Take up this rank's part in the group as it is now; `again`: others had led the run before."""
         self.share.share = self.group.places[self.group.rank].share
         self.agreement.lead(again=again)
-
-    def _find_near(self) -> None:
-        """Let ranks of one host exchange among themselves, where there are several hosts. Collective."""
-        groups = groups_by_host([place.host for place in self.group.places])
-        if groups is None:
-            return
-        self.local.near = near = Near(groups)
-        took_s = float(
-            self.group.control.gather(np.array([near.exchange_s(list(self.leaves.values()))])).max()
-        )
+        self.local.near = near = self.group.near
         if self.agreement.leader is not None:
-            world = self.agreement.leader.world
-            world.near, world.far_ratio, world.near_exchange_s = np.array(groups), near.ratio, took_s
+            self.agreement.leader.world.set_near(near, self.group.near_exchange_s)
 
     def close(self, *, finished: bool) -> None:
         """Write what is buffered and stop the threads; `finished`: the others ended training already."""

@@ -12,10 +12,9 @@ from torch.utils.data import default_collate
 
 from equipoise.live import checkpoint
 from equipoise.live.data.dataset import ShardDataset
-from equipoise.live.group import rebuild
-from equipoise.live.group.recovery import Hooks, Recovery, Replica
+from equipoise.live.group.recovery import Hooks, Recovery
 from equipoise.live.group.regroup import Membership
-from equipoise.live.group.resync import resync
+from equipoise.live.group.resync import Replica, replica_of, resync
 from equipoise.live.options import Options
 from equipoise.live.parts import Parts
 from equipoise.live.status import Status
@@ -100,7 +99,7 @@ class Runtime(Status):
         options, group, leader = self.options, self._parts.group, self._parts.agreement.leader
         if self._joined:
             with self._recovery.surviving():
-                self._agree(None, -1)
+                self._agree(Replica())
             # Who was there before may not have trained yet: then all load a checkpoint that there is.
             self._joined = self._stepping.round > 0 or sampler.epoch >= 0
         else:
@@ -253,17 +252,16 @@ class Runtime(Status):
 
     # -- when the group is formed anew ---------------------------------------------------------------------
 
-    def _leave(self) -> tuple[Replica, int]:
+    def _leave(self) -> Replica:
         parts = self._parts
         parts.agreement.flush(parts.meter)
-        apart = parts.local.has_apart
-        boundary = -1 if self._lags else self._stepping.dealt().boundary
-        return rebuild.local_state(parts.model) if apart else None, boundary
+        sampler = self._stepping.dealt()
+        return Replica() if self._lags else replica_of(parts.model, sampler, parts.local, parts.group.rank)
 
-    def _agree(self, replica: Replica, boundary: int) -> None:
+    def _agree(self, replica: Replica) -> None:
         parts, sampler = self._parts, self._stepping.dealt()
         resync(
-            parts.group, sampler, parts.model, parts.optimizer, parts.local, self.options.state, replica, boundary
+            parts.group, sampler, parts.model, parts.optimizer, parts.local, self.options.state, replica
         )  # fmt: skip
         self._lags = False
         self._stepping.go_on_from(sampler.trained)

@@ -156,6 +156,8 @@ class Stepping:
         if met:
             sampler.commit()
             self._decide()
+        elif exchanges:
+            sampler.commit_near()
 
     def _decide(self) -> None:
         """Carry out a decision that is due, and begin another one where it is time. Collective."""

@@ -41,6 +41,7 @@ _DENSE = {
     "global_batch": ("jobs", "i"),
     "far_every": ("jobs", "i"),
     "accumulation": ("jobs", "i"),
+    "push_interval": ("workers", "i"),
 }
 """Fields with one value per row of a table, and the kind of their dtype."""
 
@@ -96,6 +97,15 @@ def _check_accumulation(passes: Ints, observation: Observation) -> str | None:
         job = int(np.argmax(wrong))
         allowed = f"1 to {most[job]}" if jobs.accumulation[job] else "0, its layout says them"
         return f"job row {job} gets {passes[job]} passes a step, allowed: {allowed}"
+    return None
+
+
+def _check_push(interval: Ints, observation: Observation) -> str | None:
+    workers = observation.workers
+    wrong = (interval < 1) | ((interval != workers.push_interval) & np.isnan(workers.push_s))
+    if wrong.any():
+        worker = int(np.argmax(wrong))
+        return f"worker {worker} pushes every {interval[worker]} steps; at least 1, and only one that does not wait"
     return None
 
 
@@ -233,6 +243,6 @@ _RULES: dict[str, Any] = {
     "moves": _check_moves, "samples_per_step": _check_samples, "fetch_order": _check_fetch_order,
     "sync_interval": _check_interval, "gpu_share": _check_share, "gradient_weight": _check_weight,
     "global_batch": _check_batch, "far_every": _check_far,
-    "accumulation": _check_accumulation,
+    "accumulation": _check_accumulation, "push_interval": _check_push,
     "allocation": _check_allocation,
 }  # fmt: skip

@@ -220,6 +220,8 @@ class Workers(Table):
     gradient_rate_per_s = _float("gradients (local steps) per busy second")
     gradient_norm = _float("norm of its local gradient, before the exchange")
     gradient_weight = _float("weight of its gradient in the mean, 0 left out .. 1 whole", 1.0)
+    push_interval = _int("local steps between two pushes of its gradient, where workers do not wait", 1)
+    push_s = _float("one push and pull of a worker that waits for no other; NaN: all exchange together")
     memory_free_bytes = _float("free device memory")
     load_ratio = _float("share of its node's interface that others than its job used over the window, 0..1")
 

@@ -140,8 +140,9 @@ def largest_remainder(ideal: Floats, units: int, low: int, cap: Ints) -> Ints:
     if left == 0:
         return dealt
     step = 1 if left > 0 else -1
-    key, worker = np.empty(ideal.size), np.arange(ideal.size)
+    key, worker = np.empty(ideal.size), np.empty(ideal.size, dtype=np.int64)
     for i in range(ideal.size):
+        worker[i] = i
         key[i] = _excess(dealt[i], ideal[i], units, step, low, cap[i])
     heapify(key, worker, key.size)
     while left != 0:

@@ -84,6 +84,9 @@ class Plan:
     global_batch: Ints | None = None  # per row of jobs; dealt in the proportions of samples_per_step
     far_every: Ints | None = None  # per row of jobs: of so many exchanges one is of all workers
     accumulation: Ints | None = None  # per row of jobs: passes in which a step is computed at least
+    push_interval: Ints | None = (
+        None  # per row of workers: local steps between pushes, where they do not wait
+    )
     told: int = 0  # waiting jobs that are told why, where that takes a scheduler time
 
     def with_(self, **changes: Any) -> Plan:
@@ -108,6 +111,10 @@ class Plan:
         """Planned exchanges per exchange of all workers, by job: what is planned, else what is."""
         return observation.jobs.far_every if self.far_every is None else self.far_every
 
+    def pushes(self, observation: Observation) -> Ints:
+        """Planned local steps between two pushes of each worker: what is planned, else what is."""
+        return observation.workers.push_interval if self.push_interval is None else self.push_interval
+
     def shares(self, observation: Observation) -> Floats:
         """Planned GPU share per worker: what is planned, else what is."""
         return observation.workers.gpu_share if self.gpu_share is None else self.gpu_share
@@ -128,7 +135,7 @@ _values_of = attrgetter(*_FIELDS)  # three times as fast as dataclasses.replace,
 
 CHANGES = (
     "moves", "samples_per_step", "fetch_order", "sync_interval", "gpu_share", "gradient_weight", "suspect",
-    "global_batch", "far_every", "accumulation", "allocation",
+    "global_batch", "far_every", "accumulation", "push_interval", "allocation",
 )  # fmt: skip
 """Fields of a plan that change something; what they hold is checked in this order."""
 

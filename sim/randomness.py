@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.policies.kernels.jit import ZERO, jit_in_place
+from equipoise.policies.kernels.jit import ZERO, jit_in_place, jit_in_place_for_both
 from equipoise.policies.observation import Floats
 
 Word = np.uint64
@@ -134,7 +134,7 @@ def noise_space(workers: int) -> Space:
     return a, b, c, d, np.zeros(pairs), np.zeros(2 * pairs), np.zeros(2 * pairs)
 
 
-@jit_in_place
+@jit_in_place_for_both
 def noise_row(key: int, step: int, first: int, mu: float, sigma: float, space: Space, factor: Floats) -> None:
     """Log-normal noise exp(mu + sigma*z) of workers 2*first, 2*first + 1, ... at local step `step`.
 
@@ -196,7 +196,7 @@ class StepNoise(NamedTuple):
     varies: bool
 
 
-@jit_in_place
+@jit_in_place_for_both
 def step_noise_row(noise: StepNoise, step: int, first: int, space: Space, factor: Floats) -> None:
     """Noise of workers 2*first, 2*first + 1, ... at local step `step` into `factor` (2 * pairs,)."""
     noise_row(noise.key, step, first, noise.mu, noise.sigma, space, factor)

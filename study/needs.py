@@ -251,11 +251,11 @@ def best_efficiency(spec: JobSpec, model: Model) -> float:
     """
     phi = -1.0 if model.noise_scale is None else model.noise_scale * (1.0 + model.noise_scale_growth)
     reference = float(spec.batch_reference or spec.global_batch)
-    whole = efficiency(float(spec.global_batch), 1, phi, reference, 0.0)
+    whole = efficiency(float(spec.global_batch), 1.0, phi, reference, 0.0)
     if spec.data is None:
         return whole
     rest = spec.data.samples % spec.global_batch
-    last = efficiency(max(float(rest), reference), 1, phi, reference, 0.0)
+    last = efficiency(max(float(rest), reference), 1.0, phi, reference, 0.0)
     return whole + (last - whole) * rest / spec.data.samples
 
 

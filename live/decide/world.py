@@ -16,6 +16,7 @@ from equipoise.live.group.places import Place
 from equipoise.live.options import Lever, Options
 from equipoise.live.train.change import Change
 from equipoise.live.train.deal import Deal
+from equipoise.live.train.near import Near
 from equipoise.policies.contract import Allocation, Plan, Refusal
 from equipoise.policies.levels import mean_interval
 from equipoise.policies.observation import (
@@ -83,6 +84,12 @@ class LiveWorld:
         self._devices = sorted(devices, key=lambda key: (self._hosts.index(key[0]), list(devices).index(key)))
         self._models = list(dict.fromkeys(place.model for place in everyone))
         self._everyone = everyone
+
+    def set_near(self, near: Near | None, exchange_s: float) -> None:
+        """Who is near whom in the group as it is now, and what an exchange of near ranks took as it was formed."""
+        self.near = None if near is None else np.array(near.group)
+        self.far_ratio = 1.0 if near is None else near.ratio
+        self.near_exchange_s = math.nan if near is None else exchange_s
 
     def forget(self) -> None:
         """Nothing was measured, and nothing was observed yet."""

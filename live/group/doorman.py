@@ -36,9 +36,9 @@ def connections_to(port: int) -> int:
 
 
 def strange_keys(keys: Iterable[str], token: str) -> list[str]:
-    """Keys that look like a member's and were written without the job's token."""
+    """Keys that were written without the job's token: all that is a member's, or PyTorch's own, stands under it."""
     own = (f"equipoise/{token}/", f"equipoise/{token}.")  # of its first era, and of later ones
-    return sorted(key for key in keys if key.startswith("equipoise/") and not key.startswith(own))
+    return sorted(key for key in keys if not key.startswith((*own, "init/")))
 
 
 class Doorman:

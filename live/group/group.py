@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
+import math
 import secrets
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
@@ -15,7 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 from equipoise.live.group import rebuild
 from equipoise.live.group.control import Control
 from equipoise.live.group.places import Place, my_place, places_from
-from equipoise.live.group.regroup import EvictedError, Membership, is_transport_error
+from equipoise.live.group.regroup import EvictedError, Membership, is_transport_error, set_timeout
+from equipoise.live.train.near import Near, groups_by_host
 from equipoise.live.train.shares import ShareBackend
 from equipoise.policies.record.export import ExportError
 
@@ -32,11 +36,17 @@ class Group:
         control_timeout_s: float,
         problem: str | None = None,
         model: DistributedDataParallel | None = None,
+        levels: bool = False,
+        exchanged: Sequence[torch.Tensor] = (),
     ) -> None:
         """`problem`: why this rank cannot begin, told to all. `model`: wrapped anew if somebody dies meanwhile.
+        `levels`: near ranks may exchange such tensors as are `exchanged` among themselves; rank 0's word counts.
 
         Raises ExportError when some rank has a problem.
         """
+        self._levels, self._exchanged = levels, exchanged
+        self.near: Near | None = None  # where there are two levels
+        self.near_exchange_s = math.nan
         self.membership = membership
         self._device, self._backend, self._timeout_s = device, backend, control_timeout_s
         self.member = membership.member if membership is not None else dist.get_rank()
@@ -90,8 +100,12 @@ class Group:
             self._control = Control(self._timeout_s, connect_timeout)
             mine = my_place(self.member, self._device, self._backend.quantum, self._backend.fixed)
             reports = self.control.gather_text(
-                {"run": self.run, "next": _new_run(), "place": mine, "problem": self._problem}
-            )
+                {
+                    "run": self.run, "next": _new_run(), "place": mine, "problem": self._problem,
+                    "levels": self._levels,
+                }
+            )  # fmt: skip
+            self.near = self._find_near(reports, connect_timeout)
         first = reports[0]  # has been in the run before, if anyone has
         self.joined = self.joined or (not self.run and bool(first["run"]))
         self.run = first["run"] or first["next"]
@@ -102,6 +116,18 @@ class Group:
         outside = self.membership.parked() if self.membership is not None else []
         self.parked = [known[m] for m in outside if m in known and m not in inside]
         return reports
+
+    def _find_near(
+        self, reports: Sequence[Mapping[str, Any]], connect_timeout: datetime.timedelta | None
+    ) -> Near | None:
+        """Let ranks of one host exchange among themselves, where there are several hosts. Collective."""
+        found = groups_by_host([report["place"]["host"] for report in reports])
+        if found is None or not reports[0]["levels"]:
+            return None
+        near = Near(found, connect_timeout or datetime.timedelta(seconds=self._timeout_s))
+        set_timeout(self._timeout_s, near.own)
+        self.near_exchange_s = float(self.control.gather(np.array([near.exchange_s(self._exchanged)])).max())
+        return near
 
     def same_on_all_ranks(self, values: Mapping[str, Any]) -> None:
         """Raises ValueError, on every rank, when ranks hold different `values` under one name. Collective."""
@@ -160,6 +186,8 @@ class Group:
         while True:
             if self._control is not None:
                 self._control.close()
+            if self.near is not None:
+                self.near.close()
             rebuild.release(model)
             self.membership.leave_group()
             try:

@@ -63,11 +63,6 @@ def wrapping(model: DistributedDataParallel) -> dict[str, Any]:
     }
 
 
-def local_state(model: DistributedDataParallel) -> list[torch.Tensor]:
-    """Copies of the parameters and buffers, which wrapping anew overwrites with rank 0's."""
-    return [t.detach().clone() for t in (*model.module.parameters(), *model.module.buffers())]
-
-
 def agree(
     model: DistributedDataParallel,
     optimizer: Optimizers,
@@ -87,7 +82,8 @@ def agree(
     share_states(targets, {"optimizer": optimizer, **extra}, everything[0].device)
     with torch.no_grad():
         if merge:
-            sources = mine if mine is not None else [t.detach().clone() for t in everything]
+            # Copies: where this breaks off, and is tried again with others, `mine` is still this member's own.
+            sources = [t.detach().clone() for t in (everything if mine is None else mine)]
             average(sources, weight)
             moments = [t.clone() for t in optimizer_tensors(optimizer)]
             average(moments, weight)

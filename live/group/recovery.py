@@ -9,23 +9,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from equipoise.live.group import rebuild
 from equipoise.live.group.group import Group
 from equipoise.live.group.regroup import EvictedError, RegroupError, is_transport_error
-
-Replica = list[torch.Tensor] | None
-"""What a rank's local steps made of the model; None: all replicas are equal."""
+from equipoise.live.group.resync import Replica
 
 
 @dataclass(frozen=True)
 class Hooks:
     """What the training job does when its group is formed anew."""
 
-    leave: Callable[[], tuple[Replica, int]]  # (own replica, last round that all ranks share)
-    agree: Callable[[Replica, int], None]  # on one state; collective in the new group
+    leave: Callable[[], Replica]  # what this member goes on from, before it leaves its group
+    agree: Callable[[Replica], None]  # on one state; collective in the new group
     resumed: Callable[[float], None]  # after so many seconds
     note: Callable[..., None]  # writes an event down: its kind, and values by name
 
@@ -62,8 +59,7 @@ class Recovery:
     def regroup(self, target: Sequence[int] | None, why: str = "as planned") -> None:
         """Form the group anew (of `target`, or of who is left) and agree on one state. Collective."""
         began_s, before = time.perf_counter(), self._group.members
-        replica, boundary = self._hooks.leave()
-        self.finished = not self._reformed(replica, boundary, target)
+        self.finished = not self._reformed(self._hooks.leave(), target)
         self.generation += 1
         if self.finished:
             return
@@ -73,12 +69,12 @@ class Recovery:
             print(f"equipoise: {self._group.what_changed(before, why)}", file=sys.stderr)
         self._hooks.note("regrouped", members=self._group.members, took_s=took_s)
 
-    def _reformed(self, replica: Replica, boundary: int, target: Sequence[int] | None) -> bool:
+    def _reformed(self, replica: Replica, target: Sequence[int] | None) -> bool:
         """Whether this member trains on; False when training ended while it waited outside."""
         while True:
             try:
-                self._group.reform(self._model, self._wrapping, boundary, target)
-                self._hooks.agree(replica, boundary)
+                self._group.reform(self._model, self._wrapping, replica.boundary, target)
+                self._hooks.agree(replica)
                 return True
             except EvictedError as left_out:
                 if not left_out.planned:

@@ -1,9 +1,10 @@
-"""Gives all members of a new group one state: parameters, optimiser, epoch, remaining samples, interval."""
+"""Gives all members of a new group one state: parameters, optimiser, epoch, remaining samples, intervals."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,70 @@ from torch.nn.parallel import DistributedDataParallel
 
 from equipoise.live.group import rebuild
 from equipoise.live.group.group import Group
+from equipoise.live.train.deal import Deal
 from equipoise.live.train.optimizers import Optimizers
 from equipoise.live.train.sampler import ShareSampler
 from equipoise.live.train.sync import LocalSteps
 from equipoise.policies.observation import Ints
 from equipoise.policies.physics import deal
+
+
+@dataclass(frozen=True)
+class Replica:
+    """What a member has as it leaves a group; without anything, that of one who comes.
+
+    It is kept until the next group agreed on one state, however often that is tried.
+    """
+
+    boundary: int = -1  # the last round whose result all ranks share
+    rest: tuple[int, Deal] | None = None  # epoch and deal there
+    tensors: list[torch.Tensor] | None = None  # parameters and buffers; None: all replicas are equal
+    near: int = -1  # which group of near ranks it was in; -1: there was one level
+    met: int = -1  # the last round whose result these share
+    shared: tuple[int, ...] = ()  # what all of these trained on up to there: it is in the mean that each has
+    trained: tuple[int, ...] = ()  # what this member trained on since
+
+
+def replica_of(
+    model: DistributedDataParallel, sampler: ShareSampler, local: LocalSteps, rank: int
+) -> Replica:
+    """What this rank goes on from when its group breaks up."""
+    everything = (*model.module.parameters(), *model.module.buffers())
+    near = local.near if local.far_every > 1 else None
+    return Replica(
+        boundary=sampler.boundary,
+        rest=sampler.rest_at(sampler.boundary),
+        # Copies: wrapping anew overwrites them with rank 0's.
+        tensors=[t.detach().clone() for t in everything] if local.has_apart else None,
+        near=-1 if near is None else near.group[rank],
+        met=sampler.near_boundary,
+        shared=() if near is None else tuple(sampler.trained_near(near.peers(rank)).tolist()),
+        trained=tuple(sampler.trained_since(sampler.near_boundary).tolist()),
+    )
+
+
+def lineage(reports: Sequence[Mapping[str, Any]]) -> tuple[list[float], set[int]]:
+    """(samples that each member's replica stands for, what was trained on by them all) since all had met.
+
+    `reports` are replicas by rank, as mappings. Those whose last common round is the latest are gone on from. Of
+    near ranks, those whose last common round is the latest have what the others had up to there in their mean, the
+    dead among them; it counts for all of these together, dealt out by what each trained on since.
+    """
+    furthest = max(r["boundary"] for r in reports)
+    works, done = [0.0] * len(reports), set[int]()
+    groups: dict[int, list[int]] = {}
+    for rank, report in enumerate(reports):
+        if report["boundary"] == furthest:
+            groups.setdefault(report["near"] if report["near"] >= 0 else -1 - rank, []).append(rank)
+    for ranks in groups.values():
+        met = max(reports[rank]["met"] for rank in ranks)
+        held = [rank for rank in ranks if reports[rank]["met"] == met]
+        shared, own = reports[held[0]]["shared"], [len(reports[rank]["trained"]) for rank in held]
+        total = len(shared) + sum(own)
+        for rank, n in zip(held, own, strict=True):
+            works[rank] = total * n / sum(own) if sum(own) else total / len(held)
+            done.update(reports[rank]["trained"], shared)
+    return works, done
 
 
 def resync(
@@ -26,27 +86,23 @@ def resync(
     optimizer: Optimizers,
     local: LocalSteps,
     extra: Mapping[str, Any],
-    mine: list[torch.Tensor] | None,
-    boundary: int,
+    replica: Replica,
 ) -> None:
     """Agree on where to go on from. Collective.
 
-    Members whose last common round (`boundary`, -1: none) is the latest carry the lineage. If they made
-    local steps since, their replicas `mine` are averaged by the samples behind them; what a dead member
-    trained on since is dealt again, as is a round that broke off.
+    Members whose last common round is the latest carry the lineage. If they made local steps since, their replicas
+    are averaged by the samples behind them; what is in none of these is dealt again, as is a round that broke off.
     """
-    trained = sampler.trained_since(boundary) if boundary >= 0 else np.empty(0, dtype=np.int64)
-    reports = group.control.gather_text({"boundary": boundary, "trained": trained.tolist()})
-    furthest = max(r["boundary"] for r in reports)
-    work = [len(r["trained"]) if r["boundary"] == furthest else 0 for r in reports]
-    merge = sum(work) > 0
-    weight = work[group.rank] / sum(work) if merge else 0.0
-    rebuild.agree(model, optimizer, extra, mine if weight > 0 else None, weight, merge)
+    kept = ("boundary", "near", "met", "shared", "trained")
+    reports = group.control.gather_text({name: getattr(replica, name) for name in kept})
+    works, done = lineage(reports)
+    merge = sum(works) > 0
+    weight = works[group.rank] / sum(works) if merge else 0.0
+    rebuild.agree(model, optimizer, extra, replica.tensors if weight > 0 else None, weight, merge)
     content = None
     if group.rank == 0:
-        done = {i for r, n in zip(reports, work, strict=True) if n for i in r["trained"]}
         gone = np.array(sorted(done), dtype=np.int64)
-        content = json.dumps(_progress(group, sampler, local, furthest, gone)).encode()
+        content = json.dumps(_progress(group, sampler, local, replica, gone)).encode()
     state = json.loads(group.control.broadcast(content))
     sampler.global_batch, sampler.accumulation = state["global_batch"], state["accumulation"]
     sampler.set_world(group.rank, group.ranks)
@@ -54,7 +110,8 @@ def resync(
     left = None if state["deal"] is None else sampler.deal_of(state["deal"], state["epoch"])
     sampler.resume(state["epoch"], left, state["round"])
     group.joins_seen = state["joins_seen"]
-    local.reset(state["interval"])
+    local.near = group.near
+    local.reset(state["interval"], state["far_every"])
 
 
 def kept_shares(sampler: ShareSampler, members: Sequence[int]) -> Ints:
@@ -67,14 +124,14 @@ def kept_shares(sampler: ShareSampler, members: Sequence[int]) -> Ints:
 
 
 def _progress(
-    group: Group, sampler: ShareSampler, local: LocalSteps, boundary: int, trained: Ints
+    group: Group, sampler: ShareSampler, local: LocalSteps, replica: Replica, trained: Ints
 ) -> dict[str, Any]:
-    rest = sampler.rest_at(boundary)
-    epoch, left = rest if rest is not None else (-1, None)
+    epoch, left = replica.rest if replica.rest is not None else (-1, None)
     return {
         "epoch": epoch,
-        "round": max(boundary, 0),
+        "round": max(replica.boundary, 0),
         "interval": local.interval,
+        "far_every": local.far_every,
         "joins_seen": group.joins_seen,
         "global_batch": sampler.global_batch,
         "accumulation": sampler.accumulation,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import time
 from collections.abc import Sequence
 
@@ -17,16 +18,20 @@ _PROBES = 3  # exchanges; the first sets up connections
 class Near:
     """The near groups of a job and the communication inside this rank's own."""
 
-    def __init__(self, group: Sequence[int]) -> None:
-        """`group` of every rank, from 0. Collective."""
+    def __init__(self, group: Sequence[int], timeout: datetime.timedelta) -> None:
+        """`group` of every rank, from 0. Collective; connecting takes at most `timeout`."""
         self.group = tuple(group)
         self.ratio = far_ratio(np.array(group))  # of the drift, left by exchanges inside the groups
         rank = dist.get_rank()
         for k in range(max(group) + 1):
             # In the same order on all ranks, as PyTorch asks for.
-            made = dist.new_group([r for r, g in enumerate(group) if g == k])
+            made = dist.new_group([r for r, g in enumerate(group) if g == k], timeout=timeout)
             if group[rank] == k:
-                self.own = made
+                self.own: dist.ProcessGroup | None = made
+
+    def close(self) -> None:
+        """Let go of the communication."""
+        self.own = None
 
     def peers(self, rank: int) -> list[int]:
         """The ranks of its group, itself among them."""

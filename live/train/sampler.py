@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,6 +113,9 @@ class ShareSampler:
         self.trained = 0  # rounds finished since the start
         self.stepped = 0  # of those, the ones that an optimiser step followed
         self.boundary = 0  # of those, the ones whose result all ranks share
+        self.near_boundary = (
+            0  # of those, the ones whose result near ranks share; behind the other, never before
+        )
         self.refused: list[str] = []  # moves that came too late
         self._next_id = 0
         self._begun_at = 0  # rounds trained when the running epoch began
@@ -310,9 +313,13 @@ class ShareSampler:
 
     def commit(self) -> None:
         """All rounds trained on so far are in the state of every rank, and can no longer be lost."""
-        self.boundary = self.trained
+        self.boundary = self.near_boundary = self.trained
         while self._rounds and self._rounds[0].number < self.trained:
             self._before.pop(self._rounds.popleft().number, None)
+
+    def commit_near(self) -> None:
+        """All rounds trained on so far are in the state of every near rank."""
+        self.near_boundary = self.trained
 
     # -- after a regroup -----------------------------------------------------------------------------------
 
@@ -320,6 +327,16 @@ class ShareSampler:
         """Dataset indices behind this rank's optimiser steps in rounds from `boundary` on."""
         mine = [r.indices for r in self._rounds if boundary <= r.number < self.stepped]
         return np.concatenate(mine) if mine else np.empty(0, dtype=np.int64)
+
+    def trained_near(self, ranks: Sequence[int]) -> Ints:
+        """Dataset indices that these ranks trained on between the boundary of all and that of near ranks."""
+        rounds = [r for r in self._rounds if self.boundary <= r.number < self.near_boundary]
+        found = [
+            self._before[r.number][1].copy().draw(np.array(r.samples, dtype=np.int64), rank)
+            for r in rounds
+            for rank in ranks
+        ]
+        return np.concatenate([np.empty(0, dtype=np.int64), *found])
 
     def rest_at(self, boundary: int) -> tuple[int, Deal] | None:
         """Epoch and deal as they were before `boundary` was drawn; None before the first epoch."""
@@ -333,7 +350,7 @@ class ShareSampler:
         self._forget_rounds(0)
         self._is_whole = False
         self.epoch, self.deal, self.drawn = epoch, deal, rounds
-        self.trained = self.stepped = self.boundary = rounds
+        self.trained = self.stepped = self.boundary = self.near_boundary = rounds
         self._passes.clear()
         self._resume = deal is not None and deal.left >= self._least
         self._next_id = max(self._next_id, deal.next_id if deal is not None else 0)

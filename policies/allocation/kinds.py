@@ -1,8 +1,11 @@
 """S422 where GPU models differ by job: who runs on which model, by each job's own speed there.
 
-A job is worth A_i times its speed on a model relative to its best, less what a restart costs, so that a model goes
-to the jobs that gain most by it, and those that lose little give way. Jobs of fixed size that run may move;
-elastic ones have their own rules (`elastic`, `sizes`).
+A job is worth sqrt(p_i A_i) times its speed on a model relative to its best, less what a restart costs, so that a
+model goes to the jobs that gain most by it, and those that lose little give way. Who runs at all is a matter of
+A_i, who runs where of p_i alone: a minute lost on a slow model delays each job by a minute, however long it needs.
+Both are decided at once here, so that the weight is their geometric mean: by A_i alone a job that is nearly done
+keeps a fast GPU that it gains little by (the mean completion of three job types on three models is a tenth longer).
+Jobs of fixed size that run may move; elastic ones have their own rules (`elastic`, `sizes`).
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ _PASSES = 8  # of the local search
 
 
 def movable(draft: Draft, ranking: Ranking, blocked: Bools, reluctance: float) -> Ints:
-    """Rows of running jobs that may change their GPU model: of fixed size, on whole living GPUs of one model.
+    """Rows of running jobs of fixed size, on whole living GPUs of one model, that may change it, or stop.
 
     `blocked` (per ranked running job) stay, and so do those that since their last start have worked less than
     `reluctance` restarts.
@@ -55,7 +58,7 @@ def worth_by_model(
     o: Observation, ranking: Ranking, pace: Floats, rows: Ints, now: Ints, stoppable: Bools, reluctance: float,
     horizon_s: float,
 ) -> Floats:  # fmt: skip
-    """A_i * speed / best speed, less `reluctance` restarts where it moves: (rows, models); -1: impossible.
+    """sqrt(p_i A_i) * speed / best speed, less `reluctance` restarts where it moves; -1: impossible (rows, models).
 
     now: model that each holds, -1 none. What stops loses as many restarts: so much more is it worth going on.
     """
@@ -65,7 +68,8 @@ def worth_by_model(
     other = (now[:, None] >= 0) & (now[:, None] != np.arange(pace.shape[1]))
     worth = pace / best[:, None] * np.where(other, np.maximum(1.0 - cost, 0.0)[:, None], 1.0)
     worth += np.where(stoppable, np.minimum(cost, 1.0), 0.0)[:, None]
-    worth *= ranking.priority(rows)[:, None]
+    own = np.nan_to_num(o.jobs.priority[rows], nan=1.0)
+    worth *= np.sqrt(own * ranking.priority(rows))[:, None]
     return np.where((pace > 0.0) & ~(other & (worth <= 0.0)), worth, -1.0)
 
 

@@ -21,18 +21,22 @@ from equipoise.policies.baselines.queueing import (
 from equipoise.policies.contract import AllocationStage, Memory, Plan
 from equipoise.policies.kernels.jit import jit_in_place
 from equipoise.policies.kernels.placement import ANY, WHOLE
-from equipoise.policies.observation import Bools, Floats, Ints, Observation
+from equipoise.policies.observation import RUNNING, Bools, Floats, Ints, Observation
 
-_TASKS = 32
+_TASKS = 64
 """Kinds of jobs that fragmentation is counted for, the most frequent ones."""
+Kinds = tuple[Ints, Floats, Floats, Floats]
+"""Kinds of jobs: GPUs, share of each, cores, how many of all jobs."""
 
 
 @dataclass(frozen=True)
 class BestFit(AllocationStage):
-    """Best fit (as in Protean, Hadary et al., OSDI 2020): the node with the least GPU left once a job is on it.
+    """Best fit (as in Protean, Hadary et al., OSDI 2020): the node with the least left once a job is on it.
 
-    On that node a part of a GPU goes to the GPU with the least room. Gangs of parts, and those larger than any node
-    has room for, go where the rule `any` puts them.
+    With `cores=count`, where a trace tells how many cores each job asks for (`cpus`), cores count too: a job starts
+    only where they are free, and what is left are GPUs and cores, each over the most that a node has. On its node a
+    part of a GPU goes to the GPU with the least room. Gangs of parts, and what is too large for any node, go where
+    the rule `any` puts them.
     """
 
     name: ClassVar[str] = "best-fit"
@@ -43,6 +47,12 @@ class BestFit(AllocationStage):
     places: ClassVar[str] = "the node with the least room left after it"
     needs: ClassVar[frozenset[str]] = frozenset({"nodes", "gpus", "jobs"})
     starts_only: ClassVar[bool] = True
+
+    cores: str = "ignore"  # whether the cores that jobs ask for limit them: ignore, count
+
+    def __post_init__(self) -> None:
+        if self.cores not in ("ignore", "count"):
+            raise ValueError(f"cores: {self.cores!r} is not one of ignore, count")
 
     def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
         """Start waiting jobs in order of arrival, each where it leaves least behind."""
@@ -55,31 +65,63 @@ class BestFit(AllocationStage):
             return unchanged(plan, self.name, NONE_FREE), memory
         draft, requests, failed = Draft(o), request_columns(o), set[tuple[float, ...]]()
         gpus, share = gpus_wanted(o, o.waiting), np.minimum(o.jobs.gpu_share_requested[o.waiting], 1.0)
-        tasks, (out, tried) = self._tasks(o), np.empty((2, max(int(gpus.max()), 1)), dtype=np.int64)
+        asked, cores, held = _cores(o, memory, count=self.cores == "count")
+        per_core = _per_core(o) if np.isfinite(cores).any() else 0.0
+        most = int(o.nodes.gpus.max()), float(np.nan_to_num(o.nodes.cores, nan=np.inf).max())
+        kinds, (out, tried) = self._kinds(o, asked), np.empty((2, max(int(gpus.max()), 1)), dtype=np.int64)
         for row, count, part in zip(o.waiting.tolist(), gpus.tolist(), share.tolist(), strict=True):
-            need = float(np.nan_to_num(o.jobs.memory_bytes[row]))
-            demand = (count, part, need, float(o.jobs.one_gpu_model[row]))
+            need, wants = float(np.nan_to_num(o.jobs.memory_bytes[row])), float(asked[row])
+            demand = (count, part, need, float(o.jobs.one_gpu_model[row]), wants)
             if demand in failed or count < 1:
                 continue
             if not some_room(draft.columns.free, draft.columns.room):
                 break
-            now = draft.columns
-            room = (now.first_gpu, now.size, now.up, now.memory_bytes, now.room.copy())
-            one_place = count == 1 or part >= WHOLE
-            if one_place and _place(*room, count, part, need, *tasks, out, tried):
+            now, node = draft.columns, -1
+            if count == 1 or part >= WHOLE:
+                room = (now.first_gpu, now.size, now.up, now.memory_bytes, now.room.copy(), cores, per_core)
+                node = place(*room, count, part, need, wants, *kinds, out, tried)
+            if node >= 0:
+                cores[node] -= wants
+                held.append((row, node, wants))
                 draft.start((np.array([row]), np.array([0, count]), out[:count].copy(), np.full(count, part)))
-            elif (
-                len(draft.start(start_in_order(np.array([row]), False, ANY, requests, draft.columns)[0])) == 0
+                continue
+            waits = wants > 0.0 and (count == 1 or part >= WHOLE) and count <= most[0] and wants <= most[1]
+            if waits or not len(
+                draft.start(start_in_order(np.array([row]), False, ANY, requests, draft.columns)[0])
             ):
                 failed.add(demand)
+        memory = {"cores": tuple(held)} if held else {}
         allocation = draft.allocation()
         if allocation is None:
             return unchanged(plan, self.name, NONE_STARTS), memory
         return with_allocation(plan, self.name, len(o.waiting), allocation), memory
 
-    def _tasks(self, o: Observation) -> tuple[Ints, Floats, Floats]:
-        """Kinds of jobs to keep room for: GPUs, share of each, how many of all jobs; none: by room left only."""
-        return np.empty(0, dtype=np.int64), np.empty(0), np.empty(0)
+    def _kinds(self, o: Observation, cores: Floats) -> Kinds:
+        """Kinds of jobs to keep room for, by what they ask for; none: by room left only."""
+        return np.empty(0, dtype=np.int64), np.empty(0), np.empty(0), np.empty(0)
+
+
+def _cores(
+    o: Observation, memory: Memory, *, count: bool
+) -> tuple[Floats, Floats, list[tuple[int, int, float]]]:
+    """Cores that each job asks for (0 where not told), those free on each node, and (job, node, cores) in use.
+
+    Worlds do not tell whose cores are in use: a policy remembers where it put the jobs that run.
+    """
+    told = o.told.get("cpus") if count else None
+    if not isinstance(told, np.ndarray):
+        return np.zeros(len(o.jobs)), np.full(len(o.nodes), np.inf), []
+    asked, free = np.maximum(np.nan_to_num(told), 0.0), np.nan_to_num(o.nodes.cores, nan=np.inf).copy()
+    held = [entry for entry in memory.get("cores", ()) if o.jobs.state[entry[0]] == RUNNING]
+    for _, node, cores in held:
+        free[node] -= cores
+    return asked, free, held
+
+
+def _per_core(o: Observation) -> float:
+    """GPUs that a core counts for, so that the most cores of a node count as its most GPUs; 0: not known."""
+    most = float(np.nan_to_num(o.nodes.cores).max(initial=0.0))
+    return float(o.nodes.gpus.max(initial=0)) / most if most > 0.0 else 0.0
 
 
 @dataclass(frozen=True)
@@ -87,26 +129,37 @@ class Fgd(BestFit):
     """FGD (Weng et al., ATC 2023): where fragmentation grows least.
 
     Section 3: a node's fragmentation is the GPU that a task drawn from the workload could not use there: all that
-    is left where the task does not fit, else what is left of GPUs with too little for it. The workload is that of
-    all jobs seen so far, by GPUs and share; cores and host memory do not limit jobs here. A job goes where the
-    expected fragmentation grows least by it (algorithm 1), the lowest-numbered GPU on ties. The published gain over
-    best fit was not reproduced here.
+    is left where the task finds too few GPUs or cores, or asks for no GPU; else what is left of GPUs with too
+    little for it. The workload is that of all jobs seen so far, by GPUs, share and, with `cores=count`, cores; host
+    memory does not limit jobs here. A job goes where the expected fragmentation grows least by it (algorithm 1),
+    the lowest-numbered GPU on ties.
     """
 
     name: ClassVar[str] = "fgd"
     places: ClassVar[str] = "where the expected fragmentation grows least"
 
-    def _tasks(self, o: Observation) -> tuple[Ints, Floats, Floats]:
+    def _kinds(self, o: Observation, cores: Floats) -> Kinds:
         """What jobs have asked for so far, the most frequent first."""
-        asked = np.column_stack((o.jobs.gpus_requested, np.minimum(o.jobs.gpu_share_requested, 1.0)))
-        kinds, count = np.unique(asked, axis=0, return_counts=True)
-        first = np.argsort(-count, kind="stable")[:_TASKS]
-        return kinds[first, 0].astype(np.int64), kinds[first, 1].copy(), count[first] / count.sum()
+        asked = (o.jobs.gpus_requested, np.minimum(o.jobs.gpu_share_requested, 1.0), cores)
+        return frequent(np.column_stack(asked))
+
+
+def frequent(asked: Floats) -> Kinds:
+    """The most frequent kinds of jobs: asked (jobs, 3) are GPUs, share of each, cores."""
+    kinds, count = np.unique(asked, axis=0, return_counts=True)
+    first = np.argsort(-count, kind="stable")[:_TASKS]
+    gpus, share, cores = kinds[first].T
+    return gpus.astype(np.int64), share.copy(), cores.copy(), count[first] / count.sum()
 
 
 @jit_in_place
-def fragmentation(first: int, end: int, room: Floats, gpus: Ints, share: Floats, weight: Floats) -> float:
-    """Expected GPU of a node (rows first to end of room) that a job drawn from kinds (gpus, share) cannot use."""
+def fragmentation(
+    first: int, end: int, room: Floats, cores: float, gpus: Ints, share: Floats, asks: Floats, weight: Floats
+) -> float:
+    """Expected GPU of a node (rows first to end of room, and free cores) that a job of some kind cannot use.
+
+    Kinds are (gpus, share, cores asked for), drawn by weight.
+    """
     found = 0.0
     for m in range(gpus.size):
         left, small, able = 0.0, 0.0, 0
@@ -116,27 +169,41 @@ def fragmentation(first: int, end: int, room: Floats, gpus: Ints, share: Floats,
                 able += 1
             else:
                 small += room[g]
-        found += weight[m] * (small if able >= min(gpus[m], end - first) else left)
+        fits = gpus[m] > 0 and able >= min(gpus[m], end - first) and cores >= asks[m] - 1e-9
+        found += weight[m] * (small if fits else left)
     return found
 
 
 @jit_in_place
-def _place(
-    first_gpu: Ints, size: Ints, up: Bools, memory_bytes: Floats, room: Floats, count: int, part: float,
-    need: float, task_gpus: Ints, task_share: Floats, task_weight: Floats, out: Ints, tried: Ints,
-) -> bool:  # fmt: skip
-    """Write the GPUs (one node's) for `part` of a GPU, or `count` whole ones, to out; False: there is no place.
+def place(
+    first_gpu: Ints, size: Ints, up: Bools, memory_bytes: Floats, room: Floats, cores: Floats, per_core: float,
+    count: int, part: float, need: float, wants: float, kind_gpus: Ints, kind_share: Floats, kind_cores: Floats,
+    kind_weight: Floats, out: Ints, tried: Ints,
+) -> int:  # fmt: skip
+    """Write the GPUs (one node's) for `part` of a GPU, or `count` whole ones, to out; returns the node, -1: none.
 
-    Where fragmentation grows least, without tasks where the node has least left, then the GPU. room is scratch.
+    Where fragmentation grows least; without kinds where the node has least left, a core counting as `per_core`
+    GPUs, then the GPU. A job asks for `wants` of a node's free cores, and for `need` bytes of memory on each GPU;
+    with a count of 0 for cores alone. room is scratch.
     """
-    best = np.inf
+    best, found = np.inf, -1
     for n in range(size.size):
         first, end, left = first_gpu[n], first_gpu[n] + size[n], 0.0
-        if not up[n]:
+        if not up[n] or cores[n] < wants - 1e-9:
             continue
         for g in range(first, end):
             left += room[g]
-        before = fragmentation(first, end, room, task_gpus, task_share, task_weight)
+        if per_core > 0.0:
+            left += per_core * cores[n]
+        kinds = (kind_gpus, kind_share, kind_cores, kind_weight)
+        before = fragmentation(first, end, room, cores[n], *kinds)
+        if count == 0:
+            worth = fragmentation(first, end, room, cores[n] - wants, *kinds) - before
+            if kind_gpus.size == 0:
+                worth = left
+            if worth < best - 1e-12:
+                best, found = worth, n
+            continue
         taken = 0
         for g in range(first, end):
             if memory_bytes[g] < need or room[g] < min(part, WHOLE) - 1e-9:
@@ -146,11 +213,11 @@ def _place(
             tried[taken] = g
             taken += 1
             if taken == count:
-                worth = fragmentation(first, end, room, task_gpus, task_share, task_weight) - before
-                if task_gpus.size == 0:
+                worth = fragmentation(first, end, room, cores[n] - wants, *kinds) - before
+                if kind_gpus.size == 0:
                     worth = left + 1e-3 * kept
                 if worth < best - 1e-12:
-                    best = worth
+                    best, found = worth, n
                     for k in range(count):
                         out[k] = tried[k]
                 if part >= WHOLE:
@@ -159,4 +226,4 @@ def _place(
                 room[g] = kept
         for k in range(taken):
             room[tried[k]] = 1.0
-    return best < np.inf
+    return found

@@ -123,7 +123,7 @@ def _of_rank(values: Floats, size: int, rank: int) -> float:
 @jit
 def common_ratio(first: Ints, ratio: Floats) -> Floats:
     """Lower median of the known ratios of each job's workers; 1 where fewer than three are known."""
-    common, known = np.ones(first.size - 1), np.empty(ratio.size)
+    common, known = np.full(first.size - 1, 1.0), np.empty(ratio.size)
     for k in range(first.size - 1):
         n = ZERO
         for i in range(first[k], first[k + 1]):

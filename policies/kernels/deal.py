@@ -96,8 +96,9 @@ def exact_deal(fixed_s: Floats, unit_s: Floats, units: int, low: int, cap: Ints)
         else:
             late = middle
     left = units - _deal_until(early, fixed_s, unit_s, units, low, cap, dealt)
-    end_s, worker = np.empty(fixed_s.size), np.arange(fixed_s.size)
+    end_s, worker = np.empty(fixed_s.size), np.empty(fixed_s.size, dtype=np.int64)
     for i in range(fixed_s.size):
+        worker[i] = i
         end_s[i] = fixed_s[i] + (dealt[i] + 1) * unit_s[i] if dealt[i] < cap[i] else np.inf
     heapify(end_s, worker, worker.size)
     for _ in range(left):

@@ -23,6 +23,7 @@ from typing import Any, TypeVar, cast
 import numba
 import numpy as np
 import platformdirs
+from numba import types
 from numba.core.compiler_lock import global_compiler_lock
 
 from equipoise.policies.sources import (
@@ -38,7 +39,7 @@ from equipoise.policies.sources import (
 F = TypeVar("F", bound=Callable[..., Any])
 
 ZERO = cast(int, np.int64(0))
-"""For kernels that hand a zero on: for a literal one, the callee would be compiled once more."""
+"""For kernels that hand a zero on to what Python calls too: for a literal one, it would be compiled once more."""
 
 
 def kernel_source_hash() -> str:
@@ -111,6 +112,11 @@ def jit_in_place(function: F) -> F:
     return _compiled(function, _nrt=False)
 
 
+def jit_in_place_for_both(function: F) -> F:
+    """As `jit_in_place`, for what Python calls with the same types as kernels do: compiled once for both."""
+    return _compiled(function, for_both=True, _nrt=False)
+
+
 def jit_inside(function: F) -> F:
     """As `jit_in_place`, written into each kernel that calls it.
 
@@ -119,7 +125,7 @@ def jit_inside(function: F) -> F:
     return _compiled(function, _nrt=False, inline="always")
 
 
-def _compiled(function: F, **flags: Any) -> F:
+def _compiled(function: F, *, for_both: bool = False, **flags: Any) -> F:
     """With a cache of our own, so that other users of Numba in this process keep theirs.
 
     That of a kernel from elsewhere goes by all its sources (Numba looks at one file only).
@@ -127,6 +133,13 @@ def _compiled(function: F, **flags: Any) -> F:
     file, folder = Path(cast(Any, function).__code__.co_filename), cache_dir()
     if function.__module__.partition(".")[0] != PACKAGE and file.is_file():
         folder /= combined(file_parts(file, function.__module__))
+    kernel = _kept_in(folder, function, flags)
+    if not for_both:
+        _without_wrapper_inside(kernel, folder / "inside", flags)
+    return cast(F, kernel)
+
+
+def _kept_in(folder: Path, function: Callable[..., Any], flags: dict[str, Any]) -> Any:
     usual = numba.config.CACHE_DIR
     numba.config.CACHE_DIR = str(folder)
     try:
@@ -135,7 +148,40 @@ def _compiled(function: F, **flags: Any) -> F:
         numba.config.CACHE_DIR = usual
     lock = folder / f"{function.__module__}.{function.__qualname__}.lock"
     kernel.compile = _one_at_a_time(kernel.compile, lock)
-    return cast(F, kernel)
+    return kernel
+
+
+def _without_wrapper_inside(kernel: Any, folder: Path, flags: dict[str, Any]) -> None:
+    """Have other kernels call `kernel` as machine code that Python cannot call, kept in a folder of its own.
+
+    Most are called by kernels only: what takes their arguments out of Python objects would be compiled for each,
+    and optimised again in each that calls it. Nor are they compiled once more for a literal or a short integer.
+    """
+
+    @cache
+    def inside() -> Any:
+        made = _kept_in(folder, kernel.py_func, {**flags, "no_cpython_wrapper": True})
+        made._compiling_counter = kernel._compiling_counter  # by which Numba knows a kernel that calls itself
+        return made
+
+    def get_call_template(arguments: Any, named: Any) -> Any:
+        """As Numba's, which compiles what is missing."""
+        signature, given = kernel.fold_argument_types(arguments, named)
+        made = kernel if tuple(given) in kernel.overloads else inside()
+        template, *_ = type(kernel).get_call_template(made, tuple(map(_plain, given)), {})
+        return template, signature, given, {}
+
+    def get_overload(given: Any) -> Any:
+        """As Numba's: what `get_call_template` compiled."""
+        return type(kernel).get_overload(inside() if tuple(given) in inside().overloads else kernel, given)
+
+    kernel.get_call_template, kernel.get_overload = get_call_template, get_overload
+
+
+def _plain(kind: types.Type) -> types.Type:
+    """The type as which a kernel takes a value of this one from another kernel."""
+    kind = types.unliteral(kind)
+    return types.int64 if isinstance(kind, types.Integer) and kind.signed else kind
 
 
 def _one_at_a_time(compiles: Callable[[Any], Any], lock: Path) -> Callable[[Any], Any]:

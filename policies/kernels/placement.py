@@ -19,11 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.policies.kernels.arrays import position
-from equipoise.policies.kernels.jit import jit_in_place
+from equipoise.policies.kernels.jit import ZERO, jit_in_place
 from equipoise.policies.observation import Bools, Floats, Ints
 
 COUNTED, PACKED, ANY = 0, 1, 2
 PLACEMENTS = {"counted": COUNTED, "packed": PACKED, "any": ANY}
+_BLOCK = 64  # nodes of `Room.order` of which is known what none has more of
 WHOLE = 1.0 - 1e-9  # a GPU with at least this much room is free
 
 # Handed on by kernels; see `policies.kernels.jit.ZERO`.
@@ -46,7 +47,7 @@ class Room(NamedTuple):
     group: Ints  # per node, its GPU model: `WEIGHTED` stays inside one group if it can, others if told
     order: Ints  # nodes by descending weight, for `WEIGHTED`
     scratch: Ints  # 4 rows of one number per node
-    most: Ints  # its first number: no node has more whole GPUs left (see `tighten`)
+    most: Ints  # no node has more whole GPUs left, and then none of each block of `order` (see `tighten`)
     least_memory_bytes: float  # over all GPUs
     largest: int  # GPUs of the largest node
     groups: int
@@ -168,28 +169,38 @@ def tighten(c: Room) -> None:
     for n in range(c.free.size):
         most = max(most, c.free[n])
     c.most[0] = most
+    if c.order.size > _BLOCK:
+        for b in range(-(-c.order.size // _BLOCK)):
+            most = 0
+            for i in range(b * _BLOCK, min((b + 1) * _BLOCK, c.order.size)):
+                most = max(most, c.free[c.order[i]])
+            c.most[1 + b] = most
 
 
 @jit_in_place
 def _choose_heaviest(
-    usable: Ints, most_usable: int, weight: Floats, group: Ints, order: Ints, first: int, only: int, wanted: int,
-    node: Ints, count: Ints,
+    usable: Ints, most_usable: int, blocks: Ints, weight: Floats, group: Ints, order: Ints, first: int, only: int,
+    wanted: int, node: Ints, count: Ints,
 ) -> tuple[int, float]:  # fmt: skip
     """Nodes of group `only` (-1: of any) one by one, each by the worth of what it can give of what is missing.
 
-    Looks at `order` from `first` on, until no node can be worth more; takes nodes out of `usable`. Returns
-    (nodes, worth), with a negative worth when that is not enough.
+    Looks at `order` from `first` on, until no node can be worth more, and not at blocks of it in which none can;
+    takes nodes out of `usable`. Returns (nodes, worth), with a negative worth when that is not enough.
     """
     k, worth = 0, 0.0
     while wanted > 0:
-        best, most = -1, 0.0
-        for i in range(first, order.size):
+        best, most, i = -1, 0.0, first
+        while i < order.size:
             n = order[i]
             if weight[n] * min(wanted, most_usable) <= most:
                 break
+            if blocks.size and i % _BLOCK == 0 and weight[n] * min(wanted, blocks[1 + i // _BLOCK]) <= most:
+                i += _BLOCK
+                continue
             value = min(usable[n], wanted) * weight[n]
             if value > most and (only < 0 or group[n] == only):
                 best, most = n, value
+            i += 1
         if best < 0:
             return k, -1.0
         node[k], count[k] = best, min(usable[best], wanted)
@@ -208,8 +219,8 @@ def _put_back(usable: Ints, node: Ints, count: Ints, k: int) -> None:
 
 @jit_in_place
 def _choose_weighted(
-    usable: Ints, most_usable: int, weight: Floats, group: Ints, groups: int, order: Ints, wanted: int,
-    alike: bool, node: Ints, count: Ints,
+    usable: Ints, most_usable: int, blocks: Ints, weight: Floats, group: Ints, groups: int, order: Ints,
+    wanted: int, alike: bool, node: Ints, count: Ints,
 ) -> int:  # fmt: skip
     """The heaviest nodes of the one group that is worth most; unless `alike`, of all where none is enough."""
     first = 0
@@ -218,14 +229,16 @@ def _choose_weighted(
     best, most = NOTHING, -1.0
     for only in range(groups if groups > 1 else 0):
         k, worth = _choose_heaviest(
-            usable, most_usable, weight, group, order, first, only, wanted, node, count
+            usable, most_usable, blocks, weight, group, order, first, only, wanted, node, count
         )
         _put_back(usable, node, count, k)
         if worth > most:
             best, most = only, worth
     if alike and groups > 1 and best < 0:
         return 0
-    return _choose_heaviest(usable, most_usable, weight, group, order, first, best, wanted, node, count)[0]
+    return _choose_heaviest(
+        usable, most_usable, blocks, weight, group, order, first, best, wanted, node, count
+    )[0]
 
 
 @jit_in_place
@@ -282,19 +295,6 @@ def place(
     `need` is memory per GPU (bytes); `alike`: all in one group, the first that has room. Writes the GPU rows to
     out[at : at + wanted] and takes them out of `c`; changes nothing when False.
     """
-    if not alike or wanted <= 1 or c.groups < 2 or rule == WEIGHTED:
-        return _place_in(c, wanted, share, need, alike, NOTHING, rule, out, at)
-    for only in range(c.groups):  # noqa: SIM110 (the compiler knows no generators)
-        if _place_in(c, wanted, share, need, alike, only, rule, out, at):
-            return True
-    return False
-
-
-@jit_in_place
-def _place_in(
-    c: Room, wanted: int, share: float, need: float, alike: bool, only: int, rule: int, out: Ints, at: int
-) -> bool:
-    """The same on nodes of group `only` (-1: of any)."""
     if wanted <= 0:
         return False
     first_gpu, room, memory = c.first_gpu, c.room, c.memory_bytes
@@ -304,43 +304,47 @@ def _place_in(
             out[at] = g
             take(c.free, room, n, g, share)
         return g >= 0
-    node, count, usable, size, most = c.scratch[0], c.scratch[1], c.free, c.size, c.most[0]
-    if share < WHOLE or need > c.least_memory_bytes or only >= 0:
-        usable, size, most = c.scratch[2], c.scratch[3], c.largest
-        for n in range(size.size):
-            size[n] = c.size[n]
-        _count_usable(first_gpu, c.up, room, memory, share, need, usable, size)
-        if only >= 0:
+    grouped = alike and wanted > 1 and c.groups >= 2 and rule != WEIGHTED
+    node, count = c.scratch[0], c.scratch[1]
+    for only in range(ZERO if grouped else NOTHING, c.groups if grouped else ZERO):  # -1: of any group
+        usable, size, most = c.free, c.size, c.most[0]
+        blocks = c.most if c.order.size > _BLOCK else c.most[:0]
+        if share < WHOLE or need > c.least_memory_bytes or only >= 0:
+            usable, size, most, blocks = c.scratch[2], c.scratch[3], c.largest, c.most[:0]
             for n in range(size.size):
-                if c.group[n] != only:
-                    usable[n], size[n] = 0, 0
-    if rule == COUNTED:
-        chosen = _choose_counted(usable, wanted, node, count)
-    elif rule == ANY:
-        chosen = _choose_any(usable, wanted, node, count)
-    elif rule == PACKED:
-        chosen = _choose_packed(usable, size, c.up, wanted, node, count)
-    else:
-        chosen = _choose_weighted(
-            usable, most, c.weight, c.group, c.groups, c.order, wanted, alike, node, count
-        )
-    _put_back(usable, node, count, chosen)
-    end = at
-    for k in range(chosen):
-        first, missing = first_gpu[node[k]], count[k]
-        for g in range(first, first + c.size[node[k]]):
-            if missing > 0 and room[g] >= share - 1e-9 and not memory[g] < need:
-                out[end] = g
-                end += 1
-                missing -= 1
-    if end - at < wanted:
-        return False
-    end = at
-    for k in range(chosen):
-        for _ in range(count[k]):
-            take(c.free, room, node[k], out[end], share)
-            end += 1
-    return True
+                size[n] = c.size[n]
+            _count_usable(first_gpu, c.up, room, memory, share, need, usable, size)
+            if only >= 0:
+                for n in range(size.size):
+                    if c.group[n] != only:
+                        usable[n], size[n] = 0, 0
+        if rule == COUNTED:
+            chosen = _choose_counted(usable, wanted, node, count)
+        elif rule == ANY:
+            chosen = _choose_any(usable, wanted, node, count)
+        elif rule == PACKED:
+            chosen = _choose_packed(usable, size, c.up, wanted, node, count)
+        else:
+            chosen = _choose_weighted(
+                usable, most, blocks, c.weight, c.group, c.groups, c.order, wanted, alike, node, count
+            )
+        _put_back(usable, node, count, chosen)
+        end = at
+        for k in range(chosen):
+            first, missing = first_gpu[node[k]], count[k]
+            for g in range(first, first + c.size[node[k]]):
+                if missing > 0 and room[g] >= share - 1e-9 and not memory[g] < need:
+                    out[end] = g
+                    end += 1
+                    missing -= 1
+        if end - at >= wanted:
+            end = at
+            for k in range(chosen):
+                for _ in range(count[k]):
+                    take(c.free, room, node[k], out[end], share)
+                    end += 1
+            return True
+    return False
 
 
 @jit_in_place

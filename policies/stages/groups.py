@@ -30,13 +30,17 @@ class WorkersByJob:
 
 def group_workers(observation: Observation) -> WorkersByJob:
     """Group the workers table, which is sorted by job."""
-    job = observation.workers.job
-    start = np.flatnonzero(np.diff(job, prepend=-1)).astype(np.int64)
-    rows = job[start]
-    up = observation.nodes.up[observation.workers.node] if len(job) else np.empty(0, dtype=np.bool_)
-    all_up = np.logical_and.reduceat(up, start) if len(start) else up
-    first = np.append(start, len(job))
-    return WorkersByJob(rows, first, np.diff(first), all_up & ~observation.jobs.rigid[rows])
+    job, up = observation.workers.job, observation.nodes.up
+    first = np.empty(1 + len(job), dtype=np.int64)
+    ends = np.flatnonzero(job[1:] != job[:-1]) + 1
+    jobs = len(ends) + (len(job) > 0)
+    first = first[: 1 + jobs]
+    first[0], first[1:jobs], first[jobs] = 0, ends, len(job)
+    rows = job[first[:-1]]
+    sound = ~observation.jobs.rigid[rows]
+    if not up.all() and jobs:
+        sound &= np.logical_and.reduceat(up[observation.workers.node], first[:-1])
+    return WorkersByJob(rows, first, first[1:] - first[:-1], sound)
 
 
 def carry(memory: Memory, observation: Observation, defaults: Mapping[str, float]) -> dict[str, NDArray[Any]]:

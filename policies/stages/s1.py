@@ -67,10 +67,12 @@ class DataFlow(Stage):
     """Moves unstarted shards from workers that own too much for their speed to those that own too little.
 
     `formula` follows the source method; its formula images are lost, so the forms are ours, with each
-    variable acting in the direction that the text gives: capacity = forecast gradient rate x samples per
-    gradient; tau = data share / capacity; I = max(tau) / mean(tau) - 1; F(T) = sum of T_ij * C_j / (1 + L_j)
-    * b_ij / b_max, filled greedily by weight. `optimal` solves the transportation problem that meets all
-    deficits with the least transfer time. A worker gives and gets only what its capacity and its part of the deal
+    variable acting in the direction that the text gives: C = forecast gradient rate x samples per gradient;
+    tau = data share * (1 + L) / C; I = max(tau) / mean(tau) - 1; F(T) = sum of T_ij * C_j / (1 + L_j) * b_ij /
+    b_max, filled greedily by weight; a worker lacks what its part of C / (1 + L) is short of. `optimal` solves the
+    transportation problem that meets all deficits with the least transfer time. L is the share of its node's
+    interface that others than the job use, smoothed; what others take of the node's cores and of the GPU is in the
+    measured rates, and so in C, already. A worker gives and gets only what its capacity and its part of the deal
     both call for, since workers that step together read what is dealt. Equal workers with equal data change
     nothing. A gradient that is not sound has weight 0, and its GPU is suspect once that has lasted.
     """
@@ -110,10 +112,7 @@ class DataFlow(Stage):
         if self.frozen == "S111":
             rate = observation.workers.gradient_rate_per_s
             forecast, healthy = np.where(rate > 0, rate, forecast), np.ones(len(rate), dtype=np.bool_)
-        seen_load, load = observation.workers.load_ratio, state["load"]
-        if not np.isnan(seen_load).all():
-            load += self.smoothing * np.nan_to_num(seen_load - load)
-            np.copyto(load, seen_load, where=np.isnan(load))
+        loaded = self._smooth_load(observation.workers.load_ratio, state["load"])
         plan = leave_out(observation, groups, plan, healthy)
         state["sick_windows"] = np.where(healthy, 0, state["sick_windows"])
         sick = np.flatnonzero(state["sick_windows"] >= self.sick_windows)
@@ -131,8 +130,11 @@ class DataFlow(Stage):
         capacity = np.where(groups.spread(groups.sound) & seen, capacity, np.nan)
         if self.frozen == "S112":
             capacity = np.where(np.isnan(capacity), np.nan, 1.0)
-        owned = observation.workers.samples_owned
-        index, surplus = imbalance(groups.first, capacity, owned, healthy)
+        owned, free = observation.workers.samples_owned, capacity / loaded
+        index, surplus = imbalance(groups.first, free, owned, healthy)
+        if (loaded > 1.0).any():  # who is loaded lacks less; nobody has more to give for it
+            lacking, surplus = surplus, imbalance(groups.first, capacity, owned, healthy)[1]
+            surplus = np.where(surplus < 0.0, np.maximum(surplus, np.minimum(lacking, 0.0)), surplus)
         # Workers of a job step together, so what is read is what is dealt: no data goes where it is not.
         dealt = np.maximum(state["samples"], 1e-3)
         _, unread = imbalance(groups.first, np.where(np.isnan(capacity), np.nan, dealt), owned, healthy)
@@ -147,9 +149,8 @@ class DataFlow(Stage):
                 "s1", _why_not(index, len(observation.shards) > 0), **values, s113_moves=0
             ), after
         links = links_of(observation)
-        load = np.nan_to_num(after["load"], nan=0.0)
         solve = _least_time_flow if self.mode == "optimal" else _weighted_flow
-        flow, value = solve(groups, acting, surplus, capacity / (1 + load), observation.workers.node, links)
+        flow, value = solve(groups, acting, surplus, free, observation.workers.node, links)
         rows, owners, refused = _carry_out(observation, plan, flow, capacity, links)
         values |= {
             "s113_flow_samples": float(flow[2].sum()),
@@ -206,6 +207,14 @@ class DataFlow(Stage):
         level, trend, windows = (state[f"{what}_{part}"] for part in ("level", "trend", "windows"))
         forecast: Floats = holt(level, trend, windows, value, self.smoothing, self.trend_smoothing, least)
         return forecast
+
+    def _smooth_load(self, seen: Floats, load: Floats) -> Floats:
+        """1 + L by worker, with `load` brought up to what is seen of it; 1 where nothing is known."""
+        if not np.isnan(seen).all():
+            load += self.smoothing * np.nan_to_num(seen - load)
+            np.copyto(load, seen, where=np.isnan(load))
+        factor: Floats = np.where(load > 0.0, 1.0 + load, 1.0)
+        return factor
 
     def _acting(self, groups: WorkersByJob, index: Floats, memory: Memory) -> tuple[Ints, Bools]:
         """S112's hysteresis: (job rows to remember, jobs to even out now)."""

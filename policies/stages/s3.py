@@ -43,6 +43,7 @@ from equipoise.policies.stages.intervals import (
     level_intervals,
     step_deviation,
 )
+from equipoise.policies.stages.pushes import do_not_wait, push_intervals
 from equipoise.policies.stages.redeals import review_deals
 from equipoise.policies.stages.slices import slice_gpus
 from equipoise.policies.stages.virtual import capability, gpu_room, virtual_gpus
@@ -56,8 +57,9 @@ class Synchronisation(Stage):
     h <- h * exp(-eta * K) within 1 .. 1 + 0.1 / drift, so that fast updates with little delay synchronise more
     often. alpha is 1 and beta 1 / `delay` (h settles near r = 0.09 then), until recorded changes of the interval
     say otherwise (`policies.stages.coefficient`). Where some workers reach each other much faster than all do,
-    their near exchanges have an interval of their own, and all exchange less often. A job that waits begins where
-    its estimates would settle. Shares follow R' = R * (E / P) * lambda / (1 + delta), and what is free of a GPU is
+    their near exchanges have an interval of their own, and all exchange less often. Workers that push by themselves
+    and wait for no other have an interval each, by their own r. A job that waits begins where its estimates would
+    settle. Shares follow R' = R * (E / P) * lambda / (1 + delta), and what is free of a GPU is
     handed out while no job waits for a share. `optimal`: the H of least expected period per useful step, and the
     shares that minimise the slowest co-located job's slowdown. While a job's step times are spread wider than
     `spread` and its work is being dealt anew, its interval is kept: tasks first. New deals and shares that lower
@@ -107,15 +109,11 @@ class Synchronisation(Stage):
         if self.frozen != "S311":
             backoff_s = self.backoff_windows * observation.window_s
             plan, deals, reviewed = review_deals(observation, groups, plan, memory, self.noise, backoff_s)
-        intervals, every, state, sync = self._intervals(observation, groups, plan, memory)
+        plan, state, sync = self._intervals(observation, groups, plan, memory)
         shares, record, virtual = self._shares(observation, groups, plan, memory.get("guard", guard_empty()))
-        done = [what for what, value in (
-            ("changes intervals", intervals), ("changes levels", every), ("changes shares", shares),
-        ) if value is not None]  # fmt: skip
-        if intervals is not None:
-            plan = plan.with_(sync_interval=intervals)
-        if every is not None:
-            plan = plan.with_(far_every=every)
+        done = [what for what, changes in (
+            ("changes intervals", sync["s313_changed"]), ("changes shares", shares is not None),
+        ) if changes]  # fmt: skip
         if shares is not None:
             plan = plan.with_(gpu_share=shares)
         text = ", ".join(done) or "intervals and shares stay"
@@ -123,8 +121,8 @@ class Synchronisation(Stage):
 
     def _intervals(
         self, observation: Observation, groups: WorkersByJob, plan: Plan, memory: Memory
-    ) -> tuple[Ints | None, Ints | None, dict[str, Any], dict[str, Any]]:
-        """S311-S313: (new intervals or None, exchanges per exchange of all or None, state by job, values)."""
+    ) -> tuple[Plan, dict[str, Any], dict[str, Any]]:
+        """S311-S313: (plan with new intervals of jobs, levels and workers, state by job and worker, values)."""
         jobs, rows = observation.jobs, groups.rows
         held, values = self._tasks_first(observation, groups, plan)
         levels = jobs.far_every[rows] > 1
@@ -147,6 +145,15 @@ class Synchronisation(Stage):
 
         k = coefficient(h, far_s)
         acts = groups.sound & (~held | (self.frozen == "S311")) & (self.frozen != "S312")
+        apart, pushes, rounds = do_not_wait(observation, groups), plan.pushes(observation), planned[rows]
+        pushed: dict[str, Any] = {}
+        if apart.any():
+            pushes, rounds, pushed = push_intervals(
+                observation, groups, plan, memory, acts & apart, alpha, beta / self.delay, self.eta,
+                self.interval_max if self.mode == "optimal" else 0, self.hysteresis, self.frozen == "S313",
+            )  # fmt: skip
+            values["s313_push_interval_max"] = int(pushes.max())
+            acts &= ~apart
         if self.mode == "formula":
             h, whole = next_interval(h, current, np.where(acts, k, np.nan), drift, self.eta, INTERVAL_MOST)
         else:
@@ -166,6 +173,13 @@ class Synchronisation(Stage):
                 self.interval_max if self.mode == "optimal" else 0, self.hysteresis,
             )  # fmt: skip
             state |= more
+        whole = np.where(apart, rounds, whole)
+        changes = (whole != planned[rows]) | (far != every[rows])
+        if not np.array_equal(pushes, plan.pushes(observation)):
+            changes |= np.logical_or.reduceat(pushes != plan.pushes(observation), groups.first[:-1])
+            plan = plan.with_(push_interval=pushes)
+        plan = _with_rows(plan, "sync_interval", planned, rows, whole)
+        plan = _with_rows(plan, "far_every", every, rows, far)
         finite = k[np.isfinite(k)]
         values |= {
             "s312_coefficient_min": float(finite.min()) if len(finite) else np.nan,
@@ -174,9 +188,9 @@ class Synchronisation(Stage):
             "s312_beta_min": float(beta.min()),
             "s313_interval_max": int((whole * far).max()),
             "s313_levels": int((far > 1).sum()),
-            "s313_changed": int(((whole != planned[rows]) | (far != every[rows])).sum()),
+            "s313_changed": int(changes.sum()),
         }
-        return _with_rows(planned, rows, whole), _with_rows(every, rows, far), state, values
+        return plan, state | pushed, values
 
     def _tasks_first(
         self, observation: Observation, groups: WorkersByJob, plan: Plan
@@ -320,13 +334,13 @@ def _planned_traffic(observation: Observation, groups: WorkersByJob, plan: Plan)
     return np.minimum(longest / max(observation.window_s, np.finfo(np.float64).tiny), 1.0)
 
 
-def _with_rows(planned: Ints, rows: Ints, values: Ints) -> Ints | None:
-    """What is planned with other values in some rows; None when these are the same."""
+def _with_rows(plan: Plan, name: str, planned: Ints, rows: Ints, values: Ints) -> Plan:
+    """The plan with other values of what is planned as `name` in some rows; as it is when these are the same."""
     if np.array_equal(planned[rows], values):
-        return None
+        return plan
     new = planned.copy()
     new[rows] = values
-    return new
+    return plan.with_(**{name: new})
 
 
 def _goodput(observation: Observation) -> Floats:

@@ -90,8 +90,9 @@ class NodeAllocation(AllocationStage):
     and d the share of a worker's data that is stored elsewhere, for a waiting job the time to fetch it over the
     time to compute; a node counts by its measured speed. `formula`: jobs in order of sum_j R_ij per GPU asked
     for, whole gangs, nodes by descending R_ij, within one GPU model if possible.
-    Where there are several models, jobs of fixed size go, move and give way by A_i times their own speed on a model
-    over their best, less a restart (a local search; under `optimal` the integer programme), unless one is overdue.
+    Where there are several models, jobs of fixed size go, move and give way by sqrt(p_i A_i) times their own speed
+    on a model over their best, less a restart (a local search; under `optimal` the integer programme, by A_i),
+    unless one is overdue.
     `optimal`: of up to six jobs the whole schedule with the least weighted sum of completion times, of more the
     sizes that maximise goodput by an integer programme (Sia, Jayaram Subramanya et al. 2023). The source's
     formula images are lost: the forms are ours, with its variables and directions.
@@ -302,10 +303,8 @@ class NodeAllocation(AllocationStage):
         return {"s422_moved": moved}
 
     def _movable(self, draft: Draft, ranking: Ranking, memory: Memory) -> Ints:
-        """Rows of running jobs of fixed size that may change their GPU model, where there are several."""
+        """Rows of running jobs of fixed size that may change their GPU model, or stop."""
         o = draft.observation
-        if len(o.gpu_models) < 2:
-            return NO_ROWS
         blocked = guard_blocked(memory["guard"], ranking.running, o.time_s)
         blocked |= ~o.jobs.rigid[ranking.running] & ~measured(o, memory, ranking.running)
         return movable(draft, ranking, blocked, self.reluctance)

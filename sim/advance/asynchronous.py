@@ -1,9 +1,11 @@
 """Asynchronous data parallelism through a parameter server: no barrier, stale gradients.
 
 Time still passes in periods, here *rounds*: as many samples as H synchronous steps would take, from one pool. A
-worker takes its share of samples, computes, pushes its gradient and pulls the parameters, and goes on at once; a
-fast worker takes more often. Plans and checkpoints act between rounds. The staleness of an update is the number of
-updates that others made since its worker last pulled; each sample counts 1 / (1 + penalty * staleness).
+worker takes its share of samples and computes, so many times as its own interval says, pushes its gradient and
+pulls the parameters, and goes on at once; a fast worker takes more often. All push at the end of a round: plans and
+checkpoints act between two of them. The staleness of an update is the number of updates that others made since its
+worker last pulled; each sample counts 1 / (1 + penalty * staleness), and 1 / (1 + drift * (h - 1)) after h local
+steps (Downpour SGD, Dean et al. 2012, section 4.1, with the drift of local SGD).
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ class _Round:
     done: Event
     version: int = 0  # updates the server has made
     staleness: float = 0.0  # summed over samples
+    kept: float = 0.0  # samples that count in spite of local steps
 
 
 class Asynchronous:
@@ -53,8 +56,9 @@ class Asynchronous:
         """One round; None when the job was stopped meanwhile."""
         n = job.config.workers
         finish_s, busy_s, busy_square, stall_s, exposed_s = np.zeros((5, n))
+        samples, steps, pushes = np.zeros((3, n), dtype=np.int64)
         outcome = PeriodOutcome(
-            0.0, 0.0, finish_s, busy_s, busy_square, stall_s, 0.0, None, np.zeros(n, np.int64), exposed_s
+            0.0, 0.0, finish_s, busy_s, busy_square, stall_s, 0.0, None, samples, steps, pushes, exposed_s
         )
         work = _Round(period.batch, n, Event(self.clock))
         for worker in range(n):
@@ -62,11 +66,11 @@ class Asynchronous:
         yield work.done
         if job.generation != generation:
             return None
-        assert outcome.samples is not None
         outcome.end_s = self.clock.now
         outcome.duration_s = outcome.arrival_s = self.clock.now - period.start_s
         outcome.exchange_s = float(np.mean([push.alone_s for push in job.config.pushes]))
         outcome.staleness = work.staleness / max(1, period.batch)
+        outcome.kept = work.kept / max(1, period.batch)
         return outcome
 
     def _worker(
@@ -78,8 +82,12 @@ class Asynchronous:
         outcome: PeriodOutcome,
         generation: int,
     ) -> Generator[Event, Any, None]:
-        clock, pulled = self.clock, work.version
-        each = int(period.samples[worker])
+        assert outcome.samples is not None
+        assert outcome.steps is not None
+        assert outcome.pushes is not None
+        assert outcome.exposed_s is not None
+        clock, pulled, held, steps = self.clock, work.version, 0, 0
+        each, interval = int(period.samples[worker]), int(job.config.push_interval[worker])
         compute_s, input_s = float(period.compute_s[worker]), float(period.input_s[worker])
         while work.left > 0 and each > 0:
             take = min(each, work.left)
@@ -94,19 +102,23 @@ class Asynchronous:
             yield clock.until(clock.now + work_s)
             if job.generation != generation:
                 return
+            outcome.samples[worker] += take
+            outcome.steps[worker] += 1
+            outcome.busy_s[worker] += busy_s
+            outcome.busy_square[worker] += busy_s * busy_s
+            outcome.stall_s[worker] += stalled_s + work_s - busy_s
+            held, steps = held + take, steps + 1
+            if steps < interval and work.left > 0:
+                continue
             sent_s = clock.now
             yield from self._push_and_pull(job, job.config.pushes[worker], generation)
             if job.generation != generation:
                 return
-            work.staleness += take * (work.version - pulled)
+            work.staleness += held * (work.version - pulled)
+            work.kept += held / (1.0 + job.model.drift * (steps - 1))
             work.version += 1
-            pulled = work.version
-            assert outcome.samples is not None
-            assert outcome.exposed_s is not None
-            outcome.samples[worker] += take
-            outcome.busy_s[worker] += busy_s
-            outcome.busy_square[worker] += busy_s * busy_s
-            outcome.stall_s[worker] += stalled_s + work_s - busy_s
+            pulled, held, steps = work.version, 0, 0
+            outcome.pushes[worker] += 1
             outcome.exposed_s[worker] += clock.now - sent_s
         outcome.finish_s[worker] = clock.now - period.start_s
         work.running -= 1

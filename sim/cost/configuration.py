@@ -62,6 +62,9 @@ class Configuration:
         self.gpu = holding.gpu[::per]
         self.gpus = holding.gpu.reshape(-1, per)
         self.gradient_weight = np.ones(self.workers)
+        self.push_interval = np.ones(
+            self.workers, dtype=np.int64
+        )  # local steps of a worker that does not wait
         self.set_share(holding.share[::per].copy())
         self.gpu_nodes = self.cluster.gpus.node[holding.gpu]
         self.nodes = self.gpu_nodes[::per]

@@ -73,24 +73,28 @@ def plan_of(
 
     Raises ValueError.
     """
-    spec, bound = section(model)
-    dp = replicas or bound.dp
-    layout = bound.layout.layout(dp, dp * passes * bound.layout.micro_batch, model.precision)
-    machine = accelerator_of(accelerator, model.precision, fabric_bytes_per_s)
-    plan = ShardingPlan(
-        pruned_shape(spec.shape(), model.lighter.pruned),
-        layout,
-        machine,
-        hardware.Network(bound.node_gpus, bound.nic),
-        frozen_parameters=model.lighter.teacher_parameters,
-    )
-    width = 4 if layout.precision == "fp32" else 2
+    dp = replicas or section(model)[1].dp
+    plan = _plain_plan(model, accelerator_of(accelerator, model.precision, fabric_bytes_per_s), dp, passes)
+    width = 4 if plan.layout.precision == "fp32" else 2
     kept, taken_s = compressed(model, dp, accelerator, width * max(stage_parameters(plan)), width)
     kept *= model.exchange.compression
     return replace(
         plan,
-        exchange_kept=exchange_kept(layout.zero, kept),
+        exchange_kept=exchange_kept(plan.layout.zero, kept),
         compression_s=taken_s + model.exchange.compression_time,
+    )
+
+
+def _plain_plan(model: Model, machine: hardware.Accelerator, replicas: int, passes: int) -> ShardingPlan:
+    """The plan of so many replicas, each with `passes` micro-batches, before gradients are compressed."""
+    spec, bound = section(model)
+    batch = replicas * passes * bound.layout.micro_batch
+    return ShardingPlan(
+        pruned_shape(spec.shape(), model.lighter.pruned),
+        bound.layout.layout(replicas, batch, model.precision),
+        machine,
+        hardware.Network(bound.node_gpus, bound.nic),
+        frozen_parameters=model.lighter.teacher_parameters,
     )
 
 
@@ -161,15 +165,8 @@ def memory_need_bytes(model: Model, samples: int, replicas: int) -> float:
     spec, bound = section(model)
     size = bound.layout.micro_batch
     passes = -(-max(samples, -(-bound.global_batch // replicas)) // size)  # a pipeline keeps several of them
-    layout = bound.layout.layout(replicas, replicas * passes * size, model.precision)
     machine = hardware.Accelerator("", 1.0, 1.0, 1.0, 1.0, 1.0)  # memory does not depend on how fast it is
-    plan = ShardingPlan(
-        pruned_shape(spec.shape(), model.lighter.pruned),
-        layout,
-        machine,
-        hardware.Network(bound.node_gpus, bound.nic),
-        frozen_parameters=model.lighter.teacher_parameters,
-    )
+    plan = _plain_plan(model, machine, replicas, passes)
     return memory(plan, memory_stack(spec, model)).peak / USABLE
 
 

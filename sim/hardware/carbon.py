@@ -10,9 +10,10 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from equipoise.policies.observation import Floats
-from equipoise.sim.hardware.profile import is_path, scenarios_dir
+from equipoise.sim.hardware.profile import file_of, scenarios_dir
 from equipoise.sim.scenario.errors import read_model
 from equipoise.sim.scenario.model import Energy
+from equipoise.sim.scenario.names import alike
 from equipoise.sim.scenario.tree import InputError
 
 DAY_S = 86400.0
@@ -24,7 +25,7 @@ Grams = Annotated[float, Field(ge=0)]
 class Region(BaseModel):
     """What a kilowatt-hour emits (g of CO2), all day or in each hour of the local day."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
     mean: Grams | None = None
     hours: tuple[Grams, ...] = ()
@@ -43,7 +44,7 @@ class Region(BaseModel):
 class CarbonBook(BaseModel):
     """Regions of one date, with where the numbers are from."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     schema_version: Literal[1] = 1
     name: str
@@ -55,11 +56,9 @@ class CarbonBook(BaseModel):
 
 def carbon_path(name_or_path: str, base: Path | None = None) -> Path:
     """The file behind a name or path (beside `base`, then in the working folder). Raises InputError."""
-    found = [base / name_or_path] if base else []
-    named = scenarios_dir() / f"{name_or_path}.yaml"
-    for candidate in [*found, Path(name_or_path)] if is_path(name_or_path) else [named]:
-        if candidate.is_file():
-            return candidate
+    path = file_of(name_or_path, base, scenarios_dir())
+    if path:
+        return path
     raise InputError([f"carbon file {name_or_path!r}: no such file; 'carbon' is the one that comes along"])
 
 
@@ -70,8 +69,10 @@ def load_carbon(energy: Energy, base: Path | None = None) -> tuple[CarbonBook, R
     path = carbon_path(energy.carbon_book, base)
     book = read_carbon(path)
     if energy.region not in book.regions:
-        known = ", ".join(sorted(book.regions))
-        raise InputError([f"region {energy.region!r} is not in {path.name}; there are {known}"])
+        known = sorted(book.regions)
+        meant = [one for one in alike(energy.region, known) if one.lower() == energy.region.lower()]
+        hint = f"did you mean {meant[0]!r}?" if meant else f"there are {', '.join(known)}"
+        raise InputError([f"region {energy.region!r} is not in {path.name}; {hint}"])
     return book, book.regions[energy.region]
 
 

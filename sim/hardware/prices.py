@@ -21,7 +21,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, field_validator, mo
 
 from equipoise.policies.observation import Bools, Floats
 from equipoise.sim.hardware.contracts import HOUR_S, Bond, bond, of_on_demand, owned_usd_per_h, terms_of
-from equipoise.sim.hardware.profile import HardwareProfile, Kind, Measured, is_path, price_of, scenarios_dir
+from equipoise.sim.hardware.profile import HardwareProfile, Kind, Measured, file_of, price_of, scenarios_dir
 from equipoise.sim.scenario.errors import read_model
 from equipoise.sim.scenario.model import NodeGroup, Scenario
 from equipoise.sim.scenario.money import Cost, Terms, read_terms
@@ -47,7 +47,7 @@ class PriceBook(BaseModel):
     USD/(byte s); network: USD/h per node, beyond what the GPUs' prices include.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
     schema_version: Literal[1] = 1
     name: str
@@ -117,11 +117,9 @@ def load_book(name_or_path: str, base: Path | None = None) -> PriceBook:
 
 def book_path(name_or_path: str, base: Path | None = None) -> Path:
     """The file behind a price book's name or path. Raises InputError when there is none."""
-    named = scenarios_dir() / f"{name_or_path}.yaml"
-    found = [base / name_or_path] if base else []
-    for candidate in [*found, Path(name_or_path)] if is_path(name_or_path) else [named]:
-        if candidate.is_file():
-            return candidate
+    path = file_of(name_or_path, base, scenarios_dir())
+    if path:
+        return path
     raise InputError([f"price book {name_or_path!r}: no such file; 'prices' is the one that comes along"])
 
 

@@ -6,7 +6,6 @@ A profile is a YAML file (`scenarios/hardware/*.yaml`, or what calibration write
 
 from __future__ import annotations
 
-import difflib
 import math
 import os
 import re
@@ -30,6 +29,7 @@ from equipoise.policies.files import write_whole
 from equipoise.policies.sources import root
 from equipoise.sim.scenario.errors import read_model
 from equipoise.sim.scenario.model import NodeGroup
+from equipoise.sim.scenario.names import alike
 from equipoise.sim.scenario.tree import InputError, write_tree
 from equipoise.sim.scenario.units import (
     DATA_RATE,
@@ -56,7 +56,7 @@ THERMAL_RESISTANCE = Quantity(
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
 
 class Measured(_Part):
@@ -319,9 +319,7 @@ class HardwareProfile(_Part):
     def accelerator(self, name: str) -> Accelerator:
         """The accelerator of that name. Raises ValueError with the known names."""
         if name not in self.accelerators:
-            text = name.lower().replace("-", "_").replace(" ", "_")
-            close = [known for known in self.accelerators if text in known or known in text]
-            close = close or difflib.get_close_matches(text, self.accelerators, n=1)
+            close = alike(name, list(self.accelerators))
             hint = (
                 f"did you mean {' or '.join(close)}?"
                 if close
@@ -389,19 +387,23 @@ def is_path(name_or_path: str) -> bool:
     return name_or_path.endswith((".yaml", ".yml")) or os.sep in name_or_path
 
 
+def file_of(name_or_path: str, base: Path | None, shipped: Path) -> Path | None:
+    """The file behind a path, looked for in `base` first, or behind the name of one in the folder `shipped`."""
+    named = [base / name_or_path] if base else []
+    found = [*named, Path(name_or_path)] if is_path(name_or_path) else [shipped / f"{name_or_path}.yaml"]
+    return next((candidate for candidate in found if candidate.is_file()), None)
+
+
 def profile_path(name_or_path: str | Path, base: Path | None = None) -> Path:
     """The file behind a profile's name or path. Raises InputError when there is none."""
     text = str(name_or_path)
-    if not is_path(text):
-        path = scenarios_dir() / "hardware" / f"{text}.yaml"
-        if path.is_file():
-            return path
-        known = ", ".join(list_profiles()) or "none"
-        raise InputError([f"unknown hardware profile {text!r}; known: {known}, or the path of a YAML file"])
-    for candidate in ((base / text) if base else Path(text), Path(text)):
-        if candidate.is_file():
-            return candidate
-    raise InputError([f"hardware profile {text!r}: no such file"])
+    path = file_of(text, base, scenarios_dir() / "hardware")
+    if path:
+        return path
+    if is_path(text):
+        raise InputError([f"hardware profile {text!r}: no such file"])
+    known = ", ".join(list_profiles()) or "none"
+    raise InputError([f"unknown hardware profile {text!r}; known: {known}, or the path of a YAML file"])
 
 
 @lru_cache(maxsize=16)

@@ -80,10 +80,10 @@ class Job(Protocol):
         """Gradient exchanges so far."""
 
     @property
-    def traffic(self) -> tuple[int, int]:
+    def traffic(self) -> tuple[float, int]:
         """Exchanges of all workers so far, and of near ones only."""
 
-    def on_links(self, since: tuple[int, int]) -> tuple[float, Ints, Floats]:
+    def on_links(self, since: tuple[float, int]) -> tuple[float, Ints, Floats]:
         """(bytes, links, bytes on each of these links) of the exchanges since those of `traffic`, as they are."""
 
     def not_metered(self) -> tuple[Ints, Floats]:

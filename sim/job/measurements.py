@@ -26,6 +26,9 @@ class JobWindow:
     near_exchange_s: float = 0.0
     useful_samples: float = 0.0
     since_s: float = 0.0
+    own_steps: Ints | None = None  # of workers that do not wait for each other: local steps,
+    pushes: Ints | None = None  # pushes,
+    push_s: Floats | None = None  # and their time
 
     @classmethod
     def empty(cls, workers: int, since_s: float) -> JobWindow:
@@ -49,6 +52,17 @@ class JobWindow:
             self.near_periods += 1
             self.near_exchange_s += outcome.exchange_s
         self.useful_samples += useful
+        if outcome.pushes is not None and outcome.steps is not None and outcome.exposed_s is not None:
+            self.own_steps = outcome.steps + (0 if self.own_steps is None else self.own_steps)
+            self.pushes = outcome.pushes + (0 if self.pushes is None else self.pushes)
+            self.push_s = outcome.exposed_s + (0.0 if self.push_s is None else self.push_s)
+
+    def each_push_s(self, known: Floats) -> Floats:
+        """Mean time of a push and pull of each worker (workers,); where it made none, what is known of it."""
+        if self.pushes is None or self.push_s is None:
+            return np.full(len(self.samples), np.nan)
+        known = known if len(known) == len(self.samples) else np.full(len(self.samples), np.nan)
+        return np.where(self.pushes > 0, self.push_s / np.maximum(self.pushes, 1), known)
 
     def exchanges_s(self, known: tuple[float, float]) -> tuple[float, float]:
         """Mean time of an exchange of all workers and of near ones; where there was none, what is known of it."""
@@ -59,7 +73,7 @@ class JobWindow:
 
 MEASURED = (
     "capacity_samples_per_s", "input_samples_per_s", "step_s", "step_cov", "wait_s", "input_stall_s",
-    "response_s_per_sample", "gradient_rate_per_s", "gradient_norm",
+    "response_s_per_sample", "gradient_rate_per_s", "gradient_norm", "push_s",
 )  # fmt: skip
 """Columns of the table of workers that are measured."""
 

@@ -21,6 +21,7 @@ class Pending:
     global_batch: int | None = None
     far_every: int | None = None
     accumulation: int | None = None
+    push_interval: Ints | None = None
 
     @property
     def asked(self) -> bool:

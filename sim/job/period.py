@@ -50,8 +50,11 @@ class PeriodOutcome:
     exchange_s: float
     end_s: float | None  # absolute end, when it is not start + duration (a wait or contention)
     samples: Ints | None = None  # of an asynchronous round: what each worker really took,
+    steps: Ints | None = None  # its local steps
+    pushes: Ints | None = None  # and pushes,
     exposed_s: Floats | None = None  # its time on the network,
-    staleness: float = 0.0  # and the mean staleness of a sample
+    staleness: float = 0.0  # the mean staleness of a sample,
+    kept: float = 1.0  # and what local steps between pushes leave of it
 
 
 class Ends:

@@ -7,7 +7,7 @@ import math
 from equipoise.policies.levels import mean_interval
 from equipoise.policies.physics import efficiency
 from equipoise.sim.job.account import BUSY, USEFUL, Account
-from equipoise.sim.job.period import Period
+from equipoise.sim.job.period import Period, PeriodOutcome
 from equipoise.sim.scenario.model import JobSpec, Model
 
 DONE_TOLERANCE = 1e-9
@@ -83,11 +83,11 @@ class Progress:
         per_step = self.global_batch * self.efficiency(self.global_batch)
         return max(1, math.ceil(missing / per_step))
 
-    def credit(self, period: Period, busy_gpu_s: float, staleness: float, part: float) -> float:
+    def credit(self, period: Period, busy_gpu_s: float, outcome: PeriodOutcome, part: float) -> float:
         """Count the samples of one period, each at the efficiency of its batch; returns how many were useful.
 
-        Each counts 1 / (1 + penalty * staleness) of an asynchronous round (see `job.asynchronous`), and the
-        `part` of all whose gradients were sound.
+        Each counts 1 / (1 + penalty * staleness) of an asynchronous round, and what its local steps left of it
+        (see `job.asynchronous`), and the `part` of all whose gradients were sound.
         """
         account, useful = self.account, 0.0
         whole = int(period.samples.sum()) if period.steps > 1 else 0
@@ -95,7 +95,7 @@ class Progress:
         if whole:
             useful += (period.steps - 1) * whole * self.efficiency(whole)
         useful += last * self.efficiency(max(last, self.reference))
-        useful *= 1.0 / (1.0 + self.model.staleness * staleness)
+        useful *= outcome.kept / (1.0 + self.model.staleness * outcome.staleness)
         useful *= part
         account.samples += period.batch
         account.useful_samples += useful

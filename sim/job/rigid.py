@@ -95,7 +95,7 @@ class RigidJob:
     elastic = None
     save_s = 0.0  # what it needs to save is not known
     exchanges = 0
-    traffic = (0, 0)
+    traffic: tuple[float, int] = (0, 0)
 
     def __init__(self, jobs: RigidJobs, row: int) -> None:
         self.all, self.row = jobs, row
@@ -276,7 +276,7 @@ class RigidJob:
         assert self.holding is not None
         return self.holding.share * float(self.all.begin_s[self.row] < now_s)
 
-    def on_links(self, since: tuple[int, int]) -> tuple[float, Ints, Floats]:
+    def on_links(self, since: tuple[float, int]) -> tuple[float, Ints, Floats]:
         """It exchanges nothing."""
         return 0.0, _NO_NODES, _NOTHING
 

@@ -55,6 +55,8 @@ def end_period(job: TrainingJob, period: Period, outcome: PeriodOutcome) -> None
     if job.data is not None and outcome.samples is None:
         job.data.consume(demand)
     job.round = None
+    if outcome.pushes is not None:
+        job.pushed += float(outcome.pushes.mean())
     wait_s = outcome.arrival_s - outcome.finish_s
     gpu_s, weight = job.gpu_s, job.config.weight
     gpu_s[INPUT_STALL] += float(outcome.stall_s @ weight)
@@ -70,7 +72,7 @@ def end_period(job: TrainingJob, period: Period, outcome: PeriodOutcome) -> None
         gpu_s[PIPELINE_BUBBLE] += bubble
         gpu_s[TENSOR_EXCHANGE] += inside
         busy_gpu_s -= bubble + inside
-    useful = job.progress.credit(period, busy_gpu_s, outcome.staleness, job.config.credit)
+    useful = job.progress.credit(period, busy_gpu_s, outcome, job.config.credit)
     job.measured.window.add(period, outcome, demand, wait_s, useful)
 
 
@@ -108,6 +110,8 @@ def apply_pending(job: TrainingJob) -> list[tuple[str, str]]:
                 refused.append((f"move of shard piece {piece} of job {job.name}", why))
         if pending.order:
             job.data.reorder(pending.order)
+    if pending.push_interval is not None:
+        job.config.push_interval = pending.push_interval
     if pending.weight is not None:
         job.config.set_gradient_weight(pending.weight)
     if pending.share is not None and not _set_share(job, pending.share):

@@ -70,10 +70,12 @@ class TrainingState:
         self.holding: Holding | None = None
         self.steps_ever = 0  # local steps begun, never rewound: the noise counter
         self.steps_of: dict[int, int] = {}  # the same by worker, of an asynchronous job
+        self.pushed = 0.0  # pushes of an asynchronous job, mean over its workers; a crash takes none back
         self.round: Snapshot | None = None  # data as an asynchronous round began
         self.generation = 0  # raised by every stop: what was under way before is void
         self.undone_gpu_s = 0.0  # computing that counts as lost or as restart
-        self.exchanged_bytes, self._traffic_seen = 0.0, (0, 0)
+        self.exchanged_bytes = 0.0
+        self._traffic_seen: tuple[float, int] = (0, 0)
 
     @property
     def runs(self) -> bool:
@@ -150,12 +152,17 @@ class TrainingState:
         return self.progress.account.exchanges
 
     @property
-    def traffic(self) -> tuple[int, int]:
-        """Exchanges of all workers so far, and of near ones only; a crash takes none back."""
+    def traffic(self) -> tuple[float, int]:
+        """Exchanges of all workers so far, and of near ones only; a crash takes none back.
+
+        All workers' pushes are one where they do not wait for each other.
+        """
         account = self.progress.account
+        if self.config.asynchronous:
+            return self.pushed, 0
         return account.exchanges - account.near_exchanges, account.near_exchanges
 
-    def on_links(self, since: tuple[int, int]) -> tuple[float, Ints, Floats]:
+    def on_links(self, since: tuple[float, int]) -> tuple[float, Ints, Floats]:
         """(bytes, links, bytes on each of these links) of the exchanges since those of `traffic`, as they are."""
         far, near = self.config.exchange, self.config.near
         volumes = [

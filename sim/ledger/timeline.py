@@ -68,7 +68,7 @@ class _Open:
     looked_s: float
     looked_j: float
     looked: Floats | list[float]  # the account then
-    looked_traffic: tuple[int, int]
+    looked_traffic: tuple[float, int]
     to_be_written: list[Stretch] = field(default_factory=list)  # held by the checkpoint under way
     unsaved: list[Stretch] = field(default_factory=list)
 

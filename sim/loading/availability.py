@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TypeGuard
 
+from equipoise.formats.text.errors import FormatError
+from equipoise.formats.text.jsonfile import load_json
+from equipoise.formats.text.jsonfile import path as within
+from equipoise.formats.text.tally import Tally
+from equipoise.formats.text.textfile import TextFile
 from equipoise.sim.scenario.model import NodeGroup, OnNodes, Scenario
 from equipoise.sim.scenario.pools import Available, Supply
 from equipoise.sim.scenario.tree import InputError, KeyPath, WrongValueError
@@ -32,6 +39,8 @@ def _filled(group: NodeGroup, k: int, base: Path | None) -> NodeGroup:
     at: KeyPath = ("cluster", "nodes", k, "available")
     if not path.is_file():
         raise WrongValueError((*at, "file"), f"{spec.file}: no such file in {base or Path()}")
+    if ".json" in path.suffixes:
+        return _with_supply(group, spec, _probes(path, spec, at))
     table = TextTable(path)
     if not len(table):
         raise InputError([f"{path}:1:1: no rows"])
@@ -48,9 +57,40 @@ def _filled(group: NodeGroup, k: int, base: Path | None) -> NodeGroup:
             f"of counts for each series, or {', '.join(_BY_SERIES)} with a row of digits for each"
         )
         raise InputError([text])
+    return _with_supply(group, spec, rows)
+
+
+def _with_supply(group: NodeGroup, spec: Available, rows: Sequence[tuple[float, int]]) -> NodeGroup:
     supply = tuple(Supply(at=at_s, nodes=count * spec.nodes_each) for at_s, count in rows)
     filled = Available(supply=supply, begin=spec.begin, notice=spec.notice)
     return group.model_copy(update={"available": filled})
+
+
+def _probes(path: Path, spec: Available, at: KeyPath) -> list[tuple[float, int]]:
+    """(time (s), count) at each change in a file of SkyPilot's spot traces. Raises InputError, WrongValueError.
+
+    It is `{"metadata": {"gap_seconds": 600}, "data": [1, 0, ...]}`: how many could be had at each probe.
+    """
+    if spec.series is not None:
+        raise WrongValueError((*at, "series"), f"{spec.file} holds one series without a name; leave it out")
+    try:
+        content = load_json(TextFile(path), Tally())
+    except FormatError as error:
+        raise InputError([str(error)]) from error
+    gap_s, counts = within(content, "metadata", "gap_seconds"), within(content, "data")
+    if not _is_number(gap_s) or not 0.0 < gap_s < math.inf:
+        raise InputError([f"{path}: metadata.gap_seconds: {gap_s!r}; seconds above 0 are needed"])
+    if not isinstance(counts, list) or not counts:
+        raise InputError([f"{path}: data: a list of counts is needed, one for each probe"])
+    for k, count in enumerate(counts):
+        if not _is_number(count) or count != int(count) or count < 0:
+            raise InputError([f"{path}: data[{k}]: {count!r}; whole numbers from 0 are needed"])
+    changed = [k for k, count in enumerate(counts) if k == 0 or count != counts[k - 1]]
+    return [(k * float(gap_s), int(counts[k])) for k in changed]
+
+
+def _is_number(value: object) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _chosen(spec: Available, known: Sequence[str], what: str, at: KeyPath) -> str:

@@ -17,7 +17,7 @@ from equipoise.policies.registry import PolicyError, make_policy, make_stage
 from equipoise.sim.cost.memory import least_bytes
 from equipoise.sim.hardware.profile import Accelerator, HardwareProfile, load_profile
 from equipoise.sim.loading.availability import pool_problems
-from equipoise.sim.loading.checks_energy import energy_problems
+from equipoise.sim.loading.checks_energy import energy_problems, money_problems
 from equipoise.sim.loading.checks_parallel import parallel_doubts
 from equipoise.sim.loading.checks_plausible import plausible_doubts
 from equipoise.sim.loading.checks_queues import queue_problems
@@ -63,7 +63,8 @@ def problems(scenario: Scenario, base: Path | None = None, *, fits: bool = True)
     if unknown:  # what else there is asks the accelerators
         jobs = enumerate(scenario.workload.jobs)
         sizes = (_job(scenario, profile, job, ("workload", "jobs", k), False) for k, job in jobs)
-        return [*found, *(problem for one in sizes for problem in one)]
+        found += [problem for one in sizes for problem in one]
+        return [*found, *money_problems(scenario, profile, base)]
     found += energy_problems(scenario, profile, base)
     try:
         Topology(scenario.cluster, profile)
@@ -181,7 +182,10 @@ def _names(scenario: Scenario, profile: HardwareProfile) -> Iterator[Problem]:
     first = {name: k for k, name in reversed(list(enumerate(groups)))}
     double = [k for k, name in enumerate(groups) if first[name] < k]
     for k in double:
-        yield ("cluster", "nodes", k, "name"), f"{groups[k]!r} is the name of two groups"
+        yield (
+            ("cluster", "nodes", k, "name"),
+            f"{groups[k]!r} is the name of two groups; give each its own 'name'",
+        )
     spot, trace = scenario.faults.spot, scenario.workload.trace
     if spot is not None and spot.group not in groups:
         yield ("faults", "spot", "group"), unknown("group", spot.group, groups)

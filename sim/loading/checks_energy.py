@@ -30,7 +30,7 @@ def energy_problems(scenario: Scenario, profile: HardwareProfile, base: Path | N
             missing = [key for key in (*_THERMAL, "idle_w", "max_w") if getattr(accelerator, key) is None]
             if missing:
                 yield ("thermal",), f"hardware profile {profile.name!r} states no {missing[0]} of {name}"
-    yield from _prices(scenario, profile, base)
+    yield from money_problems(scenario, profile, base)
 
 
 def _caps(scenario: Scenario, profile: HardwareProfile, used: dict[str, Accelerator]) -> Iterator[Problem]:
@@ -61,7 +61,8 @@ def _caps(scenario: Scenario, profile: HardwareProfile, used: dict[str, Accelera
             yield ("energy", "cluster_power_cap"), text
 
 
-def _prices(scenario: Scenario, profile: HardwareProfile, base: Path | None) -> Iterator[Problem]:
+def money_problems(scenario: Scenario, profile: HardwareProfile, base: Path | None) -> Iterator[Problem]:
+    """(key path, what is wrong) of prices, contracts and the CO2 of electricity."""
     cost = scenario.cost
     for section in ("gpu_hour", "capex"):
         for name in getattr(cost, section):

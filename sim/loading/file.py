@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import difflib
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from equipoise.sim.loading.measured import with_measured
 from equipoise.sim.loading.throughputs import with_rates
 from equipoise.sim.loading.transformers import bound_scenario, has_transformers, read_files, with_samples
 from equipoise.sim.scenario.errors import describe
-from equipoise.sim.scenario.model import Scenario, TraceSpec
+from equipoise.sim.scenario.model import Model, Scenario, TraceSpec
 from equipoise.sim.scenario.override import assign, override
 from equipoise.sim.scenario.tree import (
     InputError,
@@ -184,11 +185,12 @@ def _scenario(tree: Tree, base: Path | None, *, fits: bool = True) -> Scenario:
     try:
         scenario = Scenario.model_validate(tree.data)
     except ValidationError as error:
-        raise InputError([*describe(error, tree, Scenario), *_also_wrong(tree, base, error)]) from error
+        lines = [*describe(error, tree, Scenario), *_also_wrong(tree, base, error)]
+        raise InputError(sorted(dict.fromkeys(lines), key=_line_and_column)) from error
     if has_transformers(scenario):
         scenario, wrong = read_files(scenario, base)
         if wrong:
-            raise InputError(_lines(tree, wrong))
+            raise InputError(_lines(tree, [*wrong, *problems(_plain(scenario), base)]))
     scenario, wrong = with_samples(scenario)
     if wrong:
         raise InputError(_lines(tree, wrong))
@@ -217,19 +219,13 @@ def _also_wrong(tree: Tree, base: Path | None, error: ValidationError) -> list[s
     """What is wrong beside values that cannot be read: with these left out, what the other checks find."""
     data, left, found = copy.deepcopy(tree.data), error, list[str]()
     gone: set[tuple[str | int, ...]] = set()
-    for _ in range(ATTEMPTS):
+    for attempt in range(ATTEMPTS):
         for item in left.errors(include_url=False):
-            loc = item["loc"]
+            loc = item["loc"][:1] if attempt >= ATTEMPTS // 2 else item["loc"]  # at last, the whole section
             gone.add(loc)
             if loc in _STAND_INS and loc[0] in data:
                 data[loc[0]] = _STAND_INS[loc]
-            elif (
-                loc[:2] == ("workload", "models")
-                and len(loc) == 3
-                and loc[2] in data["workload"].get("models", {})
-            ):
-                data["workload"]["models"][loc[2]] = {"sample_time": 1.0}
-            else:
+            elif not _replaced(data, loc):
                 leave_out(data, loc)
         try:
             scenario = Scenario.model_validate(data)
@@ -239,16 +235,35 @@ def _also_wrong(tree: Tree, base: Path | None, error: ValidationError) -> list[s
             if whole and not any(loc[:2] == ("workload", "jobs") for loc in gone):
                 found += describe(again, tree, Scenario)  # such as the name of a model that is not there
             continue
-        if has_transformers(scenario):
-            return found
         away = {loc[0] for loc in gone & _STAND_INS.keys()}
         if "cluster" in away or any(loc[0] == "cluster" and loc[-1] in ("count", "gpus") for loc in gone):
             away |= {"workload", "faults"}  # what fits into a cluster of unknown size, nobody can say
-        return found + _lines(tree, [p for p in problems(scenario, base) if p[0][0] not in away])
+        return found + _lines(tree, [p for p in problems(_plain(scenario), base) if p[0][0] not in away])
     return found
 
 
-ATTEMPTS = 4
+def _replaced(data: Any, loc: tuple[str | int, ...]) -> bool:
+    """Put a stand-in where a job or model is that nobody can read; False elsewhere."""
+    if len(loc) != 3 or loc[:2] not in (("workload", "models"), ("workload", "jobs")):
+        return False
+    entries, key = data["workload"].get(loc[1]), loc[2]
+    there = key in entries if isinstance(entries, dict) else isinstance(key, int) and key < len(entries or ())
+    if there:
+        entries[key] = {"sample_time": 1.0} if loc[1] == "models" else {"duration": 1.0}
+    return there
+
+
+def _plain(scenario: Scenario) -> Scenario:
+    """With stand-ins for models that are given by their shape: their files and layouts are not looked at."""
+    models = dict(scenario.workload.models)
+    for name, model in models.items():
+        if model.transformer is not None or model.convolutional is not None:
+            models[name] = Model(sample_time=1.0)
+    workload = scenario.workload.model_copy(update={"models": models})
+    return scenario.model_copy(update={"workload": workload})
+
+
+ATTEMPTS = 6
 _STAND_INS: dict[tuple[str | int, ...], Any] = {
     ("workload",): {"jobs": [{"duration": 1.0}]}, ("cluster",): {"gpus": 1},
 }  # fmt: skip
@@ -266,6 +281,12 @@ def leave_out(data: Any, loc: tuple[str | int, ...]) -> None:
             holder, key, data = data, part, inner
     if isinstance(holder, dict):
         del holder[key]
+
+
+def _line_and_column(text: str) -> tuple[int, int]:
+    """Where a line about a mistake points; what was given on the command line comes first."""
+    place = re.match(r"[^:]*:([0-9]+):([0-9]+): ", text)
+    return (int(place[1]), int(place[2])) if place is not None else (0, 0)
 
 
 def _lines(tree: Tree, found: Sequence[tuple[tuple[str | int, ...], str]]) -> list[str]:

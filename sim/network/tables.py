@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.policies.kernels.jit import jit_in_place
+from equipoise.policies.kernels.jit import jit_in_place, jit_in_place_for_both
 
 Records = NDArray[Any]
 Floats = NDArray[np.float64]
@@ -220,7 +220,7 @@ def attach(
     return ENTERED
 
 
-@jit_in_place
+@jit_in_place_for_both
 def detach(flows: Records, links: Records, uses: Records, reals: Floats, ints: Ints, slot: int) -> None:
     """Take a flow out."""
     flow = flows[slot]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import types
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -81,13 +82,29 @@ def _text(
         key = context["discriminator"].strip("'")
         return f"needs {key!r}, one of {', '.join(_tags_at(model, loc))}", path
     if kind == "union_tag_invalid":
-        return f"{context['tag']!r} is not allowed; allowed: {context['expected_tags']}", (*path, "kind")
+        text = f"{context['tag']!r} is not allowed; allowed: {context['expected_tags']}"
+        return text + _also_called(context["tag"], text), (*path, "kind")
     if kind == "missing" and (examples := _examples(model, loc)):
         return f"is missing; there are {', '.join(examples)}", path
     shown = _shown(item["input"])
     if kind in _MESSAGES:
-        return _MESSAGES[kind].format(value=shown, **context), path
+        text = _MESSAGES[kind].format(value=shown, **context)
+        return text + (_also_called(item["input"], text) if kind == "literal_error" else ""), path
     return f"{shown}: {item['msg'][:1].lower()}{item['msg'][1:]}", path
+
+
+_ALSO_CALLED = {
+    "tree": ("fattree", "leafspine", "clos", "dragonfly", "rails", "railoptimized"),
+    "object": ("s3", "gcs", "blob"),
+    "shared": ("nfs", "lustre", "gpfs", "weka", "vast", "sharedfilesystem"), "local": ("nvme", "ssd", "disk"),
+}  # fmt: skip
+
+
+def _also_called(given: object, text: str) -> str:
+    """The allowed word for what others call otherwise, or ""."""
+    word = re.sub(r"[^a-z0-9]", "", str(given).lower())
+    meant = [own for own, others in _ALSO_CALLED.items() if f"'{own}'" in text and word in (own, *others)]
+    return f"; did you mean {meant[0]!r}?" if meant else ""
 
 
 _WRONG_SHAPE = ("a section is needed", "a list is needed", "text is needed")

@@ -9,12 +9,20 @@ _LISTED = 8
 _COMPARED = 10_000  # names; comparing with each takes some 10 us
 
 
+def alike(name: str, known: list[str]) -> list[str]:
+    """Names that were probably meant, at most four: spelled nearly so, or longer ones that begin so (H100)."""
+    listed = {one.lower(): one for one in reversed(known[:_COMPARED])}
+    text = name[:100].lower().replace("-", "_").replace(" ", "_")
+    found = [text] if text in listed else [one for one in listed if one.startswith(f"{text}_")][::-1]
+    return [listed[one] for one in (found or difflib.get_close_matches(text, listed, n=1))][:4]
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """The name that was meant, else the first that there are; those of a set by the alphabet."""
     listed = sorted(known) if isinstance(known, set | frozenset) else list(known)
-    close = difflib.get_close_matches(name[:100], listed[:_COMPARED], n=1)
+    close = alike(name, listed)
     if close:
-        return f"did you mean {close[0]!r}?"
+        return f"did you mean {' or '.join(map(repr, close))}?"
     more = f", ... ({len(listed)} in all)" if len(listed) > _LISTED else ""
     return f"known: {', '.join(listed[:_LISTED]) or 'none'}{more}"
 

@@ -76,5 +76,9 @@ def _next_key(holder: Any, parts: Sequence[str], source: str, path: KeyPath) -> 
         if is_index(parts[0]) and int(parts[0]) < len(holder):
             return int(parts[0]), list(parts[1:])
         allowed = f"0 to {len(holder) - 1}" if holder else "none, the list is empty"
+        first = holder[0] if holder and isinstance(holder[0], dict) else {}
+        if first and not is_index(parts[0]) and (len(parts) == 1 or parts[0] in first):
+            meant = ".".join(map(str, (*path, 0, *parts)))
+            raise InputError([f"{source}: {'.'.join(map(str, path))} is a list; did you mean {meant}?"])
         raise InputError([f"{source}: {'.'.join(map(str, path))}: no entry {parts[0]!r}; allowed: {allowed}"])
     raise InputError([f"{source}: {'.'.join(map(str, path)) or 'the file'} is not a section"])

@@ -24,10 +24,12 @@ class Available(Section):
     `file` is CSV, packed with gzip or not, and takes the place of `supply`: with the column time_s and a column of
     counts of nodes for each series (a zone, a GPU model); or with the columns series, gap_s and available, whose
     digits are the counts of one stretch of gap_s after the other (a probe's 0 and 1: `nodes_each` says of how many
-    nodes). A count holds until the next, the last one to the end. Which nodes go first is drawn once per seed.
+    nodes); or a JSON file of SkyPilot's spot traces (`metadata.gap_seconds` and `data`) as it stands. A count holds
+    until the next, the last one to the end. Which nodes go first is drawn once per seed.
     """
 
-    file: str | None = None  # CSV: time_s and a column of counts for each series, or series, gap_s, available
+    # CSV: time_s and a column of counts for each series, or series, gap_s, available; or SkyPilot's own JSON
+    file: str | None = None
     series: str | None = None  # of the file; none: it has only one
     nodes_each: Count = 1  # nodes that 1 in the file stands for
     supply: tuple[Supply, ...] = ()  # in place of a file

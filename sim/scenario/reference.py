@@ -7,7 +7,7 @@ import inspect
 import io
 import re
 import tokenize
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, ForwardRef, Literal, get_args, get_origin, get_type_hints
@@ -59,6 +59,20 @@ def under(path: str) -> list[Key]:
         return found
     bare = [part for part in _parts(path) if not is_index(part)]  # as in messages, or without any brackets
     return [key for key in all_keys() if _matches([p for p in _parts(key.path) if p != "[]"], bare)]
+
+
+def units(paths: Iterable[str]) -> dict[str, str]:
+    """The base unit of each dotted path that is a quantity."""
+    keys = [(_parts(key.path), key.kind.partition(", e.g. ")) for key in all_keys()]
+    quantities = [(parts, kind[0]) for parts, kind in keys if kind[1]]
+    found = {}
+    for path in paths:
+        wanted = _parts(path)
+        for parts, unit in quantities:
+            if len(parts) == len(wanted) and _matches(parts, wanted):
+                found[path] = unit
+                break
+    return found
 
 
 def _parts(path: str) -> list[str]:

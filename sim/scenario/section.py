@@ -16,4 +16,4 @@ Count = Annotated[Int, Field(ge=1)]
 class Section(BaseModel):
     """Base of every section: unknown keys are errors, values are immutable once loaded."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)

@@ -27,6 +27,7 @@ _DOLLARS = re.compile(r"\s*\$\s*([0-9.]+)\s*([kM]?)((?:/.*)?)\s*")
 _SI = {"": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 _PER = {"s": Fraction(1), "min": Fraction(60), "h": Fraction(3600), "d": Fraction(86400)}
 _KWH = Fraction(3_600_000)  # J
+_ENERGIES = {"J": Fraction(1), "kWh": _KWH, "MWh": _KWH * 1000}
 _MONTH_S = Fraction(365 * 86400, 12)
 
 
@@ -204,7 +205,7 @@ def _time_units() -> dict[str, Fraction]:
     }
     words = {"s": 1, "second": 1, "min": 60, "minute": 60, "h": 3600, "hour": 3600, "d": 86400, "day": 86400}
     words |= {"week": 7 * 86400, "month": 365 * 86400 // 12, "year": 365 * 86400}
-    words |= {"w": 7 * 86400, "y": 365 * 86400, "sec": 1, "hr": 3600}
+    words |= {"w": 7 * 86400, "wk": 7 * 86400, "y": 365 * 86400, "yr": 365 * 86400, "sec": 1, "hr": 3600}
     plural = {w + "s": f for w, f in words.items() if len(w) > 1}
     return small | {w: Fraction(f) for w, f in (words | plural | {"days": 86400}).items()}
 
@@ -221,8 +222,8 @@ def _money_units(per: Mapping[str, Fraction]) -> dict[str, Fraction]:
     return {f"{c}/{t}": 1 / f for c in ("USD", "$") for t, f in per.items()}
 
 
-_COUNTS = {"k": Fraction(1000), "M": Fraction(10**6)}
-"""As money is written: `30k` is 30 kUSD."""
+_COUNTS = {f"{c}{unit}": Fraction(10**n) for c, n in (("k", 3), ("M", 6)) for unit in ("", " USD", " $")}
+"""As money is written: `30k` and `30k USD` are 30 kUSD."""
 MAX_TIME_S = 1e12
 """Beyond it (30,000 years) a float64 no longer tells milliseconds apart."""
 
@@ -285,7 +286,7 @@ TARIFF = Quantity(
     "an energy price",
     "USD/J",
     "0.1 USD/kWh",
-    _money_units({"J": Fraction(1), "kWh": _KWH, "MWh": _KWH * 1000}),
+    _money_units(_ENERGIES) | {f"ct/{unit}": 1 / (100 * joules) for unit, joules in _ENERGIES.items()},
     high=1e6,
     plausible=(1e-10, 1e-6),
 )

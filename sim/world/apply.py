@@ -37,6 +37,7 @@ def hand_over(
             ("samples", plan.samples_per_step, config.samples),
             ("share", plan.gpu_share, config.share),
             ("weight", plan.gradient_weight, config.gradient_weight),
+            ("push_interval", plan.push_interval, config.push_interval),
         ):
             if wanted is not None and (job.asked.held or (wanted[part] != now).any()):
                 setattr(asked[job.row], name, wanted[part].copy())

@@ -226,8 +226,9 @@ def worker_columns(
     job: TrainingJob, window: JobWindow, bytes_per_s: Callable[[int, int], float]
 ) -> dict[str, Floats]:
     """Measured columns of a job's workers; NaN for a worker that did nothing."""
-    steps, samples = window.steps, window.samples
+    samples = window.samples
     idle = samples == 0
+    steps = window.steps if window.own_steps is None else np.where(idle, window.steps, window.own_steps)
     busy_s = np.where(idle, np.nan, window.busy_s)
     step_s = busy_s / steps
     variance = np.maximum(0.0, window.busy_square / steps - step_s**2)
@@ -236,7 +237,7 @@ def worker_columns(
         ratio = phi * steps / samples
         norm = mean_norm(job.progress.ratio, ratio)
         if phi > 0.0:
-            norm *= norm_noise(job.norm_key, job.exchanges, ratio, steps)
+            norm *= norm_noise(job.norm_key, job.exchanges, ratio, window.steps)
         supply = job.config.ingest
         if job.data is not None:
             supply = sustainable(supply, job.data.reading_samples_per_s(bytes_per_s))
@@ -251,4 +252,5 @@ def worker_columns(
             "response_s_per_sample": response_s_per_sample(window.busy_s, window.stall_s, samples, keeps_up),
             "gradient_rate_per_s": steps / busy_s,
             "gradient_norm": norm * job.config.gradient_factor(),
+            "push_s": window.each_push_s(job.measured.columns["push_s"]),
         }

@@ -48,7 +48,7 @@ def fill_workers(table: Workers, jobs: Sequence[TrainingJob]) -> list[Member]:
         for name, values in (
             ("job", job.row), ("index", np.arange(config.workers)), ("gpu", config.gpu), ("node", config.nodes),
             ("gpu_share", config.share), ("share_kappa", config.share_kappa),
-            ("gradient_weight", config.gradient_weight),
+            ("gradient_weight", config.gradient_weight), ("push_interval", config.push_interval),
             ("samples_per_step", config.samples), ("samples_owned", owned),
             ("samples_max", UNBOUNDED), ("samples_per_pass", most), ("memory_free_bytes", memory_free_bytes),
             ("fixed_s", _fixed_s(job)), *job.measured.columns.items(),

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from equipoise.policies.plain import number
+from equipoise.sim.scenario.reference import units
 from equipoise.sim.scenario.tree import InputError, read_text, read_tree
+from equipoise.sim.scenario.units import (
+    format_bytes,
+    format_bytes_per_s,
+    format_scaled,
+    format_seconds,
+    format_share,
+)
 from equipoise.study.display import LABELS
 from equipoise.study.folders import MANIFEST, SUMMARY, read_json
 
-ABSENT = "absent"
+ABSENT, GIVEN, NONE = "absent", "given", "none"
 _FACTS = ("scenario", "policy", "seed", "code", "versions")
 
 
@@ -26,6 +34,50 @@ class Difference:
 
     inputs: tuple[tuple[str, str, str], ...]
     metrics: tuple[tuple[str, float, float], ...]
+    keys: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())  # all that each run has
+
+    def readable(self) -> list[tuple[str, str, str]]:
+        """The inputs for people: values with their units, a section that only one run has in one line."""
+        unit = units(key for key, _, _ in self.inputs)
+        rows: dict[str, tuple[str, str, str]] = {}
+        for key, a, b in self.inputs:
+            if {a, b} == {ABSENT, NONE} and any(
+                inner.startswith(f"{key}.") for inner in self.keys[a == NONE]
+            ):
+                continue  # the section that the other run has is named by itself
+            if ABSENT in (a, b) and (section := _alone(key, self.keys[a == ABSENT], self.keys[a != ABSENT])):
+                mine, other = (ABSENT if value == ABSENT else GIVEN for value in (a, b))
+                rows.setdefault(section, (section, mine, other))
+            else:
+                rows[key] = (key, _with_unit(a, unit.get(key, "")), _with_unit(b, unit.get(key, "")))
+        return list(rows.values())
+
+
+def _alone(key: str, here: frozenset[str], there: frozenset[str]) -> str:
+    """The widest section around a key of which the other run has nothing; "" where that is the key alone."""
+    parts = key.split(".")
+    for k in range(1, len(parts)):
+        section = ".".join(parts[:k])
+        if not any(other.startswith(f"{section}.") for other in there):
+            many = sum(other.startswith(f"{section}.") for other in here)
+            return section if many > 1 else ""
+    return ""
+
+
+_SHOWN: dict[str, Callable[[float], str]] = {
+    "s": format_seconds, "bytes": format_bytes, "bytes/s": format_bytes_per_s, "(0 to 1)": format_share,
+    "W": lambda value: format_scaled(value, "W"), "FLOP": lambda value: format_scaled(value, "FLOP"),
+    "USD/h": lambda value: f"{value:g} USD/h",
+}  # fmt: skip
+
+
+def _with_unit(text: str, unit: str) -> str:
+    """A number as people write it; other text as it is."""
+    try:
+        value = float(text)
+    except ValueError:
+        return text
+    return _SHOWN[unit](value) if unit in _SHOWN else f"{value:.12g}"
 
 
 def difference(first: Path, second: Path) -> Difference:
@@ -35,7 +87,7 @@ def difference(first: Path, second: Path) -> Difference:
     inputs = tuple((k, a.get(k, ABSENT), b.get(k, ABSENT)) for k in names if a.get(k) != b.get(k))
     x, y = (_json(path, SUMMARY) for path in (first, second))
     metrics = tuple((m, number(x.get(m)), number(y.get(m))) for m in LABELS if m in x or m in y)
-    return Difference(inputs, metrics)
+    return Difference(inputs, metrics, (frozenset(a), frozenset(b)))
 
 
 def _inputs(folder: Path) -> dict[str, str]:
@@ -54,7 +106,7 @@ def _flat(path: str, value: Any) -> Iterator[tuple[str, str]]:
         for k, part in enumerate(value):
             yield from _flat(f"{path}.{k}", part)
     else:
-        yield path, "none" if value is None else str(value)
+        yield path, NONE if value is None else str(value)
 
 
 def _json(folder: Path, name: str) -> dict[str, Any]:

@@ -10,18 +10,26 @@ from equipoise.sim.cost.step import memory_need_bytes
 from equipoise.sim.hardware.profile import load_profile
 from equipoise.sim.llm.search import describe
 from equipoise.sim.scenario.model import Scenario
+from equipoise.study.display import LABELS
 from equipoise.study.questions.size import Objective, Question, Trial
 
-COLUMNS = (
-    "rank", "values", "meets", "gpus", "layout", "mfu_ratio", "memory_ratio", "makespan_s", "cost_usd",
-    "price_usd_per_h", "committed_usd", "power_w", "carbon_kg",
+SERVED = (
+    "service_goodput_ratio", "service_latency_p50_s", "service_latency_p95_s", "service_latency_p99_s",
+    "cost_per_million_requests_usd",
 )  # fmt: skip
+"""What became of the requests, where there are services: of several the worst."""
+TITLES = {
+    "rank": "", "values": "size", "meets": "meets", "gpus": "GPUs", "layout": "layout", "mfu_ratio": "MFU",
+    "memory_ratio": "memory", "makespan_s": "time", "cost_usd": "cost", "price_usd_per_h": "an hour",
+    "committed_usd": "committed", "power_w": "power", "carbon_kg": "CO2", **{key: LABELS[key] for key in SERVED},
+}  # fmt: skip
+"""Columns of the table, and what they are called."""
 
 
 def ranked(trials: Sequence[Trial], question: Question, needed: int) -> list[dict[str, Any]]:
     """A row for each size: those that meet the targets first, by the objective. Numbers are means.
 
-    Keys: COLUMNS, and those of the targets' results; `results`: these of each run.
+    Keys: TITLES, and those of the targets' results; `results`: these of each run.
     power_w: mean of the site while it runs. Not known: NaN.
     """
     key = {"cost": "cost_usd", "price": "price_usd_per_h", "nodes": "gpus"}[question.objective]
@@ -34,7 +42,7 @@ def ranked(trials: Sequence[Trial], question: Question, needed: int) -> list[dic
 def _row(trial: Trial, meets: bool, asked: Sequence[str]) -> dict[str, Any]:
     scenario = trial.candidate.scenario
     layout, memory = next(_layouts(scenario), ("", math.nan))
-    names = ("mfu_ratio", "makespan_s", "cost_usd", "committed_usd", "energy_j", "carbon_kg")
+    names = ("mfu_ratio", "makespan_s", "cost_usd", "committed_usd", "energy_j", "carbon_kg", *SERVED)
     means = {name: trial.mean(name) if name in trial.results[0] else math.nan for name in names}
     power_w = means["energy_j"] / means["makespan_s"] if means["makespan_s"] > 0.0 else math.nan
     return {key: trial.mean(key) for key in asked} | {
@@ -52,6 +60,7 @@ def _row(trial: Trial, meets: bool, asked: Sequence[str]) -> dict[str, Any]:
         "committed_usd": means["committed_usd"],
         "power_w": power_w,
         "carbon_kg": means["carbon_kg"],
+        **{key: means[key] for key in SERVED},
         "results": {key: [result[key] for result in trial.results] for key in asked},
     }
 

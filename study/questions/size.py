@@ -22,7 +22,7 @@ from equipoise.sim.hardware.profile import load_profile
 from equipoise.sim.loading.file import ScenarioFile, changed_tree, read_scenario
 from equipoise.sim.record import Run
 from equipoise.sim.run import is_random, run
-from equipoise.sim.scenario.model import Faults, Scenario
+from equipoise.sim.scenario.model import Faults, NodeGroup, Scenario
 from equipoise.sim.scenario.tree import InputError
 from equipoise.sim.traces.trace import Trace
 from equipoise.study.bounds import lower_bound
@@ -374,7 +374,40 @@ def doubts(question: Question) -> list[str]:
             "workload.generate: 'load' is a share of each size, so larger clusters get more jobs; "
             "give 'rate' to keep the jobs as they are"
         )
-    return found
+    return [*found, *_doubtful_values(question)]
+
+
+_LOOKED_AT = 20  # values of each key
+
+
+def _doubtful_values(question: Question) -> list[str]:
+    """What `validate` would warn of, of the scenario and of each varied value alone; what no value changes."""
+    found: list[str] = []
+    for key, values in question.vary.items():
+        for value in values[:_LOOKED_AT]:
+            changes = [*question.overrides, f"{key}={value}"]
+            try:
+                if question.grow:
+                    changes += grown(question.file, question.overrides, changes)
+                file = read_scenario(question.file, changes, question.trace, fits=False)
+            except InputError:
+                continue  # said where sizes are read
+            found += [line.removeprefix("warning: ") for line in file.warnings]
+        if key.endswith(".accelerator") and len(values) > 1:
+            found += _same_on_all(question)
+    return list(dict.fromkeys(found))
+
+
+def _same_on_all(question: Question) -> list[str]:
+    """That jobs of a fixed duration take as long on every accelerator, if there are such."""
+    workload = read_scenario(question.file, question.overrides, question.trace, fits=False).scenario.workload
+    fixed = any(job.duration is not None for job in workload.jobs)
+    if not fixed and workload.generate is None and workload.trace is None:
+        return []
+    return [
+        "jobs given by their duration take as long on every accelerator: vary the 'speed' of the node group "
+        "with it, or describe the jobs by a model"
+    ]
 
 
 def grown(file: Path, before: Sequence[str], after: Sequence[str]) -> list[str]:
@@ -410,9 +443,15 @@ def _candidate(
     )
 
 
+_NODE_KEYS = {key: key for key in NodeGroup.model_fields} | {"nodes": "count"}
+"""What is meant by the name of a node group's key alone."""
+
+
 def read_vary(text: str) -> tuple[str, list[Any]]:
     """`KEY=LOW:HIGH`, `KEY=LOW:HIGH:STEP` (whole numbers) or `KEY=A,B,C` as (key, values)."""
     key, equals, values = text.partition("=")
+    if (name := key.strip()) in _NODE_KEYS:
+        raise InputError([f"--vary {text!r}: did you mean cluster.nodes.0.{_NODE_KEYS[name]}={values}?"])
     parts = values.replace("..", ":").split(":")
     if equals and key and len(parts) in (2, 3) and all(is_index(part.strip()) for part in parts):
         low, high, step = [int(part) for part in parts] + ([1] if len(parts) == 2 else [])
@@ -422,4 +461,5 @@ def read_vary(text: str) -> tuple[str, list[Any]]:
             return key.strip(), list(range(low, high + 1, step))
     elif equals and key and values.strip() and ".." not in values and not _RANGE.fullmatch(values):
         return key.strip(), [value.strip() for value in values.split(",")]
-    raise InputError([f"--vary {text!r}: write KEY=LOW:HIGH, KEY=LOW:HIGH:STEP or KEY=A,B,C"])
+    wanted = "KEY=LOW:HIGH, KEY=LOW:HIGH:STEP (LOW first) or KEY=A,B,C"
+    raise InputError([f"--vary {text!r}: write {wanted}, such as cluster.nodes.0.count=2:8"])

@@ -112,10 +112,10 @@ def _s3(v: Values, o: Observation, name: Name) -> Iterable[tuple[str, str]]:
         text += f": {' and '.join(f'{some}exchange {what} often' for what in wants) or 'settled'}"
         yield "S312", text
     text = f"intervals up to {_count(v['s313_interval_max'], 'step')}, {v['s313_changed'] or 'none'} changed"
-    yield (
-        "S313",
-        text + (f"; near exchanges in {_count(v['s313_levels'], 'job')}" if v["s313_levels"] else ""),
-    )
+    text += f"; near exchanges in {_count(v['s313_levels'], 'job')}" if v["s313_levels"] else ""
+    if _known(v, "s313_push_interval_max"):
+        text += f"; pushes up to {_count(v['s313_push_interval_max'], 'step')} apart"
+    yield "S313", text
     if v["s321_virtual_gpus"]:
         text = f"{_count(v['s321_virtual_gpus'], 'worker')} on shared GPUs"
         if _known(v, "s321_capability_min"):
@@ -179,7 +179,7 @@ def touched(decision: Decision) -> list[int]:
         found.append(o.shards.job[plan.moves.shard])
     for new, old in (
         (plan.samples_per_step, o.workers.samples_per_step), (plan.gpu_share, o.workers.gpu_share),
-        (plan.gradient_weight, o.workers.gradient_weight),
+        (plan.gradient_weight, o.workers.gradient_weight), (plan.push_interval, o.workers.push_interval),
     ):  # fmt: skip
         found += [] if new is None else [o.workers.job[new != old]]
     for new, old in (
@@ -202,6 +202,10 @@ def done_to(decision: Decision, row: int) -> str:
         done.append("order of fetching (S212)")
     if plan.samples_per_step is not None:
         done += _changed("samples", o.workers.samples_per_step[mine], plan.samples_per_step[mine], "S223")
+    if plan.push_interval is not None:
+        done += _changed(
+            "steps between pushes", o.workers.push_interval[mine], plan.push_interval[mine], "S313"
+        )
     if plan.gradient_weight is not None:
         left_out = int((plan.gradient_weight[mine] < o.workers.gradient_weight[mine]).sum())
         done += [f"{_count(left_out, 'gradient')} left out (S111)"] if left_out else []

@@ -20,6 +20,7 @@ from equipoise.sim.record import gpus_class
 from equipoise.sim.scenario.model import NodeGroup, Scenario
 from equipoise.sim.scenario.tree import InputError
 from equipoise.sim.scenario.units import (
+    MONEY,
     POWER,
     PRICE,
     SHARE,
@@ -32,9 +33,7 @@ from equipoise.sim.scenario.units import (
     format_usd,
 )
 
-_MONEY = {f"{p}{unit}": Fraction(10**n) for p, n in (("", 0), ("k", 3), ("M", 6)) for unit in ("USD", "$")}
-_MONEY |= {"k": Fraction(1000), "M": Fraction(10**6)}
-USD = Quantity("an amount of money", "USD", "5000 USD", _MONEY)
+USD = replace(MONEY, example="5000 USD", plausible=(0.0, math.inf))
 _JOULES = {f"{prefix}J": Fraction(10**power) for prefix, power in (("", 0), ("k", 3), ("M", 6), ("G", 9))}
 _WATT_HOURS = {f"{p}Wh": Fraction(3600 * 10**power) for p, power in (("", 0), ("k", 3), ("M", 6), ("G", 9))}
 ENERGY = Quantity("an amount of energy", "J", "500 kWh", _JOULES | _WATT_HOURS)
@@ -114,7 +113,9 @@ class Target:
 
 def read_target(text: str) -> Target:
     """A target such as `completion_p95<=2h`. Raises InputError with what is allowed."""
-    match = re.fullmatch(r"\s*([a-z0-9_]+)\s*(?:\[([^\]]+)\])?\s*(<=|>=|=<|=>|≤|≥|<|>)\s*(.+?)\s*", text)
+    match = re.fullmatch(
+        r"\s*([a-z0-9_]+)\s*(?:\[([^\]]+)\])?\s*(<=|>=|=<|=>|≤|≥|<|>)\s*([^<>=≤≥]+?)\s*", text
+    )
     if match is None or match[1] not in MEASURES:
         raise InputError([f"target {text!r}: {_wanted(text)}"])
     measure = MEASURES[match[1]]
@@ -133,19 +134,34 @@ def read_target(text: str) -> Target:
     at_most = match[3] in ("<=", "=<", "≤", "<")
     doubt = ""
     if measure.quantity is TIME and re.fullmatch(r"[0-9.]+", match[4]) and "service" not in match[1]:
-        doubt = (
-            f"target {text!r}: {match[4]} was read as {match[4]} s; if hours were meant, write {match[4]}h"
-        )
+        meant = f"if hours were meant, write {match[4]}h"
+        if limit >= 30.0:
+            meant = f"if minutes or hours were meant, write {match[4]}min or {match[4]}h"
+        doubt = f"target {text!r}: {match[4]} was read as {match[4]} s; {meant}"
     of = f"[{match[2].strip()}]" if match[2] else ""
     value = match[4].replace(" ", "")
     return Target(measure, at_most, limit, f"{match[1]}{of}{'<=' if at_most else '>='}{value}", doubt)
 
 
+_ALSO_CALLED = {
+    "time": "makespan", "days": "makespan", "duration": "makespan", "training_time": "makespan", "wait": "wait_p95",
+    "jct": "completion_mean", "budget": "cost", "price_per_hour": "price", "usd": "cost", "money": "cost",
+    "utilisation": "gpu_busy", "utilization": "gpu_busy", "usage": "gpu_busy", "queue": "wait_p95",
+    "queueing": "wait_p95", "latency": "service_latency_p95", "capacity": "power",
+}  # fmt: skip
+"""Words for what a measure says, other than its name."""
+
+
 def _wanted(text: str) -> str:
     """How a target is written, with the name that was probably meant."""
+    if len(re.findall("[<>≤≥]", text)) > 1:
+        return "one target at a time: give --target again for each"
     name = re.match(r"[\w -]+", text.strip())
     spelled = re.sub(r"[\s-]+", "_", name[0].strip()) if name is not None else ""
-    close = get_close_matches(spelled.lower().replace("waiting", "wait"), MEASURES, n=1)
+    spelled = spelled.lower().replace("waiting", "wait")
+    turned = "_".join(reversed(spelled.split("_")))  # p95_wait
+    close = [_ALSO_CALLED.get(spelled, turned)]
+    close = close if close[0] in MEASURES else get_close_matches(spelled, MEASURES, n=1)
     names = f"names: {', '.join(MEASURES)}"
     if close and not text.strip().startswith(close[0]):
         names = f"did you mean {close[0]!r}?"

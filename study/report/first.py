@@ -180,7 +180,7 @@ def context(study: Study) -> list[tuple[str, str]]:
     if not isinstance(cluster, Mapping):
         return []
     lines = [
-        ("Cluster", _cluster(cluster)),
+        ("Cluster", cluster_line(cluster)),
         ("Workload", _workload(study)),
         ("Disturbances", _faults(config)),
         ("Prices", "; ".join(price.short for price in prices_of(study)[:PRICES_MOST])),
@@ -189,7 +189,8 @@ def context(study: Study) -> list[tuple[str, str]]:
     return [(name, text) for name, text in lines if text]
 
 
-def _cluster(cluster: Mapping[str, Any]) -> str:
+def cluster_line(cluster: Mapping[str, Any]) -> str:
+    """Nodes, GPUs and network of a scenario's `cluster` section."""
     if not cluster.get("nodes"):
         return f"{cluster.get('gpus') or 0:,} GPUs, in one pool"
     groups, gpus = [], 0

@@ -279,7 +279,13 @@ def _results(study: Study, ranked: Chart | None) -> str:
     if sizes and len(study.policies) > 1:  # a table of few columns leaves room beside it
         made = f'<div class="beside"><div>{made}</div><div>{sizes}</div></div>'
         sizes = ""
+    elif 1 < len(study.policies) <= POLICIES_BESIDE and chart:
+        return f'<div class="pair"><div>{made}</div><div>{chart}</div></div>{sizes}'
     return made + sizes + chart
+
+
+POLICIES_BESIDE = 3
+"""A table of so few columns leaves room for a chart beside it."""
 
 
 def _no_jobs(study: Study) -> str:

@@ -105,14 +105,14 @@ def _compared(study: Study) -> list[Sentence]:
 
 
 def _lead(study: Study, metric: str, best: str, second: str, ratio: Interval) -> str:
-    """Who has the shortest time; two names where the seeds do not tell them apart."""
+    """Who has the shortest time; that the seeds do not tell, where they do not."""
     noun = NOUNS[metric]
     value = show(metric, study.mean(metric, best), _half(study, metric, best))
     if _same(ratio):
         return f"{best} and {second} have the same {noun}, {value}"
     known = math.isfinite(ratio.low) and math.isfinite(ratio.high)
     if known and not ratio.low > 1:
-        return f"{best} or {second} has the shortest {noun}, {value} under {best}"
+        return f"{study.seeds} seeds do not tell {best} and {second} apart: {noun} {value} under {best}"
     return f"{best} has the shortest {noun}, {value}"
 
 
@@ -128,7 +128,7 @@ def _certainty(study: Study, best: str, second: str, ratio: Interval, *, told_al
     takes = f"{second}, the next best, takes {_times(ratio, study.level)}"
     if ratio.low > 1:
         return "" if told_already else f"{takes}."
-    return f"{takes}: {study.seeds} seeds do not tell {best} and {second} apart."
+    return "More seeds (--seeds) may tell them apart." if told_already else f"{takes}."
 
 
 def _same(ratio: Interval) -> bool:
@@ -255,9 +255,10 @@ def _money(study: Study) -> list[Sentence]:
         cost, wasted = study.mean("cost_usd", policy), study.mean("waste_usd", policy)
         if math.isfinite(cost):
             late = _late_usd(study, policy)
-            lost = f", {show('waste_usd', wasted - late)} of it wasted" if wasted > 0 else ""
+            lost = f", {show('waste_usd', wasted)} of it wasted" if wasted > 0 else ""
             if late > 5e-4 * cost:
-                lost += f" and {show('waste_usd', late)} idle after the last arrival"
+                apart = f"{show('waste_usd', wasted - late)} wasted, {show('waste_usd', late)} idle"
+                lost = f", {show('waste_usd', wasted)} of it for nothing ({apart} after the last arrival)"
             under = "" if len(study.policies) == 1 else f" under {policy}"
             parts.append(f"{show('cost_usd', cost)}{under}{lost}")
     return [Sentence(f"Cost: {'; '.join(parts)}.")] if parts else []

@@ -214,6 +214,7 @@ class Cluster:
                 "response_s_per_sample": busy[rank] / samples[rank],
                 "gradient_rate_per_s": 1 / busy[rank], "gradient_norm": float(rng.uniform(0.9, 1.1)),
                 "memory_free_bytes": 1e9, "samples_owned": 0.0,
+                "push_s": 0.02 * (1 + rank) if row % 3 == 2 else np.nan,  # of every third job they do not wait
             })  # fmt: skip
         job["work_s"], job["exchange_s"] = busy.mean(), float(rng.choice([0.0, 0.05, 1.0]))
         job["exchange_alone_s"], job["gamma"] = job["exchange_s"], float(rng.choice([1.0, 2.0]))

@@ -38,7 +38,8 @@ class Parting:
     what: str  # field of the plan
     live: str
     simulated: str
-    columns: tuple[Column, ...]  # the one that parted first comes first; none: several act together
+    columns: tuple[Column, ...]  # each makes the difference alone; the one that parted first comes first
+    together: tuple[Column, ...] = ()  # where none does: those that do so together, each of which is needed
 
 
 def actions(decision: Decision) -> dict[str, Any]:
@@ -90,13 +91,26 @@ def parting(policy: Policy, live: Sequence[Decision], simulated: Sequence[Decisi
     mine, other = actions(live[k]), actions(simulated[k])
     what = first_difference(mine, other)
     assert what is not None
-    columns = [
-        _column(name, live[: k + 1], simulated[: k + 1])
-        for name in _candidates(live[k].observation, simulated[k].observation)
-        if _flips(policy, live[: k + 1], simulated[: k + 1], name)
-    ]
-    columns.sort(key=lambda c: (c.since if c.since else len(live), c.name))
-    return Parting(k + 1, what, str(mine.get(what)), str(other.get(what)), tuple(columns))
+    before, after = live[: k + 1], simulated[: k + 1]
+    found = [_column(n, before, after) for n in _candidates(live[k].observation, simulated[k].observation)]
+    found.sort(key=lambda c: (c.since if c.since else len(live), c.name))
+    columns = tuple(c for c in found if _flips(policy, before, after, [c.name]))
+    together = () if columns else _together(policy, before, after, found)
+    return Parting(k + 1, what, str(mine.get(what)), str(other.get(what)), columns, together)
+
+
+def _together(
+    policy: Policy, live: Sequence[Decision], simulated: Sequence[Decision], found: Sequence[Column]
+) -> tuple[Column, ...]:
+    """The fewest of the columns, by leaving out one after the other, that still make the difference; else none."""
+    kept = list(found)
+    if not _flips(policy, live, simulated, [c.name for c in kept]):
+        return ()
+    for column in reversed(found):  # those that parted first are kept where they suffice
+        fewer = [c for c in kept if c is not column]
+        if _flips(policy, live, simulated, [c.name for c in fewer]):
+            kept = fewer
+    return tuple(kept)
 
 
 def _candidates(live: Observation, simulated: Observation) -> Iterator[str]:
@@ -118,13 +132,18 @@ def _equal(table: Table, other: Table, column: str) -> bool:
     return np.array_equal(getattr(table, column), getattr(other, column), equal_nan=True)
 
 
-def _flips(policy: Policy, live: Sequence[Decision], simulated: Sequence[Decision], name: str) -> bool:
-    """Whether the policy, shown the live run with this column simulated throughout, decides otherwise."""
+def _flips(
+    policy: Policy, live: Sequence[Decision], simulated: Sequence[Decision], names: Sequence[str]
+) -> bool:
+    """Whether the policy, shown the live run with these columns simulated throughout, decides otherwise."""
     memory: Mapping[str, Memory] = live[0].memory_before
     decided = None
     for a, b in zip(live, simulated, strict=True):
+        seen = a.observation
+        for name in names:
+            seen = _with_column(seen, b.observation, name)
         try:
-            decided = refine(policy, _with_column(a.observation, b.observation, name), memory)
+            decided = refine(policy, seen, memory)
         except StageError:
             return True
         memory = decided.memory

@@ -51,7 +51,7 @@ def _finite(value: float) -> float | None:
 
 def _parted(parting: Parting) -> dict[str, Any]:
     data = asdict(parting)
-    for column in data["columns"]:
+    for column in (*data["columns"], *data["together"]):
         for side in ("live", "simulated"):
             column[side] = [_finite(float(v)) for v in column[side]]
     return data
@@ -126,12 +126,12 @@ def _parting(parting: Parting, alike: int) -> Iterator[str]:
         f"decisions: the first {alike} alike, at {parting.decision} {parting.what} parts: "
         f"live {parting.live}, simulated {parting.simulated}"
     )
-    if not parting.columns:
-        yield "  no single observed column makes the difference; several act together"
-    for column in parting.columns[:_COLUMNS_SHOWN]:
-        since = f"apart since decision {column.since}" if column.since else "never apart by more than 1 %"
-        yield f"  {reason(parting, column)}"
-        yield f"    ({column.name}: live {_few(column.live)}, simulated {_few(column.simulated)}; {since})"
+    causes = [[column] for column in parting.columns[:_COLUMNS_SHOWN]] or [list(parting.together)]
+    for columns in causes:
+        yield f"  {reason(parting, columns)}"
+        for column in columns:
+            since = f"apart since decision {column.since}" if column.since else "never apart by more than 1 %"
+            yield f"    ({column.name}: live {_few(column.live)}, simulated {_few(column.simulated)}; {since})"
 
 
 def _few(values: Sequence[float]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from equipoise.study.twin.compare import Column, Parting
 
@@ -33,6 +34,8 @@ _COLUMNS = {
 }
 _FIELDS = {
     "samples_per_step": "other samples per step",
+    "global_batch": "another global batch",
+    "accumulation": "another number of passes of a step",
     "moves": "other moves of shards",
     "fetch_order": "another order of shards",
     "sync_interval": "another synchronisation interval",
@@ -41,15 +44,22 @@ _FIELDS = {
 }
 
 
-def reason(parting: Parting, column: Column) -> str:
-    """One sentence: what the live policy decided otherwise than the simulated one, and because of what."""
+def reason(parting: Parting, columns: Sequence[Column]) -> str:
+    """One sentence: what the live policy decided otherwise than the simulated one, because of all of these."""
+    head = f"decision {parting.decision} has {_FIELDS[parting.what]} live"
+    if not columns:
+        return f"{head}; no measured column makes the difference, what it counts and remembers does"
+    return f"{head}, because {' and '.join(_was(column) for column in columns)}"
+
+
+def _was(column: Column) -> str:
     pairs = list(zip(column.live, column.simulated, strict=False))
     k = max(range(len(pairs)), key=lambda i: _apart(*pairs[i]), default=0)
     what = _COLUMNS.get(column.name, column.name)
     table, dot, _ = column.name.partition(".")
     whose = f" of {_row(table)} {k}" if dot and len(pairs) > 1 else ""
     was = _difference(*pairs[k]) if pairs else "not the same live as in the simulation"
-    return f"decision {parting.decision} has {_FIELDS[parting.what]} live, because {what}{whose} was {was}"
+    return f"{what}{whose} was {was}"
 
 
 def _row(table: str) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
+import math
 import os
 import signal
 import socket
@@ -247,11 +248,13 @@ def _train(folder: Path, plan: Plan) -> int:
             return self.seen[indices]
 
     net = Counts()
+    if plan.far_every > 1:
+        os.environ["EQUIPOISE_HOST"] = f"host-{membership.member // 2 % 2}"
     model = regroup.wrap(net)
     optimizer = torch.optim.SGD(model.parameters(), lr=float(BATCH))
     runtime = equipoise.attach(
-        model, optimizer, policy="none", global_batch=BATCH, mode="observe", decide_every=4, shuffle=True,
-        run_dir=folder / "run",
+        model, optimizer, policy="none", global_batch=BATCH, mode="act", decide_every=4, shuffle=True,
+        run_dir=folder / "run", drift=0.1 if plan.far_every > 1 else math.nan,
     )  # fmt: skip
     sampler = runtime.sampler(SAMPLES)
     path = folder / "checkpoint.pt"
@@ -259,12 +262,15 @@ def _train(folder: Path, plan: Plan) -> int:
         saved = torch.load(path, weights_only=True)
         net.load_state_dict(saved["model"])
         runtime.load_state_dict(saved["runtime"])
-    elif plan.interval > 1 and membership.generation == 0:
-        runtime._parts.local.change(plan.interval)
+    elif plan.alone and membership.generation == 0:
+        runtime._parts.local.change(plan.interval, plan.far_every)
     for _ in runtime.epochs(1):
         for indices in runtime.batches(DataLoader(range(SAMPLES), batch_sampler=sampler)):
             number = runtime.round
             part = sum(sampler.current().samples) / BATCH  # the last rounds of an epoch may be short
+            again = int(net.seen[sampler.current().indices].count_nonzero())
+            if again:
+                _note(folder, what="again", samples=again, number=number)
             faults.round(number)
             with runtime.recover():
                 (-model(indices)).mean().mul(part).backward()
@@ -273,7 +279,7 @@ def _train(folder: Path, plan: Plan) -> int:
                 optimizer.zero_grad()
             runtime.step()
             _note(folder, what="round", number=number, members=runtime._parts.group.members)
-            if runtime.round % 8 == 0 and runtime.interval == 1 and runtime.round != number:
+            if runtime.round % 8 == 0 and not plan.alone and runtime.round != number:
                 state = runtime.state_dict()
                 if runtime.rank == 0:
                     torch.save({"model": net.state_dict(), "runtime": state}, folder / "draft.pt")

@@ -26,6 +26,7 @@ EARLY = {
 }
 """The same, before the first round; they befall the seeds from `EARLY_FROM` on."""
 EARLY_FROM = 200
+LEVELS_FROM = 2000  # from this seed on near ranks meet more often than all, and a fault may befall any round
 
 ROUNDS = 40  # of one epoch
 STOPS = ("launcher", "store", "net")  # what may end a run, so that it has to be started again
@@ -56,6 +57,12 @@ class Plan:
     apart: bool  # the store is a process of its own
     slow_s: float  # what each message to the store and back is held up
     faults: tuple[Fault, ...] = field(default=())
+    far_every: int = 1  # of so many exchanges one is of all ranks, the others of those of one of two hosts
+
+    @property
+    def alone(self) -> bool:
+        """Whether ranks make local steps."""
+        return self.interval * self.far_every > 1
 
     @property
     def may_stop(self) -> bool:
@@ -90,7 +97,7 @@ def make(seed: int, net: bool = True) -> Plan:
         "net",
         "none",
     ]
-    if seed >= EARLY_FROM:
+    if EARLY_FROM <= seed < LEVELS_FROM:
         faults = [Fault(draw.choice(["kill", "kill", "stop"]), who, draw.choice([*EARLY]), 8.0)]
     kind = draw.choice(kinds)
     others = [k for k in range(ranks) if k != who]
@@ -107,10 +114,13 @@ def make(seed: int, net: bool = True) -> Plan:
         faults.append(Fault(kind, -1, _late(draw)))
     if draw.random() < 0.2 and kind != "kill":
         faults = faults[1:] if len(faults) > 1 and faults[1].where.isdigit() else faults
-    if interval > 1:  # one death: what its replica held cannot be told from a share that was dealt twice
+    far_every = 1
+    if seed >= LEVELS_FROM:
+        ranks, interval, far_every = 4, draw.choice([1, 2]), draw.choice([2, 3])
+    elif interval > 1:  # one death
         ranks = max(ranks, 3)
         faults = [f for k, f in enumerate(faults) if f.what not in ("kill", "stop", "cut") or k == 0]
     return Plan(
         seed, ranks, interval, draw.choice([0, 0, 1, 3]), kind == "store" or draw.random() < 0.3,
-        draw.choice([0.0, 0.0, 0.0, 0.001, 0.02]), tuple(faults),
+        draw.choice([0.0, 0.0, 0.0, 0.001, 0.02]), tuple(faults), far_every,
     )  # fmt: skip

@@ -163,13 +163,12 @@ class Run:
         seen = [line["seen"] for line in log if line["what"] == "trained"]
         if any(other != seen[0] for other in seen[1:]):
             self.problems.append("ranks ended with other weights")
-        # With local steps the replicas of those who are left carry the weight of those who died since they met.
-        left = len(
-            {line["member"] for line in log if line["what"] == "trained" if line["member"] < self.plan.ranks}
-        )
-        most = 1.0 if self.plan.interval == 1 else max(1.8, self.plan.ranks / max(left, 1))
-        lost = sum(n < (0.999999 if self.plan.interval == 1 else 0.5) for n in seen[0])
-        double = sum(n > 1.000001 * most for n in seen[0])
+        # With local steps a sample weighs as much as the replica that it was trained on, which is never nothing.
+        if self.plan.alone:
+            lost = sum(n == 0.0 for n in seen[0])
+            double = sum(line["samples"] for line in log if line["what"] == "again")
+        else:
+            lost, double = sum(n < 0.999999 for n in seen[0]), sum(n > 1.000001 for n in seen[0])
         if lost or double:
             self.problems.append(
                 f"{lost} samples lost, {double} doubled: {Counter(round(n, 3) for n in seen[0])}"

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tests.campaign.plan import EARLY, EARLY_FROM, PHASES, make
+from tests.campaign.plan import EARLY, EARLY_FROM, LEVELS_FROM, PHASES, make
 from tests.campaign.run import make_run
 
 SHORT = 34  # three of four ranks are killed, two of them while the group forms anew
@@ -38,6 +38,9 @@ SEEDS = (
     203,
     1019,
     1032,
+    LEVELS_FROM,
+    2003,
+    2004,
 )
 
 

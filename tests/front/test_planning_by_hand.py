@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
+from equipoise.sim.hardware.profile import load_profile
+
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "planning.md").read_text()
 TOKENS, PEAK = 1e12, 989.5e12
 DAY_S, HOUR_S = 86400.0, 3600.0
@@ -39,6 +41,42 @@ def test_time_of_a_model(model, work):
     assert set(rows) == {"32", "64", "128"}
     for nodes, shown in rows.items():
         assert days(shown) == pytest.approx(work / (int(nodes) * 8 * PEAK * 0.5) / DAY_S, rel=0.1)
+
+
+def test_cheapest_accelerator_follows_from_its_products_and_its_memory():
+    """The page's hand calculation, from the catalogue, is within 10 % of the time and cost of each row."""
+    text = section("How many GPUs for this model?")
+    ranked = text.split("--objective cost")[1]
+    found = {
+        name: (float(time), float(usd.replace(",", "")))
+        for name, time, usd in re.findall(r"accelerator (\S+) +yes .*?  ([\d.]+) d +([\d,]+) USD", ranked)
+    }
+    written = {
+        name: tuple(float(cell.split()[0].replace(",", "")) for cell in cells.split(" | "))
+        for name, cells in re.findall(r"^\| (\w+) \| (\d+ TFLOP/s .*?) \|$", text, re.MULTILINE)
+    }
+    names = {
+        "mi300x": "MI300X",
+        "h100_sxm": "H100",
+        "h200_sxm": "H200",
+        "l40s": "L40S",
+        "a100_sxm_80gb": "A100",
+    }
+    assert set(found) == set(names)
+    exchange = {"h100_sxm": 0.08, "a100_sxm_80gb": 0.04, "l40s": 0.02}
+    profile = load_profile("catalogue")
+    prices = {"mi300x": 3.0, "h100_sxm": 3.0, "h200_sxm": 4.0, "l40s": 1.2, "a100_sxm_80gb": 2.0}
+    for name, (time, usd) in found.items():
+        kind = profile.accelerator(name)
+        share = kind.efficiency[-1].efficiency.value
+        products_d = 8.3e22 / (256 * kind.flop_per_s["bf16"].value * share) / DAY_S
+        rest_d = 0.17 * 7.05 * 3.35e12 / kind.hbm_bytes_per_s.value
+        bubble = 7 / 64 if name == "l40s" else 0.0
+        by_hand = (products_d + rest_d) * (1 + bubble) / (1 - exchange.get(name, 0.03))
+        cost = 256 * 24 * by_hand * prices[name]
+        assert written[names[name]][2:] == pytest.approx((products_d, rest_d, by_hand, cost), rel=0.06)
+        assert time == pytest.approx(by_hand, rel=0.1), name
+        assert usd == pytest.approx(cost, rel=0.1), name
 
 
 def test_money_is_gpus_times_hours_times_price():

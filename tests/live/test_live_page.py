@@ -29,10 +29,6 @@ SHOWN = {
     "`fully_shard` and ranks that die or join": (
         "test_live_page.py", "def test_ways_to_exchange_without_a_lever_are_refused",
     ),
-    "exchanges of near ranks in jobs whose ranks may die or join: a mean of near ranks holds what a dead one "
-    "trained on, which would be dealt again": (
-        "train/test_levels.py", "def test_levels_are_refused_in_a_job_whose_ranks_may_die",
-    ),
     "local steps with `fully_shard`, `static_graph=True` or ZeRO": (
         "test_live_page.py", "def test_ways_to_exchange_without_a_lever_are_refused",
     ),

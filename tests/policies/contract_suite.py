@@ -232,6 +232,7 @@ def refines_what_is_planned(stage, observation):
     jobs = observation.jobs
     if len(jobs):
         planned = planned.with_(sync_interval=jobs.sync_interval + 1, far_every=jobs.far_every.copy())
+    planned = planned.with_(push_interval=observation.workers.push_interval.copy())
     if stage.kind == "allocation":
         suspect, batch = np.zeros(len(observation.gpus), dtype=np.bool_), jobs.global_batch.copy()
         weight = np.full(len(observation.workers), 0.5)
@@ -247,6 +248,7 @@ def refines_what_is_planned(stage, observation):
     if stage.kind != "sync":
         assert plan.sync_interval is planned.sync_interval
         assert plan.far_every is planned.far_every
+        assert plan.push_interval is planned.push_interval
 
 
 JOBS = st.lists(st.tuples(st.integers(1, 6), st.integers(1, 50), st.integers(0, 60)), min_size=1, max_size=10)

@@ -86,6 +86,12 @@ def test_a_row_left_as_it_is_is_not_judged():
         ({"gradient_weight": np.zeros(2)}, "gradient_weight: job row 0 is left without any gradient"),
         ({"gradient_weight": np.ones(3)}, "gradient_weight: needs one value per row of workers"),
         ({"suspect": np.zeros(2)}, "suspect: has dtype float64"),
+        (
+            {"push_interval": np.array([1, 2])},
+            "push_interval: worker 1 pushes every 2 steps; at least 1, and only",
+        ),
+        ({"push_interval": np.array([0, 1])}, "push_interval: worker 0 pushes every 0 steps"),
+        ({"push_interval": np.array([1, 1])}, None),
         ({"gradient_weight": np.array([0.0, 1.0])}, None),
         ({"suspect": np.array([True, False])}, None),
     ],

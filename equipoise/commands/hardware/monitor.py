@@ -25,7 +25,7 @@ def _address(context: click.Context, parameter: click.Parameter, value: str | No
 @click.option(
     "--interval", "interval_s", default=1.0, show_default=True, type=FloatRange(0.1), help="Seconds."
 )
-@click.option("--count", type=IntRange(1), help="Stop after so many readings (default: never).")
+@click.option("--count", type=IntRange(1), help="Stop after this many readings (default: never).")
 @click.option("--format", "form", type=click.Choice(["table", "jsonl"]), default="table", show_default=True)
 @click.option("--listen", metavar="[HOST:]PORT", callback=_address, help="Also serve Prometheus at /metrics.")
 @click.option("--price", type=FloatRange(0), help="USD per GPU and hour: what does the idle part cost?")

@@ -33,7 +33,11 @@ _PROMISED = ("makespan_s", "completion_mean_s", "goodput_ratio", "gpu_busy_ratio
 @click.option(
     "--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Change a value of the scenario."
 )
-@click.option("--seed", type=IntRange(min=0), help="Of the run behind the promise. Default: the scenario's.")
+@click.option(
+    "--seed",
+    type=IntRange(min=0),
+    help="Seed of the run that gives the expected result. Default: the scenario's.",
+)
 @click.option("--key-file", metavar="FILE", help="Sign (or check the signature) with the key in this file.")
 @click.option("--check", metavar="FILE", help="Check a policy file and show it, write nothing.")
 @click.option("--plugins", is_flag=True, help="With --check: accept stages of installed packages.")

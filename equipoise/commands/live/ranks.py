@@ -15,7 +15,9 @@ from equipoise.options import State, common, pass_state, say
 @click.command()
 @click.argument("run_dir", metavar="RUN_DIR", type=click.Path(file_okay=False))
 @click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
-@click.option("--last", type=IntRange(min=8), metavar="ROUNDS", help="Look at the last so many rounds only.")
+@click.option(
+    "--last", type=IntRange(min=8), metavar="ROUNDS", help="Look only at this many rounds, the last ones."
+)
 @common
 @pass_state
 def ranks(state: State, run_dir: str, form: str, last: int | None) -> int:

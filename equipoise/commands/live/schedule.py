@@ -25,11 +25,13 @@ _above_zero = FloatRange(min=0.0, min_open=True)
 
 @click.command()
 @click.argument("policy")
-@click.option("--partition", metavar="NAME", default="", help="Its jobs are the policy's.")
-@click.option("--account", metavar="NAME", default="", help="Its jobs are the policy's.")
+@click.option(
+    "--partition", metavar="NAME", default="", help="The policy decides for jobs of this partition."
+)
+@click.option("--account", metavar="NAME", default="", help="The policy decides for jobs of this account.")
 @click.option(
     "--mode", type=click.Choice(["observe", "advise", "act"]), default="advise", show_default=True,
-    help="Only write down what happens; also what the policy would do; or do it.",
+    help="observe: record what happens; advise: also what the policy would do; act: do it.",
 )  # fmt: skip
 @click.option(
     "--journal", metavar="DIR", default="queue-journal", show_default=True, help="Folder of the record."
@@ -40,7 +42,7 @@ _above_zero = FloatRange(min=0.0, min_open=True)
 @click.option("--requeue", is_flag=True, help="Running jobs may be stopped and queued again.")
 @click.option(
     "--restart", type=FloatRange(min=0.0), metavar="S",
-    help="What that costs a job that goes on from a checkpoint. Default: all that it has done.",
+    help="Seconds that this costs a job that goes on from a checkpoint. Default: all its work so far.",
 )  # fmt: skip
 @click.option(
     "--held",
@@ -48,13 +50,27 @@ _above_zero = FloatRange(min=0.0, min_open=True)
     help="Also take jobs submitted held; their hold becomes a lease.",
 )
 @click.option(
-    "--every", type=_above_zero, default=2.0, show_default=True, metavar="S", help="Between two looks."
+    "--every",
+    type=_above_zero,
+    default=2.0,
+    show_default=True,
+    metavar="S",
+    help="Seconds between two looks at the queue.",
 )
 @click.option(
-    "--budget", type=_above_zero, default=2.0, show_default=True, metavar="S", help="For one decision."
+    "--budget",
+    type=_above_zero,
+    default=2.0,
+    show_default=True,
+    metavar="S",
+    help="Most seconds for one decision.",
 )
 @click.option(
-    "--changes", type=_above_zero, default=20.0, show_default=True, help="At most so many a second."
+    "--changes",
+    type=_above_zero,
+    default=20.0,
+    show_default=True,
+    help="Most changes to the queue in a second.",
 )
 @click.option(
     "--lease", type=FloatRange(min=20.0), default=120.0, show_default=True, metavar="S",

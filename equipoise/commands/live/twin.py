@@ -41,7 +41,7 @@ def twin(
     """Simulate the live run recorded in RUN_DIR under its own policy and compare, decision by decision.
 
     RUN_DIR is the folder of one run, or what `run_dir` named when the policy was attached, if it holds a single
-    run. Shows predicted and measured step times, the first decision that came out otherwise and the observed
+    run. Shows predicted and measured step times, the first decision that differs and the observed
     column that made it so, and whether every recorded decision follows again from what was observed.
 
     Of the journal of `equipoise schedule` it shows waiting times and starts job by job.

@@ -25,7 +25,7 @@ _COLUMNS = ("weights", "gradients", "optimizer", "activations", "logits", "base"
     "--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Change a value of the scenario."
 )
 @click.option(
-    "--plans", type=IntRange(0, 1000), default=0, help="Also list so many of the fastest layouts that fit."
+    "--plans", type=IntRange(0, 1000), default=0, help="Also list this many of the fastest layouts that fit."
 )
 @click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @common

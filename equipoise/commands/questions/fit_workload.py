@@ -21,9 +21,10 @@ from equipoise.options import State, common, note, pass_state, say
 @click.option(
     "--gpus",
     type=IntRange(1),
-    help="GPUs of the cluster for the comparison. Default: so many that they are busy 80 % of the time.",
+    help="GPUs of the cluster for the comparison. Default: as many as its jobs keep busy 80 % of the time.",
 )
-@click.option("--policy", multiple=True, default=("fifo", "easy", "sjf"), show_default=True)
+@click.option("--policy", multiple=True, default=("fifo", "easy", "sjf"), show_default=True,
+              help="Policies under which waits are compared; may be given again.")  # fmt: skip
 @click.option(
     "--model",
     "kind",
@@ -36,7 +37,7 @@ from equipoise.options import State, common, note, pass_state, say
     "--alike",
     metavar="SESSIONS",
     type=IntRange(2),
-    help="Only sessions of about as much GPU time change places, in groups of so many. Default: any of a day do.",
+    help="Exchange only sessions that need about the same GPU time, in groups of this size. Default: any of a day.",
 )
 @click.option(
     "--scale",
@@ -45,14 +46,14 @@ from equipoise.options import State, common, note, pass_state, say
     show_default=True,
     help="Number of jobs, as a multiple of the trace's, in --out.",
 )
-@click.option("--seeds", type=IntRange(1), default=5, show_default=True)
+@click.option("--seeds", type=IntRange(1), default=5, show_default=True, help="Workloads that are drawn.")
 @click.option(
     "--calibrate",
     metavar="DRAWS",
     type=IntRange(0),
     default=0,
     show_default=True,
-    help="Of so many orders of sessions keep those (--seeds) whose jobs wait most like those of the trace.",
+    help="Draw this many workloads, and keep those (--seeds) whose waits are nearest to the trace's.",
 )
 @click.option(
     "--calibrate-on",
@@ -60,7 +61,7 @@ from equipoise.options import State, common, note, pass_state, say
     multiple=True,
     default=("fifo", "easy", "sjf"),
     show_default=True,
-    help="Policies under which they do; what --policy names beside them is a test.",
+    help="Policies under which --calibrate compares waits; other policies of --policy then test the choice.",
 )
 @click.option("--out", type=click.Path(dir_okay=False), help="Write a scenario with the description.")
 @common
@@ -71,12 +72,13 @@ def fit_workload(
 ) -> int:  # fmt: skip
     """Write a workload like that of TRACE, other jobs on each seed, and compare their waits with the trace's.
 
-    Of `sessions` (jobs of one user and size, soon after each other) the order changes within each day: batches, the
-    load over days and weeks, and sizes with their durations stay. `classes` holds only arrivals over time and
-    durations for each number of GPUs: it needs no trace, and its jobs wait otherwise: the comparison shows how.
+    A session is what one user submits in a row, with one number of GPUs. `--model sessions` keeps all sessions and
+    changes which comes when, within each day; batches, the load over days and weeks, and sizes with their durations
+    stay. `--model classes` keeps only arrivals over time, and durations for each number of GPUs: the workload then
+    needs no trace, but its jobs wait less long. The comparison shows by how much.
 
-    A trace is one draw: where few long jobs decide who waits, other draws differ from it by much. With --calibrate,
-    the draws are those that came out like the trace; without, they show what could have come as well.
+    Where a few long jobs decide who waits, two weeks of the same users differ much. --calibrate keeps workloads
+    whose waits are like the trace's; without it, they show how much waits may vary.
     """
     import numpy as np
 

@@ -24,10 +24,26 @@ if TYPE_CHECKING:
 
 @click.command()
 @scenario_options
-@click.option("--vary", required=True, multiple=True, metavar="KEY=LOW:HIGH", help="Sizes to choose from.")
-@click.option("--target", required=True, multiple=True, metavar="NAME<=VALUE", help="E.g. makespan<=24h.")
 @click.option(
-    "--objective", type=click.Choice(["nodes", "price", "cost"]), default="nodes", show_default=True
+    "--vary",
+    required=True,
+    multiple=True,
+    metavar="KEY=LOW:HIGH",
+    help="Values to choose from: cluster.nodes.0.count=2:8, or KEY=A,B,C; may be given again.",
+)
+@click.option(
+    "--target",
+    required=True,
+    multiple=True,
+    metavar="NAME<=VALUE",
+    help="What must hold, e.g. makespan<=24h; may be given again.",
+)
+@click.option(
+    "--objective",
+    type=click.Choice(["nodes", "price", "cost"]),
+    default="nodes",
+    show_default=True,
+    help="What shall be least: nodes, the price of an hour, or the cost of the run.",
 )
 @click.option("--grow", is_flag=True, help="Training jobs grow and shrink with the cluster.")
 @click.option("--rank", is_flag=True, help="Run every size, and list them all, the best first.")
@@ -114,13 +130,20 @@ def as_text(answer: Answer, targets: Sequence[Target]) -> Iterator[str]:
     """The answer in words, a line at a time."""
     wanted = ", ".join(target.text for target in targets)
     if answer.best is not None:
-        yield f"{answer.best.candidate.nodes} nodes meet {wanted}: {_values(answer.best.candidate)}"
+        nodes = answer.best.candidate.nodes
+        meet = "1 node meets" if nodes == 1 else f"{nodes} nodes meet"
+        yield f"{meet} {wanted}: {_values(answer.best.candidate)}"
         yield f"  {_results(answer.best, targets)}"
         yield f"  {_sure(answer)}"
         if answer.spares:
             few = answer.best.candidate.nodes - answer.spares
             saved = _saved(answer, targets)
-            yield f"  {answer.spares} of the nodes are spares: {few} would do without faults{saved}"
+            are = (
+                "1 of the nodes is a spare"
+                if answer.spares == 1
+                else f"{answer.spares} of the nodes are spares"
+            )
+            yield f"  {are}: {few} would do without faults{saved}"
     elif answer.closest is None:
         yield f"no size meets {wanted}"
     else:
@@ -183,22 +206,16 @@ def _sure(answer: Answer) -> str:
     return f"{met}; with 95 % confidence at least {share:.0f} % of all runs do{choice}"
 
 
-_TITLES = {
-    "rank": "", "values": "size", "meets": "meets", "gpus": "GPUs", "layout": "layout", "mfu_ratio": "MFU",
-    "memory_ratio": "memory", "makespan_s": "time", "cost_usd": "cost", "price_usd_per_h": "an hour",
-    "committed_usd": "committed", "power_w": "power", "carbon_kg": "CO2",
-}  # fmt: skip
-
-
 def _ranking(rows: Sequence[dict[str, Any]], targets: Sequence[Target]) -> Iterator[str]:
     """The sizes that were run as a table; columns of which nothing is known are left out."""
     from equipoise.commands.tables import aligned
     from equipoise.sim.scenario.units import format_scaled
     from equipoise.study.display import UNKNOWN, show
+    from equipoise.study.questions.ranking import TITLES
 
-    asked = {target.measure.key: target for target in targets if target.measure.key not in _TITLES}
-    titles = {key: _TITLES[key] for key in ("rank", "values", "meets")}
-    titles |= {key: _name(target) for key, target in asked.items()} | _TITLES
+    asked = {target.measure.key: target for target in targets if target.measure.key not in TITLES}
+    titles = {key: TITLES[key] for key in ("rank", "values", "meets")}
+    titles |= {key: _name(target) for key, target in asked.items()} | TITLES
     named = [key for key in titles if any(plain(row[key]) not in (None, "") for row in rows)]
     table = [[titles[key] for key in named]]
     for row in rows:
@@ -238,6 +255,7 @@ def kept(
 ) -> str:  # fmt: skip
     """The answer with its question, for the page that `report` makes of it."""
     from equipoise.sim.hardware.used_prices import used_prices
+    from equipoise.study.report.first import cluster_line
     from equipoise.study.runs.variants import policy_text
 
     found = answer.best or answer.closest
@@ -255,7 +273,13 @@ def kept(
     paid = dict.fromkeys(
         p for trial in answer.trials for p in used_prices(trial.candidate.scenario, question.file.parent)
     )
-    about: dict[str, Any] = {
+    simulated: dict[str, str] = {}
+    if found is not None:
+        simulated["cluster"] = cluster_line(found.candidate.scenario.cluster.model_dump(mode="json"))
+        if found.runs:
+            jobs = found.mean("jobs")
+            simulated["workload"] = f"{jobs:,.0f} job{'s' if jobs != 1 else ''} in a run"
+    about: dict[str, Any] = simulated | {
         "schema_version": 1, "scenario": found.candidate.scenario.name if found else question.file.stem,
         "prices": [asdict(price) for price in paid],
     }  # fmt: skip

@@ -50,7 +50,11 @@ if TYPE_CHECKING:
 )
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change the scenario first.")
 @click.option("--jobs", type=IntRange(1), default=1, show_default=True, help="Processes.")
-@click.option("--out", type=click.Path(path_type=Path), help="Folder that keeps all runs; resumes by itself.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="Folder that keeps all runs; a second start continues there.",
+)
 @click.option(
     "--picture",
     type=click.Path(path_type=Path),

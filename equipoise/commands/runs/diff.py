@@ -42,7 +42,7 @@ def diff(first: str, second: str, form: str, page: Path | None) -> None:
         say(json.dumps(plain(content), indent=2, allow_nan=False))
         return
     if found.inputs:
-        told = [(key, *(_short(value) for value in values)) for key, *values in found.inputs]
+        told = [(key, *(_short(value) for value in values)) for key, *values in found.readable()]
         say("\n".join(aligned([("input", first, second), *told])))
     else:
         say("inputs: equal")

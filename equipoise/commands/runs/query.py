@@ -23,7 +23,10 @@ _BARE_USER = re.compile(r"""(?<![\w."])user(?![\w"(])""", re.IGNORECASE)
 @click.command()
 @click.argument("sql", required=False)
 @click.option(
-    "--identity", "run", metavar="RUN", help="Show which files and versions a run's identity covers."
+    "--identity",
+    "run",
+    metavar="RUN",
+    help="Show the files and versions from which the identity of RUN is made.",
 )
 @click.option(
     "--out", default=".", show_default=True, type=click.Path(file_okay=False),

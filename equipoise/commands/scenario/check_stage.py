@@ -16,7 +16,7 @@ from equipoise.options import common, say
 @common
 @click.pass_context
 def check_stage(ctx: click.Context, stage: str) -> None:
-    """Hold STAGE to every rule of the contract and say which it breaks.
+    """Test STAGE against every rule of the contract and say which it breaks.
 
     STAGE is a name, with parameters if need be: las or 'las(promote=0)'.
     """

@@ -32,7 +32,7 @@ def import_(
 
     slurm.conf, gres.conf, topology.conf or topology.yaml, `sacctmgr show qos -P`, sinfo, scontrol show node;
     Kueue's flavors, queues and nodes; NCCL's topology XML, `nvidia-smi topo -m`, ibnetdiscover. What a scenario
-    has no counterpart for stands in the file as comments.
+    cannot say stands in the file as comments.
     """
     from equipoise.policies.files import write_whole
     from equipoise.sim.loading.site.read import import_site
@@ -46,5 +46,5 @@ def import_(
     text = import_site(files, out=target, trace=trace, reading=changes, count=count, gpus=gpus or 0)
     write_whole(target, text)
     comments = sum(line.startswith("#   ") for line in text.splitlines())
-    say(f"{out}: {comments} lines of comments on what a scenario has no counterpart for")
+    say(f"{out}: {comments} lines of comments on what a scenario cannot say")
     return OK

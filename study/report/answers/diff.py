@@ -15,6 +15,8 @@ from equipoise.study.report.page import Made, composed, section
 from equipoise.study.report.tables import table
 
 _STRIP = ("makespan_s", "completion_mean_s", "queueing_mean_s", "goodput_ratio", "cost_usd", "energy_j")
+_ROWS_ALONE = 10
+"""A longer table reads better as two of half the height."""
 _NAMED = 3
 """Inputs that the first screen names."""
 
@@ -45,7 +47,7 @@ def difference_html(found: Difference, first: str, second: str) -> str:
     names = [first, second if second != first else f"{second} again"]
     late = [share("idle_late_ratio", run) for run in names]
     picture = shares_of_time("run", names, share, late, "")
-    differ = [key for key, _, _ in found.inputs]
+    differ = [key for key, _, _ in found.readable()]
     more = f" and {len(differ) - _NAMED} more" if len(differ) > _NAMED else ""
     inputs = f"{', '.join(differ[:_NAMED])}{more}" if differ else "nothing"
     sections = [
@@ -88,11 +90,12 @@ def _times(a: float, b: float) -> str:
 def _inputs(found: Difference, names: list[str]) -> str:
     if not found.inputs:
         return "<p>Scenario, policy, seed, code and versions are equal.</p>"
-    cut = f" The first {ROWS_MOST} of {len(found.inputs)}." if len(found.inputs) > ROWS_MOST else ""
+    rows = found.readable()
+    cut = f" The first {ROWS_MOST} of {len(rows)}." if len(rows) > ROWS_MOST else ""
     return table(
         f"Facts of the runs, and keys of the scenario with defaults filled in.{cut}",
         ("key", *names),
-        found.inputs[:ROWS_MOST],
+        rows[:ROWS_MOST],
         "texts",
     )
 
@@ -100,7 +103,9 @@ def _inputs(found: Difference, names: list[str]) -> str:
 def _metrics(found: Difference, names: list[str]) -> str:
     rows, equal = [], []
     for metric, a, b in found.metrics:
-        if a == b or (math.isnan(a) and math.isnan(b)):
+        if math.isnan(a) and math.isnan(b):
+            continue
+        if a == b:
             equal.append(name(metric))
         else:
             ratio = f"x {digits(b / a)}" if a > 0.0 and math.isfinite(b) else "-"
@@ -108,8 +113,10 @@ def _metrics(found: Difference, names: list[str]) -> str:
     same = f'<p class="note">Equal: {", ".join(equal)}.</p>' if equal else ""
     if not rows:
         return f"<p>All results are equal.</p>{same}"
-    head = ("metric", names[1], names[0], "ratio")
-    return table("Results that differ; ratios are to the first run", head, rows) + same
+    head, caption = ("metric", names[1], names[0], "ratio"), f"Results that differ; ratios are to {names[0]}"
+    half = (len(rows) + 1) // 2 if len(rows) > _ROWS_ALONE else len(rows)
+    parts = [table(caption, head, part) for part in (rows[:half], rows[half:]) if part]
+    return f'<div class="pair">{"".join(parts)}</div>{same}'
 
 
 def _capital(text: str) -> str:

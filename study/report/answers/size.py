@@ -12,8 +12,9 @@ from equipoise.policies.plain import number
 from equipoise.sim.hardware.used_prices import UsedPrice
 from equipoise.sim.scenario.units import format_scaled
 from equipoise.study.folders import SIZE
+from equipoise.study.questions.ranking import TITLES
 from equipoise.study.questions.targets import Target, read_target
-from equipoise.study.report.answers.parts import ROWS_MOST, answer_html, axis, read_answer, shown
+from equipoise.study.report.answers.parts import ROWS_MOST, answer_html, axis, name, read_answer, shown
 from equipoise.study.report.chart import Axis, Chart, Series
 from equipoise.study.report.charts.study import front
 from equipoise.study.report.first import Figure
@@ -26,6 +27,8 @@ KEYS = (
     "question",
     "said",
     "met",
+    "nodes",
+    "values",
     "ranking",
     "ranking_changes",
     "not_possible",
@@ -33,11 +36,6 @@ KEYS = (
 )
 BARS_MOST = 20
 PRICES_MOST = 8
-_COLUMNS = {
-    "values": "size", "meets": "meets", "gpus": "GPUs", "layout": "layout", "mfu_ratio": "MFU",
-    "memory_ratio": "memory", "makespan_s": "time", "cost_usd": "cost", "price_usd_per_h": "an hour",
-    "committed_usd": "committed", "power_w": "power", "carbon_kg": "CO2",
-}  # fmt: skip
 _STRIP = {"makespan_s": "Time", "cost_usd": "Cost", "price_usd_per_h": "Cost of an hour", "power_w": "Power",
           "mfu_ratio": "MFU", "carbon_kg": "CO2"}  # fmt: skip
 _BEST = {"nodes": "fewest nodes", "price": "lowest price of an hour", "cost": "lowest cost"}
@@ -50,7 +48,9 @@ def size_page(folder: Path) -> str:
     content = read_answer(folder / SIZE, KEYS)
     targets = [read_target(text) for text in content["question"]["targets"]]
     rows: Sequence[Row] = content["ranking"]
-    charts = [chart for chart in (against_target(rows, targets), cost_and_time(rows)) if chart is not None]
+    first = against_target(_by_value(rows, content["question"]["vary"]), targets)
+    second = against_cost(rows, targets[0])
+    charts = [chart for chart in (first, second) if chart is not None]
     title = str(content["scenario"])
     sections = [
         ("answer", "", _answer(content, targets, charts[0] if charts else None)),
@@ -65,9 +65,10 @@ def size_page(folder: Path) -> str:
         sections.append(
             ("changes", "What would change it", section("changes", "What would change the ranking", told))
         )
-    if len(charts) > 1:
-        sections.append(("cost", "Cost", section("cost", "Time against cost", figure(charts[1]))))
-    sections.append(("left", "Not run", section("left", "What was not run", _left(content))))
+    if second is not None:
+        sections.append(("cost", "Cost", section("cost", "What it takes", figure(second))))
+    if left := _left(content):
+        sections.append(("left", "Not run", section("left", "What was not run", left)))
     return composed(
         title,
         sections,
@@ -79,7 +80,7 @@ def size_page(folder: Path) -> str:
 def _answer(content: Row, targets: Sequence[Target], picture: Chart | None) -> str:
     asked = content["question"]
     best = content["ranking"][0] if content["ranking"] else {}
-    lead, *because = (str(line).strip() for line in content["said"])
+    _, *because = (str(line).strip() for line in content["said"])
     because = [
         f"{text[:1].upper()}{text[1:]}." for text in because[1 if content["met"] else 0 :]
     ]  # the strip has it
@@ -95,6 +96,8 @@ def _answer(content: Row, targets: Sequence[Target], picture: Chart | None) -> s
         for key, label in _STRIP.items() if best.get(key) is not None and key not in asked_keys
     ]  # fmt: skip
     context = [
+        ("Cluster", str(content.get("cluster", ""))),
+        ("Workload", str(content.get("workload", ""))),
         ("Targets", ", ".join(asked["targets"])),
         ("Varied", "; ".join(f"{key}: {_values(values)}" for key, values in asked["vary"].items())),
         ("Best is", _BEST[asked["objective"]]),
@@ -103,12 +106,39 @@ def _answer(content: Row, targets: Sequence[Target], picture: Chart | None) -> s
         ("Changed first", ", ".join(asked["changed"])),
         ("Prices", "; ".join(UsedPrice(**price).short for price in content["prices"][:PRICES_MOST])),
     ]  # fmt: skip
-    return answer_html(f"Size: {content['scenario']}", f"{lead}.", figures[:6], picture, because, context)
+    return answer_html(
+        f"Size: {content['scenario']}", _lead(content, targets), figures[:6], picture, because, context
+    )
+
+
+def _lead(content: Row, targets: Sequence[Target]) -> str:
+    """The answer as one sentence; the values where more than a number of nodes was chosen."""
+    wanted = " and ".join(
+        f"{_asked(t).lower()} {'≤' if t.at_most else '≥'} {t.measure.show(t.limit)}" for t in targets
+    )
+    values = content["values"] or {}
+    named = ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in values.items())
+    if not content["met"]:
+        return f"No size meets {wanted}" + (f"; closest is {named}." if named else ".")
+    nodes = content["nodes"]
+    counted = [key for key in values if not key.endswith(".count")]
+    meet = "1 node meets" if nodes == 1 else f"{nodes} nodes meet"
+    return f"{meet} {wanted}" + (f": {named}." if counted or len(values) > 1 else ".")
+
+
+def _by_value(rows: Sequence[Row], vary: Mapping[str, Sequence[Any]]) -> Sequence[Row]:
+    """The sizes in the order in which the one key that was varied has its values; of several keys, by rank."""
+    if len(vary) != 1:
+        return rows
+    ((key, values),) = vary.items()
+    place = {f"{key.rpartition('.')[2]} {value}": k for k, value in enumerate(values)}
+    return sorted(rows, key=lambda row: place.get(row["values"], len(place)))
 
 
 def _asked(target: Target) -> str:
     """What a target limits, as a heading."""
-    text = target.text.partition("<" if target.at_most else ">")[0].replace("_", " ")
+    key, bracket, of = target.measure.key.partition("[")
+    text = name(key) + (f" [{of}" if bracket else "")
     return f"{text[:1].upper()}{text[1:]}"
 
 
@@ -127,6 +157,7 @@ def against_target(rows: Sequence[Row], targets: Sequence[Target]) -> Chart | No
     known = [row for row in rows if row.get(key) is not None and math.isfinite(row[key])][:BARS_MOST]
     if not known:
         return None
+    best = min(range(len(known)), key=lambda k: known[k].get("rank", k))
     ends = [row["results"].get(key) or [row[key]] for row in known]
     x, divisor = axis(key, [*(value for end in ends for value in end), target.limit])
     at = [float(k) for k in range(len(known))]
@@ -136,16 +167,17 @@ def against_target(rows: Sequence[Row], targets: Sequence[Target]) -> Chart | No
     runs = f"{many} runs" + (f" (of sizes that miss only {few} or more)" if few < many else "")
     spread = f"Mean of {runs}; thin lines: lowest to highest." if many > 1 else "One run each."
     return Chart(
-        "target", "ranked", f"{target.text} by size, the best size first", "; ".join(f"{a}: {b}" for a, b in told),
+        "target", "ranked", f"{_asked(target)} by size", "; ".join(f"{a}: {b}" for a, b in told),
         x, Axis("", ticks=tuple((k, row["values"]) for k, row in zip(at, known, strict=True))),
         (
-            Series("mean", at, [row[key] / divisor for row in known], labels=labels),
+            Series("mean", at, [row[key] / divisor for row in known], best, labels),
             Series("low", at, [min(end) / divisor for end in ends]),
             Series("high", at, [max(end) / divisor for end in ends]),
             Series("limit", [0.0], [target.limit / divisor], colour="front"),
         ),
-        ("size", target.text), told,
-        f"{spread} Dashed: the limit." + (f" The first {BARS_MOST}." if len(rows) > BARS_MOST else ""),
+        ("size", _asked(target)), told,
+        f"{spread} Dashed: the limit. Blue: the best size."
+        + (f" The first {BARS_MOST}." if len(rows) > BARS_MOST else ""),
     )  # fmt: skip
 
 
@@ -170,13 +202,19 @@ def _met(target: Target, value: float | None) -> bool:
     return target.met({target.measure.key: number(value)})
 
 
-def cost_and_time(rows: Sequence[Row]) -> Chart | None:
-    """Time against cost of the sizes, with the Pareto front; none where fewer than two have both."""
-    known = [row for row in rows if row.get("cost_usd") and row.get("makespan_s")]
+def against_cost(rows: Sequence[Row], target: Target) -> Chart | None:
+    """What the target limits, if that is a time, else the makespan, against cost, with the Pareto front.
+
+    None where fewer than two sizes have both.
+    """
+    key = target.measure.key.partition("[")[0]
+    key = target.measure.key if key.endswith("_s") and target.at_most else "makespan_s"
+    title = _asked(target) if key == target.measure.key else "Time"
+    known = [row for row in rows if row.get("cost_usd") and row.get(key) is not None]
     if len(known) < 2:
         return None
-    cost, time_s = ([float(row[key]) for row in known] for key in ("cost_usd", "makespan_s"))
-    y, divisor = axis("makespan_s", time_s, zero=False)
+    cost, time_s = ([float(row[of]) for row in known] for of in ("cost_usd", key))
+    y, divisor = axis(key, time_s, zero=False)
     best = front(cost, time_s)
     parts = [(label, [k for k, row in enumerate(known) if row["meets"] == meets]) for label, meets in
              (("meets the targets", True), ("misses", False))]  # fmt: skip
@@ -192,8 +230,9 @@ def cost_and_time(rows: Sequence[Row]) -> Chart | None:
         (known[k]["values"], shown("cost_usd", cost[k]), shown("makespan_s", time_s[k])) for k in best
     )
     return Chart(
-        "cost", "scatter", "Time against cost", "Pareto front: " + "; ".join(", ".join(row) for row in told[:5]),
-        Axis("cost (USD)", zero=False), y, tuple(series), ("size", "cost", "time"), told, "Line: Pareto front.",
+        "cost", "scatter", f"{title} against cost",
+        "Pareto front: " + "; ".join(", ".join(row) for row in told[:5]), Axis("cost (USD)", zero=False), y,
+        tuple(series), ("size", "cost", title.lower()), told, "Line: Pareto front.",
     )  # fmt: skip
 
 
@@ -214,9 +253,10 @@ def _cell(key: str, value: Any) -> str:
 def _sizes(rows: Sequence[Row], targets: Sequence[Target]) -> str:
     if not rows:
         return '<p class="note">No size was run.</p>'
-    asked = {t.measure.key: t for t in targets if t.measure.key not in _COLUMNS}
-    titles = {key: _COLUMNS[key] for key in ("values", "meets")}
-    titles |= {key: target.text for key, target in asked.items()} | _COLUMNS
+    columns = {key: title for key, title in TITLES.items() if title}
+    asked = {t.measure.key: t for t in targets if t.measure.key not in columns}
+    titles = {key: columns[key] for key in ("values", "meets")}
+    titles |= {key: _asked(target).lower() for key, target in asked.items()} | columns
     keys = [key for key in titles if any(row.get(key) not in (None, "") for row in rows)]
     body = [
         [asked[key].measure.show(number(row[key])) if key in asked else _cell(key, row[key]) for key in keys]
@@ -250,6 +290,4 @@ def _left(content: Row) -> str:
     )
     lines = "".join(f"<p>{escape(text)}</p>" for text in told if text)
     listed = "".join(f"<li>{escape(str(text))}</li>" for text in impossible[:ROWS_MOST])
-    return (
-        lines + (f"<p>Not possible:</p><ul>{listed}</ul>" if listed else "") or "<p>Every size was run.</p>"
-    )
+    return lines + (f"<p>Not possible:</p><ul>{listed}</ul>" if listed else "")

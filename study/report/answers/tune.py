@@ -52,11 +52,12 @@ def tune_page(folder: Path) -> str:
     trade = objectives(content, metrics) if len(metrics) > 1 else None
     charts = [chart for chart in (trade, *over) if chart is not None]
     title = str(content["scenario"])
-    rest = f'<div class="pair">{"".join(figure(chart) for chart in charts[1:])}</div>'
+    drawn = "".join(figure(chart) for chart in charts[1:])
+    rest = f'<div class="pair"><div>{_matters(matters)}</div>{drawn}</div>'
     sections = [
         ("answer", "", _answer(content, metrics, matters, charts[0] if charts else None)),
         ("fresh", "Unseen seeds", section("fresh", "On seeds that no trial has seen", _fresh(content, metrics))),
-        ("matters", "Parameters", section("matters", "What matters", _matters(matters) + rest)),
+        ("matters", "Parameters", section("matters", "What matters", rest)),
         ("trials", "Trials", section("trials", "All trials, the best first", _trials(content, metrics))),
     ]  # fmt: skip
     return composed(
@@ -245,7 +246,8 @@ def _matters(found: Sequence[tuple[str, float]]) -> str:
     rows = [(key, f"{100 * share:.0f} %") for key, share in found]
     note = (
         "Share of the variance over the trials that goes with ranges of this parameter alone (epsilon squared, "
-        "Kelley 1935). Trials lie closer where results are good, so that it tells about this search."
+        "Kelley 1935). Trials lie closer where results are good, so that it tells about this search; "
+        "shares may add up to more than 100 %, because the search changes parameters together."
     )
     return (
         table("Importance of the parameters", ("parameter", "share"), rows)
@@ -259,13 +261,13 @@ def _trials(content: Row, metrics: Sequence[str]) -> str:
     rows = [
         [
             "as it is" if not trial["values"] else f"trial {number}",
-            *(_text(trial["values"].get(key, "-")) for key in keys),
             *(shown(metric, trial["means"][metric]) for metric in metrics),
+            *(_text(trial["values"].get(key, "-")) for key in keys),
             f"{trial['seeds']}{' (stopped)' if trial['pruned'] else ''}",
         ]
         for number, trial in trials[:ROWS_MOST]
     ]
-    head = ("", *(key.removeprefix("policy.") for key in keys), *map(name, metrics), "seeds")
+    head = ("", *map(name, metrics), *(key.removeprefix("policy.") for key in keys), "seeds")
     note = "Of a trial that was stopped early: what it would have had on all seeds, by its ratio to a better one."
     return table("Means over the seeds of the trials", head, rows) + f'<p class="note">{note}</p>'
 

@@ -481,10 +481,11 @@ const Charts = (() => {
 
     ranked() {
       const [mean, low, high, bound] = this.chart.series;
+      const best = mean.colour; // the row that stands out
       const height = (this.inner / this.chart.y.ticks.length) * 0.6;
       const ends = mean.y.map((value, k) => {
         const [x, y] = [this.px(0), this.py(k)];
-        svg("rect", { x, y: y - height / 2, width: Math.max(1, this.px(value) - x), height, style: `fill:${k ? "var(--u-down)" : "var(--p0)"}` }, this.layer);
+        svg("rect", { x, y: y - height / 2, width: Math.max(1, this.px(value) - x), height, style: `fill:${k === best ? "var(--p0)" : "var(--u-down)"}` }, this.layer);
         if (low.y[k] === null || high.y[k] === null || !(high.y[k] > low.y[k])) return value;
         const [a, b] = [this.px(Math.max(0, low.y[k])), this.px(high.y[k])];
         svg("path", { d: `M${a} ${y - 5}V${y + 5}M${a} ${y}H${b}M${b} ${y - 5}V${y + 5}`, style: "fill:none;stroke:var(--text);stroke-width:1.4" }, this.layer);
@@ -492,7 +493,7 @@ const Charts = (() => {
       });
       const texts = ends.map((end, k) => {
         const text = svg("text", { x: this.px(end) + 8, y: this.py(k) + 4, class: "on-axis" }, this.layer, mean.labels[k]);
-        if (k === 0) text.setAttribute("style", "font-weight:650");
+        if (k === best) text.setAttribute("style", "font-weight:650");
         if (this.px(end) + 8 + text.getComputedTextLength() > this.width - 2) { // no room: on the bar, in front of its end
           const before = this.px(Math.max(0, low.y[k] === null ? mean.y[k] : low.y[k])) - 6;
           for (const [key, to] of [["x", before], ["text-anchor", "end"]]) text.setAttribute(key, to);

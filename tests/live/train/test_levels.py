@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
+import signal
+import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +15,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from equipoise.live.group.resync import lineage  # noqa: E402
 from equipoise.live.train.near import groups_by_host  # noqa: E402
 from equipoise.policies.contract import Plan, check  # noqa: E402
 from tests.live import ranks as live_ranks  # noqa: E402
@@ -79,62 +84,83 @@ def results() -> list[list[dict[str, Any]]]:
     return live_ranks.run(runs, RANKS)
 
 
-def emulated(logs: list[dict[str, Any]]) -> tuple[list[Any], list[bool]]:
-    """(weights, where all met) of four replicas in one process: means of near ones, and of the groups' means."""
-    x, y = make_data(SAMPLES)
-    nets = [make_net() for _ in logs]
-    optimizers = [torch.optim.SGD(net.parameters(), lr=LR, momentum=0.9) for net in nets]
-    since_near, since_all, met, steps, turns = np.zeros(RANKS), np.zeros(RANKS), [], 0, 0
+class Replicas:
+    """Replicas in one process: means of near ones, and of the groups' means."""
 
-    def mean(members: tuple[int, ...], weights: Any) -> None:
-        with torch.no_grad():
-            for tensors in zip(*(nets[m].parameters() for m in members), strict=True):
-                value = sum(w / sum(weights) * t for w, t in zip(weights, tensors, strict=True))
-                for tensor in tensors:
-                    tensor.copy_(value)
+    def __init__(self, groups: tuple[tuple[int, ...], ...]) -> None:
+        self.x, self.y = make_data(SAMPLES)
+        self.groups, ranks = groups, sum(len(group) for group in groups)
+        self.nets = [make_net() for _ in range(ranks)]
+        self.optimizers = [torch.optim.SGD(net.parameters(), lr=LR, momentum=0.9) for net in self.nets]
+        self.since_near, self.since_all = np.zeros(ranks), np.zeros(ranks)
+        self.steps = self.turns = 0
 
-    def near() -> None:
-        for group in GROUPS:
-            weights = since_near[list(group)]
-            mean(group, weights if weights.any() else [1.0] * len(group))  # momentum moves them all the same
-        since_near[:] = 0
+    def mean(self, members: tuple[int, ...], weights: Any) -> None:
+        average([list(self.nets[m].parameters()) for m in members], weights)
 
-    def everyone() -> None:
-        near()
+    def near(self) -> None:
+        for group in self.groups:
+            weights = self.since_near[list(group)]
+            self.mean(
+                group, weights if weights.any() else [1.0] * len(group)
+            )  # momentum moves them all the same
+        self.since_near[:] = self.steps = 0
+
+    def everyone(self) -> None:
+        self.near()
         # One replica of each group, which are equal now, stands for it.
-        mean((0, 2), [since_all[list(group)].sum() for group in GROUPS])
-        for group in GROUPS:
-            nets[group[1]].load_state_dict(nets[group[0]].state_dict())
-        since_all[:] = 0
+        first = tuple(group[0] for group in self.groups)
+        self.mean(first, [self.since_all[list(group)].sum() for group in self.groups])
+        for group in self.groups:
+            for member in group[1:]:
+                self.nets[member].load_state_dict(self.nets[group[0]].state_dict())
+        self.since_all[:] = self.turns = 0
 
-    for k in range(ROUNDS):
-        parts = [log["parts"][k] for log in logs]
-        interval, far_every = logs[0]["levels"][k]
+    def round(self, parts: list[list[int]], levels: tuple[int, int], last: bool) -> bool:
+        """Whether all met behind it."""
+        (interval, far_every), whole = levels, [i for part in parts for i in part]
         alone = interval * far_every > 1
-        whole = [i for part in parts for i in part]
-        for net, optimizer, part in zip(nets, optimizers, parts, strict=True):
+        for net, optimizer, part in zip(self.nets, self.optimizers, parts, strict=True):
             chosen = part if alone else whole
-            loss = torch.nn.functional.mse_loss(net(x[chosen or [0]]), y[chosen or [0]])
+            loss = torch.nn.functional.mse_loss(net(self.x[chosen or [0]]), self.y[chosen or [0]])
             (loss if chosen else 0.0 * loss).backward()
             optimizer.step()
             optimizer.zero_grad()
         if not alone:
-            met.append(True)
-            continue
+            return True
         counts = [len(part) for part in parts]
-        since_near, since_all, steps = since_near + counts, since_all + counts, steps + 1
-        last = logs[0]["last"][k]
-        if steps == interval or last:
-            steps, turns = 0, turns + 1
-            if turns == far_every or last:
-                everyone()
-                turns = 0
-            else:
-                near()
-        met.append(turns == 0 and steps == 0)
+        self.since_near, self.since_all, self.steps = (
+            self.since_near + counts,
+            self.since_all + counts,
+            self.steps + 1,
+        )
+        if self.steps == interval or last:
+            self.turns += 1
+            if self.turns == far_every or last:
+                self.everyone()
+                return True
+            self.near()
+        return False
+
+
+def average(replicas: list[list[Any]], weights: Any) -> None:
+    """Every replica's tensors become the weighted mean of all."""
+    with torch.no_grad():
+        for tensors in zip(*replicas, strict=True):
+            value = sum(w / sum(weights) * t for w, t in zip(weights, tensors, strict=True))
+            for tensor in tensors:
+                tensor.copy_(value)
+
+
+def emulated(logs: list[dict[str, Any]]) -> tuple[list[Any], list[bool]]:
+    """(weights, where all met) of the same in one process."""
+    replicas, met = Replicas(GROUPS), []
+    for k in range(ROUNDS):
+        parts = [log["parts"][k] for log in logs]
+        met.append(replicas.round(parts, logs[0]["levels"][k], logs[0]["last"][k]))
     if not met[-1]:
-        everyone()
-    return [list(net.parameters()) for net in nets], met
+        replicas.everyone()
+    return [list(net.parameters()) for net in replicas.nets], met
 
 
 @pytest.mark.parametrize("which", range(len(POLICIES)))
@@ -170,40 +196,119 @@ def test_near_are_the_ranks_of_one_host_where_there_are_several() -> None:
     assert groups_by_host(["a", "b"]) is None
 
 
-def elastic(rank: int) -> tuple[set[tuple[int, int]], list[str] | None]:
-    """(interval, exchanges per exchange of all) of rounds of a job whose ranks may die; why levels are refused."""
+DEATH, DEAD = 11, 3  # all have met before round 6, near ranks before 8 and 10
+ELASTIC_SHARES = {2: (5, 1, 2, 4), 7: (2, 4, 1, 5)}
+
+
+def elastic(rank: int, folder: str) -> dict[str, Any]:
+    """A job in which a rank dies between two meetings of all; levels go on among those who are left."""
     from torch.utils.data import DataLoader, TensorDataset
 
     from equipoise.live.attach import attach
     from equipoise.live.group import regroup
+    from equipoise.live.train.change import Change
 
     os.environ["EQUIPOISE_HOST"] = f"host-{rank // 2}"
-    regroup.start()
-    x, y = make_data(4 * BATCH)
-    model = regroup.wrap(make_net())
-    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
-    runtime = attach(
-        model, optimizer, POLICIES[0], global_batch=BATCH, drift=0.01, decide_every=2, decision_budget_s=60.0,
-        warm_up_budget_s=60.0,
-    )  # fmt: skip
-    dataset, levels = TensorDataset(x, y), set()
-    loader = DataLoader(dataset, batch_sampler=runtime.sampler(dataset))
-    for _ in runtime.epochs(2):
+    membership = regroup.start()
+    x, y = make_data(SAMPLES)
+    net = make_net()
+    model = regroup.wrap(net)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9)
+    runtime = attach(model, optimizer, "none", global_batch=BATCH, drift=0.01, decide_every=4)
+    dataset, log = TensorDataset(x, y), []
+    sampler = runtime.sampler(dataset)
+    loader = DataLoader(dataset, batch_sampler=sampler)
+    runtime._parts.local.change(*LEVELS)
+    for _ in runtime.epochs(1):
         for inputs, labels in runtime.batches(loader):
+            number, current, generation = runtime.round, sampler.current(), runtime.generation
+            if generation == 0 and number in ELASTIC_SHARES:
+                sampler.schedule(Change(sampler.drawn, shares=ELASTIC_SHARES[number]))
             with runtime.recover():
+                if generation == 0 and number == DEATH:
+                    if rank == DEAD:
+                        (Path(folder) / "dead").write_text(json.dumps(log))
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    while not membership._watch.is_dead(DEAD, membership._store):
+                        time.sleep(0.01)
+                    raise torch.distributed.DistBackendError("told that a rank has died")
                 torch.nn.functional.mse_loss(model(inputs), labels).backward()
                 optimizer.step()
                 optimizer.zero_grad()
             runtime.step()
-            levels.add((runtime._parts.local.interval, runtime._parts.local.far_every))
-    leader, asked = runtime._parts.agreement.leader, Plan(far_every=np.array([3]))
-    why = None if leader is None else check(asked, leader.world.observe())
+            if runtime.generation == generation:
+                log.append((generation, current.indices.tolist(), current.last))
+    local = runtime._parts.local
+    levels, groups = (local.interval, local.far_every), local.near.group
+    leader = runtime._parts.agreement.leader
+    why = None if leader is None else check(Plan(far_every=np.array([2])), leader.world.observe())
     runtime.close()
-    return levels, why
+    weights = [p.detach().clone() for p in net.parameters()]
+    return {"log": log, "levels": levels, "groups": groups, "refused": why, "weights": weights}
 
 
-def test_levels_are_refused_in_a_job_whose_ranks_may_die() -> None:
-    found = live_ranks.run(elastic, RANKS)
-    assert [levels for levels, _ in found] == [{(1, 1), (2, 1)}] * RANKS  # the stage's local steps, one level
-    (refused,) = (why for _, why in found if why is not None)
-    assert refused
+LEVELS = (2, 3)
+
+
+def test_levels_go_on_where_a_rank_has_died_between_two_meetings(tmp_path: Path) -> None:
+    ranks = live_ranks.Ranks(elastic, RANKS, str(tmp_path))
+    ranks.report_death(DEAD)
+    found = ranks.join(killed=[DEAD])[:DEAD]
+    assert all((r["levels"], r["groups"], r["refused"]) == (LEVELS, (0, 0, 1), None) for r in found)
+    before = [[line for line in r["log"] if line[0] == 0] for r in found] + [
+        json.loads((tmp_path / "dead").read_text())
+    ]
+    after = [[line for line in r["log"] if line[0] == 1] for r in found]
+    assert [len(log) for log in before] == [DEATH] * RANKS
+
+    old = Replicas(GROUPS)
+    for rounds in zip(*before, strict=True):
+        old.round([part for _, part, _ in rounds], LEVELS, rounds[0][2])
+    assert (old.turns, old.steps) == (2, 1)  # since all met
+    # Of the dead one the mean of its host holds what it had as near ranks met; what came then is dealt again.
+    inside, own = old.since_near[:2] / old.since_near[:2].sum(), old.since_near[2]
+    dead = old.since_all[3] - old.since_near[3]
+    weights = [*(old.since_all[:2].sum() * inside), old.since_all[2] + dead]
+    assert dead > 0 < old.since_near[3]
+    assert own > 0
+    average([list(net.parameters()) for net in old.nets[:DEAD]], weights)
+    average([[s["momentum_buffer"] for s in o.state.values()] for o in old.optimizers[:DEAD]], weights)
+    new = Replicas(((0, 1), (2,)))
+    for a, b, c, d in zip(new.nets, old.nets[:DEAD], new.optimizers, old.optimizers[:DEAD], strict=True):
+        a.load_state_dict(b.state_dict())
+        c.load_state_dict(d.state_dict())
+    met = [new.round([p for _, p, _ in rounds], LEVELS, rounds[0][2]) for rounds in zip(*after, strict=True)]
+    assert met[-1]
+    assert sum(met) > 1
+    for net, r in zip(new.nets, found, strict=True):
+        for a, b in zip(net.parameters(), r["weights"], strict=True):
+            assert float((a - b).detach().norm() / b.norm()) < 1e-12
+
+    kept = [part for log in before[:DEAD] for _, part, _ in log]
+    kept += [part for _, part, _ in before[DEAD][: DEATH - 1]]  # the last of its rounds is dealt again
+    seen = [i for part in kept for i in part] + [i for log in after for _, part, _ in log for i in part]
+    assert sorted(seen) == list(range(SAMPLES))
+
+
+def test_of_near_ranks_those_count_whose_mean_is_the_latest() -> None:
+    def member(boundary: int, near: int, met: int, shared: Any = (), trained: Any = ()) -> dict[str, Any]:
+        return {"boundary": boundary, "near": near, "met": met, "shared": shared, "trained": trained}
+
+    # One level: what each has trained on since, and nothing of who has not met with the others or comes.
+    works, done = lineage(
+        [member(4, -1, 4, (), (1, 2, 3)), member(4, -1, 4, (), (4,)), member(2, -1, 2, (), (5,))]
+    )
+    assert (works, done) == ([3.0, 1.0, 0.0], {1, 2, 3, 4})
+    assert lineage([member(4, -1, 4), member(-1, -1, -1)]) == ([0.0, 0.0], set())
+    # Two levels: the second one's exchange with the first broke off, the first has the mean of both.
+    works, done = lineage(
+        [
+            member(4, 0, 8, (1, 2, 3, 4), ()),
+            member(4, 0, 6, (1, 2), (3,)),
+            member(4, 1, 6, (5, 6), (7, 8, 9)),
+            member(4, 1, 6, (5, 6), (10,)),
+        ]
+    )
+    assert (works, done) == ([4.0, 0.0, 4.5, 1.5], set(range(1, 11)))
+    # None of a group has trained since: its mean counts once, not once for each of them.
+    assert lineage([member(4, 0, 8, (1, 2)), member(4, 0, 8, (1, 2))]) == ([1.0, 1.0], {1, 2})

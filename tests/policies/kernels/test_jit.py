@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import numba
+import numpy as np
 import pytest
 
 from equipoise.policies import sources
@@ -49,6 +50,44 @@ def test_others_keep_their_cache() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout == "True\n"
     assert str(jit.cache_dir()) != numba.config.CACHE_DIR
+
+
+def test_what_kernels_call_has_no_wrapper_until_python_calls_it() -> None:
+    inner = jit.jit_in_place(_third_more)
+    outer = jit.jit_in_place(lambda x: inner(x, 3) + inner(x, np.int32(5)))
+    assert outer(6.0) == 8.0 + 7.2
+    assert not inner.overloads, "a literal and a short integer were taken as one type, without a wrapper"
+    assert inner(6.0, 3) == 8.0
+    assert jit.jit_in_place(lambda x: inner(x, 4))(6.0) == 7.5
+    assert jit.jit_in_place(lambda x: inner(part=2, x=x) + inner(x))(6.0) == 9.0 + 12.0
+
+
+def _third_more(x: float, part: int = 1) -> float:
+    return x + x / part
+
+
+def test_what_both_call_is_compiled_once() -> None:
+    inner = jit.jit_in_place_for_both(_third_more)
+    assert jit.jit_in_place(lambda x, n: inner(x, n))(6.0, 3) == inner(6.0, 3) == 8.0
+    assert len(inner.overloads) == 1
+
+
+def test_a_kernel_may_call_itself(tmp_path: Path) -> None:
+    (tmp_path / "recursive.py").write_text(
+        "from equipoise.policies.kernels.jit import jit\n@jit\ndef factorial(n):\n"
+        "    if n < 2:\n        return 1\n    return n * factorial(n - 1)\n"
+        "@jit\ndef doubled(n):\n    return 2 * factorial(n)\n"
+    )
+    code = "from recursive import *\nprint(doubled(5), factorial(4))"
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+        check=True,
+    )
+    assert done.stdout == "240 24\n"
 
 
 @pytest.mark.usefixtures("fresh_cache_dir")

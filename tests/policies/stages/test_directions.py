@@ -29,10 +29,19 @@ def moved(rate_0=2.0, rows_3=300, path=None):
     return 0 if plan[MOVES] is None else int((plan[MOVES].worker == 0).sum())
 
 
+def given_to_0(load=0.0, mode="formula", prepared=np.inf):
+    """Samples that worker 0 of four is given, its node's interface and cores being loaded so by others."""
+    o = one_job([2.0] * 4, shard_samples=[80, 100, 100, 120], shards_each=20, nic_busy=[load, 0.0, 0.0, 0.0])
+    o = change(o, "nodes", nic_busy_ratio=0.0)  # the way there stays as it is
+    o = change(o, "workers", input_samples_per_s=[prepared, np.inf, np.inf, np.inf])
+    (plan,) = decisions(make_stage("s1", {"threshold": 0.01, "mode": mode}), [o])
+    return int(o.shards.samples[plan[MOVES].shard[plan[MOVES].worker == 0]].sum())
+
+
 def first_chosen(**of_0):
     """1 where worker 0 of three that lack as much is served first."""
     load, paths = of_0.get("load", 0.5), of_0.get("paths", 1e6)
-    o = one_job([2.0] * 4, shard_samples=[100, 100, 100, 130], shards_each=10, nic_busy=[load, 0.5, 0.5, 0.0])
+    o = one_job([2.0] * 4, shard_samples=[100, 100, 100, 130], shards_each=10, nic_busy=[load, 0.5, 0.5, 0.9])
     o.paths = Paths.of(source=[3, 3, 3], target=[0, 1, 2], bytes_per_s=[paths, 1e6, 1e6])
     (plan,) = decisions(make_stage("s1", {"threshold": 0.01}), [o])
     return int(plan[MOVES].worker[0] == 0)
@@ -126,6 +135,17 @@ def interval_after(exchange_s=20.0, drift=0.01, **levels):
     return now * every
 
 
+def push_interval_of_0(push_s=0.5, step_s=2.0, drift=0.01, now=1, mode="formula", decisions=20):
+    """Local steps between the pushes of worker 0, of two that do not wait, after so many decisions."""
+    memory, every, stage = {}, np.array([now, 1]), make_stage("s3", {"mode": mode})
+    for _ in range(decisions):
+        o = one_job([2.0, 2.0], job={"drift": drift})
+        o = change(o, "workers", push_s=[push_s, 0.01], step_s=[step_s, 2.0], push_interval=every)
+        plan, memory = stage.refine(o, UNCHANGED, memory)
+        every = plan.pushes(o)
+    return int(every[0])
+
+
 def interval_held(other_speed):
     """Whether S311 keeps the interval while work is dealt anew (1), by the spread of the steps."""
     o = one_job([2.0, 2.0, other_speed, other_speed], job={"exchange_s": 25.0, "sync_interval": 20})
@@ -151,6 +171,10 @@ CASES = [
     ("S113 C: the faster gets more data", moved, "rate_0", 2.0, 6.0, UP),
     ("S113 deficit: more surplus, more moves", moved, "rows_3", 130, 300, UP),
     ("S113 L: a loaded receiver comes later", first_chosen, "load", 0.2, 0.9, DOWN),
+    ("S113 L: a loaded receiver gets less data", given_to_0, "load", 0.0, 0.1, DOWN),
+    ("S113 L, optimal: a loaded receiver gets less data",
+     lambda load: given_to_0(load, "optimal"), "load", 0.0, 0.1, DOWN),
+    ("S113 L: whose host's cores others use gets less data", given_to_0, "prepared", 2.0, 1.7, DOWN),
     ("S113 b: a fast path comes first", first_chosen, "paths", 1e5, 1e7, UP),
     ("S113 b: what takes longer than it gains stays", moved, "path", 1e9, 1.0, DOWN),
     ("S211 speed: faster path, sooner here", s2_fetch_s, "rate", 1e5, 1e7, DOWN),
@@ -183,6 +207,13 @@ CASES = [
      lambda on: interval_after(60.0, 0.1, **(LEVELS if on else {})), "on", False, True, UP),
     ("S313 levels: more groups, less is gained", cost, "ratio", 0.2, 0.8, UP),
     ("S313 levels: dear near exchanges gain less", cost, "near_s", 0.1, 1.0, UP),
+    ("S313 by worker: who pushes slowly, more steps apart", push_interval_of_0, "push_s", 0.5, 2.0, UP),
+    ("S313 by worker, optimal: who pushes slowly, more steps apart",
+     lambda p: push_interval_of_0(p, mode="optimal"), "p", 0.5, 8.0, UP),
+    ("S313 by worker: long steps, pushed sooner", push_interval_of_0, "step_s", 0.5, 4.0, DOWN),
+    ("S313 by worker: drift, pushed sooner", lambda d: push_interval_of_0(2.0, drift=d), "d", 0.001, 0.1, DOWN),
+    ("S313 by worker: from what is in force",
+     lambda n: push_interval_of_0(0.01, now=n, decisions=1), "n", 4, 9, UP),
     ("S321 E / P: what uses it well gets more", share_after, "use", 1.0, 0.5, DOWN),
     ("S322 R: who has more keeps more", share_after, "held", 0.5, 0.7, UP),
     ("S322 lambda: who is waited for gets more", share_after, "load", 1.0, 0.4, DOWN),

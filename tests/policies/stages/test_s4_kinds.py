@@ -94,3 +94,24 @@ def test_local_search_against_the_integer_programme(seed, jobs, models, largest)
     index, model = (part.ravel() for part in np.indices(worth.shape))
     best = best_sizes(gpus[index], model, worth.ravel(), index, np.zeros(jobs, dtype=bool), room, 5.0)
     assert largest > 1 or total >= 0.5 * worth.ravel()[best].sum()
+
+
+def test_a_job_that_is_nearly_done_leaves_the_fast_model_to_one_that_gains_more():
+    """A_i of the short one is some twenty times as large; it gains a sixth there, the long one nine tenths."""
+    jobs, paces = [{"service_s": 1800.0}, {"service_s": 360_000.0}], [(1.2, 1.0), (10.0, 1.0)]
+    assert decide(mixed(jobs, paces))[0] == {0: [SLOW], 1: [FAST]}
+    assert decide(mixed([jobs[0]], [paces[0]], sizes=(1, 0)))[0] == {0: [FAST]}, (
+        "alone it takes what there is"
+    )
+    both = mixed([{**jobs[0], "priority": 16.0}, jobs[1]], paces)
+    assert decide(both)[0] == {0: [FAST], 1: [SLOW]}, "what a user's priority weighs it weighs in full"
+
+
+@MODES
+def test_a_long_job_gives_way_to_a_short_one_on_equal_gpus_too(mode):
+    long = {"holds": [0], "started_s": 0.0, "service_s": 36_000.0, "duration_s": 50_000.0}
+    jobs = [{**long, "holds": [k]} for k in range(7)]  # more than a whole schedule is made of
+    short = {"service_s": 600.0, "duration_s": 600.0}
+    given, _, _ = decide(cluster([7], [*jobs, short], time_s=10_000.0), mode=mode)
+    assert sorted(map(len, given.values())) == [0, 1], "one stops, the short one starts"
+    assert len(given[7]) == 1

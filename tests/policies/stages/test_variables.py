@@ -94,6 +94,7 @@ SHOWN = {
     "workers.input_stall_s": "S322 delta: who waits for input gets less",
     "workers.load_ratio": "S113 L: a loaded receiver comes later",
     "workers.memory_free_bytes": "test_slices::test_s323_slices_where_gpus_are_cut_by_mig_if_they_pay",
+    "workers.push_s": "S313 by worker: who pushes slowly, more steps apart",
     "workers.response_s_per_sample": "S222 T: slower response, less work",
     "workers.samples_max": "S223 memory: never more than fits",
     "workers.samples_owned": "S213 capacity: who has enough to do gets nothing",

@@ -58,6 +58,7 @@ ROWS = {
         f"{HERE}:test_people_write_numbers_so",
         f"{HERE}:test_every_mistake_is_told_at_once",
         f"{HERE}:test_mistakes_beside_a_section_that_cannot_be_read_are_told",
+        f"{HERE}:test_mistakes_in_every_section_are_told_at_once_in_the_order_of_the_file",
         f"{HERE}:test_a_sweep_is_checked_whole",
     ),
 }
@@ -139,6 +140,7 @@ def test_a_batch_in_tokens_is_doubted(tmp_path):
 
 def test_a_target_without_a_unit_is_doubted_and_turned_signs_are_read():
     assert "if hours were meant, write 1h" in read_target("completion_p95<=1").doubt
+    assert "if minutes or hours were meant, write 60min or 60h" in read_target("wait_p95<=60").doubt
     assert read_target("completion_p95<=1h").doubt == ""
     assert read_target("wait_p95=<1h").limit == 3600.0
     assert read_target("wait_p95=<1h").at_most
@@ -150,12 +152,13 @@ def test_people_write_numbers_so():
     data["workload"]["models"]["m"] |= {"parameters": "1.3B"}
     data["workload"]["jobs"] = [
         {"model": "m", "gpus": 32, "steps": "100k", "global_batch": 512},
-        {"duration": "4 y"}, {"duration": "1 month"},
+        {"duration": "4 y"}, {"duration": "1 month"}, {"duration": "1 wk"},
     ]  # fmt: skip
     scenario = from_mapping(data)
     model, jobs = scenario.workload.models["m"], scenario.workload.jobs
     assert (scenario.noise.step_cov, model.parameters, jobs[0].steps) == (0.05, 1.3e9, 100_000)
-    assert (jobs[1].duration, jobs[2].duration) == (4 * 365 * 86400, 365 * 86400 / 12)
+    assert [job.duration for job in jobs[1:]] == [4 * 365 * 86400, 365 * 86400 / 12, 7 * 86400]
+    assert from_mapping(changed(energy={"tariff": "15 ct/kWh"})).energy.tariff == pytest.approx(0.15 / 3.6e6)
 
 
 def test_every_mistake_is_told_at_once():
@@ -196,6 +199,46 @@ def test_mistakes_beside_a_section_that_cannot_be_read_are_told():
     told = ["is a compute rate", "did you mean 'mtbf'", "unknown model 'n'; known: m", "h100_sxm", "'easy'"]
     assert len(raised.value.lines) == len(told)
     assert all(any(text in line for line in raised.value.lines) for text in told), raised.value.lines
+
+
+def test_mistakes_in_every_section_are_told_at_once_in_the_order_of_the_file(tmp_path):
+    """A planner's first file: each line has a mistake of its own, and each is answered."""
+    lines = {
+        "cluster: {nodes: [{count: 4, gpus: 8, accelerator: A100, nic: 200 gbps, nics: 8},": "did you mean 'Gbps'",
+        "  {name: b, count: 2, gpus: 8, accelerator: h100}],": "did you mean h100_sxm or h100_pcie?",
+        "  topology: {kind: fat_tree}}": "did you mean 'tree'?",
+        "workload: {jobs: [{gpus: 8, arrival: 80%, duration: 1 h}, {gpus: 8, duration: 1 moon},": "'80%' is",
+        "  {gpus: 64, duration: 1 wk}]}": "needs 64 GPUs, the cluster has 48",
+        "policy: FIFO": "did you mean 'fifo'?",
+        "energy: {tariff: 1 kWh, region: Germany}": "did you mean 'germany'?",
+        "cost: {gpu_hour: {H100: 2.5, a100_sxm_80gb: $2}}": "did you mean 'h100_sxm' or 'h100_pcie'?",
+        "restart: {storage: {kind: s3, rate: 40 GB/s}}": "did you mean 'object'?",
+    }
+    (tmp_path / "first.yaml").write_text("\n".join(["schema_version: 1", "name: first", *lines]))
+    with pytest.raises(InputError) as raised:
+        read_scenario(tmp_path / "first.yaml")
+    found = raised.value.lines
+    assert all(any(told in line for line in found) for told in lines.values()), found
+    assert any("did you mean a100_sxm_40gb or a100_sxm_80gb?" in line for line in found)
+    assert any("'1 moon': unit 'moon' is not known" in line for line in found)
+    assert any("'$2' is an amount of money" in line for line in found)
+    places = [tuple(map(int, line.split(":")[1:3])) for line in found]
+    assert places == sorted(places)
+
+
+def test_mistakes_beside_a_model_given_by_its_shape_are_told():
+    data = changed(policy=["EASY"], horizon="1 moon")
+    shape = {"config": "llama2-7b", "sequence": 4096, "plan": "auto", "stack": "megatron-core/H100"}
+    data["workload"]["models"]["m"] = {"transformer": shape}
+    with pytest.raises(InputError) as raised:
+        from_mapping(data)
+    assert len(raised.value.lines) == 2, raised.value.lines
+    shape["config"] = "none.json"
+    with pytest.raises(InputError) as raised:
+        from_mapping(data | {"horizon": "1 h"})
+    text = "\n".join(raised.value.lines)
+    assert "none.json" in text
+    assert "did you mean 'easy'?" in text
 
 
 def test_a_wrong_size_of_the_cluster_blames_no_job():

@@ -544,7 +544,8 @@ def test_many_groups_are_checked_in_one_pass() -> None:
     began_s = time.process_time()
     names = list(_names(case, load_profile(case.cluster.hardware)))
     assert time.process_time() - began_s < 4.0
-    assert names == [(("cluster", "nodes", 60_000, "name"), "'g7' is the name of two groups")]
+    told = "'g7' is the name of two groups; give each its own 'name'"
+    assert names == [(("cluster", "nodes", 60_000, "name"), told)]
 
 
 def test_a_name_among_thousands_is_told_with_the_nearest() -> None:

@@ -220,6 +220,31 @@ def test_a_file_of_digits(tmp_path):
         supply_of(tmp_path, "spot.csv", ", series: a")
 
 
+def test_probes_as_skypilot_keeps_them(tmp_path):
+    kept = tmp_path / "zone.json"
+    kept.write_text('{"metadata": {"gap_seconds": 600}, "data": [1, 1, 0, 0, 3]}')
+    assert supply_of(tmp_path, "zone.json") == [(0.0, 1), (1200.0, 0), (2400.0, 3)]
+    assert supply_of(tmp_path, "zone.json", ", nodes_each: 2")[2] == (2400.0, 6)
+    with gzip.open(tmp_path / "zone.json.gz", "wt") as packed:
+        packed.write(kept.read_text())
+    assert supply_of(tmp_path, "zone.json.gz") == supply_of(tmp_path, "zone.json")
+    with pytest.raises(InputError, match=r"zone\.json holds one series without a name"):
+        supply_of(tmp_path, "zone.json", ", series: a")
+    for text, message in (
+        ('{"metadata": {}, "data": [1]}', "metadata.gap_seconds: None; seconds above 0 are needed"),
+        ('{"metadata": {"gap_seconds": 0}, "data": [1]}', "metadata.gap_seconds: 0; seconds above 0"),
+        ('{"metadata": {"gap_seconds": 60}, "data": []}', "data: a list of counts is needed"),
+        ('{"metadata": {"gap_seconds": 60}, "data": [1, -1]}', r"data\[1\]: -1; whole numbers from 0"),
+        ('{"metadata": {"gap_seconds": 60}, "data": [true]}', r"data\[0\]: True; whole numbers from 0"),
+        ('{"metadata":\n {"gap_seconds": 60], "data": [1]}', "zone.json:2: not JSON"),
+        ("[1, 2]", "metadata.gap_seconds: None"),
+    ):
+        kept.write_text(text)
+        with pytest.raises(InputError, match=message) as caught:
+            supply_of(tmp_path, "zone.json")
+        assert len(caught.value.lines) == 1
+
+
 @pytest.mark.shared_data
 @pytest.mark.skipif(not SPOT.is_dir(), reason="no shared data")
 def test_public_spot_series_as_they_stand(tmp_path):

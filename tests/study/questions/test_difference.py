@@ -9,6 +9,7 @@ import pytest
 
 from equipoise.cli import main
 from equipoise.exit_codes import OK, WRONG_INPUT
+from equipoise.study.questions.difference import Difference
 from tests.study.report.report_reader import Page
 
 SCENARIO = (
@@ -29,6 +30,28 @@ def runs(tmp_path: Path) -> tuple[Path, Path]:
         )
         made.append(out)
     return made[0], made[1]
+
+
+def test_differences_are_shown_with_their_units_and_whole_sections_in_one_line():
+    first = {
+        "cluster.nodes.0.nic": "12500000000.0",
+        "restart.detection": "120.0",
+        "faults.crash": "none",
+        "name": "a",
+    }
+    second = {"cluster.nodes.0.nic": "50000000000.0", "restart.detection": "30.0", "faults.crash.mtbf": "36000.0",
+              "faults.crash.repair": "60.0", "name": "a", "workload.models.m.parameters": "7e9"}  # fmt: skip
+    names = dict.fromkeys((*first, *second))
+    inputs = [(k, first.get(k, "absent"), second.get(k, "absent")) for k in names]
+    found = Difference(
+        tuple(row for row in inputs if row[1] != row[2]), (), (frozenset(first), frozenset(second))
+    )
+    assert found.readable() == [
+        ("cluster.nodes.0.nic", "100 Gbit/s", "400 Gbit/s"),
+        ("restart.detection", "2 min", "30 s"),
+        ("faults.crash", "absent", "given"),
+        ("workload.models.m.parameters", "absent", "7000000000"),
+    ]
 
 
 def test_inputs_and_metrics_that_differ(runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ from equipoise.policies.registry import make_policy
 from equipoise.sim.loading.file import from_mapping, read_scenario
 from equipoise.sim.run import run
 from equipoise.sim.scenario.tree import InputError
-from equipoise.study.questions.size import Candidate, Question, Trial, read_vary, size
+from equipoise.study.questions.size import Candidate, Question, Trial, doubts, read_vary, size
 from equipoise.study.questions.targets import power_w, price_usd_per_h, read_supply, read_target
 
 CASE = {
@@ -429,6 +429,11 @@ def test_what_can_be_had_bounds_the_sizes(tmp_path):
         ("makespan==3d", "write NAME<=VALUE or NAME>=VALUE; names: makespan, "),
         ("goodput>=50", "50 per cent is '50 %'"),
         ("cost<=5,000 USD", "numbers are written without ','"),
+        ("p95_wait<=1h", "did you mean 'wait_p95'?"),
+        ("time<=30d", "did you mean 'makespan'?"),
+        ("budget<=100k", "did you mean 'cost'?"),
+        ("utilisation>=50%", "did you mean 'gpu_busy'?"),
+        ("wait_p95<=1h,cost<=700", "one target at a time: give --target again for each"),
     ],
 )
 def test_a_target_in_other_words_is_answered_with_the_right_ones(text, says):
@@ -439,7 +444,8 @@ def test_a_target_in_other_words_is_answered_with_the_right_ones(text, says):
 
 
 def test_money_of_a_target_as_it_is_written():
-    assert [read_target(f"cost<={text}").limit for text in ("5k", "$5000", "$5k", "5 kUSD")] == [5000.0] * 4
+    written = ("5k", "$5000", "$5k", "5 kUSD", "5k USD", "0.005M USD")
+    assert [read_target(f"cost<={text}").limit for text in written] == [5000.0] * 6
 
 
 def test_a_range_is_written_with_a_colon():
@@ -447,6 +453,36 @@ def test_a_range_is_written_with_a_colon():
     for text in ("4-8", "4 to 8"):
         with pytest.raises(InputError, match="write KEY=LOW:HIGH"):
             read_vary(f"a.0.count={text}")
+
+
+def test_a_key_of_a_node_group_alone_is_answered_with_the_whole_key(calm):
+    for text in ("count=2:4", "nodes=2:4"):
+        with pytest.raises(InputError, match=r"did you mean cluster\.nodes\.0\.count=2:4"):
+            read_vary(text)
+    question = Question(calm, {"cluster.nodes.count": [2]}, (read_target("makespan<=30d"),))
+    with pytest.raises(InputError, match=r"is a list; did you mean cluster\.nodes\.0\.count"):
+        size(question)
+
+
+def test_varied_values_are_doubted_like_those_of_a_scenario(tmp_path):
+    """A bare number beside one with its unit, and durations that no accelerator shortens."""
+    group = {"count": 2, "gpus": 4, "accelerator": "h100_sxm"}
+    data = {"schema_version": 1, "name": "n", "cluster": {"nodes": [group]},
+            "workload": {"jobs": [{"gpus": 4, "duration": "1 h"}]}}  # fmt: skip
+    (tmp_path / "n.yaml").write_text(yaml.safe_dump(data))
+
+    def told(vary: str) -> list[str]:
+        return doubts(Question(tmp_path / "n.yaml", dict([read_vary(vary)]), (read_target("makespan<=1d"),)))
+
+    (rate,) = told("cluster.nodes.0.nic=100,400 Gbit/s")
+    assert "100 bytes/s is implausibly small" in rate
+    (same,) = told("cluster.nodes.0.accelerator=h100_sxm,l40s")
+    assert "jobs given by their duration take as long on every accelerator" in same
+    assert told("cluster.nodes.0.count=1:3") == told("cluster.nodes.0.accelerator=l40s") == []
+    data["workload"] = {"models": {"m": {"flop_per_sample": "1 TFLOP", "parameters": 1e9}},
+                        "jobs": [{"gpus": 4, "model": "m", "steps": 5, "global_batch": 8}]}  # fmt: skip
+    (tmp_path / "n.yaml").write_text(yaml.safe_dump(data))
+    assert not any("on every accelerator" in t for t in told("cluster.nodes.0.accelerator=h100_sxm,l40s"))
 
 
 def test_a_limit_is_met_up_to_rounding():

@@ -11,7 +11,7 @@ import pytest
 
 from equipoise.cli import main
 from equipoise.study.questions.targets import read_target
-from equipoise.study.report.answers.size import against_target, cost_and_time
+from equipoise.study.report.answers.size import against_cost, against_target
 from equipoise.study.report.answers.tune import importance, tune_page
 
 QUEUE = """\
@@ -45,7 +45,11 @@ def test_the_page_of_size_has_the_answer_and_the_sizes(scenario, capsys):
     content = json.loads((out / "size.json").read_text())
     assert content["said"][0] == told[0]
     page = text_of(out / "report.html")
-    assert told[0].replace("<", "&lt;") in page
+    met = re.match(r"([0-9]+) nodes? meets? ", told[0])
+    lead = f"{met[0]}waiting p95 ≤ 30 min" if met is not None else "No size meets waiting p95 ≤ 30 min"
+    assert lead in page
+    assert "Waiting p95 against cost" in page
+    assert "a100_sxm_80gb (" in page  # the cluster that the answer is about
     assert "2 USD per GPU hour (catalogue, 2026-05)" in page
     assert len(content["ranking"]) == 4
     for row in content["ranking"]:
@@ -89,11 +93,16 @@ def test_sizes_are_drawn_against_the_limit_with_the_range_of_their_runs():
         "2 h (over the limit, misses cost)",
         "59.8 min (1 of 2 runs meet the targets)",
     ]
-    trade = cost_and_time(rows[:3])
+    assert chart.series[0].colour == 0  # ranked first
+    trade = against_cost(rows[:3], read_target("makespan<=1d"))
     assert trade is not None
     assert list(trade.series[-1].x) == [10, 20, 30]  # none beats another in both
     assert against_target([], targets) is None
-    assert cost_and_time(rows[:1]) is None
+    assert against_cost(rows[:1], targets[0]) is None
+    waits = against_cost(rows[:3], targets[0])  # what people trade where jobs queue
+    assert waits is not None
+    assert waits.title == "Waiting p95 against cost"
+    assert list(waits.series[-1].y) == [2.0, 0.5, 0.25]
 
 
 def trials(count: int, effect: float) -> list[dict]:

@@ -12,6 +12,7 @@ from equipoise.policies.registry import make_policy
 from equipoise.sim.loading.file import dump, from_mapping
 from equipoise.sim.run import run
 from equipoise.study.questions.targets import read_target
+from equipoise.study.report.answers.size import size_page
 from equipoise.study.report.page import make_report
 from equipoise.study.report.timeline import bars
 from equipoise.study.runs.compare import compare
@@ -124,8 +125,41 @@ def test_the_command_prints_a_line_for_each_service(capsys, tmp_path):
     assert main(["run", str(tmp_path / "case.yaml"), "-q"]) == 0
     out = capsys.readouterr().out
     assert [line.split()[0] for line in out.splitlines()[-2:]] == ["service", "chat"]
-    assert main(["size", str(tmp_path / "case.yaml"), "--vary", "services.0.replicas.max=1:2", "--target",
-                 "service_latency_p99<=400ms", "--seeds", "1", "-q"]) == 0  # fmt: skip
+
+
+def test_sizes_tell_what_became_of_the_requests(capsys, tmp_path):
+    path = tmp_path / "case.yaml"
+    path.write_text(dump(case([CHAT])))
+    asked = ["size", str(path), "--rank", "--vary", "services.0.replicas.max=1:2", "--seeds", "1", "-q"]
+    asked += ["--target", "service_latency_p99<=400ms", "--out", str(tmp_path / "sizes")]
+    assert main([*asked, "--format", "json"]) == 0
+    row, made = json.loads(capsys.readouterr().out)["ranking"][0], run(case([CHAT])).summary()
+    assert row["service_goodput_ratio"] == made["service_goodput_ratio"]
+    assert row["service_latency_p95_s"] == pytest.approx(made["service_latency_p95_s"])
+    assert row["cost_per_million_requests_usd"] == pytest.approx(made["cost_per_million_requests_usd"])
+    titles = ("answered in time", "latency p50", "latency p95", "cost per 1e6 requests")
+    page = size_page(tmp_path / "sizes")
+    assert [title for title in titles if title not in page] == []
+    assert main([*asked[:-2], "--out", str(tmp_path / "again")]) == 0
+    head = next(line for line in capsys.readouterr().out.splitlines() if "meets  GPUs" in line)
+    assert [title for title in (*titles, "latency p99") if title not in head] == []
+    path.write_text(dump(case([])))
+    assert (
+        main(
+            [
+                "size",
+                str(path),
+                "--rank",
+                "--vary",
+                "cluster.nodes.0.count=1:2",
+                "--target",
+                "makespan<=1h",
+                "-q",
+            ]
+        )
+        == 0
+    )
+    assert "latency" not in capsys.readouterr().out
 
 
 def test_a_journal_keeps_the_services_and_explain_tells_of_them(capsys, tmp_path):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -14,17 +16,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise import cli
-from equipoise.policies.contract import Policy, refine
-from equipoise.policies.observation import writable
+from equipoise.policies.contract import Decision, Kind, Memory, Plan, Policy, Stage, refine
+from equipoise.policies.observation import Observation, writable
 from equipoise.policies.record.export import ExportedPolicy, write_policy
 from equipoise.policies.record.journal import append, read
 from equipoise.policies.registry import make_policy
 from equipoise.sim.scenario.tree import InputError
-from equipoise.study.twin.compare import actions, first_difference
+from equipoise.study.twin.compare import Parting, actions, first_difference, parting
 from equipoise.study.twin.fit import LEAST_ROUNDS, change_points, measure
 from equipoise.study.twin.record import read_run
 from equipoise.study.twin.text import render
 from equipoise.study.twin.twin import Twin, twin
+from equipoise.study.twin.words import reason
 from tests.study.twin.twin_runs import Truth, write_run
 
 
@@ -165,6 +168,60 @@ def test_what_a_stage_remembers_is_traced_to_the_column_behind_it(tmp_path: Path
     assert found.parted is not None
     assert found.parted.columns[0].name == "workers.gradient_rate_per_s"
     assert found.parted.columns[0].since == 4
+
+
+@dataclass(frozen=True)
+class Watches(Stage):
+    """Gives rank 0 all samples where rank 1 waits long for the others, or for data."""
+
+    name: ClassVar[str] = "watches"
+    kind: ClassVar[Kind] = "tasks"
+
+    def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
+        workers = observation.workers
+        held_up = workers.wait_s[1] > 9.0 or workers.input_stall_s[1] > 9.0
+        if held_up:
+            total = int(workers.samples_per_step.sum())
+            plan = plan.with_(samples_per_step=np.array([total, 0]))
+        return plan.because(self.name, "held up" if held_up else "nothing"), memory
+
+
+def test_columns_that_part_only_together_are_named_in_one_sentence(tmp_path: Path) -> None:
+    folder, _ = write_run(Truth(policy="s2", slow_at_s=1e5, rounds=40), tmp_path)
+    policy, seen = (
+        Policy("watching", (Watches(),)),
+        [e.decision.observation for e in read(folder / "decisions-0.jsonl")],
+    )
+
+    def decided(wait_s: float, stall_s: float, fixed_s: float) -> list[Decision]:
+        found, memory = [], policy.initial()
+        for k, o in enumerate(seen[:4]):
+            now = {"wait_s": wait_s, "input_stall_s": stall_s, "fixed_s": fixed_s} if k == 3 else {}
+            columns = {name: np.array([0.0, value]) for name, value in now.items()}
+            decision = refine(policy, replace(o, workers=o.workers.replaced(**columns)), memory)
+            found.append(decision)
+            memory = decision.memory
+        return found
+
+    parted = parting(policy, decided(10.0, 20.0, 1.0), decided(1.0, 1.0, 2.0))
+    assert parted is not None
+    assert (parted.decision, parted.columns) == (4, ())
+    assert {column.name for column in parted.together} == {"workers.wait_s", "workers.input_stall_s"}
+    said = reason(parted, parted.together)
+    assert said.startswith("decision 4 has other samples per step live, because the wait ")
+    assert "of rank 1 was 900.0% higher live than in the simulation" in said
+    assert "of rank 1 was 1900.0% higher live than in the simulation" in said
+    assert " and the wait " in said
+    assert reason(parted, ()).endswith(
+        "no measured column makes the difference, what it counts and remembers does"
+    )
+
+
+def test_every_field_of_a_plan_that_may_part_has_words() -> None:
+    fields = {name for name in Plan.__dataclass_fields__ if name in inspect.getsource(actions)}
+    assert len(fields) > 5
+    for name in fields:
+        assert reason(Parting(1, name, "a", "b", ()), ()).startswith("decision 1 has ")
 
 
 def test_a_journal_that_does_not_replay_is_told(tmp_path: Path) -> None:
