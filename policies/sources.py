@@ -40,10 +40,11 @@ def search_path() -> Path:
 
 def environment() -> dict[str, str]:
     """Of a Python process of ours: it finds the package, and takes no module out of the working folder."""
-    others = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))  # an empty one is that folder
+    ours, others = str(search_path()), os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    path = [ours, *(other for other in others if other not in ("", ours))]  # an empty one is that folder
     return {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(search_path()), *others]),
+        "PYTHONPATH": os.pathsep.join(path),
         "PYTHONSAFEPATH": "1",
     }
 

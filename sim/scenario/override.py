@@ -16,8 +16,10 @@ def override(tree: Tree, assignment: str) -> None:
     keys with dots in them can be reached.
     """
     source = f"--set {assignment}"
-    if not assignment.isascii() and assignment.encode("utf-8", "replace").decode() != assignment:
-        raise InputError([f"{source}: is no text in UTF-8"])
+    try:  # in a locale without UTF-8 the bytes of an argument come one by one
+        assignment = assignment.encode("utf-8", "surrogateescape").decode()
+    except UnicodeError:
+        raise InputError([f"{source}: is no text in UTF-8"]) from None
     name, equals, text = assignment.partition("=")
     if not equals or not name.strip():
         raise InputError([f"{source}: write dotted.key=value"])

@@ -51,6 +51,11 @@ def test_equal_deals_whole_micro_batches(batch, micro, expected):
     assert refine(Equal(), settled).changes_nothing()
 
 
+def test_equal_gives_a_batch_of_one_to_the_lowest_rank():
+    plan = refine(Equal(), one_job([1.0, 1.0], batch=1, samples=[0, 1]))
+    assert plan.samples_per_step.tolist() == [1, 0]
+
+
 def test_equal_respects_memory():
     plan = refine(Equal(), one_job([1.0] * 3, batch=60, samples=[10, 10, 40], samples_max=[10, 99, 99]))
     assert plan.samples_per_step.tolist() == [10, 25, 25]

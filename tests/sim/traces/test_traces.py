@@ -259,3 +259,10 @@ def test_a_mapped_priority_is_above_zero_or_the_job_is_left_out(tmp_path: Path) 
     assert trace.priority.tolist() == [2.5, 1.0]
     assert any("2" in note and "priority that is not above 0" in note for note in trace.notes)
     assert any("no priority, taken as 1" in note for note in trace.notes)
+
+
+def test_a_mapped_trace_without_priorities_says_nothing_of_them(tmp_path: Path) -> None:
+    path = write(tmp_path, "id,at,n,took\na,0,1,5\nb,1,1,5\n")
+    trace = read_trace(path, columns={"job_id": "id", "arrival": "at", "gpus": "n", "duration": "took"})
+    assert trace.priority.tolist() == [1.0, 1.0]
+    assert not any("priority" in note for note in trace.notes)
