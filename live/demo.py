@@ -80,6 +80,7 @@ def train(given: argparse.Namespace) -> None:
             global_batch=batch,
             mode=given.mode,
             decide_every=given.decide_every,
+            delay_rounds=given.delay_rounds,
             drift=0.02,
             warm_up_budget_s=600.0,  # the first run on a machine compiles the policy's kernels
             samples_target=len(inputs),
@@ -117,7 +118,7 @@ def run(given: argparse.Namespace, mode: str, folder: Path) -> dict[str, Any]:
         sys.executable, "-m", "equipoise.live.demo", "--worker", "--mode", mode, "--run-dir", str(folder),
     ]  # fmt: skip
     command += ["--parent", str(os.getpid())]
-    for name in ("policy", "rounds", "batch", "sample_ms", "slowdown", "decide_every"):
+    for name in ("policy", "rounds", "batch", "sample_ms", "slowdown", "decide_every", "delay_rounds"):
         command += [f"--{name.replace('_', '-')}", str(getattr(given, name))]
     launcher = Launcher()
     try:
@@ -196,6 +197,7 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=28, help="samples per rank and round")
     parser.add_argument("--sample-ms", type=float, default=3.0, help="time per sample")
     parser.add_argument("--decide-every", type=int, default=6, help="rounds between decisions")
+    parser.add_argument("--delay-rounds", type=int, default=0, help="rounds trained while a decision is made")
     parser.add_argument("--slowdown", type=float, default=2.0, help="of rank 0, half-way")
     parser.add_argument("--run-dir", help="keep the records here")
     parser.add_argument("--format", choices=("text", "json"), default="text")

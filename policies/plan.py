@@ -84,9 +84,7 @@ class Plan:
     global_batch: Ints | None = None  # per row of jobs; dealt in the proportions of samples_per_step
     far_every: Ints | None = None  # per row of jobs: of so many exchanges one is of all workers
     accumulation: Ints | None = None  # per row of jobs: passes in which a step is computed at least
-    push_interval: Ints | None = (
-        None  # per row of workers: local steps between pushes, where they do not wait
-    )
+    push_interval: Ints | None = None  # per row of workers: local steps between its pushes
     told: int = 0  # waiting jobs that are told why, where that takes a scheduler time
 
     def with_(self, **changes: Any) -> Plan:

@@ -28,6 +28,7 @@ from equipoise.policies.observation import (
     Nodes,
     Observation,
     Shards,
+    Speeds,
     Workers,
 )
 from equipoise.policies.physics import deal, efficiency
@@ -124,6 +125,7 @@ class LiveWorld:
         observation = Observation.of(
             now, window_s, nodes=self._nodes(gpus), gpus=gpus, jobs=self._jobs(now),
             workers=self._workers(measured), shards=self._shards(measured), gpu_models=tuple(self._models),
+            speeds=self._speeds(gpus),
             paths=None if self.data is None else self.data.paths(self._hosts),
         )  # fmt: skip
         return replace(observation, refused=refused)
@@ -210,6 +212,21 @@ class LiveWorld:
             gradient_norm=seen.gradient_norm[by],
             memory_free_bytes=seen.memory_free_bytes[by],
             **{name: values[by] for name, values in measured.items()},
+        )
+
+    def _speeds(self, gpus: Gpus) -> Speeds:
+        """What was measured on the GPUs that the job has, where another global batch may be weighed against it."""
+        slowest_s = float(np.fmax.reduce(self.telemetry.window.step_s, initial=0.0))
+        mine = np.flatnonzero(gpus.job == 0)
+        if self.options.batch_max is None or not slowest_s or len(mine) != len(self.active):
+            return Speeds()
+        return Speeds.of(
+            job=[0],
+            gpu_model=[int(gpus.model[mine[0]])],
+            gpus=[len(mine)],
+            samples_per_s=[self.batch / slowest_s],
+            exchange_s=[self._exchange_alone_s],
+            apart_exchange_s=[self._exchange_alone_s],
         )
 
     def _at_hand(self, capacity: Floats) -> Ints:

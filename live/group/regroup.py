@@ -468,16 +468,23 @@ def start(backend: str = "gloo", *, timeout_s: float = 1800.0) -> Membership:
     )
     hosts = rank == 0 and not is_hosted()
     line = None if hosts else reached(*address())
-    store, watch_store = job_store(hosts), job_store()
-    # A rank that was started again; torchrun starts all of them again, as founders.
-    known = [f"beat/{rank}", f"dead/{rank}"] if "EQUIPOISE_STORE" in os.environ else []
-    if not joins and any(store.check([key]) for key in known):
-        joins = True
-        store.set("founders", str(ranks))  # it may have died before it could say so
-    member = int(store.get("founders")) + int(store.add("joined", 1)) - 1 if joins else rank
-    if WORKER in os.environ:
-        store.set(f"worker/{os.environ[WORKER]}", str(member))
-    _current = Membership(store, watch_store, member, backend, timeout_s)
+    try:
+        store, watch_store = job_store(hosts), job_store()
+        # A rank that was started again; torchrun starts all of them again, as founders.
+        known = [f"beat/{rank}", f"dead/{rank}"] if "EQUIPOISE_STORE" in os.environ else []
+        if not joins and any(store.check([key]) for key in known):
+            joins = True
+            store.set("founders", str(ranks))  # it may have died before it could say so
+        member = int(store.get("founders")) + int(store.add("joined", 1)) - 1 if joins else rank
+        if WORKER in os.environ:
+            store.set(f"worker/{os.environ[WORKER]}", str(member))
+        _current = Membership(store, watch_store, member, backend, timeout_s)
+    except dist.DistError:
+        where = "{}:{}".format(*address())
+        raise SystemExit(
+            f"equipoise: this process ends: the job's store at {where} went before it was taken in; start the job "
+            "again, to go on from its last checkpoint"
+        ) from None
     _current.end_with(line or reached(*address()))
     try:
         if joins:

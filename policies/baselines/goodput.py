@@ -27,9 +27,7 @@ from equipoise.policies.baselines.rounds import (
 from equipoise.policies.contract import Memory, Plan
 from equipoise.policies.observation import WAITING, Floats, Ints, Observation
 from equipoise.policies.physics import efficiency, overlapped_each
-
-_BATCHES = 24
-"""Batches tried between the smallest and the largest, in equal ratios."""
+from equipoise.policies.stages.batches import batches
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +38,6 @@ class Option:
     gpus: int
     batch: int
     goodput: float
-
-
-def batches(o: Observation, row: int) -> Ints:
-    """Batches that a job may have: its own, and in equal ratios from its reference to its largest."""
-    jobs = o.jobs
-    now, low, high = int(jobs.global_batch[row]), int(jobs.batch_reference[row]), int(jobs.batch_max[row])
-    if jobs.rigid[row] or high <= low or not jobs.noise_scale[row] >= 0:
-        return np.array([now])
-    unit = max(int(jobs.micro_batch[row]), 1)
-    raw = np.geomspace(max(low, 1), high, _BATCHES)
-    rounded = np.clip(-(-raw // unit) * unit, low, high).astype(np.int64)
-    return np.unique(np.append(rounded, now))
 
 
 def options(o: Observation, row: int, speed: Floats, room: Ints, fits: Floats) -> list[Option]:

@@ -3,9 +3,9 @@
 S111: the last gradient rate, and every gradient is sound. S112: equal data for all. S113: no moves. S211: the
 interfaces' rates in place of measured transfers. S212: fetches in the order of need. S213: late shards stay. S221,
 S222, S223: the deal stays. S311: intervals change while work is dealt anew. S312: intervals stay, of one level.
-S313: one interval for all levels of the network. S321: every part of a GPU counts as used alike. S322, S323:
-shares stay. S411: nodes as their GPU model. S412: jobs in order of arrival. S413: no change is undone. S421: nodes
-whatever uses them. S422: whole requests, in order, never changed.
+S313: one interval for all levels of the network, and for all workers that push by themselves. S321: every part of a
+GPU counts as used alike. S322, S323: shares stay. S411: nodes as their GPU model. S412: jobs in order of arrival.
+S413: no change is undone. S421: nodes whatever uses them. S422: whole requests, in order, never changed.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from equipoise.policies.kernels.fetching import (
     shard_priority,
 )
 from equipoise.policies.observation import Bools, Floats, Ints, Observation
+from equipoise.policies.stages.batches import best_batches
 from equipoise.policies.stages.frozen import check_frozen
 from equipoise.policies.stages.groups import (
     WorkersByJob,
@@ -53,7 +54,8 @@ class Tasks(Stage):
     / sum(1/T) with `damping` and are dealt by largest remainder. `optimal`: late shards by linear assignment,
     and the integers that minimise max_i(fixed_i + b_i * t_i). A new deal is adopted only if it shortens the
     predicted step by more than `epsilon` and by more than the noise of the measurement, so equal workers keep
-    theirs; so does a job of which some worker's speed is not known. The source's formula images are lost: the
+    theirs; so does a job of which some worker's speed is not known. Where a user lets the batch change
+    (`batch_max`) it becomes the one of most goodput. The source's formula images are lost: the
     forms are ours, with its variables and directions.
     """
 
@@ -84,15 +86,30 @@ class Tasks(Stage):
         groups = group_workers(observation)
         plan, data = self._place_data(observation, groups, plan)
         samples, state, tasks = self._deal(observation, groups, plan, memory)
+        other = self._other_batches(observation, groups, plan)
         done = [what for what, is_done in (
             ("orders fetches", data["s212_reordered"]),
             ("moves late shards", data["s213_moved"]),
             ("deals batches anew", samples is not None),
+            ("changes the batch", other),
         ) if is_done]  # fmt: skip
         if samples is not None:
             plan = plan.with_(samples_per_step=samples)
+        if other:
+            batch = observation.jobs.global_batch.copy()
+            batch[list(other)] = [found for found, _ in other.values()]
+            plan = plan.with_(global_batch=batch)
+            tasks |= {"s222_batch": batch[list(other)], "s222_gain": [gain for _, gain in other.values()]}
         idle = "the deal in force is as good" if tasks["s221_known_jobs"] else "no job's speeds are all known"
         return plan.because("s2", ", ".join(done) or idle, **data, **tasks), state
+
+    def _other_batches(
+        self, observation: Observation, groups: WorkersByJob, plan: Plan
+    ) -> dict[int, tuple[int, float]]:
+        """S222: batches of jobs that may change theirs, by row, with what they gain; none where one is planned."""
+        if plan.global_batch is not None or self.frozen in ("S221", "S222"):
+            return {}
+        return best_batches(observation, groups)
 
     def _place_data(
         self, observation: Observation, groups: WorkersByJob, plan: Plan

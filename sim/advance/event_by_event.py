@@ -47,7 +47,7 @@ class _Barrier:
         self.finish_s, self.last_step_s = np.zeros(workers), np.zeros(workers)
         self.busy_s, self.busy_square, self.stall_s = np.zeros(workers), np.zeros(workers), np.zeros(workers)
         self.last_begin_s = 0.0
-        self.to_announce = self.to_arrive = workers
+        self.to_announce = workers
         self.waited = False
 
 

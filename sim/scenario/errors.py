@@ -109,7 +109,10 @@ _ALSO_CALLED = {
 def _also_called(given: object, text: str) -> str:
     """The allowed word for what others call otherwise, or ""."""
     word = re.sub(r"[^a-z0-9]", "", str(given).lower())
-    meant = [own for own, others in _ALSO_CALLED.items() if f"'{own}'" in text and word in (own, *others)]
+    allowed = re.findall("'([^']+)'", text.partition("allowed: ")[2])
+    meant = [
+        own for own in allowed if word in (re.sub(r"[^a-z0-9]", "", own.lower()), *_ALSO_CALLED.get(own, ()))
+    ]
     return f"; did you mean {meant[0]!r}?" if meant else ""
 
 

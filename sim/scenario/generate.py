@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -26,6 +26,12 @@ class Arrivals(Section):
     weights: tuple[Weight, ...] = ()  # profile: relative rates, one after the other and from the start again
     burst: Annotated[Float, Field(ge=1)] = 1.0  # jobs, or requests, that come together, in the mean
     within: Seconds = 10.0  # between those of a burst
+
+    @model_validator(mode="before")
+    @classmethod
+    def _kind_alone(cls, data: Any) -> Any:
+        """`arrivals: diurnal` for short."""
+        return {"kind": data} if isinstance(data, str) else data
 
     @model_validator(mode="after")
     def _profile_given(self) -> Self:

@@ -98,7 +98,9 @@ class JobSpec(Section):
     batch_reference: Count | None = None  # M0; none: global_batch
     batch_max: Count | None = None  # a policy may raise the batch up to this; none: it stays as it is
     micro_batch: Count = 1  # batches are dealt in multiples of it
-    sync_interval: Count = 1  # local steps between two gradient exchanges
+    sync_interval: Count = (
+        1  # local steps between two gradient exchanges, of a round where workers do not wait
+    )
     data: Data | None = None  # the dataset; none: input costs nothing
     checkpoint: Checkpoint = Checkpoint()  # when it is saved
     # restart from the checkpoint, or go on with the others

@@ -33,7 +33,7 @@ def generate(spec: Generate, gpus: int, seed: int) -> Trace:
     priority = np.array([kind.priority for kind in spec.classes])[of]
     return make_trace(
         np.arange(len(of)), arrival_s, wanted, duration_s, priority=priority, name=names, columns={"class": kinds},
-        source="workload.generate",
+        source="workload.generate", told=False,
     )  # fmt: skip
 
 

@@ -91,15 +91,17 @@ def make_trace(
     notes: Sequence[str] = (),
     source: str = "",
     line: Sequence[int] | None = None,
+    told: bool = True,
 ) -> Trace:
     """A trace from columns in any order: `keep` selects rows, a stable sort puts them in order of arrival.
 
-    `limit` keeps the earliest jobs, `time_scale` multiplies arrivals. What was changed becomes one note.
+    `limit` keeps the earliest jobs, `time_scale` multiplies arrivals. What was changed becomes one note; `told`:
+    whether the sort does.
     """
     changes = list(notes)
     rows = np.arange(len(job_id)) if keep is None else np.flatnonzero(keep)
     order = rows[np.argsort(arrival_s[rows], kind="stable")]
-    if not np.array_equal(order, rows):
+    if told and not np.array_equal(order, rows):
         changes.append("sorted by arrival")
     if limit is not None and limit < len(order):
         changes.append(f"the first {limit} of {len(order)} jobs")

@@ -26,6 +26,7 @@ from equipoise.sim.loading.file import read_scenario
 from equipoise.sim.record import Run
 from equipoise.sim.run import run
 from equipoise.sim.scenario.model import JobSpec, Model, Scenario
+from equipoise.sim.scenario.units import format_bytes, format_scaled
 from equipoise.sim.traces.trace import Trace
 from equipoise.study.questions.levers import LIMITS, POLICIES, STAGE, Lever, levers
 from equipoise.study.runs.variants import (
@@ -87,6 +88,7 @@ class Limited:
     time_s: Interval
     shares: Mapping[str, float]
     effects: tuple[Effect, ...]
+    host: str = ""  # what each GPU needs of its host at its full rate, where jobs read or prepare data
 
     @property
     def account(self) -> str:
@@ -153,6 +155,7 @@ def _group_dict(group: Limited) -> dict[str, Any]:
         "limit": group.limit,
         "account": group.account,
         "shares": dict(group.shares),
+        "host": group.host,
         "best_lever": None if group.best is None else group.best.lever.name,
         "stage": None if group.stage is None else group.stage.lever.name,
         "levers": [
@@ -167,6 +170,9 @@ def _group_dict(group: Limited) -> dict[str, Any]:
             for effect in group.effects
         ],
     }
+
+
+RATE = "samples per second of computing on a GPU"
 
 
 @dataclass(frozen=True)
@@ -195,6 +201,8 @@ class PerJob:
             mean["compute"] -= mean["memory"]
             more |= {key(group, limit): value for limit, value in mean.items()}
             more[key(group, "jobs")] = float(rows.sum())
+            busy_s = float(made.jobs["busy_gpu_s"][rows].sum())
+            more[key(group, RATE)] = float(made.jobs["samples"][rows].sum()) / busy_s if busy_s > 0.0 else 0.0
         return replace(made, totals={**made.totals, **more})
 
 
@@ -288,6 +296,8 @@ def limits(
     limited = [
         _limited(group, found, outcomes) for group in names if key(group, "jobs") in outcomes[0].rows[0]
     ]
+    rate = {g.name: float(np.mean(outcomes[0].values(key(g.name, RATE)))) for g in limited}
+    limited = [replace(g, host=host_needs(scenario, g.name, rate[g.name])) for g in limited]
     notes = [f"{lever.name}: {o.failed}" for lever, o in zip(found, outcomes[1:], strict=True) if o.failed]
     undone = sum(row["jobs"] - row["completed"] for row in outcomes[0].rows)
     if undone:
@@ -296,6 +306,26 @@ def limits(
     if len(ordered) == 2 and ordered[0].jobs == ordered[1].jobs:
         ordered = ordered[1:]  # one group is all jobs
     return Limits(scenario.name, name, len(outcomes[0].rows), tuple(ordered), tuple(notes))
+
+
+def host_needs(scenario: Scenario, job: str, rate: float) -> str:
+    """Cores and disk that a GPU needs for the input of a job at `rate` (samples/s); "" where it has none."""
+    spec = next((one for one in scenario.workload.jobs if one.name == job and one.model is not None), None)
+    hosts = [group for group in scenario.cluster.nodes if group.gpus]
+    if spec is None or spec.model is None or not rate or not hosts:
+        return ""
+    each_s, data = scenario.workload.models[spec.model].preprocess_time, spec.data
+    parts = []
+    if each_s:
+        cores = min(group.cores / group.gpus for group in hosts)
+        parts.append(f"{each_s * rate:.3g} cores to prepare them (there are {cores:.3g})")
+    if data is not None and data.sample_size:
+        disk = min(group.storage_rate / group.gpus for group in hosts)
+        read = format_scaled(data.sample_size * rate, "B/s")
+        parts.append(f"{read} to read them (its node's own disk gives {format_scaled(disk, 'B/s')})")
+        whole = format_bytes(data.samples * data.sample_size)
+        parts.append(f"{whole} of disks or host memory for all data")
+    return f"each GPU computes {rate:,.4g} samples/s, and for that needs {', '.join(parts)}" if parts else ""
 
 
 def chosen_groups(scenario: Scenario, trace: Trace | None, policy: str, most: int) -> dict[str, str]:

@@ -84,7 +84,8 @@ def measure(root: Path) -> dict[str, str]:
         "circles, and files in them": circles(links[False]),
         "the same with imports for types": circles(links[True]),
         "depth of imports": str(depth(links[True])),
-        "imports inside functions": str(sum(inside for found in imports.values() for _, inside, _ in found)),
+        "imports inside functions": str(inside_functions(imports, ROOMS)),
+        "of these in commands and live training": str(inside_functions(imports, ("equipoise", "live"))),
         "branches on the kind of job": str(sum(branches(trees[p]) for p in trees if p.startswith("sim/"))),
         **{f"definitions: {law}": str(definitions(law, trees)) for law in LAWS},
     }
@@ -114,6 +115,13 @@ def imports_of(node: ast.AST, inside: bool = False, typed: bool = False) -> Iter
     body = node.body if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test) else ()
     for child in ast.iter_child_nodes(node):
         yield from imports_of(child, inside, typed or child in body)
+
+
+def inside_functions(imports: dict[str, list[Import]], rooms: Sequence[str]) -> int:
+    """Imports inside functions of these rooms."""
+    return sum(
+        inside for path, found in imports.items() if path.split("/")[0] in rooms for _, inside, _ in found
+    )
 
 
 def plain(module: str) -> str:

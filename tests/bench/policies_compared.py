@@ -94,8 +94,9 @@ def cases() -> list[Case]:
 
 _LEFT_OUT = "pollux and sia are left out: no job here can change its size, and there is one kind of GPU."
 _THREE_KINDS = {
-    "formula": "the formula gives GPU models to jobs by a local search and sizes to one job at a time; sia solves "
-    "one integer programme over models and sizes of all jobs, each minute, without regard to what a restart costs.",
+    "formula": "the formula gives GPU models to jobs by a local search; sia solves one integer programme over all "
+    "jobs, each minute, without regard to what a restart costs. Without the guard, patience or demand nothing changes; "
+    "with A_i alone for weight, in place of sqrt(p_i A_i), it loses 10 %.",
     "optimal": "both solve an integer programme over models and sizes; sia does so each minute without regard to "
     "what a restart costs, s4 changes a running job only where that gains more than its restart costs.",
 }

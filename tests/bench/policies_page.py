@@ -54,9 +54,9 @@ if __name__ == "__main__":
     for rule in rules_for(Rarely()):
         rule(Rarely())  # an AssertionError says what is broken
     policies = ["none", Rarely(), [Rarely(interval=8), "easy"]]
-    found = equipoise.compare("scenarios/quickstart.yaml", policies, seeds=2)
+    found = equipoise.compare("quickstart", policies, seeds=2)
     print(found.as_table())
-    print(equipoise.run("scenarios/quickstart.yaml", policy=Rarely()))
+    print(equipoise.run("quickstart", policy=Rarely()))
 ```
 
 It runs from a file, from a notebook and on standard input. `run`, `compare`, `sweep` and `size` take stages, lists

@@ -76,6 +76,7 @@ SHIPPED = {
     "worn-nodes": (STAGES, "fifo"),
     "shared-hosts": (STAGES, "fifo"),
     "slow-uplinks": (STAGES, "fifo"),
+    "slow-pushes": (STAGES, "none"),
     "sick-gpu": (STAGES, "none"),
     "two-rooms": (STAGES, "none"),
     "full-memory": (STAGES, "none"),

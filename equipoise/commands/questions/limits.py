@@ -67,6 +67,8 @@ def _group(group: Limited, every: bool) -> Iterator[str]:
     )
     shares = sorted(group.shares.items(), key=lambda item: -item[1])
     yield "  time: " + ", ".join(f"{limit} {100 * s:.1f} %" for limit, s in shares if s >= _SMALL_SHARE)
+    if group.host:
+        yield f"  host: {group.host}"
     yield _stage(group)
     if group.best is None:
         yield "  no change helps"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -135,6 +136,24 @@ def _groups(made: Run) -> Iterator[str]:
             yield f"and {len(rows) - _GROUPS} more"
 
 
+def _classes(made: Run) -> Iterator[str]:
+    """Percentiles of waiting and completion by class of jobs, where the workload is described by classes."""
+    from equipoise.study.display import show
+
+    found: dict[str, dict[str, float]] = {}
+    for key, value in made.summary().items():
+        metric, bracket, name = key.partition("[")
+        if bracket:
+            found.setdefault(name[:-1], {})[metric] = value
+    if found:
+        ranks = ("p50", "p95", "p99")
+        keys = [f"{what}_{rank}_s" for what in ("queueing", "completion") for rank in ranks]
+        head = ("jobs", "waiting p50", "p95", "p99", "completion p50", "p95", "p99")
+        lines = [(name, *(show(k, of.get(k, math.nan)) for k in keys)) for name, of in found.items()]
+        yield ""
+        yield from aligned([head, *lines], (False, *(True for _ in keys)))
+
+
 def _pools(made: Run) -> Iterator[str]:
     """What was rented of each group of nodes, where nodes come and go."""
     from equipoise.study.display import show
@@ -164,12 +183,13 @@ def _shown(made: Run, form: str) -> str:
         row = {k: v for k, v in made.summary().items() if not folded(k, v)}
         if row["jobs"] == 1:  # percentiles of one job are its time
             row = {k: v for k, v in row.items() if k not in PER_JOB}
+        row = {k: v for k, v in row.items() if "[" not in k}
         nothing = [k for k, v in row.items() if v == 0 and k not in ("jobs", "completed", "makespan_s")]
         lines = [(label(k), f"{show(k, v):>12}") for k, v in row.items() if k not in nothing]
         title = f"{made.scenario_name}: {made.policy_name}, seed {made.seed}, {made.cpu_s:.2f} s of CPU"
         zeros = ", ".join(label(k).strip() for k in nothing if not k.endswith("_usd"))
         told = [f"0: {zeros}"] if zeros else []
-        told += [*_services(made), *_pools(made), *_groups(made)]
+        told += [*_classes(made), *_services(made), *_pools(made), *_groups(made)]
         return "\n".join([title, "", *aligned(lines), *told]) + "\n"
     if form == "csv":
         return as_csv(list(row), [list(row.values())])

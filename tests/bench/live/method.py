@@ -5,6 +5,7 @@ turn, so many times, each about four minutes. What is slow is a wait, not work: 
 with rates), a link between the ranks. `--keep` is a file of runs: what it holds already is not run again.
 
 data        shards of very unequal size in a store, to which rank 1 has a slow path; s1+s2
+owners      the same store with two equal paths; rank 0 needs 3 times as long per sample; s1+s2
 computing   equal shards, no store; rank 0 needs 3 times as long per sample; s1+s2
 exchange    every exchange takes 60 ms more, rank 0 turns twice as slow half-way; s1+s2+s3, drift 0.01
 
@@ -36,12 +37,15 @@ from tests.live.data.store import SlowStore, write_shards
 
 ROWS: dict[str, tuple[str, ...]] = {
     "data": ("S111", "S112", "S113", "S211", "S212", "S213", "S221"),
+    "owners": ("S112", "S113", "S213"),
     "computing": ("S221",),
     "exchange": ("S221", "S311", "S312"),
 }
 ALIKE = {"S222": "S221", "S223": "S221"}
-STAGES = {"data": "s1+s2", "computing": "s1+s2", "exchange": "s1+s2+s3"}
+STAGES = {"data": "s1+s2", "owners": "s1+s2", "computing": "s1+s2", "exchange": "s1+s2+s3"}
 PAGE = Path(__file__).parents[3] / "docs" / "method-live.md"
+RATES = {"data": (8e6, 1e6), "owners": (8e6, 8e6)}
+"""Bytes per second on the way from the store to each rank."""
 SHARDS, SAMPLES, BATCH, DRIFT = 40, 1600, 40, 0.01
 
 
@@ -59,7 +63,9 @@ def sizes() -> list[int]:
     return [int(n) for n in parts]
 
 
-def train(rank: int, runs: Sequence[Mapping[str, Any]], roots: Sequence[str], folder: str) -> list[float]:
+def train(
+    rank: int, runs: Sequence[Mapping[str, Any]], roots: Sequence[Mapping[str, str]], folder: str
+) -> list[float]:
     """All runs one after another in the same ranks; the seconds that each took, as judged."""
     import torch
     import torch.distributed as dist
@@ -72,7 +78,7 @@ def train(rank: int, runs: Sequence[Mapping[str, Any]], roots: Sequence[str], fo
     return took
 
 
-def _train(rank: int, run: Mapping[str, Any], root: str, folder: Path) -> float:
+def _train(rank: int, run: Mapping[str, Any], root: Mapping[str, str], folder: Path) -> float:
     import torch
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
@@ -88,8 +94,8 @@ def _train(rank: int, run: Mapping[str, Any], root: str, folder: Path) -> float:
     _slow_link(model, link_s)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
     data: Any = TensorDataset(torch.arange(4 * SAMPLES if scenario == "exchange" else SAMPLES))
-    if scenario == "data":
-        data = ShardDataset(root, cache=folder, cache_bytes=1e9, decode=lambda s: (int(s["id"]),))
+    if scenario in RATES:
+        data = ShardDataset(root[scenario], cache=folder, cache_bytes=1e9, decode=lambda s: (int(s["id"]),))
     runtime = attach(
         model, optimizer, policy_of(scenario, run["frozen"]), global_batch=BATCH, decide_every=3, seed=run["pair"],
         warm_up_budget_s=600.0, decision_budget_s=5.0, drift=DRIFT,
@@ -103,10 +109,11 @@ def _train(rank: int, run: Mapping[str, Any], root: str, folder: Path) -> float:
             ids[: max(mine, 1)].double()[:, None] % 2
         )  # gradients that stay as they are: all are sound
         loss = ((model(x) - 2 * x) ** 2).mean()
-        slower = {"data": 1.0, "computing": 3.0, "exchange": 2.0 if number >= 80 else 1.0}[scenario]
-        time.sleep(
-            {"data": 5e-3, "computing": 4e-3, "exchange": 1.5e-3}[scenario] * mine * (1.0 if rank else slower)
-        )
+        slower = {"data": 1.0, "owners": 3.0, "computing": 3.0, "exchange": 2.0 if number >= 80 else 1.0}[
+            scenario
+        ]
+        each_s = {"data": 5e-3, "owners": 5e-3, "computing": 4e-3, "exchange": 1.5e-3}[scenario]
+        time.sleep(each_s * mine * (1.0 if rank else slower))
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -153,8 +160,9 @@ def measure(pair: int, scenarios: Sequence[str], done: Sequence[Mapping[str, Any
     runs = [turned[0], *turned]  # the first of a process also loads and compiles: it does not count
     with tempfile.TemporaryDirectory() as scratch:
         write_shards(Path(scratch, "store"), sizes(), 20_000)
-        store = SlowStore(Path(scratch, "store"), {"fast": 8e6, "slow": 1e6})
-        roots = [store.url("fast"), store.url("slow")]
+        paths = {f"{scenario}-{rank}": rates[rank] for scenario, rates in RATES.items() for rank in range(2)}
+        store = SlowStore(Path(scratch, "store"), paths)
+        roots = [{scenario: store.url(f"{scenario}-{rank}") for scenario in RATES} for rank in range(2)]
         took = live_ranks.Ranks(train, 2, runs, roots, scratch).join(timeout_s=60.0 * (len(runs) + 2))
         store.close()
     slowest = [max(by_rank) for by_rank in zip(*took, strict=True)]

@@ -41,6 +41,7 @@ def measure(
     work: str,
     width: int,
     run_dir: str,
+    delay_rounds: int,
 ) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
@@ -89,6 +90,7 @@ def measure(
             mode=mode,
             statistics_every=10,
             run_dir=run_dir,
+            delay_rounds=delay_rounds,
         )
         loaders[1] = DataLoader(data, batch_sampler=runtime.sampler(data))
 
@@ -161,6 +163,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--blocks", type=int, default=12)
     parser.add_argument("--steps", type=int, default=10, help="of a block")
+    parser.add_argument("--delay-rounds", type=int, default=0, help="rounds trained while a decision is made")
     parser.add_argument("--step-ms", type=float, default=100.0)
     parser.add_argument("--width", type=int, default=3000, help="of the hidden layers; 3000: 12 M parameters")
     parser.add_argument("--policy", default="s1+s2")
@@ -180,6 +183,7 @@ def main() -> None:
             given.work,
             given.width,
             folder,
+            given.delay_rounds,
         )
         result = ranks.join(timeout_s=3600)[0]
     pairs = zip(result["plain"], result["attached"], strict=True)

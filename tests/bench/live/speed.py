@@ -44,6 +44,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=48, help="samples per rank and round")
     parser.add_argument("--sample-ms", type=float, default=2.0)
     parser.add_argument("--decide-every", type=int, default=6, help="rounds between decisions")
+    parser.add_argument("--delay-rounds", type=int, default=0, help="rounds trained while a decision is made")
     parser.add_argument("--slowdown", type=float, default=2.0)
     parser.add_argument("--format", choices=["text", "json"], default="text")
     given = parser.parse_args()

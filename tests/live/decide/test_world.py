@@ -345,3 +345,25 @@ def test_levels_are_observed_and_planned_within_the_bound() -> None:
     (refusal,) = world.apply(plan.with_(far_every=np.array([4])))
     assert "16 steps until all meet are above the bound of 12" in refusal.why
     assert world.change.far_every is None
+
+
+def test_pollux_is_shown_what_its_batch_is_worth_where_it_may_choose_one() -> None:
+    window = measure(rows_of([(6, 0.0, 2.0, 0.5, 0.1)], [(6, 0.0, 1.0, 1.5, 0.1)]), [True])
+    nothing = np.full(2, NAN)
+    pollux = make_policy("pollux")
+
+    def decided(**options: Any) -> tuple[Any, Plan]:
+        made = world(places(0, 1), **options)
+        made.telemetry = Telemetry(window, nothing, nothing, nothing, noise_scale=500.0)
+        seen = made.observe()
+        return seen.speeds, refine(pollux, seen, pollux.initial()).plan
+
+    speeds, plan = decided(batch_max=48)
+    assert (speeds.gpus.tolist(), speeds.exchange_s.tolist()) == ([2], [0.5])
+    assert speeds.samples_per_s[0] == pytest.approx(12 / 2.1)  # of the slowest rank, without its exchange
+    assert plan.global_batch is not None
+    # m (phi + M0) / (phi + m) / (s m + e) is greatest at the root of phi e / s.
+    assert plan.global_batch[0] == pytest.approx(math.sqrt(500.0 * 0.5 / (2.1 / 12)), abs=1.0)
+    speeds, plan = decided()
+    assert len(speeds) == 0
+    assert plan.global_batch is None

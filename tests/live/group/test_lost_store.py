@@ -10,12 +10,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
-from equipoise.live.group import lifeline
+from equipoise.live.group import lifeline  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = """
@@ -298,3 +299,24 @@ def test_on_a_store_of_somebody_elses_the_death_of_the_launcher_ends_nothing(tmp
         rounds = [json.loads(line) for log in logs for line in log.read_text().splitlines()]
         assert sorted(i for _, indices in rounds for i in indices) == list(range(160))
         store.communicate()
+
+
+def test_a_store_that_goes_while_a_process_comes_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    from equipoise.live.group import regroup
+
+    def gone(hosts: bool = False) -> Any:
+        raise torch.distributed.DistNetworkError(
+            "Failed to recv, got 0 bytes.\nException raised from recvBytes"
+        )
+
+    monkeypatch.setenv("EQUIPOISE_STORE", "127.0.0.1:1")
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(regroup, "reached", lambda *where: None)
+    monkeypatch.setattr(regroup, "job_store", gone)
+    monkeypatch.setattr(regroup.gc, "freeze", lambda: None)  # of the tests' own process
+    with pytest.raises(
+        SystemExit, match=r"^equipoise: this process ends: .*127\.0\.0\.1:1 went .* checkpoint$"
+    ):
+        regroup.start()
+    assert regroup.current() is None

@@ -30,6 +30,8 @@ SHOWN = {
     "gpus.sm_active_ratio": "S411 efficiency: who keeps its GPUs busy gives last",
     "gpus.suspect": "test_unsound::test_its_gpu_is_suspect_after_some_windows_until_it_was_long_enough",
     "jobs.arrival_s": "test_frozen::test_s412_frozen_starts_jobs_in_order_of_arrival",
+    "jobs.batch_max": "test_batches::test_the_batch_stays",
+    "jobs.batch_reference": "test_batches::test_the_batch_stays",
     "jobs.attained_gpu_s": "test_s4::test_s422_a_job_that_starts_again_counts_with_its_restart",
     "jobs.compute_demand_flops": "S412 C: more computing, first",
     "jobs.data_demand_bytes": "S412 D: more data, first",

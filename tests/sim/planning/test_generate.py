@@ -99,6 +99,35 @@ def test_days_and_bursts():
     assert (gaps < 8).mean() == pytest.approx(0.8 + 0.2 * (1 - np.exp(-8 * 800 / 86400)), abs=0.02)
 
 
+def test_arrivals_are_named_by_their_kind_alone():
+    short, long = (described(rate="400/d", arrivals=given) for given in ("diurnal", {"kind": "diurnal"}))
+    assert short == long
+    with pytest.raises(InputError, match="did you mean 'diurnal'"):
+        described(rate="400/d", arrivals="Diurnal")
+
+
+def test_a_run_shows_waits_by_class_in_one_table(tmp_path, capsys):
+    classes = [
+        {
+            "name": name,
+            "rate": "60/d",
+            "duration": {"kind": "pareto", "low": "1 h", "alpha": 3},
+            "gpus": {n: 1},
+        }
+        for name, n in (("small", 1), ("large", 4))
+    ]
+    data = {"schema_version": 1, "name": "g", "cluster": {"gpus": 8}, "policy": "fifo",
+            "workload": {"generate": {"length": "1 d", "classes": classes}}}  # fmt: skip
+    (tmp_path / "g.yaml").write_text(yaml.safe_dump(data))
+    assert main(["run", str(tmp_path / "g.yaml")]) == 0
+    told = capsys.readouterr()
+    lines = told.out.splitlines()
+    first = next(k for k, line in enumerate(lines) if line.startswith("jobs ") and "waiting p50" in line)
+    assert {line.split("  ")[0] for line in lines[first + 1 :]} == {"1 GPU", "4 GPUs", "small", "large"}
+    assert not any("[" in line for line in lines)
+    assert "sorted by arrival" not in told.err
+
+
 def waits_by_hand(arrival_s, gpus, duration_s, pool: int) -> np.ndarray:
     """Strict first come first served on counted GPUs."""
     free, now, ends, waits = pool, 0.0, [], []

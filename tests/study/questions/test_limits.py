@@ -391,3 +391,22 @@ def test_levers_without_effect_are_one_line():
         "* doubled: time x0.500", "- worse: time x1.20", "no effect: nearly nothing, same",
     ]  # fmt: skip
     assert not any("nothing" in line for line in as_text(Limits("x", "fifo", 1, (group,), ())))
+
+
+def test_what_a_gpu_needs_of_its_host_is_told(tmp_path, capsys):
+    """By hand: 0.5 ms a sample are 2,000 samples/s, 16 cores at 8 ms each, and 220 MB/s at 110 kB."""
+    model = {"sample_time": "0.5 ms", "parameters": 1e6, "preprocess_time": "8 ms"}
+    node = {"count": 1, "gpus": 4, "cores": 16, "storage_rate": "2 GB/s"}
+    data = {"samples": 100_000, "sample_size": "110 kB"}
+    job = {"name": "vision", "model": "m", "gpus": 4, "steps": 20, "global_batch": 512, "data": data}
+    (tmp_path / "host.yaml").write_text(yaml.safe_dump({
+        "schema_version": 1, "name": "host", "cluster": {"nodes": [node]},
+        "workload": {"models": {"m": model}, "jobs": [job]},
+    }))  # fmt: skip
+    assert main(["limits", str(tmp_path / "host.yaml"), "--seeds", "1", "--quiet"]) == 0
+    told = capsys.readouterr().out
+    assert "limited by input" in told
+    assert (
+        "each GPU computes 2,000 samples/s, and for that needs 16 cores to prepare them (there are 4)" in told
+    )
+    assert "220 MB/s to read them (its node's own disk gives 500 MB/s), 11 GB of disks" in told

@@ -1,0 +1,72 @@
+"""S222: the batch of a job whose user lets it change, worked by hand, and in the simulator."""
+
+import numpy as np
+import pytest
+
+from equipoise.policies.contract import UNCHANGED, check
+from equipoise.policies.registry import make_policy, make_stage
+from equipoise.policies.stages.batches import best_batches
+from equipoise.policies.stages.groups import group_workers
+from equipoise.sim.loading.file import from_mapping
+from equipoise.sim.run import run
+from tests.policies.observations import change, one_job
+
+
+def job(batch_max, *, phi=1000.0, samples_max=10_000):
+    """Four workers with 8 samples each of 32; a step takes 0.1 s and 0.01 s a sample, nothing to exchange."""
+    seen = one_job([100.0] * 4, batch=32, samples=[8] * 4, fixed_s=0.1, samples_max=[samples_max] * 4)
+    asks = {"batch_reference": [32], "batch_max": [batch_max], "noise_scale": [phi], "exchange_s": [0.0]}
+    return change(seen, "jobs", **asks)
+
+
+def planned(observation):
+    plan, _ = make_stage("s2").refine(observation, UNCHANGED, {})
+    assert check(plan, observation) is None
+    return plan.global_batch
+
+
+def test_the_batch_is_that_of_most_goodput():
+    """M / (0.1 + 0.01 M / 4) at (1000 + 32) / (1000 + M) is most at M = sqrt(1000 * 40) = 200."""
+    seen = job(1024)
+    ((batch, gain),) = best_batches(seen, group_workers(seen)).values()
+
+    def worth(m):
+        return m / (0.1 + 0.0025 * m) * 1032 / (1000 + m)
+
+    assert worth(batch) >= 0.98 * worth(200)
+    assert gain == pytest.approx(worth(batch) / worth(32) - 1)
+    assert planned(seen)[0] == batch
+
+
+@pytest.mark.parametrize(
+    "seen", [job(0), job(32), job(1024, phi=np.nan), job(1024, phi=1.0), job(1024, samples_max=8)],
+    ids=["fixed", "no room", "noise not known", "one sample says all", "no memory"],
+)  # fmt: skip
+def test_the_batch_stays(seen):
+    assert planned(seen) is None
+
+
+def test_an_earlier_stage_keeps_its_batch():
+    seen = job(1024)
+    plan, _ = make_stage("s2").refine(seen, UNCHANGED.with_(global_batch=np.array([64])), {})
+    assert plan.global_batch.tolist() == [64]
+
+
+def test_a_job_ends_sooner_though_each_sample_counts_for_less():
+    case = from_mapping({
+        "schema_version": 1, "name": "batch",
+        "cluster": {"nodes": [{"gpus": 4, "accelerator": "t4"}]},
+        "workload": {
+            "models": {
+                "m": {"fixed_time": "100 ms", "sample_time": "1 ms", "parameters": 1e6, "noise_scale": 2000}
+            },
+            "jobs": [{"gpus": 4, "model": "m", "steps": 3000, "global_batch": 64, "batch_max": 2048}],
+        },
+        "decide": {"every": "30 s"},
+    })  # fmt: skip
+    plain, larger = (run(case, policy=make_policy(name)) for name in ("none", "s2"))
+    assert larger.summary()["makespan_s"] < 0.8 * plain.summary()["makespan_s"]
+    assert larger.jobs["samples"][0] > 1.2 * plain.jobs["samples"][0], (
+        "efficiency below 1: more samples are needed"
+    )
+    assert larger.jobs["steps"][0] < plain.jobs["steps"][0]
