@@ -196,7 +196,8 @@ def _report(error: Exception) -> int:
         _say(" ".join(str(error).partition("LINE 1:")[0].split()))
         return WRONG_INPUT
     if isinstance(error, OSError) and error.strerror:  # disk full, no permission: not our mistake
-        name = str(error.filename or "stdout")
+        gone = error.errno == errno.ENOENT and error.filename is None
+        name = "the working folder" if gone else str(error.filename or "stdout")
         if error.errno == errno.ENAMETOOLONG:
             _say(
                 f"{name[:60]}...: {error.strerror}: {max(map(len, name.split('/')))} characters between slashes"

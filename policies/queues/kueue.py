@@ -6,6 +6,7 @@ stop), https://kueue.sigs.k8s.io/docs/concepts/cluster_queue/. A cycle looks at 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -482,7 +483,7 @@ class _Turn:
         if not self.o.queues.numbers.get("fair_sharing"):
             return True
         mine = self._share(head.leaf, head.gpus)
-        held = sum(held_amounts(self.o, row).values())
+        held = math.fsum(held_amounts(self.o, row).values())
         return self._share(leaf, -held) >= mine - ROUNDING or mine < self._share(leaf) - ROUNDING
 
     def _count(self, row: int, sign: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,8 +79,8 @@ class Biller:
         }
         totals |= {f"{use.label}_usd": float(used_usd[:, use].sum()) for use in WASTED_USES}
         if bonds := [bond.due(span_s) for bond in prices.bonds]:
-            totals["committed_usd"] = sum(usd for usd, _ in bonds)
-            totals["upfront_usd"] = sum(upfront for _, upfront in bonds)
+            totals["committed_usd"] = math.fsum(usd for usd, _ in bonds)
+            totals["upfront_usd"] = math.fsum(upfront for _, upfront in bonds)
         if serving is not None:
             totals["serving_usd"] = serving.usd
         totals["cost_usd"] = gpu_usd + totals["energy_usd"] + totals["storage_usd"]

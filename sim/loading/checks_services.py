@@ -95,7 +95,7 @@ def best_speed(scenario: Scenario, profile: HardwareProfile, spec: Service) -> f
 def _crowded(scenario: Scenario) -> Iterator[Problem]:
     """Services that together need more GPUs than there are, and jobs that need GPUs which services keep."""
     total = sum(group.count * group.gpus for group in scenario.cluster.groups)
-    kept = sum(spec.kept * spec.replicas.gpus * spec.share for spec in scenario.services)
+    kept = math.fsum(spec.kept * spec.replicas.gpus * spec.share for spec in scenario.services)
     if kept > total + 1e-9:
         yield ("services",), f"need {kept:g} GPUs all the time, the cluster has {total}"
         return

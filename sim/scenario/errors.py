@@ -6,6 +6,7 @@ import difflib
 import re
 import types
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
@@ -15,6 +16,9 @@ from equipoise.policies.numerals import is_index
 from equipoise.sim.scenario.tree import InputError, Key, KeyPath, Tree, read_text, read_tree
 
 M = TypeVar("M", bound=BaseModel)
+
+HINTS = 500
+"""Unknown keys of a file that are told what was meant; more of them are a mistake of another kind."""
 
 
 def read_model(path: Path, model: type[M]) -> M:
@@ -32,12 +36,14 @@ def describe(error: ValidationError, tree: Tree, model: type[BaseModel]) -> list
     Errors of the branches of one union are merged into one line.
     """
     found: dict[tuple[KeyPath, bool], list[str]] = {}
+    hints = HINTS
     for item in error.errors(include_url=False):
         loc, kind = item["loc"], item["type"]
         if kind == "too_short" and len(item["input"]) >= item["ctx"]["min_length"]:
             continue  # its entries are there, and wrong: their own lines say so
         path = _path(loc, tree, missing=kind == "missing")
-        text, path = _text(item, loc, path, tree, model)
+        hints -= kind == "extra_forbidden"
+        text, path = ("unknown key", path) if hints < 0 else _text(item, loc, path, tree, model)
         texts = found.setdefault((path, kind == "extra_forbidden"), [])
         if text not in texts:
             texts.append(text)
@@ -206,9 +212,14 @@ def _classes_at(model: type[BaseModel], loc: Sequence[Key]) -> list[type[BaseMod
     return classes
 
 
-def _keys_at(model: type[BaseModel], loc: Sequence[Key]) -> set[str]:
+def _keys_at(model: type[BaseModel], loc: Sequence[Key]) -> frozenset[str]:
     """Keys that the section at a pydantic location may have."""
-    return {name for cls in _classes_at(model, loc) for name in cls.model_fields}
+    return _keys_of(model, tuple(part if isinstance(part, str) else 0 for part in loc))
+
+
+@lru_cache(maxsize=1024)
+def _keys_of(model: type[BaseModel], loc: tuple[Key, ...]) -> frozenset[str]:
+    return frozenset(name for cls in _classes_at(model, loc) for name in cls.model_fields)
 
 
 def _examples(model: type[BaseModel], loc: Sequence[Key]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 from typing import Annotated, Self
 
@@ -60,7 +61,7 @@ class Available(Section):
         had = [(entry.at, min(entry.nodes, count)) for entry in self.supply]
         steps = list(pairwise(had))
         lost = sum(max(0, before - after) for (_, before), (_, after) in steps)
-        node_s = sum(before * (end - start) for (start, before), (end, _) in steps)
+        node_s = math.fsum(before * (end - start) for (start, before), (end, _) in steps)
         return lost / node_s if node_s > 0.0 else 0.0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -119,7 +120,7 @@ def _of_gang(pods: Sequence[Pod], unit: str) -> Row:
         "arrival": np.fmin.reduce([pod.created_s for pod in pods]),
         "start": np.maximum.reduce(begun),
         "end": np.maximum.reduce([pod.finished_s for pod in pods]),
-        "units": sum(pod.requests.get("cpu", 0.0) if unit == "CPUs" else pod.gpus for pod in pods),
+        "units": math.fsum(pod.requests.get("cpu", 0.0) if unit == "CPUs" else pod.gpus for pod in pods),
         "pods": len(pods),
         "gpus_min": np.nan,
         "evictions": 0,

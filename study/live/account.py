@@ -71,7 +71,7 @@ class LiveAccount:
     def seconds(self) -> dict[str, float]:
         """GPU seconds by use."""
         each = [rank.seconds() for rank in self.ranks]
-        return {use: sum(one[use] for one in each) for use in USES}
+        return {use: math.fsum(one[use] for one in each) for use in USES}
 
 
 def is_live(folder: Path) -> bool:

@@ -81,7 +81,7 @@ def _answer(
 ) -> str:
     """The first screen: one sentence, and figures."""
     seconds = account.seconds()
-    total_s = sum(seconds.values())
+    total_s = math.fsum(seconds.values())
     wasted = max((use for use in USES if use != "busy"), key=lambda use: seconds[use])
     lead = (
         f"{format_share(seconds['busy'] / total_s)} of {format_seconds(total_s)} of GPU time went into computing; "
@@ -117,7 +117,9 @@ def _answer(
 def _uses(account: LiveAccount) -> Chart:
     """GPU seconds by use: of all, and of each rank."""
     rows = [("all ranks", account.seconds()), *((f"rank {r.member}", r.seconds()) for r in account.ranks)]
-    shares = {name: {use: 100 * s[use] / max(sum(s.values()), 1e-9) for use in USES} for name, s in rows}
+    shares = {
+        name: {use: 100 * s[use] / max(math.fsum(s.values()), 1e-9) for use in USES} for name, s in rows
+    }
     places = [float(k) for k in range(len(rows))]
     used = [use for use in USES if any(seconds[use] > 0 for _, seconds in rows)]
     series = tuple(

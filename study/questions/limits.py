@@ -361,7 +361,7 @@ def _memory_by_group(scenario: Scenario) -> dict[str, float]:
 def _limited(group: str, found: Sequence[Lever], outcomes: Sequence[VariantOutcome]) -> Limited:
     base = outcomes[0]
     by_limit = {limit: float(np.mean(base.values(key(group, limit)))) for limit in LIMITS}
-    total = sum(by_limit.values())
+    total = math.fsum(by_limit.values())
     times = _times(group, base)
     unknown = Interval(math.nan, math.nan, math.nan, 0)
     effects = [

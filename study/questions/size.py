@@ -97,7 +97,7 @@ class Trial:
 
     def mean(self, key: str) -> float:
         """Mean of a result over the runs."""
-        return sum(result[key] for result in self.results) / self.runs
+        return math.fsum(result[key] for result in self.results) / self.runs
 
     def chance_at_least(self, confidence: float = 0.95, sizes: int = 1) -> float:
         """Lower limit of the chance that a run meets the targets (Clopper and Pearson 1934, one-sided).
@@ -313,7 +313,9 @@ def _closest(
 ) -> Trial | None:
     """What misses its worst target by the least; runs first, since bounds flatter."""
     if missed:
-        return min(missed, key=lambda trial: sum(_worst(r, targets) for r in trial.results) / trial.runs)
+        return min(
+            missed, key=lambda trial: math.fsum(_worst(r, targets) for r in trial.results) / trial.runs
+        )
     known = [target for target in targets if target.measure.key in excluded[0].known] if excluded else []
     nearest = min(excluded, key=lambda candidate: _worst(candidate.known, known), default=None)
     return None if nearest is None else Trial(nearest, (), 0)

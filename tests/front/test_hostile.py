@@ -19,6 +19,8 @@ from equipoise.policies.plain import from_json, number
 from equipoise.policies.sources import environment, in_environment, search_path
 from equipoise.sim.loading.file import load
 from equipoise.sim.record import read_parquet, write_parquet
+from equipoise.sim.scenario.errors import HINTS
+from equipoise.sim.scenario.tree import InputError
 from equipoise.study.twin.checked import NEEDED
 from tests.study.twin.twin_runs import Truth, write_run
 
@@ -162,6 +164,48 @@ def test_what_is_no_format_no_text_or_no_file_is_refused(
 def test_an_argument_in_a_locale_without_utf8_is_the_text_that_was_written(folder: Path) -> None:
     escaped = "name=größe-日本".encode().decode("ascii", "surrogateescape")
     assert load("case.yaml", [escaped]).name == "größe-日本"
+
+
+def test_thousands_of_unknown_keys_are_not_each_looked_up(tmp_path: Path) -> None:
+    path = tmp_path / "keys.yaml"
+    path.write_text("".join(f"k{k}: x\n" for k in range(5_000)))
+    found: list[InputError] = []
+
+    def read() -> None:
+        try:
+            load(path)
+        except InputError as error:
+            found.append(error)
+
+    calls = counted_calls(read, "get_close_matches")
+    assert len(found[0].lines) >= 5_000
+    assert 0 < calls <= HINTS
+
+
+def counted_calls(work: Callable[[], None], name: str) -> int:
+    """How often a function of this name is called."""
+    count = 0
+
+    def look(frame: Any, event: str, _: object) -> None:
+        nonlocal count
+        count += event == "call" and frame.f_code.co_name == name
+
+    sys.setprofile(look)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def test_a_working_folder_that_is_gone_is_named(tmp_path: Path) -> None:
+    command = f"mkdir gone; cd gone; rmdir ../gone; exec {sys.executable} -m equipoise.cli run x.yaml --out y"
+    done = subprocess.run(
+        ["sh", "-c", command], cwd=tmp_path, env=environment(), text=True, capture_output=True, check=False
+    )
+    assert (done.returncode, done.stdout) in ((1, ""), (2, ""))
+    assert "stdout" not in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_file_that_says_that_it_is_too_large_is_not_read(tmp_path: Path) -> None:

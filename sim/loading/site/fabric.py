@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -37,7 +38,8 @@ def node_of_nccl(devices: Sequence[Device]) -> tuple[Nodes, list[str]]:
     remarks = []
     if slow:
         remarks.append(f"slow ports left out: {', '.join(net.values.get('name', '?') for net in slow)}")
-    nic = sum(net.bytes_per_s for net in nets if net not in slow) or sum(slot.bytes_per_s for slot in slots)
+    ports = [net.bytes_per_s for net in nets if net not in slow]
+    nic = math.fsum(ports) or math.fsum(slot.bytes_per_s for slot in slots)
     if not nets and nic:
         remarks.append(f"no rates of ports: the NICs taken at what their {len(slots)} PCIe links carry")
     fabric, how = _fabric(devices, gpus, cards)
@@ -99,7 +101,9 @@ def add_fabric(site: Site, fabric: Fabric, gpus: int) -> None:
     """
     by_id = {node.id: node for node in fabric.nodes}
     hosts = _hosts(site, fabric)
-    rates = {name: sum(c.bits_per_s for node in own for c in node.cables) / 8 for name, own in hosts.items()}
+    rates = {
+        name: math.fsum(c.bits_per_s for node in own for c in node.cables) / 8 for name, own in hosts.items()
+    }
     if any(group.names for group in site.nodes):
         known = {name for group in site.nodes for name in group.names}
         strange = sorted(set(hosts) - known)
@@ -160,7 +164,7 @@ def _rails(hosts: dict[str, list[FabricNode]], by_id: dict[str, FabricNode]) -> 
         members.setdefault(best, []).append(name)
     made = []
     for k, (switches, names) in enumerate(members.items()):
-        up = sum(
+        up = math.fsum(
             cable.bits_per_s / 8
             for switch in switches
             for cable in by_id[switch].cables

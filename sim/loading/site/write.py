@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -229,8 +230,8 @@ def _links(
 
     def sum_bytes_per_s(switch: Switch) -> float:
         """All rates of the nodes below a switch."""
-        own = sum(mine[node][1] for node in switch.nodes)
-        return own + sum(sum_bytes_per_s(known[name]) for name in switch.below)
+        own = math.fsum(mine[node][1] for node in switch.nodes)
+        return own + math.fsum(sum_bytes_per_s(known[name]) for name in switch.below)
 
     def link(source: str, target: str, rate: float, why: str) -> str:
         """One link as YAML."""
