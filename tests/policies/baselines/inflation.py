@@ -1,4 +1,6 @@
-"""FGD's experiment (Weng et al., ATC 2023, section 6): python -m tests.policies.baselines.inflation --data ../shared/data
+"""FGD's experiment (Weng et al., ATC 2023, section 6).
+
+    python -m tests.policies.baselines.inflation --data ../shared/data
 
 Tasks of Alibaba's openb trace, drawn from it until they ask for 1.3 times the cluster's GPUs, arrive one after the
 other on its 1,213 nodes with 6,212 GPUs and never end; one that finds no place is gone. Tasks of cores alone arrive
