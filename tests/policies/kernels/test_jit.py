@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numba
 import numpy as np
@@ -53,8 +54,8 @@ def test_others_keep_their_cache() -> None:
 
 
 def test_what_kernels_call_has_no_wrapper_until_python_calls_it() -> None:
-    inner = jit.jit_in_place(_third_more)
-    outer = jit.jit_in_place(lambda x: inner(x, 3) + inner(x, np.int32(5)))
+    inner: Any = jit.jit_in_place(_third_more)
+    outer: Any = jit.jit_in_place(lambda x: inner(x, 3) + inner(x, np.int32(5)))
     assert outer(6.0) == 8.0 + 7.2
     assert not inner.overloads, "a literal and a short integer were taken as one type, without a wrapper"
     assert inner(6.0, 3) == 8.0
@@ -67,7 +68,7 @@ def _third_more(x: float, part: int = 1) -> float:
 
 
 def test_what_both_call_is_compiled_once() -> None:
-    inner = jit.jit_in_place_for_both(_third_more)
+    inner: Any = jit.jit_in_place_for_both(_third_more)
     assert jit.jit_in_place(lambda x, n: inner(x, n))(6.0, 3) == inner(6.0, 3) == 8.0
     assert len(inner.overloads) == 1
 
