@@ -23,8 +23,9 @@ from equipoise.sim.llm.stack import Floats, Number, Stack
 class StepTime:
     """Seconds of one step by part; arrays of shape (rows,) from `step_times`, floats from `step_time`.
 
-    All parts are times of the slowest rank's critical path and sum to `total`. `host` is what the launching host
-    adds where a layer is faster than its launch, `exchange` what of gradients and sharded parameters is not hidden.
+    All parts are times of the slowest rank's critical path and sum to `total`. `recompute` is computing alone, `host`
+    what the launching host adds where a layer is faster than its launch, `exchange` what of gradients and sharded
+    parameters is not hidden.
     """
 
     products: Number
@@ -53,7 +54,10 @@ class StepTime:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """Seconds of one layer, one micro-batch, forward and backward; `again` is what recomputation adds."""
+    """Seconds of one layer, one micro-batch, forward and backward, and forward again where all is recomputed.
+
+    `again` is the computing that recomputation adds; what it exchanges again is part of the exchanges.
+    """
 
     products: Floats
     attention: Floats
@@ -123,15 +127,15 @@ def _layer(q: Quantities, c: Stack) -> _Layer:
     link = c.exchange_efficiency * q.link_context
     context = 3.0 * q.context_bytes / link
     expert = 4.0 * q.expert_bytes / (c.exchange_efficiency * q.link_expert)
-    forward = products + attention + moved + 2 * tensor + context / 3 + expert / 2
+    forward = products + attention + moved
     return _Layer(
         products=products + backward,
         attention=3.5 * attention,
         elementwise=3.0 * moved + c.accumulate_bytes * q.layer_parameters / q.memory_rate,
         again=q.recompute_full * forward + q.recompute_selective * attention,
-        tensor=4.0 * tensor,
-        context=context,
-        expert=expert,
+        tensor=(4.0 + 2.0 * q.recompute_full) * tensor,
+        context=(1.0 + q.recompute_full / 3.0) * context,
+        expert=(1.0 + q.recompute_full / 2.0) * expert,
     )
 
 

@@ -28,6 +28,7 @@ PLAYED = {
     "live/queue/test_slurm_commands.py": "files that are closed after the pipe",
     "live/test_unsupported.py": "a rank that waits for the others; the runner of ranks has a deadline",
     "live/train/test_drift.py": "a slow exchange",
+    "live/train/test_levels.py": "a rank that waits to be told of a death; the runner of ranks has a deadline",
     "live/train/test_pauses.py": "a pause of one rank",
     "mutation/test_mutation.py": "a test that takes too long",
     "study/runs/sweeps/sweep_helpers.py": "runs that take a while",

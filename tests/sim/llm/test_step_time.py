@@ -70,6 +70,16 @@ def test_one_accelerator_exchanges_nothing_and_has_no_bubble() -> None:
     assert times.tensor == times.send == times.bubble == times.exchange == times.context == times.expert == 0
 
 
+def test_what_is_exchanged_again_is_an_exchange_and_what_is_recomputed_is_computing() -> None:
+    """Forward has half of a layer's all-reduces over the tensor group, and is run once more."""
+    layout = Layout(tensor=8, global_batch=4)
+    whole = replace(layout, recompute="full")
+    plain, again = (step_time(ShardingPlan(SHAPE, la, H100, NETWORK), Stack()) for la in (layout, whole))
+    assert again.tensor == pytest.approx(1.5 * plain.tensor)
+    slow = Stack(tensor_efficiency=Stack().tensor_efficiency / 10)
+    assert step_time(ShardingPlan(SHAPE, whole, H100, NETWORK), slow).recompute == again.recompute > 0
+
+
 def test_the_bubble_is_that_of_the_real_number_of_micro_batches() -> None:
     stack = Stack(send_latency_s=0.0, send_efficiency=1e9, step_s=0.0)
     shape = replace(SHAPE, vocab=1)
