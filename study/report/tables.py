@@ -80,7 +80,7 @@ def results(study: Study) -> str:
     if len(study.policies) == 1:  # one column of numbers reads better as two of half the height
         half = (len(shown) + 1) // 2
         parts = (_results(study, part, _caption(study)) for part in (shown[:half], shown[half:]) if part)
-        made = f'<div class="pair">{"".join(parts)}</div>'
+        made = f'<div class="pair narrow">{"".join(parts)}</div>'
     else:
         made = _results(study, shown, _caption(study))
     if nothing:
