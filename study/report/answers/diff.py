@@ -116,7 +116,7 @@ def _metrics(found: Difference, names: list[str]) -> str:
     head, caption = ("metric", names[1], names[0], "ratio"), f"Results that differ; ratios are to {names[0]}"
     half = (len(rows) + 1) // 2 if len(rows) > _ROWS_ALONE else len(rows)
     parts = [table(caption, head, part) for part in (rows[:half], rows[half:]) if part]
-    return f'<div class="pair">{"".join(parts)}</div>{same}'
+    return f'<div class="pair narrow">{"".join(parts)}</div>{same}'
 
 
 def _capital(text: str) -> str:

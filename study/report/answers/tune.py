@@ -106,7 +106,7 @@ def _answer(
         )
     context = [
         ("Policy", str(content["policy"])),
-        ("Made small" if metric not in MORE_IS_BETTER else "Made large", ", ".join(map(name, metrics))),
+        ("Minimised" if metric not in MORE_IS_BETTER else "Maximised", ", ".join(map(name, metrics))),
         ("Varied", "; ".join(f"{key}: {_range(allowed)}" for key, allowed in content["vary"].items())),
         ("Seeds", f"{trials[0]['seeds']} of each trial, {ratio['n']} others for the figures above"),
         ("Notes", " ".join(f"{_begin(note)}." for note in content["notes"])),
