@@ -110,13 +110,13 @@ def _metrics(found: Difference, names: list[str]) -> str:
         else:
             ratio = f"x {digits(b / a)}" if a > 0.0 and math.isfinite(b) else "-"
             rows.append((name(metric), show(metric, b), show(metric, a), ratio))
-    same = f'<p class="note">Equal: {", ".join(equal)}.</p>' if equal else ""
+    same = f'<p class="note">Equal: {", ".join(dict.fromkeys(equal))}.</p>' if equal else ""
     if not rows:
         return f"<p>All results are equal.</p>{same}"
     head, caption = ("metric", names[1], names[0], "ratio"), f"Results that differ; ratios are to {names[0]}"
     half = (len(rows) + 1) // 2 if len(rows) > _ROWS_ALONE else len(rows)
     parts = [table(caption, head, part) for part in (rows[:half], rows[half:]) if part]
-    return f'<div class="pair narrow">{"".join(parts)}</div>{same}'
+    return f'<div class="pair">{"".join(parts)}</div>{same}'
 
 
 def _capital(text: str) -> str:
