@@ -174,7 +174,8 @@ def to_mlflow(out: str, experiment: str | None) -> None:
     from equipoise.study.track import track
 
     logged = track(Path(out), experiment, [make_report(out).path])
-    note(False, f"{logged} runs logged to MLflow experiment {experiment!r}")
+    runs = "1 run" if logged == 1 else f"{logged} runs"
+    note(False, f"{runs} logged to MLflow experiment {experiment!r}")
 
 
 def need_out(out: str | None, **asked: bool) -> None:

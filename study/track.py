@@ -20,13 +20,17 @@ _PARAMETERS = ("policy", "seed", "point")
 _NO_PARAMETER = (*FIXED, "notes")
 
 
+class TrackError(RuntimeError):
+    """MLflow did not take the results; the message says why, and where they are."""
+
+
 def track(folder: Path, experiment: str, artefacts: Iterable[Path] = ()) -> int:
     """Log every finished run of a folder (of a run, comparison or sweep) to MLflow; returns how many.
 
     Several are children of one run that is named as the folder. Where to is what MLflow's own settings say
     (MLFLOW_TRACKING_URI). Texts and varied keys are parameters, other numbers metrics; what is not known is left
     out. artefacts: files that go with the run, or with the one above several. Raises MissingError without MLflow,
-    InputError when the folder holds no results.
+    TrackError where it takes nothing, InputError when the folder holds no results.
     """
     try:
         import mlflow  # type: ignore[import-not-found, unused-ignore]
@@ -37,8 +41,21 @@ def track(folder: Path, experiment: str, artefacts: Iterable[Path] = ()) -> int:
         found = connection.execute("SELECT * FROM runs")
         names = [column[0] for column in found.description]
         rows = [dict(zip(names, row, strict=True)) for row in found.fetchall()]
-    mlflow.set_experiment(experiment)
     done = [row for row in rows if row.get("status", "done") == "done"]
+    try:
+        mlflow.set_experiment(experiment)
+        _log(mlflow, done, folder, artefacts)
+    except Exception as error:
+        if type(error).__module__.split(".")[0] != "mlflow":
+            raise
+        why = str(error).split(". ")[0]
+        raise TrackError(
+            f"--mlflow: the results are in {folder}, but MLflow did not take them: {why}"
+        ) from error
+    return len(done)
+
+
+def _log(mlflow: Any, done: list[dict[str, Any]], folder: Path, artefacts: Iterable[Path]) -> None:
     given = {*_PARAMETERS, *_varied(folder)}
     with ExitStack() as above:
         if len(done) > 1:
@@ -50,7 +67,6 @@ def track(folder: Path, experiment: str, artefacts: Iterable[Path] = ()) -> int:
                 mlflow.log_metrics(_metrics(row, given))
                 if len(done) == 1:
                     _log_files(mlflow, artefacts)
-    return len(done)
 
 
 def _log_files(mlflow: Any, artefacts: Iterable[Path]) -> None:

@@ -120,6 +120,24 @@ def test_a_broken_mlflow_is_told_apart_from_none(tmp_path, monkeypatch, capsys):
     assert "--mlflow needs MLflow, which cannot be loaded (No module named 'nothing_of_that_name')" in told
 
 
+def test_where_mlflow_takes_nothing_one_line_says_why_and_where_the_results_are(
+    tmp_path, monkeypatch, mlflow, capsys
+):
+    class Refused(Exception):
+        __module__ = "mlflow.exceptions"
+
+    def refuse(name: str) -> None:
+        raise Refused("The folder is in maintenance mode. Please migrate.")
+
+    monkeypatch.setattr(mlflow, "set_experiment", refuse)
+    (tmp_path / "tracked.yaml").write_text(SCENARIO)
+    out = tmp_path / "one"
+    assert main(["run", str(tmp_path / "tracked.yaml"), "--out", str(out), "--mlflow", "trial", "-q"]) == 1
+    told = f"equipoise: --mlflow: the results are in {out}, but MLflow did not take them: The folder is in"
+    assert capsys.readouterr().err == f"{told} maintenance mode\n"
+    assert (out / "summary.json").is_file()
+
+
 @pytest.mark.long
 def test_a_real_mlflow_has_parameters_metrics_and_the_report(tmp_path, monkeypatch):
     real = pytest.importorskip("mlflow", reason="needs MLflow")
