@@ -133,3 +133,20 @@ def test_each_of_twelve_words_names_one_class_where_the_page_says_and_the_others
         assert said == places.get(word, []), word
     qualified = set(re.findall(r"`([A-Z]\w+)`", page.partition("Twelve words")[2]))
     assert qualified - {"FailedRun"} <= set(places)
+
+
+def test_where_a_new_part_goes_names_files_and_names_that_are_there() -> None:
+    """Every file of the table stands in the tree, and every name in one of the files of its row."""
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    part = page.partition("## Where would a new one go?")[2].partition("\n## ")[0]
+    rows = [re.findall(r"`([^`]+)`", line) for line in part.splitlines()[4:] if line.startswith("|")]
+    assert len(rows) >= 8
+    for row in rows:
+        places = [name for name in row if "/" in name]
+        made = [name for name in places if "NAME" in name]  # a new file: its folder is there
+        assert all((ROOT / re.sub(r"(ROOM/)?NAME.*", "", name)).is_dir() for name in made), row
+        there = [ROOT / name for name in places if name not in made]
+        assert all(path.exists() for path in there), row
+        text = "".join(path.read_text(encoding="utf-8") for path in there if path.is_file())
+        names = {name for name in row if "/" not in name} - {"refine"}  # what a new stage itself defines
+        assert all(re.search(rf"\b{name.split('.')[-1]}\b", text) for name in names), row
