@@ -18,7 +18,7 @@ import click
 from equipoise import __version__
 from equipoise.exit_codes import FAILURE, INTERRUPTED, OK, TERMINATED, WRONG_INPUT
 from equipoise.options import State
-from equipoise.study.signals import terminable
+from equipoise.study.signals import heard_inside, terminable
 from equipoise.study.terminal import printable
 
 COMMANDS = {
@@ -154,7 +154,7 @@ def _run(arguments: Sequence[str] | None, state: State) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILURE
     except Exception as error:
-        if any(_heard_by_duckdb(one) for one in (error, error.__cause__, error.__context__)):
+        if heard_inside(error):
             return _interrupted()
         if state.debug:
             raise
@@ -164,12 +164,6 @@ def _run(arguments: Sequence[str] | None, state: State) -> int:
 def _interrupted() -> int:
     print("equipoise: interrupted", file=sys.stderr)
     return INTERRUPTED
-
-
-def _heard_by_duckdb(error: BaseException | None) -> bool:
-    """Whether it is Ctrl-C that came while DuckDB worked, which raises an error of its own in its place."""
-    own = type(error).__name__ == "InterruptException" and type(error).__module__ in ("duckdb", "_duckdb")
-    return own or (type(error) is RuntimeError and str(error) == "Query interrupted")
 
 
 def _open_closed_streams() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,9 +26,22 @@ def uninterrupted() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+def heard_inside(error: BaseException | None) -> bool:
+    """Whether an error, or one behind it, stands for Ctrl-C that came while DuckDB worked."""
+    while error is not None:
+        own = type(error).__name__ == "InterruptException" and type(error).__module__ in ("duckdb", "_duckdb")
+        if own or (type(error) is RuntimeError and str(error) == "Query interrupted"):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
 @contextmanager
 def terminable() -> Iterator[Callable[[], bool]]:
-    """SIGTERM ends work as Ctrl-C does, with what was made kept; the function it gives says whether it came."""
+    """SIGTERM ends work as Ctrl-C does, with what was made kept; the function it gives says whether it came.
+
+    A signal that comes where Python can raise nothing, as in a `__del__` or a callback of a library, is sent again.
+    """
     came = False
 
     def on_signal(number: int, frame: object) -> None:
@@ -40,8 +55,25 @@ def terminable() -> Iterator[Callable[[], bool]]:
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False  # only the main thread may choose
         return
-    before = signal.signal(signal.SIGTERM, on_signal)
+
+    def on_unraisable(ignored: sys.UnraisableHookArgs) -> None:
+        """Python drops the exception; a moment later this thread is where it can be raised."""
+        if ignored.exc_type is not KeyboardInterrupt:
+            told(ignored)
+            return
+        number = signal.SIGTERM if came else signal.SIGINT
+        again = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), number))
+        again.daemon = True
+        again.start()
+
+    before, told = signal.signal(signal.SIGTERM, on_signal), sys.unraisablehook
+    sys.unraisablehook = on_unraisable
     try:
         yield lambda: came
     finally:
+        sys.unraisablehook = told
         signal.signal(signal.SIGTERM, before)
+
+
+_AGAIN_S = 0.01
+"""After which a signal is sent again."""

@@ -23,9 +23,9 @@ from equipoise.sim.llm.stack import Floats, Number, Stack
 class StepTime:
     """Seconds of one step by part; arrays of shape (rows,) from `step_times`, floats from `step_time`.
 
-    All parts are times of the slowest rank's critical path and sum to `total`. `recompute` is computing alone, `host`
-    what the launching host adds where a layer is faster than its launch, `exchange` what of gradients and sharded
-    parameters is not hidden.
+    All parts are times of the slowest rank's critical path and sum to `total`. `recompute` is computing alone,
+    `host` what the launching host adds where a layer is faster than its launch, `exchange` what of gradients and
+    sharded parameters is not hidden.
     """
 
     products: Number

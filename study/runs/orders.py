@@ -28,6 +28,7 @@ from equipoise.sim.scenario.model import Scenario, TraceSpec
 from equipoise.sim.traces.trace import Trace
 from equipoise.study.breakdown import breakdown
 from equipoise.study.folders import SUMMARY
+from equipoise.study.signals import heard_inside
 
 UNFINISHED = "unfinished"
 Row = dict[str, Any]
@@ -203,7 +204,7 @@ def _take_place(new: Path, old: Path) -> None:
 
 
 def perform(order: Order, shared: Shared) -> Row:
-    """Make one run and return its row; whatever it raises becomes a failed row."""
+    """Make one run and return its row; whatever it raises becomes a failed row, but for Ctrl-C."""
     began_wall_s, began_cpu_s = time.perf_counter(), time.process_time()
     try:
         scenario = scenario_of(order.scenario)
@@ -223,10 +224,11 @@ def perform(order: Order, shared: Shared) -> Row:
             outcome["groups"] = breakdown(made.jobs, shared.by)
         if made.notes:
             outcome["notes"] = list(made.notes)
-    except RunFailed as error:
-        outcome = failed(str(error))
     except Exception as error:
-        outcome = failed(f"{type(error).__name__}: {error}")
+        if heard_inside(error):
+            raise KeyboardInterrupt from error  # whoever asked for the run has ended it
+        told = str(error) if isinstance(error, RunFailed) else f"{type(error).__name__}: {error}"
+        outcome = failed(told)
     spent = {"cpu_s": time.process_time() - began_cpu_s, "wall_s": time.perf_counter() - began_wall_s}
     return {**order.row(), **outcome, **spent}
 

@@ -112,6 +112,32 @@ def test_sigterm_is_heard_where_ctrl_c_is_ignored_and_ends_what_does_not_ask() -
     assert (ended.stdout, ended.stderr, ended.returncode) == ("heard True\n", "", -signal.SIGTERM)
 
 
+LOST = """
+import signal, sys, time
+from equipoise.study.signals import terminable
+class Dying:
+    def __del__(self):
+        signal.raise_signal(signal.SIG{0})
+try:
+    with terminable() as terminated:
+        Dying()
+        end_s = time.monotonic() + 60.0
+        while time.monotonic() < end_s:
+            time.sleep(0.001)
+        print("goes on")
+except KeyboardInterrupt:
+    print("heard", terminated())
+"""
+
+
+@pytest.mark.parametrize(("name", "terminated"), [("INT", False), ("TERM", True)])
+def test_a_signal_where_python_can_raise_nothing_is_heard_all_the_same(name: str, terminated: bool) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-uc", LOST.format(name)], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    assert (ended.stdout, ended.stderr, ended.returncode) == (f"heard {terminated}\n", "", 0)
+
+
 def test_stop_is_asked_between_events_and_the_records_add_up() -> None:
     asked = iter([False] * 4 + [True])
     jobs = [{"gpus": 1, "duration": 10.0, "count": 5, "spacing": 1.0}]

@@ -35,6 +35,26 @@ ROOT = Path(__file__).resolve().parents[3]
 SMALL = SCENARIO | {"workload": {"jobs": [{"name": "job", "gpus": 2, "duration": 100.0}]}}
 
 
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_ctrl_c_that_duckdb_hears_within_a_run_is_no_failed_run(
+    small, tmp_path, monkeypatch, capsys, wrapped
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> Run:
+        try:
+            raise RuntimeError("Query interrupted")
+        except RuntimeError as error:
+            if wrapped:
+                raise ValueError("the run failed") from error
+            raise
+
+    monkeypatch.setattr("equipoise.study.runs.orders.make_run", interrupted)
+    out = tmp_path / "out"
+    assert main(["compare", str(small), "--policy", "fifo", "--out", str(out), "-q"]) == 130
+    assert capsys.readouterr().err.splitlines()[-1] == "equipoise: interrupted"
+    with connect(out) as ledger:
+        assert ledger.execute("SELECT count(*) FILTER (status = 'failed') FROM runs").fetchall() == [(0,)]
+
+
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
     path = tmp_path / "small.yaml"
