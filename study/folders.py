@@ -8,6 +8,9 @@ the run's id; a comparison that has ended has its result in `comparison.json`, a
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -115,3 +118,27 @@ def check_free(folder: str | Path, kind: Kind) -> None:
         raise InputError(
             [f"{folder}: holds a {other} ({_MARKS[other]}), so no {kind}; choose another folder"]
         )
+
+
+class HeldError(RuntimeError):
+    """Another run writes into the folder."""
+
+
+@contextmanager
+def only_run(folder: Path) -> Iterator[None]:
+    """Hold a run directory for one run, where its file system can; nothing is left in it.
+
+    Raises HeldError when another run holds it.
+    """
+    held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EAGAIN):
+            os.close(held)
+            told = f"{folder}: another run is writing here; wait for it, or choose another folder"
+            raise HeldError(told) from None
+    try:
+        yield
+    finally:
+        os.close(held)

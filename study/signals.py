@@ -27,10 +27,14 @@ def uninterrupted() -> Iterator[None]:
 
 
 def heard_inside(error: BaseException | None) -> bool:
-    """Whether an error, or one behind it, stands for Ctrl-C that came while DuckDB worked."""
+    """Whether an error, or one behind it, stands for Ctrl-C that came while DuckDB or pydantic worked."""
     while error is not None:
-        own = type(error).__name__ == "InterruptException" and type(error).__module__ in ("duckdb", "_duckdb")
-        if own or (type(error) is RuntimeError and str(error) == "Query interrupted"):
+        name, room, told = type(error).__name__, type(error).__module__.split(".")[0], str(error)
+        if (
+            (name == "InterruptException" and room in ("duckdb", "_duckdb"))
+            or (type(error) is RuntimeError and told == "Query interrupted")
+            or (room == "pydantic_core" and "KeyboardInterrupt" in told)
+        ):
             return True
         error = error.__cause__ or error.__context__
     return False

@@ -219,7 +219,8 @@ class JournalWriter:
         self.path = path
         self._file: BinaryIO = open(path, "ab+")  # noqa: SIM115 (closed by `close`)
         end = _complete_bytes(self._file)
-        self._file.truncate(end)
+        with naming(path):
+            self._file.truncate(end)
         if end == 0:
             self._put(json.dumps(FORMAT))
 

@@ -122,6 +122,8 @@ def drafts(folder: Path) -> list[str]:
 def _held(path: Path) -> Any:
     if path.name == "sweep.db":
         with closing(sqlite3.connect(path)) as db:
+            if not db.execute("SELECT count(*) FROM sqlite_master WHERE name = 'runs'").fetchone()[0]:
+                return []  # the disk was full before it was there
             cursor = db.execute("SELECT * FROM runs ORDER BY id")
             names = [column[0] for column in cursor.description]
             rows = [dict(zip(names, row, strict=True)) for row in cursor]

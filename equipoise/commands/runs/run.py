@@ -6,6 +6,7 @@ import json
 import math
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +63,7 @@ def run(
     from equipoise import api
     from equipoise.policies.registry import make_policy
     from equipoise.sim.run import RunFailed, RunInterrupted
+    from equipoise.study.folders import only_run
 
     need_out(out, timeline=timeline, journal=journal, mlflow=mlflow is not None)
     ready, jobs, warnings = api.prepare(scenario, trace, overrides)
@@ -69,7 +71,8 @@ def run(
     chosen = None if policy is None else make_policy(policy)
     writable(out, "run")
     code = OK
-    with progress(state.quiet, ready.name, "jobs") as tell, interruptible() as stop:
+    holding = nullcontext() if out is None else only_run(Path(out))
+    with holding, progress(state.quiet, ready.name, "jobs") as tell, interruptible() as stop:
 
         def at(time_s: float, done: int, total: int) -> None:
             """Report how far the run is, in simulated hours."""

@@ -15,12 +15,14 @@ from typing import Any
 
 import pytest
 import yaml
+from pydantic import BaseModel, model_serializer
 
 from equipoise.cli import main
 from equipoise.sim.record import Run
 from equipoise.sim.run import run
 from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.scenario.tree import InputError
+from equipoise.study.folders import only_run
 from equipoise.study.questions.size import SIZES_MOST, read_vary
 from equipoise.study.runs.compare import compare
 from equipoise.study.runs.engines import processes
@@ -28,7 +30,7 @@ from equipoise.study.runs.shards import merge
 from equipoise.study.runs.store import connect
 from equipoise.study.runs.sweep import Options, sweep
 from equipoise.study.runs.sweep_spec import RUNS_MOST, read_sweep
-from equipoise.study.signals import uninterrupted
+from equipoise.study.signals import heard_inside, uninterrupted
 from tests.study.runs.sweeps.sweep_helpers import SCENARIO, quick, run_folder, write_sweep
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -53,6 +55,33 @@ def test_ctrl_c_that_duckdb_hears_within_a_run_is_no_failed_run(
     assert capsys.readouterr().err.splitlines()[-1] == "equipoise: interrupted"
     with connect(out) as ledger:
         assert ledger.execute("SELECT count(*) FILTER (status = 'failed') FROM runs").fetchall() == [(0,)]
+
+
+def test_ctrl_c_within_pydantic_stands_for_ctrl_c() -> None:
+    class Interrupted(BaseModel):
+        """Its serializer is where the signal comes."""
+
+        @model_serializer(mode="wrap")
+        def _interrupted(self, write: Any) -> Any:
+            raise KeyboardInterrupt
+
+    with pytest.raises(Exception, match="KeyboardInterrupt") as raised:
+        Interrupted().model_dump_json()
+    assert heard_inside(raised.value)
+    assert not heard_inside(ValueError("KeyboardInterrupt"))
+
+
+def test_two_runs_never_write_into_one_folder(small, tmp_path, capsys) -> None:
+    asked, out = ["run", str(small), "--out", str(tmp_path / "out"), "-q"], tmp_path / "out"
+    assert main(asked) == 0
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    capsys.readouterr()
+    with only_run(out):
+        assert main(asked) == 1
+    told = f"equipoise: {out}: another run is writing here; wait for it, or choose another folder\n"
+    assert capsys.readouterr().err == told
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+    assert main(asked) == 0
 
 
 @pytest.fixture
