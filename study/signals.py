@@ -46,7 +46,7 @@ def terminable() -> Iterator[Callable[[], bool]]:
 
     A signal that comes where Python can raise nothing, as in a `__del__` or a callback of a library, is sent again.
     """
-    came = False
+    came = lost = False
 
     def on_signal(number: int, frame: object) -> None:
         """End the work as Ctrl-C does."""
@@ -62,9 +62,12 @@ def terminable() -> Iterator[Callable[[], bool]]:
 
     def on_unraisable(ignored: sys.UnraisableHookArgs) -> None:
         """Python drops the exception; a moment later this thread is where it can be raised."""
+        nonlocal lost
         if ignored.exc_type is not KeyboardInterrupt:
-            told(ignored)
+            if not (lost and _is_half_closed(ignored)):
+                told(ignored)
             return
+        lost = True
         number = signal.SIGTERM if came else signal.SIGINT
         again = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), number))
         again.daemon = True
@@ -75,8 +78,15 @@ def terminable() -> Iterator[Callable[[], bool]]:
     try:
         yield lambda: came
     finally:
-        sys.unraisablehook = told
+        if not lost:  # else what was interrupted half-way is still to go
+            sys.unraisablehook = told
         signal.signal(signal.SIGTERM, before)
+
+
+def _is_half_closed(ignored: sys.UnraisableHookArgs) -> bool:
+    """Whether an object of LLVM goes a second time, because a signal came while it went the first time."""
+    room = str(getattr(ignored.object, "__module__", ""))
+    return ignored.exc_type is AttributeError and room.startswith("llvmlite.")
 
 
 _AGAIN_S = 0.01

@@ -127,6 +127,11 @@ try:
         print("goes on")
 except KeyboardInterrupt:
     print("heard", terminated())
+class Closed:
+    def __del__(self):
+        self.closed
+Closed.__del__.__module__ = "llvmlite.binding.ffi"
+Closed()
 """
 
 
