@@ -157,16 +157,21 @@ def to_trace(spec: TraceSpec, folders: Sequence[Path], place: str = "") -> Trace
 
     Raises InputError, its line begun with `place`.
     """
-    for folder in folders:
-        path = Path(os.path.normpath(folder / spec.file))
-        if path.is_file():
-            from equipoise.sim.traces.read import read_spec  # takes a while, and most scenarios name no trace
+    path = trace_file(spec, folders)
+    if path is not None:
+        from equipoise.sim.traces.read import read_spec  # takes a while, and most scenarios name no trace
 
-            return read_spec(spec, path)
+        return read_spec(spec, path)
     if there := [str(folder / spec.file) for folder in folders if (folder / spec.file).exists()]:
         raise InputError([f"{place}{there[0]}: not a regular file (a folder, a device or a pipe)"])
     looked = ", ".join(sorted({str(folder) for folder in folders}))
     raise InputError([f"{place}{spec.file}: no such trace file (looked in: {looked})"])
+
+
+def trace_file(spec: TraceSpec, folders: Sequence[Path]) -> Path | None:
+    """The file of a trace that a scenario names: the first that is there."""
+    paths = (Path(os.path.normpath(folder / spec.file)) for folder in folders)
+    return next((path for path in paths if path.is_file()), None)
 
 
 def _file(path: str | Path) -> Path:

@@ -21,7 +21,7 @@ from equipoise.policies.parameters import AnyPolicy
 from equipoise.policies.plain import from_json
 from equipoise.policies.registry import make_policy
 from equipoise.policies.sources import code_hash
-from equipoise.sim.loading.file import to_trace
+from equipoise.sim.loading.file import to_trace, trace_file
 from equipoise.sim.record import Run
 from equipoise.sim.run import RunFailed, run, run_identities
 from equipoise.sim.scenario.model import Scenario, TraceSpec
@@ -141,12 +141,19 @@ def orders_at(
 
 
 def trace_at(spec: TraceSpec | None, folders: tuple[Path, ...]) -> Trace | None:
-    """The trace that a scenario names; the last few are remembered."""
-    return None if spec is None else _trace(spec.model_dump_json(), folders)
+    """The trace that a scenario names; the last few are remembered while their files stay as they are."""
+    if spec is None:
+        return None
+    path = trace_file(spec, folders)
+    if path is None:
+        return to_trace(spec, folders)  # says where it was looked for
+    now = path.stat()
+    state = (str(path.resolve()), now.st_ino, now.st_size, now.st_mtime_ns)
+    return _trace(spec.model_dump_json(), folders, state)
 
 
 @lru_cache(maxsize=4)
-def _trace(spec: str, folders: tuple[Path, ...]) -> Trace:
+def _trace(spec: str, folders: tuple[Path, ...], state: tuple[str | int, ...]) -> Trace:
     return to_trace(TraceSpec.model_validate_json(spec), folders)
 
 

@@ -365,3 +365,30 @@ def test_a_process_whose_parent_has_closed_the_pipe_ends_in_silence() -> None:
     theirs.close()
     process.join(60)
     assert process.exitcode == 0
+
+
+def test_a_trace_that_has_changed_is_read_again(tmp_path, monkeypatch, capsys) -> None:
+    """Within one process, as in a notebook: by its content, and by a name that means another file now."""
+    nodes = [{"count": 2, "gpus": 1}]
+    case = SMALL | {"cluster": {"nodes": nodes}, "workload": {"trace": {"file": "jobs.csv"}}}
+    made = []
+    asked = [
+        "size",
+        "case.yaml",
+        "--vary",
+        "cluster.nodes.0.count=1:2",
+        "--target",
+        "makespan<=24h",
+        "--seeds",
+        "1",
+    ]
+    for folder, jobs in (("a", 2), ("b", 3), ("b", 4)):
+        monkeypatch.chdir(tmp_path)
+        Path(folder).mkdir(exist_ok=True)
+        monkeypatch.chdir(tmp_path / folder)
+        Path("case.yaml").write_text(yaml.safe_dump(case))
+        rows = "".join(f"{k},0,1,60\n" for k in range(jobs))
+        Path("jobs.csv").write_text(f"job_id,arrival_s,gpus,duration_s\n{rows}")
+        assert main([*asked, "--format", "json", "-q"]) == 0
+        made.append(json.loads(capsys.readouterr().out)["means"]["jobs"])
+    assert made == [2, 3, 4]
