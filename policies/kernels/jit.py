@@ -160,6 +160,7 @@ def _without_wrapper_inside(kernel: Any, folder: Path, flags: dict[str, Any]) ->
 
     @cache
     def inside() -> Any:
+        """The kernel as other kernels call it, made when the first does."""
         made = _kept_in(folder, kernel.py_func, {**flags, "no_cpython_wrapper": True})
         made._compiling_counter = kernel._compiling_counter  # by which Numba knows a kernel that calls itself
         return made

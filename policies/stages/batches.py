@@ -53,9 +53,7 @@ def _goodput(o: Observation, row: int, own: slice, tried: Ints) -> Floats:
     each_s = np.maximum(workers.response_s_per_sample[own] - fixed_s / np.maximum(samples, 1), 0.0)
     step_s = (fixed_s + each_s * dealt).max(axis=1)
     interval = max(int(jobs.sync_interval[row]), 1)
-    exchange_s = (
-        np.fmin(jobs.exchange_s[row], np.inf) if jobs.exchange_s[row] >= 0 else jobs.exchange_alone_s[row]
-    )
+    exchange_s = jobs.exchange_s[row] if jobs.exchange_s[row] >= 0 else jobs.exchange_alone_s[row]
     gamma = float(jobs.gamma[row]) if jobs.gamma[row] >= 1.0 else 1.0
     whole_s = overlapped_each(step_s, float(np.nan_to_num(exchange_s)) / interval, gamma)
     phi, first, drift = float(jobs.noise_scale[row]), float(jobs.batch_reference[row]), float(jobs.drift[row])

@@ -41,6 +41,7 @@ def difference_html(found: Difference, first: str, second: str) -> str:
     ]
 
     def share(metric: str, run: str) -> float:
+        """A metric of one of the two runs; 0 where it is not known."""
         number = value.get(metric, (0.0, 0.0))[run != first]
         return number if math.isfinite(number) else 0.0
 
