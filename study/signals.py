@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 
 @contextmanager
@@ -44,49 +45,64 @@ def heard_inside(error: BaseException | None) -> bool:
 def terminable() -> Iterator[Callable[[], bool]]:
     """SIGTERM ends work as Ctrl-C does, with what was made kept; the function it gives says whether it came.
 
-    A signal that comes where Python can raise nothing, as in a `__del__` or a callback of a library, is sent again.
+    A signal is sent again a moment later where Python can raise nothing, as in a `__del__` or a callback of a
+    library, and where it must not: an exception in the middle of llvmlite frees LLVM's memory twice.
     """
-    came = lost = False
+    came = False
 
-    def on_signal(number: int, frame: object) -> None:
+    def again() -> None:
+        number = signal.SIGTERM if came else signal.SIGINT
+        timer = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), number))
+        timer.daemon = True
+        timer.start()
+
+    def on_interrupt(number: int, frame: FrameType | None) -> None:
+        """Raise KeyboardInterrupt, as Python's own handler does."""
+        if _in_llvm(frame):
+            again()
+            return
+        raise KeyboardInterrupt
+
+    def on_term(number: int, frame: FrameType | None) -> None:
         """End the work as Ctrl-C does."""
         nonlocal came
         came = True
         if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in a shell's background jobs
-            raise KeyboardInterrupt
-        signal.raise_signal(signal.SIGINT)  # waits where `uninterrupted` holds it back
+            on_interrupt(number, frame)
+        else:
+            signal.raise_signal(signal.SIGINT)  # waits where `uninterrupted` holds it back
+
+    def on_unraisable(ignored: sys.UnraisableHookArgs) -> None:
+        """Python drops the exception; a moment later this thread is where it can be raised."""
+        if ignored.exc_type is KeyboardInterrupt:
+            again()
+        else:
+            told(ignored)
 
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False  # only the main thread may choose
         return
-
-    def on_unraisable(ignored: sys.UnraisableHookArgs) -> None:
-        """Python drops the exception; a moment later this thread is where it can be raised."""
-        nonlocal lost
-        if ignored.exc_type is not KeyboardInterrupt:
-            if not (lost and _is_half_closed(ignored)):
-                told(ignored)
-            return
-        lost = True
-        number = signal.SIGTERM if came else signal.SIGINT
-        again = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), number))
-        again.daemon = True
-        again.start()
-
-    before, told = signal.signal(signal.SIGTERM, on_signal), sys.unraisablehook
+    terminated, told = signal.signal(signal.SIGTERM, on_term), sys.unraisablehook
+    interrupted = signal.getsignal(signal.SIGINT)
+    if interrupted is signal.default_int_handler:
+        signal.signal(signal.SIGINT, on_interrupt)
     sys.unraisablehook = on_unraisable
     try:
         yield lambda: came
     finally:
-        if not lost:  # else what was interrupted half-way is still to go
-            sys.unraisablehook = told
-        signal.signal(signal.SIGTERM, before)
+        sys.unraisablehook = told
+        if interrupted is signal.default_int_handler:
+            signal.signal(signal.SIGINT, interrupted)
+        signal.signal(signal.SIGTERM, terminated)
 
 
-def _is_half_closed(ignored: sys.UnraisableHookArgs) -> bool:
-    """Whether an object of LLVM goes a second time, because a signal came while it went the first time."""
-    room = str(getattr(ignored.object, "__module__", ""))
-    return ignored.exc_type is AttributeError and room.startswith("llvmlite.")
+def _in_llvm(frame: FrameType | None) -> bool:
+    """Whether a function of llvmlite has not returned yet."""
+    while frame is not None:
+        if str(frame.f_globals.get("__name__")).startswith("llvmlite."):
+            return True
+        frame = frame.f_back
+    return False
 
 
 _AGAIN_S = 0.01

@@ -127,11 +127,6 @@ try:
         print("goes on")
 except KeyboardInterrupt:
     print("heard", terminated())
-class Closed:
-    def __del__(self):
-        self.closed
-Closed.__del__.__module__ = "llvmlite.binding.ffi"
-Closed()
 """
 
 
@@ -141,6 +136,40 @@ def test_a_signal_where_python_can_raise_nothing_is_heard_all_the_same(name: str
         [sys.executable, "-uc", LOST.format(name)], capture_output=True, text=True, check=False, cwd=ROOT
     )
     assert (ended.stdout, ended.stderr, ended.returncode) == (f"heard {terminated}\n", "", 0)
+
+
+HALF_CLOSED = """
+import signal, sys, time
+from types import ModuleType
+from equipoise.study.signals import terminable
+binding = ModuleType("llvmlite.binding")
+exec("def close(send, undone):\\n    send()\\n    undone.clear()", vars(binding))
+undone = ["memory"]
+if {1}:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+try:
+    with terminable() as terminated:
+        binding.close(lambda: signal.raise_signal(signal.SIG{0}), undone)
+        end_s = time.monotonic() + 60.0
+        while time.monotonic() < end_s:
+            time.sleep(0.001)
+        print("goes on")
+except KeyboardInterrupt:
+    print("heard", terminated(), undone)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "ignored", "terminated"), [("INT", False, False), ("TERM", False, True), ("TERM", True, True)]
+)
+def test_a_signal_in_the_middle_of_llvmlite_waits_until_it_returns(
+    name: str, ignored: bool, terminated: bool
+) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-uc", HALF_CLOSED.format(name, ignored)],
+        capture_output=True, text=True, check=False, cwd=ROOT,
+    )  # fmt: skip
+    assert (ended.stdout, ended.stderr, ended.returncode) == (f"heard {terminated} []\n", "", 0)
 
 
 def test_stop_is_asked_between_events_and_the_records_add_up() -> None:
