@@ -302,9 +302,9 @@ def test_a_report_that_cannot_be_written_leaves_nothing(
 
 
 def long(scenario: Scenario, **given: Any) -> Run:
-    """A run that takes 30 s, and says in the folder `why` when it begins and when it ends."""
+    """A run that takes 300 s, and says in the folder `why` when it begins and when it ends."""
     (Path(scenario.why) / f"began-{os.getpid()}").touch()
-    time.sleep(30.0)
+    time.sleep(300.0)
     (Path(scenario.why) / f"ended-{os.getpid()}").touch()
     return run(scenario, **given)
 
