@@ -56,9 +56,7 @@ def test_ranks_that_were_given_different_things_say_so_before_the_first_round() 
         f"the ranks disagree on samples in the dataset: rank 0 has 200, rank 1 has 150{advice}"
     )
     assert first["batch"].startswith("the ranks disagree on global_batch: rank 0 has 20, rank 1 has 10;")
-    assert first["decisions"].startswith(
-        "the ranks disagree on decide_every: rank 0 has 10, rank 1 has 3;"
-    )
+    assert first["decisions"].startswith("the ranks disagree on decide_every: rank 0 has 10, rank 1 has 3;")
     assert first["order"].startswith("the ranks disagree on seed: rank 0 has 0, rank 1 has 1;")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from equipoise.study.folders import only_run
 from equipoise.study.questions.size import SIZES_MOST, read_vary
 from equipoise.study.runs.compare import compare
 from equipoise.study.runs.engines import processes
+from equipoise.study.runs.engines.engine import EngineError
 from equipoise.study.runs.shards import merge
 from equipoise.study.runs.store import connect
 from equipoise.study.runs.sweep import Options, sweep
@@ -296,6 +298,14 @@ def test_a_report_that_cannot_be_written_leaves_nothing(
     monkeypatch.setattr(Path, "write_bytes", full)
     refused(["report", str(out)], capsys, "No space left on device")
     assert sorted(path.name for path in out.iterdir()) == before
+
+
+def test_too_few_open_files_for_processes_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process that forks them would end with a traceback, and the command as if Ctrl-C had come."""
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (14, 14))
+    told = r"^2 processes need \d+ open files and 14 are allowed \(ulimit -n\): allow more, or use one process$"
+    with pytest.raises(EngineError, match=told):
+        compare(Scenario.model_validate(SMALL), ["fifo", "sjf"], 2, jobs_parallel=2)
 
 
 # -- Ctrl-C ------------------------------------------------------------------------------------------------------
