@@ -291,7 +291,7 @@ class Leader:
             stored = rows[:, k, LOCAL_SQUARE]
             if np.isnan(stored).all():
                 continue
-            total, ranks = sum(info.weights), len(info.weights)
+            total, ranks = math.fsum(info.weights), len(info.weights)
             scale = np.array(
                 [
                     gradient_scale(n, total, ranks, self.options.loss_reduction, info.local)
@@ -309,7 +309,7 @@ class Leader:
                 mean_square *= (ranks / total) ** 2
             covariance, true_square = noise_statistics(squares.tolist(), mean_square, info.weights)
             # Of one unit of weight (a token, say); a sample is so many of them.
-            self._noise.add(covariance * sum(info.window) / total, true_square)
+            self._noise.add(covariance * math.fsum(info.window) / total, true_square)
 
     # -- records -------------------------------------------------------------------------------------------
 
