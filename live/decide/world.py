@@ -207,7 +207,6 @@ class LiveWorld:
             samples_per_pass=each,
             samples_owned=owned[by],
             fixed_s=np.nan_to_num(window.fixed_s)[by],
-            pass_s=np.zeros(len(by)) if seen.pass_s is None else np.nan_to_num(seen.pass_s)[by],
             wait_s=window.wait_s[by],
             input_stall_s=window.stall_s[by],
             gradient_norm=seen.gradient_norm[by],

@@ -51,7 +51,7 @@ def fill_workers(table: Workers, jobs: Sequence[TrainingJob]) -> list[Member]:
             ("gradient_weight", config.gradient_weight), ("push_interval", config.push_interval),
             ("samples_per_step", config.samples), ("samples_owned", owned),
             ("samples_max", UNBOUNDED), ("samples_per_pass", most), ("memory_free_bytes", memory_free_bytes),
-            ("fixed_s", _fixed_s(job)), ("pass_s", job.config.pass_s()), *job.measured.columns.items(),
+            ("fixed_s", _fixed_s(job)), *job.measured.columns.items(),
         ):  # fmt: skip
             writable(table, name)[part] = values
     return members
