@@ -61,6 +61,11 @@ class Stepping:
             )
         return current
 
+    def rate(self) -> float:
+        """Factor on the script's learning rate in the running round, or else in the next one."""
+        current = self.sampler.current() if self.sampler is not None else None
+        return current.rate if current is not None else self.sampler.rate if self.sampler is not None else 1.0
+
     def scale(self) -> float:
         """Factor on this rank's gradients in the running round."""
         if self._factor is None:  # asked for by every parameter
@@ -210,7 +215,7 @@ class Stepping:
         if change.members is not None:
             self._regroup(change.members)
             return
-        dealt = (change.shares, change.order, change.accumulation)
+        dealt = (change.shares, change.order, change.accumulation, change.learning_rate)
         if change.moves or any(part is not None for part in dealt):
             self.dealt().schedule(change)
         local = self._parts.local

@@ -12,6 +12,7 @@ from equipoise.policies.kernels.placement import allocation_fault
 from equipoise.policies.observation import DONE, Floats, Ints, Observation
 from equipoise.policies.plan import CHANGES, UNCHANGED, Allocation, Moves, Plan
 from equipoise.policies.queues.feasible import breaches
+from equipoise.policies.rate_rules import SCRIPT
 
 
 def check(plan: Plan, observation: Observation, before: Plan = UNCHANGED) -> str | None:
@@ -39,6 +40,7 @@ _DENSE = {
     "gradient_weight": ("workers", "f"),
     "suspect": ("gpus", "b"),
     "global_batch": ("jobs", "i"),
+    "learning_rate": ("jobs", "f"),
     "far_every": ("jobs", "i"),
     "accumulation": ("jobs", "i"),
     "push_interval": ("workers", "i"),
@@ -147,6 +149,23 @@ def _check_batch(batch: Ints, observation: Observation) -> str | None:
     return None
 
 
+def _check_rate(rate: Floats, observation: Observation) -> str | None:
+    jobs = observation.jobs
+    fixed = (jobs.batch_max <= jobs.batch_reference) | (jobs.rate_rule == SCRIPT)
+    most = 2.0 * np.maximum(jobs.batch_max, 1) / np.maximum(jobs.batch_given, 1)
+    wrong = (rate != jobs.learning_rate) & (fixed | ~((rate > 0) & (rate <= most)))
+    if wrong.any():
+        job = int(np.argmax(wrong))
+        if jobs.rate_rule[job] == SCRIPT:
+            allowed = "its script sets it"
+        elif fixed[job]:
+            allowed = "as it is: it has no batch_max"
+        else:
+            allowed = f"above 0, at most {most[job]:.6g}"
+        return f"job row {job} gets {rate[job]:.6g} times its learning rate, allowed: {allowed}"
+    return None
+
+
 def _allowed_batches(observation: Observation, job: int) -> str:
     jobs = observation.jobs
     if jobs.batch_max[job] <= jobs.batch_reference[job]:
@@ -242,7 +261,7 @@ def _check_allocation(allocation: Allocation, observation: Observation) -> str |
 _RULES: dict[str, Any] = {
     "moves": _check_moves, "samples_per_step": _check_samples, "fetch_order": _check_fetch_order,
     "sync_interval": _check_interval, "gpu_share": _check_share, "gradient_weight": _check_weight,
-    "global_batch": _check_batch, "far_every": _check_far,
+    "learning_rate": _check_rate, "global_batch": _check_batch, "far_every": _check_far,
     "accumulation": _check_accumulation, "push_interval": _check_push,
     "allocation": _check_allocation,
 }  # fmt: skip

@@ -196,6 +196,7 @@ class Leader:
         world.interval, world.far_every = intervals
         world.deal, world.shares = sampler.deal, sampler.planned_shares()
         world.batch, world.passes = sampler.planned_batch(), sampler.planned_accumulation()
+        world.rate = sampler.planned_rate()
         world.samples_done += int(np.nansum(rows[:, :, SAMPLES]))
         steps = [r for r in rounds if r.ends_step]
         window = measure(
@@ -320,6 +321,7 @@ class Leader:
                 "allow": sorted(options.allow),
                 "global_batch": options.global_batch,
                 "batch_max": options.batch_max,
+                "learning_rate": options.learning_rate,
                 "micro_batch": options.micro_batch,
                 "accumulation": options.accumulation,
                 "decide_every": options.decide_every,

@@ -20,6 +20,7 @@ class Change:
     members: tuple[int, ...] | None = None  # member ids of the new world
     global_batch: int | None = None  # samples per round over all ranks; never without shares
     far_every: int | None = None  # of so many exchanges one is of all ranks, the others of near ones
+    learning_rate: float | None = None  # factor on the script's own, with the batch
     accumulation: int | None = None  # batches in which a step is computed
 
     def is_empty(self) -> bool:
