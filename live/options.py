@@ -142,7 +142,7 @@ class Options:
     batch_reference: int | None = None
     batch_max: int | None = None
     learning_rate: RateRule | None = None
-    decide_every: int = 6
+    decide_every: int = 10
     delay_rounds: int = 0
     statistics_every: int = 10
     decision_budget_s: float = 0.25

@@ -80,7 +80,7 @@ class Stepping:
         weights = self._weigh(current)
         # A pass counts by its samples, and not one part in so many as the script weighs it.
         passes, of_step = current.passes, current.of_step if current.passes > 1 else weights
-        mine, total = weights[group.rank], sum(of_step)
+        mine, total = weights[group.rank], math.fsum(of_step)
         if not self._parts.local.alone:
             return contribution_scale(mine, total / passes, group.ranks, reduction)
         if mine == 0:

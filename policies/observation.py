@@ -63,9 +63,8 @@ class Column(Generic[S]):
         if whole is None:
             whole = table._shown[self.name] = table._arrays[self.name].view()
             whole.flags.writeable = False  # slow, so done once; nor can be written what is sliced from it
-        # Kept in the instance, where Python finds it first next time, until the table changes its length.
+        # Kept in the instance, where Python finds it first next time; `resize` renews it.
         view = table.__dict__[self.name] = whole[: table.rows]
-        table._read.append(self.name)
         return view
 
 
@@ -93,7 +92,6 @@ class Table:
         size = max(rows, capacity or 0)
         self._arrays = {k: c.filled(size) for k, c in self.columns.items()}
         self._shown: dict[str, NDArray[Any]] = {}  # whole columns that have been read, read-only
-        self._read: list[str] = []  # those read at the present length
         self.rows = rows
 
     def __len__(self) -> int:
@@ -105,7 +103,7 @@ class Table:
 
     def __setstate__(self, state: tuple[dict[str, NDArray[Any]], int]) -> None:
         self._arrays, self.rows = state
-        self._shown, self._read = {}, []
+        self._shown = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         # What deepcopy itself would make, in a tenth of the time.
@@ -146,18 +144,19 @@ def writable(table: Table, name: str) -> NDArray[Any]:
 
 def resize(table: Table, rows: int) -> None:
     """Set the number of visible rows, growing the backing arrays when needed. Not for stages."""
-    table.rows = rows
-    for name in table._read:
-        del table.__dict__[name]
-    table._read.clear()
+    table.rows, shown = rows, table.__dict__
     capacity = len(next(iter(table._arrays.values())))
     if rows > capacity:
+        for name in table._shown:
+            del shown[name]
         table._shown.clear()
         grown = max(rows, 2 * capacity)
         for name, column in table.columns.items():
             array = column.filled(grown)
             array[:capacity] = table._arrays[name]
             table._arrays[name] = array
+    for name, whole in table._shown.items():  # what was read is mostly read again; one by one takes longer
+        shown[name] = whole[:rows]
 
 
 class Nodes(Table):

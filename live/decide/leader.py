@@ -15,6 +15,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from equipoise.live.decide.decider import Decider
+from equipoise.live.decide.held_up import HeldUp
 from equipoise.live.decide.metrics import MlflowCopy, PrometheusServer
 from equipoise.live.decide.slow import SlowRanks
 from equipoise.live.decide.telemetry import Recorder, last_decision
@@ -94,6 +95,7 @@ class Leader:
         self._drift = Drift(options.assumed_drift, least=0.1 / (most - 1))  # a smaller one bounds no interval
         self._slow = SlowRanks()
         self._growth, self._passes = Growth(), 1
+        self._held_up, self._took_s = HeldUp(options.decide_every), 0.0  # of the decision that is being made
         self._prometheus: PrometheusServer | None = None
         self._mlflow: MlflowCopy | None = None
         self._open_sinks()
@@ -189,7 +191,7 @@ class Leader:
 
         `intervals`: local steps per exchange, and exchanges per exchange of all ranks.
         """
-        world = self.world
+        world, began_s = self.world, time.perf_counter()
         header, reports, rows = unpack(gathered, 0 if world.data is None else world.data.length)
         if world.data is not None:
             world.data.update(reports, [place.host for place in world.active])
@@ -228,9 +230,11 @@ class Leader:
         if self.options.mode != "observe" and self.decider is not None:
             self.points += 1
             self.decider.begin(world)
+        self._took_s = time.perf_counter() - began_s
 
     def answer(self, drawn: float) -> Change:
         """The change that the policy wants, of rounds that no rank has `drawn`; empty: it wants none or failed."""
+        began_s, window = time.perf_counter(), self.world.telemetry.window
         first = self.world.telemetry.first_free_round = int(drawn)
         self.world.change = Change(first)
         if self.options.mode != "observe" and self.decider is not None:
@@ -240,6 +244,9 @@ class Leader:
                 self.recorder.event("decision-failed", problem=answer.problem, failures=self.decider.failures)
             elif answer.decision is not None:
                 self._note(answer.decision, answer.refused)
+        took_s = self._took_s + time.perf_counter() - began_s
+        if (news := self._held_up.news(took_s, window.span_s if window.rounds else math.nan)) is not None:
+            self._warn(news)
         return self.world.change
 
     def _note_drift(self, header: Mapping[str, Floats], trained: int) -> None:
@@ -285,7 +292,7 @@ class Leader:
             stored = rows[:, k, LOCAL_SQUARE]
             if np.isnan(stored).all():
                 continue
-            total, ranks = sum(info.weights), len(info.weights)
+            total, ranks = math.fsum(info.weights), len(info.weights)
             scale = np.array(
                 [
                     gradient_scale(n, total, ranks, self.options.loss_reduction, info.local)
@@ -303,7 +310,7 @@ class Leader:
                 mean_square *= (ranks / total) ** 2
             covariance, true_square = noise_statistics(squares.tolist(), mean_square, info.weights)
             # Of one unit of weight (a token, say); a sample is so many of them.
-            self._noise.add(covariance * sum(info.window) / total, true_square)
+            self._noise.add(covariance * math.fsum(info.window) / total, true_square)
 
     # -- records -------------------------------------------------------------------------------------------
 

@@ -148,7 +148,7 @@ class LiveWorld:
             "model": [self._models.index(first[row].model) for row in rows],
             "job": [(-2 if shared[row] else 0) if row in held else -1 for row in rows],
             "memory_bytes": [first[row].memory_bytes for row in rows],
-            "share_free": [max(0.0, 1.0 - sum(held.get(row, ()))) for row in rows],
+            "share_free": [max(0.0, 1.0 - math.fsum(held.get(row, ()))) for row in rows],
             "share_quantum": [first[row].share_quantum for row in rows],
         }
         for name, by_rank in (self.telemetry.gpu or {}).items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -96,8 +97,9 @@ def resync(
     kept = ("boundary", "near", "met", "shared", "trained")
     reports = group.control.gather_text({name: getattr(replica, name) for name in kept})
     works, done = lineage(reports)
-    merge = sum(works) > 0
-    weight = works[group.rank] / sum(works) if merge else 0.0
+    total = math.fsum(works)
+    merge = total > 0
+    weight = works[group.rank] / total if merge else 0.0
     rebuild.agree(model, optimizer, extra, replica.tensors if weight > 0 else None, weight, merge)
     content = None
     if group.rank == 0:
