@@ -44,6 +44,7 @@ _DENSE = {
     "far_every": ("jobs", "i"),
     "accumulation": ("jobs", "i"),
     "push_interval": ("workers", "i"),
+    "power_cap_w": ("nodes", "f"),
 }
 """Fields with one value per row of a table, and the kind of their dtype."""
 
@@ -108,6 +109,18 @@ def _check_push(interval: Ints, observation: Observation) -> str | None:
     if wrong.any():
         worker = int(np.argmax(wrong))
         return f"worker {worker} pushes every {interval[worker]} steps; at least 1, and only one that does not wait"
+    return None
+
+
+def _check_cap(cap_w: Floats, observation: Observation) -> str | None:
+    nodes = observation.nodes
+    same = (cap_w == nodes.power_cap_w) | (np.isnan(cap_w) & np.isnan(nodes.power_cap_w))
+    wrong = ~same & ~((cap_w > nodes.power_idle_w) & (cap_w <= nodes.power_max_w))
+    if wrong.any():
+        node = int(np.argmax(wrong))
+        idle_w, most_w = nodes.power_idle_w[node], nodes.power_max_w[node]
+        allowed = "none, no plan caps its GPUs" if np.isnan(most_w) else f"above {idle_w:g} to {most_w:g}"
+        return f"node {node} gets a cap of {cap_w[node]:g} W, allowed: {allowed}"
     return None
 
 
@@ -262,6 +275,6 @@ _RULES: dict[str, Any] = {
     "moves": _check_moves, "samples_per_step": _check_samples, "fetch_order": _check_fetch_order,
     "sync_interval": _check_interval, "gpu_share": _check_share, "gradient_weight": _check_weight,
     "learning_rate": _check_rate, "global_batch": _check_batch, "far_every": _check_far,
-    "accumulation": _check_accumulation, "push_interval": _check_push,
+    "accumulation": _check_accumulation, "push_interval": _check_push, "power_cap_w": _check_cap,
     "allocation": _check_allocation,
 }  # fmt: skip

@@ -303,7 +303,9 @@ def test_a_report_that_cannot_be_written_leaves_nothing(
 def test_too_few_open_files_for_processes_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """The process that forks them would end with a traceback, and the command as if Ctrl-C had come."""
     monkeypatch.setattr(resource, "getrlimit", lambda _: (14, 14))
-    told = r"^2 processes need \d+ open files and 14 are allowed \(ulimit -n\): allow more, or use one process$"
+    told = (
+        r"^2 processes need \d+ open files and 14 are allowed \(ulimit -n\): allow more, or use one process$"
+    )
     with pytest.raises(EngineError, match=told):
         compare(Scenario.model_validate(SMALL), ["fifo", "sjf"], 2, jobs_parallel=2)
 
