@@ -67,7 +67,8 @@ def attach(
     decision_budget_s   what a decision may hold up training; a later one is ignored. warm_up_budget_s: what
                         the policy may take to compile before the first round
     allow, bounds       levers a policy may use ("samples", "moves", "order", "interval", "share", "batch",
-                        "accumulation", "resize"), and hard bounds (`live.options.Bounds`). With "accumulation"
+                        "accumulation", "resize", "power": caps of GPUs, through NVML where the driver lets this
+                        process, put back by `close`), and hard bounds (`live.options.Bounds`). With "accumulation"
                         a step is computed in as many batches as the plan says, and as memory needs: the script
                         divides its loss by `runtime.passes` and steps where `runtime.ends_step`
     drift               efficiency lost per extra local step (kappa_d); "measured": from how far replicas are

@@ -14,7 +14,7 @@ from equipoise.policies.rate_rules import RULES, RateRule
 
 Reduction = Literal["mean", "sum"]
 Mode = Literal["observe", "advise", "act"]
-Lever = Literal["samples", "moves", "order", "interval", "share", "batch", "accumulation", "resize"]
+Lever = Literal["samples", "moves", "order", "interval", "share", "batch", "accumulation", "resize", "power"]
 Backend = Literal["none", "duty-cycle", "green-context", "mps"]
 LEVERS: tuple[Lever, ...] = get_args(Lever)
 

@@ -177,7 +177,8 @@ class Stepping:
             with parts.recorder.holding():  # not beyond: who leads the next group reads the last decision
                 parts.agreement.report(
                     parts.meter, self.dealt(), intervals=(parts.local.interval, parts.local.far_every),
-                    gpu_share=parts.share.share, movement=parts.local.movement, trained=self.round,
+                    gpu_share=parts.share.share, power=parts.power.state, movement=parts.local.movement,
+                    trained=self.round,
                 )  # fmt: skip
                 self._begun_at = self.round
                 if at_once:
@@ -221,5 +222,7 @@ class Stepping:
         local = self._parts.local
         if change.interval is not None or change.far_every is not None:
             local.change(change.interval or local.interval, change.far_every or local.far_every)
+        if change.power_cap_w is not None:
+            self._parts.power.set(change.power_cap_w[self._parts.group.rank])
         if change.gpu_share is not None:
             self._parts.share.set(change.gpu_share[self._parts.group.rank])

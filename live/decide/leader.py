@@ -28,6 +28,7 @@ from equipoise.live.train.change import Change
 from equipoise.live.train.deal import Deal
 from equipoise.live.train.devices import GPU_COLUMNS
 from equipoise.live.train.gradients import NoiseScale, noise_statistics
+from equipoise.live.train.power import POWER_COLUMNS
 from equipoise.live.train.rounds import COLUMNS, COMPUTE, LOCAL_SQUARE, MEAN_SQUARE, SAMPLES, RoundInfo
 from equipoise.live.train.sampler import ShareSampler
 from equipoise.policies.contract import Decision, Policy, Refusal
@@ -37,7 +38,10 @@ from equipoise.policies.record.export import stage_entries
 from equipoise.policies.record.journal import decode_memory, encode_memory
 
 _NOTHING: Floats = np.empty(0)
-HEADER = ("drawn", "memory_free_bytes", "samples_max", "gpu_share", "moved_apart", "moved_mean", *GPU_COLUMNS)
+HEADER = (
+    "drawn", "memory_free_bytes", "samples_max", "gpu_share", "moved_apart", "moved_mean",
+    *POWER_COLUMNS, *GPU_COLUMNS,
+)  # fmt: skip
 
 
 def pack(header: Sequence[float], rows: NDArray[np.float64], data: Floats = _NOTHING) -> Floats:
@@ -209,6 +213,7 @@ class Leader:
         self._note_drift(header, int(np.count_nonzero(world.shares)))
         self._refused_late(sampler.refused, header["gpu_share"])
         world.shares_of_gpu = header["gpu_share"]
+        world.power = [header[name] for name in POWER_COLUMNS]
         seen = window
         if world.data is None:  # else waits for files come and go
             each = window.each()

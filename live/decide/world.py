@@ -70,6 +70,7 @@ class LiveWorld:
         self.data: DataView | None = None  # where the data lies in files
         self.shares: Ints = np.empty(0, dtype=np.int64)
         self.change = Change(0)
+        self.power: list[Floats] = []  # least, most and present power cap (W) of each rank's GPU, where told
         self._last_s = 0.0
         self._pieces: list[int] = []  # ids of the shards last observed
         self._exchange_s = self._exchange_alone_s = math.nan
@@ -165,7 +166,19 @@ class LiveWorld:
         if self.data is not None:  # its stores
             none = np.zeros(self.data.stores, dtype=np.int64)
             count, free, cores = np.append(count, none), np.append(free, none), [*cores, *(none * math.nan)]
-        return Nodes.of(gpus=count, first_gpu=np.cumsum(count) - count, gpus_free=free, cores=cores)
+        power = self._caps(len(count))
+        return Nodes.of(gpus=count, first_gpu=np.cumsum(count) - count, gpus_free=free, cores=cores, **power)
+
+    def _caps(self, nodes: int) -> dict[str, Floats]:
+        """Columns of nodes (nodes,) on power: what all ranks of a host may have, and what they have."""
+        idle, most, cap = (np.full(nodes, math.nan) for _ in range(3))
+        if len(self.power) and len(self.power[0]) == len(self.active):
+            for k, host in enumerate(self._hosts):
+                mine = [rank for rank, place in enumerate(self.active) if place.host == host]
+                least_w, most_w, cap_w = (of[mine] for of in self.power)
+                if len(mine) and np.isfinite(cap_w).all():
+                    idle[k], most[k], cap[k] = np.nextafter(least_w.max(), 0.0), most_w.min(), cap_w.min()
+        return {"power_idle_w": idle, "power_max_w": most, "power_cap_w": cap}
 
     def _measured(self) -> dict[str, Floats]:
         """Columns of workers that the last window measured, by rank."""
@@ -367,6 +380,9 @@ class LiveWorld:
             self._apply_interval(int(plan.sync_interval[0]), refused)
         if plan.far_every is not None:
             self._apply_levels(int(plan.far_every[0]), refused)
+        if plan.power_cap_w is not None and self._allowed("power", refused):
+            by_rank = [float(plan.power_cap_w[self._hosts.index(place.host)]) for place in self.active]
+            self.change = replace(self.change, power_cap_w=tuple(by_rank))
         if plan.gpu_share is not None:
             self._apply_share(plan.gpu_share, refused)
         if plan.allocation is not None:

@@ -80,8 +80,9 @@ class Zeus(Stage):
     def _caps(self, highest_w: Floats, idle_w: Floats) -> Floats:
         """Caps to try, from the highest down, that every node of a job can have."""
         top, low = float(highest_w.min()), max(self.least * float(highest_w.min()), float(idle_w.max()))
-        caps = top - self.step_w * np.arange(max(int((top - low) / self.step_w) + 1, 1))
-        return caps[(caps > float(idle_w.max())) | (caps == top)]
+        caps: Floats = top - self.step_w * np.arange(max(int((top - low) / self.step_w) + 1, 1))
+        kept: Floats = caps[(caps > float(idle_w.max())) | (caps == top)]
+        return kept
 
     def _cost(self, o: Observation, row: int, gpus: Ints, before: float) -> float:
         """What a sample cost in the last window (J); what was known before where nothing was measured."""

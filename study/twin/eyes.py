@@ -15,7 +15,7 @@ from equipoise.policies.observation import Observation, writable
 _FIELDS = {
     "samples": ("samples_per_step",), "moves": ("moves",), "order": ("fetch_order",),
     "batch": ("global_batch", "learning_rate"), "interval": ("sync_interval",), "share": ("gpu_share",),
-    "accumulation": ("accumulation",), "resize": ("allocation",),
+    "accumulation": ("accumulation",), "resize": ("allocation",), "power": ("power_cap_w",),
 }  # fmt: skip
 """Levers of a live run and the fields of a plan that use them."""
 

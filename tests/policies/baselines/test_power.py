@@ -166,4 +166,5 @@ def test_the_published_saving_is_met():
     """3.0 to 31.5 % less energy by the power limit alone."""
     plain, made = (api.run("zeus-power", policy=name) for name in ("fifo", "zeus+fifo"))
     assert 0.030 < 1 - made.totals["energy_j"] / plain.totals["energy_j"] < 0.315
-    assert made.summary()["makespan_s"] < 1.2 * plain.summary()["makespan_s"]
+    assert lower_bound(load("zeus-power")).makespan_s <= plain.summary()["makespan_s"]
+    assert plain.summary()["makespan_s"] < made.summary()["makespan_s"] < 1.2 * plain.summary()["makespan_s"]
