@@ -28,6 +28,7 @@ from equipoise.live.train.change import Change
 from equipoise.live.train.deal import Deal
 from equipoise.live.train.devices import GPU_COLUMNS
 from equipoise.live.train.gradients import NoiseScale, noise_statistics
+from equipoise.live.train.power import POWER_COLUMNS
 from equipoise.live.train.rounds import COLUMNS, COMPUTE, LOCAL_SQUARE, MEAN_SQUARE, SAMPLES, RoundInfo
 from equipoise.live.train.sampler import ShareSampler
 from equipoise.policies.contract import Decision, Policy, Refusal
@@ -37,7 +38,10 @@ from equipoise.policies.record.export import stage_entries
 from equipoise.policies.record.journal import decode_memory, encode_memory
 
 _NOTHING: Floats = np.empty(0)
-HEADER = ("drawn", "memory_free_bytes", "samples_max", "gpu_share", "moved_apart", "moved_mean", *GPU_COLUMNS)
+HEADER = (
+    "drawn", "memory_free_bytes", "samples_max", "gpu_share", "moved_apart", "moved_mean",
+    *POWER_COLUMNS, *GPU_COLUMNS,
+)  # fmt: skip
 
 
 def pack(header: Sequence[float], rows: NDArray[np.float64], data: Floats = _NOTHING) -> Floats:
@@ -199,6 +203,7 @@ class Leader:
         world.interval, world.far_every = intervals
         world.deal, world.shares = sampler.deal, sampler.planned_shares()
         world.batch, world.passes = sampler.planned_batch(), sampler.planned_accumulation()
+        world.rate = sampler.planned_rate()
         world.samples_done += int(np.nansum(rows[:, :, SAMPLES]))
         steps = [r for r in rounds if r.ends_step]
         window = measure(
@@ -209,6 +214,7 @@ class Leader:
         self._note_drift(header, int(np.count_nonzero(world.shares)))
         self._refused_late(sampler.refused, header["gpu_share"])
         world.shares_of_gpu = header["gpu_share"]
+        world.power = [header[name] for name in POWER_COLUMNS]
         seen = window if world.data is not None else self._with_fixed(window, sampler.accumulation)
         world.telemetry = Telemetry(
             seen, self._norm, header["memory_free_bytes"], header["samples_max"], self._noise.value,
@@ -336,6 +342,7 @@ class Leader:
                 "allow": sorted(options.allow),
                 "global_batch": options.global_batch,
                 "batch_max": options.batch_max,
+                "learning_rate": options.learning_rate,
                 "micro_batch": options.micro_batch,
                 "accumulation": options.accumulation,
                 "decide_every": options.decide_every,

@@ -21,6 +21,7 @@ from equipoise.policies.kernels.fetching import (
     lateness_elsewhere,
     shard_priority,
 )
+from equipoise.policies.learning import with_rates
 from equipoise.policies.observation import Bools, Floats, Ints, Observation
 from equipoise.policies.physics import deal
 from equipoise.policies.stages.batches import best_batches
@@ -109,6 +110,8 @@ class Tasks(Stage):
             and (passes != observation.jobs.accumulation).any()
         ):
             plan = plan.with_(accumulation=passes)
+        if self.frozen not in ("S221", "S222"):
+            plan = with_rates(observation, plan)
         idle = "the deal in force is as good" if tasks["s221_known_jobs"] else "no job's speeds are all known"
         return plan.because("s2", ", ".join(done) or idle, **data, **tasks), state
 
