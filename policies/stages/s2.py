@@ -21,6 +21,7 @@ from equipoise.policies.kernels.fetching import (
     lateness_elsewhere,
     shard_priority,
 )
+from equipoise.policies.learning import with_rates
 from equipoise.policies.observation import Bools, Floats, Ints, Observation
 from equipoise.policies.stages.batches import best_batches
 from equipoise.policies.stages.frozen import check_frozen
@@ -100,6 +101,8 @@ class Tasks(Stage):
             batch[list(other)] = [found for found, _ in other.values()]
             plan = plan.with_(global_batch=batch)
             tasks |= {"s222_batch": batch[list(other)], "s222_gain": [gain for _, gain in other.values()]}
+        if self.frozen not in ("S221", "S222"):
+            plan = with_rates(observation, plan)
         idle = "the deal in force is as good" if tasks["s221_known_jobs"] else "no job's speeds are all known"
         return plan.because("s2", ", ".join(done) or idle, **data, **tasks), state
 

@@ -303,9 +303,21 @@ def test_a_report_that_cannot_be_written_leaves_nothing(
 def test_too_few_open_files_for_processes_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """The process that forks them would end with a traceback, and the command as if Ctrl-C had come."""
     monkeypatch.setattr(resource, "getrlimit", lambda _: (14, 14))
-    told = r"^2 processes need \d+ open files and 14 are allowed \(ulimit -n\): allow more, or use one process$"
+    told = (
+        r"^2 processes need \d+ open files and 14 are allowed \(ulimit -n\): allow more, or use one process$"
+    )
     with pytest.raises(EngineError, match=told):
         compare(Scenario.model_validate(SMALL), ["fifo", "sjf"], 2, jobs_parallel=2)
+
+
+def test_more_runs_than_memory_holds_are_refused_before_the_first() -> None:
+    case = Scenario.model_validate(
+        SMALL | {"noise": {"step_cov": 0.1}, "faults": {"crash": {"mtbf": 1e9, "repair": 1.0}}}
+    )
+    with pytest.raises(
+        InputError, match=r"^100,000 runs; a comparison has at most 50,000, a sweep keeps more"
+    ):
+        compare(case, ["fifo", "sjf"], 50_000)
 
 
 # -- Ctrl-C ------------------------------------------------------------------------------------------------------
