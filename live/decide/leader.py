@@ -19,7 +19,7 @@ from equipoise.live.decide.held_up import HeldUp
 from equipoise.live.decide.metrics import MlflowCopy, PrometheusServer
 from equipoise.live.decide.slow import SlowRanks
 from equipoise.live.decide.telemetry import Recorder, last_decision
-from equipoise.live.decide.window import LiveWindow, Telemetry, joined, measure
+from equipoise.live.decide.window import Telemetry, joined, measure
 from equipoise.live.decide.world import LiveWorld
 from equipoise.live.group.places import Place
 from equipoise.live.options import Options, Reduction
@@ -99,7 +99,6 @@ class Leader:
         self._drift = Drift(options.assumed_drift, least=0.1 / (most - 1))  # a smaller one bounds no interval
         self._slow = SlowRanks()
         self._growth, self._passes = Growth(), 1
-        self._pass_s: Floats | None = None  # by rank, of each pass of a step
         self._held_up, self._took_s = HeldUp(options.decide_every), 0.0  # of the decision that is being made
         self._prometheus: PrometheusServer | None = None
         self._mlflow: MlflowCopy | None = None
@@ -159,7 +158,7 @@ class Leader:
         if self.decider is not None:
             self.decider.forget()
         self._norm = np.full(len(active), math.nan)
-        self._slow, self._growth, self._passes, self._pass_s = SlowRanks(), Growth(), 1, None
+        self._slow, self._growth, self._passes = SlowRanks(), Growth(), 1
 
     def warm_up(self, shares: Ints, deal: Deal | None) -> None:
         """Let the policy compile on made-up measurements, before the first round."""
@@ -215,10 +214,18 @@ class Leader:
         self._refused_late(sampler.refused, header["gpu_share"])
         world.shares_of_gpu = header["gpu_share"]
         world.power = [header[name] for name in POWER_COLUMNS]
-        seen = window if world.data is not None else self._with_fixed(window, sampler.accumulation)
+        seen = window
+        if world.data is None:  # else waits for files come and go
+            each = window.each()
+            if sampler.accumulation != self._passes:  # what does not grow comes once for each pass
+                self._growth, self._passes = Growth(), sampler.accumulation
+            if window.rounds >= LEAST_ROUNDS:
+                self._growth.learn(each, window.step_s)
+            sure_s = self._growth.sure.fixed_s(each, window.step_s)
+            seen = replace(window, fixed_s=np.fmax(window.fixed_s, sure_s))
         world.telemetry = Telemetry(
             seen, self._norm, header["memory_free_bytes"], header["samples_max"], self._noise.value,
-            int(header["drawn"].max()), {name: header[name] for name in GPU_COLUMNS}, self._pass_s,
+            int(header["drawn"].max()), {name: header[name] for name in GPU_COLUMNS},
         )  # fmt: skip
         world.gpu_s += (window.span_s if window.rounds else 0.0) * len(world.active)
         self._trained = rounds[-1].number + 1
@@ -229,22 +236,6 @@ class Leader:
             self.points += 1
             self.decider.begin(world)
         self._took_s = time.perf_counter() - began_s
-
-    def _with_fixed(self, window: LiveWindow, passes: int) -> LiveWindow:
-        """`window` with what of a step does not grow with its samples, as far as that is sure.
-
-        What comes once for each of a step's passes is kept when their number changes: it says what more would cost.
-        """
-        each = window.each()
-        if passes != self._passes:
-            self._growth, self._passes = Growth(), passes
-        if window.rounds >= LEAST_ROUNDS:
-            self._growth.learn(each, window.step_s)
-        fixed_s = window.fixed_s
-        if self._growth.is_known or self._pass_s is None or not self.options.takes_passes:
-            sure_s = self._growth.sure.fixed_s(each, window.step_s)
-            self._pass_s = np.maximum(np.nan_to_num(sure_s - fixed_s), 0.0) / passes
-        return replace(window, fixed_s=fixed_s + passes * self._pass_s)
 
     def answer(self, drawn: float) -> Change:
         """The change that the policy wants, of rounds that no rank has `drawn`; empty: it wants none or failed."""
