@@ -12,7 +12,7 @@ import numpy as np
 from equipoise.policies.observation import Floats, Ints, Observation
 from equipoise.policies.physics import efficiency, rate_worth, ruled_rate
 from equipoise.policies.plan import Plan
-from equipoise.policies.rate_rules import ADASCALE, SCRIPT
+from equipoise.policies.rate_rules import ADASCALE, LINEAR, SCRIPT, UNSCALED
 
 _MARGIN = 0.05
 """Least relative change of a rate whose batch stays; a twentieth beside the best costs 0.25 % of a step."""
@@ -21,17 +21,14 @@ _MARGIN = 0.05
 def batch_worth(o: Observation, row: int, tried: Ints, interval: float, drift: float) -> Floats:
     """What a sample counts for in each batch that is tried, with the rate that the job's rule makes; (tried,)."""
     jobs = o.jobs
-    phi, first, rule = (
-        float(jobs.noise_scale[row]),
-        float(jobs.batch_reference[row]),
-        int(jobs.rate_rule[row]),
-    )
-    given = float(max(jobs.batch_given[row], 1))
-    return np.array([
-        efficiency(float(m), interval, phi, first, drift)
-        * rate_worth(ruled_rate(float(m), given, phi, rule), float(m), given, phi, rule)
-        for m in tried.tolist()
-    ])  # fmt: skip
+    phi, first = float(jobs.noise_scale[row]), float(jobs.batch_reference[row])
+    given, rule = float(max(jobs.batch_given[row], 1)), int(jobs.rate_rule[row])
+    each = [efficiency(float(m), interval, phi, first, drift) for m in tried.tolist()]
+    if rule in (LINEAR, UNSCALED):  # the others make the best rate
+        rates = [ruled_rate(float(m), given, phi, rule) for m in tried.tolist()]
+        pairs = zip(each, rates, tried.tolist(), strict=True)
+        each = [worth * rate_worth(rate, float(m), given, phi, rule) for worth, rate, m in pairs]
+    return np.array(each)
 
 
 def with_rates(o: Observation, plan: Plan) -> Plan:
