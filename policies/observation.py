@@ -63,9 +63,8 @@ class Column(Generic[S]):
         if whole is None:
             whole = table._shown[self.name] = table._arrays[self.name].view()
             whole.flags.writeable = False  # slow, so done once; nor can be written what is sliced from it
-        # Kept in the instance, where Python finds it first next time, until the table changes its length.
+        # Kept in the instance, where Python finds it first next time; `resize` renews it.
         view = table.__dict__[self.name] = whole[: table.rows]
-        table._read.append(self.name)
         return view
 
 
@@ -93,7 +92,6 @@ class Table:
         size = max(rows, capacity or 0)
         self._arrays = {k: c.filled(size) for k, c in self.columns.items()}
         self._shown: dict[str, NDArray[Any]] = {}  # whole columns that have been read, read-only
-        self._read: list[str] = []  # those read at the present length
         self.rows = rows
 
     def __len__(self) -> int:
@@ -105,7 +103,7 @@ class Table:
 
     def __setstate__(self, state: tuple[dict[str, NDArray[Any]], int]) -> None:
         self._arrays, self.rows = state
-        self._shown, self._read = {}, []
+        self._shown = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         # What deepcopy itself would make, in a tenth of the time.
@@ -146,18 +144,19 @@ def writable(table: Table, name: str) -> NDArray[Any]:
 
 def resize(table: Table, rows: int) -> None:
     """Set the number of visible rows, growing the backing arrays when needed. Not for stages."""
-    table.rows = rows
-    for name in table._read:
-        del table.__dict__[name]
-    table._read.clear()
+    table.rows, shown = rows, table.__dict__
     capacity = len(next(iter(table._arrays.values())))
     if rows > capacity:
+        for name in table._shown:
+            del shown[name]
         table._shown.clear()
         grown = max(rows, 2 * capacity)
         for name, column in table.columns.items():
             array = column.filled(grown)
             array[:capacity] = table._arrays[name]
             table._arrays[name] = array
+    for name, whole in table._shown.items():  # what was read is mostly read again; one by one takes longer
+        shown[name] = whole[:rows]
 
 
 class Nodes(Table):
@@ -174,6 +173,9 @@ class Nodes(Table):
     nic_bytes_per_s = _float("network interface capacity, one direction")
     nic_busy_ratio = _float("share of the interface's capacity in use over the window, 0..1")
     ingest_samples_per_s = _float("samples the host can prepare per second")
+    power_idle_w = _float("power of one of its GPUs that idles, where a plan may cap it")
+    power_max_w = _float("highest power cap of its GPUs; NaN: a plan cannot cap them")
+    power_cap_w = _float("power cap of each of its GPUs now, where a plan may set it")
 
 
 class Gpus(Table):
@@ -211,7 +213,8 @@ class Workers(Table):
     samples_owned = _float("samples of the epoch not yet trained on that it owns")
     capacity_samples_per_s = _float("samples/s it can keep up: least of computing, preprocessing, reading")
     input_samples_per_s = _float("samples/s that preprocessing and reading its data allow", np.inf)
-    fixed_s = _float("part of its step that does not grow with samples", 0.0)
+    fixed_s = _float("part of its step that does not grow with samples, that of all its passes", 0.0)
+    pass_s = _float("part of each of its passes that does not grow with samples", 0.0)
     step_s = _float("mean duration of a local step over the window, without waiting")
     step_cov = _float("coefficient of variation of that")
     wait_s = _float("mean time per step spent at the barrier")
@@ -251,6 +254,9 @@ class Jobs(Table):
     global_batch = _int("samples per step over all workers", 0)
     batch_reference = _int("reference batch M0 of the statistical efficiency; never less is dealt", 0)
     batch_max = _int("most samples per step that a plan may give it; 0: its global batch is fixed", 0)
+    batch_given = _int("global batch that its user gave, for which its own learning rate was chosen", 0)
+    learning_rate = _float("factor on its own learning rate", 1.0)
+    rate_rule = Column(np.int8, 0, "how its learning rate follows its batch: index into `rate_rules.RULES`")
     micro_batch = _int("granularity of samples_per_step", 1)
     accumulation = _int("passes in which a step is computed at least; 0: a plan cannot set it", 1)
     sync_interval = _int("local steps per gradient exchange (H)", 1)

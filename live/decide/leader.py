@@ -15,10 +15,11 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from equipoise.live.decide.decider import Decider
+from equipoise.live.decide.held_up import HeldUp
 from equipoise.live.decide.metrics import MlflowCopy, PrometheusServer
 from equipoise.live.decide.slow import SlowRanks
 from equipoise.live.decide.telemetry import Recorder, last_decision
-from equipoise.live.decide.window import Telemetry, joined, measure
+from equipoise.live.decide.window import LiveWindow, Telemetry, joined, measure
 from equipoise.live.decide.world import LiveWorld
 from equipoise.live.group.places import Place
 from equipoise.live.options import Options, Reduction
@@ -27,6 +28,7 @@ from equipoise.live.train.change import Change
 from equipoise.live.train.deal import Deal
 from equipoise.live.train.devices import GPU_COLUMNS
 from equipoise.live.train.gradients import NoiseScale, noise_statistics
+from equipoise.live.train.power import POWER_COLUMNS
 from equipoise.live.train.rounds import COLUMNS, COMPUTE, LOCAL_SQUARE, MEAN_SQUARE, SAMPLES, RoundInfo
 from equipoise.live.train.sampler import ShareSampler
 from equipoise.policies.contract import Decision, Policy, Refusal
@@ -36,7 +38,10 @@ from equipoise.policies.record.export import stage_entries
 from equipoise.policies.record.journal import decode_memory, encode_memory
 
 _NOTHING: Floats = np.empty(0)
-HEADER = ("drawn", "memory_free_bytes", "samples_max", "gpu_share", "moved_apart", "moved_mean", *GPU_COLUMNS)
+HEADER = (
+    "drawn", "memory_free_bytes", "samples_max", "gpu_share", "moved_apart", "moved_mean",
+    *POWER_COLUMNS, *GPU_COLUMNS,
+)  # fmt: skip
 
 
 def pack(header: Sequence[float], rows: NDArray[np.float64], data: Floats = _NOTHING) -> Floats:
@@ -94,6 +99,8 @@ class Leader:
         self._drift = Drift(options.assumed_drift, least=0.1 / (most - 1))  # a smaller one bounds no interval
         self._slow = SlowRanks()
         self._growth, self._passes = Growth(), 1
+        self._pass_s: Floats | None = None  # by rank, of each pass of a step
+        self._held_up, self._took_s = HeldUp(options.decide_every), 0.0  # of the decision that is being made
         self._prometheus: PrometheusServer | None = None
         self._mlflow: MlflowCopy | None = None
         self._open_sinks()
@@ -152,7 +159,7 @@ class Leader:
         if self.decider is not None:
             self.decider.forget()
         self._norm = np.full(len(active), math.nan)
-        self._slow, self._growth, self._passes = SlowRanks(), Growth(), 1
+        self._slow, self._growth, self._passes, self._pass_s = SlowRanks(), Growth(), 1, None
 
     def warm_up(self, shares: Ints, deal: Deal | None) -> None:
         """Let the policy compile on made-up measurements, before the first round."""
@@ -189,13 +196,14 @@ class Leader:
 
         `intervals`: local steps per exchange, and exchanges per exchange of all ranks.
         """
-        world = self.world
+        world, began_s = self.world, time.perf_counter()
         header, reports, rows = unpack(gathered, 0 if world.data is None else world.data.length)
         if world.data is not None:
             world.data.update(reports, [place.host for place in world.active])
         world.interval, world.far_every = intervals
         world.deal, world.shares = sampler.deal, sampler.planned_shares()
         world.batch, world.passes = sampler.planned_batch(), sampler.planned_accumulation()
+        world.rate = sampler.planned_rate()
         world.samples_done += int(np.nansum(rows[:, :, SAMPLES]))
         steps = [r for r in rounds if r.ends_step]
         window = measure(
@@ -206,18 +214,11 @@ class Leader:
         self._note_drift(header, int(np.count_nonzero(world.shares)))
         self._refused_late(sampler.refused, header["gpu_share"])
         world.shares_of_gpu = header["gpu_share"]
-        seen = window
-        if world.data is None:  # else waits for files come and go
-            each = window.each()
-            if sampler.accumulation != self._passes:  # what does not grow comes once for each pass
-                self._growth, self._passes = Growth(), sampler.accumulation
-            if window.rounds >= LEAST_ROUNDS:
-                self._growth.learn(each, window.step_s)
-            sure_s = self._growth.sure.fixed_s(each, window.step_s)
-            seen = replace(window, fixed_s=np.fmax(window.fixed_s, sure_s))
+        world.power = [header[name] for name in POWER_COLUMNS]
+        seen = window if world.data is not None else self._with_fixed(window, sampler.accumulation)
         world.telemetry = Telemetry(
             seen, self._norm, header["memory_free_bytes"], header["samples_max"], self._noise.value,
-            int(header["drawn"].max()), {name: header[name] for name in GPU_COLUMNS},
+            int(header["drawn"].max()), {name: header[name] for name in GPU_COLUMNS}, self._pass_s,
         )  # fmt: skip
         world.gpu_s += (window.span_s if window.rounds else 0.0) * len(world.active)
         self._trained = rounds[-1].number + 1
@@ -227,9 +228,27 @@ class Leader:
         if self.options.mode != "observe" and self.decider is not None:
             self.points += 1
             self.decider.begin(world)
+        self._took_s = time.perf_counter() - began_s
+
+    def _with_fixed(self, window: LiveWindow, passes: int) -> LiveWindow:
+        """`window` with what of a step does not grow with its samples, as far as that is sure.
+
+        What comes once for each of a step's passes is kept when their number changes: it says what more would cost.
+        """
+        each = window.each()
+        if passes != self._passes:
+            self._growth, self._passes = Growth(), passes
+        if window.rounds >= LEAST_ROUNDS:
+            self._growth.learn(each, window.step_s)
+        fixed_s = window.fixed_s
+        if self._growth.is_known or self._pass_s is None or not self.options.takes_passes:
+            sure_s = self._growth.sure.fixed_s(each, window.step_s)
+            self._pass_s = np.maximum(np.nan_to_num(sure_s - fixed_s), 0.0) / passes
+        return replace(window, fixed_s=fixed_s + passes * self._pass_s)
 
     def answer(self, drawn: float) -> Change:
         """The change that the policy wants, of rounds that no rank has `drawn`; empty: it wants none or failed."""
+        began_s, window = time.perf_counter(), self.world.telemetry.window
         first = self.world.telemetry.first_free_round = int(drawn)
         self.world.change = Change(first)
         if self.options.mode != "observe" and self.decider is not None:
@@ -239,6 +258,9 @@ class Leader:
                 self.recorder.event("decision-failed", problem=answer.problem, failures=self.decider.failures)
             elif answer.decision is not None:
                 self._note(answer.decision, answer.refused)
+        took_s = self._took_s + time.perf_counter() - began_s
+        if (news := self._held_up.news(took_s, window.span_s if window.rounds else math.nan)) is not None:
+            self._warn(news)
         return self.world.change
 
     def _note_drift(self, header: Mapping[str, Floats], trained: int) -> None:
@@ -320,6 +342,7 @@ class Leader:
                 "allow": sorted(options.allow),
                 "global_batch": options.global_batch,
                 "batch_max": options.batch_max,
+                "learning_rate": options.learning_rate,
                 "micro_batch": options.micro_batch,
                 "accumulation": options.accumulation,
                 "decide_every": options.decide_every,

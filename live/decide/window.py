@@ -61,6 +61,9 @@ class Telemetry:
     noise_scale: float = float("nan")
     first_free_round: int = 0  # no rank has dealt it yet
     gpu: Mapping[str, Floats] | None = None  # device columns by name, as in `Gpus`
+    pass_s: Floats | None = (
+        None  # what does not grow with samples of each of a step's batches; none: not known
+    )
 
     @classmethod
     def unknown(cls, ranks: int) -> Telemetry:

@@ -107,6 +107,7 @@ def resync(
         content = json.dumps(_progress(group, sampler, local, replica, gone)).encode()
     state = json.loads(group.control.broadcast(content))
     sampler.global_batch, sampler.accumulation = state["global_batch"], state["accumulation"]
+    sampler.rate = state["rate"]
     sampler.set_world(group.rank, group.ranks)
     sampler.shares, sampler.members = np.array(state["shares"], dtype=np.int64), tuple(group.members)
     left = None if state["deal"] is None else sampler.deal_of(state["deal"], state["epoch"])
@@ -137,6 +138,7 @@ def _progress(
         "joins_seen": group.joins_seen,
         "global_batch": sampler.global_batch,
         "accumulation": sampler.accumulation,
+        "rate": sampler.rate,
         "shares": kept_shares(sampler, group.members).tolist(),
         "deal": None if left is None else left.without(trained, group.ranks).to_data(),
     }

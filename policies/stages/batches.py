@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from equipoise.policies.learning import batch_worth
 from equipoise.policies.observation import Floats, Ints, Observation
-from equipoise.policies.physics import efficiency, overlapped_each
+from equipoise.policies.physics import overlapped_each
 from equipoise.policies.stages.groups import WorkersByJob
+from equipoise.policies.stages.passes import once_s
 
 _BATCHES = 24
 """Batches tried between the smallest and the largest, in equal ratios."""
@@ -51,13 +53,15 @@ def _goodput(o: Observation, row: int, own: slice, tried: Ints) -> Floats:
     samples, fixed_s = workers.samples_per_step[own], np.nan_to_num(workers.fixed_s[own])
     dealt = tried[:, None] * (samples / max(int(samples.sum()), 1))
     each_s = np.maximum(workers.response_s_per_sample[own] - fixed_s / np.maximum(samples, 1), 0.0)
+    if jobs.accumulation[row] > 0:
+        passes = np.ceil(dealt / np.maximum(workers.samples_per_pass[own], 1)).max(axis=1)
+        fixed_s = once_s(o)[own] + passes[:, None] * workers.pass_s[own]
     step_s = (fixed_s + each_s * dealt).max(axis=1)
     interval = max(int(jobs.sync_interval[row]), 1)
     exchange_s = jobs.exchange_s[row] if jobs.exchange_s[row] >= 0 else jobs.exchange_alone_s[row]
     gamma = float(jobs.gamma[row]) if jobs.gamma[row] >= 1.0 else 1.0
     whole_s = overlapped_each(step_s, float(np.nan_to_num(exchange_s)) / interval, gamma)
-    phi, first, drift = float(jobs.noise_scale[row]), float(jobs.batch_reference[row]), float(jobs.drift[row])
-    credit = np.array([efficiency(float(m), interval, phi, first, drift) for m in tried.tolist()])
+    credit = batch_worth(o, row, tried, interval, float(jobs.drift[row]))
     fits = (dealt <= workers.samples_max[own]).all(axis=1)
     with np.errstate(divide="ignore"):
         found: Floats = np.where(fits & (whole_s > 0.0), tried * credit / whole_s, np.nan)

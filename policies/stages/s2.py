@@ -21,7 +21,9 @@ from equipoise.policies.kernels.fetching import (
     lateness_elsewhere,
     shard_priority,
 )
+from equipoise.policies.learning import with_rates
 from equipoise.policies.observation import Bools, Floats, Ints, Observation
+from equipoise.policies.physics import deal
 from equipoise.policies.stages.batches import best_batches
 from equipoise.policies.stages.frozen import check_frozen
 from equipoise.policies.stages.groups import (
@@ -36,6 +38,7 @@ from equipoise.policies.stages.groups import (
     room_bytes,
 )
 from equipoise.policies.stages.optimal import least_cost_assignment
+from equipoise.policies.stages.passes import deal_in_passes, is_bounded, passes_needed
 from equipoise.policies.stages.unsound import samples_bound
 
 _SHARE_ERROR = 1e-6  # shares of one job that sum to 1 but for this belong together
@@ -85,7 +88,7 @@ class Tasks(Stage):
             return plan.because("s2", "no training job runs"), memory
         groups = group_workers(observation)
         plan, data = self._place_data(observation, groups, plan)
-        samples, state, tasks = self._deal(observation, groups, plan, memory)
+        samples, passes, state, tasks = self._deal(observation, groups, plan, memory)
         other = self._other_batches(observation, groups, plan)
         done = [what for what, is_done in (
             ("orders fetches", data["s212_reordered"]),
@@ -100,6 +103,15 @@ class Tasks(Stage):
             batch[list(other)] = [found for found, _ in other.values()]
             plan = plan.with_(global_batch=batch)
             tasks |= {"s222_batch": batch[list(other)], "s222_gain": [gain for _, gain in other.values()]}
+            passes = self._passes_of_batches(observation, groups, plan, passes)
+        if (
+            passes is not None
+            and plan.accumulation is None
+            and (passes != observation.jobs.accumulation).any()
+        ):
+            plan = plan.with_(accumulation=passes)
+        if self.frozen not in ("S221", "S222"):
+            plan = with_rates(observation, plan)
         idle = "the deal in force is as good" if tasks["s221_known_jobs"] else "no job's speeds are all known"
         return plan.because("s2", ", ".join(done) or idle, **data, **tasks), state
 
@@ -110,6 +122,20 @@ class Tasks(Stage):
         if plan.global_batch is not None or self.frozen in ("S221", "S222"):
             return {}
         return best_batches(observation, groups)
+
+    def _passes_of_batches(
+        self, observation: Observation, groups: WorkersByJob, plan: Plan, passes: Ints | None
+    ) -> Ints:
+        """S223: passes by job where batches change, which are dealt in the proportions that are planned."""
+        new, dealt = observation.jobs.global_batch, plan.samples(observation).copy()
+        assert plan.global_batch is not None
+        for k in np.flatnonzero(plan.global_batch[groups.rows] != new[groups.rows]).tolist():
+            own, row = slice(int(groups.first[k]), int(groups.first[k + 1])), int(groups.rows[k])
+            dealt[own] = deal(int(plan.global_batch[row]), dealt[own], int(observation.jobs.micro_batch[row]))
+        found = observation.jobs.accumulation.copy() if passes is None else passes
+        acts = is_bounded(observation, groups) & (plan.global_batch[groups.rows] != new[groups.rows])
+        found[groups.rows[acts]] = passes_needed(observation, groups, dealt)[acts]
+        return found
 
     def _place_data(
         self, observation: Observation, groups: WorkersByJob, plan: Plan
@@ -135,8 +161,9 @@ class Tasks(Stage):
         late, late_s, before, part = _late_ones(observation, groups, rows[ranked], need_s, links)
         with np.errstate(divide="ignore", invalid="ignore"):  # what takes no time is as fast as can be
             speed = shards.bytes[rows] / fetch_s
-        alike = speed.max() <= (1.0 + _ALIKE) * speed.min()
-        acts = self.frozen != "S212" and (part <= _OVERLOAD or bool(alike))
+        acts = self.frozen != "S212" and (
+            part <= _OVERLOAD or _one_path_each(speed, shards.node[rows], owner)
+        )
         order = _order_by_rank(observation, rows[ranked]) if acts else None
         values: dict[str, Any] = {
             "s211_fetch_s": float(fetch_s.mean()),
@@ -194,8 +221,8 @@ class Tasks(Stage):
 
     def _deal(
         self, observation: Observation, groups: WorkersByJob, plan: Plan, memory: Memory
-    ) -> tuple[Ints | None, dict[str, Any], dict[str, Any]]:
-        """S221-S223: (new samples per step or None, smoothed shares by worker, values)."""
+    ) -> tuple[Ints | None, Ints | None, dict[str, Any], dict[str, Any]]:
+        """S221-S223: (new samples per step or None, passes by job or None, smoothed shares by worker, values)."""
         workers, jobs = observation.workers, observation.jobs
         measured = workers.samples_per_step
         response_s = workers.response_s_per_sample
@@ -210,7 +237,7 @@ class Tasks(Stage):
         known &= self.frozen not in ("S221", "S222", "S223")
         state = self._move_shares(observation, groups, target, memory)
         if not known.any():
-            return None, state, {"s221_known_jobs": 0, "s222_largest_share": np.nan, "s223_jobs": 0}
+            return None, None, state, {"s221_known_jobs": 0, "s222_largest_share": np.nan, "s223_jobs": 0}
         most = samples_bound(observation, groups, plan)
         limits = (measured, most, batch, jobs.micro_batch[groups.rows])
         if self.mode == "optimal":
@@ -220,6 +247,20 @@ class Tasks(Stage):
         # A writable copy, so that one compiled version serves both calls.
         now_s = slowest_step(groups.first, response_s, fixed_s, measured, measured.copy())
         new_s = slowest_step(groups.first, response_s, fixed_s, measured, dealt)
+        passes, bounded = jobs.accumulation[groups.rows], known & done & is_bounded(observation, groups)
+        if bounded.any():
+            each_s = np.maximum(response_s - fixed_s / np.maximum(measured, 1), 0.001 * response_s)
+
+            def again(response: Floats, fixed: Floats, room: Ints, wanted: Bools) -> tuple[Ints, Bools]:
+                rest = (measured, room, *limits[2:])
+                if self.mode == "optimal":
+                    return deal_exactly(groups.first, wanted, response, fixed, *rest)
+                return deal_by_share(groups.first, wanted, state["share"], response, fixed, *rest)
+
+            dealt, found, needed, took_s = deal_in_passes(
+                observation, groups, bounded, each_s, most, again, dealt
+            )
+            passes, new_s = np.where(found, needed, passes), np.where(found, took_s, new_s)
         with np.errstate(invalid="ignore", divide="ignore"):
             gain = np.where(known & done, 1 - new_s / now_s, 0.0)
         broken = known & done & ~_deal_holds(groups, measured, most, batch)
@@ -234,9 +275,13 @@ class Tasks(Stage):
             "s223_step_s": float(new_s[best]),
             "s223_jobs": int(adopt.sum()),
         }
+        if (bounded & adopt).any():
+            values["s223_passes"] = int(passes[bounded & adopt].max())
         if not adopt.any():
-            return None, state, values
-        return np.where(groups.spread(adopt), dealt, plan.samples(observation)), state, values
+            return None, None, state, values
+        accumulation = jobs.accumulation.copy()
+        accumulation[groups.rows[bounded & adopt]] = passes[bounded & adopt]
+        return np.where(groups.spread(adopt), dealt, plan.samples(observation)), accumulation, state, values
 
     def _move_shares(
         self, observation: Observation, groups: WorkersByJob, target: Floats, memory: Memory
@@ -291,6 +336,19 @@ def _late_ones(
     )  # fmt: skip
     late_s = arrives_s - need_s[rows]
     return rows[late], late_s[late], before, float((late_s > 0.0).mean())
+
+
+def _one_path_each(bytes_per_s: Floats, source: Ints, owner: Ints) -> bool:
+    """Whether all that a worker fetches comes from one node, or equally fast, for each; columns by shard.
+
+    How fast others' fetches are says nothing of its own: each orders its own queue.
+    """
+    by_owner = np.lexsort((bytes_per_s, owner))
+    first = np.flatnonzero(np.diff(owner[by_owner], prepend=-1))
+    last = np.append(first[1:], len(owner)) - 1
+    alike = bytes_per_s[by_owner[last]] <= (1.0 + _ALIKE) * bytes_per_s[by_owner[first]]
+    one = np.minimum.reduceat(source[by_owner], first) == np.maximum.reduceat(source[by_owner], first)
+    return bool((alike | one).all())
 
 
 def _order_by_rank(observation: Observation, ranked: Ints) -> Ints | None:

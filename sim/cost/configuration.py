@@ -236,11 +236,26 @@ class Configuration:
 
     def step_s(self, samples: Ints) -> tuple[Floats, Floats]:
         """(compute, input) seconds per worker of one local step, before noise."""
-        return self._costs(samples, 1) * self.scale, samples / self.ingest
+        return self._costs(samples, 1, self.passes(samples)) * self.scale, samples / self.ingest
 
     def fixed_s(self) -> Floats:
         """The part of each worker's step that does not grow with its samples (s)."""
-        return self._costs(self.samples, 0) * self.scale
+        return self._costs(self.samples, 0, self.passes(self.samples)) * self.scale
+
+    def passes(self, samples: Ints) -> int:
+        """Passes in which all compute a step of `samples` (workers,); by itself who waits for no other."""
+        if self.asynchronous or self.model.transformer is not None:
+            return self.accumulation
+        return max(self.accumulation, int((-(-samples // self._samples_per_pass())).max()))
+
+    def pass_s(self) -> Floats:
+        """The part of each pass of each worker that does not grow with samples (s); 0 where no pass is bounded."""
+        nothing = np.zeros(self.workers)
+        if self.model.transformer is not None or (self._samples_per_pass() >= self.batch).all():
+            return nothing
+        each = np.ones(self.workers, dtype=np.int64)
+        own_s = self._costs(each, 0, 1) - self._own_evaluation_s()
+        return np.maximum(own_s, nothing) * self.scale
 
     def seconds_per_sample(self) -> Floats:
         """Work per sample and worker at the present shares; infinite for a worker without samples."""
@@ -251,7 +266,7 @@ class Configuration:
 
     def cost_s(self, gpu_model: int, samples: int, workers: int) -> tuple[float, float]:
         """(fixed, total) seconds of one step of one of so many workers on a GPU model at speed 1."""
-        fixed_s, total_s = self._cost(gpu_model, samples, workers)
+        fixed_s, total_s = self._cost(gpu_model, samples, workers, self.accumulation)
         return fixed_s, total_s
 
     @property
@@ -283,39 +298,47 @@ class Configuration:
         """Memory of a GPU model that a worker may use: the share that the job asks for."""
         return self.cluster.accelerators[gpu_model].memory_bytes.value * self.spec.gpu_share
 
+    def _samples_per_pass(self) -> Ints:
+        """Most samples of one pass (workers,)."""
+        kinds = range(len(self.cluster.accelerators))
+        most = np.array([self._in_passes(k, self.workers).samples_per_pass or UNBOUNDED for k in kinds])
+        by_worker: Ints = most[self.cluster.node_model[self.nodes]]
+        return by_worker
+
     def pass_limits(self) -> tuple[Ints, Floats]:
         """(most samples of one pass, memory left at the present deal in bytes), (workers,) each."""
         model, kinds = self.cluster.node_model[self.nodes], len(self.cluster.accelerators)
-        most = np.array(
-            [self._in_passes(k, self.workers).samples_per_pass or UNBOUNDED for k in range(kinds)]
-        )
-        memory = np.array([self.memory_bytes(k) for k in range(kinds)])
+        memory, most = np.array([self.memory_bytes(k) for k in range(kinds)]), self._samples_per_pass()
         held = memory_need_bytes(self.model, 0, self.workers)
         each = memory_need_bytes(self.model, 1, self.workers) - held
-        free = memory[model] - held - each * np.minimum(self.samples, most[model])
-        return most[model], free
+        free = memory[model] - held - each * np.minimum(self.samples, most)
+        return most, free
 
-    def _costs(self, samples: Ints, which: int) -> Floats:
-        """Fixed (0) or total (1) cost per worker at speed 1; most workers are alike."""
+    def _costs(self, samples: Ints, which: int, passes: int) -> Floats:
+        """Fixed (0) or total (1) cost per worker at speed 1, in `passes` at least; most workers are alike."""
         kinds, inverse = np.unique(
             np.stack((self.cluster.node_model[self.nodes], samples)), axis=1, return_inverse=True
         )
-        costs = np.array([self._cost(int(m), int(b), self.workers)[which] for m, b in kinds.T])
+        costs = np.array([self._cost(int(m), int(b), self.workers, passes)[which] for m, b in kinds.T])
         per_worker: Floats = costs[inverse.reshape(-1)]  # NumPy 2.0.0 gives it a further axis
         return per_worker
 
-    def _cost_uncached(self, model: int, samples: int, workers: int) -> tuple[float, float]:
+    def _cost_uncached(self, model: int, samples: int, workers: int, passes: int) -> tuple[float, float]:
         limited, accelerator = self._in_passes(model, workers), self.cluster.accelerators[model]
-        if self.accumulation > 1:
-            shorter = max(1, -(-samples // self.accumulation))
+        if passes > 1:
+            shorter = max(1, -(-samples // passes))
             limit = min(shorter, limited.samples_per_pass or shorter)
             limited = limited.model_copy(update={"samples_per_pass": limit})
         fixed_s, total_s = replica_cost_s(limited, accelerator, samples, self.fabric_bytes_per_s)
-        evaluation = self.model.evaluation
-        if evaluation is None or samples == 0:
+        if samples == 0:
             return fixed_s, total_s
-        own_s = evaluation.time * self.batch / evaluation.every  # of each step, on every worker
+        own_s = self._own_evaluation_s()
         return fixed_s + own_s, total_s + own_s
+
+    def _own_evaluation_s(self) -> float:
+        """What evaluations take of each step, on every worker (s)."""
+        evaluation = self.model.evaluation
+        return 0.0 if evaluation is None else evaluation.time * self.batch / evaluation.every
 
     def _in_passes_uncached(self, gpu_model: int, workers: int) -> Model:
         """The model with passes that fit into the memory of a GPU model; one that holds none takes one each."""

@@ -28,7 +28,7 @@ class Allocator:
         roster: Roster,
         rigid: RigidJobs,
         restart: Restart,
-        writes: Writes,
+        writes: Writes | None,
         listeners: Listeners,
         changed: Callable[[], None] | None,
     ) -> None:
@@ -53,7 +53,8 @@ class Allocator:
                 self.stop(roster.running_jobs[row], "preempted" if ousted else "resized")
                 roster.preemptions[row] += ousted
                 replaced.add(row)
-        self.stopped_s = self.writes.take(self.clock._now, len(replaced))
+        if self.writes is not None:
+            self.stopped_s = self.writes.take(self.clock._now, len(replaced))
         for row, first, end in listed:
             if end > first:
                 self._start(row, allocation.gpu[first:end].copy(), allocation.share[first:end].copy())
@@ -68,14 +69,15 @@ class Allocator:
         holding = self.cluster.book(row, gpus, share)
         for tell in self.listeners.began:
             tell(job, holding, now_s)
-        roster.started(job, holding, now_s)
+        cost_s = roster.started(job, holding, now_s)
         if roster.training:
             self._neighbours_changed(job, holding)
-        self._tell_beside(holding)
-        written_s = self.writes.take(now_s)
+        if self.beside is not None and holding.weight < holding.gpu.size:
+            self.beside(holding.gpu)
+        written_s = now_s if self.writes is None else self.writes.take(now_s)
         if written_s > now_s:
             roster.writing(row, now_s, written_s)
-        job.start(holding, now_s, roster.take_restart_s(row) + written_s - now_s)
+        job.start(holding, now_s, cost_s + written_s - now_s)
         if roster.training:
             self._input_changed(job, holding)
         if self.changed is not None:
@@ -109,7 +111,8 @@ class Allocator:
         for tell in self.listeners.ended:
             tell(job, reason, now_s)
         holding = self.cluster.release(job.row)
-        self._tell_beside(holding)
+        if self.beside is not None and holding.weight < holding.gpu.size:
+            self.beside(holding.gpu)
         if self.roster.training:
             self._neighbours_changed(job, holding)
             self._input_changed(job, holding)
@@ -151,10 +154,6 @@ class Allocator:
             shares = row != job.row and other.runs and other.config.shares_input
             if shares and np.isin(other.config.nodes, holding.nodes).any():
                 other.speed_changed()
-
-    def _tell_beside(self, holding: Holding) -> None:
-        if self.beside is not None and holding.weight < holding.gpu.size:
-            self.beside(holding.gpu)
 
     def _neighbours_changed(self, job: Job, holding: Holding) -> None:
         """Training jobs that share a GPU with this one run at another speed from their next period on."""

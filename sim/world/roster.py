@@ -63,8 +63,8 @@ class Roster:
         self._first_s, self._done_s = cells(self.start_s), cells(self.completion_s)
         self._cost_s, self._factor = cells(self.restart_s), cells(factor)
 
-    def started(self, job: Job, holding: Holding, now_s: float) -> None:
-        """A job has left the queue."""
+    def started(self, job: Job, holding: Holding, now_s: float) -> float:
+        """A job has left the queue; returns what this start costs (s), a crash's part too: it is paid with it."""
         row = job.row
         self.waiting.remove(row)
         self.running.add(row)
@@ -74,6 +74,9 @@ class Roster:
         self._since_s[row] = self._started_s[row] = now_s
         if math.isnan(self._first_s[row]):
             self._first_s[row] = now_s
+        cost_s: float = self._cost_s[row]
+        self._cost_s[row], self._restart_s[row] = 0.0, self.initialisation_s
+        return cost_s
 
     def writing(self, row: int, now_s: float, until_s: float) -> None:
         """A start that was decided now is written down only then: the job has waited until then."""
@@ -115,13 +118,6 @@ class Roster:
         job.fill_row(self.cells, self._factor[row])
         self._progress[row] = 1.0
         self.completed += 1
-
-    def take_restart_s(self, row: int) -> float:
-        """What a job's start costs now; paid with it, also what a crash has cost it more."""
-        cost_s: float = self._cost_s[row]
-        self._cost_s[row] = 0.0
-        self._restart_s[row] = self.initialisation_s
-        return cost_s
 
     def queueing_s(self, now_s: float) -> Floats:
         """Time in the queue up to now, (jobs,)."""

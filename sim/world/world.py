@@ -142,7 +142,8 @@ class SimWorld:
         self._fractions = bool((demand.gpu_share < 1.0).any())
         scales = any(group.autoscale is not None for group in scenario.cluster.groups)
         self._fixed_gangs = self._starts_only and not self._fractions and not demand.training and not scales
-        self.writes = Writes(scenario.decide.writes_per_s, scenario.decide.writes_burst)
+        per_s = scenario.decide.writes_per_s
+        self.writes = None if per_s is None else Writes(per_s, scenario.decide.writes_burst)
         self._horizon_s = math.inf if scenario.horizon is None else scenario.horizon
         self.network = Network(self.clock, topology.capacity_bytes_per_s)
         self.engine = self._make_engine(event_by_event, topology)
@@ -214,6 +215,7 @@ class SimWorld:
         self.observer = Observer(
             clock, cluster, roster, self.rigid, self.policy, self.listeners, traffic, paths
         )
+        self.observer.draws = meter if scenario.energy.policy_caps else None
         self.arrivals = Arrivals(
             clock, roster, self._make_training, self.decisions.last_event, self._unasked_until_s
         )
@@ -301,6 +303,8 @@ class SimWorld:
             return []
         if plan.suspect is not None:
             writable(self.cluster.gpus, "suspect")[:] = plan.suspect
+        if plan.power_cap_w is not None:
+            self.throttle.set_caps(plan.power_cap_w)
         replaced: set[int] = set()
         refused: list[Refusal] = []
         if plan.allocation is not None:
@@ -332,7 +336,7 @@ class SimWorld:
         decision, refused = decide(self.policy, self, self.memory, self._ask)
         self.memory, plan = decision.memory, decision.plan
         self.decided += 1
-        if self.scenario.decide.writes_per_s is not None:
+        if self.writes is not None:
             told_s = self.writes.take(self.clock.now, plan.told)
             stopped_s = -math.inf if plan.allocation is None else self.allocator.stopped_s
             self.decisions.busy_until_s = max(told_s, stopped_s)

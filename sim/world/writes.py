@@ -10,15 +10,15 @@ import math
 
 
 class Writes:
-    """A bucket of `burst` writes, refilled at `per_s` (None: writing takes no time), first come first served."""
+    """A bucket of `burst` writes, refilled at `per_s`, first come first served."""
 
-    def __init__(self, per_s: float | None, burst: int) -> None:
+    def __init__(self, per_s: float, burst: int) -> None:
         self.per_s, self.burst = per_s, burst
         self._last_s = -math.inf
 
     def take(self, now_s: float, count: int = 1) -> float:
         """Write `count` more; returns when the last of them is written (s)."""
-        if self.per_s is None or not count:
+        if not count:
             return now_s
         # As the generic cell rate algorithm has it: the time at which the bucket would be full again, and no later.
         self._last_s = max(self._last_s, now_s - self.burst / self.per_s) + count / self.per_s

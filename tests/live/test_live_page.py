@@ -91,12 +91,3 @@ def test_the_elastic_script_trains_and_goes_on_from_its_checkpoint(tmp_path: Pat
     assert re.findall(r"epoch (\d), round (\d+): 2 ranks", first) == [("1", "20"), ("2", "40"), ("3", "60")]
     again = run(tmp_path, "elastic.py", "equipoise.live.group.launch", "--ranks", "3")
     assert "round" not in again  # only the 4 rounds behind the checkpoint are left
-
-
-def test_no_built_in_stage_plans_accumulation() -> None:
-    assert "Of the stages here none plans it" in PAGE
-    sources = [
-        p for room in ("stages", "baselines", "allocation") for p in (ROOT / "policies" / room).rglob("*.py")
-    ]
-    assert len(sources) > 20
-    assert [p.name for p in sources if re.search(r"\baccumulation\s*=", p.read_text())] == []

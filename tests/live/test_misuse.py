@@ -76,7 +76,7 @@ OPTIONS = {
     "allow": (
         "samples",
         "'samples' is not allowed, needed is a set of samples, moves, order, interval, share, batch, "
-        "accumulation, resize",
+        "accumulation, resize, power",
     ),
     "batch_max": (10, "10 is not allowed, at least the global_batch of 20 is"),
     "seed": (-1, "-1 is not allowed, needed is a whole number of at least 0"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -20,6 +21,7 @@ from equipoise.live.train.change import Change
 from equipoise.live.train.sampler import ShareSampler, in_passes
 from equipoise.policies.contract import Kind, Memory, Plan, Policy, Stage
 from equipoise.policies.observation import Observation
+from equipoise.policies.stages.s2 import Tasks
 from tests.live import ranks as live_ranks
 
 SAMPLES, BATCH, EPOCHS = 100, 16, 3
@@ -62,7 +64,9 @@ def make_data() -> tuple[Any, Any]:
     return x, x.sum(dim=1, keepdim=True).sin()
 
 
-def on_a_rank(rank: int, stage: Passes, wrapping: str, options: dict[str, Any]) -> dict[str, Any]:
+def on_a_rank(
+    rank: int, stage: Stage, wrapping: str, options: dict[str, Any], slow_s: float = 0.0
+) -> dict[str, Any]:
     from torch.distributed.fsdp import fully_shard
     from torch.nn.parallel import DistributedDataParallel
     from torch.utils.data import DataLoader, TensorDataset
@@ -85,6 +89,7 @@ def on_a_rank(rank: int, stage: Passes, wrapping: str, options: dict[str, Any]) 
             drawn = sampler.current()
             assert drawn is not None
             rounds.append((drawn.indices.tolist(), runtime.ends_step, runtime.passes))
+            time.sleep(slow_s * rank * len(drawn.indices))
             quiet = wrapping == "no_sync" and not runtime.ends_step
             with model.no_sync() if quiet else contextlib.nullcontext():
                 (torch.nn.functional.mse_loss(model(x), y) / runtime.passes).backward()
@@ -94,9 +99,10 @@ def on_a_rank(rank: int, stage: Passes, wrapping: str, options: dict[str, Any]) 
             runtime.step()
     leader = runtime._parts.agreement.leader
     noise = None if leader is None else leader.world.telemetry.noise_scale
+    planned = None if leader is None else leader.world.least_passes
     runtime.close()
     weights = [getattr(p, "full_tensor", lambda p=p: p)().detach().clone() for p in net.parameters()]
-    return {"rounds": rounds, "weights": weights, "noise": noise}
+    return {"rounds": rounds, "weights": weights, "noise": noise, "planned": planned}
 
 
 def steps_of(results: Sequence[dict[str, Any]]) -> list[list[int]]:
@@ -130,6 +136,21 @@ def test_steps_in_passes_equal_the_single_process(
     assert {made for result in results for _, _, made in result["rounds"]} >= passes
     if "bounds" in options:
         assert max(len(indices) for result in results for indices, _, _ in result["rounds"][1:]) <= 5
+    equal_one_process(results)
+
+
+def test_s2_plans_the_passes_of_a_deal_that_memory_does_not_hold_at_once() -> None:
+    """Rank 1 sleeps 3 ms a sample, and nobody holds more than 5: rank 0 takes most of 16, in three passes."""
+    options = {"bounds": Bounds(samples_max=5), "allow": {"samples", "accumulation"}}
+    results = live_ranks.Ranks(on_a_rank, 2, Tasks(), "no_sync", options, 3e-3).join(timeout_s=300)
+    assert results[0]["planned"] >= 3
+    assert max(passes for _, _, passes in results[0]["rounds"]) >= 3
+    assert max(len(indices) for result in results for indices, _, _ in result["rounds"][1:]) <= 5
+    equal_one_process(results)
+
+
+def equal_one_process(results: Sequence[dict[str, Any]]) -> None:
+    """Every sample once an epoch, and the weights of one process that made the same steps at once."""
     steps, (x, y), net = steps_of(results), make_data(), make_net()
     assert sorted(k for step in steps for k in step) == sorted(list(range(SAMPLES)) * EPOCHS)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
